@@ -123,7 +123,7 @@ fn connect_bytes() -> ([u8; 64], [u8; 1024]) {
 /// Aborts that may wait (ACL + 1).
 const ABORTS_MAX: usize = 4;
 
-/// What the driver of a controller keeps.
+/// State of a controller's driver.
 struct Admin {
     controller: Controller,
     now_ms: u64,

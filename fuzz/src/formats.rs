@@ -6,7 +6,7 @@ use forebay_engine::format::{Damage, ParseSpec, Parser, FORMATS};
 
 const PIXEL_BYTES: usize = 1 << 14;
 
-/// Where a file is damaged.
+/// Place of a file's damage.
 type Place = (u64, u64);
 
 /// Any file is read to its end or damaged in the same place, whatever the pieces; and a parser that met damage reads the

@@ -1,5 +1,5 @@
-//! What reads bytes from outside, one function each: any input is understood or refused, never a panic,
-//! and what was understood survives a round trip. State machines take their input as a script, of a peer or a link.
+//! Readers of bytes from outside, one function each: any input is understood or refused, never a panic, and what was
+//! understood survives a round trip. State machines take their input as a script, of a peer or a link.
 
 mod auth;
 mod controller;
@@ -135,7 +135,7 @@ pub fn source(data: &[u8]) {
     assert_eq!(Uri::parse(text).expect("the same text reads the same"), uri);
 }
 
-/// What stands after `model:`. Figures stay finite, and times are never negative.
+/// Reads what stands after `model:`. Figures stay finite, and times are never negative.
 pub fn drive(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(drive) = DriveModel::parse(text) else { return };

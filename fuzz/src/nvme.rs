@@ -1,4 +1,4 @@
-//! What `forebay-nvme` decodes: structures, log pages, names, keys, I/O commands.
+//! Decoders of `forebay-nvme`: structures, log pages, names, keys, I/O commands.
 
 use crate::input::Input;
 use forebay_nvme::auth::{psk::ConfiguredPsk, Secret};
@@ -15,7 +15,7 @@ use forebay_nvme::status::{Code, Status};
 use forebay_nvme::text::Text;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What a host reads of a controller: Identify, log pages, names. The first byte says which.
+/// Reads what a host reads of a controller: Identify, log pages, names. The first byte says which.
 pub fn nvme_wire(data: &[u8]) {
     let Some((which, data)) = data.split_first() else { return };
     match which % 8 {

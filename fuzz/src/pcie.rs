@@ -80,7 +80,7 @@ fn write_some(input: &mut Input<'_>, memory: &Ram) {
     let _ = memory.write(at, &value.to_le_bytes());
 }
 
-/// What the device's driver keeps.
+/// State of the device's driver.
 struct Function {
     settings: Settings,
     device: Device,
@@ -92,7 +92,7 @@ struct Function {
     closing: bool,
     shutting_down: bool,
     now_ms: u64,
-    /// Where the host believes its admin queue to be.
+    /// Tail of the admin queue in the host's view.
     tail: u16,
 }
 

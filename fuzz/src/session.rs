@@ -75,7 +75,7 @@ impl Peer {
         panic!("{STEPS_MAX} steps without waiting");
     }
 
-    /// What else happens: time, namespaces, made-up completions.
+    /// Makes other things happen: time, namespaces, made-up completions.
     fn turn(&mut self, input: &mut Input<'_>) {
         match input.u8() % 4 {
             0 => self.now_ms += u64::from(input.u16()),
@@ -122,7 +122,7 @@ impl Peer {
         self.session.completed(request.ticket, &cqe, &data, self.now_ms);
     }
 
-    /// What an honest controller says; None: nothing yet.
+    /// Returns an honest controller's answer; None: nothing yet.
     fn answer(&mut self, request: &Request, room: u32, input: &mut Input<'_>) -> Option<(Cqe, Vec<u8>)> {
         let mut sqe = request.sqe;
         sqe.sgl.length = room.into();

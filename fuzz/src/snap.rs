@@ -1,4 +1,4 @@
-//! What reaches a gateway from its operator: a configuration, and RPCs.
+//! Input of a gateway from its operator: a configuration, and RPCs.
 
 use crate::controller::subsystem;
 use crate::input::Input;
@@ -41,7 +41,7 @@ pub fn snap_rpc(data: &[u8]) {
     }
 }
 
-/// What another process says that a gateway was. It is refused, or can be gone on with, whatever it says.
+/// Reads another process's state of a gateway. It is refused, or can be gone on with, whatever it says.
 pub fn snap_state(data: &[u8]) {
     let Ok(Message::State(state)) = wire::parse(data) else { return };
     let memory = Ram::new(0x4000_0000, 64 << 10);

@@ -82,7 +82,7 @@ const BLOCK_BYTES: u32 = 512;
 /// Payload of a command, blocks.
 const BLOCKS_MOST: u32 = 24;
 
-/// What the namespace holds from that block on, for a command that begins there.
+/// Returns the namespace's content from that block on, for a command that begins there.
 fn content(slba: u64, bytes: usize) -> Vec<u8> {
     let mut state = slba.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut content = Vec::with_capacity(bytes + 8);

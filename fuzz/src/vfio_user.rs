@@ -1,4 +1,4 @@
-//! What a vfio-user client sends: a stream of messages, and writes to the configuration space.
+//! Messages of a vfio-user client: a stream of them, and writes to the configuration space.
 
 use forebay_engine::front::vfio_user::config_space::{ConfigSpace, Names};
 use forebay_engine::front::vfio_user::interrupts::Vectors;

@@ -105,7 +105,7 @@ struct Client {
     socket: UnixStream,
     memory: OwnedFd,
     next_id: u16,
-    /// Of the admin queue and the others: where their entries are believed to end.
+    /// Tails of the admin queue and the others, as they are believed to be.
     tails: [u16; QUEUES as usize + 1],
     next_cid: u16,
 }
@@ -191,7 +191,7 @@ impl Client {
         self.write(0, register, &value.to_le_bytes()[..bytes])
     }
 
-    /// Where a queue's submission entries are; its completions are in the page behind.
+    /// Returns the place of a queue's submission entries; its completions are in the page behind.
     fn queue(qid: u16) -> u64 {
         BASE + u64::from(qid) * 0x2000
     }

@@ -1,4 +1,4 @@
-"""What a verb answers to a flag that it lacks and another tool, or `forebay bench`, has: its own flag of that meaning.
+"""Answers to flags that a verb lacks and another tool, or `forebay bench`, has: its own flag of that meaning.
 
 A flag's meaning is the job's field that it sets, as forebay.spellings has it. A verb with a flag for that field is
 answered with it, a sweep with --set, and a verb that says the same in another way by a row of INSTEAD.
@@ -86,7 +86,7 @@ _SETTING = re.compile(r"--([a-z][a-z-]+)(?: ([^\s,;:(-][^\s,;]*))?")
 
 
 def answer(error: click.UsageError) -> RequestError | None:
-    """What to say in the place of `error`; None where it isn't about a flag that somebody knows."""
+    """Returns the error to raise instead of `error`; None where it isn't about a flag that somebody knows."""
     if isinstance(error, click.BadOptionUsage) and error.option_name in SWITCHES:
         return RequestError(f"{error.option_name}=", "takes no value", SWITCHES[error.option_name])
     if not isinstance(error, click.NoSuchOption) or error.ctx is None or isinstance(error.ctx.command, click.Group):
@@ -126,7 +126,7 @@ class _Verb:
         self.has_settings = self.words == "sweep"
 
     def answer_to(self, flag: str) -> RequestError | None:
-        """What to type for a flag of another tool or verb; None for one that nobody has, and for a letter without a
+        """Returns the advice for a flag of another tool or verb; None for one that nobody has, and for a letter without a
         counterpart: there it may mean anything."""
         from forebay.flags import fields
 
@@ -151,7 +151,7 @@ class _Verb:
         return RequestError(flag, f"is not a flag of {self.path}, which has no such setting", self._elsewhere(told))
 
     def answer_to_one_dash(self, flag: str) -> RequestError | None:
-        """What to type for `-name`; None for one that nobody has."""
+        """Returns the advice for `-name`; None for one that nobody has."""
         name = f"-{flag}"
         option = self.options.get(name)
         if option is None:
@@ -161,7 +161,7 @@ class _Verb:
         return RequestError(flag, f"is not a flag of {self.path}", SWITCHES.get(name, name + metavar))
 
     def values_of(self, word: str) -> int:
-        """How many of the words that follow a flag are its values."""
+        """Counts the words after a flag that are its values."""
         for option in self.context.command.params:
             if isinstance(option, click.Option) and word in (*option.opts, *getattr(option, "spellings", ())):
                 return 0 if option.is_flag or option.count else option.nargs
@@ -206,11 +206,11 @@ class _Verb:
         return _as_settings(told) if self.has_settings else None
 
     def _has_all_of(self, text: str) -> bool:
-        """Whether it has the flags in `text`: not those of whole commands, nor those in brackets, which are others'."""
+        """Returns whether it has the flags in `text`: not those of whole commands, nor those in brackets, which are others'."""
         return set(_FLAG.findall(re.sub(r"\(.*?\)", "", _COMMAND.sub("", text)))) <= set(self.options)
 
     def _elsewhere(self, told: str) -> str:
-        """Where `told` is to be had: another verb of the same group, else bench."""
+        """Names the verb that has `told`: another one of the same group, else bench."""
         group = self.context.parent.command if self.context.parent else None
         named = set(_FLAG.findall(told))
         if " " in self.words and isinstance(group, click.Group):

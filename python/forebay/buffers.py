@@ -72,7 +72,7 @@ class DLManagedTensorVersioned(ctypes.Structure):
 
 
 def memory_of(buffer: Any) -> Memory:
-    """Where `buffer` lies. Raises RequestError for what can't be written to as one run of bytes."""
+    """Returns the address and the length of `buffer`. Raises RequestError for what can't be written to as one run of bytes."""
     try:
         view = memoryview(buffer)
     except (TypeError, ValueError):
@@ -215,7 +215,7 @@ def check_shape(buffer: object, shape: tuple[int, ...], item_bytes: int) -> None
 
 
 def contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> bool:
-    """Whether elements follow each other in C order; `strides` count in units of `item`."""
+    """Returns whether elements follow each other in C order; `strides` count in units of `item`."""
     if 0 in shape:
         return True
     if len(strides) != len(shape):

@@ -177,7 +177,7 @@ def _have_streams() -> None:
 
 
 def _locale_may_be_c() -> bool:
-    """Whether it is worth a closer look; Python may have put C.UTF-8 in the place of C."""
+    """Returns whether the locale is worth a closer look; Python may have put C.UTF-8 in the place of C."""
     return any(os.environ.get(n) in ("C", "POSIX", "C.UTF-8", "C.utf8", "UTF-8") for n in ("LC_ALL", "LC_CTYPE", "LANG"))
 
 
@@ -188,7 +188,7 @@ def _say(text: str) -> None:
 
 
 def _give_up_output() -> None:
-    """What a full or closed output didn't take would fail again at the interpreter's end, and change the code."""
+    """Drops what a full or closed output didn't take: it would fail again at the interpreter's end, and change the code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

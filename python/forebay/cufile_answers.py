@@ -1,4 +1,4 @@
-"""What cuFile itself says of its configuration, for `forebay doctor`.
+"""Answers of cuFile itself about its configuration, for `forebay doctor`.
 
 It is asked in a process of its own: opening its driver takes a CUDA context, libcufile keeps threads, and one that hangs or
 crashes must not take the examination with it.
@@ -58,7 +58,7 @@ def ask() -> tuple[dict[str, Any] | None, str | None]:
 
 
 def show(report: Report, properties: dict[str, Any] | None, refused: str | None) -> None:
-    """What was answered, in the lines that have the configuration."""
+    """Writes the answers into the lines that have the configuration."""
     settings = report["cufile"]["config"]["settings"]
     for check in report["checks"]:
         key = check["id"].removeprefix("cufile.")

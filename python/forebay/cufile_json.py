@@ -32,7 +32,7 @@ class Setting:
 
 
 def settings(report: Report, allow_compat: bool | None) -> list[Setting]:
-    """What is set, in the file's order. `allow_compat` None keeps what is in force (cuFile's default is true)."""
+    """Returns the settings, in the file's order. `allow_compat` None keeps what is in force (cuFile's default is true)."""
     gds, config = report["verdicts"]["gds"], report["cufile"]["config"]
     in_the_way = [c for c in gds["both"] + gds["p2pdma"] if c["id"] not in MENDED | {"forced_compat"}]
     known = report["gds"]["p2pdma"]["in_kernel"] is True
@@ -114,7 +114,7 @@ def write(path: Path, text: str, overwrite: bool) -> None:
 
 
 def udev_commands(report: Report) -> list[str]:
-    """What gives libudev the answers that libcufile asks for; empty where it has them."""
+    """Returns the commands that give libudev the answers that libcufile asks for; empty where it has them."""
     incomplete = [u for u in report["gds"]["udev"] if not (u["control"] and u["filesystem_type"])]
     if not incomplete:
         return []

@@ -75,7 +75,7 @@ def discover_network(hostnqn: str | None = None, timeout_s: float = 20.0) -> dic
 
 
 def _offers(service: dict[str, Any], hostnqn: str | None, timeout_s: float) -> dict[str, Any]:
-    """What the first of its addresses says that answers."""
+    """Returns the offers of the first of its addresses that answers."""
     if service["protocol"] not in (None, "tcp"):
         raise RequestError(service["title"], f"is over {service['protocol']}", "nvme discover")
     failed: ForebayError = RequestError(service["title"], "told of no address", "forebay discover HOST")

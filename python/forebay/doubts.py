@@ -1,4 +1,4 @@
-"""What in a record contradicts the rest of it: the only place that decides whether a record's figures can be believed.
+"""Contradictions between a record's parts: the only place that decides whether a record's figures can be believed.
 
 A record comes from another machine and another day, and may have been edited. Its headline follows from its parts, so it is
 calculated anew from them; one that doesn't is said and left out by whoever reads records (`report`, `export`, `compare`,
@@ -129,7 +129,7 @@ def of_spans(accelerators: Any, rules: Any) -> float | None:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is one that arithmetic goes on with: an integer of a thousand digits isn't."""
+    """Returns whether it is one that arithmetic goes on with: an integer of a thousand digits isn't."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return isinstance(value, float) or value.bit_length() < 1000

@@ -21,7 +21,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def listen() -> None:
-    """What the caller ignores stays ignored."""
+    """Listens for signals; those that the caller ignores stay ignored."""
     for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, _end)

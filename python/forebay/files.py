@@ -257,7 +257,7 @@ def _row(phase: dict[str, Any]) -> str:
 
 
 def _storage(record: dict[str, Any], number: int, phase: dict[str, Any]) -> list[str]:
-    """What the devices did beside what was asked, for the phases that move content."""
+    """Describes the devices' work beside what was asked for, in phases that move content."""
     from forebay.bench.summary import not_measured
     from forebay.numbers import bytes_
 

@@ -19,7 +19,7 @@ _INNER, _FILE = re.compile(r"d\d{4,}"), re.compile(r"f\d{8,}")
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[bool]:
-    """Whether no run has the folder, which none can take while this lasts."""
+    """Yields whether no run has the folder, which none can take while this lasts."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

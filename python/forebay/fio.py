@@ -56,7 +56,7 @@ NAMED = 5
 
 
 def _refuse(path: str, found: list[FioJob]) -> None:
-    """Where a job would be another one than fio's: RequestError that names what stands in the way, the first few of it."""
+    """Refuses jobs that would be others than fio's: RequestError that names the first few obstacles."""
     named = [(job.name, *text.partition(": ")[::2]) for job in found for text in job.unsupported]
     if not named:
         return
@@ -140,7 +140,7 @@ class _Reader(Checks):
         return not self.is_write() and "read_pct" not in self.fields
 
     def waits(self) -> bool:
-        """Whether it starts once the sections above have ended."""
+        """Returns whether it starts once the sections above have ended."""
         waits, awaited = self.flag("stonewall", False), self.left.pop("wait_for", None)
         if awaited is None or waits:
             return waits

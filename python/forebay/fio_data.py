@@ -1,4 +1,4 @@
-"""Which data a section of a fio job file uses: its files, how much of them, in which order. `filename`, `size`, `offset`, …"""
+"""Data of a section of a fio job file: its files, how much of them, in which order. `filename`, `size`, `offset`, …"""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Data(Sides):
             self.leave_out("allow_file_create", "0", "a write creates missing files")
 
     def whole_ios(self, key: str, end: int, start: int) -> int:
-        """Where the last whole I/O of a job ends, as in fio: what is left is less than one, or, in order in a file that goes
-        on behind it, has one of its own."""
+        """Returns the end of a job's last whole I/O, as in fio: what is left is less than one, or, in order in a file that
+        goes on behind it, has one of its own."""
         least, rest = self.fields["io_bytes"], (end - start) % self.fields["io_bytes"]
         if 0 < end - start < least:
             raise self.wrong(key, str(end - start), f"is less than an I/O of {least:,} bytes", f"{key}={least}")
@@ -96,7 +96,8 @@ class Data(Sides):
         return fio_values.bytes_there(sources[0].removeprefix("file:"))
 
     def whole(self, filename: str, directory: str, each: int | None) -> int | None:
-        """What shares are of: `filesize`, or the one file or device that is there. None where that isn't known."""
+        """Returns the whole that shares are of: `filesize`, or the one file or device that is there. None where that isn't
+        known."""
         if each is not None or not filename:
             return each
         names = named_files(filename)
@@ -138,7 +139,7 @@ class Data(Sides):
             self.leave_out("offset_increment", str(step), why)
 
     def holes(self) -> None:
-        """What is passed over in a part of a file: there fio goes ways of its own."""
+        """Refuses holes in a part of a file: there fio goes ways of its own."""
         skip, end = self.fields.get("skip_bytes", 0), self.fields.get("file_bytes")
         there = self.there()
         beyond = end is not None and there is not None and there > end

@@ -16,7 +16,7 @@ class Endings(Offsets):
     """A section that ends early, or ends others."""
 
     def endings(self, threads: int) -> str:
-        """Which others end with it: one of `WHAT`; empty where none do."""
+        """Returns which others end with it: one of `WHAT`; empty where none do."""
         self.least_rates(threads)
         self.steady(threads)
         exits, what = self.flag("exitall", False), self.left.pop("exit_what", "group")

@@ -33,13 +33,13 @@ class FioJob:
     ends: str = ""
 
     def messages(self) -> list[str]:
-        """What to print on stderr before the run, one line each."""
+        """Returns the lines for stderr before the run."""
         return [f"[{self.name}] not supported and left out: {u}" for u in self.unsupported] + [
             f"[{self.name}] {n}" for n in self.notes
         ]
 
     def warnings(self) -> list[dict[str, str]]:
-        """What a record of the job must say: it isn't what the job file asks for."""
+        """Returns warnings for the job's record: it isn't what the job file asks for."""
         if not self.unsupported:
             return []
         text = f"not as [{self.name}] of the fio job file; left out: {'; '.join(self.unsupported)}"
@@ -61,8 +61,8 @@ def among(job: FioJob, found: list[FioJob]) -> FioJob:
 
 
 def resolved(found: list[FioJob]) -> list[FioJob]:
-    """What only the whole file tells: a check has a turn of its own where nothing runs beside its section, and `exitall` in
-    one section holds for all."""
+    """Settles what only the whole file tells: a check has a turn of its own where nothing runs beside its section, and
+    `exitall` in one section holds for all."""
     kept = list(found)
     for n, job in enumerate(found):
         later = next((m for m in range(n + 1, len(found)) if found[m].waits), len(found))

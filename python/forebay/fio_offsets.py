@@ -13,7 +13,7 @@ ZONES = ("zonemode", "zonesize", "zoneskip", "zonerange")
 
 
 class Offsets(Settings):
-    """What `bs` and its like, `random_distribution`, the modifiers of `rw`, zones, limits and pauses come to."""
+    """Offsets that follow from `bs` and its like, `random_distribution`, the modifiers of `rw`, zones, limits and pauses."""
 
     def modifier(self, word: str, text: str) -> None:
         """`rw=read:-8k`: a hole behind each sequential I/O."""

@@ -25,7 +25,7 @@ class Sides(Endings):
         return value
 
     def content(self, threads: int) -> None:
-        """How far the buffers of writes compress, and how often they come again."""
+        """Sets how far the buffers of writes compress, and how often they come again."""
         compress, dedupe = self.per_cent("buffer_compress_percentage"), self.per_cent("dedupe_percentage")
         chunk = self.size("buffer_compress_chunk", self.left.pop("buffer_compress_chunk", "512"))
         mode, shared = self.left.pop("dedupe_mode", "repeat"), self.flag("dedupe_global", False)
@@ -52,7 +52,7 @@ class Sides(Endings):
         self.fields.update(content=",".join(rule), refill=True)
 
     def priority(self) -> None:
-        """Of all of a job's I/Os, and of some of them."""
+        """Sets the priority of all of a job's I/Os, or of some of them."""
         rule = self.class_and_level("prioclass", "prio", 0)
         text = self.left.pop("cmdprio_percentage", "0")
         parts = [part.strip() or "0" for part in text.split(",")]

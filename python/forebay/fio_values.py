@@ -48,7 +48,8 @@ def _plain(text: str, kb_base: int) -> int:
 
 
 def pattern(text: str) -> bytes | None:
-    """What fio's `verify_pattern` repeats: `0xdeadbeef`, `"text"`, whole numbers, or several of them. None where it is more."""
+    """Returns the bytes that fio's `verify_pattern` repeats: `0xdeadbeef`, `"text"`, whole numbers, or several of them. None
+    where it is more."""
     found, rest = bytearray(), text
     while rest:
         part = _PATTERN.match(rest)
@@ -143,7 +144,7 @@ def share(text: str) -> int | None:
 
 
 def bytes_there(path: str) -> int | None:
-    """Of a file or a block device that is there; None where it isn't, or can't be asked."""
+    """Returns the bytes of a file or a block device that is there; None where it isn't, or can't be asked."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             return file.seek(0, os.SEEK_END)
@@ -158,5 +159,5 @@ def part_of(whole: int, size_pct: int, start: int, least: int) -> int:
 
 
 def start_of(whole: int, offset_pct: int, align: int) -> int:
-    """Where that share of a file ends, at the next boundary."""
+    """Returns the end of that share of a file, at the next boundary."""
     return -(-(whole * offset_pct // 100) // max(1, align)) * max(1, align)

@@ -158,7 +158,7 @@ class Field:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """What fio, gdsio and elbencho call it."""
+        """Returns its names in fio, gdsio and elbencho."""
         return SAME.get(self.flag, ())
 
 
@@ -184,7 +184,7 @@ PARSERS: dict[str, Callable[[Any, str], Any]] = {
 
 
 def paths() -> tuple[str, ...]:
-    """What `--path` takes: the engine's data paths, and `auto`."""
+    """Returns the values of `--path`: the engine's data paths, and `auto`."""
     return (*run.paths(), "auto")
 
 
@@ -252,7 +252,7 @@ def parse_settings(text: str) -> dict[str, Any]:
 
 
 def _settled(flag: str, value: str) -> dict[str, Any]:
-    """What a flag alone makes of a job."""
+    """Returns the fields that a flag alone sets."""
     job: dict[str, Any] = {}
     set_field(job, flag.lstrip("-"), value)
     return job

@@ -44,7 +44,7 @@ class Metric:
 
 
 def _power(result: dict[str, Any], key: str) -> float | None:
-    """Of the whole server where a meter sees it, else the sum over the parts that were metered."""
+    """Returns the power of the whole server where a meter sees it, else the sum over the parts that were metered."""
     meters = [m for m in result.get("power") or [] if m.get(key) is not None]
     whole = [m[key] for m in meters if m.get("scope") == "server"]
     if whole:

@@ -145,7 +145,7 @@ def check_targets(jobs: Sequence[tuple[str, Job]]) -> None:
 
 
 def _has_own_files(job: Job) -> bool:
-    """Whether a run that made files left this rank's in one of its sources; else a read takes what is there."""
+    """Returns whether a run that made files left this rank's in one of its sources; else a read takes what is there."""
     from forebay import own_files
 
     first = str(job.get("file_name", "forebay.%d")).replace("%d", "0")
@@ -229,7 +229,7 @@ class World:
             self.comm.recv(source=0, tag=TAG_GO)
 
     def _hears(self, tag: int) -> bool:
-        """Whether a message is there, after a short nap if not."""
+        """Returns whether a message is there, after a short nap if not."""
         self._heed_stops()
         if self.comm.iprobe(tag=tag):
             return True
@@ -265,7 +265,7 @@ class World:
         return len(set(self.comm.allgather(self.host)))
 
     def anywhere(self, mine: bool) -> bool:
-        """Whether it holds on any rank."""
+        """Returns whether it holds on any rank."""
         return any(self.comm.allgather(mine))
 
     def _rest(self) -> None:

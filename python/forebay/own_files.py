@@ -26,7 +26,7 @@ def named(job: Job) -> list[str]:
 
 
 def wanted(job: Job) -> bool:
-    """Whether the job is to have files made: it gives their size or number, and all sources can hold some."""
+    """Returns whether the job is to have files made: it gives their size or number, and all sources can hold some."""
     sources = named(job)
     return (
         ("file_bytes" in job or "files" in job)
@@ -80,7 +80,7 @@ def run(
 
 
 def _placeless(source: str) -> bool:
-    """Whether it has no files: what moves no bytes, and what only paces another source."""
+    """Returns whether it has no files: what moves no bytes, and what only paces another source."""
     return engine.source(source)["made_of"] in ("nothing", "timed")
 
 

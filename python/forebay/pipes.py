@@ -21,7 +21,7 @@ STDIN, STDOUT = "/dev/stdin", "/dev/stdout"
 
 
 def is_fifo(path: str | Path) -> bool:
-    """Whether it is a FIFO in a file system, itself or by links."""
+    """Returns whether it is a FIFO in a file system, itself or by links."""
     try:
         if not stat.S_ISFIFO(os.stat(path).st_mode) or _OPEN.fullmatch(os.path.normpath(path)):
             return False
@@ -58,7 +58,7 @@ def refuse_dash(path: str | Path, asked: str, next: str) -> None:
 
 
 def descriptor_of(path: str | Path) -> int | None:
-    """Of a name of what the process has open: /dev/stdout, /dev/fd/N."""
+    """Returns the descriptor that a name of an open file stands for: /dev/stdout, /dev/fd/N."""
     name = os.path.normpath(path)
     found = _OPEN.fullmatch(name)
     if found is None:

@@ -21,7 +21,8 @@ STAND_INS = str.maketrans(
 
 
 def wanted() -> bool:
-    """Whether the caller's locale is C or POSIX by name. One that isn't set says nothing; Python's own settings come first."""
+    """Returns whether the caller's locale is C or POSIX by name. One that isn't set says nothing; Python's own settings come
+    first."""
     if os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8"):
         return False
     names = [os.environ.get("LC_ALL"), _ctype_as_given(), os.environ.get("LANG")]

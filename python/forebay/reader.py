@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """Which path the bytes of a read took.
+    """Report on the path that the bytes of a read took.
 
     bytes           total
     staged_bytes    copied by a CPU, or through a pinned buffer
@@ -60,8 +60,8 @@ class Report:
 
 @dataclass(frozen=True)
 class FilesRead:
-    """What `read_files` did: where each file begins in the one buffer (0 for a buffer of its own), its bytes, and
-    how they went."""
+    """Result of `read_files`: the start of each file in the one buffer (0 for a buffer of its own), its bytes, and how they
+    went."""
 
     offsets: list[int]
     sizes: list[int]
@@ -83,7 +83,7 @@ class Future:
         self._cancelled = False
 
     def done(self) -> bool:
-        """Whether it has finished: successfully, with an error, or cancelled."""
+        """Returns whether it has finished: successfully, with an error, or cancelled."""
         return all(pending.done() for pending in self._pending)
 
     def cancelled(self) -> bool:
@@ -440,7 +440,7 @@ def read_files(
 
 
 def side_by_side(sizes: Sequence[int], align: int) -> tuple[list[int], int]:
-    """Where each begins, and the end of the last."""
+    """Returns the start of each, and the end of the last."""
     offsets, end = [], 0
     for size in sizes:
         begin = -(-end // align) * align

@@ -76,7 +76,8 @@ def check_kind(kind: numpy.dtype[Any], dimensions: int, count: int, what: str) -
 
 
 def on_gpu(values: Any, what: str) -> tuple[Memory, numpy.dtype[Any]] | None:
-    """Where integers in one dimension lie on a GPU, and their type; None where they don't. Raises RequestError."""
+    """Returns the address of one-dimensional integers on a GPU, and their type; None where they don't lie there. Raises
+    RequestError."""
     try:
         interface = getattr(values, "__cuda_array_interface__", None)
     except Exception:  # PyTorch: of a tensor on the host, or of a type it lacks
@@ -154,7 +155,7 @@ def check_rows(numbers: Any, there: int, name: str, what: str) -> None:
 
 
 def begins_of(numbers: Any, offsets: Any, name: str, start: int) -> Any:
-    """Where each row begins, by a table of offsets."""
+    """Returns the offset of each row, by a table of offsets."""
     import numpy as np
 
     if start:

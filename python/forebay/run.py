@@ -33,16 +33,16 @@ def run(job: Job, *, observer: Callable[[Progress], None] | None = None, command
 
 
 def plan(job: Job) -> dict[str, Any]:
-    """What `run` would do, without touching anything."""
+    """Returns the plan of `run`, without touching anything."""
     from forebay import _core
 
     return json.loads(_core.plan(json.dumps(job)))
 
 
 def source(uri: str) -> dict[str, Any]:
-    """What a source's URI says: {scheme, path, made_of, parts}, `parts` being such again; `path` is None where it names no
-    file or folder. `made_of`: `file`, `card`, `elsewhere`, `parts`, `timed` (parts that it holds back) or `nothing`. Looks
-    at nothing. Raises RequestError."""
+    """Returns the parts of a source's URI: {scheme, path, made_of, parts}, `parts` being such again; `path` is None where it
+    names no file or folder. `made_of`: `file`, `card`, `elsewhere`, `parts`, `timed` (parts that it holds back) or
+    `nothing`. Looks at nothing. Raises RequestError."""
     from forebay import _core
 
     return json.loads(_core.source(uri))

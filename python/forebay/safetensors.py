@@ -156,7 +156,7 @@ def read_header(file: File) -> tuple[bytes, int]:
 
 
 def layout(tensors: list[Tensor]) -> tuple[list[int], int]:
-    """Where each tensor begins in one allocation, and its bytes: as in the file where that suits a GPU, so that the
+    """Returns the start of each tensor in one allocation, and its bytes: as in the file where that suits a GPU, so that the
     file is read as one range; each on a boundary of its own otherwise."""
     first = tensors[0].offset if tensors else 0
     if all((t.offset - first) % ALIGNED == 0 for t in tensors) and not gaps(tensors):
@@ -170,7 +170,7 @@ def layout(tensors: list[Tensor]) -> tuple[list[int], int]:
 
 
 def gaps(tensors: list[Tensor]) -> bool:
-    """Whether something lies between them that isn't wanted, or one is wanted twice."""
+    """Returns whether something lies between them that isn't wanted, or one is wanted twice."""
     return any(a.offset + a.bytes != b.offset for a, b in zip(tensors, tensors[1:]))  # noqa: B905
 
 

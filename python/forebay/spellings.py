@@ -155,7 +155,7 @@ def value_of(flag: str, text: str) -> str:
 
 
 def answer_to(flag: str) -> str | None:
-    """What to type instead of a flag of another tool; None for one that nobody has."""
+    """Returns the flag to type instead of one of another tool; None for one that nobody has."""
     if flag in ANSWERS or not flag.startswith("--"):
         return ANSWERS.get(flag)
     if flag.startswith("--s3"):

@@ -117,7 +117,7 @@ class Table:
     def _places(
         self, numbers: Any, row_bytes: int, start: int, offsets: Sequence[Any] | None
     ) -> tuple[Any, Any]:
-        """Of each row, its file and the byte where it begins there."""
+        """Returns the file of each row, and the byte where it begins there."""
         import numpy as np
 
         if self.stripe_bytes is not None:

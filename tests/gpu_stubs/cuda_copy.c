@@ -86,8 +86,9 @@ static void run_copy(void *data, struct context *context)
     } else {
         read_pinned(to, from, c.bytes);
         bool changed = settings.hash && c.pinned && sum_of(to, c.bytes) != c.sum;
-        /* Whoever hears of the context's end meanwhile has its memory back. */
-        if (changed && context->sticky != CONTEXT_IS_DESTROYED)
+        /* Whoever hears of the context's end meanwhile, by whichever error, has its memory back: nobody can look at what
+           arrives in a context that is over. */
+        if (changed && !context->sticky)
             COUNT(changed_under_copy, 1);
     }
     if (c.from_device < 0) {

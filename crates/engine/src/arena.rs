@@ -237,7 +237,8 @@ fn no_huge_pages(bytes: usize, e: &std::io::Error) -> Error {
     )
 }
 
-/// Whether the pool has the huge pages of `arenas` mappings of `bytes` each. They are reserved for a moment, and not touched.
+/// Checks that the pool has the huge pages for `arenas` mappings of `bytes` each. They are reserved for a moment, and
+/// not touched.
 pub fn check_huge_pages(arenas: u64, bytes: u64) -> Result<(), Error> {
     let all = bytes.next_multiple_of(HUGE as u64).saturating_mul(arenas);
     let all = usize::try_from(all).unwrap_or(usize::MAX / HUGE * HUGE);
@@ -356,8 +357,9 @@ fn map_aligned(bytes: usize) -> std::io::Result<NonNull<u8>> {
     }
 }
 
-/// Where `bytes` of a file from `offset` on are best mapped, as a hint for mmap: the kernel maps a file's huge pages as
-/// such only where address and offset lie alike within one. Null where it doesn't matter or nothing is known.
+/// Returns the address, as a hint for mmap, at which `bytes` of a file from `offset` on are best mapped: the kernel
+/// uses huge pages only where address and offset lie alike within one. Null where it doesn't matter or nothing is
+/// known.
 pub(crate) fn place_for(bytes: usize, offset: u64) -> *mut libc::c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let Some(room) = bytes.checked_add(HUGE).filter(|_| bytes >= HUGE) else {
@@ -419,7 +421,7 @@ fn mappings_now() -> Arc<Vec<Mapping>> {
     }
 }
 
-/// Of the text of `/proc/PID/smaps`.
+/// Parses the text of `/proc/PID/smaps`.
 fn mappings(smaps: &str) -> Vec<Mapping> {
     let mut found: Vec<Mapping> = Vec::new();
     for line in smaps.lines() {
@@ -433,7 +435,8 @@ fn mappings(smaps: &str) -> Vec<Mapping> {
     found
 }
 
-/// What follows the name of a line that counts huge pages: of memory without a descriptor, and of memory with one.
+/// Returns the rest of a line that counts huge pages, after its name: of memory without a descriptor, and of memory
+/// with one.
 fn huge_pages_of(line: &str) -> Option<&str> {
     ["AnonHugePages:", "ShmemPmdMapped:"].iter().find_map(|name| line.strip_prefix(name))
 }

@@ -22,15 +22,15 @@ use std::thread::Thread;
 use std::time::Duration;
 
 pub const SCHEMA: &str = "forebay.checksum/1";
-/// What a thread reads at once: long for the link, short enough that a thread's slots stay in the cache.
+/// Bytes that a thread reads at once: long for the link, short enough that a thread's slots stay in the cache.
 const PIECE_BYTES: u64 = 4 << 20;
 /// One is read while another is copied and a third waits its turn.
 const SLOTS: usize = 3;
 const WORKERS_MAX: u32 = 256;
-/// How often somebody is asked whether to go on.
+/// Interval at which the caller is asked whether to go on.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What was asked for.
+/// Request for checksums.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChecksumSpec {
@@ -130,8 +130,8 @@ pub fn of_bytes(before: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(before, bytes)
 }
 
-/// Of `bytes` of GPU memory from `address` on, after what is queued on `stream`, its owner's. The memory is checked
-/// to be that GPU's.
+/// Returns the checksum of `bytes` of GPU memory from `address` on, after what is queued on `stream`, its owner's. The
+/// memory is checked to be that GPU's.
 pub fn of_device_memory(gpu: u32, address: u64, bytes: u64, stream: u64) -> Result<u32, Error> {
     let device = Device::open(gpu)?;
     crate::gpu::kernels::Crc32c::open(&device)?.of(&device.borrowed_stream(stream), address, bytes)

@@ -10,18 +10,18 @@ mod choice;
 
 pub use choice::Choice;
 
-/// Where a copy leaves what it wrote.
+/// Destination of a copy's stores: the cache, or memory past it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stores {
     /// In the processor's cache.
     Cached,
-    /// There too, by the processor's own instruction for copies.
+    /// In the cache, too, by the processor's own instruction for copies.
     Moved,
     /// In memory, past the cache.
     Streamed,
 }
 
-/// Whether `guarded` can survive a fault on this processor.
+/// True if `guarded` can survive a fault on this processor.
 pub const GUARDED: bool = cfg!(all(target_arch = "x86_64", not(miri)));
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]

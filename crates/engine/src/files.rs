@@ -25,7 +25,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// Above this share of cached pages a read phase says more about memory than about storage.
 const CACHED_SHARE: f64 = 0.05;
 
-/// How a run is going; given to the observer before each phase and about ten times a second.
+/// Progress of a run, given to the observer before each phase and about ten times a second.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Progress {
     /// A phase's name, `prepare` or `cleanup`.
@@ -192,7 +192,7 @@ fn warn(record: &mut FilesRecord) {
     }
 }
 
-/// What each thread does with each of its files.
+/// Calls of each thread on each of its files.
 #[derive(Clone, Copy)]
 enum Call {
     Timed(Phase),
@@ -209,7 +209,7 @@ struct Work<'a> {
     call: Call,
 }
 
-/// What the threads share while they run.
+/// State that the threads share while they run.
 struct Shared {
     stop: AtomicBool,
     files: AtomicU64,
@@ -248,7 +248,7 @@ impl Shared {
     }
 }
 
-/// Where threads wait until as many as could be started are ready.
+/// Barrier of threads until as many as could be started are ready.
 #[derive(Default)]
 struct Start {
     /// Threads that wait, and whether they may go.
@@ -435,7 +435,8 @@ impl Work<'_> {
         bytes.map(|bytes| (bytes, Duration::ZERO))
     }
 
-    /// What can't be done by all is done by none. Only cleaning up goes on: this thread does what the missing ones would.
+    /// Ends a phase on all threads if one couldn't start. Only cleaning up goes on: this thread does what the missing
+    /// ones would.
     fn start_failed(&self, shared: &Shared, started: u32, error: &io::Error) {
         if matches!(self.call, Call::Remove | Call::RemoveDirectory) {
             return;

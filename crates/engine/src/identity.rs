@@ -1,4 +1,5 @@
-//! Which file a name leads to: kept when we make one, and compared before that name is written or removed.
+//! Identity of the file that a name leads to: kept when we make one, and compared before that name is written or
+//! removed.
 //!
 //! Anybody may give our file's name to another while we work. Device and inode tell the two apart, and the time
 //! of birth does where the inode fell free and went to the next file.
@@ -25,7 +26,7 @@ impl Identity {
         Identity { device: meta.dev(), inode: meta.ino(), born_ns }
     }
 
-    /// Whether the name leads to this file itself: a link to it is another.
+    /// Returns whether the name leads to this file itself: a link to it is another.
     pub fn is_at(self, path: &Path) -> bool {
         std::fs::symlink_metadata(path).is_ok_and(|meta| Identity::of(&meta) == self)
     }

@@ -50,7 +50,7 @@ pub fn send(
     socket.send_to(bytes, SocketAddrV4::new(group, port)).map(|_| ())
 }
 
-/// Of each interface that is up and no loopback, the address that it sends to the group from.
+/// Returns, for each interface that is up and no loopback, the address that it sends to the group from.
 pub fn addresses(group: Ipv4Addr) -> Vec<Ipv4Addr> {
     let Ok(interfaces) = std::fs::read_dir("/sys/class/net") else { return Vec::new() };
     let mut found: Vec<Ipv4Addr> =

@@ -45,7 +45,7 @@ fn options() -> OpenOptions {
     options
 }
 
-/// What has the name, itself and not what a link leads to; None where nothing has it.
+/// Returns what has the name, itself and not the end of a link; None where nothing has it.
 pub fn there(path: &Path) -> IoResult<Option<Metadata>> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) => Ok(Some(meta)),
@@ -60,7 +60,7 @@ pub fn part_of(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}{PART}"))
 }
 
-/// Whether it is the name of an unfinished file, and of which.
+/// Returns the name of the finished file, if this is the name of an unfinished one.
 pub fn whole_of(name: &str) -> Option<&str> {
     name.strip_prefix('.')?.strip_suffix(PART)
 }

@@ -17,7 +17,8 @@ impl<T: Default> PerProcess<T> {
 impl<T: Default + Send + Sync> Deref for PerProcess<T> {
     type Target = T;
 
-    /// What this process has of it. What its parent had is never freed: threads of the parent may have been changing it.
+    /// Returns this process's own value. What its parent had is never freed: threads of the parent may have been
+    /// changing it.
     fn deref(&self) -> &T {
         let process = std::process::id();
         loop {

@@ -38,7 +38,7 @@ pub struct Io {
 #[derive(Debug)]
 pub struct Full(pub Io);
 
-/// Which path the payload of one I/O took.
+/// Path of one I/O's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Via {
     /// DMA straight into its destination.
@@ -172,7 +172,7 @@ pub trait Queue {
 
     fn push(&mut self, io: Io, reactor: &mut Reactor) -> Result<(), Full>;
 
-    /// Whether it takes rows (`push_rows`).
+    /// Returns whether it takes rows (`push_rows`).
     fn takes_rows(&self) -> bool {
         false
     }
@@ -183,8 +183,8 @@ pub trait Queue {
         Err(Full(io))
     }
 
-    /// Of an I/O of rows that was reaped, and whose tag wasn't used since: its bytes that were staged though `Done` names
-    /// another way.
+    /// Returns the staged bytes of an I/O of rows that was reaped, and whose tag wasn't used since, though `Done`
+    /// names another way.
     fn staged_of(&self, _tag: u32) -> u32 {
         0
     }

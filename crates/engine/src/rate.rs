@@ -81,7 +81,7 @@ impl Rate {
     }
 }
 
-/// How long `amount` takes at this rate, ns.
+/// Returns the time that `amount` takes at this rate, in ns.
 fn cost(amount: u64, rate: u64) -> u64 {
     u64::try_from(u128::from(amount) * 1_000_000_000 / u128::from(rate)).unwrap_or(u64::MAX)
 }
@@ -94,7 +94,8 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     proptest! {
-        /// Whoever asks when told to gets the rate, and no more than a burst above it, over any time.
+        /// Checks that a requester who asks when told to gets the rate, and no more than a burst above it, over any
+        /// time.
         #[test]
         fn a_rate_is_kept(rate in 1u64..10_000_000_000, amount in 1u64..2_000_000, asks in 1usize..400, idle in 0u64..10 * SECOND) {
             let limit = Rate::new(Some(rate));
@@ -139,7 +140,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever asks for more all the time, some of it late, has all of it when the rate says.
+        /// Checks that a requester who asks for more all the time, some of it late, has all of it when the rate says.
         #[test]
         fn a_supply_keeps_its_rate_though_asked_late(rate in 1_000_000u64..1_000_000_000, late in prop::collection::vec(0u64..BURST_NS, 1..50)) {
             let limit = Rate::new(Some(rate));

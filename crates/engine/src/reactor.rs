@@ -36,8 +36,8 @@ const CANCEL: u64 = u64::MAX - 1;
 const BELL: u64 = u64::MAX - 2;
 /// Marks in user_data what `push_soon` queued.
 const SOON: u64 = 1 << 63;
-/// How long a wait counts on it at most. One timer in the ring ends all the waits of that time: one for each wait would
-/// have to be started and taken back each time, which on a virtual machine costs as much as the wait's own work.
+/// Longest time that a wait counts on it. One timer in the ring ends all the waits of that time: one for each wait
+/// would have to be started and taken back each time, which on a virtual machine costs as much as the wait's own work.
 const SOON_WITHIN: Duration = Duration::from_millis(10);
 /// Length of a wait on a ring that the kernel refuses to enter: nothing completes, and callers must not spin.
 const REFUSED: Duration = Duration::from_millis(10);
@@ -72,9 +72,9 @@ struct Inbox {
 
 /// Memory that another process writes to: a change there ends a wait without a completion of the ring.
 pub trait Glance: Send + Sync {
-    /// Whether something has arrived. Called repeatedly while a wait spins, so it must be cheap.
+    /// Returns whether something has arrived. Called repeatedly while a wait spins, so it must be cheap.
     fn is_ready(&self) -> bool;
-    /// Whether nothing will arrive any more.
+    /// Returns whether nothing will arrive any more.
     fn is_closed(&self) -> bool;
 }
 
@@ -477,7 +477,7 @@ impl Reactor {
     }
 }
 
-/// What a run ends with where the kernel takes no calls for a ring any more (`Reactor::refused`).
+/// Returns the error of a run for whose ring the kernel takes no calls any more (`Reactor::refused`).
 pub fn refused(why: &std::io::Error) -> Error {
     let next = match why.raw_os_error() {
         Some(libc::EBADR) => "more memory, or fewer I/Os in flight",

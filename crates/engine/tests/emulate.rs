@@ -273,7 +273,7 @@ fn a_supply_is_kept_and_accelerators_wait_for_it() {
     assert!(outcome.record.warnings.iter().any(|w| w.id == "throttled_supply"));
 }
 
-/// What the formula of v1.0 gives where batches arrive at a known rate: each step takes as long as its bytes.
+/// Compares with the formula of v1.0 where batches arrive at a known rate: each step takes as long as its bytes.
 // promise: TRA-3
 #[test]
 #[ignore = "judged by the clock: cargo test -p forebay-engine --test emulate -- --ignored, on a quiet machine"]

@@ -22,7 +22,7 @@ impl Observer<EmulateProgress> for Quiet {
 
 const FILES: u32 = 4;
 const SAMPLES: u32 = 60;
-/// Of a row: five columns of a thousand numbers.
+/// Bytes of a row: five columns of a thousand numbers.
 const COLUMN_BYTES: u64 = 4000;
 
 /// Makes the data set in a folder, or in a file that may be lost.

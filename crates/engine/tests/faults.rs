@@ -51,7 +51,7 @@ fn few() -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// What came of a run between faults.
+/// Outcome of a run between faults.
 #[derive(Debug, Default, PartialEq)]
 struct Tally {
     errors: usize,

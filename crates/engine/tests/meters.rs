@@ -21,7 +21,7 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// What a busy machine may delay comes to pass within this.
+/// Longest delay by a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Tries until it holds: whoever is interrupted once in a while is left alone in between.

@@ -18,7 +18,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(100);
-/// So rarely that only readings at the ends of a span are made.
+/// Interval so long that only readings at the ends of a span are made.
 const NEVER: Duration = Duration::from_secs(3600);
 
 fn write(path: &Path, text: &str) {

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use target::{Fake, BLOCK, NQN};
 
 const BYTES: usize = 4 << 20;
-/// What a busy machine makes late is not given up on, unless a test asks for it.
+/// Options of a patient host, unless a test asks for less.
 const PATIENT: &str = "io_timeout=60&fast_io_fail_tmo=120";
 
 fn disk() -> Arc<Mutex<Vec<u8>>> {

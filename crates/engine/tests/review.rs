@@ -1,4 +1,4 @@
-//! What a hostile reading of the engine found, each as a run through the public face.
+//! Findings of a hostile reading of the engine, each as a run through the public face.
 
 use forebay_engine::driver::{run, Observer, Outcome, Progress};
 use forebay_engine::{Error, Kind};
@@ -95,7 +95,7 @@ impl Observer for Moving<'_> {
     }
 }
 
-/// Whoever moves a file under our name while we make ours keeps it: it is neither measured, claimed, nor removed.
+/// Tests a file moved under our name while we make ours: it is neither measured, claimed, nor removed.
 // promise: FLT-30
 #[test]
 fn a_file_moved_under_our_name_while_files_are_made_stays_the_users() {
@@ -184,7 +184,7 @@ fn writing_to_a_named_file_leaves_nothing_beside_it() {
     assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
 }
 
-/// What the plan called new is made, never opened: a link to nowhere looks new and is there all the same.
+/// Creates what the plan called new, and never opens it: a link to nowhere looks new and is there all the same.
 // promise: FLT-11
 #[test]
 fn what_should_be_new_is_never_opened() {

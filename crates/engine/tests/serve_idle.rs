@@ -1,4 +1,4 @@
-//! What connections cost that do nothing. Alone in its process, which is what is measured.
+//! Cost of idle connections. Alone in its process, which is what is measured.
 
 #[allow(dead_code, reason = "not every test needs all of it")]
 #[path = "serve/client.rs"]

@@ -1,4 +1,4 @@
-//! What is asked for: the words that both verbs have, and files.
+//! Arguments that both verbs share, and their files.
 
 use crate::flags::Given;
 use crate::life::Options;

@@ -10,7 +10,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// How often the line on a terminal is new, and how often a silent service looks after itself.
+/// Interval of the line on a terminal, and of the checks of a silent service.
 const TICK: Duration = Duration::from_secs(1);
 
 /// A service that runs until a signal arrives.
@@ -18,10 +18,10 @@ pub trait Service {
     /// The line that says that hosts may come.
     fn ready(&self) -> String;
 
-    /// What the service offers, one line for each item.
+    /// Returns the service's offers, one line for each item.
     fn offered(&self) -> Vec<String>;
 
-    /// How it goes, since the last call, which was so many seconds ago.
+    /// Returns a status line since the last call, which was so many seconds ago.
     fn line(&mut self, span_s: f64) -> String;
 
     /// The result of a reload, or why there was none.

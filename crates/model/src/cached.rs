@@ -1,5 +1,5 @@
-//! What of a run's bytes came out of memory, judged from the record alone: the share of the data in the page cache
-//! before and after, and the bytes that the devices moved for those that were asked for.
+//! Bytes of a run that came out of memory, judged from the record alone: the share of the data in the page cache
+//! before and after, and the bytes that the devices moved for those that were requested.
 
 use crate::record::{CacheState, Job, RunResult, Warning};
 
@@ -41,7 +41,7 @@ pub fn judge(job: &Job, cache: &CacheState, result: &RunResult) -> Option<Warnin
     Some(Warning { id: "cached".into(), text, next: next.into() })
 }
 
-/// Of a run that only reads: what a device takes of writes, it may take later.
+/// Judges a run that only reads: what a device takes of writes, it may take later.
 fn by_device(cache: &CacheState, result: &RunResult) -> Option<String> {
     let only_read = result.read_bytes > 0 && result.write_bytes == 0;
     let share = cache.device_bytes.filter(|_| only_read)? as f64 / result.read_bytes as f64;
@@ -54,7 +54,8 @@ fn beforehand(cache: &CacheState, what: &str) -> Option<String> {
     Some(format!("{:.0} % of the data {what}", 100.0 * share))
 }
 
-/// Where no device tells: each byte came from storage once, the page cache kept it, and it was read again.
+/// Judges runs without device counters: each byte came from storage once, the page cache kept it, and it was read
+/// again.
 fn read_again(job: &Job, cache: &CacheState, result: &RunResult) -> Option<String> {
     let kept = cache.resident_after.is_some_and(|share| share >= KEPT_LEAST);
     let only_read = result.read_bytes > 0 && result.write_bytes == 0;
@@ -92,7 +93,7 @@ pub fn not_direct(job: &Job, cache: &CacheState, result: &RunResult) -> Option<S
     entered(job, cache, result)
 }
 
-/// What wasn't there to tell whether reads were direct; None where a device told.
+/// Returns the missing evidence of whether reads were direct; None where a device told.
 pub fn unchecked(cache: &CacheState, result: &RunResult) -> Option<&'static str> {
     match (cache.device_bytes, cache.resident_after) {
         (Some(_), _) => None,

@@ -131,12 +131,12 @@ impl fmt::Display for Mismatch {
 
 impl std::error::Error for Mismatch {}
 
-/// Whose block it is.
+/// Identity of a block's content.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Header {
     seed: u64,
     file: u64,
-    /// Of the block's first byte.
+    /// Offset of the block's first byte.
     offset: u64,
 }
 

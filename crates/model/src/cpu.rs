@@ -4,8 +4,8 @@ use crate::record::Cpu;
 use crate::units::BYTES_PER_GIB;
 
 impl Cpu {
-    /// What follows from `user_s` and `system_s`, spent within `seconds` in which `bytes` and `ios` went through, on
-    /// `cores`: nothing, where either isn't known. The machine's fields are left to the caller.
+    /// Returns the figures that follow from `user_s` and `system_s`, spent within `seconds` in which `bytes` and `ios`
+    /// went through, on `cores`: none, where either isn't known. The machine's fields are left to the caller.
     pub fn spent(
         (user_s, system_s): (Option<f64>, Option<f64>),
         seconds: f64,

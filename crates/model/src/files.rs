@@ -38,7 +38,7 @@ impl Phase {
     }
 }
 
-/// What the page cache may hold when the read phase begins.
+/// State of the page cache when the read phase begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cache {
@@ -160,7 +160,7 @@ pub struct FilesRecord {
     pub interrupted: bool,
     /// Why the run ended early.
     pub failure: Option<Error>,
-    /// What could not be removed, and why.
+    /// Files that could not be removed, and why.
     pub left: Option<String>,
     /// Full path of a null field → why it is null.
     pub missing: BTreeMap<String, String>,
@@ -186,7 +186,7 @@ pub struct PhaseResult {
     pub cpu: Cpu,
     /// Share of the files' pages in the page cache when reading began, over a sample.
     pub resident_before: Option<f64>,
-    /// What the block devices behind the directory read and wrote meanwhile.
+    /// Bytes that the block devices behind the directory read and wrote meanwhile.
     pub device_read_bytes: Option<u64>,
     pub device_written_bytes: Option<u64>,
     /// All files were done.

@@ -19,7 +19,7 @@ const HEAD_MAX: usize = VERSIONED.0 + 8;
 const INTERVAL_MAX: u64 = 1 << 30;
 const PATTERN_MAX: usize = 512;
 
-/// What follows a header.
+/// Kind of what follows a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Whatever the header says.
@@ -55,7 +55,7 @@ static KINDS: [Row; 9] = [
     Row("xxhash", Kind::XxHash, &[15], 4, sums::xxhash),
 ];
 
-/// What those are called that fio writes and nobody here computes.
+/// Names of the checks that fio writes and nobody here computes.
 const UNKNOWN: [(u8, &str); 9] = [
     (2, "md5"),
     (9, "sha256"),
@@ -246,7 +246,7 @@ fn torn(bytes: &[u8]) -> String {
     format!("is torn: {} bytes are left, less than a header", bytes.len())
 }
 
-/// Whether `data`, which begins `phase` bytes into its I/O, repeats the pattern.
+/// Checks that `data`, which begins `phase` bytes into its I/O, repeats the pattern.
 fn repeats(data: &[u8], phase: usize, pattern: &[u8]) -> Result<(), String> {
     let due = pattern.iter().cycle().skip(phase % pattern.len().max(1));
     let wrong = data.iter().zip(due).enumerate().find(|(_, (found, due))| found != due);
@@ -259,7 +259,7 @@ fn repeats(data: &[u8], phase: usize, pattern: &[u8]) -> Result<(), String> {
 }
 
 struct Header {
-    /// Of the header alone.
+    /// Length of the header alone.
     bytes: usize,
     kind: u8,
     len: u32,
@@ -299,7 +299,7 @@ impl Header {
         self.bytes + self.row().map_or(0, |row| row.3)
     }
 
-    /// What is wrong with the data after this header, at `inside` of its I/O.
+    /// Checks the data after this header, at `inside` of its I/O.
     fn holds(&self, block: &[u8], inside: usize, rule: &Rule) -> Result<(), String> {
         let Some(Row(name, kind, _, bytes, sum)) = self.row() else {
             let name = UNKNOWN.iter().find(|(number, _)| *number == self.kind).map(|(_, name)| *name);

@@ -61,7 +61,7 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// Whether each I/O completes when it is submitted.
+    /// Returns whether each I/O completes when it is submitted.
     pub fn is_inline(self) -> bool {
         matches!(self, Engine::Map | Engine::Inline)
     }
@@ -108,7 +108,7 @@ pub enum Pages {
     Small,
 }
 
-/// What the kernel is told of how files are read, so that it reads ahead or doesn't.
+/// Advice to the kernel about the order of reads, so that it reads ahead or doesn't.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hint {
@@ -121,7 +121,7 @@ pub enum Hint {
 }
 
 impl Hint {
-    /// What `Auto` comes to.
+    /// Returns the advice that `Auto` stands for.
     pub fn settled(self, random: bool) -> Hint {
         match self {
             Hint::Auto if random => Hint::Random,
@@ -131,7 +131,7 @@ impl Hint {
     }
 }
 
-/// What a choice of ways favours, where one is faster and the other takes less CPU time.
+/// Preference between ways, where one is faster and the other takes less CPU time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Prefer {
@@ -331,17 +331,17 @@ impl JobSpec {
         self.reads_pct() > 0
     }
 
-    /// Whether what is read is compared with what it should be.
+    /// Returns whether what is read is compared with what it should be.
     pub fn checks_reads(&self) -> bool {
         self.verify || self.verify_fio.is_some()
     }
 
-    /// Whether missing files are created: on request, or by a write.
+    /// Returns whether missing files are created: on request, or by a write.
     pub fn may_make(&self) -> bool {
         self.create || self.writes()
     }
 
-    /// Whether a number of bytes or I/Os ends a repeat, instead of the time.
+    /// Returns whether a number of bytes or I/Os ends a repeat, instead of the time.
     pub fn ends_by_count(&self) -> bool {
         self.passes.is_some() || self.limit_bytes.is_some() || self.limit_ios.is_some()
     }
@@ -359,7 +359,8 @@ impl JobSpec {
         })
     }
 
-    /// How long an open loop may take at its end for what it owes: as long again, and no longer than one I/O may.
+    /// Returns the time that an open loop may take at its end for what it owes: as long again, and no longer than one
+    /// I/O may.
     pub fn drain_seconds(&self) -> f64 {
         self.measured_s().unwrap_or(f64::INFINITY).max(DRAIN_MIN_S).min(self.timeout_s)
     }

@@ -115,7 +115,7 @@ fn same_job(a: &RunRecord, b: &RunRecord) -> bool {
 struct Hosts {
     /// Indices of a host's records, by the order of its first.
     ranks: Vec<Vec<usize>>,
-    /// Of all hosts together.
+    /// Number of cores of all hosts together.
     cores: f64,
 }
 
@@ -137,7 +137,7 @@ impl Hosts {
         self.ranks.iter().any(|r| r.len() > 1 && r.contains(&rank))
     }
 
-    /// What each device moved: of what a host's ranks saw, over nearly the same seconds, the most.
+    /// Returns the bytes moved by each device: of what a host's ranks saw, over nearly the same seconds, the most.
     fn devices(&self, records: &[RunRecord]) -> BTreeMap<String, u64> {
         let mut all = BTreeMap::new();
         for record in records {
@@ -202,8 +202,8 @@ impl Hosts {
     }
 }
 
-/// Those of the first rank as they are, those of the others with their host. Where ranks share a host, each found
-/// its neighbours to be others on the machine: whether there were any is judged anew.
+/// Returns the warnings of the first rank as they are, and those of the others with their host. Where ranks share a
+/// host, each found its neighbours to be others on the machine: whether there were any is judged anew.
 fn gather(records: &[RunRecord], hosts: &Hosts) -> Vec<Warning> {
     let mut all = Vec::new();
     for (n, record) in records.iter().enumerate() {

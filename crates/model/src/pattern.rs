@@ -1,5 +1,5 @@
-//! Which byte range each I/O touches: an endless sequence, the same for the same
-//! seed on every machine, in constant memory and a few nanoseconds per I/O.
+//! Sequence of the byte ranges of I/Os: endless, the same for the same seed on every machine, in constant memory and a
+//! few nanoseconds per I/O.
 //!
 //! Sequential patterns cover the spans in order, optionally with gaps; of a mix, reads and writes each do. Random ones draw aligned positions: uniform,
 //! Zipf, by zones, from a list, or as a permutation that visits each block once per pass. Only a permutation with
@@ -39,7 +39,7 @@ pub struct PatternSpec {
     /// Empty spans are skipped; at most 2^63 bytes in all.
     pub spans: Vec<Span>,
     pub random: bool,
-    /// How random positions are drawn.
+    /// Distribution of random positions.
     pub distribution: Distribution,
     /// Random positions are a permutation, new in each pass.
     pub no_repeat: bool,
@@ -69,8 +69,8 @@ pub struct Next {
     pub offset: u64,
     pub len: u32,
     pub is_read: bool,
-    /// How often the data had been covered when this I/O began. Where positions are drawn with repetition, and where reads
-    /// and writes have positions of their own: how often that many bytes had been moved.
+    /// Number of times that the data had been covered when this I/O began. Where positions are drawn with repetition,
+    /// and where reads and writes have positions of their own: how often that many bytes had been moved.
     pub pass: u32,
 }
 
@@ -93,7 +93,7 @@ pub struct Pattern {
 #[derive(Clone, Debug)]
 enum Order {
     Sequential(Line),
-    /// Of writes and of reads.
+    /// Lines of writes and of reads.
     Apart([Line; 2]),
     Skipping(Walk),
     Uniform {
@@ -127,7 +127,7 @@ enum Order {
 #[derive(Clone, Debug)]
 struct List {
     blocks: Vec<u64>,
-    /// What a round adds to all blocks.
+    /// Offset that a round adds to all blocks.
     step: u64,
     index: usize,
     base: u64,

@@ -179,7 +179,7 @@ pub struct PathRan {
     pub slots_pinned: bool,
     /// Short runs before the measured time, from which path and workers were chosen.
     pub calibration: Vec<Trial>,
-    /// What `mapped` registered; only present if it ran.
+    /// Registrations by `mapped`; only present if it ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mapped: Option<MappedRan>,
     /// Each remote namespace and emulated drive; only present if there is one.
@@ -244,7 +244,7 @@ pub struct RunResult {
     pub errors: Errors,
     pub noise: Noise,
     pub verified_bytes: u64,
-    /// Where content was compared: `gpu:0` (in its memory, by a kernel), `host`; null if nothing was.
+    /// Place where content was compared: `gpu:0` (in its memory, by a kernel), `host`; null if nothing was.
     pub verified_on: Option<String>,
     pub repeats: Vec<Repeat>,
     pub summary: Summary,
@@ -275,7 +275,7 @@ pub struct BatchResult {
     pub latency_us: LatencySummary,
     /// As `RunResult::histogram`.
     pub histogram: String,
-    /// How their I/Os were combined, as text.
+    /// Combination of their I/Os, as text.
     pub by: String,
 }
 
@@ -344,7 +344,7 @@ pub struct Cpu {
 pub struct Power {
     /// `rapl`, `nvml`, `ipmi` or `redfish`.
     pub source: String,
-    /// What it covers: `package-0`, `gpu:0`, `server`.
+    /// Scope of the meter: `package-0`, `gpu:0`, `server`.
     pub scope: String,
     pub watts_mean: f64,
     pub joules_per_gib: Option<f64>,
@@ -442,7 +442,7 @@ pub struct Point {
     pub latency_us_mean: Option<f64>,
     pub latency_us_p99: Option<f64>,
     pub cores_busy: Option<f64>,
-    /// Whether it is before the measured time.
+    /// True before the measured time.
     pub warmup: bool,
     pub repeat: u32,
 }
@@ -492,6 +492,6 @@ pub struct Warning {
     /// `too_short`, `noisy`, `cached`, `throttled`, `scaled`, `simulated`, `interrupted` …
     pub id: String,
     pub text: String,
-    /// What to do about it.
+    /// Advice about it.
     pub next: String,
 }

@@ -310,8 +310,8 @@ mod tests {
         assert!((3740..3860).contains(&covered), "{covered} of 4000; 3800 expected");
     }
 
-    /// How often, of 4,000, the interval of repeats of mean 1 holds it that end when it is within 2 %, as `--until-ci 2%`
-    /// does.
+    /// Counts, of 4,000, the intervals of repeats of mean 1 that hold it and end when they are within 2 %, as
+    /// `--until-ci 2%` does.
     fn held_after_stopping(random: &mut Xoshiro256, sd: f64, stop: Stop) -> usize {
         let mut normal = || (0..12).map(|_| random.next_f64()).sum::<f64>() - 6.0;
         let holds = |_: &usize| {

@@ -81,7 +81,7 @@ fn of_path(record: &RunRecord, list: &mut Vec<Warning>) {
     warn(list, "path", format!("{requested} was requested, {ran} ran: {why}"), "forebay doctor SOURCE");
 }
 
-/// Where to look for the reason why I/Os failed.
+/// Returns the place to look for the reason of failed I/Os.
 pub fn look_for_reason(record: &RunRecord) -> String {
     match record.path.fabric.first() {
         None => "dmesg | tail; forebay doctor SOURCE".into(),
@@ -116,7 +116,7 @@ fn of_errors(record: &RunRecord, list: &mut Vec<Warning>) {
     }
 }
 
-/// How and when the run ended.
+/// Adds warnings about the run's end.
 fn of_end(record: &RunRecord, list: &mut Vec<Warning>) {
     let (result, job) = (&record.result, &record.job.spec);
     if result.interrupted {

@@ -1,5 +1,5 @@
-//! How texts name a field of a job: by its key between `‹` and `›`, as in `a smaller ‹depth›`. Nothing here knows how it was
-//! typed: whoever shows a text says each field in its own words, of a command line or of another tool's.
+//! Names of a job's fields in texts: the key between `‹` and `›`, as in `a smaller ‹depth›`. Nothing here knows how it
+//! was typed: whoever shows a text says each field in its own words, of a command line or of another tool's.
 
 use crate::job::{Field, FIELDS};
 use std::borrow::Cow;

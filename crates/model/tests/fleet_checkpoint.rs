@@ -21,7 +21,8 @@ fn saved(outcome: &Outcome) -> &Saved {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// What each host has to write, at the rate of its part of the drives or of its own way, whichever is less.
+    /// Compares with the bytes that each host has to write, at the rate of its part of the drives or of its own way,
+    /// whichever is less.
     // promise: PLN-11
     #[test]
     fn a_checkpoint_takes_its_bytes_at_the_rate_of_the_narrowest(

@@ -12,7 +12,7 @@ struct Notebook {
     computed: Vec<f64>,
 }
 
-/// What the tool writes down when ranks find their batches ready `ready[rank][step]` seconds after the start.
+/// Returns the tool's notes where ranks find their batches ready `ready[rank][step]` seconds after the start.
 fn play(ready: &[Vec<f64>], compute: f64) -> (Vec<Notebook>, f64) {
     let mut books: Vec<Notebook> = ready.iter().map(|_| Notebook::default()).collect();
     let mut clock = 0.0f64;

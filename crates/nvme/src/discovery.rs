@@ -180,10 +180,10 @@ pub fn log<'a>(generation: u64, endpoints: impl IntoIterator<Item = &'a Endpoint
 
 /// Most entries that are read of one log.
 pub const ENTRIES_MAX: u64 = 4096;
-/// How often a log may change under its reader.
+/// Number of times that a log may change under its reader.
 const RESTARTS_MAX: u32 = 8;
 
-/// What a log said.
+/// Content of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
     pub generation: u64,
@@ -249,7 +249,7 @@ impl Reader {
         }
     }
 
-    /// What came of it; nothing, where the controller refused: the log may be shorter by now.
+    /// Takes the log's bytes; none where the controller refused: the log may be shorter by now.
     pub fn take(&mut self, bytes: &[u8]) -> Result<(), ReadError> {
         let Some(asked) = self.next_command() else { return Ok(()) };
         let asked = asked.bytes as u32;

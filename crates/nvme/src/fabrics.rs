@@ -108,7 +108,7 @@ impl Connect {
 }
 
 layout! {
-    /// What comes with Connect (base, section 6.3, figure 382).
+    /// Data of Connect (base, section 6.3, figure 382).
     ConnectData, 1024 bytes {
         0 hostid: [u8; 16],
         /// The controller asked for, or `CNTLID_DYNAMIC`.

@@ -43,7 +43,7 @@ pub const NAMES: &[(u8, &str)] = &[
     (fid::NAMESPACE_WRITE_PROTECTION, "namespace write protection"),
 ];
 
-/// What a Set Features command asks for (base, section 5.27).
+/// Set Features command (base, section 5.27).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetFeatures {
     pub nsid: u32,
@@ -88,7 +88,7 @@ impl SetFeatures {
     }
 }
 
-/// Which of a feature's values (SEL; base, section 5.15).
+/// Selected value of a feature (SEL; base, section 5.15).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Select {
@@ -107,7 +107,7 @@ pub mod capability {
     pub const CHANGEABLE: u32 = 1 << 2;
 }
 
-/// What a Get Features command asks for (base, section 5.15).
+/// Get Features command (base, section 5.15).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GetFeatures {
     pub nsid: u32,

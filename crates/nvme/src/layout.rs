@@ -1,6 +1,6 @@
 //! Structures as the specification lays them out: every field with its offset, checked when compiled.
 
-/// How a field's bytes read.
+/// Interpretation of a field's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// Little-endian.

@@ -18,7 +18,7 @@ pub mod lid {
     pub const DISCOVERY: u8 = 0x70;
 }
 
-/// What a Get Log Page command asks for (base, section 5.16).
+/// Get Log Page command (base, section 5.16).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GetLogPage {
     pub nsid: u32,
@@ -299,7 +299,7 @@ layout! {
 /// Log Specific Field of the ANA log: Return Groups Only (RGO), no NSIDs.
 pub const ANA_GROUPS_ONLY: u8 = 1 << 0;
 
-/// How a controller reaches the namespaces of an ANA group (base, section 8.1.2).
+/// State of an ANA group's namespaces for a controller (base, section 8.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum AnaState {
@@ -367,7 +367,8 @@ impl AnaLog {
         bytes
     }
 
-    /// What a peer sent. A group whose state is unknown counts as changing. Err: which byte is missing or wrong.
+    /// Parses the log that a peer sent. A group whose state is unknown counts as changing. Err: which byte is missing
+    /// or wrong.
     pub fn parse(bytes: &[u8]) -> Result<AnaLog, Malformed> {
         let short = |rest: &[u8]| Malformed { at: bytes.len() - rest.len() };
         let (header, mut rest) = AnaHeader::read_from_prefix(bytes).map_err(|_| Malformed { at: 0 })?;

@@ -15,14 +15,14 @@ use crate::nqn;
 use core::net::Ipv4Addr;
 use message::{Kind, Message, Name, Record, Writer};
 
-/// Where all speak, IPv4.
+/// Multicast group of all speakers, IPv4.
 pub const GROUP: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 251);
 pub const PORT: u16 = 5353;
 /// Longest message that is read or written.
 pub const MESSAGE_BYTES_MAX: usize = 9000;
 
 const SERVICE: [&str; 3] = ["_nvme-disc", "_tcp", "local"];
-/// Who asks for it is told which types of services there are (RFC 6763, section 9).
+/// Name under which the types of services are listed (RFC 6763, section 9).
 const TYPES: [&str; 4] = ["_services", "_dns-sd", "_udp", "local"];
 /// Seconds that an answer holds: of what names a host, and of the rest (RFC 6762, section 10).
 const HOST_S: u32 = 120;
@@ -40,7 +40,7 @@ pub struct Service {
     host: Name,
 }
 
-/// What goes back to who asked.
+/// Answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub bytes: Vec<u8>,
@@ -70,7 +70,7 @@ impl Service {
         self.response(0, &[], self.all(), Vec::new(), None)
     }
 
-    /// That it is there no longer: each record with no time to live.
+    /// Returns the farewell: each record with no time to live.
     pub fn farewell(&self) -> Vec<u8> {
         let mut all = self.all();
         all.iter_mut().for_each(|record| record.seconds = 0);
@@ -81,7 +81,7 @@ impl Service {
         vec![self.pointer(), self.place(), self.text(), self.address()]
     }
 
-    /// What a message asks of it; None: nothing. `from_port`: the port of who asks.
+    /// Returns the answer to a message; None: nothing. `from_port`: the port of who asks.
     pub fn answer(&self, message: &[u8], from_port: u16) -> Option<Answer> {
         let asked = Message::read(message)?;
         if asked.is_response {

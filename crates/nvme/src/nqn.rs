@@ -56,7 +56,7 @@ impl Nqn {
         Nqn(format!("nqn.2014-08.org.nvmexpress:uuid:{}", groups.join("-")).into())
     }
 
-    /// What a field of 256 bytes names.
+    /// Parses the name in a field of 256 bytes.
     pub fn from_field(field: &NqnField) -> Result<Nqn, NqnError> {
         let end = field.iter().position(|byte| *byte == 0).ok_or(NqnError::Unended)?;
         let name = std::str::from_utf8(&field[..end]).map_err(|e| NqnError::NotUtf8(e.valid_up_to()))?;

@@ -12,7 +12,7 @@ use crate::status::{Code, Status};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What a command is checked against.
+/// Geometry that a command is checked against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// A power of two, 512 at least.
@@ -35,7 +35,7 @@ impl Geometry {
         }
     }
 
-    /// Where `blocks` from `slba` on lie, in bytes: (offset, length). They may be none.
+    /// Returns the bytes of `blocks` from `slba` on: (offset, length). They may be none.
     pub fn range(&self, slba: u64, blocks: u64) -> Result<(u64, u64), Status> {
         let out = Status::fatal(Code::LBA_OUT_OF_RANGE);
         let end = slba.checked_add(blocks).filter(|end| *end <= self.blocks).ok_or(out)?;
@@ -75,7 +75,7 @@ pub enum Op {
     },
 }
 
-/// What travels with a command, bytes.
+/// Bytes that travel with a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
     None,
@@ -99,7 +99,7 @@ impl Transfer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     pub op: Op,
-    /// Where it acts on the namespace, bytes. Flush and Dataset Management: 0.
+    /// Offset in the namespace on which it acts, bytes. Flush and Dataset Management: 0.
     pub offset: u64,
     pub bytes: u64,
     /// Complete only once it is durable (FUA). Reads: what is read must be durable.
@@ -171,7 +171,7 @@ impl Request {
 }
 
 impl Op {
-    /// What is stored may be another thing afterwards.
+    /// Returns whether it may change what is stored.
     pub fn changes(self) -> bool {
         match self {
             Op::Write | Op::WriteZeroes { .. } => true,
@@ -230,7 +230,7 @@ fn slba(sqe: &Sqe) -> u64 {
     u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32
 }
 
-/// What a command's data pointer points to.
+/// Target of a command's data pointer.
 enum Pointer {
     /// Data of a capsule, of which so many bytes came along, or what the transport brings.
     Capsule { in_capsule: u32 },
@@ -263,8 +263,8 @@ impl Pointer {
     }
 }
 
-/// How the SGL says that data travel (base, section 4.1.2; tcp, section 3.3.2): in the capsule, from its data's first
-/// byte on, or as the transport brings them.
+/// Returns the transfer that the SGL describes (base, section 4.1.2; tcp, section 3.3.2): in the capsule, from its
+/// data's first byte on, or as the transport brings them.
 fn sgl_transfer(sgl: &Sgl, to_host: bool, in_capsule: u32) -> Result<Transfer, Status> {
     let length = sgl.length.get();
     match (sgl.kind, to_host) {

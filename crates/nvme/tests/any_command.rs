@@ -240,7 +240,7 @@ proptest! {
     }
 }
 
-/// What goes wrong with an answer.
+/// Flaw of an answer.
 #[derive(Clone, Debug)]
 enum Lie {
     Status(u16),

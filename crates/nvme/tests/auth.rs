@@ -37,7 +37,7 @@ fn random(step: usize, first: usize) -> Random {
     Random::new(&std::array::from_fn(|i| (i * step + first) as u8))
 }
 
-/// What came of a meeting: what the host ended with, what the target holds of it, all messages in order.
+/// Outcome of a meeting: the host's end, the target's view of it, all messages in order.
 struct Meeting {
     host: HostStep,
     target: Outcome,
@@ -374,7 +374,7 @@ fn secrets_are_read_and_written() {
     assert_eq!(format!("{:?}", Secret::generate(None, &[7; 64])), "Secret(hidden)");
 }
 
-/// What a hostile peer may send: messages of each kind with any fields, and noise.
+/// Returns messages of a hostile peer: of each kind with any fields, and noise.
 fn hostile() -> impl Strategy<Value = Vec<Vec<u8>>> {
     let message = (0..7usize, prop::collection::vec(any::<u8>(), 0..160)).prop_map(|(kind, mut bytes)| {
         let header = [(0, 0), (1, 1), (1, 2), (1, 3), (1, 4), (0, 0xf0), (0, 0xf1)][kind];

@@ -1,4 +1,4 @@
-//! What each end of an NVMe/TCP connection says to a peer that breaks the rules (tcp, sections 3.4 to 3.6).
+//! Tests of each end of an NVMe/TCP connection whose peer breaks the rules (tcp, sections 3.4 to 3.6).
 
 mod link;
 #[path = "hostile/to_hosts.rs"]
@@ -120,7 +120,7 @@ fn asking_target() -> Target {
     target
 }
 
-/// What ends the connection, and the PDU it is told with: `quoted` is the header that was wrong.
+/// Checks the error that ends the connection, and its PDU: `quoted` is the header that was wrong.
 fn check_term(result: Result<(), Fatal>, sent: &[u8], kind: u8, expected: (FatalStatus, u32), quoted: &[u8]) {
     let fatal = result.expect_err("a fatal error");
     assert_eq!((fatal.status, fatal.field, fatal.by_peer), (expected.0, expected.1, false), "{fatal}");

@@ -114,7 +114,7 @@ impl World {
         self.capsules.insert(receive, capsule);
     }
 
-    /// What serves commands acts on all that came.
+    /// Executes all commands that came.
     fn serve(&mut self, all: &[Asked]) {
         while let Some(event) = self.end.next().unwrap() {
             self.post_receives();

@@ -87,7 +87,7 @@ macro_rules! driven {
 }
 driven!(Session Discovery);
 
-/// What is answered to a command in the controller's place.
+/// Answer to a command in the controller's place.
 type Fault = dyn FnMut(&Sqe) -> Option<(Cqe, Vec<u8>)>;
 
 /// The target, and what lies between it and the host.
@@ -97,7 +97,7 @@ struct Target {
     now_ms: u64,
     /// Commands that are not answered yet, by tag.
     parked: HashMap<u16, Ticket>,
-    /// What the test lets go wrong: this answer in place of the controller's.
+    /// Fault that the test injects: this answer in place of the controller's.
     fault: Option<Box<Fault>>,
     commands: usize,
     effects: Vec<Effect>,

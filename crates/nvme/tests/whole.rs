@@ -184,13 +184,13 @@ impl Association {
     }
 }
 
-/// What a region of the disk may hold: what was acknowledged last, or what was written since.
+/// Possible content of a region of the disk: what was acknowledged last, or what was written since.
 #[derive(Clone)]
 struct Region {
     may_hold: Vec<Vec<u8>>,
 }
 
-/// What is under way on a region: which range of it, and what it will hold.
+/// Write under way on a region: its range, and its content.
 struct Job {
     region: usize,
     range: std::ops::Range<usize>,

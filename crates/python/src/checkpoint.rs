@@ -58,7 +58,7 @@ pub fn run(
     ended(py, outcome.record, outcome.failure, watcher.interruption())
 }
 
-/// What `checkpoint_run` would do. Touches nothing.
+/// Returns the plan of `checkpoint_run`. Touches nothing.
 #[pyfunction]
 #[pyo3(name = "checkpoint_plan")]
 pub fn plan(py: Python<'_>, spec: &str) -> PyResult<String> {

@@ -45,7 +45,7 @@ pub fn emulate_check(py: Python<'_>, spec: &str) -> PyResult<String> {
 /// A Python callable that waits for the other hosts.
 struct Called {
     call: Py<PyAny>,
-    /// What it raised.
+    /// Exception that it raised.
     refused: Arc<Mutex<Option<PyErr>>>,
 }
 

@@ -150,7 +150,7 @@ impl Reader {
 #[pyclass(module = "forebay._core", frozen)]
 pub struct Pending {
     request: Arc<Request>,
-    /// What keeps the destinations alive.
+    /// Owner that keeps the destinations alive.
     hold: Mutex<Option<Py<PyAny>>>,
 }
 
@@ -221,7 +221,7 @@ impl Pending {
         self.request.outcome().map(|report| counts(&report)).map_err(|e| raise(py, e))
     }
 
-    /// What is queued on the stream from now on sees the bytes; False where `timeout` seconds passed first.
+    /// Orders what is queued on the stream from now on behind the bytes; False where `timeout` seconds passed first.
     #[pyo3(signature = (gpu, stream, timeout=None))]
     fn order(&self, py: Python<'_>, gpu: u32, stream: u64, timeout: Option<f64>) -> PyResult<bool> {
         let ordered = self.by_turns(py, timeout, |turn| {

@@ -5,7 +5,7 @@ use forebay_engine::inspect::{self, Looking};
 use pyo3::prelude::*;
 use std::time::Duration;
 
-/// What `host` offers to this host, or to one of that NQN, as JSON.
+/// Returns the offers of `host` to this host, or to one of that NQN, as JSON.
 #[pyfunction]
 #[pyo3(signature = (host, host_nqn, timeout_s))]
 pub fn discover(py: Python<'_>, host: &str, host_nqn: Option<String>, timeout_s: f64) -> PyResult<String> {
@@ -23,7 +23,7 @@ pub fn browse(py: Python<'_>, wait_s: f64) -> PyResult<String> {
     json(py, &found.map_err(|error| raise(py, error))?)
 }
 
-/// What the controller that a URI names says of itself and its namespaces, as JSON.
+/// Returns the description of the controller that a URI names, and of its namespaces, as JSON.
 #[pyfunction]
 #[pyo3(signature = (uri, host_nqn, timeout_s))]
 pub fn identify(py: Python<'_>, uri: &str, host_nqn: Option<String>, timeout_s: f64) -> PyResult<String> {

@@ -98,7 +98,7 @@ fn run(py: Python<'_>, job: &str, command: Vec<String>, observer: Option<Py<PyAn
     ended(py, outcome.record, outcome.failure, watcher.interruption())
 }
 
-/// What a run came to, for Python: its record's text, or an exception that carries it in its attribute `record`.
+/// Converts a run's outcome for Python: its record's text, or an exception that carries it in its attribute `record`.
 /// `raised`: by an observer, a signal's handler or another call of Python's during the run.
 fn ended(
     py: Python<'_>,
@@ -151,7 +151,7 @@ fn named(uri: &Uri) -> Named<'_> {
     }
 }
 
-/// What a source's URI says, as JSON. Looks at nothing.
+/// Returns the parts of a source's URI, as JSON. Looks at nothing.
 #[pyfunction]
 fn source(py: Python<'_>, uri: &str) -> PyResult<String> {
     let uri = Uri::recognise(uri).map_err(|error| raise(py, error))?;
@@ -176,7 +176,7 @@ fn tables(py: Python<'_>) -> PyResult<String> {
     json(py, &tables)
 }
 
-/// What `run` would do. Touches nothing.
+/// Returns the plan of `run`. Touches nothing.
 #[pyfunction]
 fn plan(py: Python<'_>, job: &str) -> PyResult<String> {
     let planned = JobSpec::from_json(job).and_then(|job| py.detach(|| driver::plan(&job)));
@@ -232,7 +232,7 @@ fn examine(py: Python<'_>, source: Option<String>, cufile_json: Option<PathBuf>)
     json(py, &report.map_err(|error| raise(py, error))?)
 }
 
-/// What cuFile says of its configuration. Loads libcufile and opens its driver.
+/// Returns cuFile's answers about its configuration. Loads libcufile and opens its driver.
 #[pyfunction]
 fn cufile_answers(py: Python<'_>) -> PyResult<String> {
     json(py, &py.detach(doctor::cufile_answers).map_err(|error| raise(py, error))?)

@@ -22,7 +22,8 @@ impl Watcher {
         Watcher { observer, raised: None }
     }
 
-    /// What the observer or a signal handler raised, for a run that ended before it measured anything.
+    /// Takes the exception that the observer or a signal handler raised, for a run that ended before it measured
+    /// anything.
     pub fn interruption(&mut self) -> Option<PyErr> {
         self.raised.take()
     }

@@ -38,7 +38,7 @@ pub struct Server {
 
 struct Running {
     server: serve::Server,
-    /// What it serves now, each namespace with its nsid.
+    /// Configuration that it serves now, each namespace with its nsid.
     config: Config,
 }
 
@@ -57,12 +57,12 @@ impl Server {
         Ok(Server { running: Mutex::new(Some(running)) })
     }
 
-    /// Where it listens over TCP, with the ports that were free.
+    /// Returns the addresses on which it listens over TCP, with the ports that were free.
     fn addresses(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         self.with(py, |r| Ok(r.server.addresses().iter().map(ToString::to_string).collect()))
     }
 
-    /// Those over RDMA.
+    /// Returns the addresses over RDMA.
     fn rdma_addresses(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         self.with(py, |r| Ok(r.server.rdma_addresses().iter().map(ToString::to_string).collect()))
     }

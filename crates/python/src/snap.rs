@@ -28,7 +28,8 @@ pub fn keep(py: Python<'_>, words: Vec<OsString>, log: &str, warnings_only: bool
     py.detach(|| keeper::keep(words, sink)).map_err(|error| raise(py, error))
 }
 
-/// What `forebay snap rpc WORDS` prints. Where a signal's handler raises, that is raised, and what was waited for is its cause.
+/// Returns the output of `forebay snap rpc WORDS`. Where a signal's handler raises, that is raised, and what was
+/// waited for is its cause.
 #[pyfunction]
 #[pyo3(name = "snap_rpc")]
 pub fn rpc(py: Python<'_>, words: Vec<String>) -> PyResult<String> {
@@ -91,7 +92,7 @@ impl Gateway {
         Ok(Gateway { running: Mutex::new(Some(started.map_err(|error| raise(py, error))?)) })
     }
 
-    /// Where it takes RPCs.
+    /// Returns the path of its RPC socket.
     fn rpc_path(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.with(py, |s| s.rpc_path().map(|p| p.display().to_string()))
     }

@@ -98,7 +98,7 @@ impl World {
         true
     }
 
-    /// What is told as over is what is over.
+    /// Checks that a command that is reported as over is over.
     fn over(&mut self, cid: u16, told: Option<Completed>) {
         let Some((wanted, status)) =
             self.out.get(&cid).and_then(|out| Some((out.wanted, out.answer.filter(|_| out.sent)?)))

@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use zerocopy::IntoBytes;
 
 const CAPSULE_MOST: usize = 64 + 512;
-/// Of posts, as the engine has it: two for each command, and one of the longest list.
+/// Extra posts, as the engine has them: two for each command, and one of the longest list.
 const SLACK: usize = 17;
 
-/// What a command is at, as a simpler truth has it.
+/// State of a command in a simpler truth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     /// To be acted on; bytes that its SGL names, and whether the host sends them from its memory.
@@ -224,7 +224,7 @@ impl World {
         true
     }
 
-    /// What the namespace has seen is answered as it said; the rest, which it has not, with what is wrong.
+    /// Checks an answer: to what the namespace has seen, as it said; to the rest, with what is wrong.
     fn answered(&mut self, command: Handle, bytes: u32, response: &Cqe) {
         let Some((at, cid)) = self.at.get(&command.0).copied() else {
             assert!(bytes == 0 && !response.status().is_success(), "nobody answered it");

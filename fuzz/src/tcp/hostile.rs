@@ -9,7 +9,7 @@ use forebay_nvme::transport::tcp::pdu::{flag, kind};
 use forebay_nvme::transport::tcp::{self, Fatal};
 use zerocopy::IntoBytes;
 
-/// What both ends agreed on, as far as a peer heeds it.
+/// Digests that both ends agreed on, as far as a peer heeds them.
 #[derive(Clone, Copy)]
 struct Digests {
     header: bool,
@@ -72,8 +72,8 @@ fn termination(input: &mut Input<'_>, kind: u8) -> Vec<u8> {
     pdu(input, kind, 0, &body, &[], Digests { header: false, data: false })
 }
 
-/// What a fatal error leaves behind: a termination request with its status, unless the peer had ended it; and then
-/// silence, whatever still comes.
+/// Checks what a fatal error leaves behind: a termination request with its status, unless the peer had ended it; and
+/// then silence, whatever still comes.
 fn check_end(fatal: Fatal, sent: &[u8], term: u8) {
     if fatal.by_peer {
         return assert!(sent.is_empty());
@@ -83,7 +83,7 @@ fn check_end(fatal: Fatal, sent: &[u8], term: u8) {
     assert_eq!(sent[4..8], (sent.len() as u32).to_le_bytes());
 }
 
-/// What a target asked for by R2T, read from what it sent.
+/// R2Ts of a target, read from what it sent.
 #[derive(Default)]
 struct Seen {
     bytes: Vec<u8>,

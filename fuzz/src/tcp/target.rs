@@ -45,7 +45,7 @@ struct Write {
     wrong: bool,
 }
 
-/// What an event leaves to be done, once it borrows no longer.
+/// Work that an event leaves, once it borrows no longer.
 enum Heard {
     Nothing,
     Ready,
@@ -169,7 +169,7 @@ impl Target {
     }
 }
 
-/// Where a command begins, and what travels with it: I/O by its geometry, all else as admin commands have it.
+/// Returns the offset of a command, and its transfer: I/O by its geometry, all else as admin commands have it.
 fn parse(sqe: &Sqe, in_capsule: u32) -> Result<(u64, Transfer), Status> {
     if sqe.opcode == FABRICS || sqe.nsid.get() != 1 {
         let bytes = controller::data_out(sqe)?;

@@ -79,7 +79,7 @@ def _server(host: str, port: int, text: Any) -> ThreadingHTTPServer:
             self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """What a client does wrong is its own trouble, and prints nothing here."""
+            """Prints nothing: a client's errors are its own trouble."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = PATIENCE_S

@@ -1,4 +1,4 @@
-"""What `--dry-run` prints: the engine's plan as lines that a user can check before anything happens."""
+"""Output of `--dry-run`: the engine's plan as lines that a user can check before anything happens."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _engine(job: dict[str, Any]) -> str:
 
 
 def length(job: dict[str, Any]) -> str:
-    """How long a run would measure, how often."""
+    """Describes how long a run would measure, and how often."""
     if job.get("passes"):
         measured = f"{numbers.count(job['passes'], 'pass').replace('passs', 'passes')} over the data"
         if job.get("duration_s"):

@@ -170,7 +170,7 @@ def percentiles(found: dict[str, Any]) -> str:
 
 
 def batches(found: dict[str, Any]) -> str:
-    """Of requests of several I/Os: how long they took, and how their I/Os were brought together."""
+    """Describes requests of several I/Os: how long they took, and how their I/Os were brought together."""
     if not found["count"]:
         return f"none of {found['ios']} I/Os belonged to a complete batch"
     return f"{found['count']:,} of {found['ios']} I/Os · {percentiles(found['latency_us'])} · {found['by']}"

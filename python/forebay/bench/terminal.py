@@ -28,7 +28,7 @@ def text_width() -> int:
 
 
 def takes_more(stream: TextIO | int) -> bool:
-    """Whether `stream` (or descriptor) would take something now. True where that can't be told."""
+    """Returns whether `stream` (or descriptor) would take something now. True where that can't be told."""
     try:
         poll = select.poll()
         poll.register(stream, select.POLLOUT)

@@ -86,8 +86,8 @@ class Section:
             self.process.stdout.close()
 
     def outcomes(self) -> list[Outcome]:
-        """What came of each task. A process that ended without a word is a run that broke; what follows on one that went
-        wrong isn't run."""
+        """Returns the outcome of each task. A process that ended without a word is a run that broke; what follows on one that
+        went wrong isn't run."""
         found = [self._outcome(result) for result in self.results]
         for task in self.tasks[len(found) :]:
             if found:

@@ -45,8 +45,8 @@ class Task:
 
 @dataclass
 class Outcome:
-    """What a task came to: a record, an error, or both (the part measured before the error). `ended_by`: the section whose
-    end ended it, as its job file asks; that is no interruption."""
+    """Outcome of a task: a record, an error, or both (the part measured before the error). `ended_by`: the section whose end
+    ended it, as its job file asks; that is no interruption."""
 
     record: dict[str, Any] | None
     error: ForebayError | None = None
@@ -182,7 +182,7 @@ def _run_all(
 
 
 def groups(tasks: list[Task]) -> list[list[Task]]:
-    """Those that run at the same time, in the order of their turns."""
+    """Returns groups of tasks that run at the same time, in the order of their turns."""
     found: list[list[Task]] = []
     for task in tasks:
         if (task.waits and not task.follows) or not found:
@@ -193,7 +193,7 @@ def groups(tasks: list[Task]) -> list[list[Task]]:
 
 
 def chains(group: list[Task]) -> list[list[Task]]:
-    """Of those that run at the same time: each with those that follow on it."""
+    """Returns chains of tasks that run at the same time: each with those that follow on it."""
     found: list[list[Task]] = []
     for task in group:
         if task.follows and found:

@@ -51,7 +51,7 @@ class Limits:
 
 
 def orders(seed: int, pairs_min: int) -> Iterator[bool]:
-    """Whether A goes first, pair by pair and without end: a coin for each.
+    """Yields whether A goes first, pair by pair and without end: a coin for each.
 
     Of the first `pairs_min` pairs, 3 in 8 at least begin with either side: what can't be told from one order alone is
     known by then.

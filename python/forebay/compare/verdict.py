@@ -82,7 +82,7 @@ def _at_least(pct: float) -> str:
 
 
 def quieter(ratio: Interval, asked_pct: float, noise: dict[str, Any] | None) -> str:
-    """What narrows the interval, the most likely cause first."""
+    """Advises how to narrow the interval, the most likely cause first."""
     hints = []
     noise = noise or {}
     if (noise.get("steal_pct") or 0) > 1:

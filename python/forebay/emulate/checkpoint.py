@@ -148,7 +148,7 @@ def spec_of(options: dict[str, Any]) -> Spec:
 
 
 def workload_of(name: str | None, file: str | None, closed: bool, ranks: int | None = None) -> workloads.Checkpoint:
-    """Of --workload or --dlio, of which one must be there. `ranks`: as many as were asked for."""
+    """Returns the workload of --workload or --dlio, of which one must be there. `ranks`: as many as were asked for."""
     if file is None and name is None:
         raise RequestError("--workload", "no workload was given", "--workload llama3-8b")
     if file is None:
@@ -174,7 +174,7 @@ def model_of(workload: workloads.Checkpoint) -> dict[str, int]:
 
 
 def share_of(spec: Spec, process: int, processes: int) -> Spec:
-    """What one of several processes does: an equal share of the ranks, those of a process following each other."""
+    """Returns the share of one of several processes: an equal share of the ranks, those of a process following each other."""
     model = spec["model"]
     ranks = spec.get("ranks") or model["tensor"] * model["pipeline"] * model["data"]
     if ranks % processes:
@@ -223,7 +223,7 @@ def measure(spec: Spec, interrupt: Interrupt, quiet: bool, world: Any, listens: 
 
 
 def settings_of(spec: Spec) -> dict[str, Any]:
-    """What a live metric says of a run's settings: those that were asked for."""
+    """Returns a run's settings for a live metric: those that were asked for."""
     return {"sources": [spec["dir"]], **{key: spec.get(key) for key in ("path", "io_bytes", "workers", "depth")}}
 
 
@@ -252,7 +252,7 @@ def engine_run(
 
 
 def engine_plan(spec: Spec) -> dict[str, Any]:
-    """What `engine_run` would do, without touching anything."""
+    """Returns the plan of `engine_run`, without touching anything."""
     from forebay import _core
 
     return json.loads(_core.checkpoint_plan(json.dumps(spec)))
@@ -284,7 +284,7 @@ def conclude(outcome: Outcome, out: save.Output | None, as_json: bool, quiet: bo
 
 
 def show_plan(spec: Spec, as_json: bool) -> int:
-    """What would be written, to stdout."""
+    """Prints to stdout what would be written."""
     from forebay.emulate import show_checkpoint
 
     found = engine_plan(spec)

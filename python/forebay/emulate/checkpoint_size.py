@@ -1,4 +1,4 @@
-"""How large a workload's checkpoint is as Forebay writes it, which isn't always what the rules state.
+"""Size of a workload's checkpoint as Forebay writes it, which isn't always what the rules state.
 
 The arithmetic of crates/model/src/checkpoint/layout.rs, over all ranks at once; tests hold the two together.
 """
@@ -37,7 +37,7 @@ def _parameters(w: Checkpoint) -> int:
 
 
 def _parameters_of_a_rank(w: Checkpoint) -> int:
-    """Of every layer what one tensor rank of one copy keeps. Norms are whole on each tensor rank."""
+    """Returns the parameters of every layer that one tensor rank of one copy keeps. Norms are whole on each tensor rank."""
     copies = w.data if w.zero_stage == 3 else 1
 
     def cut(parameters: int) -> int:

@@ -57,7 +57,7 @@ def check_exists(request: Request) -> None:
 
 
 def is_missing(source: str) -> bool:
-    """Whether a source that is a path doesn't exist. Only the engine knows of the others."""
+    """Returns whether a source that is a path doesn't exist. Only the engine knows of the others."""
     path = source.removeprefix("file:")
     return ":" not in path and not Path(path).exists()
 
@@ -105,12 +105,12 @@ def check_size(request: Request, accelerators: int, hosts: int = 1, exact: bool 
 
 
 def is_exact(request: Request) -> bool:
-    """Whether the rules say how many files are read, no fewer and no more: v3.0's of its closed division."""
+    """Returns whether the rules say how many files are read, no fewer and no more: v3.0's of its closed division."""
     return request.division == "closed" and request.rules in EXACT
 
 
 def exact_files(request: Request, accelerators: int, hosts: int = 1) -> int | None:
-    """Of the request's files the first that are read with so many accelerators on all hosts together; None: all."""
+    """Returns the number of the request's files that are read with so many accelerators on all hosts together; None: all."""
     if not is_exact(request):
         return request.files
     return size(request.workload, request.rules, accelerators, memory_of_this_host() * hosts).files

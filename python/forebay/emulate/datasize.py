@@ -150,7 +150,7 @@ def folders(files: int) -> int:
 
 
 def run_seconds(w: Training, found: Size) -> float:
-    """Of one run in which no accelerator ever waits."""
+    """Returns the seconds of one run in which no accelerator ever waits."""
     return found.steps_per_epoch * w.epochs * w.compute_s
 
 

@@ -1,4 +1,4 @@
-"""What a submission in the CLOSED or OPEN division may change: flags and constants, by rule set.
+"""Permitted changes of a submission in the CLOSED or OPEN division: flags and constants, by rule set.
 
 The parameters have DLIO's names, as the rules list them. A rule's identifier stands in the message and in a result's
 verdicts. Source: MLPerf Storage submission guidelines and checkers of v1.0, v2.0 and v3.0.
@@ -112,7 +112,8 @@ def check(request: Request) -> None:
 
 
 def check_warm_up(request: Request, wanted: bool) -> bool:
-    """Whether a run that doesn't count comes before the others. RequestError where it is `wanted`, and rules forbid it."""
+    """Checks whether a run that doesn't count comes before the others. RequestError where it is `wanted`, and rules forbid
+    it."""
     if wanted and request.division is not None and request.rules in EMPTIED:
         told = "these rules forbid a run that warms caches [runs]"
         raise RequestError(f"--warmup-run --{request.division} by {request.rules}", told, "without --warmup-run")
@@ -153,7 +154,7 @@ def _of_reading(request: Request, division: str) -> Iterator[Breach]:
 
 
 def breaches_of_workload(workload: Training, rules: str, division: str) -> Iterator[Breach]:
-    """What of the workload isn't as the rules have it. Nothing: it is the published one, whoever's file it is from."""
+    """Yields the differences between the workload and the rules. Nothing: it is the published one, whoever's file it is from."""
     reference = published(workload, rules)
     if reference is None:
         what = f"{workload.name} on {workload.accelerator} isn't a workload of {rules}"

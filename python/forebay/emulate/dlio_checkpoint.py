@@ -75,7 +75,8 @@ def load(file: str, ranks: int | None = None) -> Checkpoint:
 
 
 def _stated(found: dlio.File) -> dict[str, Any]:
-    """What the file says of the model and of its checkpoints, by our names. Only the data parallelism may be missing."""
+    """Returns the file's statements about the model and its checkpoints, by our names. Only the data parallelism may be
+    missing."""
     table: dict[str, Any] = dict(DEFAULTS)
     for key, ours in KEYS.items():
         value = found.flat.get(key)
@@ -93,7 +94,7 @@ def _stated(found: dlio.File) -> dict[str, Any]:
 
 
 def _replicas(found: dlio.File, ranks: int | None, model_ranks: int) -> int:
-    """How many copies of the model so many ranks hold."""
+    """Returns the number of copies of the model that so many ranks hold."""
     if ranks is None or ranks < model_ranks or ranks % model_ranks:
         each = f"a multiple of tensor × pipeline, {model_ranks}"
         told = "is missing" if ranks is None else f"is missing, and {ranks} ranks aren't {each}"

@@ -67,11 +67,11 @@ class Greatest:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the answer rests on full runs: its own, and where one more could have been tried, that one's."""
+        """Returns whether the answer rests on full runs: its own, and where one more could have been tried, that one's."""
         return self.confirmations > 0 and self._following(1) is None
 
     def too_few_steps(self, n: int) -> bool:
-        """Whether what speaks against `n` is the size of the data set alone."""
+        """Returns whether only the size of the data set speaks against `n`."""
         mine = [t for t in self.trials if t.accelerators == n]
         return bool(mine) and all(t.au_pct is None for t in mine)
 
@@ -103,7 +103,7 @@ class Greatest:
         return None
 
     def _between(self, low: int, high: int) -> int:
-        """Where the next run tells most: what the failing run's utilisation suggests, else the middle.
+        """Returns the number whose run tells most: the one that the failing run's utilisation suggests, else the middle.
 
         Beyond saturation the same rate is shared, so utilisation times number stays as it is.
         """

@@ -125,7 +125,7 @@ def number_of_runs(case: Case) -> Iterator[Verdict]:
 
 
 def same_setup(case: Case) -> Iterator[Verdict]:
-    """What report.py compares: workload, accelerator, how many, files, samples per file; and hosts and epochs besides."""
+    """Compares what report.py compares: workload, accelerator, number, files, samples per file; and hosts and epochs besides."""
     shown = ("workload", "accelerator", "accelerators", "hosts", "files", "samples_per_file", "epochs")
     odd = [f"{key.replace('_', ' ')}: {', '.join(sorted({str(getattr(r, key)) for r in case.runs}))}" for key in shown
            if len({getattr(r, key) for r in case.runs}) > 1]  # fmt: skip
@@ -303,7 +303,7 @@ def parameters(case: Case) -> Iterator[Verdict]:
 
 
 def broken_parameters(run: Run, workload: Training | None, may: frozenset[str]) -> Iterator[str]:
-    """What a run changed and mustn't have. Setting a constant to what it is anyway breaks nothing."""
+    """Yields the parameters that a run changed and mustn't have. Setting a constant to what it is anyway breaks nothing."""
     for key, value in run.parameters.items():
         if key in may or key.startswith(HARMLESS):
             continue

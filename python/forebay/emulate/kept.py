@@ -1,4 +1,4 @@
-"""What a search keeps: the file of its runs, and which of them are its answer's."""
+"""Files of a search: its runs, and which of them are its answer's."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _place(progress: dict[str, Any]) -> str:
 
 
 def share_done(progress: dict[str, Any]) -> float:
-    """Of all steps of all epochs; epochs count from 1."""
+    """Returns the share of all steps of all epochs that is done; epochs count from 1."""
     steps, epochs = progress.get("steps") or 0, progress.get("epochs") or 0
     if not steps or not epochs:
         return 0.0

@@ -125,7 +125,7 @@ def command(
 
 @dataclass(frozen=True)
 class Asks:
-    """Of each cell's search."""
+    """Settings of each cell's search."""
 
     probe_s: float
     confirmations: int
@@ -221,7 +221,7 @@ def check_folders(matrix: Matrix, sources: Mapping[str, str], cells: Sequence[Ce
 
 
 def request_for(matrix: Matrix, cell: Cell, probe_s: float) -> Request:
-    """What the cell's runs have in common. A model's data set has the paper's size; a real one has the size it has.
+    """Returns the settings that the cell's runs share. A model's data set has the paper's size; a real one has the size it has.
 
     A model's epochs are alike: one of as many steps as the rules want at least, and no shorter than a probe.
     """

@@ -92,7 +92,7 @@ class OfCheckpoints(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """What is below a folder: runs by their beginning, what couldn't be read, and the places of results of checkpoints."""
+    """Content of a folder: runs by their beginning, what couldn't be read, and the places of results of checkpoints."""
 
     runs: list[Run]
     damaged: list[Damaged]
@@ -177,7 +177,7 @@ def load(file: Path) -> Any:
 
 
 def of_records(file: Path, place: str) -> list[Run]:
-    """Of a file of records, those that emulate training; none of another JSON file."""
+    """Returns the runs of a file of records that emulate training; none of another JSON file."""
     document = load(file)
     records = document if isinstance(document, list) else [document]
     ours = [r for r in records if isinstance(r, dict) and str(r.get("schema", "")).startswith("forebay.run/")]
@@ -335,7 +335,7 @@ def read_overrides(folder: Path) -> dict[str, str]:
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """What MLCommons' tool says of the run; empty where DLIO ran by itself."""
+    """Reads the description of the run by MLCommons' tool; empty where DLIO ran by itself."""
     for file in sorted(folder.glob("*_metadata.json")):
         found = load(file)
         if isinstance(found, dict):
@@ -376,7 +376,7 @@ def memory_of(stated: Any, hosts: int) -> float | None:
 
 
 def timestamp(text: Any) -> float | None:
-    """Of ISO 8601. DLIO writes local time without saying which: only differences mean something there."""
+    """Parses a time of ISO 8601. DLIO writes local time without saying which: only differences mean something there."""
     if not isinstance(text, str):
         return None
     when = datetime.fromisoformat(text.replace("Z", "+00:00"))

@@ -103,7 +103,7 @@ def command(
 
 
 class Output:
-    """Where a run's record and summary go. Records are kept as they come."""
+    """Destination of a run's record and summary. Records are kept as they come."""
 
     def __init__(self, as_json: bool, quiet: bool, out: save.Output | None, folder: Path | None) -> None:
         self.as_json, self.quiet, self.out, self.folder = as_json, quiet, out, folder

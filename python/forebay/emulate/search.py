@@ -141,12 +141,12 @@ def largest(request: Request, held: int | None, bound: int | None, ranks: int = 
 
 
 def steps_wanted(request: Request) -> int:
-    """Of an epoch: what the rules want of a submission; else the fewest that say anything."""
+    """Returns the steps that an epoch wants: what the rules want of a submission; else the fewest that say anything."""
     return datasize.STEPS_MIN if request.division is not None else 3
 
 
 def definition(request: Request, probe_s: float, ranks: int = 1, warm_up: bool = False) -> dict[str, Any]:
-    """What must be the same for two searches to be one: the spec, less what varies between its runs."""
+    """Returns the settings that make two searches one: the spec, less what varies between its runs."""
     spec = request.spec(1)
     for key in ("accelerators", "ranks", "seed"):
         spec.pop(key, None)
@@ -162,7 +162,7 @@ class Interrupted(Exception):
 
 
 class Team:
-    """Who plays the runs: this process, or all ranks of an MPI world. The lead says what is played, the others follow.
+    """Players of the runs: this process, or all ranks of an MPI world. The lead says what is played, the others follow.
 
     Entered by the lead alone: however it leaves, the others are told, since they wait for its word.
     """
@@ -191,7 +191,7 @@ class Team:
         return self._play(number, full, files, quiet, label, listens)
 
     def request_here(self) -> Request:
-        """What is asked for, with the names of the lead's own data."""
+        """Returns the request, with the names of the lead's own data."""
         if self.world is None:
             return self.request
         names = {"{rank}": "0", "{local}": "0", "{host}": self.world.host}
@@ -295,7 +295,7 @@ class Hunt:
         return outcome.record
 
     def all(self, number: int) -> int:
-        """Of all processes together."""
+        """Returns the sum over all processes."""
         return number * self.ranks
 
 
@@ -368,7 +368,7 @@ def document_of(hunt: Hunt, greatest: Greatest, seconds: float, early: bool) -> 
 
 
 def limit_of(hunt: Hunt, greatest: Greatest) -> dict[str, Any]:
-    """What keeps one accelerator more (of each process) from passing, by the record of that run: {id, text, accelerators}."""
+    """Returns the obstacle to one accelerator more (of each process), by the record of that run: {id, text, accelerators}."""
     return {**_limit_of(hunt, greatest), "accelerators": hunt.all(greatest.first_failing or greatest.most)}
 
 

@@ -20,7 +20,8 @@ CAUSES = {
 
 
 def text(record: dict[str, Any], width: int = 100) -> str:
-    """What ran, its utilisation and verdict, rates, where time went, what limits, the client's own state, warnings."""
+    """Formats a run: what ran, utilisation and verdict, rates, where time went, what limits, the client's own state,
+    warnings."""
     return summary.wrapped(_lines(record), width)
 
 

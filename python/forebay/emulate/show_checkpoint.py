@@ -13,7 +13,7 @@ MODES = {"default": "", "subset": " (a subset)", "copies": " (more copies than t
 
 
 def text(record: dict[str, Any], width: int = 100) -> str:
-    """What was written, how fast, what it cost, and which rules hold."""
+    """Formats a run of checkpoints: what was written, how fast, at what cost, and which rules hold."""
     part = record["checkpoint"]
     rows = [("workload", workload(part)), ("machine", machine(record)), ("path", summary.path(record))]
     rows += [(name, phase(part[name], part)) for name in ("write", "read") if part.get(name)]
@@ -85,7 +85,7 @@ def rules(part: dict[str, Any]) -> list[str]:
 
 
 def plan(found: dict[str, Any]) -> str:
-    """What a run would write and read."""
+    """Describes the writes and reads of a run that wasn't started."""
     spec = found["spec"]
     each = f"{bytes_(found['bytes'])} in {count(found['files'], 'file')} of {count(found['ranks'], 'rank')}"
     lines = [

@@ -79,12 +79,12 @@ class Training:
 
     @property
     def samples_per_s(self) -> float:
-        """Of one accelerator that never waits."""
+        """Returns the samples per second of one accelerator that never waits."""
         return self.batch / self.compute_s
 
     @property
     def mib_s(self) -> float:
-        """Of one accelerator that never waits, by the nominal record, as DLIO counts."""
+        """Returns the rate of one accelerator that never waits, by the nominal record, as DLIO counts."""
         return self.samples_per_s * self.record_bytes / (1 << 20)
 
     @property

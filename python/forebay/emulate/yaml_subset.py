@@ -99,7 +99,7 @@ class _Reader:
         return text
 
     def _value_at(self, text: str) -> int:
-        """Where the value of a line begins: behind its dashes and its key."""
+        """Returns the start of a line's value: behind its dashes and its key."""
         at = 0
         while text.startswith("- ", at):
             at += 2
@@ -139,7 +139,7 @@ class _Reader:
         return found
 
     def _nested(self, indent: int, path: str, depth: int) -> Any:
-        """What stands below a key without a value: a block, indented deeper (a list may stand right below); or nothing."""
+        """Parses the value below a key without one: a block, indented deeper (a list may stand right below); or nothing."""
         if self.at >= len(self.lines):
             return None
         line = self.lines[self.at]

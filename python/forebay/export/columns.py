@@ -72,7 +72,7 @@ def _missing(entry: Entry) -> str:
 
 
 def _batch_latency(name: str) -> Callable[[Entry], Any]:
-    """Where no batch ended, the record's zeros are no latency."""
+    """Returns a batch's latency; a record in which no batch ended has zeros that are none."""
     field = f"result.batch.latency_us.{name}"
     return lambda entry: _at(entry.record, field) if _at(entry.record, "result.batch.count") else None
 

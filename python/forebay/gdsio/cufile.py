@@ -50,7 +50,7 @@ def config() -> Path | None:
 
 
 def allows_compat() -> bool:
-    """Whether cuFile may fall back to POSIX I/O: `properties.allow_compat_mode` of cufile.json.
+    """Returns whether cuFile may fall back to POSIX I/O: `properties.allow_compat_mode` of cufile.json.
 
     True where nothing says otherwise, as in the cufile.json that CUDA installs. The environment variables
     CUFILE_FORCE_COMPAT_MODE and CUFILE_ALLOW_COMPAT_MODE come first. Raises RequestError on a file that

@@ -141,7 +141,7 @@ def _source(target: str) -> str:
 
 
 def is_remote(target: str) -> bool:
-    """Whether it is a namespace of a drive that this process reaches by itself, and no path."""
+    """Returns whether it is a namespace of a drive that this process reaches by itself, and no path."""
     return target.startswith(("nvme+tcp://", "nvme+rdma://", "vfio-user:"))
 
 

@@ -54,7 +54,7 @@ def copies_to_host(request: Request, allow_host_destination: bool) -> str | None
 
 
 def no_gpu_next(request: Request) -> str:
-    """What to type where there is no GPU."""
+    """Returns the command to type where there is no GPU."""
     if request.xfer.needs_cufile:
         return HOST_NEXT
     return (
@@ -63,7 +63,7 @@ def no_gpu_next(request: Request) -> str:
 
 
 def gpus() -> tuple[int, str]:
-    """How many GPUs the NVIDIA driver shows this process; with 0, why."""
+    """Returns the number of GPUs that the NVIDIA driver shows this process; with 0, the reason."""
     import ctypes
     import os
 

@@ -39,7 +39,7 @@ def io_sizes(sizes: tuple[int, ...]) -> str:
 
 
 def notes(record: dict[str, Any]) -> list[str]:
-    """What the line can't say: what ran, how latency was spread, what it cost, what to beware of."""
+    """Returns the facts that the line can't tell: what ran, how latency was spread, what it cost, what to beware of."""
     path, result, warnings = record["path"], record["result"], record.get("warnings", [])
     latency, cpu = result["latency_us"], result["cpu"]
     reason = f" ({path['reason']})" if path.get("reason") else ""

@@ -113,7 +113,7 @@ def _job(request: Request, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_seed(seed: int, fields: dict[str, Any]) -> None:
-    """What a file is known to hold was written with one seed: another -k would be passed over without a word."""
+    """Refuses a -k other than the seed that a file is known to hold: it would be passed over without a word."""
     try:
         targets = engine.plan(fields)["targets"]
     except ForebayError as error:
@@ -167,7 +167,8 @@ def _run(
 
 
 def _save(out: save.Output, request: Request, record: Record, as_json: bool) -> None:
-    """Where the file takes no more, the line is still printed, behind which the error says where the record is."""
+    """Saves the record; where the file takes no more, the line is still printed, behind which the error says where the record
+    is."""
     try:
         out.append(record)
     except RunError:
@@ -213,7 +214,7 @@ def _refuse_host_copy(request: Request, record: Record, allowed: bool) -> None:
 
 
 def _rescue(record: Record | str | None, out: save.Output | None) -> None:
-    """What was measured before a run broke: into --record, else into a file of its own."""
+    """Saves what was measured before a run broke: into --record, else into a file of its own."""
     if not record:
         return
     known: Record = json.loads(record) if isinstance(record, str) else record

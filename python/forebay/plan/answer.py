@@ -50,7 +50,7 @@ def answer(planner: Planner, system: System) -> dict[str, Any]:
 
 
 def parameters(planner: Planner, system: System) -> list[Any]:
-    """Those that the answer rests on: shared ones and this drive's."""
+    """Returns the parameters that the answer rests on: shared ones and this drive's."""
     found = [p for p in planner.flow.posterior.parameters() if "[" not in p.name or f"[{system.drive}]" in p.name]
     found += [p for p in planner.cores.posterior.parameters() if p.name.endswith(f"[{system.path}]")]
     if system.emulated:
@@ -80,7 +80,7 @@ def flat(system: System, estimates: dict[str, Estimate]) -> dict[str, Any]:
 
 
 def warnings(system: System) -> list[str]:
-    """What is extrapolated so far that its intervals are widened."""
+    """Returns warnings about extrapolations so far that intervals are widened."""
     found = flow.outside(system.load())
     if system.emulated:
         found += training.outside(training_setup(system, system.accelerators))
@@ -88,7 +88,7 @@ def warnings(system: System) -> list[str]:
 
 
 def of_page_cache(system: System) -> list[str]:
-    """Whether memory would answer for the drives."""
+    """Warns if memory would answer for the drives."""
     least = training.RULE_OF_FIVE * system.memory
     if system.dataset is None or system.dataset >= least:
         return []
@@ -109,9 +109,8 @@ def rates(planner: Planner, systems: list[System]) -> list[Estimate]:
 
 
 def _of_cores(planner: Planner, system: System, rate: Estimate) -> float:
-    """What the cost of a request is unsure by, as far as cores may be what bounds the rate: a link hardly narrower than
-    they are may be the wider one.
-    """
+    """Returns the uncertainty of a request's cost, as far as cores may be what bounds the rate: a link hardly narrower than
+    they are may be the wider one."""
     cores = min(system.cores or system.threads, system.threads)
     share = min(1.0, rate.value / planner.cores.most_gibps(system.path, system.io_size / 1024, cores))
     if share < IDLE:
@@ -226,7 +225,7 @@ def elasticities(planner: Planner, system: System) -> dict[str, float]:
 
 
 def _of_accelerators(planner: Planner, system: System) -> dict[str, float]:
-    """Of the number that passes: drives, threads, and what lies between the drives and the host."""
+    """Returns the limits of the number that passes: drives, threads, and what lies between the drives and the host."""
     base = setup_of(planner, system, None)
     up = 1 + ELASTIC_STEP
     more = {"drives": replace(base, drives=base.drives * up), "threads": replace(base, threads=base.threads * up)}

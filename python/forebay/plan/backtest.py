@@ -43,7 +43,7 @@ class Module:
 
 
 def _place(row: Row) -> tuple:
-    """Where a throughput was measured, whichever table says so."""
+    """Returns the setting in which a throughput was measured, whichever table says so."""
     load = load_of(row)
     queues = (load.queues or 31.0) if load.remote else 0.0
     return (load.drive, load.remote, load.path, load.io_kib, queues)

@@ -127,7 +127,7 @@ def _of_record(document: Any, where: str, drive: str, drives: int | None) -> lis
 
 
 def _members(result: dict[str, Any]) -> int:
-    """Of the widest stripe that was read; 1 for any other source."""
+    """Returns the number of members of the widest stripe that was read; 1 for any other source."""
     return max((int(target.get("members") or 1) for target in result.get("targets") or ()), default=1)
 
 
@@ -193,7 +193,7 @@ def _clones(document: dict[str, Any], where: str) -> list[tuple[str, list[Any]]]
 
 
 def _together(jobs: Sequence[Any], one: Any) -> str:
-    """Whether fio ran other jobs beside this one: those of its group of another name, which no stonewall parts from it."""
+    """Describes the jobs that fio ran beside this one: those of its group of another name, which no stonewall parts from it."""
     if not isinstance(one, dict) or "groupid" not in one:
         return ""
     others = [j for j in jobs if isinstance(j, dict) and j.get("groupid") == one["groupid"]]
@@ -307,7 +307,7 @@ def _document(runs: Sequence[Found], fitted: flow.Flow, strays: Sequence[int], d
 
 
 def _of_origins(runs: Sequence[Found]) -> list[str]:
-    """What each run's own file says against it, once for all of which it says the same."""
+    """Returns the objections of each run's own file, once for all of which it says the same."""
     by_text: dict[str, list[str]] = {}
     for run in runs:
         if run.doubt:
@@ -316,7 +316,7 @@ def _of_origins(runs: Sequence[Found]) -> list[str]:
 
 
 def next_measurement(runs: Sequence[Found], fitted: flow.Flow) -> dict[str, Any]:
-    """Of block sizes × workers, the one whose outcome is least known: measuring it tells most."""
+    """Returns the block size and number of workers whose outcome is least known: measuring it tells most."""
     first = runs[0].measured.load
     loads = [
         flow.Load(first.drive, kib, float(workers), first.path, first.remote, first.drives, first.depth)

@@ -100,7 +100,7 @@ class Cores:
         return found
 
     def log_sd(self, path: str, io_kib: float) -> float:
-        """Of the logarithm of the cores that a rate takes, and so of the rate that cores allow."""
+        """Returns the spread of the logarithm of the cores that a rate takes, and so of the rate that cores allow."""
         return float(self.posterior.predict(Rows([Work(path, io_kib, 1.0)], [BOTH]))[1][0])
 
     def most_gibps(self, path: str, io_kib: float, cores: float) -> float:

@@ -51,7 +51,7 @@ FAR, FAR_SD = 10.0, 0.15
 
 
 def far(asked: Sequence[tuple[str, float, float, float]]) -> list[str]:
-    """Which of (name, value, least and greatest that was measured) lie more than FAR times outside."""
+    """Returns those of (name, value, least and greatest that was measured) that lie more than FAR times outside."""
     return [
         f"{name} {value:g} is more than ten times outside the measured range, {low:g} to {high:g}"
         for name, value, low, high in asked

@@ -35,7 +35,7 @@ PSEUDO = 1.0
 
 @dataclass(frozen=True)
 class Prior:
-    """What is believed of a positive parameter before any measurement.
+    """Belief about a positive parameter before any measurement.
 
     `spread`: standard deviation of its logarithm (0.1: about 10 %). `source`: `spec` or `prior`; `why` says whence.
     """
@@ -173,7 +173,8 @@ class Posterior:
         return math.sqrt((PSEUDO * usual**2 + float(far @ far)) / (PSEUDO + len(far)))
 
     def cost(self) -> float:
-        """What the fit makes least: squares of what measurements and parameters are off by, each in its own spread."""
+        """Returns the quantity that the fit makes least: squares of what measurements and parameters are off by, each in its
+        own spread."""
         import numpy as np
 
         middle, spread = _start(self.priors)
@@ -256,7 +257,7 @@ def _jacobian(model: Model, log: Array, rows: Any) -> Array:
 
 
 def _descend(miss: Callable[[Array], Array], slope: Callable[[Array], Array], log: Array) -> tuple[Array, Array]:
-    """Where Σ miss² is least, and the normal matrix there."""
+    """Returns the point of least Σ miss², and the normal matrix there."""
     import numpy as np
 
     damping, residual = 1e-2, miss(log)
@@ -284,7 +285,7 @@ def _descend(miss: Callable[[Array], Array], slope: Callable[[Array], Array], lo
 
 
 def gain_nats(posterior: Posterior, rows: Any, noise: float) -> Array:
-    """What measuring each row once would tell about all parameters (half the log of its variance over its noise)."""
+    """Returns the information of measuring each row once about all parameters (half the log of its variance over its noise)."""
     import numpy as np
 
     _, sd = posterior.predict(rows)

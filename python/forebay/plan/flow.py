@@ -57,7 +57,7 @@ FELT = 0.5
 
 @dataclass(frozen=True)
 class Load:
-    """What reads what. `io_kib` per request; `workers` × `depth` requests in flight; `drives` as RAID0.
+    """Load on a system: who reads, and what. `io_kib` per request; `workers` × `depth` requests in flight; `drives` as RAID0.
 
     `queues`: of the DPU, remote only; None means as many as there can be. `cap_gibps`: what a link or a host on the
     way lets through, whose name is `cap_name`; None: nothing but the drives and the DPU.
@@ -278,11 +278,12 @@ class Flow:
         return 0.0 if load.drive.lower() in known else NEW_DRIVE
 
     def _doublings(self, load: Load) -> float:
-        """Of drives, from the nearest number that was measured."""
+        """Returns the doublings of drives from the nearest number that was measured."""
         return min(abs(math.log2(load.drives / n)) for n in self._striped)
 
     def queues_gibps(self, queues: float | None) -> tuple[float, float]:
-        """What so many of a DPU's queues let through, whatever stands behind them; and how unsure its logarithm is."""
+        """Returns the rate that so many of a DPU's queues let through, whatever stands behind them; and how unsure its
+        logarithm is."""
         import numpy as np
 
         count, names = queues or QUEUES_MAX, [p.name for p in self.posterior.priors]
@@ -300,7 +301,7 @@ class Flow:
 
 
 def outside(load: Load) -> list[str]:
-    """What lies more than ten times outside of what the law was calibrated on."""
+    """Returns what lies more than ten times outside of what the law was calibrated on."""
     flight = load.workers * load.depth / load.drives
     return far(
         [

@@ -39,7 +39,7 @@ def number(rate: float, demand: float, au_pct: float, limit: str, apart: float =
 
 
 def printed(value: float, unit: str, limit: str, apart: float = PRINTED) -> Estimate:
-    """What follows from another figure of the same run but for its digits."""
+    """Returns an estimate that follows from another figure of the same run but for its digits."""
     return Estimate(value, value * (1 - apart), value * (1 + apart), unit, limit)
 
 

@@ -29,7 +29,7 @@ def is_checkpoint(workload: str) -> bool:
 
 
 def in_minutes(workload: str, accelerator: str) -> bool:
-    """Whether it is MLPerf Training's DLRM, and not the emulated one, which other accelerators have."""
+    """Returns whether it is MLPerf Training's DLRM, and not the emulated one, which other accelerators have."""
     return workload == DLRM and accelerator == H100
 
 
@@ -47,7 +47,7 @@ def _variants(workload: str) -> tuple:
 
 @lru_cache(maxsize=256)
 def ask(workload: str, accelerator: str, rules: str | None, sample_bytes: float, samples_per_s: float | None) -> Ask:
-    """What one accelerator asks for. RequestError where the workload has no constants for it, or the job no rate."""
+    """Returns the demand of one accelerator. RequestError where the workload has no constants for it, or the job no rate."""
     if workload == JOB:
         if samples_per_s is None:
             raise RequestError("workload job", "needs a training rate", "--samples-per-s 1500 (of one accelerator)")

@@ -1,4 +1,4 @@
-"""What bounds a system besides its drives and DPU: a named link, PCIe uplinks, the GPUs' links, the host's cores."""
+"""Bounds of a system besides its drives and DPU: a named link, PCIe uplinks, the GPUs' links, the host's cores."""
 
 from __future__ import annotations
 

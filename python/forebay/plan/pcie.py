@@ -130,7 +130,7 @@ def _share(at: Mapping[str, int], least: int) -> dict[str, float]:
 
 
 def _nearest(tree: Mapping[str, Switch], sources: Mapping[str, float], end: str) -> dict[str, float]:
-    """Those sources with the fewest links between them and `end`, in proportion."""
+    """Returns the sources with the fewest links between them and `end`, in proportion."""
     hops = {s: len(_steps(tree, s, end, via_cpu=False)) for s in sources}
     near = {s: share for s, share in sources.items() if hops[s] == min(hops.values())}
     return {s: share / sum(near.values()) for s, share in near.items()}

@@ -175,7 +175,7 @@ def load_of(row: Row, where: str = "") -> flow.Load:
 
 
 def _queues(row: Row, remote: bool, where: str) -> float | None:
-    """Of the DPU; None where the row says nothing, or "not stated" and the like: as many as there can be."""
+    """Returns the queues of the DPU; None where the row says nothing, or "not stated" and the like: as many as there can be."""
     text = row.get("snap_queues", "")
     if not text or text.lower().startswith(UNSTATED):
         return None
@@ -207,7 +207,7 @@ def setup_of(row: Row, where: str = "") -> training.Setup:
 
 
 def _ask(row: Row, where: str) -> training.Ask | None:
-    """Of a row that says itself what AU must be reached; None where that is the rules' own."""
+    """Returns the demand of a row that says itself what AU must be reached; None where that is the rules' own."""
     least, usual = number(row, "au_threshold_pct", where), training.PASS_PCT.get(row["workload"])
     if least is None or usual is None or least == usual:
         return None

@@ -78,6 +78,6 @@ def _filled(row: Row, found: dict[str, Estimate], fills: Sequence[str]) -> Row:
 
 
 def shown(column: str, value: float, digits: int) -> str:
-    """So many significant digits; whole where the column counts."""
+    """Formats a value with so many significant digits; whole where the column counts."""
     return f"{value:.0f}" if column in WHOLE else f"{value:.{digits}g}"
 

@@ -93,5 +93,5 @@ def below(text: str) -> float | None:
 
 
 def where_of(table_name: str, rows: Iterable[Row]) -> list[str]:
-    """What to call each row in an error: line 2 is the first after the names."""
+    """Names each row for an error: line 2 is the first after the names."""
     return [f"{table_name}, row {i}" for i, _ in enumerate(rows, 2)]

@@ -102,7 +102,7 @@ def _least(planner: Planner, system: System, target: Target, each: float) -> tup
 
 
 def estimates(planner: Planner, systems: Sequence[System], target: Target) -> list[Estimate]:
-    """What the target asks for, of each system."""
+    """Returns the estimates that the target asks for, of each system."""
     if target.gibps is not None:
         return answer.rates(planner, list(systems))
     if target.minutes is not None:
@@ -135,7 +135,7 @@ def _why_not(planner: Planner, system: System, target: Target, short: Sequence[C
 
 
 def _more_workers(planner: Planner, system: System, target: Target) -> str:
-    """How many workers would bring the target with these drives; "" where no number does."""
+    """Describes how many workers would bring the target with these drives; "" where no number does."""
     workers = [system.workers << i for i in range(1, DOUBLINGS)]
     found = estimates(planner, [replace(system, workers=w) for w in workers], target)
     enough = next((w for w, e in zip(workers, found, strict=True) if _met(e, target)), None)
@@ -175,7 +175,7 @@ def _stations(planner: Planner, system: System, target: Target) -> dict[str, flo
 
 
 def warnings(system: System) -> list[str]:
-    """What about a planned measurement would not measure the storage."""
+    """Returns why a planned measurement would not measure the storage."""
     found = answer.of_page_cache(system)
     if system.workers * system.depth < WORKERS_LEAST:
         found.append(f"{system.workers * system.depth} requests in flight may be too few: {WORKERS_LEAST} or more")

@@ -138,7 +138,7 @@ def _like(known: Sequence[Row], system: tuple[str, str], sheet: Sheet, column: s
 
 
 def sheet_of(row: Row, where: str = "") -> Sheet:
-    """What the name of a system says of it, and the batch: eight H100 where the name doesn't say."""
+    """Reads a system's data sheet from its name, and the batch: eight H100 where the name doesn't say."""
     name = row.get("system", "")
     batch = positive(row, "gbs", where) if row.get("gbs") else BATCH_USUAL
     each, hosts = (_counted(pattern, name) for pattern in (GPUS_EACH, HOSTS))

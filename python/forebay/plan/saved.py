@@ -41,7 +41,7 @@ class Calibration:
 
 
 def document(found: dict[str, Any], runs: Sequence[calibrate.Found], drive: catalogue.Drive) -> dict[str, Any]:
-    """What `calibrate` says of the runs, with the runs and the data sheet: forebay.calibration/2."""
+    """Returns `calibrate`'s findings with the runs and the data sheet: forebay.calibration/2."""
     sheet = {k: v for k, v in asdict(drive).items() if v is not None and v != ""}
     hosts = sorted({r.host for r in runs if r.host})
     host = hosts[0] if hosts else None

@@ -1,4 +1,4 @@
-"""How good predictions are: errors, how often intervals hold, and whether they are better than a constant width."""
+"""Scores of predictions: errors, how often intervals hold, and whether they are better than a constant width."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Cell:
 
     @property
     def right(self) -> bool:
-        """Whether it was foretold rightly that the value passes, or that it doesn't."""
+        """Returns whether it was foretold rightly that the value passes, or that it doesn't."""
         return self.least is not None and (self.predicted >= self.least) == (self.published >= self.least)
 
 
@@ -63,7 +63,7 @@ def _error(value: float, published: float, measure: str) -> float:
 
 
 def _scale(value: float, measure: str) -> float:
-    """Where an interval's width is judged: logarithms for ratios, as they are for points."""
+    """Returns the scale on which an interval's width is judged: logarithms for ratios, as they are for points."""
     return value if measure == "points" else math.log(max(value, 0.0) + (0.5 if measure == "count" else 1e-12))
 
 
@@ -89,7 +89,7 @@ class Summary:
 
 
 def summarise(cells: Sequence[Cell]) -> Summary:
-    """Of at least one cell."""
+    """Summarises at least one cell."""
     errors = [abs(c.error) for c in cells]
     theirs = [abs(e) for c in cells if (e := c.baseline_error) is not None]
     scores = [interval_score(*(_scale(v, c.measure) for v in (c.p10, c.p90, c.published))) for c in cells]
@@ -112,7 +112,7 @@ def summarise(cells: Sequence[Cell]) -> Summary:
 
 @lru_cache(maxsize=64)
 def chance(n: int) -> float:
-    """What nine in ten perfect forecasters stay below in score ÷ constant width's, over `n` cells.
+    """Returns the bound on score ÷ constant width's, over `n` cells, below which nine in ten perfect forecasters stay.
 
     Perfect: misses are normal and their spread is known. So few cells are no proof against intervals below this.
     """

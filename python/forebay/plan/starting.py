@@ -24,13 +24,13 @@ Start = Mapping[str, Mapping[str, float]]
 
 
 def packaged() -> Start:
-    """Those that come with Forebay."""
+    """Returns the values that come with Forebay."""
     found: Start = json.loads(catalogue.packaged(NAME))
     return found
 
 
 def found_by(planner: Planner) -> dict[str, dict[str, float]]:
-    """What a planner's modules were calibrated to."""
+    """Returns the parameters that a planner's modules were calibrated to."""
     made: dict[str, Any] = {name: getattr(planner, name) for name in MODULES}
     return {name: {p.name: float(f"{p.value:.12g}") for p in m.posterior.parameters()} for name, m in made.items()}
 

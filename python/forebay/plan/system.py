@@ -61,12 +61,12 @@ class System:
 
     @property
     def emulated(self) -> bool:
-        """Whether it trains on accelerators whose AU is asked for."""
+        """Returns whether it trains on accelerators whose AU is asked for."""
         return self.workload != IO and not self.in_minutes and not self.saves
 
     @property
     def ask(self) -> Ask:
-        """What one accelerator asks for, of a workload that is emulated."""
+        """Returns the demand of one accelerator, of a workload that is emulated."""
         return jobs.ask(self.workload, self.accelerator, self.rules, self.sample_bytes, self.samples_per_s)
 
     def load(self) -> flow.Load:

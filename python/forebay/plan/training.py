@@ -57,7 +57,7 @@ NEWTON_STEPS, NEWTON_DONE = 8, 1e-12
 
 @dataclass(frozen=True)
 class Ask:
-    """What one accelerator that never waits takes, in MiB/s, and the AU that it must reach, in per cent.
+    """Demand of one accelerator that never waits, in MiB/s, and the AU that it must reach, in per cent.
 
     `slots`: whether its readers are processes that a host can run out of, as in emulation. `readers`: how many it has at
     small files, each at one; infinitely many where files are large.
@@ -145,7 +145,7 @@ class Rows:
 
 
 def cached_share(setup: Setup) -> float:
-    """Of the data set, what memory could hold at most."""
+    """Returns the share of the data set that memory could hold at most."""
     return min(0.9, setup.memory_gib / setup.dataset_gib)
 
 
@@ -187,7 +187,7 @@ def gain_prior(drive: str) -> Prior:
 
 
 def _bounds(log: Array, rows: Rows, number: Array | None = None) -> dict[str, Array]:
-    """What bounds each row at `number` accelerators, or at its own. `full`: drives that all have work."""
+    """Returns the bounds of each row at `number` accelerators, or at its own. `full`: drives that all have work."""
     import numpy as np
 
     number = rows.number if number is None else number
@@ -264,7 +264,7 @@ def _counts(b: dict[str, Array], rows: Rows) -> dict[str, Array]:
 
 
 def outside(setup: Setup) -> list[str]:
-    """What lies more than ten times outside of what the law was calibrated on."""
+    """Returns what lies more than ten times outside of what the law was calibrated on."""
     return far([("drives", setup.drives, 1.0, 8.0), ("accelerators", setup.accelerators or 1.0, 1.0, 112.0)])
 
 
@@ -327,7 +327,7 @@ class Training:
         return found
 
     def _slots_sd(self, rows: Rows) -> Array:
-        """Of the logarithm of the process slots that each row has, as a greatest number."""
+        """Returns the spread of the logarithm of the process slots that each row has, as a greatest number."""
         import numpy as np
 
         cov = np.diag(self.posterior.cov)[:CACHE_USE].reshape(4, len(KINDS))[3][rows.workload]
@@ -368,17 +368,17 @@ class Training:
 
 
 def _noise(share: float) -> float:
-    """Of log(share ÷ (1 − share)), for an AU that is `share`."""
+    """Returns the spread of log(share ÷ (1 − share)), for an AU that is `share`."""
     return NOISE_IDLE / math.sqrt(max(1 - share, IDLE_LEAST))
 
 
 def _supplier(b: dict[str, Array], rows: Rows, setup: Setup, i: int) -> str:
-    """What supply is limited by: the drives, or what lies between them and the host."""
+    """Names the limit of supply: the drives, or what lies between them and the host."""
     return setup.supply_cap_name if float(rows.cap[i]) < float(b["drives"][i]) else "storage"
 
 
 def _supply_sd(b: dict[str, Array], rows: Rows, setup: Setup, i: int) -> float:
-    """Of the logarithm of supply: drives differ by workload, and a limit is as unsure as it is."""
+    """Returns the spread of the logarithm of supply: drives differ by workload, and a limit is as unsure as it is."""
     return setup.supply_cap_sd if float(rows.cap[i]) < float(b["drives"][i]) else NOISE_SUPPLY
 
 

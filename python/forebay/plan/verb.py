@@ -126,7 +126,7 @@ def calibration_of(path: str | None, runs: str | None = None) -> Any:
 @CATALOGUE
 @JSON
 def run(as_json: bool, **values: Any) -> int:
-    """What one system gives: throughput, latency, CPU, accelerators or minutes, each with an 80 % interval.
+    """Predicts one system: throughput, latency, CPU, accelerators or minutes, each with an 80 % interval.
 
     --simulate also simulates it in virtual time: jitter, barriers over many hosts, drives and hosts that fail,
     and several jobs on the same drives.

@@ -1,5 +1,5 @@
-"""What the reader should know before relying on the numbers: the records' own warnings, each once, and what is amiss with
-the collection (damaged lines, runs of several machines, runs without repeats)."""
+"""Reasons to doubt the numbers: the records' own warnings, each once, and what is amiss with the collection (damaged lines,
+runs of several machines, runs without repeats)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Advice:
 
     @property
     def next(self) -> str:
-        """What to do: runs that were asked for in different ways may each say another thing."""
+        """Returns the advice: runs that were asked for in different ways may each say another thing."""
         return "; ".join(self.nexts)
 
     @property

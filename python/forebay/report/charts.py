@@ -1,4 +1,4 @@
-"""What each chart shows, as rows and an Altair chart over them.
+"""Content of each chart, as rows and an Altair chart over them.
 
 The rows are complete and go into the CSV as they are; the picture may leave out series past the palette
 and thin long time series, and its note says so.

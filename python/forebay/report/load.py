@@ -148,7 +148,7 @@ def _finished(document: Any) -> bool:
 
 
 def _turn(document: Any) -> str:
-    """Which point of the sweep, in which round: what a second try has in common with the first."""
+    """Returns the point of the sweep and the round that a second try has in common with the first."""
     return (
         json.dumps([document.get("key"), document.get("round")])
         if document.get("key") is not None

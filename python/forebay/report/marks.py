@@ -1,4 +1,4 @@
-"""What all charts share: palette, shapes, dashes, axes, legends.
+"""Common parts of charts: palette, shapes, dashes, axes, legends.
 
 Colour never stands alone: shape, dash or position tells the series apart as well.
 """

@@ -168,7 +168,7 @@ HELD = (
 
 
 def _lead(study: Study) -> str:
-    """What all runs of the study have in common, in a line."""
+    """Describes in a line what all runs of the study have in common."""
     parts = [study.op]
     if study.axis.key != "io_bytes":
         parts += _common(study, "job.io_bytes", lambda v: f"{environment.numbers.size(v)} blocks")

@@ -140,7 +140,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Axis:
-    """What the runs of a study lie along. `key` is None where nothing but the series differs."""
+    """Axis along which the runs of a study lie. `key` is None where nothing but the series differs."""
 
     key: str | None
     title: str
@@ -249,7 +249,7 @@ def op_name(run: Run) -> str:
 
 
 def members(run: Run) -> int:
-    """Of the stripe that is the run's first source; 0 where it is none, or the record doesn't say."""
+    """Returns the members of the stripe that is the run's first source; 0 where it is none, or the record doesn't say."""
     return next((int(finite(target.get("members")) or 0) for target in run.items("result.targets")), 0)
 
 
@@ -271,7 +271,7 @@ def short_source(run: Run) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """What may tell two series apart, besides the path: how a run's value is read, and how it is said.
+    """Property that may tell two series apart, besides the path: how a run's value is read, and how it is said.
 
     `read` gives None or "" where a run has none: its series then does without that word.
     """

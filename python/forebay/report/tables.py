@@ -227,7 +227,8 @@ NONE_WHOLE = "no batch was completed in the measured time"
 
 
 def _batches(study: Study, notes: Notes) -> Table | None:
-    """Of runs whose I/Os were requested in batches, as the rows of a training step are; None where none were."""
+    """Returns the table of runs whose I/Os were requested in batches, as the rows of a training step are; None where none
+    were."""
     if not any(run.number("result.batch.ios") for run in study.runs):
         return None
     rows = []

@@ -215,7 +215,7 @@ def _ours(run: Run | None, notes: Notes) -> list[Cell]:
 
 
 def _throughput(run: Run) -> float | None:
-    """Of the number that passes. None where none does: that run's rate is of one that failed."""
+    """Returns the throughput of the number that passes. None where none does: that run's rate is of one that failed."""
     return None if run.number("search.accelerators") == 0 else run.number("training.throughput_mib_s")
 
 

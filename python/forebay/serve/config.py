@@ -1,4 +1,4 @@
-"""What to serve, from flags or from a TOML file, in the engine's words: a text and the form it is in."""
+"""Configuration of a target, from flags or from a TOML file, in the engine's words: a text and the form it is in."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def example_nqn() -> str:
 
 
 def warnings(config: dict[str, Any]) -> Iterator[str]:
-    """What this configuration lets anybody do, who can reach it."""
+    """Yields warnings about what this configuration lets anybody do who can reach it."""
     beyond = [address for address in [*config["listen"], *config["listen_rdma"]] if not is_loopback(address)]
     if not beyond:
         return
@@ -121,7 +121,8 @@ def warnings(config: dict[str, Any]) -> Iterator[str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Of an address as a configuration spells it: `127.0.0.1:4420`, `[::1]:4420`, `::1`, `4420`."""
+    """Returns whether an address as a configuration spells it is of the loopback: `127.0.0.1:4420`, `[::1]:4420`, `::1`,
+    `4420`."""
     host = address
     if address.startswith("["):
         host = address[1:].partition("]")[0]

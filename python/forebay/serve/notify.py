@@ -1,4 +1,4 @@
-"""What systemd wants to know of a service (sd_notify(3)): datagrams to the socket that NOTIFY_SOCKET names."""
+"""Notifications of systemd about a service (sd_notify(3)): datagrams to the socket that NOTIFY_SOCKET names."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Stats = dict[str, Any]
 
 
 class Engine(Protocol):
-    """What serves."""
+    """Engine of a service."""
 
     def stats(self) -> Stats: ...
 
@@ -41,18 +41,18 @@ class Engine(Protocol):
 
 
 class Words(Protocol):
-    """How it is told: a module of functions."""
+    """Texts of a service: a module of functions."""
 
     def offered(self, stats: Stats) -> Iterator[str]:
-        """What there is for hosts, in lines."""
+        """Yields the offers to hosts, in lines."""
         ...
 
     def line(self, now: Stats, before: Stats, cores: float) -> str:
-        """How it goes."""
+        """Returns a line of progress."""
         ...
 
     def closing(self, stats: Stats) -> Iterator[str]:
-        """What went through, when it is over."""
+        """Yields a summary of the traffic, when it is over."""
         ...
 
 
@@ -77,7 +77,7 @@ class Service(ABC):
 
     @abstractmethod
     def about(self) -> dict[str, Any]:
-        """What its JSON document begins with: `schema`, and what is its own."""
+        """Returns the beginning of its JSON document: `schema`, and what is its own."""
 
     def has_left(self) -> bool:
         """Another process has its place."""

@@ -48,7 +48,7 @@ def hosts(stats: Stats) -> int:
 
 
 def rates(now: Stats, before: Stats) -> list[str]:
-    """What moved between two looks, for a line: `read 2.31 GiB/s`, `write 0 GiB/s`, `18,500 IOPS`."""
+    """Returns the traffic between two looks, for a line: `read 2.31 GiB/s`, `write 0 GiB/s`, `18,500 IOPS`."""
     span = max(now["seconds"] - before["seconds"], 1e-9)
     new, old = totals(now), totals(before)
 
@@ -80,7 +80,7 @@ def line(now: Stats, before: Stats, cores: float) -> str:
 
 
 def closing(stats: Stats) -> Iterator[str]:
-    """What was served, when it is over."""
+    """Yields a summary of what was served, when it is over."""
     sums = totals(stats)
     yield (
         f"served    {bytes_(sums.get('read_bytes', 0))} read, {bytes_(sums.get('write_bytes', 0))} written in"

@@ -52,7 +52,7 @@ class Signals:
             os.read(self._bell, 4096)
 
     def take_reload(self) -> bool:
-        """Whether a reload was asked for since the last call."""
+        """Returns whether a reload was asked for since the last call."""
         asked, self._reload_asked = self._reload_asked, False
         return asked
 

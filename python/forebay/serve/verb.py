@@ -116,7 +116,7 @@ class Target(Service):
         self.systemd.ready(told.partition("\n")[0])
 
     def about(self) -> dict[str, Any]:
-        """Of schema forebay.serve/1."""
+        """Returns the beginning of a document of schema forebay.serve/1."""
         return {
             "schema": "forebay.serve/1",
             "listen": self.server.addresses,

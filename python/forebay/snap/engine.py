@@ -17,7 +17,7 @@ def check(asked: Asked, rpc: str | None) -> dict[str, Any]:
 
 
 def rpc(words: list[str]) -> str:
-    """What `forebay snap rpc WORDS` prints: the answer as JSON, or help. Raises what the gateway refuses.
+    """Returns the output of `forebay snap rpc WORDS`: the answer as JSON, or help. Raises what the gateway refuses.
 
     A KeyboardInterrupt while it waits has what it waited for as its cause.
     """

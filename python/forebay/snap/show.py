@@ -41,7 +41,7 @@ def line(now: Stats, before: Stats, cores: float) -> str:
 
 
 def closing(stats: Stats) -> Iterator[str]:
-    """What went through, when it is over."""
+    """Yields a summary of the traffic, when it is over."""
     sums = totals(stats)
     yield (
         f"moved     {bytes_(sums.get('read_bytes', 0))} read, {bytes_(sums.get('write_bytes', 0))} written in"

@@ -146,6 +146,6 @@ class Shown(Service):
         return self.gateway.has_left()
 
     def about(self) -> dict[str, Any]:
-        """Of schema forebay.snap/1."""
+        """Returns the beginning of a document of schema forebay.snap/1."""
         left = self.gateway.has_left()
         return {"schema": "forebay.snap/1", "rpc": self.gateway.rpc_path, "handed_over": left}

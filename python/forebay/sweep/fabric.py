@@ -1,4 +1,4 @@
-"""What a sweep over a fabric needs beside its source: a target that serves it, and a gateway before that.
+"""Fabric of a sweep beside its source: a target that serves it, and a gateway before that.
 
 Both are the commands that a user would start, `forebay serve` and `forebay snap`, on this machine (or the target in a network
 namespace of its own, behind a veth pair), and are stopped when the sweep ends. Points name them `{target}` and `{gateway}`, so
@@ -134,13 +134,14 @@ def named(job: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
 
 
 def drives(sources: Sequence[str]) -> dict[str, int]:
-    """What stands for gateways' drives in these sources, each with its queues on the fabric."""
+    """Returns the placeholders of gateways' drives in these sources, each with its queues on the fabric."""
     found = [m for source in sources for m in DRIVE.finditer(source)]
     return {m[0]: int(m[1] or GATEWAY_QUEUES) for m in found}
 
 
 def threads_of(queues: int) -> int:
-    """Of a gateway's, for so many queues on the fabric: as many as it would have, and no more than have a queue."""
+    """Returns the threads of a gateway for so many queues on the fabric: as many as it would have, and no more than have a
+    queue."""
     return min(queues, len(os.sched_getaffinity(0)), THREADS_MAX)
 
 
@@ -251,7 +252,7 @@ class Fabric:
         self.say(f"gateway   drives in front of {self.places[TARGET].split('?')[0]}, with {told} queues on the fabric")
 
     def _drive(self, folder: Path, name: str, queues: int) -> str:
-        """Of a gateway's configuration."""
+        """Returns a drive of a gateway's configuration."""
         socket = folder / f"drive{queues}.sock"
         self.places[name] = f"vfio-user:{socket}"
         return (

@@ -1,4 +1,4 @@
-"""What a sweep will run here: its definition, what this machine made of it, the points in order."""
+"""Plan of a sweep here: its definition, what this machine made of it, the points in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forebay.wording import in_keys
 
 @dataclass(frozen=True)
 class Asks:
-    """What the command line adds to the file."""
+    """Additions of the command line to the file."""
 
     sources: tuple[str, ...] = ()
     settings: dict[str, Any] | None = None
@@ -132,7 +132,7 @@ def _distinct(
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What changed between two definitions, in words; empty where nothing did."""
+    """Describes the changes between two definitions; empty where nothing changed."""
     said = [
         f"{name}: {old.get(name)} → {new.get(name)}"
         for name in ("order", "seed", "rounds", "alternate", "fallback", "scale", "max_time_s")

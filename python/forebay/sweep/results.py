@@ -29,7 +29,7 @@ _OURS = re.compile(rb'\s*\{\s*"schema"\s*:\s*"forebay\.(?:sweep|point)/')
 
 @dataclass
 class Contents:
-    """What a file holds. `headers`: oldest first. `damaged`: (line number, what is wrong)."""
+    """Content of a file of results. `headers`: oldest first. `damaged`: (line number, what is wrong)."""
 
     headers: list[dict[str, Any]] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
@@ -76,7 +76,7 @@ def read_line(raw: bytes) -> dict[str, Any]:
 
 
 def _whole(definition: dict[str, Any], frozen: dict[str, Any]) -> bool:
-    """Whether the parts of a header that a continued sweep goes by are there, or absent as another verb leaves them."""
+    """Returns whether the parts of a header that a continued sweep goes by are there, or absent as another verb leaves them."""
     points = definition.get("points", [])
     if not isinstance(points, list) or not all(isinstance(p, dict) and odd_field(p) is None for p in points):
         return False

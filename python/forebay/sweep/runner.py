@@ -36,7 +36,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """That of the failures where every point failed alike; 4 where some did."""
+        """Returns the exit code of the failures where every point failed alike; 4 where some did."""
         if self.interrupted:
             return INTERRUPTED
         if not self.failures:

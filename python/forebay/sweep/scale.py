@@ -74,12 +74,12 @@ def choose(jobs: list[dict[str, Any]], asked: float | None, seconds_max: float |
 
 
 def ended_by_count(job: dict[str, Any]) -> bool:
-    """So many bytes or I/Os end a run of it, whatever time that takes."""
+    """Returns whether so many bytes or I/Os end a run of it, whatever time that takes."""
     return job.get("duration_s") is None and any(job.get(key) is not None for key in flags.counted())
 
 
 def seconds_of(job: dict[str, Any], factor: float = 1.0) -> float:
-    """How long a run takes, but for files it has to make."""
+    """Returns the duration of a run, but for files it has to make."""
     if ended_by_count(job):
         return OVERHEAD_S
     duration = factor * (job["duration_s"] if job.get("duration_s") is not None else flags.duration_default_s())

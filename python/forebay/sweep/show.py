@@ -1,4 +1,4 @@
-"""What a sweep found, as text and as one JSON document."""
+"""Findings of a sweep, as text and as one JSON document."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dry_run(plan: Plan) -> str:
 
 
 def making(plan: Plan) -> list[str]:
-    """What the runs make in folders, and how large that gets."""
+    """Describes what the runs make in folders, and how large that gets."""
     made = [p.job for p in plan.points if own_files.wanted(p.job) and p.job.get("file_bytes")]
     if not made:
         return []
@@ -50,7 +50,7 @@ def making(plan: Plan) -> list[str]:
 
 
 def heading(plan: Plan) -> list[str]:
-    """What will run, and everything in which it isn't what the file asks."""
+    """Describes what will run, and everything in which it isn't what the file asks."""
     lines = [f"{plan.sweep.name}: {plan.sweep.title}" if plan.sweep.title else plan.sweep.name]
     lines += [f"  {line.strip()}" for line in plan.sweep.method.strip().splitlines() if line.strip()]
     lines += [f"  path {path} can't run here: {reason}" for path, reason in plan.frozen["fallbacks"].items()]
@@ -110,7 +110,7 @@ def _values(metric: Metric, lines: list[dict[str, Any]]) -> list[float]:
 
 
 def _alternations(plan: Plan, lines: dict[tuple[str, int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of a sweep that alternates two values: the ratio of first to second, per setting of the rest."""
+    """Returns, for a sweep that alternates two values, the ratio of first to second, per setting of the rest."""
     key = plan.sweep.alternate
     if key is None:
         return []

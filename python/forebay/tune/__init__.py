@@ -153,7 +153,7 @@ def _doublings(least: int, most: int) -> list[int]:
 
 
 def _start(axes: Axes, allowed: Callable[[Setting], bool]) -> Setting:
-    """Where most storage is near its peak already; the nearest that the axes and the bound have."""
+    """Returns a setting at which most storage is near its peak already; the nearest that the axes and the bound have."""
     wanted = Setting(io_bytes=1 << 20, workers=1, depth=8)
 
     def away(setting: Setting) -> float:
@@ -164,7 +164,7 @@ def _start(axes: Axes, allowed: Callable[[Setting], bool]) -> Setting:
 
 
 def _bounded(axes: Axes, most_bytes: int) -> Callable[[Setting], bool]:
-    """What keeps the buffers within `most_bytes`. RequestError where the fields that are held leave nothing."""
+    """Returns the test that keeps the buffers within `most_bytes`. RequestError where the fields that are held leave nothing."""
     least = Setting(**{name: min(axes[name]) for name in AXES})
     if least.buffer_bytes > most_bytes:
         held = f"{least.workers} workers × depth {least.depth} × {format_bytes(least.io_bytes)}"

@@ -30,7 +30,7 @@ SAME_COST = 1.03
 
 
 class Setting(NamedTuple):
-    """What is tuned. `io_bytes` in bytes; `depth` per worker."""
+    """Setting that is tuned. `io_bytes` in bytes; `depth` per worker."""
 
     io_bytes: int
     workers: int
@@ -38,7 +38,7 @@ class Setting(NamedTuple):
 
     @property
     def buffer_bytes(self) -> int:
-        """Of all workers together: slots are whole pages of 4 KiB."""
+        """Returns the buffers of all workers together: slots are whole pages of 4 KiB."""
         return -(-self.io_bytes // 4096) * 4096 * self.workers * self.depth
 
 
@@ -215,7 +215,7 @@ class Search:
             self.confirmed.setdefault(setting, {})[self.rounds] = probe
 
     def _rank(self, setting: Setting) -> tuple[bool, tuple[float, int, int]]:
-        """Those that reach the share first, by cost."""
+        """Ranks settings: those that reach the share first, by cost."""
         runs = self.runs(setting)
         if not self.confirmed.get(setting):
             return (True, self._cost(setting, runs))
@@ -223,7 +223,7 @@ class Search:
         return (not reached, self._cost(setting, runs))
 
     def _challenge(self) -> None:
-        """What was probed and never confirmed, and looks better than the choice, runs beside it until nothing does."""
+        """Runs settings beside the choice that were probed and never confirmed, and look better than it, until none does."""
         while self.anchor in self.confirmed and (challengers := self._challengers()):
             choice = self.choose()
             field = list(dict.fromkeys([choice.pick, *challengers, choice.peak, self.anchor]))

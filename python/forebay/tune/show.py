@@ -1,4 +1,4 @@
-"""What a search found: the document (forebay.tune/1) and the text made of it."""
+"""Findings of a search: the document (forebay.tune/1) and the text made of it."""
 
 from __future__ import annotations
 

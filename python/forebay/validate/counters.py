@@ -31,7 +31,7 @@ def read(path: Path = STATS) -> dict[str, int] | None:
 
 
 def change(before: dict[str, int] | None, after: dict[str, int] | None) -> dict[str, Any] | None:
-    """What rose meanwhile, on the whole machine; None without the module."""
+    """Returns the counters that rose meanwhile, on the whole machine; None without the module."""
     if before is None or after is None:
         return None
     return {key: after[key] - before.get(key, 0) for key in after if after[key] != before.get(key, 0)}

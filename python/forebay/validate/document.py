@@ -72,7 +72,7 @@ def begin(options: dict[str, Any], report: dict[str, Any], command: list[str]) -
 
 
 def note_fall(document: Document) -> None:
-    """Of a document that is continued: a run that still stands as running never ended."""
+    """Notes in a document that is continued that a run that still stands as running never ended."""
     running = document.get("running")
     fatal = document.get("fatal")
     document["fatal"] = [f for f in fatal if isinstance(f, dict)] if isinstance(fatal, list) else []
@@ -115,7 +115,7 @@ def _refuse(constant: str) -> None:
 
 
 def _damage(document: Document) -> str | None:
-    """What is missing of the shape that everything else relies on."""
+    """Returns what is missing of the shape that everything else relies on."""
     steps = document.get("steps")
     if not isinstance(steps, list) or not isinstance(document.get("options"), dict):
         return "steps or options are missing"
@@ -152,5 +152,5 @@ def put_step(document: Document, step: dict[str, Any]) -> None:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What another command line asked for; resuming under it would mix two machines or two methods."""
+    """Describes what another command line asked for; resuming under it would mix two machines or two methods."""
     return [f"{key}: {old.get(key)} → {new.get(key)}" for key in new if old.get(key) != new.get(key)]

@@ -13,7 +13,7 @@ GDSIO_PLACES = ("cuda*/gds/tools/gdsio", "cuda*/gds/tools/gdsio.x86_64")
 
 @dataclass(frozen=True)
 class Ground:
-    """What is known before anything runs. `reports` are the doctor's, by source; "" is the machine's."""
+    """Facts known before anything runs. `reports` are the doctor's, by source; "" is the machine's."""
 
     sources: tuple[str, ...]
     gpus: tuple[int, ...]

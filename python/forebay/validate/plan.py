@@ -27,7 +27,7 @@ FILE_BYTES_MAX, FILE_BYTES_MIN = 16 * GIB, 16 << 20
 
 @dataclass(frozen=True)
 class Options:
-    """What must stay the same for a file to be continued."""
+    """Options that must stay the same for a file to be continued."""
 
     sources: tuple[str, ...]
     gpus: tuple[int, ...] = (0,)
@@ -40,7 +40,7 @@ class Options:
 
 
 def place(source: str) -> str:
-    """Where a job reads: our folder in a directory, else the source itself."""
+    """Returns the place where a job reads: our folder in a directory, else the source itself."""
     if kind_of(source) != "directory":
         return source
     return str(Path(source.removeprefix("file:")) / FOLDER)

@@ -1,4 +1,4 @@
-"""What a validation file is evidence for: the promises of SPECIFICATION.md that wait for hardware."""
+"""Evidence of a validation file: the promises of SPECIFICATION.md that wait for hardware."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step's runs prove. Each proof is a function of the recorded data, so a file can be judged on any machine."""
+"""Proofs by a step's runs. Each proof is a function of the recorded data, so a file can be judged on any machine."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _direct(r: dict[str, Any]) -> Proof:
 
 
 def cold(runs: list[Run]) -> Proof:
-    """What was asked for came from the drive, not from the page cache."""
+    """Proves that what was asked for came from the drive, not from the page cache."""
 
     def judge(r: dict[str, Any]) -> Proof:
         device = r["cache"].get("device_bytes")

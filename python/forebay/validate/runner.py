@@ -130,7 +130,7 @@ class Validation:
         ](step)
 
     def _mark(self, running: dict[str, str] | None) -> None:
-        """What runs now: where this process or the machine goes down within it, the next one knows."""
+        """Notes what runs now: where this process or the machine goes down within it, the next one knows."""
         self.document["running"] = running
         if running is not None:
             self.save()
@@ -335,7 +335,7 @@ def words_of(error: ForebayError) -> str:
 
 
 def said(entry: Entry) -> str:
-    """What came of a run, in a line."""
+    """Describes a run's outcome in a line."""
     if entry["state"] != "ran":
         return f"{entry['state']}, {entry['reason']}"
     if "gdsio_gib_s" in entry:

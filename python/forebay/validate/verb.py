@@ -204,7 +204,7 @@ def exit_code(steps: list[dict[str, Any]], current: dict[str, Any], interrupted:
 
 
 def check(path: Path, as_json: bool) -> int:
-    """What the file is evidence for; 1 where it shows that a promise doesn't hold."""
+    """Prints the evidence of the file; 1 where it shows that a promise doesn't hold."""
     read = document.read(path)
     rows = promises.judge(read)
     if as_json:

@@ -1,6 +1,6 @@
-//! What becomes of slots in a build with debug assertions, once they were let go of: they stay for a while, poisoned and
-//! read-only, and are looked at before they are unmapped. A thread that still writes there ends at once; what the kernel
-//! or a device wrote ends the process when it is found, at its exit at the latest.
+//! Quarantine of released slots in builds with debug assertions: they stay poisoned and read-only for a while, and are
+//! checked before they are unmapped. A thread that still writes there ends at once; what the kernel or a device wrote
+//! ends the process when it is found, at its exit at the latest.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -8,7 +8,7 @@ use std::sync::{Mutex, Once};
 
 const POISON: u8 = 0xdb;
 const PAGE: usize = 4096;
-/// What is kept at most: the oldest go first, and what is larger at once.
+/// Limit on quarantined bytes: the oldest go first, and larger slots at once.
 const KEPT_BYTES_MAX: usize = 32 << 20;
 
 /// A mapping that was let go of.

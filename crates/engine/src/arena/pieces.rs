@@ -17,7 +17,7 @@ pub struct Piece {
 unsafe impl Send for Piece {}
 
 impl Piece {
-    /// Whether `next` begins where this one ends.
+    /// Returns whether `next` begins where this one ends.
     fn continues_in(&self, next: &Piece) -> bool {
         self.at.as_ptr().wrapping_add(self.len) == next.at.as_ptr()
     }
@@ -73,7 +73,7 @@ impl Mem {
         }
     }
 
-    /// Whether the memory is scattered, as far as can be told without reading the list.
+    /// Returns whether the memory is scattered, as far as can be told without reading the list.
     pub fn is_scattered(self) -> bool {
         matches!(self, Mem::Pieces { .. })
     }
@@ -89,7 +89,7 @@ impl Mem {
         }
     }
 
-    /// Whether there is host memory for `len` bytes.
+    /// Returns whether there is host memory for `len` bytes.
     pub fn holds(self, len: usize) -> bool {
         match self {
             Mem::Host { .. } => true,
@@ -122,7 +122,7 @@ fn pieces_of(list: &NonNull<Piece>, count: u16) -> &[Piece] {
     unsafe { std::slice::from_raw_parts(list.as_ptr(), usize::from(count)) }
 }
 
-/// What is behind the first `skip` bytes of a piece; `skip` is at most its length.
+/// Returns a piece without its first `skip` bytes; `skip` is at most its length.
 fn cut(piece: Piece, skip: usize) -> Piece {
     // SAFETY: at most one past the piece's end, which is one allocation for whoever named it.
     Piece { at: unsafe { piece.at.add(skip) }, len: piece.len - skip }
@@ -145,9 +145,9 @@ pub(super) fn after(list: NonNull<Piece>, count: u16, skip: u32, bytes: usize) -
 /// The ranges that `Mem::each` returns.
 #[derive(Clone, Debug)]
 pub struct Each {
-    /// What is left of the piece that comes next.
+    /// Rest of the piece that comes next.
     here: Piece,
-    /// Those behind it.
+    /// Pieces behind it.
     list: NonNull<Piece>,
     count: u16,
     left: usize,

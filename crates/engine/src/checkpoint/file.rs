@@ -24,7 +24,7 @@ pub struct OpenFile {
     pub queue: u32,
     target: FileTarget,
     way: Way,
-    /// Where the next I/O begins.
+    /// Offset of the next I/O.
     next: u64,
     /// I/Os that haven't completed, including the flush.
     pub in_flight: u32,

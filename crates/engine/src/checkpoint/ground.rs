@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a host waits for another that writes the same list of files.
+/// Longest wait for another host that writes the same list of files.
 const LIST_WAIT: Duration = Duration::from_secs(20);
 const LIST_AGAIN: Duration = Duration::from_millis(20);
 
@@ -45,7 +45,7 @@ pub struct Made(pub Place, pub Identity);
 pub struct Ground {
     spec: CheckpointSpec,
     dir: PathBuf,
-    /// Of each checkpoint that was there already and is read; the run's own where it writes them.
+    /// Seeds of the checkpoints that were there already and are read; the run's own where it writes them.
     seeds: Vec<u64>,
     /// Checkpoints that this run wrote to their end.
     noted: Vec<u32>,
@@ -375,7 +375,7 @@ impl Ground {
     }
 }
 
-/// How the run opens its files.
+/// Returns the mode in which the run opens its files.
 pub fn access(spec: &CheckpointSpec, write: bool) -> FileAccess {
     FileAccess { write, direct: spec.cache == Cache::Bypass }
 }

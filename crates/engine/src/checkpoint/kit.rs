@@ -1,5 +1,5 @@
-//! What one thread works with, made once for all checkpoints: its ring, its slots in host or GPU memory, and the way to
-//! a queue on a file that is opened later.
+//! Equipment of one thread, made once for all checkpoints: its ring, its slots in host or GPU memory, and the way to a
+//! queue on a file that is opened later.
 
 use super::ground::places;
 use super::worker::Part;
@@ -135,7 +135,8 @@ impl Kit {
     }
 }
 
-/// Which file of the run a content says it belongs to. Looked for only once something is wrong.
+/// Returns the function that names the file of the run to which a content claims to belong. Looked for only once
+/// something is wrong.
 fn names_of(spec: CheckpointSpec) -> NameOf {
     Box::new(move |id| {
         let steps = 1..=spec.writes.max(spec.reads);

@@ -37,7 +37,7 @@ pub trait Barrier: Send {
     fn pass(&mut self) -> Result<bool, Error>;
 }
 
-/// How often the observer is asked whether to continue while nothing is measured.
+/// Interval at which the observer is asked whether to continue while nothing is measured.
 const POLL: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ enum Way {
     Read,
 }
 
-/// What `run` would do.
+/// Plan of `run`, without running it.
 #[derive(Debug, Serialize)]
 pub struct Plan {
     pub spec: CheckpointSpec,
@@ -60,7 +60,8 @@ pub struct Plan {
     pub workers: u32,
     pub buffer_bytes: u64,
     pub folders: Vec<String>,
-    /// What this host's checkpoints need below the folder, and what there is; null where the file system doesn't say.
+    /// Bytes that this host's checkpoints need below the folder, and bytes that are free there; null where the file
+    /// system doesn't say.
     pub room_needed_bytes: u64,
     pub room_bytes: Option<u64>,
 }
@@ -295,7 +296,7 @@ impl Show<'_, '_> {
         }
     }
 
-    /// Where the hosts wait for each other; false where one of them ended the run.
+    /// Waits for all hosts; false if one of them ended the run.
     fn meet(&mut self) -> Result<bool, Error> {
         let all = self.barrier.as_mut().map_or(Ok(true), |barrier| barrier.pass())?;
         self.story.interrupted |= !all;

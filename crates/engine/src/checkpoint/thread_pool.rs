@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often the caller is asked whether to go on.
+/// Interval at which the caller is asked whether to go on.
 const POLL: Duration = Duration::from_millis(100);
 
 enum Answer {

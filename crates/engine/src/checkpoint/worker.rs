@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often time-outs and a stop are looked for while nothing completes.
+/// Interval at which time-outs and a stop are checked while nothing completes.
 const LOOK: Duration = Duration::from_millis(100);
 /// An order to all workers.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ pub struct Order {
     pub begin: Instant,
 }
 
-/// What all workers count together, for whoever looks on.
+/// Counters of all workers together, for observers.
 #[derive(Default)]
 pub struct Moved {
     pub bytes: AtomicU64,
@@ -51,7 +51,7 @@ pub struct Report {
     pub is_whole: bool,
 }
 
-/// What an I/O moves: a part of a file, or nothing where it flushes one.
+/// Transfer of one I/O: a part of a file, or nothing where it flushes one.
 #[derive(Clone, Copy)]
 pub struct Part {
     file: usize,

@@ -35,11 +35,11 @@ pub struct Order<O> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nobody has it.
+    /// Free slot.
     Free,
     /// The caller has it.
     Held,
-    /// So it has, and what it does with it counts as under way.
+    /// Slot of a chore, which counts as under way.
     Chore,
     /// No queue had room for it, or what a short one left is to go on.
     Again,
@@ -70,7 +70,7 @@ impl<O> Ticket<O> {
     }
 }
 
-/// How an I/O ended.
+/// Outcome of an I/O.
 #[derive(Debug)]
 pub enum End {
     /// Everything requested was moved.
@@ -102,7 +102,7 @@ pub enum Late {
     Lost,
 }
 
-/// How to handle I/Os that can't be executed for the moment.
+/// Policy for I/Os that can't be executed for the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// They are retried until their time-out.
@@ -345,7 +345,7 @@ impl<O: Copy> Client<O> {
         }
     }
 
-    /// What is owed to a queue that takes nothing though it holds nothing is over.
+    /// Ends an I/O that is owed to a queue that accepts nothing although it holds nothing.
     fn refuse(&mut self) {
         let Client { again, lanes, tickets, refused, .. } = self;
         again.retain(|tag| {
@@ -384,7 +384,7 @@ impl<O: Copy> Client<O> {
         }
     }
 
-    /// What was collected; given back by `spare`, so that it is allocated once.
+    /// Takes the completions collected so far; `spare` gives the buffer back, so that it is allocated once.
     #[inline]
     pub fn take_done(&mut self) -> Vec<Done> {
         std::mem::take(&mut self.done)

@@ -1,6 +1,7 @@
-//! Which way of copying into buffers that are used again is the fastest here. Processors differ by half or more
-//! (`bench/cached_read.py`), and not by their name: it also depends on how much of the last-level cache and of the memory's
-//! bandwidth others leave. So the first copies try all ways, each several times in a row, so that it finds the buffer as it left it.
+//! Choice of the fastest way of copying into buffers that are used again, on this machine. Processors differ by half
+//! or more (`bench/cached_read.py`), and not by their name: it also depends on how much of the last-level cache and of
+//! the memory's bandwidth others leave. So the first copies try all ways, each several times in a row, so that it
+//! finds the buffer as it left it.
 
 use super::Stores;
 use crate::clock;
@@ -60,7 +61,7 @@ struct Trial {
     ways: &'static [Stores],
     way: usize,
     round: u32,
-    /// Of this round.
+    /// Bytes of this round.
     bytes: usize,
     ns: u128,
     /// The least time of a byte in a round of this way, and of the best way so far, in nanoseconds.

@@ -21,12 +21,12 @@ const fn block_bytes(rounds: usize) -> usize {
     rounds * (FOLD + 3 * 8 * WORDS)
 }
 
-/// What the low and the high half of 16 bytes are multiplied by, to stand for what lies `bytes` further on.
+/// Multipliers of the low and the high half of 16 bytes that stand for the same bytes `bytes` further on.
 const fn fold_by(bytes: u64) -> [i64; 2] {
     [power(8 * bytes + 31) as i64, power(8 * bytes - 33) as i64]
 }
 
-/// What a remainder is multiplied by, to be what it is with `bytes` more behind it, once `crc32` has reduced it.
+/// Multiplier of a remainder that has `bytes` more behind it, once `crc32` has reduced it.
 const fn behind(bytes: usize) -> i32 {
     power(8 * bytes as u64 - 33) as i32
 }
@@ -89,7 +89,7 @@ unsafe fn block<const ROUNDS: usize>(state: u32, folded: *const u8) -> u32 {
         ^ crcs[2] as u32
 }
 
-/// Of 128 bytes.
+/// Returns the remainder of 128 bytes.
 ///
 /// # Safety
 /// As of `block`.

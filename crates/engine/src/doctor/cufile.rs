@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 const SETTINGS_MAX: usize = 512;
 const NAMES: [&str; 2] = ["libcufile.so", "libcufile.so.0"];
 
-/// What of the process's environment has a say.
+/// Relevant part of the process's environment.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
     /// `--cufile-json`.

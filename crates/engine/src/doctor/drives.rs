@@ -5,7 +5,7 @@ pub use crate::machine::drives::{all, behind, block, describe, DriveFacts};
 use crate::machine::pci;
 use forebay_model::record::Drive;
 
-/// Where most drives begin to slow down; each has its own limit.
+/// Temperature at which most drives begin to slow down; each has its own limit.
 const HOT_C: f64 = 70.0;
 
 pub fn checks(drives: &[DriveFacts]) -> Vec<Check> {

@@ -25,7 +25,7 @@ pub struct Examined {
     pub direct: Option<DirectProbe>,
 }
 
-/// How far the examination of a path may go.
+/// Limit on the examination of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trial {
     /// Look at it only.
@@ -82,7 +82,7 @@ fn journal_mode(roots: &Roots, filesystem: &Filesystem) -> Option<String> {
     options.lines().find_map(|l| l.strip_prefix("data=").map(str::to_string))
 }
 
-/// Whether a directory lets us make files in it.
+/// Returns whether a directory lets us make files in it.
 pub fn writable(path: &Path) -> bool {
     rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok()
 }

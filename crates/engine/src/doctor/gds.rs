@@ -1,5 +1,5 @@
-//! What direct DMA from storage into a GPU stands on: nvidia-fs, or PCI P2PDMA in
-//! the kernel; an IOMMU and switches that let peers talk; udev's word on the file system.
+//! Requirements of direct DMA from storage into a GPU: nvidia-fs, or PCI P2PDMA in the kernel; an IOMMU and switches
+//! that let peers talk; udev's entry for the file system.
 
 use super::conditions::{Finding, Ground, Stops, CONDITIONS};
 use super::filesystem::Examined;
@@ -56,7 +56,7 @@ pub struct Acs {
     pub unreadable: u32,
 }
 
-/// What libcufile learns from libudev about a file system's device.
+/// Properties of a file system's device that libcufile gets from libudev.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Udev {
     pub device: String,
@@ -162,7 +162,7 @@ fn acs(roots: &Roots) -> Acs {
     acs
 }
 
-/// Of file systems on block devices: only there does libcufile ask libudev.
+/// Returns the devices of file systems on block devices: only there does libcufile ask libudev.
 fn udev(roots: &Roots, examined: &[Examined]) -> Vec<Udev> {
     let mut found: Vec<Udev> = Vec::new();
     for one in examined {

@@ -4,7 +4,7 @@ use super::report::{size, Area, Check, State};
 pub use crate::machine::memory::{facts, HugetlbPool, Locked, Memory};
 use crate::reactor::memlock::LEFT_BYTES;
 
-/// What four workers with 32 slots of 1 MiB register.
+/// Memory registered by four workers with 32 slots of 1 MiB.
 const LOCKED_BYTES_WANTED: u64 = 128 << 20;
 
 pub fn checks(memory: &Memory) -> Vec<Check> {

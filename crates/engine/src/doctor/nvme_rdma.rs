@@ -13,13 +13,13 @@ const LOCKED_BYTES_FEW: u64 = 64 << 20;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct NvmeRdma {
-    /// Where libibverbs and librdmacm were found; empty where one is missing.
+    /// Paths of libibverbs and librdmacm; empty where one is missing.
     pub libraries: Vec<String>,
     /// Why one can't be had.
     pub refusal: Option<String>,
     /// The connection manager's device file is here.
     pub manager: bool,
-    /// Which devices take GPU memory as their own destination.
+    /// Devices that accept GPU memory as their own destination.
     pub dma_buf: Vec<DmaBuf>,
 }
 

@@ -14,7 +14,7 @@ const LISTENING: &str = "0A";
 pub struct NvmeTcp {
     /// The kernel's host, which makes block devices of namespaces.
     pub kernel_host: Kernel,
-    /// Somebody listens on port 4420 here.
+    /// True if a process listens on port 4420 here.
     pub port_taken: bool,
 }
 
@@ -46,7 +46,7 @@ fn kernel_host(roots: &Roots, release: &str) -> Kernel {
     }
 }
 
-/// Whether a table such as /proc/net/tcp has a listener on `port`: `sl local_address rem_address st …`.
+/// Returns whether a table such as /proc/net/tcp has a listener on `port`: `sl local_address rem_address st …`.
 fn listens(table: &str, port: u16) -> bool {
     table.lines().skip(1).any(|line| {
         let mut words = line.split_whitespace().skip(1);

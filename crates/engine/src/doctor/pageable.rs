@@ -1,11 +1,11 @@
-//! Whether GPUs read host memory that nobody registered: through the host's own page tables (ATS, where a GPU hangs on
-//! NVLink-C2C), or because the kernel mirrors them for the driver (HMM). `mapped` registers its windows all the same, and
-//! the check says why.
+//! Detection of GPUs that read unregistered host memory: through the host's own page tables (ATS, where a GPU hangs on
+//! NVLink-C2C), or because the kernel mirrors them for the driver (HMM). `mapped` registers its windows all the same,
+//! and the check says why.
 
 use super::report::{Area, Check, State};
 use crate::machine::pageable::{Pageable, PageableGpu};
 
-/// What follows from it for the paths. `open_modules`: the driver's kernel modules are the open ones.
+/// Reports the consequences for the paths. `open_modules`: the driver's kernel modules are the open ones.
 pub fn check(found: &Pageable, open_modules: Option<bool>) -> Check {
     let check = |state, found: String| {
         Check::new(Area::Gpu, "gpu.pageable", "unregistered memory (HMM, ATS)", state, found)

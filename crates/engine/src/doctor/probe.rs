@@ -18,7 +18,7 @@ const BLOCK_BYTES: usize = 8192;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DirectProbe {
-    /// What was read or written.
+    /// Operation that was tried.
     pub tried: String,
     /// (memory, offset) alignment that statx gives for the temporary file.
     pub told: Option<(u32, u32)>,
@@ -147,7 +147,7 @@ fn aligned_start(buffer: &[u8], align: usize) -> usize {
     buffer.as_ptr().align_offset(align)
 }
 
-/// What the page cache lets be seen and done.
+/// Operations on the page cache that work here.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CacheProbe {
     /// Null where it works.

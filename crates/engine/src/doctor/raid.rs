@@ -65,7 +65,7 @@ fn dm(roots: &Roots, name: &str, members: Vec<String>) -> Raid {
     }
 }
 
-/// Whether the kernel has md at all: /proc/mdstat and its personalities.
+/// Returns the kernel's md personalities from /proc/mdstat; None without md.
 pub fn md_levels(roots: &Roots) -> Option<Vec<String>> {
     let mdstat = text(&roots.proc("mdstat"))?;
     let levels = mdstat.lines().find_map(|l| l.strip_prefix("Personalities :"))?;

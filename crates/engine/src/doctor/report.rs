@@ -1,5 +1,4 @@
-//! What the examination says: facts, and a list of checks that each end in
-//! "works", or why not and what to type.
+//! Result of the examination: facts, and a list of checks that each end in "works", or why not and what to type.
 
 use super::{
     cache, cufile, drives, fabric, filesystem, gds, gpu, host, memory, nvme_rdma, nvme_tcp, power, raid,

@@ -13,11 +13,11 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a path may take to be looked at.
+/// Longest time for the examination of a path.
 const ANSWER: Duration = Duration::from_secs(3);
-/// How long a host may take to accept a connection.
+/// Longest time for a host to accept a connection.
 const CONNECT: Duration = Duration::from_millis(500);
-/// How long its name may take to resolve; a resolver's own time-outs are longer.
+/// Longest time for a name to resolve; a resolver's own time-outs are longer.
 const RESOLVE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -31,7 +31,7 @@ pub struct Asked {
     /// Its parts that aren't files.
     pub others: Vec<Other>,
     pub chunk_bytes: Option<u64>,
-    /// Of what; None of the machine.
+    /// Composition of the source; None for the machine.
     #[serde(skip)]
     pub made: Option<Made>,
 }
@@ -134,7 +134,7 @@ fn targets(roots: &Roots, options: &Options) -> Vec<Check> {
     })
 }
 
-/// Whether a listener accepts, and where.
+/// Checks that a listener accepts, and returns its address.
 fn reach(uri: &str, host: &str, port: u16, nqn: &str) -> (Check, Option<SocketAddr>) {
     let check = |state, found: String| {
         Check::new(Area::Source, format!("source.nvme_tcp {uri}"), "NVMe/TCP target", state, found)

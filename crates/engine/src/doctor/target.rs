@@ -1,5 +1,5 @@
-//! What an NVMe/TCP target says to this host, and what the path to it is like: its handshake, what it grants, the
-//! namespace, and how much one connection carries. Nothing is read or written there.
+//! Examination of an NVMe/TCP target and the way to it: its handshake, what it grants, the namespace, and how much one
+//! connection carries. Nothing is read or written there.
 
 use super::report::{size, Area, Check, State};
 use super::roots::{text, Roots};
@@ -15,11 +15,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// How long the target may take for any answer.
+/// Longest time for any answer of the target.
 const ANSWER: Duration = Duration::from_secs(2);
 /// Segments of Ethernet's standard frames, with timestamps; larger ones cost less for each byte.
 const SMALL_SEGMENT: u32 = 1460;
-/// What one connection should carry, bytes/s: a port of 25 Gb/s.
+/// Rate that one connection should carry, in bytes/s: a port of 25 Gb/s.
 const CARRIES_LEAST: f64 = 25e9 / 8.0;
 /// Reads shorter than this cost a command each.
 const TRANSFER_LEAST: u32 = 128 << 10;
@@ -76,7 +76,7 @@ fn queues_wanted(options: &Options) -> u16 {
     options.queues.unwrap_or(processors.min(usize::from(u16::MAX)) as u16)
 }
 
-/// What the kernel knows of a connection.
+/// Properties of a connection as the kernel tells them.
 #[derive(Clone, Copy, Debug)]
 struct Wire {
     /// Payload of one segment, bytes.
@@ -276,7 +276,7 @@ impl Say<'_> {
         vec![self.segments(address, wire), self.buffers(roots, wire), self.pacing(roots, address)]
     }
 
-    /// Whether the kernel spreads what is sent over time by timers of its own.
+    /// Checks whether the kernel spreads sends over time by timers of its own.
     fn pacing(&self, roots: &Roots, address: SocketAddr) -> Check {
         let check = |state, found: String| self.check("congestion", "congestion control", state, found);
         if address.ip().to_canonical().is_loopback() {

@@ -1,4 +1,4 @@
-//! How far a GPU is from each drive and network card, by their places in the PCI tree.
+//! Distance of a GPU from each drive and network card, by their places in the PCI tree.
 
 use super::drives::DriveFacts;
 use super::fabric::Fabric;

@@ -34,7 +34,7 @@ pub struct Feature {
     pub answer: Option<String>,
 }
 
-/// What each feature is for; the order in which they are shown.
+/// Purpose of each feature, in the order in which they are shown.
 const FEATURES: [(&str, &str); 9] = [
     ("registered_files", "saves looking up the file on every I/O"),
     ("registered_buffers", "saves pinning the pages on every I/O: 25–50 % of the CPU at 64k–1m"),

@@ -11,9 +11,8 @@ pub use crate::machine::verdict::Verdicts;
 use crate::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable};
 use std::path::PathBuf;
 
-/// What `--path gds` would do with what lies at `paths` (files, directories, block devices) on
-/// this machine. Loads libcufile, reads one block of a file with O_DIRECT, writes nothing; takes
-/// milliseconds where NVML answers at once.
+/// Predicts `--path gds` for what lies at `paths` (files, directories, block devices) on this machine. Loads
+/// libcufile, reads one block of a file with O_DIRECT, writes nothing; takes milliseconds where NVML answers at once.
 ///
 /// For `--path auto` and for the words of an error (`reason`, `next`, `refusal`). It is a
 /// forecast from the machine's settings: where cuFile itself has said that a handle is direct,

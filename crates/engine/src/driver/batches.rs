@@ -30,7 +30,8 @@ impl Batches {
         size.map(|size| Batches { size, groups: Vec::new(), free: Vec::new(), open: None })
     }
 
-    /// Whether an I/O may start, with so many slots free: one of a batch that has begun, or the first of the next.
+    /// Returns whether an I/O may start with so many free slots: one of a batch that has begun, or the first of the
+    /// next.
     pub fn may_start(&self, slots: usize) -> bool {
         self.open.is_some() || slots >= self.size as usize
     }

@@ -1,6 +1,5 @@
-//! What a job leaves open, settled on the opened targets before anything is
-//! measured: by which way each target goes, and how many workers there are. What
-//! isn't known is tried for a moment, outside the measured time, and every trial
+//! Choice of what a job leaves open, made on the opened targets before anything is measured: the way of each target,
+//! and the number of workers. What isn't known is tried for a moment, outside the measured time, and every trial
 //! stands in the record.
 
 mod measures;
@@ -32,13 +31,13 @@ const BYTES_WORTH_TRYING: u64 = 256 << 20;
 /// Workers for each GPU or pair.
 const WORKERS: [u32; 7] = [1, 2, 4, 6, 8, 12, WORKERS_MOST];
 const WORKERS_MOST: u32 = 16;
-/// Where there is nothing to find out.
+/// Number of workers where no trial is needed.
 const WORKERS_USUAL: u32 = 4;
 /// From this share on a target counts as cached.
 const WARM_SHARE: f64 = 0.95;
-/// What is in flight is no more than this part of the data.
+/// Least ratio of the data to what is in flight.
 const PARTS_IN_FLIGHT_MIN: u64 = 8;
-/// What trials of ways run with.
+/// Number of workers in trials of ways.
 const WORKERS_TRYING: u32 = 8;
 
 /// A job with its path, page cache and workers decided, and how they were.
@@ -99,7 +98,7 @@ pub fn on(
     Ok(Calibrated { job, reasons, calibration: trials })
 }
 
-/// Which path each target of a job by one path takes: most take that one. Says what decided otherwise.
+/// Returns the path of each target of a job by one path; most take that one. Says what decided otherwise.
 fn by_target(job: &JobSpec, targets: &mut [Target], destination: &Destination) -> Result<Vec<String>, Error> {
     let Some(path) = path::find(job.path) else { return Ok(Vec::new()) };
     let mut said = Vec::new();
@@ -264,7 +263,7 @@ impl Settler<'_> {
         }
     }
 
-    /// What the way gives, and in words. What its first pass pays for, later ones have: both are tried.
+    /// Measures a way, and describes the result. What its first pass pays for, later ones have: both are tried.
     fn try_way(
         &mut self,
         way: Way,
@@ -299,7 +298,7 @@ impl Settler<'_> {
         Ok(Target { route: Route { path: way.path, ..target.route }, ..opened })
     }
 
-    /// How often the job will come by the same bytes, as far as what was tried tells.
+    /// Estimates how often the job reads the same bytes, from what was tried.
     fn passes(&self, bytes: u64, tried: &[Tried]) -> Passes {
         let repeats = f64::from(self.job.repeat);
         let rates = || tried.iter().flat_map(|t| [Some(t.gave), t.later]).flatten().map(|g| g.gib_s);
@@ -325,7 +324,7 @@ impl Settler<'_> {
         Some(format!("‹depth› {}: short reads of cached data go to the GPU together", job.depth))
     }
 
-    /// What the path needs for its full rate, where nobody said how long I/Os are or how many are in flight.
+    /// Sets the I/O size and depth that the path needs for its full rate, where they were left open.
     fn reads_fully(&mut self, bytes: u64) -> Option<String> {
         let job = &mut self.job;
         let path = path::find(job.path)?;

@@ -30,7 +30,7 @@ use watch::Watch;
 
 /// After this time past the end, the observer is shown what the run is waiting for.
 const WAITS: Duration = Duration::from_millis(250);
-/// How often the caller is asked whether to go on. Each time wakes a thread, whose time counts as the run's.
+/// Interval at which the caller is asked whether to go on. Each time wakes a thread, whose time counts as the run's.
 const POLL: Duration = Duration::from_millis(200);
 /// With more workers than this, the series has no percentiles: collecting their histograms would cost too much.
 const WORKERS_WITH_HISTOGRAMS: u32 = 128;

@@ -14,7 +14,7 @@ use forebay_model::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What any host manages, so that trying would only cost time.
+/// Rate that any host manages, so that trying would only cost time.
 const EASY_IOPS: f64 = 20_000.0;
 const EASY_BYTES_S: f64 = 200e6;
 const TRIED: Duration = Duration::from_millis(60);

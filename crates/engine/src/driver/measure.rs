@@ -7,7 +7,7 @@ use forebay_model::record::{Noise, Power, RunResult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// What the meters said, and why some said nothing.
+/// Readings of the meters, with the reasons for missing ones.
 #[derive(Debug, Default)]
 pub struct Readings {
     pub cpu: Option<cpu::CpuReading>,
@@ -23,8 +23,8 @@ pub struct Readings {
 }
 
 impl Readings {
-    /// What meters that ran over `own` say of a run that lasted over `run`, both as (from, to): nothing, where the
-    /// two differ by too much.
+    /// Returns readings of meters that ran over `own` for a run that lasted over `run`, both as (from, to): none where
+    /// the two differ by too much.
     pub fn of_time(self, own: (Duration, Duration), run: (Duration, Duration)) -> Readings {
         // A run that ended in its warm-up has no time to be compared with.
         let length = run.1.saturating_sub(run.0);

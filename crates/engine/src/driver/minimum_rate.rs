@@ -6,20 +6,20 @@ use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::Error;
 use std::time::Duration;
 
-/// What a rate is the mean of.
+/// Time over which a rate is averaged.
 const CYCLE: Duration = Duration::from_secs(1);
 /// A run has so long to get going.
 const SETTLES: Duration = Duration::from_secs(2);
 
 pub struct MinimumRate {
-    /// Of each worker; None where nothing was asked for.
+    /// Least rate of each worker; None where nothing was asked for.
     bytes_s: Option<f64>,
     ios_s: Option<f64>,
     workers: Vec<Lately>,
     found: Option<Error>,
 }
 
-/// What one worker moved since.
+/// Recent bytes and I/Os of one worker.
 #[derive(Clone, Copy, Default)]
 struct Lately {
     since: Duration,
@@ -44,7 +44,7 @@ impl MinimumRate {
         }
     }
 
-    /// Whether this shows, for the first time, that a worker moved less than its part.
+    /// Returns true the first time that a worker has moved less than its part.
     pub fn is_missed_by(&mut self, snapshot: &Snapshot) -> bool {
         let Some(lately) = self.workers.get_mut(snapshot.worker as usize) else { return false };
         if !snapshot.measured || snapshot.at < SETTLES {

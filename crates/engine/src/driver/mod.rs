@@ -109,13 +109,13 @@ pub struct Outcome {
     pub failure: Option<Error>,
 }
 
-/// What `run` would do.
+/// Plan of `run`, without running it.
 #[derive(Debug, Serialize)]
 pub struct Plan {
     pub job: JobSpec,
     /// `auto` if trials will decide.
     pub path: &'static str,
-    /// That path, or the candidates of `auto`, the likeliest first.
+    /// The path, or the candidates of `auto`, the likeliest first.
     pub paths: Vec<&'static str>,
     pub targets: Vec<PlannedTarget>,
     pub data_bytes: u64,

@@ -1,5 +1,5 @@
-//! What keeps a worker from starting its next I/O, but for a schedule: a pause after so many, others that are behind, and an
-//! end after so many.
+//! Pauses of a worker other than its schedule: after so many I/Os, for others that are behind, and an end after so
+//! many.
 
 use super::flow::Share;
 use forebay_model::job::JobSpec;
@@ -30,7 +30,7 @@ impl Pause {
         Ok((think.is_some() || flow.is_some()).then_some(Pause { think, flow }))
     }
 
-    /// Whether an I/O may be started.
+    /// Returns whether an I/O may be started.
     #[inline]
     pub fn is_over(&mut self, now: Instant, in_flight: u32) -> bool {
         self.think.as_mut().is_none_or(|think| think.is_over(now, in_flight))

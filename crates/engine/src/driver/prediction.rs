@@ -141,7 +141,7 @@ impl Law {
         })
     }
 
-    /// Whether so many seconds hold enough for chance to even out.
+    /// Checks that so many seconds hold enough I/Os for chance to even out.
     fn enough(&self, seconds: f64) -> Result<(), String> {
         let commands = self.about.min(self.paced) * self.commands_per_io * seconds;
         if commands >= COMMANDS_LEAST {

@@ -61,7 +61,7 @@ pub fn of(job: &JobSpec) -> Result<Purpose, Error> {
     })
 }
 
-/// Whether a run that ended as it should wrote each block of its targets.
+/// Returns whether a run that ended normally wrote each block of its targets.
 pub fn covers(job: &JobSpec) -> bool {
     let in_order = !job.op.is_random() || job.no_repeat;
     in_order

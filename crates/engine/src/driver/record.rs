@@ -327,7 +327,7 @@ pub fn trial_of(targets: &[Target], ran: &Ran, workers: u32) -> Trial {
     }
 }
 
-/// How a target's files are opened; None where it has none, or some of either kind.
+/// Returns the mode in which a target's files are opened; None if it has none, or some of either kind.
 pub fn cache_of(target: &Target) -> Option<&'static str> {
     let files = target.files();
     let direct = files.iter().filter(|(f, _)| f.direct).count();

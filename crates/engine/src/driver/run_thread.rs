@@ -11,8 +11,8 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-/// How often the observer is asked whether to continue while there is no news. Each time costs some 50 µs of the CPU
-/// time that the record counts.
+/// Interval at which the observer is asked whether to continue while there is no news. Each time costs some 50 µs of
+/// the CPU time that the record counts.
 const POLL: Duration = Duration::from_millis(200);
 
 /// Does `work` on a thread of its own, and shows its progress to `observer`. Returns when the work is over and the

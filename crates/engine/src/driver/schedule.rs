@@ -12,9 +12,9 @@ pub struct Schedule {
     /// To the next I/O: a constant, and a share of the bytes of this one.
     pub ns_per_io: f64,
     pub ns_per_byte: f64,
-    /// What the clock can't show of `next`, below 1 ns.
+    /// Fraction of a nanosecond of `next` that the clock can't show.
     pub rest_ns: f64,
-    /// How late timers end a sleep here, as far as was seen.
+    /// Observed lateness of timers that end a sleep.
     pub lateness: Duration,
     /// Distances are drawn around their mean; None: they are all alike.
     pub random: Option<Xoshiro256>,
@@ -56,7 +56,7 @@ impl Schedule {
         self.lateness = by.max(self.lateness - self.lateness.saturating_sub(by) / 16);
     }
 
-    /// Whether the next I/O falls into the time that ends at `end`.
+    /// Returns whether the next I/O is due before `end`.
     pub fn is_due_before(&self, end: Instant) -> bool {
         self.ns_before(end) > 0.0
     }

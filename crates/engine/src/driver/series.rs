@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// A longer run keeps its first points: six days at the default interval.
 const POINTS_MAX: usize = 1_000_000;
 
-/// What a live view shows beside a point.
+/// Details that a live view shows beside a point.
 #[derive(Clone, Debug, Default)]
 pub struct Detail {
     pub bytes: u64,

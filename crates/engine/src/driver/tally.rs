@@ -69,7 +69,7 @@ impl Row {
 #[derive(Clone, Debug, Default)]
 struct Interval {
     latency: Latency,
-    /// Of `latency`, and of the copies.
+    /// Row of `latency`, and of the copies.
     row: Row,
     copy_row: Row,
     bytes: u64,
@@ -112,12 +112,12 @@ impl Tally {
         Tally { worker, cpu, targets: vec![(0, 0); targets], interval, ..Tally::default() }
     }
 
-    /// Whether the interval that begins now is part of the measured time.
+    /// Sets whether the interval that begins now is part of the measured time.
     pub fn measures(&mut self, measured: bool) {
         self.interval.measured = measured;
     }
 
-    /// Whether what is booked now counts for the run, not for the series alone.
+    /// Returns whether bookings count for the run now, and not for the series alone.
     pub fn is_measuring(&self) -> bool {
         self.interval.measured
     }

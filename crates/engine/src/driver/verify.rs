@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const BATCHES: usize = 4;
 /// A batch that should have ended by now is asked for again after this long.
 const AGAIN: Duration = Duration::from_micros(25);
-/// What a launch takes by itself, and the rate of content that is checked or made, for the first guess of its end.
+/// Duration of an empty launch, and the rate at which content is checked or made: the first guess of a launch's end.
 const LAUNCH: Duration = Duration::from_micros(10);
 const BYTES_PER_US: u64 = 1_000_000;
 
@@ -29,7 +29,7 @@ const SCATTERED: &str =
     "content is checked and generated in contiguous buffers, and this memory is scattered";
 pub const FIO_ON_HOST: &str = "fio's checksums are computed by the host";
 
-/// Which part of which file's content a slot holds.
+/// File and part of it whose content a slot holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     pub seed: u64,
@@ -59,13 +59,13 @@ pub struct Contents {
     device: Option<Arc<Device>>,
     name_of: NameOf,
     scratch: Vec<u8>,
-    /// What writes carry, where that isn't content that is verified.
+    /// Content of writes that isn't verified.
     blender: Option<Blender>,
-    /// What reads are held against, where fio wrote it.
+    /// Rule that reads are checked against, where fio wrote the data.
     fio: Option<fio_blocks::Rule>,
 }
 
-/// What a file is called that content says it belongs to, where that is known.
+/// Function that names the file to which a content claims to belong, where it is known.
 pub type NameOf = Box<dyn Fn(u64) -> Option<String> + Send>;
 
 impl Contents {
@@ -90,7 +90,7 @@ impl Contents {
         Ok((Contents { gpu, device: device.cloned(), name_of, scratch: Vec::new(), blender, fio }, why_not))
     }
 
-    /// Whether a chore on this memory is the GPU's: begun by `start`, ended in `reap`.
+    /// Returns whether a chore on this memory runs on the GPU: begun by `start`, ended in `reap`.
     pub fn is_on_gpu(&self, mem: Mem) -> bool {
         self.gpu.is_some() && matches!(mem, Mem::Device { .. })
     }
@@ -198,7 +198,7 @@ impl Contents {
             .map_err(|mismatch| mismatch.describe(&self.name_of))
     }
 
-    /// What is wrong, in the host's words: the slot is still the chore's, so its bytes are what the GPU saw.
+    /// Describes the difference in the host's words: the slot is still the chore's, so its bytes are what the GPU saw.
     fn diagnose(&mut self, job: &Job, finding: Finding) -> String {
         let Mem::Device { gpu, at } = job.mem else { return String::new() };
         let first = finding.first_bad.unwrap_or(0);

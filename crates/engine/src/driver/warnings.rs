@@ -1,4 +1,4 @@
-//! What only the run itself can know and its reader should: the rest is judged from the record (`forebay_model::warnings`).
+//! Warnings that only the run itself can give: the others are judged from the record (`forebay_model::warnings`).
 
 use super::fleet::Ran;
 use super::verify::FIO_ON_HOST;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Beyond the time-out: a look of the worker's, and the grace of what it abandons.
 const MARGIN: Duration = Duration::from_secs(3);
-/// Who interrupts a run doesn't wait for the whole time-out.
+/// Time-out after an interruption, instead of the whole one.
 const INTERRUPTED: Duration = Duration::from_secs(5);
 
 pub struct Watchdog {
@@ -22,7 +22,7 @@ pub struct Watchdog {
 struct Worker {
     heard: Instant,
     ended: bool,
-    /// Of its measured time, by its snapshots.
+    /// Tally of its measured time, by its snapshots.
     told: Tally,
 }
 

@@ -37,7 +37,7 @@ const BATCH_PATIENCE: Duration = Duration::from_micros(30);
 /// Longer I/Os are submitted one by one: submitted together, the kernel merges adjacent ones, and a drive then gave 0.9
 /// of its rate.
 pub const BATCH_IO_BYTES_MAX: u64 = 128 << 10;
-/// How often time-outs and stop requests are checked while nothing completes, however long the interval.
+/// Interval at which time-outs and stop requests are checked while nothing completes, whatever the reporting interval.
 const LOOK: Duration = Duration::from_millis(250);
 /// A check that is this late shows that the process was suspended: stopped, frozen, or paused with its virtual
 /// machine. A machine that is merely busy doesn't keep a thread waiting for so long.
@@ -56,7 +56,7 @@ pub struct Shared {
     /// Ends of warm-up and of the measured time, in ns since the run began.
     pub from_ns: AtomicU64,
     pub until_ns: AtomicU64,
-    /// How long after the end an open loop still starts what was due by then, in ns.
+    /// Time after the end for which an open loop still starts I/Os that were due, in ns.
     pub drain_ns: AtomicU64,
     pub interval: Duration,
     /// Snapshots carry their histogram.
@@ -172,7 +172,7 @@ struct Worker {
     /// The queue of each target.
     queue_of: Vec<u32>,
     batches: Option<Batches>,
-    /// Where several reads are one I/O.
+    /// State of I/Os that consist of several reads.
     together: Option<Together>,
     /// The next I/O waits for its queue although a slot is free.
     held_back: bool,

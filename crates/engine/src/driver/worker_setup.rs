@@ -40,7 +40,7 @@ pub struct WorkerSetup {
 pub struct Memory {
     /// Into emulated drives.
     lent: Vec<Loan>,
-    /// Of paths.
+    /// State that paths keep.
     kept: Vec<Box<dyn Any>>,
     _pins: Vec<Pinned>,
     device: Option<DeviceMemory>,

@@ -1,5 +1,4 @@
-//! What the workers of a run share: the scheduler, who waits for work, what was
-//! counted, and what went wrong.
+//! State that the workers of a run share: the scheduler, waiting workers, counters and failures.
 
 use super::destination::Destination;
 use super::reading::Reading;
@@ -10,7 +9,7 @@ use forebay_model::Error;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 
-/// Nobody need look at the steps.
+/// Time of steps that needn't be looked at.
 const NEVER: u64 = u64::MAX;
 /// Workers say this often how long they were on a processor.
 pub const ACCOUNT_NS: u64 = 10_000_000;
@@ -59,13 +58,13 @@ impl Ways {
     }
 }
 
-/// What a worker reads with, for the record.
+/// Equipment of a worker, for the record.
 #[derive(Clone, Debug, Default)]
 pub struct Equipment {
-    /// Of its slots, as `hugetlb`.
+    /// Kind of pages of its slots, as `hugetlb`.
     pub pages: &'static str,
     pub slot_bytes: u64,
-    /// Of the kernel, that are in force.
+    /// Kernel features that are in force.
     pub features: Vec<&'static str>,
 }
 
@@ -90,7 +89,7 @@ pub struct Totals {
     pub samples: u64,
 }
 
-/// Of the accelerators' waiting, ns.
+/// Waiting time of the accelerators, ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Waited {
     pub storage: f64,
@@ -128,7 +127,7 @@ pub struct Board {
     due: AtomicU64,
     waiting: AtomicUsize,
     pub counters: Vec<Counters>,
-    /// What the first worker got, as all of them did.
+    /// Equipment of the first worker, which is that of all.
     pub equipment: OnceLock<Equipment>,
     pub destination: Option<Destination>,
     wakers: Mutex<Vec<Option<Arc<Waker>>>>,

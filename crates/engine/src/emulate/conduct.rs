@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often the caller is asked whether to go on.
+/// Interval at which the caller is asked whether to go on.
 const POLL: Duration = Duration::from_millis(100);
 const LATE_SHOWN: usize = 8;
 
@@ -241,7 +241,7 @@ struct Conductor<'a> {
     barrier: Option<Box<dyn StepBarrier>>,
     epochs: Vec<(Vec<rules::Steps>, u64)>,
     points: Vec<Point>,
-    /// Of all steps.
+    /// Sum over all steps.
     step: Latency,
     interrupted: bool,
     first_step_s: Option<f64>,
@@ -252,7 +252,7 @@ struct Conductor<'a> {
     last: (Instant, Totals, cpu::Times),
 }
 
-/// What the conductor waits for.
+/// Event that the conductor waits for.
 enum Await {
     /// The epoch's last step ends.
     End(u64),

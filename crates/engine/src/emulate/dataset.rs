@@ -1,5 +1,5 @@
-//! What a run reads: the files of a data set, listed once by name and opened when
-//! their turn comes. Half a million names are held side by side in one text.
+//! Input of a run: the files of a data set, listed once by name and opened when their turn comes. Half a million names
+//! are held side by side in one text.
 
 use super::how;
 use super::manifest::Manifest;
@@ -18,7 +18,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where training files lie below a data folder.
+/// Subfolder of a data folder that holds training files.
 const TRAIN: &str = "train";
 /// Folders within folders.
 const NESTING_MAX: u32 = 8;
@@ -50,7 +50,7 @@ impl Names {
     }
 }
 
-/// What a run reads.
+/// Input of a run.
 #[derive(Debug)]
 pub enum DataSet {
     Folder(Folder),
@@ -125,7 +125,7 @@ fn uris_of(spec: &EmulateSpec) -> Result<Vec<Uri>, Error> {
     spec.data.iter().map(|text| Uri::parse(text)).collect()
 }
 
-/// Whether one source holds all files, rather than folders.
+/// Returns whether one source holds all files, rather than folders.
 fn is_one_space(uris: &[Uri]) -> bool {
     let is_folder = |path: &Path| !path.exists() || path.is_dir();
     match uris {
@@ -163,7 +163,7 @@ pub struct Folder {
     /// Each with the number of files before it.
     roots: Vec<(PathBuf, usize)>,
     names: Names,
-    /// Where records lie, of formats that have files beside them which say so.
+    /// Positions of records, for formats that keep them in files of their own.
     indexes: Vec<Option<Index>>,
     pub manifest: Option<Manifest>,
 }

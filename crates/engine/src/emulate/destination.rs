@@ -1,6 +1,6 @@
-//! Where batches stay until their step takes them: memory of the host or of GPUs,
-//! in pieces that each hold one read. Pieces are made when they are first needed and
-//! used again; no more are ever out than batches that may be read ahead.
+//! Memory in which batches stay until their step takes them: of the host or of GPUs, in pieces that each hold one
+//! read. Pieces are made when they are first needed and used again; no more are ever out than batches that may be read
+//! ahead.
 
 use crate::arena::{Arena, Mem};
 use crate::gpu::cuda::{Device, DeviceMemory, Pinned};
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 
 /// Memory is asked for in blocks of about this.
 const BLOCK_BYTES: usize = 4 << 20;
-/// What cuFile has to know is asked for in larger ones: it knows so many.
+/// Block size of memory that is registered with cuFile, which registers only so many.
 const CUFILE_BLOCK_BYTES: usize = 64 << 20;
 
 pub struct Destination {
@@ -25,7 +25,7 @@ pub struct Destination {
     piece_bytes: usize,
     pool: Mutex<Pool>,
     name: String,
-    /// What of it cuFile knows, by GPU; and who tells it.
+    /// Registered base addresses by GPU, and their registrar.
     bases: Vec<Base>,
     session: Option<Arc<Session>>,
 }
@@ -34,7 +34,7 @@ pub struct Destination {
 struct Pool {
     /// By the GPU's turn.
     free: Vec<Vec<Mem>>,
-    /// Of batches that wait for their step, in any order.
+    /// Batches that wait for their step, in any order.
     held: VecDeque<(u32, usize, Mem)>,
     arenas: Vec<Arena>,
     // What points to memory goes before it.
@@ -130,7 +130,7 @@ impl Destination {
         Ok(pool.free[turn].pop().expect("some were made"))
     }
 
-    /// What cuFile doesn't know it reads into by memory of its own.
+    /// Registers memory with cuFile, and returns what it refused as a buffer of its own.
     fn tell_cufile(&self, turn: usize, memory: &DeviceMemory) -> Option<Buffer> {
         let session = self.session.as_ref()?;
         match session.driver().register_buffer(memory) {

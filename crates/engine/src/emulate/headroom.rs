@@ -1,17 +1,16 @@
-//! Whether this client could have done more: the difference between a measurement of
-//! storage and one of the machine that asks it.
+//! Client headroom: the difference between a measurement of storage and one of the machine that asks it.
 
 use super::board::{Totals, Waited};
 use forebay_model::training::record::Headroom;
 
 /// Accelerators computed for all but this share of their time: nobody set a pace.
 const WAITED_PCT: f64 = 1.0;
-/// Of what the accelerators waited for, the share from which on the client is to blame.
+/// Share of the accelerators' waiting time from which on the client is to blame.
 const CLIENT_SHARE: f64 = 0.5;
-/// Of the workers' time on or before a processor: waiting for one.
+/// Share of the workers' time, on or before a processor, that is spent waiting for one.
 const QUEUED_PCT: f64 = 10.0;
 
-/// What the judgement goes by.
+/// Observations that the judgement is based on.
 pub struct Seen {
     pub workers: u32,
     pub seconds: f64,
@@ -19,7 +18,7 @@ pub struct Seen {
     pub waited: Waited,
     pub cores_busy: Option<f64>,
     pub others_cores_busy: Option<f64>,
-    /// Of the accelerators' time: not computing.
+    /// Share of the accelerators' time in which they don't compute.
     pub waited_pct: f64,
     /// A rate was asked for, or a model took part: neither is the client.
     pub is_paced: bool,

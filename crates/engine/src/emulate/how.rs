@@ -1,5 +1,5 @@
-//! How the data set is read on this machine: through the page cache or past it, by
-//! the workers' own hands or through a ring, in which pieces and how many at a time.
+//! Manner of reading the data set on this machine: through the page cache or past it, by calls or through a ring, in
+//! which pieces and how many at a time.
 
 use super::dataset::{DataSet, Folder};
 use super::reading::BLOCK;
@@ -20,9 +20,9 @@ const DEVICE_IO_BYTES: u64 = 1 << 20;
 const DEVICE_DEPTH: u32 = 16;
 /// Files that stand for all of them where the page cache is asked about.
 const PROBES: usize = 64;
-/// Of each of them, from its begin: looking at pages takes time.
+/// Bytes probed of each file, from its beginning: looking at pages takes time.
 const PROBED_BYTES: u64 = 8 << 20;
-/// Of the probed files, what is cached where all of them are taken to be.
+/// Cached share of the probed files from which on all files are taken to be cached.
 const CACHED_SHARE: f64 = 0.95;
 
 #[derive(Clone, Debug)]
@@ -132,7 +132,7 @@ impl How {
         }
     }
 
-    /// What to ask for where so much is wanted: O_DIRECT wants whole blocks, also where the file ends inside one.
+    /// Returns the length to request: O_DIRECT needs whole blocks, also where the file ends inside one.
     pub fn ask(&self, bytes: u32) -> u32 {
         bytes.next_multiple_of(self.align)
     }
@@ -152,7 +152,7 @@ impl How {
     }
 }
 
-/// Whether O_DIRECT is wanted, and why.
+/// Decides whether to use O_DIRECT, with the reason.
 fn past_the_cache(spec: &EmulateSpec, path: &dyn DataPath, in_memory: bool, cached: bool) -> (bool, String) {
     let (direct, why) = match (spec.cache, path.cached()) {
         _ if in_memory => (false, "the files live in memory"),
@@ -168,7 +168,7 @@ fn past_the_cache(spec: &EmulateSpec, path: &dyn DataPath, in_memory: bool, cach
     (direct, why.into())
 }
 
-/// Whether workers read with their own calls.
+/// Decides whether workers read by calls of their own.
 fn is_inline(spec: &EmulateSpec, by_hand: bool, rings: &Result<(), String>) -> Result<bool, Error> {
     match (spec.engine, rings) {
         (Engine::Uring, Err(why)) => Err(Error::machine(

@@ -15,7 +15,7 @@ impl Manifest {
         })
     }
 
-    /// Whether the data set is one for the workload.
+    /// Checks that the data set is one for the workload.
     pub fn fits(&self, spec: &EmulateSpec, at: &Path) -> Result<(), Error> {
         let workload = &spec.workload;
         let differs = |what: &str, has: String, wants: String| {

@@ -50,7 +50,7 @@ pub trait StepBarrier: Send {
     fn pass(&mut self, epoch: u32, step: u32) -> Result<(), Error>;
 }
 
-/// How a run is doing, once per interval.
+/// Progress of a run, once per interval.
 #[derive(Clone, Debug, Serialize)]
 pub struct EmulateProgress {
     /// `prepare` or `run`.
@@ -61,7 +61,7 @@ pub struct EmulateProgress {
     pub step: u32,
     pub steps: u32,
     pub t_s: f64,
-    /// Of this epoch so far, by the run's rule set; null before it says anything.
+    /// Utilisation of this epoch so far, by the run's rule set; null before it says anything.
     pub au_pct: Option<f64>,
     /// Over the last interval.
     pub gib_s: f64,
@@ -111,7 +111,7 @@ fn cpus_of(spec: &EmulateSpec) -> Result<Vec<u32>, Error> {
     threads::named("‹cpus›", text)
 }
 
-/// What all threads of a run share.
+/// State that all threads of a run share.
 pub struct Shared {
     pub spec: EmulateSpec,
     pub row: &'static FormatRow,
@@ -136,7 +136,7 @@ impl Shared {
         at.saturating_duration_since(self.begin).as_nanos() as u64
     }
 
-    /// What reads a stream, at the level that was asked for.
+    /// Returns the reader of a stream at the requested level.
     pub fn reading(&self) -> Reading {
         let samples_per_file = self.spec.workload.samples_per_file;
         let (checks, skips) = (self.spec.level == Level::Parse, self.spec.on_error == OnError::Skip);

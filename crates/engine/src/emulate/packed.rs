@@ -75,7 +75,7 @@ fn bad(target: &Target, found: String) -> Error {
     Error::request(format!("--data {}", target.label), found, next)
 }
 
-/// Where each file begins.
+/// Returns the offset of each file.
 ///
 /// # Errors
 /// What in the manifest can't be.

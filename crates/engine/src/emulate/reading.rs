@@ -9,12 +9,12 @@ use forebay_model::training::Stream;
 use std::fs::File;
 use std::sync::Arc;
 
-/// What is read at least where an estimate of a sample's end fell short.
+/// Least length of a further read where a sample's end was estimated too short.
 const MORE_BYTES: u64 = 64 << 10;
 /// Reads end on blocks, so that the next one begins on one.
 pub const BLOCK: u64 = 4096;
 
-/// What is read of a file.
+/// Part of a file that is read.
 pub enum Way {
     /// All of it, front to back. Without a parser (level `bytes`) samples lie evenly over the file.
     Whole(Option<Box<dyn Parser>>),
@@ -28,7 +28,7 @@ pub struct Reading {
     pub file: Option<Arc<File>>,
     /// It is read straight into a GPU.
     pub held: Option<Arc<Held>>,
-    /// Where the file begins in the address space.
+    /// Offset of the file in the address space.
     pub base: u64,
     pub bytes: u64,
     /// Bytes of the file (or its pieces) that were taken, or skipped at its front.
@@ -39,7 +39,7 @@ pub struct Reading {
     /// Nothing more is to be had of it: what is wanted of it counts as skipped.
     pub is_dead: bool,
     payload: u64,
-    /// What was lost of it since it was last asked for, and samples of that which weren't reported yet.
+    /// Losses since the last query, and lost samples that weren't reported yet.
     found: Vec<Lost>,
     unreported: u32,
 }
@@ -50,7 +50,7 @@ pub struct Opened {
     pub held: Option<Arc<Held>>,
     pub base: u64,
     pub bytes: u64,
-    /// Where its records lie, if something beside it says so.
+    /// Positions of its records, if a file beside it has them.
     pub index: Option<Index>,
 }
 
@@ -98,7 +98,7 @@ impl Reading {
         Ok(())
     }
 
-    /// Where the byte at `at` lies in the file, and how many follow it there.
+    /// Returns the position in the file of the byte at `at`, and how many follow it there.
     pub fn place(&self, at: u64) -> (u64, u64) {
         let Way::Picked(picker) = &self.way else { return (at, self.bytes - at) };
         pick::place(picker.pieces(), at).unwrap_or((self.bytes, 0))
@@ -110,13 +110,13 @@ impl Reading {
         (self.file, self.held) = (None, None);
     }
 
-    /// Where so many records of the file end, were they all of one length.
+    /// Returns the end of so many records of the file, were they all of one length.
     fn end_of(&self, records: u64) -> u64 {
         let all = self.samples_per_file.max(1);
         (u128::from(self.bytes) * u128::from(records.min(all))).div_ceil(u128::from(all)) as u64
     }
 
-    /// How far to read until `upto` samples of the stream are whole, as far as can be told before.
+    /// Estimates the offset up to which `upto` samples of the stream are whole.
     pub fn goal(&self, upto: u32) -> u64 {
         let Some(stream) = self.stream else { return self.at };
         if let Way::Picked(picker) = &self.way {
@@ -167,7 +167,7 @@ impl Reading {
         self.payload += bytes;
     }
 
-    /// What was lost since the last call, with the number of the stream's samples that went with it.
+    /// Takes the losses since the last call, each with the number of the stream's samples that went with it.
     pub fn take_lost(&mut self) -> Vec<(Damage, u32)> {
         let Some(wanted) = self.stream.map(wanted) else { return Vec::new() };
         let mine = |lost: Lost| (lost.damage, wanted.among(lost.first, lost.records) as u32);
@@ -176,7 +176,7 @@ impl Reading {
         all
     }
 
-    /// Of `samples` that are reported now, those that were read whole.
+    /// Returns how many of `samples` that are reported now were read whole.
     pub fn sound(&mut self, samples: u32) -> u32 {
         let lost = samples.min(self.unreported);
         self.unreported -= lost;
@@ -210,7 +210,7 @@ impl Reading {
         is_whole && self.stream.is_some_and(|s| self.samples() < s.samples)
     }
 
-    /// Of the samples' content since the last call.
+    /// Takes the bytes of the samples' content since the last call.
     pub fn take_payload(&mut self) -> u64 {
         let all = match &self.way {
             Way::Whole(None) => return std::mem::take(&mut self.payload),

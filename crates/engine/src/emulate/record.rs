@@ -26,7 +26,7 @@ use forebay_model::{stats, Latency};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// What was measured.
+/// Measurements of a run.
 pub struct Ran {
     /// Each rank's steps, and the bytes that were read.
     pub epochs: Vec<(Vec<Steps>, u64)>,
@@ -59,8 +59,8 @@ pub fn rss_bytes() -> Option<u64> {
     Some((kib("VmRSS")? - kib("RssFile").unwrap_or(0)) << 10)
 }
 
-/// What of a job applies, as it was asked for: hosts of one run may find different answers to what was left open, and
-/// `path.reason` has those.
+/// Returns the part of a job that applies, as requested: hosts of one run may settle differently what was left open,
+/// and `path.reason` has the results.
 pub fn job_of(shared: &Shared) -> Job {
     let (spec, how, asked) = (&shared.spec, &shared.how, JobSpec::default());
     let job = JobSpec {
@@ -303,7 +303,7 @@ fn session_of(shared: &Shared) -> Option<&Session> {
     shared.straight.as_ref()?.session().map(|session| &**session)
 }
 
-/// What cuFile says of the run, and what its bytes are called for it.
+/// Adds cuFile's counters of the run, and names its bytes accordingly.
 fn cufile_of(shared: &Shared, path: &mut PathRan, missing: &mut BTreeMap<String, String>) -> Option<Cufile> {
     let session = session_of(shared)?;
     let direct = path.direct_bytes;
@@ -376,7 +376,7 @@ fn seen(
     }
 }
 
-/// What the record's figures don't show.
+/// Returns warnings about what the record's figures don't show.
 fn warnings_of(shared: &Shared) -> Vec<Warning> {
     let rate = shared.supply.as_ref().and(shared.spec.supply_gib_s);
     let held = rate.map(|rate| Warning {

@@ -22,7 +22,7 @@ const IO_BYTES: u64 = 1 << 20;
 pub struct Route {
     /// `Host`, `Bounce`, `Mapped` or `Gds`.
     pub path: PathKind,
-    /// Where it was chosen here: what decided.
+    /// Reason of a path that was chosen here.
     pub because: Option<String>,
 }
 
@@ -52,7 +52,7 @@ fn asked(spec: &EmulateSpec) -> String {
     format!("‹path› {} of {} files", path::name_of(spec.path), spec.workload.format)
 }
 
-/// What the host does with bytes on their way.
+/// Returns the host's use of bytes on their way, if any.
 fn host_needs(spec: &EmulateSpec, row: &FormatRow) -> Option<String> {
     if spec.level == Level::Parse {
         return Some("the host checks samples on their way (level parse)".into());

@@ -43,7 +43,7 @@ pub struct Straight {
     devices: Vec<Arc<Device>>,
     /// One of the files, for what is the same of all.
     probe: FileTarget,
-    /// What the path is asked in the words of.
+    /// Job that describes the request to the path.
     job: JobSpec,
 }
 
@@ -93,7 +93,7 @@ impl Straight {
         self.means.session()
     }
 
-    /// What a worker has for its streams, on the worker's thread.
+    /// Returns the lanes for a worker's streams, on the worker's thread.
     pub fn lanes(
         &self,
         to: &Destination,
@@ -156,7 +156,7 @@ impl Straight {
     }
 }
 
-/// How many descriptors of files that stay mapped there may be.
+/// Returns the greatest number of descriptors of files that stay mapped.
 fn kept_max(files: u32) -> usize {
     let wanted = u64::from(files).min(KEPT_MAX);
     let now = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;

@@ -30,12 +30,12 @@ impl Slots {
         Ok(Slots { arena, lent: vec![false; count as usize] })
     }
 
-    /// Which pages they lie in.
+    /// Returns the kind of pages that hold the buffers.
     pub fn pages(&self) -> &'static str {
         self.arena.got().name()
     }
 
-    /// Where a slot is, for whom it will be lent to.
+    /// Returns the memory of a slot, for whoever it will be lent to.
     pub fn mem(&self, tag: usize) -> Mem {
         self.arena.slot(tag)
     }

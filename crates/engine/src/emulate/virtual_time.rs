@@ -20,7 +20,7 @@ use forebay_model::{stats, warnings, Error};
 const WORKERS: u32 = 4;
 const DEPTH: u32 = 32;
 const IO_BYTES: u64 = 1 << 20;
-/// What the rules want of a data set at least.
+/// Least number of steps that the rules require of a data set.
 const STEPS_LEAST: u64 = 500;
 /// Besides those that virtual time never fills.
 const NULL_FIELDS: &[&str] = &[

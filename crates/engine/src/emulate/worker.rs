@@ -32,7 +32,7 @@ use std::time::Duration;
 
 /// Longest wait for anything, so that a stop is seen.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long reads under way may take to come back when the run ends.
+/// Longest time for reads under way to come back when the run ends.
 const GRACE: Duration = Duration::from_secs(2);
 /// Streams that a worker reads side by side at most.
 const STREAMS_MAX: usize = 16;
@@ -40,7 +40,7 @@ const STREAMS_MAX: usize = 16;
 /// The number of the queue that fills slots, at the worker's client.
 const READS: u32 = 0;
 
-/// How slots are filled.
+/// Manner in which slots are filled.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reads {
     /// By the worker itself: what is in memory.
@@ -69,7 +69,7 @@ struct Active {
     slots: VecDeque<u32>,
     /// Samples of the stream that were reported as whole.
     reported: u32,
-    /// Of samples that are whole, when the last one became so.
+    /// Time at which the last whole sample became so.
     since: u64,
     seen: u32,
     stream: Stream,
@@ -81,7 +81,7 @@ struct Active {
 /// A read, until its bytes were parsed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flight {
-    /// Of the file; and how many bytes before those that are wanted a block begins.
+    /// Offset in the file; and how many bytes before the wanted ones a block begins.
     offset: u64,
     head: u32,
     want: u32,
@@ -91,13 +91,13 @@ struct Flight {
     due: u64,
     landed: bool,
     errno: i32,
-    /// Where its bytes stay, and the samples that are whole once they are there.
+    /// Memory in which its bytes stay, and the samples that are whole once they are there.
     to: Option<Mem>,
     copied: bool,
     whole: u32,
 }
 
-/// What a worker's latencies were.
+/// Latencies of a worker.
 #[derive(Default)]
 pub struct Latencies {
     pub read: Latency,
@@ -124,7 +124,7 @@ pub struct Worker {
     slots: Slots,
     delays: Delays,
     flights: Vec<Flight>,
-    /// How bytes get here that pass the slots.
+    /// Way of bytes that bypass the slots.
     via: Via,
     /// Why reads failed, in words, by tag.
     notes: Vec<(u32, Box<str>)>,
@@ -272,7 +272,7 @@ impl Worker {
         }
     }
 
-    /// Of the streams that have bytes to ask for: the one whose batch is needed first, then the one with the fewest
+    /// Returns the stream that asks for bytes next: the one whose batch is needed first, then the one with the fewest
     /// reads under way.
     fn next_to_push(&self) -> Option<usize> {
         let wants = |a: &Active| a.pushed < a.goal && !a.reading.is_dead;

@@ -1,6 +1,6 @@
-//! Who brings cached data of a file that was opened with `auto` to a GPU: its CPUs, which copy it through pinned memory, or the
-//! GPU, which reads pages that were registered. The GPU's way costs next to no CPU time; registering costs once, so it has
-//! to be worth that.
+//! Choice of the copier of cached data for a file that was opened with `auto`: its CPUs, through pinned memory, or the
+//! GPU, which reads registered pages. The GPU's way costs next to no CPU time; registering costs once, so it has to be
+//! worth that.
 //!
 //! Arithmetic alone: times come in as arguments, so that the choice can be tested without a GPU.
 
@@ -28,12 +28,12 @@ const CPU_BYTE_NS: f64 = 0.33;
 const GPU_ROWS_S: f64 = 30e6;
 const LINK_BYTES_S: f64 = 47.0 * BYTES_PER_GIB;
 const REGISTER_BYTES_S: f64 = 25.0 * BYTES_PER_GIB;
-/// What either way takes for a request, however short.
+/// Least time of a request by either way.
 const REQUEST_S: f64 = 30e-6;
 
-/// Of a time that was measured earlier, how much a longer one adds: what disturbs a request only makes it longer.
+/// Weight of a longer time than one that was measured earlier: what disturbs a request only makes it longer.
 const LONGER_WEIGHT: f64 = 0.1;
-/// Of an estimate so many times counts as spent at most.
+/// Multiple of an estimate that counts as spent at most.
 const COUNTS_MOST: f64 = 8.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -112,14 +112,15 @@ impl Choice {
         self.0.lock().expect("no holder panics")
     }
 
-    /// Whether the GPU is to bring such rows, once it may read the file.
+    /// Returns whether the GPU is to bring such rows, once it may read the file.
     pub fn is_for_gpu(&self, load: Load, cpus: usize, prefer: Prefer) -> bool {
         let times = self.times();
         let seconds = |by| times.seconds(load, by, cpus);
         seconds(Carrier::Gpu) * prefer.rate_share_min(1.0) <= seconds(Carrier::Cpus)
     }
 
-    /// Whether registering a file of so many bytes is due: what CPUs spent on it comes to what that takes. Counts anew from then on.
+    /// Returns whether registering a file of so many bytes is due: CPUs have spent as much on it as that takes. Counts
+    /// anew from then on.
     pub fn is_due(&self, file_bytes: u64) -> bool {
         let mut times = self.times();
         let due = times.spent_s >= file_bytes as f64 / REGISTER_BYTES_S;

@@ -28,7 +28,7 @@ use std::time::Instant;
 /// From this share of its windows on a file counts as registered: the others weren't cached, and go through slots.
 const REGISTERED_SHARE_MIN: f64 = 0.9;
 
-/// How bytes shall reach a GPU.
+/// Way of bytes to a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Whatever suits each range.
@@ -54,7 +54,7 @@ impl Way {
     }
 }
 
-/// How a file is opened.
+/// Options for opening a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
     pub way: Way,
@@ -71,7 +71,7 @@ impl Default for Opening {
     }
 }
 
-/// What tells that a file is no longer what it was.
+/// Identity of a file's content: a change of it is a change of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     pub bytes: u64,
@@ -90,13 +90,13 @@ pub struct Reader {
     map: Option<Map>,
     /// Made when it is first worth it; why it can't be had.
     windows: OnceLock<Result<Arc<Windows>, Error>>,
-    /// Who brings cached data to a GPU, as `Way::Auto` has it.
+    /// Chooser between CPUs and GPU for cached data, as `Way::Auto` uses it.
     choice: Choice,
     /// Rows that were asked for of processors.
     copied: AtomicU64,
-    /// What fetches rows, by GPU.
+    /// Fetchers of rows, by GPU.
     rows: Mutex<Vec<(u32, Rows)>>,
-    /// Of this process: what its parent reads doesn't end here.
+    /// Requests of this process: what its parent reads doesn't end here.
     under_way: PerProcess<Mutex<Vec<Weak<Request>>>>,
 }
 
@@ -158,7 +158,7 @@ impl Reader {
         Some((target.file.as_raw_fd(), target.align.max(target.mem_align).max(512) as usize))
     }
 
-    /// How much of a range the page cache holds, 0 to 1; None where the system won't tell.
+    /// Returns the share of a range that the page cache holds, 0 to 1; None if the system won't tell.
     pub(super) fn cached_share(&self, offset: u64, bytes: usize) -> Option<f64> {
         cache::residency(&self.cached.file, offset, bytes as u64).ok()
     }
@@ -174,8 +174,8 @@ impl Reader {
         (bytes > 0).then(|| map.at(offset))
     }
 
-    /// Whether the file was as long when it was opened: what is mapped and registered ends there, and who grew it since
-    /// has the rest read by system calls.
+    /// Returns whether the file was as long when it was opened: mappings and registrations end there, and what was
+    /// appended since is read by system calls.
     pub(super) fn was_as_long(&self, end: u64) -> bool {
         end <= self.cached.bytes
     }
@@ -223,8 +223,8 @@ impl Reader {
         made.as_ref().map_err(Error::clone).and_then(|w| w.refresh().map(|()| w))
     }
 
-    /// Who brings such rows, where that is no matter of ranges: the GPU itself, if that is asked for or pays, or CPUs, towards
-    /// host memory, where slots are asked for, and with `auto` until registering the file has paid.
+    /// Chooses who brings such rows where ranges don't decide: the GPU, if requested or worthwhile, or CPUs, towards
+    /// host memory, where slots are requested, and with `auto` until registering the file has paid.
     ///
     /// # Errors
     /// With `Way::Mapped`: why it can't. A file that is longer than may be registered goes through slots.
@@ -266,14 +266,14 @@ impl Reader {
         self.fresh_windows(gpu).map(|_| Fetch::Gpu(rows))
     }
 
-    /// Whether a GPU would bring it, were the file registered.
+    /// Returns whether a GPU would bring it, were the file registered.
     fn would_spare(&self, load: Load) -> bool {
         load.row_bytes <= ROW_BYTES_MAX
             && self.may_be_registered()
             && self.choice.is_for_gpu(load, thread_pool::all_threads(), self.prefer)
     }
 
-    /// How a request of ranges through slots is noted.
+    /// Notes a request of ranges through slots.
     pub(super) fn note_ranges(&self, ranges: &[Range]) -> Option<Noted> {
         let gpu = ranges.first()?.to.gpu()?;
         let auto = self.way == Way::Auto && self.direct != Some(true) && self.map.is_some();
@@ -303,14 +303,14 @@ impl Reader {
         self.windows().is_some() || Windows::fits(&self.cached)
     }
 
-    /// Whether the GPU may read the file, but for a few windows.
+    /// Returns whether the GPU may read the file, but for a few windows.
     fn is_registered(&self) -> bool {
         self.windows()
             .and_then(|windows| windows.ready_share())
             .is_some_and(|share| share >= REGISTERED_SHARE_MIN)
     }
 
-    /// Whether windows of it are being registered.
+    /// Returns whether windows of it are being registered.
     pub(super) fn is_registering(&self) -> bool {
         self.windows().is_some_and(|windows| windows.ready_share().is_none())
     }
@@ -327,14 +327,14 @@ impl Reader {
         Some(Fetch::Processors(to.gpu().and_then(|gpu| self.rows_on(gpu).ok())))
     }
 
-    /// Where a row lies in the mapping, if what lies around it is cached. That is asked once a second: what is dropped
-    /// meanwhile is read in again when it is copied.
+    /// Returns the address of a row in the mapping, if its surroundings are cached. That is asked once a second: what
+    /// is dropped meanwhile is read in again when it is copied.
     pub(super) fn resident(&self, offset: u64, bytes: usize) -> Option<*const u8> {
         let map = self.map.as_ref().filter(|map| offset + bytes as u64 <= map.bytes)?;
         map.resident_at(offset, bytes, |offset, bytes| self.cached_share(offset, bytes))
     }
 
-    /// Where the file lies in memory, if all of it is cached, as far as `resident` was told in the last second.
+    /// Returns the address of the file in memory, if all of it was cached as of at most a second ago.
     pub(super) fn whole(&self) -> Option<*const u8> {
         self.map.as_ref().filter(|map| map.is_whole()).map(|map| map.at(0))
     }
@@ -357,8 +357,8 @@ impl Reader {
         Ok(rows)
     }
 
-    /// Whether processors copy a part of what is read one time, while the rest is registered: that costs more of their time,
-    /// and uses the link's rate.
+    /// Returns whether processors copy a part of data that is read once, while the rest is registered: at more CPU
+    /// time, and the link's rate.
     pub(super) fn mixes(&self, bytes: usize) -> bool {
         self.once
             && self.way == Way::Auto
@@ -403,7 +403,7 @@ impl Reader {
     }
 }
 
-/// How rows are brought, and how their request is noted.
+/// Way of rows, and how their request is noted.
 #[derive(Default)]
 pub(super) struct Rowwise {
     /// None: as ranges.
@@ -417,7 +417,7 @@ impl Rowwise {
     }
 }
 
-/// What the command line advises doesn't help a caller in Python.
+/// Removes command-line advice from an error for callers in Python.
 fn in_python(error: Error) -> Error {
     let next = match error.kind {
         forebay_model::Kind::Request => "a file that exists and may be read",

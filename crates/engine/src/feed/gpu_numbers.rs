@@ -33,7 +33,7 @@ pub(super) fn release() {
 #[derive(Clone, Copy, Debug)]
 pub struct Given {
     pub gpu: u32,
-    /// What was queued on it by now has written them.
+    /// Stream whose queued work writes the numbers.
     pub stream: u64,
     pub at: u64,
     pub bytes_each: usize,
@@ -45,7 +45,7 @@ pub struct Given {
 pub struct GpuNumbers {
     count: usize,
     device: Arc<Device>,
-    /// How many were wrong, and then the numbers; None once nobody reads them any more.
+    /// Count of wrong numbers, then the numbers; None once nobody reads them any more.
     memory: Mutex<Option<DeviceMemory>>,
 }
 

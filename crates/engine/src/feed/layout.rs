@@ -26,7 +26,7 @@ pub(super) struct Run {
     pub bytes: usize,
 }
 
-/// What lies where in a slot that is being filled.
+/// Layout of a slot that is being filled.
 pub(super) struct Layout {
     base: *mut u8,
     slot_bytes: usize,
@@ -105,7 +105,7 @@ impl Layout {
     }
 }
 
-/// How a piece is read.
+/// Manner of reading a piece.
 pub(super) enum Manner {
     Mapped(*const u8),
     Cached(RawFd),
@@ -135,7 +135,7 @@ pub(super) fn past(reader: &Reader) -> Manner {
     reader.direct_fd().map_or(Manner::Cached(reader.fd()), |(fd, unit)| Manner::Direct(fd, unit))
 }
 
-/// Whether a short piece that isn't cached is to be read past the cache.
+/// Returns whether a short uncached piece is to be read past the cache.
 pub(super) fn put_off(source: &Source, piece: &Range) -> bool {
     matches!(source, Source::One { reader, .. } if piece.bytes < LONG && reader.direct_fd().is_some())
 }

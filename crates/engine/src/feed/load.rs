@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// Reads under way at a time on one worker's ring.
 const RING_ENTRIES: u32 = 256;
-/// How often completions are looked for on a ring that the kernel refuses to enter.
+/// Interval at which completions are polled on a ring that the kernel refuses to enter.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A read that may have to wait for the device.
@@ -25,7 +25,7 @@ pub struct Load {
     pub fd: RawFd,
     pub offset: u64,
     pub at: *mut u8,
-    /// What must arrive, and what to ask for: O_DIRECT wants whole blocks, also where the file ends inside one.
+    /// Bytes that must arrive, and bytes to request: O_DIRECT needs whole blocks, also where the file ends inside one.
     pub want: usize,
     pub ask: usize,
     pub got: usize,
@@ -42,7 +42,7 @@ pub unsafe fn out_of_mapping(to: *mut u8, from: *const u8, bytes: usize, stores:
     bytes - unsafe { copy::guarded(to, from, bytes, stores) }
 }
 
-/// What the page cache has of it, without waiting for the device; None where something is missing.
+/// Reads from the page cache without waiting for the device; None if something is missing.
 ///
 /// # Safety
 /// `at` has room for `bytes`.
@@ -220,7 +220,7 @@ mod tests {
         file
     }
 
-    /// Of a ring that was entered before, and of one that never was.
+    /// Tests a ring that was entered before, and one that never was.
     // promise: ENG-6
     #[test]
     fn where_rings_may_not_be_entered_any_more_it_reads_on_without() {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const WINDOW: u64 = 4 << 20;
 /// Filling the page tables of a window takes about as long as reading this many rows by system calls.
 const ROWS_PER_WINDOW_MIN: u64 = 32;
-/// So often it is asked what is cached of a window that rows are copied from.
+/// Interval at which the cached state of a window that rows are copied from is checked.
 const LOOKED_EVERY: Duration = Duration::from_secs(1);
 
 /// The whole file, for reading by `copy::guarded` alone.
@@ -25,7 +25,7 @@ pub(super) struct Map {
     /// Bits per window, as was last asked: not all of it is cached, or all is.
     absent: Bits,
     resident: Bits,
-    /// How many of the latter are set, or so: what is dropped meanwhile is read in again.
+    /// Approximate number of resident windows: those dropped meanwhile are read in again.
     resident_count: AtomicU64,
     /// When all bits of these two were last unset.
     looked: Mutex<Instant>,
@@ -49,7 +49,7 @@ impl Map {
         })
     }
 
-    /// Whether all of it had been read before.
+    /// Notes a reading; true if all of it had been read before.
     pub fn note_read(&self, offset: u64, bytes: usize) -> bool {
         let windows = offset / WINDOW..(offset + bytes as u64).div_ceil(WINDOW);
         windows.filter(|window| !self.read.set(*window)).count() == 0
@@ -72,8 +72,8 @@ impl Map {
         }
     }
 
-    /// Where bytes lie that are in the file, if what lies around them is cached: as `share` says of a window, by its offset
-    /// and length.
+    /// Returns the address of bytes of the file whose surroundings are cached, by what `share` says of a window at an
+    /// offset and length.
     pub fn resident_at(
         &self,
         offset: u64,
@@ -88,12 +88,12 @@ impl Map {
         (bytes > 0 && windows.all(|window| self.is_resident(window, whole))).then(|| self.at(offset))
     }
 
-    /// Whether so many rows were asked for that filling page tables pays.
+    /// Returns whether so many rows were requested that filling page tables pays.
     pub fn pays(&self, rows: u64) -> bool {
         rows >= self.bytes.div_ceil(WINDOW) * ROWS_PER_WINDOW_MIN
     }
 
-    /// Whether all of a window was cached when that was last asked of `whole`; its page tables are filled then.
+    /// Returns whether all of a window was cached when `whole` was last asked; its page tables are filled then.
     fn is_resident(&self, window: u64, whole: impl Fn(u64) -> bool) -> bool {
         if self.resident.get(window) {
             return true;

@@ -29,8 +29,8 @@ pub use request::{Place, Range, Report, Request};
 pub use rows::Layout;
 pub use thread_pool::{device, device_of, release, submit, threads};
 
-/// What the workers of the thread pool read into and copy from: large enough for the link, small enough that all of them
-/// stay in the last-level cache.
+/// Size of slots that the thread pool reads into and copies from: large enough for the link, small enough that all of
+/// them stay in the last-level cache.
 const SLOT_BYTES: usize = 4 << 20;
 /// One is filled while another is copied and a third waits its turn.
 const SLOTS: usize = 3;

@@ -3,7 +3,7 @@
 use crate::gpu::kernels::ELSEWHERE;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-/// So many are looked at right after they were copied, while a core's first cache holds them.
+/// Numbers that are checked right after they were copied, while a core's first cache holds them.
 const CHUNK: usize = 2048;
 /// Room that was used before needs no page fault for each 512 numbers, which take longer than their copy.
 const SPARE_MAX: usize = 4;
@@ -36,7 +36,7 @@ pub struct Copied {
 }
 
 impl Copied {
-    /// Of so many numbers at an address, which whoever calls holds meanwhile.
+    /// Copies so many numbers at an address, which the caller holds meanwhile.
     pub fn from_address(address: usize, count: usize) -> Copied {
         let mut copied = Copied { numbers: room(count), rows: 0, last: None };
         for first in (0..count).step_by(CHUNK) {
@@ -69,7 +69,7 @@ impl Copied {
         &self.numbers
     }
 
-    /// How many of them are rows of the file: all but `ELSEWHERE`.
+    /// Counts the numbers that are rows of the file: all but `ELSEWHERE`.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -79,7 +79,7 @@ impl Copied {
         self.last
     }
 
-    /// Whether every one is a row, of `limit` that there are.
+    /// Returns whether every number is below `limit`.
     pub fn are_below(&self, limit: u64) -> bool {
         self.rows == self.numbers.len() && self.last.is_none_or(|last| last < limit)
     }

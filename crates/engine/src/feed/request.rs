@@ -54,7 +54,7 @@ pub(super) enum Source {
     Many(Vec<(PathBuf, u64)>),
 }
 
-/// How the bytes of a request went.
+/// Report on how the bytes of a request travelled.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Report {
     pub bytes: u64,
@@ -66,7 +66,7 @@ pub struct Report {
     pub direct_bytes: u64,
     /// Read past the page cache, whatever way they took from there.
     pub uncached_bytes: u64,
-    /// Of rows that came before in the same call, copied by the GPU from there.
+    /// Bytes of rows that came before in the same call, copied by the GPU from there.
     pub repeated_bytes: u64,
     pub seconds: f64,
 }
@@ -99,7 +99,7 @@ pub struct Request {
     /// Dropped at the end: a request that somebody keeps doesn't keep its file.
     source: Mutex<Option<Arc<Source>>>,
     pieces: Vec<Range>,
-    /// Where each part begins in `pieces`, and the end.
+    /// Start of each part in `pieces`, and the end.
     parts: Vec<u32>,
     /// In place of pieces: rows that a GPU fetches.
     table: Option<Table>,
@@ -109,7 +109,7 @@ pub struct Request {
     dropped: AtomicBool,
     /// One worker is to read it from its end, by relays, and hasn't begun.
     mixes: AtomicBool,
-    /// How its time is noted.
+    /// Note of its time.
     noted: Option<Noted>,
     began: Instant,
     process: u32,
@@ -274,7 +274,7 @@ impl Request {
         }
     }
 
-    /// What it reads from, until its last part is done.
+    /// Returns its source, which is held until its last part is done.
     pub(super) fn source(&self) -> Arc<Source> {
         self.source.lock().expect("no holder panics").clone().expect("a part is left")
     }
@@ -288,7 +288,7 @@ impl Request {
         self.table.as_ref().is_some_and(|table| matches!(table.fetch, Fetch::Processors(_)))
     }
 
-    /// Whether the caller is to read it from its end: one is.
+    /// Claims the reading from its end for one caller; true for that one.
     pub(super) fn begins_to_mix(&self) -> bool {
         self.mixes.load(Ordering::Relaxed) && self.mixes.swap(false, Ordering::Relaxed)
     }
@@ -301,7 +301,7 @@ impl Request {
         &self.pieces[self.parts[index] as usize..self.parts[index + 1] as usize]
     }
 
-    /// Whether the rest needn't be read: it was cancelled or has failed.
+    /// Returns whether the rest needn't be read: it was cancelled or has failed.
     pub(super) fn is_dropped(&self) -> bool {
         self.dropped.load(Ordering::Acquire)
     }
@@ -369,7 +369,7 @@ impl Request {
         }
     }
 
-    /// Whoever waits goes on once the state is free: the file is let go of by then.
+    /// Ends the request; waiters go on once the state is free: the file is released by then.
     fn end(&self, state: &mut State) {
         state.seconds = self.began.elapsed().as_secs_f64();
         state.streams.clear();
@@ -432,8 +432,8 @@ impl Request {
         true
     }
 
-    /// What is queued on `stream` from now on sees the bytes. Waits until the last copy is queued, not until it
-    /// has ended; false where `at_most` passed first.
+    /// Orders what is queued on `stream` from now on behind the bytes. Waits until the last copy is queued, not until
+    /// it has ended; false where `at_most` passed first.
     pub fn order(&self, stream: &Stream, at_most: Option<Duration>) -> Result<bool, Error> {
         if !self.wait_for(at_most, |state| state.queued || self.part_count() == 0) {
             return Ok(false);

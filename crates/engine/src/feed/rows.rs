@@ -20,8 +20,8 @@ pub(super) const NUMBERS_BYTES: usize = ROWS_PER_PART_MAX * size_of::<u64>();
 /// Enough for the link to be busy for a millisecond, in which the next launch is made ready.
 const PART_BYTES: usize = 64 << 20;
 const ROWS_PER_PART_MIN: usize = 1024;
-/// Of rows that processors copy: shorter parts cost more to hand out than they gain, longer ones take the copy engine no less
-/// time per byte.
+/// Length of parts of rows that processors copy: shorter parts cost more to hand out than they gain, longer ones take
+/// the copy engine no less time per byte.
 const COPIED_PART_BYTES: RangeInclusive<usize> = 512 << 10..=2 << 20;
 /// As much is taken of a processor's cache in any case.
 const CACHED_PART_BYTES_MIN: usize = 1 << 20;
@@ -36,7 +36,7 @@ const PIECES_TRIED: usize = 4;
 /// Longer ones are read as ranges, whose cached part is looked up for each.
 pub(super) const COPIED_ROW_BYTES_MAX: usize = 64 << 10;
 
-/// Where rows lie in a file: number n begins at byte `start` + n × `step`.
+/// Positions of rows in a file: number n begins at byte `start` + n × `step`.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     pub start: u64,
@@ -45,7 +45,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Where a row begins. Only for one that lies in the file.
+    /// Returns the offset of a row. Only for one that lies in the file.
     pub fn offset(self, number: u64) -> u64 {
         self.start + number * self.step
     }
@@ -91,7 +91,7 @@ impl Layout {
         number.checked_mul(self.step)?.checked_add(self.start)?.checked_add(self.row_bytes as u64)
     }
 
-    /// That a row ends beyond a file of so many bytes.
+    /// Returns the error of a row that ends beyond a file of so many bytes.
     pub(super) fn outside(self, number: u64, path: &Path, file_bytes: u64) -> Error {
         let Layout { start, step, row_bytes } = self;
         let place = if step == 1 { format!("{number}") } else { format!("{start} + {number} × {step}") };
@@ -115,23 +115,23 @@ pub(super) fn append(ranges: &mut Vec<Range>, next: Range) {
     }
 }
 
-/// How many of them are rows of the file.
+/// Counts the numbers that are rows of the file.
 pub(super) fn here(numbers: &[u64]) -> usize {
     numbers.iter().filter(|number| **number != ELSEWHERE).count()
 }
 
-/// Of a long launch's numbers, how many are looked at to tell whether rows come twice often enough to look at all: it
-/// takes tens of nanoseconds of a processor for each, as much as all else about a row.
+/// Numbers of a long launch that are sampled to tell whether rows come twice often enough to look at all: it takes
+/// tens of nanoseconds of a processor for each, as much as all else about a row.
 pub(super) const SAMPLE: usize = 1024;
-/// So many of them twice tell of a tenth in a launch of 32,768, or more.
+/// Repetitions in the sample that tell of a tenth in a launch of 32,768, or more.
 const OFTEN: usize = 4;
 
-/// Whether to look which of these rows come twice.
+/// Returns whether looking for repeated rows is worthwhile.
 pub(super) fn repeats_pay(numbers: &[u64]) -> bool {
     numbers.len() <= SAMPLE || many_repeat(&numbers[..SAMPLE])
 }
 
-/// Whether many of these first numbers come twice.
+/// Returns whether many of these first numbers are repeated.
 pub(super) fn many_repeat(sample: &[u64]) -> bool {
     here(&told_apart(sample).1) >= OFTEN
 }
@@ -163,8 +163,8 @@ pub(super) fn told_apart(numbers: &[u64]) -> (Vec<u64>, Vec<u64>) {
     (once, again)
 }
 
-/// Of so many bytes, copied by so many processors: enough parts for all of them, and short enough for what is in their slots to
-/// stay in the last-level cache until it is copied on.
+/// Returns the length of parts of so many bytes, copied by so many processors: enough parts for all of them, and short
+/// enough for what is in their slots to stay in the last-level cache until it is copied on.
 fn copied_part_bytes(bytes: usize, hands: usize) -> usize {
     static CACHE: OnceLock<usize> = OnceLock::new();
     let cache = *CACHE.get_or_init(|| machine::last_level_cache_bytes() as usize);
@@ -172,14 +172,14 @@ fn copied_part_bytes(bytes: usize, hands: usize) -> usize {
     (bytes / (2 * hands.max(1))).min(in_cache).clamp(*COPIED_PART_BYTES.start(), *COPIED_PART_BYTES.end())
 }
 
-/// Who brings rows that are cached.
+/// Copier of cached rows: the GPU or the CPUs.
 pub(super) enum Fetch {
     Gpu(Rows),
     /// Copied by processors; towards a GPU, what scatters them there, if it can be had.
     Processors(Option<Rows>),
 }
 
-/// Where the numbers of rows are.
+/// Location of row numbers: host or GPU memory.
 pub(super) enum Numbers {
     Here(Copied),
     /// In the memory of the GPU that fetches the rows. None of them is `ELSEWHERE`.
@@ -199,7 +199,7 @@ impl Numbers {
 pub(super) struct Table {
     pub fetch: Fetch,
     pub numbers: Numbers,
-    /// Of them, how many are rows of the file.
+    /// Number of them that are rows of the file.
     pub rows: usize,
     pub layout: Layout,
     pub to: Place,
@@ -224,7 +224,7 @@ impl Table {
         }
     }
 
-    /// What so many rows take of a slot: themselves, and where they go.
+    /// Returns the bytes of a slot for so many rows: themselves, and their destinations.
     pub fn slot_bytes(&self, rows: usize) -> usize {
         (rows * self.layout.row_bytes).next_multiple_of(size_of::<u64>()) + rows * size_of::<u64>()
     }
@@ -233,12 +233,12 @@ impl Table {
         self.numbers.len().div_ceil(self.rows_each())
     }
 
-    /// Whether every number is a row of the file.
+    /// Returns whether every number is a row of the file.
     pub fn is_dense(&self) -> bool {
         self.rows == self.numbers.len()
     }
 
-    /// Which of the numbers a part is for, and where its first row goes.
+    /// Returns the numbers of a part, and the destination of its first row.
     pub fn part(&self, index: usize) -> (Span<usize>, Place) {
         let first = index * self.rows_each();
         let end = self.numbers.len().min(first + self.rows_each());

@@ -22,13 +22,13 @@ use std::time::{Duration, Instant};
 /// all CPUs take part, up to `HANDS_ALL_MAX`.
 const WORKERS_MAX: usize = 8;
 const HANDS_ALL_MAX: usize = 64;
-/// So long after a part was last begun nobody reads, and files that were read one time are let go of.
+/// Time after the last part was begun at which reading counts as over, and files that were read one time are released.
 const QUIET: Duration = Duration::from_millis(200);
 
 #[derive(Default)]
 struct ThreadPool {
     todo: Mutex<Todo>,
-    /// Of the first `WORKERS_MAX` workers, and of the others.
+    /// Signals of the first `WORKERS_MAX` workers, and of the others.
     more: [Condvar; 2],
     workers: Mutex<Vec<JoinHandle<()>>>,
     /// To the GPU of this number, while no worker uses them.

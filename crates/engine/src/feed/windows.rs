@@ -11,11 +11,11 @@ use forebay_model::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Of this many windows a file consists, where they are neither too small nor too large then.
+/// Number of windows of a file, where they are neither too small nor too large then.
 const WINDOWS_WANTED: u64 = 8;
 /// Registered at most where the system doesn't say how much memory is free.
 const CAP_BYTES_UNKNOWN: u64 = 4 * GIB;
-/// How often a waiting worker looks after its copies.
+/// Interval at which a waiting worker checks its copies.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 
 pub(super) struct Windows {
@@ -42,7 +42,7 @@ impl Windows {
         Ok(Windows { registry, file, bytes_each })
     }
 
-    /// Whether the whole file may stay registered.
+    /// Returns whether the whole file may stay registered.
     pub fn fits(target: &FileTarget) -> bool {
         target.bytes <= cap_bytes()
     }
@@ -114,7 +114,7 @@ impl Windows {
         Some(f64::from(ready) / f64::from(self.count().max(1)))
     }
 
-    /// Whether nothing of the file is registered, or will be.
+    /// Returns whether nothing of the file is registered or about to be.
     pub fn is_untouched(&self) -> bool {
         (0..self.count()).all(|n| self.file.window(n).phase() == Phase::Cold)
     }
@@ -123,17 +123,17 @@ impl Windows {
         self.file.windows()
     }
 
-    /// Which window a byte lies in.
+    /// Returns the window of a byte.
     pub fn number_of(&self, offset: u64) -> u32 {
         self.file.window_of(offset)
     }
 
-    /// Where the file begins in memory. Only what lies in a window that is held may be read.
+    /// Returns the address of the file's first byte in memory. Only what lies in a window that is held may be read.
     pub fn base(&self) -> *const u8 {
         self.file.address(0).as_ptr()
     }
 
-    /// Whether all windows may be read.
+    /// Returns whether all windows may be read.
     pub fn is_whole(&self) -> bool {
         (0..self.count()).all(|n| self.file.window(n).phase() == Phase::Ready)
     }
@@ -183,7 +183,7 @@ impl Windows {
         settled
     }
 
-    /// What is held, with the generation that it is of; lets go of it where the file changed.
+    /// Returns the held windows with their generation; releases them if the file changed.
     fn settled(&self, held: Vec<u32>) -> Option<Gathered> {
         let seen = self.registry.look(&self.file);
         // What is ready after the look was registered in this generation.
@@ -236,7 +236,7 @@ impl Windows {
 pub(super) struct Held<'a> {
     windows: &'a Windows,
     pub number: u32,
-    /// Where the byte that was asked for lies.
+    /// Address of the requested byte.
     pub at: *const u8,
     pub generation: u64,
 }
@@ -254,7 +254,7 @@ pub(super) struct Gathered {
     pub generation: u64,
 }
 
-/// How much may be registered: half of the memory that is free.
+/// Returns the limit on registered bytes: half of the memory that is free.
 pub(super) fn cap_bytes() -> u64 {
     machine::memory_free_bytes().map_or(CAP_BYTES_UNKNOWN, |free| free / 2)
 }

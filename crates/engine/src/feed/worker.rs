@@ -23,7 +23,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Where pinning is refused, smaller slots are tried.
+/// Slot sizes that are tried in turn where pinning is refused.
 const SLOT_BYTES_TRIED: [usize; 4] = [SLOT_BYTES, 1 << 20, 256 << 10, 64 << 10];
 /// Time between two queries of a copy: a sleep costs less than a query. `NAP` is half of the 80 µs of a 4 MiB copy;
 /// copies below `SHORT_COPY` and above `LONG_COPY` have their own.
@@ -38,8 +38,8 @@ const SHORT_COPY: usize = 256 << 10;
 /// Copies above this take a millisecond or more.
 const LONG_COPY: usize = 32 << 20;
 
-/// What took so long already, behind the copies of other workers, may take a quarter of that longer; and a long one half of
-/// what the last one took.
+/// Returns the time to sleep: a quarter of the time waited so far behind other workers' copies; for a long copy half
+/// of what the last one took.
 fn nap(bytes: usize, waited: Duration, last: Duration) -> Duration {
     if bytes >= LONG_COPY && waited < NAP_LONG {
         return (last / 2).clamp(NAP_LONG, NAP_FIRST_MAX);
@@ -57,7 +57,7 @@ struct Stage {
     pinned: Option<Registered>,
     arena: Arena,
     free: Vec<usize>,
-    /// Of some slot it isn't known whether the device still reads it: its context failed.
+    /// True if it isn't known of some slot whether the device still reads it: its context failed.
     lost: bool,
 }
 
@@ -81,7 +81,7 @@ struct Outlet {
     numbers: Option<DeviceMemory>,
 }
 
-/// What copies are made from.
+/// Origin of copies.
 enum From {
     Slot(usize),
     /// A registered window: its number, and the file's generation when the copy was queued.
@@ -107,7 +107,7 @@ pub struct Worker {
     outlets: Vec<Outlet>,
     stage: Option<Stage>,
     wakeup: Option<Arc<Wakeup>>,
-    /// How long the last copy was waited for.
+    /// Time for which the last copy was waited for.
     waited: Duration,
 }
 

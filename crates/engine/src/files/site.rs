@@ -31,7 +31,7 @@ pub struct Site {
     begun: Vec<AtomicU64>,
     /// The same of the directories that the mkdir phase makes.
     begun_directories: Vec<AtomicU64>,
-    /// Which file each name led to when we made it, 0 before: what took such a name since is not removed.
+    /// Inode of each file that we made, 0 before: another file that took its name since is not removed.
     made: Vec<AtomicU64>,
     /// Held for as long as the run has the folder: who finds it free may remove what a killed run left.
     _lock: Option<File>,
@@ -103,7 +103,7 @@ impl Site {
         self.begun_of(directory)[worker as usize].load(Relaxed) as usize
     }
 
-    /// Whether the mkdir phase may have made any.
+    /// Returns whether the mkdir phase may have made any.
     pub fn has_begun_directories(&self) -> bool {
         self.begun_directories.iter().any(|begun| begun.load(Relaxed) > 0)
     }
@@ -134,7 +134,7 @@ impl Site {
         Ok((self.file_bytes, aside))
     }
 
-    /// Whether the name leads to the file that we made, or nowhere.
+    /// Returns whether the name leads to the file that we made, or nowhere.
     pub fn is_ours(&self, path: &Path, number: u64) -> bool {
         let made = self.made[number as usize].load(Relaxed);
         match fs::symlink_metadata(path) {

@@ -11,11 +11,11 @@ use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 
-/// Of a file that is held until it is whole.
+/// Limit on a file that is held until it is whole.
 const FILE_BYTES_MAX: u64 = 256 << 20;
-/// Of an image's pixels: some 44 million in colour. A file of a few bytes may announce any number of them.
+/// Limit on an image's pixels: some 44 million in colour. A file of a few bytes may announce any number of them.
 const PIXEL_BYTES_MAX: usize = 128 << 20;
-/// Of a progressive JPEG, each of which goes over all pixels again. Encoders make about ten.
+/// Limit on the scans of a progressive JPEG, each of which goes over all pixels again. Encoders make about ten.
 const SCANS_MAX: usize = 100;
 
 thread_local! {
@@ -118,7 +118,7 @@ fn make_room(wanted: Option<usize>, most: usize, pixels: &mut Vec<u8>) -> Result
     Ok(())
 }
 
-/// What a library says, without line breaks.
+/// Returns a library's message without line breaks.
 fn one_line(error: impl std::fmt::Display) -> String {
     error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
 }

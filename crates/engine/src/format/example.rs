@@ -5,7 +5,7 @@
 //! `{ key = 1; value = 2 }`), `Feature { BytesList = 1 | FloatList = 2 | Int64List = 3 }`, each `{ repeated value = 1 }`
 //! (tensorflow/core/example/{example,feature}.proto).
 
-/// What a message of this depth is, and so what its field 1 (and 2) holds.
+/// Kind of a message at this depth, which tells what its field 1 (and 2) holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Message {
     Example,
@@ -23,7 +23,7 @@ const DEPTH: usize = 5;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
     Tag,
-    /// Of a field with this number.
+    /// Length of a field with this number.
     Length {
         field: u64,
     },

@@ -43,7 +43,8 @@ impl Fletcher32 {
         (self.weighted as u32) << 16 | self.plain as u32
     }
 
-    /// Whether it is the sum that four bytes store. Libraries before 1.6.3 swapped the bytes of each half on some machines.
+    /// Returns whether it is the sum that four bytes store. Libraries before 1.6.3 swapped the bytes of each half on
+    /// some machines.
     pub fn is(self, stored: [u8; 4]) -> bool {
         let sum = self.sum();
         let swapped = (sum & 0x00FF_00FF) << 8 | (sum & 0xFF00_FF00) >> 8;

@@ -121,7 +121,7 @@ impl Jpeg {
         Ok(())
     }
 
-    /// So much more of a segment came.
+    /// Notes that a segment has ended, so many bytes later.
     fn segment_ended(&mut self, bytes: u64) {
         let State::Segment { marker, left } = self.state else { return };
         let left = left - bytes;

@@ -30,14 +30,14 @@ use pick::{PickSpec, Picker};
 use std::fmt;
 use write::{Layout, WriteSpec};
 
-/// What a parser must know that a file doesn't say by itself.
+/// Facts that a parser needs and a file doesn't say by itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ParseSpec {
     /// Samples that each file holds; a file that is seen to hold another number is damaged. 0: whatever it holds.
     pub samples_per_file: u32,
     /// Bytes of a record, where the format has records of one length and doesn't say which. 0: from the file's length.
     pub record_bytes: u64,
-    /// Where the reader can find what follows a damaged record, that record alone is lost.
+    /// True if the reader can find what follows a damaged record: then that record alone is lost.
     pub skips: bool,
 }
 
@@ -59,11 +59,11 @@ pub trait Parser: Send {
     /// Bytes of the samples so far, without their framing.
     fn payload_bytes(&self) -> u64;
 
-    /// What was lost since the last call, of files that are read on behind it.
+    /// Takes the losses since the last call, for formats that are read on behind a damaged record.
     fn lost(&mut self, _into: &mut Vec<Lost>) {}
 }
 
-/// What is wrong with a file, and where.
+/// Damage of a file, and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// Records (members of a zip, chunks of a PNG, pages of a column) before it.
@@ -117,7 +117,7 @@ pub struct FormatRow {
     pub parser: fn(&ParseSpec) -> Box<dyn Parser>,
     /// For images: decodes a complete file.
     pub decoder: Option<Decoder>,
-    /// What reads parts of a file, by spec; None: a run reads it front to back.
+    /// Constructor of the reader of parts of a file, by spec; None: a run reads it front to back.
     pub picker: fn(&PickSpec) -> Option<Box<dyn Picker>>,
     pub layout: fn(&WriteSpec) -> Box<dyn Layout>,
 }

@@ -9,7 +9,7 @@ const MAGIC: &[u8; 6] = b"\x93NUMPY";
 const HEADER_BYTES_MAX: usize = 64 << 10;
 const DIMENSIONS_MAX: usize = 64;
 
-/// What the header says.
+/// Contents of the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Array {
     pub shape: Vec<u64>,
@@ -39,7 +39,7 @@ impl Array {
 #[derive(Default)]
 pub struct Head {
     gather: Gather,
-    /// Of the part before the dictionary; 0 until the version has come.
+    /// Length of the part before the dictionary; 0 until the version has come.
     fixed: usize,
 }
 
@@ -166,7 +166,7 @@ impl Npy {
     }
 }
 
-/// That the file holds as many samples as it should; 0: any number.
+/// Checks that the file holds as many samples as it should; 0: any number.
 pub(super) fn expected(found: u64, asked: u64) -> Result<(), String> {
     if asked > 0 && found != asked {
         return Err(format!("the array holds {found} samples, not {asked}"));

@@ -10,7 +10,7 @@ use flate2::{Decompress, FlushDecompress, Status};
 
 const SIGNATURE_BYTES: usize = 4;
 const MEMBERS_MAX: usize = 1 << 16;
-/// Of an inflated member, at a time: it stays in L1 while its checksum is taken.
+/// Bytes of an inflated member at a time: they stay in L1 while their checksum is taken.
 const INFLATED_BYTES: usize = 32 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,7 +45,7 @@ struct Content {
     array: Option<Array>,
     crc: u32,
     bytes: u64,
-    /// What its header has that it shouldn't. A wrong checksum explains it better, so it waits for that.
+    /// Unexpected contents of its header. A wrong checksum explains it better, so it waits for that.
     odd: Option<String>,
 }
 
@@ -93,13 +93,13 @@ pub struct Npz {
     /// A member whose data is damaged is passed over.
     skips: bool,
     lost: Vec<Lost>,
-    /// Of what was lost, the array that holds the samples.
+    /// Lost array that holds samples.
     lost_array: Option<usize>,
     file_bytes: u64,
     at: u64,
     state: State,
     gather: Gather,
-    /// Of the header that is gathered, or of the member whose data comes.
+    /// Start of the header that is gathered, or of the member whose data comes.
     start: u64,
     members: Vec<Member>,
     content: Content,
@@ -151,7 +151,7 @@ impl Npz {
         self.gather.start(SIGNATURE_BYTES);
     }
 
-    /// What was gathered is complete: asks for the next part of the header, or uses it.
+    /// Completes what was gathered: asks for the next part of the header, or uses it.
     fn gathered(&mut self) -> Result<(), Damage> {
         let head = self.gather.bytes();
         match self.state {

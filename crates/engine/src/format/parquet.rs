@@ -67,13 +67,13 @@ impl Parquet {
         self.state = State::Struct;
     }
 
-    /// What is taken next are pages, from there on in the file. Pages are counted on.
+    /// Begins to take pages, from there on in the file. Pages are counted on.
     pub(super) fn begin_pages(&mut self, offset: u64) {
         self.at = offset;
         self.next_struct();
     }
 
-    /// That they ended where a page does.
+    /// Checks that they ended where a page does.
     pub(super) fn pages_ended(&self) -> Result<(), Damage> {
         if self.state == State::Struct && self.walk.bytes == 0 {
             return Ok(());

@@ -30,7 +30,7 @@ pub struct Png {
     /// Chunks before this one, and where it begins.
     chunks: u64,
     start: u64,
-    /// Of IDAT.
+    /// Payload of IDAT.
     payload: u64,
 }
 

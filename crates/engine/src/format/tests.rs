@@ -418,7 +418,7 @@ fn parquet_names_what_is_wrong() {
     assert!(what(&bad, 0).contains("a footer of"));
 }
 
-/// What a parser that passes over damage finds lost, and whether it came to the file's end.
+/// Returns the losses of a parser that passes over damage, and whether it came to the file's end.
 fn passed_over(
     format: &str,
     samples_per_file: u32,

@@ -24,11 +24,11 @@ pub struct TfRecord {
     at: u64,
     state: State,
     gather: Gather,
-    /// Of this record's data so far.
+    /// Checksum of this record's data so far.
     crc: u32,
     record_start: u64,
     walk: Walk,
-    /// What the walk found. A wrong checksum explains it better, so it waits for that.
+    /// Oddities found by the walk. A wrong checksum explains it better, so it waits for that.
     odd: Option<&'static str>,
     samples: u64,
     payload: u64,
@@ -99,7 +99,7 @@ impl TfRecord {
         self.gather.start(FOOT_BYTES as usize);
     }
 
-    /// Whether the data is what was written.
+    /// Checks the data against its checksum.
     fn sound(&self) -> Result<(), Damage> {
         let (stored, found) = (u32_at(self.gather.bytes(), 0), masked(self.crc));
         if stored != found {

@@ -41,7 +41,7 @@ enum State {
     Done,
 }
 
-/// What was seen of a top-level field.
+/// State of a top-level field.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Seen {
     #[default]

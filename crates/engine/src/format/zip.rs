@@ -29,7 +29,7 @@ const ZIP64_FIELD: u16 = 1;
 /// In a 32-bit field: look in the zip64 field.
 const SEE_ZIP64: u32 = u32::MAX;
 
-/// What a local header and a directory entry both say.
+/// Fields that a local header and a directory entry share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub flags: u16,
@@ -144,7 +144,7 @@ fn find_field(mut extra: &[u8], id: u16) -> Option<&[u8]> {
     None
 }
 
-/// What the end of the directory says of it.
+/// Description of the directory at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryEnd {
     pub entries: u64,

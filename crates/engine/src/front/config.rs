@@ -1,5 +1,5 @@
-//! What a gateway shows, to whom, and on which sources it stands. One structure, whether it was written as TOML or as
-//! JSON, or put together by RPCs; what is left out has the default of its field.
+//! Configuration of a gateway: its drives, who may use them, and the sources they stand on. One structure, whether it
+//! was written as TOML or as JSON, or put together by RPCs; what is left out has the default of its field.
 
 use crate::serve::config::{
     self as serve, check_nqn, different_nqns, different_nsids, printable, read_json, read_toml, within,
@@ -12,17 +12,17 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// Where its fields are described.
+/// Page that describes its fields.
 const FIELDS: &str = "docs/snap.md";
 /// I/O queues of one controller. NVIDIA's SNAP has 31 beside the admin queue; Linux asks for one per processor.
 pub const QUEUES_MAX: u16 = 1024;
-/// Where the configuration doesn't say: as SNAP has them.
+/// Default number of queues, as SNAP has it.
 pub const QUEUES: u16 = 31;
 pub const ENTRIES: u16 = 1024;
 const ENTRIES_MAX: u16 = 4096;
 const UBLK_ENTRIES_MAX: u16 = 256;
 pub const THREADS_MAX: u32 = 256;
-/// What fits into sun_path with its end (unix(7)).
+/// Longest path in sun_path, without its terminator (unix(7)).
 pub const SOCKET_BYTES_MAX: usize = 107;
 /// Minor numbers of a device (MINORBITS of Linux is 20).
 const DEVICE_MAX: u64 = (1 << 20) - 1;
@@ -44,8 +44,8 @@ pub struct Config {
     /// Processors that the threads stay on, in turn, as `0-3,8`. Queues go to threads in turn, the first I/O
     /// queue to the first. Empty: anywhere.
     pub cpus: String,
-    /// How long a thread that has a host looks for more to do before it sleeps, in microseconds: lower latency for a core
-    /// that is always busy. 0: not at all.
+    /// Time for which a thread that has a host polls before it sleeps, in microseconds: lower latency for a core that
+    /// is always busy. 0: not at all.
     pub spin_us: u32,
     pub subsystems: Vec<Subsystem>,
 }
@@ -80,7 +80,7 @@ pub struct Namespace {
     pub qos: Qos,
 }
 
-/// What all controllers together get of one namespace. None: no limit.
+/// Limits of all controllers together on one namespace. None: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Qos {
@@ -97,7 +97,7 @@ pub struct Controller {
     /// Letters, digits, `.`, `_` and `-`. RPCs, logs and statistics call it so. Empty: NVMeCtrl and a number.
     pub name: String,
     pub front: Front,
-    /// Of vfio-user: path of the socket that a VMM, or `vfio-user:PATH`, connects to. Made with permissions 0600.
+    /// Socket of vfio-user that a VMM, or `vfio-user:PATH`, connects to. Made with permissions 0600.
     pub socket: Option<String>,
     /// ublk: N of /dev/ublkbN. None: the lowest that is free.
     pub device: Option<u32>,
@@ -114,7 +114,7 @@ pub struct Controller {
     pub namespaces: Option<Vec<u32>>,
     /// Made, and shown to nobody before `nvme_controller_resume`.
     pub suspended: bool,
-    /// Of ublk: what becomes of I/O while no gateway runs. A host of vfio-user decides that for itself.
+    /// Policy of ublk for I/O while no gateway runs. A host of vfio-user decides that for itself.
     pub when_down: WhenDown,
 }
 
@@ -190,8 +190,8 @@ impl Config {
         serve::metrics_address(self.metrics.as_deref())
     }
 
-    /// Whether all of it can be; looks at no file and opens no socket. A gateway without subsystems is one: RPCs make
-    /// them.
+    /// Checks all that can be checked without looking at a file or opening a socket. A gateway without subsystems is
+    /// one: RPCs make them.
     pub fn check(&self) -> Result<(), Error> {
         within("threads", self.threads.into(), 0, THREADS_MAX.into())?;
         crate::serve::thread_pool::cpus(&self.cpus)?;
@@ -339,7 +339,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Which of its subsystem's namespaces it shows.
+    /// Returns the namespaces of its subsystem that it shows.
     ///
     /// # Errors
     /// `Request`: one that there isn't, or not exactly one for a block device, which has room for no more.
@@ -379,7 +379,7 @@ impl Controller {
         (self.max_transfer.0 >> 12).trailing_zeros() as u8
     }
 
-    /// What no two controllers can have, beside their name.
+    /// Returns the place that no two controllers can share, beside their name.
     fn place(&self) -> Option<String> {
         let socket = self.socket.as_ref().map(|path| format!("socket = \"{path}\""));
         socket.or_else(|| self.device.map(|n| format!("device = {n}")))
@@ -409,7 +409,7 @@ fn socket_path(field: &str, path: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Where the gateway's sockets are unless a configuration says: the service's runtime directory (systemd's
+/// Returns the default directory of the gateway's sockets: the service's runtime directory (systemd's
 /// RuntimeDirectory=), else the user's, else root's.
 pub fn runtime_directory() -> PathBuf {
     let named = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 /// Messages of a client in a row, before the workers are heard.
 const MESSAGES: u32 = 64;
-/// How often an unmapping looks whether the last I/O has let go.
+/// Interval at which an unmapping checks whether the last I/O has released the memory.
 const LOOK: Duration = Duration::from_micros(200);
 /// After this long the sources are asked to give up on what is in flight.
 const GIVE_UP: Duration = Duration::from_secs(1);
@@ -43,13 +43,13 @@ const BUSY: Duration = Duration::from_secs(4);
 /// PCI identifiers: none is registered for Forebay. Drivers go by the class.
 const NAMES: Names = Names { vendor: 0xf0eb, device: 0x0001 };
 
-/// What its client waits for; nothing more is read from it meanwhile.
+/// Request that its client waits for; nothing more is read from it meanwhile.
 enum Waiting {
     /// The last I/O into memory that it takes away.
     Unmap { header: Header, answer: Vec<u8>, retired: Retired, since: Instant, gave_up: bool },
     /// The end of a reset; then this answer goes.
     Reset { header: Header, answer: Vec<u8> },
-    /// What the client before it left behind.
+    /// State left by the client before it.
     Predecessor,
 }
 
@@ -57,7 +57,7 @@ enum Waiting {
 enum Suspension {
     #[default]
     Running,
-    /// So many workers have yet to say that they are quiet.
+    /// Number of workers that have yet to say that they are quiet.
     Suspending(usize, SyncSender<()>),
     Suspended,
 }
@@ -74,7 +74,7 @@ pub struct Tally {
     pub fatal: Option<String>,
     pub mapped_bytes: u64,
     pub mappings: u64,
-    /// Of the admin queue.
+    /// State of the admin queue.
     pub admin: Admin,
     pub admin_interrupts: u64,
 }
@@ -128,7 +128,7 @@ pub struct Parts {
     pub subsystem: Arc<Subsystem>,
     pub cntlid: u16,
     pub suspended: bool,
-    /// What its namespaces counted.
+    /// Health counters of its namespaces.
     pub health: Box<dyn Fn() -> Health + Send>,
 }
 
@@ -235,7 +235,7 @@ impl Controller {
         let _ = poll(&mut fds, timeout.as_ref());
     }
 
-    /// Whoever connects: one client at a time.
+    /// Accepts clients: one at a time.
     fn welcome(&mut self) {
         if self.link.is_some() {
             return;
@@ -365,7 +365,7 @@ impl Controller {
     }
 }
 
-/// What its function is, whichever process has it.
+/// Returns the settings of its function, in whichever process it runs.
 fn settings(cntlid: u16, port: &Port) -> Settings {
     Settings {
         cntlid,

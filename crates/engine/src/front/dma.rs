@@ -19,7 +19,7 @@ pub const MAPPINGS_MAX: usize = 32768;
 /// Granularity of addresses, lengths and offsets.
 pub const PAGE: u64 = 4096;
 
-/// Of tmpfs and memfd.
+/// Magic number of tmpfs and memfd.
 const TMPFS: u64 = 0x0102_1994;
 /// File systems whose pages come from memory or a local disk. Of others (FUSE, network) a peer could let us wait for a
 /// page for ever.
@@ -32,7 +32,7 @@ const FILE_SYSTEMS: [u64; 6] = [
     0x9123_683e, // btrfs
 ];
 
-/// What is done to the requester's memory.
+/// Kind of access to the requester's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     Read,
@@ -61,7 +61,7 @@ pub struct Mapping {
     writable: bool,
     /// None: it came without a descriptor (ROM, registers of other devices).
     host: Option<NonNull<u8>>,
-    /// What it was made of, so that another process can make it again.
+    /// File and offset that it was made of, so that another process can make it again.
     file: Option<(Arc<File>, u64)>,
 }
 
@@ -121,7 +121,7 @@ impl Held {
         self.0.clear();
     }
 
-    /// Whether it uses a range that is to go.
+    /// Returns whether it uses a range that is to go.
     pub fn touches(&self, gone: &Retired) -> bool {
         self.0.iter().any(|held| gone.0.iter().any(|gone| Arc::ptr_eq(held, gone)))
     }
@@ -140,7 +140,7 @@ impl Map {
         found.filter(|m| address <= m.last()).ok_or(Refused::Unmapped)
     }
 
-    /// Where `address` lies, and for how many of `len` bytes that holds.
+    /// Returns the place of `address`, and for how many of `len` bytes it holds.
     fn stretch(&self, address: u64, len: usize, access: Access) -> Result<(Piece, &Arc<Mapping>), Refused> {
         let mapping = self.find(address)?;
         let host = mapping.check(access)?;
@@ -269,7 +269,7 @@ pub fn copy_out(from: Mem, into: &mut [u8]) -> Result<(), Refused> {
     }
 }
 
-/// Whether memory that a `Held` keeps has these bytes. Memory that is gone has not.
+/// Returns whether memory that a `Held` keeps has these bytes. Memory that is gone has not.
 pub fn is_same(mem: Mem, bytes: &[u8]) -> bool {
     let mut copied = [0; PAGE as usize];
     (0..bytes.len()).step_by(copied.len()).all(|from| {

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What one submission queue did.
+/// Counters of one submission queue.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tally {
@@ -36,7 +36,7 @@ pub struct Queue {
     pub cq: CompletionQueue,
     /// By slot.
     pub commands: Vec<Command>,
-    /// Of its submission queues.
+    /// Counters of its submission queues.
     pub tallies: Vec<Tally>,
     /// MSI-X vectors that were raised.
     pub interrupts: u64,
@@ -100,7 +100,7 @@ impl Queue {
         }
     }
 
-    /// Of each of its submission queues.
+    /// Returns the statistics of its submission queues.
     pub fn stats<'a>(&'a self, port: &'a Port, thread: usize) -> impl Iterator<Item = QueueStats> + 'a {
         let of = |sqid: u16| self.tallies.iter().find(|tally| tally.sqid == sqid);
         let both = self.cq.submissions().filter_map(move |queue| Some((queue, of(queue.id())?)));
@@ -147,7 +147,7 @@ impl Queue {
         self.tails_seen.retain(|(known, _)| *known != sqid);
     }
 
-    /// What was written to doorbell registers, or to the page that stands for them.
+    /// Reads what was written to doorbell registers, or to the page that stands for them.
     pub fn read_doorbells(&mut self, port: &Port) -> Result<(), QueueFault> {
         let own = Doorbell::Completion(self.cq.id());
         let value = port.doorbells.get(own);

@@ -84,7 +84,7 @@ pub struct Gateway {
     threads: Vec<JoinHandle<()>>,
     log: Option<JoinHandle<()>>,
     state: Mutex<State>,
-    /// Of files of namespaces that another process's gateway had: what holds them.
+    /// Holders of locks on files of namespaces that another process's gateway had.
     locks: Mutex<Locks>,
     door: Mutex<Option<Door>>,
     place: give::Place,
@@ -201,7 +201,7 @@ impl Gateway {
         Ok(Running { given: given.clone(), nqn: nqn.into(), cntlid, port, thread })
     }
 
-    /// What a controller's thread and the workers need of it.
+    /// Returns the parts that a controller's thread and the workers need.
     fn parts(
         &self,
         id: u64,

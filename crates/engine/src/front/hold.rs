@@ -78,7 +78,7 @@ impl Lines {
         None
     }
 
-    /// How many wait.
+    /// Returns the number of waiting commands.
     pub fn len(&self) -> usize {
         self.lines.iter().map(|line| line.waiting.len()).sum()
     }
@@ -104,7 +104,7 @@ impl Lines {
     }
 }
 
-/// Whether a command may go now; else it waits in its queue.
+/// Returns whether a command may go now; else it waits in its queue.
 pub fn admits(f: &mut Function, owner: Owner, sqe: &Sqe, now_ns: u64) -> bool {
     let nsid = sqe.nsid.get();
     // What names no namespace is refused, or flushes all of them.

@@ -29,11 +29,11 @@ pub struct Command {
     pub request: Option<Request>,
     pub progress: Progress,
     pub lane: u32,
-    /// Where its payload lies in the requester's memory.
+    /// Pieces of the requester's memory that hold its payload.
     pieces: PieceList,
-    /// What of that memory it uses.
+    /// References to that memory.
     held: Held,
-    /// What Compare and Verify read into.
+    /// Buffer that Compare and Verify read into.
     scratch: Option<Pages>,
     /// Data of Dataset Management.
     ranges: Vec<u8>,

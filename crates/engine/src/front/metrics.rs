@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// How often an address is tried that the gateway before this one still has.
+/// Interval at which an address is tried that the previous gateway still holds.
 const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 const STATES: [(State, &str); 5] = [
     (State::Waiting, "waiting"),
@@ -139,7 +139,7 @@ fn of_queues(out: &mut String, all: &[(String, &QueueStats)]) {
     family(out, "forebay_queue_interrupts_total", "counter", interrupts);
 }
 
-/// Those of namespaces, and those of block devices, which have connections of their own.
+/// Writes the connections of namespaces, and those of block devices, which have their own.
 fn sources(out: &mut String, namespaces: &[(String, &crate::serve::stats::NamespaceStats)], stats: &Stats) {
     let devices = stats.controllers.iter().flat_map(|c| {
         let nsid = c.namespaces.first().map_or(String::new(), u32::to_string);

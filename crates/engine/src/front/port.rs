@@ -1,4 +1,4 @@
-//! What the thread of a controller and the workers share about it.
+//! State that a controller's thread and the workers share.
 
 use super::dma::{Map, Table};
 use super::qos::Limiter;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Clone)]
 pub struct Shown {
     pub volume: Arc<Volume>,
-    /// Of all controllers together.
+    /// Limiter of all controllers together.
     pub limiter: Arc<Limiter>,
 }
 
@@ -34,9 +34,9 @@ pub struct Port {
     pub doorbells: Doorbells,
     /// By submission queue: how often its doorbell came as a message or a wake.
     rings: Box<[AtomicU64]>,
-    /// Of each worker: something was rung.
+    /// Flags of the workers: something was rung.
     pub rung: Box<[AtomicBool]>,
-    /// Of each worker: what a client rings it by.
+    /// Descriptors by which a client rings each worker.
     pub kicks: Box<[Arc<OwnedFd>]>,
     /// Doorbells are looked at again and again.
     pub poll: bool,
@@ -51,11 +51,11 @@ pub struct Port {
     pub faulted: AtomicBool,
     view: Mutex<Arc<View>>,
     view_generation: AtomicU64,
-    /// Of the controller's thread.
+    /// Mailbox of the controller's thread.
     pub words: Arc<Mailbox<Word>>,
 }
 
-/// What workers, and callers of the gateway, tell the thread of a controller.
+/// Messages of workers and of callers to a controller's thread.
 pub enum Word {
     SubmissionClosed(u16),
     CompletionClosed(u16),
@@ -70,15 +70,15 @@ pub enum Word {
     Mishap(Mishap),
     /// A worker has no I/O of it under way, and fetches none.
     Quiet,
-    /// What was written is durable.
+    /// Written data is durable.
     Flushed,
     Call(Box<dyn FnOnce(&mut super::controller::Controller) + Send>),
 }
 
-/// What a client may have of it: mapped, waited for, written to.
+/// Resources lent to a client: mappings, events to wait for, registers to write to.
 pub struct Lent {
     pub doorbells: Doorbells,
-    /// Of each worker.
+    /// Wake-up descriptors of the workers.
     pub kicks: Vec<OwnedFd>,
 }
 

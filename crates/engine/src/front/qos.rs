@@ -29,7 +29,7 @@ pub struct Limits {
 /// One namespace's or controller's limits, for all its queues.
 #[derive(Debug, Default)]
 pub struct Limiter {
-    /// Of bytes, of commands.
+    /// Rates of bytes and of commands.
     rates: [Rate; 2],
     /// Counts changes: what was drawn before one doesn't count after it.
     changes: AtomicU64,
@@ -54,7 +54,7 @@ impl Limiter {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// There is no limit.
+    /// Returns whether there is no limit.
     pub fn is_open(&self) -> bool {
         self.rates.iter().all(|rate| rate.get().is_none())
     }
@@ -80,7 +80,7 @@ impl Limiter {
     }
 }
 
-/// What a share has drawn of one rate.
+/// Share's use of one rate.
 #[derive(Clone, Copy, Debug, Default)]
 struct Drawn {
     credit: u64,
@@ -94,7 +94,7 @@ pub struct Share {
     limiter: Arc<Limiter>,
     /// Changes of the limits that this has seen.
     changes: u64,
-    /// Of bytes, of commands.
+    /// Drawn bytes and commands.
     drawn: [Drawn; 2],
 }
 

@@ -104,7 +104,7 @@ impl Service {
         self.rpc.as_ref().map(Server::path)
     }
 
-    /// Where its counters are handed out.
+    /// Returns the address on which its metrics are served.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(Exporter::address)
     }

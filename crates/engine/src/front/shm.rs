@@ -41,7 +41,7 @@ impl Doorbells {
         Doorbells::mapped(make().map_err(|e| failed(e.into()))?)
     }
 
-    /// Those that another process made, with what they say.
+    /// Adopts doorbells that another process made, with their values.
     ///
     /// # Errors
     /// `Machine`: it isn't such a file.

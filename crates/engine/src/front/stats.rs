@@ -1,4 +1,4 @@
-//! What a gateway counts, as a snapshot.
+//! Snapshot of a gateway's counters.
 
 use super::config::Qos;
 use crate::serve;
@@ -36,7 +36,7 @@ pub struct NamespaceStats {
     pub held_back: u64,
 }
 
-/// What a controller is doing.
+/// State of a controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
@@ -76,9 +76,9 @@ pub struct ControllerStats {
     /// Ended because of what the host sent.
     pub protocol_errors: u64,
     pub staged_bytes: u64,
-    /// Of a block device: what its driver copied between the requester's pages and the slots that sources read into.
+    /// Bytes that a block device's driver copied between the requester's pages and the slots that sources read into.
     pub copied_bytes: u64,
-    /// Of a block device: its own connections to its source, as they are now.
+    /// Connections of a block device to its source, as they are now.
     pub fabric: Vec<SourceReport>,
     pub queues: Vec<QueueStats>,
 }
@@ -99,7 +99,7 @@ pub struct QueueStats {
     /// MSI-X vectors that were raised, of its completion queue.
     pub interrupts: u64,
     pub staged_bytes: u64,
-    /// Of the admin queue: commands are `others`, and their latencies aren't taken.
+    /// Counters of the admin queue: commands are `others`, and their latencies aren't taken.
     pub counts: Counts,
     pub read_latency: LatencyStats,
     pub write_latency: LatencyStats,
@@ -108,7 +108,7 @@ pub struct QueueStats {
     pub ends: Option<Ends>,
 }
 
-/// Where a submission queue and its completion queue are.
+/// Positions of a submission queue and its completion queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Ends {
     /// The next entry that the controller takes, and the one behind the last that the host has rung for.

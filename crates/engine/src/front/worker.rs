@@ -56,15 +56,15 @@ pub(super) const STOP: Duration = Duration::from_secs(5);
 /// Zeros that Write Zeroes writes at a time, where a source has no such command.
 const BLANK_BYTES: usize = 1 << 20;
 
-/// What a gateway's threads share.
+/// State that a gateway's threads share.
 pub struct Hub {
     pub threads: usize,
-    /// That they stay on, in turn; none: anywhere.
+    /// CPUs that they stay on, in turn; none: anywhere.
     pub cpus: Vec<u32>,
     pub spin: Duration,
     pub log: Log,
     pub began: Instant,
-    /// Where a keeper waits for the end of all rings.
+    /// File by which a keeper waits for the end of all rings.
     pub life: Option<Arc<File>>,
     pub failure: Failure,
 }
@@ -134,7 +134,7 @@ pub enum Letter {
     Stop,
 }
 
-/// What one worker counts.
+/// Counters of one worker.
 #[derive(Debug, Default)]
 pub struct Report {
     /// By the volume's address, which tells volumes apart.
@@ -305,7 +305,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What a command moves that the source may copy at once.
+    /// Returns the bytes of a command that the source may copy at once.
     fn copied(&self, f: &Function, queue: u32, slot: u16) -> u64 {
         let command = &f.queues[queue as usize].commands[usize::from(slot)];
         let lane = self.lanes.get(command.lane as usize).and_then(Option::as_ref);

@@ -1,5 +1,5 @@
-//! What a data set says of itself, for whoever reads it later (schema `forebay.dataset/1`): `.forebay-dataset.json`
-//! beside its files, or the same text at the begin of an address space that holds them one after another.
+//! Manifest of a data set, for later readers (schema `forebay.dataset/1`): `.forebay-dataset.json` beside its files,
+//! or the same text at the beginning of an address space that holds them one after another.
 
 use super::spec::DatagenSpec;
 use forebay_model::Error;
@@ -9,7 +9,7 @@ use std::path::Path;
 pub const SCHEMA: &str = "forebay.dataset/1";
 /// Beside files.
 pub const NAME: &str = ".forebay-dataset.json";
-/// Of the text, wherever it lies.
+/// Limit on the text, wherever it lies.
 pub const TEXT_BYTES_MAX: u64 = 64 << 20;
 /// Packed files begin at multiples of this.
 pub const FILE_ALIGN: u64 = 4096;

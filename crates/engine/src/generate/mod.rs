@@ -33,10 +33,10 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 pub const SCHEMA: &str = "forebay.datagen/1";
-/// How often somebody is told, and asked whether to go on.
+/// Interval at which progress is reported, and the caller asked whether to go on.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How it is going. Bytes and files of this run alone.
+/// Progress of the creation. Bytes and files of this run alone.
 #[derive(Clone, Debug, Serialize)]
 pub struct Progress {
     /// `make` or `check`.
@@ -50,7 +50,7 @@ pub struct Progress {
     pub gib_s: f64,
 }
 
-/// What was done.
+/// Record of the creation.
 #[derive(Clone, Debug, Serialize)]
 pub struct DatagenRecord {
     pub schema: &'static str,
@@ -88,7 +88,7 @@ pub struct Checked {
     pub seconds: f64,
 }
 
-/// Of one phase.
+/// Result of one phase.
 #[derive(Clone, Copy, Debug, Default)]
 struct Made {
     files: u64,

@@ -107,7 +107,7 @@ struct Place<'a> {
     spec: &'a DatagenSpec,
     target: &'a Target,
     bytes: &'a [u64],
-    /// Where each file begins.
+    /// Offset of each file.
     begins: Vec<u64>,
     align: u32,
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// A device that says nothing for so long is broken.
 const SILENCE: Duration = Duration::from_secs(60);
-/// How often somebody who waits looks whether to go on.
+/// Interval at which a waiting thread checks whether to go on.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Why a file wasn't moved.
@@ -32,7 +32,7 @@ pub enum Halt {
     Refused(std::io::Error),
 }
 
-/// What all threads look at.
+/// State that all threads share.
 #[derive(Default)]
 pub struct Shared {
     pub stop: AtomicBool,
@@ -229,7 +229,7 @@ impl Pump {
 }
 
 impl Drop for Pump {
-    /// What is under way, after a panic, or was given up may still be written to by the kernel.
+    /// Keeps memory that the kernel may still write to: of I/Os under way, after a panic, or given up.
     fn drop(&mut self) {
         if self.client.in_flight() > 0 || self.client.lost() > 0 {
             std::mem::forget(self.arena.take());

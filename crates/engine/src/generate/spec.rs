@@ -1,4 +1,4 @@
-//! What `emulate datagen` was asked for, and which files that comes to: DLIO's names, DLIO's sizes.
+//! Request of `emulate datagen`, and the files that it comes to: DLIO's names, DLIO's sizes.
 
 use crate::format::write::{Column, FileShape, WriteSpec, Writer, PAGE_BYTES_MAX};
 use crate::format::{self, FormatRow};
@@ -32,12 +32,12 @@ pub struct DatagenSpec {
     pub record_bytes: f64,
     #[serde(default)]
     pub record_bytes_stdev: f64,
-    /// Of Parquet: the columns, and samples in a row group; 0: all of a file's.
+    /// Columns of Parquet, and samples in a row group; 0: all of a file's.
     #[serde(default)]
     pub columns: Vec<Column>,
     #[serde(default)]
     pub row_group: u32,
-    /// Of the content.
+    /// Seed of the content.
     #[serde(default)]
     pub seed: u64,
     /// Folders that the files are dealt out to; 0 or 1: none.

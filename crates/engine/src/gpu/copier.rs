@@ -23,11 +23,10 @@ pub trait Copier {
     /// Takes a copy of `bytes`, named by `tag`; it begins with `submit` at the latest.
     fn start(&mut self, tag: u32, from: Mem, to: Mem, bytes: usize);
 
-    /// What comes next doesn't travel with what came before, even if it lies beside it: their memory was registered
-    /// apart.
+    /// Separates later copies from earlier ones, even if they lie side by side: their memory was registered apart.
     fn cut(&mut self) {}
 
-    /// Whether rows can be fetched by the device now (`fetch`).
+    /// Returns whether the device can fetch rows now (`fetch`).
     fn room_for(&self, _rows: usize) -> Room {
         Room::Never
     }
@@ -60,7 +59,7 @@ pub trait Copier {
 #[derive(Clone, Copy)]
 pub struct Fetched<'a> {
     pub base: *const u8,
-    /// Where each begins, from `base` on; `ELSEWHERE` for one that comes another way.
+    /// Start of each row, from `base` on; `ELSEWHERE` for one that comes another way.
     pub offsets: &'a [u64],
     pub row_bytes: u32,
     /// The first goes there, the others behind it.
@@ -106,7 +105,7 @@ struct Run {
 }
 
 impl Run {
-    /// Whether what is asked for continues it.
+    /// Returns whether the requested copy continues it.
     fn continues(&self, from: Mem, to: Mem, bytes: usize) -> bool {
         self.bytes + bytes <= COPY_BYTES_MAX
             && same_place(self.from.after(self.bytes), from)
@@ -122,10 +121,10 @@ fn same_place(a: Mem, b: Mem) -> bool {
     }
 }
 
-/// What one event stands for.
+/// Copies that one event covers.
 struct Batch {
     event: Event,
-    /// Of pieces, where it is a launch.
+    /// List of pieces, where it is a launch.
     list: Option<usize>,
     tags: Vec<u32>,
     bytes: usize,
@@ -149,11 +148,11 @@ pub struct CudaCopier {
     failed: Vec<(u32, Option<Fault>)>,
     /// The next copy begins a run of its own.
     cut: bool,
-    /// What moves many short runs at once, where it can be had.
+    /// Mover of many short runs at once, where available.
     scattering: Option<Rc<Scattering>>,
-    /// What moves single short runs, where it can be had.
+    /// Mover of single short runs, where available.
     pulling: Option<Rc<Pulling>>,
-    /// What was taken waits for a list.
+    /// True while accepted copies wait for a list.
     waits: bool,
     bytes_per_us: f64,
     /// When the last batch that was reaped had ended, at the latest.
@@ -224,7 +223,7 @@ impl CudaCopier {
         }
     }
 
-    /// What takes the runs together, where that is cheaper.
+    /// Returns the mover that takes the runs together, where that is cheaper.
     fn together(&self) -> Option<Rc<Scattering>> {
         if self.runs.len() <= COPIES_MAX {
             return None;
@@ -305,7 +304,7 @@ impl CudaCopier {
         }
     }
 
-    /// What the event is behind is on its way.
+    /// Registers an event: the copies before it are on their way.
     fn is_sent(&mut self, event: Event, list: Option<usize>, tags: Vec<u32>, bytes: usize) {
         let sent = clock::now();
         let from = self.batches.back().map_or(sent, |b| b.due.max(sent));
@@ -327,7 +326,7 @@ impl CudaCopier {
         self.failed.extend(self.tags.drain(..).map(fault));
     }
 
-    /// What the link gave, for the next guess of when a batch ends. One that was found done at once may have been
+    /// Learns the link's rate, for the next guess of when a batch ends. One that was found done at once may have been
     /// so for long: it shows no more than that the link is at least as fast. Where nobody knows when it began, it
     /// shows nothing.
     fn learn(&mut self, batch: &Batch, now: Instant) {

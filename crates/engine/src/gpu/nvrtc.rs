@@ -13,7 +13,7 @@ type NvrtcResult = c_int;
 
 /// NVRTC_ERROR_COMPILATION: the log says what is wrong with the source.
 const COMPILATION: NvrtcResult = 6;
-/// Of a compiler's log, what an error carries.
+/// Limit on the part of a compiler's log that an error carries.
 const LOG_BYTES_MAX: usize = 4000;
 
 macro_rules! nvrtc_calls {
@@ -83,7 +83,7 @@ pub fn found() -> Result<String, String> {
     compiler().map(|n| format!("{}.{} from {}", n.version.0, n.version.1, n.found_at))
 }
 
-/// What a device can load: machine code for it, or PTX that its driver compiles.
+/// Code that a device can load: machine code for it, or PTX that its driver compiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Target {
     Cubin(i32),
@@ -172,7 +172,7 @@ impl Compiling<'_> {
         })
     }
 
-    /// What the compiler said.
+    /// Returns the compiler's log.
     fn log(&self) -> String {
         let calls = &self.nvrtc.calls;
         let Ok(mut bytes) = self.read(calls.log_bytes, calls.log) else { return "no log".into() };
@@ -211,7 +211,7 @@ impl Drop for Compiling<'_> {
     }
 }
 
-/// What was compiled, by target and name, kept for good; and what is loaded, by device and name, kept while in use.
+/// Compiled code, by target and name, kept for good; and loaded code, by device and name, kept while in use.
 #[derive(Default)]
 struct Built {
     images: HashMap<(Target, &'static str), Vec<u8>>,

@@ -1,5 +1,5 @@
-//! Where NVIDIA's libraries lie beside the loader's own search: the one list that
-//! the engine loads from, and that `doctor` looks through and names.
+//! Locations of NVIDIA's libraries beside the loader's own search: the one list that the engine loads from, and that
+//! `doctor` looks through and names.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +9,10 @@ const ENTRIES_MAX: usize = 4096;
 const PARTS: [&str; 3] = ["targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib64"];
 const SYSTEM: [&str; 3] = ["usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"];
 
-/// What the list is made from.
+/// Basis of the list.
 #[derive(Clone, Debug, Default)]
 pub struct Places {
-    /// Of the file system.
+    /// Root of the file system.
     pub root: PathBuf,
     /// CUDA_HOME and CUDA_PATH.
     pub homes: Vec<PathBuf>,

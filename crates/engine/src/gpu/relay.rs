@@ -23,14 +23,15 @@ use std::time::Duration;
 const SLOTS: u32 = 3;
 /// Blocks that are queued and not filled: as many as a relay fills while the longest window is registered, and more.
 const AHEAD: u32 = 10;
-/// So many of them are queued together, or more.
+/// Least number of them that are queued together.
 pub const TOGETHER: u32 = 2;
 /// More relays than this don't fill what registering leaves of a link any better; each has so many processors.
 const RELAYS_MAX: usize = 3;
 const PROCESSORS_PER_RELAY: usize = 4;
 /// Each word has a cache line of its own.
 const WORD_BYTES: usize = 64;
-/// How long the thread sleeps until it looks whether a copy has ended: a fraction of what copying 4 MiB takes at first.
+/// Time for which the thread sleeps before it checks whether a copy has ended: a fraction of what copying 4 MiB takes
+/// at first.
 const NAP: Duration = Duration::from_micros(40);
 const NAP_MAX: Duration = Duration::from_micros(500);
 
@@ -59,7 +60,7 @@ struct Shared {
     filled: AtomicU32,
     /// The device copies no more.
     given_up: AtomicBool,
-    /// Whoever queues blocks.
+    /// Thread that queues blocks.
     owner: Mutex<Thread>,
 }
 
@@ -100,7 +101,7 @@ impl Memory {
         Ok(Memory { slots, words })
     }
 
-    /// Of several relays, got at the same time.
+    /// Allocates the memory of several relays at the same time.
     pub fn of(count: usize, slot_bytes: usize) -> Result<Vec<Memory>, Error> {
         thread::scope(|scope| {
             let start = |_| Builder::new().spawn_scoped(scope, move || Memory::new(slot_bytes)).ok();
@@ -190,7 +191,7 @@ impl Relay {
         self.queued
     }
 
-    /// Whether nothing is read for this block any more.
+    /// Returns whether nothing is read for this block any more.
     pub fn has_filled(&self, block: u32) -> bool {
         reached(self.shared.filled.load(Ordering::Acquire), block)
     }
@@ -199,7 +200,7 @@ impl Relay {
         reached(self.shared.is_copied(block).load(Ordering::Acquire), block)
     }
 
-    /// Whether its copy has ended, too, or won't.
+    /// Returns whether its copy has ended, too, or won't come.
     pub fn is_over(&self, block: u32) -> bool {
         self.has_filled(block) && (self.has_copied(block) || self.broken)
     }

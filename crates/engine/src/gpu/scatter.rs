@@ -137,7 +137,7 @@ impl Pulling {
         bytes <= *PULLED_BYTES.end() as u64
     }
 
-    /// Whether a launch fetches such a piece sooner than a copy, among those of other workers.
+    /// Returns whether a launch fetches such a piece sooner than a copy, among those of other workers.
     pub fn takes(from: *const u8, to: u64, bytes: usize) -> bool {
         let fits = |n: usize| n % Pull::UNIT == 0;
         PULLED_BYTES.contains(&bytes) && fits(from as usize) && fits(to as usize) && fits(bytes)

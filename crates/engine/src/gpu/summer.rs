@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Between looks at a copy that isn't done: an event that is waited for costs more than this.
 const NAP: Duration = Duration::from_micros(40);
 
-/// What the caller called a slot's bytes, and their checksum.
+/// Caller's name of a slot's bytes, and their checksum.
 pub type Summed = (usize, u32);
 
 /// A slot that was sent: what the caller called it.
@@ -85,7 +85,7 @@ impl Summer {
         Ok(())
     }
 
-    /// What is still under way, once the device has it.
+    /// Returns the checksums still under way, once the device has them.
     pub fn rest(&mut self) -> Cuda<Vec<Summed>> {
         let mut rest = Vec::new();
         for index in 0..self.sent.len() {

@@ -17,7 +17,7 @@ const AGAIN: Duration = Duration::from_millis(700);
 pub struct Announced {
     /// The name that it goes by.
     pub title: String,
-    /// Where it listens, with its port; in its order.
+    /// Addresses on which it listens, with its port, in its order.
     pub addresses: Vec<String>,
     /// `tcp`; null: it says none.
     pub protocol: Option<String>,

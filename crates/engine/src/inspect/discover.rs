@@ -14,8 +14,8 @@ use serde::Serialize;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Where targets answer for discovery: the port that subsystems share with it, then that of IANA for it alone, which is
-/// one of TCP.
+/// Ports on which targets answer for discovery: the one that subsystems share with it, then IANA's for it alone, which
+/// is one of TCP.
 const PORTS: [u16; 2] = [4420, 8009];
 
 /// Schema `forebay.discover/1`: field names as in the specification and in nvme-cli.
@@ -47,7 +47,7 @@ pub struct Record {
     pub traddr: String,
     pub eflags: u16,
     pub sectype: String,
-    /// What to type as a source; null where it isn't an NVM subsystem over TCP or RDMA.
+    /// Source URI to type; null where it isn't an NVM subsystem over TCP or RDMA.
     pub uri: Option<String>,
 }
 
@@ -80,7 +80,7 @@ fn addresses(host: &str, port: Option<u16>, looking: &Looking) -> Result<Vec<Vec
     ports.into_iter().map(|p| resolve(host, p, looking.timeout)).collect()
 }
 
-/// What was typed, and its port if it names one.
+/// Parses what was typed: options, and the port if one is named.
 fn asked(text: &str) -> Result<(Options, Option<u16>), Error> {
     let next = "HOST, HOST:4420, [ADDRESS]:4420, or 'nvme+tcp://HOST:4420?tls=1'";
     let wrong = |found: &str| Error::request(format!("host '{text}'"), found, next);
@@ -150,7 +150,7 @@ fn session(identity: &Identity, looking: &Looking, now_ms: u64) -> Discovery {
     Discovery::new(identity.nqn.clone(), identity.id, looking.timeout.as_millis() as u64, now_ms)
 }
 
-/// What a session that is ready knows.
+/// Describes a discovery session that is ready.
 fn told(session: &Discovery, address: SocketAddr, identity: &Identity) -> Discovered {
     let log = session.log();
     Discovered {

@@ -52,7 +52,7 @@ pub struct Summary {
     pub in_capsule_bytes: u32,
     /// Longest PDU of write data (MAXH2CDATA); 0: there are none but over TCP.
     pub max_h2c_bytes: u32,
-    /// Whether it agrees to digests where a host asks; those of TCP.
+    /// True if it agrees to header digests where a host asks; those of TCP.
     pub header_digest: bool,
     pub data_digest: bool,
     pub keep_alive_granularity_ms: u32,
@@ -77,7 +77,7 @@ pub struct Namespace {
     /// `optimized`, `non-optimized`, `inaccessible`, `persistent-loss`, `change`; null where it isn't reported.
     pub ana_state: Option<&'static str>,
     pub ana_group: u32,
-    /// What to type as a source.
+    /// Source URI to type.
     pub uri: String,
     /// Identify Namespace: field → value.
     pub identify: Map<String, Value>,
@@ -131,7 +131,7 @@ pub fn identify(text: &str, looking: &Looking) -> Result<Identified, Error> {
     first(&addresses, |address| ask.by_tcp(address, tls.clone()))
 }
 
-/// What is looked at, and by whom.
+/// Subject of an examination, and the host that asks.
 struct Ask<'a> {
     asked: &'a nvme_tcp::Options,
     /// This namespace alone.
@@ -173,7 +173,7 @@ impl Ask<'_> {
         Session::new(options, now_ms)
     }
 
-    /// What a session that is ready knows.
+    /// Describes a session that is ready.
     fn identified(
         &self,
         session: &Session,

@@ -19,7 +19,7 @@ const DEPTH: u16 = 31;
 /// Data that an admin command's capsule may carry (tcp, section 3.3.2.2).
 const IN_CAPSULE_BYTES: u32 = 8192;
 
-/// What the other end said about the connection as a whole (ICResp).
+/// Parameters of the connection that the other end accepted (ICResp).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Accepted {
     /// MAXH2CDATA, bytes.
@@ -52,7 +52,7 @@ pub struct Link {
     host_nqn: String,
     subsystem_nqn: String,
     socket: TcpStream,
-    /// What encrypts behind that socket.
+    /// Encryption behind that socket.
     tls: Option<Arc<Tls>>,
     end: HostEnd,
     outgoing: Outgoing,
@@ -275,7 +275,7 @@ impl Link {
         }
     }
 
-    /// What was listed, as the bytes on the wire.
+    /// Returns the listed entries as bytes on the wire.
     fn wire(&self) -> Vec<u8> {
         let (mut bytes, mut digest) = (Vec::new(), 0);
         for segment in &self.outgoing.segments {

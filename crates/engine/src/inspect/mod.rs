@@ -19,7 +19,7 @@ use forebay_nvme::nqn::Nqn;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-/// Who looks, and how long it waits.
+/// Identity of the host that looks, and its time limit.
 #[derive(Clone, Debug)]
 pub struct Looking {
     /// None: this host's own.
@@ -28,7 +28,7 @@ pub struct Looking {
 }
 
 impl Looking {
-    /// Who this host says that it is.
+    /// Returns the identity that this host claims.
     ///
     /// # Errors
     /// `Request`: by a name that is no NQN.

@@ -61,7 +61,7 @@ fn descend(roots: &Roots, name: &str, layers: u32, found: &mut Vec<String>) {
     }
 }
 
-/// What md or dm device `name` lies on; members that are partitions give their drives.
+/// Returns the drives below md or dm device `name`; for members that are partitions, their drives.
 fn members(roots: &Roots, name: &str) -> Vec<String> {
     let slaves = block(roots, name).join("slaves");
     let mut found: Vec<String> = names(&slaves)

@@ -1,4 +1,4 @@
-//! What a record says of the machine that it was made on.
+//! Environment card of a record: the machine that it was made on.
 
 use super::drives::{behind, describe, device_number, DriveFacts};
 use super::roots::{kib_field, text, Roots};
@@ -7,8 +7,8 @@ use forebay_model::record::{Environment, Filesystem};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How long the environment card waits for NVML, which takes 10 ms where the driver stays
-/// loaded and seconds where it doesn't.
+/// Time for which the environment card waits for NVML, which takes 10 ms where the driver stays loaded and seconds
+/// where it doesn't.
 const CARD_NVML: Duration = Duration::from_millis(35);
 
 /// The environment part of a record, for what lies at `paths`. Takes under 50 ms and never

@@ -1,4 +1,4 @@
-//! What is said of one thing on a machine: it works, or why not and what to type. Sources and paths say it of
+//! Finding about one thing on a machine: it works, or why not and what to type. Sources and paths say it of
 //! themselves; `doctor` gathers it.
 
 use serde::Serialize;
@@ -44,7 +44,7 @@ pub struct Check {
     pub area: Area,
     pub title: String,
     pub state: State,
-    /// What is here, in words.
+    /// Description of what is here.
     pub found: String,
     /// Why it isn't better; null where it works.
     pub why: Option<String>,
@@ -85,7 +85,7 @@ impl Check {
         Check::new(Area::Source, format!("source.{id} {uri}"), title, state, found)
     }
 
-    /// Somebody could improve this.
+    /// Returns whether something could be improved.
     pub fn wants_action(&self) -> bool {
         let amiss = matches!(self.state, State::Missing | State::Limited);
         // What a path lacks is said where it is lacking.

@@ -1,4 +1,4 @@
-//! How the kernel was built.
+//! Build options of the kernel.
 
 use super::roots::{bytes, line, text, Roots};
 use flate2::read::GzDecoder;

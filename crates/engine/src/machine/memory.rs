@@ -22,7 +22,7 @@ pub struct Memory {
     pub thp_shmem: Option<String>,
 }
 
-/// How much memory this process may pin.
+/// Limit on the memory that this process may pin.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Locked {
     /// Null: unlimited.

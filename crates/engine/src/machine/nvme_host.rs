@@ -1,4 +1,5 @@
-//! Who this host is, to controllers: its NQN and its identifier (base, section 4.5; HOSTID and HOSTNQN of Connect).
+//! Identity of this host towards controllers: its NQN and its identifier (base, section 4.5; HOSTID and HOSTNQN of
+//! Connect).
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Whether GPUs read host memory that nobody registered: through the host's own page tables (ATS, where a GPU hangs on
+//! Detection of GPUs that read unregistered host memory: through the host's own page tables (ATS, where a GPU hangs on
 //! NVLink-C2C), or because the kernel mirrors them for the driver (HMM).
 
 use super::kernel::{has_option, kernel_config};
@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS and …_USES_HOST_PAGE_TABLES.
 const READS: i32 = 88;
 const HOST_TABLES: i32 = 100;
-/// What the kernel must be built with for HMM.
+/// Kernel options that HMM requires.
 const KERNEL_OPTIONS: [&str; 2] = ["CONFIG_HMM_MIRROR", "CONFIG_DEVICE_PRIVATE"];
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -127,9 +127,9 @@ pub fn region_bytes(roots: &Roots, address: &str, index: usize) -> Option<u64> {
     (last > first).then(|| (last - first).saturating_add(1))
 }
 
-/// Whether the bridge at `address` sends peer traffic up to the root complex: the
-/// Access Control Services capability with request or completion redirect on.
-/// None where it can't be read (the extended configuration space takes root).
+/// Returns whether the bridge at `address` sends peer traffic up to the root complex: the Access Control Services
+/// capability with request or completion redirect on. None where it can't be read (the extended configuration space
+/// takes root).
 pub fn redirects_peers(roots: &Roots, address: &str) -> Option<bool> {
     let config = bytes(&directory(roots, address).join("config"))?;
     if config.len() < 0x100 + 4 {

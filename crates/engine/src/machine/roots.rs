@@ -1,4 +1,4 @@
-//! Where the kernel tells about the machine, and bounded ways to read it.
+//! Locations where the kernel describes the machine, and bounded ways to read them.
 //!
 //! Every parser of this module tree takes a `Roots`, so that a test can hand
 //! it a machine made of plain files: drives, switches and GPUs that the test

@@ -1,4 +1,4 @@
-//! What each data path would do here, as far as the machine's settings tell.
+//! Verdict on each data path here, as far as the machine's settings tell.
 
 use super::finding::remark;
 use forebay_model::Error;
@@ -33,7 +33,7 @@ pub enum Answer {
     No,
 }
 
-/// What `--path gds` would do.
+/// Verdict on `--path gds`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GdsVerdict {
     pub answer: Answer,
@@ -49,7 +49,7 @@ pub struct GdsVerdict {
     pub compat_allowed: bool,
 }
 
-/// What `--path mapped` or `--path bounce` would do.
+/// Verdict on `--path mapped` or `--path bounce`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usable {
     pub runs: bool,
@@ -90,7 +90,7 @@ impl GdsVerdict {
         })
     }
 
-    /// What to type: for what stops both ways, else for the way with the fewest steps.
+    /// Returns the command to type: for what stops both ways, else for the way with the fewest steps.
     pub fn next(&self) -> Option<String> {
         if self.is_direct() {
             return None;

@@ -82,7 +82,7 @@ pub struct Clock {
     machine: Result<Machine, Reason>,
 }
 
-/// What went by between `start` and `stop`.
+/// CPU time between `start` and `stop`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CpuReading {
     pub wall_s: f64,

@@ -1,4 +1,4 @@
-//! What the block devices behind a path delivered and took, by the kernel's own counters.
+//! Bytes that the block devices behind a path delivered and took, by the kernel's own counters.
 //!
 //! Bytes asked for and bytes delivered differ by whatever the page cache, read-ahead, the
 //! file system's metadata and other processes did; hence both are in the record. Counted
@@ -41,7 +41,7 @@ impl Device {
 pub struct Behind {
     /// To be counted. More than one only where a file system spans devices (btrfs).
     pub top: Vec<Device>,
-    /// What md and dm devices among them are made of, down to the drives.
+    /// Members of md and dm devices among them, down to the drives.
     pub members: Vec<Device>,
 }
 
@@ -74,7 +74,7 @@ pub fn devices_behind(path: &Path) -> Result<Behind, Reason> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counters {
     devices: Vec<(u32, u32)>,
-    /// Of each device.
+    /// Traffic of each device.
     each: Vec<Traffic>,
 }
 
@@ -255,7 +255,7 @@ fn btrfs_devices(sys: &Path, member: (u32, u32)) -> Option<Vec<(u32, u32)>> {
     })
 }
 
-/// What mountinfo says of one mount.
+/// Entry of mountinfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     pub point: PathBuf,

@@ -17,7 +17,7 @@ pub struct Limit {
     before: Result<Counts, Reason>,
 }
 
-/// What a limit did since `Limit::find`.
+/// Effects of a limit since `Limit::find`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Held {
     pub cores: f64,
@@ -32,7 +32,7 @@ struct Counts {
 }
 
 impl Limit {
-    /// Of this process.
+    /// Finds the limit of this process.
     ///
     /// # Errors
     /// There is none.

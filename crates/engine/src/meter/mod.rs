@@ -1,4 +1,4 @@
-//! What a run costs, and why its numbers may be worth less than they look.
+//! Costs of a run, and reasons to doubt its numbers.
 //!
 //! Every meter has two states: it says a value, or it says why it can't. The second is
 //! never 0: it travels to the record as null, with the reason under `missing`.
@@ -17,10 +17,10 @@ pub mod power;
 
 /// A reading stands for the run's time only where its own differs by no more than this share of it.
 const ASTRAY_SHARE: f64 = 0.02;
-/// What a busy machine may be late by: two ticks of the kernel's.
+/// Lateness that a busy machine may show: two ticks of the kernel's.
 const LATE: Duration = Duration::from_millis(20);
 
-/// Whether a reading whose own time is `off` from the time that it should cover says nothing about that.
+/// Returns whether a reading whose own time is `off` from the time that it should cover is useless for that.
 pub fn is_astray(off: Duration, covers: Duration) -> bool {
     off > covers.mul_f64(ASTRAY_SHARE).max(LATE)
 }

@@ -1,4 +1,4 @@
-//! What of a directory a read measures: what is there, nested folders included, always in the same order.
+//! Content of a directory that a read measures: what is there, nested folders included, always in the same order.
 
 use super::{manifest, Purpose};
 use forebay_model::job::FILE_NAME_DEFAULT;
@@ -40,7 +40,7 @@ pub fn files_of(dir: &Path, purpose: &Purpose) -> Result<Vec<PathBuf>, Error> {
     }
 }
 
-/// What to type next: `this`, or the flags that have `what` made, unless the job refuses them.
+/// Returns the advice: `this`, or the flags that have `what` made, unless the job refuses them.
 pub fn or_make(purpose: &Purpose, this: &str, what: &str) -> String {
     if !purpose.could_make {
         return this.into();

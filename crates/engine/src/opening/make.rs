@@ -16,7 +16,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// What is left free on a file system, so that making files never fills it to the brim.
+/// Bytes left free on a file system, so that making files never fills it to the brim.
 pub(crate) const KEEP_FREE: u64 = 64 << 20;
 /// Targets, the seeds of their content, and files that are written.
 type Made = (Vec<Target>, Vec<u64>, Vec<Written>);
@@ -46,7 +46,7 @@ fn missing_of(drafts: &[Draft]) -> Vec<&FilePlan> {
     drafts.iter().flat_map(Draft::files).filter(|f| f.action == Action::Make).collect()
 }
 
-/// What shows before anything is made or locked.
+/// Checks room and content before anything is made or locked.
 pub(super) fn check_room_and_content(
     purpose: &Purpose,
     drafts: &[Draft],
@@ -100,13 +100,13 @@ fn still_ours(purpose: &Purpose, drafts: &[Draft], held: &Locked) -> Result<Ours
     drafts.iter().flat_map(Draft::files).filter(changes).map(known).collect()
 }
 
-/// What files that are missing on one file system need.
+/// Space that missing files need on one file system.
 #[derive(Default)]
 struct Need {
     files: u64,
     /// Beside what the files that are there have.
     bytes: u64,
-    /// What they have.
+    /// Space that they have.
     have: u64,
     dir: PathBuf,
 }

@@ -108,7 +108,7 @@ pub struct Entry {
 pub struct Times {
     /// Nanoseconds since the epoch.
     pub modified_ns: i64,
-    /// Nobody can set this one: it tells of a copy that brought its own time of modification.
+    /// Time of the last change, which nobody can set: it tells of a copy that brought its own time of modification.
     pub changed_ns: i64,
 }
 
@@ -178,18 +178,17 @@ impl Held {
         Held { file, alone, manifest, path, touched: BTreeSet::new() }
     }
 
-    /// What we know of a file: None if it isn't ours, isn't the file that we made, or was changed since.
+    /// Returns the entry of a file: None if it isn't ours, isn't the file that we made, or was changed since.
     pub fn entry(&self, file: &Path) -> Option<&Entry> {
         Some(self.found(file)?.0)
     }
 
-    /// What we left in a file that is the one that we made, whether or not it was changed since: for who compares its
-    /// content with that.
+    /// Returns the entry of the file that we made, changed since or not: for comparing its content.
     pub fn made_as(&self, file: &Path) -> Option<&Entry> {
         Some(self.made(file)?.0)
     }
 
-    /// Whether it is the file that we made, and somebody changed it since.
+    /// Returns whether it is the file that we made, and was changed since.
     pub fn is_changed(&self, file: &Path) -> bool {
         self.made(file).is_some_and(|(entry, meta)| !entry.is_as_left(&meta))
     }
@@ -337,7 +336,7 @@ fn name_of(file: &Path) -> Option<&str> {
     file.file_name()?.to_str()
 }
 
-/// Whether this user may make files there.
+/// Checks that this user may make files there.
 pub fn may_write(dir: &Path) -> Result<(), Error> {
     use rustix::fs::{access, Access};
     access(dir, Access::WRITE_OK | Access::EXEC_OK).map_err(|e| cannot_write(dir, &e.into()))

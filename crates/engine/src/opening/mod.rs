@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use undo::Undo;
 
-/// What targets are opened for, and what may be done so that there are any.
+/// Purpose for which targets are opened, and permitted ways of making them.
 #[derive(Clone, Debug)]
 pub struct Purpose {
     pub sources: Vec<String>,
@@ -34,7 +34,7 @@ pub struct Purpose {
     pub reads: bool,
     pub writes: bool,
     pub random: bool,
-    /// What the kernel is told of reads through the page cache.
+    /// Advice to the kernel about reads through the page cache.
     pub hint: Hint,
     /// Missing files may be made.
     pub makes: bool,
@@ -140,7 +140,7 @@ pub struct Opened {
     undo: Undo,
     /// Files of ours that are written.
     written: Vec<Written>,
-    /// Of what is written, where that is content.
+    /// Seed of written content.
     seed: Option<u64>,
 }
 
@@ -165,7 +165,7 @@ impl Looked {
         self.drafts.iter().map(|draft| opener.aligned(draft)).collect()
     }
 
-    /// Whether `open` makes or changes a file.
+    /// Returns whether `open` makes or changes a file.
     pub fn changes(&self, purpose: &Purpose) -> bool {
         purpose.writes || self.drafts.iter().flat_map(Draft::files).any(|f| f.action == Action::Make)
     }

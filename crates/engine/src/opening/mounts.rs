@@ -1,4 +1,4 @@
-//! Whether anything uses a block device: a mount, swap, or a device above it.
+//! Detection of users of a block device: a mount, swap, or a device above it.
 
 use crate::source::file::patiently;
 use forebay_model::Error;
@@ -41,7 +41,7 @@ fn holder_of(device: &str) -> Option<String> {
     Some(holders.flatten().next()?.file_name().to_string_lossy().into_owned())
 }
 
-/// Whether somebody claimed the device or a part of it. What spans several devices (btrfs, ZFS) mounts under a
+/// Returns whether the device or a part of it is claimed. What spans several devices (btrfs, ZFS) mounts under a
 /// number of its own, and shows nowhere else.
 fn claimed(path: &Path) -> bool {
     let opened = patiently(|| std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path));

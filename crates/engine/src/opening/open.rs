@@ -64,7 +64,7 @@ pub(crate) fn reopened(
     Ok(opened)
 }
 
-/// Whether each worker can have a ring, or why not; an error where none can be had, and nothing else would do.
+/// Returns whether each worker can have a ring, or why not; an error where none can be had, and nothing else would do.
 pub(crate) fn has_rings(
     engine: Engine,
     sqpoll: bool,

@@ -155,7 +155,7 @@ enum Size {
     AtMost(Option<u64>),
 }
 
-/// Which files of a directory: those named by --file-name where they may be made, else what is there.
+/// Returns the files of a directory: those named by --file-name where they may be made, else what is there.
 fn files_in(dir: &Path, purpose: &Purpose) -> Result<Vec<(PathBuf, Size)>, Error> {
     if !purpose.makes {
         let files = found::files_of(dir, purpose)?;
@@ -219,7 +219,7 @@ impl Look for Planner<'_> {
 }
 
 impl Planner<'_> {
-    /// Whether the user named that namespace as one to write to.
+    /// Returns whether the user named that namespace as one to write to.
     fn is_named(&self, same: impl Fn(Uri) -> bool) -> bool {
         self.purpose.overwrite_devices.iter().any(|name| Uri::parse(name).is_ok_and(&same))
     }
@@ -232,7 +232,7 @@ impl Planner<'_> {
         Err(would_be_lost(source, "namespace"))
     }
 
-    /// How much of a namespace of `bytes` is used.
+    /// Returns the part of a namespace of `bytes` that is used.
     fn part_of(
         &self,
         source: &dyn Display,
@@ -413,7 +413,7 @@ fn too_small(wanted: u64, source: &dyn Display, have: u64, found: String) -> Err
     Error::request(asked, found, format!("‹file_bytes› {have}, or none"))
 }
 
-/// Whether the user named this very file: by the same path, or another path to it.
+/// Returns whether the user named this very file: by the same path, or another path to it.
 fn named_in(path: &Path, names: &[String]) -> bool {
     let same = |name: &String| {
         let named = Path::new(name);

@@ -1,4 +1,4 @@
-//! What was changed before the first I/O, put back where nothing comes of it.
+//! Changes made before the first I/O, undone if nothing comes of the run.
 
 use super::manifest::{Entry, Held};
 use super::plan::parent_of;
@@ -21,7 +21,7 @@ struct Changed {
 struct Before {
     /// None: as many as now.
     bytes: Option<u64>,
-    /// What the list of files said of it.
+    /// Entry of the list of files.
     entry: Option<Entry>,
 }
 
@@ -39,7 +39,7 @@ impl Undo {
         });
     }
 
-    /// What the list says of this file, which is `entry`, is about to change.
+    /// Notes that this file's entry in the list is about to change.
     pub fn begin(&mut self, path: &Path, file: Identity, entry: Option<Entry>) {
         match self.0.iter_mut().find(|c| c.path == path) {
             Some(Changed { before: Some(before), .. }) if before.entry.is_none() => before.entry = entry,

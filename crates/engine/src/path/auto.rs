@@ -35,7 +35,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// What is known about a target before it is used.
+/// Facts about a target before it is used.
 #[derive(Clone, Debug)]
 pub struct Situation {
     pub gpu: bool,
@@ -55,7 +55,7 @@ pub struct Situation {
     pub direct: bool,
     /// Paths that can't serve it here, each with the reason.
     pub cannot: BTreeMap<PathKind, String>,
-    /// Whether anything but direct DMA is an error.
+    /// True if anything but direct DMA is an error.
     pub require_direct: bool,
 }
 
@@ -70,7 +70,7 @@ impl Situation {
     }
 }
 
-/// What a machine's settings say of files: whoever knows the machine (`doctor`) stands above the paths.
+/// Judgement of files by a machine's settings: whoever knows the machine (`doctor`) stands above the paths.
 pub type Judge = fn(&[PathBuf]) -> GdsVerdict;
 
 /// Findings about devices, each examined once.
@@ -84,7 +84,7 @@ impl Known {
         Known { judge, direct: BTreeMap::new() }
     }
 
-    /// Whether cuFile would move the file's bytes by direct DMA; else why not.
+    /// Checks that cuFile would move the file's bytes by direct DMA; else says why not.
     pub fn goes_direct(&mut self, file: &FileTarget) -> Result<(), String> {
         let number = |(major, minor)| u64::from(major) << 32 | u64::from(minor);
         let device = file.device().map_or(u64::MAX, number);
@@ -123,7 +123,7 @@ pub fn open(s: &Situation) -> Open {
     Open { ways, because }
 }
 
-/// Whether to use the page cache, and why.
+/// Decides whether to use the page cache, with the reason.
 fn page_cache(s: &Situation) -> (bool, String) {
     let share = s.resident.unwrap_or(0.0);
     let told = match s.resident {
@@ -157,16 +157,16 @@ pub struct Gave {
 pub struct Tried {
     pub way: Way,
     pub gave: Gave,
-    /// Of passes after the first, where those differ and were tried.
+    /// Result of passes after the first, where those differ and were tried.
     pub later: Option<Gave>,
 }
 
-/// How often a job comes by the same bytes.
+/// Number of times that a job reads the same bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Passes {
     /// From its first I/O to its last.
     pub all: f64,
-    /// Of those, before anything is measured.
+    /// Passes before anything is measured.
     pub unmeasured: f64,
 }
 
@@ -209,7 +209,7 @@ pub fn fewest(tried: &[(u32, f64)]) -> Option<u32> {
     tried.iter().filter(|t| t.1 >= WORKERS_ALIKE * best).map(|t| t.0).min()
 }
 
-/// Whether more workers brought no gain twice in a row: (workers, GiB/s) of each trial, in order.
+/// Returns whether more workers brought no gain twice in a row: (workers, GiB/s) of each trial, in order.
 pub fn is_flat(tried: &[(u32, f64)]) -> bool {
     let Some(before) = tried.len().checked_sub(2).filter(|n| *n > 0) else { return false };
     let best = tried[..before].iter().map(|t| t.1).fold(0.0, f64::max);

@@ -62,7 +62,7 @@ impl DataPath for Bounce {
         true
     }
 
-    /// Where they are copied out of a mapping.
+    /// Returns whether rows are copied out of a mapping.
     fn takes_rows(&self, target: &Target) -> bool {
         target.is_file() && target.files().iter().all(|(_, engine)| *engine == Engine::Map)
     }

@@ -48,7 +48,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Of a worker on some of these targets, by the numbers that `used` gives.
+    /// Returns the buffers of a worker on some of these targets, by the numbers that `used` gives.
     pub fn of(job: &JobSpec, all: &[Under], used: &[Under], into_gpu: bool) -> Buffers {
         if let Some(rows) = rows_of(job, all, into_gpu) {
             return Buffers::of_rows(job, all, rows);
@@ -58,7 +58,7 @@ impl Buffers {
         Buffers { at_work, ..Buffers::with_slots(job, all, slots, into_gpu) }
     }
 
-    /// Of a worker whose I/Os are `rows` of the job's each, on their way into a GPU.
+    /// Returns the buffers of a worker whose I/Os are `rows` of the job's each, on their way into a GPU.
     fn of_rows(job: &JobSpec, all: &[Under], rows: u32) -> Buffers {
         let (depth, io_bytes) = (job.depth / rows, job.io_bytes * u64::from(rows));
         let whole = JobSpec { depth, io_bytes, batch: None, ..job.clone() };
@@ -111,23 +111,23 @@ impl Buffers {
 pub const ROW_BYTES_MAX: u64 = 128 << 10;
 /// Longer reads take the copy engine one by one as little time as a launch for several takes them.
 pub const LAUNCHED_ROW_BYTES_MAX: u64 = 1 << 20;
-/// What a warp takes of a longer row: long rows come in too few launches for each to be one warp's alone.
+/// Part of a longer row that a warp takes: long rows come in too few launches for each to be one warp's alone.
 const ROW_PART_BYTES: u32 = 64 << 10;
-/// What a batch of rows may take of a GPU's memory, and of the host's.
+/// Limit on a batch of rows in a GPU's memory, and in the host's.
 const ROWS_BYTES_MAX: u64 = 256 << 20;
 /// Rows that aren't a batch's, but fill a worker's slots by themselves, are one I/O from this many on, or where they are longer
 /// than this together.
 const ROWS_MIN: u32 = 16;
 const LONG_ROWS_BYTES: u64 = 1 << 20;
-/// What a worker keeps under way of short reads where nobody said how many: of rows, and of what is copied.
+/// Default of a worker's short reads under way: of rows, and of what is copied.
 const ROWS_BYTES: u64 = 16 << 20;
 const COPIES_BYTES: u64 = 4 << 20;
 const SHORT_BYTES_MAX: u64 = 256 << 10;
 /// Slots for rows that can't be had together.
 const BESIDE_ROWS_BYTES: u64 = 1 << 20;
 
-/// How many short reads of cached data keep a GPU busy, per worker: some I/Os of rows, or copies of several reads. None where
-/// fewer do: of long ones, and of writes.
+/// Returns the depth per worker at which short reads of cached data keep a GPU busy: some I/Os of rows, or copies of
+/// several reads. None where fewer do: of long ones, and of writes.
 pub fn depth_of_short(job: &JobSpec) -> Option<u32> {
     let longest = job.io_bytes_largest();
     let rows = job.op.is_random() && longest <= LAUNCHED_ROW_BYTES_MAX;

@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// Bytes of the page cache that may stay registered if the amount of free memory is unknown.
 const PIN_BYTES_DEFAULT: u64 = 4 * GIB;
 
-/// What `mapped` may register for readers that keep so many bytes under way, where `--pin-limit` may be given.
-/// `relays`: threads that copy windows meanwhile, when the files are first read.
+/// Returns the limits on registration by `mapped` for readers that keep so many bytes under way, where `--pin-limit`
+/// may be given. `relays`: threads that copy windows meanwhile, when the files are first read.
 pub fn limits(pin_limit_bytes: Option<u64>, in_flight_bytes: u64, relays: u32) -> Limits {
     let half_of_free = || machine::memory_free_bytes().map_or(PIN_BYTES_DEFAULT, |free| free / 2);
     let cap_bytes = pin_limit_bytes.unwrap_or_else(half_of_free);
@@ -127,7 +127,7 @@ impl Destination {
         Ok(held.insert(registry).clone())
     }
 
-    /// What all workers of a job keep under way.
+    /// Returns the bytes that all workers of a job keep under way.
     pub fn in_flight_bytes(&self, job: &JobSpec) -> u64 {
         let of_one = job.io_bytes_largest().saturating_mul(u64::from(job.depth));
         of_one.saturating_mul(u64::from(job.workers))

@@ -84,7 +84,7 @@ pub struct About {
     /// The sources that it serves, as text.
     pub serves: &'static str,
     pub ends: Ends,
-    /// Whether bytes may go from a device to their destination without a copy by a CPU.
+    /// True if bytes may go from a device to their destination without a copy by a CPU.
     pub may_go_direct: bool,
 }
 
@@ -145,12 +145,13 @@ pub trait DataPath: Sync {
         None
     }
 
-    /// Whether a job on it fails if bytes aren't direct.
+    /// Returns whether a job on it fails if bytes aren't direct.
     fn insists_on_direct(&self, _allow_compat: bool) -> bool {
         false
     }
 
-    /// Whether `auto` may choose it there: what ends in host memory where there is no GPU, and anything else where there is.
+    /// Returns whether `auto` may choose it there: paths into host memory where there is no GPU, all others where
+    /// there is one.
     fn is_open(&self, situation: &Situation) -> bool {
         situation.gpu == (self.ends() != Ends::Host)
     }
@@ -211,7 +212,7 @@ pub trait DataPath: Sync {
         target.is_inline()
     }
 
-    /// Whether its queues over the target take rows (`Queue::push_rows`) on their way into a GPU.
+    /// Returns whether its queues over the target take rows (`Queue::push_rows`) on their way into a GPU.
     fn takes_rows(&self, _target: &Target) -> bool {
         false
     }
@@ -221,7 +222,7 @@ pub trait DataPath: Sync {
         buffers::ROW_BYTES_MAX
     }
 
-    /// What rows that nobody asked for as a batch are together at most, so that two or more such I/Os stay in the
+    /// Returns the limit on rows of one I/O without a requested batch, so that two or more such I/Os stay in the
     /// processor's cache.
     fn rows_bytes(&self) -> u64 {
         1 << 20
@@ -255,7 +256,7 @@ pub trait DataPath: Sync {
         None
     }
 
-    /// How it combines the I/Os of a batch.
+    /// Returns the manner in which it combines the I/Os of a batch.
     fn brings_together(&self, _job: &JobSpec) -> &'static str {
         "each I/O separately, submitted together"
     }
@@ -280,7 +281,7 @@ pub fn name_of(kind: PathKind) -> &'static str {
     find(kind).map_or("auto", |path| path.name())
 }
 
-/// Whether the path can serve a source made of these parts. `auto` serves whatever any path does.
+/// Checks that the path can serve a source made of these parts. `auto` serves whatever any path does.
 pub fn legal(kind: PathKind, source: &dyn Display, made: &Made) -> Result<(), Error> {
     let Some(path) = find(kind) else { return Ok(()) };
     if path.accepts(made) {

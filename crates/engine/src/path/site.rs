@@ -32,7 +32,7 @@ pub struct Site<'a> {
     pub needs: QueueNeeds,
     /// I/Os that a source executes at a time; the data of the others is being copied.
     pub at_work: u32,
-    /// Whether something between a source and its path may hold I/Os back.
+    /// True if something between a source and its path may hold I/Os back.
     pub layered: bool,
 }
 
@@ -75,7 +75,7 @@ pub struct Copiers {
     /// Fetches a single longer one from a slot.
     pulling: OnceCell<Option<Rc<Pulling>>>,
     needs: QueueNeeds,
-    /// Of each I/O.
+    /// Rows of each I/O.
     rows: u32,
 }
 
@@ -119,7 +119,7 @@ impl Copiers {
         self.made(|copier, device| copier.with_scattering(self.scattering(device)))
     }
 
-    /// Of a path that copies all of its bytes from slots, as other workers do at the same time.
+    /// Returns a copier for a path that copies all of its bytes from slots, as other workers do at the same time.
     pub fn next_from_slots(&self) -> Result<Box<dyn Copier>, Error> {
         self.made(|copier, device| {
             copier.with_scattering(self.scattering(device)).with_pulling(self.pulling(device))

@@ -1,4 +1,5 @@
-//! Whether RDMA devices take GPU memory as their own destination: registered by a dma-buf, which the GPU's driver exports.
+//! Detection of RDMA devices that accept GPU memory as their own destination: registered by a dma-buf, which the GPU's
+//! driver exports.
 
 use super::layout::{Context, ACCESS_LOCAL_WRITE};
 use super::library::Library;
@@ -7,7 +8,7 @@ use serde::Serialize;
 use std::io;
 use std::ptr::NonNull;
 
-/// What a device says of dma-bufs.
+/// Support of dma-bufs by a device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DmaBuf {
     pub device: String,

@@ -11,13 +11,13 @@ use std::sync::OnceLock;
 
 pub const IBVERBS: Wanted = Wanted { variable: "FOREBAY_LIBIBVERBS", names: &["libibverbs.so.1"] };
 pub const RDMACM: Wanted = Wanted { variable: "FOREBAY_LIBRDMACM", names: &["librdmacm.so.1"] };
-/// What to type where they are missing.
+/// Command to type where they are missing.
 pub const INSTALL: &str =
     "apt install libibverbs1 librdmacm1 ibverbs-providers   # elsewhere: dnf install libibverbs librdmacm";
-/// What to type where there is no device: a card's driver makes one, or soft RoCE over any network card.
+/// Command to type where there is no device: a card's driver makes one, or soft RoCE over any network card.
 pub const MAKE_DEVICE: &str =
     "rdma link show; without a card: sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev NIC";
-/// What to type where the device files are missing.
+/// Command to type where the device files are missing.
 pub const SHOW_DEVICE: &str =
     "sudo modprobe -a ib_uverbs rdma_ucm   # in a container: --device /dev/infiniband";
 

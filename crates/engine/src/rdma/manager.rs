@@ -26,12 +26,12 @@ unsafe impl std::marker::Send for Channel {}
 // SAFETY: as above.
 unsafe impl Sync for Channel {}
 
-/// What the manager has to say of a connection.
+/// Event of a connection, from the manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Happened {
     AddressResolved,
     RouteResolved,
-    /// Somebody asks for a connection: `Event::request`.
+    /// Request for a connection: `Event::request`.
     Request,
     Established,
     /// By the peer, `Event::private` says why; or by its manager, as nobody listens there.
@@ -66,7 +66,7 @@ pub struct Event {
     /// Key of the connection that it belongs to: `Id::key`.
     pub key: usize,
     pub status: i32,
-    /// What the peer sent with it, padded with zeros.
+    /// Private data of the peer, padded with zeros.
     pub private: Vec<u8>,
     /// The connection that is asked for.
     pub request: Option<Id>,
@@ -143,7 +143,7 @@ pub struct Room {
     pub stretches: u32,
 }
 
-/// What a connection begins with.
+/// Terms of a new connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms<'a> {
     pub private: &'a [u8],

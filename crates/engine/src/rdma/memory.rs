@@ -33,7 +33,7 @@ pub struct Domains {
 struct Inner {
     domains: Vec<Arc<Domain>>,
     lent: Vec<Stretch>,
-    /// How many there were ever.
+    /// Number of regions ever made.
     count: u64,
 }
 
@@ -47,7 +47,7 @@ struct Stretch {
 
 enum Place {
     Host(NonNull<u8>),
-    /// Of a GPU: its address, and the dma-buf that begins there.
+    /// Address in a GPU's memory, and the dma-buf that begins there.
     Device(u64, OwnedFd),
 }
 
@@ -117,7 +117,7 @@ impl Domains {
         })
     }
 
-    /// There is a connection on a device, so that what is lent was tried.
+    /// Returns whether there is a connection on a device, so that what is lent was tried.
     pub fn has_device(&self) -> bool {
         !self.lock().domains.is_empty()
     }

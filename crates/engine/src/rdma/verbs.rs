@@ -214,7 +214,7 @@ impl Buffer {
         unsafe { self.at.add(offset).cast::<[u8; N]>().read_volatile() }
     }
 
-    /// What a receive that completed has brought there, until it is posted again.
+    /// Returns the bytes of a completed receive, until it is posted again.
     pub fn bytes(&self, offset: usize, bytes: usize) -> &[u8] {
         self.check(offset, bytes);
         // SAFETY: within the allocation, and no receive that is posted writes there: who borrows this posts none.
@@ -235,7 +235,7 @@ impl Drop for Buffer {
     }
 }
 
-/// What became of something that was posted.
+/// Completion of a posted request.
 #[derive(Clone, Copy, Debug)]
 pub struct Completed {
     /// As it was posted.
@@ -350,7 +350,7 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// What is posted for sending.
+/// Request that is posted for sending.
 #[derive(Clone, Copy, Debug)]
 pub enum Send {
     Message,

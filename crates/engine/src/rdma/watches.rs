@@ -1,4 +1,4 @@
-//! Which of a connection's two descriptors a reactor watches: the manager's, and its completion queue's.
+//! Watches of a connection's two descriptors by a reactor: the manager's, and its completion queue's.
 
 use crate::reactor::{Completion, Reactor};
 use crate::stream::{kind_of, tag_of};

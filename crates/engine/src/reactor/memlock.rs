@@ -23,12 +23,12 @@ const ENTRY_BYTES: u64 = 64 + 4 + 2 * 16;
 pub(super) const SHORT: &str = "short_ring";
 /// Two pages, as the smallest ring has.
 pub(super) const ENTRIES_MIN: u32 = 64;
-/// How long a ring that ended may take to give its memory back.
+/// Longest time for a ring that ended to give its memory back.
 const PATIENCE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(5);
 /// Rings that are tried at a time: each takes a descriptor, which others of the process may need.
 const TRIED_MAX: u32 = 64;
-/// What registered buffers leave of a limit to rings, and to this user's other processes.
+/// Bytes of a limit that registered buffers leave to rings, and to this user's other processes.
 pub(crate) const LEFT_BYTES: u64 = 8 << 20;
 /// At most this part of a limit that is hardly more, or less.
 const BUFFERS_SHARE: u64 = 8;
@@ -61,7 +61,7 @@ pub(crate) fn patiently<T>(ring: impl Fn() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Whether that many rings can be had at a time, as far as locked memory is concerned.
+/// Checks that locked memory allows that many rings at a time.
 ///
 /// # Errors
 /// The kernel's.
@@ -111,13 +111,14 @@ fn most_registered(limit: u64) -> u64 {
     limit.saturating_sub(LEFT_BYTES).max(limit / BUFFERS_SHARE)
 }
 
-/// What a log says of a ring that is shorter than its thread would have it.
+/// Returns a message for the log if the ring is shorter than its thread would have it.
 pub(crate) fn short(reactor: &super::Reactor) -> Option<String> {
     let limit = limit().filter(|_| reactor.features().contains(&SHORT))?;
     Some(format!("only {} may be locked (ulimit -l, LimitMEMLOCK=)", readable_bytes(limit)))
 }
 
-/// What needs a ring, and is refused one. `otherwise`: what to type if locked memory isn't the reason.
+/// Returns the error of a request that needs a ring and is refused one. `otherwise`: what to type if locked memory
+/// isn't the reason.
 pub(crate) fn refusal(asked: impl Into<String>, e: &io::Error, otherwise: &str) -> Error {
     refusal_below(limit(), asked, e, otherwise)
 }

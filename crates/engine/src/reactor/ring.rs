@@ -68,7 +68,7 @@ pub(super) struct Ring {
     pub(super) together: u32,
     /// Queued submissions that complete as they are handed over, as a rule.
     pub(super) soon: u32,
-    /// Those of them, and of earlier ones, that didn't complete yet.
+    /// Number of them, and of earlier ones, that didn't complete yet.
     pub(super) soon_left: u32,
     /// Something waits behind one of these: they end a wait, until none is left.
     pub(super) soon_awaited: bool,
@@ -161,7 +161,7 @@ fn best(options: RingOptions, entries: u32, wanted: u32) -> std::io::Result<(IoU
     Err(refusal)
 }
 
-/// What io_uring_enter ends with where the next call may do better: the time is over, a signal came, completions
+/// Returns whether io_uring_enter ended for a reason that may pass: the time is over, a signal came, completions
 /// overflow, memory is short.
 pub(crate) fn is_nothing_yet(errno: i32) -> bool {
     [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN, libc::ENOMEM].contains(&errno)
@@ -272,8 +272,8 @@ impl Ring {
         }
     }
 
-    /// How many submissions a call of the kernel took. After an error that means "nothing yet" the caller looks at the
-    /// clock and comes back. Others come back, too.
+    /// Counts the submissions that a call of the kernel took. After an error that means "nothing yet" the caller looks
+    /// at the clock and comes back. Others come back, too.
     fn heed(&mut self, told: std::io::Result<usize>) -> usize {
         told.unwrap_or_else(|e| {
             let errno = e.raw_os_error().unwrap_or(libc::EIO);

@@ -1,16 +1,16 @@
-//! What ends a wait, what a ring keeps, and what becomes of one that is refused.
+//! Tests of waits, of rings, and of refused rings.
 
 use super::*;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
-/// Which calls of io_uring_enter a filter refuses.
+/// Calls of io_uring_enter that a filter refuses.
 enum Calls {
     All,
-    /// Those that wait.
+    /// Calls that wait.
     Waiting,
-    /// Those that wait, and hand nothing over.
+    /// Calls that wait, and hand nothing over.
     WaitingAlone,
 }
 
@@ -79,8 +79,8 @@ fn a_ring_that_may_not_be_entered_any_more_says_why_and_holds_nobody_up() {
     all.join().unwrap();
 }
 
-/// Of the errors that io_uring_enter(2) names, some pass: a wait ends, and the next one asks again. After the others
-/// nothing comes any more.
+/// Tests the errors that io_uring_enter(2) names: after some a wait ends, and the next one asks again. After the
+/// others nothing comes any more.
 // promise: ENG-6
 #[test]
 fn errors_of_a_wait_that_pass_are_told_from_those_that_stay() {

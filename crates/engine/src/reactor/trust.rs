@@ -1,4 +1,4 @@
-//! Whether a wait counts on what should complete as it is handed over.
+//! Trust in sends that should complete as they are handed over.
 
 /// A full socket takes a send late, and a wait that counts on it comes back late for all else: after one that was
 /// disappointed, more and more waits go without.
@@ -48,7 +48,7 @@ impl Trust {
 mod tests {
     use super::*;
 
-    /// Of so many waits, those that count.
+    /// Counts those of so many waits that count.
     fn counted(trust: &mut Trust, waits: u32, kept: bool) -> u32 {
         let mut counts = 0;
         for _ in 0..waits {

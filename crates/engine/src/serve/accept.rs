@@ -72,7 +72,7 @@ pub struct Acceptor {
     /// Given up for a moment where the process has no descriptor left, to take a connection and close it.
     spare: Option<File>,
     complained: Option<Instant>,
-    /// Where a host has a TLS key.
+    /// Entrance for TLS, where a host has a TLS key.
     gate: Option<Gate>,
 }
 

@@ -58,7 +58,7 @@ impl Cell {
         controller.update(subsystem);
     }
 
-    /// How its host reaches a namespace. Costs a lock only where some can't be reached.
+    /// Returns the state of a namespace for its host. Costs a lock only where some can't be reached.
     pub fn reaches(&self, nsid: u32) -> AnaState {
         if !self.lossy.load(Ordering::Acquire) {
             return AnaState::Optimized;

@@ -243,7 +243,7 @@ impl Worker {
         Ok(admitted)
     }
 
-    /// What came of commands besides their answers.
+    /// Applies effects of commands beyond their answers.
     pub(super) fn apply_effects(&mut self, c: &mut Connection) {
         let Role::Admin(cell) = c.role.clone() else { return };
         loop {
@@ -430,7 +430,7 @@ impl Worker {
         }
     }
 
-    /// What this subsystem did.
+    /// Returns the health counters of this subsystem.
     fn health(&self, subsystem: &Subsystem) -> Health {
         let volumes = self.views[subsystem.index].values();
         Health { power_on_hours: u128::from(self.now_ms() / 3_600_000), ..health::of(volumes.map(|v| &**v)) }

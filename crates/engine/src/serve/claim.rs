@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use std::process::{Command, Stdio};
 
-    /// What nobody waits for to its end.
+    /// Wait that nobody waits out.
     const LONG: Duration = Duration::from_secs(600);
 
     fn opened() -> (tempfile::TempDir, std::path::PathBuf, File) {

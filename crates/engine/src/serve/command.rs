@@ -67,7 +67,7 @@ pub struct Command {
     pub request: Option<Request>,
     pub lane: u32,
     pub memory: Memory,
-    /// What Compare and Verify read into.
+    /// Buffer that Compare and Verify read into.
     pub scratch: Option<Slot>,
     /// All data that it brings are here.
     pub has_data: bool,
@@ -109,7 +109,7 @@ impl Places for Placed<'_> {
     }
 }
 
-/// Where the data of one of the connection's commands lie.
+/// Returns the memory of the data of one of the connection's commands.
 pub fn place(commands: &[Command], pool: &Pool, at: Place) -> Mem {
     commands.get(at.command.0 as usize).map_or(Mem::None, |c| c.memory.mem(pool)).after(at.offset as usize)
 }

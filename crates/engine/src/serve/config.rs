@@ -1,5 +1,5 @@
-//! What a target serves, to whom, and within which bounds. One structure, whether it was written as TOML or as
-//! JSON; what is left out has the default of its field.
+//! Configuration of a target: what it serves, to whom, and within which bounds. One structure, whether it was written
+//! as TOML or as JSON; what is left out has the default of its field.
 
 mod ana;
 mod rules;
@@ -26,7 +26,7 @@ use std::ops::RangeInclusive;
 /// IANA's port for NVMe over TCP, and that of the discovery service.
 pub const PORT: u16 = 4420;
 const TEXT_BYTES_MAX: usize = 4 << 20;
-/// Where its fields are described.
+/// Page that describes its fields.
 const FIELDS: &str = "docs/serve.md";
 /// An NQN's length (base, section 4.5).
 const NQN_BYTES_MAX: usize = 223;
@@ -42,7 +42,7 @@ pub struct Config {
     pub listen: Vec<String>,
     /// The same, over RDMA: addresses of a card's. Empty: not over RDMA.
     pub listen_rdma: Vec<String>,
-    /// Where Prometheus asks: a port of the loopback interface (`9420`), or a whole address. None: nowhere.
+    /// Address for Prometheus: a port of the loopback interface (`9420`), or a whole address. None: nowhere.
     pub metrics: Option<String>,
     /// The discovery service is announced on the local network, by multicast DNS.
     pub mdns: bool,
@@ -51,8 +51,8 @@ pub struct Config {
     /// Processors that the threads stay on, in turn, as `0-3,8`; a connection then goes to the thread on the one
     /// that takes its packets. Empty: anywhere.
     pub cpus: String,
-    /// How long a thread that has connections looks for more to do before it sleeps, in microseconds: lower latency
-    /// for a core that is always busy. 0: not at all.
+    /// Time for which a thread that has connections polls before it sleeps, in microseconds: lower latency for a core
+    /// that is always busy. 0: not at all.
     pub spin_us: u32,
     /// Longest transfer of one command (MDTS): a power of two times 4 KiB, from 64k to 4m.
     pub max_transfer: Size,
@@ -144,7 +144,7 @@ pub struct Subsystem {
     pub allow_any_host: bool,
     pub hosts: Vec<Host>,
     pub namespaces: Vec<Namespace>,
-    /// How hosts reach groups of its namespaces. None: all the best way.
+    /// States of groups of its namespaces, by address. None: all the best way.
     pub ana: Vec<Ana>,
     /// Controller identifiers to give out, 1 to 65519: servers that are paths to one subsystem need different ones.
     pub cntlid_min: Option<u16>,
@@ -160,9 +160,9 @@ pub struct Host {
     pub dhchap_key: Option<Secret>,
     /// We prove that we know this, where the host asks.
     pub dhchap_ctrl_key: Option<Secret>,
-    /// What we may choose: sha256, sha384, sha512. Empty: all.
+    /// Hashes that we may choose: sha256, sha384, sha512. Empty: all.
     pub dhchap_hashes: Vec<String>,
-    /// What we may choose: null, ffdhe2048 … ffdhe8192. Empty: all, null last.
+    /// Groups that we may choose: null, ffdhe2048 … ffdhe8192. Empty: all, null last.
     pub dhchap_groups: Vec<String>,
     /// The host must come over TLS 1.3 with this key: `NVMeTLSkey-1:…`, as `nvme gen-tls-key` makes.
     pub tls_key: Option<Secret>,
@@ -170,7 +170,7 @@ pub struct Host {
     pub limits: Option<HostLimits>,
 }
 
-/// What one host may have, over all its connections. None: no limit.
+/// Limits of one host, over all its connections. None: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HostLimits {
@@ -202,7 +202,7 @@ pub struct Namespace {
     pub faults: Option<String>,
 }
 
-/// Whether the page cache takes part.
+/// Use of the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Caching {
@@ -282,7 +282,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Whether all of it can be; looks at no file and opens no socket.
+    /// Checks all that can be checked without looking at a file or opening a socket.
     pub fn check(&self) -> Result<(), Error> {
         self.addresses()?;
         self.rdma_addresses()?;
@@ -301,7 +301,7 @@ impl Config {
         })
     }
 
-    /// Where to listen, over TCP.
+    /// Returns the addresses to listen on, over TCP.
     pub fn addresses(&self) -> Result<Vec<SocketAddr>, Error> {
         if self.listen.is_empty() && self.listen_rdma.is_empty() {
             return Err(Error::request("listen", "there is no address", "listen = [\"127.0.0.1:4420\"]"));
@@ -309,7 +309,7 @@ impl Config {
         self.listen.iter().map(|text| address("listen", text, Ipv4Addr::LOCALHOST.into(), PORT)).collect()
     }
 
-    /// Where to listen, over RDMA.
+    /// Returns the addresses to listen on, over RDMA.
     pub fn rdma_addresses(&self) -> Result<Vec<SocketAddr>, Error> {
         let at = |text: &String| address("listen_rdma", text, Ipv4Addr::LOCALHOST.into(), PORT);
         self.listen_rdma.iter().map(at).collect()

@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What a connection is for, known once its Connect was admitted.
+/// Role of a connection, known once its Connect was admitted.
 #[derive(Clone)]
 pub enum Role {
     New,
@@ -69,7 +69,7 @@ pub struct Connection {
     pub has_spare: bool,
     /// Commands that the source is at.
     pub running: u32,
-    /// Of data on their way here, commands.
+    /// Number of commands whose data are on their way here.
     pub collecting: u32,
     /// Ends once all that is outgoing was sent.
     pub last_words: bool,
@@ -77,7 +77,7 @@ pub struct Connection {
     pub closing: bool,
     /// Its host has limits that commands must pass.
     pub limited: bool,
-    /// Who it proved to be, where it came over TLS.
+    /// Proven identity of a client that came over TLS.
     pub client: Option<Client>,
     /// It must authenticate before it may do anything else.
     pub must_authenticate: bool,
@@ -87,7 +87,7 @@ pub struct Connection {
     pub header_digest: bool,
     pub data_digest: bool,
     pub counts: Counts,
-    /// Of its reads and writes that went well.
+    /// Latencies of its reads and writes that went well.
     pub read_latency: Histogram,
     pub write_latency: Histogram,
     /// When it was accepted; what it waits for must come in time.

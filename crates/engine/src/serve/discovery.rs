@@ -1,4 +1,4 @@
-//! What the discovery service offers to whom: every listener with each subsystem, and other services.
+//! Discovery log: every listener with each subsystem, and other services, as a host may see them.
 
 use super::config::{self, PORT};
 use super::site::{Site, DISCOVERY};
@@ -76,7 +76,7 @@ fn referral(given: &config::Referral) -> Option<nvme::Offer> {
     Some(nvme::Offer { endpoint: port.endpoint(subtype::REFERRAL, nqn), hosts: None })
 }
 
-/// How a listener's address is reached by who reached us at `local`.
+/// Returns the address of a listener for a host that reached us at `local`.
 fn reachable(listener: IpAddr, local: IpAddr) -> Option<IpAddr> {
     match listener.is_unspecified() {
         true => (listener.is_ipv4() == local.is_ipv4()).then_some(local),

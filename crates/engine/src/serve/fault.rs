@@ -1,4 +1,4 @@
-//! What a fault of the source is to a host.
+//! Translation of a source's faults for a host.
 
 use forebay_nvme::nvm::Op;
 use forebay_nvme::status::{Code, Status};

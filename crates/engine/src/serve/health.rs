@@ -1,4 +1,4 @@
-//! What the SMART / Health log tells of namespaces: what they did, when they were busy, how warm their drives are.
+//! SMART / Health log of namespaces: what they did, when they were busy, how warm their drives are.
 
 use super::stats::Counts;
 use super::volume::Volume;

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 /// Receives of one connection in a row, before others have their turn.
 const RECEIVES_MAX: u32 = 32;
-/// Whether a command could begin.
+/// Result of beginning a command.
 enum Begun {
     Yes,
     /// Memory is out.

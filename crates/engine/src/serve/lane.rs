@@ -26,7 +26,7 @@ pub struct Owner {
     pub command: Handle,
 }
 
-/// What a command wants of the source next.
+/// Next request of a command to the source.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     pub op: Op,
@@ -45,7 +45,7 @@ pub struct Finished<O = Owner> {
 }
 
 impl<O> Finished<O> {
-    /// What a CPU copied in memory between the source and the requester.
+    /// Returns the bytes that a CPU copied in memory between the source and the requester.
     pub fn staged_bytes(&self) -> u64 {
         match (&self.result, self.via) {
             (Ok(bytes), Via::Staged | Via::Compat) => (*bytes).into(),
@@ -66,7 +66,7 @@ pub struct Lane<O = Owner> {
     pub geometry: Geometry,
     /// I/Os that failed.
     pub faults: u64,
-    /// How the payload of what is done came or went.
+    /// Way of a completed command's payload.
     pub travelled: Travelled,
     /// Its connections want to be heard though no I/O is in flight.
     attentive: bool,
@@ -74,7 +74,7 @@ pub struct Lane<O = Owner> {
     pub over_files: bool,
     /// Longest piece of Write Zeroes and Deallocate.
     pub piece_max: u32,
-    /// Of one queue. A host tries again what can't be carried out now.
+    /// Client of one queue. A host tries again what can't be carried out now.
     client: Client<Option<O>>,
     /// Steps that no tag was free for, or that came after those.
     full: VecDeque<(O, Step)>,
@@ -115,7 +115,7 @@ impl<O: Copy> Lane<O> {
         })
     }
 
-    /// Where these bytes lie in memory already.
+    /// Returns the place of these bytes, if they lie in memory already.
     pub fn lend(&mut self, offset: u64, len: u32) -> Option<Mem> {
         self.client.queue(QUEUE).lend(offset, len)
     }

@@ -1,4 +1,4 @@
-//! What carries a connection's commands: TCP, or RDMA. All else that serves them doesn't know which.
+//! Transport of a connection's commands: TCP, or RDMA. All else that serves them doesn't know which.
 
 use super::rdma::Rdma;
 use crate::arena::Mem;

@@ -110,7 +110,7 @@ impl Log {
         }
     }
 
-    /// What was said is still written; nothing more is.
+    /// Writes what was logged, and accepts nothing more.
     pub fn close(&self) {
         self.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
     }

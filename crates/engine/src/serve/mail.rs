@@ -1,4 +1,4 @@
-//! What threads of a server tell each other.
+//! Messages between threads of a server.
 
 use super::rdma::Asked;
 use super::site::{Cell, Seat, Totals};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// How a host comes.
+/// Transport by which a host comes.
 pub enum Way {
     Tcp(OwnedFd),
     Rdma(Box<Asked>),
@@ -21,7 +21,7 @@ pub struct Newcomer {
     pub way: Way,
     pub peer: SocketAddr,
     pub local: SocketAddr,
-    /// Who it proved to be, where it came over TLS.
+    /// Proven identity of a client that came over TLS.
     pub client: Option<Client>,
 }
 
@@ -31,8 +31,8 @@ pub enum Letter {
     Close(Seat, &'static str),
     /// The admin queue's controller has effects to apply.
     Effects(Seat),
-    /// That connection's command `cid` is to be given up; the Abort that asks for it is command `tag` of the
-    /// controller's admin queue.
+    /// Gives up that connection's command `cid`; the Abort that asks for it is command `tag` of the controller's admin
+    /// queue.
     Abort {
         seat: Seat,
         cell: Arc<Cell>,
@@ -46,13 +46,13 @@ pub enum Letter {
     Stop,
 }
 
-/// What one thread counts, by subsystem.
+/// Counters of one thread, by subsystem.
 #[derive(Debug, Default)]
 pub struct Report {
     pub namespaces: Vec<(usize, NamespaceStats)>,
     pub hosts: Vec<(usize, HostStats)>,
     pub controllers: Vec<ControllerStats>,
-    /// Of controllers whose admin queue another thread may have.
+    /// Queues of controllers whose admin queue another thread may have.
     pub queues: Vec<(usize, u16, QueueStats)>,
 }
 

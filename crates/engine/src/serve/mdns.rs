@@ -21,7 +21,7 @@ const SAID_MAX: usize = 64;
 pub struct Announcer {
     socket: UdpSocket,
     services: Vec<(Ipv4Addr, Service)>,
-    /// What was lately said to all, when, and on whose link.
+    /// Recent multicast answers, with their time and link.
     said: Vec<(Ipv4Addr, Vec<u8>, Instant)>,
 }
 

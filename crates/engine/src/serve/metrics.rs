@@ -44,7 +44,7 @@ fn serve_within(listener: &TcpListener, stop: &Arc<OwnedFd>, text: &dyn Fn() -> 
     }
 }
 
-/// What is left until then; an error once nothing is.
+/// Returns the time left until then; an error once none is.
 fn left(until: Instant) -> std::io::Result<Duration> {
     let left = until.saturating_duration_since(clock::now());
     if left.is_zero() {
@@ -155,7 +155,7 @@ pub fn whole(out: &mut String, all: &[(&str, &str, f64)]) {
     }
 }
 
-/// Those of namespaces, each with its labels.
+/// Writes the metrics of namespaces, each with its labels.
 pub fn of_namespaces(out: &mut String, all: &[(String, &NamespaceStats)]) {
     counters(out, "namespace", all.iter().map(|(l, n)| (l.as_str(), &n.counts)));
     family(out, "forebay_namespace_bytes", "gauge", all.iter().map(|(l, n)| (l.as_str(), n.bytes)));

@@ -1,5 +1,5 @@
-//! Which namespace is which: the nsid and the uuid of those for which the configuration doesn't say them. Over a reload,
-//! both stay with the source.
+//! Assignment of nsid and uuid to namespaces whose configuration doesn't give them. Over a reload, both stay with the
+//! source.
 
 use super::config::{parse_uuid, Config, Namespace};
 use super::volume::made_up_uuid;
@@ -32,12 +32,12 @@ pub fn number(config: &mut Config, running: Option<&Config>) {
     }
 }
 
-/// Those that the file says.
+/// Returns the identifiers that the file gives.
 fn said(namespaces: &[Namespace]) -> BTreeSet<u32> {
     namespaces.iter().map(|n| n.nsid).filter(|n| *n > 0).collect()
 }
 
-/// Whether one of those that run and one that is asked for may be a pair.
+/// Predicate of pairs: a running namespace and a requested one.
 type Fits<'a> = dyn Fn(&Namespace, &Namespace) -> bool + 'a;
 
 /// The one of `known` that each is, where it is one of them. The more two have in common, the sooner they are a pair.

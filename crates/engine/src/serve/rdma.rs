@@ -27,7 +27,7 @@ const RESPONSE: usize = size_of::<Cqe>();
 const SLACK: u32 = 17;
 /// Posts that are handed to the card together.
 const POSTS: usize = 64;
-/// What completes, above the number of a receive or a command.
+/// Tags of completions, above the number of a receive or a command.
 const RECEIVE: u64 = 1 << 32;
 const FETCH: u64 = 2 << 32;
 const ANSWER: u64 = 3 << 32;
@@ -35,7 +35,7 @@ const ANSWER: u64 = 3 << 32;
 /// A connection that a host asks for.
 pub struct Asked {
     pub id: Id,
-    /// What it sent along.
+    /// Private data that it sent along.
     pub private: Vec<u8>,
 }
 
@@ -62,7 +62,7 @@ impl Cards {
     }
 }
 
-/// What a command has under way.
+/// Requests of a command that are under way.
 #[derive(Default)]
 struct Posted {
     posts: u32,

@@ -32,7 +32,7 @@ pub fn limit_queues(controller: &mut Controller, host: &Host) {
     }
 }
 
-/// What was said lately, and how often it has happened since.
+/// Recent refusals, and how often each has happened since.
 #[derive(Debug, Default)]
 pub struct Refusals(Mutex<HashMap<(String, String), (Instant, u64)>>);
 

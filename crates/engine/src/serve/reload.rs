@@ -8,7 +8,7 @@ use super::Server;
 use forebay_model::Error;
 use serde::Serialize;
 
-/// What a reload changed, or would.
+/// Changes by a reload.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Changes {
     pub removed: Vec<Change>,
@@ -33,7 +33,7 @@ pub struct States {
     states: Vec<Ana>,
 }
 
-/// What leads from one numbered configuration to another.
+/// Returns the changes from one numbered configuration to another.
 ///
 /// # Errors
 /// Kind `Request`: they differ in more than their namespaces and ANA states.
@@ -79,8 +79,8 @@ pub fn apply(server: &Server, running: &mut Config, changes: &Changes) -> Result
     made
 }
 
-/// What is added, in order. None: its source is open already, and takes one at a time (a remote one, a drive), so that
-/// it is opened once the old namespace is gone.
+/// Opens what is added, in order. None: its source is open already, and takes one at a time (a remote one, a drive),
+/// so that it is opened once the old namespace is gone.
 fn open(server: &Server, changes: &Changes) -> Result<Vec<Option<Volume>>, Error> {
     let opened = changes.added.iter().map(|c| {
         let mut same_source = changes.removed.iter().filter(|r| r.source == c.source);
@@ -98,7 +98,7 @@ fn open(server: &Server, changes: &Changes) -> Result<Vec<Option<Volume>>, Error
     opened.collect()
 }
 
-/// What takes over an nsid or a source in use comes after the old one left.
+/// Makes what is added; what takes over an nsid or a source in use comes after the old one left.
 fn make(
     server: &Server,
     running: &mut Config,

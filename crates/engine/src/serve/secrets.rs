@@ -6,7 +6,7 @@ use forebay_nvme::auth::psk::{ConfiguredPsk, PskError};
 use forebay_nvme::auth::{Credentials, Policy, Secret};
 use std::sync::Arc;
 
-/// What a host of the configuration has to know, towards this subsystem. None: it needn't authenticate.
+/// Returns the credentials of a host of the configuration towards this subsystem. None: it needn't authenticate.
 ///
 /// # Errors
 /// Kind `Request`: a key that is none, or a name that is unknown.

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 /// A thread that doesn't report within this time is left out of a snapshot.
 const REPORT: Duration = Duration::from_millis(500);
-/// How often a drain looks whether it is done.
+/// Interval at which a drain checks whether it is done.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// A target that runs on threads of its own, until it is dropped. All calls may come from any thread.
@@ -35,7 +35,7 @@ pub struct Server {
     metrics_address: Option<SocketAddr>,
     /// Tells the threads that accept that they should end.
     stop: Arc<OwnedFd>,
-    /// Those, then those that serve.
+    /// Threads that accept, then those that serve.
     accepting: Vec<JoinHandle<()>>,
     workers: Vec<JoinHandle<()>>,
     log: Option<JoinHandle<()>>,
@@ -121,7 +121,7 @@ impl Server {
         &self.addresses
     }
 
-    /// Those over RDMA.
+    /// Returns the addresses over RDMA.
     pub fn rdma_addresses(&self) -> &[SocketAddr] {
         &self.rdma_addresses
     }
@@ -314,7 +314,7 @@ impl Drop for Server {
     }
 }
 
-/// What all threads counted, put together.
+/// Returns the sum of all threads' counters.
 fn snapshot(site: &Site) -> Stats {
     let reports = thread_pool::ask(site.mailboxes(), Letter::Report, REPORT);
     let totals = &site.totals;

@@ -1,4 +1,4 @@
-//! What the threads of one server share: subsystems, controllers, hosts. None of it is on the way of an I/O but
+//! State that the threads of one server share: subsystems, controllers, hosts. None of it is on the way of an I/O but
 //! for a number that says whether something changed, and a host's limits where it has any.
 
 use super::access::{self, Access};
@@ -27,16 +27,16 @@ pub type Volumes = BTreeMap<u32, Arc<Volume>>;
 
 pub struct Site {
     pub config: Config,
-    /// That serve.
+    /// Number of threads that serve.
     pub threads: usize,
-    /// That they stay on, in turn; none: anywhere.
+    /// CPUs that they stay on, in turn; none: anywhere.
     pub cpus: Vec<u32>,
     pub log: Log,
     pub began: Instant,
     /// The last is the discovery subsystem.
     pub subsystems: Vec<Arc<Subsystem>>,
     pub mailboxes: OnceLock<Vec<Arc<Mailbox>>>,
-    /// Where we listen, with ports as given.
+    /// Addresses that we listen on, with ports as given.
     pub addresses: OnceLock<Addresses>,
     /// Counts changes of namespaces.
     pub generation: AtomicU64,
@@ -145,7 +145,7 @@ pub struct Host {
     pub limits: HostLimits,
     pub connections: AtomicU32,
     pub bytes_in_flight: AtomicU64,
-    /// Of bytes, of commands; in ns since the server began.
+    /// Rates of bytes and of commands; in ns since the server began.
     rates: [Rate; 2],
     past: Mutex<Counts>,
 }

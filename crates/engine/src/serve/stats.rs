@@ -1,4 +1,4 @@
-//! What a target counts, as a snapshot.
+//! Snapshot of a target's counters.
 
 use crate::source::nvme::SourceReport;
 use forebay_nvme::controller::Health;
@@ -91,13 +91,13 @@ pub struct Counts {
     pub others: u64,
     /// Completed with an error status.
     pub errors: u64,
-    /// Those of them that said that the medium lost data, or didn't take them.
+    /// Number of them that said that the medium lost data, or didn't take them.
     #[serde(default)]
     pub media_errors: u64,
 }
 
 impl NamespaceStats {
-    /// What was counted elsewhere.
+    /// Adds counts from elsewhere.
     pub fn add(&mut self, more: &NamespaceStats) {
         self.counts.add(&more.counts);
         self.read_latency.add(&more.read_latency);

@@ -1,4 +1,4 @@
-//! What a command that runs does next, by how far it is.
+//! Steps of a running command, by its progress.
 
 use super::fault::{is_unsupported, status_of};
 use super::lane::{Lane, Step};
@@ -21,7 +21,7 @@ pub enum Flush {
     Done,
 }
 
-/// How far a command is.
+/// Progress of a command.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
     /// Bytes of it (of Deallocate: over all ranges) that are done.
@@ -31,15 +31,15 @@ pub struct Progress {
     pub flush: Flush,
 }
 
-/// Where a command's bytes lie.
+/// Memory of a command's bytes.
 pub trait Places {
     /// Its data.
     fn data(&self) -> Mem;
-    /// What Compare and Verify read into.
+    /// Returns the buffer that Compare and Verify read into.
     fn scratch(&self) -> Mem;
     /// Zeros to write from, and how many there are.
     fn blank(&self) -> (Mem, usize);
-    /// What Compare read is what came with it.
+    /// Returns whether Compare read what came with the command.
     fn is_same(&self, len: usize) -> bool;
     /// The first `len` bytes of its data, where it is Dataset Management.
     fn ranges(&self, len: usize) -> &[u8];
@@ -50,7 +50,7 @@ pub enum Next {
     Done(Status),
 }
 
-/// What a step's end means for its command.
+/// Consequence of a step's end for its command.
 pub enum After {
     /// On to the next step.
     Next,
@@ -84,7 +84,7 @@ impl Progress {
     }
 }
 
-/// What a fault is to the host that sent the request.
+/// Returns the status of a fault for the host that sent the request.
 pub fn failure(request: &Request, fault: &Fault) -> Status {
     status_of(fault.errno, request.op)
 }

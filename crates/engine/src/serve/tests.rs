@@ -1,4 +1,4 @@
-//! What reaches the source, and when: a power cut may come between any two of these.
+//! Recorder of what reaches the source, and when: a power cut may come between any two of these.
 
 #[allow(dead_code, reason = "shared with the tests of the whole target")]
 #[path = "../../tests/serve/client.rs"]
@@ -31,7 +31,7 @@ impl Recorded {
         open.expect("what ends has begun").2 = true;
     }
 
-    /// What came since the last call.
+    /// Takes what came since the last call.
     fn take(&self) -> Vec<(Op, bool)> {
         self.0.lock().unwrap().drain(..).map(|(_, op, done)| (op, done)).collect()
     }

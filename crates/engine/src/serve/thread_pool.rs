@@ -10,12 +10,12 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Where nothing is said, one per processor, and no more than this: more don't pay before the network is faster than
+/// Default limit on threads, of which there is one per processor: more don't pay before the network is faster than
 /// they are.
 const THREADS: usize = 8;
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What one thread is; it is made by its thread, and stays there.
+/// Worker of one thread; it is made by its thread, and stays there.
 pub trait PoolWorker {
     type Letter: Send + 'static;
 
@@ -35,7 +35,7 @@ pub struct ThreadPool<L> {
 pub struct Failure(OnceLock<Error>);
 
 impl Failure {
-    /// Whether the thread's ring is refused (`Reactor::refused`): nothing that it waits for comes any more.
+    /// Returns whether the thread's ring is refused (`Reactor::refused`): nothing that it waits for comes any more.
     pub fn heed(&self, reactor: &Reactor) -> bool {
         let Some(why) = reactor.refused() else { return false };
         let _ = self.0.set(reactor::refused(&why));
@@ -47,7 +47,7 @@ impl Failure {
     }
 }
 
-/// How many threads to have. `asked`: 0 for one per processor, of those in `cpus` where it names any.
+/// Returns the number of threads to have. `asked`: 0 for one per processor, of those in `cpus` where it names any.
 pub fn threads(asked: u32, cpus: &[u32]) -> usize {
     match asked {
         0 if !cpus.is_empty() => cpus.len().min(super::volume::THREADS_MAX),
@@ -67,7 +67,7 @@ pub fn cpus(list: &str) -> Result<Vec<u32>, Error> {
     }
 }
 
-/// That of one thread.
+/// Returns the CPU of one thread.
 pub fn cpu_of(cpus: &[u32], number: usize) -> Option<u32> {
     cpus.get(number % cpus.len().max(1)).copied()
 }
@@ -75,9 +75,9 @@ pub fn cpu_of(cpus: &[u32], number: usize) -> Option<u32> {
 /// Connections that a thread may have more than another because their packets come where it runs.
 const LEAN: u32 = 2;
 
-/// Which of the threads gets a connection: that which has the fewest. `near`: the processor that takes its packets. A
-/// thread that stays there is preferred, since what it sends and receives is in that processor's cache and no other has
-/// to be woken; up to `LEAN` connections, for a card may have all its packets taken by one.
+/// Chooses the thread of a connection: the one that has the fewest. `near`: the processor that takes its packets. A
+/// thread that stays there is preferred, since what it sends and receives is in that processor's cache and no other
+/// has to be woken; up to `LEAN` connections, for a card may have all its packets taken by one.
 pub fn choose(loads: &[u32], cpus: &[u32], near: Option<u32>) -> Option<usize> {
     let fewest = (0..loads.len()).min_by_key(|n| loads[*n])?;
     let there = |n: &usize| near.is_some() && cpu_of(cpus, *n) == near;

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
-/// Where connections come in, if any host has a TLS key.
+/// Entrance for connections, if any host has a TLS key.
 pub struct Gate {
     bridge: Bridge,
     context: Arc<Context>,

@@ -1,4 +1,4 @@
-//! What a namespace stands on: a source, opened once and shared by all threads.
+//! Volume of a namespace: a source, opened once and shared by all threads.
 
 use super::claim::claim;
 use super::config::{self, Caching, Namespace};
@@ -32,14 +32,14 @@ pub const THREADS_MAX: usize = 256;
 /// I/Os that a thread has in flight on one namespace.
 pub const LANE_DEPTH: u32 = 256;
 
-/// Whether what is read is anything but zeros.
+/// Content of what is read: zeros, or anything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Every byte of a completed read was written by the source.
     Whole,
     /// Some parts have none: slots are cleared before they are read into.
     Partial,
-    /// There is none at all: reads are answered with zeros.
+    /// No content at all: reads are answered with zeros.
     None,
 }
 
@@ -57,16 +57,16 @@ pub struct Volume {
     pub write_cache: bool,
     pub uuid: [u8; 16],
     faults: Option<FaultPlan>,
-    /// What holds the locks on its files, where another process took them: that of its own files doesn't.
+    /// Descriptors that hold the locks on its files, where another process took them: that of its own files doesn't.
     locks: Vec<OwnedFd>,
     /// The locks are another process's.
     left: AtomicBool,
-    /// What threads counted that no longer serve it.
+    /// Counters of threads that no longer serve it.
     past: Mutex<NamespaceStats>,
-    /// What threads count that serve it, each for itself.
+    /// Counters of threads that serve it, each for itself.
     live: Box<[Live]>,
     pub busy: Busy,
-    /// Of the drives below it.
+    /// Temperature of the drives below it.
     pub thermometer: Thermometer,
     #[cfg(test)]
     pub recorded: super::tests::Recorded,
@@ -191,7 +191,7 @@ impl Volume {
         Ok(volume)
     }
 
-    /// What holds the locks on its files, for another process that is to keep them.
+    /// Returns the descriptors that hold the locks on its files, for another process that is to keep them.
     pub fn locks(&self) -> Vec<BorrowedFd<'_>> {
         match (self.writable, self.locks.is_empty()) {
             (false, _) => Vec::new(),
@@ -319,7 +319,7 @@ struct Opener {
     cache: Caching,
     block_bytes: Option<u32>,
     threads: u32,
-    /// What was looked at stays open: its size is what hosts are told.
+    /// Files that were looked at, which stay open: their size is what hosts are told.
     files: BTreeMap<PathBuf, FileTarget>,
 }
 
@@ -422,7 +422,7 @@ impl Opener {
         Ok(file)
     }
 
-    /// There is such a file, and it has a size.
+    /// Checks that there is such a file, and that it has a size.
     fn is_there(&self, path: &Path) -> Result<(), Error> {
         match std::fs::metadata(path) {
             Ok(found) if is_endless(&found) => {
@@ -445,7 +445,7 @@ impl Opener {
         file.align <= self.block_bytes.unwrap_or(4096) && file.mem_align <= 4096
     }
 
-    /// What was asked for, or the least that the source takes.
+    /// Returns the requested block size, or the least that the source takes.
     fn block_bytes(&self, target: &Target) -> Result<u32, Error> {
         let align = target.align();
         let block_bytes = self.block_bytes.unwrap_or(if align > 512 { 4096 } else { 512 });

@@ -8,7 +8,7 @@ use crate::reactor::Reactor;
 /// As far ahead as takes memory to answer while short rows are copied.
 pub(crate) const AHEAD: usize = 8;
 
-/// How one I/O is done.
+/// Source that does each I/O at once.
 pub(crate) trait AtOnce {
     fn perform(&mut self, io: &Io) -> Done;
 
@@ -23,7 +23,7 @@ pub(crate) trait AtOnce {
         None
     }
 
-    /// Whether it reads rows (`read_rows`).
+    /// Returns whether it reads rows (`read_rows`).
     fn takes_rows(&self) -> bool {
         false
     }
@@ -45,7 +45,7 @@ pub(crate) struct AtOnceQueue<W> {
     geometry: Geometry,
     pushed: Vec<Io>,
     rows: Vec<Rows>,
-    /// Of I/Os that have ended, for the next.
+    /// Lists of I/Os that have ended, for the next.
     spare: Vec<Vec<u64>>,
     ready: Vec<Done>,
 }

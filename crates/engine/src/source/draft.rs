@@ -1,4 +1,4 @@
-//! What a source stands for on this machine: looked at, and nothing touched. `--dry-run` prints it.
+//! Draft of a source on this machine: looked at, and nothing touched. `--dry-run` prints it.
 
 use super::file::FileBacking;
 use super::model::ModelDraft;
@@ -37,7 +37,7 @@ pub struct FilePlan {
     pub ours: bool,
 }
 
-/// Whoever has a source looked at: a job, a server. `wanted`: bytes to be used of it, where somebody said.
+/// Observer of sources: a job, a server. `wanted`: bytes to be used of it, where somebody said.
 pub trait Look {
     /// The file or block device of that name; of a folder's name, one in it.
     fn file(&mut self, path: &Path, wanted: Option<u64>) -> Result<FilePlan, Error>;
@@ -56,11 +56,11 @@ pub trait Look {
         wanted: Option<u64>,
     ) -> Result<(Arc<Drive>, u64), Error>;
 
-    /// Whether the model knows what is asked of it.
+    /// Checks that the model knows what is asked of it.
     fn model(&mut self, drive: &DriveModel) -> Result<(), Error>;
 }
 
-/// Whoever has a draft opened.
+/// Opener of drafts.
 pub trait Open {
     fn file(&self, file: &FilePlan) -> Result<FileBacking, Error>;
 

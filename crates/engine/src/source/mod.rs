@@ -1,4 +1,4 @@
-//! Where bytes come from: sources named by URI, and the targets they resolve to.
+//! Sources named by URI, and the targets they resolve to.
 
 pub(crate) mod at_once;
 mod draft;
@@ -42,7 +42,7 @@ pub struct SourceRow {
     pub what: &'static str,
     /// Reads what stands behind `scheme:`.
     pub parse: fn(uri::Text) -> Result<Uri, Error>,
-    /// Whether this version can open it, or what it waits for.
+    /// Availability in this version, or what it waits for.
     pub available: Result<(), &'static str>,
 }
 
@@ -110,7 +110,7 @@ pub const SOURCES: &[SourceRow] = &[
 pub struct Target {
     /// Name in records and messages.
     pub label: String,
-    /// Which file the seeded content says it is: `content::file_id` of the file's name.
+    /// Identity of the file in seeded content: `content::file_id` of its name.
     pub content_id: u64,
     /// Bytes that the job uses, from offset 0.
     pub bytes: u64,
@@ -118,7 +118,7 @@ pub struct Target {
     pub route: Route,
 }
 
-/// How a target's bytes reach their destination: the job's path and GPUs, or what `auto` and pairs made of them.
+/// Way of a target's bytes to their destination: the job's path and GPUs, or the choice of `auto` and pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     pub path: PathKind,
@@ -132,13 +132,13 @@ impl Default for Route {
     }
 }
 
-/// What a target's bytes come from, opened. Each kind of source has one, in its own file; whoever uses a target asks it what
+/// Opened origin of a target's bytes. Each kind of source has one, in its own file; whoever uses a target asks it what
 /// it needs to know, and never which kind it is.
 pub trait Backing: fmt::Debug + Send + Sync {
-    /// That of its row in `SOURCES`.
+    /// Returns the scheme of its row in `SOURCES`.
     fn scheme(&self) -> &'static str;
 
-    /// What moves its bytes, as records name it. None where the parts have engines of their own.
+    /// Returns the name of what moves its bytes, as in records. None where the parts have engines of their own.
     fn engine(&self) -> Option<&'static str>;
 
     fn made_of(&self) -> MadeOf;
@@ -162,7 +162,8 @@ pub trait Backing: fmt::Debug + Send + Sync {
         &[]
     }
 
-    /// Which of its parts has the byte at `offset`, and where there. None where its bytes aren't dealt out to parts.
+    /// Returns the part that has the byte at `offset`, and the offset there. None where its bytes aren't dealt out to
+    /// parts.
     fn part_at(&self, _offset: u64) -> Option<(usize, u64)> {
         None
     }
@@ -208,7 +209,7 @@ pub trait Backing: fmt::Debug + Send + Sync {
     }
 }
 
-/// What a source is made of: all that a path asks of it.
+/// Kind of a source, with all that a path asks of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MadeOf {
@@ -226,7 +227,7 @@ pub enum MadeOf {
     Nothing,
 }
 
-/// What a source is made of, with all below it.
+/// Composition of a source, with all below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
     pub whole: MadeOf,
@@ -268,7 +269,7 @@ pub enum Loan {
     Fabric(Lent),
 }
 
-/// What a queue must carry.
+/// Requirements of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueNeeds {
     pub depth: u32,
@@ -378,7 +379,7 @@ impl Target {
         self.remotes().map(|remote| &***remote).chain(self.drives().map(|drive| &***drive))
     }
 
-    /// So many workers open it next, and none has it open.
+    /// Divides it among so many workers, which open it next; none has it open.
     pub fn divide_among(&self, workers: u32) {
         self.hosts().for_each(|host| host.shares.among(workers));
     }
@@ -402,7 +403,7 @@ impl Target {
         self.backing.remote().filter(|remote| remote.options().transport == Transport::Rdma)
     }
 
-    /// Whether the card takes that GPU's memory.
+    /// Checks that the card takes that GPU's memory.
     ///
     /// # Errors
     /// Why not.

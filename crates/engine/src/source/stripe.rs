@@ -231,7 +231,7 @@ struct Whole {
 struct Member {
     queue: Box<dyn Queue>,
     free: Vec<u32>,
-    /// Which I/O and part a member's tag stands for; None while it is free.
+    /// I/O and part of each of a member's tags; None while it is free.
     owner: Vec<Option<(u32, u32)>>,
 }
 
@@ -246,7 +246,7 @@ pub struct StripeQueue {
     /// I/Os without pieces: of no length, or behind the end.
     empty: Vec<Done>,
     scratch: Vec<Done>,
-    /// Of the members: their faults say whose they are.
+    /// Labels of the members: their faults say whose they are.
     labels: Vec<String>,
 }
 
@@ -295,7 +295,7 @@ impl StripeQueue {
         StripeQueue { labels, ..self }
     }
 
-    /// What of the I/O lies inside the stripe, in pieces: members may go on behind its end.
+    /// Returns the part of the I/O inside the stripe, in pieces: members may go on behind its end.
     fn split(&self, io: &Io) -> impl Iterator<Item = Piece> {
         let inside = self.geometry.bytes.saturating_sub(io.offset).min(u64::from(io.len));
         pieces(self.members.len() as u64, self.chunk, io.offset, inside)

@@ -17,7 +17,7 @@ const NESTING_MAX: u32 = 4;
 
 /// A source as its URI names it: nothing is looked at. Each kind has one, in its own file.
 pub trait Source: fmt::Display + fmt::Debug + Send + Sync {
-    /// That of its row in `SOURCES`.
+    /// Returns the scheme of its row in `SOURCES`.
     fn scheme(&self) -> &'static str;
 
     fn made_of(&self) -> MadeOf;
@@ -32,7 +32,7 @@ pub trait Source: fmt::Display + fmt::Debug + Send + Sync {
         None
     }
 
-    /// How a stripe is cut, if it is one.
+    /// Returns the chunk of a stripe, if it is one.
     fn chunk(&self) -> Option<u64> {
         None
     }
@@ -51,7 +51,7 @@ pub trait Source: fmt::Display + fmt::Debug + Send + Sync {
         None
     }
 
-    /// What `doctor` has in its document of a source that is no file: an object with `kind`.
+    /// Returns `doctor`'s description of a source that is no file: an object with `kind`.
     fn told(&self) -> Option<serde_json::Value> {
         None
     }
@@ -61,7 +61,7 @@ pub trait Source: fmt::Display + fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// What it stands for here, of which `wanted` bytes are to be used where somebody said.
+    /// Returns the draft of the source here, of which `wanted` bytes are to be used where a number was given.
     ///
     /// # Errors
     /// Of `look`; and where the parts don't fit each other.
@@ -224,7 +224,7 @@ pub fn query_once(text: &str, several: &str) -> Result<Vec<(String, String)>, St
     }
 }
 
-/// What `decode` makes this text of, without what ends a name in a URI or means something to a shell.
+/// Encodes text for `decode`, without what ends a name in a URI or means something to a shell.
 pub fn encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {

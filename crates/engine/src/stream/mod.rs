@@ -79,7 +79,7 @@ pub struct Options {
     pub zero_copy: bool,
 }
 
-/// What a receive came to.
+/// Result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
     /// The end has bytes: drain its `next`, then receive again.
@@ -95,7 +95,7 @@ const RECEIVE: u32 = 1;
 const CONNECT: u32 = 2;
 const KIND_BITS: u32 = 2;
 
-/// Which of its owner's streams a completion is for.
+/// Returns the index of a completion's stream among its owner's.
 pub fn index_of(completion: Completion) -> usize {
     (completion.tag >> KIND_BITS) as usize
 }
@@ -105,12 +105,12 @@ pub fn tag_of(index: u32, kind: u32) -> u32 {
     index << KIND_BITS | kind
 }
 
-/// Which kind a completion is.
+/// Returns the kind of a completion.
 pub fn kind_of(completion: Completion) -> u32 {
     completion.tag & ((1 << KIND_BITS) - 1)
 }
 
-/// Where the ring's operations of one stream complete: the owner's token, and its number among the owner's.
+/// Target of the completions of one stream's ring operations: the owner's token, and its number among the owner's.
 #[derive(Clone, Copy, Debug)]
 struct Port {
     fd: RawFd,
@@ -265,7 +265,7 @@ impl<E: End> Stream<E> {
         inner.sender.step(&mut inner.end, port, reactor, at);
     }
 
-    /// What is received from now on is digested as it comes.
+    /// Digests what is received from now on as it comes.
     pub fn set_digested(&mut self) {
         self.inner().receiver.digested = true;
     }
@@ -313,7 +313,7 @@ impl<E: End> Stream<E> {
 }
 
 impl<E: End> Drop for Stream<E> {
-    /// What operations in flight point to is left to the kernel.
+    /// Leaves to the kernel what operations in flight point to.
     fn drop(&mut self) {
         shut_down(&self.socket);
         if !self.is_quiet() {

@@ -10,7 +10,7 @@ use std::io;
 /// Digested payload is received in pieces of this size, so that it is still in the processor's cache when its digest
 /// is computed.
 const DIGESTED_PIECE: usize = 256 << 10;
-/// Who waits for payload is woken when so much of it is there, or all that was announced.
+/// Bytes of payload at which its receiver is woken, unless all that was announced is there before.
 const WAKE_BYTES_MAX: usize = 128 << 10;
 /// IORING_RECVSEND_POLL_FIRST: the socket is believed to be empty, so don't try before it says otherwise. Linux 5.19.
 const POLL_FIRST: u16 = 1;
@@ -28,18 +28,18 @@ enum State {
 
 pub(super) struct Receiver {
     state: State,
-    /// There may be more: try before waiting.
+    /// True if there may be more: try before waiting.
     more: bool,
     /// Bytes that the last receive had room for.
     room: usize,
-    /// Whose payload some of them were for.
+    /// Owner of the payload that some of them were for.
     aimed: Option<Handle>,
     /// Bytes of payload that the peer has announced, and that are therefore bound to come.
     announced: usize,
     /// The socket says that it is readable from so many bytes on.
     woken_at: usize,
     poll_first: bool,
-    /// What is received is digested.
+    /// True if what is received is digested.
     pub digested: bool,
     pieces: Vec<libc::iovec>,
     message: libc::msghdr,

@@ -13,7 +13,7 @@ const PIECES_MAX: usize = 128;
 /// next. Digested payload is still in the cache when the kernel copies it; batches of a quarter as much, tried for
 /// that, cost more in wake-ups of the peer.
 const BATCH_BYTES_MAX: usize = (1 << 20) + (64 << 10);
-/// What a batch may be longer than that, if it ends a payload.
+/// Bytes by which a batch may be longer than that, if it ends a payload.
 const SLACK: usize = 64 << 10;
 /// A batch this small goes into the socket's buffer at once, as a rule.
 const SOON_BYTES_MAX: usize = 16 << 10;
@@ -25,7 +25,7 @@ pub(super) struct Sender {
     /// The next segment to list, and how much of it was listed.
     segment: usize,
     within: u32,
-    /// Of the payload listed since the last header.
+    /// Checksum of the payload listed since the last header.
     crc: u32,
     pieces: Box<[libc::iovec; PIECES_MAX]>,
     digests: Box<[[u8; 4]; PIECES_MAX]>,

@@ -32,7 +32,7 @@ const MAIL: u64 = u64::MAX;
 pub enum Arrival {
     /// It speaks no TLS: here it is again, with all that was sent to it.
     Plain(OwnedFd),
-    /// What is read and written here is the client's, in the clear.
+    /// The client's data, read and written here in the clear.
     Secure {
         socket: OwnedFd,
         client: Client,
@@ -40,7 +40,7 @@ pub enum Arrival {
     Failed(String),
 }
 
-/// Who a client proved to be, by the identity of its key.
+/// Identity that a client proved by its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
     pub host_nqn: String,
@@ -48,7 +48,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Of `NVMe1R01 HOSTNQN SUBSYSNQN …`.
+    /// Parses `NVMe1R01 HOSTNQN SUBSYSNQN …`.
     fn of(identity: &str) -> Option<Client> {
         let mut words = identity.split(' ').skip(1).map(str::to_owned);
         Some(Client { host_nqn: words.next()?, subsystem_nqn: words.next()? })

@@ -122,7 +122,7 @@ enum Keys {
 pub struct Context {
     calls: &'static Calls,
     raw: Pointer,
-    /// What the callbacks look at, by a pointer that OpenSSL keeps.
+    /// Keys for the callbacks, by a pointer that OpenSSL keeps.
     keys: Box<Keys>,
 }
 
@@ -281,10 +281,10 @@ unsafe fn session_of(calls: &Calls, ssl: Pointer, psk: &TlsPsk) -> Pointer {
     }
 }
 
-/// What a step of a session came to.
+/// Result of a session's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// So many bytes; of a handshake: it is complete.
+    /// Number of bytes; of a handshake: it is complete.
     Done(usize),
     /// More of the peer's bytes must be fed first.
     Starved,
@@ -296,7 +296,7 @@ pub enum Progress {
 pub struct Session {
     context: Arc<Context>,
     raw: Pointer,
-    /// Where what came is put, and what is to be sent is taken from; the session owns both.
+    /// Buffers for what came and for what is to be sent; the session owns both.
     incoming: Pointer,
     outgoing: Pointer,
     /// The identity that the client named, and that was found.

@@ -7,7 +7,7 @@ use forebay_engine::reactor::Reactor;
 use forebay_model::job::Pages;
 use std::sync::Arc;
 
-/// What a slot holds before a read: a byte that no test writes on purpose.
+/// Content of a slot before a read: a byte that no test writes on purpose.
 pub const UNTOUCHED: u8 = 0xEE;
 
 /// Page by page, since each read of every case asks it of its whole slot, and unoptimised code is slow byte by byte.
@@ -21,7 +21,7 @@ pub struct Slots {
     slot_bytes: usize,
 }
 
-/// What lies in host memory that nobody writes to meanwhile.
+/// Returns a copy of host memory that nobody writes to meanwhile.
 #[allow(dead_code)] // the tests of faults look at slots only
 pub fn bytes_at(mem: Mem, len: usize) -> Vec<u8> {
     // SAFETY: the caller has that memory for as long, lent by a queue that it keeps.

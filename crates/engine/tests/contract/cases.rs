@@ -1,5 +1,5 @@
-//! What the suite opens: for each row of `SOURCES` the targets that exercise it,
-//! over files whose content is known by other means.
+//! Targets of the suite: for each row of `SOURCES` those that exercise it, over files whose content is known by other
+//! means.
 
 pub use super::scenario::home;
 use forebay_engine::queue::Op;
@@ -40,7 +40,7 @@ pub fn lacking(engine: Engine) -> Option<String> {
     }
 }
 
-/// Whether the file system under `home` makes zeroes this way: tmpfs, for one, only punches holes.
+/// Returns whether the file system under `home` makes zeroes this way: tmpfs, for one, only punches holes.
 pub fn makes_zeroes(op: Op) -> bool {
     static ZERO_RANGE: LazyLock<bool> = LazyLock::new(|| tried(FallocateFlags::ZERO_RANGE));
     static PUNCH_HOLE: LazyLock<bool> =
@@ -99,8 +99,8 @@ pub fn model(over: Option<Target>) -> Target {
     Target::new(label, bytes, ModelBacking { drive: SharedDrive::new(&drive, 1, false), over })
 }
 
-/// What the target holds, by reading its files plainly and putting chunks where RAID0 puts them.
-/// None where there is no content.
+/// Returns the target's content, by reading its files plainly and putting chunks where RAID0 puts them. None where
+/// there is no content.
 pub fn truth(target: &Target) -> Option<Vec<u8>> {
     let backing = &target.backing;
     match backing.scheme() {
@@ -124,7 +124,7 @@ pub fn truth(target: &Target) -> Option<Vec<u8>> {
     }
 }
 
-/// Whether every file below can be written to.
+/// Returns whether every file below can be written to.
 pub fn is_writable(target: &Target) -> bool {
     target.files().iter().all(|(_, engine)| *engine != Engine::Map)
 }

@@ -46,7 +46,7 @@ pub fn beside(path: &dyn DataPath, depth: u32, io_bytes: usize) -> Option<Slots>
     }
 }
 
-/// Whether every file below is opened as the path reads it: from the page cache, past it, or either.
+/// Returns whether every file below is opened as the path reads it: from the page cache, past it, or either.
 pub fn is_opened_for(path: &dyn DataPath, target: &Target) -> bool {
     path.cached() != Some(true) || target.files().iter().all(|(file, _)| !file.direct)
 }

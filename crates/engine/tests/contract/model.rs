@@ -7,7 +7,7 @@ use forebay_model::random::Xoshiro256;
 
 pub struct Flat {
     pub bytes: Vec<u8>,
-    /// Where a write was swallowed on its way: old bytes, new ones or a mix.
+    /// Bytes of a write that was swallowed on its way: old ones, new ones or a mix.
     pub in_doubt: Vec<bool>,
 }
 
@@ -35,7 +35,7 @@ impl Flat {
         self.in_doubt[range].fill(false);
     }
 
-    /// Nobody knows what came of it.
+    /// Marks a request whose outcome is unknown.
     pub fn doubt(&mut self, request: &Request) {
         if !matches!(request.op, Op::Read | Op::Flush) {
             let range = self.range(request.offset, request.len as usize);
@@ -55,7 +55,7 @@ impl Flat {
     }
 }
 
-/// What a random request may be.
+/// Shape of a random request.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub bytes: u64,

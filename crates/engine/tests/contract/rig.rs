@@ -50,7 +50,7 @@ impl Request {
     }
 }
 
-/// What became of a request; `bytes` is its whole slot.
+/// Result of a request; `bytes` is its whole slot.
 #[derive(Clone)]
 pub struct Answer {
     pub done: Done,
@@ -74,7 +74,7 @@ pub struct Rig {
     _beside: Option<Slots>,
     /// Payload lies here instead of in the slots.
     scattered: Option<Scattered>,
-    /// What to say when a check fails: the case, and the seed if any.
+    /// Description of the case for a check that fails, with the seed if any.
     pub name: String,
     /// By tag: which request is out under it.
     out: Vec<Option<usize>>,
@@ -93,7 +93,7 @@ fn gpu_under(path: &dyn DataPath) -> Option<Arc<Device>> {
     on_gpu.then(|| Device::open(0).unwrap())
 }
 
-/// Which of cuFile's interfaces: the one that FOREBAY_TEST_CUFILE names, else each in turn.
+/// Returns one of cuFile's interfaces: the one that FOREBAY_TEST_CUFILE names, else each in turn.
 fn form(depth: u32, registered: bool) -> CuFileMode {
     match (std::env::var("FOREBAY_TEST_CUFILE").as_deref(), depth, registered) {
         (Ok("sync"), ..) => CuFileMode::Sync,

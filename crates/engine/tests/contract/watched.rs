@@ -13,7 +13,7 @@ pub type Awaited = Rc<Cell<u32>>;
 
 pub struct Watched {
     queue: FaultQueue,
-    /// Of this queue and all others that share the count.
+    /// Wait of this queue and all others that share the count.
     awaited: Awaited,
 }
 

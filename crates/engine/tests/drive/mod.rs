@@ -28,10 +28,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub const BLOCK: u32 = 512;
-/// How long it sleeps at a time: it is rung where there is something to do.
+/// Time that it sleeps at a time: it is rung where there is something to do.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
-/// What it is asked to do wrong, and what it saw.
+/// Faults that it is asked for, and its observations.
 #[derive(Default)]
 pub struct Control {
     pub stop: AtomicBool,

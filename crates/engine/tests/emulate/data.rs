@@ -47,7 +47,7 @@ pub struct Data {
     pub bytes: u64,
 }
 
-/// Where O_DIRECT works as well as where files live in memory.
+/// Returns a folder where O_DIRECT works as well as where files live in memory.
 pub fn on_disk() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
 }

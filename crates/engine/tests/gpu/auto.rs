@@ -1,4 +1,4 @@
-//! What is left open is settled: by which way each target goes, and with how many workers.
+//! Tests of what is left open: the way of each target, and the number of workers.
 
 use super::runs::{file, go, home, job, refused};
 use super::scenario::Scenario;

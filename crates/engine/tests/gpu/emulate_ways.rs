@@ -47,7 +47,7 @@ fn record(spec: &EmulateSpec) -> RunRecord {
     outcome.record
 }
 
-/// What ended it, midway or before anything was measured.
+/// Returns the failure of a run, midway or before anything was measured.
 fn failure(outcome: Result<Outcome, Error>) -> Error {
     outcome.map_or_else(|error| error, |outcome| outcome.failure.expect("it fails"))
 }

@@ -8,7 +8,7 @@ use forebay_engine::path::legal;
 use forebay_engine::source::Made;
 use forebay_model::job::{JobSpec, PathKind};
 
-/// What a process may leak: open descriptors, mappings, threads, GPU memory.
+/// Resources that a process may leak: open descriptors, mappings, threads, GPU memory.
 #[derive(Debug)]
 struct Held {
     descriptors: Vec<String>,

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 const INSIDE: &str = "FOREBAY_GPU_SCENARIO";
 
-/// Where the stand-ins are, built if need be.
+/// Returns the folder of the stand-ins, which are built if need be.
 pub fn stubs() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -35,12 +35,12 @@ pub fn home() -> tempfile::TempDir {
     tempfile::tempdir_in(at).unwrap()
 }
 
-/// Whether this process is a scenario's.
+/// Returns whether this process is a scenario's.
 pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// What the stand-in wrote down when its process ended.
+/// Notes of the stand-in at its process's end.
 pub struct Books(Value);
 
 impl Books {

@@ -19,7 +19,7 @@ const BYTES: usize = 1 << 20;
 const WINDOW: u64 = 64 << 10;
 const ROW: usize = 512;
 const ROWS: usize = 96;
-/// So long that a launch takes it in parts, each of which lies in two windows or more.
+/// Length at which a launch takes a row in parts, each of which lies in two windows or more.
 const LONG_ROW: usize = 128 << 10;
 const LONG_ROWS: usize = 6;
 const LAUNCH: &str = "cuLaunchKernel";
@@ -83,7 +83,7 @@ impl Bench {
         Bench { queue, reactor, gpu, slot, _pin: pin, _beside: beside, row, rows }
     }
 
-    /// How the I/O of these rows ended, and bytes of it that were staged.
+    /// Fetches rows by one I/O, and returns its end and the bytes of it that were staged.
     fn fetch(&mut self, rows: &[u64]) -> (Done, u32) {
         self.gpu.write(self.slot.address(), &vec![0xEE; self.row * self.rows]).unwrap();
         let len = (self.row * rows.len()) as u32;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What hasn't happened by then never will.
+/// Time after which an event is taken never to come.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// After `lives` readings it fails.
@@ -17,7 +17,7 @@ pub struct Scripted {
     pub pace: Pace,
 }
 
-/// What its test sees of a meter that a sampler owns.
+/// Readings that a test takes of a meter that a sampler owns.
 #[derive(Clone, Default)]
 pub struct Readings(Arc<AtomicU32>);
 

@@ -1,4 +1,4 @@
-//! Which path the host takes, as the target's ANA states say: a server with two addresses.
+//! Tests of the host's choice of paths by the target's ANA states: a server with two addresses.
 
 use super::rig::{content, Rig, LONG};
 use super::worker;

@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What it does to what the target says; what the host says passes as it is.
+/// Mischief with the target's bytes; what the host says passes as it is.
 #[derive(Clone, Copy, Default)]
 pub struct Mischief {
     /// A connection is cut after a random number of bytes up to this.

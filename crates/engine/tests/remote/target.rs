@@ -134,7 +134,7 @@ impl Fake {
         self.house.stalls.store(reads, Ordering::Relaxed);
     }
 
-    /// How many are still to come that aren't.
+    /// Returns the number of stalls still to come.
     #[allow(dead_code, reason = "not every test needs all of it")]
     pub fn stalls(&self) -> u32 {
         self.house.stalls.load(Ordering::Relaxed)

@@ -16,7 +16,7 @@ pub const LONG: Duration = Duration::from_secs(60);
 pub struct Rig {
     pub queue: Box<dyn Queue>,
     pub reactor: Reactor,
-    /// Of the slots, where the source has them. Before what it maps.
+    /// Mapping of the slots, where the source has them. Before what it maps.
     lent: Option<Mapping>,
     pub arena: Arena,
     pub done: Vec<Done>,

@@ -64,7 +64,7 @@ impl Rig {
         self.dir.as_ref().map(TempDir::path).map(|d: &Path| d.join("content")).unwrap()
     }
 
-    /// How often an event was logged.
+    /// Counts the log entries of an event.
     pub fn heard(&self, event: &str) -> usize {
         self.said.lock().unwrap().iter().filter(|e| e.event == event).count()
     }

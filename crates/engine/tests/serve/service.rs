@@ -1,4 +1,4 @@
-//! What a target does besides I/O: namespaces that come and go, discovery, keep-alive, limits, draining, counters.
+//! Tests of a target besides I/O: namespaces that come and go, discovery, keep-alive, limits, draining, counters.
 
 use super::client::{Digests, Host, Queue, HOST, SUBSYSTEM};
 use super::rig::{eventually, pattern, Rig, LONG};

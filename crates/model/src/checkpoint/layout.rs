@@ -36,7 +36,7 @@ pub struct Model {
     pub zero_stage: u8,
 }
 
-/// What a file holds.
+/// Content of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {

@@ -124,7 +124,7 @@ impl Default for CheckpointSpec {
     }
 }
 
-/// What `ranks` makes of the model.
+/// Parallelism of the model over `ranks`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {

@@ -95,8 +95,8 @@ pub const SHEETS: [Sheet; 8] = [
     ideal("gen5-ideal", 32.0),
 ];
 
-/// What four PCIe lanes of `gt_s` can carry: 128b/130b coding, 512-byte payloads
-/// with 24 bytes of packet overhead each.
+/// Returns an ideal drive on four PCIe lanes of `gt_s`: 128b/130b coding, 512-byte payloads with 24 bytes of packet
+/// overhead each.
 const fn ideal(name: &'static str, gt_s: f64) -> Sheet {
     let mb_s = gt_s * 1e3 / 8.0 * 4.0 * (128.0 / 130.0) * (512.0 / 536.0);
     Sheet {

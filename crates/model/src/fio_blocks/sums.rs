@@ -1,7 +1,7 @@
 //! The checksums of fio's blocks. Each starts at its own value and ends without a last inversion, so that none of them is
 //! what other programs call by the same name.
 
-/// Of the bytes as they come, highest bit first (`0x04C1_1DB7`).
+/// Returns the CRC of the bytes as they come, highest bit first (`0x04C1_1DB7`).
 pub fn crc32(bytes: &[u8]) -> u64 {
     const TABLE: [u32; 256] = forwards();
     let step = |sum: u32, byte: &u8| (sum << 8) ^ TABLE[((sum >> 24) ^ u32::from(*byte)) as usize];

@@ -1,4 +1,4 @@
-//! What is wrong with a job on any machine. What depends on the machine is found when the job opens.
+//! Checks of a job that hold on any machine. What depends on the machine is found when the job opens.
 
 use super::{
     Arrivals, Blend, Cache, Flow, JobSpec, Origin, PathKind, Priorities, SteadyRule, ARENA_BYTES_MAX,

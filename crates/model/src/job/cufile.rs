@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which of cuFile's interfaces `gds` calls.
+/// Interface of cuFile that `gds` calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CuFileMode {

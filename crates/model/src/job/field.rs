@@ -1,5 +1,4 @@
-//! What is said of one field of a job besides its type: how it is typed, what it
-//! may be, and what it means to whoever compares runs.
+//! Description of a job's field besides its type: how it is typed, its range, and its meaning for comparisons of runs.
 
 use super::JobSpec;
 use serde::{Serialize, Serializer};
@@ -7,7 +6,7 @@ use serde::{Serialize, Serializer};
 /// No greatest value; of `between`, any finite one.
 pub const ANY: f64 = f64::INFINITY;
 
-/// How the value is typed on a command line, in a setting or in a TOML file.
+/// Form of the value on a command line, in a setting or in a TOML file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -43,7 +42,7 @@ pub enum Kind {
     Sizes,
 }
 
-/// What a number must be, whatever the other fields are.
+/// Bound of a number, whatever the other fields are.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
     pub least: f64,

@@ -15,7 +15,7 @@ job! {
     sources: Vec<String> = Vec::new();
     path: PathKind = PathKind::Host,
         flag("path", Path, "PATH", "How bytes reach the destination: {paths} or auto.");
-    /// What `auto` favours.
+    /// Preference of `auto`.
     prefer: Prefer = Prefer::Balance,
         flag("prefer", Choice(&["balance", "rate", "cpu"]), "WHAT",
             "What auto favours: balance (the least CPU time among paths that reach 2/3 of the fastest's rate), rate or cpu.");
@@ -139,7 +139,8 @@ job! {
     /// End each run once throughput is steady (or at `duration_s`).
     until_steady: bool = false,
         switch("until-steady", "End each run once throughput is steady.").untried();
-    /// What counts as steady, with `until_steady`: `iops=10,window=30,skip=10`. None: range and slope of the throughput.
+    /// Criterion of a steady state, with `until_steady`: `iops=10,window=30,skip=10`. None: range and slope of the
+    /// throughput.
     steady: Option<String> = None,
         flag("steady", Text, "RULE",
             "Criterion of --until-steady: bw, iops or lat within PCT of the mean, or a slope, e.g. iops=10,window=30,skip=10.")
@@ -189,7 +190,7 @@ job! {
     /// NUMA node for threads and memory.
     numa: Option<u32> = None,
         flag("numa", Integer, "NODE", "NUMA node for threads and memory.");
-    /// Of I/Os: `idle`, `be/4`, `20=rt/0`.
+    /// Priority of I/Os: `idle`, `be/4`, `20=rt/0`.
     priority: Option<String> = None,
         flag("priority", Text, "RULE", "I/O priority: idle, be/LEVEL or rt/LEVEL, or for a percentage of I/Os, e.g. 20=rt/0.");
     /// NUMA nodes over which buffers are interleaved, page by page: `0-1`.
@@ -224,7 +225,7 @@ job! {
     /// Fill write buffers anew, from the seed, for each write.
     refill: bool = false,
         switch("refill", "New content for each write.");
-    /// What writes carry, each anew: `compress=50,dedupe=30`.
+    /// Content of writes, each anew: `compress=50,dedupe=30`.
     content: Option<String> = None,
         flag("content", Text, "RULE", "Content of writes: compress=PCT,chunk=BYTES and dedupe=PCT,set=N. New for each write.");
     /// An I/O unfinished after this many seconds fails the run.
@@ -248,7 +249,7 @@ job! {
     /// Anything but direct DMA is an error.
     require_direct: bool = false,
         switch("require-direct", "Treat anything but direct DMA as an error.").untold();
-    /// What the kernel is told of reads through the page cache.
+    /// Advice to the kernel about reads through the page cache.
     hint: Hint = Hint::Auto,
         flag("hint", Choice(&["auto", "none", "random", "sequential"]), "HINT",
             "What the kernel is told of reads through the page cache (fadvise, madvise): auto (as the job reads), none, random or sequential.");
@@ -262,7 +263,7 @@ job! {
     /// Bytes of the page cache that `mapped` may keep registered. None: half of the free memory.
     pin_limit_bytes: Option<u64> = None,
         flag("pin-limit", Size, "SIZE", "Maximum amount of page cache that mapped keeps registered. Default: half of the free memory.");
-    /// Which of cuFile's interfaces `gds` calls.
+    /// Interface of cuFile that `gds` calls.
     cufile: CuFileMode = CuFileMode::Sync,
         flag("cufile", Choice(&["sync", "stream", "batch", "batch-stream"]), "MODE",
             "cuFile's interface: sync, stream, batch or batch-stream.");

@@ -7,7 +7,7 @@ use crate::Error;
 /// Entries of a mix, zones, or blocks of a list, at most.
 const ENTRIES_MAX: usize = 1024;
 
-/// How random offsets are drawn.
+/// Distribution of random offsets.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Distribution {
     #[default]
@@ -20,7 +20,7 @@ pub enum Distribution {
     Listed { blocks: Vec<u64>, moves_on: bool },
 }
 
-/// So much per cent of the I/Os go to so much per cent of the data.
+/// Zone of per cent of the data that gets per cent of the I/Os.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zone {
     pub ios_pct: u8,

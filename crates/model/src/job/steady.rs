@@ -11,7 +11,7 @@ const SECONDS_MAX: f64 = 3.2e7;
 /// Points that a window may hold.
 const POINTS_MAX: usize = 1 << 20;
 
-/// What is watched.
+/// Figure that is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Measure {
     Throughput,
@@ -88,7 +88,8 @@ impl SteadyRule {
         }
     }
 
-    /// Of a full window, with its points at equal distances. Nothing moving at all is a stall, and not steady.
+    /// Returns whether a full window, with its points at equal distances, holds. Nothing moving at all is a stall, and
+    /// not steady.
     fn holds(&self, values: &VecDeque<f64>) -> bool {
         let n = values.len() as f64;
         let mean = values.iter().sum::<f64>() / n;

@@ -2,7 +2,7 @@
 
 use super::Span;
 
-/// Where a walk with holes stands.
+/// State of a walk with holes.
 ///
 /// With a hole after each I/O, the next one begins so far behind the end of the last: `skip` below 0 goes back. A walk that
 /// leaves its span goes on with the next one: at its start, or, going back, that far before its end. The very first I/O is
@@ -13,7 +13,7 @@ pub struct Walk {
     skip: i64,
     every: Option<u64>,
     span: usize,
-    /// Where the last I/O ended, from the start of the span; None before the first.
+    /// End of the last I/O, from the start of the span; None before the first.
     end: Option<u64>,
     zone: u64,
 }

@@ -32,7 +32,7 @@ pub struct FabricPath {
     pub address: String,
     /// At the end: `live` and its ANA state, `connecting` or `lost`, and why.
     pub state: String,
-    /// How often it was reconnected.
+    /// Number of reconnections.
     pub reconnects: u32,
     /// Connections of I/O queues that the target refused again and again; the other queues went on.
     pub refused: u32,
@@ -85,7 +85,7 @@ pub struct MappedRan {
     /// Windows that the system refused to pin, and its error for the first.
     pub refused: u64,
     pub refusal: Option<String>,
-    /// How often a file was found to have changed.
+    /// Number of times that a file was found to have changed.
     pub stale: u64,
     /// Windows that processors copied when they were first read, while others were registered.
     pub left: u64,
@@ -118,7 +118,7 @@ pub struct Cufile {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CufileProperties {
-    /// Of the kernel module; `0.0` where there is none.
+    /// Version of the kernel module; `0.0` where there is none.
     pub nvidia_fs: String,
     /// Storage that can go direct: `nvme`, `nvme-p2p`, `nvmeof`, `lustre` …
     pub direct: Vec<String>,
@@ -170,7 +170,7 @@ pub struct CufileCalls {
     pub errors: u64,
 }
 
-/// How batches were submitted (cuFileGetStatsL3's first level).
+/// Submissions of batches (cuFileGetStatsL3's first level).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CufileBatches {

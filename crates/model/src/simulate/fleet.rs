@@ -27,7 +27,7 @@ const POINTS_MAX: f64 = 1e5;
 const TIMES_MAX: u32 = 100_000;
 const DURATION_S_MAX: f64 = 3.2e7;
 
-/// What is played. Sizes in bytes, times in seconds since the beginning.
+/// Fleet to be played. Sizes in bytes, times in seconds since the beginning.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fleet {
@@ -71,7 +71,7 @@ pub enum Work {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {
-    /// Of each host.
+    /// Bytes of each host.
     pub bytes: f64,
     pub writes: u32,
     pub reads: u32,
@@ -85,12 +85,12 @@ pub struct Checkpoint {
 #[serde(deny_unknown_fields)]
 pub struct Training {
     pub workload: Workload,
-    /// Of each host.
+    /// Accelerators of each host.
     pub accelerators: u32,
     pub files: u32,
     /// From a step's end to the next one's begin, on every host: the harness.
     pub overhead_s: f64,
-    /// How an accelerator's computations differ from their mean.
+    /// Deviation of an accelerator's computations from their mean.
     #[serde(default)]
     pub compute: Option<Shape>,
     #[serde(default)]
@@ -100,7 +100,7 @@ pub struct Training {
     pub sizes: bool,
 }
 
-/// How long single requests of a host take, where that differs.
+/// Duration of single requests of a host, where that differs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Requests {
@@ -128,10 +128,10 @@ impl Fault {
     }
 }
 
-/// What came of it.
+/// Outcome of a simulation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
-    /// That were played: fewer than were asked for if it was interrupted.
+    /// Seconds that were played: fewer than were asked for if it was interrupted.
     pub seconds: f64,
     pub interrupted: bool,
     pub events: u64,
@@ -246,7 +246,7 @@ impl Fleet {
 }
 
 impl Fleet {
-    /// Whether a job writes checkpoints, which without one of its hosts is never whole.
+    /// Returns whether a job writes checkpoints, which without one of its hosts is never whole.
     fn is_checkpoint(&self, job: u32) -> bool {
         self.jobs.get(job as usize).is_some_and(|j| matches!(j.work, Work::Checkpoint(_)))
     }

@@ -6,7 +6,7 @@ use crate::record::LatencySummary;
 use crate::{Error, Latency};
 use serde::{Deserialize, Serialize};
 
-/// What every record of this kind is called, so that no figure passes for a submitted one.
+/// Label of every record of this kind, so that no figure passes for a submitted one.
 pub const LABEL: &str = "MLPerf-style, unverified";
 
 /// Emulated accelerators fed from storage.
@@ -38,7 +38,7 @@ pub struct Training {
     /// Batches that each accelerator really has read ahead: by a rule set's own loader they are more than `prefetch`.
     pub batches_ahead: u32,
     pub read_threads: u32,
-    /// Where samples end: `drop`, let go of once they were read and checked; `host` or `gpu:N`, kept until their step.
+    /// End of samples: `drop`, let go of once they were read and checked; `host` or `gpu:N`, kept until their step.
     pub destination: String,
     pub au_pct: Option<f64>,
     pub au_pct_min: f64,
@@ -168,7 +168,7 @@ pub struct Latencies {
     pub step: Timing,
 }
 
-/// Where the accelerators' time went while they didn't compute, in accelerator-seconds.
+/// Time of the accelerators in which they didn't compute, in accelerator-seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Waited {
@@ -178,7 +178,7 @@ pub struct Waited {
     pub barrier_s: f64,
 }
 
-/// Whether this client could have done more.
+/// Headroom of this client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Headroom {
@@ -197,7 +197,7 @@ pub struct TrainingMemory {
     pub rss: Option<u64>,
 }
 
-/// What a search found for one number of accelerators.
+/// Result of a search for one number of accelerators.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CurvePoint {
@@ -206,7 +206,7 @@ pub struct CurvePoint {
     pub passes: bool,
 }
 
-/// What a record without these fields is taken to say.
+/// Values of fields that a record lacks.
 impl Default for Training {
     fn default() -> Self {
         Training::of_spec(&EmulateSpec::default(), 0, 0)
@@ -326,7 +326,7 @@ impl Training {
         RuleSet::ALL.into_iter().filter(alike).collect()
     }
 
-    /// Of the samples that steps were made of, the share that was read.
+    /// Returns the share of the samples that steps were made of that was read.
     fn delivered_share(&self) -> f64 {
         match self.samples + self.skipped.count {
             0 => 1.0,

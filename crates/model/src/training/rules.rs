@@ -68,7 +68,7 @@ impl Steps {
     }
 }
 
-/// What a rule set makes of some accelerators' epoch, or of several epochs.
+/// Figures of a rule set for some accelerators' epoch, or for several epochs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Figures {

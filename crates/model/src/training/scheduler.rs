@@ -1,5 +1,5 @@
-//! Who reads what next, and when which accelerator computes. Pure: threads, files
-//! and clocks are others'; time comes in as ns since the run began.
+//! Scheduler of reads and computations: which accelerator reads next, and when each computes. Pure: threads, files and
+//! clocks are others'; time comes in as ns since the run began.
 //!
 //! Accelerators step together. Step k begins for all of them when the slowest has
 //! ended step k-1; each waits until its batch k is whole, computes, and waits for the
@@ -14,7 +14,7 @@ use super::trace::Stream;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// What all accelerators of a run have in common.
+/// Properties that all accelerators of a run share.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub ranks: u32,
@@ -70,7 +70,7 @@ struct Rank<W> {
     missing: VecDeque<u32>,
 }
 
-/// How long each rank's next computation takes, in ns.
+/// Source of the durations of each rank's next computation, in ns.
 pub type Lengths = Box<dyn FnMut(u32) -> u64 + Send>;
 
 pub struct Scheduler<W> {
@@ -88,7 +88,7 @@ pub struct Scheduler<W> {
     lockstep: Lockstep,
     /// When the step begins is known.
     is_known: bool,
-    /// Those whose batch was whole by then have begun.
+    /// True once those whose batch was whole by then have begun.
     opened: bool,
     waited_ns: u64,
     /// Lengths of steps that ended since they were last asked for.
@@ -186,7 +186,7 @@ impl<W> Scheduler<W> {
         self.spare.push(work);
     }
 
-    /// So many samples of a stream that a worker holds are whole.
+    /// Reports that so many samples of a stream that a worker holds are whole.
     pub fn report(&mut self, rank: u32, lane: u32, done: u32, now: u64) {
         let batch = u64::from(self.plan.batch);
         let of = &mut self.ranks[rank as usize];
@@ -284,7 +284,7 @@ impl<W> Scheduler<W> {
         std::mem::take(&mut self.waited_ns)
     }
 
-    /// How long each step took that ended since the last call.
+    /// Takes the durations of steps that ended since the last call.
     pub fn take_lengths(&mut self) -> std::vec::Drain<'_, u64> {
         self.lengths.drain(..)
     }

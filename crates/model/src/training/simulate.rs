@@ -22,10 +22,10 @@ const FILE_ALIGN: u64 = 4096;
 /// Some minutes of arithmetic.
 const IOS_MAX: u64 = 1 << 31;
 const POINTS_MAX: u64 = 1 << 20;
-/// How often the caller is asked whether to go on.
+/// I/Os after which the caller is asked whether to go on.
 const QUESTION_IOS: u64 = 1 << 16;
 
-/// How the modelled drive is read.
+/// Setup of the modelled drive's reader.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Bytes of each file.
@@ -143,14 +143,14 @@ struct Reading {
 struct World<'a> {
     setup: &'a Setup,
     spec: &'a EmulateSpec,
-    /// Where each file begins.
+    /// Offset of each file.
     begins: Vec<u64>,
     timeline: Timeline,
     scheduler: Scheduler<()>,
     /// Streams that are being read; the place of one that ended is used again.
     readings: Vec<Option<Reading>>,
     free: Vec<usize>,
-    /// Those with bytes to ask for, in the order in which they were granted.
+    /// Streams with bytes to ask for, in the order in which they were granted.
     asking: VecDeque<usize>,
     /// (done, reading, end of its bytes).
     flying: BinaryHeap<Reverse<(u64, usize, u64)>>,

@@ -6,7 +6,7 @@ use crate::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Whose arithmetic turns the times of a run into utilisation and throughput.
+/// Rule set whose arithmetic turns the times of a run into utilisation and throughput.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RuleSet {
     #[serde(rename = "v1.0")]
@@ -16,7 +16,7 @@ pub enum RuleSet {
     V20,
     #[serde(rename = "v3.0")]
     V30,
-    /// What the rules of all editions say in words, which the code of none does.
+    /// The rules' words, which no edition's code follows.
     #[serde(rename = "text")]
     Text,
 }
@@ -34,7 +34,7 @@ impl RuleSet {
     }
 }
 
-/// How thoroughly bytes are processed after they were read.
+/// Level of processing of bytes after they were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
@@ -44,7 +44,7 @@ pub enum Level {
     Bytes,
 }
 
-/// What to do about a damaged record or a missing file.
+/// Policy for a damaged record or a missing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnError {
@@ -52,7 +52,7 @@ pub enum OnError {
     Skip,
 }
 
-/// How files become batches. `Trace` has the details.
+/// Loader that makes batches of files. `Trace` has the details.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Loader {
@@ -63,7 +63,7 @@ pub enum Loader {
     TensorFlow,
 }
 
-/// What an accelerator does to data: the constants of a workload and an accelerator.
+/// Work of an accelerator on data: the constants of a workload and an accelerator.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
@@ -152,7 +152,7 @@ pub struct EmulateSpec {
     pub interval_s: f64,
     /// Power meters, as a job's.
     pub power: Vec<String>,
-    /// Whether a setting that the closed division forbids is refused.
+    /// True if settings that the closed division forbids are refused.
     pub closed: bool,
 }
 
@@ -346,7 +346,7 @@ impl EmulateSpec {
         self.destination.starts_with("gpu:")
     }
 
-    /// That batches end on, by number.
+    /// Returns the GPUs that batches end on, by number.
     pub fn gpus(&self) -> Vec<u32> {
         let list = self.destination.strip_prefix("gpu:").unwrap_or_default();
         list.split(',').filter_map(|n| n.parse().ok()).collect()

@@ -1,5 +1,5 @@
-//! Which samples each accelerator takes, and in which order: a pure function of the
-//! spec and of the number of files. A run and a simulation play the same trace.
+//! Order in which each accelerator takes its samples: a pure function of the spec and of the number of files. A run
+//! and a simulation play the same trace.
 //!
 //! The two loaders follow what MLPerf Storage's tool does with `torch.utils.data` and
 //! `tf.data`:
@@ -106,7 +106,8 @@ impl Trace {
         u64::from(self.steps) * u64::from(self.batch)
     }
 
-    /// What `rank` of all ranks takes in `epoch` (from 0), by position. Takes no memory that grows with the data.
+    /// Returns the samples of `rank` of all ranks in `epoch` (from 0), by position. Takes no memory that grows with
+    /// the data.
     pub fn streams(&self, epoch: u32, rank: u32) -> Streams {
         assert!(rank < self.ranks, "rank {rank} of {}", self.ranks);
         let part = match self.loader {
@@ -234,7 +235,7 @@ struct Dealt {
     order: Option<Permutation>,
     /// Times that the rank has gone through its files.
     pass: u64,
-    /// Of the rank's files, the next.
+    /// Next of the rank's files.
     next: u32,
     files: u32,
     full: u64,
@@ -292,7 +293,7 @@ impl Range {
 }
 
 impl Dealt {
-    /// There always is one: whoever asks stops at the end of the epoch.
+    /// Returns the next stream, which there always is: the caller stops at the end of the epoch.
     fn next(&mut self, trace: &Trace, rank: u32) -> Stream {
         loop {
             if let Some(stream) = self.group.pop() {

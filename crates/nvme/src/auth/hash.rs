@@ -94,7 +94,7 @@ impl Digest {
         &self.bytes[..self.length]
     }
 
-    /// Whether `other` is the same, in a time that tells nothing of where they differ.
+    /// Returns whether `other` is the same, in a time that tells nothing of where they differ.
     pub fn matches(&self, other: &[u8]) -> bool {
         self.as_bytes().ct_eq(other).into()
     }
@@ -106,7 +106,7 @@ impl std::fmt::Debug for Digest {
     }
 }
 
-/// Who answers a challenge: the literal that goes into its response.
+/// Role of the end that answers a challenge: the literal that goes into its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// R1: "HostHost", the host's NQN, then the subsystem's.

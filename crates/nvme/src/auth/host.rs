@@ -9,7 +9,7 @@ use crate::fabrics::{AuthenticationReceive, AuthenticationSend};
 use crate::host::Data;
 use std::sync::Arc;
 
-/// What the host does next on the queue that it authenticates.
+/// Next step of the host on the queue that it authenticates.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HostStep {
     /// Authentication Send with these data; then `sent`.

@@ -127,7 +127,7 @@ impl Random {
 pub struct Agreement {
     pub hash: Hash,
     pub group: Group,
-    /// Whether the controller has authenticated, too.
+    /// True if the controller has authenticated, too.
     pub both_ways: bool,
 }
 
@@ -136,7 +136,7 @@ pub struct Agreement {
 #[error("{}: {explanation} ({found})", if *by_peer { "the peer refused" } else { "refused" })]
 pub struct Failure {
     pub explanation: Explanation,
-    /// Whether the other end reported it; otherwise this end detected it.
+    /// True if the other end reported it; otherwise this end detected it.
     pub by_peer: bool,
     /// The cause as text, for a log.
     pub found: &'static str,

@@ -115,7 +115,7 @@ pub enum Version {
     V1,
 }
 
-/// What a TLS library is given.
+/// Key for a TLS library.
 #[derive(Clone)]
 pub struct TlsPsk {
     /// `NVMe0R01 HOSTNQN SUBSYSNQN`, or with version 1 a digest behind.

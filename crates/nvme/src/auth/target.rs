@@ -10,7 +10,7 @@ use crate::fabrics::{self, fctype, AuthenticationReceive, AuthenticationSend};
 use crate::status::{Code, Status};
 use std::sync::Arc;
 
-/// How far a queue has come.
+/// Progress of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Commands other than authentication are refused with Authentication Required.
@@ -150,7 +150,7 @@ impl TargetAuth {
         Ok(bytes)
     }
 
-    /// What was to be fetched has been.
+    /// Notes that what was to be fetched has been.
     fn delivered(&mut self) {
         self.state = match std::mem::replace(&mut self.state, State::Ended) {
             State::Challenging(exchange) => State::AwaitingReply(exchange),

@@ -110,12 +110,12 @@ impl Connect {
         }
     }
 
-    /// There is no subsystem with that NQN.
+    /// Refuses an unknown subsystem NQN.
     pub fn no_subsystem(&self) -> Refusal {
         Refusal::invalid(SUBNQN, format!("there is no subsystem {}", self.subsystem_nqn))
     }
 
-    /// There is no controller with that identifier (I/O queue).
+    /// Refuses an unknown controller identifier (I/O queue).
     pub fn no_controller(&self) -> Refusal {
         Refusal::invalid(CNTLID, format!("there is no controller {}", self.cntlid))
     }
@@ -160,7 +160,7 @@ fn name(field: &NqnField) -> Option<String> {
     fits.then(|| name.to_string())
 }
 
-/// Whether the Connect of an admin queue is let in, and by which settings.
+/// Decides whether the Connect of an admin queue is let in, and by which settings.
 pub(super) fn admit<'a>(subsystem: &'a Subsystem, connect: &Connect) -> Result<&'a HostSettings, Refusal> {
     let well_known = subsystem.is_discovery() && connect.subsystem_nqn == nqn::DISCOVERY;
     if connect.subsystem_nqn != subsystem.nqn && !well_known {

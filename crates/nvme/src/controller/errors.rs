@@ -16,7 +16,7 @@ const NO_LOCATION: u16 = 0xffff;
 pub(super) struct Errors {
     #[serde(with = "dwords")]
     entries: VecDeque<ErrorEntry>,
-    /// Of the controller's life: the number of the newest entry.
+    /// Number of the newest entry, over the controller's life.
     count: u64,
 }
 

@@ -22,7 +22,7 @@ const ARBITRATION_BITS: u32 = 0xffff_ff07;
 /// AB (base, section 5.27.1.1): no limit.
 const NO_BURST_LIMIT: u32 = 0b111;
 
-/// What may be asked of a feature.
+/// Operations on a feature.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Feature {
     pub changeable: bool,
@@ -263,7 +263,8 @@ impl Controller {
         }
     }
 
-    /// What is granted doesn't depend on what is asked for, but it may only be asked before there are I/O queues.
+    /// Sets the number of queues: what is granted doesn't depend on what is asked for, but it may only be asked before
+    /// there are I/O queues.
     fn set_queues(&mut self, value: u32) -> Result<u32, Code> {
         if value & 0xffff == 0xffff || value >> 16 == 0xffff {
             return Err(Code::INVALID_FIELD);

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What carries a controller's commands.
+/// Transport of a controller's commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
     Fabrics {
@@ -25,7 +25,7 @@ pub(super) enum Transport {
     Pcie(Function),
 }
 
-/// What a PCIe function is.
+/// Description of a PCIe function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Function {
     /// PCI vendor, and that of the subsystem.

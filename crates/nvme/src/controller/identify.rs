@@ -187,8 +187,8 @@ fn in_sixteens(limits: &Limits) -> u32 {
 /// Recommended Arbitration Burst: 64 commands.
 const RECOMMENDED_BURST: u8 = 6;
 
-/// What a function says otherwise: SGLs whose addresses are the host's memory, no capsules, no keep alive, no other
-/// controllers.
+/// Returns a function's variant of the data: SGLs whose addresses are the host's memory, no capsules, no keep alive,
+/// no other controllers.
 fn of_function(controller: layout::Controller, function: Function) -> layout::Controller {
     layout::Controller {
         vid: function.vendor.into(),

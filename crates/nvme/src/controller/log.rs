@@ -31,7 +31,7 @@ const NVM_PAGES: &[u8] = &[
     FEATURES,
     MANAGEMENT_COMMANDS,
 ];
-/// Those of a PCIe function: it has no ANA.
+/// Log pages of a PCIe function: it has no ANA.
 const FUNCTION_PAGES: &[u8] = &[
     lid::SUPPORTED_LOG_PAGES,
     lid::ERROR_INFORMATION,
@@ -55,7 +55,7 @@ const DISCOVERY_PAGES: &[u8] = &[
 const NAMESPACE_SCOPE: u32 = 1 << 20;
 const CONTROLLER_SCOPE: u32 = 1 << 21;
 
-/// What the ANA log may come to (base, section 5.16.1.13): its header, all groups, all namespaces.
+/// Greatest size of the ANA log (base, section 5.16.1.13): its header, all groups, all namespaces.
 const ANA_BYTES: usize = 16 + 32 * ANA_GROUPS_MAX as usize + 4 * NAMESPACES_MAX as usize;
 
 /// Longest part of a page at once, bytes, where MDTS sets no limit.
@@ -162,7 +162,8 @@ impl Controller {
         page.as_bytes().to_vec()
     }
 
-    /// What is executed, as the controller's `dispatch` and `nvm` have it, and as a function's device does.
+    /// Returns the commands that are executed, as the controller's `dispatch` and `nvm` have them, and as a function's
+    /// device does.
     fn effects_log(&self, has_io: bool) -> CommandEffects {
         let queues = [
             admin::DELETE_SUBMISSION_QUEUE,
@@ -210,7 +211,7 @@ fn effects(more: &[u8], has_io: bool) -> CommandEffects {
     CommandEffects::new(&admin, if has_io { &io } else { &[] })
 }
 
-/// How often ANA states changed, as this controller has seen it.
+/// Changes of ANA states, as this controller has seen them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct AnaCounts {
     all: u64,

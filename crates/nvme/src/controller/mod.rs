@@ -361,7 +361,7 @@ fn differing(old: &Subsystem, new: &Subsystem) -> Vec<u32> {
     nsids.into_iter().filter(differs).collect()
 }
 
-/// Whether a remaining namespace moved to another ANA group, or its group to another state. Added and removed
+/// Returns whether a remaining namespace moved to another ANA group, or its group to another state. Added and removed
 /// namespaces change the ANA log, too, but are reported as such (base, figure 147).
 fn reached_otherwise(old: &Subsystem, new: &Subsystem) -> bool {
     let path = |subsystem: &Subsystem, nsid: u32| {

@@ -5,7 +5,7 @@ use crate::command::{Cqe, Sqe};
 use crate::fabrics::{css, Cap, Cc, Csts, Property, PropertyGet, PropertySet, Version};
 use crate::status::{Code, Status};
 
-/// How long CSTS.RDY may take, ms: it follows at once, but hosts take 0 for "no time at all".
+/// Limit on CSTS.RDY, ms: it follows at once, but hosts take 0 for "no time at all".
 pub(crate) const READY_MS: u32 = 500;
 /// CAP.CRMS: Controller Ready With Media Support.
 const READY_WITH_MEDIA: u64 = 1 << 59;
@@ -56,8 +56,8 @@ impl Controller {
         }
     }
 
-    /// What CC may ask for: entries of 64 and 16 bytes, 4 KiB pages, round robin, the NVM Command Set. A discovery
-    /// controller has no I/O queues, and looks at none of it.
+    /// Returns whether CC is acceptable: entries of 64 and 16 bytes, 4 KiB pages, round robin, the NVM Command Set. A
+    /// discovery controller has no I/O queues, and looks at none of it.
     fn acceptable(&self, cc: Cc) -> bool {
         let queues = (cc.iosqes(), cc.iocqes()) == (6, 4) || self.subsystem.is_discovery();
         queues && cc.page_bytes() == 4096 && cc.ams() == 0 && matches!(cc.css(), 0 | 6)
@@ -79,7 +79,7 @@ impl Controller {
         self.effects.push_back(Effect::ShutDown);
     }
 
-    /// What `Effect::ShutDown` asked for is done: the host sees its shutdown complete.
+    /// Completes `Effect::ShutDown`: the host sees its shutdown complete.
     pub fn shut_down_complete(&mut self) {
         if self.status.shutdown() == 1 {
             self.status = Csts(self.status.0 & !(0b11 << 2) | Csts::SHUTDOWN_COMPLETE);

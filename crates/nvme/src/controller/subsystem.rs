@@ -73,7 +73,7 @@ pub struct Optimal {
     pub boundary: u16,
 }
 
-/// Who may connect.
+/// Hosts that may connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hosts {
     Any(HostSettings),
@@ -137,7 +137,7 @@ pub struct Offer {
     pub hosts: Option<BTreeSet<String>>,
 }
 
-/// Where a subsystem is found (base, figure 263, Discovery Log Page Entry).
+/// Endpoint of a subsystem (base, figure 263, Discovery Log Page Entry).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// 3: TCP, 1: RDMA.

@@ -61,7 +61,7 @@ impl Cap {
         self.0 & 1 << 16 != 0
     }
 
-    /// How long CSTS.RDY may take to follow CC.EN, ms (TO, of 500 ms each).
+    /// Returns the time in which CSTS.RDY follows CC.EN, ms (TO, of 500 ms each).
     pub fn timeout_ms(self) -> u32 {
         (self.0 >> 24 & 0xff) as u32 * 500
     }
@@ -81,8 +81,8 @@ impl Cap {
         1 << (12 + (self.0 >> 48 & 0xf))
     }
 
-    /// What a controller on fabrics that serves the NVM Command Set says: `queue_entries_max` at least 2, pages of
-    /// 4 KiB, `timeout_ms` rounded up to 500.
+    /// Returns the capabilities of a controller on fabrics that serves the NVM Command Set: `queue_entries_max` at
+    /// least 2, pages of 4 KiB, `timeout_ms` rounded up to 500.
     pub fn new(queue_entries_max: u32, timeout_ms: u32) -> Cap {
         let mqes = u64::from(queue_entries_max.clamp(2, 1 << 16) - 1);
         let to = u64::from(timeout_ms.div_ceil(500).clamp(1, 0xff));

@@ -5,7 +5,7 @@ use crate::command::{Cqe, Sqe};
 use crate::status::{Code, Status};
 use std::collections::{BTreeMap, VecDeque};
 
-/// What a command is for.
+/// Purpose of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     /// The session's step in hand.
@@ -13,7 +13,7 @@ pub(super) enum Asked {
     /// An Asynchronous Event Request.
     Event,
     KeepAlive,
-    /// Of a command of an I/O queue.
+    /// Abort of a command of an I/O queue.
     Abort,
 }
 

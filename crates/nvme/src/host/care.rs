@@ -1,4 +1,4 @@
-//! What a driver asks of whatever looks after a controller: a session, a discovery session, or a command alone.
+//! Requests of a driver to its controller's session, discovery session, or single command.
 
 use super::discovery::Discovery;
 use super::{Action, Failure, Session, Ticket};

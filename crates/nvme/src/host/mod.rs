@@ -49,9 +49,9 @@ pub struct Options {
     pub queue_entries: u16,
     /// Keep Alive Timeout; 0: off.
     pub keep_alive_ms: u32,
-    /// How long a command, and a change of CSTS, may take.
+    /// Longest time of a command, and of a change of CSTS.
     pub timeout_ms: u64,
-    /// Which namespaces to identify: all of the active ones, or this one.
+    /// Namespaces to identify: all of the active ones, or this one.
     pub namespace: Option<u32>,
 }
 
@@ -128,7 +128,7 @@ pub enum FailureKind {
 }
 
 impl Failure {
-    /// Whether a new connection may succeed.
+    /// Returns whether a new connection may succeed.
     pub fn retry(&self) -> bool {
         self.kind == FailureKind::Again
     }

@@ -18,7 +18,7 @@ const ANA_LOG_MAX: usize = 64 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Scan {
     active: BTreeSet<u32>,
-    /// Of these it is known that they changed; None: any may have.
+    /// Namespaces that are known to have changed; None: any may have.
     changed: Option<BTreeSet<u32>>,
     /// To be identified.
     pending: VecDeque<u32>,

@@ -17,13 +17,13 @@ use crate::status::Code;
 use text::{field, parameter, text, whole};
 use zerocopy::IntoBytes;
 
-/// How often CSTS is read while it is to change.
+/// Interval at which CSTS is read while it is to change.
 const POLL_MS: u64 = 20;
 /// Events that are asked for: namespaces, ANA states, critical warnings. Discovery: changes of its log.
 const EVENTS: u32 = event_mask::NAMESPACE_ATTRIBUTES | event_mask::ANA_CHANGE;
 const WARNINGS: u32 = 0b1_1111;
 
-/// What a session is about: which command is out, or what it waits for.
+/// Step of a session: the command that is out, or the event that it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Nothing: the next job begins.
@@ -112,7 +112,7 @@ impl Step {
     }
 }
 
-/// What is still to be done.
+/// Job that is still to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
     /// Look at all namespaces again.

@@ -1,4 +1,4 @@
-//! Who looks for discovery services: one question, and what comes back.
+//! Search for discovery services: one question, and its answers.
 
 use super::message::{Kind, Message, Name, Question, Record, Writer};
 use super::SERVICE;
@@ -8,7 +8,8 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 const SERVICES_MAX: usize = 256;
 const RECORDS_MAX: usize = 4 * SERVICES_MAX;
 
-/// Which discovery services are there? Sent to the group from any port but its own, it is answered to that port.
+/// Returns the question for all discovery services. Sent to the group from any port but its own, it is answered to
+/// that port.
 pub fn query() -> Vec<u8> {
     let mut writer = Writer::query();
     writer.question(&Question { name: Name::of(&SERVICE), kind: Kind::PTR, alone: false });
@@ -20,7 +21,7 @@ pub fn query() -> Vec<u8> {
 pub struct Found {
     /// Its name, for people.
     pub title: String,
-    /// Where it listens; none, where it told of no address.
+    /// Addresses on which it listens; none, where it told of none.
     pub addresses: Vec<IpAddr>,
     pub port: u16,
     /// `p` of its text, `tcp`; None: it says none.
@@ -46,7 +47,7 @@ impl Finder {
         }
     }
 
-    /// Those whose port is known, in the order in which they came.
+    /// Returns those whose port is known, in the order in which they came.
     pub fn found(&self) -> Vec<Found> {
         let mut names: Vec<Name> = Vec::new();
         let service = Name::of(&SERVICE);
@@ -79,7 +80,7 @@ impl Finder {
     }
 }
 
-/// What a text says of a key, whose case doesn't matter (RFC 6763, section 6.4).
+/// Returns a text's value of a key, whose case doesn't matter (RFC 6763, section 6.4).
 fn value(mut text: &[u8], key: &str) -> Option<String> {
     while let Some((length, rest)) = text.split_first() {
         let (entry, behind) = rest.split_at_checked(usize::from(*length))?;

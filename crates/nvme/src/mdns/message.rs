@@ -154,7 +154,7 @@ pub struct Message {
     pub id: u16,
     pub is_response: bool,
     pub questions: Vec<Question>,
-    /// Of a query: what the asker knows already.
+    /// Answers that the asker of a query knows already.
     pub answers: Vec<Record>,
     /// Authority records aren't among them.
     pub additional: Vec<Record>,

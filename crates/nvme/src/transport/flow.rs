@@ -2,7 +2,7 @@
 
 use crate::command::Cqe;
 
-/// What SQHD says (base, section 3.3.3.2; Connect response).
+/// Flow control by SQHD (base, section 3.3.3.2; Connect response).
 #[derive(Debug)]
 pub(super) enum Flow {
     /// Before Connect, and where it fails.

@@ -1,4 +1,4 @@
-//! What a controller answers, command by command: the values that hosts look at, and the status that the
+//! Tests of a controller's answers, command by command: the values that hosts look at, and the status that the
 //! specification names for each thing that is wrong.
 
 mod bring_up;

@@ -1,4 +1,4 @@
-//! What a host says to a target that breaks the rules.
+//! Tests of a host whose target breaks the rules.
 
 use super::*;
 use forebay_nvme::command::Cqe;

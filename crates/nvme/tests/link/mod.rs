@@ -211,7 +211,7 @@ impl Host {
     }
 }
 
-/// What a test's controller does with a write's data.
+/// Request of a test's controller for a write's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asks {
     AtOnce,

@@ -60,7 +60,7 @@ struct Pair {
     world: World,
     host: Host,
     drivers: BTreeMap<u16, Driver>,
-    /// What each block was last written with, by queue and command; only commands that ended well count.
+    /// Last write to each block, by queue and command; only commands that ended well count.
     written: BTreeMap<u64, u8>,
     random: Random,
     sgl: bool,
@@ -392,7 +392,7 @@ fn failing_commands_fail_alone() {
 }
 
 impl Pair {
-    /// What the disk holds, block by block.
+    /// Returns the disk's content, block by block.
     fn reread(&self) -> BTreeMap<u64, u8> {
         let blocks = self.world.disk.chunks(BLOCK as usize).enumerate();
         blocks.map(|(at, block)| (at as u64, block[0])).collect()

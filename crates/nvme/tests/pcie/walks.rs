@@ -11,7 +11,7 @@ use proptest::prelude::*;
 const BASE: u64 = 0x1_0000_0000;
 const BYTES: u64 = 4 << 20;
 
-/// What a walk tells of, its pieces checked for what a walk promises.
+/// Returns a walk's pieces, checked for what a walk promises.
 fn walked(memory: &Ram, sqe: &Sqe, bytes: u32, page_bytes: u32) -> Result<Vec<Piece>, Status> {
     let mut pieces: Vec<Piece> = Vec::new();
     let mut calls = 0;

@@ -170,12 +170,12 @@ impl World {
         self.owners.len()
     }
 
-    /// Whether each I/O queue's owner sleeps.
+    /// Returns whether each I/O queue's owner sleeps.
     pub fn all_asleep(&self) -> bool {
         self.owners.values().all(|owner| owner.asleep && owner.letters.is_empty())
     }
 
-    /// What the device's thread does after each call: admin commands, then effects to where they belong.
+    /// Does the work of the device's thread after each call: admin commands, then effects to where they belong.
     pub fn admin(&mut self) {
         let memory = self.memory.clone();
         while self.device.work(&memory, self.now_us / 1000) {}
@@ -245,7 +245,7 @@ impl World {
         }
     }
 
-    /// What another process would have of it is put in its place, and what is in flight is carried out from the start.
+    /// Replaces it by what another process would have of it, and carries out what is in flight from the start.
     fn move_on(&mut self) {
         let memory = self.memory.clone();
         self.device.settle(&memory);

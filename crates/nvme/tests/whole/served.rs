@@ -13,7 +13,7 @@ use forebay_nvme::transport::tcp::{Handle, Outgoing};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// What all connections of the target share.
+/// State that all connections of the target share.
 pub struct Site {
     pub subsystem: Arc<Subsystem>,
     pub ids: Ids,

@@ -93,7 +93,8 @@ def _host_caps(planner: Planner, scenario: Scenario, system: System) -> dict[str
 
 
 def cap_at(planner: Planner, scenario: Scenario, job: Job, drives: float) -> tuple[float | None, str]:
-    """What a host's links and cores let through, and its part of a shared link, with so many drives; and which."""
+    """Returns the rate that a host's links and cores, and its part of a shared link, let through with so many drives; and
+    which of them bounds it."""
     here = _host_caps(planner, scenario, job.system)
     if scenario.storage == SHARED and job.system.link is not None:
         here["link"] = job.system.link / job.system.sharers * drives / job.system.drives
@@ -127,7 +128,7 @@ def _pressure(planner: Planner, system: System) -> float:
 
 
 def _stations(planner: Planner, scenario: Scenario, job: Job) -> dict[str, float]:
-    """What all hosts of a job together could take at each station."""
+    """Returns the rate that all hosts of a job together could take at each station."""
     system, hosts = job.system, job.hosts
     full = _parts(planner, replace(system.load(), cap_gibps=None))
     own = 1 if scenario.storage == SHARED else hosts
@@ -256,7 +257,7 @@ def _greatest(planner: Planner, scenario: Scenario, job: Job) -> int:
 
 
 def files_of(entry: Class) -> int:
-    """Of the data set: as the plan says, else five times all memory, or 500 steps if that is more."""
+    """Returns the files of the data set: as the plan says, else five times all memory, or 500 steps if that is more."""
     job, workload = entry.job, entry.workload
     each = workload.record_bytes * workload.samples_per_file
     step = workload.batch * entry.accelerators * job.hosts
@@ -274,7 +275,7 @@ def files_of(entry: Class) -> int:
 
 
 def fleet_of(scenario: Scenario, classes: Sequence[Class], seed: int) -> dict[str, Any]:
-    """What the engine plays, by one seed."""
+    """Returns the fleet that the engine plays, by one seed."""
     first = scenario.jobs[0].system
     pools = 1 if scenario.storage == SHARED else max(job.hosts for job in scenario.jobs)
     return {

@@ -184,7 +184,7 @@ def _latency(entry: Class, runs: Sequence[dict[str, Any]]) -> float | None:
 
 
 def formula(planner: Planner, scenario: Scenario, entry: Class) -> dict[str, Any]:
-    """What the planner says of this job alone on the storage, without jitter and faults."""
+    """Returns the planner's figures for this job alone on the storage, without jitter and faults."""
     job, share = entry.job, fleets.even_share(scenario, entry.job)
     if entry.saving is not None:
         return _seconds(planner, scenario, entry, share)
@@ -205,7 +205,7 @@ def formula(planner: Planner, scenario: Scenario, entry: Class) -> dict[str, Any
 
 
 def _seconds(planner: Planner, scenario: Scenario, entry: Class, share: float) -> dict[str, Any]:
-    """Of a checkpoint, each host's part on its even share of the drives."""
+    """Returns the seconds of each host's part of a checkpoint on its even share of the drives."""
     assert entry.saving is not None
     part = entry.saving.gib / entry.job.hosts
     cap, name = fleets.cap_of_host(planner, scenario, entry.job, share)
@@ -217,7 +217,7 @@ def _seconds(planner: Planner, scenario: Scenario, entry: Class, share: float) -
 
 
 def _minutes(planner: Planner, scenario: Scenario, entry: Class, share: float) -> dict[str, Any]:
-    """Of DLRM on one host alone, with its even share of the drives."""
+    """Returns the minutes of DLRM on one host alone, with its even share of the drives."""
     system, entered = entry.job.system, entry.workload
     cap, name = fleets.cap_of_host(planner, scenario, entry.job, share)
     model = planner.training_time([system.gpus])

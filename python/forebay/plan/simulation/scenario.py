@@ -1,4 +1,4 @@
-"""What is to be simulated: hosts, hours, jitter, faults and jobs beside the plan's own. What can't happen is refused."""
+"""Scenario of a simulation: hosts, hours, jitter, faults and jobs beside the plan's own. What can't happen is refused."""
 
 from __future__ import annotations
 

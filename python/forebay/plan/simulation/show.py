@@ -11,7 +11,7 @@ from forebay.table import table
 
 
 def text(document: Mapping[str, Any]) -> str:
-    """What was played, each job's figures beside the formula's, and how busy each station was."""
+    """Formats a simulation: each job's figures beside the formula's, and how busy each station was."""
     lines = [_played(document), ""]
     rows: list[tuple[str, ...]] = [("", "simulated", "80 % interval", "formula", "")]
     for job in document["jobs"]:

@@ -71,7 +71,7 @@ def simulate_points(
 
 
 class Bar:
-    """How far it is, on a terminal."""
+    """Progress on a terminal."""
 
     def __init__(self) -> None:
         self.shown = sys.stderr.isatty()

@@ -34,7 +34,7 @@ pub struct Ground<'a> {
     pub whole: bool,
 }
 
-/// What doesn't work where a condition doesn't hold.
+/// Consequence of a condition that doesn't hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stops {
     /// cuFile as a whole: not even its compatibility mode runs.
@@ -47,7 +47,7 @@ pub enum Stops {
     Nothing,
 }
 
-/// Whether a condition holds here.
+/// Result of examining a condition.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Finding {
     Holds(String),

@@ -18,7 +18,7 @@ const SHOWN: [&str; 5] = [
     "max_device_pinned_mem_size_kb",
 ];
 
-/// What cuFile says.
+/// Answers of cuFile.
 #[derive(Clone, Debug, Serialize)]
 pub struct Answers {
     /// Null where it can't be asked (before 1.14).

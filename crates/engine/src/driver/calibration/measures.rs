@@ -1,11 +1,11 @@
-//! What a trial is to tell, and the job that tells it.
+//! Figures that a trial measures, and the job that measures them.
 
 use forebay_model::job::JobSpec;
 use forebay_model::units::GIB;
 use std::time::Duration;
 
-/// What trials of a path that registers are about, of all targets: little enough for a whole first pass; for later ones more
-/// than a processor's cache holds, or a GPU's table of pages; and the least of each target.
+/// Bytes that trials of a registering path read of all targets: few enough for a whole first pass; for later ones more
+/// than a processor's cache or a GPU's page table holds; and the least of each target.
 const FIRST_BYTES: u64 = 512 << 20;
 const LATER_BYTES: u64 = 8 * GIB;
 const BYTES_LEAST: u64 = 4 << 20;
@@ -16,9 +16,9 @@ const SET_UP_BYTES_S: f64 = 16e9;
 pub(super) enum Measures {
     /// The rate once it has settled, however often that comes by the same bytes.
     Steady,
-    /// That of bytes which nothing has been set up for yet: from the start, and one pass at most.
+    /// First pass over bytes for which nothing has been set up yet: from the start, and one pass at most.
     FirstPass,
-    /// That of bytes which everything has been set up for, by the trial itself or by one before it.
+    /// Passes over bytes for which everything has been set up, by the trial itself or by one before it.
     LaterPasses { set_up: bool },
 }
 

@@ -140,7 +140,7 @@ impl Watch {
         }
     }
 
-    /// How much later this thread woke than it asked to.
+    /// Notes by how much this thread woke later than it asked to.
     pub(super) fn note_standstill(&mut self, late: Duration) {
         if late > STANDSTILL {
             self.stood_still += late;
@@ -223,7 +223,7 @@ impl Watch {
         self.shared.until_ns.fetch_min(self.begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Who interrupts a run doesn't want to wait for what it owes; what has just fallen due is still started.
+    /// Stops starting I/Os of an open loop after an interruption; what has just fallen due is still started.
     pub(super) fn drain_no_more(&self) {
         let since_end = self.begin.elapsed().saturating_sub(self.until()) + POLL;
         self.shared.drain_ns.fetch_min(since_end.as_nanos() as u64, Ordering::Relaxed);

@@ -45,7 +45,7 @@ impl Share {
         Ok(Some(Share { sheet, place, weight, started: 0, again: None, swept: clock::now() }))
     }
 
-    /// Whether the next I/O is within this worker's share of all that were started.
+    /// Returns whether the next I/O is within this worker's share of all that were started.
     pub fn may_start(&mut self, now: Instant) -> bool {
         if self.is_within() {
             self.again = None;

@@ -75,7 +75,8 @@ impl Worker {
         }
     }
 
-    /// Of a stripe it names the member, which the I/O's own name doesn't tell.
+    /// Returns the fault of an I/O that ended early; in a stripe it names the member, which the I/O's own name doesn't
+    /// tell.
     fn ended_early(&self, ticket: &Ticket) -> Fault {
         let Order { offset, owner, .. } = ticket.order;
         let target = &self.shared.targets[owner.target as usize];

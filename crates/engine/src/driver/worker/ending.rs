@@ -1,4 +1,4 @@
-//! What becomes of I/Os that the end of the measured time overtakes: their bytes count for no rate, their waiting does.
+//! Treatment of I/Os that the end of the measured time overtakes: their bytes count for no rate, their waiting does.
 //!
 //! A device that stops answering before the end and comes back after it would otherwise show no latency but that of
 //! its good moments. In an open loop the same goes for I/Os that were due and found no free slot: they are started
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const GROUPS_MAX: u64 = 1000;
 
 impl Worker {
-    /// Whether no further I/O is to be started, but for failures and the last pass.
+    /// Returns whether no further I/O is to be started, but for failures and the last pass.
     pub(super) fn starts_no_more(&self, now: Instant) -> bool {
         let until = self.until();
         let owes = || self.schedule.as_ref().is_some_and(|schedule| schedule.is_due_before(until));
@@ -36,7 +36,7 @@ impl Worker {
         self.until() + Duration::from_nanos(self.shared.drain_ns.load(Ordering::Relaxed))
     }
 
-    /// Whether any time was measured before `now`: what a run does that ends in its warm-up is in no figure.
+    /// Returns whether any time was measured before `now`: a run that ends in its warm-up has no figures.
     fn has_measured(&self, now: Instant) -> bool {
         now.min(self.until()) > self.from()
     }

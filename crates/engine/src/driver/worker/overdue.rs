@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 impl Worker {
-    /// What is done by now is collected before anything is called overdue: while this thread didn't run, nobody looked.
+    /// Collects what is done before anything is called overdue: while this thread didn't run, nothing was collected.
     pub(super) fn look(&mut self, now: Instant) {
         let late = now.saturating_duration_since(self.next_look);
         self.next_look = now + LOOK.min(self.shared.interval);

@@ -6,7 +6,7 @@ use crate::driver::batches::{self, Batches};
 use std::time::{Duration, Instant};
 
 impl Worker {
-    /// Where the last I/O that was started is the last of its batch, that goes out before the next begins.
+    /// Sends a batch whose last I/O was started, before the next begins.
     #[inline]
     pub(super) fn send_batch(&mut self, now: &mut Instant) {
         if self.together.is_some() || self.batches.as_ref().is_some_and(Batches::is_between) {
@@ -35,7 +35,7 @@ impl Worker {
         self.client.release(tag);
     }
 
-    /// How many completions to wait for, and how long the first may wait for the others.
+    /// Returns the number of completions to wait for, and how long the first may wait for the others.
     pub(super) fn batch(&self) -> (u32, Duration) {
         // Long I/Os keep the device busy one by one (`RingOptions::one_by_one`).
         if self.client.wakes_at_first()

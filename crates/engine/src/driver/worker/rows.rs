@@ -8,7 +8,7 @@ use forebay_model::job::JobSpec;
 use forebay_model::pattern::Next;
 use std::time::Instant;
 
-/// What an I/O is for.
+/// Purpose of an I/O.
 #[derive(Clone, Copy)]
 pub(super) struct Load {
     /// Latency counts from here: in an open loop when the I/O was due.
@@ -35,7 +35,7 @@ pub(super) struct Together {
     most: u32,
     /// An I/O of so many is a batch that was asked for.
     are_batches: bool,
-    /// Where those begin that are drawn.
+    /// Offsets at which drawn rows begin.
     offsets: Vec<u64>,
 }
 
@@ -44,7 +44,7 @@ impl Together {
         Together { most, are_batches: job.batch.is_some(), offsets: Vec::with_capacity(most as usize) }
     }
 
-    /// Whether an I/O of so many reads is a whole batch.
+    /// Returns whether an I/O of so many reads is a whole batch.
     pub fn is_batch(&self, rows: u32) -> bool {
         self.are_batches && rows == self.most
     }

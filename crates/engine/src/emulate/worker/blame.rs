@@ -8,7 +8,7 @@ use forebay_model::Error;
 use std::path::Path;
 
 impl Worker {
-    /// What is wanted of a stream that can't be read counts as left out.
+    /// Counts what is wanted of an unreadable stream as left out.
     pub(super) fn skip(&mut self, active: &mut Active) {
         let left = active.upto.saturating_sub(active.reported);
         active.reported = active.upto;
@@ -31,13 +31,13 @@ impl Worker {
         self.wrong(format!("{name}: {found}"), Error::run(format!("read {name}"), found, next));
     }
 
-    /// What keeps a file from being read, said by whoever was to read it.
+    /// Reports why a file can't be read, for the reader that was to read it.
     pub(super) fn refused(&self, file: u32, error: Error) {
         self.forget(file);
         self.wrong(format!("{}: {}", self.shared.data.name(file), error.found), error);
     }
 
-    /// Whoever opens it next finds what it has become.
+    /// Forgets a file: its next opening finds what it has become.
     fn forget(&self, file: u32) {
         if let Some(straight) = &self.shared.straight {
             straight.forget(file);
@@ -55,7 +55,7 @@ impl Worker {
         self.wrong(format!("{name}: {damage}"), error);
     }
 
-    /// Whether a manifest says that Forebay made the data: nothing of anybody else's is to be removed.
+    /// Returns whether a manifest says that Forebay made the data: only then is removing it advised.
     fn made_by_datagen(&self) -> bool {
         self.shared.spec.data.iter().all(|folder| Path::new(folder).join(manifest::NAME).exists())
     }

@@ -1,5 +1,4 @@
-//! What arrived: parsed while it is in the processor's cache, copied on, told to the
-//! scheduler.
+//! Processing of arrived data: parsed while it is in the processor's cache, copied on, reported to the scheduler.
 
 use super::super::board::{add, ACCOUNT_NS};
 use super::super::reading::Reading;
@@ -144,7 +143,7 @@ impl Worker {
         }
     }
 
-    /// What was parsed goes where it is to stay, or nowhere.
+    /// Copies parsed data to its destination, or drops it.
     fn pass_on(&mut self, active: &mut Active, tag: u32, samples: u32, now: u64) {
         if active.reading.is_dead || self.copiers.is_empty() {
             self.let_go(active, tag);
@@ -178,7 +177,7 @@ impl Worker {
         self.copiers[turn].start(tag, self.slots.lend(tag).after(head), to, want - head);
     }
 
-    /// What arrived at the destination stays there until its step; its samples are whole.
+    /// Completes samples whose bytes arrived at the destination, where they stay until their step.
     fn settle_copies(&mut self, active: &mut Active) -> bool {
         if self.copiers.is_empty() {
             return false;
@@ -217,7 +216,7 @@ impl Worker {
         }
     }
 
-    /// What lies at the destination stays there until its step.
+    /// Keeps what lies at the destination until its step.
     fn keep(&mut self, active: &Active, tag: u32) {
         self.client.release(tag);
         let Flight { to, whole, .. } = self.flights[tag as usize];
@@ -230,7 +229,7 @@ impl Worker {
         }
     }
 
-    /// Nobody wants what was read.
+    /// Releases what was read, and is not wanted.
     fn let_go(&mut self, active: &Active, tag: u32) {
         self.client.release(tag);
         let piece = self.flights[tag as usize].to.take();

@@ -1,4 +1,4 @@
-//! What a worker is made of: its ring, its slots, the queue that fills them, and the ways from there.
+//! Construction of a worker: its ring, its slots, the queue that fills them, and the ways from there.
 
 use super::super::board::Equipment;
 use super::super::reading::BLOCK;

@@ -10,7 +10,7 @@ use crate::path::straight::Lanes;
 use crate::reactor::Reactor;
 use forebay_model::Error;
 
-/// What the worker's streams share; None where everything goes through the slots.
+/// Returns the lanes that the worker's streams share; None if everything goes through the slots.
 pub(super) fn lanes(
     shared: &Shared,
     depth: u32,
@@ -69,7 +69,8 @@ impl Worker {
         true
     }
 
-    /// Where the next read of the stream ends, if it goes straight there. None: there is no room, which ends the run.
+    /// Returns the destination of the next read of the stream, if it goes straight there. None: there is no room,
+    /// which ends the run.
     pub(super) fn place_for(&mut self, index: usize) -> Option<Option<Mem>> {
         let active = self.actives[index].as_mut().expect("it was chosen");
         let Some(to) = self.shared.board.destination.as_ref().filter(|_| active.straight.is_some()) else {

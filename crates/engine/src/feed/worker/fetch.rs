@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 /// More copies than this take longer than one launch that scatters.
 const COPIES_MAX: usize = 4;
 
-/// What the GPU reads of a row takes the link as long as this many bytes, however short it is.
+/// Least bytes of link time that a row read by the GPU takes, however short it is.
 const ROW_TAKES_BYTES: usize = 1500;
 
 /// Rows that this worker is to bring: the i-th of `numbers` to `to` + i × `row_bytes`.
@@ -45,7 +45,7 @@ impl Part<'_> {
     }
 }
 
-/// What a launch reads: row n at `base` + n × `step`, its numbers in a slot from byte `numbers_at` on.
+/// Rows of a launch: row n at `base` + n × `step`, its numbers in a slot from byte `numbers_at` on.
 struct Launch<'a> {
     kernel: &'a Rows,
     base: *const u8,

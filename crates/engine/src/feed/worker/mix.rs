@@ -15,7 +15,7 @@ use crate::gpu::relay::{Fill, Relay, TOGETHER};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often it looks after copies that have ended.
+/// Interval at which it checks for copies that have ended.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 /// If a copy takes so long, the driver is asked whether it still goes on.
 const LATE: Duration = Duration::from_secs(1);

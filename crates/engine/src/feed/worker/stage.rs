@@ -1,4 +1,4 @@
-//! What a worker works with: its slots and its GPUs.
+//! Equipment of a worker: its slots and its GPUs.
 
 use super::super::thread_pool;
 use super::super::SLOTS;

@@ -10,7 +10,7 @@ use walk::{DataSet, Walk, SIGNATURE};
 
 /// Up to the end-of-file address, of every version.
 const HEAD_BYTES: usize = 52;
-/// What is kept of the file's begin: h5py puts what describes DLIO's data sets before them.
+/// Bytes kept of the file's beginning: h5py puts the descriptions of DLIO's data sets before them.
 pub const FRONT_BYTES: u64 = 64 << 10;
 /// The data set that holds samples, as DLIO names it.
 pub const SAMPLES: &str = "records";
@@ -66,7 +66,7 @@ pub fn samples_of(walk: &Walk, samples_per_file: u64) -> Result<&DataSet, String
     }
 }
 
-/// Of every version: offsets, and where the file ends.
+/// Parses a superblock of any version: offsets, and where the file ends.
 ///
 /// # Errors
 /// What is wrong with it.

@@ -12,7 +12,7 @@ const UNDEFINED: u64 = u64::MAX;
 /// Up to the root group's entry and its scratch space, of version 1.
 const SUPERBLOCK_BYTES: u64 = 100;
 const REQUESTS_MAX: usize = 1 << 18;
-/// Of a header's block, a list of names, a node.
+/// Limit on a header's block, a list of names, a node.
 const BLOCK_BYTES_MAX: u64 = 1 << 20;
 const OBJECTS_MAX: usize = 1024;
 const RANK_MAX: usize = 32;
@@ -440,7 +440,7 @@ impl Walk {
         self.ask(Task::Header, header, 16)
     }
 
-    /// Whether all of a data set lies in the file.
+    /// Checks that all of a data set lies in the file.
     fn whole(&self, set: &DataSet, chunks: u64, chunk_dims: &[u64]) -> Result<(), Odd> {
         let name = &set.name;
         match &set.place {

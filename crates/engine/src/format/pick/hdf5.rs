@@ -15,7 +15,7 @@ pub struct Tree {
     /// None once it is through, and for files that are only held against their length.
     walk: Option<Walk>,
     front: Vec<u8>,
-    /// What the walk asked for from behind the front.
+    /// Bytes that the walk requested from behind the front.
     asked: Vec<u8>,
     samples: Samples,
     checks: bool,
@@ -135,7 +135,7 @@ struct Sums {
     sum: Fletcher32,
     /// Its last bytes, which aren't summed.
     stored: [u8; 4],
-    /// Where in the file the next byte lies.
+    /// Position in the file of the next byte.
     at: u64,
 }
 

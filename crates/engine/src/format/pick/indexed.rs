@@ -12,7 +12,7 @@ pub const LENGTHS: &str = ".sz.idx";
 /// Length of an entry, in either list.
 pub const ENTRY_BYTES: usize = 8;
 
-/// Where the records of one file lie.
+/// Positions of the records of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Index {
     /// One after another, each of so many bytes.
@@ -71,7 +71,7 @@ pub struct Indexed {
 
 /// After how many bytes each wanted sample is whole.
 enum Ends {
-    /// Of each sample.
+    /// Length of each sample.
     Each(u64),
     Listed {
         ends: Vec<u64>,

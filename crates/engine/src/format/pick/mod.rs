@@ -16,7 +16,7 @@ pub use parquet::Columns;
 
 use super::{Damage, Lost};
 
-/// What a picker must know that a file doesn't say by itself.
+/// Facts that a picker needs and a file doesn't say by itself.
 #[derive(Clone, Debug, Default)]
 pub struct PickSpec {
     pub samples_per_file: u32,
@@ -37,12 +37,12 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// How many of them come before the file's record `end`.
+    /// Counts those before the file's record `end`.
     pub fn before(&self, end: u64) -> u64 {
         end.saturating_sub(self.first).div_ceil(self.every.max(1)).min(self.samples)
     }
 
-    /// How many of them lie in `records` records from `from` on.
+    /// Counts those among `records` records from `from` on.
     pub fn among(&self, from: u64, records: u64) -> u64 {
         self.before(from.saturating_add(records)) - self.before(from)
     }
@@ -87,7 +87,8 @@ pub trait Picker: Send {
     fn lost(&mut self, _into: &mut Vec<Lost>) {}
 }
 
-/// Where the byte at `at` of all pieces lies in the file, and how many follow it there. None: they have no such byte.
+/// Returns the position in the file of byte `at` of all pieces, and how many follow it there. None: they have no such
+/// byte.
 pub fn place(pieces: &[Piece], at: u64) -> Option<(u64, u64)> {
     let index = pieces.partition_point(|piece| piece.end <= at);
     let begin = index.checked_sub(1).map_or(0, |before| pieces[before].end);
@@ -114,7 +115,7 @@ pub fn read_from(picker: &mut dyn Picker, file: &[u8], upto: u64, step: u64) -> 
 struct Pieces {
     all: Vec<Piece>,
     at: u64,
-    /// Of the pieces, the one that is being taken.
+    /// Index of the piece that is being taken.
     current: usize,
 }
 

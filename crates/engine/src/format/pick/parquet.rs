@@ -9,13 +9,13 @@ use crate::format::{Damage, Lost, ParseSpec, Parser};
 
 /// Read at the end of a file before anything is known of it: pyarrow reads as much.
 const TAIL_READ: u64 = 64 << 10;
-/// Of 200 columns in 10,000 row groups.
+/// Limit on the footer: that of 200 columns in 10,000 row groups.
 const FOOTER_BYTES_MAX: u64 = 256 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {
     Tail,
-    /// What of the footer lies before the tail.
+    /// The footer's part before the tail.
     Footer,
     Data,
 }
@@ -46,10 +46,10 @@ pub struct Columns {
     tail: Vec<u8>,
     footer: Vec<u8>,
     groups: Vec<Group>,
-    /// Of the groups, the one that is being taken; rows before it are whole.
+    /// Index of the group that is being taken; rows before it are whole.
     group: usize,
     whole_rows: u64,
-    /// What is wrong with this piece is known.
+    /// True once this piece is known to be damaged: the rest of it is ignored.
     ignores: bool,
     is_lost: bool,
     lost: Vec<Lost>,
@@ -218,7 +218,7 @@ impl Columns {
 /// The contents of a footer.
 struct Table<'a> {
     columns: &'a [String],
-    /// Which leaves of the schema are wanted.
+    /// Wanted leaves of the schema.
     leaves: Vec<bool>,
     rows: Option<u64>,
     /// Rows of the groups that were seen.

@@ -3,7 +3,7 @@
 use super::*;
 use std::io::Write;
 
-/// Of `|u1`, with its header padded as numpy does.
+/// Returns a file of `|u1`, with its header padded as numpy does.
 pub fn npy_file(shape: &str, data: &[u8]) -> Vec<u8> {
     let mut text = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}");
     while (10 + text.len() + 1) % 64 != 0 {

@@ -4,7 +4,7 @@
 use super::{FileShape, Layout, Part, WriteSpec};
 use std::collections::VecDeque;
 
-/// Where `records` begin.
+/// Offset of `records`.
 const DATA: u64 = 2048;
 const LABEL_BYTES: u64 = 8;
 const UNDEFINED: u64 = u64::MAX;
@@ -16,7 +16,7 @@ const NAMES: u64 = 0x2C8;
 const RECORDS: u64 = 0x320;
 const SYMBOLS: u64 = 0x430;
 const LABELS: u64 = 0x578;
-/// Of names within the heap's data.
+/// Offset of the names within the heap's data.
 const NAME_OF_RECORDS: u64 = 8;
 const NAME_OF_LABELS: u64 = 16;
 

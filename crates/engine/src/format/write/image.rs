@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 /// is comment segments with content; the image is grey, and decodes in no time.
 pub struct Jpeg;
 
-/// Of a comment, with its marker and length.
+/// Limit on a comment, with its marker and length.
 const COMMENT_BYTES_MAX: u64 = 2 + 65535;
 const COMMENT_HEAD_BYTES: u64 = 4;
 const END: &[u8] = &[0xFF, 0xD9];
@@ -88,7 +88,7 @@ impl Layout for Jpeg {
 /// Random pixels, which no filter and no deflating makes smaller: rows lie in stored blocks.
 pub struct Png;
 
-/// Of a deflate block.
+/// Limit on a deflate block.
 const STORED_BYTES_MAX: u64 = 65535;
 const STORED_HEAD_BYTES: u64 = 5;
 /// Deflate with the fastest compression, no dictionary (RFC 1950).

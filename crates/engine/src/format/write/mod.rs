@@ -26,14 +26,14 @@ use std::collections::VecDeque;
 /// Content that is made and summed at a time: both fit in L2.
 const STEP_BYTES: usize = 64 << 10;
 
-/// What all files of a data set have in common.
+/// Properties that all files of a data set share.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WriteSpec {
     pub seed: u64,
     pub samples_per_file: u32,
     /// Side of a record's mean square: the feature `size` of a TFRecord.
     pub dimension: u32,
-    /// Of Parquet, in their order, and samples in a row group; 0: all of a file's.
+    /// Columns of Parquet, in their order, and samples in a row group; 0: all of a file's.
     pub columns: Vec<Column>,
     pub row_group: u32,
 }
@@ -56,9 +56,9 @@ impl FileShape {
 /// The next bytes of a file.
 pub enum Part {
     Bytes(Vec<u8>),
-    /// So many bytes of seeded content.
+    /// Bytes of seeded content.
     Content(u64),
-    /// What follows is summed, from nothing.
+    /// Begins a new sum over what follows.
     Sum(Sum),
     /// The masked CRC32C of what was summed; nothing is summed from here on.
     MaskedCrc32c,
@@ -82,7 +82,7 @@ pub enum Sum {
     Crc32c,
 }
 
-/// Which bytes a format's file has, step by step: a step is a record or a member, so that few parts wait at a time.
+/// Bytes of a format's file, step by step: a step is a record or a member, so that few parts wait at a time.
 pub trait Layout: Send {
     /// Exact length of the whole file.
     fn file_bytes(&self, shape: FileShape) -> u64;

@@ -158,7 +158,7 @@ fn zip64_field(values: &[u64]) -> Vec<u8> {
     })
 }
 
-/// What ends a zip whose directory has `entries` entries in `bytes` bytes at `offset`.
+/// Returns the end of a zip whose directory has `entries` entries in `bytes` bytes at `offset`.
 fn directory_end(entries: u16, bytes: u64, offset: u64) -> Vec<u8> {
     let mut out = Vec::new();
     let far = offset > i32::MAX as u64;

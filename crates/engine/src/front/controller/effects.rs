@@ -1,4 +1,4 @@
-//! What comes of admin commands, registers and the workers' words.
+//! Effects of admin commands, registers and messages of workers.
 
 use super::{Answer, Controller, Suspension, Waiting};
 use crate::front::port::Word;
@@ -28,7 +28,7 @@ impl Controller {
         }
     }
 
-    /// What the host's last Set Features, or a reset, made of the Arbitration Burst.
+    /// Tells the workers the Arbitration Burst of the host's last Set Features, or of a reset.
     fn tell_burst(&self) {
         let burst = self.device.controller().arbitration_burst().unwrap_or(u32::MAX);
         self.port.burst.store(burst, Ordering::Relaxed);

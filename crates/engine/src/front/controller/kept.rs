@@ -15,7 +15,7 @@ use forebay_nvme::transport::pcie::registers::{Doorbell, DOORBELLS};
 use std::os::fd::OwnedFd;
 
 impl Controller {
-    /// What a thread does that isn't read from its client: the next note says so.
+    /// Marks a change by a thread that wasn't asked for by the client: the next note has it.
     pub(super) fn touch(&mut self) {
         self.link.iter_mut().for_each(|link| link.dirty = true);
     }
@@ -101,7 +101,7 @@ impl Controller {
         }
     }
 
-    /// What waited for the note.
+    /// Sends what waited for the note.
     pub(super) fn noted(&mut self) {
         let cleared = self.link.as_mut().map(|link| std::mem::take(&mut link.cleared)).unwrap_or_default();
         for one in cleared {
@@ -201,7 +201,7 @@ fn as_made(queue: &QueueState) -> QueueKept {
     }
 }
 
-/// Whether a message only asks, or rings a doorbell whose value stands in memory that the keeper holds.
+/// Returns whether a message only asks, or rings a doorbell whose value stands in memory that the keeper holds.
 fn changes_nothing(request: &Result<Request, i32>) -> bool {
     match request {
         Ok(Request::RegionWrite(access, _)) => {

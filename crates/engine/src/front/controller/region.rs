@@ -30,7 +30,7 @@ impl Controller {
         }
     }
 
-    /// Of BAR 0: an eventfd for each doorbell, that of the worker which will own the queue.
+    /// Returns the eventfds of BAR 0: one for each doorbell, that of the worker which will own the queue.
     pub(super) fn region_io_fds(&self, argsz: u32, index: u32) -> Answer {
         if index != region::BAR0 {
             return Answer::Refused(if index < region::COUNT { libc::ENOTSUP } else { libc::EINVAL });

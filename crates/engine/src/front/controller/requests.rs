@@ -1,4 +1,4 @@
-//! What a controller's client asks of it.
+//! Requests of a controller's client.
 
 use super::super::dma::Asked;
 use super::super::vfio_user::message;
@@ -155,7 +155,7 @@ impl Controller {
         Answer::Later
     }
 
-    /// Whether the last I/O has let go of memory that is to go.
+    /// Checks whether the last I/O has released memory that is to go.
     pub(super) fn look_at_unmapping(&mut self) {
         let Some(Waiting::Unmap { header, answer, retired, since, gave_up }) = &mut self.waiting else {
             return;

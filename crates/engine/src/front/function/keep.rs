@@ -12,7 +12,7 @@ pub struct Taken {
     pub kept: QueueKept,
 }
 
-/// What may be done again though some of it was done: it changes nothing but the requester's own memory.
+/// Returns whether a request may be repeated after a part of it was done: it changes only the requester's own memory.
 pub fn is_repeatable(request: &Request) -> bool {
     matches!(request.op, Op::Read | Op::Flush | Op::Compare | Op::Verify)
 }

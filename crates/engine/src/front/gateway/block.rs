@@ -83,7 +83,7 @@ impl Block {
     }
 }
 
-/// What its device says of itself.
+/// Adds the device's own statistics.
 fn describe(device: &ublk::Stats, stats: &mut ControllerStats) {
     stats.place = device.path.clone();
     stats.recovered = device.recovered;
@@ -217,7 +217,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// What was made for a configuration that failed goes; what had waited for a gateway waits for the next one.
+    /// Removes what was made for a configuration that failed; what had waited for a gateway waits for the next one.
     pub(super) fn blocks_undo(&self, of: impl Fn(&str) -> bool) {
         let (undone, kept) =
             std::mem::take(&mut self.state().blocks).into_iter().partition(|(_, b)| of(&b.nqn));
@@ -330,7 +330,7 @@ impl Gateway {
     }
 }
 
-/// What a device of that controller is made with.
+/// Returns the options of a device of that controller.
 fn options(given: &config::Controller, spin: Duration) -> Options {
     let ours = Options::default();
     Options {

@@ -1,4 +1,4 @@
-//! What controllers show of the gateway, and what is told of it.
+//! Descriptions of a gateway by its controllers, and statistics of it.
 
 use super::{Namespace, Running, Subsystem};
 use crate::front::config;
@@ -49,7 +49,7 @@ pub(super) fn describe(subsystem: &Subsystem, given: &config::Controller) -> Arc
     })
 }
 
-/// What a controller's namespaces counted, by whichever controller.
+/// Returns the health counters of a controller's namespaces, over all controllers.
 pub(super) fn health(port: &Port) -> Health {
     health::of(port.view().iter().map(|(_, shown)| &*shown.volume))
 }

@@ -19,9 +19,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-/// How long the next gateway may take to open all sources.
+/// Longest time for the next gateway to open all sources.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// How long it may take to build what it was given, while hosts wait.
+/// Longest time for it to build what it was given, while hosts wait.
 const READY: Duration = Duration::from_secs(10);
 /// Commands have so long to end by themselves; then sources are asked to give up on those that may be repeated.
 const WITHDRAW: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ const WITHDRAW: Duration = Duration::from_secs(1);
 const FINISH: Duration = Duration::from_secs(4);
 const LOOK: Duration = Duration::from_micros(500);
 
-/// Whose place it is.
+/// Owner of a place among processes.
 #[derive(Default)]
 pub struct Place(AtomicU8);
 
@@ -38,7 +38,7 @@ const LEAVING: u8 = 1;
 const LEFT: u8 = 2;
 
 impl Gateway {
-    /// Where RPCs come in: it goes along.
+    /// Keeps the RPC socket, which is handed on, too.
     pub fn set_door(&self, door: Door) {
         *self.door.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(door);
     }
@@ -48,7 +48,7 @@ impl Gateway {
         self.place.0.load(Ordering::Acquire) == LEFT
     }
 
-    /// What RPCs change is not changed while another process is told of it, nor afterwards.
+    /// Refuses changes by RPCs while another process is told of the state, and afterwards.
     pub fn may_change(&self) -> Result<(), Error> {
         match self.place.0.load(Ordering::Acquire) {
             HERE => Ok(()),
@@ -117,7 +117,7 @@ impl Gateway {
         }
     }
 
-    /// What the next one has to open.
+    /// Returns what the next gateway has to open.
     pub(super) fn offer(&self) -> Result<(Offer, Given), Error> {
         let mut given = Given::default();
         let mut config = self.config();
@@ -235,7 +235,7 @@ impl Gateway {
         self.ask(name, move |c| Ok((c.keep(nqn, queues, &mut given)?, given)))?
     }
 
-    /// What namespaces counted so far.
+    /// Returns the counters of namespaces so far.
     fn counts(&self) -> Vec<NamespaceCounts> {
         let subsystems = self.stats().subsystems;
         let each =

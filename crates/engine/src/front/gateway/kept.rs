@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// What a keeper is given, and gives the next one.
+/// State that a keeper is given, and gives the next gateway.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     format: u32,

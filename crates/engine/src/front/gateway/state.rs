@@ -1,4 +1,4 @@
-//! What a gateway is made of, and what it calls things.
+//! Conversion between a gateway's parts and its transferable state.
 
 use super::super::config;
 use super::super::config::Qos;

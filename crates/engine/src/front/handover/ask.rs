@@ -20,10 +20,10 @@ const LOOK: Duration = Duration::from_millis(2);
 
 type Answer = JoinHandle<Result<(), Error>>;
 
-/// What came of asking.
+/// State received from the running gateway.
 pub struct Taken {
     pub gateway: Gateway,
-    /// Where its RPCs come in.
+    /// Socket on which its RPCs come in.
     pub rpc: Option<OwnedFd>,
     pub path: PathBuf,
 }
@@ -75,7 +75,7 @@ impl Place {
         Ok(Place { listener, path })
     }
 
-    /// Whoever comes, unless the answer was a refusal.
+    /// Returns the next visitor, unless the answer was a refusal.
     fn visitor(&self, asked: Answer) -> Result<(UnixStream, Answer), Error> {
         let until = clock::now() + PATIENCE;
         loop {

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fd(pub u32);
 
-/// Those to be sent: copies, so that nothing is lost where sending fails.
+/// Descriptors to be sent: copies, so that nothing is lost where sending fails.
 #[derive(Debug, Default)]
 pub struct Given(pub Vec<OwnedFd>);
 
@@ -24,7 +24,7 @@ impl Given {
     }
 }
 
-/// Those that came.
+/// Descriptors that came.
 #[derive(Debug, Default)]
 pub struct Received(Vec<Option<OwnedFd>>);
 

@@ -14,10 +14,11 @@ pub mod wire;
 
 use serde::{Deserialize, Serialize};
 
-/// Of `state::GatewayState`. A gateway gives no other, and one that reads another is refused before anything is given.
+/// Version of `state::GatewayState`. A gateway gives no other, and one that reads another is refused before anything
+/// is given.
 pub const FORMAT: u32 = 1;
 
-/// What is told to the other process, one after the other.
+/// Messages to the other process, in their order.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
     /// From the old one, with the descriptors that hold locks on files.

@@ -8,7 +8,7 @@ use forebay_nvme::transport::pcie::device::state::DeviceState;
 use forebay_nvme::transport::pcie::queue::QueueState;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What is to be known before the old one stops for a moment.
+/// State that the next gateway needs before the old one stops for a moment.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Offer {
@@ -27,11 +27,11 @@ pub struct NamespaceState {
     pub nsid: u32,
     pub blocks: u64,
     pub block_bytes: u32,
-    /// What holds the locks on its files.
+    /// Descriptors that hold the locks on its files.
     pub locks: Vec<Fd>,
 }
 
-/// What a namespace counted, by all its controllers.
+/// Counters of a namespace, over all its controllers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NamespaceCounts {
@@ -62,7 +62,7 @@ pub struct ControllerState {
     pub suspended: bool,
     pub listener: Fd,
     pub doorbells: Fd,
-    /// Of each thread.
+    /// Wake-up descriptors of each thread.
     pub kicks: Vec<Fd>,
     /// By submission queue.
     pub rings: Vec<u64>,
@@ -80,13 +80,13 @@ pub struct ControllerState {
     pub kept: Option<KeptState>,
 }
 
-/// What is to be known where a gateway was killed, and not held before.
+/// State that is needed after a gateway was killed, and not before.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeptState {
-    /// There is a client, and VERSION was exchanged.
+    /// Some for a client; true once VERSION was exchanged.
     pub greeted: Option<bool>,
-    /// What queues noted since they were made.
+    /// Memory in which queues note their state.
     pub paper: Fd,
 }
 
@@ -116,7 +116,7 @@ pub struct MappingState {
 pub struct PeerState {
     pub client: Fd,
     pub greeted: bool,
-    /// Of the message that has not come whole.
+    /// Received part of the message that has not come whole.
     pub received: Bytes,
     pub received_fds: Vec<Fd>,
     pub too_many: bool,

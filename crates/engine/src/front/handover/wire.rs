@@ -37,7 +37,7 @@ impl Line {
         set.map_err(|e| broken(&e.to_string()))
     }
 
-    /// Whether the other end belongs to this process's user, or to root.
+    /// Returns whether the other end belongs to this process's user, or to root.
     pub fn is_ours(&self) -> bool {
         let uid = rustix::process::geteuid();
         net::sockopt::socket_peercred(&self.0).is_ok_and(|peer| peer.uid == uid || peer.uid.is_root())

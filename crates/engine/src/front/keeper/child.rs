@@ -57,7 +57,8 @@ impl Keeper {
         self.again
     }
 
-    /// What a ring holds on to until nothing of it is under way: the keeper sees when nobody does any more.
+    /// Returns a file that rings hold until nothing of them is under way: the keeper sees when nobody holds it any
+    /// more.
     pub fn life(&self) -> Arc<File> {
         self.life.clone()
     }
@@ -71,7 +72,7 @@ impl Keeper {
         self.line().send_text(&text, fds)
     }
 
-    /// What the last one was.
+    /// Returns the state of the last gateway.
     pub(in crate::front) fn past(&self) -> Result<(Past, Vec<OwnedFd>), Error> {
         let (text, fds) = self.line().receive_text()?;
         Ok((serde_json::from_slice(&text).map_err(|e| broken(&e.to_string()))?, fds))

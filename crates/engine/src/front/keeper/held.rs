@@ -25,7 +25,7 @@ pub type Noted = (Vec<u8>, Vec<OwnedFd>);
 struct Logged {
     event: Event,
     fds: Vec<OwnedFd>,
-    /// Which of the clients that came one after the other.
+    /// Number of the client among those that came one after the other.
     client: u64,
     delivered: bool,
     answered: bool,
@@ -69,7 +69,8 @@ impl Held {
         self.state.is_some()
     }
 
-    /// What the next gateway is given: the last note, a line's end, and the note's descriptors. None: there was no note.
+    /// Returns the state for the next gateway: the last note, a line's end, and the note's descriptors. None: there
+    /// was no note.
     pub fn give(&mut self) -> Result<Option<Noted>, Error> {
         let Some((text, with)) = &self.state else { return Ok(None) };
         let scarce = |e: std::io::Error| Error::machine(&self.name, e.to_string(), "ulimit -n 65536");

@@ -43,7 +43,7 @@ pub struct Link {
     pub cleared: Vec<Option<Doorbell>>,
 }
 
-/// What a client did, as the controller's thread takes it.
+/// Event of a client, as the controller's thread receives it.
 pub enum Arrived {
     Client,
     Refused,
@@ -66,7 +66,7 @@ impl Link {
         })
     }
 
-    /// What came next, if something did.
+    /// Returns the next event, if there is one.
     ///
     /// # Errors
     /// The keeper is gone.
@@ -147,14 +147,14 @@ fn filed(text: &str) -> std::io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// What the controller says, with its state.
+/// Message of a controller, with its state.
 pub(super) struct Heard {
     pub said: Said,
     pub answer_fds: Vec<OwnedFd>,
     pub state: Option<(Vec<u8>, Vec<OwnedFd>)>,
 }
 
-/// What came of a controller, taken apart.
+/// Parts of a controller's message.
 ///
 /// # Errors
 /// `Run`: it is nothing that a controller says.

@@ -1,5 +1,5 @@
-//! What outlives a gateway that is killed: a small process, the one that a user starts, which runs the gateway as its child,
-//! and starts the next one where that dies.
+//! Supervision of gateways: a small process, the one that a user starts, which runs the gateway as its child, and
+//! starts the next one when that dies.
 //!
 //! It holds all that a host would notice the end of: sockets that listen and connections of clients, whose messages it takes
 //! and answers; descriptors of memory, interrupts and doorbells; and what the gateway last noted of each drive
@@ -25,18 +25,19 @@ pub use run::keep;
 use super::handover::state::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// How a gateway finds its keeper: `LINE:LIFE:first` or `LINE:LIFE:again`, numbers of descriptors.
+/// Environment variable by which a gateway finds its keeper: `LINE:LIFE:first` or `LINE:LIFE:again`, numbers of
+/// descriptors.
 pub const VARIABLE: &str = "FOREBAY_KEEPER";
 
 /// From a gateway to its keeper.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Told {
-    /// What the next one is to open: an `Offer`, with the socket that takes RPCs. And how old the gateway is.
+    /// The state that the next gateway opens: an `Offer`, with the socket that takes RPCs. And how old the gateway is.
     Gateway {
         text: String,
         age_ns: u64,
     },
-    /// There is a drive. With the socket that it listens at, and the keeper's end of a line for it.
+    /// New drive. With the socket that it listens at, and the keeper's end of a line for it.
     Drive {
         name: String,
     },
@@ -56,7 +57,7 @@ pub(super) struct Past {
     pub drives: usize,
 }
 
-/// What a drive's client did, in order.
+/// Events of a drive's client, in order.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Event {
     pub number: u64,

@@ -19,9 +19,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-/// How often, and how soon, a gateway is started again.
+/// Rate at which a gateway is started again.
 struct Pace {
-    /// Who served for so long was a gateway: what ends it is not what ended the one before.
+    /// Service time after which a gateway counts as having run: its end has another cause than that of the one before.
     lived: Duration,
     /// Gateways in a row that broke before they had, after the first: then no further one is started.
     tries: u32,
@@ -70,7 +70,7 @@ struct Keeping {
     /// Ends in a row, none of which had lived, and when the first of them was.
     failures: u32,
     down_since: Option<Instant>,
-    /// Of these, those that broke.
+    /// Number of these that broke.
     broke: u32,
     served: bool,
     /// A signal asked for the end, or the gateway says so.
@@ -187,7 +187,7 @@ impl Keeping {
         running.signal(Signal::TERM);
     }
 
-    /// What the gateway says.
+    /// Receives the gateway's messages.
     fn hear(&mut self) {
         loop {
             let Phase::Runs(running) = &mut self.phase else { return };
@@ -328,7 +328,7 @@ mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
 
-    /// What a gateway says once it serves, and when it ends as it was asked to, as a shell says it.
+    /// Shell commands of a gateway in tests: it reports that it serves, and ends as it was asked to.
     const SERVES: &str =
         r#"printf 'forebay\001\011\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"Serving"' >&"${FOREBAY_KEEPER%%:*}""#;
     const ENDS: &str =

@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub struct Paper {
     fd: OwnedFd,
     at: NonNull<AtomicU64>,
-    /// Of a sheet.
+    /// Words of a sheet.
     words: usize,
     queues: u16,
 }
@@ -39,7 +39,7 @@ impl Paper {
         Paper::adopt(make().map_err(|e| scarce(&e.to_string()))?, queues, entries)
     }
 
-    /// What another process made, with all that it noted.
+    /// Adopts memory that another process made, with all its notes.
     ///
     /// # Errors
     /// `Machine`: it isn't such a file, or can't be mapped.

@@ -6,7 +6,7 @@ use forebay_model::Error;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// What was given, under the parameters' own names.
+/// Arguments under the parameters' own names.
 pub struct Arguments {
     verb: &'static Verb,
     given: BTreeMap<&'static str, Value>,
@@ -36,7 +36,7 @@ impl Arguments {
         self.value(name).and_then(Value::as_str)
     }
 
-    /// Of a parameter that is required.
+    /// Returns a required parameter.
     pub fn the(&self, name: &str) -> &str {
         self.text(name).expect("required parameters are there")
     }

@@ -11,10 +11,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long an answer may take beyond what the verb itself was told to wait: opening a source may connect to it.
+/// Longest time for an answer beyond the wait that the verb itself was given: opening a source may connect to it.
 const PATIENCE: Duration = Duration::from_secs(60);
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// Whoever waits looks this often whether to go on.
+/// Interval at which a waiter checks whether to go on.
 const TURN: Duration = Duration::from_millis(200);
 
 /// Asks the gateway whose socket is at `path`.
@@ -75,7 +75,7 @@ struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Whether to wait for one turn more.
+    /// Waits for one turn more, unless interrupted.
     fn more(&mut self) -> IoResult<()> {
         if !(self.go_on)() {
             return Err(ErrorKind::Interrupted.into());

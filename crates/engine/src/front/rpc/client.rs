@@ -7,7 +7,7 @@ use forebay_model::Error;
 use serde_json::{Map, Value};
 use std::fmt::Write as _;
 
-/// What the words after `forebay snap rpc` ask for.
+/// Request of the words after `forebay snap rpc`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Asked {
     Call {
@@ -20,7 +20,7 @@ pub enum Asked {
     Help(String),
 }
 
-/// What `forebay snap rpc WORDS` prints: the answer, or help. `go_on`: as `call_while` has it.
+/// Runs `forebay snap rpc WORDS`, and returns the answer, or help. `go_on`: as `call_while` has it.
 ///
 /// # Errors
 /// Those of `parse` and `call_while`.

@@ -1,4 +1,4 @@
-//! Who is connected to the RPC socket: so many at once, and none that only waits keeps another out.
+//! Clients of the RPC socket: so many at once, and none that only waits keeps another out.
 
 use forebay_model::Error;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const CONNECTIONS_MAX: usize = 16;
 /// A client that has asked for nothing yet has this long before it counts as idle.
 const GRACE: Duration = Duration::from_secs(1);
-/// That somebody is turned away is logged again after this.
+/// Interval at which refusals are logged again.
 const COMPLAINT_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
@@ -76,7 +76,7 @@ impl Clients {
         self.inside().all.remove(&id);
     }
 
-    /// Whether it is time to log once more that somebody was turned away.
+    /// Returns whether it is time to log once more that a client was turned away.
     pub fn may_complain(&self, now: Instant) -> bool {
         let mut inside = self.inside();
         let due = inside.complained.is_none_or(|last| now.saturating_duration_since(last) >= COMPLAINT_EVERY);

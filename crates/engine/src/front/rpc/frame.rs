@@ -1,4 +1,4 @@
-//! Where one JSON document ends and the next begins in a stream: clients of SPDK and SNAP put nothing in between.
+//! Framing of JSON documents in a stream: clients of SPDK and SNAP put nothing between them.
 
 /// Longest request, bytes: some hundred thousand namespaces.
 pub const BYTES_MAX: usize = 1 << 20;

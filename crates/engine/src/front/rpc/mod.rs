@@ -27,7 +27,7 @@ use forebay_model::Error;
 use std::path::Path;
 use std::time::Duration;
 
-/// What RPCs can do to a gateway. Calls come from several threads, and one may wait while it is carried out; what is
+/// Operations of RPCs on a gateway. Calls come from several threads, and one may wait while it is carried out; what is
 /// refused leaves the gateway as it was.
 pub trait Control: Send + Sync {
     /// As it is now, whoever made it so.
@@ -74,7 +74,7 @@ pub trait Control: Send + Sync {
         Err(Error::request(asked, "nothing here can be handed over", "forebay snap CONFIG.toml"))
     }
 
-    /// Where what RPCs change is written down.
+    /// Returns the log of changes by RPCs.
     fn log(&self) -> Option<Log> {
         None
     }

@@ -33,7 +33,7 @@ pub struct Server {
     left: Arc<AtomicBool>,
 }
 
-/// Where RPCs come in, for another process that is to take them.
+/// RPC socket, for another process that is to take requests from it.
 pub struct Door {
     pub listener: OwnedFd,
     stop: Arc<OwnedFd>,
@@ -108,7 +108,7 @@ impl Drop for Server {
     }
 }
 
-/// Whether `fd` has something before the server is stopped, and before `within` has passed.
+/// Returns whether `fd` is readable before the server is stopped, and before `within` has passed.
 fn ready(fd: &impl AsFd, stop: &OwnedFd, within: Option<Duration>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
     let within = within.map(|d| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: d.subsec_nanos().into() });
@@ -200,7 +200,7 @@ impl Shared {
         }
     }
 
-    /// What changes the gateway is in its log; what only asks isn't.
+    /// Logs requests that change the gateway, but not those that only ask.
     fn note(&self, document: &[u8], answer: Option<&serde_json::Value>) {
         let Some(log) = &self.log else { return };
         let Ok(request) = serde_json::from_slice::<serde_json::Value>(document) else { return };

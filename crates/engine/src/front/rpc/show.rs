@@ -1,4 +1,4 @@
-//! What the lists show, under SNAP's names where it has one.
+//! Lists of a gateway, under SNAP's names where it has one.
 
 use crate::front::config::{Config, Controller, Front, Namespace, Subsystem};
 use crate::front::stats::{ControllerStats, NamespaceStats, QueueStats, Stats};
@@ -49,7 +49,7 @@ pub fn queues(stats: &Stats, name: &str) -> Result<Value, Error> {
     }
 }
 
-/// Where each queue is: what a host has asked for, and what it was answered.
+/// Returns the state of each queue: requests of a host, and their answers.
 pub fn debug(stats: &Stats, name: &str) -> Result<Value, Error> {
     let found = stats.controllers.iter().find(|c| c.name == name);
     let found = found.ok_or_else(|| no_controller(stats, name))?;
@@ -77,7 +77,7 @@ pub fn debug(stats: &Stats, name: &str) -> Result<Value, Error> {
     }))
 }
 
-/// What hosts may find on a bus. `all`: block devices of this machine, too.
+/// Returns the functions that hosts may find on a bus. `all`: block devices of this machine, too.
 pub fn functions(config: &Config, stats: &Stats, all: bool) -> Value {
     let shown = config.controllers().filter(|(_, c)| all || c.front == Front::VfioUser);
     let one = |(subsystem, given): (&Subsystem, &Controller)| {

@@ -335,7 +335,7 @@ impl Rig {
         client::call(&self.path, method, &Map::new())
     }
 
-    /// What comes back for `bytes`, until the server closes.
+    /// Returns the answer to `bytes`, until the server closes.
     fn raw(&self, bytes: &[u8]) -> String {
         let mut stream = UnixStream::connect(&self.path).unwrap();
         let _ = stream.write_all(bytes);

@@ -13,7 +13,7 @@ use serde_json::{json, Value};
 use std::path::Path;
 use std::time::Duration;
 
-/// What a parameter takes.
+/// Kind of a parameter's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Text,
@@ -349,7 +349,7 @@ pub const VERBS: &[Verb] = &[
     },
 ];
 
-/// How long a suspension may take unless told, and at most.
+/// Default of a suspension's limit, and the greatest one, in milliseconds.
 const SUSPEND_MS: u64 = 10_000;
 pub const SUSPEND_MS_MAX: u64 = 600_000;
 

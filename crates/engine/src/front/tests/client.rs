@@ -15,10 +15,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Where the memory begins in the function's eyes, and how long it is.
+/// Start of the memory as the function addresses it.
 pub const BASE: u64 = 0x10_0000;
 pub const BYTES: u64 = 16 << 20;
-/// Where payload may lie.
+/// Start of payload.
 pub const DATA: u64 = BASE + (4 << 20);
 /// No answer takes longer.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -35,7 +35,7 @@ impl Pair {
         Pair { qid, tail: 0, head: 0, phase: true }
     }
 
-    /// Of its submission entries; its completions come behind them.
+    /// Returns the address of its submission entries; its completions come behind them.
     fn address(&self) -> u64 {
         BASE + u64::from(self.qid) * (1 << 16)
     }

@@ -119,14 +119,14 @@ pub fn settled(control: &mut dyn Control, id: u32) -> Result<Option<DeviceInfo>,
     }
 }
 
-/// What a volume is recognized by: kept in the device, so that no other one is put in its place.
+/// Returns a volume's identity, which is kept in the device, so that no other volume is put in its place.
 pub fn identity(volume: &Volume) -> u64 {
     let (high, low) = volume.uuid.split_at(8);
     let number = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("eight bytes"));
     number(high) ^ number(low).rotate_left(1)
 }
 
-/// What to ask the kernel for.
+/// Returns the parameters requested of the kernel.
 pub fn wanted(options: &Options, volume: &Volume) -> DeviceInfo {
     DeviceInfo {
         nr_hw_queues: options.queues_asked(),
@@ -186,7 +186,7 @@ pub fn limits(volume: &Volume, transfer_max: u32, piece_max: u32) -> Limits {
     }
 }
 
-/// Whether a volume may stand where the device's last one stood.
+/// Checks that a volume may take the place of the device's last one.
 ///
 /// # Errors
 /// What differs, with both values: a file system on the device would take it for its own.
@@ -222,7 +222,7 @@ pub fn may_follow(volume: &Volume, info: &DeviceInfo, there: &Parameters) -> Res
     Ok(())
 }
 
-/// What a device does without a daemon can't be changed, and some kernels can't do all of it.
+/// Checks the device's behaviour without a daemon: it can't be changed, and some kernels can't do all of it.
 pub fn check_death(asked: OnDeath, features: u64) -> Result<(), Error> {
     let missing = asked.flags() & !features;
     if missing == 0 {

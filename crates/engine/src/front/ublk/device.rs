@@ -50,7 +50,7 @@ pub struct Ublk {
     volume: Mutex<Arc<Volume>>,
     mailboxes: Vec<Arc<Mailbox>>,
     threads: Mutex<Vec<JoinHandle<Report>>>,
-    /// What threads counted that have ended.
+    /// Reports of threads that have ended.
     past: Mutex<Vec<Report>>,
     suspended: Mutex<bool>,
     failure: Arc<Failure>,
@@ -425,7 +425,7 @@ impl Drop for Ublk {
     }
 }
 
-/// Whether devices can be made at all.
+/// Checks that devices can be made at all.
 ///
 /// # Errors
 /// `Machine`: no driver, no right to use it, or one that is too old.
@@ -443,7 +443,7 @@ fn opened() -> Result<(Kernel, u64), Error> {
     Ok((kernel, features))
 }
 
-/// What one thread starts from.
+/// Starting point of one thread.
 struct Station {
     setup: Setup,
     info: DeviceInfo,

@@ -19,7 +19,7 @@ pub struct Device {
     pub queues: u16,
     pub depth: u16,
     pub on_death: OnDeath,
-    /// What `identity` gave for the volume, if the daemon was ours.
+    /// Result of `identity` for the volume, if the daemon was ours.
     pub identity: u64,
 }
 

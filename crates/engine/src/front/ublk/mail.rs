@@ -1,4 +1,4 @@
-//! What a device's owner and its threads tell each other.
+//! Messages between a device's owner and its threads.
 
 use super::stats::QueueStats;
 use crate::reactor::Waker;
@@ -17,7 +17,7 @@ pub enum Letter {
     Look,
     /// Opens a queue of another source, beside the one that there is.
     Prepare(Arc<Volume>, SyncSender<Result<(), Error>>),
-    /// That one takes over. False: the last one isn't idle.
+    /// Switches to that one. False: the last one isn't idle.
     Switch(SyncSender<bool>),
     /// Every request fails, those that are there among them.
     GiveUp,
@@ -25,7 +25,7 @@ pub enum Letter {
     Leave,
 }
 
-/// What one thread counted.
+/// Counters of one thread.
 #[derive(Debug, Default)]
 pub struct Report {
     pub queues: Vec<QueueStats>,

@@ -30,7 +30,8 @@ impl Descriptors {
         Ok(Descriptors { base: NonNull::new(at.cast()).expect("mmap gave an address"), mapped_bytes, depth })
     }
 
-    /// Of a request that the driver has handed over: it doesn't write there until the request is done.
+    /// Returns the descriptor of a request that the driver has handed over: it doesn't write there until the request
+    /// is done.
     pub fn get(&self, tag: u16) -> Descriptor {
         assert!(tag < self.depth, "tag {tag} of {}", self.depth);
         // SAFETY: inside the mapping, which is page-aligned. Any bytes are a descriptor; the ring's completion, which

@@ -1,4 +1,4 @@
-//! How a device is made, and what becomes of it without us.
+//! Options of a device, and its behaviour without a daemon.
 
 use super::uapi::{feature, IO_BYTES_MAX};
 use crate::serve::config::Size;
@@ -29,7 +29,7 @@ pub struct Options {
     pub depth: u16,
     /// Longest request, 4k to 32m; longer ones come in pieces.
     pub max_transfer: Size,
-    /// How long a thread looks for more to do before it sleeps, in microseconds.
+    /// Time for which a thread polls before it sleeps, in microseconds.
     pub spin_us: u32,
     pub on_death: OnDeath,
     pub attach: Attach,
@@ -53,14 +53,14 @@ impl Default for Options {
     }
 }
 
-/// What requests see while no daemon serves the device. Linux has one answer for reads and writes.
+/// Outcome of requests while no daemon serves the device. Linux has one answer for reads and writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnDeath {
     /// All wait for the next daemon. It is given again what the last one had: a write may be carried out twice.
     #[default]
     Wait,
-    /// Those that the daemon had fail with EIO; all others wait.
+    /// Requests of the daemon fail with EIO; all others wait.
     WaitError,
     /// All fail with EIO until a daemon is back. Linux 6.13.
     Fail,
@@ -79,7 +79,7 @@ impl OnDeath {
         }
     }
 
-    /// What a device was made with.
+    /// Returns the behaviour that a device was made with.
     pub fn of(flags: u64) -> OnDeath {
         let has = |flag| flags & flag != 0;
         match (has(feature::USER_RECOVERY), has(feature::USER_RECOVERY_REISSUE)) {
@@ -100,7 +100,7 @@ impl OnDeath {
     }
 }
 
-/// What to do where /dev/ublkcN is there already.
+/// Policy where /dev/ublkcN exists already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Attach {

@@ -4,7 +4,7 @@ use super::uapi::Descriptor;
 use crate::arena::Mem;
 use crate::reactor::Reactor;
 
-/// What a tag's command completed with.
+/// Completion of a tag's command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
     pub tag: u16,

@@ -3,7 +3,7 @@
 use super::uapi::{op, Descriptor, FUA, SECTOR};
 use crate::queue::{Fault, Op};
 
-/// What a device takes.
+/// Limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub bytes: u64,
@@ -83,7 +83,7 @@ pub enum Next {
         op: Op,
         offset: u64,
         len: u32,
-        /// Where its payload lies in the slot; None where it has none.
+        /// Offset of its payload in the slot; None without payload.
         at: Option<u32>,
     },
     /// The slot must hold zeros before `next` is asked again.
@@ -99,7 +99,7 @@ impl Command {
         Command { request, moved: 0, flushed: false, by_hand: false, under_way: None }
     }
 
-    /// What to do now.
+    /// Returns the next step.
     pub fn next(&mut self, limits: &Limits) -> Next {
         let Request { kind, bytes, durable, .. } = self.request;
         let left = bytes - self.moved;
@@ -123,7 +123,7 @@ impl Command {
         }
     }
 
-    /// How the step ended that `next` asked for.
+    /// Ends the step that `next` returned.
     pub fn ended(&mut self, result: Result<u32, Fault>, limits: &Limits) -> Next {
         let step = self.under_way.take();
         match result {
@@ -161,8 +161,8 @@ fn is_unsupported(errno: i32) -> bool {
     matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENOTTY)
 }
 
-/// What the block layer has a status for (Linux, block/blk-core.c, `blk_errors`); it makes EIO of all others. EAGAIN
-/// would end a request as one that must not wait.
+/// Returns an errno for which the block layer has a status (Linux, block/blk-core.c, `blk_errors`); it makes EIO of
+/// all others. EAGAIN would end a request as one that must not wait.
 fn errno_of(errno: i32) -> i32 {
     match errno {
         libc::ENOTCONN | libc::ECONNRESET | libc::EHOSTUNREACH | libc::ENODEV | libc::EPIPE => libc::ENOLINK,

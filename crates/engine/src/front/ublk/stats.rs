@@ -1,4 +1,4 @@
-//! What a device carried, as a snapshot.
+//! Snapshot of a device's counters.
 
 use super::options::OnDeath;
 use crate::serve::stats::{Counts, LatencyStats};
@@ -19,7 +19,7 @@ pub struct Stats {
     /// It waited for a daemon, and got this one.
     pub recovered: bool,
     pub on_death: OnDeath,
-    /// What of ublk this kernel has.
+    /// ublk features of this kernel.
     pub kernel_features: Vec<&'static str>,
     pub depth: u16,
     pub max_transfer: u32,

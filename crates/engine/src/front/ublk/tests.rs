@@ -36,7 +36,7 @@ enum Event {
 struct Answer {
     tag: u16,
     result: i32,
-    /// What the slot held when the request was answered.
+    /// Content of the slot when the request was answered.
     slot: Vec<u8>,
 }
 

@@ -1,9 +1,9 @@
-//! What ublk's driver and its daemons tell each other: Linux, include/uapi/linux/ublk_cmd.h, by the names there.
-//! Numbers are the machine's own byte order; layouts are checked when compiled.
+//! Interface between ublk's driver and its daemons: Linux, include/uapi/linux/ublk_cmd.h, by the names there. Numbers
+//! are the machine's own byte order; layouts are checked when compiled.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Where commands about devices go.
+/// Device that takes commands about devices.
 pub const CONTROL: &str = "/dev/ublk-control";
 
 /// `_IOR('u', nr, …)` and `_IOWR('u', nr, …)` (asm-generic/ioctl.h): direction, size, type and number.
@@ -75,7 +75,7 @@ pub mod feature {
         (1 << 15, "batch_io"),
     ];
 
-    /// Those that we have a name for.
+    /// Returns the names of known features.
     pub fn names(flags: u64) -> Vec<&'static str> {
         NAMES.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, name)| *name).collect()
     }
@@ -88,7 +88,7 @@ pub struct ControlCommand {
     pub dev_id: u32,
     /// u16::MAX where the command isn't about a queue.
     pub queue_id: u16,
-    /// Of the buffer at `addr`, which the command reads or fills.
+    /// Length of the buffer at `addr`, which the command reads or fills.
     pub len: u16,
     pub addr: u64,
     pub data: u64,
@@ -223,8 +223,8 @@ pub struct Discard {
 }
 const _: () = assert!(size_of::<Discard>() == 20);
 
-/// Where the descriptors of a queue begin in the character device (UBLKSRV_CMD_BUF_OFFSET and what the driver makes
-/// of it): each queue has room for the deepest one.
+/// Returns the offset of a queue's descriptors in the character device (UBLKSRV_CMD_BUF_OFFSET and the driver's use of
+/// it): each queue has room for the deepest one.
 pub fn descriptors_offset(queue: u16, page: usize) -> u64 {
     let most = usize::from(DEPTH_MAX) * size_of::<Descriptor>();
     u64::from(queue) * most.next_multiple_of(page) as u64

@@ -93,7 +93,7 @@ impl Control for Kernel {
 }
 
 impl Kernel {
-    /// What a command completed with; answers to others, whose time was over, are dropped.
+    /// Waits for the completion of a command; answers to others, whose time was over, are dropped.
     ///
     /// # Errors
     /// ETIMEDOUT, or what the kernel refuses calls for the ring with: the command may still be carried out.

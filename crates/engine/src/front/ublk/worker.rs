@@ -38,7 +38,7 @@ pub struct Throttle {
     pub began: Instant,
 }
 
-/// What a thread is started with.
+/// Parameters of a thread.
 pub struct Setup {
     pub number: u32,
     pub transfer_max: u32,
@@ -234,7 +234,7 @@ impl<P: Port> Worker<P> {
         self.carry_out(at, tag, request, self.now);
     }
 
-    /// Whether a request may go now; else it waits.
+    /// Returns whether a request may go now; else it waits.
     fn admits(&mut self, at: usize, tag: u16, request: &Request) -> bool {
         let Some(throttle) = &self.setup.throttle else { return true };
         let bytes = if matches!(request.kind, Kind::Read | Kind::Write) { request.bytes } else { 0 };

@@ -29,7 +29,7 @@ const COMMAND_WRITABLE: u16 = 0x0406;
 /// Subclass 08h (NVM), interface 02h (NVMe) of mass storage (NVMe over PCIe 1.0, section 2.1.4).
 const CLASS_NVME: u32 = 0x01_08_02;
 
-/// How the function names itself.
+/// Identification of the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
     pub vendor: u16,
@@ -43,7 +43,7 @@ pub struct ConfigSpace {
     writable: Box<[u8; BYTES]>,
 }
 
-/// What a write asked for.
+/// Request of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// Initiate Function Level Reset.

@@ -58,7 +58,7 @@ impl Vectors {
         }
     }
 
-    /// Nobody listens any more.
+    /// Clears the listeners.
     pub fn clear(&self) {
         (0..self.count()).filter_map(|at| self.at(at)).for_each(|mut vector| *vector = Vector::default());
     }

@@ -33,7 +33,7 @@ pub mod irq {
     pub const COUNT: u32 = 5;
 }
 
-/// What an entry of SET_IRQS does (linux/vfio.h, VFIO_IRQ_SET_*).
+/// Effects of an entry of SET_IRQS (linux/vfio.h, VFIO_IRQ_SET_*).
 pub mod irq_set {
     pub const DATA_NONE: u32 = 1 << 0;
     pub const DATA_BOOL: u32 = 1 << 1;
@@ -49,7 +49,7 @@ pub mod irq_set {
 pub struct Header {
     pub id: u16,
     pub command: u16,
-    /// Of the whole message, bytes.
+    /// Length of the whole message, bytes.
     pub size: u32,
     pub flags: u32,
     pub error: u32,
@@ -101,7 +101,7 @@ impl Header {
     }
 }
 
-/// What a client asks for.
+/// Request of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
     Version { major: u16, minor: u16, data: &'a [u8] },
@@ -287,7 +287,7 @@ pub fn version(minor: u16) -> Vec<u8> {
     bytes.0
 }
 
-/// Whether the version data are what they may be: nothing, or JSON in a string of C.
+/// Returns whether the version data are valid: nothing, or JSON in a string of C.
 pub fn is_version_data(data: &[u8]) -> bool {
     let Some((0, text)) = data.split_last() else { return data.is_empty() };
     serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(text).is_ok()

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// Answers that a client hasn't read yet, bytes: it gets no more than that, and then no session.
 const UNREAD_MAX: usize = 4 << 20;
-/// What is read of a message before more of it has come.
+/// Bytes read of a message before more of it has come.
 const CHUNK: usize = 64 << 10;
 
 /// A socket's path that is ours, until it is dropped.
@@ -106,7 +106,7 @@ struct Outgoing {
 #[derive(Debug)]
 pub struct Session {
     fd: OwnedFd,
-    /// Of the message that is on its way: header first, then body.
+    /// Header, then body, of the message that is on its way.
     head: [u8; HEADER_BYTES],
     header: Option<Header>,
     filled: usize,
@@ -132,7 +132,7 @@ impl Session {
         }
     }
 
-    /// What of it another process needs to go on.
+    /// Returns the part of it that another process needs to go on.
     ///
     /// # Errors
     /// `Machine`: no descriptor is left.
@@ -319,7 +319,7 @@ impl Session {
         poll(&mut fds, Some(&now)).is_ok_and(|_| fds[0].revents().intersects(gone))
     }
 
-    /// There is something to be sent that the client has no room for.
+    /// Returns whether something is to be sent that the client has no room for.
     pub fn is_stuck(&self) -> bool {
         !self.outgoing.is_empty()
     }

@@ -1,4 +1,4 @@
-//! How queues, controllers and commands end at a thread of the gateway.
+//! End of queues, controllers and commands at a thread of the gateway.
 
 use super::super::function::Function;
 use super::super::port::Word;

@@ -19,7 +19,7 @@ const DMA_BUF_SUPPORTED: i32 = 124;
 /// they were started (CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER).
 const WRITES_ORDERING: i32 = 118;
 const ORDERED_FOR_OWNER: i32 = 100;
-/// What dma-bufs begin and end at.
+/// Alignment of a dma-buf's beginning and end.
 const PAGE: u64 = 4096;
 
 impl Device {

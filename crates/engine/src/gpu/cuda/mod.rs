@@ -36,7 +36,7 @@ impl CudaError {
         CudaError { code: -1, text: text.into() }
     }
 
-    /// What the driver says where it has no more.
+    /// Returns the driver's error for exhausted memory.
     pub fn out_of_memory() -> CudaError {
         CudaError {
             code: OUT_OF_MEMORY,

@@ -28,12 +28,12 @@ impl Device {
         Ok(Stream { device: self.clone(), raw, owned: true })
     }
 
-    /// Somebody else's stream (PyTorch's, CuPy's), by its handle; 0 is the default stream. It must outlive this.
+    /// Borrows a stream (PyTorch's, CuPy's) by its handle; 0 is the default stream. It must outlive this.
     pub fn borrowed_stream(self: &Arc<Self>, handle: u64) -> Stream {
         Stream { device: self.clone(), raw: handle as RawStream, owned: false }
     }
 
-    /// Whether its streams wait for values in memory that it reads at the host's addresses.
+    /// Returns whether its streams wait for values in memory that it reads at the host's addresses.
     pub fn awaits_values(&self) -> bool {
         self.driver.on_values.is_some() && self.reads_registered()
     }
@@ -90,14 +90,15 @@ impl Stream {
         self.check(unsafe { (self.device.driver.calls.event_record)(event.raw, self.raw) })
     }
 
-    /// What is queued from now on waits for what the event stands for.
+    /// Makes later work of the stream wait for the event.
     pub fn wait_for(&self, event: &Event) -> Cuda<()> {
         self.device.enter()?;
         // SAFETY: both are live.
         self.check(unsafe { (self.device.driver.calls.stream_wait)(self.raw, event.raw, 0) })
     }
 
-    /// What is queued from now on waits until the 32-bit word at `at` of registered memory is at least `value`, cyclically.
+    /// Makes later work of the stream wait until the 32-bit word at `at` of registered memory is at least `value`,
+    /// cyclically.
     ///
     /// # Errors
     /// Among others, where the driver knows no such waits.
@@ -167,8 +168,8 @@ pub struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
-    /// Whether the device has passed it. An error comes only after waiting for it, as far as the driver still waits:
-    /// what was queued before it is at an end, and its memory the caller's again.
+    /// Returns whether the device has passed it. An error comes only after waiting for it, as far as the driver still
+    /// waits: what was queued before it is at an end, and its memory the caller's again.
     pub fn is_done(&self) -> Cuda<bool> {
         self.device.enter()?;
         // SAFETY: a live event.

@@ -108,7 +108,7 @@ impl fmt::Display for CuFileError {
 
 impl std::error::Error for CuFileError {}
 
-/// What a worker does about a failure hangs on its errno.
+/// Returns the errno of a failure, which decides what a worker does about it.
 fn errno_of(code: i32) -> i32 {
     match code {
         5012..=5017 | 5019 | 5020 | 5022 | 5024 | 5050 => libc::EINVAL,
@@ -119,7 +119,7 @@ fn errno_of(code: i32) -> i32 {
     }
 }
 
-/// What a call that returns a status came to.
+/// Interprets the result of a call that returns a status.
 pub fn check(call: &str, status: Status) -> Result<(), CuFileError> {
     match status.code.wrapping_abs() {
         0 => Ok(()),
@@ -127,7 +127,7 @@ pub fn check(call: &str, status: Status) -> Result<(), CuFileError> {
     }
 }
 
-/// What a call that returns bytes came to: -1 with errno, a negated code of cuFile's, or a negated errno.
+/// Interprets the result of a call that returns bytes: -1 with errno, a negated code of cuFile's, or a negated errno.
 /// `errno` is asked for at once; stream and batch calls have none.
 pub fn bytes(call: &str, result: isize, errno: impl FnOnce() -> Option<i32>) -> Result<usize, CuFileError> {
     if result >= 0 {

@@ -144,7 +144,7 @@ impl FileHandle {
     }
 }
 
-/// What a stream call reads when the stream comes to it, and writes when it is done.
+/// Parameters that a stream call reads when the stream comes to it, and results that it writes when it is done.
 #[derive(Debug, Default)]
 pub struct StreamIo {
     writes: bool,

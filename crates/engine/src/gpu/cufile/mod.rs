@@ -55,7 +55,7 @@ struct Opened {
     is_open: bool,
     /// Compatibility mode was switched off when it was opened.
     forbidden: bool,
-    /// What cufile.json and the environment say of it, once it was switched off over their head.
+    /// Setting of cufile.json and the environment, once it was switched off over their head.
     configured: Option<bool>,
 }
 
@@ -194,7 +194,7 @@ impl Driver {
         self.cufile.opened.lock().expect("no thread panics while it holds the state").forbidden
     }
 
-    /// What cuFile says that it may do; None where it can't be asked (before 1.14).
+    /// Returns whether cuFile allows compatibility mode; None where it can't be asked (before 1.14).
     pub fn allows_compat(&self) -> Option<bool> {
         let force = self.cufile.bool(FORCE_COMPAT_MODE);
         self.cufile.bool(ALLOW_COMPAT_MODE).map(|allow| allow || force == Some(true))

@@ -89,7 +89,7 @@ fn uuid(bytes: &[u8; 16]) -> String {
 }
 
 impl Stats {
-    /// What was counted since `before`.
+    /// Returns the counts since `before`.
     pub fn since(&self, before: &Stats) -> Stats {
         let gpu = |now: &CufileGpu| {
             let then = before.gpus.iter().find(|g| g.uuid == now.uuid).cloned().unwrap_or_default();

@@ -22,16 +22,16 @@ pub struct Range {
     pub seed: u64,
     /// `content::file_id`.
     pub file: u64,
-    /// Of the first byte, in the file.
+    /// Offset of the first byte in the file.
     pub offset: u64,
 }
 
-/// What a check found in a range.
+/// Result of checking a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// 4 KiB blocks with at least one wrong byte.
     pub blocks_bad: u64,
-    /// Where in the file the first of them begins; it may begin before the range.
+    /// Position in the file of the first of them; it may be before the range.
     pub first_bad: Option<u64>,
 }
 
@@ -103,7 +103,7 @@ impl Lists {
         self.device.address() + (list * self.host.slot_bytes()) as u64
     }
 
-    /// What the check of list `list` found in its range number `index`, once the stream has passed it.
+    /// Returns the result of list `list` for its range number `index`, once the stream has passed it.
     pub fn finding(&self, list: usize, index: usize) -> Finding {
         assert!(index < self.capacity, "range {index} of {}", self.capacity);
         // SAFETY: inside the list's slot; the caller waited for the device.

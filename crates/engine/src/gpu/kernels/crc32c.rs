@@ -13,7 +13,7 @@ const ROW_BYTES: u64 = 512;
 /// Rows that a warp should have to do, before another warp is worth starting: putting its part in place costs as
 /// much as a dozen.
 const ROWS_OF_A_WARP_MIN: u64 = 16;
-/// Of a row, each word's place.
+/// Places of the words of a row.
 const PLACES: u64 = ROW_BYTES / 4;
 
 /// The kernel and its tables, for one device.
@@ -32,15 +32,15 @@ pub struct Sums {
     _pin: Pinned,
     host: Arena,
     device: DeviceMemory,
-    /// Of each sum's launch.
+    /// Spans of the sums' launches.
     spans: Vec<Span>,
 }
 
-/// What a launch was over, which turns its remainder into a checksum.
+/// Range of a launch, which turns its remainder into a checksum.
 #[derive(Clone, Copy, Default)]
 struct Span {
     bytes: u64,
-    /// What the last row lacks.
+    /// Missing bytes of the last row.
     padding: u64,
     rows: u64,
 }
@@ -150,7 +150,7 @@ impl Crc32c {
         rows.div_ceil(self.warps_max).max(ROWS_OF_A_WARP_MIN).next_power_of_two()
     }
 
-    /// Where the table lies that says, for each warp, what the rows behind its own multiply by.
+    /// Returns the address of the table that has, for each warp, the multiplier for the rows behind its own.
     fn powers(&mut self, doublings: u32, warps: usize) -> Cuda<u64> {
         let index = doublings as usize;
         if self.powers.len() <= index {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// In place of a number: this row comes another way.
 pub const ELSEWHERE: u64 = u64::MAX;
-/// What a lane reads at once, bytes.
+/// Bytes that a lane reads at once.
 const WORD_BYTES: u64 = 16;
 const LANES: u64 = 32;
 /// Blocks of threads for each multiprocessor. The link is full with an eighth of them where rows are long; short rows
@@ -80,7 +80,7 @@ pub struct Piece {
 pub const PIECE_BYTES: usize = size_of::<Piece>();
 const _: () = assert!(PIECE_BYTES == 24);
 
-/// What takes many short pieces to their places by one launch.
+/// Kernel that takes many short pieces to their places by one launch.
 #[derive(Clone)]
 pub struct Scatter {
     kernel: Function,
@@ -107,12 +107,12 @@ impl Scatter {
     }
 }
 
-/// What takes one contiguous piece to its place.
+/// Kernel that takes one contiguous piece to its place.
 #[derive(Clone)]
 pub struct Pull(Function);
 
 impl Pull {
-    /// What the places and the length of a piece are multiples of.
+    /// Unit of a piece's places and length.
     pub const UNIT: usize = WORD_BYTES as usize;
 
     /// As `Rows::open`.
@@ -134,7 +134,7 @@ impl Pull {
     }
 }
 
-/// What checks numbers of rows in device memory, and copies them.
+/// Kernel that checks row numbers in device memory, and copies them.
 pub struct Numbers {
     kernel: Function,
     blocks_max: u64,

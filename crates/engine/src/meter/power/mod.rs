@@ -23,7 +23,7 @@ use forebay_model::Error;
 use std::path::Path;
 use std::time::Duration;
 
-/// What a meter says.
+/// Reading of a meter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sample {
     /// Energy used since some fixed moment before the first sample. Never goes down.
@@ -37,7 +37,7 @@ pub trait Meter: Send {
     /// `rapl`, `nvml`, `ipmi` or `redfish`.
     fn source(&self) -> &'static str;
 
-    /// What it covers: `package-0`, `gpu:0`, `server`.
+    /// Scope of the meter: `package-0`, `gpu:0`, `server`.
     fn scope(&self) -> &str;
 
     /// Reads it. An error is of this reading; the next may succeed. Gives up within
@@ -47,7 +47,7 @@ pub trait Meter: Send {
     fn pace(&self) -> Pace;
 }
 
-/// How a meter likes to be read.
+/// Rate at which a meter is to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
     /// At once, so that a reading can mark the moment at which a measurement begins or ends.

@@ -36,7 +36,7 @@ const CHASSIS_MAX: usize = 32;
 
 const CHASSIS: &str = "/redfish/v1/Chassis";
 
-/// Where a controller is, and how far it is trusted.
+/// Address of a controller, and the trust in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// `https://host[:port]`.
@@ -230,8 +230,8 @@ impl Controller {
     }
 }
 
-/// What the system trusts: a site signs its controllers' certificates with a root of its
-/// own, which no list that comes with a program has. SSL_CERT_FILE and SSL_CERT_DIR apply.
+/// Returns the system's trusted roots: a site signs its controllers' certificates with a root of its own, which no
+/// list that comes with a program has. SSL_CERT_FILE and SSL_CERT_DIR apply.
 fn system_roots(address: &Address) -> RootCerts {
     let needed = address.base.starts_with("https:") && !address.insecure;
     let loaded = if needed { rustls_native_certs::load_native_certs().certs } else { Vec::new() };

@@ -123,8 +123,8 @@ impl Sampler {
         Instant::now()
     }
 
-    /// What the meters say of `spans` together (say, all repeats without their warm-ups), in
-    /// which `bytes` were moved. A meter without readings there is left out.
+    /// Returns the power over `spans` together (say, all repeats without their warm-ups), in which `bytes` were moved.
+    /// A meter without readings there is left out.
     pub fn over(&self, spans: &[Span], bytes: u64) -> Vec<Power> {
         self.probes.iter().filter_map(|probe| self.told(probe, spans, bytes).ok()).collect()
     }

@@ -12,14 +12,14 @@ use crate::gpu::cufile::{Batch, BatchIo, Event};
 use crate::queue::{Fault, Op};
 use std::time::Duration;
 
-/// How long a thread waits for a first entry before it looks up.
+/// Time for which a thread waits for a first entry before it looks up.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long a batch waits to be full: about what the worker takes to hand on the last place that fell free.
+/// Time for which a batch waits to be full: about what the worker takes to hand on the last place that fell free.
 const FILL: Duration = Duration::from_micros(50);
 /// Between two looks at a batch whose status doesn't wait.
 const AGAIN: Duration = Duration::from_micros(50);
-/// How long entries that were given up on may still end by themselves. libcufile 1.15 never tells of entries that were
-/// under way when their batch was cancelled, so that is left for those that don't end anyhow.
+/// Time in which abandoned entries may still end by themselves. libcufile 1.15 never tells of entries that were under
+/// way when their batch was cancelled, so that is left for those that don't end anyhow.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Batch after batch, of up to `entries`.

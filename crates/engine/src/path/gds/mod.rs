@@ -61,7 +61,7 @@ fn perform(file: &GdsFile, base: &Base, io: &Io) -> Done {
     ended(io, moved, if moves_payload(io.op) { file.via } else { Via::Nothing })
 }
 
-/// What has no payload goes to the file system.
+/// Passes operations without payload to the file system.
 fn punch(file: &GdsFile, io: &Io, mode: i32) -> Result<u32, Fault> {
     // SAFETY: the descriptor is held open by `file`.
     match unsafe { libc::fallocate(file.file.as_raw_fd(), mode, io.offset as i64, i64::from(io.len)) } {

@@ -1,5 +1,5 @@
-//! What anybody asks of `gds`, its part of a worker, and what its bytes are called
-//! once cuFile has said how they went.
+//! Row of `gds` in the table of paths, its part of a worker, and the names of its bytes once cuFile has said how they
+//! went.
 
 use super::straight::CufileMeans;
 use super::{Base, Duty, Session, Station, PAGE};
@@ -112,7 +112,7 @@ impl DataPath for Gds {
         }
     }
 
-    /// What cards can't move into the GPU goes through pinned memory where that is allowed.
+    /// Settles the route: what cards can't move into the GPU goes through pinned memory where that is allowed.
     fn settle(&self, job: &JobSpec, target: &Target, destination: &Destination) -> Settled {
         let (Some(device), Some(_)) = (destination.devices.first(), target.by_card()) else {
             return Ok((self.kind(), None));
@@ -259,7 +259,7 @@ impl QueueFactory for Own {
     }
 }
 
-/// Whether cuFile would move the target's bytes by direct DMA: asked once for each device.
+/// Checks that cuFile would move the target's bytes by direct DMA: once for each device.
 fn direct_dma_to(target: &Target, known: &mut Known) -> Result<(), String> {
     if target.remotes().next().is_some() {
         return Err("it is not a file on this machine".into());
@@ -267,8 +267,9 @@ fn direct_dma_to(target: &Target, known: &mut Known) -> Result<(), String> {
     target.files().iter().try_for_each(|(file, _)| known.goes_direct(file))
 }
 
-/// What cuFile says of a run on these targets, of which so many bytes were moved, and what its bytes are called for it. `ran`: the path of each target, as
-/// its queues said; what went through cuFile is `gds`, `gds-compat` or `gds-mixed` afterwards.
+/// Judges a run on these targets, of which so many bytes were moved, by cuFile's counters, and names its bytes
+/// accordingly. `ran`: the path of each target, as its queues said; what went through cuFile is `gds`, `gds-compat` or
+/// `gds-mixed` afterwards.
 pub fn judge_run(
     destination: &Destination,
     (targets, moved): (&[Target], &[u64]),

@@ -1,5 +1,5 @@
-//! What a job shares of cuFile: the driver, the files known to it, how each device
-//! below goes, and the counters before and after.
+//! Shared cuFile state of a job: the driver, the files known to it, how each device below goes, and the counters
+//! before and after.
 
 use super::verdict::{judge, ByRoute, Verdict};
 use crate::gpu::cuda::Device;
@@ -27,12 +27,12 @@ const NOTES_MAX: usize = 8;
 pub struct GdsFile {
     pub handle: Arc<FileHandle>,
     pub file: Arc<File>,
-    /// How its bytes go, as far as was seen beforehand.
+    /// Way of its bytes, as far as was seen beforehand.
     pub via: Via,
 }
 
 impl GdsFile {
-    /// Where its data end at present; a device's end isn't looked for.
+    /// Returns the present end of its data; a device's end isn't looked for.
     pub fn bytes_now(&self) -> u64 {
         self.file.metadata().ok().filter(std::fs::Metadata::is_file).map_or(u64::MAX, |m| m.len())
     }
@@ -72,7 +72,7 @@ pub struct Session {
     notes: Mutex<Vec<Note>>,
 }
 
-/// What of the job counts here.
+/// Relevant part of the job.
 struct Asked {
     allow_compat: bool,
     mode: &'static str,
@@ -239,7 +239,7 @@ impl Session {
         }
     }
 
-    /// What cuFile's properties and the file say about why it can't go direct.
+    /// Returns why it can't go direct, from cuFile's properties and the file.
     fn hindrance(&self, target: &FileTarget) -> String {
         if self.driver.forces_compat() == Some(true) {
             return "force_compat_mode is on".into();
@@ -339,7 +339,7 @@ impl Session {
         self.driver.stats().map(|now| now.since(&before)).map_err(|e| e.to_string())
     }
 
-    /// What the record says of cuFile, how the bytes went, and why some of it is null.
+    /// Returns cuFile's part of the record, the way of the bytes, and reasons for nulls.
     pub fn report(&self, direct: u64, compat: u64) -> (Cufile, Verdict, BTreeMap<String, String>) {
         let told = self.told();
         let allows = self.driver.allows_compat();

@@ -1,5 +1,4 @@
-//! What a worker has for cuFile: where its memory is, and the threads or streams
-//! that its queues share.
+//! Equipment of a worker for cuFile: its memory, and the threads or streams that its queues share.
 
 use super::batch::batch_by_batch;
 use super::inline::InlineGds;
@@ -36,7 +35,7 @@ pub struct Station {
     means: Means,
 }
 
-/// What the job asks of one worker.
+/// Duty of one worker in a job.
 pub struct Duty<'a> {
     pub job: &'a JobSpec,
     /// I/Os in flight on all of the worker's queues together, pieces of a stripe counted.
@@ -46,8 +45,9 @@ pub struct Duty<'a> {
 }
 
 impl Station {
-    /// Whether cuFile should know the worker's memory. Not for its stream calls: into a registered buffer, libcufile
-    /// 1.15.1 in compatibility mode moves bytes to and from its beginning, whatever offset in it the call names.
+    /// Returns whether cuFile should register the worker's memory. Not for its stream calls: into a registered buffer,
+    /// libcufile 1.15.1 in compatibility mode moves bytes to and from its beginning, whatever offset in it the call
+    /// names.
     pub fn registers(job: &JobSpec) -> bool {
         !job.cufile_unregistered && matches!(job.cufile, CuFileMode::Sync | CuFileMode::Batch)
     }

@@ -72,14 +72,14 @@ impl Streams {
     }
 }
 
-/// What one event stands for.
+/// I/Os that one event covers.
 struct Group {
     event: Event,
     ios: Vec<(Io, Box<StreamIo>)>,
     faults: Vec<Option<Fault>>,
 }
 
-/// How I/Os share streams.
+/// Sharing of streams among I/Os.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamWay {
     /// I/Os behind one event.
@@ -239,7 +239,7 @@ impl Queue for StreamGds {
         done.append(&mut self.ready);
     }
 
-    /// What is on a stream can't be taken back.
+    /// Does nothing: what is on a stream can't be taken back.
     fn abandon(&mut self, _tag: u32, _reactor: &mut Reactor) {}
 
     fn next_due(&self) -> Option<Instant> {

@@ -29,7 +29,7 @@ impl Task {
     }
 }
 
-/// What a queue's I/Os came to, until it reaps them.
+/// Results of a queue's I/Os, until it reaps them.
 pub(super) struct Outbox {
     finished: Mutex<Vec<Done>>,
     waker: Arc<Waker>,
@@ -60,7 +60,7 @@ pub(super) struct Shared {
     more: Condvar,
     /// Taken by a thread and not yet told.
     under_way: AtomicU32,
-    /// What the worker gave up on while a thread had it: the queue, and its tag there.
+    /// I/Os that the worker gave up on while a thread had them: the queue, and the tag there.
     abandoned: Mutex<Vec<(usize, u32)>>,
     any_abandoned: AtomicBool,
     pub base: Base,
@@ -121,7 +121,7 @@ pub struct ThreadPool {
     waker: Arc<Waker>,
 }
 
-/// What a thread of the thread pool does until it is dismissed.
+/// Body of a pool's thread, which runs until it is dismissed.
 pub(super) type Body = Box<dyn FnOnce(&Shared) + Send>;
 
 impl ThreadPool {

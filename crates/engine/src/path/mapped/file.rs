@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Nobody asked for it.
+    /// Not asked for yet.
     Cold,
     /// The registrar was told of it.
     Pending,
@@ -94,7 +94,7 @@ impl Window {
     }
 }
 
-/// What the file was when its windows were registered, and how often that changed.
+/// Identity of the file when its windows were registered, and the number of changes since.
 struct Watch {
     /// None: its path doesn't lead to all of it any more.
     adopted: Option<Identity>,
@@ -103,7 +103,7 @@ struct Watch {
     words: &'static str,
 }
 
-/// What a look at the file showed.
+/// Result of a look at the file.
 pub struct Seen {
     /// Registrations of another generation may hold old bytes.
     pub generation: Result<u64, Fault>,
@@ -156,7 +156,7 @@ impl MappedFile {
         self.windows.len() as u32
     }
 
-    /// Which window a byte lies in.
+    /// Returns the window of a byte.
     pub fn window_of(&self, offset: u64) -> u32 {
         (offset / self.window_bytes) as u32
     }
@@ -175,7 +175,7 @@ impl MappedFile {
         made.as_deref().map_err(String::as_str)
     }
 
-    /// Where the device finds the byte at `offset` of a window that is ready.
+    /// Returns the device address of the byte at `offset` of a window that is ready.
     pub fn address(&self, offset: u64) -> NonNull<u8> {
         self.mapping().expect("a window is ready only if its file is mapped").address(offset)
     }

@@ -1,4 +1,4 @@
-//! Whether a file is still what it was when its pages were registered.
+//! Detection of changes of a file since its pages were registered.
 //!
 //! A registered page outlives what happens to its file: after a truncation or a
 //! replacement the copies go on, and bring the old bytes without a word. So the
@@ -25,7 +25,7 @@ pub struct Identity {
     /// (major, minor) of its file system, and its number there.
     device: (u32, u32),
     inode: u64,
-    /// What the path leads to now; None where it leads nowhere.
+    /// Identity of the path's present file; None where it leads nowhere.
     at_path: Option<((u32, u32), u64)>,
     bytes: u64,
     modified: Time,
@@ -33,8 +33,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Of an open file. `is_device`: a block device's node tells nothing of what is written to it, but all who
-    /// open it share its pages, so they are never stale.
+    /// Returns the identity of an open file. `is_device`: a block device's node tells nothing of what is written to
+    /// it, but all who open it share its pages, so they are never stale.
     pub fn of(file: &File, path: &Path, is_device: bool) -> Result<Identity, Fault> {
         let open = statx(file, c"", AtFlags::EMPTY_PATH, wanted()).map_err(|e| unknown(path, e))?;
         let at_path = match statx(CWD, path, AtFlags::empty(), StatxFlags::INO) {
@@ -59,7 +59,7 @@ impl Identity {
         self.at_path == Some((self.device, self.inode)) && self.bytes >= bytes
     }
 
-    /// What happened between `self` and `now`, for people.
+    /// Describes the difference between `self` and `now` for people.
     pub fn change(&self, now: &Identity) -> &'static str {
         match now.at_path {
             None => "it was deleted or renamed",
@@ -104,7 +104,7 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::FileExt;
 
-    /// What is done to a file → what is said about it.
+    /// Returns the description of a change of a file.
     fn seen(act: impl FnOnce(&Path)) -> Option<&'static str> {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("f");

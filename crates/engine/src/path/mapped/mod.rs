@@ -45,7 +45,7 @@ const WAITS_BYTES: u32 = 1 << 20;
 /// Breaks that a reader in order may have, and still count as one.
 const STREAK_MAX: u32 = 64;
 
-/// Where a part of an I/O is.
+/// Location of a part of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// Not looked at yet.
@@ -128,7 +128,7 @@ pub struct MappedQueue {
     left: VecDeque<u32>,
     relayed: Vec<Relayed>,
     relays: Option<Relays>,
-    /// Which piece a staging slot holds, of those that are ours.
+    /// Piece that each of our staging slots holds.
     staged: Vec<Option<u32>>,
     copying: u32,
     /// I/Os of rows that wait for their launch, and those that are being fetched.
@@ -141,7 +141,7 @@ pub struct MappedQueue {
     copies: Vec<(u32, Option<Fault>)>,
     below: Vec<Done>,
     in_flight: u32,
-    /// Where a reader in order comes next; None before the first I/O.
+    /// Next offset of a reader in order; None before the first I/O.
     expected: Option<u64>,
     streak: u32,
     /// The window that `streams` was last asked for.
@@ -203,7 +203,7 @@ impl MappedQueue {
         self
     }
 
-    /// Whether the reader goes through the file in order, by and large.
+    /// Returns whether the reader goes through the file in order, by and large.
     fn streams(&mut self, io: &Io) -> bool {
         let in_order = self.expected.is_none_or(|at| at == io.offset);
         self.expected = Some(io.offset + u64::from(io.len));

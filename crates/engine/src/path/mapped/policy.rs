@@ -1,5 +1,4 @@
-//! Which windows stay registered: pure bookkeeping, so that it can be tested
-//! against arithmetic.
+//! Policy of which windows stay registered: pure bookkeeping, so that it can be tested against arithmetic.
 //!
 //! Epochs read a file from its beginning to its end, again and again. Evicting
 //! what was used least recently would then evict each window just before it is
@@ -39,7 +38,7 @@ pub fn window_bytes(in_flight_bytes: u64, cap_bytes: u64) -> u64 {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// There is room.
+    /// Registers the window: there is room.
     Register,
     /// Ask again when some of these are gone; they are in the order of their age.
     Evict(Vec<Key>),
@@ -89,7 +88,7 @@ impl Policy {
         self.data_bytes <= self.cap_bytes
     }
 
-    /// What of the cap is kept for windows that pass through.
+    /// Returns the part of the cap kept for windows that pass through.
     pub fn reserve_bytes(&self) -> u64 {
         if self.fits() {
             return 0;
@@ -114,7 +113,7 @@ impl Policy {
         self.make_reserve();
     }
 
-    /// What no longer belongs to the resident set joins those that pass through, as the first to go.
+    /// Moves windows that leave the resident set to those that pass through, as the first to go.
     fn make_reserve(&mut self) {
         let most = self.cap_bytes - self.reserve_bytes();
         while self.resident_bytes > most {
@@ -125,8 +124,8 @@ impl Policy {
         }
     }
 
-    /// What to do about a window that isn't registered. `streams`: its reader goes through the file in order, so
-    /// that all of it is about to be read. With `Register` it counts from now on.
+    /// Decides about a window that isn't registered. `streams`: its reader goes through the file in order, so that all
+    /// of it is about to be read. With `Register` it counts from now on.
     pub fn admit(&mut self, key: Key, bytes: u64, streams: bool) -> Verdict {
         let reserve = self.reserve_bytes();
         if self.registered_bytes() + bytes <= self.cap_bytes {
@@ -205,7 +204,7 @@ mod tests {
             Cache { policy, held: BTreeMap::new(), evictions: 0 }
         }
 
-        /// Whether the window was registered already.
+        /// Notes a read; true if the window was registered already.
         fn read(&mut self, key: Key, bytes: u64, streams: bool) -> bool {
             if self.held.contains_key(&key) {
                 return true;

@@ -1,5 +1,5 @@
-//! Which windows of which files the device may read, shared by all workers and
-//! repeats of a job, so that later passes find what the first one registered.
+//! Registry of the windows that the device may read, shared by all workers and repeats of a job, so that later passes
+//! find what the first one registered.
 //!
 //! One thread registers, since more of them gain nothing: the driver takes one
 //! at a time. It runs ahead of the readers that go through a file in order. Another
@@ -29,17 +29,16 @@ use std::time::Duration;
 const AHEAD: u64 = 3;
 /// Shorter windows are registered once they were asked for often: it costs as much as copying a MiB by hand.
 pub const LEAST_BYTES: u64 = 1 << 20;
-/// How long the registrar lets workers go first.
+/// Time for which the registrar lets workers go first.
 const WAY: Duration = Duration::from_millis(2);
-/// How often it looks whether windows that stand in the way, or are to go, are still in use.
+/// Interval at which it checks whether windows that stand in the way, or are to go, are still in use.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 
 /// If this many windows in a row register at less than this rate (37 GiB/s), the file has small pages: on an H200, a
 /// first pass over tmpfs reached 23 GiB/s before a second thread populated the page tables ahead.
 const SLOW_BYTES_PER_NS: f64 = 40.0;
 const SLOW_WINDOWS: u32 = 2;
-/// What a relay copies in a second beside registering, and what is registered in one as long as that isn't known: measured
-/// on an H200.
+/// First guess of a relay's copies beside registering, in GiB/s, and of registering: measured on an H200.
 const RELAY_GIB_S: f64 = 6.5;
 const REGISTER_GIB_S: f64 = 40.0;
 /// Shorter ones say nothing about the rate.
@@ -90,14 +89,14 @@ struct State {
     leaving: Vec<u32>,
     /// Why the system wouldn't pin a window, the first time.
     refusal: Option<String>,
-    /// Of a window, to the relays.
+    /// Share of a window owed to the relays.
     owed: f64,
     stop: bool,
 }
 
 #[derive(Default)]
 struct Counts {
-    /// Of all files that took part.
+    /// Windows of all files that took part.
     windows: AtomicU64,
     registrations: AtomicU64,
     registered_bytes: AtomicU64,
@@ -222,7 +221,7 @@ impl Registry {
         &self.shared.turns
     }
 
-    /// Whether it is worth registering a window that isn't, for a piece of `bytes` of it.
+    /// Returns whether registering an unregistered window pays, for a piece of `bytes` of it.
     pub fn pays(&self, file: &MappedFile, window: u32, bytes: u64, streams: bool) -> bool {
         let (_, len) = file.span(window);
         let least = self.shared.limits.least_bytes;
@@ -267,7 +266,7 @@ impl Registry {
         self.shared.look(file)
     }
 
-    /// What the registrar promised the wake-up's queue isn't needed any more.
+    /// Withdraws a wake-up that the registrar promised.
     pub fn answered(&self, wakeup: &Wakeup) {
         if wakeup.promised.swap(false, Ordering::SeqCst) {
             self.shared.turns.done();
@@ -278,7 +277,7 @@ impl Registry {
         self.shared.lock().policy.registered_bytes()
     }
 
-    /// What there is to say about it in a record.
+    /// Returns its part of a record.
     pub fn report(&self) -> MappedRan {
         let state = self.shared.lock();
         let counts = &self.shared.counts;
@@ -337,7 +336,7 @@ impl Shared {
         }
     }
 
-    /// Whether the next window is left to the relays: as many as they copy while the others are registered.
+    /// Returns whether the next window is left to the relays: as many as they copy while the others are registered.
     fn leaves(&self, state: &mut State) -> bool {
         if self.limits.relays == 0 || !self.fits.load(Ordering::Relaxed) {
             return false;

@@ -26,13 +26,13 @@ pub const WINDOWS_IN_FLIGHT: u64 = 8;
 /// Longer ones register no faster then, and the relays need longer for one than others take to be registered.
 pub const RELAYED_WINDOW_BYTES_MAX: u64 = 32 << 20;
 const IN_FLIGHT_BYTES_MIN: u64 = WINDOWS_IN_FLIGHT * (16 << 20);
-/// How often copies are looked after: that is a look at a word of memory.
+/// Interval at which copies are checked: a look at a word of memory.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
 /// If a copy takes so long, the driver is asked whether it still goes on.
 const LATE: Duration = Duration::from_secs(1);
 
-/// How many relays each worker of a job has, whose readers keep so many bytes under way together; 0: its windows are all
-/// registered, if they may be.
+/// Returns the number of relays of each worker of a job, whose readers keep so many bytes under way together; 0: all
+/// its windows are registered, if they may be.
 pub fn relays_of(job: &JobSpec, in_flight_bytes: u64) -> u32 {
     let pays = !job.op.is_random() && in_flight_bytes >= IN_FLIGHT_BYTES_MIN;
     let has_room = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
@@ -42,7 +42,7 @@ pub fn relays_of(job: &JobSpec, in_flight_bytes: u64) -> u32 {
     (relay::useful() as u32).div_ceil(job.workers.max(1))
 }
 
-/// Those of a worker, which its queues share.
+/// Relays of a worker, which its queues share.
 #[derive(Clone)]
 pub struct Relays(Rc<RefCell<Vec<Relay>>>);
 
@@ -60,7 +60,7 @@ impl Relays {
     }
 }
 
-/// What became of a block.
+/// Outcome of a block.
 #[derive(Default)]
 struct Outcome {
     bytes: AtomicU32,

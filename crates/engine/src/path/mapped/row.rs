@@ -1,4 +1,4 @@
-//! What anybody asks of `mapped`, and its part of a worker.
+//! Row of `mapped` in the table of paths, and its part of a worker.
 
 use super::relays::{relays_of, Relays};
 use super::straight::MappedMeans;
@@ -187,7 +187,7 @@ impl DataPath for Mapped {
     }
 }
 
-/// What queues of `mapped` share: the way for what can't be mapped.
+/// Path for what can't be mapped, shared by queues of `mapped`.
 struct Aside {
     staging: Staging,
     relays: Option<Relays>,

@@ -9,10 +9,10 @@ use crate::path::buffers::parts_of_row;
 use crate::queue::{Fault, Io};
 use std::time::Duration;
 
-/// How often it is looked whether there is room for a launch.
+/// Interval at which room for a launch is checked.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_micros(15);
 
-/// What is known of a window while rows are laid.
+/// Knowledge of a window while rows are laid out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seen {
     NotYet,
@@ -24,7 +24,7 @@ enum Seen {
 #[derive(Default)]
 pub(super) struct Together {
     id: u32,
-    /// Of each offset: a row, or a part of a long one.
+    /// Bytes at each offset: a row, or a part of a long one.
     row_bytes: u32,
     /// `ELSEWHERE` for those that aren't fetched with the others, once it is known.
     offsets: Vec<u64>,
@@ -39,7 +39,7 @@ impl Together {
         self.held.iter().for_each(|window| file.window(*window).release());
     }
 
-    /// Whether the window may be read; it is held then.
+    /// Returns whether the window may be read; it is held then.
     #[inline]
     fn may_read(&mut self, file: &MappedFile, window: u32) -> bool {
         let seen = self.seen[window as usize];

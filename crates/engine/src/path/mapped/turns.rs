@@ -1,7 +1,6 @@
-//! Who calls the driver next. While a window is being registered every other call
-//! of the driver waits, and a registrar that goes on at once keeps winning the
-//! driver's lock: workers would find their copies long done and the link idle. So
-//! between two windows it lets those go first who wait.
+//! Order of calls to the driver. While a window is being registered every other call of the driver waits, and a
+//! registrar that goes on at once keeps winning the driver's lock: workers would find their copies long done and the
+//! link idle. So between two windows it lets those go first who wait.
 
 use crate::clock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -26,7 +25,7 @@ impl Turns {
         Turn(self)
     }
 
-    /// Somebody is about to have a turn.
+    /// Announces a turn.
     pub fn promise(&self) {
         self.wanting.fetch_add(1, Ordering::SeqCst);
     }

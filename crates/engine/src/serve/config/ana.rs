@@ -7,20 +7,20 @@ use forebay_nvme::controller::subsystem::{AnaState, ANA_GROUPS_MAX};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 
-/// How hosts that come to an address reach a group of namespaces. Of those that apply the last counts; where none
+/// State of a group of namespaces for hosts that come to an address. Of those that apply the last counts; where none
 /// does, the group is optimized.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Ana {
     /// The `ana_group` of its namespaces. None: 1.
     pub group: Option<u32>,
-    /// Of this machine, with or without a port: hosts that connected there. Empty: all.
+    /// Address of this machine, with or without a port: hosts that connected there. Empty: all.
     pub address: String,
     /// optimized, non-optimized, inaccessible, persistent-loss or change.
     pub state: String,
 }
 
-/// What it means.
+/// Parsed form of the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
     pub group: u32,
@@ -30,7 +30,7 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// Whether it is about hosts that connected to `local`.
+    /// Returns whether it is about hosts that connected to `local`.
     pub fn applies(&self, local: SocketAddr) -> bool {
         self.ip.is_none_or(|ip| ip == local.ip().to_canonical())
             && self.port.is_none_or(|port| port == local.port())

@@ -1,4 +1,4 @@
-//! What a configuration's values may be.
+//! Limits of a configuration's values.
 
 use super::NQN_BYTES_MAX;
 use super::TEXT_BYTES_MAX;
@@ -88,7 +88,7 @@ pub(crate) fn address(field: &str, text: &str, ip: IpAddr, port: u16) -> Result<
     }
 }
 
-/// Where the metrics are: a port is one of the loopback interface.
+/// Returns the address of the metrics: a port is one of the loopback interface.
 pub(crate) fn metrics_address(text: Option<&str>) -> Result<Option<SocketAddr>, Error> {
     let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
     text.map(|text| address("metrics", text, loopback, 0)).transpose()

@@ -1,4 +1,4 @@
-//! How an I/O command ends: answered, counted, its memory given back.
+//! End of an I/O command: answered, counted, its memory given back.
 
 use super::super::arena::Lump;
 use super::super::command::place;

@@ -77,7 +77,8 @@ impl Worker {
         true
     }
 
-    /// Where what is read lies already. A digest would have to be computed there, while the file may be cut short.
+    /// Returns the place of data that lies in memory already. A digest would have to be computed there, while the file
+    /// may be cut short.
     pub(super) fn lent(&mut self, c: &mut Connection, at: Handle, request: Request) -> Option<Mem> {
         if request.op != Op::Read || c.data_digest || !c.link.sends_from_anywhere() {
             return None;

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 /// States of a path, one of which it is in.
 const STATES: [&str; 3] = ["live", "connecting", "lost"];
-/// Those of asymmetric namespace access; none of them where the controller doesn't say.
+/// States of asymmetric namespace access; none of them where the controller doesn't say.
 const ANA: [&str; 5] = ["optimized", "non-optimized", "inaccessible", "persistent-loss", "change"];
 /// Bounds of latencies: powers of two of a microsecond, as many as sources count.
 const BOUNDS: u32 = 31;

@@ -1,4 +1,4 @@
-//! What a thread does by the clock: timers of its connections, sweeps, its last flush.
+//! Timed work of a thread: timers of its connections, sweeps, its last flush.
 
 use super::super::connection::Connection;
 use super::super::connection::Role;
@@ -105,7 +105,7 @@ impl Worker {
         all.into_iter().flatten().min().unwrap_or(self.now + FOREVER)
     }
 
-    /// What hosts wrote is made durable before the server is gone.
+    /// Makes hosts' writes durable before the server is gone.
     pub(super) fn flush_all(&mut self) {
         if self.reactor.refused().is_some() {
             return;

@@ -1,4 +1,4 @@
-//! What a path may be so that it is a source.
+//! Kinds of a path that can be a source.
 
 use forebay_model::Error;
 use std::fs::Metadata;

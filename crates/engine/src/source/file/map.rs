@@ -38,7 +38,7 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// Those that some worker has, by their open file and its length.
+/// Mappings that some worker has, by their open file and its length.
 static MAPPINGS: Mutex<BTreeMap<(usize, u64), Weak<Mapping>>> = Mutex::new(BTreeMap::new());
 
 fn key_of(target: &FileTarget) -> (usize, u64) {
@@ -101,7 +101,7 @@ impl Mapping {
         self.at.as_ptr().wrapping_add(offset as usize)
     }
 
-    /// Whether nothing is left to be filled.
+    /// Returns whether nothing is left to be filled.
     fn is_filled(&self) -> bool {
         self.unfilled.load(Ordering::Relaxed) == 0
     }
@@ -212,7 +212,7 @@ impl Map {
         Ok(io.len)
     }
 
-    /// What was lent is still there. A device doesn't shrink, and its node says nothing of its size.
+    /// Checks that what was lent is still there. A device doesn't shrink, and its node says nothing of its size.
     fn still_has(&self, end: u64) -> Result<(), Fault> {
         let target = &self.mapping.target;
         let len = target.file.metadata().map_or(0, |m| m.len());

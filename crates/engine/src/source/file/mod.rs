@@ -39,7 +39,7 @@ const IO_BYTES_MAX: u32 = 1 << 30;
 /// Linux has it from 6.11 on.
 const RWF_ATOMIC: i32 = 0x40;
 
-/// How a file is to be opened.
+/// Mode in which a file is to be opened.
 #[derive(Clone, Copy, Debug)]
 pub struct FileAccess {
     pub write: bool,
@@ -60,11 +60,11 @@ pub struct FileTarget {
     /// Alignment of offsets and lengths, and of memory; 1 where anything goes.
     pub align: u32,
     pub mem_align: u32,
-    /// Of each write, beside what its I/O asks for: RWF_ATOMIC, or nothing.
+    /// Flags of each write, beside what its I/O asks for: RWF_ATOMIC, or nothing.
     pub write_flags: i32,
     /// Per cent of the I/Os that carry a priority of their own, and which. Only a ring's do.
     pub priority: Option<(u8, Priority)>,
-    /// What the kernel was told of reads through the page cache.
+    /// Advice that the kernel got about reads through the page cache.
     pub hint: Hint,
 }
 
@@ -189,8 +189,8 @@ impl FileTarget {
         FileTarget::opened(path, access, false)
     }
 
-    /// What a new file of this name would be like, by one without a name in `dir`, which is gone when it is closed. Where
-    /// the file system has none such, its alignment isn't known, and is 1.
+    /// Returns a target for a file yet to be made, by one without a name in `dir`, which is gone when it is closed.
+    /// Where the file system has none such, its alignment isn't known, and is 1.
     pub fn yet_to_be_made(path: &Path, dir: &Path, access: FileAccess) -> Result<FileTarget, Error> {
         let nameless = |flags: i32| open_with(dir, true, libc::O_TMPFILE | flags);
         let (file, is_file) = match nameless(0) {

@@ -20,9 +20,9 @@ pub struct UringQueue {
     completions: Vec<Completion>,
     /// Finished without the ring.
     ready: Vec<Done>,
-    /// Where scattered payload lies, by tag: the kernel may look until it is done.
+    /// Lists of scattered payload, by tag: the kernel may look until it is done.
     lists: Vec<Vec<libc::iovec>>,
-    /// Which I/Os carry a priority.
+    /// Generator that picks the I/Os that carry a priority.
     random: Xoshiro256,
 }
 
@@ -163,7 +163,7 @@ impl UringQueue {
         true
     }
 
-    /// What is in the page cache already costs one call and no worker thread of the kernel's.
+    /// Reads what is in the page cache already, by one call and without a worker thread of the kernel's.
     fn read_cached(&mut self, io: &Io) -> bool {
         if self.target.direct || io.op != Op::Read {
             return false;

@@ -1,4 +1,4 @@
-//! How a host goes on trying to reach a controller: how long it waits before the next attempt, and when it gives up.
+//! Retries of a host to reach a controller: the wait before the next attempt, and the time to give up.
 
 use super::Notes;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub struct Episode {
 }
 
 impl Episode {
-    /// Of a path that was asked for so much before.
+    /// Begins an episode of a path that was asked for so much before.
     pub fn new(before: Commands, now: Instant) -> Episode {
         Episode { since: now, before, now: before, completed: None }
     }
@@ -67,17 +67,17 @@ impl Attempts {
         }
     }
 
-    /// Whether it hasn't worked for so long; None: it may take for ever.
+    /// Returns whether it hasn't worked for so long; None: it may take for ever.
     pub fn too_late(&self, most: Option<Duration>, now: Instant) -> bool {
         most.is_some_and(|most| now.saturating_duration_since(self.worked) >= most)
     }
 
-    /// Those that failed one after the other.
+    /// Returns the number of failures one after the other.
     pub fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// How long to wait before the next one: not at all after the first failure.
+    /// Returns the wait before the next attempt: none after the first failure.
     pub fn wait(&mut self, longest: Duration) -> Duration {
         self.failures = self.failures.saturating_add(1);
         match self.failures {
@@ -88,7 +88,7 @@ impl Attempts {
 }
 
 impl Notes {
-    /// What was asked of a path so far, and what came of it.
+    /// Returns the commands on a path so far, and their outcomes.
     pub fn commands(&self, path: usize) -> Commands {
         self.all_traffic().iter().filter(|t| t.path == path).fold(Commands::default(), |sum, t| {
             let (sent, completed) = t.commands();

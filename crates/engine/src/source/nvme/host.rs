@@ -1,4 +1,4 @@
-//! What every host of a namespace keeps, whatever leads to its controllers.
+//! State that every host of a namespace keeps, whatever leads to its controllers.
 
 use super::{Identity, Notes, Shares, Wakers};
 use crate::clock;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long opening waits for the first controller.
+/// Time for which opening waits for the first controller.
 const OPEN_WITHIN: Duration = Duration::from_secs(15);
 
 /// The state of a path to a namespace's controller, while opening waits for the first.
@@ -24,7 +24,7 @@ pub enum Standing {
     Trying,
 }
 
-/// What kept a controller from coming up, as far as it decides what to type.
+/// Cause of a controller's failure, as far as it decides what to type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The controller, or the way to it.
@@ -37,7 +37,7 @@ pub enum Cause {
     Namespace,
     /// This host didn't prove who it is.
     Unproven,
-    /// Somebody else has it.
+    /// Taken by another host.
     Taken,
     /// It grants so many I/O queues and no more.
     Few(u16),
@@ -69,7 +69,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// Of the namespace at this URI, for so many workers at least and at most, by as many I/O queues as the URI wants.
+    /// Returns a host of the namespace at this URI, for so many workers at least and at most, by as many I/O queues as
+    /// the URI wants.
     ///
     /// # Errors
     /// Fewer are wanted than there are workers.
@@ -160,12 +161,12 @@ impl Host {
         self.shares.queues
     }
 
-    /// What changed, and when since it was opened; how many changes weren't kept.
+    /// Returns the changes with their times since it was opened, and the number of those that weren't kept.
     pub fn notes(&self) -> (Vec<(Duration, String)>, u64) {
         self.notes.kept()
     }
 
-    /// What each I/O queue carried so far.
+    /// Returns the traffic of each I/O queue so far.
     pub fn traffic(&self) -> Vec<Arc<super::Traffic>> {
         self.notes.all_traffic()
     }

@@ -1,4 +1,4 @@
-//! Which namespace it is: later controllers must show the one that the first did.
+//! Identity of a namespace: later controllers must show the one that the first did.
 
 use super::Cause;
 use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
@@ -16,7 +16,7 @@ pub struct Identity {
     controller: OnceLock<ControllerInfo>,
 }
 
-/// What a controller shows isn't what there was.
+/// Mismatch between what a controller shows and what there was.
 #[derive(Debug)]
 pub struct Stranger {
     pub why: String,
@@ -34,7 +34,7 @@ impl Stranger {
 }
 
 impl Identity {
-    /// Whether a controller that came up has the namespace that the first had; the first one's is remembered.
+    /// Checks that a controller that came up has the namespace that the first had; the first one's is remembered.
     pub fn check(
         &self,
         nsid: u32,

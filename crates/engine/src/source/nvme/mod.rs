@@ -1,7 +1,6 @@
-//! What the hosts of this crate share that read and write an NVMe namespace,
-//! whatever carries their commands: an I/O cut into commands and put together
-//! again, what a status means, I/O queues divided among workers, what the record
-//! is told, and that what is there again is what was there before.
+//! Common parts of the hosts of an NVMe namespace, whatever carries their commands: I/Os cut into commands and put
+//! together again, the meaning of a status, I/O queues divided among workers, notes for the record, and the check that
+//! what is there again is what was there before.
 
 mod attempts;
 mod host;
@@ -28,7 +27,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long threads may take to take leave of their controllers.
+/// Longest time for threads to take leave of their controllers.
 const END_WITHIN: Duration = Duration::from_secs(3);
 const END_LOOK: Duration = Duration::from_millis(1);
 

@@ -1,4 +1,4 @@
-//! What a record is told: what changed, and what each I/O queue carried.
+//! Notes for a record: changes, and the traffic of each I/O queue.
 
 use super::lock;
 use crate::clock;
@@ -26,7 +26,7 @@ struct Inner {
     queues: Vec<Arc<Traffic>>,
 }
 
-/// What one I/O queue of one path carried.
+/// Traffic of one I/O queue of one path.
 #[derive(Debug, Default)]
 pub struct Traffic {
     pub path: usize,
@@ -61,7 +61,7 @@ impl Notes {
         inner.kept.push_back((self.began.elapsed(), text));
     }
 
-    /// What changed, and when since it was opened; how many changes weren't kept.
+    /// Returns the changes with their times since it was opened, and the number of those that weren't kept.
     pub fn kept(&self) -> (Vec<(Duration, String)>, u64) {
         let inner = lock(&self.inner);
         (inner.kept.iter().cloned().collect(), inner.dropped)

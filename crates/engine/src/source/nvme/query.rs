@@ -37,7 +37,7 @@ pub fn seconds_above_zero(key: &str, value: &str) -> Result<Option<Duration>, St
     }
 }
 
-/// How long a worker looks for more to do before it sleeps.
+/// Parses the time for which a worker polls before it sleeps.
 pub fn spin(key: &str, value: &str) -> Result<Duration, String> {
     // A second of looking: longer is no different from always.
     const MOST: u32 = 1_000_000;

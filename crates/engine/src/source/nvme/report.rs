@@ -1,4 +1,4 @@
-//! What is told of a namespace while it is open: its paths as they are now, and what a record says of it at the end.
+//! Report on a namespace while it is open: its present paths, and its part of a record at the end.
 
 use super::Host;
 use forebay_model::record::{FabricEvent, FabricPath, FabricQueue, FabricRan};
@@ -12,7 +12,7 @@ pub struct PathReport {
     pub state: &'static str,
     /// Why it isn't live.
     pub why: Option<String>,
-    /// Of a live one whose namespace is there.
+    /// ANA state of a live one whose namespace is there.
     pub ana: Option<&'static str>,
     /// Times that it came up again after the first.
     pub reconnects: u32,

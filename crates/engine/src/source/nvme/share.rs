@@ -22,11 +22,11 @@ pub struct Shares {
 #[derive(Debug)]
 struct Free {
     qids: VecDeque<u16>,
-    /// That there are, with those that workers have.
+    /// Number of queues, with those that workers have.
     all: u16,
-    /// That the workers take together.
+    /// Number that the workers take together.
     taken: u16,
-    /// What each of the workers gets, and how many of them one more.
+    /// Queues of each worker, and the number of workers with one more.
     each: u16,
     more: u16,
 }
@@ -71,7 +71,7 @@ impl Shares {
         u32::from(lock(&self.free).all)
     }
 
-    /// Those that the workers take together.
+    /// Returns the number that the workers take together.
     pub fn taken(&self) -> u16 {
         lock(&self.free).taken
     }
@@ -119,7 +119,7 @@ pub struct Wakers(Mutex<Watches>);
 
 #[derive(Default)]
 struct Watches {
-    /// How many there were ever.
+    /// Number of workers ever.
     count: u64,
     /// By number.
     on: Vec<(u64, Arc<Waker>)>,

@@ -1,9 +1,9 @@
-//! What a command's status means for the I/O that it was part of.
+//! Meaning of a command's status for the I/O that it was part of.
 
 use crate::queue::Fault;
 use forebay_nvme::status::{Code, Status};
 
-/// What to do with a command that failed.
+/// Next step for a command that failed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// This path can't serve it now, another one may.

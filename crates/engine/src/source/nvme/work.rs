@@ -11,9 +11,9 @@ use forebay_nvme::status::Status;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// How often a command is sent again that failed for a reason that may pass.
+/// Number of attempts for a command that fails for a reason that may pass.
 const TRIES: u32 = 4;
-/// How long who said that it can't serve now is left alone, unless it says otherwise before.
+/// Time for which a controller that can't serve now is left alone, unless it says otherwise before.
 pub const REST: Duration = Duration::from_millis(100);
 /// Optional commands (base, figure 312: ONCS).
 const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
@@ -42,12 +42,12 @@ pub struct Command<X> {
     pub own: X,
 }
 
-/// What becomes of a command that failed.
+/// Outcome of a command that failed.
 pub enum Outcome {
     End(Fault),
     /// The same again may succeed.
     Again,
-    /// Who said so can't serve it now; somebody else, or a little later, may.
+    /// Fails here for now; another path, or the same a little later, may serve it.
     Elsewhere,
 }
 
@@ -58,7 +58,7 @@ pub struct Work<X> {
     nsid: u32,
     /// ONCS.
     optional: u16,
-    /// How payload travels that is not staged.
+    /// Way of payload that is not staged.
     via: Via,
     /// A command's payload lies in one place: what names it has one address.
     by_card: bool,
@@ -285,7 +285,7 @@ impl<X: Default> Work<X> {
         Some(waiting)
     }
 
-    /// What was done outside of `reap` is there for the next.
+    /// Keeps completions found outside of `reap` for the next one.
     pub fn keep(&mut self, mut done: Vec<Done>) {
         self.ready.append(&mut done);
     }

@@ -16,12 +16,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a connection may take to stand and be initialised: a target on a busy machine may need seconds for each
-/// of its answers, and Linux's own host gives it a minute.
+/// Longest time to connect and initialise: a target on a busy machine may need seconds for each of its answers, and
+/// Linux's own host gives it a minute.
 pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(20);
-/// How long a command of the admin queue may take.
+/// Longest time of an admin command.
 pub(super) const COMMAND_WITHIN: Duration = Duration::from_secs(20);
-/// How long the kernel may take to let go of a closed connection's memory.
+/// Longest time for the kernel to let go of a closed connection's memory.
 const QUIET_WITHIN: Duration = Duration::from_secs(1);
 /// Commands in flight on an admin queue.
 const DEPTH: u16 = 32;
@@ -30,9 +30,9 @@ const DEPTH: u16 = 32;
 pub(super) struct Peer<'a> {
     pub address: &'a Address,
     pub way: Way<'a>,
-    /// How long it may take until a connection stands and is initialised.
+    /// Longest time until a connection stands and is initialised.
     pub within: Duration,
-    /// Nobody wants it any more.
+    /// Returns true once nobody wants it any more.
     pub stops: &'a dyn Fn() -> bool,
 }
 
@@ -82,7 +82,7 @@ struct InFlight {
 
 pub(super) struct Association<S> {
     pub session: S,
-    /// Where it was reached.
+    /// Address at which it was reached.
     pub to: SocketAddr,
     connection: Connection,
     credentials: Option<Arc<Credentials>>,
@@ -277,7 +277,7 @@ fn take(connection: &mut Connection, reactor: &mut Reactor, token: u32, completi
     completions.drain(..).for_each(|c| connection.completed(c));
 }
 
-/// Where a buffer lies. It stays there while it is in flight: only its owner moves.
+/// Returns the memory of a buffer. It stays there while it is in flight: only its owner moves.
 pub(super) fn memory_of(data: &mut [u8]) -> Mem {
     match NonNull::new(data.as_mut_ptr()) {
         Some(at) if !data.is_empty() => Mem::Host { at, piece: UNREGISTERED },

@@ -13,7 +13,7 @@ use forebay_nvme::transport::tcp::host::Data;
 use forebay_nvme::transport::tcp::Handle;
 use std::sync::Arc;
 
-/// What a host is told that has no secret.
+/// Advice to a host that has no secret.
 pub(super) const NO_SECRET: &str =
     "the controller wants this host to authenticate (DH-HMAC-CHAP), and it has no \
                                     secret: dhchap_secret_file=PATH in the URI, or FOREBAY_DHCHAP_SECRET";
@@ -39,9 +39,9 @@ pub(super) fn credentials(options: &Options, host_nqn: &str) -> Result<Option<Ar
     }))
 }
 
-/// Whose credentials an I/O queue proves itself by before its first command, if it must, by what the controller's answer
-/// to Connect says. One that isn't asked for is as good as its association, for which both have proved themselves as
-/// far as was demanded: Linux's target in 7.3 asks on the admin queue only.
+/// Returns the credentials by which an I/O queue proves itself before its first command, if the controller's answer to
+/// Connect requires it. One that isn't asked for is as good as its association, for which both have proved themselves
+/// as far as was demanded: Linux's target in 7.3 asks on the admin queue only.
 ///
 /// # Errors
 /// It is asked, and has no secret.
@@ -55,7 +55,7 @@ pub(super) fn owed(
     }
 }
 
-/// What is to happen next.
+/// Next step of the authentication.
 pub(super) enum Progress {
     /// This command is in flight.
     Waiting(Handle),
@@ -73,7 +73,7 @@ pub(super) struct Unproven {
 pub(super) struct Proof {
     auth: HostAuth,
     step: HostStep,
-    /// Of the command in flight: stays here until the connection has let go of it.
+    /// Data of the command in flight, which stays here until the connection has let go of it.
     data: Vec<u8>,
 }
 

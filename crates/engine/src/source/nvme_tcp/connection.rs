@@ -60,7 +60,7 @@ impl fmt::Display for Unsent {
 /// Why a connection over TLS may come to nothing.
 pub(crate) const OVER_TLS: &str = " (over TLS: as happens where keys differ, or there is none at that port)";
 
-/// What leads to the controller.
+/// Way to the controller.
 #[derive(Clone, Copy)]
 pub(super) enum Way<'a> {
     Tcp(Option<&'a Tls>),

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 const REFUSED_PAUSE: Duration = Duration::from_millis(20);
 /// After so many times it isn't just early any more.
 const EARLY_MAX: u32 = 6;
-/// How often that may happen before an association none of whose queues is live counts as broken.
+/// Refusals after which an association none of whose queues is live counts as broken.
 const REFUSALS_MAX: u32 = 12;
 const NOBODY: u32 = u32::MAX;
 
@@ -60,7 +60,7 @@ pub(super) struct Lane {
     /// The association that it belongs to.
     number: u64,
     connection: Option<Connection>,
-    /// Which command a handle stands for.
+    /// Command of each handle.
     owner: Vec<u32>,
     in_flight: u32,
     /// Commands were queued since the last send.
@@ -72,7 +72,7 @@ pub(super) struct Lane {
     /// Until when it must be connected, or from when on it may be tried again.
     by: Option<Instant>,
     proof: Option<Proof>,
-    /// How often it came to nothing since it was last live, and why.
+    /// Refusals since it was last live, and the reason.
     refusals: u32,
     refused: Option<String>,
     /// The controller still knows its last connection, and may take as long as it likes to notice that it is gone.
@@ -322,7 +322,7 @@ impl Lane {
         self.close(reactor);
     }
 
-    /// How long to wait before it is tried again.
+    /// Returns the time to wait before it is tried again.
     fn rest(&self, shared: &Shared) -> Duration {
         let longer = REFUSED_PAUSE.saturating_mul(1 << self.refusals.saturating_sub(1).min(16));
         longer.min(shared.options.reconnect_delay.max(REFUSED_PAUSE))
@@ -390,7 +390,7 @@ impl Lane {
         self.phase == Phase::Down
     }
 
-    /// Whether that command is on it.
+    /// Returns whether that command is on it.
     pub fn has(&self, command: u32) -> bool {
         self.in_flight > 0 && self.owner.contains(&command)
     }

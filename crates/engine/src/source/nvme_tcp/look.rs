@@ -11,7 +11,7 @@ use forebay_nvme::host::{Care, Event, Session};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// How long leaving may take.
+/// Longest time for leaving.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// A controller that is looked at, by a session that is ready. It is left by `leave` or `shut_down`.
@@ -73,7 +73,7 @@ impl<S: Care> Looked<S> {
         &self.association.session
     }
 
-    /// Where it was reached.
+    /// Returns the address at which it was reached.
     pub fn at(&self) -> SocketAddr {
         self.association.to
     }

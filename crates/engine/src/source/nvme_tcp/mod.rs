@@ -50,12 +50,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-/// What the paths, the workers' queues and the record share.
+/// State that the paths, the workers' queues and the record share.
 struct Shared {
     options: Options,
     host_nqn: String,
     host_id: [u8; 16],
-    /// What this host proves itself with, where it has secrets.
+    /// Credentials of this host, where it has secrets.
     credentials: Option<Arc<Credentials>>,
     tls: Option<Arc<tls::Tls>>,
     /// Devices and the memory lent to them, over RDMA.
@@ -314,7 +314,7 @@ impl Path {
 }
 
 impl Shared {
-    /// What leads to a queue of a controller: 0 is the admin queue.
+    /// Returns the way to a queue of a controller: 0 is the admin queue.
     fn way(&self, qid: u16) -> Way<'_> {
         match &self.domains {
             Some(domains) => Way::Rdma(domains, qid),
@@ -340,13 +340,13 @@ impl Shared {
         self.host.first(paths, wait, |cause| self.next(cause))
     }
 
-    /// What to type where no path comes up.
+    /// Returns the command to type where no path comes up.
     fn next(&self, cause: Cause) -> String {
         next(&self.options, &self.host_nqn, cause)
     }
 }
 
-/// What to type where no controller comes up.
+/// Returns the command to type where no controller comes up.
 fn next(options: &Options, host_nqn: &str, cause: Cause) -> String {
     let address = &options.addresses[0];
     match cause {
@@ -370,15 +370,15 @@ fn next(options: &Options, host_nqn: &str, cause: Cause) -> String {
     }
 }
 
-/// How a controller was spoken to.
+/// Transport and security by which a controller was addressed.
 #[derive(Clone, Copy)]
 pub(crate) struct By {
     pub transport: Transport,
     pub tls: bool,
 }
 
-/// What to type where a target at this address refuses this host, or what it asked for. `names`: of the subsystem and of
-/// the host.
+/// Returns the command to type where a target at this address refuses this host, or what it asked for. `names`: of the
+/// subsystem and of the host.
 pub(crate) fn refused(cause: Cause, address: &str, names: (&str, &str), by: By) -> String {
     let scheme = by.transport.scheme();
     let discover = match by {

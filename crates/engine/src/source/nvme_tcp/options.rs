@@ -1,4 +1,4 @@
-//! What stands in an `nvme+tcp://` or `nvme+rdma://` URI: names of options as Linux and nvme-cli have them.
+//! Options of an `nvme+tcp://` or `nvme+rdma://` URI, named as Linux and nvme-cli have them.
 
 use super::MadeOf;
 use crate::machine::nvme_host::parse_uuid;
@@ -74,7 +74,7 @@ impl Address {
     }
 }
 
-/// What carries the commands.
+/// Transport of the commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
     #[default]
@@ -83,7 +83,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Of URIs.
+    /// Returns the scheme of its URIs.
     pub fn scheme(self) -> &'static str {
         match self {
             Transport::Tcp => "nvme+tcp",
@@ -107,7 +107,7 @@ impl Transport {
         }
     }
 
-    /// How payload travels: the kernel copies it between a socket and its place; an RDMA device needs nobody.
+    /// Returns the way of payload: the kernel copies it between a socket and its place; an RDMA device needs nobody.
     pub fn via(self) -> Via {
         match self {
             Transport::Tcp => Via::Fabric,
@@ -121,7 +121,7 @@ impl Transport {
     }
 }
 
-/// Which path a command takes where several are as good.
+/// Choice of a command's path where several are as good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     RoundRobin,
@@ -155,18 +155,18 @@ pub struct Options {
     pub keep_alive: Duration,
     /// Longest wait between two attempts to connect; the first comes at once, the next ones ever later.
     pub reconnect_delay: Duration,
-    /// How long attempts go on before the path is given up. None: for ever.
+    /// Time after which attempts end and the path is given up. None: for ever.
     pub ctrl_loss: Option<Duration>,
-    /// How long I/Os wait for a path before they fail. None: as long as there is hope.
+    /// Time for which I/Os wait for a path before they fail. None: as long as there is hope.
     pub fast_io_fail: Option<Duration>,
-    /// How long a command may take before the controller is asked to abort it. None: as long as it likes.
+    /// Time of a command after which the controller is asked to abort it. None: as long as it likes.
     pub io_timeout: Option<Duration>,
     pub policy: Policy,
     /// Writes whose outcome a lost connection left unknown are sent again, instead of failing.
     pub replay_writes: bool,
     /// Bytes that one receive may take besides payload that has its place, while reads are small: `HostEnd`.
     pub bulk: usize,
-    /// How long a worker looks for what comes before it sleeps.
+    /// Time for which a worker polls before it sleeps.
     pub spin: Duration,
     /// The name that seeded content carries, where it was made under another one: a file's name at the target.
     pub content: Option<String>,
@@ -273,7 +273,7 @@ impl Options {
         format!("{}://{}/{}", self.transport.scheme(), self.addresses[0], encode(&self.nqn))
     }
 
-    /// Whether both name the same namespace, by an address that they share.
+    /// Returns whether both name the same namespace, by an address that they share.
     pub fn is_same(&self, other: &Options) -> bool {
         self.nqn == other.nqn
             && self.transport == other.transport

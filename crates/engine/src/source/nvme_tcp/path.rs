@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How often the thread looks around though nothing happens.
+/// Interval at which the thread looks around though nothing happens.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long shutting a controller down may take before its connection is just closed.
+/// Longest time for shutting a controller down before its connection is just closed.
 const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(1);
 const SHUT_DOWN_LOOK: Duration = Duration::from_millis(20);
 
@@ -25,7 +25,7 @@ const SHUT_DOWN_LOOK: Duration = Duration::from_millis(20);
 pub(super) struct Live {
     /// Counts the associations of a path: queues belong to one.
     pub number: u64,
-    /// Where it was reached.
+    /// Address at which it was reached.
     pub to: SocketAddr,
     pub controller: ControllerInfo,
     /// None: it went away.
@@ -61,7 +61,7 @@ impl State {
 
 struct Inner {
     state: State,
-    /// Of the last end of an association.
+    /// Cause of the last end of an association.
     cause: Cause,
     /// A worker saw the association of this number fail.
     trouble: Option<(u64, String)>,
@@ -254,7 +254,7 @@ impl<'a> Up<'a> {
         Ok(Up { shared, path, index, association, number, episode: None })
     }
 
-    /// Whether commands complete.
+    /// Checks that commands complete.
     fn look(&mut self) {
         if let Some(episode) = &mut self.episode {
             episode.look(self.shared.host.notes.commands(self.index), clock::now());

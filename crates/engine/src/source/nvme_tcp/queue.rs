@@ -25,12 +25,11 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long closing waits for the kernel to let go of what it was given.
+/// Time for which closing waits for the kernel to let go of what it was given.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
-/// How long an abandoned command may still complete before its connection is cut, which frees its memory.
+/// Time in which an abandoned command may still complete before its connection is cut, which frees its memory.
 const ABANDON_AFTER: Duration = Duration::from_millis(200);
-/// How long a command may still take that was late and that the controller was asked to abort; then its connection is
-/// cut.
+/// Time for a late command after the controller was asked to abort it; then its connection is cut.
 const ABORT_WITHIN: Duration = Duration::from_secs(5);
 
 /// Commands that go to one connection before the next one has its turn, where a worker has more connections than its
@@ -40,7 +39,7 @@ const TOGETHER: u32 = 16;
 /// target's. With more, two are enough to keep both ends busy.
 const DEEP: u32 = 32;
 
-/// What a command keeps besides.
+/// Further state of a command.
 #[derive(Default)]
 struct Own {
     /// The data of Dataset Management.
@@ -49,7 +48,7 @@ struct Own {
     asked: Option<Instant>,
 }
 
-/// What this queue last saw of a path.
+/// State of a path as this queue last saw it.
 #[derive(Default)]
 struct View {
     generation: u64,
@@ -316,7 +315,7 @@ impl NvmeTcpQueue {
         lane.is_live() && self.views[lane.path].usable() == Some(ana)
     }
 
-    /// How many commands in a row a lane gets, with as many lanes on paths in this state.
+    /// Returns the number of commands in a row that a lane gets, with as many lanes on paths in this state.
     fn run_of(&self, ana: AnaState) -> u32 {
         let lanes = self.lanes.iter().filter(|lane| self.takes(lane, ana)).count();
         run(lanes as u32, self.views.len() as u32, self.work.geometry().depth)

@@ -25,9 +25,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// How long each step of finding the way may take.
+/// Longest time of each step of finding the way.
 const RESOLVE_WITHIN: Duration = Duration::from_secs(2);
-/// Of a capsule here: the command, and data so short that a copy costs less than a key.
+/// Length of a capsule here: the command, and data so short that a copy costs less than a key.
 const CAPSULE: usize = 256;
 const SHORT: u32 = (CAPSULE - size_of::<Sqe>()) as u32;
 const RESPONSE: usize = size_of::<Cqe>();
@@ -44,7 +44,7 @@ enum Phase {
     Closed,
 }
 
-/// What stands once the way is known.
+/// State of a connection once the way is known.
 struct Standing {
     queue: Arc<CompletionQueue>,
     domain: Arc<Domain>,
@@ -360,7 +360,7 @@ impl Rdma {
     }
 }
 
-/// Where a card looks for it: of a GPU, under the address that its dma-buf was registered with.
+/// Returns the address under which a card looks for it: of a GPU, the one that its dma-buf was registered with.
 fn address_of(mem: Mem) -> u64 {
     match mem {
         Mem::Device { at, .. } => at,

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 /// Data that a capsule of a Fabrics or admin command carries on NVMe/TCP (tcp, section 3.3.2.2), bytes.
 const ADMIN_IN_CAPSULE: u32 = 8192;
 
-/// Of one command in flight, by its handle.
+/// Memory lent to one command in flight, by its handle.
 #[derive(Clone, Copy)]
 struct Lent {
     mem: Mem,

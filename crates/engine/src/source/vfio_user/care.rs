@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long shutting a controller down may take before its connection is just closed.
+/// Longest time for shutting a controller down before its connection is just closed.
 const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -119,7 +119,7 @@ struct Up<'a> {
 }
 
 impl Up<'_> {
-    /// Whether commands complete.
+    /// Checks that commands complete.
     fn look(&mut self) {
         if let Some(episode) = &mut self.episode {
             episode.look(self.shared.host.notes.commands(0), clock::now());

@@ -30,7 +30,7 @@ const FDS_MAX: usize = 64;
 /// Message identifiers of posted writes; those of requests are below.
 const POSTED: u16 = 0x8000;
 
-/// What a request came to, where it failed.
+/// Failure of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wrong {
     /// The connection is over.
@@ -78,7 +78,7 @@ pub struct Line {
     posted: AtomicU16,
 }
 
-/// What became of a posted write.
+/// Result of a posted write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
     Sent,
@@ -154,7 +154,7 @@ pub struct Answer {
 pub struct Client {
     line: Arc<Line>,
     next: u16,
-    /// How long a request may take.
+    /// Longest time of a request.
     within: Duration,
     /// Descriptors that the server takes with one message.
     fds_max: usize,
@@ -349,7 +349,7 @@ impl Client {
     }
 }
 
-/// Whether something is to be read, or the other end is gone.
+/// Returns whether something is to be read, or the other end is gone.
 fn pending(socket: &OwnedFd) -> Result<bool, Wrong> {
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     match poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {

@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long one request of the socket may take, and one admin command.
+/// Longest time of one request of the socket, and of one admin command.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// How long a controller may take to stop when it is reset, before its connection is just closed.
+/// Longest time for a controller to stop when it is reset, before its connection is just closed.
 const RESET_WITHIN: Duration = Duration::from_secs(3);
 const RESET_LOOK: Duration = Duration::from_millis(2);
 /// While a controller comes up it is looked at so often, whether it interrupts or not.
@@ -222,13 +222,13 @@ impl Function {
         self.created.len() == usize::from(self.wanted)
     }
 
-    /// Where a queue pair and its lists are.
+    /// Returns the places of a queue pair and its lists.
     fn place(&self, qid: u16) -> (u64, u64) {
         let at = self.memory.address() + MEMORY_BYTES + u64::from(qid - 1) * pair_bytes(self.entries);
         (at, at + queue_bytes(self.entries).next_multiple_of(PAGE))
     }
 
-    /// What workers need, once all queues are there.
+    /// Returns what workers need, once all queues are there.
     pub fn live(&mut self, number: u64) -> Live {
         let created = std::mem::take(&mut self.created);
         let pair = |(qid, queue): (u16, HostQueue)| {
@@ -285,7 +285,7 @@ impl Function {
     }
 }
 
-/// Whether it emulates an NVMe controller on PCI.
+/// Checks that it emulates an NVMe controller on PCI.
 fn is_nvme(client: &mut Client) -> Result<(), Ended> {
     if !client.info()?.is_pci {
         return Err(refused("what it emulates is not a PCI device"));

@@ -19,14 +19,14 @@ use std::time::{Duration, Instant};
 
 /// No command has this identifier.
 const NONE: u32 = u32::MAX;
-/// How soon a doorbell is rung again for which the socket had no room.
+/// Time after which a doorbell is rung again for which the socket had no room.
 const AGAIN: Duration = Duration::from_micros(200);
 /// Kinds of a lane's completions on the ring.
 const KINDS: u32 = 2;
 const INTERRUPT: u32 = 0;
 const BELL: u32 = 1;
 
-/// How a doorbell is rung.
+/// Way of ringing a doorbell.
 #[derive(Clone, Debug)]
 pub(super) enum Bell {
     /// It carries no value: the shadow doorbell does.
@@ -40,18 +40,18 @@ pub(super) struct Pair {
     pub queue: HostQueue,
     pub memory: Arc<Shared>,
     pub interrupt: Arc<OwnedFd>,
-    /// Of the submission queue, and of the completion queue.
+    /// Bells of the submission queue, and of the completion queue.
     pub bells: [Bell; 2],
     /// Pages for lists of addresses.
     pub lists: Vec<u64>,
 }
 
-/// Where the next completion will show.
+/// Place of the next completion.
 struct Look {
     memory: Arc<Shared>,
     /// Address of the entry's last dword.
     at: AtomicU64,
-    /// What its phase bit will be.
+    /// Expected phase bit.
     phase: AtomicU32,
     /// Something is in flight.
     on: AtomicBool,
@@ -74,7 +74,7 @@ impl Glance for Look {
     }
 }
 
-/// Where a command's payload is.
+/// Place of a command's payload.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Payload<'a> {
     None,

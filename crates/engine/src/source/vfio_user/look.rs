@@ -9,10 +9,10 @@ use forebay_nvme::host::{ControllerInfo, Event, NamespaceInfo};
 use forebay_nvme::transport::pcie::host::Step;
 use std::time::{Duration, Instant};
 
-/// How long leaving may take.
+/// Longest time for leaving.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
-/// What the drive says of itself. `namespace`: only that one.
+/// Returns the drive's description of itself. `namespace`: only that one.
 ///
 /// # Errors
 /// `Machine`: nobody answers at the socket in time, or what does is no NVMe controller. `Request`: no such namespace.

@@ -99,14 +99,14 @@ impl Table {
         self.version.load(Ordering::Acquire)
     }
 
-    /// What the device of association `number` may touch.
+    /// Returns the spans that the device of association `number` may touch.
     pub fn spans(&self, number: u64) -> Vec<Span> {
         let of = |e: &Entry| (!e.ended && e.mapped_on == Some(number)).then_some(e.span);
         self.lock().1.iter().filter_map(of).collect()
     }
 }
 
-/// Whether all of it lies in one of the spans.
+/// Returns whether all of it lies in one of the spans.
 pub fn covers(spans: &[Span], at: u64, bytes: u64) -> bool {
     spans.iter().any(|s| s.begin <= at && at.checked_add(bytes).is_some_and(|end| end <= s.end))
 }

@@ -55,9 +55,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What a Unix socket's address has room for.
+/// Longest path of a Unix socket's address.
 const SOCKET_BYTES_MAX: usize = 107;
-/// How long mapping memory into the device, or out of it, may take.
+/// Longest time for mapping memory into the device, or out of it.
 const MAP_WITHIN: Duration = Duration::from_secs(10);
 
 /// A controller that is up.
@@ -81,11 +81,11 @@ struct Inner {
     /// Commands to abort: connection, queue, identifier.
     aborts: Vec<(u64, u16, u16)>,
     stop: bool,
-    /// Of the last end of a connection.
+    /// Cause of the last end of a connection.
     cause: Cause,
 }
 
-/// What the thread, the workers' queues and the record share.
+/// State that the thread, the workers' queues and the record share.
 struct Shared {
     options: Options,
     inner: Mutex<Inner>,
@@ -358,7 +358,7 @@ impl Shared {
         self.tell();
     }
 
-    /// Whoever waits for a change looks again.
+    /// Wakes those who wait for a change.
     fn tell(&self) {
         // Taken, so that nobody looks and then sleeps meanwhile.
         drop(lock(&self.inner));
@@ -427,7 +427,7 @@ impl Shared {
     }
 }
 
-/// What to type where a drive doesn't come up.
+/// Returns the command to type where a drive doesn't come up.
 fn next(options: &Options, cause: Cause) -> String {
     let socket = options.socket.display();
     match cause {
@@ -442,7 +442,7 @@ fn next(options: &Options, cause: Cause) -> String {
     }
 }
 
-/// Whether somebody listens there.
+/// Checks that a process listens there.
 fn about_socket(socket: &std::path::Path) -> Check {
     let check = |state, found: String| {
         Check::new(

@@ -1,4 +1,4 @@
-//! What stands in a `vfio-user:` URI.
+//! Options of a `vfio-user:` URI.
 
 use crate::source::nvme::query::{count, seconds, seconds_above_zero, spin, switch};
 use std::fmt;
@@ -18,15 +18,15 @@ pub struct Options {
     pub queues: Option<u16>,
     /// Commands in flight per queue.
     pub depth: u16,
-    /// How long a worker looks for completions before it sleeps.
+    /// Time for which a worker polls for completions before it sleeps.
     pub spin: Duration,
-    /// How long a command may take before the controller is reset. None: for ever.
+    /// Time of a command after which the controller is reset. None: for ever.
     pub io_timeout: Option<Duration>,
     /// Longest wait between two attempts to connect; the first comes at once, the next ones ever later.
     pub reconnect_delay: Duration,
-    /// How long attempts go on before the drive is given up. None: for ever.
+    /// Time after which attempts end and the drive is given up. None: for ever.
     pub ctrl_loss: Option<Duration>,
-    /// How long I/Os wait for the drive to come back before they fail. None: as long as there is hope.
+    /// Time for which I/Os wait for the drive to come back before they fail. None: as long as there is hope.
     pub fast_io_fail: Option<Duration>,
     /// Writes whose outcome a lost device left unknown are sent again, instead of failing.
     pub replay_writes: bool,
@@ -71,7 +71,7 @@ impl Options {
         Ok(())
     }
 
-    /// Whether both name the same namespace.
+    /// Returns whether both name the same namespace.
     pub fn is_same(&self, other: &Options) -> bool {
         self.socket == other.socket && self.nsid == other.nsid
     }

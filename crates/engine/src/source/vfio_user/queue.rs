@@ -17,12 +17,12 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long closing waits for the kernel to let go of what it was given.
+/// Time for which closing waits for the kernel to let go of what it was given.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
-/// How long an aborted command may still complete before its controller is reset, which frees its memory.
+/// Time in which an aborted command may still complete before its controller is reset, which frees its memory.
 const ABANDON_AFTER: Duration = Duration::from_millis(500);
 
-/// What a command has here besides.
+/// Further state of a command.
 #[derive(Default)]
 struct Own {
     /// The staging slot that its payload goes through.
@@ -38,7 +38,7 @@ pub struct VfioUserQueue {
     token: u32,
     watch: u64,
     share: Vec<u16>,
-    /// What this queue last saw of the drive.
+    /// Generation of the drive as this queue last saw it.
     generation: u64,
     live: Option<Arc<Live>>,
     lost: Option<String>,
@@ -305,7 +305,7 @@ impl VfioUserQueue {
         Some(chosen)
     }
 
-    /// Where the device finds the payload: Some(None) where there is none, None where there is no place yet.
+    /// Returns the device's address of the payload: Some(None) where there is none, None where there is no place yet.
     #[allow(clippy::option_option)]
     fn place(&mut self, command: u32) -> Option<Option<(u64, u32)>> {
         let c = &mut self.work.commands[command as usize];
@@ -335,7 +335,7 @@ impl VfioUserQueue {
         Some(Some((at, bytes)))
     }
 
-    /// What has waited long enough.
+    /// Gives up commands that have waited long enough.
     fn give_up(&mut self, now: Instant, done: &mut Vec<Done>) {
         if self.cut.is_some_and(|cut| now >= cut) {
             self.cut = None;

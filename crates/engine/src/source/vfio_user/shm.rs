@@ -35,7 +35,7 @@ impl Shared {
         self.fd.as_fd()
     }
 
-    /// Where the device finds it.
+    /// Returns the address at which the device finds it.
     pub fn address(&self) -> u64 {
         self.base.as_ptr() as u64
     }

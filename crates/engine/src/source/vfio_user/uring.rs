@@ -6,7 +6,7 @@ use io_uring::{opcode, types};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// What an eventfd is written to be signalled once.
+/// Value that signals an eventfd once.
 static ONE: u64 = 1;
 
 /// The eventfd of a queue's vector, read by the ring while the queue sleeps.

@@ -61,7 +61,7 @@ impl Command {
 pub struct Header {
     pub id: u16,
     pub command: u16,
-    /// Of the whole message.
+    /// Length of the whole message.
     pub bytes: u32,
     pub flags: u32,
     pub errno: u32,
@@ -133,7 +133,7 @@ pub fn version() -> Vec<u8> {
     body
 }
 
-/// How many descriptors the server takes with a message. Some servers leave out the outer object.
+/// Returns the number of descriptors that the server takes with a message. Some servers leave out the outer object.
 pub fn read_version(body: &[u8]) -> Result<usize, String> {
     let major =
         body.get(..2).map(|b| u16::from_ne_bytes([b[0], b[1]])).ok_or("a version that is too short")?;
@@ -233,7 +233,7 @@ pub fn doorbell(id: u16, region: u32, offset: u64, value: u32) -> [u8; 36] {
 /// A descriptor that rings a doorbell; several doorbells may share one.
 #[derive(Debug)]
 pub struct IoFd {
-    /// Of the doorbell, in its region.
+    /// Offset of the doorbell in its region.
     pub offset: u64,
     pub fd: Arc<OwnedFd>,
 }
@@ -247,7 +247,7 @@ pub fn io_fds(index: u32, bytes: u32) -> Vec<u8> {
     numbers(&[bytes, 0, index, 0])
 }
 
-/// Those that are plain eventfds of four bytes without a condition.
+/// Returns those that are plain eventfds of four bytes without a condition.
 pub fn read_io_fds(answer: Answer) -> Result<Vec<IoFd>, String> {
     const PLAIN: u32 = 0;
     let Answer { body, fds } = answer;

@@ -31,7 +31,7 @@ pub(super) struct Tunnel {
     pub(super) outer: Option<TcpStream>,
     pub(super) inner: Option<UnixStream>,
     pub(super) session: Session,
-    /// Of a socket that was accepted, until it is known what became of it.
+    /// Notice of a socket that was accepted, until it is known what became of it.
     pub(super) tell: Option<Tell>,
     /// The first byte isn't looked at yet.
     pub(super) peeking: bool,

@@ -63,7 +63,7 @@ impl Scattered {
         Mem::pieces(&self.lists[index])
     }
 
-    /// Where pieces begin and end, the slot's own begin and end among them.
+    /// Returns the boundaries of pieces, the slot's own among them.
     fn cuts(&mut self) -> Vec<usize> {
         let units = (self.slot_bytes / self.unit) as u64;
         let count = self.below(PIECES_MAX);

@@ -3,7 +3,7 @@
 use super::*;
 use forebay_model::training::OnError;
 
-/// What is done to a file while it is in use, and what is said of it.
+/// Change of a file in use, and its description.
 type Act = (&'static str, fn(&Path));
 
 fn truncate(path: &Path) {

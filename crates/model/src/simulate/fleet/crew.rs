@@ -51,7 +51,7 @@ pub struct Crew {
     pub class: Option<Class>,
     /// None for a job that writes no checkpoints.
     pub saving: Option<Saving>,
-    /// Where its pools keep what it reads or writes now: its own number, or past all jobs while it writes.
+    /// Slot of its pools for what it reads or writes now: its own number, or past all jobs while it writes.
     pub slot: u32,
 }
 
@@ -97,7 +97,7 @@ impl Crew {
         Ok(Crew { hosts, generation: 0, is_running: false, is_held: false, ended: None, class, saving, slot })
     }
 
-    /// Whether its hosts read all the time.
+    /// Returns whether its hosts read all the time.
     pub fn only_reads(&self) -> bool {
         self.class.is_none() && self.saving.is_none()
     }
@@ -122,7 +122,7 @@ impl Host {
         std::mem::replace(&mut self.reading, next)
     }
 
-    /// Whether it has something to read, which it takes up.
+    /// Takes up what it has to read; false if there is nothing.
     pub fn resume(&mut self) -> bool {
         if self.reading.is_none() {
             self.reading = self.waiting.pop_front();
@@ -221,7 +221,8 @@ impl Class {
         Some((grant.rank, Errand { lane: grant.lane, upto: grant.upto, bytes }))
     }
 
-    /// How long after its bytes a batch's last request comes, where the mean of a request is `mean_ns`.
+    /// Returns the time after its bytes at which a batch's last request comes, where the mean of a request is
+    /// `mean_ns`.
     #[inline]
     pub fn tail_ns(&mut self, bytes_per_ns: f64) -> u64 {
         let Some((spread, in_flight, bytes)) = &self.requests else { return 0 };

@@ -15,7 +15,7 @@ use crate::Error;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// How often the caller is asked whether to go on.
+/// Events after which the caller is asked whether to go on.
 const QUESTION_EVENTS: u64 = 1 << 14;
 
 /// In the order of their time, and of their making where that is the same.
@@ -378,7 +378,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Where in its job a host stands now. None: the job went on without it.
+    /// Returns the place of a host in its job now. None: the job went on without it.
     fn rank(&self, job: u32, id: u32) -> Option<u32> {
         self.crews[job as usize].hosts.iter().position(|host| host.id == id).map(|rank| rank as u32)
     }

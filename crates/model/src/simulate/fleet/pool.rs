@@ -12,7 +12,7 @@ use std::collections::BinaryHeap;
 /// Less than this is left over from rounding.
 const CRUMB_BYTES: f64 = 1.0;
 
-/// How fast one host of a job reads, by the drives' time that it gets.
+/// Rate at which one host of a job reads, by the drives' time that it gets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Way {
@@ -25,7 +25,7 @@ pub struct Way {
 }
 
 impl Way {
-    /// Whether it can be one.
+    /// Returns whether it can be one.
     pub(super) fn is_sound(&self) -> bool {
         let positive = |values: &[f64]| values.iter().all(|v| v.is_finite() && *v > 0.0);
         self.drives.len() >= 2
@@ -154,7 +154,7 @@ impl Pool {
         found.map(|due| f64::from_bits(due) - reads.given)
     }
 
-    /// There are so many drives from now on; 0: none that could be read.
+    /// Sets the number of drives from now on; 0: none that could be read.
     pub fn set_drives(&mut self, drives: f64) {
         self.drives = drives;
         self.known.clear();

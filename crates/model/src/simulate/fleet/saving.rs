@@ -2,7 +2,7 @@
 
 use super::{Checkpoint, Saved};
 
-/// What its hosts do next.
+/// Next step of its hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     Write,

@@ -54,7 +54,7 @@ impl Shape {
     }
 }
 
-/// Where a standard normal variate stays below with probability `p`, by halving an interval.
+/// Returns the bound below which a standard normal variate stays with probability `p`, by halving an interval.
 fn normal_quantile(p: f64, q: f64) -> f64 {
     if p > q {
         return -normal_quantile(q, p);

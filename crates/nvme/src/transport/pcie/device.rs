@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// Smallest BAR0, bytes.
 const BAR_BYTES_MIN: u64 = 1 << 14;
 
-/// What a function is, beside its subsystem.
+/// Settings of a function, beside its subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub cntlid: u16,
@@ -57,7 +57,7 @@ impl Default for Settings {
     }
 }
 
-/// What is to be done outside of the device. Drained after each call.
+/// Effect that is due outside of the device. Drained after each call.
 #[derive(Debug)]
 pub enum Effect {
     /// An I/O completion queue was created: give it to whoever will own it.
@@ -83,7 +83,7 @@ pub enum Effect {
     /// The host shuts the controller down, and its I/O queues are closed: make durable what was written, then
     /// `shut_down_complete`; the host waits for it.
     ShutDown,
-    /// Whether writes may be completed before they are durable.
+    /// True if writes may be completed before they are durable.
     WriteCache { enabled: bool },
     /// Signal this vector: there are completions in the admin queue.
     Interrupt(u16),
@@ -113,7 +113,7 @@ struct Abort {
     cid: u16,
 }
 
-/// What the admin queue did, and does. Without entries: the host has not enabled the controller.
+/// State of the admin queue. Without entries: the host has not enabled the controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Admin {
     pub entries: u16,

@@ -27,7 +27,7 @@ pub const PAGE_BYTES: u32 = 4096;
 /// Data of an admin command, bytes, at most. The session has one command with data out at a time.
 const DATA_BYTES: u64 = 256 << 10;
 
-/// Where things are in the memory that `Host` is given, from its start.
+/// Offsets in the memory that `Host` is given.
 mod place {
     use super::{DATA_BYTES, PAGE_BYTES};
 
@@ -45,7 +45,7 @@ mod place {
 /// Memory that `Host` needs, bytes: zeroed, contiguous for the function, at the start of a page.
 pub const MEMORY_BYTES: u64 = place::END;
 
-/// What to do, or to wait for.
+/// Action to take, or event to wait for.
 #[derive(Debug)]
 pub enum Step {
     Event(Event),
@@ -80,7 +80,7 @@ struct Starting {
     until_ms: u64,
 }
 
-/// What an admin command is for.
+/// Purpose of an admin command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// With so many bytes of data to come.
@@ -104,10 +104,10 @@ pub struct Host {
     address: u64,
     capabilities: Cap,
     admin: Option<HostQueue>,
-    /// What the commands in flight are for, by identifier, and by when they should end.
+    /// Purposes of the commands in flight, by identifier, and the times by which they should end.
     out: BTreeMap<u16, (Purpose, Option<u64>)>,
     steps: VecDeque<Step>,
-    /// What is to be asked for.
+    /// Purposes of commands to come.
     jobs: VecDeque<Purpose>,
     wanted: BTreeMap<u16, Wanted>,
     starting: Option<Starting>,
@@ -133,7 +133,7 @@ impl Host {
         }
     }
 
-    /// What was found out: the controller, its namespaces.
+    /// Returns the findings: the controller, its namespaces.
     pub fn session(&self) -> &Session {
         &self.session
     }

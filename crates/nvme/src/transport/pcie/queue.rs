@@ -40,11 +40,11 @@ pub struct Fetched {
 pub struct InvalidDoorbell {
     pub doorbell: Doorbell,
     pub value: u32,
-    /// There is such a queue; the value is wrong.
+    /// True if there is such a queue, and the value is wrong.
     pub known: bool,
 }
 
-/// What went wrong with a queue: for `Device::fault`.
+/// Fault of a queue: for `Device::fault`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueFault {
     /// The queue is not in the host's memory: its controller can't go on (CSTS.CFS).
@@ -63,12 +63,12 @@ impl From<Unmapped> for QueueFault {
 pub struct Coalescing {
     /// Completions for which to interrupt at once; 0 and 1: each.
     pub completions: u16,
-    /// How long a completion may wait for others; 0: not at all.
+    /// Longest time for which a completion waits for others; 0: not at all.
     pub time_us: u32,
     pub excepted: Vec<u16>,
 }
 
-/// Whether to interrupt the host.
+/// Decision on an interrupt of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupt {
     None,
@@ -104,7 +104,7 @@ pub struct CompletionQueue {
     own_seen: u32,
     own_fresh: bool,
     submissions: Vec<SubmissionQueue>,
-    /// Which of them is next.
+    /// Index of the next one.
     turn: usize,
     slots: Vec<Slot>,
     free: Vec<u16>,
@@ -112,7 +112,7 @@ pub struct CompletionQueue {
     /// Completions of which the host was not told, and since when.
     untold: u16,
     untold_since_us: Option<u64>,
-    /// What another process goes on by, should this one be killed.
+    /// Book for another process, should this one be killed.
     book: Option<Book>,
     /// Completions to be written by `publish`. None: each is at once.
     held_back: Option<Vec<Entry>>,
@@ -172,7 +172,7 @@ impl CompletionQueue {
         self.held_back.get_or_insert_default();
     }
 
-    /// Those that another process held back, and may have written.
+    /// Takes entries that another process held back, and may have written.
     ///
     /// # Errors
     /// They aren't its own.
@@ -283,7 +283,7 @@ impl CompletionQueue {
         (0..count).map(|n| (self.turn + n) % count).find(has)
     }
 
-    /// Whether one more completion will have room beside those of the commands in flight.
+    /// Returns whether one more completion will have room beside those of the commands in flight.
     fn has_room<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<bool, QueueFault> {
         if self.ring.room() <= self.in_flight() {
             self.look_at_head(memory)?;

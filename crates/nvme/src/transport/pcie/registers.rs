@@ -25,10 +25,10 @@ pub mod offset {
     pub const CRTO: u64 = 0x68;
 }
 
-/// Where the doorbells begin (pcie, section 3.1.2).
+/// Offset of the doorbells (pcie, section 3.1.2).
 pub const DOORBELLS: u64 = 0x1000;
 
-/// What NSSR is written with: "NVMe" (base, section 3.1.3.7).
+/// Value that is written to NSSR: "NVMe" (base, section 3.1.3.7).
 pub const SUBSYSTEM_RESET: u32 = 0x4e56_4d65;
 
 /// CSTS.NSSRO: a subsystem reset occurred (base, section 3.1.3.6).

@@ -3,7 +3,7 @@
 
 use super::registers::Doorbell;
 
-/// Where the two buffers are. Each is one memory page, laid out as the doorbell registers are.
+/// Addresses of the two buffers. Each is one memory page, laid out as the doorbell registers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shadow {
     pub doorbells: u64,
@@ -15,16 +15,16 @@ pub struct Shadow {
 }
 
 impl Shadow {
-    /// Where the doorbell of this queue is, and its EventIdx. None: the page ends before; such a queue has registers
-    /// only.
+    /// Returns the addresses of this queue's doorbell and its EventIdx. None: the page ends before; such a queue has
+    /// registers only.
     pub fn of(self, doorbell: Doorbell) -> Option<(u64, u64)> {
         let at = doorbell.index() << (2 + self.stride);
         (at + 4 <= u64::from(self.page_bytes)).then(|| (self.doorbells + at, self.event_indices + at))
     }
 }
 
-/// Whether a doorbell that went from `old` to `new` passed EventIdx, so that the register must be written: the index is
-/// within what was added, in arithmetic of 16 bits (base, appendix B.5).
+/// Returns whether a doorbell that went from `old` to `new` passed EventIdx, so that the register must be written: the
+/// index is within what was added, in arithmetic of 16 bits (base, appendix B.5).
 pub fn passes(event_index: u16, old: u16, new: u16) -> bool {
     new.wrapping_sub(event_index).wrapping_sub(1) < new.wrapping_sub(old)
 }

@@ -82,7 +82,7 @@ impl Refusal {
     }
 }
 
-/// What a controller has to offer.
+/// Offer of a controller.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
     /// I/O queues: the highest identifier.
@@ -102,7 +102,7 @@ pub struct Agreed {
 }
 
 impl Request {
-    /// What a host asks for a queue of so many entries (2 at least).
+    /// Returns a host's request for a queue of so many entries (2 at least).
     pub fn new(qid: u16, entries: u16) -> Request {
         Request {
             qid: qid.into(),
@@ -139,8 +139,8 @@ pub fn answer(private: &[u8], offer: &Offer) -> Result<(Agreed, Accept), Refusal
     Ok((Agreed { qid, commands, responses }, accept))
 }
 
-/// What a host makes of the answer to `request`: how many commands it may have in flight. None: these aren't the
-/// private data of a controller.
+/// Interprets the answer to `request` for a host: the number of commands that it may have in flight. None: these
+/// aren't the private data of a controller.
 pub fn accepted(request: &Request, private: &[u8]) -> Option<u16> {
     let accept = Accept::read(private)?;
     let room = accept.receive_entries.get();
@@ -148,7 +148,7 @@ pub fn accepted(request: &Request, private: &[u8]) -> Option<u16> {
     (accept.format.get() == FORMAT && room > 0).then_some(room.min(asked))
 }
 
-/// What a host makes of a rejection. None: it isn't the controller's, or for a reason that isn't known.
+/// Interprets a rejection for a host. None: it isn't the controller's, or for a reason that isn't known.
 pub fn rejected(private: &[u8]) -> Option<Refusal> {
     let reject = Reject::read(private)?;
     let known = Refusal::ALL.into_iter().find(|refusal| *refusal as u16 == reject.status.get());

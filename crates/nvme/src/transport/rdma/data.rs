@@ -1,5 +1,5 @@
-//! Where the data of a command capsule are: behind the command, or in the host's memory under a key (base, section
-//! 4.1.2.2, Keyed SGL Data Block descriptor).
+//! Place of a command capsule's data: behind the command, or in the host's memory under a key (base, section 4.1.2.2,
+//! Keyed SGL Data Block descriptor).
 
 use crate::command::{Sgl, Sqe};
 use crate::status::{Code, Status};
@@ -58,14 +58,14 @@ impl Keyed {
     }
 }
 
-/// Where a command's data are.
+/// Place of a command's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Data {
     /// It has none.
     None,
     /// In these bytes of its capsule.
     InCapsule(Range<usize>),
-    /// Where the list says.
+    /// Places in the list.
     Keyed,
 }
 
@@ -81,7 +81,7 @@ impl KeyedList {
         &self.list[..self.count]
     }
 
-    /// Of all stretches together.
+    /// Returns the bytes of all stretches together.
     pub fn bytes(&self) -> u64 {
         self.as_slice().iter().map(|keyed| u64::from(keyed.bytes)).sum()
     }
@@ -103,8 +103,8 @@ impl KeyedList {
     }
 }
 
-/// Where the `bytes` of data of a command are that came as `capsule`. `to_host`: the controller writes them. The list
-/// is filled again for each command.
+/// Returns the place of the `bytes` of data of a command that came as `capsule`. `to_host`: the controller writes
+/// them. The list is filled again for each command.
 ///
 /// # Errors
 /// The status that the specification has for what is wrong with the capsule's SGL.
@@ -264,7 +264,7 @@ mod tests {
     }
 
     proptest! {
-        /// What a host puts into a capsule is what the controller finds.
+        /// Compares the memory that a host describes in a capsule with what the controller finds.
         // promise: RHO-9
         #[test]
         fn both_ends_mean_the_same_memory(list in prop::collection::vec(keyed(), 1..=KEYED_MAX)) {

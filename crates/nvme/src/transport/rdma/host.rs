@@ -60,7 +60,7 @@ impl HostEnd {
         self.ended(command.0)
     }
 
-    /// What came as a response.
+    /// Takes a response.
     ///
     /// # Errors
     /// It is none, or of a command that isn't out.

@@ -21,7 +21,7 @@ const NO_CID: u32 = u32::MAX;
 pub enum Event {
     /// A command. `in_capsule` bytes of data came with it: `Copy` brings them next.
     Command { command: Handle, sqe: Sqe, in_capsule: u32 },
-    /// Those bytes of the capsule in that receive belong there. They stay until `next` is called again.
+    /// Copies those bytes of the capsule in that receive to their place. They stay until `next` is called again.
     Copy { place: Place, receive: u16, range: Range<usize> },
     /// The host's device was read.
     Placed(Place),
@@ -29,7 +29,7 @@ pub enum Event {
     DataComplete { command: Handle },
 }
 
-/// What is to be posted.
+/// Request to be posted.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Op<'a> {
     /// RDMA READ of `bytes` in all, into the command's memory. Then `fetched`.
@@ -176,7 +176,7 @@ impl TargetEnd {
         Ok(())
     }
 
-    /// What came of it all, in order.
+    /// Returns the next event, in order.
     #[allow(clippy::should_implement_trait, reason = "it gives errors, and goes on after None")]
     pub fn next(&mut self) -> Result<Option<Event>, Fatal> {
         if let Some(command) = self.complete.take() {
@@ -394,7 +394,7 @@ impl TargetEnd {
     }
 }
 
-/// Where a command's data are, or the status that says what is wrong with its SGL.
+/// Returns the place of a command's data, or the status that says what is wrong with its SGL.
 fn found(sqe: &Sqe, behind: &[u8], list: &mut KeyedList) -> Result<Data, Status> {
     let direction = sqe.direction();
     if direction == 0 {

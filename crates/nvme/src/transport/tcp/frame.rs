@@ -17,7 +17,7 @@ pub(super) struct Framer {
     /// Bytes at `start` that make a whole header, once its type is known.
     need: usize,
     payload: Payload,
-    /// What `expect` offered of the payload's place, and how much of that came since `step`.
+    /// Bytes of the payload's place that `expect` offered, and how much of that came since `step`.
     armed: u32,
     placed: u32,
 }
@@ -72,7 +72,8 @@ impl Framer {
         self.end - self.start
     }
 
-    /// Where the next bytes go. `lead`: the least to ask for where a header comes; `bulk`: how much may be taken.
+    /// Returns the place of the next bytes. `lead`: the least to ask for where a header comes; `bulk`: how much may be
+    /// taken.
     pub fn expect(&mut self, lead: usize, bulk: usize) -> Expect<'_> {
         self.own.copy_within(self.start..self.end, 0);
         self.end -= self.start;
@@ -196,7 +197,7 @@ impl Framer {
         self.peek(n)
     }
 
-    /// What a termination request quotes of the next PDU's header.
+    /// Returns the part of the next PDU's header that a termination request quotes.
     pub fn quote(&self) -> &[u8] {
         let hlen = self.head().map_or(0, |head| usize::from(head.hlen));
         &self.own[self.start..self.end.min(self.start + hlen.min(QUOTE_MAX))]
@@ -215,7 +216,7 @@ impl Framer {
         self.payload = Payload { place, done: 0, digest: parts.data_digest, kept };
     }
 
-    /// What still comes of the payload of `command`, if it is coming now, is dropped.
+    /// Drops the rest of the payload of `command`, if it is coming now.
     pub fn forget(&mut self, command: Handle) {
         if !matches!(self.phase, Phase::Header) && self.payload.place.command == command {
             self.payload.kept = false;

@@ -40,7 +40,7 @@ pub struct Options {
     pub bulk: usize,
 }
 
-/// What travels with a command.
+/// Data that travel with a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
     None,
@@ -85,7 +85,7 @@ pub struct HostEnd {
     options: Options,
     framer: Framer,
     state: State,
-    /// What PDUs that come, and that go, look like.
+    /// Rules for PDUs that come, and for those that go.
     incoming: Rules,
     outgoing: Rules,
     max_h2c: u32,
@@ -154,7 +154,7 @@ enum Found {
     Completed(Handle, Cqe),
 }
 
-/// What became of a header.
+/// Result of a header.
 enum Header {
     Wait,
     Taken,
@@ -263,7 +263,8 @@ impl HostEnd {
         }
     }
 
-    /// What they mean; until it returns None. On Err an H2CTermReq is outgoing (unless `by_peer`): send it, close.
+    /// Returns the next event that the bytes mean, until None. On Err an H2CTermReq is outgoing (unless `by_peer`):
+    /// send it, close.
     #[allow(clippy::should_implement_trait, reason = "an iterator's items can't borrow from it")]
     pub fn next(&mut self) -> Result<Option<Event<'_>>, Fatal> {
         let found = match self.advance() {

@@ -27,7 +27,7 @@ pub mod host;
 pub mod pdu;
 pub mod target;
 
-/// What goes onto the wire, in order.
+/// Segment for the wire, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Segment {
     /// These bytes of `Outgoing::bytes`: headers, capsules, padding.
@@ -62,7 +62,7 @@ pub struct Place {
     pub len: u32,
 }
 
-/// Where the next bytes of the stream go: `payload` first, then `own`. Never both empty.
+/// Place of the next bytes of the stream: `payload` first, then `own`. Never both empty.
 #[derive(Debug)]
 pub struct Expect<'a> {
     pub payload: Option<Place>,

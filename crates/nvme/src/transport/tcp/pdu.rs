@@ -177,7 +177,7 @@ pub mod field {
     pub const LEN: u32 = 16;
 }
 
-/// What both ends agreed on, of PDUs that come in.
+/// Rules that both ends agreed on for incoming PDUs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rules {
     pub header_digest: bool,
@@ -186,7 +186,7 @@ pub(super) struct Rules {
     pub align: u32,
 }
 
-/// Which data a PDU of some type has.
+/// Kind of data that a PDU of some type has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Carries {
     Nothing,
@@ -289,7 +289,7 @@ pub(super) fn read<T: FromBytes>(header: &[u8]) -> T {
     }
 }
 
-/// What a termination request says.
+/// Returns the error of a termination request.
 pub(super) fn ended_by_peer(term: &TermReq) -> Fatal {
     let (status, what) = match term.status.get() {
         1 => (

@@ -32,7 +32,7 @@ const NO_CID: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// What a host may have.
+    /// Digest that a host may have.
     pub header_digest: bool,
     pub data_digest: bool,
     /// Data that a command capsule may carry, bytes; 8192 where it is less, for Fabrics and admin commands.
@@ -93,7 +93,7 @@ pub struct TargetEnd {
     flow: Flow,
     /// Bytes asked for by R2T that haven't come.
     awaited: u64,
-    /// What is to be sent, in order.
+    /// Segments ready to be sent, in order.
     ready: VecDeque<Ready>,
     /// All data of this command are here, to be told behind their digest.
     arrived: Option<Handle>,
@@ -146,7 +146,7 @@ enum Found {
     DataComplete(Handle),
 }
 
-/// What became of a header.
+/// Result of a header.
 enum Header {
     Wait,
     Taken,

@@ -1,4 +1,4 @@
-//! What ends before its time: commands that are aborted, queues that are deleted, controllers that are reset or shut down.
+//! Tests of early ends: commands that are aborted, queues that are deleted, controllers that are reset or shut down.
 
 use super::*;
 

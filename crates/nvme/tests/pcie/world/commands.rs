@@ -1,4 +1,4 @@
-//! What becomes of commands: they are understood, carried out on the drive of bytes, and end in any order.
+//! Execution of commands: they are understood, carried out on the drive of bytes, and end in any order.
 
 use super::*;
 use forebay_nvme::command::Sqe;

@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 struct FakeKernel {
     device: Option<DeviceInfo>,
     parameters: Parameters,
-    /// Of the driver.
+    /// Features of the driver.
     features: u64,
     /// As often START_USER_RECOVERY finds the last daemon there.
     busy: u32,

@@ -96,7 +96,7 @@ fn a_request_that_the_source_keeps_is_given_up_in_time() {
     rig.stop();
 }
 
-/// Nobody serves the device's queues then: its thread ends, and whoever has it learns why.
+/// Tests a device whose queues nobody serves: its thread ends, and its owner learns why.
 // promise: ENG-6
 #[test]
 fn a_ring_that_may_not_be_entered_any_more_ends_the_thread() {

@@ -1,4 +1,4 @@
-//! How requests and queues of a device end.
+//! End of requests and queues of a device.
 
 use super::super::mail::Report;
 use super::super::port::Port;
@@ -87,7 +87,7 @@ impl<P: Port> Worker<P> {
         left || (closed && self.is_quiet())
     }
 
-    /// What was written is durable before the thread is gone.
+    /// Makes written data durable before the thread is gone.
     pub(super) fn flush(&mut self) {
         let refused = self.reactor.refused().is_some();
         if !self.limits.write_cache || !self.lane.is_idle() || self.failing || refused {

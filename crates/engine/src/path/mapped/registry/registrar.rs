@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
-/// What the registrar does about a request.
+/// Next step of the registrar for a request.
 pub(super) enum Step {
     Register,
     Unregister(Vec<Key>),

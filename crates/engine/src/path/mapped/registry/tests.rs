@@ -13,7 +13,7 @@ use std::time::Instant;
 const WINDOW: u64 = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What is pinned now, and the most that ever was.
+/// Bytes pinned now, and at most so far.
 #[derive(Default)]
 struct Books {
     now: AtomicUsize,

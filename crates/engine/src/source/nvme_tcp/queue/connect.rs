@@ -8,8 +8,8 @@ use forebay_model::Error;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long opening waits for the queues of paths that are up, how much longer for those that were refused, and how often
-/// it looks at these.
+/// Time for which opening waits for the queues of paths that are up, further time for those that were refused, and the
+/// interval at which it checks these.
 const OPEN_WITHIN: Duration = Duration::from_secs(1);
 const TRIED_WITHIN: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(100);

@@ -30,7 +30,7 @@ impl NvmeTcpQueue {
         }
     }
 
-    /// What has waited long enough.
+    /// Gives up commands that have waited long enough.
     pub(super) fn give_up(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Done>) {
         if self.cut.is_some_and(|cut| now >= cut) {
             self.cut = None;

@@ -24,7 +24,7 @@ const CONTIGUOUS: u32 = 1 << 0;
 /// IEN of Create I/O Completion Queue.
 const INTERRUPTS: u32 = 1 << 1;
 
-/// What comes of a command: its result, or None where it ends later.
+/// Outcome of a command: its result, or None where it ends later.
 type Outcome = Result<Option<u64>, Code>;
 
 impl Device {
@@ -342,7 +342,7 @@ fn room<M: HostMemory + ?Sized>(
 /// Longest part of a log page where MDTS sets no limit, bytes.
 const LOG_BYTES_MAX: u32 = 1 << 20;
 
-/// Where the command's data are, all of it reachable.
+/// Returns the pieces of the command's data, all of it reachable.
 fn pieces<M: HostMemory + ?Sized>(
     memory: &M,
     sqe: &Sqe,

@@ -53,7 +53,7 @@ impl Device {
         self.status = Csts(self.status.0 & SUBSYSTEM_RESET_OCCURRED | Csts::READY);
     }
 
-    /// What the host may ask for with CC and the admin queue's registers.
+    /// Checks what the host asks for with CC and the admin queue's registers.
     fn acceptable(&self) -> Result<(), String> {
         let (cc, aqa) = (self.configuration, self.admin_attributes);
         let page_bytes = cc.page_bytes();
@@ -120,7 +120,7 @@ impl Device {
         }
     }
 
-    /// What `Effect::CloseQueues` asked for is done.
+    /// Completes `Effect::CloseQueues`.
     pub fn queues_closed(&mut self) {
         if let Some(why) = self.closing.take() {
             self.completions.clear();
@@ -157,7 +157,7 @@ impl Device {
         }
     }
 
-    /// What `Effect::ShutDown` asked for is done: the host sees its shutdown complete.
+    /// Completes `Effect::ShutDown`: the host sees its shutdown complete.
     pub fn shut_down_complete(&mut self) {
         if self.status.shutdown() == 1 {
             self.status.0 = self.status.0 & !(0b11 << 2) | Csts::SHUTDOWN_COMPLETE;

@@ -25,7 +25,7 @@ pub struct DeviceState {
     /// Completions in it that the host may not have been told of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     held_back: Vec<Entry>,
-    /// Where Doorbell Buffer Config put both buffers, and bytes of each.
+    /// Addresses of both buffers of Doorbell Buffer Config, and bytes of each.
     shadow: Option<(u64, u64, u32)>,
     completed: u64,
     failed: u64,

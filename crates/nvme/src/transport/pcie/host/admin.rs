@@ -12,7 +12,7 @@ use crate::transport::pcie::memory::HostMemory;
 use crate::transport::pcie::registers::{offset, Aqa};
 use crate::transport::pcie::shadow::Shadow;
 
-/// How often CSTS is read while the controller is being disabled.
+/// Interval at which CSTS is read while the controller is being disabled.
 const POLL_MS: u64 = 10;
 /// PC and IEN of Create I/O Completion Queue; PC of Create I/O Submission Queue.
 const CONTIGUOUS: u32 = 1 << 0;

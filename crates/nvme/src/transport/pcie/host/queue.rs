@@ -18,7 +18,7 @@ pub fn queue_bytes(entries: u16) -> u64 {
     completion_offset(entries) + (u64::from(entries) * CQE_BYTES).next_multiple_of(PAGE_BYTES.into())
 }
 
-/// Where its completion queue begins, from the submission queue's start.
+/// Returns the offset of its completion queue from the submission queue's start.
 pub(super) fn completion_offset(entries: u16) -> u64 {
     (u64::from(entries) * SQE_BYTES).next_multiple_of(PAGE_BYTES.into())
 }
@@ -167,8 +167,8 @@ impl HostQueue {
         Ok(None)
     }
 
-    /// Where the next completion will show: the address of the entry's last dword, and what its phase tag (bit 16) will
-    /// be. For owners that look before they call `reap`.
+    /// Returns the place of the next completion: the address of the entry's last dword, and its expected phase tag
+    /// (bit 16). For owners that look before they call `reap`.
     pub fn next_completion(&self) -> (u64, bool) {
         (self.completions + u64::from(self.head) * CQE_BYTES + 12, self.phase)
     }

@@ -1,5 +1,5 @@
-//! What a queue's owner notes in memory that outlives it, so that another process goes on where it was killed: at any
-//! instruction.
+//! Book in which a queue's owner notes its state, in memory that outlives it, so that another process goes on where it
+//! was killed: at any instruction.
 //!
 //! The host's memory says what was completed (phase tags), its doorbells say what it asked for. Only this is known to
 //! nobody else: how many commands were taken of each submission queue, copies of those that have no completion yet (the
@@ -21,18 +21,18 @@ pub trait Words: std::fmt::Debug + Send {
 
 /// Completions that were written and counted.
 const COMPLETED: usize = 0;
-/// Where the host said its head is.
+/// Position of the host's head.
 const HEAD: usize = 1;
 /// The host has written the completion queue's shadow doorbell.
 const HEARD: usize = 2;
-/// Of each submission queue, by its number.
+/// Position of the submission queues' words, by their number.
 const SUBMISSIONS: usize = 8;
-/// Of a submission queue's word: the host has written its shadow doorbell. Below it: commands that were taken.
+/// Flag of a submission queue's word: the host has written its shadow doorbell. Below it: commands that were taken.
 const SUBMISSION_HEARD: u64 = 1 << 63;
 /// A slot: tag, what it came to, and the command.
 const SLOT_WORDS: usize = 2 + SQE_WORDS;
 const SQE_WORDS: usize = size_of::<Sqe>() / 8;
-/// Of a tag, above it: the submission queue. Below: which of its commands, counted from 1.
+/// Shift of the submission queue in a tag. Below: which of its commands, counted from 1.
 const POSITION_BITS: u32 = 48;
 const POSITION: u64 = (1 << POSITION_BITS) - 1;
 

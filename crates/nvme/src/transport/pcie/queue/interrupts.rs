@@ -9,7 +9,8 @@ use std::sync::atomic::fence;
 use std::sync::atomic::Ordering;
 
 impl CompletionQueue {
-    /// Whether to interrupt the host for what was completed. Once in each turn of the owner's loop; `Now` is said once.
+    /// Decides whether to interrupt the host for what was completed. Once in each turn of the owner's loop; `Now` is
+    /// said once.
     pub fn interrupt(&mut self, now_us: u64) -> Interrupt {
         let Some(vector) = self.vector.filter(|_| self.untold > 0) else {
             self.untold = 0;

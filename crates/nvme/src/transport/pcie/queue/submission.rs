@@ -10,12 +10,12 @@ use super::super::shadow::Shadow;
 #[derive(Debug)]
 pub struct SubmissionQueue {
     pub(super) id: u16,
-    /// Of its first entry.
+    /// Address of its first entry.
     pub(super) address: u64,
     pub(super) ring: Ring,
     /// Its doorbell in the host's memory, and EventIdx.
     pub(super) shadow: Option<(u64, u64)>,
-    /// What the shadow doorbell last held: a wrong value is told of once.
+    /// Last value of the shadow doorbell: a wrong value is told of once.
     pub(super) seen: u32,
     /// It still is as it was when it was announced: the register counts.
     pub(super) fresh: bool,
