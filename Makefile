@@ -31,8 +31,8 @@ MOMENTS ?= 100
 TEST_WORKERS ?= $(shell echo $$(( 2 * $$(nproc) < 8 ? 2 * $$(nproc) : 8 )))
 PYTEST := $(BIN)/python -m pytest
 STEP := .ci/step
-# Of each property a fifth of proptest's usual cases; `make soak` and `make fuzz` try more.
-RUST_TESTS := env PROPTEST_CASES=48 RUST_TEST_THREADS=$(TEST_WORKERS) .ci/rust-tests
+# Of each property an eighth of proptest's usual cases; `make soak` and `make fuzz` try more.
+RUST_TESTS := env PROPTEST_CASES=32 RUST_TEST_THREADS=$(TEST_WORKERS) .ci/rust-tests
 PYTHON_TESTS = $(PYTEST) -n $(TEST_WORKERS) --dist worksteal --durations 10 -m "not vm and not wheel and not long and not soak" $(ARGS)
 
 # One interpreter for every build, or PyO3 is compiled anew at each change between them.

@@ -101,8 +101,8 @@ settled()
     "settings",
     [
         "fail=cuStreamWaitValue32_v2:1+:801",
-        "fail=cuMemHostRegister_v2:1:2",
-        "fail=cuStreamCreate:1:2",
+        pytest.param("fail=cuMemHostRegister_v2:1:2", marks=pytest.mark.long),
+        pytest.param("fail=cuStreamCreate:1:2", marks=pytest.mark.long),
     ],
 )
 def test_where_nothing_can_be_copied_in_the_meantime_it_is_read_all_the_same(scenario: Scenario, settings: str) -> None:

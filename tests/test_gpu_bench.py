@@ -285,7 +285,10 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("mode, depth", [("sync", 1), ("batch", 4), ("stream", 4), ("batch-stream", 4)])
+@pytest.mark.parametrize(
+    "mode, depth",
+    [("sync", 1), ("batch", 4), *(pytest.param(mode, 4, marks=pytest.mark.long) for mode in ("stream", "batch-stream"))],
+)
 def test_the_c_loop_reads_in_each_of_cufiles_ways(
     mode: str, depth: int, stubs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

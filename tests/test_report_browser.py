@@ -30,7 +30,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.promise("REP-1", "REP-2")
 @charts
 @browser
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (320, False), (390, True)])
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), (320, False), *(pytest.param(390, dark, marks=pytest.mark.long) for dark in (False, True))]
+)
 def test_the_page_fits_its_window_and_asks_for_nothing(shown: Any, width: int, dark: bool) -> None:
     window, page, _ = shown
     window.requests.clear()

@@ -93,7 +93,7 @@ def test_a_file_whose_name_is_no_text_is_named_in_the_report(run: Run, tmp_path:
 
 MEASURING = (
     ("tune", "nil:", "--max-time", "0.5s"),
-    ("compare", "--a", "depth=1", "--b", "depth=2", "nil:", "--duration", "0.2", "--pairs-min", "3", "--pairs-max", "3"),
+    ("compare", "--a", "depth=1", "--b", "depth=2", "nil:", "--duration", "0.05", "--pairs-min", "3", "--pairs-max", "3"),
     ("files", ".", "--files", "20"),
 )
 

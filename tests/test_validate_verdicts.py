@@ -165,7 +165,7 @@ def finished(tmp_path_factory):
     return json.dumps(document)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.data())
 def test_whatever_a_file_holds_it_is_judged_or_refused(finished, data):
     broken = json.loads(finished)
