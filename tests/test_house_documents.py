@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import promises
+import pytest
 from test_house import ROOT, files, name, text_of
 
 
@@ -99,6 +100,20 @@ def test_a_promise_that_nothing_holds_and_a_mark_of_none_are_caught() -> None:
         ([("ABC-1", "")], held[:1], "ABC-1: promises nothing"),
     ):
         assert any(said in fault for fault in promises.faults(rows, marked)), (said, promises.faults(rows, marked))
+
+
+def test_the_page_of_benchmarks_is_what_the_kept_results_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import kept
+    import publish
+
+    results = kept.load()
+    for result in results:
+        assert result["date"] and result["commit"] and result["command"] and result["machine"]["cpu"], result["study"]
+        assert any(publish.script_of(result) == part.script for q in publish.QUESTIONS for part in q.parts), result["command"]
+    page = publish.PAGE.read_text()
+    assert publish.page(results) == page, "docs/benchmarks.md isn't what bench/results gives; try: python bench/publish.py"
+    assert page.count("\n") <= 300 and publish.METHOD.read_text().count("\n") <= 60
 
 
 def test_what_happens_when_something_goes_wrong_names_tests_that_exist() -> None:

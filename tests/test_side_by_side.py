@@ -135,16 +135,6 @@ def test_bounds_that_do_not_hold_are_named_below_their_table() -> None:
     assert kept.name(result) == "x-amd-2-cores.json"
 
 
-def test_the_page_of_benchmarks_is_what_the_kept_results_give() -> None:
-    results = kept.load()
-    for result in results:
-        assert result["date"] and result["commit"] and result["command"] and result["machine"]["cpu"], result["study"]
-        assert any(publish.script_of(result) == part.script for q in publish.QUESTIONS for part in q.parts), result["command"]
-    page = publish.PAGE.read_text()
-    assert publish.page(results) == page, "docs/benchmarks.md isn't what bench/results gives; try: python bench/publish.py"
-    assert page.count("\n") <= 300 and publish.METHOD.read_text().count("\n") <= 60
-
-
 def test_few_commands_are_counted_in_thousands() -> None:
     slow, fast = (Figure(1.0, n * 4096, n, 0.1, 0.1) for n in (2600, 2_600_000))
     cell = Cell("x", [], [], per="I/O")
