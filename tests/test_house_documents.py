@@ -102,6 +102,31 @@ def test_a_promise_that_nothing_holds_and_a_mark_of_none_are_caught() -> None:
         assert any(said in fault for fault in promises.faults(rows, marked)), (said, promises.faults(rows, marked))
 
 
+def opens_with_a_question(text: str) -> bool:
+    return re.match(r"(What|Who|How|Whether|Where|Whose|Which)\b", text.strip()) is not None
+
+
+def test_doc_comments_open_with_a_noun_or_a_verb() -> None:
+    """At most 2 % open with a question word: those of verbs, which --help prints, ask what a user asks."""
+    comments = [
+        found[1]
+        for path in files(".rs")
+        for found in re.finditer(r"^(?!\s*//[/!]).*\n\s*//[/!] ?(.+)", "\n" + text_of(path), re.MULTILINE)
+    ]
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    docstrings = [
+        text
+        for path in files(".py")
+        if path.is_relative_to(ROOT / "python/forebay")
+        for node in ast.walk(ast.parse(text_of(path)))
+        if isinstance(node, documented) and (text := ast.get_docstring(node))
+    ]
+    for texts in (comments, docstrings):
+        asking = [text for text in texts if opens_with_a_question(text)]
+        assert len(texts) > 1000 and len(asking) < 0.02 * len(texts), asking[:20]
+    assert opens_with_a_question("What a run costs.") and not opens_with_a_question("Whatever is left.")
+
+
 def test_the_page_of_benchmarks_is_what_the_kept_results_give(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "bench")
     import kept

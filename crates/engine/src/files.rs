@@ -435,8 +435,8 @@ impl Work<'_> {
         bytes.map(|bytes| (bytes, Duration::ZERO))
     }
 
-    /// Ends a phase on all threads if one couldn't start. Only cleaning up goes on: this thread does what the missing
-    /// ones would.
+    /// Ends a phase for which the system refuses threads: what can't be done by all is done by none. Only cleaning up goes
+    /// on: this thread does what the missing ones would.
     fn start_failed(&self, shared: &Shared, started: u32, error: &io::Error) {
         if matches!(self.call, Call::Remove | Call::RemoveDirectory) {
             return;

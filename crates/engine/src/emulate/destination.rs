@@ -130,7 +130,7 @@ impl Destination {
         Ok(pool.free[turn].pop().expect("some were made"))
     }
 
-    /// Registers memory with cuFile, and returns what it refused as a buffer of its own.
+    /// Registers memory with cuFile; None where that is refused: then cuFile reads by memory of its own.
     fn tell_cufile(&self, turn: usize, memory: &DeviceMemory) -> Option<Buffer> {
         let session = self.session.as_ref()?;
         match session.driver().register_buffer(memory) {

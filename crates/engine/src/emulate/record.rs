@@ -303,7 +303,7 @@ fn session_of(shared: &Shared) -> Option<&Session> {
     shared.straight.as_ref()?.session().map(|session| &**session)
 }
 
-/// Adds cuFile's counters of the run, and names its bytes accordingly.
+/// Returns cuFile's counters of the run, and names its bytes by them.
 fn cufile_of(shared: &Shared, path: &mut PathRan, missing: &mut BTreeMap<String, String>) -> Option<Cufile> {
     let session = session_of(shared)?;
     let direct = path.direct_bytes;

@@ -29,7 +29,7 @@ const WITHDRAW: Duration = Duration::from_secs(1);
 const FINISH: Duration = Duration::from_secs(4);
 const LOOK: Duration = Duration::from_micros(500);
 
-/// Owner of a place among processes.
+/// Stage of handing a gateway over: it is here, leaving, or has left.
 #[derive(Default)]
 pub struct Place(AtomicU8);
 
