@@ -80,7 +80,7 @@ def outcome(settings: dict[str, str], program: str) -> tuple[str, str]:
         said = str(error)
         if said.startswith("fio ends"):
             return "fio refuses", said
-        return ("refused" if "ends with 2" in said else "differs"), said
+        return ("refused" if isinstance(error, ForebayError) or "ends with 2" in said else "differs"), said
     if not found.startswith(SAME) and is_drawn(settings):
         return "drawn by each", found
     return ("same" if found.startswith(SAME) else "differs"), found

@@ -188,7 +188,7 @@ def test_what_goes_another_way_in_fio_is_refused(tmp_path: Path, settings: str, 
         ("rw=read bs=,64k", {"io_bytes": 4096}),
         ("rw=write bs=,64k", {"io_bytes": 65536}),
         ("rw=randwrite bsrange=16k-32k,", {"io_bytes": 4096, "io_bytes_max": None}),
-        ("rw=randread blockalign=8k", {"no_repeat": False}),
+        ("rw=randread blockalign=8k norandommap=1", {"no_repeat": False}),
         ("rw=randread blockalign=4k", {"no_repeat": True}),
     ],
 )

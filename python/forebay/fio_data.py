@@ -21,6 +21,9 @@ def named_files(filename: str) -> list[str]:
 class Data(Sides):
     """A section whose jobs share files, or have one each."""
 
+    # The data aren't a whole number of I/Os.
+    uneven = False
+
     def data(self, engine: str, threads: int) -> None:
         size_pct = fio_values.share(self.left.get("size", ""))
         if size_pct in (0, 100):
@@ -73,6 +76,7 @@ class Data(Sides):
         """Returns the end of a job's last whole I/O, as in fio: what is left is less than one, or, in order in a file that
         goes on behind it, has one of its own."""
         least, rest = self.fields["io_bytes"], (end - start) % self.fields["io_bytes"]
+        self.uneven = rest != 0
         if 0 < end - start < least:
             raise self.wrong(key, str(end - start), f"is less than an I/O of {least:,} bytes", f"{key}={least}")
         one_size = not {"io_bytes_max", "io_mix"} & self.fields.keys()
@@ -85,6 +89,7 @@ class Data(Sides):
         there = self.there()
         if there is not None and there - start >= self.fields["io_bytes"]:
             rest = (there - start) % self.fields["io_bytes"]
+            self.uneven = rest != 0
             if rest:
                 self.fields["file_bytes"] = there - rest
 
@@ -158,9 +163,11 @@ class Data(Sides):
         would begin behind it begins anew, until as much was moved as there is data."""
         skip, limited = self.fields.get("skip_bytes", 0), {"limit_bytes", "limit_ios"} & self.fields.keys()
         end = self.fields.get("file_bytes") or self.there()
+        size = self.fields["io_bytes"]
+        if skip < 0 and "skip_every_bytes" not in self.fields:
+            self.backwards(end, size)
         if skip <= 0 or "skip_every_bytes" in self.fields or time_based or limited or end is None:
             return
-        size = self.fields["io_bytes"]
         if {"io_bytes_max", "io_mix"} & self.fields.keys():
             self.leave_out("rw", self.hole, "with several block sizes, where fio's pass ends depends on those that it draws")
             return
@@ -176,10 +183,17 @@ class Data(Sides):
         self.fields["limit_ios"] = ios
         self.notes.append(f"rw={self.hole} ends after {ios:,} I/Os, where the next one doesn't fit")
 
+    def backwards(self, end: int | None, size: int) -> None:
+        """Refuses walks towards the beginning whose last I/O is a part of one here and whole in fio."""
+        most = self.fields.get("limit_bytes", 0)
+        if {"io_bytes_max", "io_mix"} & self.fields.keys():
+            self.leave_out("rw", self.hole, "backwards with several block sizes, fio goes on where those that it draws end")
+        elif self.uneven or (end or 0) % size or most % size:
+            self.leave_out("rw", self.hole, "backwards, over data that aren't a whole number of I/Os, fio's last one is whole")
+
     def more_than_once(self, loops: int) -> None:
         """A sequential mix, once as much has been moved as there is data; and loops over a size that isn't whole I/Os."""
-        whole, one_size = self.fields.get("file_bytes"), not {"io_bytes_max", "io_mix"} & self.fields.keys()
-        if loops > 1 and one_size and whole and (whole - self.fields.get("start_bytes", 0)) % self.fields["io_bytes"]:
+        if loops > 1 and self.uneven and not {"io_bytes_max", "io_mix"} & self.fields.keys():
             self.leave_out("loops", str(loops), "where size isn't a whole number of I/Os, fio's later loops end elsewhere")
         if self.is_random() or "read_pct" not in self.fields:
             return

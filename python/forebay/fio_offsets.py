@@ -110,7 +110,11 @@ class Offsets(Settings):
         kind, _, rest = text.partition(":")
         if kind == "random" and not rest:
             # Without its own alignment a block has no place in fio's map.
-            apart = self.fields.get("align_bytes", self.fields["io_bytes"]) != self.fields["io_bytes"]
+            align = self.fields.get("align_bytes", self.fields["io_bytes"])
+            apart = align != self.fields["io_bytes"]
+            if align > self.fields["io_bytes"] and not norandommap:
+                why = "where it is above bs, fio's map keeps aligned blocks from coming twice before all came; norandommap=1"
+                self.leave_out("blockalign", str(align), why)
             self.fields["no_repeat"] = not norandommap and not apart
         elif kind == "zipf" and re.fullmatch(r"[0-9]{0,3}(\.[0-9]{1,9})?", rest or "1.1"):
             self.fields["distribution"] = f"zipf:{rest or '1.1'}"
