@@ -22,6 +22,7 @@ ANOTHER_WORKLOAD = [
     "rw=randread:8",
     "rw=rw:64k",
     "bs=8k size=20k rw=read:-4k",
+    "bs=4k size=64k numjobs=2 offset_increment=64k rw=write:4k",
     "bsrange=4k-8k size=64k rw=read:-8k",
     "bs=8k size=64k io_size=12k rw=write:-16k",
     "rw=randread bs=4k size=64k blockalign=8k",

@@ -154,7 +154,7 @@ class Data(Sides):
             if beyond:
                 why = f"fio's zones continue beyond size, to the end of the file at {there:,}; use io_size instead of size"
                 self.leave_out("zoneskip", str(skip), why)
-        elif self.fields.get("start_bytes") or (beyond and skip > 0):
+        elif self.fields.get("start_bytes") or self.fields.get("start_step_bytes") or (beyond and skip > 0):
             why = "with holes, fio uses other offsets if offset or size excludes part of the file"
             self.leave_out("rw", self.hole, why)
 
