@@ -2,7 +2,7 @@
 # Every table of the GPU in turn: bench/gpu_all.sh DIR OUT [quick]
 #
 # DIR is a folder on the storage to measure (about 60 GiB are needed; quick: 9). What was measured goes to OUT, and is
-# kept after every command: gpu.md (the tables), gpu.json (everything, for bench/publish.py), gpu.log (what went on).
+# kept after every command: gpu.md (the tables), gpu.json (everything, for bench/publish.py --keep), gpu.log (what went on).
 # Builds nothing and fetches nothing; peers that aren't installed are left out and named. PYTHON names the interpreter.
 # ONLY='warm cold' runs just those; ROUNDS (5) and LIMIT_S (170, of each command) may be set likewise.
 # KvikIO reads by POSIX (KVIKIO_COMPAT_MODE=ON) unless told otherwise: through cuFile's own compatibility mode it is many

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +51,13 @@ def value(cell: str) -> Value:
 
 
 def commit() -> str | None:
-    told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=FOLDER.parent)
-    return told.stdout.strip() or None
+    """Commit of the installed build, which is what was measured; machines with a GPU may have neither git nor the checkout."""
+    try:
+        from forebay import _core
+    except ImportError:
+        return None
+    known: str | None = json.loads(_core.features()).get("commit")
+    return known[:7] if known else None
 
 
 def kind(machine: dict[str, Any]) -> str:
