@@ -36,6 +36,7 @@ UNSAFE = {
     "stream": "a socket's messages name buffers by address",
     "nvml": "calls into libnvidia-ml", "tls": "calls into OpenSSL",
     "process": "starting a process, its signals, and descriptors that one was started with",
+    "seccomp": "a filter of system calls",
     "threads": "pinning threads and their memory to processors and nodes",
 }
 # Elsewhere: file → uses it has today. It may lose some, and leaves the table with the last.
@@ -57,7 +58,8 @@ UNSAFE_CODE = re.compile(r"\bunsafe\b(?!_)(?!\s+(extern\s+)?fn\s*\()")
 CRATES = {
     "forebay-model": set(),
     "forebay-nvme": set(),
-    "forebay-engine": {"forebay-model", "forebay-nvme"},
+    "forebay-engine": {"forebay-model", "forebay-nvme", "forebay-rigs"},
+    "forebay-rigs": set(),
     "forebay-python": {"forebay-engine", "forebay-model"},
     "forebayd": {"forebay-engine", "forebay-model"},
     "forebay-fuzz": {"forebay-engine", "forebay-model", "forebay-nvme"},
@@ -229,7 +231,7 @@ def test_only_a_source_knows_its_kind() -> None:
 
 # Modules of the engine, each above those that it may use.
 LAYERS = """
-clock crc identity outputs process rate tls arena reactor queue stream copy client format gpu machine rdma auth meter multicast
+threads clock crc identity outputs process rate tls arena reactor queue stream copy build client format gpu machine rdma auth meter multicast
 source inspect path opening doctor driver serve front generate emulate checkpoint checksum feed files""".split()
 
 def test_no_module_of_the_engine_calls_back_up() -> None:

@@ -5,7 +5,6 @@
 //! is read as fast as many; what the pieces give is joined by arithmetic.
 
 use crate::clock;
-use crate::driver;
 use crate::gpu::cuda::{self, Device};
 use crate::gpu::{Summed, Summer};
 use crate::meter::cpu;
@@ -111,7 +110,7 @@ pub fn run(spec: &ChecksumSpec, go_on: &mut dyn FnMut() -> bool) -> Result<Check
     let bytes = sources.iter().map(|s| s.bytes).sum::<u64>();
     Ok(ChecksumRecord {
         schema: SCHEMA,
-        forebay: driver::build(),
+        forebay: crate::build::build(),
         files: work.sums(&sources),
         bytes,
         setup_s: began.duration_since(asked).as_secs_f64(),

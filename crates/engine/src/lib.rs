@@ -2,6 +2,7 @@
 
 pub mod arena;
 pub mod auth;
+pub mod build;
 pub mod checkpoint;
 pub mod checksum;
 mod client;
@@ -33,6 +34,7 @@ pub mod reactor;
 pub mod serve;
 pub mod source;
 pub mod stream;
+pub mod threads;
 pub mod tls;
 
 pub use forebay_model::{Error, Kind};

@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    driver::built_from(option_env!("FOREBAY_COMMIT"));
+    forebay_engine::build::built_from(option_env!("FOREBAY_COMMIT"));
     library::search_packages(packages(module.py()).unwrap_or_default());
     module.add_function(wrap_pyfunction!(run, module)?)?;
     module.add_function(wrap_pyfunction!(run_beside_others, module)?)?;
@@ -221,7 +221,7 @@ fn schema() -> &'static str {
 /// Version, commit and build features.
 #[pyfunction]
 fn features(py: Python<'_>) -> PyResult<String> {
-    json(py, &driver::build())
+    json(py, &forebay_engine::build::build())
 }
 
 /// The doctor's findings.

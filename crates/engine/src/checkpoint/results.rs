@@ -54,7 +54,7 @@ impl Story {
 
 fn turn(step: &StepRan, bytes: u64) -> Turn {
     let (moved, ios) = (step.ran.bytes(), step.ran.ios());
-    let cores = crate::driver::threads::online();
+    let cores = crate::threads::online();
     let reading = step.ran.readings.cpu.as_ref();
     let cpu = reading.map(|r| cpu::fill(r, r.wall_s, moved, ios, cores)).unwrap_or_default();
     Turn::new(step.step, bytes, moved, &step.ranks, cpu)

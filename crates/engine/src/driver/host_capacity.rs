@@ -3,9 +3,10 @@
 //! moment: I/Os with a model that takes no time; content, by copying.
 
 use super::fleet;
-use super::{threads, Observer, Progress};
+use super::{Observer, Progress};
 use crate::clock;
 use crate::source::{Draft, ModelBacking, ModelDraft, SharedDrive, Target};
+use crate::threads;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, Op, PathKind};
 use forebay_model::simulate::mean_value_analysis;

@@ -17,7 +17,6 @@ mod schedule;
 mod series;
 mod share;
 pub(crate) mod tally;
-pub(crate) mod threads;
 pub(crate) mod verify;
 pub(crate) mod virtual_time;
 pub(crate) mod warnings;
@@ -26,7 +25,6 @@ pub(crate) mod worker;
 pub(crate) mod worker_setup;
 
 pub use crate::opening::run_beside_others;
-pub use record::{build, built_from};
 
 use crate::clock;
 use crate::gpu::cuda;

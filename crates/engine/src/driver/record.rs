@@ -4,15 +4,16 @@ mod missing;
 
 use super::fleet::Ran;
 use super::tally::Tally;
-use super::threads;
 use super::warnings;
 use super::worker_setup::buffers_of;
+use crate::build::build;
 use crate::clock;
 use crate::gpu::cuda;
 use crate::machine::environment;
 use crate::meter::{cpu, noise};
 use crate::path::{self, gds, Destination, Ends};
 use crate::source::Target;
+use crate::threads;
 use forebay_model::job::Engine;
 use forebay_model::job::JobSpec;
 use forebay_model::job::PathKind;
@@ -21,7 +22,6 @@ pub use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{stats, Latency};
 use missing::{cache_state, note_missing};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::OnceLock;
 
 pub struct Context<'a> {
     pub job: &'a JobSpec,
@@ -47,20 +47,6 @@ fn per(value: f64, seconds: f64) -> f64 {
     } else {
         0.0
     }
-}
-
-static COMMIT: OnceLock<Option<String>> = OnceLock::new();
-
-/// The commit that the program was built from, told once by whoever links the engine.
-pub fn built_from(commit: Option<&str>) {
-    let _ = COMMIT.set(commit.filter(|c| !c.is_empty()).map(String::from));
-}
-
-/// Version and features of this build.
-pub fn build() -> Build {
-    let map = crate::copy::GUARDED.then_some("map");
-    let features = ["uring", "pread", "cuda-dlopen"].into_iter().chain(map).map(String::from).collect();
-    Build { version: env!("CARGO_PKG_VERSION").into(), commit: COMMIT.get().cloned().flatten(), features }
 }
 
 /// 16 hexadecimal digits that no other run has.

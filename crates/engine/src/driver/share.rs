@@ -2,12 +2,12 @@
 //! or draw offsets from all of it, or each cover all of it; with pairs, this applies to the workers of each pair. A
 //! worker that feeds a GPU stays on the GPU's NUMA node.
 
-use super::threads;
 use super::worker::WorkerSpec;
 use crate::gpu::cuda::Device;
 use crate::machine;
 use crate::path::Destination;
 use crate::source::Target;
+use crate::threads;
 use forebay_model::job::JobSpec;
 use forebay_model::pattern::{PatternSpec, Span};
 use forebay_model::Error;

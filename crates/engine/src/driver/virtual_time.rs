@@ -1,8 +1,9 @@
 //! A modelled drive without content: the job is played in virtual time, as fast
 //! as the arithmetic goes, with no limit from this machine.
 
-use super::record::{build, new_id, pattern_of, GIB};
+use super::record::{new_id, pattern_of, GIB};
 use super::Outcome;
+use crate::build::build;
 use crate::clock;
 use crate::machine::environment;
 use crate::path;

@@ -26,11 +26,11 @@ mod worker;
 
 pub use conduct::run;
 
-use crate::driver::threads;
 use crate::format::pick::PickSpec;
 use crate::format::{self, FormatRow, ParseSpec};
 use crate::rate::Rate;
 use crate::source::SharedDrive;
+use crate::threads;
 use board::Board;
 use dataset::DataSet;
 use forebay_model::record::RunRecord;

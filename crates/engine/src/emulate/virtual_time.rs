@@ -1,8 +1,9 @@
 //! `--data model:NAME`: accelerators fed by a modelled drive, without content and without a clock.
 
 use super::{EmulateProgress, Outcome};
+use crate::build::build;
 use crate::clock;
-use crate::driver::record::{build, new_id};
+use crate::driver::record::new_id;
 use crate::driver::virtual_time::{no_machine, path_of};
 use crate::driver::Observer;
 use crate::machine::environment;

@@ -195,7 +195,7 @@ unsafe fn finish(load: &mut Load) -> IoResult<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reactor::tests::{forbid_entering, forbid_waiting_on};
+    use forebay_rigs::seccomp::{forbid_entering, forbid_waiting_on};
     use std::io::Write;
     use std::os::fd::AsRawFd;
 

@@ -13,13 +13,13 @@ use super::io::Pages;
 use super::port::Port;
 use super::stats::QueueStats;
 use crate::clock;
-use crate::driver::threads;
 use crate::reactor::{memlock, Completion, Reactor, RingOptions};
 use crate::serve::lane::{Finished, Lane};
 use crate::serve::log::{Level, Log};
 use crate::serve::mail::Mailbox;
 use crate::serve::stats::NamespaceStats;
 use crate::serve::thread_pool::{self, Failure, PoolWorker};
+use crate::threads;
 use forebay_model::Error;
 use forebay_nvme::transport::pcie::queue::{
     Coalescing, CompletionQueue, Interrupt, QueueFault, SubmissionQueue,

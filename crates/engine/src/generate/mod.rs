@@ -13,7 +13,6 @@ pub use manifest::Manifest;
 pub use spec::DatagenSpec;
 
 use crate::clock;
-use crate::driver;
 use crate::format::write::Writer;
 use crate::format::{ParseSpec, Parser};
 use crate::meter::cpu;
@@ -138,7 +137,7 @@ pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error>
 fn record_of(spec: &DatagenSpec, bytes: &[u64], found: u64) -> DatagenRecord {
     DatagenRecord {
         schema: SCHEMA,
-        forebay: driver::build(),
+        forebay: crate::build::build(),
         data: spec.data.clone(),
         workload: spec.workload.clone(),
         format: spec.format.clone(),

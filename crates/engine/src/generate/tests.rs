@@ -1,6 +1,7 @@
 use super::spec::tests::spec;
 use super::*;
-use crate::reactor::{tests::forbid_entering, RingOptions};
+use crate::reactor::RingOptions;
+use forebay_rigs::seccomp::forbid_entering;
 use std::path::PathBuf;
 
 fn run_all(spec: &DatagenSpec) -> Result<DatagenRecord, Error> {

@@ -1,60 +1,10 @@
 //! Tests of waits, of rings, and of refused rings.
 
 use super::*;
+use forebay_rigs::seccomp::{forbid_entering, forbid_waiting_on};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-
-/// Calls of io_uring_enter that a filter refuses.
-enum Calls {
-    All,
-    /// Calls that wait.
-    Waiting,
-    /// Calls that wait, and hand nothing over.
-    WaitingAlone,
-}
-
-/// A filter of system calls as a container's: from here on the calling thread, and those that it begins, get `errno`
-/// for each call that enters a ring.
-pub(crate) fn forbid_entering(errno: i32) {
-    forbid(errno, Calls::All);
-}
-
-/// The same for calls that wait: a ring can be made, and given something to do.
-pub(crate) fn forbid_waiting(errno: i32) {
-    forbid(errno, Calls::Waiting);
-}
-
-/// The same for calls that wait and hand nothing over: for what the kernel has already.
-pub(crate) fn forbid_waiting_on(errno: i32) {
-    forbid(errno, Calls::WaitingAlone);
-}
-
-fn forbid(errno: i32, calls: Calls) {
-    let line = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-    // Low words of struct seccomp_data's arguments: what is handed over, and what is waited for.
-    let word = |argument: u32| 16 + 8 * argument + if cfg!(target_endian = "big") { 4 } else { 0 };
-    let load = |at| line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, at);
-    let unless = |jt, jf, k| line(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jt, jf, k);
-    let answer = |k| line(libc::BPF_RET | libc::BPF_K, 0, 0, k);
-    let (refuse, allow) = (answer(libc::SECCOMP_RET_ERRNO | errno as u32), answer(libc::SECCOMP_RET_ALLOW));
-    let mut checks = match calls {
-        Calls::All => Vec::new(),
-        Calls::Waiting => vec![load(word(2)), unless(1, 0, 0)],
-        Calls::WaitingAlone => vec![load(word(1)), unless(0, 3, 0), load(word(2)), unless(1, 0, 0)],
-    };
-    let other = checks.len() as u8 + 1;
-    let mut program = vec![load(0), unless(0, other, libc::SYS_io_uring_enter as u32)];
-    program.append(&mut checks);
-    program.extend([refuse, allow]);
-    let whole = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: integers, and a program that lives until both calls have returned.
-    let answers = unsafe {
-        let first = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1u64, 0u64, 0u64, 0u64);
-        (first, libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &whole))
-    };
-    assert_eq!(answers, (0, 0), "{}", std::io::Error::last_os_error());
-}
 
 /// However much is pushed, and however long a wait may last.
 // promise: ENG-6

@@ -7,12 +7,12 @@ mod client;
 use super::config::Namespace;
 use super::{Config, Server};
 use crate::queue::Op;
-use crate::reactor::tests::forbid_waiting;
 use client::{Digests, Host, Queue, SUBSYSTEM};
 use forebay_nvme::command::Sqe;
 use forebay_nvme::nvm;
 use forebay_nvme::status::Code;
 use forebay_nvme::transport::tcp::host::Data;
+use forebay_rigs::seccomp::forbid_waiting;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 

@@ -63,7 +63,7 @@ pub fn threads(asked: u32, cpus: &[u32]) -> usize {
 pub fn cpus(list: &str) -> Result<Vec<u32>, Error> {
     match list.is_empty() {
         true => Ok(Vec::new()),
-        false => crate::driver::threads::named("cpus", list),
+        false => crate::threads::named("cpus", list),
     }
 }
 

@@ -4,11 +4,11 @@ use super::*;
 use crate::client::GRACE;
 use crate::driver::share;
 use crate::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
-use crate::reactor::tests::forbid_entering;
 use crate::source::file::{FileAccess, FileBacking, FileTarget};
 use crate::source::NilBacking;
 use forebay_model::job::Engine;
 use forebay_model::units::BYTES_PER_GIB;
+use forebay_rigs::seccomp::forbid_entering;
 use std::sync::mpsc::{channel, Receiver};
 
 /// Keeps what it is given until it is told to let go; counts flushes.

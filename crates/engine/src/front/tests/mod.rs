@@ -72,7 +72,7 @@ pub fn file(dir: &Path, bytes: usize) -> (String, Vec<u8>) {
 fn a_ring_that_may_not_be_entered_any_more_fails_the_gateway() {
     let run = || {
         // Threads that this one begins have the filter, too.
-        crate::reactor::tests::forbid_waiting(libc::EPERM);
+        forebay_rigs::seccomp::forbid_waiting(libc::EPERM);
         let rig = Rig::new(&["nil:?size=1m"]);
         let until = Instant::now() + Duration::from_secs(60);
         while rig.gateway.failure().is_none() {

@@ -231,7 +231,7 @@ mod tests {
     fn a_ring_that_may_not_be_entered_any_more_ends_a_command_at_once() {
         let run = || {
             let Ok(mut kernel) = Kernel::open_at(Path::new("/dev/null")) else { return };
-            crate::reactor::tests::forbid_entering(libc::EPERM);
+            forebay_rigs::seccomp::forbid_entering(libc::EPERM);
             let command = ControlCommand::default();
             let answer = kernel.call(uapi::GET_FEATURES, command, &mut [7; 8], Duration::from_secs(3600));
             assert_eq!(answer, Err(libc::EPERM));

@@ -60,7 +60,7 @@ impl std::fmt::Debug for Bell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reactor::tests::forbid_entering;
+    use forebay_rigs::seccomp::forbid_entering;
     use rustix::event::{eventfd, EventfdFlags};
 
     /// A guest waits for each interrupt: one that a ring doesn't give is given by a write, unless that would wait.

@@ -101,7 +101,7 @@ fn a_request_that_the_source_keeps_is_given_up_in_time() {
 #[test]
 fn a_ring_that_may_not_be_entered_any_more_ends_the_thread() {
     let run = || {
-        crate::reactor::tests::forbid_waiting(libc::EPERM);
+        forebay_rigs::seccomp::forbid_waiting(libc::EPERM);
         let rig = Rig::new(volume("nil:?size=1m", false, None), None);
         let report = rig.thread.join().unwrap();
         assert!(report.open, "the driver wasn't told of an end");

@@ -1,0 +1,18 @@
+//! The build that runs: its version, its commit, and what it can do.
+
+use forebay_model::record::Build;
+use std::sync::OnceLock;
+
+static COMMIT: OnceLock<Option<String>> = OnceLock::new();
+
+/// The commit that the program was built from, told once by whoever links the engine.
+pub fn built_from(commit: Option<&str>) {
+    let _ = COMMIT.set(commit.filter(|c| !c.is_empty()).map(String::from));
+}
+
+/// Version and features of this build.
+pub fn build() -> Build {
+    let map = crate::copy::GUARDED.then_some("map");
+    let features = ["uring", "pread", "cuda-dlopen"].into_iter().chain(map).map(String::from).collect();
+    Build { version: env!("CARGO_PKG_VERSION").into(), commit: COMMIT.get().cloned().flatten(), features }
+}
