@@ -231,8 +231,8 @@ def test_only_a_source_knows_its_kind() -> None:
 
 # Modules of the engine, each above those that it may use.
 LAYERS = """
-threads clock crc identity outputs process rate tls arena reactor queue stream copy build client format gpu machine rdma auth meter multicast
-source inspect path opening doctor driver serve front generate emulate checkpoint checksum feed files""".split()
+threads clock crc identity outputs process rate tls arena reactor queue stream copy build client format gpu machine rdma auth
+meter multicast source inspect path opening doctor driver serve front generate emulate checkpoint checksum feed files""".split()
 
 def test_no_module_of_the_engine_calls_back_up() -> None:
     engine = ROOT / "crates/engine/src"
