@@ -16,13 +16,15 @@ ROUNDS ?= 5
 FUZZ_S ?= 30
 # Only nightly toolchains have Miri.
 NIGHTLY ?= nightly
+# Crates that move bytes.
+MOVING := -p forebay-io -p forebay-engine
 # What Miri interprets: tests of raw memory that ask the system for little more than threads and clocks.
-INTERPRETED := arena:: --skip front:: --skip serve::
+INTERPRETED := arena::
 # What AddressSanitizer watches: the tests that drive real I/O through every engine.
 WATCHED := --lib --test contract --test faults
 # Whose memory `make memcheck` watches. Not the guarded copy (`copy`, and `feed` and `front::dma` over it): it goes on after a
 # SIGBUS by the processor's registers, which valgrind doesn't keep; nor the ring, whose waits hold up all threads there.
-CHECKED := arena:: driver::worker driver::free driver::silence source::file source::stripe serve::arena
+CHECKED := arena:: client::free driver::worker driver::silence source::file source::stripe serve::arena
 # What `make test-dlio` may be told of.
 DLIO_NAMES := DLIO_V1 DLIO_V2 MLPERF_STORAGE_V1 MLPERF_STORAGE_V2 MLPERF_STORAGE_REPORT
 ARCHS ?= x86_64 aarch64
@@ -208,7 +210,7 @@ asan: | $(MADE)/ready ## The engine's tests of real I/O under AddressSanitizer: 
 	# RUSTC_BOOTSTRAP has the stable compiler take the flag. Memory that the kernel may still write to is kept on purpose: no
 	# search for leaks.
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 CARGO_TARGET_DIR=target/asan \
-		CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0 cargo test --quiet -p forebay-engine \
+		CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0 cargo test --quiet $(MOVING) \
 		--target $$(rustc -vV | sed -n 's/^host: //p') $(WATCHED) -- $(ARGS)
 	@echo 'make asan: AddressSanitizer found nothing'
 	@.ci/last passed $@
@@ -220,17 +222,17 @@ miri: | $(MADE)/ready ## Tests of raw memory under Miri: each pointer stays with
 		'make miri: Miri is not here; install rustup (https://rustup.rs), or name a toolchain that has it: make miri NIGHTLY=NAME' >&2; \
 		exit 3; }
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=16 CARGO_TARGET_DIR=target/miri CARGO_INCREMENTAL=0 \
-		cargo +$(NIGHTLY) miri test --quiet -p forebay-engine --lib -- $(INTERPRETED) $(ARGS)
+		cargo +$(NIGHTLY) miri test --quiet -p forebay-io --lib -- $(INTERPRETED) $(ARGS)
 	@echo 'make miri: Miri found nothing'
 	@.ci/last passed $@
 
 memcheck: | $(MADE)/ready ## Memory that threads and the kernel write to: its unit tests under valgrind's memcheck
 	@.ci/last begun $@
 	@command -v valgrind >/dev/null || { echo 'make memcheck: valgrind is not here; try: apt install valgrind' >&2; exit 3; }
-	program=$$(cargo test -p forebay-engine --lib --no-run --message-format=json 2>/dev/null \
-		| sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1); \
-		[ -n "$$program" ] || cargo test -p forebay-engine --lib --no-run; \
-		valgrind --quiet --fair-sched=yes --error-exitcode=9 "$$program" --test-threads 1 $(CHECKED) $(ARGS)
+	cargo test $(MOVING) --lib --no-run --quiet
+	for program in $$(cargo test $(MOVING) --lib --no-run --message-format=json 2>/dev/null \
+		| sed -n 's/.*"executable":"\([^"]*\)".*/\1/p'); do \
+		valgrind --quiet --fair-sched=yes --error-exitcode=9 "$$program" --test-threads 1 $(CHECKED) $(ARGS) || exit; done
 	@echo 'make memcheck: valgrind found nothing'
 	@.ci/last passed $@
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from child import Answer, Stopwatch, serve
 
-KERNELS = Path(__file__).resolve().parent.parent / "crates/engine/src/gpu/kernels"
+KERNELS = Path(__file__).resolve().parent.parent / "crates/io/src/gpu/kernels"
 RANGES = 16
 RANGE_BYTES = 256 << 20
 THREADS = 256

@@ -3,10 +3,10 @@
 //!
 //! `cargo bench -p forebay-engine --bench nvme_tcp_loop [-- SECONDS]`
 
-use forebay_engine::arena::{Arena, Mem};
-use forebay_engine::meter::cpu::thread_seconds;
-use forebay_engine::reactor::{Completion, Reactor, RingOptions};
-use forebay_engine::stream::{self, Options, Received, Stream};
+use forebay_io::arena::{Arena, Mem};
+use forebay_io::meter::cpu::thread_seconds;
+use forebay_io::reactor::{Completion, Reactor, RingOptions};
+use forebay_io::stream::{self, Options, Received, Stream};
 use forebay_model::job::Pages;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_nvme::command::{io, Cqe, Sqe};

@@ -4,10 +4,10 @@
 //! Files are cut into pieces that threads take in turn, so that one large file
 //! is read as fast as many; what the pieces give is joined by arithmetic.
 
-use crate::clock;
-use crate::gpu::cuda::{self, Device};
-use crate::gpu::{Summed, Summer};
-use crate::meter::cpu;
+use forebay_io::clock;
+use forebay_io::gpu::cuda::{self, Device};
+use forebay_io::gpu::{Summed, Summer};
+use forebay_io::meter::cpu;
 use forebay_model::crc32c::{joined, product, shift};
 use forebay_model::record::Build;
 use forebay_model::units::BYTES_PER_GIB;
@@ -110,7 +110,7 @@ pub fn run(spec: &ChecksumSpec, go_on: &mut dyn FnMut() -> bool) -> Result<Check
     let bytes = sources.iter().map(|s| s.bytes).sum::<u64>();
     Ok(ChecksumRecord {
         schema: SCHEMA,
-        forebay: crate::build::build(),
+        forebay: forebay_io::build::build(),
         files: work.sums(&sources),
         bytes,
         setup_s: began.duration_since(asked).as_secs_f64(),
@@ -133,7 +133,7 @@ pub fn of_bytes(before: u32, bytes: &[u8]) -> u32 {
 /// memory is checked to be that GPU's.
 pub fn of_device_memory(gpu: u32, address: u64, bytes: u64, stream: u64) -> Result<u32, Error> {
     let device = Device::open(gpu)?;
-    crate::gpu::kernels::Crc32c::open(&device)?.of(&device.borrowed_stream(stream), address, bytes)
+    forebay_io::gpu::kernels::Crc32c::open(&device)?.of(&device.borrowed_stream(stream), address, bytes)
 }
 
 fn workers_by_default(pieces: usize) -> u32 {
@@ -150,7 +150,7 @@ fn place(spec: &ChecksumSpec) -> Result<(Option<Arc<Device>>, Option<String>), E
         return Ok((None, Some(why.unwrap_or_else(|| "there is no GPU".into()))));
     }
     let opened = Device::open(spec.gpu.unwrap_or(0));
-    let usable = opened.and_then(|device| crate::gpu::kernels::Crc32c::open(&device).map(|_| device));
+    let usable = opened.and_then(|device| forebay_io::gpu::kernels::Crc32c::open(&device).map(|_| device));
     match (usable, spec.gpu) {
         (Ok(device), _) => Ok((Some(device), None)),
         (Err(why), None) => Ok((None, Some(format!("{}: {}", why.asked, why.found)))),

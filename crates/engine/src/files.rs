@@ -6,8 +6,8 @@
 
 mod site;
 
-use crate::identity::taken;
-use crate::meter::{cpu, disk};
+use forebay_io::identity::taken;
+use forebay_io::meter::{cpu, disk};
 use forebay_model::files::{Cache, FilesRecord, FilesSpec, Phase, PhaseResult, SCHEMA};
 use forebay_model::record::Warning;
 use forebay_model::units::BYTES_PER_GIB as GIB;

@@ -9,7 +9,7 @@ mod steps;
 use data::{data, on_disk, tfrecord};
 use forebay_engine::driver::Observer;
 use forebay_engine::emulate::{run, EmulateProgress, Outcome};
-use forebay_engine::reactor::{Reactor, RingOptions};
+use forebay_io::reactor::{Reactor, RingOptions};
 use forebay_model::job::{Cache, Engine};
 use forebay_model::training::{EmulateSpec, Level, Loader, OnError};
 use forebay_model::units::BYTES_PER_GIB;

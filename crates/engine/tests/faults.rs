@@ -33,10 +33,10 @@ mod target;
 mod watched;
 
 use cases::{lacking, noise, striped, truth, ENGINES};
-use forebay_engine::queue::{Op, Queue};
 use forebay_engine::source::fault::{FaultPlan, FaultQueue};
 use forebay_engine::source::stripe::StripeQueue;
 use forebay_engine::source::{QueueNeeds, Target};
+use forebay_io::queue::{Op, Queue};
 use forebay_model::job::{Engine, PathKind};
 use model::{batches, Flat, Shape};
 use proptest::prelude::*;

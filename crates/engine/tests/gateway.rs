@@ -4,13 +4,13 @@
 #[path = "rig/mod.rs"]
 mod rig;
 
-use forebay_engine::arena::Arena;
 use forebay_engine::front::config::{self, Config};
 use forebay_engine::front::gateway::Gateway;
-use forebay_engine::queue::{Op, Via};
 use forebay_engine::serve;
 use forebay_engine::source::vfio_user::Drive;
 use forebay_engine::source::Uri;
+use forebay_io::arena::Arena;
+use forebay_io::queue::{Op, Via};
 use rig::{content, Rig, LONG};
 use std::path::Path;
 use std::sync::Arc;

@@ -9,8 +9,8 @@ mod client;
 mod rig;
 
 use client::{connect, Digests, Queue, HOST, SUBSYSTEM};
-use forebay_engine::auth::{generate, random};
 use forebay_engine::serve::Config;
+use forebay_io::auth::{generate, random};
 use forebay_nvme::auth::{Credentials, HostAuth, HostStep, Policy, Secret};
 use forebay_nvme::command::Sqe;
 use forebay_nvme::fabrics::{Cc, Connected, Property, PropertySet, CNTLID_DYNAMIC};

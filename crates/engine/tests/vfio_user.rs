@@ -7,9 +7,9 @@ mod drive;
 mod rig;
 
 use drive::{Control, Drive, BLOCK};
-use forebay_engine::arena::Arena;
-use forebay_engine::queue::{Op, Via};
 use forebay_engine::source::{vfio_user, Uri};
+use forebay_io::arena::Arena;
+use forebay_io::queue::{Op, Via};
 use forebay_model::job::Pages;
 use rig::{content, Rig, LONG};
 use std::io::Write;

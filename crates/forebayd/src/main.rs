@@ -23,7 +23,7 @@ const USAGE: &str = "Usage: forebayd VERB …
 forebayd VERB --help lists a verb's flags, forebayd --version says what this build is.";
 
 fn main() -> ExitCode {
-    forebay_engine::build::built_from(option_env!("FOREBAY_COMMIT"));
+    forebay_io::build::built_from(option_env!("FOREBAY_COMMIT"));
     let words: Vec<String> = std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
     run(&words).unwrap_or_else(|error| {
         tell(&format!("forebay: {error}"), false);
@@ -66,7 +66,7 @@ fn say(text: &str) -> Result<ExitCode, Error> {
 }
 
 fn version() -> String {
-    let build = forebay_engine::build::build();
+    let build = forebay_io::build::build();
     let commit = build.commit.map_or(String::new(), |c| format!(" ({c})"));
     format!("forebayd {}{commit}\nfeatures: {}", build.version, build.features.join(" "))
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 pub fn command(given: &Given) -> Result<ExitCode, Error> {
     if let Some(hash) = given.text("new-key") {
-        tell(&forebay_engine::auth::generate(hash)?, true);
+        tell(&forebay_io::auth::generate(hash)?, true);
         return Ok(ExitCode::SUCCESS);
     }
     let (log, options) = (log_form(given)?, options(given)?);

@@ -3,7 +3,7 @@
 
 use crate::raise;
 use forebay_engine::feed::{self, Copied, Given, Layout, Opening, Place, Range, Request, Way};
-use forebay_engine::gpu::cuda::{Cuda, Event, Stream};
+use forebay_io::gpu::cuda::{Cuda, Event, Stream};
 use forebay_model::{safetensors, Error};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

@@ -12,10 +12,10 @@ mod serve;
 mod simulate;
 mod snap;
 
-use forebay_engine::gpu::library;
 use forebay_engine::path::{self, PATHS};
 use forebay_engine::source::{MadeOf, Uri, SOURCES};
 use forebay_engine::{doctor, driver, Error, Kind};
+use forebay_io::gpu::library;
 use forebay_model::job::{self, JobSpec};
 use forebay_model::wording::as_flags;
 use forebay_model::{merge, record, warnings, Latency, RunRecord};
@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    forebay_engine::build::built_from(option_env!("FOREBAY_COMMIT"));
+    forebay_io::build::built_from(option_env!("FOREBAY_COMMIT"));
     library::search_packages(packages(module.py()).unwrap_or_default());
     module.add_function(wrap_pyfunction!(run, module)?)?;
     module.add_function(wrap_pyfunction!(run_beside_others, module)?)?;
@@ -221,7 +221,7 @@ fn schema() -> &'static str {
 /// Version, commit and build features.
 #[pyfunction]
 fn features(py: Python<'_>) -> PyResult<String> {
-    json(py, &forebay_engine::build::build())
+    json(py, &forebay_io::build::build())
 }
 
 /// The doctor's findings.
@@ -241,7 +241,7 @@ fn cufile_answers(py: Python<'_>) -> PyResult<String> {
 /// The environment part of a record.
 #[pyfunction]
 fn environment(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<String> {
-    json(py, &py.detach(|| forebay_engine::environment::of(&paths)))
+    json(py, &py.detach(|| forebay_io::environment::of(&paths)))
 }
 
 fn json(py: Python<'_>, value: &impl serde::Serialize) -> PyResult<String> {

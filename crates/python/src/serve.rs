@@ -20,7 +20,7 @@ pub fn check(py: Python<'_>, text: &str, form: &str) -> PyResult<String> {
 /// A new DH-HMAC-CHAP secret, transformed with sha256, sha384 or sha512 before use, or none.
 #[pyfunction]
 pub fn dhchap_secret(py: Python<'_>, transform: &str) -> PyResult<String> {
-    forebay_engine::auth::generate(transform).map_err(|error| raise(py, error))
+    forebay_io::auth::generate(transform).map_err(|error| raise(py, error))
 }
 
 fn read(text: &str, form: &str) -> Result<Config, Error> {

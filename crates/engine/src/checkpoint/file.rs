@@ -3,11 +3,11 @@
 use super::ground::{self, Made, Place};
 use super::kit::Kit;
 use super::Way;
-use crate::clock;
-use crate::identity::Identity;
 use crate::outputs;
 use crate::path;
 use crate::source::file::FileTarget;
+use forebay_io::clock;
+use forebay_io::identity::Identity;
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::job::PathKind;
 use forebay_model::Error;

@@ -1,12 +1,12 @@
 //! The folder that checkpoints are written to: what is there already, whose it is, whether there is room, and what is
 //! taken away again.
 
-use crate::identity::Identity;
-use crate::meter::cache;
 use crate::opening::manifest::{Content, Held};
 use crate::opening::{has_rings, KEEP_FREE};
 use crate::source::file::{misaligned, FileAccess, FileTarget};
 use crate::source::{FileBacking, Route, Target};
+use forebay_io::identity::Identity;
+use forebay_io::meter::cache;
 use forebay_model::checkpoint::layout::scaled;
 use forebay_model::checkpoint::{folder, CheckpointSpec};
 use forebay_model::content;
@@ -272,10 +272,10 @@ impl Ground {
     /// The list of a checkpoint's files, to be written. Hosts that share the folder take turns.
     fn list_of(&self, step: u32) -> Result<Held, Error> {
         let at = self.folder_of(step);
-        let until = crate::clock::now() + LIST_WAIT;
+        let until = forebay_io::clock::now() + LIST_WAIT;
         loop {
             match Held::alone(&at) {
-                Err(e) if e.kind == forebay_model::Kind::Machine && crate::clock::now() < until => {
+                Err(e) if e.kind == forebay_model::Kind::Machine && forebay_io::clock::now() < until => {
                     std::thread::sleep(LIST_AGAIN);
                 }
                 held => return held,

@@ -3,17 +3,17 @@
 
 use super::ground::places;
 use super::worker::Part;
-use crate::client::Client;
-use crate::clock;
 use crate::driver::verify::{Contents, NameOf};
 use crate::driver::worker::{self, Shared, WorkerSpec};
 use crate::driver::worker_setup::{self, Memory};
 use crate::path::{self, Buffers, Copiers, QueueFactory, Site, Under};
-use crate::queue::Queue;
-use crate::reactor::Reactor;
 use crate::source::fault::FaultQueue;
 use crate::source::file::FileTarget;
 use crate::source::{FileBacking, QueueNeeds, Target};
+use forebay_io::client::Client;
+use forebay_io::clock;
+use forebay_io::queue::Queue;
+use forebay_io::reactor::Reactor;
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::content;
 use forebay_model::job::Engine;

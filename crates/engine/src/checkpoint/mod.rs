@@ -14,13 +14,13 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-use crate::clock;
 use crate::driver::{requirements, run_thread, worker_setup, Observer, Outcome};
-use crate::gpu::cuda;
 use crate::opening;
 use crate::path::{self, Destination};
 use crate::source::fault::FaultPlan;
 use crate::source::Made;
+use forebay_io::clock;
+use forebay_io::gpu::cuda;
 use forebay_model::checkpoint::{CheckpointSpec, Sizes};
 use forebay_model::job::{JobSpec, Op, PathKind, Sync, DEPTH_MAX};
 use forebay_model::Error;

@@ -4,9 +4,9 @@ use super::thread_pool::StepRan;
 use super::Way;
 use crate::driver::fleet::Ran;
 use crate::driver::{record, requirements, Outcome};
-use crate::meter::cpu;
 use crate::path::Destination;
 use crate::source::Target;
+use forebay_io::meter::cpu;
 use forebay_model::checkpoint::record::{Checkpoint, Phase, Turn};
 use forebay_model::checkpoint::rules::{judge, Seen};
 use forebay_model::checkpoint::CheckpointSpec;
@@ -54,7 +54,7 @@ impl Story {
 
 fn turn(step: &StepRan, bytes: u64) -> Turn {
     let (moved, ios) = (step.ran.bytes(), step.ran.ios());
-    let cores = crate::threads::online();
+    let cores = forebay_io::threads::online();
     let reading = step.ran.readings.cpu.as_ref();
     let cpu = reading.map(|r| cpu::fill(r, r.wall_s, moved, ios, cores)).unwrap_or_default();
     Turn::new(step.step, bytes, moved, &step.ranks, cpu)

@@ -6,8 +6,8 @@ pub use properties::{ask, Answers};
 
 use super::report::{Area, Check, State};
 use super::roots::{bytes, names, text, Roots};
-use crate::gpu::library;
-use crate::gpu::places::{self, mapped_sites, Places};
+use forebay_io::gpu::library;
+use forebay_io::gpu::places::{self, mapped_sites, Places};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};

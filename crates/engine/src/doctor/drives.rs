@@ -1,8 +1,8 @@
 //! Block devices: their limits, and the remedies.
 
 use super::report::{count, size, Area, Check, State};
-pub use crate::machine::drives::{all, behind, block, describe, DriveFacts};
-use crate::machine::pci;
+pub use forebay_io::machine::drives::{all, behind, block, describe, DriveFacts};
+use forebay_io::machine::pci;
 use forebay_model::record::Drive;
 
 /// Temperature at which most drives begin to slow down; each has its own limit.

@@ -3,8 +3,8 @@
 use super::probe::{self, DirectProbe};
 use super::report::{size, Area, Check, State};
 use super::roots::{text, Roots};
-pub use crate::machine::filesystem::alignment;
-use crate::machine::filesystem::facts;
+pub use forebay_io::machine::filesystem::alignment;
+use forebay_io::machine::filesystem::facts;
 use forebay_model::record::Filesystem;
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;

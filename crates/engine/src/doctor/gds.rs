@@ -6,7 +6,7 @@ use super::filesystem::Examined;
 use super::pci;
 use super::report::{count, Area, Check, State};
 use super::roots::{field, line, names, text, Roots};
-use crate::machine::kernel::{has_option, kernel_config};
+use forebay_io::machine::kernel::{has_option, kernel_config};
 use serde::Serialize;
 
 const BRIDGES_MAX: usize = 512;

@@ -2,7 +2,7 @@
 
 use super::pageable;
 use super::report::{count, size, Area, Check, State};
-pub use crate::machine::gpu::{facts, present, GpuDevice, GpuFacts};
+pub use forebay_io::machine::gpu::{facts, present, GpuDevice, GpuFacts};
 
 pub fn checks(facts: &GpuFacts) -> Vec<Check> {
     let mut checks = vec![driver(facts)];

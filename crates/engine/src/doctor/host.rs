@@ -2,7 +2,7 @@
 
 use super::report::{count, Area, Check, State};
 use super::roots::show_list;
-pub use crate::machine::host::{facts, Host};
+pub use forebay_io::machine::host::{facts, Host};
 
 pub fn checks(host: &Host) -> Vec<Check> {
     let mut checks = vec![processor(host), numa(host), kernel(host)];

@@ -1,8 +1,8 @@
 //! Memory, the locked-memory limit, and huge pages: whether they suffice.
 
 use super::report::{size, Area, Check, State};
-pub use crate::machine::memory::{facts, HugetlbPool, Locked, Memory};
-use crate::reactor::memlock::LEFT_BYTES;
+pub use forebay_io::machine::memory::{facts, HugetlbPool, Locked, Memory};
+use forebay_io::reactor::memlock::LEFT_BYTES;
 
 /// Memory registered by four workers with 32 slots of 1 MiB.
 const LOCKED_BYTES_WANTED: u64 = 128 << 20;

@@ -32,17 +32,17 @@ mod ublk;
 mod uring;
 mod verdict;
 
-pub use crate::machine::roots::Roots;
-pub use crate::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable, Verdicts};
 pub use cufile::{ask as cufile_answers, Answers};
+pub use forebay_io::machine::roots::Roots;
+pub use forebay_io::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable, Verdicts};
 pub use report::{Area, Check, Report, State, SCHEMA};
 pub use verdict::{gds_verdict, path_verdicts};
 
-use crate::machine::{environment, pci, roots};
 use crate::path::DataPath;
 use cufile::Surroundings;
 use drives::{behind, DriveFacts};
 use filesystem::{Examined, Trial};
+use forebay_io::machine::{environment, pci, roots};
 use forebay_model::Error;
 use std::path::{Path, PathBuf};
 
@@ -184,7 +184,7 @@ fn checks(roots: &Roots, report: &Report) -> Vec<Check> {
     checks.extend(cufile::checks(&report.cufile, gpu));
     checks.extend(gds::checks(&ground));
     if gpu {
-        checks.extend(conditions::checks(&ground, report.verdicts.gds.needless()));
+        checks.extend(conditions::checks(&ground, verdict::needless(&report.verdicts.gds)));
     }
     checks.extend(fabric::checks(&report.fabric, gpu));
     checks.extend(nvme_tcp::checks(&report.nvme_tcp, &report.uring));

@@ -3,7 +3,7 @@
 //! and the check says why.
 
 use super::report::{Area, Check, State};
-use crate::machine::pageable::{Pageable, PageableGpu};
+use forebay_io::machine::pageable::{Pageable, PageableGpu};
 
 /// Reports the consequences for the paths. `open_modules`: the driver's kernel modules are the open ones.
 pub fn check(found: &Pageable, open_modules: Option<bool>) -> Check {

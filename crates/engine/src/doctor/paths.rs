@@ -18,13 +18,6 @@ pub fn checks(verdicts: &Verdicts, made: Option<&Made>) -> Vec<Check> {
     PATHS.iter().map(examined).collect()
 }
 
-impl Check {
-    /// The line for a data path.
-    pub fn of_path(name: &str, state: State, found: impl Into<String>) -> Check {
-        Check::new(Area::Paths, format!("path.{name}"), name, state, found)
-    }
-}
-
 /// One sentence: the paths that run, and how much there is to do.
 pub fn verdict(checks: &[Check], examined: &[Examined]) -> String {
     let named = |state: State| -> Vec<&str> {

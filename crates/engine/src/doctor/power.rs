@@ -2,8 +2,8 @@
 
 use super::report::{count, Area, Check, State};
 use super::roots::{line, names, Roots};
-use crate::machine::nvml::Nvml;
-use crate::meter::power::{
+use forebay_io::machine::nvml::Nvml;
+use forebay_io::meter::power::{
     ipmi,
     redfish::{PASSWORD_ENV, USER_ENV},
 };

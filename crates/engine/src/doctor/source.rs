@@ -3,10 +3,10 @@
 use super::report::{count, size, Area, Check, State};
 use super::roots::Roots;
 use super::target;
-use crate::machine;
 use crate::source::file::{is_neither, is_source};
 use crate::source::nvme_tcp::{Address, Options};
 use crate::source::{Examiner, Made, Uri};
+use forebay_io::machine;
 use forebay_model::Error;
 use serde::Serialize;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};

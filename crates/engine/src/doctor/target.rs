@@ -3,11 +3,11 @@
 
 use super::report::{size, Area, Check, State};
 use super::roots::{text, Roots};
-use crate::auth::TLS_KEY_VARIABLE;
 use crate::inspect::Link;
-use crate::machine::nvme_host::Identity;
 use crate::source::nvme_tcp::{Options, Tls};
 use crate::Error;
+use forebay_io::auth::TLS_KEY_VARIABLE;
+use forebay_io::machine::nvme_host::Identity;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_nvme::host::{self, ControllerInfo, NamespaceInfo, Session};
 use forebay_nvme::log::AnaState;

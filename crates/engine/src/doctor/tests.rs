@@ -65,7 +65,7 @@ fn under_multipath_the_controller_is_found_through_the_subsystem() {
 fn raid_is_followed_down_to_its_drives() {
     let machine = Machine::new();
     let roots = machine.roots();
-    assert_eq!(crate::machine::drives::named(&roots, (259, 1)).as_deref(), Some("nvme0n1"));
+    assert_eq!(forebay_io::machine::drives::named(&roots, (259, 1)).as_deref(), Some("nvme0n1"));
     assert_eq!(behind(&roots, [(9, 0)].into_iter()), ["md0", "nvme0n1", "nvme5n1"]);
     let raids = raid::facts(&roots, &[drives::describe(&roots, "md0")]);
     assert_eq!((raids[0].level.as_deref(), raids[0].chunk_bytes), (Some("raid0"), Some(512 << 10)));
@@ -417,7 +417,7 @@ proptest! {
         }
         memory::checks(&memory::facts(&roots));
         host::checks(&host::facts(&roots));
-        let gpu = crate::machine::gpu::from_proc(&roots);
+        let gpu = forebay_io::machine::gpu::from_proc(&roots);
         let gds = gds::facts(&roots, &[]);
         let cufile = cufile::facts(&roots, &Surroundings::default());
         let facts = verdict::Facts { gpu, cufile, gds, ..Facts::gather(&roots, Vec::new(), &Surroundings::default()) };

@@ -7,8 +7,8 @@ use super::drives::{self, DriveFacts};
 use super::filesystem::{self, Examined};
 use super::roots::Roots;
 use super::{gds, gpu, host, raid, topology};
-pub use crate::machine::verdict::Verdicts;
-use crate::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable};
+pub use forebay_io::machine::verdict::Verdicts;
+use forebay_io::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable};
 use std::path::PathBuf;
 
 /// Predicts `--path gds` for what lies at `paths` (files, directories, block devices) on this machine. Loads
@@ -135,12 +135,10 @@ fn p2pdma_known(ground: &Ground) -> bool {
     ground.gds.p2pdma.in_kernel == Some(true)
 }
 
-impl GdsVerdict {
-    /// The way to direct DMA that isn't needed, since the other works.
-    pub fn needless(&self) -> Option<Stops> {
-        Some(match self.through? {
-            Through::NvidiaFs => Stops::P2pdma,
-            Through::P2pdma => Stops::NvidiaFs,
-        })
-    }
+/// The way to direct DMA that isn't needed, since the other works.
+pub fn needless(verdict: &GdsVerdict) -> Option<Stops> {
+    Some(match verdict.through? {
+        Through::NvidiaFs => Stops::P2pdma,
+        Through::P2pdma => Stops::NvidiaFs,
+    })
 }

@@ -6,14 +6,14 @@ mod measures;
 
 use super::host_capacity::Unseen;
 use super::{fleet, purpose, Observer};
-use crate::clock;
 use crate::doctor;
-use crate::meter::cache;
 use crate::opening;
 use crate::path::auto::{self, Gave, Known, Open, Passes, Situation, Tried, Way};
 use crate::path::{self, Destination, PATHS};
 use crate::source::{Route, Target};
-use crate::threads;
+use forebay_io::clock;
+use forebay_io::meter::cache;
+use forebay_io::threads;
 use forebay_model::job::{Cache, Engine, JobSpec, Origin, PathKind, DEPTH_MAX};
 use forebay_model::record::Trial;
 use forebay_model::units::format_bytes;

@@ -4,9 +4,9 @@
 
 use super::fleet;
 use super::{Observer, Progress};
-use crate::clock;
 use crate::source::{Draft, ModelBacking, ModelDraft, SharedDrive, Target};
-use crate::threads;
+use forebay_io::clock;
+use forebay_io::threads;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, Op, PathKind};
 use forebay_model::simulate::mean_value_analysis;

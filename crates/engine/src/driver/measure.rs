@@ -1,7 +1,7 @@
 //! The meters of one run, read on the edges of its measured time.
 
-use crate::meter::{self, cpu, disk, noise, power};
 use crate::source::Target;
+use forebay_io::meter::{self, cpu, disk, noise, power};
 use forebay_model::job::JobSpec;
 use forebay_model::record::{Noise, Power, RunResult};
 use std::collections::{BTreeMap, BTreeSet};

@@ -26,14 +26,14 @@ pub(crate) mod worker_setup;
 
 pub use crate::opening::run_beside_others;
 
-use crate::clock;
-use crate::gpu::cuda;
-use crate::meter::{cache, power};
 use crate::opening::{self, Opened};
 use crate::path::{self, Buffers, DataPath, Destination, Ends, Under, PATHS};
 use crate::source::fault::FaultPlan;
 use crate::source::{Action, Draft, FilePlan, Target, Uri};
 use fleet::Ran;
+use forebay_io::clock;
+use forebay_io::gpu::cuda;
+use forebay_io::meter::{cache, power};
 use forebay_model::job::{Cache, JobSpec, Origin, PathKind};
 use forebay_model::record::RunRecord;
 use forebay_model::{stats, Error, Kind};

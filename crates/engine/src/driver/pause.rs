@@ -109,7 +109,7 @@ impl Left {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock;
+    use forebay_io::clock;
 
     // promise: BEN-26
     #[test]

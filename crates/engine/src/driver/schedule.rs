@@ -1,7 +1,7 @@
 //! The schedule of an open loop: I/Os start when they are due, regardless of earlier ones, and their latency counts
 //! from that time.
 
-use crate::clock;
+use forebay_io::clock;
 use forebay_model::job::{Arrivals, JobSpec};
 use forebay_model::random::{derive, Xoshiro256};
 use std::time::{Duration, Instant};

@@ -2,8 +2,8 @@
 
 use super::tally::Snapshot;
 use super::{TargetRate, WorkerRate};
-use crate::clock;
-use crate::meter::{self, cpu};
+use forebay_io::clock;
+use forebay_io::meter::{self, cpu};
 use forebay_model::record::Point;
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::Latency;

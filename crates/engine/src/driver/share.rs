@@ -3,11 +3,11 @@
 //! worker that feeds a GPU stays on the GPU's NUMA node.
 
 use super::worker::WorkerSpec;
-use crate::gpu::cuda::Device;
-use crate::machine;
 use crate::path::Destination;
 use crate::source::Target;
-use crate::threads;
+use forebay_io::gpu::cuda::Device;
+use forebay_io::machine;
+use forebay_io::threads;
 use forebay_model::job::JobSpec;
 use forebay_model::pattern::{PatternSpec, Span};
 use forebay_model::Error;

@@ -5,10 +5,10 @@
 //! the device has done it. Where there is no NVRTC the host reads back and writes
 //! through a buffer, and says so.
 
-use crate::arena::Mem;
-use crate::clock;
-use crate::gpu::cuda::{Cuda, Device, Event, Stream};
-use crate::gpu::kernels::{Checker, Filler, Finding, Lists, Range};
+use forebay_io::arena::Mem;
+use forebay_io::clock;
+use forebay_io::gpu::cuda::{Cuda, Device, Event, Stream};
+use forebay_io::gpu::kernels::{Checker, Filler, Finding, Lists, Range};
 use forebay_model::content;
 use forebay_model::fio_blocks;
 use forebay_model::job::{Blend, Blender, JobSpec};
@@ -256,7 +256,7 @@ struct OnDevice {
 impl OnDevice {
     fn open(device: &Arc<Device>, depth: usize) -> Result<OnDevice, Error> {
         let (checker, filler) = (Checker::open(device)?, Filler::open(device)?);
-        let refused = |why: crate::gpu::cuda::CudaError| {
+        let refused = |why: forebay_io::gpu::cuda::CudaError| {
             Error::machine(format!("a stream on GPU {}", device.index()), why.to_string(), "nvidia-smi")
         };
         let spare = (0..BATCHES).map(|list| device.event().map(|event| (list, event, Vec::new())));

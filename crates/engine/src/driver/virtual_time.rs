@@ -3,11 +3,11 @@
 
 use super::record::{new_id, pattern_of, GIB};
 use super::Outcome;
-use crate::build::build;
-use crate::clock;
-use crate::machine::environment;
 use crate::path;
 use crate::source::Draft;
+use forebay_io::build::build;
+use forebay_io::clock;
+use forebay_io::machine::environment;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, PathKind, DURATION_DEFAULT_S};
 use forebay_model::record::*;

@@ -3,7 +3,7 @@
 //! The driver then continues without the worker, using its last snapshots.
 
 use super::tally::{Snapshot, Tally};
-use crate::clock;
+use forebay_io::clock;
 use forebay_model::job::JobSpec;
 use std::time::{Duration, Instant};
 
@@ -113,7 +113,7 @@ mod tests {
         let io = forebay_model::pattern::Next { target: 0, offset: 0, len: 512, is_read: true, pass: 0 };
         tally.measures(true);
         for _ in 0..ios {
-            tally.complete(&io, Duration::from_millis(2), crate::queue::Via::Direct, 0);
+            tally.complete(&io, Duration::from_millis(2), forebay_io::queue::Via::Direct, 0);
         }
         tally.snapshot(Duration::from_secs(1), true, true)
     }

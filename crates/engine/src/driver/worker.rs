@@ -9,14 +9,14 @@ use super::schedule::{schedule_of, Schedule};
 use super::tally::{Snapshot, Tally};
 use super::verify::{Contents, Ended, NameOf};
 use super::worker_setup::{self, Memory};
-use crate::client::{Client, Late, Order};
-use crate::clock;
 use crate::path::Destination;
-use crate::queue::Op;
-use crate::reactor::Reactor;
 use crate::source::fault::FaultPlan;
 use crate::source::Target;
-use crate::threads;
+use forebay_io::client::{Client, Late, Order};
+use forebay_io::clock;
+use forebay_io::queue::Op;
+use forebay_io::reactor::Reactor;
+use forebay_io::threads;
 use forebay_model::job::{JobSpec, Sync};
 use forebay_model::pattern::{Next, Pattern, PatternSpec};
 use forebay_model::Error;
@@ -151,7 +151,7 @@ fn names_of(shared: &Arc<Shared>) -> NameOf {
     Box::new(move |id| shared.targets.iter().find(|t| t.content_id == id).map(|t| t.label.clone()))
 }
 
-type Ticket = crate::client::Ticket<Load>;
+type Ticket = forebay_io::client::Ticket<Load>;
 
 struct Worker {
     index: u32,

@@ -2,15 +2,15 @@
 //! local and the ring has a single issuer.
 
 use super::worker::{Kit, Shared, WorkerSpec, BATCH_IO_BYTES_MAX};
-use crate::arena::{check_huge_pages, Arena, Mem};
-use crate::gpu::cuda::{Device, DeviceMemory, Pinned};
-use crate::machine;
 use crate::path::{self, Buffers, Copiers, QueueFactory, Site, Under};
-use crate::queue::Queue;
-use crate::reactor::{memlock, Reactor, RingOptions};
 use crate::source::fault::FaultQueue;
 use crate::source::Loan;
 use crate::source::{QueueNeeds, Target};
+use forebay_io::arena::{check_huge_pages, Arena, Mem};
+use forebay_io::gpu::cuda::{Device, DeviceMemory, Pinned};
+use forebay_io::machine;
+use forebay_io::queue::Queue;
+use forebay_io::reactor::{memlock, Reactor, RingOptions};
 use forebay_model::content;
 use forebay_model::job::{Engine, JobSpec, Pages, PathKind};
 use forebay_model::pattern::PatternSpec;

@@ -2,12 +2,12 @@
 //! read. Pieces are made when they are first needed and used again; no more are ever out than batches that may be read
 //! ahead.
 
-use crate::arena::{Arena, Mem};
-use crate::gpu::cuda::{Device, DeviceMemory, Pinned};
-use crate::gpu::cufile::Buffer;
-use crate::gpu::CudaCopier;
 use crate::path::gds::{Base, Session};
 use crate::path::{Copier, HostCopier};
+use forebay_io::arena::{Arena, Mem};
+use forebay_io::gpu::cuda::{Device, DeviceMemory, Pinned};
+use forebay_io::gpu::cufile::Buffer;
+use forebay_io::gpu::CudaCopier;
 use forebay_model::job::Pages;
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;

@@ -3,12 +3,12 @@
 
 use super::dataset::{DataSet, Folder};
 use super::reading::BLOCK;
-use crate::meter::cache;
 use crate::opening;
 use crate::path::{self, DataPath};
 use crate::source::file::FileTarget;
 use crate::source::{FileBacking, Target};
-use crate::threads;
+use forebay_io::meter::cache;
+use forebay_io::threads;
 use forebay_model::job::{Cache, Engine, PathKind};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;

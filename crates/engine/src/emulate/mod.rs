@@ -28,11 +28,11 @@ pub use conduct::run;
 
 use crate::format::pick::PickSpec;
 use crate::format::{self, FormatRow, ParseSpec};
-use crate::rate::Rate;
 use crate::source::SharedDrive;
-use crate::threads;
 use board::Board;
 use dataset::DataSet;
+use forebay_io::rate::Rate;
+use forebay_io::threads;
 use forebay_model::record::RunRecord;
 use forebay_model::training::{EmulateSpec, Level, OnError, Plan, Trace};
 use forebay_model::Error;

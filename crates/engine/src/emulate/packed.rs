@@ -3,13 +3,13 @@
 
 use super::manifest::{Manifest, FILE_ALIGN, TEXT_BYTES_MAX};
 use super::reading::Opened;
-use crate::arena::Arena;
-use crate::client::{Client, End, Order};
-use crate::clock;
 use crate::opening::{self, Purpose};
-use crate::queue::Op;
-use crate::reactor::{self, Reactor, RingOptions};
 use crate::source::{QueueNeeds, Target};
+use forebay_io::arena::Arena;
+use forebay_io::client::{Client, End, Order};
+use forebay_io::clock;
+use forebay_io::queue::Op;
+use forebay_io::reactor::{self, Reactor, RingOptions};
 use forebay_model::job::Pages;
 use forebay_model::training::EmulateSpec;
 use forebay_model::units::format_bytes;

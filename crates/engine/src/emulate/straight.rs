@@ -5,14 +5,14 @@
 use super::destination::Destination;
 use super::how::How;
 use super::route::Route;
-use crate::gpu::cuda::Device;
 use crate::path::gds::Session;
 use crate::path::mapped::Registry;
 use crate::path::straight::{LaneNeeds, Lanes, Means};
 use crate::path::{self, limits};
-use crate::reactor::Reactor;
 use crate::source::file::FileTarget;
 use crate::source::{FileBacking, Target};
+use forebay_io::gpu::cuda::Device;
+use forebay_io::reactor::Reactor;
 use forebay_model::job::{Engine, JobSpec};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;

@@ -2,8 +2,8 @@
 //! drive would deliver over content that is read meanwhile.
 
 use super::Shared;
-use crate::rate::Rate;
 use crate::source::SharedDrive;
+use forebay_io::rate::Rate;
 use forebay_model::units::BYTES_PER_GIB;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,9 +1,9 @@
 //! Slots that reads land in, and one queue for reads of many files: opening a file
 //! costs it nothing.
 
-use crate::arena::{Arena, Mem, UNREGISTERED};
-use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
-use crate::reactor::{Completion, Reactor};
+use forebay_io::arena::{Arena, Mem, UNREGISTERED};
+use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
+use forebay_io::reactor::{Completion, Reactor};
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use io_uring::{opcode, types};

@@ -1,14 +1,14 @@
 //! `--data model:NAME`: accelerators fed by a modelled drive, without content and without a clock.
 
 use super::{EmulateProgress, Outcome};
-use crate::build::build;
-use crate::clock;
 use crate::driver::record::new_id;
 use crate::driver::virtual_time::{no_machine, path_of};
 use crate::driver::Observer;
-use crate::machine::environment;
 use crate::path::{self, Ends};
 use crate::source::Uri;
+use forebay_io::build::build;
+use forebay_io::clock;
+use forebay_io::machine::environment;
 use forebay_model::device::DriveModel;
 use forebay_model::job::JobSpec;
 use forebay_model::record::*;

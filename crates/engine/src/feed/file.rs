@@ -10,12 +10,12 @@ use super::{
     BESIDE_COPIES_WINDOW_BYTES, MIXED_WORKERS_MIN, REGISTERED_FOR_BYTES_MIN, WINDOWED_AT_ONCE_BYTES_MIN,
     WINDOWED_BYTES_MIN,
 };
-use crate::clock;
-use crate::copy;
-use crate::gpu::kernels::Rows;
-use crate::meter::cache;
-use crate::process::PerProcess;
 use crate::source::file::{FileAccess, FileTarget};
+use forebay_io::clock;
+use forebay_io::copy;
+use forebay_io::gpu::kernels::Rows;
+use forebay_io::meter::cache;
+use forebay_io::process::PerProcess;
 use forebay_model::job::Prefer;
 use forebay_model::Error;
 use std::os::fd::{AsRawFd, RawFd};

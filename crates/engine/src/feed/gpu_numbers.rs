@@ -3,9 +3,9 @@
 
 use super::rows::{many_repeat, SAMPLE};
 use super::thread_pool;
-use crate::clock;
-use crate::gpu::cuda::{Cuda, Device, DeviceMemory, Event};
-use crate::gpu::kernels::Numbers;
+use forebay_io::clock;
+use forebay_io::gpu::cuda::{Cuda, Device, DeviceMemory, Event};
+use forebay_io::gpu::kernels::Numbers;
 use forebay_model::Error;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -58,7 +58,7 @@ impl GpuNumbers {
     pub fn take(given: &Given, limit: u64) -> Result<Option<GpuNumbers>, Error> {
         let device = thread_pool::device(given.gpu)?;
         let Ok(kernel) = Numbers::open(&device) else { return Ok(None) };
-        let failed = |why: crate::gpu::cuda::CudaError| {
+        let failed = |why: forebay_io::gpu::cuda::CudaError| {
             let asked = format!("{} numbers of rows on GPU {}", given.count, given.gpu);
             Error::run(asked, why.to_string(), "if the CUDA context is gone, a new process; forebay doctor")
         };

@@ -5,7 +5,7 @@ use super::load::{self, Load};
 use super::many::{self, Opened};
 use super::request::{Place, Range, Request, Source};
 use super::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
-use crate::copy::Choice;
+use forebay_io::copy::Choice;
 use forebay_model::Error;
 use std::borrow::Cow;
 use std::cell::RefCell;

@@ -8,8 +8,8 @@
 //! needs nothing: whoever asked owns the memory, no load is given up before it ends (a buffer must not be written to after its
 //! request), and a part waits for all of its loads, so that the rest of a short one is read where it stands.
 
-use crate::copy::{self, Stores};
-use crate::reactor::is_nothing_yet;
+use forebay_io::copy::{self, Stores};
+use forebay_io::reactor::is_nothing_yet;
 use io_uring::{opcode, types, IoUring};
 use std::io::{Error as IoError, Result as IoResult};
 use std::os::fd::RawFd;

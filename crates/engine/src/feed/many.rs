@@ -2,7 +2,7 @@
 
 use super::request::{changed, Place, Range, Request, Source};
 use super::thread_pool;
-use crate::gpu::cuda::Event;
+use forebay_io::gpu::cuda::Event;
 use forebay_model::Error;
 use std::fs::{File, Metadata};
 use std::os::fd::{AsRawFd, RawFd};

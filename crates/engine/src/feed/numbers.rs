@@ -1,6 +1,6 @@
 //! Row numbers in host memory: copied from the caller, and checked while they are copied.
 
-use crate::gpu::kernels::ELSEWHERE;
+use forebay_io::gpu::kernels::ELSEWHERE;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 /// Numbers that are checked right after they were copied, while a core's first cache holds them.

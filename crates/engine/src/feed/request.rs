@@ -7,7 +7,7 @@ use super::layout::cut;
 use super::numbers::Copied;
 use super::rows::{Fetch, Layout, Numbers, Table};
 use super::REGISTERED_FOR_BYTES_MIN;
-use crate::gpu::cuda::{Event, Stream};
+use forebay_io::gpu::cuda::{Event, Stream};
 use forebay_model::Error;
 use rustix::fd::OwnedFd;
 use std::path::PathBuf;

@@ -1,11 +1,11 @@
 //! Windows of a file's page cache that GPUs read by themselves: what `path::mapped` registers, for one open file.
 
-use crate::gpu::cuda::Device;
-use crate::machine;
 use crate::path::mapped::{
     window_bytes, DevicePinner, Limits, MappedFile, Mapping, Phase, Registry, Wakeup, LEAST_BYTES,
 };
 use crate::source::file::FileTarget;
+use forebay_io::gpu::cuda::Device;
+use forebay_io::machine;
 use forebay_model::units::GIB;
 use forebay_model::Error;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! The directory of a run: its layout, the calls on one file, and what errors there mean.
 
-use crate::identity::Identity;
-use crate::meter::cache;
 use crate::outputs;
+use forebay_io::identity::Identity;
+use forebay_io::meter::cache;
 use forebay_model::files::FilesSpec;
 use forebay_model::random::Xoshiro256;
 use forebay_model::units::format_bytes;

@@ -8,7 +8,7 @@
 //! robin). Nothing runs by itself: a time to look again comes out only where a
 //! command waits, and a limit that is changed holds at once.
 
-use crate::rate::Rate;
+use forebay_io::rate::Rate;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -160,7 +160,7 @@ pub fn enter(shares: &mut [&mut Share], bytes: u64, now_ns: u64) -> Result<(), u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rate::BURST_NS;
+    use forebay_io::rate::BURST_NS;
     use proptest::prelude::*;
 
     const SECOND: u64 = 1_000_000_000;

@@ -12,14 +12,14 @@ use super::handover::state::QueueKept;
 use super::io::Pages;
 use super::port::Port;
 use super::stats::QueueStats;
-use crate::clock;
-use crate::reactor::{memlock, Completion, Reactor, RingOptions};
 use crate::serve::lane::{Finished, Lane};
 use crate::serve::log::{Level, Log};
 use crate::serve::mail::Mailbox;
 use crate::serve::stats::NamespaceStats;
 use crate::serve::thread_pool::{self, Failure, PoolWorker};
-use crate::threads;
+use forebay_io::clock;
+use forebay_io::reactor::{memlock, Completion, Reactor, RingOptions};
+use forebay_io::threads;
 use forebay_model::Error;
 use forebay_nvme::transport::pcie::queue::{
     Coalescing, CompletionQueue, Interrupt, QueueFault, SubmissionQueue,

@@ -12,14 +12,14 @@ mod tests;
 pub use manifest::Manifest;
 pub use spec::DatagenSpec;
 
-use crate::clock;
 use crate::format::write::Writer;
 use crate::format::{ParseSpec, Parser};
-use crate::meter::cpu;
-use crate::reactor::{self, Reactor};
 use crate::source::file::{FileAccess, FileTarget};
 use crate::source::QueueNeeds;
 use folder::Folder;
+use forebay_io::clock;
+use forebay_io::meter::cpu;
+use forebay_io::reactor::{self, Reactor};
 use forebay_model::job::Engine;
 use forebay_model::record::Build;
 use forebay_model::units::BYTES_PER_GIB as GIB;
@@ -137,7 +137,7 @@ pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error>
 fn record_of(spec: &DatagenSpec, bytes: &[u64], found: u64) -> DatagenRecord {
     DatagenRecord {
         schema: SCHEMA,
-        forebay: crate::build::build(),
+        forebay: forebay_io::build::build(),
         data: spec.data.clone(),
         workload: spec.workload.clone(),
         format: spec.format.clone(),

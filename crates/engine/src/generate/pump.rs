@@ -2,13 +2,13 @@
 //!
 //! A slot is filled, summed and handed to the device while it lies in L2.
 
-use crate::arena::Arena;
-use crate::client::{Client, End, Late, Order};
-use crate::clock;
 use crate::format::write::{FileShape, Writer};
 use crate::format::{Damage, Parser};
-use crate::queue::{Fault, Op, Queue};
-use crate::reactor::Reactor;
+use forebay_io::arena::Arena;
+use forebay_io::client::{Client, End, Late, Order};
+use forebay_io::clock;
+use forebay_io::queue::{Fault, Op, Queue};
+use forebay_io::reactor::Reactor;
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

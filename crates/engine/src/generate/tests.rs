@@ -1,6 +1,6 @@
 use super::spec::tests::spec;
 use super::*;
-use crate::reactor::RingOptions;
+use forebay_io::reactor::RingOptions;
 use forebay_rigs::seccomp::forbid_entering;
 use std::path::PathBuf;
 

@@ -1,8 +1,8 @@
 //! The discovery services that tell of themselves by multicast DNS on the networks of this machine.
 
-use crate::clock;
-use crate::multicast;
 use crate::Error;
+use forebay_io::clock;
+use forebay_io::multicast;
 use forebay_nvme::mdns::{self, Finder, Found, GROUP, MESSAGE_BYTES_MAX, PORT};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use serde::Serialize;

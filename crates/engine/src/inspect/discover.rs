@@ -2,10 +2,10 @@
 
 use super::link::Link;
 use super::{first, resolve, Looking};
-use crate::machine::nvme_host::Identity;
 use crate::source::nvme_tcp::{look, Address, Options, Tls, Transport};
 use crate::source::uri::{decode, encode, query_once};
 use crate::Error;
+use forebay_io::machine::nvme_host::Identity;
 use forebay_nvme::controller::subsystem::Endpoint;
 use forebay_nvme::discovery::{adrfam, name_of, sectype, subtype, treq, trtype};
 use forebay_nvme::host::discovery::Discovery;

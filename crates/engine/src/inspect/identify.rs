@@ -3,11 +3,11 @@
 
 use super::link::{Accepted, Link};
 use super::{first, resolve, Looking};
-use crate::machine::nvme_host::{show_uuid, Identity};
 use crate::source::nvme_tcp::{self, Address, Transport};
 use crate::source::vfio_user;
 use crate::source::Uri;
 use crate::Error;
+use forebay_io::machine::nvme_host::{show_uuid, Identity};
 use forebay_nvme::host::{ControllerInfo, NamespaceInfo, Options, Session};
 use forebay_nvme::identify;
 use forebay_nvme::layout::{Field, Shape};

@@ -3,7 +3,8 @@
 
 use crate::source::nvme::Cause;
 use crate::source::nvme_tcp::{self, By, Tls, Transport, OVER_TLS};
-use crate::{auth, Error};
+use crate::Error;
+use forebay_io::auth;
 use forebay_nvme::auth::{Credentials, HostAuth, HostStep, Policy};
 use forebay_nvme::command::Cqe;
 use forebay_nvme::host::{Action, Care, Data, Event, Failure, FailureKind, Request, Session, Ticket};

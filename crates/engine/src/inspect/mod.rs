@@ -11,10 +11,10 @@ pub use discover::{discover, Discovered, Record};
 pub use identify::{identify, Identified};
 pub(crate) use link::Link;
 
-use crate::machine::nvme_host::Identity;
-use crate::machine::within;
 use crate::source::nvme_tcp::Options;
 use crate::Error;
+use forebay_io::machine::nvme_host::Identity;
+use forebay_io::machine::within;
 use forebay_nvme::nqn::Nqn;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;

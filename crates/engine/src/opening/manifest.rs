@@ -4,8 +4,8 @@
 //! The same file carries the lock that keeps two writing runs apart. Runs of one command that write side by side share it,
 //! and each puts what it knows of its own files into the list that is there.
 
-use crate::clock;
-use crate::identity::{taken, Identity};
+use forebay_io::clock;
+use forebay_io::identity::{taken, Identity};
 use forebay_model::Error;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;

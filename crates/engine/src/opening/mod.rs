@@ -14,8 +14,8 @@ pub use manifest::run_beside_others;
 pub(crate) use open::{allow_descriptors, has_rings, reopened};
 pub(crate) use plan::look;
 
-use crate::identity::Identity;
 use crate::source::{Action, Draft, Target};
+use forebay_io::identity::Identity;
 use forebay_model::job::{Cache, Engine, Hint, PathKind, Priority, FILE_NAME_DEFAULT};
 use forebay_model::Error;
 use manifest::{Content, Held};

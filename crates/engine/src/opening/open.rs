@@ -2,11 +2,11 @@
 
 use super::plan::parent_of;
 use super::{Ours, Purpose};
-use crate::meter::cache;
 use crate::path::{self, auto::Way};
-use crate::reactor::{memlock, RingOptions};
 use crate::source::file::{misaligned, FileAccess, FileTarget};
 use crate::source::{Action, Backing, Draft, FileBacking, FilePlan, Open, Route, SharedDrive, Target};
+use forebay_io::meter::cache;
+use forebay_io::reactor::{memlock, RingOptions};
 use forebay_model::content;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{Cache, Engine};

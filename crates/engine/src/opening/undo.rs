@@ -3,7 +3,7 @@
 use super::manifest::{Entry, Held};
 use super::plan::parent_of;
 use super::Locked;
-use crate::identity::Identity;
+use forebay_io::identity::Identity;
 use std::path::{Path, PathBuf};
 
 /// Files that were made, made larger, or about to be written.

@@ -2,8 +2,8 @@
 //! them to take, given the results of short trials. Nothing is opened or measured here.
 
 use super::{DataPath, Ends, PATHS};
-use crate::machine::verdict::{Answer, GdsVerdict};
 use crate::source::file::FileTarget;
+use forebay_io::machine::verdict::{Answer, GdsVerdict};
 use forebay_model::job::{Cache, PathKind, Prefer};
 use std::collections::BTreeMap;
 use std::fmt;

@@ -5,14 +5,14 @@
 //! I/O.
 
 use super::{About, Beside, DataPath, Ends, Layer, QueueFactory, Refusal, Site};
-use crate::arena::{Arena, Mem};
-use crate::clock;
-use crate::gpu::Copier;
-use crate::machine::finding::{Check, State};
-use crate::machine::verdict::Verdicts;
-use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
-use crate::reactor::Reactor;
 use crate::source::{QueueNeeds, Target};
+use forebay_io::arena::{Arena, Mem};
+use forebay_io::clock;
+use forebay_io::gpu::Copier;
+use forebay_io::machine::finding::{Check, State};
+use forebay_io::machine::verdict::Verdicts;
+use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
+use forebay_io::reactor::Reactor;
 use forebay_model::job::{Engine, JobSpec, PathKind};
 use forebay_model::Error;
 use std::collections::VecDeque;

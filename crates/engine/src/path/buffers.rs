@@ -1,8 +1,8 @@
 //! The size of the workers' buffers: one rule for planning, checking and allocating them.
 
 use super::{of, Beside, DataPath, Ends};
-use crate::machine;
 use crate::source::Target;
+use forebay_io::machine;
 use forebay_model::job::{JobSpec, PathKind, DEPTH_MAX};
 
 const PAGE: u64 = 4096;

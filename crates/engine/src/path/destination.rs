@@ -7,10 +7,10 @@ use super::mapped::{
     WINDOWS_IN_FLIGHT,
 };
 use super::Ends;
-use crate::gpu::cuda::{self, Device};
-use crate::machine;
 use crate::source::file::FileTarget;
 use crate::source::Target;
+use forebay_io::gpu::cuda::{self, Device};
+use forebay_io::machine;
 use forebay_model::job::JobSpec;
 use forebay_model::units::GIB;
 use forebay_model::Error;

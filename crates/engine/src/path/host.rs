@@ -1,11 +1,11 @@
 //! `host`: storage to host memory only, through the source's own queue.
 
 use super::{About, DataPath, Ends, Layer, QueueFactory, Refusal, Site};
-use crate::machine::finding::{Check, State};
-use crate::machine::verdict::Verdicts;
-use crate::queue::Queue;
-use crate::reactor::Reactor;
 use crate::source::Target;
+use forebay_io::machine::finding::{Check, State};
+use forebay_io::machine::verdict::Verdicts;
+use forebay_io::queue::Queue;
+use forebay_io::reactor::Reactor;
 use forebay_model::job::{JobSpec, PathKind};
 use forebay_model::Error;
 

@@ -11,19 +11,19 @@ pub mod mapped;
 mod site;
 pub mod straight;
 
-pub use crate::gpu::Copier;
 pub use bounce::{BounceQueue, HostCopier};
 pub use buffers::{depth_of_short, Buffers, Under};
 pub use destination::{limits, Destination};
+pub use forebay_io::gpu::Copier;
 pub use site::{Copiers, Layer, QueueFactory, Site};
 
-use crate::gpu::cuda::Device;
-use crate::machine::finding::Check;
-use crate::machine::verdict::Verdicts;
-use crate::queue::Fault;
 use crate::source::file::FileTarget;
 use crate::source::{FileBacking, Made, SourceRow, Target, SOURCES};
 use auto::{Known, Situation};
+use forebay_io::gpu::cuda::Device;
+use forebay_io::machine::finding::Check;
+use forebay_io::machine::verdict::Verdicts;
+use forebay_io::queue::Fault;
 use forebay_model::job::{JobSpec, PathKind};
 use forebay_model::Error;
 use mapped::Limits;
@@ -232,7 +232,7 @@ pub trait DataPath: Sync {
     fn equip(
         &self,
         site: &Site,
-        reactor: &mut crate::reactor::Reactor,
+        reactor: &mut forebay_io::reactor::Reactor,
     ) -> Result<Box<dyn QueueFactory>, Error>;
 
     /// The means to read many files directly into GPUs, the first of which is `device`; None: the data passes through

@@ -2,12 +2,12 @@
 
 use super::buffers::parts_of_row;
 use super::{Copier, Destination, HostCopier};
-use crate::arena::Arena;
-use crate::gpu::cuda::{Device, DeviceMemory, Stream};
-use crate::gpu::{CudaCopier, Pulling, Scattering};
-use crate::queue::Queue;
-use crate::reactor::Reactor;
 use crate::source::{QueueNeeds, Target};
+use forebay_io::arena::Arena;
+use forebay_io::gpu::cuda::{Device, DeviceMemory, Stream};
+use forebay_io::gpu::{CudaCopier, Pulling, Scattering};
+use forebay_io::queue::Queue;
+use forebay_io::reactor::Reactor;
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
 use std::any::Any;

@@ -3,10 +3,10 @@
 
 use super::gds::{Base, Session};
 use super::mapped::Registry;
-use crate::gpu::cuda::Device;
-use crate::queue::Queue;
-use crate::reactor::Reactor;
 use crate::source::file::FileTarget;
+use forebay_io::gpu::cuda::Device;
+use forebay_io::queue::Queue;
+use forebay_io::reactor::Reactor;
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
 use std::sync::Arc;

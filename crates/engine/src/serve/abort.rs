@@ -9,7 +9,7 @@ use super::lane::Owner;
 use super::mail::Letter;
 use super::site::{Cell, Seat};
 use super::worker::Worker;
-use crate::queue::Fault;
+use forebay_io::queue::Fault;
 use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::tcp::Handle;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use super::log::Level;
 use super::mail::{Letter, Newcomer, Way};
 use super::rdma::Asked;
 use super::site::Site;
-use crate::rdma::{ready, Channel, Event, Id, MAKE_DEVICE};
+use forebay_io::rdma::{ready, Channel, Event, Id, MAKE_DEVICE};
 use forebay_model::Error;
 use forebay_nvme::transport::rdma::connect::Refusal;
 use rustix::event::{poll, PollFd, PollFlags};

@@ -4,7 +4,7 @@
 //! page. The slot that was given back last is taken first: it is the one that the processor's cache still holds.
 //! Memory is reserved at once and touched only when a slot is first taken, so idle connections cost none.
 
-use crate::arena::{Mem, UNREGISTERED};
+use forebay_io::arena::{Mem, UNREGISTERED};
 use forebay_model::Error;
 use std::ptr::NonNull;
 
@@ -241,7 +241,7 @@ mod tests {
     fn a_cleared_slot_holds_zeros_and_so_does_the_blank() {
         let mut pool = Pool::new(16 << 20, 1 << 20).unwrap();
         let slot = pool.take(4096, &mut Held::default()).unwrap();
-        crate::stream::fill(pool.mem(&slot), &[7; 4096]);
+        forebay_io::stream::fill(pool.mem(&slot), &[7; 4096]);
         assert_eq!(pool.bytes(&slot, 4096), [7; 4096]);
         pool.clear(&slot, 4096);
         assert_eq!(pool.bytes(&slot, 1 << 30)[..4096], [0; 4096]);

@@ -5,7 +5,7 @@ use super::connection::{Connection, Role};
 use super::log::Level;
 use super::secrets;
 use super::worker::Worker;
-use crate::auth;
+use forebay_io::auth;
 use forebay_nvme::auth::{Failure, Outcome, TargetAuth, MESSAGE_BYTES_MAX};
 use forebay_nvme::command::Cqe;
 use forebay_nvme::controller::connect::Connect;

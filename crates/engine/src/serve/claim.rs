@@ -1,6 +1,6 @@
 //! A file that hosts write to has one server: the lock that says so.
 
-use crate::process::is_gone;
+use forebay_io::process::is_gone;
 use forebay_model::Error;
 use rustix::fs::{flock, fstat, major, minor, FlockOperation};
 use rustix::io::Errno;

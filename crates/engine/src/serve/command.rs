@@ -2,7 +2,7 @@
 
 use super::arena::{Lump, Pool, Slot};
 use super::steps::{Places, Progress};
-use crate::arena::Mem;
+use forebay_io::arena::Mem;
 use forebay_nvme::command::Sqe;
 use forebay_nvme::nvm::Request;
 use forebay_nvme::transport::tcp::Place;

@@ -6,7 +6,7 @@ use super::lane::Histogram;
 use super::link::Link;
 use super::site::{Cell, Seat};
 use super::stats::Counts;
-use crate::tls::bridge::Client;
+use forebay_io::tls::bridge::Client;
 use forebay_nvme::auth::{Outcome, TargetAuth};
 use forebay_nvme::command::Sqe;
 use forebay_nvme::transport::tcp::Handle;

@@ -2,8 +2,8 @@
 
 use super::stats::Counts;
 use super::volume::Volume;
-use crate::clock;
-use crate::machine;
+use forebay_io::clock;
+use forebay_io::machine;
 use forebay_nvme::controller::Health;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};

@@ -2,11 +2,11 @@
 
 use super::stats::{Counts, LatencyStats, NamespaceStats};
 use super::volume::{Volume, LANE_DEPTH};
-use crate::arena::Mem;
-use crate::client::{Client, End, Order, Over, Patience};
-use crate::clock;
-use crate::queue::{Fault, Op, Travelled, Via};
-use crate::reactor::Reactor;
+use forebay_io::arena::Mem;
+use forebay_io::client::{Client, End, Order, Over, Patience};
+use forebay_io::clock;
+use forebay_io::queue::{Fault, Op, Travelled, Via};
+use forebay_io::reactor::Reactor;
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem::AnaState;
 use forebay_nvme::nvm::Geometry;

@@ -1,9 +1,9 @@
 //! Transport of a connection's commands: TCP, or RDMA. All else that serves them doesn't know which.
 
 use super::rdma::Rdma;
-use crate::arena::Mem;
-use crate::reactor::{Completion, Reactor};
-use crate::stream::{Received, Stream};
+use forebay_io::arena::Mem;
+use forebay_io::reactor::{Completion, Reactor};
+use forebay_io::stream::{Received, Stream};
 use forebay_nvme::command::Cqe;
 use forebay_nvme::transport::tcp::target::{Event, TargetEnd};
 use forebay_nvme::transport::tcp::{Fatal, Handle, Place};

@@ -1,6 +1,6 @@
 //! Structured log lines: made anywhere, written by one thread, and dropped (and counted) rather than waited for.
 
-use crate::clock;
+use forebay_io::clock;
 use forebay_model::Error;
 use serde::Serialize;
 use std::fmt::Write as _;

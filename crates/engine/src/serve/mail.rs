@@ -3,8 +3,8 @@
 use super::rdma::Asked;
 use super::site::{Cell, Seat, Totals};
 use super::stats::{ControllerStats, HostStats, NamespaceStats, QueueStats};
-use crate::reactor::Waker;
-use crate::tls::bridge::Client;
+use forebay_io::reactor::Waker;
+use forebay_io::tls::bridge::Client;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -4,8 +4,8 @@
 //! for the address that its asker is reached from.
 
 use super::log::{Level, Log};
-use crate::clock;
-use crate::multicast;
+use forebay_io::clock;
+use forebay_io::multicast;
 use forebay_model::Error;
 use forebay_nvme::mdns::{Service, GROUP, MESSAGE_BYTES_MAX, PORT};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};

@@ -3,7 +3,7 @@
 pub mod fabric;
 
 use super::stats::{Counts, LatencyStats, NamespaceStats, Stats};
-use crate::clock;
+use forebay_io::clock;
 use rustix::event::{poll, PollFd, PollFlags};
 use std::fmt::Write as _;
 use std::io::{Read, Write};

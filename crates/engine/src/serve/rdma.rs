@@ -4,13 +4,13 @@
 //! reaches them, whatever key it names. What lies elsewhere (an Identify page, say) is registered for its command.
 
 use super::arena::Pool;
-use crate::arena::Mem;
-use crate::rdma::{
+use forebay_io::arena::Mem;
+use forebay_io::rdma::{
     Buffer, Channel, Completed, CompletionQueue, Domain, Domains, Happened, Id, Post, Region, Room, Send,
     Sge, Terms, Watched, Watches,
 };
-use crate::reactor::{Completion, Reactor};
-use crate::stream::Received;
+use forebay_io::reactor::{Completion, Reactor};
+use forebay_io::stream::Received;
 use forebay_nvme::command::{Cqe, Sqe};
 use forebay_nvme::transport::rdma::connect::{answer, Offer, Refusal};
 use forebay_nvme::transport::rdma::target::{pieces, Event as Came, Op, TargetEnd};

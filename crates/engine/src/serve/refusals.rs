@@ -89,7 +89,7 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock;
+    use forebay_io::clock;
 
     // promise: TGT-7
     #[test]

@@ -13,7 +13,7 @@ use super::stats::{Counts, HostStats, QueueStats, Stats, SubsystemStats};
 use super::thread_pool::{self, join_by, spawn};
 use super::volume::Volume;
 use super::worker::{Worker, STOP};
-use crate::clock;
+use forebay_io::clock;
 use forebay_model::Error;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;

@@ -9,7 +9,7 @@ use super::refusals::Refusals;
 use super::stats::Counts;
 use super::thread_pool::{self, Failure};
 use super::volume::Volume;
-use crate::rate::Rate;
+use forebay_io::rate::Rate;
 use forebay_model::random::derive;
 use forebay_model::Error;
 use forebay_nvme::controller::connect::Ids;

@@ -2,8 +2,8 @@
 
 use super::fault::{is_unsupported, status_of};
 use super::lane::{Lane, Step};
-use crate::arena::Mem;
-use crate::queue::{self, Fault};
+use forebay_io::arena::Mem;
+use forebay_io::queue::{self, Fault};
 use forebay_nvme::nvm::{self, Op, Request};
 use forebay_nvme::status::{Code, Status};
 

@@ -1,8 +1,8 @@
 //! The threads of what serves hosts, a target's or a gateway's: begun together, asked together, waited for.
 
 use super::mail::Mailbox;
-use crate::clock;
-use crate::reactor::{self, Reactor};
+use forebay_io::clock;
+use forebay_io::reactor::{self, Reactor};
 use forebay_model::Error;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{channel, sync_channel, SyncSender};
@@ -63,7 +63,7 @@ pub fn threads(asked: u32, cpus: &[u32]) -> usize {
 pub fn cpus(list: &str) -> Result<Vec<u32>, Error> {
     match list.is_empty() {
         true => Ok(Vec::new()),
-        false => crate::threads::named("cpus", list),
+        false => forebay_io::threads::named("cpus", list),
     }
 }
 

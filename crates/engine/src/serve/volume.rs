@@ -5,8 +5,6 @@ use super::config::{self, Caching, Namespace};
 use super::health::{Busy, Thermometer};
 use super::stats::{Counts, NamespaceStats};
 use crate::opening::mounts;
-use crate::queue::Queue;
-use crate::reactor::Reactor;
 use crate::source::fault::{FaultPlan, FaultQueue};
 use crate::source::file::{is_endless, FileAccess, FileTarget};
 use crate::source::nvme_tcp::{self, Remote};
@@ -14,6 +12,8 @@ use crate::source::vfio_user::{self, Drive};
 use crate::source::{
     Action, Draft, FileBacking, FilePlan, Look, Open, QueueNeeds, Route, SharedDrive, Target, Uri,
 };
+use forebay_io::queue::Queue;
+use forebay_io::reactor::Reactor;
 use forebay_model::device::DriveModel;
 use forebay_model::job::Engine;
 use forebay_model::random::derive;

@@ -9,9 +9,9 @@
 //! hands completions of one reap back in a shuffled order. `stall` of them reach
 //! the device and are never reported, until they are abandoned.
 
-use crate::clock;
-use crate::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
-use crate::reactor::Reactor;
+use forebay_io::clock;
+use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
+use forebay_io::reactor::Reactor;
 use forebay_model::random::{derive, Xoshiro256};
 use forebay_model::Error;
 use std::time::{Duration, Instant};

@@ -20,12 +20,12 @@ pub use nvme::NamespaceBacking;
 pub use stripe::{StripeBacking, StripeDraft};
 pub use uri::{Examiner, Source, Uri};
 
-use crate::arena::Arena;
-use crate::gpu::cuda::Device;
-use crate::queue::Queue;
-use crate::rdma::Lent;
-use crate::reactor::Reactor;
 use file::FileTarget;
+use forebay_io::arena::Arena;
+use forebay_io::gpu::cuda::Device;
+use forebay_io::queue::Queue;
+use forebay_io::rdma::Lent;
+use forebay_io::reactor::Reactor;
 use forebay_model::job::{Engine, PathKind};
 use forebay_model::Error;
 use nvme::SourceReport;

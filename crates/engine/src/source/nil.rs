@@ -3,9 +3,9 @@
 use super::draft::{Draft, Drafted, Look, Open};
 use super::uri::{query, Examiner, Source, Text, Uri};
 use super::{Backing, MadeOf, OpenFile, QueueNeeds};
-use crate::machine::finding::{Check, State};
-use crate::queue::{Done, Full, Geometry, Io, Queue, Via};
-use crate::reactor::Reactor;
+use forebay_io::machine::finding::{Check, State};
+use forebay_io::queue::{Done, Full, Geometry, Io, Queue, Via};
+use forebay_io::reactor::Reactor;
 use forebay_model::units::{format_bytes, parse_bytes};
 use forebay_model::Error;
 use serde_json::json;

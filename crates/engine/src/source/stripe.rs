@@ -5,9 +5,9 @@
 use super::draft::{Draft, Drafted, Look, Open};
 use super::uri::{query, Source, Text, Uri};
 use super::{Backing, MadeOf, OpenFile, QueueNeeds, Target};
-use crate::arena::Mem;
-use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
-use crate::reactor::Reactor;
+use forebay_io::arena::Mem;
+use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
+use forebay_io::reactor::Reactor;
 use forebay_model::units::{format_bytes, parse_bytes};
 use forebay_model::Error;
 use serde_json::json;

@@ -4,7 +4,7 @@ use super::draft::{Draft, Look};
 use super::file::FileUri;
 use super::model::ModelUri;
 use super::{nvme_tcp, vfio_user, Made, MadeOf, SOURCES};
-use crate::machine::finding::Check;
+use forebay_io::machine::finding::Check;
 use forebay_model::Error;
 use std::fmt;
 use std::ops::Deref;

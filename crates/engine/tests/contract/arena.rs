@@ -1,9 +1,9 @@
 //! The slots of a test: an engine arena, or memory of a GPU, whose bytes the
 //! test may look at while no I/O owns them.
 
-use forebay_engine::arena::{Arena, Mem};
-use forebay_engine::gpu::cuda::{Device, DeviceMemory};
-use forebay_engine::reactor::Reactor;
+use forebay_io::arena::{Arena, Mem};
+use forebay_io::gpu::cuda::{Device, DeviceMemory};
+use forebay_io::reactor::Reactor;
 use forebay_model::job::Pages;
 use std::sync::Arc;
 

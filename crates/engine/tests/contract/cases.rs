@@ -2,12 +2,12 @@
 //! means.
 
 pub use super::scenario::home;
-use forebay_engine::queue::Op;
-use forebay_engine::reactor::{memlock, Reactor, RingOptions};
 use forebay_engine::source::file::{FileAccess, FileTarget};
 use forebay_engine::source::{
     stripe, FileBacking, ModelBacking, NilBacking, SharedDrive, StripeBacking, Target,
 };
+use forebay_io::queue::Op;
+use forebay_io::reactor::{memlock, Reactor, RingOptions};
 use forebay_model::content;
 use forebay_model::device::DriveModel;
 use forebay_model::job::Engine;
@@ -35,7 +35,7 @@ pub fn lacking(engine: Engine) -> Option<String> {
             let ring = Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() });
             ring.err().map(|e| format!("the kernel refuses io_uring: {e}"))
         }),
-        Engine::Map if !forebay_engine::copy::GUARDED => Some("the guarded copy needs x86-64".into()),
+        Engine::Map if !forebay_io::copy::GUARDED => Some("the guarded copy needs x86-64".into()),
         _ => None,
     }
 }

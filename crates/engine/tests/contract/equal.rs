@@ -5,8 +5,8 @@
 use super::cases::{self, lacking, noise, striped, truth, ENGINES};
 use super::model::{batches, Flat, Shape};
 use super::rig::{plain, Request, Rig};
-use forebay_engine::queue::Op;
 use forebay_engine::source::Target;
+use forebay_io::queue::Op;
 use forebay_model::job::{Engine, PathKind};
 use proptest::prelude::*;
 

@@ -5,11 +5,11 @@
 use super::arena::Slots;
 use super::mapped;
 use super::scattered::Scattered;
-use forebay_engine::gpu::cuda::{Device, Pinned};
 use forebay_engine::path::{self, Copiers, DataPath, Destination, Ends, Site};
-use forebay_engine::queue::{Done, Fault, Full, Io, Op, Queue};
-use forebay_engine::reactor::{Reactor, RingOptions};
 use forebay_engine::source::{QueueNeeds, Target};
+use forebay_io::gpu::cuda::{Device, Pinned};
+use forebay_io::queue::{Done, Fault, Full, Io, Op, Queue};
+use forebay_io::reactor::{Reactor, RingOptions};
 use forebay_model::job::{CuFileMode, Engine, JobSpec, PathKind};
 use std::any::Any;
 use std::cell::Cell;

@@ -3,7 +3,7 @@
 use super::runs::{file, go, home, job, refused};
 use super::scenario::Scenario;
 use forebay_engine::driver;
-use forebay_engine::meter::cache;
+use forebay_io::meter::cache;
 use forebay_model::job::{Cache, JobSpec, Op, Origin, PathKind};
 use std::fs::File;
 use std::path::Path;

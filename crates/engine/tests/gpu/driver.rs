@@ -1,8 +1,8 @@
 //! The driver's wrappers: what they make they unmake, and each error says which.
 
 use super::scenario::{self, Scenario};
-use forebay_engine::arena::Arena;
-use forebay_engine::gpu::cuda::{devices, Device};
+use forebay_io::arena::Arena;
+use forebay_io::gpu::cuda::{devices, Device};
 use forebay_model::job::Pages;
 use forebay_model::Kind;
 use std::sync::Arc;

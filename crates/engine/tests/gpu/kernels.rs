@@ -2,12 +2,12 @@
 //! CRC32C bit by bit.
 
 use super::scenario::Scenario;
-use forebay_engine::arena::Arena;
-use forebay_engine::gpu::cuda::{Cuda, Device, DeviceMemory, Stream};
-use forebay_engine::gpu::kernels::{
+use forebay_io::arena::Arena;
+use forebay_io::gpu::cuda::{Cuda, Device, DeviceMemory, Stream};
+use forebay_io::gpu::kernels::{
     Checker, Crc32c, Filler, Finding, Lists, Piece, Range, Rows, Sums, ELSEWHERE,
 };
-use forebay_engine::gpu::{nvrtc, Pulling, Scattering};
+use forebay_io::gpu::{nvrtc, Pulling, Scattering};
 use forebay_model::content;
 use forebay_model::job::Pages;
 use proptest::prelude::*;

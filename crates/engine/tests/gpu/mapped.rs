@@ -3,7 +3,7 @@
 use super::runs::{file, go, job, refused};
 use super::scenario::{on_real_gpu, Scenario};
 use forebay_engine::driver::{run, Observer, Progress};
-use forebay_engine::meter::cache;
+use forebay_io::meter::cache;
 use forebay_model::job::{Cache, JobSpec, Op, PathKind};
 use forebay_model::record::{MappedRan, RunRecord};
 use std::os::unix::fs::FileExt;

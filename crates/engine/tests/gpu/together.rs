@@ -2,14 +2,14 @@
 
 use super::runs::{file, go, home, job};
 use super::scenario::Scenario;
-use forebay_engine::arena::Arena;
-use forebay_engine::gpu::cuda::{Device, DeviceMemory};
 use forebay_engine::path::mapped::{DevicePinner, Limits, Registry};
 use forebay_engine::path::{self, Copiers, Destination, Site};
-use forebay_engine::queue::{Done, Io, Op, Queue, Via};
-use forebay_engine::reactor::Reactor;
 use forebay_engine::source::file::{FileAccess, FileTarget};
 use forebay_engine::source::{FileBacking, QueueNeeds, Target};
+use forebay_io::arena::Arena;
+use forebay_io::gpu::cuda::{Device, DeviceMemory};
+use forebay_io::queue::{Done, Io, Op, Queue, Via};
+use forebay_io::reactor::Reactor;
 use forebay_model::job::{Cache, Engine, JobSpec, Op as JobOp, Pages, PathKind};
 use std::path::Path;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ struct Bench {
     reactor: Reactor,
     gpu: Arc<Device>,
     slot: DeviceMemory,
-    _pin: forebay_engine::gpu::cuda::Pinned,
+    _pin: forebay_io::gpu::cuda::Pinned,
     _beside: Arena,
     row: usize,
     rows: usize,

@@ -2,11 +2,11 @@
 
 use super::rig::{content, Rig, LONG};
 use super::worker;
-use forebay_engine::queue::Op;
 use forebay_engine::serve::config::Ana;
 use forebay_engine::serve::{Config, Server};
 use forebay_engine::source::nvme_tcp::Remote;
 use forebay_engine::source::Uri;
+use forebay_io::queue::Op;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Instant;

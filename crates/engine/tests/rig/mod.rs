@@ -1,11 +1,11 @@
 //! A worker's part, for tests of sources: a queue, its reactor, its slots, and what was done.
 
-use forebay_engine::arena::Arena;
-use forebay_engine::queue::{Done, Io, Op, Queue};
-use forebay_engine::reactor::{Reactor, RingOptions};
 use forebay_engine::source::vfio_user::Mapping;
 use forebay_engine::source::QueueNeeds;
-use forebay_engine::stream;
+use forebay_io::arena::Arena;
+use forebay_io::queue::{Done, Io, Op, Queue};
+use forebay_io::reactor::{Reactor, RingOptions};
+use forebay_io::stream;
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use std::time::{Duration, Instant};

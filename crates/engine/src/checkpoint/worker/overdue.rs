@@ -2,11 +2,11 @@
 
 use super::Part;
 use super::Worker;
-use crate::client::Late;
-use crate::client::Order as Asked;
-use crate::queue::Fault;
-use crate::queue::Op;
-use crate::reactor;
+use forebay_io::client::Late;
+use forebay_io::client::Order as Asked;
+use forebay_io::queue::Fault;
+use forebay_io::queue::Op;
+use forebay_io::reactor;
 use forebay_model::Error;
 use std::time::Duration;
 use std::time::Instant;

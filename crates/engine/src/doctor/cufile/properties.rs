@@ -2,8 +2,8 @@
 
 use super::super::report::{Area, Check, State};
 use super::Config;
-use crate::gpu::cuda::Device;
-use crate::gpu::cufile::cufile;
+use forebay_io::gpu::cuda::Device;
+use forebay_io::gpu::cufile::cufile;
 use forebay_model::record::CufileProperties;
 use forebay_model::Error;
 use serde::Serialize;

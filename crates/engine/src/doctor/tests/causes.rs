@@ -266,7 +266,7 @@ fn the_other_way_is_not_nagged_about_where_one_works() {
         let checks = conditions::checks(&facts.ground(), needless);
         checks.into_iter().find(|c| c.id == "gds.p2pdma_json").unwrap().state
     };
-    assert_eq!(state(verdict.needless()), State::NotApplicable);
+    assert_eq!(state(crate::doctor::verdict::needless(&verdict)), State::NotApplicable);
     assert_eq!(state(None), State::Missing);
 }
 

@@ -17,7 +17,7 @@ use super::super::Progress;
 use super::Ran;
 use super::POLL;
 use super::WAITS;
-use crate::clock;
+use forebay_io::clock;
 use forebay_model::job::JobSpec;
 use forebay_model::job::Judge;
 use forebay_model::job::Sync;

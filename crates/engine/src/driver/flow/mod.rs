@@ -2,7 +2,7 @@
 
 mod shm;
 
-use crate::clock;
+use forebay_io::clock;
 use forebay_model::job::{self, JobSpec};
 use forebay_model::Error;
 use shm::Sheet;

@@ -1,9 +1,9 @@
 //! A worker's processing of content: generated before a write, verified after a read.
 
 use super::{Ticket, Worker};
-use crate::arena::Mem;
 use crate::driver::verify::{Chore, Ended, Part};
-use crate::queue::Fault;
+use forebay_io::arena::Mem;
+use forebay_io::queue::Fault;
 
 impl Worker {
     /// Makes the content of a write, which goes on from there.

@@ -7,7 +7,7 @@
 
 use super::{Load, Worker};
 use crate::driver::host_capacity::mean_io_bytes;
-use crate::queue::Op;
+use forebay_io::queue::Op;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 

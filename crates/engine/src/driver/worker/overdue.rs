@@ -1,9 +1,9 @@
 //! Timeouts: an I/O that has taken too long stops the run.
 
 use super::{Worker, LOOK, STANDSTILL};
-use crate::client::Late;
-use crate::clock;
-use crate::reactor;
+use forebay_io::client::Late;
+use forebay_io::clock;
+use forebay_io::reactor;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 

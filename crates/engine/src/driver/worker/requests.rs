@@ -1,8 +1,8 @@
 //! A worker's batches: each is submitted as a whole, and timed.
 
 use super::{Worker, BATCH_IO_BYTES_MAX, BATCH_PATIENCE, BATCH_SHARE};
-use crate::clock;
 use crate::driver::batches::{self, Batches};
+use forebay_io::clock;
 use std::time::{Duration, Instant};
 
 impl Worker {

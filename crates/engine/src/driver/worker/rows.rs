@@ -1,9 +1,9 @@
 //! Short random reads that are one I/O: drawn, started, timed and booked together.
 
 use super::Worker;
-use crate::client::{Order, Over};
 use crate::driver::batches;
-use crate::queue::{Fault, Op};
+use forebay_io::client::{Order, Over};
+use forebay_io::queue::{Fault, Op};
 use forebay_model::job::JobSpec;
 use forebay_model::pattern::Next;
 use std::time::Instant;

@@ -1,11 +1,11 @@
 //! A worker over queues that do what real ones do once in a while.
 
 use super::*;
-use crate::client::GRACE;
 use crate::driver::share;
-use crate::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
 use crate::source::file::{FileAccess, FileBacking, FileTarget};
 use crate::source::NilBacking;
+use forebay_io::client::GRACE;
+use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
 use forebay_model::job::Engine;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_rigs::seccomp::forbid_entering;

@@ -3,9 +3,9 @@
 use super::super::board::{add, ACCOUNT_NS};
 use super::super::reading::Reading;
 use super::{Active, Flight, Worker};
-use crate::client::{End, Over};
 use crate::format::Damage;
-use crate::queue::Fault;
+use forebay_io::client::{End, Over};
+use forebay_io::queue::Fault;
 use forebay_model::Error;
 
 impl Worker {

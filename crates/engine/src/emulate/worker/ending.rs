@@ -3,7 +3,7 @@
 use super::Latencies;
 use super::Worker;
 use super::GRACE;
-use crate::clock;
+use forebay_io::clock;
 use std::sync::atomic::Ordering;
 
 impl Worker {

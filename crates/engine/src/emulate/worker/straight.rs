@@ -5,9 +5,9 @@ use super::super::dataset::place_of;
 use super::super::reading::Opened;
 use super::super::Shared;
 use super::{Active, Worker};
-use crate::arena::Mem;
 use crate::path::straight::Lanes;
-use crate::reactor::Reactor;
+use forebay_io::arena::Mem;
+use forebay_io::reactor::Reactor;
 use forebay_model::Error;
 
 /// Returns the lanes that the worker's streams share; None if everything goes through the slots.

@@ -1,7 +1,6 @@
 //! Rows of a table: fetched by the GPU itself out of registered windows, or copied out of the mapping by this worker.
 
 use super::{copy_failed, in_turn, wakes_this_thread, Flight, From, Worker};
-use crate::copy::{self, Stores};
 use crate::feed::gpu_numbers::GpuNumbers;
 use crate::feed::layout::{add, short, Run};
 use crate::feed::load;
@@ -11,8 +10,9 @@ use crate::feed::rows::{
 };
 use crate::feed::windows::Windows;
 use crate::feed::{PIECES_PER_PART, SLOTS};
-use crate::gpu::cuda::{Cuda, Event, Stream};
-use crate::gpu::kernels::{Rows, ELSEWHERE};
+use forebay_io::copy::{self, Stores};
+use forebay_io::gpu::cuda::{Cuda, Event, Stream};
+use forebay_io::gpu::kernels::{Rows, ELSEWHERE};
 use forebay_model::Error;
 use std::sync::{Arc, Mutex};
 

@@ -7,7 +7,7 @@ use super::Outlet;
 use super::Stage;
 use super::Worker;
 use super::SLOT_BYTES_TRIED;
-use crate::arena::Arena;
+use forebay_io::arena::Arena;
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use std::sync::Arc;

@@ -15,8 +15,8 @@ use super::Controller;
 use super::Waiting;
 use super::BUSY;
 use super::GIVE_UP;
-use crate::clock;
 use crate::serve::log::Level;
+use forebay_io::clock;
 use std::os::fd::OwnedFd;
 
 impl Controller {

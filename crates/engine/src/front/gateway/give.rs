@@ -1,7 +1,6 @@
 //! A gateway that gives its place to another process while hosts use it (`handover`).
 
 use super::{Gateway, Namespace, Running, REPLY};
-use crate::clock;
 use crate::front::config::{self, Front};
 use crate::front::controller::Controller;
 use crate::front::handover::descriptors::Given;
@@ -13,6 +12,7 @@ use crate::front::rpc::Door;
 use crate::front::worker::{Letter, STOP};
 use crate::serve::log::Level;
 use crate::serve::thread_pool::{self, join_by};
+use forebay_io::clock;
 use forebay_model::Error;
 use std::os::unix::net::UnixStream;
 use std::path::Path;

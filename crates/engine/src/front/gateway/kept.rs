@@ -1,13 +1,13 @@
 //! A gateway that has a keeper (`front::keeper`): what it tells it, and how it goes on for one that was killed.
 
 use super::{Gateway, Locks};
-use crate::clock;
 use crate::front::config::{Config, Front};
 use crate::front::handover::descriptors::{Given, Received};
 use crate::front::handover::state::{ControllerState, Offer};
 use crate::front::handover::{wire::broken, FORMAT};
 use crate::front::keeper::{Keeper, Past, Told};
 use crate::serve::log::{Level, Sink};
+use forebay_io::clock;
 use forebay_model::Error;
 use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;

@@ -11,8 +11,8 @@ use super::Namespace;
 use super::Running;
 use super::State;
 use super::Subsystem;
-use crate::clock;
 use crate::serve::thread_pool::join_by;
+use forebay_io::clock;
 use forebay_model::Error;
 
 impl State {

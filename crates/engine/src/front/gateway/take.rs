@@ -1,7 +1,6 @@
 //! A gateway that takes the place of another process's while hosts use it (`handover`).
 
 use super::{sheets, Gateway, Running};
-use crate::clock;
 use crate::front::config::{Config, Front};
 use crate::front::controller::Controller;
 use crate::front::dma::Asked;
@@ -16,6 +15,7 @@ use crate::front::shm::Doorbells;
 use crate::front::vfio_user::socket::Listener;
 use crate::serve::log::Sink;
 use crate::serve::thread_pool::spawn;
+use forebay_io::clock;
 use forebay_model::Error;
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -2,12 +2,12 @@
 
 use super::wire::{broken, Line};
 use super::FORMAT;
-use crate::clock;
 use crate::front::config::{rpc_path, Config};
 use crate::front::gateway::{Gateway, PATIENCE};
 use crate::front::rpc::client;
 use crate::front::socket::listen_at;
 use crate::serve::log::Sink;
+use forebay_io::clock;
 use forebay_model::Error;
 use serde_json::json;
 use std::os::fd::OwnedFd;

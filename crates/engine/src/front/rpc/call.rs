@@ -1,7 +1,7 @@
 //! One RPC to a gateway: connected, asked, answered, each within the same time.
 
 use super::verbs;
-use crate::clock;
+use forebay_io::clock;
 use forebay_model::Error;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};

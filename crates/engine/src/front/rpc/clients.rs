@@ -94,7 +94,7 @@ impl Clients {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock;
+    use forebay_io::clock;
     use std::io::Read;
 
     fn stream() -> (Arc<UnixStream>, UnixStream) {

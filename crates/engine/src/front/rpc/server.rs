@@ -3,9 +3,9 @@
 use super::clients::Clients;
 use super::frame::Frames;
 use super::{message, Control};
-use crate::clock;
 use crate::front::socket::listen_at;
 use crate::serve::log::{Level, Log};
+use forebay_io::clock;
 use forebay_model::Error;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::stat;

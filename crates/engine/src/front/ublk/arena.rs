@@ -1,7 +1,7 @@
 //! The slots of one hardware queue: each request has its own, into which the driver copies what is written, and out of
 //! which it copies what was read. Reserved at once, touched as far as requests use it.
 
-use crate::arena::{Mem, UNREGISTERED};
+use forebay_io::arena::{Mem, UNREGISTERED};
 use forebay_model::Error;
 use std::ptr::NonNull;
 
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(slots.address(2) - slots.address(0), 16384);
         assert_eq!(slots.address(1) % 4096, 0);
         for tag in 0..3 {
-            crate::stream::fill(slots.mem(tag), &[7; 8192]);
+            forebay_io::stream::fill(slots.mem(tag), &[7; 8192]);
         }
         slots.clear(1, usize::MAX);
         for tag in 0..3 {

@@ -6,9 +6,9 @@ use super::request::Limits;
 use super::uapi::{
     self, attribute, feature, state, Basic, ControlCommand, DeviceInfo, Discard, Parameters, SECTOR,
 };
-use crate::clock;
-use crate::process::is_gone;
 use crate::serve::volume::Volume;
+use forebay_io::clock;
+use forebay_io::process::is_gone;
 use forebay_model::units::GIB;
 use forebay_model::Error;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Messages between a device's owner and its threads.
 
 use super::stats::QueueStats;
-use crate::reactor::Waker;
 use crate::serve::volume::Volume;
+use forebay_io::reactor::Waker;
 use forebay_model::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;

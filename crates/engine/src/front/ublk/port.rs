@@ -1,8 +1,8 @@
 //! One hardware queue, as the thread that serves it sees it: a seam, so that a test can be the block layer.
 
 use super::uapi::Descriptor;
-use crate::arena::Mem;
-use crate::reactor::Reactor;
+use forebay_io::arena::Mem;
+use forebay_io::reactor::Reactor;
 
 /// Completion of a tag's command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! One request of the block layer: what its descriptor says, and what is to be done about it next.
 
 use super::uapi::{op, Descriptor, FUA, SECTOR};
-use crate::queue::{Fault, Op};
+use forebay_io::queue::{Fault, Op};
 
 /// Limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,11 +8,11 @@ use super::mail::{Letter, Mailbox, Report};
 use super::port::{Arrival, Port};
 use super::uapi::{op, Descriptor, FUA, SECTOR};
 use super::worker::{Setup, Throttle, Worker};
-use crate::arena::Mem;
-use crate::reactor::{Reactor, RingOptions, Waker};
 use crate::serve::config::Namespace;
 use crate::serve::thread_pool::Failure;
 use crate::serve::volume::Volume;
+use forebay_io::arena::Mem;
+use forebay_io::reactor::{Reactor, RingOptions, Waker};
 use forebay_model::random::Xoshiro256;
 use std::collections::VecDeque;
 use std::path::Path;
@@ -71,7 +71,7 @@ impl Port for Fake {
                 Event::Request { tag, descriptor, payload } => {
                     assert!(std::mem::replace(&mut self.asking[usize::from(tag)], false));
                     self.descriptors[usize::from(tag)] = descriptor;
-                    crate::stream::fill(self.slots.mem(tag), &payload);
+                    forebay_io::stream::fill(self.slots.mem(tag), &payload);
                     into.push(Arrival { tag, came: Ok(()) });
                 }
                 Event::Stop => self.stopped = true,
@@ -156,7 +156,7 @@ impl Rig {
 
     /// Until the thread has begun with what was asked: it handles its mail after the events that it took.
     fn until_taken(&self) {
-        let began = crate::clock::now();
+        let began = forebay_io::clock::now();
         while !self.events.lock().unwrap().is_empty() {
             assert!(began.elapsed() < ANSWER, "nobody takes requests");
             std::thread::sleep(Duration::from_millis(1));

@@ -5,7 +5,7 @@ use super::uring::Bell;
 use crate::front::handover::descriptors::{Given, Received};
 use crate::front::handover::state::VectorState;
 use crate::front::handover::wire::broken;
-use crate::reactor::memlock;
+use forebay_io::reactor::memlock;
 use forebay_model::Error;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard};

@@ -4,8 +4,8 @@ use super::super::function::Function;
 use super::super::port::Word;
 use super::Owner;
 use super::Worker;
-use crate::queue::Fault;
 use crate::serve::lane::Lane;
+use forebay_io::queue::Fault;
 
 impl Worker {
     /// The kernel watches the function's eventfd no longer, once that completes.

@@ -7,9 +7,9 @@
 
 use super::thread_pool::{Body, Shared, Task};
 use super::{ended, moves_payload, perform};
-use crate::clock;
-use crate::gpu::cufile::{Batch, BatchIo, Event};
-use crate::queue::{Fault, Op};
+use forebay_io::clock;
+use forebay_io::gpu::cufile::{Batch, BatchIo, Event};
+use forebay_io::queue::{Fault, Op};
 use std::time::Duration;
 
 /// Time for which a thread waits for a first entry before it looks up.

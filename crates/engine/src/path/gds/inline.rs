@@ -2,8 +2,8 @@
 //! wake-ups per I/O and gain nothing where only one is in flight.
 
 use super::{perform, Base, GdsFile, Session};
-use crate::queue::{Done, Io};
 use crate::source::at_once::AtOnce;
+use forebay_io::queue::{Done, Io};
 use std::sync::Arc;
 
 pub(super) struct InlineGds {

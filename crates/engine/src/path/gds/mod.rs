@@ -18,8 +18,8 @@ pub use session::{GdsFile, Note, Session, PAGE};
 pub use station::{Duty, Station};
 pub use verdict::{judge, Verdict};
 
-use crate::arena::Mem;
-use crate::queue::{Done, Fault, Io, Op, Via};
+use forebay_io::arena::Mem;
+use forebay_io::queue::{Done, Fault, Io, Op, Via};
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, RwLock};

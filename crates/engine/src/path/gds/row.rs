@@ -3,18 +3,18 @@
 
 use super::straight::CufileMeans;
 use super::{Base, Duty, Session, Station, PAGE};
-use crate::gpu::cuda::Device;
-use crate::gpu::cufile::Buffer;
-use crate::machine::finding::{remark, Check, State};
-use crate::machine::verdict::{Answer, Verdicts};
 use crate::path::auto::Known;
 use crate::path::mapped::Limits;
 use crate::path::straight::Means;
 use crate::path::{About, DataPath, Destination, Ends, Layer, QueueFactory, Readers, Refusal, Settled, Site};
-use crate::queue::Queue;
-use crate::reactor::Reactor;
 use crate::source::file::FileTarget;
 use crate::source::{FileBacking, Made, MadeOf, Target, Uri};
+use forebay_io::gpu::cuda::Device;
+use forebay_io::gpu::cufile::Buffer;
+use forebay_io::machine::finding::{remark, Check, State};
+use forebay_io::machine::verdict::{Answer, Verdicts};
+use forebay_io::queue::Queue;
+use forebay_io::reactor::Reactor;
 use forebay_model::job::{CuFileMode, Engine, JobSpec, PathKind, Sync};
 use forebay_model::record::{Cufile, PathRan};
 use forebay_model::Error;

@@ -2,11 +2,11 @@
 //! before and after.
 
 use super::verdict::{judge, ByRoute, Verdict};
-use crate::gpu::cuda::Device;
-use crate::gpu::cufile::{self, CuFileError, Driver, FileHandle, Stats};
-use crate::queue::{Io, Via};
 use crate::source::file::FileTarget;
 use crate::source::Target;
+use forebay_io::gpu::cuda::Device;
+use forebay_io::gpu::cufile::{self, CuFileError, Driver, FileHandle, Stats};
+use forebay_io::queue::{Io, Via};
 use forebay_model::job::JobSpec;
 use forebay_model::record::{Cufile, CufileProperties, CufileRoute};
 use forebay_model::Error;

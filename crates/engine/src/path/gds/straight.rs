@@ -1,12 +1,12 @@
 //! `gds` for many files, which come and go while a run reads them.
 
 use super::{Duty, Session, Station};
-use crate::gpu::cuda::Device;
 use crate::path::straight::{LaneNeeds, Lanes, Means};
-use crate::queue::Queue;
-use crate::reactor::Reactor;
 use crate::source::file::FileTarget;
 use crate::source::{FileBacking, Target};
+use forebay_io::gpu::cuda::Device;
+use forebay_io::queue::Queue;
+use forebay_io::reactor::Reactor;
 use forebay_model::job::Engine;
 use forebay_model::Error;
 use std::sync::Arc;

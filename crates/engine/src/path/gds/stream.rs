@@ -2,11 +2,11 @@
 //! event behind each group. Events are looked up: a callback costs 25 µs of CPU.
 
 use super::{ended, moves_payload, perform, Base, GdsFile, Session};
-use crate::clock;
-use crate::gpu::cuda::{Device, Event, Stream};
-use crate::gpu::cufile::StreamIo;
-use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue};
-use crate::reactor::Reactor;
+use forebay_io::clock;
+use forebay_io::gpu::cuda::{Device, Event, Stream};
+use forebay_io::gpu::cufile::StreamIo;
+use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue};
+use forebay_io::reactor::Reactor;
 use forebay_model::Error;
 use std::cell::RefCell;
 use std::rc::Rc;

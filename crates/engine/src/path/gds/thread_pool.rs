@@ -2,9 +2,9 @@
 //! so that a job of many files has no more threads than I/Os in flight.
 
 use super::{perform, Base, GdsFile, Session};
-use crate::gpu::cuda::Device;
-use crate::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
-use crate::reactor::{Reactor, Waker};
+use forebay_io::gpu::cuda::Device;
+use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
+use forebay_io::reactor::{Reactor, Waker};
 use forebay_model::Error;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -1,7 +1,7 @@
 //! Did the bytes go direct? Judged after the run from cuFile's own counters; the
 //! route that each file showed before it only says how a mixture divides.
 
-use crate::gpu::cufile::Stats;
+use forebay_io::gpu::cufile::Stats;
 
 /// Payload of the measured time by the route of its file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

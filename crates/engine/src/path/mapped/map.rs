@@ -2,8 +2,8 @@
 //! mapping is touched by the CPU but through `copy::guarded`, so that a file that
 //! shrinks under it can't end the process by SIGBUS.
 
-use crate::gpu::cuda::{CudaError, Device, Registered};
 use crate::source::file::FileTarget;
+use forebay_io::gpu::cuda::{CudaError, Device, Registered};
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -24,10 +24,10 @@ pub use relays::{relays_of, RELAYED_WINDOW_BYTES_MAX, WINDOWS_IN_FLIGHT};
 pub use row::Mapped;
 
 use super::Copier;
-use crate::clock;
-use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
-use crate::reactor::Reactor;
 use crate::source::file::FileTarget;
+use forebay_io::clock;
+use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
+use forebay_io::reactor::Reactor;
 use forebay_model::Error;
 use relays::{Relayed, Relays};
 use rows::Together;

@@ -3,11 +3,11 @@
 //! these registered, too.
 
 use super::{MappedQueue, Place};
-use crate::arena::Mem;
-use crate::clock;
-use crate::gpu::cuda::Device;
-use crate::gpu::relay::{self, Fill, Memory, Relay, TOGETHER};
-use crate::queue::{Fault, Via};
+use forebay_io::arena::Mem;
+use forebay_io::clock;
+use forebay_io::gpu::cuda::Device;
+use forebay_io::gpu::relay::{self, Fill, Memory, Relay, TOGETHER};
+use forebay_io::queue::{Fault, Via};
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
 use std::cell::RefCell;

@@ -3,18 +3,18 @@
 use super::relays::{relays_of, Relays};
 use super::straight::MappedMeans;
 use super::{Limits, MappedQueue, Staging};
-use crate::gpu::cuda::{self, Device};
-use crate::machine::finding::{Check, State};
-use crate::machine::verdict::Verdicts;
 use crate::path::auto::{Known, Situation};
 use crate::path::buffers::{depth_of_short, LAUNCHED_ROW_BYTES_MAX, ROW_BYTES_MAX};
 use crate::path::straight::Means;
 use crate::path::{
     About, Beside, BounceQueue, DataPath, Destination, Ends, Layer, QueueFactory, Readers, Refusal, Site,
 };
-use crate::queue::Queue;
-use crate::reactor::Reactor;
 use crate::source::{Made, MadeOf, QueueNeeds, Target};
+use forebay_io::gpu::cuda::{self, Device};
+use forebay_io::machine::finding::{Check, State};
+use forebay_io::machine::verdict::Verdicts;
+use forebay_io::queue::Queue;
+use forebay_io::reactor::Reactor;
 use forebay_model::job::{Cache, JobSpec, PathKind};
 use forebay_model::Error;
 use std::sync::Arc;

@@ -3,10 +3,10 @@
 
 use super::file::{MappedFile, Phase};
 use super::{Flight, MappedQueue, Piece, Place, Via};
-use crate::gpu::kernels::ELSEWHERE;
-use crate::gpu::{Fetched, Room};
 use crate::path::buffers::parts_of_row;
-use crate::queue::{Fault, Io};
+use forebay_io::gpu::kernels::ELSEWHERE;
+use forebay_io::gpu::{Fetched, Room};
+use forebay_io::queue::{Fault, Io};
 use std::time::Duration;
 
 /// Interval at which room for a launch is checked.

@@ -2,15 +2,15 @@
 
 use super::row::{ASIDE_BYTES_MAX, ASIDE_SLOTS};
 use super::{DevicePinner, Limits, MappedQueue, Registry, Staging, LEAST_BYTES};
-use crate::arena::Arena;
-use crate::gpu::cuda::{Device, Pinned, Stream};
-use crate::gpu::CudaCopier;
 use crate::path::straight::{LaneNeeds, Lanes, Means};
 use crate::path::{BounceQueue, Copier};
-use crate::queue::Queue;
-use crate::reactor::Reactor;
 use crate::source::file::FileTarget;
 use crate::source::QueueNeeds;
+use forebay_io::arena::Arena;
+use forebay_io::gpu::cuda::{Device, Pinned, Stream};
+use forebay_io::gpu::CudaCopier;
+use forebay_io::queue::Queue;
+use forebay_io::reactor::Reactor;
 use forebay_model::job::{Engine, Pages};
 use forebay_model::Error;
 use std::rc::Rc;

@@ -2,7 +2,7 @@
 //! registrar that goes on at once keeps winning the driver's lock: workers would find their copies long done and the
 //! link idle. So between two windows it lets those go first who wait.
 
-use crate::clock;
+use forebay_io::clock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::OnceLock;
 use std::thread::Thread;

@@ -9,7 +9,7 @@ use super::super::connection::Role;
 use super::super::log::Level;
 use super::super::steps::failure;
 use super::super::worker::Worker;
-use crate::queue::Fault;
+use forebay_io::queue::Fault;
 use forebay_nvme::command::Cqe;
 use forebay_nvme::controller::Mishap;
 use forebay_nvme::nvm::Op;

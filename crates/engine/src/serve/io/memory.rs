@@ -8,7 +8,7 @@ use super::super::connection::Connection;
 use super::super::steps::VERIFIED_BYTES;
 use super::super::volume::Content;
 use super::super::worker::Worker;
-use crate::arena::Mem;
+use forebay_io::arena::Mem;
 use forebay_nvme::nvm::Op;
 use forebay_nvme::nvm::Request;
 use forebay_nvme::transport::tcp::Handle;

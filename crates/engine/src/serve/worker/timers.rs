@@ -9,7 +9,7 @@ use super::Worker;
 use super::FOREVER;
 use super::NOBODY;
 use super::STOP;
-use crate::clock;
+use forebay_io::clock;
 use forebay_nvme::transport::tcp::Handle;
 use std::cmp::Reverse;
 use std::time::Duration;

@@ -2,8 +2,8 @@
 //! already, where a ring or a thread would only add a detour.
 
 use super::{sync, FileTarget};
-use crate::queue::{Done, Io};
 use crate::source::at_once::AtOnce;
+use forebay_io::queue::{Done, Io};
 
 pub(super) struct Inline {
     target: FileTarget,

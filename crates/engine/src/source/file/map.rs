@@ -3,11 +3,11 @@
 //! the read that met it, not the end of the process.
 
 use super::FileTarget;
-use crate::arena::{Mem, UNREGISTERED};
-use crate::copy::{self, Choice, Stores};
-use crate::meter::cache;
-use crate::queue::{Done, Fault, Io, Op, Via};
 use crate::source::at_once::AtOnce;
+use forebay_io::arena::{Mem, UNREGISTERED};
+use forebay_io::copy::{self, Choice, Stores};
+use forebay_io::meter::cache;
+use forebay_io::queue::{Done, Fault, Io, Op, Via};
 use forebay_model::job::Hint;
 use forebay_model::Error;
 use std::collections::BTreeMap;

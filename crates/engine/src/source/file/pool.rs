@@ -1,8 +1,8 @@
 //! A file through threads that call pread and pwrite: where io_uring is forbidden.
 
 use super::{sync, FileTarget};
-use crate::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
-use crate::reactor::{Reactor, Waker};
+use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
+use forebay_io::reactor::{Reactor, Waker};
 use forebay_model::Error;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -175,9 +175,9 @@ impl Drop for PoolQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::Mem;
-    use crate::queue::Op;
     use crate::source::file::FileAccess;
+    use forebay_io::arena::Mem;
+    use forebay_io::queue::Op;
 
     /// As after a panic of its worker, whose files may be another's by then.
     #[test]

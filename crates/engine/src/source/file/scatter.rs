@@ -1,8 +1,8 @@
 //! A scattered payload as the kernel takes it: a list of iovecs.
 
 use super::FileTarget;
-use crate::arena::Mem;
-use crate::queue::Fault;
+use forebay_io::arena::Mem;
+use forebay_io::queue::Fault;
 
 /// The longest list that the kernel takes (UIO_MAXIOV); what lies behind it is a transfer of its own.
 const PIECES_MAX: usize = 1024;
@@ -42,8 +42,8 @@ fn misplaced(target: &FileTarget, at: usize, len: usize) -> Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::Piece;
     use crate::source::file::FileAccess;
+    use forebay_io::arena::Piece;
     use std::ptr::NonNull;
 
     fn target(align: u32, mem_align: u32) -> FileTarget {

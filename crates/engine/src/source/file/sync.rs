@@ -1,7 +1,7 @@
 //! One I/O as a blocking system call: what the pool's threads and the inline engine do.
 
 use super::{scatter, FileTarget};
-use crate::queue::{Done, Fault, Io, Op, Via};
+use forebay_io::queue::{Done, Fault, Io, Op, Via};
 use std::os::fd::AsRawFd;
 
 /// Runs the I/O to its end on this thread. `list` is scratch.

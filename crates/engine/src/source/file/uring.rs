@@ -1,9 +1,9 @@
 //! A file through the worker's ring: registered file, registered slots, no copy.
 
 use super::{scatter, FileTarget};
-use crate::arena::{Mem, UNREGISTERED};
-use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
-use crate::reactor::{Completion, Reactor};
+use forebay_io::arena::{Mem, UNREGISTERED};
+use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
+use forebay_io::reactor::{Completion, Reactor};
 use forebay_model::random::Xoshiro256;
 use forebay_model::Error;
 use io_uring::{opcode, squeue, types};

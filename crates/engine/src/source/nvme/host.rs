@@ -1,7 +1,7 @@
 //! State that every host of a namespace keeps, whatever leads to its controllers.
 
 use super::{Identity, Notes, Shares, Wakers};
-use crate::clock;
+use forebay_io::clock;
 use forebay_model::record::{FabricPath, FabricRan};
 use forebay_model::Error;
 use forebay_nvme::host::{ControllerInfo, Failure, FailureKind, NamespaceInfo};

@@ -22,7 +22,7 @@ pub use report::{PathReport, SourceReport};
 pub use share::{Shares, Wakers};
 pub use work::{Command, Outcome, Work, REST};
 
-use crate::clock;
+use forebay_io::clock;
 use std::sync::{Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;

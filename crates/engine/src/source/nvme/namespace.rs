@@ -2,12 +2,12 @@
 //! open of it.
 
 use super::Host;
-use crate::arena::Arena;
-use crate::queue::Queue;
-use crate::reactor::Reactor;
 use crate::source::nvme_tcp::Remote;
 use crate::source::vfio_user::Drive;
 use crate::source::{Backing, Drafted, Loan, MadeOf, Open, OpenFile, QueueNeeds};
+use forebay_io::arena::Arena;
+use forebay_io::queue::Queue;
+use forebay_io::reactor::Reactor;
 use forebay_model::Error;
 use serde_json::json;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! Notes for a record: changes, and the traffic of each I/O queue.
 
 use super::lock;
-use crate::clock;
+use forebay_io::clock;
 use forebay_model::record::{FabricEvent, FabricQueue};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -2,9 +2,9 @@
 
 use super::status::{fault, verdict, Verdict};
 use super::Identity;
-use crate::arena::Mem;
-use crate::clock;
-use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Via};
+use forebay_io::arena::Mem;
+use forebay_io::clock;
+use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Via};
 use forebay_nvme::command::Sqe;
 use forebay_nvme::nvm::{self, Range};
 use forebay_nvme::status::Status;
@@ -313,7 +313,7 @@ fn moves(op: Op) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::Piece;
+    use forebay_io::arena::Piece;
     use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
     use forebay_nvme::log::AnaState;
     use std::ptr::NonNull;
@@ -357,7 +357,8 @@ mod tests {
             let c = &cut.commands[command as usize];
             places.push((c.offset, c.len, c.mem));
         }
-        let host = |i: usize| Mem::Host { at: NonNull::from(&bytes[i]), piece: crate::arena::UNREGISTERED };
+        let host =
+            |i: usize| Mem::Host { at: NonNull::from(&bytes[i]), piece: forebay_io::arena::UNREGISTERED };
         assert_eq!(places, [(512, 1024, host(4096)), (1536, 512, host(0)), (2048, 2048, host(2048))]);
         let mut done = Vec::new();
         for command in cut.pending.clone() {

@@ -3,10 +3,10 @@
 use super::auth::{Progress, Proof, Unproven, NO_PROOF, NO_SECRET};
 use super::connection::{Broken, Connection, Report, Unsent, Way};
 use super::options::Address;
-use crate::arena::{Mem, UNREGISTERED};
-use crate::clock;
-use crate::reactor::{self, memlock, Completion, Reactor, RingOptions};
 use crate::source::nvme::{Cause, Stranger};
+use forebay_io::arena::{Mem, UNREGISTERED};
+use forebay_io::clock;
+use forebay_io::reactor::{self, memlock, Completion, Reactor, RingOptions};
 use forebay_model::Error;
 use forebay_nvme::auth::{Agreement, Credentials};
 use forebay_nvme::host::{self, Action, Care, Event, Failure, Ticket};

@@ -3,8 +3,8 @@
 use super::association::memory_of;
 use super::connection::{Connection, Unsent};
 use super::options::Options;
-use crate::auth;
 use crate::source::nvme::status::words;
+use forebay_io::auth;
 use forebay_model::Error;
 use forebay_nvme::auth::{Agreement, Credentials, HostAuth, HostStep, Policy};
 use forebay_nvme::command::Cqe;

@@ -4,10 +4,10 @@
 use super::rdma::Rdma;
 use super::tcp::Tcp;
 use super::tls::Tls;
-use crate::arena::Mem;
-use crate::queue::Fault;
-use crate::rdma::Domains;
-use crate::reactor::{Completion, Reactor};
+use forebay_io::arena::Mem;
+use forebay_io::queue::Fault;
+use forebay_io::rdma::Domains;
+use forebay_io::reactor::{Completion, Reactor};
 use forebay_nvme::command::{Cqe, Sqe};
 use forebay_nvme::transport::tcp::host::{Data, Options};
 use forebay_nvme::transport::tcp::Handle;

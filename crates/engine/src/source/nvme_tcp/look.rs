@@ -3,9 +3,9 @@
 use super::association::{self, Association, Ended, Peer};
 use super::connection::Way;
 use super::{auth, next, Options};
-use crate::clock;
-use crate::rdma::{ready, Domains};
 use crate::source::nvme::Cause;
+use forebay_io::clock;
+use forebay_io::rdma::{ready, Domains};
 use forebay_model::Error;
 use forebay_nvme::host::{Care, Event, Session};
 use std::net::SocketAddr;

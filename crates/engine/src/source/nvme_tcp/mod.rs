@@ -30,14 +30,14 @@ use super::draft::{Draft, Look};
 use super::nvme::{await_end, lock, Cause, Host, Namespace, NamespaceDraft, PathReport, SourceReport};
 use super::uri::{decode, encode, query_once, Examiner, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
-use crate::arena::Arena;
-use crate::gpu::cuda::DeviceMemory;
-use crate::machine::finding::{Check, State as Found};
-use crate::machine::nvme_host as identity;
-use crate::queue::Queue;
-use crate::rdma::{Domains, Lent};
-use crate::reactor::Reactor;
 use connection::Way;
+use forebay_io::arena::Arena;
+use forebay_io::gpu::cuda::DeviceMemory;
+use forebay_io::machine::finding::{Check, State as Found};
+use forebay_io::machine::nvme_host as identity;
+use forebay_io::queue::Queue;
+use forebay_io::rdma::{Domains, Lent};
+use forebay_io::reactor::Reactor;
 use forebay_model::record::FabricRan;
 use forebay_model::Error;
 use forebay_nvme::auth::Credentials;
@@ -206,7 +206,7 @@ impl Remote {
         let tls = tls::Tls::of(options, &own.nqn)?;
         let domains = match options.transport {
             Transport::Tcp => None,
-            Transport::Rdma => Some(Domains::new(crate::rdma::ready(&host.name)?)),
+            Transport::Rdma => Some(Domains::new(forebay_io::rdma::ready(&host.name)?)),
         };
         let shared = Arc::new(Shared {
             options: options.clone(),

@@ -1,10 +1,10 @@
 //! Options of an `nvme+tcp://` or `nvme+rdma://` URI, named as Linux and nvme-cli have them.
 
 use super::MadeOf;
-use crate::machine::nvme_host::parse_uuid;
-use crate::queue::Via;
 use crate::source::nvme::query::{count, seconds, seconds_above_zero, spin, switch};
 use crate::source::uri::encode;
+use forebay_io::machine::nvme_host::parse_uuid;
+use forebay_io::queue::Via;
 use forebay_model::units::parse_bytes;
 use forebay_nvme::nqn::Nqn;
 use std::fmt;

@@ -4,9 +4,9 @@
 use super::association::{self, Association, Ended, Peer, COMMAND_WITHIN, CONNECT_WITHIN};
 use super::options::Address;
 use super::Shared;
-use crate::clock;
-use crate::reactor::Waker;
 use crate::source::nvme::{lock, Attempts, Cause, Episode, Standing};
+use forebay_io::clock;
+use forebay_io::reactor::Waker;
 use forebay_nvme::host::{ControllerInfo, Event, NamespaceInfo, Options, Request, Session};
 use forebay_nvme::log::AnaState;
 use std::net::SocketAddr;

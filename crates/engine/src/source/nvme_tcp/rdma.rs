@@ -5,13 +5,13 @@
 //! long as its command is out.
 
 use super::connection::{Broken, Report, Unsent};
-use crate::arena::Mem;
-use crate::queue::Fault;
-use crate::rdma::{
+use forebay_io::arena::Mem;
+use forebay_io::queue::Fault;
+use forebay_io::rdma::{
     Buffer, Channel, Completed, CompletionQueue, Domain, Domains, Event, Happened, Id, Post, Region, Room,
     Send, Sge, Span, Terms, Watched, Watches,
 };
-use crate::reactor::{Completion, Reactor};
+use forebay_io::reactor::{Completion, Reactor};
 use forebay_nvme::command::{Cqe, Sgl, Sqe};
 use forebay_nvme::transport::rdma::connect::{accepted, rejected, Request, ADMIN_ENTRIES_MAX};
 use forebay_nvme::transport::rdma::data::{put_in_capsule, put_keyed, Keyed};

@@ -2,9 +2,9 @@
 
 use super::connection::{Broken, Report};
 use super::tls::Tls;
-use crate::arena::Mem;
-use crate::reactor::{Completion, Reactor};
-use crate::stream::{self, Received, Stream};
+use forebay_io::arena::Mem;
+use forebay_io::reactor::{Completion, Reactor};
+use forebay_io::stream::{self, Received, Stream};
 use forebay_nvme::command::Sqe;
 use forebay_nvme::transport::tcp::host::{Busy, Data, Event, HostEnd, Options};
 use forebay_nvme::transport::tcp::{Fatal, FatalStatus, Handle, Place};

@@ -2,9 +2,9 @@
 
 use super::association::CONNECT_WITHIN;
 use super::options::Options;
-use crate::auth;
-use crate::tls::bridge::Bridge;
-use crate::tls::openssl::Context;
+use forebay_io::auth;
+use forebay_io::tls::bridge::Bridge;
+use forebay_io::tls::openssl::Context;
 use forebay_model::Error;
 use forebay_nvme::auth::psk::Version;
 use std::io;

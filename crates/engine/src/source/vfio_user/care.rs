@@ -4,8 +4,8 @@
 use super::function::{wait, words, Ended, Function, ANSWER_WITHIN};
 use super::maps::Entry;
 use super::{Live, Shared};
-use crate::clock;
 use crate::source::nvme::{Attempts, Cause, Episode, Standing};
+use forebay_io::clock;
 use forebay_nvme::host::Event;
 use forebay_nvme::transport::pcie::host::Step;
 use rustix::fd::AsFd;

@@ -6,7 +6,7 @@
 //! answer that is too short, or silence end the connection, nothing more.
 
 use super::wire::{self, Command, DeviceInfo, Header, IoFd, IrqInfo, Region, HEADER_BYTES};
-use crate::clock;
+use forebay_io::clock;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;

@@ -2,8 +2,8 @@
 
 use super::function::{wait, Ended, Function};
 use super::{next, Options};
-use crate::clock;
 use crate::source::nvme::Cause;
+use forebay_io::clock;
 use forebay_model::Error;
 use forebay_nvme::host::{ControllerInfo, Event, NamespaceInfo};
 use forebay_nvme::transport::pcie::host::Step;

@@ -32,12 +32,12 @@ use super::nvme::{
 };
 use super::uri::{decode, query_once, Examiner, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
-use crate::arena::Arena;
-use crate::clock;
-use crate::machine::finding::{Area, Check, State as Found};
-use crate::queue::Queue;
-use crate::reactor::Reactor;
 use care::State;
+use forebay_io::arena::Arena;
+use forebay_io::clock;
+use forebay_io::machine::finding::{Area, Check, State as Found};
+use forebay_io::queue::Queue;
+use forebay_io::reactor::Reactor;
 use forebay_model::record::FabricRan;
 use forebay_model::Error;
 use forebay_nvme::host::ControllerInfo;

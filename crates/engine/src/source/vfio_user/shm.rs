@@ -4,7 +4,7 @@
 //! sees it at the address that it has here. Both ends may write at any time, so
 //! words are read and written atomically, and nothing that is read is trusted.
 
-use crate::arena::{self, Mem};
+use forebay_io::arena::{self, Mem};
 use forebay_nvme::transport::pcie::{HostMemory, Unmapped};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;

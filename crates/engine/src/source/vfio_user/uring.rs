@@ -1,7 +1,7 @@
 //! Interrupts and doorbells as entries of the worker's ring: a doorbell is then
 //! rung by the call of the kernel that waits.
 
-use crate::reactor::Reactor;
+use forebay_io::reactor::Reactor;
 use io_uring::{opcode, types};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;

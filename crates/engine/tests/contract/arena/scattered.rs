@@ -2,8 +2,8 @@
 //! between them that nobody may write to.
 
 use super::arena::{untouched, UNTOUCHED};
-use forebay_engine::arena::{Arena, Mem, Piece};
-use forebay_engine::queue::Geometry;
+use forebay_io::arena::{Arena, Mem, Piece};
+use forebay_io::queue::Geometry;
 use forebay_model::job::Pages;
 use forebay_model::random::Xoshiro256;
 use std::ptr::NonNull;

@@ -8,10 +8,10 @@ use super::timed_out;
 use super::Hardware;
 use super::Worker;
 use super::LAST;
-use crate::arena::Mem;
-use crate::clock;
 use crate::serve::lane::Owner;
 use crate::serve::lane::Step;
+use forebay_io::arena::Mem;
+use forebay_io::clock;
 use forebay_nvme::transport::tcp::Handle;
 use std::time::Duration;
 use std::time::Instant;
@@ -94,7 +94,7 @@ impl<P: Port> Worker<P> {
             return;
         }
         let nobody = Owner { connection: u32::MAX, command: Handle(0) };
-        let flush = Step { op: crate::queue::Op::Flush, offset: 0, len: 0, mem: Mem::None };
+        let flush = Step { op: forebay_io::queue::Op::Flush, offset: 0, len: 0, mem: Mem::None };
         self.lane.start(nobody, flush, &mut self.reactor);
         let by = clock::now() + LAST;
         while !self.lane.is_idle() && clock::now() < by {

@@ -14,7 +14,7 @@ use super::Shared;
 use super::State;
 use super::LOOK_AGAIN;
 use super::WAY;
-use crate::clock;
+use forebay_io::clock;
 use std::sync::atomic::Ordering;
 use std::sync::MutexGuard;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! The registry against a driver that only keeps books.
 
 use super::*;
-use crate::gpu::cuda::CudaError;
 use crate::source::file::FileAccess;
+use forebay_io::gpu::cuda::CudaError;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! A worker's connections when it begins.
 
 use super::{Lane, NvmeTcpQueue};
-use crate::clock;
-use crate::queue::Queue;
-use crate::reactor::Reactor;
+use forebay_io::clock;
+use forebay_io::queue::Queue;
+use forebay_io::reactor::Reactor;
 use forebay_model::Error;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

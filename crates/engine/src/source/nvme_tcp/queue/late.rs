@@ -2,10 +2,10 @@
 
 use super::NvmeTcpQueue;
 use super::ABORT_WITHIN;
-use crate::queue::Done;
-use crate::queue::Fault;
-use crate::queue::Op;
-use crate::reactor::Reactor;
+use forebay_io::queue::Done;
+use forebay_io::queue::Fault;
+use forebay_io::queue::Op;
+use forebay_io::reactor::Reactor;
 use std::time::Duration;
 use std::time::Instant;
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 pub struct PerProcess<T>(AtomicPtr<(u32, T)>);
 
 impl<T: Default> PerProcess<T> {
+    #[allow(clippy::new_without_default)] // A static's initial value must be const.
     pub const fn new() -> PerProcess<T> {
         PerProcess(AtomicPtr::new(std::ptr::null_mut()))
     }
@@ -48,7 +49,7 @@ impl<T> Drop for PerProcess<T> {
 }
 
 /// Sharp naps, and signals left to the program's own threads; but for those that a fault of our own raises.
-pub(crate) fn settle_in() {
+pub fn settle_in() {
     // SAFETY: prctl with integers; a signal set on this frame, for this thread.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1000u64, 0u64, 0u64, 0u64);

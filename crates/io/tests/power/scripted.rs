@@ -1,7 +1,7 @@
 //! A meter that says what its test tells it to, and ways to wait that hold however late
 //! a busy machine lets a thread run.
 
-use forebay_engine::meter::power::{Meter, Pace, Sample};
+use forebay_io::meter::power::{Meter, Pace, Sample};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

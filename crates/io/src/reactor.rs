@@ -7,7 +7,7 @@
 pub mod memlock;
 mod ring;
 #[cfg(test)]
-pub(crate) mod tests;
+pub mod tests;
 mod trust;
 
 use crate::arena::Arena;
@@ -15,7 +15,7 @@ use crate::clock;
 use forebay_model::Error;
 use io_uring::squeue;
 use io_uring::types;
-pub(crate) use ring::is_nothing_yet;
+pub use ring::is_nothing_yet;
 use ring::{build, gather, Bell, GetEventsArg, Ring};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

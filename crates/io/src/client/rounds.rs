@@ -55,12 +55,12 @@ impl<O: Copy> Client<O> {
     }
 
     /// As a queue would say it.
-    #[cfg(test)]
+    /// Lets `done` be reaped next, as if a queue had completed it: for tests of what happens then.
     pub fn came(&mut self, done: crate::queue::Done) {
         self.done.push(done);
     }
 
-    #[cfg(test)]
+    /// Takes every free slot, and says which they were: for tests of what is given back.
     pub fn free_tags(&mut self) -> Vec<u32> {
         std::iter::from_fn(|| self.free.take()).collect()
     }

@@ -64,6 +64,11 @@ impl Check {
         Check { id, area, title, state, found, why: None, next: None }
     }
 
+    /// The line for a data path.
+    pub fn of_path(name: &str, state: State, found: impl Into<String>) -> Check {
+        Check::new(Area::Paths, format!("path.{name}"), name, state, found)
+    }
+
     pub fn why(mut self, why: impl Into<String>) -> Check {
         self.why = Some(why.into());
         self

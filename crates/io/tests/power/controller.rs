@@ -2,7 +2,7 @@
 
 use super::scripted::{wait_until, PATIENCE};
 use super::{near, scopes};
-use forebay_engine::meter::power::{self, redfish, Sample, Sampler};
+use forebay_io::meter::power::{self, redfish, Sample, Sampler};
 use std::collections::HashMap;
 use std::fs;
 use std::io::{Read, Write};

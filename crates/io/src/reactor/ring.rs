@@ -163,7 +163,7 @@ fn best(options: RingOptions, entries: u32, wanted: u32) -> std::io::Result<(IoU
 
 /// Returns whether io_uring_enter ended for a reason that may pass: the time is over, a signal came, completions
 /// overflow, memory is short.
-pub(crate) fn is_nothing_yet(errno: i32) -> bool {
+pub fn is_nothing_yet(errno: i32) -> bool {
     [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN, libc::ENOMEM].contains(&errno)
 }
 

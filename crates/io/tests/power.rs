@@ -8,7 +8,7 @@ mod sampler;
 #[path = "power/scripted.rs"]
 mod scripted;
 
-use forebay_engine::meter::power::{self, ipmi, nvml, rapl, Meter, Sample, Sampler};
+use forebay_io::meter::power::{self, ipmi, nvml, rapl, Meter, Sample, Sampler};
 use scripted::{wait_until, PATIENCE};
 use std::ffi::OsString;
 use std::fs;

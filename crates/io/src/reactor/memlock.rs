@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Rings that are tried at a time: each takes a descriptor, which others of the process may need.
 const TRIED_MAX: u32 = 64;
 /// Bytes of a limit that registered buffers leave to rings, and to this user's other processes.
-pub(crate) const LEFT_BYTES: u64 = 8 << 20;
+pub const LEFT_BYTES: u64 = 8 << 20;
 /// At most this part of a limit that is hardly more, or less.
 const BUFFERS_SHARE: u64 = 8;
 
@@ -49,7 +49,7 @@ pub(super) fn entries(wanted: u32, limit: Option<u64>) -> u32 {
 }
 
 /// A ring, for which others of this user's that have ended may still have to give theirs back.
-pub(crate) fn patiently<T>(ring: impl Fn() -> io::Result<T>) -> io::Result<T> {
+pub fn patiently<T>(ring: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let until = clock::now() + PATIENCE;
     loop {
         match ring() {
@@ -65,7 +65,7 @@ pub(crate) fn patiently<T>(ring: impl Fn() -> io::Result<T>) -> io::Result<T> {
 ///
 /// # Errors
 /// The kernel's.
-pub(crate) fn room_for(rings: u32, options: RingOptions) -> io::Result<()> {
+pub fn room_for(rings: u32, options: RingOptions) -> io::Result<()> {
     let mut had = vec![build(options)?];
     let together = if limit().is_some() { rings.min(TRIED_MAX) } else { 1 };
     while had.len() < together as usize {
@@ -112,14 +112,14 @@ fn most_registered(limit: u64) -> u64 {
 }
 
 /// Returns a message for the log if the ring is shorter than its thread would have it.
-pub(crate) fn short(reactor: &super::Reactor) -> Option<String> {
+pub fn short(reactor: &super::Reactor) -> Option<String> {
     let limit = limit().filter(|_| reactor.features().contains(&SHORT))?;
     Some(format!("only {} may be locked (ulimit -l, LimitMEMLOCK=)", readable_bytes(limit)))
 }
 
 /// Returns the error of a request that needs a ring and is refused one. `otherwise`: what to type if locked memory
 /// isn't the reason.
-pub(crate) fn refusal(asked: impl Into<String>, e: &io::Error, otherwise: &str) -> Error {
+pub fn refusal(asked: impl Into<String>, e: &io::Error, otherwise: &str) -> Error {
     refusal_below(limit(), asked, e, otherwise)
 }
 

@@ -65,7 +65,7 @@ impl From<CudaError> for String {
 
 pub type Cuda<T> = Result<T, CudaError>;
 
-pub(crate) struct Driver {
+pub struct Driver {
     calls: Calls,
     /// None: before CUDA 11.7.
     handle_of_range: Option<HandleOfRange>,
@@ -86,7 +86,7 @@ extern "C" fn note_fork() {
 }
 
 /// The driver, or why there is none.
-pub(crate) fn driver() -> Result<&'static Driver, String> {
+pub fn driver() -> Result<&'static Driver, String> {
     DRIVER.get_or_init(open).as_ref().map_err(Clone::clone)
 }
 

@@ -2,7 +2,7 @@
 
 use super::scripted::{longer_and_longer, wait_until, Scripted};
 use super::{near, NEVER, TICK};
-use forebay_engine::meter::power::{Meter, Pace, Sample, Sampler};
+use forebay_io::meter::power::{Meter, Pace, Sample, Sampler};
 use std::sync::{mpsc, Arc, Mutex};
 use std::time::{Duration, Instant};
 

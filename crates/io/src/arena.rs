@@ -184,7 +184,7 @@ impl Arena {
     }
 
     /// From now on slots name the registered piece that contains them.
-    pub(crate) fn mark_registered(&mut self) {
+    pub fn mark_registered(&mut self) {
         self.registered = true;
     }
 
@@ -301,7 +301,7 @@ fn collapsed(base: NonNull<u8>, bytes: usize) -> Got {
 }
 
 /// Memory with a descriptor whose size can't be changed, so that a mapping of it never faults.
-pub(crate) fn sealed_memfd(bytes: usize, huge: bool) -> std::io::Result<OwnedFd> {
+pub fn sealed_memfd(bytes: usize, huge: bool) -> std::io::Result<OwnedFd> {
     let kind = if huge { MemfdFlags::HUGETLB } else { MemfdFlags::empty() };
     let fd = rustix::fs::memfd_create("forebay", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind)?;
     rustix::fs::ftruncate(&fd, bytes as u64)?;
@@ -310,7 +310,7 @@ pub(crate) fn sealed_memfd(bytes: usize, huge: bool) -> std::io::Result<OwnedFd>
 }
 
 /// All of a descriptor's `bytes`, from a huge page's boundary on.
-pub(crate) fn map_shared(fd: &OwnedFd, bytes: usize) -> std::io::Result<NonNull<u8>> {
+pub fn map_shared(fd: &OwnedFd, bytes: usize) -> std::io::Result<NonNull<u8>> {
     let place = map_aligned(bytes)?;
     map_from(fd, bytes, Some(place), 0)
 }
@@ -360,7 +360,7 @@ fn map_aligned(bytes: usize) -> std::io::Result<NonNull<u8>> {
 /// Returns the address, as a hint for mmap, at which `bytes` of a file from `offset` on are best mapped: the kernel
 /// uses huge pages only where address and offset lie alike within one. Null where it doesn't matter or nothing is
 /// known.
-pub(crate) fn place_for(bytes: usize, offset: u64) -> *mut libc::c_void {
+pub fn place_for(bytes: usize, offset: u64) -> *mut libc::c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let Some(room) = bytes.checked_add(HUGE).filter(|_| bytes >= HUGE) else {
         return std::ptr::null_mut();

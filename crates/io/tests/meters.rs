@@ -1,7 +1,7 @@
 //! The meters as the driver uses them: on this machine where it has what they read, and on
 //! look-alike trees, programs, libraries and servers where it hasn't.
 
-use forebay_engine::meter::{cache, cpu, disk, noise};
+use forebay_io::meter::{cache, cpu, disk, noise};
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{symlink, MetadataExt};
