@@ -280,7 +280,12 @@ mod tests {
     #[test]
     fn every_doorbell_that_a_server_has_an_eventfd_for_is_found_whatever_it_says_behind() {
         let doorbells: Vec<(u64, u32)> = (0..62).map(|n| (0x1008 + 4 * n, n as u32 / 2 % 3)).collect();
-        let ours = crate::front::vfio_user::message::io_fds(0, u32::MAX, &doorbells);
+        // As libvfio-user lays it out: argsz, flags, index, count; then offset, size, descriptor, type, flags, padding, datamatch.
+        let mut ours: Vec<u8> = [16 + 40 * 62, 0, 0, 62_u32].iter().flat_map(|n| n.to_le_bytes()).collect();
+        for (offset, descriptor) in &doorbells {
+            ours.extend([offset.to_le_bytes(), 4_u64.to_le_bytes()].concat());
+            ours.extend([*descriptor, 0, 0, 0, 0, 0].iter().flat_map(|n| n.to_le_bytes()));
+        }
         let longer = |bytes: usize| {
             let parts = ours[16..].chunks_exact(40).flat_map(|part| [part, &vec![0xee; bytes]].concat());
             [&ours[..16], &parts.collect::<Vec<u8>>()].concat()
