@@ -212,6 +212,6 @@ def test_a_run_that_made_its_files_is_the_work_of_one_that_found_them(
 
 @pytest.mark.promise("SWP-6")
 def test_the_engine_leaves_out_the_folders_that_verbs_make() -> None:
-    text = (ROOT / "crates/engine/src/opening/found.rs").read_text()
+    text = (ROOT / "crates/storage/src/opening/found.rs").read_text()
     listed = re.search(r"NOT_OF_THE_DATA: \[&str; \d+\] = \[(.*?)\]", text)
     assert listed and set(own_files.NAMES) <= set(re.findall(r'"(.*?)"', listed[1]))

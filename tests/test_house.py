@@ -44,11 +44,11 @@ UNSAFE_ELSEWHERE = {
     "crates/engine/src/driver/worker_setup.rs": 1,
     "crates/engine/src/driver/record.rs": 1,
     "crates/engine/src/driver/verify.rs": 3,
-    "crates/engine/src/opening/make.rs": 1,
-    "crates/engine/src/opening/manifest.rs": 1,
-    "crates/engine/src/path/bounce.rs": 1,
-    "crates/engine/src/source/file/mod.rs": 2,
-    "crates/engine/src/source/file/sync.rs": 1,
+    "crates/storage/src/opening/make.rs": 1,
+    "crates/storage/src/opening/manifest.rs": 1,
+    "crates/storage/src/path/bounce.rs": 1,
+    "crates/storage/src/source/file/mod.rs": 2,
+    "crates/storage/src/source/file/sync.rs": 1,
 }
 
 # Not the lint's name, and not the type of a foreign function (`unsafe extern "C" fn(…)`, its string blanked).
@@ -59,11 +59,12 @@ CRATES = {
     "forebay-model": set(),
     "forebay-nvme": set(),
     "forebay-io": {"forebay-model", "forebay-nvme", "forebay-rigs"},
-    "forebay-engine": {"forebay-model", "forebay-nvme", "forebay-io", "forebay-rigs"},
+    "forebay-storage": {"forebay-model", "forebay-nvme", "forebay-io"},
+    "forebay-engine": {"forebay-model", "forebay-nvme", "forebay-io", "forebay-storage", "forebay-rigs"},
     "forebay-rigs": set(),
-    "forebay-python": {"forebay-engine", "forebay-io", "forebay-model"},
-    "forebayd": {"forebay-engine", "forebay-io", "forebay-model"},
-    "forebay-fuzz": {"forebay-engine", "forebay-io", "forebay-model", "forebay-nvme"},
+    "forebay-python": {"forebay-engine", "forebay-io", "forebay-storage", "forebay-model"},
+    "forebayd": {"forebay-engine", "forebay-io", "forebay-storage", "forebay-model"},
+    "forebay-fuzz": {"forebay-engine", "forebay-io", "forebay-storage", "forebay-model", "forebay-nvme"},
 }
 
 # Crates that touch nothing: bytes and time come in as arguments.
@@ -234,8 +235,8 @@ def test_only_a_source_knows_its_kind() -> None:
 LAYERS = {
     "io": """threads clock crc identity process rate tls arena reactor queue stream copy build client gpu machine rdma auth meter
         multicast""".split(),
-    "engine": """outputs format source inspect path opening doctor driver serve front generate emulate checkpoint checksum feed
-        files""".split(),
+    "storage": "outputs source inspect path opening".split(),
+    "engine": "format doctor driver serve front generate emulate checkpoint checksum feed files".split(),
 }
 
 
@@ -272,7 +273,7 @@ MAKES_FILES = re.compile(
 
 
 def test_files_are_made_and_renamed_in_one_place() -> None:
-    """What creates, finishes or renames a file refuses links and whatever is there: crates/engine/src/outputs.rs."""
+    """What creates, finishes or renames a file refuses links and whatever is there: crates/storage/src/outputs.rs."""
     found = []
     for path in files(".rs"):
         where = path.relative_to(ROOT).as_posix()
@@ -312,7 +313,7 @@ def test_targets_are_opened_without_a_job() -> None:
     found = [
         f"{name(path)}: {word}"
         for path in files(".rs")
-        if path.is_relative_to(ROOT / "crates/engine/src/opening")
+        if path.is_relative_to(ROOT / "crates/storage/src/opening")
         for word in ("JobSpec", "Observer")
         if word in "\n".join(code_lines(text_of(path)))
     ]

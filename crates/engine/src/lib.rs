@@ -10,11 +10,6 @@ pub mod files;
 pub mod format;
 pub mod front;
 pub mod generate;
-pub mod inspect;
-mod opening;
-mod outputs;
-pub mod path;
 pub mod serve;
-pub mod source;
 
 pub use forebay_model::{Error, Kind};

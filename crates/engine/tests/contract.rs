@@ -36,12 +36,12 @@ mod target;
 
 use arena::untouched;
 use cases::{is_writable, noise, truth};
-use forebay_engine::path::{self, DataPath, Ends, PATHS};
-use forebay_engine::source::fault::{FaultPlan, FaultQueue};
-use forebay_engine::source::{QueueNeeds, Target, SOURCES};
 use forebay_io::queue::{Full, Io, Op, Queue, Via};
 use forebay_io::reactor::Reactor;
 use forebay_model::job::{self, Engine, JobSpec, PathKind};
+use forebay_storage::path::{self, DataPath, Ends, PATHS};
+use forebay_storage::source::fault::{FaultPlan, FaultQueue};
+use forebay_storage::source::{QueueNeeds, Target, SOURCES};
 use mapped::is_opened_for;
 use rig::{plain, Layer, Request, Rig, PATIENCE};
 use scenario::Scenario;
@@ -425,7 +425,7 @@ fn several_queues_share_a_reactor_and_get_their_own_completions() {
     let truths: Vec<Vec<u8>> = targets.iter().map(|t| truth(t).unwrap()).collect();
     let stripe = cases::striped(4096, targets.clone());
     let needs =
-        forebay_engine::source::QueueNeeds { depth: 4, io_bytes_max: 4096, then_copied: false, seat: 0 };
+        forebay_storage::source::QueueNeeds { depth: 4, io_bytes_max: 4096, then_copied: false, seat: 0 };
     let mut rig = Rig::open(&stripe, PathKind::Host, 12, IO_BYTES, true, &plain);
     let mut queues: Vec<Box<dyn Queue>> =
         targets.iter().map(|t| t.queue(needs, &mut rig.reactor).unwrap()).collect();

@@ -12,10 +12,10 @@ mod steady;
 #[path = "remote/target.rs"]
 mod target;
 
-use forebay_engine::source::nvme_tcp::{Options, Remote};
-use forebay_engine::source::Uri;
 use forebay_io::queue::{Op, Via};
 use forebay_io::stream;
+use forebay_storage::source::nvme_tcp::{Options, Remote};
+use forebay_storage::source::Uri;
 use link::{Link, Mischief, Random};
 use rig::{content, Rig, LONG};
 use std::net::SocketAddr;

@@ -7,10 +7,10 @@ mod drive;
 mod rig;
 
 use drive::{Control, Drive, BLOCK};
-use forebay_engine::source::{vfio_user, Uri};
 use forebay_io::arena::Arena;
 use forebay_io::queue::{Op, Via};
 use forebay_model::job::Pages;
+use forebay_storage::source::{vfio_user, Uri};
 use rig::{content, Rig, LONG};
 use std::io::Write;
 use std::os::unix::net::UnixListener;

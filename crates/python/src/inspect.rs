@@ -1,7 +1,7 @@
 //! `forebay discover` and `forebay identify` for Python.
 
 use crate::{json, raise};
-use forebay_engine::inspect::{self, Looking};
+use forebay_storage::inspect::{self, Looking};
 use pyo3::prelude::*;
 use std::time::Duration;
 

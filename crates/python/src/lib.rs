@@ -12,13 +12,13 @@ mod serve;
 mod simulate;
 mod snap;
 
-use forebay_engine::path::{self, PATHS};
-use forebay_engine::source::{MadeOf, Uri, SOURCES};
 use forebay_engine::{doctor, driver, Error, Kind};
 use forebay_io::gpu::library;
 use forebay_model::job::{self, JobSpec};
 use forebay_model::wording::as_flags;
 use forebay_model::{merge, record, warnings, Latency, RunRecord};
+use forebay_storage::path::{self, PATHS};
+use forebay_storage::source::{MadeOf, Uri, SOURCES};
 use observe::{stop_requested, Watcher};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;

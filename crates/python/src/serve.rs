@@ -2,8 +2,8 @@
 
 use crate::{json, raise};
 use forebay_engine::serve::{self, reload, Config};
-use forebay_engine::source::Uri;
 use forebay_engine::Error;
+use forebay_storage::source::Uri;
 use pyo3::prelude::*;
 use std::sync::Mutex;
 use std::time::Duration;

@@ -3,14 +3,14 @@
 use super::ground::{self, Made, Place};
 use super::kit::Kit;
 use super::Way;
-use crate::outputs;
-use crate::path;
-use crate::source::file::FileTarget;
 use forebay_io::clock;
 use forebay_io::identity::Identity;
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::job::PathKind;
 use forebay_model::Error;
+use forebay_storage::outputs;
+use forebay_storage::path;
+use forebay_storage::source::file::FileTarget;
 use std::path::Path;
 use std::time::Instant;
 

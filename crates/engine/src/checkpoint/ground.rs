@@ -1,10 +1,6 @@
 //! The folder that checkpoints are written to: what is there already, whose it is, whether there is room, and what is
 //! taken away again.
 
-use crate::opening::manifest::{Content, Held};
-use crate::opening::{has_rings, KEEP_FREE};
-use crate::source::file::{misaligned, FileAccess, FileTarget};
-use crate::source::{FileBacking, Route, Target};
 use forebay_io::identity::Identity;
 use forebay_io::meter::cache;
 use forebay_model::checkpoint::layout::scaled;
@@ -13,6 +9,10 @@ use forebay_model::content;
 use forebay_model::job::{Cache, JobSpec};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
+use forebay_storage::opening::manifest::{Content, Held};
+use forebay_storage::opening::{has_rings, KEEP_FREE};
+use forebay_storage::source::file::{misaligned, FileAccess, FileTarget};
+use forebay_storage::source::{FileBacking, Route, Target};
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -236,7 +236,7 @@ impl Ground {
             _ => {
                 let path =
                     self.dir.join(format!(".forebay-look-{}-{}", std::process::id(), self.spec.first_rank));
-                let made = crate::outputs::create(&path);
+                let made = forebay_storage::outputs::create(&path);
                 let made = made.map_err(|e| super::file::cannot_make(&path, &e))?;
                 let sized = made.set_len(job.io_bytes).map_err(|e| super::file::cannot_make(&path, &e));
                 let opened = sized.and_then(|()| FileTarget::open(&path, access));

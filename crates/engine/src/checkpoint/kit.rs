@@ -6,10 +6,6 @@ use super::worker::Part;
 use crate::driver::verify::{Contents, NameOf};
 use crate::driver::worker::{self, Shared, WorkerSpec};
 use crate::driver::worker_setup::{self, Memory};
-use crate::path::{self, Buffers, Copiers, QueueFactory, Site, Under};
-use crate::source::fault::FaultQueue;
-use crate::source::file::FileTarget;
-use crate::source::{FileBacking, QueueNeeds, Target};
 use forebay_io::client::Client;
 use forebay_io::clock;
 use forebay_io::queue::Queue;
@@ -19,6 +15,10 @@ use forebay_model::content;
 use forebay_model::job::Engine;
 use forebay_model::pattern::PatternSpec;
 use forebay_model::Error;
+use forebay_storage::path::{self, Buffers, Copiers, QueueFactory, Site, Under};
+use forebay_storage::source::fault::FaultQueue;
+use forebay_storage::source::file::FileTarget;
+use forebay_storage::source::{FileBacking, QueueNeeds, Target};
 use std::sync::Arc;
 
 /// The one target of `Shared`: the folder.

@@ -4,14 +4,14 @@ use super::thread_pool::StepRan;
 use super::Way;
 use crate::driver::fleet::Ran;
 use crate::driver::{record, requirements, Outcome};
-use crate::path::Destination;
-use crate::source::Target;
 use forebay_io::meter::cpu;
 use forebay_model::checkpoint::record::{Checkpoint, Phase, Turn};
 use forebay_model::checkpoint::rules::{judge, Seen};
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::job::JobSpec;
 use forebay_model::{warnings, Error, Latency};
+use forebay_storage::path::Destination;
+use forebay_storage::source::Target;
 use std::sync::Arc;
 
 /// The results of the run, as far as it got.

@@ -38,12 +38,12 @@ pub use forebay_io::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usabl
 pub use report::{Area, Check, Report, State, SCHEMA};
 pub use verdict::{gds_verdict, path_verdicts};
 
-use crate::path::DataPath;
 use cufile::Surroundings;
 use drives::{behind, DriveFacts};
 use filesystem::{Examined, Trial};
 use forebay_io::machine::{environment, pci, roots};
 use forebay_model::Error;
+use forebay_storage::path::DataPath;
 use std::path::{Path, PathBuf};
 
 /// Examines this machine, and what `source` names. Fails only where the source can't be one
@@ -146,7 +146,7 @@ fn has_files(asked: &source::Asked) -> bool {
 
 /// `mapped` could serve it: it reads files themselves, and none through something else.
 fn maps(asked: &source::Asked) -> bool {
-    asked.made.as_ref().is_none_or(|made| crate::path::mapped::Mapped.accepts(made))
+    asked.made.as_ref().is_none_or(|made| forebay_storage::path::mapped::Mapped.accepts(made))
 }
 
 /// The facts that decide about direct DMA.

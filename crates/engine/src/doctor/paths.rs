@@ -3,12 +3,12 @@
 use super::filesystem::Examined;
 use super::report::{count, Area, Check, State};
 use super::verdict::Verdicts;
-use crate::path::PATHS;
-use crate::source::Made;
+use forebay_storage::path::PATHS;
+use forebay_storage::source::Made;
 
 /// `made`: what the source is made of; None of the machine as a whole.
 pub fn checks(verdicts: &Verdicts, made: Option<&Made>) -> Vec<Check> {
-    let examined = |path: &&dyn crate::path::DataPath| match made {
+    let examined = |path: &&dyn forebay_storage::path::DataPath| match made {
         Some(made) if !path.accepts(made) => {
             let found = format!("it can only serve {}", path.serves());
             Check::of_path(path.name(), State::NotApplicable, found)

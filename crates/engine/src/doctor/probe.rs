@@ -3,8 +3,8 @@
 //! file server can't hang the examination.
 
 use super::filesystem::{alignment, open_direct};
-use crate::source::file::{told_alignment, NO_DIRECT};
 use forebay_io::machine::within;
+use forebay_storage::source::file::{told_alignment, NO_DIRECT};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use serde::Serialize;

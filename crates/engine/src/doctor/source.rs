@@ -3,11 +3,11 @@
 use super::report::{count, size, Area, Check, State};
 use super::roots::Roots;
 use super::target;
-use crate::source::file::{is_neither, is_source};
-use crate::source::nvme_tcp::{Address, Options};
-use crate::source::{Examiner, Made, Uri};
 use forebay_io::machine;
 use forebay_model::Error;
+use forebay_storage::source::file::{is_neither, is_source};
+use forebay_storage::source::nvme_tcp::{Address, Options};
+use forebay_storage::source::{Examiner, Made, Uri};
 use serde::Serialize;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};

@@ -3,14 +3,14 @@
 
 use super::report::{size, Area, Check, State};
 use super::roots::{text, Roots};
-use crate::inspect::Link;
-use crate::source::nvme_tcp::{Options, Tls};
 use crate::Error;
 use forebay_io::auth::TLS_KEY_VARIABLE;
 use forebay_io::machine::nvme_host::Identity;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_nvme::host::{self, ControllerInfo, NamespaceInfo, Session};
 use forebay_nvme::log::AnaState;
+use forebay_storage::inspect::Link;
+use forebay_storage::source::nvme_tcp::{Options, Tls};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -344,7 +344,7 @@ impl Say<'_> {
 mod tests {
     use super::*;
     use crate::serve::{Config, Server};
-    use crate::source::Uri;
+    use forebay_storage::source::Uri;
 
     const NQN: &str = "nqn.2026-11.io.example:a";
 

@@ -7,10 +7,6 @@ mod measures;
 use super::host_capacity::Unseen;
 use super::{fleet, purpose, Observer};
 use crate::doctor;
-use crate::opening;
-use crate::path::auto::{self, Gave, Known, Open, Passes, Situation, Tried, Way};
-use crate::path::{self, Destination, PATHS};
-use crate::source::{Route, Target};
 use forebay_io::clock;
 use forebay_io::meter::cache;
 use forebay_io::threads;
@@ -18,6 +14,10 @@ use forebay_model::job::{Cache, Engine, JobSpec, Origin, PathKind, DEPTH_MAX};
 use forebay_model::record::Trial;
 use forebay_model::units::format_bytes;
 use forebay_model::Error;
+use forebay_storage::opening;
+use forebay_storage::path::auto::{self, Gave, Known, Open, Passes, Situation, Tried, Way};
+use forebay_storage::path::{self, Destination, PATHS};
+use forebay_storage::source::{Route, Target};
 use measures::Measures;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -510,7 +510,7 @@ fn cores() -> u32 {
 fn resident(target: &Target) -> Option<f64> {
     let files = target.files();
     let total: u64 = files.iter().map(|(f, _)| f.bytes).sum();
-    let of = |f: &crate::source::file::FileTarget| match f.in_memory {
+    let of = |f: &forebay_storage::source::file::FileTarget| match f.in_memory {
         true => Some(1.0),
         false => cache::residency(&f.file, 0, f.bytes).ok(),
     };

@@ -4,7 +4,6 @@
 
 use super::fleet;
 use super::{Observer, Progress};
-use crate::source::{Draft, ModelBacking, ModelDraft, SharedDrive, Target};
 use forebay_io::clock;
 use forebay_io::threads;
 use forebay_model::device::DriveModel;
@@ -12,6 +11,7 @@ use forebay_model::job::{JobSpec, Op, PathKind};
 use forebay_model::simulate::mean_value_analysis;
 use forebay_model::units::GIB;
 use forebay_model::Error;
+use forebay_storage::source::{Draft, ModelBacking, ModelDraft, SharedDrive, Target};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! The meters of one run, read on the edges of its measured time.
 
-use crate::source::Target;
 use forebay_io::meter::{self, cpu, disk, noise, power};
 use forebay_model::job::JobSpec;
 use forebay_model::record::{Noise, Power, RunResult};
+use forebay_storage::source::Target;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

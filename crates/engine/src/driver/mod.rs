@@ -24,12 +24,8 @@ mod watchdog;
 pub(crate) mod worker;
 pub(crate) mod worker_setup;
 
-pub use crate::opening::run_beside_others;
+pub use forebay_storage::opening::run_beside_others;
 
-use crate::opening::{self, Opened};
-use crate::path::{self, Buffers, DataPath, Destination, Ends, Under, PATHS};
-use crate::source::fault::FaultPlan;
-use crate::source::{Action, Draft, FilePlan, Target, Uri};
 use fleet::Ran;
 use forebay_io::clock;
 use forebay_io::gpu::cuda;
@@ -37,6 +33,10 @@ use forebay_io::meter::{cache, power};
 use forebay_model::job::{Cache, JobSpec, Origin, PathKind};
 use forebay_model::record::RunRecord;
 use forebay_model::{stats, Error, Kind};
+use forebay_storage::opening::{self, Opened};
+use forebay_storage::path::{self, Buffers, DataPath, Destination, Ends, Under, PATHS};
+use forebay_storage::source::fault::FaultPlan;
+use forebay_storage::source::{Action, Draft, FilePlan, Target, Uri};
 use serde::Serialize;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;

@@ -6,13 +6,13 @@
 
 use super::fleet::Ran;
 use super::host_capacity;
-use crate::source::{Draft, ModelDraft};
 use forebay_model::device::DriveModel;
 use forebay_model::job::{Arrivals, JobSpec, Sync, DURATION_DEFAULT_S};
 use forebay_model::record::{Foretold, RunRecord};
 use forebay_model::simulate::{closed_loop, Load};
 use forebay_model::units::GIB;
 use forebay_model::{warnings, Error};
+use forebay_storage::source::{Draft, ModelDraft};
 
 /// Most commands that are simulated: this takes some tenths of a second.
 const COMMANDS_MAX: f64 = 2e6;
@@ -183,8 +183,8 @@ impl Law {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::{NilDraft, StripeDraft};
     use forebay_model::job::Op;
+    use forebay_storage::source::{NilDraft, StripeDraft};
 
     fn model(spec: &str) -> Vec<Draft> {
         vec![ModelDraft::new(spec).unwrap().into()]

@@ -3,10 +3,10 @@
 use super::calibration::workers_most;
 use super::fleet;
 use super::{Observer, Phase, Progress};
-use crate::opening::Purpose;
-use crate::source::Target;
 use forebay_model::job::{JobSpec, Op, Origin, PathKind, Priorities, Sync};
 use forebay_model::Error;
+use forebay_storage::opening::Purpose;
+use forebay_storage::source::Target;
 use std::sync::Arc;
 
 const FILL_WORKERS: u32 = 4;

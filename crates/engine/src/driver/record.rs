@@ -6,8 +6,6 @@ use super::fleet::Ran;
 use super::tally::Tally;
 use super::warnings;
 use super::worker_setup::buffers_of;
-use crate::path::{self, gds, Destination, Ends};
-use crate::source::Target;
 use forebay_io::build::build;
 use forebay_io::clock;
 use forebay_io::gpu::cuda;
@@ -20,6 +18,8 @@ use forebay_model::job::PathKind;
 use forebay_model::record::*;
 pub use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{stats, Latency};
+use forebay_storage::path::{self, gds, Destination, Ends};
+use forebay_storage::source::Target;
 use missing::{cache_state, note_missing};
 use std::collections::{BTreeMap, BTreeSet};
 

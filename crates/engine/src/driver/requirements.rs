@@ -2,14 +2,14 @@
 //! reason, and a finished run is checked against what it required.
 
 use super::{purpose, share, worker_setup};
-use crate::opening::Looked;
-use crate::path;
-use crate::source::{Draft, Target};
 use forebay_model::cached;
 use forebay_model::job::{Cache, Engine, JobSpec, Sync};
 use forebay_model::pattern::{Pattern, Span};
 use forebay_model::record::{PathRan, RunRecord};
 use forebay_model::Error;
+use forebay_storage::opening::Looked;
+use forebay_storage::path;
+use forebay_storage::source::{Draft, Target};
 
 const PIN_LIMIT_MIN: u64 = 1 << 20;
 

@@ -3,14 +3,14 @@
 //! worker that feeds a GPU stays on the GPU's NUMA node.
 
 use super::worker::WorkerSpec;
-use crate::path::Destination;
-use crate::source::Target;
 use forebay_io::gpu::cuda::Device;
 use forebay_io::machine;
 use forebay_io::threads;
 use forebay_model::job::JobSpec;
 use forebay_model::pattern::{PatternSpec, Span};
 use forebay_model::Error;
+use forebay_storage::path::Destination;
+use forebay_storage::source::Target;
 
 pub fn out(job: &JobSpec, targets: &[Target], destination: &Destination) -> Result<Vec<WorkerSpec>, Error> {
     let cpus = cpus_of(job)?;
@@ -133,7 +133,7 @@ fn part(whole: Span, i: u64, n: u64, io_bytes: u64) -> Span {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::{NilBacking, Route};
+    use forebay_storage::source::{NilBacking, Route};
     use proptest::prelude::*;
 
     fn target(pair: Option<u32>) -> Target {

@@ -3,8 +3,6 @@
 
 use super::record::{new_id, pattern_of, GIB};
 use super::Outcome;
-use crate::path;
-use crate::source::Draft;
 use forebay_io::build::build;
 use forebay_io::clock;
 use forebay_io::machine::environment;
@@ -13,6 +11,8 @@ use forebay_model::job::{JobSpec, PathKind, DURATION_DEFAULT_S};
 use forebay_model::record::*;
 use forebay_model::simulate::{self, closed_loop, Load};
 use forebay_model::{stats, Error, Latency};
+use forebay_storage::path;
+use forebay_storage::source::Draft;
 use std::collections::BTreeMap;
 
 const NO_MACHINE: &str = "virtual time: no machine took part";

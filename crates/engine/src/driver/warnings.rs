@@ -2,8 +2,8 @@
 
 use super::fleet::Ran;
 use super::verify::FIO_ON_HOST;
-use crate::path::gds::Session;
 use forebay_model::record::Warning;
+use forebay_storage::path::gds::Session;
 
 pub fn of(runs: &[Ran], session: Option<&Session>) -> Vec<Warning> {
     let mut list = Vec::new();

@@ -2,10 +2,6 @@
 //! local and the ring has a single issuer.
 
 use super::worker::{Kit, Shared, WorkerSpec, BATCH_IO_BYTES_MAX};
-use crate::path::{self, Buffers, Copiers, QueueFactory, Site, Under};
-use crate::source::fault::FaultQueue;
-use crate::source::Loan;
-use crate::source::{QueueNeeds, Target};
 use forebay_io::arena::{check_huge_pages, Arena, Mem};
 use forebay_io::gpu::cuda::{Device, DeviceMemory, Pinned};
 use forebay_io::machine;
@@ -16,6 +12,10 @@ use forebay_model::job::{Engine, JobSpec, Pages, PathKind};
 use forebay_model::pattern::PatternSpec;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::Error;
+use forebay_storage::path::{self, Buffers, Copiers, QueueFactory, Site, Under};
+use forebay_storage::source::fault::FaultQueue;
+use forebay_storage::source::Loan;
+use forebay_storage::source::{QueueNeeds, Target};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -14,14 +14,14 @@ use super::{check, cpus_of, row_of, virtual_time, EmulateProgress, Outcome, Shar
 use crate::driver::measure::Meters;
 use crate::driver::requirements;
 use crate::driver::{run_thread, Observer};
-use crate::opening::allow_descriptors;
-use crate::path;
 use forebay_io::clock;
 use forebay_io::meter::cpu;
 use forebay_model::record::Point;
 use forebay_model::training::{rules, EmulateSpec, Plan, RankStreams, Scheduler, Trace};
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{Error, Latency};
+use forebay_storage::opening::allow_descriptors;
+use forebay_storage::path;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;

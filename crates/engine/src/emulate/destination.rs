@@ -2,8 +2,6 @@
 //! read. Pieces are made when they are first needed and used again; no more are ever out than batches that may be read
 //! ahead.
 
-use crate::path::gds::{Base, Session};
-use crate::path::{Copier, HostCopier};
 use forebay_io::arena::{Arena, Mem};
 use forebay_io::gpu::cuda::{Device, DeviceMemory, Pinned};
 use forebay_io::gpu::cufile::Buffer;
@@ -11,6 +9,8 @@ use forebay_io::gpu::CudaCopier;
 use forebay_model::job::Pages;
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
+use forebay_storage::path::gds::{Base, Session};
+use forebay_storage::path::{Copier, HostCopier};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 

@@ -3,15 +3,15 @@
 
 use super::dataset::{DataSet, Folder};
 use super::reading::BLOCK;
-use crate::opening;
-use crate::path::{self, DataPath};
-use crate::source::file::FileTarget;
-use crate::source::{FileBacking, Target};
 use forebay_io::meter::cache;
 use forebay_io::threads;
 use forebay_model::job::{Cache, Engine, PathKind};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
+use forebay_storage::opening;
+use forebay_storage::path::{self, DataPath};
+use forebay_storage::source::file::FileTarget;
+use forebay_storage::source::{FileBacking, Target};
 
 /// I/O size for data in memory: a slot stays in a core's own cache while it is parsed.
 const CACHED_IO_BYTES: u64 = 256 << 10;

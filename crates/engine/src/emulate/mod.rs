@@ -28,7 +28,6 @@ pub use conduct::run;
 
 use crate::format::pick::PickSpec;
 use crate::format::{self, FormatRow, ParseSpec};
-use crate::source::SharedDrive;
 use board::Board;
 use dataset::DataSet;
 use forebay_io::rate::Rate;
@@ -36,6 +35,7 @@ use forebay_io::threads;
 use forebay_model::record::RunRecord;
 use forebay_model::training::{EmulateSpec, Level, OnError, Plan, Trace};
 use forebay_model::Error;
+use forebay_storage::source::SharedDrive;
 use how::How;
 use reading::{Reading, Way};
 use route::Route;

@@ -3,8 +3,6 @@
 
 use super::manifest::{Manifest, FILE_ALIGN, TEXT_BYTES_MAX};
 use super::reading::Opened;
-use crate::opening::{self, Purpose};
-use crate::source::{QueueNeeds, Target};
 use forebay_io::arena::Arena;
 use forebay_io::client::{Client, End, Order};
 use forebay_io::clock;
@@ -14,6 +12,8 @@ use forebay_model::job::Pages;
 use forebay_model::training::EmulateSpec;
 use forebay_model::units::format_bytes;
 use forebay_model::Error;
+use forebay_storage::opening::{self, Purpose};
+use forebay_storage::source::{QueueNeeds, Target};
 use std::path::Path;
 use std::time::Duration;
 

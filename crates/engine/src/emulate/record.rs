@@ -7,10 +7,6 @@ use super::Shared;
 use crate::driver::measure::Readings;
 use crate::driver::record::{new_id, staged_reason};
 use crate::driver::warnings;
-use crate::path::gds::judge_cufile;
-use crate::path::gds::Session;
-use crate::path::mapped::Registry;
-use crate::path::{self, Ends};
 use forebay_io::build::build;
 use forebay_io::clock;
 use forebay_io::machine::environment;
@@ -24,6 +20,10 @@ use forebay_model::training::record::{
 use forebay_model::training::rules::Steps;
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{stats, Latency};
+use forebay_storage::path::gds::judge_cufile;
+use forebay_storage::path::gds::Session;
+use forebay_storage::path::mapped::Registry;
+use forebay_storage::path::{self, Ends};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

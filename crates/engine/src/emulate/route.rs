@@ -5,13 +5,13 @@ use super::dataset::DataSet;
 use crate::doctor;
 use crate::format::pick::PickSpec;
 use crate::format::FormatRow;
-use crate::path::auto::{self, Known, Situation};
-use crate::path::{self, Destination, Ends, PATHS};
-use crate::source::file::FileTarget;
 use forebay_io::gpu::cuda::Device;
 use forebay_model::job::PathKind;
 use forebay_model::training::{EmulateSpec, Level};
 use forebay_model::Error;
+use forebay_storage::path::auto::{self, Known, Situation};
+use forebay_storage::path::{self, Destination, Ends, PATHS};
+use forebay_storage::source::file::FileTarget;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -2,9 +2,9 @@
 //! drive would deliver over content that is read meanwhile.
 
 use super::Shared;
-use crate::source::SharedDrive;
 use forebay_io::rate::Rate;
 use forebay_model::units::BYTES_PER_GIB;
+use forebay_storage::source::SharedDrive;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;

@@ -4,8 +4,6 @@ use super::{EmulateProgress, Outcome};
 use crate::driver::record::new_id;
 use crate::driver::virtual_time::{no_machine, path_of};
 use crate::driver::Observer;
-use crate::path::{self, Ends};
-use crate::source::Uri;
 use forebay_io::build::build;
 use forebay_io::clock;
 use forebay_io::machine::environment;
@@ -16,6 +14,8 @@ use forebay_model::training::simulate::{file_sizes, simulate, Setup, Simulated};
 use forebay_model::training::EmulateSpec;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::{stats, warnings, Error};
+use forebay_storage::path::{self, Ends};
+use forebay_storage::source::Uri;
 
 /// Defaults in virtual time: 128 MiB in flight, which keeps several of the fastest modelled drives busy.
 const WORKERS: u32 = 4;

@@ -10,7 +10,6 @@ use super::{
     BESIDE_COPIES_WINDOW_BYTES, MIXED_WORKERS_MIN, REGISTERED_FOR_BYTES_MIN, WINDOWED_AT_ONCE_BYTES_MIN,
     WINDOWED_BYTES_MIN,
 };
-use crate::source::file::{FileAccess, FileTarget};
 use forebay_io::clock;
 use forebay_io::copy;
 use forebay_io::gpu::kernels::Rows;
@@ -18,6 +17,7 @@ use forebay_io::meter::cache;
 use forebay_io::process::PerProcess;
 use forebay_model::job::Prefer;
 use forebay_model::Error;
+use forebay_storage::source::file::{FileAccess, FileTarget};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

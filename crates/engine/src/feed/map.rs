@@ -1,8 +1,8 @@
 //! A file's mapping, as workers that copy from it see it: what of it was read, what is cached, and which page tables are filled.
 
-use crate::path::mapped::Mapping;
-use crate::source::file::FileTarget;
 use forebay_io::copy;
+use forebay_storage::path::mapped::Mapping;
+use forebay_storage::source::file::FileTarget;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -1,13 +1,13 @@
 //! Windows of a file's page cache that GPUs read by themselves: what `path::mapped` registers, for one open file.
 
-use crate::path::mapped::{
-    window_bytes, DevicePinner, Limits, MappedFile, Mapping, Phase, Registry, Wakeup, LEAST_BYTES,
-};
-use crate::source::file::FileTarget;
 use forebay_io::gpu::cuda::Device;
 use forebay_io::machine;
 use forebay_model::units::GIB;
 use forebay_model::Error;
+use forebay_storage::path::mapped::{
+    window_bytes, DevicePinner, Limits, MappedFile, Mapping, Phase, Registry, Wakeup, LEAST_BYTES,
+};
+use forebay_storage::source::file::FileTarget;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,12 +1,12 @@
 //! The directory of a run: its layout, the calls on one file, and what errors there mean.
 
-use crate::outputs;
 use forebay_io::identity::Identity;
 use forebay_io::meter::cache;
 use forebay_model::files::FilesSpec;
 use forebay_model::random::Xoshiro256;
 use forebay_model::units::format_bytes;
 use forebay_model::{Error, Kind};
+use forebay_storage::outputs;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};

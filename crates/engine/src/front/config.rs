@@ -5,8 +5,8 @@ use crate::serve::config::{
     self as serve, check_nqn, different_nqns, different_nsids, printable, read_json, read_toml, within,
 };
 pub use crate::serve::config::{Caching, Size};
-use crate::source::Uri;
 use forebay_model::Error;
+use forebay_storage::source::Uri;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

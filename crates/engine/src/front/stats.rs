@@ -3,7 +3,7 @@
 use super::config::Qos;
 use crate::serve;
 pub use crate::serve::stats::{Counts, LatencyStats};
-use crate::source::nvme::SourceReport;
+use forebay_storage::source::nvme::SourceReport;
 use serde::Serialize;
 
 /// Since the gateway began.

@@ -14,8 +14,6 @@ pub use spec::DatagenSpec;
 
 use crate::format::write::Writer;
 use crate::format::{ParseSpec, Parser};
-use crate::source::file::{FileAccess, FileTarget};
-use crate::source::QueueNeeds;
 use folder::Folder;
 use forebay_io::clock;
 use forebay_io::meter::cpu;
@@ -24,6 +22,8 @@ use forebay_model::job::Engine;
 use forebay_model::record::Build;
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::Error;
+use forebay_storage::source::file::{FileAccess, FileTarget};
+use forebay_storage::source::QueueNeeds;
 use pump::{Halt, Pump, Shared};
 use serde::Serialize;
 use std::path::Path;

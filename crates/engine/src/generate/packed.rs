@@ -5,11 +5,11 @@ use super::manifest::{self, Manifest, FILE_ALIGN};
 use super::pump::{Halt, Pump, Shared};
 use super::spec::DatagenSpec;
 use super::{checked, damaged, parser, phase, record_of, DatagenRecord, Observe, Work};
-use crate::opening::{self, Purpose};
-use crate::source::{MadeOf, QueueNeeds, Target, Uri};
 use forebay_io::reactor::{self, Reactor, RingOptions};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
+use forebay_storage::opening::{self, Purpose};
+use forebay_storage::source::{MadeOf, QueueNeeds, Target, Uri};
 use std::sync::atomic::Ordering;
 
 /// The first file begins at a multiple of this.

@@ -4,12 +4,12 @@
 mod ana;
 mod rules;
 
-use crate::source::fault::FaultPlan;
 pub use ana::Ana;
 pub(super) use ana::Rule;
 use forebay_model::units::parse_bytes;
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem::NAMESPACES_MAX;
+use forebay_storage::source::fault::FaultPlan;
 pub(super) use rules::address;
 #[cfg(test)]
 pub(crate) use rules::assert_each_is_named;

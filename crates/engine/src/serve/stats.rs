@@ -1,9 +1,9 @@
 //! Snapshot of a target's counters.
 
-use crate::source::nvme::SourceReport;
 use forebay_nvme::controller::Health;
 use forebay_nvme::nvm::{Op, Request};
 use forebay_nvme::status::{Code, Status};
+use forebay_storage::source::nvme::SourceReport;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

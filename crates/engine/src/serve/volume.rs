@@ -4,14 +4,6 @@ use super::claim::claim;
 use super::config::{self, Caching, Namespace};
 use super::health::{Busy, Thermometer};
 use super::stats::{Counts, NamespaceStats};
-use crate::opening::mounts;
-use crate::source::fault::{FaultPlan, FaultQueue};
-use crate::source::file::{is_endless, FileAccess, FileTarget};
-use crate::source::nvme_tcp::{self, Remote};
-use crate::source::vfio_user::{self, Drive};
-use crate::source::{
-    Action, Draft, FileBacking, FilePlan, Look, Open, QueueNeeds, Route, SharedDrive, Target, Uri,
-};
 use forebay_io::queue::Queue;
 use forebay_io::reactor::Reactor;
 use forebay_model::device::DriveModel;
@@ -19,6 +11,14 @@ use forebay_model::job::Engine;
 use forebay_model::random::derive;
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem as nvme;
+use forebay_storage::opening::mounts;
+use forebay_storage::source::fault::{FaultPlan, FaultQueue};
+use forebay_storage::source::file::{is_endless, FileAccess, FileTarget};
+use forebay_storage::source::nvme_tcp::{self, Remote};
+use forebay_storage::source::vfio_user::{self, Drive};
+use forebay_storage::source::{
+    Action, Draft, FileBacking, FilePlan, Look, Open, QueueNeeds, Route, SharedDrive, Target, Uri,
+};
 use rustix::fs::{flock, FlockOperation};
 use std::collections::BTreeMap;
 use std::fmt::Display;

@@ -2,15 +2,15 @@
 //! means.
 
 pub use super::scenario::home;
-use forebay_engine::source::file::{FileAccess, FileTarget};
-use forebay_engine::source::{
-    stripe, FileBacking, ModelBacking, NilBacking, SharedDrive, StripeBacking, Target,
-};
 use forebay_io::queue::Op;
 use forebay_io::reactor::{memlock, Reactor, RingOptions};
 use forebay_model::content;
 use forebay_model::device::DriveModel;
 use forebay_model::job::Engine;
+use forebay_storage::source::file::{FileAccess, FileTarget};
+use forebay_storage::source::{
+    stripe, FileBacking, ModelBacking, NilBacking, SharedDrive, StripeBacking, Target,
+};
 use rustix::fs::FallocateFlags;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;

@@ -5,9 +5,9 @@
 use super::cases::{self, lacking, noise, striped, truth, ENGINES};
 use super::model::{batches, Flat, Shape};
 use super::rig::{plain, Request, Rig};
-use forebay_engine::source::Target;
 use forebay_io::queue::Op;
 use forebay_model::job::{Engine, PathKind};
+use forebay_storage::source::Target;
 use proptest::prelude::*;
 
 const UNIT: u64 = 4096;

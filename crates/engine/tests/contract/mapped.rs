@@ -2,10 +2,10 @@
 //! with the host in its part.
 
 use super::arena::Slots;
-use forebay_engine::path::mapped::{DevicePinner, Limits, Pin, Pinner, Registry};
-use forebay_engine::path::{DataPath, Ends};
-use forebay_engine::source::Target;
 use forebay_io::gpu::cuda::{CudaError, Device};
+use forebay_storage::path::mapped::{DevicePinner, Limits, Pin, Pinner, Registry};
+use forebay_storage::path::{DataPath, Ends};
+use forebay_storage::source::Target;
 use std::ptr::NonNull;
 use std::sync::Arc;
 

@@ -6,12 +6,12 @@ use super::rig::{plain, Request, Rig};
 use super::{cases_of, passes_on, scenario, IO_BYTES};
 use crate::scenario::Scenario;
 use forebay_engine::doctor;
-use forebay_engine::path::{self, About, DataPath, Ends, QueueFactory, Site, PATHS};
 use forebay_io::arena::{Mem, Piece};
 use forebay_io::queue::{Io, Op};
 use forebay_io::reactor::Reactor;
 use forebay_model::job::{Engine, PathKind};
 use forebay_model::Error;
+use forebay_storage::path::{self, About, DataPath, Ends, QueueFactory, Site, PATHS};
 use std::time::{Duration, Instant};
 
 /// Why the path isn't one of its own: bytes travel as under `host`, whatever it is called.

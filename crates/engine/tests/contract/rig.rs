@@ -5,12 +5,12 @@
 use super::arena::Slots;
 use super::mapped;
 use super::scattered::Scattered;
-use forebay_engine::path::{self, Copiers, DataPath, Destination, Ends, Site};
-use forebay_engine::source::{QueueNeeds, Target};
 use forebay_io::gpu::cuda::{Device, Pinned};
 use forebay_io::queue::{Done, Fault, Full, Io, Op, Queue};
 use forebay_io::reactor::{Reactor, RingOptions};
 use forebay_model::job::{CuFileMode, Engine, JobSpec, PathKind};
+use forebay_storage::path::{self, Copiers, DataPath, Destination, Ends, Site};
+use forebay_storage::source::{QueueNeeds, Target};
 use std::any::Any;
 use std::cell::Cell;
 use std::sync::Arc;

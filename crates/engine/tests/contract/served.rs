@@ -2,9 +2,9 @@
 
 use crate::drive::{Control, Drive};
 use crate::target::{Fake, NQN};
-use forebay_engine::source::nvme_tcp::Remote;
-use forebay_engine::source::vfio_user;
-use forebay_engine::source::{NamespaceBacking, Target, Uri};
+use forebay_storage::source::nvme_tcp::Remote;
+use forebay_storage::source::vfio_user;
+use forebay_storage::source::{NamespaceBacking, Target, Uri};
 use std::sync::{Arc, Mutex};
 
 type Disk = Arc<Mutex<Vec<u8>>>;

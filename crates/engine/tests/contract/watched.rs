@@ -1,9 +1,9 @@
 //! A fault queue whose test knows when nothing more comes of it by itself, so that
 //! it need not conclude that from silence, which a busy machine keeps as well.
 
-use forebay_engine::source::fault::{FaultPlan, FaultQueue};
 use forebay_io::queue::{Done, Full, Geometry, Io, Queue};
 use forebay_io::reactor::Reactor;
+use forebay_storage::source::fault::{FaultPlan, FaultQueue};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Instant;

@@ -3,10 +3,10 @@
 use super::runs::{file, go, home, job};
 use super::scenario::Scenario;
 use forebay_engine::driver::run;
-use forebay_engine::path::legal;
-use forebay_engine::source::Made;
 use forebay_io::gpu::cuda::Device;
 use forebay_model::job::{JobSpec, PathKind};
+use forebay_storage::path::legal;
+use forebay_storage::source::Made;
 
 /// Resources that a process may leak: open descriptors, mappings, threads, GPU memory.
 #[derive(Debug)]

@@ -2,15 +2,15 @@
 
 use super::runs::{file, go, home, job};
 use super::scenario::Scenario;
-use forebay_engine::path::mapped::{DevicePinner, Limits, Registry};
-use forebay_engine::path::{self, Copiers, Destination, Site};
-use forebay_engine::source::file::{FileAccess, FileTarget};
-use forebay_engine::source::{FileBacking, QueueNeeds, Target};
 use forebay_io::arena::Arena;
 use forebay_io::gpu::cuda::{Device, DeviceMemory};
 use forebay_io::queue::{Done, Io, Op, Queue, Via};
 use forebay_io::reactor::Reactor;
 use forebay_model::job::{Cache, Engine, JobSpec, Op as JobOp, Pages, PathKind};
+use forebay_storage::path::mapped::{DevicePinner, Limits, Registry};
+use forebay_storage::path::{self, Copiers, Destination, Site};
+use forebay_storage::source::file::{FileAccess, FileTarget};
+use forebay_storage::source::{FileBacking, QueueNeeds, Target};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -4,8 +4,8 @@ use super::link::{Link, Mischief};
 use super::rig::LONG;
 use super::target::Fake;
 use super::{disk, options_to, worker};
-use forebay_engine::source::nvme_tcp::Remote;
 use forebay_io::queue::Op;
+use forebay_storage::source::nvme_tcp::Remote;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 

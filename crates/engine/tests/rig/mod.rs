@@ -1,13 +1,13 @@
 //! A worker's part, for tests of sources: a queue, its reactor, its slots, and what was done.
 
-use forebay_engine::source::vfio_user::Mapping;
-use forebay_engine::source::QueueNeeds;
 use forebay_io::arena::Arena;
 use forebay_io::queue::{Done, Io, Op, Queue};
 use forebay_io::reactor::{Reactor, RingOptions};
 use forebay_io::stream;
 use forebay_model::job::Pages;
 use forebay_model::Error;
+use forebay_storage::source::vfio_user::Mapping;
+use forebay_storage::source::QueueNeeds;
 use std::time::{Duration, Instant};
 
 /// A busy machine is slow, not wrong: only what hangs takes this long.

@@ -1,7 +1,7 @@
 //! A page of counters in a file, which all processes that map it see.
 
-use crate::outputs;
 use forebay_model::Error;
+use forebay_storage::outputs;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;

@@ -2,9 +2,9 @@
 
 use super::super::fleet::Ran;
 use super::Context;
-use crate::source::Target;
 use forebay_model::job::Cache;
 use forebay_model::record::*;
+use forebay_storage::source::Target;
 use std::collections::BTreeMap;
 
 pub(super) fn cache_state(

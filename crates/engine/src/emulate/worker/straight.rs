@@ -5,10 +5,10 @@ use super::super::dataset::place_of;
 use super::super::reading::Opened;
 use super::super::Shared;
 use super::{Active, Worker};
-use crate::path::straight::Lanes;
 use forebay_io::arena::Mem;
 use forebay_io::reactor::Reactor;
 use forebay_model::Error;
+use forebay_storage::path::straight::Lanes;
 
 /// Returns the lanes that the worker's streams share; None if everything goes through the slots.
 pub(super) fn lanes(

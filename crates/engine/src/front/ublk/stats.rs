@@ -2,7 +2,7 @@
 
 use super::options::OnDeath;
 use crate::serve::stats::{Counts, LatencyStats};
-use crate::source::nvme::SourceReport;
+use forebay_storage::source::nvme::SourceReport;
 use serde::Serialize;
 
 /// Since the device was made, or taken over.

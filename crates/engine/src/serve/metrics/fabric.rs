@@ -2,8 +2,8 @@
 
 use super::{escaped, family, histograms};
 use crate::serve::stats::LatencyStats;
-use crate::source::nvme::SourceReport;
 use forebay_model::record::FabricQueue;
+use forebay_storage::source::nvme::SourceReport;
 use std::collections::BTreeSet;
 
 /// States of a path, one of which it is in.
@@ -79,7 +79,7 @@ fn latency(queue: &FabricQueue) -> LatencyStats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::nvme::PathReport;
+    use forebay_storage::source::nvme::PathReport;
 
     // promise: TGT-20
     #[test]

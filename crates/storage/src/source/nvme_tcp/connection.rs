@@ -58,7 +58,7 @@ impl fmt::Display for Unsent {
 }
 
 /// Why a connection over TLS may come to nothing.
-pub(crate) const OVER_TLS: &str = " (over TLS: as happens where keys differ, or there is none at that port)";
+pub const OVER_TLS: &str = " (over TLS: as happens where keys differ, or there is none at that port)";
 
 /// Way to the controller.
 #[derive(Clone, Copy)]

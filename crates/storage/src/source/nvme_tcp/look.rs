@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// A controller that is looked at, by a session that is ready. It is left by `leave` or `shut_down`.
-pub(crate) struct Looked<S> {
+pub struct Looked<S> {
     association: Association<S>,
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct Looked<S> {
 /// # Errors
 /// As of a source: `Machine` where libraries or a device are missing, or nobody answers in time; `Request` where the
 /// controller refuses.
-pub(crate) fn look<S: Care>(
+pub fn look<S: Care>(
     options: &Options,
     host_nqn: &str,
     within: Duration,

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-pub(crate) struct Tls {
+pub struct Tls {
     bridge: Bridge,
     context: Arc<Context>,
 }

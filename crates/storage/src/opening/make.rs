@@ -17,7 +17,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 /// Bytes left free on a file system, so that making files never fills it to the brim.
-pub(crate) const KEEP_FREE: u64 = 64 << 20;
+pub const KEEP_FREE: u64 = 64 << 20;
 /// Targets, the seeds of their content, and files that are written.
 type Made = (Vec<Target>, Vec<u64>, Vec<Written>);
 

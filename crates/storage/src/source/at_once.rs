@@ -6,10 +6,10 @@ use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
 use forebay_io::reactor::Reactor;
 
 /// As far ahead as takes memory to answer while short rows are copied.
-pub(crate) const AHEAD: usize = 8;
+pub const AHEAD: usize = 8;
 
 /// Source that does each I/O at once.
-pub(crate) trait AtOnce {
+pub trait AtOnce {
     fn perform(&mut self, io: &Io) -> Done;
 
     /// Said of an I/O a few before its turn.
@@ -40,7 +40,7 @@ struct Rows {
     offsets: Vec<u64>,
 }
 
-pub(crate) struct AtOnceQueue<W> {
+pub struct AtOnceQueue<W> {
     work: W,
     geometry: Geometry,
     pushed: Vec<Io>,

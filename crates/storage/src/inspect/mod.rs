@@ -9,7 +9,7 @@ mod link;
 pub use browse::{browse, Announced};
 pub use discover::{discover, Discovered, Record};
 pub use identify::{identify, Identified};
-pub(crate) use link::Link;
+pub use link::Link;
 
 use crate::source::nvme_tcp::Options;
 use crate::Error;

@@ -1,6 +1,6 @@
 //! Sources named by URI, and the targets they resolve to.
 
-pub(crate) mod at_once;
+pub mod at_once;
 mod draft;
 pub mod fault;
 pub mod file;
@@ -9,7 +9,7 @@ mod nil;
 pub mod nvme;
 pub mod nvme_tcp;
 pub mod stripe;
-pub(crate) mod uri;
+pub mod uri;
 pub mod vfio_user;
 
 pub use draft::{Action, Draft, Drafted, FilePlan, Look, Open};

@@ -20,11 +20,11 @@ mod rdma;
 mod tcp;
 mod tls;
 
-pub(crate) use connection::OVER_TLS;
-pub(crate) use look::look;
+pub use connection::OVER_TLS;
+pub use look::look;
 pub use options::{Address, Options, Policy, Transport, PORT};
 pub use queue::NvmeTcpQueue;
-pub(crate) use tls::Tls;
+pub use tls::Tls;
 
 use super::draft::{Draft, Look};
 use super::nvme::{await_end, lock, Cause, Host, Namespace, NamespaceDraft, PathReport, SourceReport};
@@ -372,14 +372,14 @@ fn next(options: &Options, host_nqn: &str, cause: Cause) -> String {
 
 /// Transport and security by which a controller was addressed.
 #[derive(Clone, Copy)]
-pub(crate) struct By {
+pub struct By {
     pub transport: Transport,
     pub tls: bool,
 }
 
 /// Returns the command to type where a target at this address refuses this host, or what it asked for. `names`: of the
 /// subsystem and of the host.
-pub(crate) fn refused(cause: Cause, address: &str, names: (&str, &str), by: By) -> String {
+pub fn refused(cause: Cause, address: &str, names: (&str, &str), by: By) -> String {
     let scheme = by.transport.scheme();
     let discover = match by {
         By { transport: Transport::Tcp, tls: false } => format!("forebay discover {address}"),

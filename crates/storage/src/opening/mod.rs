@@ -1,18 +1,18 @@
 //! Targets for whoever needs some: what sources stand for is looked at, files that are missing are made and filled,
 //! and all are opened. It is told what they are for, and knows no job; what fills files is the caller's.
 
-pub(crate) mod found;
+pub mod found;
 mod make;
-pub(crate) mod manifest;
-pub(crate) mod mounts;
+pub mod manifest;
+pub mod mounts;
 mod open;
 mod plan;
 mod undo;
 
-pub(crate) use make::KEEP_FREE;
+pub use make::KEEP_FREE;
 pub use manifest::run_beside_others;
-pub(crate) use open::{allow_descriptors, has_rings, reopened};
-pub(crate) use plan::look;
+pub use open::{allow_descriptors, has_rings, reopened};
+pub use plan::look;
 
 use crate::source::{Action, Draft, Target};
 use forebay_io::identity::Identity;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// Raises the process's soft limit on open files towards its hard one, as far as is needed: programs that
 /// call select(2) elsewhere in the process want it no higher. What isn't enough shows when a file is opened.
-pub(crate) fn allow_descriptors(more: u64) {
+pub fn allow_descriptors(more: u64) {
     use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
     // For everything else that this process has open.
     const SPARE: u64 = 512;
@@ -29,7 +29,7 @@ pub(crate) fn allow_descriptors(more: u64) {
 }
 
 /// The target again, with its files opened for this way. `warm`: they are all in the page cache.
-pub(crate) fn reopened(
+pub fn reopened(
     purpose: &Purpose,
     target: &Target,
     way: Way,
@@ -65,7 +65,7 @@ pub(crate) fn reopened(
 }
 
 /// Returns whether each worker can have a ring, or why not; an error where none can be had, and nothing else would do.
-pub(crate) fn has_rings(
+pub fn has_rings(
     engine: Engine,
     sqpoll: bool,
     iopoll: bool,
