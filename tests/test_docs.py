@@ -111,7 +111,7 @@ def test_records_names_the_schema_that_is_written() -> None:
 
 
 def test_sources_has_each_scheme_and_says_which_wait() -> None:
-    text = (ENGINE / "source/mod.rs").read_text()
+    text = (ROOT / "crates/storage/src/source/mod.rs").read_text()
     table = re.findall(r'scheme: "(.*?)".*?available: (Ok|Err)', text, re.S)
     assert len(table) >= 4
     for scheme, available in table:
