@@ -17,14 +17,14 @@ FUZZ_S ?= 30
 # Only nightly toolchains have Miri.
 NIGHTLY ?= nightly
 # Crates that move bytes.
-MOVING := -p forebay-io -p forebay-storage -p forebay-engine
+MOVING := -p forebay-io -p forebay-storage -p forebay-bench -p forebay-engine
 # What Miri interprets: tests of raw memory that ask the system for little more than threads and clocks.
 INTERPRETED := arena::
 # What AddressSanitizer watches: the tests that drive real I/O through every engine.
 WATCHED := --lib --test contract --test faults
 # Whose memory `make memcheck` watches. Not the guarded copy (`copy`, and `feed` and `front::dma` over it): it goes on after a
 # SIGBUS by the processor's registers, which valgrind doesn't keep; nor the ring, whose waits hold up all threads there.
-CHECKED := arena:: client::free driver::worker driver::silence source::file source::stripe serve::arena
+CHECKED := arena:: client::free worker:: silence source::file source::stripe
 # What `make test-dlio` may be told of.
 DLIO_NAMES := DLIO_V1 DLIO_V2 MLPERF_STORAGE_V1 MLPERF_STORAGE_V2 MLPERF_STORAGE_REPORT
 ARCHS ?= x86_64 aarch64

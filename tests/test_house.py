@@ -41,9 +41,9 @@ UNSAFE = {
 }
 # Elsewhere: file → uses it has today. It may lose some, and leaves the table with the last.
 UNSAFE_ELSEWHERE = {
-    "crates/engine/src/driver/worker_setup.rs": 1,
-    "crates/engine/src/driver/record.rs": 1,
-    "crates/engine/src/driver/verify.rs": 3,
+    "crates/bench/src/worker_setup.rs": 1,
+    "crates/bench/src/record.rs": 1,
+    "crates/bench/src/verify.rs": 3,
     "crates/storage/src/opening/make.rs": 1,
     "crates/storage/src/opening/manifest.rs": 1,
     "crates/storage/src/path/bounce.rs": 1,
@@ -60,9 +60,10 @@ CRATES = {
     "forebay-nvme": set(),
     "forebay-io": {"forebay-model", "forebay-nvme", "forebay-rigs"},
     "forebay-storage": {"forebay-model", "forebay-nvme", "forebay-io"},
-    "forebay-engine": {"forebay-model", "forebay-nvme", "forebay-io", "forebay-storage", "forebay-rigs"},
+    "forebay-bench": {"forebay-model", "forebay-nvme", "forebay-io", "forebay-storage", "forebay-engine", "forebay-rigs"},
+    "forebay-engine": {"forebay-model", "forebay-nvme", "forebay-io", "forebay-storage", "forebay-bench", "forebay-rigs"},
     "forebay-rigs": set(),
-    "forebay-python": {"forebay-engine", "forebay-io", "forebay-storage", "forebay-model"},
+    "forebay-python": {"forebay-engine", "forebay-io", "forebay-storage", "forebay-bench", "forebay-model"},
     "forebayd": {"forebay-engine", "forebay-io", "forebay-storage", "forebay-model"},
     "forebay-fuzz": {"forebay-engine", "forebay-io", "forebay-storage", "forebay-model", "forebay-nvme"},
 }
@@ -236,7 +237,10 @@ LAYERS = {
     "io": """threads clock crc identity process rate tls arena reactor queue stream copy build client gpu machine rdma auth meter
         multicast""".split(),
     "storage": "outputs source inspect path opening".split(),
-    "engine": "format doctor driver serve front generate emulate checkpoint checksum feed files".split(),
+    "bench": """doctor measure minimum_rate schedule series pause batches verify tally share host_capacity worker worker_setup
+        flow fleet watchdog warnings record virtual_time prediction requirements calibration purpose run_thread run checksum
+        files""".split(),
+    "engine": "format serve front generate emulate checkpoint feed".split(),
 }
 
 

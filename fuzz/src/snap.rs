@@ -6,7 +6,7 @@ use forebay_engine::front::config::{Config, Controller, Namespace, Qos, Subsyste
 use forebay_engine::front::handover::{wire, Message};
 use forebay_engine::front::rpc::{answer, Control, Frames};
 use forebay_engine::front::stats::Stats;
-use forebay_engine::Error;
+use forebay_model::Error;
 use forebay_nvme::status::Status;
 use forebay_nvme::transport::pcie::device::{Device, Settings};
 use forebay_nvme::transport::pcie::memory::Ram;

@@ -7,7 +7,7 @@
 
 use forebay_engine::front::ublk::{self, Options, Ublk};
 use forebay_engine::serve::config::Namespace;
-use forebay_engine::Error;
+use forebay_model::Error;
 use serde_json::{json, Value};
 use std::io::BufRead;
 use std::process::ExitCode;

@@ -1,12 +1,8 @@
 //! Moves bytes between storage, memory and GPUs, and measures the time, CPU and energy that this takes.
 
 pub mod checkpoint;
-pub mod checksum;
-pub mod doctor;
-pub mod driver;
 pub mod emulate;
 pub mod feed;
-pub mod files;
 pub mod format;
 pub mod front;
 pub mod generate;

@@ -7,7 +7,7 @@ mod data;
 mod steps;
 
 use data::{data, on_disk, tfrecord};
-use forebay_engine::driver::Observer;
+use forebay_bench::Observer;
 use forebay_engine::emulate::{run, EmulateProgress, Outcome};
 use forebay_io::reactor::{Reactor, RingOptions};
 use forebay_model::job::{Cache, Engine};

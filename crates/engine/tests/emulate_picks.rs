@@ -1,6 +1,6 @@
 //! Emulated runs that read parts of files: columns of row groups, single records, what a tree of addresses leads to.
 
-use forebay_engine::driver::Observer;
+use forebay_bench::Observer;
 use forebay_engine::emulate::{run, EmulateProgress};
 use forebay_engine::generate::{self, DatagenSpec};
 use forebay_model::job::{Cache, Engine};

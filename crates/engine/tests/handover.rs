@@ -329,7 +329,7 @@ fn what_cannot_be_taken_over_goes_on() {
     service.stop();
 }
 
-fn asked(rpc: &Path, socket: &Path, format: u64) -> Result<serde_json::Value, forebay_engine::Error> {
+fn asked(rpc: &Path, socket: &Path, format: u64) -> Result<serde_json::Value, forebay_model::Error> {
     let params = serde_json::json!({ "socket": socket.display().to_string(), "format": format });
     client::call(rpc, "snap_hand_over", params.as_object().unwrap())
 }

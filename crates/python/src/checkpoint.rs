@@ -3,8 +3,8 @@
 use crate::observe::{stop_requested, Watcher};
 use crate::{ended, json, raise};
 use forebay_engine::checkpoint::{self, Barrier};
-use forebay_engine::Error;
 use forebay_model::checkpoint::CheckpointSpec;
+use forebay_model::Error;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use std::sync::atomic::Ordering;

@@ -1,7 +1,7 @@
 //! `_core.checksum` and `_core.crc32c`: checksums of files and of memory.
 
 use crate::{json, raise};
-use forebay_engine::checksum::{self, ChecksumSpec};
+use forebay_bench::checksum::{self, ChecksumSpec};
 use pyo3::prelude::*;
 
 /// Runs a ChecksumSpec; returns its ChecksumRecord. A signal's handler that raises ends it with what it raised.

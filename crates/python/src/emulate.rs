@@ -3,8 +3,8 @@
 use crate::observe::{stop_requested, Watcher};
 use crate::{ended, json, raise};
 use forebay_engine::emulate::{self, StepBarrier};
-use forebay_engine::Error;
 use forebay_model::training::EmulateSpec;
+use forebay_model::Error;
 use pyo3::prelude::*;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};

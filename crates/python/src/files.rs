@@ -1,7 +1,7 @@
 //! `_core.files`: the metadata phases, watched from Python.
 
 use crate::{json, raise};
-use forebay_engine::files;
+use forebay_bench::files;
 use forebay_model::files::FilesSpec;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;

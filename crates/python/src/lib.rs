@@ -12,11 +12,12 @@ mod serve;
 mod simulate;
 mod snap;
 
-use forebay_engine::{doctor, driver, Error, Kind};
+use forebay_bench::doctor;
 use forebay_io::gpu::library;
 use forebay_model::job::{self, JobSpec};
 use forebay_model::wording::as_flags;
 use forebay_model::{merge, record, warnings, Latency, RunRecord};
+use forebay_model::{Error, Kind};
 use forebay_storage::path::{self, PATHS};
 use forebay_storage::source::{MadeOf, Uri, SOURCES};
 use observe::{stop_requested, Watcher};
@@ -93,7 +94,7 @@ fn run(py: Python<'_>, job: &str, command: Vec<String>, observer: Option<Py<PyAn
     let job = JobSpec::from_json(job).map_err(|error| raise(py, error))?;
     stop_requested().store(false, Ordering::Relaxed);
     let mut watcher = Watcher::new(observer);
-    let outcome = py.detach(|| driver::run(&job, command, &mut watcher));
+    let outcome = py.detach(|| forebay_bench::run(&job, command, &mut watcher));
     let outcome = outcome.map_err(|error| watcher.interruption().unwrap_or_else(|| raise(py, error)))?;
     ended(py, outcome.record, outcome.failure, watcher.interruption())
 }
@@ -130,7 +131,7 @@ fn stop() {
 /// This process is one of several that use their folders side by side; `written` has the files that it isn't alone in writing.
 #[pyfunction]
 fn run_beside_others(written: Vec<std::path::PathBuf>) {
-    forebay_engine::driver::run_beside_others(&written);
+    forebay_bench::run_beside_others(&written);
 }
 
 /// A source as its URI reads: {scheme, path, made_of, parts}; `path` null where it is no file or folder.
@@ -179,14 +180,14 @@ fn tables(py: Python<'_>) -> PyResult<String> {
 /// Returns the plan of `run`. Touches nothing.
 #[pyfunction]
 fn plan(py: Python<'_>, job: &str) -> PyResult<String> {
-    let planned = JobSpec::from_json(job).and_then(|job| py.detach(|| driver::plan(&job)));
+    let planned = JobSpec::from_json(job).and_then(|job| py.detach(|| forebay_bench::plan(&job)));
     json(py, &planned.map_err(|error| raise(py, error))?)
 }
 
 /// The job with its defaults.
 #[pyfunction]
 fn check(py: Python<'_>, job: &str) -> PyResult<String> {
-    let job = JobSpec::from_json(job).and_then(|job| driver::check(&job).map(|()| job));
+    let job = JobSpec::from_json(job).and_then(|job| forebay_bench::check(&job).map(|()| job));
     json(py, &job.map_err(|error| raise(py, error))?)
 }
 

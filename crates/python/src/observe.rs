@@ -1,6 +1,6 @@
 //! Python's view of a run under way: progress as JSON, and signals honoured.
 
-use forebay_engine::driver::Observer;
+use forebay_bench::Observer;
 use pyo3::prelude::*;
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,7 +2,7 @@
 
 use crate::{json, raise};
 use forebay_engine::serve::{self, reload, Config};
-use forebay_engine::Error;
+use forebay_model::Error;
 use forebay_storage::source::Uri;
 use pyo3::prelude::*;
 use std::sync::Mutex;

@@ -2,7 +2,7 @@
 
 use crate::observe::{stop_requested, Watcher};
 use crate::{json, raise};
-use forebay_engine::driver::Observer;
+use forebay_bench::Observer;
 use forebay_model::simulate::fleet::{self, Fleet};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;

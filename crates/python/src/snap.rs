@@ -6,7 +6,7 @@ use forebay_engine::front::keeper::{self, Keeper};
 use forebay_engine::front::rpc::{client, VERBS};
 use forebay_engine::front::service::Service;
 use forebay_engine::serve::log;
-use forebay_engine::Error;
+use forebay_model::Error;
 use pyo3::prelude::*;
 use std::ffi::OsString;
 use std::sync::Mutex;

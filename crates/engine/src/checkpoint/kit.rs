@@ -3,9 +3,9 @@
 
 use super::ground::places;
 use super::worker::Part;
-use crate::driver::verify::{Contents, NameOf};
-use crate::driver::worker::{self, Shared, WorkerSpec};
-use crate::driver::worker_setup::{self, Memory};
+use forebay_bench::verify::{Contents, NameOf};
+use forebay_bench::worker::{self, Shared, WorkerSpec};
+use forebay_bench::worker_setup::{self, Memory};
 use forebay_io::client::Client;
 use forebay_io::clock;
 use forebay_io::queue::Queue;

@@ -14,7 +14,7 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-use crate::driver::{requirements, run_thread, worker_setup, Observer, Outcome};
+use forebay_bench::{requirements, run_thread, worker_setup, Observer, Outcome};
 use forebay_io::clock;
 use forebay_io::gpu::cuda;
 use forebay_model::checkpoint::{CheckpointSpec, Sizes};

@@ -2,8 +2,8 @@
 
 use super::thread_pool::StepRan;
 use super::Way;
-use crate::driver::fleet::Ran;
-use crate::driver::{record, requirements, Outcome};
+use forebay_bench::fleet::Ran;
+use forebay_bench::{record, requirements, Outcome};
 use forebay_io::meter::cpu;
 use forebay_model::checkpoint::record::{Checkpoint, Phase, Turn};
 use forebay_model::checkpoint::rules::{judge, Seen};

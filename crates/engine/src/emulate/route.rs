@@ -2,9 +2,9 @@
 //! are open, the likeliest. Nothing is tried: what is known of the files decides.
 
 use super::dataset::DataSet;
-use crate::doctor;
 use crate::format::pick::PickSpec;
 use crate::format::FormatRow;
+use forebay_bench::doctor;
 use forebay_io::gpu::cuda::Device;
 use forebay_model::job::PathKind;
 use forebay_model::training::{EmulateSpec, Level};

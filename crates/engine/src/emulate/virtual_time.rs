@@ -1,9 +1,9 @@
 //! `--data model:NAME`: accelerators fed by a modelled drive, without content and without a clock.
 
 use super::{EmulateProgress, Outcome};
-use crate::driver::record::new_id;
-use crate::driver::virtual_time::{no_machine, path_of};
-use crate::driver::Observer;
+use forebay_bench::record::new_id;
+use forebay_bench::virtual_time::{no_machine, path_of};
+use forebay_bench::Observer;
 use forebay_io::build::build;
 use forebay_io::clock;
 use forebay_io::machine::environment;

@@ -5,7 +5,7 @@ use super::cases::{self, noise, truth};
 use super::rig::{plain, Request, Rig};
 use super::{cases_of, passes_on, scenario, IO_BYTES};
 use crate::scenario::Scenario;
-use forebay_engine::doctor;
+use forebay_bench::doctor;
 use forebay_io::arena::{Mem, Piece};
 use forebay_io::queue::{Io, Op};
 use forebay_io::reactor::Reactor;

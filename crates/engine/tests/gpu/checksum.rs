@@ -1,10 +1,10 @@
 //! Checksums of files that travel through pinned slots into GPU memory, against the host's.
 
 use super::scenario::Scenario;
-use forebay_engine::checksum::{self, ChecksumRecord, ChecksumSpec};
-use forebay_engine::Error;
-use forebay_engine::Kind;
+use forebay_bench::checksum::{self, ChecksumRecord, ChecksumSpec};
 use forebay_model::content;
+use forebay_model::Error;
+use forebay_model::Kind;
 use std::path::{Path, PathBuf};
 
 fn files(home: &Path) -> Vec<PathBuf> {

@@ -2,7 +2,7 @@
 //! written from there.
 
 use super::scenario::Scenario;
-use forebay_engine::driver::{self, Observer, Outcome, Progress};
+use forebay_bench::{Observer, Outcome, Progress};
 use forebay_model::job::{Cache, CuFileMode, JobSpec, Op, PathKind};
 use std::path::Path;
 
@@ -36,7 +36,7 @@ fn job(file: &Path, path: PathKind) -> JobSpec {
 }
 
 fn run(job: &JobSpec) -> Outcome {
-    driver::run(job, Vec::new(), &mut Nobody).unwrap()
+    forebay_bench::run(job, Vec::new(), &mut Nobody).unwrap()
 }
 
 fn with_a_file(body: impl FnOnce(&Path)) {

@@ -2,7 +2,7 @@
 //! their step.
 
 use super::scenario::Scenario;
-use forebay_engine::driver::Observer;
+use forebay_bench::Observer;
 use forebay_engine::emulate::{run, EmulateProgress};
 use forebay_model::job::Cache;
 use forebay_model::training::{EmulateSpec, RuleSet, Workload};

@@ -6,14 +6,14 @@ mod changes;
 
 use super::runs::home;
 use super::scenario::{is_inside, on_real_gpu, Books, Scenario};
-use forebay_engine::driver::Observer;
+use forebay_bench::Observer;
 use forebay_engine::emulate::{run, EmulateProgress, Outcome};
-use forebay_engine::Error;
 use forebay_io::gpu::cuda::Device;
 use forebay_io::meter::cache;
 use forebay_model::job::{Cache, PathKind};
 use forebay_model::record::{PathRan, RunRecord};
 use forebay_model::training::{EmulateSpec, Level, RuleSet, Workload};
+use forebay_model::Error;
 use forebay_model::Kind;
 use std::fs::File;
 use std::path::{Path, PathBuf};

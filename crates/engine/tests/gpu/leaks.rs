@@ -2,7 +2,7 @@
 
 use super::runs::{file, go, home, job};
 use super::scenario::Scenario;
-use forebay_engine::driver::run;
+use forebay_bench::run;
 use forebay_io::gpu::cuda::Device;
 use forebay_model::job::{JobSpec, PathKind};
 use forebay_storage::path::legal;

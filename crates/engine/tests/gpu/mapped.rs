@@ -2,7 +2,7 @@
 
 use super::runs::{file, go, job, refused};
 use super::scenario::{on_real_gpu, Scenario};
-use forebay_engine::driver::{run, Observer, Progress};
+use forebay_bench::{run, Observer, Progress};
 use forebay_io::meter::cache;
 use forebay_model::job::{Cache, JobSpec, Op, PathKind};
 use forebay_model::record::{MappedRan, RunRecord};

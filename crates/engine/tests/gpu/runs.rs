@@ -1,10 +1,10 @@
 //! Jobs over files of known content, as the command line would run them.
 
 pub use super::scenario::home;
-use forebay_engine::driver::{run, Observer, Progress};
-use forebay_engine::Error;
+use forebay_bench::{run, Observer, Progress};
 use forebay_model::job::{Cache, JobSpec, PathKind};
 use forebay_model::record::RunRecord;
+use forebay_model::Error;
 use std::path::{Path, PathBuf};
 
 pub struct Quiet;

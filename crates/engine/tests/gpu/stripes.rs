@@ -2,7 +2,7 @@
 
 use super::runs::{go, job};
 use super::scenario::{on_real_gpu, Scenario};
-use forebay_engine::driver::{run, Observer, Progress};
+use forebay_bench::{run, Observer, Progress};
 use forebay_model::job::{Cache, JobSpec, PathKind};
 use forebay_model::Kind;
 use std::path::{Path, PathBuf};

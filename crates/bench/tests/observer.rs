@@ -1,7 +1,7 @@
 //! An observer that is held up, as by a terminal that takes nothing. Alone in its process: it looks for the workers'
 //! threads, and for the process's own time.
 
-use forebay_engine::driver::{run, Observer, Phase, Progress};
+use forebay_bench::{run, Observer, Phase, Progress};
 use forebay_model::job::JobSpec;
 use std::time::{Duration, Instant};
 

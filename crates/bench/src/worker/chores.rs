@@ -1,7 +1,7 @@
 //! A worker's processing of content: generated before a write, verified after a read.
 
 use super::{Ticket, Worker};
-use crate::driver::verify::{Chore, Ended, Part};
+use crate::verify::{Chore, Ended, Part};
 use forebay_io::arena::Mem;
 use forebay_io::queue::Fault;
 

@@ -1,7 +1,7 @@
 //! A worker's batches: each is submitted as a whole, and timed.
 
 use super::{Worker, BATCH_IO_BYTES_MAX, BATCH_PATIENCE, BATCH_SHARE};
-use crate::driver::batches::{self, Batches};
+use crate::batches::{self, Batches};
 use forebay_io::clock;
 use std::time::{Duration, Instant};
 

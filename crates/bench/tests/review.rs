@@ -1,8 +1,8 @@
 //! Findings of a hostile reading of the engine, each as a run through the public face.
 
-use forebay_engine::driver::{run, Observer, Outcome, Progress};
-use forebay_engine::{Error, Kind};
+use forebay_bench::{run, Observer, Outcome, Progress};
 use forebay_model::job::{Cache, JobSpec, Op};
+use forebay_model::{Error, Kind};
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! Short random reads that are one I/O: drawn, started, timed and booked together.
 
 use super::Worker;
-use crate::driver::batches;
+use crate::batches;
 use forebay_io::client::{Order, Over};
 use forebay_io::queue::{Fault, Op};
 use forebay_model::job::JobSpec;

@@ -172,7 +172,7 @@ fn refuse_what_time_cannot_show(job: &JobSpec) -> Result<(), Error> {
 }
 
 /// `free`: what costs nothing there.
-pub(crate) fn path_of(path: PathKind, model: &DriveModel, free: &str) -> PathRan {
+pub fn path_of(path: PathKind, model: &DriveModel, free: &str) -> PathRan {
     PathRan {
         ran: path::find(path).map_or("host", |path| path.name()).into(),
         requested: path::name_of(path).into(),
@@ -185,7 +185,7 @@ pub(crate) fn path_of(path: PathKind, model: &DriveModel, free: &str) -> PathRan
 }
 
 /// Why fields are null in a record of virtual time: the common ones, and `more`.
-pub(crate) fn no_machine(more: &[&str]) -> BTreeMap<String, String> {
+pub fn no_machine(more: &[&str]) -> BTreeMap<String, String> {
     let cpu = Cpu::default().fields().map(|(name, _)| format!("result.cpu.{name}"));
     let fields = NULL_FIELDS.iter().chain(more).map(|f| (*f).to_owned()).chain(cpu);
     fields.map(|field| (field, NO_MACHINE.to_owned())).collect()

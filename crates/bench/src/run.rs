@@ -1,32 +1,10 @@
 //! From a job to its record: plan, prepare, run as often as requested, and report.
 
-mod batches;
-mod calibration;
-pub(crate) mod fleet;
-mod flow;
-mod host_capacity;
-pub(crate) mod measure;
-mod minimum_rate;
-mod pause;
-mod prediction;
-mod purpose;
-pub(crate) mod record;
-pub(crate) mod requirements;
-pub(crate) mod run_thread;
-mod schedule;
-mod series;
-mod share;
-pub(crate) mod tally;
-pub(crate) mod verify;
-pub(crate) mod virtual_time;
-pub(crate) mod warnings;
-mod watchdog;
-pub(crate) mod worker;
-pub(crate) mod worker_setup;
-
-pub use forebay_storage::opening::run_beside_others;
-
-use fleet::Ran;
+use crate::fleet::{self, Ran};
+use crate::{
+    calibration, host_capacity, prediction, purpose, record, requirements, run_thread, virtual_time,
+    worker_setup,
+};
 use forebay_io::clock;
 use forebay_io::gpu::cuda;
 use forebay_io::meter::{cache, power};

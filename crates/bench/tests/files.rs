@@ -1,6 +1,6 @@
 //! The metadata phases on a real file system.
 
-use forebay_engine::files::{run, Progress};
+use forebay_bench::files::{run, Progress};
 use forebay_io::meter::cpu;
 use forebay_model::files::{Cache, FilesRecord, FilesSpec, Phase};
 use forebay_model::{Kind, Latency};

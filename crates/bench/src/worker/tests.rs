@@ -1,7 +1,7 @@
 //! A worker over queues that do what real ones do once in a while.
 
 use super::*;
-use crate::driver::share;
+use crate::share;
 use forebay_io::client::GRACE;
 use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
 use forebay_model::job::Engine;

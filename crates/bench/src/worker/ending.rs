@@ -6,7 +6,7 @@
 //! given up.
 
 use super::{Load, Worker};
-use crate::driver::host_capacity::mean_io_bytes;
+use crate::host_capacity::mean_io_bytes;
 use forebay_io::queue::Op;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

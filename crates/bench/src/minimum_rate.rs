@@ -90,7 +90,7 @@ impl MinimumRate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::tally::SoFar;
+    use crate::tally::SoFar;
 
     fn snapshot(worker: u32, at_ms: u64, bytes: u64, ios: u64) -> Snapshot {
         let at = Duration::from_millis(at_ms);
