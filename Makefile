@@ -17,12 +17,12 @@ FUZZ_S ?= 30
 # Only nightly toolchains have Miri.
 NIGHTLY ?= nightly
 # Crates that move bytes.
-MOVING := -p forebay-io -p forebay-storage -p forebay-bench -p forebay-engine
+MOVING := -p forebay-io -p forebay-storage -p forebay-bench -p forebay-serve -p forebay-engine
 # What Miri interprets: tests of raw memory that ask the system for little more than threads and clocks.
 INTERPRETED := arena::
 # What AddressSanitizer watches: the tests that drive real I/O through every engine.
 WATCHED := --lib --test contract --test faults
-# Whose memory `make memcheck` watches. Not the guarded copy (`copy`, and `feed` and `front::dma` over it): it goes on after a
+# Whose memory `make memcheck` watches. Not the guarded copy (`copy`, and `feed` and `gateway::dma` over it): it goes on after a
 # SIGBUS by the processor's registers, which valgrind doesn't keep; nor the ring, whose waits hold up all threads there.
 CHECKED := arena:: client::free worker:: silence source::file source::stripe
 # What `make test-dlio` may be told of.
@@ -103,7 +103,7 @@ test-long: | $(MADE)/ready ## The tests of many processes: several hosts, kills 
 	@.ci/prepare test
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	$(PYTEST) -n $(TEST_WORKERS) -m long $(ARGS)
-	FOREBAY_TEST_ALL=1 cargo test -p forebay-engine --test contract --test faults --test gpu --quiet -- --include-ignored
+	FOREBAY_TEST_ALL=1 cargo test $(MOVING) --test contract --test faults --test gpu --quiet -- --include-ignored
 	@.ci/last passed $@
 
 test-vm: | $(MADE)/ready ## The tests with real Linux kernels, in guests of QEMU
@@ -111,7 +111,7 @@ test-vm: | $(MADE)/ready ## The tests with real Linux kernels, in guests of QEMU
 	@.ci/prepare vm
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	# Tests of block devices would build these under their own time limit.
-	cargo build --quiet -p forebay-engine --example ublk_device
+	cargo build --quiet -p forebay-serve --example ublk_device
 	cargo build --quiet --workspace --bins
 	@$(call pytest_marked,vm,no test needs a guest)
 	@.ci/last passed $@
@@ -126,7 +126,7 @@ test-root: | $(MADE)/ready ## The tests that need root: loop devices, network na
 test-gpu: | $(MADE)/ready ## The tests that need an NVIDIA GPU: what `make test` runs on a stand-in, on the real one
 	@.ci/last begun $@
 	@[ -e /dev/nvidiactl ] || { echo 'make test-gpu: no NVIDIA GPU here (/dev/nvidiactl is absent)' >&2; exit 3; }
-	FOREBAY_TEST_GPU=1 cargo test -p forebay-engine --test gpu --test contract --quiet -- --include-ignored
+	FOREBAY_TEST_GPU=1 cargo test $(MOVING) --test gpu --test contract --quiet -- --include-ignored
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	@$(call pytest_marked,gpu,no test needs a GPU yet)
 	@.ci/last passed $@

@@ -16,7 +16,7 @@ from forebay.validate.steps import STEPS
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "crates/model/src"
-ENGINE = ROOT / "crates/engine/src"
+SERVES = ROOT / "crates/serve/src"
 RECORDS = (ROOT / "docs/records.md").read_text() + (ROOT / "docs/records-training.md").read_text()
 SOURCES = (ROOT / "docs/sources.md").read_text()
 
@@ -64,18 +64,18 @@ def fields_of(page: str, struct: str) -> list[str]:
     return [f for line in lines for f in re.findall(r"`(\w+)`", line.split("|")[1])]
 
 
-@pytest.mark.parametrize(("struct", "fields"), structs(ENGINE / "serve/config.rs").items())
+@pytest.mark.parametrize(("struct", "fields"), structs(SERVES / "target/config.rs").items())
 def test_serve_has_each_field_of_its_configuration(struct: str, fields: list[str]) -> None:
     assert fields_of(SERVE, struct) == fields
 
 
-@pytest.mark.parametrize(("struct", "fields"), structs(ENGINE / "front/config.rs").items())
+@pytest.mark.parametrize(("struct", "fields"), structs(SERVES / "gateway/config.rs").items())
 def test_snap_has_each_field_of_its_configuration(struct: str, fields: list[str]) -> None:
     assert fields_of(SNAP, struct) == fields
 
 
 def test_snap_has_each_verb_and_says_which_are_snaps_own() -> None:
-    text = (ENGINE / "front/rpc/verbs.rs").read_text()
+    text = (SERVES / "gateway/rpc/verbs.rs").read_text()
     table = re.findall(r'Verb \{\s+name: "(\w+)",\s+snap: (true|false)', text)
     assert len(table) > 15
     for verb, ours in table:
@@ -86,11 +86,11 @@ def test_snap_has_each_verb_and_says_which_are_snaps_own() -> None:
 
 @pytest.mark.parametrize(
     ("page", "files", "least"),
-    [(SERVE, ["serve/metrics.rs", "serve/metrics/fabric.rs"], 20), (SNAP + SERVE, ["front/metrics.rs"], 12)],
+    [(SERVE, ["target/metrics.rs", "target/metrics/fabric.rs"], 20), (SNAP + SERVE, ["gateway/metrics.rs"], 12)],
     ids=["serve", "snap"],
 )
 def test_each_metric_is_described(page: str, files: list[str], least: int) -> None:
-    text = "".join((ENGINE / file).read_text().split("#[cfg(test)]")[0] for file in files)
+    text = "".join((SERVES / file).read_text().split("#[cfg(test)]")[0] for file in files)
     parts = [*re.findall(r'"forebay_(\w+)"', text), *re.findall(r'\("(\w+)", (?:"\w+", )?\|c\| c\.', text)]
     assert len(parts) >= least
     missing = [p for p in parts if p not in page and p.partition("_")[2] not in page]

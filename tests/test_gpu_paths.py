@@ -296,7 +296,7 @@ def replace(file: Path) -> None:
     "change, says",
     [
         (cut, "it was truncated"),
-        # Those that crates/engine/tests/gpu/mapped.rs has, too.
+        # Those that crates/bench/tests/gpu/mapped.rs has, too.
         pytest.param(overwrite, "it was written to", marks=pytest.mark.long),
         pytest.param(replace, "another file took its place", marks=pytest.mark.long),
         pytest.param(Path.unlink, "it was deleted or renamed", marks=pytest.mark.long),

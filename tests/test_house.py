@@ -59,13 +59,14 @@ CRATES = {
     "forebay-model": set(),
     "forebay-nvme": set(),
     "forebay-io": {"forebay-model", "forebay-nvme", "forebay-rigs"},
-    "forebay-storage": {"forebay-model", "forebay-nvme", "forebay-io"},
-    "forebay-bench": {"forebay-model", "forebay-nvme", "forebay-io", "forebay-storage", "forebay-engine", "forebay-rigs"},
+    "forebay-storage": {"forebay-model", "forebay-nvme", "forebay-io", "forebay-rigs"},
+    "forebay-bench": {"forebay-model", "forebay-nvme", "forebay-io", "forebay-storage", "forebay-serve", "forebay-rigs"},
+    "forebay-serve": {"forebay-model", "forebay-nvme", "forebay-io", "forebay-storage", "forebay-rigs"},
     "forebay-engine": {"forebay-model", "forebay-nvme", "forebay-io", "forebay-storage", "forebay-bench", "forebay-rigs"},
-    "forebay-rigs": set(),
-    "forebay-python": {"forebay-engine", "forebay-io", "forebay-storage", "forebay-bench", "forebay-model"},
-    "forebayd": {"forebay-engine", "forebay-io", "forebay-storage", "forebay-model"},
-    "forebay-fuzz": {"forebay-engine", "forebay-io", "forebay-storage", "forebay-model", "forebay-nvme"},
+    "forebay-rigs": {"forebay-model", "forebay-nvme", "forebay-io", "forebay-storage"},
+    "forebay-python": {"forebay-engine", "forebay-io", "forebay-storage", "forebay-bench", "forebay-serve", "forebay-model"},
+    "forebayd": {"forebay-io", "forebay-storage", "forebay-serve", "forebay-model"},
+    "forebay-fuzz": {"forebay-engine", "forebay-io", "forebay-storage", "forebay-serve", "forebay-model", "forebay-nvme"},
 }
 
 # Crates that touch nothing: bytes and time come in as arguments.
@@ -240,7 +241,8 @@ LAYERS = {
     "bench": """doctor measure minimum_rate schedule series pause batches verify tally share host_capacity worker worker_setup
         flow fleet watchdog warnings record virtual_time prediction requirements calibration purpose run_thread run checksum
         files""".split(),
-    "engine": "format serve front generate emulate checkpoint feed".split(),
+    "serve": "namespace target ublk gateway".split(),
+    "engine": "format generate emulate checkpoint feed".split(),
 }
 
 

@@ -143,14 +143,15 @@ def test_the_page_of_benchmarks_is_what_the_kept_results_give(monkeypatch: pytes
 
 def test_what_happens_when_something_goes_wrong_names_tests_that_exist() -> None:
     """Of the abbreviations, each section of docs/faults.md says where their tests are."""
-    engine = ROOT / "crates/engine"
+    serve, bench = ROOT / "crates/serve", ROOT / "crates/bench"
     short = {
-        "remote": [engine / "tests/remote.rs"],
-        "serve": [engine / "tests/serve.rs", *(engine / "tests/serve").glob("*.rs")],
-        "front": list((engine / "src/front/tests").glob("*.rs")),
+        "remote": [serve / "tests/remote.rs"],
+        "serve": [serve / "tests/serve.rs", *(serve / "tests/serve").glob("*.rs")],
+        "front": list((serve / "src/gateway/tests").glob("*.rs")),
         "keep": [ROOT / "tests/test_snap_keep.py"],
         "": [ROOT / "tests/test_gpu_paths.py"],
-        **{name: [engine / f"tests/gpu/{name}.rs"] for name in ("gds", "mapped", "driver")},
+        **{name: [bench / f"tests/gpu/{name}.rs"] for name in ("gds", "mapped")},
+        "driver": [ROOT / "crates/io/tests/gpu/driver.rs"],
     }
     wrong, text = [], text_of(ROOT / "docs/faults.md")
     named = re.findall(r"`((?:[\w/.]*::)?\w+)`", text)

@@ -36,12 +36,12 @@ mod formats;
 #[cfg(feature = "engine")]
 pub use formats::formats;
 
-#[cfg(feature = "engine")]
-use forebay_engine::serve::config::Config;
 use forebay_model::device::DriveModel;
 use forebay_model::fio_blocks::{check, Rule};
 use forebay_model::safetensors::Header;
 use forebay_model::{record, units, JobSpec, Latency};
+#[cfg(feature = "engine")]
+use forebay_serve::target::config::Config;
 #[cfg(feature = "engine")]
 use forebay_storage::source::{fault::FaultPlan, Uri};
 

@@ -2,15 +2,15 @@
 
 use crate::controller::subsystem;
 use crate::input::Input;
-use forebay_engine::front::config::{Config, Controller, Namespace, Qos, Subsystem};
-use forebay_engine::front::handover::{wire, Message};
-use forebay_engine::front::rpc::{answer, Control, Frames};
-use forebay_engine::front::stats::Stats;
 use forebay_model::Error;
 use forebay_nvme::status::Status;
 use forebay_nvme::transport::pcie::device::{Device, Settings};
 use forebay_nvme::transport::pcie::memory::Ram;
 use forebay_nvme::transport::pcie::queue::{CompletionQueue, QueueFault};
+use forebay_serve::gateway::config::{Config, Controller, Namespace, Qos, Subsystem};
+use forebay_serve::gateway::handover::{wire, Message};
+use forebay_serve::gateway::rpc::{answer, Control, Frames};
+use forebay_serve::gateway::stats::Stats;
 use std::sync::LazyLock;
 use std::time::Duration;
 

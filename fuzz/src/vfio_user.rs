@@ -1,8 +1,8 @@
 //! Messages of a vfio-user client: a stream of them, and writes to the configuration space.
 
-use forebay_engine::front::vfio_user::config_space::{ConfigSpace, Names};
-use forebay_engine::front::vfio_user::interrupts::Vectors;
-use forebay_engine::front::vfio_user::message::{
+use forebay_serve::gateway::vfio_user::config_space::{ConfigSpace, Names};
+use forebay_serve::gateway::vfio_user::interrupts::Vectors;
+use forebay_serve::gateway::vfio_user::message::{
     accessed, is_version_data, region, Header, Request, HEADER_BYTES, TRANSFER_BYTES_MAX,
 };
 

@@ -2,11 +2,11 @@
 //! doorbells in any order, entries of its queues written under the controller's eyes.
 
 use crate::input::Input;
-use forebay_engine::front::config::{Config, Controller, Namespace, Subsystem};
-use forebay_engine::front::Gateway;
 use forebay_nvme::command::{admin, io, Sqe};
 use forebay_nvme::transport::pcie::data::with_prps;
 use forebay_nvme::transport::pcie::registers::offset;
+use forebay_serve::gateway::config::{Config, Controller, Namespace, Subsystem};
+use forebay_serve::gateway::Gateway;
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::io::{IoSlice, Read};

@@ -31,7 +31,7 @@ def built() -> Path:
     """The example: FOREBAY_UBLK_DEVICE, or built by cargo. Skips where there is neither."""
     if given := os.environ.get("FOREBAY_UBLK_DEVICE"):
         return Path(given)
-    return made("ublk_device", "-p", "forebay-engine", "--example", "ublk_device") / "examples/ublk_device"
+    return made("ublk_device", "-p", "forebay-serve", "--example", "ublk_device") / "examples/ublk_device"
 
 
 @functools.cache

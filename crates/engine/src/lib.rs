@@ -4,8 +4,6 @@ pub mod checkpoint;
 pub mod emulate;
 pub mod feed;
 pub mod format;
-pub mod front;
 pub mod generate;
-pub mod serve;
 
 pub use forebay_model::{Error, Kind};

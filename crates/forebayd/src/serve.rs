@@ -4,11 +4,11 @@ use crate::asked::{log_form, of_file, options, read};
 use crate::flags::{Given, SERVE};
 use crate::life::{self, tell, Service};
 use crate::words::{bytes, count, grouped, seconds, significant};
-use forebay_engine::serve::config::{Caching, Host, Namespace, Subsystem};
-use forebay_engine::serve::stats::{Counts, NamespaceStats};
-use forebay_engine::serve::{log, reload, Config, Server, Stats};
 use forebay_model::units::{parse_bytes, BYTES_PER_GIB};
 use forebay_model::Error;
+use forebay_serve::target::config::{Caching, Host, Namespace, Subsystem};
+use forebay_serve::target::stats::{Counts, NamespaceStats};
+use forebay_serve::target::{log, reload, Config, Server, Stats};
 use forebay_storage::source::Uri;
 use serde_json::{json, Value};
 use std::net::IpAddr;
@@ -106,7 +106,7 @@ fn from_flags(given: &Given) -> Result<Config, Error> {
     config.cpus = given.text("cpus").unwrap_or_default().into();
     config.spin_us = number("spin-us")?.unwrap_or(config.spin_us);
     if let Some(bytes) = size("max-transfer")? {
-        config.max_transfer = forebay_engine::serve::config::Size(bytes);
+        config.max_transfer = forebay_serve::target::config::Size(bytes);
     }
     config.check()?;
     Ok(config)

@@ -1,8 +1,8 @@
 //! `forebay serve` for Python: a configuration checked, and a server with its life.
 
 use crate::{json, raise};
-use forebay_engine::serve::{self, reload, Config};
 use forebay_model::Error;
+use forebay_serve::target::{self, reload, Config};
 use forebay_storage::source::Uri;
 use pyo3::prelude::*;
 use std::sync::Mutex;
@@ -37,7 +37,7 @@ pub struct Server {
 }
 
 struct Running {
-    server: serve::Server,
+    server: target::Server,
     /// Configuration that it serves now, each namespace with its nsid.
     config: Config,
 }
@@ -47,11 +47,11 @@ impl Server {
     /// `log`: text, json or off, on stderr.
     #[new]
     fn start(py: Python<'_>, text: &str, form: &str, log: &str, warnings_only: bool) -> PyResult<Server> {
-        let sink = serve::log::to_stderr(log, warnings_only);
+        let sink = target::log::to_stderr(log, warnings_only);
         let started = py.detach(|| {
             let mut config = read(text, form)?;
             reload::number(&mut config, None);
-            Ok(Running { server: serve::Server::start(config.clone(), sink)?, config })
+            Ok(Running { server: target::Server::start(config.clone(), sink)?, config })
         });
         let running = started.map_err(|error| raise(py, error))?;
         Ok(Server { running: Mutex::new(Some(running)) })

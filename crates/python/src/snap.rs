@@ -1,12 +1,12 @@
 //! `forebay snap` for Python: a configuration checked, a gateway with its life, and RPCs to one that runs.
 
 use crate::{json, raise};
-use forebay_engine::front::config::Config;
-use forebay_engine::front::keeper::{self, Keeper};
-use forebay_engine::front::rpc::{client, VERBS};
-use forebay_engine::front::service::Service;
-use forebay_engine::serve::log;
 use forebay_model::Error;
+use forebay_serve::gateway::config::Config;
+use forebay_serve::gateway::keeper::{self, Keeper};
+use forebay_serve::gateway::rpc::{client, VERBS};
+use forebay_serve::gateway::service::Service;
+use forebay_serve::target::log;
 use pyo3::prelude::*;
 use std::ffi::OsString;
 use std::sync::Mutex;

@@ -1,3 +1,8 @@
 //! What tests of several crates stand on. Only ever a dev-dependency.
 
+pub mod drive;
+pub mod fake;
+pub mod gpu;
+pub mod leaks;
 pub mod seccomp;
+pub mod worker;

@@ -343,7 +343,7 @@ impl Say<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_engine::serve::{Config, Server};
+    use forebay_serve::target::{Config, Server};
     use forebay_storage::source::Uri;
 
     const NQN: &str = "nqn.2026-11.io.example:a";

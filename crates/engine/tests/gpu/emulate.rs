@@ -1,11 +1,11 @@
 //! Emulated training into a GPU: every byte gets there, and batches stay until
 //! their step.
 
-use super::scenario::Scenario;
 use forebay_bench::Observer;
 use forebay_engine::emulate::{run, EmulateProgress};
 use forebay_model::job::Cache;
 use forebay_model::training::{EmulateSpec, RuleSet, Workload};
+use forebay_rigs::gpu::Scenario;
 
 struct Quiet;
 
@@ -41,7 +41,7 @@ fn spec(folder: &std::path::Path) -> EmulateSpec {
 }
 
 fn files(count: usize) -> tempfile::TempDir {
-    let home = super::runs::home();
+    let home = forebay_rigs::gpu::home();
     for n in 0..count {
         std::fs::write(home.path().join(format!("{n:02}.raw")), vec![n as u8; 300_000]).unwrap();
     }

@@ -4,8 +4,6 @@
 #[path = "emulate_ways/changes.rs"]
 mod changes;
 
-use super::runs::home;
-use super::scenario::{is_inside, on_real_gpu, Books, Scenario};
 use forebay_bench::Observer;
 use forebay_engine::emulate::{run, EmulateProgress, Outcome};
 use forebay_io::gpu::cuda::Device;
@@ -15,6 +13,11 @@ use forebay_model::record::{PathRan, RunRecord};
 use forebay_model::training::{EmulateSpec, Level, RuleSet, Workload};
 use forebay_model::Error;
 use forebay_model::Kind;
+use forebay_rigs::gpu::home;
+use forebay_rigs::gpu::{is_inside, on_real_gpu, Books, Scenario};
+use forebay_rigs::leaks::{assert_no_more_than, held};
+use forebay_storage::path::legal;
+use forebay_storage::source::Made;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -89,8 +92,7 @@ fn content(file: usize, bytes: usize) -> Vec<u8> {
     pattern.iter().copied().cycle().take(bytes).collect()
 }
 
-/// A short run, for who looks at what it leaves.
-pub fn once(path: PathKind) {
+fn once(path: PathKind) {
     let home = files(&[2 * MIB + 5; 4]);
     assert_exact(&record(&spec(home.path(), path)));
 }
@@ -482,4 +484,25 @@ fn a_gpu_without_room_ends_every_way() {
             return;
         }
     }
+}
+
+const WARM_UPS: u32 = 4;
+
+// promise: TRA-37
+#[test]
+#[ignore = "ten seconds of processor time: make test-long, make test-gpu"]
+fn emulated_runs_give_back_all_that_they_took() {
+    Scenario::new("emulate_ways::emulated_runs_give_back_all_that_they_took").run(|| {
+        for path in [PathKind::Bounce, PathKind::Mapped, PathKind::Gds]
+            .into_iter()
+            .filter(|p| legal(*p, &"a file", &Made::file()).is_ok())
+        {
+            let once = || once(path);
+            // A real driver opens some descriptors when it first has so many threads at once, and keeps them.
+            (0..WARM_UPS).for_each(|_| once());
+            let first = held();
+            (0..2 * WARM_UPS).for_each(|_| once());
+            assert_no_more_than(&first, path);
+        }
+    });
 }

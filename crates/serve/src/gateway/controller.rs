@@ -1,0 +1,393 @@
+//! The thread of one controller: its socket, its registers and admin queue, its client's memory. I/O is the workers'.
+
+mod effects;
+mod keep;
+mod kept;
+mod region;
+mod requests;
+
+use super::dma::Retired;
+use super::function::Taken;
+use super::keeper::Link;
+use super::port::{Port, View};
+use super::shm;
+use super::vfio_user::config_space::ConfigSpace;
+use super::vfio_user::config_space::Names;
+use super::vfio_user::message::Header;
+use super::vfio_user::socket::Ended;
+use super::vfio_user::socket::Listener;
+use super::vfio_user::socket::Session;
+use super::worker::{Hub, Letter};
+use crate::target::log::Level;
+use crate::target::mail::Mailbox;
+use forebay_io::clock;
+use forebay_io::reactor::Waker;
+use forebay_nvme::controller::subsystem::Subsystem;
+use forebay_nvme::controller::Health;
+use forebay_nvme::transport::pcie::device::{Admin, Device, Settings};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::SyncSender;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Messages of a client in a row, before the workers are heard.
+const MESSAGES: u32 = 64;
+/// Interval at which an unmapping checks whether the last I/O has released the memory.
+const LOOK: Duration = Duration::from_micros(200);
+/// After this long the sources are asked to give up on what is in flight.
+const GIVE_UP: Duration = Duration::from_secs(1);
+/// And after this long the client is told that it is still in use. (QEMU waits for 5 s.)
+const BUSY: Duration = Duration::from_secs(4);
+/// PCI identifiers: none is registered for Forebay. Drivers go by the class.
+const NAMES: Names = Names { vendor: 0xf0eb, device: 0x0001 };
+
+/// Request that its client waits for; nothing more is read from it meanwhile.
+enum Waiting {
+    /// The last I/O into memory that it takes away.
+    Unmap { header: Header, answer: Vec<u8>, retired: Retired, since: Instant, gave_up: bool },
+    /// The end of a reset; then this answer goes.
+    Reset { header: Header, answer: Vec<u8> },
+    /// State left by the client before it.
+    Predecessor,
+}
+
+#[derive(Default)]
+enum Suspension {
+    #[default]
+    Running,
+    /// Number of workers that have yet to say that they are quiet.
+    Suspending(usize, SyncSender<()>),
+    Suspended,
+}
+
+/// For `Gateway::stats`.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    pub connections: u64,
+    pub resets: u64,
+    pub protocol_errors: u64,
+    pub connected: bool,
+    pub ready: bool,
+    pub suspended: bool,
+    pub fatal: Option<String>,
+    pub mapped_bytes: u64,
+    pub mappings: u64,
+    /// State of the admin queue.
+    pub admin: Admin,
+    pub admin_interrupts: u64,
+}
+
+struct Peer {
+    /// None: its keeper has it.
+    session: Option<Session>,
+    /// VERSION was exchanged.
+    greeted: bool,
+}
+
+pub struct Controller {
+    hub: Arc<Hub>,
+    workers: Arc<[Arc<Mailbox<Letter>>]>,
+    port: Arc<Port>,
+    waker: Arc<Waker>,
+    pub device: Device,
+    space: ConfigSpace,
+    fresh: ConfigSpace,
+    msix_table: Vec<u8>,
+    listener: Listener,
+    /// Its client comes by a keeper, which outlives this process.
+    link: Option<Link>,
+    peer: Option<Peer>,
+    waiting: Option<Waiting>,
+    /// Workers that have yet to let go of its queues.
+    closing: usize,
+    suspension: Suspension,
+    /// By queue: the worker that owns its completion queue.
+    submissions: BTreeMap<u16, usize>,
+    completions: BTreeMap<u16, usize>,
+    health: Box<dyn Fn() -> Health + Send>,
+    tally: Tally,
+    /// It ends once its queues are gone, or at that time.
+    leaving: Option<Instant>,
+    /// Another process is to have it: so many workers have yet to say that they are quiet.
+    held: Option<usize>,
+    /// Another process has it.
+    parted: bool,
+    /// Queues of another process's that no worker has yet.
+    taken: Vec<Taken>,
+}
+
+pub struct Parts {
+    pub hub: Arc<Hub>,
+    pub workers: Arc<[Arc<Mailbox<Letter>>]>,
+    pub port: Arc<Port>,
+    pub waker: Arc<Waker>,
+    pub listener: Listener,
+    pub link: Option<Link>,
+    pub subsystem: Arc<Subsystem>,
+    pub cntlid: u16,
+    pub suspended: bool,
+    /// Health counters of its namespaces.
+    pub health: Box<dyn Fn() -> Health + Send>,
+}
+
+impl Controller {
+    pub fn new(parts: Parts) -> Controller {
+        let Parts { hub, workers, port, waker, listener, link, subsystem, cntlid, suspended, health } = parts;
+        let vectors = port.vectors.count() as u16;
+        let mut device = Device::new(subsystem, settings(cntlid, &port), 0);
+        if link.is_some() {
+            device.hold_back();
+        }
+        let space = ConfigSpace::new(NAMES, shm::BAR0_BYTES, vectors);
+        Controller {
+            fresh: space.clone(),
+            space,
+            msix_table: vec![0; usize::from(vectors) * 16],
+            device,
+            hub,
+            workers,
+            port,
+            waker,
+            listener,
+            link,
+            peer: None,
+            waiting: None,
+            closing: 0,
+            suspension: if suspended { Suspension::Suspended } else { Suspension::Running },
+            submissions: BTreeMap::new(),
+            completions: BTreeMap::new(),
+            health,
+            tally: Tally::default(),
+            leaving: None,
+            held: None,
+            parted: false,
+            taken: Vec::new(),
+        }
+    }
+
+    /// Serves until it is told to leave.
+    pub fn run(mut self) {
+        self.post_all(|| Letter::Attach(self.port.clone()));
+        loop {
+            self.wait();
+            self.waker.drain();
+            for word in self.port.words.take() {
+                self.hear(word);
+            }
+            self.look_at_unmapping();
+            if self.parted {
+                break;
+            }
+            if self.held.is_none() {
+                match self.link {
+                    Some(_) => self.read_kept(),
+                    None => self.read(),
+                }
+                self.welcome();
+                self.note();
+            }
+            if self.leaving.is_some_and(|by| self.closing == 0 || clock::now() >= by) {
+                break;
+            }
+        }
+        if !self.parted {
+            self.leave_keeper();
+        }
+        self.post_all(|| Letter::Detach(self.port.id));
+    }
+
+    fn post_all(&self, letter: impl Fn() -> Letter) {
+        self.workers.iter().for_each(|worker| worker.post(letter()));
+    }
+
+    fn say(&self, level: Level, what: &'static str, why: &str) {
+        let fields = [("controller", self.port.name.clone().into()), ("why", why.into())];
+        self.hub.log.say(level, what, &fields);
+    }
+
+    fn now_ms(&self) -> u64 {
+        clock::now().saturating_duration_since(self.hub.began).as_millis() as u64
+    }
+
+    fn wait(&self) {
+        let mut fds = vec![PollFd::new(&*self.waker, PollFlags::IN)];
+        match &self.link {
+            _ if self.held.is_some() => {}
+            Some(link) => fds.push(PollFd::new(link, PollFlags::IN)),
+            None => fds.push(PollFd::new(&self.listener, PollFlags::IN)),
+        }
+        let session = self.peer.as_ref().and_then(|peer| peer.session.as_ref());
+        if let Some(session) = session.filter(|_| self.held.is_none()) {
+            let mut wanted = PollFlags::empty();
+            wanted.set(PollFlags::IN, self.waiting.is_none());
+            wanted.set(PollFlags::OUT, session.is_stuck());
+            fds.push(PollFd::new(session, wanted));
+        }
+        let look = match self.waiting {
+            _ if self.port.words.has_letters() => Some(Duration::ZERO),
+            Some(Waiting::Unmap { .. }) => Some(LOOK),
+            _ => self.leaving.map(|_| Duration::from_millis(10)),
+        };
+        let timeout = look.map(|time| Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() });
+        // Interrupted or out of memory: the next round looks again.
+        let _ = poll(&mut fds, timeout.as_ref());
+    }
+
+    /// Accepts clients: one at a time.
+    fn welcome(&mut self) {
+        if self.link.is_some() {
+            return;
+        }
+        while let Some(fd) = self.listener.accept() {
+            // Who closed its end since it was last read is no client any more.
+            let session = self.peer.as_ref().and_then(|peer| peer.session.as_ref());
+            if session.is_some_and(Session::is_gone) {
+                self.end_session(&Ended::Closed);
+            }
+            if self.peer.is_some() || self.leaving.is_some() {
+                self.refuse_client();
+            } else {
+                self.meet(Some(Session::new(fd)));
+            }
+        }
+    }
+
+    /// Takes what the client has sent.
+    fn read(&mut self) {
+        for _ in 0..MESSAGES {
+            let session = self.peer.as_mut().and_then(|peer| peer.session.as_mut());
+            let Some(session) = session else { return };
+            let received = match self.waiting {
+                // Only whether it is still there.
+                Some(_) if session.is_gone() => Err(Ended::Closed),
+                Some(_) => Ok(None),
+                None => session.flush().and_then(|()| session.receive()),
+            };
+            let handled = match received {
+                Ok(None) => return,
+                Ok(Some(message)) => self.handle(message),
+                Err(ended) => Err(ended),
+            };
+            if let Err(ended) = handled {
+                return self.end_session(&ended);
+            }
+        }
+        // There may be more: come back at once.
+        self.port.words.wake();
+    }
+
+    /// The client is gone: so are its memory and its interrupts, and with them its queues.
+    fn end_session(&mut self, ended: &Ended) {
+        let why = match ended {
+            Ended::Closed => None,
+            Ended::Violated(why) => Some(*why),
+            Ended::Broken(why) => Some(why.as_str()),
+        };
+        self.tally.protocol_errors += u64::from(why.is_some());
+        let level = if why.is_some() { Level::Warning } else { Level::Info };
+        self.say(level, "client disconnected", why.unwrap_or_default());
+        (self.peer, self.waiting) = (None, None);
+        self.port.vectors.clear();
+        self.reset();
+        drop(self.port.dma.unmap_all());
+        self.post_all(|| Letter::Look);
+    }
+
+    /// Function Level Reset: all is as at the beginning, once the workers have let go.
+    fn reset(&mut self) {
+        self.tally.resets += 1;
+        self.device.function_reset();
+        self.space.reset(&self.fresh);
+        self.msix_table.fill(0);
+        self.pump();
+    }
+
+    /// Queues go to the workers in turn.
+    fn worker_of(&self, cqid: u16) -> usize {
+        usize::from(cqid.wrapping_sub(1)) % self.workers.len()
+    }
+
+    /// Has the workers fetch no more; `reply` is sent once nothing is under way.
+    pub fn suspend(&mut self, reply: SyncSender<()>) {
+        self.touch();
+        if let Suspension::Suspended = self.suspension {
+            let _ = reply.send(());
+            return;
+        }
+        self.suspension = Suspension::Suspending(self.workers.len(), reply);
+        self.post_all(|| Letter::Suspend(self.port.id));
+    }
+
+    pub fn resume(&mut self) {
+        self.touch();
+        self.suspension = Suspension::Running;
+        self.post_all(|| Letter::Resume(self.port.id));
+    }
+
+    /// Other namespaces, or others' content.
+    pub fn update(&mut self, subsystem: Arc<Subsystem>, view: View) {
+        self.port.set_view(view);
+        self.post_all(|| Letter::Look);
+        self.touch();
+        self.device.update(subsystem);
+    }
+
+    /// Ends: the client is disconnected, and the thread stops once its queues are gone.
+    pub fn leave(&mut self, within: Duration) {
+        // What is held is another process's, as it is.
+        if self.held.is_some() {
+            return self.part();
+        }
+        if self.peer.is_some() {
+            self.end_session(&Ended::Closed);
+        }
+        self.leaving = Some(clock::now() + within);
+    }
+
+    pub fn is_in_use(&self) -> bool {
+        self.peer.is_some() && self.device.ready()
+    }
+
+    pub fn tally(&self) -> Tally {
+        let map = self.port.dma.map_now();
+        Tally {
+            connected: self.peer.is_some(),
+            ready: self.device.ready(),
+            suspended: !matches!(self.suspension, Suspension::Running),
+            fatal: self.tally.fatal.clone().filter(|_| self.device.status().fatal()),
+            mapped_bytes: map.mappings().iter().map(|m| m.range().1).sum(),
+            mappings: map.mappings().len() as u64,
+            admin: self.device.admin(),
+            ..self.tally.clone()
+        }
+    }
+}
+
+/// Returns the settings of its function, in whichever process it runs.
+fn settings(cntlid: u16, port: &Port) -> Settings {
+    Settings {
+        cntlid,
+        vendor: NAMES.vendor,
+        subsystem_vendor: NAMES.vendor,
+        vectors: port.vectors.count() as u16,
+        host_nqn: format!("vfio-user:{}", port.name),
+        ..Settings::default()
+    }
+}
+
+enum Answer {
+    Payload(Vec<u8>),
+    With(Vec<u8>, Vec<Arc<OwnedFd>>),
+    Refused(i32),
+    /// It comes once `Waiting` is over.
+    Later,
+}
+
+fn done(result: Result<(), i32>) -> Answer {
+    match result {
+        Ok(()) => Answer::Payload(Vec::new()),
+        Err(errno) => Answer::Refused(errno),
+    }
+}

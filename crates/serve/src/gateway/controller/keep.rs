@@ -1,0 +1,196 @@
+//! A controller held still while another process takes it over, and one that was taken over.
+
+use super::super::vfio_user::config_space;
+use super::{settings, Controller, Parts, Peer, Suspension, Tally};
+use crate::gateway::function::Taken;
+use crate::gateway::handover::descriptors::{Fd, Given, Received};
+use crate::gateway::handover::state::{Bytes, ControllerState, MappingState, QueueKept, TallyState};
+use crate::gateway::handover::wire::broken;
+use crate::gateway::shm;
+use crate::gateway::vfio_user::socket::Session;
+use crate::gateway::worker::Letter;
+use forebay_model::Error;
+use forebay_nvme::transport::pcie::device::Device;
+use forebay_nvme::transport::pcie::queue::CompletionQueue;
+use forebay_nvme::transport::pcie::registers::Doorbell;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+impl Controller {
+    /// Hears its client no more, fetches nothing, and lets what is under way end. False: an RPC suspends it just now.
+    pub fn hold(&mut self) -> bool {
+        if matches!(self.suspension, Suspension::Suspending(..)) {
+            return false;
+        }
+        self.held = Some(self.workers.len());
+        self.post_all(|| Letter::Hold(self.port.id));
+        true
+    }
+
+    /// Sources give up on what may be done again.
+    pub fn withdraw(&self) {
+        self.post_all(|| Letter::Withdraw(self.port.id));
+    }
+
+    /// Nothing is under way any more: `keep` says all there is.
+    pub fn is_still(&mut self) -> bool {
+        let map = self.port.dma.map_now();
+        self.device.settle(&*map);
+        drop(map);
+        self.carry_out_all();
+        self.held == Some(0) && self.waiting.is_none() && self.closing == 0 && self.device.is_calm()
+    }
+
+    /// Serves on, as if it had not been held.
+    pub fn release(&mut self) {
+        self.held = None;
+        self.post_all(|| Letter::Release(self.port.id));
+        if matches!(self.suspension, Suspension::Running) {
+            self.post_all(|| Letter::Resume(self.port.id));
+        }
+    }
+
+    /// Its thread ends and leaves everything as it is: client, socket, memory are another process's.
+    pub fn part(&mut self) {
+        self.parted = true;
+        self.listener.leave();
+    }
+
+    /// As it is, while it is still. `queues`: of all workers.
+    ///
+    /// # Errors
+    /// `Machine`: no descriptor is left.
+    pub fn keep(
+        &mut self,
+        nqn: String,
+        queues: Vec<QueueKept>,
+        given: &mut Given,
+    ) -> Result<ControllerState, Error> {
+        let mut config_space = vec![0; config_space::BYTES];
+        self.space.read(0, &mut config_space);
+        let session = self.peer.as_ref().and_then(|peer| Some((peer.session.as_ref()?, peer.greeted)));
+        let peer = session.map(|(session, greeted)| session.keep(greeted, given)).transpose()?;
+        let kicks = self.port.kicks.iter().map(|kick| given.add(&**kick)).collect::<Result<_, _>>()?;
+        let Tally { connections, resets, protocol_errors, admin_interrupts, ref fatal, .. } = self.tally;
+        Ok(ControllerState {
+            nqn,
+            name: self.port.name.clone(),
+            cntlid: self.device.controller().id(),
+            suspended: matches!(self.suspension, Suspension::Suspended),
+            listener: given.add(&self.listener)?,
+            doorbells: given.add(&**self.port.doorbells.fd())?,
+            kicks,
+            rings: (0..self.port.vectors.count() as u16).map(|sqid| self.port.rings(sqid)).collect(),
+            write_cache: self.port.write_cache.load(Ordering::Relaxed),
+            device: self.device.state(),
+            config_space: Bytes(config_space),
+            msix_table: Bytes(self.msix_table.clone()),
+            vectors: self.port.vectors.keep(given)?,
+            mappings: self.keep_mappings(given)?,
+            peer,
+            tally: TallyState {
+                connections,
+                resets,
+                protocol_errors,
+                admin_interrupts,
+                fatal: fatal.clone(),
+            },
+            queues,
+            kept: None,
+        })
+    }
+
+    /// One descriptor for all mappings of a file.
+    fn keep_mappings(&self, given: &mut Given) -> Result<Vec<MappingState>, Error> {
+        let mut known: BTreeMap<usize, Fd> = BTreeMap::new();
+        let mut all = Vec::new();
+        for mapping in self.port.dma.map_now().mappings() {
+            let ((address, bytes), (readable, writable)) = (mapping.range(), mapping.allows());
+            let file = match mapping.file() {
+                None => None,
+                Some((file, offset)) => {
+                    let at = Arc::as_ptr(file) as usize;
+                    let fd = match known.get(&at) {
+                        Some(fd) => *fd,
+                        None => *known.entry(at).or_insert(given.add(&**file)?),
+                    };
+                    Some((fd, offset))
+                }
+            };
+            all.push(MappingState { address, bytes, readable, writable, file });
+        }
+        Ok(all)
+    }
+
+    /// Another process's controller, held until `begin`. The port has its doorbells, interrupts and memory.
+    ///
+    /// # Errors
+    /// `Run`: what came can't be.
+    pub fn restored(parts: Parts, state: ControllerState, came: &mut Received) -> Result<Controller, Error> {
+        let subsystem = parts.subsystem.clone();
+        let settings = settings(parts.cntlid, &parts.port);
+        let mut made = Controller::new(Parts { suspended: state.suspended, ..parts });
+        let queues: Vec<_> = state.queues.iter().map(|kept| kept.queue.clone()).collect();
+        let device = Device::restore(subsystem, settings, &state.device, &queues);
+        made.device = device.map_err(|why| broken(&format!("{}: {why}", state.name)))?;
+        made.space.write(0, &state.config_space.0);
+        made.msix_table.iter_mut().zip(&state.msix_table.0).for_each(|(to, from)| *to = *from);
+        let TallyState { connections, resets, protocol_errors, admin_interrupts, fatal } = state.tally;
+        made.tally =
+            Tally { connections, resets, protocol_errors, admin_interrupts, fatal, ..Tally::default() };
+        made.peer = match state.peer {
+            None => None,
+            Some(peer) => Some(Peer { greeted: peer.greeted, session: Some(Session::restored(peer, came)?) }),
+        };
+        if let Some(greeted) = state.kept.as_ref().and_then(|kept| kept.greeted) {
+            made.peer = Some(Peer { greeted, session: None });
+        }
+        if made.link.is_some() {
+            made.device.hold_back();
+        }
+        for kept in state.queues {
+            let (cqid, owner) = (kept.queue.id(), made.worker_of(kept.queue.id()));
+            made.completions.insert(cqid, owner);
+            made.submissions.extend(kept.queue.submissions().map(|sqid| (sqid, owner)));
+            let cq = match &mut made.link {
+                None => CompletionQueue::restore(&kept.queue),
+                Some(link) => {
+                    link.made.insert(cqid, kept.queue.clone());
+                    CompletionQueue::recover(&kept.queue, link.paper.book(cqid), &*made.port.dma.map_now())
+                }
+            };
+            let cq = cq.map_err(|why| broken(&format!("{}, queue {cqid}: {why}", state.name)))?;
+            made.taken.push(Taken { cq, kept });
+        }
+        made.port.page_bytes.store(made.device.page_bytes(), Ordering::Relaxed);
+        made.port.write_cache.store(state.write_cache, Ordering::Relaxed);
+        made.held = Some(0);
+        Ok(made)
+    }
+
+    /// Serves what it was restored to; the socket at this path is this process's.
+    pub fn begin(&mut self, socket: PathBuf) {
+        self.held = None;
+        if self.link.is_some() {
+            // Of queues that are gone, where the last process was killed before it came to it.
+            for qid in (1..=shm::QUEUES_MAX).filter(|qid| !self.completions.contains_key(qid)) {
+                self.port.doorbells.set(Doorbell::Completion(qid), 0);
+            }
+            for qid in (1..=shm::QUEUES_MAX).filter(|qid| !self.submissions.contains_key(qid)) {
+                self.port.doorbells.set(Doorbell::Submission(qid), 0);
+            }
+            // What was noted, and may not have been told.
+            self.noted();
+        }
+        self.listener.own(socket);
+        if matches!(self.suspension, Suspension::Suspended) {
+            self.post_all(|| Letter::Suspend(self.port.id));
+        }
+        for taken in std::mem::take(&mut self.taken) {
+            let owner = self.worker_of(taken.kept.queue.id());
+            self.workers[owner].post(Letter::TakeUp(self.port.id, Box::new(taken)));
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! All that a gateway is at one moment, as plain data.
+
+use super::descriptors::Fd;
+use crate::gateway::config::Config;
+use crate::gateway::function::Tally;
+use crate::target::stats::{Counts, LatencyStats};
+use forebay_nvme::transport::pcie::device::state::DeviceState;
+use forebay_nvme::transport::pcie::queue::QueueState;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// State that the next gateway needs before the old one stops for a moment.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Offer {
+    /// As it is now; the number of threads is what it came to.
+    pub config: Config,
+    /// Since the gateway began, ns: hosts' clocks go on.
+    pub age_ns: u64,
+    pub namespaces: Vec<NamespaceState>,
+}
+
+/// A namespace: what its source must be, and what was counted.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NamespaceState {
+    pub nqn: String,
+    pub nsid: u32,
+    pub blocks: u64,
+    pub block_bytes: u32,
+    /// Descriptors that hold the locks on its files.
+    pub locks: Vec<Fd>,
+}
+
+/// Counters of a namespace, over all its controllers.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NamespaceCounts {
+    pub nqn: String,
+    pub nsid: u32,
+    pub counts: Counts,
+    pub read_latency: LatencyStats,
+    pub write_latency: LatencyStats,
+    pub held_back: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GatewayState {
+    /// The socket that takes RPCs.
+    pub rpc: Option<Fd>,
+    pub counts: Vec<NamespaceCounts>,
+    pub controllers: Vec<ControllerState>,
+}
+
+/// One emulated drive.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ControllerState {
+    pub nqn: String,
+    pub name: String,
+    pub cntlid: u16,
+    pub suspended: bool,
+    pub listener: Fd,
+    pub doorbells: Fd,
+    /// Wake-up descriptors of each thread.
+    pub kicks: Vec<Fd>,
+    /// By submission queue.
+    pub rings: Vec<u64>,
+    pub write_cache: bool,
+    pub device: DeviceState,
+    pub config_space: Bytes,
+    pub msix_table: Bytes,
+    pub vectors: Vec<VectorState>,
+    pub mappings: Vec<MappingState>,
+    pub peer: Option<PeerState>,
+    pub tally: TallyState,
+    pub queues: Vec<QueueKept>,
+    /// Its client's connection is its keeper's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<KeptState>,
+}
+
+/// State that is needed after a gateway was killed, and not before.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeptState {
+    /// Some for a client; true once VERSION was exchanged.
+    pub greeted: Option<bool>,
+    /// Memory in which queues note their state.
+    pub paper: Fd,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VectorState {
+    /// The client's eventfd.
+    pub bell: Option<Fd>,
+    pub masked: bool,
+    pub pending: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MappingState {
+    pub address: u64,
+    pub bytes: u64,
+    pub readable: bool,
+    pub writable: bool,
+    /// The file and the offset in it. Several mappings may name one.
+    pub file: Option<(Fd, u64)>,
+}
+
+/// A client's connection, and the parts of messages that are on their way.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerState {
+    pub client: Fd,
+    pub greeted: bool,
+    /// Received part of the message that has not come whole.
+    pub received: Bytes,
+    pub received_fds: Vec<Fd>,
+    pub too_many: bool,
+    /// Answers that it has not taken.
+    pub unsent: Vec<(Bytes, Vec<Fd>)>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TallyState {
+    pub connections: u64,
+    pub resets: u64,
+    pub protocol_errors: u64,
+    pub admin_interrupts: u64,
+    pub fatal: Option<String>,
+}
+
+/// A completion queue with its submission queues, as its thread had them.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueueKept {
+    pub queue: QueueState,
+    pub interrupts: u64,
+    /// Values of doorbells that were acted on.
+    pub head_seen: u32,
+    pub tails_seen: Vec<(u16, u32)>,
+    pub tallies: Vec<Tally>,
+}
+
+/// Bytes as text of base64.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bytes(pub Vec<u8>);
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        use base64::Engine as _;
+        to.serialize_str(&base64::engine::general_purpose::STANDARD.encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Bytes, D::Error> {
+        use base64::Engine as _;
+        let text = String::deserialize(from)?;
+        let bytes = base64::engine::general_purpose::STANDARD.decode(text);
+        bytes.map(Bytes).map_err(serde::de::Error::custom)
+    }
+}

@@ -1,0 +1,358 @@
+//! I/O commands of a controller's queues: from their fetch to their completion. Their payload moves between the source
+//! and the requester's memory, and nowhere else.
+
+use super::dma::{self, Access, Held};
+use super::function::{is_repeatable, report_fault, Function};
+use super::hold::admits;
+use super::port::Word;
+use super::worker::{Owner, Worker};
+use crate::target::arena::Lump;
+use crate::target::lane::{self, Lane};
+use crate::target::log::Level;
+use crate::target::steps::{failure, next, After, Flush, Next, Places, Progress, FLUSH, VERIFIED_BYTES};
+use crate::target::volume::{Content, Volume};
+use forebay_io::arena::{Mem, PieceList};
+use forebay_io::queue::{self, Fault};
+use forebay_nvme::command::{io, Sqe};
+use forebay_nvme::controller::Mishap;
+use forebay_nvme::nvm::{Op, Request, Transfer};
+use forebay_nvme::status::{Code, Status};
+use forebay_nvme::transport::pcie::data;
+use forebay_nvme::transport::pcie::memory::Unmapped;
+use forebay_nvme::transport::pcie::queue::Fetched;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// A command in flight, by its slot.
+#[derive(Debug, Default)]
+pub struct Command {
+    pub request: Option<Request>,
+    pub progress: Progress,
+    pub lane: u32,
+    /// Pieces of the requester's memory that hold its payload.
+    pieces: PieceList,
+    /// References to that memory.
+    held: Held,
+    /// Buffer that Compare and Verify read into.
+    scratch: Option<Pages>,
+    /// Data of Dataset Management.
+    ranges: Vec<u8>,
+    /// The host wants it aborted.
+    pub abort: bool,
+    /// The last namespace that was flushed, where all are.
+    flushed_nsid: u32,
+    began_ns: u64,
+}
+
+impl Command {
+    fn begin(&mut self, now_ns: u64) {
+        (self.request, self.progress, self.abort, self.flushed_nsid) = (None, Progress::default(), false, 0);
+        self.began_ns = now_ns;
+    }
+
+    /// Lets go of the requester's memory.
+    pub fn release(&mut self) {
+        self.pieces.clear();
+        self.held.clear();
+        self.scratch = None;
+    }
+}
+
+/// Zeroed memory that begins with a page, as sources want it that bypass the cache.
+#[derive(Debug)]
+pub struct Pages {
+    lump: Lump,
+    lead: usize,
+    len: usize,
+}
+
+impl Pages {
+    pub fn new(len: usize) -> Pages {
+        let lump = Lump::new(len + dma::PAGE as usize);
+        let lead = lump.mem().host_ptr().align_offset(dma::PAGE as usize);
+        Pages { lump, lead, len }
+    }
+
+    pub fn mem(&self) -> Mem {
+        self.lump.mem().after(self.lead)
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.lump.bytes()[self.lead..self.lead + self.len]
+    }
+}
+
+/// A command and the zeros that all share.
+struct Placed<'a>(&'a Command, &'a Pages);
+
+impl Places for Placed<'_> {
+    fn data(&self) -> Mem {
+        self.0.pieces.mem()
+    }
+
+    fn scratch(&self) -> Mem {
+        self.0.scratch.as_ref().map_or(Mem::None, Pages::mem)
+    }
+
+    fn blank(&self) -> (Mem, usize) {
+        (self.1.mem(), self.1.bytes().len())
+    }
+
+    fn is_same(&self, len: usize) -> bool {
+        let read = self.0.scratch.as_ref().map_or(&[][..], Pages::bytes);
+        read.len() >= len && dma::is_same(self.0.pieces.mem(), &read[..len])
+    }
+
+    fn ranges(&self, len: usize) -> &[u8] {
+        &self.0.ranges[..len.min(self.0.ranges.len())]
+    }
+}
+
+impl Worker {
+    /// A command came.
+    pub fn begin(&mut self, f: &mut Function, at: u32, queue: u32, fetched: Fetched) {
+        let now_ns = self.now_ns();
+        let Fetched { slot, sqe, .. } = fetched;
+        f.queues[queue as usize].commands[usize::from(slot)].begin(now_ns);
+        let owner = Owner { function: at, queue, slot };
+        if admits(f, owner, &sqe, now_ns) {
+            self.carry_out(f, owner, &sqe);
+        }
+    }
+
+    /// Nothing holds a command back.
+    pub fn carry_out(&mut self, f: &mut Function, owner: Owner, sqe: &Sqe) {
+        match self.prepare(f, owner, sqe) {
+            Ok(()) => self.proceed(f, owner),
+            Err(status) => self.finish(f, owner, status),
+        }
+    }
+
+    /// Checks a command, and finds its memory. Err: how it ended.
+    fn prepare(&mut self, f: &mut Function, owner: Owner, sqe: &Sqe) -> Result<(), Status> {
+        if sqe.opcode == io::FLUSH && sqe.nsid.get() == u32::MAX {
+            let everything =
+                Request { op: Op::Flush, offset: 0, bytes: 0, fua: true, transfer: Transfer::None };
+            command(f, owner).request = Some(everything);
+            return Ok(());
+        }
+        let number = self.lane(f, sqe.nsid.get())?;
+        let lane = number.and_then(|at| self.lanes[at as usize].as_ref());
+        let request = Request::parse_pcie(sqe, lane.map(|lane| &lane.geometry))?;
+        let content = lane.map_or(Content::None, |lane| lane.volume.content);
+        (command(f, owner).request, command(f, owner).lane) = (Some(request), number.unwrap_or(0));
+        place(f, owner, sqe, request.transfer)?;
+        let c = command(f, owner);
+        match request.op {
+            Op::DatasetManagement { deallocate: false, .. } => return Err(Status::SUCCESS),
+            Op::DatasetManagement { .. } => {
+                c.ranges.resize(request.transfer.bytes() as usize, 0);
+                dma::copy_out(c.pieces.mem(), &mut c.ranges).map_err(|_| unreachable_data())?;
+            }
+            Op::Compare => c.scratch = Some(Pages::new(request.bytes as usize)),
+            Op::Verify => c.scratch = Some(Pages::new(request.bytes.min(VERIFIED_BYTES) as usize)),
+            // What the source doesn't write reads as zeros.
+            Op::Read if content != Content::Whole => {
+                let blank = self.blank.bytes();
+                dma::fill(c.pieces.mem(), request.bytes as usize, blank).map_err(|_| unreachable_data())?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The next step, or the end.
+    fn proceed(&mut self, f: &mut Function, owner: Owner) {
+        if self.flushes_everything(f, owner) {
+            return;
+        }
+        let write_cache = f.port.write_cache.load(Ordering::Relaxed);
+        let c = command(f, owner);
+        let request = c.request.expect("only checked commands run");
+        let lane = self.lanes[c.lane as usize].as_mut().expect("a lane outlives its commands");
+        match next(&request, &c.progress, &Placed(c, &self.blank), lane, write_cache) {
+            Next::Step(step) => {
+                if step.op == queue::Op::Flush {
+                    c.progress.flush = Flush::Begun;
+                }
+                lane.start(owner, step, &mut self.reactor);
+            }
+            Next::Done(status) => self.finish(f, owner, status),
+        }
+    }
+
+    /// Flush of all namespaces: one after the other.
+    fn flushes_everything(&mut self, f: &mut Function, owner: Owner) -> bool {
+        let sqe = f.queues[owner.queue as usize].cq.command(owner.slot).map(|fetched| fetched.sqe);
+        if !sqe.is_some_and(|sqe| sqe.opcode == io::FLUSH && sqe.nsid.get() == u32::MAX) {
+            return false;
+        }
+        let (view, last) = (f.view.clone(), command(f, owner).flushed_nsid);
+        let Some((nsid, _)) = view.iter().find(|(nsid, shown)| *nsid > last && shown.volume.write_cache)
+        else {
+            self.finish(f, owner, Status::SUCCESS);
+            return true;
+        };
+        match self.lane(f, *nsid) {
+            Ok(Some(number)) => {
+                let c = command(f, owner);
+                (c.flushed_nsid, c.lane, c.progress.flush) = (*nsid, number, Flush::Begun);
+                let lane = self.lanes[number as usize].as_mut().expect("it was just found");
+                lane.start(owner, FLUSH, &mut self.reactor);
+            }
+            Ok(None) => self.finish(f, owner, Status::SUCCESS),
+            Err(status) => self.finish(f, owner, status),
+        }
+        true
+    }
+
+    /// The source is done with a step.
+    pub fn moved(&mut self, f: &mut Function, owner: Owner, result: Result<u32, Fault>) {
+        let Some(q) = f.queues.get_mut(owner.queue as usize) else { return };
+        let Some(Fetched { sqid, .. }) = q.cq.command(owner.slot) else { return };
+        let c = &mut q.commands[usize::from(owner.slot)];
+        if f.closing {
+            c.release();
+            q.cq.forget(owner.slot);
+            return;
+        }
+        let cancelled = matches!(&result, Err(fault) if fault.errno == libc::ECANCELED);
+        let request = c.request.expect("only checked commands run");
+        let after = c.progress.moved(&request, result);
+        let goes_on = matches!(after, After::Next) && c.progress.moved < request.bytes;
+        let deleted = q.closing.contains(&sqid);
+        if f.held && cancelled && !c.abort && !deleted && is_repeatable(&request) {
+            return q.park(owner.slot);
+        }
+        match after {
+            // Its queue goes: no further step.
+            _ if deleted && (cancelled || goes_on) => {
+                self.finish(f, owner, Status::again(Code::ABORTED_SQ_DELETION));
+            }
+            _ if c.abort && (cancelled || goes_on) => {
+                self.finish(f, owner, Status::again(Code::ABORT_REQUESTED));
+            }
+            After::Next => self.proceed(f, owner),
+            After::Done => self.finish(f, owner, Status::SUCCESS),
+            After::Failed(fault) => self.failed(f, owner, &request, &fault),
+        }
+    }
+
+    fn failed(&mut self, f: &mut Function, owner: Owner, request: &Request, fault: &Fault) {
+        if let Some(lane) = self.lanes[command(f, owner).lane as usize].as_mut() {
+            lane.faults += 1;
+            // Each time twice as many: a source that fails for good doesn't fill the log.
+            if lane.faults.is_power_of_two() {
+                let why = format!(
+                    "{}: {:?} of {} bytes at {}: {fault} ({} so far)",
+                    lane.volume.source, request.op, request.bytes, request.offset, lane.faults
+                );
+                self.say(Level::Error, "source failed", f, why);
+            }
+        }
+        self.finish(f, owner, failure(request, fault));
+    }
+
+    /// Writes the completion of a command, and counts it.
+    pub fn finish(&mut self, f: &mut Function, owner: Owner, status: Status) {
+        self.count(f, owner, status);
+        let queue = owner.queue as usize;
+        let q = &mut f.queues[queue];
+        let c = &mut q.commands[usize::from(owner.slot)];
+        let aborted = std::mem::take(&mut c.abort).then(|| q.cq.command(owner.slot)).flatten();
+        c.release();
+        if let Err(fault) = q.cq.complete(&*f.map, owner.slot, status, 0) {
+            report_fault(f, queue, fault);
+        }
+        if let Some(Fetched { sqid, sqe, .. }) = aborted {
+            let aborted = status.code == Code::ABORT_REQUESTED;
+            f.port.say(Word::Aborted { sqid, cid: sqe.cid.get(), aborted });
+        }
+    }
+
+    fn count(&mut self, f: &mut Function, owner: Owner, status: Status) {
+        let now_ns = self.now_ns();
+        let q = &mut f.queues[owner.queue as usize];
+        let c = &q.commands[usize::from(owner.slot)];
+        let ns = now_ns.saturating_sub(c.began_ns);
+        let lane = c.request.and(self.lanes.get_mut(c.lane as usize)).and_then(Option::as_mut);
+        if !status.is_success() {
+            if let Some(lane) = lane {
+                lane.counts.count_failed(status);
+            }
+            let Some(Fetched { sqid, sqe, .. }) = q.cq.command(owner.slot) else { return };
+            let Some(tally) = q.tally(sqid) else { return };
+            tally.counts.count_failed(status);
+            let errors = tally.counts.errors;
+            let lba = u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32;
+            let mishap = Mishap { sqid, cid: sqe.cid.get(), status, nsid: sqe.nsid.get(), lba };
+            // A flood of failing commands says nothing new.
+            if errors <= 64 || errors.is_power_of_two() {
+                f.port.say(Word::Mishap(mishap));
+            }
+            return;
+        }
+        let Some((request, lane)) = c.request.zip(lane) else { return };
+        let Some(Fetched { sqid, .. }) = q.cq.command(owner.slot) else { return };
+        let Some(tally) = q.tally(sqid) else { return };
+        tally.counts.count(&request);
+        lane.counts.count(&request);
+        let latencies = match request.op {
+            Op::Read => [&mut lane.read_latency, &mut tally.read_latency],
+            Op::Write => [&mut lane.write_latency, &mut tally.write_latency],
+            _ => return,
+        };
+        latencies.into_iter().for_each(|latency| latency.record(ns));
+    }
+
+    /// The thread's queue of a namespace, opened when the first command wants it. None: there is no such namespace.
+    pub fn lane(&mut self, f: &mut Function, nsid: u32) -> Result<Option<u32>, Status> {
+        if let Ok(at) = f.lanes.binary_search_by_key(&nsid, |(nsid, _)| *nsid) {
+            return Ok(Some(f.lanes[at].1));
+        }
+        let Ok(at) = f.view.binary_search_by_key(&nsid, |(nsid, _)| *nsid) else { return Ok(None) };
+        let volume = f.view[at].1.volume.clone();
+        let is = |lane: &Option<Lane<Owner>>| lane.as_ref().is_some_and(|l| Arc::ptr_eq(&l.volume, &volume));
+        let number = match self.lanes.iter().position(is) {
+            Some(number) => number,
+            None => self.open_lane(f, volume)?,
+        };
+        if let Some(lane) = &mut self.lanes[number] {
+            lane.retired = false;
+        }
+        let place = f.lanes.partition_point(|(other, _)| *other < nsid);
+        f.lanes.insert(place, (nsid, number as u32));
+        Ok(Some(number as u32))
+    }
+
+    fn open_lane(&mut self, f: &Function, volume: Arc<Volume>) -> Result<usize, Status> {
+        let opened = Lane::open(volume, f.port.transfer_bytes_max, self.number as u32, &mut self.reactor);
+        let lane = opened.map_err(|e| {
+            self.say(Level::Error, "source not opened", f, e.to_string());
+            Status::again(Code::NAMESPACE_NOT_READY)
+        })?;
+        Ok(lane::place(&mut self.lanes, lane) as usize)
+    }
+}
+
+fn command(f: &mut Function, owner: Owner) -> &mut Command {
+    &mut f.queues[owner.queue as usize].commands[usize::from(owner.slot)]
+}
+
+/// Finds where a command's data lie.
+fn place(f: &mut Function, owner: Owner, sqe: &Sqe, transfer: Transfer) -> Result<(), Status> {
+    let access = if matches!(transfer, Transfer::ToHost(_)) { Access::Write } else { Access::Read };
+    let Function { map, queues, page_bytes, .. } = f;
+    let map = &**map;
+    let c = &mut queues[owner.queue as usize].commands[usize::from(owner.slot)];
+    let Command { pieces, held, .. } = c;
+    data::walk(map, sqe, transfer.bytes(), *page_bytes, &mut |piece| {
+        let (address, bytes) = (piece.address, u64::from(piece.bytes));
+        map.gather(address, piece.bytes as usize, access, pieces, held)
+            .map_err(|_| Unmapped { address, bytes })
+    })
+}
+
+fn unreachable_data() -> Status {
+    Status::fatal(Code::DATA_TRANSFER_ERROR)
+}

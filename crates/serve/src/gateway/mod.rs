@@ -1,0 +1,26 @@
+//! The gateway: drives that look local and stand on any source.
+
+pub mod config;
+mod controller;
+pub mod dma;
+mod function;
+pub mod handle;
+pub mod handover;
+mod hold;
+mod io;
+pub mod keeper;
+pub mod metrics;
+mod port;
+pub mod rpc;
+pub mod service;
+mod shm;
+pub mod socket;
+pub mod stats;
+pub mod vfio_user;
+mod worker;
+
+pub use config::Config;
+pub use handle::Gateway;
+
+#[cfg(test)]
+mod tests;

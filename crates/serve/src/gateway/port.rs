@@ -1,0 +1,192 @@
+//! State that a controller's thread and the workers share.
+
+use super::dma::{Map, Table};
+use super::shm::Doorbells;
+use super::vfio_user::interrupts::Vectors;
+use crate::namespace::qos::Limiter;
+use crate::target::mail::Mailbox;
+use crate::target::volume::Volume;
+use forebay_nvme::controller::Mishap;
+use forebay_nvme::transport::pcie::memory::{HostMemory, Unmapped};
+use forebay_nvme::transport::pcie::queue::QueueFault;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// A namespace as a controller shows it.
+#[derive(Clone)]
+pub struct Shown {
+    pub volume: Arc<Volume>,
+    /// Limiter of all controllers together.
+    pub limiter: Arc<Limiter>,
+}
+
+/// The namespaces that a controller shows, ascending.
+pub type View = Vec<(u32, Shown)>;
+
+/// A controller as its workers see it.
+pub struct Port {
+    /// Among all controllers of the gateway; never used twice.
+    pub id: u64,
+    pub name: String,
+    pub dma: Table,
+    pub vectors: Vectors,
+    pub doorbells: Doorbells,
+    /// By submission queue: how often its doorbell came as a message or a wake.
+    rings: Box<[AtomicU64]>,
+    /// Flags of the workers: something was rung.
+    pub rung: Box<[AtomicBool]>,
+    /// Descriptors by which a client rings each worker.
+    pub kicks: Box<[Arc<OwnedFd>]>,
+    /// Doorbells are looked at again and again.
+    pub poll: bool,
+    /// Longest transfer of a command, bytes.
+    pub transfer_bytes_max: u32,
+    /// CC.MPS in bytes.
+    pub page_bytes: AtomicU32,
+    pub write_cache: AtomicBool,
+    /// Commands that a worker may take from one queue before it looks at the next (Arbitration Burst).
+    pub burst: AtomicU32,
+    /// A fault of a queue waits to be heard: more of them say nothing new.
+    pub faulted: AtomicBool,
+    view: Mutex<Arc<View>>,
+    view_generation: AtomicU64,
+    /// Mailbox of the controller's thread.
+    pub words: Arc<Mailbox<Word>>,
+}
+
+/// Messages of workers and of callers to a controller's thread.
+pub enum Word {
+    SubmissionClosed(u16),
+    CompletionClosed(u16),
+    /// A worker has nothing of it any more.
+    QueuesClosed,
+    Aborted {
+        sqid: u16,
+        cid: u16,
+        aborted: bool,
+    },
+    Fault(QueueFault),
+    Mishap(Mishap),
+    /// A worker has no I/O of it under way, and fetches none.
+    Quiet,
+    /// Written data is durable.
+    Flushed,
+    Call(Box<dyn FnOnce(&mut super::controller::Controller) + Send>),
+}
+
+/// Resources lent to a client: mappings, events to wait for, registers to write to.
+pub struct Lent {
+    pub doorbells: Doorbells,
+    /// Wake-up descriptors of the workers.
+    pub kicks: Vec<OwnedFd>,
+}
+
+impl Lent {
+    /// # Errors
+    /// `Machine`: no descriptor is left.
+    pub fn new(threads: usize) -> Result<Lent, forebay_model::Error> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let kicks = (0..threads).map(|_| rustix::event::eventfd(0, flags)).collect::<Result<_, _>>();
+        let kicks = kicks.map_err(|e| {
+            forebay_model::Error::machine("the controller's doorbells", e.to_string(), "ulimit -n 65536")
+        })?;
+        Ok(Lent { doorbells: Doorbells::new()?, kicks })
+    }
+}
+
+pub struct Options {
+    pub id: u64,
+    pub name: String,
+    pub threads: usize,
+    pub vectors: u16,
+    pub poll: bool,
+    pub transfer_bytes_max: u32,
+    pub view: View,
+}
+
+impl Port {
+    pub fn new(options: Options, lent: Lent, words: Arc<Mailbox<Word>>) -> Port {
+        let Options { id, name, threads, vectors, poll, transfer_bytes_max, view } = options;
+        Port {
+            id,
+            name,
+            dma: Table::default(),
+            vectors: Vectors::new(vectors),
+            doorbells: lent.doorbells,
+            rings: (0..vectors).map(|_| AtomicU64::new(0)).collect(),
+            rung: (0..threads).map(|_| AtomicBool::new(false)).collect(),
+            kicks: lent.kicks.into_iter().map(Arc::new).collect(),
+            poll,
+            transfer_bytes_max,
+            page_bytes: AtomicU32::new(4096),
+            write_cache: AtomicBool::new(true),
+            burst: AtomicU32::new(u32::MAX),
+            faulted: AtomicBool::new(false),
+            view: Mutex::new(Arc::new(view)),
+            view_generation: AtomicU64::new(1),
+            words,
+        }
+    }
+
+    /// Its doorbells' counts, as another process had them.
+    pub fn count_rings(&self, counts: &[u64]) {
+        self.rings.iter().zip(counts).for_each(|(rings, count)| rings.store(*count, Ordering::Relaxed));
+    }
+
+    /// A submission queue's doorbell came, not just its value.
+    pub fn rang(&self, sqid: u16) {
+        self.rings.get(usize::from(sqid)).into_iter().for_each(|rings| {
+            rings.fetch_add(1, Ordering::Relaxed);
+        });
+    }
+
+    pub fn rings(&self, sqid: u16) -> u64 {
+        self.rings.get(usize::from(sqid)).map_or(0, |rings| rings.load(Ordering::Relaxed))
+    }
+
+    /// Another queue of that number.
+    pub fn forget_rings(&self, sqid: u16) {
+        self.rings.get(usize::from(sqid)).into_iter().for_each(|rings| rings.store(0, Ordering::Relaxed));
+    }
+
+    pub fn view(&self) -> Arc<View> {
+        self.view.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    pub fn view_generation(&self) -> u64 {
+        self.view_generation.load(Ordering::Acquire)
+    }
+
+    pub fn set_view(&self, view: View) {
+        *self.view.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(view);
+        self.view_generation.fetch_add(1, Ordering::Release);
+    }
+
+    pub fn say(&self, word: Word) {
+        self.words.post(word);
+    }
+}
+
+impl HostMemory for Map {
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unmapped> {
+        let bytes = into.len() as u64;
+        Map::read(self, address, into).map_err(|_| Unmapped { address, bytes })
+    }
+
+    fn write(&self, address: u64, from: &[u8]) -> Result<(), Unmapped> {
+        Map::write(self, address, from).map_err(|_| Unmapped { address, bytes: from.len() as u64 })
+    }
+
+    fn load(&self, address: u64) -> Result<u32, Unmapped> {
+        Map::load(self, address).map_err(|_| Unmapped { address, bytes: 4 })
+    }
+
+    fn store(&self, address: u64, value: u32) -> Result<(), Unmapped> {
+        Map::store(self, address, value).map_err(|_| Unmapped { address, bytes: 4 })
+    }
+
+    fn contains(&self, address: u64, bytes: u64) -> bool {
+        self.covers(address, bytes)
+    }
+}

@@ -1,0 +1,58 @@
+//! When a thread of the gateway waits, and for what.
+
+use super::Worker;
+use super::FOREVER;
+use super::POLL_EVERY;
+use super::ROUNDS;
+use crate::target::lane::Lane;
+use std::time::Duration;
+use std::time::Instant;
+
+impl Worker {
+    pub(super) fn wait(&mut self) {
+        let functions = || self.functions.iter().flatten();
+        let polled = functions().any(|f| f.is_polled(self.now));
+        let spins = self.now < self.busy_until && functions().any(|f| f.awake);
+        let more = self.lanes.iter().flatten().any(Lane::is_pushed) || self.mailbox.has_letters();
+        if more || spins || polled {
+            self.rounds += 1;
+            let waits = self.lanes.iter().flatten().any(|lane| !lane.is_idle());
+            if waits || self.rounds >= ROUNDS {
+                self.rounds = 0;
+                self.reactor.flush();
+            }
+            return;
+        }
+        if self.fall_asleep() {
+            self.rounds = 0;
+            let until = self.due();
+            self.reactor.wait(1, until, Duration::ZERO);
+        }
+    }
+
+    /// Asks the hosts to ring. False: somebody was faster.
+    pub(super) fn fall_asleep(&mut self) -> bool {
+        let mut asleep = true;
+        for f in self.functions.iter_mut().flatten() {
+            if std::mem::take(&mut f.awake) && !f.suspending && !f.closing {
+                f.awake = !f.sleep();
+                asleep &= !f.awake;
+            }
+        }
+        asleep
+    }
+
+    /// When to wake though nothing comes.
+    pub(super) fn due(&self) -> Instant {
+        let lanes = self.lanes.iter().flatten().filter_map(Lane::next_due);
+        let functions = self.functions.iter().flatten();
+        let interrupts = functions.clone().flat_map(|f| &f.queues).filter_map(|q| q.interrupt_at);
+        let interrupts = interrupts.map(|us| self.hub.began + Duration::from_micros(us));
+        let polls =
+            functions.clone().filter(|f| f.port.poll && !f.queues.is_empty()).map(|_| self.now + POLL_EVERY);
+        let held = functions.clone().flat_map(|f| &f.queues).filter_map(|q| q.lines.due());
+        let held = held.map(|ns| self.hub.began + Duration::from_nanos(ns));
+        let all = lanes.chain(interrupts).chain(held).chain(polls).chain(self.stop_by);
+        all.min().unwrap_or(self.now + FOREVER)
+    }
+}

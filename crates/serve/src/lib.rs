@@ -1,0 +1,8 @@
+//! Storage for other machines and guests: an NVMe over Fabrics target, a gateway of emulated drives, and Linux block devices.
+
+pub mod gateway;
+pub mod namespace;
+pub mod target;
+pub mod ublk;
+
+pub use forebay_model::{Error, Kind};

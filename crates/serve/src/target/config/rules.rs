@@ -1,0 +1,156 @@
+//! Limits of a configuration's values.
+
+use super::NQN_BYTES_MAX;
+use super::TEXT_BYTES_MAX;
+use forebay_model::Error;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+/// A configuration from TOML. `fields`: where its fields are described.
+///
+/// # Errors
+/// Kind `Request`: what is no TOML, has a field that is unknown, or a value of another kind.
+pub fn read_toml<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Error> {
+    let asked = "the configuration";
+    if text.len() > TEXT_BYTES_MAX {
+        return Err(Error::request(asked, "is longer than 4 MiB", "fewer subsystems"));
+    }
+    let next = format!("{fields} for its fields");
+    toml::from_str(text).map_err(|e| Error::request(asked, e.to_string().trim_end(), next))
+}
+
+/// As `read_toml`, from JSON.
+pub fn read_json<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Error> {
+    let next = format!("{fields} for its fields");
+    serde_json::from_str(text).map_err(|e| Error::request("the configuration", e.to_string(), next))
+}
+
+pub fn different_nqns<'a>(nqns: impl Iterator<Item = &'a str>) -> Result<(), Error> {
+    let mut seen = BTreeSet::new();
+    for nqn in nqns {
+        if !seen.insert(nqn) {
+            return Err(Error::request(nqn, "two subsystems have this NQN", "another NQN"));
+        }
+    }
+    Ok(())
+}
+
+/// All nsids of a subsystem's namespaces.
+pub fn different_nsids(nqn: &str, nsids: impl Iterator<Item = u32>) -> Result<BTreeSet<u32>, Error> {
+    let mut seen = BTreeSet::new();
+    for nsid in nsids {
+        if !seen.insert(nsid) {
+            let found = format!("two namespaces of {nqn} have it");
+            return Err(Error::request(format!("nsid = {nsid}"), found, "another nsid"));
+        }
+    }
+    Ok(seen)
+}
+
+/// Sixteen bytes as they are written, with or without hyphens.
+pub fn parse_uuid(text: &str) -> Result<[u8; 16], Error> {
+    let wrong = || {
+        let next = "32 hexadecimal digits, as uuidgen makes";
+        Error::request(format!("uuid = \"{text}\""), "is not a UUID", next)
+    };
+    let digits: Vec<u8> = text
+        .bytes()
+        .filter(|b| *b != b'-')
+        .map(|b| (b as char).to_digit(16).map(|d| d as u8).ok_or_else(wrong))
+        .collect::<Result<_, _>>()?;
+    let mut uuid = [0; 16];
+    if digits.len() != 32 || digits.iter().all(|d| *d == 0) {
+        return Err(wrong());
+    }
+    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Ok(uuid)
+}
+
+/// `1.2.3.4:5`, `[::1]:5`, `::1`, `1.2.3.4`, `5`.
+pub fn address(field: &str, text: &str, ip: IpAddr, port: u16) -> Result<SocketAddr, Error> {
+    if let Ok(whole) = text.parse::<SocketAddr>() {
+        return Ok(whole);
+    }
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    if let Some(only_ip) = bare.parse::<IpAddr>().ok().filter(|_| port != 0) {
+        return Ok(SocketAddr::new(only_ip, port));
+    }
+    match text.trim_start_matches(':').parse::<u16>() {
+        Ok(port) => Ok(SocketAddr::new(ip, port)),
+        Err(_) => Err(Error::request(
+            format!("{field} = \"{text}\""),
+            "is not an IP address with a port",
+            "127.0.0.1:4420 or [::1]:4420 (a name: getent hosts NAME)",
+        )),
+    }
+}
+
+/// Returns the address of the metrics: a port is one of the loopback interface.
+pub fn metrics_address(text: Option<&str>) -> Result<Option<SocketAddr>, Error> {
+    let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
+    text.map(|text| address("metrics", text, loopback, 0)).transpose()
+}
+
+pub fn check_nqn(field: &str, nqn: &str) -> Result<(), Error> {
+    let wrong = |found: &str| {
+        let next = "nqn.2014-08.org.nvmexpress:uuid:… or nqn.YYYY-MM.reverse.domain:name";
+        Err(Error::request(format!("{field} = \"{nqn}\""), found, next))
+    };
+    match nqn {
+        n if n.len() > NQN_BYTES_MAX => wrong("is longer than 223 bytes"),
+        n if !n.starts_with("nqn.") || n.len() < 12 => wrong("is not an NVMe qualified name"),
+        n if n.chars().any(|c| c.is_control() || c.is_whitespace()) => wrong("has a space in it"),
+        _ => Ok(()),
+    }
+}
+
+pub fn printable(nqn: &str, field: &str, text: &str, bytes_max: usize) -> Result<(), Error> {
+    if text.len() <= bytes_max && text.bytes().all(|b| (0x20..0x7f).contains(&b)) {
+        return Ok(());
+    }
+    let found = format!("\"{text}\" is longer than {bytes_max} characters, or not ASCII");
+    Err(Error::request(format!("{field} of {nqn}"), found, "a shorter one, of letters and digits"))
+}
+
+pub(super) fn known(nqn: &str, field: &str, given: &[String], all: &[&str]) -> Result<(), Error> {
+    match given.iter().find(|g| !all.contains(&g.as_str())) {
+        Some(odd) => {
+            let found = format!("'{odd}' is not known");
+            Err(Error::request(format!("{field} of {nqn}"), found, all.join(", ")))
+        }
+        None => Ok(()),
+    }
+}
+
+pub fn within(what: &str, value: u64, least: u64, most: u64) -> Result<(), Error> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::request(what, format!("{value} is out of bounds"), format!("{least} to {most}")))
+}
+
+pub(super) fn seconds(what: &str, value: f64, least: f64, most: f64) -> Result<(), Error> {
+    if value >= least && value <= most {
+        return Ok(());
+    }
+    Err(Error::request(what, format!("{value} is out of bounds"), format!("{least} to {most} seconds")))
+}
+
+/// A good configuration in which the first of each three is replaced by the second must be refused, by an error that
+/// holds the third.
+#[cfg(test)]
+pub fn assert_each_is_named<C: std::fmt::Debug>(
+    good: &str,
+    read: fn(&str) -> Result<C, Error>,
+    edits: &[(&str, &str, &str)],
+) {
+    for (from, to, found) in edits {
+        assert!(good.contains(from), "{from}");
+        let error = read(&good.replacen(from, to, 1)).expect_err(to);
+        assert_eq!(error.kind, forebay_model::Kind::Request);
+        assert!(error.to_string().contains(found), "{to}: {error}");
+    }
+}

@@ -1,0 +1,150 @@
+//! End of an I/O command: answered, counted, its memory given back.
+
+use super::super::arena::Lump;
+use super::super::command::place;
+use super::super::command::Memory;
+use super::super::command::State;
+use super::super::connection::Connection;
+use super::super::connection::Role;
+use super::super::log::Level;
+use super::super::steps::failure;
+use super::super::worker::Worker;
+use forebay_io::queue::Fault;
+use forebay_nvme::command::Cqe;
+use forebay_nvme::controller::Mishap;
+use forebay_nvme::nvm::Op;
+use forebay_nvme::nvm::Request;
+use forebay_nvme::status::Code;
+use forebay_nvme::status::Status;
+use forebay_nvme::transport::tcp::Handle;
+
+impl Worker {
+    pub(super) fn failed(&mut self, c: &mut Connection, at: Handle, request: Request, fault: &Fault) {
+        if let Some(lane) = self.lanes[c.command(at).lane as usize].as_mut() {
+            lane.faults += 1;
+            // Each time twice as many: a source that fails for good doesn't fill the log.
+            if lane.faults.is_power_of_two() {
+                self.site.log.say(
+                    Level::Error,
+                    "source failed",
+                    &[
+                        ("source", lane.volume.source.clone().into()),
+                        ("op", format!("{:?}", request.op).into()),
+                        ("offset", request.offset.into()),
+                        ("bytes", request.bytes.into()),
+                        ("fault", fault.to_string().into()),
+                        ("faults", lane.faults.into()),
+                    ],
+                );
+            }
+        }
+        self.finish(c, at, failure(&request, fault));
+    }
+
+    /// Answers an I/O command, counts it, and frees what its answer doesn't need.
+    pub fn finish(&mut self, c: &mut Connection, at: Handle, status: Status) {
+        self.count(c, at, status);
+        if !c.aborts.is_empty() {
+            self.answer_aborts(c, |given_up| given_up == at, status.code == Code::ABORT_REQUESTED);
+        }
+        let command = c.command(at);
+        let (request, cid) = (command.request, command.sqe.cid.get());
+        if command.state == State::Running {
+            c.running -= 1;
+        }
+        let cqe = Cqe::new(cid, status, 0);
+        match request {
+            Some(Request { op: Op::Read, bytes, .. }) if status.is_success() => {
+                c.command(at).state = State::Answering;
+                c.link.answer(at, bytes as u32, cqe);
+                self.want_sweep();
+            }
+            _ => {
+                c.link.complete(at, cqe);
+                self.free(c, at);
+            }
+        }
+        self.soil_this(c);
+    }
+
+    pub(super) fn count(&mut self, c: &mut Connection, at: Handle, status: Status) {
+        let now_ns = self.now_ns();
+        let command = &c.commands[at.0 as usize];
+        let ns = now_ns.saturating_sub(command.began_ns);
+        let lane = match command.request {
+            Some(_) => self.lanes.get_mut(command.lane as usize).and_then(Option::as_mut),
+            None => None,
+        };
+        if !status.is_success() {
+            c.counts.count_failed(status);
+            if let Some(lane) = lane {
+                lane.counts.count_failed(status);
+            }
+            if let Role::Io { cell, qid } = &c.role {
+                let sqe = &command.sqe;
+                let lba = u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32;
+                let mishap = Mishap { sqid: *qid, cid: sqe.cid.get(), status, nsid: sqe.nsid.get(), lba };
+                cell.controller().record(mishap);
+            }
+            return;
+        }
+        let Some((request, lane)) = command.request.zip(lane) else { return };
+        c.counts.count(&request);
+        lane.counts.count(&request);
+        let (of_lane, of_queue) = match request.op {
+            Op::Read => (&mut lane.read_latency, &mut c.read_latency),
+            Op::Write => (&mut lane.write_latency, &mut c.write_latency),
+            _ => return,
+        };
+        of_lane.record(ns);
+        of_queue.record(ns);
+    }
+
+    /// Nothing of a command is left; its handle may come again.
+    pub fn free(&mut self, c: &mut Connection, at: Handle) {
+        let command = std::mem::take(c.command(at));
+        if let (true, Some(request), Some(cell)) = (command.is_charged, command.request, c.role.cell()) {
+            cell.host.leave(u64::from(request.transfer.bytes()));
+        }
+        self.give_back(c, command.memory);
+        if let Some(slot) = command.scratch {
+            self.give_back(c, Memory::Slot(slot));
+        }
+    }
+
+    /// Sends what there is, and takes back the memory of what was sent.
+    pub fn write(&mut self, c: &mut Connection) {
+        if c.closing {
+            return;
+        }
+        if c.link.is_sent() {
+            // What goes now has all its time.
+            c.sent_at = self.now;
+        }
+        let (commands, pool) = (&c.commands, &self.pool);
+        c.link.send(&mut self.reactor, &|at| place(commands, pool, at));
+        let mut released = std::mem::take(&mut self.released);
+        c.link.take_released(&mut released);
+        let progress = !released.is_empty() || c.link.is_sent();
+        for at in released.drain(..) {
+            self.free(c, at);
+        }
+        self.released = released;
+        if progress {
+            c.sent_at = self.now;
+        }
+        if c.link.is_sent() && c.last_words {
+            self.end(c, "");
+        } else if self.draining {
+            self.leave_if_idle(c);
+        }
+    }
+
+    pub(super) fn leave_unanswered(&mut self, c: &mut Connection, at: Handle, in_capsule: u32) {
+        let command = c.command(at);
+        command.state = State::Left;
+        if in_capsule > 0 {
+            command.memory = Memory::Lump(Lump::new(in_capsule as usize));
+        }
+    }
+}

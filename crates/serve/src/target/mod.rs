@@ -1,0 +1,47 @@
+//! `forebay serve`: an NVMe/TCP and NVMe/RDMA target over any source.
+//!
+//! A few threads, each with its own reactor, slots and source queues; a connection belongs to one of them from
+//! accept to close. What an I/O needs is never shared between threads; admin commands take a lock.
+
+mod abort;
+pub mod accept;
+mod accept_rdma;
+mod access;
+mod admin;
+pub mod arena;
+mod auth;
+mod claim;
+mod command;
+pub mod config;
+mod connection;
+mod discovery;
+mod fault;
+pub mod health;
+mod io;
+pub mod lane;
+mod link;
+pub mod log;
+pub mod mail;
+mod mdns;
+pub mod metrics;
+mod nsid;
+mod rdma;
+mod refusals;
+pub mod reload;
+mod secrets;
+mod server;
+pub mod site;
+pub mod stats;
+pub mod steps;
+pub mod thread_pool;
+mod tls;
+pub mod volume;
+mod worker;
+
+pub use config::Config;
+pub use log::{Entry, Level, Sink};
+pub use server::Server;
+pub use stats::Stats;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! Messages between a device's owner and its threads.
+
+use super::stats::QueueStats;
+use crate::target::volume::Volume;
+use forebay_io::reactor::Waker;
+use forebay_model::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+pub enum Letter {
+    Report(SyncSender<Report>),
+    /// Requests are held from now on; the answer comes once none is in the source.
+    Suspend(SyncSender<()>),
+    Resume,
+    /// Limits may have changed.
+    Look,
+    /// Opens a queue of another source, beside the one that there is.
+    Prepare(Arc<Volume>, SyncSender<Result<(), Error>>),
+    /// Switches to that one. False: the last one isn't idle.
+    Switch(SyncSender<bool>),
+    /// Every request fails, those that are there among them.
+    GiveUp,
+    /// Ends the thread; the device stays, if it was made to.
+    Leave,
+}
+
+/// Counters of one thread.
+#[derive(Debug, Default)]
+pub struct Report {
+    pub queues: Vec<QueueStats>,
+    /// Requests may still come.
+    pub open: bool,
+}
+
+pub struct Mailbox {
+    waker: Arc<Waker>,
+    letters: Mutex<Vec<Letter>>,
+    pending: AtomicBool,
+}
+
+impl Mailbox {
+    pub fn new(waker: Arc<Waker>) -> Mailbox {
+        Mailbox { waker, letters: Mutex::default(), pending: AtomicBool::new(false) }
+    }
+
+    fn letters(&self) -> MutexGuard<'_, Vec<Letter>> {
+        self.letters.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub fn post(&self, letter: Letter) {
+        self.letters().push(letter);
+        self.pending.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    pub fn has_letters(&self) -> bool {
+        self.pending.load(Ordering::Acquire)
+    }
+
+    pub fn take(&self) -> Vec<Letter> {
+        if !self.pending.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.letters())
+    }
+}

@@ -1,0 +1,412 @@
+//! One thread of a device: it takes requests off its hardware queues, lets its queue of the source carry them out, and
+//! sleeps when nothing is due.
+
+mod ends;
+
+use super::mail::{Letter, Mailbox, Report};
+use super::port::{Arrival, Port};
+use super::request::{Command, Kind, Limits, Next, Request};
+use crate::namespace::hold::Lines;
+use crate::namespace::qos::Limiter;
+use crate::target::lane::{Finished, Histogram, Lane, Owner, Step};
+use crate::target::stats::Counts;
+use crate::target::thread_pool::Failure;
+use crate::target::volume::{Content, Volume};
+use forebay_io::arena::Mem;
+use forebay_io::clock;
+use forebay_io::queue::{Fault, Via};
+use forebay_io::reactor::{self, Reactor};
+use forebay_model::Error;
+use forebay_nvme::transport::tcp::Handle;
+use std::collections::VecDeque;
+use std::sync::mpsc::SyncSender;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Passes over what moves by itself before the ring is asked again.
+const ROUNDS_MAX: u32 = 3;
+/// With nothing due, a thread looks up this often.
+const FOREVER: Duration = Duration::from_secs(24 * 3600);
+/// Time for I/Os to come back when the thread ends.
+const LAST: Duration = Duration::from_secs(5);
+
+/// Limits that a device shares with other fronts of its namespace.
+#[derive(Clone, Debug)]
+pub struct Throttle {
+    pub limiter: Arc<Limiter>,
+    /// From when on all of them count time.
+    pub began: Instant,
+}
+
+/// Parameters of a thread.
+pub struct Setup {
+    pub number: u32,
+    pub transfer_max: u32,
+    pub io_timeout: Option<Duration>,
+    pub throttle: Option<Throttle>,
+    pub failure: Arc<Failure>,
+}
+
+struct Working {
+    command: Command,
+    began: Instant,
+    /// It was in the source for too long, and is asked back.
+    given_up: bool,
+}
+
+/// One hardware queue.
+struct Hardware<P> {
+    queue: u16,
+    port: P,
+    /// By tag.
+    working: Vec<Option<Working>>,
+    /// Tags whose next request may still come.
+    open: u32,
+    counts: Counts,
+    read_latency: Histogram,
+    write_latency: Histogram,
+    staged_bytes: u64,
+    /// Requests that wait for limits. The source hasn't got them, and `working` doesn't know them.
+    lines: Lines,
+    /// By tag: when those came.
+    waits_since: Vec<Instant>,
+}
+
+pub struct Worker<P> {
+    setup: Setup,
+    reactor: Reactor,
+    mailbox: Arc<Mailbox>,
+    lane: Lane,
+    limits: Limits,
+    /// The queue of another source, ready to take the place of `lane`.
+    next_lane: Option<Box<Lane>>,
+    hardware: Vec<Hardware<P>>,
+    /// Requests wait in `held`.
+    suspended: bool,
+    held: VecDeque<(usize, u16)>,
+    /// To be told once nothing is in the source.
+    quiet: Vec<SyncSender<()>>,
+    /// Every request fails from now on.
+    failing: bool,
+    leave_by: Option<Instant>,
+    sweep_at: Option<Instant>,
+    now: Instant,
+    arrivals: Vec<Arrival>,
+    finished: Vec<Finished>,
+}
+
+impl<P: Port> Worker<P> {
+    /// Asks for the first requests. On the thread that runs it.
+    ///
+    /// # Errors
+    /// The source's, and `Run` where the driver refuses.
+    pub fn new(
+        setup: Setup,
+        volume: Arc<Volume>,
+        ports: Vec<(u16, P)>,
+        mut reactor: Reactor,
+        mailbox: Arc<Mailbox>,
+    ) -> Result<Worker<P>, Error> {
+        let lane = Lane::open(volume, setup.transfer_max, setup.number, &mut reactor)?;
+        let now = clock::now();
+        let hardware = |(queue, port): (u16, P)| Hardware {
+            queue,
+            working: (0..port.depth()).map(|_| None).collect(),
+            open: port.depth().into(),
+            waits_since: vec![now; port.depth().into()],
+            port,
+            counts: Counts::default(),
+            read_latency: Histogram::default(),
+            write_latency: Histogram::default(),
+            staged_bytes: 0,
+            lines: Lines::default(),
+        };
+        let mut worker = Worker {
+            limits: limits(&lane, &setup),
+            setup,
+            reactor,
+            mailbox,
+            lane,
+            next_lane: None,
+            hardware: ports.into_iter().map(hardware).collect(),
+            suspended: false,
+            held: VecDeque::new(),
+            quiet: Vec::new(),
+            failing: false,
+            leave_by: None,
+            sweep_at: None,
+            now,
+            arrivals: Vec::new(),
+            finished: Vec::new(),
+        };
+        worker.fetch()?;
+        Ok(worker)
+    }
+
+    fn fetch(&mut self) -> Result<(), Error> {
+        for at in 0..self.hardware.len() {
+            let one = &mut self.hardware[at];
+            (0..one.port.depth()).for_each(|tag| one.port.fetch(tag, &mut self.reactor));
+            self.reactor.flush();
+            self.collect(at);
+            let one = &self.hardware[at];
+            if let Some(why) = self.reactor.refused() {
+                return Err(reactor::refused(&why));
+            }
+            if one.open < u32::from(one.port.depth()) {
+                let asked = format!("hardware queue {} of a ublk device", one.queue);
+                let next = "forebay snap again; dmesg may say why";
+                return Err(Error::run(asked, "the driver doesn't deliver requests", next));
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves until the device stops, or it is told to leave.
+    pub fn run(mut self) -> Report {
+        loop {
+            self.now = clock::now();
+            self.read_mail();
+            self.sweep();
+            let more = self.work();
+            if self.is_over() {
+                break;
+            }
+            let until = if more || self.mailbox.has_letters() { self.now } else { self.due() };
+            self.reactor.wait(1, until, Duration::ZERO);
+            if self.setup.failure.heed(&self.reactor) {
+                break;
+            }
+        }
+        self.flush();
+        let report = self.report();
+        self.let_go();
+        report
+    }
+
+    /// Everything that moves by itself. True: there is more.
+    fn work(&mut self) -> bool {
+        for _ in 0..ROUNDS_MAX {
+            for at in 0..self.hardware.len() {
+                self.collect(at);
+                self.let_through(at);
+            }
+            let busy = self.run_lane();
+            if !busy && !self.lane.is_pushed() {
+                self.tell_quiet();
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Takes what came on one hardware queue.
+    fn collect(&mut self, at: usize) {
+        let mut arrivals = std::mem::take(&mut self.arrivals);
+        self.hardware[at].port.arrivals(&mut self.reactor, &mut arrivals);
+        for Arrival { tag, came } in arrivals.drain(..) {
+            match came {
+                Ok(()) if self.suspended => self.held.push_back((at, tag)),
+                Ok(()) => self.begin(at, tag),
+                Err(_) => self.hardware[at].open -= 1,
+            }
+        }
+        self.arrivals = arrivals;
+    }
+
+    fn begin(&mut self, at: usize, tag: u16) {
+        let one = &mut self.hardware[at];
+        let descriptor = one.port.descriptor(tag);
+        if self.failing {
+            return self.commit(at, tag, -libc::EIO);
+        }
+        let request = match Request::parse(&descriptor, &self.limits) {
+            Ok(request) => request,
+            Err(errno) => {
+                one.counts.errors += 1;
+                return self.commit(at, tag, -errno);
+            }
+        };
+        if !self.admits(at, tag, &request) {
+            self.hardware[at].waits_since[usize::from(tag)] = self.now;
+            return;
+        }
+        self.carry_out(at, tag, request, self.now);
+    }
+
+    /// Returns whether a request may go now; else it waits.
+    fn admits(&mut self, at: usize, tag: u16, request: &Request) -> bool {
+        let Some(throttle) = &self.setup.throttle else { return true };
+        let bytes = if matches!(request.kind, Kind::Read | Kind::Write) { request.bytes } else { 0 };
+        let now_ns = throttle.at(self.now);
+        self.hardware[at].lines.ask((0, &throttle.limiter), tag, bytes, now_ns)
+    }
+
+    /// Requests whose time has come.
+    fn let_through(&mut self, at: usize) {
+        let Some(throttle) = self.setup.throttle.as_ref().filter(|_| !self.suspended) else { return };
+        let now_ns = throttle.at(self.now);
+        while let Some(tag) = self.hardware[at].lines.next(now_ns) {
+            let one = &self.hardware[at];
+            let (descriptor, since) = (one.port.descriptor(tag), one.waits_since[usize::from(tag)]);
+            match Request::parse(&descriptor, &self.limits) {
+                Ok(request) => self.carry_out(at, tag, request, since),
+                Err(errno) => self.commit(at, tag, -errno),
+            }
+        }
+    }
+
+    /// Nothing holds it back.
+    fn carry_out(&mut self, at: usize, tag: u16, request: Request, began: Instant) {
+        let one = &mut self.hardware[at];
+        // Of a source without content nothing is read but zeros: not what the slot held before.
+        if request.kind == Kind::Read && self.lane.volume.content != Content::Whole {
+            one.port.clear(tag, request.bytes as usize);
+        }
+        let mut command = Command::new(request);
+        let next = command.next(&self.limits);
+        one.working[usize::from(tag)] = Some(Working { command, began, given_up: false });
+        if let Some(patience) = self.setup.io_timeout {
+            self.sweep_at.get_or_insert(self.now + patience);
+        }
+        self.proceed(at, tag, next);
+    }
+
+    fn proceed(&mut self, at: usize, tag: u16, next: Next) {
+        let one = &mut self.hardware[at];
+        match next {
+            Next::Step { op, offset, len, at: payload } => {
+                let mem = payload.map_or(Mem::None, |from| one.port.slot(tag).after(from as usize));
+                let owner = Owner { connection: at as u32, command: Handle(tag) };
+                self.lane.start(owner, Step { op, offset, len, mem }, &mut self.reactor);
+            }
+            Next::Blank => {
+                one.port.clear(tag, self.limits.transfer_max as usize);
+                if let Some(working) = &mut one.working[usize::from(tag)] {
+                    let next = working.command.next(&self.limits);
+                    self.proceed(at, tag, next);
+                }
+            }
+            Next::Done => self.finish(at, tag, None),
+            Next::Failed(errno) => self.finish(at, tag, Some(errno)),
+        }
+    }
+
+    fn finish(&mut self, at: usize, tag: u16, errno: Option<i32>) {
+        let one = &mut self.hardware[at];
+        let Some(Working { command, began, .. }) = one.working[usize::from(tag)].take() else { return };
+        let Request { kind, bytes, .. } = command.request;
+        let counts = &mut one.counts;
+        let ns = self.now.saturating_duration_since(began).as_nanos() as u64;
+        match (errno, kind) {
+            (Some(_), _) => counts.errors += 1,
+            (None, Kind::Read) => {
+                counts.reads += 1;
+                counts.read_bytes += bytes;
+                one.read_latency.record(ns);
+            }
+            (None, Kind::Write) => {
+                counts.writes += 1;
+                counts.write_bytes += bytes;
+                one.write_latency.record(ns);
+            }
+            (None, Kind::Flush) => counts.flushes += 1,
+            (None, Kind::Discard | Kind::WriteZeroes) => counts.others += 1,
+        }
+        self.commit(at, tag, errno.map_or(bytes as i32, |errno| -errno));
+    }
+
+    fn commit(&mut self, at: usize, tag: u16, result: i32) {
+        self.hardware[at].port.commit(tag, result, &mut self.reactor);
+    }
+
+    /// Starts what was pushed and answers what is done. True: something was.
+    fn run_lane(&mut self) -> bool {
+        let mut finished = std::mem::take(&mut self.finished);
+        self.lane.turn(&mut self.reactor, &mut finished);
+        let some = !finished.is_empty();
+        if some {
+            self.now = clock::now();
+        }
+        for step in finished.drain(..) {
+            let staged_bytes = step.staged_bytes();
+            let Finished { owner, result, .. } = step;
+            let (at, tag) = (owner.connection as usize, owner.command.0);
+            let Some(one) = self.hardware.get_mut(at) else { continue };
+            one.staged_bytes += staged_bytes;
+            let Some(working) = &mut one.working[usize::from(tag)] else { continue };
+            let next = match result {
+                Err(_) if working.given_up => Next::Failed(libc::ETIMEDOUT),
+                result => working.command.ended(result, &self.limits),
+            };
+            self.proceed(at, tag, next);
+        }
+        self.finished = finished;
+        some
+    }
+
+    fn read_mail(&mut self) {
+        for letter in self.mailbox.take() {
+            match letter {
+                Letter::Report(to) => {
+                    let _ = to.send(self.report());
+                }
+                Letter::Suspend(to) => {
+                    self.suspended = true;
+                    self.quiet.push(to);
+                }
+                Letter::Resume => self.resume(),
+                Letter::Look => self.hardware.iter_mut().for_each(|h| h.lines.look_again()),
+                Letter::Prepare(volume, to) => {
+                    let opened =
+                        Lane::open(volume, self.setup.transfer_max, self.setup.number, &mut self.reactor);
+                    let _ = to.send(opened.map(|lane| self.next_lane = Some(Box::new(lane))));
+                }
+                Letter::Switch(to) => {
+                    let switched = self.switch();
+                    let _ = to.send(switched);
+                }
+                Letter::GiveUp => self.give_up(),
+                Letter::Leave => {
+                    self.suspended = true;
+                    self.leave_by.get_or_insert(self.now + LAST);
+                }
+            }
+        }
+    }
+
+    fn resume(&mut self) {
+        self.suspended = false;
+        self.quiet.clear();
+        for (at, tag) in std::mem::take(&mut self.held) {
+            self.begin(at, tag);
+        }
+    }
+
+    fn due(&self) -> Instant {
+        let all = [self.lane.next_due(), self.sweep_at, self.leave_by, self.admission_due()];
+        all.into_iter().flatten().min().unwrap_or(self.now + FOREVER)
+    }
+
+    /// When a request may go that waits for limits.
+    fn admission_due(&self) -> Option<Instant> {
+        let throttle = self.setup.throttle.as_ref().filter(|_| !self.suspended)?;
+        let first = self.hardware.iter().filter_map(|h| h.lines.due()).min()?;
+        Some(throttle.began + Duration::from_nanos(first))
+    }
+}
+
+impl Throttle {
+    fn at(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.began).as_nanos() as u64
+    }
+}
+
+fn limits(lane: &Lane, setup: &Setup) -> Limits {
+    super::control::limits(&lane.volume, setup.transfer_max, lane.piece_max)
+}
+
+/// The source hadn't got it yet.
+fn timed_out(owner: Owner) -> Finished {
+    Finished { owner, result: Err(Fault::errno(libc::ETIMEDOUT)), via: Via::Nothing }
+}
