@@ -17,7 +17,7 @@ FUZZ_S ?= 30
 # Only nightly toolchains have Miri.
 NIGHTLY ?= nightly
 # Crates that move bytes.
-MOVING := -p forebay-io -p forebay-storage -p forebay-bench -p forebay-serve -p forebay-engine
+MOVING := -p forebay-io -p forebay-storage -p forebay-bench -p forebay-serve -p forebay-training
 # What Miri interprets: tests of raw memory that ask the system for little more than threads and clocks.
 INTERPRETED := arena::
 # What AddressSanitizer watches: the tests that drive real I/O through every engine.

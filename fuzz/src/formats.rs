@@ -1,8 +1,8 @@
 //! Files of training data: a byte that says which format, one for the samples, two for the length of a piece, the file.
 
-use forebay_engine::format::decode::Decoder;
-use forebay_engine::format::pick::{self, Index, PickSpec, Picker, Wanted};
-use forebay_engine::format::{Damage, ParseSpec, Parser, FORMATS};
+use forebay_training::format::decode::Decoder;
+use forebay_training::format::pick::{self, Index, PickSpec, Picker, Wanted};
+use forebay_training::format::{Damage, ParseSpec, Parser, FORMATS};
 
 const PIXEL_BYTES: usize = 1 << 14;
 

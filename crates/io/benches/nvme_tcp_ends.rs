@@ -1,6 +1,6 @@
 //! Cost of one command at each end of an NVMe/TCP connection, without the network and the payload's copy.
 //!
-//! `cargo bench -p forebay-engine --bench nvme_tcp_ends`: nanoseconds per command, the best of 20 passes, each in
+//! `cargo bench -p forebay-training --bench nvme_tcp_ends`: nanoseconds per command, the best of 20 passes, each in
 //! batches of `DEPTH`. It lives here because `forebay-nvme` knows no clock.
 
 use forebay_nvme::command::{io, Cqe, Sqe};

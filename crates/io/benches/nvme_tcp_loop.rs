@@ -1,7 +1,7 @@
 //! Reads between a host's end and a target's over loopback, one thread each, with nothing in front and nothing
 //! behind: what is left of the network's speed before a source or a controller costs anything.
 //!
-//! `cargo bench -p forebay-engine --bench nvme_tcp_loop [-- SECONDS]`
+//! `cargo bench -p forebay-training --bench nvme_tcp_loop [-- SECONDS]`
 
 use forebay_io::arena::{Arena, Mem};
 use forebay_io::meter::cpu::thread_seconds;

@@ -2,9 +2,9 @@
 
 use crate::observe::{stop_requested, Watcher};
 use crate::{ended, json, raise};
-use forebay_engine::checkpoint::{self, Barrier};
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::Error;
+use forebay_training::checkpoint::{self, Barrier};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use std::sync::atomic::Ordering;

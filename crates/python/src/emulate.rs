@@ -2,9 +2,9 @@
 
 use crate::observe::{stop_requested, Watcher};
 use crate::{ended, json, raise};
-use forebay_engine::emulate::{self, StepBarrier};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
+use forebay_training::emulate::{self, StepBarrier};
 use pyo3::prelude::*;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};

@@ -2,9 +2,9 @@
 //! and keeps them alive; see python/forebay/buffers.py.
 
 use crate::raise;
-use forebay_engine::feed::{self, Copied, Given, Layout, Opening, Place, Range, Request, Way};
 use forebay_io::gpu::cuda::{Cuda, Event, Stream};
 use forebay_model::{safetensors, Error};
+use forebay_reader::{Copied, Given, Layout, Opening, Place, Range, Request, Way};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::os::fd::IntoRawFd;
@@ -20,11 +20,11 @@ type Counts = (u64, u64, u64, u64, u64, f64, u64);
 
 /// An open file.
 #[pyclass(module = "forebay._core", frozen)]
-pub struct Reader(Mutex<Option<Arc<feed::Reader>>>);
+pub struct Reader(Mutex<Option<Arc<forebay_reader::Reader>>>);
 
 impl Reader {
     /// For a thread that has the GIL: none of the others has the lock then when this one forks.
-    fn open(&self) -> Result<Arc<feed::Reader>, Error> {
+    fn open(&self) -> Result<Arc<forebay_reader::Reader>, Error> {
         let open = self.0.lock().expect("no holder panics").clone();
         open.ok_or_else(|| Error::request("a File", "it is closed", "forebay.open() it again"))
     }
@@ -43,8 +43,9 @@ impl Reader {
         prefer: &str,
     ) -> PyResult<Reader> {
         let opened = py.detach(|| {
-            let opening = Opening { way: Way::parse(way)?, direct, once, prefer: feed::preference(prefer)? };
-            feed::Reader::open(&path, opening)
+            let opening =
+                Opening { way: Way::parse(way)?, direct, once, prefer: forebay_reader::preference(prefer)? };
+            forebay_reader::Reader::open(&path, opening)
         });
         Ok(Reader(Mutex::new(Some(Arc::new(opened.map_err(|e| raise(py, e))?)))))
     }
@@ -67,8 +68,8 @@ impl Reader {
         let reader = self.open();
         let begun = py.detach(|| {
             let ranges: Vec<Range> = ranges.iter().map(range).collect();
-            let request = Request::of_file(&reader?, &ranges, marks(after)?, feed::threads())?;
-            feed::submit(&request).map(|()| request)
+            let request = Request::of_file(&reader?, &ranges, marks(after)?, forebay_reader::threads())?;
+            forebay_reader::submit(&request).map(|()| request)
         });
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
     }
@@ -100,8 +101,9 @@ impl Reader {
             }
             let layout = Layout { start: begin, step, row_bytes: size };
             let (reader, after) = (reader?, marks(after)?);
-            let request = Request::of_rows(&reader, numbers, layout, place(gpu, at), after, feed::threads())?;
-            feed::submit(&request).map(|()| request)
+            let request =
+                Request::of_rows(&reader, numbers, layout, place(gpu, at), after, forebay_reader::threads())?;
+            forebay_reader::submit(&request).map(|()| request)
         });
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
     }
@@ -132,7 +134,7 @@ impl Reader {
             let (reader, after) = (reader?, marks(after)?);
             let to = place(Some(gpu), at);
             let request = Request::of_rows_there(&reader, &given, limit, layout, to, after)?;
-            request.map(|request| feed::submit(&request).map(|()| request)).transpose()
+            request.map(|request| forebay_reader::submit(&request).map(|()| request)).transpose()
         });
         begun.map(|request| Some(Pending::new(request?, hold))).map_err(|e| raise(py, e))
     }
@@ -225,7 +227,7 @@ impl Pending {
     #[pyo3(signature = (gpu, stream, timeout=None))]
     fn order(&self, py: Python<'_>, gpu: u32, stream: u64, timeout: Option<f64>) -> PyResult<bool> {
         let ordered = self.by_turns(py, timeout, |turn| {
-            let stream = match feed::device(gpu) {
+            let stream = match forebay_reader::device(gpu) {
                 Ok(device) => device.borrowed_stream(stream),
                 Err(error) => return Some(Err(error)),
             };
@@ -256,7 +258,7 @@ impl Drop for Pending {
     }
 }
 
-fn counts(report: &feed::Report) -> Counts {
+fn counts(report: &forebay_reader::Report) -> Counts {
     let r = report;
     (r.bytes, r.staged_bytes, r.mapped_bytes, r.direct_bytes, r.uncached_bytes, r.seconds, r.repeated_bytes)
 }
@@ -273,7 +275,7 @@ fn marks(after: Vec<(u32, u64)>) -> Result<Vec<Event>, Error> {
         Ok(event)
     };
     let mark = |(gpu, handle): (u32, u64)| {
-        recorded(feed::device(gpu)?.borrowed_stream(handle)).map_err(|why| {
+        recorded(forebay_reader::device(gpu)?.borrowed_stream(handle)).map_err(|why| {
             let asked = format!("stream {handle:#x} of GPU {gpu}");
             Error::request(asked, why.to_string(), "a stream of the buffer's GPU")
         })
@@ -284,7 +286,7 @@ fn marks(after: Vec<(u32, u64)>) -> Result<Vec<Event>, Error> {
 /// Sizes of many files.
 #[pyfunction]
 pub fn sizes_of(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Vec<u64>> {
-    py.detach(|| feed::sizes_of(&paths)).map_err(|e| raise(py, e))
+    py.detach(|| forebay_reader::sizes_of(&paths)).map_err(|e| raise(py, e))
 }
 
 /// Begins to read `sizes[i]` bytes, the whole of `paths[i]`, to `addresses[i]`.
@@ -306,7 +308,7 @@ pub fn read_files(
         }
         let gpu_of = |i: usize| gpus[if gpus.len() == 1 { 0 } else { i }];
         let places: Vec<Place> = addresses.iter().enumerate().map(|(i, at)| place(gpu_of(i), *at)).collect();
-        feed::read_files(paths, &sizes, &places, marks(after)?)
+        forebay_reader::read_files(paths, &sizes, &places, marks(after)?)
     });
     begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
 }
@@ -314,7 +316,7 @@ pub fn read_files(
 /// The GPU that an address belongs to; None where CUDA doesn't know it.
 #[pyfunction]
 pub fn device_of(py: Python<'_>, address: u64) -> PyResult<Option<u32>> {
-    py.detach(|| feed::device_of(address)).map_err(|e| raise(py, e))
+    py.detach(|| forebay_reader::device_of(address)).map_err(|e| raise(py, e))
 }
 
 /// `bytes` of a GPU's memory from `address` on, once the work is done that its stream was given so far.
@@ -328,7 +330,7 @@ pub fn device_bytes<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let copied = py.detach(|| {
         let mut copied = vec![0; bytes];
-        let stream = feed::device(gpu)?.borrowed_stream(stream);
+        let stream = forebay_reader::device(gpu)?.borrowed_stream(stream);
         // SAFETY: the vector is there until the stream has passed; the memory is its owner's promise.
         let done = unsafe { stream.copy_to_host(copied.as_mut_ptr(), address, bytes) };
         done.and_then(|()| stream.synchronize()).map_err(|why| {
@@ -343,7 +345,7 @@ pub fn device_bytes<'py>(
 /// Ends the crew of reading threads and gives back its pinned memory; the next read starts it anew.
 #[pyfunction]
 pub fn release(py: Python<'_>) {
-    py.detach(feed::release);
+    py.detach(forebay_reader::release);
 }
 
 /// Tensors of a safetensors header (its JSON, of a file with `data_bytes` after it): (name, dtype, shape, begin, end)

@@ -1,8 +1,8 @@
 //! `_core.emulate_datagen`: makes a data set, watched from Python; `_core.formats`: what it can be made of.
 
 use crate::{json, raise};
-use forebay_engine::format::FORMATS;
-use forebay_engine::generate::{self, DatagenSpec};
+use forebay_training::format::FORMATS;
+use forebay_training::generate::{self, DatagenSpec};
 use pyo3::prelude::*;
 
 /// Runs a DatagenSpec; returns its DatagenRecord. `observer` gets a JSON Progress. What it raises, or a signal's handler,
@@ -42,6 +42,6 @@ fn tell(observer: Option<&Py<PyAny>>, progress: &generate::Progress) -> PyResult
 /// The formats of emulation's files: `[{name, extension, what}]`.
 #[pyfunction]
 pub fn formats(py: Python<'_>) -> PyResult<String> {
-    let row = |row: &forebay_engine::format::FormatRow| serde_json::json!({"name": row.name, "extension": row.extension, "what": row.what});
+    let row = |row: &forebay_training::format::FormatRow| serde_json::json!({"name": row.name, "extension": row.extension, "what": row.what});
     json(py, &FORMATS.iter().map(row).collect::<Vec<_>>())
 }

@@ -1,12 +1,12 @@
 //! Emulated runs that read parts of files: columns of row groups, single records, what a tree of addresses leads to.
 
 use forebay_bench::Observer;
-use forebay_engine::emulate::{run, EmulateProgress};
-use forebay_engine::generate::{self, DatagenSpec};
 use forebay_model::job::{Cache, Engine};
 use forebay_model::training::record::Training;
 use forebay_model::training::{EmulateSpec, Level, Loader, OnError, RuleSet, Workload};
 use forebay_model::{Error, Kind};
+use forebay_training::emulate::{run, EmulateProgress};
+use forebay_training::generate::{self, DatagenSpec};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 

@@ -1,8 +1,8 @@
 //! Steps of a run that others hold up: hosts that pass one barrier, and an observer that takes nothing.
 
 use super::*;
-use forebay_engine::emulate::StepBarrier;
 use forebay_model::Error;
+use forebay_training::emulate::StepBarrier;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 

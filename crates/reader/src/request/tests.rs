@@ -1,5 +1,5 @@
 use super::*;
-use crate::feed::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
+use crate::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
 use proptest::prelude::*;
 
 proptest! {

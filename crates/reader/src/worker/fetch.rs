@@ -1,15 +1,13 @@
 //! Rows of a table: fetched by the GPU itself out of registered windows, or copied out of the mapping by this worker.
 
 use super::{copy_failed, in_turn, wakes_this_thread, Flight, From, Worker};
-use crate::feed::gpu_numbers::GpuNumbers;
-use crate::feed::layout::{add, short, Run};
-use crate::feed::load;
-use crate::feed::request::{Place, Range, Request, Source};
-use crate::feed::rows::{
-    append, here, repeats_pay, told_apart, Fetch, Layout, Numbers, Table, NUMBERS_BYTES,
-};
-use crate::feed::windows::Windows;
-use crate::feed::{PIECES_PER_PART, SLOTS};
+use crate::gpu_numbers::GpuNumbers;
+use crate::layout::{add, short, Run};
+use crate::load;
+use crate::request::{Place, Range, Request, Source};
+use crate::rows::{append, here, repeats_pay, told_apart, Fetch, Layout, Numbers, Table, NUMBERS_BYTES};
+use crate::windows::Windows;
+use crate::{PIECES_PER_PART, SLOTS};
 use forebay_io::copy::{self, Stores};
 use forebay_io::gpu::cuda::{Cuda, Event, Stream};
 use forebay_io::gpu::kernels::{Rows, ELSEWHERE};

@@ -5,7 +5,6 @@
 mod changes;
 
 use forebay_bench::Observer;
-use forebay_engine::emulate::{run, EmulateProgress, Outcome};
 use forebay_io::gpu::cuda::Device;
 use forebay_io::meter::cache;
 use forebay_model::job::{Cache, PathKind};
@@ -18,6 +17,7 @@ use forebay_rigs::gpu::{is_inside, on_real_gpu, Books, Scenario};
 use forebay_rigs::leaks::{assert_no_more_than, held};
 use forebay_storage::path::legal;
 use forebay_storage::source::Made;
+use forebay_training::emulate::{run, EmulateProgress, Outcome};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 

@@ -4,11 +4,11 @@
 //! (`gpu::relay`), a part of a request each. One worker queues their copies.
 
 use super::{copy_failed, Worker};
-use crate::feed::layout::{add, failed, short};
-use crate::feed::load;
-use crate::feed::request::{Place, Range, Request, Source};
-use crate::feed::windows::Windows;
-use crate::feed::{thread_pool, SLOT_BYTES};
+use crate::layout::{add, failed, short};
+use crate::load;
+use crate::request::{Place, Range, Request, Source};
+use crate::windows::Windows;
+use crate::{thread_pool, SLOT_BYTES};
 use forebay_io::clock;
 use forebay_io::gpu::cuda::{Cuda, CudaError};
 use forebay_io::gpu::relay::{Fill, Relay, TOGETHER};

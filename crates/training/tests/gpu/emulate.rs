@@ -2,10 +2,10 @@
 //! their step.
 
 use forebay_bench::Observer;
-use forebay_engine::emulate::{run, EmulateProgress};
 use forebay_model::job::Cache;
 use forebay_model::training::{EmulateSpec, RuleSet, Workload};
 use forebay_rigs::gpu::Scenario;
+use forebay_training::emulate::{run, EmulateProgress};
 
 struct Quiet;
 

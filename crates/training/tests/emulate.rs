@@ -8,12 +8,12 @@ mod steps;
 
 use data::{data, on_disk, tfrecord};
 use forebay_bench::Observer;
-use forebay_engine::emulate::{run, EmulateProgress, Outcome};
 use forebay_io::reactor::{Reactor, RingOptions};
 use forebay_model::job::{Cache, Engine};
 use forebay_model::training::{EmulateSpec, Level, Loader, OnError};
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::Kind;
+use forebay_training::emulate::{run, EmulateProgress, Outcome};
 
 /// Calls `each` with every progress, and ends the run when it says so.
 struct Watch<F: FnMut(&EmulateProgress) -> bool> {
@@ -276,7 +276,7 @@ fn a_supply_is_kept_and_accelerators_wait_for_it() {
 /// Compares with the formula of v1.0 where batches arrive at a known rate: each step takes as long as its bytes.
 // promise: TRA-3
 #[test]
-#[ignore = "judged by the clock: cargo test -p forebay-engine --test emulate -- --ignored, on a quiet machine"]
+#[ignore = "judged by the clock: cargo test -p forebay-training --test emulate -- --ignored, on a quiet machine"]
 fn utilisation_is_right_where_the_supply_is_known() {
     let data = data(24, 10, 100_000);
     let batch_bytes = data.bytes as f64 / 24.0;

@@ -1,8 +1,8 @@
 //! Data sets of TFRecord files, and what is trained on them.
 
-use forebay_engine::format::sums::{crc32c, masked};
 use forebay_model::job::Cache;
 use forebay_model::training::{EmulateSpec, Loader, RuleSet, Workload};
+use forebay_training::format::sums::{crc32c, masked};
 use std::path::{Path, PathBuf};
 
 pub fn varint(mut n: usize, into: &mut Vec<u8>) {

@@ -1,0 +1,8 @@
+//! Emulated training: data sets and their formats, runs that read them as accelerators would, and checkpoints.
+
+pub mod checkpoint;
+pub mod emulate;
+pub mod format;
+pub mod generate;
+
+pub use forebay_model::{Error, Kind};
