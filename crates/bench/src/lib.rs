@@ -1,5 +1,7 @@
 //! A job becomes a record: plan, prepare, run as often as requested, and report; and what a machine can do for it.
 
+#![deny(unsafe_code)]
+
 mod batches;
 mod calibration;
 pub mod checksum;

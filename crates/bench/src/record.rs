@@ -52,8 +52,8 @@ fn per(value: f64, seconds: f64) -> f64 {
 /// 16 hexadecimal digits that no other run has.
 pub fn new_id() -> String {
     let mut bytes = [0u8; 8];
-    // SAFETY: getrandom fills eight bytes of a local; a short answer leaves zeroes, which the time below mixes.
-    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), 8, 0) };
+    // A short answer leaves zeroes, which the time below mixes.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     format!("{:016x}", u64::from_ne_bytes(bytes) ^ clock::wall_seconds())
 }
 

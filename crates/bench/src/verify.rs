@@ -5,6 +5,8 @@
 //! the device has done it. Where there is no NVRTC the host reads back and writes
 //! through a buffer, and says so.
 
+#![allow(unsafe_code, reason = "slots seen as bytes once their I/O is over")]
+
 use forebay_io::arena::Mem;
 use forebay_io::clock;
 use forebay_io::gpu::cuda::{Cuda, Device, Event, Stream};

@@ -1,6 +1,8 @@
 //! The resources of a worker: its reactor, its memory and its queues, created on its own thread so that memory is
 //! local and the ring has a single issuer.
 
+#![allow(unsafe_code, reason = "slots seen as bytes before there is any I/O")]
+
 use super::worker::{Kit, Shared, WorkerSpec, BATCH_IO_BYTES_MAX};
 use forebay_io::arena::{check_huge_pages, Arena, Mem};
 use forebay_io::gpu::cuda::{Device, DeviceMemory, Pinned};

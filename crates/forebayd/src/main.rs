@@ -1,6 +1,8 @@
 //! `forebayd`: the services `serve` and `snap` of the command `forebay`, with the same flags, files, words and exit codes,
 //! in a program that needs neither Python nor anything else than glibc.
 
+#![deny(unsafe_code)]
+
 mod asked;
 mod flags;
 mod life;

@@ -3,6 +3,8 @@
 //! The physical layout matters more than the engine above it: a device needs one descriptor per physically contiguous
 //! piece of a transfer, so slots are in huge pages if these are available, and the arena reports which pages it got.
 
+#![allow(unsafe_code, reason = "memory mapped and lent out as slots")]
+
 #[cfg(all(debug_assertions, not(miri)))]
 mod freed;
 #[cfg(miri)]

@@ -3,6 +3,8 @@
 //! On 128 KiB in the cache, GB/s: a Xeon with AVX-512, crc-fast 1.9 85, crc32c 0.6 23; a Zen 4 whose AVX-512 is hidden from
 //! it (a virtual machine), crc-fast 17, crc32c 22, `folded` 35. A later crc-fast asks for a later Rust.
 
+#![allow(unsafe_code, reason = "vector instructions, and words read by address")]
+
 #[cfg(target_arch = "x86_64")]
 mod folded;
 

@@ -1,5 +1,7 @@
 //! This process and its forks; other processes of this machine, as /proc tells of them.
 
+#![allow(unsafe_code, reason = "starting a process, its signals, and descriptors that one was started with")]
+
 use std::fs::read_to_string;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicPtr, Ordering};

@@ -4,6 +4,8 @@
 //! Each queue has a token; completions for a token collect in its inbox until the queue reaps them. If io_uring is
 //! forbidden, the reactor waits in poll(2), and queues that need a ring report this when they are opened.
 
+#![allow(unsafe_code, reason = "the worker's own ring, and what it waits for")]
+
 pub mod memlock;
 mod ring;
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! A worker's thread: its CPUs, and the precision of its timers.
 
+#![allow(unsafe_code, reason = "pinning threads and their memory to processors and nodes")]
+
 use forebay_model::job::{JobSpec, Priorities};
 use forebay_model::units::parse_cpu_list;
 use forebay_model::Error;

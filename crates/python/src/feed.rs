@@ -1,6 +1,8 @@
 //! `_core.Reader`, `_core.Pending` and what goes with them: addresses in, bytes there. The package checks buffers
 //! and keeps them alive; see python/forebay/buffers.py.
 
+#![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
+
 use crate::raise;
 use forebay_io::gpu::cuda::{Cuda, Event, Stream};
 use forebay_model::{safetensors, Error};

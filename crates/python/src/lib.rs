@@ -1,5 +1,7 @@
 //! Glue between Python and the engine: JSON in, JSON out, errors as exceptions.
 
+#![deny(unsafe_code)]
+
 mod checkpoint;
 mod checksum;
 mod emulate;

@@ -1,6 +1,8 @@
 //! Numbers of rows that lie in a GPU's memory, and stay there: checked and copied by a kernel, in the order of their
 //! owner's stream, so that whoever changes them afterwards changes nothing here.
 
+#![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
+
 use super::rows::{many_repeat, SAMPLE};
 use super::thread_pool;
 use forebay_io::clock;

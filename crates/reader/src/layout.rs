@@ -1,5 +1,7 @@
 //! The layout of ranges in buffers, and the reads that fill them.
 
+#![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
+
 use super::file::Reader;
 use super::load::{self, Load};
 use super::many::{self, Opened};

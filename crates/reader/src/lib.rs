@@ -6,6 +6,8 @@
 //! it is cut into parts, and whichever worker is free takes the next part. The
 //! caller sleeps, or goes on and asks later.
 
+#![deny(unsafe_code)]
+
 mod choice;
 mod file;
 mod gpu_numbers;

@@ -8,6 +8,8 @@
 //! needs nothing: whoever asked owns the memory, no load is given up before it ends (a buffer must not be written to after its
 //! request), and a part waits for all of its loads, so that the rest of a short one is read where it stands.
 
+#![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
+
 use forebay_io::copy::{self, Stores};
 use forebay_io::reactor::is_nothing_yet;
 use io_uring::{opcode, types, IoUring};

@@ -1,5 +1,7 @@
 //! Row numbers in host memory: copied from the caller, and checked while they are copied.
 
+#![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
+
 use forebay_io::gpu::kernels::ELSEWHERE;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 

@@ -1,5 +1,7 @@
 //! One thread of the thread pool: its slots, its streams, and how it fills a part.
 
+#![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
+
 mod fetch;
 mod mix;
 mod stage;

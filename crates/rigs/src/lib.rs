@@ -1,5 +1,7 @@
 //! What tests of several crates stand on. Only ever a dev-dependency.
 
+#![deny(unsafe_code)]
+
 pub mod drive;
 pub mod fake;
 pub mod gpu;

@@ -1,5 +1,7 @@
 //! Filters of system calls, as a container has them: rings that the kernel refuses to enter.
 
+#![allow(unsafe_code, reason = "a filter of system calls")]
+
 /// Calls of io_uring_enter that a filter refuses.
 enum Calls {
     All,

@@ -1,5 +1,7 @@
 //! Storage for other machines and guests: an NVMe over Fabrics target, a gateway of emulated drives, and Linux block devices.
 
+#![deny(unsafe_code)]
+
 pub mod gateway;
 pub mod namespace;
 pub mod target;

@@ -1,5 +1,7 @@
 //! What bytes come from and how they travel: sources, the paths that read them, and what it takes to open both.
 
+#![deny(unsafe_code)]
+
 pub mod inspect;
 pub mod opening;
 pub mod outputs;

@@ -4,6 +4,8 @@
 //! made of files; checks are pure functions of facts. What can be tried is tried
 //! (rings, direct reads) rather than concluded from a version.
 
+#![allow(unsafe_code, reason = "probing system calls that rustix lacks")]
+
 mod cache;
 mod conditions;
 mod cufile;

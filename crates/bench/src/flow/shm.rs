@@ -1,5 +1,7 @@
 //! A page of counters in a file, which all processes that map it see.
 
+#![allow(unsafe_code, reason = "memory shared with another process")]
+
 use forebay_model::Error;
 use forebay_storage::outputs;
 use std::fs::File;

@@ -1,6 +1,8 @@
 //! NVIDIA's libraries, through dlopen: never linked, never needed, never a panic
 //! where they are absent. `library` finds them in `places`, each other module wraps one.
 
+#![allow(unsafe_code, reason = "calls into libcuda and libcufile")]
+
 mod copier;
 pub mod cuda;
 pub mod cufile;

@@ -1,5 +1,7 @@
 //! NVML by dlopen: a GPU's name, memory, window and power. Absent, it says so.
 
+#![allow(unsafe_code, reason = "calls into libnvidia-ml")]
+
 use libloading::{Library, Symbol};
 use serde::Serialize;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};

@@ -6,6 +6,8 @@
 //! millisecond; the power meters that talk to a board or a network have threads of
 //! their own.
 
+#![allow(unsafe_code, reason = "system calls that rustix lacks")]
+
 use std::time::Duration;
 
 pub mod cache;

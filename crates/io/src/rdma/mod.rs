@@ -7,6 +7,8 @@
 //! one act that needs a promise (`Region::register`). Posting names memory by
 //! address and key, which the device checks against what is registered.
 
+#![allow(unsafe_code, reason = "calls into libibverbs and librdmacm, and memory that a network card reaches")]
+
 mod dma_buf;
 mod layout;
 mod library;

@@ -26,6 +26,8 @@
 //! from the command on until: its response came, or its `Release` was taken, or
 //! the stream was closed and is quiet.
 
+#![allow(unsafe_code, reason = "a socket's messages name buffers by address")]
+
 mod receive;
 mod send;
 #[cfg(test)]

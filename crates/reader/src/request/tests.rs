@@ -1,3 +1,5 @@
+#![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
+
 use super::*;
 use crate::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
 use proptest::prelude::*;

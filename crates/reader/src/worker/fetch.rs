@@ -1,5 +1,7 @@
 //! Rows of a table: fetched by the GPU itself out of registered windows, or copied out of the mapping by this worker.
 
+#![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
+
 use super::{copy_failed, in_turn, wakes_this_thread, Flight, From, Worker};
 use crate::gpu_numbers::GpuNumbers;
 use crate::layout::{add, short, Run};

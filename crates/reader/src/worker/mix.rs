@@ -3,6 +3,8 @@
 //! The driver registers pages at 0.6 to 0.85 of the link's rate. What it leaves of the link is used by relays
 //! (`gpu::relay`), a part of a request each. One worker queues their copies.
 
+#![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
+
 use super::{copy_failed, Worker};
 use crate::layout::{add, failed, short};
 use crate::load;

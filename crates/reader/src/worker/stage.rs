@@ -1,5 +1,7 @@
 //! Equipment of a worker: its slots and its GPUs.
 
+#![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
+
 use super::super::thread_pool;
 use super::super::SLOTS;
 use super::copy_failed;

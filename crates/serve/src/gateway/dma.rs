@@ -5,6 +5,8 @@
 //! found stays valid memory. The client may still truncate the file behind it: every access of ours is guarded against
 //! the SIGBUS that this gives, and the kernel's accesses fail with EFAULT.
 
+#![allow(unsafe_code, reason = "memory of a client that it maps for DMA")]
+
 use forebay_io::arena::{self, Mem, Piece, PieceList};
 use forebay_io::copy::{self, Stores};
 use rustix::fs::{fcntl_get_seals, fstat, fstatfs, SealFlags};

@@ -1,5 +1,7 @@
 //! The doorbells of BAR 0: memory that a client may map, so that ringing is a store and no message.
 
+#![allow(unsafe_code, reason = "memory shared with another process")]
+
 use forebay_model::Error;
 use forebay_nvme::transport::pcie::registers::{Doorbell, DOORBELLS};
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create, MemfdFlags, SealFlags};

@@ -4,6 +4,8 @@
 //! page. The slot that was given back last is taken first: it is the one that the processor's cache still holds.
 //! Memory is reserved at once and touched only when a slot is first taken, so idle connections cost none.
 
+#![allow(unsafe_code, reason = "memory mapped and lent out as slots")]
+
 use forebay_io::arena::{Mem, UNREGISTERED};
 use forebay_model::Error;
 use std::ptr::NonNull;

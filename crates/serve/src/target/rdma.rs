@@ -3,6 +3,8 @@
 //! A thread's slots are registered with a card when the first connection on it comes, for our own posts alone: no peer
 //! reaches them, whatever key it names. What lies elsewhere (an Identify page, say) is registered for its command.
 
+#![allow(unsafe_code, reason = "calls into libibverbs and librdmacm, and memory that a network card reaches")]
+
 use super::arena::Pool;
 use forebay_io::arena::Mem;
 use forebay_io::rdma::{

@@ -1,6 +1,8 @@
 //! The slots of one hardware queue: each request has its own, into which the driver copies what is written, and out of
 //! which it copies what was read. Reserved at once, touched as far as requests use it.
 
+#![allow(unsafe_code, reason = "memory mapped and lent out as slots")]
+
 use forebay_io::arena::{Mem, UNREGISTERED};
 use forebay_model::Error;
 use std::ptr::NonNull;

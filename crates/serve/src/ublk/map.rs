@@ -1,5 +1,7 @@
 //! The descriptors of one hardware queue, as the driver shows them: a mapping of the character device to be read.
 
+#![allow(unsafe_code, reason = "reading a mapping of a file")]
+
 use super::uapi::{descriptors_bytes, descriptors_offset, Descriptor};
 use std::fs::File;
 use std::os::fd::AsRawFd;

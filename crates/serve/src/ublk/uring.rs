@@ -1,6 +1,8 @@
 //! The kernel behind both seams: commands to the control device on a ring of long submissions, and a hardware queue on
 //! its thread's reactor.
 
+#![allow(unsafe_code, reason = "the ring's entries name buffers by address")]
+
 use super::arena::Slots;
 use super::control::Control;
 use super::map::Descriptors;

@@ -11,8 +11,9 @@ use forebay_io::identity::{taken, Identity};
 use forebay_model::job::{Cache, Engine, PathKind};
 use forebay_model::units::{format_bytes, readable_bytes};
 use forebay_model::Error;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -234,26 +235,24 @@ fn allocate(file: &FilePlan, ours: Option<Identity>, undo: &mut Undo) -> Result<
         true => undo.made(&file.path, made),
         false => undo.extends(&file.path, made, meta.len()),
     }
-    // SAFETY: fallocate on a descriptor that is open for writing.
-    if unsafe { libc::fallocate(handle.as_raw_fd(), 0, 0, file.bytes as i64) } == 0 {
+    let Err(errno) = rustix::fs::fallocate(&handle, FallocateFlags::empty(), 0, file.bytes) else {
         return Ok(made);
-    }
-    let e = std::io::Error::last_os_error();
-    match e.raw_os_error() {
-        Some(libc::EOPNOTSUPP) => {
+    };
+    match errno {
+        Errno::OPNOTSUPP => {
             handle.set_len(file.bytes).map(|()| made).map_err(|e| Error::run(asked, e.to_string(), "df -h"))
         }
-        Some(libc::ENOSPC | libc::EDQUOT) => Err(Error::machine(
+        Errno::NOSPC | Errno::DQUOT => Err(Error::machine(
             asked,
             "the file system is full",
             "a smaller ‹file_bytes›, or another directory",
         )),
-        Some(libc::EFBIG) => Err(Error::request(
+        Errno::FBIG => Err(Error::request(
             asked,
             "the file system has no room for a file this large",
             "a smaller ‹file_bytes›",
         )),
-        _ => Err(Error::run(asked, e.to_string(), "df -h")),
+        _ => Err(Error::run(asked, errno.to_string(), "df -h")),
     }
 }
 

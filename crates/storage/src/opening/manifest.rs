@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -153,7 +153,7 @@ impl Held {
         let Ok(mut file) = plain().open(&path) else {
             return Ok(Held::of(None, false, Manifest::default(), path));
         };
-        lock(&file, libc::LOCK_SH, dir)?;
+        lock(&file, FlockOperation::NonBlockingLockShared, dir)?;
         let manifest = read(&mut file, &path)?;
         Ok(Held::of(Some(file), false, manifest, path))
     }
@@ -164,7 +164,11 @@ impl Held {
         let mut file = loop {
             let opened = crate::outputs::share(&path, 0o666);
             let file = opened.map_err(|e| cannot_write(dir, &e))?;
-            lock(&file, if BESIDE.get().is_some() { libc::LOCK_SH } else { libc::LOCK_EX }, dir)?;
+            let how = match BESIDE.get() {
+                Some(_) => FlockOperation::NonBlockingLockShared,
+                None => FlockOperation::NonBlockingLockExclusive,
+            };
+            lock(&file, how, dir)?;
             // A run that ended in between may have removed the very file that is locked now.
             if is_still(&file, &path) {
                 break file;
@@ -369,12 +373,11 @@ fn cannot_write(dir: &Path, e: &std::io::Error) -> Error {
     }
 }
 
-fn lock(file: &File, how: i32, dir: &Path) -> Result<(), Error> {
-    // SAFETY: flock on a descriptor that we hold.
-    if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
+fn lock(file: &File, how: FlockOperation, dir: &Path) -> Result<(), Error> {
+    if rustix::fs::flock(file, how).is_ok() {
         return Ok(());
     }
-    let found = if how == libc::LOCK_EX {
+    let found = if matches!(how, FlockOperation::NonBlockingLockExclusive) {
         "another Forebay run is using them"
     } else {
         "another Forebay run is writing them"

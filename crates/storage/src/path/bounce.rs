@@ -4,6 +4,8 @@
 //! The staging buffers are pinned for the GPU and registered with the ring, so that neither stage pins pages for each
 //! I/O.
 
+#![allow(unsafe_code, reason = "copies between slots of two arenas")]
+
 use super::{About, Beside, DataPath, Ends, Layer, QueueFactory, Refusal, Site};
 use crate::source::{QueueNeeds, Target};
 use forebay_io::arena::{Arena, Mem};

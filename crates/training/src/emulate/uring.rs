@@ -1,6 +1,8 @@
 //! Slots that reads land in, and one queue for reads of many files: opening a file
 //! costs it nothing.
 
+#![allow(unsafe_code, reason = "the ring's entries name buffers by address")]
+
 use forebay_io::arena::{Arena, Mem, UNREGISTERED};
 use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use forebay_io::reactor::{Completion, Reactor};

@@ -1,5 +1,7 @@
 //! The process that a keeper runs, and the signals that the keeper gets.
 
+#![allow(unsafe_code, reason = "starting a process, its signals, and descriptors that one was started with")]
+
 use super::VARIABLE;
 use crate::gateway::handover::wire::Line;
 use forebay_model::Error;

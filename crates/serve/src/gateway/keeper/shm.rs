@@ -1,6 +1,8 @@
 //! Memory that outlives the process that writes in it: a file that its keeper holds, too. Each completion queue has a sheet
 //! of its own, at a place that its number says.
 
+#![allow(unsafe_code, reason = "memory shared with another process")]
+
 use forebay_model::Error;
 use forebay_nvme::transport::pcie::queue::book::{self, Book, Words};
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create, MemfdFlags, SealFlags};

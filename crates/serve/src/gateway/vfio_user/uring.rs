@@ -3,6 +3,8 @@
 //! Whether a write waits for room in a counter that is full, its owner decides at any time: the flag belongs to the
 //! description that both ends share. The kernel's own signal never waits, and a ring gives it for each completion.
 
+#![allow(unsafe_code, reason = "the ring's entries name buffers by address")]
+
 use forebay_io::reactor::memlock;
 use io_uring::{opcode, IoUring};
 use rustix::event::{PollFd, PollFlags, Timespec};

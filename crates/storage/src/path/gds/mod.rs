@@ -3,6 +3,8 @@
 //! `Station` (its registered memory, and threads or streams for its calls); each
 //! file is a queue. Whether bytes went direct is judged from cuFile's own counters.
 
+#![allow(unsafe_code, reason = "handing cuFile memory that it may use until an I/O is over")]
+
 mod batch;
 mod inline;
 mod row;

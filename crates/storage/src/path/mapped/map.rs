@@ -2,6 +2,8 @@
 //! mapping is touched by the CPU but through `copy::guarded`, so that a file that
 //! shrinks under it can't end the process by SIGBUS.
 
+#![allow(unsafe_code, reason = "reading a mapping of a file")]
+
 use crate::source::file::FileTarget;
 use forebay_io::gpu::cuda::{CudaError, Device, Registered};
 use std::os::fd::AsRawFd;

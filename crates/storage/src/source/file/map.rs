@@ -2,6 +2,8 @@
 //! copy and no system call. A file that shrinks under the mapping is an error of
 //! the read that met it, not the end of the process.
 
+#![allow(unsafe_code, reason = "reading a mapping of a file")]
+
 use super::FileTarget;
 use crate::source::at_once::AtOnce;
 use forebay_io::arena::{Mem, UNREGISTERED};

@@ -23,9 +23,10 @@ use forebay_io::reactor::Reactor;
 use forebay_model::job::{Engine, Hint, Priority};
 use forebay_model::units::format_bytes;
 use forebay_model::Error;
+use rustix::fs::{AtFlags, StatxFlags};
 use std::fmt;
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -434,15 +435,7 @@ fn cannot_open(path: &Path, access: FileAccess, e: &std::io::Error) -> Error {
 }
 
 fn lives_in_memory(file: &File) -> bool {
-    // SAFETY: fstatfs fills a zeroed struct on the stack for a descriptor that is open.
-    let kind = unsafe {
-        let mut stat: libc::statfs = std::mem::zeroed();
-        if libc::fstatfs(file.as_raw_fd(), &mut stat) != 0 {
-            return false;
-        }
-        stat.f_type as i64
-    };
-    matches!(kind, TMPFS_MAGIC | RAMFS_MAGIC)
+    rustix::fs::fstatfs(file).is_ok_and(|stat| matches!(stat.f_type, TMPFS_MAGIC | RAMFS_MAGIC))
 }
 
 fn device_bytes(file: &File) -> Result<u64, Error> {
@@ -466,16 +459,9 @@ fn direct_alignment(told: Option<(u32, u32)>, is_device: bool) -> Option<(u32, u
 }
 
 /// (offset, memory) alignment that statx tells, 0 for a file without direct I/O; None where the kernel doesn't say.
-pub fn told_alignment(file: &impl AsRawFd) -> Option<(u32, u32)> {
-    const STATX_DIOALIGN: u32 = 0x2000;
-    // SAFETY: statx fills a zeroed struct for an open descriptor; an empty path with AT_EMPTY_PATH means it.
-    let stat = unsafe {
-        let mut stat: libc::statx = std::mem::zeroed();
-        let ok =
-            libc::statx(file.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, STATX_DIOALIGN, &mut stat) == 0;
-        ok.then_some(stat)
-    };
-    let told = stat.filter(|s| s.stx_mask & STATX_DIOALIGN != 0)?;
+pub fn told_alignment(file: &impl AsFd) -> Option<(u32, u32)> {
+    let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+    let told = stat.filter(|s| s.stx_mask & StatxFlags::DIOALIGN.bits() != 0)?;
     Some((told.stx_dio_offset_align, told.stx_dio_mem_align))
 }
 

@@ -1,5 +1,7 @@
 //! One I/O as a blocking system call: what the pool's threads and the inline engine do.
 
+#![allow(unsafe_code, reason = "system calls that name buffers by address")]
+
 use super::{scatter, FileTarget};
 use forebay_io::queue::{Done, Fault, Io, Op, Via};
 use std::os::fd::AsRawFd;

@@ -1,5 +1,7 @@
 //! A file through the worker's ring: registered file, registered slots, no copy.
 
+#![allow(unsafe_code, reason = "the ring's entries name buffers by address")]
+
 use super::{scatter, FileTarget};
 use forebay_io::arena::{Mem, UNREGISTERED};
 use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};

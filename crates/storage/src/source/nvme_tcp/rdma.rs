@@ -4,6 +4,8 @@
 //! memory that was lent (`Remote::lend`) is registered once, other memory for as
 //! long as its command is out.
 
+#![allow(unsafe_code, reason = "calls into libibverbs and librdmacm, and memory that a network card reaches")]
+
 use super::connection::{Broken, Report, Unsent};
 use forebay_io::arena::Mem;
 use forebay_io::queue::Fault;

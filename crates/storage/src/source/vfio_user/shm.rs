@@ -4,6 +4,8 @@
 //! sees it at the address that it has here. Both ends may write at any time, so
 //! words are read and written atomically, and nothing that is read is trusted.
 
+#![allow(unsafe_code, reason = "memory shared with another process")]
+
 use forebay_io::arena::{self, Mem};
 use forebay_nvme::transport::pcie::{HostMemory, Unmapped};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

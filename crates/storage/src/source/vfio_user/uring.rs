@@ -1,6 +1,8 @@
 //! Interrupts and doorbells as entries of the worker's ring: a doorbell is then
 //! rung by the call of the kernel that waits.
 
+#![allow(unsafe_code, reason = "the ring's entries name buffers by address")]
+
 use forebay_io::reactor::Reactor;
 use io_uring::{opcode, types};
 use rustix::fd::{AsRawFd, OwnedFd};
