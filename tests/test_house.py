@@ -330,6 +330,14 @@ def test_unsafe_lives_in_its_modules_and_each_use_says_why_it_is_sound() -> None
     assert len(roots) > 8 and not lenient, f"without #![deny(unsafe_code)]: {lenient}"
 
 
+@pytest.mark.promise("HSE-2")
+def test_a_crate_shows_what_others_use() -> None:
+    """What is `pub` in a module that nobody can reach is a warning, which is an error here."""
+    roots = [ROOT / f"crates/{crate}/src/lib.rs" for crate in LAYERS]
+    silent = [name(p) for p in roots if "#![warn(unreachable_pub)]" not in text_of(p).splitlines()]
+    assert not silent, f"without #![warn(unreachable_pub)]: {silent}"
+
+
 def test_the_search_for_unsafe_sees_code_and_not_words() -> None:
     assert "unsafe" not in "".join(
         code_lines('let a = "unsafe {"; // unsafe\n/* unsafe */ let c = \'"\'; let b = r#"unsafe"#;')

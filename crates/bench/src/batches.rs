@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 /// The batch number of an I/O that belongs to no batch.
-pub const NONE: u32 = u32::MAX;
+pub(crate) const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
 struct Group {
@@ -16,7 +16,7 @@ struct Group {
 }
 
 /// The batches of a worker.
-pub struct Batches {
+pub(crate) struct Batches {
     size: u32,
     groups: Vec<Group>,
     free: Vec<u32>,
@@ -26,28 +26,28 @@ pub struct Batches {
 
 impl Batches {
     /// `size`: I/Os of each. None where each I/O stands for itself.
-    pub fn of(size: Option<u32>) -> Option<Batches> {
+    pub(crate) fn of(size: Option<u32>) -> Option<Batches> {
         size.map(|size| Batches { size, groups: Vec::new(), free: Vec::new(), open: None })
     }
 
     /// Returns whether an I/O may start with so many free slots: one of a batch that has begun, or the first of the
     /// next.
-    pub fn may_start(&self, slots: usize) -> bool {
+    pub(crate) fn may_start(&self, slots: usize) -> bool {
         self.open.is_some() || slots >= self.size as usize
     }
 
     /// No batch lacks I/Os that are still to be started.
-    pub fn is_between(&self) -> bool {
+    pub(crate) fn is_between(&self) -> bool {
         self.open.is_none()
     }
 
     /// When the batch began that is being started.
-    pub fn began(&self) -> Option<Instant> {
+    pub(crate) fn began(&self) -> Option<Instant> {
         self.open.map(|(group, _)| self.groups[group as usize].started)
     }
 
     /// The batch of an I/O that starts now.
-    pub fn start(&mut self, now: Instant) -> u32 {
+    pub(crate) fn start(&mut self, now: Instant) -> u32 {
         let (group, left) = self.open.take().unwrap_or_else(|| (self.begin(now), self.size));
         self.groups[group as usize].under_way += 1;
         self.open = (left > 1).then_some((group, left - 1));
@@ -69,7 +69,7 @@ impl Batches {
     }
 
     /// An I/O has ended; how long its batch took, if it was the last and all of them came.
-    pub fn end(&mut self, group: u32, now: Instant, came: bool) -> Option<Duration> {
+    pub(crate) fn end(&mut self, group: u32, now: Instant, came: bool) -> Option<Duration> {
         let at = &mut self.groups[group as usize];
         at.under_way -= 1;
         at.whole &= came;
@@ -83,7 +83,7 @@ impl Batches {
     }
 
     /// No more I/Os come: what has begun stays short of some, and isn't counted.
-    pub fn cut(&mut self) {
+    pub(crate) fn cut(&mut self) {
         let Some((group, _)) = self.open.take() else { return };
         let at = &mut self.groups[group as usize];
         at.whole = false;

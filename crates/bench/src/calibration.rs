@@ -42,7 +42,7 @@ const PARTS_IN_FLIGHT_MIN: u64 = 8;
 const WORKERS_TRYING: u32 = 8;
 
 /// A job with its path, page cache and workers decided, and how they were.
-pub struct Calibrated {
+pub(crate) struct Calibrated {
     pub job: JobSpec,
     pub reasons: Vec<String>,
     pub calibration: Vec<Trial>,
@@ -55,7 +55,7 @@ struct Group {
 }
 
 /// Settles paths, page cache and workers; the targets come back as they are to be used.
-pub fn on(
+pub(crate) fn on(
     job: &JobSpec,
     targets: &mut [Target],
     seeds: &[u64],
@@ -490,14 +490,14 @@ fn told(trial: &Trial) -> String {
 }
 
 /// The job with as many short random reads in flight as keep a GPU busy, where `auto` may say how many.
-pub fn deeper(job: &JobSpec) -> Option<JobSpec> {
+pub(crate) fn deeper(job: &JobSpec) -> Option<JobSpec> {
     let open = job.path == PathKind::Auto && job.depth_from == Origin::Default;
     let depth = path::depth_of_short(job).filter(|_| open)?;
     Some(JobSpec { depth, depth_from: Origin::Auto, ..job.clone() })
 }
 
 /// The most workers for each GPU that trials are run with.
-pub fn workers_most() -> u32 {
+pub(crate) fn workers_most() -> u32 {
     WORKERS.into_iter().filter(|w| *w <= cores()).max().unwrap_or(1).max(WORKERS_TRYING)
 }
 

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::Thread;
 use std::time::Duration;
 
-pub const SCHEMA: &str = "forebay.checksum/1";
+pub(crate) const SCHEMA: &str = "forebay.checksum/1";
 /// Bytes that a thread reads at once: long for the link, short enough that a thread's slots stay in the cache.
 const PIECE_BYTES: u64 = 4 << 20;
 /// One is read while another is copied and a third waits its turn.

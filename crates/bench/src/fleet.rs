@@ -66,7 +66,7 @@ impl Ran {
 }
 
 /// Runs the job once over open targets.
-pub fn run_once(
+pub(crate) fn run_once(
     job: &JobSpec,
     targets: &[Target],
     content_seeds: &[u64],

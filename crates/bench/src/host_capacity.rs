@@ -26,7 +26,7 @@ const COPIED: Duration = Duration::from_millis(40);
 const CUSTOMERS_MAX: u32 = 1 << 16;
 
 /// Refuses modelled drives that are faster than this host.
-pub fn check(job: &JobSpec, drafts: &[Draft], observer: &mut dyn Observer) -> Result<(), Error> {
+pub(crate) fn check(job: &JobSpec, drafts: &[Draft], observer: &mut dyn Observer) -> Result<(), Error> {
     let models: Vec<&ModelDraft> = drafts.iter().flat_map(Draft::models).collect();
     if models.is_empty() {
         return Ok(());
@@ -64,7 +64,7 @@ fn next(specs: &[&str], other: &str) -> String {
     )
 }
 
-pub fn mean_io_bytes(job: &JobSpec) -> f64 {
+pub(crate) fn mean_io_bytes(job: &JobSpec) -> f64 {
     if let Ok(Some(mix)) = job.parsed_mix() {
         return mix.mean_bytes(job.reads_pct());
     }
@@ -74,7 +74,7 @@ pub fn mean_io_bytes(job: &JobSpec) -> f64 {
 }
 
 /// I/Os per second of a model with so many in flight.
-pub fn iops(job: &JobSpec, drive: &DriveModel, customers: u32) -> f64 {
+pub(crate) fn iops(job: &JobSpec, drive: &DriveModel, customers: u32) -> f64 {
     let bytes = mean_io_bytes(job) as u64;
     let commands = bytes.div_ceil(drive.command_bytes).max(1);
     let random = job.op.is_random();
@@ -127,7 +127,7 @@ fn copy_bytes_s() -> f64 {
 }
 
 /// A trial isn't progress, but it can be stopped.
-pub struct Unseen<'a>(pub &'a mut dyn Observer);
+pub(crate) struct Unseen<'a>(pub &'a mut dyn Observer);
 
 impl Observer for Unseen<'_> {
     fn progress(&mut self, _: &Progress) {}

@@ -1,6 +1,7 @@
 //! A job becomes a record: plan, prepare, run as often as requested, and report; and what a machine can do for it.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod batches;
 mod calibration;

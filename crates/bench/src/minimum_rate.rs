@@ -11,7 +11,7 @@ const CYCLE: Duration = Duration::from_secs(1);
 /// A run has so long to get going.
 const SETTLES: Duration = Duration::from_secs(2);
 
-pub struct MinimumRate {
+pub(crate) struct MinimumRate {
     /// Least rate of each worker; None where nothing was asked for.
     bytes_s: Option<f64>,
     ios_s: Option<f64>,
@@ -29,7 +29,7 @@ struct Lately {
 }
 
 impl MinimumRate {
-    pub fn of(job: &JobSpec) -> Option<MinimumRate> {
+    pub(crate) fn of(job: &JobSpec) -> Option<MinimumRate> {
         let part = |whole: f64| whole / f64::from(job.workers.max(1));
         let bytes_s = job.rate_min_gib_s.map(|rate| part(rate * BYTES_PER_GIB));
         let ios_s = job.rate_min_iops.map(part);
@@ -38,14 +38,14 @@ impl MinimumRate {
     }
 
     /// One that has nothing left to do misses nothing.
-    pub fn ended(&mut self, worker: u32) {
+    pub(crate) fn ended(&mut self, worker: u32) {
         if let Some(lately) = self.workers.get_mut(worker as usize) {
             lately.ended = true;
         }
     }
 
     /// Returns true the first time that a worker has moved less than its part.
-    pub fn is_missed_by(&mut self, snapshot: &Snapshot) -> bool {
+    pub(crate) fn is_missed_by(&mut self, snapshot: &Snapshot) -> bool {
         let Some(lately) = self.workers.get_mut(snapshot.worker as usize) else { return false };
         if !snapshot.measured || snapshot.at < SETTLES {
             *lately = Lately { since: snapshot.at, ..Lately::default() };
@@ -82,7 +82,7 @@ impl MinimumRate {
         self.found.is_some()
     }
 
-    pub fn error(self) -> Option<Error> {
+    pub(crate) fn error(self) -> Option<Error> {
         self.found
     }
 }

@@ -7,7 +7,7 @@ use forebay_model::Error;
 use std::time::{Duration, Instant};
 
 /// The pauses of a worker: think time and flow control.
-pub struct Pause {
+pub(crate) struct Pause {
     think: Option<Think>,
     flow: Option<Share>,
 }
@@ -25,26 +25,26 @@ impl Pause {
     ///
     /// # Errors
     /// As `Share::of`.
-    pub fn of(job: &JobSpec) -> Result<Option<Pause>, Error> {
+    pub(crate) fn of(job: &JobSpec) -> Result<Option<Pause>, Error> {
         let (think, flow) = (Think::of(job), Share::of(job)?);
         Ok((think.is_some() || flow.is_some()).then_some(Pause { think, flow }))
     }
 
     /// Returns whether an I/O may be started.
     #[inline]
-    pub fn is_over(&mut self, now: Instant, in_flight: u32) -> bool {
+    pub(crate) fn is_over(&mut self, now: Instant, in_flight: u32) -> bool {
         self.think.as_mut().is_none_or(|think| think.is_over(now, in_flight))
             && self.flow.as_mut().is_none_or(|flow| flow.may_start(now))
     }
 
     #[inline]
-    pub fn count(&mut self) {
+    pub(crate) fn count(&mut self) {
         self.think.iter_mut().for_each(Think::count);
         self.flow.iter_mut().for_each(Share::count);
     }
 
     /// When to look again.
-    pub fn until(&self) -> Option<Instant> {
+    pub(crate) fn until(&self) -> Option<Instant> {
         let think = self.think.as_ref().and_then(Think::until);
         think.into_iter().chain(self.flow.as_ref().and_then(Share::again)).min()
     }
@@ -84,23 +84,23 @@ impl Think {
 }
 
 /// I/Os and bytes that a worker may start yet; None: any number.
-pub struct Left {
+pub(crate) struct Left {
     ios: Option<u64>,
     bytes: Option<u64>,
 }
 
 impl Left {
-    pub fn of(job: &JobSpec) -> Left {
+    pub(crate) fn of(job: &JobSpec) -> Left {
         Left { ios: job.limit_ios, bytes: job.limit_bytes }
     }
 
     #[inline]
-    pub fn is_none(&self) -> bool {
+    pub(crate) fn is_none(&self) -> bool {
         self.ios == Some(0) || self.bytes == Some(0)
     }
 
     #[inline]
-    pub fn take(&mut self, bytes: u64) {
+    pub(crate) fn take(&mut self, bytes: u64) {
         self.ios = self.ios.map(|n| n.saturating_sub(1));
         self.bytes = self.bytes.map(|n| n.saturating_sub(bytes));
     }

@@ -27,7 +27,7 @@ const ROUNDS: f64 = 20.0;
 const FIELD: &str = "result.foretold";
 
 /// Refuses `--require-model` where no law can be held against the run.
-pub fn check(job: &JobSpec, drafts: &[Draft]) -> Result<(), Error> {
+pub(crate) fn check(job: &JobSpec, drafts: &[Draft]) -> Result<(), Error> {
     // In virtual time a run is its law.
     if !job.require_model || drafts.iter().all(Draft::is_virtual) {
         return Ok(());
@@ -40,7 +40,7 @@ pub fn check(job: &JobSpec, drafts: &[Draft]) -> Result<(), Error> {
 }
 
 /// Holds the runs against their law, and says so in the record. The error is that of `--require-model`.
-pub fn judge(job: &JobSpec, drafts: &[Draft], runs: &[Ran], record: &mut RunRecord) -> Option<Error> {
+pub(crate) fn judge(job: &JobSpec, drafts: &[Draft], runs: &[Ran], record: &mut RunRecord) -> Option<Error> {
     let seconds: f64 = runs.iter().map(|r| r.seconds).sum();
     let told = Law::of(job, drafts).and_then(|law| {
         law.enough(seconds)?;

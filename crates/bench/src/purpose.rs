@@ -12,7 +12,7 @@ use std::sync::Arc;
 const FILL_WORKERS: u32 = 4;
 const FILL_IO_BYTES: u64 = 1 << 20;
 
-pub fn of(job: &JobSpec) -> Result<Purpose, Error> {
+pub(crate) fn of(job: &JobSpec) -> Result<Purpose, Error> {
     let step = job.io_bytes_max.map(|_| job.io_bytes_step.unwrap_or(job.io_bytes));
     let units = [
         ("‹io_bytes›", Some(job.io_bytes)),
@@ -62,7 +62,7 @@ pub fn of(job: &JobSpec) -> Result<Purpose, Error> {
 }
 
 /// Returns whether a run that ended normally wrote each block of its targets.
-pub fn covers(job: &JobSpec) -> bool {
+pub(crate) fn covers(job: &JobSpec) -> bool {
     let in_order = !job.op.is_random() || job.no_repeat;
     in_order
         && job.passes.is_some()
@@ -75,7 +75,7 @@ pub fn covers(job: &JobSpec) -> bool {
 }
 
 /// Writes the job's content by the workers of a run of its own.
-pub fn fill(job: &JobSpec, targets: &[Target], observer: &mut dyn Observer) -> Result<(), Error> {
+pub(crate) fn fill(job: &JobSpec, targets: &[Target], observer: &mut dyn Observer) -> Result<(), Error> {
     let write = JobSpec {
         sources: vec!["(files to create)".into()],
         path: PathKind::Host,

@@ -37,7 +37,7 @@ pub struct Context<'a> {
     pub resident_after: Result<f64, String>,
 }
 
-pub fn throughput(ran: &Ran) -> f64 {
+pub(crate) fn throughput(ran: &Ran) -> f64 {
     per(ran.bytes() as f64 / GIB, ran.seconds)
 }
 
@@ -57,7 +57,7 @@ pub fn new_id() -> String {
     format!("{:016x}", u64::from_ne_bytes(bytes) ^ clock::wall_seconds())
 }
 
-pub fn pattern_of(job: &JobSpec) -> String {
+pub(crate) fn pattern_of(job: &JobSpec) -> String {
     if job.op.is_random() { "random" } else { "sequential" }.into()
 }
 
@@ -301,7 +301,7 @@ fn joined(names: impl Iterator<Item = String>) -> String {
 }
 
 /// The record of a trial of these targets.
-pub fn trial_of(targets: &[Target], ran: &Ran, workers: u32) -> Trial {
+pub(crate) fn trial_of(targets: &[Target], ran: &Ran, workers: u32) -> Trial {
     let gib = ran.bytes() as f64 / GIB;
     let used = ran.readings.cpu.as_ref().map(|cpu| cpu.process.total_s());
     Trial {
@@ -314,7 +314,7 @@ pub fn trial_of(targets: &[Target], ran: &Ran, workers: u32) -> Trial {
 }
 
 /// Returns the mode in which a target's files are opened; None if it has none, or some of either kind.
-pub fn cache_of(target: &Target) -> Option<&'static str> {
+pub(crate) fn cache_of(target: &Target) -> Option<&'static str> {
     let files = target.files();
     let direct = files.iter().filter(|(f, _)| f.direct).count();
     match files.len() {
@@ -337,7 +337,7 @@ fn gpus_of(workers: &[WorkerResult], seconds: f64) -> Vec<GpuResult> {
     gpus.into_iter().map(of).collect()
 }
 
-pub fn job_of(context: &Context, queues: u32) -> Job {
+pub(crate) fn job_of(context: &Context, queues: u32) -> Job {
     let job = context.job;
     Job {
         source: if job.pairs.is_empty() { &job.sources } else { &job.pairs }.join(" "),

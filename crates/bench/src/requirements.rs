@@ -65,7 +65,7 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
 }
 
 /// Checks what shows of this machine while nothing has been changed yet: processors, alignment, room, memory.
-pub fn of_machine(job: &JobSpec, looked: &Looked) -> Result<(), Error> {
+pub(crate) fn of_machine(job: &JobSpec, looked: &Looked) -> Result<(), Error> {
     if looked.drafts.iter().all(Draft::is_virtual) {
         return Ok(());
     }
@@ -81,7 +81,7 @@ pub fn of_machine(job: &JobSpec, looked: &Looked) -> Result<(), Error> {
 }
 
 /// Checks that the opened targets support the options.
-pub fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
+pub(crate) fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
     let files: Vec<_> = targets.iter().flat_map(Target::files).collect();
     if let Some(remote) = targets.iter().flat_map(Target::remotes).next() {
         if job.iopoll || job.require_direct {

@@ -7,7 +7,7 @@ use forebay_model::random::{derive, Xoshiro256};
 use std::time::{Duration, Instant};
 
 /// An open loop's schedule.
-pub struct Schedule {
+pub(crate) struct Schedule {
     pub next: Instant,
     /// To the next I/O: a constant, and a share of the bytes of this one.
     pub ns_per_io: f64,
@@ -31,11 +31,11 @@ impl Schedule {
     const LONGEST_NS: f64 = 1e15;
     const OWED_MAX: f64 = 1e15;
 
-    pub fn ns_after(&self, bytes: u64) -> f64 {
+    pub(crate) fn ns_after(&self, bytes: u64) -> f64 {
         (self.ns_per_io + self.ns_per_byte * bytes as f64).min(Self::LONGEST_NS)
     }
 
-    pub fn advance(&mut self, bytes: u64) {
+    pub(crate) fn advance(&mut self, bytes: u64) {
         let drawn = self.random.as_mut().map_or(1.0, |random| -(1.0 - random.next_f64()).ln());
         let ns = self.rest_ns + (self.ns_after(bytes) * drawn).min(Self::LONGEST_NS);
         self.next += Duration::from_nanos(ns as u64);
@@ -44,25 +44,25 @@ impl Schedule {
 
     /// When to be awake for the next I/O. A timer ends a sleep tens of microseconds late, more on a virtual machine, and
     /// all of that would be latency that no device has; the worker looks at the clock from here on.
-    pub fn wakes_at(&self, bytes: u64) -> Instant {
+    pub(crate) fn wakes_at(&self, bytes: u64) -> Instant {
         let gap = Duration::from_nanos(self.ns_after(bytes) as u64);
         let ahead = self.lateness.min(gap / Self::AWAKE_SHARE);
         self.next.checked_sub(ahead).unwrap_or(self.next)
     }
 
     /// Learns from a sleep that its timer ended so much late: from the long ones at once, from shorter ones slowly.
-    pub fn overslept(&mut self, by: Duration) {
+    pub(crate) fn overslept(&mut self, by: Duration) {
         let by = by.min(Self::LATENESS_MAX);
         self.lateness = by.max(self.lateness - self.lateness.saturating_sub(by) / 16);
     }
 
     /// Returns whether the next I/O is due before `end`.
-    pub fn is_due_before(&self, end: Instant) -> bool {
+    pub(crate) fn is_due_before(&self, end: Instant) -> bool {
         self.ns_before(end) > 0.0
     }
 
     /// From one I/O of `bytes` to the next in ns, and how many of them are due before `end`.
-    pub fn owed(&self, end: Instant, bytes: f64) -> (f64, u64) {
+    pub(crate) fn owed(&self, end: Instant, bytes: f64) -> (f64, u64) {
         let gap_ns = self.ns_per_io + self.ns_per_byte * bytes;
         (gap_ns, (self.ns_before(end) / gap_ns).ceil().min(Self::OWED_MAX) as u64)
     }
@@ -76,7 +76,7 @@ impl Schedule {
 }
 
 /// Worker number `worker`'s. None where the job doesn't ask for a rate: a closed loop.
-pub fn schedule_of(job: &JobSpec, worker: u32) -> Option<Schedule> {
+pub(crate) fn schedule_of(job: &JobSpec, worker: u32) -> Option<Schedule> {
     use forebay_model::units::BYTES_PER_GIB as GIB;
     let ns_for = |rate: Option<f64>| rate.map_or(0.0, |r| f64::from(job.workers) * 1e9 / r);
     (job.rate_iops.is_some() || job.rate_gib_s.is_some()).then(|| Schedule {

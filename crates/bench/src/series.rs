@@ -15,7 +15,7 @@ const POINTS_MAX: usize = 1_000_000;
 
 /// Details that a live view shows beside a point.
 #[derive(Clone, Debug, Default)]
-pub struct Detail {
+pub(crate) struct Detail {
     pub bytes: u64,
     pub bytes_so_far: u64,
     pub ios_so_far: u64,
@@ -39,7 +39,7 @@ struct Bin {
     targets: Vec<u64>,
 }
 
-pub struct Series {
+pub(crate) struct Series {
     workers: u32,
     labels: Vec<String>,
     interval: Duration,
@@ -53,7 +53,7 @@ pub struct Series {
 }
 
 impl Series {
-    pub fn new(workers: u32, labels: Vec<String>, interval: Duration) -> Series {
+    pub(crate) fn new(workers: u32, labels: Vec<String>, interval: Duration) -> Series {
         Series {
             workers,
             labels,
@@ -68,7 +68,7 @@ impl Series {
         }
     }
 
-    pub fn add(&mut self, s: Snapshot) {
+    pub(crate) fn add(&mut self, s: Snapshot) {
         let bin = self.bins.entry(s.index).or_default();
         bin.targets.resize(self.labels.len(), 0);
         bin.reports += 1;
@@ -88,7 +88,7 @@ impl Series {
     }
 
     /// Points that every worker has reported, or that newer ones have overtaken.
-    pub fn ripe(&mut self) -> Vec<(Point, Detail)> {
+    pub(crate) fn ripe(&mut self) -> Vec<(Point, Detail)> {
         let newest = self.bins.keys().next_back().copied().unwrap_or(0);
         let is_ripe = |(k, b): &(&u64, &Bin)| b.reports >= self.workers || **k + 2 <= newest;
         let ready: Vec<u64> = self.bins.iter().filter(is_ripe).map(|(k, _)| *k).collect();
@@ -96,14 +96,14 @@ impl Series {
         bins.into_iter().filter_map(|b| self.point(b)).collect()
     }
 
-    pub fn keep(&mut self, point: Point) {
+    pub(crate) fn keep(&mut self, point: Point) {
         if self.points.len() < POINTS_MAX {
             self.points.push(point);
         }
     }
 
     /// The last interval is usually a part of one.
-    pub fn finish(mut self) -> Vec<Point> {
+    pub(crate) fn finish(mut self) -> Vec<Point> {
         for bin in std::mem::take(&mut self.bins).into_values() {
             if let Some((point, _)) = self.point(bin) {
                 self.keep(point);

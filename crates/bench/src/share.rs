@@ -12,7 +12,11 @@ use forebay_model::Error;
 use forebay_storage::path::Destination;
 use forebay_storage::source::Target;
 
-pub fn out(job: &JobSpec, targets: &[Target], destination: &Destination) -> Result<Vec<WorkerSpec>, Error> {
+pub(crate) fn out(
+    job: &JobSpec,
+    targets: &[Target],
+    destination: &Destination,
+) -> Result<Vec<WorkerSpec>, Error> {
     let cpus = cpus_of(job)?;
     let nodes: Vec<Option<u32>> = destination.devices.iter().map(|d| node_near(job, d)).collect();
     let spec = |(w, spans): (usize, Vec<Span>)| {
@@ -35,7 +39,7 @@ fn node_near(job: &JobSpec, device: &Device) -> Option<u32> {
 }
 
 /// The access pattern of worker `w` over its spans.
-pub fn pattern(job: &JobSpec, w: u64, spans: Vec<Span>) -> Result<PatternSpec, Error> {
+pub(crate) fn pattern(job: &JobSpec, w: u64, spans: Vec<Span>) -> Result<PatternSpec, Error> {
     Ok(PatternSpec {
         spans,
         random: job.op.is_random(),
@@ -57,7 +61,7 @@ pub fn pattern(job: &JobSpec, w: u64, spans: Vec<Span>) -> Result<PatternSpec, E
 ///
 /// # Errors
 /// `Request`: a processor or a node that is asked for isn't there.
-pub fn cpus_of(job: &JobSpec) -> Result<Vec<u32>, Error> {
+pub(crate) fn cpus_of(job: &JobSpec) -> Result<Vec<u32>, Error> {
     if let Some(node) = job.numa.filter(|n| threads::cpus_of_node(*n).is_empty()) {
         return Err(Error::request(format!("‹numa› {node}"), "there is no such NUMA node", "lscpu"));
     }

@@ -29,7 +29,7 @@ const BYTES_PER_US: u64 = 1_000_000;
 
 const SCATTERED: &str =
     "content is checked and generated in contiguous buffers, and this memory is scattered";
-pub const FIO_ON_HOST: &str = "fio's checksums are computed by the host";
+pub(crate) const FIO_ON_HOST: &str = "fio's checksums are computed by the host";
 
 /// File and part of it whose content a slot holds.
 #[derive(Clone, Copy, Debug)]

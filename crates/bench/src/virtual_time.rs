@@ -38,7 +38,12 @@ const NULL_FIELDS: &[&str] = &[
     "result.summary.cpu_s_per_gib_median",
 ];
 
-pub fn run(job: &JobSpec, drafts: &[Draft], command: Vec<String>, started: u64) -> Result<Outcome, Error> {
+pub(crate) fn run(
+    job: &JobSpec,
+    drafts: &[Draft],
+    command: Vec<String>,
+    started: u64,
+) -> Result<Outcome, Error> {
     let model = one_model(drafts)?;
     refuse_what_time_cannot_show(job)?;
     let data_bytes = drafts[0].bytes().saturating_sub(job.start_bytes);

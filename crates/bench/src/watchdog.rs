@@ -12,7 +12,7 @@ const MARGIN: Duration = Duration::from_secs(3);
 /// Time-out after an interruption, instead of the whole one.
 const INTERRUPTED: Duration = Duration::from_secs(5);
 
-pub struct Watchdog {
+pub(crate) struct Watchdog {
     timeout_s: f64,
     interval: Duration,
     workers: Vec<Worker>,
@@ -27,7 +27,7 @@ struct Worker {
 }
 
 impl Watchdog {
-    pub fn new(job: &JobSpec) -> Watchdog {
+    pub(crate) fn new(job: &JobSpec) -> Watchdog {
         let heard = clock::now();
         let worker = |index| Worker { heard, ended: false, told: Tally::new(index, None, 0) };
         Watchdog {
@@ -38,11 +38,11 @@ impl Watchdog {
     }
 
     /// The workers begin now.
-    pub fn begin(&mut self, now: Instant) {
+    pub(crate) fn begin(&mut self, now: Instant) {
         self.workers.iter_mut().for_each(|worker| worker.heard = now);
     }
 
-    pub fn hear(&mut self, snapshot: &Snapshot, now: Instant) {
+    pub(crate) fn hear(&mut self, snapshot: &Snapshot, now: Instant) {
         let Some(worker) = self.workers.get_mut(snapshot.worker as usize) else { return };
         worker.heard = now;
         if !snapshot.measured {
@@ -62,19 +62,19 @@ impl Watchdog {
         told.ended = snapshot.at;
     }
 
-    pub fn ended(&mut self, worker: u32) {
+    pub(crate) fn ended(&mut self, worker: u32) {
         if let Some(worker) = self.workers.get_mut(worker as usize) {
             worker.ended = true;
         }
     }
 
     /// The whole process stood still: nobody was silent meanwhile.
-    pub fn forgive(&mut self, stood_still: Duration) {
+    pub(crate) fn forgive(&mut self, stood_still: Duration) {
         self.workers.iter_mut().for_each(|worker| worker.heard += stood_still);
     }
 
     /// The workers that have been silent for too long, each once, with what they told.
-    pub fn overdue(&mut self, now: Instant, interrupted: bool) -> Vec<Tally> {
+    pub(crate) fn overdue(&mut self, now: Instant, interrupted: bool) -> Vec<Tally> {
         let timeout = Duration::from_secs_f64(self.timeout_s);
         let patience = if interrupted { timeout.min(INTERRUPTED) } else { timeout } + self.interval + MARGIN;
         let mut given_up = Vec::new();

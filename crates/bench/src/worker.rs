@@ -36,12 +36,12 @@ const BATCH_SHARE: u32 = 8;
 const BATCH_PATIENCE: Duration = Duration::from_micros(30);
 /// Longer I/Os are submitted one by one: submitted together, the kernel merges adjacent ones, and a drive then gave 0.9
 /// of its rate.
-pub const BATCH_IO_BYTES_MAX: u64 = 128 << 10;
+pub(crate) const BATCH_IO_BYTES_MAX: u64 = 128 << 10;
 /// Interval at which time-outs and stop requests are checked while nothing completes, whatever the reporting interval.
 const LOOK: Duration = Duration::from_millis(250);
 /// A check that is this late shows that the process was suspended: stopped, frozen, or paused with its virtual
 /// machine. A machine that is merely busy doesn't keep a thread waiting for so long.
-pub const STANDSTILL: Duration = Duration::from_secs(1);
+pub(crate) const STANDSTILL: Duration = Duration::from_secs(1);
 
 /// State shared by all workers of a run.
 pub struct Shared {
@@ -89,7 +89,7 @@ pub struct Kit {
 
 /// Messages from a worker to the driver, in this order: Ready, any number of Snapshots, Ended, Finished. Failed can
 /// come at any point and is the last.
-pub enum Report {
+pub(crate) enum Report {
     Ready(Kit),
     Snapshot(Box<Snapshot>),
     /// The worker's last I/O is counted. Releasing its memory takes a while that isn't part of the run.
@@ -99,7 +99,7 @@ pub enum Report {
 }
 
 /// Runs a worker, and reports its end even if that is a panic: the others wait for it.
-pub fn work(
+pub(crate) fn work(
     spec: WorkerSpec,
     shared: Arc<Shared>,
     start: &dyn Fn() -> Option<Instant>,

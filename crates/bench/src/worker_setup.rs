@@ -22,7 +22,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub struct WorkerSetup {
+pub(crate) struct WorkerSetup {
     // Field order is drop order, should opening fail midway.
     pub queues: Vec<Box<dyn Queue>>,
     pub reactor: Reactor,
@@ -51,7 +51,7 @@ pub struct Memory {
     beside: Vec<(PathKind, Arena)>,
 }
 
-pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, Error> {
+pub(crate) fn of(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, Error> {
     let job = &shared.job;
     let used = used_targets(&spec.pattern);
     let targets: Vec<&Target> = used.iter().map(|t| &shared.targets[*t as usize]).collect();
@@ -107,7 +107,7 @@ pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, Error> {
 }
 
 /// The buffers of a worker on the `used` ones of these targets.
-pub fn buffers_of(job: &JobSpec, all: &[Target], used: &[&Target], into_gpu: bool) -> Buffers {
+pub(crate) fn buffers_of(job: &JobSpec, all: &[Target], used: &[&Target], into_gpu: bool) -> Buffers {
     let all: Vec<Under> = all.iter().map(Under::of).collect();
     let used: Vec<Under> = used.iter().map(|t| Under::of(t)).collect();
     Buffers::of(job, &all, &used, into_gpu)
@@ -140,7 +140,7 @@ pub fn check_memory(job: &JobSpec, targets: &[Target], feeds_gpu: bool) -> Resul
 }
 
 /// Refuses slots in huge pages that the pool hasn't got.
-pub fn check_pages(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
+pub(crate) fn check_pages(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
     let each = buffers_of(job, targets, &targets.iter().collect::<Vec<_>>(), false).host_bytes();
     match job.pages {
         Pages::Hugetlb if each > 0 => check_huge_pages(u64::from(job.workers), each),
@@ -289,7 +289,7 @@ fn arena_for(shared: &Shared, count: usize, bytes_each: usize) -> Result<Arena, 
     }
 }
 
-pub fn used_targets(pattern: &PatternSpec) -> Vec<u32> {
+pub(crate) fn used_targets(pattern: &PatternSpec) -> Vec<u32> {
     let mut used: Vec<u32> = pattern.spans.iter().filter(|s| s.bytes > 0).map(|s| s.target).collect();
     used.sort_unstable();
     used.dedup();

@@ -13,7 +13,7 @@ use std::path::Path;
 /// The variables that a host's secrets may come from.
 pub const SECRET_VARIABLE: &str = "FOREBAY_DHCHAP_SECRET";
 pub const TLS_KEY_VARIABLE: &str = "FOREBAY_TLS_KEY";
-pub const CTRL_SECRET_VARIABLE: &str = "FOREBAY_DHCHAP_CTRL_SECRET";
+pub(crate) const CTRL_SECRET_VARIABLE: &str = "FOREBAY_DHCHAP_CTRL_SECRET";
 
 /// A secret's text has at most 103 characters; this leaves room for white space.
 const FILE_BYTES_MAX: u64 = 1024;
@@ -69,7 +69,7 @@ fn fill(mut rest: &mut [u8]) -> Result<(), Error> {
 ///
 /// # Errors
 /// Kind `Request`: it can't be read, everybody may read it, or it holds no secret.
-pub fn read_secret(path: &Path) -> Result<Secret, Error> {
+pub(crate) fn read_secret(path: &Path) -> Result<Secret, Error> {
     let next = "a file with one line from `nvme gen-dhchap-key`";
     read_line(path, next, |line| Secret::parse(line).map_err(|e| e.to_string()))
 }

@@ -1,6 +1,7 @@
 //! The ground that data moves over: memory that is lent, rings, streams, GPUs; and clocks and meters, which say what that took.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod arena;
 pub mod auth;

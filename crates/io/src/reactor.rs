@@ -9,7 +9,7 @@
 pub mod memlock;
 mod ring;
 #[cfg(test)]
-pub mod tests;
+pub(crate) mod tests;
 mod trust;
 
 use crate::arena::Arena;

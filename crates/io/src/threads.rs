@@ -41,7 +41,7 @@ pub fn settle_as(job: &JobSpec, cpu: Option<u32>) -> Result<(), Error> {
 ///
 /// # Errors
 /// As `nodes_named`; containers may forbid it.
-pub fn spread_over(nodes: Option<&str>) -> Result<(), Error> {
+pub(crate) fn spread_over(nodes: Option<&str>) -> Result<(), Error> {
     const MPOL_INTERLEAVE: i32 = 3;
     let Some(list) = nodes else { return Ok(()) };
     set_memory(MPOL_INTERLEAVE, &nodes_named(list)?)

@@ -113,7 +113,7 @@ impl Choice {
     }
 
     /// Returns whether the GPU is to bring such rows, once it may read the file.
-    pub fn is_for_gpu(&self, load: Load, cpus: usize, prefer: Prefer) -> bool {
+    pub(crate) fn is_for_gpu(&self, load: Load, cpus: usize, prefer: Prefer) -> bool {
         let times = self.times();
         let seconds = |by| times.seconds(load, by, cpus);
         seconds(Carrier::Gpu) * prefer.rate_share_min(1.0) <= seconds(Carrier::Cpus)
@@ -121,7 +121,7 @@ impl Choice {
 
     /// Returns whether registering a file of so many bytes is due: CPUs have spent as much on it as that takes. Counts
     /// anew from then on.
-    pub fn is_due(&self, file_bytes: u64) -> bool {
+    pub(crate) fn is_due(&self, file_bytes: u64) -> bool {
         let mut times = self.times();
         let due = times.spent_s >= file_bytes as f64 / REGISTER_BYTES_S;
         if due {
@@ -132,7 +132,7 @@ impl Choice {
 
     /// Notes a request that was begun at `began` and has ended `now`. One that waited for others took what passed since
     /// they ended.
-    pub fn note(&self, noted: Noted, cpus: usize, began: Instant, now: Instant) {
+    pub(crate) fn note(&self, noted: Noted, cpus: usize, began: Instant, now: Instant) {
         let mut times = self.times();
         let from = times.ended.map_or(began, |ended| ended.max(began));
         times.ended = Some(now);

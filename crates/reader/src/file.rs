@@ -73,7 +73,7 @@ impl Default for Opening {
 
 /// Identity of a file's content: a change of it is a change of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
+pub(crate) struct Stamp {
     pub bytes: u64,
     modified: (i64, i64),
 }

@@ -38,11 +38,11 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub fn new(base: *mut u8, slot_bytes: usize) -> Layout {
+    pub(crate) fn new(base: *mut u8, slot_bytes: usize) -> Layout {
         Layout { base, slot_bytes, used: 0, loads: Vec::new(), runs: Vec::new() }
     }
 
-    pub fn lay(
+    pub(crate) fn lay(
         &mut self,
         request: &Request,
         source: &Source,

@@ -7,6 +7,7 @@
 //! caller sleeps, or goes on and asks later.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod choice;
 mod file;

@@ -23,7 +23,7 @@ const RING_ENTRIES: u32 = 256;
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A read that may have to wait for the device.
-pub struct Load {
+pub(crate) struct Load {
     pub fd: RawFd,
     pub offset: u64,
     pub at: *mut u8,
@@ -39,7 +39,7 @@ pub struct Load {
 ///
 /// # Safety
 /// `from` lies in a mapping of `bytes` or more, and `to` has room for them.
-pub unsafe fn out_of_mapping(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) -> usize {
+pub(crate) unsafe fn out_of_mapping(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) -> usize {
     // SAFETY: the caller's promise; a page that is gone ends the copy.
     bytes - unsafe { copy::guarded(to, from, bytes, stores) }
 }
@@ -48,7 +48,7 @@ pub unsafe fn out_of_mapping(to: *mut u8, from: *const u8, bytes: usize, stores:
 ///
 /// # Safety
 /// `at` has room for `bytes`.
-pub unsafe fn cached(fd: RawFd, offset: u64, at: *mut u8, bytes: usize) -> IoResult<Option<usize>> {
+pub(crate) unsafe fn cached(fd: RawFd, offset: u64, at: *mut u8, bytes: usize) -> IoResult<Option<usize>> {
     // SAFETY: the caller's promise.
     match unsafe { read(fd, offset, at, bytes, libc::RWF_NOWAIT) } {
         Ok(got) if got == bytes => Ok(Some(got)),
@@ -82,14 +82,14 @@ unsafe fn read(fd: RawFd, offset: u64, at: *mut u8, bytes: usize, flags: i32) ->
 ///
 /// # Safety
 /// `at` has room for `bytes`.
-pub unsafe fn whole(fd: RawFd, offset: u64, at: *mut u8, bytes: usize) -> IoResult<usize> {
+pub(crate) unsafe fn whole(fd: RawFd, offset: u64, at: *mut u8, bytes: usize) -> IoResult<usize> {
     let mut load = Load { fd, offset, at, want: bytes, ask: bytes, got: 0, tag: 0 };
     // SAFETY: the caller's promise.
     unsafe { finish(&mut load) }.map(|()| load.got)
 }
 
 #[derive(Default)]
-pub struct Loader {
+pub(crate) struct Loader {
     ring: Option<IoUring>,
     /// Some systems forbid rings, or forbid them meanwhile.
     no_ring: bool,
@@ -100,7 +100,7 @@ impl Loader {
     ///
     /// # Safety
     /// Each `at` has room for what is asked for.
-    pub unsafe fn run(&mut self, loads: &mut [Load]) -> Result<(), (usize, IoError)> {
+    pub(crate) unsafe fn run(&mut self, loads: &mut [Load]) -> Result<(), (usize, IoError)> {
         let mut failed = None;
         if loads.len() > 1 {
             for group in loads.chunks_mut(RING_ENTRIES as usize) {

@@ -74,7 +74,7 @@ pub(super) fn path_of(source: &Source, file: u32) -> &Path {
 pub(super) struct Opened(Vec<(u32, File, i64, i64)>);
 
 impl Opened {
-    pub fn fd(&mut self, files: &[(PathBuf, u64)], piece: &Range) -> Result<RawFd, Error> {
+    pub(crate) fn fd(&mut self, files: &[(PathBuf, u64)], piece: &Range) -> Result<RawFd, Error> {
         if let Some((_, file, ..)) = self.0.last().filter(|(number, ..)| *number == piece.file) {
             return Ok(file.as_raw_fd());
         }
@@ -100,7 +100,7 @@ impl Opened {
     }
 
     /// After the bytes were read: what is still as it was when it was opened.
-    pub fn check_unchanged(self, source: &Source) -> Result<(), Error> {
+    pub(crate) fn check_unchanged(self, source: &Source) -> Result<(), Error> {
         let Source::Many(files) = source else { return Ok(()) };
         for (number, file, seconds, nanoseconds) in self.0 {
             let (path, bytes) = &files[number as usize];

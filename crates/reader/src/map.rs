@@ -33,7 +33,7 @@ pub(super) struct Map {
 
 impl Map {
     /// None where the system gives no room for it: the file is then read by system calls.
-    pub fn new(target: &FileTarget) -> Option<Map> {
+    pub(crate) fn new(target: &FileTarget) -> Option<Map> {
         copy::install_guard();
         let mapping = Arc::new(Mapping::new(target).ok()?);
         let windows = target.bytes.div_ceil(WINDOW);
@@ -50,18 +50,18 @@ impl Map {
     }
 
     /// Notes a reading; true if all of it had been read before.
-    pub fn note_read(&self, offset: u64, bytes: usize) -> bool {
+    pub(crate) fn note_read(&self, offset: u64, bytes: usize) -> bool {
         let windows = offset / WINDOW..(offset + bytes as u64).div_ceil(WINDOW);
         windows.filter(|window| !self.read.set(*window)).count() == 0
     }
 
-    pub fn was_read(&self, offset: u64, bytes: usize) -> bool {
+    pub(crate) fn was_read(&self, offset: u64, bytes: usize) -> bool {
         let end = offset + bytes as u64;
         end <= self.bytes && (offset / WINDOW..end.div_ceil(WINDOW)).all(|window| self.read.get(window))
     }
 
     /// Has `is_resident` ask anew, at most once a second.
-    pub fn look_again(&self) {
+    pub(crate) fn look_again(&self) {
         // Whoever has it looks; or had it when this process was forked.
         let Ok(mut looked) = self.looked.try_lock() else { return };
         if looked.elapsed() >= LOOKED_EVERY {
@@ -74,7 +74,7 @@ impl Map {
 
     /// Returns the address of bytes of the file whose surroundings are cached, by what `share` says of a window at an
     /// offset and length.
-    pub fn resident_at(
+    pub(crate) fn resident_at(
         &self,
         offset: u64,
         bytes: usize,
@@ -89,7 +89,7 @@ impl Map {
     }
 
     /// Returns whether so many rows were requested that filling page tables pays.
-    pub fn pays(&self, rows: u64) -> bool {
+    pub(crate) fn pays(&self, rows: u64) -> bool {
         rows >= self.bytes.div_ceil(WINDOW) * ROWS_PER_WINDOW_MIN
     }
 
@@ -113,17 +113,17 @@ impl Map {
         true
     }
 
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.resident_count.load(Ordering::Relaxed) == self.bytes.div_ceil(WINDOW)
     }
 
     /// The address of the byte at `offset`, which lies in the file.
-    pub fn at(&self, offset: u64) -> *const u8 {
+    pub(crate) fn at(&self, offset: u64) -> *const u8 {
         self.mapping.address(offset).as_ptr()
     }
 
     /// Fills page tables. Where that is refused (an old kernel, a page that is gone), the copy takes the faults itself.
-    pub fn populate(&self, offset: u64, bytes: usize) {
+    pub(crate) fn populate(&self, offset: u64, bytes: usize) {
         for window in offset / WINDOW..(offset + bytes as u64).div_ceil(WINDOW) {
             if self.populated.set(window) {
                 continue;

@@ -207,7 +207,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub fn new(fetch: Fetch, (numbers, rows): (Numbers, usize), layout: Layout, to: Place) -> Table {
+    pub(crate) fn new(fetch: Fetch, (numbers, rows): (Numbers, usize), layout: Layout, to: Place) -> Table {
         let part_bytes = match fetch {
             Fetch::Gpu(_) => PART_BYTES,
             Fetch::Processors(_) => copied_part_bytes(rows * layout.row_bytes, thread_pool::all_threads()),
@@ -225,27 +225,27 @@ impl Table {
     }
 
     /// Returns the bytes of a slot for so many rows: themselves, and their destinations.
-    pub fn slot_bytes(&self, rows: usize) -> usize {
+    pub(crate) fn slot_bytes(&self, rows: usize) -> usize {
         (rows * self.layout.row_bytes).next_multiple_of(size_of::<u64>()) + rows * size_of::<u64>()
     }
 
-    pub fn parts(&self) -> usize {
+    pub(crate) fn parts(&self) -> usize {
         self.numbers.len().div_ceil(self.rows_each())
     }
 
     /// Returns whether every number is a row of the file.
-    pub fn is_dense(&self) -> bool {
+    pub(crate) fn is_dense(&self) -> bool {
         self.rows == self.numbers.len()
     }
 
     /// Returns the numbers of a part, and the destination of its first row.
-    pub fn part(&self, index: usize) -> (Span<usize>, Place) {
+    pub(crate) fn part(&self, index: usize) -> (Span<usize>, Place) {
         let first = index * self.rows_each();
         let end = self.numbers.len().min(first + self.rows_each());
         (first..end, self.to.after(first * self.layout.row_bytes))
     }
 
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         (self.rows * self.layout.row_bytes) as u64
     }
 }

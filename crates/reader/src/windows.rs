@@ -26,7 +26,7 @@ pub(super) struct Windows {
 
 impl Windows {
     /// `bytes_max`: of each.
-    pub fn open(
+    pub(crate) fn open(
         target: &FileTarget,
         mapping: Option<Arc<Mapping>>,
         device: Arc<Device>,
@@ -43,12 +43,12 @@ impl Windows {
     }
 
     /// Returns whether the whole file may stay registered.
-    pub fn fits(target: &FileTarget) -> bool {
+    pub(crate) fn fits(target: &FileTarget) -> bool {
         target.bytes <= cap_bytes()
     }
 
     /// Takes the file as it is now, for reads that begin now; what was registered of another one is dropped.
-    pub fn refresh(&self) -> Result<(), Error> {
+    pub(crate) fn refresh(&self) -> Result<(), Error> {
         let looked = self.registry.look(&self.file).or_else(|_| self.registry.look(&self.file));
         looked.map(|_| ()).map_err(|fault| {
             Error::run(format!("map {}", self.file.target.path.display()), fault.to_string(), "open it again")
@@ -57,7 +57,7 @@ impl Windows {
 
     /// Waits until a window may be read, and holds it; None where its bytes must go another way. `go_on` is asked
     /// meanwhile. Ends with `queued`, once its copy is.
-    pub fn hold(
+    pub(crate) fn hold(
         &self,
         offset: u64,
         wakeup: &Arc<Wakeup>,
@@ -87,13 +87,13 @@ impl Windows {
     }
 
     /// Calls the driver with the registrar out of the way.
-    pub fn turn<T>(&self, call: impl FnOnce() -> T) -> T {
+    pub(crate) fn turn<T>(&self, call: impl FnOnce() -> T) -> T {
         let _turn = self.registry.turns().enter();
         call()
     }
 
     /// Has all windows registered, in the background, that aren't and don't wait for it.
-    pub fn ask_for_all(&self) {
+    pub(crate) fn ask_for_all(&self) {
         for number in 0..self.count() {
             if !matches!(self.file.window(number).phase(), Phase::Ready | Phase::Pending) {
                 self.registry.ask(&self.file, number, false, None);
@@ -102,7 +102,7 @@ impl Windows {
     }
 
     /// The share of the windows that may be read; None while some wait to be registered.
-    pub fn ready_share(&self) -> Option<f64> {
+    pub(crate) fn ready_share(&self) -> Option<f64> {
         let mut ready = 0;
         for number in 0..self.count() {
             match self.file.window(number).phase() {
@@ -115,31 +115,31 @@ impl Windows {
     }
 
     /// Returns whether nothing of the file is registered or about to be.
-    pub fn is_untouched(&self) -> bool {
+    pub(crate) fn is_untouched(&self) -> bool {
         (0..self.count()).all(|n| self.file.window(n).phase() == Phase::Cold)
     }
 
-    pub fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         self.file.windows()
     }
 
     /// Returns the window of a byte.
-    pub fn number_of(&self, offset: u64) -> u32 {
+    pub(crate) fn number_of(&self, offset: u64) -> u32 {
         self.file.window_of(offset)
     }
 
     /// Returns the address of the file's first byte in memory. Only what lies in a window that is held may be read.
-    pub fn base(&self) -> *const u8 {
+    pub(crate) fn base(&self) -> *const u8 {
         self.file.address(0).as_ptr()
     }
 
     /// Returns whether all windows may be read.
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         (0..self.count()).all(|n| self.file.window(n).phase() == Phase::Ready)
     }
 
     /// Holds all windows, if all of them may be read.
-    pub fn hold_whole(&self) -> Option<Gathered> {
+    pub(crate) fn hold_whole(&self) -> Option<Gathered> {
         if !self.is_whole() {
             return None;
         }
@@ -155,7 +155,7 @@ impl Windows {
     /// Has these windows registered, each wanted for so many bytes, and holds those that are; None where none is, or
     /// the file changed. `go_on` is asked meanwhile. Nothing is held while it waits: two that wait for each other's
     /// windows would wait for ever.
-    pub fn hold_all(
+    pub(crate) fn hold_all(
         &self,
         wanted: &[(u32, u64)],
         wakeup: &Arc<Wakeup>,
@@ -210,7 +210,7 @@ impl Windows {
     }
 
     /// Queues what reads windows that are held, with the registrar out of the way.
-    pub fn queue<T>(&self, wakeup: &Wakeup, read: impl FnOnce() -> T) -> T {
+    pub(crate) fn queue<T>(&self, wakeup: &Wakeup, read: impl FnOnce() -> T) -> T {
         let done = {
             let _turn = self.registry.turns().enter();
             read()
@@ -220,13 +220,13 @@ impl Windows {
     }
 
     /// `release` for several.
-    pub fn release_all(&self, held: &Gathered) -> bool {
+    pub(crate) fn release_all(&self, held: &Gathered) -> bool {
         held.numbers.iter().for_each(|number| self.file.window(*number).release());
         matches!(self.registry.look(&self.file), Ok(now) if now == held.generation)
     }
 
     /// Lets go of a window whose copy has ended; false where the file changed since it was queued.
-    pub fn release(&self, number: u32, generation: u64) -> bool {
+    pub(crate) fn release(&self, number: u32, generation: u64) -> bool {
         self.file.window(number).release();
         matches!(self.registry.look(&self.file), Ok(now) if now == generation)
     }
@@ -243,7 +243,7 @@ pub(super) struct Held<'a> {
 
 impl Held<'_> {
     /// Queues its copy, with the registrar out of the way.
-    pub fn queue<T>(&self, wakeup: &Wakeup, copy: impl FnOnce() -> T) -> T {
+    pub(crate) fn queue<T>(&self, wakeup: &Wakeup, copy: impl FnOnce() -> T) -> T {
         self.windows.queue(wakeup, copy)
     }
 }

@@ -103,7 +103,7 @@ struct Flight {
 }
 
 #[derive(Default)]
-pub struct Worker {
+pub(crate) struct Worker {
     loader: Loader,
     flights: VecDeque<Flight>,
     outlets: Vec<Outlet>,
@@ -117,12 +117,12 @@ pub struct Worker {
 unsafe impl Send for Worker {}
 
 impl Worker {
-    pub fn has_flights(&self) -> bool {
+    pub(crate) fn has_flights(&self) -> bool {
         !self.flights.is_empty()
     }
 
     /// Reads one part, and queues its copies where it goes to a GPU.
-    pub fn serve(&mut self, request: &Arc<Request>, index: usize) {
+    pub(crate) fn serve(&mut self, request: &Arc<Request>, index: usize) {
         let source = request.source();
         let done = match request.table() {
             _ if request.is_dropped() => Ok(None),
@@ -154,7 +154,7 @@ impl Worker {
     }
 
     /// Lets go of what has been copied. `wait`: naps until something has.
-    pub fn reap(&mut self, wait: bool) {
+    pub(crate) fn reap(&mut self, wait: bool) {
         let began = wait.then(clock::now);
         while let Some(flight) = self.flights.front() {
             match (flight.event.is_done(), began) {
@@ -206,7 +206,7 @@ impl Worker {
     }
 
     /// Waits for every copy under way.
-    pub fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) {
         for outlet in &self.outlets {
             // What fails here fails again when its event is looked at.
             let _ = outlet.stream.lock().expect("no holder panics").synchronize();

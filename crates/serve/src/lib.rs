@@ -1,9 +1,10 @@
 //! Storage for other machines and guests: an NVMe over Fabrics target, a gateway of emulated drives, and Linux block devices.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod gateway;
-pub mod namespace;
+pub(crate) mod namespace;
 pub mod target;
 pub mod ublk;
 

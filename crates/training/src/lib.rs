@@ -1,6 +1,7 @@
 //! Emulated training: data sets and their formats, runs that read them as accelerators would, and checkpoints.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod checkpoint;
 pub mod emulate;

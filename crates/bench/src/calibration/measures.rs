@@ -23,7 +23,7 @@ pub(super) enum Measures {
 }
 
 impl Measures {
-    pub fn job(self, job: &JobSpec, bytes: u64, time: Duration, workers: u32) -> JobSpec {
+    pub(crate) fn job(self, job: &JobSpec, bytes: u64, time: Duration, workers: u32) -> JobSpec {
         let seconds = time.as_secs_f64();
         let trial = match self {
             Measures::Steady | Measures::LaterPasses { set_up: true } => job.trial(seconds, seconds / 3.0),
@@ -37,7 +37,7 @@ impl Measures {
 
     /// The most that is read of each target. Random reads touch everything at once, and would find all of it half set up;
     /// reads in order find what is set up ahead of them.
-    pub fn bytes_of_each(self, job: &JobSpec, targets: usize) -> u64 {
+    pub(crate) fn bytes_of_each(self, job: &JobSpec, targets: usize) -> u64 {
         let together = match self {
             Measures::FirstPass if job.op.is_random() => FIRST_BYTES,
             Measures::Steady | Measures::FirstPass => return u64::MAX,
@@ -51,17 +51,17 @@ impl Measures {
     }
 
     /// Registrations of trials before it are used, if there are any.
-    pub fn keeps(self) -> bool {
+    pub(crate) fn keeps(self) -> bool {
         matches!(self, Measures::LaterPasses { .. })
     }
 
     /// It first registers what later trials use too.
-    pub fn sets_up(self) -> bool {
+    pub(crate) fn sets_up(self) -> bool {
         matches!(self, Measures::LaterPasses { set_up: false })
     }
 
     /// For another trial on the same registrations.
-    pub fn again(self) -> Measures {
+    pub(crate) fn again(self) -> Measures {
         match self {
             Measures::LaterPasses { .. } => Measures::LaterPasses { set_up: true },
             other => other,

@@ -13,13 +13,13 @@ pub struct Cache {
     pub probe: CacheProbe,
 }
 
-pub fn facts(roots: &Roots, probe: CacheProbe) -> Cache {
+pub(crate) fn facts(roots: &Roots, probe: CacheProbe) -> Cache {
     let switch = roots.proc("sys/vm/drop_caches");
     let drop_caches = rustix::fs::access(&switch, rustix::fs::Access::WRITE_OK).is_ok();
     Cache { drop_caches, probe }
 }
 
-pub fn checks(cache: &Cache) -> Vec<Check> {
+pub(crate) fn checks(cache: &Cache) -> Vec<Check> {
     vec![fadvise(cache), drop_caches(cache), residency(cache)]
 }
 

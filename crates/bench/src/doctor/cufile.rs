@@ -17,7 +17,7 @@ const NAMES: [&str; 2] = ["libcufile.so", "libcufile.so.0"];
 
 /// Relevant part of the process's environment.
 #[derive(Clone, Debug, Default)]
-pub struct Surroundings {
+pub(crate) struct Surroundings {
     /// `--cufile-json`.
     pub named_json: Option<PathBuf>,
     /// CUFILE_ENV_PATH_JSON.
@@ -38,7 +38,7 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    pub fn of_process(named_json: Option<&Path>) -> Surroundings {
+    pub(crate) fn of_process(named_json: Option<&Path>) -> Surroundings {
         let path = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let switch = |name: &str| match std::env::var(name).ok()?.to_lowercase().as_str() {
             "true" | "1" | "yes" | "on" => Some(true),
@@ -96,7 +96,7 @@ pub struct Config {
     pub settings: Map<String, Value>,
 }
 
-pub fn facts(roots: &Roots, around: &Surroundings) -> Cufile {
+pub(crate) fn facts(roots: &Roots, around: &Surroundings) -> Cufile {
     let libraries = libraries(roots, around);
     let (refused, api_version) = match libraries.first() {
         Some(found) => match version_by_call(&found.path) {
@@ -158,7 +158,7 @@ fn cached(roots: &Roots) -> Vec<PathBuf> {
 }
 
 /// (soname, path) of each entry; what doesn't parse is left out.
-pub fn cache_entries(cache: &[u8]) -> Vec<(String, String)> {
+pub(crate) fn cache_entries(cache: &[u8]) -> Vec<(String, String)> {
     const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
     const HEADER_BYTES: usize = 48;
     const ENTRY_BYTES: usize = 24;
@@ -243,7 +243,7 @@ fn config(roots: &Roots, around: &Surroundings) -> Config {
 }
 
 /// cufile.json is JSON with `//` and `/* */` comments.
-pub fn parse(content: &str) -> Result<Value, String> {
+pub(crate) fn parse(content: &str) -> Result<Value, String> {
     serde_json::from_str(&without_comments(content)).map_err(|e| e.to_string())
 }
 
@@ -306,7 +306,7 @@ fn flatten(value: &Value) -> Map<String, Value> {
 }
 
 /// `gpu`: there is a GPU that could use it.
-pub fn checks(cufile: &Cufile, gpu: bool) -> Vec<Check> {
+pub(crate) fn checks(cufile: &Cufile, gpu: bool) -> Vec<Check> {
     let mut checks = vec![library(cufile, gpu)];
     if gpu || !cufile.libraries.is_empty() || cufile.config.exists {
         checks.push(config_check(&cufile.config));

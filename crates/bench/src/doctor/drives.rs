@@ -1,14 +1,14 @@
 //! Block devices: their limits, and the remedies.
 
 use super::report::{count, size, Area, Check, State};
-pub use forebay_io::machine::drives::{all, behind, block, describe, DriveFacts};
+pub(crate) use forebay_io::machine::drives::{all, behind, block, describe, DriveFacts};
 use forebay_io::machine::pci;
 use forebay_model::record::Drive;
 
 /// Temperature at which most drives begin to slow down; each has its own limit.
 const HOT_C: f64 = 70.0;
 
-pub fn checks(drives: &[DriveFacts]) -> Vec<Check> {
+pub(crate) fn checks(drives: &[DriveFacts]) -> Vec<Check> {
     if drives.is_empty() {
         return vec![Check::new(
             Area::Drives,

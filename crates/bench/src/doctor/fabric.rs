@@ -47,7 +47,7 @@ pub struct Nic {
     pub megabits: Option<u64>,
 }
 
-pub fn facts(roots: &Roots) -> Fabric {
+pub(crate) fn facts(roots: &Roots) -> Fabric {
     let verbs = names(&roots.dev.join("infiniband")).iter().any(|n| n.starts_with("uverbs"));
     Fabric {
         rdma: names(&roots.sys("class/infiniband"))
@@ -96,7 +96,7 @@ fn address(device: &std::path::Path) -> Option<String> {
 }
 
 /// `gpu`: there is a GPU whose memory could be a target.
-pub fn checks(fabric: &Fabric, gpu: bool) -> Vec<Check> {
+pub(crate) fn checks(fabric: &Fabric, gpu: bool) -> Vec<Check> {
     let mut checks: Vec<Check> = fabric.nics.iter().map(nic_check).collect();
     if fabric.rdma.is_empty() {
         let found = "no RDMA device; NVMe/TCP needs none";

@@ -3,7 +3,7 @@
 use super::probe::{self, DirectProbe};
 use super::report::{size, Area, Check, State};
 use super::roots::{text, Roots};
-pub use forebay_io::machine::filesystem::alignment;
+pub(crate) use forebay_io::machine::filesystem::alignment;
 use forebay_io::machine::filesystem::facts;
 use forebay_model::record::Filesystem;
 use rustix::fs::{Mode, OFlags};
@@ -27,7 +27,7 @@ pub struct Examined {
 
 /// Limit on the examination of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trial {
+pub(crate) enum Trial {
     /// Look at it only.
     Nothing,
     /// Read a block with O_DIRECT.
@@ -37,7 +37,7 @@ pub enum Trial {
 }
 
 /// Everything about one path, with as much trying as `trial` allows.
-pub fn examine(roots: &Roots, path: &Path, trial: Trial) -> Option<Examined> {
+pub(crate) fn examine(roots: &Roots, path: &Path, trial: Trial) -> Option<Examined> {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     let stat = std::fs::metadata(path).ok()?;
     let kind = match stat.file_type() {
@@ -83,17 +83,17 @@ fn journal_mode(roots: &Roots, filesystem: &Filesystem) -> Option<String> {
 }
 
 /// Returns whether a directory lets us make files in it.
-pub fn writable(path: &Path) -> bool {
+pub(crate) fn writable(path: &Path) -> bool {
     rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok()
 }
 
-pub fn open_direct(path: &Path) -> rustix::io::Result<rustix::fd::OwnedFd> {
+pub(crate) fn open_direct(path: &Path) -> rustix::io::Result<rustix::fd::OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NONBLOCK;
     rustix::fs::open(path, flags, Mode::empty())
 }
 
 /// `gpu`: there is a GPU (or libcufile), so that what direct DMA asks of a file system matters.
-pub fn checks(examined: &Examined, gpu: bool) -> Vec<Check> {
+pub(crate) fn checks(examined: &Examined, gpu: bool) -> Vec<Check> {
     let mut checks = Vec::new();
     if let Some(fs) = &examined.filesystem {
         checks.push(kind_check(fs));
@@ -204,7 +204,7 @@ fn ordered(examined: &Examined, fs: &Filesystem) -> Check {
 }
 
 /// The command that mounts an ext4 file system with the words data=ordered.
-pub fn ordered_again(fs: &Filesystem) -> String {
+pub(crate) fn ordered_again(fs: &Filesystem) -> String {
     if fs.mount_point == "/" {
         return r#"sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&rootflags=data=ordered /' /etc/default/grub && sudo update-grub && sudo reboot"#.into();
     }

@@ -73,7 +73,7 @@ impl Udev {
     }
 }
 
-pub fn facts(roots: &Roots, examined: &[Examined]) -> Gds {
+pub(crate) fn facts(roots: &Roots, examined: &[Examined]) -> Gds {
     Gds {
         nvidia_fs: nvidia_fs(roots),
         p2pdma: p2pdma(roots),
@@ -101,7 +101,7 @@ fn nvidia_fs(roots: &Roots) -> NvidiaFs {
 }
 
 /// The first word of each line of `/proc/driver/nvidia-fs/modules`.
-pub fn drivers(content: &str) -> Vec<String> {
+pub(crate) fn drivers(content: &str) -> Vec<String> {
     let words = content.lines().take(64).filter_map(|l| l.split([' ', ':', '\t']).next());
     words.filter(|w| !w.is_empty()).map(str::to_string).collect()
 }
@@ -119,7 +119,7 @@ fn p2pdma(roots: &Roots) -> P2pdma {
 }
 
 /// A key of `"RMForceStaticBar1=1;ForceP2P=0;"`.
-pub fn dword(registry: &str, key: &str) -> Option<u32> {
+pub(crate) fn dword(registry: &str, key: &str) -> Option<u32> {
     registry.trim_matches('"').split(';').find_map(|pair| {
         let (name, value) = pair.split_once('=')?;
         if !name.trim().eq_ignore_ascii_case(key) {
@@ -185,7 +185,7 @@ fn udev(roots: &Roots, examined: &[Examined]) -> Vec<Udev> {
     found
 }
 
-pub fn checks(ground: &Ground) -> Vec<Check> {
+pub(crate) fn checks(ground: &Ground) -> Vec<Check> {
     let (gds, here) = (ground.gds, super::gpu::present(ground.gpu));
     let mut checks = vec![nvidia_fs_check(&gds.nvidia_fs, here), p2pdma_check(ground)];
     checks.push(iommu_check(&gds.iommu, here));
@@ -315,7 +315,7 @@ fn udev_check(udev: &Udev, here: bool) -> Check {
 }
 
 /// Commands that make libudev answer where no udevd runs.
-pub fn udev_commands(udev: &Udev) -> String {
+pub(crate) fn udev_commands(udev: &Udev) -> String {
     format!(
         "sudo mkdir -p /run/udev/data && sudo touch /run/udev/control && printf 'E:ID_FS_TYPE={}\\nE:ID_FS_USAGE=filesystem\\nG:systemd\\nV:1\\n' | sudo tee /run/udev/data/b{}   # or start the container with -v /run/udev:/run/udev:ro",
         udev.filesystem, udev.device

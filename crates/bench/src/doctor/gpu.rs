@@ -2,9 +2,9 @@
 
 use super::pageable;
 use super::report::{count, size, Area, Check, State};
-pub use forebay_io::machine::gpu::{facts, present, GpuDevice, GpuFacts};
+pub(crate) use forebay_io::machine::gpu::{facts, present, GpuDevice, GpuFacts};
 
-pub fn checks(facts: &GpuFacts) -> Vec<Check> {
+pub(crate) fn checks(facts: &GpuFacts) -> Vec<Check> {
     let mut checks = vec![driver(facts)];
     if present(facts) {
         checks.push(libcuda(facts));

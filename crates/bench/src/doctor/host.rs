@@ -2,9 +2,9 @@
 
 use super::report::{count, Area, Check, State};
 use super::roots::show_list;
-pub use forebay_io::machine::host::{facts, Host};
+pub(crate) use forebay_io::machine::host::{facts, Host};
 
-pub fn checks(host: &Host) -> Vec<Check> {
+pub(crate) fn checks(host: &Host) -> Vec<Check> {
     let mut checks = vec![processor(host), numa(host), kernel(host)];
     checks.push(governor(host));
     checks

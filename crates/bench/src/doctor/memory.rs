@@ -1,13 +1,13 @@
 //! Memory, the locked-memory limit, and huge pages: whether they suffice.
 
 use super::report::{size, Area, Check, State};
-pub use forebay_io::machine::memory::{facts, HugetlbPool, Locked, Memory};
+pub(crate) use forebay_io::machine::memory::{facts, HugetlbPool, Locked, Memory};
 use forebay_io::reactor::memlock::LEFT_BYTES;
 
 /// Memory registered by four workers with 32 slots of 1 MiB.
 const LOCKED_BYTES_WANTED: u64 = 128 << 20;
 
-pub fn checks(memory: &Memory) -> Vec<Check> {
+pub(crate) fn checks(memory: &Memory) -> Vec<Check> {
     vec![total(memory), locked_check(&memory.locked), hugetlb(memory), thp(memory)]
 }
 

@@ -37,7 +37,8 @@ mod verdict;
 pub use cufile::{ask as cufile_answers, Answers};
 pub use forebay_io::machine::roots::Roots;
 pub use forebay_io::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable, Verdicts};
-pub use report::{Area, Check, Report, State, SCHEMA};
+pub(crate) use report::Check;
+pub use report::{Report, SCHEMA};
 pub use verdict::{gds_verdict, path_verdicts};
 
 use cufile::Surroundings;

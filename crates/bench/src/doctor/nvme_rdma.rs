@@ -23,7 +23,7 @@ pub struct NvmeRdma {
     pub dma_buf: Vec<DmaBuf>,
 }
 
-pub fn facts(roots: &Roots) -> NvmeRdma {
+pub(crate) fn facts(roots: &Roots) -> NvmeRdma {
     let manager = roots.dev.join("infiniband/rdma_cm").exists();
     match library() {
         Ok(library) => {
@@ -45,7 +45,7 @@ fn of_dma_bufs(devices: &[DmaBuf]) -> String {
     devices.iter().map(one).collect()
 }
 
-pub fn check(found: &NvmeRdma, fabric: &Fabric, locked: &Locked) -> Check {
+pub(crate) fn check(found: &NvmeRdma, fabric: &Fabric, locked: &Locked) -> Check {
     let check =
         |state, found: String| Check::new(Area::Fabric, "nvme_rdma", "NVMe/RDMA by Forebay", state, found);
     let libraries = || found.libraries.join(", ");

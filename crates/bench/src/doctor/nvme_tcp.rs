@@ -6,7 +6,7 @@ use super::uring::Uring;
 use serde::Serialize;
 
 /// IANA's port for NVMe over TCP.
-pub const PORT: u16 = 4420;
+pub(crate) const PORT: u16 = 4420;
 /// `st` of a listening socket in /proc/net/tcp.
 const LISTENING: &str = "0A";
 
@@ -28,7 +28,7 @@ pub enum Kernel {
     Absent,
 }
 
-pub fn facts(roots: &Roots, release: &str) -> NvmeTcp {
+pub(crate) fn facts(roots: &Roots, release: &str) -> NvmeTcp {
     let tables = ["net/tcp", "net/tcp6"].map(|t| text(&roots.proc(t)).unwrap_or_default());
     NvmeTcp { kernel_host: kernel_host(roots, release), port_taken: tables.iter().any(|t| listens(t, PORT)) }
 }
@@ -56,7 +56,7 @@ fn listens(table: &str, port: u16) -> bool {
     })
 }
 
-pub fn checks(found: &NvmeTcp, uring: &Uring) -> Vec<Check> {
+pub(crate) fn checks(found: &NvmeTcp, uring: &Uring) -> Vec<Check> {
     vec![ours(uring), kernel(found.kernel_host), port(found.port_taken)]
 }
 

@@ -6,7 +6,7 @@ use super::report::{Area, Check, State};
 use forebay_io::machine::pageable::{Pageable, PageableGpu};
 
 /// Reports the consequences for the paths. `open_modules`: the driver's kernel modules are the open ones.
-pub fn check(found: &Pageable, open_modules: Option<bool>) -> Check {
+pub(crate) fn check(found: &Pageable, open_modules: Option<bool>) -> Check {
     let check = |state, found: String| {
         Check::new(Area::Gpu, "gpu.pageable", "unregistered memory (HMM, ATS)", state, found)
     };

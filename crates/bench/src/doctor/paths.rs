@@ -7,7 +7,7 @@ use forebay_storage::path::PATHS;
 use forebay_storage::source::Made;
 
 /// `made`: what the source is made of; None of the machine as a whole.
-pub fn checks(verdicts: &Verdicts, made: Option<&Made>) -> Vec<Check> {
+pub(crate) fn checks(verdicts: &Verdicts, made: Option<&Made>) -> Vec<Check> {
     let examined = |path: &&dyn forebay_storage::path::DataPath| match made {
         Some(made) if !path.accepts(made) => {
             let found = format!("it can only serve {}", path.serves());
@@ -19,7 +19,7 @@ pub fn checks(verdicts: &Verdicts, made: Option<&Made>) -> Vec<Check> {
 }
 
 /// One sentence: the paths that run, and how much there is to do.
-pub fn verdict(checks: &[Check], examined: &[Examined]) -> String {
+pub(crate) fn verdict(checks: &[Check], examined: &[Examined]) -> String {
     let named = |state: State| -> Vec<&str> {
         let paths = checks.iter().filter(|c| c.area == Area::Paths && c.state == state);
         paths.map(|c| c.title.as_str()).collect()

@@ -30,7 +30,7 @@ pub struct Zone {
     pub readable: bool,
 }
 
-pub fn facts(roots: &Roots, nvml: &Nvml, search: &[PathBuf]) -> Power {
+pub(crate) fn facts(roots: &Roots, nvml: &Nvml, search: &[PathBuf]) -> Power {
     let devices = ["ipmi0", "ipmi/0", "ipmidev/0"].map(|n| roots.dev.join(n));
     let ipmi_device = devices.into_iter().find(|d| d.exists());
     let readable = |device: &PathBuf| rustix::fs::access(device, rustix::fs::Access::READ_OK).is_ok();
@@ -62,7 +62,7 @@ fn zones(roots: &Roots) -> Vec<Zone> {
 
 /// `gpu`: there is a GPU whose power NVML could tell. `guest`: of a hypervisor, which keeps
 /// the server's meters to itself.
-pub fn checks(power: &Power, gpu: bool, nvml: &Nvml, guest: bool) -> Vec<Check> {
+pub(crate) fn checks(power: &Power, gpu: bool, nvml: &Nvml, guest: bool) -> Vec<Check> {
     vec![rapl(power, guest), nvml_check(power, gpu, nvml), ipmi(power, guest), redfish(power)]
 }
 

@@ -33,7 +33,7 @@ pub struct DirectProbe {
 
 /// Direct I/O on a file or device (read only) or in a directory: on a temporary file if
 /// `write`, else on its first file. None where there is nothing to try it on.
-pub fn direct(path: &Path, write: bool) -> Option<DirectProbe> {
+pub(crate) fn direct(path: &Path, write: bool) -> Option<DirectProbe> {
     let path: PathBuf = path.to_path_buf();
     let done = within(LIMIT, move || {
         if path.is_dir() && write {
@@ -158,7 +158,7 @@ pub struct CacheProbe {
 }
 
 /// Tried on a temporary file in `directory`, or without one on our own program.
-pub fn page_cache(directory: Option<&Path>) -> CacheProbe {
+pub(crate) fn page_cache(directory: Option<&Path>) -> CacheProbe {
     let directory = directory.map(Path::to_path_buf);
     let timed_out = || {
         let late = Some(format!("no answer in {} s", LIMIT.as_secs()));

@@ -19,7 +19,7 @@ pub struct Raid {
 }
 
 /// Facts about the md and dm devices among `drives`.
-pub fn facts(roots: &Roots, drives: &[super::drives::DriveFacts]) -> Vec<Raid> {
+pub(crate) fn facts(roots: &Roots, drives: &[super::drives::DriveFacts]) -> Vec<Raid> {
     drives
         .iter()
         .filter_map(|facts| {
@@ -66,13 +66,13 @@ fn dm(roots: &Roots, name: &str, members: Vec<String>) -> Raid {
 }
 
 /// Returns the kernel's md personalities from /proc/mdstat; None without md.
-pub fn md_levels(roots: &Roots) -> Option<Vec<String>> {
+pub(crate) fn md_levels(roots: &Roots) -> Option<Vec<String>> {
     let mdstat = text(&roots.proc("mdstat"))?;
     let levels = mdstat.lines().find_map(|l| l.strip_prefix("Personalities :"))?;
     Some(levels.split_whitespace().map(|l| l.trim_matches(['[', ']']).to_string()).collect())
 }
 
-pub fn stripe(asked: &Asked) -> Option<Raid> {
+pub(crate) fn stripe(asked: &Asked) -> Option<Raid> {
     let chunk_bytes = Some(asked.chunk_bytes?);
     let members =
         asked.paths.iter().map(|p| p.display().to_string()).chain(asked.others.iter().map(|o| o.uri.clone()));
@@ -87,7 +87,7 @@ pub fn stripe(asked: &Asked) -> Option<Raid> {
 }
 
 /// `gpu`: direct DMA to a GPU matters here.
-pub fn checks(roots: &Roots, raids: &[Raid], gpu: bool) -> Vec<Check> {
+pub(crate) fn checks(roots: &Roots, raids: &[Raid], gpu: bool) -> Vec<Check> {
     if raids.is_empty() {
         let md = match md_levels(roots) {
             Some(levels) if levels.is_empty() => "md is in the kernel".to_string(),

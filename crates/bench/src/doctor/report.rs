@@ -8,8 +8,8 @@ use super::{topology, ublk, uring, verdict};
 use forebay_model::record::Environment;
 use serde::Serialize;
 
-pub use forebay_io::machine::finding::{count, Area, Check, State};
-pub use forebay_model::units::readable_bytes as size;
+pub(crate) use forebay_io::machine::finding::{count, Area, Check, State};
+pub(crate) use forebay_model::units::readable_bytes as size;
 
 pub const SCHEMA: &str = "forebay.doctor/1";
 

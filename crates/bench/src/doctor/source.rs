@@ -47,7 +47,7 @@ pub struct Other {
 }
 
 /// None: the machine as a whole. Fails where the text can't be a source, or a file isn't there.
-pub fn parse(text: Option<&str>) -> Result<Asked, Error> {
+pub(crate) fn parse(text: Option<&str>) -> Result<Asked, Error> {
     let Some(text) = text else { return Ok(Asked { kind: "machine", ..Asked::default() }) };
     let uri = Uri::recognise(text)?;
     let mut asked =
@@ -95,7 +95,7 @@ fn collect(uri: &Uri, asked: &mut Asked) {
     uri.parts().iter().for_each(|part| collect(part, asked));
 }
 
-pub fn checks(roots: &Roots, asked: &Asked) -> Vec<Check> {
+pub(crate) fn checks(roots: &Roots, asked: &Asked) -> Vec<Check> {
     let mut checks = Vec::new();
     if !asked.paths.is_empty() {
         let shown: Vec<String> = asked.paths.iter().map(|p| p.display().to_string()).collect();

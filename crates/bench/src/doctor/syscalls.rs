@@ -23,7 +23,7 @@ struct Cachestat {
 }
 
 /// Pages of a file in the page cache, by cachestat(2).
-pub fn cached_pages(file: BorrowedFd<'_>) -> io::Result<u64> {
+pub(crate) fn cached_pages(file: BorrowedFd<'_>) -> io::Result<u64> {
     let range = Range { offset: 0, len: 0 };
     let mut stat = Cachestat::default();
     // SAFETY: both structures live through the call and are laid out as in linux/mman.h.
@@ -35,7 +35,7 @@ pub fn cached_pages(file: BorrowedFd<'_>) -> io::Result<u64> {
 }
 
 /// Pages of the first `bytes` of a file in the page cache, by mincore(2) on a mapping.
-pub fn mapped_pages(file: BorrowedFd<'_>, bytes: usize) -> io::Result<u64> {
+pub(crate) fn mapped_pages(file: BorrowedFd<'_>, bytes: usize) -> io::Result<u64> {
     use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
     let pages = bytes.div_ceil(rustix::param::page_size());
     let mut resident = vec![0u8; pages];

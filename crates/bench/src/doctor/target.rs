@@ -25,7 +25,7 @@ const CARRIES_LEAST: f64 = 25e9 / 8.0;
 const TRANSFER_LEAST: u32 = 128 << 10;
 
 /// Checks of one target that accepts connections at `address`.
-pub fn checks(roots: &Roots, uri: &str, options: &Options, address: SocketAddr) -> Vec<Check> {
+pub(crate) fn checks(roots: &Roots, uri: &str, options: &Options, address: SocketAddr) -> Vec<Check> {
     let say = Say { uri, options };
     let named = options.host_nqn.as_deref();
     let identity = named.map_or_else(Identity::of_this_machine, Identity::named);

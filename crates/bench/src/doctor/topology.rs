@@ -47,7 +47,7 @@ pub struct Distance {
     pub relation: Relation,
 }
 
-pub fn facts(roots: &Roots, gpu: &GpuFacts, drives: &[DriveFacts], fabric: &Fabric) -> Vec<Distance> {
+pub(crate) fn facts(roots: &Roots, gpu: &GpuFacts, drives: &[DriveFacts], fabric: &Fabric) -> Vec<Distance> {
     let named = |name: &str, pci: &Option<String>| Some((name.to_string(), pci.clone()?));
     let mut others: Vec<(String, String)> =
         drives.iter().filter_map(|d| named(&d.drive.name, &d.drive.pci)).collect();
@@ -74,7 +74,7 @@ fn between(roots: &Roots, a: &str, b: &str) -> Relation {
 }
 
 /// By the paths in /sys/devices: host bridge (`pci0000:3a`), root port, switch ports, device.
-pub fn relation(a: &Path, b: &Path, nodes: [Option<i32>; 2]) -> Relation {
+pub(crate) fn relation(a: &Path, b: &Path, nodes: [Option<i32>; 2]) -> Relation {
     let shared = pci::ancestry(a).iter().zip(&pci::ancestry(b)).take_while(|(x, y)| x == y).count();
     match shared {
         0 => {}
@@ -96,7 +96,7 @@ pub fn relation(a: &Path, b: &Path, nodes: [Option<i32>; 2]) -> Relation {
     }
 }
 
-pub fn checks(distances: &[Distance], gpu: bool) -> Vec<Check> {
+pub(crate) fn checks(distances: &[Distance], gpu: bool) -> Vec<Check> {
     if !gpu {
         let found = "no NVIDIA GPU here";
         return vec![Check::new(

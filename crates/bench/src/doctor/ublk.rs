@@ -18,7 +18,7 @@ pub enum Ublk {
     Absent,
 }
 
-pub fn facts(roots: &Roots, release: &str) -> Ublk {
+pub(crate) fn facts(roots: &Roots, release: &str) -> Ublk {
     let control = roots.dev.join("ublk-control");
     if control.exists() {
         return match access(&control, Access::READ_OK | Access::WRITE_OK) {
@@ -34,7 +34,7 @@ pub fn facts(roots: &Roots, release: &str) -> Ublk {
     }
 }
 
-pub fn checks(found: Ublk) -> Vec<Check> {
+pub(crate) fn checks(found: Ublk) -> Vec<Check> {
     let check = |state, found: &str| {
         Check::new(Area::Fabric, "ublk", "block devices by Forebay (ublk)", state, found)
     };

@@ -64,7 +64,7 @@ const OPERATIONS: [(&str, u8); 14] = [
     ("uring_cmd", opcode::UringCmd80::CODE),
 ];
 
-pub fn facts(roots: &Roots) -> Uring {
+pub(crate) fn facts(roots: &Roots) -> Uring {
     let disabled_sysctl = number(&roots.proc("sys/kernel/io_uring_disabled"));
     let ring = match IoUring::new(ENTRIES) {
         Ok(ring) => ring,
@@ -152,7 +152,7 @@ fn operations(ring: &IoUring) -> Vec<(&'static str, bool)> {
     OPERATIONS.iter().map(|(name, code)| (*name, probe.is_supported(*code))).collect()
 }
 
-pub fn checks(uring: &Uring) -> Vec<Check> {
+pub(crate) fn checks(uring: &Uring) -> Vec<Check> {
     let mut checks = vec![setup(uring)];
     if uring.allowed {
         checks.extend(uring.features.iter().map(feature_check));

@@ -7,7 +7,7 @@ use super::drives::{self, DriveFacts};
 use super::filesystem::{self, Examined};
 use super::roots::Roots;
 use super::{gds, gpu, host, raid, topology};
-pub use forebay_io::machine::verdict::Verdicts;
+pub(crate) use forebay_io::machine::verdict::Verdicts;
 use forebay_io::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable};
 use std::path::PathBuf;
 
@@ -32,7 +32,7 @@ pub fn path_verdicts(paths: &[PathBuf]) -> Verdicts {
 
 /// The facts of some storage locations, on their own: less than a whole examination.
 #[derive(Clone)]
-pub struct Facts {
+pub(crate) struct Facts {
     pub gpu: gpu::GpuFacts,
     pub cufile: cufile::Cufile,
     pub gds: gds::Gds,
@@ -44,7 +44,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    pub fn gather(roots: &Roots, filesystems: Vec<Examined>, around: &Surroundings) -> Facts {
+    pub(crate) fn gather(roots: &Roots, filesystems: Vec<Examined>, around: &Surroundings) -> Facts {
         let names = super::behind(roots, filesystems.iter().map(|e| e.device));
         let drives: Vec<DriveFacts> = names.iter().map(|n| drives::describe(roots, n)).collect();
         let gpu = gpu::facts(roots);
@@ -60,7 +60,7 @@ impl Facts {
         }
     }
 
-    pub fn ground(&self) -> Ground<'_> {
+    pub(crate) fn ground(&self) -> Ground<'_> {
         Ground {
             gpu: &self.gpu,
             cufile: &self.cufile,
@@ -76,7 +76,7 @@ impl Facts {
     }
 }
 
-pub fn judge(ground: &Ground, files: bool) -> Verdicts {
+pub(crate) fn judge(ground: &Ground, files: bool) -> Verdicts {
     let no_gpu = no_gpu(ground);
     let usable = |because: Option<String>| Usable { runs: because.is_none(), because };
     let mapped = match files {
@@ -86,7 +86,7 @@ pub fn judge(ground: &Ground, files: bool) -> Verdicts {
     Verdicts { gds: gds_of(ground), mapped: usable(mapped), bounce: usable(no_gpu) }
 }
 
-pub fn no_gpu(ground: &Ground) -> Option<String> {
+pub(crate) fn no_gpu(ground: &Ground) -> Option<String> {
     match &ground.gpu.libcuda_refused {
         _ if !super::gpu::present(ground.gpu) => Some("there is no NVIDIA GPU that could be used".into()),
         Some(refused) => Some(format!("libcuda doesn't load: {refused}")),
@@ -136,7 +136,7 @@ fn p2pdma_known(ground: &Ground) -> bool {
 }
 
 /// The way to direct DMA that isn't needed, since the other works.
-pub fn needless(verdict: &GdsVerdict) -> Option<Stops> {
+pub(crate) fn needless(verdict: &GdsVerdict) -> Option<Stops> {
     Some(match verdict.through? {
         Through::NvidiaFs => Stops::P2pdma,
         Through::P2pdma => Stops::NvidiaFs,

@@ -18,7 +18,7 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Files whose residency stands for all of them.
 const SAMPLE: u64 = 64;
 
-pub struct Site {
+pub(crate) struct Site {
     /// Made by this run and by nothing else.
     pub root: PathBuf,
     pub files: u64,
@@ -39,7 +39,7 @@ pub struct Site {
 
 impl Site {
     /// Makes `DIR/forebay-files-ID` and the directories in it.
-    pub fn make(spec: &FilesSpec, id: &str) -> Result<Site, Error> {
+    pub(crate) fn make(spec: &FilesSpec, id: &str) -> Result<Site, Error> {
         let parent = Path::new(&spec.directory);
         let asked = format!("files in {}", parent.display());
         if !parent.is_dir() {
@@ -84,27 +84,27 @@ impl Site {
         self.root.join(format!("d{number:04}"))
     }
 
-    pub fn path(&self, file: u64) -> PathBuf {
+    pub(crate) fn path(&self, file: u64) -> PathBuf {
         self.directory(file % self.directories).join(format!("f{file:08}"))
     }
 
     /// The directory that the mkdir phase makes in the place of a file.
-    pub fn path_of_directory(&self, file: u64) -> PathBuf {
+    pub(crate) fn path_of_directory(&self, file: u64) -> PathBuf {
         self.directory(file % self.directories).join(format!("m{file:08}"))
     }
 
     /// Notes that a worker is about to create its next file, or directory.
-    pub fn begin(&self, worker: u32, directory: bool) {
+    pub(crate) fn begin(&self, worker: u32, directory: bool) {
         self.begun_of(directory)[worker as usize].fetch_add(1, Relaxed);
     }
 
     /// Files, or directories, of a worker that may exist.
-    pub fn begun(&self, worker: u32, directory: bool) -> usize {
+    pub(crate) fn begun(&self, worker: u32, directory: bool) -> usize {
         self.begun_of(directory)[worker as usize].load(Relaxed) as usize
     }
 
     /// Returns whether the mkdir phase may have made any.
-    pub fn has_begun_directories(&self) -> bool {
+    pub(crate) fn has_begun_directories(&self) -> bool {
         self.begun_directories.iter().any(|begun| begun.load(Relaxed) > 0)
     }
 
@@ -117,7 +117,7 @@ impl Site {
     }
 
     /// Bytes written, and the time that went into remembering which file this is: no program's create has that.
-    pub fn create(&self, path: &Path, number: u64, content: &[u8]) -> io::Result<(u64, Duration)> {
+    pub(crate) fn create(&self, path: &Path, number: u64, content: &[u8]) -> io::Result<(u64, Duration)> {
         let mut file = outputs::create(path)?;
         let aside = Instant::now();
         self.made[number as usize].store(Identity::of(&file.metadata()?).digest(), Relaxed);
@@ -135,7 +135,7 @@ impl Site {
     }
 
     /// Returns whether the name leads to the file that we made, or nowhere.
-    pub fn is_ours(&self, path: &Path, number: u64) -> bool {
+    pub(crate) fn is_ours(&self, path: &Path, number: u64) -> bool {
         let made = self.made[number as usize].load(Relaxed);
         match fs::symlink_metadata(path) {
             Ok(meta) => Identity::of(&meta).digest() == made,
@@ -143,7 +143,7 @@ impl Site {
         }
     }
 
-    pub fn read(&self, path: &Path, space: &mut [u8]) -> io::Result<u64> {
+    pub(crate) fn read(&self, path: &Path, space: &mut [u8]) -> io::Result<u64> {
         let mut file = File::open(path)?;
         let mut bytes = 0;
         while bytes < self.file_bytes {
@@ -161,13 +161,13 @@ impl Site {
     }
 
     /// Writes all of this file system's dirty pages back. An error shows when the pages are dropped.
-    pub fn flush(&self) {
+    pub(crate) fn flush(&self) {
         if let Ok(root) = File::open(&self.root) {
             let _ = rustix::fs::syncfs(&root);
         }
     }
 
-    pub fn drop_pages(&self, path: &Path) -> io::Result<()> {
+    pub(crate) fn drop_pages(&self, path: &Path) -> io::Result<()> {
         if self.file_bytes == 0 {
             return Ok(());
         }
@@ -175,7 +175,7 @@ impl Site {
     }
 
     /// Share of the files' pages in the page cache, over a sample spread evenly.
-    pub fn resident_share(&self) -> Result<f64, String> {
+    pub(crate) fn resident_share(&self) -> Result<f64, String> {
         let mut pages = 0;
         let mut of = 0;
         let sample = self.files.min(SAMPLE);
@@ -193,7 +193,7 @@ impl Site {
     }
 
     /// Removes the run's directories, which must be empty: anything that someone else put there stays.
-    pub fn remove_directories(&self) -> io::Result<()> {
+    pub(crate) fn remove_directories(&self) -> io::Result<()> {
         for number in 0..self.directories {
             match fs::remove_dir(self.directory(number)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -204,7 +204,7 @@ impl Site {
     }
 
     /// An error on one file as the user meets it.
-    pub fn explain(&self, phase: &str, path: &Path, error: &io::Error) -> Error {
+    pub(crate) fn explain(&self, phase: &str, path: &Path, error: &io::Error) -> Error {
         let asked = format!("{phase} of {}", path.display());
         let parent = self.root.parent().unwrap_or(&self.root).display();
         match error.raw_os_error() {
@@ -263,10 +263,10 @@ fn room(parent: &Path, spec: &FilesSpec, asked: &str) -> Result<(), Error> {
 }
 
 /// A thread's bytes: random, so that neither compression nor deduplication flatters the storage.
-pub struct Buffer(Vec<u8>);
+pub(crate) struct Buffer(Vec<u8>);
 
 impl Buffer {
-    pub fn new(site: &Site, needed: bool, worker: u32) -> Buffer {
+    pub(crate) fn new(site: &Site, needed: bool, worker: u32) -> Buffer {
         if !needed || site.file_bytes == 0 {
             return Buffer(Vec::new());
         }
@@ -280,13 +280,13 @@ impl Buffer {
     }
 
     /// A piece of content that differs from file to file.
-    pub fn content(&self, file: u64) -> &[u8] {
+    pub(crate) fn content(&self, file: u64) -> &[u8] {
         let piece = self.0.len() / 2;
         let at = (file.wrapping_mul(4093) % (piece.max(1) as u64)) as usize;
         &self.0[at..at + piece]
     }
 
-    pub fn space(&mut self) -> &mut [u8] {
+    pub(crate) fn space(&mut self) -> &mut [u8] {
         &mut self.0
     }
 }

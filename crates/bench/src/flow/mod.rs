@@ -18,7 +18,7 @@ const SWEEP: Duration = Duration::from_secs(1);
 const PLACES: usize = 64;
 
 /// A worker's place among those that share.
-pub struct Share {
+pub(crate) struct Share {
     sheet: Sheet,
     place: usize,
     weight: u64,
@@ -32,7 +32,7 @@ impl Share {
     ///
     /// # Errors
     /// `Request`: the file is somebody's, or all places are taken.
-    pub fn of(job: &JobSpec) -> Result<Option<Share>, Error> {
+    pub(crate) fn of(job: &JobSpec) -> Result<Option<Share>, Error> {
         let Some(text) = &job.flow else { return Ok(None) };
         let flow = job::Flow::parse(text)?;
         let sheet = Sheet::open(&flow.file)?;
@@ -46,7 +46,7 @@ impl Share {
     }
 
     /// Returns whether the next I/O is within this worker's share of all that were started.
-    pub fn may_start(&mut self, now: Instant) -> bool {
+    pub(crate) fn may_start(&mut self, now: Instant) -> bool {
         if self.is_within() {
             self.again = None;
             return true;
@@ -71,13 +71,13 @@ impl Share {
         u128::from(self.started) * u128::from(weights) <= u128::from(self.weight) * (u128::from(ios) + 1)
     }
 
-    pub fn count(&mut self) {
+    pub(crate) fn count(&mut self) {
         self.started += 1;
         count_of(&self.sheet, self.place).store(self.started, Relaxed);
     }
 
     /// When to look again; None where nothing holds it up.
-    pub fn again(&self) -> Option<Instant> {
+    pub(crate) fn again(&self) -> Option<Instant> {
         self.again
     }
 }

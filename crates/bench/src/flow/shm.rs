@@ -14,7 +14,7 @@ const BYTES: usize = 4096;
 /// The first word, which tells such a file from others.
 const MARK: u64 = u64::from_be_bytes(*b"forebay\x01");
 
-pub struct Sheet {
+pub(crate) struct Sheet {
     at: NonNull<AtomicU64>,
     /// A mapping that outlasts its file would end the process.
     _file: File,
@@ -28,7 +28,7 @@ impl Sheet {
     ///
     /// # Errors
     /// `Request`: it can't be opened, or is somebody's.
-    pub fn open(path: &Path) -> Result<Sheet, Error> {
+    pub(crate) fn open(path: &Path) -> Result<Sheet, Error> {
         let refused = |found: String| {
             Error::request(format!("‹flow› {}", path.display()), found, "a name of its own: /dev/shm/NAME")
         };
@@ -55,7 +55,7 @@ impl Sheet {
         }
     }
 
-    pub fn word(&self, number: usize) -> &AtomicU64 {
+    pub(crate) fn word(&self, number: usize) -> &AtomicU64 {
         assert!(number < BYTES / 8, "a word of the page");
         // SAFETY: within the mapping, which lives as long as this, and aligned, for a page is.
         unsafe { &*self.at.as_ptr().add(number) }

@@ -24,7 +24,7 @@ pub(super) struct Load {
 
 impl Load {
     /// The load of a single read or write that belongs to no batch.
-    pub fn of(target: u32, started: Instant) -> Load {
+    pub(crate) fn of(target: u32, started: Instant) -> Load {
         Load { started, target, counted: false, batch: batches::NONE, rows: 1 }
     }
 }
@@ -40,12 +40,12 @@ pub(super) struct Together {
 }
 
 impl Together {
-    pub fn of(most: u32, job: &JobSpec) -> Together {
+    pub(crate) fn of(most: u32, job: &JobSpec) -> Together {
         Together { most, are_batches: job.batch.is_some(), offsets: Vec::with_capacity(most as usize) }
     }
 
     /// Returns whether an I/O of so many reads is a whole batch.
-    pub fn is_batch(&self, rows: u32) -> bool {
+    pub(crate) fn is_batch(&self, rows: u32) -> bool {
         self.are_batches && rows == self.most
     }
 }

@@ -85,7 +85,7 @@ impl Freed {
 static FREED: Mutex<Freed> = Mutex::new(Freed::new());
 
 /// Takes over a mapping of whole pages that nobody may use any more.
-pub fn keep(base: NonNull<u8>, bytes: usize) {
+pub(crate) fn keep(base: NonNull<u8>, bytes: usize) {
     static AT_EXIT: Once = Once::new();
     // SAFETY: a function that takes nothing and returns.
     AT_EXIT.call_once(|| unsafe {

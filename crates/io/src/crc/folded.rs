@@ -31,7 +31,7 @@ const fn behind(bytes: usize) -> i32 {
     power(8 * bytes as u64 - 33) as i32
 }
 
-pub fn is_possible() -> bool {
+pub(crate) fn is_possible() -> bool {
     is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("vpclmulqdq")
         && is_x86_feature_detected!("pclmulqdq")
@@ -39,7 +39,7 @@ pub fn is_possible() -> bool {
 }
 
 /// Continues `so_far` over `bytes`. Only where it `is_possible`.
-pub fn crc32c(so_far: u32, mut bytes: &[u8]) -> u32 {
+pub(crate) fn crc32c(so_far: u32, mut bytes: &[u8]) -> u32 {
     assert!(is_possible(), "whoever chose this way looked");
     let mut state = !so_far;
     while bytes.len() >= block_bytes(LONG) {

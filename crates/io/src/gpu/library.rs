@@ -12,10 +12,11 @@ pub struct Wanted {
     pub names: &'static [&'static str],
 }
 
-pub const CUDA: Wanted = Wanted { variable: "FOREBAY_LIBCUDA", names: &["libcuda.so.1", "libcuda.so"] };
-pub const CUFILE: Wanted =
+pub(crate) const CUDA: Wanted =
+    Wanted { variable: "FOREBAY_LIBCUDA", names: &["libcuda.so.1", "libcuda.so"] };
+pub(crate) const CUFILE: Wanted =
     Wanted { variable: "FOREBAY_LIBCUFILE", names: &["libcufile.so.0", "libcufile.so"] };
-pub const NVRTC: Wanted = Wanted {
+pub(crate) const NVRTC: Wanted = Wanted {
     variable: "FOREBAY_LIBNVRTC",
     names: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"],
 };
@@ -31,7 +32,7 @@ pub fn search_packages(folders: Vec<PathBuf>) {
 /// the only place looked at.
 ///
 /// The caller knows the library's ABI; its initialisers run.
-pub fn load(wanted: &Wanted) -> Result<(Library, String), String> {
+pub(crate) fn load(wanted: &Wanted) -> Result<(Library, String), String> {
     if let Some(named) = std::env::var_os(wanted.variable).filter(|v| !v.is_empty()) {
         let shown = named.to_string_lossy().into_owned();
         return open(Path::new(&named)).map(|l| (l, shown)).map_err(|e| format!("{}: {e}", wanted.variable));

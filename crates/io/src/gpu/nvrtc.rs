@@ -221,7 +221,7 @@ struct Built {
 static BUILT: OnceLock<Mutex<Built>> = OnceLock::new();
 
 /// CUDA C on a device: compiled the first time that it is asked for. `name` stands for `source` from then on.
-pub fn module(device: &Arc<Device>, name: &'static str, source: &str) -> Result<Arc<Module>, Error> {
+pub(crate) fn module(device: &Arc<Device>, name: &'static str, source: &str) -> Result<Arc<Module>, Error> {
     let asked = || format!("kernel {name} on GPU {}", device.index());
     let compiler = compiler().map_err(|why| {
         let next = "pip install nvidia-cuda-nvrtc, or a CUDA toolkit; FOREBAY_LIBNVRTC=FILE names another";

@@ -23,7 +23,7 @@ pub struct Places {
 }
 
 /// Absolute folders that these variables name.
-pub fn named_by(variables: &[&str]) -> Vec<PathBuf> {
+pub(crate) fn named_by(variables: &[&str]) -> Vec<PathBuf> {
     let values = variables.iter().filter_map(std::env::var_os).map(PathBuf::from);
     values.filter(|path| path.is_absolute()).collect()
 }

@@ -4,7 +4,7 @@ use super::roots::{line, number, text, Roots};
 use std::path::{Path, PathBuf};
 
 /// The directories that limit this process, innermost first, of cgroup v2 and of one v1 controller.
-pub fn cgroup_dirs(roots: &Roots, controller: &str) -> Vec<PathBuf> {
+pub(crate) fn cgroup_dirs(roots: &Roots, controller: &str) -> Vec<PathBuf> {
     let groups = text(&roots.proc("self/cgroup")).unwrap_or_default();
     let base = roots.sys("fs/cgroup");
     let mut dirs = Vec::new();
@@ -28,7 +28,7 @@ pub fn cgroup_dirs(roots: &Roots, controller: &str) -> Vec<PathBuf> {
 }
 
 /// Cores that each control group above this process grants it, and the group's folder, where it sets a limit.
-pub fn cpu_limits(roots: &Roots) -> Vec<(f64, PathBuf)> {
+pub(crate) fn cpu_limits(roots: &Roots) -> Vec<(f64, PathBuf)> {
     let limits = cgroup_dirs(roots, "cpu").into_iter().filter_map(|dir| {
         let cores = if let Some(limit) = line(&dir.join("cpu.max")) {
             let (quota, period) = limit.split_once(' ')?;

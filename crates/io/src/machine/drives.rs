@@ -45,7 +45,7 @@ pub fn named(roots: &Roots, (major, minor): (u32, u32)) -> Option<String> {
 }
 
 /// `name`, what it is made of, and so on down; the physical drives last.
-pub fn with_members(roots: &Roots, name: &str) -> Vec<String> {
+pub(crate) fn with_members(roots: &Roots, name: &str) -> Vec<String> {
     let mut found = Vec::new();
     descend(roots, name, LAYERS_MAX, &mut found);
     found
@@ -194,7 +194,7 @@ fn kind(name: &str, device: Option<&Path>) -> String {
 }
 
 /// Degrees Celsius of one drive; None where it doesn't tell.
-pub fn temperature_of(roots: &Roots, name: &str) -> Option<f64> {
+pub(crate) fn temperature_of(roots: &Roots, name: &str) -> Option<f64> {
     temperature(device(roots, name)?.as_path())
 }
 
@@ -210,7 +210,7 @@ fn temperature(device: &Path) -> Option<f64> {
 }
 
 /// Major and minor of the device that a path is on, or that it is.
-pub fn device_number(path: &Path) -> Option<(u32, u32)> {
+pub(crate) fn device_number(path: &Path) -> Option<(u32, u32)> {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     let stat = std::fs::metadata(path).ok()?;
     let block = stat.file_type().is_block_device();

@@ -6,7 +6,7 @@ use rustix::fs::{AtFlags, StatxFlags, CWD};
 use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Mount {
+pub(crate) struct Mount {
     pub major: u32,
     pub minor: u32,
     pub mount_point: PathBuf,
@@ -16,7 +16,7 @@ pub struct Mount {
 }
 
 /// The lines of `/proc/self/mountinfo` (proc_pid_mountinfo(5)) that make sense.
-pub fn mounts(mountinfo: &str) -> Vec<Mount> {
+pub(crate) fn mounts(mountinfo: &str) -> Vec<Mount> {
     mountinfo.lines().filter_map(mount).collect()
 }
 
@@ -56,7 +56,7 @@ fn unescape(text: &str) -> String {
 
 /// The mount that `path` (absolute, no links in it) is seen through: the longest
 /// mount point, and of several on one point the last.
-pub fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+pub(crate) fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let depth = |m: &&Mount| m.mount_point.components().count();
     mounts.iter().filter(|m| path.starts_with(&m.mount_point)).max_by_key(depth)
 }

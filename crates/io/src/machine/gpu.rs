@@ -66,7 +66,7 @@ pub fn from_proc(roots: &Roots) -> GpuFacts {
 }
 
 /// The same, with what NVML adds if it answers in time.
-pub fn within(roots: &Roots, limit: Duration) -> GpuFacts {
+pub(crate) fn within(roots: &Roots, limit: Duration) -> GpuFacts {
     let mut facts = from_proc(roots);
     if has_driver(roots, &facts) {
         facts.nvml = super::within(limit, nvml::read).unwrap_or_default();
@@ -149,7 +149,7 @@ fn merge(roots: &Roots, facts: &mut GpuFacts) {
 }
 
 /// The first word that looks like `580.159.03` in the NVRM line.
-pub fn driver_version(version: &str) -> Option<String> {
+pub(crate) fn driver_version(version: &str) -> Option<String> {
     let line = version.lines().find(|l| l.contains("NVRM version"))?;
     let numeric = |w: &&str| {
         w.contains('.') && w.split('.').all(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()))
@@ -188,7 +188,7 @@ pub fn present(facts: &GpuFacts) -> bool {
 }
 
 /// For the environment card.
-pub fn card(facts: &GpuFacts) -> Vec<Gpu> {
+pub(crate) fn card(facts: &GpuFacts) -> Vec<Gpu> {
     facts.gpus.iter().map(|g| g.gpu.clone()).collect()
 }
 

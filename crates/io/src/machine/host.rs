@@ -119,7 +119,7 @@ fn node_memory(meminfo: &str) -> Option<u64> {
 }
 
 /// The number in `cpu12`, `node3`, `md0`.
-pub fn numbered(name: &str, prefix: &str) -> Option<u32> {
+pub(crate) fn numbered(name: &str, prefix: &str) -> Option<u32> {
     name.strip_prefix(prefix)?.parse().ok()
 }
 

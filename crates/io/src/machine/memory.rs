@@ -50,7 +50,7 @@ impl Memory {
 }
 
 /// Size of the last-level data cache; None if the kernel doesn't report it.
-pub fn last_level_cache_bytes(roots: &Roots) -> Option<u64> {
+pub(crate) fn last_level_cache_bytes(roots: &Roots) -> Option<u64> {
     let caches = roots.sys("devices/system/cpu/cpu0/cache");
     let of = |index: usize| {
         let cache = caches.join(format!("index{index}"));
@@ -79,7 +79,7 @@ pub fn facts(roots: &Roots) -> Memory {
 }
 
 /// The bracketed word of `always [madvise] never`.
-pub fn chosen(choices: &str) -> Option<String> {
+pub(crate) fn chosen(choices: &str) -> Option<String> {
     let start = choices.find('[')? + 1;
     let end = start + choices[start..].find(']')?;
     Some(choices[start..end].to_string())

@@ -3,7 +3,7 @@
 //!
 //! They are read through `Roots`, so that tests can hand in a machine made of files.
 
-pub mod cgroups;
+pub(crate) mod cgroups;
 pub mod drives;
 pub mod environment;
 pub mod filesystem;

@@ -72,7 +72,7 @@ fn load(names: &[&str]) -> Result<Library, String> {
     Err(refused)
 }
 
-pub fn read() -> Nvml {
+pub(crate) fn read() -> Nvml {
     let read = opened()
         .and_then(|library| Ok(Nvml { refused: None, driver: driver(library), devices: devices(library)? }));
     read.unwrap_or_else(|refused| Nvml { refused: Some(refused), ..Nvml::default() })
@@ -179,7 +179,7 @@ fn words(text: &[c_char]) -> Option<String> {
 }
 
 /// NVML writes the domain with eight digits, `00000000:3B:00.0`; sysfs with four.
-pub fn short_address(bus_id: &str) -> String {
+pub(crate) fn short_address(bus_id: &str) -> String {
     let lower = bus_id.to_lowercase();
     match lower.split_once(':') {
         Some((domain, rest)) if domain.len() == 8 && domain.starts_with("0000") => {

@@ -41,7 +41,7 @@ pub struct PageableGpu {
 }
 
 /// `asks`: libcuda can be loaded, so that the driver may be asked.
-pub fn facts(roots: &Roots, asks: bool) -> Pageable {
+pub(crate) fn facts(roots: &Roots, asks: bool) -> Pageable {
     let module = roots.sys("module/nvidia_uvm");
     let parameter = |name: &str| line(&module.join("parameters").join(name));
     let config = kernel_config(roots);

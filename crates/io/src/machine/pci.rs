@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// `0000:3b:00.0`: domain, bus, device, function.
-pub fn is_address(name: &str) -> bool {
+pub(crate) fn is_address(name: &str) -> bool {
     let Some((rest, function)) = name.split_once('.') else { return false };
     let parts: Vec<&str> = rest.split(':').collect();
     let hex = |text: &str, digits: std::ops::RangeInclusive<usize>| {
@@ -60,7 +60,7 @@ impl Link {
 }
 
 /// `32.0 GT/s PCIe` → 5.
-pub fn generation(speed: &str) -> Option<u32> {
+pub(crate) fn generation(speed: &str) -> Option<u32> {
     match speed.split_whitespace().next()?.parse::<f64>().ok()? {
         x if x < 2.0 => None,
         x if x < 4.0 => Some(1),
@@ -77,7 +77,7 @@ pub fn directory(roots: &Roots, address: &str) -> PathBuf {
     roots.sys("bus/pci/devices").join(address)
 }
 
-pub fn link(roots: &Roots, address: &str) -> Link {
+pub(crate) fn link(roots: &Roots, address: &str) -> Link {
     let device = directory(roots, address);
     let speed = |name: &str| line(&device.join(name)).and_then(|l| generation(&l));
     // Slots that aren't PCIe say a width of 0 or 255.
@@ -100,7 +100,7 @@ pub fn class(roots: &Roots, address: &str) -> Option<u32> {
     hex(&line(&directory(roots, address).join("class"))?)
 }
 
-pub fn vendor(roots: &Roots, address: &str) -> Option<u32> {
+pub(crate) fn vendor(roots: &Roots, address: &str) -> Option<u32> {
     hex(&line(&directory(roots, address).join("vendor"))?)
 }
 
@@ -119,7 +119,7 @@ pub fn ancestry(path: &Path) -> Vec<String> {
 }
 
 /// Size of base address register number `index`, from the `resource` file.
-pub fn region_bytes(roots: &Roots, address: &str, index: usize) -> Option<u64> {
+pub(crate) fn region_bytes(roots: &Roots, address: &str, index: usize) -> Option<u64> {
     let content = text(&directory(roots, address).join("resource"))?;
     let mut ends = content.lines().nth(index)?.split_whitespace();
     let mut end = || u64::from_str_radix(ends.next()?.strip_prefix("0x")?, 16).ok();
@@ -143,7 +143,7 @@ const ACS_REDIRECT: u16 = 1 << 2 | 1 << 3;
 const ACS_CAPABILITY: u16 = 0x000d;
 
 /// The ACS control register, by the list of extended capabilities (PCIe 5.0, 7.6.3).
-pub fn acs_control(config: &[u8]) -> Option<u16> {
+pub(crate) fn acs_control(config: &[u8]) -> Option<u16> {
     let word = |at: usize| Some(u16::from_le_bytes(config.get(at..at + 2)?.try_into().ok()?));
     let mut at = 0x100;
     // At most one capability per 4 bytes: a list that loops ends here.
@@ -192,7 +192,7 @@ mod tests {
     }
 
     /// An extended space with one other capability before ACS.
-    pub fn config_with_acs(control: u16) -> Vec<u8> {
+    pub(crate) fn config_with_acs(control: u16) -> Vec<u8> {
         let mut config = vec![0u8; 4096];
         config[0x100..0x104].copy_from_slice(&[0x01, 0x00, 0x01, 0x15]);
         config[0x150..0x154].copy_from_slice(&[0x0d, 0x00, 0x01, 0x00]);

@@ -97,12 +97,12 @@ pub fn field<'a>(content: &'a str, key: &str) -> Option<&'a str> {
 }
 
 /// A field of `/proc/meminfo` in bytes.
-pub fn kib_field(content: &str, key: &str) -> Option<u64> {
+pub(crate) fn kib_field(content: &str, key: &str) -> Option<u64> {
     field(content, key)?.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Numbers in a list such as `0-3,8,10-11`; none where it is no list.
-pub fn cpu_list(text: &str) -> Vec<u32> {
+pub(crate) fn cpu_list(text: &str) -> Vec<u32> {
     parse_cpu_list(text).unwrap_or_default()
 }
 

@@ -158,7 +158,7 @@ pub fn missing(reading: &CpuReading, seconds: f64, bytes: u64, ios: u64) -> Miss
 }
 
 /// The first line of /proc/stat: `cpu` and at least the eight columns of Linux 2.6.11 on.
-pub fn parse_stat(text: &str, ticks_per_s: f64) -> Result<Machine, Reason> {
+pub(crate) fn parse_stat(text: &str, ticks_per_s: f64) -> Result<Machine, Reason> {
     let line = text.lines().next().unwrap_or("");
     let shown: String = line.chars().take(80).collect();
     let bad = || format!("/proc/stat begins with '{shown}', not with the machine's CPU times");

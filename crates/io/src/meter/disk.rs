@@ -166,7 +166,7 @@ fn counted(sys: &Path, number: (u32, u32)) -> Result<Traffic, Reason> {
 
 /// A block device's `stat` file (Documentation/block/stat.rst): reads, merges, sectors,
 /// milliseconds, then the same for writes; later columns aren't needed.
-pub fn parse_stat(text: &str) -> Result<Traffic, Reason> {
+pub(crate) fn parse_stat(text: &str) -> Result<Traffic, Reason> {
     let mut columns = [0u64; 7];
     let mut words = text.split_ascii_whitespace();
     for column in &mut columns {
@@ -257,7 +257,7 @@ fn btrfs_devices(sys: &Path, member: (u32, u32)) -> Option<Vec<(u32, u32)>> {
 
 /// Entry of mountinfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mount {
+pub(crate) struct Mount {
     pub point: PathBuf,
     pub kind: String,
     pub source: PathBuf,
@@ -265,7 +265,7 @@ pub struct Mount {
 
 /// The mount that `path` (absolute, no links) lies on: the longest mount point above it,
 /// and of several on one point the last, which covers the others.
-pub fn mount_of(table: &[u8], path: &Path) -> Option<Mount> {
+pub(crate) fn mount_of(table: &[u8], path: &Path) -> Option<Mount> {
     let mounts = table.split(|&byte| byte == b'\n').filter_map(parse_mount);
     mounts.filter(|mount| path.starts_with(&mount.point)).max_by_key(|mount| mount.point.as_os_str().len())
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// The tightest limit, and its counts when it was looked at.
 #[derive(Clone, Debug)]
-pub struct Limit {
+pub(crate) struct Limit {
     cores: f64,
     stat: PathBuf,
     before: Result<Counts, Reason>,
@@ -19,7 +19,7 @@ pub struct Limit {
 
 /// Effects of a limit since `Limit::find`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Held {
+pub(crate) struct Held {
     pub cores: f64,
     /// Per cent of the periods that were over in which some thread had to wait for the next one.
     pub periods_pct: Result<f64, Reason>,
@@ -36,7 +36,7 @@ impl Limit {
     ///
     /// # Errors
     /// There is none.
-    pub fn find() -> Result<Limit, Reason> {
+    pub(crate) fn find() -> Result<Limit, Reason> {
         Limit::below(&Roots::host())
     }
 
@@ -47,7 +47,7 @@ impl Limit {
         Ok(Limit { cores, before: counts(&stat), stat })
     }
 
-    pub fn held(&self) -> Held {
+    pub(crate) fn held(&self) -> Held {
         let since = self.before.clone().and_then(|before| {
             let now = counts(&self.stat)?;
             let periods = now.periods.saturating_sub(before.periods);

@@ -13,7 +13,7 @@ use std::time::Duration;
 pub mod cache;
 pub mod cpu;
 pub mod disk;
-pub mod limit;
+pub(crate) mod limit;
 pub mod noise;
 pub mod power;
 
@@ -28,7 +28,7 @@ pub fn is_astray(off: Duration, covers: Duration) -> bool {
 }
 
 /// Why a value can't be had, in words for the record's `missing`.
-pub type Reason = String;
+pub(crate) type Reason = String;
 
 /// Fields that stay null, by their name within their section, each with its reason.
-pub type Missing = Vec<(&'static str, Reason)>;
+pub(crate) type Missing = Vec<(&'static str, Reason)>;

@@ -226,22 +226,22 @@ pub struct CmEvent {
 const _: () = assert!(offset_of!(CmEvent, conn) == 24);
 
 /// enum ibv_qp_type.
-pub const QPT_RC: c_uint = 2;
+pub(crate) const QPT_RC: c_uint = 2;
 /// enum rdma_port_space.
-pub const PS_TCP: c_int = 0x0106;
+pub(crate) const PS_TCP: c_int = 0x0106;
 /// enum ibv_access_flags.
-pub const ACCESS_LOCAL_WRITE: c_int = 1;
-pub const ACCESS_REMOTE_WRITE: c_int = 1 << 1;
-pub const ACCESS_REMOTE_READ: c_int = 1 << 2;
+pub(crate) const ACCESS_LOCAL_WRITE: c_int = 1;
+pub(crate) const ACCESS_REMOTE_WRITE: c_int = 1 << 1;
+pub(crate) const ACCESS_REMOTE_READ: c_int = 1 << 2;
 /// enum ibv_send_flags.
-pub const SEND_SIGNALED: c_uint = 1 << 1;
+pub(crate) const SEND_SIGNALED: c_uint = 1 << 1;
 /// enum ibv_wr_opcode.
-pub const WR_RDMA_WRITE: c_uint = 0;
-pub const WR_SEND: c_uint = 2;
-pub const WR_RDMA_READ: c_uint = 4;
-pub const WR_SEND_WITH_INV: c_uint = 9;
+pub(crate) const WR_RDMA_WRITE: c_uint = 0;
+pub(crate) const WR_SEND: c_uint = 2;
+pub(crate) const WR_RDMA_READ: c_uint = 4;
+pub(crate) const WR_SEND_WITH_INV: c_uint = 9;
 /// enum ibv_wc_status.
-pub const WC_SUCCESS: c_uint = 0;
-pub const WC_FLUSHED: c_uint = 5;
+pub(crate) const WC_SUCCESS: c_uint = 0;
+pub(crate) const WC_FLUSHED: c_uint = 5;
 /// RDMA_MAX_RESP_RES and RDMA_MAX_INIT_DEPTH: as many as the device can.
-pub const ALL_READS: u8 = 0xff;
+pub(crate) const ALL_READS: u8 = 0xff;

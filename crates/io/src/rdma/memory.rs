@@ -172,7 +172,7 @@ impl Stretch {
 }
 
 /// Why memory can't be registered, and what to type.
-pub fn refusal(bytes: usize, device: &str, error: &io::Error) -> Error {
+pub(crate) fn refusal(bytes: usize, device: &str, error: &io::Error) -> Error {
     Error::machine(
         format!("register {bytes} bytes of buffers with {device}"),
         error.to_string(),

@@ -368,7 +368,7 @@ pub enum Send {
 }
 
 /// Stretches that one post has, at most.
-pub const STRETCHES_MAX: usize = 2;
+pub(crate) const STRETCHES_MAX: usize = 2;
 
 /// One post for sending.
 #[derive(Clone, Copy, Debug)]

@@ -86,7 +86,7 @@ pub(super) struct Registered(u64);
 impl Registered {
     /// # Errors
     /// In words: buffers would take what rings need.
-    pub fn take(bytes: u64, limit: Option<u64>) -> io::Result<Registered> {
+    pub(crate) fn take(bytes: u64, limit: Option<u64>) -> io::Result<Registered> {
         let Some(limit) = limit else { return Ok(Registered(0)) };
         let most = most_registered(limit);
         let added = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= most);

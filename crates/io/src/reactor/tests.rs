@@ -1,7 +1,7 @@
 //! Tests of waits, of rings, and of refused rings.
 
 // Not by way of the crate of rigs: it stands on this one, and a program can't hold the guarded copy's labels twice.
-#[allow(dead_code)]
+#[allow(dead_code, unreachable_pub)]
 #[path = "../../../rigs/src/seccomp.rs"]
 mod seccomp;
 

@@ -103,12 +103,12 @@ pub fn index_of(completion: Completion) -> usize {
 }
 
 /// The tag of one kind of completion (below 4) of the owner's connection of this number.
-pub fn tag_of(index: u32, kind: u32) -> u32 {
+pub(crate) fn tag_of(index: u32, kind: u32) -> u32 {
     index << KIND_BITS | kind
 }
 
 /// Returns the kind of a completion.
-pub fn kind_of(completion: Completion) -> u32 {
+pub(crate) fn kind_of(completion: Completion) -> u32 {
     completion.tag & ((1 << KIND_BITS) - 1)
 }
 

@@ -67,17 +67,17 @@ impl Default for Receiver {
 }
 
 impl Receiver {
-    pub fn is_armed(&self) -> bool {
+    pub(crate) fn is_armed(&self) -> bool {
         self.state == State::Armed
     }
 
     /// A receive into that command's payload is under way, or wasn't booked yet.
-    pub fn is_aimed_at(&self, command: Handle) -> bool {
+    pub(crate) fn is_aimed_at(&self, command: Handle) -> bool {
         self.state != State::Idle && self.aimed == Some(command)
     }
 
     /// `arms`: a receive may be left in the ring.
-    pub fn step(
+    pub(crate) fn step(
         &mut self,
         end: &mut impl End,
         port: Port,
@@ -180,7 +180,7 @@ impl Receiver {
     }
 
     /// Books a completion; the errno of one that failed.
-    pub fn completed(&mut self, c: Completion) -> Option<i32> {
+    pub(crate) fn completed(&mut self, c: Completion) -> Option<i32> {
         self.state = State::Idle;
         match c.result {
             n if n >= 0 => {

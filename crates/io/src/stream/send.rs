@@ -46,7 +46,7 @@ pub(super) struct Sender {
 unsafe impl Send for Sender {}
 
 impl Sender {
-    pub fn new(zero_copy: bool) -> Sender {
+    pub(crate) fn new(zero_copy: bool) -> Sender {
         Sender {
             out: Outgoing::default(),
             segment: 0,
@@ -67,16 +67,16 @@ impl Sender {
         }
     }
 
-    pub fn is_in_flight(&self) -> bool {
+    pub(crate) fn is_in_flight(&self) -> bool {
         self.in_flight || self.held > 0
     }
 
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         !self.is_in_flight() && self.sent == self.listed && self.segment == self.out.segments.len()
     }
 
     /// Sends on, unless a send is in flight.
-    pub fn step(
+    pub(crate) fn step(
         &mut self,
         end: &mut impl End,
         port: Port,
@@ -205,7 +205,7 @@ impl Sender {
     }
 
     /// Books a completion; the errno of one that failed.
-    pub fn completed(&mut self, c: Completion) -> Option<i32> {
+    pub(crate) fn completed(&mut self, c: Completion) -> Option<i32> {
         if cqueue::notif(c.flags) {
             self.held -= 1;
             return None;

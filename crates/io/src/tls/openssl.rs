@@ -111,7 +111,7 @@ const ZERO_RETURN: c_int = 6;
 const OURS: c_int = 0;
 
 /// Keys by identity: what a server offers.
-pub type Find = dyn Fn(&str) -> Option<TlsPsk> + Send + Sync;
+pub(crate) type Find = dyn Fn(&str) -> Option<TlsPsk> + Send + Sync;
 
 enum Keys {
     Client(TlsPsk),
@@ -283,7 +283,7 @@ unsafe fn session_of(calls: &Calls, ssl: Pointer, psk: &TlsPsk) -> Pointer {
 
 /// Result of a session's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub(crate) enum Progress {
     /// Number of bytes; of a handshake: it is complete.
     Done(usize),
     /// More of the peer's bytes must be fed first.
@@ -293,7 +293,7 @@ pub enum Progress {
 }
 
 /// One connection's TLS.
-pub struct Session {
+pub(crate) struct Session {
     context: Arc<Context>,
     raw: Pointer,
     /// Buffers for what came and for what is to be sent; the session owns both.
@@ -307,7 +307,7 @@ pub struct Session {
 unsafe impl Send for Session {}
 
 impl Session {
-    pub fn new(context: &Arc<Context>) -> Result<Session, Error> {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Session, Error> {
         let calls = context.calls;
         let heard: Box<Option<String>> = Box::default();
         // SAFETY: new objects, whose ownership goes as OpenSSL says: both memory BIOs to the session.
@@ -332,12 +332,12 @@ impl Session {
     }
 
     /// For a server, after the handshake: the client's identity.
-    pub fn identity(&self) -> Option<&str> {
+    pub(crate) fn identity(&self) -> Option<&str> {
         self.heard.as_deref()
     }
 
     /// Bytes that came from the peer.
-    pub fn feed(&mut self, bytes: &[u8]) {
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
         for chunk in bytes.chunks(1 << 20) {
             // SAFETY: a memory BIO of ours; it copies, and takes all.
             unsafe {
@@ -347,7 +347,7 @@ impl Session {
     }
 
     /// Appends what is to be sent to the peer.
-    pub fn take(&mut self, into: &mut Vec<u8>) {
+    pub(crate) fn take(&mut self, into: &mut Vec<u8>) {
         let calls = self.context.calls;
         // SAFETY: a memory BIO of ours, which writes at most as many bytes as there is room for.
         unsafe {
@@ -360,20 +360,20 @@ impl Session {
     }
 
     /// Err: why there is no handshake; what is to be sent still goes (an alert).
-    pub fn handshake(&mut self) -> Result<Progress, String> {
+    pub(crate) fn handshake(&mut self) -> Result<Progress, String> {
         // SAFETY: a session of ours.
         self.step(|calls, raw| unsafe { (calls.SSL_do_handshake)(raw) })
     }
 
     /// Decrypts what was fed.
-    pub fn read(&mut self, into: &mut [u8]) -> Result<Progress, String> {
+    pub(crate) fn read(&mut self, into: &mut [u8]) -> Result<Progress, String> {
         let room = into.len().min(1 << 30) as c_int;
         // SAFETY: a session of ours, and a place for so many bytes.
         self.step(|calls, raw| unsafe { (calls.SSL_read)(raw, into.as_mut_ptr().cast(), room) })
     }
 
     /// Encrypts all of it: memory takes whatever there is.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
         for chunk in bytes.chunks(1 << 20) {
             // SAFETY: a session of ours, and so many bytes.
             let done = self.step(|calls, raw| unsafe {
@@ -387,7 +387,7 @@ impl Session {
     }
 
     /// Tells the peer that nothing more comes.
-    pub fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         // SAFETY: a session of ours.
         let _ = self.step(|calls, raw| unsafe { (calls.SSL_shutdown)(raw).max(1) });
     }

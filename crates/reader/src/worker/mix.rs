@@ -47,7 +47,7 @@ struct Mix<'a> {
 
 impl Worker {
     /// Reads the part `first`, and others as `more` names them, by relays.
-    pub fn mix(&mut self, request: &Arc<Request>, first: usize, more: &dyn Fn() -> Option<usize>) {
+    pub(crate) fn mix(&mut self, request: &Arc<Request>, first: usize, more: &dyn Fn() -> Option<usize>) {
         let source = request.source();
         let gpu = request.part(first)[0].to.gpu();
         let windows = match &*source {

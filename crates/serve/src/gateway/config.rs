@@ -15,20 +15,20 @@ use std::path::{Path, PathBuf};
 /// Page that describes its fields.
 const FIELDS: &str = "docs/snap.md";
 /// I/O queues of one controller. NVIDIA's SNAP has 31 beside the admin queue; Linux asks for one per processor.
-pub const QUEUES_MAX: u16 = 1024;
+pub(crate) const QUEUES_MAX: u16 = 1024;
 /// Default number of queues, as SNAP has it.
-pub const QUEUES: u16 = 31;
-pub const ENTRIES: u16 = 1024;
+pub(crate) const QUEUES: u16 = 31;
+pub(crate) const ENTRIES: u16 = 1024;
 const ENTRIES_MAX: u16 = 4096;
 const UBLK_ENTRIES_MAX: u16 = 256;
-pub const THREADS_MAX: u32 = 256;
+pub(crate) const THREADS_MAX: u32 = 256;
 /// Longest path in sun_path, without its terminator (unix(7)).
-pub const SOCKET_BYTES_MAX: usize = 107;
+pub(crate) const SOCKET_BYTES_MAX: usize = 107;
 /// Minor numbers of a device (MINORBITS of Linux is 20).
 const DEVICE_MAX: u64 = (1 << 20) - 1;
 const NAME_BYTES_MAX: usize = 63;
 /// In place of a path: no RPC socket.
-pub const OFF: &str = "off";
+pub(crate) const OFF: &str = "off";
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -246,7 +246,7 @@ fn number(namespaces: &mut [Namespace]) {
 }
 
 /// `NVMeCtrl` and the lowest number that gives a name that nobody has: SNAP's own way.
-pub fn free_name(taken: impl Fn(&str) -> bool) -> String {
+pub(crate) fn free_name(taken: impl Fn(&str) -> bool) -> String {
     let name = |n: u32| format!("NVMeCtrl{n}");
     (1..).map(name).find(|name| !taken(name)).expect("few have been taken")
 }
@@ -386,7 +386,7 @@ impl Controller {
     }
 }
 
-pub fn check_name(name: &str) -> Result<(), Error> {
+pub(crate) fn check_name(name: &str) -> Result<(), Error> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.chars().all(fits) {
         return Ok(());
@@ -411,7 +411,7 @@ fn socket_path(field: &str, path: &str) -> Result<(), Error> {
 
 /// Returns the default directory of the gateway's sockets: the service's runtime directory (systemd's
 /// RuntimeDirectory=), else the user's, else root's.
-pub fn runtime_directory() -> PathBuf {
+pub(crate) fn runtime_directory() -> PathBuf {
     let named = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     if let Some(service) = named("RUNTIME_DIRECTORY") {
         return service;
@@ -423,7 +423,7 @@ pub fn runtime_directory() -> PathBuf {
 }
 
 /// The RPC socket's path; None: there is to be none.
-pub fn rpc_path(rpc: Option<&str>) -> Option<PathBuf> {
+pub(crate) fn rpc_path(rpc: Option<&str>) -> Option<PathBuf> {
     match rpc {
         Some(OFF) => None,
         Some(path) => Some(path.into()),

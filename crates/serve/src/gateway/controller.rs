@@ -64,7 +64,7 @@ enum Suspension {
 
 /// For `Gateway::stats`.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub(super) struct Tally {
     pub connections: u64,
     pub resets: u64,
     pub protocol_errors: u64,
@@ -86,7 +86,7 @@ struct Peer {
     greeted: bool,
 }
 
-pub struct Controller {
+pub(super) struct Controller {
     hub: Arc<Hub>,
     workers: Arc<[Arc<Mailbox<Letter>>]>,
     port: Arc<Port>,
@@ -118,7 +118,7 @@ pub struct Controller {
     taken: Vec<Taken>,
 }
 
-pub struct Parts {
+pub(super) struct Parts {
     pub hub: Arc<Hub>,
     pub workers: Arc<[Arc<Mailbox<Letter>>]>,
     pub port: Arc<Port>,
@@ -133,7 +133,7 @@ pub struct Parts {
 }
 
 impl Controller {
-    pub fn new(parts: Parts) -> Controller {
+    pub(super) fn new(parts: Parts) -> Controller {
         let Parts { hub, workers, port, waker, listener, link, subsystem, cntlid, suspended, health } = parts;
         let vectors = port.vectors.count() as u16;
         let mut device = Device::new(subsystem, settings(cntlid, &port), 0);
@@ -168,7 +168,7 @@ impl Controller {
     }
 
     /// Serves until it is told to leave.
-    pub fn run(mut self) {
+    pub(super) fn run(mut self) {
         self.post_all(|| Letter::Attach(self.port.clone()));
         loop {
             self.wait();
@@ -310,7 +310,7 @@ impl Controller {
     }
 
     /// Has the workers fetch no more; `reply` is sent once nothing is under way.
-    pub fn suspend(&mut self, reply: SyncSender<()>) {
+    pub(super) fn suspend(&mut self, reply: SyncSender<()>) {
         self.touch();
         if let Suspension::Suspended = self.suspension {
             let _ = reply.send(());
@@ -320,14 +320,14 @@ impl Controller {
         self.post_all(|| Letter::Suspend(self.port.id));
     }
 
-    pub fn resume(&mut self) {
+    pub(super) fn resume(&mut self) {
         self.touch();
         self.suspension = Suspension::Running;
         self.post_all(|| Letter::Resume(self.port.id));
     }
 
     /// Other namespaces, or others' content.
-    pub fn update(&mut self, subsystem: Arc<Subsystem>, view: View) {
+    pub(super) fn update(&mut self, subsystem: Arc<Subsystem>, view: View) {
         self.port.set_view(view);
         self.post_all(|| Letter::Look);
         self.touch();
@@ -335,7 +335,7 @@ impl Controller {
     }
 
     /// Ends: the client is disconnected, and the thread stops once its queues are gone.
-    pub fn leave(&mut self, within: Duration) {
+    pub(super) fn leave(&mut self, within: Duration) {
         // What is held is another process's, as it is.
         if self.held.is_some() {
             return self.part();
@@ -346,11 +346,11 @@ impl Controller {
         self.leaving = Some(clock::now() + within);
     }
 
-    pub fn is_in_use(&self) -> bool {
+    pub(super) fn is_in_use(&self) -> bool {
         self.peer.is_some() && self.device.ready()
     }
 
-    pub fn tally(&self) -> Tally {
+    pub(super) fn tally(&self) -> Tally {
         let map = self.port.dma.map_now();
         Tally {
             connected: self.peer.is_some(),

@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Mappings of one client at most: each is one of the kernel's, of which a process has 65530.
-pub const MAPPINGS_MAX: usize = 32768;
+pub(crate) const MAPPINGS_MAX: usize = 32768;
 /// Granularity of addresses, lengths and offsets.
-pub const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// Magic number of tmpfs and memfd.
 const TMPFS: u64 = 0x0102_1994;
@@ -36,14 +36,14 @@ const FILE_SYSTEMS: [u64; 6] = [
 
 /// Kind of access to the requester's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub(crate) enum Access {
     Read,
     Write,
 }
 
 /// Why an address can't be used. To a host it is a Data Transfer Error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub(crate) enum Refused {
     #[error("nothing is mapped there")]
     Unmapped,
     #[error("the mapping does not allow that")]
@@ -56,7 +56,7 @@ pub enum Refused {
 
 /// A range of the requester's addresses and the memory behind it.
 #[derive(Debug)]
-pub struct Mapping {
+pub(crate) struct Mapping {
     address: u64,
     bytes: u64,
     readable: bool,
@@ -77,16 +77,16 @@ impl Mapping {
         self.address + (self.bytes - 1)
     }
 
-    pub fn range(&self) -> (u64, u64) {
+    pub(crate) fn range(&self) -> (u64, u64) {
         (self.address, self.bytes)
     }
 
-    pub fn allows(&self) -> (bool, bool) {
+    pub(crate) fn allows(&self) -> (bool, bool) {
         (self.readable, self.writable)
     }
 
     /// The file and the offset in it, where it came with one.
-    pub fn file(&self) -> Option<(&Arc<File>, u64)> {
+    pub(crate) fn file(&self) -> Option<(&Arc<File>, u64)> {
         self.file.as_ref().map(|(file, offset)| (file, *offset))
     }
 
@@ -110,28 +110,23 @@ impl Drop for Mapping {
 
 /// Mappings that somebody uses: an I/O keeps those that its payload lies in.
 #[derive(Debug, Default)]
-pub struct Held(Vec<Arc<Mapping>>);
+pub(crate) struct Held(Vec<Arc<Mapping>>);
 
 impl Held {
-    pub fn keep(&mut self, mapping: &Arc<Mapping>) {
+    pub(crate) fn keep(&mut self, mapping: &Arc<Mapping>) {
         if !self.0.iter().rev().take(4).any(|held| Arc::ptr_eq(held, mapping)) {
             self.0.push(mapping.clone());
         }
     }
 
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.0.clear();
-    }
-
-    /// Returns whether it uses a range that is to go.
-    pub fn touches(&self, gone: &Retired) -> bool {
-        self.0.iter().any(|held| gone.0.iter().any(|gone| Arc::ptr_eq(held, gone)))
     }
 }
 
 /// All mappings at one time, ascending.
 #[derive(Debug, Default)]
-pub struct Map {
+pub(crate) struct Map {
     mappings: Vec<Arc<Mapping>>,
 }
 
@@ -153,7 +148,7 @@ impl Map {
     }
 
     /// Adds where `len` bytes from `address` on lie, and keeps their mappings in `held`.
-    pub fn gather(
+    pub(crate) fn gather(
         &self,
         mut address: u64,
         mut len: usize,
@@ -172,7 +167,7 @@ impl Map {
     }
 
     /// Copies bytes out of the requester's memory.
-    pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Refused> {
+    pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Refused> {
         let mut done = 0;
         while done < into.len() {
             let from = address.wrapping_add(done as u64);
@@ -189,7 +184,7 @@ impl Map {
     }
 
     /// Copies bytes into the requester's memory, in no particular order.
-    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Refused> {
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Refused> {
         let mut done = 0;
         while done < bytes.len() {
             let to = address.wrapping_add(done as u64);
@@ -207,7 +202,7 @@ impl Map {
     }
 
     /// Loads an aligned word at once.
-    pub fn load(&self, address: u64) -> Result<u32, Refused> {
+    pub(crate) fn load(&self, address: u64) -> Result<u32, Refused> {
         let at = self.word(address, Access::Read)?;
         let mut value = 0;
         // SAFETY: an aligned word of a mapping that stays for the call; a page that is gone is survived.
@@ -217,7 +212,7 @@ impl Map {
     }
 
     /// Stores an aligned word at once, after all that was written before.
-    pub fn store(&self, address: u64, value: u32) -> Result<(), Refused> {
+    pub(crate) fn store(&self, address: u64, value: u32) -> Result<(), Refused> {
         let at = self.word(address, Access::Write)?;
         std::sync::atomic::fence(Ordering::Release);
         // SAFETY: as in `load`.
@@ -233,7 +228,7 @@ impl Map {
     }
 
     /// All of the range can be read and written.
-    pub fn covers(&self, mut address: u64, mut bytes: u64) -> bool {
+    pub(crate) fn covers(&self, mut address: u64, mut bytes: u64) -> bool {
         while bytes > 0 {
             let Ok(mapping) = self.find(address) else { return false };
             if mapping.check(Access::Read).and(mapping.check(Access::Write)).is_err() {
@@ -247,13 +242,13 @@ impl Map {
         true
     }
 
-    pub fn mappings(&self) -> &[Arc<Mapping>] {
+    pub(crate) fn mappings(&self) -> &[Arc<Mapping>] {
         &self.mappings
     }
 }
 
 /// Copies out of memory that a `Held` keeps.
-pub fn copy_out(from: Mem, into: &mut [u8]) -> Result<(), Refused> {
+pub(crate) fn copy_out(from: Mem, into: &mut [u8]) -> Result<(), Refused> {
     let mut done = 0;
     for piece in from.each(into.len()) {
         let to = into[done..done + piece.len].as_mut_ptr();
@@ -272,7 +267,7 @@ pub fn copy_out(from: Mem, into: &mut [u8]) -> Result<(), Refused> {
 }
 
 /// Returns whether memory that a `Held` keeps has these bytes. Memory that is gone has not.
-pub fn is_same(mem: Mem, bytes: &[u8]) -> bool {
+pub(crate) fn is_same(mem: Mem, bytes: &[u8]) -> bool {
     let mut copied = [0; PAGE as usize];
     (0..bytes.len()).step_by(copied.len()).all(|from| {
         let wanted = &bytes[from..bytes.len().min(from + PAGE as usize)];
@@ -282,7 +277,7 @@ pub fn is_same(mem: Mem, bytes: &[u8]) -> bool {
 }
 
 /// Copies `pattern`, again and again, into `len` bytes of memory that a `Held` keeps.
-pub fn fill(into: Mem, len: usize, pattern: &[u8]) -> Result<(), Refused> {
+pub(crate) fn fill(into: Mem, len: usize, pattern: &[u8]) -> Result<(), Refused> {
     for piece in into.each(len) {
         for from in (0..piece.len).step_by(pattern.len()) {
             let bytes = (piece.len - from).min(pattern.len());
@@ -299,21 +294,17 @@ pub fn fill(into: Mem, len: usize, pattern: &[u8]) -> Result<(), Refused> {
 
 /// Mappings that are gone for whoever looks from now on. They are free once nobody uses them.
 #[derive(Debug, Default)]
-pub struct Retired(Vec<Arc<Mapping>>);
+pub(crate) struct Retired(Vec<Arc<Mapping>>);
 
 impl Retired {
-    pub fn is_free(&self) -> bool {
+    pub(crate) fn is_free(&self) -> bool {
         self.0.iter().all(|mapping| Arc::strong_count(mapping) == 1)
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 }
 
 /// A range to be mapped, as a client asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub(crate) struct Asked {
     pub address: u64,
     pub bytes: u64,
     /// Within the descriptor's file.
@@ -324,7 +315,7 @@ pub struct Asked {
 
 /// The mappings of one client: what it has now, and how others notice that this changed.
 #[derive(Debug)]
-pub struct Table {
+pub(crate) struct Table {
     now: Mutex<Arc<Map>>,
     generation: AtomicU64,
 }
@@ -341,12 +332,12 @@ impl Table {
         self.now.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub fn map_now(&self) -> Arc<Map> {
+    pub(crate) fn map_now(&self) -> Arc<Map> {
         self.lock().clone()
     }
 
     /// Counts changes.
-    pub fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
@@ -360,7 +351,7 @@ impl Table {
     /// # Errors
     /// An errno: EINVAL (not whole pages, beyond the file's end), EEXIST (overlaps another), ENOSPC (too many), EACCES
     /// (the descriptor doesn't allow it, or its file system isn't to be trusted), ENOMEM.
-    pub fn map(&self, asked: Asked, file: Option<OwnedFd>) -> Result<(), i32> {
+    pub(crate) fn map(&self, asked: Asked, file: Option<OwnedFd>) -> Result<(), i32> {
         let whole = |n: u64| n % PAGE == 0;
         let fits = asked.bytes > 0 && asked.bytes <= isize::MAX as u64;
         if !fits || !whole(asked.address) || !whole(asked.bytes) || !whole(asked.offset) {
@@ -389,7 +380,7 @@ impl Table {
     ///
     /// # Errors
     /// They overlap, aren't whole pages, or are too many.
-    pub fn restore(&self, ranges: Vec<(Asked, Option<Arc<File>>)>) -> Result<(), &'static str> {
+    pub(crate) fn restore(&self, ranges: Vec<(Asked, Option<Arc<File>>)>) -> Result<(), &'static str> {
         let mut mappings: Vec<Arc<Mapping>> = Vec::with_capacity(ranges.len().min(MAPPINGS_MAX));
         for (asked, file) in ranges {
             let whole = [asked.address, asked.bytes, asked.offset].iter().all(|n| n % PAGE == 0);
@@ -412,7 +403,7 @@ impl Table {
     ///
     /// # Errors
     /// ENOENT: no range is exactly that.
-    pub fn unmap(&self, address: u64, bytes: u64) -> Result<Retired, i32> {
+    pub(crate) fn unmap(&self, address: u64, bytes: u64) -> Result<Retired, i32> {
         let mut now = self.lock();
         let at = now.mappings.iter().position(|m| m.range() == (address, bytes)).ok_or(libc::ENOENT)?;
         let mut mappings = now.mappings.clone();
@@ -421,7 +412,7 @@ impl Table {
         Ok(Retired(vec![gone]))
     }
 
-    pub fn unmap_all(&self) -> Retired {
+    pub(crate) fn unmap_all(&self) -> Retired {
         let mut now = self.lock();
         let gone = now.mappings.clone();
         self.replace(&mut now, Vec::new());

@@ -2,7 +2,7 @@
 
 mod keep;
 
-pub use keep::{is_repeatable, Taken};
+pub(super) use keep::{is_repeatable, Taken};
 
 use super::dma::Map;
 use super::io::Command;
@@ -32,7 +32,7 @@ pub struct Tally {
 }
 
 /// A completion queue and its commands.
-pub struct Queue {
+pub(super) struct Queue {
     pub cq: CompletionQueue,
     /// By slot.
     pub commands: Vec<Command>,
@@ -55,7 +55,7 @@ pub struct Queue {
     tails_seen: Vec<(u16, u32)>,
 }
 
-pub struct Function {
+pub(super) struct Function {
     pub port: Arc<Port>,
     pub map: Arc<Map>,
     map_generation: u64,
@@ -101,7 +101,11 @@ impl Queue {
     }
 
     /// Returns the statistics of its submission queues.
-    pub fn stats<'a>(&'a self, port: &'a Port, thread: usize) -> impl Iterator<Item = QueueStats> + 'a {
+    pub(super) fn stats<'a>(
+        &'a self,
+        port: &'a Port,
+        thread: usize,
+    ) -> impl Iterator<Item = QueueStats> + 'a {
         let of = |sqid: u16| self.tallies.iter().find(|tally| tally.sqid == sqid);
         let both = self.cq.submissions().filter_map(move |queue| Some((queue, of(queue.id())?)));
         both.map(move |(queue, tally)| {
@@ -138,17 +142,17 @@ impl Queue {
         }
     }
 
-    pub fn tally(&mut self, sqid: u16) -> Option<&mut Tally> {
+    pub(super) fn tally(&mut self, sqid: u16) -> Option<&mut Tally> {
         self.tallies.iter_mut().find(|tally| tally.sqid == sqid)
     }
 
     /// A submission queue is deleted: what its doorbell says from now on is nobody's.
-    pub fn forget_doorbell(&mut self, sqid: u16) {
+    pub(super) fn forget_doorbell(&mut self, sqid: u16) {
         self.tails_seen.retain(|(known, _)| *known != sqid);
     }
 
     /// Reads what was written to doorbell registers, or to the page that stands for them.
-    pub fn read_doorbells(&mut self, port: &Port) -> Result<(), QueueFault> {
+    pub(super) fn read_doorbells(&mut self, port: &Port) -> Result<(), QueueFault> {
         let own = Doorbell::Completion(self.cq.id());
         let value = port.doorbells.get(own);
         if value != self.head_seen {
@@ -168,7 +172,7 @@ impl Queue {
 }
 
 impl Function {
-    pub fn new(port: Arc<Port>, now: Instant) -> Function {
+    pub(super) fn new(port: Arc<Port>, now: Instant) -> Function {
         Function {
             map: Arc::default(),
             map_generation: 0,
@@ -191,7 +195,7 @@ impl Function {
     }
 
     /// Takes up mappings and namespaces that changed meanwhile. True: namespaces did.
-    pub fn follow(&mut self, lanes: &[Option<Lane<Owner>>]) -> bool {
+    pub(super) fn follow(&mut self, lanes: &[Option<Lane<Owner>>]) -> bool {
         self.follow_memory();
         let generation = self.port.view_generation();
         if self.view_generation == generation {
@@ -209,7 +213,7 @@ impl Function {
     }
 
     /// Tells the controller's thread what it waits for, once nothing is in the way any more.
-    pub fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         if self.closing && self.queues.iter().all(|q| q.cq.in_flight() == 0) {
             self.closing = false;
             self.queues.clear();
@@ -234,7 +238,7 @@ impl Function {
     }
 
     /// Takes up mappings that changed meanwhile: what a host maps before it rings must be there once its ringing was seen.
-    pub fn follow_memory(&mut self) {
+    pub(super) fn follow_memory(&mut self) {
         let generation = self.port.dma.generation();
         if self.map_generation != generation {
             self.map_generation = generation;
@@ -244,7 +248,7 @@ impl Function {
     }
 
     /// A step of a command took this way.
-    pub fn staged(&mut self, owner: Owner, bytes: u64) {
+    pub(super) fn staged(&mut self, owner: Owner, bytes: u64) {
         if bytes == 0 {
             return;
         }
@@ -255,17 +259,17 @@ impl Function {
         }
     }
 
-    pub fn suspend(&mut self, suspending: bool) {
+    pub(super) fn suspend(&mut self, suspending: bool) {
         (self.suspending, self.suspended) = (suspending, false);
     }
 
-    pub fn is_polled(&self, now: Instant) -> bool {
+    pub(super) fn is_polled(&self, now: Instant) -> bool {
         let lately = now.saturating_duration_since(self.active_at) < POLL_AWAKE;
         self.port.poll && !self.queues.is_empty() && !self.suspending && lately
     }
 
     /// Asks the host to ring. False: it was faster.
-    pub fn sleep(&mut self) -> bool {
+    pub(super) fn sleep(&mut self) -> bool {
         let mut quiet = true;
         self.each_queue(|q, map| {
             quiet &= q.broken || q.cq.sleep(map)?;
@@ -275,7 +279,7 @@ impl Function {
     }
 
     /// One of its shutdown's flushes is done.
-    pub fn flushed(&mut self) {
+    pub(super) fn flushed(&mut self) {
         self.flushes -= 1;
         if self.flushes == 0 {
             self.port.say(Word::Flushed);
@@ -287,7 +291,7 @@ impl Function {
         self.page_bytes = self.port.page_bytes.load(Ordering::Relaxed);
     }
 
-    pub fn adopt(&mut self, cq: CompletionQueue) {
+    pub(super) fn adopt(&mut self, cq: CompletionQueue) {
         self.know_memory();
         // In the place of one that was deleted: commands name a queue by its place.
         match self.queues.iter().position(|q| q.cq.id() == cq.id()) {
@@ -296,7 +300,7 @@ impl Function {
         }
     }
 
-    pub fn open(&mut self, cqid: u16, queue: SubmissionQueue) {
+    pub(super) fn open(&mut self, cqid: u16, queue: SubmissionQueue) {
         let sqid = queue.id();
         let Some(at) = self.queues.iter().position(|q| q.cq.id() == cqid) else { return };
         let q = &mut self.queues[at];
@@ -311,14 +315,14 @@ impl Function {
     }
 
     /// A completion queue without submission queues goes; its place is kept for the next of its number.
-    pub fn remove(&mut self, cqid: u16) {
+    pub(super) fn remove(&mut self, cqid: u16) {
         if let Some(q) = self.queues.iter_mut().find(|q| q.cq.id() == cqid) {
             q.broken = true;
         }
         self.port.say(Word::CompletionClosed(cqid));
     }
 
-    pub fn each_queue(&mut self, mut work: impl FnMut(&mut Queue, &Map) -> Result<(), QueueFault>) {
+    pub(super) fn each_queue(&mut self, mut work: impl FnMut(&mut Queue, &Map) -> Result<(), QueueFault>) {
         for at in 0..self.queues.len() {
             if let Err(fault) = work(&mut self.queues[at], &self.map) {
                 report_fault(self, at, fault);
@@ -328,7 +332,7 @@ impl Function {
 }
 
 /// Tells the controller's thread. Where the queue is out of reach nothing more is done with it.
-pub fn report_fault(f: &mut Function, queue: usize, fault: QueueFault) {
+pub(super) fn report_fault(f: &mut Function, queue: usize, fault: QueueFault) {
     let fatal = matches!(fault, QueueFault::Memory(_));
     if fatal && std::mem::replace(&mut f.queues[queue].broken, true) {
         return;

@@ -8,7 +8,7 @@ mod state;
 mod subsystems;
 mod take;
 
-pub use give::PATIENCE;
+pub(crate) use give::PATIENCE;
 use state::{end, no_controller, no_namespace, sheets};
 
 use super::config;

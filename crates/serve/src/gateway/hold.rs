@@ -7,7 +7,7 @@ use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::pcie::queue::Fetched;
 
 /// Returns whether a command may go now; else it waits in its queue.
-pub fn admits(f: &mut Function, owner: Owner, sqe: &Sqe, now_ns: u64) -> bool {
+pub(super) fn admits(f: &mut Function, owner: Owner, sqe: &Sqe, now_ns: u64) -> bool {
     let nsid = sqe.nsid.get();
     // What names no namespace is refused, or flushes all of them.
     let Ok(at) = f.view.binary_search_by_key(&nsid, |(nsid, _)| *nsid) else { return true };
@@ -23,7 +23,7 @@ pub fn admits(f: &mut Function, owner: Owner, sqe: &Sqe, now_ns: u64) -> bool {
 
 impl Worker {
     /// Commands whose time has come.
-    pub fn let_through(&mut self, f: &mut Function, at: u32) {
+    pub(super) fn let_through(&mut self, f: &mut Function, at: u32) {
         let now_ns = self.now_ns();
         for queue in 0..f.queues.len() {
             while let Some(slot) = f.queues[queue].lines.next(now_ns) {
@@ -35,7 +35,7 @@ impl Worker {
     }
 
     /// Ends commands that wait.
-    pub fn turn_away(&mut self, f: &mut Function, at: u32, whose: impl Fn(&Owner) -> bool) {
+    pub(super) fn turn_away(&mut self, f: &mut Function, at: u32, whose: impl Fn(&Owner) -> bool) {
         for queue in 0..f.queues.len() {
             let owner = |slot| Owner { function: at, queue: queue as u32, slot };
             for slot in f.queues[queue].take_waiting(|slot| whose(&owner(slot))) {

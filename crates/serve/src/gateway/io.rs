@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 /// A command in flight, by its slot.
 #[derive(Debug, Default)]
-pub struct Command {
+pub(super) struct Command {
     pub request: Option<Request>,
     pub progress: Progress,
     pub lane: u32,
@@ -51,7 +51,7 @@ impl Command {
     }
 
     /// Lets go of the requester's memory.
-    pub fn release(&mut self) {
+    pub(super) fn release(&mut self) {
         self.pieces.clear();
         self.held.clear();
         self.scratch = None;
@@ -60,24 +60,24 @@ impl Command {
 
 /// Zeroed memory that begins with a page, as sources want it that bypass the cache.
 #[derive(Debug)]
-pub struct Pages {
+pub(super) struct Pages {
     lump: Lump,
     lead: usize,
     len: usize,
 }
 
 impl Pages {
-    pub fn new(len: usize) -> Pages {
+    pub(super) fn new(len: usize) -> Pages {
         let lump = Lump::new(len + dma::PAGE as usize);
         let lead = lump.mem().host_ptr().align_offset(dma::PAGE as usize);
         Pages { lump, lead, len }
     }
 
-    pub fn mem(&self) -> Mem {
+    pub(super) fn mem(&self) -> Mem {
         self.lump.mem().after(self.lead)
     }
 
-    pub fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8] {
         &self.lump.bytes()[self.lead..self.lead + self.len]
     }
 }
@@ -110,7 +110,7 @@ impl Places for Placed<'_> {
 
 impl Worker {
     /// A command came.
-    pub fn begin(&mut self, f: &mut Function, at: u32, queue: u32, fetched: Fetched) {
+    pub(super) fn begin(&mut self, f: &mut Function, at: u32, queue: u32, fetched: Fetched) {
         let now_ns = self.now_ns();
         let Fetched { slot, sqe, .. } = fetched;
         f.queues[queue as usize].commands[usize::from(slot)].begin(now_ns);
@@ -121,7 +121,7 @@ impl Worker {
     }
 
     /// Nothing holds a command back.
-    pub fn carry_out(&mut self, f: &mut Function, owner: Owner, sqe: &Sqe) {
+    pub(super) fn carry_out(&mut self, f: &mut Function, owner: Owner, sqe: &Sqe) {
         match self.prepare(f, owner, sqe) {
             Ok(()) => self.proceed(f, owner),
             Err(status) => self.finish(f, owner, status),
@@ -207,7 +207,7 @@ impl Worker {
     }
 
     /// The source is done with a step.
-    pub fn moved(&mut self, f: &mut Function, owner: Owner, result: Result<u32, Fault>) {
+    pub(super) fn moved(&mut self, f: &mut Function, owner: Owner, result: Result<u32, Fault>) {
         let Some(q) = f.queues.get_mut(owner.queue as usize) else { return };
         let Some(Fetched { sqid, .. }) = q.cq.command(owner.slot) else { return };
         let c = &mut q.commands[usize::from(owner.slot)];
@@ -254,7 +254,7 @@ impl Worker {
     }
 
     /// Writes the completion of a command, and counts it.
-    pub fn finish(&mut self, f: &mut Function, owner: Owner, status: Status) {
+    pub(super) fn finish(&mut self, f: &mut Function, owner: Owner, status: Status) {
         self.count(f, owner, status);
         let queue = owner.queue as usize;
         let q = &mut f.queues[queue];
@@ -306,7 +306,7 @@ impl Worker {
     }
 
     /// The thread's queue of a namespace, opened when the first command wants it. None: there is no such namespace.
-    pub fn lane(&mut self, f: &mut Function, nsid: u32) -> Result<Option<u32>, Status> {
+    pub(super) fn lane(&mut self, f: &mut Function, nsid: u32) -> Result<Option<u32>, Status> {
         if let Ok(at) = f.lanes.binary_search_by_key(&nsid, |(nsid, _)| *nsid) {
             return Ok(Some(f.lanes[at].1));
         }

@@ -22,7 +22,7 @@ const STATES: [(State, &str); 5] = [
 ];
 
 /// Answers requests for a gateway's counters until it is dropped.
-pub struct Exporter {
+pub(crate) struct Exporter {
     address: SocketAddr,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -33,7 +33,11 @@ impl Exporter {
     ///
     /// # Errors
     /// `Request`: the address can't be listened at. `Machine`: no descriptor, no thread.
-    pub fn start(address: SocketAddr, patient: bool, gateway: Arc<Gateway>) -> Result<Exporter, Error> {
+    pub(crate) fn start(
+        address: SocketAddr,
+        patient: bool,
+        gateway: Arc<Gateway>,
+    ) -> Result<Exporter, Error> {
         let scarce = |e: String| Error::machine("the metrics", e, "ulimit -n 65536, ulimit -u");
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = Arc::new(eventfd(0, flags).map_err(|e| scarce(e.to_string()))?);
@@ -52,7 +56,7 @@ impl Exporter {
         Ok(Exporter { address: local.unwrap_or(address), stop, thread })
     }
 
-    pub fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 }
@@ -80,7 +84,7 @@ fn bind_later(address: SocketAddr, stop: &OwnedFd) -> Option<TcpListener> {
 }
 
 /// All of a snapshot, under the names that a target's counters have where they are the same.
-pub fn render(stats: &Stats) -> String {
+pub(crate) fn render(stats: &Stats) -> String {
     let mut out = String::with_capacity(16 << 10);
     metrics::whole(
         &mut out,

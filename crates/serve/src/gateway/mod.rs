@@ -2,19 +2,19 @@
 
 pub mod config;
 mod controller;
-pub mod dma;
+pub(crate) mod dma;
 mod function;
-pub mod handle;
+pub(crate) mod handle;
 pub mod handover;
 mod hold;
 mod io;
 pub mod keeper;
-pub mod metrics;
+pub(crate) mod metrics;
 mod port;
 pub mod rpc;
 pub mod service;
 mod shm;
-pub mod socket;
+pub(crate) mod socket;
 pub mod stats;
 pub mod vfio_user;
 mod worker;

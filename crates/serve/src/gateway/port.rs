@@ -15,17 +15,17 @@ use std::sync::{Arc, Mutex};
 
 /// A namespace as a controller shows it.
 #[derive(Clone)]
-pub struct Shown {
+pub(super) struct Shown {
     pub volume: Arc<Volume>,
     /// Limiter of all controllers together.
     pub limiter: Arc<Limiter>,
 }
 
 /// The namespaces that a controller shows, ascending.
-pub type View = Vec<(u32, Shown)>;
+pub(super) type View = Vec<(u32, Shown)>;
 
 /// A controller as its workers see it.
-pub struct Port {
+pub(super) struct Port {
     /// Among all controllers of the gateway; never used twice.
     pub id: u64,
     pub name: String,
@@ -56,7 +56,7 @@ pub struct Port {
 }
 
 /// Messages of workers and of callers to a controller's thread.
-pub enum Word {
+pub(super) enum Word {
     SubmissionClosed(u16),
     CompletionClosed(u16),
     /// A worker has nothing of it any more.
@@ -76,7 +76,7 @@ pub enum Word {
 }
 
 /// Resources lent to a client: mappings, events to wait for, registers to write to.
-pub struct Lent {
+pub(super) struct Lent {
     pub doorbells: Doorbells,
     /// Wake-up descriptors of the workers.
     pub kicks: Vec<OwnedFd>,
@@ -85,7 +85,7 @@ pub struct Lent {
 impl Lent {
     /// # Errors
     /// `Machine`: no descriptor is left.
-    pub fn new(threads: usize) -> Result<Lent, forebay_model::Error> {
+    pub(super) fn new(threads: usize) -> Result<Lent, forebay_model::Error> {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let kicks = (0..threads).map(|_| rustix::event::eventfd(0, flags)).collect::<Result<_, _>>();
         let kicks = kicks.map_err(|e| {
@@ -95,7 +95,7 @@ impl Lent {
     }
 }
 
-pub struct Options {
+pub(super) struct Options {
     pub id: u64,
     pub name: String,
     pub threads: usize,
@@ -106,7 +106,7 @@ pub struct Options {
 }
 
 impl Port {
-    pub fn new(options: Options, lent: Lent, words: Arc<Mailbox<Word>>) -> Port {
+    pub(super) fn new(options: Options, lent: Lent, words: Arc<Mailbox<Word>>) -> Port {
         let Options { id, name, threads, vectors, poll, transfer_bytes_max, view } = options;
         Port {
             id,
@@ -130,40 +130,40 @@ impl Port {
     }
 
     /// Its doorbells' counts, as another process had them.
-    pub fn count_rings(&self, counts: &[u64]) {
+    pub(super) fn count_rings(&self, counts: &[u64]) {
         self.rings.iter().zip(counts).for_each(|(rings, count)| rings.store(*count, Ordering::Relaxed));
     }
 
     /// A submission queue's doorbell came, not just its value.
-    pub fn rang(&self, sqid: u16) {
+    pub(super) fn rang(&self, sqid: u16) {
         self.rings.get(usize::from(sqid)).into_iter().for_each(|rings| {
             rings.fetch_add(1, Ordering::Relaxed);
         });
     }
 
-    pub fn rings(&self, sqid: u16) -> u64 {
+    pub(super) fn rings(&self, sqid: u16) -> u64 {
         self.rings.get(usize::from(sqid)).map_or(0, |rings| rings.load(Ordering::Relaxed))
     }
 
     /// Another queue of that number.
-    pub fn forget_rings(&self, sqid: u16) {
+    pub(super) fn forget_rings(&self, sqid: u16) {
         self.rings.get(usize::from(sqid)).into_iter().for_each(|rings| rings.store(0, Ordering::Relaxed));
     }
 
-    pub fn view(&self) -> Arc<View> {
+    pub(super) fn view(&self) -> Arc<View> {
         self.view.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 
-    pub fn view_generation(&self) -> u64 {
+    pub(super) fn view_generation(&self) -> u64 {
         self.view_generation.load(Ordering::Acquire)
     }
 
-    pub fn set_view(&self, view: View) {
+    pub(super) fn set_view(&self, view: View) {
         *self.view.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(view);
         self.view_generation.fetch_add(1, Ordering::Release);
     }
 
-    pub fn say(&self, word: Word) {
+    pub(super) fn say(&self, word: Word) {
         self.words.post(word);
     }
 }

@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
 /// Registers, and the doorbells behind them.
-pub const BAR0_BYTES: u64 = 0x4000;
+pub(super) const BAR0_BYTES: u64 = 0x4000;
 /// Doorbells without gaps between them (CAP.DSTRD 0): of the admin queue and up to `QUEUES_MAX` others.
-pub const PAGE_BYTES: u64 = BAR0_BYTES - DOORBELLS;
+pub(super) const PAGE_BYTES: u64 = BAR0_BYTES - DOORBELLS;
 /// I/O queues whose doorbells fit in.
-pub const QUEUES_MAX: u16 = (PAGE_BYTES / 8 - 1) as u16;
+pub(super) const QUEUES_MAX: u16 = (PAGE_BYTES / 8 - 1) as u16;
 
 /// BAR 0 as a file: nothing but its doorbells is ever used.
 #[derive(Debug)]
-pub struct Doorbells {
+pub(super) struct Doorbells {
     fd: Arc<OwnedFd>,
     page: NonNull<AtomicU32>,
 }
@@ -30,7 +30,7 @@ unsafe impl Send for Doorbells {}
 unsafe impl Sync for Doorbells {}
 
 impl Doorbells {
-    pub fn new() -> Result<Doorbells, Error> {
+    pub(super) fn new() -> Result<Doorbells, Error> {
         let failed =
             |e: std::io::Error| Error::machine("a page of doorbells", e.to_string(), "ulimit -n 65536");
         let make = || -> rustix::io::Result<OwnedFd> {
@@ -47,7 +47,7 @@ impl Doorbells {
     ///
     /// # Errors
     /// `Machine`: it isn't such a file.
-    pub fn adopt(fd: OwnedFd) -> Result<Doorbells, Error> {
+    pub(super) fn adopt(fd: OwnedFd) -> Result<Doorbells, Error> {
         let sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         if !sealed || fstat(&fd).is_ok_and(|file| (file.st_size as u64) < BAR0_BYTES) {
             let found = "it is too short, or may become so";
@@ -72,7 +72,7 @@ impl Doorbells {
     }
 
     /// The file, for a client to map.
-    pub fn fd(&self) -> &Arc<OwnedFd> {
+    pub(super) fn fd(&self) -> &Arc<OwnedFd> {
         &self.fd
     }
 
@@ -82,16 +82,16 @@ impl Doorbells {
         unsafe { self.page.byte_add(at as usize).as_ref() }
     }
 
-    pub fn get(&self, doorbell: Doorbell) -> u32 {
+    pub(super) fn get(&self, doorbell: Doorbell) -> u32 {
         self.word(doorbell).load(Ordering::Acquire)
     }
 
-    pub fn set(&self, doorbell: Doorbell, value: u32) {
+    pub(super) fn set(&self, doorbell: Doorbell, value: u32) {
         self.word(doorbell).store(value, Ordering::Release);
     }
 
     /// As after a reset.
-    pub fn clear(&self) {
+    pub(super) fn clear(&self) {
         for qid in 0..=QUEUES_MAX {
             self.set(Doorbell::Submission(qid), 0);
             self.set(Doorbell::Completion(qid), 0);

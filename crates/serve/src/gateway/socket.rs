@@ -15,7 +15,7 @@ const BACKLOG: i32 = 16;
 ///
 /// # Errors
 /// `Request`: somebody listens there, it is something else than a socket, the folder can't be made or written to.
-pub fn listen_at(path: &Path) -> Result<UnixListener, Error> {
+pub(crate) fn listen_at(path: &Path) -> Result<UnixListener, Error> {
     let failed = |found: String, next: String| Error::request(path.display().to_string(), found, next);
     let folder = path.parent().unwrap_or(Path::new("/"));
     if !folder.exists() {

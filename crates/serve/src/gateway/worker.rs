@@ -57,7 +57,7 @@ pub(super) const STOP: Duration = Duration::from_secs(5);
 const BLANK_BYTES: usize = 1 << 20;
 
 /// State that a gateway's threads share.
-pub struct Hub {
+pub(super) struct Hub {
     pub threads: usize,
     /// CPUs that they stay on, in turn; none: anywhere.
     pub cpus: Vec<u32>,
@@ -71,7 +71,7 @@ pub struct Hub {
 
 /// A command in flight, as lanes name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub(super) struct Owner {
     pub function: u32,
     pub queue: u32,
     pub slot: u16,
@@ -79,11 +79,11 @@ pub struct Owner {
 
 impl Owner {
     /// The flush of a shutdown: no command.
-    pub const SHUTDOWN: u16 = u16::MAX;
+    pub(super) const SHUTDOWN: u16 = u16::MAX;
 }
 
 /// For one worker. A controller is named by its `Port::id`.
-pub enum Letter {
+pub(super) enum Letter {
     /// A controller is there.
     Attach(Arc<Port>),
     /// It is gone; nothing of it is under way.
@@ -136,14 +136,14 @@ pub enum Letter {
 
 /// Counters of one worker.
 #[derive(Debug, Default)]
-pub struct Report {
+pub(super) struct Report {
     /// By the volume's address, which tells volumes apart.
     pub namespaces: Vec<(usize, NamespaceStats)>,
     /// By the controller's `Port::id`.
     pub queues: Vec<(u64, QueueStats)>,
 }
 
-pub struct Worker {
+pub(super) struct Worker {
     pub hub: Arc<Hub>,
     pub number: usize,
     mailbox: Arc<Mailbox<Letter>>,
@@ -193,7 +193,7 @@ impl PoolWorker for Worker {
 
 impl Worker {
     /// Must be made by the thread that runs it.
-    pub fn new(hub: Arc<Hub>, number: usize) -> Result<Worker, Error> {
+    pub(super) fn new(hub: Arc<Hub>, number: usize) -> Result<Worker, Error> {
         threads::settle_in(thread_pool::cpu_of(&hub.cpus, number), None)?;
         let options = RingOptions { depth: RING_DEPTH, ..RingOptions::default() };
         let mut reactor = Reactor::with_ring(options).map_err(|e| {
@@ -462,11 +462,11 @@ impl Worker {
         report
     }
 
-    pub fn now_ns(&self) -> u64 {
+    pub(super) fn now_ns(&self) -> u64 {
         self.now.saturating_duration_since(self.hub.began).as_nanos() as u64
     }
 
-    pub fn say(&self, level: Level, what: &'static str, f: &Function, why: String) {
+    pub(super) fn say(&self, level: Level, what: &'static str, f: &Function, why: String) {
         let fields = [("controller", f.port.name.clone().into()), ("why", why.into())];
         self.hub.log.say(level, what, &fields);
     }

@@ -16,7 +16,7 @@ struct Line {
 
 /// All that wait of one queue.
 #[derive(Debug, Default)]
-pub struct Lines {
+pub(crate) struct Lines {
     lines: Vec<Line>,
     /// When to look again, ns.
     until: Option<u64>,
@@ -24,7 +24,13 @@ pub struct Lines {
 
 impl Lines {
     /// True: the command may go now. Else it waits.
-    pub fn ask(&mut self, (nsid, limiter): (u32, &Arc<Limiter>), slot: u16, bytes: u64, now_ns: u64) -> bool {
+    pub(crate) fn ask(
+        &mut self,
+        (nsid, limiter): (u32, &Arc<Limiter>),
+        slot: u16,
+        bytes: u64,
+        now_ns: u64,
+    ) -> bool {
         if self.lines.is_empty() && limiter.is_open() {
             return true;
         }
@@ -56,7 +62,7 @@ impl Lines {
     }
 
     /// A slot whose time has come.
-    pub fn next(&mut self, now_ns: u64) -> Option<u16> {
+    pub(crate) fn next(&mut self, now_ns: u64) -> Option<u16> {
         self.until.filter(|until| *until <= now_ns)?;
         let mut next: Option<u64> = None;
         for line in &mut self.lines {
@@ -79,17 +85,17 @@ impl Lines {
     }
 
     /// When to look again, ns.
-    pub fn due(&self) -> Option<u64> {
+    pub(crate) fn due(&self) -> Option<u64> {
         self.until
     }
 
     /// Limits may have changed.
-    pub fn look_again(&mut self) {
+    pub(crate) fn look_again(&mut self) {
         self.until = self.until.map(|_| 0);
     }
 
     /// Takes those away that it chooses.
-    pub fn remove(&mut self, chosen: impl Fn(u16) -> bool) -> Vec<u16> {
+    pub(crate) fn remove(&mut self, chosen: impl Fn(u16) -> bool) -> Vec<u16> {
         let mut gone = Vec::new();
         for line in &mut self.lines {
             gone.extend(line.waiting.iter().map(|(slot, _)| *slot).filter(|slot| chosen(*slot)));

@@ -147,7 +147,7 @@ impl Drawn {
 ///
 /// # Errors
 /// The time to ask again. Nothing was spent, but the queue has its place in the lines that it waits in.
-pub fn enter(shares: &mut [&mut Share], bytes: u64, now_ns: u64) -> Result<(), u64> {
+pub(crate) fn enter(shares: &mut [&mut Share], bytes: u64, now_ns: u64) -> Result<(), u64> {
     let amounts = [bytes, 1];
     let waits = shares.iter_mut().filter_map(|share| share.ready(amounts, now_ns)).max();
     if let Some(until) = waits {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 impl Connection {
     /// An Abort asks for its end.
-    pub fn is_given_up(&self, at: Handle) -> bool {
+    pub(super) fn is_given_up(&self, at: Handle) -> bool {
         self.aborts.iter().any(|(given_up, _)| *given_up == at)
     }
 }

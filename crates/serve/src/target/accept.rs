@@ -25,13 +25,13 @@ const ACCEPTED_MAX: u32 = 256;
 const COMPLAINT_EVERY: Duration = Duration::from_secs(10);
 
 /// Why a connection more isn't taken.
-pub const FULL: &str = "the limit on connections is reached (connections)";
+pub(crate) const FULL: &str = "the limit on connections is reached (connections)";
 
 /// `field`: of the configuration, that names it.
 ///
 /// # Errors
 /// `Request`: the address is in use, not ours, or not allowed.
-pub fn bind(field: &str, address: SocketAddr) -> Result<TcpListener, Error> {
+pub(crate) fn bind(field: &str, address: SocketAddr) -> Result<TcpListener, Error> {
     let asked = format!("{field} = \"{address}\"");
     let bound = open(address).map_err(|e| match e.raw_os_error() {
         libc::EADDRINUSE => {
@@ -64,7 +64,7 @@ fn open(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-pub struct Acceptor {
+pub(crate) struct Acceptor {
     site: Arc<Site>,
     listeners: Vec<TcpListener>,
     /// Readable once the thread should end.
@@ -84,13 +84,17 @@ fn incoming_cpu(socket: &TcpStream) -> Option<u32> {
 impl Acceptor {
     /// # Errors
     /// `Machine`: a host has a TLS key, and there is no OpenSSL.
-    pub fn new(site: Arc<Site>, listeners: Vec<TcpListener>, stop: Arc<OwnedFd>) -> Result<Acceptor, Error> {
+    pub(crate) fn new(
+        site: Arc<Site>,
+        listeners: Vec<TcpListener>,
+        stop: Arc<OwnedFd>,
+    ) -> Result<Acceptor, Error> {
         let gate = Gate::of(&site.config)?;
         Ok(Acceptor { site, listeners, stop, spare: File::open("/dev/null").ok(), complained: None, gate })
     }
 
     /// Until `stop` is readable.
-    pub fn run(mut self) {
+    pub(crate) fn run(mut self) {
         loop {
             let stop = PollFd::from_borrowed_fd(std::os::fd::AsFd::as_fd(&*self.stop), PollFlags::IN);
             let listeners = self.listeners.iter().map(|l| PollFd::new(l, PollFlags::IN));

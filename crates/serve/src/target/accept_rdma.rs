@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 const BACKLOG: u32 = 1024;
 
 /// All that listens over RDMA, on one channel.
-pub struct Listeners {
+pub(super) struct Listeners {
     channel: Arc<Channel>,
     /// Kept, so that they listen.
     ids: Vec<Id>,
@@ -31,7 +31,7 @@ impl Listeners {
     ///
     /// # Errors
     /// `Machine`: RDMA isn't there. `Request`: the address is in use, not ours, or no card's.
-    pub fn bind(addresses: &[SocketAddr]) -> Result<Option<Listeners>, Error> {
+    pub(super) fn bind(addresses: &[SocketAddr]) -> Result<Option<Listeners>, Error> {
         let Some(first) = addresses.first() else { return Ok(None) };
         let library = ready(&asked_for(*first))?;
         let channel = Channel::open(library).map_err(|e| unusable(*first, &e))?;
@@ -46,12 +46,12 @@ impl Listeners {
     }
 
     /// With the ports that were free.
-    pub fn addresses(&self) -> Vec<SocketAddr> {
+    pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         self.ids.iter().filter_map(Id::local).collect()
     }
 
     /// Until `stop` is readable.
-    pub fn run(self, site: &Site, stop: &OwnedFd) {
+    pub(super) fn run(self, site: &Site, stop: &OwnedFd) {
         loop {
             let mut all =
                 [stop.as_fd(), self.channel.fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));

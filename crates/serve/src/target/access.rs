@@ -12,17 +12,21 @@ use std::sync::Arc;
 
 /// The states of a subsystem's groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Access(Vec<Rule>);
+pub(crate) struct Access(Vec<Rule>);
 
 impl Access {
     /// # Errors
     /// Of `Ana::rule`.
-    pub fn of(nqn: &str, given: &[Ana]) -> Result<Access, Error> {
+    pub(crate) fn of(nqn: &str, given: &[Ana]) -> Result<Access, Error> {
         given.iter().map(|ana| ana.rule(nqn)).collect::<Result<_, _>>().map(Access)
     }
 
     /// The subsystem as hosts see it that came to `local`.
-    pub fn seen_from(&self, local: SocketAddr, subsystem: &Arc<nvme::Subsystem>) -> Arc<nvme::Subsystem> {
+    pub(crate) fn seen_from(
+        &self,
+        local: SocketAddr,
+        subsystem: &Arc<nvme::Subsystem>,
+    ) -> Arc<nvme::Subsystem> {
         let states: BTreeMap<u32, AnaState> =
             self.0.iter().filter(|rule| rule.applies(local)).map(|rule| (rule.group, rule.state)).collect();
         match &subsystem.kind {
@@ -36,14 +40,14 @@ impl Access {
 }
 
 /// Some of its groups can't be reached.
-pub fn is_lossy(subsystem: &nvme::Subsystem) -> bool {
+pub(super) fn is_lossy(subsystem: &nvme::Subsystem) -> bool {
     let nvme::Kind::Nvm { ana, .. } = &subsystem.kind else { return false };
     ana.values().any(|state| !matches!(state, AnaState::Optimized | AnaState::NonOptimized))
 }
 
 impl Subsystem {
     /// Shows each controller the subsystem as it is now. Returns the admin queues that may have events to send.
-    pub fn show(&self, state: &State) -> Vec<Seat> {
+    pub(crate) fn show(&self, state: &State) -> Vec<Seat> {
         for cell in state.controllers.values() {
             cell.update(state.access.seen_from(cell.local, &state.nvme));
         }
@@ -59,7 +63,7 @@ impl Cell {
     }
 
     /// Returns the state of a namespace for its host. Costs a lock only where some can't be reached.
-    pub fn reaches(&self, nsid: u32) -> AnaState {
+    pub(crate) fn reaches(&self, nsid: u32) -> AnaState {
         if !self.lossy.load(Ordering::Acquire) {
             return AnaState::Optimized;
         }
@@ -70,7 +74,7 @@ impl Cell {
     }
 
     /// The groups that its host reaches by other than the best way, by name of their state.
-    pub fn states(&self) -> BTreeMap<u32, &'static str> {
+    pub(crate) fn states(&self) -> BTreeMap<u32, &'static str> {
         match &self.controller().subsystem().kind {
             nvme::Kind::Nvm { ana, .. } => ana
                 .iter()

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Stands for the flushes of a shutdown among the commands of an admin queue.
-pub const SHUTDOWN: Handle = Handle(u16::MAX);
+pub(super) const SHUTDOWN: Handle = Handle(u16::MAX);
 /// Time for a peer to read why its connection ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Log identifier of SMART / Health (base, figure 202).

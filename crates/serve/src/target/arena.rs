@@ -17,14 +17,14 @@ const SIZES: usize = 3;
 
 /// One slot, taken. Whoever has it gives it back once nothing points there any more.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Slot {
+pub(crate) struct Slot {
     size: u8,
     index: u32,
 }
 
 /// Slots that somebody holds, by size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held([u32; SIZES]);
+pub(crate) struct Held([u32; SIZES]);
 
 struct Size {
     base: NonNull<u8>,
@@ -35,7 +35,7 @@ struct Size {
     free: Vec<u32>,
 }
 
-pub struct Pool {
+pub(crate) struct Pool {
     base: NonNull<u8>,
     mapped_bytes: usize,
     sizes: [Size; SIZES],
@@ -49,7 +49,7 @@ unsafe impl Send for Pool {}
 
 impl Pool {
     /// `bytes` in all, for transfers up to `longest`; an eighth for small ones, three eighths for medium ones.
-    pub fn new(bytes: u64, longest: u32) -> Result<Pool, Error> {
+    pub(crate) fn new(bytes: u64, longest: u32) -> Result<Pool, Error> {
         let large = (longest as usize).max(MEDIUM);
         let shares = [(SMALL, bytes / 8), (MEDIUM, bytes * 3 / 8), (large, bytes / 2)];
         let counts = shares.map(|(size, share)| ((share as usize / size).max(4), size));
@@ -74,7 +74,7 @@ impl Pool {
 
     /// The smallest that is free and long enough, for somebody who holds so many already: of what is free nobody
     /// gets more than is left for all others. None: wait until one is given back.
-    pub fn take(&mut self, bytes: usize, held: &mut Held) -> Option<Slot> {
+    pub(crate) fn take(&mut self, bytes: usize, held: &mut Held) -> Option<Slot> {
         (0..SIZES).find_map(|at| {
             let size = &mut self.sizes[at];
             let left = size.free.len() as u32 + size.count - size.untouched;
@@ -94,7 +94,7 @@ impl Pool {
         })
     }
 
-    pub fn give_back(&mut self, slot: Slot, held: &mut Held) {
+    pub(crate) fn give_back(&mut self, slot: Slot, held: &mut Held) {
         held.0[slot.size as usize] -= 1;
         self.sizes[slot.size as usize].free.push(slot.index);
     }
@@ -105,11 +105,11 @@ impl Pool {
 
     /// Slots that are taken.
     #[cfg(test)]
-    pub fn taken(&self) -> usize {
+    pub(crate) fn taken(&self) -> usize {
         self.sizes.iter().map(|s| s.untouched as usize - s.free.len()).sum()
     }
 
-    pub fn mem(&self, slot: &Slot) -> Mem {
+    pub(crate) fn mem(&self, slot: &Slot) -> Mem {
         let size = &self.sizes[slot.size as usize];
         // SAFETY: a slot that was taken lies inside its part of the mapping.
         let at = unsafe { size.base.add(slot.index as usize * size.slot_bytes) };
@@ -117,27 +117,27 @@ impl Pool {
     }
 
     /// All of its slots.
-    pub fn whole(&self) -> (NonNull<u8>, usize) {
+    pub(crate) fn whole(&self) -> (NonNull<u8>, usize) {
         (self.base, self.mapped_bytes)
     }
 
-    pub fn blank_bytes(&self) -> usize {
+    pub(crate) fn blank_bytes(&self) -> usize {
         self.blank_bytes
     }
 
     /// Zeros, at least as long as the longest transfer. To be read only.
-    pub fn blank(&self) -> Mem {
+    pub(crate) fn blank(&self) -> Mem {
         Mem::Host { at: self.blank, piece: UNREGISTERED }
     }
 
-    pub fn bytes(&self, slot: &Slot, len: usize) -> &[u8] {
+    pub(crate) fn bytes(&self, slot: &Slot, len: usize) -> &[u8] {
         let len = len.min(self.bytes_of(slot));
         // SAFETY: inside the slot, which its holder lends to nobody else meanwhile.
         unsafe { std::slice::from_raw_parts(self.mem(slot).host_ptr(), len) }
     }
 
     /// Leaves nothing of what the slot held before.
-    pub fn clear(&mut self, slot: &Slot, len: usize) {
+    pub(crate) fn clear(&mut self, slot: &Slot, len: usize) {
         let len = len.min(self.bytes_of(slot));
         // SAFETY: as in `bytes`.
         unsafe { self.mem(slot).host_ptr().write_bytes(0, len) };
@@ -146,26 +146,26 @@ impl Pool {
 
 /// Memory of one command's own: for what must not wait for a slot.
 #[derive(Debug)]
-pub struct Lump(NonNull<[u8]>);
+pub(crate) struct Lump(NonNull<[u8]>);
 
 // SAFETY: owned alone, like the box it was.
 unsafe impl Send for Lump {}
 
 impl Lump {
     /// `len` zeros.
-    pub fn new(len: usize) -> Lump {
+    pub(crate) fn new(len: usize) -> Lump {
         Lump::of(vec![0; len.max(1)])
     }
 
-    pub fn of(bytes: Vec<u8>) -> Lump {
+    pub(crate) fn of(bytes: Vec<u8>) -> Lump {
         Lump(NonNull::from(Box::leak(bytes.into_boxed_slice())))
     }
 
-    pub fn mem(&self) -> Mem {
+    pub(crate) fn mem(&self) -> Mem {
         Mem::Host { at: self.0.cast(), piece: UNREGISTERED }
     }
 
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: ours, and whoever receives into it has finished before it is looked at.
         unsafe { self.0.as_ref() }
     }

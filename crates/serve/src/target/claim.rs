@@ -19,7 +19,7 @@ const POLL: Duration = Duration::from_millis(10);
 ///
 /// # Errors
 /// `Request`: it is another's. `Machine`: its file system has no locks.
-pub fn claim(file: &File, path: &Path) -> Result<(), Error> {
+pub(super) fn claim(file: &File, path: &Path) -> Result<(), Error> {
     claim_within(file, path, GONE_WAIT, LIVING_WAIT)
 }
 

@@ -8,7 +8,7 @@ use forebay_nvme::nvm::Request;
 use forebay_nvme::transport::tcp::Place;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum State {
+pub(super) enum State {
     #[default]
     Free,
     /// Its data are on their way here.
@@ -26,7 +26,7 @@ pub enum State {
 }
 
 #[derive(Debug, Default)]
-pub enum Memory {
+pub(super) enum Memory {
     #[default]
     None,
     Slot(Slot),
@@ -40,7 +40,7 @@ pub enum Memory {
 }
 
 impl Memory {
-    pub fn mem(&self, pool: &Pool) -> Mem {
+    pub(super) fn mem(&self, pool: &Pool) -> Mem {
         match self {
             Memory::None => Mem::None,
             Memory::Slot(slot) => pool.mem(slot),
@@ -50,7 +50,7 @@ impl Memory {
         }
     }
 
-    pub fn bytes<'a>(&'a self, pool: &'a Pool, len: usize) -> &'a [u8] {
+    pub(super) fn bytes<'a>(&'a self, pool: &'a Pool, len: usize) -> &'a [u8] {
         match self {
             Memory::Slot(slot) => pool.bytes(slot, len),
             Memory::Lump(lump) | Memory::Spare(lump) => &lump.bytes()[..len.min(lump.bytes().len())],
@@ -60,7 +60,7 @@ impl Memory {
 }
 
 #[derive(Debug, Default)]
-pub struct Command {
+pub(super) struct Command {
     pub state: State,
     pub sqe: Sqe,
     /// None: an admin or Fabrics command.
@@ -81,7 +81,7 @@ pub struct Command {
 }
 
 /// A command with the pool that its memory is from.
-pub struct Placed<'a>(pub &'a Command, pub &'a Pool);
+pub(super) struct Placed<'a>(pub &'a Command, pub &'a Pool);
 
 impl Places for Placed<'_> {
     fn data(&self) -> Mem {
@@ -110,6 +110,6 @@ impl Places for Placed<'_> {
 }
 
 /// Returns the memory of the data of one of the connection's commands.
-pub fn place(commands: &[Command], pool: &Pool, at: Place) -> Mem {
+pub(super) fn place(commands: &[Command], pool: &Pool, at: Place) -> Mem {
     commands.get(at.command.0 as usize).map_or(Mem::None, |c| c.memory.mem(pool)).after(at.offset as usize)
 }

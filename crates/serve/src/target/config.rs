@@ -24,14 +24,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
 /// IANA's port for NVMe over TCP, and that of the discovery service.
-pub const PORT: u16 = 4420;
+pub(crate) const PORT: u16 = 4420;
 const TEXT_BYTES_MAX: usize = 4 << 20;
 /// Page that describes its fields.
 const FIELDS: &str = "docs/serve.md";
 /// An NQN's length (base, section 4.5).
 const NQN_BYTES_MAX: usize = 223;
 /// I/O queues that a controller can have: queue identifiers are 16 bits, and this is what hosts can use.
-pub const QUEUES_MAX: u16 = 1024;
+pub(crate) const QUEUES_MAX: u16 = 1024;
 /// Highest identifier of a controller (base, section 3.1.1).
 const CNTLID_MAX: u16 = 0xffef;
 

@@ -17,14 +17,14 @@ use std::time::Instant;
 
 /// Role of a connection, known once its Connect was admitted.
 #[derive(Clone)]
-pub enum Role {
+pub(super) enum Role {
     New,
     Admin(Arc<Cell>),
     Io { cell: Arc<Cell>, qid: u16 },
 }
 
 impl Role {
-    pub fn cell(&self) -> Option<&Arc<Cell>> {
+    pub(super) fn cell(&self) -> Option<&Arc<Cell>> {
         match self {
             Role::New => None,
             Role::Admin(cell) | Role::Io { cell, .. } => Some(cell),
@@ -34,13 +34,13 @@ impl Role {
 
 /// A command that came with data, and found no memory for them.
 #[derive(Clone, Copy)]
-pub struct Stuck {
+pub(super) struct Stuck {
     pub command: Handle,
     pub sqe: Sqe,
     pub in_capsule: u32,
 }
 
-pub struct Connection {
+pub(super) struct Connection {
     pub seat: Seat,
     pub peer: SocketAddr,
     pub local: SocketAddr,
@@ -101,7 +101,13 @@ pub struct Connection {
 }
 
 impl Connection {
-    pub fn new(seat: Seat, link: Link, peer: SocketAddr, local: SocketAddr, now: Instant) -> Connection {
+    pub(super) fn new(
+        seat: Seat,
+        link: Link,
+        peer: SocketAddr,
+        local: SocketAddr,
+        now: Instant,
+    ) -> Connection {
         Connection {
             seat,
             peer,
@@ -142,12 +148,12 @@ impl Connection {
     }
 
     /// Nothing but authentication is executed.
-    pub fn is_locked(&self) -> bool {
+    pub(super) fn is_locked(&self) -> bool {
         let is_authenticated = |auth: &TargetAuth| matches!(auth.outcome(), Outcome::Authenticated(_));
         self.must_authenticate && !self.auth.as_deref().is_some_and(is_authenticated)
     }
 
-    pub fn command(&mut self, at: Handle) -> &mut Command {
+    pub(super) fn command(&mut self, at: Handle) -> &mut Command {
         let at = at.0 as usize;
         if at >= self.commands.len() {
             self.commands.resize_with(at + 1, Command::default);
@@ -156,20 +162,20 @@ impl Connection {
     }
 
     /// Commands that the host waits for, but for asynchronous events.
-    pub fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         let idle = |c: &Command| matches!(c.state, State::Free | State::Parked | State::Left);
         self.commands.iter().all(idle) && self.stuck.is_none()
     }
 
     /// The data of one command more are waited for. Whatever else its host says, some of them must come in time.
-    pub fn collects(&mut self, now: Instant) {
+    pub(super) fn collects(&mut self, now: Instant) {
         if self.collecting == 0 {
             self.data_at = now;
         }
         self.collecting += 1;
     }
 
-    pub fn qid(&self) -> u16 {
+    pub(super) fn qid(&self) -> u16 {
         match self.role {
             Role::Io { qid, .. } => qid,
             _ => 0,
@@ -177,7 +183,7 @@ impl Connection {
     }
 
     /// It may receive.
-    pub fn listens(&self) -> bool {
+    pub(super) fn listens(&self) -> bool {
         !self.closing && !self.last_words && self.lingers_until.is_none()
     }
 }

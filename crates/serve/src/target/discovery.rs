@@ -26,7 +26,7 @@ struct Port {
 
 impl Site {
     /// The discovery subsystem as who connected to `local` sees it: our listeners by addresses that lead here.
-    pub fn discovery_at(&self, local: SocketAddr) -> Arc<nvme::Subsystem> {
+    pub(crate) fn discovery_at(&self, local: SocketAddr) -> Arc<nvme::Subsystem> {
         let discovery = self.subsystems.last().expect("the discovery subsystem is always there");
         let mut entries = Vec::new();
         let listeners = self.addresses.get().into_iter().flat_map(|all| {

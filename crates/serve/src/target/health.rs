@@ -16,7 +16,7 @@ const FRESH: Duration = Duration::from_secs(10);
 const ICE_KELVIN: f64 = 273.15;
 
 /// Since each was opened. A controller is as busy as its busiest namespace, and as warm as its warmest drive.
-pub fn of<'a>(volumes: impl Iterator<Item = &'a Volume>) -> Health {
+pub(crate) fn of<'a>(volumes: impl Iterator<Item = &'a Volume>) -> Health {
     let (mut total, mut minutes, mut kelvin) = (Counts::default(), 0, 0);
     for volume in volumes {
         total.add(&volume.counts());

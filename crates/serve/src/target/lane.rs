@@ -21,14 +21,14 @@ const QUEUE: u32 = 0;
 
 /// A command of one of the thread's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub(crate) struct Owner {
     pub connection: u32,
     pub command: Handle,
 }
 
 /// Next request of a command to the source.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
+pub(crate) struct Step {
     pub op: Op,
     pub offset: u64,
     pub len: u32,
@@ -37,7 +37,7 @@ pub struct Step {
 
 /// A step that is over.
 #[derive(Debug)]
-pub struct Finished<O = Owner> {
+pub(crate) struct Finished<O = Owner> {
     pub owner: O,
     /// Bytes moved.
     pub result: Result<u32, Fault>,
@@ -46,7 +46,7 @@ pub struct Finished<O = Owner> {
 
 impl<O> Finished<O> {
     /// Returns the bytes that a CPU copied in memory between the source and the requester.
-    pub fn staged_bytes(&self) -> u64 {
+    pub(crate) fn staged_bytes(&self) -> u64 {
         match (&self.result, self.via) {
             (Ok(bytes), Via::Staged | Via::Compat) => (*bytes).into(),
             _ => 0,
@@ -55,7 +55,7 @@ impl<O> Finished<O> {
 }
 
 /// `O`: how the thread names the command that a step belongs to.
-pub struct Lane<O = Owner> {
+pub(crate) struct Lane<O = Owner> {
     pub volume: Arc<Volume>,
     pub counts: Counts,
     published: Counts,
@@ -84,7 +84,7 @@ pub struct Lane<O = Owner> {
 }
 
 impl<O: Copy> Lane<O> {
-    pub fn open(
+    pub(crate) fn open(
         volume: Arc<Volume>,
         io_bytes_max: u32,
         thread: u32,
@@ -116,12 +116,12 @@ impl<O: Copy> Lane<O> {
     }
 
     /// Returns the place of these bytes, if they lie in memory already.
-    pub fn lend(&mut self, offset: u64, len: u32) -> Option<Mem> {
+    pub(crate) fn lend(&mut self, offset: u64, len: u32) -> Option<Mem> {
         self.client.queue(QUEUE).lend(offset, len)
     }
 
     /// Hands a step to the source, or keeps it until there is room.
-    pub fn start(&mut self, owner: O, step: Step, reactor: &mut Reactor) {
+    pub(crate) fn start(&mut self, owner: O, step: Step, reactor: &mut Reactor) {
         if !self.full.is_empty() || self.client.is_owed() || !self.push(owner, step, reactor) {
             self.full.push_back((owner, step));
         }
@@ -141,7 +141,7 @@ impl<O: Copy> Lane<O> {
     }
 
     /// Starts what was pushed, and appends what is done.
-    pub fn turn(&mut self, reactor: &mut Reactor, finished: &mut Vec<Finished<O>>) {
+    pub(crate) fn turn(&mut self, reactor: &mut Reactor, finished: &mut Vec<Finished<O>>) {
         if std::mem::take(&mut self.pushed) {
             self.client.submit(reactor);
         }
@@ -191,16 +191,16 @@ impl<O: Copy> Lane<O> {
     }
 
     /// Something was pushed that isn't started.
-    pub fn is_pushed(&self) -> bool {
+    pub(crate) fn is_pushed(&self) -> bool {
         self.pushed
     }
 
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.client.in_flight() == 0 && !self.client.is_owed() && self.full.is_empty()
     }
 
     /// Asks the source to give up on all that `whose` names. Returns those that it hadn't got yet: they are over.
-    pub fn abandon(&mut self, whose: impl Fn(&O) -> bool, reactor: &mut Reactor) -> Vec<O> {
+    pub(crate) fn abandon(&mut self, whose: impl Fn(&O) -> bool, reactor: &mut Reactor) -> Vec<O> {
         let named = |owner: &Option<O>| owner.as_ref().is_some_and(&whose);
         let mut over: Vec<O> = Vec::new();
         for tag in self.client.take_owed(named) {
@@ -218,7 +218,7 @@ impl<O: Copy> Lane<O> {
     }
 
     /// Shows other threads what was counted here, up to `now`.
-    pub fn publish(&mut self, thread: usize, now: Instant) {
+    pub(crate) fn publish(&mut self, thread: usize, now: Instant) {
         if self.counts != self.published {
             self.published = self.counts;
             self.volume.busy.note(now);
@@ -227,26 +227,26 @@ impl<O: Copy> Lane<O> {
     }
 
     /// The lane goes: what it counted stays with its volume.
-    pub fn end(&self, thread: usize) {
+    pub(crate) fn end(&self, thread: usize) {
         let mut past = self.volume.past();
         self.add_to(&mut past);
         self.volume.live(thread).set(&Counts::default());
     }
 
     /// Adds what was counted here to a snapshot.
-    pub fn add_to(&self, stats: &mut NamespaceStats) {
+    pub(crate) fn add_to(&self, stats: &mut NamespaceStats) {
         stats.counts.add(&self.counts);
         self.read_latency.add_to(&mut stats.read_latency);
         self.write_latency.add_to(&mut stats.write_latency);
     }
 
-    pub fn next_due(&self) -> Option<Instant> {
+    pub(crate) fn next_due(&self) -> Option<Instant> {
         self.client.due_of(QUEUE)
     }
 }
 
 /// Puts a lane where none is; at which number.
-pub fn place<O>(lanes: &mut Vec<Option<Lane<O>>>, lane: Lane<O>) -> u32 {
+pub(crate) fn place<O>(lanes: &mut Vec<Option<Lane<O>>>, lane: Lane<O>) -> u32 {
     let number = lanes.iter().position(Option::is_none).unwrap_or(lanes.len());
     if number == lanes.len() {
         lanes.push(None);

@@ -12,12 +12,12 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Transport by which a host comes.
-pub enum Way {
+pub(crate) enum Way {
     Tcp(OwnedFd),
     Rdma(Box<Asked>),
 }
 
-pub struct Newcomer {
+pub(crate) struct Newcomer {
     pub way: Way,
     pub peer: SocketAddr,
     pub local: SocketAddr,
@@ -25,7 +25,7 @@ pub struct Newcomer {
     pub client: Option<Client>,
 }
 
-pub enum Letter {
+pub(crate) enum Letter {
     /// A connection that was accepted.
     Adopt(Newcomer),
     Close(Seat, &'static str),
@@ -48,7 +48,7 @@ pub enum Letter {
 
 /// Counters of one thread, by subsystem.
 #[derive(Debug, Default)]
-pub struct Report {
+pub(crate) struct Report {
     pub namespaces: Vec<(usize, NamespaceStats)>,
     pub hosts: Vec<(usize, HostStats)>,
     pub controllers: Vec<ControllerStats>,
@@ -57,7 +57,7 @@ pub struct Report {
 }
 
 /// Letters for one thread, which is woken by each.
-pub struct Mailbox<L = Letter> {
+pub(crate) struct Mailbox<L = Letter> {
     waker: Arc<Waker>,
     letters: Mutex<Vec<L>>,
     pending: AtomicBool,
@@ -66,7 +66,7 @@ pub struct Mailbox<L = Letter> {
 }
 
 impl<L> Mailbox<L> {
-    pub fn new(waker: Arc<Waker>) -> Mailbox<L> {
+    pub(crate) fn new(waker: Arc<Waker>) -> Mailbox<L> {
         Mailbox {
             waker,
             letters: Mutex::new(Vec::new()),
@@ -79,17 +79,17 @@ impl<L> Mailbox<L> {
         self.letters.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub fn post(&self, letter: L) {
+    pub(crate) fn post(&self, letter: L) {
         self.letters().push(letter);
         self.pending.store(true, Ordering::Release);
         self.waker.wake();
     }
 
-    pub fn has_letters(&self) -> bool {
+    pub(crate) fn has_letters(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
 
-    pub fn take(&self) -> Vec<L> {
+    pub(crate) fn take(&self) -> Vec<L> {
         if !self.pending.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
@@ -97,12 +97,12 @@ impl<L> Mailbox<L> {
     }
 
     /// Wakes the thread without a letter.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.waker.wake();
     }
 
     /// A connection is gone.
-    pub fn leave(&self, totals: &Totals) {
+    pub(crate) fn leave(&self, totals: &Totals) {
         self.load.fetch_sub(1, Ordering::Relaxed);
         totals.connections.fetch_sub(1, Ordering::Relaxed);
     }

@@ -18,7 +18,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Equal messages that are remembered for that.
 const SAID_MAX: usize = 64;
 
-pub struct Announcer {
+pub(super) struct Announcer {
     socket: UdpSocket,
     services: Vec<(Ipv4Addr, Service)>,
     /// Recent multicast answers, with their time and link.
@@ -30,7 +30,7 @@ impl Announcer {
     ///
     /// # Errors
     /// `Machine`: the socket can't be had, or there is no IPv4 address to announce.
-    pub fn open(listening: &[SocketAddr], log: &Log) -> Result<Announcer, Error> {
+    pub(super) fn open(listening: &[SocketAddr], log: &Log) -> Result<Announcer, Error> {
         let asked = "mdns = true";
         let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let socket = multicast::bound(GROUP, PORT).map_err(|e| {
@@ -69,7 +69,7 @@ impl Announcer {
     }
 
     /// Until `stop` is readable.
-    pub fn run(mut self, stop: &OwnedFd) {
+    pub(super) fn run(mut self, stop: &OwnedFd) {
         let mut again = Some(clock::now() + AGAIN);
         self.announce(Service::announcement);
         let mut message = [0; MESSAGE_BYTES_MAX];

@@ -1,6 +1,6 @@
 //! The counters in Prometheus's text format, and the few lines of HTTP that hand them out.
 
-pub mod fabric;
+pub(crate) mod fabric;
 
 use super::stats::{Counts, LatencyStats, NamespaceStats, Stats};
 use forebay_io::clock;
@@ -18,7 +18,7 @@ const REQUEST_BYTES_MAX: usize = 8 << 10;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Answers requests, one at a time, until `stop` is readable.
-pub fn serve(listener: &TcpListener, stop: &Arc<OwnedFd>, text: &dyn Fn() -> String) {
+pub(crate) fn serve(listener: &TcpListener, stop: &Arc<OwnedFd>, text: &dyn Fn() -> String) {
     serve_within(listener, stop, text, PATIENCE);
 }
 
@@ -96,7 +96,7 @@ fn answer(mut client: TcpStream, text: &dyn Fn() -> String, patience: Duration) 
 }
 
 /// All of a snapshot. Names end in their units; counters end in `_total`.
-pub fn render(stats: &Stats) -> String {
+pub(crate) fn render(stats: &Stats) -> String {
     let mut out = String::with_capacity(16 << 10);
     let whole = [
         ("forebay_uptime_seconds", "gauge", stats.seconds),
@@ -149,21 +149,26 @@ pub fn render(stats: &Stats) -> String {
 }
 
 /// Samples without labels: the name, the type and the value of each.
-pub fn whole(out: &mut String, all: &[(&str, &str, f64)]) {
+pub(crate) fn whole(out: &mut String, all: &[(&str, &str, f64)]) {
     for (name, kind, value) in all {
         let _ = writeln!(out, "# TYPE {name} {kind}\n{name} {value}");
     }
 }
 
 /// Writes the metrics of namespaces, each with its labels.
-pub fn of_namespaces(out: &mut String, all: &[(String, &NamespaceStats)]) {
+pub(crate) fn of_namespaces(out: &mut String, all: &[(String, &NamespaceStats)]) {
     counters(out, "namespace", all.iter().map(|(l, n)| (l.as_str(), &n.counts)));
     family(out, "forebay_namespace_bytes", "gauge", all.iter().map(|(l, n)| (l.as_str(), n.bytes)));
     histograms(out, "namespace_read", all.iter().map(|(l, n)| (l.as_str(), &n.read_latency)));
     histograms(out, "namespace_write", all.iter().map(|(l, n)| (l.as_str(), &n.write_latency)));
 }
 
-pub fn family<'a>(out: &mut String, name: &str, kind: &str, values: impl Iterator<Item = (&'a str, u64)>) {
+pub(crate) fn family<'a>(
+    out: &mut String,
+    name: &str,
+    kind: &str,
+    values: impl Iterator<Item = (&'a str, u64)>,
+) {
     for (at, (labels, value)) in values.enumerate() {
         if at == 0 {
             let _ = writeln!(out, "# TYPE {name} {kind}");
@@ -172,7 +177,11 @@ pub fn family<'a>(out: &mut String, name: &str, kind: &str, values: impl Iterato
     }
 }
 
-pub fn counters<'a>(out: &mut String, whose: &str, all: impl Iterator<Item = (&'a str, &'a Counts)> + Clone) {
+pub(crate) fn counters<'a>(
+    out: &mut String,
+    whose: &str,
+    all: impl Iterator<Item = (&'a str, &'a Counts)> + Clone,
+) {
     type Pick = fn(&Counts) -> u64;
     let picks: [(&str, Pick); 7] = [
         ("reads", |c| c.reads),
@@ -189,7 +198,11 @@ pub fn counters<'a>(out: &mut String, whose: &str, all: impl Iterator<Item = (&'
     }
 }
 
-pub fn histograms<'a>(out: &mut String, what: &str, all: impl Iterator<Item = (&'a str, &'a LatencyStats)>) {
+pub(crate) fn histograms<'a>(
+    out: &mut String,
+    what: &str,
+    all: impl Iterator<Item = (&'a str, &'a LatencyStats)>,
+) {
     let name = format!("forebay_{what}_latency_seconds");
     for (at, (labels, latency)) in all.filter(|(_, l)| l.count > 0).enumerate() {
         if at == 0 {
@@ -205,7 +218,7 @@ pub fn histograms<'a>(out: &mut String, what: &str, all: impl Iterator<Item = (&
 }
 
 /// A label's value: hosts choose their names.
-pub fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

@@ -4,11 +4,11 @@
 //! accept to close. What an I/O needs is never shared between threads; admin commands take a lock.
 
 mod abort;
-pub mod accept;
+pub(crate) mod accept;
 mod accept_rdma;
 mod access;
 mod admin;
-pub mod arena;
+pub(crate) mod arena;
 mod auth;
 mod claim;
 mod command;
@@ -16,26 +16,26 @@ pub mod config;
 mod connection;
 mod discovery;
 mod fault;
-pub mod health;
+pub(crate) mod health;
 mod io;
-pub mod lane;
+pub(crate) mod lane;
 mod link;
 pub mod log;
-pub mod mail;
+pub(crate) mod mail;
 mod mdns;
-pub mod metrics;
+pub(crate) mod metrics;
 mod nsid;
 mod rdma;
 mod refusals;
 pub mod reload;
 mod secrets;
 mod server;
-pub mod site;
+pub(crate) mod site;
 pub mod stats;
-pub mod steps;
-pub mod thread_pool;
+pub(crate) mod steps;
+pub(crate) mod thread_pool;
 mod tls;
-pub mod volume;
+pub(crate) mod volume;
 mod worker;
 
 pub use config::Config;

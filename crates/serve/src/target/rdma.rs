@@ -35,7 +35,7 @@ const FETCH: u64 = 2 << 32;
 const ANSWER: u64 = 3 << 32;
 
 /// A connection that a host asks for.
-pub struct Asked {
+pub(crate) struct Asked {
     pub id: Id,
     /// Private data that it sent along.
     pub private: Vec<u8>,
@@ -43,7 +43,7 @@ pub struct Asked {
 
 /// The cards that a thread's connections are on, each with the thread's slots.
 #[derive(Default)]
-pub struct Cards {
+pub(super) struct Cards {
     domains: Option<Arc<Domains>>,
     slots: Vec<(Arc<Domain>, Arc<Region>)>,
 }
@@ -72,7 +72,7 @@ struct Posted {
     _own: Option<Region>,
 }
 
-pub struct Rdma {
+pub(super) struct Rdma {
     pub end: TargetEnd,
     // Goes before what it reads and writes.
     id: Option<Id>,
@@ -96,11 +96,11 @@ pub struct Rdma {
 }
 
 /// Why a connection that was asked for isn't made.
-pub struct Refused(pub String);
+pub(super) struct Refused(pub String);
 
 impl Rdma {
     /// Gives the host its queue, or says why not. `port`: token and number at the reactor.
-    pub fn accept(
+    pub(super) fn accept(
         asked: Asked,
         offer: &Offer,
         in_capsule: usize,
@@ -182,12 +182,12 @@ impl Rdma {
         self.buffer.stretch(usize::from(receive) * self.capsule_bytes, self.capsule_bytes)
     }
 
-    pub fn completed(&mut self, completion: Completion) {
+    pub(super) fn completed(&mut self, completion: Completion) {
         self.watches.completed(completion);
     }
 
     /// Takes what the card and the manager have to tell.
-    pub fn receive(&mut self, reactor: &mut Reactor) -> io::Result<Received> {
+    pub(super) fn receive(&mut self, reactor: &mut Reactor) -> io::Result<Received> {
         if self.closed {
             return Ok(Received::Ended);
         }
@@ -267,11 +267,11 @@ impl Rdma {
     }
 
     /// Something was released, or there is room again for what waits.
-    pub fn is_owed(&self) -> bool {
+    pub(super) fn is_owed(&self) -> bool {
         self.end.has_released() || !self.end.is_sent()
     }
 
-    pub fn next(&mut self) -> Result<Option<Event<'_>>, Fatal> {
+    pub(super) fn next(&mut self) -> Result<Option<Event<'_>>, Fatal> {
         let event = self.end.next();
         self.post_receives();
         let Some(event) = event? else { return Ok(None) };
@@ -299,7 +299,7 @@ impl Rdma {
     }
 
     /// Posts what there is, as far as there is room.
-    pub fn send(&mut self, at: &impl Fn(Place) -> Mem) {
+    pub(super) fn send(&mut self, at: &impl Fn(Place) -> Mem) {
         let Some(id) = &self.id else { return };
         let mut posts = std::mem::take(&mut self.posts);
         let responses = usize::from(self.commands) * self.capsule_bytes;
@@ -359,7 +359,7 @@ impl Rdma {
         self.posts = posts;
     }
 
-    pub fn close(&mut self, reactor: &mut Reactor) {
+    pub(super) fn close(&mut self, reactor: &mut Reactor) {
         if std::mem::replace(&mut self.closed, true) {
             return;
         }
@@ -370,7 +370,7 @@ impl Rdma {
     }
 
     /// The reactor has let go of both descriptors.
-    pub fn is_quiet(&self) -> bool {
+    pub(super) fn is_quiet(&self) -> bool {
         self.closed && self.watches.are_over()
     }
 }

@@ -17,15 +17,15 @@ const SAID_EVERY: Duration = Duration::from_secs(60);
 /// Hosts and reasons that are told apart: whoever connects chooses the name.
 const TOLD_APART: usize = 1024;
 
-pub const NO_IDS: &str = "all controller identifiers are in use (cntlid_min, cntlid_max)";
+pub(super) const NO_IDS: &str = "all controller identifiers are in use (cntlid_min, cntlid_max)";
 
-pub fn of_host(host: &Host) -> String {
+pub(super) fn of_host(host: &Host) -> String {
     let most = host.limits.connections.unwrap_or(u32::MAX);
     format!("the host has all its {most} connections (limits.connections)")
 }
 
 /// Grants a controller that has no I/O queues yet as many as its host may still connect.
-pub fn limit_queues(controller: &mut Controller, host: &Host) {
+pub(super) fn limit_queues(controller: &mut Controller, host: &Host) {
     if let Some(most) = host.limits.connections {
         let left = most.saturating_sub(host.connections.load(Ordering::Relaxed));
         controller.limit_queues(left.try_into().unwrap_or(u16::MAX));
@@ -34,7 +34,7 @@ pub fn limit_queues(controller: &mut Controller, host: &Host) {
 
 /// Recent refusals, and how often each has happened since.
 #[derive(Debug, Default)]
-pub struct Refusals(Mutex<HashMap<(String, String), (Instant, u64)>>);
+pub(crate) struct Refusals(Mutex<HashMap<(String, String), (Instant, u64)>>);
 
 impl Refusals {
     /// None: it was said lately. Else how often it has happened since it was last said.

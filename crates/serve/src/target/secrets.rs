@@ -10,7 +10,7 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// Kind `Request`: a key that is none, or a name that is unknown.
-pub fn credentials(host: &Host, subsystem_nqn: &str) -> Result<Option<Arc<Credentials>>, Error> {
+pub(super) fn credentials(host: &Host, subsystem_nqn: &str) -> Result<Option<Arc<Credentials>>, Error> {
     let asked = |field: &str| format!("{field} of {}", host.nqn);
     let key = |field: &str, text: Option<&str>| match text {
         None => Ok(None),
@@ -42,7 +42,7 @@ pub fn credentials(host: &Host, subsystem_nqn: &str) -> Result<Option<Arc<Creden
 ///
 /// # Errors
 /// Kind `Request`: a key that is none.
-pub fn tls_key(host: &Host) -> Result<Option<ConfiguredPsk>, Error> {
+pub(super) fn tls_key(host: &Host) -> Result<Option<ConfiguredPsk>, Error> {
     let Some(key) = &host.tls_key else { return Ok(None) };
     let next = "the line that `nvme gen-tls-key` prints";
     let wrong = |e: PskError| Error::request(format!("tls_key of {}", host.nqn), e.to_string(), next);

@@ -21,11 +21,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-pub const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
+pub(crate) const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
-pub type Volumes = BTreeMap<u32, Arc<Volume>>;
+pub(crate) type Volumes = BTreeMap<u32, Arc<Volume>>;
 
-pub struct Site {
+pub(crate) struct Site {
     pub config: Config,
     /// Number of threads that serve.
     pub threads: usize,
@@ -47,20 +47,20 @@ pub struct Site {
 }
 
 #[derive(Debug, Default)]
-pub struct Addresses {
+pub(crate) struct Addresses {
     pub tcp: Vec<SocketAddr>,
     pub rdma: Vec<SocketAddr>,
 }
 
 #[derive(Debug, Default)]
-pub struct Totals {
+pub(crate) struct Totals {
     pub connections: AtomicU64,
     pub accepted: AtomicU64,
     pub refused: AtomicU64,
     pub broken: AtomicU64,
 }
 
-pub struct Subsystem {
+pub(crate) struct Subsystem {
     pub nqn: String,
     pub index: usize,
     state: Mutex<State>,
@@ -69,7 +69,7 @@ pub struct Subsystem {
 }
 
 /// Behind the subsystem's lock.
-pub struct State {
+pub(crate) struct State {
     /// As hosts see it but for ANA states, which depend on where they came to: `access`.
     pub nvme: Arc<nvme::Subsystem>,
     pub access: Access,
@@ -81,14 +81,14 @@ pub struct State {
 
 /// A connection, as other threads name it. `serial` is never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub(crate) struct Seat {
     pub thread: usize,
     pub index: u32,
     pub serial: u64,
 }
 
 /// A controller and whom it concerns.
-pub struct Cell {
+pub(crate) struct Cell {
     pub id: u16,
     pub subsystem: Arc<Subsystem>,
     pub host: Arc<Host>,
@@ -108,7 +108,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    pub fn new(
+    pub(crate) fn new(
         subsystem: Arc<Subsystem>,
         host: Arc<Host>,
         (admin, local): (Seat, SocketAddr),
@@ -129,18 +129,18 @@ impl Cell {
         }
     }
 
-    pub fn controller(&self) -> MutexGuard<'_, Controller> {
+    pub(crate) fn controller(&self) -> MutexGuard<'_, Controller> {
         self.controller.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub fn queues(&self) -> MutexGuard<'_, BTreeMap<u16, Seat>> {
+    pub(crate) fn queues(&self) -> MutexGuard<'_, BTreeMap<u16, Seat>> {
         self.queues.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
 /// One host at one subsystem.
 #[derive(Debug)]
-pub struct Host {
+pub(crate) struct Host {
     pub nqn: String,
     pub limits: HostLimits,
     pub connections: AtomicU32,
@@ -166,7 +166,7 @@ impl Host {
     }
 
     /// Lets a command through, or says in how many ns to ask again. What was let in is given back by `leave`.
-    pub fn enter(&self, bytes: u64, now_ns: u64) -> Result<(), u64> {
+    pub(crate) fn enter(&self, bytes: u64, now_ns: u64) -> Result<(), u64> {
         const SOON_NS: u64 = 1_000_000;
         if let Some(most) = self.limits.bytes_in_flight {
             let room = |held: u64| (held == 0 || held + bytes <= most.0).then_some(held + bytes);
@@ -182,7 +182,7 @@ impl Host {
     }
 
     /// Counts a command that can't be kept waiting; those that come later wait for it.
-    pub fn charge(&self, bytes: u64, now_ns: u64) {
+    pub(crate) fn charge(&self, bytes: u64, now_ns: u64) {
         if self.limits.bytes_in_flight.is_some() {
             self.bytes_in_flight.fetch_add(bytes, Ordering::Relaxed);
         }
@@ -192,17 +192,17 @@ impl Host {
     }
 
     /// One connection more, where its limit allows that.
-    pub fn joins(&self) -> bool {
+    pub(crate) fn joins(&self) -> bool {
         let most = self.limits.connections.unwrap_or(u32::MAX);
         let more = |n: u32| (n < most).then_some(n + 1);
         self.connections.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    pub fn past(&self) -> MutexGuard<'_, Counts> {
+    pub(crate) fn past(&self) -> MutexGuard<'_, Counts> {
         self.past.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub fn leave(&self, bytes: u64) {
+    pub(crate) fn leave(&self, bytes: u64) {
         if self.limits.bytes_in_flight.is_some() {
             self.bytes_in_flight.fetch_sub(bytes, Ordering::Relaxed);
         }
@@ -210,21 +210,21 @@ impl Host {
 }
 
 impl Subsystem {
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Alone, as long as the guard is kept: for whoever adds or removes a namespace.
-    pub fn change(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn change(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub fn is_discovery(&self) -> bool {
+    pub(crate) fn is_discovery(&self) -> bool {
         self.nqn == DISCOVERY
     }
 
     /// The host's entry, made when it first comes.
-    pub fn host(&self, state: &mut State, nqn: &str, config: &Config) -> Arc<Host> {
+    pub(crate) fn host(&self, state: &mut State, nqn: &str, config: &Config) -> Arc<Host> {
         let own = config.subsystems.get(self.index).into_iter().flat_map(|s| &s.hosts).find(|h| h.nqn == nqn);
         let limits = own.and_then(|h| h.limits).unwrap_or(config.host_limits);
         if state.hosts.len() >= HOSTS_KEPT && !state.hosts.contains_key(nqn) {
@@ -234,7 +234,7 @@ impl Subsystem {
     }
 
     /// Puts other namespaces in place of those that are there, and tells whoever is connected.
-    pub fn replace(&self, state: &mut State, volumes: Volumes) -> Vec<Seat> {
+    pub(crate) fn replace(&self, state: &mut State, volumes: Volumes) -> Vec<Seat> {
         let namespaces = volumes.iter().map(|(nsid, v)| (*nsid, v.as_namespace())).collect();
         let nvme::Kind::Nvm { ana, .. } = &state.nvme.kind else { return Vec::new() };
         let kind = nvme::Kind::Nvm { namespaces, ana: ana.clone() };
@@ -246,7 +246,7 @@ impl Subsystem {
 
 impl Site {
     /// Opens every source; touches no socket.
-    pub fn open(config: Config, log: Log, began: Instant) -> Result<Site, Error> {
+    pub(crate) fn open(config: Config, log: Log, began: Instant) -> Result<Site, Error> {
         let cpus = thread_pool::cpus(&config.cpus)?;
         let threads = thread_pool::threads(config.threads, &cpus);
         let mut subsystems = Vec::new();
@@ -288,23 +288,23 @@ impl Site {
         })
     }
 
-    pub fn subsystem(&self, nqn: &str) -> Option<&Arc<Subsystem>> {
+    pub(crate) fn subsystem(&self, nqn: &str) -> Option<&Arc<Subsystem>> {
         self.subsystems.iter().find(|s| s.nqn == nqn)
     }
 
-    pub fn mailboxes(&self) -> &[Arc<Mailbox>] {
+    pub(crate) fn mailboxes(&self) -> &[Arc<Mailbox>] {
         self.mailboxes.get().map_or(&[], |m| m)
     }
 
     /// One connection more may be. Counts it as refused where not.
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         let full = self.totals.connections.load(Ordering::Relaxed) >= u64::from(self.config.connections);
         self.totals.refused.fetch_add(full.into(), Ordering::Relaxed);
         !full
     }
 
     /// The thread that a connection goes to, which has one more from now on. `near`: the processor that takes its packets.
-    pub fn seat(&self, near: Option<u32>) -> Option<&Arc<Mailbox>> {
+    pub(crate) fn seat(&self, near: Option<u32>) -> Option<&Arc<Mailbox>> {
         let loads: Vec<u32> = self.mailboxes().iter().map(|m| m.load.load(Ordering::Relaxed)).collect();
         let mailbox = &self.mailboxes()[thread_pool::choose(&loads, &self.cpus, near)?];
         self.totals.connections.fetch_add(1, Ordering::Relaxed);
@@ -319,7 +319,7 @@ fn named(given: &super::config::Subsystem, nsid: u32) -> bool {
 }
 
 /// The lowest identifier that isn't taken.
-pub fn free_nsid(taken: &dyn Fn(&u32) -> bool) -> Result<u32, Error> {
+pub(crate) fn free_nsid(taken: &dyn Fn(&u32) -> bool) -> Result<u32, Error> {
     (1..=nvme::NAMESPACES_MAX).find(|nsid| !taken(nsid)).ok_or_else(|| {
         let found = format!("all {} namespace identifiers are taken", nvme::NAMESPACES_MAX);
         Error::request("a namespace more", found, "another subsystem")
@@ -343,7 +343,11 @@ fn subsystem(index: usize, nvme: nvme::Subsystem, access: Access, volumes: Volum
     })
 }
 
-pub fn describe(config: &Config, given: &super::config::Subsystem, kind: nvme::Kind) -> nvme::Subsystem {
+pub(crate) fn describe(
+    config: &Config,
+    given: &super::config::Subsystem,
+    kind: nvme::Kind,
+) -> nvme::Subsystem {
     let settings = |host: Option<&super::config::Host>| nvme::HostSettings {
         authentication: host.is_some_and(|h| h.dhchap_key.is_some()),
         queues: host.and_then(|h| h.limits).unwrap_or(config.host_limits).queues,
@@ -375,7 +379,7 @@ pub fn describe(config: &Config, given: &super::config::Subsystem, kind: nvme::K
 }
 
 /// Sixteen hexadecimal digits, the same for the same NQN.
-pub fn serial(nqn: &str) -> String {
+pub(crate) fn serial(nqn: &str) -> String {
     format!("{:016X}", nqn.bytes().fold(0, |seed, byte| derive(seed, byte.into())))
 }
 

@@ -8,13 +8,13 @@ use forebay_nvme::nvm::{self, Op, Request};
 use forebay_nvme::status::{Code, Status};
 
 /// Verify reads this much at a time.
-pub const VERIFIED_BYTES: u64 = 128 << 10;
+pub(crate) const VERIFIED_BYTES: u64 = 128 << 10;
 
-pub const FLUSH: Step = Step { op: queue::Op::Flush, offset: 0, len: 0, mem: Mem::None };
+pub(crate) const FLUSH: Step = Step { op: queue::Op::Flush, offset: 0, len: 0, mem: Mem::None };
 
 /// The step that makes what was written durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Flush {
+pub(crate) enum Flush {
     #[default]
     NotYet,
     Begun,
@@ -23,7 +23,7 @@ pub enum Flush {
 
 /// Progress of a command.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Progress {
+pub(crate) struct Progress {
     /// Bytes of it (of Deallocate: over all ranges) that are done.
     pub moved: u64,
     /// Write Zeroes: the source can't, so zeros are written.
@@ -32,7 +32,7 @@ pub struct Progress {
 }
 
 /// Memory of a command's bytes.
-pub trait Places {
+pub(crate) trait Places {
     /// Its data.
     fn data(&self) -> Mem;
     /// Returns the buffer that Compare and Verify read into.
@@ -45,13 +45,13 @@ pub trait Places {
     fn ranges(&self, len: usize) -> &[u8];
 }
 
-pub enum Next {
+pub(crate) enum Next {
     Step(Step),
     Done(Status),
 }
 
 /// Consequence of a step's end for its command.
-pub enum After {
+pub(crate) enum After {
     /// On to the next step.
     Next,
     Done,
@@ -60,7 +60,7 @@ pub enum After {
 
 impl Progress {
     /// The source is done with a step.
-    pub fn moved(&mut self, request: &Request, result: Result<u32, Fault>) -> After {
+    pub(crate) fn moved(&mut self, request: &Request, result: Result<u32, Fault>) -> After {
         match result {
             Ok(_) if self.flush == Flush::Begun => {
                 self.flush = Flush::Done;
@@ -85,12 +85,12 @@ impl Progress {
 }
 
 /// Returns the status of a fault for the host that sent the request.
-pub fn failure(request: &Request, fault: &Fault) -> Status {
+pub(crate) fn failure(request: &Request, fault: &Fault) -> Status {
     status_of(fault.errno, request.op)
 }
 
 /// `write_cache`: writes may be completed before they are durable.
-pub fn next<O: Copy>(
+pub(crate) fn next<O: Copy>(
     request: &Request,
     progress: &Progress,
     places: &impl Places,

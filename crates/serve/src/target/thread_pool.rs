@@ -16,7 +16,7 @@ const THREADS: usize = 8;
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Worker of one thread; it is made by its thread, and stays there.
-pub trait PoolWorker {
+pub(crate) trait PoolWorker {
     type Letter: Send + 'static;
 
     fn mailbox(&self) -> Arc<Mailbox<Self::Letter>>;
@@ -25,30 +25,30 @@ pub trait PoolWorker {
 }
 
 /// Threads that work, and the mailbox of each.
-pub struct ThreadPool<L> {
+pub(crate) struct ThreadPool<L> {
     pub mailboxes: Vec<Arc<Mailbox<L>>>,
     pub threads: Vec<JoinHandle<()>>,
 }
 
 /// Why a thread can't go on, that which was first: the service ends with it.
 #[derive(Debug, Default)]
-pub struct Failure(OnceLock<Error>);
+pub(crate) struct Failure(OnceLock<Error>);
 
 impl Failure {
     /// Returns whether the thread's ring is refused (`Reactor::refused`): nothing that it waits for comes any more.
-    pub fn heed(&self, reactor: &Reactor) -> bool {
+    pub(crate) fn heed(&self, reactor: &Reactor) -> bool {
         let Some(why) = reactor.refused() else { return false };
         let _ = self.0.set(reactor::refused(&why));
         true
     }
 
-    pub fn get(&self) -> Option<Error> {
+    pub(crate) fn get(&self) -> Option<Error> {
         self.0.get().cloned()
     }
 }
 
 /// Returns the number of threads to have. `asked`: 0 for one per processor, of those in `cpus` where it names any.
-pub fn threads(asked: u32, cpus: &[u32]) -> usize {
+pub(crate) fn threads(asked: u32, cpus: &[u32]) -> usize {
     match asked {
         0 if !cpus.is_empty() => cpus.len().min(super::volume::THREADS_MAX),
         0 => std::thread::available_parallelism().map_or(1, |n| n.get()).clamp(1, THREADS),
@@ -60,7 +60,7 @@ pub fn threads(asked: u32, cpus: &[u32]) -> usize {
 ///
 /// # Errors
 /// As of `threads::named`.
-pub fn cpus(list: &str) -> Result<Vec<u32>, Error> {
+pub(crate) fn cpus(list: &str) -> Result<Vec<u32>, Error> {
     match list.is_empty() {
         true => Ok(Vec::new()),
         false => forebay_io::threads::named("cpus", list),
@@ -68,7 +68,7 @@ pub fn cpus(list: &str) -> Result<Vec<u32>, Error> {
 }
 
 /// Returns the CPU of one thread.
-pub fn cpu_of(cpus: &[u32], number: usize) -> Option<u32> {
+pub(crate) fn cpu_of(cpus: &[u32], number: usize) -> Option<u32> {
     cpus.get(number % cpus.len().max(1)).copied()
 }
 
@@ -78,7 +78,7 @@ const LEAN: u32 = 2;
 /// Chooses the thread of a connection: the one that has the fewest. `near`: the processor that takes its packets. A
 /// thread that stays there is preferred, since what it sends and receives is in that processor's cache and no other
 /// has to be woken; up to `LEAN` connections, for a card may have all its packets taken by one.
-pub fn choose(loads: &[u32], cpus: &[u32], near: Option<u32>) -> Option<usize> {
+pub(crate) fn choose(loads: &[u32], cpus: &[u32], near: Option<u32>) -> Option<usize> {
     let fewest = (0..loads.len()).min_by_key(|n| loads[*n])?;
     let there = |n: &usize| near.is_some() && cpu_of(cpus, *n) == near;
     let local = (0..loads.len()).filter(there).min_by_key(|n| loads[*n]);
@@ -89,7 +89,7 @@ pub fn choose(loads: &[u32], cpus: &[u32], near: Option<u32>) -> Option<usize> {
 ///
 /// # Errors
 /// What `make` says of the first that couldn't be made; `Machine`: the system has no more threads.
-pub fn begin<H: PoolWorker>(
+pub(crate) fn begin<H: PoolWorker>(
     name: &str,
     threads: usize,
     make: impl Fn(usize) -> Result<H, Error> + Clone + Send + 'static,
@@ -119,7 +119,7 @@ pub fn begin<H: PoolWorker>(
 }
 
 /// Asks all threads for something, and has what came in time.
-pub fn ask<L, A>(
+pub(crate) fn ask<L, A>(
     mailboxes: &[Arc<Mailbox<L>>],
     letter: impl Fn(SyncSender<A>) -> L,
     within: Duration,
@@ -133,14 +133,14 @@ pub fn ask<L, A>(
 }
 
 /// Waits until nobody else has it, or until then.
-pub fn await_release<T>(held: &Arc<T>, until: Instant) {
+pub(crate) fn await_release<T>(held: &Arc<T>, until: Instant) {
     while Arc::strong_count(held) > 1 && clock::now() < until {
         std::thread::sleep(LOOK);
     }
 }
 
 /// Waits for a thread that was told to end; one that is stuck in the kernel is left behind.
-pub fn join_by(thread: JoinHandle<()>, until: Instant) {
+pub(crate) fn join_by(thread: JoinHandle<()>, until: Instant) {
     while !thread.is_finished() && clock::now() < until {
         std::thread::sleep(LOOK);
     }
@@ -150,7 +150,7 @@ pub fn join_by(thread: JoinHandle<()>, until: Instant) {
 }
 
 /// A thread of that name; Linux cuts names off after 15 bytes.
-pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
     std::thread::Builder::new().name(name.into()).spawn(run).map_err(|e| {
         Error::machine(format!("the thread {name}"), e.to_string(), "ulimit -u, or fewer threads")
     })

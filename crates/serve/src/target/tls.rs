@@ -22,7 +22,7 @@ use std::time::Duration;
 const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
 /// Entrance for connections, if any host has a TLS key.
-pub struct Gate {
+pub(super) struct Gate {
     bridge: Bridge,
     context: Arc<Context>,
     limit: Duration,
@@ -33,7 +33,7 @@ impl Gate {
     ///
     /// # Errors
     /// Kind `Machine`: there is no OpenSSL. Kind `Request`: a key that is none.
-    pub fn of(config: &Config) -> Result<Option<Gate>, Error> {
+    pub(super) fn of(config: &Config) -> Result<Option<Gate>, Error> {
         let keys = keys(config)?;
         if keys.is_empty() {
             return Ok(None);
@@ -44,7 +44,7 @@ impl Gate {
     }
 
     /// Gives a connection to its thread once it is known how it speaks.
-    pub fn receive(
+    pub(super) fn receive(
         &self,
         socket: OwnedFd,
         peer: SocketAddr,

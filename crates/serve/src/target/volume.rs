@@ -28,9 +28,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Threads of a server at most.
-pub const THREADS_MAX: usize = 256;
+pub(crate) const THREADS_MAX: usize = 256;
 /// I/Os that a thread has in flight on one namespace.
-pub const LANE_DEPTH: u32 = 256;
+pub(crate) const LANE_DEPTH: u32 = 256;
 
 /// Content of what is read: zeros, or anything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -469,7 +469,7 @@ fn content_of(target: &Target) -> Content {
 }
 
 /// The same at each start: a version-8 UUID (RFC 9562) of a name and a number.
-pub fn made_up_uuid(name: &str, number: u32) -> [u8; 16] {
+pub(crate) fn made_up_uuid(name: &str, number: u32) -> [u8; 16] {
     let seed = name.bytes().fold(name.len() as u64, |seed, byte| derive(seed, byte.into()));
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&derive(seed, u64::from(number) << 1).to_be_bytes());

@@ -42,7 +42,7 @@ pub(super) const STOP: Duration = Duration::from_secs(5);
 /// An owner that is no command: the flush when the server stops.
 const NOBODY: u32 = u32::MAX;
 
-pub struct Worker {
+pub(super) struct Worker {
     pub(super) site: Arc<Site>,
     pub(super) number: usize,
     mailbox: Arc<Mailbox>,
@@ -107,7 +107,7 @@ impl PoolWorker for Worker {
 
 impl Worker {
     /// Must be made by the thread that runs it.
-    pub fn new(site: Arc<Site>, number: usize) -> Result<Worker, Error> {
+    pub(super) fn new(site: Arc<Site>, number: usize) -> Result<Worker, Error> {
         // Modelled drives and rates are kept to the microsecond.
         threads::settle_in(thread_pool::cpu_of(&site.cpus, number), None)?;
         let options = RingOptions { depth: RING_DEPTH, ..RingOptions::default() };

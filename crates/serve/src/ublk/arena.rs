@@ -7,7 +7,7 @@ use forebay_io::arena::{Mem, UNREGISTERED};
 use forebay_model::Error;
 use std::ptr::NonNull;
 
-pub struct Slots {
+pub(super) struct Slots {
     base: NonNull<u8>,
     slot_bytes: usize,
     count: usize,
@@ -18,7 +18,7 @@ unsafe impl Send for Slots {}
 
 impl Slots {
     /// `count` slots of `slot_bytes`, a multiple of the page.
-    pub fn new(count: u16, slot_bytes: u32) -> Result<Slots, Error> {
+    pub(super) fn new(count: u16, slot_bytes: u32) -> Result<Slots, Error> {
         let (count, slot_bytes) = (usize::from(count.max(1)), slot_bytes as usize);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -32,7 +32,7 @@ impl Slots {
         Ok(Slots { base: NonNull::new(at.cast()).expect("mmap gave an address"), slot_bytes, count })
     }
 
-    pub fn mem(&self, tag: u16) -> Mem {
+    pub(super) fn mem(&self, tag: u16) -> Mem {
         assert!(usize::from(tag) < self.count, "tag {tag} of {}", self.count);
         // SAFETY: below `count`, so inside the mapping.
         let at = unsafe { self.base.add(usize::from(tag) * self.slot_bytes) };
@@ -40,12 +40,12 @@ impl Slots {
     }
 
     /// Its address, as the driver wants it.
-    pub fn address(&self, tag: u16) -> u64 {
+    pub(super) fn address(&self, tag: u16) -> u64 {
         self.mem(tag).host_ptr() as u64
     }
 
     /// Zeros the first bytes of a slot. Nobody else has it meanwhile.
-    pub fn clear(&mut self, tag: u16, bytes: usize) {
+    pub(super) fn clear(&mut self, tag: u16, bytes: usize) {
         // SAFETY: inside the slot, which belongs to a request that this thread alone works on.
         unsafe { self.mem(tag).host_ptr().write_bytes(0, bytes.min(self.slot_bytes)) };
     }
@@ -53,7 +53,7 @@ impl Slots {
 
 #[cfg(test)]
 impl Slots {
-    pub fn bytes(&self, tag: u16, len: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&self, tag: u16, len: usize) -> Vec<u8> {
         // SAFETY: inside the slot; in a test nobody writes there meanwhile.
         unsafe { std::slice::from_raw_parts(self.mem(tag).host_ptr(), len.min(self.slot_bytes)) }.to_vec()
     }

@@ -28,7 +28,7 @@ const PIECE_BYTES: u64 = GIB;
 ///
 /// # Errors
 /// The errno; ETIMEDOUT where the kernel didn't answer in time, and then `buffer` was given up to it.
-pub trait Control {
+pub(super) trait Control {
     fn call(
         &mut self,
         op: u32,
@@ -43,14 +43,14 @@ fn about(dev_id: u32) -> ControlCommand {
     ControlCommand { dev_id, queue_id: u16::MAX, ..ControlCommand::default() }
 }
 
-pub fn features(control: &mut dyn Control) -> Result<u64, i32> {
+pub(super) fn features(control: &mut dyn Control) -> Result<u64, i32> {
     let mut bytes = [0; 8];
     control.call(uapi::GET_FEATURES, about(u32::MAX), &mut bytes, AT_ONCE)?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
 /// None: there is no such device.
-pub fn info(control: &mut dyn Control, id: u32) -> Result<Option<DeviceInfo>, i32> {
+pub(super) fn info(control: &mut dyn Control, id: u32) -> Result<Option<DeviceInfo>, i32> {
     let mut info = DeviceInfo::default();
     match control.call(uapi::GET_DEV_INFO, about(id), info.as_mut_bytes(), AT_ONCE) {
         Ok(_) => Ok(Some(info)),
@@ -59,19 +59,19 @@ pub fn info(control: &mut dyn Control, id: u32) -> Result<Option<DeviceInfo>, i3
     }
 }
 
-pub fn add(control: &mut dyn Control, asked: DeviceInfo) -> Result<DeviceInfo, i32> {
+pub(super) fn add(control: &mut dyn Control, asked: DeviceInfo) -> Result<DeviceInfo, i32> {
     let mut info = asked;
     control.call(uapi::ADD_DEV, about(asked.dev_id), info.as_mut_bytes(), AT_ONCE)?;
     Ok(info)
 }
 
-pub fn set_parameters(control: &mut dyn Control, id: u32, parameters: &Parameters) -> Result<(), i32> {
+pub(super) fn set_parameters(control: &mut dyn Control, id: u32, parameters: &Parameters) -> Result<(), i32> {
     let mut bytes = [0; size_of::<Parameters>()];
     bytes.copy_from_slice(parameters.as_bytes());
     control.call(uapi::SET_PARAMS, about(id), &mut bytes, AT_ONCE).map(drop)
 }
 
-pub fn parameters(control: &mut dyn Control, id: u32) -> Result<Parameters, i32> {
+pub(super) fn parameters(control: &mut dyn Control, id: u32) -> Result<Parameters, i32> {
     let mut bytes = [0; size_of::<Parameters>()];
     bytes[..4].copy_from_slice(&(size_of::<Parameters>() as u32).to_ne_bytes());
     control.call(uapi::GET_PARAMS, about(id), &mut bytes, AT_ONCE)?;
@@ -79,22 +79,22 @@ pub fn parameters(control: &mut dyn Control, id: u32) -> Result<Parameters, i32>
 }
 
 /// Shows /dev/ublkbN, once all queues ask for requests.
-pub fn start(control: &mut dyn Control, id: u32, recovers: bool) -> Result<(), i32> {
+pub(super) fn start(control: &mut dyn Control, id: u32, recovers: bool) -> Result<(), i32> {
     let op = if recovers { uapi::END_USER_RECOVERY } else { uapi::START_DEV };
     let command = ControlCommand { data: std::process::id().into(), ..about(id) };
     control.call(op, command, &mut [], START).map(drop)
 }
 
-pub fn stop(control: &mut dyn Control, id: u32, within: Duration) -> Result<(), i32> {
+pub(super) fn stop(control: &mut dyn Control, id: u32, within: Duration) -> Result<(), i32> {
     control.call(uapi::STOP_DEV, about(id), &mut [], within).map(drop)
 }
 
-pub fn delete(control: &mut dyn Control, id: u32, within: Duration) -> Result<(), i32> {
+pub(super) fn delete(control: &mut dyn Control, id: u32, within: Duration) -> Result<(), i32> {
     control.call(uapi::DEL_DEV, about(id), &mut [], within).map(drop)
 }
 
 /// Makes a device ready for the next daemon, once the last one is gone from it.
-pub fn begin_recovery(control: &mut dyn Control, id: u32) -> Result<(), i32> {
+pub(super) fn begin_recovery(control: &mut dyn Control, id: u32) -> Result<(), i32> {
     let until = clock::now() + RELEASE;
     loop {
         match control.call(uapi::START_USER_RECOVERY, about(id), &mut [], AT_ONCE) {
@@ -105,7 +105,7 @@ pub fn begin_recovery(control: &mut dyn Control, id: u32) -> Result<(), i32> {
 }
 
 /// Waits for a device whose daemon died to notice that.
-pub fn settled(control: &mut dyn Control, id: u32) -> Result<Option<DeviceInfo>, i32> {
+pub(super) fn settled(control: &mut dyn Control, id: u32) -> Result<Option<DeviceInfo>, i32> {
     let until = clock::now() + RELEASE;
     loop {
         match info(control, id)? {
@@ -127,7 +127,7 @@ pub fn identity(volume: &Volume) -> u64 {
 }
 
 /// Returns the parameters requested of the kernel.
-pub fn wanted(options: &Options, volume: &Volume) -> DeviceInfo {
+pub(super) fn wanted(options: &Options, volume: &Volume) -> DeviceInfo {
     DeviceInfo {
         nr_hw_queues: options.queues_asked(),
         queue_depth: options.depth,
@@ -141,7 +141,7 @@ pub fn wanted(options: &Options, volume: &Volume) -> DeviceInfo {
 }
 
 /// The source's geometry, as the block layer wants it.
-pub fn described(volume: &Volume, transfer_bytes: u32) -> Parameters {
+pub(super) fn described(volume: &Volume, transfer_bytes: u32) -> Parameters {
     let block_shift = volume.block_bytes.trailing_zeros() as u8;
     let physical_shift = block_shift.max(12);
     let mut attrs = if volume.writable { 0 } else { attribute::READ_ONLY };
@@ -176,7 +176,7 @@ pub fn described(volume: &Volume, transfer_bytes: u32) -> Parameters {
     }
 }
 
-pub fn limits(volume: &Volume, transfer_max: u32, piece_max: u32) -> Limits {
+pub(super) fn limits(volume: &Volume, transfer_max: u32, piece_max: u32) -> Limits {
     Limits {
         bytes: volume.bytes(),
         writable: volume.writable,
@@ -190,7 +190,7 @@ pub fn limits(volume: &Volume, transfer_max: u32, piece_max: u32) -> Limits {
 ///
 /// # Errors
 /// What differs, with both values: a file system on the device would take it for its own.
-pub fn may_follow(volume: &Volume, info: &DeviceInfo, there: &Parameters) -> Result<(), Error> {
+pub(super) fn may_follow(volume: &Volume, info: &DeviceInfo, there: &Parameters) -> Result<(), Error> {
     let device = format!("/dev/ublkb{}", info.dev_id);
     let wanted = described(volume, info.max_io_buf_bytes);
     let refuse = |found: String| {
@@ -223,7 +223,7 @@ pub fn may_follow(volume: &Volume, info: &DeviceInfo, there: &Parameters) -> Res
 }
 
 /// Checks the device's behaviour without a daemon: it can't be changed, and some kernels can't do all of it.
-pub fn check_death(asked: OnDeath, features: u64) -> Result<(), Error> {
+pub(super) fn check_death(asked: OnDeath, features: u64) -> Result<(), Error> {
     let missing = asked.flags() & !features;
     if missing == 0 {
         return Ok(());

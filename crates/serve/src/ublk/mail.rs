@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-pub enum Letter {
+pub(super) enum Letter {
     Report(SyncSender<Report>),
     /// Requests are held from now on; the answer comes once none is in the source.
     Suspend(SyncSender<()>),
@@ -27,20 +27,20 @@ pub enum Letter {
 
 /// Counters of one thread.
 #[derive(Debug, Default)]
-pub struct Report {
+pub(super) struct Report {
     pub queues: Vec<QueueStats>,
     /// Requests may still come.
     pub open: bool,
 }
 
-pub struct Mailbox {
+pub(super) struct Mailbox {
     waker: Arc<Waker>,
     letters: Mutex<Vec<Letter>>,
     pending: AtomicBool,
 }
 
 impl Mailbox {
-    pub fn new(waker: Arc<Waker>) -> Mailbox {
+    pub(super) fn new(waker: Arc<Waker>) -> Mailbox {
         Mailbox { waker, letters: Mutex::default(), pending: AtomicBool::new(false) }
     }
 
@@ -48,17 +48,17 @@ impl Mailbox {
         self.letters.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub fn post(&self, letter: Letter) {
+    pub(super) fn post(&self, letter: Letter) {
         self.letters().push(letter);
         self.pending.store(true, Ordering::Release);
         self.waker.wake();
     }
 
-    pub fn has_letters(&self) -> bool {
+    pub(super) fn has_letters(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
 
-    pub fn take(&self) -> Vec<Letter> {
+    pub(super) fn take(&self) -> Vec<Letter> {
         if !self.pending.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-pub struct Descriptors {
+pub(super) struct Descriptors {
     base: NonNull<Descriptor>,
     mapped_bytes: usize,
     depth: u16,
@@ -17,7 +17,7 @@ pub struct Descriptors {
 unsafe impl Send for Descriptors {}
 
 impl Descriptors {
-    pub fn map(device: &File, queue: u16, depth: u16) -> std::io::Result<Descriptors> {
+    pub(super) fn map(device: &File, queue: u16, depth: u16) -> std::io::Result<Descriptors> {
         let page = rustix::param::page_size();
         let mapped_bytes = descriptors_bytes(depth, page);
         let offset = descriptors_offset(queue, page) as libc::off_t;
@@ -34,7 +34,7 @@ impl Descriptors {
 
     /// Returns the descriptor of a request that the driver has handed over: it doesn't write there until the request
     /// is done.
-    pub fn get(&self, tag: u16) -> Descriptor {
+    pub(super) fn get(&self, tag: u16) -> Descriptor {
         assert!(tag < self.depth, "tag {tag} of {}", self.depth);
         // SAFETY: inside the mapping, which is page-aligned. Any bytes are a descriptor; the ring's completion, which
         // was read before, orders this after the driver's writes.

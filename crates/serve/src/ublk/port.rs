@@ -6,7 +6,7 @@ use forebay_io::reactor::Reactor;
 
 /// Completion of a tag's command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrival {
+pub(super) struct Arrival {
     pub tag: u16,
     /// A request is there; or none comes this way any more, and why (ENODEV: the device stops).
     pub came: Result<(), i32>,
@@ -14,7 +14,7 @@ pub struct Arrival {
 
 /// The contract: each tag has one command out, `fetch` or `commit`. When it completes with a request, the request's
 /// descriptor and slot are the thread's until it commits; a commit also asks for the tag's next request.
-pub trait Port {
+pub(super) trait Port {
     fn depth(&self) -> u16;
 
     /// Asks for a tag's first request.

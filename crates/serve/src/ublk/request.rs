@@ -5,7 +5,7 @@ use forebay_io::queue::{Fault, Op};
 
 /// Limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub(super) struct Limits {
     pub bytes: u64,
     pub writable: bool,
     /// Length of a slot.
@@ -17,7 +17,7 @@ pub struct Limits {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(super) enum Kind {
     Read,
     Write,
     Flush,
@@ -26,7 +26,7 @@ pub enum Kind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub(super) struct Request {
     pub kind: Kind,
     pub offset: u64,
     pub bytes: u64,
@@ -37,7 +37,7 @@ pub struct Request {
 impl Request {
     /// # Errors
     /// The errno that the request fails with. The driver checks all of it; nothing here relies on that.
-    pub fn parse(descriptor: &Descriptor, limits: &Limits) -> Result<Request, i32> {
+    pub(super) fn parse(descriptor: &Descriptor, limits: &Limits) -> Result<Request, i32> {
         let kind = match descriptor.op_flags as u8 {
             op::READ => Kind::Read,
             op::WRITE => Kind::Write,
@@ -67,7 +67,7 @@ impl Request {
 
 /// A request, and how far it is.
 #[derive(Clone, Copy, Debug)]
-pub struct Command {
+pub(super) struct Command {
     pub request: Request,
     moved: u64,
     flushed: bool,
@@ -77,7 +77,7 @@ pub struct Command {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub(super) enum Next {
     /// A step on the source.
     Step {
         op: Op,
@@ -95,12 +95,12 @@ pub enum Next {
 }
 
 impl Command {
-    pub fn new(request: Request) -> Command {
+    pub(super) fn new(request: Request) -> Command {
         Command { request, moved: 0, flushed: false, by_hand: false, under_way: None }
     }
 
     /// Returns the next step.
-    pub fn next(&mut self, limits: &Limits) -> Next {
+    pub(super) fn next(&mut self, limits: &Limits) -> Next {
         let Request { kind, bytes, durable, .. } = self.request;
         let left = bytes - self.moved;
         match kind {
@@ -124,7 +124,7 @@ impl Command {
     }
 
     /// Ends the step that `next` returned.
-    pub fn ended(&mut self, result: Result<u32, Fault>, limits: &Limits) -> Next {
+    pub(super) fn ended(&mut self, result: Result<u32, Fault>, limits: &Limits) -> Next {
         let step = self.under_way.take();
         match result {
             Ok(_) if step == Some(Op::Flush) => self.flushed = true,

@@ -4,7 +4,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Device that takes commands about devices.
-pub const CONTROL: &str = "/dev/ublk-control";
+pub(super) const CONTROL: &str = "/dev/ublk-control";
 
 /// `_IOR('u', nr, …)` and `_IOWR('u', nr, …)` (asm-generic/ioctl.h): direction, size, type and number.
 const fn ioc(direction: u32, number: u32, bytes: usize) -> u32 {
@@ -24,40 +24,40 @@ const fn of_io(number: u32) -> u32 {
 
 // UBLK_U_CMD_*: commands to the control device. Those before 0x13 have forms without a size, which newer kernels
 // may be built without.
-pub const GET_DEV_INFO: u32 = of_control(READ, 0x02);
-pub const ADD_DEV: u32 = of_control(READ_WRITE, 0x04);
-pub const DEL_DEV: u32 = of_control(READ_WRITE, 0x05);
-pub const START_DEV: u32 = of_control(READ_WRITE, 0x06);
-pub const STOP_DEV: u32 = of_control(READ_WRITE, 0x07);
-pub const SET_PARAMS: u32 = of_control(READ_WRITE, 0x08);
-pub const GET_PARAMS: u32 = of_control(READ, 0x09);
-pub const START_USER_RECOVERY: u32 = of_control(READ_WRITE, 0x10);
-pub const END_USER_RECOVERY: u32 = of_control(READ_WRITE, 0x11);
+pub(super) const GET_DEV_INFO: u32 = of_control(READ, 0x02);
+pub(super) const ADD_DEV: u32 = of_control(READ_WRITE, 0x04);
+pub(super) const DEL_DEV: u32 = of_control(READ_WRITE, 0x05);
+pub(super) const START_DEV: u32 = of_control(READ_WRITE, 0x06);
+pub(super) const STOP_DEV: u32 = of_control(READ_WRITE, 0x07);
+pub(super) const SET_PARAMS: u32 = of_control(READ_WRITE, 0x08);
+pub(super) const GET_PARAMS: u32 = of_control(READ, 0x09);
+pub(super) const START_USER_RECOVERY: u32 = of_control(READ_WRITE, 0x10);
+pub(super) const END_USER_RECOVERY: u32 = of_control(READ_WRITE, 0x11);
 /// Since Linux 6.5.
-pub const GET_FEATURES: u32 = of_control(READ, 0x13);
+pub(super) const GET_FEATURES: u32 = of_control(READ, 0x13);
 
 // UBLK_U_IO_*: commands to a device's character device, one for each request.
-pub const FETCH_REQ: u32 = of_io(0x20);
-pub const COMMIT_AND_FETCH_REQ: u32 = of_io(0x21);
+pub(super) const FETCH_REQ: u32 = of_io(0x20);
+pub(super) const COMMIT_AND_FETCH_REQ: u32 = of_io(0x21);
 
 /// UBLK_IO_RES_OK, what such a command completes with when its request is there. UBLK_IO_RES_ABORT, -ENODEV: no
 /// request comes this way any more. Others: the command is refused.
-pub const RES_OK: i32 = 0;
+pub(super) const RES_OK: i32 = 0;
 
 /// UBLK_MAX_QUEUE_DEPTH.
-pub const DEPTH_MAX: u16 = 4096;
+pub(super) const DEPTH_MAX: u16 = 4096;
 /// UBLK_IO_BUF_BITS: 32 MiB.
-pub const IO_BYTES_MAX: u32 = 1 << 25;
+pub(super) const IO_BYTES_MAX: u32 = 1 << 25;
 /// Block devices count in these.
-pub const SECTOR: u64 = 512;
+pub(super) const SECTOR: u64 = 512;
 
 /// UBLK_F_*: what a device is made with, as far as the kernel has it.
-pub mod feature {
-    pub const USER_RECOVERY: u64 = 1 << 3;
-    pub const USER_RECOVERY_REISSUE: u64 = 1 << 4;
-    pub const CMD_IOCTL_ENCODE: u64 = 1 << 6;
+pub(super) mod feature {
+    pub(crate) const USER_RECOVERY: u64 = 1 << 3;
+    pub(crate) const USER_RECOVERY_REISSUE: u64 = 1 << 4;
+    pub(crate) const CMD_IOCTL_ENCODE: u64 = 1 << 6;
     /// Linux 6.13.
-    pub const USER_RECOVERY_FAIL_IO: u64 = 1 << 9;
+    pub(crate) const USER_RECOVERY_FAIL_IO: u64 = 1 << 9;
 
     const NAMES: [(u64, &str); 13] = [
         (1 << 0, "zero_copy"),
@@ -76,7 +76,7 @@ pub mod feature {
     ];
 
     /// Returns the names of known features.
-    pub fn names(flags: u64) -> Vec<&'static str> {
+    pub(crate) fn names(flags: u64) -> Vec<&'static str> {
         NAMES.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, name)| *name).collect()
     }
 }
@@ -84,7 +84,7 @@ pub mod feature {
 /// struct ublksrv_ctrl_cmd, in the second half of a 128-byte submission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct ControlCommand {
+pub(super) struct ControlCommand {
     pub dev_id: u32,
     /// u16::MAX where the command isn't about a queue.
     pub queue_id: u16,
@@ -101,7 +101,7 @@ const _: () = assert!(size_of::<ControlCommand>() == 32);
 /// struct ublksrv_ctrl_dev_info.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct DeviceInfo {
+pub(super) struct DeviceInfo {
     pub nr_hw_queues: u16,
     pub queue_depth: u16,
     /// UBLK_S_DEV_*.
@@ -124,17 +124,17 @@ pub struct DeviceInfo {
 const _: () = assert!(size_of::<DeviceInfo>() == 64);
 
 /// UBLK_S_DEV_*.
-pub mod state {
-    pub const DEAD: u16 = 0;
-    pub const LIVE: u16 = 1;
-    pub const QUIESCED: u16 = 2;
-    pub const FAIL_IO: u16 = 3;
+pub(super) mod state {
+    pub(crate) const DEAD: u16 = 0;
+    pub(crate) const LIVE: u16 = 1;
+    pub(crate) const QUIESCED: u16 = 2;
+    pub(crate) const FAIL_IO: u16 = 3;
 }
 
 /// struct ublksrv_io_desc: one request, in memory that the driver writes and daemons read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct Descriptor {
+pub(super) struct Descriptor {
     /// UBLK_IO_OP_* in bits 7:0, UBLK_IO_F_* above.
     pub op_flags: u32,
     pub nr_sectors: u32,
@@ -144,21 +144,21 @@ pub struct Descriptor {
 const _: () = assert!(size_of::<Descriptor>() == 24);
 
 /// UBLK_IO_OP_*.
-pub mod op {
-    pub const READ: u8 = 0;
-    pub const WRITE: u8 = 1;
-    pub const FLUSH: u8 = 2;
-    pub const DISCARD: u8 = 3;
-    pub const WRITE_ZEROES: u8 = 5;
+pub(super) mod op {
+    pub(crate) const READ: u8 = 0;
+    pub(crate) const WRITE: u8 = 1;
+    pub(crate) const FLUSH: u8 = 2;
+    pub(crate) const DISCARD: u8 = 3;
+    pub(crate) const WRITE_ZEROES: u8 = 5;
 }
 
 /// UBLK_IO_F_FUA.
-pub const FUA: u32 = 1 << 13;
+pub(super) const FUA: u32 = 1 << 13;
 
 /// struct ublksrv_io_cmd.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct IoCommand {
+pub(super) struct IoCommand {
     pub q_id: u16,
     pub tag: u16,
     /// Bytes, or a negative errno.
@@ -171,7 +171,7 @@ const _: () = assert!(size_of::<IoCommand>() == 16);
 /// struct ublk_params, up to what we set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct Parameters {
+pub(super) struct Parameters {
     pub len: u32,
     /// UBLK_PARAM_TYPE_*: which of the following are meant.
     pub types: u32,
@@ -183,13 +183,13 @@ pub struct Parameters {
 const _: () = assert!(size_of::<Parameters>() == 64);
 
 /// UBLK_PARAM_TYPE_*.
-pub const TYPE_BASIC: u32 = 1 << 0;
-pub const TYPE_DISCARD: u32 = 1 << 1;
+pub(super) const TYPE_BASIC: u32 = 1 << 0;
+pub(super) const TYPE_DISCARD: u32 = 1 << 1;
 
 /// struct ublk_param_basic. Shifts are logarithms of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct Basic {
+pub(super) struct Basic {
     /// `attribute`.
     pub attrs: u32,
     pub logical_bs_shift: u8,
@@ -204,16 +204,16 @@ pub struct Basic {
 const _: () = assert!(size_of::<Basic>() == 32);
 
 /// UBLK_ATTR_*.
-pub mod attribute {
-    pub const READ_ONLY: u32 = 1 << 0;
-    pub const VOLATILE_CACHE: u32 = 1 << 2;
-    pub const FUA: u32 = 1 << 3;
+pub(super) mod attribute {
+    pub(crate) const READ_ONLY: u32 = 1 << 0;
+    pub(crate) const VOLATILE_CACHE: u32 = 1 << 2;
+    pub(crate) const FUA: u32 = 1 << 3;
 }
 
 /// struct ublk_param_discard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct Discard {
+pub(super) struct Discard {
     pub discard_alignment: u32,
     pub discard_granularity: u32,
     pub max_discard_sectors: u32,
@@ -225,13 +225,13 @@ const _: () = assert!(size_of::<Discard>() == 20);
 
 /// Returns the offset of a queue's descriptors in the character device (UBLKSRV_CMD_BUF_OFFSET and the driver's use of
 /// it): each queue has room for the deepest one.
-pub fn descriptors_offset(queue: u16, page: usize) -> u64 {
+pub(super) fn descriptors_offset(queue: u16, page: usize) -> u64 {
     let most = usize::from(DEPTH_MAX) * size_of::<Descriptor>();
     u64::from(queue) * most.next_multiple_of(page) as u64
 }
 
 /// Bytes of the descriptors of one queue: whole pages, exactly.
-pub fn descriptors_bytes(depth: u16, page: usize) -> usize {
+pub(super) fn descriptors_bytes(depth: u16, page: usize) -> usize {
     (usize::from(depth) * size_of::<Descriptor>()).next_multiple_of(page)
 }
 

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-pub struct Kernel {
+pub(super) struct Kernel {
     device: File,
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     serial: u64,
@@ -29,11 +29,11 @@ pub struct Kernel {
 impl Kernel {
     /// # Errors
     /// `Machine`: no module, no right to use it, no io_uring; each with what to type.
-    pub fn open() -> Result<Kernel, Error> {
+    pub(super) fn open() -> Result<Kernel, Error> {
         Kernel::open_at(Path::new(CONTROL))
     }
 
-    pub fn open_at(path: &Path) -> Result<Kernel, Error> {
+    pub(super) fn open_at(path: &Path) -> Result<Kernel, Error> {
         let device = OpenOptions::new().read(true).write(true).open(path);
         let device = device.map_err(|e| refused(path, &e))?;
         let ring = IoUring::builder().build(8).map_err(|e| {
@@ -122,7 +122,7 @@ impl Kernel {
 }
 
 /// One hardware queue of a device.
-pub struct DevicePort {
+pub(super) struct DevicePort {
     device: Arc<File>,
     fixed: Option<u32>,
     token: u32,
@@ -135,7 +135,7 @@ pub struct DevicePort {
 
 impl DevicePort {
     /// On the thread that serves it. `slot_bytes`: longest request.
-    pub fn open(
+    pub(super) fn open(
         device: &Arc<File>,
         queue: u16,
         depth: u16,

@@ -39,7 +39,7 @@ pub struct Throttle {
 }
 
 /// Parameters of a thread.
-pub struct Setup {
+pub(super) struct Setup {
     pub number: u32,
     pub transfer_max: u32,
     pub io_timeout: Option<Duration>,
@@ -72,7 +72,7 @@ struct Hardware<P> {
     waits_since: Vec<Instant>,
 }
 
-pub struct Worker<P> {
+pub(super) struct Worker<P> {
     setup: Setup,
     reactor: Reactor,
     mailbox: Arc<Mailbox>,
@@ -100,7 +100,7 @@ impl<P: Port> Worker<P> {
     ///
     /// # Errors
     /// The source's, and `Run` where the driver refuses.
-    pub fn new(
+    pub(super) fn new(
         setup: Setup,
         volume: Arc<Volume>,
         ports: Vec<(u16, P)>,
@@ -163,7 +163,7 @@ impl<P: Port> Worker<P> {
     }
 
     /// Serves until the device stops, or it is told to leave.
-    pub fn run(mut self) -> Report {
+    pub(super) fn run(mut self) -> Report {
         loop {
             self.now = clock::now();
             self.read_mail();

@@ -12,12 +12,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-pub const HOST: &str = "nqn.2026-11.io.example:host";
-pub const SUBSYSTEM: &str = "nqn.2026-11.io.example:a";
+pub(crate) const HOST: &str = "nqn.2026-11.io.example:host";
+pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.io.example:a";
 const IN_CAPSULE: u32 = 16 << 10;
 
 /// One connection: one queue.
-pub struct Queue {
+pub(crate) struct Queue {
     pub socket: TcpStream,
     end: HostEnd,
     data: HashMap<Handle, Vec<u8>>,
@@ -26,10 +26,10 @@ pub struct Queue {
 }
 
 #[derive(Clone, Copy)]
-pub struct Digests(pub bool, pub bool);
+pub(crate) struct Digests(pub bool, pub bool);
 
 impl Queue {
-    pub fn open(to: SocketAddr, depth: u16, digests: Digests) -> Queue {
+    pub(crate) fn open(to: SocketAddr, depth: u16, digests: Digests) -> Queue {
         let socket = TcpStream::connect(to).unwrap();
         socket.set_nodelay(true).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -44,7 +44,7 @@ impl Queue {
         queue
     }
 
-    pub fn submit(&mut self, sqe: Sqe, data: Data, payload: Vec<u8>) -> Handle {
+    pub(crate) fn submit(&mut self, sqe: Sqe, data: Data, payload: Vec<u8>) -> Handle {
         let room = match data {
             Data::In { len } => vec![0xee; len as usize],
             _ => payload,
@@ -54,7 +54,7 @@ impl Queue {
         handle
     }
 
-    pub fn wait(&mut self, handle: Handle) -> (Cqe, Vec<u8>) {
+    pub(crate) fn wait(&mut self, handle: Handle) -> (Cqe, Vec<u8>) {
         loop {
             if let Some(done) = self.done.remove(&handle) {
                 return done;
@@ -63,32 +63,32 @@ impl Queue {
         }
     }
 
-    pub fn call(&mut self, sqe: Sqe, data: Data, payload: Vec<u8>) -> (Cqe, Vec<u8>) {
+    pub(crate) fn call(&mut self, sqe: Sqe, data: Data, payload: Vec<u8>) -> (Cqe, Vec<u8>) {
         let handle = self.submit(sqe, data, payload);
         self.wait(handle)
     }
 
-    pub fn code(&mut self, sqe: Sqe, data: Data, payload: Vec<u8>) -> Code {
+    pub(crate) fn code(&mut self, sqe: Sqe, data: Data, payload: Vec<u8>) -> Code {
         self.call(sqe, data, payload).0.status().code
     }
 
     /// The identifier that a command in flight has on the wire.
-    pub fn cid(&self, handle: Handle) -> u16 {
+    pub(crate) fn cid(&self, handle: Handle) -> u16 {
         self.end.cid(handle)
     }
 
     /// Sends all that is to be sent.
-    pub fn push(&mut self) -> std::io::Result<()> {
+    pub(crate) fn push(&mut self) -> std::io::Result<()> {
         let wire = self.wire();
         self.push_raw(&wire)
     }
 
-    pub fn push_raw(&mut self, wire: &[u8]) -> std::io::Result<()> {
+    pub(crate) fn push_raw(&mut self, wire: &[u8]) -> std::io::Result<()> {
         self.socket.write_vectored(&[IoSlice::new(wire)]).and_then(|n| self.socket.write_all(&wire[n..]))
     }
 
     /// Sends a write, and half of the data that R2T then asks for. Returns the other half.
-    pub fn push_half(&mut self, write: Handle) -> Vec<u8> {
+    pub(crate) fn push_half(&mut self, write: Handle) -> Vec<u8> {
         self.push().unwrap();
         assert!(self.data.contains_key(&write));
         loop {
@@ -127,7 +127,7 @@ impl Queue {
     }
 
     /// Sends, receives once, and books what came.
-    pub fn turn(&mut self) -> std::io::Result<()> {
+    pub(crate) fn turn(&mut self) -> std::io::Result<()> {
         self.push()?;
         let expect = self.end.expect();
         let place = expect.payload;
@@ -179,7 +179,7 @@ impl Queue {
 }
 
 /// A controller that was brought up.
-pub struct Host {
+pub(crate) struct Host {
     pub admin: Queue,
     pub cntlid: u16,
     to: SocketAddr,
@@ -187,14 +187,14 @@ pub struct Host {
     digests: Digests,
 }
 
-pub struct Refused(pub Cqe);
+pub(crate) struct Refused(pub Cqe);
 
 impl Host {
-    pub fn up(to: SocketAddr, digests: Digests) -> Host {
+    pub(crate) fn up(to: SocketAddr, digests: Digests) -> Host {
         Host::up_as(to, SUBSYSTEM, HOST, 0, digests).unwrap_or_else(|r| panic!("{:?}", r.0.status()))
     }
 
-    pub fn up_as(
+    pub(crate) fn up_as(
         to: SocketAddr,
         subsystem: &str,
         nqn: &str,
@@ -212,7 +212,7 @@ impl Host {
         Ok(Host { admin, cntlid, to, nqn: nqn.into(), digests })
     }
 
-    pub fn queue(&self, qid: u16, entries: u16) -> Queue {
+    pub(crate) fn queue(&self, qid: u16, entries: u16) -> Queue {
         let mut queue = Queue::open(self.to, entries - 1, self.digests);
         let cqe = connect(&mut queue, qid, entries, 0, self.cntlid, SUBSYSTEM, &self.nqn);
         assert_eq!(cqe.status().code, Code::SUCCESS, "queue {qid}");
@@ -220,7 +220,7 @@ impl Host {
         queue
     }
 
-    pub fn log(&mut self, page: u8, len: u32) -> Vec<u8> {
+    pub(crate) fn log(&mut self, page: u8, len: u32) -> Vec<u8> {
         let dwords = len / 4 - 1;
         let cdw10 = dwords << 16 | u32::from(page);
         let sqe = Sqe { opcode: 0x02, nsid: u32::MAX.into(), cdw10: cdw10.into(), ..Sqe::default() };
@@ -230,7 +230,7 @@ impl Host {
     }
 }
 
-pub fn connect(
+pub(crate) fn connect(
     queue: &mut Queue,
     qid: u16,
     entries: u16,

@@ -15,7 +15,7 @@ const DEPTH_MAX: usize = 64;
 const NOT_OF_THE_DATA: [&str; 3] = ["forebay-sweep", "forebay-tune", "lost+found"];
 
 /// The files called --file-name if there are any; else, where no name was given, all files below `dir`.
-pub fn files_of(dir: &Path, purpose: &Purpose) -> Result<Vec<PathBuf>, Error> {
+pub(crate) fn files_of(dir: &Path, purpose: &Purpose) -> Result<Vec<PathBuf>, Error> {
     let most = purpose.files.map_or(usize::MAX, |n| n as usize);
     let mut files = numbered(dir, &purpose.file_name, most);
     if files.is_empty() && purpose.file_name == FILE_NAME_DEFAULT {
@@ -41,7 +41,7 @@ pub fn files_of(dir: &Path, purpose: &Purpose) -> Result<Vec<PathBuf>, Error> {
 }
 
 /// Returns the advice: `this`, or the flags that have `what` made, unless the job refuses them.
-pub fn or_make(purpose: &Purpose, this: &str, what: &str) -> String {
+pub(crate) fn or_make(purpose: &Purpose, this: &str, what: &str) -> String {
     if !purpose.could_make {
         return this.into();
     }

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-pub const NAME: &str = ".forebay.json";
+pub(crate) const NAME: &str = ".forebay.json";
 const SCHEMA: &str = "forebay.manifest/1";
 /// Its name before, which the metadata phases' record has too.
 const SCHEMA_BEFORE: &str = "forebay.files/1";
@@ -76,7 +76,7 @@ impl Drop for Turn {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Manifest {
+pub(crate) struct Manifest {
     schema: String,
     files: BTreeMap<String, Entry>,
 }
@@ -341,7 +341,7 @@ fn name_of(file: &Path) -> Option<&str> {
 }
 
 /// Checks that this user may make files there.
-pub fn may_write(dir: &Path) -> Result<(), Error> {
+pub(crate) fn may_write(dir: &Path) -> Result<(), Error> {
     use rustix::fs::{access, Access};
     access(dir, Access::WRITE_OK | Access::EXEC_OK).map_err(|e| cannot_write(dir, &e.into()))
 }

@@ -1,7 +1,7 @@
 //! Targets for whoever needs some: what sources stand for is looked at, files that are missing are made and filled,
 //! and all are opened. It is told what they are for, and knows no job; what fills files is the caller's.
 
-pub mod found;
+pub(crate) mod found;
 mod make;
 pub mod manifest;
 pub mod mounts;
@@ -112,7 +112,7 @@ impl Default for Purpose {
 }
 
 /// Writes content of the purpose's seed over all of these targets. An error has the files taken away again.
-pub type Fill<'a> = &'a mut dyn FnMut(&[Target]) -> Result<(), Error>;
+pub(crate) type Fill<'a> = &'a mut dyn FnMut(&[Target]) -> Result<(), Error>;
 
 /// For whoever makes no files with content.
 pub fn fills_nothing(_: &[Target]) -> Result<(), Error> {

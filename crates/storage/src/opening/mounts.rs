@@ -56,7 +56,7 @@ fn family_of(major: u32, minor: u32) -> BTreeSet<String> {
     numbers.map(|text| text.trim().to_string()).chain([own.clone()]).collect()
 }
 
-pub fn device_bytes(path: &Path) -> Result<u64, Error> {
+pub(crate) fn device_bytes(path: &Path) -> Result<u64, Error> {
     let asked = || format!("the size of {}", path.display());
     let mut file = std::fs::File::open(path)
         .map_err(|e| Error::request(asked(), e.to_string(), "sudo, or a device that you may read"))?;

@@ -92,28 +92,28 @@ pub(super) struct Opener<'a> {
 }
 
 impl<'a> Opener<'a> {
-    pub fn new(purpose: &'a Purpose, ours: &'a Ours) -> Result<Opener<'a>, Error> {
+    pub(crate) fn new(purpose: &'a Purpose, ours: &'a Ours) -> Result<Opener<'a>, Error> {
         let rings = has_rings(purpose.engine, purpose.sqpoll, purpose.iopoll, purpose.workers)?.is_ok();
         Ok(Opener { purpose: Cow::Borrowed(purpose), rings, ours, rehearses: false })
     }
 
     /// The same for what isn't made yet.
-    pub fn rehearsing(self) -> Opener<'a> {
+    pub(crate) fn rehearsing(self) -> Opener<'a> {
         Opener { rehearses: true, ..self }
     }
 
     /// The same through the page cache.
-    pub fn through_cache(&self) -> Opener<'a> {
+    pub(crate) fn through_cache(&self) -> Opener<'a> {
         let purpose = Purpose { cache: Cache::Allow, ..self.purpose.as_ref().clone() };
         Opener { purpose: Cow::Owned(purpose), ..self.clone() }
     }
 
-    pub fn opened(&self, draft: &Draft) -> Result<Target, Error> {
+    pub(crate) fn opened(&self, draft: &Draft) -> Result<Target, Error> {
         Open::target(self, draft)
     }
 
     /// The target, past the page cache where that was asked for; left to us, where it can be.
-    pub fn aligned(&self, draft: &Draft) -> Result<Target, Error> {
+    pub(crate) fn aligned(&self, draft: &Draft) -> Result<Target, Error> {
         let aligned = |opener: &Opener| {
             let opened = opener.opened(draft)?;
             check_alignment(&self.purpose, &opened).map(|()| opened)

@@ -22,7 +22,7 @@ const FILE_BYTES_DEFAULT: u64 = GIB;
 
 /// Directories whose manifests a plan looked into.
 #[derive(Default)]
-pub struct Manifests(pub BTreeMap<PathBuf, Held>);
+pub(crate) struct Manifests(pub BTreeMap<PathBuf, Held>);
 
 impl Manifests {
     fn of(&mut self, file: &Path) -> Result<&Held, Error> {
@@ -34,7 +34,7 @@ impl Manifests {
     }
 }
 
-pub fn parent_of(file: &Path) -> PathBuf {
+pub(crate) fn parent_of(file: &Path) -> PathBuf {
     match file.parent() {
         Some(p) if !p.as_os_str().is_empty() => p.to_path_buf(),
         _ => PathBuf::from("."),

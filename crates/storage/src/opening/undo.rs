@@ -26,12 +26,12 @@ struct Before {
 }
 
 impl Undo {
-    pub fn made(&mut self, path: &Path, file: Identity) {
+    pub(crate) fn made(&mut self, path: &Path, file: Identity) {
         self.0.push(Changed { path: path.into(), file, before: None });
     }
 
     /// A file of `bytes` is made larger.
-    pub fn extends(&mut self, path: &Path, file: Identity, bytes: u64) {
+    pub(crate) fn extends(&mut self, path: &Path, file: Identity, bytes: u64) {
         self.0.push(Changed {
             path: path.into(),
             file,
@@ -40,7 +40,7 @@ impl Undo {
     }
 
     /// Notes that this file's entry in the list is about to change.
-    pub fn begin(&mut self, path: &Path, file: Identity, entry: Option<Entry>) {
+    pub(crate) fn begin(&mut self, path: &Path, file: Identity, entry: Option<Entry>) {
         match self.0.iter_mut().find(|c| c.path == path) {
             Some(Changed { before: Some(before), .. }) if before.entry.is_none() => before.entry = entry,
             Some(_) => {}
@@ -52,17 +52,17 @@ impl Undo {
     }
 
     /// This file is written from now on: what it held before can't be had back.
-    pub fn forget_content(&mut self, path: &Path) {
+    pub(crate) fn forget_content(&mut self, path: &Path) {
         self.0.retain(|c| c.path != path || c.before.is_none());
     }
 
     /// Every file is written from now on.
-    pub fn forget_contents(&mut self) {
+    pub(crate) fn forget_contents(&mut self) {
         self.0.retain(|c| c.before.is_none());
     }
 
     /// `takes_files`: those that were made go, too.
-    pub fn run(self, held: &mut Locked, takes_files: bool) {
+    pub(crate) fn run(self, held: &mut Locked, takes_files: bool) {
         for Changed { path, file, before } in self.0 {
             let list = held.get_mut(&parent_of(&path));
             match before {

@@ -71,7 +71,7 @@ impl Situation {
 }
 
 /// Judgement of files by a machine's settings: whoever knows the machine (`doctor`) stands above the paths.
-pub type Judge = fn(&[PathBuf]) -> GdsVerdict;
+pub(crate) type Judge = fn(&[PathBuf]) -> GdsVerdict;
 
 /// Findings about devices, each examined once.
 pub struct Known {

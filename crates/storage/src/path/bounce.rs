@@ -20,7 +20,7 @@ use forebay_model::Error;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-pub struct Bounce;
+pub(crate) struct Bounce;
 
 impl DataPath for Bounce {
     fn about(&self) -> &'static About {

@@ -108,9 +108,9 @@ impl Buffers {
 }
 
 /// Longer reads are copied by processors one by one as fast.
-pub const ROW_BYTES_MAX: u64 = 128 << 10;
+pub(crate) const ROW_BYTES_MAX: u64 = 128 << 10;
 /// Longer reads take the copy engine one by one as little time as a launch for several takes them.
-pub const LAUNCHED_ROW_BYTES_MAX: u64 = 1 << 20;
+pub(crate) const LAUNCHED_ROW_BYTES_MAX: u64 = 1 << 20;
 /// Part of a longer row that a warp takes: long rows come in too few launches for each to be one warp's alone.
 const ROW_PART_BYTES: u32 = 64 << 10;
 /// Limit on a batch of rows in a GPU's memory, and in the host's.
@@ -137,7 +137,7 @@ pub fn depth_of_short(job: &JobSpec) -> Option<u32> {
 }
 
 /// In how many parts a row of so many bytes is fetched by a launch. Parts of a row begin at multiples of 512 bytes in it.
-pub fn parts_of_row(row_bytes: u32) -> u32 {
+pub(crate) fn parts_of_row(row_bytes: u32) -> u32 {
     let parts = row_bytes.div_ceil(ROW_PART_BYTES).max(1);
     if row_bytes % (parts * 512) == 0 {
         parts

@@ -9,7 +9,7 @@ use forebay_io::reactor::Reactor;
 use forebay_model::job::{JobSpec, PathKind};
 use forebay_model::Error;
 
-pub struct Host;
+pub(crate) struct Host;
 
 impl DataPath for Host {
     fn about(&self) -> &'static About {

@@ -53,10 +53,10 @@ pub enum Ends {
 }
 
 /// A refusal: the request, why it isn't possible, what to type next.
-pub type Refusal = (&'static str, &'static str, &'static str);
+pub(crate) type Refusal = (&'static str, &'static str, &'static str);
 
 /// A path that a target could take instead of the requested one, and why; or why neither is possible.
-pub type Settled = Result<(PathKind, Option<String>), Error>;
+pub(crate) type Settled = Result<(PathKind, Option<String>), Error>;
 
 /// A path's own slots, in addition to the destination slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

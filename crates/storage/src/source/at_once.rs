@@ -6,10 +6,10 @@ use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
 use forebay_io::reactor::Reactor;
 
 /// As far ahead as takes memory to answer while short rows are copied.
-pub const AHEAD: usize = 8;
+pub(crate) const AHEAD: usize = 8;
 
 /// Source that does each I/O at once.
-pub trait AtOnce {
+pub(crate) trait AtOnce {
     fn perform(&mut self, io: &Io) -> Done;
 
     /// Said of an I/O a few before its turn.
@@ -40,7 +40,7 @@ struct Rows {
     offsets: Vec<u64>,
 }
 
-pub struct AtOnceQueue<W> {
+pub(crate) struct AtOnceQueue<W> {
     work: W,
     geometry: Geometry,
     pushed: Vec<Io>,
@@ -51,7 +51,7 @@ pub struct AtOnceQueue<W> {
 }
 
 impl<W: AtOnce> AtOnceQueue<W> {
-    pub fn new(work: W, geometry: Geometry) -> Self {
+    pub(crate) fn new(work: W, geometry: Geometry) -> Self {
         let room = geometry.depth as usize;
         AtOnceQueue {
             work,

@@ -1,6 +1,6 @@
 //! Sources named by URI, and the targets they resolve to.
 
-pub mod at_once;
+pub(crate) mod at_once;
 mod draft;
 pub mod fault;
 pub mod file;
@@ -9,7 +9,7 @@ mod nil;
 pub mod nvme;
 pub mod nvme_tcp;
 pub mod stripe;
-pub mod uri;
+pub(crate) mod uri;
 pub mod vfio_user;
 
 pub use draft::{Action, Draft, Drafted, FilePlan, Look, Open};
@@ -281,7 +281,7 @@ pub struct QueueNeeds {
 }
 
 /// Opens the queue of one file, for a path that puts its own over or in place of the engine's.
-pub type OpenFile<'a> =
+pub(crate) type OpenFile<'a> =
     &'a mut dyn FnMut(&FileTarget, Engine, QueueNeeds, &mut Reactor) -> Result<Box<dyn Queue>, Error>;
 
 impl Target {

@@ -71,7 +71,7 @@ pub struct ModelUri {
     pub real_time: bool,
 }
 
-pub fn parse(text: Text) -> Result<Uri, Error> {
+pub(crate) fn parse(text: Text) -> Result<Uri, Error> {
     let (name, tail) = text.rest.split_once('?').unwrap_or((text.rest, ""));
     let (mut over, mut real_time, mut kept) = (None, None, Vec::new());
     for (key, value) in query(tail) {

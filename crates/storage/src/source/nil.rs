@@ -19,7 +19,7 @@ struct NilUri {
     bytes: u64,
 }
 
-pub fn parse(text: Text) -> Result<Uri, Error> {
+pub(crate) fn parse(text: Text) -> Result<Uri, Error> {
     let mut bytes = BYTES_DEFAULT;
     for (key, value) in query(text.rest.trim_start_matches('?')) {
         match key.as_str() {

@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub const MEMBERS_MAX: usize = 64;
+pub(crate) const MEMBERS_MAX: usize = 64;
 const CHUNK_DEFAULT: u64 = 512 << 10;
 /// Deeper members than this make I/Os wait at the stripe instead.
 const MEMBER_DEPTH_MAX: u64 = 16384;
@@ -36,7 +36,7 @@ struct StripeUri {
     members: Vec<Uri>,
 }
 
-pub fn parse(text: Text) -> Result<Uri, Error> {
+pub(crate) fn parse(text: Text) -> Result<Uri, Error> {
     let wrong = |found: String| Err(text.wrong(&found, "stripe:?chunk=512k&m=/mnt/a/f&m=/mnt/b/f"));
     let (mut chunk, mut members) = (CHUNK_DEFAULT, Vec::new());
     for (key, value) in query(text.rest.trim_start_matches('?')) {
@@ -187,7 +187,7 @@ impl Backing for StripeBacking {
 
 /// Part of a range that lies on one member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub(crate) struct Piece {
     pub member: usize,
     /// Offset on the member.
     pub offset: u64,
@@ -197,7 +197,7 @@ pub struct Piece {
 }
 
 /// The pieces of a range, in order.
-pub fn pieces(members: u64, chunk: u64, offset: u64, len: u64) -> impl Iterator<Item = Piece> {
+pub(crate) fn pieces(members: u64, chunk: u64, offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     let mut at = 0;
     std::iter::from_fn(move || {
         if at >= len {

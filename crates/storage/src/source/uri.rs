@@ -177,7 +177,7 @@ fn bad(text: &str, found: &str, next: &str) -> Error {
     Error::request(format!("source '{}'", shorten(text)), found, next)
 }
 
-pub fn parse_path(text: &str) -> Result<Uri, Error> {
+pub(crate) fn parse_path(text: &str) -> Result<Uri, Error> {
     if text.is_empty() {
         return Err(bad(text, "is empty", "a path, stripe:?m=A&m=B, nil: or model:NAME"));
     }
@@ -199,7 +199,7 @@ fn looks_like_scheme(scheme: &str) -> bool {
 }
 
 /// `a=b&c=d` → pairs, percent-decoded. A word without `=` is a key with an empty value.
-pub fn query(text: &str) -> Vec<(String, String)> {
+pub(crate) fn query(text: &str) -> Vec<(String, String)> {
     text.split('&')
         .filter(|w| !w.is_empty())
         .map(|word| {
@@ -213,7 +213,7 @@ pub fn query(text: &str) -> Vec<(String, String)> {
 ///
 /// # Errors
 /// The one that is named twice.
-pub fn query_once(text: &str, several: &str) -> Result<Vec<(String, String)>, String> {
+pub(crate) fn query_once(text: &str, several: &str) -> Result<Vec<(String, String)>, String> {
     let pairs = query(text);
     let twice = |(at, (key, _)): (usize, &(String, String))| {
         (key != several && pairs[..at].iter().any(|(other, _)| other == key)).then(|| key.clone())
@@ -225,7 +225,7 @@ pub fn query_once(text: &str, several: &str) -> Result<Vec<(String, String)>, St
 }
 
 /// Encodes text for `decode`, without what ends a name in a URI or means something to a shell.
-pub fn encode(text: &str) -> String {
+pub(crate) fn encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
@@ -240,7 +240,7 @@ pub fn encode(text: &str) -> String {
 }
 
 /// Percent-decoding; what isn't a well-formed escape stays as it is, for it may stand in a path.
-pub fn decode(text: &str) -> String {
+pub(crate) fn decode(text: &str) -> String {
     let bytes = text.as_bytes();
     let hex = |i: usize| {
         let digits = std::str::from_utf8(bytes.get(i + 1..i + 3)?).ok()?;

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::Instant;
 
 /// A file that its rank is writing or reading.
-pub struct OpenFile {
+pub(crate) struct OpenFile {
     pub place: Place,
     pub id: u64,
     /// The flow that it belongs to, by its place in the worker's list.
@@ -35,7 +35,7 @@ pub struct OpenFile {
 
 /// One I/O's part of a file: `len` of it are the file's, `io_len` are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub(crate) struct Span {
     pub offset: u64,
     pub len: u32,
     pub io_len: u32,
@@ -43,7 +43,7 @@ pub struct Span {
 
 impl OpenFile {
     /// Opens the file, creating it for a write; what it creates is added to `made`, even if a later step fails.
-    pub fn open(
+    pub(crate) fn open(
         spec: &CheckpointSpec,
         place: Place,
         flow: usize,
@@ -84,7 +84,7 @@ impl OpenFile {
 
     /// The next part; None when all of the file is on its way. What ends with the file is as long as O_DIRECT wants it:
     /// a file that was written so is cut afterwards, and a read brings what there is.
-    pub fn take(&mut self, io_bytes: u64) -> Option<Span> {
+    pub(crate) fn take(&mut self, io_bytes: u64) -> Option<Span> {
         let left = self.place.bytes - self.next;
         if left == 0 {
             return None;
@@ -95,17 +95,17 @@ impl OpenFile {
         Some(span)
     }
 
-    pub fn is_all_asked_for(&self) -> bool {
+    pub(crate) fn is_all_asked_for(&self) -> bool {
         self.next == self.place.bytes
     }
 
     /// All bytes have been moved, and no I/O is in flight.
-    pub fn is_moved(&self) -> bool {
+    pub(crate) fn is_moved(&self) -> bool {
         self.is_all_asked_for() && self.in_flight == 0
     }
 
     /// Truncates the file to its length, which the last, aligned write may have exceeded.
-    pub fn cut(&self) -> Result<(), Error> {
+    pub(crate) fn cut(&self) -> Result<(), Error> {
         if self.way == Way::Read || self.place.bytes % u64::from(self.target.align) == 0 {
             return Ok(());
         }
@@ -113,12 +113,12 @@ impl OpenFile {
         cut.map_err(|e| Error::run(format!("cut {}", self.place.path.display()), e.to_string(), "df -h"))
     }
 
-    pub fn flushes(&mut self) {
+    pub(crate) fn flushes(&mut self) {
         self.flush_from = Some(clock::now());
     }
 
     /// Closes the file, and removes its registration from the ring.
-    pub fn close(self, kit: &mut Kit) {
+    pub(crate) fn close(self, kit: &mut Kit) {
         let mut queue = kit.client.remove(self.queue);
         queue.close(&mut kit.reactor);
         kit.forget(&self.target);
@@ -130,7 +130,7 @@ impl OpenFile {
 }
 
 /// Unit of a file's writes. cuFile's are whole pages: it has no direct way for others.
-pub fn align_of(target: &FileTarget, path: PathKind) -> u32 {
+pub(crate) fn align_of(target: &FileTarget, path: PathKind) -> u32 {
     path::of(path).unit(target.align)
 }
 
@@ -152,7 +152,7 @@ fn make(place: &Place, align: u32) -> Result<Identity, Error> {
     })
 }
 
-pub fn cannot_make(path: &Path, e: &std::io::Error) -> Error {
+pub(crate) fn cannot_make(path: &Path, e: &std::io::Error) -> Error {
     let asked = format!("make {}", path.display());
     match e.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => {

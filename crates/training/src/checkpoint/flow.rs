@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The progress of a rank through a checkpoint.
 #[derive(Debug)]
-pub struct Flow {
+pub(crate) struct Flow {
     pub rank: u64,
     /// Files that it hasn't opened.
     pub waiting: VecDeque<Place>,
@@ -20,12 +20,12 @@ pub struct Flow {
 }
 
 impl Flow {
-    pub fn new(rank: u64, places: Vec<Place>) -> Flow {
+    pub(crate) fn new(rank: u64, places: Vec<Place>) -> Flow {
         Flow { rank, waiting: places.into(), current: None, open: 0, in_flight: 0, ended: None }
     }
 
     /// All files were opened and closed.
-    pub fn is_through(&self) -> bool {
+    pub(crate) fn is_through(&self) -> bool {
         self.waiting.is_empty() && self.current.is_none() && self.open == 0
     }
 }

@@ -25,7 +25,7 @@ const LIST_AGAIN: Duration = Duration::from_millis(20);
 
 /// A file of one rank in one checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub(crate) struct Place {
     pub path: PathBuf,
     /// The name that its content carries.
     pub content: String,
@@ -33,16 +33,16 @@ pub struct Place {
 }
 
 impl Place {
-    pub fn content_id(&self) -> u64 {
+    pub(crate) fn content_id(&self) -> u64 {
         content::file_id(&self.content)
     }
 }
 
 /// A file that this run made, and which one it is: anybody may give its name to another.
 #[derive(Clone, Debug)]
-pub struct Made(pub Place, pub Identity);
+pub(crate) struct Made(pub Place, pub Identity);
 
-pub struct Ground {
+pub(crate) struct Ground {
     spec: CheckpointSpec,
     dir: PathBuf,
     /// Seeds of the checkpoints that were there already and are read; the run's own where it writes them.
@@ -55,7 +55,7 @@ pub struct Ground {
 }
 
 /// The files of one rank, in the order in which it writes or reads them.
-pub fn places(spec: &CheckpointSpec, step: u32, rank: u64) -> Vec<Place> {
+pub(crate) fn places(spec: &CheckpointSpec, step: u32, rank: u64) -> Vec<Place> {
     let folder = folder(step);
     let at = Path::new(&spec.dir).join(&folder);
     let place = |file: forebay_model::checkpoint::layout::FilePlan| Place {
@@ -68,7 +68,7 @@ pub fn places(spec: &CheckpointSpec, step: u32, rank: u64) -> Vec<Place> {
 
 impl Ground {
     /// Examines the folder without changing anything.
-    pub fn look(spec: &CheckpointSpec) -> Result<Ground, Error> {
+    pub(crate) fn look(spec: &CheckpointSpec) -> Result<Ground, Error> {
         let dir = PathBuf::from(&spec.dir);
         let asked = || format!("--dir {}", spec.dir);
         match std::fs::metadata(&dir) {
@@ -101,11 +101,11 @@ impl Ground {
         Ok(ground)
     }
 
-    pub fn seed(&self, step: u32) -> u64 {
+    pub(crate) fn seed(&self, step: u32) -> u64 {
         self.seeds[step as usize - 1]
     }
 
-    pub fn folder_of(&self, step: u32) -> PathBuf {
+    pub(crate) fn folder_of(&self, step: u32) -> PathBuf {
         self.dir.join(folder(step))
     }
 
@@ -136,7 +136,7 @@ impl Ground {
     }
 
     /// Bytes that this host's checkpoints need, and those there are for them; None where the file system doesn't say.
-    pub fn room(&self) -> (u64, Option<u64>) {
+    pub(crate) fn room(&self) -> (u64, Option<u64>) {
         if self.spec.writes == 0 {
             return (0, None);
         }
@@ -152,7 +152,7 @@ impl Ground {
         (wanted, free.map(|free| free.saturating_add(freed)))
     }
 
-    pub fn check_room(&self) -> Result<(), Error> {
+    pub(crate) fn check_room(&self) -> Result<(), Error> {
         let (wanted, Some(free)) = self.room() else { return Ok(()) };
         if wanted > free {
             let each = readable_bytes(self.spec.sizes_here().bytes());
@@ -204,7 +204,7 @@ impl Ground {
 
     /// The folder as a target, for what the driver wants to know of one: engine, alignment, device. Makes the folder,
     /// and removes what is to be replaced.
-    pub fn target(&mut self, job: &JobSpec) -> Result<Target, Error> {
+    pub(crate) fn target(&mut self, job: &JobSpec) -> Result<Target, Error> {
         if self.spec.writes > 0 {
             self.make_folder(&self.dir.clone())?.then(|| self.made_dir = true);
             for step in 1..=self.spec.writes {
@@ -265,7 +265,7 @@ impl Ground {
     }
 
     /// The folder of a checkpoint that is about to be written.
-    pub fn begin(&self, step: u32) -> Result<(), Error> {
+    pub(crate) fn begin(&self, step: u32) -> Result<(), Error> {
         self.make_folder(&self.folder_of(step)).map(|_| ())
     }
 
@@ -284,7 +284,7 @@ impl Ground {
     }
 
     /// Adds what was written to the list of Forebay's files.
-    pub fn note(&mut self, step: u32, made: &[Made]) -> Result<(), Error> {
+    pub(crate) fn note(&mut self, step: u32, made: &[Made]) -> Result<(), Error> {
         let mut held = self.list_of(step)?;
         let seed = self.spec.verify.then_some(self.spec.seed);
         for Made(place, identity) in made {
@@ -296,14 +296,14 @@ impl Ground {
     }
 
     /// Removes the files of a checkpoint that wasn't completed.
-    pub fn take_away(&self, step: u32, made: &[Made]) {
+    pub(crate) fn take_away(&self, step: u32, made: &[Made]) {
         made.iter().for_each(|Made(place, identity)| drop(identity.remove(&place.path)));
         let _ = std::fs::remove_dir(self.folder_of(step));
     }
 
     /// Takes what this process is about to read out of the page cache. Answers with the share of pages that is still
     /// there; None where that can't be told.
-    pub fn clear_cache(&self) -> Result<Option<f64>, Error> {
+    pub(crate) fn clear_cache(&self) -> Result<Option<f64>, Error> {
         if self.in_memory {
             return Ok(Some(1.0));
         }
@@ -327,7 +327,7 @@ impl Ground {
     }
 
     /// After the last checkpoint: what was written stays where it is to be read later, or where that was asked for.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         if self.spec.keep || self.spec.reads == 0 {
             return;
         }
@@ -376,7 +376,7 @@ impl Ground {
 }
 
 /// Returns the mode in which the run opens its files.
-pub fn access(spec: &CheckpointSpec, write: bool) -> FileAccess {
+pub(crate) fn access(spec: &CheckpointSpec, write: bool) -> FileAccess {
     FileAccess { write, direct: spec.cache == Cache::Bypass }
 }
 

@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// The one target of `Shared`: the folder.
 const FOLDER: u32 = 0;
 
-pub struct Kit {
+pub(crate) struct Kit {
     // Field order is drop order: queues go before the ring, and that before the memory that both point to.
     pub client: Client<Part>,
     factory: Box<dyn QueueFactory>,
@@ -40,7 +40,7 @@ pub struct Kit {
 }
 
 impl Kit {
-    pub fn open(
+    pub(crate) fn open(
         index: u32,
         shared: &Arc<Shared>,
         spec: &CheckpointSpec,
@@ -85,11 +85,11 @@ impl Kit {
     }
 
     /// Hands an I/O that has begun to its file's queue.
-    pub fn push(&mut self, tag: u32) {
+    pub(crate) fn push(&mut self, tag: u32) {
         self.client.push(tag, &mut self.reactor);
     }
 
-    pub fn collect(&mut self) {
+    pub(crate) fn collect(&mut self) {
         self.client.collect(&mut self.reactor);
     }
 
@@ -98,12 +98,12 @@ impl Kit {
     }
 
     /// Unit of a file's length while it is written.
-    pub fn align(&self) -> u32 {
+    pub(crate) fn align(&self) -> u32 {
         self.folder().align()
     }
 
     /// A queue on a file that was just opened, by the run's path: its number at the client.
-    pub fn queue(&mut self, file: &FileTarget) -> Result<u32, Error> {
+    pub(crate) fn queue(&mut self, file: &FileTarget) -> Result<u32, Error> {
         let (shared, kind) = (&self.shared, self.shared.job.path);
         let backing = Arc::new(FileBacking { target: file.clone(), engine: self.engine() });
         let target = Target { backing, bytes: file.bytes, ..self.folder().clone() };
@@ -130,7 +130,7 @@ impl Kit {
     }
 
     /// Before a file is closed: nobody else keeps it open.
-    pub fn forget(&mut self, file: &FileTarget) {
+    pub(crate) fn forget(&mut self, file: &FileTarget) {
         self.shared.destination.forget(file);
     }
 }
@@ -148,7 +148,7 @@ fn names_of(spec: CheckpointSpec) -> NameOf {
 }
 
 /// A worker of the driver's vocabulary; its pattern is never drawn from.
-pub fn spec_of(index: u32, cpu: Option<u32>, near: Option<u32>) -> WorkerSpec {
+pub(crate) fn spec_of(index: u32, cpu: Option<u32>, near: Option<u32>) -> WorkerSpec {
     let pattern = PatternSpec { io_bytes: 1, align: 1, ..PatternSpec::default() };
     WorkerSpec { index, cpu, near, pattern }
 }

@@ -89,7 +89,7 @@ pub fn plan(spec: &CheckpointSpec) -> Result<Plan, Error> {
 }
 
 /// Errors that don't depend on the machine.
-pub fn check(spec: &CheckpointSpec) -> Result<(), Error> {
+pub(crate) fn check(spec: &CheckpointSpec) -> Result<(), Error> {
     spec.check()?;
     // What `auto` stands for is settled where there is a machine to look at.
     requirements::of_job(&job_by(spec, spec.path).0)?;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// The results of the run, as far as it got.
 #[derive(Default)]
-pub struct Story {
+pub(crate) struct Story {
     steps: Vec<(Way, StepRan)>,
     /// Ended between two checkpoints.
     pub interrupted: bool,
@@ -25,16 +25,16 @@ pub struct Story {
 }
 
 impl Story {
-    pub fn add(&mut self, way: Way, ran: StepRan) {
+    pub(crate) fn add(&mut self, way: Way, ran: StepRan) {
         self.steps.push((way, ran));
     }
 
-    pub fn is_unbegun(&self) -> bool {
+    pub(crate) fn is_unbegun(&self) -> bool {
         self.steps.is_empty()
     }
 
     /// Nothing was moved.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.steps.iter().all(|(_, s)| s.ran.bytes() == 0)
     }
 
@@ -60,7 +60,7 @@ fn turn(step: &StepRan, bytes: u64) -> Turn {
     Turn::new(step.step, bytes, moved, &step.ranks, cpu)
 }
 
-pub struct Context<'a> {
+pub(crate) struct Context<'a> {
     pub spec: &'a CheckpointSpec,
     pub job: JobSpec,
     pub reason: Option<String>,
@@ -70,7 +70,7 @@ pub struct Context<'a> {
     pub destination: Arc<Destination>,
 }
 
-pub fn outcome(context: Context, story: Story, failed: Option<Error>) -> Outcome {
+pub(crate) fn outcome(context: Context, story: Story, failed: Option<Error>) -> Outcome {
     let Context { spec, job, reason, command, started, target, destination } = context;
     let part = |way| story.phase(way, spec);
     let (write, read) = (part(Way::Write), part(Way::Read));

@@ -39,7 +39,7 @@ struct PoolThread {
     thread: JoinHandle<()>,
 }
 
-pub struct ThreadPool {
+pub(crate) struct ThreadPool {
     spec: Arc<CheckpointSpec>,
     shared: Arc<worker::Shared>,
     moved: Arc<Moved>,
@@ -49,7 +49,7 @@ pub struct ThreadPool {
 }
 
 /// One checkpoint, written or read, at this process.
-pub struct StepRan {
+pub(crate) struct StepRan {
     pub step: u32,
     pub ran: Ran,
     pub ranks: Vec<(u64, f64)>,
@@ -59,13 +59,13 @@ pub struct StepRan {
 }
 
 impl StepRan {
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.failed.is_none() && !self.ran.interrupted
     }
 }
 
 impl ThreadPool {
-    pub fn start(
+    pub(crate) fn start(
         spec: &CheckpointSpec,
         job: &JobSpec,
         target: Target,
@@ -140,7 +140,7 @@ impl ThreadPool {
     }
 
     /// Makes all ranks write or read one checkpoint.
-    pub fn step(
+    pub(crate) fn step(
         &mut self,
         way: Way,
         step: u32,
@@ -202,7 +202,7 @@ impl ThreadPool {
     }
 
     /// Lets the threads go, and gives back what they shared.
-    pub fn end(mut self) -> (Target, Arc<Destination>) {
+    pub(crate) fn end(mut self) -> (Target, Arc<Destination>) {
         for PoolThread { orders, thread } in self.threads.drain(..) {
             drop(orders);
             let _ = thread.join();

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(100);
 /// An order to all workers.
 #[derive(Clone, Copy, Debug)]
-pub struct Order {
+pub(crate) struct Order {
     pub way: Way,
     pub step: u32,
     pub seed: u64,
@@ -34,13 +34,13 @@ pub struct Order {
 
 /// Counters of all workers together, for observers.
 #[derive(Default)]
-pub struct Moved {
+pub(crate) struct Moved {
     pub bytes: AtomicU64,
     pub ios: AtomicU64,
 }
 
 /// The outcome of an order at one worker.
-pub struct Report {
+pub(crate) struct Report {
     pub tally: Tally,
     /// Ranks that were done, and when.
     pub ranks: Vec<(u64, f64)>,
@@ -53,19 +53,19 @@ pub struct Report {
 
 /// Transfer of one I/O: a part of a file, or nothing where it flushes one.
 #[derive(Clone, Copy)]
-pub struct Part {
+pub(crate) struct Part {
     file: usize,
     span: Span,
     started: Instant,
 }
 
 impl Part {
-    pub fn nothing(now: Instant) -> Part {
+    pub(crate) fn nothing(now: Instant) -> Part {
         Part { file: 0, span: Span { offset: 0, len: 0, io_len: 0 }, started: now }
     }
 }
 
-pub struct Worker {
+pub(crate) struct Worker {
     files: Vec<Option<OpenFile>>,
     kit: Kit,
     index: u32,
@@ -88,7 +88,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn new(
+    pub(crate) fn new(
         kit: Kit,
         index: u32,
         shared: Arc<Shared>,
@@ -118,7 +118,7 @@ impl Worker {
     }
 
     /// Carries out an order to its end, or to the first failure anywhere.
-    pub fn carry_out(&mut self, order: Order) -> Report {
+    pub(crate) fn carry_out(&mut self, order: Order) -> Report {
         self.order = order;
         self.report = Report::new(self.index);
         self.report.tally.measures(true);

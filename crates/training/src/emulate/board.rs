@@ -12,14 +12,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 /// Time of steps that needn't be looked at.
 const NEVER: u64 = u64::MAX;
 /// Workers say this often how long they were on a processor.
-pub const ACCOUNT_NS: u64 = 10_000_000;
+pub(crate) const ACCOUNT_NS: u64 = 10_000_000;
 /// Waiting is dealt out over so much of each worker's time at least.
 const DEAL_NS: u64 = 4 * ACCOUNT_NS;
 
 /// Nanoseconds of a worker's time by what it did with them, and what came of it. Written by one worker, read by all.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub struct Counters {
+pub(crate) struct Counters {
     /// In calls that read, or waiting for reads under way.
     pub read_ns: AtomicU64,
     pub waited_ns: AtomicU64,
@@ -37,7 +37,7 @@ pub struct Counters {
 
 /// Bytes that got to where they end, by how they did: all that are counted as read are one of these.
 #[derive(Debug, Default)]
-pub struct Ways {
+pub(crate) struct Ways {
     direct: AtomicU64,
     staged: AtomicU64,
     mapped: AtomicU64,
@@ -46,7 +46,7 @@ pub struct Ways {
 }
 
 impl Ways {
-    pub fn add(&self, via: Via, bytes: u64) {
+    pub(crate) fn add(&self, via: Via, bytes: u64) {
         match via {
             Via::Direct => add(&self.direct, bytes),
             Via::Staged => add(&self.staged, bytes),
@@ -60,7 +60,7 @@ impl Ways {
 
 /// Equipment of a worker, for the record.
 #[derive(Clone, Debug, Default)]
-pub struct Equipment {
+pub(crate) struct Equipment {
     /// Kind of pages of its slots, as `hugetlb`.
     pub pages: &'static str,
     pub slot_bytes: u64,
@@ -68,13 +68,13 @@ pub struct Equipment {
     pub features: Vec<&'static str>,
 }
 
-pub fn add(counter: &AtomicU64, value: u64) {
+pub(crate) fn add(counter: &AtomicU64, value: u64) {
     counter.store(counter.load(Ordering::Relaxed) + value, Ordering::Relaxed);
 }
 
 /// Sums over all workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Totals {
+pub(crate) struct Totals {
     pub read_ns: u64,
     pub waited_ns: u64,
     pub parse_ns: u64,
@@ -91,7 +91,7 @@ pub struct Totals {
 
 /// Waiting time of the accelerators, ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Waited {
+pub(crate) struct Waited {
     pub storage: f64,
     pub parse: f64,
     pub cpu: f64,
@@ -99,12 +99,12 @@ pub struct Waited {
 
 /// Samples that were left out.
 #[derive(Clone, Debug, Default)]
-pub struct Skipped {
+pub(crate) struct Skipped {
     pub count: u64,
     pub examples: Vec<String>,
 }
 
-pub struct State {
+pub(crate) struct State {
     pub scheduler: Scheduler<Reading>,
     /// Workers that wait and could begin something.
     idle: Vec<usize>,
@@ -119,7 +119,7 @@ pub struct State {
     seen_step: u32,
 }
 
-pub struct Board {
+pub(crate) struct Board {
     state: Mutex<State>,
     /// The conductor: an epoch is over, a step has ended here, something failed.
     pub told: Condvar,
@@ -134,7 +134,11 @@ pub struct Board {
 }
 
 impl Board {
-    pub fn new(scheduler: Scheduler<Reading>, workers: usize, destination: Option<Destination>) -> Board {
+    pub(crate) fn new(
+        scheduler: Scheduler<Reading>,
+        workers: usize,
+        destination: Option<Destination>,
+    ) -> Board {
         let state = State {
             scheduler,
             idle: Vec::new(),
@@ -159,30 +163,30 @@ impl Board {
         }
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("nothing panics while it holds the board")
     }
 
-    pub fn set_waker(&self, worker: usize, waker: Arc<Waker>) {
+    pub(crate) fn set_waker(&self, worker: usize, waker: Arc<Waker>) {
         self.wakers.lock().expect("nothing panics while it holds the wakers")[worker] = Some(waker);
     }
 
     /// A step may have to begin.
-    pub fn is_due(&self, now: u64) -> bool {
+    pub(crate) fn is_due(&self, now: u64) -> bool {
         now >= self.due.load(Ordering::Relaxed)
     }
 
-    pub fn due(&self) -> Option<u64> {
+    pub(crate) fn due(&self) -> Option<u64> {
         Some(self.due.load(Ordering::Relaxed)).filter(|due| *due != NEVER)
     }
 
     /// Streams wait for a worker.
-    pub fn has_work(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
     /// Changes the scheduler, and sees to what follows from it.
-    pub fn change<T>(&self, change: impl FnOnce(&mut Scheduler<Reading>) -> T) -> T {
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Scheduler<Reading>) -> T) -> T {
         let mut state = self.lock();
         let result = change(&mut state.scheduler);
         self.settle(&mut state);
@@ -232,14 +236,14 @@ impl Board {
     }
 
     /// The last of it, when the run is over.
-    pub fn account_for_the_rest(&self) {
+    pub(crate) fn account_for_the_rest(&self) {
         let mut state = self.lock();
         let spent = self.totals().since(&state.dealt);
         let waited = std::mem::take(&mut state.undealt_ns);
         state.waited.add(waited as f64, &spent);
     }
 
-    pub fn totals(&self) -> Totals {
+    pub(crate) fn totals(&self) -> Totals {
         let sum = |f: fn(&Counters) -> &AtomicU64| -> u64 {
             self.counters.iter().map(|c| f(c).load(Ordering::Relaxed)).sum()
         };
@@ -267,7 +271,7 @@ impl Board {
 
     /// A worker is about to wait: it is woken when something is to be read. True: it is the one that looks when a
     /// step is due. None: something came meanwhile.
-    pub fn rest(&self, worker: usize, could_begin: bool) -> Option<bool> {
+    pub(crate) fn rest(&self, worker: usize, could_begin: bool) -> Option<bool> {
         let mut state = self.lock();
         if could_begin && state.scheduler.waiting() > 0 {
             return None;
@@ -282,7 +286,7 @@ impl Board {
     }
 
     /// It waits no more.
-    pub fn rise(&self, worker: usize) {
+    pub(crate) fn rise(&self, worker: usize) {
         let mut state = self.lock();
         state.idle.retain(|idle| *idle != worker);
         if state.keeper == Some(worker) {
@@ -291,12 +295,12 @@ impl Board {
     }
 
     /// The run can't go on.
-    pub fn fail(&self, error: Error) {
+    pub(crate) fn fail(&self, error: Error) {
         self.lock().failure.get_or_insert(error);
         self.end();
     }
 
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.wake_all();
         self.told.notify_all();
@@ -309,7 +313,7 @@ impl Board {
 }
 
 impl Skipped {
-    pub fn add(&mut self, samples: u64, example: String) {
+    pub(crate) fn add(&mut self, samples: u64, example: String) {
         self.count += samples;
         if self.examples.len() < training::record::Skipped::EXAMPLES_MAX && !self.examples.contains(&example)
         {
@@ -323,7 +327,7 @@ impl Totals {
         self.read_ns + self.waited_ns + self.parse_ns + self.idle_ns
     }
 
-    pub fn since(&self, earlier: &Totals) -> Totals {
+    pub(crate) fn since(&self, earlier: &Totals) -> Totals {
         Totals {
             read_ns: self.read_ns - earlier.read_ns,
             waited_ns: self.waited_ns - earlier.waited_ns,

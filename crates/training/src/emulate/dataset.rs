@@ -25,7 +25,7 @@ const NESTING_MAX: u32 = 8;
 
 /// Names in order, without a string of its own for each.
 #[derive(Clone, Debug, Default)]
-pub struct Names {
+pub(crate) struct Names {
     text: String,
     ends: Vec<u32>,
 }
@@ -40,11 +40,11 @@ impl Names {
         Ok(())
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    pub fn get(&self, index: usize) -> &str {
+    pub(crate) fn get(&self, index: usize) -> &str {
         let from = if index == 0 { 0 } else { self.ends[index - 1] as usize };
         &self.text[from..self.ends[index] as usize]
     }
@@ -52,14 +52,14 @@ impl Names {
 
 /// Input of a run.
 #[derive(Debug)]
-pub enum DataSet {
+pub(crate) enum DataSet {
     Folder(Folder),
     Packed(Packed),
 }
 
 impl DataSet {
     /// Folders of files, or one source that holds them all; and the modelled drive whose time files take.
-    pub fn open(
+    pub(crate) fn open(
         spec: &EmulateSpec,
         extension: &str,
         workers: u32,
@@ -86,7 +86,7 @@ impl DataSet {
         Ok((DataSet::Folder(Folder::open(spec, &folders, extension)?), None))
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             DataSet::Folder(folder) => folder.len(),
             DataSet::Packed(packed) => packed.len(),
@@ -94,14 +94,14 @@ impl DataSet {
     }
 
     /// As messages call the file.
-    pub fn name(&self, file: u32) -> String {
+    pub(crate) fn name(&self, file: u32) -> String {
         match self {
             DataSet::Folder(folder) => folder.path(file).display().to_string(),
             DataSet::Packed(packed) => packed.name(file),
         }
     }
 
-    pub fn open_file(&self, file: u32, direct: bool) -> std::io::Result<Opened> {
+    pub(crate) fn open_file(&self, file: u32, direct: bool) -> std::io::Result<Opened> {
         match self {
             DataSet::Folder(folder) => {
                 let (open, bytes) = folder.open_file(file, direct)?;
@@ -113,7 +113,7 @@ impl DataSet {
     }
 
     /// The address space that holds all files, where there is one.
-    pub fn target(&self) -> Option<&Target> {
+    pub(crate) fn target(&self) -> Option<&Target> {
         match self {
             DataSet::Folder(_) => None,
             DataSet::Packed(packed) => Some(&packed.target),
@@ -143,7 +143,7 @@ fn paced_folder(uris: &[Uri]) -> Option<(&str, &Path)> {
 }
 
 /// Refuses engines that the data set can't be read by.
-pub fn check_engine(spec: &EmulateSpec) -> Result<(), Error> {
+pub(crate) fn check_engine(spec: &EmulateSpec) -> Result<(), Error> {
     let uris = uris_of(spec)?;
     let has_content = !matches!(uris.as_slice(), [uri] if uri.model().is_some_and(|m| m.over.is_none()));
     if has_content && is_one_space(&uris) {
@@ -153,13 +153,13 @@ pub fn check_engine(spec: &EmulateSpec) -> Result<(), Error> {
 }
 
 /// Models of drives want a place for each file.
-pub fn place_of(file: u32) -> u64 {
+pub(crate) fn place_of(file: u32) -> u64 {
     u64::from(file) << 36
 }
 
 /// Files below folders.
 #[derive(Debug)]
-pub struct Folder {
+pub(crate) struct Folder {
     /// Each with the number of files before it.
     roots: Vec<(PathBuf, usize)>,
     names: Names,
@@ -170,7 +170,7 @@ pub struct Folder {
 
 impl Folder {
     /// Lists the files of the workload's format.
-    pub fn open(spec: &EmulateSpec, folders: &[PathBuf], extension: &str) -> Result<Folder, Error> {
+    pub(crate) fn open(spec: &EmulateSpec, folders: &[PathBuf], extension: &str) -> Result<Folder, Error> {
         let mut folder =
             Folder { roots: Vec::new(), names: Names::default(), indexes: Vec::new(), manifest: None };
         for given in folders {
@@ -233,11 +233,11 @@ impl Folder {
         found.names.iter().try_for_each(|name| self.names.push(name))
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.names.len()
     }
 
-    pub fn path(&self, file: u32) -> PathBuf {
+    pub(crate) fn path(&self, file: u32) -> PathBuf {
         let file = file as usize;
         let root = self.roots.iter().rev().find(|(_, before)| *before <= file);
         let (root, _) = root.expect("a file lies below one of the folders");
@@ -245,12 +245,12 @@ impl Folder {
     }
 
     /// One of the files, with all that is to be known of where they lie.
-    pub fn probe(&self, file: u32, direct: bool) -> Result<FileTarget, Error> {
+    pub(crate) fn probe(&self, file: u32, direct: bool) -> Result<FileTarget, Error> {
         FileTarget::open(&self.path(file), FileAccess { write: false, direct })
     }
 
     /// Opens a file whose turn has come. A pipe in its place doesn't make us wait for a writer.
-    pub fn open_file(&self, file: u32, direct: bool) -> std::io::Result<(File, u64)> {
+    pub(crate) fn open_file(&self, file: u32, direct: bool) -> std::io::Result<(File, u64)> {
         let flags =
             libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY | if direct { libc::O_DIRECT } else { 0 };
         let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(self.path(file))?;

@@ -19,7 +19,7 @@ const BLOCK_BYTES: usize = 4 << 20;
 /// Block size of memory that is registered with cuFile, which registers only so many.
 const CUFILE_BLOCK_BYTES: usize = 64 << 20;
 
-pub struct Destination {
+pub(crate) struct Destination {
     /// Empty: host memory.
     devices: Vec<Arc<Device>>,
     piece_bytes: usize,
@@ -45,12 +45,12 @@ struct Pool {
 
 impl Destination {
     /// The GPUs that batches end on; none of them where they don't.
-    pub fn devices(spec: &EmulateSpec) -> Result<Vec<Arc<Device>>, Error> {
+    pub(crate) fn devices(spec: &EmulateSpec) -> Result<Vec<Arc<Device>>, Error> {
         spec.gpus().into_iter().map(Device::open).collect()
     }
 
     /// None where what was read and checked is let go of. `session`: reads come by cuFile, which is to know the memory.
-    pub fn new(
+    pub(crate) fn new(
         spec: &EmulateSpec,
         devices: Vec<Arc<Device>>,
         piece_bytes: usize,
@@ -66,30 +66,30 @@ impl Destination {
     }
 
     /// The GPU of a turn, and what of its memory cuFile knows.
-    pub fn device(&self, turn: usize) -> Option<(&Arc<Device>, &Base)> {
+    pub(crate) fn device(&self, turn: usize) -> Option<(&Arc<Device>, &Base)> {
         self.devices.get(turn).zip(self.bases.get(turn))
     }
 
     /// GPUs, or host memory: how many take turns.
-    pub fn turns(&self) -> usize {
+    pub(crate) fn turns(&self) -> usize {
         self.devices.len().max(1)
     }
 
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    pub fn feeds_gpu(&self) -> bool {
+    pub(crate) fn feeds_gpu(&self) -> bool {
         !self.devices.is_empty()
     }
 
     /// Accelerators take turns at the GPUs.
-    pub fn turn_of(&self, rank: u32) -> usize {
+    pub(crate) fn turn_of(&self, rank: u32) -> usize {
         rank as usize % self.turns()
     }
 
     /// A worker's copiers, one per turn, to be used by the thread that asks.
-    pub fn copiers(&self) -> Result<Vec<Box<dyn Copier>>, Error> {
+    pub(crate) fn copiers(&self) -> Result<Vec<Box<dyn Copier>>, Error> {
         if self.devices.is_empty() {
             return Ok(vec![Box::new(HostCopier::default())]);
         }
@@ -98,12 +98,12 @@ impl Destination {
     }
 
     /// Pins a worker's slots for all GPUs.
-    pub fn pin(&self, slots: &Arena) -> Result<Option<Pinned>, Error> {
+    pub(crate) fn pin(&self, slots: &Arena) -> Result<Option<Pinned>, Error> {
         self.devices.first().map(|device| device.pin(slots)).transpose()
     }
 
     /// A free piece.
-    pub fn take(&self, turn: usize) -> Result<Mem, Error> {
+    pub(crate) fn take(&self, turn: usize) -> Result<Mem, Error> {
         let mut pool = self.pool.lock().expect("nothing panics while it holds the pool");
         if let Some(piece) = pool.free[turn].pop() {
             return Ok(piece);
@@ -146,18 +146,18 @@ impl Destination {
     }
 
     /// A piece is filled, and belongs to a batch.
-    pub fn keep(&self, batch: u32, turn: usize, piece: Mem) {
+    pub(crate) fn keep(&self, batch: u32, turn: usize, piece: Mem) {
         let mut pool = self.pool.lock().expect("nothing panics while it holds the pool");
         pool.held.push_back((batch, turn, piece));
     }
 
     /// A piece that nobody wants.
-    pub fn give_back(&self, turn: usize, piece: Mem) {
+    pub(crate) fn give_back(&self, turn: usize, piece: Mem) {
         self.pool.lock().expect("nothing panics while it holds the pool").free[turn].push(piece);
     }
 
     /// The steps before `step` took their batches.
-    pub fn taken(&self, step: u32) {
+    pub(crate) fn taken(&self, step: u32) {
         let mut pool = self.pool.lock().expect("nothing panics while it holds the pool");
         let Pool { free, held, .. } = &mut *pool;
         held.retain(|(batch, turn, piece)| {
@@ -169,7 +169,7 @@ impl Destination {
     }
 
     /// Memory that it came to.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.pool.lock().expect("nothing panics while it holds the pool").bytes
     }
 }

@@ -11,7 +11,7 @@ const CLIENT_SHARE: f64 = 0.5;
 const QUEUED_PCT: f64 = 10.0;
 
 /// Observations that the judgement is based on.
-pub struct Seen {
+pub(crate) struct Seen {
     pub workers: u32,
     pub seconds: f64,
     pub totals: Totals,
@@ -24,7 +24,7 @@ pub struct Seen {
     pub is_paced: bool,
 }
 
-pub fn judge(seen: &Seen) -> Headroom {
+pub(crate) fn judge(seen: &Seen) -> Headroom {
     let Totals { cpu_ns, queued_ns, .. } = seen.totals;
     let Waited { storage, parse, cpu } = seen.waited;
     let all_ns = seen.seconds * 1e9 * f64::from(seen.workers.max(1));

@@ -26,7 +26,7 @@ const PROBED_BYTES: u64 = 8 << 20;
 const CACHED_SHARE: f64 = 0.95;
 
 #[derive(Clone, Debug)]
-pub struct How {
+pub(crate) struct How {
     /// O_DIRECT, and what it wants offsets and lengths to be multiples of.
     pub direct: bool,
     pub align: u32,
@@ -45,7 +45,7 @@ pub struct How {
 }
 
 impl How {
-    pub fn of(
+    pub(crate) fn of(
         spec: &EmulateSpec,
         data: &DataSet,
         resident: Result<f64, String>,
@@ -133,15 +133,15 @@ impl How {
     }
 
     /// Returns the length to request: O_DIRECT needs whole blocks, also where the file ends inside one.
-    pub fn ask(&self, bytes: u32) -> u32 {
+    pub(crate) fn ask(&self, bytes: u32) -> u32 {
         bytes.next_multiple_of(self.align)
     }
 
-    pub fn engine(&self) -> &'static str {
+    pub(crate) fn engine(&self) -> &'static str {
         self.probe.backing.engine().unwrap_or_else(|| self.probe.backing.scheme())
     }
 
-    pub fn policy(&self, spec: &EmulateSpec) -> &'static str {
+    pub(crate) fn policy(&self, spec: &EmulateSpec) -> &'static str {
         match spec.cache {
             _ if self.in_memory => "memory",
             _ if self.direct => "bypass",
@@ -183,7 +183,7 @@ fn is_inline(spec: &EmulateSpec, by_hand: bool, rings: &Result<(), String>) -> R
 }
 
 /// Refuses engines by which a folder's files aren't read. A source that holds them all has those of its own.
-pub fn check_engine(engine: Engine) -> Result<(), Error> {
+pub(crate) fn check_engine(engine: Engine) -> Result<(), Error> {
     let name = match engine {
         Engine::Pread => "pread",
         Engine::Map => "map",
@@ -194,11 +194,11 @@ pub fn check_engine(engine: Engine) -> Result<(), Error> {
 }
 
 /// Threads that read: as many as may run at once.
-pub fn workers_of(spec: &EmulateSpec) -> u32 {
+pub(crate) fn workers_of(spec: &EmulateSpec) -> u32 {
     spec.workers.unwrap_or_else(|| threads::allowed().len().max(1) as u32)
 }
 
-pub fn depth_of(spec: &EmulateSpec) -> u32 {
+pub(crate) fn depth_of(spec: &EmulateSpec) -> u32 {
     spec.depth.unwrap_or(DEVICE_DEPTH)
 }
 
@@ -209,14 +209,14 @@ fn target_of(file: FileTarget, is_inline: bool) -> Target {
 
 /// Share of the files' pages that are in the page cache, by files from all over the data set; and what the cache
 /// policy asks for.
-pub fn residency(spec: &EmulateSpec, data: &DataSet) -> Result<Result<f64, String>, Error> {
+pub(crate) fn residency(spec: &EmulateSpec, data: &DataSet) -> Result<Result<f64, String>, Error> {
     if matches!(spec.cache, Cache::Drop | Cache::Warm) {
         set_cache(spec, data)?;
     }
     Ok(residency_now(data))
 }
 
-pub fn residency_now(data: &DataSet) -> Result<f64, String> {
+pub(crate) fn residency_now(data: &DataSet) -> Result<f64, String> {
     let DataSet::Folder(folder) = data else { return Err("the data set lies in one address space".into()) };
     let count = folder.len();
     let step = count.div_ceil(PROBES).max(1);
@@ -238,7 +238,7 @@ pub fn residency_now(data: &DataSet) -> Result<f64, String> {
 }
 
 /// Empties the page cache of the files, or fills it.
-pub fn set_cache(spec: &EmulateSpec, data: &DataSet) -> Result<(), Error> {
+pub(crate) fn set_cache(spec: &EmulateSpec, data: &DataSet) -> Result<(), Error> {
     let DataSet::Folder(folder) = data else { return Ok(()) };
     for file in 0..folder.len() as u32 {
         let Ok((open, bytes)) = folder.open_file(file, false) else { continue };

@@ -1,6 +1,6 @@
 //! A data set's manifest: whether it belongs to the workload, and whether the data set is complete.
 
-pub use crate::generate::manifest::{Manifest, FILE_ALIGN, NAME, TEXT_BYTES_MAX};
+pub(crate) use crate::generate::manifest::{Manifest, FILE_ALIGN, NAME, TEXT_BYTES_MAX};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
 use std::path::Path;

@@ -112,7 +112,7 @@ fn cpus_of(spec: &EmulateSpec) -> Result<Vec<u32>, Error> {
 }
 
 /// State that all threads of a run share.
-pub struct Shared {
+pub(crate) struct Shared {
     pub spec: EmulateSpec,
     pub row: &'static FormatRow,
     pub files: u32,
@@ -132,12 +132,12 @@ pub struct Shared {
 
 impl Shared {
     /// Since the run began, ns.
-    pub fn since(&self, at: Instant) -> u64 {
+    pub(crate) fn since(&self, at: Instant) -> u64 {
         at.saturating_duration_since(self.begin).as_nanos() as u64
     }
 
     /// Returns the reader of a stream at the requested level.
-    pub fn reading(&self) -> Reading {
+    pub(crate) fn reading(&self) -> Reading {
         let samples_per_file = self.spec.workload.samples_per_file;
         let (checks, skips) = (self.spec.level == Level::Parse, self.spec.on_error == OnError::Skip);
         let columns = self.spec.workload.columns.clone().unwrap_or_default();

@@ -24,14 +24,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Files of an address space, by where they begin.
 #[derive(Debug)]
-pub struct Packed {
+pub(crate) struct Packed {
     pub target: Target,
     begins: Vec<u64>,
     bytes: Vec<u64>,
 }
 
 impl Packed {
-    pub fn open(spec: &EmulateSpec, workers: u32) -> Result<Packed, Error> {
+    pub(crate) fn open(spec: &EmulateSpec, workers: u32) -> Result<Packed, Error> {
         let purpose = Purpose {
             sources: spec.data.clone(),
             cache: spec.cache,
@@ -56,15 +56,15 @@ impl Packed {
         Ok(Packed { target: target.clone(), begins, bytes: manifest.file_bytes })
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    pub fn name(&self, file: u32) -> String {
+    pub(crate) fn name(&self, file: u32) -> String {
         format!("file {file} of {}, at {}", self.target.label, self.begins[file as usize])
     }
 
-    pub fn opened(&self, file: u32) -> Opened {
+    pub(crate) fn opened(&self, file: u32) -> Opened {
         let file = file as usize;
         Opened { file: None, held: None, base: self.begins[file], bytes: self.bytes[file], index: None }
     }
@@ -79,7 +79,7 @@ fn bad(target: &Target, found: String) -> Error {
 ///
 /// # Errors
 /// What in the manifest can't be.
-pub fn lay_out(manifest: &Manifest, bytes: u64) -> Result<Vec<u64>, String> {
+pub(crate) fn lay_out(manifest: &Manifest, bytes: u64) -> Result<Vec<u64>, String> {
     if manifest.file_bytes.len() as u64 != manifest.files {
         let listed = manifest.file_bytes.len();
         return Err(format!("its manifest says {} files and lists {listed}", manifest.files));

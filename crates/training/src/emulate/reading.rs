@@ -12,17 +12,17 @@ use std::sync::Arc;
 /// Least length of a further read where a sample's end was estimated too short.
 const MORE_BYTES: u64 = 64 << 10;
 /// Reads end on blocks, so that the next one begins on one.
-pub const BLOCK: u64 = 4096;
+pub(crate) const BLOCK: u64 = 4096;
 
 /// Part of a file that is read.
-pub enum Way {
+pub(crate) enum Way {
     /// All of it, front to back. Without a parser (level `bytes`) samples lie evenly over the file.
     Whole(Option<Box<dyn Parser>>),
     /// Pieces, in an order of their own. Places in them are counted through, as if they lay side by side.
     Picked(Box<dyn Picker>),
 }
 
-pub struct Reading {
+pub(crate) struct Reading {
     way: Way,
     /// None where all files lie in one address space, or after an error.
     pub file: Option<Arc<File>>,
@@ -45,7 +45,7 @@ pub struct Reading {
 }
 
 /// A file that was opened, or found in the address space.
-pub struct Opened {
+pub(crate) struct Opened {
     pub file: Option<Arc<File>>,
     pub held: Option<Arc<Held>>,
     pub base: u64,
@@ -55,7 +55,7 @@ pub struct Opened {
 }
 
 impl Reading {
-    pub fn new(way: Way, samples_per_file: u32) -> Reading {
+    pub(crate) fn new(way: Way, samples_per_file: u32) -> Reading {
         Reading {
             way,
             file: None,
@@ -77,7 +77,7 @@ impl Reading {
     ///
     /// # Errors
     /// What is wrong with the file's index or its length.
-    pub fn begin(&mut self, stream: Stream, opened: Opened) -> Result<(), Damage> {
+    pub(crate) fn begin(&mut self, stream: Stream, opened: Opened) -> Result<(), Damage> {
         (self.file, self.base, self.bytes) = (opened.file, opened.base, opened.bytes);
         self.held = opened.held;
         (self.ended, self.is_dead, self.payload) = (false, false, 0);
@@ -99,13 +99,13 @@ impl Reading {
     }
 
     /// Returns the position in the file of the byte at `at`, and how many follow it there.
-    pub fn place(&self, at: u64) -> (u64, u64) {
+    pub(crate) fn place(&self, at: u64) -> (u64, u64) {
         let Way::Picked(picker) = &self.way else { return (at, self.bytes - at) };
         pick::place(picker.pieces(), at).unwrap_or((self.bytes, 0))
     }
 
     /// Nothing of the stream can be had.
-    pub fn give_up(&mut self) {
+    pub(crate) fn give_up(&mut self) {
         self.is_dead = true;
         (self.file, self.held) = (None, None);
     }
@@ -117,7 +117,7 @@ impl Reading {
     }
 
     /// Estimates the offset up to which `upto` samples of the stream are whole.
-    pub fn goal(&self, upto: u32) -> u64 {
+    pub(crate) fn goal(&self, upto: u32) -> u64 {
         let Some(stream) = self.stream else { return self.at };
         if let Way::Picked(picker) = &self.way {
             return picker.goal(upto.into());
@@ -135,7 +135,7 @@ impl Reading {
     }
 
     /// The file's next bytes. What parsing finds wrong names the record and the offset.
-    pub fn take(&mut self, bytes: &[u8]) -> Result<(), Damage> {
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<(), Damage> {
         self.at += bytes.len() as u64;
         let taken = match &mut self.way {
             Way::Picked(picker) => picker.take(bytes),
@@ -161,14 +161,14 @@ impl Reading {
     ///
     /// # Panics
     /// Where there is one.
-    pub fn pass(&mut self, bytes: u64) {
+    pub(crate) fn pass(&mut self, bytes: u64) {
         assert!(matches!(self.way, Way::Whole(None)), "a parser sees every byte");
         self.at += bytes;
         self.payload += bytes;
     }
 
     /// Takes the losses since the last call, each with the number of the stream's samples that went with it.
-    pub fn take_lost(&mut self) -> Vec<(Damage, u32)> {
+    pub(crate) fn take_lost(&mut self) -> Vec<(Damage, u32)> {
         let Some(wanted) = self.stream.map(wanted) else { return Vec::new() };
         let mine = |lost: Lost| (lost.damage, wanted.among(lost.first, lost.records) as u32);
         let all: Vec<(Damage, u32)> = self.found.drain(..).map(mine).collect();
@@ -177,14 +177,14 @@ impl Reading {
     }
 
     /// Returns how many of `samples` that are reported now were read whole.
-    pub fn sound(&mut self, samples: u32) -> u32 {
+    pub(crate) fn sound(&mut self, samples: u32) -> u32 {
         let lost = samples.min(self.unreported);
         self.unreported -= lost;
         samples - lost
     }
 
     /// Records of the file that are whole.
-    pub fn records(&self) -> u64 {
+    pub(crate) fn records(&self) -> u64 {
         match &self.way {
             Way::Whole(Some(parser)) => parser.samples(),
             Way::Picked(picker) => self.stream.map_or(0, |s| wanted(s).record(picker.samples())),
@@ -196,7 +196,7 @@ impl Reading {
     }
 
     /// Samples of the stream that are whole.
-    pub fn samples(&self) -> u32 {
+    pub(crate) fn samples(&self) -> u32 {
         let Some(stream) = self.stream else { return 0 };
         match &self.way {
             Way::Picked(picker) => picker.samples() as u32,
@@ -205,13 +205,13 @@ impl Reading {
     }
 
     /// The whole file was taken, and has fewer samples than the stream.
-    pub fn is_short(&self) -> bool {
+    pub(crate) fn is_short(&self) -> bool {
         let is_whole = matches!(self.way, Way::Whole(_)) && self.at >= self.bytes;
         is_whole && self.stream.is_some_and(|s| self.samples() < s.samples)
     }
 
     /// Takes the bytes of the samples' content since the last call.
-    pub fn take_payload(&mut self) -> u64 {
+    pub(crate) fn take_payload(&mut self) -> u64 {
         let all = match &self.way {
             Way::Whole(None) => return std::mem::take(&mut self.payload),
             Way::Whole(Some(parser)) => parser.payload_bytes(),

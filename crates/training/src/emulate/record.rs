@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Measurements of a run.
-pub struct Ran {
+pub(crate) struct Ran {
     /// Each rank's steps, and the bytes that were read.
     pub epochs: Vec<(Vec<Steps>, u64)>,
     pub points: Vec<Point>,
@@ -51,7 +51,7 @@ impl Ran {
 }
 
 /// Memory that the process has in use, without pages of files: those that it has mapped are the page cache's.
-pub fn rss_bytes() -> Option<u64> {
+pub(crate) fn rss_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let kib = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -62,7 +62,7 @@ pub fn rss_bytes() -> Option<u64> {
 
 /// Returns the part of a job that applies, as requested: hosts of one run may settle differently what was left open,
 /// and `path.reason` has the results.
-pub fn job_of(shared: &Shared) -> Job {
+pub(crate) fn job_of(shared: &Shared) -> Job {
     let (spec, how, asked) = (&shared.spec, &shared.how, JobSpec::default());
     let job = JobSpec {
         sources: spec.data.clone(),
@@ -100,7 +100,7 @@ pub fn job_of(shared: &Shared) -> Job {
     }
 }
 
-pub fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran) -> RunRecord {
+pub(crate) fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran) -> RunRecord {
     let totals = shared.board.totals();
     let mut missing: BTreeMap<String, String> = ran.readings.missing.clone();
     let result = result_of(shared, ran, &totals, &mut missing);

@@ -19,7 +19,7 @@ use std::sync::Arc;
 const IO_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Route {
+pub(crate) struct Route {
     /// `Host`, `Bounce`, `Mapped` or `Gds`.
     pub path: PathKind,
     /// Reason of a path that was chosen here.
@@ -28,7 +28,7 @@ pub struct Route {
 
 impl Route {
     /// Bytes never lie in a slot of the host.
-    pub fn passes_host(&self) -> bool {
+    pub(crate) fn passes_host(&self) -> bool {
         passes_host(self.path)
     }
 }
@@ -38,7 +38,7 @@ fn passes_host(path: PathKind) -> bool {
 }
 
 /// Refuses what can't be on any machine: bytes that the host must see, by a path that passes it.
-pub fn check(spec: &EmulateSpec, row: &FormatRow) -> Result<(), Error> {
+pub(crate) fn check(spec: &EmulateSpec, row: &FormatRow) -> Result<(), Error> {
     if !passes_host(spec.path) {
         return Ok(());
     }
@@ -63,7 +63,7 @@ fn host_needs(spec: &EmulateSpec, row: &FormatRow) -> Option<String> {
 }
 
 /// `devices`: empty where batches don't end on a GPU. `resident`: share of the files in the page cache.
-pub fn choose(
+pub(crate) fn choose(
     spec: &EmulateSpec,
     row: &FormatRow,
     data: &DataSet,

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 const KEPT_MAX: u64 = 16_384;
 
 /// A file that the means know, as long as anybody has this.
-pub struct Held {
+pub(crate) struct Held {
     pub target: FileTarget,
     means: Arc<dyn Means>,
 }
@@ -35,7 +35,7 @@ impl Drop for Held {
     }
 }
 
-pub struct Straight {
+pub(crate) struct Straight {
     /// By the number of the file. They go before the means do.
     kept: Mutex<HashMap<u32, Arc<Held>>>,
     kept_max: usize,
@@ -49,7 +49,7 @@ pub struct Straight {
 
 impl Straight {
     /// None where bytes go through the workers' slots.
-    pub fn open(
+    pub(crate) fn open(
         spec: &EmulateSpec,
         route: &Route,
         how: &How,
@@ -85,16 +85,16 @@ impl Straight {
         Ok(Some(straight))
     }
 
-    pub fn registry(&self) -> Option<&Arc<Registry>> {
+    pub(crate) fn registry(&self) -> Option<&Arc<Registry>> {
         self.means.registry()
     }
 
-    pub fn session(&self) -> Option<&Arc<Session>> {
+    pub(crate) fn session(&self) -> Option<&Arc<Session>> {
         self.means.session()
     }
 
     /// Returns the lanes for a worker's streams, on the worker's thread.
-    pub fn lanes(
+    pub(crate) fn lanes(
         &self,
         to: &Destination,
         how: &How,
@@ -107,13 +107,13 @@ impl Straight {
     }
 
     /// A file that stayed mapped.
-    pub fn kept(&self, file: u32) -> Option<Arc<Held>> {
+    pub(crate) fn kept(&self, file: u32) -> Option<Arc<Held>> {
         self.lock().get(&file).cloned()
     }
 
     /// Makes a file known that was just opened, to be read into the GPU of this turn. None: it is too short for that, and
     /// goes through the slots.
-    pub fn hold(
+    pub(crate) fn hold(
         &self,
         number: u32,
         path: std::path::PathBuf,
@@ -136,18 +136,18 @@ impl Straight {
     }
 
     /// It isn't what it was: the next one who opens it finds it anew.
-    pub fn forget(&self, file: u32) {
+    pub(crate) fn forget(&self, file: u32) {
         drop(self.lock().remove(&file));
     }
 
     /// No read is longer than what is registered as a whole: memory for it would lie idle.
-    pub fn within(&self, how: How) -> How {
+    pub(crate) fn within(&self, how: How) -> How {
         let io_bytes = self.means.window_bytes().map_or(how.io_bytes, |most| how.io_bytes.min(most));
         How { io_bytes, ..how }
     }
 
     /// Most bytes that a read from `offset` on may have: none goes two ways.
-    pub fn io_bytes_max(&self, offset: u64) -> u64 {
+    pub(crate) fn io_bytes_max(&self, offset: u64) -> u64 {
         self.means.window_bytes().map_or(u64::MAX, |window| window - offset % window)
     }
 
@@ -164,7 +164,7 @@ fn kept_max(files: u32) -> usize {
 }
 
 /// Descriptors that such files take.
-pub fn descriptors(route: &Route, files: u32) -> u64 {
+pub(crate) fn descriptors(route: &Route, files: u32) -> u64 {
     if route.passes_host() && path::of(route.path).keeps_what_it_paid_for() {
         2 * u64::from(files).min(KEPT_MAX)
     } else {
@@ -172,7 +172,7 @@ pub fn descriptors(route: &Route, files: u32) -> u64 {
     }
 }
 
-pub fn target_of(file: FileTarget) -> Target {
+pub(crate) fn target_of(file: FileTarget) -> Target {
     let label = file.path.display().to_string();
     Target::new(label, file.bytes, FileBacking { target: file, engine: Engine::Inline })
 }

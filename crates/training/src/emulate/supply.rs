@@ -10,7 +10,7 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 /// A worker's reads that have to wait, by when they may be seen.
-pub struct Delays {
+pub(crate) struct Delays {
     supply: Option<Arc<Rate>>,
     model: Option<SharedDrive>,
     /// When the run began, of the model's time.
@@ -18,16 +18,16 @@ pub struct Delays {
 }
 
 impl Delays {
-    pub fn new(shared: &Shared) -> Delays {
+    pub(crate) fn new(shared: &Shared) -> Delays {
         Delays { supply: shared.supply.clone(), model: shared.model.clone(), waiting: BinaryHeap::new() }
     }
 
-    pub fn any(&self) -> bool {
+    pub(crate) fn any(&self) -> bool {
         self.supply.is_some() || self.model.is_some()
     }
 
     /// When the bytes of a read that is issued now may be seen.
-    pub fn of(&mut self, shared: &Shared, now: u64, offset: u64, bytes: u32) -> u64 {
+    pub(crate) fn of(&mut self, shared: &Shared, now: u64, offset: u64, bytes: u32) -> u64 {
         let supplied = self.supply.as_ref().map_or(now, |rate| rate.hand_on(bytes.into(), now));
         let modelled =
             self.model.as_ref().map_or(now, |drive| shared.since(drive.ready_at(offset, bytes.into())));
@@ -35,11 +35,11 @@ impl Delays {
     }
 
     /// A read is complete, and must wait.
-    pub fn add(&mut self, due: u64, tag: u32) {
+    pub(crate) fn add(&mut self, due: u64, tag: u32) {
         self.waiting.push(Reverse((due, tag)));
     }
 
-    pub fn next(&mut self, now: u64) -> Option<u32> {
+    pub(crate) fn next(&mut self, now: u64) -> Option<u32> {
         let Reverse((due, tag)) = *self.waiting.peek()?;
         (due <= now).then(|| {
             self.waiting.pop();
@@ -47,12 +47,12 @@ impl Delays {
         })
     }
 
-    pub fn due(&self) -> Option<u64> {
+    pub(crate) fn due(&self) -> Option<u64> {
         self.waiting.peek().map(|Reverse((due, _))| *due)
     }
 }
 
 /// The rate that was asked for.
-pub fn rate_of(spec: &forebay_model::training::EmulateSpec) -> Option<Arc<Rate>> {
+pub(crate) fn rate_of(spec: &forebay_model::training::EmulateSpec) -> Option<Arc<Rate>> {
     spec.supply_gib_s.map(|gib_s| Arc::new(Rate::new(Some((gib_s * BYTES_PER_GIB).max(1.0) as u64))))
 }

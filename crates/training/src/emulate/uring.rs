@@ -17,14 +17,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// A worker's memory. A slot is lent to the kernel, or read here, never both.
-pub struct Slots {
+pub(crate) struct Slots {
     arena: Arena,
     lent: Vec<bool>,
 }
 
 impl Slots {
     /// `shared`: devices in other processes write to them.
-    pub fn new(count: u32, bytes_each: usize, shared: bool) -> Result<Slots, Error> {
+    pub(crate) fn new(count: u32, bytes_each: usize, shared: bool) -> Result<Slots, Error> {
         let arena = match shared {
             true => Arena::shared(count as usize, bytes_each, Pages::Auto)?,
             false => Arena::new(count as usize, bytes_each, Pages::Auto)?,
@@ -33,42 +33,42 @@ impl Slots {
     }
 
     /// Returns the kind of pages that hold the buffers.
-    pub fn pages(&self) -> &'static str {
+    pub(crate) fn pages(&self) -> &'static str {
         self.arena.got().name()
     }
 
     /// Returns the memory of a slot, for whoever it will be lent to.
-    pub fn mem(&self, tag: usize) -> Mem {
+    pub(crate) fn mem(&self, tag: usize) -> Mem {
         self.arena.slot(tag)
     }
 
-    pub fn arena(&self) -> &Arena {
+    pub(crate) fn arena(&self) -> &Arena {
         &self.arena
     }
 
-    pub fn arena_mut(&mut self) -> &mut Arena {
+    pub(crate) fn arena_mut(&mut self) -> &mut Arena {
         &mut self.arena
     }
 
-    pub fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         self.lent.len() as u32
     }
 
     /// From now on somebody else writes to it.
-    pub fn lend(&mut self, tag: u32) -> Mem {
+    pub(crate) fn lend(&mut self, tag: u32) -> Mem {
         self.lent[tag as usize] = true;
         self.arena.slot(tag as usize)
     }
 
-    pub fn is_back(&mut self, tag: u32) {
+    pub(crate) fn is_back(&mut self, tag: u32) {
         self.lent[tag as usize] = false;
     }
 
-    pub fn any_lent(&self) -> bool {
+    pub(crate) fn any_lent(&self) -> bool {
         self.lent.contains(&true)
     }
 
-    pub fn bytes(&self, tag: u32) -> &[u8] {
+    pub(crate) fn bytes(&self, tag: u32) -> &[u8] {
         assert!(!self.lent[tag as usize], "slot {tag} is somebody else's");
         let at = self.arena.slot(tag as usize).host_ptr();
         // SAFETY: the slot is that long, initialised when the arena was made, and nobody writes to it.
@@ -77,11 +77,11 @@ impl Slots {
 }
 
 /// By tag, the file that an I/O reads: open until its tag reads another.
-pub type Reading = Rc<RefCell<Vec<Option<Arc<File>>>>>;
+pub(crate) type Reading = Rc<RefCell<Vec<Option<Arc<File>>>>>;
 
 /// Reads of many files; an I/O's offset is one of the file that `Reading` has for its tag. Through the worker's ring,
 /// under one token, or by pread in `submit`.
-pub struct Files {
+pub(crate) struct Files {
     of: Reading,
     /// None: by pread.
     token: Option<u32>,
@@ -93,7 +93,7 @@ pub struct Files {
 
 impl Files {
     /// `reactor`: whose ring reads them; None where they are read by pread.
-    pub fn new(of: Reading, reactor: Option<&mut Reactor>) -> Files {
+    pub(crate) fn new(of: Reading, reactor: Option<&mut Reactor>) -> Files {
         let token = reactor.map(|reactor| reactor.token());
         let (pushed, completions, done) = (Vec::new(), Vec::new(), Vec::new());
         Files { of, token, pushed, completions, done, in_flight: 0 }

@@ -37,7 +37,7 @@ const NULL_FIELDS: &[&str] = &[
 ];
 
 /// The drive, where the data is one without content.
-pub fn model_of(spec: &EmulateSpec) -> Result<Option<DriveModel>, Error> {
+pub(crate) fn model_of(spec: &EmulateSpec) -> Result<Option<DriveModel>, Error> {
     let [data] = spec.data.as_slice() else { return Ok(None) };
     let uri = Uri::parse(data)?;
     let alone = uri.model().filter(|model| model.over.is_none());
@@ -45,7 +45,7 @@ pub fn model_of(spec: &EmulateSpec) -> Result<Option<DriveModel>, Error> {
 }
 
 /// Plays `spec` on `model`. `has_others`: hosts of an MPI run, which virtual time knows none of.
-pub fn run(
+pub(crate) fn run(
     spec: &EmulateSpec,
     model: &DriveModel,
     command: Vec<String>,

@@ -99,12 +99,12 @@ struct Flight {
 
 /// Latencies of a worker.
 #[derive(Default)]
-pub struct Latencies {
+pub(crate) struct Latencies {
     pub read: Latency,
     pub sample: Latency,
 }
 
-pub struct Worker {
+pub(crate) struct Worker {
     index: usize,
     shared: Arc<Shared>,
     // Field order is drop order: queues go before the files and lanes that they stand on, and what points to the slots
@@ -136,7 +136,7 @@ pub struct Worker {
 
 impl Worker {
     /// Works until the run ends.
-    pub fn run(mut self) -> Latencies {
+    pub(crate) fn run(mut self) -> Latencies {
         while !self.board().stop.load(Ordering::Relaxed) {
             let now = self.now();
             if self.board().is_due(now) {

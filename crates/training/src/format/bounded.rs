@@ -2,25 +2,25 @@
 
 /// Bytes of one header. Keeps its memory from header to header.
 #[derive(Default)]
-pub struct Gather {
+pub(crate) struct Gather {
     bytes: Vec<u8>,
     need: usize,
 }
 
 impl Gather {
     /// A new header, whose first `need` bytes are wanted.
-    pub fn start(&mut self, need: usize) {
+    pub(crate) fn start(&mut self, need: usize) {
         self.bytes.clear();
         self.need = need;
     }
 
     /// `more` bytes beyond those that came.
-    pub fn extend(&mut self, more: usize) {
+    pub(crate) fn extend(&mut self, more: usize) {
         self.need = self.bytes.len() + more;
     }
 
     /// Moves what is wanted from the front of `from`; true once all of it has come.
-    pub fn fill(&mut self, from: &mut &[u8]) -> bool {
+    pub(crate) fn fill(&mut self, from: &mut &[u8]) -> bool {
         let take = from.len().min(self.need - self.bytes.len());
         let (head, rest) = from.split_at(take);
         self.bytes.extend_from_slice(head);
@@ -29,35 +29,35 @@ impl Gather {
     }
 
     /// `fill`, with the place in the file moved on by what was taken.
-    pub fn fill_at(&mut self, from: &mut &[u8], at: &mut u64) -> bool {
+    pub(crate) fn fill_at(&mut self, from: &mut &[u8], at: &mut u64) -> bool {
         let before = from.len();
         let complete = self.fill(from);
         *at += (before - from.len()) as u64;
         complete
     }
 
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
 
-pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
 
-pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
 
 /// Big-endian, as images have them.
-pub fn u16_be(bytes: &[u8], at: usize) -> u16 {
+pub(crate) fn u16_be(bytes: &[u8], at: usize) -> u16 {
     u16_at(bytes, at).swap_bytes()
 }
 
-pub fn u32_be(bytes: &[u8], at: usize) -> u32 {
+pub(crate) fn u32_be(bytes: &[u8], at: usize) -> u32 {
     u32_at(bytes, at).swap_bytes()
 }

@@ -27,7 +27,7 @@ thread_local! {
 pub type Decoder = fn(file: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<(), String>;
 
 /// A format's parser, and a decoder behind it.
-pub struct Decoding {
+pub(crate) struct Decoding {
     parser: Box<dyn Parser>,
     decoder: Decoder,
     file_bytes: u64,
@@ -36,7 +36,7 @@ pub struct Decoding {
 }
 
 impl Decoding {
-    pub fn new(parser: Box<dyn Parser>, decoder: Decoder) -> Decoding {
+    pub(crate) fn new(parser: Box<dyn Parser>, decoder: Decoder) -> Decoding {
         Decoding { parser, decoder, file_bytes: 0, file: Vec::new(), is_decoded: false }
     }
 }
@@ -87,7 +87,7 @@ impl Parser for Decoding {
 }
 
 /// Baseline and progressive JPEGs, to RGB.
-pub fn jpeg(file: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<(), String> {
+pub(crate) fn jpeg(file: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<(), String> {
     let side = usize::from(u16::MAX);
     let options = DecoderOptions::default().set_max_width(side).set_max_height(side).set_strict_mode(true);
     let options = options.jpeg_set_max_scans(SCANS_MAX);
@@ -98,7 +98,7 @@ pub fn jpeg(file: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<(), String
 }
 
 /// PNGs of any colour type, of animated ones the first frame.
-pub fn png(file: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<(), String> {
+pub(crate) fn png(file: &[u8], most: usize, pixels: &mut Vec<u8>) -> Result<(), String> {
     let mut decoder = ::png::Decoder::new_with_limits(Cursor::new(file), ::png::Limits { bytes: most });
     decoder.set_transformations(::png::Transformations::normalize_to_color8());
     decoder.set_ignore_text_chunk(true);

@@ -36,7 +36,7 @@ enum State {
 }
 
 /// Position of a walk in one Example.
-pub struct Walk {
+pub(crate) struct Walk {
     /// Messages that are open, and where each ends, in bytes from the Example's start.
     open: [(Message, u64); DEPTH],
     depth: usize,
@@ -66,14 +66,14 @@ impl Default for Walk {
 
 impl Walk {
     /// A new Example of so many bytes.
-    pub fn begin(&mut self, bytes: u64) {
+    pub(crate) fn begin(&mut self, bytes: u64) {
         *self = Walk::default();
         self.open[0].1 = bytes;
         self.depth = 1;
     }
 
     /// Its next bytes.
-    pub fn take(&mut self, mut bytes: &[u8]) -> Result<(), &'static str> {
+    pub(crate) fn take(&mut self, mut bytes: &[u8]) -> Result<(), &'static str> {
         while let Some((first, rest)) = bytes.split_first() {
             if let State::Skip { left } = self.state {
                 let skipped = left.min(bytes.len() as u64);
@@ -92,7 +92,7 @@ impl Walk {
     }
 
     /// All its bytes have come.
-    pub fn end(&self) -> Result<(), &'static str> {
+    pub(crate) fn end(&self) -> Result<(), &'static str> {
         match (self.depth, self.state, self.varint_bytes) {
             (0, State::Tag, 0) => Ok(()),
             // An Example without a feature.

@@ -3,7 +3,7 @@
 
 /// A sum under way. Two sums modulo 65535, kept below 2^48 between folds.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Fletcher32 {
+pub(crate) struct Fletcher32 {
     plain: u64,
     weighted: u64,
     /// The first byte of a word whose second hasn't come.
@@ -14,7 +14,7 @@ pub struct Fletcher32 {
 const WORDS: usize = 1 << 14;
 
 impl Fletcher32 {
-    pub fn add(&mut self, mut bytes: &[u8]) {
+    pub(crate) fn add(&mut self, mut bytes: &[u8]) {
         if let (Some(high), [low, rest @ ..]) = (self.half, bytes) {
             self.half = None;
             self.words(&[high, *low]);
@@ -36,7 +36,7 @@ impl Fletcher32 {
     }
 
     /// The sum; an odd last byte counts as a word whose other byte is zero.
-    pub fn sum(mut self) -> u32 {
+    pub(crate) fn sum(mut self) -> u32 {
         if let Some(high) = self.half.take() {
             self.words(&[high, 0]);
         }
@@ -45,7 +45,7 @@ impl Fletcher32 {
 
     /// Returns whether it is the sum that four bytes store. Libraries before 1.6.3 swapped the bytes of each half on
     /// some machines.
-    pub fn is(self, stored: [u8; 4]) -> bool {
+    pub(crate) fn is(self, stored: [u8; 4]) -> bool {
         let sum = self.sum();
         let swapped = (sum & 0x00FF_00FF) << 8 | (sum & 0xFF00_FF00) >> 8;
         [sum, swapped].contains(&u32::from_le_bytes(stored))

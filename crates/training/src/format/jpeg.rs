@@ -27,7 +27,7 @@ enum State {
     Done,
 }
 
-pub struct Jpeg {
+pub(crate) struct Jpeg {
     samples_per_file: u64,
     file_bytes: u64,
     at: u64,
@@ -41,7 +41,7 @@ pub struct Jpeg {
 }
 
 impl Jpeg {
-    pub fn new(spec: &ParseSpec) -> Jpeg {
+    pub(crate) fn new(spec: &ParseSpec) -> Jpeg {
         Jpeg {
             samples_per_file: u64::from(spec.samples_per_file),
             file_bytes: 0,

@@ -8,18 +8,18 @@ mod bounded;
 pub mod decode;
 mod example;
 mod fletcher;
-pub mod hdf5;
-pub mod jpeg;
-pub mod npy;
-pub mod npz;
-pub mod parquet;
+pub(crate) mod hdf5;
+pub(crate) mod jpeg;
+pub(crate) mod npy;
+pub(crate) mod npz;
+pub(crate) mod parquet;
 pub mod pick;
-pub mod png;
-pub mod raw;
+pub(crate) mod png;
+pub(crate) mod raw;
 pub mod sums;
-pub mod tfrecord;
+pub(crate) mod tfrecord;
 mod thrift;
-pub mod write;
+pub(crate) mod write;
 mod zip;
 
 #[cfg(test)]
@@ -218,6 +218,6 @@ impl FormatRow {
 }
 
 /// The row of that name.
-pub fn row(name: &str) -> Option<&'static FormatRow> {
+pub(crate) fn row(name: &str) -> Option<&'static FormatRow> {
     FORMATS.iter().find(|row| row.name == name)
 }

@@ -11,7 +11,7 @@ const DIMENSIONS_MAX: usize = 64;
 
 /// Contents of the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Array {
+pub(crate) struct Array {
     pub shape: Vec<u64>,
     /// None: a type of several fields, or of Python objects.
     pub item_bytes: Option<u64>,
@@ -21,13 +21,13 @@ pub struct Array {
 
 impl Array {
     /// Length of the whole file, if the type has a fixed size.
-    pub fn file_bytes(&self) -> Option<u64> {
+    pub(crate) fn file_bytes(&self) -> Option<u64> {
         let items = self.shape.iter().try_fold(1u64, |all, n| all.checked_mul(*n))?;
         items.checked_mul(self.item_bytes?)?.checked_add(self.header_bytes)
     }
 
     /// DLIO lays the samples of a file along the last of three axes; any other array is one sample.
-    pub fn samples(&self) -> u64 {
+    pub(crate) fn samples(&self) -> u64 {
         match self.shape.as_slice() {
             [_, _, samples] => *samples,
             _ => 1,
@@ -37,20 +37,20 @@ impl Array {
 
 /// Gathers a header as bytes come by.
 #[derive(Default)]
-pub struct Head {
+pub(crate) struct Head {
     gather: Gather,
     /// Length of the part before the dictionary; 0 until the version has come.
     fixed: usize,
 }
 
 impl Head {
-    pub fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         self.gather.start(MAGIC.len() + 2);
         self.fixed = 0;
     }
 
     /// Takes from the front of `bytes`; the array once its header is complete.
-    pub fn take(&mut self, bytes: &mut &[u8]) -> Result<Option<Array>, String> {
+    pub(crate) fn take(&mut self, bytes: &mut &[u8]) -> Result<Option<Array>, String> {
         loop {
             if !self.gather.fill(bytes) {
                 return Ok(None);
@@ -129,7 +129,7 @@ fn item_bytes(descr: &str) -> Option<u64> {
 }
 
 /// A file of one array.
-pub struct Npy {
+pub(crate) struct Npy {
     samples_per_file: u64,
     file_bytes: u64,
     at: u64,
@@ -139,7 +139,7 @@ pub struct Npy {
 }
 
 impl Npy {
-    pub fn new(spec: &ParseSpec) -> Npy {
+    pub(crate) fn new(spec: &ParseSpec) -> Npy {
         Npy {
             samples_per_file: u64::from(spec.samples_per_file),
             file_bytes: 0,

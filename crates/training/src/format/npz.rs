@@ -88,7 +88,7 @@ impl Content {
     }
 }
 
-pub struct Npz {
+pub(crate) struct Npz {
     samples_per_file: u64,
     /// A member whose data is damaged is passed over.
     skips: bool,
@@ -117,7 +117,7 @@ pub struct Npz {
 }
 
 impl Npz {
-    pub fn new(spec: &ParseSpec) -> Npz {
+    pub(crate) fn new(spec: &ParseSpec) -> Npz {
         Npz {
             samples_per_file: u64::from(spec.samples_per_file),
             skips: spec.skips,

@@ -25,7 +25,7 @@ enum State {
     Done,
 }
 
-pub struct Parquet {
+pub(crate) struct Parquet {
     samples_per_file: u64,
     file_bytes: u64,
     at: u64,
@@ -41,7 +41,7 @@ pub struct Parquet {
 }
 
 impl Parquet {
-    pub fn new(spec: &ParseSpec) -> Parquet {
+    pub(crate) fn new(spec: &ParseSpec) -> Parquet {
         Parquet {
             samples_per_file: u64::from(spec.samples_per_file),
             file_bytes: 0,

@@ -19,7 +19,7 @@ enum State {
     Done,
 }
 
-pub struct Png {
+pub(crate) struct Png {
     samples_per_file: u64,
     file_bytes: u64,
     at: u64,
@@ -35,7 +35,7 @@ pub struct Png {
 }
 
 impl Png {
-    pub fn new(spec: &ParseSpec) -> Png {
+    pub(crate) fn new(spec: &ParseSpec) -> Png {
         Png {
             samples_per_file: u64::from(spec.samples_per_file),
             file_bytes: 0,

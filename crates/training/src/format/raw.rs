@@ -3,7 +3,7 @@
 use super::{Damage, ParseSpec, Parser};
 
 /// Counts bytes. The samples of a file lie evenly over it, and the last one ends where the file does.
-pub struct CountOnly {
+pub(crate) struct CountOnly {
     samples_per_file: u64,
     record_bytes: u64,
     file_bytes: u64,
@@ -11,7 +11,7 @@ pub struct CountOnly {
 }
 
 impl CountOnly {
-    pub fn new(spec: &ParseSpec) -> CountOnly {
+    pub(crate) fn new(spec: &ParseSpec) -> CountOnly {
         CountOnly {
             samples_per_file: u64::from(spec.samples_per_file),
             record_bytes: spec.record_bytes,

@@ -6,7 +6,7 @@
 pub use forebay_io::crc::crc32c;
 
 /// Continues the CRC-32 (of zip and PNG) `so_far` (0 at first) over `bytes`.
-pub fn crc32(so_far: u32, bytes: &[u8]) -> u32 {
+pub(crate) fn crc32(so_far: u32, bytes: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new_with_initial(so_far);
     hasher.update(bytes);
     hasher.finalize()
@@ -18,7 +18,7 @@ pub fn masked(crc: u32) -> u32 {
 }
 
 /// Adler-32 (RFC 1950, section 8.2), as zlib ends its streams.
-pub struct Adler {
+pub(crate) struct Adler {
     a: u32,
     b: u32,
 }
@@ -34,7 +34,7 @@ impl Adler {
     /// Bytes that may be added up before 32 bits overflow.
     const BYTES_MAX: usize = 5552;
 
-    pub fn take(&mut self, bytes: &[u8]) {
+    pub(crate) fn take(&mut self, bytes: &[u8]) {
         for chunk in bytes.chunks(Adler::BYTES_MAX) {
             for byte in chunk {
                 self.a += u32::from(*byte);
@@ -45,7 +45,7 @@ impl Adler {
         }
     }
 
-    pub fn sum(&self) -> u32 {
+    pub(crate) fn sum(&self) -> u32 {
         self.b << 16 | self.a
     }
 }

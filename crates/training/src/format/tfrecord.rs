@@ -15,7 +15,7 @@ enum State {
     Foot,
 }
 
-pub struct TfRecord {
+pub(crate) struct TfRecord {
     samples_per_file: u64,
     /// A record whose data is damaged is lost, and the next one read.
     skips: bool,
@@ -35,7 +35,7 @@ pub struct TfRecord {
 }
 
 impl TfRecord {
-    pub fn new(spec: &ParseSpec) -> TfRecord {
+    pub(crate) fn new(spec: &ParseSpec) -> TfRecord {
         TfRecord {
             samples_per_file: u64::from(spec.samples_per_file),
             skips: spec.skips,

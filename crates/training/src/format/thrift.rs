@@ -4,7 +4,7 @@
 
 const DEPTH_MAX: usize = 16;
 /// Fields of the top level that are looked at.
-pub const FIELDS: usize = 16;
+pub(crate) const FIELDS: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Frame {
@@ -43,7 +43,7 @@ enum State {
 
 /// State of a top-level field.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Seen {
+pub(crate) enum Seen {
     #[default]
     Nothing,
     Number(i64),
@@ -52,7 +52,7 @@ pub enum Seen {
     Other,
 }
 
-pub struct Walk {
+pub(crate) struct Walk {
     frames: [Frame; DEPTH_MAX],
     depth: usize,
     state: State,
@@ -85,7 +85,7 @@ const STRUCT: u8 = 12;
 
 impl Walk {
     /// Takes from the front of `bytes`; true once the struct has ended.
-    pub fn take(&mut self, bytes: &mut &[u8]) -> Result<bool, &'static str> {
+    pub(crate) fn take(&mut self, bytes: &mut &[u8]) -> Result<bool, &'static str> {
         while self.state != State::Done {
             if let State::Skip { left } = self.state {
                 if bytes.is_empty() {
@@ -272,14 +272,14 @@ impl Walk {
 }
 
 /// Goes through a struct that lies in memory: `each` field is looked at or skipped.
-pub struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
 }
 
 type Read<T> = Result<T, &'static str>;
 
 impl<'a> Reader<'a> {
-    pub fn new(bytes: &'a [u8]) -> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Reader<'a> {
         Reader { bytes }
     }
 
@@ -305,11 +305,11 @@ impl<'a> Reader<'a> {
     }
 
     /// A whole number, of any length.
-    pub fn number(&mut self) -> Read<i64> {
+    pub(crate) fn number(&mut self) -> Read<i64> {
         self.varint().map(unzigzag)
     }
 
-    pub fn binary(&mut self) -> Read<&'a [u8]> {
+    pub(crate) fn binary(&mut self) -> Read<&'a [u8]> {
         let bytes = self.varint()?;
         if bytes > self.bytes.len() as u64 {
             return Err("a text is longer than what it lies in");
@@ -320,7 +320,10 @@ impl<'a> Reader<'a> {
     }
 
     /// The fields of a struct, by number: `each` takes a field's value and says true, or leaves it to be skipped.
-    pub fn fields(&mut self, mut each: impl FnMut(&mut Reader<'a>, i64, u8) -> Read<bool>) -> Read<()> {
+    pub(crate) fn fields(
+        &mut self,
+        mut each: impl FnMut(&mut Reader<'a>, i64, u8) -> Read<bool>,
+    ) -> Read<()> {
         let mut number = 0i64;
         loop {
             let head = self.byte()?;
@@ -340,7 +343,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The elements of a list, each of which `each` takes.
-    pub fn list(&mut self, mut each: impl FnMut(&mut Reader<'a>) -> Read<()>) -> Read<()> {
+    pub(crate) fn list(&mut self, mut each: impl FnMut(&mut Reader<'a>) -> Read<()>) -> Read<()> {
         let (count, _) = self.list_head()?;
         (0..count).try_for_each(|_| each(self))
     }

@@ -3,25 +3,25 @@
 
 use super::bounded::{u16_at, u32_at, u64_at};
 
-pub const LOCAL: u32 = 0x0403_4B50;
-pub const DESCRIPTOR: u32 = 0x0807_4B50;
-pub const DIRECTORY: u32 = 0x0201_4B50;
-pub const END64: u32 = 0x0606_4B50;
-pub const LOCATOR64: u32 = 0x0706_4B50;
-pub const END: u32 = 0x0605_4B50;
+pub(crate) const LOCAL: u32 = 0x0403_4B50;
+pub(crate) const DESCRIPTOR: u32 = 0x0807_4B50;
+pub(crate) const DIRECTORY: u32 = 0x0201_4B50;
+pub(crate) const END64: u32 = 0x0606_4B50;
+pub(crate) const LOCATOR64: u32 = 0x0706_4B50;
+pub(crate) const END: u32 = 0x0605_4B50;
 
-pub const LOCAL_BYTES: usize = 30;
-pub const DIRECTORY_BYTES: usize = 46;
+pub(crate) const LOCAL_BYTES: usize = 30;
+pub(crate) const DIRECTORY_BYTES: usize = 46;
 /// Length of the fixed part; its own length field says whether more follows.
-pub const END64_BYTES: usize = 56;
-pub const LOCATOR64_BYTES: usize = 20;
-pub const END_BYTES: usize = 22;
+pub(crate) const END64_BYTES: usize = 56;
+pub(crate) const LOCATOR64_BYTES: usize = 20;
+pub(crate) const END_BYTES: usize = 22;
 
-pub const STORED: u16 = 0;
-pub const DEFLATED: u16 = 8;
+pub(crate) const STORED: u16 = 0;
+pub(crate) const DEFLATED: u16 = 8;
 
 /// Sizes and checksum follow the data.
-pub const FLAG_DESCRIPTOR: u16 = 1 << 3;
+pub(crate) const FLAG_DESCRIPTOR: u16 = 1 << 3;
 /// Encrypted, patched, strongly encrypted, with a masked header.
 const FLAGS_UNKNOWN: u16 = 1 | 1 << 5 | 1 << 6 | 1 << 13;
 
@@ -31,7 +31,7 @@ const SEE_ZIP64: u32 = u32::MAX;
 
 /// Fields that a local header and a directory entry share.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub(crate) struct Entry {
     pub flags: u16,
     pub method: u16,
     pub crc: u32,
@@ -43,17 +43,17 @@ pub struct Entry {
 }
 
 /// Bytes of name, extra fields and comment behind a local header's fixed part.
-pub fn local_rest(head: &[u8]) -> usize {
+pub(crate) fn local_rest(head: &[u8]) -> usize {
     usize::from(u16_at(head, 26)) + usize::from(u16_at(head, 28))
 }
 
 /// Likewise of a directory entry.
-pub fn directory_rest(head: &[u8]) -> usize {
+pub(crate) fn directory_rest(head: &[u8]) -> usize {
     usize::from(u16_at(head, 28)) + usize::from(u16_at(head, 30)) + usize::from(u16_at(head, 32))
 }
 
 /// A local header and its name. `head` holds all of it.
-pub fn local(head: &[u8], offset: u64) -> Result<(Entry, &[u8]), String> {
+pub(crate) fn local(head: &[u8], offset: u64) -> Result<(Entry, &[u8]), String> {
     let name_ends = LOCAL_BYTES + usize::from(u16_at(head, 26));
     let mut entry = Entry {
         flags: u16_at(head, 6),
@@ -70,7 +70,7 @@ pub fn local(head: &[u8], offset: u64) -> Result<(Entry, &[u8]), String> {
 }
 
 /// A directory entry and its name. `head` holds all of it.
-pub fn directory(head: &[u8]) -> Result<(Entry, &[u8]), String> {
+pub(crate) fn directory(head: &[u8]) -> Result<(Entry, &[u8]), String> {
     let name_ends = DIRECTORY_BYTES + usize::from(u16_at(head, 28));
     let extra_ends = name_ends + usize::from(u16_at(head, 30));
     let mut entry = Entry {
@@ -146,18 +146,18 @@ fn find_field(mut extra: &[u8], id: u16) -> Option<&[u8]> {
 
 /// Description of the directory at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DirectoryEnd {
+pub(crate) struct DirectoryEnd {
     pub entries: u64,
     pub bytes: u64,
     pub offset: u64,
 }
 
-pub fn end64(head: &[u8]) -> DirectoryEnd {
+pub(crate) fn end64(head: &[u8]) -> DirectoryEnd {
     DirectoryEnd { entries: u64_at(head, 32), bytes: u64_at(head, 40), offset: u64_at(head, 48) }
 }
 
 /// With what the zip64 record before it said, which holds where a field here is all ones.
-pub fn end(head: &[u8], wide: Option<DirectoryEnd>) -> DirectoryEnd {
+pub(crate) fn end(head: &[u8], wide: Option<DirectoryEnd>) -> DirectoryEnd {
     let narrow = DirectoryEnd {
         entries: u64::from(u16_at(head, 10)),
         bytes: u64::from(u32_at(head, 12)),

@@ -20,7 +20,7 @@ const UNFINISHED: &str = ".forebay-dataset.json.part";
 const SAME: &str = "the same command again: it continues where this one ended";
 
 /// A folder that nobody else fills meanwhile.
-pub struct Folder {
+pub(crate) struct Folder {
     root: PathBuf,
     extension: &'static str,
     /// Locked for as long as it is open.
@@ -32,7 +32,7 @@ pub struct Folder {
 impl Folder {
     /// Looks at what is there and whether the rest fits, then makes the folders and the unfinished manifest, unless this is
     /// a dry run. Whatever is refused leaves everything as it was.
-    pub fn open(spec: &DatagenSpec, bytes: &[u64]) -> Result<Folder, Error> {
+    pub(crate) fn open(spec: &DatagenSpec, bytes: &[u64]) -> Result<Folder, Error> {
         let root = PathBuf::from(spec.data.strip_prefix("file:").unwrap_or(&spec.data));
         let mut folder = Folder {
             root,
@@ -68,15 +68,15 @@ impl Folder {
         self.check_room(bytes, writer.beside(spec.shape(0)).len() as u64)
     }
 
-    pub fn is_finished(&self, number: u32) -> bool {
+    pub(crate) fn is_finished(&self, number: u32) -> bool {
         self.finished[number as usize]
     }
 
-    pub fn finished(&self) -> usize {
+    pub(crate) fn finished(&self) -> usize {
         self.finished.iter().filter(|finished| **finished).count()
     }
 
-    pub fn manifest(&self) -> PathBuf {
+    pub(crate) fn manifest(&self) -> PathBuf {
         self.root.join(manifest::NAME)
     }
 
@@ -238,7 +238,7 @@ impl Folder {
         (whole.rsplit('/').next() == Some(name)).then_some(number)
     }
 
-    pub fn path(&self, spec: &DatagenSpec, number: u32) -> PathBuf {
+    pub(crate) fn path(&self, spec: &DatagenSpec, number: u32) -> PathBuf {
         self.root.join(spec.name(number, self.extension))
     }
 
@@ -285,7 +285,7 @@ impl Folder {
     }
 
     /// An empty file with room for `bytes`, under the name that it has until it is whole.
-    pub fn begin(&self, spec: &DatagenSpec, number: u32, bytes: u64) -> Result<PathBuf, Error> {
+    pub(crate) fn begin(&self, spec: &DatagenSpec, number: u32, bytes: u64) -> Result<PathBuf, Error> {
         let path = self.part(spec, number);
         let file = outputs::create(&path).map_err(|e| self.broke(&path, &e))?;
         let room = bytes.next_multiple_of(4096);
@@ -313,7 +313,7 @@ impl Folder {
     }
 
     /// Writes what belongs to a file: before the file has its name, so that none is without.
-    pub fn put_beside(&self, spec: &DatagenSpec, number: u32, beside: &[Beside]) -> Result<(), Error> {
+    pub(crate) fn put_beside(&self, spec: &DatagenSpec, number: u32, beside: &[Beside]) -> Result<(), Error> {
         for file in beside {
             let path = self.path_beside(spec, number, file.place);
             let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
@@ -337,7 +337,7 @@ impl Folder {
     }
 
     /// Gives a file its length and its name.
-    pub fn finish(&self, spec: &DatagenSpec, number: u32, bytes: u64) -> Result<(), Error> {
+    pub(crate) fn finish(&self, spec: &DatagenSpec, number: u32, bytes: u64) -> Result<(), Error> {
         let part = self.part(spec, number);
         let cut = outputs::reopen(&part).and_then(|file| file.set_len(bytes));
         let named = cut.and_then(|()| outputs::give_name(&part, &self.path(spec, number)));
@@ -345,11 +345,11 @@ impl Folder {
     }
 
     /// Removes an incomplete file.
-    pub fn forget(&self, spec: &DatagenSpec, number: u32) {
+    pub(crate) fn forget(&self, spec: &DatagenSpec, number: u32) {
         let _ = std::fs::remove_file(self.part(spec, number));
     }
 
-    pub fn broke(&self, path: &Path, e: &std::io::Error) -> Error {
+    pub(crate) fn broke(&self, path: &Path, e: &std::io::Error) -> Error {
         let asked = format!("make {}", path.display());
         match e.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => {
@@ -363,14 +363,14 @@ impl Folder {
         }
     }
 
-    pub fn interrupted(&self, made: &Made, files: u32) -> Error {
+    pub(crate) fn interrupted(&self, made: &Made, files: u32) -> Error {
         let done = self.finished() as u64 + made.files;
         let found = format!("was interrupted; {done} of {files} files are finished, and are kept");
         Error::run(format!("create a data set in {}", self.root.display()), found, SAME)
     }
 
     /// All files are there: what they are made of is on the device, and then the manifest has its name.
-    pub fn close(&self) -> Result<(), Error> {
+    pub(crate) fn close(&self) -> Result<(), Error> {
         let unfinished = self.root.join(UNFINISHED);
         let asked = |e: std::io::Error| self.broke(&unfinished, &e);
         let root = File::open(&self.root).map_err(asked)?;

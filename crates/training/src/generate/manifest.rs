@@ -6,13 +6,13 @@ use forebay_model::Error;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-pub const SCHEMA: &str = "forebay.dataset/1";
+pub(crate) const SCHEMA: &str = "forebay.dataset/1";
 /// Beside files.
-pub const NAME: &str = ".forebay-dataset.json";
+pub(crate) const NAME: &str = ".forebay-dataset.json";
 /// Limit on the text, wherever it lies.
-pub const TEXT_BYTES_MAX: u64 = 64 << 20;
+pub(crate) const TEXT_BYTES_MAX: u64 = 64 << 20;
 /// Packed files begin at multiples of this.
-pub const FILE_ALIGN: u64 = 4096;
+pub(crate) const FILE_ALIGN: u64 = 4096;
 
 /// Written last, when the data set is whole. Keys that aren't known here are others'. Lengths are bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -43,7 +43,7 @@ fn is_zero(value: &u64) -> bool {
     *value == 0
 }
 
-pub fn of(spec: &DatagenSpec, bytes: &[u64]) -> Manifest {
+pub(crate) fn of(spec: &DatagenSpec, bytes: &[u64]) -> Manifest {
     let crc = bytes.iter().fold(0, |crc, bytes| crc32c::crc32c_append(crc, &bytes.to_le_bytes()));
     Manifest {
         schema: SCHEMA.into(),
@@ -60,7 +60,7 @@ pub fn of(spec: &DatagenSpec, bytes: &[u64]) -> Manifest {
     }
 }
 
-pub fn text(manifest: &Manifest) -> Result<String, Error> {
+pub(crate) fn text(manifest: &Manifest) -> Result<String, Error> {
     serde_json::to_string_pretty(manifest)
         .map(|text| text + "\n")
         .map_err(|e| Error::run("writing the manifest", e.to_string(), "report this: it is a bug in Forebay"))

@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-pub const SCHEMA: &str = "forebay.datagen/1";
+pub(crate) const SCHEMA: &str = "forebay.datagen/1";
 /// Interval at which progress is reported, and the caller asked whether to go on.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -97,7 +97,7 @@ struct Made {
 }
 
 /// Told how it is going some ten times a second; false ends it.
-pub type Observe<'a> = &'a mut dyn FnMut(&Progress) -> bool;
+pub(crate) type Observe<'a> = &'a mut dyn FnMut(&Progress) -> bool;
 
 /// Makes what is missing of the data set.
 ///

@@ -19,14 +19,14 @@ const DEPTH: u32 = 4;
 const WORKERS_MAX: u32 = 8;
 
 /// Anything but a folder, or the name of one to be made.
-pub fn is_source(data: &str) -> bool {
+pub(crate) fn is_source(data: &str) -> bool {
     match Uri::parse(data) {
         Ok(uri) => uri.path().is_none_or(|path| path.exists() && !path.is_dir()),
         Err(_) => false,
     }
 }
 
-pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error> {
+pub(crate) fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error> {
     let uri = Uri::parse(&spec.data)?;
     if matches!(uri.made().whole, MadeOf::Timed | MadeOf::Nothing) {
         let found = "it keeps no bytes of its own";

@@ -21,7 +21,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Why a file wasn't moved.
 #[derive(Debug)]
-pub enum Halt {
+pub(crate) enum Halt {
     Stopped,
     Io {
         offset: u64,
@@ -34,7 +34,7 @@ pub enum Halt {
 
 /// State that all threads share.
 #[derive(Default)]
-pub struct Shared {
+pub(crate) struct Shared {
     pub stop: AtomicBool,
     pub bytes: AtomicU64,
 }
@@ -43,7 +43,7 @@ pub struct Shared {
 const QUEUE: u32 = 0;
 
 /// One thread's slots.
-pub struct Pump {
+pub(crate) struct Pump {
     // Field order is drop order: the queue, then the ring, then the memory that both point to.
     client: Client<()>,
     pub reactor: Reactor,
@@ -51,14 +51,14 @@ pub struct Pump {
 }
 
 impl Pump {
-    pub fn new(reactor: Reactor, depth: u32, io_bytes: u64) -> Result<Pump, Error> {
+    pub(crate) fn new(reactor: Reactor, depth: u32, io_bytes: u64) -> Result<Pump, Error> {
         let arena = Arena::new(depth as usize, io_bytes as usize, Pages::Thp)?;
         let client = Client::new(depth, false, (), |slot| arena.slot(slot));
         Ok(Pump { client, reactor, arena: Some(arena) })
     }
 
     /// Sets the queue that bytes go to and come from.
-    pub fn take_on(&mut self, queue: Box<dyn Queue>) {
+    pub(crate) fn take_on(&mut self, queue: Box<dyn Queue>) {
         let number = self.client.add(queue);
         debug_assert_eq!(number, QUEUE);
     }
@@ -67,7 +67,7 @@ impl Pump {
         self.arena.as_mut().expect("it goes with the pump")
     }
 
-    pub fn let_go(&mut self) {
+    pub(crate) fn let_go(&mut self) {
         if self.client.lost() > 0 {
             return;
         }
@@ -76,7 +76,7 @@ impl Pump {
     }
 
     /// Writes a file at `base`, its last block filled up with zeroes to a multiple of `align`.
-    pub fn write(
+    pub(crate) fn write(
         &mut self,
         writer: &mut Writer,
         shape: FileShape,
@@ -109,7 +109,7 @@ impl Pump {
     }
 
     /// Reads the `bytes` of a file at `base`, in order, and has them parsed.
-    pub fn check(
+    pub(crate) fn check(
         &mut self,
         parser: &mut dyn Parser,
         base: u64,
@@ -136,7 +136,7 @@ impl Pump {
     }
 
     /// Writes bytes at offset 0; their length is a multiple of any block.
-    pub fn put(&mut self, bytes: &[u8], shared: &Shared) -> Result<(), Halt> {
+    pub(crate) fn put(&mut self, bytes: &[u8], shared: &Shared) -> Result<(), Halt> {
         let slot_bytes = self.arena().slot_bytes();
         for (index, piece) in bytes.chunks(slot_bytes).enumerate() {
             let (op, at) = (Op::Write { durable: false }, (index * slot_bytes) as u64);
@@ -149,7 +149,7 @@ impl Pump {
     }
 
     /// Makes what was written durable.
-    pub fn flush(&mut self, shared: &Shared) -> Result<(), Halt> {
+    pub(crate) fn flush(&mut self, shared: &Shared) -> Result<(), Halt> {
         let tag = self.begin(Op::Flush, 0, 0).expect("nothing is under way");
         self.push(tag);
         self.drain(shared)

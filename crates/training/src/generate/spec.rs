@@ -225,10 +225,10 @@ impl DatagenSpec {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    pub fn spec(format: &str, files: u32) -> DatagenSpec {
+    pub(crate) fn spec(format: &str, files: u32) -> DatagenSpec {
         DatagenSpec {
             data: "unused".into(),
             workload: "test".into(),

@@ -19,7 +19,7 @@ use super::topology::{Distance, Relation};
 use software::{bar1, counters, forced, gpu, gpu_class, libcuda, library, udev, versions};
 
 /// Facts of the other areas, about one storage location or the machine as a whole.
-pub struct Ground<'a> {
+pub(crate) struct Ground<'a> {
     pub gpu: &'a GpuFacts,
     pub cufile: &'a Cufile,
     pub gds: &'a Gds,
@@ -36,7 +36,7 @@ pub struct Ground<'a> {
 
 /// Consequence of a condition that doesn't hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stops {
+pub(crate) enum Stops {
     /// cuFile as a whole: not even its compatibility mode runs.
     Cufile,
     /// Direct DMA, either way.
@@ -49,7 +49,7 @@ pub enum Stops {
 
 /// Result of examining a condition.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Finding {
+pub(crate) enum Finding {
     Holds(String),
     Fails {
         found: String,
@@ -66,7 +66,7 @@ pub enum Finding {
     Moot,
 }
 
-pub struct Condition {
+pub(crate) struct Condition {
     /// Stable; the check's id is this behind `gds.`, unless another check shows it.
     pub id: &'static str,
     pub title: &'static str,
@@ -96,7 +96,7 @@ const fn shown(
 }
 
 /// All conditions, in the order in which a machine is set up.
-pub const CONDITIONS: &[Condition] = &[
+pub(crate) const CONDITIONS: &[Condition] = &[
     shown("gpu.driver", "gpu", "a GPU with its driver", Stops::Cufile, gpu),
     shown("gpu.libcuda", "libcuda", "libcuda", Stops::Cufile, libcuda),
     shown("gds.libcufile", "library", "libcufile", Stops::Cufile, library),
@@ -133,7 +133,7 @@ pub const CONDITIONS: &[Condition] = &[
 
 /// One line for each condition that no other check shows.
 /// `needless`: the way that isn't needed, since the other works.
-pub fn checks(ground: &Ground, needless: Option<Stops>) -> Vec<Check> {
+pub(crate) fn checks(ground: &Ground, needless: Option<Stops>) -> Vec<Check> {
     let own = CONDITIONS.iter().filter(|c| c.shown_by.is_none());
     own.filter_map(|condition| {
         let check = |state, found: String| {
@@ -165,7 +165,7 @@ fn open(found: impl Into<String>, why: impl Into<String>, next: impl Into<String
 }
 
 /// `580.159.03`, `6.8.0-60-generic`, `1.15.1` as (major, minor).
-pub fn version(text: &str) -> Option<(u32, u32)> {
+pub(crate) fn version(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }

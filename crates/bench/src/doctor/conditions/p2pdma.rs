@@ -6,7 +6,7 @@ use crate::doctor::drives::DriveFacts;
 use crate::doctor::gpu::present;
 use crate::doctor::report::size;
 
-pub fn kernel(ground: &Ground) -> Finding {
+pub(crate) fn kernel(ground: &Ground) -> Finding {
     match ground.gds.p2pdma.in_kernel {
         Some(true) => holds("CONFIG_PCI_P2PDMA"),
         Some(false) => fails(
@@ -29,7 +29,7 @@ const DRIVER_MIN: (u32, u32) = (565, 0);
 /// The first libcufile with `use_pci_p2pdma` (CUDA 12.8).
 const LIBCUFILE_MIN: (u32, u32) = (1, 13);
 
-pub fn kernel_version(ground: &Ground) -> Finding {
+pub(crate) fn kernel_version(ground: &Ground) -> Finding {
     match version(ground.kernel) {
         Some(found) if found < KERNEL_MIN => fails(
             ground.kernel,
@@ -44,7 +44,7 @@ pub fn kernel_version(ground: &Ground) -> Finding {
     }
 }
 
-pub fn modules(ground: &Ground) -> Finding {
+pub(crate) fn modules(ground: &Ground) -> Finding {
     match ground.gpu.open_modules {
         Some(false) => fails(
             "closed kernel modules",
@@ -56,7 +56,7 @@ pub fn modules(ground: &Ground) -> Finding {
     }
 }
 
-pub fn driver(ground: &Ground) -> Finding {
+pub(crate) fn driver(ground: &Ground) -> Finding {
     let Some(driver) = &ground.gpu.driver else { return Finding::Moot };
     match version(driver) {
         Some(found) if found < DRIVER_MIN => fails(
@@ -68,7 +68,7 @@ pub fn driver(ground: &Ground) -> Finding {
     }
 }
 
-pub fn registry(ground: &Ground) -> Finding {
+pub(crate) fn registry(ground: &Ground) -> Finding {
     let facts = &ground.gds.p2pdma;
     if ground.arch != "x86_64" || !present(ground.gpu) {
         return Finding::Moot;
@@ -92,7 +92,7 @@ pub fn registry(ground: &Ground) -> Finding {
 /// As NVIDIA's guide lists them.
 const P2PDMA_GPUS: [&str; 9] = ["A100", "A40", "L4", "L40S", "H100", "H200", "B100", "B200", "B300"];
 
-pub fn gpu(ground: &Ground) -> Finding {
+pub(crate) fn gpu(ground: &Ground) -> Finding {
     let listed = |name: &str| {
         let mut words = name.split(|c: char| !c.is_ascii_alphanumeric());
         words.any(|word| P2PDMA_GPUS.contains(&word))
@@ -108,7 +108,7 @@ pub fn gpu(ground: &Ground) -> Finding {
     }
 }
 
-pub fn bar1(ground: &Ground) -> Finding {
+pub(crate) fn bar1(ground: &Ground) -> Finding {
     for device in &ground.gpu.gpus {
         let (Some(window), Some(memory)) = (device.bar1_bytes, device.gpu.memory_bytes) else { continue };
         if window < memory {
@@ -123,7 +123,7 @@ pub fn bar1(ground: &Ground) -> Finding {
     Finding::Moot
 }
 
-pub fn multipath(ground: &Ground) -> Finding {
+pub(crate) fn multipath(ground: &Ground) -> Finding {
     match ground.gds.p2pdma.nvme_multipath {
         Some(true) => fails(
             "on",
@@ -135,7 +135,7 @@ pub fn multipath(ground: &Ground) -> Finding {
     }
 }
 
-pub fn transport(ground: &Ground) -> Finding {
+pub(crate) fn transport(ground: &Ground) -> Finding {
     if ground.whole {
         return Finding::Moot;
     }
@@ -151,7 +151,7 @@ pub fn transport(ground: &Ground) -> Finding {
     }
 }
 
-pub fn raid(ground: &Ground) -> Finding {
+pub(crate) fn raid(ground: &Ground) -> Finding {
     if ground.whole {
         return Finding::Moot;
     }
@@ -165,7 +165,7 @@ pub fn raid(ground: &Ground) -> Finding {
     }
 }
 
-pub fn libcufile(ground: &Ground) -> Finding {
+pub(crate) fn libcufile(ground: &Ground) -> Finding {
     match library_version(ground) {
         Some((text, found)) if found < LIBCUFILE_MIN => fails(
             text,
@@ -177,7 +177,7 @@ pub fn libcufile(ground: &Ground) -> Finding {
     }
 }
 
-pub fn json(ground: &Ground) -> Finding {
+pub(crate) fn json(ground: &Ground) -> Finding {
     let config = &ground.cufile.config;
     match config.use_pci_p2pdma {
         true => holds("use_pci_p2pdma"),

@@ -42,7 +42,7 @@ pub fn ask() -> Result<Answers, Error> {
 }
 
 /// One line each, as configured.
-pub fn checks(config: &Config) -> impl Iterator<Item = Check> + '_ {
+pub(crate) fn checks(config: &Config) -> impl Iterator<Item = Check> + '_ {
     SHOWN.iter().map(|name| {
         Check::new(Area::Gds, format!("cufile.{name}"), *name, State::Works, configured(config, name))
     })

@@ -23,7 +23,7 @@ fn an_error_keeps_its_line() {
 }
 
 /// A cache as ldconfig writes it, with one entry per pair.
-pub fn loader_cache(entries: &[(&str, &str)]) -> Vec<u8> {
+pub(crate) fn loader_cache(entries: &[(&str, &str)]) -> Vec<u8> {
     let mut table = b"glibc-ld.so.cache1.1".to_vec();
     table.extend((entries.len() as u32).to_le_bytes());
     table.resize(48, 0);

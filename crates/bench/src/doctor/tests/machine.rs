@@ -6,15 +6,15 @@ use crate::doctor::{examine_with, source, Report, Roots};
 use std::io::Write;
 use std::os::unix::fs::symlink;
 
-pub const SWITCH: &str = "sys/devices/pci0000:3a/0000:3a:01.0/0000:3b:00.0";
-pub const GPU: &str = "0000:3e:00.0";
+pub(crate) const SWITCH: &str = "sys/devices/pci0000:3a/0000:3a:01.0/0000:3b:00.0";
+pub(crate) const GPU: &str = "0000:3e:00.0";
 
-pub struct Machine {
+pub(crate) struct Machine {
     pub root: tempfile::TempDir,
 }
 
 impl Machine {
-    pub fn new() -> Machine {
+    pub(crate) fn new() -> Machine {
         // In memory where that can be had: a disk's file system may write out each file that is replaced.
         let root = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let machine = Machine { root: root.unwrap() };
@@ -25,34 +25,34 @@ impl Machine {
         machine
     }
 
-    pub fn roots(&self) -> Roots {
+    pub(crate) fn roots(&self) -> Roots {
         Roots::under(self.root.path())
     }
 
-    pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
+    pub(crate) fn write(&self, path: &str, content: impl AsRef<[u8]>) {
         let path = self.root.path().join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, content).unwrap();
     }
 
-    pub fn fill(&self, directory: &str, files: &[(&str, &str)]) {
+    pub(crate) fn fill(&self, directory: &str, files: &[(&str, &str)]) {
         for (name, content) in files {
             self.write(&format!("{directory}/{name}"), format!("{content}\n"));
         }
     }
 
     /// A link at `path` to `to`, both below the root.
-    pub fn link(&self, path: &str, to: &str) {
+    pub(crate) fn link(&self, path: &str, to: &str) {
         let path = self.root.path().join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         symlink(self.root.path().join(to), path).unwrap();
     }
 
-    pub fn remove(&self, path: &str) {
+    pub(crate) fn remove(&self, path: &str) {
         std::fs::remove_file(self.root.path().join(path)).unwrap();
     }
 
-    pub fn host(&self) {
+    pub(crate) fn host(&self) {
         self.fill("proc/sys/kernel", &[("hostname", "node7"), ("osrelease", "6.8.0-60-generic")]);
         self.write("etc/os-release", "NAME=\"Ubuntu\"\nPRETTY_NAME=\"Ubuntu 24.04.2 LTS\"\n");
         self.write(
@@ -92,13 +92,13 @@ impl Machine {
     }
 
     /// One PCI function, with its link in /sys/bus/pci/devices.
-    pub fn function(&self, path: &str, vendor: &str, class: &str, node: &str) {
+    pub(crate) fn function(&self, path: &str, vendor: &str, class: &str, node: &str) {
         let address = path.rsplit('/').next().unwrap();
         self.fill(path, &[("vendor", vendor), ("class", class), ("numa_node", node)]);
         self.link(&format!("sys/bus/pci/devices/{address}"), path);
     }
 
-    pub fn pcie(&self, path: &str, speed: &str, width: &str) {
+    pub(crate) fn pcie(&self, path: &str, speed: &str, width: &str) {
         self.fill(
             path,
             &[
@@ -110,7 +110,7 @@ impl Machine {
         );
     }
 
-    pub fn pci(&self) {
+    pub(crate) fn pci(&self) {
         self.function("sys/devices/pci0000:3a/0000:3a:01.0", "0x8086", "0x060400", "0");
         for bridge in ["", "/0000:3c:04.0", "/0000:3c:10.0", "/0000:3c:14.0"] {
             self.function(&format!("{SWITCH}{bridge}"), "0x1000", "0x060400", "0");
@@ -137,7 +137,7 @@ impl Machine {
         self.write("dev/infiniband/uverbs0", "");
     }
 
-    pub fn drives(&self) {
+    pub(crate) fn drives(&self) {
         let near = format!("{SWITCH}/0000:3c:04.0/0000:3d:00.0/nvme/nvme0");
         self.fill(
             &near,
@@ -184,7 +184,7 @@ impl Machine {
         self.link("sys/dev/block/9:0", md);
     }
 
-    pub fn namespace(&self, parent: &str, name: &str, device: &str) {
+    pub(crate) fn namespace(&self, parent: &str, name: &str, device: &str) {
         let block = format!("{parent}/{name}");
         self.fill(
             &block,
@@ -206,7 +206,7 @@ impl Machine {
         self.link(&format!("sys/block/{name}"), &block);
     }
 
-    pub fn gpu(&self) {
+    pub(crate) fn gpu(&self) {
         let path = format!("{SWITCH}/0000:3c:10.0/{GPU}");
         self.function(&path, "0x10de", "0x030200", "0");
         self.pcie(&path, "2.5 GT/s PCIe", "16");
@@ -231,13 +231,13 @@ impl Machine {
         self.kernel_config("CONFIG_PCI=y\nCONFIG_PCI_P2PDMA=y\n");
     }
 
-    pub fn kernel_config(&self, config: &str) {
+    pub(crate) fn kernel_config(&self, config: &str) {
         let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         packed.write_all(config.as_bytes()).unwrap();
         self.write("proc/config.gz", packed.finish().unwrap());
     }
 
-    pub fn examine(&self) -> Report {
+    pub(crate) fn examine(&self) -> Report {
         examine_with(&self.roots(), source::parse(None).unwrap(), &Surroundings::default())
     }
 }

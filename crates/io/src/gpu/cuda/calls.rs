@@ -3,27 +3,27 @@
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-pub type CuResult = c_int;
-pub type Context = *mut c_void;
-pub type RawStream = *mut c_void;
-pub type RawEvent = *mut c_void;
-pub type RawModule = *mut c_void;
-pub type RawFunction = *mut c_void;
+pub(crate) type CuResult = c_int;
+pub(crate) type Context = *mut c_void;
+pub(crate) type RawStream = *mut c_void;
+pub(crate) type RawEvent = *mut c_void;
+pub(crate) type RawModule = *mut c_void;
+pub(crate) type RawFunction = *mut c_void;
 
 /// cuMemGetHandleForAddressRange: handle, address, bytes, its kind, flags.
-pub type HandleOfRange = unsafe extern "C" fn(*mut c_void, u64, usize, c_int, u64) -> CuResult;
+pub(crate) type HandleOfRange = unsafe extern "C" fn(*mut c_void, u64, usize, c_int, u64) -> CuResult;
 /// cuStreamWaitValue32_v2 and cuStreamWriteValue32_v2: stream, address, value, flags.
-pub type OnValue = unsafe extern "C" fn(RawStream, u64, u32, c_uint) -> CuResult;
+pub(crate) type OnValue = unsafe extern "C" fn(RawStream, u64, u32, c_uint) -> CuResult;
 
 macro_rules! driver_calls {
     ($($name:ident: $symbol:literal ($($arg:ty),*);)*) => {
-        pub struct Calls {
+        pub(crate) struct Calls {
             $(pub $name: unsafe extern "C" fn($($arg),*) -> CuResult,)*
         }
         impl Calls {
             /// # Safety
             /// The library is NVIDIA's driver API (or has its ABI).
-            pub unsafe fn load(library: &Library) -> Result<Calls, libloading::Error> {
+            pub(crate) unsafe fn load(library: &Library) -> Result<Calls, libloading::Error> {
                 // SAFETY: the caller's promise; the signatures are cuda.h's.
                 unsafe { Ok(Calls {
                     $($name: *library.get($symbol)?,)*

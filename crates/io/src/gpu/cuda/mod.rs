@@ -20,8 +20,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::OnceLock;
 
-pub const OUT_OF_MEMORY: i32 = 2;
-pub const NOT_READY: i32 = 600;
+pub(crate) const OUT_OF_MEMORY: i32 = 2;
+pub(crate) const NOT_READY: i32 = 600;
 
 /// Why a call of the driver failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl From<CudaError> for String {
 
 pub type Cuda<T> = Result<T, CudaError>;
 
-pub struct Driver {
+pub(crate) struct Driver {
     calls: Calls,
     /// None: before CUDA 11.7.
     handle_of_range: Option<HandleOfRange>,
@@ -86,7 +86,7 @@ extern "C" fn note_fork() {
 }
 
 /// The driver, or why there is none.
-pub fn driver() -> Result<&'static Driver, String> {
+pub(crate) fn driver() -> Result<&'static Driver, String> {
     DRIVER.get_or_init(open).as_ref().map_err(Clone::clone)
 }
 

@@ -7,14 +7,14 @@ use std::ffi::{c_int, c_uint, c_void};
 /// CUfileError_t: a code of cuFile's, and the driver's where the code says so.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Status {
+pub(crate) struct Status {
     pub code: c_int,
     pub cuda: c_int,
 }
 
 /// CUfileDescr_t, for a descriptor of Linux's.
 #[repr(C)]
-pub struct Descriptor {
+pub(crate) struct Descriptor {
     /// 1: a file descriptor.
     pub kind: c_int,
     /// A union with a pointer.
@@ -25,7 +25,7 @@ pub struct Descriptor {
 /// CUfileDrvProps_t.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct DriverProperties {
+pub(crate) struct DriverProperties {
     pub major: c_uint,
     pub minor: c_uint,
     pub poll_threshold_kib: usize,
@@ -43,7 +43,7 @@ pub struct DriverProperties {
 /// CUfileIOParams_t: one entry of a batch.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct BatchEntry {
+pub(crate) struct BatchEntry {
     /// 1: a batch.
     pub mode: c_int,
     pub base: *mut c_void,
@@ -59,7 +59,7 @@ pub struct BatchEntry {
 /// CUfileIOEvents_t: what became of an entry.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct BatchEvent {
+pub(crate) struct BatchEvent {
     pub cookie: *mut c_void,
     pub status: c_int,
     /// Bytes, or a negative error.
@@ -69,7 +69,7 @@ pub struct BatchEvent {
 /// CUfileOpCounter_t.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct OpCounter {
+pub(crate) struct OpCounter {
     pub ok: u64,
     pub failed: u64,
 }
@@ -77,7 +77,7 @@ pub struct OpCounter {
 /// CUfileStatsLevel1_t.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct StatsLevel1 {
+pub(crate) struct StatsLevel1 {
     pub operations: [OpCounter; 6],
     pub io: [u64; 6],
     pub per_second: [u64; 2],
@@ -99,7 +99,7 @@ pub struct StatsLevel1 {
 /// CUfilePerGpuStats_t.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct GpuStats {
+pub(crate) struct GpuStats {
     pub uuid: [u8; 16],
     pub read_bytes: u64,
     pub read_bandwidth: u64,
@@ -128,11 +128,11 @@ pub struct GpuStats {
     pub registrations: [u64; 5],
 }
 
-pub const STATS_GPUS_MAX: usize = 16;
+pub(crate) const STATS_GPUS_MAX: usize = 16;
 
 /// CUfileStatsLevel3_t, with room behind it for a library whose structure has grown at its end.
 #[repr(C)]
-pub struct StatsLevel3 {
+pub(crate) struct StatsLevel3 {
     pub basic: StatsLevel1,
     pub read_sizes: [u64; 32],
     pub write_sizes: [u64; 32],
@@ -158,14 +158,14 @@ const _: () = {
 macro_rules! cufile_calls {
     (required { $($name:ident: $symbol:literal ($($arg:ty),*) -> $out:ty;)* }
      optional { $($may:ident: $may_symbol:literal ($($may_arg:ty),*) -> $may_out:ty;)* }) => {
-        pub struct Calls {
+        pub(crate) struct Calls {
             $(pub $name: unsafe extern "C" fn($($arg),*) -> $out,)*
             $(pub $may: Option<unsafe extern "C" fn($($may_arg),*) -> $may_out>,)*
         }
         impl Calls {
             /// # Safety
             /// The library is libcufile (or has its ABI).
-            pub unsafe fn load(library: &Library) -> Result<Calls, libloading::Error> {
+            pub(crate) unsafe fn load(library: &Library) -> Result<Calls, libloading::Error> {
                 // SAFETY: the caller's promise; the signatures are cufile.h's.
                 unsafe { Ok(Calls {
                     $($name: *library.get($symbol)?,)*

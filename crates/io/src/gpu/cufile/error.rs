@@ -67,8 +67,8 @@ const CODES: &[(i32, &str, &str)] = &[
     (5050, "IO_MAX_ERROR", "longer than cuFile's longest I/O"),
 ];
 
-pub const DRIVER_ALREADY_OPEN: i32 = 5026;
-pub const HANDLE_NOT_REGISTERED: i32 = 5027;
+pub(crate) const DRIVER_ALREADY_OPEN: i32 = 5026;
+pub(crate) const HANDLE_NOT_REGISTERED: i32 = 5027;
 
 impl CuFileError {
     pub fn new(text: impl Into<String>) -> CuFileError {
@@ -120,7 +120,7 @@ fn errno_of(code: i32) -> i32 {
 }
 
 /// Interprets the result of a call that returns a status.
-pub fn check(call: &str, status: Status) -> Result<(), CuFileError> {
+pub(crate) fn check(call: &str, status: Status) -> Result<(), CuFileError> {
     match status.code.wrapping_abs() {
         0 => Ok(()),
         code => Err(CuFileError::of_code(call, code, status.cuda)),
@@ -129,7 +129,11 @@ pub fn check(call: &str, status: Status) -> Result<(), CuFileError> {
 
 /// Interprets the result of a call that returns bytes: -1 with errno, a negated code of cuFile's, or a negated errno.
 /// `errno` is asked for at once; stream and batch calls have none.
-pub fn bytes(call: &str, result: isize, errno: impl FnOnce() -> Option<i32>) -> Result<usize, CuFileError> {
+pub(crate) fn bytes(
+    call: &str,
+    result: isize,
+    errno: impl FnOnce() -> Option<i32>,
+) -> Result<usize, CuFileError> {
     if result >= 0 {
         return Ok(result as usize);
     }

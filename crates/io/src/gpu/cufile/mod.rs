@@ -17,7 +17,7 @@ use libloading::Library;
 use std::ffi::c_int;
 use std::sync::{Mutex, OnceLock};
 
-pub type Cu<T> = Result<T, CuFileError>;
+pub(crate) type Cu<T> = Result<T, CuFileError>;
 
 /// Numbers of CUFileBoolConfigParameter_t.
 const ALLOW_COMPAT_MODE: c_int = 1;

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Names another program in `ipmitool`'s place.
-pub const PROGRAM_ENV: &str = "FOREBAY_IPMITOOL";
+pub(crate) const PROGRAM_ENV: &str = "FOREBAY_IPMITOOL";
 
 /// A reading over the board's bus takes tenths of a second.
 const READ_LIMIT: Duration = Duration::from_secs(5);
@@ -94,7 +94,7 @@ impl Meter for Board {
 }
 
 /// `ipmitool dcmi power reading`: the line "Instantaneous power reading: N Watts".
-pub fn parse_dcmi(text: &str) -> Result<f64, Reason> {
+pub(crate) fn parse_dcmi(text: &str) -> Result<f64, Reason> {
     let value = |label: &str| {
         text.lines().find_map(|line| {
             let (name, value) = line.split_once(':')?;
@@ -115,13 +115,13 @@ pub fn parse_dcmi(text: &str) -> Result<f64, Reason> {
 
 /// A row of `ipmitool sdr list full` that is in watts and in order.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sensor {
+pub(crate) struct Sensor {
     pub name: String,
     pub watts: f64,
 }
 
 /// Rows "NAME | 156 Watts | ok"; rows of other units or without a reading are left out.
-pub fn parse_sensors(text: &str) -> Vec<Sensor> {
+pub(crate) fn parse_sensors(text: &str) -> Vec<Sensor> {
     let row = |line: &str| {
         let mut cells = line.split('|').map(str::trim);
         let (name, reading, status) = (cells.next()?, cells.next()?, cells.next()?);
@@ -134,7 +134,7 @@ pub fn parse_sensors(text: &str) -> Vec<Sensor> {
 
 /// The sensors that are the server's power: the one for the whole, else the supplies'
 /// inputs. What boards call them differs; a name that isn't known is not guessed at.
-pub fn choose_sensors(sensors: &[Sensor]) -> Result<Vec<String>, Reason> {
+pub(crate) fn choose_sensors(sensors: &[Sensor]) -> Result<Vec<String>, Reason> {
     const WHOLE: [&str; 10] = [
         "pwrconsumption",
         "powerconsumption",
@@ -172,7 +172,7 @@ pub fn choose_sensors(sensors: &[Sensor]) -> Result<Vec<String>, Reason> {
 }
 
 /// `ipmitool sensor reading NAME …`: a row "NAME | 154" for each; the sum of them all.
-pub fn parse_readings(text: &str, names: &[String]) -> Result<f64, Reason> {
+pub(crate) fn parse_readings(text: &str, names: &[String]) -> Result<f64, Reason> {
     let mut sum = 0.0;
     for name in names {
         let reading = text.lines().find_map(|line| {

@@ -57,7 +57,7 @@ pub enum Pace {
 }
 
 /// A meter that can't be used, as it was asked for, and why.
-pub type Refused = (String, Reason);
+pub(crate) type Refused = (String, Reason);
 
 /// A meter as a user names it.
 #[derive(Clone, Debug, PartialEq, Eq)]

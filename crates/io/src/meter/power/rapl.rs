@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub const POWERCAP: &str = "/sys/class/powercap";
+pub(crate) const POWERCAP: &str = "/sys/class/powercap";
 
 /// Finds the zones in a tree that looks like /sys/class/powercap: each package, `psys`
 /// where there is one, and `dram`, which no package includes. Zones within a package's
@@ -83,19 +83,19 @@ impl Meter for Zone {
 /// Unwraps a counter that starts over after `range`. Right as long as it is read at least
 /// once a turn, the shortest of which takes minutes.
 #[derive(Clone, Debug)]
-pub struct Counter {
+pub(crate) struct Counter {
     last: u64,
     range: u64,
     total: u64,
 }
 
 impl Counter {
-    pub fn new(now: u64, range: u64) -> Counter {
+    pub(crate) fn new(now: u64, range: u64) -> Counter {
         Counter { last: now, range, total: 0 }
     }
 
     /// The sum since `new`.
-    pub fn advance(&mut self, now: u64) -> Result<u64, Reason> {
+    pub(crate) fn advance(&mut self, now: u64) -> Result<u64, Reason> {
         let step = match now.checked_sub(self.last) {
             Some(step) => step,
             None => {
@@ -129,7 +129,7 @@ fn unreadable(file: &Path, error: &io::Error) -> Reason {
 }
 
 /// Microjoules, as powercap writes them.
-pub fn parse_uj(text: &str) -> Result<u64, Reason> {
+pub(crate) fn parse_uj(text: &str) -> Result<u64, Reason> {
     let shown: String = text.trim().chars().take(40).collect();
     text.trim().parse().map_err(|_| format!("'{shown}' is no count of microjoules"))
 }

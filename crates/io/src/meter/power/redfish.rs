@@ -257,14 +257,14 @@ fn refused_because(url: &str, status: u16, with_login: bool) -> Reason {
 }
 
 /// The members of a collection, by their paths.
-pub fn parse_members(collection: &Value) -> Result<Vec<String>, Reason> {
+pub(crate) fn parse_members(collection: &Value) -> Result<Vec<String>, Reason> {
     let members = collection.get("Members").and_then(Value::as_array).ok_or("no Members in the answer")?;
     Ok(members.iter().filter_map(parse_link).take(CHASSIS_MAX).collect())
 }
 
 /// The path that a link leads to, on the same host. Anything else is no link to us: a
 /// controller must not send our login elsewhere.
-pub fn parse_link(link: &Value) -> Option<String> {
+pub(crate) fn parse_link(link: &Value) -> Option<String> {
     let path = link.get("@odata.id")?.as_str()?;
     let plain = path.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'#' | b'?' | b'\\'));
     (path.starts_with('/') && !path.starts_with("//") && plain && path.len() <= 512).then(|| path.to_string())
@@ -272,7 +272,7 @@ pub fn parse_link(link: &Value) -> Option<String> {
 
 /// The watts in an EnvironmentMetrics or a Power resource. Of several PowerControl entries
 /// the first is the whole; those after it (CPU, memory) are parts of it.
-pub fn parse_watts(body: &Value) -> Result<f64, Reason> {
+pub(crate) fn parse_watts(body: &Value) -> Result<f64, Reason> {
     let environment = body.pointer("/PowerWatts/Reading");
     let control = body.get("PowerControl").and_then(Value::as_array).and_then(|entries| {
         let whole = entries.iter().find(|entry| entry.get("MemberId").and_then(Value::as_str) == Some("0"));

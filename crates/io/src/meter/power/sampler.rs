@@ -32,7 +32,7 @@ const FIRST_WAIT: Duration = Duration::from_secs(6);
 const READINGS_MAX: usize = 1 << 16;
 
 /// A span of time between two instants.
-pub type Span = (Instant, Instant);
+pub(crate) type Span = (Instant, Instant);
 
 pub struct Sampler {
     started: Instant,

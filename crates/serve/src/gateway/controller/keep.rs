@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 impl Controller {
     /// Hears its client no more, fetches nothing, and lets what is under way end. False: an RPC suspends it just now.
-    pub fn hold(&mut self) -> bool {
+    pub(crate) fn hold(&mut self) -> bool {
         if matches!(self.suspension, Suspension::Suspending(..)) {
             return false;
         }
@@ -30,12 +30,12 @@ impl Controller {
     }
 
     /// Sources give up on what may be done again.
-    pub fn withdraw(&self) {
+    pub(crate) fn withdraw(&self) {
         self.post_all(|| Letter::Withdraw(self.port.id));
     }
 
     /// Nothing is under way any more: `keep` says all there is.
-    pub fn is_still(&mut self) -> bool {
+    pub(crate) fn is_still(&mut self) -> bool {
         let map = self.port.dma.map_now();
         self.device.settle(&*map);
         drop(map);
@@ -44,7 +44,7 @@ impl Controller {
     }
 
     /// Serves on, as if it had not been held.
-    pub fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.held = None;
         self.post_all(|| Letter::Release(self.port.id));
         if matches!(self.suspension, Suspension::Running) {
@@ -53,7 +53,7 @@ impl Controller {
     }
 
     /// Its thread ends and leaves everything as it is: client, socket, memory are another process's.
-    pub fn part(&mut self) {
+    pub(crate) fn part(&mut self) {
         self.parted = true;
         self.listener.leave();
     }
@@ -62,7 +62,7 @@ impl Controller {
     ///
     /// # Errors
     /// `Machine`: no descriptor is left.
-    pub fn keep(
+    pub(crate) fn keep(
         &mut self,
         nqn: String,
         queues: Vec<QueueKept>,
@@ -128,7 +128,11 @@ impl Controller {
     ///
     /// # Errors
     /// `Run`: what came can't be.
-    pub fn restored(parts: Parts, state: ControllerState, came: &mut Received) -> Result<Controller, Error> {
+    pub(crate) fn restored(
+        parts: Parts,
+        state: ControllerState,
+        came: &mut Received,
+    ) -> Result<Controller, Error> {
         let subsystem = parts.subsystem.clone();
         let settings = settings(parts.cntlid, &parts.port);
         let mut made = Controller::new(Parts { suspended: state.suspended, ..parts });
@@ -171,7 +175,7 @@ impl Controller {
     }
 
     /// Serves what it was restored to; the socket at this path is this process's.
-    pub fn begin(&mut self, socket: PathBuf) {
+    pub(crate) fn begin(&mut self, socket: PathBuf) {
         self.held = None;
         if self.link.is_some() {
             // Of queues that are gone, where the last process was killed before it came to it.

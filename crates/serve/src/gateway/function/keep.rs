@@ -7,19 +7,19 @@ use forebay_nvme::nvm::{Op, Request};
 use forebay_nvme::transport::pcie::queue::CompletionQueue;
 
 /// A queue as it came from another process.
-pub struct Taken {
+pub(crate) struct Taken {
     pub cq: CompletionQueue,
     pub kept: QueueKept,
 }
 
 /// Returns whether a request may be repeated after a part of it was done: it changes only the requester's own memory.
-pub fn is_repeatable(request: &Request) -> bool {
+pub(crate) fn is_repeatable(request: &Request) -> bool {
     matches!(request.op, Op::Read | Op::Flush | Op::Compare | Op::Verify)
 }
 
 impl Queue {
     /// Takes away commands that wait for their limits, or to begin anew.
-    pub fn take_waiting(&mut self, chosen: impl Fn(u16) -> bool) -> Vec<u16> {
+    pub(crate) fn take_waiting(&mut self, chosen: impl Fn(u16) -> bool) -> Vec<u16> {
         let mut gone = self.lines.remove(&chosen);
         gone.extend(self.parked.iter().copied().filter(|slot| chosen(*slot)));
         self.parked.retain(|slot| !chosen(*slot));
@@ -27,12 +27,12 @@ impl Queue {
     }
 
     /// Nothing of it is in a source.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         usize::from(self.cq.in_flight()) == self.parked.len()
     }
 
     /// A command that a source gave up on while its queue is held: it begins anew.
-    pub fn park(&mut self, slot: u16) {
+    pub(crate) fn park(&mut self, slot: u16) {
         self.commands[usize::from(slot)].release();
         self.parked.push(slot);
     }
@@ -62,7 +62,7 @@ impl Queue {
 
 impl Function {
     /// Its queues, none of which has anything in a source. None: it isn't held, or something has.
-    pub fn keep(&self) -> Option<Vec<QueueKept>> {
+    pub(crate) fn keep(&self) -> Option<Vec<QueueKept>> {
         (self.held && self.suspended).then(|| self.keep_all())
     }
 
@@ -73,7 +73,7 @@ impl Function {
 
 impl Worker {
     /// Fetches nothing, hears no doorbell, begins nothing that waits; `Word::Quiet` follows.
-    pub fn hold(&mut self, f: &mut Function, at: u32) {
+    pub(crate) fn hold(&mut self, f: &mut Function, at: u32) {
         f.held = true;
         f.suspend(true);
         for q in &mut f.queues {
@@ -86,7 +86,7 @@ impl Worker {
     }
 
     /// Asks the sources to give up on what may be repeated.
-    pub fn withdraw(&mut self, f: &mut Function, at: u32) {
+    pub(crate) fn withdraw(&mut self, f: &mut Function, at: u32) {
         let mut chosen = Vec::new();
         for (queue, q) in (0..).zip(&f.queues) {
             let whole = (0..).zip(&q.commands).filter(|(slot, _)| q.cq.command(*slot).is_some());
@@ -97,7 +97,7 @@ impl Worker {
     }
 
     /// It goes on here: what was put off begins.
-    pub fn release(&mut self, f: &mut Function, at: u32) {
+    pub(crate) fn release(&mut self, f: &mut Function, at: u32) {
         f.held = false;
         for queue in 0..f.queues.len() {
             for slot in std::mem::take(&mut f.queues[queue].parked) {
@@ -109,7 +109,7 @@ impl Worker {
     }
 
     /// A queue of another process's is this thread's from now on.
-    pub fn take_up(&mut self, f: &mut Function, at: u32, taken: Taken) {
+    pub(crate) fn take_up(&mut self, f: &mut Function, at: u32, taken: Taken) {
         f.know_memory();
         f.queues.push(Queue::taken(taken));
         self.release(f, at);

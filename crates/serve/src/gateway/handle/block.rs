@@ -40,7 +40,7 @@ impl Block {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn given(&self) -> config::Controller {
+    pub(super) fn given(&self) -> config::Controller {
         self.now().given.clone()
     }
 
@@ -48,7 +48,7 @@ impl Block {
         self.now().given.name.clone()
     }
 
-    pub fn shown(&self) -> Option<(u32, Arc<Ublk>)> {
+    pub(super) fn shown(&self) -> Option<(u32, Arc<Ublk>)> {
         self.now().shown.clone()
     }
 
@@ -123,7 +123,7 @@ pub(super) struct BlockStats {
 }
 
 impl BlockStats {
-    pub fn is_of(&self, nqn: &str, nsid: u32) -> bool {
+    pub(super) fn is_of(&self, nqn: &str, nsid: u32) -> bool {
         self.shown.subsystem == nqn && self.shown.namespaces.contains(&nsid)
     }
 }

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 /// Longest time for the next gateway to open all sources.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest time for it to build what it was given, while hosts wait.
 const READY: Duration = Duration::from_secs(10);
 /// Commands have so long to end by themselves; then sources are asked to give up on those that may be repeated.
@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_micros(500);
 
 /// Stage of handing a gateway over: it is here, leaving, or has left.
 #[derive(Default)]
-pub struct Place(AtomicU8);
+pub(super) struct Place(AtomicU8);
 
 const HERE: u8 = 0;
 const LEAVING: u8 = 1;

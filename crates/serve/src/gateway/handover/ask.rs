@@ -21,7 +21,7 @@ const LOOK: Duration = Duration::from_millis(2);
 type Answer = JoinHandle<Result<(), Error>>;
 
 /// State received from the running gateway.
-pub struct Taken {
+pub(crate) struct Taken {
     pub gateway: Gateway,
     /// Socket on which its RPCs come in.
     pub rpc: Option<OwnedFd>,
@@ -33,7 +33,7 @@ pub struct Taken {
 /// # Errors
 /// `Request`: the configuration has no such socket, or that gateway gives no state that is read here. `Run`, and those of
 /// sources: it serves on.
-pub fn take_over(config: &Config, sink: Sink) -> Result<Option<Taken>, Error> {
+pub(crate) fn take_over(config: &Config, sink: Sink) -> Result<Option<Taken>, Error> {
     let path = rpc_path(config.rpc.as_deref()).ok_or_else(|| {
         let next = "rpc = \"/run/forebay/snap.sock\", of the gateway that runs, too";
         Error::request("--take-over", "there is no RPC socket to reach the gateway through", next)

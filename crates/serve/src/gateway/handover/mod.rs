@@ -7,16 +7,16 @@
 //! sent with its descriptors. The next one builds all of it, touches nothing, and says that it is ready; at the word to go
 //! it serves, and carries out what was withdrawn. Until that word the old one goes on as if nothing had been, whatever fails.
 
-pub mod ask;
-pub mod descriptors;
-pub mod state;
+pub(crate) mod ask;
+pub(crate) mod descriptors;
+pub(crate) mod state;
 pub mod wire;
 
 use serde::{Deserialize, Serialize};
 
 /// Version of `state::GatewayState`. A gateway gives no other, and one that reads another is refused before anything
 /// is given.
-pub const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 1;
 
 /// Messages to the other process, in their order.
 #[derive(Debug, Serialize, Deserialize)]

@@ -15,8 +15,8 @@ const MAGIC: [u8; 8] = *b"forebay\x01";
 /// Before each message: the mark, bytes of the text, descriptors.
 const HEAD_BYTES: usize = 24;
 /// A state: 32 controllers, each with the memory of a guest in thousands of pieces.
-pub const TEXT_BYTES_MAX: u64 = 256 << 20;
-pub const DESCRIPTORS_MAX: u64 = 65_536;
+pub(crate) const TEXT_BYTES_MAX: u64 = 256 << 20;
+pub(crate) const DESCRIPTORS_MAX: u64 = 65_536;
 /// Descriptors that go with one byte; the kernel takes 253.
 const AT_ONCE: usize = 128;
 
@@ -168,6 +168,6 @@ fn silent(e: &std::io::Error) -> Error {
     }
 }
 
-pub fn broken(found: &str) -> Error {
+pub(crate) fn broken(found: &str) -> Error {
     Error::run("the hand-over of a gateway", found, "the log of the one that runs; it serves on")
 }

@@ -19,7 +19,7 @@ const LOG_MAX: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A state as text, and its descriptors.
-pub type Noted = (Vec<u8>, Vec<OwnedFd>);
+pub(super) type Noted = (Vec<u8>, Vec<OwnedFd>);
 
 /// Something that the client did, until a note covers it.
 struct Logged {
@@ -31,7 +31,7 @@ struct Logged {
     answered: bool,
 }
 
-pub struct Held {
+pub(super) struct Held {
     pub name: String,
     listener: Listener,
     session: Option<Session>,
@@ -45,7 +45,7 @@ pub struct Held {
 }
 
 impl Held {
-    pub fn new(name: String, listener: OwnedFd, link: OwnedFd) -> Result<Held, Error> {
+    pub(super) fn new(name: String, listener: OwnedFd, link: OwnedFd) -> Result<Held, Error> {
         Ok(Held {
             name,
             listener: Listener::adopt(listener),
@@ -60,18 +60,18 @@ impl Held {
     }
 
     /// No gateway has it.
-    pub fn is_alone(&self) -> bool {
+    pub(super) fn is_alone(&self) -> bool {
         self.link.is_none()
     }
 
     /// The next gateway can go on with it.
-    pub fn is_noted(&self) -> bool {
+    pub(super) fn is_noted(&self) -> bool {
         self.state.is_some()
     }
 
     /// Returns the state for the next gateway: the last note, a line's end, and the note's descriptors. None: there
     /// was no note.
-    pub fn give(&mut self) -> Result<Option<Noted>, Error> {
+    pub(super) fn give(&mut self) -> Result<Option<Noted>, Error> {
         let Some((text, with)) = &self.state else { return Ok(None) };
         let scarce = |e: std::io::Error| Error::machine(&self.name, e.to_string(), "ulimit -n 65536");
         let (ours, theirs) = UnixStream::pair().map_err(scarce)?;
@@ -87,7 +87,7 @@ impl Held {
     }
 
     /// Descriptors to wait for.
-    pub fn add_to<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+    pub(super) fn add_to<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
         if let Some(link) = &self.link {
             fds.push(PollFd::new(link, PollFlags::IN));
         }
@@ -111,7 +111,7 @@ impl Held {
     }
 
     /// Does what can be done. False: the drive has ended.
-    pub fn turn(&mut self) -> bool {
+    pub(super) fn turn(&mut self) -> bool {
         if !self.hear() {
             return false;
         }
@@ -122,7 +122,7 @@ impl Held {
     }
 
     /// Takes all that its gateway said. What one that is dead said before counts. False: the drive has ended.
-    pub fn hear(&mut self) -> bool {
+    pub(super) fn hear(&mut self) -> bool {
         while let Some(link) = self.link.as_mut().filter(|link| is_readable(*link)) {
             let heard = link.receive_text().and_then(|(text, fds)| link::parse(&text, fds));
             match heard {

@@ -11,12 +11,12 @@
 //! A note is made before anybody hears of what it says: completions of the admin queue wait for it, and so do answers where
 //! it can be made at once. It counts once it was sent: what lies in a socket outlives its sender.
 
-pub mod child;
+pub(crate) mod child;
 mod held;
 pub(super) mod link;
 mod process;
 mod run;
-pub mod shm;
+pub(crate) mod shm;
 
 pub use child::Keeper;
 pub use link::Link;
@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 /// Environment variable by which a gateway finds its keeper: `LINE:LIFE:first` or `LINE:LIFE:again`, numbers of
 /// descriptors.
-pub const VARIABLE: &str = "FOREBAY_KEEPER";
+pub(crate) const VARIABLE: &str = "FOREBAY_KEEPER";
 
 /// From a gateway to its keeper.
 #[derive(Debug, Serialize, Deserialize)]

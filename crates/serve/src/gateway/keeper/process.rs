@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A gateway that runs.
-pub struct Running {
+pub(super) struct Running {
     process: Child,
     /// Readable once it has ended.
     pub ended: OwnedFd,
@@ -29,10 +29,10 @@ pub struct Running {
 }
 
 /// A pipe whose other end a process and its rings have: it ends when nothing of them is under way any more.
-pub struct Life(pub OwnedFd);
+pub(super) struct Life(pub OwnedFd);
 
 impl Life {
-    pub fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         let mut fds = [PollFd::new(&self.0, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut fds, Some(&now)).is_ok_and(|_| fds[0].revents().contains(PollFlags::HUP))
@@ -42,7 +42,7 @@ impl Life {
 impl Running {
     /// # Errors
     /// `Machine`: no descriptor, no process.
-    pub fn start(words: &[OsString], again: bool) -> Result<Running, Error> {
+    pub(super) fn start(words: &[OsString], again: bool) -> Result<Running, Error> {
         let failed = |e: std::io::Error| {
             let asked = words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ");
             Error::machine(asked, e.to_string(), "ulimit -n 65536, ulimit -u")
@@ -76,16 +76,16 @@ impl Running {
         })
     }
 
-    pub fn id(&self) -> u32 {
+    pub(super) fn id(&self) -> u32 {
         self.process.id()
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(super) fn signal(&self, signal: Signal) {
         // It has ended: then nobody has its number yet, for it wasn't waited for.
         let _ = kill_process(Pid::from_child(&self.process), signal);
     }
 
-    pub fn wait(&mut self) -> ExitStatus {
+    pub(super) fn wait(&mut self) -> ExitStatus {
         self.process.wait().unwrap_or(ExitStatus::from_raw(0))
     }
 }
@@ -109,7 +109,7 @@ fn prepare(given: [i32; 2]) -> std::io::Result<()> {
 }
 
 /// A descriptor that this process was started with.
-pub fn adopted(number: RawFd) -> Option<OwnedFd> {
+pub(super) fn adopted(number: RawFd) -> Option<OwnedFd> {
     if number <= 2 {
         return None;
     }
@@ -121,7 +121,7 @@ pub fn adopted(number: RawFd) -> Option<OwnedFd> {
 }
 
 /// Describes the end of a process.
-pub fn told(status: ExitStatus) -> String {
+pub(super) fn told(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("it ended with exit code {code}"),
         (None, Some(libc::SIGKILL)) => "it was killed (SIGKILL)".into(),
@@ -131,7 +131,7 @@ pub fn told(status: ExitStatus) -> String {
 }
 
 /// SIGINT, SIGTERM and SIGHUP of this process, as something to wait for. What they did before is so again afterwards.
-pub struct Signals {
+pub(super) struct Signals {
     fd: OwnedFd,
     before: libc::sigset_t,
 }
@@ -139,7 +139,7 @@ pub struct Signals {
 impl Signals {
     /// # Errors
     /// `Machine`: no descriptor.
-    pub fn new() -> Result<Signals, Error> {
+    pub(super) fn new() -> Result<Signals, Error> {
         // SAFETY: the sets are made by the calls that are given them; the descriptor is fresh.
         unsafe {
             let (mut ours, mut before) = (std::mem::zeroed(), std::mem::zeroed());
@@ -159,7 +159,7 @@ impl Signals {
     }
 
     /// The next one that came.
-    pub fn take(&self) -> Option<Signal> {
+    pub(super) fn take(&self) -> Option<Signal> {
         let mut info = [0; size_of::<libc::signalfd_siginfo>()];
         let read = rustix::io::read(&self.fd, &mut info).ok()?;
         let number = info.first_chunk::<4>().filter(|_| read == info.len())?;

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 /// Request of the words after `forebay snap rpc`.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Asked {
+pub(crate) enum Asked {
     Call {
         /// The gateway's socket, where it was named.
         socket: Option<String>,
@@ -41,7 +41,7 @@ pub fn run(words: &[String], go_on: &mut dyn FnMut() -> bool) -> Result<String, 
 ///
 /// # Errors
 /// `Request`: no such verb or flag, a value that is missing or no number.
-pub fn parse(words: &[String]) -> Result<Asked, Error> {
+pub(crate) fn parse(words: &[String]) -> Result<Asked, Error> {
     let (socket, words) = socket_of(words)?;
     let Some((method, rest)) = words.split_first() else { return Ok(Asked::Help(overview())) };
     if ["--help", "-h", "help"].contains(&method.as_str()) {
@@ -136,7 +136,7 @@ fn no_flag(verb: &Verb, flag: &str) -> Error {
 }
 
 /// All verbs, a line for each.
-pub fn overview() -> String {
+pub(crate) fn overview() -> String {
     let mut text = String::from(
         "forebay snap rpc [-s, --socket PATH] VERB [FLAGS]\n\nVerbs of a gateway that runs (VERB --help for its flags):\n\n",
     );

@@ -14,7 +14,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const COMPLAINT_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
-pub struct Clients(Mutex<Inside>);
+pub(super) struct Clients(Mutex<Inside>);
 
 #[derive(Default)]
 struct Inside {
@@ -31,13 +31,17 @@ struct Client {
 }
 
 impl Clients {
-    pub const FULL: &str = "at most 16 connections at once";
+    pub(super) const FULL: &str = "at most 16 connections at once";
 
     /// Its number; and where the one that was idle longest was closed for it, how long that was.
     ///
     /// # Errors
     /// `Run`: there are as many as may be, and all are busy.
-    pub fn enter(&self, stream: &Arc<UnixStream>, now: Instant) -> Result<(u64, Option<Duration>), Error> {
+    pub(super) fn enter(
+        &self,
+        stream: &Arc<UnixStream>,
+        now: Instant,
+    ) -> Result<(u64, Option<Duration>), Error> {
         let mut inside = self.inside();
         let mut closed = None;
         if inside.all.len() >= CONNECTIONS_MAX {
@@ -60,24 +64,24 @@ impl Clients {
         Ok((id, closed))
     }
 
-    pub fn is_busy(&self, id: u64) {
+    pub(super) fn is_busy(&self, id: u64) {
         if let Some(client) = self.inside().all.get_mut(&id) {
             (client.idle_since, client.has_asked) = (None, true);
         }
     }
 
-    pub fn is_idle(&self, id: u64, now: Instant) {
+    pub(super) fn is_idle(&self, id: u64, now: Instant) {
         if let Some(client) = self.inside().all.get_mut(&id) {
             client.idle_since = Some(now);
         }
     }
 
-    pub fn leave(&self, id: u64) {
+    pub(super) fn leave(&self, id: u64) {
         self.inside().all.remove(&id);
     }
 
     /// Returns whether it is time to log once more that a client was turned away.
-    pub fn may_complain(&self, now: Instant) -> bool {
+    pub(super) fn may_complain(&self, now: Instant) -> bool {
         let mut inside = self.inside();
         let due = inside.complained.is_none_or(|last| now.saturating_duration_since(last) >= COMPLAINT_EVERY);
         if due {

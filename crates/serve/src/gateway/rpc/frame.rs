@@ -1,9 +1,9 @@
 //! Framing of JSON documents in a stream: clients of SPDK and SNAP put nothing between them.
 
 /// Longest request, bytes: some hundred thousand namespaces.
-pub const BYTES_MAX: usize = 1 << 20;
+pub(super) const BYTES_MAX: usize = 1 << 20;
 /// Deepest nesting.
-pub const DEPTH_MAX: u32 = 32;
+pub(super) const DEPTH_MAX: u32 = 32;
 
 /// Why the rest of a stream can't be understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,10 +10,10 @@ use serde_json::{json, Map, Value};
 const BATCH_MAX: usize = 256;
 
 /// Codes of the specification, section 5.1, and ours, from the range that it leaves to servers.
-pub const PARSE_ERROR: i64 = -32700;
-pub const INVALID_REQUEST: i64 = -32600;
-pub const METHOD_NOT_FOUND: i64 = -32601;
-pub const INVALID_PARAMS: i64 = -32602;
+pub(super) const PARSE_ERROR: i64 = -32700;
+pub(super) const INVALID_REQUEST: i64 = -32600;
+pub(super) const METHOD_NOT_FOUND: i64 = -32601;
+pub(super) const INVALID_PARAMS: i64 = -32602;
 const MACHINE: i64 = -32003;
 const RUN: i64 = -32004;
 
@@ -34,12 +34,12 @@ pub fn answer(document: &[u8], control: &dyn Control) -> Option<Value> {
 }
 
 /// An answer to what couldn't even be taken apart.
-pub fn unreadable(why: &str) -> Value {
+pub(super) fn unreadable(why: &str) -> Value {
     refusal(Value::Null, PARSE_ERROR, why, None)
 }
 
 /// An answer to whoever can't even ask.
-pub fn refused(error: Error) -> Value {
+pub(super) fn refused(error: Error) -> Value {
     refusal(Value::Null, code_of(error.kind), &error.to_string(), Some(error))
 }
 

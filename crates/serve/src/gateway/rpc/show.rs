@@ -7,7 +7,7 @@ use serde_json::{json, Value};
 
 /// # Errors
 /// `Request`, of all lists: one was asked for by name, and there is none.
-pub fn subsystems(config: &Config, stats: &Stats, nqn: Option<&str>) -> Result<Value, Error> {
+pub(super) fn subsystems(config: &Config, stats: &Stats, nqn: Option<&str>) -> Result<Value, Error> {
     let shown = asked(config, nqn)?.into_iter().map(|subsystem| {
         let namespaces = subsystem.namespaces.iter().map(|n| namespace(subsystem, n, stats));
         let controllers = subsystem.controllers.iter().map(|c| controller(subsystem, c, stats));
@@ -22,12 +22,12 @@ pub fn subsystems(config: &Config, stats: &Stats, nqn: Option<&str>) -> Result<V
     Ok(shown.collect())
 }
 
-pub fn namespaces(config: &Config, stats: &Stats, nqn: Option<&str>) -> Result<Value, Error> {
+pub(super) fn namespaces(config: &Config, stats: &Stats, nqn: Option<&str>) -> Result<Value, Error> {
     let all = asked(config, nqn)?.into_iter();
     Ok(all.flat_map(|s| s.namespaces.iter().map(|n| namespace(s, n, stats))).collect())
 }
 
-pub fn controllers(
+pub(super) fn controllers(
     config: &Config,
     stats: &Stats,
     nqn: Option<&str>,
@@ -42,7 +42,7 @@ pub fn controllers(
     }
 }
 
-pub fn queues(stats: &Stats, name: &str) -> Result<Value, Error> {
+pub(super) fn queues(stats: &Stats, name: &str) -> Result<Value, Error> {
     match stats.controllers.iter().find(|c| c.name == name) {
         Some(found) => Ok(json!(found)),
         None => Err(no_controller(stats, name)),
@@ -50,7 +50,7 @@ pub fn queues(stats: &Stats, name: &str) -> Result<Value, Error> {
 }
 
 /// Returns the state of each queue: requests of a host, and their answers.
-pub fn debug(stats: &Stats, name: &str) -> Result<Value, Error> {
+pub(super) fn debug(stats: &Stats, name: &str) -> Result<Value, Error> {
     let found = stats.controllers.iter().find(|c| c.name == name);
     let found = found.ok_or_else(|| no_controller(stats, name))?;
     let queue = |q: &QueueStats| {
@@ -78,7 +78,7 @@ pub fn debug(stats: &Stats, name: &str) -> Result<Value, Error> {
 }
 
 /// Returns the functions that hosts may find on a bus. `all`: block devices of this machine, too.
-pub fn functions(config: &Config, stats: &Stats, all: bool) -> Value {
+pub(super) fn functions(config: &Config, stats: &Stats, all: bool) -> Value {
     let shown = config.controllers().filter(|(_, c)| all || c.front == Front::VfioUser);
     let one = |(subsystem, given): (&Subsystem, &Controller)| {
         let found = stats.controllers.iter().find(|c| c.name == given.name);

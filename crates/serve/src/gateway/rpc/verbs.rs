@@ -75,7 +75,7 @@ impl Verb {
     }
 }
 
-pub fn unknown(method: &str) -> Error {
+pub(super) fn unknown(method: &str) -> Error {
     let shown: String = method.escape_debug().take(80).collect();
     Error::request(shown, "there is no such verb", "rpc_get_methods for the list")
 }
@@ -351,7 +351,7 @@ pub const VERBS: &[Verb] = &[
 
 /// Default of a suspension's limit, and the greatest one, in milliseconds.
 const SUSPEND_MS: u64 = 10_000;
-pub const SUSPEND_MS_MAX: u64 = 600_000;
+pub(super) const SUSPEND_MS_MAX: u64 = 600_000;
 
 fn nsid_of(given: &Arguments) -> Result<u32, Error> {
     Ok(given.fit("nsid")?.expect("required"))

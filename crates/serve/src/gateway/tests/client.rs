@@ -16,14 +16,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Start of the memory as the function addresses it.
-pub const BASE: u64 = 0x10_0000;
-pub const BYTES: u64 = 16 << 20;
+pub(crate) const BASE: u64 = 0x10_0000;
+pub(crate) const BYTES: u64 = 16 << 20;
 /// Start of payload.
-pub const DATA: u64 = BASE + (4 << 20);
+pub(crate) const DATA: u64 = BASE + (4 << 20);
 /// No answer takes longer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub struct Client {
+pub(crate) struct Client {
     pub socket: UnixStream,
     pub memory: OwnedFd,
     /// The same memory, as this end sees it.
@@ -33,14 +33,14 @@ pub struct Client {
 
 impl Client {
     /// Connects, and maps its memory.
-    pub fn new(path: &Path) -> Client {
+    pub(crate) fn new(path: &Path) -> Client {
         let mut client = Client::connect(path);
         client.greet();
         client.map_memory();
         client
     }
 
-    pub fn connect(path: &Path) -> Client {
+    pub(crate) fn connect(path: &Path) -> Client {
         let socket = UnixStream::connect(path).unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
         let memory = memfd_create("client", MemfdFlags::CLOEXEC).unwrap();
@@ -51,17 +51,17 @@ impl Client {
         Client { socket, memory, map: table.map_now(), next_id: 0 }
     }
 
-    pub fn greet(&mut self) {
+    pub(crate) fn greet(&mut self) {
         let text = b"{\"capabilities\":{\"max_msg_fds\":8}}\0";
         self.call(1, &[&[0, 0, 1, 0][..], text].concat(), &[]).unwrap();
     }
 
-    pub fn map_memory(&mut self) {
+    pub(crate) fn map_memory(&mut self) {
         let memory = self.memory.try_clone().unwrap();
         self.dma_map(BASE, BYTES, 0, Some(&memory)).unwrap();
     }
 
-    pub fn send(&mut self, command: u16, flags: u32, body: &[u8], fds: &[&OwnedFd]) {
+    pub(crate) fn send(&mut self, command: u16, flags: u32, body: &[u8], fds: &[&OwnedFd]) {
         self.next_id = self.next_id.wrapping_add(1);
         let mut bytes = Vec::new();
         bytes.extend(self.next_id.to_ne_bytes());
@@ -80,7 +80,7 @@ impl Client {
     }
 
     /// The answer's payload, or its errno.
-    pub fn receive(&mut self) -> std::io::Result<Result<Vec<u8>, u32>> {
+    pub(crate) fn receive(&mut self) -> std::io::Result<Result<Vec<u8>, u32>> {
         let mut head = [0; 16];
         self.socket.read_exact(&mut head)?;
         let word = |at: usize| u32::from_ne_bytes(head[at..at + 4].try_into().unwrap());
@@ -89,12 +89,12 @@ impl Client {
         Ok(if word(8) & 0x20 != 0 { Err(word(12)) } else { Ok(body) })
     }
 
-    pub fn call(&mut self, command: u16, body: &[u8], fds: &[&OwnedFd]) -> Result<Vec<u8>, u32> {
+    pub(crate) fn call(&mut self, command: u16, body: &[u8], fds: &[&OwnedFd]) -> Result<Vec<u8>, u32> {
         self.send(command, 0, body, fds);
         self.receive().unwrap()
     }
 
-    pub fn dma_map(
+    pub(crate) fn dma_map(
         &mut self,
         address: u64,
         bytes: u64,
@@ -106,27 +106,27 @@ impl Client {
         self.call(2, &[head, rest].concat(), fd.as_slice())
     }
 
-    pub fn dma_unmap(&mut self, address: u64, bytes: u64) -> Result<Vec<u8>, u32> {
+    pub(crate) fn dma_unmap(&mut self, address: u64, bytes: u64) -> Result<Vec<u8>, u32> {
         let head = [24u32.to_ne_bytes(), 0u32.to_ne_bytes()].concat();
         self.call(3, &[head, [address, bytes].map(u64::to_ne_bytes).concat()].concat(), &[])
     }
 
-    pub fn region_read(&mut self, region: u32, offset: u64, count: u32) -> Result<Vec<u8>, u32> {
+    pub(crate) fn region_read(&mut self, region: u32, offset: u64, count: u32) -> Result<Vec<u8>, u32> {
         let body = [&offset.to_ne_bytes()[..], &region.to_ne_bytes(), &count.to_ne_bytes()].concat();
         self.call(9, &body, &[]).map(|answer| answer[16..].to_vec())
     }
 
-    pub fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<Vec<u8>, u32> {
+    pub(crate) fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<Vec<u8>, u32> {
         let count = data.len() as u32;
         let body = [&offset.to_ne_bytes()[..], &region.to_ne_bytes(), &count.to_ne_bytes(), data].concat();
         self.call(10, &body, &[])
     }
 
-    pub fn fill(&self, address: u64, bytes: &[u8]) {
+    pub(crate) fn fill(&self, address: u64, bytes: &[u8]) {
         self.map.write(address, bytes).unwrap();
     }
 
-    pub fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.map.read(address, &mut bytes).unwrap();
         bytes
@@ -147,7 +147,7 @@ impl Bar for Client {
 }
 
 /// A driver over it, with its I/O queues.
-pub struct Driver {
+pub(crate) struct Driver {
     pub client: Client,
     pub host: Host,
     pub queues: Vec<HostQueue>,
@@ -156,12 +156,12 @@ pub struct Driver {
 
 impl Driver {
     /// Brings the controller up, with so many I/O queues of 64 entries, without interrupts.
-    pub fn new(client: Client, queues: u16) -> Driver {
+    pub(crate) fn new(client: Client, queues: u16) -> Driver {
         Driver::with_queues(client, queues, |_| None)
     }
 
     /// Each queue has the interrupt vector that `vector` says.
-    pub fn with_queues(client: Client, queues: u16, vector: impl Fn(u16) -> Option<u16>) -> Driver {
+    pub(crate) fn with_queues(client: Client, queues: u16, vector: impl Fn(u16) -> Option<u16>) -> Driver {
         let options = Options {
             host_nqn: "nqn.2026-11.io.example:host".into(),
             host_id: [7; 16],
@@ -187,11 +187,11 @@ impl Driver {
         driver
     }
 
-    pub fn now_ms(&self) -> u64 {
+    pub(crate) fn now_ms(&self) -> u64 {
         self.began.elapsed().as_millis() as u64
     }
 
-    pub fn until(&mut self, wanted: impl Fn(&Step) -> bool) -> Step {
+    pub(crate) fn until(&mut self, wanted: impl Fn(&Step) -> bool) -> Step {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let (map, now_ms) = (self.client.map.clone(), self.now_ms());
@@ -211,14 +211,14 @@ impl Driver {
     }
 
     /// Submits a command that moves `bytes` at `address` of its memory.
-    pub fn submit(&mut self, queue: usize, sqe: Sqe, address: u64, bytes: u32) -> u16 {
+    pub(crate) fn submit(&mut self, queue: usize, sqe: Sqe, address: u64, bytes: u32) -> u16 {
         let cid = self.push(queue, sqe, address, bytes);
         self.ring_for(queue);
         cid
     }
 
     /// Several, which all move the same bytes, by one doorbell.
-    pub fn submit_together(
+    pub(crate) fn submit_together(
         &mut self,
         queue: usize,
         all: impl Iterator<Item = Sqe>,
@@ -244,7 +244,7 @@ impl Driver {
     }
 
     /// The next completion. None: none came in that time.
-    pub fn reap(&mut self, queue: usize, within: Duration) -> Option<Cqe> {
+    pub(crate) fn reap(&mut self, queue: usize, within: Duration) -> Option<Cqe> {
         let (map, deadline) = (self.client.map.clone(), Instant::now() + within);
         loop {
             if let Some(cqe) = self.queues[queue].reap(&*map).unwrap() {
@@ -259,7 +259,7 @@ impl Driver {
         }
     }
 
-    pub fn run(&mut self, queue: usize, sqe: Sqe, address: u64, bytes: u32) -> Cqe {
+    pub(crate) fn run(&mut self, queue: usize, sqe: Sqe, address: u64, bytes: u32) -> Cqe {
         let cid = self.submit(queue, sqe, address, bytes);
         let cqe = self.reap(queue, PATIENCE).expect("a completion in time");
         assert_eq!(cqe.cid.get(), cid);

@@ -15,17 +15,17 @@ use std::time::{Duration, Instant};
 const NQN: &str = "nqn.2026-11.io.example:gateway";
 
 /// A gateway over these sources, its socket in a folder of its own.
-pub struct Rig {
+pub(crate) struct Rig {
     pub gateway: Gateway,
     pub dir: tempfile::TempDir,
 }
 
 impl Rig {
-    pub fn new(sources: &[&str]) -> Rig {
+    pub(crate) fn new(sources: &[&str]) -> Rig {
         Rig::with(sources, |_| {})
     }
 
-    pub fn with(sources: &[&str], change: impl Fn(&mut Config)) -> Rig {
+    pub(crate) fn with(sources: &[&str], change: impl Fn(&mut Config)) -> Rig {
         let dir = tempfile::tempdir().unwrap();
         let namespace = |source: &&str| config::Namespace {
             source: source.to_string(),
@@ -53,13 +53,13 @@ impl Rig {
         Rig { gateway: Gateway::start(&config, sink).unwrap(), dir }
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.dir.path().join("s")
     }
 }
 
 /// A file of so many bytes, each of which tells its place.
-pub fn file(dir: &Path, bytes: usize) -> (String, Vec<u8>) {
+pub(crate) fn file(dir: &Path, bytes: usize) -> (String, Vec<u8>) {
     let content: Vec<u8> = (0..bytes).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 13) as u8).collect();
     let path = dir.join("file");
     std::fs::write(&path, &content).unwrap();

@@ -2,26 +2,26 @@
 //! MSI-X and PCI Express capabilities.
 
 /// Bytes of the configuration space, the extended part included.
-pub const BYTES: usize = 4096;
+pub(crate) const BYTES: usize = 4096;
 /// MSI-X's table and pending bits lie in BAR 4, at these offsets (NVMe over PCIe 1.0, section 2.4).
-pub const TABLE_OFFSET: u64 = 0;
-pub const PENDING_OFFSET: u64 = 0x8000;
-pub const BAR4_BYTES: u64 = 0x1_0000;
+pub(crate) const TABLE_OFFSET: u64 = 0;
+pub(crate) const PENDING_OFFSET: u64 = 0x8000;
+pub(crate) const BAR4_BYTES: u64 = 0x1_0000;
 
 /// Offsets of the type 0 header (section 7.5.1).
 mod at {
-    pub const COMMAND: usize = 0x04;
-    pub const STATUS: usize = 0x06;
-    pub const CLASS: usize = 0x08;
-    pub const CACHE_LINE: usize = 0x0c;
-    pub const BAR0: usize = 0x10;
-    pub const BAR4: usize = 0x20;
-    pub const SUBSYSTEM: usize = 0x2c;
-    pub const CAPABILITIES: usize = 0x34;
-    pub const INTERRUPT_LINE: usize = 0x3c;
-    pub const POWER: usize = 0x40;
-    pub const MSIX: usize = 0x50;
-    pub const EXPRESS: usize = 0x60;
+    pub(super) const COMMAND: usize = 0x04;
+    pub(super) const STATUS: usize = 0x06;
+    pub(super) const CLASS: usize = 0x08;
+    pub(super) const CACHE_LINE: usize = 0x0c;
+    pub(super) const BAR0: usize = 0x10;
+    pub(super) const BAR4: usize = 0x20;
+    pub(super) const SUBSYSTEM: usize = 0x2c;
+    pub(super) const CAPABILITIES: usize = 0x34;
+    pub(super) const INTERRUPT_LINE: usize = 0x3c;
+    pub(super) const POWER: usize = 0x40;
+    pub(super) const MSIX: usize = 0x50;
+    pub(super) const EXPRESS: usize = 0x60;
 }
 
 /// Command register (section 7.5.1.1.3): memory space, bus master; interrupt disable.

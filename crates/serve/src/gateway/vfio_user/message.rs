@@ -6,17 +6,17 @@ pub const HEADER_BYTES: usize = 16;
 /// Longest payload of one access, as negotiated (`max_data_xfer_size`).
 pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 /// Longest message that is read: an access of the longest payload, and what is before it.
-pub const MESSAGE_BYTES_MAX: u32 = TRANSFER_BYTES_MAX + 64;
+pub(crate) const MESSAGE_BYTES_MAX: u32 = TRANSFER_BYTES_MAX + 64;
 /// Descriptors that come with one message at most (`max_msg_fds`). QEMU refuses a server that names more
 /// (VFIO_USER_MAX_MAX_FDS).
-pub const DESCRIPTORS_MAX: usize = 16;
+pub(crate) const DESCRIPTORS_MAX: usize = 16;
 
 /// Header flags: bits 3:0 are the type, of which a command is 0.
 mod flags {
-    pub const TYPE: u32 = 0xf;
-    pub const REPLY: u32 = 1;
-    pub const NO_REPLY: u32 = 1 << 4;
-    pub const ERROR: u32 = 1 << 5;
+    pub(super) const TYPE: u32 = 0xf;
+    pub(super) const REPLY: u32 = 1;
+    pub(super) const NO_REPLY: u32 = 1 << 4;
+    pub(super) const ERROR: u32 = 1 << 5;
 }
 
 /// Regions of a PCI function (linux/vfio.h, VFIO_PCI_*_REGION_INDEX).
@@ -127,10 +127,10 @@ pub struct Access {
 }
 
 /// Flags of DMA_MAP.
-pub const DMA_READABLE: u32 = 1;
-pub const DMA_WRITABLE: u32 = 2;
+pub(crate) const DMA_READABLE: u32 = 1;
+pub(crate) const DMA_WRITABLE: u32 = 2;
 /// Flag of DMA_UNMAP: everything there is (VFIO_DMA_UNMAP_FLAG_ALL).
-pub const DMA_UNMAP_ALL: u32 = 2;
+pub(crate) const DMA_UNMAP_ALL: u32 = 2;
 
 impl<'a> Request<'a> {
     /// Err: the errno of the refusal. The stream stays in step: the whole message was read before.
@@ -274,7 +274,7 @@ impl Bytes {
 }
 
 /// VERSION's answer: the minor version that both have, and what we can.
-pub fn version(minor: u16) -> Vec<u8> {
+pub(crate) fn version(minor: u16) -> Vec<u8> {
     let capabilities = serde_json::json!({ "capabilities": {
         "max_msg_fds": DESCRIPTORS_MAX,
         "max_data_xfer_size": TRANSFER_BYTES_MAX,
@@ -294,7 +294,7 @@ pub fn is_version_data(data: &[u8]) -> bool {
 }
 
 /// DEVICE_GET_INFO's answer: a PCI function that can be reset.
-pub fn device_info() -> Vec<u8> {
+pub(crate) fn device_info() -> Vec<u8> {
     const RESET: u32 = 1;
     const PCI: u32 = 2;
     let mut bytes = Bytes::default();
@@ -304,7 +304,7 @@ pub fn device_info() -> Vec<u8> {
 
 /// A region as DEVICE_GET_REGION_INFO describes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RegionInfo {
+pub(crate) struct RegionInfo {
     pub bytes: u64,
     /// A part that may be mapped: where in the region, how long. It lies at the same place of the descriptor's file.
     pub mapped: Option<(u64, u64)>,
@@ -312,7 +312,7 @@ pub struct RegionInfo {
 
 impl RegionInfo {
     /// For a client with room for `argsz` bytes; and whether the descriptor goes with it.
-    pub fn answer(&self, index: u32, argsz: u32) -> (Vec<u8>, bool) {
+    pub(crate) fn answer(&self, index: u32, argsz: u32) -> (Vec<u8>, bool) {
         const FIXED: u32 = 32;
         const READ_WRITE: u32 = 0b11;
         const MMAP: u32 = 1 << 2;
@@ -334,7 +334,7 @@ impl RegionInfo {
 
 /// DEVICE_GET_REGION_IO_FDS's answer: an eventfd for each doorbell, by its place among the descriptors. Where the
 /// client has room for less, only how much it needs.
-pub fn io_fds(index: u32, argsz: u32, doorbells: &[(u64, u32)]) -> Vec<u8> {
+pub(crate) fn io_fds(index: u32, argsz: u32, doorbells: &[(u64, u32)]) -> Vec<u8> {
     const EACH: usize = 40;
     let needed = 16 + EACH * doorbells.len();
     let shown = if argsz as usize >= needed { doorbells } else { &[] };
@@ -348,7 +348,7 @@ pub fn io_fds(index: u32, argsz: u32, doorbells: &[(u64, u32)]) -> Vec<u8> {
 }
 
 /// GET_IRQ_INFO's answer: `count` interrupts, signalled by eventfd.
-pub fn irq_info(index: u32, count: u32) -> Vec<u8> {
+pub(crate) fn irq_info(index: u32, count: u32) -> Vec<u8> {
     const EVENTFD: u32 = 1;
     let mut bytes = Bytes::default();
     bytes.u32(16).u32(EVENTFD).u32(index).u32(count);

@@ -3,5 +3,5 @@
 pub mod config_space;
 pub mod interrupts;
 pub mod message;
-pub mod socket;
+pub(crate) mod socket;
 mod uring;

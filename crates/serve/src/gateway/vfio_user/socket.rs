@@ -25,7 +25,7 @@ const CHUNK: usize = 64 << 10;
 
 /// A socket's path that is ours, until it is dropped.
 #[derive(Debug)]
-pub struct Listener {
+pub(crate) struct Listener {
     fd: UnixListener,
     /// None: the file is another process's to remove.
     path: Option<PathBuf>,
@@ -33,7 +33,7 @@ pub struct Listener {
 
 impl Listener {
     /// As `listen_at`.
-    pub fn bind(path: &Path) -> Result<Listener, Error> {
+    pub(crate) fn bind(path: &Path) -> Result<Listener, Error> {
         let fd = listen_at(path)?;
         let blocks =
             |e: std::io::Error| Error::machine(path.display().to_string(), e.to_string(), "ulimit -n");
@@ -42,21 +42,21 @@ impl Listener {
     }
 
     /// A socket that listens at `path` already, made by another process; that one's until `own`.
-    pub fn adopt(fd: OwnedFd) -> Listener {
+    pub(crate) fn adopt(fd: OwnedFd) -> Listener {
         Listener { fd: fd.into(), path: None }
     }
 
-    pub fn own(&mut self, path: PathBuf) {
+    pub(crate) fn own(&mut self, path: PathBuf) {
         self.path = Some(path);
     }
 
     /// Another process listens there from now on.
-    pub fn leave(&mut self) {
+    pub(crate) fn leave(&mut self) {
         self.path = None;
     }
 
     /// A client that waits to be let in.
-    pub fn accept(&self) -> Option<OwnedFd> {
+    pub(crate) fn accept(&self) -> Option<OwnedFd> {
         self.fd.accept().ok().map(|(client, _)| client.into())
     }
 }
@@ -85,7 +85,7 @@ pub struct Message {
 
 /// Why a session is over.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// The client closed it, or died.
     Closed,
     /// It sent what can't be a message, or reads no answers.
@@ -104,7 +104,7 @@ struct Outgoing {
 
 /// A client's connection.
 #[derive(Debug)]
-pub struct Session {
+pub(crate) struct Session {
     fd: OwnedFd,
     /// Header, then body, of the message that is on its way.
     head: [u8; HEADER_BYTES],
@@ -118,7 +118,7 @@ pub struct Session {
 }
 
 impl Session {
-    pub fn new(fd: OwnedFd) -> Session {
+    pub(crate) fn new(fd: OwnedFd) -> Session {
         Session {
             fd,
             head: [0; HEADER_BYTES],
@@ -136,7 +136,7 @@ impl Session {
     ///
     /// # Errors
     /// `Machine`: no descriptor is left.
-    pub fn keep(&self, greeted: bool, given: &mut Given) -> Result<PeerState, Error> {
+    pub(crate) fn keep(&self, greeted: bool, given: &mut Given) -> Result<PeerState, Error> {
         let received = match self.header {
             None => self.head[..self.filled].to_vec(),
             Some(_) => [&self.head[..], &self.body[..self.filled]].concat(),
@@ -160,7 +160,7 @@ impl Session {
     ///
     /// # Errors
     /// `Run`: what came of it can't be.
-    pub fn restored(state: PeerState, came: &mut Received) -> Result<Session, Error> {
+    pub(crate) fn restored(state: PeerState, came: &mut Received) -> Result<Session, Error> {
         let mut session = Session::new(came.take(state.client)?);
         let received = state.received.0;
         let wrong = || broken("a message of an impossible size");
@@ -189,7 +189,7 @@ impl Session {
     }
 
     /// The next message, once all of it has come.
-    pub fn receive(&mut self) -> Result<Option<Message>, Ended> {
+    pub(crate) fn receive(&mut self) -> Result<Option<Message>, Ended> {
         loop {
             let Some(header) = self.header else {
                 if !self.fill_head()? {
@@ -216,7 +216,7 @@ impl Session {
     }
 
     /// The memory of a message that was dealt with: the next one is read into it.
-    pub fn recycle(&mut self, mut body: Vec<u8>) {
+    pub(crate) fn recycle(&mut self, mut body: Vec<u8>) {
         if self.body.capacity() < body.capacity() && body.capacity() <= CHUNK {
             body.clear();
             self.body = body;
@@ -273,7 +273,7 @@ impl Session {
     }
 
     /// Sends an answer, as soon as the client takes it.
-    pub fn send(&mut self, bytes: Vec<u8>, fds: Vec<Arc<OwnedFd>>) -> Result<(), Ended> {
+    pub(crate) fn send(&mut self, bytes: Vec<u8>, fds: Vec<Arc<OwnedFd>>) -> Result<(), Ended> {
         self.unread += bytes.len();
         self.outgoing.push_back(Outgoing { bytes, sent: 0, fds });
         self.flush()?;
@@ -284,7 +284,7 @@ impl Session {
     }
 
     /// Sends what waits.
-    pub fn flush(&mut self) -> Result<(), Ended> {
+    pub(crate) fn flush(&mut self) -> Result<(), Ended> {
         while let Some(out) = self.outgoing.front_mut() {
             let fds: Vec<BorrowedFd> = out.fds.iter().map(|fd| fd.as_fd()).collect();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -311,7 +311,7 @@ impl Session {
     }
 
     /// The client closed its end, though what it sent before wasn't read.
-    pub fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         use rustix::event::{poll, PollFd, PollFlags, Timespec};
         let mut fds = [PollFd::new(&self.fd, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -320,7 +320,7 @@ impl Session {
     }
 
     /// Returns whether something is to be sent that the client has no room for.
-    pub fn is_stuck(&self) -> bool {
+    pub(crate) fn is_stuck(&self) -> bool {
         !self.outgoing.is_empty()
     }
 }

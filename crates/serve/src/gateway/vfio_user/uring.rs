@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// A ring of nothing but no-ops, whose completions signal the eventfd.
-pub struct Bell {
+pub(super) struct Bell {
     ring: IoUring,
     eventfd: OwnedFd,
 }
@@ -19,19 +19,19 @@ pub struct Bell {
 impl Bell {
     /// # Errors
     /// An errno: EINVAL where it isn't an eventfd; no descriptor or memory for a ring.
-    pub fn new(eventfd: OwnedFd) -> Result<Bell, i32> {
+    pub(super) fn new(eventfd: OwnedFd) -> Result<Bell, i32> {
         let errno = |e: std::io::Error| e.raw_os_error().unwrap_or(libc::EINVAL);
         let ring = memlock::patiently(|| IoUring::new(1)).map_err(errno)?;
         ring.submitter().register_eventfd(eventfd.as_raw_fd()).map_err(errno)?;
         Ok(Bell { ring, eventfd })
     }
 
-    pub fn eventfd(&self) -> &OwnedFd {
+    pub(super) fn eventfd(&self) -> &OwnedFd {
         &self.eventfd
     }
 
     /// Adds 1 to the counter, or nothing where it is full: a client that doesn't listen.
-    pub fn ring(&mut self) {
+    pub(super) fn ring(&mut self) {
         let nothing = opcode::Nop::new().build();
         // Full: the last one wasn't handed over, and goes now.
         // SAFETY: a no-op names no memory.

@@ -9,7 +9,7 @@ use forebay_io::queue::Fault;
 
 impl Worker {
     /// The kernel watches the function's eventfd no longer, once that completes.
-    pub fn forget_kick(&mut self, at: u32) {
+    pub(crate) fn forget_kick(&mut self, at: u32) {
         self.reactor.cancel(self.token, at);
     }
 
@@ -37,7 +37,7 @@ impl Worker {
     }
 
     /// Asks the sources to give up on commands; those that they hadn't got are over.
-    pub fn give_up(&mut self, f: &mut Function, whose: impl Fn(&Owner) -> bool) {
+    pub(crate) fn give_up(&mut self, f: &mut Function, whose: impl Fn(&Owner) -> bool) {
         let mut over = Vec::new();
         for lane in self.lanes.iter_mut().flatten() {
             over.extend(lane.abandon(&whose, &mut self.reactor));

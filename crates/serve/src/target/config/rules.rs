@@ -70,7 +70,7 @@ pub fn parse_uuid(text: &str) -> Result<[u8; 16], Error> {
 }
 
 /// `1.2.3.4:5`, `[::1]:5`, `::1`, `1.2.3.4`, `5`.
-pub fn address(field: &str, text: &str, ip: IpAddr, port: u16) -> Result<SocketAddr, Error> {
+pub(crate) fn address(field: &str, text: &str, ip: IpAddr, port: u16) -> Result<SocketAddr, Error> {
     if let Ok(whole) = text.parse::<SocketAddr>() {
         return Ok(whole);
     }

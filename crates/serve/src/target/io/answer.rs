@@ -42,7 +42,7 @@ impl Worker {
     }
 
     /// Answers an I/O command, counts it, and frees what its answer doesn't need.
-    pub fn finish(&mut self, c: &mut Connection, at: Handle, status: Status) {
+    pub(crate) fn finish(&mut self, c: &mut Connection, at: Handle, status: Status) {
         self.count(c, at, status);
         if !c.aborts.is_empty() {
             self.answer_aborts(c, |given_up| given_up == at, status.code == Code::ABORT_REQUESTED);
@@ -101,7 +101,7 @@ impl Worker {
     }
 
     /// Nothing of a command is left; its handle may come again.
-    pub fn free(&mut self, c: &mut Connection, at: Handle) {
+    pub(crate) fn free(&mut self, c: &mut Connection, at: Handle) {
         let command = std::mem::take(c.command(at));
         if let (true, Some(request), Some(cell)) = (command.is_charged, command.request, c.role.cell()) {
             cell.host.leave(u64::from(request.transfer.bytes()));
@@ -113,7 +113,7 @@ impl Worker {
     }
 
     /// Sends what there is, and takes back the memory of what was sent.
-    pub fn write(&mut self, c: &mut Connection) {
+    pub(crate) fn write(&mut self, c: &mut Connection) {
         if c.closing {
             return;
         }

@@ -14,7 +14,7 @@ const ANA: [&str; 5] = ["optimized", "non-optimized", "inaccessible", "persisten
 const BOUNDS: u32 = 31;
 
 /// Appends them. `all`: the labels of what stands on a source, and the source.
-pub fn render<'a>(out: &mut String, all: impl Iterator<Item = (&'a str, &'a SourceReport)>) {
+pub(crate) fn render<'a>(out: &mut String, all: impl Iterator<Item = (&'a str, &'a SourceReport)>) {
     let (mut paths, mut queues, mut sources) = (Vec::new(), Vec::new(), Vec::new());
     // A stripe may have the same source more than once; Prometheus takes each series once.
     let mut seen = BTreeSet::new();

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 impl Worker {
     /// Has the connection looked at then, or before.
-    pub fn arm(&mut self, c: &mut Connection, at: Instant) {
+    pub(crate) fn arm(&mut self, c: &mut Connection, at: Instant) {
         if c.timer_at.is_none_or(|armed| at < armed) {
             c.timer_at = Some(at);
             self.timers.push(Reverse((at, c.seat.index, c.seat.serial)));
@@ -91,7 +91,7 @@ impl Worker {
         }
     }
 
-    pub fn want_sweep(&mut self) {
+    pub(crate) fn want_sweep(&mut self) {
         if self.sweep_at.is_none() {
             self.sweep_at = Some(self.now + Duration::from_secs_f64(self.site.config.stall_s / 2.0));
         }

@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// The device that waits to be taken over, ready for it; None where one is to be made.
-pub fn claim(
+pub(crate) fn claim(
     kernel: &mut dyn Control,
     volume: &Volume,
     options: &Options,
@@ -68,7 +68,11 @@ pub fn claim(
     }
 }
 
-pub fn make(kernel: &mut dyn Control, volume: &Volume, options: &Options) -> Result<DeviceInfo, Error> {
+pub(crate) fn make(
+    kernel: &mut dyn Control,
+    volume: &Volume,
+    options: &Options,
+) -> Result<DeviceInfo, Error> {
     let wanted = control::wanted(options, volume);
     let info = control::add(kernel, wanted).map_err(|errno| match errno {
         libc::EPERM | libc::EACCES => {

@@ -11,7 +11,7 @@ use forebay_model::job::Engine;
 use forebay_model::Error;
 use std::sync::Arc;
 
-pub struct CufileMeans(pub Arc<Session>);
+pub(crate) struct CufileMeans(pub Arc<Session>);
 
 impl Means for CufileMeans {
     /// Has cuFile show, for each GPU, how it goes; from here on its counters count.

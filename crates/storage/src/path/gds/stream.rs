@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Most CUDA streams of a worker; more I/Os take turns on them.
-pub const STREAMS_MAX: u32 = 32;
+pub(crate) const STREAMS_MAX: u32 = 32;
 /// Time between two queries of a stream: shorter costs CPU time, longer adds to the latency of a 4 KiB read.
 const AGAIN: Duration = Duration::from_micros(30);
 
@@ -23,7 +23,7 @@ const AGAIN: Duration = Duration::from_micros(30);
 /// They aren't registered with cuFile, which would save it work for each call: after registered streams had been deregistered
 /// without any I/O, libcufile 1.15.1 was seen to report later reads on other registered streams as complete whose bytes never
 /// came. Told of sizes that aren't pages, it brings other bytes than those asked for.
-pub struct Streams {
+pub(crate) struct Streams {
     device: Arc<Device>,
     lanes: Vec<Stream>,
     next: usize,
@@ -31,7 +31,7 @@ pub struct Streams {
 }
 
 impl Streams {
-    pub fn new(device: &Arc<Device>, count: u32) -> Result<Rc<RefCell<Streams>>, Error> {
+    pub(crate) fn new(device: &Arc<Device>, count: u32) -> Result<Rc<RefCell<Streams>>, Error> {
         let lane = |_| {
             device.stream().map_err(|why| {
                 Error::machine(format!("a stream on GPU {}", device.index()), why.to_string(), "nvidia-smi")
@@ -81,14 +81,14 @@ struct Group {
 
 /// Sharing of streams among I/Os.
 #[derive(Clone, Copy, Debug)]
-pub struct StreamWay {
+pub(crate) struct StreamWay {
     /// I/Os behind one event.
     pub together: u32,
     /// `submit` waits for the stream: where only one I/O is in flight, looking again and again would only add to it.
     pub waits: bool,
 }
 
-pub struct StreamGds {
+pub(crate) struct StreamGds {
     session: Arc<Session>,
     file: GdsFile,
     base: Base,
@@ -105,7 +105,7 @@ pub struct StreamGds {
 }
 
 impl StreamGds {
-    pub fn new(
+    pub(crate) fn new(
         session: Arc<Session>,
         file: GdsFile,
         base: Base,

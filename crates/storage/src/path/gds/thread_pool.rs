@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// More than this only queue up in cuFile.
-pub const THREADS_MAX: u32 = 256;
+pub(crate) const THREADS_MAX: u32 = 256;
 const STACK_BYTES: usize = 256 << 10;
 
 /// An I/O on its way to a thread, and where its end is told.
@@ -74,7 +74,7 @@ impl Shared {
 
     /// Fills `into` with up to `most` I/Os, waiting for the first, and for the others no longer than `patience`;
     /// false when the thread pool is dismissed.
-    pub fn take(&self, most: usize, patience: Duration, into: &mut Vec<Task>) -> bool {
+    pub(crate) fn take(&self, most: usize, patience: Duration, into: &mut Vec<Task>) -> bool {
         let mut work = self.work();
         while work.waiting.is_empty() {
             if work.closing {
@@ -98,7 +98,7 @@ impl Shared {
     }
 
     /// The worker gave up on it.
-    pub fn is_abandoned(&self, task: &Task) -> bool {
+    pub(crate) fn is_abandoned(&self, task: &Task) -> bool {
         self.any_abandoned.load(Ordering::Acquire) && self.abandoned().contains(&task.name())
     }
 
@@ -109,13 +109,13 @@ impl Shared {
         }
     }
 
-    pub fn finish(&self, task: &Task, done: Done) {
+    pub(crate) fn finish(&self, task: &Task, done: Done) {
         self.under_way.fetch_sub(1, Ordering::Relaxed);
         task.outbox.put(done);
     }
 }
 
-pub struct ThreadPool {
+pub(crate) struct ThreadPool {
     pub(super) shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     waker: Arc<Waker>,
@@ -211,7 +211,7 @@ impl Drop for ThreadPool {
 }
 
 /// A file through a thread pool.
-pub struct PoolQueue {
+pub(crate) struct PoolQueue {
     pool: Arc<ThreadPool>,
     file: GdsFile,
     geometry: Geometry,

@@ -21,7 +21,7 @@ use std::path::Path;
 type Time = (i64, u32);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub(crate) struct Identity {
     /// (major, minor) of its file system, and its number there.
     device: (u32, u32),
     inode: u64,
@@ -35,7 +35,7 @@ pub struct Identity {
 impl Identity {
     /// Returns the identity of an open file. `is_device`: a block device's node tells nothing of what is written to
     /// it, but all who open it share its pages, so they are never stale.
-    pub fn of(file: &File, path: &Path, is_device: bool) -> Result<Identity, Fault> {
+    pub(crate) fn of(file: &File, path: &Path, is_device: bool) -> Result<Identity, Fault> {
         let open = statx(file, c"", AtFlags::EMPTY_PATH, wanted()).map_err(|e| unknown(path, e))?;
         let at_path = match statx(CWD, path, AtFlags::empty(), StatxFlags::INO) {
             Ok(named) => Some(place(&named)),
@@ -55,12 +55,12 @@ impl Identity {
     }
 
     /// The path leads to the open file, and that holds `bytes` at least.
-    pub fn is_whole(&self, bytes: u64) -> bool {
+    pub(crate) fn is_whole(&self, bytes: u64) -> bool {
         self.at_path == Some((self.device, self.inode)) && self.bytes >= bytes
     }
 
     /// Describes the difference between `self` and `now` for people.
-    pub fn change(&self, now: &Identity) -> &'static str {
+    pub(crate) fn change(&self, now: &Identity) -> &'static str {
         match now.at_path {
             None => "it was deleted or renamed",
             Some(place) if place != (now.device, now.inode) => "another file took its place",
@@ -73,7 +73,7 @@ impl Identity {
 }
 
 /// The fault of a read that met a changed file.
-pub fn stale(path: &Path, what: &str) -> Fault {
+pub(crate) fn stale(path: &Path, what: &str) -> Fault {
     Fault::note(
         libc::ESTALE,
         format!(

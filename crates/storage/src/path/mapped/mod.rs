@@ -108,7 +108,7 @@ impl Flight {
     }
 }
 
-pub struct MappedQueue {
+pub(crate) struct MappedQueue {
     // Field order is drop order: copies end before anything that they point to goes.
     copier: Box<dyn Copier>,
     bounce: Box<dyn Queue>,
@@ -150,7 +150,7 @@ pub struct MappedQueue {
 
 impl MappedQueue {
     /// `bounce` takes I/Os under the numbers of `staging`'s slots, up to their length, into the same memory.
-    pub fn new(
+    pub(crate) fn new(
         target: &FileTarget,
         depth: u32,
         registry: Arc<Registry>,

@@ -44,12 +44,12 @@ pub fn relays_of(job: &JobSpec, in_flight_bytes: u64) -> u32 {
 
 /// Relays of a worker, which its queues share.
 #[derive(Clone)]
-pub struct Relays(Rc<RefCell<Vec<Relay>>>);
+pub(crate) struct Relays(Rc<RefCell<Vec<Relay>>>);
 
 impl Relays {
     /// # Errors
     /// As for `Relay::open`.
-    pub fn open(device: &Arc<Device>, count: u32, slot_bytes: usize) -> Result<Relays, Error> {
+    pub(crate) fn open(device: &Arc<Device>, count: u32, slot_bytes: usize) -> Result<Relays, Error> {
         let memory = Memory::of(count as usize, slot_bytes)?;
         let opened = memory.into_iter().map(|memory| Relay::open(device, memory)).collect::<Result<_, _>>();
         opened.map(|relays: Vec<Relay>| Relays(Rc::new(RefCell::new(relays))))

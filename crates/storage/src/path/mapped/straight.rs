@@ -16,14 +16,14 @@ use forebay_model::Error;
 use std::rc::Rc;
 use std::sync::Arc;
 
-pub struct MappedMeans {
+pub(crate) struct MappedMeans {
     registry: Arc<Registry>,
     window_bytes: u64,
 }
 
 impl MappedMeans {
     /// Pages are registered by the driver of this GPU, for all of them.
-    pub fn open(device: &Arc<Device>, limits: Limits) -> Result<MappedMeans, Error> {
+    pub(crate) fn open(device: &Arc<Device>, limits: Limits) -> Result<MappedMeans, Error> {
         let registry = Registry::new(Box::new(DevicePinner(device.clone())), limits)?;
         Ok(MappedMeans { registry: Arc::new(registry), window_bytes: limits.window_bytes })
     }

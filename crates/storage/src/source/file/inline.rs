@@ -11,7 +11,7 @@ pub(super) struct Inline {
 }
 
 impl Inline {
-    pub fn new(target: FileTarget) -> Self {
+    pub(crate) fn new(target: FileTarget) -> Self {
         Inline { target, list: Vec::new() }
     }
 }

@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-pub const SUPPORTED: bool = copy::GUARDED;
+pub(crate) const SUPPORTED: bool = copy::GUARDED;
 
 /// Page tables are filled this far at a time: large enough to cost one call in
 /// thousands of I/Os, small enough not to stall the first one.
@@ -156,7 +156,7 @@ pub(super) struct Map {
 }
 
 impl Map {
-    pub fn new(target: FileTarget, then_copied: bool) -> Result<Map, Error> {
+    pub(crate) fn new(target: FileTarget, then_copied: bool) -> Result<Map, Error> {
         if !SUPPORTED {
             return Err(Error::machine(
                 "‹engine› map",

@@ -71,9 +71,9 @@ pub struct FileTarget {
 
 /// The path of a file, a folder or a block device.
 #[derive(Clone, Debug)]
-pub struct FileUri(pub PathBuf);
+pub(crate) struct FileUri(pub PathBuf);
 
-pub fn parse(text: Text) -> Result<Uri, Error> {
+pub(crate) fn parse(text: Text) -> Result<Uri, Error> {
     parse_path(text.rest.strip_prefix("//").unwrap_or(text.rest))
 }
 
@@ -370,7 +370,7 @@ fn open_with(path: &Path, write: bool, flags: i32) -> std::io::Result<File> {
 }
 
 /// Tries again for a second where the device is claimed: a ring lets go of its files only some time after its end.
-pub fn patiently(open: impl Fn() -> std::io::Result<File>) -> std::io::Result<File> {
+pub(crate) fn patiently(open: impl Fn() -> std::io::Result<File>) -> std::io::Result<File> {
     let end = Instant::now() + Duration::from_secs(1);
     loop {
         match open() {

@@ -12,7 +12,12 @@ const PIECES_MAX: usize = 1024;
 /// # Errors
 /// EINVAL for pieces that O_DIRECT can't take, whatever the file system would make of them: some would go through the
 /// page cache instead. EFAULT where there is less memory than bytes.
-pub fn list(target: &FileTarget, mem: Mem, len: u32, into: &mut Vec<libc::iovec>) -> Result<(), Fault> {
+pub(crate) fn list(
+    target: &FileTarget,
+    mem: Mem,
+    len: u32,
+    into: &mut Vec<libc::iovec>,
+) -> Result<(), Fault> {
     into.clear();
     let mut left = len as usize;
     for piece in mem.each(left).take(PIECES_MAX) {

@@ -7,7 +7,7 @@ use forebay_io::queue::{Done, Fault, Io, Op, Via};
 use std::os::fd::AsRawFd;
 
 /// Runs the I/O to its end on this thread. `list` is scratch.
-pub fn perform(target: &FileTarget, io: &Io, list: &mut Vec<libc::iovec>) -> Done {
+pub(crate) fn perform(target: &FileTarget, io: &Io, list: &mut Vec<libc::iovec>) -> Done {
     let (io, scattered) = &match io.mem.is_scattered() && moves_payload(io.op) {
         true => gather(target, *io, list),
         false => (*io, Ok(false)),

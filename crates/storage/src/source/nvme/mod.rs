@@ -7,10 +7,10 @@ mod host;
 mod identity;
 mod namespace;
 mod notes;
-pub mod query;
+pub(crate) mod query;
 mod report;
 mod share;
-pub mod status;
+pub(crate) mod status;
 mod work;
 
 pub use attempts::{Attempts, Episode};
@@ -33,7 +33,7 @@ const END_LOOK: Duration = Duration::from_millis(1);
 
 /// Waits for threads that were told to end. One that hangs, on a name server or on a device that doesn't answer, ends
 /// by itself when it has its answer or its time is up.
-pub fn await_end(threads: impl IntoIterator<Item = JoinHandle<()>>) {
+pub(crate) fn await_end(threads: impl IntoIterator<Item = JoinHandle<()>>) {
     let until = clock::now() + END_WITHIN;
     for thread in threads {
         while !thread.is_finished() && clock::now() < until {
@@ -45,6 +45,6 @@ pub fn await_end(threads: impl IntoIterator<Item = JoinHandle<()>>) {
     }
 }
 
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// A count from 1 to `most`.
-pub fn count(key: &str, value: &str, most: u32) -> Result<u32, String> {
+pub(crate) fn count(key: &str, value: &str, most: u32) -> Result<u32, String> {
     match value.parse::<u32>() {
         Ok(n) if n > 0 && n <= most => Ok(n),
         _ => Err(format!("{key}={value} is not a whole number up to {most}")),
@@ -11,7 +11,7 @@ pub fn count(key: &str, value: &str, most: u32) -> Result<u32, String> {
 }
 
 /// 1 or 0; the key alone is 1.
-pub fn switch(key: &str, value: &str) -> Result<bool, String> {
+pub(crate) fn switch(key: &str, value: &str) -> Result<bool, String> {
     match value {
         "1" | "" => Ok(true),
         "0" => Ok(false),
@@ -20,7 +20,7 @@ pub fn switch(key: &str, value: &str) -> Result<bool, String> {
 }
 
 /// Seconds, or -1 for none.
-pub fn seconds(key: &str, value: &str) -> Result<Option<Duration>, String> {
+pub(crate) fn seconds(key: &str, value: &str) -> Result<Option<Duration>, String> {
     const MOST: f64 = 1e7;
     match value.parse::<f64>() {
         Ok(-1.0) => Ok(None),
@@ -30,7 +30,7 @@ pub fn seconds(key: &str, value: &str) -> Result<Option<Duration>, String> {
 }
 
 /// As `seconds`, of a time in which something must be able to happen.
-pub fn seconds_above_zero(key: &str, value: &str) -> Result<Option<Duration>, String> {
+pub(crate) fn seconds_above_zero(key: &str, value: &str) -> Result<Option<Duration>, String> {
     match seconds(key, value)? {
         Some(Duration::ZERO) => Err(format!("{key}={value} leaves no time: seconds above 0")),
         some => Ok(some),
@@ -38,7 +38,7 @@ pub fn seconds_above_zero(key: &str, value: &str) -> Result<Option<Duration>, St
 }
 
 /// Parses the time for which a worker polls before it sleeps.
-pub fn spin(key: &str, value: &str) -> Result<Duration, String> {
+pub(crate) fn spin(key: &str, value: &str) -> Result<Duration, String> {
     // A second of looking: longer is no different from always.
     const MOST: u32 = 1_000_000;
     match value.parse::<u32>() {

@@ -5,7 +5,7 @@ use forebay_nvme::status::{Code, Status};
 
 /// Next step for a command that failed.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// This path can't serve it now, another one may.
     OtherPath,
     /// The same again may succeed.
@@ -16,7 +16,7 @@ pub enum Verdict {
 /// Path Related Status (base, section 4.2.3): SCT 3h.
 const PATH: u16 = 3;
 
-pub fn verdict(status: Status) -> Verdict {
+pub(crate) fn verdict(status: Status) -> Verdict {
     if status.code.0 >> 8 == PATH {
         return Verdict::OtherPath;
     }
@@ -39,7 +39,7 @@ fn may_pass(code: Code) -> bool {
     )
 }
 
-pub fn fault(status: Status) -> Fault {
+pub(crate) fn fault(status: Status) -> Fault {
     let errno = match status.code {
         Code::CAPACITY_EXCEEDED => libc::ENOSPC,
         Code::NAMESPACE_WRITE_PROTECTED => libc::EROFS,
@@ -53,7 +53,7 @@ pub fn fault(status: Status) -> Fault {
 }
 
 /// `LBA Out of Range (0x080), do not retry`.
-pub fn words(status: Status) -> String {
+pub(crate) fn words(status: Status) -> String {
     let again = if status.do_not_retry { ", do not retry" } else { "" };
     format!("{} ({:#05x}){again}", name(status.code), status.code.0)
 }

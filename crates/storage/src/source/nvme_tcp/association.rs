@@ -106,7 +106,7 @@ pub(super) fn reactor() -> Result<Reactor, Error> {
 impl<S: Care> Association<S> {
     /// Connects to the first of the address's machines that answers. `session` makes a session that begins now (in
     /// milliseconds of the association's own clock).
-    pub fn open(
+    pub(crate) fn open(
         peer: &Peer,
         header_digest: bool,
         data_digest: bool,
@@ -133,13 +133,13 @@ impl<S: Care> Association<S> {
         })
     }
 
-    pub fn now_ms(&self) -> u64 {
+    pub(crate) fn now_ms(&self) -> u64 {
         self.began.elapsed().as_millis() as u64
     }
 
     /// Does what there is to do, then waits once: for a completion, a wake, what the session waits for, or `until`.
     /// Some: an event, before any wait.
-    pub fn step(&mut self, until: Instant) -> Result<Option<Event>, Ended> {
+    pub(crate) fn step(&mut self, until: Instant) -> Result<Option<Event>, Ended> {
         self.book()?;
         let mut wait = until;
         loop {
@@ -250,7 +250,7 @@ impl<S: Care> Association<S> {
     }
 
     /// Closes the connection. What the kernel doesn't let go of in time is left to it.
-    pub fn close(mut self) {
+    pub(crate) fn close(mut self) {
         self.connection.close(&mut self.reactor);
         let until = clock::now() + QUIET_WITHIN;
         while !self.connection.is_quiet() {

@@ -79,7 +79,7 @@ pub(super) struct Proof {
 
 impl Proof {
     /// Each queue of an association has a `transaction` of its own.
-    pub fn new(credentials: &Arc<Credentials>, transaction: u16) -> Result<Proof, Unproven> {
+    pub(crate) fn new(credentials: &Arc<Credentials>, transaction: u16) -> Result<Proof, Unproven> {
         let random = auth::random().map_err(|e| Unproven { why: e.to_string(), for_good: true })?;
         let mut auth = HostAuth::new(credentials.clone(), random, transaction);
         let step = auth.start();
@@ -87,7 +87,7 @@ impl Proof {
     }
 
     /// Queues the next command, if there is one.
-    pub fn go_on(&mut self, connection: &mut Connection) -> Result<Progress, Unproven> {
+    pub(crate) fn go_on(&mut self, connection: &mut Connection) -> Result<Progress, Unproven> {
         let (sqe, data) = match (self.step.command(), &self.step) {
             (Some(command), _) => command,
             (None, HostStep::Done(agreement)) => return Ok(Progress::Done(*agreement)),
@@ -115,7 +115,7 @@ impl Proof {
     }
 
     /// The command in flight completed.
-    pub fn completed(&mut self, cqe: &Cqe, received: u32) -> Result<(), Unproven> {
+    pub(crate) fn completed(&mut self, cqe: &Cqe, received: u32) -> Result<(), Unproven> {
         let status = cqe.status();
         if !status.is_success() {
             let why = format!("authentication ended with: {}", words(status));

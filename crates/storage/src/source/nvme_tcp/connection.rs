@@ -70,7 +70,7 @@ pub(super) enum Way<'a> {
 
 impl Way<'_> {
     /// A frequent cause of connections that come to nothing.
-    pub fn hint(&self) -> &'static str {
+    pub(crate) fn hint(&self) -> &'static str {
         match self {
             Way::Tcp(Some(_)) => OVER_TLS,
             _ => "",
@@ -84,7 +84,7 @@ pub(super) enum Connection {
 }
 
 impl Connection {
-    pub fn open(
+    pub(crate) fn open(
         to: SocketAddr,
         options: Options,
         token: u32,
@@ -106,14 +106,14 @@ impl Connection {
     }
 
     /// For commands after Connect on an I/O queue.
-    pub fn set_in_capsule_max(&mut self, bytes: u32) {
+    pub(crate) fn set_in_capsule_max(&mut self, bytes: u32) {
         match self {
             Connection::Tcp(tcp) => tcp.set_in_capsule_max(bytes),
             Connection::Rdma(rdma) => rdma.set_in_capsule_max(bytes),
         }
     }
 
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         match self {
             Connection::Tcp(tcp) => tcp.is_ready(),
             Connection::Rdma(rdma) => rdma.is_ready(),
@@ -122,7 +122,7 @@ impl Connection {
 
     /// Queues a command; `send` or `drive` starts it. `mem` is the connection's until it is reported as completed,
     /// or until the connection was closed and is quiet.
-    pub fn submit(&mut self, sqe: Sqe, data: Data, mem: Mem) -> Result<Handle, Unsent> {
+    pub(crate) fn submit(&mut self, sqe: Sqe, data: Data, mem: Mem) -> Result<Handle, Unsent> {
         match self {
             Connection::Tcp(tcp) => tcp.submit(sqe, data, mem).map_err(|_| Unsent::Busy),
             Connection::Rdma(rdma) => rdma.submit(sqe, data, mem),
@@ -130,7 +130,7 @@ impl Connection {
     }
 
     /// The identifier that a command in flight has on the wire.
-    pub fn cid(&mut self, command: Handle) -> u16 {
+    pub(crate) fn cid(&mut self, command: Handle) -> u16 {
         match self {
             Connection::Tcp(tcp) => tcp.cid(command),
             // There handles are identifiers.
@@ -138,14 +138,14 @@ impl Connection {
         }
     }
 
-    pub fn send(&mut self, reactor: &mut Reactor) {
+    pub(crate) fn send(&mut self, reactor: &mut Reactor) {
         match self {
             Connection::Tcp(tcp) => tcp.send(reactor),
             Connection::Rdma(rdma) => rdma.send(),
         }
     }
 
-    pub fn completed(&mut self, completion: Completion) {
+    pub(crate) fn completed(&mut self, completion: Completion) {
         match self {
             Connection::Tcp(tcp) => tcp.completed(completion),
             Connection::Rdma(rdma) => rdma.completed(completion),
@@ -153,7 +153,7 @@ impl Connection {
     }
 
     /// Takes all that has come, and sends what there is to send.
-    pub fn drive(&mut self, reactor: &mut Reactor, reports: &mut Vec<Report>) -> Result<(), Broken> {
+    pub(crate) fn drive(&mut self, reactor: &mut Reactor, reports: &mut Vec<Report>) -> Result<(), Broken> {
         match self {
             Connection::Tcp(tcp) => tcp.drive(reactor, reports),
             Connection::Rdma(rdma) => rdma.drive(reactor, reports),
@@ -161,7 +161,7 @@ impl Connection {
     }
 
     /// Ends the connection: commands in flight are never reported.
-    pub fn close(&mut self, reactor: &mut Reactor) {
+    pub(crate) fn close(&mut self, reactor: &mut Reactor) {
         match self {
             Connection::Tcp(tcp) => tcp.close(reactor),
             Connection::Rdma(rdma) => rdma.close(reactor),
@@ -169,7 +169,7 @@ impl Connection {
     }
 
     /// Once closed: the memory of its commands is free.
-    pub fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         match self {
             Connection::Tcp(tcp) => tcp.is_quiet(),
             Connection::Rdma(rdma) => rdma.is_quiet(),

@@ -85,7 +85,7 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub fn new(path: usize, qid: u16, index: u32, shared: &Shared) -> Lane {
+    pub(crate) fn new(path: usize, qid: u16, index: u32, shared: &Shared) -> Lane {
         Lane {
             path,
             qid,
@@ -111,36 +111,36 @@ impl Lane {
         }
     }
 
-    pub fn is_live(&self) -> bool {
+    pub(crate) fn is_live(&self) -> bool {
         self.phase == Phase::Live
     }
 
     /// Why it isn't live, where it was tried in vain.
-    pub fn refusal(&self) -> Option<String> {
+    pub(crate) fn refusal(&self) -> Option<String> {
         let why = self.refused.as_ref()?;
         Some(format!("I/O queue {} isn't connected: {why}", self.qid))
     }
 
     /// It isn't just early.
-    pub fn is_refused(&self) -> bool {
+    pub(crate) fn is_refused(&self) -> bool {
         self.refusals >= EARLY_MAX && !self.early
     }
 
-    pub fn in_flight(&self) -> u32 {
+    pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.phase == Phase::Live && self.in_flight < self.depth
     }
 
     /// When it wants to be looked at though nothing completed.
-    pub fn due(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         self.by
     }
 
     /// Brings it to where its path is: `live` is the path's association, if it has one.
-    pub fn follow(
+    pub(crate) fn follow(
         &mut self,
         live: Option<&Live>,
         shared: &Shared,
@@ -212,7 +212,7 @@ impl Lane {
     }
 
     /// Queues a command; `send` starts it.
-    pub fn submit(&mut self, command: u32, sqe: Sqe, data: Data, mem: Mem) -> Result<(), Unsent> {
+    pub(crate) fn submit(&mut self, command: u32, sqe: Sqe, data: Data, mem: Mem) -> Result<(), Unsent> {
         let connection = self.connection.as_mut().ok_or(Unsent::Busy)?;
         let handle = connection.submit(sqe, data, mem)?;
         self.owner[usize::from(handle.0)] = command;
@@ -223,21 +223,26 @@ impl Lane {
     }
 
     /// Starts what was queued.
-    pub fn send(&mut self, reactor: &mut Reactor) {
+    pub(crate) fn send(&mut self, reactor: &mut Reactor) {
         if let Some(connection) = self.connection.as_mut().filter(|_| self.unsent) {
             self.unsent = false;
             connection.send(reactor);
         }
     }
 
-    pub fn completed(&mut self, completion: Completion) {
+    pub(crate) fn completed(&mut self, completion: Completion) {
         if let Some(connection) = &mut self.connection {
             connection.completed(completion);
         }
     }
 
     /// Takes what came. What finished is appended. False: it isn't, or is no longer, live.
-    pub fn drive(&mut self, shared: &Shared, reactor: &mut Reactor, finished: &mut Vec<Finished>) -> bool {
+    pub(crate) fn drive(
+        &mut self,
+        shared: &Shared,
+        reactor: &mut Reactor,
+        finished: &mut Vec<Finished>,
+    ) -> bool {
         if matches!(self.phase, Phase::Down | Phase::Closing) {
             return false;
         }
@@ -358,12 +363,12 @@ impl Lane {
     }
 
     /// It doesn't work any more, and so neither does its association.
-    pub fn fail(&mut self, why: &str, shared: &Shared, reactor: &mut Reactor) {
+    pub(crate) fn fail(&mut self, why: &str, shared: &Shared, reactor: &mut Reactor) {
         shared.paths[self.path].trouble(self.number, why);
         self.close(reactor);
     }
 
-    pub fn close(&mut self, reactor: &mut Reactor) {
+    pub(crate) fn close(&mut self, reactor: &mut Reactor) {
         if let Some(connection) = &mut self.connection {
             connection.close(reactor);
             if std::mem::replace(&mut self.phase, Phase::Closing) == Phase::Live {
@@ -374,7 +379,7 @@ impl Lane {
     }
 
     /// A closed connection is gone, and with it the commands on it, which are appended: their memory is free.
-    pub fn bury(&mut self, shared: &Shared, lost: &mut Vec<u32>) -> bool {
+    pub(crate) fn bury(&mut self, shared: &Shared, lost: &mut Vec<u32>) -> bool {
         if self.phase != Phase::Closing || !self.connection.as_ref().is_none_or(Connection::is_quiet) {
             return false;
         }
@@ -386,22 +391,22 @@ impl Lane {
         true
     }
 
-    pub fn is_down(&self) -> bool {
+    pub(crate) fn is_down(&self) -> bool {
         self.phase == Phase::Down
     }
 
     /// Returns whether that command is on it.
-    pub fn has(&self, command: u32) -> bool {
+    pub(crate) fn has(&self, command: u32) -> bool {
         self.in_flight > 0 && self.owner.contains(&command)
     }
 
     /// The commands that are on it.
-    pub fn commands(&self) -> impl Iterator<Item = u32> + '_ {
+    pub(crate) fn commands(&self) -> impl Iterator<Item = u32> + '_ {
         self.owner.iter().copied().filter(|owner| *owner != NOBODY)
     }
 
     /// Asks the controller to give up on a command, if it is on this lane.
-    pub fn abort(&mut self, command: u32, shared: &Shared) {
+    pub(crate) fn abort(&mut self, command: u32, shared: &Shared) {
         let at = self.owner.iter().position(|owner| *owner == command);
         if let (Some(at), Some(connection)) = (at, &mut self.connection) {
             let cid = connection.cid(Handle(at as u16));

@@ -90,7 +90,7 @@ impl Deref for Remote {
 }
 
 /// `//HOST:PORT/NQN?…`; an IPv6 host stands in brackets.
-pub fn parse(text: Text, transport: Transport) -> Result<Uri, Error> {
+pub(crate) fn parse(text: Text, transport: Transport) -> Result<Uri, Error> {
     let next = format!("{}://HOST:4420/NQN?nsid=1&queues=8", transport.scheme());
     let wrong = |found: &str| text.wrong(found, &next);
     let (address, tail) = text
@@ -372,14 +372,14 @@ fn next(options: &Options, host_nqn: &str, cause: Cause) -> String {
 
 /// Transport and security by which a controller was addressed.
 #[derive(Clone, Copy)]
-pub struct By {
+pub(crate) struct By {
     pub transport: Transport,
     pub tls: bool,
 }
 
 /// Returns the command to type where a target at this address refuses this host, or what it asked for. `names`: of the
 /// subsystem and of the host.
-pub fn refused(cause: Cause, address: &str, names: (&str, &str), by: By) -> String {
+pub(crate) fn refused(cause: Cause, address: &str, names: (&str, &str), by: By) -> String {
     let scheme = by.transport.scheme();
     let discover = match by {
         By { transport: Transport::Tcp, tls: false } => format!("forebay discover {address}"),

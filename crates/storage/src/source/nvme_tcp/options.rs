@@ -14,11 +14,11 @@ use std::time::Duration;
 /// IANA's port for NVMe over TCP.
 pub const PORT: u16 = 4420;
 /// Addresses of one namespace.
-pub const PATHS_MAX: usize = 16;
+pub(crate) const PATHS_MAX: usize = 16;
 const QUEUES_MAX: u32 = 1024;
 const DEPTH_MAX: u32 = 65535;
 /// Commands in flight per queue, as Linux has it.
-pub const DEPTH: u16 = 127;
+pub(crate) const DEPTH: u16 = 127;
 /// Answers to 15 reads of 4 KiB with one receive: half the processor time of a receive each (`nvme_tcp_loop`).
 const BULK: usize = 64 << 10;
 const BULK_MAX: u64 = 1 << 20;

@@ -35,7 +35,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    pub fn ana(&self) -> Option<AnaState> {
+    pub(crate) fn ana(&self) -> Option<AnaState> {
         self.namespace.as_ref().map(|n| if n.ana_group == 0 { AnaState::Optimized } else { n.ana_state })
     }
 }
@@ -50,7 +50,7 @@ pub(super) enum State {
 }
 
 impl State {
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             State::Connecting(_) => "connecting",
             State::Live(_) => "live",
@@ -87,7 +87,7 @@ pub(super) struct Path {
 }
 
 impl Path {
-    pub fn new(address: Address) -> Path {
+    pub(crate) fn new(address: Address) -> Path {
         let state = State::Connecting(None);
         let inner =
             Inner { state, cause: Cause::Other, trouble: None, aborts: Vec::new(), waker: None, stop: false };
@@ -107,15 +107,15 @@ impl Path {
         lock(&self.inner)
     }
 
-    pub fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    pub fn state(&self) -> State {
+    pub(crate) fn state(&self) -> State {
         self.lock().state.clone()
     }
 
-    pub fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> Standing {
         let inner = self.lock();
         match &inner.state {
             State::Live(live) => Standing::Up(live.connects.len() as u16),
@@ -125,7 +125,7 @@ impl Path {
     }
 
     /// From a worker: association `number` doesn't work any more. The path is connected anew.
-    pub fn trouble(&self, number: u64, why: &str) {
+    pub(crate) fn trouble(&self, number: u64, why: &str) {
         let mut inner = self.lock();
         if matches!(&inner.state, State::Live(live) if live.number == number) && inner.trouble.is_none() {
             inner.trouble = Some((number, why.into()));
@@ -134,13 +134,13 @@ impl Path {
     }
 
     /// From a worker: association `number` is asked to give up on command `cid` of I/O queue `qid`.
-    pub fn abort(&self, number: u64, qid: u16, cid: u16) {
+    pub(crate) fn abort(&self, number: u64, qid: u16, cid: u16) {
         let mut inner = self.lock();
         inner.aborts.push((number, qid, cid));
         inner.waker.iter().for_each(|w| w.wake());
     }
 
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         let mut inner = self.lock();
         inner.stop = true;
         inner.waker.iter().for_each(|w| w.wake());

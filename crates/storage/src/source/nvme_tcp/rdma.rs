@@ -76,7 +76,7 @@ pub(super) struct Rdma {
 
 impl Rdma {
     /// `port`: token and number at the reactor.
-    pub fn open(
+    pub(crate) fn open(
         to: SocketAddr,
         qid: u16,
         depth: u16,
@@ -110,20 +110,20 @@ impl Rdma {
         Ok(rdma)
     }
 
-    pub fn set_in_capsule_max(&mut self, bytes: u32) {
+    pub(crate) fn set_in_capsule_max(&mut self, bytes: u32) {
         self.in_capsule_max = bytes;
     }
 
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.phase == Phase::Ready
     }
 
-    pub fn completed(&mut self, completion: Completion) {
+    pub(crate) fn completed(&mut self, completion: Completion) {
         self.watches.completed(completion);
     }
 
     /// Takes all that has come.
-    pub fn drive(&mut self, reactor: &mut Reactor, reports: &mut Vec<Report>) -> Result<(), Broken> {
+    pub(crate) fn drive(&mut self, reactor: &mut Reactor, reports: &mut Vec<Report>) -> Result<(), Broken> {
         if self.phase == Phase::Closed {
             return Ok(());
         }
@@ -250,7 +250,7 @@ impl Rdma {
         self.end.came(came).map_err(|fatal| Broken(format!("the controller broke the rules: {}", fatal.what)))
     }
 
-    pub fn submit(&mut self, sqe: Sqe, data: Data, mem: Mem) -> Result<Handle, Unsent> {
+    pub(crate) fn submit(&mut self, sqe: Sqe, data: Data, mem: Mem) -> Result<Handle, Unsent> {
         if self.phase != Phase::Ready {
             return Err(Unsent::Busy);
         }
@@ -333,7 +333,7 @@ impl Rdma {
     }
 
     /// Posts what was queued.
-    pub fn send(&mut self) {
+    pub(crate) fn send(&mut self) {
         if self.queued.is_empty() {
             return;
         }
@@ -345,7 +345,7 @@ impl Rdma {
         }
     }
 
-    pub fn close(&mut self, reactor: &mut Reactor) {
+    pub(crate) fn close(&mut self, reactor: &mut Reactor) {
         if std::mem::replace(&mut self.phase, Phase::Closed) == Phase::Closed {
             return;
         }
@@ -357,7 +357,7 @@ impl Rdma {
     }
 
     /// The reactor has let go of both descriptors.
-    pub fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         self.phase == Phase::Closed && self.watches.are_over()
     }
 }

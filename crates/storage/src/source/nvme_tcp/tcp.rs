@@ -39,7 +39,7 @@ pub(super) struct Tcp {
 }
 
 impl Tcp {
-    pub fn open(
+    pub(crate) fn open(
         to: SocketAddr,
         options: Options,
         token: u32,
@@ -72,28 +72,28 @@ impl Tcp {
     }
 
     /// For commands after Connect on an I/O queue.
-    pub fn set_in_capsule_max(&mut self, bytes: u32) {
+    pub(crate) fn set_in_capsule_max(&mut self, bytes: u32) {
         self.stream.end().set_in_capsule_max(bytes);
     }
 
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.ready
     }
 
     /// Queues a command; `send` or `drive` starts it. `mem` is the connection's until it is reported as completed,
     /// or until the connection was closed and is quiet.
-    pub fn submit(&mut self, sqe: Sqe, data: Data, mem: Mem) -> Result<Handle, Busy> {
+    pub(crate) fn submit(&mut self, sqe: Sqe, data: Data, mem: Mem) -> Result<Handle, Busy> {
         let handle = self.stream.end().submit(sqe, data)?;
         self.lent[usize::from(handle.0)] = Lent { mem, copied: self.sealed };
         Ok(handle)
     }
 
     /// The identifier that a command in flight has on the wire.
-    pub fn cid(&mut self, command: Handle) -> u16 {
+    pub(crate) fn cid(&mut self, command: Handle) -> u16 {
         self.stream.end().cid(command)
     }
 
-    pub fn send(&mut self, reactor: &mut Reactor) {
+    pub(crate) fn send(&mut self, reactor: &mut Reactor) {
         // Before the next list is begun.
         if self.stream.is_sent() {
             self.due.append(&mut self.late);
@@ -102,12 +102,12 @@ impl Tcp {
         self.stream.send(reactor, &|place| at(lent, place));
     }
 
-    pub fn completed(&mut self, completion: Completion) {
+    pub(crate) fn completed(&mut self, completion: Completion) {
         self.stream.completed(completion);
     }
 
     /// Takes all that has come, and sends what there is to send.
-    pub fn drive(&mut self, reactor: &mut Reactor, reports: &mut Vec<Report>) -> Result<(), Broken> {
+    pub(crate) fn drive(&mut self, reactor: &mut Reactor, reports: &mut Vec<Report>) -> Result<(), Broken> {
         loop {
             let lent = &self.lent;
             match self.stream.receive(reactor, &|place| at(lent, place))? {
@@ -195,12 +195,12 @@ impl Tcp {
     }
 
     /// Ends the connection: commands in flight are never reported.
-    pub fn close(&mut self, reactor: &mut Reactor) {
+    pub(crate) fn close(&mut self, reactor: &mut Reactor) {
         self.stream.close(reactor);
     }
 
     /// Once closed: the memory of its commands is free.
-    pub fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         self.stream.is_quiet()
     }
 }

@@ -32,7 +32,7 @@ pub(super) enum State {
 }
 
 impl State {
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             State::Connecting { .. } => "connecting",
             State::Live(_) => "live",
@@ -40,7 +40,7 @@ impl State {
         }
     }
 
-    pub fn standing(&self, cause: Cause) -> Standing {
+    pub(crate) fn standing(&self, cause: Cause) -> Standing {
         match self {
             State::Live(live) => Standing::Up(live.queues),
             State::Connecting { why: Some(why), .. } | State::Lost { why, .. } => {
@@ -50,7 +50,7 @@ impl State {
         }
     }
 
-    pub fn why(&self) -> Option<&str> {
+    pub(crate) fn why(&self) -> Option<&str> {
         match self {
             State::Connecting { why, .. } => why.as_deref(),
             State::Live(_) => None,

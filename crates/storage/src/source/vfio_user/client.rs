@@ -32,7 +32,7 @@ const POSTED: u16 = 0x8000;
 
 /// Failure of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wrong {
+pub(crate) enum Wrong {
     /// The connection is over.
     Gone(String),
     /// No answer in time.
@@ -58,7 +58,7 @@ impl fmt::Display for Wrong {
 
 /// A request that failed, and which it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub(crate) struct Trouble {
     pub asked: String,
     pub wrong: Wrong,
 }
@@ -71,7 +71,7 @@ impl fmt::Display for Trouble {
 
 /// The sending half, which several threads share.
 #[derive(Debug)]
-pub struct Line {
+pub(crate) struct Line {
     socket: OwnedFd,
     /// Messages don't interleave.
     turn: Mutex<()>,
@@ -80,7 +80,7 @@ pub struct Line {
 
 /// Result of a posted write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Posted {
+pub(crate) enum Posted {
     Sent,
     /// The socket is full or somebody else's turn: again in a moment.
     Later,
@@ -89,7 +89,7 @@ pub enum Posted {
 
 impl Line {
     /// Writes a doorbell of a region without waiting for anything.
-    pub fn post(&self, region: u32, offset: u64, value: u32) -> Posted {
+    pub(crate) fn post(&self, region: u32, offset: u64, value: u32) -> Posted {
         let turn = match self.turn.try_lock() {
             Ok(turn) => turn,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -144,14 +144,14 @@ fn ready(socket: &OwnedFd, what: PollFlags, until: Instant) -> Result<(), Wrong>
 
 /// An answer without its header.
 #[derive(Debug, Default)]
-pub struct Answer {
+pub(crate) struct Answer {
     pub body: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
 
 /// One connection with a server; requests belong to one thread.
 #[derive(Debug)]
-pub struct Client {
+pub(crate) struct Client {
     line: Arc<Line>,
     next: u16,
     /// Longest time of a request.
@@ -165,7 +165,7 @@ impl Client {
     ///
     /// # Errors
     /// Nobody listens there, or the server doesn't answer `within` the time.
-    pub fn connect(socket: &Path, within: Duration) -> Result<Client, Trouble> {
+    pub(crate) fn connect(socket: &Path, within: Duration) -> Result<Client, Trouble> {
         let asked = || format!("connect to {}", socket.display());
         let gone = |e: Errno| Trouble { asked: asked(), wrong: Wrong::Gone(e.to_string()) };
         let address = SocketAddrUnix::new(socket).map_err(gone)?;
@@ -181,7 +181,7 @@ impl Client {
     }
 
     /// As `connect`, over a socket that is connected.
-    pub fn over(socket: OwnedFd, within: Duration) -> Result<Client, Trouble> {
+    pub(crate) fn over(socket: OwnedFd, within: Duration) -> Result<Client, Trouble> {
         let line = Arc::new(Line { socket, turn: Mutex::new(()), posted: AtomicU16::new(0) });
         let mut client = Client { line, next: 0, within, fds_max: 1 };
         let answer = client.ask(Command::Version, &wire::version(), &[])?;
@@ -192,31 +192,31 @@ impl Client {
     }
 
     /// For doorbells, from any thread.
-    pub fn line(&self) -> Arc<Line> {
+    pub(crate) fn line(&self) -> Arc<Line> {
         self.line.clone()
     }
 
-    pub fn socket(&self) -> BorrowedFd<'_> {
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.line.socket.as_fd()
     }
 
-    pub fn info(&mut self) -> Result<DeviceInfo, Trouble> {
+    pub(crate) fn info(&mut self) -> Result<DeviceInfo, Trouble> {
         let answer = self.ask(Command::DeviceInfo, &wire::numbers(&[16, 0, 0, 0]), &[])?;
         DeviceInfo::read(&answer.body).ok_or_else(|| self.short(Command::DeviceInfo))
     }
 
-    pub fn region(&mut self, index: u32) -> Result<Region, Trouble> {
+    pub(crate) fn region(&mut self, index: u32) -> Result<Region, Trouble> {
         let answer = self.ask(Command::RegionInfo, &wire::region_info(index), &[])?;
         Region::read(&answer.body).ok_or_else(|| self.short(Command::RegionInfo))
     }
 
-    pub fn interrupts(&mut self, index: u32) -> Result<IrqInfo, Trouble> {
+    pub(crate) fn interrupts(&mut self, index: u32) -> Result<IrqInfo, Trouble> {
         let answer = self.ask(Command::IrqInfo, &wire::numbers(&[16, 0, index, 0]), &[])?;
         IrqInfo::read(&answer.body).ok_or_else(|| self.short(Command::IrqInfo))
     }
 
     /// Vectors from 0 on are signalled by these descriptors.
-    pub fn set_interrupts(&mut self, index: u32, fds: &[BorrowedFd<'_>]) -> Result<(), Trouble> {
+    pub(crate) fn set_interrupts(&mut self, index: u32, fds: &[BorrowedFd<'_>]) -> Result<(), Trouble> {
         for (n, some) in fds.chunks(self.fds_max).enumerate() {
             let start = (n * self.fds_max) as u32;
             let flags = wire::IRQ_DATA_EVENTFD | wire::IRQ_ACTION_TRIGGER;
@@ -227,21 +227,21 @@ impl Client {
     }
 
     /// Descriptors that ring doorbells of a region, where the server has them.
-    pub fn io_fds(&mut self, index: u32) -> Result<Vec<IoFd>, Trouble> {
+    pub(crate) fn io_fds(&mut self, index: u32) -> Result<Vec<IoFd>, Trouble> {
         let answer = self.ask(Command::RegionIoFds, &wire::io_fds(index, BODY_BYTES_MAX as u32), &[])?;
         wire::read_io_fds(answer).map_err(|what| self.garbled(Command::RegionIoFds, what))
     }
 
     /// The device may read and write `bytes` of the descriptor, from its beginning, at `address`.
-    pub fn map(&mut self, fd: BorrowedFd<'_>, address: u64, bytes: u64) -> Result<(), Trouble> {
+    pub(crate) fn map(&mut self, fd: BorrowedFd<'_>, address: u64, bytes: u64) -> Result<(), Trouble> {
         self.ask(Command::DmaMap, &wire::dma_map(address, bytes), &[fd]).map(|_| ())
     }
 
-    pub fn unmap(&mut self, address: u64, bytes: u64) -> Result<(), Trouble> {
+    pub(crate) fn unmap(&mut self, address: u64, bytes: u64) -> Result<(), Trouble> {
         self.ask(Command::DmaUnmap, &wire::dma_unmap(address, bytes), &[]).map(|_| ())
     }
 
-    pub fn read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Trouble> {
+    pub(crate) fn read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), Trouble> {
         let head = wire::access(offset, region, into.len() as u32);
         let answer = self.ask(Command::RegionRead, &head, &[])?;
         match answer.body.get(head.len()..head.len() + into.len()) {
@@ -251,14 +251,14 @@ impl Client {
         Ok(())
     }
 
-    pub fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Trouble> {
+    pub(crate) fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Trouble> {
         let mut body = wire::access(offset, region, data.len() as u32).to_vec();
         body.extend_from_slice(data);
         self.ask(Command::RegionWrite, &body, &[]).map(|_| ())
     }
 
     /// Reads away what came unasked: answers to posted writes, and requests of the server. Err: the connection is over.
-    pub fn drain(&mut self) -> Result<(), Wrong> {
+    pub(crate) fn drain(&mut self) -> Result<(), Wrong> {
         let now = clock::now();
         while pending(&self.line.socket)? {
             let (header, _) = self.receive(now + self.within)?;

@@ -35,28 +35,28 @@ const NAME: &str = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-0000
 
 /// PCI configuration space (PCI Express Base 6.0, section 7.5.1): command and class code; capabilities.
 mod config {
-    pub const COMMAND: u64 = 0x04;
+    pub(crate) const COMMAND: u64 = 0x04;
     /// Memory Space Enable, Bus Master Enable.
-    pub const COMMAND_ON: u16 = 1 << 1 | 1 << 2;
-    pub const STATUS: u64 = 0x06;
-    pub const STATUS_CAPABILITIES: u16 = 1 << 4;
-    pub const CLASS: u64 = 0x08;
+    pub(crate) const COMMAND_ON: u16 = 1 << 1 | 1 << 2;
+    pub(crate) const STATUS: u64 = 0x06;
+    pub(crate) const STATUS_CAPABILITIES: u16 = 1 << 4;
+    pub(crate) const CLASS: u64 = 0x08;
     /// Mass storage, non-volatile memory, NVM Express (pcie, section 3.8.1.4).
-    pub const CLASS_NVME: u32 = 0x01_08_02;
-    pub const CAPABILITIES: u64 = 0x34;
-    pub const MSIX: u8 = 0x11;
+    pub(crate) const CLASS_NVME: u32 = 0x01_08_02;
+    pub(crate) const CAPABILITIES: u64 = 0x34;
+    pub(crate) const MSIX: u8 = 0x11;
     /// Message Control of MSI-X: enable.
-    pub const MSIX_ENABLE: u16 = 1 << 15;
+    pub(crate) const MSIX_ENABLE: u16 = 1 << 15;
     /// More capabilities than fit is a loop.
-    pub const CAPABILITIES_MAX: usize = 48;
+    pub(crate) const CAPABILITIES_MAX: usize = 48;
 }
 
 /// Registers that are read though no `Host` is at work (base, figure 33): CC and CSTS.
 mod register {
-    pub const CC: u64 = 0x14;
-    pub const CC_ENABLE: u32 = 1;
-    pub const CSTS: u64 = 0x1c;
-    pub const CSTS_READY: u32 = 1;
+    pub(crate) const CC: u64 = 0x14;
+    pub(crate) const CC_ENABLE: u32 = 1;
+    pub(crate) const CSTS: u64 = 0x1c;
+    pub(crate) const CSTS_READY: u32 = 1;
 }
 
 /// Why a connection ended.
@@ -130,7 +130,7 @@ impl Function {
     /// Connects, and makes the function ready for its controller to be brought up. `asked`: I/O queues that
     /// the controller is asked for; `made`: those that will be made at most. `namespace`: the only one to identify;
     /// `within`: how long a request or an admin command may take.
-    pub fn open(
+    pub(crate) fn open(
         options: &Options,
         asked: u16,
         made: u16,
@@ -190,22 +190,22 @@ impl Function {
     }
 
     /// Signalled when the admin queue has completions.
-    pub fn interrupt(&self) -> BorrowedFd<'_> {
+    pub(crate) fn interrupt(&self) -> BorrowedFd<'_> {
         self.interrupts[0].as_fd()
     }
 
-    pub fn now_ms(&self) -> u64 {
+    pub(crate) fn now_ms(&self) -> u64 {
         self.began.elapsed().as_millis() as u64
     }
 
-    pub fn step(&mut self) -> Result<Step, Ended> {
+    pub(crate) fn step(&mut self) -> Result<Step, Ended> {
         let now = self.now_ms();
         let mut bar = Registers(&mut self.client);
         Ok(self.host.next(&mut bar, &*self.memory, now)?)
     }
 
     /// The controller is up: asks for its I/O queues. How many there will be.
-    pub fn create_queues(&mut self) -> u16 {
+    pub(crate) fn create_queues(&mut self) -> u16 {
         let info = self.host.session().controller();
         let entries = self.entries.min(info.queue_entries);
         self.wanted = info.queues.min(self.interrupts.len() as u16 - 1);
@@ -217,7 +217,7 @@ impl Function {
     }
 
     /// True: it was the last.
-    pub fn created(&mut self, queue: HostQueue) -> bool {
+    pub(crate) fn created(&mut self, queue: HostQueue) -> bool {
         self.created.insert(queue.id(), queue);
         self.created.len() == usize::from(self.wanted)
     }
@@ -229,7 +229,7 @@ impl Function {
     }
 
     /// Returns what workers need, once all queues are there.
-    pub fn live(&mut self, number: u64) -> Live {
+    pub(crate) fn live(&mut self, number: u64) -> Live {
         let created = std::mem::take(&mut self.created);
         let pair = |(qid, queue): (u16, HostQueue)| {
             let lists = (0..lists(self.entries)).map(|n| self.place(qid).1 + n * PAGE).collect();
@@ -260,7 +260,7 @@ impl Function {
     }
 
     /// Stops the controller, so that it touches memory no more. False: it doesn't.
-    pub fn quiesce(&mut self) -> bool {
+    pub(crate) fn quiesce(&mut self) -> bool {
         self.stop_controller().unwrap_or_else(|trouble| matches!(trouble.wrong, Wrong::Gone(_)))
     }
 

@@ -108,7 +108,7 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub fn new(
+    pub(crate) fn new(
         id: u32,
         qid: u16,
         pair: Pair,
@@ -146,13 +146,13 @@ impl Lane {
     }
 
     /// A command can go in; `inline`: one whose few bytes go where lists of addresses do.
-    pub fn has_room(&self, inline: bool) -> bool {
+    pub(crate) fn has_room(&self, inline: bool) -> bool {
         let listed = self.sgl && !inline || !self.pair.lists.is_empty();
         self.broken.is_none() && self.pair.queue.room() > 0 && listed
     }
 
     /// Puts a command into the queue; `publish` shows it to the device.
-    pub fn put(&mut self, command: u32, sqe: Sqe, payload: Payload, now: Instant) {
+    pub(crate) fn put(&mut self, command: u32, sqe: Sqe, payload: Payload, now: Instant) {
         let memory = &*self.pair.memory;
         let listed = match payload {
             Payload::None => false,
@@ -185,7 +185,7 @@ impl Lane {
     }
 
     /// Shows the device what was put in.
-    pub fn publish(&mut self, reactor: &mut Reactor, token: u32) {
+    pub(crate) fn publish(&mut self, reactor: &mut Reactor, token: u32) {
         if !std::mem::take(&mut self.filled) {
             return;
         }
@@ -211,7 +211,7 @@ impl Lane {
     }
 
     /// Rings what the socket had no room for.
-    pub fn ring_again(&mut self, now: Instant, reactor: &mut Reactor, token: u32) {
+    pub(crate) fn ring_again(&mut self, now: Instant, reactor: &mut Reactor, token: u32) {
         if self.retry_at.is_none_or(|at| now < at) {
             return;
         }
@@ -224,7 +224,7 @@ impl Lane {
     }
 
     /// The next command that is done.
-    pub fn take(&mut self) -> Option<(u32, Cqe)> {
+    pub(crate) fn take(&mut self) -> Option<(u32, Cqe)> {
         if self.in_flight == 0 || self.broken.is_some() {
             return None;
         }
@@ -251,7 +251,7 @@ impl Lane {
     }
 
     /// After `take` gave the last: tells the device that there is room for completions again.
-    pub fn release(&mut self, now: Instant, reactor: &mut Reactor, token: u32) {
+    pub(crate) fn release(&mut self, now: Instant, reactor: &mut Reactor, token: u32) {
         self.active = now;
         self.look.on.store(self.in_flight > 0, Ordering::Relaxed);
         self.expect_next();
@@ -269,7 +269,7 @@ impl Lane {
     }
 
     /// Has the ring wait for the interrupt once nothing came for `spin`.
-    pub fn doze(&mut self, now: Instant, spin: Duration, reactor: &mut Reactor, token: u32) {
+    pub(crate) fn doze(&mut self, now: Instant, spin: Duration, reactor: &mut Reactor, token: u32) {
         let quiet = spin.is_zero() || now >= self.active + spin;
         if self.in_flight > 0 && quiet {
             let tag = self.tag(INTERRUPT);
@@ -278,14 +278,14 @@ impl Lane {
     }
 
     /// When it wants to be looked at though nothing came.
-    pub fn due(&self, spin: Duration) -> Option<Instant> {
+    pub(crate) fn due(&self, spin: Duration) -> Option<Instant> {
         let awake = self.in_flight > 0 && !self.interrupt.is_armed();
         let dozes = awake.then(|| self.active + spin);
         dozes.into_iter().chain(self.retry_at).min()
     }
 
     /// Something of it completed on the ring.
-    pub fn completed(&mut self, completion: Completion) {
+    pub(crate) fn completed(&mut self, completion: Completion) {
         match completion.tag % KINDS {
             INTERRUPT => self.interrupt.fired(),
             _ if completion.result < 0 => self.fail("its doorbell can't be rung"),
@@ -297,40 +297,40 @@ impl Lane {
         self.id.wrapping_mul(KINDS) | kind
     }
 
-    pub fn owns(&self, completion: Completion) -> bool {
+    pub(crate) fn owns(&self, completion: Completion) -> bool {
         completion.tag / KINDS == self.id
     }
 
-    pub fn fail(&mut self, why: &str) {
+    pub(crate) fn fail(&mut self, why: &str) {
         self.broken.get_or_insert_with(|| why.into());
     }
 
     /// The identifier under which a command is out.
-    pub fn cid_of(&self, command: u32) -> Option<u16> {
+    pub(crate) fn cid_of(&self, command: u32) -> Option<u16> {
         self.out.iter().position(|(c, _)| *c == command).map(|cid| cid as u16)
     }
 
     /// Commands that are out; they are nobody's from now on.
-    pub fn bury(&mut self, into: &mut Vec<u32>) {
+    pub(crate) fn bury(&mut self, into: &mut Vec<u32>) {
         into.extend(self.out.iter_mut().map(|p| std::mem::replace(p, (NONE, None)).0).filter(|c| *c != NONE));
         (self.in_flight, self.up) = (0, None);
         self.look.on.store(false, Ordering::Relaxed);
         self.look.closed.store(true, Ordering::Relaxed);
     }
 
-    pub fn cancel(&mut self, reactor: &mut Reactor, token: u32) {
+    pub(crate) fn cancel(&mut self, reactor: &mut Reactor, token: u32) {
         let tag = self.tag(INTERRUPT);
         self.interrupt.cancel(reactor, token, tag);
     }
 
     /// For another worker; None where something of it is still out.
-    pub fn into_pair(self) -> Option<(u16, Pair)> {
+    pub(crate) fn into_pair(self) -> Option<(u16, Pair)> {
         self.look.closed.store(true, Ordering::Relaxed);
         let idle = self.in_flight == 0 && self.broken.is_none() && !self.interrupt.is_armed();
         idle.then_some((self.qid, self.pair))
     }
 
-    pub fn is_armed(&self) -> bool {
+    pub(crate) fn is_armed(&self) -> bool {
         self.interrupt.is_armed()
     }
 }

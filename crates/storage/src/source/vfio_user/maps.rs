@@ -9,19 +9,19 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A range of addresses; `end` is the first behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub(crate) struct Span {
     pub begin: u64,
     pub end: u64,
 }
 
 impl Span {
-    pub fn bytes(self) -> u64 {
+    pub(crate) fn bytes(self) -> u64 {
         self.end - self.begin
     }
 }
 
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub(crate) struct Entry {
     pub id: u64,
     pub span: Span,
     pub fd: Arc<OwnedFd>,
@@ -33,19 +33,19 @@ pub struct Entry {
 }
 
 #[derive(Debug, Default)]
-pub struct Table {
+pub(crate) struct Table {
     entries: Mutex<(u64, Vec<Entry>)>,
     /// Goes up with each change of what workers may use.
     version: AtomicU64,
 }
 
 impl Table {
-    pub fn lock(&self) -> MutexGuard<'_, (u64, Vec<Entry>)> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, (u64, Vec<Entry>)> {
         self.entries.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Adds the arena's memory; None where it has no descriptor.
-    pub fn add(&self, arena: &Arena) -> Option<u64> {
+    pub(crate) fn add(&self, arena: &Arena) -> Option<u64> {
         let fd = arena.fd()?.clone();
         let (at, bytes) = arena.whole();
         let begin = at.as_ptr() as u64;
@@ -58,21 +58,21 @@ impl Table {
     }
 
     /// Its guard is gone; the device is told by whoever talks to it.
-    pub fn end(&self, id: u64) {
+    pub(crate) fn end(&self, id: u64) {
         self.lock().1.iter_mut().filter(|e| e.id == id).for_each(|e| e.ended = true);
         self.changed();
     }
 
-    pub fn remove(&self, id: u64) {
+    pub(crate) fn remove(&self, id: u64) {
         self.lock().1.retain(|e| e.id != id);
         self.changed();
     }
 
-    pub fn get(&self, id: u64) -> Option<Entry> {
+    pub(crate) fn get(&self, id: u64) -> Option<Entry> {
         self.lock().1.iter().find(|e| e.id == id).cloned()
     }
 
-    pub fn mapped(&self, id: u64, outcome: Result<u64, String>) {
+    pub(crate) fn mapped(&self, id: u64, outcome: Result<u64, String>) {
         for entry in self.lock().1.iter_mut().filter(|e| e.id == id) {
             match &outcome {
                 Ok(number) => entry.mapped_on = Some(*number),
@@ -83,7 +83,7 @@ impl Table {
     }
 
     /// The next thing to tell the device of association `number`.
-    pub fn next(&self, number: u64) -> Option<Entry> {
+    pub(crate) fn next(&self, number: u64) -> Option<Entry> {
         let open = |e: &&Entry| match e.ended {
             true => true,
             false => e.mapped_on != Some(number) && e.refused.is_none(),
@@ -95,19 +95,19 @@ impl Table {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    pub fn version(&self) -> u64 {
+    pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
     /// Returns the spans that the device of association `number` may touch.
-    pub fn spans(&self, number: u64) -> Vec<Span> {
+    pub(crate) fn spans(&self, number: u64) -> Vec<Span> {
         let of = |e: &Entry| (!e.ended && e.mapped_on == Some(number)).then_some(e.span);
         self.lock().1.iter().filter_map(of).collect()
     }
 }
 
 /// Returns whether all of it lies in one of the spans.
-pub fn covers(spans: &[Span], at: u64, bytes: u64) -> bool {
+pub(crate) fn covers(spans: &[Span], at: u64, bytes: u64) -> bool {
     spans.iter().any(|s| s.begin <= at && at.checked_add(bytes).is_some_and(|end| end <= s.end))
 }
 

@@ -120,7 +120,7 @@ impl Deref for Drive {
     }
 }
 
-pub fn parse(text: Text) -> Result<Uri, Error> {
+pub(crate) fn parse(text: Text) -> Result<Uri, Error> {
     let wrong = |found: &str| text.wrong(found, "vfio-user:/run/forebay.sock?nsid=1&queues=8");
     let (socket, tail) = text.rest.split_once('?').unwrap_or((text.rest, ""));
     let socket = decode(socket.strip_prefix("//").unwrap_or(socket));

@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU8, Ordering};
 
 #[derive(Debug)]
-pub struct Shared {
+pub(crate) struct Shared {
     base: NonNull<u8>,
     bytes: usize,
     fd: OwnedFd,
@@ -26,23 +26,23 @@ unsafe impl Sync for Shared {}
 
 impl Shared {
     /// Zeroed; whole pages.
-    pub fn new(bytes: usize) -> std::io::Result<Shared> {
+    pub(crate) fn new(bytes: usize) -> std::io::Result<Shared> {
         let bytes = bytes.max(1).next_multiple_of(4096);
         let fd = arena::sealed_memfd(bytes, false)?;
         let base = arena::map_shared(&fd, bytes)?;
         Ok(Shared { base, bytes, fd })
     }
 
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
     /// Returns the address at which the device finds it.
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.base.as_ptr() as u64
     }
 
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
@@ -54,7 +54,7 @@ impl Shared {
     }
 
     /// The word at this address.
-    pub fn word(&self, address: u64) -> Result<&AtomicU32, Unmapped> {
+    pub(crate) fn word(&self, address: u64) -> Result<&AtomicU32, Unmapped> {
         let at = self.inside(address, 4)?;
         if at % 4 != 0 {
             return Err(Unmapped { address, bytes: 4 });

@@ -18,7 +18,7 @@ pub(super) struct Stage {
 
 impl Stage {
     /// Slots for commands of up to `bytes`; the device has them a moment later.
-    pub fn new(drive: &Arc<Drive>, bytes: u32) -> Stage {
+    pub(crate) fn new(drive: &Arc<Drive>, bytes: u32) -> Stage {
         match Arena::shared(SLOTS, bytes as usize, Pages::Small) {
             Ok(arena) => {
                 let mapping = drive.lend_soon(&arena).ok_or_else(|| "it has no descriptor".to_string());
@@ -29,18 +29,18 @@ impl Stage {
     }
 
     /// Why it can't be used at all.
-    pub fn refusal(&self) -> Option<String> {
+    pub(crate) fn refusal(&self) -> Option<String> {
         match &self.mapping {
             Ok(mapping) => mapping.refusal(),
             Err(why) => Some(why.clone()),
         }
     }
 
-    pub fn take(&mut self) -> Option<u32> {
+    pub(crate) fn take(&mut self) -> Option<u32> {
         self.free.pop()
     }
 
-    pub fn give_back(&mut self, slot: u32) {
+    pub(crate) fn give_back(&mut self, slot: u32) {
         self.free.push(slot);
     }
 
@@ -49,17 +49,17 @@ impl Stage {
     }
 
     /// The slot's address.
-    pub fn place(&self, slot: u32) -> u64 {
+    pub(crate) fn place(&self, slot: u32) -> u64 {
         self.slot(slot).map_or(0, |mem| mem.host_ptr() as u64)
     }
 
-    pub fn copy_in(&self, slot: u32, from: Mem, bytes: usize) {
+    pub(crate) fn copy_in(&self, slot: u32, from: Mem, bytes: usize) {
         if let Some(slot) = self.slot(slot) {
             super::shm::gather(slot, from, bytes);
         }
     }
 
-    pub fn copy_out(&self, slot: u32, to: Mem, bytes: usize) {
+    pub(crate) fn copy_out(&self, slot: u32, to: Mem, bytes: usize) {
         if let Some(slot) = self.slot(slot) {
             super::shm::scatter(slot, to, bytes);
         }

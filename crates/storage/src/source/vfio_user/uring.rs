@@ -20,16 +20,16 @@ pub(super) struct Interrupt {
 }
 
 impl Interrupt {
-    pub fn new(fd: Arc<OwnedFd>) -> Interrupt {
+    pub(crate) fn new(fd: Arc<OwnedFd>) -> Interrupt {
         Interrupt { fd, count: Box::new(0), armed: false }
     }
 
-    pub fn is_armed(&self) -> bool {
+    pub(crate) fn is_armed(&self) -> bool {
         self.armed
     }
 
     /// From now on the next interrupt, or one that came before, completes under this tag.
-    pub fn arm(&mut self, reactor: &mut Reactor, token: u32, tag: u32) {
+    pub(crate) fn arm(&mut self, reactor: &mut Reactor, token: u32, tag: u32) {
         if self.armed {
             return;
         }
@@ -41,11 +41,11 @@ impl Interrupt {
     }
 
     /// It completed.
-    pub fn fired(&mut self) {
+    pub(crate) fn fired(&mut self) {
         self.armed = false;
     }
 
-    pub fn cancel(&mut self, reactor: &mut Reactor, token: u32, tag: u32) {
+    pub(crate) fn cancel(&mut self, reactor: &mut Reactor, token: u32, tag: u32) {
         if self.armed {
             reactor.cancel(token, tag);
         }

@@ -6,7 +6,7 @@ use super::client::Answer;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 
-pub const HEADER_BYTES: usize = 16;
+pub(crate) const HEADER_BYTES: usize = 16;
 
 /// Flags of a header: the type in bits 3:0 (0 a request, 1 an answer), then these.
 const TYPE: u32 = 0xf;
@@ -15,18 +15,18 @@ const NO_ANSWER: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
 
 /// Regions and interrupts of a PCI device (linux/vfio.h).
-pub const REGION_BAR0: u32 = 0;
-pub const REGION_CONFIG: u32 = 7;
-pub const IRQ_MSIX: u32 = 2;
-pub const IRQ_DATA_EVENTFD: u32 = 1 << 2;
-pub const IRQ_ACTION_TRIGGER: u32 = 1 << 5;
+pub(crate) const REGION_BAR0: u32 = 0;
+pub(crate) const REGION_CONFIG: u32 = 7;
+pub(crate) const IRQ_MSIX: u32 = 2;
+pub(crate) const IRQ_DATA_EVENTFD: u32 = 1 << 2;
+pub(crate) const IRQ_ACTION_TRIGGER: u32 = 1 << 5;
 const DEVICE_PCI: u32 = 1 << 1;
 /// DMA_MAP: the device may read and write.
 const DMA_READ_WRITE: u32 = 0b11;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-pub enum Command {
+pub(crate) enum Command {
     Version = 1,
     DmaMap = 2,
     DmaUnmap = 3,
@@ -41,7 +41,7 @@ pub enum Command {
 
 impl Command {
     /// As the specification calls it.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Command::Version => "VFIO_USER_VERSION",
             Command::DmaMap => "VFIO_USER_DMA_MAP",
@@ -58,7 +58,7 @@ impl Command {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub(crate) struct Header {
     pub id: u16,
     pub command: u16,
     /// Length of the whole message.
@@ -68,16 +68,16 @@ pub struct Header {
 }
 
 impl Header {
-    pub fn request(id: u16, command: Command, body_bytes: usize) -> Header {
+    pub(crate) fn request(id: u16, command: Command, body_bytes: usize) -> Header {
         Header { id, command: command as u16, bytes: (HEADER_BYTES + body_bytes) as u32, flags: 0, errno: 0 }
     }
 
     /// The answer to this request that says no.
-    pub fn refusal(&self, errno: i32) -> Header {
+    pub(crate) fn refusal(&self, errno: i32) -> Header {
         Header { bytes: HEADER_BYTES as u32, flags: ANSWER | ERROR, errno: errno as u32, ..*self }
     }
 
-    pub fn read(bytes: &[u8; HEADER_BYTES]) -> Header {
+    pub(crate) fn read(bytes: &[u8; HEADER_BYTES]) -> Header {
         Header {
             id: u16::from_ne_bytes([bytes[0], bytes[1]]),
             command: u16::from_ne_bytes([bytes[2], bytes[3]]),
@@ -88,7 +88,7 @@ impl Header {
     }
 
     /// The whole message.
-    pub fn before(&self, body: &[u8]) -> Vec<u8> {
+    pub(crate) fn before(&self, body: &[u8]) -> Vec<u8> {
         let mut message = Vec::with_capacity(HEADER_BYTES + body.len());
         message.extend(self.id.to_ne_bytes());
         message.extend(self.command.to_ne_bytes());
@@ -98,22 +98,22 @@ impl Header {
     }
 
     /// Some servers mark an error, and not that it is an answer.
-    pub fn is_answer(&self) -> bool {
+    pub(crate) fn is_answer(&self) -> bool {
         self.flags & TYPE == ANSWER || self.flags & ERROR != 0
     }
 
-    pub fn wants_no_answer(&self) -> bool {
+    pub(crate) fn wants_no_answer(&self) -> bool {
         self.flags & NO_ANSWER != 0
     }
 
     /// An error without a number is some error.
-    pub fn error(&self) -> Option<i32> {
+    pub(crate) fn error(&self) -> Option<i32> {
         (self.flags & ERROR != 0)
             .then(|| i32::try_from(self.errno).ok().filter(|e| *e > 0).unwrap_or(libc::EIO))
     }
 }
 
-pub fn numbers(numbers: &[u32]) -> Vec<u8> {
+pub(crate) fn numbers(numbers: &[u32]) -> Vec<u8> {
     numbers.iter().flat_map(|n| n.to_ne_bytes()).collect()
 }
 
@@ -126,7 +126,7 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// Version 0.1 and what we take: a C string of JSON.
-pub fn version() -> Vec<u8> {
+pub(crate) fn version() -> Vec<u8> {
     let mut body = [0u16, 1].iter().flat_map(|n| n.to_ne_bytes()).collect::<Vec<_>>();
     body.extend_from_slice(br#"{"capabilities":{"max_msg_fds":64,"max_data_xfer_size":1048576}}"#);
     body.push(0);
@@ -134,7 +134,7 @@ pub fn version() -> Vec<u8> {
 }
 
 /// Returns the number of descriptors that the server takes with a message. Some servers leave out the outer object.
-pub fn read_version(body: &[u8]) -> Result<usize, String> {
+pub(crate) fn read_version(body: &[u8]) -> Result<usize, String> {
     let major =
         body.get(..2).map(|b| u16::from_ne_bytes([b[0], b[1]])).ok_or("a version that is too short")?;
     if major != 0 {
@@ -151,14 +151,14 @@ pub fn read_version(body: &[u8]) -> Result<usize, String> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceInfo {
+pub(crate) struct DeviceInfo {
     pub is_pci: bool,
     pub regions: u32,
     pub irqs: u32,
 }
 
 impl DeviceInfo {
-    pub fn read(body: &[u8]) -> Option<DeviceInfo> {
+    pub(crate) fn read(body: &[u8]) -> Option<DeviceInfo> {
         Some(DeviceInfo {
             is_pci: word(body, 4)? & DEVICE_PCI != 0,
             regions: word(body, 8)?,
@@ -169,48 +169,48 @@ impl DeviceInfo {
 
 /// A region; only its size matters to us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
+pub(crate) struct Region {
     pub bytes: u64,
 }
 
-pub fn region_info(index: u32) -> Vec<u8> {
+pub(crate) fn region_info(index: u32) -> Vec<u8> {
     let mut body = numbers(&[32, 0, index, 0]);
     body.resize(32, 0);
     body
 }
 
 impl Region {
-    pub fn read(body: &[u8]) -> Option<Region> {
+    pub(crate) fn read(body: &[u8]) -> Option<Region> {
         Some(Region { bytes: long(body, 16)? })
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IrqInfo {
+pub(crate) struct IrqInfo {
     /// Vectors.
     pub count: u32,
 }
 
 impl IrqInfo {
-    pub fn read(body: &[u8]) -> Option<IrqInfo> {
+    pub(crate) fn read(body: &[u8]) -> Option<IrqInfo> {
         Some(IrqInfo { count: word(body, 12)? })
     }
 }
 
-pub fn dma_map(address: u64, bytes: u64) -> Vec<u8> {
+pub(crate) fn dma_map(address: u64, bytes: u64) -> Vec<u8> {
     let mut body = numbers(&[32, DMA_READ_WRITE]);
     body.extend([0, address, bytes].iter().flat_map(|n: &u64| n.to_ne_bytes()));
     body
 }
 
-pub fn dma_unmap(address: u64, bytes: u64) -> Vec<u8> {
+pub(crate) fn dma_unmap(address: u64, bytes: u64) -> Vec<u8> {
     let mut body = numbers(&[24, 0]);
     body.extend([address, bytes].iter().flat_map(|n| n.to_ne_bytes()));
     body
 }
 
 /// The head of REGION_READ and REGION_WRITE.
-pub fn access(offset: u64, region: u32, count: u32) -> [u8; 16] {
+pub(crate) fn access(offset: u64, region: u32, count: u32) -> [u8; 16] {
     let mut head = [0; 16];
     head[..8].copy_from_slice(&offset.to_ne_bytes());
     head[8..12].copy_from_slice(&region.to_ne_bytes());
@@ -219,7 +219,7 @@ pub fn access(offset: u64, region: u32, count: u32) -> [u8; 16] {
 }
 
 /// A whole REGION_WRITE of a doorbell that wants no answer; on the stack, as it is on the way of I/Os.
-pub fn doorbell(id: u16, region: u32, offset: u64, value: u32) -> [u8; 36] {
+pub(crate) fn doorbell(id: u16, region: u32, offset: u64, value: u32) -> [u8; 36] {
     let mut message = [0; 36];
     message[..2].copy_from_slice(&id.to_ne_bytes());
     message[2..4].copy_from_slice(&(Command::RegionWrite as u16).to_ne_bytes());
@@ -232,7 +232,7 @@ pub fn doorbell(id: u16, region: u32, offset: u64, value: u32) -> [u8; 36] {
 
 /// A descriptor that rings a doorbell; several doorbells may share one.
 #[derive(Debug)]
-pub struct IoFd {
+pub(crate) struct IoFd {
     /// Offset of the doorbell in its region.
     pub offset: u64,
     pub fd: Arc<OwnedFd>,
@@ -243,12 +243,12 @@ pub struct IoFd {
 const IO_FD_BYTES_MIN: usize = 40;
 
 /// `bytes`: of the longest answer that is taken.
-pub fn io_fds(index: u32, bytes: u32) -> Vec<u8> {
+pub(crate) fn io_fds(index: u32, bytes: u32) -> Vec<u8> {
     numbers(&[bytes, 0, index, 0])
 }
 
 /// Returns those that are plain eventfds of four bytes without a condition.
-pub fn read_io_fds(answer: Answer) -> Result<Vec<IoFd>, String> {
+pub(crate) fn read_io_fds(answer: Answer) -> Result<Vec<IoFd>, String> {
     const PLAIN: u32 = 0;
     let Answer { body, fds } = answer;
     let fds: Vec<Arc<OwnedFd>> = fds.into_iter().map(Arc::new).collect();

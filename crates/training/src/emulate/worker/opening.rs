@@ -18,7 +18,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 impl Worker {
-    pub fn open(index: usize, shared: Arc<Shared>) -> Result<Worker, Error> {
+    pub(crate) fn open(index: usize, shared: Arc<Shared>) -> Result<Worker, Error> {
         threads::settle_in(shared.cpus.get(index % shared.cpus.len().max(1)).copied(), None)?;
         let how = &shared.how;
         let delays = Delays::new(&shared);

@@ -11,11 +11,11 @@ use walk::{DataSet, Walk, SIGNATURE};
 /// Up to the end-of-file address, of every version.
 const HEAD_BYTES: usize = 52;
 /// Bytes kept of the file's beginning: h5py puts the descriptions of DLIO's data sets before them.
-pub const FRONT_BYTES: u64 = 64 << 10;
+pub(crate) const FRONT_BYTES: u64 = 64 << 10;
 /// The data set that holds samples, as DLIO names it.
-pub const SAMPLES: &str = "records";
+pub(crate) const SAMPLES: &str = "records";
 
-pub struct Hdf5 {
+pub(crate) struct Hdf5 {
     samples_per_file: u64,
     file_bytes: u64,
     at: u64,
@@ -25,7 +25,7 @@ pub struct Hdf5 {
 }
 
 impl Hdf5 {
-    pub fn new(spec: &ParseSpec) -> Hdf5 {
+    pub(crate) fn new(spec: &ParseSpec) -> Hdf5 {
         Hdf5 {
             samples_per_file: u64::from(spec.samples_per_file),
             file_bytes: 0,
@@ -57,7 +57,7 @@ impl Hdf5 {
 }
 
 /// The data set that holds the samples, and as many as there should be; 0: any number.
-pub fn samples_of(walk: &Walk, samples_per_file: u64) -> Result<&DataSet, String> {
+pub(crate) fn samples_of(walk: &Walk, samples_per_file: u64) -> Result<&DataSet, String> {
     let named = walk.sets.iter().find(|set| set.name == SAMPLES);
     let set = named.ok_or_else(|| format!("it has no data set '{SAMPLES}'"))?;
     match set.dims.first() {
@@ -70,7 +70,7 @@ pub fn samples_of(walk: &Walk, samples_per_file: u64) -> Result<&DataSet, String
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn superblock(head: &[u8], file_bytes: u64) -> Result<(), String> {
+pub(crate) fn superblock(head: &[u8], file_bytes: u64) -> Result<(), String> {
     if head.len() < HEAD_BYTES {
         return Err("the file ends inside its superblock".into());
     }

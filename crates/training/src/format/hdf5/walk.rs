@@ -7,7 +7,7 @@
 
 use super::super::bounded::{u16_at, u32_at, u64_at};
 
-pub const SIGNATURE: &[u8; 8] = b"\x89HDF\r\n\x1a\n";
+pub(crate) const SIGNATURE: &[u8; 8] = b"\x89HDF\r\n\x1a\n";
 const UNDEFINED: u64 = u64::MAX;
 /// Up to the root group's entry and its scratch space, of version 1.
 const SUPERBLOCK_BYTES: u64 = 100;
@@ -21,10 +21,10 @@ const CHUNKS_MAX: u64 = 1 << 24;
 const FLETCHER: u16 = 3;
 
 /// An offset, and what is wrong there.
-pub type Odd = (u64, String);
+pub(crate) type Odd = (u64, String);
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct DataSet {
+pub(crate) struct DataSet {
     pub name: String,
     pub dims: Vec<u64>,
     pub item_bytes: u64,
@@ -35,7 +35,7 @@ pub struct DataSet {
 
 /// A chunk whose last four bytes are the sum of the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SummedChunk {
+pub(crate) struct SummedChunk {
     pub at: u64,
     pub bytes: u64,
     /// The first row of the data set that has a part in it.
@@ -43,7 +43,7 @@ pub struct SummedChunk {
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Place {
+pub(crate) enum Place {
     /// In the object's header.
     #[default]
     Header,
@@ -96,7 +96,7 @@ struct Object {
     summed_by: Option<u8>,
 }
 
-pub struct Walk {
+pub(crate) struct Walk {
     file_bytes: u64,
     todo: Vec<(Task, u64, u64)>,
     requests: usize,
@@ -113,7 +113,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    pub fn begin(file_bytes: u64) -> Walk {
+    pub(crate) fn begin(file_bytes: u64) -> Walk {
         Walk {
             file_bytes,
             todo: vec![(Task::Superblock, 0, SUPERBLOCK_BYTES.min(file_bytes))],
@@ -129,12 +129,12 @@ impl Walk {
     }
 
     /// The bytes that it needs next: offset and length, within the file. None: it is through.
-    pub fn asks(&self) -> Option<(u64, u64)> {
+    pub(crate) fn asks(&self) -> Option<(u64, u64)> {
         self.todo.last().map(|(_, at, bytes)| (*at, *bytes))
     }
 
     /// Takes the bytes that it asked for.
-    pub fn answer(&mut self, bytes: &[u8]) -> Result<(), Odd> {
+    pub(crate) fn answer(&mut self, bytes: &[u8]) -> Result<(), Odd> {
         let Some((task, at, _)) = self.todo.pop() else { return Ok(()) };
         let odd = |what: String| (at, what);
         match task {

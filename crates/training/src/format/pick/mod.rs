@@ -89,7 +89,7 @@ pub trait Picker: Send {
 
 /// Returns the position in the file of byte `at` of all pieces, and how many follow it there. None: they have no such
 /// byte.
-pub fn place(pieces: &[Piece], at: u64) -> Option<(u64, u64)> {
+pub(crate) fn place(pieces: &[Piece], at: u64) -> Option<(u64, u64)> {
     let index = pieces.partition_point(|piece| piece.end <= at);
     let begin = index.checked_sub(1).map_or(0, |before| pieces[before].end);
     pieces.get(index).map(|piece| (piece.offset + (at - begin), piece.end - at))

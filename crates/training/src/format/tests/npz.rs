@@ -4,7 +4,7 @@ use super::*;
 use std::io::Write;
 
 /// Returns a file of `|u1`, with its header padded as numpy does.
-pub fn npy_file(shape: &str, data: &[u8]) -> Vec<u8> {
+pub(crate) fn npy_file(shape: &str, data: &[u8]) -> Vec<u8> {
     let mut text = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}");
     while (10 + text.len() + 1) % 64 != 0 {
         text.push(' ');
@@ -14,7 +14,7 @@ pub fn npy_file(shape: &str, data: &[u8]) -> Vec<u8> {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-pub enum Packing {
+pub(crate) enum Packing {
     Stored,
     Stored64,
     Deflated,
@@ -27,7 +27,7 @@ fn deflate(data: &[u8]) -> Vec<u8> {
 }
 
 /// A zip as Python's zipfile lays it out.
-pub fn zip_of(members: &[(&str, Vec<u8>)], packing: Packing) -> Vec<u8> {
+pub(crate) fn zip_of(members: &[(&str, Vec<u8>)], packing: Packing) -> Vec<u8> {
     let (mut file, mut directory) = (Vec::new(), Vec::new());
     for (name, data) in members {
         let deflated = matches!(packing, Packing::Deflated | Packing::Descriptor);
@@ -88,10 +88,10 @@ pub fn zip_of(members: &[(&str, Vec<u8>)], packing: Packing) -> Vec<u8> {
     [&file[..], &directory, b"PK\x05\x06\x00\x00\x00\x00", &count, &count, &bytes, &at, &[0, 0]].concat()
 }
 
-pub const PACKINGS: [Packing; 4] =
+pub(crate) const PACKINGS: [Packing; 4] =
     [Packing::Stored, Packing::Stored64, Packing::Deflated, Packing::Descriptor];
 
-pub fn npz_file(packing: Packing) -> Vec<u8> {
+pub(crate) fn npz_file(packing: Packing) -> Vec<u8> {
     let (x, y) = (npy_file("(40, 50, 2)", &pattern(4000)), npy_file("(2,)", &[0, 0]));
     zip_of(&[("x.npy", x), ("y.npy", y)], packing)
 }

@@ -6,7 +6,7 @@ const POLYNOMIAL: u32 = 0xEDB8_8320;
 /// The four bytes (a little-endian word) that, after bytes whose CRC-32 is `before`, make it `target`.
 ///
 /// CRC-32 takes a word in by xor and then 32 steps of a shift register, each of which can be taken back.
-pub fn word(before: u32, target: u32) -> u32 {
+pub(crate) fn word(before: u32, target: u32) -> u32 {
     let back = (0..32).fold(!target, |register, _| match register >> 31 {
         0 => register << 1,
         _ => ((register ^ POLYNOMIAL) << 1) | 1,

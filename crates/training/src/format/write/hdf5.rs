@@ -20,12 +20,12 @@ const LABELS: u64 = 0x578;
 const NAME_OF_RECORDS: u64 = 8;
 const NAME_OF_LABELS: u64 = 16;
 
-pub struct Hdf5 {
+pub(crate) struct Hdf5 {
     samples: u64,
 }
 
 impl Hdf5 {
-    pub fn new(spec: &WriteSpec) -> Hdf5 {
+    pub(crate) fn new(spec: &WriteSpec) -> Hdf5 {
         Hdf5 { samples: u64::from(spec.samples_per_file) }
     }
 

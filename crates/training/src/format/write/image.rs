@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 /// A valid JPEG of as many bytes as DLIO 3.0 gives a file of that name (which holds nothing but random bytes). Most of it
 /// is comment segments with content; the image is grey, and decodes in no time.
-pub struct Jpeg;
+pub(crate) struct Jpeg;
 
 /// Limit on a comment, with its marker and length.
 const COMMENT_BYTES_MAX: u64 = 2 + 65535;
@@ -13,7 +13,7 @@ const COMMENT_HEAD_BYTES: u64 = 4;
 const END: &[u8] = &[0xFF, 0xD9];
 
 impl Jpeg {
-    pub fn new(_spec: &WriteSpec) -> Jpeg {
+    pub(crate) fn new(_spec: &WriteSpec) -> Jpeg {
         Jpeg
     }
 
@@ -86,7 +86,7 @@ impl Layout for Jpeg {
 }
 
 /// Random pixels, which no filter and no deflating makes smaller: rows lie in stored blocks.
-pub struct Png;
+pub(crate) struct Png;
 
 /// Limit on a deflate block.
 const STORED_BYTES_MAX: u64 = 65535;
@@ -97,7 +97,7 @@ const CHUNK_BYTES: u64 = 12;
 const SUM_BYTES: u64 = 4;
 
 impl Png {
-    pub fn new(_spec: &WriteSpec) -> Png {
+    pub(crate) fn new(_spec: &WriteSpec) -> Png {
         Png
     }
 

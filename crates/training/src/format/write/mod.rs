@@ -12,12 +12,12 @@ mod parquet;
 mod plain;
 mod tfrecord;
 
-pub use hdf5::Hdf5;
-pub use image::{Jpeg, Png};
-pub use npz::{Npy, Npz};
-pub use parquet::{Column, Parquet, PAGE_BYTES_MAX};
-pub use plain::{Indexed, Raw};
-pub use tfrecord::TfRecord;
+pub(crate) use hdf5::Hdf5;
+pub(crate) use image::{Jpeg, Png};
+pub(crate) use npz::{Npy, Npz};
+pub(crate) use parquet::{Column, Parquet, PAGE_BYTES_MAX};
+pub(crate) use plain::{Indexed, Raw};
+pub(crate) use tfrecord::TfRecord;
 
 use super::sums;
 use forebay_model::content;

@@ -28,12 +28,12 @@ fn npy_header(descr: &str, shape: &[u64]) -> Vec<u8> {
     [head, format!("{text:width$}\n").into_bytes()].concat()
 }
 
-pub struct Npy {
+pub(crate) struct Npy {
     samples: u64,
 }
 
 impl Npy {
-    pub fn new(spec: &WriteSpec) -> Npy {
+    pub(crate) fn new(spec: &WriteSpec) -> Npy {
         Npy { samples: u64::from(spec.samples_per_file) }
     }
 
@@ -57,7 +57,7 @@ impl Layout for Npy {
     }
 }
 
-pub struct Npz {
+pub(crate) struct Npz {
     seed: u64,
     array: Npy,
 }
@@ -70,7 +70,7 @@ struct Member {
 }
 
 impl Npz {
-    pub fn new(spec: &WriteSpec) -> Npz {
+    pub(crate) fn new(spec: &WriteSpec) -> Npz {
         Npz { seed: spec.seed, array: Npy::new(spec) }
     }
 

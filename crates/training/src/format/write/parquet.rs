@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 const MAGIC: &[u8] = b"PAR1";
 /// Lengths of pages are signed 32-bit numbers.
-pub const PAGE_BYTES_MAX: u64 = i32::MAX as u64;
+pub(crate) const PAGE_BYTES_MAX: u64 = i32::MAX as u64;
 
 /// A column: `values` of its type in each sample.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
@@ -56,7 +56,7 @@ impl Column {
     }
 }
 
-pub struct Parquet {
+pub(crate) struct Parquet {
     seed: u64,
     rows: u64,
     row_group: u64,
@@ -65,7 +65,7 @@ pub struct Parquet {
 
 impl Parquet {
     /// Without columns: one of bytes, `data`, as long as a sample is.
-    pub fn new(spec: &WriteSpec) -> Parquet {
+    pub(crate) fn new(spec: &WriteSpec) -> Parquet {
         let row_group = u64::from(if spec.row_group == 0 { spec.samples_per_file } else { spec.row_group });
         Parquet {
             seed: spec.seed,

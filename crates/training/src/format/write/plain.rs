@@ -5,12 +5,12 @@ use super::{Beside, BesidePlace, FileShape, Layout, Part, WriteSpec};
 use crate::format::pick::{LENGTHS, OFFSETS};
 use std::collections::VecDeque;
 
-pub struct Raw {
+pub(crate) struct Raw {
     samples: u64,
 }
 
 impl Raw {
-    pub fn new(spec: &WriteSpec) -> Raw {
+    pub(crate) fn new(spec: &WriteSpec) -> Raw {
         Raw { samples: u64::from(spec.samples_per_file) }
     }
 }
@@ -29,10 +29,10 @@ impl Layout for Raw {
     }
 }
 
-pub struct Indexed(Raw);
+pub(crate) struct Indexed(Raw);
 
 impl Indexed {
-    pub fn new(spec: &WriteSpec) -> Indexed {
+    pub(crate) fn new(spec: &WriteSpec) -> Indexed {
         Indexed(Raw::new(spec))
     }
 }

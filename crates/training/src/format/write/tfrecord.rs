@@ -4,13 +4,13 @@ use super::{Beside, BesidePlace, FileShape, Layout, Part, Sum, WriteSpec};
 use std::collections::VecDeque;
 use std::fmt::Write;
 
-pub struct TfRecord {
+pub(crate) struct TfRecord {
     samples: u64,
     dimension: u64,
 }
 
 impl TfRecord {
-    pub fn new(spec: &WriteSpec) -> TfRecord {
+    pub(crate) fn new(spec: &WriteSpec) -> TfRecord {
         TfRecord { samples: u64::from(spec.samples_per_file), dimension: u64::from(spec.dimension) }
     }
 
