@@ -136,6 +136,7 @@ def test_what_is_written_is_whole_or_refused_and_a_link_stays_one(tmp_path: Path
     def write(place: object) -> None:
         output.write("--out", str(place), "# How good the planner is\n", output.BACKTEST)
 
+    (tmp_path / "kept").touch()
     (tmp_path / "link").symlink_to(tmp_path / "kept")
     for place in (tmp_path / "link", tmp_path / "plain", "/dev/null"):
         write(place)

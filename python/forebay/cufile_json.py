@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay import pipes
-from forebay.bench.save import unwritable
+from forebay.bench.save import place, unwritable
 from forebay.errors import RequestError
 from forebay.gdsio import cufile
 
@@ -95,16 +95,8 @@ def write(path: Path, text: str, overwrite: bool) -> None:
     pipes.refuse_dash(path, f"--write-cufile-json {path}", "a file name")
     if path.is_dir():
         raise RequestError(f"--write-cufile-json {path}", "is a directory", "a file name")
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(text)
-        try:
-            if overwrite:
-                os.replace(aside, path)
-            else:
-                os.link(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
+        place(path, text, (lambda _: True) if overwrite else None)
     except FileExistsError:
         raise RequestError(
             f"--write-cufile-json {path}", "already exists", "--overwrite, or another name"

@@ -23,6 +23,7 @@ from typing import Any
 
 import click
 
+from forebay.bench.save import place
 from forebay.errors import (
     BROKE,
     CHECK_FAILED,
@@ -172,9 +173,7 @@ class Tour:
 
     def sweep(self, cache: str) -> dict[str, Any]:
         recipe = self.results / "sweep.toml"
-        recipe.write_text(
-            SWEEP.format(cache=cache, seconds=self.seconds, files=FILES, size=format_bytes(self.file_bytes))
-        )
+        place(recipe, SWEEP.format(cache=cache, seconds=self.seconds, files=FILES, size=format_bytes(self.file_bytes)))
         output = self.results / "sweep.jsonl"
         code, found = self.verb("sweep", str(recipe), str(self.data), "-o", str(output))
         if output.exists():
@@ -218,7 +217,7 @@ class Tour:
     def emulate(self, cache: str) -> dict[str, Any]:
         """The files that are there already, by other names, as a data set of one sample per MiB."""
         recipe, folder = self.results / "job.toml", self.data / "job" / "train"
-        recipe.write_text(JOB.format(samples=self.file_bytes // MIB))
+        place(recipe, JOB.format(samples=self.file_bytes // MIB))
         folder.mkdir(parents=True)
         for number, file in enumerate(sorted(self.data.glob("member.*"))):
             os.link(file, folder / f"{number}.raw")
@@ -263,7 +262,7 @@ class Tour:
             simulated = record["result"]["throughput_gib_s"]
             rows.append({"io_size": size, "simulated_gib_s": simulated, **published.get(kib, {})})
         output = self.results / "model.jsonl"
-        output.write_text("".join(json.dumps(r) + "\n" for r in records))
+        place(output, "".join(json.dumps(r) + "\n" for r in records))
         self.saved.append(output)
         self.say(f"   {'GiB/s':>6}{'simulated':>12}{'paper, GPU direct':>21}{'paper, through the CPU':>26}")
         for row in rows:

@@ -39,7 +39,10 @@ def refuse_to_read(path: str | Path, asked: str | None = None) -> None:
 
 
 def refuse_to_write(path: str | Path, asked: str) -> None:
-    """Likewise for what is written."""
+    """Likewise for what is written, and for a link that leads nowhere: whoever made it meant another file than a new one."""
+    if os.path.islink(path) and not os.path.exists(path):
+        target = os.path.realpath(path)
+        raise RequestError(asked, f"is a link to {target}, which doesn't exist", f"{target}, or rm {path}")
     if is_fifo(path):
         found = "is a FIFO, and to open it would wait until something reads from it"
         raise RequestError(asked, found, f"a file; or >(cat > {path}) in bash")

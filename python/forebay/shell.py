@@ -62,20 +62,25 @@ def write_pages(folder: Path, verb: str | None = None) -> int:
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for each in [verb] if verb else [None, *verbs()]:
-            name = f"forebay-{each}.1" if each else "forebay.1"
-            try:
+        pages = {f"forebay-{each}.1" if each else "forebay.1": each for each in ([verb] if verb else [None, *verbs()])}
+        others = [name for name in pages if os.path.lexists(at := folder / name) and (at.is_symlink() or not _is_a_page(at))]
+        try:
+            for name, each in pages.items():
+                if others:
+                    raise FileExistsError(others[0])
                 place(folder / name, page(each), _is_a_page)
-            except FileExistsError as error:
-                found = f"{name} exists and isn't a Forebay manual page, so it isn't overwritten"
-                raise RequestError(f"--out {folder}", found, "another directory") from error
-            click.echo(str(folder / name))
+                click.echo(str(folder / name))
+        except FileExistsError as error:
+            found = f"{others[0] if others else name} exists and isn't a Forebay manual page, so it isn't overwritten"
+            raise RequestError(f"--out {folder}", found, "another directory") from error
     except OSError as error:
         raise unwritable(f"--out {folder}", error, "directory") from error
     return 0
 
 
 def _is_a_page(path: Path) -> bool:
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         return file.read(12) == b'.TH "FOREBAY'
 

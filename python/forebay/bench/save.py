@@ -205,6 +205,16 @@ def write_text(path: str | Path, text: str) -> None:
         raise unwritable(asked, error) from error
 
 
+def refuse_to_replace(path: str | Path) -> None:
+    """RequestError where `write` would refuse: to be asked before anything is measured."""
+    asked = f"write {path}"
+    pipes.refuse_to_write(path, asked)
+    if os.path.isdir(path):
+        raise RequestError(asked, "is a directory", "another folder, or another file name")
+    if os.path.isfile(path) and not _is_ours(Path(path)):
+        raise RequestError(asked, "exists and isn't Forebay's, so it isn't overwritten", "another folder, or another file name")
+
+
 def _is_ours(path: Path) -> bool:
     """An empty file, or one whose first document begins with a schema of ours. Reads 4 KiB at most."""
     with path.open("rb") as file:
@@ -277,6 +287,24 @@ def _claim(name: str, target: Path) -> None:
     except OSError:  # a file system without hard links
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         os.replace(name, target)
+
+
+def put_aside(path: Path) -> Path:
+    """Gives a file of ours the first of the names FILE.1, FILE.2, … that nothing has, and returns it."""
+    for number in range(1, 100_000):
+        aside = path.with_name(f"{path.name}.{number}")
+        try:
+            os.link(path, aside, follow_symlinks=False)
+        except FileExistsError:
+            continue
+        except OSError:  # a file system without links
+            if os.path.lexists(aside):
+                continue
+            os.rename(path, aside)
+            return aside
+        os.unlink(path)
+        return aside
+    raise RequestError(f"--restart with -o {path}", "has 99,999 older files beside it", "rm some of them")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from forebay.bench.save import refuse_to_replace
 from forebay.emulate.greatest import WARM_UP, Greatest, Trial
 from forebay.emulate.request import Request
 from forebay.errors import RequestError
@@ -33,6 +34,7 @@ class Kept:
 
     def __init__(self, folder: Path, request: Request, wanted: dict[str, Any], restart: bool) -> None:
         """`wanted`: the search's definition."""
+        refuse_to_replace(folder / RESULT)
         self.results = Results(folder / FILE)
         try:
             self._begin(wanted, request, restart)

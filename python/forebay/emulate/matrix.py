@@ -22,11 +22,12 @@ import click
 from forebay import mpi
 from forebay.bench import listen, save
 from forebay.emulate import data, datasize, measure, search
+from forebay.emulate.kept import FILE
 from forebay.emulate.request import LEVEL_OF, Request, count
 from forebay.emulate.workloads import load
 from forebay.errors import DONE, INTERRUPTED, ForebayError, RequestError
 from forebay.run import typed
-from forebay.sweep.results import POINT
+from forebay.sweep.results import POINT, refuse_others
 from forebay.units import GIB, parse_seconds
 
 if TYPE_CHECKING:
@@ -115,6 +116,10 @@ def command(
     asks = Asks(seconds, int(confirm), count(most, "--max"))
     with listen.listening(metrics) as listens:
         folder = measure.results_folder(results or preset)
+        for name in ("matrix.json", "matrix.jsonl", *(f"{cell.name}/{search.RESULT}" for cell in cells)):
+            save.refuse_to_replace(folder / name)
+        for cell in cells:
+            refuse_others(folder / cell.name / FILE)
         documents, code = play(matrix, cells, folder, asks, listens)
     document = report(matrix, cells, documents)
     keep(folder, matrix, cells, documents)

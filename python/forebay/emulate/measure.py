@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,9 +68,8 @@ def results_folder(path: str, flag: str = "--results") -> Path:
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".forebay-can-write"
-        probe.write_text("")
-        probe.unlink()
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise RequestError(f"{flag} {path}", f"can't be a folder of results ({error.strerror})", "another folder") from error
     return folder

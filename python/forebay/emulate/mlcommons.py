@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from forebay.bench.save import place
 from forebay.emulate import judge, kept, results
 from forebay.errors import DONE, RequestError
 from forebay.units import GIB
@@ -89,7 +90,7 @@ def write(out: Path, records: Sequence[Mapping[str, Any]]) -> list[Path]:
         folder = out / f"run{number}"
         try:
             (folder / "configs").mkdir(parents=True)
-            (folder / "configs" / "overrides.yaml").write_text(overrides(record))
+            place(folder / "configs" / "overrides.yaml", overrides(record))
             _json(folder / "per_epoch_stats.json", per_epoch(record))
             _json(folder / "summary.json", summary(record))
         except OSError as error:
@@ -99,7 +100,7 @@ def write(out: Path, records: Sequence[Mapping[str, Any]]) -> list[Path]:
 
 
 def _json(file: Path, document: Any) -> None:
-    file.write_text(json.dumps(document, indent=4) + "\n")
+    place(file, json.dumps(document, indent=4) + "\n")
 
 
 def overrides(record: Mapping[str, Any]) -> str:

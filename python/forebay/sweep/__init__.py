@@ -164,8 +164,6 @@ def _continue(
     if restart and (contents.headers or contents.lines or contents.damaged):
         click.echo(f"the old results are in {results.restart()}", err=True)
         contents = results.contents
-    if contents.damaged and not contents.ours:
-        raise RequestError(f"-o {results.path}", "is not a file of sweep results", "-o another file")
     old = contents.headers[-1] if contents.headers else None
     changes = planning.differences(old["definition"], planning.define(sweep, asks)) if old else []
     if changes and not extend:

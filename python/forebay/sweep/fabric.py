@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay import run as engine
+from forebay.bench.save import place
 from forebay.errors import MachineError, RequestError, RunError
 
 if TYPE_CHECKING:
@@ -169,8 +170,8 @@ def fit(job: dict[str, Any], changes: tuple[str, ...]) -> tuple[dict[str, Any], 
 
 
 def _put(source: str, places: dict[str, str]) -> str:
-    for name, place in places.items():
-        source = source.replace(name, place)
+    for name, at in places.items():
+        source = source.replace(name, at)
     return source
 
 
@@ -244,7 +245,7 @@ class Fabric:
             by_threads.setdefault(threads_of(queues), []).append((name, queues))
         for threads, drives in by_threads.items():
             config = folder / f"snap{threads}.toml"
-            config.write_text(f"threads = {threads}\n" + "".join(self._drive(folder, *drive) for drive in drives))
+            place(config, f"threads = {threads}\n" + "".join(self._drive(folder, *drive) for drive in drives))
             self._stack.enter_context(
                 Service([], ["snap", str(config), "--rpc", str(folder / f"rpc{threads}.sock")], r"ready: ")
             )

@@ -119,21 +119,31 @@ def _bounded_lines(file: Any) -> Any:
         yield raw
 
 
+def refuse_others(path: Path) -> None:
+    """RequestError where the name has something that isn't a file of results: asked before the first of several is opened."""
+    asked = f"-o {path}"
+    pipes.refuse_dash(path, asked, "--json for the summary on standard output")
+    pipes.refuse_to_write(path, asked)
+    if pipes.descriptor_of(path) is not None or (path.exists() and not path.is_file()):
+        found = "isn't a regular file, and an unfinished sweep is continued from its file"
+        raise RequestError(asked, found, "-o FILE.jsonl")
+    contents = read(path) if path.exists() else Contents()
+    if contents.damaged and not contents.ours:
+        raise RequestError(asked, "is not a file of sweep results", "-o another file")
+
+
 class Results:
     """The open file, locked. Use as a context manager; a second sweep on the same file is refused."""
 
     def __init__(self, path: Path) -> None:
-        pipes.refuse_dash(path, f"-o {path}", "--json for the summary on standard output")
-        pipes.refuse_to_write(path, f"-o {path}")
-        if pipes.descriptor_of(path) is not None or (path.exists() and not path.is_file()):
-            found = "isn't a regular file, and an unfinished sweep is continued from its file"
-            raise RequestError(f"-o {path}", found, "-o FILE.jsonl")
-        self.path = path
+        refuse_others(path)
+        # What is put in its place later is put where the link leads.
+        self.path = Path(os.path.realpath(path)) if path.is_symlink() else path
         # An empty file that is there is somebody's; one that we make and leave empty isn't.
         self._was_there = path.exists()
         self._file = self._locked()
         try:
-            self.contents = read(path)
+            self.contents = read(self.path)
         except BaseException:
             self._file.close()
             raise
@@ -190,13 +200,14 @@ class Results:
             raise RunError(f"-o {self.path}", found, "make room, then the same command") from error
 
     def put_damage_aside(self) -> Path | None:
-        """Copies damaged lines to FILE.damaged, then replaces the file by its good lines. None: no damage."""
+        """Copies damaged lines to FILE.damaged, or the first FILE.damaged.N that is free, then replaces the file by its good
+        lines. None: no damage."""
         if not self.contents.damaged:
             return None
         numbers = {number for number, _ in self.contents.damaged}
-        aside = self.path.with_name(self.path.name + ".damaged")
+        aside = self._free_name(".damaged")
         handle, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
-        with self.path.open("rb") as old, aside.open("ab") as bad, os.fdopen(handle, "wb") as good:
+        with self.path.open("rb") as old, aside.open("xb") as bad, os.fdopen(handle, "wb") as good:
             for number, raw in enumerate(_bounded_lines(old), 1):
                 (bad if number in numbers else good).write(raw if raw.endswith(b"\n") else raw + b"\n")
             for file in (bad, good):
@@ -205,6 +216,11 @@ class Results:
         os.chmod(temporary, os.stat(self.path).st_mode & 0o777)
         self._replace(temporary)
         return aside
+
+    def _free_name(self, suffix: str) -> Path:
+        """The first of FILE`suffix`, FILE`suffix`.1, … that nothing has. Without a suffix, the first is FILE.1."""
+        names = (self.path.with_name(f"{self.path.name}{suffix}{f'.{n}' if n else ''}") for n in range(100_000))
+        return next(name for name in names if not os.path.lexists(name))
 
     def mend_end(self) -> None:
         """A good last line without its newline gets one, so that the next line stands alone."""
@@ -216,15 +232,8 @@ class Results:
                     self._write(b"\n")
 
     def restart(self) -> Path:
-        """Moves what is there aside, and begins anew. Returns where the old lines are now.
-
-        RequestError where no line of it is a sweep's: it isn't ours to move.
-        """
-        if self.contents.damaged and not self.contents.ours:
-            raise RequestError(f"--restart with -o {self.path}", "is not a file of sweep results", "-o another file")
-        n = 1
-        while (aside := self.path.with_name(f"{self.path.name}.{n}")).exists():
-            n += 1
+        """Moves what is there aside, and begins anew. Returns where the old lines are now."""
+        aside = self._free_name("")
         handle, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
         os.close(handle)
         os.chmod(temporary, 0o644)

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from forebay import run as engine
+from forebay.bench.save import place as place_file
 from forebay.errors import MachineError, RequestError
 from forebay.units import GIB
 from forebay.validate.needs import kind_of
@@ -138,7 +139,8 @@ def make_folders(sources: tuple[str, ...]) -> None:
         folder = Path(place(source))
         try:
             folder.mkdir(exist_ok=True)
-            (folder / MARK).write_text("Made by forebay validate, which removes it when it is done.\n")
+            if not (folder / MARK).exists():
+                place_file(folder / MARK, "Made by forebay validate, which removes it when it is done.\n")
         except OSError as error:
             raise MachineError(
                 f"source '{source}'",

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from forebay import run as engine
+from forebay.bench import save
 from forebay.bench.interrupt import Interrupt
-from forebay.bench.save import write_text
 from forebay.errors import ForebayError, MachineError, RequestError, RunError
 from forebay.stages import Stages
 from forebay.validate import counters, document
@@ -48,7 +48,7 @@ class Validation:
 
     def save(self) -> None:
         if self.path is not None:
-            write_text(self.path, self._text())
+            save.write_text(self.path, self._text())
 
     def _text(self) -> str:
         """The document as JSON. A run, once in it, doesn't change: it is put into text once."""

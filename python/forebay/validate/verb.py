@@ -149,9 +149,7 @@ def opened(path: Path, options: plan.Options, restart: bool) -> dict[str, Any] |
     if not path.is_file() or not path.stat().st_size:
         return None
     if restart:
-        aside = next(p for n in range(1, 10_000) if not (p := path.with_name(f"{path.name}.{n}")).exists())
-        path.rename(aside)
-        click.echo(f"the old file is {aside}", err=True)
+        click.echo(f"the old file is {save.put_aside(path)}", err=True)
         return None
     old = document.read(path)
     changes = document.differences(old["options"], options.as_dict())

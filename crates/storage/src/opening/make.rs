@@ -219,9 +219,14 @@ fn allocate(file: &FilePlan, ours: Option<Identity>, undo: &mut Undo) -> Result<
         Some(libc::EACCES | libc::EPERM) => {
             Error::request(&asked, "permission denied", "a directory that you can write to")
         }
+        Some(libc::EEXIST) if file.path.is_symlink() => Error::request(
+            &asked,
+            "it is a link, and no file is created through one",
+            format!("the file that ls -l {} names, or another name", file.path.display()),
+        ),
         Some(libc::EEXIST) => Error::run(
             &asked,
-            "another process created it in the meantime, or it is a dangling link",
+            "another process created it in the meantime",
             format!("ls -l {}; another name", file.path.display()),
         ),
         _ => Error::run(&asked, e.to_string(), "df -h; df -i"),

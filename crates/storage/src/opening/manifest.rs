@@ -158,6 +158,18 @@ impl Held {
         Ok(Held::of(Some(file), false, manifest, path))
     }
 
+    /// Checks, before any file is made, that the directory has a manifest that can be written, or none.
+    pub fn check(dir: &Path) -> Result<(), Error> {
+        match crate::outputs::there(&dir.join(NAME)).map_err(|e| cannot_write(dir, &e))? {
+            None => Ok(()),
+            Some(meta) if meta.is_file() => Held::shared(dir).map(drop),
+            Some(meta) => {
+                let errno = if meta.is_symlink() { libc::ELOOP } else { libc::EISDIR };
+                Err(cannot_write(dir, &std::io::Error::from_raw_os_error(errno)))
+            }
+        }
+    }
+
     /// For making and writing files.
     pub fn alone(dir: &Path) -> Result<Held, Error> {
         let path = dir.join(NAME);
@@ -369,7 +381,11 @@ fn cannot_write(dir: &Path, e: &std::io::Error) -> Error {
             let found = format!("its {NAME} is a link, and a list of files is not written through one");
             Error::request(asked, found, format!("rm {}", dir.join(NAME).display()))
         }
-        _ => Error::run(asked, e.to_string(), "forebay doctor"),
+        Some(libc::EISDIR | libc::ENXIO) => {
+            let found = format!("its {NAME} isn't a file, and Forebay lists there which files it created");
+            Error::request(asked, found, "another directory")
+        }
+        _ => Error::run(asked, e.to_string(), "df -h; df -i; dmesg | tail"),
     }
 }
 

@@ -121,6 +121,7 @@ impl Ground {
                 Ok(())
             };
         };
+        Held::check(&at)?;
         let Some(any) = old.first() else { return Ok(()) };
         let asked = format!("write {}", at.display());
         let held = Held::shared(&at)?;
