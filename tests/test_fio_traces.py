@@ -6,9 +6,11 @@ import importlib
 import os
 import random
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -90,3 +92,14 @@ def test_a_file_is_traced_in_both(tool: Any, tmp_path: Path) -> None:
     if said.startswith("not traced") and "permitted" in said:
         pytest.skip(said)
     assert said == tool.SEQUENCE
+
+
+@pytest.mark.promise("BEN-34")
+@pytest.mark.parametrize("jobs", [16, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
+def test_random_walks_go_where_those_of_fio_go_or_are_refused_by_name(jobs: int, tmp_path: Path) -> None:
+    if shutil.which("fio") is None or not os.access("/dev/fuse", os.W_OK) or os.geteuid() != 0:
+        pytest.skip("needs fio, /dev/fuse and root; apt install fio")
+    command = [sys.executable, ROOT / "bench/fio_walks.py", "--jobs", str(jobs), "--seed", "7"]
+    done = processes.run(command, 1800, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split(": ")[1].split(" same")[0].split(", ")[-1]) >= jobs / 4, done.stdout

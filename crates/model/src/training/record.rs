@@ -3,8 +3,12 @@
 use super::rules::{self, Figures};
 use super::spec::{EmulateSpec, Level, Loader, RuleSet};
 use crate::record::LatencySummary;
+use crate::units::readable_bytes;
 use crate::{Error, Latency};
 use serde::{Deserialize, Serialize};
+
+/// Share of their nominal bytes below which HDF5's samples aren't in the files: what describes data that lies elsewhere is shorter.
+const SMALLEST_SHARE: f64 = 0.25;
 
 /// Label of every record of this kind, so that no figure passes for a submitted one.
 pub const LABEL: &str = "MLPerf-style, unverified";
@@ -336,11 +340,18 @@ impl Training {
 
     fn delivered_verdict(&self) -> Option<Verdict> {
         let skipped = self.skipped.count;
-        (skipped > 0).then(|| {
+        let wanted = self.samples as f64 * self.record_bytes;
+        let why = if skipped > 0 {
             let all = self.samples + skipped;
-            let why = format!("{skipped} of {all} samples couldn't be read and were skipped");
-            Verdict { id: "delivered".into(), ok: false, why }
-        })
+            format!("{skipped} of {all} samples couldn't be read and were skipped")
+        } else if self.format == "hdf5" && (self.payload_bytes as f64) < SMALLEST_SHARE * wanted {
+            let (found, each) =
+                (readable_bytes(self.payload_bytes), readable_bytes(self.record_bytes as u64));
+            format!("the {} samples that were read have {found} in all, not {each} each", self.samples)
+        } else {
+            return None;
+        };
+        Some(Verdict { id: "delivered".into(), ok: false, why })
     }
 
     fn complete_verdict(&self) -> Option<Verdict> {

@@ -361,9 +361,19 @@ fn hdf5_is_as_long_as_it_says() {
     assert!(what(&file[..file.len() - 1]).contains("says 2956 bytes, and the file has 2955"));
     assert_eq!(what(&file[..30]), "the file ends inside its superblock");
     assert!(what(&[0; 100]).contains("doesn't begin"));
-    let version2 =
-        [&b"\x89HDF\r\n\x1a\n\x02\x08\x08\x00"[..], &[0; 16], &60u64.to_le_bytes(), &[0; 24]].concat();
-    feed(&mut *parser("hdf5", 1), &version2, 9).expect("version 2");
+    let head = |sum: u32| {
+        let head = [
+            &b"\x89HDF\r\n\x1a\n\x02\x08\x08\x00"[..],
+            &[0; 16],
+            &100u64.to_le_bytes(),
+            &48u64.to_le_bytes(),
+        ]
+        .concat();
+        let sum = super::hdf5::newer::lookup3(&head) ^ sum;
+        [&head[..], &sum.to_le_bytes(), b"OHDR\x02\x00", &[0; 46]].concat()
+    };
+    assert_eq!(what(&head(1)), "its superblock doesn't have the checksum that is stored behind it");
+    assert_eq!(what(&head(0)), "an object's header doesn't have the checksum that is stored behind it");
 }
 
 fn table(rows: u32, row_group: u32) -> Vec<u8> {

@@ -2,6 +2,7 @@
 //! of its data sets can be found from the file's first bytes. What DLIO and h5py write has no checksum over its data.
 //! A run goes by `pick::Tree`, which follows the trees of addresses wherever they lead.
 
+pub(super) mod newer;
 pub(super) mod walk;
 
 use super::bounded::{u64_at, Gather};
@@ -41,9 +42,6 @@ impl Hdf5 {
         let front = self.gather.bytes();
         superblock(front, self.file_bytes).map_err(|what| Damage::new(0, 0, what))?;
         self.samples = self.samples_per_file.max(1);
-        if front[8] > 1 {
-            return Ok(());
-        }
         let mut walk = Walk::begin(self.file_bytes);
         while let Some((at, bytes)) = walk.asks() {
             let end = at.saturating_add(bytes);

@@ -1,11 +1,12 @@
 //! From an HDF5 file's superblock to where its data sets lie (HDF5 File Format Specification 3.0, sections II to IV):
-//! the root group's tree, names and entries, each object's header, and the tree of its chunks. Of version 0 and 1, as
-//! h5py writes them unless told otherwise.
+//! the root group's tree, names and entries, each object's header, and the tree of its chunks. Of the first generation, as
+//! h5py writes them unless told otherwise, here; what came later is parsed by `newer`.
 //!
 //! A walk does no I/O: it asks for bytes by offset and length, one request after the other, and is answered. Trees go
 //! down level by level, and everything that is asked for is counted, so that no file leads it in a circle.
 
 use super::super::bounded::{u16_at, u32_at, u64_at};
+use super::newer::{self, Array, Chunks, Link};
 
 pub(crate) const SIGNATURE: &[u8; 8] = b"\x89HDF\r\n\x1a\n";
 const UNDEFINED: u64 = u64::MAX;
@@ -65,6 +66,13 @@ enum Task {
     Superblock,
     Header,
     Messages,
+    /// A block of a header of version 2, whole; its messages begin `skip` bytes from its begin.
+    Block {
+        skip: usize,
+        numbered: bool,
+    },
+    ArrayHeader,
+    ArrayBlock(Array),
     Heap,
     Names,
     /// A node of the root group's tree, or of a data set's chunks, below one of that level.
@@ -90,6 +98,10 @@ struct Object {
     messages_left: u32,
     chunk_dims: Vec<u64>,
     chunk_tree: Option<u64>,
+    /// A list of chunks of a later generation, in place of a tree.
+    chunk_list: Option<Chunks>,
+    /// Of a header of version 2: its messages are numbered.
+    numbered: Option<bool>,
     chunks: u64,
     is_packed: bool,
     /// The number of the filter in its pipeline that stores a Fletcher-32 sum behind everything else.
@@ -105,6 +117,7 @@ pub(crate) struct Walk {
     /// The root group's header comes first.
     in_root: bool,
     tree: Option<u64>,
+    heap_at: Option<u64>,
     names: Vec<u8>,
     /// (name in the list, header), those to be read last first.
     symbols: Vec<(u64, u64)>,
@@ -121,6 +134,7 @@ impl Walk {
             left: 2 * file_bytes.min(1 << 62),
             in_root: true,
             tree: None,
+            heap_at: None,
             names: Vec::new(),
             symbols: Vec::new(),
             object: Object::default(),
@@ -141,6 +155,16 @@ impl Walk {
             Task::Superblock => self.superblock(bytes).map_err(odd)?,
             Task::Header => self.header(at, bytes).map_err(odd)?,
             Task::Messages => self.messages(bytes).map_err(odd)?,
+            Task::Block { skip, numbered } => self.block(bytes, skip, numbered).map_err(odd)?,
+            Task::ArrayHeader => {
+                let (wanted, packed) = (self.chunks_wanted(), self.object.is_packed);
+                let array = Array::header(bytes, wanted, packed).map_err(odd)?;
+                self.ask(Task::ArrayBlock(array), array.at, array.block_bytes)?;
+            }
+            Task::ArrayBlock(array) => {
+                let found = array.elements(bytes).map_err(odd)?;
+                self.listed(found.into_iter())?;
+            }
             Task::Heap => self.heap(bytes).map_err(odd)?,
             Task::Names => {
                 self.names = bytes.to_vec();
@@ -180,7 +204,10 @@ impl Walk {
         let more = match head[8] {
             0 => 0,
             1 => 4,
-            version => return Err(format!("its superblock has version {version}, and 0 and 1 are walked")),
+            _ => {
+                let root = newer::superblock(head, self.file_bytes)?;
+                return self.ask_header(root).map_err(|(_, what)| what);
+            }
         };
         if (head[13], head[14]) != (8, 8) {
             return Err(format!(
@@ -194,11 +221,23 @@ impl Walk {
             return Err(format!("its superblock says bytes {base} to {end}, and the file has {has}"));
         }
         let root = u64_at(head, 64 + more);
-        self.ask(Task::Header, root, 16).map_err(|(_, what)| what)
+        self.ask_header(root).map_err(|(_, what)| what)
     }
 
-    /// An object's header of version 1: how many messages, in how many bytes.
+    /// The begin of an object's header, of either version: the second's may end the file sooner.
+    fn ask_header(&mut self, at: u64) -> Result<(), Odd> {
+        let bytes = newer::PREFIX_BYTES.min(self.file_bytes.saturating_sub(at)).max(16);
+        self.ask(Task::Header, at, bytes)
+    }
+
+    /// The begin of an object's header: of version 1, how many messages, in how many bytes.
     fn header(&mut self, at: u64, head: &[u8]) -> Result<(), String> {
+        if &head[..4] == b"OHDR" {
+            let newer::Prefix { bytes, messages_at, numbered } = newer::prefix(head)?;
+            self.object.numbered = Some(numbered);
+            let block = Task::Block { skip: messages_at, numbered };
+            return self.ask(block, at, bytes).map_err(|(_, what)| what);
+        }
         if head[0] != 1 {
             return Err(format!("an object's header has version {}, and 1 is known", head[0]));
         }
@@ -226,6 +265,41 @@ impl Walk {
         Ok(())
     }
 
+    /// A block of a header of version 2: its first, or one that a message of an earlier one leads to.
+    fn block(&mut self, block: &[u8], skip: usize, numbered: bool) -> Result<(), String> {
+        if !block.starts_with(b"OHDR") && !block.starts_with(b"OCHK") {
+            return Err("a part of an object's header doesn't begin with OCHK".into());
+        }
+        let messages = newer::summed(block, "an object's header")?.get(skip..).unwrap_or_default();
+        for (kind, body) in newer::messages(messages, numbered)? {
+            self.message(kind, body)?;
+        }
+        if self.todo.is_empty() {
+            return self.header_ended();
+        }
+        Ok(())
+    }
+
+    /// A link of the root group, as a message.
+    fn link(&mut self, body: &[u8]) -> Result<(), String> {
+        let (name, leads) = newer::link(body)?;
+        match leads {
+            Link::Header(at) => {
+                self.symbols.push((self.names.len() as u64, at));
+                self.names.extend_from_slice(name);
+                self.names.push(0);
+            }
+            Link::Elsewhere(why) if name == super::SAMPLES.as_bytes() => {
+                return Err(format!("'{}' isn't in this file: {why}", super::SAMPLES));
+            }
+            Link::Elsewhere(_) => {}
+        }
+        match self.symbols.len() > OBJECTS_MAX {
+            true => Err(format!("its root group has more than {OBJECTS_MAX} objects")),
+            false => Ok(()),
+        }
+    }
+
     fn message(&mut self, kind: u16, body: &[u8]) -> Result<(), String> {
         let short = |bytes: usize| match body.len() < bytes {
             true => Err(format!("a message of type {kind} has {} bytes", body.len())),
@@ -245,14 +319,24 @@ impl Walk {
                 self.object.summed_by =
                     last_filter(body)?.and_then(|(number, id)| (id == FLETCHER).then_some(number));
             }
+            0x02 if self.in_root && newer::is_dense(body) => {
+                return Err(
+                    "its root group keeps its names in a heap, as one of many objects, which isn't read here"
+                        .into(),
+                );
+            }
+            0x06 if self.in_root => self.link(body)?,
             0x10 => {
                 short(16)?;
-                self.ask(Task::Messages, u64_at(body, 0), u64_at(body, 8)).map_err(|(_, what)| what)?;
+                let task = match self.object.numbered {
+                    Some(numbered) => Task::Block { skip: 4, numbered },
+                    None => Task::Messages,
+                };
+                self.ask(task, u64_at(body, 0), u64_at(body, 8)).map_err(|(_, what)| what)?;
             }
             0x11 if self.in_root => {
                 short(16)?;
-                self.tree = Some(u64_at(body, 0));
-                self.symbols.push((0, u64_at(body, 8)));
+                (self.tree, self.heap_at) = (Some(u64_at(body, 0)), Some(u64_at(body, 8)));
             }
             _ => {}
         }
@@ -287,6 +371,19 @@ impl Walk {
                 }
                 Ok(())
             }
+            [4 | 5, 0 | 1, ..] => self.layout(&[&[3], &body[1..]].concat()),
+            [4 | 5, 2, rest @ ..] => {
+                let (dims, chunks) = newer::chunked(rest)?;
+                (self.object.chunk_dims, self.object.chunk_list) = (dims, Some(chunks));
+                if self.object.chunk_dims.contains(&0) {
+                    return Err("its chunks have no length".into());
+                }
+                Ok(())
+            }
+            [4 | 5, 3, ..] => {
+                self.object.set.place = Place::Absent("its data is in other data sets (a virtual one)");
+                Ok(())
+            }
             _ => Err(bad()),
         }
     }
@@ -295,13 +392,14 @@ impl Walk {
     fn header_ended(&mut self) -> Result<(), String> {
         if self.in_root {
             self.in_root = false;
-            let Some((_, heap)) = self.symbols.pop() else {
-                return Err("its root group has no table of symbols, as HDF5's first version has".into());
-            };
+            let Some(heap) = self.heap_at.filter(|_| self.tree.is_some()) else { return Ok(()) };
             return self.ask(Task::Heap, heap, 32).map_err(|(_, what)| what);
         }
-        let Object { set, chunk_dims, chunk_tree, .. } = &mut self.object;
-        let Some(tree) = *chunk_tree else { return Ok(()) };
+        let Object { set, chunk_dims, chunk_tree, chunk_list, .. } = &mut self.object;
+        let (tree, list) = (*chunk_tree, *chunk_list);
+        if tree.is_none() && list.is_none() {
+            return Ok(());
+        }
         if chunk_dims.len() != set.dims.len() {
             return Err(format!("its chunks have {} sides, and it has {}", chunk_dims.len(), set.dims.len()));
         }
@@ -311,10 +409,53 @@ impl Walk {
         let Some(wanted) = wanted else { return Err("it has more chunks than can be".into()) };
         let rows = set.dims[0].div_ceil(chunk_dims[0]);
         set.place = Place::Chunked { rows_each: chunk_dims[0], ends: vec![0; rows.min(wanted) as usize] };
-        if tree == UNDEFINED || wanted == 0 {
+        if wanted == 0 {
             return Ok(());
         }
-        self.node(tree, true, 256).map_err(|(_, what)| what)
+        match (tree, list) {
+            (Some(tree), _) if tree != UNDEFINED => self.node(tree, true, 256),
+            (_, Some(Chunks::FixedArray { at })) if at != UNDEFINED => {
+                self.ask(Task::ArrayHeader, at, newer::ARRAY_HEADER_BYTES)
+            }
+            (_, Some(Chunks::Single { at, packed })) => self.listed(std::iter::once((at, packed))),
+            (_, Some(Chunks::Implicit { at })) if at != UNDEFINED => {
+                let each = self.plain_chunk().unwrap_or(0);
+                self.listed((0..wanted).map(|n| (at.saturating_add(n.saturating_mul(each)), None)))
+            }
+            _ => Ok(()),
+        }
+        .map_err(|(_, what)| what)
+    }
+
+    /// The number of chunks that the data set has.
+    fn chunks_wanted(&self) -> u64 {
+        chunks_of(&self.object.set.dims, &self.object.chunk_dims).unwrap_or(0)
+    }
+
+    /// Bytes of a chunk that no filter changed.
+    fn plain_chunk(&self) -> Option<u64> {
+        let Object { set, chunk_dims, .. } = &self.object;
+        chunk_dims.iter().try_fold(set.item_bytes, |all, side| all.checked_mul(*side))
+    }
+
+    /// All chunks in order, the last side's first: (address, bytes and filters left out where they are packed).
+    fn listed(&mut self, chunks: impl Iterator<Item = newer::Listed>) -> Result<(), Odd> {
+        let plain = self.plain_chunk().unwrap_or(0);
+        let sides: Vec<(u64, u64)> = {
+            let Object { set, chunk_dims, .. } = &self.object;
+            set.dims.iter().zip(chunk_dims).map(|(dim, side)| (dim.div_ceil(*side), *side)).collect()
+        };
+        for (n, (at, packed)) in chunks.enumerate().filter(|(_, (at, _))| *at != UNDEFINED) {
+            let mut rest = n as u64;
+            let mut offsets = vec![0; sides.len()];
+            for (offset, (count, side)) in offsets.iter_mut().zip(&sides).rev() {
+                *offset = rest % count * side;
+                rest /= count;
+            }
+            let (bytes, left_out) = packed.unwrap_or((plain, 0));
+            self.chunk(at, bytes, left_out, &offsets)?;
+        }
+        Ok(())
     }
 
     /// The list of names.
@@ -375,8 +516,15 @@ impl Walk {
     }
 
     fn symbol_entries(&mut self, bytes: &[u8], count: u16) -> Result<(), String> {
-        let entries = bytes.chunks_exact(40).take(count.into());
-        self.symbols.extend(entries.map(|entry| (u64_at(entry, 0), u64_at(entry, 8))));
+        const SOFT_LINK: u32 = 2;
+        for entry in bytes.chunks_exact(40).take(count.into()) {
+            let (name, header) = (u64_at(entry, 0), u64_at(entry, 8));
+            if u32_at(entry, 16) != SOFT_LINK {
+                self.symbols.push((name, header));
+            } else if self.name_at(name) == super::SAMPLES.as_bytes() {
+                return Err(format!("'{}' isn't in this file: {}", super::SAMPLES, newer::SOFT));
+            }
+        }
         match self.symbols.len() > OBJECTS_MAX {
             true => Err(format!("its root group has more than {OBJECTS_MAX} objects")),
             false => Ok(()),
@@ -389,33 +537,34 @@ impl Walk {
             let at = entry * (key + 8);
             let child = u64_at(bytes, at + key);
             match level {
-                0 => self.chunk(&bytes[at..at + key], child)?,
+                0 => {
+                    let key = &bytes[at..at + key];
+                    let offsets: Vec<u64> =
+                        (0..self.object.chunk_dims.len()).map(|i| u64_at(key, 8 + 8 * i)).collect();
+                    self.chunk(child, u32_at(key, 0).into(), u32_at(key, 4), &offsets)?;
+                }
                 level => self.node(child, true, level.into())?,
             }
         }
         Ok(())
     }
 
-    fn chunk(&mut self, key: &[u8], at: u64) -> Result<(), Odd> {
+    /// A chunk of that length, without the filters whose bits are set in `left_out`, at these offsets in the data set.
+    fn chunk(&mut self, at: u64, bytes: u64, left_out: u32, offsets: &[u64]) -> Result<(), Odd> {
+        let plain = self.plain_chunk();
         let Object { set, chunk_dims, chunks, is_packed, summed_by, .. } = &mut self.object;
-        let bytes = u64::from(u32_at(key, 0));
-        let plain = chunk_dims.iter().try_fold(set.item_bytes, |all, side| all.checked_mul(*side));
         let end = at.checked_add(bytes).filter(|end| *end <= self.file_bytes);
         let Some(end) = end.filter(|_| *is_packed || plain == Some(bytes)) else {
             return Err((at, format!("a chunk of {bytes} bytes lies there, which can't be")));
         };
-        let mut sides = chunk_dims.iter().zip(&set.dims).enumerate();
-        let fits = sides.all(|(i, (side, all))| {
-            let offset = u64_at(key, 8 + 8 * i);
-            offset % side == 0 && offset < *all
-        });
-        let row = (u64_at(key, 8) / chunk_dims[0]) as usize;
-        // A bit of the key's mask is set for each filter that was left out.
-        if fits && summed_by.is_some_and(|number| number > 31 || u32_at(key, 4) >> number & 1 == 0) {
+        let mut sides = chunk_dims.iter().zip(&set.dims).zip(offsets);
+        let fits = sides.all(|((side, all), offset)| offset % side == 0 && offset < all);
+        let row = (offsets[0] / chunk_dims[0]) as usize;
+        if fits && summed_by.is_some_and(|number| number > 31 || left_out >> number & 1 == 0) {
             if bytes < 4 {
                 return Err((at, format!("a chunk of {bytes} bytes has no room for its checksum")));
             }
-            set.summed.push(SummedChunk { at, bytes, row: u64_at(key, 8) });
+            set.summed.push(SummedChunk { at, bytes, row: offsets[0] });
         }
         let Place::Chunked { ends, .. } = &mut set.place else { return Ok(()) };
         match ends.get_mut(row).filter(|_| fits) {
@@ -434,10 +583,15 @@ impl Walk {
             self.sets.push(set);
         }
         let Some((name, header)) = self.symbols.pop() else { return Ok(()) };
-        let text = self.names.get(name as usize..).unwrap_or_default();
-        let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+        let text = self.name_at(name);
         self.object.set.name = String::from_utf8_lossy(&text[..text.len().min(256)]).into_owned();
-        self.ask(Task::Header, header, 16)
+        self.ask_header(header)
+    }
+
+    /// The name in the root group's list that begins there.
+    fn name_at(&self, at: u64) -> &[u8] {
+        let text = self.names.get(at as usize..).unwrap_or_default();
+        text.split(|byte| *byte == 0).next().unwrap_or_default()
     }
 
     /// Checks that all of a data set lies in the file.

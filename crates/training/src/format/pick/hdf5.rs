@@ -12,7 +12,7 @@ pub struct Tree {
     file_bytes: u64,
     wanted: Wanted,
     pieces: Pieces,
-    /// None once it is through, and for files that are only held against their length.
+    /// None once it is through.
     walk: Option<Walk>,
     front: Vec<u8>,
     /// Bytes that the walk requested from behind the front.
@@ -224,8 +224,7 @@ impl Picker for Tree {
         }
         if is_front {
             superblock(&self.front, self.file_bytes).map_err(|what| Damage::new(0, 0, what))?;
-            // Newer files are held against their length alone.
-            self.walk = (self.front[8] < 2).then(|| Walk::begin(self.file_bytes));
+            self.walk = Some(Walk::begin(self.file_bytes));
         } else if let Some(walk) = &mut self.walk {
             walk.answer(&self.asked).map_err(|(at, what)| Damage::new(0, at, what))?;
         }
