@@ -21,6 +21,7 @@ use forebay_storage::path::Destination;
 use forebay_storage::source::fault::FaultPlan;
 use forebay_storage::source::Target;
 use rows::{Load, Together};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -158,6 +159,8 @@ struct Worker {
     shared: Arc<Shared>,
     reports: Sender<Report>,
     begin: Instant,
+    /// The last `until_ns` that was seen, and the instant that it stands for.
+    until_known: Cell<(u64, Instant)>,
     pattern: Pattern,
     upcoming: Option<Next>,
     schedule: Option<Schedule>,
@@ -204,6 +207,7 @@ impl Worker {
             index: spec.index,
             tally: Tally::new(spec.index, spec.cpu, shared.targets.len()),
             begin: now,
+            until_known: Cell::new((u64::MAX, now)),
             pattern: Pattern::new(spec.pattern)?,
             upcoming: None,
             schedule: schedule_of(&shared.job, spec.index),
@@ -233,6 +237,7 @@ impl Worker {
 
     fn run(&mut self, begin: Instant) {
         self.begin = begin;
+        self.until_known.set((u64::MAX, begin));
         if let Some(schedule) = &mut self.schedule {
             let share = f64::from(self.index) / f64::from(self.shared.job.workers);
             schedule.next =
@@ -280,8 +285,17 @@ impl Worker {
         let _ = self.reports.send(Report::Ended(self.index));
     }
 
+    /// When the measured time ends. It is asked for with every I/O, and calculated when it has changed.
+    #[inline]
     fn until(&self) -> Instant {
-        self.begin + Duration::from_nanos(self.shared.until_ns.load(Ordering::Relaxed))
+        let ns = self.shared.until_ns.load(Ordering::Relaxed);
+        let (known, at) = self.until_known.get();
+        if known == ns {
+            return at;
+        }
+        let at = self.begin + Duration::from_nanos(ns);
+        self.until_known.set((ns, at));
+        at
     }
 
     fn from(&self) -> Instant {

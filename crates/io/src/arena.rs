@@ -50,6 +50,7 @@ unsafe impl Send for Mem {}
 
 impl Mem {
     /// The location `bytes` further on.
+    #[inline]
     pub fn after(self, bytes: usize) -> Mem {
         match self {
             Mem::Host { at, piece } => Mem::Host {
@@ -64,6 +65,7 @@ impl Mem {
     }
 
     /// The host address; null if there is none or more than one.
+    #[inline]
     pub fn host_ptr(self) -> *mut u8 {
         match self {
             Mem::Host { at, .. } => at.as_ptr(),

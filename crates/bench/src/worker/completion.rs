@@ -11,7 +11,25 @@ use forebay_io::queue::Fault;
 use forebay_io::queue::Op;
 use forebay_model::pattern::Next;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long I/Os took until now. Of those that started together, as in a batch, it is calculated once: the standard library's
+/// subtraction of instants is a call for each.
+struct Took {
+    until: Instant,
+    started: Instant,
+    took: Duration,
+}
+
+impl Took {
+    #[inline]
+    fn since(&mut self, started: Instant) -> Duration {
+        if started != self.started {
+            (self.started, self.took) = (started, self.until.duration_since(started));
+        }
+        self.took
+    }
+}
 
 impl Worker {
     pub(super) fn complete(&mut self) {
@@ -26,17 +44,18 @@ impl Worker {
         // Time that ends with a flush includes the last I/Os, so they count too.
         let counted = now <= self.until() || self.ends_with_flush();
         let mut done = self.client.take_done();
+        let mut took = Took { until: now, started: now, took: Duration::ZERO };
         for d in done.drain(..) {
             if let Some(over) = self.client.settle(d) {
-                self.complete_one(over, now, counted);
+                self.complete_one(over, &mut took, counted);
             }
         }
         self.client.spare(done);
     }
 
     #[inline]
-    pub(super) fn complete_one(&mut self, over: Over, now: Instant, counted: bool) {
-        let tag = over.tag;
+    fn complete_one(&mut self, over: Over, took: &mut Took, counted: bool) {
+        let (tag, now) = (over.tag, took.until);
         match over.end {
             End::Whole => {
                 let measuring = self.tally.is_measuring();
@@ -52,7 +71,7 @@ impl Worker {
                 }
                 let at = Next { target: owner.target, offset, len, is_read: op == Op::Read, pass: 0 };
                 if counted {
-                    self.tally.complete(&at, now.duration_since(owner.started), over.via, over.copy_ns);
+                    self.tally.complete(&at, took.since(owner.started), over.via, over.copy_ns);
                 } else {
                     self.book_late(owner, now, over.copy_ns);
                 }

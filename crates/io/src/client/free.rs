@@ -18,6 +18,7 @@ impl FreeSlots {
         FreeSlots { tags, in_turn }
     }
 
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.tags.is_empty()
     }
@@ -36,6 +37,7 @@ impl FreeSlots {
         self.tags.push_back(tag);
     }
 
+    #[inline]
     pub fn len(&self) -> usize {
         self.tags.len()
     }
