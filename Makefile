@@ -53,6 +53,7 @@ help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: | $(MADE)/ready ## Build, install into .venv, and see all of it in a minute (ARGS='--help' lists its flags)
+	@[ -e $(MADE)/installed ] || echo 'make demo: builds (2 to 4 minutes on two cores), installs into $(VENV), then measures for a minute'
 	@$(MAKE) --no-print-directory $(MADE)/installed
 	$(BIN)/forebay demo $(ARGS)
 

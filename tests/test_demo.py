@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -41,6 +42,23 @@ def test_every_step_runs_and_the_last_line_names_the_report(tmp_path):
         "sweep.toml",
     ]
     assert [p.name for p in (tmp_path / ".demo").iterdir()] == [page.parent.name], "the data files are gone"
+    assert out.count("$ forebay doctor /") >= 1 and "$ forebay report runs.jsonl -o report.html" in out
+
+
+def test_what_it_says_to_type_next_works_on_the_roomiest_mount(tmp_path: Path) -> None:
+    table, data = tmp_path / "mounts", tmp_path / "my data"
+    data.mkdir()
+    spelled = str(data).replace(" ", "\\040")
+    rows = ["/dev/vda / ext4", f"/dev/vdb {spelled} xfs", f"tmpfs {tmp_path} tmpfs", "proc /proc proc"]
+    table.write_text("".join(f"{row} rw 0 0\n" for row in rows))
+    assert demo.mounted(table) == [data] and demo.roomiest([data, tmp_path / "absent"]) == data
+    assert demo.mounted(tmp_path / "absent") == [] and demo.roomiest([]) is None
+    for command in demo.next_commands(data):
+        words = ["64m" if word in ("8g", "1g", "256m") else word for word in shlex.split(command)]
+        quick = ["--duration", "0.2"] if words[1] == "bench" else []
+        done = processes.run([*processes.FOREBAY, *words[1:], *quick], cwd=tmp_path)
+        assert done.returncode in (0, 1), (command, done.stderr)
+    assert (tmp_path / "report.html").is_file() and list(data.iterdir())
 
 
 @pytest.mark.promise("CMD-7")

@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -312,6 +313,10 @@ class Tour:
             shutil.rmtree(self.data, ignore_errors=True)
             if self.data.exists():
                 self.say(f"\nNot removed: {self.data}")
+        if self.steps:
+            self.say("\nNext, on storage of yours:")
+            for command in next_commands(roomiest(mounted()) or Path.cwd()):
+                self.say(f"   $ {command}")
         if self.page:
             self.say(
                 f"\nDone in {time.monotonic() - self.began:.0f} s. Records are in {self.results}/. The report:"
@@ -399,6 +404,48 @@ def paper_table(drive: str = PAPER_DRIVE) -> dict[int, dict[str, float]]:
         if row["drive"] == drive and row["throughput_gib_s"]:
             table.setdefault(int(row["io_size_kib"]), {})[row["path"]] = float(row["throughput_gib_s"])
     return table
+
+
+SYSTEM = ("boot", "dev", "etc", "proc", "snap", "sys")
+
+
+def mounted(table: Path = Path("/proc/self/mounts")) -> list[Path]:
+    """Where disks and network file systems are mounted, but for the root and what the system keeps for itself."""
+    try:
+        rows = [line.split() for line in table.read_text(errors="replace").splitlines()]
+    except OSError:
+        return []
+    network = ("nfs", "nfs4", "lustre", "ceph", "beegfs", "gpfs", "wekafs", "cifs")
+    found = []
+    for device, where, kind, *_ in (row for row in rows if len(row) > 3):
+        folder = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), where))
+        is_data = kind in network or (device.startswith("/dev/") and kind not in ("squashfs", "iso9660", "vfat"))
+        # Containers have single files mounted, too.
+        if is_data and folder.is_dir() and folder != Path("/") and folder.parts[1] not in SYSTEM:
+            found.append(folder)
+    return found
+
+
+def roomiest(folders: Sequence[Path]) -> Path | None:
+    """The one with the most free space, of those that can be written."""
+    room = {}
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            if os.access(folder, os.W_OK | os.X_OK):
+                room[folder] = shutil.disk_usage(folder).free
+    return max(room, key=room.__getitem__, default=None)
+
+
+def next_commands(folder: Path) -> list[str]:
+    """What to type for figures of that folder: each works as it stands."""
+    free = shutil.disk_usage(folder).free
+    size = next((size for size in (8 << 30, 1 << 30, 256 << 20) if 4 * size <= free), 64 << 20)
+    data = shlex.quote(str(folder / "forebay.data"))
+    return [
+        f"forebay doctor {shlex.quote(str(folder))}",
+        f"forebay bench {data} --create --file-size {format_bytes(size)} -o runs.jsonl",
+        "forebay report runs.jsonl -o report.html",
+    ]
 
 
 def room_for(folder: Path) -> int:
