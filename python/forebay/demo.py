@@ -406,7 +406,7 @@ def paper_table(drive: str = PAPER_DRIVE) -> dict[int, dict[str, float]]:
     return table
 
 
-SYSTEM = ("boot", "dev", "etc", "proc", "snap", "sys")
+SYSTEM = ("boot", "dev", "etc", "nix", "proc", "run", "snap", "sys", "usr", "var")
 
 
 def mounted(table: Path = Path("/proc/self/mounts")) -> list[Path]:
