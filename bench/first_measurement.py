@@ -1,8 +1,8 @@
-"""From clone to the first own measurement, by the commands that README gives, each timed.
+"""From clone to the first own measurement, by the commands that README gives, each timed; then `make demo` in a clone of its own.
 
 The commands are read out of README's sections, so what is timed is what it says. They run in a scratch folder: a clone, a
 build folder and a virtual environment of their own. Cargo's and pip's download caches are the user's; `--cold` starts with
-empty ones.
+empty ones. Processor time is that of all processes that a command started.
 
     python bench/first_measurement.py --dry-run
     python bench/first_measurement.py --scratch /mnt/data/scratch
@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import shlex
 import shutil
 import subprocess
@@ -31,12 +32,15 @@ ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = ("## Install", "## Your first measurement")
 README_DATA = "/mnt/data"
 LIMIT_S = 300.0
+BUILD, BUILD_S, BUILD_CPU_S = "pip install .", 200.0, 360.0
+DEMO, DEMO_S = "make demo", 270.0
 
 
 @dataclass(frozen=True)
 class Step:
     command: str
     seconds: float
+    cpu_s: float
 
 
 def commands(readme: str) -> list[str]:
@@ -71,19 +75,35 @@ def play(typed: list[str], scratch: Path, cold: bool) -> list[Step]:
     """Runs the commands in turn, those after the clone inside it. CalledProcessError for one that fails."""
     (scratch / "data").mkdir()
     subprocess.run([sys.executable, "-m", "venv", scratch / "venv"], check=True)
-    found = []
-    for number, command in enumerate(typed):
-        began = time.monotonic()
-        where = scratch / "clone" if number else scratch
-        subprocess.run(command, shell=True, check=True, cwd=where, env=environment(scratch, cold))
-        found.append(Step(command, time.monotonic() - began))
+    found = [timed(command, scratch / "clone" if n else scratch, scratch, cold) for n, command in enumerate(typed)]
+    shutil.rmtree(scratch / "clone" / "target", ignore_errors=True)
     return found
 
 
+def timed(command: str, where: Path, scratch: Path, cold: bool) -> Step:
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, shell=True, check=True, cwd=where, env=environment(scratch, cold))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Step(command, time.monotonic() - began, cpu)
+
+
 def table(found: list[Step], scratch: Path) -> str:
-    lines = ["| step | s |", "|---|---|"]
-    lines += [f"| `{step.command.replace(str(scratch), 'SCRATCH')}` | {step.seconds:.1f} |" for step in found]
-    return "\n".join([*lines, f"| in all | {sum(step.seconds for step in found):.1f} |"])
+    lines = ["| step | s | CPU s |", "|---|---|---|"]
+    rows = [(step.command.replace(str(scratch), "SCRATCH"), step.seconds, step.cpu_s) for step in found]
+    lines += [f"| `{command}` | {seconds:.1f} | {cpu:.1f} |" for command, seconds, cpu in rows]
+    return "\n".join(lines)
+
+
+def bounds(found: list[Step], demo: Step) -> list[tuple[str, float, float]]:
+    """(what, limit, figure) in seconds."""
+    build = next(step for step in found if step.command == BUILD)
+    return [
+        ("from the clone to the first measurement", LIMIT_S, sum(step.seconds for step in found)),
+        (f"`{BUILD}`", BUILD_S, build.seconds),
+        (f"`{BUILD}`, processor time", BUILD_CPU_S, build.cpu_s),
+        (f"`{DEMO}` to its report", DEMO_S, demo.seconds),
+    ]
 
 
 def main() -> int:
@@ -96,27 +116,29 @@ def main() -> int:
     asked = parser.parse_args()
     readme = (ROOT / "README.md").read_text()
     if asked.dry_run:
-        print("\n".join(steps(asked.url, Path("SCRATCH"), readme)))
+        print("\n".join([*steps(asked.url, Path("SCRATCH"), readme), f"{DEMO}  # in another clone"]))
         return 0
     if asked.scratch is not None and not asked.scratch.is_dir():
         parser.error(f"--scratch {asked.scratch}: there is no such folder; try: mkdir -p {asked.scratch}")
     scratch = Path(tempfile.mkdtemp(prefix="forebay-first-", dir=asked.scratch))
     try:
         found = play(steps(asked.url, scratch, readme), scratch, asked.cold)
+        subprocess.run(["git", "clone", "--quiet", asked.url, scratch / "demo"], check=True)
+        demo = timed(DEMO, scratch / "demo", scratch, asked.cold)
     except subprocess.CalledProcessError as error:
         print(f"{error.cmd}: ended with {error.returncode}", file=sys.stderr)
         return 1
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    taken = sum(step.seconds for step in found)
-    verdict = "holds" if taken < LIMIT_S else "**does not hold**"
-    text = f"{table(found, scratch)}\n\n- in all < {LIMIT_S:g} s: {taken:.1f} s, {verdict}\n"
+    judged = bounds(found, demo)
+    told = [f"- {what} < {limit:g} s: {s:.1f} s, {'holds' if s < limit else '**does not hold**'}" for what, limit, s in judged]
+    text = table([*found, demo], scratch) + "\n\n" + "\n".join(told) + "\n"
     print(text)
     if asked.json:
         command = "python bench/first_measurement.py --scratch DIR" + " --cold" * asked.cold
         measured = kept.document("From a clone to a first measurement", command, machine_card(asked.scratch or ROOT), text, None)
         asked.json.write_text(json.dumps(measured, indent=1) + "\n")
-    return 0 if taken < LIMIT_S else 1
+    return 0 if all(s < limit for _, limit, s in judged) else 1
 
 
 if __name__ == "__main__":
