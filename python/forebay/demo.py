@@ -42,6 +42,7 @@ MIB = 1 << 20
 FILES = 4
 FILE_BYTES = 256 * MIB
 FILE_BYTES_MIN = 16 * MIB
+QUICK_BYTES, QUICK_S = 8 * MIB, 0.3
 # The stripe's members, one file of their size together, and the sweep's files.
 FILES_IN_ALL = 3 * FILES
 SIZES = ("64k", "128k", "512k", "1m", "4m")
@@ -58,22 +59,23 @@ MODEL = "model:d7-ps1010"
 )
 @click.option("--out", metavar="DIR", help="Where records and report go. Default: .demo/DATE-TIME")
 @click.option(
-    "--seconds", default=1.0, metavar="S", type=click.FloatRange(0.05, 60), help="Measured time of each run."
+    "--seconds", metavar="S", type=click.FloatRange(0.05, 60), help="Measured time of each run. Default: 1."
 )
 @click.option(
     "--file-size", metavar="SIZE", help="Size of each data file. Default: 256m, less if space is short."
 )
+@click.option("--quick", is_flag=True, help="Only show that it works here: --seconds 0.3 --file-size 8m.")
 @click.option("--keep", is_flag=True, help="Keep the data files.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(
-    folder: str, out: str | None, seconds: float, file_size: str | None, keep: bool, as_json: bool
+    folder: str, out: str | None, seconds: float | None, file_size: str | None, quick: bool, keep: bool, as_json: bool
 ) -> int:
     """Show everything on this machine: what it can do, paths by block size, a stripe against one file, how many GPUs of
     a training job the disk can feed, a simulated drive next to a published table, and the report. Needs
     about 3 GiB of free disk space while it runs."""
     results = Path(out) if out else Path(".demo") / time.strftime("%Y%m%d-%H%M%S")
-    size = parse_bytes(file_size, "--file-size") if file_size else None
-    tour = Tour(Path(folder), results, seconds, size, as_json)
+    size = parse_bytes(file_size, "--file-size") if file_size else QUICK_BYTES if quick else None
+    tour = Tour(Path(folder), results, seconds or (QUICK_S if quick else 1.0), size, as_json)
     try:
         tour.run()
     finally:
