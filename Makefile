@@ -48,7 +48,7 @@ PACKAGE := $(shell find python -type f -not -name '*.pyc' -not -name '*.so') pyp
 # The commit is part of the build.
 COMMIT := $(wildcard $(shell git rev-parse --git-path logs/HEAD 2>/dev/null))
 
-.PHONY: help demo test test-long test-vm test-root test-gpu test-dlio check format bench bench-gpu wheel forebayd soak asan miri memcheck fuzz docs promises clean
+.PHONY: help demo test test-long test-vm test-root test-gpu test-dlio check format bench bench-gpu wheel forebayd dist soak asan miri memcheck fuzz docs promises clean
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -195,6 +195,20 @@ forebayd: | $(MADE)/ready ## dist/forebayd-ARCH for any Linux with glibc 2.28 (A
 		install target/$$target/release/forebayd dist/forebayd-$$arch; \
 	done
 	$(PYTEST) -q tests/test_forebayd_built.py
+	@.ci/last passed $@
+
+dist: | $(MADE)/ready ## dist/: source, wheels and forebayd for ARCHS, Debian packages, a list of what is inside, checksums
+	@.ci/last begun $@
+	@$(MAKE) --no-print-directory $(MADE)/installed
+	$(BIN)/python -m pip install --quiet 'ziglang>=0.13'
+	rm -rf dist
+	$(BIN)/maturin sdist --out dist
+	for arch in $(ARCHS); do \
+		RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --locked --zig \
+			--compatibility manylinux_2_28 --target $$arch-unknown-linux-gnu --out dist || exit; \
+	done
+	$(MAKE) --no-print-directory forebayd
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 0) $(BIN)/python deploy/dist.py dist $(BIN)/forebay
 	@.ci/last passed $@
 
 soak: | $(MADE)/ready ## Signals at hundreds of moments, kills in turn, what a clock judges, long fuzzing (MOMENTS=100)
