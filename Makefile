@@ -199,7 +199,7 @@ forebayd: | $(MADE)/ready ## dist/forebayd-ARCH for any Linux with glibc 2.28 (A
 
 dist: | $(MADE)/ready ## dist/: source, wheels and forebayd for ARCHS, Debian packages, a list of what is inside, checksums
 	@.ci/last begun $@
-	@$(MAKE) --no-print-directory $(MADE)/installed
+	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	$(BIN)/python -m pip install --quiet 'ziglang>=0.13'
 	rm -rf dist
 	$(BIN)/maturin sdist --out dist
