@@ -124,6 +124,8 @@ def main() -> int:
     try:
         found = play(steps(asked.url, scratch, readme), scratch, asked.cold)
         subprocess.run(["git", "clone", "--quiet", asked.url, scratch / "demo"], check=True)
+        asked_head = ["git", "-C", scratch / "demo", "rev-parse", "--short=7", "HEAD"]
+        commit = subprocess.run(asked_head, check=True, capture_output=True, text=True).stdout.strip()
         demo = timed(DEMO, scratch / "demo", scratch, asked.cold)
     except subprocess.CalledProcessError as error:
         print(f"{error.cmd}: ended with {error.returncode}", file=sys.stderr)
@@ -136,7 +138,10 @@ def main() -> int:
     print(text)
     if asked.json:
         command = "python bench/first_measurement.py --scratch DIR" + " --cold" * asked.cold
-        measured = kept.document("From a clone to a first measurement", command, machine_card(asked.scratch or ROOT), text, None)
+        card, shown = machine_card(asked.scratch or ROOT), text.replace(shlex.quote(asked.url), "URL")
+        measured = kept.document("From a clone to a first measurement", command, card, shown, None)
+        # What was built is the clone's, whatever is installed here.
+        measured["commit"] = commit
         asked.json.write_text(json.dumps(measured, indent=1) + "\n")
     return 0 if all(s < limit for _, limit, s in judged) else 1
 
