@@ -11,6 +11,7 @@ mod cpu;
 pub mod crc32c;
 pub mod device;
 mod error;
+pub mod feed;
 pub mod files;
 pub mod fio_blocks;
 pub mod histogram;

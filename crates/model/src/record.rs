@@ -7,6 +7,7 @@
 mod cufile;
 
 use crate::checkpoint::Checkpoint;
+use crate::feed::Feed;
 use crate::job::JobSpec;
 use crate::training::Training;
 pub use cufile::{
@@ -50,6 +51,9 @@ pub struct RunRecord {
     /// Checkpoints written and read; absent from every other run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Checkpoint>,
+    /// Samples that a loader handed out; absent from every other run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub feed: Option<Feed>,
     /// Full path of a null field → why it is null.
     pub missing: BTreeMap<String, String>,
     pub warnings: Vec<Warning>,

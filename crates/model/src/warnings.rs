@@ -54,7 +54,10 @@ pub fn of(record: &RunRecord) -> Vec<Warning> {
         of_training(training, &mut list);
     }
     of_noise(record, &mut list);
-    of_cache(record, &mut list);
+    // A loader is judged by its consumer's wait, from wherever the bytes come.
+    if record.feed.is_none() {
+        of_cache(record, &mut list);
+    }
     of_cufile(&record.path, &mut list);
     of_fabric(&record.path, &mut list);
     of_drives(record, &mut list);
@@ -133,7 +136,8 @@ fn of_end(record: &RunRecord, list: &mut Vec<Warning>) {
     }
     let each = result.seconds / result.repeats.len().max(1) as f64;
     if each < SHORT_S && record.origin == "measured" && record.training.is_none() {
-        let text = format!("{each:.1} s of measured time says little about a drive");
+        let what = if record.feed.is_some() { "a loader" } else { "a drive" };
+        let text = format!("{each:.1} s of measured time says little about {what}");
         warn(list, "too_short", text, longer(record, each));
     }
     let unfinished = &result.unfinished;
@@ -175,6 +179,9 @@ fn longer(record: &RunRecord, each: f64) -> String {
         return "more --writes and --reads, or a larger --scale".into();
     }
     let job = &record.job.spec;
+    if record.feed.is_some() {
+        return format!("--epochs {:.0}", (2.0 * SHORT_S / each.max(0.01)).ceil());
+    }
     match (job.passes, job.duration_s) {
         (Some(passes), None) if each > 0.0 => {
             let enough = (f64::from(passes) * 2.0 * SHORT_S / each).ceil();
@@ -213,7 +220,8 @@ fn of_training(training: &Training, list: &mut Vec<Warning>) {
 }
 
 fn of_noise(record: &RunRecord, list: &mut Vec<Warning>) {
-    let (noise, job, emulated) = (&record.result.noise, &record.job.spec, record.training.is_some());
+    let (noise, job, emulated) =
+        (&record.result.noise, &record.job.spec, record.training.is_some() || record.feed.is_some());
     // Repeats that were asked for already don't help further.
     let repeat = if emulated || job.repeat >= 5 { None } else { Some("‹repeat› 5") };
     if let Some(steal) = noise.steal_pct.filter(|s| *s > STEAL_PCT) {

@@ -8,8 +8,17 @@ use std::collections::BTreeMap;
 /// The reason for a default: the file that was read doesn't have the field.
 pub const ABSENT: &str = "the record has no such field";
 /// Optional parts of a record. The last two are created when it is read.
-const OPTIONAL: [&str; 8] =
-    ["cufile", "training", "checkpoint", "path.mapped", "path.fabric", "result.batch", "missing", "warnings"];
+const OPTIONAL: [&str; 9] = [
+    "cufile",
+    "training",
+    "checkpoint",
+    "feed",
+    "path.mapped",
+    "path.fabric",
+    "result.batch",
+    "missing",
+    "warnings",
+];
 
 /// Reads a record of this or an older schema. An older one is converted; a newer one is refused. A missing field gets
 /// its default, which `missing` lists; a record without `warnings` is judged.
