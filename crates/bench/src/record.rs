@@ -9,6 +9,7 @@ use super::worker_setup::buffers_of;
 use forebay_io::build::build;
 use forebay_io::clock;
 use forebay_io::gpu::cuda;
+use forebay_io::identity::new_id;
 use forebay_io::machine::environment;
 use forebay_io::meter::{cpu, noise};
 use forebay_io::threads;
@@ -49,14 +50,6 @@ fn per(value: f64, seconds: f64) -> f64 {
     }
 }
 
-/// 16 hexadecimal digits that no other run has.
-pub fn new_id() -> String {
-    let mut bytes = [0u8; 8];
-    // A short answer leaves zeroes, which the time below mixes.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    format!("{:016x}", u64::from_ne_bytes(bytes) ^ clock::wall_seconds())
-}
-
 pub(crate) fn pattern_of(job: &JobSpec) -> String {
     if job.op.is_random() { "random" } else { "sequential" }.into()
 }
@@ -94,6 +87,7 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
         result,
         training: None,
         checkpoint: None,
+        feed: None,
         missing,
         warnings,
     }

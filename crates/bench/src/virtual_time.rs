@@ -1,10 +1,11 @@
 //! A modelled drive without content: the job is played in virtual time, as fast
 //! as the arithmetic goes, with no limit from this machine.
 
-use super::record::{new_id, pattern_of, GIB};
+use super::record::{pattern_of, GIB};
 use super::Outcome;
 use forebay_io::build::build;
 use forebay_io::clock;
+use forebay_io::identity::new_id;
 use forebay_io::machine::environment;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, PathKind, DURATION_DEFAULT_S};
@@ -83,6 +84,7 @@ pub(crate) fn run(
         result: result_of(&outcomes, &drafts[0].label()),
         training: None,
         checkpoint: None,
+        feed: None,
         missing: missing(job),
         warnings: vec![Warning { id: "simulated".into(), text: source, next: "a real source".into() }],
     };

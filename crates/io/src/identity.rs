@@ -1,15 +1,24 @@
 //! Identity of the file that a name leads to: kept when we make one, and compared before that name is written or
-//! removed.
+//! removed; and the identity of a run.
 //!
 //! Anybody may give our file's name to another while we work. Device and inode tell the two apart, and the time
 //! of birth does where the inode fell free and went to the next file.
 
+use crate::clock;
 use forebay_model::Error;
 use std::fs::{File, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+/// 16 hexadecimal digits that no other run has.
+pub fn new_id() -> String {
+    let mut bytes = [0u8; 8];
+    // A short answer leaves zeroes, which the time below mixes.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    format!("{:016x}", u64::from_ne_bytes(bytes) ^ clock::wall_seconds())
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {

@@ -5,10 +5,11 @@ use super::headroom::{self, Seen};
 use super::worker::Latencies as Measured;
 use super::Shared;
 use forebay_bench::measure::Readings;
-use forebay_bench::record::{new_id, staged_reason};
+use forebay_bench::record::staged_reason;
 use forebay_bench::warnings;
 use forebay_io::build::build;
 use forebay_io::clock;
+use forebay_io::identity::new_id;
 use forebay_io::machine::environment;
 use forebay_io::meter::{cpu, noise};
 use forebay_io::threads;
@@ -125,6 +126,7 @@ pub(crate) fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran)
         cufile,
         training: Some(training),
         checkpoint: None,
+        feed: None,
         result,
         missing,
         warnings: warnings_of(shared),

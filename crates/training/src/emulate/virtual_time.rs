@@ -1,11 +1,11 @@
 //! `--data model:NAME`: accelerators fed by a modelled drive, without content and without a clock.
 
 use super::{EmulateProgress, Outcome};
-use forebay_bench::record::new_id;
 use forebay_bench::virtual_time::{no_machine, path_of};
 use forebay_bench::Observer;
 use forebay_io::build::build;
 use forebay_io::clock;
+use forebay_io::identity::new_id;
 use forebay_io::machine::environment;
 use forebay_model::device::DriveModel;
 use forebay_model::job::JobSpec;
@@ -132,6 +132,7 @@ fn record(
         result: result_of(spec, &played),
         training: Some(played.training),
         checkpoint: None,
+        feed: None,
         missing: no_machine(NULL_FIELDS),
         warnings,
     };
