@@ -10,7 +10,7 @@ mod rows;
 
 pub use content::{Checker, Filler, Finding, Lists, Range};
 pub use crc32c::{Crc32c, Sums};
-pub use rows::{Numbers, Piece, Pull, Rows, Scatter, ELSEWHERE, PIECE_BYTES};
+pub use rows::{Numbers, Ordered, Piece, Pull, Rows, Scatter, ELSEWHERE, PIECE_BYTES};
 
 use super::cuda::{Device, Function};
 use super::nvrtc;

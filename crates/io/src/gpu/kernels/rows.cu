@@ -109,3 +109,54 @@ extern "C" __global__ void rows_numbers(const u8 *given, u64 bytes_each, u64 is_
         }
     }
 }
+
+// The round function of crates/model/src/feed.rs.
+INLINE u32 scramble(u32 half, u32 key)
+{
+    u32 word = (half ^ key) * 0x9E3779B1u;
+    word ^= word >> 15;
+    word *= 0x85EBCA77u;
+    return word ^ word >> 13;
+}
+
+INLINE u64 mixed(u64 word)
+{
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9ull;
+    word = (word ^ word >> 27) * 0x94D049BB133111EBull;
+    return word ^ word >> 31;
+}
+
+#define ROUND(keys)                                              \
+    do {                                                         \
+        high ^= scramble(low, (u32)(keys)) & high_mask;          \
+        low ^= scramble(high, (u32)((keys) >> 32)) & low_mask;   \
+    } while (0)
+
+// The samples at `count` positions from `first` on of a permutation of `n`, as words behind the first of `out`; `sum` grows by the
+// hash of each. `keys`: two of a round, the first in the low half.
+extern "C" __global__ void rows_order(u64 n, u64 low_bits, u64 high_bits, u64 keys0, u64 keys1, u64 keys2, u64 first, u64 count,
+                                      u64 identity, u64 hash_key, u64 *out, u64 *sum)
+{
+    if (IDLE)
+        return;
+    u32 low_mask = 0xffffffffu >> (32 - low_bits), high_mask = 0xffffffffu >> (32 - high_bits);
+    u64 begin = ((u64)blockIdx.x * WARPS_OF_BLOCK + WARP_OF_BLOCK) * LANES;
+    u64 stride = (u64)gridDim.x * WARPS_OF_BLOCK * LANES;
+    EACH_LANE(lane) {
+        u64 own = 0;
+        for (u64 i = begin + lane; i < count; i += stride) {
+            u64 number = first + i;
+            do {
+                u32 low = (u32)number & low_mask, high = (u32)(number >> low_bits) & high_mask;
+                ROUND(keys0);
+                ROUND(keys1);
+                ROUND(keys2);
+                number = (u64)high << low_bits | low;
+            } while (number >= n);
+            out[1 + i] = number;
+            own += mixed(mixed(identity + number) ^ (hash_key + (first + i) * 0x9E3779B97F4A7C15ull));
+        }
+        if (own)
+            ATOMIC_ADD(sum, own);
+    }
+}

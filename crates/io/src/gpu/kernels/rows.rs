@@ -2,6 +2,7 @@
 
 use super::{kernel, ROWS, THREADS, WARPS};
 use crate::gpu::cuda::{Cuda, Device, Function, Stream};
+use forebay_model::feed::Permutation;
 use forebay_model::Error;
 use std::sync::Arc;
 
@@ -167,6 +168,47 @@ impl Numbers {
         let warps = (count as u64).div_ceil(LANES);
         let blocks = warps.div_ceil(u64::from(WARPS)).clamp(1, self.blocks_max);
         let arguments = [given, bytes_each as u64, signed.into(), count as u64, limit, out];
+        // SAFETY: the kernel takes these; the rest is the caller's promise.
+        unsafe { stream.launch(&self.kernel, blocks as u32, THREADS, &arguments) }
+    }
+}
+
+/// Kernel that computes which samples come at some positions of an order, so that no number crosses the link.
+#[derive(Clone)]
+pub struct Ordered {
+    kernel: Function,
+    blocks_max: u64,
+}
+
+impl Ordered {
+    /// As `Rows::open`.
+    ///
+    /// # Errors
+    /// As of `Rows::open`.
+    pub fn open(device: &Arc<Device>) -> Result<Ordered, Error> {
+        Ok(Ordered { kernel: kernel(device, &ROWS, "rows_order")?, blocks_max: blocks_max(device) })
+    }
+
+    /// Queues the samples at `count` positions from `first` on, as words behind the first of `out`; the word at `sum` grows by
+    /// their hash, with `hash_keys` as of `Order::hash_keys`.
+    ///
+    /// # Safety
+    /// Both addresses are of device memory with room for them, and are the caller's until the stream has passed.
+    #[allow(clippy::too_many_arguments)] // they are the kernel's
+    pub unsafe fn queue(
+        &self,
+        stream: &Stream,
+        of: &Permutation,
+        (first, count): (u64, u64),
+        hash_keys: (u64, u64),
+        out: u64,
+        sum: u64,
+    ) -> Cuda<()> {
+        let pair = |round: usize| u64::from(of.keys[2 * round]) | u64::from(of.keys[2 * round + 1]) << 32;
+        let blocks = count.div_ceil(LANES).div_ceil(u64::from(WARPS)).clamp(1, self.blocks_max);
+        let (low, high) = (of.low_bits.into(), of.high_bits.into());
+        let (identity, key) = hash_keys;
+        let arguments = [of.n, low, high, pair(0), pair(1), pair(2), first, count, identity, key, out, sum];
         // SAFETY: the kernel takes these; the rest is the caller's promise.
         unsafe { stream.launch(&self.kernel, blocks as u32, THREADS, &arguments) }
     }
