@@ -21,7 +21,7 @@ use forebay_storage::source::file::{FileAccess, FileTarget};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
@@ -44,6 +44,10 @@ pub enum Way {
 impl Way {
     pub const NAMES: &[(&str, Way)] =
         &[("auto", Way::Auto), ("bounce", Way::Bounce), ("mapped", Way::Mapped), ("host", Way::Host)];
+
+    pub fn name(self) -> &'static str {
+        Way::NAMES.iter().find(|(_, way)| *way == self).map_or("", |(name, _)| name)
+    }
 
     pub fn parse(text: &str) -> Result<Way, Error> {
         let named = Way::NAMES.iter().find(|(name, _)| *name == text);
@@ -98,6 +102,31 @@ pub struct Reader {
     rows: Mutex<Vec<(u32, Rows)>>,
     /// Requests of this process: what its parent reads doesn't end here.
     under_way: PerProcess<Mutex<Vec<Weak<Request>>>>,
+    _open: Open,
+}
+
+/// Files of the process that are open.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns whether a file is open.
+pub(super) fn any_open() -> bool {
+    OPEN.load(Ordering::Relaxed) > 0
+}
+
+/// An open file's count.
+struct Open;
+
+impl Open {
+    fn new() -> Open {
+        OPEN.fetch_add(1, Ordering::Relaxed);
+        Open
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        OPEN.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Reader {
@@ -130,7 +159,13 @@ impl Reader {
             copied: AtomicU64::new(0),
             rows: Mutex::default(),
             under_way: PerProcess::new(),
+            _open: Open::new(),
         })
+    }
+
+    /// The block device below.
+    pub(super) fn device(&self) -> Option<(u32, u32)> {
+        self.cached.device()
     }
 
     /// The file's size now.

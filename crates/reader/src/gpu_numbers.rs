@@ -6,8 +6,9 @@
 use super::rows::{many_repeat, SAMPLE};
 use super::thread_pool;
 use forebay_io::clock;
-use forebay_io::gpu::cuda::{Cuda, Device, DeviceMemory, Event};
-use forebay_io::gpu::kernels::Numbers;
+use forebay_io::gpu::cuda::{Cuda, Device, DeviceMemory, Event, Stream};
+use forebay_io::gpu::kernels::{Numbers, Ordered};
+use forebay_model::feed::Order;
 use forebay_model::Error;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -72,6 +73,34 @@ impl GpuNumbers {
             return Ok(None);
         }
         Ok(Some(there))
+    }
+
+    /// Samples of an order, computed on the device: the event after which they are there. `sum`, a device address, grows by their
+    /// hash.
+    ///
+    /// # Errors
+    /// The GPU failed.
+    pub(super) fn ordered(
+        kernel: &Ordered,
+        stream: &Stream,
+        order: &Order,
+        (first, count): (u64, usize),
+        sum: u64,
+    ) -> Cuda<Option<(GpuNumbers, Event)>> {
+        let Some(permutation) = order.permutation() else { return Ok(None) };
+        let device = stream.device();
+        let memory = room(device, (count + 1) * NUMBER_BYTES)?;
+        // SAFETY: the memory has room for the numbers, and nobody else uses it; the sum is its owner's, who holds it while the
+        // stream works.
+        unsafe {
+            stream.set_bytes(sum, 0, NUMBER_BYTES)?;
+            let some = (first, count as u64);
+            kernel.queue(stream, permutation, some, order.hash_keys(), memory.address(), sum)?;
+        }
+        let event = device.event()?;
+        stream.record(&event)?;
+        let numbers = GpuNumbers { count, device: device.clone(), memory: Mutex::new(Some(memory)) };
+        Ok(Some((numbers, event)))
     }
 
     pub(super) fn len(&self) -> usize {

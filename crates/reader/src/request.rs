@@ -223,15 +223,37 @@ impl Request {
         to: Place,
         after: Vec<Event>,
     ) -> Result<Option<Arc<Request>>, Error> {
+        if to.gpu() != Some(given.gpu) {
+            return Ok(None);
+        }
+        let take = || Ok(GpuNumbers::take(given, limit)?.map(|numbers| (numbers, None)));
+        Request::by_gpu(reader, given.count, limit, layout, to, after, take)
+    }
+
+    /// `count` rows of those below `limit` whose numbers come to lie in the memory of the GPU that the rows go to: `take` is
+    /// asked for them where the GPU may read the whole file, and says after which event they are there.
+    ///
+    /// # Errors
+    /// The GPU failed.
+    pub(super) fn by_gpu(
+        reader: &Arc<Reader>,
+        count: usize,
+        limit: u64,
+        layout: Layout,
+        to: Place,
+        mut after: Vec<Event>,
+        take: impl FnOnce() -> Result<Option<(GpuNumbers, Option<Event>)>, Error>,
+    ) -> Result<Option<Arc<Request>>, Error> {
         let before = reader.stamp()?;
         let end = limit.checked_sub(1).and_then(|last| layout.end(last));
         let inside = end.is_some_and(|end| end <= before.bytes && reader.was_as_long(end));
         let whole = || reader.windows().is_some_and(|windows| windows.is_whole());
-        if !inside || given.count == 0 || to.gpu() != Some(given.gpu) || !whole() {
+        if !inside || count == 0 || !whole() {
             return Ok(None);
         }
-        let Some(numbers) = GpuNumbers::take(given, limit)? else { return Ok(None) };
-        let load = Load { rows: given.count, row_bytes: layout.row_bytes };
+        let Some((numbers, there)) = take()? else { return Ok(None) };
+        after.extend(there);
+        let load = Load { rows: count, row_bytes: layout.row_bytes };
         let (fetch, noted) = match reader.rows_for(to, load) {
             Ok(Rowwise { fetch: Some(fetch @ Fetch::Gpu(_)), noted }) => (fetch, noted),
             other => {

@@ -136,6 +136,13 @@ pub fn release() {
     numbers::release();
 }
 
+/// Ends the thread pool if no file is open. It doesn't matter if one is opened meanwhile: its first request starts it anew.
+pub(super) fn release_if_unused() {
+    if !super::file::any_open() {
+        release();
+    }
+}
+
 /// Relays to a GPU, for the calling worker until `keep_relays`. Those that aren't there yet are opened in a turn with the driver,
 /// which would otherwise keep each call waiting for a registration; their memory is got before that, while it registers.
 pub(super) fn relays(device: &Arc<Device>, windows: &Windows) -> Result<Vec<Relay>, Error> {

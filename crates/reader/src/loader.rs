@@ -1,0 +1,436 @@
+//! Batches of samples, read ahead in an order that is computed: what `forebay.feed.Loader` stands on.
+//!
+//! Nobody but the consumer drives it: each batch that is taken has another one begun, which the thread pool reads meanwhile. A
+//! batch lies in a slot of memory that goes back to the shelf once the last reference to it has gone.
+
+mod on_gpu;
+mod record;
+mod shelf;
+mod table;
+
+pub use record::Told;
+pub use shelf::{Lease, Memory};
+pub use table::{Column, Part};
+
+use crate::request::Request;
+use crate::{thread_pool, Opening, Place, Report, Way};
+use forebay_io::clock;
+use forebay_model::feed::{Order, Share, Shuffle};
+use forebay_model::Error;
+use on_gpu::OnGpu;
+use record::Figures;
+use shelf::{Shelf, Taken};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use table::Table;
+
+/// Bytes that are read ahead, as whole batches between these numbers.
+const AHEAD_BYTES: usize = 64 << 20;
+const AHEAD: std::ops::RangeInclusive<usize> = 2..=16;
+const PREFETCH_MAX: usize = 1024;
+/// Batches beside those that are read ahead, for whoever keeps some: the one in use, and a few that are kept.
+const KEPT: usize = 4;
+/// Without a limit from the user, so much memory is used in any case.
+const LIMIT_BYTES_MIN: usize = 1 << 30;
+
+/// Settings of a loader.
+pub struct Spec {
+    pub parts: Vec<Part>,
+    pub columns: Vec<Column>,
+    pub memory: Memory,
+    pub way: Way,
+    pub share: Share,
+    pub shuffle: Shuffle,
+    pub seed: u64,
+    /// Of the data, for the hash.
+    pub identity: u64,
+    /// Batches read ahead; None: as many as make 64 MiB.
+    pub prefetch: Option<usize>,
+    /// Bytes of all batches together; None: 1 GiB, or what a few batches need.
+    pub limit_bytes: Option<usize>,
+}
+
+/// A batch that was read.
+pub struct Batch {
+    pub rows: usize,
+    /// Position of its first sample in the epoch.
+    pub first: u64,
+    pub epoch: u64,
+    pub lease: Arc<Lease>,
+    /// Where each column begins in the slot; its rows lie one behind the other.
+    pub begins: Vec<usize>,
+}
+
+/// What `Loader::next` found.
+pub enum Next {
+    Batch(Batch),
+    /// The epoch is over; the next call begins the one after it.
+    End,
+    /// The time was over first.
+    Wait,
+}
+
+struct Flight {
+    first: u64,
+    rows: usize,
+    /// Position that all ranks have come to with it.
+    after: u64,
+    hash: Hash,
+    requests: Vec<Arc<Request>>,
+    lease: Arc<Lease>,
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        // Its memory goes to the next batch: nothing may write there any more.
+        for request in &self.requests {
+            request.cancel();
+        }
+    }
+}
+
+/// Sum over a batch: computed, or a word of the GPU's that will have it.
+#[derive(Clone, Copy)]
+enum Hash {
+    Here(u64),
+    OnGpu(usize),
+}
+
+struct Inner {
+    order: Order,
+    epoch: u64,
+    /// Position that all ranks have come to with what was handed out, and with what was begun.
+    given: u64,
+    begun: u64,
+    ahead: VecDeque<Flight>,
+    samples: Vec<u64>,
+    figures: Figures,
+    /// Where a GPU computes the order.
+    on_gpu: Option<OnGpu>,
+}
+
+impl Inner {
+    /// Notes a batch that is handed out. The words of the GPU's sums are read once many of them are used.
+    fn note(&mut self, reports: &[Report], rows: u64, hash: Hash) -> Result<(), Error> {
+        let hash = match (hash, &mut self.on_gpu) {
+            (Hash::Here(hash), _) => hash,
+            (Hash::OnGpu(word), Some(on_gpu)) => on_gpu.hand_out(word)?,
+            (Hash::OnGpu(_), None) => 0,
+        };
+        self.figures.note(reports, rows, hash);
+        Ok(())
+    }
+
+    /// The sum over all that was handed out.
+    fn hash(&mut self) -> u64 {
+        if let Some(on_gpu) = &mut self.on_gpu {
+            self.figures.add_hash(on_gpu.read().unwrap_or(0));
+        }
+        self.figures.hash()
+    }
+}
+
+/// Batches of one data set for one rank. Dropped, it ends what it began; batches that were handed out stay.
+pub struct Loader {
+    table: Table,
+    shelf: Arc<Shelf>,
+    prefetch: usize,
+    share: Share,
+    shuffle: Shuffle,
+    seed: u64,
+    identity: u64,
+    process: u32,
+    inner: Mutex<Inner>,
+}
+
+impl Loader {
+    /// # Errors
+    /// `Request`: settings that don't fit the data. `Machine`: no GPU, or a file that can't be opened.
+    pub fn open(spec: Spec) -> Result<Loader, Error> {
+        let Spec { share, shuffle, seed, identity, .. } = spec;
+        if share.batch == 0 || share.world == 0 || share.rank >= share.world {
+            let asked = format!("batch_size={}, rank={}, world={}", share.batch, share.rank, share.world);
+            return Err(Error::request(
+                asked,
+                "a batch has a sample or more, and ranks count from 0",
+                "rank=0, world=1",
+            ));
+        }
+        let opening = Opening {
+            way: if spec.memory.gpu().is_some() { spec.way } else { Way::Host },
+            ..Opening::default()
+        };
+        let table = Table::open(spec.parts, spec.columns, opening)?;
+        let slot_bytes = table.slot_bytes(share.batch)?;
+        let prefetch =
+            spec.prefetch.unwrap_or((AHEAD_BYTES / slot_bytes.max(1)).clamp(*AHEAD.start(), *AHEAD.end()));
+        if prefetch > PREFETCH_MAX {
+            let found = format!("more than {PREFETCH_MAX} batches ahead gain nothing");
+            return Err(Error::request(
+                format!("prefetch={prefetch}"),
+                found,
+                "prefetch=16, or a larger batch_size",
+            ));
+        }
+        let least = slot_bytes.saturating_mul(prefetch + 2);
+        let limit = spec.limit_bytes.unwrap_or(LIMIT_BYTES_MIN.max(least + slot_bytes.saturating_mul(KEPT)));
+        if limit < slot_bytes.saturating_mul(2) {
+            let found =
+                format!("two batches take {} bytes: one is used while the next is read", 2 * slot_bytes);
+            return Err(Error::request(format!("pin_limit={limit}"), found, format!("pin_limit={least}")));
+        }
+        let shelf = Shelf::new(spec.memory, slot_bytes, limit)?;
+        let order = Order::new(table.rows(), table.sample_bytes(), shuffle, seed, 0, identity);
+        let inner = Inner {
+            order,
+            epoch: 0,
+            given: 0,
+            begun: 0,
+            ahead: VecDeque::new(),
+            samples: Vec::new(),
+            figures: Figures::default(),
+            on_gpu: table.is_for_gpu().then(|| spec.memory.gpu()).flatten().and_then(OnGpu::open),
+        };
+        let process = std::process::id();
+        Ok(Loader {
+            table,
+            shelf,
+            prefetch,
+            share,
+            shuffle,
+            seed,
+            identity,
+            process,
+            inner: Mutex::new(inner),
+        })
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no holder panics")
+    }
+
+    fn own(&self) -> Result<MutexGuard<'_, Inner>, Error> {
+        if self.process != std::process::id() {
+            let found = "it was opened before this process was forked, and its threads are the parent's";
+            return Err(Error::request(
+                "a Loader",
+                found,
+                "open one in this process; a Loader needs no worker processes",
+            ));
+        }
+        Ok(self.inner())
+    }
+
+    /// Samples of an epoch, over all ranks.
+    pub fn samples(&self) -> u64 {
+        self.table.rows()
+    }
+
+    /// Batches of this rank that are left of the epoch.
+    pub fn batches_left(&self) -> u64 {
+        self.share.batches(self.inner().given, self.samples())
+    }
+
+    /// Batches of this rank in a whole epoch.
+    pub fn batches(&self) -> u64 {
+        self.share.batches(0, self.samples())
+    }
+
+    /// Epoch and position that have been handed out.
+    pub fn position(&self) -> (u64, u64) {
+        let inner = self.inner();
+        (inner.epoch, inner.given)
+    }
+
+    /// Goes on from a position of an epoch, whichever number of ranks came there.
+    ///
+    /// # Errors
+    /// `Request`: the data hasn't so many samples.
+    pub fn seek(&self, epoch: u64, position: u64) -> Result<(), Error> {
+        let mut inner = self.own()?;
+        if position > self.samples() {
+            let found = format!("the data has {}", self.samples());
+            return Err(Error::request(
+                format!("sample {position} of an epoch"),
+                found,
+                "a state of the same data",
+            ));
+        }
+        inner.ahead.clear();
+        inner.order = self.order_of(epoch);
+        (inner.epoch, inner.given, inner.begun) = (epoch, position, position);
+        Ok(())
+    }
+
+    /// The samples at consecutive positions of an epoch.
+    ///
+    /// # Errors
+    /// `Request`: the epoch hasn't so many.
+    pub fn samples_at(&self, epoch: u64, first: u64, count: usize) -> Result<Vec<u64>, Error> {
+        if first.checked_add(count as u64).is_none_or(|end| end > self.samples()) {
+            let asked = format!("{count} samples from position {first} on");
+            return Err(Error::request(
+                asked,
+                format!("an epoch has {}", self.samples()),
+                "positions of the epoch",
+            ));
+        }
+        let mut samples = vec![0; count];
+        self.order_of(epoch).fill(first, &mut samples);
+        Ok(samples)
+    }
+
+    fn order_of(&self, epoch: u64) -> Order {
+        Order::new(self.samples(), self.table.sample_bytes(), self.shuffle, self.seed, epoch, self.identity)
+    }
+
+    /// Takes the next batch, and has another one begun. Waits for `at_most`; at the epoch's end the next epoch's first is
+    /// begun by the call after it.
+    ///
+    /// # Errors
+    /// What failed, with file and offset; the next call reads the batch again. `Request`: so many batches are kept that there
+    /// is no memory for another.
+    pub fn next(&self, at_most: Duration) -> Result<Next, Error> {
+        let mut inner = self.own()?;
+        let asked = clock::now();
+        inner.figures.begin(asked, self.table.devices());
+        self.read_ahead(&mut inner)?;
+        let Some(flight) = inner.ahead.front() else {
+            let epoch = inner.epoch + 1;
+            inner.figures.end(asked);
+            inner.order = self.order_of(epoch);
+            (inner.epoch, inner.given, inner.begun) = (epoch, 0, 0);
+            return Ok(Next::End);
+        };
+        let done =
+            flight.requests.iter().all(|request| request.wait(Some(at_most.saturating_sub(asked.elapsed()))));
+        inner.figures.waited(asked);
+        if !done {
+            return Ok(Next::Wait);
+        }
+        let mut flight = inner.ahead.pop_front().expect("it is the first");
+        let reports: Result<Vec<Report>, Error> = flight.requests.iter().map(|r| r.outcome()).collect();
+        let reports = reports.inspect_err(|_| {
+            // Those behind it are in order, but the consumer may ask for this one again.
+            inner.ahead.clear();
+            inner.begun = inner.given;
+        })?;
+        flight.requests.clear();
+        inner.given = flight.after;
+        inner.note(&reports, flight.rows as u64, flight.hash)?;
+        Ok(Next::Batch(Batch {
+            rows: flight.rows,
+            first: flight.first,
+            epoch: inner.epoch,
+            begins: self.table.begins(self.share.batch),
+            lease: flight.lease.clone(),
+        }))
+    }
+
+    /// Begins batches until enough are on their way. The one that is asked for must have memory, the others may wait for it.
+    fn read_ahead(&self, inner: &mut Inner) -> Result<(), Error> {
+        while inner.ahead.len() <= self.prefetch {
+            let Some((positions, after)) = self.share.next(inner.begun, self.samples()) else {
+                return Ok(());
+            };
+            let lease = match self.shelf.take()? {
+                Taken::Slot(lease) => Arc::new(lease),
+                Taken::Busy if inner.ahead.is_empty() => self.shelf.wait_for_one()?,
+                Taken::None if inner.ahead.is_empty() => return Err(self.shelf.is_empty(self.prefetch)),
+                Taken::Busy | Taken::None => return Ok(()),
+            };
+            let flight = self.begin(inner, positions, after, lease)?;
+            inner.begun = after;
+            inner.ahead.push_back(flight);
+        }
+        Ok(())
+    }
+
+    fn begin(
+        &self,
+        inner: &mut Inner,
+        positions: std::ops::Range<u64>,
+        after: u64,
+        lease: Arc<Lease>,
+    ) -> Result<Flight, Error> {
+        let rows = (positions.end - positions.start) as usize;
+        if let Some(flight) = self.begin_on_gpu(inner, &positions, after, &lease)? {
+            return Ok(flight);
+        }
+        inner.samples.resize(rows, 0);
+        inner.order.fill(positions.start, &mut inner.samples);
+        let hash = Hash::Here(inner.order.hash(positions.start, &inner.samples));
+        let mut flight = Flight { first: positions.start, rows, after, hash, requests: Vec::new(), lease };
+        let places = self.table.begins(self.share.batch).into_iter().map(|at| flight.lease.place().after(at));
+        let places: Vec<Place> = places.collect();
+        let (lease, together) = (flight.lease.clone(), inner.order.is_as_they_lie());
+        self.table.request(
+            &inner.samples,
+            together,
+            &places,
+            || lease.after(),
+            |request| {
+                thread_pool::submit(&request)?;
+                flight.requests.push(request);
+                Ok(())
+            },
+        )?;
+        Ok(flight)
+    }
+
+    /// The batch with its numbers computed by the GPU, where that may read the whole file by itself.
+    fn begin_on_gpu(
+        &self,
+        inner: &mut Inner,
+        positions: &std::ops::Range<u64>,
+        after: u64,
+        lease: &Arc<Lease>,
+    ) -> Result<Option<Flight>, Error> {
+        let (Some(on_gpu), Some((reader, layout))) = (&mut inner.on_gpu, self.table.alone()?) else {
+            return Ok(None);
+        };
+        let rows = (positions.end - positions.start) as usize;
+        if inner.order.permutation().is_none() || layout.in_pieces(rows).1 > 1 {
+            return Ok(None);
+        }
+        let mut word = 0;
+        let take = || {
+            let taken = on_gpu.take(&inner.order, (positions.start, rows))?;
+            Ok(taken.map(|(numbers, event, at)| {
+                word = at;
+                (numbers, Some(event))
+            }))
+        };
+        let (limit, to) = (self.table.rows(), lease.place());
+        let Some(request) = Request::by_gpu(reader, rows, limit, layout, to, lease.after(), take)? else {
+            return Ok(None);
+        };
+        thread_pool::submit(&request)?;
+        let (hash, requests) = (Hash::OnGpu(word), vec![request]);
+        Ok(Some(Flight { first: positions.start, rows, after, hash, requests, lease: lease.clone() }))
+    }
+
+    /// Ends what is under way and lets go of the files. Batches that were handed out stay.
+    pub fn close(&self) {
+        if self.process == std::process::id() {
+            self.inner().ahead.clear();
+        }
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // What its requests wrote to is the parent's.
+            std::mem::forget(std::mem::take(&mut self.inner.get_mut().expect("no holder panics").ahead));
+            return;
+        }
+        self.close();
+        self.table.close();
+        thread_pool::release_if_unused();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,314 @@
+//! What a loader did, as a `RunRecord`.
+
+use super::Loader;
+use crate::Report;
+use forebay_io::build::build;
+use forebay_io::clock;
+use forebay_io::identity::new_id;
+use forebay_io::machine::environment;
+use forebay_io::meter::{cpu, disk, noise};
+use forebay_io::threads;
+use forebay_model::feed::{Feed, Shuffle};
+use forebay_model::job::{JobSpec, Op, PathKind};
+use forebay_model::record::*;
+use forebay_model::units::BYTES_PER_GIB as GIB;
+use forebay_model::{stats, warnings, Latency};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Fields of a result that no loader has, and why.
+const NEVER: &[(&str, &str)] = &[
+    ("power", "a loader reads no power meter"),
+    ("copy_latency_us", "a loader measures whole batches"),
+    ("foretold", "no modelled drive took part"),
+    ("verified_on", "content is compared by --verify, outside the measured path"),
+    ("steady_after_s", "‹until_steady› wasn't requested"),
+    ("summary.throughput_gib_s_sd", "one repeat has no spread"),
+    ("summary.throughput_gib_s_ci95", "one repeat has no spread"),
+    ("noise.series_cv_pct", "a loader keeps no series"),
+    ("noise.stood_still_s", "not looked for by a loader"),
+];
+
+/// Counts of a loader, from its first batch on.
+#[derive(Default)]
+pub(super) struct Figures {
+    meters: Option<Meters>,
+    /// When the last batch was handed out, or the last epoch ended.
+    last: Option<Instant>,
+    waited: Duration,
+    batches: u64,
+    samples: u64,
+    hash: u64,
+    moved: Report,
+    waits: Latency,
+}
+
+struct Meters {
+    began: Instant,
+    wall: u64,
+    cpu: cpu::Clock,
+    noise: noise::Guard,
+    disk: Result<disk::Counters, String>,
+}
+
+impl Figures {
+    /// Starts the meters, at the first batch.
+    pub(super) fn begin(&mut self, now: Instant, devices: Vec<(u32, u32)>) {
+        self.meters.get_or_insert_with(|| Meters {
+            began: now,
+            wall: clock::wall_seconds(),
+            cpu: cpu::Clock::start(),
+            noise: noise::Guard::start(),
+            disk: disk::Counters::read(&devices),
+        });
+    }
+
+    pub(super) fn waited(&mut self, since: Instant) {
+        self.waited += since.elapsed();
+    }
+
+    pub(super) fn add_hash(&mut self, hash: u64) {
+        self.hash = self.hash.wrapping_add(hash);
+    }
+
+    pub(super) fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    pub(super) fn end(&mut self, now: Instant) {
+        self.last = Some(now);
+    }
+
+    pub(super) fn note(&mut self, reports: &[Report], samples: u64, hash: u64) {
+        self.last = Some(clock::now());
+        self.batches += 1;
+        self.samples += samples;
+        self.hash = self.hash.wrapping_add(hash);
+        let slowest = reports.iter().map(|r| r.seconds).fold(0.0, f64::max);
+        self.waits.record((slowest * 1e9) as u64);
+        for report in reports {
+            self.moved.bytes += report.bytes;
+            self.moved.staged_bytes += report.staged_bytes;
+            self.moved.mapped_bytes += report.mapped_bytes;
+            self.moved.direct_bytes += report.direct_bytes;
+            self.moved.uncached_bytes += report.uncached_bytes;
+            self.moved.repeated_bytes += report.repeated_bytes;
+        }
+    }
+}
+
+/// What a record says that the loader itself doesn't know.
+pub struct Told {
+    pub command: Vec<String>,
+    pub sources: Vec<String>,
+    pub verified: Option<u64>,
+    pub interrupted: bool,
+}
+
+impl Loader {
+    /// The sum over all samples that were handed out.
+    pub fn hash(&self) -> u64 {
+        self.inner().hash()
+    }
+
+    /// The record of all that was handed out so far. CPU is the whole process's, from the first batch to now.
+    pub fn record(&self, told: Told) -> RunRecord {
+        let mut missing = BTreeMap::new();
+        let mut inner = self.inner();
+        let hash = inner.hash();
+        let figures = &inner.figures;
+        let meters = figures.meters.as_ref();
+        let seconds = match (meters, figures.last) {
+            (Some(meters), Some(last)) => last.saturating_duration_since(meters.began).as_secs_f64(),
+            _ => 0.0,
+        };
+        let result = result_of(figures, seconds, told.interrupted, &mut missing);
+        let per_s = |n: u64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
+        let feed = Feed {
+            samples: figures.samples,
+            samples_per_s: per_s(figures.samples),
+            input_wait_pct: if seconds > 0.0 { 100.0 * figures.waited.as_secs_f64() / seconds } else { 0.0 },
+            order: self.shuffle.name().into(),
+            hash: format!("{hash:016x}"),
+            data: format!("{:016x}", self.identity),
+            batches: figures.batches,
+            batch_size: self.share.batch,
+            sample_bytes: self.table.sample_bytes(),
+            seed: self.seed,
+            epoch: inner.epoch,
+            position: inner.given,
+            rank: self.share.rank as u32,
+            world: self.share.world as u32,
+            prefetch: self.prefetch as u32,
+            memory_bytes: self.shelf.bytes() as u64,
+            verified: told.verified,
+        };
+        missing.extend(
+            told.verified.is_none().then(|| ("feed.verified".into(), "--verify wasn't requested".into())),
+        );
+        let cache = self.cache_of(meters, &mut missing);
+        let path = self.path_of(&figures.moved);
+        let started = meters.map_or_else(clock::wall_seconds, |meters| meters.wall);
+        drop(inner);
+        let mut record = RunRecord {
+            schema: SCHEMA.into(),
+            id: new_id(),
+            started: clock::rfc3339(started),
+            command: told.command,
+            origin: "measured".into(),
+            forebay: build(),
+            environment: environment::of(&self.paths()),
+            job: self.job_of(told.sources),
+            path,
+            cache,
+            result,
+            feed: Some(feed),
+            missing,
+            ..RunRecord::default()
+        };
+        warnings::add(&mut record);
+        record
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        self.table.files().map(|reader| reader.path.clone()).collect()
+    }
+
+    fn job_of(&self, sources: Vec<String>) -> Job {
+        let asked = JobSpec::default();
+        let gpus = self.shelf.memory().gpu().into_iter().collect();
+        let path = if self.shelf.memory().gpu().is_some() { PathKind::Auto } else { PathKind::Host };
+        let spec = JobSpec {
+            sources: sources.clone(),
+            path,
+            op: if self.shuffle == Shuffle::None { Op::Read } else { Op::RandRead },
+            io_bytes: self.table.sample_bytes(),
+            seed: self.seed,
+            gpus,
+            ..asked
+        };
+        Job {
+            source: sources.join(" "),
+            pattern: if self.shuffle == Shuffle::None { "sequential" } else { "random" }.into(),
+            direct: self.inner().figures.moved.uncached_bytes > 0,
+            data_bytes: self.table.rows() * self.table.sample_bytes(),
+            queues: crate::threads() as u32,
+            spec,
+        }
+    }
+
+    fn path_of(&self, moved: &Report) -> PathRan {
+        let memory = self.shelf.memory();
+        let ran = match memory.gpu() {
+            None => "host",
+            Some(_) if moved.mapped_bytes > moved.staged_bytes => "mapped",
+            Some(_) => "bounce",
+        };
+        PathRan {
+            requested: self.table.files().next().map_or("auto", |reader| reader.way.name()).into(),
+            ran: ran.into(),
+            reason: Some(format!("batches are handed out in {} memory", memory.name())),
+            engine: "loader".into(),
+            direct_bytes: moved.direct_bytes,
+            staged_bytes: moved.staged_bytes,
+            mapped_bytes: moved.mapped_bytes,
+            destination: memory.gpu().map_or("host".into(), |_| memory.name()),
+            slot_pages: "none".into(),
+            slots_pinned: matches!(memory, super::Memory::Pinned(_)),
+            ..PathRan::default()
+        }
+    }
+
+    /// Share of the files that the page cache holds, as far as the system tells.
+    pub fn cached_share(&self) -> Option<f64> {
+        let mut sums = (0.0, 0.0);
+        for reader in self.table.files() {
+            let bytes = reader.bytes().ok()?;
+            sums.0 += reader.cached_share(0, bytes as usize)? * bytes as f64;
+            sums.1 += bytes as f64;
+        }
+        (sums.1 > 0.0).then(|| sums.0 / sums.1)
+    }
+
+    fn cache_of(&self, meters: Option<&Meters>, missing: &mut BTreeMap<String, String>) -> CacheState {
+        let resident_after = self.cached_share();
+        if resident_after.is_none() {
+            missing.insert("cache.resident_after".into(), "the system doesn't tell what is cached".into());
+        }
+        missing.insert("cache.resident_before".into(), "it isn't asked before the first batch".into());
+        let traffic = meters.map(|meters| {
+            let before = meters.disk.as_ref().map_err(Clone::clone)?;
+            disk::Counters::read(&self.table.devices())?.by_device(before)
+        });
+        let devices: BTreeMap<String, u64> = match traffic {
+            Some(Ok(each)) => {
+                each.into_iter().map(|(number, t)| (disk::name(number), t.read_bytes)).collect()
+            }
+            Some(Err(why)) => {
+                missing.insert("cache.device_bytes".into(), why);
+                BTreeMap::new()
+            }
+            None => {
+                missing.insert("cache.device_bytes".into(), "nothing was read".into());
+                BTreeMap::new()
+            }
+        };
+        let device_bytes = (!missing.contains_key("cache.device_bytes")).then(|| devices.values().sum());
+        CacheState { policy: "allow".into(), resident_before: None, resident_after, device_bytes, devices }
+    }
+}
+
+fn result_of(
+    figures: &Figures,
+    seconds: f64,
+    interrupted: bool,
+    missing: &mut BTreeMap<String, String>,
+) -> RunResult {
+    let cores = threads::online();
+    let (bytes, ios) = (figures.moved.bytes, figures.samples);
+    let reading = figures.meters.as_ref().map(|meters| (meters, meters.cpu.stop()));
+    let (cpu, noise) = match &reading {
+        Some((meters, reading)) => {
+            let (noise, why) = meters.noise.judge(reading);
+            missing.extend(why.into_iter().map(|(field, why)| (format!("result.noise.{field}"), why)));
+            (cpu::fill(reading, reading.wall_s, bytes, ios, cores), noise)
+        }
+        None => (Cpu::default(), Noise::default()),
+    };
+    for (field, value) in cpu.fields() {
+        if value.is_none() {
+            missing.insert(format!("result.cpu.{field}"), "nothing was read, or in too short a time".into());
+        }
+    }
+    let per = |value: f64| if seconds > 0.0 { value / seconds } else { 0.0 };
+    let repeat = Repeat {
+        seconds,
+        bytes,
+        ios,
+        throughput_gib_s: per(bytes as f64 / GIB),
+        iops: per(ios as f64),
+        latency_us: figures.waits.summary(),
+        cpu: cpu.clone(),
+        power: Vec::new(),
+        noise: noise.clone(),
+    };
+    let never = NEVER.iter().map(|(field, why)| (format!("result.{field}"), (*why).to_string()));
+    missing.extend(never);
+    RunResult {
+        seconds,
+        bytes,
+        ios,
+        read_bytes: bytes,
+        throughput_gib_s: repeat.throughput_gib_s,
+        iops: repeat.iops,
+        latency_us: repeat.latency_us.clone(),
+        histogram: figures.waits.encode(),
+        cpu,
+        noise,
+        summary: stats::summarize(std::slice::from_ref(&repeat), stats::Stop::Counted),
+        repeats: vec![repeat],
+        interrupted,
+        ..RunResult::default()
+    }
+}
