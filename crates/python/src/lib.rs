@@ -4,11 +4,13 @@
 
 mod checkpoint;
 mod checksum;
+mod dlpack;
 mod emulate;
 mod feed;
 mod files;
 mod generate;
 mod inspect;
+mod loader;
 mod observe;
 mod serve;
 mod simulate;
@@ -72,6 +74,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<snap::Gateway>()?;
     module.add_class::<feed::Reader>()?;
     module.add_class::<feed::Pending>()?;
+    module.add_class::<loader::Loader>()?;
+    module.add_class::<loader::Batch>()?;
+    module.add_class::<dlpack::Column>()?;
     module.add_function(wrap_pyfunction!(feed::sizes_of, module)?)?;
     module.add_function(wrap_pyfunction!(feed::read_files, module)?)?;
     module.add_function(wrap_pyfunction!(feed::device_of, module)?)?;
