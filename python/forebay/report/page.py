@@ -20,6 +20,7 @@ from forebay.report import (
     draw,
     environment,
     export,
+    feeding,
     headline,
     published,
     timeline,
@@ -70,21 +71,22 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
     if with_charts:
         draw.check()
     notes = Notes()
-    found = studies(entry for entry in loaded.entries if not training.is_training(entry))
+    found = studies(e for e in loaded.entries if not training.is_training(e) and not feeding.is_feeding(e))
     emulated = [entry for entry in loaded.entries if training.is_training(entry)]
-    trained = [Run(entry, training.name(entry)) for entry in emulated]
+    fed = [entry for entry in loaded.entries if feeding.is_feeding(entry)]
+    trained = [Run(entry, training.name(entry)) for entry in emulated] + [Run(entry, feeding.name(entry)) for entry in fed]
     views = [_view(study, notes, with_charts) for study in found]
     runs = [run for study in found for run in study.runs]
     warnings = advice.gather(found, loaded.problems, loaded.notes, trained)
     comparisons = [documents.comparison(d, i, notes) for i, d in enumerate(loaded.comparisons, 1)]
     tunings = [documents.tuning(d, i, notes) for i, d in enumerate(loaded.tunings, 1)]
-    trainings = training.sections(emulated, notes)
+    trainings, loaders = training.sections(emulated, notes), feeding.sections(fed, notes)
     for section in [*trainings, *tunings]:
         section.charts = section.charts if with_charts else []
         for chart in section.charts:
             _finish(chart, drawn=True)
     runs += trained
-    sentence, deck = headline.sentence(found, [*trainings, *comparisons], tunings)
+    sentence, deck = headline.sentence(found, [*trainings, *loaders, *comparisons], tunings)
     html = _template().render(
         generator=GENERATOR,
         headline=sentence,
@@ -96,6 +98,7 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
         warnings=warnings,
         comparisons=comparisons,
         trainings=trainings,
+        loaders=loaders,
         tunings=tunings,
         cards=environment.cards(runs),
         commands=_commands(found),
