@@ -35,7 +35,7 @@ PYTEST := $(BIN)/python -m pytest
 STEP := .ci/step
 # Of each property an eighth of proptest's usual cases; `make soak` and `make fuzz` try more.
 RUST_TESTS := env PROPTEST_CASES=32 RUST_TEST_THREADS=$(TEST_WORKERS) .ci/rust-tests
-PYTHON_TESTS = $(PYTEST) -n $(TEST_WORKERS) --dist worksteal --durations 10 -m "not vm and not wheel and not long and not soak" $(ARGS)
+PYTHON_TESTS = $(PYTEST) -n $(TEST_WORKERS) --dist worksteal --durations 10 -m "not vm and not wheel and not long and not soak and not ml" $(ARGS)
 
 # One interpreter for every build, or PyO3 is compiled anew at each change between them.
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
@@ -48,7 +48,7 @@ PACKAGE := $(shell find python -type f -not -name '*.pyc' -not -name '*.so') pyp
 # The commit is part of the build.
 COMMIT := $(wildcard $(shell git rev-parse --git-path logs/HEAD 2>/dev/null))
 
-.PHONY: help demo test test-long test-vm test-root test-gpu test-dlio check format bench bench-gpu wheel forebayd dist soak asan miri memcheck fuzz docs promises clean
+.PHONY: help demo test test-long test-vm test-root test-gpu test-ml test-dlio check format bench bench-gpu wheel forebayd dist soak asan miri memcheck fuzz docs promises clean
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -130,6 +130,16 @@ test-gpu: | $(MADE)/ready ## The tests that need an NVIDIA GPU: what `make test`
 	FOREBAY_TEST_GPU=1 cargo test $(MOVING) --test gpu --test contract --quiet -- --include-ignored
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	@$(call pytest_marked,gpu,no test needs a GPU yet)
+	@.ci/last passed $@
+
+test-ml: | $(MADE)/ready ## The tests with real PyTorch on the host, in an environment of their own in target/ml (its first time: 5 GB)
+	@.ci/last begun $@
+	@$(MAKE) --no-print-directory $(MADE)/tested-with
+	@[ -x target/ml/bin/python ] || $(PYTHON) -m venv target/ml
+	target/ml/bin/pip install -q torch safetensors
+	target/ml/bin/pip install -q "$$(ls -t $(MADE)/wheels/*.whl | head -1)[test]"
+	target/ml/bin/pip install -q --force-reinstall --no-deps "$$(ls -t $(MADE)/wheels/*.whl | head -1)"
+	target/ml/bin/python -m pytest -m ml tests/ml $(ARGS)
 	@.ci/last passed $@
 
 test-dlio: | $(MADE)/ready ## DLIO reads Forebay's data sets and results, and Forebay DLIO's (DLIO_V1=PYTHON DLIO_V2=PYTHON …: docs/building.md)

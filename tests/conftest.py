@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG
 # marker → (may it run here, why not)
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "root": (lambda: os.geteuid() == 0, "needs root; try: sudo make test-root"),
+    "ml": (lambda: importlib.util.find_spec("torch") is not None, "needs PyTorch; try: make test-ml"),
     "gpu": (lambda: os.path.exists("/dev/nvidiactl"), "needs an NVIDIA GPU (/dev/nvidiactl is absent)"),
 }
 

@@ -1,11 +1,14 @@
 """The engine. JSON text in, JSON text out; see crates/model for the types."""
 
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 __all__ = [
+    "Batch",
+    "Column",
     "Gateway",
+    "Loader",
     "Pending",
     "Reader",
     "Server",
@@ -246,6 +249,86 @@ def schema() -> str:
 
 def features() -> str:
     """Version, commit, build features as JSON."""
+
+@final
+class Column:
+    """Numbers of one name in a batch, (samples, …), by DLPack or the array interfaces."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def __array_interface__(self) -> dict[str, object]: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]: ...
+    def __len__(self) -> int: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object: ...
+
+@final
+class Batch:
+    """Columns by name. Their memory isn't used again while anything refers to it."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    def keys(self) -> list[str]: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __contains__(self, name: str) -> bool: ...
+    def __getitem__(self, name: str) -> Column: ...
+
+@final
+class Loader:
+    """Batches of a data set, read ahead; see forebay.feed.Loader."""
+
+    def __new__(
+        cls,
+        parts: Sequence[tuple[str | None, int, Sequence[int]]],
+        columns: Sequence[tuple[int, int]],
+        fields: Sequence[tuple[str, int, int, int, int, int, str, Sequence[int]]],
+        *,
+        batch: int,
+        memory: tuple[str, int],
+        way: str,
+        shuffle: str,
+        seed: int,
+        identity: int,
+        rank: int,
+        world: int,
+        drop_last: bool,
+        prefetch: int | None,
+        limit: int | None,
+    ) -> Loader:
+        """`parts`: (file or None for nothing to read, rows, first byte of each column). `columns`: (bytes, step). `fields`:
+        (name, column, offset, step, DLPack's code, bits, type, shape of a sample)."""
+
+    def next(self) -> Batch | None:
+        """The next batch; None at the epoch's end. Raises forebay.errors.*."""
+
+    def seek(self, epoch: int, position: int) -> None: ...
+    def position(self) -> tuple[int, int]: ...
+    def lengths(self) -> tuple[int, int]:
+        """Samples of an epoch over all ranks, and this rank's batches."""
+
+    def samples_at(self, epoch: int, first: int, count: int) -> list[int]: ...
+    def hash(self) -> int: ...
+    def cached_share(self) -> float | None: ...
+    def record(
+        self, command: list[str], sources: list[str], verified: int | None = None, interrupted: bool = False
+    ) -> str: ...
+    def close(self) -> None: ...
 
 @final
 class Reader:

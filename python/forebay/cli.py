@@ -30,6 +30,7 @@ VERBS = {
     "compare": ("forebay.compare:command", "Is A faster than B, and how sure is that?"),
     "tune": ("forebay.tune:command", "Which depth, workers and size reach the peak at the least CPU?"),
     "gdsio": ("forebay.gdsio:command", "gdsio's own flags and output line."),
+    "feed": ("forebay.feed.verb:command", "How fast does a loader hand these files to a training script?"),
     "files": ("forebay.files:command", "How fast are create, stat, read and delete of many files?"),
     "serve": ("forebay.serve:command", "Can other machines read this storage, over NVMe/TCP?"),
     "snap": ("forebay.snap:command", "Can remote storage look like a local drive, to this machine or a virtual one?"),

@@ -1,0 +1,14 @@
+"""Batches for training: read ahead, in an exact order, without worker processes and without a copy in Python.
+
+    import forebay.feed, numpy
+    data = forebay.feed.rows("train.bin", numpy.dtype([("label", "<f4"), ("x", "<f4", 13)]))
+    for batch in forebay.feed.Loader(data, batch_size=8192, shuffle="rows", seed=0):
+        x = numpy.from_dlpack(batch["x"])
+
+`forebay.torch.Loader` is the same with PyTorch's tensors.
+"""
+
+from forebay.feed.dataset import Dataset, npy, open_dataset, rows, safetensors
+from forebay.feed.loader import Loader, UncachedRowsWarning
+
+__all__ = ["Dataset", "Loader", "UncachedRowsWarning", "npy", "open_dataset", "rows", "safetensors"]

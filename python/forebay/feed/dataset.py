@@ -1,0 +1,360 @@
+"""What a loader reads: files with samples of one size, and the layout of a sample."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from forebay import _core
+from forebay.errors import MachineError, RequestError
+from forebay.names import Path, file_name
+from forebay.rows import check_whole
+
+Paths = Path | Sequence[Path]
+
+# NumPy's kinds → DLPack's codes.
+CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+# The types of safetensors → (DLPack's code, bits, NumPy's name). The 8-bit floats are handed out as bytes, since most
+# consumers of DLPack don't know them: tensor.view(torch.float8_e4m3fn).
+TENSOR_TYPES = {
+    "BOOL": (6, 8, "|b1"),
+    "U8": (1, 8, "|u1"),
+    "I8": (0, 8, "|i1"),
+    "F8_E5M2": (1, 8, "|u1"),
+    "F8_E4M3": (1, 8, "|u1"),
+    "F8_E8M0": (1, 8, "|u1"),
+    "F8_E4M3FNUZ": (1, 8, "|u1"),
+    "F8_E5M2FNUZ": (1, 8, "|u1"),
+    "I16": (0, 16, "<i2"),
+    "U16": (1, 16, "<u2"),
+    "F16": (2, 16, "<f2"),
+    "BF16": (4, 16, "<V2"),
+    "I32": (0, 32, "<i4"),
+    "U32": (1, 32, "<u4"),
+    "F32": (2, 32, "<f4"),
+    "C64": (5, 64, "<c8"),
+    "F64": (2, 64, "<f8"),
+    "I64": (0, 64, "<i8"),
+    "U64": (1, 64, "<u8"),
+}
+HEADER_BYTES_MAX = 100_000_000
+# What a sample of a file without named fields is called.
+UNNAMED = "data"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One name of a sample: `shape` numbers of DLPack's type, `offset` bytes behind the sample's begin in column `column`."""
+
+    name: str
+    column: int
+    offset: int
+    code: int
+    bits: int
+    typestr: str
+    shape: tuple[int, ...]
+
+    @property
+    def item(self) -> int:
+        return self.bits // 8
+
+    @property
+    def bytes(self) -> int:
+        return self.item * prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file's share: `rows` samples, and the byte at which each column of the first begins. No name: nothing is read."""
+
+    name: str | None
+    rows: int
+    begins: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Files as one table of samples.
+
+    columns   (bytes, step) each: bytes of a sample that are read together, and the distance from one sample to the next
+    fields    the named numbers of a sample
+    identity  64 bits of a hash over the files' names (without folders) and sizes, and the layout of a sample
+    """
+
+    parts: tuple[Part, ...]
+    columns: tuple[tuple[int, int], ...]
+    fields: tuple[Field, ...]
+    identity: int
+
+    def __len__(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    def only(self, names: Iterable[str]) -> Dataset:
+        """The data set of these fields alone: of each sample only their bytes are read. Raises RequestError."""
+        wanted = [names] if isinstance(names, str) else list(names)
+        known = {field.name: field for field in self.fields}
+        for name in wanted:
+            if name not in known:
+                raise RequestError(f"columns={wanted}", f"a sample has no {name!r}", f"of {', '.join(known)}")
+        if not wanted:
+            raise RequestError("columns=[]", "nothing would be read", f"of {', '.join(known)}")
+        return self._cut([field for field in self.fields if field.name in wanted])
+
+    def _cut(self, kept: Sequence[Field]) -> Dataset:
+        """Fields that touch, and can be handed out side by side, are read together; each other is a column of its own."""
+        columns: list[tuple[int, int]] = []
+        origin: list[tuple[int, int]] = []
+        fields: list[Field] = []
+        for field in sorted(kept, key=lambda f: (f.column, f.offset)):
+            step = self.columns[field.column][1]
+            if columns and self._touches(fields, columns[-1], origin[-1], field, step):
+                begin = origin[-1][1]
+                columns[-1] = (field.offset + field.bytes - begin, step)
+            else:
+                columns.append((field.bytes, step))
+                origin.append((field.column, field.offset))
+                begin = field.offset
+            fields.append(replace(field, column=len(columns) - 1, offset=field.offset - begin))
+        if not all(self._is_aligned(field, columns[field.column]) for field in fields):
+            columns = [(field.bytes, self.columns[field.column][1]) for field in kept]
+            origin = [(field.column, field.offset) for field in kept]
+            fields = [replace(field, column=i, offset=0) for i, field in enumerate(kept)]
+        parts = tuple(
+            replace(part, begins=tuple(part.begins[column] + offset for column, offset in origin)) for part in self.parts
+        )
+        return Dataset(parts, tuple(columns), tuple(fields), self.identity)
+
+    @staticmethod
+    def _touches(
+        fields: Sequence[Field], column: tuple[int, int], origin: tuple[int, int], field: Field, step: int
+    ) -> bool:
+        return origin[0] == field.column and origin[1] + column[0] == field.offset and column[1] == step
+
+    @staticmethod
+    def _is_aligned(field: Field, column: tuple[int, int]) -> bool:
+        """Whether the field can be handed out where it lies between others: DLPack counts distances in elements."""
+        return not field.offset % field.item and not column[0] % field.item
+
+
+def open_dataset(data: Any, schema: Any = None) -> Dataset:
+    """`data` as a data set: one already, names of files that say what they hold (.npy, .safetensors), a folder of such, or any
+    files with a schema. Raises RequestError."""
+    if isinstance(data, Dataset):
+        return data
+    if schema is not None:
+        return rows(data, schema)
+    names = files_of(data)
+    endings = {os.path.splitext(name)[1] for name in names}
+    if endings == {".npy"}:
+        return npy(names)
+    if endings == {".safetensors"}:
+        return safetensors(names)
+    raise RequestError(
+        f"the samples of {names[0]}",
+        "neither .npy nor .safetensors: the file doesn't say how long a sample is",
+        'forebay.feed.rows(FILES, {"x": ("float32", (228,))}); on the command line --row-bytes 912',
+    )
+
+
+def files_of(paths: Any, endings: tuple[str, ...] = ()) -> list[str]:
+    """Names of files, of a folder its files in order of their names, without hidden ones. Raises RequestError."""
+    one = isinstance(paths, (str, bytes, os.PathLike))
+    found: list[str] = []
+    for path in [paths] if one else list(paths):
+        name = str(path) if is_nothing(path) else file_name(path)
+        if not os.path.isdir(name):
+            found.append(name)
+            continue
+        inside = sorted(entry.path for entry in os.scandir(name) if entry.is_file() and not entry.name.startswith("."))
+        listed = [path for path in inside if not endings or path.endswith(endings)]
+        if not listed:
+            raise RequestError(f"the files of {name}", f"it has none{f' of {endings[0]}' if endings else ''}", "another folder")
+        found += listed
+    if not found:
+        raise RequestError("a data set", "the list of files is empty", "one file or more")
+    return found
+
+
+def is_nothing(path: Any) -> bool:
+    return isinstance(path, str) and path.startswith("nil:")
+
+
+def size_of(name: str) -> int:
+    """Bytes of a file or device, or of `nil:SIZE`. Raises what `forebay.open` would."""
+    if is_nothing(name):
+        from forebay.units import parse_bytes
+
+        return parse_bytes(name.partition(":")[2] or "1g", name)
+    try:
+        with open(name, "rb", buffering=0) as file:
+            return file.seek(0, os.SEEK_END)
+    except FileNotFoundError:
+        raise RequestError(f"open {name}", "there is no such file", f"ls {os.path.dirname(name) or '.'}") from None
+    except OSError as error:
+        raise MachineError(f"open {name}", error.strerror or str(error), f"ls -l {name}") from None
+
+
+def identity_of(names: Sequence[str], sizes: Sequence[int], layout: Any) -> int:
+    told = [[os.path.basename(name), size] for name, size in zip(names, sizes, strict=True)]
+    digest = hashlib.blake2b(json.dumps([told, layout]).encode(errors="surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def rows(paths: Paths, schema: Any, *, start: int = 0) -> Dataset:
+    """Fixed-size rows, one behind the other in each file from byte `start` on.
+
+    paths   a file, a list of files, or a folder
+    schema  a NumPy dtype, plain or structured, or {name: (dtype, shape)} without gaps
+
+    Raises RequestError: a schema that isn't one, or a file that isn't whole rows.
+    """
+    names = files_of(paths)
+    row_bytes, fields = fields_of(schema)
+    sizes = [size_of(name) for name in names]
+    start = check_whole(start, "start")
+    parts = []
+    for name, size in zip(names, sizes, strict=True):
+        count, odd = divmod(max(0, size - start), row_bytes)
+        if (odd or size < start) and not is_nothing(name):
+            found = f"its {size} bytes are {count} rows from byte {start} on, and {odd} bytes more"
+            asked = f"rows of {row_bytes} bytes of {name}"
+            raise RequestError(asked, found, "the file's own row size, or start=BYTES of a header")
+        parts.append(Part(None if is_nothing(name) else name, count, (start,)))
+    layout = [row_bytes, start, [[f.name, f.offset, f.typestr, list(f.shape)] for f in fields]]
+    whole = Dataset(tuple(parts), ((row_bytes, row_bytes),), tuple(fields), identity_of(names, sizes, layout))
+    aligned = all(Dataset._is_aligned(field, (row_bytes, row_bytes)) for field in fields)
+    return whole if aligned else whole._cut(fields)
+
+
+def fields_of(schema: Any) -> tuple[int, list[Field]]:
+    """Bytes of a row, and its fields. Raises RequestError."""
+    import numpy as np
+
+    try:
+        if isinstance(schema, Mapping):
+            listed = [(str(name), *(kind if isinstance(kind, tuple) else (kind,))) for name, kind in schema.items()]
+            schema = np.dtype(listed)
+        dtype = np.dtype(schema)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"schema={schema!r:.80}", str(error), 'a NumPy dtype, or {"x": ("float32", (13,))}') from None
+    if not dtype.itemsize:
+        raise RequestError(f"schema={schema!r:.80}", "a row of it has no bytes", 'a NumPy dtype, or {"x": ("float32", (13,))}')
+    if dtype.names is None:
+        return dtype.itemsize, [field_of(UNNAMED, dtype, 0)]
+    fields = [field_of(name, dtype.fields[name][0], int(dtype.fields[name][1])) for name in dtype.names]
+    return dtype.itemsize, fields
+
+
+def field_of(name: str, dtype: Any, offset: int) -> Field:
+    """A NumPy dtype as a field; strings and raw bytes as uint8. Raises RequestError."""
+    base, shape = (dtype.subdtype[0], dtype.subdtype[1]) if dtype.subdtype else (dtype, ())
+    if base.hasobject or base.names is not None:
+        raise RequestError(f"field {name!r} of type {base}", "its values aren't plain numbers", "numbers, or bytes: 'V16'")
+    if base.byteorder == ">" or (base.byteorder == "=" and np_is_big()):
+        found = "its numbers are big-endian, and are handed out as they lie"
+        raise RequestError(f"field {name!r} of type {base}", found, "uint8, and a conversion of your own")
+    if base.kind not in CODES or base.itemsize > 16:
+        return Field(name, 0, offset, CODES["u"], 8, "|u1", (*shape, base.itemsize))
+    return Field(name, 0, offset, CODES[base.kind], 8 * base.itemsize, base.newbyteorder("<").str, tuple(shape))
+
+
+def np_is_big() -> bool:
+    import sys
+
+    return sys.byteorder == "big"
+
+
+def npy(paths: Paths) -> Dataset:
+    """Files of NumPy's .npy as one table, whose samples are the first axis. Raises RequestError."""
+    import numpy as np
+    from numpy.lib import format as layout
+
+    names, parts, sizes = files_of(paths, (".npy",)), [], []
+    kinds: dict[tuple[Any, tuple[int, ...]], str] = {}
+    for name in names:
+        sizes.append(size_of(name))
+        try:
+            with open(name, "rb") as file:
+                version = layout.read_magic(file)
+                read = layout.read_array_header_1_0 if version == (1, 0) else layout.read_array_header_2_0
+                shape, fortran, dtype = read(file)
+                begin = file.tell()
+        except (ValueError, EOFError, SyntaxError) as error:
+            raise RequestError(f"read {name} as .npy", str(error), "a file of numpy.save") from None
+        if fortran and len(shape) > 1:
+            found = "its array is in Fortran order: a sample isn't contiguous"
+            raise RequestError(f"samples of {name}", found, "numpy.save of numpy.ascontiguousarray(it)")
+        if not shape:
+            raise RequestError(f"samples of {name}", "its array has no dimension", "an array whose first axis counts samples")
+        kinds.setdefault((dtype, tuple(shape[1:])), name)
+        parts.append((name, int(shape[0]), begin))
+    if len(kinds) > 1:
+        (one, a), (other, b) = list(kinds.items())[:2]
+        found = f"{a} has samples of {one[0]} {one[1]}, and {b} of {other[0]} {other[1]}"
+        raise RequestError("one data set of several .npy files", found, "files of one dtype and shape")
+    dtype, shape = next(iter(kinds))
+    row_bytes, fields = fields_of(np.dtype((dtype, shape)) if dtype.names is None else dtype)
+    if dtype.names is not None and shape:
+        raise RequestError(f"samples of {names[0]}", "records in more than one dimension", "forebay.feed.rows with start=")
+    for (name, count, begin), size in zip(parts, sizes, strict=True):
+        if begin + count * row_bytes > size:
+            found = f"its header promises {count} samples of {row_bytes} bytes, and it has {size} bytes"
+            raise RequestError(f"samples of {name}", found, "the whole file: it may have been cut off while it was copied")
+    identity = identity_of(names, sizes, ["npy", str(dtype), list(shape)])
+    placed = tuple(Part(name, count, (begin,)) for name, count, begin in parts)
+    whole = Dataset(placed, ((row_bytes, row_bytes),), tuple(fields), identity)
+    aligned = all(Dataset._is_aligned(field, (row_bytes, row_bytes)) for field in fields)
+    return whole if aligned else whole._cut(fields)
+
+
+def safetensors(paths: Paths) -> Dataset:
+    """safetensors files as one table: each tensor is a column, and their first axis, as long for all of a file, counts samples.
+
+    Raises RequestError.
+    """
+    names, sizes, parts = files_of(paths, (".safetensors",)), [], []
+    layout: list[tuple[str, str, tuple[int, ...]]] | None = None
+    for name in names:
+        sizes.append(size_of(name))
+        tensors = tensors_of(name, sizes[-1])
+        lengths = {shape[0] if shape else None for _, _, shape, _ in tensors}
+        if len(lengths) != 1 or None in lengths:
+            found = f"its {len(tensors)} tensors don't all have as many rows"
+            wanted = "tensors whose first axis counts samples; forebay.safetensors for models"
+            raise RequestError(f"samples of {name}", found, wanted)
+        told = [(tensor, dtype, shape[1:]) for tensor, dtype, shape, _ in tensors]
+        if layout is not None and told != layout:
+            raise RequestError(f"samples of {name}", f"its tensors differ from those of {names[0]}", "files of one layout")
+        layout = told
+        parts.append(Part(name, int(next(iter(lengths)) or 0), tuple(begin for _, _, _, begin in tensors)))
+    assert layout is not None
+    fields, columns = [], []
+    for number, (tensor, dtype, shape) in enumerate(layout):
+        code, bits, typestr = TENSOR_TYPES[dtype]
+        field = Field(tensor, number, 0, code, bits, typestr, shape)
+        fields.append(field)
+        columns.append((field.bytes, field.bytes))
+    identity = identity_of(names, sizes, ["safetensors", [[t, d, list(s)] for t, d, s in layout]])
+    return Dataset(tuple(parts), tuple(columns), tuple(fields), identity)
+
+
+def tensors_of(name: str, size: int) -> list[tuple[str, str, tuple[int, ...], int]]:
+    """(name, type, shape, first byte) of each tensor with bytes, by name. Raises RequestError."""
+    asked = f"the safetensors header of {name}"
+    with open(name, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(HEADER_BYTES_MAX, size - 8):
+            raise RequestError(asked, f"it claims {length} bytes, and the file has {size}", "a safetensors file")
+        listed, _ = _core.safetensors_header(file.read(length), size - 8 - length)
+    for tensor, dtype, _, _, _ in listed:
+        if dtype not in TENSOR_TYPES:
+            raise RequestError(asked, f"tensor {tensor!r} is of type {dtype}", f"of {', '.join(TENSOR_TYPES)}")
+    found = [(tensor, dtype, tuple(shape), 8 + length + begin) for tensor, dtype, shape, begin, end in listed if end > begin]
+    if not found:
+        raise RequestError(asked, "it has no tensor with a byte", "a file with data")
+    return sorted(found)

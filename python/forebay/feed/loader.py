@@ -1,0 +1,268 @@
+"""Batches of a data set, read ahead by the engine's threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from forebay import _core
+from forebay.errors import RequestError
+from forebay.feed.dataset import Dataset, open_dataset
+from forebay.rows import check_whole
+
+# Variables of launchers: (rank, size) of torchrun, Open MPI, MPICH, MVAPICH and Slurm.
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+STATE_VERSION = 1
+# Of rows this short a random read from storage brings more than the row.
+SHORT_ROW_BYTES = 64 << 10
+PAGE = 4096
+# Below this share of the files in the page cache, what isn't cached decides the rate.
+CACHED_SHARE_MIN = 0.5
+
+
+class UncachedRowsWarning(UserWarning):
+    """The requested order reads more from storage than the samples have."""
+
+
+class Loader:
+    """Batches of `batch_size` samples by field name, in an order that seed, epoch and position alone decide.
+
+    data        a Dataset (`forebay.feed.rows`, `.npy`, `.safetensors`), or names of .npy or .safetensors files, or a folder
+    batch_size  samples of each rank's batch
+    shuffle     "rows": any sample may come anywhere; "blocks": blocks of 6 MB in random order, the samples of 16 mixed, which
+                reads storage in long pieces; "none": as they lie
+    device      "cpu", "pinned" (host memory pinned for the first GPU), "cuda" or "cuda:1"
+    path        how bytes reach a GPU, as for `forebay.open`: "auto", "mapped" or "bounce"
+    prefetch    batches that are read ahead; None: as many as make 64 MiB, 2 to 16
+    drop_last   leave out what is left at the epoch's end when all ranks have had whole batches; otherwise it is divided evenly
+                over the ranks, and a rank's last batch may be shorter, or empty where fewer samples than ranks are left
+    rank, world of a distributed run; None: as torchrun, MPI or Slurm says, in that order, else one rank
+    pin_limit   bytes of memory of all batches together; None: 1 GiB, or what a few batches need
+    columns     names of fields: of each sample only their bytes are read
+
+    Iterating hands out one epoch. A batch is a mapping from names to columns, which NumPy, PyTorch, CuPy and JAX take by
+    `from_dlpack` without a copy. Its memory is used again once the batch and all arrays made of it are gone, and on a GPU once
+    the work is done that their streams were given. Raises RequestError for settings that don't fit, and from the iteration what
+    failed, with file and offset; the next call then reads the same batch again.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int,
+        *,
+        shuffle: str = "rows",
+        seed: int = 0,
+        device: str = "cpu",
+        path: str = "auto",
+        prefetch: int | None = None,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world: int | None = None,
+        pin_limit: int | None = None,
+        columns: Iterable[str] | None = None,
+    ) -> None:
+        dataset = open_dataset(data)
+        self.dataset: Dataset = dataset if columns is None else dataset.only(columns)
+        self.batch_size = at_least(1, batch_size, "batch_size")
+        self.shuffle, self.seed = shuffle, at_least(0, seed, "seed")
+        self.rank, self.world = ranks(rank, world)
+        self.device = str(device)
+        self.data_hash = f"{self.dataset.identity:016x}"
+        self._resumed = False
+        self._process = os.getpid()
+        self._loader = _core.Loader(
+            [(part.name, part.rows, list(part.begins)) for part in self.dataset.parts],
+            list(self.dataset.columns),
+            [
+                (f.name, f.column, f.offset, self.dataset.columns[f.column][0], f.code, f.bits, f.typestr, list(f.shape))
+                for f in self.dataset.fields
+            ],
+            batch=self.batch_size,
+            memory=memory_of(self.device),
+            way=path,
+            shuffle=str(shuffle),
+            seed=self.seed,
+            identity=self.dataset.identity,
+            rank=self.rank,
+            world=self.world,
+            drop_last=bool(drop_last),
+            prefetch=None if prefetch is None else at_least(1, prefetch, "prefetch"),
+            limit=None if pin_limit is None else at_least(1, pin_limit, "pin_limit"),
+        )
+        told = self.doubt()
+        if told:
+            warnings.warn(UncachedRowsWarning(told), stacklevel=2)
+
+    def __len__(self) -> int:
+        """Batches of this rank in an epoch."""
+        return int(self._loader.lengths()[1])
+
+    def __iter__(self) -> Iterator[Any]:
+        """Hands out the epoch from its begin on; after `load_state_dict` from where that one stood."""
+        epoch, position = self._loader.position()
+        if position and not self._resumed:
+            self._loader.seek(epoch, 0)
+        self._resumed = False
+        return Epoch(self)
+
+    def take(self) -> Any:
+        """The next batch; None at the epoch's end, after which the next epoch begins."""
+        return self._loader.next()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends what is being read and closes the files. Batches that were handed out stay as they are."""
+        self._loader.close()
+
+    @property
+    def samples(self) -> int:
+        """Samples of an epoch, over all ranks."""
+        return int(self._loader.lengths()[0])
+
+    @property
+    def epoch(self) -> int:
+        return int(self._loader.position()[0])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins with the first batch of this epoch, as torch.utils.data.DistributedSampler would."""
+        self._loader.seek(at_least(0, epoch, "epoch"), 0)
+
+    def samples_at(self, position: int, count: int, epoch: int | None = None) -> list[int]:
+        """Numbers of the samples at `count` positions of an epoch (default: this one) from `position` on."""
+        return list(self._loader.samples_at(self.epoch if epoch is None else epoch, position, count))
+
+    @property
+    def hash(self) -> str:
+        """16 hexadecimal digits: the sum over all samples that this loader handed out. The sums of all ranks, and of the parts
+        of an interrupted run, add up (modulo 2⁶⁴) to that of the whole: equal sums are equal streams."""
+        return f"{self._loader.hash():016x}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch begins, in less than 1 KiB: the same for all ranks, and valid for any number of them."""
+        epoch, position = self._loader.position()
+        return {
+            "version": STATE_VERSION,
+            "epoch": epoch,
+            "position": position,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "samples": self.samples,
+            "data": self.data_hash,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where a loader of the same data stood, whatever its number of ranks, batch size, device or path.
+
+        Raises RequestError for a state of other data, of another seed or another order.
+        """
+        if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
+            raise RequestError("load_state_dict", "this is no state of this version of Loader", "what state_dict() returned")
+        for key, have in (("data", self.data_hash), ("samples", self.samples), ("seed", self.seed), ("shuffle", self.shuffle)):
+            if state.get(key) != have:
+                found = f"the state is of {key} {state.get(key)!r}, the loader of {have!r}"
+                next = "the files that the state is of" if key in ("data", "samples") else f"Loader(…, {key}={state.get(key)!r})"
+                raise RequestError("load_state_dict", found, next)
+        self._loader.seek(at_least(0, state.get("epoch"), "epoch"), at_least(0, state.get("position"), "position"))
+        self._resumed = True
+
+    def record(self, *, verified: int | None = None, interrupted: bool = False) -> dict[str, Any]:
+        """The RunRecord of all that was handed out so far: rate, input wait, CPU of this process, bytes by path, order, hash."""
+        from forebay.run import typed
+
+        sources = [part.name or "nil:" for part in self.dataset.parts]
+        record: dict[str, Any] = json.loads(self._loader.record(typed(), sources, verified, interrupted))
+        return record
+
+    def doubt(self) -> str | None:
+        """Why another order would read less, if one would."""
+        row = sum(bytes for bytes, _ in self.dataset.columns)
+        if self.shuffle != "rows" or row >= SHORT_ROW_BYTES:
+            return None
+        share = self._loader.cached_share()
+        if share is None or share >= CACHED_SHARE_MIN:
+            return None
+        # A row lies in one page more than its length fills, but for where it begins at a page's begin.
+        pages = 1 + (row - 1) / PAGE
+        return (
+            f'shuffle="rows" with {100 * (1 - share):.0f} % of the files not in memory: each sample of {row} bytes is a read of '
+            f'{pages * PAGE:.0f} bytes on average, {pages * PAGE / row:.1f} times its own; shuffle="blocks" reads 6 MB at a time'
+        )
+
+
+class Epoch:
+    """Batches of a loader up to the end of its epoch."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader: Loader | None = loader
+
+    def __iter__(self) -> Epoch:
+        return self
+
+    def __next__(self) -> Any:
+        batch = None if self._loader is None else self._loader.take()
+        if batch is None:
+            self._loader = None
+            raise StopIteration
+        return batch
+
+
+def at_least(least: int, value: Any, what: str) -> int:
+    number = check_whole(value, what)
+    if number < least:
+        raise RequestError(f"{what}={number}", f"is below {least}", f"{what}={least}")
+    return number
+
+
+def memory_of(device: str) -> tuple[str, int]:
+    """(memory, GPU) of a device's name. Raises RequestError."""
+    if device in ("cpu", "host"):
+        return ("host", 0)
+    if device == "pinned":
+        return ("pinned", 0)
+    found = re.fullmatch(r"(?:cuda|gpu)(?::(\d+))?", device)
+    if found:
+        return ("gpu", int(found[1] or current_gpu()))
+    raise RequestError(f"device={device!r}", "no such memory", '"cpu", "pinned", "cuda" or "cuda:1"')
+
+
+def current_gpu() -> int:
+    """PyTorch's current GPU where a program has it, else the first."""
+    torch = sys.modules.get("torch")
+    try:
+        return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_initialized() else 0
+    except (AttributeError, RuntimeError):
+        return 0
+
+
+def ranks(rank: int | None = None, world: int | None = None, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Rank and number of ranks: as given, else of the launcher that started this process. Raises RequestError."""
+    if (rank is None) != (world is None):
+        given = "rank" if world is None else "world"
+        asked = f"{given}={rank if world is None else world}"
+        raise RequestError(asked, "the other of rank and world is missing", "rank=0, world=1")
+    if rank is not None and world is not None:
+        rank, world = at_least(0, rank, "rank"), at_least(1, world, "world")
+        if rank >= world:
+            raise RequestError(f"rank={rank}, world={world}", "ranks count from 0", f"rank={world - 1}")
+        return rank, world
+    for own, size in LAUNCHERS:
+        if environment.get(own, "").isdigit() and environment.get(size, "").isdigit():
+            return int(environment[own]), max(1, int(environment[size]))
+    return 0, 1

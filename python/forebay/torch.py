@@ -1,0 +1,47 @@
+"""`forebay.feed.Loader` with PyTorch's tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forebay.errors import MachineError, RequestError
+from forebay.feed import Loader as FeedLoader
+
+try:
+    import torch
+except ImportError as error:
+    found = f"PyTorch can't be imported: {error}"
+    raise MachineError("forebay.torch", found, "pip install torch; forebay.feed needs none") from None
+
+
+class Loader(FeedLoader):
+    """Batches as {name: tensor} on `device`, for PyTorch's current stream of it; else as `forebay.feed.Loader`.
+
+    It has the protocol of torchdata's StatefulDataLoader (`state_dict`, `load_state_dict`), and takes rank and world size of
+    torch.distributed where that was initialised, whose ranks must agree about data, seed and order. It needs no DataLoader
+    around it, and no worker processes.
+    """
+
+    def __init__(self, data: Any, batch_size: int, *, device: Any = "cpu", **settings: Any) -> None:
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if distributed and settings.get("rank") is None and settings.get("world") is None:
+            settings["rank"], settings["world"] = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        super().__init__(data, batch_size, device=str(device), **settings)
+        if distributed:
+            self._agree()
+
+    def take(self) -> dict[str, torch.Tensor] | None:
+        """The next batch as tensors; None at the epoch's end."""
+        batch = super().take()
+        return None if batch is None else {name: torch.from_dlpack(batch[name]) for name in batch.keys()}  # noqa: SIM118 - not a dict
+
+    def _agree(self) -> None:
+        """Raises RequestError on every rank where one reads other data, or in another order."""
+        own = (self.data_hash, self.seed, self.shuffle, self.batch_size)
+        others: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(others, own)
+        for rank, other in enumerate(others):
+            if other != own:
+                found = f"rank {rank} has data {other[0]}, seed {other[1]}, order {other[2]}, batches of {other[3]}"
+                asked = f"rank {self.rank} of data {own[0]}, seed {own[1]}, order {own[2]}, batches of {own[3]}"
+                raise RequestError(asked, found, "the same files, seed, shuffle and batch_size on every rank")

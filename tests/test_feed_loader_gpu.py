@@ -1,0 +1,151 @@
+"""`forebay.feed.Loader` into memory of a GPU: against the stand-in, whose kernels the host runs, or the real one."""
+
+# ruff: noqa: F811  (fixtures are imported and named again as arguments)
+from __future__ import annotations
+
+import pytest
+from feed_gpu_support import ON_REAL_GPU, Scenario, run_again_on_it, scenario, stub  # noqa: F401 - fixtures
+
+LOADER = """
+import numpy as np
+from forebay import _core, feed
+
+ROW = 912
+whole = SIZE // ROW
+open(path, "r+b").truncate(whole * ROW)
+rows = np.frombuffer(content[:whole * ROW], "u1").reshape(whole, ROW)
+data = feed.rows(path, np.dtype(("u1", (ROW,))))
+
+def on_host(batch):
+    column = batch["data"]
+    assert column.__dlpack_device__() == (2, 0)
+    got = _core.device_bytes(0, 0, column.address, batch.rows * ROW)
+    return np.frombuffer(got, "u1").reshape(batch.rows, ROW)
+
+def epoch(loader):
+    for batch in loader:
+        assert (on_host(batch) == rows[loader.samples_at(batch.position, batch.rows, batch.epoch)]).all()
+
+host = feed.Loader(data, 1000, seed=3)
+for batch in host: del batch
+"""
+
+
+@pytest.mark.promise("FEED-12")
+@pytest.mark.parametrize("path", ["auto", "mapped", "bounce"])
+def test_batches_on_a_gpu_are_what_the_host_would_get_by_every_path(scenario: Scenario, path: str) -> None:
+    scenario(
+        LOADER
+        + f"""
+loader = feed.Loader(data, 700, seed=3, device="cuda:0", path={path!r}, prefetch=3)
+hashes = [loader.hash]
+for turn in range(3):
+    epoch(loader)
+    hashes.append(loader.hash)
+assert hashes[1] == host.hash, (hashes, host.hash)
+record = loader.record()
+assert record["path"]["destination"] == "gpu:0" and record["feed"]["samples"] == 3 * whole
+assert record["result"]["bytes"] == 3 * whole * ROW
+if {path!r} == "mapped":
+    assert record["path"]["mapped_bytes"] > 2 * whole * ROW, record["path"]
+    # Once the GPU may read the whole file it computes the order, too: a launch for the numbers, and one for the rows.
+    before = live().get("launches", 0)
+    epoch(loader)
+    assert live().get("launches", 1000) - before >= 2 * len(loader)
+for shuffle in ("blocks", "none"):
+    epoch(feed.Loader(data, 333, seed=1, shuffle=shuffle, device="cuda", path={path!r}))
+loader.close()
+forebay.release()
+gc.collect()
+left = live()["live"]
+assert left["registrations"] == left["streams"] == left["events"] == 0, left
+"""
+    )
+
+
+@pytest.mark.promise("FEED-12")
+def test_a_resumed_epoch_adds_up_also_where_the_gpu_computes_the_order(scenario: Scenario) -> None:
+    scenario(
+        LOADER
+        + """
+first = feed.Loader(data, 512, seed=3, device="cuda", path="mapped")
+for number, batch in enumerate(first):
+    if number == 7: break
+del batch
+state = first.state_dict()
+parts = [first]
+for rank in range(3):
+    part = feed.Loader(data, 100, seed=3, device="cuda", path="mapped", rank=rank, world=3)
+    part.load_state_dict(state)
+    epoch(part)
+    parts.append(part)
+assert sum(int(part.hash, 16) for part in parts) % 2**64 == int(host.hash, 16)
+"""
+    )
+
+
+@pytest.mark.promise("FEED-5", "FEED-12")
+def test_memory_is_not_written_to_while_a_consumer_s_stream_may_read_it(scenario: Scenario) -> None:
+    """The consumer copies from its batch on a stream of its own, slowly, and drops the batch at once."""
+    books = scenario(
+        LOADER
+        + """
+begin()
+stream = void()
+call("cuStreamCreate", ctypes.byref(stream), 1)
+held = []
+loader = feed.Loader(data, 1000, seed=3, device="cuda", path="bounce", prefetch=1, pin_limit=2 * 913408)
+for batch in loader:
+    out = ctypes.create_string_buffer(batch.rows * ROW)
+    column = batch["data"]
+    capsule = column.__dlpack__(stream=stream.value)
+    call("cuMemcpyDtoHAsync_v2", out, ctypes.c_uint64(column.address), ctypes.c_size_t(len(out)), stream)
+    held.append((out, loader.samples_at(batch.position, batch.rows, batch.epoch)))
+    del batch, column, capsule
+call("cuStreamSynchronize", stream)
+for out, samples in held:
+    assert (np.frombuffer(out, "u1").reshape(-1, ROW) == rows[samples]).all()
+call("cuStreamDestroy_v2", stream)
+""",
+        "delay_us=2000",
+    )
+    assert ON_REAL_GPU or books["changed_under_copy"] == 0
+
+
+@pytest.mark.promise("FEED-12")
+def test_memory_that_a_gpu_lacks_is_an_error_that_says_how_much_was_wanted(scenario: Scenario) -> None:
+    scenario(
+        LOADER
+        + """
+try:
+    list(feed.Loader(data, 1000, device="cuda", prefetch=9))
+except MachineError as error:
+    assert "bytes of gpu:0 memory for a batch" in str(error) and "batch_size" in str(error), error
+else:
+    sys.exit("there was enough")
+""",
+        "memory=3000000",
+    )
+
+
+@pytest.mark.promise("FEED-12")
+def test_pinned_batches_are_pinned_and_unpinned(scenario: Scenario) -> None:
+    scenario(
+        LOADER
+        + """
+loader = feed.Loader(data, 1000, device="pinned", seed=3)
+for batch in loader:
+    assert (np.from_dlpack(batch["data"]) == rows[loader.samples_at(batch.position, batch.rows)]).all()
+if hasattr(cuda, "forebay_stub_ledger"):
+    assert live()["live"]["registrations"] > 0
+assert loader.hash == host.hash
+del loader, batch
+gc.collect()
+assert live()["live"]["registrations"] == 0 or not hasattr(cuda, "forebay_stub_ledger")
+"""
+    )
+
+
+@pytest.mark.gpu
+def test_all_of_it_on_the_gpu_of_this_machine() -> None:
+    run_again_on_it(__file__)
