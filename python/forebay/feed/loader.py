@@ -151,7 +151,7 @@ class Loader:
     @property
     def hash(self) -> str:
         """16 hexadecimal digits: the sum over all samples that this loader handed out. The sums of all ranks, and of the parts
-        of an interrupted run, add up (modulo 2⁶⁴) to that of the whole: equal sums are equal streams."""
+        of an interrupted run, add up (modulo 2 to the 64) to that of the whole: equal sums are equal streams."""
         return f"{self._loader.hash():016x}"
 
     def state_dict(self) -> dict[str, Any]:
