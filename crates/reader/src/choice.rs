@@ -31,6 +31,9 @@ const REGISTER_BYTES_S: f64 = 25.0 * BYTES_PER_GIB;
 /// Least time of a request by either way.
 const REQUEST_S: f64 = 30e-6;
 
+/// Share of the other way's rate at which the GPU still brings what is read ahead, of that without.
+const AHEAD_SHARE: f64 = 0.7;
+
 /// Weight of a longer time than one that was measured earlier: what disturbs a request only makes it longer.
 const LONGER_WEIGHT: f64 = 0.1;
 /// Multiple of an estimate that counts as spent at most.
@@ -49,6 +52,8 @@ pub(super) enum Carrier {
 pub(super) struct Load {
     pub rows: usize,
     pub row_bytes: usize,
+    /// Its consumer asks long before it needs them: time is only worth what CPU time it takes, as long as the rate is enough.
+    pub ahead: bool,
 }
 
 impl Load {
@@ -71,7 +76,8 @@ impl Load {
             }
             Carrier::Gpu => rows / GPU_ROWS_S,
         };
-        REQUEST_S + busy.max(self.bytes() / LINK_BYTES_S)
+        let request = if self.ahead { 0.0 } else { REQUEST_S };
+        request + busy.max(self.bytes() / LINK_BYTES_S)
     }
 }
 
@@ -116,7 +122,8 @@ impl Choice {
     pub(crate) fn is_for_gpu(&self, load: Load, cpus: usize, prefer: Prefer) -> bool {
         let times = self.times();
         let seconds = |by| times.seconds(load, by, cpus);
-        seconds(Carrier::Gpu) * prefer.rate_share_min(1.0) <= seconds(Carrier::Cpus)
+        let share = prefer.rate_share_min(1.0) * if load.ahead { AHEAD_SHARE } else { 1.0 };
+        seconds(Carrier::Gpu) * share <= seconds(Carrier::Cpus)
     }
 
     /// Returns whether registering a file of so many bytes is due: CPUs have spent as much on it as that takes. Counts
@@ -160,7 +167,7 @@ mod tests {
     const CPUS: usize = 16;
 
     fn million(row_bytes: usize) -> Load {
-        Load { rows: 1_000_000, row_bytes }
+        Load { rows: 1_000_000, row_bytes, ahead: false }
     }
 
     /// One request after the other, each as long as told.

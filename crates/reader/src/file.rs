@@ -316,7 +316,7 @@ impl Reader {
             return None;
         }
         let bytes: usize = ranges.iter().map(|r| r.bytes).sum();
-        let load = Load { rows: bytes / ROW_BYTES_MAX, row_bytes: ROW_BYTES_MAX };
+        let load = Load { rows: bytes / ROW_BYTES_MAX, row_bytes: ROW_BYTES_MAX, ahead: false };
         let counts = self.would_spare(load);
         Some(Noted { gpu, load, by: Carrier::Cpus, counts, settled: false })
     }
@@ -332,6 +332,11 @@ impl Reader {
                 windows.ask_for_all();
             }
         }
+    }
+
+    /// Returns the number of workers for rows that processors bring one by one.
+    pub(super) fn hands(&self) -> usize {
+        thread_pool::all_threads()
     }
 
     fn may_be_registered(&self) -> bool {

@@ -13,6 +13,7 @@ pub use shelf::{Lease, Memory};
 pub use table::{Column, Part};
 
 use crate::request::Request;
+use crate::rows::Ordered;
 use crate::{thread_pool, Opening, Place, Report, Way};
 use forebay_io::clock;
 use forebay_model::feed::{Order, Share, Shuffle};
@@ -81,6 +82,13 @@ struct Flight {
     lease: Arc<Lease>,
 }
 
+/// Has a request read, as one of a flight's.
+fn submit(flight: &mut Vec<Arc<Request>>, request: Arc<Request>) -> Result<(), Error> {
+    thread_pool::submit(&request)?;
+    flight.push(request);
+    Ok(())
+}
+
 impl Drop for Flight {
     fn drop(&mut self) {
         // Its memory goes to the next batch: nothing may write there any more.
@@ -94,6 +102,8 @@ impl Drop for Flight {
 #[derive(Clone, Copy)]
 enum Hash {
     Here(u64),
+    /// The first request's.
+    Asked,
     OnGpu(usize),
 }
 
@@ -116,7 +126,7 @@ impl Inner {
         let hash = match (hash, &mut self.on_gpu) {
             (Hash::Here(hash), _) => hash,
             (Hash::OnGpu(word), Some(on_gpu)) => on_gpu.hand_out(word)?,
-            (Hash::OnGpu(_), None) => 0,
+            (Hash::OnGpu(_) | Hash::Asked, _) => 0,
         };
         self.figures.note(reports, rows, hash);
         Ok(())
@@ -316,9 +326,13 @@ impl Loader {
             inner.ahead.clear();
             inner.begun = inner.given;
         })?;
+        let hash = match (flight.hash, flight.requests.first()) {
+            (Hash::Asked, Some(request)) => Hash::Here(request.hash()),
+            (hash, _) => hash,
+        };
         flight.requests.clear();
         inner.given = flight.after;
-        inner.note(&reports, flight.rows as u64, flight.hash)?;
+        inner.note(&reports, flight.rows as u64, hash)?;
         Ok(Next::Batch(Batch {
             rows: flight.rows,
             first: flight.first,
@@ -358,24 +372,23 @@ impl Loader {
         if let Some(flight) = self.begin_on_gpu(inner, &positions, after, &lease)? {
             return Ok(flight);
         }
-        inner.samples.resize(rows, 0);
-        inner.order.fill(positions.start, &mut inner.samples);
-        let hash = Hash::Here(inner.order.hash(positions.start, &inner.samples));
-        let mut flight = Flight { first: positions.start, rows, after, hash, requests: Vec::new(), lease };
+        let (hash, requests) = (Hash::Here(0), Vec::new());
+        let mut flight = Flight { first: positions.start, rows, after, hash, requests, lease };
         let places = self.table.begins(self.share.batch).into_iter().map(|at| flight.lease.place().after(at));
         let places: Vec<Place> = places.collect();
-        let (lease, together) = (flight.lease.clone(), inner.order.is_as_they_lie());
-        self.table.request(
-            &inner.samples,
-            together,
-            &places,
-            || lease.after(),
-            |request| {
-                thread_pool::submit(&request)?;
-                flight.requests.push(request);
-                Ok(())
-            },
-        )?;
+        let lease = flight.lease.clone();
+        let requests = &mut flight.requests;
+        let together = inner.order.is_as_they_lie();
+        let of = Ordered { order: inner.order, first: positions.start, count: rows };
+        if !together && self.table.request_ordered(&of, &places, || lease.after(), |r| submit(requests, r))? {
+            flight.hash = Hash::Asked;
+            return Ok(flight);
+        }
+        inner.samples.resize(rows, 0);
+        inner.order.fill(positions.start, &mut inner.samples);
+        flight.hash = Hash::Here(inner.order.hash(positions.start, &inner.samples));
+        let begin = |request| submit(requests, request);
+        self.table.request(&inner.samples, together, &places, || lease.after(), begin)?;
         Ok(flight)
     }
 
@@ -403,7 +416,8 @@ impl Loader {
             }))
         };
         let (limit, to) = (self.table.rows(), lease.place());
-        let Some(request) = Request::by_gpu(reader, rows, limit, layout, to, lease.after(), take)? else {
+        let Some(request) = Request::by_gpu(reader, rows, limit, layout, to, lease.after(), true, take)?
+        else {
             return Ok(None);
         };
         thread_pool::submit(&request)?;

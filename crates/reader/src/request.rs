@@ -5,7 +5,7 @@ use super::file::{Reader, Rowwise, Stamp};
 use super::gpu_numbers::{Given, GpuNumbers};
 use super::layout::cut;
 use super::numbers::Copied;
-use super::rows::{Fetch, Layout, Numbers, Table};
+use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::REGISTERED_FOR_BYTES_MIN;
 use forebay_io::gpu::cuda::{Event, Stream};
 use forebay_model::Error;
@@ -78,6 +78,8 @@ pub(super) struct Counts {
     pub direct: AtomicU64,
     pub uncached: AtomicU64,
     pub repeated: AtomicU64,
+    /// Sum over samples of an order.
+    pub hash: AtomicU64,
 }
 
 #[derive(Default)]
@@ -107,6 +109,8 @@ pub struct Request {
     /// Work of the destination's user that must end before a byte is written.
     pub(super) after: Vec<Mutex<Event>>,
     dropped: AtomicBool,
+    /// Short ranges, each of which a processor copies: worth a worker on every processor.
+    for_all: bool,
     /// One worker is to read it from its end, by relays, and hasn't begun.
     mixes: AtomicBool,
     /// Note of its time.
@@ -186,14 +190,33 @@ impl Request {
             Some(_) if layout.row_bytes < REGISTERED_FOR_BYTES_MIN => layout.in_pieces(numbers.rows()),
             _ => (layout, 1),
         };
-        let load = Load { rows: numbers.rows() * cut, row_bytes: pieces.row_bytes };
-        let Rowwise { fetch, noted } = if mapped { reader.rows_for(to, load)? } else { Rowwise::default() };
+        let load = Load { rows: numbers.rows() * cut, row_bytes: pieces.row_bytes, ahead: false };
+        let rowwise = if mapped { reader.rows_for(to, load)? } else { Rowwise::default() };
+        Request::by_rows(reader, before, numbers, (layout, pieces), to, after, workers, rowwise)
+    }
+
+    /// Rows that lie inside, whole or in `pieces`, by the way that was chosen.
+    #[allow(clippy::too_many_arguments)]
+    fn by_rows(
+        reader: &Arc<Reader>,
+        before: Stamp,
+        numbers: Copied,
+        (layout, pieces): (Layout, Layout),
+        to: Place,
+        after: Vec<Event>,
+        workers: usize,
+        Rowwise { fetch, noted }: Rowwise,
+    ) -> Result<Arc<Request>, Error> {
+        let cut = layout.row_bytes / pieces.row_bytes.max(1);
         let (fetch, numbers, layout) = match fetch {
-            Some(fetch) if cut == 1 => (fetch, numbers, layout),
+            Some(fetch) if cut <= 1 => (fetch, numbers, layout),
             Some(fetch) => (fetch, layout.cut(numbers.numbers(), pieces.row_bytes).into(), pieces),
             None => {
                 let ranges = layout.ranges(numbers.numbers(), to);
-                let mut request = Request::of_ranges(reader, &ranges, after, workers)?;
+                // Each row is read into a slot by a processor, the first time without a mapping.
+                let hands = if to.gpu().is_some() { reader.hands() } else { workers };
+                let mut request = Request::of_ranges(reader, &ranges, after, hands)?;
+                request.for_all = hands > workers && request.noted.is_none();
                 request.noted = noted.or(request.noted);
                 let request = Arc::new(request);
                 reader.note(&request);
@@ -208,6 +231,52 @@ impl Request {
         let request = Arc::new(request);
         reader.note(&request);
         Ok(request)
+    }
+
+    /// As `of_rows`, for samples of an order that are rows of the file, each computed by the worker that brings it.
+    ///
+    /// # Errors
+    /// As of `of_rows`.
+    pub(super) fn of_order(
+        reader: &Arc<Reader>,
+        of: &Ordered,
+        layout: Layout,
+        to: Place,
+        after: Vec<Event>,
+        workers: usize,
+    ) -> Result<Arc<Request>, Error> {
+        let before = reader.stamp()?;
+        let end = layout.end(of.order.samples() - 1);
+        let inside = end.is_some_and(|end| end <= before.bytes && reader.was_as_long(end));
+        let whole = to.gpu().is_none() || layout.in_pieces(of.count).1 == 1;
+        if inside && whole {
+            let load = Load { rows: of.count, row_bytes: layout.row_bytes, ahead: true };
+            let rowwise = reader.rows_for(to, load)?;
+            if let Rowwise { fetch: Some(fetch), noted } = rowwise {
+                let mut request =
+                    Request::new(Source::One { reader: reader.clone(), before }, &[], after, workers, None);
+                request.table = Some(Table::new(fetch, (Numbers::Ordered(*of), of.count), layout, to));
+                request.noted = noted;
+                let request = Arc::new(request);
+                reader.note(&request);
+                return Ok(request);
+            }
+            let (numbers, hash) = of.all();
+            let both = (layout, layout);
+            let request =
+                Request::by_rows(reader, before, numbers.into(), both, to, after, workers, rowwise)?;
+            request.counts.hash.store(hash, Ordering::Relaxed);
+            return Ok(request);
+        }
+        let (numbers, hash) = of.all();
+        let request = Request::of_rows(reader, numbers, layout, to, after, workers)?;
+        request.counts.hash.store(hash, Ordering::Relaxed);
+        Ok(request)
+    }
+
+    /// Sum over the samples of an order, after the end.
+    pub(super) fn hash(&self) -> u64 {
+        self.counts.hash.load(Ordering::Relaxed)
     }
 
     /// As `of_rows`, for numbers below `limit` in the memory of the GPU that the rows go to, which they don't leave. None
@@ -227,7 +296,7 @@ impl Request {
             return Ok(None);
         }
         let take = || Ok(GpuNumbers::take(given, limit)?.map(|numbers| (numbers, None)));
-        Request::by_gpu(reader, given.count, limit, layout, to, after, take)
+        Request::by_gpu(reader, given.count, limit, layout, to, after, false, take)
     }
 
     /// `count` rows of those below `limit` whose numbers come to lie in the memory of the GPU that the rows go to: `take` is
@@ -235,6 +304,7 @@ impl Request {
     ///
     /// # Errors
     /// The GPU failed.
+    #[allow(clippy::too_many_arguments)]
     pub(super) fn by_gpu(
         reader: &Arc<Reader>,
         count: usize,
@@ -242,6 +312,7 @@ impl Request {
         layout: Layout,
         to: Place,
         mut after: Vec<Event>,
+        ahead: bool,
         take: impl FnOnce() -> Result<Option<(GpuNumbers, Option<Event>)>, Error>,
     ) -> Result<Option<Arc<Request>>, Error> {
         let before = reader.stamp()?;
@@ -253,7 +324,7 @@ impl Request {
         }
         let Some((numbers, there)) = take()? else { return Ok(None) };
         after.extend(there);
-        let load = Load { rows: count, row_bytes: layout.row_bytes };
+        let load = Load { rows: count, row_bytes: layout.row_bytes, ahead };
         let (fetch, noted) = match reader.rows_for(to, load) {
             Ok(Rowwise { fetch: Some(fetch @ Fetch::Gpu(_)), noted }) => (fetch, noted),
             other => {
@@ -287,6 +358,7 @@ impl Request {
             counts: Counts::default(),
             after: after.into_iter().map(Mutex::new).collect(),
             dropped: AtomicBool::new(false),
+            for_all: false,
             mixes: AtomicBool::new(false),
             noted: None,
             began: Instant::now(),
@@ -307,7 +379,7 @@ impl Request {
 
     /// Worth a worker on every processor: each row is copied by one.
     pub(super) fn is_for_all(&self) -> bool {
-        self.table.as_ref().is_some_and(|table| matches!(table.fetch, Fetch::Processors(_)))
+        self.for_all || self.table.as_ref().is_some_and(|table| matches!(table.fetch, Fetch::Processors(_)))
     }
 
     /// Claims the reading from its end for one caller; true for that one.

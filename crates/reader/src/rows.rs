@@ -8,6 +8,7 @@ use super::thread_pool;
 use super::windows::{Gathered, Windows};
 use forebay_io::gpu::kernels::{Rows, ELSEWHERE};
 use forebay_io::machine;
+use forebay_model::feed::Order;
 use forebay_model::Error;
 use forebay_storage::path::mapped::Wakeup;
 use std::ops::{Range as Span, RangeInclusive};
@@ -179,9 +180,34 @@ pub(super) enum Fetch {
     Processors(Option<Rows>),
 }
 
+/// Samples at `count` positions of an order, from `first` on.
+#[derive(Clone, Copy)]
+pub(super) struct Ordered {
+    pub order: Order,
+    pub first: u64,
+    pub count: usize,
+}
+
+impl Ordered {
+    /// Returns some of them, and their hash.
+    pub(super) fn part(&self, some: Span<usize>) -> (Vec<u64>, u64) {
+        let mut numbers = vec![0; some.len()];
+        let first = self.first + some.start as u64;
+        self.order.fill(first, &mut numbers);
+        let hash = self.order.hash(first, &numbers);
+        (numbers, hash)
+    }
+
+    pub(super) fn all(&self) -> (Vec<u64>, u64) {
+        self.part(0..self.count)
+    }
+}
+
 /// Location of row numbers: host or GPU memory.
 pub(super) enum Numbers {
     Here(Copied),
+    /// Computed for each part by the worker that brings it.
+    Ordered(Ordered),
     /// In the memory of the GPU that fetches the rows. None of them is `ELSEWHERE`.
     GpuNumbers(GpuNumbers),
 }
@@ -190,6 +216,7 @@ impl Numbers {
     fn len(&self) -> usize {
         match self {
             Numbers::Here(all) => all.numbers().len(),
+            Numbers::Ordered(of) => of.count,
             Numbers::GpuNumbers(there) => there.len(),
         }
     }

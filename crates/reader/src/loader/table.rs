@@ -2,7 +2,7 @@
 
 use crate::file::{Reader, Stamp};
 use crate::request::{changed, Place, Range, Request};
-use crate::rows::append;
+use crate::rows::{append, Ordered};
 use crate::{thread_pool, Layout, Opening};
 use forebay_io::gpu::cuda::Event;
 use forebay_io::gpu::kernels::ELSEWHERE;
@@ -159,6 +159,27 @@ impl Table {
                 reader.close();
             }
         }
+    }
+
+    /// As `request`, for samples of one file, whose numbers are computed by whoever brings them. False where there are several
+    /// files, or nothing to be read.
+    pub(super) fn request_ordered(
+        &self,
+        of: &Ordered,
+        places: &[Place],
+        after: impl Fn() -> Vec<Event>,
+        mut begin: impl FnMut(Arc<Request>) -> Result<(), Error>,
+    ) -> Result<bool, Error> {
+        let [file] = &self.files[..] else { return Ok(false) };
+        let Some(reader) = file.unchanged()? else { return Ok(false) };
+        if of.count == 0 {
+            return Ok(false);
+        }
+        for ((column, start), place) in self.columns.iter().zip(&file.begins).zip(places) {
+            let layout = Layout { start: *start, step: column.step, row_bytes: column.bytes };
+            begin(Request::of_order(reader, of, layout, *place, after(), thread_pool::threads())?)?;
+        }
+        Ok(true)
     }
 
     /// Hands over requests that bring these samples to the columns' places. `together`: they are consecutive.

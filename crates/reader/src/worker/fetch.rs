@@ -14,6 +14,7 @@ use forebay_io::copy::{self, Stores};
 use forebay_io::gpu::cuda::{Cuda, Event, Stream};
 use forebay_io::gpu::kernels::{Rows, ELSEWHERE};
 use forebay_model::Error;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 /// More copies than this take longer than one launch that scatters.
@@ -67,6 +68,12 @@ impl Worker {
         let read;
         let numbers = match &table.numbers {
             Numbers::Here(all) => &all.numbers()[span],
+            Numbers::Ordered(of) => {
+                let hash;
+                (read, hash) = of.part(span);
+                request.counts.hash.fetch_add(hash, Ordering::Relaxed);
+                &read[..]
+            }
             Numbers::GpuNumbers(there) => match self.fetch_there(request, source, table, there, index)? {
                 Some(stream) => return Ok(Some(stream)),
                 None => {
