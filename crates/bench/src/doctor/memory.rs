@@ -1,6 +1,6 @@
 //! Memory, the locked-memory limit, and huge pages: whether they suffice.
 
-use super::report::{size, Area, Check, State};
+use super::report::{count, size, Area, Check, State};
 pub(crate) use forebay_io::machine::memory::{facts, HugetlbPool, Locked, Memory};
 use forebay_io::reactor::memlock::LEFT_BYTES;
 
@@ -9,6 +9,22 @@ const LOCKED_BYTES_WANTED: u64 = 128 << 20;
 
 pub(crate) fn checks(memory: &Memory) -> Vec<Check> {
     vec![total(memory), locked_check(&memory.locked), hugetlb(memory), thp(memory)]
+}
+
+/// What `forebay.feed` could do with this memory: files that it holds are read again at its own rate, in any order.
+pub(crate) fn loader(memory: &Memory, gpu: bool) -> Check {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    let into =
+        if gpu { "memory of the host or a GPU" } else { "host memory (device=\"cpu\"; no GPU is here)" };
+    let held = match memory.cgroup_limit_bytes.into_iter().chain(memory.available_bytes).min() {
+        Some(bytes) => format!(
+            "; up to {} of data stays cached for shuffle=\"rows\", more is read best by \"blocks\"",
+            size(bytes)
+        ),
+        None => String::new(),
+    };
+    let found = format!("{} into {into}{held}", count(threads, "thread"));
+    Check::new(Area::Memory, "loader", "loader (forebay feed)", State::Works, found)
 }
 
 fn total(memory: &Memory) -> Check {

@@ -176,6 +176,7 @@ fn checks(roots: &Roots, report: &Report) -> Vec<Check> {
     let mut checks = source::checks(roots, &report.source);
     checks.extend(host::checks(&report.host));
     checks.extend(memory::checks(&report.memory));
+    checks.push(memory::loader(&report.memory, gpu));
     checks.extend(uring::checks(&report.uring));
     checks.extend(report.filesystems.iter().flat_map(|e| filesystem::checks(e, for_gpu)));
     checks.extend(drives::checks(&report.drives));
