@@ -210,8 +210,8 @@ LAYERS = {
     "io": """threads clock crc identity process rate tls arena reactor queue stream copy build client gpu machine rdma auth meter
         multicast""".split(),
     "storage": "outputs source inspect path opening".split(),
-    "bench": """doctor measure minimum_rate schedule series pause batches verify tally share host_capacity worker worker_setup
-        flow fleet watchdog warnings record virtual_time prediction requirements calibration purpose run_thread run checksum
+    "bench": """doctor run_kit minimum_rate schedule series pause batches verify tally share host_capacity worker worker_setup
+        flow fleet watchdog warnings record virtual_time prediction requirements calibration purpose run checksum
         files""".split(),
     "serve": "namespace target ublk gateway".split(),
     "training": "format generate emulate checkpoint".split(),

@@ -3,7 +3,7 @@
 
 mod watch;
 
-use super::measure::{Meters, Readings};
+use super::run_kit::{Meters, Observer, Readings};
 use super::share;
 use super::tally::Tally;
 use super::worker::work;
@@ -12,7 +12,6 @@ use super::worker::Report;
 use super::worker::Shared;
 use super::worker::WorkerSpec;
 use super::worker_setup::used_targets;
-use super::Observer;
 use forebay_io::clock;
 use forebay_model::job::JobSpec;
 use forebay_model::record::{Errors, Point};

@@ -11,7 +11,6 @@ pub mod files;
 pub mod fleet;
 mod flow;
 mod host_capacity;
-pub mod measure;
 mod minimum_rate;
 mod pause;
 mod prediction;
@@ -19,7 +18,7 @@ mod purpose;
 pub mod record;
 pub mod requirements;
 mod run;
-pub mod run_thread;
+pub mod run_kit;
 mod schedule;
 mod series;
 mod share;
@@ -33,6 +32,5 @@ pub mod worker_setup;
 
 pub use forebay_model::{Error, Kind};
 pub use forebay_storage::opening::run_beside_others;
-pub use run::{
-    check, plan, run, Observer, Outcome, Phase, Plan, PlannedTarget, Progress, TargetRate, WorkerRate,
-};
+pub use run::{check, plan, run, Outcome, Plan, PlannedTarget};
+pub use run_kit::{Observer, Phase, Progress, TargetRate, WorkerRate};

@@ -1,8 +1,7 @@
 //! The driver's side of the clock while workers run.
 
-use super::super::measure::Meters;
-use super::super::measure::Readings;
 use super::super::minimum_rate::MinimumRate;
+use super::super::run_kit::{Meters, Observer, Phase, Progress, Readings};
 use super::super::series::Detail;
 use super::super::series::Series;
 use super::super::tally::Snapshot;
@@ -11,9 +10,6 @@ use super::super::watchdog::Watchdog;
 use super::super::worker::Kit;
 use super::super::worker::Shared;
 use super::super::worker::STANDSTILL;
-use super::super::Observer;
-use super::super::Phase;
-use super::super::Progress;
 use super::Ran;
 use super::POLL;
 use super::WAITS;

@@ -14,7 +14,8 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-use forebay_bench::{requirements, run_thread, worker_setup, Observer, Outcome};
+use forebay_bench::run_kit::{run_thread, Observer};
+use forebay_bench::{requirements, worker_setup, Outcome};
 use forebay_io::clock;
 use forebay_io::gpu::cuda;
 use forebay_model::checkpoint::{CheckpointSpec, Sizes};

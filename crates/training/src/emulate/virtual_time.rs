@@ -1,8 +1,8 @@
 //! `--data model:NAME`: accelerators fed by a modelled drive, without content and without a clock.
 
 use super::{EmulateProgress, Outcome};
+use forebay_bench::run_kit::Observer;
 use forebay_bench::virtual_time::{no_machine, path_of};
-use forebay_bench::Observer;
 use forebay_io::build::build;
 use forebay_io::clock;
 use forebay_io::identity::new_id;
