@@ -3,7 +3,7 @@
 
 mod watch;
 
-use super::run_kit::{Meters, Observer, Readings};
+use super::run_kit::{Meters, Observer, Readings, Threads};
 use super::share;
 use super::tally::Tally;
 use super::worker::work;
@@ -22,9 +22,8 @@ use forebay_storage::source::Target;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 use watch::Watch;
 
 /// After this time past the end, the observer is shown what the run is waiting for.
@@ -96,18 +95,15 @@ pub(crate) fn run_once(
     let mut fleet = Fleet::launch(specs, &shared, observer)?;
     fleet.await_ready(observer)?;
     let ran = fleet.run(Meters::new(job, targets), observer);
-    fleet.join_all_but_lost(&ran.tallies);
+    let is_lost = |worker| ran.tallies.iter().any(|t| t.worker == worker && t.lost > 0);
+    fleet.threads.join_all_but(is_lost);
     Ok(ran)
 }
 
-/// Holds the workers back until all are ready: None while waiting, then the start, or no start at all.
-type Gate = Arc<(Mutex<Option<Option<Instant>>>, Condvar)>;
-
 struct Fleet {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Threads,
     reports: Receiver<Report>,
-    gate: Gate,
     kit: Kit,
 }
 
@@ -119,55 +115,19 @@ impl Fleet {
     ) -> Result<Fleet, Error> {
         let (sender, reports) = channel();
         let kit = Kit { pages: "none", ..Kit::default() };
-        let mut fleet =
-            Fleet { shared: shared.clone(), threads: Vec::new(), reports, gate: Gate::default(), kit };
+        let mut threads = Threads::new("worker", shared.job.workers);
         for spec in specs {
-            if observer.stop() {
-                fleet.call_off();
-                return Err(interrupted());
-            }
-            let (shared, gate, sender) = (shared.clone(), fleet.gate.clone(), sender.clone());
-            let name = thread_name(spec.index);
-            let body = move || work(spec, shared, &|| pass(&gate), &sender);
-            match std::thread::Builder::new().name(name).stack_size(1 << 20).spawn(body) {
-                Ok(thread) => fleet.threads.push(thread),
-                Err(e) => {
-                    fleet.call_off();
-                    let found = format!("the system refuses more threads: {e}");
-                    return Err(Error::machine(
-                        format!("‹workers› {}", fleet.shared.job.workers),
-                        found,
-                        "fewer ‹workers›; ulimit -u",
-                    ));
-                }
+            let (number, shared, sender) = (spec.index, shared.clone(), sender.clone());
+            let started = match observer.stop() {
+                true => Err(interrupted()),
+                false => threads.start(number, move |gate| work(spec, shared, &|| gate.pass(), &sender)),
+            };
+            if let Err(e) = started {
+                threads.call_off();
+                return Err(e);
             }
         }
-        Ok(fleet)
-    }
-
-    fn open_gate(&self, begin: Option<Instant>) {
-        *self.gate.0.lock().expect("no thread panics while it holds the gate") = Some(begin);
-        self.gate.1.notify_all();
-    }
-
-    fn call_off(&mut self) {
-        self.open_gate(None);
-        self.join();
-    }
-
-    fn join(&mut self) {
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
-    }
-
-    /// A thread with an I/O that the kernel won't give back can't end, and isn't waited for.
-    fn join_all_but_lost(&mut self, tallies: &[Tally]) {
-        for tally in tallies.iter().filter(|t| t.lost > 0) {
-            let name = thread_name(tally.worker);
-            self.threads.retain(|t| t.thread().name() != Some(name.as_str()));
-        }
-        self.join();
+        Ok(Fleet { shared: shared.clone(), threads, reports, kit })
     }
 
     /// Returns when every worker has its slots and queues, or with the first reason why one hasn't.
@@ -188,7 +148,7 @@ impl Fleet {
                 _ => None,
             };
             if let Some(e) = failure {
-                self.call_off();
+                self.threads.call_off();
                 return Err(e);
             }
         }
@@ -200,7 +160,7 @@ impl Fleet {
         if watch.warmup.is_zero() {
             watch.meters_first();
         }
-        self.open_gate(Some(watch.begin));
+        self.threads.gate().open(watch.begin);
         while watch.told() < self.threads.len() {
             watch.keep_time();
             let (asked, patience) = (clock::now(), watch.patience());
@@ -225,10 +185,6 @@ fn interrupted() -> Error {
     Error::run("the run", "interrupted before it began", "the same command again")
 }
 
-fn thread_name(worker: u32) -> String {
-    format!("worker-{worker}")
-}
-
 impl Kit {
     /// Workers may get different pages; together they have the worst of them.
     pub fn add(&mut self, other: Kit) {
@@ -242,15 +198,5 @@ impl Kit {
         self.ran.extend(other.ran);
         self.warning = self.warning.take().or(other.warning);
         self.content_on_host = self.content_on_host.take().or(other.content_on_host);
-    }
-}
-
-fn pass(gate: &Gate) -> Option<Instant> {
-    let mut state = gate.0.lock().expect("no thread panics while it holds the gate");
-    loop {
-        if let Some(begin) = *state {
-            return begin;
-        }
-        state = gate.1.wait(state).expect("no thread panics while it holds the gate");
     }
 }

@@ -1,8 +1,12 @@
-//! What runs have in common, whatever they measure: their own thread, observers and meters.
+//! What runs have in common, whatever they measure: their own thread, worker threads, observers and meters.
 
+mod gate;
 mod meters;
 mod observer;
 pub mod run_thread;
+mod threads;
 
+pub use gate::Gate;
 pub use meters::{Meters, Readings};
 pub use observer::{Observer, Phase, Progress, TargetRate, WorkerRate};
+pub use threads::{guarded, Threads};

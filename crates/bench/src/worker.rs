@@ -5,6 +5,7 @@ mod completion;
 
 use super::batches::Batches;
 use super::pause::{Left, Pause};
+use super::run_kit::guarded;
 use super::schedule::{schedule_of, Schedule};
 use super::tally::{Snapshot, Tally};
 use super::verify::{Contents, Ended, NameOf};
@@ -23,7 +24,6 @@ use forebay_storage::source::Target;
 use rows::{Load, Together};
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
@@ -107,16 +107,9 @@ pub(crate) fn work(
     reports: &Sender<Report>,
 ) {
     let (index, all) = (spec.index, shared.clone());
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work_on(spec, shared, start, reports))) {
+    if let Err(bug) = guarded(format!("worker {index}"), || work_on(spec, shared, start, reports)) {
         all.stop.store(true, Ordering::Relaxed);
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-        let found = format!("a bug in Forebay ended it: {text}");
-        let _ = reports.send(Report::Failed(Error::run(
-            format!("worker {index}"),
-            found,
-            "report it, with the command that was typed",
-        )));
+        let _ = reports.send(Report::Failed(bug));
     }
 }
 
