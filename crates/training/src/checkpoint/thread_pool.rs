@@ -6,7 +6,7 @@ use super::kit::{spec_of, Kit};
 use super::worker::{Moved, Order, Report, Worker};
 use super::Way;
 use forebay_bench::fleet::Ran;
-use forebay_bench::run_kit::{Meters, Observer, Phase, Progress};
+use forebay_bench::run_kit::{guarded, Meters, Observer, Phase, Progress, Threads};
 use forebay_bench::worker;
 use forebay_io::clock;
 use forebay_io::threads;
@@ -18,11 +18,9 @@ use forebay_model::{Error, Latency};
 use forebay_storage::path::Destination;
 use forebay_storage::source::fault::FaultPlan;
 use forebay_storage::source::Target;
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Interval at which the caller is asked whether to go on.
@@ -34,16 +32,13 @@ enum Answer {
     Failed(Error),
 }
 
-struct PoolThread {
-    orders: Sender<Order>,
-    thread: JoinHandle<()>,
-}
-
 pub(crate) struct ThreadPool {
     spec: Arc<CheckpointSpec>,
     shared: Arc<worker::Shared>,
     moved: Arc<Moved>,
-    threads: Vec<PoolThread>,
+    threads: Threads,
+    /// To each thread. They end without.
+    orders: Vec<Sender<Order>>,
     answers: Receiver<Answer>,
     kit: worker::Kit,
 }
@@ -88,7 +83,9 @@ impl ThreadPool {
         let (sender, answers) = channel();
         let kit = worker::Kit { pages: "none", ..worker::Kit::default() };
         let spec = Arc::new(spec.clone());
-        let mut pool = ThreadPool { spec, shared, moved: Arc::default(), threads: Vec::new(), answers, kit };
+        let threads = Threads::new("ranks", job.workers);
+        let (moved, orders) = (Arc::default(), Vec::new());
+        let mut pool = ThreadPool { spec, shared, moved, threads, orders, answers, kit };
         for index in 0..job.workers {
             pool.hire(index, sender.clone())?;
         }
@@ -102,29 +99,14 @@ impl ThreadPool {
             self.spec.ranks_here().skip(index as usize).step_by(self.shared.job.workers as usize).collect();
         let (orders, inbox) = channel();
         let (shared, spec, moved) = (self.shared.clone(), self.spec.clone(), self.moved.clone());
-        let body = move || {
-            let work = AssertUnwindSafe(|| attend(index, &shared, spec, moved, ranks, &inbox, &answers));
-            if let Err(panic) = catch_unwind(work) {
+        self.threads.start(index, move |_| {
+            let work = || attend(index, &shared, spec, moved, ranks, &inbox, &answers);
+            if let Err(bug) = guarded(format!("worker {index}"), work) {
                 shared.stop.store(true, Ordering::Relaxed);
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                let _ = answers.send(Answer::Failed(Error::run(
-                    format!("worker {index}"),
-                    format!("a bug in Forebay ended it: {text}"),
-                    "report it, with the command that was typed",
-                )));
+                let _ = answers.send(Answer::Failed(bug));
             }
-        };
-        let named = std::thread::Builder::new().name(format!("ranks-{index}")).stack_size(1 << 20);
-        let thread = named.spawn(body).map_err(|e| {
-            let found = format!("the system refuses more threads: {e}");
-            Error::machine(
-                format!("‹workers› {}", self.shared.job.workers),
-                found,
-                "fewer ‹workers›; ulimit -u",
-            )
         })?;
-        self.threads.push(PoolThread { orders, thread });
+        self.orders.push(orders);
         Ok(())
     }
 
@@ -157,7 +139,7 @@ impl ThreadPool {
             ground.begin(step)?;
         }
         let order = Order { way, step, seed: ground.seed(step), begin };
-        if self.threads.iter().any(|thread| thread.orders.send(order).is_err()) {
+        if self.orders.iter().any(|orders| orders.send(order).is_err()) {
             return Err(gone());
         }
         let mut watch = Watch::new(self, order);
@@ -203,10 +185,8 @@ impl ThreadPool {
 
     /// Lets the threads go, and gives back what they shared.
     pub(crate) fn end(mut self) -> (Target, Arc<Destination>) {
-        for PoolThread { orders, thread } in self.threads.drain(..) {
-            drop(orders);
-            let _ = thread.join();
-        }
+        self.orders.clear();
+        self.threads.join();
         (self.shared.targets[0].clone(), self.shared.destination.clone())
     }
 }

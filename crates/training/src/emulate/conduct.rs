@@ -12,7 +12,7 @@ use super::supply;
 use super::worker::{Latencies, Worker};
 use super::{check, cpus_of, row_of, virtual_time, EmulateProgress, Outcome, Shared, StepBarrier};
 use forebay_bench::requirements;
-use forebay_bench::run_kit::{run_thread, Meters, Observer};
+use forebay_bench::run_kit::{guarded, run_thread, Meters, Observer, Threads};
 use forebay_io::clock;
 use forebay_io::meter::cpu;
 use forebay_model::record::Point;
@@ -21,10 +21,8 @@ use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{Error, Latency};
 use forebay_storage::opening::allow_descriptors;
 use forebay_storage::path;
-use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::mpsc::{channel, Receiver};
+use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Interval at which the caller is asked whether to go on.
@@ -148,7 +146,7 @@ fn prepare(spec: &EmulateSpec, awaits_others: bool, begin: Instant) -> Result<Sh
 /// The workers' threads.
 struct Workers {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Threads,
     reports: Receiver<Latencies>,
 }
 
@@ -157,21 +155,14 @@ impl Workers {
     fn launch(shared: &Arc<Shared>) -> Result<Workers, Error> {
         let (sender, reports) = channel();
         let (ready, is_ready) = channel::<Result<(), Error>>();
-        let mut workers = Workers { shared: shared.clone(), threads: Vec::new(), reports };
-        for index in 0..shared.how.workers as usize {
+        let threads = Threads::new("worker", shared.how.workers);
+        let mut workers = Workers { shared: shared.clone(), threads, reports };
+        for index in 0..shared.how.workers {
             let (shared, sender, ready) = (shared.clone(), sender.clone(), ready.clone());
-            let body = move || work(index, shared, &ready, &sender);
-            let name = format!("worker-{index}");
-            match std::thread::Builder::new().name(name).stack_size(1 << 20).spawn(body) {
-                Ok(thread) => workers.threads.push(thread),
-                Err(e) => {
-                    workers.end();
-                    return Err(Error::machine(
-                        "threads to read with",
-                        e.to_string(),
-                        "ulimit -u, or fewer ‹workers›",
-                    ));
-                }
+            let body = move |_: &_| work(index as usize, shared, &ready, &sender);
+            if let Err(e) = workers.threads.start(index, body) {
+                workers.end();
+                return Err(e);
             }
         }
         drop(ready);
@@ -190,9 +181,7 @@ impl Workers {
 
     fn end(&mut self) -> Latencies {
         self.shared.board.end();
-        self.threads.drain(..).for_each(|thread| {
-            let _ = thread.join();
-        });
+        self.threads.join();
         let mut all = Latencies::default();
         for part in self.reports.try_iter() {
             all.read.merge(&part.read);
@@ -202,12 +191,7 @@ impl Workers {
     }
 }
 
-fn work(
-    index: usize,
-    shared: Arc<Shared>,
-    ready: &std::sync::mpsc::Sender<Result<(), Error>>,
-    reports: &std::sync::mpsc::Sender<Latencies>,
-) {
+fn work(index: usize, shared: Arc<Shared>, ready: &Sender<Result<(), Error>>, reports: &Sender<Latencies>) {
     let worker = match Worker::open(index, shared.clone()) {
         Ok(worker) => worker,
         Err(e) => {
@@ -216,20 +200,11 @@ fn work(
         }
     };
     let _ = ready.send(Ok(()));
-    match catch_unwind(AssertUnwindSafe(|| worker.run())) {
+    match guarded(format!("worker {index}"), || worker.run()) {
         Ok(latencies) => {
             let _ = reports.send(latencies);
         }
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-            let found = format!("a bug in Forebay ended it: {text}");
-            shared.board.fail(Error::run(
-                format!("worker {index}"),
-                found,
-                "report it, with the command that was typed",
-            ));
-        }
+        Err(bug) => shared.board.fail(bug),
     }
 }
 
