@@ -4,9 +4,11 @@ mod gate;
 mod meters;
 mod observer;
 pub mod run_thread;
+mod team;
 mod threads;
 
 pub use gate::Gate;
 pub use meters::{Meters, Readings};
 pub use observer::{Observer, Phase, Progress, TargetRate, WorkerRate};
+pub use team::{Lead, Stop, Team};
 pub use threads::{guarded, Threads};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 /// Stack of a worker's thread, in bytes: less than the system's default, since there may be thousands of them.
-const STACK_BYTES: usize = 1 << 20;
+pub(super) const STACK_BYTES: usize = 1 << 20;
 
 /// Threads of one run. If they are dropped instead of joined, those behind the gate end, and none is waited for.
 pub struct Threads {
@@ -82,7 +82,7 @@ impl Drop for Threads {
 }
 
 /// Error for a thread that the system refuses, where `asked` are needed.
-fn refused(asked: u32, why: &io::Error) -> Error {
+pub(super) fn refused(asked: u32, why: &io::Error) -> Error {
     let found = format!("the system refuses more threads: {why}");
     Error::machine(format!("‹workers› {asked}"), found, "fewer ‹workers›; ulimit -u")
 }
