@@ -4,6 +4,7 @@
 //! Files are cut into pieces that threads take in turn, so that one large file
 //! is read as fast as many; what the pieces give is joined by arithmetic.
 
+use super::run_kit::{Stop, Team};
 use forebay_io::clock;
 use forebay_io::gpu::cuda::{self, Device};
 use forebay_io::gpu::{Summed, Summer};
@@ -15,9 +16,8 @@ use forebay_model::Error;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::Thread;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) const SCHEMA: &str = "forebay.checksum/1";
@@ -197,19 +197,6 @@ struct Piece {
     bytes: u64,
 }
 
-/// Says that a thread has ended, however it did.
-struct Leaves<'a> {
-    working: &'a AtomicU32,
-    waiter: Thread,
-}
-
-impl Drop for Leaves<'_> {
-    fn drop(&mut self) {
-        self.working.fetch_sub(1, Ordering::Release);
-        self.waiter.unpark();
-    }
-}
-
 struct Work<'a> {
     sources: &'a [Source],
     device: Option<Arc<Device>>,
@@ -217,9 +204,7 @@ struct Work<'a> {
     /// By piece.
     sums: Vec<AtomicU32>,
     next: AtomicUsize,
-    stop: AtomicBool,
-    working: AtomicU32,
-    failed: Mutex<Option<Error>>,
+    stop: Stop,
 }
 
 impl<'a> Work<'a> {
@@ -238,35 +223,15 @@ impl<'a> Work<'a> {
             sums: pieces.iter().map(|_| AtomicU32::new(0)).collect(),
             pieces,
             next: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-            working: AtomicU32::new(0),
-            failed: Mutex::default(),
+            stop: Stop::default(),
         }
     }
 
     /// Does all pieces, with as many threads.
     fn all(&self, workers: u32, go_on: &mut dyn FnMut() -> bool) -> Result<(), Error> {
-        let mut interrupted = false;
-        self.working.store(workers, Ordering::Relaxed);
-        let waiter = std::thread::current();
-        std::thread::scope(|scope| {
-            for _ in 0..workers {
-                let leaves = Leaves { working: &self.working, waiter: waiter.clone() };
-                scope.spawn(move || {
-                    let _leaves = leaves;
-                    self.one_worker();
-                });
-            }
-            while self.working.load(Ordering::Acquire) > 0 {
-                std::thread::park_timeout(LOOK);
-                interrupted |= !go_on();
-                if interrupted {
-                    self.stop.store(true, Ordering::Relaxed);
-                }
-            }
-        });
-        let failed = self.failed.lock().unwrap_or_else(|e| e.into_inner()).take();
-        match failed {
+        let team = Team::new("checksum", workers, &self.stop);
+        let (interrupted, _) = team.run(|_, _| self.one_worker(), |lead| lead.watch(LOOK, go_on));
+        match self.stop.take_failure() {
             Some(e) => Err(e),
             None if interrupted => {
                 Err(Error::run("forebay checksum", "was interrupted", "the same command again"))
@@ -275,20 +240,16 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn one_worker(&self) {
-        let done = match &self.device {
+    fn one_worker(&self) -> Result<(), Error> {
+        match &self.device {
             Some(device) => self.on_gpu(device),
             None => self.on_host(),
-        };
-        if let Err(e) = done {
-            self.stop.store(true, Ordering::Relaxed);
-            self.failed.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(e);
         }
     }
 
     fn take(&self) -> Option<usize> {
         let index = self.next.fetch_add(1, Ordering::Relaxed);
-        (index < self.pieces.len() && !self.stop.load(Ordering::Relaxed)).then_some(index)
+        (index < self.pieces.len() && !self.stop.is_set()).then_some(index)
     }
 
     fn on_host(&self) -> Result<(), Error> {
@@ -369,5 +330,27 @@ impl<'a> Work<'a> {
             crc32c: format!("{sum:08x}"),
         };
         sources.iter().zip(sums).map(of).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_model::Kind;
+    use forebay_rigs::seccomp::forbid_threads;
+
+    // promise: FLT-14
+    #[test]
+    fn a_thread_that_the_system_refuses_is_an_error_that_says_what_to_type() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [7; 4096]).unwrap();
+        let files = vec![file.path().display().to_string()];
+        let run = move || {
+            forbid_threads(libc::EAGAIN);
+            super::run(&ChecksumSpec { files, gpu: None, host: true, workers: Some(3) }, &mut || true)
+        };
+        let error = std::thread::spawn(run).join().expect("no panic").unwrap_err();
+        assert_eq!((error.kind, error.asked.as_str()), (Kind::Machine, "‹workers› 3"));
+        assert!(error.found.contains("refuses more") && error.next.contains("ulimit -u"), "{error:?}");
     }
 }
