@@ -85,7 +85,7 @@ impl<'a> Team<'a> {
                 match builder.spawn_scoped(scope, move || one(number)) {
                     Ok(thread) => threads.push(thread),
                     Err(e) if !self.takes_fewer => {
-                        self.stop.fail(refused(self.asked, &e));
+                        self.stop.fail(refused(self.asked, threads.len(), &e));
                         break;
                     }
                     Err(_) => break,
@@ -220,7 +220,10 @@ mod tests {
             two_of(7, &stop).run(|_, _| until_stopped(&stop), |lead| assert_eq!(lead.missing(), 2..7));
         let error = stop.take_failure().expect("it says so");
         assert_eq!((done.len(), error.kind, error.asked.as_str()), (2, Kind::Machine, "‹workers› 7"));
-        assert!(error.found.contains("refuses more") && error.next.contains("ulimit -u"), "{error:?}");
+        assert!(
+            error.found.contains("refuses more than 2 threads") && error.next.contains("ulimit -u"),
+            "{error:?}"
+        );
     }
 
     #[test]

@@ -33,7 +33,8 @@ impl Threads {
     pub fn start(&mut self, number: u32, body: impl FnOnce(&Gate) + Send + 'static) -> Result<(), Error> {
         let gate = self.gate.clone();
         let builder = Builder::new().name(format!("{}-{number}", self.name)).stack_size(self.stack_bytes);
-        let thread = builder.spawn(move || body(&gate)).map_err(|e| refused(self.asked, &e))?;
+        let thread =
+            builder.spawn(move || body(&gate)).map_err(|e| refused(self.asked, self.threads.len(), &e))?;
         self.threads.push((number, thread));
         Ok(())
     }
@@ -81,10 +82,11 @@ impl Drop for Threads {
     }
 }
 
-/// Error for a thread that the system refuses, where `asked` are needed.
-pub(super) fn refused(asked: u32, why: &io::Error) -> Error {
-    let found = format!("the system refuses more threads: {why}");
-    Error::machine(format!("‹workers› {asked}"), found, "fewer ‹workers›; ulimit -u")
+/// Error for a thread that the system refuses, where `asked` are needed and `started` are there.
+pub(super) fn refused(asked: u32, started: usize, why: &io::Error) -> Error {
+    let found = format!("the system refuses more than {started} threads: {why}");
+    let next = "fewer ‹workers›; ulimit -u; a container's pids limit";
+    Error::machine(format!("‹workers› {asked}"), found, next)
 }
 
 /// Calls `work`. A panic in it becomes an error of `who`: the run ends with that, and what was measured is kept.
@@ -146,7 +148,7 @@ mod tests {
         let error = threads.start(0, |_| unreachable!("it isn't started")).unwrap_err();
         assert_eq!((error.kind, error.asked.as_str()), (Kind::Machine, "‹workers› 7"));
         assert!(
-            error.found.contains("refuses more threads") && error.next.contains("ulimit -u"),
+            error.found.contains("refuses more than 0 threads") && error.next.contains("ulimit -u"),
             "{error:?}"
         );
         threads.call_off();
