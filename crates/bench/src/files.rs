@@ -6,6 +6,7 @@
 
 mod site;
 
+use super::run_kit::{Gate, Lead, Stop, Team};
 use forebay_io::identity::taken;
 use forebay_io::meter::{cpu, disk};
 use forebay_model::files::{Cache, FilesRecord, FilesSpec, Phase, PhaseResult, SCHEMA};
@@ -17,8 +18,8 @@ use site::{Buffer, Site};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(100);
@@ -211,12 +212,10 @@ struct Work<'a> {
 
 /// State that the threads share while they run.
 struct Shared {
-    stop: AtomicBool,
+    stop: Stop,
     files: AtomicU64,
     bytes: AtomicU64,
     running: AtomicU64,
-    failure: Mutex<Option<Error>>,
-    start: Start,
     /// From when the threads may go until the last is done, whatever the observer does meanwhile.
     clock: OnceLock<cpu::Clock>,
     cpu: OnceLock<cpu::CpuReading>,
@@ -225,12 +224,10 @@ struct Shared {
 impl Shared {
     fn new(workers: u32) -> Shared {
         Shared {
-            stop: AtomicBool::new(false),
+            stop: Stop::default(),
             files: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             running: AtomicU64::new(u64::from(workers)),
-            failure: Mutex::new(None),
-            start: Start::default(),
             clock: OnceLock::new(),
             cpu: OnceLock::new(),
         }
@@ -245,32 +242,6 @@ impl Shared {
 
     fn read_meters(&self) -> &cpu::CpuReading {
         self.cpu.get_or_init(|| self.clock.get_or_init(cpu::Clock::start).stop())
-    }
-}
-
-/// Barrier of threads until as many as could be started are ready.
-#[derive(Default)]
-struct Start {
-    /// Threads that wait, and whether they may go.
-    state: Mutex<(usize, bool)>,
-    changed: Condvar,
-}
-
-impl Start {
-    fn wait(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.0 += 1;
-        self.changed.notify_all();
-        drop(self.changed.wait_while(state, |(_, go)| !*go));
-    }
-
-    /// Lets them go once this many wait, right after `begin`.
-    fn open(&self, threads: usize, begin: impl FnOnce()) {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let ready = self.changed.wait_while(state, |(waiting, _)| *waiting < threads);
-        begin();
-        ready.unwrap_or_else(PoisonError::into_inner).1 = true;
-        self.changed.notify_all();
     }
 }
 
@@ -291,68 +262,60 @@ impl Work<'_> {
         let shared = Shared::new(workers);
         // Before anything is done, so that an observer may say no to all of it.
         let refused = !observe(&self.progress(&shared, Duration::ZERO));
-        shared.stop.store(refused, Relaxed);
-        let mut latency = Latency::default();
-        let (interrupted, seconds) = std::thread::scope(|scope| {
-            let shared = &shared;
-            let mut threads = Vec::new();
-            let mut not_started = 0..0;
-            for worker in 0..workers {
-                let body = move || self.one_thread(worker, workers, shared);
-                match std::thread::Builder::new().spawn_scoped(scope, body) {
-                    Ok(thread) => threads.push(thread),
-                    Err(error) => {
-                        not_started = worker..workers;
-                        self.start_failed(shared, worker, &error);
-                        break;
-                    }
-                }
-            }
-            shared.start.open(threads.len(), || {
+        if refused {
+            shared.stop.set();
+        }
+        // What can't be done by all is done by none. Only cleaning up goes on with fewer.
+        let cleans_up = matches!(self.call, Call::Remove | Call::RemoveDirectory);
+        let team =
+            Team::new("files", workers, &shared.stop).of_workers(self.site.workers).or_fewer(cleans_up);
+        let work = |worker, gate: &Gate| Ok(self.one_thread(worker, workers, &shared, gate));
+        let ((interrupted, begun), parts) = team.run(work, |lead| {
+            lead.open_gate(|| {
                 shared.clock.get_or_init(cpu::Clock::start);
+                Instant::now()
             });
             let begun = Instant::now();
-            for worker in not_started {
-                self.one_thread(worker, workers, shared);
+            for worker in lead.missing() {
+                self.one_thread(worker, workers, &shared, lead.gate());
             }
-            let interrupted = refused || self.watch(shared, begun, observe);
-            // From the first thread's start: this thread may have been woken later than they were.
-            let (mut first, mut last) = (begun, begun);
-            for thread in threads {
-                match thread.join() {
-                    Ok((part, started, ended)) => {
-                        latency.merge(&part);
-                        first = first.min(started);
-                        last = last.max(ended);
-                    }
-                    Err(panic) => std::panic::resume_unwind(panic),
-                }
-            }
-            (interrupted, (last - first).as_secs_f64())
+            (refused || self.watch(&shared, lead, begun, observe), begun)
         });
+        // From the first thread's start: this thread may have been woken later than they were.
+        let (mut first, mut last, mut latency) = (begun, begun, Latency::default());
+        for (part, started, ended) in parts {
+            latency.merge(&part);
+            first = first.min(started);
+            last = last.max(ended);
+        }
         Outcome {
-            seconds,
+            seconds: (last - first).as_secs_f64(),
             files: shared.files.load(Relaxed),
             bytes: shared.bytes.load(Relaxed),
             latency,
             interrupted,
             cpu: shared.read_meters().clone(),
-            failure: shared.failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()),
+            failure: shared.stop.take_failure(),
         }
     }
 
     /// Returns when the threads are done or `observe` has said no.
-    fn watch(&self, shared: &Shared, begun: Instant, observe: &mut dyn FnMut(&Progress) -> bool) -> bool {
-        let mut observed = begun;
-        while shared.running.load(Relaxed) > 0 {
-            if observed.elapsed() < TICK {
-                // Short naps at first: a phase over few files is done in milliseconds.
-                std::thread::sleep(begun.elapsed().min(TICK).max(Duration::from_micros(200)) / 4);
+    fn watch(
+        &self,
+        shared: &Shared,
+        lead: &Lead,
+        begun: Instant,
+        observe: &mut dyn FnMut(&Progress) -> bool,
+    ) -> bool {
+        let mut next = begun + TICK;
+        while lead.is_working() {
+            lead.rest(next.saturating_duration_since(Instant::now()));
+            if Instant::now() < next {
                 continue;
             }
-            observed = Instant::now();
+            next = Instant::now() + TICK;
             if !observe(&self.progress(shared, begun.elapsed())) {
-                shared.stop.store(true, Relaxed);
+                shared.stop.set();
                 return true;
             }
         }
@@ -371,16 +334,22 @@ impl Work<'_> {
         }
     }
 
-    fn one_thread(&self, worker: u32, workers: u32, shared: &Shared) -> (Latency, Instant, Instant) {
+    fn one_thread(
+        &self,
+        worker: u32,
+        workers: u32,
+        shared: &Shared,
+        gate: &Gate,
+    ) -> (Latency, Instant, Instant) {
         let mut latency = Latency::default();
         let mut buffer = Buffer::new(self.site, self.call.needs_content(), worker);
-        shared.start.wait();
+        gate.pass();
         let started = Instant::now();
         let mine = (u64::from(worker)..self.site.files).step_by(workers as usize);
         let of_directories = self.call.is_of_directories();
         let most = if self.creates() { usize::MAX } else { self.site.begun(worker, of_directories) };
         for file in mine.take(most) {
-            if shared.stop.load(Relaxed) {
+            if shared.stop.is_set() {
                 break;
             }
             if self.creates() {
@@ -391,7 +360,7 @@ impl Work<'_> {
                 if matches!(self.call, Call::Remove) {
                     continue;
                 }
-                self.keep_failure(shared, taken(&path));
+                shared.stop.fail(taken(&path));
                 break;
             }
             let begun = Instant::now();
@@ -402,7 +371,7 @@ impl Work<'_> {
                     shared.bytes.fetch_add(bytes, Relaxed);
                 }
                 Err(error) => {
-                    self.fail(shared, &path, &error);
+                    shared.stop.fail(self.site.explain(self.name, &path, &error));
                     break;
                 }
             }
@@ -433,30 +402,6 @@ impl Work<'_> {
             Call::RemoveDirectory => or_not_there(std::fs::remove_dir(path)),
         };
         bytes.map(|bytes| (bytes, Duration::ZERO))
-    }
-
-    /// Ends a phase for which the system refuses threads: what can't be done by all is done by none. Only cleaning up goes
-    /// on: this thread does what the missing ones would.
-    fn start_failed(&self, shared: &Shared, started: u32, error: &io::Error) {
-        if matches!(self.call, Call::Remove | Call::RemoveDirectory) {
-            return;
-        }
-        shared.stop.store(true, Relaxed);
-        let found = format!("the system refuses more than {started} threads: {error}");
-        let asked = format!("‹workers› {}", self.site.workers);
-        let error = Error::machine(asked, found, "fewer ‹workers›; ulimit -u; a container's pids limit");
-        *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-    }
-
-    /// Keeps the first failure and stops every thread.
-    fn fail(&self, shared: &Shared, path: &Path, error: &io::Error) {
-        self.keep_failure(shared, self.site.explain(self.name, path, error));
-    }
-
-    fn keep_failure(&self, shared: &Shared, error: Error) {
-        shared.stop.store(true, Relaxed);
-        let mut failure = shared.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        failure.get_or_insert(error);
     }
 }
 

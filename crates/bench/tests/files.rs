@@ -4,6 +4,7 @@ use forebay_bench::files::{run, Progress};
 use forebay_io::meter::cpu;
 use forebay_model::files::{Cache, FilesRecord, FilesSpec, Phase};
 use forebay_model::{Kind, Latency};
+use forebay_rigs::seccomp::forbid_threads;
 use std::fs;
 use std::path::Path;
 
@@ -265,4 +266,38 @@ fn what_an_observer_does_is_no_cost_of_a_phase() {
     let stat = record.phases.iter().find(|p| p.phase == Phase::Stat).unwrap();
     let cost = stat.cpu.user_s.unwrap() + stat.cpu.system_s.unwrap();
     assert!(cost < 1.0, "stat of {} files took {cost} s of processor time", stat.files);
+}
+
+/// Runs `spec` where the system refuses threads from the first time on that the phase of this name is observed.
+fn without_threads(spec: FilesSpec, from: &'static str) -> FilesRecord {
+    let mut is_forbidden = false;
+    let mut observe = move |progress: &Progress| {
+        if progress.phase == from && !std::mem::replace(&mut is_forbidden, true) {
+            forbid_threads(libc::EAGAIN);
+        }
+        true
+    };
+    let run = move || run(&spec, "0123456789abcdef", &mut observe).unwrap();
+    std::thread::spawn(run).join().expect("no panic")
+}
+
+// promise: FLT-14
+#[test]
+fn threads_that_the_system_refuses_end_the_run_and_nothing_is_left() {
+    let home = tempfile::tempdir().unwrap();
+    let record = without_threads(FilesSpec { files: 3, ..spec(home.path()) }, "create");
+    let failure = record.failure.expect("nothing was measured");
+    assert_eq!((failure.kind, failure.asked.as_str()), (Kind::Machine, "‹workers› 4"));
+    assert!(failure.found.contains("refuses more than 0 threads"), "{failure:?}");
+    assert_eq!((record.left, record.phases[0].files), (None, 0));
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+}
+
+// promise: FLT-14
+#[test]
+fn files_are_removed_by_one_thread_where_the_system_refuses_more() {
+    let home = tempfile::tempdir().unwrap();
+    let record = without_threads(FilesSpec { phases: vec![Phase::Create], ..spec(home.path()) }, "cleanup");
+    assert_eq!((record.failure, record.left, record.phases[0].files), (None, None, 101));
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
 }

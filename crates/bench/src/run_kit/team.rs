@@ -43,6 +43,8 @@ impl Stop {
 /// Threads over borrowed data. Errors and panics of any of them end the work of all.
 pub struct Team<'a> {
     name: &'static str,
+    threads: u32,
+    /// Number of ‹workers› that was asked for.
     asked: u32,
     stop: &'a Stop,
     takes_fewer: bool,
@@ -50,9 +52,14 @@ pub struct Team<'a> {
 }
 
 impl<'a> Team<'a> {
-    /// Returns a team of `asked` threads, none of them started. Each is named `name`, a hyphen and its number.
-    pub fn new(name: &'static str, asked: u32, stop: &'a Stop) -> Team<'a> {
-        Team { name, asked, stop, takes_fewer: false, stack_bytes: |_| STACK_BYTES }
+    /// Returns a team of threads, none of them started. Each is named `name`, a hyphen and its number.
+    pub fn new(name: &'static str, threads: u32, stop: &'a Stop) -> Team<'a> {
+        Team { name, threads, asked: threads, stop, takes_fewer: false, stack_bytes: |_| STACK_BYTES }
+    }
+
+    /// Sets the number that an error names, where more ‹workers› were asked for than there is work.
+    pub fn of_workers(self, asked: u32) -> Team<'a> {
+        Team { asked, ..self }
     }
 
     /// Makes do with fewer threads if `yes` and the system refuses more: the leader does the part of `Lead::missing`
@@ -79,7 +86,7 @@ impl<'a> Team<'a> {
         let one = &one;
         thread::scope(|scope| {
             let (mut threads, mut lead_on) = (Vec::new(), Lead { team: self, gate, started: 0 });
-            for number in 0..self.asked {
+            for number in 0..self.threads {
                 let name = format!("{}-{number}", self.name);
                 let builder = Builder::new().name(name).stack_size((self.stack_bytes)(number));
                 match builder.spawn_scoped(scope, move || one(number)) {
@@ -109,7 +116,7 @@ pub struct Lead<'a> {
 impl Lead<'_> {
     /// Numbers of threads that the system refused.
     pub fn missing(&self) -> Range<u32> {
-        self.started..self.team.asked
+        self.started..self.team.threads
     }
 
     /// The gate that each thread was given.
