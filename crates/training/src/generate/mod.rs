@@ -15,6 +15,7 @@ pub use spec::DatagenSpec;
 use crate::format::write::Writer;
 use crate::format::{ParseSpec, Parser};
 use folder::Folder;
+use forebay_bench::run_kit::Team;
 use forebay_io::clock;
 use forebay_io::meter::cpu;
 use forebay_io::reactor::{self, Reactor};
@@ -28,7 +29,6 @@ use pump::{Halt, Pump, Shared};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 pub(crate) const SCHEMA: &str = "forebay.datagen/1";
@@ -186,12 +186,11 @@ struct Work<'a> {
     next: AtomicU32,
     done: AtomicU64,
     shared: Shared,
-    failed: Mutex<Option<Error>>,
 }
 
 impl Work<'_> {
     fn take(&self) -> Option<u32> {
-        if self.shared.stop.load(Ordering::Relaxed) {
+        if self.shared.stop.is_set() {
             return None;
         }
         let index = self.next.fetch_add(1, Ordering::Relaxed) as usize;
@@ -210,38 +209,15 @@ fn phase(
     observe: Observe,
     worker: Worker,
 ) -> Result<Made, Error> {
-    let work = Work {
-        files,
-        next: AtomicU32::new(0),
-        done: AtomicU64::new(0),
-        shared: Shared::default(),
-        failed: Mutex::default(),
-    };
+    let work = Work { files, next: AtomicU32::new(0), done: AtomicU64::new(0), shared: Shared::default() };
     let total = files.iter().map(|n| bytes[*n as usize]).sum();
     let (began, cpu_before) = (clock::now(), cpu::process().total_s());
     let threads = spec.workers().min(files.len() as u32);
-    let working = AtomicU32::new(threads);
-    std::thread::scope(|scope| {
-        let main = std::thread::current();
-        for _ in 0..threads {
-            let (work, working, main) = (&work, &working, main.clone());
-            scope.spawn(move || {
-                let _left = Left { working, main };
-                if let Err(error) = worker(work) {
-                    work.shared.stop.store(true, Ordering::Relaxed);
-                    work.failed.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(error);
-                }
-            });
-        }
-        while working.load(Ordering::Acquire) > 0 {
-            std::thread::park_timeout(LOOK);
-            if !observe(&progress(name, &work, total, began)) {
-                work.shared.stop.store(true, Ordering::Relaxed);
-            }
-        }
-    });
-    observe(&progress(name, &work, total, began));
-    match work.failed.into_inner().unwrap_or_else(|e| e.into_inner()) {
+    let team = Team::new("datagen", threads, &work.shared.stop).of_workers(spec.workers.unwrap_or(threads));
+    let mut look = || observe(&progress(name, &work, total, began));
+    team.run(|_, _| worker(&work), |lead| lead.watch(LOOK, &mut look));
+    look();
+    match work.shared.stop.take_failure() {
         Some(error) => Err(error),
         None => Ok(Made {
             files: work.done.into_inner(),
@@ -249,19 +225,6 @@ fn phase(
             seconds: began.elapsed().as_secs_f64(),
             cpu_s: cpu::process().total_s() - cpu_before,
         }),
-    }
-}
-
-/// Says that a thread has ended, however it did.
-struct Left<'a> {
-    working: &'a AtomicU32,
-    main: std::thread::Thread,
-}
-
-impl Drop for Left<'_> {
-    fn drop(&mut self) {
-        self.working.fetch_sub(1, Ordering::Release);
-        self.main.unpark();
     }
 }
 

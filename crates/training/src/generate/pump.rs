@@ -4,6 +4,7 @@
 
 use crate::format::write::{FileShape, Writer};
 use crate::format::{Damage, Parser};
+use forebay_bench::run_kit::Stop;
 use forebay_io::arena::Arena;
 use forebay_io::client::{Client, End, Late, Order};
 use forebay_io::clock;
@@ -11,7 +12,7 @@ use forebay_io::queue::{Fault, Op, Queue};
 use forebay_io::reactor::Reactor;
 use forebay_model::job::Pages;
 use forebay_model::Error;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A device that says nothing for so long is broken.
@@ -35,7 +36,7 @@ pub(crate) enum Halt {
 /// State that all threads share.
 #[derive(Default)]
 pub(crate) struct Shared {
-    pub stop: AtomicBool,
+    pub stop: Stop,
     pub bytes: AtomicU64,
 }
 
@@ -88,7 +89,7 @@ impl Pump {
         let mut left = writer.file_bytes(shape);
         let mut at = base;
         let mut written = Ok(());
-        while left > 0 && written.is_ok() && !shared.stop.load(Ordering::Relaxed) {
+        while left > 0 && written.is_ok() && !shared.stop.is_set() {
             let Some(tag) = self.begin(Op::Write { durable: false }, at, 0) else {
                 written = self.wait(shared);
                 continue;
@@ -193,7 +194,7 @@ impl Pump {
             if over {
                 return first;
             }
-            if shared.stop.load(Ordering::Relaxed) && self.client.in_flight() == 0 {
+            if shared.stop.is_set() && self.client.in_flight() == 0 {
                 return Err(Halt::Stopped);
             }
             let now = clock::now();
@@ -222,7 +223,7 @@ impl Pump {
             first = first.and(self.wait(shared));
         }
         match first {
-            Ok(()) if shared.stop.load(Ordering::Relaxed) => Err(Halt::Stopped),
+            Ok(()) if shared.stop.is_set() => Err(Halt::Stopped),
             other => other,
         }
     }

@@ -1,7 +1,7 @@
 use super::spec::tests::spec;
 use super::*;
 use forebay_io::reactor::RingOptions;
-use forebay_rigs::seccomp::forbid_entering;
+use forebay_rigs::seccomp::{forbid_entering, forbid_threads};
 use std::path::PathBuf;
 
 fn run_all(spec: &DatagenSpec) -> Result<DatagenRecord, Error> {
@@ -224,4 +224,20 @@ fn a_ring_that_may_not_be_entered_any_more_ends_the_work_with_that() {
         pump.let_go();
     };
     std::thread::spawn(run).join().expect("no panic");
+}
+
+// promise: FLT-14
+#[test]
+fn threads_that_the_system_refuses_are_an_error_and_no_file_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = DatagenSpec { workers: Some(3), ..in_folder("npz", 7, dir.path()) };
+    let run = move || {
+        forbid_threads(libc::EAGAIN);
+        run_all(&spec)
+    };
+    let error = std::thread::spawn(run).join().expect("no panic").expect_err("it has no thread");
+    assert_eq!((error.kind, error.asked.as_str()), (forebay_model::Kind::Machine, "‹workers› 3"));
+    assert!(error.found.contains("refuses more than 0 threads"), "{error:?}");
+    assert!(error.next.contains("fewer ‹workers›; ulimit -u"), "{error:?}");
+    assert_eq!(files_below(&dir.path().join("train")), [] as [PathBuf; 0]);
 }
