@@ -210,7 +210,7 @@ LAYERS = {
     "io": """threads clock crc identity process rate tls arena reactor queue stream copy build client gpu machine rdma auth meter
         multicast""".split(),
     "storage": "outputs source inspect path opening".split(),
-    "bench": """doctor run_kit minimum_rate schedule series pause batches verify tally share host_capacity worker worker_setup
+    "bench": """doctor run_kit minimum_rate schedule series pause batches verify share host_capacity worker worker_setup
         flow fleet watchdog warnings record virtual_time prediction requirements calibration purpose run checksum
         files""".split(),
     "serve": "namespace target ublk gateway".split(),

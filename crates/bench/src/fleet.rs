@@ -3,9 +3,8 @@
 
 mod watch;
 
-use super::run_kit::{Meters, Observer, Readings, Threads};
+use super::run_kit::{Meters, Observer, Readings, Tally, Threads};
 use super::share;
-use super::tally::Tally;
 use super::worker::work;
 use super::worker::Kit;
 use super::worker::Report;

@@ -22,7 +22,6 @@ pub mod run_kit;
 mod schedule;
 mod series;
 mod share;
-pub mod tally;
 pub mod verify;
 pub mod virtual_time;
 pub mod warnings;

@@ -1,6 +1,6 @@
 //! The minimum rate of a job: each worker must reach its share of it in every second.
 
-use super::tally::Snapshot;
+use super::run_kit::Snapshot;
 use forebay_model::job::JobSpec;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::Error;
@@ -90,11 +90,10 @@ impl MinimumRate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tally::SoFar;
 
     fn snapshot(worker: u32, at_ms: u64, bytes: u64, ios: u64) -> Snapshot {
         let at = Duration::from_millis(at_ms);
-        let (so_far, latency, targets) = (SoFar::default(), None, Vec::new());
+        let (so_far, latency, targets) = (Default::default(), None, Vec::new());
         let (index, mean_ns, measured) = (0, 0.0, true);
         Snapshot { worker, index, at, bytes, ios, so_far, mean_ns, measured, latency, targets }
     }

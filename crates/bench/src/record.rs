@@ -3,7 +3,7 @@
 mod missing;
 
 use super::fleet::Ran;
-use super::tally::Tally;
+use super::run_kit::Tally;
 use super::warnings;
 use super::worker_setup::buffers_of;
 use forebay_io::build::build;

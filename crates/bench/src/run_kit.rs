@@ -4,11 +4,14 @@ mod gate;
 mod meters;
 mod observer;
 pub mod run_thread;
+mod tally;
 mod team;
 mod threads;
 
 pub use gate::Gate;
 pub use meters::{Meters, Readings};
 pub use observer::{Observer, Phase, Progress, TargetRate, WorkerRate};
+pub(crate) use tally::Snapshot;
+pub use tally::Tally;
 pub use team::{Lead, Stop, Team};
 pub use threads::{guarded, Threads};

@@ -1,6 +1,6 @@
 //! The time series: workers' intervals put together, in the order of time.
 
-use super::tally::Snapshot;
+use super::run_kit::Snapshot;
 use super::{TargetRate, WorkerRate};
 use forebay_io::clock;
 use forebay_io::meter::{self, cpu};

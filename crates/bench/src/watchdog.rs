@@ -2,7 +2,7 @@
 //! blocks in a submission, a device that never responds blocks the thread, and no time-out within it can end that.
 //! The driver then continues without the worker, using its last snapshots.
 
-use super::tally::{Snapshot, Tally};
+use super::run_kit::{Snapshot, Tally};
 use forebay_io::clock;
 use forebay_model::job::JobSpec;
 use std::time::{Duration, Instant};

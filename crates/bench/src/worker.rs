@@ -5,9 +5,8 @@ mod completion;
 
 use super::batches::Batches;
 use super::pause::{Left, Pause};
-use super::run_kit::guarded;
+use super::run_kit::{guarded, Snapshot, Tally};
 use super::schedule::{schedule_of, Schedule};
-use super::tally::{Snapshot, Tally};
 use super::verify::{Contents, Ended, NameOf};
 use super::worker_setup::{self, Memory};
 use forebay_io::client::{Client, Late, Order};

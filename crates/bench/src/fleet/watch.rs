@@ -1,11 +1,9 @@
 //! The driver's side of the clock while workers run.
 
 use super::super::minimum_rate::MinimumRate;
-use super::super::run_kit::{Meters, Observer, Phase, Progress, Readings};
+use super::super::run_kit::{Meters, Observer, Phase, Progress, Readings, Snapshot, Tally};
 use super::super::series::Detail;
 use super::super::series::Series;
-use super::super::tally::Snapshot;
-use super::super::tally::Tally;
 use super::super::watchdog::Watchdog;
 use super::super::worker::Kit;
 use super::super::worker::Shared;

@@ -8,7 +8,7 @@ use super::flow::Flow;
 use super::ground::{places, Made};
 use super::kit::Kit;
 use super::Way;
-use forebay_bench::tally::Tally;
+use forebay_bench::run_kit::Tally;
 use forebay_bench::verify::{self as content, Chore, Ended};
 use forebay_bench::worker::Shared;
 use forebay_io::client::{Client, End, Late, Order as Asked, Over, Ticket};
