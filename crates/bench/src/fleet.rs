@@ -3,17 +3,13 @@
 
 mod watch;
 
-use super::run_kit::{Meters, Observer, Readings, Tally, Threads};
+use super::run_kit::{Kit, Meters, Observer, Ran, Shared, Threads, WorkerSpec};
 use super::share;
 use super::worker::work;
-use super::worker::Kit;
 use super::worker::Report;
-use super::worker::Shared;
-use super::worker::WorkerSpec;
 use super::worker_setup::used_targets;
 use forebay_io::clock;
 use forebay_model::job::JobSpec;
-use forebay_model::record::{Errors, Point};
 use forebay_model::Error;
 use forebay_storage::path::Destination;
 use forebay_storage::source::fault::FaultPlan;
@@ -31,36 +27,6 @@ const WAITS: Duration = Duration::from_millis(250);
 const POLL: Duration = Duration::from_millis(200);
 /// With more workers than this, the series has no percentiles: collecting their histograms would cost too much.
 const WORKERS_WITH_HISTOGRAMS: u32 = 128;
-
-/// The results of one run.
-pub struct Ran {
-    pub seconds: f64,
-    pub tallies: Vec<Tally>,
-    pub points: Vec<Point>,
-    pub readings: Readings,
-    pub interrupted: bool,
-    pub steady_after_s: Option<f64>,
-    /// Seconds in which the process stood still.
-    pub stood_still_s: f64,
-    /// Why a worker ended early.
-    pub broken: Option<Error>,
-    /// Totals over all workers; the smallest page size that any of them got.
-    pub kit: Kit,
-}
-
-impl Ran {
-    pub fn bytes(&self) -> u64 {
-        self.tallies.iter().map(|t| t.read_bytes + t.write_bytes).sum()
-    }
-
-    pub fn ios(&self) -> u64 {
-        self.tallies.iter().map(|t| t.ios).sum()
-    }
-
-    pub fn errors(&self) -> Errors {
-        Errors::sum(self.tallies.iter().map(|t| &t.errors))
-    }
-}
 
 /// Runs the job once over open targets.
 pub(crate) fn run_once(
@@ -182,20 +148,4 @@ impl Fleet {
 
 fn interrupted() -> Error {
     Error::run("the run", "interrupted before it began", "the same command again")
-}
-
-impl Kit {
-    /// Workers may get different pages; together they have the worst of them.
-    pub fn add(&mut self, other: Kit) {
-        let rank = |p: &str| ["none", "hugetlb", "thp", "thp-partial", "small"].iter().position(|k| *k == p);
-        if rank(other.pages) > rank(self.pages) {
-            self.pages = other.pages;
-        }
-        self.features = other.features;
-        self.slot_bytes += other.slot_bytes;
-        self.queues += other.queues;
-        self.ran.extend(other.ran);
-        self.warning = self.warning.take().or(other.warning);
-        self.content_on_host = self.content_on_host.take().or(other.content_on_host);
-    }
 }

@@ -8,7 +8,7 @@ mod calibration;
 pub mod checksum;
 pub mod doctor;
 pub mod files;
-pub mod fleet;
+mod fleet;
 mod flow;
 mod host_capacity;
 mod minimum_rate;
@@ -26,7 +26,7 @@ pub mod verify;
 pub mod virtual_time;
 pub mod warnings;
 mod watchdog;
-pub mod worker;
+mod worker;
 pub mod worker_setup;
 
 pub use forebay_model::{Error, Kind};

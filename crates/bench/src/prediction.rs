@@ -4,8 +4,8 @@
 //! of a model than predicted, by a quarter if little is in flight, and no short trial shows by how much. So each run
 //! is compared with its prediction when it is over, and reports the deviation.
 
-use super::fleet::Ran;
 use super::host_capacity;
+use super::run_kit::Ran;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{Arrivals, JobSpec, Sync, DURATION_DEFAULT_S};
 use forebay_model::record::{Foretold, RunRecord};

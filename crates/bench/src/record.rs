@@ -2,8 +2,7 @@
 
 mod missing;
 
-use super::fleet::Ran;
-use super::run_kit::Tally;
+use super::run_kit::{Ran, Tally};
 use super::warnings;
 use super::worker_setup::buffers_of;
 use forebay_io::build::build;

@@ -1,9 +1,8 @@
 //! From a job to its record: plan, prepare, run as often as requested, and report.
 
-use crate::fleet::{self, Ran};
-use crate::run_kit::{run_thread, Observer, Progress};
+use crate::run_kit::{run_thread, Observer, Progress, Ran};
 use crate::{
-    calibration, host_capacity, prediction, purpose, record, requirements, virtual_time, worker_setup,
+    calibration, fleet, host_capacity, prediction, purpose, record, requirements, virtual_time, worker_setup,
 };
 use forebay_io::clock;
 use forebay_io::gpu::cuda;

@@ -3,15 +3,19 @@
 mod gate;
 mod meters;
 mod observer;
+mod ran;
 pub mod run_thread;
 mod tally;
 mod team;
 mod threads;
+mod workers;
 
 pub use gate::Gate;
 pub use meters::{Meters, Readings};
 pub use observer::{Observer, Phase, Progress, TargetRate, WorkerRate};
+pub use ran::Ran;
 pub(crate) use tally::Snapshot;
 pub use tally::Tally;
 pub use team::{Lead, Stop, Team};
 pub use threads::{guarded, Threads};
+pub use workers::{Kit, Shared, WorkerSpec};

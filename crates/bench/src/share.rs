@@ -2,7 +2,7 @@
 //! or draw offsets from all of it, or each cover all of it; with pairs, this applies to the workers of each pair. A
 //! worker that feeds a GPU stays on the GPU's NUMA node.
 
-use super::worker::WorkerSpec;
+use super::run_kit::WorkerSpec;
 use forebay_io::gpu::cuda::Device;
 use forebay_io::machine;
 use forebay_io::threads;

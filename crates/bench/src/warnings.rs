@@ -1,6 +1,6 @@
 //! Warnings that only the run itself can give: the others are judged from the record (`forebay_model::warnings`).
 
-use super::fleet::Ran;
+use super::run_kit::Ran;
 use super::verify::FIO_ON_HOST;
 use forebay_model::record::Warning;
 use forebay_storage::path::gds::Session;

@@ -5,7 +5,7 @@ mod completion;
 
 use super::batches::Batches;
 use super::pause::{Left, Pause};
-use super::run_kit::{guarded, Snapshot, Tally};
+use super::run_kit::{guarded, Kit, Shared, Snapshot, Tally, WorkerSpec};
 use super::schedule::{schedule_of, Schedule};
 use super::verify::{Contents, Ended, NameOf};
 use super::worker_setup::{self, Memory};
@@ -14,16 +14,12 @@ use forebay_io::clock;
 use forebay_io::queue::Op;
 use forebay_io::reactor::Reactor;
 use forebay_io::threads;
-use forebay_model::job::{JobSpec, Sync};
-use forebay_model::pattern::{Next, Pattern, PatternSpec};
+use forebay_model::job::Sync;
+use forebay_model::pattern::{Next, Pattern};
 use forebay_model::Error;
-use forebay_storage::path::Destination;
-use forebay_storage::source::fault::FaultPlan;
-use forebay_storage::source::Target;
 use rows::{Load, Together};
 use std::cell::Cell;
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,50 +38,6 @@ const LOOK: Duration = Duration::from_millis(250);
 /// A check that is this late shows that the process was suspended: stopped, frozen, or paused with its virtual
 /// machine. A machine that is merely busy doesn't keep a thread waiting for so long.
 pub(crate) const STANDSTILL: Duration = Duration::from_secs(1);
-
-/// State shared by all workers of a run.
-pub struct Shared {
-    pub job: JobSpec,
-    pub targets: Vec<Target>,
-    /// Seed of each target's content.
-    pub content_seeds: Vec<u64>,
-    pub destination: Arc<Destination>,
-    pub faults: Option<FaultPlan>,
-    /// Set when another worker failed: stop now.
-    pub stop: AtomicBool,
-    /// Ends of warm-up and of the measured time, in ns since the run began.
-    pub from_ns: AtomicU64,
-    pub until_ns: AtomicU64,
-    /// Time after the end for which an open loop still starts I/Os that were due, in ns.
-    pub drain_ns: AtomicU64,
-    pub interval: Duration,
-    /// Snapshots carry their histogram.
-    pub with_histograms: bool,
-}
-
-/// The assignment of one worker.
-#[derive(Clone, Debug)]
-pub struct WorkerSpec {
-    pub index: u32,
-    pub cpu: Option<u32>,
-    /// The NUMA node of its GPU, to stay on if the system allows.
-    pub near: Option<u32>,
-    pub pattern: PatternSpec,
-}
-
-/// A worker's actual resources, for the record.
-#[derive(Clone, Debug, Default)]
-pub struct Kit {
-    pub features: Vec<&'static str>,
-    pub pages: &'static str,
-    pub slot_bytes: u64,
-    pub queues: u32,
-    /// For each target, the path of its queue.
-    pub ran: BTreeMap<u32, &'static str>,
-    pub warning: Option<String>,
-    /// Why the host generates and checks the content of slots in GPU memory.
-    pub content_on_host: Option<String>,
-}
 
 /// Messages from a worker to the driver, in this order: Ready, any number of Snapshots, Ended, Finished. Failed can
 /// come at any point and is the last.

@@ -3,7 +3,8 @@
 
 #![allow(unsafe_code, reason = "slots seen as bytes before there is any I/O")]
 
-use super::worker::{Kit, Shared, WorkerSpec, BATCH_IO_BYTES_MAX};
+use super::run_kit::{Kit, Shared, WorkerSpec};
+use super::worker::BATCH_IO_BYTES_MAX;
 use forebay_io::arena::{check_huge_pages, Arena, Mem};
 use forebay_io::gpu::cuda::{Device, DeviceMemory, Pinned};
 use forebay_io::machine;

@@ -1,14 +1,11 @@
 //! The driver's side of the clock while workers run.
 
 use super::super::minimum_rate::MinimumRate;
-use super::super::run_kit::{Meters, Observer, Phase, Progress, Readings, Snapshot, Tally};
+use super::super::run_kit::{Kit, Meters, Observer, Phase, Progress, Ran, Readings, Shared, Snapshot, Tally};
 use super::super::series::Detail;
 use super::super::series::Series;
 use super::super::watchdog::Watchdog;
-use super::super::worker::Kit;
-use super::super::worker::Shared;
 use super::super::worker::STANDSTILL;
-use super::Ran;
 use super::POLL;
 use super::WAITS;
 use forebay_io::clock;

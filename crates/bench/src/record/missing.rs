@@ -1,6 +1,6 @@
 //! The fields that a record lacks, and the reasons.
 
-use super::super::fleet::Ran;
+use super::super::run_kit::Ran;
 use super::Context;
 use forebay_model::job::Cache;
 use forebay_model::record::*;

@@ -4,11 +4,13 @@ use super::*;
 use crate::share;
 use forebay_io::client::GRACE;
 use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
-use forebay_model::job::Engine;
+use forebay_model::job::{Engine, JobSpec};
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_rigs::seccomp::forbid_entering;
+use forebay_storage::path::Destination;
 use forebay_storage::source::file::{FileAccess, FileBacking, FileTarget};
-use forebay_storage::source::NilBacking;
+use forebay_storage::source::{NilBacking, Target};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{channel, Receiver};
 
 /// Keeps what it is given until it is told to let go; counts flushes.

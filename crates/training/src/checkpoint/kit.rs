@@ -3,8 +3,8 @@
 
 use super::ground::places;
 use super::worker::Part;
+use forebay_bench::run_kit::{self, Shared, WorkerSpec};
 use forebay_bench::verify::{Contents, NameOf};
-use forebay_bench::worker::{self, Shared, WorkerSpec};
 use forebay_bench::worker_setup::{self, Memory};
 use forebay_io::client::Client;
 use forebay_io::clock;
@@ -44,7 +44,7 @@ impl Kit {
         index: u32,
         shared: &Arc<Shared>,
         spec: &CheckpointSpec,
-    ) -> Result<(Kit, worker::Kit), Error> {
+    ) -> Result<(Kit, run_kit::Kit), Error> {
         let job = &shared.job;
         let device = shared.destination.device_of(index);
         let needs =
@@ -64,7 +64,7 @@ impl Kit {
             Contents::open(job, 0, names_of(spec.clone()), device, job.depth as usize)?;
         memory.fill_for_writes(job, index)?;
         let (pages, slot_bytes) = memory.pages();
-        let told = worker::Kit {
+        let told = run_kit::Kit {
             features: reactor.features().to_vec(),
             pages,
             slot_bytes,

@@ -2,7 +2,7 @@
 
 use super::thread_pool::StepRan;
 use super::Way;
-use forebay_bench::fleet::Ran;
+use forebay_bench::run_kit::Ran;
 use forebay_bench::{record, requirements, Outcome};
 use forebay_io::meter::cpu;
 use forebay_model::checkpoint::record::{Checkpoint, Phase, Turn};

@@ -5,9 +5,7 @@ use super::ground::{Ground, Made};
 use super::kit::{spec_of, Kit};
 use super::worker::{Moved, Order, Report, Worker};
 use super::Way;
-use forebay_bench::fleet::Ran;
-use forebay_bench::run_kit::{guarded, Meters, Observer, Phase, Progress, Threads};
-use forebay_bench::worker;
+use forebay_bench::run_kit::{self, guarded, Meters, Observer, Phase, Progress, Ran, Shared, Threads};
 use forebay_io::clock;
 use forebay_io::threads;
 use forebay_model::checkpoint::CheckpointSpec;
@@ -27,20 +25,20 @@ use std::time::{Duration, Instant};
 const POLL: Duration = Duration::from_millis(100);
 
 enum Answer {
-    Ready(worker::Kit),
+    Ready(run_kit::Kit),
     Done(Box<Report>),
     Failed(Error),
 }
 
 pub(crate) struct ThreadPool {
     spec: Arc<CheckpointSpec>,
-    shared: Arc<worker::Shared>,
+    shared: Arc<Shared>,
     moved: Arc<Moved>,
     threads: Threads,
     /// To each thread. They end without.
     orders: Vec<Sender<Order>>,
     answers: Receiver<Answer>,
-    kit: worker::Kit,
+    kit: run_kit::Kit,
 }
 
 /// One checkpoint, written or read, at this process.
@@ -67,7 +65,7 @@ impl ThreadPool {
         ground: &Ground,
         destination: Arc<Destination>,
     ) -> Result<ThreadPool, Error> {
-        let shared = Arc::new(worker::Shared {
+        let shared = Arc::new(Shared {
             job: job.clone(),
             content_seeds: vec![ground.seed(1)],
             targets: vec![target],
@@ -81,7 +79,7 @@ impl ThreadPool {
             with_histograms: false,
         });
         let (sender, answers) = channel();
-        let kit = worker::Kit { pages: "none", ..worker::Kit::default() };
+        let kit = run_kit::Kit { pages: "none", ..run_kit::Kit::default() };
         let spec = Arc::new(spec.clone());
         let threads = Threads::new("ranks", job.workers);
         let (moved, orders) = (Arc::default(), Vec::new());
@@ -194,7 +192,7 @@ impl ThreadPool {
 /// A thread's life: opens what it works with, says so, and carries out orders until there are none.
 fn attend(
     index: u32,
-    shared: &Arc<worker::Shared>,
+    shared: &Arc<Shared>,
     spec: Arc<CheckpointSpec>,
     moved: Arc<Moved>,
     ranks: Vec<u64>,
@@ -211,7 +209,7 @@ fn attend(
         }
     };
     // Each rank has one queue at a time.
-    let about = worker::Kit { queues: ranks.len() as u32, ..about };
+    let about = run_kit::Kit { queues: ranks.len() as u32, ..about };
     let mut worker = Worker::new(kit, index, shared.clone(), spec, moved, ranks);
     let _ = answers.send(Answer::Ready(about));
     while let Ok(order) = orders.recv() {
