@@ -3,7 +3,7 @@
 
 mod watch;
 
-use super::run_kit::{Kit, Meters, Observer, Ran, Shared, Threads, WorkerSpec};
+use super::run_kit::{Meters, Observer, Ran, Resources, Shared, Threads, WorkerSpec};
 use super::share;
 use super::worker::work;
 use super::worker::Report;
@@ -69,7 +69,7 @@ struct Fleet {
     shared: Arc<Shared>,
     threads: Threads,
     reports: Receiver<Report>,
-    kit: Kit,
+    resources: Resources,
 }
 
 impl Fleet {
@@ -79,7 +79,7 @@ impl Fleet {
         observer: &mut dyn Observer,
     ) -> Result<Fleet, Error> {
         let (sender, reports) = channel();
-        let kit = Kit { pages: "none", ..Kit::default() };
+        let resources = Resources { pages: "none", ..Resources::default() };
         let mut threads = Threads::new("worker", shared.job.workers);
         for spec in specs {
             let (number, shared, sender) = (spec.index, shared.clone(), sender.clone());
@@ -92,7 +92,7 @@ impl Fleet {
                 return Err(e);
             }
         }
-        Ok(Fleet { shared: shared.clone(), threads, reports, kit })
+        Ok(Fleet { shared: shared.clone(), threads, reports, resources })
     }
 
     /// Returns when every worker has its slots and queues, or with the first reason why one hasn't.
@@ -100,9 +100,9 @@ impl Fleet {
         let mut ready = 0;
         while ready < self.threads.len() {
             let failure = match self.reports.recv_timeout(POLL) {
-                Ok(Report::Ready(kit)) => {
+                Ok(Report::Ready(resources)) => {
                     ready += 1;
-                    self.kit.add(kit);
+                    self.resources.add(resources);
                     None
                 }
                 Ok(Report::Failed(e)) => Some(e),
@@ -142,7 +142,7 @@ impl Fleet {
             watch.look(observer);
             watch.write_off_the_silent();
         }
-        watch.close(self.kit.clone())
+        watch.close(self.resources.clone())
     }
 }
 

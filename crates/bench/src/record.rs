@@ -78,7 +78,7 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
         origin: if simulated { "simulated" } else { "measured" }.into(),
         forebay: build(),
         environment: environment::of(&paths),
-        job: job_of(&context, runs[0].kit.queues),
+        job: job_of(&context, runs[0].resources.queues),
         path,
         command: context.command,
         cache,
@@ -250,7 +250,8 @@ fn mean_noise(repeats: &[Repeat], series: &[Point]) -> Noise {
 }
 
 fn verified_on(context: &Context, runs: &[Ran]) -> Option<String> {
-    let by_gpu = context.destination.feeds_gpu() && runs.iter().all(|r| r.kit.content_on_host.is_none());
+    let by_gpu =
+        context.destination.feeds_gpu() && runs.iter().all(|r| r.resources.content_on_host.is_none());
     let looked = |t: &Tally| t.verified_bytes > 0 || t.errors.verify_failed > 0;
     let any = runs.iter().flat_map(|r| &r.tallies).any(looked);
     any.then(|| if by_gpu { context.destination.name() } else { "host".into() })
@@ -348,21 +349,21 @@ pub(crate) fn job_of(context: &Context, queues: u32) -> Job {
 
 fn path_of(context: &Context, runs: &[Ran]) -> PathRan {
     let sum = |f: fn(&Tally) -> u64| runs.iter().flat_map(|r| &r.tallies).map(f).sum::<u64>();
-    let kit = &runs[0].kit;
+    let resources = &runs[0].resources;
     PathRan {
         requested: path::name_of(context.requested).into(),
         ran: String::new(),
         reason: reason(context, runs),
         engine: engines(context.targets),
-        engine_features: kit.features.iter().map(|f| (*f).to_string()).collect(),
+        engine_features: resources.features.iter().map(|f| (*f).to_string()).collect(),
         direct_bytes: sum(|t| t.travelled.direct),
         staged_bytes: sum(|t| t.travelled.staged),
         mapped_bytes: sum(|t| t.travelled.mapped),
         compat_bytes: sum(|t| t.travelled.compat),
         fabric_bytes: sum(|t| t.travelled.fabric),
         destination: context.destination.name(),
-        slot_pages: kit.pages.into(),
-        slot_bytes: kit.slot_bytes,
+        slot_pages: resources.pages.into(),
+        slot_bytes: resources.slot_bytes,
         slots_pinned: context.destination.feeds_gpu()
             && context.targets.iter().any(|t| path::of(t.route.path).pins()),
         calibration: context.calibration.clone(),
@@ -378,7 +379,7 @@ fn path_of(context: &Context, runs: &[Ran]) -> PathRan {
 
 /// The path of each target: what its queues said that they are.
 fn paths_of(context: &Context, runs: &[Ran]) -> Vec<&'static str> {
-    let said = |t: u32| runs.iter().find_map(|run| run.kit.ran.get(&t).copied());
+    let said = |t: u32| runs.iter().find_map(|run| run.resources.ran.get(&t).copied());
     let of = |(t, target): (usize, &Target)| said(t as u32).unwrap_or(path::name_of(target.route.path));
     context.targets.iter().enumerate().map(of).collect()
 }

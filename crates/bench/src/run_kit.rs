@@ -18,4 +18,4 @@ pub(crate) use tally::Snapshot;
 pub use tally::Tally;
 pub use team::{Lead, Stop, Team};
 pub use threads::{guarded, Threads};
-pub use workers::{Kit, Shared, WorkerSpec};
+pub use workers::{Resources, Shared, WorkerSpec};

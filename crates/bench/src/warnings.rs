@@ -7,10 +7,10 @@ use forebay_storage::path::gds::Session;
 
 pub(crate) fn of(runs: &[Ran], session: Option<&Session>) -> Vec<Warning> {
     let mut list = Vec::new();
-    if let Some(text) = runs.iter().find_map(|r| r.kit.warning.clone()) {
+    if let Some(text) = runs.iter().find_map(|r| r.resources.warning.clone()) {
         warn(&mut list, "locked_memory", text, "ulimit -l unlimited");
     }
-    if let Some(why) = runs.iter().find_map(|r| r.kit.content_on_host.clone()) {
+    if let Some(why) = runs.iter().find_map(|r| r.resources.content_on_host.clone()) {
         let text =
             format!("content in GPU memory was checked or made by the host, at the host's speed: {why}");
         let next = match why.as_str() {

@@ -5,7 +5,7 @@ mod completion;
 
 use super::batches::Batches;
 use super::pause::{Left, Pause};
-use super::run_kit::{guarded, Kit, Shared, Snapshot, Tally, WorkerSpec};
+use super::run_kit::{guarded, Resources, Shared, Snapshot, Tally, WorkerSpec};
 use super::schedule::{schedule_of, Schedule};
 use super::verify::{Contents, Ended, NameOf};
 use super::worker_setup::{self, Memory};
@@ -42,7 +42,7 @@ pub(crate) const STANDSTILL: Duration = Duration::from_secs(1);
 /// Messages from a worker to the driver, in this order: Ready, any number of Snapshots, Ended, Finished. Failed can
 /// come at any point and is the last.
 pub(crate) enum Report {
-    Ready(Kit),
+    Ready(Resources),
     Snapshot(Box<Snapshot>),
     /// The worker's last I/O is counted. Releasing its memory takes a while that isn't part of the run.
     Ended(u32),
@@ -74,8 +74,8 @@ fn work_on(
     let settled = threads::settle_as(&shared.job, spec.cpu);
     let numa = shared.job.numa.or(spec.near.filter(|node| threads::settle_near(*node)));
     let mut worker = match settled.and_then(|()| Worker::open(spec, shared, reports.clone())) {
-        Ok((mut worker, kit)) => {
-            let _ = reports.send(Report::Ready(kit));
+        Ok((mut worker, resources)) => {
+            let _ = reports.send(Report::Ready(resources));
             worker.tally.numa = numa;
             worker
         }
@@ -135,12 +135,16 @@ struct Worker {
 }
 
 impl Worker {
-    fn open(spec: WorkerSpec, shared: Arc<Shared>, reports: Sender<Report>) -> Result<(Worker, Kit), Error> {
+    fn open(
+        spec: WorkerSpec,
+        shared: Arc<Shared>,
+        reports: Sender<Report>,
+    ) -> Result<(Worker, Resources), Error> {
         let mut setup = worker_setup::of(&spec, &shared)?;
         let device = shared.destination.device_of(spec.index);
         let (contents, why_not) =
             Contents::open(&shared.job, spec.index, names_of(&shared), device, setup.slots as usize)?;
-        setup.kit.content_on_host = why_not;
+        setup.resources.content_on_host = why_not;
         let now = clock::now();
         let idle = Load::of(0, now);
         let mut client = Client::new(setup.slots, setup.in_turn, idle, |slot| setup.memory.slot(slot));
@@ -176,7 +180,7 @@ impl Worker {
             reports,
         };
         worker.memory.fill_for_writes(&worker.shared.job, worker.index)?;
-        Ok((worker, setup.kit))
+        Ok((worker, setup.resources))
     }
 
     fn run(&mut self, begin: Instant) {

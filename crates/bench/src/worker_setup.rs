@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code, reason = "slots seen as bytes before there is any I/O")]
 
-use super::run_kit::{Kit, Shared, WorkerSpec};
+use super::run_kit::{Resources, Shared, WorkerSpec};
 use super::worker::BATCH_IO_BYTES_MAX;
 use forebay_io::arena::{check_huge_pages, Arena, Mem};
 use forebay_io::gpu::cuda::{Device, DeviceMemory, Pinned};
@@ -35,7 +35,7 @@ pub(crate) struct WorkerSetup {
     pub rows: Option<u32>,
     /// Slots are used in turn, instead of the one freed last first.
     pub in_turn: bool,
-    pub kit: Kit,
+    pub resources: Resources,
 }
 
 /// The memory of the slots. Loans and pins are dropped before the memory that they refer to.
@@ -94,7 +94,7 @@ pub(crate) fn of(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, Erro
     }
     memory.kept.extend(factories.into_iter().filter_map(|(_, factory)| factory.kept()));
     let (pages, slot_bytes) = memory.pages();
-    let kit = Kit {
+    let resources = Resources {
         features: reactor.features().to_vec(),
         pages,
         slot_bytes,
@@ -104,7 +104,7 @@ pub(crate) fn of(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, Erro
         content_on_host: None,
     };
     let (slots, rows) = (buffers.slots, buffers.rows);
-    Ok(WorkerSetup { queues, reactor, memory, queue_of, slots, rows, in_turn: device.is_some(), kit })
+    Ok(WorkerSetup { queues, reactor, memory, queue_of, slots, rows, in_turn: device.is_some(), resources })
 }
 
 /// The buffers of a worker on the `used` ones of these targets.

@@ -1,7 +1,9 @@
 //! The driver's side of the clock while workers run.
 
 use super::super::minimum_rate::MinimumRate;
-use super::super::run_kit::{Kit, Meters, Observer, Phase, Progress, Ran, Readings, Shared, Snapshot, Tally};
+use super::super::run_kit::{
+    Meters, Observer, Phase, Progress, Ran, Readings, Resources, Shared, Snapshot, Tally,
+};
 use super::super::series::Detail;
 use super::super::series::Series;
 use super::super::watchdog::Watchdog;
@@ -220,7 +222,7 @@ impl Watch {
         self.shared.drain_ns.fetch_min(since_end.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn close(mut self, kit: Kit) -> Ran {
+    pub(super) fn close(mut self, resources: Resources) -> Ran {
         self.start_meters();
         self.stop_meters();
         let ended = self.tallies.iter().map(|t| t.ended).max().unwrap_or(self.begin.elapsed());
@@ -237,7 +239,7 @@ impl Watch {
             steady_after_s: self.steady_after_s,
             stood_still_s: self.stood_still.as_secs_f64(),
             broken: self.broken.into_iter().next().or(self.least.and_then(MinimumRate::error)),
-            kit,
+            resources,
         }
     }
 }

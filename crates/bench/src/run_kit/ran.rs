@@ -1,6 +1,6 @@
 //! Results of one run, before they become a record.
 
-use super::workers::Kit;
+use super::workers::Resources;
 use super::{Readings, Tally};
 use forebay_model::record::{Errors, Point};
 use forebay_model::Error;
@@ -18,7 +18,7 @@ pub struct Ran {
     /// Why a worker ended early.
     pub broken: Option<Error>,
     /// Totals over all workers; the smallest page size that any of them got.
-    pub kit: Kit,
+    pub resources: Resources,
 }
 
 impl Ran {

@@ -42,7 +42,7 @@ pub struct WorkerSpec {
 
 /// A worker's actual resources, for the record.
 #[derive(Clone, Debug, Default)]
-pub struct Kit {
+pub struct Resources {
     pub features: Vec<&'static str>,
     pub pages: &'static str,
     pub slot_bytes: u64,
@@ -54,9 +54,9 @@ pub struct Kit {
     pub content_on_host: Option<String>,
 }
 
-impl Kit {
+impl Resources {
     /// Workers may get different pages; together they have the worst of them.
-    pub fn add(&mut self, other: Kit) {
+    pub fn add(&mut self, other: Resources) {
         let rank = |p: &str| ["none", "hugetlb", "thp", "thp-partial", "small"].iter().position(|k| *k == p);
         if rank(other.pages) > rank(self.pages) {
             self.pages = other.pages;

@@ -74,7 +74,7 @@ fn worker_of(
 }
 
 /// A worker with the queues of its targets, and what it tells.
-fn opened(job: JobSpec, targets: Vec<Target>) -> (Result<(Worker, Kit), Error>, Receiver<Report>) {
+fn opened(job: JobSpec, targets: Vec<Target>) -> (Result<(Worker, Resources), Error>, Receiver<Report>) {
     let spec = share::out(&job, &targets, &Destination::default()).unwrap().remove(0);
     let shared = Arc::new(Shared {
         content_seeds: vec![0; targets.len()],

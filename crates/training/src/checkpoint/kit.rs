@@ -3,7 +3,7 @@
 
 use super::ground::places;
 use super::worker::Part;
-use forebay_bench::run_kit::{self, Shared, WorkerSpec};
+use forebay_bench::run_kit::{Resources, Shared, WorkerSpec};
 use forebay_bench::verify::{Contents, NameOf};
 use forebay_bench::worker_setup::{self, Memory};
 use forebay_io::client::Client;
@@ -44,7 +44,7 @@ impl Kit {
         index: u32,
         shared: &Arc<Shared>,
         spec: &CheckpointSpec,
-    ) -> Result<(Kit, run_kit::Kit), Error> {
+    ) -> Result<(Kit, Resources), Error> {
         let job = &shared.job;
         let device = shared.destination.device_of(index);
         let needs =
@@ -64,7 +64,7 @@ impl Kit {
             Contents::open(job, 0, names_of(spec.clone()), device, job.depth as usize)?;
         memory.fill_for_writes(job, index)?;
         let (pages, slot_bytes) = memory.pages();
-        let told = run_kit::Kit {
+        let told = Resources {
             features: reactor.features().to_vec(),
             pages,
             slot_bytes,

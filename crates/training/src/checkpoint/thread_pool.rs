@@ -5,7 +5,7 @@ use super::ground::{Ground, Made};
 use super::kit::{spec_of, Kit};
 use super::worker::{Moved, Order, Report, Worker};
 use super::Way;
-use forebay_bench::run_kit::{self, guarded, Meters, Observer, Phase, Progress, Ran, Shared, Threads};
+use forebay_bench::run_kit::{guarded, Meters, Observer, Phase, Progress, Ran, Resources, Shared, Threads};
 use forebay_io::clock;
 use forebay_io::threads;
 use forebay_model::checkpoint::CheckpointSpec;
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 const POLL: Duration = Duration::from_millis(100);
 
 enum Answer {
-    Ready(run_kit::Kit),
+    Ready(Resources),
     Done(Box<Report>),
     Failed(Error),
 }
@@ -38,7 +38,7 @@ pub(crate) struct ThreadPool {
     /// To each thread. They end without.
     orders: Vec<Sender<Order>>,
     answers: Receiver<Answer>,
-    kit: run_kit::Kit,
+    resources: Resources,
 }
 
 /// One checkpoint, written or read, at this process.
@@ -79,11 +79,11 @@ impl ThreadPool {
             with_histograms: false,
         });
         let (sender, answers) = channel();
-        let kit = run_kit::Kit { pages: "none", ..run_kit::Kit::default() };
+        let resources = Resources { pages: "none", ..Resources::default() };
         let spec = Arc::new(spec.clone());
         let threads = Threads::new("ranks", job.workers);
         let (moved, orders) = (Arc::default(), Vec::new());
-        let mut pool = ThreadPool { spec, shared, moved, threads, orders, answers, kit };
+        let mut pool = ThreadPool { spec, shared, moved, threads, orders, answers, resources };
         for index in 0..job.workers {
             pool.hire(index, sender.clone())?;
         }
@@ -111,7 +111,7 @@ impl ThreadPool {
     fn await_ready(&mut self) -> Result<(), Error> {
         for _ in 0..self.threads.len() {
             match self.answers.recv() {
-                Ok(Answer::Ready(kit)) => self.kit.add(kit),
+                Ok(Answer::Ready(resources)) => self.resources.add(resources),
                 Ok(Answer::Failed(e)) => return Err(e),
                 Ok(Answer::Done(_)) | Err(_) => return Err(gone()),
             }
@@ -176,7 +176,7 @@ impl ThreadPool {
             stood_still_s: 0.0,
             steady_after_s: None,
             broken: None,
-            kit: self.kit.clone(),
+            resources: self.resources.clone(),
         };
         Ok(StepRan { step, ran, ranks, fsync, made, failed })
     }
@@ -209,7 +209,7 @@ fn attend(
         }
     };
     // Each rank has one queue at a time.
-    let about = run_kit::Kit { queues: ranks.len() as u32, ..about };
+    let about = Resources { queues: ranks.len() as u32, ..about };
     let mut worker = Worker::new(kit, index, shared.clone(), spec, moved, ranks);
     let _ = answers.send(Answer::Ready(about));
     while let Ok(order) = orders.recv() {
