@@ -289,6 +289,23 @@ def test_files_are_written_in_one_place() -> None:
     assert found == PYTHON_WRITERS.keys(), f"{PYTHON_WRITERS.keys() - found} write nothing any more"
 
 
+# Files that start threads or catch panics for other work than a run's.
+THREADS_OF_THEIR_OWN = ("crates/bench/src/run_kit/", "crates/bench/src/doctor/", "crates/training/src/format/decode.rs")
+STARTS_THREADS = re.compile(r"\bthread::(?:spawn|scope|Builder)|\bspawn_scoped\b|\bcatch_unwind\b")
+
+
+def test_workers_are_started_in_one_place() -> None:
+    """A refused thread and a panic become errors there: crates/bench/src/run_kit."""
+    found = []
+    for path in files(".rs"):
+        where = path.relative_to(ROOT).as_posix()
+        if crate_of(path) not in ("bench", "training") or "tests" in where or where.startswith(THREADS_OF_THEIR_OWN):
+            continue
+        code = re.split(r"#\[cfg\(test\)\]\s*mod tests \{", text_of(path))[0]
+        found += [f"{where}:{n}: {line.strip()}" for n, line in enumerate(code.splitlines(), 1) if STARTS_THREADS.search(line)]
+    assert not found, "\n".join([*found, "use run_kit's Threads, Team or guarded"])
+
+
 def test_targets_are_opened_without_a_job() -> None:
     found = [
         f"{name(path)}: {word}"
