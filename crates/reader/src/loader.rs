@@ -16,6 +16,7 @@ use crate::request::Request;
 use crate::rows::Ordered;
 use crate::{thread_pool, Opening, Place, Report, Way};
 use forebay_io::clock;
+use forebay_io::machine;
 use forebay_model::feed::{Order, Share, Shuffle};
 use forebay_model::Error;
 use on_gpu::OnGpu;
@@ -26,8 +27,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use table::Table;
 
-/// Bytes that are read ahead, as whole batches between these numbers.
+/// Bytes that are read ahead at most, as whole batches between these numbers.
 const AHEAD_BYTES: usize = 64 << 20;
+const AHEAD_BYTES_MIN: usize = 8 << 20;
 const AHEAD: std::ops::RangeInclusive<usize> = 2..=16;
 const PREFETCH_MAX: usize = 1024;
 /// Batches beside those that are read ahead, for whoever keeps some: the one in use, and a few that are kept.
@@ -141,6 +143,15 @@ impl Inner {
     }
 }
 
+/// Bytes to be read ahead. In host memory no more than stays in the last-level cache beside their copies until it is used:
+/// memory is what bounds copies there.
+fn ahead_bytes(memory: Memory) -> usize {
+    match memory {
+        Memory::Host => (machine::last_level_cache_bytes() as usize / 2).clamp(AHEAD_BYTES_MIN, AHEAD_BYTES),
+        Memory::Pinned(_) | Memory::Gpu(_) => AHEAD_BYTES,
+    }
+}
+
 /// Batches of one data set for one rank. Dropped, it ends what it began; batches that were handed out stay.
 pub struct Loader {
     table: Table,
@@ -173,8 +184,9 @@ impl Loader {
         };
         let table = Table::open(spec.parts, spec.columns, opening)?;
         let slot_bytes = table.slot_bytes(share.batch)?;
-        let prefetch =
-            spec.prefetch.unwrap_or((AHEAD_BYTES / slot_bytes.max(1)).clamp(*AHEAD.start(), *AHEAD.end()));
+        let prefetch = spec.prefetch.unwrap_or_else(|| {
+            (ahead_bytes(spec.memory) / slot_bytes.max(1)).clamp(*AHEAD.start(), *AHEAD.end())
+        });
         if prefetch > PREFETCH_MAX {
             let found = format!("more than {PREFETCH_MAX} batches ahead gain nothing");
             return Err(Error::request(

@@ -44,7 +44,7 @@ Record = dict[str, Any]
 @click.option("--device", default="cpu", metavar="NAME", help="cpu, pinned, cuda or cuda:1. Default: cpu.")
 @click.option("--path", type=click.Choice(("auto", "mapped", "bounce")), default="auto", help="How bytes reach a GPU.")
 @click.option("--epochs", default="1", metavar="N", help="Times that all samples are read. Default: 1.")
-@click.option("--prefetch", metavar="N", help="Batches that are read ahead. Default: as many as make 64 MiB, 2 to 16.")
+@click.option("--prefetch", metavar="N", help="Batches that are read ahead. Default: 2 to 16, as memory and caches suggest.")
 @click.option("--columns", metavar="LIST", help="Read only these fields of a sample, separated by commas.")
 @click.option("--drop-last", is_flag=True, help="Leave out what makes no whole batch for every rank.")
 @click.option("--rank", metavar="N", help="This rank. Default: as torchrun, MPI or Slurm says, else 0.")

@@ -1,1 +1,114 @@
+use super::*;
+use std::io::Write;
+use tempfile::NamedTempFile;
 
+const ROW: usize = 64;
+
+/// A file whose row n holds n in each of its words.
+fn numbered(rows: u64) -> NamedTempFile {
+    let mut file = NamedTempFile::new().unwrap();
+    let words = (0..rows).flat_map(|n| [n; ROW / 8]).flat_map(u64::to_ne_bytes);
+    file.write_all(&words.collect::<Vec<u8>>()).unwrap();
+    file
+}
+
+fn spec(file: &NamedTempFile, rows: u64, batch: u64) -> Spec {
+    Spec {
+        parts: vec![Part { path: Some(file.path().into()), rows, begins: vec![0] }],
+        columns: vec![Column { bytes: ROW, step: ROW as u64 }],
+        memory: Memory::Host,
+        way: Way::Host,
+        share: Share { batch, rank: 0, world: 1, drop_last: false },
+        shuffle: Shuffle::Rows,
+        seed: 5,
+        identity: 7,
+        prefetch: Some(2),
+        limit_bytes: None,
+    }
+}
+
+fn next(loader: &Loader) -> Result<Option<Batch>, Error> {
+    loop {
+        match loader.next(Duration::from_secs(1))? {
+            Next::Batch(batch) => return Ok(Some(batch)),
+            Next::End => return Ok(None),
+            Next::Wait => {}
+        }
+    }
+}
+
+fn at(batch: &Batch) -> u64 {
+    let (Place::Host(at) | Place::Device { at, .. }) = batch.lease.place();
+    at
+}
+
+// promise: FEED-5
+#[test]
+fn memory_is_lent_again_when_the_last_reference_goes_and_not_before() {
+    let file = numbered(1000);
+    let loader = Loader::open(Spec { limit_bytes: Some(4 * 4096), ..spec(&file, 1000, 10) }).unwrap();
+    let kept: Vec<Batch> = (0..3).map(|_| next(&loader).unwrap().unwrap()).collect();
+    let mut places: Vec<u64> = kept.iter().map(at).collect();
+    let lease = kept[0].lease.clone();
+    drop(kept);
+    for _ in 0..20 {
+        let batch = next(&loader).unwrap().unwrap();
+        assert_ne!(at(&batch), places[0], "the lease is held");
+        places.push(at(&batch));
+    }
+    drop(lease);
+    let again = (0..20).any(|_| at(&next(&loader).unwrap().unwrap()) == places[0]);
+    assert!(again, "it was let go of");
+    places.sort_unstable();
+    places.dedup();
+    assert!(places.len() <= 4);
+}
+
+// promise: FEED-5
+#[test]
+fn whoever_keeps_all_memory_is_told_and_may_go_on() {
+    let file = numbered(100);
+    let loader = Loader::open(Spec { limit_bytes: Some(3 * 4096), ..spec(&file, 100, 10) }).unwrap();
+    let mut kept = Vec::new();
+    let error = loop {
+        match next(&loader) {
+            Ok(batch) => kept.extend(batch),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(kept.len(), 3);
+    assert!(error.found.contains("keeps 3 batches"), "{error}");
+    let position = loader.position();
+    kept.clear();
+    assert_eq!(next(&loader).unwrap().map(|batch| batch.first), Some(position.1));
+}
+
+// promise: FEED-9
+#[test]
+fn a_file_that_was_cut_off_is_an_error_and_no_batch() {
+    let file = numbered(1000);
+    let loader = Loader::open(spec(&file, 1000, 10)).unwrap();
+    next(&loader).unwrap();
+    file.as_file().set_len(10).unwrap();
+    let error = loop {
+        match next(&loader) {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the epoch ended"),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.asked.contains(&file.path().display().to_string()), "{error}");
+}
+
+// promise: FEED-3
+#[test]
+fn an_epoch_goes_on_from_a_position_and_the_next_one_follows() {
+    let file = numbered(95);
+    let loader = Loader::open(spec(&file, 95, 10)).unwrap();
+    loader.seek(3, 90).unwrap();
+    let last = next(&loader).unwrap().unwrap();
+    assert_eq!((last.rows, last.first, last.epoch), (5, 90, 3));
+    assert!(next(&loader).unwrap().is_none());
+    assert_eq!((loader.position(), loader.batches()), ((4, 0), 10));
+    assert!(loader.seek(0, 96).is_err());
+}

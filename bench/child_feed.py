@@ -1,0 +1,401 @@
+"""Loaders of training data, as bench/child.py asks them: `child_feed.py SIDE FILE ROW_BYTES BATCH ORDER MADE`.
+
+Every side reads the same samples and ends in one contiguous tensor (or array) a batch, endlessly, epoch after epoch; a run takes
+batches until its time is over. CPU is that of the whole process tree. MADE is a folder with the formats that some peers need
+(WebDataset's shards, Streaming's MDS, ArrayRecord), which `child_feed.py make …` writes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from child import Answer, cpu_s, serve
+
+# Samples of a shard.
+SHARD_BYTES = 256 << 20
+# Of samples that WebDataset and Streaming mix.
+WINDOW_BYTES = 96 << 20
+
+
+class Case:
+    def __init__(self, file: str, row: str, batch: str, order: str, made: str) -> None:
+        self.file, self.row, self.batch, self.order, self.made = file, int(row), int(batch), order, Path(made)
+        self.rows = os.path.getsize(file) // self.row
+        self.shuffled = order != "none"
+
+    @property
+    def window(self) -> int:
+        return max(self.batch, WINDOW_BYTES // self.row)
+
+
+def descendants() -> list[int]:
+    """Processes below this one."""
+    found, todo = [], [os.getpid()]
+    while todo:
+        pid = todo.pop()
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            try:
+                children = [int(n) for n in (task / "children").read_text().split()]
+            except OSError:
+                continue
+            found += children
+            todo += children
+    return found
+
+
+def tree_cpu_s() -> float:
+    """User and system seconds of this process, of those below it, and of those that have ended."""
+    total = cpu_s()
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total += ended.ru_utime + ended.ru_stime
+    for pid in descendants():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+# Sides ---------------------------------------------------------------------------------------------------
+
+
+def forebay(case: Case, device: str = "cpu", path: str = "auto") -> Iterator[int]:
+    import numpy as np
+    from forebay import feed
+    from forebay.torch import Loader
+
+    data = feed.rows(case.file, np.dtype((np.uint8, (case.row,))))
+    loader = Loader(data, case.batch, shuffle=case.order, device=device, path=path)
+    while True:
+        for batch in loader:
+            yield batch["data"].numel()
+
+
+def pread(case: Case) -> Iterator[int]:
+    """Whole batches into one buffer: what the kernel's own copy costs."""
+    fd, room = os.open(case.file, os.O_RDONLY), bytearray(case.row * case.batch)
+    while True:
+        at = 0
+        while moved := os.preadv(fd, [room], at):
+            at += moved
+            yield moved
+
+
+def torch_in_order(case: Case) -> Iterator[int]:
+    """DataLoader in the main process, over a data set that reads whole batches into a new tensor each."""
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Batches(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[Any]:
+            with open(case.file, "rb", buffering=0) as file:
+                while True:
+                    batch = torch.empty(case.batch, case.row, dtype=torch.uint8)
+                    moved = file.readinto(batch.numpy())
+                    if not moved:
+                        return
+                    yield batch[: moved // case.row]
+
+    while True:
+        for batch in DataLoader(Batches(), batch_size=None, num_workers=0):
+            yield batch.numel()
+
+
+def torch_workers(case: Case, workers: int, pin: bool = False) -> Iterator[int]:
+    """DataLoader over a mapped file: a batch is gathered at once by NumPy, which is the fastest of its usual ways."""
+    import numpy as np
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Rows(Dataset):  # type: ignore[type-arg]
+        def __init__(self) -> None:
+            self.rows = np.memmap(case.file, np.uint8, "r").reshape(case.rows, case.row)
+
+        def __len__(self) -> int:
+            return case.rows
+
+        def __getitems__(self, numbers: list[int]) -> Any:
+            if not case.shuffled:
+                return torch.from_numpy(np.array(self.rows[numbers[0] : numbers[-1] + 1]))
+            return torch.from_numpy(np.take(self.rows, np.asarray(numbers), axis=0))
+
+    more = {"persistent_workers": True, "prefetch_factor": 4} if workers else {}
+    loader = DataLoader(
+        Rows(), case.batch, shuffle=case.shuffled, num_workers=workers, collate_fn=same, pin_memory=pin, **more
+    )
+    while True:
+        for batch in loader:
+            there = batch.to("cuda:0", non_blocking=True) if pin else batch
+            yield there.numel()
+
+
+def same(batch: Any) -> Any:
+    return batch
+
+
+def webdataset(case: Case, workers: int) -> Iterator[int]:
+    import numpy as np
+    import torch
+    import webdataset as wds
+
+    shards = sorted(str(p) for p in (case.made / "wds").glob("*.tar"))
+    made = wds.WebDataset(shards, shardshuffle=len(shards) if case.shuffled else False, workersplitter=split)
+    if case.shuffled:
+        made = made.shuffle(case.window // max(1, workers))
+    made = made.map(lambda sample: np.frombuffer(sample["bin"], np.uint8)).batched(case.batch, collation_fn=np.stack)
+    loader = wds.WebLoader(made, batch_size=None, num_workers=workers)
+    while True:
+        for batch in loader:
+            yield torch.as_tensor(batch).numel()
+
+
+def split(source: Any) -> Any:
+    import torch
+
+    worker = torch.utils.data.get_worker_info()
+    for number, item in enumerate(source):
+        if worker is None or number % worker.num_workers == worker.id:
+            yield item
+
+
+def streaming(case: Case, workers: int) -> Iterator[int]:
+    import numpy as np
+    import torch
+    from streaming import StreamingDataset
+    from torch.utils.data import DataLoader
+
+    class Rows(StreamingDataset):  # type: ignore[misc]
+        def __getitem__(self, at: Any) -> Any:
+            return np.frombuffer(super().__getitem__(at)["x"], np.uint8)
+
+    rows = Rows(local=str(case.made / "mds"), shuffle=case.shuffled, batch_size=case.batch, shuffle_block_size=case.window)
+    loader = DataLoader(rows, case.batch, num_workers=workers, collate_fn=stacked)
+    while True:
+        for batch in loader:
+            yield torch.as_tensor(batch).numel()
+
+
+def stacked(samples: Any) -> Any:
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.stack(samples))
+
+
+def grain(case: Case, workers: int) -> Iterator[int]:
+    import grain as g
+    import numpy as np
+
+    source = g.sources.ArrayRecordDataSource([str(p) for p in sorted((case.made / "ar").iterdir())])
+    made = g.MapDataset.source(source)
+    if case.shuffled:
+        made = made.shuffle(seed=0)
+    made = made.map(lambda sample: np.frombuffer(sample, np.uint8)).batch(case.batch).repeat()
+    batches = made.to_iter_dataset(g.ReadOptions(num_threads=4, prefetch_buffer_size=64))
+    if workers:
+        batches = batches.mp_prefetch(g.MultiprocessingOptions(num_workers=workers))
+    for batch in batches:
+        yield batch.nbytes
+
+
+def spdl(case: Case) -> Iterator[int]:
+    """Threads of one process, which gather out of a mapped file as torch's workers do."""
+    import numpy as np
+    import torch
+    from spdl.pipeline import PipelineBuilder
+
+    rows = np.memmap(case.file, np.uint8, "r").reshape(case.rows, case.row)
+
+    def numbers() -> Iterator[Any]:
+        epoch = 0
+        while True:
+            order = np.random.default_rng(epoch).permutation(case.rows) if case.shuffled else np.arange(case.rows)
+            yield from (order[at : at + case.batch] for at in range(0, case.rows, case.batch))
+            epoch += 1
+
+    def gather(some: Any) -> Any:
+        return torch.from_numpy(np.take(rows, some, axis=0))
+
+    pipeline = PipelineBuilder().add_source(numbers()).pipe(gather, concurrency=2).add_sink(4).build(num_threads=2)
+    with pipeline.auto_stop():
+        for batch in pipeline:
+            yield batch.numel()
+
+
+# Into a GPU ----------------------------------------------------------------------------------------------
+
+
+def forebay_gpu(case: Case, path: str = "auto") -> Iterator[int]:
+    """From the sixth epoch on: by then `auto` has had the file registered, where that pays."""
+    from forebay.torch import Loader
+
+    loader = Loader(rows_of(case), case.batch, shuffle=case.order, device="cuda:0", path=path)
+    for _ in range(6):
+        for batch in loader:
+            del batch
+    while True:
+        for batch in loader:
+            yield batch["data"].numel()
+
+
+def forebay_first(case: Case) -> Iterator[int]:
+    """First epochs alone: each by a new loader, whose file nobody has mapped or registered."""
+    from forebay.torch import Loader
+
+    while True:
+        loader = Loader(rows_of(case), case.batch, shuffle=case.order, device="cuda:0")
+        for batch in loader:
+            yield batch["data"].numel()
+        loader.close()
+
+
+def rows_of(case: Case) -> Any:
+    import numpy as np
+    from forebay import feed
+
+    return feed.rows(case.file, np.dtype((np.uint8, (case.row,))))
+
+
+def torch_tuned(case: Case) -> Iterator[int]:
+    """index_select into two pinned buffers in turn, by all of torch's threads, each copied on by a stream meanwhile."""
+    import numpy as np
+    import torch
+
+    rows = torch.from_numpy(np.memmap(case.file, np.uint8, "c").reshape(case.rows, case.row))
+    wide = 8 if case.row % 8 == 0 else 1
+    rows = rows.view(torch.int64) if wide == 8 else rows
+    pinned = [torch.empty(case.batch, case.row // wide, dtype=rows.dtype).pin_memory() for _ in range(2)]
+    there = [torch.empty_like(p, device="cuda:0") for p in pinned]
+    stream, done = torch.cuda.Stream(), [torch.cuda.Event(), torch.cuda.Event()]
+    epoch = 0
+    while True:
+        order = torch.from_numpy(np.random.default_rng(epoch).permutation(case.rows))
+        epoch += 1
+        for number, at in enumerate(range(0, case.rows - case.batch + 1, case.batch)):
+            turn = number % 2
+            done[turn].synchronize()
+            torch.index_select(rows, 0, order[at : at + case.batch], out=pinned[turn])
+            with torch.cuda.stream(stream):
+                there[turn].copy_(pinned[turn], non_blocking=True)
+                done[turn].record()
+            yield case.batch * case.row
+
+
+def torch_loader_gpu(case: Case) -> Iterator[int]:
+    """DataLoader at its usual best: a worker a processor, pinned memory, copies that don't block."""
+    import torch
+
+    torch.cuda.init()
+    return torch_workers(case, min(16, os.cpu_count() or 2), pin=True)
+
+
+SIDES = {
+    "forebay-gpu": forebay_gpu,
+    "forebay-mapped": lambda case: forebay_gpu(case, "mapped"),
+    "forebay-first": forebay_first,
+    "torch-tuned": torch_tuned,
+    "torch-loader": torch_loader_gpu,
+    "forebay": forebay,
+    "pread": pread,
+    "torch-in-order": torch_in_order,
+    "torch-0": lambda case: torch_workers(case, 0),
+    "torch-2": lambda case: torch_workers(case, 2),
+    "webdataset-0": lambda case: webdataset(case, 0),
+    "webdataset-2": lambda case: webdataset(case, 2),
+    "streaming-0": lambda case: streaming(case, 0),
+    "streaming-2": lambda case: streaming(case, 2),
+    "grain-0": lambda case: grain(case, 0),
+    "grain-2": lambda case: grain(case, 2),
+    "spdl": spdl,
+}
+
+
+# Formats -------------------------------------------------------------------------------------------------
+
+
+def make(case: Case) -> None:
+    """The samples in the formats of the peers that don't read plain files, made once."""
+    shard = max(1, SHARD_BYTES // case.row)
+    for name, write in (("wds", write_wds), ("mds", write_mds), ("ar", write_ar)):
+        folder, done = case.made / name, case.made / f"{name}.done"
+        if done.exists() and done.read_text() == str(os.path.getsize(case.file)):
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        try:
+            write(case, folder, shard)
+        except ImportError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            continue
+        done.write_text(str(os.path.getsize(case.file)))
+
+
+def samples(case: Case) -> Iterator[bytes]:
+    with open(case.file, "rb") as file:
+        while sample := file.read(case.row):
+            yield sample
+
+
+def write_wds(case: Case, folder: Path, shard: int) -> None:
+    tar: Any = None
+    for number, sample in enumerate(samples(case)):
+        if number % shard == 0:
+            if tar is not None:
+                tar.close()
+            tar = tarfile.open(folder / f"{number // shard:06}.tar", "w", format=tarfile.USTAR_FORMAT)
+        about = tarfile.TarInfo(f"{number:09}.bin")
+        about.size = len(sample)
+        tar.addfile(about, io.BytesIO(sample))
+    tar.close()
+
+
+def write_mds(case: Case, folder: Path, shard: int) -> None:
+    from streaming import MDSWriter
+
+    with MDSWriter(out=str(folder), columns={"x": "bytes"}, size_limit=SHARD_BYTES, exist_ok=True) as out:
+        for sample in samples(case):
+            out.write({"x": sample})
+
+
+def write_ar(case: Case, folder: Path, shard: int) -> None:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(folder / "samples.array_record"), "group_size:1,uncompressed")
+    for sample in samples(case):
+        writer.write(sample)
+    writer.close()
+
+
+# Child ---------------------------------------------------------------------------------------------------
+
+
+def prepare(arguments: Sequence[str]) -> Any:
+    case = Case(*arguments[1:6])
+    batches = SIDES[arguments[0]](case)
+    next(batches)
+
+    def run(request: dict[str, Any]) -> Answer:
+        before, began, moved = tree_cpu_s(), time.perf_counter(), 0
+        while time.perf_counter() - began < request["seconds"]:
+            moved += next(batches)
+        took = time.perf_counter() - began
+        return {"seconds": took, "bytes": moved, "ios": moved // case.row, "cpu_s": tree_cpu_s() - before}
+
+    return run
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "make":
+        make(Case(*sys.argv[2:7]))
+        raise SystemExit(0)
+    raise SystemExit(serve(prepare))
