@@ -377,3 +377,35 @@ def test_any_text_is_runs_or_a_refusal(text: str, key: str, value: Any) -> None:
             assert calibrate.read(file, "f", "D7-P5520", 1)
         except RequestError as error:
             assert error.next
+
+
+def of_no_drive(change: dict[str, Any], source: str = "/mnt/f") -> str:
+    """The record's line, with such a state of the cache."""
+    made = json.loads(record(64, 300.0, source=source))
+    made["result"] |= {"bytes": 1000 << 30, "read_bytes": 1000 << 30, "throughput_gib_s": 100.0}
+    made["cache"] = {"policy": "bypass", "device_bytes": 1000 << 30, "devices": {"nvme0n1": 1000 << 30}, **change}
+    return json.dumps(made)
+
+
+@pytest.mark.promise("PLN-8")
+@pytest.mark.parametrize(
+    ("source", "change", "said"),
+    [
+        ("nil:", {"policy": "none", "device_bytes": None, "devices": {}}, "completes at once"),
+        ("stripe:?m=nil:&m=nil:", {"policy": "none", "device_bytes": None, "devices": {}}, "completes at once"),
+        ("/dev/shm/f", {"policy": "memory", "device_bytes": None, "devices": {}}, "lives in memory"),
+        ("/mnt/f", {"devices": {"zram0": 1000}}, "zram0, which keeps its data in memory"),
+        ("/mnt/f", {"devices": {"host2:ram1": 1000}}, "ram1, which keeps its data in memory"),
+        ("/mnt/nfs", {"device_bytes": None, "devices": {}}, "weren't counted"),
+        ("/mnt/unwritten", {"device_bytes": 0}, "the devices delivered 0 %"),
+        ("/mnt/cached", {"policy": "allow", "device_bytes": 940 << 30}, "delivered 94 % of what was read from /mnt/cached"),
+    ],
+)
+def test_records_of_no_drive_are_refused_by_name(tmp_path: Path, source: str, change: dict[str, Any], said: str) -> None:
+    runs = tmp_path / "r.jsonl"
+    runs.write_text("\n".join([*(record(k, r) for k, r in SIZES.items()), of_no_drive(change, source)]))
+    for words in (("calibrate", runs, "--drive", "D7-P5520"), ("run", "--drive", "D7-P5520", "--runs", runs)):
+        told = refusal(*words)
+        assert f"{runs}, line 5: the record is of no drive" in told and said in told
+    whole = json.loads(of_no_drive({"device_bytes": 960 << 30}))
+    assert calibrate.of_record(whole, "r", "D7-P5520", 1), "what a device delivered but for the edges is a drive's"

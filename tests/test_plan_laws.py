@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -330,3 +331,33 @@ def test_settings_that_contradict_are_refused(given: dict[str, Any], said: str) 
 def test_more_cores_than_the_usual_host_has_are_a_larger_host() -> None:
     assert system.make({"drive": "D7-PS1010", "cores": 400}, []).threads == 400
     assert system.make({"drive": "D7-PS1010", "cores": 4}, []).threads == system.System.threads
+
+
+@pytest.mark.promise("PLN-6")
+@pytest.mark.parametrize("drive", ["D7-P5520", "D7-PS1010", "D5-P5336"])
+@pytest.mark.parametrize(("location", "io_size"), [("local", "1m"), ("local", "4k"), ("remote", "128k")])
+def test_more_drives_lower_neither_the_rate_nor_its_lower_end(drive: str, location: str, io_size: str) -> None:
+    systems = [system.make({"drive": drive, "location": location, "io_size": io_size, "drives": n}, []) for n in range(1, 129)]
+    found = answer.rates(published(), systems)
+    for less, more in itertools.pairwise(found):
+        assert more.value >= less.value * (1 - 1e-12) and more.p10 >= less.p10 * (1 - 1e-12)
+        assert more.p10 <= more.value <= more.p90
+
+
+@pytest.mark.promise("PLN-6")
+def test_what_waits_inside_of_a_drive_waits_less_where_drives_have_little_to_do() -> None:
+    """256 commands at 8 drives are bound by their delay; at 128 drives each has two, that hardly wait for each other."""
+    eight, many = answer.rates(published(), [system.make({"drive": "D7-P5520", "drives": n}, []) for n in (8, 128)])
+    assert many.value > 1.3 * eight.value and many.p10 > eight.p10
+
+
+@pytest.mark.promise("PLN-6")
+@pytest.mark.parametrize(("workload", "accelerator"), TRAINED[:7])
+def test_more_drives_lower_no_lower_end_of_a_training(workload: str, accelerator: str) -> None:
+    before: dict[str, float] = {}
+    for drives in (1, 2, 3, 5, 8, 16, 32, 64, 80, 81, 100, 128):
+        asked = {"drive": "D7-P5520", "drives": drives, "workload": workload, "accelerator": accelerator, "accelerators": 4}
+        now = answer.flat(made := system.make(asked, []), answer.job_estimates(published(), made))
+        for name in ("accelerators_max", "accelerators_max_p10", "au_pct", "au_pct_p10"):
+            assert now.get(name, 0.0) >= before.get(name, 0.0) - 1e-6, (name, drives)
+        before = now

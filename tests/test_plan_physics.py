@@ -260,5 +260,6 @@ def test_ten_times_outside_of_what_was_measured_is_answered_marked_and_wider(pla
         assert "extrapolated" not in near["bottleneck"]
         for row in beyond:
             assert row["bottleneck"].endswith("; extrapolated")
-            wide = [float(r[f"{column}_p90"]) / float(r[f"{column}_p10"]) for r in (near, row)]
-            assert wide[1] > 1.2 * wide[0]
+            # More drives than were measured don't lower what fewer of them give: only the upper end moves.
+            wide = [float(r[f"{column}_p90"]) / float(r[column]) for r in (near, row)]
+            assert wide[1] > 1.1 * wide[0]

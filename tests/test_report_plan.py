@@ -128,8 +128,8 @@ def test_a_strange_drive_is_refused_and_strange_records_do_no_harm(tmp_path: Pat
     write_report([file], str(tmp_path / "r.html"), charts=False, plan="D7-P5520")
     text = (tmp_path / "r.html").read_text()
     assert EVIL not in text and text.count("<script>") == 1
-    # That record names a machine of its own, which is said, escaped.
-    assert "different machines" in text
+    # That record is of no drive, which is said, escaped.
+    assert "1 left out: " in text
     loaded = load.load([save(tmp_path / "h.jsonl", *runs("host"))])
     assert "own runs. 32 workers, path cpu" in whatif.section(loaded.entries, "D7-P5520", []).body
 

@@ -32,6 +32,13 @@ POINTS_LEAST, POINTS_MAX = 2, 1000
 SYNCHRONOUS = ("sync", "psync", "vsync", "pvsync", "pvsync2", "mmap")
 # Sources that lie across a network.
 REMOTE = ("nvme+tcp:",)
+# Sources without a block device of this host below, whose data come from a drive or a model of one all the same.
+UNCOUNTED = ("nvme+tcp:", "nvme+rdma:", "vfio-user:", "model:")
+# Block devices that keep their data in memory.
+MEMORY = re.compile(r"(?:.*:)?(?:ram|zram|nullb|pmem)\d")
+# Below this share of what was read, delivered by the devices, memory took part, or nothing was stored there.
+DELIVERED_LEAST = 0.95
+DRIVE_RUNS = "runs of forebay bench on files with data in every block, on a drive: --cache bypass"
 # An outlier still counts, as if its noise were this share; of all runs, so many may be outliers.
 STRAY_NOISE, STRAYS_MOST = 1.0, 0.3
 # Among so few runs a stray is looked for by leaving out so many in turn.
@@ -123,7 +130,30 @@ def _of_record(document: Any, where: str, drive: str, drives: int | None) -> lis
         found = f"the record contradicts itself: {'; '.join(odd[:3])}"
         raise RequestError(where, found, "the record as it was written, or another run")
     simulated = record.get("origin", "measured") != "measured"
+    if why := _of_no_drive(record, job, result):
+        raise RequestError(where, f"the record is of no drive: {why}", DRIVE_RUNS)
     return [Found(flow.Measured(load, float(rate)), where, _host(record), spent, simulated)]
+
+
+def _of_no_drive(record: dict[str, Any], job: dict[str, Any], result: dict[str, Any]) -> str:
+    """Why what a record reports isn't what a drive delivered; empty where nothing says so."""
+    cache, source = record.get("cache") or {}, str(job.get("source") or "")
+    if any(part.startswith("nil:") or "m=nil:" in part for part in source.split()):
+        return f"{source} completes at once, without storage"
+    if cache.get("policy") == "memory":
+        return f"{source} lives in memory"
+    named = sorted(name for name in cache.get("devices") or {} if MEMORY.match(name))
+    if named:
+        return f"{source} lies on {named[0]}, which keeps its data in memory"
+    if "device_bytes" not in cache or source.startswith(UNCOUNTED):
+        return ""
+    device, asked = cache["device_bytes"], float(result.get("bytes") or 0)
+    if device is None:
+        said = (record.get("missing") or {}).get("cache.device_bytes", "its bytes weren't counted at a device")
+        return f"{source}: {said}"
+    if float(device) >= DELIVERED_LEAST * asked:
+        return ""
+    return f"the devices delivered {100 * float(device) / asked:.0f} % of what was read from {source}"
 
 
 def _members(result: dict[str, Any]) -> int:

@@ -10,6 +10,9 @@ Why the delay grows with size: with one delay for all sizes, 32 workers at 128 K
 does 4.3 GiB/s at 64 KiB, and the published curves bend later than that. Split requests keep several commands in
 flight per worker, and are at the plateau by 512 KiB.
 
+Part of that growth is waiting for others at the drive's channels. Where a drive has fewer commands than any published run
+gave it, as each of many drives does, they wait less, in proportion: more drives shorten what is waited for inside of them.
+
 The DPU: a queue moves bytes one command after another, and q queues together are q**gamma as fast as one, gamma far
 below 1: a station, combined with the drive by the same kind of law. A remote command is also under way for a time that
 more queues shorten likewise; a worker can't use that time otherwise, so it is added, divided by what is in flight. Of it
@@ -21,7 +24,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forebay.errors import RequestError
@@ -53,6 +56,10 @@ STRIPE, STRIPE_SHARP = 0.02, 4
 # Of what a drive's own transfers take longer by size, the part that leaves room for others, so that a longer way there
 # costs throughput. Drives that wait for their own channels hide the way, others don't; no cell tells, so: half.
 FELT = 0.5
+# Commands in flight at one drive below which fewer of them wait less: the fewest of any published run.
+CROWD = 12.0
+# Numbers of drives up to which an answer is compared with those of fewer.
+DRIVES_MOST = 1024
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,9 @@ def parts(log: Array, rows: Rows) -> dict[str, Array]:
     bandwidth, idle, growth = value[len(SHARED) :].reshape(-1, PER_DRIVE)[rows.drive].T
     size = rows.command / UNIT_KIB
     slower = np.where(rows.remote, rows.queues**-gamma, 0.0)
-    delay = (idle + growth * size) / rows.flight
+    # What isn't felt from afar is waiting for others' commands: the fewer a drive has, the less.
+    waiting = (1 - FELT) * np.minimum(1.0, rows.flight / rows.drives / CROWD)
+    delay = (idle + growth * size * (FELT + waiting)) / rows.flight
     felt = (idle + FELT * growth * size) / (idle + growth * size)
     way = residence * slower * felt / rows.flight
     rate = bandwidth * rows.drives * np.where(rows.remote, gain, 1.0)
@@ -246,7 +255,16 @@ class Flow:
         return Rows(loads, self.names, self.more)
 
     def predict(self, loads: Sequence[Load]) -> list[Estimate]:
-        """GiB/s of each load, as it would be measured."""
+        """GiB/s of each load, as it would be measured.
+
+        Neither the rate nor its ends are below those of fewer drives: who has more may leave some unused.
+        """
+        every = list(dict.fromkeys(fewer for load in loads for fewer in _up_to(load)))
+        single = dict(zip(every, self._predict(every), strict=True))
+        return [_least_of([single[fewer] for fewer in _up_to(load)]) for load in loads]
+
+    def _predict(self, loads: Sequence[Load]) -> list[Estimate]:
+        """As `predict`, each load by itself."""
         rows = self.rows(loads)
         mean, sd = self.posterior.predict(rows)
         shares, by_requests = self.utilisation(rows), parts(self.posterior.log, rows)["drive bandwidth"] <= rows.iops_us
@@ -298,6 +316,19 @@ class Flow:
         times = parts(self.posterior.log, rows)
         total = times.pop("total")
         return {name: [min(1.0, float(v)) for v in t / total] for name, t in times.items()}
+
+
+def _up_to(load: Load) -> list[Load]:
+    """The load, and the same on each whole number of drives below, as far as plans go."""
+    most = min(math.ceil(load.drives) - 1, DRIVES_MOST)
+    return [*(replace(load, drives=n) for n in range(1, most + 1)), load]
+
+
+def _least_of(found: Sequence[Estimate]) -> Estimate:
+    """The last estimate, with no end below one of the others."""
+    last = found[-1]
+    ends = {end: max(getattr(e, end) for e in found) for end in ("value", "p10", "p90")}
+    return replace(last, **ends)
 
 
 def outside(load: Load) -> list[str]:

@@ -268,6 +268,11 @@ def outside(setup: Setup) -> list[str]:
     return far([("drives", setup.drives, 1.0, 8.0), ("accelerators", setup.accelerators or 1.0, 1.0, 112.0)])
 
 
+def _far_sd(setup: Setup, low: bool) -> float:
+    """Spread of what lies far outside. More drives than any run had don't pull down the lower end: some may stay unused."""
+    return FAR_SD * len(outside(replace(setup, drives=min(setup.drives, 1.0)) if low else setup))
+
+
 class Training:
     """Calibrated by runs on systems of drives from the catalogue."""
 
@@ -320,8 +325,9 @@ class Training:
             # Where storage limits, AU is as unsure as supply; in the link that is 1 ÷ (1 - AU) as much.
             of_supply = _supply_sd(b, rows, setup, i) / max(1 - share, 0.05) * (min(1.0, share / feed) ** SHARP)
             within = self.width[False] * math.hypot(float(sd[i]), _noise(share), of_supply)
-            spread = math.hypot(within, FAR_SD * len(outside(setup)))
+            low, spread = (math.hypot(within, _far_sd(setup, least)) for least in (True, False))
             one = from_logit(float(mean[i]), spread, "%", bottleneck=bottleneck(stations), stations=stations)
+            one = replace(one, p10=from_logit(float(mean[i]), low, "%").p10)
             full = float(rows.cap_most[i] / (rows.number[i] * rows.demand[i]))
             found.append(_crowded(capped(one, 100 * full), setup, float(b["slots"][i]), float(slots_sd[i])))
         return found
@@ -350,17 +356,21 @@ class Training:
         counts = _counts(b, rows)
         found = []
         for i, setup in enumerate(setups):
-            middle, extra = float(mean[i]), FAR_SD * len(outside(setup))
+            middle = float(mean[i])
             by_way = float(rows.cap[i]) < float(b["drives"][i])
             of_way = setup.supply_cap_sd * min(1.0, math.exp(middle) / float(counts["storage"][i])) ** SHARP if by_way else 0.0
-            spread = math.hypot(self.width[True] * math.hypot(float(sd[i]), NOISE_COUNT), extra, of_way)
+            spread = self.width[True] * math.hypot(float(sd[i]), NOISE_COUNT)
+            below, above = (math.hypot(spread, _far_sd(setup, low)) for low in (True, False))
             names = {"storage": _supplier(b, rows, setup, i)}
             allowed = {names.get(name, name): float(v[i]) for name, v in counts.items()}
             stations = {name: min(1.0, math.exp(middle) / v) for name, v in allowed.items() if math.isfinite(v)}
             most = float(rows.cap_most[i] / (rows.demand[i] * rows.least[i]))
             value, low, high = (
-                float(math.floor(min(math.exp(middle + k * Z80 * spread), most))) for k in (0.0, -1.0, 1.0)
+                float(math.floor(min(math.exp(middle + k * Z80), most))) for k in (0.0, -below, math.hypot(above, of_way))
             )
+            # However many the drives would feed: the way there may let as few through as at its own lower end.
+            by_cap = float(rows.cap[i] / (rows.demand[i] * rows.least[i])) * math.exp(-Z80 * setup.supply_cap_sd)
+            low = min(low, float(math.floor(by_cap))) if math.isfinite(by_cap) else low
             found.append(
                 Estimate(value, low, high, "accelerators", bottleneck(stations), stations)
             )
