@@ -198,6 +198,22 @@ def test_a_host_that_is_not_listed_runs_nothing(forebay, content):
         assert bench(forebay, friend, "--passes", "1")["result"]["bytes"] == 16 * MIB
 
 
+@pytest.mark.promise("FLT-16")
+def test_verify_refuses_a_namespace_that_was_written_without_it(forebay, tmp_path):
+    blank = tmp_path / "n.img"
+    blank.write_bytes(bytes(4 * MIB))
+    write = ("--op", "write", "--io-size", "64k", "--passes", "1", "-q")
+    with Target(blank, "--nqn", NQN, "--writable") as target:
+        uri = target.uri()
+        assert forebay("bench", uri, *write, "--overwrite-device", uri).returncode == 0
+        refused = forebay("bench", uri, "--io-size", "64k", "--passes", "1", "--verify")
+        assert refused.returncode == 2, refused.stderr
+        assert f"--verify of {uri}: it was written without --verify" in refused.stderr.replace("'", "")
+        assert "--op write --verify" in refused.stderr and "trust" not in refused.stderr
+        assert forebay("bench", uri, *write, "--verify", "--overwrite-device", uri).returncode == 0
+        assert bench(forebay, uri, "--passes", "1", "--verify")["result"]["verified_bytes"] == 4 * MIB
+
+
 # In trouble ---------------------------------------------------------------------------------------
 
 

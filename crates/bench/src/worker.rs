@@ -132,6 +132,8 @@ struct Worker {
     flushed: u32,
     late: Vec<(u32, Late)>,
     ended: Vec<Ended>,
+    /// Why the run can't be what was asked for, found out by what was read.
+    refusal: Option<Error>,
 }
 
 impl Worker {
@@ -176,6 +178,7 @@ impl Worker {
             flushed: 0,
             late: Vec::new(),
             ended: Vec::new(),
+            refusal: None,
             shared,
             reports,
         };
@@ -431,14 +434,14 @@ impl Worker {
     fn close(mut self) {
         self.take_stock();
         let tally = std::mem::take(&mut self.tally);
-        let reports = self.reports.clone();
+        let (reports, refusal) = (self.reports.clone(), self.refusal.take());
         if tally.lost > 0 {
             std::mem::forget(self);
         } else {
             self.client.close(&mut self.reactor);
             drop(self);
         }
-        let _ = reports.send(Report::Finished(Box::new(tally)));
+        let _ = reports.send(refusal.map_or_else(|| Report::Finished(Box::new(tally)), Report::Failed));
     }
 }
 

@@ -70,6 +70,9 @@ pub fn check(buf: &[u8], seed: u64, file: u64, offset: u64) -> Result<(), Mismat
     }
 }
 
+/// What is said of content that identifies no file: a write without verification made it.
+pub const UNVERIFIED: &str = "was written without ‹verify›, so its expected content isn't known";
+
 /// A read that returned other content than was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
@@ -104,6 +107,9 @@ impl Mismatch {
         let block = self.at - self.at % BLOCK_BYTES as u64;
         let place = format!("block at {block} of {}", name(self.file));
         let what = match &self.found {
+            Found::Misplaced { file: 0, .. } | Found::OtherSeed { file: 0, .. } => {
+                format!("{place} {UNVERIFIED}")
+            }
             Found::Misplaced { file, offset } => {
                 format!("{place} holds block {offset} of {}", name(*file))
             }

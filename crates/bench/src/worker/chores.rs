@@ -4,6 +4,9 @@ use super::{Ticket, Worker};
 use crate::verify::{Chore, Ended, Part};
 use forebay_io::arena::Mem;
 use forebay_io::queue::Fault;
+use forebay_model::content;
+use forebay_model::Error;
+use std::sync::atomic::Ordering;
 
 impl Worker {
     /// Makes the content of a write, which goes on from there.
@@ -68,10 +71,22 @@ impl Worker {
         match result {
             Ok(()) if ticket.mem == Mem::None || !ticket.order.owner.counted => {}
             Ok(()) => self.tally.verified_bytes += u64::from(ticket.order.len),
+            Err(why) if why.contains(content::UNVERIFIED) => self.cannot_verify(ticket),
             Err(why) => {
                 self.tally.errors.verify_failed += 1;
                 self.tally.example(why);
             }
         }
+    }
+
+    /// Ends the run: of data that no verifying write made, each block would be called wrong, and storage is not to blame.
+    fn cannot_verify(&mut self, ticket: &Ticket) {
+        if self.shared.stop.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let label = &self.shared.targets[ticket.order.owner.target as usize].label;
+        let asked = format!("‹verify› of {label}");
+        let next = "write it first: ‹op› write ‹verify›";
+        self.refusal = Some(Error::request(asked, format!("it {}", content::UNVERIFIED), next));
     }
 }

@@ -8,6 +8,7 @@ use super::{Fill, Locked, Ours, Purpose, Written};
 use crate::outputs;
 use crate::source::{Action, Draft, FilePlan, Target};
 use forebay_io::identity::{taken, Identity};
+use forebay_model::content;
 use forebay_model::job::{Cache, Engine, PathKind};
 use forebay_model::units::{format_bytes, readable_bytes};
 use forebay_model::Error;
@@ -72,7 +73,7 @@ fn know_what_to_verify(purpose: &Purpose, drafts: &[Draft], held: &Locked) -> Re
     match drafts.iter().flat_map(Draft::files).find(unknown) {
         Some(file) => Err(Error::request(
             format!("‹verify› of {}", file.path.display()),
-            "it was written without ‹verify›, so its expected content isn't known",
+            format!("it {}", content::UNVERIFIED),
             "write it first: ‹op› write ‹verify›",
         )),
         None => Ok(()),
