@@ -59,7 +59,8 @@ def test_flags_and_constants_become_the_engines_spec(capsys: Any, storage: FakeS
     [spec] = storage.specs
     workload = spec.pop("workload")
     assert spec == {
-        "rules": "v1.0", "level": "parse", "data": [str(folder)], "accelerators": 3, "first_rank": 0, "ranks": 3,
+        "rules": "v1.0", "level": "parse", "asked": "--workload unet3d --accelerator h100",
+            "data": [str(folder)], "accelerators": 3, "first_rank": 0, "ranks": 3,
         "epochs": 2, "steps_max": 7, "seed": 9, "prefetch": 1, "read_threads": 2, "destination": "gpu:0",
         "on_error": "skip", "supply_gib_s": 2.5, "closed": False, "path": "gds",
         "allow_compat": True, "require_direct": True, "pin_limit_bytes": 64 << 20, "cache": "drop", "engine": "uring",

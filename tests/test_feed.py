@@ -309,7 +309,7 @@ def test_what_is_no_data_set_is_refused_with_the_reason(tmp_path: Path, path: Pa
         (lambda: feed.npy(at("cut.npy")), "its header promises 400"),
         (lambda: feed.npy(at("fortran.npy")), "Fortran"),
         (lambda: feed.npy(at("junk.npy")), "numpy.save"),
-        (lambda: feed.safetensors(at("junk.safetensors")), "it claims"),
+        (lambda: feed.safetensors(at("junk.safetensors")), "git lfs pull"),
         (lambda: feed.Loader(path, 10), "doesn't say how long a sample is"),
         (lambda: feed.Loader(feed.rows(at("none"), ROW), 10), "no sample"),
         (lambda: feed.Loader(feed.rows(path, ROW), 0), "below 1"),

@@ -38,6 +38,7 @@ __all__ = [
     "plan",
     "read_files",
     "read_record",
+    "recognise",
     "release",
     "run",
     "run_beside_others",
@@ -428,6 +429,9 @@ def device_bytes(gpu: int, stream: int, address: int, bytes: int) -> builtins.by
 
 def device_of(address: int) -> int | None:
     """The GPU that an address belongs to; None if CUDA doesn't know it. Raises MachineError without a GPU."""
+
+def recognise(head: bytes) -> tuple[str, str] | None:
+    """What a file is by its first bytes, and what to do about it; None where they say nothing."""
 
 def release() -> None:
     """Ends the reading threads and frees their pinned memory; the next read starts them again."""

@@ -145,6 +145,10 @@ def read_header(file: File) -> tuple[bytes, int]:
     file.read_into(prefix)
     length = int.from_bytes(prefix, "little")
     if length > min(HEADER_BYTES_MAX, size - 8):
+        head = bytearray(min(64, size))
+        file.read_into(head)
+        if seen := _core.recognise(bytes(head)):
+            raise RequestError(asked, f"it is {seen[0]}", seen[1])
         raise RequestError(
             asked,
             f"it claims {length} bytes; the file has {size}, and the format allows {HEADER_BYTES_MAX}",

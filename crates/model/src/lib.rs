@@ -14,6 +14,7 @@ mod error;
 pub mod feed;
 pub mod files;
 pub mod fio_blocks;
+pub mod first_bytes;
 pub mod histogram;
 pub mod job;
 pub mod merge;

@@ -350,6 +350,12 @@ pub fn release(py: Python<'_>) {
     py.detach(forebay_reader::release);
 }
 
+/// What a file is by its first bytes, and what to do about it; None where they say nothing.
+#[pyfunction]
+pub fn recognise(head: &[u8]) -> Option<(&'static str, &'static str)> {
+    forebay_model::first_bytes::recognise(head).map(|seen| (seen.what, seen.next))
+}
+
 /// Tensors of a safetensors header (its JSON, of a file with `data_bytes` after it): (name, dtype, shape, begin, end)
 /// each, in the order of the data, and the metadata.
 #[pyfunction]

@@ -82,6 +82,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(feed::device_of, module)?)?;
     module.add_function(wrap_pyfunction!(feed::device_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(feed::release, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::recognise, module)?)?;
     module.add_function(wrap_pyfunction!(feed::safetensors_header, module)?)?;
     Ok(())
 }

@@ -64,7 +64,8 @@ def is_missing(source: str) -> bool:
 
 def making(request: Request) -> str:
     """The command that makes a data set of the request's workload, less how large and where."""
-    return f"forebay emulate datagen --workload {request.workload.name} --accelerator {request.workload.accelerator}"
+    asked = request.asked or f"--workload {request.workload.name} --accelerator {request.workload.accelerator}"
+    return f"forebay emulate datagen {asked}"
 
 
 def check_number(request: Request) -> None:
@@ -74,7 +75,7 @@ def check_number(request: Request) -> None:
     files, key = request.files or 0, "dataset.num_files_train"
     if 0 < has < files:
         told = f"holds {has:,} .{request.workload.format} files, and {key} is {files:,}"
-        raise RequestError(f"--data {request.data[0]}", told, f"--files {has}; forebay emulate datagen --dlio creates them all")
+        raise RequestError(f"--data {request.data[0]}", told, f"--files {has}, or {making(request)} --data {request.data[0]}")
     if has > files:
         click.echo(f"forebay: {key} is {files:,}: of {has:,} files the first {files:,} are read; --files {has} for all", err=True)
 

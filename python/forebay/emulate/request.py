@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -88,6 +89,8 @@ class Request:
     rules: str
     level: str
     data: tuple[str, ...]
+    # The flags that name the workload, as typed: for what to type next.
+    asked: str = ""
     division: str | None = None
     files: int | None = None
     # A DLIO file's number, which DLIO reads of however many there are.
@@ -110,6 +113,7 @@ class Request:
             "workload": workload_spec(self.workload, self.rules, self.files),
             "rules": self.rules,
             "level": self.level,
+            "asked": self.asked or None,
             "data": list(self.data),
             "accelerators": accelerators,
             "first_rank": 0,
@@ -193,9 +197,16 @@ def workload_of(values: dict[str, Any], needs_training: bool = True) -> tuple[Tr
     return *workloads.load(name, accelerator, rules), {}
 
 
+def typed(values: dict[str, Any]) -> str:
+    """Returns the flags that name a workload, as they were typed."""
+    flags = ("workload", "dlio", "accelerator")
+    return " ".join(f"--{flag} {shlex.quote(str(values[flag]))}" for flag in flags if values.get(flag))
+
+
 def request_of(values: dict[str, Any]) -> Request:
     """The request in click's `values`; takes what it uses out of them. RequestError names the flag."""
     given = frozenset(k for k, v in values.items() if v not in (None, ()))
+    asked = typed(values)
     workload, rules, more = workload_of(values)
     taken = {name: values.pop(name) for name in [o[0].removeprefix("--").replace("-", "_") for o in RUN_OPTIONS]}
     data = tuple(taken["data"]) or tuple(more.get("data", ()))
@@ -216,6 +227,7 @@ def request_of(values: dict[str, Any]) -> Request:
         rules=rules,
         level=level,
         data=data,
+        asked=asked,
         division=which,
         files=_whole("--files", taken["files"], 1, more.get("files")),
         files_by_dlio=taken["files"] is None and "files" in more,

@@ -124,7 +124,8 @@ def samples_held(request: Request) -> int | None:
     if files is None:
         return request.files * request.workload.samples_per_file if request.files else None
     if files == 0:
-        raise RequestError(f"--data {request.data[0]}", f"holds no .{request.workload.format} files", "forebay emulate datagen")
+        next = f"{data.making(request)} --data {request.data[0]}"
+        raise RequestError(f"--data {request.data[0]}", f"holds no .{request.workload.format} files", next)
     files = min(files, request.files) if request.files else files
     return files * request.workload.samples_per_file
 
@@ -136,7 +137,7 @@ def largest(request: Request, held: int | None, bound: int | None, ranks: int = 
     fit = held // (steps_wanted(request) * request.workload.batch * ranks)
     if fit < 1:
         told = f"{held:,} samples are fewer than {steps_wanted(request) * ranks} batches of {request.workload.batch:,}"
-        raise RequestError(f"--data {request.data[0]}", told, "forebay emulate datagen with more --files")
+        raise RequestError(f"--data {request.data[0]}", told, f"{data.making(request)} --data DIR, with more --files")
     return fit if bound is None else min(fit, bound)
 
 

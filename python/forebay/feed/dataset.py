@@ -349,6 +349,9 @@ def tensors_of(name: str, size: int) -> list[tuple[str, str, tuple[int, ...], in
     with open(name, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(HEADER_BYTES_MAX, size - 8):
+            file.seek(0)
+            if seen := _core.recognise(file.read(64)):
+                raise RequestError(asked, f"it is {seen[0]}", seen[1])
             raise RequestError(asked, f"it claims {length} bytes, and the file has {size}", "a safetensors file")
         listed, _ = _core.safetensors_header(file.read(length), size - 8 - length)
     for tensor, dtype, _, _, _ in listed:

@@ -112,6 +112,8 @@ pub struct EmulateSpec {
     pub workload: Workload,
     pub rules: RuleSet,
     pub level: Level,
+    /// How the workload was asked for, as flags: for what to type next. Empty: by its name.
+    pub asked: String,
     /// Images are decoded once they are whole.
     pub decode: bool,
     /// Folders of files, or one source URI that holds a packed data set.
@@ -162,6 +164,7 @@ impl Default for EmulateSpec {
             workload: Workload::default(),
             rules: RuleSet::V20,
             level: Level::Parse,
+            asked: String::new(),
             decode: false,
             data: Vec::new(),
             accelerators: 1,
@@ -221,6 +224,14 @@ fn refuse(asked: impl Into<String>, found: impl Into<String>, next: &str) -> Res
 }
 
 impl EmulateSpec {
+    /// Flags that ask for the workload.
+    pub fn asked(&self) -> String {
+        match self.asked.as_str() {
+            "" => format!("--workload {}", self.workload.name),
+            asked => asked.into(),
+        }
+    }
+
     /// Reads a spec, naming the key that isn't known or doesn't fit.
     pub fn from_json(text: &str) -> Result<EmulateSpec, Error> {
         let bad = |e: serde_json::Error| {

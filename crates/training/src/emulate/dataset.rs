@@ -7,6 +7,7 @@ use super::packed::Packed;
 use super::reading::Opened;
 use crate::format::pick::{Index, ENTRY_BYTES, INDEXED, LENGTHS, OFFSETS};
 use forebay_model::device::DriveModel;
+use forebay_model::first_bytes::{self, Seen};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
 use forebay_storage::source::file::{FileAccess, FileTarget};
@@ -14,7 +15,7 @@ use forebay_storage::source::{SharedDrive, Target, Uri};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -98,6 +99,27 @@ impl DataSet {
         match self {
             DataSet::Folder(folder) => folder.path(file).display().to_string(),
             DataSet::Packed(packed) => packed.name(file),
+        }
+    }
+
+    /// Returns what a file is by its first bytes, where that isn't this format.
+    pub(crate) fn is_other(&self, file: u32, format: &str) -> Option<Seen> {
+        match self {
+            DataSet::Folder(folder) => {
+                let path = folder.path(file);
+                let head = read_first(&path, first_bytes::ENOUGH as u64).ok()?;
+                let behind = || (format == "hdf5" && has_user_block(&path)).then_some(USER_BLOCK);
+                first_bytes::is_other(&head, format).or_else(behind)
+            }
+            DataSet::Packed(_) => None,
+        }
+    }
+
+    /// Returns whether a manifest says that Forebay made the file: only then is removing it advised.
+    pub(crate) fn is_made(&self, file: u32) -> bool {
+        match self {
+            DataSet::Folder(folder) => folder.is_made(file),
+            DataSet::Packed(_) => false,
         }
     }
 
@@ -244,6 +266,22 @@ impl Folder {
         root.join(self.names.get(file))
     }
 
+    /// Returns whether the manifest of its folder covers the file, by its name: `img_07_of_24.npz` of 24.
+    fn is_made(&self, file: u32) -> bool {
+        let path = self.path(file);
+        let root = self.roots.iter().rev().find(|(_, before)| *before <= file as usize);
+        let manifest = root.and_then(|(root, _)| {
+            let given = if root.ends_with(TRAIN) { root.parent()? } else { root };
+            Manifest::beside(given).ok().flatten()
+        });
+        let numbers = path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| {
+            let (rest, of) = stem.rsplit_once("_of_")?;
+            Some((rest.rsplit_once('_')?.1.parse::<u64>().ok()?, of.parse::<u64>().ok()?))
+        });
+        let covers = |manifest: Manifest, (number, of): (u64, u64)| of == manifest.files && number < of;
+        manifest.zip(numbers).is_some_and(|(manifest, numbers)| covers(manifest, numbers))
+    }
+
     /// One of the files, with all that is to be known of where they lie.
     pub(crate) fn probe(&self, file: u32, direct: bool) -> Result<FileTarget, Error> {
         FileTarget::open(&self.path(file), FileAccess { write: false, direct })
@@ -267,6 +305,32 @@ fn read_first(path: &Path, bytes: u64) -> std::io::Result<Vec<u8>> {
     let mut found = Vec::new();
     File::open(path)?.take(bytes).read_to_end(&mut found)?;
     Ok(found)
+}
+
+/// Returns whether a name's end stands for the format that this extension does, in any usual spelling.
+fn is_spelled(format: &str, extension: &str) -> bool {
+    let extension = extension.to_ascii_lowercase();
+    let others: &[&str] = match format {
+        "jpeg" => &["jpg", "jpe", "jfif"],
+        "hdf5" => &["h5", "he5", "hdf"],
+        "tfrecord" => &["tfrecords", "tfrec"],
+        "parquet" => &["parq", "pq"],
+        _ => &[],
+    };
+    extension == format || others.contains(&extension.as_str())
+}
+
+const USER_BLOCK: Seen = Seen {
+    formats: &["hdf5"],
+    what: "an HDF5 file behind a user block (as MATLAB writes it), which isn't read here",
+    next: "h5unjam -i IN -o OUT, which takes the block away",
+};
+
+/// Returns whether HDF5 begins later in the file: at 512 bytes, 1024, 2048 and so on.
+fn has_user_block(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else { return false };
+    let mut found = [0; 8];
+    (9..=20).any(|power| file.read_exact_at(&mut found, 1 << power).is_ok() && found == *b"\x89HDF\r\n\x1a\n")
 }
 
 struct Listing<'a> {
@@ -295,7 +359,7 @@ impl Listing<'_> {
             match path.rsplit_once('.') {
                 _ if is_dir && depth < NESTING_MAX => self.walk(root, &path, depth + 1)?,
                 _ if is_dir => {}
-                Some((_, extension)) if extension == self.extension => self.names.push(path),
+                Some((_, extension)) if is_spelled(self.extension, extension) => self.names.push(path),
                 Some((_, extension)) => *self.others.entry(extension.into()).or_default() += 1,
                 None => {}
             }
@@ -340,6 +404,41 @@ mod tests {
         assert_eq!(names, [dir.path().join("train/0/a.npz"), dir.path().join("train/1/b.npz")]);
         let (_, bytes) = folder.open_file(1, false).unwrap();
         assert_eq!(bytes, 13);
+    }
+
+    #[test]
+    fn usual_spellings_are_one_format_in_either_case() {
+        for (format, names) in [
+            ("jpeg", &["a.jpg", "b.JPEG", "c.Jpg"][..]),
+            ("hdf5", &["a.h5", "b.hdf5", "c.H5"]),
+            ("tfrecord", &["a.tfrec", "b.tfrecord", "c.tfrecords"]),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            for name in names.iter().chain(&["d.txt"]) {
+                std::fs::write(dir.path().join(name), name).unwrap();
+            }
+            let workload = Workload { format: format.into(), samples_per_file: 1, ..Workload::default() };
+            let spec = EmulateSpec { workload, ..EmulateSpec::default() };
+            assert_eq!(Folder::open(&spec, &[dir.path().into()], format).unwrap().len(), 3, "{format}");
+        }
+    }
+
+    #[test]
+    fn only_what_a_manifest_covers_was_made_here() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("train")).unwrap();
+        for name in ["img_0_of_1.npz", "mine.npz", "img_0_of_2.npz"] {
+            std::fs::write(dir.path().join("train").join(name), "").unwrap();
+        }
+        let made = || {
+            let folder = open(&[dir.path().into()]).unwrap();
+            let files = 0..folder.len() as u32;
+            files.filter(|f| folder.is_made(*f)).map(|f| folder.path(f)).collect::<Vec<_>>()
+        };
+        assert_eq!(made(), [] as [PathBuf; 0]);
+        let text = r#"{"schema": "forebay.dataset/1", "format": "npz", "files": 1, "samples_per_file": 1}"#;
+        std::fs::write(dir.path().join(super::super::manifest::NAME), text).unwrap();
+        assert_eq!(made(), [dir.path().join("train/img_0_of_1.npz")]);
     }
 
     #[test]

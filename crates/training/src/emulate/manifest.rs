@@ -22,10 +22,7 @@ impl Manifest {
             Err(Error::request(
                 format!("--data {} for {}", at.display(), workload.name),
                 format!("it was made for {}, with {what} {has} instead of {wants}", self.workload),
-                format!(
-                    "--workload {}, or forebay emulate datagen --workload {} --data DIR",
-                    self.workload, workload.name
-                ),
+                format!("forebay emulate datagen {} --data DIR, and that DIR; or the workload that it was made for", spec.asked()),
             ))
         };
         if self.format != workload.format {

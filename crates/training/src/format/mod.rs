@@ -63,6 +63,23 @@ pub trait Parser: Send {
     fn lost(&mut self, _into: &mut Vec<Lost>) {}
 }
 
+/// Why a file isn't read as asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The bytes aren't what they were.
+    Damaged,
+    /// A good file, with something in it that isn't read here.
+    Unsupported,
+    /// A good file, which isn't as the workload describes it.
+    Misdescribed,
+}
+
+/// Ends of phrases about what a good file has that isn't read here.
+pub(crate) const NOT_READ: &str = "isn't read here";
+const UNSUPPORTED: [&str; 4] = [NOT_READ, " are known", "encrypted or patched", "isn't in this file"];
+/// Begins what is said of columns that a file hasn't.
+pub(crate) const COLUMNS_ARE: &str = "its columns are ";
+
 /// Damage of a file, and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
@@ -77,6 +94,16 @@ pub struct Damage {
 impl Damage {
     pub fn new(record: u64, offset: u64, what: impl Into<String>) -> Damage {
         Damage { record, offset, what: what.into() }
+    }
+
+    /// Returns which fault it is, by how it is told.
+    pub fn fault(&self) -> Fault {
+        let of_columns = self.what.contains(COLUMNS_ARE) || self.what.starts_with("it has no data set");
+        match UNSUPPORTED.iter().any(|end| self.what.contains(end)) {
+            true => Fault::Unsupported,
+            false if of_columns => Fault::Misdescribed,
+            false => Fault::Damaged,
+        }
     }
 
     /// A checksum that isn't the one beside the bytes.

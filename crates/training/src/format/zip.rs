@@ -2,6 +2,7 @@
 //! descriptor), 4.3.12 (directory), 4.3.14 to 4.3.16 (its end, with and without zip64), 4.5.3 (the zip64 field).
 
 use super::bounded::{u16_at, u32_at, u64_at};
+use super::NOT_READ;
 
 pub(crate) const LOCAL: u32 = 0x0403_4B50;
 pub(crate) const DESCRIPTOR: u32 = 0x0807_4B50;
@@ -98,9 +99,19 @@ fn usable(entry: &Entry) -> Result<(), String> {
             Err(format!("a stored member says {} bytes and {} packed", entry.bytes, entry.packed_bytes))
         }
         STORED | DEFLATED => Ok(()),
-        method => {
-            Err(format!("a member is packed by method {method}, and 0 (stored) and 8 (deflated) are known"))
-        }
+        method => Err(format!("a member is packed by {}, which {NOT_READ}", method_name(method))),
+    }
+}
+
+/// As PKWARE's APPNOTE 6.3.10 (4.4.5) names it.
+fn method_name(method: u16) -> String {
+    match method {
+        9 => "Deflate64".into(),
+        12 => "bzip2".into(),
+        14 => "LZMA".into(),
+        93 => "Zstandard".into(),
+        95 => "XZ".into(),
+        other => format!("method {other}"),
     }
 }
 

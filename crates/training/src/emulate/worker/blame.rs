@@ -1,11 +1,9 @@
 //! Errors in the data, by file: the error ends the run, or the file is excluded.
 
 use super::{Active, Worker};
-use crate::format::Damage;
-use crate::generate::manifest;
+use crate::format::{Damage, Fault};
 use forebay_model::training::OnError;
 use forebay_model::Error;
-use std::path::Path;
 
 impl Worker {
     /// Counts what is wanted of an unreadable stream as left out.
@@ -47,17 +45,25 @@ impl Worker {
     pub(super) fn damaged(&self, file: u32, damage: &Damage) {
         self.forget(file);
         let name = self.shared.data.name(file);
-        let next = match self.made_by_datagen() {
-            true => "--on-error skip to leave it out; or rm that file, and forebay emulate datagen creates it again",
-            false => "--on-error skip to leave it out; --level bytes to read without parsing; or a --workload that describes the file",
+        if let Some(seen) = self.shared.data.is_other(file, &self.shared.spec.workload.format) {
+            let found = format!("it is {}", seen.what);
+            return self
+                .wrong(format!("{name}: {found}"), Error::run(format!("read {name}"), found, seen.next));
+        }
+        let next = match (damage.fault(), self.shared.data.is_made(file)) {
+            (Fault::Unsupported, _) => "--level bytes to read it without parsing; or --on-error skip to leave it out",
+            (Fault::Misdescribed, false) => {
+                "describe the file in a TOML file for --workload; or --level bytes to read it without parsing"
+            }
+            (_, true) => {
+                "--on-error skip to leave it out; or rm that file, and forebay emulate datagen creates it again"
+            }
+            (_, false) => {
+                "--on-error skip to leave it out; --level bytes to read without parsing; or a --workload that describes the file"
+            }
         };
         let error = Error::run(format!("read {name}"), damage.to_string(), next);
         self.wrong(format!("{name}: {damage}"), error);
-    }
-
-    /// Returns whether a manifest says that Forebay made the data: only then is removing it advised.
-    fn made_by_datagen(&self) -> bool {
-        self.shared.spec.data.iter().all(|folder| Path::new(folder).join(manifest::NAME).exists())
     }
 
     /// A record that was damaged between others that weren't.

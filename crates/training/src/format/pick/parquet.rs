@@ -5,12 +5,15 @@ use super::{Index, PickSpec, Picker, Piece, Pieces, Wanted};
 use crate::format::bounded::u32_at;
 use crate::format::parquet::{Parquet, MAGIC, TAIL_BYTES};
 use crate::format::thrift::Reader;
-use crate::format::{Damage, Lost, ParseSpec, Parser};
+use crate::format::{Damage, Lost, ParseSpec, Parser, COLUMNS_ARE};
 
 /// Read at the end of a file before anything is known of it: pyarrow reads as much.
 const TAIL_READ: u64 = 64 << 10;
 /// Limit on the footer: that of 200 columns in 10,000 row groups.
 const FOOTER_BYTES_MAX: u64 = 256 << 20;
+
+/// Of a file's columns so many are named.
+const NAMED_MOST: usize = 12;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {
@@ -115,7 +118,14 @@ impl Columns {
     /// Lists the chunks that are wanted. `limit`: where the footer begins.
     fn plan(&mut self, footer: &[u8], limit: u64) -> Result<(), Damage> {
         let (columns, first, end) = (self.spec.columns.clone(), self.wanted.first, self.last_row());
-        let mut table = Table { columns: &columns, leaves: Vec::new(), rows: None, before: 0 };
+        let mut table = Table {
+            columns: &columns,
+            names: Vec::new(),
+            misdescribed: None,
+            leaves: Vec::new(),
+            rows: None,
+            before: 0,
+        };
         let (pieces, groups) = (&mut self.pieces, &mut self.groups);
         let mut odd = None;
         let mut each = |rows_before: u64, rows: u64, chunks: &[Chunk]| {
@@ -135,7 +145,9 @@ impl Columns {
         };
         let read = table.read(footer, &mut each);
         let (rows, leaves) = (table.rows, table.leaves.len());
-        if let Some(what) = read.err().map(|what| format!("its footer: {what}")).or(odd) {
+        let said = table.misdescribed.take();
+        let read = read.err().map(|what| said.unwrap_or_else(|| format!("its footer: {what}")));
+        if let Some(what) = read.or(odd) {
             return Err(Damage::new(0, limit, what));
         }
         let expected = u64::from(self.spec.samples_per_file);
@@ -217,6 +229,10 @@ impl Columns {
 
 /// The contents of a footer.
 struct Table<'a> {
+    /// Columns of the first level, as they come.
+    names: Vec<String>,
+    /// What is said of a column that isn't there.
+    misdescribed: Option<String>,
     columns: &'a [String],
     /// Wanted leaves of the schema.
     leaves: Vec<bool>,
@@ -253,6 +269,7 @@ impl Table<'_> {
                 Ok(true)
             })?;
             if open.len() == 1 {
+                self.names.push(String::from_utf8_lossy(name).into_owned());
                 wanted = self.columns.is_empty() || self.columns.iter().any(|c| c.as_bytes() == name);
                 found += usize::from(wanted);
             }
@@ -274,7 +291,12 @@ impl Table<'_> {
             Ok(())
         })?;
         if found < self.columns.len() {
-            return Err("a column that the workload reads isn't among its columns");
+            let first = self.columns.iter().find(|c| !self.names.contains(c));
+            let listed = self.names.iter().take(NAMED_MOST).cloned().collect::<Vec<_>>().join(", ");
+            let more = if self.names.len() > NAMED_MOST { ", …" } else { "" };
+            let reads = first.map_or("", String::as_str);
+            self.misdescribed = Some(format!("{COLUMNS_ARE}{listed}{more}; the workload reads {reads}"));
+            return Err("another column is read");
         }
         Ok(())
     }
