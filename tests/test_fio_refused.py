@@ -273,3 +273,26 @@ def test_any_bytes_are_read_or_refused(tmp_path: Path, data: bytes) -> None:
         fio.jobs(str(tmp_path / "x.fio"))
     except RequestError:
         pass
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "next"),
+    [
+        ("bssplit=512/10,1536/10,2560/10,7k/70", "separated by colons", "bssplit=512/10:1536/10:2560/10:7k/70"),
+        ("numjobs=2  // note", "a remark has a line of its own", "numjobs=2"),
+        ("rw=randtrim", "is not one of", "rw=randwrite"),
+        ("rw=randraed", "is not one of", "rw=randread"),
+    ],
+)
+def test_what_to_type_instead_is_what_was_meant(read: Any, text: str, said: str, next: str) -> None:
+    with pytest.raises(RequestError, match=said) as refused:
+        one(read, text)
+    assert refused.value.next == next
+    if "trim" not in text:
+        one(read, next)
+
+
+@pytest.mark.parametrize("text", ["ioengine=aio", "ioengine=linuxaio"])
+def test_fios_other_names_of_an_engine_are_taken(read: Any, text: str) -> None:
+    job = one(read, "iodepth=4", text)
+    assert job.job["engine"] == "uring" and job.job["depth"] == 4

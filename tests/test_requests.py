@@ -57,6 +57,11 @@ def test_the_engine_reads_sizes_alike(text: str) -> None:
     assert (here or None) == there, "a size of 0 is refused there for being none"
 
 
+@pytest.mark.parametrize(("text", "value"), [(".5", 0.5), (".5s", 0.5), ("5.", 5.0), ("1.5m", 90.0), ("500ms", 0.5)])
+def test_a_time_needs_no_digit_on_either_side_of_its_point(text: str, value: float) -> None:
+    assert parse_seconds(text) == value
+
+
 @given(NUMBERS)
 @example("nan")
 @example("inf%")

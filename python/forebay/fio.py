@@ -8,6 +8,7 @@ fio's default (`kb_base=1024`): k and kb are 1024, kib is 1000.
 
 from __future__ import annotations
 
+import difflib
 import re
 
 from forebay.errors import RequestError
@@ -90,7 +91,16 @@ SYNC_ENGINES = {
     "mmap": "map",
 }
 ASYNC_ENGINES = {"io_uring": "uring", "libaio": "uring", "posixaio": "pread"}
+# Other names of fio's for an engine.
+ENGINE_ALIASES = {"aio": "libaio", "linuxaio": "libaio"}
 MEMORY = {"malloc": "small", "shm": "small", "mmap": "small", "shmhuge": "hugetlb", "mmaphuge": "hugetlb"}
+
+
+def _nearest_op(word: str) -> str:
+    """Returns the operation to suggest for one that isn't known: what a trim changes is written."""
+    if "trim" in word:
+        return "randwrite" if word.startswith("rand") else "write"
+    return next(iter(difflib.get_close_matches(word.lower(), OPS, 1)), "randread")
 
 
 class _Reader(Checks):
@@ -98,6 +108,7 @@ class _Reader(Checks):
 
     def job(self) -> FioJob:
         engine, threads = self.left.pop("ioengine", "psync"), self.number("numjobs", 1)
+        engine = ENGINE_ALIASES.get(engine, engine)
         self.fields.update(workers=threads)
         self.pattern()
         self.engine(engine)
@@ -163,7 +174,7 @@ class _Reader(Checks):
         text = self.left.pop("rw", "read")
         word, colon, modifier = text.partition(":")
         if word not in OPS:
-            raise self.wrong("rw", text, f"is not one of {', '.join(OPS)}", "rw=randread")
+            raise self.wrong("rw", text, f"is not one of {', '.join(OPS)}", f"rw={_nearest_op(word)}")
         op, mixed = OPS[word]
         self.fields["op"] = op
         reads = self.number("rwmixread", 50)

@@ -255,4 +255,6 @@ HARMLESS: dict[str, tuple[str, ...]] = {
 }
 # Refused keys that concern what is written, and how: a job that only reads means the same without them. fio, too, writes
 # missing files of such a job in full before it starts.
-OF_WRITES = ("buffer_pattern", "end_syncfs", "fallocate", "sync_file_range", "write_barrier", "write_hint", "zero_buffers")
+OF_WRITES = (
+    "buffer_pattern", "end_syncfs", "fallocate", "overwrite", "sync_file_range", "write_barrier", "write_hint", "zero_buffers"
+)  # fmt: skip

@@ -36,7 +36,10 @@ class Offsets(Settings):
             self.left.pop(other, None)
         parts = [p.strip() for p in text.split(",")]
         if len(parts) > 3:
-            raise self.wrong(key, text, "has more than three parts", f"{key}=128k")
+            found = "has more than three parts"
+            if key == "bssplit" and all("/" in part for part in parts):
+                raise self.wrong(key, text, f"{found}: sizes are separated by colons", f"{key}={':'.join(parts)}")
+            raise self.wrong(key, text, found, f"{key}=128k")
         if key != "bssplit":
             # A part that is left blank is fio's default: `bs=,8k`, `bs=8k,`.
             parts = [part or "4k" for part in parts]

@@ -36,9 +36,18 @@ class Settings:
         text = self.left.pop(key, None)
         if text is None:
             return default
-        if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > fio_values.VALUE_MAX:
-            raise self.wrong(key, text, "is not a whole number", f"{key}={default or 1}")
-        return int(text)
+        exact = re.fullmatch(r"([0-9]{1,19})|0[xX]([0-9a-fA-F]{1,16})", text)
+        value = (int(exact[1]) if exact[1] else int(exact[2], 16)) if exact else fio_values.VALUE_MAX + 1
+        if value > fio_values.VALUE_MAX:
+            raise self.wrong(key, text, *self.not_a("is not a whole number", key, text, str(default or 1)))
+        return value
+
+    def not_a(self, found: str, key: str, text: str, usual: str) -> tuple[str, str]:
+        """(What is wrong, what to type): the value alone, where a remark stands behind it."""
+        remarked = re.match(r"([0-9a-zA-Z.%:-]+)\s*(?://|;|#)", text)
+        if remarked:
+            return f"{found}: a remark has a line of its own, which begins with # or ;", f"{key}={remarked[1]}"
+        return found, f"{key}={usual}"
 
     def flag(self, key: str, default: bool) -> bool:
         text = self.left.pop(key, None)
@@ -52,7 +61,8 @@ class Settings:
         try:
             return fio_values.size(text, self.kb_base)
         except fio_values.Malformed as error:
-            raise self.wrong(key, text, str(error), f"{key}={'1g' if 'overflows' in str(error) else '128k'}") from None
+            usual = "1g" if "overflows" in str(error) else "128k"
+            raise self.wrong(key, text, *self.not_a(str(error), key, text, usual)) from None
 
     def seconds(self, key: str, unit: str = "s") -> float | None:
         """A time; `unit` where the text names none."""

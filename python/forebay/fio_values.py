@@ -13,6 +13,7 @@ from fractions import Fraction
 VALUE_MAX = (1 << 63) - 1
 NO_WHOLE = "a percentage refers to filesize, or to a single existing filename"
 _SIZE = re.compile(r"([0-9]{1,19})([kmgtp]?)(i?)b?", re.IGNORECASE)
+_HEX = re.compile(r"0x([0-9a-f]{1,16})([kmgtp]?)(i?)b?", re.IGNORECASE)
 _KEYWORD = re.compile(r"\$(pagesize|mb_memory|ncpus)(?![A-Za-z0-9_])")
 _TOKEN = re.compile(r"\s*(?:([0-9]{1,19}(?:[kmgtp]i?)?b?)|([-+*/()]))", re.IGNORECASE)
 _PATTERN = re.compile(r'"([^"]*)"|0[xX]([0-9a-fA-F]+?)(?=0[xX]|[^0-9a-fA-F]|$)|(-?[0-9]{1,10}?)(?=0[xX]|[^0-9]|$)')
@@ -25,7 +26,8 @@ class Malformed(ValueError):
 
 
 def size(text: str, kb_base: int) -> int:
-    """Bytes of `128k`, or of an expression in brackets: `(4*1024k)`. Malformed where it is neither, or over 8 EiB."""
+    """Bytes of `128k`, of `0x20000`, or of an expression in brackets: `(4*1024k)`. Malformed where it is neither, or over
+    8 EiB."""
     if text.startswith("("):
         exact = _calculated(text, lambda word: _plain(word, kb_base), Fraction.__truediv__)
         value = int(exact)
@@ -39,11 +41,12 @@ def size(text: str, kb_base: int) -> int:
 
 
 def _plain(text: str, kb_base: int) -> int:
-    match = _SIZE.fullmatch(text)
+    base = _HEX.fullmatch(text)
+    match = base or _SIZE.fullmatch(text)
     if not match or (match[3] and not match[2]):
         raise Malformed("is not a size")
     other = 1000 if kb_base == 1024 else 1024
-    value: int = int(match[1]) * (other if match[3] else kb_base) ** " kmgtp".index(match[2].lower() or " ")
+    value: int = int(match[1], 16 if base else 10) * (other if match[3] else kb_base) ** " kmgtp".index(match[2].lower() or " ")
     return value
 
 

@@ -38,7 +38,9 @@ def format_bytes(value: int) -> str:
     return str(value)
 
 
-_RATE = re.compile(r"^\s*(-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e-?[0-9]{1,2})?)\s*([KMGT]i?[Bb](?:it)?(?:/s|ps)|)\s*$")
+_RATE = re.compile(
+    r"^\s*(-?(?:[0-9]{1,30}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})(?:e-?[0-9]{1,2})?)\s*([KMGT]i?[Bb](?:it)?(?:/s|ps)|)\s*$"
+)
 
 
 def parse_gib_s(text: str, what: str = "rate") -> float:
@@ -56,7 +58,7 @@ def parse_gib_s(text: str, what: str = "rate") -> float:
 
 def parse_seconds(text: str | float, what: str = "duration") -> float:
     """`10`, `10s`, `2m`, `1h`, `500ms` → seconds."""
-    match = re.match(r"^\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|m|h)?\s*$", str(text))
+    match = re.match(r"^\s*([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})\s*(ms|s|m|h)?\s*$", str(text))
     if not match:
         raise RequestError(f"{what} {text}", "is not a time", "seconds, or a number with ms, s, m or h")
     return float(match[1]) * {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
