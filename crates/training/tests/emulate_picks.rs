@@ -145,7 +145,7 @@ fn a_damaged_page_ends_the_run_or_costs_its_row_group() {
     assert_eq!(training.skipped.examples.len(), 1, "{:?}", training.skipped.examples);
     let mut unknown = spec;
     unknown.workload.columns = Some(vec!["x".into()]);
-    assert!(failed(&unknown).found.contains("isn't among its columns"));
+    assert!(failed(&unknown).found.contains("the workload reads x"));
 }
 
 // promise: TRA-14
