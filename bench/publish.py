@@ -64,14 +64,14 @@ QUESTIONS = (
         "Into the GPU",
         "How fast do cached files and the disk reach a GPU, beside KvikIO, cuFile and the link? Is `auto` the best path?",
         (
-            Part("gpu_warm", others="(?!forebay)", every=True),
+            Part("gpu_warm", others="bounce|mapped, later|KvikIO|PCIe", every=True),
             Part("gpu_random", only=".*cached", others="KvikIO"),
             Part("gpu_random", only=".*disk", others="fio"),
             Part("gpu_cold"),
             Part("gpu_two"),
-            Part("gpu_cufile"),
+            Part("gpu_cufile", only="(sync|batch|stream in)"),
             Part("gpu_verify"),
-            Part("gpu_auto", only=".*(4 MiB|64 KiB at|4 KiB|512|not)"),
+            Part("gpu_auto", only=".*(4 MiB|4 KiB at)"),
         ),
     ),
     Question(
@@ -88,11 +88,20 @@ QUESTIONS = (
         "Rows into the GPU",
         "How many short rows a second, at what CPU time, beside PyTorch, KvikIO and the link? What does `auto` do?",
         (
-            Part("rows", only="(4096|912|512|128) bytes$", others="torch"),
+            Part("rows", only="(4096|912|128) bytes$", others="torch"),
             Part("rows", only="4096 bytes$", others="KvikIO"),
-            Part("rows", only="(4096|912|128) bytes$", others="kernel|16 threads"),
+            Part("rows", only="4096 bytes$", others="kernel|16 threads"),
             Part("rows", only=".*(bounce|disk)$"),
             Part("rows", only="(128|912|4096|65536)$", as_is=("rows a call",)),
+        ),
+    ),
+    Question(
+        "Batches for training",
+        "How fast does a loader hand out samples, on the host and into a GPU, beside PyTorch and others? At what CPU time?",
+        (
+            Part("feed", only=".*samples, in order", others="torch"),
+            Part("feed", only=".*samples, shuffled"),
+            Part("feed", only=".*into a GPU", others="torch"),
         ),
     ),
     Question(

@@ -401,6 +401,8 @@ def command_line(options: argparse.Namespace) -> str:
         command += f" --delay-in {options.delay_in}"
     if getattr(options, "threads", None):
         command += f" --threads {options.threads}"
+    if getattr(options, "gpu", None) is True:
+        command += " --gpu"
     if getattr(options, "only", None):
         command += f" --only {shlex.quote(options.only)}"
     return command
