@@ -8,6 +8,9 @@ use forebay_model::job::Pages;
 use forebay_model::Error;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+/// A loader goes on with so many: one in use, one that is asked for, and one ahead.
+const SLOTS_MIN: usize = 3;
+
 /// Where batches lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
@@ -62,6 +65,8 @@ impl Slot {
 struct State {
     free: Vec<Slot>,
     made: usize,
+    /// There was no memory for another.
+    no_more: bool,
 }
 
 pub(super) struct Shelf {
@@ -112,10 +117,19 @@ impl Shelf {
             let slot = state.free.remove(at);
             return Ok(Taken::Slot(self.lend(slot)));
         }
-        if (state.made + 1).saturating_mul(self.slot_bytes) > self.limit_bytes {
-            return Ok(if state.free.is_empty() { Taken::None } else { Taken::Busy });
+        let all_there = if state.free.is_empty() { Taken::None } else { Taken::Busy };
+        if state.no_more || (state.made + 1).saturating_mul(self.slot_bytes) > self.limit_bytes {
+            return Ok(all_there);
         }
-        let slot = self.make()?;
+        let slot = match self.make(state.made) {
+            Ok(slot) => slot,
+            // Fewer are read ahead, then.
+            Err(_) if state.made >= SLOTS_MIN => {
+                state.no_more = true;
+                return Ok(all_there);
+            }
+            Err(error) => return Err(error),
+        };
         state.made += 1;
         Ok(Taken::Slot(self.lend(slot)))
     }
@@ -138,22 +152,24 @@ impl Shelf {
         }
     }
 
-    fn make(&self) -> Result<Slot, Error> {
+    /// `made`: slots that there are already.
+    fn make(&self, made: usize) -> Result<Slot, Error> {
         let host = || -> Result<(Arena, Place), Error> {
-            let arena = Arena::new(1, self.slot_bytes, Pages::Auto).map_err(|e| self.no_memory(&e.found))?;
+            let arena =
+                Arena::new(1, self.slot_bytes, Pages::Auto).map_err(|e| self.no_memory(made, &e.found))?;
             let Mem::Host { at, .. } = arena.slot(0) else { unreachable!("an arena is host memory") };
             Ok((arena, Place::Host(at.as_ptr() as u64)))
         };
         let (held, place) = match (self.memory, &self.device) {
             (Memory::Gpu(gpu), Some(device)) => {
                 let memory =
-                    device.allocate(self.slot_bytes).map_err(|why| self.no_memory(&why.to_string()))?;
+                    device.allocate(self.slot_bytes).map_err(|why| self.no_memory(made, &why.to_string()))?;
                 let at = memory.address();
                 (Held::Gpu(memory), Place::Device { gpu, at })
             }
             (Memory::Pinned(_), Some(device)) => {
                 let (arena, place) = host()?;
-                let pinned = device.pin(&arena).map_err(|e| self.no_memory(&e.found))?;
+                let pinned = device.pin(&arena).map_err(|e| self.no_memory(made, &e.found))?;
                 (Held::Pinned(pinned, arena), place)
             }
             _ => {
@@ -164,8 +180,7 @@ impl Shelf {
         Ok(Slot { held, place, after: Vec::new() })
     }
 
-    fn no_memory(&self, why: &str) -> Error {
-        let made = self.state.try_lock().map_or(0, |state| state.made);
+    fn no_memory(&self, made: usize, why: &str) -> Error {
         let asked = format!("{} bytes of {} memory for a batch", self.slot_bytes, self.memory.name());
         let found = format!("{why}; {made} batches are there");
         Error::machine(
