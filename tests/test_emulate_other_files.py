@@ -53,7 +53,7 @@ def said(tmp_path: Path, format: str, name: str, content: bytes) -> str:
 @pytest.mark.parametrize(
     ("format", "name", "content", "words"),
     [
-        ("tfrecord", "img_{}_of_2.tfrecord", gzip.compress(bytes(5000)), ("it is gzip", "gunzip")),
+        ("tfrecord", "img_{}_of_2.tfrecord", gzip.compress(bytes(5000), mtime=0), ("it is gzip", "gunzip")),
         ("tfrecord", "{}.tfrec", LFS, ("a pointer of git-lfs", "git lfs pull")),
         ("hdf5", "{}.h5", b"<!DOCTYPE html><html>404</html>" + bytes(4000), ("a page of HTML", "download it again")),
         ("jpeg", "{}.jpg", b"\x89PNG\r\n\x1a\n" + bytes(4000), ("it is png",)),
