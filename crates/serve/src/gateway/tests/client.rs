@@ -32,12 +32,21 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Connects, and maps its memory.
+    /// Connects, and maps its memory. A gateway that hasn't heard yet that the client before is gone sends this one away, as
+    /// it does any second one: it comes again.
     pub(crate) fn new(path: &Path) -> Client {
-        let mut client = Client::connect(path);
-        client.greet();
-        client.map_memory();
-        client
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let mut client = Client::connect(path);
+            match client.try_to_greet() {
+                Ok(()) => {
+                    client.map_memory();
+                    return client;
+                }
+                Err(sent_away) => assert!(Instant::now() < until, "{sent_away}"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub(crate) fn connect(path: &Path) -> Client {
@@ -52,8 +61,15 @@ impl Client {
     }
 
     pub(crate) fn greet(&mut self) {
+        self.try_to_greet().unwrap();
+    }
+
+    fn try_to_greet(&mut self) -> std::io::Result<()> {
         let text = b"{\"capabilities\":{\"max_msg_fds\":8}}\0";
-        self.call(1, &[&[0, 0, 1, 0][..], text].concat(), &[]).unwrap();
+        let message = self.message(1, 0, &[&[0, 0, 1, 0][..], text].concat());
+        net::send(&self.socket, &message, SendFlags::NOSIGNAL)?;
+        self.receive()?.unwrap();
+        Ok(())
     }
 
     pub(crate) fn map_memory(&mut self) {
@@ -61,7 +77,7 @@ impl Client {
         self.dma_map(BASE, BYTES, 0, Some(&memory)).unwrap();
     }
 
-    pub(crate) fn send(&mut self, command: u16, flags: u32, body: &[u8], fds: &[&OwnedFd]) {
+    fn message(&mut self, command: u16, flags: u32, body: &[u8]) -> Vec<u8> {
         self.next_id = self.next_id.wrapping_add(1);
         let mut bytes = Vec::new();
         bytes.extend(self.next_id.to_ne_bytes());
@@ -70,6 +86,11 @@ impl Client {
         bytes.extend(flags.to_ne_bytes());
         bytes.extend([0; 4]);
         bytes.extend(body);
+        bytes
+    }
+
+    pub(crate) fn send(&mut self, command: u16, flags: u32, body: &[u8], fds: &[&OwnedFd]) {
+        let bytes = self.message(command, flags, body);
         let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
         let mut control = SendAncillaryBuffer::new(&mut space);

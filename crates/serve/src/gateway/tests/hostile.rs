@@ -17,7 +17,8 @@ fn a_client_that_dies_in_any_state_leaves_a_drive_behind() {
     let rig = Rig::new(&["nil:?size=1g"]);
     drop(Client::connect(&rig.socket()));
     let mut half = Client::connect(&rig.socket());
-    half.socket.write_all(&[1, 0, 1]).unwrap();
+    // It may have been sent away, where the one before wasn't seen to go.
+    let _ = half.socket.write_all(&[1, 0, 1]);
     drop(half);
     drop(Client::new(&rig.socket()));
     for queues in [0, 1, 4] {
