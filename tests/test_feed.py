@@ -446,11 +446,13 @@ def test_a_sample_that_differs_from_its_file_is_found(path: Path, table: Any, tm
         (["--row-bytes", "0"], "--row-bytes 912"),
         (["--row-bytes", "77"], "rows of 77 bytes"),
         (["--row-bytes", "160", "--epochs", "0"], "--epochs 1"),
-        (["--row-bytes", "160", "--rank", "1"], "rank=0, world=1"),
-        (["--row-bytes", "160", "--rank", "2", "--world", "2"], "rank=1"),
+        (["--row-bytes", "160", "--rank", "1"], "try: --rank 0 --world 1"),
+        (["--row-bytes", "160", "--rank", "2", "--world", "2"], "try: --rank 1"),
+        (["--row-bytes", "160", "--prefetch", "2000"], "try: --prefetch 16"),
+        (["--row-bytes", "160", "--pin-limit", "4k", "--batch-size", "100"], "try: --pin-limit "),
         (["--start", "4k"], "--row-bytes 912 --start 4k"),
         (["--row-bytes", "160", "--columns", "x"], "data"),
-        (["--row-bytes", "160", "--device", "gpu0"], "cuda:1"),
+        (["--row-bytes", "160", "--device", "gpu0"], "try: --device cpu; or pinned, cuda, cuda:1"),
     ],
 )
 def test_flags_that_don_t_fit_are_refused_by_name(forebay: Forebay, path: Path, flags: list[str], said: str) -> None:

@@ -239,7 +239,7 @@ def memory_of(device: str) -> tuple[str, int]:
     found = re.fullmatch(r"(?:cuda|gpu)(?::(\d+))?", device)
     if found:
         return ("gpu", int(found[1] or current_gpu()))
-    raise RequestError(f"device={device!r}", "no such memory", '"cpu", "pinned", "cuda" or "cuda:1"')
+    raise RequestError(f"device={device!r}", "no such memory", 'device="cpu"; or pinned, cuda, cuda:1')
 
 
 def current_gpu() -> int:

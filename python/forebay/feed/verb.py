@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +28,8 @@ Examples:
 # Without --batch-size, samples that make about as many bytes.
 BATCH_BYTES = 8 << 20
 PROGRESS_EVERY_S = 0.25
+# An argument of a Loader with its value, as errors name it.
+ARGUMENT = re.compile(r"\b(batch_size|prefetch|rank|world|pin_limit|seed|shuffle|device)=['\"]?([\w:.]+)['\"]?")
 
 Record = dict[str, Any]
 
@@ -95,6 +100,20 @@ def _number(value: str, flag: str, least: int) -> int:
     return number
 
 
+@contextlib.contextmanager
+def in_flags() -> Iterator[None]:
+    """Errors of a Loader's arguments name the flags that they came from."""
+    try:
+        yield
+    except RequestError as error:
+        said = (ARGUMENT.sub(as_flag, text) for text in (error.asked, error.found, error.next))
+        raise RequestError(*(text.replace(", --", " --") for text in said)) from None
+
+
+def as_flag(found: re.Match[str]) -> str:
+    return f"--{found[1].replace('_', '-')} {found[2]}"
+
+
 def open_loader(files: tuple[str, ...], flags: dict[str, Any]) -> Loader:
     """The loader that the flags describe. Raises RequestError in the command line's words."""
     import warnings
@@ -121,7 +140,7 @@ def open_loader(files: tuple[str, ...], flags: dict[str, Any]) -> Loader:
     sample = sum(bytes_ for bytes_, _ in data.columns)
     batch, limit = flags["batch_size"], flags["pin_limit"]
     count = {key: None if flags[key] is None else _number(flags[key], f"--{key}", 0) for key in ("rank", "world")}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), in_flags():
         # The summary has it.
         warnings.simplefilter("ignore")
         return Loader(
@@ -179,8 +198,6 @@ def run(loader: Loader, epochs: int, verify: bool, quiet: bool = True) -> tuple[
 
 
 def _show(text: str) -> None:
-    import contextlib
-
     from forebay.bench.terminal import takes_more
 
     if takes_more(sys.stderr):
