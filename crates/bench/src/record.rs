@@ -87,6 +87,7 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
         training: None,
         checkpoint: None,
         feed: None,
+        kvcache: None,
         missing,
         warnings,
     }

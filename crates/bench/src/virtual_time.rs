@@ -85,6 +85,7 @@ pub(crate) fn run(
         training: None,
         checkpoint: None,
         feed: None,
+        kvcache: None,
         missing: missing(job),
         warnings: vec![Warning { id: "simulated".into(), text: source, next: "a real source".into() }],
     };

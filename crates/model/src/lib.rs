@@ -17,6 +17,7 @@ pub mod fio_blocks;
 pub mod first_bytes;
 pub mod histogram;
 pub mod job;
+pub mod kvcache;
 pub mod merge;
 pub mod pattern;
 pub mod random;

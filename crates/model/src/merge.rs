@@ -7,6 +7,7 @@
 
 use crate::checkpoint;
 use crate::job::{JobSpec, Origin, PathKind};
+use crate::kvcache;
 use crate::record::*;
 use crate::training::Training;
 use crate::units::BYTES_PER_GIB as GIB;
@@ -52,6 +53,8 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
     merged.job.queues = records.iter().map(|r| r.job.queues).sum();
     let parts: Vec<_> = records.iter().filter_map(|r| r.checkpoint.as_ref()).collect();
     merged.checkpoint = checkpoint::merge::merge(&parts)?;
+    let parts: Vec<_> = records.iter().filter_map(|r| r.kvcache.as_ref()).collect();
+    merged.kvcache = kvcache::merge::merge(&parts)?;
     for record in &records[1..] {
         merged.missing.extend(record.missing.clone());
     }

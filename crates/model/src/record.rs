@@ -9,6 +9,7 @@ mod cufile;
 use crate::checkpoint::Checkpoint;
 use crate::feed::Feed;
 use crate::job::JobSpec;
+use crate::kvcache::KvCache;
 use crate::training::Training;
 pub use cufile::{
     Cufile, CufileBatches, CufileCalls, CufileGpu, CufileProperties, CufileRoute, FabricEvent, FabricPath,
@@ -54,6 +55,9 @@ pub struct RunRecord {
     /// Samples that a loader handed out; absent from every other run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub feed: Option<Feed>,
+    /// A serving engine's key-value cache on storage; absent from every other run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kvcache: Option<KvCache>,
     /// Full path of a null field → why it is null.
     pub missing: BTreeMap<String, String>,
     pub warnings: Vec<Warning>,

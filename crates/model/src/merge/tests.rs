@@ -39,6 +39,7 @@ fn record(host: &str, ios: u64, ns: u64, seconds: f64) -> RunRecord {
         training: None,
         checkpoint: None,
         feed: None,
+        kvcache: None,
         missing: Default::default(),
         warnings: Vec::new(),
     }

@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 /// The reason for a default: the file that was read doesn't have the field.
 pub const ABSENT: &str = "the record has no such field";
 /// Optional parts of a record. The last two are created when it is read.
-const OPTIONAL: [&str; 9] = [
+const OPTIONAL: [&str; 10] = [
     "cufile",
     "training",
     "checkpoint",
     "feed",
+    "kvcache",
     "path.mapped",
     "path.fabric",
     "result.batch",

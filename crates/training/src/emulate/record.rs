@@ -127,6 +127,7 @@ pub(crate) fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran)
         training: Some(training),
         checkpoint: None,
         feed: None,
+        kvcache: None,
         result,
         missing,
         warnings: warnings_of(shared),

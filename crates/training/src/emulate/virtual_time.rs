@@ -133,6 +133,7 @@ fn record(
         training: Some(played.training),
         checkpoint: None,
         feed: None,
+        kvcache: None,
         missing: no_machine(NULL_FIELDS),
         warnings,
     };

@@ -1,0 +1,183 @@
+//! `--dir model:NAME`: the cache on a modelled drive, without content and without a clock.
+
+use super::{no_entry, Done};
+use forebay_bench::run_kit::{Observer, Phase, Progress};
+use forebay_bench::virtual_time::{no_machine, path_of};
+use forebay_bench::Outcome;
+use forebay_io::build::build;
+use forebay_io::clock;
+use forebay_io::identity::new_id;
+use forebay_io::machine::environment;
+use forebay_model::device::DriveModel;
+use forebay_model::job::{JobSpec, Op, PathKind};
+use forebay_model::kvcache::simulate::{simulate, Simulated};
+use forebay_model::kvcache::KvSpec;
+use forebay_model::record::*;
+use forebay_model::units::BYTES_PER_GIB as GIB;
+use forebay_model::{stats, warnings, Error};
+use forebay_storage::source::Uri;
+
+/// Besides those that virtual time never fills.
+const NULL_FIELDS: &[&str] = &[
+    "result.series[].latency_us_mean",
+    "result.series[].latency_us_p99",
+    "result.series[].cores_busy",
+    "result.summary.throughput_gib_s_sd",
+    "result.summary.throughput_gib_s_ci95",
+];
+
+/// The drive, where the folder is one without content.
+pub(super) fn model_of(spec: &KvSpec) -> Result<Option<DriveModel>, Error> {
+    let Some(model) = Uri::parse(&spec.dir)?.model() else { return Ok(None) };
+    if model.over.is_some() {
+        let asked = format!("--dir {}", spec.dir);
+        return Err(Error::request(asked, "a cache is kept in a folder, or on a drive without content", "--dir DIR"));
+    }
+    DriveModel::parse(&model.spec).map(Some)
+}
+
+pub(super) fn run(
+    spec: &KvSpec,
+    model: &DriveModel,
+    command: Vec<String>,
+    observer: &mut dyn Observer,
+) -> Result<Done, Error> {
+    if spec.verify {
+        let asked = format!("--verify on {}", spec.dir);
+        return Err(Error::request(asked, "a modelled drive has no content", "--dir DIR"));
+    }
+    if spec.hosts > 1 {
+        return Err(Error::request(
+            format!("--dir {} on several hosts", spec.dir),
+            "virtual time can't be shared by several hosts",
+            "--ranks N in one process, without mpirun",
+        ));
+    }
+    let started = clock::wall_seconds();
+    let mut second = 0u32;
+    let played = simulate(spec, model, &mut || {
+        second += 1;
+        observer.progress(&progress(spec, f64::from(second)));
+        !observer.stop()
+    })?;
+    if played.kvcache.read_bytes + played.kvcache.write_bytes == 0 {
+        return Err(Error::run("the simulation", "was stopped before anything moved", "the same command again"));
+    }
+    let served = played.ranks.iter().map(|rank| (rank.rank(), rank.served.clone())).collect();
+    let record = record_of(spec, model, played, command, started);
+    Ok(Done { outcome: Outcome { record, failure: None }, served })
+}
+
+fn progress(spec: &KvSpec, t_s: f64) -> Progress {
+    Progress {
+        phase: Phase::Measure,
+        repeat: 0,
+        repeats: 1,
+        t_s,
+        duration_s: Some(spec.duration_s),
+        gib_s: 0.0,
+        iops: 0.0,
+        bytes: 0,
+        ios: 0,
+        interval_bytes: 0,
+        latency_us_mean: None,
+        latency_us_p50: None,
+        latency_us_p99: None,
+        latency_us_p999: None,
+        cores_busy: None,
+        workers: Vec::new(),
+        targets: Vec::new(),
+        message: Some("in virtual time".into()),
+    }
+}
+
+fn record_of(
+    spec: &KvSpec,
+    model: &DriveModel,
+    played: Simulated,
+    command: Vec<String>,
+    started: u64,
+) -> RunRecord {
+    let text = format!("{} simulated in virtual time: {}", model.name, model.source);
+    let warnings = vec![Warning { id: "simulated".into(), text, next: "a real folder".into() }];
+    let mut missing = no_machine(NULL_FIELDS);
+    no_entry(&played.kvcache, &mut missing, "virtual time moves whole entries");
+    let mut record = RunRecord {
+        schema: SCHEMA.into(),
+        id: new_id(),
+        started: clock::rfc3339(started),
+        command,
+        origin: "simulated".into(),
+        forebay: build(),
+        environment: environment::of(&[]),
+        job: super::job_of(spec),
+        path: path_of(PathKind::Host, model, "the path and the client cost"),
+        cufile: None,
+        cache: CacheState { policy: "none".into(), ..CacheState::default() },
+        result: result_of(spec, &played),
+        training: None,
+        checkpoint: None,
+        feed: None,
+        kvcache: Some(played.kvcache),
+        missing,
+        warnings,
+    };
+    warnings::add(&mut record);
+    record
+}
+
+/// What moved inside the window.
+fn result_of(spec: &KvSpec, played: &Simulated) -> RunResult {
+    let [read_bytes, write_bytes] = played.moved.in_window.map(|bytes| bytes as u64);
+    let bytes = read_bytes + write_bytes;
+    let seconds = played.moved.window_ns as f64 / 1e9;
+    let per = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
+    let ios = bytes.div_ceil(spec.io_bytes);
+    let repeat = Repeat {
+        seconds,
+        bytes,
+        ios,
+        throughput_gib_s: per(bytes as f64 / GIB),
+        iops: per(ios as f64),
+        ..Repeat::default()
+    };
+    let mut before = 0.0;
+    let points = (1..).zip(&played.series).take_while(|(second, _)| f64::from(*second) <= seconds).map(
+        |(second, moved)| {
+            let all = moved[0] + moved[1];
+            let gib_s = (all - before) / GIB;
+            before = all;
+            Point { t_s: f64::from(second), gib_s, iops: gib_s * GIB / spec.io_bytes as f64, ..Point::default() }
+        },
+    );
+    let target = TargetResult {
+        target: spec.dir.clone(),
+        path: "host".into(),
+        bytes,
+        ios,
+        ..TargetResult::default()
+    };
+    RunResult {
+        seconds,
+        bytes,
+        ios,
+        read_bytes,
+        write_bytes,
+        throughput_gib_s: repeat.throughput_gib_s,
+        iops: repeat.iops,
+        summary: stats::summarize(std::slice::from_ref(&repeat), stats::Stop::Counted),
+        series: points.collect(),
+        targets: vec![target],
+        repeats: vec![repeat],
+        interrupted: played.interrupted,
+        ..RunResult::default()
+    }
+}
+
+/// Virtual time knows no rate of writes where the data sheet doesn't.
+pub(super) fn check(model: &DriveModel) -> Result<(), Error> {
+    model.check(Op::Write)
+}
+
+#[allow(dead_code)]
+fn unused(_: JobSpec) {}
