@@ -7,5 +7,6 @@ pub mod checkpoint;
 pub mod emulate;
 pub mod format;
 pub mod generate;
+mod opened;
 
 pub use forebay_model::{Error, Kind};

@@ -1,6 +1,6 @@
 //! One rank in one checkpoint: its files, one after another.
 
-use super::ground::Place;
+use crate::opened::file::Place;
 use std::collections::VecDeque;
 use std::time::Duration;
 

@@ -1,11 +1,10 @@
 //! The folder that checkpoints are written to: what is there already, whose it is, whether there is room, and what is
 //! taken away again.
 
-use forebay_io::identity::Identity;
+use crate::opened::file::{align_of, Made, Place, Refused};
 use forebay_io::meter::cache;
 use forebay_model::checkpoint::layout::scaled;
 use forebay_model::checkpoint::{folder, CheckpointSpec};
-use forebay_model::content;
 use forebay_model::job::{Cache, JobSpec};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
@@ -22,25 +21,6 @@ use std::time::Duration;
 /// Longest wait for another host that writes the same list of files.
 const LIST_WAIT: Duration = Duration::from_secs(20);
 const LIST_AGAIN: Duration = Duration::from_millis(20);
-
-/// A file of one rank in one checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub path: PathBuf,
-    /// The name that its content carries.
-    pub content: String,
-    pub bytes: u64,
-}
-
-impl Place {
-    pub(crate) fn content_id(&self) -> u64 {
-        content::file_id(&self.content)
-    }
-}
-
-/// A file that this run made, and which one it is: anybody may give its name to another.
-#[derive(Clone, Debug)]
-pub(crate) struct Made(pub Place, pub Identity);
 
 pub(crate) struct Ground {
     spec: CheckpointSpec,
@@ -238,8 +218,8 @@ impl Ground {
                 let path =
                     self.dir.join(format!(".forebay-look-{}-{}", std::process::id(), self.spec.first_rank));
                 let made = forebay_storage::outputs::create(&path);
-                let made = made.map_err(|e| super::file::cannot_make(&path, &e))?;
-                let sized = made.set_len(job.io_bytes).map_err(|e| super::file::cannot_make(&path, &e));
+                let made = made.map_err(|e| cannot_make(&path, &e))?;
+                let sized = made.set_len(job.io_bytes).map_err(|e| cannot_make(&path, &e));
                 let opened = sized.and_then(|()| FileTarget::open(&path, access));
                 let _ = std::fs::remove_file(&path);
                 opened
@@ -252,7 +232,7 @@ impl Ground {
             },
             false => e,
         })?;
-        let align = super::file::align_of(&target, super::settled(&self.spec).0);
+        let align = align_of(&target, super::settled(&self.spec).0);
         Ok(FileTarget { path: self.dir.clone(), align, ..target })
     }
 
@@ -261,7 +241,7 @@ impl Ground {
         match DirBuilder::new().mode(0o755).create(at) {
             Ok(()) => Ok(true),
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
-            Err(e) => Err(super::file::cannot_make(at, &e)),
+            Err(e) => Err(cannot_make(at, &e)),
         }
     }
 
@@ -389,4 +369,43 @@ fn entries(at: &Path) -> std::io::Result<Vec<PathBuf>> {
         .map(|e| e.path())
         .filter(|p| p.file_name().is_some_and(|n| n != ".forebay.json"))
         .collect())
+}
+
+/// Why a checkpoint's file couldn't be opened, in words.
+pub(crate) fn refused(why: Refused) -> Error {
+    match why {
+        Refused::Make(place, e) => cannot_make(&place.path, &e),
+        Refused::Short(Place { path, bytes, .. }, found) => {
+            let found = format!("it has {found} bytes, and {bytes} were written");
+            Error::run(format!("read {}", path.display()), found, "the same command again")
+        }
+        Refused::Other(error) => error,
+    }
+}
+
+pub(crate) fn cannot_make(path: &Path, e: &std::io::Error) -> Error {
+    let asked = format!("make {}", path.display());
+    match e.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => {
+            Error::run(asked, "the file system is full", "df -h; a smaller --scale, or another --dir")
+        }
+        Some(libc::EROFS) => Error::request(
+            asked,
+            "the file system is mounted read-only",
+            "a folder on a writable file system",
+        ),
+        Some(libc::EACCES | libc::EPERM) => {
+            Error::request(asked, "permission denied", "a folder that you can write to")
+        }
+        Some(libc::EEXIST) => {
+            Error::run(asked, "another process has created it in the meantime", "another --dir")
+        }
+        Some(libc::EFBIG) => {
+            Error::request(asked, "the file system has no room for a file this large", "a smaller --scale")
+        }
+        Some(libc::EMFILE | libc::ENFILE) => {
+            Error::machine(asked, "too many open files", "ulimit -n 1048576, or fewer --ranks")
+        }
+        _ => Error::run(asked, e.to_string(), "df -h; df -i"),
+    }
 }

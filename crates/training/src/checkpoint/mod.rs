@@ -3,10 +3,8 @@
 //!
 //! A few threads act as all ranks of this process. What moves bytes is the driver's: queues, reactors, slots, content.
 
-mod file;
 mod flow;
 mod ground;
-mod kit;
 mod results;
 mod thread_pool;
 mod worker;
@@ -14,6 +12,7 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
+use crate::opened::Way;
 use forebay_bench::run_kit::{run_thread, Observer};
 use forebay_bench::{requirements, worker_setup, Outcome};
 use forebay_io::clock;
@@ -40,12 +39,6 @@ pub trait Barrier: Send {
 
 /// Interval at which the observer is asked whether to continue while nothing is measured.
 const POLL: Duration = Duration::from_millis(100);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Write,
-    Read,
-}
 
 /// Plan of `run`, without running it.
 #[derive(Debug, Serialize)]

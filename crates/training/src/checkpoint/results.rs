@@ -1,7 +1,7 @@
 //! Record of a run: the driver's, with a repeat for each checkpoint and the part about checkpoints.
 
 use super::thread_pool::StepRan;
-use super::Way;
+use crate::opened::Way;
 use forebay_bench::run_kit::Ran;
 use forebay_bench::{record, requirements, Outcome};
 use forebay_io::meter::cpu;

@@ -1,14 +1,17 @@
 //! The threads that play the ranks, and who gives them their orders: a checkpoint begins when the order goes out, and is
 //! over when the last of them has answered.
 
-use super::ground::{Ground, Made};
-use super::kit::{spec_of, Kit};
-use super::worker::{Moved, Order, Report, Worker};
-use super::Way;
+use super::ground::{places, Ground};
+use super::worker::{Moved, Order, Part, Report, Worker};
+use crate::opened::file::Made;
+use crate::opened::kit::{spec_of, Kit};
+use crate::opened::Way;
 use forebay_bench::run_kit::{guarded, Meters, Observer, Phase, Progress, Ran, Resources, Shared, Threads};
+use forebay_bench::verify::NameOf;
 use forebay_io::clock;
 use forebay_io::threads;
 use forebay_model::checkpoint::CheckpointSpec;
+use forebay_model::content;
 use forebay_model::job::JobSpec;
 use forebay_model::record::Point;
 use forebay_model::units::BYTES_PER_GIB as GIB;
@@ -200,8 +203,10 @@ fn attend(
     answers: &Sender<Answer>,
 ) {
     let told = spec_of(index, None, None);
+    let idle = Part::nothing(clock::now());
     let settled = threads::settle_in(told.cpu, told.near);
-    let (kit, about) = match settled.and_then(|()| Kit::open(index, shared, &spec)) {
+    let (kit, about) = match settled.and_then(|()| Kit::open(index, shared, names_of((*spec).clone()), idle))
+    {
         Ok(made) => made,
         Err(e) => {
             let _ = answers.send(Answer::Failed(e));
@@ -222,6 +227,18 @@ fn attend(
             return;
         }
     }
+}
+
+/// Returns the function that names the file of the run to which a content claims to belong. Looked for only once
+/// something is wrong.
+fn names_of(spec: CheckpointSpec) -> NameOf {
+    Box::new(move |id| {
+        let steps = 1..=spec.writes.max(spec.reads);
+        let all = steps.flat_map(|step| (0..spec.ranks()).map(move |rank| (step, rank)));
+        all.flat_map(|(step, rank)| places(&spec, step, rank))
+            .find(|place| content::file_id(&place.content) == id)
+            .map(|place| place.content)
+    })
 }
 
 fn gone() -> Error {

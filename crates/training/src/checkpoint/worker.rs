@@ -3,11 +3,11 @@
 
 mod overdue;
 
-use super::file::{OpenFile, Span};
 use super::flow::Flow;
-use super::ground::{places, Made};
-use super::kit::Kit;
-use super::Way;
+use super::ground::{access, places, refused};
+use crate::opened::file::{Made, OpenFile, Span};
+use crate::opened::kit::Kit;
+use crate::opened::Way;
 use forebay_bench::run_kit::{Shared, Tally};
 use forebay_bench::verify::{self as content, Chore, Ended};
 use forebay_io::client::{Client, End, Late, Order as Asked, Over, Ticket};
@@ -66,7 +66,7 @@ impl Part {
 
 pub(crate) struct Worker {
     files: Vec<Option<OpenFile>>,
-    kit: Kit,
+    kit: Kit<Part>,
     index: u32,
     shared: Arc<Shared>,
     spec: Arc<CheckpointSpec>,
@@ -88,7 +88,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(
-        kit: Kit,
+        kit: Kit<Part>,
         index: u32,
         shared: Arc<Shared>,
         spec: Arc<CheckpointSpec>,
@@ -234,11 +234,11 @@ impl Worker {
             return Some(at);
         }
         let place = self.flows[flow].waiting.pop_front()?;
-        let (way, made) = (self.order.way, &mut self.report.made);
-        let file = match OpenFile::open(&self.spec, place, flow, way, &mut self.kit, made) {
+        let access = access(&self.spec, self.order.way == Way::Write);
+        let file = match OpenFile::open(access, place, flow, &mut self.kit, &mut self.report.made) {
             Ok(file) => file,
-            Err(e) => {
-                self.fail(e);
+            Err(why) => {
+                self.fail(refused(why));
                 return None;
             }
         };

@@ -1,24 +1,52 @@
-//! One file of a checkpoint, open: made at its full length, filled by I/Os in order, cut to its bytes, flushed, closed.
+//! One file, open: made at its full length, filled by I/Os in order, cut to its bytes, flushed, closed.
 
-use super::ground::{self, Made, Place};
 use super::kit::Kit;
 use super::Way;
 use forebay_io::clock;
 use forebay_io::identity::Identity;
-use forebay_model::checkpoint::CheckpointSpec;
+use forebay_model::content;
 use forebay_model::job::PathKind;
 use forebay_model::Error;
 use forebay_storage::outputs;
 use forebay_storage::path;
-use forebay_storage::source::file::FileTarget;
-use std::path::Path;
+use forebay_storage::source::file::{FileAccess, FileTarget};
+use std::io;
+use std::path::PathBuf;
 use std::time::Instant;
 
-/// A file that its rank is writing or reading.
+/// A file of a run: where it is, and what it holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub path: PathBuf,
+    /// The name that its content carries.
+    pub content: String,
+    pub bytes: u64,
+}
+
+impl Place {
+    pub(crate) fn content_id(&self) -> u64 {
+        content::file_id(&self.content)
+    }
+}
+
+/// A file that this run made, and which one it is: anybody may give its name to another.
+#[derive(Clone, Debug)]
+pub(crate) struct Made(pub Place, pub Identity);
+
+/// Why a file couldn't be opened.
+pub(crate) enum Refused {
+    /// It couldn't be made.
+    Make(Place, io::Error),
+    /// It is shorter than it was written: its bytes.
+    Short(Place, u64),
+    Other(Error),
+}
+
+/// A file that is being written or read.
 pub(crate) struct OpenFile {
     pub place: Place,
     pub id: u64,
-    /// The flow that it belongs to, by its place in the worker's list.
+    /// What it belongs to, by its place in the worker's list.
     pub flow: usize,
     /// Its number at the client.
     pub queue: u32,
@@ -43,28 +71,24 @@ pub(crate) struct Span {
 
 impl OpenFile {
     /// Opens the file, creating it for a write; what it creates is added to `made`, even if a later step fails.
-    pub(crate) fn open(
-        spec: &CheckpointSpec,
+    pub(crate) fn open<P: Copy>(
+        access: FileAccess,
         place: Place,
         flow: usize,
-        way: Way,
-        kit: &mut Kit,
+        kit: &mut Kit<P>,
         made: &mut Vec<Made>,
-    ) -> Result<OpenFile, Error> {
-        let write = way == Way::Write;
-        let ours = if write { Some(make(&place, kit.align())?) } else { None };
+    ) -> Result<OpenFile, Refused> {
+        let ours = match access.write.then(|| make(&place, kit.align())).transpose() {
+            Ok(ours) => ours,
+            Err(e) => return Err(Refused::Make(place, e)),
+        };
         made.extend(ours.map(|identity| Made(place.clone(), identity)));
-        let target = FileTarget::open(&place.path, ground::access(spec, write))?;
+        let target = FileTarget::open(&place.path, access)?;
         if let Some(identity) = ours {
             identity.check(&place.path, &target.file)?;
         }
-        if !write && target.bytes < place.bytes {
-            let found = format!("it has {} bytes, and {} were written", target.bytes, place.bytes);
-            return Err(Error::run(
-                format!("read {}", place.path.display()),
-                found,
-                "the same command again",
-            ));
+        if !access.write && target.bytes < place.bytes {
+            return Err(Refused::Short(place, target.bytes));
         }
         let target = FileTarget { align: kit.align(), ..target };
         let queue = kit.queue(&target)?;
@@ -74,7 +98,7 @@ impl OpenFile {
             flow,
             queue,
             target,
-            way,
+            way: if access.write { Way::Write } else { Way::Read },
             next: 0,
             in_flight: 0,
             flush_from: None,
@@ -118,7 +142,7 @@ impl OpenFile {
     }
 
     /// Closes the file, and removes its registration from the ring.
-    pub(crate) fn close(self, kit: &mut Kit) {
+    pub(crate) fn close<P: Copy>(self, kit: &mut Kit<P>) {
         let mut queue = kit.client.remove(self.queue);
         queue.close(&mut kit.reactor);
         kit.forget(&self.target);
@@ -134,47 +158,22 @@ pub(crate) fn align_of(target: &FileTarget, path: PathKind) -> u32 {
     path::of(path).unit(target.align)
 }
 
+impl From<Error> for Refused {
+    fn from(error: Error) -> Refused {
+        Refused::Other(error)
+    }
+}
+
 /// Creates the file, never opening what somebody else made, and reserves its blocks: writes then lengthen nothing, and
 /// a full file system shows before the first of them.
-fn make(place: &Place, align: u32) -> Result<Identity, Error> {
-    let cannot = |e: std::io::Error| cannot_make(&place.path, &e);
-    let handle = outputs::create(&place.path).map_err(cannot)?;
-    let identity = Identity::of(&handle.metadata().map_err(cannot)?);
+fn make(place: &Place, align: u32) -> io::Result<Identity> {
+    let handle = outputs::create(&place.path)?;
+    let identity = Identity::of(&handle.metadata()?);
     let bytes = place.bytes.next_multiple_of(u64::from(align));
     let kept = rustix::fs::fallocate(&handle, rustix::fs::FallocateFlags::empty(), 0, bytes);
     let kept = match kept {
         Err(rustix::io::Errno::OPNOTSUPP) => handle.set_len(bytes),
         kept => kept.map_err(Into::into),
     };
-    kept.map(|()| identity).map_err(|e| {
-        let _ = identity.remove(&place.path);
-        cannot(e)
-    })
-}
-
-pub(crate) fn cannot_make(path: &Path, e: &std::io::Error) -> Error {
-    let asked = format!("make {}", path.display());
-    match e.raw_os_error() {
-        Some(libc::ENOSPC | libc::EDQUOT) => {
-            Error::run(asked, "the file system is full", "df -h; a smaller --scale, or another --dir")
-        }
-        Some(libc::EROFS) => Error::request(
-            asked,
-            "the file system is mounted read-only",
-            "a folder on a writable file system",
-        ),
-        Some(libc::EACCES | libc::EPERM) => {
-            Error::request(asked, "permission denied", "a folder that you can write to")
-        }
-        Some(libc::EEXIST) => {
-            Error::run(asked, "another process has created it in the meantime", "another --dir")
-        }
-        Some(libc::EFBIG) => {
-            Error::request(asked, "the file system has no room for a file this large", "a smaller --scale")
-        }
-        Some(libc::EMFILE | libc::ENFILE) => {
-            Error::machine(asked, "too many open files", "ulimit -n 1048576, or fewer --ranks")
-        }
-        _ => Error::run(asked, e.to_string(), "df -h; df -i"),
-    }
+    kept.map(|()| identity).inspect_err(|_| drop(identity.remove(&place.path)))
 }

@@ -1,17 +1,12 @@
-//! Equipment of one thread, made once for all checkpoints: its ring, its slots in host or GPU memory, and the way to a
+//! Equipment of one thread, made once for all files: its ring, its slots in host or GPU memory, and the way to a
 //! queue on a file that is opened later.
 
-use super::ground::places;
-use super::worker::Part;
 use forebay_bench::run_kit::{Resources, Shared, WorkerSpec};
 use forebay_bench::verify::{Contents, NameOf};
 use forebay_bench::worker_setup::{self, Memory};
 use forebay_io::client::Client;
-use forebay_io::clock;
 use forebay_io::queue::Queue;
 use forebay_io::reactor::Reactor;
-use forebay_model::checkpoint::CheckpointSpec;
-use forebay_model::content;
 use forebay_model::job::Engine;
 use forebay_model::pattern::PatternSpec;
 use forebay_model::Error;
@@ -24,9 +19,10 @@ use std::sync::Arc;
 /// The one target of `Shared`: the folder.
 const FOLDER: u32 = 0;
 
-pub(crate) struct Kit {
+/// `P`: what an I/O belongs to.
+pub(crate) struct Kit<P: Copy> {
     // Field order is drop order: queues go before the ring, and that before the memory that both point to.
-    pub client: Client<Part>,
+    pub client: Client<P>,
     factory: Box<dyn QueueFactory>,
     copiers: Copiers,
     pub reactor: Reactor,
@@ -39,12 +35,14 @@ pub(crate) struct Kit {
     opened: u32,
 }
 
-impl Kit {
+impl<P: Copy> Kit<P> {
+    /// `names`: the file to which a content claims to belong. `idle`: what a slot without an I/O belongs to.
     pub(crate) fn open(
         index: u32,
         shared: &Arc<Shared>,
-        spec: &CheckpointSpec,
-    ) -> Result<(Kit, Resources), Error> {
+        names: NameOf,
+        idle: P,
+    ) -> Result<(Kit<P>, Resources), Error> {
         let job = &shared.job;
         let device = shared.destination.device_of(index);
         let needs =
@@ -60,8 +58,7 @@ impl Kit {
         let site = memory.site(shared, device, &copiers, &targets, needs);
         let site = Site { beside: memory.beside_of(job.path), ..site };
         let factory = path.equip(&site, &mut reactor)?;
-        let (contents, content_on_host) =
-            Contents::open(job, 0, names_of(spec.clone()), device, job.depth as usize)?;
+        let (contents, content_on_host) = Contents::open(job, 0, names, device, job.depth as usize)?;
         memory.fill_for_writes(job, index)?;
         let (pages, slot_bytes) = memory.pages();
         let told = Resources {
@@ -74,10 +71,7 @@ impl Kit {
             content_on_host,
         };
         let shared = shared.clone();
-        let now = clock::now();
-        let nothing = Part::nothing(now);
-        let client =
-            Client::new(job.depth, shared.destination.feeds_gpu(), nothing, |slot| memory.slot(slot));
+        let client = Client::new(job.depth, shared.destination.feeds_gpu(), idle, |slot| memory.slot(slot));
         Ok((
             Kit { client, factory, copiers, reactor, contents, memory, shared, index, needs, opened: 0 },
             told,
@@ -133,18 +127,6 @@ impl Kit {
     pub(crate) fn forget(&mut self, file: &FileTarget) {
         self.shared.destination.forget(file);
     }
-}
-
-/// Returns the function that names the file of the run to which a content claims to belong. Looked for only once
-/// something is wrong.
-fn names_of(spec: CheckpointSpec) -> NameOf {
-    Box::new(move |id| {
-        let steps = 1..=spec.writes.max(spec.reads);
-        let all = steps.flat_map(|step| (0..spec.ranks()).map(move |rank| (step, rank)));
-        all.flat_map(|(step, rank)| places(&spec, step, rank))
-            .find(|place| content::file_id(&place.content) == id)
-            .map(|place| place.content)
-    })
 }
 
 /// A worker of the driver's vocabulary; its pattern is never drawn from.
