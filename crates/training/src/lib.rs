@@ -1,4 +1,4 @@
-//! Emulated training: data sets and their formats, runs that read them as accelerators would, and checkpoints.
+//! Emulated training: data sets and their formats, runs that read them as accelerators would, checkpoints, and key-value caches.
 
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod emulate;
 pub mod format;
 pub mod generate;
+pub mod kvcache;
 mod opened;
 
 pub use forebay_model::{Error, Kind};

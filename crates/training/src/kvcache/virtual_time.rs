@@ -9,7 +9,7 @@ use forebay_io::clock;
 use forebay_io::identity::new_id;
 use forebay_io::machine::environment;
 use forebay_model::device::DriveModel;
-use forebay_model::job::{JobSpec, Op, PathKind};
+use forebay_model::job::{Op, PathKind};
 use forebay_model::kvcache::simulate::{simulate, Simulated};
 use forebay_model::kvcache::KvSpec;
 use forebay_model::record::*;
@@ -28,10 +28,15 @@ const NULL_FIELDS: &[&str] = &[
 
 /// The drive, where the folder is one without content.
 pub(super) fn model_of(spec: &KvSpec) -> Result<Option<DriveModel>, Error> {
-    let Some(model) = Uri::parse(&spec.dir)?.model() else { return Ok(None) };
+    let uri = Uri::parse(&spec.dir)?;
+    let Some(model) = uri.model() else { return Ok(None) };
     if model.over.is_some() {
         let asked = format!("--dir {}", spec.dir);
-        return Err(Error::request(asked, "a cache is kept in a folder, or on a drive without content", "--dir DIR"));
+        return Err(Error::request(
+            asked,
+            "a cache is kept in a folder, or on a drive without content",
+            "--dir DIR",
+        ));
     }
     DriveModel::parse(&model.spec).map(Some)
 }
@@ -61,7 +66,11 @@ pub(super) fn run(
         !observer.stop()
     })?;
     if played.kvcache.read_bytes + played.kvcache.write_bytes == 0 {
-        return Err(Error::run("the simulation", "was stopped before anything moved", "the same command again"));
+        return Err(Error::run(
+            "the simulation",
+            "was stopped before anything moved",
+            "the same command again",
+        ));
     }
     let served = played.ranks.iter().map(|rank| (rank.rank(), rank.served.clone())).collect();
     let record = record_of(spec, model, played, command, started);
@@ -110,7 +119,14 @@ fn record_of(
         origin: "simulated".into(),
         forebay: build(),
         environment: environment::of(&[]),
-        job: super::job_of(spec),
+        job: Job {
+            source: spec.dir.clone(),
+            pattern: "sequential".into(),
+            direct: false,
+            data_bytes: played.kvcache.tiers.storage.used_bytes,
+            queues: spec.workers.unwrap_or(1),
+            spec: super::job_of(spec),
+        },
         path: path_of(PathKind::Host, model, "the path and the client cost"),
         cufile: None,
         cache: CacheState { policy: "none".into(), ..CacheState::default() },
@@ -147,16 +163,16 @@ fn result_of(spec: &KvSpec, played: &Simulated) -> RunResult {
             let all = moved[0] + moved[1];
             let gib_s = (all - before) / GIB;
             before = all;
-            Point { t_s: f64::from(second), gib_s, iops: gib_s * GIB / spec.io_bytes as f64, ..Point::default() }
+            Point {
+                t_s: f64::from(second),
+                gib_s,
+                iops: gib_s * GIB / spec.io_bytes as f64,
+                ..Point::default()
+            }
         },
     );
-    let target = TargetResult {
-        target: spec.dir.clone(),
-        path: "host".into(),
-        bytes,
-        ios,
-        ..TargetResult::default()
-    };
+    let target =
+        TargetResult { target: spec.dir.clone(), path: "host".into(), bytes, ios, ..TargetResult::default() };
     RunResult {
         seconds,
         bytes,
@@ -178,6 +194,3 @@ fn result_of(spec: &KvSpec, played: &Simulated) -> RunResult {
 pub(super) fn check(model: &DriveModel) -> Result<(), Error> {
     model.check(Op::Write)
 }
-
-#[allow(dead_code)]
-fn unused(_: JobSpec) {}

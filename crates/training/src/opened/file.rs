@@ -119,6 +119,10 @@ impl OpenFile {
         Some(span)
     }
 
+    pub(crate) fn handle(&self) -> &std::fs::File {
+        &self.target.file
+    }
+
     pub(crate) fn is_all_asked_for(&self) -> bool {
         self.next == self.place.bytes
     }

@@ -1,0 +1,175 @@
+//! A serving engine's key-value cache on storage, as MLPerf Storage v3.0 measures it.
+//!
+//! Who asks for what, and what that reads and writes, is a `Service` of `forebay_model::kvcache`; here its entries are
+//! files that a few threads move whole, many I/Os of each in flight (`worker`), in a folder (`folder`), for as long as
+//! the run lasts (`conduct`).
+
+mod conduct;
+mod folder;
+mod results;
+mod virtual_time;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use forebay_bench::run_kit::{run_thread, Observer};
+use forebay_bench::{requirements, Outcome};
+use forebay_model::job::{JobSpec, Op, PathKind, Sync};
+use forebay_model::kvcache::service::Served;
+use forebay_model::kvcache::users::stream_hash;
+use forebay_model::kvcache::{KvCache, KvSpec};
+use forebay_model::Error;
+use forebay_storage::source::fault::FaultPlan;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Barrier for the hosts of a run, before the first request.
+pub trait Barrier: Send {
+    /// Returns once all are there: false where one has ended the run instead.
+    fn pass(&mut self) -> Result<bool, Error>;
+}
+
+/// Threads that do I/O, where nobody asked for another number: one moves a drive's entries at a few hundredths of a
+/// core-second a GiB.
+const WORKERS_MAX: usize = 4;
+
+/// What came of a run.
+pub struct Done {
+    pub outcome: Outcome,
+    /// Each rank's requests, in the order in which they were served.
+    pub served: Vec<(u32, Vec<Served>)>,
+}
+
+/// Plan of `run`, without running it.
+#[derive(Debug, Serialize)]
+pub struct Plan {
+    pub spec: KvSpec,
+    pub bytes_per_token: u64,
+    /// Largest entry that a user may write.
+    pub entry_bytes_max: u64,
+    pub served_at_once: u32,
+    pub workers: u32,
+    pub buffer_bytes: u64,
+    /// Of the requests of this process.
+    pub stream_hash: String,
+    /// Room for entries of each rank; null where nothing bounds it.
+    pub capacity_bytes: Option<u64>,
+    pub simulated: bool,
+}
+
+/// Tokens of the longest context that a user may have.
+const CONTEXT_MAX: u64 = 25_000;
+
+/// Everything that can be found wrong without touching anything, and what the run comes to.
+pub fn plan(spec: &KvSpec) -> Result<Plan, Error> {
+    check(spec)?;
+    let model = virtual_time::model_of(spec)?;
+    let capacity_bytes = match &model {
+        Some(model) => {
+            virtual_time::check(model)?;
+            spec.capacity_bytes
+        }
+        None => folder::Folder::look(spec)?.capacity_bytes(),
+    };
+    let job = job_of(spec);
+    let bytes_per_token = spec.token_bytes()?;
+    Ok(Plan {
+        bytes_per_token,
+        entry_bytes_max: bytes_per_token * CONTEXT_MAX,
+        served_at_once: spec.served_at_once(),
+        workers: job.workers,
+        buffer_bytes: job.io_bytes * u64::from(job.depth) * u64::from(job.workers),
+        stream_hash: format!("{:016x}", stream_hash(spec)),
+        capacity_bytes,
+        simulated: model.is_some(),
+        spec: spec.clone(),
+    })
+}
+
+fn check(spec: &KvSpec) -> Result<(), Error> {
+    spec.check()?;
+    requirements::of_job(&job_of(spec))?;
+    spec.faults.as_deref().map(FaultPlan::parse).transpose().map(|_| ())
+}
+
+/// Plays the workload. An error means that nothing was measured; what broke midway stands in the outcome.
+pub fn run(
+    spec: &KvSpec,
+    command: Vec<String>,
+    observer: &mut dyn Observer,
+    barrier: Option<&mut dyn Barrier>,
+) -> Result<Done, Error> {
+    check(spec)?;
+    match virtual_time::model_of(spec)? {
+        Some(model) => virtual_time::run(spec, &model, command, observer),
+        None => run_thread::with(observer, |word| conduct::run(spec, command, word, barrier)),
+    }
+}
+
+/// The driver's job that has the same fields, for everything of the driver's that is used, and for the record.
+fn job_of(spec: &KvSpec) -> JobSpec {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    JobSpec {
+        sources: vec![spec.dir.clone()],
+        path: PathKind::Host,
+        op: Op::Read,
+        io_bytes: spec.io_bytes,
+        file_name: "user%d".into(),
+        workers: spec.workers.unwrap_or(processors.min(WORKERS_MAX) as u32),
+        depth: spec.depth,
+        duration_s: Some(spec.duration_s),
+        seed: spec.seed,
+        cache: spec.cache,
+        engine: spec.engine,
+        sync: Sync::End,
+        // Content is always seeded: a drive that compresses finds nothing to save.
+        verify: true,
+        timeout_s: spec.timeout_s,
+        power: spec.power.clone(),
+        interval_ms: spec.interval_ms,
+        faults: spec.faults.clone(),
+        ..JobSpec::default()
+    }
+}
+
+/// Says why fields are null.
+fn no_entry(kvcache: &KvCache, missing: &mut BTreeMap<String, String>, blocks: &str) {
+    let mut note = |field: &str, absent: bool, why: &str| {
+        if absent {
+            missing.insert(format!("kvcache.{field}"), why.into());
+        }
+    };
+    note("stream_hash", kvcache.stream_hash.is_none(), "the window wasn't seen to its end");
+    note("limit", kvcache.limit.is_none(), "no request was served");
+    note("storage_tokens_per_s", kvcache.storage_tokens_per_s.is_none(), "no request was served");
+    note("storage_tier_bytes", kvcache.storage_tier_bytes.is_none(), "nothing bounds it");
+    let latency = &kvcache.latency_ms;
+    let none = "there was none";
+    for (name, spread, why) in [
+        ("entry_read", latency.entry_read, none),
+        ("entry_write", latency.entry_write, none),
+        ("flush", latency.flush, blocks),
+        ("block_read", latency.block_read, blocks),
+        ("block_write", latency.block_write, blocks),
+        ("request", latency.request, none),
+        ("storage", latency.storage, none),
+        ("queued", latency.queued, none),
+        ("admission", latency.admission, none),
+    ] {
+        for field in ["mean", "p50", "p95", "p99", "p999", "p9999", "max"] {
+            note(&format!("latency_ms.{name}.{field}"), spread.count == 0, why);
+        }
+    }
+    let classes = &kvcache.classes;
+    for (name, class) in
+        [("interactive", classes.interactive), ("responsive", classes.responsive), ("batch", classes.batch)]
+    {
+        for field in ["mean", "p50", "p95", "p99", "p999", "p9999", "max"] {
+            note(&format!("classes.{name}.latency_ms.{field}"), class.requests == 0, "none was served");
+        }
+        for field in ["actual_p95_ms", "compliance", "met"] {
+            note(&format!("classes.{name}.sla.{field}"), class.requests == 0, "none was served");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+use super::*;
+use forebay_bench::run_kit::Progress;
+
+struct Nobody;
+
+impl Observer for Nobody {
+    fn progress(&mut self, _: &Progress) {}
+
+    fn stop(&mut self) -> bool {
+        false
+    }
+}
+
+fn spec(dir: &str) -> KvSpec {
+    KvSpec {
+        dir: dir.into(),
+        // 3 to 150 MB an entry would be long: a token of 64 bytes makes 8 KiB to 1.6 MB.
+        model: "layers=1,kv_heads=1,head_dim=16,dtype=bf16".into(),
+        users: 12,
+        duration_s: 1.5,
+        verify: true,
+        ..KvSpec::default()
+    }
+}
+
+// promise: KVC-7
+#[test]
+fn entries_are_written_read_verified_and_gone_afterwards() {
+    let dir = std::env::temp_dir().join(format!("forebay-kv-test-{}", std::process::id()));
+    let spec = spec(dir.to_str().unwrap());
+    let done = run(&spec, Vec::new(), &mut Nobody, None).unwrap();
+    assert!(done.outcome.failure.is_none(), "{:?}", done.outcome.failure);
+    let record = done.outcome.record;
+    let kvcache = record.kvcache.unwrap();
+    assert!(kvcache.requests.served > 10 && kvcache.drained, "{:?}", kvcache.requests);
+    assert_eq!(kvcache.requests.offered, kvcache.requests.served + kvcache.requests.left_queued);
+    assert_eq!(kvcache.read_bytes, kvcache.tiers.storage.read_bytes);
+    assert_eq!(kvcache.write_bytes, kvcache.tiers.storage.written_bytes);
+    assert!(record.result.verified_bytes > 0 && record.result.errors.verify_failed == 0);
+    assert_eq!(kvcache.stream_hash, Some(format!("{:016x}", stream_hash(&spec))));
+    assert!(!dir.exists());
+}
+
+// promise: KVC-8
+#[test]
+fn other_threads_and_depths_make_the_same_stream() {
+    let dir = std::env::temp_dir().join(format!("forebay-kv-test-same-{}", std::process::id()));
+    let base = KvSpec { duration_s: 0.8, ..spec(dir.to_str().unwrap()) };
+    let hash = |spec: KvSpec| {
+        let done = run(&spec, Vec::new(), &mut Nobody, None).unwrap();
+        done.outcome.record.kvcache.unwrap().stream_hash.unwrap()
+    };
+    let first = hash(base.clone());
+    assert_eq!(
+        hash(KvSpec { workers: Some(1), depth: 3, io_bytes: 65_536, admission: 1, ..base.clone() }),
+        first
+    );
+    assert_ne!(hash(KvSpec { seed: 1, ..base }), first);
+}
