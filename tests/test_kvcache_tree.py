@@ -17,7 +17,7 @@ from forebay.errors import MachineError, RequestError
 from forebay.units import GIB
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kvcache_support import STAMP, put
+from kvcache_support import STAMP, Typed, check, findings, put, rank_of  # noqa: F401
 
 # As the reference's files have them.
 KEYS = """requests_completed total_tokens_generated total_storage_io_latency total_generation_latency end_to_end_latencies
@@ -105,6 +105,19 @@ def test_what_a_record_does_not_say_is_left_out_or_nought(tmp_path: Path, empty:
     assert set(document["summary"]["cache_stats"]) == set(CACHE_KEYS.split())
     without = json.loads(tree.write_rank(tmp_path, 1, 0, 1, empty, [], STAMP).read_text())
     assert set(KEYS.split()) - set(without) == {"summary"}, "as the reference leaves a run that completed nothing"
+
+
+@pytest.mark.promise("KVC-24")
+def test_a_trees_own_check_holds(tmp_path: Path, check: Typed) -> None:  # noqa: F811
+    for trial in range(3):
+        tree.write_rank(tmp_path, 1, trial, 0, record(), REQUESTS, STAMP)
+    summary = json.loads(tree.write_summary(tmp_path).read_text())
+    assert set(summary) == set(TOP_KEYS.split()) and set(summary["options"]["1"]) == set(OPTION_KEYS.split())
+    assert (summary["run_datetime"], summary["schema_version"], summary["trial_failures"]) == (STAMP, "1.0", [])
+    assert json.loads((tmp_path / "forebay.json").read_text())["label"] == "MLPerf-style, unverified"
+    code, out, _ = check(tmp_path, "--closed", "--json")
+    document = json.loads(out)
+    assert (code, findings(document, fault=True)) == (0, []) and rank_of(document)["read_gib_s"]["stated"] == 2.0
 
 
 @pytest.mark.promise("KVC-26")
