@@ -85,6 +85,7 @@ def test_a_rank_file_has_the_references_place_keys_and_units(tmp_path: Path) -> 
                                            for span in ("", "_device", "_host") for p in SETTLED}  # fmt: skip
     assert (set(document), set(summary)) == (set(KEYS.split()), set(SUMMARY_KEYS.split()))
     assert set(stats) == {*CACHE_KEYS.split(), *both}
+    assert document["seed"] == 45, "42 and the rank"
     assert stats["tier_storage_read_bandwidth_gbps"] == 600 / 300 and stats["tier_storage_kv_bytes_written_gb"] == 150.0
     assert (stats["read_iops"], stats["write_iops"], stats["cache_hit_rate"], stats["read_write_ratio"]) == (90, 30, 0.9, 4.0)
     assert stats["storage_read_device_p95_ms"] == stats["storage_read_p95_ms"] == 200.0

@@ -7,6 +7,8 @@ inside the duration ÷ the duration. A rank file has only the bytes of the whole
 - What was saved at S had been moved by then: drained ≥ bytes ÷ S.
 - No more was moved in the window than in all: window ≤ as-published.
 - After the window a link carried at most its speed: window ≥ (bytes − speed × (S − duration)) ÷ duration.
+
+Bytes are those that the file counts. The reference counts a read when it begins: those that were cut off are in there.
 """
 
 from __future__ import annotations

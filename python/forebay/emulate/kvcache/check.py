@@ -12,7 +12,7 @@ import click
 from forebay.emulate.kvcache import bounds, findings, limits, rank_files, show
 from forebay.emulate.kvcache.bounds import End, Rates
 from forebay.emulate.kvcache.findings import DURATION_S, Finding, Subject
-from forebay.emulate.kvcache.formula import AGGREGATED, aggregate, is_number
+from forebay.emulate.kvcache.formula import AGGREGATED, aggregate, is_number, nested
 from forebay.errors import CHECK_FAILED, DONE, RequestError
 from forebay.numbers import significant
 from forebay.units import parse_seconds
@@ -117,7 +117,8 @@ class Check:
 
     def duration(self, file: rank_files.RankFile) -> float:
         """Seconds that were asked for: typed, or else by the launcher's description, or else the closed division's."""
-        said = (self.found.metadata.get(file.run) or {}).get("duration")
+        launched = self.found.metadata.get(file.run)
+        said = nested(launched, ("duration",), nested(launched, ("parameters", "duration")))
         return self.asked or (float(said) if is_duration(said) else DURATION_S)
 
     def subject(self, file: rank_files.RankFile, logs: Sequence[bounds.Log]) -> Subject | None:

@@ -12,7 +12,15 @@ from typing import Any
 
 from forebay.emulate.kvcache import rank_files
 from forebay.emulate.kvcache.bounds import End, Figures, Rates
-from forebay.emulate.kvcache.formula import AGGREGATED, aggregate, is_number, nested, told
+from forebay.emulate.kvcache.formula import (
+    AGGREGATED,
+    DEVICE_LATENCIES,
+    aggregate,
+    device_latencies,
+    is_number,
+    nested,
+    told,
+)
 from forebay.emulate.kvcache.limits import ANY_LINK_GIB_S, Limits
 from forebay.numbers import bytes_, count, micros, percent, rate, significant
 from forebay.units import GIB
@@ -174,7 +182,7 @@ def deviations(subject: Subject) -> Iterator[str]:
 
 def of_metadata(document: Mapping[str, Any], place: str, judged_closed: bool) -> Iterator[Finding]:
     """What the reference's launcher wrote about its parameters, which only has the duration for all options."""
-    found = document.get("num_users")
+    found = nested(document, ("num_users",), nested(document, ("parameters", "num_users")))
     if is_number(found) and found not in {c.users for c in CLOSED.values()}:
         yield Finding("closed", f"{found:g} users, where closed has 200, 100 and 70", place, judged_closed)
 
@@ -209,13 +217,14 @@ def of_summary(found: rank_files.Found, run: str) -> Iterator[Finding]:
             yield Finding("summary", f"option {name} has no rank file here, so that it can't be recalculated", place, fault=False)
             yield from summary_alone(stated, name, place)
         else:
-            yield from recalculated(stated, aggregate(trials_of[int(name)], ranks), name, place)
+            right = aggregate(trials_of[int(name)], ranks) | device_latencies(trials_of[int(name)])
+            yield from recalculated(stated, right, name, place)
     for option in sorted(trials_of.keys() - {int(n) for n in options if n.isascii() and n.isdigit() and len(n) <= 2}):
         yield Finding("summary", f"has nothing of option {option}", place)
 
 
 def recalculated(stated: Mapping[str, Any], right: Mapping[str, Any], name: str, place: str) -> Iterator[Finding]:
-    for key in (*AGGREGATED, "rank_count", "trial_count"):
+    for key in (*AGGREGATED, *DEVICE_LATENCIES, "rank_count", "trial_count"):
         if key not in stated:
             continue
         said, ours = stated[key], right[key]

@@ -22,6 +22,11 @@ SUMS = {
 LATENCY = "aggregated_p95_latency_ms"
 LATENCY_AT = ("storage_io_latency_ms", "p95")
 AGGREGATED = (*SUMS, LATENCY)
+# Of the rules' text, in summaries of later versions: the largest of a rank.
+DEVICE_LATENCIES = {
+    "aggregated_device_read_p95_ms": "storage_read_device_p95_ms",
+    "aggregated_device_write_p95_ms": "storage_write_device_p95_ms",
+}
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,16 @@ def aggregate(trials: Sequence[Sequence[Slot]], ranks: int) -> dict[str, Any]:
         "missing_files": missing,
         "cpu_tier_ranks": in_memory,
     }
+
+
+def device_latencies(trials: Sequence[Sequence[Slot]]) -> dict[str, float]:
+    """The rules' latencies of devices; 0 for a rank that has none."""
+    documents = [slot.document for trial in trials for slot in trial if slot.document is not None]
+    found: dict[str, float] = {}
+    for name, key in DEVICE_LATENCIES.items():
+        values = [nested(document, ("summary", "cache_stats", key), 0.0) for document in documents]
+        found[name] = max((float(v) for v in values if is_number(v)), default=0.0)
+    return found
 
 
 def figures_of(document: Mapping[str, Any] | None) -> dict[str, float] | None:

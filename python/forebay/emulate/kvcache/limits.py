@@ -18,8 +18,8 @@ LANES = (1, 2, 4, 8, 16)
 DRIVES_MAX = 100_000
 # Any link: no drive, nor card, has a faster one.
 ANY_LINK_GIB_S = catalogue.LANE_GBPS[max(catalogue.LANE_GBPS)] * max(LANES) * 1e9 / GIB
-DESCRIPTION = re.compile(r".*(?:system|sut|readme).*\.(?:json|ya?ml|txt|md)", re.IGNORECASE | re.DOTALL)
-DESCRIPTIONS_MAX = 1000
+DESCRIPTION = re.compile(r".*(?:system|sut|readme).*", re.IGNORECASE | re.DOTALL)
+DESCRIPTIONS_MAX = 50
 DESCRIPTION_BYTES_MAX = 1 << 20
 
 
@@ -117,12 +117,13 @@ def _plain(text: str) -> str:
 
 def descriptions(found: rank_files.Found, run: str) -> Iterable[str]:
     """Texts that describe a run's system: in a folder above it, or called as one of these."""
-    parts = run.split("/")
-    root = Path(found.tree)
-    for path in found.others[:DESCRIPTIONS_MAX]:
-        folder = path.relative_to(root).parts[:-1] if root.is_dir() else ()
+    parts, root = run.split("/"), Path(found.tree)
+    seen = 0
+    for path in found.others:
+        folder = path.relative_to(root).parts[:-1]
         above = DESCRIPTION.fullmatch(path.name) and tuple(parts[: len(folder)]) == folder
-        if above or (path.suffix in (".json", ".yaml", ".yml") and path.stem in parts):
+        if (above or path.stem in parts) and seen < DESCRIPTIONS_MAX:
+            seen += 1
             try:
                 yield rank_files.read(path, DESCRIPTION_BYTES_MAX).decode("utf-8", "replace")
             except rank_files.Damaged as damage:

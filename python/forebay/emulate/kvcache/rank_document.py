@@ -23,8 +23,9 @@ TIERS = {"gpu": None, "cpu": "host", "storage": "storage"}
 SPANS = {"read": "entry_read", "write": "entry_write"}
 
 
-def document(record: Part, requests: Sequence[Part]) -> dict[str, Any]:
+def document(record: Part, requests: Sequence[Part], rank: int) -> dict[str, Any]:
     part = record.get("kvcache") or {}
+    seed = part.get("seed")
     both = [r for r in requests if r.get("phase") != "prefill"]
     whole = [seconds(r, "ended_s") - seconds(r, "arrived_s") for r in requests]
     storage = [seconds(r, "storage_s") for r in requests]
@@ -42,7 +43,8 @@ def document(record: Part, requests: Sequence[Part]) -> dict[str, Any]:
         "decode_latencies": [seconds(r, "decode_s") for r in both],
         "multi_turn_cache_hits": count(part, "hits", "multi_turn"),
         "multi_turn_cache_misses": count(part, "hits", "multi_turn_missed"),
-        "seed": part.get("seed"),
+        # Each rank's own, as the reference counts them up.
+        "seed": None if seed is None else seed + rank,
     }
     return found | {"summary": summary(part, found)} if requests else found
 
@@ -126,15 +128,14 @@ def cache_stats(part: Part, duration: float) -> dict[str, Any]:
 
 
 def latencies(part: Part) -> dict[str, float]:
-    """`storage_read_p50_ms` and its like, of directions in which entries were moved."""
-    found: dict[str, float] = {}
-    for way, name in SPANS.items():
-        of = nested(part, ("latency_ms", name)) or {}
-        if not of.get("count"):
-            continue
-        for span, share in (("", 1.0), ("_device", 1.0), ("_host", 0.0)):
-            found |= {f"storage_{way}{span}_{p}_ms": share * amount(of, p) for p in PERCENTILES}
-    return found
+    """`storage_read_p50_ms` and its like, as far as they were measured."""
+    return {
+        f"storage_{way}{span}_{p}_ms": share * amount(part, "latency_ms", name, p)
+        for way, name in SPANS.items()
+        for span, share in (("", 1.0), ("_device", 1.0), ("_host", 0.0))
+        for p in PERCENTILES
+        if nested(part, ("latency_ms", name, p)) is not None
+    }
 
 
 def health(rates: Mapping[str, float]) -> dict[str, Any]:

@@ -27,13 +27,15 @@ RESULT = re.compile(r"kvcache_results_.*\.json(?:\.gz)?", re.DOTALL)
 SUMMARY = re.compile(r"(?:summary|kvcache_\w*summary\w*)\.json(?:\.gz)?")
 METADATA = re.compile(r".*_metadata\.json(?:\.gz)?", re.DOTALL)
 LOG = re.compile(r"kvcache_.*\.log(?:\.gz)?", re.DOTALL)
+# A system's description, by the ends of its names.
+DESCRIBES = (".json", ".yaml", ".yml", ".txt", ".md")
 STAMP = re.compile(r"([0-9]{8}_[0-9]{6})")
 LEVELS = {"option": re.compile(r"option_([0-9]{1,2})"), "trial": re.compile(r"trial_([0-9]{1,3})"),
           "rank": re.compile(r"rank_([0-9]{1,4})")}  # fmt: skip
 # A rank's file has some hundred KiB, a tree some dozens of files.
 FILE_BYTES_MAX = 32 << 20
 ALL_BYTES_MAX = 512 << 20
-ENTRIES_MAX = 20_000
+ENTRIES_MAX = 200_000
 SLOTS_MAX = 100_000
 # Latencies in seconds, one for each request.
 LISTS = ("end_to_end_latencies", "storage_latencies")
@@ -105,7 +107,7 @@ def survey(tree: str | Path) -> Found:
             _read_other(path, root, found)
         elif LOG.fullmatch(name):
             found.logs.append(path)
-        else:
+        elif path.suffix.lower() in DESCRIBES:
             found.others.append(path)
     return found
 

@@ -27,7 +27,12 @@ def lines(document: dict[str, Any]) -> list[str]:
     told += [finding(f, f"{f['place']}: ") for f in document["findings"]]
     named = {f["place"] for f in document["findings"]}
     told += [f"skipped {s['file']}: {s['why']}" for s in document["skipped"] if s["file"] not in named]
-    return [*told, "; ".join(MEANS) + ".", verdict(document)]
+    return [printable(line) for line in (*told, "; ".join(MEANS) + ".", verdict(document))]
+
+
+def printable(line: str) -> str:
+    """A line without what a terminal would act on: names of files are other people's."""
+    return "".join(c if c.isprintable() else "?" for c in line)
 
 
 def storage(known: dict[str, Any]) -> str:

@@ -65,13 +65,14 @@ def write_rank(
 ) -> Path:
     """Writes the file of one rank and returns its path. `stamp`: YYYYmmdd_HHMMSS of the run's beginning, local time.
 
-    `requests`: those that were completed, in that order. RequestError where the rank has a result already.
+    `requests`: those that were completed, in that order. The record's seed is that of rank 0. RequestError where the rank has
+    a result already.
     """
     if not STAMP.fullmatch(stamp):
         raise RequestError(f"a result of {stamp!r}", "is not a time as YYYYmmdd_HHMMSS", "20261128_093000")
     refuse_occupied(out_dir, option, trial, rank)
     target = rank_folder(out_dir, option, trial, rank) / f"{rank_files.PREFIX}{stamp}.json"
-    _place(target, json.dumps(rank_document.document(record, requests), indent=4, allow_nan=False) + "\n")
+    _place(target, json.dumps(rank_document.document(record, requests, rank), indent=4, allow_nan=False) + "\n")
     return target
 
 
