@@ -212,11 +212,11 @@ def longest(file: RankFile, figures: Figures) -> tuple[float | None, str]:
     """The longest request: of the list of latencies, or else the highest percentile that there is."""
     listed = file.longest_s.get("end_to_end_latencies")
     if listed:
-        return listed, "a request took so long"
+        return listed, "a request took so long, and ended no earlier"
     for name in ("p9999", "p999", "p99", "p95", "p50"):
         value = figures.number("end_to_end_latency_ms", name)
         if value:
-            return value / 1000.0, f"{name} of the requests' latency is so long"
+            return value / 1000.0, f"{name.upper()} of the requests' latency is that, and what took so long ended no earlier"
     return None, ""
 
 

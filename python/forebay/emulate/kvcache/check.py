@@ -10,11 +10,11 @@ from typing import Any, TypeGuard
 import click
 
 from forebay.emulate.kvcache import bounds, findings, limits, rank_files, show
-from forebay.emulate.kvcache.bounds import End, Rates
+from forebay.emulate.kvcache.bounds import Rates
 from forebay.emulate.kvcache.findings import DURATION_S, Finding, Subject
 from forebay.emulate.kvcache.formula import AGGREGATED, aggregate, is_number, nested
 from forebay.errors import CHECK_FAILED, DONE, RequestError
-from forebay.numbers import significant
+from forebay.numbers import rate, significant
 from forebay.units import parse_seconds
 
 SCHEMA = "forebay.kvcache-check/1"
@@ -74,7 +74,8 @@ class Check:
         general: list[Finding] = []
         subjects = [s for file in self.last_of_each(general) if (s := self.subject(file, logs)) is not None]
         if not (subjects or found.damaged or found.summaries):
-            told = "holds no kvcache_results_*.json and no summary.json"
+            told = "holds no kvcache_results_*.json and no summary.json of such"
+            told += f" that can be read: {found.skipped[0][0]} {found.skipped[0][1]}" if found.skipped else ""
             raise RequestError(found.tree, told, "the folder above option_1, or one kvcache_results_*.json")
         groups: dict[tuple[str, int], list[Subject]] = {}
         for s in subjects:
@@ -86,7 +87,8 @@ class Check:
             general += findings.of_metadata(metadata, run or ".", self.closed)
         skipped = [{"file": d.place, "why": d.why} for d in found.damaged]
         general += [Finding("damaged", d.why, d.place) for d in found.damaged]
-        general += [Finding("damaged", why, place) for place, why in found.skipped if rank_files.is_summary(place)]
+        runs = {f.run for f in (*found.files, *found.damaged)}
+        general += [Finding("damaged", why, p) for p, why in found.skipped if rank_files.is_summary(p, runs)]
         skipped += [{"file": place, "why": why} for place, why in found.skipped]
         return {
             "schema": SCHEMA,
@@ -172,7 +174,7 @@ class Check:
             "read_gib_s": s.read.document(),
             "write_gib_s": s.write.document(),
             "last_end_s": [s.end.least, s.end.most],
-            "why": evidence(s.end),
+            "why": evidence(s, self.limits(s.file.run).link_gib_s),
             "findings": [f.document() for f in mine],
         }
 
@@ -186,8 +188,17 @@ def place_of(file: rank_files.RankFile) -> dict[str, Any]:
     return {key: getattr(file, key) for key in rank_files.Place.__dataclass_fields__}
 
 
-def evidence(end: End) -> list[str]:
-    """Evidence of the last end, a line each."""
-    least = f"the last end is {significant(end.least, 4)} s or later: {end.least_why}" if end.least is not None else ""
-    most = f"it is {significant(end.most, 4)} s or earlier: {end.most_why}" if end.most is not None else ""
-    return [line for line in (least, most) if line]
+def evidence(s: Subject, link: float | None) -> list[str]:
+    """The reason of each bound, a line each."""
+    end, told = s.end, []
+    if end.least is not None:
+        told.append(f"drained ≤ bytes ÷ {significant(end.least, 4)} s: {end.least_why}")
+    if end.most is not None:
+        told.append(f"drained ≥ bytes ÷ {significant(end.most, 4)} s: {end.most_why}")
+    told.append("window ≤ as-published: no more was moved within the duration than in all")
+    if link is not None:
+        told.append(f"window, drained ≤ {rate(link)} GiB/s: the link carries no more, unless even the least is above it")
+    if link is not None and end.most is not None:
+        late = max(0.0, end.most - s.duration)
+        told.append(f"window ≥ (bytes − {significant(late, 3)} s of the link) ÷ {s.duration:g} s: no more was moved after it")
+    return told

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -241,8 +241,10 @@ def slots(found: Found, run: str = "") -> tuple[int, dict[int, list[list[Slot]]]
     return ranks, {o: [[slot(o, t, r) for r in range(ranks)] for t in range(n)] for o, n in trials.items()}
 
 
-def is_summary(place: str) -> bool:
-    return SUMMARY.fullmatch(place.rpartition("/")[2]) is not None
+def is_summary(place: str, runs: Collection[str]) -> bool:
+    """Returns whether a file is the summary of one of these runs: other workloads' have the same name."""
+    above, _, name = place.rpartition("/")
+    return above in runs and SUMMARY.fullmatch(name) is not None
 
 
 def began(stamp: str | None) -> float | None:
