@@ -34,6 +34,9 @@ __all__ = [
     "files",
     "formats",
     "identify",
+    "kvcache_option",
+    "kvcache_plan",
+    "kvcache_run",
     "merge",
     "plan",
     "read_files",
@@ -98,6 +101,22 @@ def checkpoint_run(
 
 def checkpoint_plan(spec: str) -> str:
     """What `checkpoint_run` would do: bytes, files, folders. Changes nothing."""
+
+def kvcache_run(
+    spec: str,
+    command: list[str],
+    observer: Callable[[str], None] | None = None,
+    barrier: Callable[[], object] | None = None,
+    ranks: Callable[[str], object] | None = None,
+) -> str:
+    """Runs a KvSpec; returns its RunRecord, with the section `kvcache`. `barrier` is called before the first request;
+    `ranks` once at the end, with a list of {rank, kvcache, requests, trace}. Otherwise like `run`."""
+
+def kvcache_plan(spec: str) -> str:
+    """What `kvcache_run` would do: entries, workers, the hash of its requests. Changes nothing."""
+
+def kvcache_option(option: int) -> str:
+    """The KvSpec of an option of MLPerf Storage v3.0's closed division."""
 
 def plan(job: str) -> str:
     """What `run` would do: resolved targets, engine, path, files to be created. Changes nothing."""

@@ -4,15 +4,22 @@ use crate::observe::{stop_requested, Watcher};
 use crate::{ended, json, raise};
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::Error;
-use forebay_training::checkpoint::{self, Barrier};
+use forebay_training::checkpoint;
+use forebay_training::Barrier;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use std::sync::atomic::Ordering;
 
 /// Calls Python wherever the ranks of several hosts wait for each other.
-struct Called {
+pub struct Called {
     barrier: Py<PyAny>,
-    raised: Option<PyErr>,
+    pub raised: Option<PyErr>,
+}
+
+impl Called {
+    pub fn new(barrier: Py<PyAny>) -> Called {
+        Called { barrier, raised: None }
+    }
 }
 
 impl Barrier for Called {
@@ -43,7 +50,7 @@ pub fn run(
     let spec = CheckpointSpec::from_json(spec).map_err(|error| raise(py, error))?;
     stop_requested().store(false, Ordering::Relaxed);
     let mut watcher = Watcher::new(observer);
-    let mut called = barrier.map(|barrier| Called { barrier, raised: None });
+    let mut called = barrier.map(Called::new);
     let outcome = py.detach(|| {
         let barrier = called.as_mut().map(|c| c as &mut dyn Barrier);
         checkpoint::run(&spec, command, &mut watcher, barrier)

@@ -10,6 +10,7 @@ mod feed;
 mod files;
 mod generate;
 mod inspect;
+mod kvcache;
 mod loader;
 mod observe;
 mod serve;
@@ -61,6 +62,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(checksum::crc32c_on_gpu, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::run, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(kvcache::run, module)?)?;
+    module.add_function(wrap_pyfunction!(kvcache::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(kvcache::option, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::discover, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::browse, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::identify, module)?)?;

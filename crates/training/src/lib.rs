@@ -11,3 +11,9 @@ pub mod kvcache;
 mod opened;
 
 pub use forebay_model::{Error, Kind};
+
+/// Barrier for the hosts of a run: of a cache before its first request, of ranks before each checkpoint.
+pub trait Barrier: Send {
+    /// Returns once all are there: false where one has ended the run instead.
+    fn pass(&mut self) -> Result<bool, Error>;
+}

@@ -23,6 +23,7 @@ VERBS = {
     "check": ("forebay.emulate.check:command", "Do these results comply with the rules?"),
     "export": ("forebay.emulate.mlcommons:command", "Write results in the layout of MLPerf Storage v1.0."),
     "checkpoint": ("forebay.emulate.checkpoint:command", "How fast can a large model's checkpoint be written and read?"),
+    "kvcache": ("forebay.emulate.kvcache.verb:command", "How fast is this storage as a serving engine's KV cache?"),
     "workloads": ("forebay.emulate.show_workloads:command", "Which workloads are there, and with which constants?"),
 }
 

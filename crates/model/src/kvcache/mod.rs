@@ -73,6 +73,8 @@ pub struct KvSpec {
     pub interval_ms: u32,
     /// Power meters, as of a job.
     pub power: Vec<String>,
+    /// Keep what is read and written, entry by entry.
+    pub trace: bool,
     /// Faults to inject (tests).
     pub faults: Option<String>,
 }
@@ -102,6 +104,7 @@ impl Default for KvSpec {
             timeout_s: 30.0,
             interval_ms: 250,
             power: Vec::new(),
+            trace: false,
             faults: None,
         }
     }

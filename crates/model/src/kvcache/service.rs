@@ -55,6 +55,17 @@ pub struct Served {
     pub entry_ns: u64,
 }
 
+/// An entry that was read or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traced {
+    pub at_ns: u64,
+    pub is_write: bool,
+    pub on_storage: bool,
+    pub bytes: u64,
+    pub key: Key,
+    pub phase: &'static str,
+}
+
 /// Counters of one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierCount {
@@ -163,10 +174,12 @@ pub struct Service {
     now: [u32; 5],
     integral: [f64; 6],
     marked_ns: u64,
+    now_ns: u64,
     pub counts: Counts,
     pub read: Latency,
     pub written: Latency,
     pub served: Vec<Served>,
+    pub trace: Vec<Traced>,
     spec: KvSpec,
 }
 
@@ -219,10 +232,12 @@ impl Service {
             now: [0; 5],
             integral: [0.0; 6],
             marked_ns: 0,
+            now_ns: 0,
             counts: Counts::default(),
             read: Latency::default(),
             written: Latency::default(),
             served: Vec::new(),
+            trace: Vec::new(),
             spec: spec.clone(),
         })
     }
@@ -297,6 +312,7 @@ impl Service {
 
     /// Counts states up to now, as far as the window goes.
     fn mark(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
         let until = now_ns.min(self.window_ns);
         let span = until.saturating_sub(self.marked_ns) as f64;
         self.marked_ns = self.marked_ns.max(until);
@@ -315,6 +331,13 @@ impl Service {
         let at = self.left_ns.iter().fold(self.window_ns, wait);
         let late = self.counted.iter().filter(|(when, _)| *when > at);
         late.fold([0; 2], |all, (_, bytes)| [all[0] + bytes[0], all[1] + bytes[1]])
+    }
+
+    fn note(&mut self, is_write: bool, tier: Tier, key: Key, bytes: u64, phase: &'static str) {
+        if self.spec.trace && self.trace.len() < LISTED_MAX {
+            let (at_ns, on_storage) = (self.now_ns, tier == Tier::Storage);
+            self.trace.push(Traced { at_ns, is_write, on_storage, bytes, key, phase });
+        }
     }
 
     fn count_late(&mut self, now_ns: u64, bytes: [u64; 2]) {
@@ -476,6 +499,7 @@ impl Service {
         count.reads += 1;
         if !on_storage {
             count.read_bytes += bytes;
+            self.note(false, Tier::Host, key, bytes, "Decode");
             self.pass_on(key);
             return true;
         }
@@ -514,6 +538,7 @@ impl Service {
             self.counts.storage.read_bytes += bytes;
             self.counts.storage_tokens += self.tiers.get(key).map_or(0, |entry| u64::from(entry.tokens));
             self.read.record(took);
+            self.note(false, Tier::Storage, key, bytes, "Decode");
             self.unlock(key);
         } else {
             self.lose(key);
@@ -569,6 +594,7 @@ impl Service {
                     self.counts.host.writes += 1;
                     self.counts.host.written_bytes += bytes;
                     self.counts.entry_bytes.push(bytes);
+                    self.note(true, Tier::Host, own, bytes, "Prefill");
                     self.dismiss();
                     return true;
                 }
@@ -642,6 +668,7 @@ impl Service {
                 self.tiers.add(own, bytes, context, Tier::Storage);
                 self.count_written(bytes, took);
                 self.counts.entry_bytes.push(bytes);
+                self.note(true, Tier::Storage, own, bytes, "Prefill");
             }
             Ended::Lost => {
                 self.tiers.give_back(Tier::Storage, bytes);
@@ -674,6 +701,8 @@ impl Service {
                 self.tiers.demote(key);
                 self.counts.demoted += 1;
                 self.count_written(bytes, took);
+                self.note(false, Tier::Host, key, bytes, "Evict");
+                self.note(true, Tier::Storage, key, bytes, "Evict");
                 self.unlock(key);
             }
             Ended::Lost => {

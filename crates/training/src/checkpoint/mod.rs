@@ -13,6 +13,7 @@ mod worker;
 mod tests;
 
 use crate::opened::Way;
+use crate::Barrier;
 use forebay_bench::run_kit::{run_thread, Observer};
 use forebay_bench::{requirements, worker_setup, Outcome};
 use forebay_io::clock;
@@ -30,12 +31,6 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thread_pool::ThreadPool;
-
-/// Barrier for the ranks of several hosts before each checkpoint.
-pub trait Barrier: Send {
-    /// Returns once all are there: false where one has ended the run instead.
-    fn pass(&mut self) -> Result<bool, Error>;
-}
 
 /// Interval at which the observer is asked whether to continue while nothing is measured.
 const POLL: Duration = Duration::from_millis(100);

@@ -2,8 +2,9 @@
 
 use super::folder::Folder;
 use super::worker::{Moved, Order, Part, Report, Sums, Told, Worker};
-use super::{job_of, results, Barrier, Done};
+use super::{job_of, results, Done};
 use crate::opened::kit::{spec_of, Kit};
+use crate::Barrier;
 use forebay_bench::run_kit::{
     guarded, Meters, Observer, Phase, Progress, Readings, Resources, Shared, Threads,
 };

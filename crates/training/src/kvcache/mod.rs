@@ -13,22 +13,18 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
+use crate::Barrier;
 use forebay_bench::run_kit::{run_thread, Observer};
 use forebay_bench::{requirements, Outcome};
 use forebay_model::job::{JobSpec, Op, PathKind, Sync};
-use forebay_model::kvcache::service::Served;
+use forebay_model::kvcache::record::{Circumstance, Moved};
+use forebay_model::kvcache::service::{self, Served};
 use forebay_model::kvcache::users::stream_hash;
-use forebay_model::kvcache::{KvCache, KvSpec};
+use forebay_model::kvcache::{KvCache, KvSpec, Service};
 use forebay_model::Error;
 use forebay_storage::source::fault::FaultPlan;
 use serde::Serialize;
 use std::collections::BTreeMap;
-
-/// Barrier for the hosts of a run, before the first request.
-pub trait Barrier: Send {
-    /// Returns once all are there: false where one has ended the run instead.
-    fn pass(&mut self) -> Result<bool, Error>;
-}
 
 /// Threads that do I/O, where nobody asked for another number: one moves a drive's entries at a few hundredths of a
 /// core-second a GiB.
@@ -37,8 +33,101 @@ const WORKERS_MAX: usize = 4;
 /// What came of a run.
 pub struct Done {
     pub outcome: Outcome,
-    /// Each rank's requests, in the order in which they were served.
-    pub served: Vec<(u32, Vec<Served>)>,
+    pub ranks: Vec<RankDone>,
+}
+
+/// What a rank's own files tell.
+#[derive(Debug, Serialize)]
+pub struct RankDone {
+    pub rank: u32,
+    /// As the record's, of this rank alone.
+    pub kvcache: KvCache,
+    /// In the order in which they were served.
+    pub requests: Vec<Request>,
+    /// What was read and written, if the spec asked for a trace.
+    pub trace: Vec<Traced>,
+}
+
+/// A request that was served; all times in seconds, since the run began.
+#[derive(Debug, Serialize)]
+pub struct Request {
+    pub user: u32,
+    pub qos: &'static str,
+    /// `prefill`: its entry was only written.
+    pub phase: &'static str,
+    pub arrived_s: f64,
+    pub started_s: f64,
+    pub ended_s: f64,
+    /// In reads and writes; of these the write of its entry, and the reads of it.
+    pub storage_s: f64,
+    pub prefill_s: f64,
+    pub decode_s: Option<f64>,
+    pub context: u32,
+    pub output: u32,
+}
+
+/// One entry that was read or written.
+#[derive(Debug, Serialize)]
+pub struct Traced {
+    pub at_s: f64,
+    pub operation: &'static str,
+    pub bytes: u64,
+    /// `host` or `storage`.
+    pub tier: &'static str,
+    pub key: String,
+    /// `Prefill`, `Decode` or `Evict`.
+    pub phase: &'static str,
+}
+
+impl RankDone {
+    /// `capacity_bytes`: what the rank's entries might take.
+    fn of(spec: &KvSpec, service: &Service, window_ns: u64, last_ns: u64, how: Circumstance) -> RankDone {
+        let counts = service.counts().storage;
+        let (all, late) = ([counts.read_bytes, counts.written_bytes], service.uncounted());
+        let counted = [0, 1].map(|way| all[way].saturating_sub(late[way]));
+        let in_window = counted.map(|bytes| bytes as f64);
+        let moved = Moved { all, counted, in_window, last_ns, window_ns };
+        RankDone {
+            rank: service.rank(),
+            kvcache: KvCache::of(spec, std::slice::from_ref(service), &moved, how),
+            requests: service.served.iter().map(Request::of).collect(),
+            trace: service.trace.iter().map(Traced::of).collect(),
+        }
+    }
+}
+
+impl Request {
+    fn of(served: &Served) -> Request {
+        let s = |ns: u64| ns as f64 / 1e9;
+        let request = &served.request;
+        let only_written = request.is_prefill_only();
+        Request {
+            user: request.user,
+            qos: request.class.name(),
+            phase: if only_written { "prefill" } else { "both" },
+            arrived_s: s(request.arrives_ns),
+            started_s: s(served.started_ns),
+            ended_s: s(served.ended_ns),
+            storage_s: s(served.storage_ns),
+            prefill_s: s(served.prefill_ns),
+            decode_s: (!only_written).then(|| s(served.decode_ns)),
+            context: request.context,
+            output: request.output,
+        }
+    }
+}
+
+impl Traced {
+    fn of(moved: &service::Traced) -> Traced {
+        Traced {
+            at_s: moved.at_ns as f64 / 1e9,
+            operation: if moved.is_write { "Write" } else { "Read" },
+            bytes: moved.bytes,
+            tier: if moved.on_storage { "storage" } else { "host" },
+            key: moved.key.to_string(),
+            phase: moved.phase,
+        }
+    }
 }
 
 /// Plan of `run`, without running it.

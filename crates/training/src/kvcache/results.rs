@@ -2,7 +2,7 @@
 
 use super::conduct::Ran;
 use super::folder::Folder;
-use super::{no_entry, Done};
+use super::{no_entry, Done, RankDone};
 use forebay_bench::run_kit::Ran as Window;
 use forebay_bench::{record, requirements, Outcome};
 use forebay_model::job::JobSpec;
@@ -43,8 +43,13 @@ pub(super) fn outcome(
         assumptions,
     };
     let with_room = KvSpec { capacity_bytes: folder.capacity_bytes(), ..spec.clone() };
-    let kvcache = KvCache::of(&with_room, &ran.services, &moved, how);
-    let served = ran.services.iter_mut().map(|s| (s.rank(), std::mem::take(&mut s.served))).collect();
+    let kvcache = KvCache::of(&with_room, &ran.services, &moved, how.clone());
+    let last_ns = moved.last_ns;
+    let ranks = ran
+        .services
+        .iter()
+        .map(|service| RankDone::of(&with_room, service, moved.window_ns, last_ns, how.clone()));
+    let ranks = ranks.collect();
     let failed = ran.failed.take();
     let window = Window {
         seconds: ran.window.as_secs_f64(),
@@ -83,7 +88,7 @@ pub(super) fn outcome(
     warnings::add(&mut record);
     let damaged = || damage(&record.result.errors.examples, record.result.errors.verify_failed);
     let failure = failed.or_else(damaged).or_else(|| requirements::of_record(&job, &record));
-    Done { outcome: Outcome { record, failure }, served }
+    Done { outcome: Outcome { record, failure }, ranks }
 }
 
 fn damage(examples: &[String], blocks: u64) -> Option<Error> {

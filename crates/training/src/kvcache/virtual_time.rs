@@ -1,6 +1,6 @@
 //! `--dir model:NAME`: the cache on a modelled drive, without content and without a clock.
 
-use super::{no_entry, Done};
+use super::{no_entry, Done, RankDone};
 use forebay_bench::run_kit::{Observer, Phase, Progress};
 use forebay_bench::virtual_time::{no_machine, path_of};
 use forebay_bench::Outcome;
@@ -10,6 +10,7 @@ use forebay_io::identity::new_id;
 use forebay_io::machine::environment;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{Op, PathKind};
+use forebay_model::kvcache::record::Circumstance;
 use forebay_model::kvcache::simulate::{simulate, Simulated};
 use forebay_model::kvcache::KvSpec;
 use forebay_model::record::*;
@@ -72,9 +73,17 @@ pub(super) fn run(
             "the same command again",
         ));
     }
-    let served = played.ranks.iter().map(|rank| (rank.rank(), rank.served.clone())).collect();
+    let (window_ns, last_ns) = (played.moved.window_ns, played.moved.last_ns);
+    let how = Circumstance {
+        whole_window: played.kvcache.stream_hash.is_some(),
+        drained: played.kvcache.drained,
+        assumptions: played.kvcache.assumptions.clone(),
+        ..Circumstance::default()
+    };
+    let ranks = played.ranks.iter();
+    let ranks = ranks.map(|rank| RankDone::of(spec, rank, window_ns, last_ns, how.clone())).collect();
     let record = record_of(spec, model, played, command, started);
-    Ok(Done { outcome: Outcome { record, failure: None }, served })
+    Ok(Done { outcome: Outcome { record, failure: None }, ranks })
 }
 
 fn progress(spec: &KvSpec, t_s: f64) -> Progress {
