@@ -55,7 +55,7 @@ def record(**other: Any) -> dict[str, Any]:
         "latency_ms": {"entry_read": spread(90, 100.0), "entry_write": spread(30, 200.0), "flush": None},
         "classes": {
             "interactive": {"requests": 2, "latency_ms": spread(2, 50.0),
-                            "sla": {"target_p95_ms": 50, "actual_p95_ms": 90.0, "compliance_pct": 25.0, "met": False}},
+                            "sla": {"target_p95_ms": 50, "actual_p95_ms": 90.0, "compliance": 0.25, "met": False}},
             "responsive": None,
         },
         "hits": {"lookups": 100, "hits": 90, "misses": 10, "system_prompt": 5, "multi_turn": 40, "multi_turn_missed": 10,

@@ -12,6 +12,7 @@ mod python;
 pub mod record;
 pub mod service;
 pub mod simulate;
+mod tally;
 pub mod users;
 
 pub use record::KvCache;

@@ -12,6 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 pub use super::cache::Key;
+pub use super::tally::{Counts, Occupied, Served, TierCount, Traced};
 
 /// Tokens of output for each of which the entry is read again.
 const TOKENS_A_READ: u32 = 32;
@@ -37,82 +38,6 @@ pub enum Ended {
     Lost,
     /// Storage has no room for it.
     Full,
-}
-
-/// A request that was served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Served {
-    pub request: Request,
-    /// All since the run began, ns.
-    pub started_ns: u64,
-    pub ended_ns: u64,
-    /// Time in its reads and writes; of these the write of its entry, and the reads of it.
-    pub storage_ns: u64,
-    pub prefill_ns: u64,
-    pub decode_ns: u64,
-    /// Time until its write was admitted, and until another had read an entry that it wanted.
-    pub admission_ns: u64,
-    pub entry_ns: u64,
-}
-
-/// An entry that was read or written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Traced {
-    pub at_ns: u64,
-    pub is_write: bool,
-    pub on_storage: bool,
-    pub bytes: u64,
-    pub key: Key,
-    pub phase: &'static str,
-}
-
-/// Counters of one tier.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TierCount {
-    pub reads: u64,
-    pub writes: u64,
-    pub read_bytes: u64,
-    pub written_bytes: u64,
-    pub entries: u64,
-    pub used_bytes: u64,
-}
-
-/// Counters of a rank.
-#[derive(Clone, Debug, Default)]
-pub struct Counts {
-    pub offered: u64,
-    pub in_window: u64,
-    pub output_tokens: u64,
-    pub context_tokens: u64,
-    /// Tokens of entries that were written to storage or read from it.
-    pub storage_tokens: u64,
-    pub hits: u64,
-    pub misses: u64,
-    pub prompts: u64,
-    pub own_hits: u64,
-    pub earlier_hits: u64,
-    pub earlier_misses: u64,
-    pub demoted: u64,
-    pub evicted: u64,
-    /// Entries that were found missing or damaged, and writes that were given up because nothing more could be evicted.
-    pub lost: u64,
-    pub given_up: u64,
-    pub host: TierCount,
-    pub storage: TierCount,
-    /// Bytes of the entries that were written.
-    pub entry_bytes: Vec<u64>,
-}
-
-/// How many requests were in which state, on the average of the window.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Occupied {
-    pub serving: f64,
-    pub admission: f64,
-    pub entry: f64,
-    pub reading: f64,
-    pub writing: f64,
-    /// Share of the window in which as many were written as may be.
-    pub full: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,8 +86,9 @@ pub struct Service {
     slots: Vec<Option<Running>>,
     /// When each place was last left.
     left_ns: Vec<u64>,
-    /// What the reference counts once the window is over: when, and which bytes, read and written.
-    counted: Vec<(u64, [u64; 2])>,
+    /// What the reference counts, read and written, and what of it once the window is over, and when.
+    begun: [u64; 2],
+    counted_late: Vec<(u64, [u64; 2])>,
     free: Vec<u32>,
     /// Slots that go on.
     ready: VecDeque<u32>,
@@ -222,7 +148,8 @@ impl Service {
             queue: BinaryHeap::new(),
             slots: vec![None; spec.served_at_once() as usize],
             left_ns: vec![0; spec.served_at_once() as usize],
-            counted: Vec::new(),
+            begun: [0; 2],
+            counted_late: Vec::new(),
             free: (0..spec.served_at_once()).rev().collect(),
             ready: VecDeque::new(),
             waits_for_admission: VecDeque::new(),
@@ -300,10 +227,7 @@ impl Service {
         run.served.storage_ns += took;
         match doing {
             Doing::Reads(key, bytes) => self.has_read(slot, key, bytes, took, ended),
-            Doing::Writes(bytes) => {
-                self.count_late(now_ns, [0, bytes]);
-                self.has_written(slot, bytes, took, ended, acts);
-            }
+            Doing::Writes(bytes) => self.has_written(slot, bytes, took, ended, acts),
             Doing::Demotes(key) => self.has_demoted(slot, key, took, ended, acts),
             Doing::Nothing | Doing::Admission | Doing::Entry(_) => return,
         }
@@ -324,25 +248,26 @@ impl Service {
         }
     }
 
-    /// Bytes, read and written, that come too late for the reference: once the window is over it waits for each of its
-    /// threads in turn, for 2 s at most, and then takes its sums. A read counts from its start, a write from its end.
-    pub fn uncounted(&self) -> [u64; 2] {
+    /// Bytes, read and written, that the reference counts: once the window is over it waits for each of its threads in
+    /// turn, for 2 s at most, and then takes its sums. A read counts from its start, a write from its end.
+    pub fn counted(&self) -> [u64; 2] {
         let wait = |now: u64, left: &u64| now.max((*left).min(now + JOIN_NS));
         let at = self.left_ns.iter().fold(self.window_ns, wait);
-        let late = self.counted.iter().filter(|(when, _)| *when > at);
-        late.fold([0; 2], |all, (_, bytes)| [all[0] + bytes[0], all[1] + bytes[1]])
+        let late = self.counted_late.iter().filter(|(when, _)| *when > at);
+        late.fold(self.begun, |all, (_, bytes)| [all[0] - bytes[0], all[1] - bytes[1]])
+    }
+
+    fn count(&mut self, now_ns: u64, bytes: [u64; 2]) {
+        self.begun = [self.begun[0] + bytes[0], self.begun[1] + bytes[1]];
+        if now_ns > self.window_ns {
+            self.counted_late.push((now_ns, bytes));
+        }
     }
 
     fn note(&mut self, is_write: bool, tier: Tier, key: Key, bytes: u64, phase: &'static str) {
         if self.spec.trace && self.trace.len() < LISTED_MAX {
             let (at_ns, on_storage) = (self.now_ns, tier == Tier::Storage);
             self.trace.push(Traced { at_ns, is_write, on_storage, bytes, key, phase });
-        }
-    }
-
-    fn count_late(&mut self, now_ns: u64, bytes: [u64; 2]) {
-        if now_ns > self.window_ns {
-            self.counted.push((now_ns, bytes));
         }
     }
 
@@ -506,7 +431,7 @@ impl Service {
         run.doing = Doing::Reads(key, bytes);
         self.now[READING] += 1;
         acts.push(Act::Read { slot, key, bytes });
-        self.count_late(now_ns, [bytes, 0]);
+        self.count(now_ns, [bytes, 0]);
         false
     }
 
@@ -641,6 +566,7 @@ impl Service {
     }
 
     fn count_written(&mut self, bytes: u64, took: u64) {
+        self.count(self.now_ns, [0, bytes]);
         self.counts.storage.writes += 1;
         self.counts.storage.written_bytes += bytes;
         self.counts.storage_tokens += bytes / self.token_bytes.max(1);

@@ -101,6 +101,11 @@ impl Stage {
     }
 }
 
+/// What the reference counts of all ranks.
+pub fn counted(ranks: &[Service]) -> [u64; 2] {
+    ranks.iter().map(Service::counted).fold([0; 2], |a, b| [a[0] + b[0], a[1] + b[1]])
+}
+
 /// Plays `spec` on `model`. `go_on` is asked about once a second of virtual time.
 ///
 /// # Errors
@@ -240,10 +245,9 @@ impl Play<'_> {
         } else {
             self.stage.moved.map(|bytes| bytes as u64)
         };
-        let late = self.ranks.iter().map(Service::uncounted).fold([0; 2], |a, b| [a[0] + b[0], a[1] + b[1]]);
         let moved = Moved {
             all,
-            counted: [0, 1].map(|way| all[way].saturating_sub(late[way])),
+            counted: counted(&self.ranks),
             in_window: self.in_window.unwrap_or(all.map(|bytes| bytes as f64)),
             last_ns: if drained { self.last_ns } else { self.now_ns },
             window_ns: window_ns.min(self.now_ns),

@@ -83,8 +83,7 @@ impl RankDone {
     /// `capacity_bytes`: what the rank's entries might take.
     fn of(spec: &KvSpec, service: &Service, window_ns: u64, last_ns: u64, how: Circumstance) -> RankDone {
         let counts = service.counts().storage;
-        let (all, late) = ([counts.read_bytes, counts.written_bytes], service.uncounted());
-        let counted = [0, 1].map(|way| all[way].saturating_sub(late[way]));
+        let (all, counted) = ([counts.read_bytes, counts.written_bytes], service.counted());
         let in_window = counted.map(|bytes| bytes as f64);
         let moved = Moved { all, counted, in_window, last_ns, window_ns };
         RankDone {

@@ -7,8 +7,8 @@ use forebay_bench::run_kit::Ran as Window;
 use forebay_bench::{record, requirements, Outcome};
 use forebay_model::job::JobSpec;
 use forebay_model::kvcache::record::{Circumstance, Moved, Spread};
-use forebay_model::kvcache::simulate::OF_REFERENCE;
-use forebay_model::kvcache::{KvCache, KvSpec, Service};
+use forebay_model::kvcache::simulate::{counted, OF_REFERENCE};
+use forebay_model::kvcache::{KvCache, KvSpec};
 use forebay_model::record::Warning;
 use forebay_model::{warnings, Error, Latency};
 use std::sync::atomic::Ordering;
@@ -99,12 +99,11 @@ fn damage(examples: &[String], blocks: u64) -> Option<Error> {
 
 fn moved_of(ran: &Ran) -> Moved {
     let all = ran.sums.bytes.each_ref().map(|sum| sum.load(Ordering::Relaxed));
-    let late = ran.services.iter().map(Service::uncounted).fold([0; 2], |a, b| [a[0] + b[0], a[1] + b[1]]);
     let tallies = || ran.reports.iter().map(|report| &report.tally);
     let last_ns = ran.sums.last_ns.load(Ordering::Relaxed);
     Moved {
         all,
-        counted: [0, 1].map(|way| all[way].saturating_sub(late[way])),
+        counted: counted(&ran.services),
         in_window: [
             tallies().map(|t| t.read_bytes).sum::<u64>() as f64,
             tallies().map(|t| t.write_bytes).sum::<u64>() as f64,

@@ -156,17 +156,17 @@ def health(rates: Mapping[str, float]) -> dict[str, Any]:
 
 
 def quality(of: Part | None) -> dict[str, Any]:
-    """A class of users as the reference has it; compliance is a share there, and per cent in a record."""
+    """A class of users as the reference has it; compliance is a share of its requests."""
     if not of or not of.get("requests"):
         return {"no_data": True}
-    compliance = nested(of, ("sla", "compliance_pct"))
+    compliance = nested(of, ("sla", "compliance"))
     return {
         "total_requests": count(of, "requests"),
         "latency_ms": {key: nested(of, ("latency_ms", key)) for key in ("mean", "p50", "p95", "p99", "max")},
         "sla": {
             "target_p95_ms": nested(of, ("sla", "target_p95_ms")),
             "actual_p95_ms": nested(of, ("sla", "actual_p95_ms")),
-            "compliance": None if compliance is None else compliance / 100.0,
+            "compliance": compliance,
             "met": nested(of, ("sla", "met")),
         },
     }
