@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from fake_machine import typed
 from forebay.units import GIB
@@ -74,16 +72,9 @@ def trials(tree: Path, **other: Any) -> Path:
     return tree
 
 
-kvcache = click.Group("kvcache")
-
-
 @pytest.fixture
-def check(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Typed:
+def check(capsys: Any) -> Typed:
     """`forebay emulate kvcache check ARGUMENTS…`: exit code, stdout and stderr."""
-    verbs = importlib.import_module("forebay.emulate.verb").VERBS
-    if "kvcache" not in verbs:
-        kvcache.add_command(importlib.import_module("forebay.emulate.kvcache.check").command)
-        monkeypatch.setitem(verbs, "kvcache", ("kvcache_support:kvcache", ""))
 
     def run(*arguments: Any) -> tuple[int, str, str]:
         return typed(capsys, "emulate", "kvcache", "check", *arguments)

@@ -214,7 +214,7 @@ LAYERS = {
         flow fleet watchdog warnings record virtual_time prediction requirements calibration purpose run checksum
         files""".split(),
     "serve": "namespace target ublk gateway".split(),
-    "training": "format generate emulate checkpoint".split(),
+    "training": "format generate emulate opened checkpoint kvcache".split(),
     "reader": "choice layout numbers gpu_numbers load windows map file request rows thread_pool worker many loader".split(),
 }
 

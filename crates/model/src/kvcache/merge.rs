@@ -37,12 +37,7 @@ pub fn merge(parts: &[&KvCache]) -> Result<Option<KvCache>, Error> {
     Ok(Some(KvCache {
         last_s,
         drained: parts.iter().all(|p| p.drained),
-        requests: Requests {
-            offered: sum(|p| p.requests.offered),
-            served: sum(|p| p.requests.served),
-            in_window: sum(|p| p.requests.in_window),
-            left_queued: sum(|p| p.requests.left_queued),
-        },
+        requests: requests(parts),
         tokens: Tokens { context: sum(|p| p.tokens.context), output, storage: sum(|p| p.tokens.storage) },
         read_gib_s: rates(|p| p.read_gib_s, read_bytes),
         write_gib_s: rates(|p| p.write_gib_s, write_bytes),
@@ -60,15 +55,7 @@ pub fn merge(parts: &[&KvCache]) -> Result<Option<KvCache>, Error> {
             responsive: class(parts, |c| c.responsive),
             batch: class(parts, |c| c.batch),
         },
-        hits: Hits {
-            lookups: sum(|p| p.hits.lookups),
-            hits: sum(|p| p.hits.hits),
-            misses: sum(|p| p.hits.misses),
-            system_prompts: sum(|p| p.hits.system_prompts),
-            multi_turn: sum(|p| p.hits.multi_turn),
-            multi_turn_missed: sum(|p| p.hits.multi_turn_missed),
-            own: sum(|p| p.hits.own),
-        },
+        hits: hits(parts),
         tiers: Tiers { host: tier(parts, |t| t.host), storage: tier(parts, |t| t.storage) },
         waited_s: Waited {
             queue: add(|p| p.waited_s.queue),
@@ -77,16 +64,44 @@ pub fn merge(parts: &[&KvCache]) -> Result<Option<KvCache>, Error> {
             storage: storage_s,
             host: add(|p| p.waited_s.host),
         },
-        occupied: States {
-            serving: add(|p| p.occupied.serving),
-            admission: add(|p| p.occupied.admission),
-            entry: add(|p| p.occupied.entry),
-            reading: add(|p| p.occupied.reading),
-            writing: add(|p| p.occupied.writing),
-            admission_full: add(|p| p.occupied.admission_full) / parts.len() as f64,
-        },
+        occupied: occupied(parts),
         ..(*first).clone()
     }))
+}
+
+fn requests(parts: &[&KvCache]) -> Requests {
+    let sum = |of: fn(&Requests) -> u64| parts.iter().map(|p| of(&p.requests)).sum::<u64>();
+    Requests {
+        offered: sum(|r| r.offered),
+        served: sum(|r| r.served),
+        in_window: sum(|r| r.in_window),
+        left_queued: sum(|r| r.left_queued),
+    }
+}
+
+fn hits(parts: &[&KvCache]) -> Hits {
+    let sum = |of: fn(&Hits) -> u64| parts.iter().map(|p| of(&p.hits)).sum::<u64>();
+    Hits {
+        lookups: sum(|h| h.lookups),
+        hits: sum(|h| h.hits),
+        misses: sum(|h| h.misses),
+        system_prompts: sum(|h| h.system_prompts),
+        multi_turn: sum(|h| h.multi_turn),
+        multi_turn_missed: sum(|h| h.multi_turn_missed),
+        own: sum(|h| h.own),
+    }
+}
+
+fn occupied(parts: &[&KvCache]) -> States {
+    let add = |of: fn(&States) -> f64| parts.iter().map(|p| of(&p.occupied)).sum::<f64>();
+    States {
+        serving: add(|s| s.serving),
+        admission: add(|s| s.admission),
+        entry: add(|s| s.entry),
+        reading: add(|s| s.reading),
+        writing: add(|s| s.writing),
+        admission_full: add(|s| s.admission_full) / parts.len() as f64,
+    }
 }
 
 /// The hash of all ranks, in whatever order they come.

@@ -33,6 +33,9 @@ const IO_BYTES_MAX: u64 = 64 << 20;
 /// The reference waits so long for each of its threads once the time is over, and then counts what it has.
 const JOIN_NS: u64 = 2_000_000_000;
 
+/// Whether a setting is out of bounds; what was asked for, what is wrong with it, and what to type.
+type Bound = (bool, String, &'static str, &'static str);
+
 /// A run as asked for. Sizes in bytes, times in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -144,9 +147,14 @@ impl KvSpec {
     pub fn check(&self) -> Result<(), Error> {
         KvSpec::of_option(self.option)?;
         self.token_bytes()?;
+        let wrong = self.load_bounds().into_iter().chain(self.io_bounds()).find(|row| row.0);
+        wrong.map_or(Ok(()), |(_, asked, found, next)| Err(Error::request(asked, found, next)))
+    }
+
+    fn load_bounds(&self) -> Vec<Bound> {
         let requests =
             f64::from(self.users) * self.duration_s * users::USER_RATE * f64::from(self.ranks_here());
-        let bounds: [(bool, String, &str, &str); 10] = [
+        vec![
             (self.dir.is_empty(), "--dir".into(), "no folder was given", "--dir DIR"),
             (self.users == 0, format!("--users {}", self.users), "must be above 0", "--users 200"),
             (
@@ -180,6 +188,11 @@ impl KvSpec {
                 "lie beyond those of the run",
                 "--ranks 1",
             ),
+        ]
+    }
+
+    fn io_bounds(&self) -> Vec<Bound> {
+        vec![
             (
                 self.io_bytes == 0 || self.io_bytes > IO_BYTES_MAX || self.io_bytes % 4096 != 0,
                 format!("‹io_bytes› {}", self.io_bytes),
@@ -198,19 +211,19 @@ impl KvSpec {
                 "must be 1 to 1024",
                 "‹workers› 2",
             ),
-        ];
-        if let Some((_, asked, found, next)) = bounds.into_iter().find(|row| row.0) {
-            return Err(Error::request(asked, found, next));
-        }
-        if !(self.timeout_s > 0.0 && self.timeout_s <= 3600.0) {
-            let asked = format!("‹timeout_s› {}", self.timeout_s);
-            return Err(Error::request(asked, "must be above 0 and at most 3600", "‹timeout_s› 30"));
-        }
-        if !matches!(self.cache, Cache::Bypass | Cache::Drop) {
-            let found = "must be bypass (O_DIRECT) or drop (through the page cache, which is emptied)";
-            return Err(Error::request("‹cache›", found, "‹cache› bypass"));
-        }
-        Ok(())
+            (
+                !(self.timeout_s > 0.0 && self.timeout_s <= 3600.0),
+                format!("‹timeout_s› {}", self.timeout_s),
+                "must be above 0 and at most 3600",
+                "‹timeout_s› 30",
+            ),
+            (
+                !matches!(self.cache, Cache::Bypass | Cache::Drop),
+                "‹cache›".into(),
+                "must be bypass (O_DIRECT) or drop (through the page cache, which is emptied)",
+                "‹cache› bypass",
+            ),
+        ]
     }
 
     /// # Errors

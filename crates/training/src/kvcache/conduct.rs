@@ -110,6 +110,9 @@ struct Run {
     drained: bool,
     was_stopped: bool,
     failed: Option<Error>,
+    /// A worker has ended although nobody asked it to; it may have told why, or will.
+    is_gone: bool,
+    reports: Vec<Report>,
     before: (f64, u64, u64),
 }
 
@@ -163,6 +166,8 @@ impl Run {
             drained: false,
             was_stopped: false,
             failed: None,
+            is_gone: false,
+            reports: Vec::new(),
             before: (0.0, 0, 0),
         };
         for index in 0..job.workers {
@@ -211,7 +216,7 @@ impl Run {
             self.serve(folder, self.since(now));
             let is_over = self.services.iter().all(|service| service.is_over(self.since(now)));
             self.drained = is_over && self.whole_window;
-            if self.drained || self.failed.is_some() || now >= latest {
+            if self.drained || self.failed.is_some() || self.is_gone || now >= latest {
                 break;
             }
             if now >= next_point {
@@ -282,9 +287,7 @@ impl Run {
         self.in_hand[worker] += 1;
         self.held_by.insert((order.rank, order.slot), worker);
         let (orders, waker) = &self.orders[worker];
-        if orders.send(Told::Move(order)).is_err() {
-            self.failed.get_or_insert_with(gone);
-        }
+        self.is_gone |= orders.send(Told::Move(order)).is_err();
         waker.iter().for_each(|waker| waker.wake());
     }
 
@@ -299,8 +302,13 @@ impl Run {
                     return;
                 }
                 Ok(Answer::Ready(..)) | Err(RecvTimeoutError::Timeout) => return,
-                Ok(Answer::Over(_)) | Err(RecvTimeoutError::Disconnected) => {
-                    self.failed.get_or_insert_with(gone);
+                Ok(Answer::Over(report)) => {
+                    self.reports.push(*report);
+                    self.is_gone = true;
+                    return;
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.is_gone = true;
                     return;
                 }
             }
@@ -386,7 +394,7 @@ impl Run {
             drop(orders);
             waker.iter().for_each(|waker| waker.wake());
         }
-        let mut reports = Vec::new();
+        let mut reports = std::mem::take(&mut self.reports);
         while reports.len() < self.threads.len() {
             match self.answers.recv() {
                 Ok(Answer::Over(report)) => reports.push(*report),
@@ -398,6 +406,9 @@ impl Run {
             }
         }
         self.threads.join();
+        if self.is_gone {
+            self.failed.get_or_insert_with(gone);
+        }
         reports.sort_by_key(|report| report.tally.worker);
         Ran {
             services: self.services,

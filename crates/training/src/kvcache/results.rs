@@ -24,24 +24,7 @@ pub(super) fn outcome(
     folder: &Folder,
     mut ran: Ran,
 ) -> Done {
-    let moved = moved_of(&ran);
-    let blocks = [0, 1].map(|way| merged(ran.reports.iter().map(|report| &report.blocks[way])));
-    let flush = merged(ran.reports.iter().map(|report| &report.flush));
-    let cores = ran.readings.cpu.as_ref().map(|cpu| {
-        let process = cpu.process.user_s + cpu.process.system_s;
-        let may = ran.readings.noise.cpu_limit_cores.unwrap_or(f64::from(forebay_io::threads::online()));
-        (process / cpu.wall_s.max(1e-9), may)
-    });
-    let mut assumptions: Vec<String> = OF_REFERENCE.iter().map(|text| text.to_string()).collect();
-    assumptions.extend((spec.host_tier_bytes > 0).then(|| OF_FILES.into()));
-    let how = Circumstance {
-        whole_window: ran.whole_window,
-        drained: ran.drained,
-        cores,
-        flush: Spread::of_latency(&flush),
-        blocks: blocks.each_ref().map(Spread::of_latency),
-        assumptions,
-    };
+    let (moved, how) = (moved_of(&ran), circumstance(spec, &ran));
     let with_room = KvSpec { capacity_bytes: folder.capacity_bytes(), ..spec.clone() };
     let kvcache = KvCache::of(&with_room, &ran.services, &moved, how.clone());
     let last_ns = moved.last_ns;
@@ -89,6 +72,27 @@ pub(super) fn outcome(
     let damaged = || damage(&record.result.errors.examples, record.result.errors.verify_failed);
     let failure = failed.or_else(damaged).or_else(|| requirements::of_record(&job, &record));
     Done { outcome: Outcome { record, failure }, ranks }
+}
+
+/// What the services don't know of the run.
+fn circumstance(spec: &KvSpec, ran: &Ran) -> Circumstance {
+    let blocks = [0, 1].map(|way| merged(ran.reports.iter().map(|report| &report.blocks[way])));
+    let flush = merged(ran.reports.iter().map(|report| &report.flush));
+    let cores = ran.readings.cpu.as_ref().map(|cpu| {
+        let process = cpu.process.user_s + cpu.process.system_s;
+        let may = ran.readings.noise.cpu_limit_cores.unwrap_or(f64::from(forebay_io::threads::online()));
+        (process / cpu.wall_s.max(1e-9), may)
+    });
+    let mut assumptions: Vec<String> = OF_REFERENCE.iter().map(|text| text.to_string()).collect();
+    assumptions.extend((spec.host_tier_bytes > 0).then(|| OF_FILES.into()));
+    Circumstance {
+        whole_window: ran.whole_window,
+        drained: ran.drained,
+        cores,
+        flush: Spread::of_latency(&flush),
+        blocks: blocks.each_ref().map(Spread::of_latency),
+        assumptions,
+    }
 }
 
 fn damage(examples: &[String], blocks: u64) -> Option<Error> {

@@ -173,6 +173,7 @@ impl Worker {
             }
         }
         self.put_away();
+        self.failed.take().into_iter().for_each(|error| tell(Err(error)));
     }
 
     pub(super) fn report(mut self) -> Report {
@@ -227,7 +228,7 @@ impl Worker {
             self.entries.push(None);
         }
         let access = FileAccess { write: way == Way::Write, direct: self.spec.cache == Cache::Bypass };
-        let mut made = Vec::new();
+        let (mut made, path) = (Vec::new(), place.path.clone());
         match OpenFile::open(access, place, at, &mut self.kit, &mut made) {
             Ok(file) => {
                 if way == Way::Read && self.spec.cache == Cache::Drop {
@@ -237,8 +238,12 @@ impl Worker {
                 self.entries[at] = Some(Moving { file, rank, slot, key, way, made, broken: None });
             }
             Err(why) => {
+                let mine = made.first().map(|Made(place, identity)| (place.path.clone(), *identity));
+                let mine = mine.or_else(|| identity.map(|identity| (path, identity)));
+                let is_gone = mine.is_some_and(|(path, identity)| !identity.is_at(&path));
                 made.iter().for_each(|Made(place, identity)| drop(identity.remove(&place.path)));
                 match why {
+                    _ if is_gone => self.done.push(tells(Ended::Lost)),
                     Refused::Make(_, e) if is_full(e.raw_os_error().unwrap_or(0)) => {
                         self.done.push(tells(Ended::Full));
                     }

@@ -7,6 +7,7 @@ from typing import Any
 
 from forebay.bench import summary
 from forebay.numbers import bytes_, count, seconds, significant
+from forebay.units import GIB
 
 INDENT = 11
 
@@ -71,7 +72,7 @@ def device(record: dict[str, Any]) -> list[tuple[str, str]]:
     asked = record["result"]["bytes"]
     if not moved or not asked or not record["result"]["seconds"]:
         return []
-    rate = moved / 2**30 / record["result"]["seconds"]
+    rate = moved / GIB / record["result"]["seconds"]
     return [("device", f"{significant(rate)} GiB/s read and written, by its counters ({moved / asked:.3f} of what was asked)")]
 
 
