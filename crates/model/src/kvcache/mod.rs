@@ -36,6 +36,18 @@ const JOIN_NS: u64 = 2_000_000_000;
 /// Whether a setting is out of bounds; what was asked for, what is wrong with it, and what to type.
 type Bound = (bool, String, &'static str, &'static str);
 
+/// What requests do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    #[default]
+    Both,
+    /// Entries are written and never read.
+    Prefill,
+    /// Entries that were there before, one of each user, are read.
+    Decode,
+}
+
 /// A run as asked for. Sizes in bytes, times in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -70,6 +82,7 @@ pub struct KvSpec {
     pub workers: Option<u32>,
     pub cache: Cache,
     pub engine: Engine,
+    pub phase: Phase,
     /// Every byte read is compared with what was written.
     pub verify: bool,
     /// An I/O unfinished after this many seconds fails the run.
@@ -104,6 +117,7 @@ impl Default for KvSpec {
             workers: None,
             cache: Cache::Bypass,
             engine: Engine::Auto,
+            phase: Phase::Both,
             verify: false,
             timeout_s: 30.0,
             interval_ms: 250,

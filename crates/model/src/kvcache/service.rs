@@ -6,7 +6,7 @@
 
 use super::cache::{Reserved, Tier, Tiers};
 use super::users::{rank_hash, Class, Remembered, Request, User};
-use super::{KvSpec, JOIN_NS};
+use super::{KvSpec, Phase, JOIN_NS};
 use crate::{Error, Latency};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -41,7 +41,7 @@ pub enum Ended {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum Step {
     /// Reads this earlier turn next.
     Earlier(u32),
     Admit,
@@ -65,7 +65,9 @@ enum Doing {
 #[derive(Clone, Debug)]
 struct Running {
     served: Served,
-    phase: Phase,
+    /// Its own entry.
+    own: Key,
+    phase: Step,
     doing: Doing,
     since_ns: u64,
     /// Its entry was evicted before it could be read, and is written once more.
@@ -127,6 +129,11 @@ const READING: usize = 3;
 const WRITING: usize = 4;
 const FULL: usize = 5;
 
+/// A user's entry where requests only read.
+fn stock_of(user: u32) -> Key {
+    Key { user, conversation: 0, turn: 0 }
+}
+
 impl Service {
     /// `capacity_bytes`: room for entries on storage.
     ///
@@ -171,6 +178,18 @@ impl Service {
 
     pub fn rank(&self) -> u32 {
         self.rank
+    }
+
+    /// Entries that are to be there before the first request: with their bytes.
+    pub fn stock(&self) -> Vec<(Key, u64)> {
+        let users = self.users.iter().filter(|_| self.spec.phase == Phase::Decode);
+        users.map(|user| (stock_of(user.number()), u64::from(user.stock()) * self.token_bytes)).collect()
+    }
+
+    /// One of them is there.
+    pub fn is_stocked(&mut self, key: Key, bytes: u64) {
+        self.tiers.reserve_storage(bytes, &mut Vec::new());
+        self.tiers.add(key, bytes, (bytes / self.token_bytes.max(1)) as u32, Tier::Storage);
     }
 
     /// When the next request comes; None once the window has no more.
@@ -304,7 +323,15 @@ impl Service {
             self.counts.prompts += 1;
             self.counts.misses += 1;
         }
-        let knows = self.remembered.has(user, conversation);
+        let own = match self.spec.phase {
+            Phase::Decode => stock_of(user),
+            Phase::Both | Phase::Prefill => Key { user, conversation, turn },
+        };
+        let first = match self.spec.phase {
+            Phase::Both if self.remembered.has(user, conversation) => Step::Earlier(1),
+            Phase::Both | Phase::Prefill => Step::Admit,
+            Phase::Decode => Step::Own,
+        };
         let served = Served {
             request,
             started_ns: now_ns,
@@ -317,7 +344,8 @@ impl Service {
         };
         self.slots[slot as usize] = Some(Running {
             served,
-            phase: if knows { Phase::Earlier(1) } else { Phase::Admit },
+            own,
+            phase: first,
             doing: Doing::Nothing,
             since_ns: now_ns,
             writes_again: false,
@@ -341,41 +369,47 @@ impl Service {
             self.now[ENTRY] -= 1;
             return self.read_entry(slot, key, now_ns, acts);
         }
-        let Request { user, conversation, turn, output, .. } = run.served.request;
-        let own = Key { user, conversation, turn };
+        let Request { turn, output, .. } = run.served.request;
+        let own = run.own;
+        let reads = match self.spec.phase {
+            Phase::Both => !run.served.request.is_prefill_only(),
+            Phase::Prefill => false,
+            Phase::Decode => true,
+        };
         match run.phase {
-            Phase::Earlier(earlier) if earlier >= turn => {
-                run.phase = Phase::Admit;
+            Step::Earlier(earlier) if earlier >= turn => {
+                run.phase = Step::Admit;
                 true
             }
-            Phase::Earlier(earlier) => {
-                run.phase = Phase::Earlier(earlier + 1);
+            Step::Earlier(earlier) => {
+                run.phase = Step::Earlier(earlier + 1);
                 self.read_entry(slot, Key { turn: earlier, ..own }, now_ns, acts)
             }
-            Phase::Admit => self.admit(slot, own, now_ns),
-            Phase::Place => self.place(slot, own, now_ns, acts),
-            Phase::Own if run.writes_again || run.served.request.is_prefill_only() => {
-                run.phase = Phase::Over;
+            Step::Admit => self.admit(slot, own, now_ns),
+            Step::Place => self.place(slot, own, now_ns, acts),
+            Step::Own if run.writes_again || !reads => {
+                run.phase = Step::Over;
                 true
             }
-            Phase::Own if self.tiers.get(own).is_none() => {
+            Step::Own if self.tiers.get(own).is_none() => {
                 self.counts.misses += 1;
-                (run.writes_again, run.phase) = (true, Phase::Admit);
+                let writes = self.spec.phase == Phase::Both;
+                (run.writes_again, run.phase) = (true, if writes { Step::Admit } else { Step::Over });
                 true
             }
-            Phase::Own => {
-                run.phase = Phase::Again(output.div_ceil(TOKENS_A_READ).max(1));
+            Step::Own => {
+                run.phase = Step::Again(output.div_ceil(TOKENS_A_READ).max(1));
                 self.read_entry(slot, own, now_ns, acts)
             }
-            Phase::Again(0) => {
-                run.phase = Phase::Over;
+            Step::Again(0) => {
+                run.phase = Step::Over;
                 true
             }
-            Phase::Again(left) => {
-                run.phase = Phase::Again(left - 1);
+            Step::Again(left) => {
+                run.phase = Step::Again(left - 1);
                 self.read_entry(slot, own, now_ns, acts)
             }
-            Phase::Over => self.finish(slot, now_ns),
+            Step::Over => self.finish(slot, now_ns),
         }
     }
 
@@ -401,7 +435,7 @@ impl Service {
     /// True where the request goes on at once: there is no such entry, or it lies in memory.
     fn read_entry(&mut self, slot: u32, key: Key, now_ns: u64, acts: &mut Vec<Act>) -> bool {
         let Some(run) = &mut self.slots[slot as usize] else { return false };
-        let is_own = key.turn == run.served.request.turn;
+        let is_own = key == run.own;
         let Some(entry) = self.tiers.get_mut(key) else {
             self.counts.misses += 1;
             self.counts.earlier_misses += u64::from(!is_own);
@@ -469,7 +503,7 @@ impl Service {
             self.lose(key);
         }
         if let Some(run) = &mut self.slots[slot as usize] {
-            if key.turn == run.served.request.turn {
+            if key == run.own {
                 run.served.decode_ns += took;
             }
         }
@@ -484,7 +518,7 @@ impl Service {
             run.served.admission_ns += now_ns.saturating_sub(run.since_ns);
             self.now[ADMISSION] -= 1;
         } else if self.tiers.get(own).is_some() {
-            run.phase = Phase::Own;
+            run.phase = Step::Own;
             return true;
         } else if self.admitted >= self.admission {
             (run.doing, run.since_ns) = (Doing::Admission, now_ns);
@@ -494,7 +528,7 @@ impl Service {
         } else {
             self.admitted += 1;
         }
-        run.phase = Phase::Place;
+        run.phase = Step::Place;
         true
     }
 
@@ -514,7 +548,7 @@ impl Service {
         if self.tiers.host_takes(bytes) {
             match self.tiers.reserve_host(bytes) {
                 Reserved::Yes => {
-                    run.phase = Phase::Own;
+                    run.phase = Step::Own;
                     self.tiers.add(own, bytes, tokens, Tier::Host);
                     self.counts.host.writes += 1;
                     self.counts.host.written_bytes += bytes;
@@ -575,8 +609,7 @@ impl Service {
 
     fn has_written(&mut self, slot: u32, bytes: u64, took: u64, ended: Ended, acts: &mut Vec<Act>) {
         let Some(run) = &mut self.slots[slot as usize] else { return };
-        let Request { user, conversation, turn, context, .. } = run.served.request;
-        let own = Key { user, conversation, turn };
+        let (own, context) = (run.own, run.served.request.context);
         if ended == Ended::Full {
             run.doing = Doing::Writes(bytes);
             run.since_ns += took;
@@ -585,8 +618,7 @@ impl Service {
             }
         }
         let Some(run) = &mut self.slots[slot as usize] else { return };
-        (run.doing, run.phase) =
-            (Doing::Nothing, if ended == Ended::Whole { Phase::Own } else { Phase::Over });
+        (run.doing, run.phase) = (Doing::Nothing, if ended == Ended::Whole { Step::Own } else { Step::Over });
         run.served.prefill_ns += took;
         self.now[WRITING] -= 1;
         match ended {

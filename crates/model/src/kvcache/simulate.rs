@@ -119,7 +119,10 @@ pub fn simulate(
     model.check(Op::Write)?;
     let capacity = spec.capacity_bytes.unwrap_or(u64::MAX);
     let ranks = spec.ranks_of_process().map(|rank| Service::new(spec, rank, capacity));
-    let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
+    let mut ranks = ranks.collect::<Result<Vec<_>, _>>()?;
+    for rank in &mut ranks {
+        rank.stock().into_iter().for_each(|(key, bytes)| rank.is_stocked(key, bytes));
+    }
     let in_flight = f64::from(spec.depth) * f64::from(spec.workers.unwrap_or(WORKERS));
     let written = model.write_bandwidth_bytes_s.unwrap_or(model.read_bandwidth_bytes_s);
     let latency_s = [model.read_latency_s, model.write_latency_s];

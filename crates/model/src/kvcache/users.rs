@@ -190,6 +190,16 @@ impl User {
         request
     }
 
+    /// Tokens of the entry that it has before the first request, where requests only read.
+    pub fn stock(&self) -> u32 {
+        let mut random = Xoshiro256::new(derive(self.key, u64::MAX));
+        between(&mut random, (self.context_max / 4).max(1), self.context_max)
+    }
+
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
     /// Takes note that `request` was made.
     pub fn made(&mut self, request: &Request) {
         self.hash = request.words().into_iter().fold(self.hash, |hash, word| mix(hash ^ word));

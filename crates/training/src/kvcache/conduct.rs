@@ -51,10 +51,12 @@ pub(super) fn run(
     let at_once = u64::from(spec.served_at_once()) * u64::from(spec.ranks_here());
     opening::allow_descriptors(2 * at_once + u64::from(job.workers) * 8);
     let run = Run::gather(spec, &job, &mut folder, destination).and_then(|mut run| {
-        if barrier.map_or(Ok(true), |barrier| barrier.pass())? {
-            run.play(&mut folder, observer);
-        } else {
+        run.stock(&mut folder, observer);
+        if !barrier.map_or(Ok(true), |barrier| barrier.pass())? {
             run.was_stopped = true;
+        }
+        if !run.was_stopped && run.failed.is_none() && !run.is_gone {
+            run.play(&mut folder, observer);
         }
         Ok(run.end())
     });
@@ -195,6 +197,68 @@ impl Run {
             Ok(Answer::Failed(e)) => Err(e),
             Ok(_) | Err(_) => Err(gone()),
         }
+    }
+
+    /// Writes what is to be there before the first request, as many entries at once as may be. None of it is measured.
+    fn stock(&mut self, folder: &mut Folder, observer: &mut dyn Observer) {
+        let all = self.services.iter().map(|service| (service.rank(), service.stock()));
+        let mut waiting: Vec<(u32, Key, u64)> = all
+            .flat_map(|(rank, keys)| keys.into_iter().map(move |(key, bytes)| (rank, key, bytes)))
+            .collect();
+        let (total, mut under_way) = (waiting.len(), std::collections::HashMap::new());
+        let mut next_ask = clock::now();
+        while !(waiting.is_empty() && under_way.is_empty()) && self.failed.is_none() && !self.is_gone {
+            while under_way.len() < self.spec.admission as usize {
+                let Some((rank, key, bytes)) = waiting.pop() else { break };
+                under_way.insert((rank, key.user), bytes);
+                let place = folder.place(rank, key, bytes);
+                self.hand_out(Order { rank, slot: key.user, key, place, identity: None });
+            }
+            match self.answers.recv_timeout(POLL) {
+                Ok(Answer::Moved(Moved { rank, slot, key, ended, made })) => {
+                    if let Some(worker) = self.held_by.remove(&(rank, slot)) {
+                        self.in_hand[worker] = self.in_hand[worker].saturating_sub(1);
+                    }
+                    let bytes = under_way.remove(&(rank, slot)).unwrap_or(0);
+                    if let Some(made) = made.filter(|_| ended == Ended::Whole) {
+                        folder.note(rank, key, made);
+                        self.services[(rank - self.spec.first_rank) as usize].is_stocked(key, bytes);
+                    }
+                    // A full disk has no more room for the others either.
+                    if ended == Ended::Full {
+                        waiting.clear();
+                    }
+                }
+                Ok(Answer::Failed(error)) => self.failed = Some(error),
+                Ok(Answer::Over(report)) => {
+                    self.reports.push(*report);
+                    self.is_gone = true;
+                }
+                Ok(Answer::Ready(..)) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => self.is_gone = true,
+            }
+            if clock::now() >= next_ask {
+                next_ask = clock::now() + POLL;
+                let point = self.point(clock::now());
+                let message =
+                    format!("{} of {total} entries written", total - waiting.len() - under_way.len());
+                let progress = self.progress(&point);
+                observer.progress(&Progress { phase: Phase::Prepare, message: Some(message), ..progress });
+                if observer.stop() {
+                    self.was_stopped = true;
+                    return;
+                }
+            }
+        }
+        self.forget_stock();
+    }
+
+    /// What was moved so far isn't the run's.
+    fn forget_stock(&mut self) {
+        self.sums.bytes.iter().for_each(|sum| sum.store(0, Ordering::Relaxed));
+        self.sums.ios.store(0, Ordering::Relaxed);
+        self.sums.last_ns.store(0, Ordering::Relaxed);
+        self.before = (0.0, 0, 0);
     }
 
     /// From the first request to the end of the last, or to wherever the run is stopped.

@@ -203,6 +203,10 @@ impl Worker {
                 Ok(Told::Begin(end)) => {
                     self.window_end = end;
                     self.begin = end - Duration::from_nanos(self.spec.window_ns());
+                    // What was written before the first request isn't the run's.
+                    let mut tally = Tally::new(self.report.tally.worker, None, 1);
+                    tally.measures(true);
+                    self.report = Report { tally, blocks: Default::default(), flush: Latency::default() };
                 }
                 Ok(Told::Move(order)) => self.take(order),
                 Err(TryRecvError::Empty) => return true,

@@ -60,6 +60,9 @@ class KvVerbs(LazyGroup):
 @click.option("--workers", metavar="N", help="Threads that move entries. Default: one per CPU, at most 4.")
 @click.option("--cache", type=click.Choice(("bypass", "drop")), help="O_DIRECT, or the page cache, emptied. Default: bypass.")
 @click.option("--engine", type=click.Choice(("auto", "uring", "pread", "inline")), help="I/O engine.")
+@click.option(
+    "--phase", type=click.Choice(("both", "prefill", "decode")), help="Only write entries, or only read what is there before."
+)
 @click.option("--verify", is_flag=True, help="Compare every byte that is read with what was written.")
 @click.option("--closed", is_flag=True, help="Refuse settings that the closed division fixes otherwise.")
 @click.option("--results", metavar="DIR", help="Also write the reference's files there: rank files and summary.json.")
@@ -141,6 +144,7 @@ FIXED = {
     "admission": "--admission",
     "host_tier_bytes": "--host-tier",
     "seed": "--seed",
+    "phase": "--phase",
 }
 
 
@@ -154,7 +158,7 @@ def spec_of(options: dict[str, Any], traces: bool = False) -> Spec:
     for flag, (key, parse) in FIELDS.items():
         if options[flag] is not None:
             spec[key] = parse(options[flag], "--" + flag.replace("_", "-"))
-    spec |= {key: options[key] for key in ("model", "cache", "engine") if options[key] is not None}
+    spec |= {key: options[key] for key in ("model", "cache", "engine", "phase") if options[key] is not None}
     if options["closed"]:
         for key, flag in FIXED.items():
             if spec[key] != closed[key]:
