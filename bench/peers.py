@@ -25,12 +25,13 @@ NR_HUGEPAGES = Path("/proc/sys/vm/nr_hugepages")
 
 @dataclass(frozen=True)
 class Ran:
-    """A finished child: its output, the CPU of it and of its children, and what was seen meanwhile."""
+    """A finished child: its output, the CPU of it and of its children, what was seen meanwhile, and its memory at most."""
 
     stdout: str
     cpu_s: float
     wall_s: float
     most: float
+    rss_bytes: int
 
 
 def run(
@@ -64,7 +65,7 @@ def run(
     if child.returncode not in passing:
         tail = " ".join((stderr or stdout).split())[-600:]
         raise Unavailable(f"{Path(command[0]).name} ended with {child.returncode}: {tail}")
-    return Ran(stdout, usage.ru_utime + usage.ru_stime, wall_s, most)
+    return Ran(stdout, usage.ru_utime + usage.ru_stime, wall_s, most, usage.ru_maxrss << 10)
 
 
 # Forebay -------------------------------------------------------------------------------------------
