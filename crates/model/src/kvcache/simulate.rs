@@ -20,14 +20,15 @@ const OF_MODEL: [&str; 3] = [
 
 /// Assumptions of every run: what the reference's sources that could be read don't say.
 pub const OF_REFERENCE: [&str; 3] = [
-    "a conversation ends after 50 turns",
+    "a conversation ends after 50 turns, and a rank remembers the 1,000 that were asked in last",
     "each rank has as many places to serve a request as users, at most 500",
     "a request counts from its arrival to its end; nothing is generated between reads",
 ];
 
-/// Bytes on a drive's way to the host for each byte that it fetches from there: PCIe's request for 512 bytes, the largest
-/// by default, takes 24 with its frame.
-const REQUESTED: f64 = 24.0 / 512.0;
+/// Bytes on a drive's way to the host for each byte that it fetches from there. PCIe's request for 512 bytes, the largest by
+/// default, takes 24 with its frame; each completion of 256 that arrives is acknowledged by 8, as its timer asks for where
+/// the link isn't full.
+const REQUESTED: f64 = 24.0 / 512.0 + 8.0 / 256.0;
 /// Nanoseconds between two looks at whether to go on.
 const LOOK_NS: u64 = 1_000_000_000;
 
@@ -281,7 +282,7 @@ mod tests {
     fn data_sheets_alone_make_the_published_rates() {
         let one = run(1, "d7-ps1010");
         let Rates { as_published, window, drained } = one.read_gib_s;
-        assert!((as_published / 14.53 - 1.0).abs() < 0.06, "{as_published}");
+        assert!((as_published / 14.53 - 1.0).abs() < 0.05, "{as_published}");
         assert!((12.4..13.5).contains(&drained) && window < 13.51, "{drained} {window}");
         assert!((1.07..1.17).contains(&(as_published / drained)), "{}", as_published / drained);
         let three = run(3, "d7-ps1010").read_gib_s.as_published;
