@@ -8,13 +8,16 @@
 from __future__ import annotations
 
 import datetime
+import gzip
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
@@ -101,6 +104,27 @@ def daemon_package(program: Path, version: str, dist: Path) -> Path:
     return out
 
 
+def trim_lock(source: Path) -> None:
+    """Takes out of the lock file in a source distribution what nothing there uses.
+
+    maturin leaves out the crates that the library doesn't use, and cargo, told to be `locked`, refuses a lock file that
+    names more than is there: nobody could build from it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(source) as archive:
+            archive.extractall(folder)
+            entries = archive.getmembers()
+        (tree,) = Path(folder).iterdir()
+        command = ["cargo", "metadata", "--offline", "--format-version", "1"]
+        subprocess.run(command, cwd=tree, check=True, stdout=subprocess.DEVNULL)
+        # The same bytes from the same source: gzip would note when.
+        with gzip.GzipFile(source, "wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+            for entry in (entry for entry in entries if entry.isfile()):
+                content = (Path(folder) / entry.name).read_bytes()
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+
+
 def inventory(version: str) -> dict[str, Any]:
     """SPDX 2.3: each crate that is linked into the library and the daemon, with version, licence and checksum."""
     command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", "x86_64-unknown-linux-gnu"]
@@ -154,6 +178,7 @@ def main() -> int:
         return 3
     wheels = sorted(dist.glob("*.whl"))
     version = wheels[0].name.split("-")[1]
+    trim_lock(dist / f"forebay-{version}.tar.gz")
     for wheel in wheels:
         forebay_package(wheel, dist, forebay)
     for program in sorted(dist.glob("forebayd-*")):

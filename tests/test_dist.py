@@ -67,6 +67,21 @@ def test_the_daemons_package_has_its_services(dist: Any, tmp_path: Path) -> None
         assert "/usr/bin/forebayd" in started and not [path for path in started if path.startswith("/usr/local")]
 
 
+def test_a_source_distribution_builds_with_its_own_lock_file(dist: Any, tmp_path: Path) -> None:
+    maturin = Path(sys.executable).with_name("maturin")
+    if not maturin.is_file() or shutil.which("cargo") is None:
+        pytest.skip("needs maturin beside this Python, and cargo")
+    subprocess.run([maturin, "sdist", "--out", tmp_path], cwd=ROOT, check=True, capture_output=True)
+    (source,) = tmp_path.glob("*.tar.gz")
+    dist.trim_lock(source)
+    subprocess.run(["tar", "-C", tmp_path, "-xf", source], check=True)
+    (tree,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    command = ["cargo", "metadata", "--locked", "--offline", "--format-version", "1"]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tree / "python/forebay/__init__.py").is_file() and (tree / "crates/python/Cargo.toml").is_file()
+
+
 def test_the_list_of_what_is_inside_names_every_crate_with_its_licence(dist: Any) -> None:
     document = dist.inventory("0.1.0")
     names = {package["name"] for package in document["packages"]}
