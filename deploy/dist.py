@@ -39,6 +39,11 @@ SHELLS = {
     "zsh": "usr/share/zsh/vendor-completions/_forebay",
     "fish": "usr/share/fish/vendor_completions.d/forebay.fish",
 }
+# What Python makes of the modules is made at installation and goes at removal: dpkg keeps what it doesn't know.
+COMPILED = {
+    "postinst": "#!/bin/sh\nset -e\nif command -v py3compile >/dev/null; then py3compile -p forebay; fi\n",
+    "prerm": "#!/bin/sh\nset -e\nif command -v py3clean >/dev/null; then py3clean -p forebay; fi\n",
+}
 SCRIPT = "#!/usr/bin/python3\nimport sys\n\nfrom {module} import {name}\n\nsys.exit({name}())\n"
 
 
@@ -56,8 +61,10 @@ def put(place: Path, content: bytes | str, mode: int = 0o644) -> None:
     place.chmod(mode)
 
 
-def pack(tree: Path, out: Path, card: str) -> None:
+def pack(tree: Path, out: Path, card: str, scripts: dict[str, str] | None = None) -> None:
     put(tree / "DEBIAN/control", card)
+    for name, script in (scripts or {}).items():
+        put(tree / "DEBIAN" / name, script, 0o755)
     put(tree / f"usr/share/doc/{out.name.partition('_')[0]}/copyright", (ROOT / "LICENSE").read_text())
     for folder in [tree, *(path for path in tree.rglob("*") if path.is_dir())]:
         folder.chmod(0o755)
@@ -82,7 +89,8 @@ def forebay_package(wheel: Path, dist: Path, forebay: str) -> Path:
             page.chmod(0o644)
         for shell, place in SHELLS.items():
             put(tree / place, subprocess.run([forebay, "completion", shell], check=True, capture_output=True).stdout)
-        pack(tree, out, control("forebay", version, arch, DEPENDS, "feeds GPUs from storage, and measures how well that works"))
+        what = "feeds GPUs from storage, and measures how well that works"
+        pack(tree, out, control("forebay", version, arch, DEPENDS, what), COMPILED)
     return out
 
 
