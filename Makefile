@@ -48,7 +48,7 @@ PACKAGE := $(shell find python -type f -not -name '*.pyc' -not -name '*.so') pyp
 # The commit is part of the build.
 COMMIT := $(wildcard $(shell git rev-parse --git-path logs/HEAD 2>/dev/null))
 
-.PHONY: help demo test test-long test-vm test-root test-gpu test-ml test-dlio check format bench bench-gpu wheel forebayd dist soak asan miri memcheck fuzz docs promises clean
+.PHONY: help demo test test-long test-vm test-root test-gpu test-ml test-dlio check format bench bench-gpu wheel forebayd dist test-dist soak asan miri memcheck fuzz docs promises clean
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -219,6 +219,11 @@ dist: | $(MADE)/ready ## dist/: source, wheels and forebayd for ARCHS, Debian pa
 	done
 	$(MAKE) --no-print-directory forebayd
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 0) $(BIN)/python deploy/dist.py dist $(BIN)/forebay
+	@.ci/last passed $@
+
+test-dist: | $(BIN)/python ## What make dist made, installed and run on bare Debian 12 and 13 (sudo make test-dist)
+	@.ci/last begun $@
+	$(BIN)/python deploy/test_dist.py dist target/dist-roots
 	@.ci/last passed $@
 
 soak: | $(MADE)/ready ## Signals at hundreds of moments, kills in turn, what a clock judges, long fuzzing (MOMENTS=100)
