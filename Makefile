@@ -159,7 +159,7 @@ check: | $(MADE)/ready ## The fast part of `make test`: format, lint, unit tests
 format: | $(MADE)/ready ## Format Rust and Python in place
 	@$(MAKE) --no-print-directory $(MADE)/tools
 	cargo fmt --all
-	$(BIN)/ruff check --fix python tests bench examples
+	$(BIN)/ruff check --fix python tests bench deploy examples
 
 bench: | $(MADE)/ready ## Side by side with peers, each command of bench/ in turn (ROUNDS=5 BENCH_DIR=… ARGS=--publish)
 	@$(MAKE) --no-print-directory $(MADE)/installed
@@ -296,7 +296,8 @@ clippy: | $(BIN)/python
 	else echo 'skipped: cargo clippy (not installed)'; fi
 
 types:
-	$(BIN)/ruff check python tests bench examples
+	$(BIN)/ruff check python tests bench deploy examples
+	@if command -v actionlint >/dev/null; then actionlint .github/workflows/*.yml; else echo 'skipped: actionlint (not installed)'; fi
 	$(BIN)/mypy
 	$(BIN)/mypy tests/vm
 	$(BIN)/stubtest forebay._core --mypy-config-file pyproject.toml
