@@ -79,7 +79,7 @@ all-tests disturbed: export FOREBAYD = $(CURDIR)/target/tested/debug/forebayd
 all-tests:
 	@$(STEP) format $(MAKE) --no-print-directory format-check
 	@[ -n "$$RUSTC_WORKSPACE_WRAPPER" ] || echo 'skipped: cargo clippy (not installed)'
-	@$(STEP) rust-build .ci/rust-tests --build
+	@$(STEP) rust-build .ci/cause .ci/rust-tests --build
 	# Either waits where the other computes; Python's part takes longer.
 	@.ci/beside '$(STEP) rust-tests nice -n 3 $(RUST_TESTS)' '$(MAKE) --no-print-directory $(QUICK) python-part'
 
@@ -180,9 +180,9 @@ bench-gpu: | $(MADE)/ready ## Every table that ends in a GPU, beside the peers f
 wheel: | $(MADE)/ready ## dist/*.whl for any Linux with glibc 2.28, tried on every Python 3.10 to 3.13 found here
 	@.ci/last begun $@
 	@$(MAKE) --no-print-directory $(MADE)/tools
-	$(BIN)/python -m pip install --quiet 'ziglang>=0.13'
+	.ci/cause $(BIN)/python -m pip install --quiet 'ziglang>=0.13'
 	rm -f dist/*.whl $(MADE)/installed
-	RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --locked --zig --compatibility manylinux_2_28 --out dist
+	RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" .ci/cause $(BIN)/maturin build --release --locked --zig --compatibility manylinux_2_28 --out dist
 	# pytest needs a package to import; no other build than the one that is tried.
 	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps dist/*.whl
 	$(BIN)/python -m pip install --quiet "$$(echo dist/*.whl)[report,test]"
@@ -192,7 +192,7 @@ wheel: | $(MADE)/ready ## dist/*.whl for any Linux with glibc 2.28, tried on eve
 forebayd: | $(MADE)/ready ## dist/forebayd-ARCH for any Linux with glibc 2.28 (ARCHS='x86_64 aarch64')
 	@.ci/last begun $@
 	@$(MAKE) --no-print-directory $(MADE)/tools
-	$(BIN)/python -m pip install --quiet 'ziglang>=0.13' 'cargo-zigbuild>=0.20,<1'
+	.ci/cause $(BIN)/python -m pip install --quiet 'ziglang>=0.13' 'cargo-zigbuild>=0.20,<1'
 	mkdir -p dist
 	# Without debugging information, which is five times the program and names paths of the building machine.
 	for arch in $(ARCHS); do \
@@ -201,7 +201,7 @@ forebayd: | $(MADE)/ready ## dist/forebayd-ARCH for any Linux with glibc 2.28 (A
 			"make forebayd: no standard library of Rust for $$target; try: rustup target add $$target, or: make forebayd ARCHS=$$(uname -m)" >&2; \
 			exit 3; }; \
 		CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_STRIP=debuginfo RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" \
-			cargo zigbuild --release --locked -p forebayd --target $$target.2.28; \
+			.ci/cause cargo zigbuild --release --locked -p forebayd --target $$target.2.28; \
 		install target/$$target/release/forebayd dist/forebayd-$$arch; \
 	done
 	$(PYTEST) -q tests/test_forebayd_built.py
@@ -210,11 +210,11 @@ forebayd: | $(MADE)/ready ## dist/forebayd-ARCH for any Linux with glibc 2.28 (A
 dist: | $(MADE)/ready ## dist/: source, wheels and forebayd for ARCHS, Debian packages, a list of what is inside, checksums
 	@.ci/last begun $@
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
-	$(BIN)/python -m pip install --quiet 'ziglang>=0.13'
+	.ci/cause $(BIN)/python -m pip install --quiet 'ziglang>=0.13'
 	rm -rf dist
 	$(BIN)/maturin sdist --out dist
 	for arch in $(ARCHS); do \
-		RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --locked --zig \
+		RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" .ci/cause $(BIN)/maturin build --release --locked --zig \
 			--compatibility manylinux_2_28 --target $$arch-unknown-linux-gnu --out dist || exit; \
 	done
 	$(MAKE) --no-print-directory forebayd
@@ -318,21 +318,21 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(MADE)/tools: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet 'maturin>=1.9,<2' 'ruff>=0.6,<0.18'
+	.ci/cause $(BIN)/python -m pip install --quiet 'maturin>=1.9,<2' 'ruff>=0.6,<0.18'
 	@mkdir -p $(@D) && touch $@
 
 $(MADE)/wheel: $(RUST) $(PACKAGE) $(COMMIT) $(MADE)/tools
 	rm -rf $(MADE)/wheels
-	$(BIN)/maturin build --profile $(PROFILE) --locked --out $(MADE)/wheels
+	.ci/cause $(BIN)/maturin build --profile $(PROFILE) --locked --out $(MADE)/wheels
 	@touch $@
 
 $(MADE)/installed: $(MADE)/wheel
-	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps $(MADE)/wheels/*.whl
-	$(BIN)/python -m pip install --quiet "$$(echo $(MADE)/wheels/*.whl)[report]"
+	.ci/cause $(BIN)/python -m pip install --quiet --force-reinstall --no-deps $(MADE)/wheels/*.whl
+	.ci/cause $(BIN)/python -m pip install --quiet "$$(echo $(MADE)/wheels/*.whl)[report]"
 	@touch $@
 
 $(MADE)/tested-with: $(MADE)/installed
-	$(BIN)/python -m pip install --quiet "$$(echo $(MADE)/wheels/*.whl)[report,test]"
+	.ci/cause $(BIN)/python -m pip install --quiet "$$(echo $(MADE)/wheels/*.whl)[report,test]"
 	@$(BIN)/python -m pip install --quiet "$$(echo $(MADE)/wheels/*.whl)[mpi]" \
 		|| echo "skipped: the tests of several hosts (mpi4py doesn't install here)"
 	@touch $@
