@@ -35,7 +35,8 @@ from dist import DEBIAN  # noqa: E402, I001
 from vm.packages import mirrors  # noqa: E402
 
 # What is packed: a commit that changes nothing of it leaves dist/ as new as it was.
-PACKED = ("crates", "python", "deploy", "Cargo.toml", "Cargo.lock", "pyproject.toml", "README.md", ":!deploy/test_dist.py")
+PACKED = ("crates", "python", "Cargo.toml", "Cargo.lock", "pyproject.toml", "README.md", "LICENSE")
+PACKAGED = ("deploy/dist.py", "deploy/*.service", "deploy/*.toml")
 CANNOT = 3
 LOG_LINES = 12
 ROW = "{:<18}  {:<26}  {}"
@@ -96,13 +97,13 @@ ARTEFACTS = (
     Artefact("forebayd", "forebayd-{arch}", "$file --version", "qemu $file --version"),
 )
 
-# What a root sees of this machine, mounted in namespaces that end with the process. "$@" runs there.
+# What a root sees of this machine, mounted in namespaces that end with the process.
 MOUNTS = """
 cd "$root"
+mkdir -p proc sys dev/shm dev/pts dist wheels var/cache/apt/archives
 mount -t proc proc proc
 mount -t sysfs -o ro sysfs sys
 for device in null zero full random urandom; do touch dev/$device; mount --bind /dev/$device dev/$device; done
-mkdir -p dev/shm dev/pts dist wheels
 mount -t tmpfs -o mode=1777 shm dev/shm
 mount -t devpts -o newinstance,ptmxmode=666 devpts dev/pts
 ln -sf pts/ptmx dev/ptmx
@@ -160,15 +161,17 @@ def qemu(arch: str) -> str | None:
 
 def root_archive(at: Folders, system: System, arch: str) -> Path:
     """The archive of a bare root; of another processor's, packages are unpacked and not set up, with Python and ours need."""
-    archive = at.kept / f"{system.suite}-{DEBIAN[arch]}.tar"
+    how = ["--variant=minbase", "--include=ca-certificates"]
+    if qemu(arch):
+        # base-files has the links /lib and /bin.
+        packages = "base-files,python3,python3-click,python3-jinja2,python3-numpy,python3-rich"
+        how = ["--variant=extract", f"--architectures={DEBIAN[arch]}", f"--include={packages}"]
+    # Made in another way it is another.
+    archive = at.kept / f"{system.suite}-{DEBIAN[arch]}-{hashlib.sha256(repr(how).encode()).hexdigest()[:8]}.tar"
     if archive.is_file():
         return archive
     print(f"makes a bare {system.name} for {arch}", flush=True)
     made, log = archive.with_suffix(".new.tar"), at.folder("logs") / f"{archive.stem}.txt"
-    how = ["--variant=minbase", "--include=ca-certificates"]
-    if qemu(arch):
-        packages = "python3,python3-click,python3-jinja2,python3-numpy,python3-rich"
-        how = ["--variant=extract", f"--architectures={DEBIAN[arch]}", f"--include={packages}"]
     log.unlink(missing_ok=True)
     # Of several the first; where apt has none of Debian's, mmdebstrap's own.
     if not run(["mmdebstrap", "--quiet", *how, system.suite, made, *mirrors()[:1]], log):
@@ -198,7 +201,8 @@ def unpack(file: Path, tree: Path, wheels: Path, system: System, arch: str, log:
     if file.suffix == ".whl":
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--only-binary=:all:", f"--find-links={wheels}"]
         platforms = [f"--platform={name}_{arch}" for name in MANYLINUX]
-        target = [f"--target={tree}/opt/forebay", f"--python-version={system.python}"]
+        # By --python-version pip chooses wheels; what they require it would still compare with its own Python.
+        target = [f"--target={tree}/opt/forebay", f"--python-version={system.python}", "--ignore-requires-python"]
         return run([*command, *platforms, *target, str(file)], log)
     return True
 
@@ -206,8 +210,9 @@ def unpack(file: Path, tree: Path, wheels: Path, system: System, arch: str, log:
 def entered(tree: Path, script: str, log: Path, **variables: str | Path) -> bool:
     """Runs a script in namespaces of its own, with nothing of this machine's environment but the addresses of proxies."""
     proxies = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
-    own = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
-    clean = ["env", "-i", *(f"{name}={value}" for name, value in {**proxies, **own, **variables, "root": tree}.items())]
+    path = "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    own = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", "root": tree}
+    clean = ["env", "-i", *(f"{name}={value}" for name, value in {**proxies, **own, **variables}.items())]
     return run([*clean, "unshare", "--mount", "--pid", "--fork", "--kill-child", "/bin/sh", "-euc", MOUNTS + script], log)
 
 
@@ -217,7 +222,7 @@ def tried(at: Folders, system: System, artefact: Artefact, arch: str, file: Path
     log.unlink(missing_ok=True)
     archive = root_archive(at, system, arch)
     wheels = dependencies(at, system, arch, file) if file.suffix == ".whl" else at.folder("no-wheels")
-    places = {"dist": at.dist, "wheels": wheels, "packages": at.folder(f"packages-{archive.stem}")}
+    places = {"dist": at.dist, "wheels": wheels, "packages": at.folder(f"packages-{system.suite}-{DEBIAN[arch]}")}
     with tempfile.TemporaryDirectory(dir=at.kept, prefix="tree-") as folder:
         tree = Path(folder)
         tree.chmod(0o755)
@@ -281,7 +286,7 @@ def refusal(dist: Path) -> str | None:
         return "needs root, for root file systems; try: sudo make test-dist"
     if not (dist / "SHA256SUMS").is_file():
         return f"{dist.name}/ has no artefacts; first run: make dist"
-    last = git("log", "-1", "--format=%ct", "--", *PACKED).strip()
+    last = git("log", "-1", "--format=%ct", "--", *PACKED, *PACKAGED).strip()
     if last and int(last) > (dist / "SHA256SUMS").stat().st_mtime:
         return f"{dist.name}/ is older than the last commit that changes what is in it; first run: make dist"
     # It says what it can't install.
