@@ -326,6 +326,9 @@ def test_the_mpijob_starts_a_command_that_exists_on_as_many_nodes_as_it_has():
     given = run.command.make_context("run", command).params
     assert given["workload"] == "unet3d" and given["accelerators"] == "2" and given["as_json"]
     image = (HERE.parent / "deploy/mpi.Containerfile").read_text()
+    # The manifest's image is built there, from forebay's own.
+    built = re.search(r"^#   podman build -f deploy/mpi.Containerfile -t (\S+) \.", image, re.M)
+    assert set(re.findall(r"image: (\S+)", text)) == {built[1]} and "ARG FOREBAY=forebay\nFROM ${FOREBAY}\n" in image
     assert "/home/mpiuser/.sshd_config" in text and "> /home/mpiuser/.sshd_config" in image
 
 
