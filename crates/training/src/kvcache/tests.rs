@@ -1,5 +1,6 @@
 use super::*;
 use forebay_bench::run_kit::Progress;
+use forebay_model::kvcache::Phase;
 
 struct Nobody;
 
@@ -56,4 +57,42 @@ fn other_threads_and_depths_make_the_same_stream() {
         first
     );
     assert_ne!(hash(KvSpec { seed: 1, ..base }), first);
+}
+
+#[test]
+fn an_io_that_fails_ends_the_run_and_what_was_measured_is_kept() {
+    let dir = std::env::temp_dir().join(format!("forebay-kv-test-fault-{}", std::process::id()));
+    let spec = KvSpec { faults: Some("error=0.02".into()), ..spec(dir.to_str().unwrap()) };
+    let done = run(&spec, Vec::new(), &mut Nobody, None).unwrap();
+    let failure = done.outcome.failure.unwrap();
+    assert_eq!(failure.kind, forebay_model::Kind::Run, "{failure}");
+    assert!(failure.asked.contains("rank_0/user"), "{failure}");
+    let kvcache = done.outcome.record.kvcache.unwrap();
+    assert!(!kvcache.drained && kvcache.write_bytes > 0);
+    assert!(!dir.exists());
+}
+
+#[test]
+fn a_drive_that_stalls_is_named_and_not_waited_for() {
+    let dir = std::env::temp_dir().join(format!("forebay-kv-test-stall-{}", std::process::id()));
+    let spec = KvSpec { faults: Some("stall=0.05".into()), timeout_s: 0.5, ..spec(dir.to_str().unwrap()) };
+    let done = run(&spec, Vec::new(), &mut Nobody, None).unwrap();
+    let failure = done.outcome.failure.unwrap();
+    assert!(failure.found.contains("unfinished after"), "{failure}");
+    assert!(done.outcome.record.result.errors.timed_out > 0);
+}
+
+#[test]
+fn entries_that_are_only_read_were_there_before_and_only_those_are() {
+    let dir = std::env::temp_dir().join(format!("forebay-kv-test-phase-{}", std::process::id()));
+    let base = KvSpec { duration_s: 0.5, ..spec(dir.to_str().unwrap()) };
+    let of = |phase| {
+        let done = run(&KvSpec { phase, ..base.clone() }, Vec::new(), &mut Nobody, None).unwrap();
+        assert!(done.outcome.failure.is_none(), "{:?}", done.outcome.failure);
+        done.outcome.record.kvcache.unwrap()
+    };
+    let (read, written) = (of(Phase::Decode), of(Phase::Prefill));
+    assert!(read.read_bytes > 0 && read.write_bytes == 0 && read.hits.misses == read.hits.system_prompts);
+    assert!(written.write_bytes > 0 && written.read_bytes == 0);
+    assert_eq!(read.stream_hash, written.stream_hash);
 }
