@@ -173,9 +173,9 @@ impl KvSpec {
             (self.users == 0, format!("--users {}", self.users), "must be above 0", "--users 200"),
             (
                 !(self.duration_s > 0.0 && self.duration_s <= 86_400.0),
-                format!("--duration {}", self.duration_s),
+                format!("‹duration_s› {}", self.duration_s),
                 "must be above 0 and at most a day",
-                "--duration 300",
+                "‹duration_s› 300",
             ),
             (
                 requests > REQUESTS_MAX,
