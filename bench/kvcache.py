@@ -31,7 +31,7 @@ RSS_MAX = 512 << 20
 BEYOND = 0.005
 
 
-def ours(folder: Path, phase: str, users: int, seconds: float, name: str = "forebay", room: int = 12) -> Contender:
+def ours(folder: Path, phase: str, users: int, seconds: float, name: str = "forebay", room: int = 6) -> Contender:
     """`forebay emulate kvcache` as typed; figures of its window, in which it reads or writes alone."""
     base = [installed(), "emulate", "kvcache", "--option", "1", "--dir", str(folder / "forebay-kvcache"), "--phase", phase]
     base += ["--users", str(users), "--capacity", f"{room}g", "--json", "-q"]
@@ -100,7 +100,7 @@ def cell(options: argparse.Namespace, children: list[Child], way: str) -> Cell:
 
 def option_one(options: argparse.Namespace) -> Cell:
     """200 users of the real thing; its rate is bound to nothing, its memory and its count are."""
-    contenders = [ours(options.dir, "both", 200, options.seconds, room=20)]
+    contenders = [ours(options.dir, "both", 200, options.seconds, room=12)]
     return Cell("option 1, 200 users", contenders, [Bound("rate", (), at_least=0.001)])
 
 

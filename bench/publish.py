@@ -108,7 +108,7 @@ QUESTIONS = (
         "NVMe/TCP",
         "How fast is a namespace over loopback, beside TCP alone, and beside the same drive used locally?",
         (
-            Part("remote_read", only="(128|1024)k$|4k, depth 1$", others="tcp|iperf|SPDK", ours="forebay(?!, spin)"),
+            Part("remote_read", only="128k$|4k, depth 1$", others="tcp|iperf|SPDK", ours="forebay(?!, spin)"),
             Part("remote_read", only="64k, queues|1024k, both", others="1 queue|no digests"),
             Part("remote_local", only="paced drive, (64|1024)k|disk, 128k"),
             Part("remote_many", as_is=()),
@@ -119,21 +119,23 @@ QUESTIONS = (
         "What does an emulated drive cost, beside the target used directly, the drive used locally, and memcpy?",
         (
             Part("gateway_local", only=".*(copy|depth 1)$", others="memcpy|eventfd"),
-            Part("gateway_remote", only="4k, depth 1$|(direct|paced drive), (64|1024)k"),
+            Part("gateway_remote", only="4k, depth 1$|(direct|paced drive), 64k"),
             Part("gateway_queues", others="1 queue"),
             Part("gateway_guest", as_is=()),
             Part("forebay sweep solidigm-remote", only="local|NVMe|gateway", as_is=("128k",)),
         ),
     ),
     Question(
-        "Emulated accelerators and checkpoints",
-        "How many accelerators can two processors emulate, beside DLIO and plain reads, and how fast are checkpoints written?",
+        "Emulated accelerators, checkpoints and KV caches",
+        "How many accelerators can two processors emulate, beside DLIO and plain reads? How fast do checkpoints and entries move?",
         (
             Part("emulate_dlio", only="resnet50|unet3d", others="plain reads \\+ checksums"),
             Part("emulate_dlio", as_is=("that is H100s",)),
             Part("emulate_many", as_is=()),
             Part("gpu_emulate", others="bounce"),
             Part("checkpoint", others="fio"),
+            Part("kvcache", only="entries", others="fio"),
+            Part("kvcache", only="entries", others="numpy"),
         ),
     ),
     Question(
