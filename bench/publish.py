@@ -126,8 +126,8 @@ QUESTIONS = (
         ),
     ),
     Question(
-        "Emulated accelerators, checkpoints and KV caches",
-        "How many accelerators can two processors emulate, beside DLIO and plain reads? How fast do checkpoints and entries move?",
+        "Emulated accelerators and checkpoints",
+        "How many accelerators can two processors emulate, beside DLIO? How fast are checkpoints and a KV cache's entries moved?",
         (
             Part("emulate_dlio", only="resnet50|unet3d", others="plain reads \\+ checksums"),
             Part("emulate_dlio", as_is=("that is H100s",)),
