@@ -23,3 +23,23 @@ def play(fleet: Fleet, observer: Callable[[float], None] | None = None) -> Outco
             observer(json.loads(text)["share"])
 
     return json.loads(_core.simulate_fleet(json.dumps(fleet), relay))
+
+
+def kvcache_option(number: int) -> dict[str, Any]:
+    """Returns the KvSpec of one of MLPerf Storage v3.0's options. Raises RequestError where there is none."""
+    from forebay import _core
+
+    return json.loads(_core.kvcache_option(max(min(number, 99), 0)))
+
+
+def kvcache(spec: dict[str, Any]) -> dict[str, Any]:
+    """Plays a KvSpec whose `dir` is `model:DRIVE` in virtual time, and returns the record's part `kvcache`.
+
+    Raises RequestError for what can't be, KeyboardInterrupt where `_core.stop()` was called.
+    """
+    from forebay import _core
+
+    record = json.loads(_core.kvcache_run(json.dumps(spec), [], None, None, None))
+    if record["result"].get("interrupted"):
+        raise KeyboardInterrupt
+    return record["kvcache"]

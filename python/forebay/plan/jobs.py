@@ -1,6 +1,6 @@
 """The kind of a plan's workload, and its demand on storage.
 
-`io` reads; `dlrm` (on h100) is MLPerf Training's, planned in minutes; `job` is any training job by its bytes per sample
+`io` reads; `kvcache` is a serving engine's; `dlrm` (on h100) is MLPerf Training's, planned in minutes; `job` is any training job by its bytes per sample
 and its rate; every other name is a workload as `forebay emulate workloads` lists it, or a TOML file of one: training,
 planned in accelerators and AU, or a checkpoint, planned in seconds.
 """
@@ -13,7 +13,7 @@ from functools import lru_cache
 from forebay.errors import RequestError
 from forebay.plan.training import DEMAND_MIBPS, SMALL_FILE, Ask, usual_ask
 
-IO, DLRM, JOB = "io", "dlrm", "job"
+IO, DLRM, JOB, KVCACHE = "io", "dlrm", "job", "kvcache"
 H100, ACCELERATORS = "h100", ("h100", "a100", "b200", "mi355")
 # Of a training job that says nothing of it: the share of its rate that it must keep.
 LEAST_PCT = 90.0
@@ -21,7 +21,7 @@ LEAST_PCT = 90.0
 
 def is_checkpoint(workload: str) -> bool:
     """RequestError for a workload that isn't known."""
-    if workload in (IO, DLRM, JOB) or (workload, H100) in DEMAND_MIBPS:
+    if workload in (IO, DLRM, JOB, KVCACHE) or (workload, H100) in DEMAND_MIBPS:
         return False
     from forebay.emulate import workloads
 
@@ -41,7 +41,7 @@ def _variants(workload: str) -> tuple:
     except RequestError as error:
         if not error.found.startswith("is not known"):
             raise
-        known = ", ".join((IO, JOB, *workloads.builtin()))
+        known = ", ".join((IO, JOB, KVCACHE, *workloads.builtin()))
         raise RequestError(f"workload '{workload}'", error.found, f"one of {known}; or a TOML file of one") from None
 
 

@@ -16,8 +16,8 @@ def links(system: System) -> dict[str, float]:
     found: dict[str, float] = {}
     if system.link is not None:
         found["link"] = system.link / system.sharers
-    # Emulated accelerators end in memory; a real job's bytes go on to GPUs.
-    in_memory = system.emulated and system.workload != JOB
+    # Emulated accelerators, and entries of a KV cache, end in memory; a real job's bytes go on to GPUs.
+    in_memory = system.caches or system.emulated and system.workload != JOB
     if system.pcie:
         to = pcie.MEMORY if in_memory else pcie.DIRECT if system.path == "gds" else pcie.STAGED
         found |= pcie.limits(system.pcie, system.drives, system.location == "remote", to)

@@ -8,7 +8,7 @@ from typing import Any
 
 from forebay.errors import RequestError
 from forebay.plan import catalogue, flow, jobs, pcie
-from forebay.plan.jobs import IO, JOB
+from forebay.plan.jobs import IO, JOB, KVCACHE
 from forebay.plan.training import Ask
 from forebay.units import parse_bytes, parse_gib_s
 
@@ -25,6 +25,7 @@ class System:
     `pcie`: the tree of switches; `gpu_link`: GiB/s of each GPU's own; `cores`: of the host, for I/O; None: don't limit.
     Sizes in bytes; memory and data set in GiB. `gpus`: the published system whose GPUs train (dlrm). `samples_per_s`: of
     one accelerator that never waits (job). `rules`: whose variant of an emulated workload; None: the first that has it.
+    `option` to `admission`: of a KV cache, as `forebay emulate kvcache` has them; None: the option's.
     """
 
     drive: str
@@ -50,6 +51,11 @@ class System:
     cores: int | None = None
     samples_per_s: float | None = None
     rules: str | None = None
+    option: int | None = None
+    users: int | None = None
+    model: str | None = None
+    ranks: int | None = None
+    admission: int | None = None
 
     @property
     def in_minutes(self) -> bool:
@@ -62,7 +68,12 @@ class System:
     @property
     def emulated(self) -> bool:
         """Returns whether it trains on accelerators whose AU is asked for."""
-        return self.workload != IO and not self.in_minutes and not self.saves
+        return self.workload not in (IO, KVCACHE) and not self.in_minutes and not self.saves
+
+    @property
+    def caches(self) -> bool:
+        """Returns whether it is a KV cache, which is played in virtual time."""
+        return self.workload == KVCACHE
 
     @property
     def ask(self) -> Ask:
@@ -77,7 +88,10 @@ class System:
         )  # fmt: skip
 
 
-WHOLE = ("drives", "queues", "workers", "depth", "sharers", "accelerators", "threads", "cores")
+KV_WHOLE = ("option", "users", "ranks", "admission")
+# I/Os that a KV cache has in flight where nothing is said: those of `forebay emulate kvcache`.
+KV_WORKERS, KV_DEPTH = 4, 32
+WHOLE = ("drives", "queues", "workers", "depth", "sharers", "accelerators", "threads", "cores", *KV_WHOLE)
 REAL_MAX = 1e15
 RATES = ("link", "gpu_link")
 REAL = (*RATES, "dataset", "memory", "sample_bytes", "samples_per_s")
@@ -103,6 +117,8 @@ def make(given: Mapping[str, Any], more: list[catalogue.Drive], where: str = "pl
         raise RequestError(f"{where}: cores {cores}", f"the host has {threads} threads", f"cores {threads}, or threads {cores}")
     if cores and not threads:
         settled["threads"] = max(cores, System.threads)
+    if settled.get("workload") == KVCACHE:
+        settled = {"workers": KV_WORKERS, "depth": KV_DEPTH, **settled}
     system = System(**settled)
     _suits(system, where)
     here = sum(s.drives for s in system.pcie)
@@ -123,6 +139,10 @@ def _suits(system: System, where: str) -> None:
     if system.samples_per_s is not None and system.workload != JOB:
         said = f"is for workload job; {system.workload} has a rate of its own"
         raise RequestError(f"{where}: samples_per_s {system.samples_per_s:g}", said, "--workload job")
+    of_cache = [key for key in (*KV_WHOLE, "model") if getattr(system, key) is not None]
+    if of_cache and not system.caches:
+        said = f"is for workload {KVCACHE}, not for {system.workload}"
+        raise RequestError(f"{where}: {of_cache[0]} {getattr(system, of_cache[0])}", said, f"--workload {KVCACHE}")
     if system.rules is not None and not system.emulated:
         raise RequestError(f"{where}: rules {system.rules}", f"are for emulated workloads, not for {system.workload}", "no rules")
 

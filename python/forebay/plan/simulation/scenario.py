@@ -167,6 +167,8 @@ def _job(table: dict[str, Any], system: System, seconds: float, more: list[Any])
     base = {k: v for k, v in system.__dict__.items() if v is not None and not (k == "sharers" and system.link is None)}
     base.pop("accelerators", None)
     own = make({**base, "workload": IO, **{k: v for k, v in table.items() if k in OF_JOB}}, more, where)
+    if own.caches:
+        raise RequestError(f"{where}: workload kvcache", "can't be one job among others", "plan run --workload kvcache")
     start = _number(f"{where}: start", table.get("start", 0.0), -1.0, seconds)
     stop = table.get("stop")
     if start < 0 or stop is not None and _number(f"{where}: stop", stop, 0.0, math.inf) <= start:
