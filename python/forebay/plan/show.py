@@ -112,3 +112,47 @@ def calibration(document: Mapping[str, Any]) -> str:
     lines += [f"outlier      {text}" for text in document["outliers"]]
     lines += [f"warning      {text}" for text in document["warnings"]]
     return "\n".join(lines)
+
+
+KV_NAMES = (
+    ("throughput_gib_s", "read, in the window", "GiB/s"),
+    ("read_as_published_gib_s", "read, as published", "GiB/s"),
+    ("read_drained_gib_s", "read, until the last byte", "GiB/s"),
+    ("write_gib_s", "write, in the window", "GiB/s"),
+    ("write_as_published_gib_s", "write, as published", "GiB/s"),
+    ("write_drained_gib_s", "write, until the last byte", "GiB/s"),
+    ("storage_tokens_per_s", "storage tokens", "1/s"),
+    ("entry_read_p95_ms", "entry read, P95", "ms"),
+    ("entry_write_p95_ms", "entry write, P95", "ms"),
+    ("request_p95_ms", "request, P95", "ms"),
+)
+
+
+def kvcache(row: Mapping[str, Any]) -> str:
+    """A plan of a KV cache."""
+    asked = row["kvcache"]
+    rows: list[tuple[str, ...]] = [("", "", "80 % interval", "")]
+    for key, name, unit in KV_NAMES:
+        if key in row:
+            rows.append((name, figure(row[key]), f"{figure(row[f'{key}_p10'])} to {figure(row[f'{key}_p90'])}", unit))
+    lines = [f"option {asked['option']}: {asked['model']}, {asked['users']} users, {asked['admission']} entries written at once", ""]
+    lines += [*table(rows), "", f"bottleneck   {row['bottleneck']}: {row['limit_reason']}"]
+    lines.append("utilisation  " + " · ".join(f"{n} {100 * v:.0f} %" for n, v in row["utilisation"].items()))
+    lines.append(f"interval     {row['interval']}")
+    lines += [f"assumed      {text}" for text in row["assumptions"]] + [f"warning      {text}" for text in row["warnings"]]
+    return "\n".join([*lines, "", *parameters(row["parameters"])])
+
+
+def kvusers(document: Mapping[str, Any]) -> str:
+    """Choices of drives for users of a KV cache."""
+    target = document["target"]
+    lines = [f"target: {target['kv_users']} users, P95 of a request at most {target['p95_s']:g} s; least drives", ""]
+    rows: list[tuple[str, ...]] = [("drive", "drives", "users, at most", "P95 ms", "at the low end", "read GiB/s", "limit")]
+    for c in document["choices"]:
+        shown = (figure(c["p95_ms"]), figure(c["p95_ms_p90"]), figure(c["read_gib_s"]))
+        rows.append((c["drive"], str(c["drives"]), str(c["users_max"]), *shown, c["limit"]))
+    lines += table(rows) if len(rows) > 1 else []
+    lines += [f"not enough   {c['drives']} × {c['drive']}: {c['users_max']} users; {c['reason']}" for c in document["not_enough"]]
+    lines += [""] + [f"advice       {text}" for text in document["advice"]] + [f"interval     {document['interval']}"]
+    lines += [f"assumed      {text}" for text in document["assumptions"]] + [f"left out     {t}" for t in document["left_out"]]
+    return "\n".join([*lines, *(f"warning      {text}" for text in document["warnings"])])

@@ -49,14 +49,14 @@ OPTIONS = (
     ("--location", str, "WHERE", "local, or remote through a DPU (local)."),
     ("--queues", int, "N", "Queues of the DPU, up to 31; remote only (31)."),
     ("--io-size", str, "SIZE", "Size of a request (1m)."),
-    ("--workers", int, "N", "Number of reading workers (24)."),
-    ("--depth", int, "N", "Requests in flight per worker (1)."),
+    ("--workers", int, "N", "Number of reading workers (24; kvcache: 4)."),
+    ("--depth", int, "N", "Requests in flight per worker (1; kvcache: 32)."),
     ("--path", str, "PATH", "gds or cpu (gds)."),
     ("--link", str, "GIB_S", "Bandwidth of the narrowest link on the way, e.g. an uplink or a NIC; also as 200Gb/s."),
     ("--sharers", int, "N", "How many share that link equally (1)."),
     ("--gpu-link", str, "GIB_S", "Bandwidth of each GPU's link."),
     ("--cores", int, "N", "Limit on the CPU cores that I/O may use (the host's threads)."),
-    ("--workload", str, "NAME", "io, dlrm, job, a workload listed by forebay emulate workloads, or a TOML file (io)."),
+    ("--workload", str, "NAME", "io, dlrm, job, kvcache, a workload listed by forebay emulate workloads, or a TOML file (io)."),
     ("--accelerator", str, "NAME", "h100, a100, b200 or mi355 (h100)."),
     ("--rules", str, "SET", "Edition of the workload: v1.0, v2.0 or v3.0 (the first that has it)."),
     ("--accelerators", int, "N", "Number of accelerators; default: the greatest number that passes."),
@@ -66,6 +66,11 @@ OPTIONS = (
     ("--gpus", str, "SYSTEM", "System whose GPUs train, for dlrm (D74H-7U)."),
     ("--sample-bytes", float, "BYTES", "Size of a training sample, for dlrm and job (912)."),
     ("--samples-per-s", float, "RATE", "Rate of one accelerator that never waits, for job."),
+    ("--option", int, "1|2|3", "MLPerf Storage v3.0's option, for kvcache (1)."),
+    ("--users", int, "N", "Users of each rank, for kvcache (the option's)."),
+    ("--model", str, "NAME", "Language model, for kvcache (the option's)."),
+    ("--ranks", int, "N", "Clients, each with users of its own, for kvcache (1)."),
+    ("--admission", int, "N", "Entries written at once by each rank, for kvcache (the option's)."),
 )
 
 
@@ -136,8 +141,10 @@ def run(as_json: bool, **values: Any) -> int:
     simulated, flags = taken(values)
     if flags and not simulated:
         raise RequestError("--" + next(iter(flags)), "applies only to a simulation", "add --simulate")
-    file = values["file"]
+    file, calibrated = values["file"], values["runs"] is not None or values["calibration"] is not None
     planner, system, more = prepared(values)
+    if system.caches:
+        return run_kvcache(planner, system, simulated, calibrated, as_json)
     if not simulated:
         row = answer.answer(planner, system)
         click.echo(json.dumps(row) if as_json else show.run(row))
@@ -152,8 +159,37 @@ def run(as_json: bool, **values: Any) -> int:
     return INTERRUPTED if row["simulation"]["interrupted"] else DONE
 
 
+def run_kvcache(planner: Any, system: Any, simulated: bool, calibrated: bool, as_json: bool) -> int:
+    """`plan run` of a KV cache, which is played in virtual time."""
+    from forebay import simulate
+    from forebay.bench.interrupt import Interrupt
+    from forebay.plan import kvcache, show
+
+    if simulated:
+        raise RequestError("--simulate", "a KV cache is played in virtual time as it is", "no --simulate")
+    with Interrupt():
+        row = kvcache.plan(planner, system, simulate.kvcache, simulate.kvcache_option, calibrated)
+    click.echo(json.dumps(row) if as_json else show.kvcache(row))
+    return DONE
+
+
+def recommend_kvcache(planner: Any, system: Any, asked: Any, pool: list[Any], as_json: bool) -> int:
+    """`plan recommend --kv-users`: each drive is tried in virtual time."""
+    from forebay import simulate
+    from forebay.bench.interrupt import Interrupt
+    from forebay.plan import kvusers, show
+    from forebay.plan.simulation.verb import Bar
+
+    with Interrupt(), Bar() as bar:
+        found = kvusers.recommend(planner, system, asked, pool, simulate.kvcache, simulate.kvcache_option, bar.show)
+    click.echo(json.dumps(found) if as_json else show.kvusers(found))
+    return DONE if found["choices"] else CHECK_FAILED
+
+
 @command.command(name="recommend")
-@system_options(less=("--drive", "--drives", "--accelerators"))
+@system_options(less=("--drive", "--drives", "--accelerators", "--users"))
+@click.option("--kv-users", type=int, metavar="N", help="Target: users of a KV cache, of each rank, that are served in time.")
+@click.option("--p95", metavar="TIME", help="For --kv-users: P95 from a request's arrival to its end, as 10s or 500ms (10s).")
 @click.option("--accelerators", type=int, metavar="N", help="Target: number of accelerators that must pass.")
 @click.option("--gib-s", type=float, metavar="RATE", help="Target: GiB/s.")
 @click.option("--minutes", type=float, metavar="TIME", help="Target: minutes to train (dlrm).")
@@ -161,8 +197,9 @@ def run(as_json: bool, **values: Any) -> int:
 @CATALOGUE
 @JSON
 def recommend(
-    as_json: bool, accelerators: int | None, gib_s: float | None, minutes: float | None, by: str, **values: Any
-) -> int:
+    as_json: bool, accelerators: int | None, gib_s: float | None, minutes: float | None, kv_users: int | None,
+    p95: str | None, by: str, **values: Any,
+) -> int:  # fmt: skip
     """Meet a target with the fewest drives or the lowest price or power; with advice on GDS and over-provisioning.
 
     A choice qualifies if the 10 % end of its interval meets the target. Prices and watts come only from your catalogue.
@@ -174,16 +211,39 @@ def recommend(
     if by not in advice.BY:
         raise RequestError(f"--by {by}", "is not a measure", "one of " + ", ".join(advice.BY))
     target = advice.Target(accelerators, gib_s, minutes)
-    target.check()
+    asked = kv_target(target, kv_users, p95, by, values)
+    if asked is None:
+        target.check()
     if values["file"] is None and values["runs"] is not None:
         raise RequestError("recommend --runs", "doesn't say which drive the runs read", "calibrate --out, then --calibration")
     if values["file"] is None and values["calibration"] is None:
         values["drive"] = next(iter(sheets.drives().values())).name
     planner, system, more = prepared(values)
     pool = more if by != "drives" and more else list({d.name: d for d in [*sheets.drives().values(), *more]}.values())
+    if asked is not None:
+        return recommend_kvcache(planner, system, asked, pool, as_json)
     document = advice.recommend(planner, system, target, by, pool)
     click.echo(json.dumps(document) if as_json else show.recommend(document))
     return DONE if document["choices"] else CHECK_FAILED
+
+
+def kv_target(target: Any, users: int | None, p95: str | None, by: str, values: dict[str, Any]) -> Any:
+    """What --kv-users asks for, whose workload is then kvcache; None without it."""
+    from forebay.plan import kvusers
+    from forebay.units import parse_seconds
+
+    if users is None:
+        if p95 is not None:
+            raise RequestError(f"--p95 {p95}", "belongs to --kv-users", "--kv-users 50")
+        return None
+    if any(v is not None for v in target.__dict__.values()) or by != "drives":
+        raise RequestError("--kv-users", "is a target of its own, met with the fewest drives", "no other target, and no --by")
+    if values["workload"] not in (None, "kvcache"):
+        raise RequestError(f"--workload {values['workload']}", "contradicts --kv-users", "--workload kvcache, or none")
+    asked = kvusers.Asked(users, kvusers.P95_S if p95 is None else parse_seconds(p95, "--p95"))
+    asked.check()
+    values["workload"] = "kvcache"
+    return asked
 
 
 @command.command(name="whatif")
@@ -208,6 +268,8 @@ def whatif(as_json: bool, vary: tuple[str, ...], page: str | None, **values: Any
         output.check("--page", page, output.PAGE)
     own = values["runs"] is not None or values["calibration"] is not None
     planner, system, more = prepared(values)
+    if system.caches:
+        raise RequestError("whatif with workload kvcache", "isn't planned over ranges", "plan run for each, or plan recommend")
     if page:
         from forebay.plan import explore
 
