@@ -1,8 +1,8 @@
 """The kind of a plan's workload, and its demand on storage.
 
-`io` reads; `kvcache` is a serving engine's; `dlrm` (on h100) is MLPerf Training's, planned in minutes; `job` is any training job by its bytes per sample
-and its rate; every other name is a workload as `forebay emulate workloads` lists it, or a TOML file of one: training,
-planned in accelerators and AU, or a checkpoint, planned in seconds.
+`io` reads; `kvcache` is a serving engine's; `dlrm` (on h100) is MLPerf Training's, planned in minutes; `job` is any training job
+by its bytes per sample and its rate; every other name is a workload as `forebay emulate workloads` lists it, or a TOML file of
+one: training, planned in accelerators and AU, or a checkpoint, planned in seconds.
 """
 
 from __future__ import annotations

@@ -114,7 +114,9 @@ def recommend(
     """forebay.recommend/1. No choice is an answer, with the reason. RequestError for what can't be."""
     asked.check()
     demand = demand_gib_s(system, asked, play, option)
-    choices, short, left_out = [], [], []
+    choices: list[dict[str, Any]] = []
+    short: list[dict[str, Any]] = []
+    left_out: list[str] = []
     for number, drive in enumerate(drives):
         told(number / len(drives))
         if drive.seq_write_mbps is None:
@@ -142,8 +144,8 @@ def recommend(
 
 
 MEANING = (
-    "p95: of the time from a request's arrival until it is served: its entry written, and read for every 32 tokens of output, all "
-    f"classes together; at most {LEFT_MOST:.0%} of requests may be left in the queue; one seed"
+    "p95: of the time from a request's arrival until it is served: its entry written, and read for every 32 tokens of output, "
+    f"all classes together; at most {LEFT_MOST:.0%} of requests may be left in the queue; one seed"
 )
 
 
@@ -236,8 +238,8 @@ def advice(
     """What these users ask for, and, where nothing serves them, what would."""
     each = demand[0] / asked.users
     found = [
-        f"these users never wait for an answer: they ask for {demand[0]:.0f} GiB/s of reads, {each:.1f} each, whatever the storage "
-        "gives; users who wait ask for less"
+        f"these users never wait for an answer: they ask for {demand[0]:.0f} GiB/s of reads, {each:.1f} each, whatever the "
+        "storage gives; users who wait ask for less"
     ]
     if not choices and short:
         best = max(short, key=lambda c: c["users_max"])

@@ -135,7 +135,8 @@ def kvcache(row: Mapping[str, Any]) -> str:
     for key, name, unit in KV_NAMES:
         if key in row:
             rows.append((name, figure(row[key]), f"{figure(row[f'{key}_p10'])} to {figure(row[f'{key}_p90'])}", unit))
-    lines = [f"option {asked['option']}: {asked['model']}, {asked['users']} users, {asked['admission']} entries written at once", ""]
+    at_once = f"{asked['admission']} entries written at once"
+    lines = [f"option {asked['option']}: {asked['model']}, {asked['users']} users, {at_once}", ""]
     lines += [*table(rows), "", f"bottleneck   {row['bottleneck']}: {row['limit_reason']}"]
     lines.append("utilisation  " + " · ".join(f"{n} {100 * v:.0f} %" for n, v in row["utilisation"].items()))
     lines.append(f"interval     {row['interval']}")
