@@ -64,6 +64,7 @@ ANOTHER_WORKLOAD = [
     "filename=/a:/b",
     "rw=randread filename=/a:/b file_service_type=sequential",
     "size=1g filesize=2g",
+    "filesize=1m-2m",
     "directory=/a:/b filename=",
     "openfiles=1",
     "pre_read=1",
@@ -282,6 +283,17 @@ def test_any_bytes_are_read_or_refused(tmp_path: Path, data: bytes) -> None:
         ("numjobs=2  // note", "a remark has a line of its own", "numjobs=2"),
         ("rw=randtrim", "is not one of", "rw=randwrite"),
         ("rw=randraed", "is not one of", "rw=randread"),
+        ("rw=randread // note", "a remark has a line of its own", "rw=randread"),
+        ("bs=16k /* note */", "a remark has a line of its own", "bs=16k"),
+        ("ioengine=MMAP", "is not one of", "ioengine=mmap"),
+        ("ioengine=io_urnig", "is not one of", "ioengine=io_uring"),
+        ("runtime=.5", "is not a time", "runtime=500ms"),
+        ("runtime=0.25s", "is not a time", "runtime=250ms"),
+        ("runtime=2min", "is not a time", "runtime=2m"),
+        ("runtime=90 sec", "is not a time", "runtime=90s"),
+        ("thinktime=1.5ms", "is not a time", "thinktime=1500us"),
+        ("runtime=1e3", "is not a time", "runtime=30s"),
+        ("filesize=2m-1m", "ends below its beginning", "filesize=2m"),
     ],
 )
 def test_what_to_type_instead_is_what_was_meant(read: Any, text: str, said: str, next: str) -> None:
@@ -290,6 +302,32 @@ def test_what_to_type_instead_is_what_was_meant(read: Any, text: str, said: str,
     assert refused.value.next == next
     if "trim" not in text:
         one(read, next)
+
+
+@pytest.mark.parametrize("range_", ["1m-1m", "1m:1m", "0x100000-1024k", "1m-1m,2m-2m"])
+def test_a_range_of_one_file_size_is_that_size(read: Any, range_: str) -> None:
+    assert one(read, f"filesize={range_}").job["file_bytes"] == 1 << 20
+
+
+def test_a_range_of_file_sizes_says_what_to_type(read: Any) -> None:
+    with pytest.raises(RequestError, match="fio draws a size for each file.*filesize=2m"):
+        one(read, "filesize=1m-2m")
+    assert one(read, "filesize=1m-2m", lenient=True).job["file_bytes"] == 2 << 20
+
+
+@pytest.mark.parametrize("note", [" ; note", ";note", " # note", "#note", "\t; a # b"])
+def test_a_comment_may_stand_behind_any_value(read: Any, note: str) -> None:
+    plain = ("rw=randread", "bs=16k", "size=1m", "direct=1", "runtime=500msec", "ioengine=mmap", "fadvise_hint=0")
+    assert one(read, *(line + note for line in plain)).job == one(read, *plain).job
+
+
+@pytest.mark.parametrize("rw", ["write", "randwrite", "rw", "randrw"])
+def test_a_mapping_is_only_read(read: Any, rw: str) -> None:
+    assert one(read, "ioengine=mmap", "rw=randread").job["engine"] == "map"
+    with pytest.raises(RequestError, match=r"\[job\] ioengine=mmap: .* only read") as refused:
+        one(read, "ioengine=mmap", f"rw={rw}", "size=1m")
+    assert refused.value.next == "ioengine=psync"
+    assert one(read, refused.value.next, f"rw={rw}", "size=1m").job["engine"] == "inline"
 
 
 @pytest.mark.parametrize("text", ["ioengine=aio", "ioengine=linuxaio"])

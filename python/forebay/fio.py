@@ -174,7 +174,8 @@ class _Reader(Checks):
         text = self.left.pop("rw", "read")
         word, colon, modifier = text.partition(":")
         if word not in OPS:
-            raise self.wrong("rw", text, f"is not one of {', '.join(OPS)}", f"rw={_nearest_op(word)}")
+            said = self.not_a(f"is not one of {', '.join(OPS)}", "rw", text, _nearest_op(word))
+            raise self.wrong("rw", text, *said)
         op, mixed = OPS[word]
         self.fields["op"] = op
         reads = self.number("rwmixread", 50)
@@ -214,13 +215,16 @@ class _Reader(Checks):
             )
         if engine in SYNC_ENGINES:
             self.fields["engine"] = SYNC_ENGINES[engine]
+            if engine == "mmap" and not self.only_reads():
+                raise self.wrong("ioengine", engine, "mappings are only read here, and the job writes", "ioengine=psync")
         elif engine == "libcufile":
             self.cufile()
         elif engine in ELSEWHERE:
             raise self.wrong("ioengine", engine, *ELSEWHERE[engine])
         else:
-            known = ", ".join((*ASYNC_ENGINES, *SYNC_ENGINES, "null", "libcufile"))
-            raise self.wrong("ioengine", engine, f"is not one of {known}", "ioengine=io_uring")
+            known = (*ASYNC_ENGINES, *SYNC_ENGINES, "null", "libcufile")
+            near = next(iter(difflib.get_close_matches(engine.lower(), known, 1)), "io_uring")
+            raise self.wrong("ioengine", engine, *self.not_a(f"is not one of {', '.join(known)}", "ioengine", engine, near))
 
     def cufile(self) -> None:
         mode = self.left.pop("cuda_io", "cufile")

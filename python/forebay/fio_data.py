@@ -29,6 +29,7 @@ class Data(Sides):
         if size_pct in (0, 100):
             size_pct = None
         size = self.file_size("size") if size_pct is None else None
+        self.one_file_size()
         each = self.file_size("filesize")
         count = self.number("nrfiles", 1)
         directory, filename = self.left.pop("directory", ""), self.left.pop("filename", "")
@@ -219,6 +220,22 @@ class Data(Sides):
                 self.leave_out("file_service_type", kind, why)
         elif kind not in ("roundrobin", "random"):
             self.leave_out("file_service_type", kind, "each I/O may go to any of the files")
+
+    def one_file_size(self) -> None:
+        """`filesize=1m-2m`: fio draws a size for each file; a range of one size is that size."""
+        least, dash, most = self.left.get("filesize", "").partition("-")
+        if not dash:
+            least, dash, most = least.partition(":")
+        if not dash:
+            return
+        # As in fio, a second range behind a comma says nothing of files.
+        least, most = least.strip(), most.partition(",")[0].strip()
+        if self.size("filesize", least) > self.size("filesize", most):
+            raise self.wrong("filesize", self.left["filesize"], "is a range that ends below its beginning", f"filesize={least}")
+        if self.size("filesize", least) != self.size("filesize", most):
+            why = f"fio draws a size for each file, and files of one size are supported; filesize={most}"
+            self.leave_out("filesize", self.left["filesize"], why)
+        self.left["filesize"] = most
 
     def file_size(self, key: str) -> int | None:
         """Bytes; None where absent or 100 %: as found."""

@@ -9,7 +9,22 @@ from forebay import fio_values
 from forebay.errors import RequestError
 
 # fio's units of time in seconds.
-SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "msec": 1e-3, "us": 1e-6, "usec": 1e-6}
+# Units that people type and fio takes for others, without a word: `1sec` is 1 µs there.
+_MEANT = {"sec": "s", "secs": "s", "second": "s", "seconds": "s", "min": "m", "mins": "m", "hour": "h", "hours": "h"}
+
+
+def _meant_time(text: str, unit: str) -> str:
+    """A time as fio takes it that is likely meant by `text`: whole numbers, in fio's units."""
+    match = re.fullmatch(r"([0-9]{0,9}(?:\.[0-9]{1,9})?)\s*([a-z]*)", text.lower())
+    known = match and _MEANT.get(match[2], match[2] or unit)
+    if not match or not match[1] or known not in SECONDS:
+        return "30s"
+    microseconds = round(float(match[1]) * SECONDS[known] * 1e6)
+    for name in ("d", "h", "m", "s", "ms"):
+        if microseconds and microseconds % round(SECONDS[name] * 1e6) == 0:
+            return f"{microseconds // round(SECONDS[name] * 1e6)}{name}"
+    return f"{microseconds}us"
 
 
 class Settings:
@@ -44,7 +59,7 @@ class Settings:
 
     def not_a(self, found: str, key: str, text: str, usual: str) -> tuple[str, str]:
         """(What is wrong, what to type): the value alone, where a remark stands behind it."""
-        remarked = re.match(r"([0-9a-zA-Z.%:-]+)\s*(?://|;|#)", text)
+        remarked = re.match(r"([0-9a-zA-Z.%:-]+)\s*(?://|/\*|;|#)", text)
         if remarked:
             return f"{found}: a remark has a line of its own, which begins with # or ;", f"{key}={remarked[1]}"
         return found, f"{key}={usual}"
@@ -69,9 +84,9 @@ class Settings:
         text = self.left.pop(key, None)
         if text is None:
             return None
-        match = re.fullmatch(r"([0-9]{1,12})(d|h|m|s|ms|us)?", text.lower())
+        match = re.fullmatch(r"([0-9]{1,12})(d|h|m|s|ms|msec|us|usec)?", text.lower())
         if not match:
-            raise self.wrong(key, text, "is not a time", f"{key}=30s")
+            raise self.wrong(key, text, *self.not_a("is not a time", key, text, _meant_time(text, unit)))
         return int(match[1]) * SECONDS[match[2] or unit]
 
     def is_random(self) -> bool:
