@@ -6,6 +6,7 @@ A field is spelled the same everywhere: `--io-size 128k` on the command line, `i
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Callable
@@ -87,7 +88,8 @@ def one_of(allowed: tuple[str, ...], text: Any, what: str) -> str:
     """The word, or what fio, gdsio or elbencho call it. Raises RequestError where it is not one of those allowed."""
     chosen = value_of(what, str(text))
     if chosen not in allowed:
-        raise RequestError(f"{what} {text}", f"is not one of {', '.join(allowed)}", f"{what} {allowed[0]}")
+        near = difflib.get_close_matches(chosen.lower(), allowed, n=1) or allowed
+        raise RequestError(f"{what} {text}", f"is not one of {', '.join(allowed)}", f"{what} {near[0]}")
     return chosen
 
 

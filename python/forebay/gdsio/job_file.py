@@ -6,6 +6,7 @@ samples that come with CUDA.
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from forebay import fio
@@ -52,11 +53,9 @@ def _settings(section: fio.Section) -> dict[str, str]:
         if key == "name":
             continue
         if key not in BY_KEY:
-            raise RequestError(
-                f"[{section.name}] {key}",
-                "is not a key of a .gdsio file",
-                f"one of name, {', '.join(BY_KEY)}",
-            )
+            near = difflib.get_close_matches(key, BY_KEY, n=1)
+            next = f"{near[0]}={value}" if near else f"one of name, {', '.join(BY_KEY)}"
+            raise RequestError(f"[{section.name}] {key}", "is not a key of a .gdsio file", next)
         if "$" in value:
             raise RequestError(
                 f"[{section.name}] {key}={value}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from dataclasses import dataclass, field
@@ -109,7 +110,8 @@ class _Reader:
         top = self._toml()
         for key in top:
             if key not in TOP_KEYS:
-                raise self._bad("", key, "is not a key of a sweep", f"one of {', '.join(TOP_KEYS)}")
+                near = difflib.get_close_matches(key, TOP_KEYS, n=1)
+                raise self._bad("", key, "is not a key of a sweep", near[0] if near else f"one of {', '.join(TOP_KEYS)}")
         groups = [
             self._axes(f"point {i}", self._table(g, "point")) for i, g in enumerate(self._points(top), 1)
         ]

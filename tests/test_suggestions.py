@@ -1,0 +1,84 @@
+"""What an error suggests for a slip of the fingers: the nearest word, which parses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forebay import fio, flags
+from forebay.cli import main
+from forebay.errors import RequestError
+from forebay.gdsio import job_file
+from forebay.snap import engine
+from forebay.sweep import file as sweep_file
+
+
+@pytest.fixture
+def snap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """`forebay snap WORDS` → (what is typed next, the words that a gateway would get)."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr(engine, "rpc", lambda words: asked.append(words) or "[]")
+
+    def run(*words: str) -> tuple[str, list[list[str]]]:
+        asked.clear()
+        with pytest.raises(SystemExit) as ended:
+            main(["snap", *words])
+        said = capsys.readouterr().err
+        assert ended.value.code == (2 if said else 0), said
+        return said.partition("try: ")[2].strip(), asked
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["rpc", "nvme_controler_list"], ["nvme_controller_list"]),
+        (["rpc", "-s", "/tmp/a b", "nvme-controller-list", "-c", "x"], ["-s", "/tmp/a b", "nvme_controller_list", "-c", "x"]),
+        (["--rpc", "/tmp/p", "rpc", "nvme_controller_list"], ["--socket", "/tmp/p", "nvme_controller_list"]),
+        (["--rpc=/tmp/p", "rpc", "snap_stats_get"], ["--socket", "/tmp/p", "snap_stats_get"]),
+    ],
+)
+def test_a_slip_in_an_rpc_is_answered_with_what_parses(snap: Any, typed: list[str], meant: list[str]) -> None:
+    import shlex
+
+    next, asked = snap(*typed)
+    words = shlex.split(next)
+    assert words[:3] == ["forebay", "snap", "rpc"] and words[3:] == meant and not asked
+    assert snap(*words[2:]) == ("", [meant])
+
+
+def test_every_verb_and_flag_of_an_rpc_is_found_with_a_letter_missing(snap: Any) -> None:
+    for verb, its in engine.verbs():
+        assert snap("rpc", verb[:-2] + verb[-1])[0].endswith(verb)
+        for flag in (flag for flag in its if len(flag) > 8):
+            assert snap("rpc", verb, flag[:-2] + flag[-1])[0] == flag
+        assert snap("rpc", verb, *its) == ("", [[verb, *its]])
+
+
+def test_a_value_of_a_short_list_is_answered_with_the_nearest() -> None:
+    for field in flags.by_name().values():
+        for word in field.values:
+            slip = word[:-2] + word[-1] if len(word) > 4 else ""
+            if not slip or slip in field.values:
+                continue
+            with pytest.raises(RequestError) as refused:
+                field.parse(slip, f"--{field.flag}")
+            assert refused.value.next == f"--{field.flag} {word}"
+            field.parse(word, f"--{field.flag}")
+
+
+def test_a_key_of_a_sweep_is_answered_with_the_nearest() -> None:
+    for key in sweep_file.TOP_KEYS:
+        if len(key) > 3:
+            with pytest.raises(RequestError) as refused:
+                sweep_file.parse(f"{key[:-2] + key[-1]} = 1\n", "s", "s.toml")
+            assert refused.value.next == key
+
+
+def test_a_key_of_gdsios_job_file_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    for key in (key for key in job_file.BY_KEY if len(key) > 4):
+        with pytest.raises(RequestError) as refused:
+            job_file._settings(fio.Section("job", ((key[:-2] + key[-1], "1"),)))
+        assert refused.value.next == f"{key}=1"
