@@ -4,6 +4,7 @@ machine's files, which the guest reads over 9p."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,23 @@ ADDRESS = "10.0.2.15"
 PORT = 4420
 # A Python under QEMU without KVM takes its time to start.
 COMMAND_S = 420
-# What is of the guest lies over what is of this machine.
+# What is of the guest lies over what is of this machine, but for what our commands are run from.
 OURS = ("/dev", "/proc", "/sys", "/tmp")
+
+
+def kept(prefixes: Iterable[str]) -> list[str]:
+    """The folders of our Python that what is of the guest would hide, as in a clone below /tmp; none inside another."""
+    hidden = sorted(p for p in set(prefixes) if any(p.startswith(f"{place}/") for place in OURS))
+    return [p for p in hidden if not any(p.startswith(f"{other}/") for other in hidden)]
+
+
+KEPT = words(*kept((sys.prefix, sys.base_prefix)))
 SETUP = f"""[ ! -e /sys/class/infiniband/rxe0 ] || exit 0
 modprobe -a 9p 9pnet_virtio crc32_generic rdma_rxe ib_uverbs rdma_ucm nvmet-rdma nvme-rdma || exit 1
 mkdir -p /host && mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=512000,cache=loose host /host || exit 1
+for place in {KEPT}; do mkdir -p "$place" && mount --bind "/host$place" "$place" || exit 1; done
 for place in {" ".join(OURS)}; do mount --bind $place /host$place || exit 1; done
+for place in {KEPT}; do mount --bind "$place" "/host$place" || exit 1; done
 for place in /sys/class/net/*; do
     name=${{place##*/}}
     [ "$name" = lo ] || chroot /host rdma link add rxe0 type rxe netdev "$name" || exit 1
