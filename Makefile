@@ -151,7 +151,7 @@ test-dlio: | $(MADE)/ready ## DLIO reads Forebay's data sets and results, and Fo
 	@.ci/last passed $@
 
 check: | $(MADE)/ready ## The fast part of `make test`: format, lint, unit tests, house rules
-	@$(MAKE) --no-print-directory format-check clippy
+	@$(MAKE) --no-print-directory format-check clippy deny
 	cargo test --workspace --lib --quiet
 	@$(MAKE) --no-print-directory $(MADE)/tested-with types
 	$(PYTEST) -q tests/test_house*.py $(ARGS)
@@ -287,13 +287,18 @@ clean: ## Remove what was built (.venv, target, dist)
 
 # What the targets above are made of ---------------------------------------------------------------
 
-.PHONY: format-check clippy types
+.PHONY: format-check clippy deny types
 format-check:
 	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check; else echo 'skipped: cargo fmt (no rustfmt)'; fi
 
 clippy: | $(BIN)/python
 	@if cargo clippy --version >/dev/null 2>&1; then cargo clippy --workspace --all-targets --quiet -- -D warnings; \
 	else echo 'skipped: cargo clippy (not installed)'; fi
+
+# Its database of advisories comes over the network.
+deny:
+	@if cargo deny --version >/dev/null 2>&1; then .ci/cause cargo deny check; \
+	else echo 'skipped: cargo deny (not installed)'; fi
 
 types:
 	$(BIN)/ruff check python tests bench deploy examples

@@ -54,3 +54,11 @@ def test_every_dependency_has_a_licence_that_we_allow() -> None:
     ]
     assert not refused, "\n".join(refused)
     assert not [p["name"] for p in packages if p["source"] and not p["source"].startswith("registry+")]
+
+
+def test_cargo_deny_judges_advisories_too_and_make_check_asks_it() -> None:
+    tables = re.findall(r"^\[(\w+)\]", (ROOT / "deny.toml").read_text(), re.MULTILINE)
+    assert {"advisories", "bans", "licenses", "sources"} <= set(tables)
+    makefile = (ROOT / "Makefile").read_text()
+    check = makefile.partition("\ncheck: ")[2].partition("\n\n")[0]
+    assert "clippy deny" in check and "'skipped: cargo deny (not installed)'" in makefile
