@@ -9,7 +9,7 @@ import pytest
 from forebay import run as engine
 from forebay.errors import RequestError
 from forebay.flags import fields, parse_settings, set_field
-from forebay.units import format_bytes, parse_bytes, parse_percent, parse_seconds
+from forebay.units import format_bytes, parse_bytes, parse_gib_s, parse_percent, parse_seconds
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -60,6 +60,34 @@ def test_the_engine_reads_sizes_alike(text: str) -> None:
 @pytest.mark.parametrize(("text", "value"), [(".5", 0.5), (".5s", 0.5), ("5.", 5.0), ("1.5m", 90.0), ("500ms", 0.5)])
 def test_a_time_needs_no_digit_on_either_side_of_its_point(text: str, value: float) -> None:
     assert parse_seconds(text) == value
+
+
+# What is typed → whether it is a time, a size, a rate and a percentage.
+SPELLINGS = {
+    "10": "tsrp", " 10 ": "tsrp", "0.5": "trp", ".5": "trp", "5.": "trp", ".5s": "t", "5.s": "t", "1.5m": "ts",
+    ".5k": "s", "1.5GiB": "s",
+    "1e3": "rp", "1E3": "rp", "1e-3": "rp", "1e3s": "", "500ms": "t", "10S": "", "10sec": "", "1h": "t", "2M": "s",
+    "10%": "p", ".5%": "p",
+    "1_000": "", "٣": "", "²": "", "0x10": "", "1,5": "", "inf": "", "nan": "", "": "", ".": "", ".s": "", "1 000": "", "--1": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SPELLINGS)
+def test_each_spelling_of_a_number_is_taken_or_refused_by_every_parser(text: str) -> None:
+    taken = ""
+    for letter, parse in (("t", parse_seconds), ("s", parse_bytes), ("r", parse_gib_s), ("p", parse_percent)):
+        try:
+            assert math.isfinite(parse(text))
+            taken += letter
+        except RequestError as error:
+            assert error.exit_code == 2 and error.next
+    assert taken == SPELLINGS[text]
+
+
+def test_a_time_with_an_exponent_is_answered_with_the_plain_number() -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_seconds("1e3", "--duration")
+    assert refused.value.next == "1000" and parse_seconds(refused.value.next) == 1000
 
 
 @given(NUMBERS)

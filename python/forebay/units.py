@@ -39,7 +39,7 @@ def format_bytes(value: int) -> str:
 
 
 _RATE = re.compile(
-    r"^\s*(-?(?:[0-9]{1,30}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})(?:e-?[0-9]{1,2})?)\s*([KMGT]i?[Bb](?:it)?(?:/s|ps)|)\s*$"
+    r"^\s*(-?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE]-?[0-9]{1,2})?)\s*([KMGT]i?[Bb](?:it)?(?:/s|ps)|)\s*$"
 )
 
 
@@ -60,16 +60,24 @@ def parse_seconds(text: str | float, what: str = "duration") -> float:
     """`10`, `10s`, `2m`, `1h`, `500ms` → seconds."""
     match = re.match(r"^\s*([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})\s*(ms|s|m|h)?\s*$", str(text))
     if not match:
-        raise RequestError(f"{what} {text}", "is not a time", "seconds, or a number with ms, s, m or h")
+        written = re.match(r"^\s*[0-9.]{1,30}e[+]?[0-9]\s*s?\s*$", str(text), re.IGNORECASE)
+        plain = _finite(str(text).strip().lower().removesuffix("s")) if written else math.nan
+        next = f"{plain:.0f}" if plain >= 1 and plain == int(plain) else "seconds, or a number with ms, s, m or h"
+        raise RequestError(f"{what} {text}", "is not a time", next)
     return float(match[1]) * {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
+
+
+def _finite(text: str) -> float:
+    """The number, not a number for all else: Python's own spellings, as 1_000 and digits of other scripts, too."""
+    try:
+        return float(text) if text.isascii() and "_" not in text else math.nan
+    except ValueError:
+        return math.nan
 
 
 def parse_percent(text: str | float, what: str = "percentage") -> float:
     """`2%` or `2` → 2.0."""
-    try:
-        value = float(str(text).strip().removesuffix("%"))
-    except ValueError:
-        value = math.nan
+    value = _finite(str(text).strip().removesuffix("%"))
     if not math.isfinite(value):
         raise RequestError(f"{what} {text}", "is not a percentage", "a number, as 2%")
     return value
