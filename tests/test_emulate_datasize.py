@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_machine import typed
-from forebay.emulate import datagen
+from forebay.emulate import datagen, datasize
 from forebay.emulate.datasize import size
 from forebay.emulate.workloads import load
 from hypothesis import given, settings
@@ -113,3 +114,28 @@ def test_datasize_says_what_asks_for_most_and_what_to_type(capsys: Any) -> None:
     assert code == 2 and "the same number" in err
     code, out, _ = typed(capsys, "emulate", "datasize", "--workload", "retinanet", "--accelerator", "b200", "--memory", "1t")
     assert code == 0 and "folders" in out
+
+
+@pytest.mark.parametrize(
+    ("told", "limits", "lowest"),
+    [
+        ("0::/", {"memory.max": "1048576"}, 1 << 20),
+        ("0::/a.slice/b.scope", {"a.slice/memory.max": "2097152", "a.slice/b.scope/memory.max": "max"}, 2 << 20),
+        ("0::/a.slice/b.scope", {"a.slice/memory.max": "max", "a.slice/b.scope/memory.max": "3145728"}, 3 << 20),
+        ("0::/host/path", {"memory.max": "4194304"}, 4 << 20),
+        ("0::/../other", {"memory.max": "max"}, None),
+        ("5:cpu:/x\n4:memory:/docker/c", {"memory/docker/c/memory.limit_in_bytes": "5242880"}, 5 << 20),
+        ("4:memory:/docker/c", {"memory/memory.limit_in_bytes": "6291456"}, 6 << 20),
+        ("4:cpu,memory:/up/c\n0::/", {"memory/up/memory.limit_in_bytes": "7340032"}, 7 << 20),
+        ("4:memory:/", {"memory/memory.limit_in_bytes": "9223372036854771712"}, None),
+        (":\n::\nodd\n", {"memory.max": "\u0663"}, None),
+    ],
+)
+def test_memory_is_the_lowest_limit_of_the_groups_above(
+    tmp_path: Path, told: str, limits: dict[str, str], lowest: int | None
+) -> None:
+    for name, text in {"proc/self/cgroup": told, **{f"sys/fs/cgroup/{k}": v for k, v in limits.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert datasize.memory_of_this_host(str(tmp_path)) == (lowest or whole)

@@ -69,15 +69,42 @@ def size(workload: Training, rules: str, accelerators: int, memory_bytes: int) -
     )
 
 
-def memory_of_this_host() -> int:
-    """Bytes that the kernel could cache in: all memory, or a container's limit where that is lower."""
+def memory_of_this_host(root: str = "/") -> int:
+    """Bytes that the kernel could cache in: all memory, or the lowest limit of a control group that this process is in."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [_limit(file) for file in _limit_files(root)]
+    return min([total, *(limit for limit in limits if limit is not None)])
+
+
+def _limit_files(root: str) -> list[str]:
+    """Where limits of memory would be: of this process's groups and of all above them, under version 1 and 2 of cgroup."""
+    mounts = {"": ("sys/fs/cgroup", "memory.max"), "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes")}
+    # A container may see its own group as the mount's root, while its path is told as the host has it.
+    found = [os.path.join(root, *mount) for mount in mounts.values()]
     try:
-        with open("/sys/fs/cgroup/memory.max") as file:
-            limit = file.read().strip()
+        with open(os.path.join(root, "proc/self/cgroup"), encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
     except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdigit() else total
+        return found
+    for line in lines:
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        name = "memory" if "memory" in controllers.split(",") else controllers
+        if name not in mounts:
+            continue
+        folder, limit = mounts[name]
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        found += [os.path.join(root, folder, *parts[:depth], limit) for depth in range(1, len(parts) + 1)]
+    return found
+
+
+def _limit(path: str) -> int | None:
+    """The limit in that file; None where there is none, as with `max`."""
+    try:
+        with open(path) as file:
+            text = file.read(32).strip()
+    except (OSError, ValueError):
+        return None
+    return int(text) if text.isdigit() and text.isascii() else None
 
 
 @click.command("datasize", context_settings={"max_content_width": 110})
