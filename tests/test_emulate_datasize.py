@@ -7,13 +7,15 @@ import math
 import os
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_machine import typed
-from forebay.emulate import datagen, datasize
+from forebay.emulate import data, datagen, datasize
 from forebay.emulate.datasize import size
 from forebay.emulate.workloads import load
+from forebay.errors import MachineError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -139,3 +141,14 @@ def test_memory_is_the_lowest_limit_of_the_groups_above(
         (tmp_path / name).write_text(text)
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert datasize.memory_of_this_host(str(tmp_path)) == (lowest or whole)
+    files = [f"{tmp_path}/sys/fs/cgroup/{name}" for name, text in limits.items() if text.isdigit()]
+    assert datasize.memory_and_limit(str(tmp_path))[1] in (files if lowest else [None])
+
+
+def test_batches_beyond_a_containers_limit_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = SimpleNamespace(destination="host", prefetch=2, workload=SimpleNamespace(batch_bytes=1 << 30))
+    for limit, said in (("/sys/fs/cgroup/a/memory.max", "the limit in /sys/fs/cgroup/a/memory.max"), (None, "of memory")):
+        monkeypatch.setattr(data, "memory_and_limit", lambda limit=limit: (1 << 30, limit))
+        with pytest.raises(MachineError, match="2.0 GiB of batches") as refused:
+            data.check_memory(asked, 1)  # type: ignore[arg-type]
+        assert refused.value.found.endswith(said) and ("docker run --memory" in refused.value.next) == bool(limit)

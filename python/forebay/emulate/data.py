@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from forebay.emulate.datasize import EXACT, memory_of_this_host, size
+from forebay.emulate.datasize import EXACT, memory_and_limit, memory_of_this_host, size
 from forebay.emulate.request import Request
 from forebay.errors import MachineError, RequestError
 from forebay.units import GIB
@@ -122,7 +122,10 @@ def check_memory(request: Request, accelerators: int) -> None:
     if request.destination != "host":
         return
     wanted = accelerators * max(request.prefetch, 1) * request.workload.batch_bytes
-    has = memory_of_this_host()
+    has, limit = memory_and_limit()
     if wanted > has:
-        told = f"{wanted / GIB:,.0f} GiB of batches read ahead don't fit into {has / GIB:,.0f} GiB of memory"
-        raise MachineError(f"--accelerators {accelerators} --destination host", told, "--destination drop, or fewer")
+        told = f"{wanted / GIB:,.1f} GiB of batches read ahead don't fit into {has / GIB:,.1f} GiB of memory"
+        next = "--destination drop, or fewer"
+        if limit:
+            told, next = f"{told}, the limit in {limit}", f"{next}; or a container with more memory (docker run --memory SIZE)"
+        raise MachineError(f"--accelerators {accelerators} --destination host", told, next)

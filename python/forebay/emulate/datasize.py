@@ -71,9 +71,14 @@ def size(workload: Training, rules: str, accelerators: int, memory_bytes: int) -
 
 def memory_of_this_host(root: str = "/") -> int:
     """Bytes that the kernel could cache in: all memory, or the lowest limit of a control group that this process is in."""
+    return memory_and_limit(root)[0]
+
+
+def memory_and_limit(root: str = "/") -> tuple[int, str | None]:
+    """(That memory, the file that limits it); no file where all memory of the machine may be used."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [_limit(file) for file in _limit_files(root)]
-    return min([total, *(limit for limit in limits if limit is not None)])
+    limits = [(limit, file) for file in _limit_files(root) if (limit := _limit(file)) is not None and limit < total]
+    return min(limits, default=(total, None))
 
 
 def _limit_files(root: str) -> list[str]:
