@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import shlex
 import sys
@@ -50,7 +49,6 @@ class Snap(click.Command):
         if words is None:
             return super().invoke(ctx)
         try:
-            _refuse_slips(words)
             click.echo(engine.rpc(words).rstrip("\n"))
         except KeyboardInterrupt as stop:
             if isinstance(stop.__cause__, ForebayError):
@@ -67,28 +65,6 @@ def _refuse_flags_before(args: list[str]) -> None:
         return
     next = shlex.join(["forebay", "snap", "rpc", "--socket", path or before[1], *words])
     raise RequestError(f"--rpc {path or before[1]} before rpc", "flags of rpc come behind it; --socket names the socket", next)
-
-
-def _refuse_slips(words: list[str]) -> None:
-    """Refuses a verb that isn't one of the table, and a flag that isn't its verb's, with the nearest that is."""
-    at = 0
-    while words[at : at + 1] and words[at].startswith("-"):
-        at += 2 if words[at] in ("-s", "--socket") else 1
-    if at >= len(words):
-        return
-    verbs, verb = dict(engine.verbs()), words[at]
-    if verb not in verbs:
-        near = difflib.get_close_matches(verb.replace("-", "_"), verbs, n=1)
-        if near:
-            next = shlex.join(["forebay", "snap", "rpc", *words[:at], near[0], *words[at + 1 :]])
-            raise RequestError(f"forebay snap rpc {verb}", "there is no such verb", next)
-        return
-    for word in words[at + 1 :]:
-        flag = word.partition("=")[0]
-        near = difflib.get_close_matches(flag, verbs[verb], n=1) if flag.startswith("--") and flag not in verbs[verb] else []
-        # Without one that is near, the table's own words name all flags of the verb.
-        if near and flag != "--help":
-            raise RequestError(f"{verb} {flag}", "there is no such flag", near[0])
 
 
 @click.command(
