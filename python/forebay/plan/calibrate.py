@@ -280,7 +280,7 @@ def calibrate(runs: Sequence[Found], drive: catalogue.Drive, more: Sequence[cata
         raise RequestError("the runs", "all have the same settings, so latency can't be told apart", "two or more block sizes")
     kept = [r.measured for r in runs]
     strays: list[int] = []
-    fitted = flow.Flow(kept, more)
+    fitted = flow.Flow(kept, more, sheet=flow.SHEET_OF_OWN)
     while (furthest := fitted.posterior.outlier()) is not None and len(strays) < len(runs) * STRAYS_MOST:
         if furthest in strays:
             break
@@ -306,7 +306,8 @@ def _without_stray(
     if len(kept) <= FEW:
         far = abs(fitted.posterior.left_out())
         tried |= {int(i) for i in far.argsort()[-CANDIDATES:] if int(i) not in strays}
-    fits = {i: flow.Flow([_stray(m) if i == n else m for n, m in enumerate(kept)], more) for i in sorted(tried)}
+    without = {i: [_stray(m) if i == n else m for n, m in enumerate(kept)] for i in sorted(tried)}
+    fits = {i: flow.Flow(runs, more, sheet=flow.SHEET_OF_OWN) for i, runs in without.items()}
     best = min(fits, key=lambda i: fits[i].posterior.cost())
     return fits[best], best
 

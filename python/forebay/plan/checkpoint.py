@@ -33,23 +33,29 @@ def drive_gibps(planner: Planner, system: System) -> tuple[float, float]:
     if drive.seq_write_mbps is None:
         said = "has no seq_write_mbps in its data sheet"
         raise RequestError(f"drive {drive.name}", said, "--catalogue with seq_write_mbps = 4000")
-    return drive.seq_write_mbps * 1e6 / GIB * WRITE[0], drive.read_gibps * READ[0]
+    own = planner.own_of(drive.name)
+    read = own.delivers(system.drives).value / system.drives if own else drive.read_gibps * READ[0]
+    return drive.seq_write_mbps * 1e6 / GIB * WRITE[0], read
 
 
 def seconds(planner: Planner, system: System) -> dict[str, Estimate]:
     """To write one and to read it, of all of its hosts together on these drives."""
     size, (write, read) = gib(system.workload), drive_gibps(planner, system)
     cap, name, cap_sd = limits.way(planner, system)
+    own = planner.own_of(system.drive)
+    unsure = own.delivers(system.drives).log_sd if own else READ[1]
     found = {}
     for what, each, (share, spread) in (
         ("checkpoint_write_s", write, WRITE),
-        ("checkpoint_read_s", read, READ),
+        ("checkpoint_read_s", read, (READ[0], unsure)),
     ):
         drives = each * system.drives
         least = min(drives, cap)
         stations = {"drive bandwidth": least / drives, name: least / cap}
         sd = spread if drives <= cap else cap_sd
         note = f"{size:g} GiB at {share:.0%} of the data sheet: no run of a checkpoint calibrates it"
+        if own and what == "checkpoint_read_s":
+            note = f"{size:g} GiB read at the rate of your runs"
         one = from_log(math.log(size / least), math.hypot(sd, 0.02), "s", bottleneck=bottleneck(stations), stations=stations)
         soonest = size / (cap * math.exp(Z80 * cap_sd))
         found[what] = Estimate(one.value, max(one.p10, soonest), one.p90, "s", one.bottleneck, stations, note)

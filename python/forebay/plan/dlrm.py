@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forebay.plan import catalogue
 from forebay.plan.estimate import Estimate, bottleneck, from_log
@@ -34,7 +34,10 @@ SHARP = 8
 
 @dataclass(frozen=True)
 class Job:
-    """A training run: its system by name, and the drives that feed it. `cap_gibps`: what lies between lets through."""
+    """A training run: its system by name, and the drives that feed it. `cap_gibps`: what lies between lets through.
+
+    `own_gibps`: what the user's own runs say that the drives deliver, its logarithm unsure by `own_sd`; 0: the data sheet's.
+    """
 
     system: str
     drive: str
@@ -43,6 +46,8 @@ class Job:
     cap_gibps: float = math.inf
     cap_name: str = "link"
     cap_sd: float = 0.0
+    own_gibps: float = 0.0
+    own_sd: float = 0.0
 
 
 class Rows:
@@ -54,6 +59,13 @@ class Rows:
         each = np.array([j.sample_bytes for j in jobs])
         self.feed = np.array(mbps) / each
         self.cap = np.array([j.cap_gibps for j in jobs]) * GIB / each / 1e6
+        self.own = np.array([j.own_gibps for j in jobs]) * GIB / each / 1e6
+
+    def fed(self, efficiency: Any) -> Any:
+        """Million samples a second that the drives deliver."""
+        import numpy as np
+
+        return np.where(self.own > 0, self.own, efficiency * self.feed)
 
 
 SHARED = (
@@ -113,7 +125,7 @@ def _seconds(log: Array, rows: Rows) -> tuple[Array, Array, Array]:
     efficiency, overlap, epochs = value[: len(SHARED)]
     rate, evaluation = value[len(SHARED) :].reshape(-1, 2)[rows.system].T
     samples = epochs * SAMPLES / 1e6
-    compute, storage = samples / rate, samples / np.minimum(efficiency * rows.feed, rows.cap)
+    compute, storage = samples / rate, samples / np.minimum(rows.fed(efficiency), rows.cap)
     most = np.maximum(compute, storage)
     train = most * ((compute / most) ** overlap + (storage / most) ** overlap) ** (1 / overlap)
     return train + epochs * EVALS_PER_EPOCH * evaluation, compute, storage
@@ -160,13 +172,13 @@ class TrainingTime:
         rows = Rows(jobs, self.systems, self.more)
         mean, sd = self.posterior.predict(rows)
         total, compute, storage = _seconds(self.posterior.log, rows)
-        capped = rows.cap < self.posterior.value("efficiency") * rows.feed
+        capped = rows.cap < rows.fed(self.posterior.value("efficiency"))
         found = []
         for i, job in enumerate(jobs):
             spread = self.width * math.hypot(float(sd[i]), NOISE, EPOCHS_SD)
             most = max(float(compute[i]), float(storage[i]))
-            if capped[i]:
-                spread = math.hypot(spread, job.cap_sd * (float(storage[i]) / most) ** SHARP)
+            of_supply = job.cap_sd if capped[i] else job.own_sd
+            spread = math.hypot(spread, of_supply * (float(storage[i]) / most) ** SHARP)
             supplier = job.cap_name if capped[i] else "storage"
             stations = {"compute": float(compute[i]) / most, supplier: float(storage[i]) / most}
             known = job.system in self._measured or job.system in SYSTEMS

@@ -75,13 +75,15 @@ class Parameter:
 class Data:
     """Measured rows: `rows` as the model takes them, `y` in its link, `sd` the noise of each (same link).
 
-    `kernel(a, b)` is the covariance of the smooth deviation between rows; None: there is none.
+    `kernel(a, b)` is the covariance of the smooth deviation between rows, `variance` that of a row with itself; None: there
+    is none.
     """
 
     rows: Any
     y: Array
     sd: Array
     kernel: Callable[[Any, Any], Array] | None = None
+    variance: float = 0.0
 
 
 class Posterior:
@@ -123,7 +125,7 @@ class Posterior:
             cross = self.data.kernel(rows, self.data.rows) @ inverse
             mean = mean + cross @ residual
             slope = slope - cross @ self.jacobian(self.data.rows)
-            spare = np.diag(self.data.kernel(rows, rows)) - np.einsum(
+            spare = self.data.variance - np.einsum(
                 "ij,ij->i", cross, self.data.kernel(rows, self.data.rows)
             )
         variance = np.einsum("ij,jk,ik->i", slope, self.cov, slope) + np.maximum(spare, 0.0)

@@ -58,6 +58,9 @@ STRIPE, STRIPE_SHARP = 0.02, 4
 FELT = 0.5
 # Commands in flight at one drive below which fewer of them wait less: the fewest of any published run.
 CROWD = 12.0
+# Published drives read within 2 % of their sheets. A user's may sit in a slower slot, or behind something that the sheet
+# doesn't know: then the runs say it, and the sheet hardly anything.
+SHEET, SHEET_OF_OWN = 0.02, 0.5
 # Numbers of drives up to which an answer is compared with those of fewer.
 DRIVES_MOST = 1024
 
@@ -66,7 +69,7 @@ DRIVES_MOST = 1024
 class Load:
     """Load on a system: who reads, and what. `io_kib` per request; `workers` × `depth` requests in flight; `drives` as RAID0.
 
-    `queues`: of the DPU, remote only; None means as many as there can be. `cap_gibps`: what a link or a host on the
+    `queues`: of each of `dpus` DPUs, remote only; None means as many as there can be. `cap_gibps`: what a link or a host on the
     way lets through, whose name is `cap_name`; None: nothing but the drives and the DPU.
     """
 
@@ -80,6 +83,7 @@ class Load:
     queues: float | None = None
     cap_gibps: float | None = None
     cap_name: str = "link"
+    dpus: float = 1
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class Rows:
         self.drives = np.array([x.drives for x in loads], dtype=float)
         self.remote = np.array([x.remote for x in loads], dtype=bool)
         self.queues = np.array([QUEUES_MAX if x.queues is None else x.queues for x in loads], dtype=float)
+        self.dpus = np.array([x.dpus for x in loads], dtype=float)
         self.cpu_path = np.array([x.path not in ("gds",) for x in loads], dtype=bool)
         self.cap = np.array([math.inf if x.cap_gibps is None else x.cap_gibps for x in loads], dtype=float)
         sheets = {name: catalogue.drive(name, more) for name in dict.fromkeys(x.drive for x in loads)}
@@ -128,13 +133,13 @@ SHARED = (
 PER_DRIVE = 3
 
 
-def drive_priors(drive: catalogue.Drive) -> list[Prior]:
+def drive_priors(drive: catalogue.Drive, bandwidth_spread: float = SHEET) -> list[Prior]:
     """Bandwidth from the data sheet, delay from the kind of drive, its growth hardly known."""
     latency, spread, source, why = drive.latency()
     per_64k = 12 * UNIT_KIB / (max(drive.read_gibps, FLASH_GIBPS) * US_GIB)
     idle = f"idle read ({why}) + {HOST_US:.0f} us of host software"
     return [
-        Prior(f"bandwidth[{drive.name}]", drive.read_gibps, 0.02, "GiB/s", "spec", drive.source),
+        Prior(f"bandwidth[{drive.name}]", drive.read_gibps, bandwidth_spread, "GiB/s", "spec", drive.source),
         Prior(f"delay[{drive.name}]", latency + HOST_US, spread + 0.05, "us", source, idle),
         Prior(f"delay_64k[{drive.name}]", per_64k, 1.0, "us", "prior", "12 times an NVMe transfer, within a factor of 3"),
     ]
@@ -165,7 +170,7 @@ def parts(log: Array, rows: Rows) -> dict[str, Array]:
     way = residence * slower * felt / rows.flight
     rate = bandwidth * rows.drives * np.where(rows.remote, gain, 1.0)
     drive = np.maximum(rows.command / 1024**2 / rate * 1e6, rows.iops_us)
-    dpu = per_64k * size * slower
+    dpu = per_64k * size * slower / rows.dpus
     cap = rows.command / 1024**2 / rows.cap * 1e6
     # What waits for the slowest station waits for its bytes; a command's way comes on top, but not of a full link.
     total = _norm(fabric_sharp, _norm(fabric_sharp, _norm(sharp, delay, drive), dpu) + way, cap)
@@ -195,13 +200,17 @@ def deviation(a: Rows, b: Rows) -> Array:
 
 
 class Flow:
-    """Throughput, calibrated by measurements of any of these drives; drives without any go by their data sheets."""
+    """Throughput, calibrated by measurements of any of these drives; drives without any go by their data sheets.
+
+    `sheet`: how far a measured drive's bandwidth may be from its data sheet, as the spread of its logarithm.
+    """
 
     def __init__(
         self,
         measured: Sequence[Measured],
         more: Sequence[catalogue.Drive] = (),
         start: Mapping[str, float] | None = None,
+        sheet: float = SHEET,
     ) -> None:
         import numpy as np
 
@@ -217,11 +226,11 @@ class Flow:
         self._striped = {m.load.drives for m in measured} or {1.0}
         priors = list(SHARED)
         for name in self.names:
-            priors += drive_priors(catalogue.drive(name, self.more))
+            priors += drive_priors(catalogue.drive(name, self.more), sheet)
         rows = Rows([m.load for m in measured], self.names, self.more)
         y = np.log([m.gibps for m in measured])
         noise = np.array([m.noise if m.noise is not None else usual_noise(m.load) for m in measured])
-        self.posterior = fit(law, priors, Data(rows, y, noise, deviation), start)
+        self.posterior = fit(law, priors, Data(rows, y, noise, deviation, DEVIATION**2), start)
         every = self.posterior.width()
         self.width = {far: self.posterior.width(rows.remote == far, every) for far in (False, True)}
 
@@ -230,6 +239,11 @@ class Flow:
         made = copy.copy(self)
         made.more, made.names = list(more), list(self.names)
         return made
+
+    @property
+    def measured_drives(self) -> set[str]:
+        """Returns the drives, in lower case, that the calibrating measurements are of."""
+        return self._known
 
     def know(self, names: Sequence[str]) -> None:
         """Adds drives that no measurement is of, by their priors. RequestError for one in no catalogue."""
@@ -260,11 +274,11 @@ class Flow:
         Neither the rate nor its ends are below those of fewer drives: who has more may leave some unused.
         """
         every = list(dict.fromkeys(fewer for load in loads for fewer in _up_to(load)))
-        single = dict(zip(every, self._predict(every), strict=True))
+        single = dict(zip(every, self.alone(every), strict=True))
         return [_least_of([single[fewer] for fewer in _up_to(load)]) for load in loads]
 
-    def _predict(self, loads: Sequence[Load]) -> list[Estimate]:
-        """As `predict`, each load by itself."""
+    def alone(self, loads: Sequence[Load]) -> list[Estimate]:
+        """As `predict`, each load by itself, whatever fewer drives would do."""
         rows = self.rows(loads)
         mean, sd = self.posterior.predict(rows)
         shares, by_requests = self.utilisation(rows), parts(self.posterior.log, rows)["drive bandwidth"] <= rows.iops_us

@@ -51,7 +51,7 @@ def ask(workload: str, accelerator: str, rules: str | None, sample_bytes: float,
     if workload == JOB:
         if samples_per_s is None:
             raise RequestError("workload job", "needs a training rate", "--samples-per-s 1500 (of one accelerator)")
-        return Ask(sample_bytes * samples_per_s / 2**20, LEAST_PCT, slots=False)
+        return Ask(sample_bytes * samples_per_s / 2**20, LEAST_PCT, benchmark=False)
     if rules is None and (workload, accelerator) in DEMAND_MIBPS:
         return usual_ask(workload, accelerator)
     from forebay.emulate import workloads

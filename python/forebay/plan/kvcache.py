@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forebay.errors import RequestError
@@ -38,7 +38,8 @@ OF_CLIENT = (
     "option 2: its memory tier is served by the client, which costs no time here; the one published result reads a third of "
     "what is predicted"
 )
-NO_RUNS = "your runs don't enter: a KV cache is planned from the data sheet"
+NO_RUNS = "your runs are of another drive: this one is planned from its data sheet"
+READS_ALONE = "your runs say how fast this drive reads; writes and delays are the data sheet's"
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,10 @@ def storage(planner: Planner, system: System) -> Storage:
         raise RequestError(f"drive {drive.name}", said, "--catalogue with seq_write_mbps = 4000")
     if system.drives > DRIVES_MAX:
         raise RequestError(f"drives {system.drives}", f"at most {DRIVES_MAX} can be played", f"drives {DRIVES_MAX}")
+    own = planner.own_of(drive.name)
+    if own is not None:
+        each = own.delivers(system.drives).value / system.drives
+        drive = replace(drive, seq_read_mbps=each * GIB / 1e6, source=f"{len(own.runs)} runs of yours")
     return Storage(drive, system.drives, *limits.way(planner, system))
 
 
@@ -144,6 +149,8 @@ def spec_of(system: System, option: Callable[[int], Spec]) -> Spec:
     return option(system.option or 1) | moved | {k: v for k, v in asked.items() if v is not None}
 
 
+# Figures that rest on how fast the drives read.
+OF_READS = ("throughput_gib_s", "read_as_published_gib_s", "read_drained_gib_s", "entry_read_p95_ms", "request_p95_ms")
 FIGURES = (
     ("throughput_gib_s", ("read_gib_s", "window")),
     ("read_as_published_gib_s", ("read_gib_s", "as_published")),
@@ -168,7 +175,7 @@ def figure_of(part: Part, path: tuple[str, ...]) -> float | None:
 def plan(
     planner: Planner, system: System, play: Play, option: Callable[[int], Spec], calibrated: bool = False
 ) -> dict[str, Any]:
-    """forebay.plan/1 of a KV cache. `calibrated`: runs were given, which don't enter. RequestError for what can't be."""
+    """forebay.plan/1 of a KV cache. `calibrated`: runs were given. RequestError for what can't be."""
     spec, drives = spec_of(system, option), storage(planner, system)
     factors = slower(spec["option"])
     part = play(spec | {"dir": drives.source()})
@@ -186,7 +193,9 @@ def plan(
     row["kvcache"] = {key: spec[key] for key in asked} | {"requests": part["requests"], "hits": part["hits"]}
     row["assumptions"] = part["assumptions"]
     row["interval"] = basis(spec["option"])
-    row["warnings"] = warnings(spec, part) + ([NO_RUNS] if calibrated else [])
+    own = planner.own_of(system.drive)
+    row["warnings"] = warnings(spec, part) + ([READS_ALONE if own else NO_RUNS] if calibrated else [])
+    row["own_runs"] = own.said(OF_READS) if own else None
     row["parameters"] = [p.document() for p in parameters(drives, spec["option"])]
     return row | {"schema": "forebay.plan/1", "origin": "predicted"}
 

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 
 from forebay.errors import RequestError
 from forebay.plan import catalogue, cores, cpu, dlrm, flow, others, random_reads, starting, training
+from forebay.plan.own import Own
 from forebay.plan.published import Row, below, count, number, positive, table
 
 TABLES = (
@@ -50,12 +51,17 @@ class Planner:
         self.tables, self.more, self._base, self._start = tables, list(more), base, start or {}
         # What there is to know of the runs that calibrated it.
         self.notes: list[str] = []
+        self.own: Own | None = None
 
     def with_drives(self, more: Sequence[catalogue.Drive]) -> Planner:
         """This one, that knows these drives too. Calibrated anew where one of them is another sheet of a known drive."""
         known = {**catalogue.drives(), **{d.name.lower(): d for d in self.more}}
         other = any(known.get(d.name.lower(), d) != d for d in more)
         return Planner(self.tables, [*self.more, *more], None if other else self)
+
+    def own_of(self, drive: str) -> Own | None:
+        """The user's own runs, where they are of such drives."""
+        return self.own if self.own is not None and self.own.of(drive) else None
 
     def rows(self, name: str) -> Sequence[Row]:
         return self.tables.get(name, ())

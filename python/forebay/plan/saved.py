@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forebay.errors import RequestError
-from forebay.plan import calibrate, catalogue, cores, cpu, flow
+from forebay.plan import calibrate, catalogue, cores, cpu, flow, own
 from forebay.plan.planner import Planner
 
 SCHEMA = "forebay.calibration/2"
@@ -125,9 +125,13 @@ def _number(point: Mapping[str, Any], name: str, where: str) -> float | None:
 
 
 def planner(base: Planner, runs: Sequence[calibrate.Found], drive: catalogue.Drive, more: list[catalogue.Drive]) -> Planner:
-    """As `base`, but throughput and cores go by these runs alone. RequestError where they can't calibrate."""
+    """As `base`, but throughput and cores go by these runs alone, and so does what such drives deliver to any workload.
+
+    RequestError where they can't calibrate.
+    """
     made = base.with_drives([d for d in more if d not in base.more])
     made.__dict__["flow"], found = calibrate.calibrate(runs, drive, more)
+    made.own = own.Own(drive.name, runs, made.flow)
     made.__dict__["cores"] = calibrate.cores_of(runs)
     made.notes = [f"calibration: {text}" for text in [*(f"outlier: {o}" for o in found["outliers"]), *found["warnings"]]]
     return made

@@ -111,12 +111,12 @@ def _training(planner: Planner, rows: Sequence[Row], where: Sequence[str]) -> li
 
 def _of_host(row: Row, count: Estimate) -> Estimate:
     """As unsure as the threads of a host that nobody knows, as far as its process slots limit."""
-    slots, name = count.stations.get("process slots", 0.0), row.get("system", "")
+    slots, name = count.stations.get(training.READERS_OF_HOST, 0.0), row.get("system", "")
     sd = THREADS_SD * slots**training.SHARP
     if not name or name in SYSTEMS or count.value < 1 or sd < 0.01:
         return count
     # With as many slots as one likes, what else limits does.
-    others = [share for station, share in count.stations.items() if station != "process slots" and share > 0]
+    others = [share for station, share in count.stations.items() if station != training.READERS_OF_HOST and share > 0]
     most = math.floor(count.value / max(others)) if others else math.inf
     low = math.floor(count.value * math.exp(-math.hypot(Z80 * sd, math.log(count.value / max(count.p10, 0.5)))))
     high = count.value * math.exp(math.hypot(Z80 * sd, math.log(count.p90 / count.value)))

@@ -5,7 +5,10 @@ supply ÷ demand. A host also runs out of process slots, whatever the bytes: so 
 accelerator takes what its workload's readers need. Supply is the drives' specification times an efficiency of the
 workload's reads, and more where part of the data set stays in the page cache. It is less where files are small and
 readers few: a reader is at one file, and a small file lies on one drive or two, so that some drives have nothing to do.
-Of k drives that n readers ask at random, n ÷ (n + k − 1) are busy (a closed network of equal servers).
+Of k drives that n readers ask at random, n ÷ (n + k − 1) are busy (a closed network of equal servers). Where a user's own
+runs say what the drives deliver, that is the supply. Several hosts share accelerators, readers and barriers evenly.
+
+What passed in a published run passes on any system that has no less of anything, and more drives never carry fewer.
 """
 
 from __future__ import annotations
@@ -47,11 +50,19 @@ READERS = {"cosmoflow": 4.0}
 # much of itself, times the square root of what is missing of 1 (1.4 points at 90 %, 0.5 at 99 %).
 NOISE_IDLE = 0.05
 IDLE_LEAST = 0.002
+HARNESS, READERS_OF_HOST, STORAGE, COMPUTE = "benchmark overhead", "reader processes", "storage", "compute"
 # Noise of a greatest number, besides its being whole.
 NOISE_COUNT = 0.05
 # Efficiency of a workload's reads differs between drives by so much.
 NOISE_SUPPLY = 0.03
 SHARP = 16.0
+# Numbers of drives up to which an answer is compared with those of fewer.
+DRIVES_MOST = 1024
+ENDS = ("value", "p10", "p90")
+# The overhead of a job that the benchmark's client doesn't run.
+NEXT_TO_NONE = 1e-9
+# A greatest number is whole: on average so much more would have passed.
+FRACTION = 0.5
 NEWTON_STEPS, NEWTON_DONE = 8, 1e-12
 
 
@@ -59,13 +70,13 @@ NEWTON_STEPS, NEWTON_DONE = 8, 1e-12
 class Ask:
     """Demand of one accelerator that never waits, in MiB/s, and the AU that it must reach, in per cent.
 
-    `slots`: whether its readers are processes that a host can run out of, as in emulation. `readers`: how many it has at
-    small files, each at one; infinitely many where files are large.
+    `benchmark`: whether MLPerf Storage's client runs it, whose steps have an overhead and whose readers are processes that a
+    host can run out of. `readers`: how many it has at small files, each at one; infinitely many where files are large.
     """
 
     mibps: float
     least_pct: float
-    slots: bool = True
+    benchmark: bool = True
     readers: float = math.inf
 
 
@@ -76,12 +87,13 @@ def usual_ask(workload: str, accelerator: str) -> Ask:
 
 @dataclass(frozen=True)
 class Setup:
-    """A host with drives. `accelerators` may be None where the greatest number is asked for.
+    """Hosts with drives. `accelerators`, of all hosts, may be None where the greatest number is asked for.
 
-    `memory_gib` and `dataset_gib` decide what the page cache gives; `threads` how many processes fit.
+    `memory_gib` and `dataset_gib` decide what the page cache gives; `threads` of each host how many processes fit.
     `supply_cap_mibps`: what lies between drives and host lets through, whose name is `supply_cap_name`, and whose
     logarithm is unsure by `supply_cap_sd`.
-    `ask`: of a workload that isn't one of WORKLOADS.
+    `ask`: of a workload that isn't one of WORKLOADS. `own_mibps`: what the user's own runs say that all the drives deliver,
+    its logarithm unsure by `own_sd`.
     """
 
     workload: str
@@ -96,6 +108,9 @@ class Setup:
     supply_cap_name: str = "link"
     supply_cap_sd: float = 0.0
     ask: Ask | None = None
+    hosts: float = 1.0
+    own_mibps: float | None = None
+    own_sd: float = 0.0
 
     @property
     def asks(self) -> Ask:
@@ -139,7 +154,11 @@ class Rows:
         # Accelerators whose readers would make up for the drives that others leave without work.
         self.idle = np.array([max(0.0, s.drives - 1) / a.readers for s, a in zip(setups, asks, strict=True)])
         self.cached = np.array([cached_share(s) for s in setups])
-        self.threads = np.array([s.threads if a.slots else math.inf for s, a in zip(setups, asks, strict=True)])
+        self.hosts = np.array([s.hosts for s in setups], dtype=float)
+        self.benchmark = np.array([a.benchmark for a in asks], dtype=bool)
+        self.threads = np.where(self.benchmark, np.array([s.threads * s.hosts for s in setups], dtype=float), math.inf)
+        # 0: the data sheet says what the drives deliver.
+        self.own = np.array([s.own_mibps or 0.0 for s in setups], dtype=float)
         self.cap = np.array([s.supply_cap_mibps or math.inf for s in setups])
         self.cap_most = self.cap * np.exp(Z80 * np.array([s.supply_cap_sd for s in setups]))
 
@@ -193,9 +212,10 @@ def _bounds(log: Array, rows: Rows, number: Array | None = None) -> dict[str, Ar
     number = rows.number if number is None else number
     value = np.exp(log)
     overhead, barrier, efficiency, slots = value[:CACHE_USE].reshape(4, len(KINDS))[:, rows.workload]
+    overhead, barrier = (np.where(rows.benchmark, share, NEXT_TO_NONE) for share in (overhead, barrier / rows.hosts))
     hit = np.minimum(0.95, value[CACHE_USE] * rows.cached)
     gain = value[len(PRIORS) :][rows.drive]
-    full = rows.spec * gain * efficiency / (1 - hit)
+    full = np.where(rows.own > 0, rows.own, rows.spec * gain * efficiency / (1 - hit))
     drives = full * number / (number + rows.idle)
     supply = np.minimum(drives, rows.cap)
     return {
@@ -224,14 +244,14 @@ def law(log: Array, rows: Rows) -> Array:
 
 
 def _log_greatest(b: dict[str, Array], rows: Rows) -> Array:
-    """Log of the N at which AU falls to what it must be, or of the process slots, the smaller (smoothly).
+    """Log of the N at which AU falls to what it must be, or for which there are reader processes, the smaller (smoothly).
 
     Newton's method in log N. Both shares fall with N, so log AU does, and its slope is known.
     """
     import numpy as np
 
     counts = _counts(b, rows)
-    log_n = np.log(np.minimum(counts["harness"], counts["storage"]))
+    log_n = np.log(np.minimum(counts[HARNESS], counts[STORAGE]))
     for _ in range(NEWTON_STEPS):
         n = np.exp(log_n)
         harness = 1 / (1 + b["overhead"] + b["barrier"] * n)
@@ -247,7 +267,7 @@ def _log_greatest(b: dict[str, Array], rows: Rows) -> Array:
         log_n = log_n + step
         if float(np.abs(step).max()) < NEWTON_DONE:
             break
-    return np.log(_smooth_least(np.exp(log_n), counts["process slots"]))
+    return np.log(_smooth_least(np.exp(log_n), counts[READERS_OF_HOST]))
 
 
 def _counts(b: dict[str, Array], rows: Rows) -> dict[str, Array]:
@@ -257,9 +277,9 @@ def _counts(b: dict[str, Array], rows: Rows) -> dict[str, Array]:
     harness = np.maximum((1 / rows.least - 1 - b["overhead"]) / b["barrier"], 0.1)
     of_drives = np.maximum(b["full"] / (rows.demand * rows.least) - rows.idle, 1e-3)
     return {
-        "harness": harness,
-        "storage": np.minimum(of_drives, rows.cap / (rows.demand * rows.least)),
-        "process slots": b["slots"],
+        HARNESS: harness,
+        STORAGE: np.minimum(of_drives, rows.cap / (rows.demand * rows.least)),
+        READERS_OF_HOST: b["slots"],
     }
 
 
@@ -296,6 +316,7 @@ class Training:
                 # A whole number stands for anything up to the next.
                 y.append(math.log(number + 0.5))
                 noise.append(math.hypot(NOISE_COUNT, math.sqrt(1 / 12) / (number + 0.5)))
+        self.passed = [run for run in runs if run.au_pct >= run.setup.asks.least_pct]
         self.drives = list(dict.fromkeys(run.setup.drive.lower() for run in runs))
         rows = Rows(setups, count, self.drives, more)
         priors = [*PRIORS, *(gain_prior(d) for d in [*self.drives, NO_RUNS])]
@@ -321,7 +342,8 @@ class Training:
             harness = 1 / float(1 + b["overhead"][i] + b["barrier"][i] * rows.number[i])
             feed = float(b["supply"][i] / (rows.number[i] * rows.demand[i]))
             share = 1 / (1 + math.exp(-float(mean[i])))
-            stations = {"harness": min(1.0, share / harness), _supplier(b, rows, setup, i): min(1.0, share / feed)}
+            whose = HARNESS if setup.asks.benchmark else COMPUTE
+            stations = {whose: min(1.0, share / harness), _supplier(b, rows, setup, i): min(1.0, share / feed)}
             # Where storage limits, AU is as unsure as supply; in the link that is 1 ÷ (1 - AU) as much.
             of_supply = _supply_sd(b, rows, setup, i) / max(1 - share, 0.05) * (min(1.0, share / feed) ** SHARP)
             within = self.width[False] * math.hypot(float(sd[i]), _noise(share), of_supply)
@@ -333,7 +355,7 @@ class Training:
         return found
 
     def _slots_sd(self, rows: Rows) -> Array:
-        """Returns the spread of the logarithm of the process slots that each row has, as a greatest number."""
+        """Returns the spread of the logarithm of the number for which each row has reader processes."""
         import numpy as np
 
         cov = np.diag(self.posterior.cov)[:CACHE_USE].reshape(4, len(KINDS))[3][rows.workload]
@@ -347,7 +369,49 @@ class Training:
         return [float(v) for v in np.exp(law(self.posterior.log, rows))]
 
     def greatest(self, setups: Sequence[Setup]) -> list[Estimate]:
-        """The greatest number of accelerators that passes, a whole number; 0 where not even one does."""
+        """The greatest number of accelerators that passes, a whole number; 0 where not even one does.
+
+        Neither it nor its ends are below those of fewer drives, or below what passed on less in a published run.
+        """
+        every = list(dict.fromkeys(fewer for setup in setups for fewer in _up_to(setup)))
+        single = dict(zip(every, self._greatest(every), strict=True))
+        found = []
+        for setup in setups:
+            of_fewer = [single[fewer] for fewer in _up_to(setup)]
+            value, low, high = (max(getattr(e, end) for e in of_fewer) for end in ENDS)
+            found.append(self._at_least_measured(setup, replace(of_fewer[-1], value=value, p10=low, p90=high)))
+        return found
+
+    def _at_least_measured(self, setup: Setup, estimate: Estimate) -> Estimate:
+        """Raised to what passed in a run on no more than this."""
+        best = max((run for run in self.passed if self._no_less(setup, run.setup)), key=_number, default=None)
+        if best is None or _number(best) <= estimate.p10:
+            return estimate
+        number = _number(best)
+        told = f"{number:g} passed in a published run, on {best.setup.drives:g} × {best.setup.drive}"
+        return replace(
+            estimate, value=max(estimate.value, number), p10=number, p90=max(estimate.p90, number), note=told
+        )
+
+    def _no_less(self, setup: Setup, seen: Setup) -> bool:
+        """Returns whether a set-up has at least as much of everything as the one of a run, which asked as much of it."""
+        number = seen.accelerators or 1.0
+        asked, known = setup.asks, seen.asks
+        if setup.workload != seen.workload or setup.own_mibps or (asked.mibps, asked.least_pct) != (known.mibps, known.least_pct):
+            return False
+        each, each_seen = (catalogue.drive(s.drive, self.more).seq_read_mbps for s in (setup, seen))
+        idle, idle_seen = (max(0.0, s.drives - 1) / known.readers for s in (setup, seen))
+        # Whatever memory gave to the run and doesn't give here, the drives must.
+        missing = (1 - cached_share(setup)) / (1 - cached_share(seen))
+        enough = each * setup.drives / (number + idle) >= each_seen * seen.drives / (number + idle_seen) * max(1.0, missing)
+        same = setup.drive.lower() == seen.drive.lower()
+        return (
+            enough and (same or each >= each_seen) and setup.threads * setup.hosts >= seen.threads
+            and (setup.supply_cap_mibps or math.inf) * math.exp(-Z80 * setup.supply_cap_sd) >= number * known.mibps
+        )  # fmt: skip
+
+    def _greatest(self, setups: Sequence[Setup]) -> list[Estimate]:
+        """As `greatest`, each set-up by its own law."""
         import numpy as np
 
         rows = Rows(setups, [True] * len(setups), self.drives, self.more)
@@ -358,12 +422,17 @@ class Training:
         for i, setup in enumerate(setups):
             middle = float(mean[i])
             by_way = float(rows.cap[i]) < float(b["drives"][i])
-            of_way = setup.supply_cap_sd * min(1.0, math.exp(middle) / float(counts["storage"][i])) ** SHARP if by_way else 0.0
+            supply_sd = setup.supply_cap_sd if by_way else setup.own_sd if setup.own_mibps else 0.0
+            of_way = supply_sd * min(1.0, math.exp(middle) / float(counts[STORAGE][i])) ** SHARP
             spread = self.width[True] * math.hypot(float(sd[i]), NOISE_COUNT)
             below, above = (math.hypot(spread, _far_sd(setup, low)) for low in (True, False))
-            names = {"storage": _supplier(b, rows, setup, i)}
+            names = {STORAGE: _supplier(b, rows, setup, i)}
             allowed = {names.get(name, name): float(v[i]) for name, v in counts.items()}
-            stations = {name: min(1.0, math.exp(middle) / v) for name, v in allowed.items() if math.isfinite(v)}
+            stations = {
+                name: min(1.0, math.exp(middle) / v)
+                for name, v in allowed.items()
+                if math.isfinite(v) and (setup.asks.benchmark or name != HARNESS)
+            }
             most = float(rows.cap_most[i] / (rows.demand[i] * rows.least[i]))
             value, low, high = (
                 float(math.floor(min(math.exp(middle + k * Z80), most))) for k in (0.0, -below, math.hypot(above, of_way))
@@ -371,10 +440,46 @@ class Training:
             # However many the drives would feed: the way there may let as few through as at its own lower end.
             by_cap = float(rows.cap[i] / (rows.demand[i] * rows.least[i])) * math.exp(-Z80 * setup.supply_cap_sd)
             low = min(low, float(math.floor(by_cap))) if math.isfinite(by_cap) else low
+            if setup.own_mibps:
+                low = min(low, float(math.floor(math.exp(middle - math.hypot(below, of_way) * Z80))))
             found.append(
                 Estimate(value, low, high, "accelerators", bottleneck(stations), stations)
             )
         return found
+
+
+def _up_to(setup: Setup) -> list[Setup]:
+    """The set-up, and the same on each whole number of drives below, as far as plans go; own runs scale with the drives."""
+    most, own = min(math.ceil(setup.drives) - 1, DRIVES_MOST), (setup.own_mibps or 0.0) / setup.drives
+    return [*(replace(setup, drives=float(n), own_mibps=own * n or None) for n in range(1, most + 1)), setup]
+
+
+def _number(run: Run) -> float:
+    return run.setup.accelerators or 1.0
+
+
+def needed(setup: Setup, most: float) -> int:
+    """Returns the hosts that the accelerators need, where those of the set-up suffice for `most` of them."""
+    return max(1, math.ceil((setup.accelerators or 1.0) / max(most / setup.hosts, 1e-3)))
+
+
+def consistent(au: Estimate, greatest: Estimate, number: float, least_pct: float) -> Estimate:
+    """An AU at `number` accelerators that agrees with the greatest number that passes: it reaches what it must up to there,
+    and not beyond. Beyond, AU falls at least as the inverse of the number."""
+
+    def agreed(share: float, most: float) -> float:
+        if number <= most:
+            return max(share, least_pct)
+        return min(share, least_pct * (most + FRACTION) / number)
+
+    value, low, high = (agreed(getattr(au, end), getattr(greatest, end)) for end in ENDS)
+    if value >= au.value:
+        return replace(au, value=value, p10=low, p90=high)
+    limit, scale = greatest.bottleneck, value / au.value
+    stations = {name: share * scale for name, share in au.stations.items()}
+    if limit and "balanced" not in limit:
+        stations[limit] = 1.0
+    return replace(au, value=value, p10=low, p90=high, stations=stations, bottleneck=limit or au.bottleneck)
 
 
 def _noise(share: float) -> float:
@@ -384,17 +489,19 @@ def _noise(share: float) -> float:
 
 def _supplier(b: dict[str, Array], rows: Rows, setup: Setup, i: int) -> str:
     """Names the limit of supply: the drives, or what lies between them and the host."""
-    return setup.supply_cap_name if float(rows.cap[i]) < float(b["drives"][i]) else "storage"
+    return setup.supply_cap_name if float(rows.cap[i]) < float(b["drives"][i]) else STORAGE
 
 
 def _supply_sd(b: dict[str, Array], rows: Rows, setup: Setup, i: int) -> float:
     """Returns the spread of the logarithm of supply: drives differ by workload, and a limit is as unsure as it is."""
-    return setup.supply_cap_sd if float(rows.cap[i]) < float(b["drives"][i]) else NOISE_SUPPLY
+    if float(rows.cap[i]) < float(b["drives"][i]):
+        return setup.supply_cap_sd
+    return setup.own_sd if setup.own_mibps else NOISE_SUPPLY
 
 
 def _crowded(au: Estimate, setup: Setup, slots: float, sd: float) -> Estimate:
-    """Beyond the most process slots that there may be (`slots`, their logarithm unsure by `sd`), AU falls below what it
-    must be, whatever the bytes; where the bytes are fewer still, they limit.
+    """Beyond the most that reader processes suffice for (`slots`, its logarithm unsure by `sd`), AU falls below what it must
+    be, whatever the bytes; where the bytes are fewer still, they limit.
     """
     number, most = setup.accelerators or 1.0, slots * math.exp(Z80 * sd)
     if number <= most:
@@ -403,6 +510,7 @@ def _crowded(au: Estimate, setup: Setup, slots: float, sd: float) -> Estimate:
     held = replace(au, value=min(au.value, middle), p10=min(au.p10, low), p90=min(au.p90, high))
     # Each station is as busy as what is had is of what it would allow.
     scale = held.value / au.value
-    stations = {name: share * scale for name, share in au.stations.items()} | {"process slots": min(1.0, held.value / middle)}
-    note = f"{number:g} accelerators: this host has process slots for about {most:.0f} at most"
+    stations = {name: share * scale for name, share in au.stations.items()} | {READERS_OF_HOST: min(1.0, held.value / middle)}
+    host = "this host's" if setup.hosts == 1 else f"{setup.hosts:g} hosts'"
+    note = f"{number:g} accelerators: {host} reader processes suffice for about {most:.0f} at most; --hosts {needed(setup, most)}"
     return replace(held, bottleneck=bottleneck(stations), stations=stations, note=note)
