@@ -267,10 +267,10 @@ def test_more_accelerators_than_slots_or_bytes_are_held_by_the_narrower() -> Non
     """100 of 3D U-Net on one host: one drive's bytes are fewer than its slots, sixteen drives' are more."""
     base = {"drive": "D7-PS1010", "workload": "unet3d", "accelerators": 100}
     one, many = (answer.answer(published(), system.make({**base, "drives": n}, [])) for n in (1, 16))
-    assert one["bottleneck"] == "storage" and many["bottleneck"] == "process slots"
+    assert one["bottleneck"] == "storage" and many["bottleneck"] == "reader processes"
     assert one["au_pct"] < many["au_pct"] < 10 and many["au_pct_p10"] < many["au_pct"] < many["au_pct_p90"]
-    assert one["utilisation"]["process slots"] < 1 == many["utilisation"]["process slots"]
-    assert any("process slots" in text for text in many["warnings"])
+    assert one["utilisation"]["reader processes"] < 1 == many["utilisation"]["reader processes"]
+    assert any("reader processes" in text for text in many["warnings"])
 
 
 def test_what_does_not_limit_makes_nothing_less_sure() -> None:

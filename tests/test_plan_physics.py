@@ -106,7 +106,7 @@ def test_the_greatest_number_is_where_utilisation_crosses_what_it_must_reach(pla
             assert au == sorted(au, reverse=True)
             if e.value >= 1:
                 assert au[numbers.index(e.value)] >= least - 0.5, (setup, e.value, au)
-            if "process slots" not in e.bottleneck:
+            if "reader processes" not in e.bottleneck:
                 assert au[numbers.index(e.value + 1)] < least + 0.5, (setup, e.value, au)
 
 

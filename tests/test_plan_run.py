@@ -35,12 +35,14 @@ def refusal(forebay, *arguments) -> str:
 @pytest.mark.promise("PLN-6")
 def test_a_plan_has_intervals_a_bottleneck_and_sourced_parameters(forebay) -> None:
     row = document(forebay, "run", "--drive", "d7-ps1010", "--drives", "4", "--workload", "unet3d")
-    for name in ("throughput_gib_s", "latency_us", "cpu_user_pct", "accelerators_max", "au_pct"):
+    for name in ("throughput_gib_s", "storage_gib_s", "cpu_user_pct", "accelerators_max", "au_pct"):
         assert row[f"{name}_p10"] <= row[name] <= row[f"{name}_p90"]
-    assert row["bottleneck"] == "process slots" and row["origin"] == "predicted"
-    assert row["utilisation"]["drive bandwidth"] > 0.9 and row["utilisation"]["process slots"] > 0.9
+    assert row["bottleneck"] == "reader processes" and row["origin"] == "predicted"
+    # The drives are as busy as what eight accelerators read makes them, not as reads alone would.
+    assert row["utilisation"]["storage"] < 0.6 and row["utilisation"]["reader processes"] > 0.9
+    assert row["throughput_gib_s"] == pytest.approx(row["accelerators_max"] * row["au_pct"] / 100 * 3029.92 / 1024)
     assert row["elasticity"]["threads"] > 0.8 > row["elasticity"]["drives"]
-    assert row["next"]["without"] == "process slots" and row["next"]["limit"] == "storage" and row["next"]["gain"] > 1
+    assert row["next"]["without"] == "reader processes" and row["next"]["limit"] == "storage" and row["next"]["gain"] > 1
     assert document(forebay, "run", "--drive", "D7-PS1010")["next"]["without"] == "drive bandwidth"
     assert {p["source"] for p in row["parameters"]} <= {"spec", "prior", "calibrated"}
     assert all(p["unit"] is not None and p["sd"] > 0 for p in row["parameters"])
@@ -154,17 +156,22 @@ def test_the_least_that_meets_a_target_does_and_one_less_does_not(forebay) -> No
     found = document(forebay, "recommend", "--gib-s", "20")
     for choice in found["choices"]:
         assert choice["estimate"]["p10"] >= 20
-        less = flow.Load(choice["drive"], 1024, 24, drives=choice["drives"] - 1)
-        assert published().flow.predict([less])[0].p10 < 20
+        assert choice["requests"] > 0 and choice["queues"] is None and choice["price"] is None
+        drives = choice["drives"] - choice["hosts"]
+        less = flow.Load(choice["drive"], 1024, choice["requests"] / choice["drives"] * drives, drives=drives)
+        assert not drives or published().flow.predict([less])[0].p10 < 20
     assert [c["drives"] for c in found["choices"]] == sorted(c["drives"] for c in found["choices"])
 
 
 @pytest.mark.promise("PLN-9")
 def test_a_target_that_more_drives_do_not_reach_is_answered_with_why(forebay) -> None:
-    done = forebay("plan", "recommend", "--accelerators", "50", "--workload", "unet3d", "--json")
+    asked = ("plan", "recommend", "--accelerators", "50", "--workload", "unet3d", "--json")
+    done = forebay(*asked, "--hosts", "1")
     assert done.returncode == 1
     found = json.loads(done.stdout)
-    assert not found["choices"] and "process slots" in found["advice"][0]
+    assert not found["choices"] and "reader processes" in found["advice"][0] and "more --hosts" in found["advice"][0]
+    # What isn't given is a result.
+    assert all(c["hosts"] > 4 for c in json.loads(forebay(*asked).stdout)["choices"])
 
 
 @pytest.mark.promise("PLN-9")

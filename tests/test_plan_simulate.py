@@ -160,7 +160,7 @@ def test_jitter_costs_more_the_more_hosts_step_together() -> None:
 
 
 def test_the_same_seed_gives_the_same_and_seeds_are_told(forebay) -> None:
-    flags = (*UNET, "--accelerators", "2", "--hours", "0.02", "--hosts", "4", "--jitter", "compute=exponential", "--seeds", "3")
+    flags = (*UNET, "--accelerators", "8", "--hours", "0.02", "--hosts", "4", "--jitter", "compute=exponential", "--seeds", "3")
     a, b = document(forebay, *flags, "--seed", "5"), document(forebay, *flags, "--seed", "5")
     for timed in (a, b):
         del timed["wall_s"], timed["simulated_s_per_wall_s"]
@@ -242,7 +242,7 @@ def test_ctrl_c_leaves_what_was_simulated(monkeypatch, capfd) -> None:
         return play(fleet, told)
 
     monkeypatch.setattr(engine, "play", struck)
-    asked = (*UNET, "--accelerators", "8", "--simulate", "--hosts", "500", "--hours", "8000", "--seeds", "3", "--json")
+    asked = (*UNET, "--accelerators", "4000", "--simulate", "--hosts", "500", "--hours", "8000", "--seeds", "3", "--json")
     code = command.main(["run", *asked], standalone_mode=False)
     out, said = capfd.readouterr()
     found = json.loads(out)["simulation"]
@@ -295,7 +295,7 @@ def test_what_the_engine_or_the_command_refuses_ends_with_2(forebay) -> None:
 
 
 def test_flags_of_a_simulation_need_one(forebay) -> None:
-    done = forebay("plan", "run", *UNET, "--hosts", "3")
+    done = forebay("plan", "run", *UNET, "--hours", "3")
     assert done.returncode == 2 and "--simulate" in done.stderr
 
 
@@ -319,7 +319,7 @@ def test_samples_of_their_own_sizes_hold_steps_up_where_storage_just_suffices() 
 def test_what_is_waited_for_most_is_named_where_nothing_is_full() -> None:
     base = {"drive": "D7-PS1010", "drives": 4, "workload": "unet3d", "accelerators": 8}
     found = simulated(base, {"hosts": 32, "hours": 0.02, "jitter": ("compute=0.1",), "seeds": 1})
-    assert found["bottleneck"] == "barriers" and found["jobs"][0]["formula"]["bottleneck"] == "harness"
+    assert found["bottleneck"] == "barriers" and found["jobs"][0]["formula"]["bottleneck"] == "benchmark overhead"
     assert sum(found["jobs"][0]["time_pct"].values()) == pytest.approx(100, abs=2)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from forebay.plan import checkpoint, cpu, dlrm, flow, limits, training
+from forebay.plan import assume, checkpoint, cpu, decide, dlrm, flow, limits, training
 from forebay.plan.estimate import Z80, Estimate, capped, from_log
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
@@ -24,29 +24,75 @@ LEAST_SHARE = 0.005
 
 
 def answer(planner: Planner, system: System) -> dict[str, Any]:
-    """forebay.plan/1: the query, its estimates with intervals, and what follows from them."""
-    rate = rates(planner, [system])[0]
-    estimates = {"throughput_gib_s": rate, "latency_us": latency(system, rate)}
-    estimates["cpu_user_pct"] = user_cpu(planner, system, rate)
-    estimates |= busy_cores(planner, system, rate)
+    """forebay.plan/1: what was assumed, the decision, the estimates with intervals, and what follows from them."""
+    system = assume.settle(planner, system)
+    reads = rates(planner, [system])[0]
     of_job = job_estimates(planner, system)
-    estimates |= of_job
+    estimates = estimated(planner, system, reads, of_job)
     row = flat(system, estimates)
-    busy = {**rate.stations}
-    for name, most in limits.limits(planner, system).items():
-        if (share := min(1.0, rate.value / most)) > LEAST_SHARE:
-            busy.setdefault(name, share)
     limits_it = limiting(system, estimates)
     row["bottleneck"] = limits_it.bottleneck
-    row["utilisation"] = {**busy, **limits_it.stations}
+    row["utilisation"] = utilisation(planner, system, estimates["throughput_gib_s"], limits_it)
     row["elasticity"] = elasticities(planner, system)
-    row["next"] = next_of_job(system, limits_it) if of_job else headroom(planner, system, rate)
+    row["next"] = next_of_job(system, limits_it) if of_job else headroom(planner, system, reads)
     row["enough"] = enough(planner, system)
     row["warnings"] = planner.notes + warnings(system) + of_page_cache(system) + [e.note for e in estimates.values() if e.note]
     row["parameters"] = [p.document() for p in parameters(planner, system)]
+    own = planner.own_of(system.drive)
+    row["own_runs"] = own.said([name for name in estimates if name not in NOT_OF_RUNS]) if own else None
+    row["assumed"] = [a.document() for a in assume.listed(planner, system)]
+    row["decision"] = decide.decision(planner, system, row)
     row["schema"] = "forebay.plan/1"
     row["origin"] = "predicted"
     return row
+
+
+# Figures that no run of reads says anything of.
+NOT_OF_RUNS = ("cpu_user_pct", "checkpoint_write_s", "write_gib_s")
+
+
+def estimated(planner: Planner, system: System, reads: Estimate, of_job: dict[str, Estimate]) -> dict[str, Estimate]:
+    """All figures of a settled system. `throughput_gib_s` is what its workload moves; `storage_gib_s`, where that is another,
+    what plain reads would get."""
+    moved = moved_gibps(planner, system, of_job) if of_job else reads
+    found = {"throughput_gib_s": moved}
+    if of_job:
+        found["storage_gib_s"] = reads
+    else:
+        found["latency_us"] = latency(system, reads)
+    found["cpu_user_pct"] = user_cpu(planner, system, moved)
+    return found | busy_cores(planner, system, moved) | of_job
+
+
+def moved_gibps(planner: Planner, system: System, of_job: dict[str, Estimate]) -> Estimate:
+    """GiB/s that a training or a checkpoint reads, while it does: at the greatest number of accelerators where none is given."""
+    if system.in_minutes:
+        minutes = of_job["training_time_min"]
+        model = planner.training_time([system.gpus])
+        value, low, high = (
+            model.samples_per_s(system.gpus, m) * system.sample_bytes / GIB for m in (minutes.value, minutes.p90, minutes.p10)
+        )
+        return Estimate(value, min(low, value), max(high, value), "GiB/s", minutes.bottleneck, minutes.stations)
+    if system.saves:
+        size, read = checkpoint.gib(system.workload), of_job["checkpoint_read_s"]
+        return Estimate(size / read.value, size / read.p90, size / read.p10, "GiB/s", read.bottleneck, read.stations)
+    au, number = of_job["au_pct"], numbered(system, of_job["accelerators_max"])
+    full = number * system.ask.mibps / 1024 / 100
+    return Estimate(au.value * full, au.p10 * full, au.p90 * full, "GiB/s", au.bottleneck, au.stations)
+
+
+def numbered(system: System, greatest: Estimate) -> float:
+    """The number of accelerators that an AU is of: the one that was asked for, else the greatest that passes, or one."""
+    return float(system.accelerators or max(1.0, greatest.value))
+
+
+def utilisation(planner: Planner, system: System, moved: Estimate, limits_it: Estimate) -> dict[str, float]:
+    """Share of its limit that each station is at while the workload moves what it does."""
+    busy = {**limits_it.stations}
+    for name, most in limits.limits(planner, system).items():
+        if (share := min(1.0, moved.value / most)) > LEAST_SHARE:
+            busy.setdefault(name, share)
+    return busy
 
 
 def parameters(planner: Planner, system: System) -> list[Any]:
@@ -71,7 +117,7 @@ def limiting(system: System, estimates: dict[str, Estimate]) -> Estimate:
 
 
 def flat(system: System, estimates: dict[str, Estimate]) -> dict[str, Any]:
-    row: dict[str, Any] = {"query": {k: v for k, v in system.__dict__.items() if v is not None and k != "pcie"}}
+    row: dict[str, Any] = {"query": {k: v for k, v in system.__dict__.items() if v is not None and k not in ("pcie", "given")}}
     if system.pcie:
         row["query"]["pcie"] = [s.document() for s in system.pcie]
     for name, e in estimates.items():
@@ -89,11 +135,12 @@ def warnings(system: System) -> list[str]:
 
 def of_page_cache(system: System) -> list[str]:
     """Warns if memory would answer for the drives."""
-    least = training.RULE_OF_FIVE * system.memory
+    memory = system.memory * system.hosts
+    least = training.RULE_OF_FIVE * memory
     if system.dataset is None or system.dataset >= least:
         return []
     return [
-        f"data set of {system.dataset:g} GiB under five times the memory ({system.memory:g} GiB): part would come "
+        f"data set of {system.dataset:g} GiB under five times the memory ({memory:g} GiB): part would come "
         f"from the page cache; take {least:g} GiB"
     ]
 
@@ -111,7 +158,7 @@ def rates(planner: Planner, systems: list[System]) -> list[Estimate]:
 def _of_cores(planner: Planner, system: System, rate: Estimate) -> float:
     """Returns the uncertainty of a request's cost, as far as cores may be what bounds the rate: a link hardly narrower than
     they are may be the wider one."""
-    cores = min(system.cores or system.threads, system.threads)
+    cores = limits.cores_of(system)
     share = min(1.0, rate.value / planner.cores.most_gibps(system.path, system.io_size / 1024, cores))
     if share < IDLE:
         return 0.0
@@ -152,16 +199,27 @@ def training_setup(
     system: System, accelerators: int | None, cap: float | None = None, name: str = "link", sd: float = 0.0
 ) -> training.Setup:
     """`cap`: GiB/s of what lies between the drives and the host, whose name is `name`, its logarithm unsure by `sd`."""
-    memory = system.memory
+    memory = system.memory * system.hosts
     return training.Setup(
         system.workload, system.drive, system.drives, accelerators, system.dataset or training.RULE_OF_FIVE * memory, memory,
-        system.threads, system.accelerator, None if cap is None else cap * 1024, name, sd, system.ask,
+        system.threads, system.accelerator, None if cap is None else cap * 1024, name, sd, system.ask, system.hosts,
     )  # fmt: skip
 
 
 def setup_of(planner: Planner, system: System, accelerators: int | None) -> training.Setup:
-    """Accelerators of this host, fed by its drives through its links, cores and DPU queues."""
-    return training_setup(system, accelerators, *limits.way(planner, system))
+    """Accelerators that drives feed through links, cores and DPU queues: at the rate of the user's runs where there are any."""
+    made = training_setup(system, accelerators, *limits.way(planner, system))
+    rate, sd = delivered(planner, system)
+    return replace(made, own_mibps=rate * 1024 or None, own_sd=sd)
+
+
+def delivered(planner: Planner, system: System) -> tuple[float, float]:
+    """GiB/s that the user's own runs say of these drives, and the standard deviation of its logarithm; 0 without runs."""
+    own = planner.own_of(system.drive)
+    if own is None:
+        return 0.0, 0.0
+    found = own.delivers(system.drives, system.location == "remote", system.queues)
+    return found.value, found.log_sd
 
 
 def job_estimates(planner: Planner, system: System) -> dict[str, Estimate]:
@@ -181,12 +239,13 @@ def jobs_estimates(planner: Planner, systems: Sequence[System]) -> list[dict[str
     if emulated:
         setups = [setup_of(planner, systems[i], systems[i].accelerators) for i in emulated]
         greatest = planner.training.greatest(setups)
-        numbered = [
-            setup if setup.accelerators else replace(setup, accelerators=max(1.0, most.value))
-            for setup, most in zip(setups, greatest, strict=True)
+        at = [
+            replace(setup, accelerators=numbered(systems[i], most))
+            for i, setup, most in zip(emulated, setups, greatest, strict=True)
         ]
-        for i, most, au in zip(emulated, greatest, planner.training.au(numbered), strict=True):
-            found[i] = {"accelerators_max": most, "au_pct": au}
+        for i, most, au, setup in zip(emulated, greatest, planner.training.au(at), at, strict=True):
+            agreed = training.consistent(au, most, setup.accelerators or 1.0, setup.asks.least_pct)
+            found[i] = {"accelerators_max": most, "au_pct": agreed}
     return found
 
 
@@ -196,7 +255,7 @@ def minutes(planner: Planner, systems: Sequence[System]) -> list[Estimate]:
         return []
     made = []
     for s in systems:
-        made.append(dlrm.Job(s.gpus, s.drive, s.drives, s.sample_bytes, *limits.way(planner, s)))
+        made.append(dlrm.Job(s.gpus, s.drive, s.drives, s.sample_bytes, *limits.way(planner, s), *delivered(planner, s)))
     return planner.training_time([j.system for j in made]).predict(made)
 
 
@@ -271,12 +330,12 @@ def enough(planner: Planner, system: System) -> dict[str, Any]:
     base = limits.load(planner, system)
     found: dict[str, Any] = {}
     sizes = [limits.load(planner, replace(system, io_size=s)) for s in SIZES]
-    rates = [e.value for e in planner.flow.predict(sizes)]
+    rates = [e.value for e in planner.flow.alone(sizes)]
     for share in PLATEAU:
         found[f"io_size_{share:.0%}"] = next(s for s, r in zip(SIZES, rates, strict=True) if r >= share * max(rates))
     if base.remote:
         counts = range(1, flow.QUEUES_MAX + 1)
-        rates = [e.value for e in planner.flow.predict([replace(base, queues=float(q)) for q in counts])]
+        rates = [e.value for e in planner.flow.alone([replace(base, queues=float(q)) for q in counts])]
         for share in PLATEAU:
             found[f"queues_{share:.0%}"] = next(q for q, r in zip(counts, rates, strict=True) if r >= share * max(rates))
     return found

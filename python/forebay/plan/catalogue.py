@@ -23,7 +23,7 @@ KINDS = tuple(LATENCY_US)
 USUAL_IOPS = 0.75
 DRIVE_KEYS = {
     "name", "kind", "interface", "form_factor", "capacity_tb", "seq_read_mbps", "seq_write_mbps", "rand_read_4k_iops",
-    "rand_write_4k_iops", "read_latency_us", "watts", "price", "source",
+    "rand_write_4k_iops", "read_latency_us", "watts", "price", "endurance_pbw", "source",
 }  # fmt: skip
 NUMBERS = DRIVE_KEYS - {"name", "kind", "interface", "form_factor", "source"}
 # No drive has a figure near this, and logarithms of larger ones overflow.
@@ -32,7 +32,8 @@ NUMBER_MAX = 1e12
 
 @dataclass(frozen=True)
 class Drive:
-    """A drive's data sheet. MB/s are decimal. None: the sheet doesn't say, or nobody gave it (watts, price)."""
+    """A drive's data sheet. MB/s are decimal, `endurance_pbw` the petabytes that may be written. None: the sheet doesn't say,
+    or nobody gave it (watts, price, endurance)."""
 
     name: str
     kind: str
@@ -47,6 +48,7 @@ class Drive:
     read_latency_us: float | None = None
     watts: float | None = None
     price: float | None = None
+    endurance_pbw: float | None = None
 
     @property
     def read_gibps(self) -> float:

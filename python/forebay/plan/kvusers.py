@@ -169,6 +169,10 @@ def choice(trial: Trial, demand: tuple[float, float]) -> dict[str, Any]:
     return {
         "drive": trial.system.drive,
         "drives": found,
+        "hosts": 1,
+        "requests": trial.system.workers * trial.system.depth,
+        "queues": trial.system.queues,
+        "price": None if one.drive.price is None else one.drive.price * found,
         "users_max": most,
         "users_per_drive": most / found,
         "p95_ms": usual["latency_ms"]["request"]["p95"],

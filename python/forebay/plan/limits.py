@@ -20,16 +20,23 @@ def links(system: System) -> dict[str, float]:
     in_memory = system.caches or system.emulated and system.workload != JOB
     if system.pcie:
         to = pcie.MEMORY if in_memory else pcie.DIRECT if system.path == "gds" else pcie.STAGED
-        found |= pcie.limits(system.pcie, system.drives, system.location == "remote", to)
+        remote = system.location == "remote"
+        drives = system.drives if remote else system.drives // system.hosts
+        found |= {name: most * system.hosts for name, most in pcie.limits(system.pcie, drives, remote, to).items()}
     if system.gpu_link is not None and not in_memory:
-        found["GPU links"] = system.gpu_link * max(1, sum(s.gpus for s in system.pcie))
+        found["GPU links"] = system.gpu_link * max(1, sum(s.gpus for s in system.pcie)) * system.hosts
     return found
 
 
+def cores_of(system: System) -> int:
+    """Cores that I/O may use, of all hosts."""
+    return min(system.cores or system.threads, system.threads) * system.hosts
+
+
 def limits(planner: Planner, system: System) -> dict[str, float]:
-    """The links, and the host's cores: those that I/O may use, else as many as it has threads."""
+    """The links, and the hosts' cores: those that I/O may use, else as many as they have threads."""
     found = links(system)
-    cores = min(system.cores or system.threads, system.threads)
+    cores = cores_of(system)
     found["host cores"] = planner.cores.most_gibps(system.path, system.io_size / 1024, cores)
     return found
 
@@ -42,7 +49,8 @@ def way(planner: Planner, system: System) -> tuple[float, str, float]:
     cores, _ = found["host cores"]
     found["host cores"] = (cores, planner.cores.log_sd(system.path, system.io_size / 1024))
     if system.location == "remote":
-        found["DPU queues"] = planner.flow.queues_gibps(system.queues)
+        rate, unsure = planner.flow.queues_gibps(system.queues)
+        found["DPU queues"] = (rate * system.hosts, unsure)
     name = min(found, key=lambda n: found[n][0])
     # Where the narrowest is unsure, it may let more through than the next one does at its best: that one then limits.
     most = min(rate * math.exp(Z80 * sd) for rate, sd in found.values())

@@ -1,31 +1,37 @@
-"""`forebay plan recommend`: the least cost, power or number of drives that meets a target, and what else to know.
+"""`forebay plan recommend`: the cheapest complete system that meets a target, what each alternative lacks, and what else to know.
 
-A choice meets the target if its 10 % bound does: nine times in ten it is enough. Prices and watts are the user's; a
-drive without them can't be ranked by them, and the answer says so.
+A system is complete with drives, hosts, requests in flight and, across a fabric, the DPU's queues. Hosts cost more than drives,
+so of each drive the fewest hosts are taken on which any number of drives meets the target, then the fewest drives there. A
+choice meets the target if its 10 % bound does: nine times in ten it is enough. Prices, watts and endurance are the
+catalogue's or the user's; what has none can't be ranked by it, and the answer says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forebay.errors import RequestError
-from forebay.plan import answer, catalogue
+from forebay.numbers import figure
+from forebay.plan import answer, assume, catalogue, decide, flow
+from forebay.plan.decide import OF_DRIVES, READERS, words
 from forebay.plan.estimate import Estimate
 from forebay.plan.jobs import DLRM, H100
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
 
 BY = ("drives", "price", "watts")
-DRIVES_MAX = 128
+# Drives in all, hosts, and drives that fit into a host where nobody says how many.
+DRIVES_MAX, HOSTS_MAX, BAYS = 1024, 256, 24
 TARGET_MAX = 1e12
-# Stations that more drives relieve, and the one that more workers do.
-OF_DRIVES, IN_FLIGHT = ("storage", "drive bandwidth", "drive IOPS"), "requests in flight"
+IN_FLIGHT, QUEUES, CORES = "requests in flight", "DPU queues", "host cores"
 DOUBLINGS = 12
 # A station busier than this limits; one below SPARE has room to give back.
 BUSY, SPARE = 0.9, 0.5
 WORKERS_LEAST = 16
+DAYS, YEARS = 365.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -43,62 +49,259 @@ class Target:
         if not 0 < given[0] < TARGET_MAX:
             raise RequestError(f"the target {str(given[0])[:60]}", "must be a number above 0", "a target above 0")
 
+    def met(self, estimate: Estimate) -> bool:
+        """Returns whether it is met nine times in ten."""
+        if self.minutes is not None:
+            return estimate.p90 <= self.minutes
+        wanted = self.gibps if self.gibps is not None else self.accelerators
+        assert wanted is not None
+        return estimate.p10 >= wanted
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Requirements of a purchase besides the target. `capacity_tb` without parity; `parity`: drives of each RAID that may fail;
+    `writes_tb_day` over `years`; `bays`: drives that fit into a host; `host_price`: of a host without drives."""
+
+    capacity_tb: float | None = None
+    parity: int = 0
+    writes_tb_day: float | None = None
+    years: float = YEARS
+    bays: int = BAYS
+    host_price: float | None = None
+
+    def check(self) -> None:
+        for name, value in self.__dict__.items():
+            least = 0 if name == "parity" else 1e-9
+            if value is not None and not least <= value < TARGET_MAX:
+                flag = "--" + name.replace("_", "-")
+                raise RequestError(f"{flag} {value:g}", "must be a number above 0", f"{flag} {max(1, int(least))}")
+        if self.parity > 2:
+            raise RequestError(f"--parity {self.parity}", "at most two drives of a RAID may fail", "--parity 1, or 2")
+
+    def least(self, drive: catalogue.Drive) -> tuple[int, str]:
+        """Data drives for capacity and endurance; and what the data sheet lacks to say so, or ""."""
+        count = 1
+        if self.capacity_tb is not None:
+            if drive.capacity_tb is None:
+                return 1, "no capacity_tb given"
+            count = max(count, math.ceil(self.capacity_tb / drive.capacity_tb - 1e-9))
+        if self.writes_tb_day is not None:
+            if drive.endurance_pbw is None:
+                return 1, "no endurance_pbw given"
+            count = max(count, math.ceil(self.writes_tb_day * DAYS * self.years / (drive.endurance_pbw * 1000) - 1e-9))
+        return count, ""
+
 
 @dataclass(frozen=True)
 class Choice:
-    drive: str
-    drives: int
-    estimate: Estimate
-    cost: float | None
+    """A complete system: `system` with its data drives, `spare` drives of parity beside them."""
 
-    def document(self) -> dict[str, Any]:
-        return {"drive": self.drive, "drives": self.drives, "cost": self.cost, "estimate": self.estimate.document()}
+    system: System
+    sheet: catalogue.Drive
+    spare: int
+    estimate: Estimate
+    needs: Needs
+    lacks: list[str] = field(default_factory=list)
+
+    @property
+    def drives(self) -> int:
+        return self.system.drives + self.spare
+
+    @property
+    def price(self) -> float | None:
+        if self.sheet.price is None:
+            return None
+        return self.drives * self.sheet.price + self.system.hosts * (self.needs.host_price or 0.0)
+
+    @property
+    def watts(self) -> float | None:
+        return None if self.sheet.watts is None else self.drives * self.sheet.watts
+
+    def cost(self, by: str) -> float:
+        found = {"drives": float(self.drives), "price": self.price, "watts": self.watts}[by]
+        return math.inf if found is None else found
+
+    def document(self, by: str) -> dict[str, Any]:
+        system, sheet = self.system, self.sheet
+        remote = system.location == "remote"
+        return {
+            "drive": system.drive,
+            "drives": self.drives,
+            "parity_drives": self.spare,
+            "drives_per_host": None if remote else self.drives // system.hosts,
+            "hosts": system.hosts,
+            "threads": system.threads,
+            "memory_gib": system.memory,
+            "requests": system.workers * system.depth,
+            "queues": (system.queues or flow.QUEUES_MAX) if remote else None,
+            "price": self.price,
+            "watts": self.watts,
+            "capacity_tb": None if sheet.capacity_tb is None else sheet.capacity_tb * system.drives,
+            "endurance_pbw": None if sheet.endurance_pbw is None else sheet.endurance_pbw * system.drives,
+            "cost": self.cost(by) if math.isfinite(self.cost(by)) else None,
+            "estimate": self.estimate.document(),
+            "limit": words(self.estimate.bottleneck),
+            "lacks": self.lacks,
+            "command": command(system, self.drives),
+        }
+
+
+def command(system: System, drives: int) -> str:
+    """The plan of a choice, to type."""
+    said = {**system.settings, "drive": system.drive, "drives": drives, "hosts": system.hosts, "workers": system.workers}
+    said |= {"depth": system.depth} if system.depth > 1 else {}
+    said |= {"queues": system.queues} if system.queues else {}
+    said |= {"workload": system.workload} if system.workload != "io" else {}
+    words_ = [f"--{key.replace('_', '-')} {_typed(key, value)}" for key, value in said.items() if key != "pcie"]
+    return "forebay plan run " + " ".join(words_)
+
+
+def _typed(key: str, value: Any) -> str:
+    if key == "io_size":
+        from forebay.units import format_bytes
+
+        return format_bytes(value)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"'{text}'" if " " in text else text
+
+
+@dataclass(frozen=True)
+class Search:
+    """The fewest hosts, drives and queues of one drive that meet a target."""
+
+    planner: Planner
+    system: System
+    target: Target
+    needs: Needs
+
+    def at(self, hosts: int, drives: int, queues: int | None = None) -> tuple[System, Estimate]:
+        """A settled system of so many data drives, and what the target asks for of it."""
+        given = self.system.given | {"drives", "hosts"}
+        made = replace(self.system, hosts=hosts, drives=drives, queues=queues or self.system.queues, given=given)
+        made = assume.settle(self.planner, made)
+        return made, estimates(self.planner, [made], self.target)[0]
+
+    def meets(self, hosts: int, drives: int, queues: int | None = None) -> bool:
+        return self.target.met(self.at(hosts, drives, queues)[1])
+
+    @property
+    def local(self) -> bool:
+        return self.system.location == "local"
+
+    def room(self, hosts: int) -> int:
+        """Data drives that so many hosts hold; of remote ones as many as are tried."""
+        return (self.needs.bays - self.needs.parity) * hosts if self.local else DRIVES_MAX
+
+    def choice(self, sheet: catalogue.Drive, least: int) -> tuple[Choice, bool]:
+        """The choice; where nothing meets the target the most that was tried, and False."""
+        fixed = "hosts" in self.system.given
+        low, high = (self.system.hosts, self.system.hosts) if fixed else (1, HOSTS_MAX)
+        if self.local:
+            low = max(low, math.ceil(least / max(1, self.needs.bays - self.needs.parity))) if not fixed else low
+        hosts = fewest(lambda n: self.room(n) >= least and self.meets(n, self._most(n)), low, high)
+        if hosts is None:
+            most = self._worth(high)
+            system, estimate = self.at(most, self._enough(most))
+            return Choice(system, sheet, self._spare(most), estimate, self.needs), False
+        # Whole hosts: local drives are the same number in each.
+        step = hosts if self.local else 1
+        first = max(math.ceil(least / step), sum(switch.drives for switch in self.system.pcie) if self.local else 1, 1)
+        count = fewest(lambda n: self.meets(hosts, n * step), first, max(first, self._most(hosts) // step))
+        assert count is not None
+        queues = self._queues(hosts, count * step)
+        system, estimate = self.at(hosts, count * step, queues)
+        return Choice(system, sheet, self._spare(hosts), estimate, self.needs), True
+
+    def _most(self, hosts: int) -> int:
+        step = hosts if self.local else 1
+        return max(1, min(self.room(hosts), DRIVES_MAX) // step) * step
+
+    def _worth(self, high: int) -> int:
+        """Returns the hosts beyond which more change next to nothing."""
+        tried = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= high] or [high]
+        if high not in tried:
+            tried = [high]
+        found = [self.at(n, self._most(n))[1] for n in tried]
+        ends = [1 / e.p90 if self.target.minutes is not None else e.p10 for e in found]
+        return next(n for n, end in zip(tried, ends, strict=True) if end >= 0.99 * max(ends))
+
+    def _enough(self, hosts: int) -> int:
+        """Returns the drives beyond which more change next to nothing."""
+        step, most = hosts if self.local else 1, self._most(hosts)
+
+        def end(drives: int) -> float:
+            estimate = self.at(hosts, drives)[1]
+            return 1 / estimate.p90 if self.target.minutes is not None else estimate.p10
+
+        best = end(most)
+        return (fewest(lambda n: end(n * step) >= 0.99 * best, 1, most // step) or most // step) * step
+
+    def _spare(self, hosts: int) -> int:
+        return self.needs.parity * (hosts if self.local else 1)
+
+    def _queues(self, hosts: int, drives: int) -> int | None:
+        if self.local or self.system.queues is not None:
+            return self.system.queues
+        return fewest(lambda n: self.meets(hosts, drives, n), 1, flow.QUEUES_MAX) or flow.QUEUES_MAX
+
+
+def fewest(holds: Callable[[int], bool], low: int, high: int) -> int | None:
+    """The least whole number from `low` to `high` for which it holds, as it does for all above; None where it never does."""
+    if low > high:
+        return None
+    top = low
+    while not holds(top):
+        if top >= high:
+            return None
+        low, top = top + 1, min(high, 2 * top)
+    while low < top:
+        middle = (low + top) // 2
+        low, top = (low, middle) if holds(middle) else (middle + 1, top)
+    return top
 
 
 def recommend(
-    planner: Planner, system: System, target: Target, by: str, drives: Sequence[catalogue.Drive]
+    planner: Planner, system: System, target: Target, by: str, drives: Sequence[catalogue.Drive], needs: Needs | None = None
 ) -> dict[str, Any]:
     """forebay.recommend/1. RequestError where the ranking lacks every price; no choice is an answer, with the reason."""
     target.check()
+    needs = needs or Needs()
+    needs.check()
     if by != "drives" and not any(getattr(d, by) for d in drives):
         raise RequestError(f"--by {by}", f"no drive of the catalogue has {by}", f"a catalogue with {by} = 123, or --by drives")
-    best: list[Choice] = []
-    short: list[Choice] = []
-    for drive in drives:
-        each = 1.0 if by == "drives" else getattr(drive, by)
-        if each is None:
-            continue
-        choice = _least(planner, replace(system, drive=drive.name), target, each)
-        (best if choice[1] else short).append(choice[0])
-    best.sort(key=lambda c: c.cost if c.cost is not None else float("inf"))
-    short.sort(key=lambda c: c.drive)
     if target.minutes is not None:
         system = replace(system, workload=DLRM, accelerator=H100, accelerators=None)
-    advice = _advice(planner, replace(system, drive=best[0].drive, drives=best[0].drives), target) if best else []
-    if not best:
-        advice = [_why_not(planner, system, target, short)]
-    left = [d.name for d in drives if by != "drives" and getattr(d, by) is None]
+    best: list[Choice] = []
+    short: list[Choice] = []
+    left: list[str] = []
+    for drive in drives:
+        least, lacking = needs.least(drive)
+        lacking = lacking or (f"no {by} given" if by != "drives" and getattr(drive, by) is None else "")
+        if lacking:
+            left.append(f"{drive.name}: {lacking}")
+            continue
+        choice, met = Search(planner, replace(system, drive=drive.name), target, needs).choice(drive, least)
+        (best if met else short).append(choice)
+    best.sort(key=lambda c: (c.cost(by), c.system.hosts, c.estimate.p10 * -1))
+    short.sort(key=lambda c: c.system.drive)
+    best = [replace(c, lacks=_beside(best[0], c)) for c in best]
+    short = [replace(c, lacks=[_lacking(planner, c, target)]) for c in short]
+    first = (best or short)[0] if best or short else None
+    told = replace(first.system, given=system.given) if first else system
     return {
         "schema": "forebay.recommend/1",
         "target": {k: v for k, v in target.__dict__.items() if v is not None},
         "by": by,
-        "choices": [c.document() for c in best],
-        "not_enough": [c.document() for c in short],
-        "advice": advice,
-        "left_out": [f"{name}: no {by} given" for name in left],
+        "needs": {k: v for k, v in needs.__dict__.items() if v is not None},
+        "decision": _decision(planner, target, best, short),
+        "assumed": [a.document() for a in assume.listed(planner, told)] if first else [],
+        "choices": [c.document(by) for c in best],
+        "not_enough": [c.document(by) for c in short],
+        "advice": _advice(planner, best[0].system, target) if best else [_why_not(target, short)],
+        "left_out": left,
         "warnings": warnings(system),
     }
-
-
-def _least(planner: Planner, system: System, target: Target, each: float) -> tuple[Choice, bool]:
-    """The fewest drives that meet the target; the most that were tried, and False, where none does."""
-    least = max(1, sum(switch.drives for switch in system.pcie))
-    systems = [replace(system, drives=n) for n in range(least, max(DRIVES_MAX, least) + 1)]
-    found = estimates(planner, systems, target)
-    for one, estimate in zip(systems, found, strict=True):
-        if _met(estimate, target):
-            return Choice(one.drive, one.drives, estimate, each * one.drives), True
-    return Choice(system.drive, systems[-1].drives, found[-1], each * systems[-1].drives), False
 
 
 def estimates(planner: Planner, systems: Sequence[System], target: Target) -> list[Estimate]:
@@ -106,40 +309,90 @@ def estimates(planner: Planner, systems: Sequence[System], target: Target) -> li
     if target.gibps is not None:
         return answer.rates(planner, list(systems))
     if target.minutes is not None:
-        return answer.minutes(planner, [replace(s, workload=DLRM, accelerator=H100) for s in systems])
+        return answer.minutes(planner, list(systems))
     if not systems[0].emulated:
-        raise RequestError(
-            f"--accelerators with workload {systems[0].workload}", "isn't emulated", "--workload unet3d, resnet50 or cosmoflow"
-        )
+        asked = f"--accelerators with workload {systems[0].workload}"
+        raise RequestError(asked, "isn't emulated", "--workload unet3d, resnet50 or cosmoflow")
     return planner.training.greatest([answer.setup_of(planner, s, None) for s in systems])
 
 
-def _met(estimate: Estimate, target: Target) -> bool:
+def wanted(target: Target, system: System) -> str:
+    """The target in words."""
+    if target.gibps is not None:
+        return f"{figure(target.gibps)} GiB/s"
     if target.minutes is not None:
-        return estimate.p90 <= target.minutes
-    wanted = target.gibps if target.gibps is not None else target.accelerators
-    assert wanted is not None
-    return estimate.p10 >= wanted
+        return f"DLRM in {figure(target.minutes)} minutes"
+    name = "accelerators" if system.workload == "job" else f"× {system.accelerator.upper()}"
+    return f"{target.accelerators} {name}"
 
 
-def _why_not(planner: Planner, system: System, target: Target, short: Sequence[Choice]) -> str:
+def _decision(planner: Planner, target: Target, best: Sequence[Choice], short: Sequence[Choice]) -> str:
+    """The first choice in a sentence; without one, what comes nearest."""
+    if not best:
+        return _why_not(target, short) + "."
+    one = best[0]
+    system = one.system
+    count = "one host" if system.hosts == 1 else f"{system.hosts} hosts"
+    parity = f" ({one.spare} of them for parity)" if one.spare else ""
+    place = f"on {count} of {system.threads} threads"
+    if system.location == "remote":
+        place = f"remote, through {system.queues or flow.QUEUES_MAX} DPU queues, for {count}"
+    said = f"{wanted(target, system)}: {one.drives} × {system.drive}{parity} {place}"
+    said += f", {system.workers * system.depth} requests in flight" if target.gibps is not None else ""
+    row = answer.answer(planner, replace(system, accelerators=target.accelerators))
+    return "; ".join([said, *decide.busy_and_limits(row)]) + "."
+
+
+def _beside(first: Choice, other: Choice) -> list[str]:
+    """Returns what a further choice needs more of than the first, or isn't known of it."""
+    found = []
+    for what, ours, theirs in (
+        ("drives", first.drives, other.drives), ("hosts", first.system.hosts, other.system.hosts),
+        ("in price", first.price, other.price), ("watts", first.watts, other.watts),
+    ):  # fmt: skip
+        if ours is not None and theirs is not None and theirs > ours:
+            more = theirs - ours
+            found.append(f"{figure(more)} more {what[:-1] if more == 1 and what in ('drives', 'hosts') else what}")
+    for name in ("price", "watts"):
+        if getattr(first, name) is not None and getattr(other, name) is None:
+            found.append(f"no {name} given")
+    return found
+
+
+def _lacking(planner: Planner, choice: Choice, target: Target) -> str:
+    """Returns why a system doesn't meet the target, and what to type where that is a setting."""
+    e, system = choice.estimate, choice.system
+    got = f"{figure(e.p90)} minutes at the high end" if target.minutes is not None else f"{figure(e.p10)} at the low end"
+    return f"{got}; what limits it is {words(e.bottleneck)}{remedy(planner, system, target, e.bottleneck)}"
+
+
+def remedy(planner: Planner, system: System, target: Target, limit: str) -> str:
+    """The setting that would change it; "" where none of those that are limited here does."""
+    if IN_FLIGHT in limit and system.given & {"workers", "depth"}:
+        counts = [system.workers << i for i in range(1, DOUBLINGS)]
+        found = estimates(planner, [replace(system, workers=w) for w in counts], target)
+        enough = next((w for w, e in zip(counts, found, strict=True) if target.met(e)), None)
+        return f": --workers {enough} does it" if enough else ""
+    if any(name in limit for name in (READERS, CORES)) and "hosts" in system.given:
+        return ": more --hosts"
+    if QUEUES in limit and system.queues is not None and system.queues < flow.QUEUES_MAX:
+        return ": more --queues"
+    if "link" in limit:
+        return ": a wider --link"
+    return ""
+
+
+def _why_not(target: Target, short: Sequence[Choice]) -> str:
     if not short:
         return "no drive of the catalogue could be tried"
     best = max(short, key=lambda c: c.estimate.p10 if target.minutes is None else -c.estimate.p90)
+    count = "one host" if best.system.hosts == 1 else f"{best.system.hosts} hosts"
     limit = best.estimate.bottleneck
-    said = f"no drive meets it with {best.drives}: the limit is {limit}"
+    nearest = f"{best.drives} × {best.system.drive} on {count} come nearest: {best.lacks[0]}"
+    said = f"nothing meets {wanted(target, best.system)}; {nearest}"
     if any(name in limit for name in OF_DRIVES):
-        return f"{said}; {best.drives} drives of a kind are the most that are tried"
-    more = _more_workers(planner, replace(system, drive=best.drive, drives=best.drives), target) if IN_FLIGHT in limit else ""
-    return f"{said}, and more drives don't change that{more}"
-
-
-def _more_workers(planner: Planner, system: System, target: Target) -> str:
-    """Describes how many workers would bring the target with these drives; "" where no number does."""
-    workers = [system.workers << i for i in range(1, DOUBLINGS)]
-    found = estimates(planner, [replace(system, workers=w) for w in workers], target)
-    enough = next((w for w, e in zip(workers, found, strict=True) if _met(e, target)), None)
-    return f"; --workers {enough} does" if enough else ""
+        return f"{said}; more drives or hosts than {best.drives} and {best.system.hosts} aren't tried"
+    return f"{said}; more drives don't change that"
 
 
 def _advice(planner: Planner, system: System, target: Target) -> list[str]:
@@ -149,11 +402,11 @@ def _advice(planner: Planner, system: System, target: Target) -> list[str]:
     change = 100 * (direct.value / plain.value - 1)
     saved = answer.user_cpu(planner, base, plain).value - answer.user_cpu(planner, other, direct).value
     said = [_gds(planner, system, change, saved)]
-    shares = _stations(planner, system, target)
+    shares = dict(estimates(planner, [system], target)[0].stations)
     busy = max(shares, key=lambda n: shares[n]) if shares else ""
-    spare = [f"{n} at {100 * v:.0f} %" for n, v in shares.items() if v < SPARE]
+    spare = [f"{words(n)} at {100 * v:.0f} %" for n, v in shares.items() if v < SPARE]
     if busy:
-        said.append(f"balance: {busy} limits" + (f"; over-provisioned: {', '.join(spare)}" if spare else ""))
+        said.append(f"balance: {words(busy)} limit" + (f"; over-provisioned: {', '.join(spare)}" if spare else ""))
     if busy == IN_FLIGHT:
         more = replace(system, workers=2 * system.workers)
         now, then = (answer.rates(planner, [s])[0].value for s in (system, more))
@@ -165,13 +418,10 @@ def _gds(planner: Planner, system: System, change: float, saved: float) -> str:
     if system.workload != "io":
         limit = answer.limiting(system, answer.job_estimates(planner, system)).bottleneck
         if "storage" not in limit and "drive" not in limit:
-            word = "compute-bound" if "compute" in limit else f"bound by {limit}"
+            word = "compute-bound" if "compute" in limit else f"bound by {words(limit)}"
             return f"GDS: no effect on the result: {word}; it would free {saved:.2f} % of user CPU (published machine)"
-    return f"GDS: {change:+.1f} % throughput, {saved:.2f} % of the machine's user CPU freed (kernel time isn't known)"
-
-
-def _stations(planner: Planner, system: System, target: Target) -> dict[str, float]:
-    return dict(estimates(planner, [system], target)[0].stations)
+    freed = f"{saved:.2f} % of the machine's user CPU freed (kernel time isn't known)"
+    return f"GDS: {change:+.1f} % throughput of plain reads, {freed}"
 
 
 def warnings(system: System) -> list[str]:

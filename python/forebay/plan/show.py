@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,8 +10,13 @@ from forebay.numbers import figure
 from forebay.table import table
 from forebay.units import format_bytes
 
+WIDTH = 118
+# Warnings that are always the same: background of how figures come about.
+BACKGROUND = ("user CPU refers", "cores of the")
+
 NAMES = (
     ("throughput_gib_s", "throughput", "GiB/s"),
+    ("storage_gib_s", "plain reads would get", "GiB/s"),
     ("latency_us", "latency, mean", "us"),
     ("cpu_user_pct", "user CPU, as published", "% of that machine"),
     ("cpu_user_cores", "user CPU", "cores"),
@@ -33,22 +39,58 @@ SIMULATED = (
 
 
 
-def run(row: Mapping[str, Any]) -> str:
+def run(row: Mapping[str, Any], explain: bool = False) -> str:
+    """Assumptions, the decision, the figures; with `explain` how they come about."""
     rows: list[tuple[str, ...]] = [("", "", "80 % interval", "")]
     for key, name, unit in NAMES:
         if key in row:
             rows.append((name, figure(row[key]), f"{figure(row[f'{key}_p10'])} to {figure(row[f'{key}_p90'])}", unit))
-    lines = [*table(rows), "", f"bottleneck   {row['bottleneck']}"]
+    lines = [*assumed(row), *folded("decision", row["decision"]), *own_runs(row.get("own_runs")), "", *table(rows), ""]
     lines.append("utilisation  " + " · ".join(f"{n} {100 * v:.0f} %" for n, v in row["utilisation"].items()))
+    for text in row["warnings"]:
+        if explain or not text.startswith(BACKGROUND):
+            lines += folded("warning", text)
+    if not explain:
+        more = "--explain shows what each figure rests on, and what more of each thing would bring"
+        return "\n".join([*lines, f"explain      {more}"])
     lines.append("1 % more of  " + " · ".join(f"{n}: {v:+.2f} %" for n, v in row["elasticity"].items()))
     if row["next"]:
         after = row["next"]
         gain = f"{100 * (after['gain'] - 1):+.0f} %"
         gain += f" to {figure(after['throughput_gib_s'])} GiB/s" if "throughput_gib_s" in after else ""
         lines.append(f"next         without {after['without']}: {gain}, then {after['limit'] or 'nothing that is modelled'}")
-    lines.append("enough       " + " · ".join(_enough(k, v) for k, v in row["enough"].items()))
-    lines += ["warning      " + text for text in row["warnings"]]
+    if "latency_us" in row:
+        lines.append("enough       " + " · ".join(_enough(k, v) for k, v in row["enough"].items()))
     return "\n".join([*lines, "", *parameters(row["parameters"])])
+
+
+def folded(head: str, text: str) -> list[str]:
+    """A line with its head in the margin, folded where it is long."""
+    return textwrap.wrap(text, WIDTH, initial_indent=f"{head:<13}", subsequent_indent=" " * 13, break_on_hyphens=False)
+
+
+SOURCES = {"given": "", "default": "default", "derived": ""}
+
+
+def assumed(row: Mapping[str, Any]) -> list[str]:
+    """One sentence of all that an answer takes for granted, each with where it comes from and the flags that change it."""
+    parts = []
+    for one in row["assumed"]:
+        notes = [text for text in (SOURCES[one["source"]], one["why"]) if text] + [" ".join(one["flags"])]
+        parts.append(f"{one['text']} ({'; '.join(notes)})")
+    return folded("assumed", ", ".join(parts) + ".")
+
+
+def own_runs(own: Mapping[str, Any] | None) -> list[str]:
+    """Which figures rest on the user's runs."""
+    if not own:
+        return []
+    host = f" on {own['host']}" if own["host"] else ""
+    rates = f"{figure(own['gib_s_least'])} to {figure(own['gib_s_most'])} GiB/s a drive"
+    simulated = f", {own['simulated']} of them simulated" if own["simulated"] else ""
+    named = {key: name for key, name, _ in (*NAMES, *KV_NAMES)}
+    figures = ", ".join(named.get(key, key) for key in own["figures"])
+    return folded("your runs", f"{own['runs']} runs of {own['drive']}{host}{simulated}, {rates}, decide: {figures}.")
 
 
 def _enough(key: str, value: int) -> str:
@@ -57,31 +99,58 @@ def _enough(key: str, value: int) -> str:
     return f"{name.replace('_', ' ')} {shown} for {share} of the plateau"
 
 
+# Parameters whose names say little to who hasn't read the models.
+MEANINGS = {
+    "sharpness": "how sharply rate bends where requests and bandwidth meet",
+    "fabric_residence": "time of a command on the fabric, one queue",
+    "fabric_gain": "a drive's bandwidth, remote over local",
+    "fabric_sharpness": "how sharply drive and DPU meet",
+    "queue_64k": "a DPU queue's time for 64 KiB",
+    "queue_gamma": "q queues are as fast as q to this power",
+    "overhead": "the benchmark's overhead of a step",
+    "barrier": "the same, for each further accelerator",
+    "read_efficiency": "share of the data sheet that its reads reach",
+    "slots": "accelerators whose readers a thread carries",
+    "cache_use": "share of cacheable data found in memory",
+    "gain": "this drive over its data sheet, in training",
+    "delay": "an idle read, with software",
+    "delay_64k": "what 64 KiB add to it",
+    "bandwidth": "a drive's bandwidth",
+}
+
+
 def parameters(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows: list[tuple[str, ...]] = [("parameter", "value", "± sd", "source", "unit")]
+    rows: list[tuple[str, ...]] = [("parameter", "value", "± sd", "unit", "source", "meaning")]
     for p in found:
-        rows.append((p["name"], figure(p["value"]), figure(p["sd"]), p["source"], p["unit"]))
+        meaning = MEANINGS.get(p["name"].partition("[")[0], "")
+        rows.append((p["name"], figure(p["value"]), figure(p["sd"]), p["unit"], p["source"], meaning))
     return table(rows)
 
 
 def recommend(document: Mapping[str, Any]) -> str:
-    target = ", ".join(f"{k} {v:g}" for k, v in document["target"].items())
-    lines = [f"target: {target}; least {document['by']}", ""]
-    priced = document["by"] != "drives"
-    head = ("drive", "drives", *([document["by"]] if priced else []), "gives", "80 % interval", "limit")
+    """Assumptions, the decision, the choices side by side, and what each other one lacks."""
+    lines = [*assumed(document), *folded("decision", document["decision"]), ""]
+    priced = [key for key in ("price", "watts", "capacity_tb") if any(c[key] is not None for c in document["choices"])]
+    queued = any(c["queues"] for c in document["choices"])
+    head = ("drive", "drives", "hosts", "requests", *(["queues"] if queued else []), *priced, "gives", "80 % interval", "lacks")
     rows: list[tuple[str, ...]] = [head]
     for choice in document["choices"]:
         e = choice["estimate"]
+        cells = [choice["drive"], str(choice["drives"]), str(choice["hosts"]), str(choice["requests"])]
+        cells += [str(choice["queues"])] if queued else []
+        cells += [figure(choice[key]) for key in priced]
         interval = f"{figure(e['p10'])} to {figure(e['p90'])}"
-        cost = (figure(choice["cost"]),) if priced else ()
-        rows.append((choice["drive"], str(choice["drives"]), *cost, figure(e["value"]), interval, e["bottleneck"]))
+        rows.append((*cells, figure(e["value"]), interval, ", ".join(choice["lacks"]) or "–"))
     if len(rows) > 1:
-        lines += table(rows)
+        lines += [*table(rows), ""]
     for choice in document["not_enough"]:
-        e = choice["estimate"]
-        lines.append(f"not enough   {choice['drives']} × {choice['drive']}: {figure(e['p10'])} at the low end; {e['bottleneck']}")
-    lines += [""] + [f"advice       {text}" for text in document["advice"]]
-    lines += [f"left out     {text}" for text in document["left_out"]] + [f"warning      {text}" for text in document["warnings"]]
+        hosts = "one host" if choice["hosts"] == 1 else f"{choice['hosts']} hosts"
+        lines += folded("not enough", f"{choice['drives']} × {choice['drive']} on {hosts}: {choice['lacks'][0]}")
+    for head_, key in (("advice", "advice"), ("left out", "left_out"), ("warning", "warnings")):
+        for text in document[key]:
+            lines += folded(head_, text)
+    if document["choices"]:
+        lines += folded("next", document["choices"][0]["command"])
     return "\n".join(lines)
 
 

@@ -20,12 +20,14 @@ COUNT_MAX = 1_000_000
 
 @dataclass(frozen=True)
 class System:
-    """`drives`: RAID0 over so many. `workers` × `depth` requests of `io_size` in flight. `link`: GiB/s of the narrowest
-    link that all bytes pass (an uplink, a NIC), `sharers` of it alike. `accelerators` None asks for the greatest.
-    `pcie`: the tree of switches; `gpu_link`: GiB/s of each GPU's own; `cores`: of the host, for I/O; None: don't limit.
+    """`drives`, `accelerators` and `workers` × `depth` requests of `io_size` in flight are those of all `hosts` together, which
+    share them evenly: local drives as a RAID 0 in each host, remote ones as one set, through a DPU in each. `accelerators` None
+    asks for the greatest number. `threads`, `memory`, `cores` (for I/O; None: all threads) and `pcie`, the tree of switches, are of each host.
+    `link`: GiB/s of the narrowest link that all bytes pass (an uplink, a NIC), `sharers` of it alike; `gpu_link`: of each GPU.
     Sizes in bytes; memory and data set in GiB. `gpus`: the published system whose GPUs train (dlrm). `samples_per_s`: of
     one accelerator that never waits (job). `rules`: whose variant of an emulated workload; None: the first that has it.
     `option` to `admission`: of a KV cache, as `forebay emulate kvcache` has them; None: the option's.
+    `given`: the settings that were said; forebay.plan.assume settles others.
     """
 
     drive: str
@@ -56,6 +58,13 @@ class System:
     model: str | None = None
     ranks: int | None = None
     admission: int | None = None
+    hosts: int = 1
+    given: frozenset[str] = frozenset()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Returns what was said, as `make` takes it."""
+        return {key: getattr(self, key) for key in KEYS if key in self.given}
 
     @property
     def in_minutes(self) -> bool:
@@ -84,19 +93,19 @@ class System:
         cap = None if self.link is None else self.link / self.sharers
         return flow.Load(
             self.drive, self.io_size / 1024, self.workers, self.path, self.location == "remote", self.drives, self.depth,
-            self.queues, cap,
+            self.queues, cap, dpus=self.hosts,
         )  # fmt: skip
 
 
 KV_WHOLE = ("option", "users", "ranks", "admission")
 # I/Os that a KV cache has in flight where nothing is said: those of `forebay emulate kvcache`.
 KV_WORKERS, KV_DEPTH = 4, 32
-WHOLE = ("drives", "queues", "workers", "depth", "sharers", "accelerators", "threads", "cores", *KV_WHOLE)
+WHOLE = ("drives", "hosts", "queues", "workers", "depth", "sharers", "accelerators", "threads", "cores", *KV_WHOLE)
 REAL_MAX = 1e15
 RATES = ("link", "gpu_link")
 REAL = (*RATES, "dataset", "memory", "sample_bytes", "samples_per_s")
 CHOICES = {"location": LOCATIONS, "path": PATHS, "accelerator": jobs.ACCELERATORS, "rules": RULES}
-KEYS = tuple(f.name for f in fields(System))
+KEYS = tuple(f.name for f in fields(System) if f.name != "given")
 
 
 def make(given: Mapping[str, Any], more: list[catalogue.Drive], where: str = "plan") -> System:
@@ -119,14 +128,26 @@ def make(given: Mapping[str, Any], more: list[catalogue.Drive], where: str = "pl
         settled["threads"] = max(cores, System.threads)
     if settled.get("workload") == KVCACHE:
         settled = {"workers": KV_WORKERS, "depth": KV_DEPTH, **settled}
-    system = System(**settled)
+    if "drives" not in settled:
+        settled["drives"] = settled.get("hosts", 1)
+    system = System(**settled, given=frozenset(key for key, value in given.items() if value is not None))
     _suits(system, where)
+    _spread(system, where)
     here = sum(s.drives for s in system.pcie)
-    if here > system.drives:
+    if here * (1 if system.location == "remote" else system.hosts) > system.drives:
         raise RequestError(f"{where}: drives {system.drives}", f"the PCIe tree has {here}", f"drives {here}, or a smaller tree")
     if system.queues is not None and system.queues > flow.QUEUES_MAX:
         raise RequestError(f"queues {system.queues}", f"a DPU offers at most {flow.QUEUES_MAX}", f"1 to {flow.QUEUES_MAX}")
     return system
+
+
+def _spread(system: System, where: str) -> None:
+    """RequestError for local drives that hosts can't share evenly."""
+    hosts, drives = system.hosts, system.drives
+    if system.location == "local" and drives % hosts:
+        said = f"can't be spread evenly over {hosts} hosts, all of whose drives they are"
+        near = hosts * max(1, round(drives / hosts))
+        raise RequestError(f"{where}: drives {drives}", said, f"drives {near}, or another --hosts")
 
 
 def _suits(system: System, where: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -45,24 +46,25 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document o
 
 OPTIONS = (
     ("--drive", str, "NAME", "Drive model, as named in the catalogue."),
-    ("--drives", int, "N", "Number of drives, as RAID 0 (1)."),
+    ("--drives", int, "N", "Number of drives, of all hosts together; a RAID 0 in each host (1 for each host)."),
+    ("--hosts", int, "N", "Number of hosts, which share drives, requests and accelerators evenly (1)."),
     ("--location", str, "WHERE", "local, or remote through a DPU (local)."),
     ("--queues", int, "N", "Queues of the DPU, up to 31; remote only (31)."),
     ("--io-size", str, "SIZE", "Size of a request (1m)."),
-    ("--workers", int, "N", "Number of reading workers (24; kvcache: 4)."),
+    ("--workers", int, "N", "Number of reading workers (as few as bring nearly what any number would; kvcache: 4)."),
     ("--depth", int, "N", "Requests in flight per worker (1; kvcache: 32)."),
     ("--path", str, "PATH", "gds or cpu (gds)."),
     ("--link", str, "GIB_S", "Bandwidth of the narrowest link on the way, e.g. an uplink or a NIC; also as 200Gb/s."),
     ("--sharers", int, "N", "How many share that link equally (1)."),
     ("--gpu-link", str, "GIB_S", "Bandwidth of each GPU's link."),
-    ("--cores", int, "N", "Limit on the CPU cores that I/O may use (the host's threads)."),
+    ("--cores", int, "N", "Limit on the CPU cores of each host that I/O may use (its threads)."),
     ("--workload", str, "NAME", "io, dlrm, job, kvcache, a workload listed by forebay emulate workloads, or a TOML file (io)."),
     ("--accelerator", str, "NAME", "h100, a100, b200 or mi355 (h100)."),
     ("--rules", str, "SET", "Edition of the workload: v1.0, v2.0 or v3.0 (the first that has it)."),
-    ("--accelerators", int, "N", "Number of accelerators; default: the greatest number that passes."),
+    ("--accelerators", int, "N", "Number of accelerators, of all hosts; default: the greatest number that passes."),
     ("--dataset", float, "GIB", "Size of the data set (five times the memory)."),
-    ("--memory", float, "GIB", "Memory of the host (2048)."),
-    ("--threads", int, "N", "Hardware threads of the host (208)."),
+    ("--memory", float, "GIB", "Memory of each host (2048)."),
+    ("--threads", int, "N", "Hardware threads of each host (208)."),
     ("--gpus", str, "SYSTEM", "System whose GPUs train, for dlrm (D74H-7U)."),
     ("--sample-bytes", float, "BYTES", "Size of a training sample, for dlrm and job (912)."),
     ("--samples-per-s", float, "RATE", "Rate of one accelerator that never waits, for job."),
@@ -95,10 +97,13 @@ def prepared(values: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     from forebay.plan import saved
     from forebay.plan import system as systems
     from forebay.plan.planner import published
+    from forebay.plan.simulation.verb import of_file as of_simulation
 
     file, runs, path = values.pop("file"), values.pop("runs"), values.pop("catalogue")
     kept, more = calibration_of(values.pop("calibration"), runs), catalogue_of(path)
     settings = {**(systems.read(file) if file else {}), **{k: v for k, v in values.items() if v is not None}}
+    if file and (hosts := of_simulation(file).get("hosts")) is not None:
+        settings.setdefault("hosts", hosts)
     if kept:
         settings.setdefault("drive", kept.drive.name)
         more = [kept.drive, *more]
@@ -128,15 +133,16 @@ def calibration_of(path: str | None, runs: str | None = None) -> Any:
 @command.command(name="run")
 @system_options()
 @simulation_options
+@click.option("--explain", is_flag=True, help="Also show the parameters, and what more of each thing would bring.")
 @CATALOGUE
 @JSON
-def run(as_json: bool, **values: Any) -> int:
+def run(as_json: bool, explain: bool, **values: Any) -> int:
     """Predicts one system: throughput, latency, CPU, accelerators or minutes, each with an 80 % interval.
 
     --simulate also simulates it in virtual time: jitter, barriers over many hosts, drives and hosts that fail,
     and several jobs on the same drives.
     """
-    from forebay.plan import answer, show
+    from forebay.plan import answer, assume, show
 
     simulated, flags = taken(values)
     if flags and not simulated:
@@ -147,15 +153,16 @@ def run(as_json: bool, **values: Any) -> int:
         return run_kvcache(planner, system, simulated, calibrated, as_json)
     if not simulated:
         row = answer.answer(planner, system)
-        click.echo(json.dumps(row) if as_json else show.run(row))
+        click.echo(json.dumps(row) if as_json else show.run(row, explain))
         return DONE
     from forebay.plan.simulation import verb
     from forebay.plan.simulation.show import text
 
+    system = assume.settle(planner, system)
     asked = verb.asked_for(system, flags, more, file)
     row = answer.answer(planner, system)
     row["simulation"] = verb.simulate(planner, asked)
-    click.echo(json.dumps(row) if as_json else show.run(row) + "\n\n" + text(row["simulation"]))
+    click.echo(json.dumps(row) if as_json else show.run(row, explain) + "\n\n" + text(row["simulation"]))
     return INTERRUPTED if row["simulation"]["interrupted"] else DONE
 
 
@@ -193,16 +200,24 @@ def recommend_kvcache(planner: Any, system: Any, asked: Any, pool: list[Any], as
 @click.option("--accelerators", type=int, metavar="N", help="Target: number of accelerators that must pass.")
 @click.option("--gib-s", type=float, metavar="RATE", help="Target: GiB/s.")
 @click.option("--minutes", type=float, metavar="TIME", help="Target: minutes to train (dlrm).")
+@click.option("--drive", "only", metavar="NAME,...", help="Only these drives (the catalogue's).")
+@click.option("--capacity", type=float, metavar="TB", help="Capacity that the data drives must have together.")
+@click.option("--parity", type=int, metavar="N", help="Drives of each RAID that may fail, 0 to 2: bought in addition (0).")
+@click.option("--writes", type=float, metavar="TB", help="Terabytes written a day, which the drives must endure.")
+@click.option("--years", type=float, metavar="N", help="For so many years (5).")
+@click.option("--bays", type=int, metavar="N", help="Drives that fit into a host (24).")
+@click.option("--host-price", type=float, metavar="PRICE", help="Price of a host without drives, for --by price (0).")
 @click.option("--by", default="drives", show_default=True, metavar="WHAT", help="What to minimize: drives, price or watts.")
 @CATALOGUE
 @JSON
 def recommend(
     as_json: bool, accelerators: int | None, gib_s: float | None, minutes: float | None, kv_users: int | None,
-    p95: str | None, by: str, **values: Any,
+    p95: str | None, by: str, only: str | None, **values: Any,
 ) -> int:  # fmt: skip
-    """Meet a target with the fewest drives or the lowest price or power; with advice on GDS and over-provisioning.
+    """The cheapest complete system that meets a target: drives, hosts, requests in flight, DPU queues; and the alternatives.
 
-    A choice qualifies if the 10 % end of its interval meets the target. Prices and watts come only from your catalogue.
+    What you don't give is a result. A choice qualifies if the 10 % end of its interval meets the target. Prices, watts and
+    endurance come only from your catalogue.
     """
     from forebay.plan import catalogue as sheets
     from forebay.plan import recommend as advice
@@ -210,21 +225,36 @@ def recommend(
 
     if by not in advice.BY:
         raise RequestError(f"--by {by}", "is not a measure", "one of " + ", ".join(advice.BY))
-    target = advice.Target(accelerators, gib_s, minutes)
+    target, needs = advice.Target(accelerators, gib_s, minutes), needs_of(values)
     asked = kv_target(target, kv_users, p95, by, values)
     if asked is None:
         target.check()
-    if values["file"] is None and values["runs"] is not None:
-        raise RequestError("recommend --runs", "doesn't say which drive the runs read", "calibrate --out, then --calibration")
-    if values["file"] is None and values["calibration"] is None:
+    names = [name.strip() for name in only.split(",")] if only else []
+    if values["file"] is None and values["runs"] is not None and len(names) != 1:
+        raise RequestError("recommend --runs", "doesn't say which drive the runs read", "--drive NAME, of the runs")
+    if names:
+        values["drive"] = names[0]
+    elif values["file"] is None and values["calibration"] is None:
         values["drive"] = next(iter(sheets.drives().values())).name
     planner, system, more = prepared(values)
+    system = replace(system, given=system.given - {"drive", "drives"}, drives=1 if system.location == "remote" else system.hosts)
     pool = more if by != "drives" and more else list({d.name: d for d in [*sheets.drives().values(), *more]}.values())
+    pool = [sheets.drive(name, more) for name in names] if names else pool
     if asked is not None:
         return recommend_kvcache(planner, system, asked, pool, as_json)
-    document = advice.recommend(planner, system, target, by, pool)
+    document = advice.recommend(planner, system, target, by, pool, needs)
     click.echo(json.dumps(document) if as_json else show.recommend(document))
     return DONE if document["choices"] else CHECK_FAILED
+
+
+def needs_of(values: dict[str, Any]) -> Any:
+    """Requirements of a purchase besides its target, out of a command's flags, which are taken away."""
+    from forebay.plan.recommend import Needs
+
+    flags = {"capacity": "capacity_tb", "writes": "writes_tb_day", "parity": "parity", "years": "years", "bays": "bays"}
+    flags |= {"host_price": "host_price"}
+    given = {name: value for flag, name in flags.items() if (value := values.pop(flag)) is not None}
+    return Needs(**given)
 
 
 def kv_target(target: Any, users: int | None, p95: str | None, by: str, values: dict[str, Any]) -> Any:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from forebay.errors import RequestError
-from forebay.plan import answer
+from forebay.plan import answer, assume
 from forebay.plan.planner import Planner
 from forebay.plan.system import System, make
 from forebay.units import parse_bytes
@@ -62,23 +61,20 @@ def systems(base: System, axes: Sequence[tuple[str, list[Any]]], more: list[Any]
         raise RequestError("--vary", f"gives {count} points", f"at most {POINTS_MAX}")
     found = []
     for combination in itertools.product(*(v for _, v in axes)):
-        changed = replace(base, **dict(zip((n for n, _ in axes), combination, strict=True)))
-        found.append(make({k: v for k, v in changed.__dict__.items() if not _unset(k, changed)}, more, "--vary"))
+        found.append(make({**base.settings, **dict(zip((n for n, _ in axes), combination, strict=True))}, more, "--vary"))
     return found
-
-
-def _unset(key: str, system: System) -> bool:
-    return key == "sharers" and system.link is None
 
 
 def points(planner: Planner, asked: list[System]) -> list[dict[str, Any]]:
     """Throughput of each, and what its workload gives, with intervals."""
-    rates = answer.rates(planner, asked)
-    extra = answer.jobs_estimates(planner, asked)
+    settled = [assume.settle(planner, system) for system in asked]
+    rates = answer.rates(planner, settled)
+    extra = answer.jobs_estimates(planner, settled)
     found = []
-    for system, rate, more in zip(asked, rates, extra, strict=True):
-        row = answer.flat(system, {"throughput_gib_s": rate, **more})
+    for system, rate, more in zip(settled, rates, extra, strict=True):
+        estimates = {"throughput_gib_s": answer.moved_gibps(planner, system, more) if more else rate, **more}
+        row = answer.flat(system, estimates)
         row["warnings"] = answer.warnings(system)
-        row["bottleneck"] = answer.limiting(system, {"throughput_gib_s": rate, **more}).bottleneck
+        row["bottleneck"] = answer.limiting(system, estimates).bottleneck
         found.append(row)
     return found

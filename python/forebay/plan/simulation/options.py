@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+# Settings of [simulate]; all but hosts, which belongs to any plan, are flags of the simulation alone.
 FLAGS = ("hosts", "hours", "seed", "seeds", "storage", "copies", "sizes", "jitter", "fault", "job")
 
 
@@ -16,7 +17,6 @@ def simulation_options(function: Any) -> Any:
         click.option(
             "--simulate", is_flag=True, help="Also simulate it in virtual time: jitter, barriers, failures, mixed jobs."
         ),
-        click.option("--hosts", type=int, metavar="N", help="Simulation: number of identical hosts that step together (1)."),
         click.option("--hours", type=float, metavar="H", help="Simulation: simulated hours (1)."),
         click.option(
             "--storage", metavar="WHOSE",
@@ -42,5 +42,5 @@ def simulation_options(function: Any) -> Any:
 
 def taken(values: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
     """--simulate, and the flags above that were given, all taken out of a command's values."""
-    given = {name: values.pop(name) for name in FLAGS}
+    given = {name: values.pop(name) for name in FLAGS if name != "hosts"}
     return values.pop("simulate"), {k: v for k, v in given.items() if v not in (None, ())}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from forebay.plan import checkpoint, dlrm
+from forebay.plan import checkpoint, dlrm, training
 from forebay.plan.estimate import bottleneck
 from forebay.plan.planner import Planner
 from forebay.plan.simulation import fleet as fleets
@@ -115,6 +115,10 @@ def _job(planner: Planner, scenario: Scenario, entry: Class, index: int, outcome
     if any(t is None for t in trained):
         return found
     first, hourly = trained[0], 3600 / seconds
+    # Hosts that lack reader processes aren't played: AU falls as in the formula.
+    most = job.system.ask.least_pct * entry.slots / entry.accelerators if entry.accelerators > entry.slots else math.inf
+    for t in trained:
+        t["au_pct"] = None if t["au_pct"] is None else min(t["au_pct"], most)
     au = [t["au_pct"] for t in trained if t["au_pct"] is not None]
     found |= {
         "accelerator": job.system.accelerator,
@@ -168,7 +172,7 @@ def _time(trained: dict[str, Any], seconds: float, harness: float) -> dict[str, 
 
 def limit(busy: dict[str, float], jobs: Sequence[dict[str, Any]]) -> str:
     """The busiest station; where none is full, what the first job waits for. Slots limit once there are too few."""
-    full = {name: share for name, share in busy.items() if name != "process slots" or share >= 1}
+    full = {name: share for name, share in busy.items() if name != training.READERS_OF_HOST or share >= 1}
     waits = jobs[0].get("time_pct")
     if waits is None or max(full.values(), default=0.0) >= FULL:
         return bottleneck(full)
@@ -261,9 +265,10 @@ def _stations(entry: Class, told: dict[str, Any], seconds: float) -> dict[str, f
         found = {n: (rate - written) / full + written / entry.saving.write_stations[n] for n, full in entry.stations.items()}
     trained = told["training"]
     if entry.workload is not None and trained is not None and trained["au_pct"] is not None:
-        whose = "compute" if entry.job.system.in_minutes else "harness"
+        benchmark = entry.job.system.emulated and entry.job.system.ask.benchmark
+        whose = training.HARNESS if benchmark else training.COMPUTE
         found[whose] = trained["au_pct"] / 100 * (1 + entry.harness)
-        found["process slots"] = entry.accelerators / entry.slots
+        found[training.READERS_OF_HOST] = entry.accelerators / entry.slots
     return found
 
 
@@ -285,8 +290,8 @@ def _warnings(scenario: Scenario, classes: Sequence[Class]) -> list[str]:
     for entry in classes:
         if entry.accelerators > entry.slots:
             found.append(
-                f"{entry.job.name}: {entry.accelerators} accelerators on a host with process slots for {entry.slots:.0f}: "
-                "not simulated, so the AU is too optimistic"
+                f"{entry.job.name}: {entry.accelerators} accelerators on a host with reader processes for {entry.slots:.0f}: "
+                "AU is the formula's, not simulated"
             )
         if entry.workload is not None and entry.job.system.location == "remote":
             what = "of the fabric, the formula for AU includes only the DPU's queues; the simulation also what plain reads lose"

@@ -164,8 +164,8 @@ def _job(table: dict[str, Any], system: System, seconds: float, more: list[Any])
     unknown = sorted(set(table) - set(JOB_KEYS))
     if unknown:
         raise RequestError(f"{where}: {unknown[0]}", "is not a setting of a job", "one of " + ", ".join(JOB_KEYS))
-    base = {k: v for k, v in system.__dict__.items() if v is not None and not (k == "sharers" and system.link is None)}
-    base.pop("accelerators", None)
+    skipped = ("accelerators", "hosts", "given", *(("sharers",) if system.link is None else ()))
+    base = {k: v for k, v in system.__dict__.items() if v is not None and k not in skipped}
     own = make({**base, "workload": IO, **{k: v for k, v in table.items() if k in OF_JOB}}, more, where)
     if own.caches:
         raise RequestError(f"{where}: workload kvcache", "can't be one job among others", "plan run --workload kvcache")

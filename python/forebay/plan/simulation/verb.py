@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from forebay.bench.interrupt import Interrupt
@@ -25,8 +26,24 @@ def of_file(path: str | None) -> dict[str, Any]:
 
 
 def asked_for(system: System, flags: Mapping[str, Any], more: list[Any], file: str | None) -> scenario.Scenario:
-    """Out of the file and the flags. RequestError for what can't happen, before anything is calibrated."""
-    return scenario.make_scenario(system, of_file(file), flags, more, file or "plan")
+    """Out of the file and the flags. RequestError for what can't happen, before anything is calibrated.
+
+    A plan counts drives, accelerators and requests over all hosts, a scenario those of one host.
+    """
+    told = {**of_file(file), **flags, "hosts": system.hosts}
+    if system.accelerators is not None and system.accelerators % system.hosts:
+        said, near = f"can't be spread evenly over {system.hosts} hosts", max(1, round(system.accelerators / system.hosts))
+        raise RequestError(f"accelerators {system.accelerators}", said, f"--accelerators {near * system.hosts} ({near} in each)")
+    shared = told.get("storage", scenario.SHARED if system.location == "remote" else scenario.OWN) == scenario.SHARED
+    each = replace(
+        system,
+        hosts=1,
+        given=system.given - {"hosts"},
+        drives=system.drives if shared else max(1, system.drives // system.hosts),
+        accelerators=system.accelerators and system.accelerators // system.hosts,
+        workers=max(1, round(system.workers / system.hosts)),
+    )
+    return scenario.make_scenario(each, of_file(file), {**flags, "hosts": system.hosts}, more, file or "plan")
 
 
 def simulate(planner: Planner, asked: scenario.Scenario) -> dict[str, Any]:

@@ -1,0 +1,139 @@
+"""Assumptions of a plan: settings that nobody gave become the best that is known, and every one is told with its flag.
+
+Requests in flight that aren't given are the fewest that bring nearly what any number would: a plan isn't limited by a
+number that nobody chose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forebay.numbers import figure
+from forebay.plan import flow, jobs, limits, training
+from forebay.plan.planner import Planner
+from forebay.plan.system import System
+from forebay.units import format_bytes
+
+GIVEN, DEFAULT, DERIVED = "given", "default", "derived"
+# Requests in flight at each drive that are tried: up to 96 were measured, and small ones need more.
+EACH = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
+# Of what the most of them bring, so much is enough.
+ENOUGH = 0.98
+PATHS = {"gds": "GPUDirect Storage", "cpu": "through CPU memory"}
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One thing that an answer rests on: its words, the flags that change it, and whether it was given, is a default, or
+    was derived (`why` says from what)."""
+
+    name: str
+    text: str
+    flags: tuple[str, ...]
+    source: str
+    why: str = ""
+
+    def document(self) -> dict[str, Any]:
+        return {"name": self.name, "text": self.text, "flags": list(self.flags), "source": self.source, "why": self.why}
+
+
+def settle(planner: Planner, system: System) -> System:
+    """The system with as many requests in flight as it needs, where nobody said how many."""
+    if system.caches or system.given & {"workers", "depth"}:
+        return system
+    # At the fewest an even share for each host.
+    counts = [max(system.hosts, n * system.drives) for n in EACH]
+    loads = [limits.load(planner, replace(system, workers=n, depth=1)) for n in counts]
+    import numpy as np
+
+    # Asked first: a drive that is new to the law adds its parameters.
+    rows = planner.flow.rows(loads)
+    rates = np.exp(flow.law(planner.flow.posterior.log, rows))
+    least = next(n for n, rate in zip(counts, rates, strict=True) if rate >= ENOUGH * max(rates))
+    return replace(system, workers=least, depth=1)
+
+
+def listed(planner: Planner, system: System) -> list[Assumption]:
+    """Assumptions of an answer about a settled system, in the order of a purchase: drives, their place, load, hosts."""
+    found = [_drives(planner, system), _place(system)]
+    if not system.caches:
+        found += [_path(system), _requests(system)]
+    if system.link is not None:
+        shared = f", shared by {system.sharers}" if system.sharers > 1 else ""
+        found.append(Assumption("link", f"a link of {figure(system.link)} GiB/s{shared}", ("--link", "--sharers"), GIVEN))
+    if system.workload != jobs.IO:
+        found += _workload(system)
+    return [*found, *_hosts(system)]
+
+
+def _source(system: System, *keys: str) -> str:
+    return GIVEN if system.given & set(keys) else DEFAULT
+
+
+def _drives(planner: Planner, system: System) -> Assumption:
+    own = planner.own_of(system.drive)
+    each = "" if system.hosts == 1 or system.location == "remote" else f", {system.drives // system.hosts} in each host"
+    raid = " as RAID 0" if system.drives > system.hosts else ""
+    text = f"{system.drives} × {system.drive}{raid}{each}"
+    if own is not None:
+        return Assumption("drives", text, ("--drive", "--drives"), GIVEN, f"as fast as in {len(own.runs)} runs of yours")
+    seen = "as published" if system.drive.lower() in planner.flow.measured_drives else "by the data sheet"
+    return Assumption("drives", text, ("--drive", "--drives"), GIVEN, seen)
+
+
+def _place(system: System) -> Assumption:
+    if system.location == "local":
+        return Assumption("location", "local", ("--location",), _source(system, "location"))
+    queues = system.queues or flow.QUEUES_MAX
+    text = f"remote through a DPU with {queues} queue{'s' if queues > 1 else ''}"
+    return Assumption("location", text, ("--location", "--queues"), _source(system, "queues"))
+
+
+def _path(system: System) -> Assumption:
+    return Assumption("path", PATHS[system.path], ("--path",), _source(system, "path"))
+
+
+def _requests(system: System) -> Assumption:
+    count = system.workers * system.depth
+    text = f"{count} request{'s' if count > 1 else ''} of {format_bytes(system.io_size)} in flight"
+    flags = ("--workers", "--depth", "--io-size")
+    if system.given & {"workers", "depth"}:
+        return Assumption("requests", text, flags, GIVEN)
+    why = f"the fewest that bring {100 * ENOUGH:.0f} % of what {EACH[-1]} a drive do"
+    return Assumption("requests", text, flags, DERIVED, why)
+
+
+def _workload(system: System) -> list[Assumption]:
+    name = "a job" if system.workload == jobs.JOB else system.workload
+    if system.caches or system.saves:
+        return [Assumption("workload", name, ("--workload",), GIVEN)]
+    if system.in_minutes:
+        return [Assumption("workload", f"{name} on the GPUs of {system.gpus}", ("--workload", "--gpus"), GIVEN)]
+    ask = system.ask
+    each = f"{name}, {figure(ask.mibps / 1024)} GiB/s for each accelerator"
+    flags: tuple[str, ...] = ("--workload", "--accelerator", "--rules")
+    if system.workload == jobs.JOB:
+        flags = ("--workload", "--sample-bytes", "--samples-per-s")
+    else:
+        each = f"{name} on {system.accelerator.upper()}, {figure(ask.mibps / 1024)} GiB/s each"
+    found = [Assumption("workload", each, flags, _source(system, "accelerator", "samples_per_s"))]
+    what = "of its rate" if system.workload == jobs.JOB else "accelerator utilisation"
+    of = f"the rules of {system.rules}" if system.rules else "the rules" if ask.benchmark else "usual"
+    found.append(Assumption("target", f"at least {ask.least_pct:g} % {what}", ("--rules",), _source(system, "rules"), of))
+    return found
+
+
+def _hosts(system: System) -> list[Assumption]:
+    count = "one host" if system.hosts == 1 else f"{system.hosts} hosts"
+    each = "" if system.hosts == 1 else " each"
+    text = f"{count} of {system.threads} threads and {figure(system.memory)} GiB{each}"
+    source = _source(system, "hosts", "threads", "memory")
+    why = "" if source == GIVEN else "like the published ones"
+    found = [Assumption("hosts", text, ("--hosts", "--threads", "--memory"), source, why)]
+    if system.emulated:
+        gib = system.dataset or training.RULE_OF_FIVE * system.memory * system.hosts
+        why = "" if system.dataset else "five times the memory"
+        source = _source(system, "dataset") if system.dataset else DERIVED
+        found.append(Assumption("dataset", f"a data set of {figure(gib)} GiB", ("--dataset",), source, why))
+    return found

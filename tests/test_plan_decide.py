@@ -1,0 +1,222 @@
+"""What a buyer acts on: own runs outrank tables, what isn't given is a result, and no two answers contradict each other."""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from forebay.errors import RequestError
+from forebay.plan import answer, calibrate, catalogue, decide, saved, system, training, verb, whatif
+from forebay.plan.planner import Planner, published
+
+SEED = 20261128
+# Sizes in KiB and workers of runs that a drive's bandwidth limits.
+BUSY = [(128, 32), (256, 32), (512, 24), (1024, 16), (1024, 32), (1024, 64), (4096, 24)]
+TRAININGS = [
+    ("unet3d", "h100"), ("resnet50", "h100"), ("cosmoflow", "h100"), ("unet3d", "a100"), ("unet3d", "b200"),
+    ("retinanet", "b200"), ("flux", "mi355"), ("resnet50", "a100"),
+]  # fmt: skip
+
+
+def plan(*arguments: object) -> tuple[dict[str, Any], int]:
+    """The document, and the exit code."""
+    done = CliRunner().invoke(verb.command, [*(str(a) for a in arguments), "--json"], standalone_mode=False)
+    if done.exception is not None:
+        raise done.exception
+    return json.loads(done.stdout), done.return_value
+
+
+def text(*arguments: object) -> str:
+    done = CliRunner().invoke(verb.command, [str(a) for a in arguments], standalone_mode=False)
+    assert done.exception is None, done.exception
+    return " ".join(done.stdout.split())
+
+
+def record(kib: int, workers: int, rate: float) -> str:
+    job = {"io_bytes": kib << 10, "workers": workers, "depth": 1, "op": "read"}
+    result = {"throughput_gib_s": rate, "seconds": 10.0}
+    return json.dumps({"job": job, "result": result, "environment": {"host": "mine"}, "path": {"ran": "gds"}})
+
+
+def passing(gib_s: float, ask: training.Ask) -> int:
+    """Accelerators that reach their AU where storage delivers so much and nothing else costs time, as with `emulate --supply`."""
+    return int(gib_s * 1024 / (ask.mibps * ask.least_pct / 100) + 1e-9)
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of a D7-PS1010 that delivers a quarter of its data sheet."""
+    found = tmp_path_factory.mktemp("runs") / "mine.jsonl"
+    rates = [(128, 32, 3.1), (512, 24, 3.6), (1024, 24, 4.0), (4096, 24, 3.7)]
+    found.write_text("\n".join(record(*run) for run in rates))
+    return found
+
+
+@pytest.mark.promise("PLN-19")
+@pytest.mark.parametrize(("workload", "most"), [("unet3d", 1), ("resnet50", 22)])
+def test_own_runs_decide_every_figure_that_rests_on_the_drives(slow: Path, workload: str, most: int) -> None:
+    row, _ = plan("run", "--drive", "D7-PS1010", "--workload", workload, "--runs", slow)
+    assert row["accelerators_max"] <= most and row["throughput_gib_s"] < 4.0
+    assert {"throughput_gib_s", "accelerators_max", "au_pct"} <= set(row["own_runs"]["figures"])
+    said = text("run", "--drive", "D7-PS1010", "--workload", workload, "--runs", slow)
+    assert "4 runs of D7-PS1010 on mine" in said and "accelerators, at most" in said
+    # Another drive is planned as ever.
+    other, _ = plan("run", "--drive", "D5-P5336", "--workload", workload)
+    assert other["own_runs"] is None
+
+
+@pytest.mark.promise("PLN-19")
+def test_own_runs_decide_minutes_checkpoints_and_purchases(slow: Path) -> None:
+    base = ("--drive", "D7-PS1010", "--runs", slow)
+    minutes, _ = plan("run", *base, "--workload", "dlrm")
+    assert minutes["training_time_min"] > 1.5 * plan("run", *base[:2], "--workload", "dlrm")[0]["training_time_min"]
+    saved_, _ = plan("run", *base, "--workload", "llama3-8b")
+    gib = 104.0
+    assert saved_["checkpoint_read_s"] > gib / 4.0 / 1.1 and "checkpoint_write_s" not in saved_["own_runs"]["figures"]
+    found, _ = plan("recommend", *base, "--gib-s", "20")
+    (choice,) = found["choices"]
+    assert choice["drive"] == "D7-PS1010" and 5 <= choice["drives"] <= 8
+
+
+@pytest.mark.promise("PLN-19")
+def test_a_slow_disk_never_feeds_more_than_its_rate_does() -> None:
+    draw = random.Random(SEED)
+    names = [d.name for d in catalogue.drives().values()]
+    for _ in range(20):
+        sheet, drives = catalogue.drive(draw.choice(names)), draw.choice([1, 1, 2, 4])
+        rate, noise = sheet.read_gibps * draw.uniform(0.05, 0.9), draw.choice([0.0, 0.01])
+        lines = [record(k, w, rate * (1 + draw.gauss(0, noise))) for k, w in draw.sample(BUSY, draw.randint(2, 6))]
+        planner = saved.planner(published(), calibrate.read("\n".join(lines), "mine", sheet.name, None), sheet, [])
+        workload, accelerator = draw.choice(TRAININGS)
+        asked = system.make({"drive": sheet.name, "workload": workload, "accelerator": accelerator, "drives": drives}, [])
+        most = answer.jobs_estimates(planner, [asked])[0]["accelerators_max"].value
+        assert most <= passing(rate * 1.01 * drives, asked.ask), (SEED, sheet.name, rate, drives, workload, accelerator)
+
+
+@pytest.mark.promise("PLN-20")
+def test_what_is_not_given_is_a_result() -> None:
+    found, code = plan("recommend", "--accelerators", "8", "--workload", "unet3d")
+    best = found["choices"][0]
+    assert code == 0 and (best["drive"], best["hosts"]) == ("D7-PS1010", 1) and best["drives"] <= 4
+    found, _ = plan("recommend", "--gib-s", "40")
+    assert {c["drive"]: c["drives"] for c in found["choices"]}["D5-P5336"] == 7
+    job = ("--workload", "job", "--sample-bytes", "150000", "--samples-per-s", "2500")
+    found, _ = plan("recommend", "--accelerators", "64", *job)
+    assert (found["choices"][0]["drive"], found["choices"][0]["drives"]) == ("D7-PS1010", 2)
+    found, _ = plan("recommend", "--accelerators", "8", "--workload", "unet3d", "--hosts", "8")
+    assert all(c["hosts"] == 8 and c["drives"] % 8 == 0 for c in found["choices"])
+
+
+@pytest.mark.promise("PLN-20")
+def test_a_recommendation_handed_back_meets_its_target() -> None:
+    """By its command, by its fields, and at the number of accelerators that was asked for."""
+    draw = random.Random(SEED)
+    for _ in range(8):
+        place: list[object] = ["--location", "remote"] if draw.random() < 0.4 else []
+        place += ["--threads", draw.choice([64, 104, 256])] if draw.random() < 0.4 else []
+        if draw.random() < 0.6:
+            workload, accelerator = draw.choice(TRAININGS)
+            asked: list[object] = [*place, "--workload", workload, "--accelerator", accelerator]
+            target, key = draw.randint(1, 40), "accelerators_max_p10"
+            found, _ = plan("recommend", *asked, "--accelerators", target)
+        else:
+            asked, target, key = place, draw.randint(1, 100), "throughput_gib_s_p10"
+            found, _ = plan("recommend", *asked, "--gib-s", target)
+        for choice in found["choices"]:
+            flags = {"workers": choice["requests"], **{name: choice[name] for name in ("drive", "drives", "hosts")}}
+            flags |= {"queues": choice["queues"]} if choice["queues"] else {}
+            back = [part for name, value in flags.items() for part in (f"--{name}", value)]
+            for typed in (shlex.split(choice["command"])[2:], ["run", *asked, *back]):
+                assert plan(*typed)[0][key] >= target, (SEED, asked, target, choice["command"])
+            if key.startswith("accelerators"):
+                row, _ = plan("run", *asked, *back, "--accelerators", target)
+                assert " pass on " in row["decision"], (SEED, asked, target, row["decision"])
+
+
+@pytest.mark.promise("PLN-20")
+def test_redundancy_capacity_endurance_and_price_are_bought_too(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text(
+        '[[drive]]\nname = "Dear"\nkind = "nvme-tlc"\nseq_read_mbps = 14000\nprice = 3000\ncapacity_tb = 8\nendurance_pbw = 14\n'
+        '[[drive]]\nname = "Cheap"\nkind = "nvme-tlc"\nseq_read_mbps = 7000\nprice = 500\ncapacity_tb = 4\n'
+    )
+    base = ("recommend", "--gib-s", "20", "--catalogue", mine, "--by", "price", "--host-price", "10000")
+    plain, _ = plan(*base)
+    spare, _ = plan(*base, "--parity", "1")
+    assert [c["drives"] for c in spare["choices"]] == [c["drives"] + c["hosts"] for c in plain["choices"]]
+    assert plain["choices"][0]["price"] == 10000 * plain["choices"][0]["hosts"] + 500 * plain["choices"][0]["drives"]
+    large, _ = plan(*base, "--capacity", "100")
+    assert {c["drive"]: c["drives"] for c in large["choices"]} == {"Dear": 13, "Cheap": 25 + 25 % large["choices"][0]["hosts"]}
+    worn, _ = plan(*base, "--writes", "30")
+    assert worn["left_out"] == ["Cheap: no endurance_pbw given"] and worn["choices"][0]["drives"] == 4
+
+
+@pytest.mark.promise("PLN-21")
+@pytest.mark.parametrize("workload", ["unet3d", "resnet50", "cosmoflow"])
+def test_the_greatest_number_is_where_au_stops_passing(workload: str) -> None:
+    """In the command, on the page and in a what-if alike."""
+    base = {"drive": "D7-PS1010", "drives": 4, "workload": workload}
+    most = int(answer.answer(published(), system.make(base, []))["accelerators_max"])
+    for number in (max(1, most - 1), most, most + 1, 2 * most + 3):
+        one = system.make({**base, "accelerators": number}, [])
+        row = answer.answer(published(), one)
+        assert (row["au_pct"] >= one.ask.least_pct) == (number <= most)
+        assert (row["au_pct_p10"] >= one.ask.least_pct) == (number <= row["accelerators_max_p10"])
+        (point,) = whatif.points(published(), [one])
+        assert all(point[key] == row[key] for key in ("au_pct", "au_pct_p10", "accelerators_max", "throughput_gib_s"))
+        assert ("fail" in row["decision"]) == (number > most)
+
+
+@pytest.mark.promise("PLN-21")
+def test_more_drives_never_carry_fewer_accelerators_nor_less_surely() -> None:
+    base = {"drive": "D7-PS1010", "workload": "unet3d"}
+    found = [answer.answer(published(), system.make({**base, "drives": n}, [])) for n in (1, 2, 4, 8, 32, 128)]
+    for key in ("accelerators_max", "accelerators_max_p10"):
+        assert [row[key] for row in found] == sorted(row[key] for row in found)
+    assert found[-1]["accelerators_max_p10"] >= 8
+
+
+@pytest.mark.promise("PLN-22")
+def test_an_answer_opens_with_its_assumptions_and_decides_in_words() -> None:
+    said = text("run", "--drive", "D7-PS1010", "--drives", "4", "--workload", "unet3d")
+    assert said.startswith("assumed 4 × D7-PS1010 as RAID 0") and said.index("decision") < said.index("throughput")
+    for flag in ("--location", "--path", "--workers", "--accelerator", "--rules", "--hosts", "--threads", "--memory"):
+        assert flag in said.partition("decision")[0]
+    assert "sharpness" not in said and "bandwidth[" not in said
+    explained = text("run", "--drive", "D7-PS1010", "--drives", "4", "--workload", "unet3d", "--explain")
+    assert "how sharply rate bends" in explained and "bandwidth[D7-PS1010]" in explained
+    row, _ = plan("run", "--drive", "D7-PS1010", "--drives", "4", "--workload", "unet3d")
+    assert row["decision"] in said and {a["source"] for a in row["assumed"]} <= {"given", "default", "derived"}
+    assert all(a["flags"] for a in row["assumed"])
+
+
+def test_requests_that_nobody_gave_do_not_limit() -> None:
+    for settings in ({"io_size": "64k"}, {"drives": 16}, {"location": "remote", "io_size": "128k"}, {"io_size": 4096}):
+        row = answer.answer(published(), system.make({"drive": "D7-PS1010", **settings}, []))
+        assert row["bottleneck"] != "requests in flight", settings
+        asked = next(a for a in row["assumed"] if a["name"] == "requests")
+        assert asked["source"] == "derived" and str(row["query"]["workers"]) in asked["text"]
+    said = answer.answer(published(), system.make({"drive": "D7-PS1010", "io_size": 4096, "workers": 2}, []))
+    assert said["bottleneck"] == "requests in flight" and said["query"]["workers"] == 2
+
+
+def test_hosts_share_local_drives_evenly_and_have_a_dpu_each() -> None:
+    with pytest.raises(RequestError, match="can't be spread evenly over 3 hosts"):
+        system.make({"drive": "D7-PS1010", "drives": 4, "hosts": 3}, [])
+    assert system.make({"drive": "D7-PS1010", "hosts": 3}, []).drives == 3
+    one, four = (
+        answer.answer(published(), system.make({"drive": "D7-PS1010", "drives": 16, "location": "remote", "hosts": n}, []))
+        for n in (1, 4)
+    )
+    assert one["bottleneck"] == "DPU queues" and four["throughput_gib_s"] > 2.5 * one["throughput_gib_s"]
+
+
+def test_words_for_limits_are_a_readers() -> None:
+    assert decide.words("balanced: storage, link") == "the drives and the link"
+    assert decide.words("uplink of s0") == "uplink of s0"
+    assert Planner({}, []).own_of("D7-PS1010") is None
