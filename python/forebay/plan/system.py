@@ -22,7 +22,8 @@ COUNT_MAX = 1_000_000
 class System:
     """`drives`, `accelerators` and `workers` × `depth` requests of `io_size` in flight are those of all `hosts` together, which
     share them evenly: local drives as a RAID 0 in each host, remote ones as one set, through a DPU in each. `accelerators` None
-    asks for the greatest number. `threads`, `memory`, `cores` (for I/O; None: all threads) and `pcie`, the tree of switches, are of each host.
+    asks for the greatest number. `threads`, `memory`, `cores` (for I/O; None: all threads) and `pcie`, the tree of switches,
+    are of each host.
     `link`: GiB/s of the narrowest link that all bytes pass (an uplink, a NIC), `sharers` of it alike; `gpu_link`: of each GPU.
     Sizes in bytes; memory and data set in GiB. `gpus`: the published system whose GPUs train (dlrm). `samples_per_s`: of
     one accelerator that never waits (job). `rules`: whose variant of an emulated workload; None: the first that has it.
