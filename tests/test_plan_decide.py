@@ -216,6 +216,36 @@ def test_hosts_share_local_drives_evenly_and_have_a_dpu_each() -> None:
     assert one["bottleneck"] == "DPU queues" and four["throughput_gib_s"] > 2.5 * one["throughput_gib_s"]
 
 
+@pytest.mark.promise("PLN-23")
+def test_places_and_paths_are_compared_in_one_table() -> None:
+    asked = ("--drive", "D7-PS1010,D5-P5336", "--drives", "1,4", "--workload", "unet3d", "--queues", "4")
+    found, code = plan("compare", *asked)
+    assert code == 0 and len(found["rows"]) == 16 and found["by"] == "accelerators_max" and len(found["verdicts"]) == 2
+    for row in found["rows"]:
+        query = row["query"]
+        flags = {"drive": query["drive"], "drives": query["drives"], "location": query["location"], "path": query["path"]}
+        flags |= {"queues": 4} if query["location"] == "remote" else {}
+        alone, _ = plan("run", *(part for name, value in flags.items() for part in (f"--{name}", value)), "--workload", "unet3d")
+        assert all(row[key] == alone[key] for key in ("accelerators_max", "au_pct", "cpu_cores", "decision", "bottleneck"))
+    said = text("compare", *asked)
+    assert "remote instead of local" in said and "bounce" in said
+    with pytest.raises(RequestError, match="names no drive"):
+        plan("compare")
+    with pytest.raises(RequestError, match="near.* is not known"):
+        plan("compare", "--drive", "D7-PS1010", "--location", "near")
+
+
+@pytest.mark.promise("PLN-10")
+def test_a_whatif_takes_the_names_of_the_flags_and_lists() -> None:
+    axes = ("location=local,remote", "path=gds,bounce", "hosts=1,2", "io-size=64k,1m", "workload=io,unet3d")
+    found, _ = plan("whatif", "--drive", "D7-PS1010", *(part for axis in axes for part in ("--vary", axis)))
+    assert len(found["points"]) == 32 and {p["query"]["path"] for p in found["points"]} == {"gds", "cpu"}
+    said = text("whatif", "--drive", "D7-PS1010", "--vary", "workload=io,unet3d")
+    assert "–" in said
+    with pytest.raises(RequestError, match="did you mean workers"):
+        whatif.axis("worker=1:3")
+
+
 def test_words_for_limits_are_a_readers() -> None:
     assert decide.words("balanced: storage, link") == "the drives and the link"
     assert decide.words("uplink of s0") == "uplink of s0"

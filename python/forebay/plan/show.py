@@ -154,15 +154,41 @@ def recommend(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def compare(document: Mapping[str, Any]) -> str:
+    """The table of places and paths."""
+    by, name = document["by"], document["by_name"]
+    rows: list[tuple[str, ...]] = [
+        ("drive", "drives", "place", "path", name, "80 % interval", "of local gds", "requests", "cores", "limit")
+    ]
+    for row in document["rows"]:
+        query = row["query"]
+        ratio = row["of_local_gds"]
+        rows.append(
+            (
+                query["drive"], str(query["drives"]), query["location"], PATH_WORDS[query["path"]], figure(row[by]),
+                f"{figure(row[f'{by}_p10'])} to {figure(row[f'{by}_p90'])}", "–" if ratio is None else f"{ratio:.2f}",
+                str(query["workers"] * query["depth"]), figure(row["cpu_cores"]), row["bottleneck"],
+            )
+        )  # fmt: skip
+    lines = [*assumed(document), ""]
+    for text in document["verdicts"]:
+        lines += folded("decision", text + ".")
+    return "\n".join([*lines, "", *table(rows)])
+
+
+PATH_WORDS = {"gds": "gds", "cpu": "bounce"}
+
+
 def whatif(axes: Sequence[str], points: Sequence[Mapping[str, Any]]) -> str:
-    given = [(key, name, unit) for key, name, unit in NAMES if key in points[0]]
+    given = [(key, name, unit) for key, name, unit in NAMES if any(key in point for point in points)]
     played = [(key, name) for key, name in SIMULATED if key in points[0]]
     head = (*axes, *(f"{name} {unit}".strip() for _, name, unit in given), "limit", *(name for _, name in played))
     rows: list[tuple[str, ...]] = [head]
     for point in points:
         cells = [str(point["query"][a]) for a in axes]
         for key, _, _ in given:
-            cells.append(f"{figure(point[key])} ({figure(point[f'{key}_p10'])} to {figure(point[f'{key}_p90'])})")
+            low, high = (figure(point.get(f"{key}_{end}")) for end in ("p10", "p90"))
+            cells.append(f"{figure(point[key])} ({low} to {high})" if key in point else "–")
         limit = point["bottleneck"] + ("; extrapolated" if point["warnings"] else "")
         shown = [point[key] if isinstance(point[key], str) else figure(point[key]) for key, _ in played]
         rows.append((*cells, limit, *shown))

@@ -14,6 +14,8 @@ from forebay.units import parse_bytes, parse_gib_s
 
 LOCATIONS = ("local", "remote")
 PATHS = ("gds", "cpu")
+# Elsewhere in Forebay the path through CPU memory is called by what it does there.
+ALIASES = {"path": {"bounce": "cpu"}}
 RULES = ("v1.0", "v2.0", "v3.0", "text")
 COUNT_MAX = 1_000_000
 
@@ -189,8 +191,10 @@ def _value(key: str, value: Any, where: str) -> Any:
         return float(value)
     if not isinstance(value, str):
         raise RequestError(f"{where}: {key} {value}", "is not text", f'{key} = "…"')
+    value = ALIASES.get(key, {}).get(value, value)
     if key in CHOICES and value not in CHOICES[key]:
-        raise RequestError(f"{where}: {key} '{value}'", "is not known", "one of " + ", ".join(CHOICES[key]))
+        known = ", ".join((*CHOICES[key], *ALIASES.get(key, {})))
+        raise RequestError(f"{where}: {key} '{value}'", "is not known", f"one of {known}")
     return value
 
 

@@ -19,6 +19,7 @@ Examples:
   forebay plan run --drive D7-P5520 --location remote --queues 15 --io-size 128k
   forebay plan run --drive D7-PS1010 --workload unet3d --simulate --hosts 125 --jitter compute=0.05
   forebay plan recommend --accelerators 6 --workload unet3d
+  forebay plan compare --drive D7-PS1010,D5-P5336 --workload unet3d
   forebay plan whatif --drive D7-PS1010 --vary drives=1:8
   forebay plan calibrate mine.jsonl --drive D7-PS1010 --out mine.json
   forebay plan predict --query cells.csv --out predicted.csv
@@ -53,7 +54,7 @@ OPTIONS = (
     ("--io-size", str, "SIZE", "Size of a request (1m)."),
     ("--workers", int, "N", "Number of reading workers (as few as bring nearly what any number would; kvcache: 4)."),
     ("--depth", int, "N", "Requests in flight per worker (1; kvcache: 32)."),
-    ("--path", str, "PATH", "gds or cpu (gds)."),
+    ("--path", str, "PATH", "gds, or bounce (also cpu): through CPU memory (gds)."),
     ("--link", str, "GIB_S", "Bandwidth of the narrowest link on the way, e.g. an uplink or a NIC; also as 200Gb/s."),
     ("--sharers", int, "N", "How many share that link equally (1)."),
     ("--gpu-link", str, "GIB_S", "Bandwidth of each GPU's link."),
@@ -319,6 +320,26 @@ def whatif(as_json: bool, vary: tuple[str, ...], page: str | None, **values: Any
     document = {"schema": "forebay.whatif/1", "axes": {n: v for n, v in axes}, "points": rows}
     click.echo(json.dumps(document) if as_json else show.whatif([n for n, _ in axes], rows))
     return DONE if whole else INTERRUPTED
+
+
+@command.command(name="compare")
+@system_options(less=("--drive", "--drives", "--location", "--path"))
+@click.option("--drive", "drive_list", metavar="NAME,...", help="Drive models to compare.")
+@click.option("--drives", "drives_list", default="1,2,4,8", show_default=True, metavar="N,...", help="Numbers of drives, or 1:8.")
+@click.option("--location", "location_list", default="local,remote", show_default=True, metavar="WHERE,...", help="Places.")
+@click.option("--path", "path_list", default="gds,bounce", show_default=True, metavar="PATH,...", help="Data paths.")
+@CATALOGUE
+@JSON
+def compare(as_json: bool, **values: Any) -> int:
+    """Local or remote, with GPUDirect Storage or without: one table for a workload, and what each choice costs."""
+    from forebay.plan import compare as compared
+    from forebay.plan import show
+
+    axes = compared.axes({key: values.pop(f"{key}_list") for key in compared.AXES}, values)
+    planner, system, more = prepared(values)
+    document = compared.compare(planner, system, axes, more)
+    click.echo(json.dumps(document) if as_json else show.compare(document))
+    return DONE
 
 
 @command.command(name="calibrate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import re
 from collections.abc import Sequence
@@ -10,42 +11,50 @@ from typing import Any
 from forebay.errors import RequestError
 from forebay.plan import answer, assume
 from forebay.plan.planner import Planner
-from forebay.plan.system import System, make
+from forebay.plan.system import KEYS, KV_WHOLE, RATES, REAL, WHOLE, System, make
 from forebay.units import parse_bytes
 
 POINTS_MAX = 10_000
-AXES = (
-    "drives", "queues", "io_size", "workers", "depth", "accelerators", "drive", "path", "link", "threads", "cores", "memory",
-    "dataset",
-)  # fmt: skip
-REAL = ("memory", "dataset")
+# A KV cache isn't planned over ranges, and a tree of switches is no list.
+AXES = tuple(key for key in KEYS if key not in (*KV_WHOLE, "model", "pcie"))
 RANGE = re.compile(r"^(\d+):(\d+)(?::(\d+))?$")
 
 
 def axis(text: str) -> tuple[str, list[Any]]:
-    """`drives=1:8`, `queues=1:31:5`, `io_size=64k,128k`, `drive=A,B` → name and values. RequestError for others."""
+    """`drives=1:8`, `queues=1:31:5`, `io-size=64k,128k`, `drive=A,B` → name and values; names are those of the flags.
+
+    RequestError for others.
+    """
     name, _, values = text.partition("=")
-    name = name.strip().replace("-", "_")
+    name = name.strip().removeprefix("--").replace("-", "_")
     if name not in AXES or not values:
-        raise RequestError(f"--vary {text}", "names no setting that can vary", "drives=1:8; one of " + ", ".join(AXES))
+        known = [axis.replace("_", "-") for axis in AXES]
+        near = difflib.get_close_matches(name.replace("_", "-"), known, n=1)
+        said = "names no setting that can vary" + (f"; did you mean {near[0]}?" if near else "")
+        raise RequestError(f"--vary {text}", said, "drives=1:8; one of " + ", ".join(known))
+    return name, listed(name, values, f"--vary {text}")
+
+
+def listed(name: str, values: str, asked: str) -> list[Any]:
+    """The values of a setting: `1:8`, `1:31:5` for whole numbers, else a list with commas."""
     match = RANGE.match(values)
-    if match and name != "io_size":
+    if match and name in WHOLE:
         low, high, step = int(match[1]), int(match[2]), int(match[3] or 1)
         if step < 1 or high < low or (high - low) // step > POINTS_MAX:
-            raise RequestError(f"--vary {text}", f"is not a range of at most {POINTS_MAX} points", f"{name}=1:8")
-        return name, list(range(low, high + 1, step))
-    return name, [_one(name, v.strip()) for v in values.split(",")]
+            raise RequestError(asked, f"is not a range of at most {POINTS_MAX} points", f"{name}=1:8")
+        return list(range(low, high + 1, step))
+    return [_one(name, value.strip(), asked) for value in values.split(",")]
 
 
-def _one(name: str, text: str) -> Any:
+def _one(name: str, text: str, asked: str) -> Any:
     if name == "io_size":
         return parse_bytes(text, "io_size")
-    if name in ("drive", "path", "link"):
+    if name in RATES or name not in (*REAL, *WHOLE):
         return text
     try:
         return float(text) if name in REAL else int(text)
     except ValueError:
-        raise RequestError(f"--vary {name}={text}", "is not a number", f"{name}=1,2,4") from None
+        raise RequestError(asked, f"'{text}' is not a number", f"{name.replace('_', '-')}=1,2,4") from None
 
 
 def systems(base: System, axes: Sequence[tuple[str, list[Any]]], more: list[Any]) -> list[System]:
