@@ -72,15 +72,16 @@ def test_its_sliders_answer_as_the_planner_calibrated_by_the_same_runs(window: A
         return window.value("$('answer').textContent")
 
     said = slide("size", explore.SIZES.index(512 << 10))
-    value, low, high = (float(v) for v in re.findall(r"[\d.]+", said)[:3])
+    value, low, high = (float(v) for v in re.search(r"([\d.]+) GiB/s of plain reads \(([\d.]+) to ([\d.]+)\)", said).groups())
     assert value == pytest.approx(6.5, rel=0.03) and low < value < high
     assert window.value("document.querySelectorAll('#plan-rate .own').length") == len(runs())
-    assert window.value("document.querySelectorAll('#plan-rate .seen').length") > 5
+    # Published cells are of another number of requests in flight: of another curve.
+    assert window.value("document.querySelectorAll('#plan-rate .seen').length") == 0
     assert window.value("document.querySelectorAll('#plan-rate .band').length") == 1
     assert slide("drives", 1) != said
     assert window.value("document.querySelectorAll('#plan-rate .own').length") == 0
     few = slide("queues", 2)
-    assert "GiB/s" in few and slide("accelerators", 30) != few
+    assert "GiB/s" in few and "H100s" in few and "H100s" not in slide("workload", 0)
     # A square lies where its own axis says: 4 MiB, 6.6 GiB/s, on the curve's last place.
     slide("drives", 0)
     slide("queues", 0)
@@ -131,7 +132,7 @@ def test_a_strange_drive_is_refused_and_strange_records_do_no_harm(tmp_path: Pat
     # That record is of no drive, which is said, escaped.
     assert "1 left out: " in text
     loaded = load.load([save(tmp_path / "h.jsonl", *runs("host"))])
-    assert "own runs. 32 workers, path cpu" in whatif.section(loaded.entries, "D7-P5520", []).body
+    assert "own runs. Requests in flight: 32 as asked, path cpu." in whatif.section(loaded.entries, "D7-P5520", []).body
 
 
 def test_runs_of_several_drives_are_planned_as_such(tmp_path: Path) -> None:

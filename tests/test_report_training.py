@@ -61,3 +61,24 @@ def test_a_damaged_part_is_shown_as_far_as_it_goes(storage: FakeStorage, capsys:
     for part in ({}, {"workload": 7, "accelerators": "x", "au_pct": [], "curve": [{}, {"accelerators": 1}], "waited": None}):
         Path("odd.json").write_text(json.dumps({**record, "training": part}))
         assert "Emulated training" in page_of(capsys, "odd.json", "--no-charts")
+
+
+@pytest.mark.promise("EMU-13")
+def test_a_line_is_broken_at_a_blank_cell_and_a_failed_run_is_a_cross() -> None:
+    """As the published table has them: 3D U-Net failed on two D3-S4520, and most numbers of drives are blank."""
+    pytest.importorskip("altair")
+    from forebay.report import load, training
+    from forebay.report.runs import Run
+
+    record = {"search": {"accelerators": 8}, "training": {"workload": "unet3d", "throughput_mib_s": 2.0}}
+    run = Run(load.Entry(record, "cells.jsonl"))
+    run.entry.point.update({"workload": "unet3d", "drive": "D7-PS1010", "drives": 2})
+    theirs = training.rows(training.MATRICES["solidigm-mlperf"])
+    chart = training.by_drives("m", "unet3d", training.METRICS[0], [run], theirs)
+    assert chart is not None and "A cross is a run that failed" in chart.desc
+    published = [r for r in chart.rows if r["series"].endswith("published")]
+    parts = {(r["series"], r["drives"]): r["part"] for r in published}
+    assert chart.draw().to_dict()["layer"]
+    assert len({parts[key] for key in parts if key[0].startswith("D7")}) == 2
+    failed = [(r["series"], r["drives"]) for r in published if r["result"] == "fails"]
+    assert failed == [("D3-S4520, published", 2)] and parts[failed[0]] not in [p for key, p in parts.items() if key != failed[0]]

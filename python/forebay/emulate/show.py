@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from forebay.numbers import bytes_, count, micros, seconds, significant
 
 # Below this share of their time that the accelerators waited, they set the pace themselves.
 IDLE_PCT = 2.0
+# A modelled drive, and how many of it.
+MODELLED = re.compile(r"model:(?P<drive>[\w.-]+)(?:\?(?:.*&)?drives=(?P<drives>\d+))?")
 CAUSES = {
     "storage_s": "storage",
     "parse_s": "parsing",
@@ -34,6 +37,10 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "data", data(record)
     if record.get("origin") != "measured":
         yield "origin", f"{record.get('origin')}: no device was measured"
+        if found := MODELLED.match(str(record["job"].get("source") or "")):
+            drives = f" --drives {found['drives']}" if found["drives"] else ""
+            asked = f"forebay plan run --drive {found['drive']}{drives} --workload {training['workload']}"
+            yield "host", f"not simulated: its reader processes may limit first, and its memory serves part of the reads → {asked}"
     if training["destination"].startswith("gpu"):
         yield "path", summary.path(record)
     yield "AU", utilisation(training, bool(result.get("interrupted")))

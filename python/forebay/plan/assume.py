@@ -16,8 +16,8 @@ from forebay.plan.system import System
 from forebay.units import format_bytes
 
 GIVEN, DEFAULT, DERIVED = "given", "default", "derived"
-# Requests in flight at each drive that are tried: up to 96 were measured, and small ones need more.
-EACH = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
+# Requests in flight at each drive that are tried: up to 96 were measured, and small ones need more; one alone never was.
+EACH = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 # Of what the most of them bring, so much is enough.
 ENOUGH = 0.98
 PATHS = {"gds": "GPUDirect Storage", "cpu": "through CPU memory"}

@@ -85,6 +85,7 @@ class Cores:
             if value is not None and value > 0
         ]
         self.measured = {w.path for w, _, _ in cells}
+        self._log_sd: dict[tuple[str, float], float] = {}
         rows = Rows([w for w, _, _ in cells], [p for _, p, _ in cells])
         y = np.log([v for _, _, v in cells])
         self.posterior: Posterior = fit(law, PRIORS, Data(rows, y, np.full(len(cells), NOISE)))
@@ -101,7 +102,9 @@ class Cores:
 
     def log_sd(self, path: str, io_kib: float) -> float:
         """Returns the spread of the logarithm of the cores that a rate takes, and so of the rate that cores allow."""
-        return float(self.posterior.predict(Rows([Work(path, io_kib, 1.0)], [BOTH]))[1][0])
+        if (path, io_kib) not in self._log_sd:
+            self._log_sd[path, io_kib] = float(self.posterior.predict(Rows([Work(path, io_kib, 1.0)], [BOTH]))[1][0])
+        return self._log_sd[path, io_kib]
 
     def most_gibps(self, path: str, io_kib: float, cores: float) -> float:
         """GiB/s at which so many cores are busy with nothing but I/O."""

@@ -1,9 +1,14 @@
-"""Sliders and curves, offline, their points computed beforehand: `plan whatif --page`, and a section of the report."""
+"""Plans to play with, offline, computed beforehand: `plan whatif --page`, and a section of the report.
+
+Each cell is the planner's own answer for one system, so the page says nothing that a command doesn't.
+"""
 
 from __future__ import annotations
 
 import base64
+import datetime
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -11,58 +16,111 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from forebay.plan import answer, flow, limits
-from forebay.plan.planner import Planner, published
-from forebay.plan.system import System
+import forebay
+from forebay.plan import answer, assume, catalogue, decide, flow
+from forebay.plan.planner import SMALL_KIB, WORKERS_LARGE, WORKERS_SMALL, Planner, published
+from forebay.plan.system import IO, System, make
 from forebay.units import format_bytes
 
-DRIVES = (1, 2, 3, 4, 5, 6, 8, 12)
+DRIVES = (1, 2, 4, 8)
+HOSTS = (1, 2, 4)
 # 0 stands for local drives.
-QUEUES = (0, 1, 3, 7, 15, 23, 31)
-SIZES = tuple(4096 << i for i in range(0, 11))
-NUMBERS = 40
+QUEUES = (0, 1, 4, 15, 31)
+SIZES = (4096, 16384, 65536, 131072, 262144, 524288, 1 << 20, 4 << 20)
+# Requests in flight: as many as are enough, as the published runs had, and numbers for each drive.
+AUTO, AS_PUBLISHED, EACH = "enough", "as published", (8, 32, 96)
+PATHS = ("gds", "cpu")
+NUMBERS = 16
+MLPERF = ("unet3d", "resnet50", "cosmoflow")
 
 
 @dataclass(frozen=True)
 class Section:
-    """Sliders and curves as parts of a page: `body` holds the numbers and one script, the only one of `script_hash`."""
+    """Controls and curves as parts of a page: `body` holds the numbers and one script, the only one of `script_hash`."""
 
     css: str
     body: str
     script_hash: str
 
 
+@dataclass(frozen=True)
+class Choices:
+    """What the controls offer."""
+
+    names: Sequence[str]
+    paths: Sequence[str]
+    requests: Sequence[str]
+    workloads: Sequence[str]
+    hosts: Sequence[int] = HOSTS
+
+    @property
+    def places(self) -> list[tuple[int, int, int]]:
+        """Drives, hosts and queues that can be together: local drives are spread evenly."""
+        return [
+            (n, hosts, queues)
+            for n, hosts, queues in itertools.product(DRIVES, self.hosts, QUEUES)
+            if queues or n % hosts == 0
+        ]
+
+
 def page(planner: Planner, system: System, own: bool) -> str:
     """A page of its own. It asks for nothing from anywhere."""
     from markupsafe import Markup
 
-    made = section(planner, system, "h2", own)
+    names = [d.name for d in {d.name: d for d in [*catalogue.drives().values(), *planner.more]}.values()]
+    workloads = [IO, *MLPERF, *([system.workload] if system.emulated and system.workload not in MLPERF else [])]
+    asked = [f"{system.workers * system.depth} as asked"] if system.given & {"workers", "depth"} else []
+    choices = Choices(names, PATHS, [*asked, AUTO, AS_PUBLISHED, *(f"{n} a drive" for n in EACH)], workloads)
+    made = section(planner, system, "h2", own, choices=choices)
+    row = answer.answer(planner, system)
     return _template("explore.html.j2").render(
-        drive=system.drive, css=Markup(made.css), body=Markup(made.body), script_hash=Markup(made.script_hash)
+        drive=system.drive,
+        decision=row["decision"],
+        assumed=[_said(a) for a in row["assumed"]],
+        version=forebay.__version__,
+        date=datetime.date.today().isoformat(),
+        css=Markup(_report_css() + made.css),
+        body=Markup(made.body),
+        script_hash=Markup(made.script_hash),
     )
 
 
-def section(planner: Planner, system: System, heading: str, own: bool, notes: Sequence[str] = ()) -> Section:
-    """The parts, with `heading` (h2, h3) for the charts. `own`: the planner is calibrated by the user's runs."""
+def _said(assumption: dict[str, Any]) -> dict[str, str]:
+    source = {"given": "", "default": "default", "derived": ""}[assumption["source"]]
+    notes = "; ".join(filter(None, (source, assumption["why"])))
+    return {"text": assumption["text"], "notes": notes, "flags": " ".join(assumption["flags"])}
+
+
+def section(
+    planner: Planner, system: System, heading: str, own: bool, notes: Sequence[str] = (), choices: Choices | None = None
+) -> Section:
+    """The parts, with `heading` (h2, h3) for the charts. `own`: the planner is calibrated by the user's runs.
+
+    Without `choices` the drive, the path and the requests in flight are the system's.
+    """
     from markupsafe import Markup
 
-    emulated = system.workload if system.emulated else ""
-    data = {**rates(planner, system, own), **(emulation(planner, system) if emulated else {"accelerators": []})}
+    if choices is None:
+        each = f"{system.workers * system.depth} as asked" if system.given & {"workers", "depth"} else AUTO
+        choices = Choices([system.drive], [system.path], [each, AS_PUBLISHED], [IO, *([system.workload] if system.emulated else [])], (1,))
+    data = document(planner, system, own, choices)
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     script = _text("explore.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     body = _template("explore_body.html.j2").render(
         basis="own runs" if own else "the published measurements",
-        workers=system.workers,
-        depth=system.depth,
-        path=system.path,
+        fixed=f"{choices.requests[0]}, path {system.path}" if len(choices.paths) == 1 else "",
         notes=notes,
-        workload=emulated,
         heading=heading,
+        workloads=len(choices.workloads) > 1,
         data=Markup(text),
         script=Markup(script),
     )
     return Section(_text("explore.css"), body, f"'sha256-{digest}'")
+
+
+def _report_css() -> str:
+    return resources.files("forebay.report").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def _text(name: str) -> str:
@@ -75,50 +133,147 @@ def _template(name: str) -> Any:
     return Environment(autoescape=True).from_string(_text(name))
 
 
-def rates(planner: Planner, system: System, own: bool) -> dict[str, Any]:
-    """GiB/s with bounds and bottleneck, by drives, queues and size; and what was measured, published and own."""
-    made = [
-        limits.load(planner, replace(system, drives=d, location="remote" if q else "local", queues=q or None, io_size=s))
-        for d in DRIVES
-        for q in QUEUES
-        for s in SIZES
+def document(planner: Planner, system: System, own: bool, choices: Choices) -> dict[str, Any]:
+    """All numbers of the page: rates by drive, path, place and requests; accelerators by workload, drive and place."""
+    limits: dict[str, int] = {}
+    trained = [w for w in choices.workloads if w != IO]
+    found = {
+        "drives": list(choices.names),
+        "paths": [{"gds": "gds", "cpu": "bounce"}[p] for p in choices.paths],
+        "requests": list(choices.requests),
+        "workloads": list(choices.workloads),
+        "counts": DRIVES,
+        "hosts": list(choices.hosts),
+        "queues": QUEUES,
+        "places": choices.places,
+        "sizes": [format_bytes(s) for s in SIZES],
+        "rate": rates(planner, system, choices, limits),
+        "trained": [emulation(planner, system, choices, workload, limits) for workload in trained],
+        "seen": [s for name in choices.names for s in _seen(planner, system, own, choices, name)],
+        "first": _first(system, choices),
+    }
+    return found | {"limits": [decide.words(name) for name in limits]}
+
+
+def _first(system: System, choices: Choices) -> list[int]:
+    """Where the controls begin: workload, drive, count, hosts, queues, path, size."""
+    workload = choices.workloads.index(system.workload) if system.workload in choices.workloads else 0
+    names = [name.lower() for name in choices.names]
+    queues = 0 if system.location == "local" else min(range(1, len(QUEUES)), key=lambda i: abs(QUEUES[i] - (system.queues or 31)))
+    count = min(range(len(DRIVES)), key=lambda i: abs(DRIVES[i] - system.drives))
+    hosts = min(range(len(choices.hosts)), key=lambda i: abs(choices.hosts[i] - system.hosts))
+    if not queues and DRIVES[count] % choices.hosts[hosts]:
+        hosts = 0
+    size = min(range(len(SIZES)), key=lambda i: abs(math.log(SIZES[i] / system.io_size)))
+    path = choices.paths.index(system.path) if system.path in choices.paths else 0
+    return [workload, names.index(system.drive.lower()) if system.drive.lower() in names else 0, count, hosts, queues, path, size]
+
+
+def _at(system: System, name: str, place: tuple[int, int, int], **settings: Any) -> System:
+    """The system with one drive of the controls, at one place."""
+    drives, hosts, queues = place
+    given = {k: v for k, v in system.settings.items() if k not in ("queues", "location", "workers", "depth", "accelerators")}
+    given |= {"drive": name, "drives": drives, "hosts": hosts, "location": "remote" if queues else "local", **settings}
+    return replace(
+        system, drive=name, drives=drives, hosts=hosts, location=given["location"], queues=queues or None,
+        given=frozenset(given), accelerators=None, **settings,
+    )  # fmt: skip
+
+
+def rates(planner: Planner, system: System, choices: Choices, limits: dict[str, int]) -> list[Any]:
+    """GiB/s in hundredths, with its ends and the number of its limit, size by size: by drive, path, place and requests."""
+    base = replace(system, workload=IO, pcie=()) if system.workload != IO else system
+    keys = list(itertools.product(choices.names, choices.paths, choices.places, choices.requests))
+    asked = [
+        _requested(planner, _at(base, name, place, path=path, io_size=size), label, system)
+        for name, path, place, label in keys
+        for size in SIZES
     ]
-    found = planner.flow.predict(made)
-    cells = [[round(e.value, 3), round(e.p10, 3), round(e.p90, 3), e.bottleneck] for e in found]
-    curves = [cells[i : i + len(SIZES)] for i in range(0, len(cells), len(SIZES))]
-    rate = [curves[i : i + len(QUEUES)] for i in range(0, len(curves), len(QUEUES))]
-    seen = _seen(published(), system, False) + (_seen(planner, system, True) if own else [])
-    return {"drives": DRIVES, "queues": QUEUES, "sizes": [format_bytes(s) for s in SIZES], "rate": rate, "seen": seen}
+    cells = [[*_hundredths(e), _number_of(limits, e.bottleneck)] for e in answer.rates(planner, asked)]
+    width = len(SIZES)
+    return [[part for cell in cells[i : i + width] for part in cell] for i in range(0, len(cells), width)]
 
 
-def _seen(planner: Planner, system: System, own: bool) -> list[list[Any]]:
-    """Place among SIZES, GiB/s, queues, whose, drives: of this drive, own ones only with the curve's requests in flight."""
+def _requested(planner: Planner, at: System, label: str, system: System) -> System:
+    """With as many requests in flight as a control says."""
+    if label == AUTO:
+        return assume.settle(planner, replace(at, given=at.given - {"workers", "depth"}))
+    if label == AS_PUBLISHED:
+        each = WORKERS_SMALL if at.io_size <= SMALL_KIB * 1024 else WORKERS_LARGE
+        return replace(at, workers=int(each) * at.drives, depth=1, given=at.given | {"workers"})
+    if label.endswith(" a drive"):
+        return replace(at, workers=int(label.split()[0]) * at.drives, depth=1, given=at.given | {"workers"})
+    return replace(at, workers=system.workers, depth=system.depth, given=at.given | {"workers"})
+
+
+def _hundredths(e: Any) -> list[int]:
+    return [round(100 * v) for v in (e.value, e.p10, e.p90)]
+
+
+def _number_of(limits: dict[str, int], name: str) -> int:
+    return limits.setdefault(name, len(limits))
+
+
+def _seen(planner: Planner, system: System, own: bool, choices: Choices, name: str) -> list[list[Any]]:
+    """Drive, path, queues, requests, drives, place among SIZES, GiB/s, whose: measurements, each on the curve that it is of."""
     found = []
-    for m in planner.flow.measured:
-        load = m.load
-        place = math.log2(load.io_kib * 1024 / SIZES[0])
-        queues = _nearest(load.queues or flow.QUEUES_MAX) if load.remote else 0
-        fits = not own or (load.workers, load.depth) == (system.workers, system.depth)
-        if load.drive.lower() == system.drive.lower() and fits and 0 <= place <= len(SIZES) - 1:
-            found.append([round(place, 3), round(m.gibps, 3), queues, int(own), load.drives])
+    for mine, source in ((False, published()), *(((True, planner),) if own else ())):
+        for m in source.flow.measured:
+            load = m.load
+            size = load.io_kib * 1024
+            if load.drive.lower() != name.lower() or load.drives not in DRIVES or not SIZES[0] <= size <= SIZES[-1]:
+                continue
+            label = AS_PUBLISHED if not mine else f"{system.workers * system.depth} as asked"
+            fits = not mine or load.workers * load.depth == system.workers * system.depth
+            path = "cpu" if load.path != "gds" else "gds"
+            if not fits or label not in choices.requests or path not in choices.paths:
+                continue
+            queues = _nearest(load.queues or flow.QUEUES_MAX) if load.remote else 0
+            at = [choices.names.index(name), choices.paths.index(path), queues, choices.requests.index(label)]
+            found.append([*at, load.drives, round(_among(size), 3), round(m.gibps, 3), int(mine)])
     return found
+
+
+def _among(size: float) -> float:
+    """The place of a size among SIZES, between two by its logarithm."""
+    above = next(i for i, s in enumerate(SIZES) if s >= size)
+    if SIZES[above] == size:
+        return float(above)
+    low, high = SIZES[above - 1], SIZES[above]
+    return above - 1 + math.log(size / low) / math.log(high / low)
 
 
 def _nearest(queues: float) -> int:
     return min(QUEUES[1:], key=lambda q: abs(q - queues))
 
 
-def emulation(planner: Planner, system: System) -> dict[str, Any]:
-    """AU with bounds by drives and accelerators, and the greatest number that passes by drives."""
-    most = planner.training.greatest([answer.setup_of(planner, replace(system, drives=d), None) for d in DRIVES])
-    top = max(4, int(1.5 * max(e.value for e in most)))
-    numbers = sorted({max(1, round(1 + (top - 1) * i / (NUMBERS - 1))) for i in range(NUMBERS)})
-    setups = [answer.setup_of(planner, replace(system, drives=d), n) for d in DRIVES for n in numbers]
-    found = [[round(e.value, 2), round(e.p10, 2), round(e.p90, 2)] for e in planner.training.au(setups)]
+def emulation(planner: Planner, system: System, choices: Choices, workload: str, limits: dict[str, int]) -> dict[str, Any]:
+    """AU in hundredths with its ends, by drive and place and accelerators; and the greatest number that passes, with its ends."""
+    base = system if system.workload == workload else _of_workload(system, workload, planner)
+    asked = [_at(base, name, place) for name in choices.names for place in choices.places]
+    most = [found["accelerators_max"] for found in answer.jobs_estimates(planner, asked)]
+    numbers = _numbers(max(e.value for e in most))
+    every = [replace(s, accelerators=n) for s in asked for n in numbers]
+    found = answer.jobs_estimates(planner, every)
+    cells = [_hundredths(f["au_pct"]) for f in found]
     width = len(numbers)
     return {
-        "accelerators": numbers,
-        "au": [found[i * width : (i + 1) * width] for i in range(len(DRIVES))],
-        "greatest": [int(e.value) for e in most],
-        "least": system.ask.least_pct,
+        "workload": workload,
+        "accelerator": "accelerators" if base.workload == "job" else f"{base.accelerator.upper()}s",
+        "least": base.ask.least_pct,
+        "numbers": numbers,
+        "au": [[part for cell in cells[i : i + width] for part in cell] for i in range(0, len(cells), width)],
+        "greatest": [[int(e.value), int(e.p10), int(e.p90), _number_of(limits, e.bottleneck)] for e in most],
     }
+
+
+def _of_workload(system: System, workload: str, planner: Planner) -> System:
+    """The same hosts and links for a workload of the package, on its usual accelerator."""
+    kept = {k: v for k, v in system.settings.items() if k in ("drive", "threads", "memory", "link", "sharers", "cores", "pcie")}
+    return make({**kept, "workload": workload}, list(planner.more))
+
+
+def _numbers(most: float) -> list[int]:
+    """Numbers of accelerators from one to half as many again as ever pass, close together where they are few."""
+    top = max(4, int(1.25 * most))
+    return sorted({max(1, round(top ** (i / (NUMBERS - 1)))) for i in range(NUMBERS)} | {1, 2, 3, 4, 6, 8})

@@ -373,14 +373,16 @@ class Training:
 
         Neither it nor its ends are below those of fewer drives, or below what passed on less in a published run.
         """
-        every = list(dict.fromkeys(fewer for setup in setups for fewer in _up_to(setup)))
+        asked = [replace(setup, accelerators=None) for setup in setups]
+        ways = {setup: _up_to(setup) for setup in dict.fromkeys(asked)}
+        every = list(dict.fromkeys(fewer for way in ways.values() for fewer in way))
         single = dict(zip(every, self._greatest(every), strict=True))
-        found = []
-        for setup in setups:
-            of_fewer = [single[fewer] for fewer in _up_to(setup)]
+        found = {}
+        for setup, way in ways.items():
+            of_fewer = [single[fewer] for fewer in way]
             value, low, high = (max(getattr(e, end) for e in of_fewer) for end in ENDS)
-            found.append(self._at_least_measured(setup, replace(of_fewer[-1], value=value, p10=low, p90=high)))
-        return found
+            found[setup] = self._at_least_measured(setup, replace(of_fewer[-1], value=value, p10=low, p90=high))
+        return [found[setup] for setup in asked]
 
     def _at_least_measured(self, setup: Setup, estimate: Estimate) -> Estimate:
         """Raised to what passed in a run on no more than this."""

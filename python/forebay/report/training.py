@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from forebay import numbers
@@ -167,23 +167,44 @@ METRICS: tuple[tuple[str, str, str, Callable[[Run], float | None], str], ...] = 
 
 
 def by_drives(ident: str, workload: str, metric: Any, runs: list[Run], theirs: list[dict[str, str]]) -> Chart | None:
-    """One line per drive, solid ours and dashed theirs."""
+    """One line per drive, solid ours and dashed theirs; broken where a cell is blank, and a cross where the run failed."""
     called, title, unit, read, column = metric
     made: list[Row] = []
     for run in runs:
         point = run.entry.point
         value = read(run)
         if point.get("workload") == workload and value is not None:
-            made.append({"series": f"{point.get('drive')}, here", "drives": int(point.get("drives") or 0), "value": value})
-    for row in theirs:
+            series, passes = f"{point.get('drive')}, here", run.number("search.accelerators") != 0
+            made.append(_point(series, int(point.get("drives") or 0), value, passes, 0))
+    for row, part in _parted([row for row in theirs if row["workload"] == workload], column):
         value = finite(_number(row[column]))
-        if row["workload"] == workload and value is not None:
-            made.append({"series": f"{row['drive']}, published", "drives": int(row["n_drives"]), "value": value})
+        assert value is not None
+        made.append(_point(f"{row['drive']}, published", int(row["n_drives"]), value, row["valid"] != "false", part))
     if not any(r["series"].endswith("here") for r in made):
         return None
-    desc = f"{title} for {workload} by number of drives, {len({r['series'] for r in made})} series."
+    failed = " A cross is a run that failed." if any(r["result"] == FAILS for r in made) else ""
+    desc = f"{title} for {workload} by number of drives, {len({r['series'] for r in made})} series.{failed}"
     draw = _drawer(made, "drives", "value", "drives", unit, None)
     return Chart(f"{ident}-{called}", f"{workload}: {title}", desc, made, draw)
+
+
+PASSES, FAILS = "passes", "fails"
+
+
+def _point(series: str, drives: int, value: float, passes: bool, part: int) -> Row:
+    """A point of a line; those of one `part` are joined, and one that failed to none."""
+    part = part if passes else -1 - drives
+    return {"series": series, "drives": drives, "value": value, "result": PASSES if passes else FAILS, "part": part}
+
+
+def _parted(cells: Sequence[dict[str, str]], column: str) -> Iterator[tuple[dict[str, str], int]]:
+    """The cells that have a value, each with the number of its part: a blank one between two parts them."""
+    part = 0
+    for row in sorted(cells, key=lambda r: (r["drive"], int(r["n_drives"]))):
+        if finite(_number(row[column])) is None:
+            part += 1
+        else:
+            yield row, part
 
 
 def matrix_table(ident: str, runs: list[Run], theirs: list[dict[str, str]], notes: Notes) -> Table:
@@ -254,8 +275,14 @@ def _drawer(made: list[Row], x: str, y: str, title: str, unit: str, line: float 
         base = alt.Chart(alt.Data(values=[r for r in made if r["series"] in series]))
         across = alt.X(f"{x}:Q", title=title, axis=alt.Axis(tickMinStep=1, ticks=False, labelOverlap=True))
         up = alt.Y(f"{y}:Q", title=None, scale=alt.Scale(zero=True), axis=marks.plain_axis(unit))
-        picture = base.mark_line(strokeWidth=2).encode(x=across, y=up, color=colour, strokeDash=dash)
-        picture += base.mark_point(filled=True, size=50, opacity=1).encode(x=across, y=up, color=colour)
+        lines = base.mark_line(strokeWidth=2).encode(x=across, y=up, color=colour, strokeDash=dash)
+        points = base.mark_point(filled=True, size=50, opacity=1).encode(x=across, y=up, color=colour)
+        if any("part" in r for r in made):
+            lines = lines.encode(detail="part:N")
+            # A run that failed is no place on a line of what passes.
+            shape = alt.Shape("result:N", scale=alt.Scale(domain=[PASSES, FAILS], range=["circle", "cross"]), legend=None)
+            points = points.encode(shape=shape)
+        picture = lines + points
         if line is not None:
             rule = alt.Chart(alt.Data(values=[{"y": line}]))
             picture += rule.mark_rule(strokeDash=[4, 4], color=marks.MUTED).encode(y="y:Q")
