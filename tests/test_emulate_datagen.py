@@ -22,6 +22,7 @@ from typing import Any
 import numpy
 import processes
 import pytest
+from disks_support import until_done
 from forebay import _core
 from forebay.emulate import datagen
 from forebay.errors import CheckFailed, RequestError, RunError
@@ -207,7 +208,7 @@ def test_a_disk_that_fills_up_leaves_finished_files(tmp_path: Path) -> None:
         (tmp_path / "ballast").unlink()
         assert json.loads(_core.emulate_datagen(json.dumps(asked)))["files_found"] == len(kept)
     finally:
-        subprocess.run(["umount", tmp_path], check=True)
+        until_done("umount", tmp_path)
 
 
 def test_the_verb_says_what_it_would_make_and_makes_it(tmp_path: Path, forebay: Any) -> None:

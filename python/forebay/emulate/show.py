@@ -40,7 +40,8 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if found := MODELLED.match(str(record["job"].get("source") or "")):
             drives = f" --drives {found['drives']}" if found["drives"] else ""
             asked = f"forebay plan run --drive {found['drive']}{drives} --workload {training['workload']}"
-            yield "host", f"not simulated: its reader processes may limit first, and its memory serves part of the reads → {asked}"
+            left_out = "its reader processes may limit first, and its memory serves part of the reads"
+            yield "host", f"not simulated: {left_out} → {asked}"
     if training["destination"].startswith("gpu"):
         yield "path", summary.path(record)
     yield "AU", utilisation(training, bool(result.get("interrupted")))

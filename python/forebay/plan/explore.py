@@ -102,7 +102,8 @@ def section(
 
     if choices is None:
         each = f"{system.workers * system.depth} as asked" if system.given & {"workers", "depth"} else AUTO
-        choices = Choices([system.drive], [system.path], [each, AS_PUBLISHED], [IO, *([system.workload] if system.emulated else [])], (1,))
+        workloads = [IO, *([system.workload] if system.emulated else [])]
+        choices = Choices([system.drive], [system.path], [each, AS_PUBLISHED], workloads, (1,))
     data = document(planner, system, own, choices)
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     script = _text("explore.js")
