@@ -56,9 +56,7 @@ def settle(planner: Planner, system: System) -> System:
 
 def listed(planner: Planner, system: System) -> list[Assumption]:
     """Assumptions of an answer about a settled system, in the order of a purchase: drives, their place, load, hosts."""
-    found = [_drives(planner, system), _place(system)]
-    if not system.caches:
-        found += [_path(system), _requests(system)]
+    found = [_drives(planner, system), _place(system), *([] if system.caches else [_path(system)]), _requests(system)]
     if system.link is not None:
         shared = f", shared by {system.sharers}" if system.sharers > 1 else ""
         found.append(Assumption("link", f"a link of {figure(system.link)} GiB/s{shared}", ("--link", "--sharers"), GIVEN))
@@ -98,8 +96,8 @@ def _requests(system: System) -> Assumption:
     count = system.workers * system.depth
     text = f"{count} request{'s' if count > 1 else ''} of {format_bytes(system.io_size)} in flight"
     flags = ("--workers", "--depth", "--io-size")
-    if system.given & {"workers", "depth"}:
-        return Assumption("requests", text, flags, GIVEN)
+    if system.caches or system.given & {"workers", "depth"}:
+        return Assumption("requests", text, flags, _source(system, "workers", "depth"))
     why = f"the fewest that bring {100 * ENOUGH:.0f} % of what {EACH[-1]} a drive do"
     return Assumption("requests", text, flags, DERIVED, why)
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forebay.errors import RequestError
-from forebay.plan import answer, catalogue, limits
+from forebay.numbers import figure
+from forebay.plan import answer, assume, catalogue, decide, limits
 from forebay.plan.estimate import Z80, Estimate
 from forebay.plan.fit import Parameter
 from forebay.plan.planner import Planner
@@ -196,8 +197,20 @@ def plan(
     own = planner.own_of(system.drive)
     row["warnings"] = warnings(spec, part) + ([READS_ALONE if own else NO_RUNS] if calibrated else [])
     row["own_runs"] = own.said(OF_READS) if own else None
+    row["assumed"] = [a.document() for a in assume.listed(planner, system)]
+    row["decision"] = decision(system, spec, row)
     row["parameters"] = [p.document() for p in parameters(drives, spec["option"])]
     return row | {"schema": "forebay.plan/1", "origin": "predicted"}
+
+
+def decision(system: System, spec: Spec, row: dict[str, Any]) -> str:
+    """Returns what the drives bring to these users, in words."""
+    rate, low, high = (figure(row[f"throughput_gib_s{end}"]) for end in ("", "_p10", "_p90"))
+    left = row["kvcache"]["requests"]["left_queued"] / max(1, row["kvcache"]["requests"]["offered"])
+    served = "every request is taken up" if left <= LEFT_MOST else f"{100 * left:.0f} % of their requests are never taken up"
+    for_whom = f"{spec['users']} users of option {spec['option']}"
+    said = f"{system.drives} × {system.drive} read {rate} ({low} to {high}) GiB/s for {for_whom}"
+    return f"{said}; {served}; what limits it is {decide.words(row['bottleneck'])}."
 
 
 def utilisation(part: Part, drives: Storage, spec: Spec) -> dict[str, float]:

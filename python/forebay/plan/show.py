@@ -231,11 +231,13 @@ def kvcache(row: Mapping[str, Any]) -> str:
         if key in row:
             rows.append((name, figure(row[key]), f"{figure(row[f'{key}_p10'])} to {figure(row[f'{key}_p90'])}", unit))
     at_once = f"{asked['admission']} entries written at once"
-    lines = [f"option {asked['option']}: {asked['model']}, {asked['users']} users, {at_once}", ""]
+    lines = [*assumed(row), *folded("decision", row["decision"]), *own_runs(row["own_runs"]), ""]
+    lines += [f"option {asked['option']}: {asked['model']}, {asked['users']} users, {at_once}", ""]
     lines += [*table(rows), "", f"bottleneck   {row['bottleneck']}: {row['limit_reason']}"]
     lines.append("utilisation  " + " · ".join(f"{n} {100 * v:.0f} %" for n, v in row["utilisation"].items()))
-    lines.append(f"interval     {row['interval']}")
-    lines += [f"assumed      {text}" for text in row["assumptions"]] + [f"warning      {text}" for text in row["warnings"]]
+    for head, texts in (("interval", [row["interval"]]), ("also assumed", row["assumptions"]), ("warning", row["warnings"])):
+        for text in texts:
+            lines += folded(head, text)
     return "\n".join([*lines, "", *parameters(row["parameters"])])
 
 

@@ -467,12 +467,13 @@ def needed(setup: Setup, most: float) -> int:
 
 def consistent(au: Estimate, greatest: Estimate, number: float, least_pct: float) -> Estimate:
     """An AU at `number` accelerators that agrees with the greatest number that passes: it reaches what it must up to there,
-    and not beyond. Beyond, AU falls at least as the inverse of the number."""
+    and not beyond. Where hosts lack reader processes, AU falls beyond as the inverse of the number."""
+    crowded = READERS_OF_HOST in greatest.bottleneck
 
     def agreed(share: float, most: float) -> float:
         if number <= most:
             return max(share, least_pct)
-        return min(share, least_pct * (most + FRACTION) / number)
+        return min(share, least_pct * (most + FRACTION) / number) if crowded or share >= least_pct else share
 
     value, low, high = (agreed(getattr(au, end), getattr(greatest, end)) for end in ENDS)
     if value >= au.value:

@@ -115,10 +115,12 @@ def _job(planner: Planner, scenario: Scenario, entry: Class, index: int, outcome
     if any(t is None for t in trained):
         return found
     first, hourly = trained[0], 3600 / seconds
-    # Hosts that lack reader processes aren't played: AU falls as in the formula.
-    most = job.system.ask.least_pct * entry.slots / entry.accelerators if entry.accelerators > entry.slots else math.inf
+    # Hosts that lack reader processes aren't played: AU and throughput fall as in the formula.
+    most = found["formula"]["au_pct"] if entry.accelerators > entry.slots else math.inf
     for t in trained:
         t["au_pct"] = None if t["au_pct"] is None else min(t["au_pct"], most)
+    if math.isfinite(most):
+        found["throughput_gib_s"] = interval([min(rate, found["formula"]["throughput_gib_s"]) for rate in rates])
     au = [t["au_pct"] for t in trained if t["au_pct"] is not None]
     found |= {
         "accelerator": job.system.accelerator,
@@ -203,7 +205,8 @@ def formula(planner: Planner, scenario: Scenario, entry: Class) -> dict[str, Any
         queues, sd = planner.flow.queues_gibps(job.system.queues)
         if queues * 1024 < (setup.supply_cap_mibps or math.inf):
             setup = replace(setup, supply_cap_mibps=queues * 1024, supply_cap_name="DPU queues", supply_cap_sd=sd)
-    au = planner.training.au([setup])[0]
+    greatest = planner.training.greatest([setup])[0]
+    au = training.consistent(planner.training.au([setup])[0], greatest, float(entry.accelerators), setup.asks.least_pct)
     rate = au.value / 100 * entry.workload.mib_s / 1024 * entry.accelerators * job.hosts
     return {"au_pct": au.value, "throughput_gib_s": rate, "bottleneck": au.bottleneck}
 
