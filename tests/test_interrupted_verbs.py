@@ -50,6 +50,7 @@ COMMANDS: dict[str, tuple[str, float]] = {
     "checksum": ("checksum f d/g", 0.5),
     "emulate": ("emulate datagen " + " ".join(DATA), 1.5),
     "plan": ("plan predict --query q.csv --out out.csv", 1.5),
+    "watch": ("watch -o out.toml --seconds 3 -- sleep 2", 1.5),
     "report": ("report run.json -o out.html --csv out", 1.5),
     "export": ("export run.json --csv -o out.csv", 0.6),
     "completion": ("completion bash", 0.4),

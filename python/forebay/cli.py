@@ -40,6 +40,7 @@ VERBS = {
     "checksum": ("forebay.checksum:command", "What is the CRC32C of these files, computed on the GPU?"),
     "emulate": ("forebay.emulate:command", "How many accelerators does this storage keep busy, by MLPerf's rules?"),
     "plan": ("forebay.plan:command", "What will k drives, n GPUs, q queues give? What should I change?"),
+    "watch": ("forebay.watch:command", "Is my training waiting for storage, and as which workload can it be planned?"),
     "report": ("forebay.report:command", "One self-contained page to share."),
     "export": ("forebay.export:command", "The same runs as CSV, Parquet or Prometheus text, one row each."),
     "completion": ("forebay.shell:completion", "Tab completion for bash, zsh or fish."),

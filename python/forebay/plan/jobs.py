@@ -56,7 +56,8 @@ def ask(workload: str, accelerator: str, rules: str | None, sample_bytes: float,
         return usual_ask(workload, accelerator)
     from forebay.emulate import workloads
 
-    _variants(workload)
-    made = workloads.load(workload, accelerator, rules)[0]
+    # A file that names no accelerator, as `watch` writes it, is of the one that its training ran on.
+    unnamed = all(getattr(v, "accelerator", None) == workloads.OWN["accelerator"] for v in _variants(workload))
+    made = workloads.load(workload, None if unnamed else accelerator, rules)[0]
     small = made.record_bytes * made.samples_per_file < SMALL_FILE
     return Ask(made.mib_s, made.au_pct_min, readers=float(made.read_threads) if small else math.inf)

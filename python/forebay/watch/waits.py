@@ -1,0 +1,203 @@
+"""Samples of what threads do: whether the training's main thread computes, or waits, and for what.
+
+A loader that reads ahead hides reads: a thread that waits for a device costs the training nothing while its main thread
+computes. So each sample is of the main thread of a process that others work for (Process.consumer). Where that sleeps
+until others hand it data, the sample is divided among those others: those that wait for storage, and those that run.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections import Counter
+from dataclasses import dataclass, field
+
+from forebay.watch.process import Process, Thread, Tree
+
+# Functions of the kernel in which a thread in uninterruptible sleep waits for something else than storage.
+_NOT_STORAGE = (
+    "mutex",
+    "rwsem",
+    "down_read",
+    "down_write",
+    "futex",
+    "nvidia",
+    "os_acquire",
+    "uvm_",
+    "vfork",
+    "freez",
+    "coredump",
+)
+# And those in which an interruptible sleep is a wait for storage: FUSE, io_uring, the kernel's asynchronous I/O.
+_STORAGE_TOO = ("request_wait_answer", "fuse_", "io_cqring_wait", "read_events", "wait_on_page", "folio_wait", "nfs_", "rpc_wait")
+
+READ, METADATA, WRITE, MAPPED, OTHER = "reads", "metadata", "writes", "mapped memory", "other calls"
+_NAMES = {
+    READ: "read pread64 readv preadv preadv2 io_getevents io_pgetevents io_uring_enter sendfile splice readahead",
+    METADATA: "open openat openat2 stat lstat fstat newfstatat statx getdents getdents64 access faccessat close unlinkat",
+    WRITE: "write pwrite64 writev fsync fdatasync sync_file_range syncfs",
+}
+KIND = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+_CALLS = {
+    "x86_64": {
+        0: "read", 17: "pread64", 19: "readv", 295: "preadv", 327: "preadv2", 208: "io_getevents", 333: "io_pgetevents",
+        426: "io_uring_enter", 40: "sendfile", 275: "splice", 187: "readahead", 2: "open", 257: "openat", 437: "openat2",
+        4: "stat", 6: "lstat", 5: "fstat", 262: "newfstatat", 332: "statx", 78: "getdents", 217: "getdents64", 21: "access",
+        269: "faccessat", 3: "close", 263: "unlinkat", 1: "write", 18: "pwrite64", 20: "writev", 74: "fsync",
+        75: "fdatasync", 277: "sync_file_range", 306: "syncfs", 23: "select", 7: "poll",
+    },
+    "aarch64": {
+        63: "read", 67: "pread64", 65: "readv", 69: "preadv", 286: "preadv2", 4: "io_getevents", 292: "io_pgetevents",
+        426: "io_uring_enter", 71: "sendfile", 76: "splice", 213: "readahead", 56: "openat", 437: "openat2",
+        79: "newfstatat", 80: "fstat", 291: "statx", 61: "getdents64", 48: "faccessat", 57: "close", 35: "unlinkat",
+        64: "write", 68: "pwrite64", 66: "writev", 82: "fsync", 83: "fdatasync", 84: "sync_file_range", 267: "syncfs",
+        72: "pselect6", 73: "ppoll",
+    },
+}  # fmt: skip
+CALLS = _CALLS.get(platform.machine(), {})
+
+# What the main thread did, or waited for.
+COMPUTES, STORAGE, OTHERS, TIMER, GPU, ELSE, STOPPED = (
+    "computes",
+    "storage",
+    "its threads",
+    "a timer",
+    "the gpu",
+    "else",
+    "stopped",
+)
+WAYS = (COMPUTES, STORAGE, OTHERS, TIMER, GPU, ELSE, STOPPED)
+
+
+def call_of(thread: Thread) -> str:
+    """The system call that a sleeping thread is in: its name, `a page fault`, or empty where that isn't shown."""
+    words = thread.call()
+    if not words or words[0] == "running":
+        return ""
+    number = int(words[0])
+    return "a page fault" if number < 0 else CALLS.get(number, f"call {number}")
+
+
+def waits_for_storage(thread: Thread, state: str) -> bool:
+    if state == "D":
+        return not any(part in thread.wchan() for part in _NOT_STORAGE)
+    return state == "S" and thread.reads and any(part in thread.wchan() for part in _STORAGE_TOO)
+
+
+@dataclass
+class Group:
+    """A process and its workers. `ways`: samples by what the main thread did. `reads`: one of its threads was seen to."""
+
+    consumer: Process
+    processes: list[Process] = field(default_factory=list)
+    reads: bool = False
+    samples: int = 0
+    ways: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WAYS, 0.0))
+
+    def main_thread(self) -> Thread | None:
+        return self.consumer.threads.get(self.consumer.pid)
+
+
+@dataclass
+class Readers:
+    """Threads that were seen to read, their samples, and those of them in which they waited for storage."""
+
+    threads: set[int] = field(default_factory=set)
+    samples: int = 0
+    waited: int = 0
+
+    def with_(self, more: Readers) -> Readers:
+        return Readers(self.threads | more.threads, self.samples + more.samples, self.waited + more.waited)
+
+
+@dataclass
+class Waits:
+    """All samples so far. `calls`: what threads that waited for storage were in."""
+
+    groups: dict[int, Group] = field(default_factory=dict)
+    samples: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
+    # Threads that read, and main threads that do: those that read for others only hand it on by pipes.
+    readers: Readers = field(default_factory=Readers)
+    main_readers: Readers = field(default_factory=Readers)
+
+    def sample(self, tree: Tree) -> None:
+        self.samples += 1
+        for group in self._group(tree).values():
+            self._sample_group(group)
+
+    def _group(self, tree: Tree) -> dict[int, Group]:
+        present: dict[int, Group] = {}
+        for process in tree.processes.values():
+            consumer = process.consumer()
+            group = self.groups.setdefault(consumer.pid, Group(consumer))
+            if consumer.pid not in present:
+                group.processes = []
+                present[consumer.pid] = group
+            group.processes.append(process)
+        return present
+
+    def _sample_group(self, group: Group) -> None:
+        waiting = running = 0
+        main, way = group.main_thread(), ELSE
+        for process in group.processes:
+            for thread in list(process.threads.values()):
+                stat = thread.stat()
+                if stat is None:
+                    continue
+                waits = waits_for_storage(thread, stat.state)
+                self._count(thread, waits, self.main_readers if thread is main else self.readers)
+                group.reads = group.reads or thread.reads
+                if thread is main:
+                    way = STORAGE if waits else _way(thread, stat.state)
+                else:
+                    waiting += waits
+                    running += stat.state == "R"
+        group.samples += 1
+        if way == ELSE and waiting + running:
+            group.ways[STORAGE] += waiting / (waiting + running)
+            group.ways[OTHERS] += running / (waiting + running)
+        else:
+            group.ways[way] += 1
+
+    def _count(self, thread: Thread, waits: bool, readers: Readers) -> None:
+        if thread.reads:
+            readers.threads.add(thread.tid)
+            readers.samples += 1
+            readers.waited += waits
+        if waits:
+            self.calls[call_of(thread) or "not shown"] += 1
+
+    def reading(self) -> Readers:
+        """Threads that read for a main thread; the main threads where those do it themselves."""
+        return self.readers if self.readers.threads and not self.main_readers.waited else self.readers.with_(self.main_readers)
+
+    def shares(self) -> dict[str, float] | None:
+        """The main threads' time by WAYS, of groups that read; of all where none was seen to. None without a sample."""
+        counted = [g for g in self.groups.values() if g.samples and g.reads] or [g for g in self.groups.values() if g.samples]
+        samples = sum(g.samples for g in counted)
+        return {way: sum(g.ways[way] for g in counted) / samples for way in WAYS} if samples else None
+
+
+def _way(thread: Thread, state: str) -> str:
+    """The way of a main thread that doesn't wait for storage itself; ELSE where it waits for others."""
+    if state == "R":
+        return COMPUTES
+    if state in "Tt":
+        return STOPPED
+    wchan = thread.wchan()
+    if "nanosleep" in wchan:
+        return TIMER
+    if any(part in wchan for part in ("nvidia", "uvm_", "os_acquire")):
+        return GPU
+    words = thread.call()  # select and poll of no descriptor: a sleep
+    name, nothing = CALLS.get(int(words[0]), "") if words and words[0] != "running" else "", "0x0"
+    slept = (name in ("select", "pselect6") and words[1] == nothing) or (name in ("poll", "ppoll") and words[2] == nothing)
+    return TIMER if slept else ELSE
+
+
+def uncertainty(share: float, samples: int) -> float:
+    """Half of a 95 % interval of a share of so many samples (Agresti and Coull)."""
+    n = samples + 4
+    p = (share * samples + 2) / n
+    return 1.96 * math.sqrt(p * (1 - p) / n)

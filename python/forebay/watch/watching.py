@@ -1,0 +1,230 @@
+"""The watch itself: one thread that looks at the processes from time to time, as seldom as keeps it cheap."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import MachineError, RequestError
+from forebay.watch.files import Open, Opens, Seen
+from forebay.watch.machine import Disks, Gpus, Pressure
+from forebay.watch.process import Process, Tree, allow_many_files
+from forebay.watch.trace import Traced
+from forebay.watch.waits import Waits
+
+if TYPE_CHECKING:
+    from forebay.watch.launch import Child
+
+# Each activity takes at most this share of one processor; there are six.
+_SHARE = 0.003
+# Reading events of opened files is worth more: what isn't read in time is lost.
+_OPENS_SHARE = 0.05
+TICKS_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Activity:
+    """Something that is done again and again, at the least interval that its share of a processor allows."""
+
+    least_s: float
+    work: Callable[[], object]
+    share: float = _SHARE
+    due: float = 0.0
+    cost_s: float = 0.0
+
+    def run(self, now: float) -> None:
+        before = time.thread_time()
+        self.work()
+        self.cost_s = 0.7 * self.cost_s + 0.3 * (time.thread_time() - before) if self.cost_s else time.thread_time() - before
+        # At random, or a training whose batches last as long as the interval would always be seen at the same point.
+        self.due = now + max(self.least_s, self.cost_s / self.share) * random.uniform(0.6, 1.4)
+
+
+@dataclass
+class Start:
+    """The moment from which on things count: the first look, or that at which a started command opens its first data."""
+
+    at: float
+    counted: dict[str, int]
+
+
+class Watch:
+    """All that is seen of one process and its descendants, from `run` until it ends, the time is over, or `stopped` says so."""
+
+    def __init__(self, pid: int, under: str | None, child: Child | None = None, traces: bool = False) -> None:
+        self.pid, self.child = pid, child
+        self.tree = _tree(pid, child is not None)
+        self.seen, self.waits = Seen(under), Waits()
+        self.opens: Opens | Traced = Traced(pid) if traces else Opens()
+        self.open = Open()
+        self.opens.mark(pid)
+        self.disks, self.pressure, self.gpus = Disks(), Pressure(pid), Gpus.opened()
+        self.ended = False
+        self.began = time.monotonic()
+        self.over = self.began
+        self.start: Start | None = None
+        self.last: dict[str, int] | None = None
+        self.cpu_s = 0.0
+        self._processor_before = time.process_time()
+        self._pidfd = _pidfd(pid)
+        self._drained = Activity(0.0, self._drain, _OPENS_SHARE)
+
+    def run(self, seconds: float, stopped: Callable[[], bool]) -> None:
+        allow_many_files()
+        activities = self._activities()
+        self.began = time.monotonic()
+        try:
+            self._first_look()
+            if self.child is not None:
+                self.child.go()
+            while not self.ended and not stopped() and (now := time.monotonic()) < self.began + seconds:
+                for activity in activities:
+                    if activity.due <= now:
+                        activity.run(now)
+                self._wait(min(self.began + seconds, *(a.due for a in activities)))
+            self._last_look()
+        finally:
+            self.opens.close()
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+
+    def _activities(self) -> list[Activity]:
+        found = [
+            Activity(0.05, lambda: self.waits.sample(self.tree), 2 * _SHARE),
+            Activity(0.1, self._look),
+            Activity(0.25, self._look_at_readers),
+            Activity(0.25, lambda: self.open.look(self.tree, self.seen, self._opens_unknown())),
+            Activity(1.0, lambda: self.open.look_at_maps(self.tree, self.seen)),
+            *([Activity(0.2, self.gpus.sample)] if self.gpus.refused is None else []),
+        ]
+        found[4].due = time.monotonic() + 0.2
+        return found
+
+    def _first_look(self) -> None:
+        self.tree.look(first=True)
+        self.tree.count()
+        self._look_at_readers()
+        self.open.look(self.tree, self.seen, False)
+        self._begin()
+
+    def _begin(self, counted: dict[str, int] | None = None) -> None:
+        self.start = Start(time.monotonic(), counted or self.tree.total() or {})
+        self.waits = Waits()
+
+    def _wait(self, until: float) -> None:
+        """Until the next activity is due, an event of an opened file is there, or the process has ended."""
+        poll, now = select.poll(), time.monotonic()
+        listens = self.opens.descriptor is not None
+        if listens and self._drained.due <= now:
+            poll.register(self.opens.descriptor or 0, select.POLLIN)
+        elif listens:
+            until = min(until, self._drained.due)
+        if self._pidfd is not None:
+            poll.register(self._pidfd, select.POLLIN)
+        for descriptor, _ in poll.poll(max(0.0, (until - now) * 1000)):
+            if descriptor == self._pidfd:
+                self.ended = True
+            else:
+                self._drained.cost_s = 0.0
+                self._drained.run(time.monotonic())
+
+    def _drain(self) -> None:
+        self.opens.drain(self.tree, self.seen)
+        self._begin_with_data()
+
+    def _begin_with_data(self) -> None:
+        """A command that was started has imported its program by then: what counts begins anew."""
+        if self.child is not None and not self._data_began and self.seen.files:
+            self._data_began = True
+            # As counted before that file was opened: what was read of it since then is data.
+            self._begin(self.last)
+
+    _data_began = False
+
+    def _opens_unknown(self) -> bool:
+        return self.opens.refused is not None
+
+    def _look(self) -> None:
+        if not self.tree.look():
+            self.ended = True
+        self._count()
+        root = self.tree.processes.get(self.pid)
+        self.ended = self.ended or root is None or root.stat.state == "Z"
+        self._begin_with_data()
+
+    def _count(self) -> None:
+        self.tree.count()
+        self.last = self.tree.total() or self.last
+        self.over = time.monotonic()
+
+    def _look_at_readers(self) -> None:
+        for _, thread in self.tree.threads():
+            thread.look_whether_it_reads()
+        self.gpus.find_ours(self.tree.processes) if self.gpus.refused is None else None
+
+    def _last_look(self) -> None:
+        for _ in range(100):
+            before = self.opens.events
+            self._drain()
+            if self.opens.events == before:
+                break
+        self._count()
+        self.open.look(self.tree, self.seen, self._opens_unknown())
+        self.cpu_s = time.process_time() - self._processor_before
+
+    @property
+    def seconds(self) -> float:
+        """Seconds in which things counted."""
+        return max(1e-6, self.over - (self.start.at if self.start is not None else self.began))
+
+    def moved(self) -> dict[str, int] | None:
+        """The counters' growth while things counted; None where none may be read."""
+        if self.last is None or self.start is None:
+            return None
+        return {key: self.last[key] - self.start.counted.get(key, 0) for key in self.last}
+
+    def refused(self) -> str | None:
+        """Why counters can't be read, where they can't."""
+        return next((p.refused for p in self.tree.processes.values() if p.refused), None)
+
+
+def _tree(pid: int, is_child: bool) -> Tree:
+    """RequestError where there is no such process; MachineError where its counters may not be read."""
+    asked = f"watch {pid}"
+    if pid == os.getpid():
+        raise RequestError(asked, "is this command itself", "the training's process: pgrep -af python")
+    try:
+        root = Process(pid, None, is_new=is_child)
+    except (OSError, ValueError):
+        raise RequestError(asked, "there is no such process", "pgrep -af python") from None
+    if not root.count():
+        raise RequestError(asked, "has ended", "pgrep -af python")
+    if root.refused:
+        raise MachineError(asked, f"belongs to somebody else ({root.refused})", f"sudo forebay watch {pid}")
+    if root.stat.is_of_kernel:
+        raise RequestError(asked, f"is a thread of the kernel ({root.name})", "the training's process: pgrep -af python")
+    if root.stat.state == "Z":
+        raise RequestError(asked, "has ended, and its parent hasn't noticed", "pgrep -af python")
+    return Tree(root)
+
+
+def _pidfd(pid: int) -> int | None:
+    with contextlib.suppress(OSError, AttributeError):
+        return os.pidfd_open(pid)
+    return None
+
+
+def shares_of(watch: Watch) -> dict[str, Any]:
+    """Major faults and block delay of the threads that are still there."""
+    faults = blocked = 0
+    for _, thread in watch.tree.threads():
+        if thread.first is not None and thread.last is not None:
+            faults += thread.last.major_faults - thread.first.major_faults
+            blocked += thread.last.block_ticks - thread.first.block_ticks
+    return {"major_faults": faults, "block_delay_s": blocked / TICKS_S}
