@@ -18,7 +18,7 @@ import pytest
 from forebay.emulate import workloads
 
 Forebay = Callable[..., "subprocess.CompletedProcess[str]"]
-FILES, EPOCHS, BATCH, SLEEP_S = 40, 2, 4, 0.05
+FILES, EPOCHS, BATCH, SLEEP_S = 40, 2, 4, 0.03
 SIZES = [20_000 + 700 * i for i in range(FILES)]
 # Reads all files of a folder in batches, sleeps after each, and says what it did.
 READER = """
@@ -126,15 +126,15 @@ CHILDREN = """
 import os, signal, sys, time
 def read(size):
     with open(sys.argv[1], "rb") as file: file.read(size)
-    time.sleep(0.15)
+    time.sleep(0.1)
     os._exit(0)
-time.sleep(0.3)
+time.sleep(0.2)
 for number in range(6):
     if number == 3: signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those after it are never waited for
     pid = os.fork()
     if pid == 0: read(1 << 20)
     if number < 3: os.waitpid(pid, 0)
-time.sleep(0.4)
+time.sleep(0.2)
 """
 
 
@@ -154,7 +154,7 @@ def test_what_children_read_counts_once_however_they_end(forebay: Forebay, tmp_p
 @pytest.mark.promise("WAT-1", "WAT-2", "WAT-4")
 def test_one_that_never_reads_has_no_workload(forebay: Forebay, tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
-    done = forebay("watch", "-o", job, "--json", "-q", "--", *python("import time; time.sleep(0.5)"))
+    done = forebay("watch", "-o", job, "--json", "-q", "--", *python("import time; time.sleep(0.3)"))
     record = watched(done)[0]
     assert done.returncode == 1 and not job.exists() and "no file of data" in done.stderr
     assert record["workload"] is None and "no file of data" in record["missing"]["workload"]
@@ -204,7 +204,7 @@ def test_a_file_that_is_not_ours_is_never_replaced(forebay: Forebay, data: Path,
     assert job.read_text() == "precious = true\n"
     job.unlink()
     for _ in range(2):
-        assert forebay("watch", "-o", job, "-q", "--", *python(READER, data, 1, FILES, 0.3)).returncode == 0
+        assert forebay("watch", "-o", job, "-q", "--", *python(READER, data, 1, FILES, 0.1)).returncode == 0
         assert job.read_text().startswith("# A workload, measured by forebay watch")
 
 
@@ -214,7 +214,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_the_process_alone(data: Path,
     with processes.running(python(READER, data, 10_000, BATCH, 0.02)) as reader:
         with processes.running([*processes.FOREBAY, "watch", reader.pid, "--json", "-q", "-o", job]) as watch:
             processes.wait_until(lambda: processes.catches(watch, signal.SIGTERM), "its handlers", watch)
-            time.sleep(0.7)
+            time.sleep(0.4)
             status = Path(f"/proc/{reader.pid}/status").read_text()
             watch.send_signal(signal.SIGINT)
             done = processes.finish(watch)
@@ -240,5 +240,5 @@ def test_signals_reach_the_command_which_decides() -> None:
 
 @pytest.mark.promise("WAT-5")
 def test_a_command_goes_on_behind_the_watch(forebay: Forebay) -> None:
-    done = forebay("watch", "--seconds", "0.2", "--", "sh", "-c", "sleep 0.6; cat; echo end; exit 3")
+    done = forebay("watch", "--seconds", "0.2", "--", "sh", "-c", "sleep 0.4; cat; echo end; exit 3")
     assert (done.returncode, done.stdout) == (3, "end\n") and "now waiting" in done.stderr, done.stderr

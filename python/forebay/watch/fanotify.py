@@ -34,6 +34,8 @@ class Fanotify:
             ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p,
         ]  # fmt: skip
         self.overflows = 0
+        # All that had come was read.
+        self.is_drained = False
 
     def mark(self, path: str) -> None:
         """Adds the file system that `path` lies on. OSError where it has no such events."""
@@ -45,9 +47,11 @@ class Fanotify:
 
     def events(self) -> Iterator[tuple[int, int, int]]:
         """(pid, mask, descriptor) of what is there now. The descriptor is closed behind each."""
+        self.is_drained = False
         try:
             buffer = os.read(self.descriptor, _BUFFER_BYTES)
         except BlockingIOError:
+            self.is_drained = True
             return
         except OSError as error:
             # A file that can't be opened for us (a device without a driver, too many open files) loses its event.
@@ -55,6 +59,7 @@ class Fanotify:
                 raise
             self.overflows += 1
             return
+        self.is_drained = len(buffer) + _EVENT.size <= _BUFFER_BYTES
         at = 0
         while at + _EVENT.size <= len(buffer):
             length, _, _, _, mask, descriptor, pid = _EVENT.unpack_from(buffer, at)

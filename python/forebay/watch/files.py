@@ -188,7 +188,7 @@ class Opens(Way):
 
     def __init__(self) -> None:
         super().__init__("fanotify")
-        self.events, self.lost = 0, False
+        self.events, self.lost, self.unknown = 0, False, 0
         self._source: Fanotify | None = None
         self._marked: set[tuple[int, str]] = set()
         try:
@@ -224,12 +224,14 @@ class Opens(Way):
         if not self._marked:
             self.refused = self.note or "no file system of the process could be marked"
 
-    def drain(self, tree: Tree, seen: Seen) -> None:
+    def drain(self, tree: Tree, seen: Seen) -> bool:
+        """Takes what has come. Returns whether that was all."""
         if self._source is None:
-            return
+            return True
         for pid, mask, descriptor in self._source.events():
             self.events += 1
             if pid <= 0 or not tree.has(pid):
+                self.unknown += tree.is_gone(pid)
                 continue
             try:
                 found = os.fstat(descriptor)
@@ -238,9 +240,14 @@ class Opens(Way):
             file = seen.see(found, _paths(f"/proc/self/fd/{descriptor}"), bool(mask & FAN_OPEN))
             if file is not None and mask & FAN_CLOSE_WRITE:
                 seen.wrote(file)
+        if self.unknown:
+            self.note = (
+                f"{self.unknown} opens on these file systems were by processes that ended before it was known whose they were"
+            )
         if self._source.overflows:
             self.lost = True
             self.note = "more files were opened than could be followed at 5 % of a processor: opens are counted too low"
+        return self._source.is_drained
 
     def close(self) -> None:
         if self._source is not None:

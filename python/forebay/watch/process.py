@@ -91,26 +91,33 @@ def counters(text: bytes) -> dict[str, int]:
 
 
 class Thread:
-    """One thread. `reads`: it was seen to read since the watch began."""
+    """One thread. `reads`: it was seen to read since the watch began; `read_bytes`: so much."""
 
-    def __init__(self, pid: int, tid: int) -> None:
+    def __init__(self, pid: int, tid: int, is_new: bool) -> None:
         self.tid = tid
         place = f"/proc/{pid}/task/{tid}"
         self._stat, self._io = ProcFile(f"{place}/stat"), ProcFile(f"{place}/io")
         self._wchan, self._call = ProcFile(f"{place}/wchan"), ProcFile(f"{place}/syscall")
         self.reads = False
-        self.first: Stat | None = None
-        self.last: Stat | None = None
-        self._read_before: tuple[int, int] | None = None
+        # It was once seen in a sleep that is a wait for storage and looks like any other (FUSE, io_uring).
+        self.sleeps_for_storage = False
+        self.read_bytes = 0
+        self._read_before: tuple[int, int] | None = (0, 0) if is_new else None
 
-    def stat(self) -> Stat | None:
-        """None once it has ended."""
+    def state(self) -> str:
+        """The letter of proc_pid_stat(5); empty once it has ended. All that a sample needs, so that it stays cheap."""
         try:
-            self.last = Stat.of(self._stat.read())
+            text = self._stat.read()
+            return chr(text[text.rindex(b")") + 2])
+        except (OSError, ValueError, IndexError):
+            return ""
+
+    def block_ticks(self) -> int:
+        """Clock ticks that it waited for block devices, where the kernel counts them."""
+        try:
+            return Stat.of(self._stat.read()).block_ticks
         except (OSError, ValueError):
-            return None
-        self.first = self.first or self.last
-        return self.last
+            return 0
 
     def wchan(self) -> str:
         """The kernel's function in which it sleeps; empty where that isn't shown."""
@@ -133,7 +140,9 @@ class Thread:
         except OSError:
             return
         now = found["rchar"], found["read_bytes"]
-        self.reads = self.reads or (self._read_before is not None and now != self._read_before)
+        if self._read_before is not None and now != self._read_before:
+            self.reads = True
+            self.read_bytes += max(now[0] - self._read_before[0], now[1] - self._read_before[1])
         self._read_before = now
 
     def close(self) -> None:
@@ -148,13 +157,18 @@ class Process:
         self.pid, self.parent = pid, parent
         self._stat, self._io = ProcFile(f"/proc/{pid}/stat"), ProcFile(f"/proc/{pid}/io")
         self.stat = Stat.of(self._stat.read())
+        self.faults_before = 0 if is_new else self.stat.major_faults
         self._name()
         self.threads: dict[int, Thread] = {}
         self.counted: dict[str, int] | None = None
         self.refused = ""
-        self._looks = 0
+        self._looks, self._is_new = 0, is_new
         # What it had read before the watch began; a child that appears later began at nothing.
         self.base = dict.fromkeys(COUNTERS, 0) if is_new else None
+
+    def major_faults(self) -> int:
+        """Page faults that read, since the watch began."""
+        return self.stat.major_faults - self.faults_before
 
     def is_worker(self) -> bool:
         """Returns whether it works for its parent, as workers of a loader do: forked from it, or spawned by multiprocessing."""
@@ -179,7 +193,7 @@ class Process:
         except (OSError, ValueError):
             return False
         for tid in found - self.threads.keys():
-            self.threads[tid] = Thread(self.pid, tid)
+            self.threads[tid] = Thread(self.pid, tid, self._is_new or self._looks > 0)
         for tid in self.threads.keys() - found:
             self.threads.pop(tid).close()
         self._looks += 1
@@ -225,8 +239,11 @@ def children_of(pid: int) -> set[int]:
     found: set[int] = set()
     try:
         for tid in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{tid}/children", "rb") as file:
-                found.update(map(int, file.read().split()))
+            descriptor = os.open(f"/proc/{pid}/task/{tid}/children", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found.update(map(int, os.read(descriptor, 1 << 16).split()))
+            finally:
+                os.close(descriptor)
     except FileNotFoundError:
         if os.path.isdir(f"/proc/{pid}/task") and not os.path.exists("/proc/thread-self/children"):
             return {child for child in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(child) == pid}
@@ -251,6 +268,7 @@ class Tree:
     root: Process
     processes: dict[int, Process] = field(default_factory=dict)
     seen: int = 1
+    departed_faults: int = 0
     # What was read by processes that are gone and that no parent's counters took over.
     departed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
     _others: set[int] = field(default_factory=set)
@@ -300,12 +318,17 @@ class Tree:
         while (parent := parent_of(line[-1])) > 1 and parent not in self.processes and len(line) < 64:
             line.append(parent)
         if parent not in self.processes:
-            self._others.update(line)
+            if os.path.exists(f"/proc/{pid}"):
+                self._others.update(line)
             return False
         above: Process | None = self.processes[parent]
         for each in reversed(line):
             above = self._add(each, above, True) if above is not None else None
         return pid in self.processes
+
+    def is_gone(self, pid: int) -> bool:
+        """Returns whether nothing says any more whose process it was."""
+        return pid not in self._others
 
     def count(self) -> None:
         """Reads all counters, those of children first: a child that was reaped meanwhile is in its parent's."""
@@ -318,6 +341,7 @@ class Tree:
         """Takes out what is gone. Its counts stay: in those of its parent, if that reaped it, else in `departed`."""
         self.processes.pop(process.pid, None)
         self._gone[0].add(process.pid)
+        self.departed_faults += process.major_faults()
         process.close()
         for other in self.processes.values():
             if other.parent is process:

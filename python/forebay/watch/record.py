@@ -11,15 +11,15 @@ from forebay.watch import waits as kinds
 from forebay.watch.files import File, Suffix
 from forebay.watch.machine import Pages
 from forebay.watch.waits import uncertainty
-from forebay.watch.watching import Watch, shares_of
-from forebay.watch.workload import Given, derive
+from forebay.watch.watching import Watch
+from forebay.watch.workload import SAMPLES_MIN, Given, derive
 
 SCHEMA = "forebay.watch/1"
 YES, PARTLY, NO, UNKNOWN = "yes", "partly", "no", "can't be told here"
 # Of the training's time, waiting for storage.
 YES_SHARE, PARTLY_SHARE = 0.5, 0.1
-# Fewer samples than these say nothing; a process that reads less a second than this doesn't wait for data.
-SAMPLES_MIN, READS_BYTES_S_MIN = 20, 64 << 10
+# A process that reads less a second than this doesn't wait for data.
+READS_BYTES_S_MIN = 64 << 10
 SUFFIXES_MAX, PATHS_MAX = 8, 10
 
 
@@ -82,14 +82,7 @@ def _moved(figures: Figures) -> dict[str, Any] | None:
         figures.lack("moved", watch.refused() or "the process had ended before it was looked at")
         return None
     seconds, calls = watch.seconds, moved["syscr"]
-    more = shares_of(watch)
-    try:
-        with open("/proc/sys/kernel/task_delayacct", encoding="ascii") as file:
-            counts_delay = file.read().strip() == "1"
-    except OSError:
-        counts_delay = False
-    if not counts_delay:
-        more["block_delay_s"] = None
+    if not watch.counts_delay:
         figures.lack("moved.block_delay_s", "the kernel doesn't count it: sysctl kernel.task_delayacct=1")
     return {
         "read_call_bytes": moved["rchar"],
@@ -99,7 +92,8 @@ def _moved(figures: Figures) -> dict[str, Any] | None:
         "device_bytes": moved["read_bytes"],
         "device_bytes_s": moved["read_bytes"] / seconds,
         "written_bytes": moved["write_bytes"],
-        **more,
+        "major_faults": watch.major_faults(),
+        "block_delay_s": watch.block_delay_s(),
     }
 
 
@@ -119,7 +113,7 @@ def _waits(figures: Figures) -> dict[str, Any] | None:
         "uncertainty": uncertainty(shares[kinds.STORAGE], waits.samples),
         "samples": waits.samples,
         "main_thread": {way.replace(" ", "_"): share for way, share in shares.items()},
-        "reading_threads": len(readers.threads),
+        "reading_threads": readers.number(),
         "reading_threads_wait": readers.waited / readers.samples if readers.samples else None,
         "in": dict(sorted(by_kind.items(), key=lambda one: -one[1])),
         "calls": {name: number / total for name, number in waits.calls.most_common(SUFFIXES_MAX)},

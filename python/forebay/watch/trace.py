@@ -21,6 +21,7 @@ _WRITES = re.compile(rb"\bO_(?:WRONLY|RDWR)\b")
 _ESCAPE = re.compile(rb"\\([0-7]{1,3}|.)", re.S)
 _LETTERS = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"v": b"\v", b"f": b"\f"}
 _ATTACHED_WITHIN_S = 10.0
+_BUFFER_BYTES = 1 << 16
 
 
 class Traced(Way):
@@ -62,17 +63,21 @@ class Traced(Way):
     def mark(self, pid: int) -> None:
         """Nothing: all opens of the traced processes come."""
 
-    def drain(self, tree: Tree, seen: Seen) -> None:
+    def drain(self, tree: Tree, seen: Seen) -> bool:
+        """Takes what has come. Returns whether that was all."""
         if self.descriptor is None:
-            return
+            return True
+        found = b""
         with contextlib.suppress(BlockingIOError):
-            self._rest += os.read(self.descriptor, 1 << 16)
+            found = os.read(self.descriptor, _BUFFER_BYTES)
+        self._rest += found
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
             self.events += 1
             found = _RESULT.match(line)
             if found is not None:
                 self._opened(int(found[1]), _text(found[2]), bool(_WRITES.search(line)), seen)
+        return len(found) < _BUFFER_BYTES
 
     def _opened(self, pid: int, path: str, writes: bool, seen: Seen) -> None:
         for place in (f"/proc/{pid}/root{path}", path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import platform
+import random
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -30,6 +31,9 @@ _NOT_STORAGE = (
 )
 # And those in which an interruptible sleep is a wait for storage: FUSE, io_uring, the kernel's asynchronous I/O.
 _STORAGE_TOO = ("request_wait_answer", "fuse_", "io_cqring_wait", "read_events", "wait_on_page", "folio_wait", "nfs_", "rpc_wait")
+
+# Share of sleeps that are looked into, of threads that were never seen in such a one: most only wait for each other.
+_LOOKED_AT = 0.2
 
 READ, METADATA, WRITE, MAPPED, OTHER = "reads", "metadata", "writes", "mapped memory", "other calls"
 _NAMES = {
@@ -81,7 +85,21 @@ def call_of(thread: Thread) -> str:
 def waits_for_storage(thread: Thread, state: str) -> bool:
     if state == "D":
         return not any(part in thread.wchan() for part in _NOT_STORAGE)
-    return state == "S" and thread.reads and any(part in thread.wchan() for part in _STORAGE_TOO)
+    if state != "S" or not thread.reads:
+        return False
+    if not thread.sleeps_for_storage and random.random() > _LOOKED_AT:
+        return False
+    wchan = thread.wchan()
+    # Empty: it has been woken since its state was read, as on a fast device.
+    found = any(part in wchan for part in _STORAGE_TOO) or (thread.sleeps_for_storage and not wchan)
+    thread.sleeps_for_storage = thread.sleeps_for_storage or found
+    return found
+
+
+# A thread that reads less than this share of what the busiest does reads no data: statistics, or a queue.
+_HELPER = 0.05
+# Of the time of threads that read, or of a main thread: less than this in other sleeps is next to none.
+_BLOCKED, _READ_SAMPLES_MIN = 0.15, 20
 
 
 @dataclass
@@ -92,7 +110,26 @@ class Group:
     processes: list[Process] = field(default_factory=list)
     reads: bool = False
     samples: int = 0
+    # The most that one of its threads has read.
+    most_bytes: int = 0
+    # Of threads that read for it: their samples, and those in which they waited for storage, or ran.
+    read: int = 0
+    read_waited: int = 0
+    read_ran: int = 0
     ways: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WAYS, 0.0))
+
+    def settled(self) -> dict[str, float]:
+        """`ways`, of a main thread that only supervises (fio's) too: it sleeps by a timer, and its threads, which do all the
+        work, never wait for it to take what they read. A training for which they work would be found waiting for them."""
+        idle, waits = self.ways[TIMER], self.ways[ELSE] + self.ways[STORAGE] + self.ways[OTHERS]
+        busy = self.read_waited + self.read_ran
+        if self.read < _READ_SAMPLES_MIN or busy < (1 - _BLOCKED) * self.read or waits > _BLOCKED * (idle + waits):
+            return self.ways
+        found = dict(self.ways)
+        found[TIMER] = 0.0
+        found[STORAGE] += idle * self.read_waited / busy
+        found[OTHERS] += idle * self.read_ran / busy
+        return found
 
     def main_thread(self) -> Thread | None:
         return self.consumer.threads.get(self.consumer.pid)
@@ -102,12 +139,17 @@ class Group:
 class Readers:
     """Threads that were seen to read, their samples, and those of them in which they waited for storage."""
 
-    threads: set[int] = field(default_factory=set)
+    threads: dict[int, Thread] = field(default_factory=dict)
     samples: int = 0
     waited: int = 0
 
     def with_(self, more: Readers) -> Readers:
         return Readers(self.threads | more.threads, self.samples + more.samples, self.waited + more.waited)
+
+    def number(self) -> int:
+        """Those that read more than a helper does."""
+        most = max((thread.read_bytes for thread in self.threads.values()), default=0)
+        return sum(thread.read_bytes >= _HELPER * most for thread in self.threads.values())
 
 
 @dataclass
@@ -142,17 +184,23 @@ class Waits:
         main, way = group.main_thread(), ELSE
         for process in group.processes:
             for thread in list(process.threads.values()):
-                stat = thread.stat()
-                if stat is None:
+                state = thread.state()
+                if not state:
                     continue
-                waits = waits_for_storage(thread, stat.state)
-                self._count(thread, waits, self.main_readers if thread is main else self.readers)
+                waits = waits_for_storage(thread, state)
+                group.most_bytes = max(group.most_bytes, thread.read_bytes)
+                reads = thread.reads and thread.read_bytes >= _HELPER * group.most_bytes
+                self._count(thread, waits, reads, self.main_readers if thread is main else self.readers)
                 group.reads = group.reads or thread.reads
                 if thread is main:
-                    way = STORAGE if waits else _way(thread, stat.state)
+                    way = STORAGE if waits else _way(thread, state)
                 else:
                     waiting += waits
-                    running += stat.state == "R"
+                    running += state == "R"
+                    if reads:
+                        group.read += 1
+                        group.read_waited += waits
+                        group.read_ran += state == "R"
         group.samples += 1
         if way == ELSE and waiting + running:
             group.ways[STORAGE] += waiting / (waiting + running)
@@ -160,9 +208,9 @@ class Waits:
         else:
             group.ways[way] += 1
 
-    def _count(self, thread: Thread, waits: bool, readers: Readers) -> None:
-        if thread.reads:
-            readers.threads.add(thread.tid)
+    def _count(self, thread: Thread, waits: bool, reads: bool, readers: Readers) -> None:
+        if reads:
+            readers.threads[thread.tid] = thread
             readers.samples += 1
             readers.waited += waits
         if waits:
@@ -170,13 +218,19 @@ class Waits:
 
     def reading(self) -> Readers:
         """Threads that read for a main thread; the main threads where those do it themselves."""
-        return self.readers if self.readers.threads and not self.main_readers.waited else self.readers.with_(self.main_readers)
+        mains = self.main_readers
+        if self.readers.threads and mains.waited < 0.05 * mains.samples:
+            return self.readers
+        return self.readers.with_(mains)
 
     def shares(self) -> dict[str, float] | None:
         """The main threads' time by WAYS, of groups that read; of all where none was seen to. None without a sample."""
         counted = [g for g in self.groups.values() if g.samples and g.reads] or [g for g in self.groups.values() if g.samples]
         samples = sum(g.samples for g in counted)
-        return {way: sum(g.ways[way] for g in counted) / samples for way in WAYS} if samples else None
+        if not samples:
+            return None
+        settled = [g.settled() for g in counted]
+        return {way: sum(ways[way] for ways in settled) / samples for way in WAYS}
 
 
 def _way(thread: Thread, state: str) -> str:

@@ -9,7 +9,7 @@ import select
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forebay.errors import MachineError, RequestError
 from forebay.watch.files import Open, Opens, Seen
@@ -21,8 +21,8 @@ from forebay.watch.waits import Waits
 if TYPE_CHECKING:
     from forebay.watch.launch import Child
 
-# Each activity takes at most this share of one processor; there are six.
-_SHARE = 0.003
+# Each activity takes at most this share of one processor; there are six. Samples are what the answer rests on.
+_SHARE, _SAMPLES_SHARE = 0.002, 0.01
 # Reading events of opened files is worth more: what isn't read in time is lost.
 _OPENS_SHARE = 0.05
 TICKS_S = os.sysconf("SC_CLK_TCK")
@@ -70,9 +70,13 @@ class Watch:
         self.over = self.began
         self.start: Start | None = None
         self.last: dict[str, int] | None = None
-        self.cpu_s = 0.0
+        self._before_data: dict[str, int] | None = None
+        self._data_began = False
+        self.cpu_s = self._delay_s = 0.0
+        self.counts_delay = _counts_delay()
         self._processor_before = time.process_time()
         self._pidfd = _pidfd(pid)
+        self._drained_at = 0.0
         self._drained = Activity(0.0, self._drain, _OPENS_SHARE)
 
     def run(self, seconds: float, stopped: Callable[[], bool]) -> None:
@@ -96,10 +100,10 @@ class Watch:
 
     def _activities(self) -> list[Activity]:
         found = [
-            Activity(0.05, lambda: self.waits.sample(self.tree), 2 * _SHARE),
+            Activity(0.025, lambda: self.waits.sample(self.tree), _SAMPLES_SHARE),
             Activity(0.1, self._look),
             Activity(0.25, self._look_at_readers),
-            Activity(0.25, lambda: self.open.look(self.tree, self.seen, self._opens_unknown())),
+            Activity(0.25, self._look_at_files),
             Activity(1.0, lambda: self.open.look_at_maps(self.tree, self.seen)),
             *([Activity(0.2, self.gpus.sample)] if self.gpus.refused is None else []),
         ]
@@ -108,10 +112,21 @@ class Watch:
 
     def _first_look(self) -> None:
         self.tree.look(first=True)
-        self.tree.count()
+        self._count()
         self._look_at_readers()
         self.open.look(self.tree, self.seen, False)
+        self._delays_before = self._delays()
         self._begin()
+
+    def _delays(self) -> dict[int, int]:
+        return {thread.tid: thread.block_ticks() for _, thread in self.tree.threads()} if self.counts_delay else {}
+
+    def block_delay_s(self) -> float | None:
+        """Seconds that threads waited for block devices: those that are still there. None where the kernel doesn't count it."""
+        return self._delay_s if self.counts_delay else None
+
+    def major_faults(self) -> int:
+        return self.tree.departed_faults + sum(p.major_faults() for p in self.tree.processes.values())
 
     def _begin(self, counted: dict[str, int] | None = None) -> None:
         self.start = Start(time.monotonic(), counted or self.tree.total() or {})
@@ -131,21 +146,33 @@ class Watch:
             if descriptor == self._pidfd:
                 self.ended = True
             else:
-                self._drained.cost_s = 0.0
-                self._drained.run(time.monotonic())
+                # Where one open follows the other, several at a time; else at once, before a short process is gone.
+                now = time.monotonic()
+                self._drained.least_s = 0.02 if now - self._drained_at < 0.01 else 0.0
+                self._drained.cost_s, self._drained_at = 0.0, now
+                self._drained.run(now)
 
     def _drain(self) -> None:
-        self.opens.drain(self.tree, self.seen)
+        all_seen = self.opens.drain(self.tree, self.seen)
+        if not self._opens_unknown() and (all_seen or self.seen.files):
+            self._begin_with_data()
+
+    def _look_at_files(self) -> None:
+        self.open.look(self.tree, self.seen, self._opens_unknown())
         self._begin_with_data()
 
     def _begin_with_data(self) -> None:
-        """A command that was started has imported its program by then: what counts begins anew."""
-        if self.child is not None and not self._data_began and self.seen.files:
-            self._data_began = True
-            # As counted before that file was opened: what was read of it since then is data.
-            self._begin(self.last)
+        """A command that was started has imported its program by then: what counts begins anew.
 
-    _data_began = False
+        Counters are those from before any file of data was open, or the first batch would be lost.
+        """
+        if self.child is None or self._data_began:
+            return
+        if self.seen.files:
+            self._data_began = True
+            self._begin(self._before_data)
+        else:
+            self._before_data = self.last
 
     def _opens_unknown(self) -> bool:
         return self.opens.refused is not None
@@ -156,7 +183,7 @@ class Watch:
         self._count()
         root = self.tree.processes.get(self.pid)
         self.ended = self.ended or root is None or root.stat.state == "Z"
-        self._begin_with_data()
+        self._drain()
 
     def _count(self) -> None:
         self.tree.count()
@@ -169,6 +196,8 @@ class Watch:
         self.gpus.find_ours(self.tree.processes) if self.gpus.refused is None else None
 
     def _last_look(self) -> None:
+        earlier = self._delays_before
+        self._delay_s = sum(ticks - earlier.get(tid, 0) for tid, ticks in self._delays().items()) / TICKS_S
         for _ in range(100):
             before = self.opens.events
             self._drain()
@@ -220,11 +249,9 @@ def _pidfd(pid: int) -> int | None:
     return None
 
 
-def shares_of(watch: Watch) -> dict[str, Any]:
-    """Major faults and block delay of the threads that are still there."""
-    faults = blocked = 0
-    for _, thread in watch.tree.threads():
-        if thread.first is not None and thread.last is not None:
-            faults += thread.last.major_faults - thread.first.major_faults
-            blocked += thread.last.block_ticks - thread.first.block_ticks
-    return {"major_faults": faults, "block_delay_s": blocked / TICKS_S}
+def _counts_delay() -> bool:
+    try:
+        with open("/proc/sys/kernel/task_delayacct", encoding="ascii") as file:
+            return file.read().strip() == "1"
+    except OSError:
+        return False

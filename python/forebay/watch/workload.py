@@ -20,8 +20,13 @@ FORMATS = {
 }  # fmt: skip
 # Of the bytes of files that were opened, what must have been read for a file to have been read whole.
 WHOLE_SHARE = 0.5
+# And at most: reads of pipes, through which workers hand their samples on, are among what was read.
+REREAD_MAX = 4.0
 AU_PCT_MIN, PREFETCH = 90, 2
 PAGE_BYTES = 4096
+# A training whose files are mapped, and of which calls and devices read less, reads from memory.
+MAPPED_BYTES_S_MIN = 1 << 20
+SAMPLES_MIN = 20
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,9 @@ def derive(made: dict[str, Any], watch: Watch, given: Given) -> tuple[dict[str, 
     if moved is None or waits is None:
         return None, None, "what it read, or its threads, couldn't be looked at"
     read = max(moved["read_call_bytes"], moved["device_bytes"])
+    told = given.samples_per_s is not None and given.sample_bytes is not None
+    if data["mapped"] and not told and read / made["seconds"] < MAPPED_BYTES_S_MIN:
+        return None, None, "its data is mapped and in memory, where reads aren't counted: --samples-per-s with --sample-bytes"
     samples = _samples(read, made, given)
     if samples is None:
         return None, None, f"no data was read in the {made['seconds']:.1f} s that it was watched"
@@ -91,6 +99,7 @@ def derive(made: dict[str, Any], watch: Watch, given: Given) -> tuple[dict[str, 
         "compute_is_at_most": computing > 1 - waiting,
         "step_s": step_s,
         "waiting_share": waiting,
+        "wait_samples": waits["samples"],
     }
     return workload, derived, None
 
@@ -98,10 +107,13 @@ def derive(made: dict[str, Any], watch: Watch, given: Given) -> tuple[dict[str, 
 def _samples(read: int, made: dict[str, Any], given: Given) -> Samples | None:
     data, moved, seconds = made["files"]["data"], made["moved"], made["seconds"]
     size, per_s = data["bytes_mean"], read / seconds
+    if given.samples_per_s is not None and given.sample_bytes is not None:
+        each = float(given.sample_bytes)
+        return Samples(given.samples_per_s, each, 0.0, max(1, round(size / each)), "rate and size were given")
     if read <= 0 and not data["opens"]:
         return None
     if given.samples_per_s is not None:
-        each = given.sample_bytes or max(1.0, per_s / given.samples_per_s)
+        each = max(1.0, per_s / given.samples_per_s)
         return Samples(given.samples_per_s, each, 0.0, max(1, round(size / each)), "the rate that was given, and the bytes read")
     if given.sample_bytes is not None:
         each = float(given.sample_bytes)
@@ -109,7 +121,9 @@ def _samples(read: int, made: dict[str, Any], given: Given) -> Samples | None:
             max(per_s / each, 1e-9), each, 0.0, max(1, round(size / each)), "the size that was given, and the bytes read"
         )
     opened = data["opens"] * size
-    if data["opens"] >= 2 and made["files"]["every_open"] and (read >= WHOLE_SHARE * opened or read < PAGE_BYTES):
+    whole = WHOLE_SHARE * opened <= read <= REREAD_MAX * opened or read < PAGE_BYTES
+    # A file that each thread opens once, and keeps, holds more than a sample.
+    if data["opens"] > 2 * made["waits"]["reading_threads"] and made["files"]["every_open"] and whole:
         return Samples(data["opens_s"], size, data["bytes_stdev"], 1, "each file that was opened is one sample")
     if data["files"] >= 2 and not made["files"]["every_open"] and per_s > 0:
         return Samples(per_s / size, size, data["bytes_stdev"], 1, "each file is one sample; their rate by the bytes read")
@@ -117,8 +131,8 @@ def _samples(read: int, made: dict[str, Any], given: Given) -> Samples | None:
         return None
     each = min(float(moved["bytes_per_call"] or PAGE_BYTES), size)
     if moved["device_bytes"] > moved["read_call_bytes"]:
-        each = min(size, max(each, float(PAGE_BYTES)))
-    how = "files hold many samples of unknown size: each read call is taken for one (--sample-bytes or --samples-per-s says)"
+        each = min(size, max(float(PAGE_BYTES), *(d.get("bytes_per_read") or 0.0 for d in made["disks"])))
+    how = "files hold many samples of unknown size: each read is taken for one (--sample-bytes or --samples-per-s says)"
     return Samples(per_s / max(each, 1.0), max(each, 1.0), 0.0, max(1, round(size / max(each, 1.0))), how)
 
 
@@ -135,7 +149,8 @@ def toml(made: dict[str, Any]) -> str:
         "prefetch": "not seen: PyTorch's default",
         "au_pct_min": "the share of its rate that a training must keep; MLPerf's",
         "compute_s": ("at most: it hardly computed. " if derived["compute_is_at_most"] else "")
-        + f"a step took {derived['step_s']:.3g} s, {derived['waiting_share']:.0%} of it waiting for storage",
+        + f"a step took {derived['step_s']:.3g} s, {derived['waiting_share']:.0%} of it waiting for storage"
+        + (f"; of {derived['wait_samples']} samples only" if derived["wait_samples"] < SAMPLES_MIN else ""),
     }
     lines = [f"{HEAD} ({made['started']}): forebay emulate run --workload FILE, forebay plan run --workload FILE"]
     lines.append(f"title = {json.dumps(title, ensure_ascii=False)}")
