@@ -16,7 +16,8 @@ from typing import Any
 import processes
 import pytest
 from forebay.emulate import workloads
-from forebay.watch import fanotify, files, machine, process, record, waits, workload
+from forebay.errors import RequestError
+from forebay.watch import fanotify, files, machine, process, record, stats, waits, workload
 from forebay.watch.watching import Activity, Watch
 from other_user import OtherUser, somebody  # noqa: F401
 
@@ -291,3 +292,47 @@ def test_gpus_are_those_that_the_process_computes_on(nvml: str) -> None:
     assert [(g["index"], g["ours"], g["busy_pct"], g["memory_pct"]) for g in gpus.document()] == [(0, True, 40.0, 7.0)]
     missing = machine.Gpus.opened("libno-such-nvml.so")
     assert missing.refused and missing.document() == []
+
+
+def test_a_file_is_described_without_asking_its_server(tmp_path: Path) -> None:
+    path = tmp_path / "f\n"
+    path.write_bytes(b"12345")
+    with path.open("rb") as file:
+        for found in (stats.of(str(path)), stats.of(file.fileno())):
+            plain = os.stat(path)
+            assert (found.st_dev, found.st_ino, found.st_size) == (plain.st_dev, plain.st_ino, 5)
+            assert found.st_mode == plain.st_mode
+    with pytest.raises(FileNotFoundError):
+        stats.of(str(tmp_path / "none"))
+
+
+@pytest.mark.root
+@pytest.mark.promise("WAT-2")
+def test_processes_that_live_for_a_moment_are_followed(tmp_path: Path) -> None:
+    """Each `cat` is gone before /proc could be asked for its parent."""
+    for number in range(30):
+        (tmp_path / f"{number}.npy").write_bytes(bytes(20_000))
+    with processes.running(
+        ["sh", "-c", f"read x; for f in {tmp_path}/*.npy; do cat $f > /dev/null; done"], stdin=subprocess.PIPE
+    ) as shell:
+        watch = Watch(shell.pid, str(tmp_path))
+        if watch.tree.forks.refused or watch.opens.refused:
+            pytest.skip(f"{watch.tree.forks.refused} {watch.opens.refused}")
+        assert shell.stdin is not None
+        shell.stdin.write("go\n")
+        shell.stdin.flush()
+        watch.run(60, lambda: False)
+        watch.tree.close()
+    assert watch.seen.suffixes["npy"].files == 30 and watch.ended
+
+
+def test_a_thread_is_refused_by_its_process() -> None:
+    program = (
+        "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "print(1, flush=True); time.sleep(60)"
+    )
+    with processes.running([sys.executable, "-S", "-E", "-c", program]) as threaded:
+        assert threaded.stdout is not None and threaded.stdout.readline()
+        other = next(int(t) for t in os.listdir(f"/proc/{threaded.pid}/task") if int(t) != threaded.pid)
+        with pytest.raises(RequestError, match=f"forebay watch {threaded.pid}"):
+            Watch(other, None)

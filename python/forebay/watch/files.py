@@ -16,8 +16,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from forebay.watch import stats
 from forebay.watch.fanotify import FAN_CLOSE_WRITE, FAN_OPEN, Fanotify
 from forebay.watch.process import Process, Tree
+from forebay.watch.stats import Stated
 
 # Programs and their settings are files, too, and no data.
 _PROGRAM_SUFFIXES = {"py", "pyc", "pyi", "pyd", "so", "pth", "dll", "js", "sh", "cu", "ptx", "cubin", "ko"}
@@ -96,10 +98,9 @@ class Seen:
     files: dict[tuple[int, int], File] = field(default_factory=dict)
     suffixes: dict[str, Suffix] = field(default_factory=dict)
     programs: set[tuple[int, int]] = field(default_factory=set)
-    program_bytes: int = 0
     overfull: bool = False
 
-    def see(self, found: os.stat_result, path_of: Iterator[str] | None, opened: bool, path: str = "") -> File | None:
+    def see(self, found: Stated | os.stat_result, path_of: Iterator[str] | None, opened: bool, path: str = "") -> File | None:
         """Takes note of a file, whose path is only asked for where it is new. None for what isn't data."""
         key = found.st_dev, found.st_ino
         file = self.files.get(key)
@@ -108,8 +109,8 @@ class Seen:
                 return None
             path = path or next(path_of or iter(("",)))
             if not self._is_data(path, found):
-                self.programs.add(key)
-                self.program_bytes += found.st_size
+                if len(self.programs) < FILES_MAX:
+                    self.programs.add(key)
                 return None
             if len(self.files) >= FILES_MAX:
                 self.overfull = True
@@ -136,7 +137,7 @@ class Seen:
             group.opens -= file.opens
             group.bytes_opened -= file.opens * file.bytes
 
-    def _is_data(self, path: str, found: os.stat_result) -> bool:
+    def _is_data(self, path: str, found: Stated | os.stat_result) -> bool:
         if self.under is not None:
             return path == self.under or path.startswith(self.under.rstrip("/") + "/")
         name = path.rsplit("/", 1)[-1]
@@ -211,8 +212,6 @@ class Opens(Way):
                 continue
             path = f"/proc/{pid}/root{place}"
             try:
-                if os.major(os.stat(path).st_dev) == 0 and os.stat(path).st_dev != device:
-                    device = os.stat(path).st_dev
                 self._source.mark(path)
                 self._marked.add((device, place))
             except OSError as error:
@@ -231,10 +230,10 @@ class Opens(Way):
         for pid, mask, descriptor in self._source.events():
             self.events += 1
             if pid <= 0 or not tree.has(pid):
-                self.unknown += tree.is_gone(pid)
+                self.unknown += tree.forks.refused is not None and tree.is_gone(pid)
                 continue
             try:
-                found = os.fstat(descriptor)
+                found = stats.of(descriptor)
             except OSError:
                 continue
             file = seen.see(found, _paths(f"/proc/self/fd/{descriptor}"), bool(mask & FAN_OPEN))
@@ -312,7 +311,7 @@ class Open(Way):
         link = f"/proc/{process.pid}/fd/{descriptor}"
         key = process.pid, descriptor
         try:
-            found = os.stat(link)
+            found = stats.of(link)
         except OSError:
             return
         if not stat.S_ISREG(found.st_mode):
@@ -351,7 +350,7 @@ class Open(Way):
             for path in paths - code:
                 text = os.fsdecode(path)
                 try:
-                    found = os.stat(f"/proc/{process.pid}/root{text}")
+                    found = stats.of(f"/proc/{process.pid}/root{text}")
                 except OSError:
                     continue
                 mapped = seen.see(found, None, False, text)

@@ -22,6 +22,7 @@ class Child:
         self._asked = f"watch -- {' '.join(words)[:200]}"
         held, self._release = os.pipe2(os.O_CLOEXEC)
         self._failed, failing = os.pipe2(os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take the exit code away
         ignored = [number for number in _DEFAULTS if number != signal.SIGPIPE and signal.getsignal(number) is signal.SIG_IGN]
         try:
             self.pid = os.fork()
@@ -35,7 +36,7 @@ class Child:
     def go(self) -> None:
         """Lets it start. RequestError where it can't."""
         os.write(self._release, b"g")
-        os.close(self._release)
+        self.give_up()
         said = os.read(self._failed, 16)
         os.close(self._failed)
         if not said:
@@ -46,6 +47,12 @@ class Child:
         found = {errno.ENOENT: "there is no such command", errno.EACCES: "isn't a program that may be run"}
         why = found.get(number, f"can't be started ({os.strerror(number)})")
         raise RequestError(self._asked, why, f"command -v {self.words[0]}")
+
+    def give_up(self) -> None:
+        """Never lets it start, if it hasn't yet."""
+        if self._release >= 0:
+            os.close(self._release)
+            self._release = -1
 
     def ended(self) -> bool:
         """Returns whether it has ended; it stays a zombie, whose counters can be read, until `wait`."""

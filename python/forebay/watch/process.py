@@ -13,6 +13,8 @@ import resource
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from forebay.watch.forks import Forks
+
 COUNTERS = ("rchar", "syscr", "read_bytes", "write_bytes")
 # What a kept descriptor costs is one of a limited number; beyond it, files are opened for each reading.
 _KEPT_MAX = 30_000
@@ -166,6 +168,10 @@ class Process:
         # What it had read before the watch began; a child that appears later began at nothing.
         self.base = dict.fromkeys(COUNTERS, 0) if is_new else None
 
+    def is_zombie(self) -> bool:
+        """Returns whether it has ended. Where only its main thread has, others are there."""
+        return self.stat.state == "Z" and len(self.threads) <= 1
+
     def major_faults(self) -> int:
         """Page faults that read, since the watch began."""
         return self.stat.major_faults - self.faults_before
@@ -274,6 +280,7 @@ class Tree:
     _others: set[int] = field(default_factory=set)
     # Those that ended since the last look but one: events that they caused may still be on their way.
     _gone: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
+    forks: Forks = field(default_factory=Forks)
 
     def __post_init__(self) -> None:
         self.processes[self.root.pid] = self.root
@@ -282,9 +289,12 @@ class Tree:
         """Finds new descendants and drops those that are gone. False once nothing of the tree is left."""
         self._others.clear()
         self._gone = set(), self._gone[0]
+        self._take_forks()
         before = self._counted()
         for process in list(self.processes.values()):
             self._add_children_of(process, not first)
+        for pid in [pid for pid in self._gone[1] if pid not in self.processes and parent_of(pid)]:
+            self._add(pid, self.root, True)  # its parent left it: no list of children has it any more
         for process in sorted(self.processes.values(), key=_depth, reverse=True):
             if not process.look():
                 self._drop(process, before)
@@ -314,6 +324,9 @@ class Tree:
             return True
         if pid in self._others or pid == os.getpid():
             return False
+        self._take_forks()
+        if pid in self._gone[0]:
+            return True
         line = [pid]
         while (parent := parent_of(line[-1])) > 1 and parent not in self.processes and len(line) < 64:
             line.append(parent)
@@ -325,6 +338,12 @@ class Tree:
         for each in reversed(line):
             above = self._add(each, above, True) if above is not None else None
         return pid in self.processes
+
+    def _take_forks(self) -> None:
+        """Notes children of the tree, as if they were gone already: those that aren't are found by the next look."""
+        for parent, child in self.forks.new():
+            if child != os.getpid() and (parent in self.processes or any(parent in gone for gone in self._gone)):
+                self._gone[0].add(child)
 
     def is_gone(self, pid: int) -> bool:
         """Returns whether nothing says any more whose process it was."""
@@ -371,6 +390,7 @@ class Tree:
                 yield process, thread
 
     def close(self) -> None:
+        self.forks.close()
         for process in self.processes.values():
             process.close()
 

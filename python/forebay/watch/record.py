@@ -9,7 +9,7 @@ from typing import Any
 
 from forebay.watch import waits as kinds
 from forebay.watch.files import File, Suffix
-from forebay.watch.machine import Pages
+from forebay.watch.machine import Pages, disk_of
 from forebay.watch.waits import uncertainty
 from forebay.watch.watching import Watch
 from forebay.watch.workload import SAMPLES_MIN, Given, derive
@@ -103,7 +103,7 @@ def _waits(figures: Figures) -> dict[str, Any] | None:
     if shares is None:
         figures.lack("waits", "the process had ended before a sample of its threads was taken")
         return None
-    total, readers = sum(waits.calls.values()), waits.reading()
+    total, (readers, readers_wait) = sum(waits.calls.values()), waits.reading()
     by_kind: dict[str, float] = {}
     for name, number in waits.calls.items():
         kind = kinds.MAPPED if name == "a page fault" else kinds.KIND.get(name, kinds.OTHER)
@@ -113,8 +113,8 @@ def _waits(figures: Figures) -> dict[str, Any] | None:
         "uncertainty": uncertainty(shares[kinds.STORAGE], waits.samples),
         "samples": waits.samples,
         "main_thread": {way.replace(" ", "_"): share for way, share in shares.items()},
-        "reading_threads": readers.number(),
-        "reading_threads_wait": readers.waited / readers.samples if readers.samples else None,
+        "reading_threads": readers,
+        "reading_threads_wait": readers_wait,
         "in": dict(sorted(by_kind.items(), key=lambda one: -one[1])),
         "calls": {name: number / total for name, number in waits.calls.most_common(SUFFIXES_MAX)},
     }
@@ -209,11 +209,12 @@ def _cache(figures: Figures, moved: dict[str, Any] | None) -> dict[str, Any]:
     else:
         hit = 1 - moved["device_bytes"] / moved["read_call_bytes"]
     pages = Pages()
-    paths = [f.path for f in _data(figures.watch) if f.path.startswith("/")]
+    # A file of a server that hangs isn't opened.
+    paths = [f.path for f in _data(figures.watch) if f.path.startswith("/") and disk_of(f.device) is not None]
     step = max(1, len(paths) // pages.FILES_MAX)
     found = pages.share(paths[::step][: pages.FILES_MAX])
     if found is None:
-        figures.lack("cache.resident_share", pages.refused or "no file of data was seen")
+        figures.lack("cache.resident_share", pages.refused or "no file of data was seen, on a file system of a block device")
     return {
         "hit_share": hit,
         "resident_share": found[0] if found is not None else None,

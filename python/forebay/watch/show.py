@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from typing import Any
 
@@ -141,9 +142,11 @@ def next_steps(record: dict[str, Any]) -> list[str]:
             f"next: the same with -o job.toml, then forebay plan run --workload job.toml --drive D7-PS1010{_waits_hint(waiting)}",
         ]
     folder = record["files"]["data"]["directory"]
-    lines = ["", f"next: forebay plan run --workload {saved} --drive D7-PS1010"]
+    lines = ["", f"next: forebay plan run --workload {shlex.quote(saved)} --drive D7-PS1010"]
     if folder:
-        lines.append(f"      forebay bench {folder} --cache bypass        # how fast these files come without the page cache")
+        lines.append(
+            f"      forebay bench {shlex.quote(folder)} --cache bypass        # how fast these files come without the page cache"
+        )
     return lines
 
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from forebay.errors import MachineError
+from forebay.watch import stats
 from forebay.watch.files import Seen, Way
 from forebay.watch.process import Tree
 
@@ -74,15 +75,15 @@ class Traced(Way):
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
             self.events += 1
-            found = _RESULT.match(line)
-            if found is not None:
-                self._opened(int(found[1]), _text(found[2]), bool(_WRITES.search(line)), seen)
+            opened = _RESULT.match(line)
+            if opened is not None:
+                self._opened(int(opened[1]), _text(opened[2]), bool(_WRITES.search(line)), seen)
         return len(found) < _BUFFER_BYTES
 
     def _opened(self, pid: int, path: str, writes: bool, seen: Seen) -> None:
         for place in (f"/proc/{pid}/root{path}", path):
             with contextlib.suppress(OSError, ValueError):
-                file = seen.see(os.stat(place), None, True, path)
+                file = seen.see(stats.of(place), None, True, path)
                 if file is not None and writes:
                     seen.wrote(file)
                 return

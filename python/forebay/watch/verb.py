@@ -170,6 +170,10 @@ class Session:
         return code
 
     def close(self) -> None:
+        """However the watch ended: a command that was started isn't left behind."""
+        if self.child is not None:
+            self.child.give_up()
+            self.child.wait()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -134,49 +134,72 @@ class Group:
     def main_thread(self) -> Thread | None:
         return self.consumer.threads.get(self.consumer.pid)
 
+    def add(self, other: Group) -> None:
+        """Takes over what was seen of one that is gone."""
+        settled = other.settled()
+        self.ways = {way: self.ways[way] + settled[way] for way in WAYS}
+        self.samples += other.samples
+        self.reads, self.most_bytes = self.reads or other.reads, max(self.most_bytes, other.most_bytes)
+
 
 @dataclass
 class Readers:
-    """Threads that were seen to read, their samples, and those of them in which they waited for storage."""
+    """Samples of threads that read, and those in which they waited for storage. `at_once`: how often so many were there."""
 
-    threads: dict[int, Thread] = field(default_factory=dict)
     samples: int = 0
     waited: int = 0
+    at_once: Counter[int] = field(default_factory=Counter)
+    now: int = 0
 
-    def with_(self, more: Readers) -> Readers:
-        return Readers(self.threads | more.threads, self.samples + more.samples, self.waited + more.waited)
+    def count(self, waits: bool) -> None:
+        self.samples += 1
+        self.waited += waits
+        self.now += 1
+
+    def end_of_sample(self) -> None:
+        self.at_once[self.now] += 1
+        self.now = 0
 
     def number(self) -> int:
-        """Those that read more than a helper does."""
-        most = max((thread.read_bytes for thread in self.threads.values()), default=0)
-        return sum(thread.read_bytes >= _HELPER * most for thread in self.threads.values())
+        """Threads at once, in nine of ten samples at most: workers come and go."""
+        return _most_of(self.at_once)
 
 
 @dataclass
 class Waits:
     """All samples so far. `calls`: what threads that waited for storage were in."""
 
-    groups: dict[int, Group] = field(default_factory=dict)
+    groups: dict[Process, Group] = field(default_factory=dict)
+    past: Group | None = None
     samples: int = 0
     calls: Counter[str] = field(default_factory=Counter)
     # Threads that read, and main threads that do: those that read for others only hand it on by pipes.
     readers: Readers = field(default_factory=Readers)
     main_readers: Readers = field(default_factory=Readers)
+    # How often so many processes that read, without those that work for them, were there at once.
+    groups_at_once: Counter[int] = field(default_factory=Counter)
 
     def sample(self, tree: Tree) -> None:
         self.samples += 1
-        for group in self._group(tree).values():
+        present = self._group(tree)
+        for group in present.values():
             self._sample_group(group)
+        self.readers.end_of_sample()
+        self.main_readers.end_of_sample()
+        self.groups_at_once[len(_that_read(list(present.values())))] += 1
 
-    def _group(self, tree: Tree) -> dict[int, Group]:
-        present: dict[int, Group] = {}
+    def _group(self, tree: Tree) -> dict[Process, Group]:
+        present: dict[Process, Group] = {}
         for process in tree.processes.values():
             consumer = process.consumer()
-            group = self.groups.setdefault(consumer.pid, Group(consumer))
-            if consumer.pid not in present:
-                group.processes = []
-                present[consumer.pid] = group
-            group.processes.append(process)
+            if consumer not in present:
+                present[consumer] = self.groups.get(consumer) or Group(consumer)
+                present[consumer].processes = []
+            present[consumer].processes.append(process)
+        for consumer in self.groups.keys() - present.keys():  # one summary for all that are gone, or they would pile up
+            self.past = self.past or Group(consumer)
+            self.past.add(self.groups[consumer])
+        self.groups = present
         return present
 
     def _sample_group(self, group: Group) -> None:
@@ -188,19 +211,15 @@ class Waits:
                 if not state:
                     continue
                 waits = waits_for_storage(thread, state)
-                group.most_bytes = max(group.most_bytes, thread.read_bytes)
-                reads = thread.reads and thread.read_bytes >= _HELPER * group.most_bytes
-                self._count(thread, waits, reads, self.main_readers if thread is main else self.readers)
-                group.reads = group.reads or thread.reads
+                reads = self._count(group, thread, waits, thread is main)
                 if thread is main:
                     way = STORAGE if waits else _way(thread, state)
                 else:
                     waiting += waits
                     running += state == "R"
-                    if reads:
-                        group.read += 1
-                        group.read_waited += waits
-                        group.read_ran += state == "R"
+                    group.read += reads
+                    group.read_waited += reads and waits
+                    group.read_ran += reads and state == "R"
         group.samples += 1
         if way == ELSE and waiting + running:
             group.ways[STORAGE] += waiting / (waiting + running)
@@ -208,29 +227,55 @@ class Waits:
         else:
             group.ways[way] += 1
 
-    def _count(self, thread: Thread, waits: bool, reads: bool, readers: Readers) -> None:
+    def _count(self, group: Group, thread: Thread, waits: bool, is_main: bool) -> bool:
+        """Returns whether the thread is one that reads data."""
+        group.reads = group.reads or thread.reads
+        group.most_bytes = max(group.most_bytes, thread.read_bytes)
+        reads = thread.reads and thread.read_bytes >= _HELPER * group.most_bytes
         if reads:
-            readers.threads[thread.tid] = thread
-            readers.samples += 1
-            readers.waited += waits
+            (self.main_readers if is_main else self.readers).count(waits)
         if waits:
             self.calls[call_of(thread) or "not shown"] += 1
+        return reads
 
-    def reading(self) -> Readers:
-        """Threads that read for a main thread; the main threads where those do it themselves."""
-        mains = self.main_readers
-        if self.readers.threads and mains.waited < 0.05 * mains.samples:
-            return self.readers
-        return self.readers.with_(mains)
+    def reading(self) -> tuple[int, float | None]:
+        """(number of threads that read, the share of their samples in which they waited for storage). Main threads are among
+        them where they don't only take what others read."""
+        readers, mains = self.readers, self.main_readers
+        if readers.samples and mains.waited < 0.05 * mains.samples:
+            mains = Readers()
+        samples = readers.samples + mains.samples
+        return readers.number() + mains.number(), (readers.waited + mains.waited) / samples if samples else None
+
+    def consumers(self) -> int:
+        """Processes that read for themselves, or have workers that do, at once."""
+        return max(1, _most_of(self.groups_at_once))
 
     def shares(self) -> dict[str, float] | None:
         """The main threads' time by WAYS, of groups that read; of all where none was seen to. None without a sample."""
-        counted = [g for g in self.groups.values() if g.samples and g.reads] or [g for g in self.groups.values() if g.samples]
+        known = [g for g in (*self.groups.values(), self.past) if g is not None and g.samples]
+        counted = _that_read(known) or known
         samples = sum(g.samples for g in counted)
         if not samples:
             return None
         settled = [g.settled() for g in counted]
         return {way: sum(ways[way] for ways in settled) / samples for way in WAYS}
+
+
+def _that_read(groups: list[Group]) -> list[Group]:
+    """Those that read data: not launchers, loggers and other helpers."""
+    most = max((g.most_bytes for g in groups), default=0)
+    return [g for g in groups if g.reads and g.most_bytes >= _HELPER * most]
+
+
+def _most_of(counts: Counter[int]) -> int:
+    """The number that nine of ten samples don't exceed, zeros left out."""
+    found, seen = sum(n for number, n in counts.items() if number), 0
+    for number in sorted(n for n in counts if n):
+        seen += counts[number]
+        if seen >= 0.9 * found:
+            return number
+    return 0
 
 
 def _way(thread: Thread, state: str) -> str:

@@ -182,7 +182,7 @@ class Watch:
             self.ended = True
         self._count()
         root = self.tree.processes.get(self.pid)
-        self.ended = self.ended or root is None or root.stat.state == "Z"
+        self.ended = self.ended or root is None or root.is_zombie()
         self._drain()
 
     def _count(self) -> None:
@@ -232,15 +232,24 @@ def _tree(pid: int, is_child: bool) -> Tree:
         root = Process(pid, None, is_new=is_child)
     except (OSError, ValueError):
         raise RequestError(asked, "there is no such process", "pgrep -af python") from None
+    if (leader := _leader_of(pid)) != pid:
+        raise RequestError(asked, f"is a thread of process {leader}", f"forebay watch {leader}")
     if not root.count():
         raise RequestError(asked, "has ended", "pgrep -af python")
     if root.refused:
         raise MachineError(asked, f"belongs to somebody else ({root.refused})", f"sudo forebay watch {pid}")
     if root.stat.is_of_kernel:
         raise RequestError(asked, f"is a thread of the kernel ({root.name})", "the training's process: pgrep -af python")
-    if root.stat.state == "Z":
+    if root.look() and root.is_zombie():
         raise RequestError(asked, "has ended, and its parent hasn't noticed", "pgrep -af python")
     return Tree(root)
+
+
+def _leader_of(pid: int) -> int:
+    """The process that a thread is of; of a process itself."""
+    with contextlib.suppress(OSError, StopIteration, ValueError), open(f"/proc/{pid}/status", "rb") as file:
+        return int(next(line for line in file if line.startswith(b"Tgid:")).split()[1])
+    return pid
 
 
 def _pidfd(pid: int) -> int | None:

@@ -64,9 +64,8 @@ def derive(made: dict[str, Any], watch: Watch, given: Given) -> tuple[dict[str, 
     samples = _samples(read, made, given)
     if samples is None:
         return None, None, f"no data was read in the {made['seconds']:.1f} s that it was watched"
-    groups = sum(1 for g in watch.waits.groups.values() if g.samples and g.reads)
     gpus = [g for g in made["gpus"] or [] if g["ours"]]
-    accelerators = given.accelerators or len(gpus) or max(1, groups)
+    accelerators = given.accelerators or len(gpus) or watch.waits.consumers()
     batch = given.batch or 1
     waiting = waits["share"]
     # Never 0: of so many samples, none in which it computed still leaves half a sample's worth.
