@@ -237,10 +237,12 @@ def test_a_main_thread_that_only_supervises_is_told_from_one_that_sleeps_between
     group = waits.Group(None, samples=100, read=300, read_waited=240, read_ran=60)  # type: ignore[arg-type]
     group.ways[waits.TIMER] = 100
     assert group.settled()[waits.STORAGE] == pytest.approx(80) and group.settled()[waits.TIMER] == 0
-    group.ways.update({waits.TIMER: 60, waits.STORAGE: 40})  # it is fed by them: it waits when they are late
-    assert group.settled()[waits.TIMER] == 60
+    group.ways.update({waits.TIMER: 95, waits.STORAGE: 5})  # it is fed by them: it waits when they are late
+    assert group.settled()[waits.TIMER] == 95
     group.ways.update({waits.TIMER: 100, waits.STORAGE: 0})
-    group.read_waited = group.read_ran = 30  # they wait for it
+    group.processes, group.main_looks = [None, None], [(0, 0), (20, 15)]  # type: ignore[list-item]  # it takes what they read
+    assert group.settled()[waits.TIMER] == 100
+    group.processes, group.read_ran = [], 30  # they wait for it
     assert group.settled()[waits.TIMER] == 100
 
 

@@ -93,7 +93,7 @@ def counters(text: bytes) -> dict[str, int]:
 
 
 class Thread:
-    """One thread. `reads`: it was seen to read since the watch began; `read_bytes`: so much."""
+    """One thread. `reads`: it was seen to read since the watch began; `read_bytes`: so much; `read_looks`: in so many `looks`."""
 
     def __init__(self, pid: int, tid: int, is_new: bool) -> None:
         self.tid = tid
@@ -103,7 +103,7 @@ class Thread:
         self.reads = False
         # It was once seen in a sleep that is a wait for storage and looks like any other (FUSE, io_uring).
         self.sleeps_for_storage = False
-        self.read_bytes = 0
+        self.read_bytes = self.looks = self.read_looks = 0
         self._read_before: tuple[int, int] | None = (0, 0) if is_new else None
 
     def state(self) -> str:
@@ -142,9 +142,11 @@ class Thread:
         except OSError:
             return
         now = found["rchar"], found["read_bytes"]
+        self.looks += 1
         if self._read_before is not None and now != self._read_before:
             self.reads = True
             self.read_bytes += max(now[0] - self._read_before[0], now[1] - self._read_before[1])
+            self.read_looks += 1
         self._read_before = now
 
     def close(self) -> None:

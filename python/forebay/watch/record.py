@@ -81,14 +81,14 @@ def _moved(figures: Figures) -> dict[str, Any] | None:
     if moved is None:
         figures.lack("moved", watch.refused() or "the process had ended before it was looked at")
         return None
-    seconds, calls = watch.seconds, moved["syscr"]
+    seconds = watch.seconds
     if not watch.counts_delay:
         figures.lack("moved.block_delay_s", "the kernel doesn't count it: sysctl kernel.task_delayacct=1")
     return {
         "read_call_bytes": moved["rchar"],
         "read_call_bytes_s": moved["rchar"] / seconds,
-        "read_calls": calls,
-        "bytes_per_call": moved["rchar"] / calls if calls else None,
+        "read_calls": moved["syscr"],
+        "bytes_per_call": watch.bytes_per_call(),
         "device_bytes": moved["read_bytes"],
         "device_bytes_s": moved["read_bytes"] / seconds,
         "written_bytes": moved["write_bytes"],

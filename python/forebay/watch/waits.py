@@ -82,13 +82,14 @@ def call_of(thread: Thread) -> str:
     return "a page fault" if number < 0 else CALLS.get(number, f"call {number}")
 
 
-def waits_for_storage(thread: Thread, state: str) -> bool:
+def waits_for_storage(thread: Thread, state: str, always: bool = False) -> bool | None:
+    """None where it wasn't looked into, which it is if `always`."""
     if state == "D":
         return not any(part in thread.wchan() for part in _NOT_STORAGE)
     if state != "S" or not thread.reads:
         return False
-    if not thread.sleeps_for_storage and random.random() > _LOOKED_AT:
-        return False
+    if not always and not thread.sleeps_for_storage and random.random() > _LOOKED_AT:
+        return None
     wchan = thread.wchan()
     # Empty: it has been woken since its state was read, as on a fast device.
     found = any(part in wchan for part in _STORAGE_TOO) or (thread.sleeps_for_storage and not wchan)
@@ -98,8 +99,10 @@ def waits_for_storage(thread: Thread, state: str) -> bool:
 
 # A thread that reads less than this share of what the busiest does reads no data: statistics, or a queue.
 _HELPER = 0.05
-# Of the time of threads that read, or of a main thread: less than this in other sleeps is next to none.
-_BLOCKED, _READ_SAMPLES_MIN = 0.15, 20
+# Of the time of threads that read, less than this in other sleeps is next to none; of the time of a main thread, this.
+_BLOCKED, _WAITS, _READ_SAMPLES_MIN = 0.05, 0.02, 20
+# A main thread that read in more than this share of looks is handed something.
+_TAKES = 0.3
 
 
 @dataclass
@@ -116,20 +119,29 @@ class Group:
     read: int = 0
     read_waited: int = 0
     read_ran: int = 0
+    # The main thread's looks and those in which it had read something, at the first sample and now.
+    main_looks: list[tuple[int, int]] = field(default_factory=list)
     ways: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WAYS, 0.0))
 
     def settled(self) -> dict[str, float]:
-        """`ways`, of a main thread that only supervises (fio's) too: it sleeps by a timer, and its threads, which do all the
-        work, never wait for it to take what they read. A training for which they work would be found waiting for them."""
+        """`ways`, of a main thread that only supervises (fio's) too: it sleeps by a timer, takes nothing from its readers, and
+        they never wait for it to do so. A training for which they work would be found waiting, or would let them wait."""
         idle, waits = self.ways[TIMER], self.ways[ELSE] + self.ways[STORAGE] + self.ways[OTHERS]
         busy = self.read_waited + self.read_ran
-        if self.read < _READ_SAMPLES_MIN or busy < (1 - _BLOCKED) * self.read or waits > _BLOCKED * (idle + waits):
+        if self.read < _READ_SAMPLES_MIN or busy < (1 - _BLOCKED) * self.read or waits > _WAITS * (idle + waits):
+            return self.ways
+        if len(self.processes) > 1 and self.main_reads() > _TAKES:  # other processes hand it what they read by pipes
             return self.ways
         found = dict(self.ways)
         found[TIMER] = 0.0
         found[STORAGE] += idle * self.read_waited / busy
         found[OTHERS] += idle * self.read_ran / busy
         return found
+
+    def main_reads(self) -> float:
+        """The share of looks at the main thread that found it having read something."""
+        (first, read_first), (last, read_last) = self.main_looks if self.main_looks else [(0, 0), (0, 0)]
+        return (read_last - read_first) / max(1, last - first)
 
     def main_thread(self) -> Thread | None:
         return self.consumer.threads.get(self.consumer.pid)
@@ -210,9 +222,13 @@ class Waits:
                 state = thread.state()
                 if not state:
                     continue
-                waits = waits_for_storage(thread, state)
+                waits = waits_for_storage(thread, state, thread is main)
+                if waits is None:
+                    continue
                 reads = self._count(group, thread, waits, thread is main)
                 if thread is main:
+                    now = thread.looks, thread.read_looks
+                    group.main_looks = [group.main_looks[0] if group.main_looks else now, now]
                     way = STORAGE if waits else _way(thread, state)
                 else:
                     waiting += waits

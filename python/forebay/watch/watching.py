@@ -52,6 +52,8 @@ class Start:
 
     at: float
     counted: dict[str, int]
+    # As counted a moment later: the size of a read is that of those since then, without those of a program's start.
+    steady: dict[str, int]
 
 
 class Watch:
@@ -129,7 +131,8 @@ class Watch:
         return self.tree.departed_faults + sum(p.major_faults() for p in self.tree.processes.values())
 
     def _begin(self, counted: dict[str, int] | None = None) -> None:
-        self.start = Start(time.monotonic(), counted or self.tree.total() or {})
+        now = self.tree.total() or {}
+        self.start = Start(time.monotonic(), counted or now, now)
         self.waits = Waits()
 
     def _wait(self, until: float) -> None:
@@ -170,6 +173,7 @@ class Watch:
             return
         if self.seen.files:
             self._data_began = True
+            self.tree.count()
             self._begin(self._before_data)
         else:
             self._before_data = self.last
@@ -217,6 +221,16 @@ class Watch:
         if self.last is None or self.start is None:
             return None
         return {key: self.last[key] - self.start.counted.get(key, 0) for key in self.last}
+
+    def bytes_per_call(self) -> float | None:
+        """The mean size of a read; None without one."""
+        if self.last is None or self.start is None:
+            return None
+        for since in (self.start.steady, self.start.counted):
+            calls = self.last["syscr"] - since.get("syscr", 0)
+            if calls > 0:
+                return (self.last["rchar"] - since.get("rchar", 0)) / calls
+        return None
 
     def refused(self) -> str | None:
         """Why counters can't be read, where they can't."""
