@@ -204,13 +204,14 @@ def shares(**ways: float) -> dict[str, float]:
 
 def measured(share: float, **more: Any) -> dict[str, Any]:
     found = {
-        "share": share, "uncertainty": 0.05, "samples": 500, "main_thread": shares(storage=share, computes=1 - share),
+        "share": share, "share_min": share, "in_ring": False, "uncertainty": 0.05, "samples": 500,
+        "main_thread": shares(storage=share, computes=1 - share),
         "reading_threads": 4, "reading_threads_wait": 0.5, "in": {"reads": 1.0}, "calls": {},
     }  # fmt: skip
     return {
         "waits": {**found, **more.pop("waits", {})},
         "moved": {"read_call_bytes_s": 1e9, "device_bytes_s": 1e9},
-        "gpus": None, "disks": [{"name": "nvme0n1", "busy_pct": 93.0}], "cache": {"hit_share": 0.2}, **more,
+        **{"gpus": None, "disks": [{"name": "nvme0n1", "busy_pct": 93.0}], "cache": {"hit_share": 0.2}, **more},
     }  # fmt: skip
 
 
@@ -225,6 +226,12 @@ def measured(share: float, **more: Any) -> dict[str, Any]:
         (measured(0.9, waits={"samples": 19}), record.UNKNOWN, "19 samples"),
         (measured(0.9, gpus=[{"ours": True, "busy_pct": 97.0, "index": 0, "name": "H100"}]), record.NO, "97%"),
         (measured(0.9, gpus=[{"ours": False, "busy_pct": 97.0, "index": 0, "name": "H100"}]), record.YES, "GPU 0 (H100)"),
+        (measured(0.4, waits={"share_min": 0.0, "in_ring": True}), record.PARTLY, "io_uring"),  # of a device that is busy
+        (
+            measured(0.4, waits={"share_min": 0.0, "in_ring": True}, disks=[{"name": "nvme0n1", "busy_pct": 40.0}]),
+            record.UNKNOWN,
+            "between 0% and 40%",
+        ),
         (measured(0.9, waits={"in": {"metadata": 0.8, "reads": 0.2}}), record.YES, "metadata"),
     ],
 )
@@ -244,6 +251,19 @@ def test_a_main_thread_that_only_supervises_is_told_from_one_that_sleeps_between
     assert group.settled()[waits.TIMER] == 100
     group.processes, group.read_ran = [], 30  # they wait for it
     assert group.settled()[waits.TIMER] == 100
+
+
+@pytest.mark.promise("WAT-1")
+def test_a_wait_in_io_uring_is_for_storage_no_longer_than_that_is_busy() -> None:
+    found, group = waits.Waits(), waits.Group(None, samples=100, reads=True, ring=80)  # type: ignore[arg-type]
+    group.ways.update({waits.STORAGE: 90, waits.COMPUTES: 10})
+    found.groups = {None: group}  # type: ignore[dict-item]
+    for busy, storage in ((1.0, 0.9), (0.8, 0.9), (0.3, 0.4), (0.0, 0.1)):
+        shares = found.shares(busy)
+        assert shares is not None and shares[waits.STORAGE] == pytest.approx(storage)
+        assert sum(shares.values()) == pytest.approx(1.0)
+    found.readers = waits.Readers(samples=100, waited=90, ring=80)
+    assert found.reading(0.3)[1] == pytest.approx(0.4) and found.rings()
 
 
 def test_pages_in_memory_are_counted_by_either_call(tmp_path: Path) -> None:

@@ -103,6 +103,8 @@ class Thread:
         self.reads = False
         # It was once seen in a sleep that is a wait for storage and looks like any other (FUSE, io_uring).
         self.sleeps_for_storage = False
+        # In io_uring, where it may wait for reads, for sockets or for a time.
+        self.in_ring = False
         self.read_bytes = self.looks = self.read_looks = 0
         self._read_before: tuple[int, int] | None = (0, 0) if is_new else None
 

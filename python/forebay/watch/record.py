@@ -18,6 +18,8 @@ SCHEMA = "forebay.watch/1"
 YES, PARTLY, NO, UNKNOWN = "yes", "partly", "no", "can't be told here"
 # Of the training's time, waiting for storage.
 YES_SHARE, PARTLY_SHARE = 0.5, 0.1
+# A device that is busy for so long has nothing left: who waits meanwhile waits for it.
+SATURATED_PCT = 80
 # A process that reads less a second than this doesn't wait for data.
 READS_BYTES_S_MIN = 64 << 10
 SUFFIXES_MAX, PATHS_MAX = 8, 10
@@ -37,7 +39,8 @@ class Figures:
 def record_of(watch: Watch, given: Given, command: list[str], started: datetime, interrupted: bool) -> dict[str, Any]:
     figures = Figures(watch)
     moved = _moved(figures)
-    waits = _waits(figures)
+    disks = watch.disks.document((f.device for f in _data(watch)), watch.over - watch.began)
+    waits = _waits(figures, _busy_with_ours(disks, watch))
     gpus = _gpus(figures)
     files = _files(figures)
     made: dict[str, Any] = {
@@ -58,7 +61,7 @@ def record_of(watch: Watch, given: Given, command: list[str], started: datetime,
         "waits": waits,
         "files": files,
         "cache": _cache(figures, moved),
-        "disks": watch.disks.document((f.device for f in _data(watch)), watch.over - watch.began),
+        "disks": disks,
         "pressure": watch.pressure.document(watch.over - watch.began),
         "gpus": gpus,
         "watching_cpu_s": watch.cpu_s,
@@ -97,22 +100,35 @@ def _moved(figures: Figures) -> dict[str, Any] | None:
     }
 
 
-def _waits(figures: Figures) -> dict[str, Any] | None:
+def _busy_with_ours(disks: list[dict[str, Any]], watch: Watch) -> float:
+    """The share of time in which a device was busy with what these processes read; 1 where a device isn't known."""
+    moved = watch.moved()
+    if moved is None or not disks or any(d["name"] is None for d in disks):
+        return 1.0
+    all_s = sum(d["read_bytes_s"] for d in disks)
+    ours = min(1.0, moved["read_bytes"] / watch.seconds / all_s) if all_s else 0.0
+    return min(1.0, sum(d["busy_pct"] for d in disks) / 100) * ours
+
+
+def _waits(figures: Figures, busy: float) -> dict[str, Any] | None:
+    """`busy`: of the devices. A thread in io_uring may wait for sockets or a time: never for storage while that is idle."""
     waits = figures.watch.waits
-    shares = waits.shares()
+    shares = waits.shares(busy)
     if shares is None:
         figures.lack("waits", "the process had ended before a sample of its threads was taken")
         return None
-    total, (readers, readers_wait) = sum(waits.calls.values()), waits.reading()
+    total, (readers, readers_wait) = sum(waits.calls.values()), waits.reading(busy)
     by_kind: dict[str, float] = {}
     for name, number in waits.calls.items():
         kind = kinds.MAPPED if name == "a page fault" else kinds.KIND.get(name, kinds.OTHER)
         by_kind[kind] = by_kind.get(kind, 0.0) + number / total
     return {
         "share": shares[kinds.STORAGE],
+        "share_min": (waits.shares(0.0) or shares)[kinds.STORAGE],
         "uncertainty": uncertainty(shares[kinds.STORAGE], waits.samples),
         "samples": waits.samples,
         "main_thread": {way.replace(" ", "_"): share for way, share in shares.items()},
+        "in_ring": waits.rings(),
         "reading_threads": readers,
         "reading_threads_wait": readers_wait,
         "in": dict(sorted(by_kind.items(), key=lambda one: -one[1])),
@@ -234,11 +250,18 @@ def answer(made: dict[str, Any]) -> dict[str, Any]:
     if busy is not None and share > 1 - busy:
         why.append(f"the GPU was busy {busy:.0%} of the time, so that it can't have waited for longer than the rest")
         share = 1 - busy
-    word = YES if share >= YES_SHARE else PARTLY if share >= PARTLY_SHARE else NO
+    word, least = _word(share), waits["share_min"]
+    if _word(least) != word and max((d["busy_pct"] for d in made["disks"] if d["name"]), default=0.0) < SATURATED_PCT:
+        why.append(f"between {least:.0%} and {share:.0%} of the time: the rest it waits in io_uring, for whatever it may be")
+        word = UNKNOWN
     if word == NO and read_s < READS_BYTES_S_MIN:
         why.append(f"it read {read_s / 1024:.3g} KiB/s in all")
     why += _because(made, share, word)
-    return {"waiting": word, "share": share, "why": why}
+    return {"waiting": word, "share": None if word == UNKNOWN else share, "why": why}
+
+
+def _word(share: float) -> str:
+    return YES if share >= YES_SHARE else PARTLY if share >= PARTLY_SHARE else NO
 
 
 def _busiest(gpus: list[dict[str, Any]] | None) -> float | None:
@@ -256,7 +279,8 @@ def _because(made: dict[str, Any], share: float, word: str) -> list[str]:
         "stopped": main["stopped"],
     }  # fmt: skip
     told = ", ".join(f"{name} {part:.0%}" for name, part in parts.items() if part >= 0.01)
-    why.append(f"its main thread waited for storage {waits['share']:.0%} of the time" + (f"; {told}" if told else ""))
+    most = "at most " if waits["share_min"] < waits["share"] - 0.005 else ""
+    why.append(f"its main thread waited for storage {most}{waits['share']:.0%} of the time" + (f"; {told}" if told else ""))
     readers = waits["reading_threads_wait"]
     if readers is not None:
         why.append(f"the threads that read ({waits['reading_threads']}) were in I/O wait {readers:.0%} of the time")
@@ -267,6 +291,8 @@ def _because(made: dict[str, Any], share: float, word: str) -> list[str]:
     why += [f"{d['name']} was busy {d['busy_pct']:.0f} % of the time" for d in made["disks"] if d["name"]]
     if (hit := made["cache"]["hit_share"]) is not None:
         why.append(f"{hit:.0%} of what it read came from the page cache")
+    if waits["in_ring"] and word != UNKNOWN:
+        why.append("it reads by io_uring, where a wait may be for anything: as much is counted as its devices were busy")
     if (kind := next(iter(waits["in"]), None)) is not None and waits["in"][kind] >= 0.5 and share >= PARTLY_SHARE:
         why.append(f"{waits['in'][kind]:.0%} of the waits were in {kind}")
     return why

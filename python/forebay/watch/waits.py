@@ -35,6 +35,8 @@ _STORAGE_TOO = ("request_wait_answer", "fuse_", "io_cqring_wait", "read_events",
 # Share of sleeps that are looked into, of threads that were never seen in such a one: most only wait for each other.
 _LOOKED_AT = 0.2
 
+_RING = "io_cqring_wait"
+
 READ, METADATA, WRITE, MAPPED, OTHER = "reads", "metadata", "writes", "mapped memory", "other calls"
 _NAMES = {
     READ: "read pread64 readv preadv preadv2 io_getevents io_pgetevents io_uring_enter sendfile splice readahead",
@@ -85,6 +87,7 @@ def call_of(thread: Thread) -> str:
 def waits_for_storage(thread: Thread, state: str, always: bool = False) -> bool | None:
     """None where it wasn't looked into, which it is if `always`."""
     if state == "D":
+        thread.in_ring = False
         return not any(part in thread.wchan() for part in _NOT_STORAGE)
     if state != "S" or not thread.reads:
         return False
@@ -93,6 +96,7 @@ def waits_for_storage(thread: Thread, state: str, always: bool = False) -> bool 
     wchan = thread.wchan()
     # Empty: it has been woken since its state was read, as on a fast device.
     found = any(part in wchan for part in _STORAGE_TOO) or (thread.sleeps_for_storage and not wchan)
+    thread.in_ring = wchan == _RING or (thread.in_ring and not wchan)
     thread.sleeps_for_storage = thread.sleeps_for_storage or found
     return found
 
@@ -119,6 +123,9 @@ class Group:
     read: int = 0
     read_waited: int = 0
     read_ran: int = 0
+    read_ring: int = 0
+    # Of the main thread's samples in storage, those that were in io_uring.
+    ring: float = 0.0
     # The main thread's looks and those in which it had read something, at the first sample and now.
     main_looks: list[tuple[int, int]] = field(default_factory=list)
     ways: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WAYS, 0.0))
@@ -136,6 +143,8 @@ class Group:
         found[TIMER] = 0.0
         found[STORAGE] += idle * self.read_waited / busy
         found[OTHERS] += idle * self.read_ran / busy
+        self.ring += idle * self.read_ring / busy
+        self.ways, self.read = found, 0
         return found
 
     def main_reads(self) -> float:
@@ -151,6 +160,7 @@ class Group:
         settled = other.settled()
         self.ways = {way: self.ways[way] + settled[way] for way in WAYS}
         self.samples += other.samples
+        self.ring += other.ring
         self.reads, self.most_bytes = self.reads or other.reads, max(self.most_bytes, other.most_bytes)
 
 
@@ -160,11 +170,13 @@ class Readers:
 
     samples: int = 0
     waited: int = 0
+    ring: int = 0
     at_once: Counter[int] = field(default_factory=Counter)
     now: int = 0
 
-    def count(self, waits: bool) -> None:
+    def count(self, waits: bool, in_ring: bool) -> None:
         self.samples += 1
+        self.ring += waits and in_ring
         self.waited += waits
         self.now += 1
 
@@ -215,7 +227,7 @@ class Waits:
         return present
 
     def _sample_group(self, group: Group) -> None:
-        waiting = running = 0
+        waiting = running = ring = 0
         main, way = group.main_thread(), ELSE
         for process in group.processes:
             for thread in list(process.threads.values()):
@@ -230,16 +242,20 @@ class Waits:
                     now = thread.looks, thread.read_looks
                     group.main_looks = [group.main_looks[0] if group.main_looks else now, now]
                     way = STORAGE if waits else _way(thread, state)
+                    group.ring += waits and thread.in_ring
                 else:
                     waiting += waits
+                    ring += waits and thread.in_ring
                     running += state == "R"
                     group.read += reads
                     group.read_waited += reads and waits
                     group.read_ran += reads and state == "R"
+                    group.read_ring += reads and waits and thread.in_ring
         group.samples += 1
         if way == ELSE and waiting + running:
             group.ways[STORAGE] += waiting / (waiting + running)
             group.ways[OTHERS] += running / (waiting + running)
+            group.ring += ring / (waiting + running)
         else:
             group.ways[way] += 1
 
@@ -249,25 +265,26 @@ class Waits:
         group.most_bytes = max(group.most_bytes, thread.read_bytes)
         reads = thread.reads and thread.read_bytes >= _HELPER * group.most_bytes
         if reads:
-            (self.main_readers if is_main else self.readers).count(waits)
+            (self.main_readers if is_main else self.readers).count(waits, thread.in_ring)
         if waits:
             self.calls[call_of(thread) or "not shown"] += 1
         return reads
 
-    def reading(self) -> tuple[int, float | None]:
+    def reading(self, ring_max: float = 1.0) -> tuple[int, float | None]:
         """(number of threads that read, the share of their samples in which they waited for storage). Main threads are among
-        them where they don't only take what others read."""
+        them where they don't only take what others read. `ring_max`: of a share in io_uring, so much is storage's."""
         readers, mains = self.readers, self.main_readers
         if readers.samples and mains.waited < 0.05 * mains.samples:
             mains = Readers()
-        samples = readers.samples + mains.samples
-        return readers.number() + mains.number(), (readers.waited + mains.waited) / samples if samples else None
+        samples, ring = readers.samples + mains.samples, readers.ring + mains.ring
+        waited = readers.waited + mains.waited - max(0.0, ring - ring_max * samples)
+        return readers.number() + mains.number(), waited / samples if samples else None
 
     def consumers(self) -> int:
         """Processes that read for themselves, or have workers that do, at once."""
         return max(1, _most_of(self.groups_at_once))
 
-    def shares(self) -> dict[str, float] | None:
+    def shares(self, ring_max: float = 1.0) -> dict[str, float] | None:
         """The main threads' time by WAYS, of groups that read; of all where none was seen to. None without a sample."""
         known = [g for g in (*self.groups.values(), self.past) if g is not None and g.samples]
         counted = _that_read(known) or known
@@ -275,7 +292,13 @@ class Waits:
         if not samples:
             return None
         settled = [g.settled() for g in counted]
-        return {way: sum(ways[way] for ways in settled) / samples for way in WAYS}
+        found = {way: sum(ways[way] for ways in settled) / samples for way in WAYS}
+        idle = max(0.0, sum(g.ring for g in counted) / samples - ring_max)
+        return {**found, STORAGE: found[STORAGE] - idle, ELSE: found[ELSE] + idle}
+
+    def rings(self) -> bool:
+        """Returns whether threads wait in io_uring, which may be for something else than storage."""
+        return self.readers.ring + self.main_readers.ring > 0 or any(g.ring for g in self.groups.values())
 
 
 def _that_read(groups: list[Group]) -> list[Group]:

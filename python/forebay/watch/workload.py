@@ -121,6 +121,7 @@ def _samples(read: int, made: dict[str, Any], given: Given) -> Samples | None:
         )
     opened = data["opens"] * size
     whole = WHOLE_SHARE * opened <= read <= REREAD_MAX * opened or read < PAGE_BYTES
+    whole = whole or data["mapped"] > 0 or made["waits"]["in_ring"]  # of which nobody counts what comes from memory
     # A file that each thread opens once, and keeps, holds more than a sample.
     if data["opens"] > 2 * made["waits"]["reading_threads"] and made["files"]["every_open"] and whole:
         return Samples(data["opens_s"], size, data["bytes_stdev"], 1, "each file that was opened is one sample")
