@@ -30,6 +30,8 @@ _PROGRAM_NAMES = {"pyvenv.cfg", "python", "ld.so.cache"}
 MODEL_SUFFIXES = {"pt", "pth", "ckpt", "safetensors", "gguf", "onnx"}
 # Files whose names are kept, and files that are told apart at all: memory for one that opens millions.
 NAMES_MAX, FILES_MAX = 2000, 262_144
+# So many files tell their sizes: where more are opened than can be followed, the rest is spared the cost of being told.
+ENOUGH_FILES = 10_000
 # A program's settings are smaller than this, a training's data isn't.
 DATA_BYTES_MIN = 256 << 10
 # What fanotify can't say anything of, or whose opens are none of storage.
@@ -246,6 +248,10 @@ class Opens(Way):
         if self._source.overflows:
             self.lost = True
             self.note = "more files were opened than could be followed at 5 % of a processor: opens are counted too low"
+            if len(seen.files) >= ENOUGH_FILES:
+                self.note += f", and were no longer followed once {ENOUGH_FILES:,} files were known"
+                self.close()
+                return True
         return self._source.is_drained
 
     def close(self) -> None:

@@ -157,12 +157,15 @@ class Session:
             click.echo(f"forebay: no workload: {record['missing']['workload']}", err=True)
 
     def code(self, record: dict[str, Any], out: str | None) -> int:
-        """The command's own, once it has ended; else 130 after a signal, and 1 where a workload was asked for in vain."""
+        """The command's own, once it has ended; 130 after a signal that ended the watch, and the command if there is one; 1 where a
+        workload was asked for in vain."""
         code = 0
         if self.child is not None:
             if not self.child.ended() and not self.quiet and not self.signalled:
                 click.echo("forebay: measured; now waiting for the command to end", err=True)
             code = self.child.wait()
+            if self.signalled and code in (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP):
+                code = INTERRUPTED
         elif self.signalled:
             code = INTERRUPTED
         if code == DONE and out is not None and record["workload"] is None:
