@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 import processes
 import pytest
 from forebay.emulate import workloads
+from forebay.watch.fanotify import Fanotify
 
 Forebay = Callable[..., "subprocess.CompletedProcess[str]"]
 FILES, EPOCHS, BATCH, SLEEP_S = 40, 2, 4, 0.03
@@ -35,6 +37,17 @@ for epoch in range(epochs):
         steps += 1
 print(json.dumps({"bytes": read, "opens": opens, "steps": steps, "seconds": time.monotonic() - began}))
 """
+
+
+@pytest.fixture
+def every_open(tmp_path: Path) -> None:
+    """Skips where opened files can't be followed: short files are missed there, as the record says."""
+    try:
+        followed = Fanotify()
+        followed.mark(str(tmp_path))
+        followed.close()
+    except OSError as error:
+        pytest.skip(f"fanotify: {error.strerror}")
 
 
 @pytest.fixture
@@ -59,6 +72,7 @@ def python(*words: object) -> list[str]:
     return [sys.executable, "-S", "-E", "-c", *map(str, words)]
 
 
+@pytest.mark.usefixtures("every_open")
 @pytest.mark.promise("WAT-1", "WAT-2", "WAT-3", "WAT-4")
 def test_a_reader_of_files_is_told_as_its_own_counters_have_it(forebay: Forebay, data: Path, tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
@@ -100,6 +114,7 @@ for again in range(4):
 """
 
 
+@pytest.mark.usefixtures("every_open")
 @pytest.mark.promise("WAT-1", "WAT-2")
 def test_reads_from_the_cache_and_past_it_are_told_apart(forebay: Forebay, tmp_path: Path) -> None:
     file, size = tmp_path / "big.npy", 8 << 20
@@ -120,35 +135,6 @@ def test_reads_from_the_cache_and_past_it_are_told_apart(forebay: Forebay, tmp_p
     for record in (direct, cached):
         assert record["files"]["data"]["files"] == 1 and record["files"]["data"]["suffix"] == "npy"
         assert record["workload"] is None or record["workload"]["format"] == "npy"
-
-
-CHILDREN = """
-import os, signal, sys, time
-def read(size):
-    with open(sys.argv[1], "rb") as file: file.read(size)
-    time.sleep(0.1)
-    os._exit(0)
-time.sleep(0.2)
-for number in range(6):
-    if number == 3: signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those after it are never waited for
-    pid = os.fork()
-    if pid == 0: read(1 << 20)
-    if number < 3: os.waitpid(pid, 0)
-time.sleep(0.2)
-"""
-
-
-@pytest.mark.promise("WAT-3")
-def test_what_children_read_counts_once_however_they_end(forebay: Forebay, tmp_path: Path) -> None:
-    """A parent that waits for its child takes over the child's counters; one that ignores it doesn't."""
-    file = tmp_path / "big.npy"
-    file.write_bytes(bytes(1 << 20))
-    with processes.running(python(CHILDREN, file)) as process:
-        done = forebay("watch", process.pid, "--json", "-q")
-        record = watched(subprocess.CompletedProcess([], done.returncode, json.dumps(json.loads(done.stdout)), ""))[0]
-        processes.finish(process)
-    assert 3 << 20 <= record["moved"]["read_call_bytes"] < 7 << 20, record["moved"]
-    assert record["process"]["processes"] >= 2 and record["process"]["ended"]
 
 
 @pytest.mark.promise("WAT-1", "WAT-2", "WAT-4")
@@ -195,6 +181,7 @@ def test_what_cannot_be_watched_is_refused(forebay: Forebay, tmp_path: Path, wor
     assert done.returncode in (2, 3) and says in done.stderr and not done.stdout, done.stderr
 
 
+@pytest.mark.usefixtures("every_open")
 @pytest.mark.promise("WAT-4")
 def test_a_file_that_is_not_ours_is_never_replaced(forebay: Forebay, data: Path, tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
@@ -242,3 +229,17 @@ def test_signals_reach_the_command_which_decides() -> None:
 def test_a_command_goes_on_behind_the_watch(forebay: Forebay) -> None:
     done = forebay("watch", "--seconds", "0.2", "--", "sh", "-c", "sleep 0.4; cat; echo end; exit 3")
     assert (done.returncode, done.stdout) == (3, "end\n") and "now waiting" in done.stderr, done.stderr
+
+
+@pytest.mark.promise("WAT-2")
+@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace")
+def test_strace_on_request_sees_the_same_files(forebay: Forebay, data: Path) -> None:
+    (data / "new\nline ü.npz").write_bytes(bytes(20_000))
+    done = forebay("watch", "--trace", "strace", "--json", "-q", "--data", data, "--", *python(READER, data, 1, 41, 0.3))
+    if done.returncode == 3:
+        pytest.skip(done.stderr)
+    record, printed = watched(done)
+    found = record["files"]["data"]
+    assert (found["files"], found["opens"]) == (FILES + 1, json.loads(printed[0])["opens"])
+    assert record["files"]["ways"][0]["name"] == "strace" and "stopped" in record["files"]["ways"][0]["note"]
+    assert any("new\\nline" in path for path in found["paths"]) or len(found["paths"]) < FILES + 1

@@ -157,8 +157,8 @@ class Session:
             click.echo(f"forebay: no workload: {record['missing']['workload']}", err=True)
 
     def code(self, record: dict[str, Any], out: str | None) -> int:
-        """The command's own, once it has ended; 130 after a signal that ended the watch, and the command if there is one; 1 where a
-        workload was asked for in vain."""
+        """The command's own, once it has ended; 130 after a signal that ended the watch, and the command if there is one; 1 where
+        a workload was asked for in vain."""
         code = 0
         if self.child is not None:
             if not self.child.ended() and not self.quiet and not self.signalled:

@@ -246,14 +246,14 @@ def _tree(pid: int, is_child: bool) -> Tree:
         root = Process(pid, None, is_new=is_child)
     except (OSError, ValueError):
         raise RequestError(asked, "there is no such process", "pgrep -af python") from None
+    if root.stat.is_of_kernel:
+        raise RequestError(asked, f"is a thread of the kernel ({root.name})", "the training's process: pgrep -af python")
     if (leader := _leader_of(pid)) != pid:
         raise RequestError(asked, f"is a thread of process {leader}", f"forebay watch {leader}")
     if not root.count():
         raise RequestError(asked, "has ended", "pgrep -af python")
     if root.refused:
         raise MachineError(asked, f"belongs to somebody else ({root.refused})", f"sudo forebay watch {pid}")
-    if root.stat.is_of_kernel:
-        raise RequestError(asked, f"is a thread of the kernel ({root.name})", "the training's process: pgrep -af python")
     if root.look() and root.is_zombie():
         raise RequestError(asked, "has ended, and its parent hasn't noticed", "pgrep -af python")
     return Tree(root)
