@@ -178,7 +178,6 @@ class Readers:
         self.samples += 1
         self.ring += waits and in_ring
         self.waited += waits
-        self.now += 1
 
     def end_of_sample(self) -> None:
         self.at_once[self.now] += 1
@@ -235,9 +234,10 @@ class Waits:
                 if not state:
                     continue
                 waits = waits_for_storage(thread, state, thread is main)
+                reads = self._reads(group, thread, thread is main)
                 if waits is None:
                     continue
-                reads = self._count(group, thread, waits, thread is main)
+                self._count(thread, waits, reads, thread is main)
                 if thread is main:
                     now = thread.looks, thread.read_looks
                     group.main_looks = [group.main_looks[0] if group.main_looks else now, now]
@@ -259,16 +259,20 @@ class Waits:
         else:
             group.ways[way] += 1
 
-    def _count(self, group: Group, thread: Thread, waits: bool, is_main: bool) -> bool:
+    def _reads(self, group: Group, thread: Thread, is_main: bool) -> bool:
         """Returns whether the thread is one that reads data."""
         group.reads = group.reads or thread.reads
         group.most_bytes = max(group.most_bytes, thread.read_bytes)
         reads = thread.reads and thread.read_bytes >= _HELPER * group.most_bytes
         if reads:
+            (self.main_readers if is_main else self.readers).now += 1
+        return reads
+
+    def _count(self, thread: Thread, waits: bool, reads: bool, is_main: bool) -> None:
+        if reads:
             (self.main_readers if is_main else self.readers).count(waits, thread.in_ring)
         if waits:
             self.calls[call_of(thread) or "not shown"] += 1
-        return reads
 
     def reading(self, ring_max: float = 1.0) -> tuple[int, float | None]:
         """(number of threads that read, the share of their samples in which they waited for storage). Main threads are among
