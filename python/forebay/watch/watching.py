@@ -106,7 +106,7 @@ class Watch:
             Activity(0.1, self._look),
             Activity(0.25, self._look_at_readers),
             Activity(0.25, self._look_at_files),
-            Activity(1.0, lambda: self.open.look_at_maps(self.tree, self.seen)),
+            Activity(3.0, lambda: self.open.look_at_maps(self.tree, self.seen)),
             *([Activity(0.2, self.gpus.sample)] if self.gpus.refused is None else []),
         ]
         found[4].due = time.monotonic() + 0.2
