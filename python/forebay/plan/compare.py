@@ -67,7 +67,7 @@ def systems(base: System, lists: Mapping[str, list[Any]], more: list[Any]) -> li
 
 
 def compare(planner: Planner, base: System, lists: Mapping[str, list[Any]], more: list[Any]) -> dict[str, Any]:
-    """forebay.compare/1: a row for each combination, and what place and path cost on average."""
+    """forebay.plan-compare/1: a row for each combination, and what place and path cost on average."""
     if base.caches:
         raise RequestError("compare with workload kvcache", "isn't planned over ranges", "plan run for each, or plan recommend")
     asked = systems(base, lists, more)
@@ -79,7 +79,7 @@ def compare(planner: Planner, base: System, lists: Mapping[str, list[Any]], more
         r["of_local_gds"] = _gain(beside[by], r[by], less) if beside is not None else None
     assumed = [a for a in assume.listed(planner, assume.settle(planner, asked[0])) if a.name not in VARIED]
     return {
-        "schema": "forebay.compare/1",
+        "schema": "forebay.plan-compare/1",
         "by": by,
         "by_name": name,
         "less_is_better": less,

@@ -16,6 +16,7 @@ from forebay.bench.save import unwritable, write_whole
 from forebay.errors import RequestError
 from forebay.report import (
     advice,
+    caching,
     documents,
     draw,
     environment,
@@ -71,22 +72,26 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
     if with_charts:
         draw.check()
     notes = Notes()
-    found = studies(e for e in loaded.entries if not training.is_training(e) and not feeding.is_feeding(e))
+    kinds = (training.is_training, feeding.is_feeding, caching.is_caching)
+    found = studies(e for e in loaded.entries if not any(of_kind(e) for of_kind in kinds))
     emulated = [entry for entry in loaded.entries if training.is_training(entry)]
     fed = [entry for entry in loaded.entries if feeding.is_feeding(entry)]
+    cached = [entry for entry in loaded.entries if caching.is_caching(entry)]
     trained = [Run(entry, training.name(entry)) for entry in emulated] + [Run(entry, feeding.name(entry)) for entry in fed]
+    trained += [Run(entry, caching.name(entry)) for entry in cached]
     views = [_view(study, notes, with_charts) for study in found]
     runs = [run for study in found for run in study.runs]
     warnings = advice.gather(found, loaded.problems, loaded.notes, trained)
     comparisons = [documents.comparison(d, i, notes) for i, d in enumerate(loaded.comparisons, 1)]
     tunings = [documents.tuning(d, i, notes) for i, d in enumerate(loaded.tunings, 1)]
     trainings, loaders = training.sections(emulated, notes), feeding.sections(fed, notes)
+    caches = caching.sections(cached, notes)
     for section in [*trainings, *tunings]:
         section.charts = section.charts if with_charts else []
         for chart in section.charts:
             _finish(chart, drawn=True)
     runs += trained
-    sentence, deck = headline.sentence(found, [*trainings, *loaders, *comparisons], tunings)
+    sentence, deck = headline.sentence(found, [*trainings, *loaders, *caches, *comparisons], tunings)
     html = _template().render(
         generator=GENERATOR,
         headline=sentence,
@@ -99,6 +104,7 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
         comparisons=comparisons,
         trainings=trainings,
         loaders=loaders,
+        caches=caches,
         tunings=tunings,
         cards=environment.cards(runs),
         commands=_commands(found),
