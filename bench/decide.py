@@ -48,7 +48,7 @@ def own_runs(draw: random.Random) -> tuple[int, float, list[str]]:
     answer.answer(published(), system.make({"drive": names[0]}, []))
     for _ in range(DRAWS):
         sheet, drives = catalogue.drive(draw.choice(names)), draw.choice([1, 1, 1, 2, 4])
-        rate, noise = sheet.read_gibps * draw.uniform(0.05, 0.9), draw.choice([0.0, 0.01, 0.05])
+        rate, noise = sheet.read_gibps * draw.uniform(0.05, 0.9), draw.choice([0.0, 0.01, 0.02])
         lines = [record(k, w, rate * (1 + draw.gauss(0, noise))) for k, w in draw.sample(SIZES, draw.randint(2, 6))]
         runs = calibrate.read("\n".join(lines), "mine", sheet.name, None)
         planner = saved.planner(published(), runs, sheet, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 # Of the runs, the fastest so many are asked: the others read with fewer requests, or smaller ones.
 ASKED = 8
-# Runs at least so near to the fastest differ from it by chance.
-NEAR = 0.85
+# Settings that the law puts so near to the fastest differ by chance.
+NEAR = 0.93
 
 
 class Own:
@@ -42,10 +43,15 @@ class Own:
         return self._made[key]
 
     def _plateau(self, remote: bool) -> float:
-        """GiB/s a drive: the mean of the runs that are near the fastest, whose differences are chance."""
-        here = [r.measured.gibps / r.measured.load.drives for r in self.runs if r.measured.load.remote == remote]
-        near = [rate for rate in here if rate >= NEAR * max(here)]
-        return sum(near) / len(near) if near else math.inf
+        """GiB/s a drive: the mean of the runs whose settings the law says to be as fast as any, so that they differ by chance; less
+        its standard error, for one accelerator too many fails."""
+        here = [r.measured for r in self.runs if r.measured.load.remote == remote]
+        if not here:
+            return math.inf
+        foretold = [e.value / m.load.drives for e, m in zip(self._flow.alone([m.load for m in here]), here, strict=True)]
+        near = [m.gibps / m.load.drives for e, m in zip(foretold, here, strict=True) if e >= NEAR * max(foretold)]
+        error = statistics.stdev(near) / math.sqrt(len(near)) if len(near) > 1 else 0.0
+        return statistics.fmean(near) - error
 
     def _local(self, drives: float) -> Estimate:
         """By the law, k drives with k times the requests are k times as fast, each doubling a little less surely."""
