@@ -43,8 +43,8 @@ class Own:
         return self._made[key]
 
     def _plateau(self, remote: bool) -> float:
-        """GiB/s a drive: the mean of the runs whose settings the law says to be as fast as any, so that they differ by chance; less
-        its standard error, for one accelerator too many fails."""
+        """GiB/s a drive: the mean of the runs whose settings the law says to be as fast as any, which differ by chance, less
+        its standard error: one accelerator too many fails."""
         here = [r.measured for r in self.runs if r.measured.load.remote == remote]
         if not here:
             return math.inf
