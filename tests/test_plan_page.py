@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +110,16 @@ def test_measured_points_lie_on_the_curve_of_what_they_measured(shown: Any) -> N
     slide(window, "drives", 2)
     assert window.value(rings) == 0
     assert window.value("document.querySelectorAll('#plan-rate .band').length") == 1
+
+
+@pytest.mark.promise("PLN-12")
+@browser
+def test_the_picture_in_the_documentation_is_of_this_page(shown: Any, tmp_path: Path) -> None:
+    """`PICTURES=docs/images` keeps it."""
+    window, page = shown
+    window.open(page, 1120, 1400)
+    slide(window, "drives", explore.DRIVES.index(4))
+    folder = Path(os.environ.get("PICTURES", tmp_path))
+    window.full_screenshot(folder / "plan.png", 1400)
+    drawn, kept = ((where / "plan.png").read_bytes() for where in (folder, Path(__file__).parent.parent / "docs/images"))
+    assert struct.unpack(">II", drawn[16:24]) == struct.unpack(">II", kept[16:24])

@@ -58,6 +58,10 @@ class Target:
         return estimate.p10 >= wanted
 
 
+# Needs whose flags have shorter names.
+FLAGS = {"capacity_tb": "capacity", "writes_tb_day": "writes"}
+
+
 @dataclass(frozen=True)
 class Needs:
     """Requirements of a purchase besides the target. `capacity_tb` without parity; `parity`: drives of each RAID that may fail;
@@ -74,10 +78,13 @@ class Needs:
         for name, value in self.__dict__.items():
             least = 0 if name == "parity" else 1e-9
             if value is not None and not least <= value < TARGET_MAX:
-                flag = "--" + name.replace("_", "-")
+                flag = "--" + FLAGS.get(name, name).replace("_", "-")
                 raise RequestError(f"{flag} {value:g}", "must be a number above 0", f"{flag} {max(1, int(least))}")
         if self.parity > 2:
             raise RequestError(f"--parity {self.parity}", "at most two drives of a RAID may fail", "--parity 1, or 2")
+        if self.bays <= self.parity:
+            said = f"leaves no room for data beside {self.parity} of parity"
+            raise RequestError(f"--bays {self.bays:g}", said, f"--bays {self.parity + 1}, or more")
 
     def least(self, drive: catalogue.Drive) -> tuple[int, str]:
         """Data drives for capacity and endurance; and what the data sheet lacks to say so, or ""."""
@@ -195,7 +202,7 @@ class Search:
 
     def choice(self, sheet: catalogue.Drive, least: int) -> tuple[Choice, bool]:
         """The choice; where nothing meets the target the most that was tried, and False."""
-        fixed = "hosts" in self.system.given
+        fixed = "hosts" in self.system.given or self.target.minutes is not None
         low, high = (self.system.hosts, self.system.hosts) if fixed else (1, HOSTS_MAX)
         if self.local:
             low = max(low, math.ceil(least / max(1, self.needs.bays - self.needs.parity))) if not fixed else low
@@ -373,6 +380,8 @@ def remedy(planner: Planner, system: System, target: Target, limit: str) -> str:
         found = estimates(planner, [replace(system, workers=w) for w in counts], target)
         enough = next((w for w, e in zip(counts, found, strict=True) if target.met(e)), None)
         return f": --workers {enough} does it" if enough else ""
+    if any(name in limit for name in OF_DRIVES) and system.location == "local" and ("hosts" in system.given or target.minutes):
+        return ": more --bays, or --location remote"
     if any(name in limit for name in (READERS, CORES)) and "hosts" in system.given:
         return ": more --hosts"
     if QUEUES in limit and system.queues is not None and system.queues < flow.QUEUES_MAX:

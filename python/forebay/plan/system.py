@@ -160,6 +160,9 @@ def _suits(system: System, where: str) -> None:
     elif system.accelerators is not None:
         said = f"are for emulated workloads, and {system.workload} is not one"
         raise RequestError(f"{where}: accelerators {system.accelerators}", said, "--workload unet3d, or no accelerators")
+    if system.in_minutes and system.hosts > 1:
+        said = f"are more than the one that trains {system.workload}, {system.gpus}"
+        raise RequestError(f"{where}: hosts {system.hosts}", said, "no hosts")
     if system.samples_per_s is not None and system.workload != JOB:
         said = f"is for workload job; {system.workload} has a rate of its own"
         raise RequestError(f"{where}: samples_per_s {system.samples_per_s:g}", said, "--workload job")

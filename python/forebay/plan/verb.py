@@ -228,6 +228,9 @@ def recommend(
         raise RequestError(f"--by {by}", "is not a measure", "one of " + ", ".join(advice.BY))
     target, needs = advice.Target(accelerators, gib_s, minutes), needs_of(values)
     asked = kv_target(target, kv_users, p95, by, values)
+    if asked is not None and needs != advice.Needs():
+        said = "are served by the fewest drives, whatever they hold and endure"
+        raise RequestError("--kv-users", said, "no other needs")
     if asked is None:
         target.check()
     names = [name.strip() for name in only.split(",")] if only else []
