@@ -382,6 +382,8 @@ def test_noise_is_no_regression(capsys: Any, tmp_path: Path) -> None:
     b = write_runs(tmp_path / "b.jsonl", {1: noisy(0.9, 4, 2, 0.3)})
     code, found = compare(capsys, a, b)
     assert code == 0 and found["verdict"]["kind"] == "unsure" and found["verdict"]["next"]
+    assert compare(capsys, a, b, "--strict")[0] == 1
+    assert compare(capsys, a, a, "--strict", "--tolerance", "50%")[0] == 0
 
 
 @pytest.mark.promise("SWP-4")

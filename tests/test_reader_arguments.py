@@ -100,3 +100,16 @@ def test_a_name_in_bytes_is_a_path(path: Path) -> None:
 def test_what_is_no_index_of_rows_is_a_type_error(path: Path, index: Any) -> None:
     with pytest.raises(TypeError, match="the index of Rows is an integer"):
         Rows(path, (4,), np.uint8)[index]
+
+
+def test_the_package_completes_its_names_and_loads_them_when_used() -> None:
+    """Also those of modules that need what isn't installed: help() reads them all."""
+    import inspect
+
+    import forebay
+
+    names = dir(forebay)
+    assert {"open", "File", "read_files", "feed", "torch", "__version__"} <= set(names)
+    assert inspect.ismodule(forebay.feed) and {name for name, _ in inspect.getmembers(forebay)} <= set(names)
+    with pytest.raises(AttributeError, match="no attribute"):
+        _ = forebay.reads  # type: ignore[attr-defined]

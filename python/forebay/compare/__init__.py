@@ -47,6 +47,7 @@ Examples:
     "--order-seed", type=click.IntRange(0), help="Seed for the random order within pairs. Default: a new one each time."
 )
 @click.option("--tolerance", metavar="PCT", help="With two files: how much worse B may be. Default: 2%.")
+@click.option("--strict", is_flag=True, help="With two files: undecided fails, too (exit code 1).")
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False),
     help="Save the document to FILE after each pair; .jsonl appends a line at the end.",
@@ -59,7 +60,7 @@ def command(source: tuple[str, ...], **values: Any) -> int:
 
     Two jobs run in pairs, A B or B A at random, until the 95 % interval of their ratio is within --until-ci (2%)
     of it. Given two files of records, it acts as a gate: the exit code is 1 if B is worse than A by more than
-    --tolerance, with confidence.
+    --tolerance, with confidence; with --strict also if that is undecided.
     """
     metric = METRICS.get(values.pop("metric"))
     if metric is None:
@@ -67,13 +68,16 @@ def command(source: tuple[str, ...], **values: Any) -> int:
     as_json, output, metrics = (values.pop(name) for name in ("as_json", "output", "metrics"))
     texts = [values.pop("a_text"), values.pop("b_text")]
     pythons = [values.pop("a_python"), values.pop("b_python")]
-    tolerance = values.pop("tolerance")
+    tolerance, strict = values.pop("tolerance"), values.pop("strict")
     if texts == [None, None] and pythons == [None, None]:
         if metrics is not None:
             raise RequestError(f"--metrics {metrics}", "two files are compared, and nothing runs", "--a and --b")
-        return _files(source, metric, tolerance, output, as_json)
+        return _files(source, metric, tolerance, strict, output, as_json)
     if tolerance is not None:
         raise RequestError("--tolerance", "applies only to comparing two files", "--until-ci 2%")
+    if strict:
+        found = "applies only to comparing two files: two jobs fail where nothing is decided"
+        raise RequestError("--strict", found, "no --strict")
     limits = _limits(values)
     subjects = [
         _subject(name, text or "", python, source, dict(values))
@@ -136,7 +140,7 @@ def _subject(
 
 
 def _files(
-    source: tuple[str, ...], metric: Any, tolerance: str | None, output: str | None, as_json: bool
+    source: tuple[str, ...], metric: Any, tolerance: str | None, strict: bool, output: str | None, as_json: bool
 ) -> int:
     if len(source) != 2:
         raise RequestError(
@@ -150,7 +154,8 @@ def _files(
     out = _output(output)
     document = compare_files(source[0], source[1], metric, pct)
     _finish(document, show_files, as_json, out)
-    return CHECK_FAILED if document["verdict"]["kind"] == "worse" else 0
+    failing = ("worse", "unsure") if strict else ("worse",)
+    return CHECK_FAILED if document["verdict"]["kind"] in failing else 0
 
 
 def _output(path: str | None) -> save.Output | None:
