@@ -464,3 +464,17 @@ def test_files_without_records_are_refused(capsys: Any, tmp_path: Path, content:
     (tmp_path / "a").write_bytes(content)
     code, _, err = typed(capsys, "compare", tmp_path / "a", tmp_path / "a")
     assert code == 2 and "holds no record" in err
+
+
+def test_what_differs_between_two_environments_is_said(capsys: Any, tmp_path: Path) -> None:
+    """Another firmware, a week later: the verdict stands, and says what it compares."""
+    a = write_runs(tmp_path / "a.jsonl", {1: noisy(1, 6, 1)})
+    b = write_runs(tmp_path / "b.jsonl", {1: noisy(1, 6, 2)})
+    assert compare(capsys, a, a)[1]["differs"] == []
+    for path, firmware in ((a, "1.0"), (b, "1.1")):
+        lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+        for line in lines:
+            line["record"].setdefault("environment", {})["drives"] = [{"name": "nvme0n1", "firmware": firmware}]
+        Path(path).write_text("\n".join(json.dumps(line) for line in lines))
+    assert {"what": "firmware", "a": ["1.0"], "b": ["1.1"]} in compare(capsys, a, b)[1]["differs"]
+    assert typed(capsys, "compare", a, b)[0] == 0

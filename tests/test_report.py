@@ -239,3 +239,21 @@ def test_numbers_keep_few_digits() -> None:
         "100.0",
     ]
     assert [size(v) for v in (512, 65536, 1 << 20)] == ["512 B", "64 KiB", "1 MiB"]
+
+
+def changed(record: dict, **drive: str) -> dict:
+    """The same run, a week later, with something else of its drive."""
+    first = {"name": "nvme0n1", "model": "KIOXIA CD8", "firmware": "1.0", "kind": "nvme", **drive}
+    inside = record["record"]
+    return {**record, "record": {**inside, "id": inside["id"] + drive.get("firmware", ""), "environment": {
+        **inside["environment"], "drives": [first]}}}  # fmt: skip
+
+
+def test_another_firmware_is_a_series_of_its_own_and_said(tmp_path: Path) -> None:
+    old = [changed(r) for r in sweep()]
+    new = [changed(r, firmware="1.1") for r in sweep()]
+    text = text_of(page_of(tmp_path, *old, *new))
+    assert "firmware 1.0" in text and "firmware 1.1" in text
+    assert "Runs of the same source differ in firmware: 1.0, 1.1. Each is a series of its own." in text
+    alike = text_of(page_of(tmp_path, *old, *old))
+    assert "differ in firmware" not in alike

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from forebay.units import GIB, format_bytes
@@ -100,3 +101,73 @@ def gpus(environment: dict[str, Any]) -> str:
 
 def _capacity(size: int) -> str:
     return f"{size / 2**40:.1f} TiB" if size >= 10 << 40 else f"{size / GIB:,.0f} GiB"
+
+
+# What a run was measured on, as far as its figures depend on it: a word for it, and how it is read from a record.
+FACTS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("host", lambda r: _text(_environment(r), "host")),
+    ("processor", lambda r: _text(_environment(r), "cpu")),
+    ("cores", lambda r: _text(_environment(r), "cores")),
+    ("memory", lambda r: _gib(_environment(r).get("memory_bytes"))),
+    ("system", lambda r: _text(_environment(r), "os")),
+    ("kernel", lambda r: _text(_environment(r), "kernel")),
+    ("virtualization", lambda r: _text(_environment(r), "virtualization")),
+    ("GPU", lambda r: _each(r, "gpus", "name")),
+    ("GPU driver", lambda r: _each(r, "gpus", "driver")),
+    ("drive", lambda r: _each(r, "drives", "model")),
+    ("drive's serial", lambda r: _each(r, "drives", "serial")),
+    ("firmware", lambda r: _each(r, "drives", "firmware")),
+    ("PCIe generation", lambda r: _each(r, "drives", "pcie_gen")),
+    ("PCIe lanes", lambda r: _each(r, "drives", "pcie_width")),
+    ("scheduler", lambda r: _each(r, "drives", "scheduler")),
+    ("file system", lambda r: _text(_filesystem(r), "kind")),
+    ("mount options", lambda r: ",".join(str(o) for o in _filesystem(r).get("options") or [])),
+    ("build", lambda r: _build(r)),
+)
+
+
+def facts(record: dict[str, Any]) -> dict[str, str]:
+    """Facts that are known of the environment of a run, by their words."""
+    return {word: value for word, read in FACTS if (value := read(record))}
+
+
+def differing(a: Sequence[dict[str, Any]], b: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Differences between the environments of two groups of records: {what, a, b}, with the values of each. What one of them
+    doesn't say doesn't differ."""
+    found = []
+    for word, read in FACTS:
+        values = [list(dict.fromkeys(v for record in group if (v := read(record)))) for group in (a, b)]
+        if all(values) and set(values[0]) != set(values[1]):
+            found.append({"what": word, "a": values[0], "b": values[1]})
+    return found
+
+
+def _environment(record: dict[str, Any]) -> dict[str, Any]:
+    found = record.get("environment")
+    return found if isinstance(found, dict) else {}
+
+
+def _filesystem(record: dict[str, Any]) -> dict[str, Any]:
+    found = _environment(record).get("filesystem")
+    return found if isinstance(found, dict) else {}
+
+
+def _text(table: dict[str, Any], key: str) -> str:
+    value = table.get(key)
+    return str(value) if isinstance(value, (str, int)) else ""
+
+
+def _gib(value: Any) -> str:
+    return f"{value / GIB:.0f} GiB" if isinstance(value, (int, float)) else ""
+
+
+def _each(record: dict[str, Any], key: str, of: str) -> str:
+    """A property of each drive or GPU, equal ones once."""
+    items = _environment(record).get(key)
+    values = [_text(item, of) for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    return ", ".join(dict.fromkeys(v for v in values if v))
+
+
+def _build(record: dict[str, Any]) -> str:
+    made = record.get("forebay")
+    return " ".join(filter(None, (_text(made, "version"), _text(made, "commit")))) if isinstance(made, dict) else ""

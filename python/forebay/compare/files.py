@@ -16,6 +16,7 @@ from typing import IO, Any
 from forebay import pipes
 from forebay import run as engine
 from forebay.doubts import contradictions
+from forebay.environment import differing
 from forebay.errors import ForebayError, RequestError
 from forebay.metrics import Metric
 from forebay.stats import Interval, exp, mean_interval, unpaired_ratio
@@ -91,6 +92,7 @@ def compare_files(path_a: str, path_b: str, metric: Metric, tolerance_pct: float
         "method": "Welch's t on logarithms per point, Bonferroni over them; overall, t on their log ratios",
         "a": {"file": path_a, "records": sum(len(w.records) for w in a.works.values())},
         "b": {"file": path_b, "records": sum(len(w.records) for w in b.works.values())},
+        "differs": differing(*([r for w in runs.works.values() for r in w.records] for runs in (a, b))),
         "points": points,
         "overall": overall,
         "unmatched": {"a": _left(a, {x.key for x, _ in pairs}), "b": _left(b, {y.key for _, y in pairs})},

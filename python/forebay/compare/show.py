@@ -76,6 +76,8 @@ def show_files(document: dict[str, Any]) -> str:
         figures = (figure(point["a"]), figure(point["b"]))
         rows.append((point["name"], *figures, *_ratio(point["ratio"]), runs, point["verdict"]))
     lines += table(rows)
+    for found in document["differs"]:
+        lines.append(f"differs: {found['what']}: {', '.join(found['a'][:4])} in A, {', '.join(found['b'][:4])} in B")
     lines += [f"only in {side}: {name}" for side in "AB" for name in document["unmatched"][side.lower()]]
     lines += [f"skipped: {text}" for text in document["skipped"]]
     return "\n".join([*lines, "", *_verdict(document)])

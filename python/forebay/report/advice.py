@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from forebay import environment
 from forebay.report.runs import Run, Study
 
 TITLES = {
@@ -132,6 +133,21 @@ def _recorded(run: Run) -> Iterator[Finding]:
             yield ident, text if isinstance(text, str) else "", next if isinstance(next, str) else ""
 
 
+def _changed(runs: list[Run]) -> Iterator[tuple[str, str]]:
+    """Environments of one host and source that changed between its runs: another kernel, firmware, mount options, …"""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.text("environment.host"), run.text("job.source")), []).append(run)
+    told: dict[str, list[str]] = {}
+    for group in groups.values():
+        for word, read in environment.FACTS:
+            values = sorted({read(run.record) for run in group} - {""})
+            if word not in ("host", "build") and len(values) > 1:
+                told.setdefault(f"{word}: {', '.join(values[:4])}", []).append(word)
+    for text, words in told.items():
+        yield f"Runs of the same source differ in {text}. Each is a series of its own.", f"Compare runs of one {words[0]} only."
+
+
 def _mixed(runs: list[Run]) -> Iterator[tuple[str, str]]:
     hosts = sorted({run.text("environment.host") for run in runs} - {""})
     if len(hosts) > 1:
@@ -139,6 +155,7 @@ def _mixed(runs: list[Run]) -> Iterator[tuple[str, str]]:
             f"Runs of {len(hosts)} machines are in this report: {', '.join(hosts[:8])}.",
             "Compare within a machine only.",
         )
+    yield from _changed(runs)
     builds = sorted(
         {f"{run.text('forebay.version')} {run.text('forebay.commit')}".strip() for run in runs} - {""}
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from forebay import flags, numbers
+from forebay import environment, flags, numbers
 from forebay.report.load import Entry
 
 # As the engine says it of a record that it reads (crates/model/src/record/read.rs).
@@ -323,6 +323,11 @@ def _duration(run: Run) -> str | None:
     return None if seconds is None else f"{seconds:g} s"
 
 
+def _surrounding(word: str, read: Callable[[dict[str, Any]], str]) -> Difference:
+    """A property of what a run was measured on: kernel, firmware, mount options, …"""
+    return Difference(word, lambda run: read(run.record), lambda value: f"{word} {value}")
+
+
 # Those that are read elsewhere than in the job, or said in words of their own.
 _WORDED = (
     Difference("source", lambda r: r.text("job.source"), str),
@@ -349,6 +354,7 @@ _WORDED = (
         lambda r: f"{r.text('forebay.version')} {r.text('forebay.commit')}".strip(),
         "forebay {}".format,
     ),
+    *(_surrounding(word, read) for word, read in environment.FACTS if word not in ("host", "build")),
 )
 # A study has one operation, and a series one path.
 _TOLD_ALREADY = {"path", "op", "read-pct", *(d.name for d in _WORDED)}
