@@ -51,12 +51,16 @@ def own_runs(draw: random.Random) -> tuple[int, float, list[str]]:
         rate, noise = sheet.read_gibps * draw.uniform(0.05, 0.9), draw.choice([0.0, 0.01, 0.02])
         lines = [record(k, w, rate * (1 + draw.gauss(0, noise))) for k, w in draw.sample(SIZES, draw.randint(2, 6))]
         runs = calibrate.read("\n".join(lines), "mine", sheet.name, None)
-        planner = saved.planner(published(), runs, sheet, [])
+        planners = [saved.planner(published(), runs, sheet, []) for _ in range(2)]
         workload, accelerator = draw.choice(TRAININGS)
         asked = system.make({"drive": sheet.name, "workload": workload, "accelerator": accelerator, "drives": drives}, [])
-        start = time.process_time()
-        most = int(answer.answer(planner, asked)["accelerators_max"])
-        slowest = max(slowest, time.process_time() - start)
+        taken = []
+        for planner in planners:
+            start = time.process_time()
+            most = int(answer.answer(planner, asked)["accelerators_max"])
+            taken.append(time.process_time() - start)
+        # Other work on the machine can only add to it.
+        slowest = max(slowest, min(taken))
         gib_s = drives * sum(run.measured.gibps for run in runs) / len(runs)
         feeds = int(gib_s * 1024 / (asked.ask.mibps * asked.ask.least_pct / 100) + 1e-9)
         said = f"{drives} × {sheet.name} at {gib_s:.2f} GiB/s, {workload} on {accelerator}: {most} planned, {feeds} fed"
