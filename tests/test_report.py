@@ -257,3 +257,22 @@ def test_another_firmware_is_a_series_of_its_own_and_said(tmp_path: Path) -> Non
     assert "Runs of the same source differ in firmware: 1.0, 1.1. Each is a series of its own." in text
     alike = text_of(page_of(tmp_path, *old, *old))
     assert "differ in firmware" not in alike
+
+
+def test_an_anonymous_page_names_nothing_of_the_site(tmp_path: Path) -> None:
+    """Hosts, serials, addresses and paths go, also out of warnings and commands; figures and equal names stay."""
+    record = changed(sweep()[0], serial="S-4711")["record"]
+    record["environment"] |= {"host": "rack7.example"}
+    record["environment"]["filesystem"] = {"kind": "xfs", "mount_point": "/srv/acme", "device": "/dev/nvme0n1", "options": []}
+    record["job"]["source"] = "/srv/acme/train set.bin"
+    record["command"] = ["forebay", "bench", "/srv/acme/train set.bin", "--hosts", "10.1.2.3"]
+    odd = {"id": "odd", "text": "/srv/acme/other.bin on rack7.example is odd", "next": "look at nqn.2024-01.acme:a"}
+    record["warnings"] = [odd]
+    file = save(tmp_path / "acme-runs.jsonl", record)
+    told = write_report([file], str(tmp_path / "page.html"), charts=False, anonymous=True)
+    text = (tmp_path / "page.html").read_text()
+    for name in ("acme", "rack7", "S-4711", "10.1.2.3", "/dev/", str(tmp_path)):
+        assert name not in text, name
+    assert "host 1" in text and re.search(r"path \d", text) and told["records"] == 1
+    write_report([file], str(tmp_path / "page.html"), charts=False)
+    assert "rack7.example" in (tmp_path / "page.html").read_text()

@@ -28,6 +28,7 @@ __all__ = ["command", "write_report"]
     help="Number of these drives that the runs read. Default: a stripe's members, else 1.",
 )
 @click.option("--catalogue", metavar="FILE", help="More drives for --plan, as [[drive]] tables in TOML.")
+@click.option("--anonymous", is_flag=True, help="Leave out hosts, serial numbers, addresses and paths.")
 @click.option("--force", is_flag=True, help="Overwrite files that aren't Forebay reports.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as one JSON document on stdout.")
 def command(
@@ -38,6 +39,7 @@ def command(
     plan: str | None,
     plan_drives: int | None,
     catalogue: str | None,
+    anonymous: bool,
     force: bool,
     as_json: bool,
 ) -> int:
@@ -58,7 +60,7 @@ def command(
         raise RequestError(f"-o {output} with --json", "both go to standard output", "one of them")
     summary = write_report(
         list(runs), output, charts=not no_charts, csv_folder=csv_folder, force=force, plan=plan, plan_drives=plan_drives,
-        catalogue=catalogue,
+        catalogue=catalogue, anonymous=anonymous,
     )  # fmt: skip
     for problem in summary["problems"]:
         click.echo(f"warning: {problem}", err=True)
@@ -81,19 +83,21 @@ def write_report(
     plan: str | None = None,
     plan_drives: int | None = None,
     catalogue: str | None = None,
+    anonymous: bool = False,
 ) -> dict[str, Any]:
     """Writes the page of the records at `paths` and returns what --json prints (forebay.report/1).
 
-    `plan`: a drive, for a section with sliders; `plan_drives`: how many of them the runs read. Raises RequestError
+    `plan`: a drive, for a section with sliders; `plan_drives`: how many of them the runs read. `anonymous`: without the
+    names of a site. Raises RequestError
     (nothing to report, output not ours, a drive in no catalogue) or MachineError (charts can't be drawn here).
     """
-    from forebay.report import export, load, page
+    from forebay.report import export, page
 
     if csv_folder is not None and not charts:
         from forebay.errors import RequestError
 
         raise RequestError("--csv with --no-charts", "the CSV files are the charts' data", "one of them")
-    loaded = load.load(paths)
+    loaded = _loaded(paths, anonymous)
     page.refuse_strangers(output, paths, force)
     sliders = None
     for flag, value in (("--catalogue", catalogue), ("--plan-drives", plan_drives)):
@@ -129,3 +133,14 @@ def write_report(
         "plan": plan,
         "problems": made.problems,
     }
+
+
+def _loaded(paths: list[str], anonymous: bool) -> Any:
+    from forebay.report import load
+
+    loaded = load.load(paths)
+    if not anonymous:
+        return loaded
+    from forebay.report.anonymous import anonymous as without_names
+
+    return without_names(loaded)

@@ -1,0 +1,97 @@
+"""`forebay report --anonymous`: the same page without hosts, serial numbers, addresses and paths, to send on.
+
+What a record names under keys that hold such names is replaced wherever it occurs, in warnings and commands, too; so are absolute
+paths, addresses and NQNs in any text. Equal names stay equal: host 1, path 2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from forebay.report.load import Loaded
+
+# Keys whose whole value is a name, and what it becomes.
+KEYS = {
+    "host": "host", "hostname": "host", "serial": "serial", "uuid": "serial", "nqn": "nqn", "address": "address", "uri": "source",
+    "source": "path", "sources": "path", "dir": "path", "folder": "path", "mount_point": "path", "device": "path", "file": "path",
+}  # fmt: skip
+# Sources that say how they are made: of those only what the patterns find is a name.
+MADE = re.compile(r"(model|nil|stripe|nvme\+tcp|nvme\+rdma|vfio-user|mem|memory):")
+PATTERNS = (
+    ("nqn", re.compile(r"\bnqn\.[^\s,;&?'\"]+")),
+    ("address", re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\[?\b(?:[0-9a-f]{1,4}:){3,7}[0-9a-f]{1,4}\b\]?")),
+    ("path", re.compile(r"(?<![\w.:/])/(?:[^\s,;:&?'\"<>()=]+)")),
+)
+LEAST = 2
+
+
+class Names:
+    """Replacements by name, in the order in which names were met."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+        self._pattern: re.Pattern[str] | None = None
+
+    def learn(self, kind: str, name: str) -> None:
+        if name and name not in self._by_name and len(name) >= LEAST:
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            self._by_name[name] = f"{kind} {self._counts[kind]}"
+            self._pattern = None
+
+    def of(self, text: str) -> str:
+        if not self._by_name:
+            return text
+        if self._pattern is None:
+            longest = sorted(self._by_name, key=len, reverse=True)
+            self._pattern = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in longest))
+        return self._pattern.sub(lambda found: self._by_name[found[0]], text)
+
+
+def anonymous(loaded: Loaded) -> Loaded:
+    """The same runs, comparisons and tunings, without the names of a site."""
+    names = Names()
+    documents = [*(e.record for e in loaded.entries), *(e.point for e in loaded.entries), *loaded.comparisons, *loaded.tunings]
+    for document in documents:
+        for kind, name in _names(document, ""):
+            names.learn(kind, name)
+    for entry in loaded.entries:
+        names.learn("runs", entry.file)
+    return replace(
+        loaded,
+        entries=[
+            replace(e, record=_scrubbed(e.record, names), point=_scrubbed(e.point, names), file=names.of(e.file))
+            for e in loaded.entries
+        ],
+        comparisons=[_scrubbed(d, names) for d in loaded.comparisons],
+        tunings=[_scrubbed(d, names) for d in loaded.tunings],
+        problems=[names.of(text) for text in loaded.problems],
+    )
+
+
+def _names(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """All names in a document, with their kinds."""
+    if isinstance(value, dict):
+        for inner, part in value.items():
+            yield from _names(part, str(inner))
+    elif isinstance(value, list):
+        for part in value:
+            yield from _names(part, key)
+    elif isinstance(value, str):
+        kind = KEYS.get(key)
+        if kind is not None and not MADE.match(value):
+            yield kind, value
+        for kind, pattern in PATTERNS:
+            for found in pattern.finditer(value):
+                yield kind, found[0]
+
+
+def _scrubbed(value: Any, names: Names) -> Any:
+    if isinstance(value, dict):
+        return {key: _scrubbed(part, names) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_scrubbed(part, names) for part in value]
+    return names.of(value) if isinstance(value, str) else value
