@@ -202,3 +202,20 @@ else:
 """
     done = processes.run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
+
+
+def test_a_header_is_no_row(tmp_path: Path) -> None:
+    """Files of other formats are recognised by how they begin; with `start` they are rows."""
+    array = np.arange(40, dtype=np.float32).reshape(10, 4)
+    np.save(tmp_path / "x.npy", array)
+    with pytest.raises(RequestError, match=r"\.npy: its header would be read as rows") as found:
+        Rows(str(tmp_path / "x.npy"), (4,), np.float32)
+    begin = int(str(found.value).partition("start=")[2].partition(",")[0])
+    data = Rows(str(tmp_path / "x.npy"), (4,), np.float32, start=begin)
+    assert np.array_equal(data[list(range(10))], array)
+    header = b'{"x":{"dtype":"F32","shape":[10,4],"data_offsets":[0,160]}}'
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + array.tobytes())
+    (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(60))
+    for name in ("x.safetensors", "x.parquet"):
+        with pytest.raises(RequestError, match="its header would be read as rows"):
+            Rows(str(tmp_path / name), (4,), np.float32)

@@ -107,7 +107,8 @@ def of_host(buffer: object, view: memoryview) -> Memory:
     if view.readonly:
         raise refused(buffer, "it is read-only", "a bytearray, or an array that may be written to")
     if not view.c_contiguous:
-        raise refused(buffer, "it is not contiguous", "numpy.ascontiguousarray of it")
+        next = "a contiguous buffer: part = numpy.empty(x.shape, x.dtype), read into it, then x[...] = part"
+        raise refused(buffer, "it is not contiguous", next)
     if "O" in FIELD_NAME.sub("", view.format):
         raise holds_objects(buffer, str(getattr(buffer, "dtype", view.format)))
     if view.nbytes == 0:
