@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,6 +102,9 @@ def test_the_command_that_is_printed_gives_the_pick_back(machine: FakeMachine, c
 def test_the_text_shows_the_curve_and_ends_with_the_command(machine: FakeMachine, capsys: Any) -> None:
     code, out, err = typed(capsys, "tune", "/data/x")
     assert code == 0 and "CPU-s/GiB" in out and "█" in out and "of the peak" in out
+    # What was only probed stands beside the peak's own probe, and is marked.
+    shares = [int(share) for share in re.findall(r"~(\d+) %", out)]
+    assert shares and max(shares) <= 106
     assert out.strip().splitlines()[-1].startswith("forebay bench /data/x --io-size")
     assert "confirm" in err and "probe" in err
 

@@ -318,6 +318,11 @@ class Search:
         """The confirming runs of a setting where there are any, else its probes."""
         return list(self.confirmed.get(setting, {}).values()) or self.probes.get(setting) or []
 
+    def probed_gib_s(self, setting: Setting) -> float:
+        """GiB/s of a setting as its probes have it; of its confirming runs where it wasn't probed."""
+        runs = self.probes.get(setting) or self.runs(setting)
+        return statistics.fmean(p.gib_s for p in runs)
+
     def figures(self, setting: Setting, beside: Setting | None = None) -> Probe | None:
         """The mean of a setting's runs; with `beside`, of the rounds that it shares with that one."""
         runs = self.runs(setting)

@@ -30,6 +30,7 @@ def document_of(
         name: [_row(search, s) for s in search.curve(axis, choice.pick)] for axis, name in AXIS_NAMES.items()
     }
     pick, peak = _row(search, choice.pick, choice.peak), _row(search, choice.peak, choice.pick)
+    peak["probe_gib_s"] = search.probed_gib_s(choice.peak)
     pick["share_of_peak"] = share.estimate
     pick["share_of_peak_ci95"] = None if share.low is None else [share.low, share.high]
     higher = search.unconfirmed_higher(choice.peak)
@@ -117,17 +118,17 @@ def show(document: dict[str, Any]) -> str:
 def _curve(name: str, rows: list[dict[str, Any]], pick: dict[str, Any], peak: dict[str, Any]) -> list[str]:
     axis = next(a for a, n in AXIS_NAMES.items() if n == name)
     cells = [(name, "GiB/s", "of peak", "CPU-s/GiB", "W", "")]
-    top = peak["throughput_gib_s"]
     for row in rows:
         value = format_bytes(row[axis]) if axis == "io_bytes" else str(row[axis])
-        share = row["throughput_gib_s"] / top
+        # A short probe beside short probes: the machine may have been faster then than when the peak was confirmed.
+        share = row["throughput_gib_s"] / (peak["throughput_gib_s"] if row["confirmed"] else peak["probe_gib_s"])
         mark = " ←" if row[axis] == pick[axis] else ""
         bar = "█" * max(1, round(BAR * min(1.0, share))) + mark
         cells.append(
             (
                 value,
                 f"{row['throughput_gib_s']:.3f}",
-                f"{100 * share:.0f} %",
+                f"{100 * share:.0f} %" if row["confirmed"] or not peak["confirmed"] else f"~{100 * share:.0f} %",
                 figure(row["cpu_s_per_gib"]),
                 figure(row["watts"]),
                 bar,
