@@ -334,3 +334,16 @@ def test_a_mapping_is_only_read(read: Any, rw: str) -> None:
 def test_fios_other_names_of_an_engine_are_taken(read: Any, text: str) -> None:
     job = one(read, "iodepth=4", text)
     assert job.job["engine"] == "uring" and job.job["depth"] == 4
+
+
+def test_a_job_file_is_no_data_and_the_verb_that_runs_it_is_named(tmp_path: Path, capsys: Any) -> None:
+    """A forgotten --fio would measure, or overwrite, the job file itself."""
+    from fake_machine import typed
+
+    job = tmp_path / "job.fio"
+    job.write_text("; nightly\n[global]\nrw=randwrite\nbs=4k\n\n[a]\nfilename=x.bin\n")
+    code, _, err = typed(capsys, "bench", job, "--op", "randwrite", "--duration", "1")
+    assert code == 2 and "is a job file of fio's" in err and f"forebay bench --fio {job}" in err
+    assert typed(capsys, "fio", job)[0] == 2 and job.read_text().startswith("; nightly")
+    (tmp_path / "data.bin").write_bytes(b"[0, 1]\n" + bytes(5000))
+    assert "job file" not in typed(capsys, "bench", tmp_path / "data.bin", "--dry-run")[2]

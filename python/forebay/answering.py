@@ -87,6 +87,8 @@ _SETTING = re.compile(r"--([a-z][a-z-]+)(?: ([^\s,;:(-][^\s,;]*))?")
 
 def answer(error: click.UsageError) -> RequestError | None:
     """Returns the error to raise instead of `error`; None where it isn't about a flag that somebody knows."""
+    if error.message.startswith("There is no verb 'fio'"):
+        return RequestError("forebay fio", "a job file of fio's is run by bench", "forebay bench --fio FILE")
     if isinstance(error, click.BadOptionUsage) and error.option_name in SWITCHES:
         return RequestError(f"{error.option_name}=", "takes no value", SWITCHES[error.option_name])
     if not isinstance(error, click.NoSuchOption) or error.ctx is None or isinstance(error.ctx.command, click.Group):

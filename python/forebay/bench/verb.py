@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,9 @@ from forebay.bench import listen
 from forebay.bench.interrupt import Interrupt
 from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError, RunError
 from forebay.flags import job_from_flags, job_options
+
+# No job file of fio's is larger.
+JOB_FILE_BYTES_MAX = 1 << 20
 
 EXAMPLES = """\b
 Examples:
@@ -128,6 +132,8 @@ def tasks_of(
                 "no source was given",
                 "forebay bench FILE, a directory, stripe:…, nil: or model:NAME",
             )
+        for source in sources:
+            _refuse_job_file(source)
         return [Task(job_from_flags(sources, options))]
     from forebay import fio_wording
     from forebay.fio import jobs
@@ -142,6 +148,21 @@ def tasks_of(
         Task({**job.job, **over}, job.name, job.warnings(), job.waits, job.delay_s, job.follows, job.group, job.ends)
         for job in found
     ]
+
+
+def _refuse_job_file(source: str) -> None:
+    """RequestError for a job file of fio's in the place of data: --fio was forgotten."""
+    try:
+        if not os.path.isfile(source) or os.path.getsize(source) > JOB_FILE_BYTES_MAX:
+            return
+        with open(source, "rb") as file:
+            lines = [line.strip() for line in file.read().splitlines()]
+    except (OSError, ValueError):  # whoever opens it says why
+        return
+    first = next((line for line in lines if line and line[:1] not in (b";", b"#")), b"")
+    if first.startswith(b"[") and first.endswith(b"]") and any(b"=" in line for line in lines):
+        said = f"is a job file of fio's, of {os.path.getsize(source)} bytes, and no data"
+        raise RequestError(f"SOURCE {source}", said, f"forebay bench --fio {source}")
 
 
 def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
