@@ -244,14 +244,15 @@ def test_minutes_know_the_way_from_the_drives_to_the_gpus(gpus: str) -> None:
 @settings(max_examples=8, deadline=None)
 @given(st.sampled_from(sorted(catalogue.drives())), st.floats(1, 400), st.integers(4, 64))
 def test_advice_does_what_it_says(drive: str, wanted: float, workers: int) -> None:
-    """The choice meets the target and one drive less doesn't; where more workers are advised, they do it."""
+    """The choice meets the target and one drive less in each host doesn't; where more workers are advised, they do it."""
     planner, sheet = published(), catalogue.drive(drive)
     s = system.make({"drive": drive, "workers": workers}, [])
     found = recommend.recommend(planner, s, recommend.Target(gibps=wanted), "drives", [sheet])
     for choice in found["choices"]:
-        n = choice["drives"]
-        assert answer.rates(planner, [replace(s, drives=n)])[0].p10 >= wanted
-        assert n == 1 or answer.rates(planner, [replace(s, drives=n - 1)])[0].p10 < wanted
+        n, hosts = choice["drives"], choice["hosts"]
+        assert answer.rates(planner, [replace(s, drives=n, hosts=hosts)])[0].p10 >= wanted
+        # Each host has as many.
+        assert n == hosts or answer.rates(planner, [replace(s, drives=n - hosts, hosts=hosts)])[0].p10 < wanted
     if not found["choices"]:
         (why,) = found["advice"]
         if "--workers" in why:

@@ -60,4 +60,6 @@ def ask(workload: str, accelerator: str, rules: str | None, sample_bytes: float,
     unnamed = all(getattr(v, "accelerator", None) == workloads.OWN["accelerator"] for v in _variants(workload))
     made = workloads.load(workload, None if unnamed else accelerator, rules)[0]
     small = made.record_bytes * made.samples_per_file < SMALL_FILE
-    return Ask(made.mib_s, made.au_pct_min, readers=float(made.read_threads) if small else math.inf)
+    readers = float(made.read_threads) if small else math.inf
+    # A file of the user's describes a training that MLPerf's client doesn't run.
+    return Ask(made.mib_s, made.au_pct_min, workload in workloads.builtin(), readers)
