@@ -142,7 +142,7 @@ QUESTIONS = (
         "Plans and first figures",
         "How long does an answer take, and how long is it from a clone to a first figure?",
         (
-            Part("plan", as_is=("work",)), Part("decide", as_is=("what",)), Part("plan_simulate", as_is=()),
+            Part("plan", as_is=("work",)), Part("decide", as_is=()), Part("plan_simulate", as_is=()),
             Part("first_measurement", as_is=()),
         ),  # fmt: skip
     ),
