@@ -269,6 +269,7 @@ PYTHON_WRITERS = {
     "sweep/results.py": "a file that is added to line by line, and locked",
     "demo.py": "second names of its own files, in its own folder",
     "pipes.py": "/dev/null in the place of a closed output",
+    "train/data.py": "data sets as long as the disk, without a name until they are whole",
     "plan/starting.py": "package data, written anew in the source tree",
 }
 PYTHON_WRITES = re.compile(

@@ -1,0 +1,148 @@
+"""Advice, from a record's part `train` alone: storage, GPUDirect Storage, balance. Pure: figures in, sentences out.
+
+A model takes the lesser of its own peak and what the supply brings (measured on two cores and on a GPU: docs/train.md). So
+the smallest supply within 5 % of the plateau is 0.95 of the need, whose interval is that of the peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from forebay.numbers import percent, ratio, significant, whole
+
+# Supply ÷ need: below the first a run is bound by its supply, above the second by its compute.
+BOUND_BELOW, FREE_ABOVE = 0.95, 1.05
+# Share of the time that a run may wait for batches without being called bound by them.
+WAIT_MAX_PCT = 3.0
+# A supply so far above the need is more than is used.
+OVER = 1.25
+# GiB/s of one GPU, and of how many → (drive, count, what one GPU then gets).
+Drives = Callable[[float, int], Sequence[tuple[str, int, float]]]
+
+COMPUTE, SUPPLY, BETWEEN, UNKNOWN = "compute", "supply", "between", "unknown"
+
+
+def verdict(train: dict[str, Any]) -> str:
+    """The limit of the run: its compute, its supply, or both about alike; unknown where the peak or the supply isn't known."""
+    demand, supply = train.get("demand_gib_s"), train.get("supply_gib_s")
+    if not demand or not supply:
+        return UNKNOWN
+    low, high = train.get("demand_gib_s_ci95") or (demand, demand)
+    if supply < BOUND_BELOW * min(low, demand):
+        return SUPPLY
+    if supply > FREE_ABOVE * max(high, demand):
+        return COMPUTE
+    return BETWEEN
+
+
+def needs(train: dict[str, Any]) -> dict[str, tuple[float, float, float]]:
+    """The smallest supply within 5 % and within 1 % of the plateau, GiB/s: value and interval."""
+    demand = train["demand_gib_s"]
+    low, high = train.get("demand_gib_s_ci95") or (demand, demand)
+    return {
+        name: (share * demand, share * low, share * high) for name, share in (("5 %", 0.95), ("1 %", 0.99))
+    }
+
+
+def advice(train: dict[str, Any], drives: Drives | None = None) -> list[dict[str, str]]:
+    """Three sentences with their areas."""
+    return [
+        {"area": "storage", "text": storage(train, drives)},
+        {"area": "gds", "text": gds(train)},
+        {"area": "balance", "text": balance(train)},
+    ]
+
+
+def storage(train: dict[str, Any], drives: Drives | None) -> str:
+    bound = verdict(train)
+    if bound == UNKNOWN:
+        return "Nothing can be said of storage: the model's own peak, or the supply, wasn't measured."
+    demand, supply = train["demand_gib_s"], train["supply_gib_s"]
+    least = needs(train)
+    wanted = " and ".join(
+        f"{_gib(value)} GiB/s a GPU ({_gib(low)} to {_gib(high)}) within {name} of it"
+        for name, (value, low, high) in least.items()
+    )
+    told = {
+        SUPPLY: f"Storage limits this run: {_gib(supply)} GiB/s is {percent(supply / demand)} of what the model takes, and a "
+        f"faster supply gains up to {ratio(demand / supply)} times; the plateau needs",
+        COMPUTE: f"Faster storage gains nothing: {_gib(supply)} GiB/s is {ratio(supply / demand)} times what the model takes; "
+        "the plateau needs no more than",
+        BETWEEN: f"Supply ({_gib(supply)} GiB/s) and need ({_gib(demand)}) are within {percent(FREE_ABOVE - 1)} or their "
+        "interval: more storage gains a few per cent at most; the plateau needs",
+    }[bound]
+    gpus = (train.get("supply") or {}).get("gpus") or 1
+    return f"{told} {wanted}{_drives(list(drives(least['5 %'][0], gpus)) if drives else [], gpus)}."
+
+
+def _drives(choices: Sequence[tuple[str, int, float]], gpus: int) -> str:
+    """The fewest fast drives and the many cheap ones that give the first of those supplies."""
+    if not choices:
+        return ""
+    of = "this GPU" if gpus == 1 else f"{gpus} such GPUs"
+    listed = [f"{count} × {name}" for name, count, _ in choices]
+    if choices[0][1] == choices[-1][1]:
+        return f"; by the plan, {choices[0][1]} × any drive that it knows is enough for {of}"
+    return f"; by the plan, enough for {of} are {', '.join(listed[:-1])} or {listed[-1]}"
+
+
+def gds(train: dict[str, Any]) -> str:
+    """The effect that GPUDirect Storage would have on this run."""
+    bound, ran, device = verdict(train), train.get("path"), str(train.get("device") or "")
+    wait, cost = train.get("input_wait_pct"), train.get("feed_cpu_s_per_gib")
+    cpu = _sum(cost)
+    paid = (
+        f"feeding takes {significant(cpu)} CPU-s/GiB"
+        if cpu is not None
+        else "what feeding costs wasn't measured"
+    )
+    if device and not device.startswith("cuda"):
+        return f"GPUDirect Storage can't be told here: the model runs on the CPU ({paid})."
+    if ran == "gds-compat":
+        return f"GPUDirect Storage can't be told here: cuFile runs in compatibility mode ({paid})."
+    if bound == COMPUTE and wait is not None and wait <= WAIT_MAX_PCT:
+        cores = None if cpu is None else cpu * (train.get("rate_gib_s") or 0.0)
+        saved = "" if cores is None else f", and at most {significant(cores)} cores"
+        waits = f"compute-bound, {significant(wait)} % of the time waits for batches"
+        return f"GPUDirect Storage has no effect on time: {waits}{saved}; {paid}."
+    if (train.get("supply") or {}).get("kind") == "simulated supply":
+        return f"GPUDirect Storage can't be told here: the supply is simulated, so no path could be faster ({paid})."
+    way = ran or "an unknown path"
+    return f"GPUDirect Storage wasn't run: the bytes came by {way}; compare the two on this machine ({paid})."
+
+
+def balance(train: dict[str, Any]) -> str:
+    """The bottleneck, what idles beside it, and the next one."""
+    bound = verdict(train)
+    if bound == UNKNOWN:
+        return "Balance can't be told: the model's own peak, or the supply, wasn't measured."
+    demand, supply = train["demand_gib_s"], train["supply_gib_s"]
+    wait, idle = train.get("input_wait_pct"), train.get("gpu_idle_pct")
+    what = "the GPU" if str(train.get("device") or "").startswith("cuda") else "the model"
+    waits = "" if wait is None else f"{what} waits for batches {significant(wait)} % of the time"
+    if idle is not None:
+        waits += f" and idles {significant(idle)} %"
+    waits = f" ({waits})" if waits else ""
+    if bound == SUPPLY:
+        return (
+            f"The supply is the bottleneck{waits}; from {ratio(demand / supply)} times this supply on it is compute, "
+            f"at {whole(train['peak_samples_per_s'])} samples/s."
+        )
+    if bound == COMPUTE:
+        over = ", which is more than this GPU can use" if supply > OVER * demand else ""
+        return (
+            f"Compute is the bottleneck, at {whole(train['peak_samples_per_s'])} samples/s{waits}; the supply would carry "
+            f"{ratio(supply / demand)} times this compute{over}."
+        )
+    return f"Supply and compute are balanced{waits}: to gain more than a few per cent, both have to grow."
+
+
+def _gib(value: float) -> str:
+    return significant(value)
+
+
+def _sum(cost: Any) -> float | None:
+    if not isinstance(cost, dict) or cost.get("user") is None or cost.get("system") is None:
+        return None
+    return float(cost["user"]) + float(cost["system"])

@@ -1,0 +1,455 @@
+"""From what was asked to a record: the data set, the phases in turn, and what the record says of them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import ForebayError, MachineError, RequestError
+from forebay.numbers import significant, whole
+from forebay.train import advice, data, run, supply
+from forebay.units import GIB
+
+Record = dict[str, Any]
+PEAK_S = 2.0
+# The supply by the clock may differ from the one asked for by so much before the record warns, and before it is refused.
+SUPPLY_OFF, SUPPLY_SHORT = 0.03, 0.10
+# Evaluations an epoch, as the benchmark has them; batches between two of them at least.
+EVALUATIONS, EVALUATE_BATCHES = 20, 16
+# Of a cold run's bytes, what its devices must have moved; of its files, what may be in memory before it.
+COLD_SHARE, CACHED_MAX = 0.9, 0.05
+# A rate of less time than that is told with a warning.
+SHORT_S = 3.0
+
+
+@dataclass
+class Request:
+    """Request for one run. `target` None: the data set's own; `quality` False: nothing is evaluated."""
+
+    about: data.About
+    supply: supply.Supply
+    batch: int
+    seed: int = 0
+    path: str = "auto"
+    shuffle: str = "none"
+    cache: str = "any"
+    samples: int | None = None
+    seconds: float | None = None
+    target: float | None = None
+    quality: bool = True
+    evaluate_every: int | None = None
+    peak_s: float = PEAK_S
+    check_s: float = run.CHECK_S
+
+    def check(self, device: str) -> None:
+        """Raises RequestError for what can't be, of a model on that device."""
+        about = self.about
+        if self.path == "gds":
+            raise RequestError("--path gds", "the loader doesn't read by gds", "--path auto")
+        if self.path != "auto" and device == "cpu":
+            found = "the model runs on the CPU, and its bytes go no further than host memory"
+            raise RequestError(f"--path {self.path}", found, "--path auto")
+        if not 1 <= self.batch <= about.rows:
+            raise RequestError(
+                f"--batch-size {self.batch}", f"the data set has {whole(about.rows)} rows", "--batch-size 512"
+            )
+        if self.quality and self.aim() > about.best_auc:
+            found = f"the best that can be reached on these data is {about.best_auc:.4f}, by the planted teacher itself"
+            raise RequestError(f"--target-auc {self.aim():g}", found, f"--target-auc {about.target_auc:g}")
+
+    def aim(self) -> float:
+        return self.about.target_auc if self.target is None else self.target
+
+    def every(self) -> int:
+        """Samples from one evaluation to the next."""
+        return self.evaluate_every or max(self.about.rows // EVALUATIONS, EVALUATE_BATCHES * self.batch)
+
+
+class Source:
+    """The loader's batches as rows: arrays of NumPy, or tensors on the model's device."""
+
+    def __init__(self, request: Request, device: str, torch: bool) -> None:
+        from forebay.feed import rows
+
+        if torch:
+            from forebay.torch import Loader
+        else:
+            from forebay.feed import Loader  # type: ignore[assignment]
+        self._torch = torch
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.loader = Loader(
+                rows(request.about.folder / data.TRAIN, data.ROW),
+                request.batch,
+                shuffle=request.shuffle,
+                seed=request.seed,
+                device=device,
+                path=request.path,
+                drop_last=True,
+            )
+
+    def take(self) -> Any:
+        import numpy as np
+
+        batch = self.loader.take()
+        if batch is None:
+            return None
+        return batch["row"] if self._torch else np.asarray(batch["row"])
+
+    def kept(self, count: int) -> list[Any]:
+        """Copies of the first batches, which hold no place of the loader's."""
+        found: list[Any] = []
+        while len(found) < count:
+            rows = self.take()
+            if rows is None:
+                break
+            found.append(rows.clone() if self._torch else rows.copy())
+            del rows
+        return found
+
+    def ahead(self) -> int:
+        found: int = self.loader.record()["feed"]["prefetch"]
+        return found
+
+    def cached_share(self) -> float | None:
+        """Of the files in the page cache; None where that can't be told."""
+        share: float | None = self.loader._loader.cached_share()
+        return share
+
+    def close(self) -> None:
+        self.loader.close()
+
+
+class Run:
+    """The phases of one run, and what each of them measured so far."""
+
+    def __init__(
+        self, request: Request, model: Any, torch: bool, say: Callable[[str], None] | None = None
+    ) -> None:
+        self.request, self.model, self._torch = request, model, torch
+        self._say = say or (lambda text: None)
+        self.peak: run.Rate | None = None
+        self.loader: run.Delivered | None = None
+        self.paced: run.Delivered | None = None
+        self.fed: run.Fed | None = None
+        self.base: Record | None = None
+        # The share of the file that was in the page cache when training began.
+        self.resident_before: float | None = None
+        self.warnings: list[dict[str, str]] = []
+        self.interrupted = False
+
+    def measure(self) -> ForebayError | None:
+        """All phases; an interrupt ends the one that runs. Returns what broke. Raises what was refused before the training."""
+        try:
+            self._check_supply()
+            self._measure_peak()
+        except KeyboardInterrupt:
+            if self.peak is None:
+                raise
+            self.interrupted = True
+        self._train()
+        return None if self.fed is None else self.fed.failure
+
+    def _source(self) -> Source:
+        return Source(self.request, self.model.device, self._torch)
+
+    def _files(self) -> list[Path]:
+        return [self.request.about.folder / data.TRAIN]
+
+    def _check_supply(self) -> None:
+        request, wait = self.request, self.model.wait if self.model.queued else None
+        self._say("the loader's rate")
+        self._prepare_cache()
+        source = self._source()
+        try:
+            self.loader = run.delivers(source, None, request.check_s, wait)
+            asked = request.supply.gib_s
+            if asked is None:
+                return
+            if self.loader.gib_s < asked:
+                raise self._too_much(self.loader.gib_s)
+            self._say("the supply by the clock")
+            self.paced = run.delivers(source, run.pace_of(request.supply, source.ahead()), request.check_s)
+            if self.paced.gib_s < (1 - SUPPLY_SHORT) * asked:
+                raise self._too_much(self.paced.gib_s)
+            if abs(self.paced.gib_s / asked - 1) > SUPPLY_OFF:
+                text = f"by the clock the supply was {significant(self.paced.gib_s)} GiB/s, not {significant(asked)}"
+                self.warnings.append({"id": "supply_off", "text": text, "next": "a quieter machine"})
+        finally:
+            source.close()
+
+    def _too_much(self, found: float) -> MachineError:
+        asked, text = self.request.supply.gib_s or 0.0, self.request.supply.text
+        brought = f"the loader brings {significant(found)} from {self.request.about.folder}"
+        told = f"a GPU's share is {significant(asked)} GiB/s, and {brought}"
+        return MachineError(
+            f"--supply {text}", told, f"--supply {significant(0.9 * found * self.request.supply.gpus)}"
+        )
+
+    def _measure_peak(self) -> None:
+        self._say("the model's own peak, from memory")
+        source = self._source()
+        try:
+            kept = source.kept(max(1, min(run.KEPT, run.KEPT_BYTES // (self.request.batch * data.ROW_BYTES))))
+        finally:
+            source.close()
+        self.peak, _ = run.peak(self.model, kept, self.request.peak_s)
+        del kept
+        problem = self.model.problem()
+        if problem == run.NO_NUMBER:
+            self._say("the loss of the peak's steps was no number")
+        self.model.reset()
+
+    def _train(self) -> None:
+        request = self.request
+        self._prepare_cache()
+        source = self._source()
+        self.resident_before = source.cached_share()
+        limits = run.Limits(
+            request.samples,
+            request.seconds,
+            request.aim() if request.quality else None,
+            request.every() if request.quality else 0,
+        )
+        pace = run.pace_of(request.supply, source.ahead())
+        try:
+            self.fed = run.Fed(
+                self.model, source, pace, self._evaluation() if request.quality else None, limits
+            )
+            self.fed.explain = lambda: data.first_fault(request.about)
+            if not self.interrupted:
+                self.fed.run(self._say)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            self.base = source.loader.record(interrupted=self.interrupted)
+            source.close()
+
+    def _evaluation(self) -> Callable[[Any], float]:
+        import numpy as np
+
+        path = self.request.about.folder / data.EVALUATE
+        rows = np.fromfile(path, np.int32).reshape(-1, data.WORDS)
+        wrong = data.faults(rows, self.request.about.tables)
+        if wrong:
+            raise RequestError(
+                f"the data set {path.parent}",
+                f"{path.name}: {wrong}",
+                "forebay train datagen dlrm --dir ANOTHER",
+            )
+        labels = rows[:, data.LABEL].copy()
+        return lambda model: data.auc(model.scores(rows), labels)
+
+    def _prepare_cache(self) -> None:
+        """Files in the page cache, or out of it, as was asked. Raises MachineError where it keeps them."""
+        if self.request.cache == "any":
+            return
+        for path in self._files():
+            with path.open("rb", buffering=0) as file:
+                if self.request.cache == "warm":
+                    while file.read(16 << 20):
+                        pass
+                    continue
+                os.fdatasync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if self.request.cache == "cold":
+            source = self._source()
+            try:
+                share = source.cached_share()
+            finally:
+                source.close()
+            if share is None or share > CACHED_MAX:
+                told = (
+                    "it isn't known what is in memory"
+                    if share is None
+                    else f"{100 * share:.0f} % stay in memory"
+                )
+                raise MachineError("--cache cold", told, "a --dir on a drive, not in memory; or --cache any")
+
+    # The record ------------------------------------------------------------------------------------------
+
+    def record(self) -> Record:
+        assert self.base is not None and self.fed is not None
+        record = self.base
+        missing: dict[str, str] = {}
+        part = {**self._speed(missing), **self._quality(missing), **self._costs(missing)}
+        part["advice"] = advice.advice(part, supply.drives_for)
+        record["train"] = part
+        record["result"]["interrupted"] = self.interrupted
+        record["missing"].update({f"train.{key}": why for key, why in missing.items()})
+        # The loader's own advice names flags of another verb.
+        record["warnings"] = [w for w in record["warnings"] if w["id"] != "too_short"] + self.warnings
+        if part["samples_per_s"] and self.fed.rate.seconds < SHORT_S:
+            text = f"{significant(self.fed.rate.seconds)} s of training say little about its rate"
+            record["warnings"].append(
+                {"id": "too_short", "text": text, "next": "--target-auc none --seconds 10"}
+            )
+        return record
+
+    def _speed(self, missing: dict[str, str]) -> Record:
+        request, fed, peak = self.request, self.fed, self.peak
+        assert fed is not None
+        ended = "the run was interrupted before" if self.interrupted else "the run ended before"
+        rate = fed.rate.samples_per_s or None
+        if rate is None:
+            missing["samples_per_s"] = missing["rate_gib_s"] = (
+                f"{ended} {run.WARM_STEPS} steps of warm-up and a tenth of a second were over"
+            )
+        rates = [("samples_per_s_ci95", fed.rate if rate else None), ("peak_samples_per_s_ci95", peak)]
+        intervals = {key: found and found.interval() for key, found in rates}
+        for key, found in intervals.items():
+            if found is None:
+                missing[key] = "fewer than three pieces of the measured time"
+        own = peak.samples_per_s if peak else None
+        scale = data.ROW_BYTES / GIB
+        need = intervals["peak_samples_per_s_ci95"]
+        delivered = self.paced if self.paced is not None else self.loader
+        return {
+            "model": self.model.name,
+            "device": self.model.device,
+            "seed": request.seed,
+            "batch": request.batch,
+            "order": request.shuffle,
+            "learning_rate": self.model.rate,
+            "data": {
+                "folder": str(request.about.folder),
+                "seed": request.about.seed,
+                "rows": request.about.rows,
+                "table_rows": request.about.table_rows,
+            },
+            "samples": fed.samples,
+            "steps": fed.steps,
+            "seconds": fed.seconds,
+            "samples_per_s": rate,
+            **{key: list(found) if found else None for key, found in intervals.items()},
+            "rate_gib_s": rate * scale if rate else None,
+            "peak_samples_per_s": own,
+            "demand_gib_s": own * scale if own else None,
+            "demand_gib_s_ci95": [scale * bound for bound in need] if need else None,
+            "supply_gib_s": delivered.gib_s if delivered else None,
+            "supply": request.supply.document(),
+            "loader_gib_s": self.loader.gib_s if self.loader else None,
+            "input_wait_pct": self._wait(missing),
+            "gpu_idle_pct": self._idle(missing),
+            "batch_hash": fed.digest.text(),
+            "batch_hash_at": fed.digest.at(),
+        }
+
+    def _wait(self, missing: dict[str, str]) -> float | None:
+        fed = self.fed
+        assert fed is not None
+        if not fed.rate.seconds:
+            missing["input_wait_pct"] = missing.get("samples_per_s", "no time was measured")
+            return None
+        return min(100.0, 100 * fed.meter.waited_s / fed.rate.seconds)
+
+    def _idle(self, missing: dict[str, str]) -> float | None:
+        fed = self.fed
+        assert fed is not None
+        idle: float | None = fed.meter.idle_pct
+        if idle is None:
+            missing["gpu_idle_pct"] = fed.meter.idle_reason or "no step was measured"
+        return idle
+
+    def _quality(self, missing: dict[str, str]) -> Record:
+        request, fed = self.request, self.fed
+        assert fed is not None
+        evaluations = [{"samples": e.samples, "auc": e.auc, "seconds": e.seconds} for e in fed.evaluations]
+        found: Record = {
+            "quality": evaluations[-1]["auc"] if evaluations else None,
+            "quality_name": "AUC",
+            "quality_target": request.aim() if request.quality else None,
+            "quality_best": request.about.best_auc,
+            "evaluate_every": request.every() if request.quality else None,
+            "evaluations": evaluations,
+            "samples_to_target": fed.reached_at,
+            "seconds_to_target": None,
+            "parts": None,
+        }
+        if not evaluations:
+            missing["quality"] = (
+                "--target-auc none: speed alone"
+                if not request.quality
+                else "the run ended before an evaluation"
+            )
+        rate = fed.rate.samples_per_s
+        if fed.reached_at is None:
+            why = "the run was interrupted" if self.interrupted else "the run ended"
+            last = f"; the last AUC was {evaluations[-1]['auc']:.4f}" if evaluations else ""
+            target = (
+                f" before AUC {request.aim():g}{last}" if request.quality else "; no target was asked for"
+            )
+            missing["samples_to_target"] = missing["seconds_to_target"] = missing["parts"] = why + target
+            return found
+        found["seconds_to_target"] = fed.seconds
+        if not rate:
+            missing["parts"] = missing["samples_per_s"]
+            return found
+        found["parts"] = sum_of_parts(fed.reached_at, rate, [e.seconds for e in fed.evaluations], fed.seconds)
+        return found
+
+    def _costs(self, missing: dict[str, str]) -> Record:
+        fed, base = self.fed, self.base
+        assert fed is not None and base is not None
+        moved = fed.rate.samples * data.ROW_BYTES
+        ways = {
+            key: base["path"][f"{key}_bytes"] for key in ("direct", "staged", "mapped", "compat", "fabric")
+        }
+        found: Record = {
+            "path": base["path"]["ran"],
+            "bytes": ways,
+            "cpu_s_per_gib": fed.cpu.per_gib(moved) if moved else None,
+            "feed_cpu_s_per_gib": self.loader.cpu.per_gib(self.loader.bytes)
+            if self.loader and self.loader.bytes
+            else None,
+            "cache": self.request.cache,
+            "cached": self._cached(missing),
+        }
+        if found["cached"] and self.request.cache == "cold":
+            text = "called cold, but a good part of what it read was in memory"
+            self.warnings.append(
+                {"id": "not_cold", "text": text, "next": "a data set beyond memory, or one epoch of it"}
+            )
+        if not moved:
+            missing["cpu_s_per_gib"] = missing.get("samples_per_s", "no bytes were measured")
+        if found["feed_cpu_s_per_gib"] is None:
+            missing["feed_cpu_s_per_gib"] = "the loader alone wasn't measured"
+        return found
+
+    def _cached(self, missing: dict[str, str]) -> bool | None:
+        """True if a good part of the bytes came from memory, by what the devices moved."""
+        assert self.base is not None
+        moved, device = self.base["result"]["bytes"], self.base["cache"]["device_bytes"]
+        if moved and (self.resident_before or 0.0) >= 1 - CACHED_MAX:
+            return True
+        if device is None or not moved:
+            missing["cached"] = self.base["missing"].get("cache.device_bytes", "nothing was read")
+            return None
+        # Other processes' transfers count here too: only too few of them say something.
+        return bool(device < COLD_SHARE * moved)
+
+    @property
+    def holds(self) -> bool:
+        """False for a run that was called cold, and was cached."""
+        return not any(w["id"] == "not_cold" for w in self.warnings)
+
+
+def sum_of_parts(
+    samples: int, samples_per_s: float, evaluations: list[float], whole_s: float | None
+) -> Record:
+    """Seconds to a target from its parts: samples ÷ rate + evaluations; beside them the whole run's, where there was one."""
+    each = sum(evaluations) / len(evaluations) if evaluations else 0.0
+    total = samples / samples_per_s + sum(evaluations)
+    return {
+        "samples": samples,
+        "samples_per_s": samples_per_s,
+        "evaluations": len(evaluations),
+        "evaluation_s": each,
+        "sum_s": total,
+        "whole_s": whole_s,
+        "off_pct": None if not whole_s else 100 * (total / whole_s - 1),
+    }

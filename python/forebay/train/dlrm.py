@@ -1,0 +1,298 @@
+"""DLRMv2 in PyTorch, as the benchmark's reference builds it, with torch's own sparse embeddings and Adagrad.
+
+Bottom 512-256-128; 26 tables of vectors of 128, of which a sample looks up 214 and adds up those of a feature; three
+low-rank cross layers of rank 512 over the 27 vectors; top 1024-1024-512-256-1. All tables lie in one, one behind the other:
+one look-up and one sparse gradient a step. Dense layers compute in bfloat16 on a GPU (autocast); weights are float32.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import MachineError, RequestError
+from forebay.numbers import bytes_, whole
+from forebay.train import data
+from forebay.train.run import NO_NUMBER, odd_numbers
+from forebay.train.run import Meter as OfTheHost
+
+if TYPE_CHECKING:
+    import numpy
+
+    Array = numpy.ndarray[Any, Any]
+
+WIDTH, BOTTOM, RANK, CROSSES, TOP = 128, (512, 256, 128), 512, 3, (1024, 1024, 512, 256, 1)
+LEARNING_RATE = 0.005
+# Steps that are given to the GPU before the first of them is done: it never waits for Python, nor Python far ahead of it.
+IN_FLIGHT = 2
+# Of an evaluation's rows, at a time.
+SCORED = 16384
+# A weight and Adagrad's sum, of four bytes each.
+STATE_BYTES = 8
+
+
+def torch_or_say() -> Any:
+    """PyTorch. Raises MachineError where it is missing."""
+    try:
+        import torch
+    except ImportError as error:
+        found = f"it is a model of PyTorch, which can't be imported ({error})"
+        raise MachineError(
+            "train dlrm", found, "pip install torch; or forebay train toy, which needs none"
+        ) from None
+    return torch
+
+
+def device_of(name: str | None) -> str:
+    """The device asked for, else the first GPU where there is one. Raises RequestError, MachineError."""
+    torch = torch_or_say()
+    if name is None:
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    if name != "cpu" and name.partition(":")[0] != "cuda":
+        raise RequestError(f"--device {name}", "is neither cpu nor a GPU", "--device cuda:0")
+    if name != "cpu":
+        number = name.partition(":")[2] or "0"
+        if not number.isdigit():
+            raise RequestError(f"--device {name}", "is neither cpu nor a GPU", "--device cuda:0")
+        if not torch.cuda.is_available() or int(number) >= torch.cuda.device_count():
+            raise MachineError(
+                f"--device {name}", f"PyTorch sees {torch.cuda.device_count()} GPUs here", "--device cpu"
+            )
+        return f"cuda:{number}"
+    return name
+
+
+class Meter:
+    """Times of a GPU, by its own clock: computing steps, idle between them, and idle while a batch was waited for."""
+
+    idle_reason: str | None = None
+
+    def __init__(self) -> None:
+        self.busy_s = self.waited_s = self.idle_s = 0.0
+        self._before: Any = None
+
+    @property
+    def idle_pct(self) -> float | None:
+        total = self.busy_s + self.idle_s
+        return 100 * self.idle_s / total if total else None
+
+    def step(self, model: Model, rows: Any, waited_s: float) -> None:
+        model.timed(rows, waited_s, self.done)
+
+    def done(self, begin: Any, end: Any, waited_s: float) -> None:
+        self.busy_s += begin.elapsed_time(end) / 1e3
+        if self._before is not None:
+            idle = max(0.0, self._before.elapsed_time(begin) / 1e3)
+            self.idle_s += idle
+            self.waited_s += min(idle, waited_s)
+        self._before = end
+
+    def restart(self) -> None:
+        self.busy_s = self.waited_s = self.idle_s = 0.0
+        self._before = None
+
+
+class Model:
+    """Trains on batches of rows: (n, 228) words in the device's memory."""
+
+    name = "dlrm"
+
+    def __init__(
+        self, counts: Sequence[int], seed: int, device: str, learning_rate: float = LEARNING_RATE
+    ) -> None:
+        self._torch = torch_or_say()
+        self.counts, self.seed, self.device, self.rate = tuple(counts), seed, device, learning_rate
+        self.queued = device != "cpu"
+        self._flight: deque[Any] = deque()
+        self._refuse_too_much()
+        self.reset()
+
+    def _refuse_too_much(self) -> None:
+        if not self.queued:
+            return
+        free = self._torch.cuda.mem_get_info(self.device)[0]
+        wanted = sum(self.counts) * WIDTH * STATE_BYTES
+        if wanted > 0.8 * free:
+            found = f"tables of {whole(sum(self.counts))} rows take {bytes_(wanted)} with Adagrad's sums; {bytes_(free)} are free"
+            fits = int(0.6 * free / (WIDTH * STATE_BYTES) / 6)
+            raise MachineError(
+                "train dlrm", found, f"a data set of forebay train datagen dlrm --table-rows {fits}"
+            )
+
+    def reset(self) -> None:
+        """Weights of the seed, as before the first step."""
+        torch = self._torch
+        self._net = self._optimizers = None
+        # Adagrad makes sparse tensors of what it was given; torch warns unless told that they needn't be checked.
+        torch.sparse.check_sparse_tensor_invariants.disable()
+        torch.manual_seed(self.seed)
+        self._net = _network(torch, sum(self.counts), self.device).to(self.device)
+        self._net.vectors.weight.data.uniform_(
+            -0.05, 0.05, generator=torch.Generator(self.device).manual_seed(self.seed)
+        )
+        self._optimizers = [
+            torch.optim.Adagrad([self._net.vectors.weight], lr=self.rate),
+            torch.optim.Adagrad(
+                [p for n, p in self._net.named_parameters() if n != "vectors.weight"], lr=self.rate
+            ),
+        ]
+
+        def long(values: Any) -> Any:
+            return torch.as_tensor(values, dtype=torch.int64, device=self.device)
+
+        repeats = long(data.LOOKUPS)
+        self._offset = torch.repeat_interleave(long(data.starts(self.counts)), repeats)
+        self._limit = torch.repeat_interleave(long(self.counts), repeats).to(torch.int32)
+        self._bags = long(data.starts(data.LOOKUPS))
+        self._odd: Any = None
+        self._ends: dict[int, Any] = {}
+        # Look-ups beyond their table, labels that are neither 0 nor 1, losses that are no number.
+        self._wrong = torch.zeros(3, dtype=torch.int64, device=self.device)
+        self._last: Any = None
+        self.loss = torch.zeros((), device=self.device)
+
+    def close(self) -> None:
+        """Gives the device's memory back."""
+        self.wait()
+        self._net = self._optimizers = self._last = None
+        if self.queued:
+            self._torch.cuda.empty_cache()
+
+    def meter(self) -> Any:
+        return Meter() if self.queued else OfTheHost()
+
+    def wait(self) -> None:
+        """Every step is done when it returns."""
+        while self._flight:
+            self._land()
+        if self.queued:
+            self._torch.cuda.synchronize(self.device)
+
+    def hold_back(self) -> None:
+        """Waits until no more than `IN_FLIGHT` steps aren't done."""
+        event = self._torch.cuda.Event()
+        event.record()
+        self._flight.append((None, event, 0.0, None))
+        while len(self._flight) > IN_FLIGHT:
+            self._land()
+
+    def timed(self, rows: Any, waited_s: float, done: Any) -> None:
+        """A step between two marks of the GPU's clock, which `done` gets once it has passed both."""
+        begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        self.step(rows)
+        end.record()
+        self._flight.append((begin, end, waited_s, done))
+        while len(self._flight) > IN_FLIGHT:
+            self._land()
+
+    def _land(self) -> None:
+        begin, end, waited_s, done = self._flight.popleft()
+        end.synchronize()
+        if done is not None:
+            done(begin, end, waited_s)
+
+    def step(self, rows: Any) -> None:
+        """One step of Adagrad. What can't be looked up counts as wrong, and reads the table's last row."""
+        torch = self._torch
+        assert self._net is not None and self._optimizers is not None
+        labels = rows[:, data.LABEL]
+        lookups = rows[:, data.FIRST_LOOKUP :]
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        logit = self._logit(rows)
+        self.loss = torch.nn.functional.binary_cross_entropy_with_logits(logit, labels.float())
+        self.loss.backward()
+        for optimizer in self._optimizers:
+            optimizer.step()
+        with torch.no_grad():
+            beyond = ((lookups < 0) | (lookups >= self._limit)).sum()
+            self._wrong += torch.stack(
+                [beyond, (labels >> 1 != 0).sum(), (~torch.isfinite(self.loss)).long()]
+            )
+        self._last = rows if not self.queued else None
+        self.loss = self.loss.detach()
+
+    def problem(self) -> str | None:
+        """A reason why the model didn't learn in the last steps, if there is one."""
+        beyond, labels, losses = self._wrong.tolist()
+        self._wrong.zero_()
+        if beyond or labels:
+            told = None if self._last is None else data.faults(self._last.numpy(), self.counts)
+            found = f"{whole(beyond)} look-ups are beyond their table, {whole(labels)} labels neither 0 nor 1"
+            return told or f"of the last steps' rows {found}"
+        return NO_NUMBER if losses else None
+
+    def _logit(self, rows: Any) -> Any:
+        torch, net = self._torch, self._net
+        assert net is not None
+        n = len(rows)
+        dense = rows[:, data.FIRST_DENSE : data.FIRST_LOOKUP].view(torch.float32)
+        numbers = torch.minimum(rows[:, data.FIRST_LOOKUP :].clamp(min=0), self._limit - 1) + self._offset
+        if n not in self._ends:
+            first = torch.arange(n, device=self.device)[:, None] * sum(data.LOOKUPS)
+            self._ends = {n: (first + self._bags).flatten()}
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.queued):
+            return net(dense, numbers.flatten(), self._ends[n]).float()
+
+    def scores(self, rows: Any) -> Array:
+        """The chance of each row's label being 1, in host memory."""
+        torch = self._torch
+        found = []
+        with torch.no_grad():
+            for at in range(0, len(rows), SCORED):
+                some = torch.as_tensor(rows[at : at + SCORED]).to(self.device)
+                found.append(torch.sigmoid(self._logit(some)).cpu())
+        scores: Array = torch.cat(found).numpy()
+        return scores
+
+    def digest(self, rows: Any, position: int) -> Any:
+        """As `run.digest`, on the device."""
+        torch = self._torch
+        if self._odd is None:
+            self._odd = torch.as_tensor(odd_numbers(), device=self.device)
+        words = rows.contiguous().view(torch.int64)
+        place = torch.arange(position, position + len(rows), device=self.device) * 2 + 1
+        return ((words * self._odd).sum(1) * place).sum()
+
+
+def _network(torch: Any, table_rows: int, device: str) -> Any:
+    """The network: tables as one, dense layers as the reference sizes them."""
+    nn = torch.nn
+
+    def layers(inputs: int, sizes: Sequence[int], last: bool) -> Any:
+        made = []
+        for n, size in enumerate(sizes):
+            made.append(nn.Linear(inputs, size))
+            if last or n + 1 < len(sizes):
+                made.append(nn.ReLU())
+            inputs = size
+        return nn.Sequential(*made)
+
+    class Network(nn.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.vectors = nn.EmbeddingBag(
+                table_rows,
+                WIDTH,
+                mode="sum",
+                sparse=True,
+                _weight=torch.empty(table_rows, WIDTH, device=device),
+            )
+            self.bottom = layers(data.DENSE, BOTTOM, last=True)
+            wide = (len(data.LOOKUPS) + 1) * WIDTH
+            self.narrow = nn.ModuleList(nn.Linear(wide, RANK, bias=False) for _ in range(CROSSES))
+            self.widen = nn.ModuleList(nn.Linear(RANK, wide) for _ in range(CROSSES))
+            self.top = layers(wide, TOP, last=False)
+
+        def forward(self, dense: Any, numbers: Any, bags: Any) -> Any:
+            below = self.bottom(dense)
+            added = self.vectors(numbers, bags).view(len(dense), -1)
+            first = torch.cat([below, added.to(below.dtype)], dim=1)
+            x = first
+            for narrow, widen in zip(self.narrow, self.widen, strict=True):
+                x = first * widen(narrow(x)) + x
+            return self.top(x)[:, 0]
+
+    return Network()

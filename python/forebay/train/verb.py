@@ -1,0 +1,389 @@
+"""`forebay train`: real models, fed by the loader with a drive's share of bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError
+from forebay.flags import _integer, _number, _seed
+from forebay.lazy import LazyGroup
+from forebay.units import parse_seconds
+
+if TYPE_CHECKING:
+    from forebay.train.command import Request, Run
+    from forebay.train.data import About
+
+EXAMPLES = """\b
+Examples:
+  forebay train toy
+  forebay train toy --supply 0.02
+  forebay train datagen dlrm --dir /data/clicks --rows 4000000
+  forebay train dlrm --dir /data/clicks --supply 'model:d7-ps1010?drives=2' --gpus 8"""
+VERBS = {
+    "toy": ("forebay.train.verb:toy", "A model of DLRM's shape in NumPy: tries everything on two cores."),
+    "dlrm": ("forebay.train.verb:dlrm", "DLRMv2 in PyTorch, as the benchmark's reference builds it."),
+    "datagen": (
+        "forebay.train.verb:datagen",
+        "Create a model's data set, whose best reachable quality is known.",
+    ),
+}
+TOY_BATCH, TOY_ROWS, TOY_EVALUATION, TOY_TABLE_ROWS, TOY_SECONDS = 512, 131_072, 8192, 100, 30.0
+BATCH, ROWS, EVALUATION, TABLE_ROWS = 6912, 1_048_576, 65_536, 4_000_000
+# Rows of a data set at most: the loader counts further, an int32 of the rows' own does not.
+ROWS_MAX = 1 << 33
+PATHS, ORDERS, CACHES = (
+    ("auto", "mapped", "bounce", "gds"),
+    ("rows", "blocks", "none"),
+    ("any", "warm", "cold"),
+)
+PROGRESS_EVERY_S = 0.25
+PEAK_S_MAX = 600
+# Threads of linear algebra: beside the loader's, on few cores, more of them wait for each other.
+ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class TrainVerbs(LazyGroup):
+    table = VERBS
+    noun = "model or verb of train"
+
+
+@click.group(
+    "train",
+    cls=TrainVerbs,
+    epilog=EXAMPLES,
+    short_help="Does faster storage shorten training?",
+    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
+)
+def command() -> None:
+    """Does faster storage shorten this training, by how much, and what should change?
+
+    Trains a real model on rows that the loader brings, with the supply of bytes held back to what a drive would deliver.
+    Results are MLPerf-style and unverified.
+    """
+
+
+def shared(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Flags of every model."""
+    options = [
+        click.option("--supply", metavar="GIB_S|model:DRIVE?drives=K", help="Of all GPUs. Default: the loader's."),
+        click.option("--gpus", default="1", metavar="N", help="GPUs that share the supply; this run is one of them. Default: 1."),
+        click.option("--seed", default="0", metavar="N", help="Seed of weights and order. Default: 0."),
+        click.option("--path", default="auto", type=click.Choice(PATHS), help="How bytes reach a GPU."),
+        click.option("--batch-size", metavar="N", help="Samples of a batch."),
+        click.option("--samples", metavar="N", help="End after so many samples."),
+        click.option("--seconds", metavar="TIME", help="End after so much time of training, evaluations not counted."),
+        click.option("--target-auc", metavar="AUC|none", help="End at this AUC; none: speed alone. Default: the data set's."),
+        click.option("--peak-seconds", metavar="TIME", help="Time to measure the model's own peak. Default: 2."),
+        click.option("--evaluate-every", metavar="N", help="Samples between evaluations. Default: 5 % of an epoch."),
+        click.option("--learning-rate", metavar="X", help="Adagrad's."),
+        click.option("--shuffle", default="none", type=click.Choice(ORDERS), help="Default: none, as the benchmark has it."),
+        click.option("--cache", default="any", type=click.Choice(CACHES), help="The file in the page cache, or out of it."),
+        click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout."),
+        click.option("-o", "--out", metavar="FILE", help="Save the record to FILE; .jsonl appends a line."),
+        click.option("--quiet", "-q", is_flag=True, help="No progress and no summary."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.command("toy", context_settings={"max_content_width": 110})
+@click.option(
+    "--dir",
+    "folder",
+    metavar="DIR",
+    help="Folder of the data, made if it has none. Default: a temporary one.",
+)
+@click.option("--rows", metavar="N", help=f"Rows of the data that are made. Default: {TOY_ROWS}.")
+@click.option(
+    "--table-rows", metavar="N", help=f"Rows that the large tables are cut to. Default: {TOY_TABLE_ROWS}."
+)
+@click.option("--data-seed", metavar="N", help="Seed of the data. Default: 0.")
+@shared
+def toy(folder: str | None, as_json: bool, out: str | None, quiet: bool, **flags: Any) -> int:
+    """A model of DLRM's shape in NumPy: supply, samples, advice and records, without PyTorch and without a GPU.
+
+    It makes its own data, 120 MB, and trains until the target, 30 s at most. It says nothing about a GPU's speed.
+    """
+    if "numpy" not in sys.modules:
+        for name in ONE_THREAD:
+            os.environ.setdefault(name, "1")
+    with _toy_data(folder, flags, quiet) as about:
+        from forebay.train import toy as model
+
+        request = _request(about, flags, TOY_BATCH)
+        if request.samples is None and request.seconds is None:
+            request.seconds = TOY_SECONDS
+        made = model.Model(about.tables, request.seed, _rate(flags) or model.LEARNING_RATE)
+        return _run(request, made, False, as_json, out, quiet)
+
+
+@click.command("dlrm", context_settings={"max_content_width": 110})
+@click.option("--dir", "folder", metavar="DIR", required=True, help="Folder of forebay train datagen dlrm.")
+@click.option("--rows", metavar="N", help="Refuse a data set of another length.")
+@click.option("--table-rows", metavar="N", help="Refuse a data set of other tables.")
+@click.option("--data-seed", metavar="N", help="Refuse a data set of another seed.")
+@click.option("--device", metavar="NAME", help="cpu, cuda:0. Default: the first GPU, else cpu.")
+@shared
+def dlrm(folder: str, device: str | None, as_json: bool, out: str | None, quiet: bool, **flags: Any) -> int:
+    """DLRMv2 as the benchmark's reference builds it, in PyTorch: 26 tables, 214 look-ups and 912 bytes a sample.
+
+    The data set says to how many rows the tables are cut. Trains for one epoch, or until the target.
+    """
+    from forebay.train import dlrm as model
+
+    model.torch_or_say()
+    about = _opened(Path(folder), flags)
+    request = _request(about, flags, min(BATCH, about.rows))
+    if request.samples is None and request.seconds is None:
+        request.samples = about.rows
+    made = model.Model(
+        about.tables, request.seed, model.device_of(device), _rate(flags) or model.LEARNING_RATE
+    )
+    try:
+        return _run(request, made, True, as_json, out, quiet)
+    finally:
+        made.close()
+
+
+@click.command("datagen", context_settings={"max_content_width": 110})
+@click.argument("model", type=click.Choice(("dlrm",)))
+@click.option(
+    "--dir", "folder", metavar="DIR", required=True, help="Folder that is made, or has none of these files."
+)
+@click.option(
+    "--rows", metavar="N", default=str(ROWS), help=f"Rows to train on, of 912 bytes. Default: {ROWS}."
+)
+@click.option(
+    "--evaluation-rows",
+    metavar="N",
+    default=str(EVALUATION),
+    help=f"Rows to evaluate on. Default: {EVALUATION}.",
+)
+@click.option(
+    "--table-rows",
+    metavar="N",
+    default=str(TABLE_ROWS),
+    help=f"Large tables are cut to that. Default: {TABLE_ROWS}.",
+)
+@click.option("--seed", metavar="N", default="0", help="Seed of rows and teacher. Default: 0.")
+@click.option("--json", "as_json", is_flag=True, help="What was made as one JSON document on stdout.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
+def datagen(
+    model: str,
+    folder: str,
+    rows: str,
+    evaluation_rows: str,
+    table_rows: str,
+    seed: str,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Rows of 912 bytes as DLRMv2 reads them, from a seed, with labels that a planted teacher draws.
+
+    The best AUC that any model can reach on them stands in dataset.json beside them, as the target does. The loader reads
+    them as rows of one size: forebay feed DIR/train.bin --row-bytes 912.
+    """
+    from forebay.numbers import bytes_, whole
+    from forebay.train import data
+
+    counts = (
+        _count(rows, "--rows", ROWS_MAX), _count(evaluation_rows, "--evaluation-rows", ROWS_MAX),
+        _count(table_rows, "--table-rows", max(data.TABLE_ROWS)),
+    )  # fmt: skip
+    with _progress(quiet) as say:
+        about = data.generate(Path(folder), _seed(seed, "--seed"), *counts, progress=say)
+    if as_json:
+        click.echo(json.dumps(about.document(), indent=1))
+    elif not quiet:
+        size = bytes_(about.rows * data.ROW_BYTES)
+        click.echo(
+            f"{folder}: {whole(about.rows)} rows ({size}) to train on, {whole(about.evaluation_rows)} to evaluate on"
+        )
+        best = f"best reachable AUC {about.best_auc:.4f}, target {about.target_auc:.4f}"
+        click.echo(f"{best}, {100 * about.positives:.1f} % positive")
+        click.echo(f"next: forebay train dlrm --dir {folder}")
+    return DONE
+
+
+def _count(text: str, flag: str, most: int) -> int:
+    number = _integer(text, flag, most)
+    if number < 1:
+        raise RequestError(f"{flag} {text}", "is below 1", f"{flag} 1000")
+    return number
+
+
+def _rate(flags: dict[str, Any]) -> float | None:
+    text = flags["learning_rate"]
+    if text is None:
+        return None
+    rate = _number(text, "--learning-rate")
+    if not 0 < rate < 1e6:
+        raise RequestError(f"--learning-rate {text}", "is no rate above 0", "--learning-rate 0.005")
+    return rate
+
+
+def _expected(flags: dict[str, Any]) -> dict[str, int]:
+    """The data set that the flags ask for: row of `About` → value."""
+    asked = {
+        "rows": ("--rows", ROWS_MAX), "table_rows": ("--table-rows", 40_000_000), "data_seed": ("--data-seed", (1 << 63) - 1)
+    }  # fmt: skip
+    found = {}
+    for key, (flag, most) in asked.items():
+        if flags[key] is not None:
+            found["seed" if key == "data_seed" else key] = _integer(flags[key], flag, most)
+    return found
+
+
+def _opened(folder: Path, flags: dict[str, Any]) -> About:
+    """The data set, if it is as the flags say. Raises RequestError."""
+    from forebay.train import data
+
+    about = data.open_folder(folder)
+    for key, value in _expected(flags).items():
+        found = getattr(about, key)
+        if found != value:
+            flag = "--data-seed" if key == "seed" else f"--{key.replace('_', '-')}"
+            raise RequestError(
+                f"{flag} {value}", f"the data set {folder} has {found}", f"{flag} {found}, or another --dir"
+            )
+    data.refuse_another_seed(about)
+    return about
+
+
+@contextlib.contextmanager
+def _toy_data(folder: str | None, flags: dict[str, Any], quiet: bool) -> Iterator[About]:
+    """The toy's data set: that of the folder, one made there, or one that is gone afterwards."""
+    from forebay.train import data
+
+    asked = _expected(flags)
+    wanted = (
+        asked.get("seed", 0),
+        asked.get("rows", TOY_ROWS),
+        TOY_EVALUATION,
+        asked.get("table_rows", TOY_TABLE_ROWS),
+    )
+    if min(wanted[1], wanted[3]) < 1:
+        raise RequestError("--rows and --table-rows", "one of them is 0", f"--rows {TOY_ROWS}")
+    if folder is not None and (Path(folder) / data.ABOUT).exists():
+        yield _opened(Path(folder), flags)
+        return
+    if folder is not None:
+        with _progress(quiet) as say:
+            about = data.generate(Path(folder), *wanted, progress=say)
+        yield about
+        return
+    made = tempfile.mkdtemp(prefix="forebay-train-")
+    try:
+        with _progress(quiet) as say:
+            about = data.generate(Path(made), *wanted, progress=say)
+        yield about
+    finally:
+        with data.uninterrupted():
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def _request(about: About, flags: dict[str, Any], batch: int) -> Request:
+    from forebay.train import supply
+    from forebay.train.command import PEAK_S, Request
+    from forebay.train.run import CHECK_S
+
+    target = flags["target_auc"]
+    quality = target != "none"
+    aim = None
+    if quality and target is not None:
+        with contextlib.suppress(RequestError):
+            aim = _number(target, "--target-auc")
+        if aim is None or not 0.5 < aim < 1:
+            next = f"--target-auc {about.target_auc:g}, or --target-auc none"
+            raise RequestError(f"--target-auc {target}", "is not between 0.5 (guessing) and 1", next)
+    most = (1 << 63) - 1
+    peak_s = parse_seconds(flags["peak_seconds"], "--peak-seconds") if flags["peak_seconds"] else PEAK_S
+    if not 0 < peak_s <= PEAK_S_MAX:
+        raise RequestError(
+            f"--peak-seconds {flags['peak_seconds']}",
+            f"is not above 0 and up to {PEAK_S_MAX}",
+            "--peak-seconds 2",
+        )
+    return Request(
+        about,
+        supply.parse(flags["supply"], _integer(flags["gpus"], "--gpus")),
+        _count(flags["batch_size"], "--batch-size", most) if flags["batch_size"] else batch,
+        seed=_seed(flags["seed"], "--seed"),
+        path=flags["path"],
+        shuffle=flags["shuffle"],
+        cache=flags["cache"],
+        samples=_count(flags["samples"], "--samples", most) if flags["samples"] else None,
+        seconds=parse_seconds(flags["seconds"], "--seconds") if flags["seconds"] else None,
+        target=aim,
+        quality=quality,
+        peak_s=peak_s,
+        check_s=min(CHECK_S, peak_s / 2),
+        evaluate_every=_count(flags["evaluate_every"], "--evaluate-every", most)
+        if flags["evaluate_every"]
+        else None,
+    )
+
+
+def _run(request: Request, model: Any, torch: bool, as_json: bool, out: str | None, quiet: bool) -> int:
+    from forebay.bench import save, terminal
+    from forebay.train.command import Run
+
+    request.check(model.device)
+    output = save.Output(out, save.RUN) if out else None
+    with _progress(quiet) as say:
+        run: Run = Run(request, model, torch, say)
+        failure = run.measure()
+    record = run.record()
+    with save.unless_said([record], output):
+        if not quiet:
+            from forebay.train import show
+
+            click.echo(show.text(record, terminal.text_width()), err=as_json)
+        sys.stdout.flush()
+    if output:
+        output.write([record])
+    if as_json:
+        with save.unless_said([record], output):
+            click.echo(json.dumps(record, indent=1))
+    if failure is not None:
+        raise failure
+    if run.interrupted:
+        return INTERRUPTED
+    return DONE if run.holds else CHECK_FAILED
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Says on a terminal how far it is, four times a second at most; the line is gone afterwards."""
+    from forebay.bench.terminal import takes_more
+
+    shown, last = not quiet and sys.stderr.isatty(), [0.0]
+
+    def write(text: str) -> None:
+        if takes_more(sys.stderr):
+            with contextlib.suppress(OSError):
+                sys.stderr.write(text)
+                sys.stderr.flush()
+
+    def say(text: str) -> None:
+        if shown and time.monotonic() - last[0] >= PROGRESS_EVERY_S:
+            last[0] = time.monotonic()
+            write(f"\r\x1b[K{text}")
+
+    try:
+        yield say
+    finally:
+        if shown:
+            write("\r\x1b[K")
