@@ -250,6 +250,7 @@ def test_a_supply_of_drives_is_what_plan_predicts_and_keeps_the_sheets_rate() ->
     assert found.low is not None and found.high is not None and found.gib_s is not None
     assert found.low < found.gib_s < found.high and found.kind == "simulated supply"
     assert supply.parse("13.5", 8).gib_s == pytest.approx(13.5 / 8) and supply.parse(None).kind == "the loader"
+    assert supply.parse("model:micron-9300-pro").drive == "Micron 9300 PRO"
     for name, count, gives in supply.drives_for(1.6, 8):
         assert gives >= 1.6 > gives * (count - 1) / count, name
 

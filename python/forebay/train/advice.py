@@ -103,9 +103,9 @@ def gds(train: dict[str, Any]) -> str:
         return f"GPUDirect Storage can't be told here: cuFile runs in compatibility mode ({paid})."
     if bound == COMPUTE and wait is not None and wait <= WAIT_MAX_PCT:
         cores = None if cpu is None else cpu * (train.get("rate_gib_s") or 0.0)
-        saved = "" if cores is None else f", and at most {significant(cores)} cores"
+        saved = "" if cores is None else f"; it could save {significant(cores)} cores at most"
         waits = f"compute-bound, {significant(wait)} % of the time waits for batches"
-        return f"GPUDirect Storage has no effect on time: {waits}{saved}; {paid}."
+        return f"GPUDirect Storage has no effect on time: {waits}{saved} ({paid})."
     if (train.get("supply") or {}).get("kind") == "simulated supply":
         return f"GPUDirect Storage can't be told here: the supply is simulated, so no path could be faster ({paid})."
     way = ran or "an unknown path"

@@ -7,11 +7,12 @@ one look-up and one sparse gradient a step. Dense layers compute in bfloat16 on 
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import MachineError, RequestError
+from forebay.errors import MachineError, RequestError, RunError
 from forebay.numbers import bytes_, whole
 from forebay.train import data
 from forebay.train.run import NO_NUMBER, odd_numbers
@@ -63,6 +64,16 @@ def device_of(name: str | None) -> str:
     return name
 
 
+def available_bytes() -> int:
+    """Memory of the host that can be had; all of it where the kernel doesn't say."""
+    try:
+        with open("/proc/meminfo") as file:
+            found = dict(line.split(":", 1) for line in file)
+        return int(found["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError, IndexError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 class Meter:
     """Times of a GPU, by its own clock: computing steps, idle between them, and idle while a batch was waited for."""
 
@@ -92,6 +103,10 @@ class Meter:
         self.busy_s = self.waited_s = self.idle_s = 0.0
         self._before = None
 
+    def pause(self) -> None:
+        """What comes now isn't training: the gap after it isn't counted as idle."""
+        self._before = None
+
 
 class Model:
     """Trains on batches of rows: (n, 228) words in the device's memory."""
@@ -109,9 +124,7 @@ class Model:
         self.reset()
 
     def _refuse_too_much(self) -> None:
-        if not self.queued:
-            return
-        free = self._torch.cuda.mem_get_info(self.device)[0]
+        free = self._torch.cuda.mem_get_info(self.device)[0] if self.queued else available_bytes()
         wanted = sum(self.counts) * WIDTH * STATE_BYTES
         if wanted > 0.8 * free:
             found = f"tables of {whole(sum(self.counts))} rows take {bytes_(wanted)} with Adagrad's sums; {bytes_(free)} are free"
@@ -194,7 +207,16 @@ class Model:
             done(begin, end, waited_s)
 
     def step(self, rows: Any) -> None:
-        """One step of Adagrad. What can't be looked up counts as wrong, and reads the table's last row."""
+        """One step of Adagrad. What can't be looked up counts as wrong, and reads the table's last row. Raises RunError."""
+        try:
+            self._step(rows)
+        except self._torch.OutOfMemoryError as error:
+            found = f"a step of {whole(len(rows))} samples takes more memory than the GPU has ({str(error).split('. ')[0]})"
+            raise RunError(
+                f"--batch-size {len(rows)}", found, f"--batch-size {max(1, len(rows) // 2)}"
+            ) from None
+
+    def _step(self, rows: Any) -> None:
         torch = self._torch
         assert self._net is not None and self._optimizers is not None
         labels = rows[:, data.LABEL]

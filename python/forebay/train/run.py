@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     Array = numpy.ndarray[Any, Any]
 
-# Batches kept in memory for the peak, and how many bytes of them at most.
-KEPT, KEPT_BYTES = 8, 512 << 20
+# Batches kept in memory for the peak, and how many bytes of them at most. Few of them would stay in the caches, and so
+# would the rows that they look up: a peak that no run on other samples reaches.
+KEPT, KEPT_BYTES = 64, 1 << 30
 # Steps before a rate is measured; pieces of the measured time, whose spread gives the interval.
 WARM_STEPS, PIECES = 3, 8
 # The check of the supply: seconds, and batches at least.
@@ -122,13 +123,16 @@ class Digest:
             self._marks.append((self.samples, len(self._parts)))
 
     def text(self) -> str:
+        """16 hexadecimal digits."""
         return f"{self._upto(len(self._parts)):016x}"
 
     def at(self) -> list[dict[str, Any]]:
         return [{"samples": samples, "hash": f"{self._upto(parts):016x}"} for samples, parts in self._marks]
 
     def _upto(self, parts: int) -> int:
-        return sum(int(part) & MASK for part in self._parts[:parts]) & MASK
+        # Those of a device are fetched once.
+        self._parts = [part if isinstance(part, int) else int(part) for part in self._parts]
+        return sum(self._parts[:parts]) & MASK
 
 
 @cache
@@ -144,7 +148,7 @@ def digest(rows: Array, position: int) -> int:
     import numpy as np
 
     words = np.ascontiguousarray(rows).view(np.uint64)
-    each = (words * odd_numbers().view(np.uint64)).sum(1)
+    each = np.einsum("ij,j->i", words, odd_numbers().view(np.uint64))
     place = np.arange(position, position + len(rows), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     return int((each * place).sum())
 
@@ -169,6 +173,9 @@ class Meter:
 
     def restart(self) -> None:
         self.busy_s = self.waited_s = 0.0
+
+    def pause(self) -> None:
+        """What comes now isn't training; nor is it counted."""
 
 
 @dataclass
@@ -298,6 +305,7 @@ class Fed:
         assert self._evaluate is not None
         found = self._evaluate(self.model)
         took = time.perf_counter() - began
+        self.meter.pause()
         self.evaluations.append(Evaluation(self.samples, found, took))
         self.evaluating_s += took
         if self.pace is not None:
@@ -312,7 +320,8 @@ class Pieces:
     def __init__(self, fed: Fed) -> None:
         self.fed = fed
         self._ends: list[tuple[int, float]] = []
-        self._length = 0.1
+        # A device runs empty at a piece's end.
+        self._length = 0.4 if fed.model.queued else 0.1
         self._paused = 0.0
         self._cpu = Cpu()
         self._cpu_paused = Cpu()

@@ -7,15 +7,20 @@ not its data sheet's rate; both are told. What is paced are real bytes, read by 
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from forebay.errors import RequestError
 from forebay.units import GIB, parse_gib_s
+
+if TYPE_CHECKING:
+    from forebay.plan.catalogue import Drive
 
 # How a supply that is paced is called, everywhere.
 SIMULATED = "simulated supply"
@@ -81,8 +86,6 @@ def parse(text: str | None, gpus: int = 1) -> Supply:
 
 
 def _of_drives(text: str, gpus: int) -> Supply:
-    from forebay.plan import catalogue
-
     name, _, query = text.removeprefix(SCHEME).partition("?")
     asked = f"--supply {text}"
     keys = parse_qsl(query, keep_blank_values=True)
@@ -98,13 +101,29 @@ def _of_drives(text: str, gpus: int) -> Supply:
             asked, f"drives={number} is not between 1 and {DRIVES_MAX}", f"--supply '{SCHEME}{name}?drives=4'"
         )
     drives = int(number)
-    sheet = catalogue.drive(name)
+    sheet = drive_of(name)
     share, spread = efficiency()
     each = sheet.read_gibps * drives / gpus
     low, high = (each * share * math.exp(sign * P90 * spread) for sign in (-1, 1))
     return Supply(each * share, text, gpus, sheet.name, drives, each, low, high)
 
 
+def drive_of(name: str) -> Drive:
+    """A drive of the catalogue by its name, or by that of `model:`, which has dashes for spaces. Raises RequestError."""
+    from forebay.plan import catalogue
+
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower())
+    for drive in catalogue.drives().values():
+        if re.sub(r"[^a-z0-9]+", "-", drive.name.lower()) == slug:
+            return drive
+    try:
+        return catalogue.drive(name)
+    except RequestError as error:
+        known = ", ".join(drive.name for drive in catalogue.drives().values())
+        raise RequestError(f"--supply {SCHEME}{name}", error.found, f"one of {known}; or a number of GiB/s") from None
+
+
+@cache
 def efficiency() -> tuple[float, float]:
     """The share of drives' sequential rate that reads of DLRM reach, and the spread of its logarithm: what plans are made of."""
     from forebay.plan.planner import published
