@@ -22,6 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # and children inherit that: tests that send it would send it to the deaf.
 SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
 
+# Before anything imports NumPy: beside other workers, threads of linear algebra wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # marker → (may it run here, why not)
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "root": (lambda: os.geteuid() == 0, "needs root; try: sudo make test-root"),
