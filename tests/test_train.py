@@ -355,6 +355,14 @@ def test_advice_is_right_in_thirty_made_up_records(kind: str, number: int) -> No
 
 
 @pytest.mark.promise("TRN-7")
+def test_what_the_page_cache_brought_says_nothing_of_the_storage() -> None:
+    train = {**made_up(random.Random(1), "compute"), "supply": {"kind": supply.LOADER, "gpus": 1}, "cached": True}
+    text = advice.storage(train, supply.drives_for)
+    assert "out of the page cache" in text and "nothing of the storage" in text and "has to bring" in text
+    assert "gains nothing" in advice.storage({**train, "cached": False}, supply.drives_for)
+
+
+@pytest.mark.promise("TRN-7")
 def test_advice_of_what_was_not_measured_says_so() -> None:
     for found in advice.advice({"demand_gib_s": None, "supply_gib_s": 1.0}):
         assert "wasn't measured" in found["text"] or "wasn't run" in found["text"]
@@ -410,6 +418,7 @@ def test_what_no_model_can_read_ends_the_run_and_names_the_sample(
     record, failure = ran(copied(folder, tmp_path / "wrong", wrong))
     assert isinstance(failure, RunError) and said in failure.found and "sample 3,000" in failure.found
     assert failure.asked == "step 12, after 3,072 samples" and record["train"]["samples"] == 3072
+    assert record["train"]["peak_samples_per_s"] is None and "wrong" in record["missing"]["train.peak_samples_per_s"]
 
 
 @pytest.mark.promise("TRN-8")
@@ -419,6 +428,20 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_the_step(folder: Path) 
     failure = made.measure()
     assert isinstance(failure, RunError) and failure.asked.startswith("step ") and "samples" in failure.asked
     assert failure.found == run.NO_NUMBER and made.record()["train"]["samples"] > 0
+
+
+@pytest.mark.promise("TRN-9")
+def test_a_report_shows_what_was_trained_and_the_advice(forebay: Forebay, folder: Path, tmp_path: Path) -> None:
+    record, _ = ran(folder)
+    for key in ("samples_per_s", "supply", "advice"):
+        strange = {**record, "id": key, "train": {**record["train"], key: "x"}}
+        (tmp_path / f"{key}.json").write_text(json.dumps(strange))
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    assert forebay("report", "run.json", "-o", "page.html", cwd=tmp_path).returncode == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "Toy trained at" in page and record["train"]["batch_hash"] in page and "GPUDirect Storage can" in page
+    strange_ones = [f"{key}.json" for key in ("samples_per_s", "supply", "advice")]
+    assert forebay("report", *strange_ones, "-o", "p.html", cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.promise("TRN-8")

@@ -1,4 +1,4 @@
-"""Runs of a loader on the page: how fast samples were handed out, how long their consumer waited, at what cost."""
+"""Runs of a loader, and of models that it fed, on the page: how fast, how long a batch was waited for, at what cost."""
 
 from __future__ import annotations
 
@@ -17,21 +17,71 @@ FOOT = (
     "the same data at the same positions."
 )
 
+TRAINED = ["Model", "Batch", "Supply, GiB/s", "Needs", "Samples/s", "Of its peak", "Waited", "AUC", "To the target", "Hash"]
+TRAINED_FOOT = (
+    "Supply: of one GPU, by the clock; needs: what the model's own peak takes. To the target: with evaluations. Runs with "
+    "equal hashes saw the same batches. MLPerf-style, unverified."
+)
+
 
 def is_feeding(entry: Entry) -> bool:
     return isinstance(entry.record.get("feed"), dict)
 
 
+def is_training(entry: Entry) -> bool:
+    return isinstance(entry.record.get("train"), dict)
+
+
 def name(entry: Entry) -> str:
-    """`loader, 8,192 samples a batch`."""
+    """`loader, 8,192 samples a batch`, `dlrm, 6,912 samples a batch`."""
+    if is_training(entry):
+        run = Run(entry)
+        return f"{run.text('train.model', 'model')}, {numbers.whole(run.number('train.batch') or 0)} samples a batch"
     return f"loader, {numbers.whole(Run(entry).number('feed.batch_size') or 0)} samples a batch"
 
 
 def sections(entries: Sequence[Entry], notes: Notes) -> list[Section]:
-    """One section for all runs of loaders; none without one."""
-    if not entries:
+    """One section for all runs of loaders, and one for all models that they fed; none without one."""
+    trained = [Run(entry) for entry in entries if is_training(entry)]
+    runs = [Run(entry) for entry in entries if not is_training(entry)]
+    return [*_trained(trained, notes), *_fed(runs, notes)]
+
+
+def _trained(runs: Sequence[Run], notes: Notes) -> list[Section]:
+    if not runs:
         return []
-    runs = [Run(entry) for entry in entries]
+    last = runs[-1]
+    rate, own = last.number("train.samples_per_s"), last.number("train.peak_samples_per_s")
+    finding = f"{last.text('train.model', 'a model')} trained at {numbers.whole(rate or 0.0)} samples/s"
+    finding += f", {numbers.percent(rate / own)} of its own peak" if rate and own else ""
+    facts = [(str(said.get("area")), str(said.get("text"))) for said in last.items("train.advice")]
+    table = Table("train-runs", "Training", [], TRAINED, [_model_row(run, notes) for run in runs[:ROWS_MAX]], TRAINED_FOOT)
+    command = next((c for c in (command_line(run.at("command")) for run in runs) if c), "")
+    return [Section("train", "Training", finding, "", [table], facts, command)]
+
+
+def _model_row(run: Run, notes: Notes) -> list[Cell]:
+    rate, own = run.number("train.samples_per_s"), run.number("train.peak_samples_per_s")
+    wait, drive = run.number("train.input_wait_pct"), run.text("train.supply.drive")
+    drives = f"{numbers.whole(run.number('train.supply.drives') or 0)} × {drive}" if drive else run.text("train.supply.kind")
+    supply, need = run.number("train.supply_gib_s"), run.number("train.demand_gib_s")
+    return [
+        text(run.text("train.model", "?"), run.text("train.device")),
+        Cell(numbers.whole(run.number("train.batch") or 0.0)),
+        Cell(numbers.significant(supply), drives) if supply else notes.missing(run.reason("train.supply_gib_s")),
+        notes.value(need, numbers.significant, run.reason("train.demand_gib_s")),
+        notes.value(rate, numbers.whole, run.reason("train.samples_per_s")),
+        notes.value(rate / own if rate and own else None, numbers.percent, run.reason("train.peak_samples_per_s")),
+        notes.value(wait, lambda pct: numbers.percent(pct / 100), run.reason("train.input_wait_pct")),
+        notes.value(run.number("train.quality"), lambda auc: f"{auc:.4f}", run.reason("train.quality")),
+        notes.value(run.number("train.seconds_to_target"), numbers.seconds, run.reason("train.seconds_to_target")),
+        text(run.text("train.batch_hash", "?")),
+    ]
+
+
+def _fed(runs: Sequence[Run], notes: Notes) -> list[Section]:
+    if not runs:
+        return []
     best = max(runs, key=lambda run: run.number("feed.samples_per_s") or 0.0)
     rate = numbers.whole(best.number("feed.samples_per_s") or 0.0)
     finding = f"a loader handed out {rate} samples/s ({numbers.significant(best.number('result.throughput_gib_s') or 0.0)} GiB/s)"

@@ -20,6 +20,8 @@ OVER = 1.25
 # GiB/s of one GPU, and of how many → (drive, count, what one GPU then gets).
 Drives = Callable[[float, int], Sequence[tuple[str, int, float]]]
 
+# A supply that wasn't held back, as records call it.
+LOADER = "the loader"
 COMPUTE, SUPPLY, BETWEEN, UNKNOWN = "compute", "supply", "between", "unknown"
 
 
@@ -72,6 +74,11 @@ def storage(train: dict[str, Any], drives: Drives | None) -> str:
         BETWEEN: f"Supply ({_gib(supply)} GiB/s) and need ({_gib(demand)}) are within {percent(FREE_ABOVE - 1)} or their "
         "interval: more storage gains a few per cent at most; the plateau needs",
     }[bound]
+    if bound == COMPUTE and train.get("cached") and (train.get("supply") or {}).get("kind") == LOADER:
+        told = (
+            f"These bytes came out of the page cache, {ratio(supply / demand)} times as fast as the model takes them, which says "
+            "nothing of the storage: to reach the plateau that has to bring"
+        )
     gpus = (train.get("supply") or {}).get("gpus") or 1
     return f"{told} {wanted}{_drives(list(drives(least['5 %'][0], gpus)) if drives else [], gpus)}."
 
@@ -80,7 +87,7 @@ def _drives(choices: Sequence[tuple[str, int, float]], gpus: int) -> str:
     """The fewest fast drives and the many cheap ones that give the first of those supplies."""
     if not choices:
         return ""
-    of = "this GPU" if gpus == 1 else f"{gpus} such GPUs"
+    of = "one such GPU" if gpus == 1 else f"{gpus} such GPUs"
     listed = [f"{count} × {name}" for name, count, _ in choices]
     if choices[0][1] == choices[-1][1]:
         return f"; by the plan, {choices[0][1]} × any drive that it knows is enough for {of}"
@@ -123,6 +130,8 @@ def balance(train: dict[str, Any]) -> str:
     waits = "" if wait is None else f"{what} waits for batches {significant(wait)} % of the time"
     if idle is not None:
         waits += f" and idles {significant(idle)} %"
+    if wait is not None and bound == COMPUTE and wait > WAIT_MAX_PCT:
+        waits += ", though the supply is there: that is what handing a batch over takes"
     waits = f" ({waits})" if waits else ""
     if bound == SUPPLY:
         return (
@@ -130,7 +139,7 @@ def balance(train: dict[str, Any]) -> str:
             f"at {whole(train['peak_samples_per_s'])} samples/s."
         )
     if bound == COMPUTE:
-        over = ", which is more than this GPU can use" if supply > OVER * demand else ""
+        over = ", which is more than it can use" if supply > OVER * demand else ""
         return (
             f"Compute is the bottleneck, at {whole(train['peak_samples_per_s'])} samples/s{waits}; the supply would carry "
             f"{ratio(supply / demand)} times this compute{over}."

@@ -74,13 +74,14 @@ class Source:
 
     def __init__(self, request: Request, device: str, torch: bool) -> None:
         from forebay.feed import rows
+        from forebay.feed.verb import in_flags
 
         if torch:
             from forebay.torch import Loader
         else:
             from forebay.feed import Loader  # type: ignore[assignment]
         self._torch = torch
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), in_flags():
             warnings.simplefilter("ignore")
             self.loader = Loader(
                 rows(request.about.folder / data.TRAIN, data.ROW),
@@ -133,6 +134,7 @@ class Run:
         self.request, self.model, self._torch = request, model, torch
         self._say = say or (lambda text: None)
         self.peak: run.Rate | None = None
+        self.no_peak = "the run was interrupted before"
         self.loader: run.Delivered | None = None
         self.paced: run.Delivered | None = None
         self.fed: run.Fed | None = None
@@ -200,8 +202,9 @@ class Run:
         self.peak, _ = run.peak(self.model, kept, self.request.peak_s)
         del kept
         problem = self.model.problem()
-        if problem == run.NO_NUMBER:
-            self._say("the loss of the peak's steps was no number")
+        # Steps that can't look up are no measure. A loss that is no number takes as long as another.
+        if problem and problem != run.NO_NUMBER:
+            self.peak, self.no_peak = None, f"the batches that it would be measured on are wrong: {problem}"
         self.model.reset()
 
     def _train(self) -> None:
@@ -305,8 +308,14 @@ class Run:
             if found is None:
                 missing[key] = "fewer than three pieces of the measured time"
         own = peak.samples_per_s if peak else None
+        if own is None:
+            missing.update(
+                dict.fromkeys(("peak_samples_per_s", "demand_gib_s", "peak_samples_per_s_ci95"), self.no_peak)
+            )
         scale = data.ROW_BYTES / GIB
         need = intervals["peak_samples_per_s_ci95"]
+        if need is None:
+            missing["demand_gib_s_ci95"] = missing["peak_samples_per_s_ci95"]
         delivered = self.paced if self.paced is not None else self.loader
         return {
             "model": self.model.name,

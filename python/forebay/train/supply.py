@@ -120,7 +120,9 @@ def drive_of(name: str) -> Drive:
         return catalogue.drive(name)
     except RequestError as error:
         known = ", ".join(drive.name for drive in catalogue.drives().values())
-        raise RequestError(f"--supply {SCHEME}{name}", error.found, f"one of {known}; or a number of GiB/s") from None
+        raise RequestError(
+            f"--supply {SCHEME}{name}", error.found, f"one of {known}; or a number of GiB/s"
+        ) from None
 
 
 @cache
