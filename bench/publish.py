@@ -102,6 +102,7 @@ QUESTIONS = (
             Part("feed", only=".*samples, in order", others="torch"),
             Part("feed", only=".*samples, shuffled"),
             Part("feed", only=".*into a GPU", others="torch"),
+            Part("train", as_is=()),
         ),
     ),
     Question(

@@ -41,6 +41,7 @@ Row = dict[str, Any]
 # Fields of a record that are kept.
 KEPT = ("input_wait_pct", "gpu_idle_pct", "batch_hash", "batch_hash_at", "samples", "cpu_s_per_gib", "path", "loader_gib_s")
 HEAD = "| batch | fed by | samples/s | of the lesser | waits, % | GPU idle, % | CPU alone, core-s/GiB |"
+HEAD_OF_WHOLES = "| supply | samples to the target | samples/s | evaluations | sum of parts, s | whole run, s | off, % |"
 HOLDS = {True: "holds", False: "**does not hold**"}
 
 
@@ -298,6 +299,17 @@ def table(rounds: list[list[Row]]) -> list[str]:
     return lines
 
 
+def of_wholes(wholes: list[Row]) -> list[str]:
+    if not any(whole.get("sum_s") for whole in wholes):
+        return []
+    lines = ["", HEAD_OF_WHOLES, "|---|" + "---|" * 6]
+    for whole in wholes:
+        share = f"{whole['share']:g} of the need" if whole["share"] else "the loader"
+        parts = f"{whole['samples']:,} | {whole['samples_per_s']:,.0f} | {whole['evaluations']} × {whole['evaluation_s']:.3f} s"
+        lines.append(f"| {share} | {parts} | {whole['sum_s']:.2f} | {whole['whole_s']:.2f} | {whole['off_pct']:+.2f} |")
+    return lines
+
+
 def main() -> int:
     parser = arguments(__doc__ or "", 4.0)
     parser.add_argument("--gpu", action="store_true", help="DLRMv2 on the first GPU")
@@ -326,7 +338,7 @@ def main() -> int:
     finally:
         # What was measured stays, whatever ended it.
         said = verdicts(rounds, wholes, options.gpu) if rounds and rounds[-1] else []
-        text = section(title, options, "\n".join([*table(rounds), "", *said, ""]))
+        text = section(title, options, "\n".join([*table(rounds), *of_wholes(wholes), "", *said, ""]))
         save(options.json, title, options, [{"rounds": rounds, "wholes": wholes}], text)
     publish(title, options, text)
     return 1 if any("does not hold" in line for line in said) else 0
