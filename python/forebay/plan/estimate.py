@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forebay.plan.fit import Parameter
+from forebay.plan.fit import Z80, Parameter
 
-# Of a normal distribution, the interval that holds 80 %.
-Z80 = 1.2815515655446004
 # Stations whose utilisations lie within this factor of each other limit together.
 BALANCED = 0.9
 
@@ -62,6 +60,11 @@ def far(asked: Sequence[tuple[str, float, float, float]]) -> list[str]:
 def from_log(mean: float, sd: float, unit: str, **more: Any) -> Estimate:
     """Out of a logarithm with its standard deviation."""
     return Estimate(math.exp(mean), math.exp(mean - Z80 * sd), math.exp(mean + Z80 * sd), unit, **more)
+
+
+def from_sides(mean: float, low: float, high: float, unit: str, **more: Any) -> Estimate:
+    """Out of a logarithm with its standard deviations below and above."""
+    return Estimate(math.exp(mean), math.exp(mean - Z80 * low), math.exp(mean + Z80 * high), unit, **more)
 
 
 def from_logit(mean: float, sd: float, unit: str, scale: float = 100.0, **more: Any) -> Estimate:

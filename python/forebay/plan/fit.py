@@ -26,6 +26,10 @@ STEP = 1e-5
 GAIN_LEAST, GAIN_NONE = 1e-5, 1e-6
 # A parameter whose spread the measurements cut by less than this share wasn't found out by them.
 LEARNED = 0.7
+# Of a normal distribution, the interval that holds 80 %.
+Z80 = 1.2815515655446004
+# Covariances of less than this share of a parameter's variance are rounding.
+ALONE = 1e-9
 # Beyond so many standard deviations a measurement is called an outlier and weighs less.
 OUTLIER_SD = 3.0
 # A width's scale is believed to be 1 as firmly as if so many measurements had said so: a prior of unit information
@@ -71,19 +75,23 @@ class Parameter:
         }
 
 
+def _none(rows: Any) -> Array:
+    raise ValueError("a kernel needs its variance")
+
+
 @dataclass(frozen=True)
 class Data:
     """Measured rows: `rows` as the model takes them, `y` in its link, `sd` the noise of each (same link).
 
-    `kernel(a, b)` is the covariance of the smooth deviation between rows, `variance` that of a row with itself; None: there
-    is none.
+    `kernel(a, b)` is the covariance of the smooth deviation between rows, `variance(a)` that of each row with itself; None:
+    there is none.
     """
 
     rows: Any
     y: Array
     sd: Array
     kernel: Callable[[Any, Any], Array] | None = None
-    variance: float = 0.0
+    variance: Callable[[Any], Array] = _none
 
 
 class Posterior:
@@ -93,6 +101,7 @@ class Posterior:
         self.model, self.priors, self.data, self.log, self.cov = model, list(priors), data, log, cov
         self._weights: Array | None = None
         self._left_out: Array | None = None
+        self._steps: list[tuple[list[Array], list[Array]]] | None = None
 
     def value(self, name: str) -> float:
         """The fitted parameter, in its unit. Raises KeyError where there is not one of that name."""
@@ -100,6 +109,10 @@ class Posterior:
             if prior.name == name:
                 return math.exp(float(self.log[i]))
         raise KeyError(name)
+
+    def values(self) -> dict[str, float]:
+        """Returns the fitted parameters by name."""
+        return {prior.name: math.exp(float(at)) for prior, at in zip(self.priors, self.log, strict=True)}
 
     def parameters(self) -> list[Parameter]:
         found = []
@@ -125,11 +138,46 @@ class Posterior:
             cross = self.data.kernel(rows, self.data.rows) @ inverse
             mean = mean + cross @ residual
             slope = slope - cross @ self.jacobian(self.data.rows)
-            spare = self.data.variance - np.einsum(
-                "ij,ij->i", cross, self.data.kernel(rows, self.data.rows)
-            )
+            spare = self.data.variance(rows) - np.einsum("ij,ij->i", cross, self.data.kernel(rows, self.data.rows))
         variance = np.einsum("ij,jk,ik->i", slope, self.cov, slope) + np.maximum(spare, 0.0)
         return mean, np.sqrt(np.maximum(variance, 0.0))
+
+    def spreads(self, rows: Any) -> tuple[Array, Array, Array]:
+        """Mean, and standard deviations below and above it (without the noise of measuring), in the link.
+
+        Parameters are moved along the axes of their covariance, both ways, as far as an 80 % interval goes: where the law
+        bends, one side is wider than the other, and a slope at the middle would show neither.
+        """
+        import numpy as np
+
+        law = self.model(self.log, rows)
+        mean, spare, cross = law, np.zeros(len(law)), None
+        if self.data is not None and self.data.kernel is not None:
+            inverse, residual = self._smooth()
+            apart = self.data.kernel(rows, self.data.rows)
+            cross = apart @ inverse
+            mean = law + cross @ residual
+            spare = np.maximum(self.data.variance(rows) - np.einsum("ij,ij->i", cross, apart), 0.0)
+        below, above = spare.copy(), spare.copy()
+        for steps, of_known in self._ways():
+            moved = [self.model(self.log + step, rows) - law for step in steps]
+            if cross is not None:
+                moved = [m - cross @ known for m, known in zip(moved, of_known, strict=True)]
+            below += (np.minimum(np.minimum(*moved), 0.0) / Z80) ** 2
+            above += (np.maximum(np.maximum(*moved), 0.0) / Z80) ** 2
+        return mean, np.sqrt(below), np.sqrt(above)
+
+    def _ways(self) -> list[tuple[list[Array], list[Array]]]:
+        """Steps of the parameters, Z80 standard deviations both ways along each axis of their covariance; and what each step
+        changes of the measured rows."""
+        if self._steps is None:
+            axes = Z80 * _axes(self.cov)
+            known = None if self.data is None or self.data.kernel is None else self.data.rows
+            law = None if known is None else self.model(self.log, known)
+            self._steps = [
+                ([a, -a], [] if law is None else [self.model(self.log + step, known) - law for step in (a, -a)]) for a in axes
+            ]
+        return self._steps
 
     def _smooth(self) -> tuple[Array, Array]:
         import numpy as np
@@ -151,15 +199,23 @@ class Posterior:
             return np.zeros(0)
         if self._left_out is not None:
             return self._left_out
-        middle, spread = _start(self.priors)
-        slope = self.jacobian(self.data.rows)[:, : len(middle)]
-        total = (slope * spread**2) @ slope.T + np.diag(self.data.sd**2)
+        off, total = self.marginal()
         if self.data.kernel is not None:
             total = total + self.data.kernel(self.data.rows, self.data.rows)
         inverse = np.linalg.inv(total)
-        before = self.model(self.log, self.data.rows) + slope @ (middle - self.log)
-        self._left_out = (inverse @ (self.data.y - before)) / np.sqrt(np.diag(inverse))
+        self._left_out = (inverse @ off) / np.sqrt(np.diag(inverse))
         return self._left_out
+
+    def marginal(self) -> tuple[Array, Array]:
+        """What measurements are off by from the priors alone, and the covariance of that but for the smooth deviation, with
+        the model taken as linear about the fit."""
+        import numpy as np
+
+        assert self.data is not None
+        middle, spread = _start(self.priors)
+        slope = self.jacobian(self.data.rows)[:, : len(middle)]
+        total = (slope * spread**2) @ slope.T + np.diag(self.data.sd**2)
+        return self.data.y - (self.model(self.log, self.data.rows) + slope @ (middle - self.log)), total
 
     def width(self, among: Sequence[bool] | Array | None = None, usual: float = 1.0) -> float:
         """By what to stretch standard deviations, so that they are what leaving measurements out (of `among`) shows.
@@ -204,6 +260,20 @@ class Posterior:
             allowed = allowed + np.diag(self.data.kernel(self.data.rows, self.data.rows))
         far = off / np.sqrt(allowed)
         return int(np.argmax(far)) if far.max() > OUTLIER_SD else None
+
+
+def _axes(cov: Array) -> Array:
+    """Rows whose outer products add up to the covariance. A parameter that goes with no other has an axis of its own, so that
+    drives that are known beside it change nothing."""
+    import numpy as np
+
+    alone = (np.abs(cov - np.diag(np.diag(cov))) <= ALONE * np.diag(cov)[:, None]).all(axis=1)
+    found = np.diag(np.sqrt(np.diag(cov)))
+    among = np.flatnonzero(~alone)
+    if len(among):
+        values, vectors = np.linalg.eigh(cov[np.ix_(among, among)])
+        found[np.ix_(among, among)] = (vectors * np.sqrt(np.maximum(values, 0.0))).T
+    return found
 
 
 def prior_only(model: Model, priors: Sequence[Prior]) -> Posterior:

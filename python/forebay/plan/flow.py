@@ -25,11 +25,12 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from forebay.errors import RequestError
 from forebay.plan import catalogue
-from forebay.plan.estimate import FAR_SD, Estimate, bottleneck, capped, far, from_log
+from forebay.plan.estimate import FAR_SD, Estimate, bottleneck, capped, far, from_sides
 from forebay.plan.fit import Data, Posterior, Prior, fit
 
 if TYPE_CHECKING:
@@ -44,9 +45,24 @@ FLASH_GIBPS = 6.5
 US_GIB = 2**20 / 1e6  # KiB per microsecond in one GiB/s
 # What a worker spends outside of the drive per request. Micron's 116 us at 16 workers, less 85 us of such a drive.
 HOST_US = 35.0
-# The smooth deviation from the law: its size, and how fast it is forgotten over block size (in doublings) and queues
-# (in e-folds); other paths of the same drive share this much of it.
-DEVIATION, OCTAVES, QUEUE_FOLDS, PATHS_ALIKE = 0.02, 2.0, 1.5, 0.6
+# The smooth deviation from the law: its size, and how fast it is forgotten over block size (in doublings); other paths of the
+# same drive share this much of it.
+DEVIATION, OCTAVES, PATHS_ALIKE = 0.02, 2.0, 0.6
+# How large it is few cells tell: half as large, as large or twice as large; across a fabric, one to three times as large and
+# forgotten over so many e-folds of queues. A power of the number of queues is a rigid law, whose exponent may differ between
+# few and many: in each e-fold it is half as unsure, as unsure or twice as unsure as it is as a whole (GAMMA_SPREAD), apart from
+# the others.
+GAMMA, GAMMA_SPREAD = 0.25, 0.25
+FOLDS = (0.75, 1.5)
+LOCAL_SCALES = (0.5 * DEVIATION, DEVIATION, 2 * DEVIATION)
+SCALES = tuple(
+    (size * DEVIATION, folds, exponent * GAMMA * GAMMA_SPREAD)
+    for size in (1.0, 2.0, 3.0)
+    for folds in FOLDS
+    for exponent in (0.5, 1.0, 2.0)
+)
+# Of more measurements the scales aren't weighed: so many pin the curve down, whatever is taken to lie between them.
+WEIGHED_MOST = 100
 # One cell measured again: the papers print the same remote set-up twice, 1 to 3 % apart.
 NOISE, NOISE_REMOTE = 0.01, 0.018
 NEW_DRIVE = 0.03
@@ -114,7 +130,20 @@ class Rows:
         self.cpu_path = np.array([x.path not in ("gds",) for x in loads], dtype=bool)
         self.cap = np.array([math.inf if x.cap_gibps is None else x.cap_gibps for x in loads], dtype=float)
         sheets = {name: catalogue.drive(name, more) for name in dict.fromkeys(x.drive for x in loads)}
+        medians = [p.median for p in SHARED] + [p.median for n in names for p in drive_priors(catalogue.drive(n, more))]
+        self._medians = np.log(medians)
         self.iops_us = 1e6 / np.array([sheets[x.drive].iops for x in loads]) / self.drives
+
+    @cached_property
+    def by_queues(self) -> Array:
+        """How the logarithm of each rate goes with that of the DPU's times, by what is usual, whatever was measured."""
+        import numpy as np
+
+        if not self.remote.any():
+            return np.zeros(len(self.kib))
+        step = np.zeros(len(self._medians))
+        step[[i for i, p in enumerate(SHARED) if p.name in ("fabric_residence", "queue_64k")]] = 1e-3
+        return (law(self._medians - step, self) - law(self._medians + step, self)) / 2e-3
 
 
 def usual_noise(load: Load) -> float:
@@ -127,7 +156,7 @@ SHARED = (
     Prior("fabric_residence", 80.0, 0.7, "us", "prior", "a command's transit there and back, with one queue"),
     Prior("fabric_gain", 1.0, 0.02, "", "prior", "drive bandwidth remote ÷ local; published runs differ by 1 to 3 %"),
     Prior("queue_64k", 5.0, 0.5, "us", "prior", "a DPU queue's time per 64 KiB: about 100 Gb/s"),
-    Prior("queue_gamma", 0.25, 0.25, "", "prior", "q queues are as fast as q**gamma: twice as many give about a fifth more"),
+    Prior("queue_gamma", GAMMA, GAMMA_SPREAD, "", "prior", "q queues are as fast as q**gamma: twice as many, a fifth more"),
     Prior("fabric_sharpness", 4.0, 0.4, "", "prior", "p-norm of the drive and the DPU"),
 )
 PER_DRIVE = 3
@@ -186,17 +215,87 @@ def _norm(p: float, *times: Array) -> Array:
     return safe * sum((t / safe) ** p for t in times) ** (1 / p)
 
 
-def deviation(a: Rows, b: Rows) -> Array:
-    """Covariance of the smooth deviation: within a drive, local or remote, near in size, queues and path."""
+class Deviation:
+    """Covariance of what the law leaves out. Smooth: within a drive, local or remote, near in size, queues and path. And that
+    of the DPU, whose exponent wanders from one number of queues to the next, for all sizes alike, as far as queues matter.
+
+    How large and how smooth it is, few cells can't tell. What those that calibrate make likely of SCALES is their weight here,
+    and the mean is used: `local` is its variance beside the processor, `folds` that across a fabric by how fast it is forgotten.
+    """
+
+    def __init__(self, local: Sequence[float] = (), remote: Sequence[float] = ()) -> None:
+        self.of_local, self.of_remote = local, remote
+        self.local = _mean([size**2 for size in LOCAL_SCALES], local)
+        self.walk = _mean([exponent**2 for _, _, exponent in SCALES], remote)
+        self.folds = {at: _mean([size**2 * (folds == at) for size, folds, _ in SCALES], remote) for at in FOLDS}
+
+    def __call__(self, a: Rows, b: Rows) -> Array:
+        import numpy as np
+
+        smooth, queues, walk = _alike(a, b)
+        if not a.remote.any():
+            return self.local * smooth
+        far = sum(size2 * np.exp(-0.5 * (queues / folds) ** 2) for folds, size2 in self.folds.items())
+        return smooth * np.where(a.remote[:, None], far, self.local) + self.walk * walk
+
+    def of_each(self, rows: Rows) -> Array:
+        """Returns the variance of each row."""
+        import numpy as np
+
+        return np.where(rows.remote, sum(self.folds.values()), self.local) + self.walk * rows.by_queues**2 * np.log(rows.queues)
+
+    def learnt(self, posterior: Posterior) -> Deviation:
+        """With the scales weighed by how likely each makes the measurements that calibrated, the law taken as linear."""
+        import numpy as np
+
+        assert posterior.data is not None
+        rows, (off, of_law) = posterior.data.rows, posterior.marginal()
+        smooth, queues, walk = _alike(rows, rows)
+        near, far = (smooth * place[:, None] for place in (~rows.remote, rows.remote))
+
+        def likely(totals: Sequence[Array]) -> list[float]:
+            logs = [-0.5 * float(off @ np.linalg.solve(t, off) + np.linalg.slogdet(t)[1]) for t in totals]
+            weights = np.exp(np.array(logs) - max(logs))
+            return [float(w) for w in weights / weights.sum()]
+
+        of_far = self(rows, rows) * rows.remote[:, None]
+        local = likely([of_law + size**2 * near + of_far for size in LOCAL_SCALES])
+        if not rows.remote.any():
+            return Deviation(local)
+        of_near = of_law + Deviation(local).local * near
+        overs = [size**2 * far * np.exp(-0.5 * (queues / folds) ** 2) + exponent**2 * walk for size, folds, exponent in SCALES]
+        return Deviation(local, likely([of_near + over for over in overs]))
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """By the weights, or plain where there are none."""
+    if not weights:
+        return math.fsum(values) / len(values)
+    return math.fsum(w * v for w, v in zip(weights, values, strict=True))
+
+
+def _alike(a: Rows, b: Rows) -> tuple[Array, Array, Array]:
+    """How alike deviations are by drive, place, path and size; how far apart in queues (e-folds); and the walk over them."""
     import numpy as np
 
     same = (a.drive[:, None] == b.drive[None]) & (a.remote[:, None] == b.remote[None])
     # Past PLATEAU_KIB a larger request changes nothing, so what is known there holds for all of them.
     octaves = [np.log2(np.minimum(r.kib, PLATEAU_KIB)) for r in (a, b)]
     sizes = (octaves[0][:, None] - octaves[1][None]) / OCTAVES
-    queues = (np.log(a.queues)[:, None] - np.log(b.queues)[None]) / QUEUE_FOLDS * a.remote[:, None]
-    alike = np.where(a.cpu_path[:, None] == b.cpu_path[None], 1.0, PATHS_ALIKE)
-    return DEVIATION**2 * same * alike * np.exp(-0.5 * (sizes**2 + queues**2))
+    paths = np.where(a.cpu_path[:, None] == b.cpu_path[None], 1.0, PATHS_ALIKE)
+    logs = [np.log(r.queues) for r in (a, b)]
+    walk = np.outer(a.by_queues, b.by_queues) * np.minimum.outer(*logs)
+    return same * paths * np.exp(-0.5 * sizes**2), logs[0][:, None] - logs[1][None], walk
+
+
+def _fitted(priors: Sequence[Prior], rows: Rows, y: Array, noise: Array, start: Mapping[str, float] | None) -> Posterior:
+    """The law fitted; and once more where the measurements tell how large its deviations across a fabric are."""
+    usual = Deviation()
+    found = fit(law, priors, Data(rows, y, noise, usual, usual.of_each), start)
+    if not 1 < len(y) <= WEIGHED_MOST:
+        return found
+    learnt = usual.learnt(found)
+    return fit(law, priors, Data(rows, y, noise, learnt, learnt.of_each), found.values())
 
 
 class Flow:
@@ -230,7 +329,7 @@ class Flow:
         rows = Rows([m.load for m in measured], self.names, self.more)
         y = np.log([m.gibps for m in measured])
         noise = np.array([m.noise if m.noise is not None else usual_noise(m.load) for m in measured])
-        self.posterior = fit(law, priors, Data(rows, y, noise, deviation, DEVIATION**2), start)
+        self.posterior = _fitted(priors, rows, y, noise, start)
         every = self.posterior.width()
         self.width = {far: self.posterior.width(rows.remote == far, every) for far in (False, True)}
 
@@ -280,19 +379,23 @@ class Flow:
     def alone(self, loads: Sequence[Load]) -> list[Estimate]:
         """As `predict`, each load by itself, whatever fewer drives would do."""
         rows = self.rows(loads)
-        mean, sd = self.posterior.predict(rows)
+        mean, below, above = self.posterior.spreads(rows)
         shares, by_requests = self.utilisation(rows), parts(self.posterior.log, rows)["drive bandwidth"] <= rows.iops_us
         found = []
         for i, load in enumerate(loads):
-            spread = self.width[load.remote] * math.hypot(float(sd[i]), usual_noise(load), self._extra(load))
-            striped = self._doublings(load) * STRIPE * shares["drive bandwidth"][i] ** STRIPE_SHARP
-            spread = math.hypot(spread, striped, FAR_SD * len(outside(load)))
+            beyond = math.hypot(
+                self._doublings(load) * STRIPE * shares["drive bandwidth"][i] ** STRIPE_SHARP, FAR_SD * len(outside(load))
+            )
+            width = self.width[load.remote]
+            # Measurements that agree make sure of what is near them, not of what the law says beyond.
+            of_law, noise = max(1.0, width), width * usual_noise(load)
+            low, high = (math.hypot(of_law * math.hypot(float(sd[i]), self._extra(load)), noise, beyond) for sd in (below, above))
             names = {"link": load.cap_name, "drive bandwidth": "drive IOPS" if by_requests[i] else "drive bandwidth"}
             stations = {names.get(name, name): share[i] for name, share in shares.items() if share[i] > 0.005}
             limit = bottleneck(stations)
             # What the drives were measured to do beyond the law can't pass a link or a drive that is full.
             middle = min(float(mean[i]), math.log(rows.cap[i]), math.log(self._most(load)))
-            one = from_log(middle, spread, "GiB/s", bottleneck=limit, stations=stations)
+            one = from_sides(middle, low, high, "GiB/s", bottleneck=limit, stations=stations)
             found.append(capped(one, float(rows.cap[i])))
         return found
 
