@@ -11,6 +11,7 @@ from typing import Any
 
 from forebay.numbers import figure
 from forebay.plan import flow, jobs, limits, training
+from forebay.plan.estimate import Z80
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
 from forebay.units import format_bytes
@@ -49,7 +50,9 @@ def settle(planner: Planner, system: System) -> System:
 
     # Asked first: a drive that is new to the law adds its parameters.
     rows = planner.flow.rows(loads)
-    rates = np.exp(flow.law(planner.flow.posterior.log, rows))
+    middle, below, _ = planner.flow.posterior.spreads(rows)
+    # By the lower end: how many requests a drive needs is itself unsure, and too few are dearer than too many.
+    rates = np.exp(middle - Z80 * below)
     least = next(n for n, rate in zip(counts, rates, strict=True) if rate >= ENOUGH * max(rates))
     return replace(system, workers=least, depth=1)
 
@@ -98,7 +101,7 @@ def _requests(system: System) -> Assumption:
     flags = ("--workers", "--depth", "--io-size")
     if system.caches or system.given & {"workers", "depth"}:
         return Assumption("requests", text, flags, _source(system, "workers", "depth"))
-    why = f"the fewest that bring {100 * ENOUGH:.0f} % of what {EACH[-1]} a drive do"
+    why = f"the fewest that bring {100 * ENOUGH:.0f} % of what {EACH[-1]} a drive do, at the low end"
     return Assumption("requests", text, flags, DERIVED, why)
 
 
