@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import ForebayError, MachineError, RequestError
-from forebay.numbers import significant, whole
+from forebay.numbers import seconds, significant, whole
 from forebay.train import advice, data, run, supply
 from forebay.units import GIB
 
@@ -22,6 +22,8 @@ SUPPLY_OFF, SUPPLY_SHORT = 0.03, 0.10
 EVALUATIONS, EVALUATE_BATCHES = 20, 16
 # Of a cold run's bytes, what its devices must have moved; of its files, what may be in memory before it.
 COLD_SHARE, CACHED_MAX = 0.9, 0.05
+# The longest that a batch may take by its supply: the check of the supply waits for several.
+BATCH_S_MAX = 5.0
 # A rate of less time than that is told with a warning.
 SHORT_S = 3.0
 
@@ -56,6 +58,17 @@ class Request:
         if not 1 <= self.batch <= about.rows:
             raise RequestError(
                 f"--batch-size {self.batch}", f"the data set has {whole(about.rows)} rows", "--batch-size 512"
+            )
+        wait_s = (
+            self.batch * data.ROW_BYTES / supply.bytes_per_s(self.supply.gib_s) if self.supply.gib_s else 0.0
+        )
+        if wait_s > BATCH_S_MAX:
+            found = f"a batch of {whole(self.batch)} takes {seconds(wait_s)} at a GPU's share of that"
+            least = 1.02 * (self.supply.gib_s or 0.0) * wait_s / BATCH_S_MAX * self.supply.gpus
+            raise RequestError(
+                f"--supply {self.supply.text}",
+                found,
+                f"--supply {significant(least)}, or a smaller --batch-size",
             )
         if self.quality and self.aim() > about.best_auc:
             found = f"the best that can be reached on these data is {about.best_auc:.4f}, by the planted teacher itself"
@@ -300,7 +313,7 @@ class Run:
         rate = fed.rate.samples_per_s or None
         if rate is None:
             missing["samples_per_s"] = missing["rate_gib_s"] = (
-                f"{ended} {run.WARM_STEPS} steps of warm-up and a tenth of a second were over"
+                f"{ended} {run.WARM_STEPS} steps of warm-up and one more were over"
             )
         rates = [("samples_per_s_ci95", fed.rate if rate else None), ("peak_samples_per_s_ci95", peak)]
         intervals = {key: found and found.interval() for key, found in rates}
