@@ -104,7 +104,7 @@ class Meter:
         self._before = None
 
     def pause(self) -> None:
-        """What comes now isn't training: the gap after it isn't counted as idle."""
+        """A pause of training: the gap after it isn't counted as idle."""
         self._before = None
 
 

@@ -175,7 +175,7 @@ class Meter:
         self.busy_s = self.waited_s = 0.0
 
     def pause(self) -> None:
-        """What comes now isn't training; nor is it counted."""
+        """A pause of training, which isn't counted."""
 
 
 @dataclass
