@@ -57,6 +57,10 @@ def _queued(row: Row) -> bool:
     return not _local(row) and row.get("snap_queues", "").isdigit()
 
 
+def _remote_of_drive(row: Row) -> tuple:
+    return _place(row) if _local(row) else (row["drive"], "remote")
+
+
 def _unqueued(row: Row) -> bool:
     return not _local(row) and not row.get("snap_queues", "").isdigit()
 
@@ -88,7 +92,7 @@ MODULES = (
         "pct",
         {
             "cell": _place,
-            "all remote cells of the drive": lambda row: (row["drive"], _local(row), *(() if not _local(row) else _place(row))),
+            "all remote cells of the drive": _remote_of_drive,
         },
         baselines.as_local,
         "remote = local",
@@ -105,6 +109,7 @@ MODULES = (
             "cell": _place,
             "block size": lambda row: (_place(row)[:2], _place(row)[3]) if not _local(row) else _place(row),
             "number of queues": lambda row: (_place(row)[:2], _place(row)[4]) if not _local(row) else _place(row),
+            "all remote cells of the drive": _remote_of_drive,
         },
         baselines.interpolated,
         "interpolation in log size, nearest queues",
@@ -120,7 +125,9 @@ MODULES = (
         {
             "cell": lambda row: (row["workload"], row["drive"], row["n_drives"]),
             "drives of a kind and number": lambda row: (row["drive"], row["n_drives"]),
+            "number of drives": lambda row: (row["n_drives"],),
             "drive": lambda row: (row["drive"],),
+            "workload": lambda row: (row["workload"],),
         },
         baselines.sheet_count,
         "specification over demand",
@@ -136,7 +143,9 @@ MODULES = (
         {
             "cell": lambda row: (row["workload"], row["drive"], row["n_drives"]),
             "drives of a kind and number": lambda row: (row["drive"], row["n_drives"]),
+            "number of drives": lambda row: (row["n_drives"],),
             "drive": lambda row: (row["drive"],),
+            "workload": lambda row: (row["workload"],),
         },
         baselines.mean_of_workload,
         "mean AU of the workload's other rows",
@@ -152,6 +161,7 @@ MODULES = (
         "pct",
         {
             "cell": lambda row: (row["drive"], row["path"], row["io_size_kib"]),
+            "block size": lambda row: (row["io_size_kib"],),
             "drive": lambda row: (row["drive"],),
         },
         baselines.interpolated_cpu,
@@ -165,7 +175,10 @@ MODULES = (
         ("value",),
         "value",
         "pct",
-        {"cell": lambda row: tuple(row[c] for c in FORM["micron_gds"].key)},
+        {
+            "cell": lambda row: tuple(row[c] for c in FORM["micron_gds"].key),
+            "path": lambda row: (row["path"],),
+        },
         baselines.sheet_random,
         "the drive's data sheet",
     ),
@@ -177,7 +190,11 @@ MODULES = (
         ("training_time_min",),
         "training_time_min",
         "pct",
-        {"cell": lambda row: (row["system"], row["drive"], row["n_drives"])},
+        {
+            "cell": lambda row: (row["system"], row["drive"], row["n_drives"]),
+            "drive": lambda row: (row["drive"],),
+            "system": lambda row: (row["system"],),
+        },
         baselines.sheet_minutes,
         "hard maximum of compute and specification",
     ),
@@ -189,7 +206,10 @@ MODULES = (
         OF_A_RUN,
         "au_mean_pct",
         "points",
-        {"submitter": lambda row: (row["org"],)},
+        {
+            "submitter": lambda row: (row["org"],),
+            "accelerator of a workload": lambda row: (row["workload"], row["accel_type"]),
+        },
         baselines.mean_of_others,
         "mean AU of the workload at other submitters",
     ),
@@ -201,7 +221,10 @@ MODULES = (
         OF_A_RUN,
         "throughput_mibps",
         "pct",
-        {"submitter": lambda row: (row["org"],)},
+        {
+            "submitter": lambda row: (row["org"],),
+            "accelerator of a workload": lambda row: (row["workload"], row["accel_type"]),
+        },
         baselines.demand_of_others,
         "accelerators × demand × AU that must be reached",
     ),
@@ -213,7 +236,10 @@ MODULES = (
         ("num_accelerators", *OF_A_RUN),
         "num_accelerators",
         "count",
-        {"submitter": lambda row: (row["org"],)},
+        {
+            "submitter": lambda row: (row["org"],),
+            "accelerator of a workload": lambda row: (row["workload"], row["accel_type"]),
+        },
         baselines.count_of_others,
         "median per host at other submitters",
     ),
@@ -225,7 +251,7 @@ MODULES = (
         FORM["ext_mlperf_training_v4.1_dlrm_runs"].fills,
         "run_min",
         "pct",
-        {"system": lambda row: (row["org"], row["system"])},
+        {"system": lambda row: (row["org"], row["system"]), "submitter": lambda row: (row["org"],)},
         baselines.minutes_of_others,
         "median of other systems' runs",
     ),

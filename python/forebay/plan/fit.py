@@ -362,3 +362,21 @@ def gain_nats(posterior: Posterior, rows: Any, noise: float) -> Array:
 
     _, sd = posterior.predict(rows)
     return 0.5 * np.log1p((sd / noise) ** 2)
+
+
+def likelihood(cov: Array, off: Array) -> float:
+    """Log of how likely a normal distribution of that covariance makes it to be so far off, but for a constant."""
+    import numpy as np
+
+    return -0.5 * float(off @ np.linalg.solve(cov, off) + np.linalg.slogdet(cov)[1])
+
+
+def weighed(values: Sequence[float], logs: Sequence[float]) -> float:
+    """The mean of values, each as likely as its logarithm says."""
+    return math.fsum(w * v for w, v in zip(weights(logs), values, strict=True))
+
+
+def weights(logs: Sequence[float]) -> list[float]:
+    """Shares of one, out of logarithms of likelihoods."""
+    shares = [math.exp(log - max(logs)) for log in logs]
+    return [share / math.fsum(shares) for share in shares]

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from forebay.errors import RequestError
 from forebay.plan import catalogue
 from forebay.plan.estimate import FAR_SD, Estimate, bottleneck, capped, far, from_sides
-from forebay.plan.fit import Data, Posterior, Prior, fit
+from forebay.plan.fit import Data, Posterior, Prior, fit, likelihood, weights
 
 if TYPE_CHECKING:
     from forebay.plan.fit import Array
@@ -253,18 +253,13 @@ class Deviation:
         smooth, queues, walk = _alike(rows, rows)
         near, far = (smooth * place[:, None] for place in (~rows.remote, rows.remote))
 
-        def likely(totals: Sequence[Array]) -> list[float]:
-            logs = [-0.5 * float(off @ np.linalg.solve(t, off) + np.linalg.slogdet(t)[1]) for t in totals]
-            weights = np.exp(np.array(logs) - max(logs))
-            return [float(w) for w in weights / weights.sum()]
-
         of_far = self(rows, rows) * rows.remote[:, None]
-        local = likely([of_law + size**2 * near + of_far for size in LOCAL_SCALES])
+        local = weights([likelihood(of_law + size**2 * near + of_far, off) for size in LOCAL_SCALES])
         if not rows.remote.any():
             return Deviation(local)
         of_near = of_law + Deviation(local).local * near
         overs = [size**2 * far * np.exp(-0.5 * (queues / folds) ** 2) + exponent**2 * walk for size, folds, exponent in SCALES]
-        return Deviation(local, likely([of_near + over for over in overs]))
+        return Deviation(local, weights([likelihood(of_near + over, off) for over in overs]))
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:

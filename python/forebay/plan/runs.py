@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from forebay.errors import RequestError
 from forebay.plan.dlrm import EVALS_PER_EPOCH, SAMPLES
 from forebay.plan.estimate import Estimate, from_log
+from forebay.plan.fit import likelihood, weighed
 from forebay.plan.published import Row, number, positive
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ WITHIN, BETWEEN = 0.05, 0.1
 # So many runs of a system tell its own spread; fewer, its mean.
 OWN_SPREAD = 3
 TURNS = 5
+# The line's own level isn't known before: its logarithm, within so much.
+LEVEL = 100.0
+# How unsure a slope is in each e-fold, by how unsure it is as a whole: what the systems make likely is weighed.
+WALKS = (0.0, 0.5, 1.0)
 GPUS_USUAL, MEMORY_USUAL, BATCH_USUAL = 8.0, 3.35, 55_296.0
 # A batch above this isn't of one host; how many there are, where the name doesn't say, is hardly known.
 BATCH_OF_ONE, HOSTS_USUAL, HOSTS_SPREAD = 80_000.0, 8.0, 0.7
@@ -98,7 +103,7 @@ def _row(known: Sequence[Row], row: Row, where: str, like: Like) -> dict[str, Es
     train = (epochs[0] + math.log(SAMPLES / 1e6) - rate[0], math.hypot(epochs[1], rate[1], LEAST))
     if given_train:
         train = (math.log(given_train), 0.0)
-    minutes = _minutes(train, evals, got["eval_s_mean"])
+    minutes = _minutes(train, evals, got["eval_s_mean"], 0.0 if given_train or given_evals else epochs[1])
     found = {**got, "n_eval": evals, "train_s": train, "run_min": minutes}
     limit = "epochs to converge" if epochs[1] > rate[1] else "compute"
     return {c: from_log(m, max(sd, LEAST), "", bottleneck=limit) for c, (m, sd) in found.items()}
@@ -112,12 +117,13 @@ def _known(row: Row, column: str, where: str) -> float | None:
     return value
 
 
-def _minutes(train: Known, evals: Known, each: Known) -> Known:
-    """Training and evaluations both grow with the epochs, so their spreads add rather than average."""
+def _minutes(train: Known, evals: Known, each: Known, shared: float) -> Known:
+    """Training and evaluations both grow with the epochs, by whose spread (`shared`) they are off together; the rest of what
+    they are unsure by has nothing to do with each other."""
     seconds, evaluating = math.exp(train[0]), math.exp(evals[0] + each[0])
     share = seconds / (seconds + evaluating)
-    spread = share * train[1] + (1 - share) * math.hypot(evals[1], each[1])
-    return math.log((seconds + evaluating) / 60), spread
+    own = [math.sqrt(max(sd**2 - shared**2, 0.0)) for sd in (train[1], math.hypot(evals[1], each[1]))]
+    return math.log((seconds + evaluating) / 60), math.hypot(shared, share * own[0], (1 - share) * own[1])
 
 
 def _like(known: Sequence[Row], system: tuple[str, str], sheet: Sheet, column: str) -> Known:
@@ -156,24 +162,35 @@ def _counted(pattern: re.Pattern[str], name: str) -> float | None:
 def _by_sheet(slopes: Sequence[Slope], sheets: Sequence[Sheet], y: Sequence[float], asked: Sheet) -> Known:
     """Mean and spread of a system's log, by a line over others' sheets: slopes have priors, and how far systems lie from
     the line is what leaving each of them out shows.
+
+    A power is a rigid law: from four GPUs to eight it may be another than from eight to a hundred. So each slope wanders, from
+    one e-fold to the next, away from what is usual.
     """
     import numpy as np
 
     start = np.array([y[0] if y else 0.0, *(mean for mean, _ in slopes)])
-    pull = np.diag([1e-4, *(sd**-2 for _, sd in slopes)])
-    x = np.array([s.features() for s in sheets]).reshape(-1, len(start))
-    rest = np.array(y) - x @ start
-    between = BETWEEN
+    spread = np.array([sd for _, sd in slopes])
+    x = np.array([s.features() for s in [*sheets, asked]])
+    linear = x @ np.diag([LEVEL, *spread]) ** 2 @ x.T
+    signed = x[:, None, 1:] * x[None, :, 1:] > 0
+    walk = (np.minimum(np.abs(x[:, None, 1:]), np.abs(x[None, :, 1:])) * signed) @ spread**2
+    n = len(y)
+    rest = np.array(y) - x[:n] @ start
+    between, share = BETWEEN, statistics.fmean(scale**2 for scale in WALKS)
     for _ in range(TURNS):
-        cov = np.linalg.inv(x.T @ x / between**2 + pull)
-        weights = cov @ x.T @ rest / between**2
-        leverage = np.einsum("ij,jk,ik->i", x, cov, x) / between**2
+        total = linear + share * walk
+        inverse = np.linalg.inv(total[:n, :n] + between**2 * np.eye(n))
         # Each as the others foretell it, scaled to what it would be if they were known without end.
-        missed = (rest - x @ weights) / np.sqrt(np.maximum(1 - leverage, 0.05))
-        between = math.sqrt((BETWEEN**2 + float(missed @ missed)) / (1 + len(y)))
-    row = np.array(asked.features())
-    of_size = float(start[1] + weights[1]) * asked.unsure
-    return float(row @ (start + weights)), math.hypot(between, math.sqrt(float(row @ cov @ row)), of_size)
+        missed = between * (inverse @ rest) / np.sqrt(np.diag(inverse))
+        between = math.sqrt((BETWEEN**2 + float(missed @ missed)) / (1 + n))
+        each = [(linear + scale**2 * walk)[:n, :n] + between**2 * np.eye(n) for scale in WALKS]
+        share = weighed([scale**2 for scale in WALKS], [likelihood(one, rest) for one in each])
+    total = linear + share * walk
+    weights = np.linalg.solve(total[:n, :n] + between**2 * np.eye(n), total[:n, n])
+    spare = float(total[n, n] - weights @ total[:n, n])
+    # The slope there, with which the number of GPUs matters.
+    of_size = float(start[1]) * asked.unsure
+    return float(x[n] @ start + weights @ rest), math.hypot(between, math.sqrt(max(spare, 0.0)), of_size)
 
 
 def _logs(rows: Sequence[Row], column: str) -> list[float]:
