@@ -76,7 +76,7 @@ MODULES = (
         "pct",
         {
             "cell": _place,
-            "size of a drive, both paths": lambda row: (_place(row)[:2], _place(row)[3]),
+            "block size of a drive": lambda row: (_place(row)[:2], _place(row)[3]),
             "drive": lambda row: _place(row)[:1],
         },
         baselines.interpolated,
@@ -259,22 +259,41 @@ MODULES = (
 
 
 def run(
-    cells: Tables, known: Tables, kinds: Sequence[str] | None = None, more: Sequence[catalogue.Drive] = ()
+    cells: Tables,
+    known: Tables,
+    kinds: Sequence[str] | None = None,
+    more: Sequence[catalogue.Drive] = (),
+    modules: Sequence[str] | None = None,
 ) -> dict[str, dict[str, list[Cell]]]:
     """Module → way of leaving out → cells. `cells`: what is to be predicted; `known`: what may calibrate."""
     found: dict[str, dict[str, list[Cell]]] = {}
+    made: dict[tuple, Planner] = {}
+
+    def planner_of(module: Module, label: Callable[[Row], tuple], out: tuple) -> Planner:
+        # Modules of the same tables leave the same out of them for some of their cells.
+        kept = {n: [r for r in rows if label(r) != out] if n in module.tables else rows for n, rows in known.items()}
+        key = tuple((n, *(id(r) for r in kept[n])) for n in module.tables if n in kept)
+        if key not in made:
+            made[key] = Planner(kept, more)
+        return made[key]
+
     for module in MODULES:
+        if modules is not None and module.name not in modules:
+            continue
         for kind, label in module.kinds.items():
             if kinds is not None and kind not in kinds:
                 continue
-            done = list(_fold(module, label, cells, known, more))
+            done = list(_fold(module, label, cells, planner_of))
             if done:
                 found.setdefault(module.name, {})[kind] = done
     return found
 
 
 def _fold(
-    module: Module, label: Callable[[Row], tuple], cells: Tables, known: Tables, more: Sequence[catalogue.Drive]
+    module: Module,
+    label: Callable[[Row], tuple],
+    cells: Tables,
+    planner_of: Callable[[Module, Callable[[Row], tuple], tuple], Planner],
 ) -> Iterator[Cell]:
     asked = [
         (table, row)
@@ -283,11 +302,7 @@ def _fold(
         if module.asks(row) and module.value(row) is not None
     ]
     for out in dict.fromkeys(label(row) for _, row in asked):
-        kept = {
-            name: [r for r in rows if label(r) != out] if name in module.tables else rows
-            for name, rows in known.items()
-        }
-        planner = Planner(kept, more)
+        planner = planner_of(module, label, out)
         for table, row in asked:
             if label(row) == out:
                 yield _cell(module, planner, table, row, out)

@@ -207,7 +207,7 @@ class Posterior:
         return self._left_out
 
     def marginal(self) -> tuple[Array, Array]:
-        """What measurements are off by from the priors alone, and the covariance of that but for the smooth deviation, with
+        """Distances of measurements from what the priors say, and their covariance but for the smooth deviation, with
         the model taken as linear about the fit."""
         import numpy as np
 
@@ -365,7 +365,7 @@ def gain_nats(posterior: Posterior, rows: Any, noise: float) -> Array:
 
 
 def likelihood(cov: Array, off: Array) -> float:
-    """Log of how likely a normal distribution of that covariance makes it to be so far off, but for a constant."""
+    """Logarithm of the density of being so far off, under a normal distribution of that covariance; but for a constant."""
     import numpy as np
 
     return -0.5 * float(off @ np.linalg.solve(cov, off) + np.linalg.slogdet(cov)[1])

@@ -136,7 +136,7 @@ class Rows:
 
     @cached_property
     def by_queues(self) -> Array:
-        """How the logarithm of each rate goes with that of the DPU's times, by what is usual, whatever was measured."""
+        """Change of the logarithm of each rate with that of the DPU's times, by what is usual, whatever was measured."""
         import numpy as np
 
         if not self.remote.any():
@@ -270,7 +270,7 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _alike(a: Rows, b: Rows) -> tuple[Array, Array, Array]:
-    """How alike deviations are by drive, place, path and size; how far apart in queues (e-folds); and the walk over them."""
+    """Likeness of deviations by drive, place, path and size; e-folds of queues between them; and the walk over those."""
     import numpy as np
 
     same = (a.drive[:, None] == b.drive[None]) & (a.remote[:, None] == b.remote[None])

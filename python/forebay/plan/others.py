@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.plan.estimate import Z80, Estimate, from_log
+from forebay.plan.fit import weighed
 from forebay.plan.training import DEMAND_MIBPS, PASS_PCT
 
 RECORD_BYTES = {"unet3d": 146600628, "resnet50": 114660.07, "cosmoflow": 2828486}
-# Coefficients are drawn towards zero as if by this many rows' worth of evidence.
-RIDGE = 1.0
+# Coefficients are drawn towards zero as if by so many rows' worth of evidence: which, the results of a line say.
+RIDGES = (1.0, 4.0, 16.0)
+# The variance of a line's level beside that of its rows: nothing is known of it before.
+LEVEL = 1e6
 AU_LEAST, AU_MOST = 0.01, 99.9
 
 
@@ -49,6 +52,7 @@ class Line:
 
         self.rows = len(y)
         self._x, self._y = np.array(x, dtype=float), np.array(y, dtype=float)
+        self.ridge = _ridge(self._x, self._y) if len(y) else RIDGES[0]
         self.weights, self.cov = self._solve(np.ones(len(y), dtype=bool))
         held = np.empty(len(y))
         for group in set(groups):
@@ -62,7 +66,7 @@ class Line:
         import numpy as np
 
         x, y = self._x[keep], self._y[keep]
-        pull = np.diag([0.0] + [RIDGE] * (x.shape[1] - 1)) + 1e-9 * np.eye(x.shape[1])
+        pull = np.diag([0.0] + [self.ridge] * (x.shape[1] - 1)) + 1e-9 * np.eye(x.shape[1])
         inverse = np.linalg.inv(x.T @ x + pull)
         return inverse @ x.T @ y, inverse
 
@@ -71,6 +75,18 @@ class Line:
 
         row = np.array(x, dtype=float)
         return float(row @ self.weights), self.sd * math.sqrt(1 + float(row @ self.cov @ row))
+
+
+def _ridge(x: Any, y: Any) -> float:
+    """The mean of RIDGES, by how likely each makes the results, whatever the noise of them is."""
+    import numpy as np
+
+    logs = []
+    for ridge in RIDGES:
+        cov = np.eye(len(y)) + x @ np.diag([LEVEL] + [1 / ridge] * (x.shape[1] - 1)) @ x.T
+        fit, size = float(y @ np.linalg.solve(cov, y)), float(np.linalg.slogdet(cov)[1])
+        logs.append(-0.5 * (len(y) * math.log(max(fit, 1e-12)) + size))
+    return math.exp(weighed([math.log(ridge) for ridge in RIDGES], logs))
 
 
 def _au_features(system: System) -> list[float]:

@@ -13,6 +13,8 @@ from forebay.plan.estimate import Z80
 
 # Of the 80 % intervals, what falls outside.
 OUTSIDE = 0.2
+# What such intervals must hold of a group of cells, where the number of cells lets them.
+LEAST, MOST = 0.7, 0.9
 DRAWS = 4000
 
 
@@ -47,10 +49,14 @@ class Cell:
         return self.p10 <= self.published <= self.p90
 
     @property
+    def at_an_end(self) -> bool:
+        """Returns whether a whole number is an end of its interval: on average half of what it stands for lies beyond."""
+        return self.measure == "count" and self.p10 < self.p90 and self.published in (self.p10, self.p90)
+
+    @property
     def good_count(self) -> bool:
         """Within max(1, 10 %)."""
         return abs(self.predicted - self.published) <= max(1.0, 0.1 * self.published)
-
 
     @property
     def right(self) -> bool:
@@ -72,13 +78,20 @@ def interval_score(low: float, high: float, value: float) -> float:
     return high - low + 2 / OUTSIDE * (max(0.0, low - value) + max(0.0, value - high))
 
 
+def possible(n: int) -> range:
+    """Returns the counts of `n` cells that are 70 to 90 % of them; for few cells there may be none."""
+    return range(math.ceil(LEAST * n - 1e-9), math.floor(MOST * n + 1e-9) + 1)
+
+
 @dataclass(frozen=True)
 class Summary:
     n: int
+    groups: int
     mean: float
     median: float
     worst: float
     inside: float
+    ends: int
     good_counts: int
     judged: int
     right: int
@@ -96,10 +109,12 @@ def summarise(cells: Sequence[Cell]) -> Summary:
     constant = constant_scores(cells)
     return Summary(
         n=len(cells),
+        groups=len({c.left_out for c in cells}),
         mean=statistics.fmean(errors),
         median=statistics.median(errors),
         worst=max(errors),
         inside=statistics.fmean([float(c.inside) for c in cells]),
+        ends=sum(c.at_an_end for c in cells),
         good_counts=sum(c.good_count for c in cells),
         judged=sum(c.least is not None for c in cells),
         right=sum(c.right for c in cells),
