@@ -463,8 +463,8 @@ def _number(run: Run) -> float:
 
 
 def _held(run: Run, setup: Setup) -> float:
-    """The number that passes on a set-up that has no less of anything than a run that passed: as many on such drives, and on others but
-    for the noise of a greatest number (published: 112 on four drives, 111 on eight that are each twice as fast)."""
+    """Accelerators that pass on a set-up that has no less of anything than a run that passed: as many on such drives, and on
+    others but for the noise of a greatest number (published: 112 on four drives, 111 on eight that are each twice as fast)."""
     same = setup.drive.lower() == run.setup.drive.lower()
     return _number(run) if same else float(math.ceil(_number(run) * math.exp(-Z80 * NOISE_COUNT)))
 
