@@ -175,8 +175,9 @@ How intervals come about: parameters are moved both ways along each axis of thei
 the law; what the law leaves out is a smooth deviation, whose size is weighed by what the calibrating cells make likely; a DPU's
 exponent, and those of other submitters' systems, wander from few queues or GPUs to many. Cells that agree narrow the noise of a
 measurement, never what is extrapolated. No interval is stretched by a constant that was chosen with knowledge of these results,
-except the assumed spread of AU and accelerators between runs. Priors and the form of each law are the same in all folds, and
-were written with knowledge of the tables; docs/plan.md says where that helps a figure.
+except the assumed spread of AU and accelerators between runs. Priors, the form of each law and the ranges that are weighed are
+the same in all folds, and were written with knowledge of the tables and, where a form was too rigid, of these scores;
+docs/plan.md says where that helps a figure. Only cells that nobody here has seen can judge that.
 
 ## What no model can do better
 

@@ -388,12 +388,12 @@ class Training:
 
     def _at_least_measured(self, setup: Setup, estimate: Estimate) -> Estimate:
         """Raised to what passed in a run on no more than this."""
-        seen = [run for run in self.passed if self._no_less(setup, run.setup)]
-        number, best = max(((_held(run, setup), run) for run in seen), key=lambda found: found[0], default=(0.0, None))
-        if best is None or number <= estimate.p10:
+        best = max((run for run in self.passed if self._no_less(setup, run.setup)), key=_number, default=None)
+        if best is None or _number(best) <= estimate.p10:
             return estimate
-        told = f"{_number(best):g} passed in a published run, on {best.setup.drives:g} × {best.setup.drive}"
-        return replace(estimate, value=max(estimate.value, number), p10=number, p90=max(estimate.p90, number), note=told)
+        number, low = _number(best), max(estimate.p10, _held(best))
+        told = f"{number:g} passed in a published run, on {best.setup.drives:g} × {best.setup.drive}"
+        return replace(estimate, value=max(estimate.value, number), p10=low, p90=max(estimate.p90, number), note=told)
 
     def _no_less(self, setup: Setup, seen: Setup) -> bool:
         """Returns whether a set-up has at least as much of everything as the one of a run, which asked as much of it."""
@@ -462,11 +462,10 @@ def _number(run: Run) -> float:
     return run.setup.accelerators or 1.0
 
 
-def _held(run: Run, setup: Setup) -> float:
-    """Accelerators that pass on a set-up that has no less of anything than a run that passed: as many on such drives, and on
-    others but for the noise of a greatest number (published: 112 on four drives, 111 on eight that are each twice as fast)."""
-    same = setup.drive.lower() == run.setup.drive.lower()
-    return _number(run) if same else float(math.ceil(_number(run) * math.exp(-Z80 * NOISE_COUNT)))
+def _held(run: Run) -> float:
+    """Accelerators that pass again on what has no less of anything than a run that passed: as many but for the noise of a
+    greatest number (published: 112 on four drives, 111 on eight that are each twice as fast)."""
+    return float(math.ceil(_number(run) * math.exp(-Z80 * NOISE_COUNT)))
 
 
 def needed(setup: Setup, most: float) -> int:
