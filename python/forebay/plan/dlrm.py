@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forebay.plan import catalogue
-from forebay.plan.estimate import Estimate, bottleneck, from_log
+from forebay.plan.estimate import Estimate, bottleneck, from_sides
 from forebay.plan.fit import Data, Posterior, Prior, fit
 from forebay.units import GIB
 
@@ -170,20 +170,20 @@ class TrainingTime:
     def predict(self, jobs: Sequence[Job]) -> list[Estimate]:
         """Minutes of each job, of one run: the spread of epochs is in the interval."""
         rows = Rows(jobs, self.systems, self.more)
-        mean, sd = self.posterior.predict(rows)
+        mean, *sides = self.posterior.spreads(rows)
         total, compute, storage = _seconds(self.posterior.log, rows)
         capped = rows.cap < rows.fed(self.posterior.value("efficiency"))
         found = []
         for i, job in enumerate(jobs):
-            spread = self.width * math.hypot(float(sd[i]), NOISE, EPOCHS_SD)
             most = max(float(compute[i]), float(storage[i]))
             of_supply = job.cap_sd if capped[i] else job.own_sd
-            spread = math.hypot(spread, of_supply * (float(storage[i]) / most) ** SHARP)
+            at_storage = of_supply * (float(storage[i]) / most) ** SHARP
+            low, high = (math.hypot(self.width * math.hypot(float(sd[i]), NOISE, EPOCHS_SD), at_storage) for sd in sides)
             supplier = job.cap_name if capped[i] else "storage"
             stations = {"compute": float(compute[i]) / most, supplier: float(storage[i]) / most}
             known = job.system in self._measured or job.system in SYSTEMS
             note = "" if known else "no measurement of this system: its compute rate is a guess"
             found.append(
-                from_log(float(mean[i]), spread, "min", bottleneck=bottleneck(stations), stations=stations, note=note)
+                from_sides(float(mean[i]), low, high, "min", bottleneck=bottleneck(stations), stations=stations, note=note)
             )
         return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forebay.plan import catalogue
-from forebay.plan.estimate import Estimate, bottleneck, capped, from_log
+from forebay.plan.estimate import Estimate, bottleneck, capped, from_sides
 from forebay.plan.fit import Data, Posterior, Prior, fit
 
 if TYPE_CHECKING:
@@ -133,15 +133,15 @@ class RandomReads:
     def predict(self, points: Sequence[Point]) -> list[Estimate]:
         units = dict(zip(METRICS, ("GB/s", "us", "cores"), strict=True))
         rows = Rows(points)
-        mean, sd = self.posterior.predict(rows)
+        mean, *sides = self.posterior.spreads(rows)
         times = parts(self.posterior.log, rows)
         total = times.pop("total")
         found = []
         for i, point in enumerate(points):
             extra = 0.0 if point in self.measured else NEW[point.metric]
-            spread = self.width * math.hypot(float(sd[i]), NOISE[point.metric], extra)
+            low, high = (self.width * math.hypot(float(sd[i]), NOISE[point.metric], extra) for sd in sides)
             stations = {n: min(1.0, float(t[i] / total[i])) for n, t in times.items() if t[i] > 0}
             limit = bottleneck(stations)
-            one = from_log(float(mean[i]), spread, units[point.metric], bottleneck=limit, stations=stations)
+            one = from_sides(float(mean[i]), low, high, units[point.metric], bottleneck=limit, stations=stations)
             found.append(capped(one, point.cores) if point.metric == "cpu_cores_busy" else one)
         return found
