@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
-from forebay.plan import flow, score
+from forebay.plan import catalogue, flow, score
 from forebay.plan.estimate import Z80
 from forebay.plan.fit import Data, Prior, fit, prior_only
+from forebay.plan.planner import FLOW_TABLES, flow_cells, load_of
+from forebay.plan.published import table
+
+ROWS = [r for name in FLOW_TABLES for r in table(name)]
 
 
 def test_chance_is_what_forecasters_with_the_true_spread_reach() -> None:
@@ -73,10 +78,7 @@ def test_what_is_known_of_other_drives_changes_no_interval() -> None:
 @pytest.mark.promise("PLN-4")
 def test_queues_between_known_ones_are_surer_than_queues_beyond() -> None:
     """With one and 31 queues known, 15 are interpolated; with 15 and 31, one is not. Cells that agree don't make it sure."""
-    from forebay.plan.planner import flow_cells
-    from forebay.plan.published import table
-
-    cells = flow_cells([r for name in ("gds_vs_cpu", "remote_vs_local", "snap_queues") for r in table(name)])
+    cells = flow_cells(ROWS)
 
     def width(out: float, kib: float) -> float:
         kept = [m for m in cells if not m.load.remote or (m.load.queues or flow.QUEUES_MAX) != out]
@@ -87,3 +89,31 @@ def test_queues_between_known_ones_are_surer_than_queues_beyond() -> None:
     for kib in (64, 512):
         e = known.predict([flow.Load("D7-PS1010", kib, 32, remote=True, queues=15)])[0]
         assert 1 < e.p90 / e.p10 < width(15, kib) < width(1, kib)
+
+
+@pytest.mark.promise("PLN-4")
+def test_blanks_of_tables_drawn_from_the_law_itself_lie_in_their_intervals() -> None:
+    """Machines drawn from the priors, measured where the published ones were: what the blanks would read, with noise."""
+    draw = np.random.default_rng(11)
+    seen = [m.load for m in flow_cells(ROWS)]
+    blank = list(dict.fromkeys(load_of(r) for r in ROWS if not r["throughput_gibps"]))
+    names = list(dict.fromkeys(load.drive.lower() for load in seen))
+    rows = flow.Rows([*seen, *blank], names)
+    priors = [*flow.SHARED, *(p for n in names for p in flow.drive_priors(catalogue.drive(n)))]
+    middle, spread = np.log([p.median for p in priors]), np.array([p.spread for p in priors])
+    noise = np.array([flow.usual_noise(load) for load in [*seen, *blank]])
+    inside, cells = Counter[str](), Counter[str]()
+    for _ in range(30):
+        local, remote = draw.integers(len(flow.LOCAL_SCALES)), draw.integers(len(flow.SCALES))
+        law = flow.Deviation(list(np.eye(len(flow.LOCAL_SCALES))[local]), list(np.eye(len(flow.SCALES))[remote]))
+        root = np.linalg.cholesky(law(rows, rows) + 1e-12 * np.eye(len(noise)))
+        off = root @ draw.normal(size=len(noise)) + noise * draw.normal(size=len(noise))
+        rates = np.exp(flow.law(middle + spread * draw.normal(size=len(middle)), rows) + off)
+        made = flow.Flow([flow.Measured(load, float(r)) for load, r in zip(seen, rates, strict=False)])
+        for load, rate, e in zip(blank, rates[len(seen) :], made.predict(blank), strict=True):
+            # A drive none of whose remote cells is known is given more than the law says: no table tells how such differ.
+            place = "beyond" if load.remote and load.drive == "D7-P5520" else "remote" if load.remote else "local"
+            cells[place] += 1
+            inside[place] += e.p10 <= rate <= e.p90
+    shares = {place: inside[place] / n for place, n in cells.items()}
+    assert 0.7 <= shares["local"] <= 0.9 and 0.7 <= shares["remote"] <= 0.9 and 0.75 <= shares["beyond"] <= 0.97, shares
