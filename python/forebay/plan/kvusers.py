@@ -17,6 +17,7 @@ from forebay.errors import RequestError
 from forebay.plan import catalogue, kvcache
 from forebay.plan.kvcache import LEFT_MOST, Part, Play, Spec
 from forebay.plan.planner import Planner
+from forebay.plan.recommend import fewest
 from forebay.plan.system import System
 
 # A choice of ours: no whole entry moves within the 50 ms to 1 s that the workload names as its targets.
@@ -87,19 +88,6 @@ def late(part: Part) -> float | None:
     """The share of requests that were never taken up, where it is more than next to none."""
     offered, left = part["requests"]["offered"], part["requests"]["left_queued"]
     return left / offered if not part["requests"]["served"] or left > LEFT_MOST * offered else None
-
-
-def fewest(serves: Callable[[int], bool], least: int, most: int) -> int | None:
-    """The least number from `least` to `most` that serves, by doubling steps, then bisection; None where none does."""
-    below, step, at = least - 1, 1, least
-    while at <= most and not serves(at):
-        below, at, step = at, min(at + step, most) if at < most else most + 1, 2 * step
-    if at > most:
-        return None
-    while at - below > 1:
-        middle = (below + at) // 2
-        below, at = (below, middle) if serves(middle) else (middle, at)
-    return at
 
 
 def recommend(

@@ -254,18 +254,19 @@ class Search:
 
 
 def fewest(holds: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The least whole number from `low` to `high` for which it holds, as it does for all above; None where it never does."""
-    if low > high:
+    """The least whole number from `low` to `high` for which it holds, as it does for all above; None where it never does.
+
+    By doubling steps, then bisection: what is asked of large numbers may be dear.
+    """
+    below, step, at = low - 1, 1, low
+    while at <= high and not holds(at):
+        below, at, step = at, min(at + step, high) if at < high else high + 1, 2 * step
+    if at > high:
         return None
-    top = low
-    while not holds(top):
-        if top >= high:
-            return None
-        low, top = top + 1, min(high, 2 * top)
-    while low < top:
-        middle = (low + top) // 2
-        low, top = (low, middle) if holds(middle) else (middle + 1, top)
-    return top
+    while at - below > 1:
+        middle = (below + at) // 2
+        below, at = (below, middle) if holds(middle) else (middle, at)
+    return at
 
 
 def recommend(
