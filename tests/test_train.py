@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import processes
 import pytest
-from forebay import feed
+from forebay import _core, feed
 from forebay.errors import RequestError, RunError
 from forebay.plan import catalogue
 from forebay.train import advice, command, data, run, supply, toy
@@ -430,6 +430,18 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_the_step(folder: Path) 
     failure = made.measure()
     assert isinstance(failure, RunError) and failure.asked.startswith("step ") and "samples" in failure.asked
     assert failure.found == run.NO_NUMBER and made.record()["train"]["samples"] > 0
+
+
+@pytest.mark.promise("TRN-40")
+def test_the_engine_reads_and_merges_a_record_without_losing_anything(folder: Path) -> None:
+    record, _ = ran(folder)
+    text = json.dumps(record)
+    read = json.loads(_core.read_record(text))
+    assert read == record and list(read["train"]) == list(record["train"])
+    assert json.loads(_core.merge([text])) == read
+    merged = json.loads(_core.merge([text, json.dumps({**record, "id": "other"})]))
+    assert "train" not in merged and [host["train"] for host in merged["result"]["hosts"]] == [record["train"]] * 2
+    assert merged["missing"]["result.hosts[1].train.gpu_idle_pct"] == record["missing"]["train.gpu_idle_pct"]
 
 
 @pytest.mark.promise("TRN-9")

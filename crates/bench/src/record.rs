@@ -88,6 +88,8 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
         checkpoint: None,
         feed: None,
         kvcache: None,
+        train: None,
+        infer: None,
         missing,
         warnings,
     }

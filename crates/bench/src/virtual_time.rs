@@ -86,6 +86,8 @@ pub(crate) fn run(
         checkpoint: None,
         feed: None,
         kvcache: None,
+        train: None,
+        infer: None,
         missing: missing(job),
         warnings: vec![Warning { id: "simulated".into(), text: source, next: "a real source".into() }],
     };

@@ -13,7 +13,7 @@ use crate::training::Training;
 use crate::units::BYTES_PER_GIB as GIB;
 use crate::warnings::{self, is_of_others, of_others};
 use crate::{stats, Error, Latency};
-use serde_json::json;
+use serde_json::{json, Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Merges records in the order of their hosts; the first lends what isn't summed. One record is itself.
@@ -55,9 +55,8 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
     merged.checkpoint = checkpoint::merge::merge(&parts)?;
     let parts: Vec<_> = records.iter().filter_map(|r| r.kvcache.as_ref()).collect();
     merged.kvcache = kvcache::merge::merge(&parts)?;
-    for record in &records[1..] {
-        merged.missing.extend(record.missing.clone());
-    }
+    leave_to_hosts(&records, &mut merged)?;
+    merged.missing = records.iter().enumerate().flat_map(|(n, r)| missing_of(r, n)).collect();
     merged.warnings = gather(&records, &hosts);
     // What all ranks' figures say together and none's said alone: those of one host see the same devices.
     warnings::add(&mut merged);
@@ -79,15 +78,38 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
 
 /// The combined results of the hosts' accelerators. Either all hosts have some, or none has.
 fn merge_training(records: &[RunRecord]) -> Result<Option<Training>, Error> {
+    all_or_none(records, "training", |r| r.training.is_some())?;
     let parts: Vec<&Training> = records.iter().filter_map(|r| r.training.as_ref()).collect();
-    match parts.len() {
-        0 => Ok(None),
-        n if n == records.len() => Training::merge(&parts).map(Some),
-        n => {
-            let found = format!("{n} of {} hosts emulated accelerators", records.len());
-            Err(Error::request("merging records", found, "records of one run"))
-        }
+    (!parts.is_empty()).then(|| Training::merge(&parts)).transpose()
+}
+
+type Part = fn(&RunRecord) -> Option<&Map<String, Value>>;
+/// Parts that stay each host's own: rates of models that don't know of each other say nothing as a sum, and their order
+/// of batches and their quality have none.
+const OWN_PARTS: [(&str, Part); 2] = [("train", |r| r.train.as_ref()), ("infer", |r| r.infer.as_ref())];
+
+fn leave_to_hosts(records: &[RunRecord], merged: &mut RunRecord) -> Result<(), Error> {
+    for (name, of) in OWN_PARTS {
+        all_or_none(records, name, |r| of(r).is_some())?;
     }
+    (merged.train, merged.infer) = (None, None);
+    Ok(())
+}
+
+fn all_or_none(records: &[RunRecord], part: &str, has: impl Fn(&RunRecord) -> bool) -> Result<(), Error> {
+    let n = records.iter().filter(|r| has(r)).count();
+    if n == 0 || n == records.len() {
+        return Ok(());
+    }
+    let found = format!("{n} of {} hosts have a part {part}", records.len());
+    Err(Error::request("merging records", found, "records of one run"))
+}
+
+/// The reasons of host number `n`, those of its own parts where the parts now are.
+fn missing_of(record: &RunRecord, n: usize) -> impl Iterator<Item = (String, String)> + '_ {
+    let own = |path: &str| OWN_PARTS.iter().any(|(name, _)| path.split('.').next() == Some(*name));
+    let placed = move |path: &str| if own(path) { format!("result.hosts[{n}].{path}") } else { path.into() };
+    record.missing.iter().map(move |(path, why)| (placed(path), why.clone()))
 }
 
 /// The GPUs of all hosts; None where a host's cuFile doesn't tell.
@@ -241,6 +263,11 @@ fn host(record: &RunRecord) -> serde_json::Value {
     });
     if let Some(training) = &record.training {
         host["training"] = training.of_host();
+    }
+    for (name, part) in OWN_PARTS {
+        if let Some(part) = part(record) {
+            host[name] = Value::Object(part.clone());
+        }
     }
     host
 }

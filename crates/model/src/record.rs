@@ -16,7 +16,7 @@ pub use cufile::{
     FabricQueue, FabricRan, MappedRan,
 };
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 mod read;
@@ -58,6 +58,12 @@ pub struct RunRecord {
     /// A serving engine's key-value cache on storage; absent from every other run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kvcache: Option<KvCache>,
+    /// A model that was trained. The command that ran it says what it holds; the engine keeps it as it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train: Option<Map<String, Value>>,
+    /// A model that answered queries, kept likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub infer: Option<Map<String, Value>>,
     /// Full path of a null field → why it is null.
     pub missing: BTreeMap<String, String>,
     pub warnings: Vec<Warning>,

@@ -40,6 +40,8 @@ fn record(host: &str, ios: u64, ns: u64, seconds: f64) -> RunRecord {
         checkpoint: None,
         feed: None,
         kvcache: None,
+        train: None,
+        infer: None,
         missing: Default::default(),
         warnings: Vec::new(),
     }
@@ -206,4 +208,27 @@ fn processor_time_that_one_host_lacks_is_lacking_for_all() {
     let merged = merge(vec![record("a", 10, 1, 1.0), unmetered]).unwrap();
     let cpu = &merged.result.cpu;
     assert_eq!((cpu.user_s, cpu.system_s, cpu.cores_busy, cpu.cpu_s_per_gib), (None, None, None, None));
+}
+
+// promise: TRN-40
+#[test]
+fn each_host_keeps_what_it_trained_and_why_something_of_it_is_missing() {
+    let trained = |host: &str, rate: f64| {
+        let mut made = record(host, 10, 1_000, 2.0);
+        made.train =
+            serde_json::json!({"model": "toy", "samples_per_s": rate, "quality": null}).as_object().cloned();
+        made.missing.insert("train.quality".into(), format!("{host} had none"));
+        made
+    };
+    let merged = merge(vec![trained("a", 1.5), trained("b", 2.5)]).unwrap();
+    assert_eq!((&merged.train, &merged.infer), (&None, &None));
+    let rates: Vec<_> = merged.result.hosts.iter().map(|h| h["train"]["samples_per_s"].clone()).collect();
+    assert_eq!(rates, [1.5, 2.5]);
+    assert!(merged.result.hosts[0].get("infer").is_none());
+    assert_eq!(merged.missing["result.hosts[1].train.quality"], "b had none");
+    assert!(!merged.missing.contains_key("train.quality"));
+    let one = merge(vec![trained("a", 1.5)]).unwrap();
+    assert_eq!(one.train.unwrap()["samples_per_s"], 1.5);
+    let found = merge(vec![trained("a", 1.5), record("b", 10, 1_000, 2.0)]).unwrap_err().found;
+    assert_eq!(found, "1 of 2 hosts have a part train");
 }

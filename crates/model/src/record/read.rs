@@ -8,12 +8,14 @@ use std::collections::BTreeMap;
 /// The reason for a default: the file that was read doesn't have the field.
 pub const ABSENT: &str = "the record has no such field";
 /// Optional parts of a record. The last two are created when it is read.
-const OPTIONAL: [&str; 10] = [
+const OPTIONAL: [&str; 12] = [
     "cufile",
     "training",
     "checkpoint",
     "feed",
     "kvcache",
+    "train",
+    "infer",
     "path.mapped",
     "path.fabric",
     "result.batch",
@@ -138,6 +140,8 @@ mod tests {
             rules: vec![Rule::default()],
             ..Checkpoint::default()
         });
+        record.train = Some(Map::new());
+        record.infer = Some(Map::new());
         record.warnings = vec![Warning::default()];
         record
     }
@@ -191,6 +195,21 @@ mod tests {
     fn a_whole_record_is_read_as_it_was_written() {
         let whole = full();
         assert_eq!(read(&serde_json::to_string(&whole).unwrap()).unwrap(), whole);
+    }
+
+    // promise: TRN-40
+    #[test]
+    fn a_part_of_another_command_is_kept_whatever_it_holds_to_the_last_digit() {
+        let part = r#"{"model":"toy","samples_per_s":86217.48193059217,"quality":null,"advice":[{"area":"gds"}],"n":18446744073709551615}"#;
+        let written = format!(
+            r#"{{"schema":"{SCHEMA}","train":{part},"infer":{part},"missing":{{"train.quality":"none"}}}}"#
+        );
+        let record = read(&written).unwrap();
+        assert_eq!(serde_json::to_string(&record.train).unwrap(), part);
+        assert_eq!(serde_json::to_string(&record.infer).unwrap(), part);
+        assert_eq!(record.missing["train.quality"], "none");
+        assert_eq!(read(&serde_json::to_string(&record).unwrap()).unwrap(), record);
+        assert!(read(&written.replace(r#""train":{"#, r#""train":[{"#).replace("]},", "]}],")).is_err());
     }
 
     #[test]

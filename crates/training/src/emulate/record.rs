@@ -128,6 +128,8 @@ pub(crate) fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran)
         checkpoint: None,
         feed: None,
         kvcache: None,
+        train: None,
+        infer: None,
         result,
         missing,
         warnings: warnings_of(shared),

@@ -134,6 +134,8 @@ fn record(
         checkpoint: None,
         feed: None,
         kvcache: None,
+        train: None,
+        infer: None,
         missing: no_machine(NULL_FIELDS),
         warnings,
     };

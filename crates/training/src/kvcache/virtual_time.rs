@@ -144,6 +144,8 @@ fn record_of(
         checkpoint: None,
         feed: None,
         kvcache: Some(played.kvcache),
+        train: None,
+        infer: None,
         missing,
         warnings,
     };
