@@ -113,6 +113,42 @@ def test_batches_have_columns_of_their_own_which_are_empty_for_other_runs():
     assert sum('batch="2048"' in labels for labels, _ in told["forebay_run_info"]) == 2
 
 
+@pytest.mark.promise("TRN-41")
+def test_what_was_trained_and_what_answered_queries_have_columns_of_their_own():
+    plain, trained, answered = a_record(1), a_record(2), a_record(3)
+    cost = {"user": 0.5, "system": 0.25}
+    trained["train"] = {
+        "model": "toy", "samples_per_s": 8e4, "samples_per_s_ci95": [7e4, 9e4], "demand_gib_s": 0.5, "quality": None,
+        "supply": {"kind": "simulated supply", "drives": 2}, "cpu_s_per_gib": cost,
+        "feed_cpu_s_per_gib": {"user": None, "system": 1.0}, "input_wait_pct": 0.0,
+    }  # fmt: skip
+    latency = {"p50": 10.0, "p90": 20.0, "p99": 30.0}
+    answered["infer"] = {"model": "dlrm", "valid": False, "queries_per_s": 90.0, "latency_ms": latency, "load_bytes": 3}
+    entries = [Entry(record, "a.json") for record in (plain, trained, answered)]
+    cells = [dict(zip((c.name for c in COLUMNS), row, strict=True)) for row in rows(entries)]
+    own = [c.name for c in COLUMNS if c.name.startswith(("train_", "infer_"))]
+    assert len(own) == 39 and all(cells[0][name] is None for name in own)
+    assert {name: value for name, value in cells[1].items() if name in own and value is not None} == {
+        "train_model": "toy", "train_samples_per_s": 8e4, "train_samples_per_s_ci95_low": 7e4,
+        "train_samples_per_s_ci95_high": 9e4, "train_demand_gib_s": 0.5, "train_supply_kind": "simulated supply",
+        "train_supply_drives": 2, "train_cpu_s_per_gib": 0.75, "train_input_wait_pct": 0.0,
+    }  # fmt: skip
+    assert cells[2]["infer_valid"] is False and cells[2]["infer_latency_ms_p90"] == 20.0 and cells[2]["samples_per_s"] is None
+    told = samples(prometheus.text(prometheus.of_runs(entries)))
+    assert told["forebay_run_train_demand_bytes_per_second"] == [('id="0000000000000002"', repr(0.5 * 2**30))]
+    assert [value for _, value in told["forebay_run_infer_latency_seconds"]] == ["0.01", "0.02", "0.03"]
+    assert [value for _, value in told["forebay_run_infer_valid"]] == ["0.0"]
+    assert [re.findall('model="([a-z]+)"', labels) for labels, _ in told["forebay_run_info"]] == [[], ["toy"], ["dlrm"]]
+
+
+@pytest.mark.promise("TRN-41")
+@pytest.mark.parametrize("damage", [None, 3, "x", [], True, {"name": {}}])
+def test_a_damaged_part_has_empty_cells(damage):
+    for part in (damage, dict.fromkeys(("samples_per_s", "samples_per_s_ci95", "supply", "cpu_s_per_gib", "latency_ms"), damage)):
+        [row] = rows([Entry({**a_record(), "train": part, "infer": part}, "a.json")])
+        assert all(v is None or isinstance(v, c.kind) for v, c in zip(row, COLUMNS, strict=True))
+
+
 @pytest.mark.parametrize("part", ["environment", "job", "path", "cache", "result"])
 @pytest.mark.parametrize("damage", [None, 3, "x", [], True, {"name": {}}])
 def test_a_damaged_record_has_empty_cells(part, damage):

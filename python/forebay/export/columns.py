@@ -82,12 +82,26 @@ def _repeats(entry: Entry) -> Any:
     return len(found) if isinstance(found, list) else None
 
 
-def _bound(index: int) -> Callable[[Entry], Any]:
+def _bound(field: str, index: int) -> Callable[[Entry], Any]:
     def bound(entry: Entry) -> Any:
-        found = _at(entry.record, "result.summary.throughput_gib_s_ci95")
+        found = _at(entry.record, field)
         return found[index] if isinstance(found, list) and len(found) == 2 else None
 
     return bound
+
+
+def _interval(name: str, unit: str, field: str) -> list[Column]:
+    return [Column(f"{name}_ci95_{end}", float, unit, field, _bound(field, index)) for index, end in enumerate(("low", "high"))]
+
+
+def _user_and_system(field: str) -> Callable[[Entry], Any]:
+    def both(entry: Entry) -> Any:
+        found = _at(entry.record, field)
+        parts = [found.get(key) for key in ("user", "system")] if isinstance(found, dict) else []
+        known = [part for part in parts if isinstance(part, (int, float)) and not isinstance(part, bool)]
+        return sum(known) if len(known) == 2 else None
+
+    return both
 
 
 def _metric(name: str) -> Callable[[Entry], Any]:
@@ -97,6 +111,11 @@ def _metric(name: str) -> Callable[[Entry], Any]:
 def _same(kind: type, unit: str, fields: str) -> list[Column]:
     """Columns that are called as their field, whose last name is enough."""
     return [Column(field.rpartition(".")[2], kind, unit, field) for field in fields.split()]
+
+
+def _of(part: str, kind: type, unit: str, fields: str) -> list[Column]:
+    """Columns of a part that other parts have fields of the same name as: called as part and field."""
+    return [Column(f"{part}_{field.replace('.', '_')}", kind, unit, f"{part}.{field}") for field in fields.split()]
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -134,8 +153,7 @@ COLUMNS: tuple[Column, ...] = (
         "GiB/s",
         "result.summary.throughput_gib_s_median result.summary.throughput_gib_s_min result.summary.throughput_gib_s_max",
     ),
-    Column("throughput_gib_s_ci95_low", float, "GiB/s", "result.summary.throughput_gib_s_ci95", _bound(0)),
-    Column("throughput_gib_s_ci95_high", float, "GiB/s", "result.summary.throughput_gib_s_ci95", _bound(1)),
+    *_interval("throughput_gib_s", "GiB/s", "result.summary.throughput_gib_s_ci95"),
     *(
         Column(f"latency_us_{name}", float, "µs", f"result.latency_us.{name}")
         for name in ("min", "mean", "p50", "p90", "p99", "p999", "max")
@@ -167,6 +185,33 @@ COLUMNS: tuple[Column, ...] = (
         for name in ("min", "mean", "p50", "p90", "p99", "p999", "max")
     ),
     Column("batch_by", str, "text", "result.batch.by"),
+    *_of("train", str, "text", "model device"),
+    *_of("train", int, "number", "seed"),
+    *_of("train", int, "count", "batch samples"),
+    *_of("train", float, "1/s", "samples_per_s"),
+    *_interval("train_samples_per_s", "1/s", "train.samples_per_s_ci95"),
+    *_of("train", float, "1/s", "peak_samples_per_s"),
+    *_of("train", float, "GiB/s", "demand_gib_s supply_gib_s loader_gib_s"),
+    *_of("train", str, "text", "supply.kind supply.drive"),
+    *_of("train", int, "count", "supply.drives supply.gpus"),
+    *_of("train", float, "per cent", "input_wait_pct gpu_idle_pct"),
+    *_of("train", float, "AUC", "quality quality_target"),
+    *_of("train", int, "count", "samples_to_target"),
+    *_of("train", float, "s", "seconds_to_target"),
+    *(
+        Column(f"train_{name}", float, "CPU-s/GiB", f"train.{name}", _user_and_system(f"train.{name}"))
+        for name in ("cpu_s_per_gib", "feed_cpu_s_per_gib")
+    ),
+    *_of("train", str, "text", "path"),
+    *_of("train", bool, "true or false", "cached"),
+    *_of("train", str, "text", "batch_hash"),
+    *_of("infer", str, "text", "model mode scenario"),
+    *_of("infer", bool, "true or false", "valid"),
+    *_of("infer", str, "text", "why"),
+    *_of("infer", float, "1/s", "queries_per_s"),
+    *_of("infer", float, "ms", "latency_ms.p50 latency_ms.p90 latency_ms.p99"),
+    *_of("infer", float, "s", "load_s"),
+    *_of("infer", int, "bytes", "load_bytes timed_storage_bytes"),
 )
 
 

@@ -35,6 +35,20 @@ HELP = {
     "forebay_run_joules_per_gib": ("Energy per GiB.", "gauge"),
     "forebay_run_failed_ios": ("I/Os that failed, timed out or failed verification.", "gauge"),
     "forebay_run_accelerator_utilisation_ratio": ("Utilisation of the emulated accelerators.", "gauge"),
+    "forebay_run_train_samples_per_second": ("Samples trained over the time of training alone.", "gauge"),
+    "forebay_run_train_peak_samples_per_second": ("The model's own peak, on batches in its memory.", "gauge"),
+    "forebay_run_train_demand_bytes_per_second": ("Bytes that the model takes at its peak.", "gauge"),
+    "forebay_run_train_supply_bytes_per_second": ("Bytes that it was supplied with at most.", "gauge"),
+    "forebay_run_train_input_wait_ratio": ("Share of the time in which a batch was waited for.", "gauge"),
+    "forebay_run_train_gpu_idle_ratio": ("Share of the time between steps.", "gauge"),
+    "forebay_run_train_quality": ("The last evaluation's AUC.", "gauge"),
+    "forebay_run_train_target_seconds": ("Time to the target.", "gauge"),
+    "forebay_run_infer_queries_per_second": ("Queries answered over measured time.", "gauge"),
+    "forebay_run_infer_latency_seconds": ("Percentiles of the latency of queries.", "gauge"),
+    "forebay_run_infer_load_seconds": ("Time to load the model.", "gauge"),
+    "forebay_run_infer_load_bytes": ("Bytes loaded.", "gauge"),
+    "forebay_run_infer_timed_storage_bytes": ("Bytes that storage brought while queries were timed.", "gauge"),
+    "forebay_run_infer_valid": ("1 where the scenario's rules hold.", "gauge"),
     "forebay_live_info": ("Settings of the current run.", "gauge"),
     "forebay_live_phase": ("1 for the current phase.", "gauge"),
     "forebay_live_repeat": ("Number of the current repeat, from 1.", "gauge"),
@@ -85,13 +99,15 @@ def of_runs(entries: list[Entry]) -> Iterator[Sample]:
     for number, entry in enumerate(entries):
         run = {column.name: column.value(entry) for column in COLUMNS}
         own = {"id": run["id"] or f"{entry.file}:{entry.line or number}"}
-        yield "forebay_run_info", {**own, **{label: run[label] for label in LABELS}}, 1
+        model = {"model": run["train_model"] or run["infer_model"]}
+        yield "forebay_run_info", {**own, **{label: run[label] for label in LABELS}, **model}, 1
         yield "forebay_run_started_timestamp_seconds", own, _timestamp(run["started"])
         yield from ((name, own, value) for name, value in _figures(run))
         for key, quantile in QUANTILES:
             told = {**own, "quantile": quantile}
             yield "forebay_run_latency_seconds", told, _times(run[f"latency_us_{key}"], 1e-6)
             yield "forebay_run_batch_latency_seconds", told, _times(run[f"batch_latency_us_{key}"], 1e-6)
+            yield "forebay_run_infer_latency_seconds", told, _times(run.get(f"infer_latency_ms_{key}"), 1e-3)
 
 
 def _figures(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -112,6 +128,19 @@ def _figures(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     failed = [run[f"errors_{name}"] for name in ("failed", "timed_out", "verify_failed")]
     yield "forebay_run_failed_ios", None if None in failed else sum(failed)
     yield "forebay_run_accelerator_utilisation_ratio", _times(run["au_pct"], 0.01)
+    yield "forebay_run_train_samples_per_second", run["train_samples_per_s"]
+    yield "forebay_run_train_peak_samples_per_second", run["train_peak_samples_per_s"]
+    yield "forebay_run_train_demand_bytes_per_second", _times(run["train_demand_gib_s"], GIB)
+    yield "forebay_run_train_supply_bytes_per_second", _times(run["train_supply_gib_s"], GIB)
+    yield "forebay_run_train_input_wait_ratio", _times(run["train_input_wait_pct"], 0.01)
+    yield "forebay_run_train_gpu_idle_ratio", _times(run["train_gpu_idle_pct"], 0.01)
+    yield "forebay_run_train_quality", run["train_quality"]
+    yield "forebay_run_train_target_seconds", run["train_seconds_to_target"]
+    yield "forebay_run_infer_queries_per_second", run["infer_queries_per_s"]
+    yield "forebay_run_infer_load_seconds", run["infer_load_s"]
+    yield "forebay_run_infer_load_bytes", run["infer_load_bytes"]
+    yield "forebay_run_infer_timed_storage_bytes", run["infer_timed_storage_bytes"]
+    yield "forebay_run_infer_valid", run["infer_valid"]
 
 
 def of_progress(job: dict[str, Any], title: str, progress: dict[str, Any]) -> Iterator[Sample]:
