@@ -177,7 +177,10 @@ def commands() -> list[tuple[str, str]]:
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.S | re.M):
             lines = block.replace("\\\n", " ").splitlines()
-            found += [(page.name, x.split("  #")[0].strip()) for x in lines if x.startswith("forebay ")]
+            for line in (x.split("  #")[0].strip() for x in lines if x.startswith("forebay ")):
+                # What stands behind `--` of a comparison is a command of its own.
+                whole, dashes, behind = line.partition(" -- ") if line.startswith("forebay compare ") else (line, "", "")
+                found += [(page.name, whole)] + [(page.name, f"forebay {behind}")] * bool(dashes)
     return found
 
 

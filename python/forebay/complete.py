@@ -80,9 +80,9 @@ def _models() -> Iterable[str]:
 
 
 def _metrics() -> Iterable[str]:
-    from forebay.metrics import METRICS
+    from forebay.metrics import ALL
 
-    return METRICS
+    return ALL
 
 
 def _steps() -> Iterable[str]:

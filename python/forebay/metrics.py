@@ -12,7 +12,7 @@ FIGURE_MIN, FIGURE_MAX = 1e-18, 1e18
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure. `of` reads it from a record's `result`, or from one of its `repeats`."""
+    """One figure. `of` reads it from a record's `part`: of `result`, also from one of its `repeats`."""
 
     name: str
     title: str
@@ -22,6 +22,11 @@ class Metric:
     sentence: str
     field: str
     of: Callable[[dict[str, Any]], float | None]
+    part: str = "result"
+
+    def of_record(self, record: dict[str, Any]) -> float | None:
+        """The figure of a whole record."""
+        return self.value(record.get(self.part) or {})
 
     def value(self, result: dict[str, Any]) -> float | None:
         """The figure, or None where it wasn't measured. Zero counts as not measured: it has no ratio."""
@@ -38,7 +43,7 @@ class Metric:
         for field, reason in missing.items() if isinstance(missing, dict) else ():
             if field.startswith(self.field) or self.field.startswith(field + "."):
                 return str(reason)
-        if not record["result"].get("ios"):
+        if self.part == "result" and not record["result"].get("ios"):
             return f"no I/O finished within {record['result'].get('seconds') or 0.0:.3g} s; a longer --duration may help"
         return "the run did not report it"
 
@@ -128,3 +133,50 @@ METRICS: dict[str, Metric] = {
         ),
     )
 }
+
+
+def _own(part: str, name: str, title: str, unit: str, field: str, sentence: str, higher: bool = False) -> Metric:
+    """A figure of a part beside `result`. `field`: its place in that part; an object of user and system time is their sum."""
+
+    def of(found: Any) -> Any:
+        for key in field.split("."):
+            found = found.get(key)
+        return found["user"] + found["system"] if isinstance(found, dict) else found
+
+    return Metric(f"{part}.{name}", title, unit, higher, sentence, f"{part}.{field}", of, part)
+
+
+TRAIN: dict[str, Metric] = {
+    m.name: m
+    for m in (
+        _own("train", "samples_per_s", "training rate", "samples/s", "samples_per_s", "{x} trains at {r} × {y}'s rate", True),
+        _own(
+            "train", "seconds_to_target", "time to the target", "s", "seconds_to_target",
+            "{x} takes {r} × {y}'s time to the target",
+        ),
+        _own("train", "cpu", "CPU, model and all", "CPU-s/GiB", "cpu_s_per_gib", "{x} takes {r} × {y}'s CPU per GiB"),
+        _own(
+            "train", "feed_cpu", "CPU of the loader alone", "CPU-s/GiB", "feed_cpu_s_per_gib",
+            "feeding {x} takes {r} × {y}'s CPU per GiB",
+        ),
+        _own(
+            "train", "peak_samples_per_s", "own peak", "samples/s", "peak_samples_per_s", "{x}'s own peak is {r} × {y}'s", True
+        ),
+    )
+}  # fmt: skip
+INFER: dict[str, Metric] = {
+    m.name: m
+    for m in (
+        _own("infer", "queries_per_s", "queries", "1/s", "queries_per_s", "{x} answers {r} × {y}'s queries a second", True),
+        *(
+            _own(
+                "infer", f"latency_{p}", f"{p} latency", "ms", f"latency_ms.{p}", f"{{x}}'s {p} latency is {{r}} × {{y}}'s"
+            )
+            for p in ("p50", "p90", "p99")
+        ),
+        _own("infer", "load_s", "time to load", "s", "load_s", "{x} takes {r} × {y}'s time to load"),
+    )
+}  # fmt: skip
+# Verb whose records have figures of their own → these; the first is its headline.
+OF_VERBS = {"train": TRAIN, "infer": INFER}
+ALL = {**METRICS, **TRAIN, **INFER}

@@ -53,6 +53,8 @@ class Work:
 
     def samples(self, metric: Metric) -> list[float]:
         """One value per run; of a single run its repeats, where it has several."""
+        if metric.part != "result":
+            return [v for v in map(metric.of_record, self.records) if v is not None]
         results = [r["result"] for r in self.records]
         repeats = results[0].get("repeats")
         if len(results) == 1 and isinstance(repeats, list) and len(repeats) > 1:

@@ -11,7 +11,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from forebay import run as engine
 from forebay.bench.save import Output
 from forebay.compare.subject import Subject
+from forebay.compare.typed import Typed
 from forebay.compare.verdict import judge
 from forebay.errors import ForebayError, MachineError, RunError
-from forebay.flags import counted
-from forebay.metrics import METRICS, Metric
+from forebay.metrics import Metric
 from forebay.numbers import figure
 from forebay.stages import Stages, format_duration
 from forebay.stats import Interval, Pair, bootstrap_interval, paired_ratio
@@ -37,6 +37,7 @@ CONFIDENCE_WITH_STOPPING = 0.985
 WARM_UP_S = 1.0
 # Runs of a job until an I/O of it finishes.
 TRIES = 3
+Side = Subject | Typed
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,13 @@ class PairRun:
     empty: tuple[str, ...] = ()
 
     def of(self, metric: Metric) -> Pair | None:
-        values = metric.value(self.a["result"]), metric.value(self.b["result"])
+        values = metric.of_record(self.a), metric.of_record(self.b)
         return None if None in values else Pair(*values, self.a_first)  # type: ignore[arg-type]
 
 
 def compare_jobs(
-    a: Subject,
-    b: Subject,
+    a: Side,
+    b: Side,
     metric: Metric,
     limits: Limits,
     out: Output | None = None,
@@ -117,7 +118,7 @@ def compare_jobs(
 
 
 def _pairs(
-    a: Subject, b: Subject, metric: Metric, limits: Limits, stages: Stages, done: list[PairRun]
+    a: Side, b: Side, metric: Metric, limits: Limits, stages: Stages, done: list[PairRun]
 ) -> Any:
     began = time.monotonic()
     _warm_up(a, b, metric, stages)
@@ -127,55 +128,53 @@ def _pairs(
         stages.say(_line(done, metric, limits, time.monotonic() - began))
 
 
-def _warm_up(a: Subject, b: Subject, metric: Metric, stages: Stages) -> None:
+def _warm_up(a: Side, b: Side, metric: Metric, stages: Stages) -> None:
     """A short run of each that doesn't count: files are made, caches filled, errors met early."""
     for subject in (a, b):
         stages.begin(f"warm-up of {subject.name}", subject.job)
-        duration = min(WARM_UP_S, subject.job.get("duration_s") or WARM_UP_S)
-        brief = {} if counted() & subject.job.keys() else {"duration_s": duration, "warmup_s": 0.0}
-        record = _run_that_finds(subject, stages, [], **brief)
-        if metric.value(record["result"]) is None:
+        record = _run_that_finds(subject, stages, [], brief=True)
+        if record is not None and metric.of_record(record) is None:
             raise MachineError(
                 f"--metric {metric.name}",
                 f"not measured for {subject.name}: {metric.why_missing(record)}",
-                "--metric throughput",
+                f"--metric {next(iter(subject.metrics))}",
             )
 
 
 def _pair(
-    a: Subject, b: Subject, metric: Metric, a_first: bool, index: int, limits: Limits, stages: Stages
+    a: Side, b: Side, metric: Metric, a_first: bool, index: int, limits: Limits, stages: Stages
 ) -> PairRun:
     records = {}
     empty: list[str] = []
     for subject in (a, b) if a_first else (b, a):
         stages.begin(f"pair {index + 1}/{limits.pairs_max} {subject.name}", subject.job)
-        records[subject.name] = _run_that_finds(subject, stages, empty)
-        if metric.value(records[subject.name]["result"]) is None:
+        record = _run_that_finds(subject, stages, empty)
+        assert record is not None
+        if metric.of_record(record) is None:
             raise RunError(
                 f"{subject.name} in pair {index + 1}",
-                f"reported no {metric.title}: {metric.why_missing(records[subject.name])}",
-                "a longer --duration",
+                f"reported no {metric.title}: {metric.why_missing(record)}",
+                "a longer --duration" if subject.has_ios else f"{subject.longer}, or another --metric",
             )
+        records[subject.name] = record
     return PairRun(records["A"], records["B"], a_first, tuple(empty))
 
 
-def _run_that_finds(
-    subject: Subject, stages: Stages, empty: list[str], **changes: Any
-) -> dict[str, Any]:
+def _run_that_finds(subject: Side, stages: Stages, empty: list[str], brief: bool = False) -> dict[str, Any] | None:
     """Repeats a run in which no I/O finished: a short one may wait all its time for a processor that others use."""
     for _ in range(TRIES - 1):
-        record = _run(subject, stages, **changes)
-        if record["result"].get("ios") != 0:
+        record = _run(subject, stages, brief)
+        if record is None or not subject.has_ios or record["result"].get("ios") != 0:
             return record
         empty.append(subject.name)
         stages.say(f"{subject.name}: no I/O finished; the run is repeated and doesn't count")
-    return _run(subject, stages, **changes)
+    return _run(subject, stages, brief)
 
 
-def _run(subject: Subject, stages: Stages, **changes: Any) -> dict[str, Any]:
+def _run(subject: Side, stages: Stages, brief: bool) -> dict[str, Any] | None:
     """An interrupted run is half a measurement: its pair doesn't count."""
-    record = subject.run(stages.observe, **changes)
-    if record["result"].get("interrupted"):
+    record = subject.run_briefly(stages.observe, WARM_UP_S) if brief else subject.run(stages.observe)
+    if record is not None and record["result"].get("interrupted"):
         raise KeyboardInterrupt
     return record
 
@@ -218,15 +217,15 @@ def _line(done: list[PairRun], metric: Metric, limits: Limits, elapsed: float) -
 
 def _document(
     started: str,
-    a: Subject,
-    b: Subject,
+    a: Side,
+    b: Side,
     metric: Metric,
     limits: Limits,
     pairs: list[PairRun],
     interrupted: bool,
     failure: ForebayError | None,
 ) -> dict[str, Any]:
-    ratios = {name: _ratio(pairs, m) for name, m in METRICS.items()}
+    ratios = {name: _ratio(pairs, m) for name, m in a.metrics.items()}
     noise = _noise(pairs)
     ratio = ratio_of(pairs, metric) if pairs else Interval(1.0, None, None, 0)
     return {
@@ -240,10 +239,10 @@ def _document(
         "method": "crossover of pairs in random order, log ratios, Student's t, pooled over both orders",
         "a": _side(a, [p.a for p in pairs]),
         "b": _side(b, [p.b for p in pairs]),
-        "pairs": [_pair_row(p) for p in pairs],
+        "pairs": [_pair_row(p, a.metrics) for p in pairs],
         "ratios": ratios,
         "noise": noise,
-        "verdict": judge(ratio, metric, limits.until_pct, noise).as_dict(),
+        "verdict": judge(ratio, metric, limits.until_pct, noise, a.longer if not a.has_ios else None).as_dict(),
         "interrupted": interrupted,
         "error": None
         if failure is None
@@ -254,14 +253,31 @@ def _document(
             "next": failure.next,
         },
         "runs_without_io": {side: sum(p.empty.count(side.upper()) for p in pairs) for side in ("a", "b")},
+        "same_batches": same_batches([p.a for p in pairs], [p.b for p in pairs]),
         "runs": {"a": [p.a for p in pairs], "b": [p.b for p in pairs]},
     }
 
 
-def _side(subject: Subject, records: list[dict[str, Any]]) -> dict[str, Any]:
+def same_batches(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> bool | None:
+    """Whether training saw the same samples in the same order on both sides, as far as both went; None where none tells."""
+    found: dict[int, set[str]] = {}
+    for record in (*a, *b):
+        for samples, digest in _hashes(record).items():
+            found.setdefault(samples, set()).add(digest)
+    both = [found[n] for n in found if all(n in _hashes(side[0]) for side in (a, b) if side)]
+    return all(len(digests) == 1 for digests in both) if both else None
+
+
+def _hashes(record: dict[str, Any]) -> dict[int, str]:
+    """Of training, after so many samples."""
+    marks = (record.get("train") or {}).get("batch_hash_at") or []
+    return {mark["samples"]: mark["hash"] for mark in marks}
+
+
+def _side(subject: Side, records: list[dict[str, Any]]) -> dict[str, Any]:
     medians, missing = {}, {}
-    for name, metric in METRICS.items():
-        values = [v for v in (metric.value(r["result"]) for r in records) if v is not None]
+    for name, metric in subject.metrics.items():
+        values = [v for v in map(metric.of_record, records) if v is not None]
         medians[name] = statistics.median(values) if values else None
         if not values and records:
             missing[name] = metric.why_missing(records[-1])
@@ -285,10 +301,10 @@ def how_it_ran(record: dict[str, Any]) -> str:
     return ", ".join(w for w in words if w)
 
 
-def _pair_row(pair: PairRun) -> dict[str, Any]:
+def _pair_row(pair: PairRun, metrics: Mapping[str, Metric]) -> dict[str, Any]:
     row: dict[str, Any] = {"order": "AB" if pair.a_first else "BA"}
     for side, record in (("a", pair.a), ("b", pair.b)):
-        row[side] = {"id": record.get("id"), **{n: m.value(record["result"]) for n, m in METRICS.items()}}
+        row[side] = {"id": record.get("id"), **{n: m.of_record(record) for n, m in metrics.items()}}
     return row
 
 

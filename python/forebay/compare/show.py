@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from forebay.metrics import METRICS
+from forebay.metrics import ALL, METRICS, OF_VERBS, Metric
 from forebay.numbers import figure
 from forebay.table import table
 
@@ -15,21 +16,32 @@ def show_jobs(document: dict[str, Any]) -> str:
     pairs = len(document["pairs"])
     lines += ["", f"{pairs} pairs, in random order, medians, and A ÷ B with its 95 % interval"]
     rows = [("", "A", "B", "A ÷ B", "")]
-    for name, metric in METRICS.items():
+    metrics = _metrics(document)
+    for name, metric in metrics.items():
         a, b, ratio = document["a"]["medians"][name], document["b"]["medians"][name], document["ratios"][name]
         if a is None and b is None:
             continue
         rows.append((f"{metric.title}, {metric.unit}", figure(a), figure(b), *_ratio(ratio)))
     lines += table(rows)
-    for name in ("cpu", "power"):
+    for name in ("cpu", "power", "train.seconds_to_target"):
         reason = document["a"]["missing"].get(name) or document["b"]["missing"].get(name)
         if reason:
-            lines.append(f"{METRICS[name].title} not measured: {reason}")
+            lines.append(f"{metrics[name].title} not measured: {reason}")
+    if document.get("same_batches") is not None:
+        same = "the same samples in the same order" if document["same_batches"] else "different samples, or in another order"
+        lines.append(f"A and B were trained on {same}")
     return "\n".join([*lines, "", *_verdict(document)])
 
 
+def _metrics(document: dict[str, Any]) -> Mapping[str, Metric]:
+    """Those of the verb that ran."""
+    words = document["a"]["job"].get("command") or [""]
+    return OF_VERBS.get(words[0], METRICS)
+
+
 def _side(name: str, side: dict[str, Any]) -> str:
-    title = side["settings"] or "the job as given"
+    given = "the command as given" if "command" in side["job"] else "the job as given"
+    title = side["settings"] or given
     if side["python"]:
         title += f", by {side['python']}"
     return f"{name}  {title}  ({'; '.join(side['ran']) or 'did not run'})"
@@ -63,7 +75,7 @@ def _verdict(document: dict[str, Any]) -> list[str]:
 
 def show_files(document: dict[str, Any]) -> str:
     """Matched points with their ratio and what it means for the gate, then what didn't match."""
-    metric = METRICS[document["metric"]]
+    metric = ALL[document["metric"]]
     lines = [
         f"A  {document['a']['file']}  ({document['a']['records']} records)",
         f"B  {document['b']['file']}  ({document['b']['records']} records)",

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from forebay import run as engine
 from forebay.errors import BAD_REQUEST, MACHINE, ForebayError, MachineError, RequestError, RunError
-from forebay.flags import Field, spell
+from forebay.flags import Field, counted, spell
+from forebay.metrics import METRICS, Metric
 from forebay.wording import as_flag, as_key, reworded, said
 
 RECORD_BYTES_MAX = 256 << 20
@@ -27,6 +29,12 @@ class Subject:
     job: dict[str, Any]
     python: str | None = None
     own: frozenset[str] = frozenset()
+    has_ios = True
+    longer = "--duration"
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        return METRICS
 
     def same_as(self, other: Subject) -> bool:
         return self.job == other.job and self.python == other.python
@@ -41,7 +49,9 @@ class Subject:
         job = {**self.job, **changes}
         try:
             return (
-                engine.run(job, observer=observe) if self.python is None else run_elsewhere(self.python, job)
+                engine.run(job, observer=observe)
+                if self.python is None
+                else run_elsewhere(self.python, ["bench", *spell(job), "--json"])
             )
         except ForebayError as error:
             spoken = reworded(error, lambda text: said(text, self._word))
@@ -49,19 +59,25 @@ class Subject:
                 f"{self.name} ({self.title}): {spoken.asked}", spoken.found, spoken.next
             ) from error
 
+    def run_briefly(self, observe: Callable[[dict[str, Any]], None], seconds: float) -> dict[str, Any] | None:
+        """A run that doesn't count, of no more than so many seconds where nothing else ends it."""
+        brief = {"duration_s": min(seconds, self.job.get("duration_s") or seconds), "warmup_s": 0.0}
+        return self.run(observe, **({} if counted() & self.job.keys() else brief))
+
     def _word(self, field: Field) -> str:
         """A field of the common flags by its flag; one of this side's settings as it is set there."""
         return as_key(field) if field.key in self.own else as_flag(field)
 
 
-def run_elsewhere(python: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Runs `job` as `forebay bench … --json` of another interpreter, and returns its record.
+def run_elsewhere(python: str, typed: Sequence[str], whole: bool = False) -> dict[str, Any]:
+    """Runs `forebay …` of an interpreter, and returns the record that it prints. `whole`: one that doesn't hold is an error.
 
     The child leads its own process group, so that Ctrl-C reaches it once, from here, and its record is
-    read even then. Our own PYTHONPATH is kept from it: it would load this build again.
+    read even then. Our own PYTHONPATH is kept from another one: it would load this build again.
     """
-    words = [python, "-m", "forebay.cli", "bench", *spell(job), "--json"]
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    words = [python, "-m", "forebay.cli", *typed]
+    ours = () if python == sys.executable else ("PYTHONPATH", "PYTHONHOME")
+    environment = {k: v for k, v in os.environ.items() if k not in ours}
     try:
         child = subprocess.Popen(
             words,
@@ -85,16 +101,14 @@ def run_elsewhere(python: str, job: dict[str, Any]) -> dict[str, Any]:
             child.kill()
             child.communicate()
             raise KeyboardInterrupt from None
-    return _record_of(python, child.returncode, out, err)
+    return _record_of(f"{python} -m forebay.cli {typed[0]}", python, child.returncode, out, err, whole)
 
 
-def _record_of(python: str, code: int, out: bytes, err: bytes) -> dict[str, Any]:
+def _record_of(verb: str, python: str, code: int, out: bytes, err: bytes, whole: bool) -> dict[str, Any]:
     said = err.decode("utf-8", "replace").strip()[-2000:]
-    if code not in (0, 1, 130):
+    if code not in (0, 1, 130) or (whole and code == 1):
         kind = {BAD_REQUEST: RequestError, MACHINE: MachineError}.get(code, RunError)
-        raise kind(
-            python, f"its forebay ended with code {code}: {said}", f"{python} -m forebay.cli bench --help"
-        )
+        raise kind(python, f"its forebay ended with code {code}: {said}", f"{verb} --help")
     if code == 130 and not out.strip():
         raise KeyboardInterrupt
     try:

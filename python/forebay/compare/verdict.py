@@ -25,8 +25,11 @@ class Verdict:
         return asdict(self)
 
 
-def judge(ratio: Interval, metric: Metric, asked_pct: float, noise: dict[str, Any] | None = None) -> Verdict:
-    """The verdict on A ÷ B. `asked_pct`: the half-width that was asked for, in per cent."""
+def judge(
+    ratio: Interval, metric: Metric, asked_pct: float, noise: dict[str, Any] | None = None, longer: str | None = None
+) -> Verdict:
+    """The verdict on A ÷ B. `asked_pct`: the half-width that was asked for, in per cent. `longer`: what makes runs of a
+    command longer, which has no flags of a job."""
     if ratio.low is None or ratio.high is None:
         return Verdict(
             "none",
@@ -43,7 +46,7 @@ def judge(ratio: Interval, metric: Metric, asked_pct: float, noise: dict[str, An
             return Verdict(
                 "differs",
                 f"{text}; the interval is wider than the {asked_pct:g} % requested",
-                quieter(ratio, asked_pct, noise),
+                quieter(ratio, asked_pct, noise, longer),
             )
         return Verdict("differs", text)
     bound = max(1 - ratio.low, ratio.high - 1) * 100
@@ -53,7 +56,7 @@ def judge(ratio: Interval, metric: Metric, asked_pct: float, noise: dict[str, An
         text = f"no difference above {_at_least(bound)} % in {metric.title}; too noisy to rule out {asked_pct:g} %"
     else:
         text = f"too noisy: A is {span(ratio.low, ratio.high)} × B in {metric.title}, too wide for a verdict"
-    return Verdict("too_noisy", text, quieter(ratio, asked_pct, noise))
+    return Verdict("too_noisy", text, quieter(ratio, asked_pct, noise, longer))
 
 
 def _difference(ratio: Interval, metric: Metric) -> str:
@@ -81,16 +84,15 @@ def _at_least(pct: float) -> str:
     return f"{max(0.1, math.ceil(pct * 10**digits - 1e-9) / 10**digits):.{digits}f}".removesuffix(".0")
 
 
-def quieter(ratio: Interval, asked_pct: float, noise: dict[str, Any] | None) -> str:
+def quieter(ratio: Interval, asked_pct: float, noise: dict[str, Any] | None, longer: str | None = None) -> str:
     """Advises how to narrow the interval, the most likely cause first."""
     hints = []
     noise = noise or {}
     if (noise.get("steal_pct") or 0) > 1:
         hints.append(f"the hypervisor took {noise['steal_pct']:.0f} % of the CPU: use a machine of your own")
     if (noise.get("others_cores_busy") or 0) > 0.3:
-        hints.append(
-            f"other processes used {noise['others_cores_busy']:.1f} cores: stop them, or pin with --cpus"
-        )
+        pin = "" if longer else ", or pin with --cpus"
+        hints.append(f"other processes used {noise['others_cores_busy']:.1f} cores: stop them{pin}")
     if noise.get("throttled"):
         hints.append("the processor throttled: let it cool")
     half = ratio.half_width_pct
@@ -101,5 +103,5 @@ def quieter(ratio: Interval, asked_pct: float, noise: dict[str, Any] | None) -> 
             hints.append(
                 f"about {max(pairs, ratio.n + 1)} pairs would be enough: --pairs-max {max(pairs, ratio.n + 1)}"
             )
-        hints.append(f"longer runs (--duration), or a wider interval (--until-ci {math.ceil(half)}%)")
+        hints.append(f"longer runs ({longer or '--duration'}), or a wider interval (--until-ci {math.ceil(half)}%)")
     return "; ".join(hints)

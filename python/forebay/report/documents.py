@@ -22,6 +22,16 @@ METRICS: dict[str, tuple[str, str, Callable[[float], str]]] = {
     "cpu": ("CPU", "CPU-s/GiB", numbers.significant),
     "energy": ("Energy", "J/GiB", numbers.significant),
     "power": ("Power", "W", numbers.significant),
+    "train.samples_per_s": ("Training", "samples/s", numbers.whole),
+    "train.seconds_to_target": ("Time to the target", "", numbers.seconds),
+    "train.cpu": ("CPU, model and all", "CPU-s/GiB", numbers.significant),
+    "train.feed_cpu": ("CPU of the loader", "CPU-s/GiB", numbers.significant),
+    "train.peak_samples_per_s": ("Own peak", "samples/s", numbers.whole),
+    "infer.queries_per_s": ("Queries", "1/s", numbers.short),
+    "infer.latency_p50": ("p50 latency", "ms", numbers.significant),
+    "infer.latency_p90": ("p90 latency", "ms", numbers.significant),
+    "infer.latency_p99": ("p99 latency", "ms", numbers.significant),
+    "infer.load_s": ("Time to load", "", numbers.seconds),
 }
 NOT_MEASURED = "not measured on this machine"
 

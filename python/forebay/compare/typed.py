@@ -1,0 +1,128 @@
+"""One side of a comparison of a command behind `--`: `forebay train dlrm …`, with flags of this side's own behind it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from forebay.compare.subject import run_elsewhere
+from forebay.errors import ForebayError, RequestError
+from forebay.metrics import OF_VERBS, Metric
+
+# Flags that compare itself has use of, and verbs below a verb that measure no model.
+TAKEN = ("-o", "--out", "--json", "-q", "--quiet", "--seeds")
+UNMEASURED = ("datagen", "check")
+# A run that doesn't count: the page cache is filled, and errors are met early.
+BRIEF = {"train": {"--seconds": "1", "--peak-seconds": "0.2"}}
+
+
+@dataclass(frozen=True)
+class Typed:
+    """`words`: the command, its own flags included. Each run is a process of its own, as it is when it is typed."""
+
+    name: str
+    settings: str
+    words: tuple[str, ...]
+    flags: tuple[str, ...]
+    python: str | None = None
+    job: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        return OF_VERBS[self.words[0]]
+
+    # A run of few I/Os, or none, is one, too: a mapping has none.
+    has_ios = False
+    longer = "more samples a run"
+
+    def same_as(self, other: Typed) -> bool:
+        return self.words == other.words and self.python == other.python
+
+    @property
+    def title(self) -> str:
+        said = [w for w in (self.settings, f"by {self.python}" if self.python else "") if w]
+        return ", ".join(said) or "(the command as given)"
+
+    def run(self, observe: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        return self._run(())
+
+    def run_briefly(self, observe: Callable[[dict[str, Any]], None], seconds: float) -> dict[str, Any] | None:
+        """None: what it measured is no measure of the figures."""
+        brief = BRIEF.get(self.words[0], {})
+        self._run([word for flag, value in brief.items() if flag in self.flags for word in (flag, value)])
+        return None
+
+    def _run(self, more: Any) -> dict[str, Any]:
+        quiet = ["--quiet"] if "--quiet" in self.flags else []
+        words = [*self.words, *more, "--json", *quiet]
+        try:
+            return run_elsewhere(self.python or sys.executable, words, whole=True)
+        except ForebayError as error:
+            asked = f"{self.name} ({self.title}): forebay {' '.join(self.words[:2])}"
+            raise type(error)(asked, *_said(error)) from error
+
+
+def _said(error: ForebayError) -> tuple[str, str]:
+    """What the command itself found and said to try, where it said so."""
+    _, ours, text = error.found.rpartition(": forebay: ")
+    found, named, next = text.partition("\n  try: ")
+    return (found, next) if ours and named else (error.found, error.next)
+
+
+def subjects(words: tuple[str, ...], texts: list[str], pythons: list[str | None]) -> list[Typed]:
+    """A and B. Raises RequestError for what can't be compared, before anything runs."""
+    path, command = _command(words)
+    flags = tuple(flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts))
+    for word in words:
+        if word.partition("=")[0] in TAKEN:
+            told = f"{word}: each run's record goes to compare, which repeats the runs itself"
+            raise RequestError(f"-- {' '.join(words)}", told, f"no {word} there; before the --, -o and --json are compare's")
+    made = []
+    for name, text, python in zip("AB", texts, pythons, strict=True):
+        own = _flags_of(text, command, path)
+        made.append(Typed(name, text.strip(), (*words, *own), flags, python, {"command": [*words, *own]}))
+    return made
+
+
+def _command(words: tuple[str, ...]) -> tuple[str, click.Command]:
+    """The verb that the words begin with. `train` alone is none: it has models."""
+    from forebay.cli import forebay
+
+    known = [verb for verb in OF_VERBS if verb in forebay.list_commands(click.Context(forebay))]
+    asked = f"-- {' '.join(words)}"
+    group: click.Command = forebay
+    depth = 0
+    for word in words:
+        if not isinstance(group, click.Group):
+            break
+        context = click.Context(group)
+        allowed = known if depth == 0 else [name for name in group.list_commands(context) if name not in UNMEASURED]
+        if word not in allowed:
+            raise RequestError(asked, f"{word} measures nothing that is compared", f"one of {', '.join(allowed)}")
+        group, depth = group.get_command(context, word) or group, depth + 1
+    if isinstance(group, click.Group):
+        allowed = [name for name in group.list_commands(click.Context(group)) if name not in UNMEASURED]
+        raise RequestError(asked, "names no model", f"-- {words[0]} {allowed[0]}")
+    return " ".join(words[:depth]), group
+
+
+def _flags_of(text: str, command: click.Command, path: str) -> list[str]:
+    """`path=auto supply=0.02` → flags of the command."""
+    found = []
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        flag = f"--{name.lstrip('-').replace('_', '-')}"
+        option = next((p for p in command.params if isinstance(p, click.Option) and flag in p.opts), None)
+        if not equals:
+            raise RequestError(f"setting '{word}'", "has no value", "name=value, e.g. path=bounce supply=0.5")
+        if option is None or flag in TAKEN:
+            known = ", ".join(p.opts[0].removeprefix("--") for p in command.params if p.opts[0] not in TAKEN)
+            raise RequestError(f"setting '{word}'", f"forebay {path} has no {flag}", f"one of {known}")
+        if option.is_flag and value not in ("yes", "no"):
+            raise RequestError(f"setting '{word}'", f"{flag} is a flag", f"{name}=yes, or {name}=no")
+        found += [flag, value] if not option.is_flag else [flag] * (value == "yes")
+    return found
