@@ -77,6 +77,10 @@ class Request:
     def aim(self) -> float:
         return self.about.target_auc if self.target is None else self.target
 
+    def limits(self) -> Record:
+        """What ends it beside the target, and the path that was asked for: as its record has them."""
+        return {"samples": self.samples, "seconds": self.seconds, "path": self.path}
+
     def every(self) -> int:
         """Samples from one evaluation to the next."""
         return self.evaluate_every or max(self.about.rows // EVALUATIONS, EVALUATE_BATCHES * self.batch)
@@ -294,6 +298,8 @@ class Run:
         missing: dict[str, str] = {}
         part = {**self._speed(missing), **self._quality(missing), **self._costs(missing)}
         part["advice"] = advice.advice(part, supply.drives_for)
+        if self.fed.failure is not None:
+            part["failed"] = self.fed.failure.found
         record["train"] = part
         record["result"]["interrupted"] = self.interrupted
         record["missing"].update({f"train.{key}": why for key, why in missing.items()})
@@ -337,6 +343,7 @@ class Run:
             "batch": request.batch,
             "order": request.shuffle,
             "learning_rate": self.model.rate,
+            "asked": request.limits(),
             "data": {
                 "folder": str(request.about.folder),
                 "seed": request.about.seed,
@@ -401,6 +408,7 @@ class Run:
         rate = fed.rate.samples_per_s
         if fed.reached_at is None:
             why = "the run was interrupted" if self.interrupted else "the run ended"
+            why = f"{fed.failure.asked}: {fed.failure.found}: {why}" if fed.failure else why
             last = f"; the last AUC was {evaluations[-1]['auc']:.4f}" if evaluations else ""
             target = (
                 f" before AUC {request.aim():g}{last}" if request.quality else "; no target was asked for"

@@ -79,6 +79,7 @@ def shared(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--supply", metavar="GIB_S|model:DRIVE?drives=K", help="Of all GPUs. Default: the loader's."),
         click.option("--gpus", default="1", metavar="N", help="GPUs that share the supply; this run is one of them. Default: 1."),
         click.option("--seed", default="0", metavar="N", help="Seed of weights and order. Default: 0."),
+        click.option("--seeds", metavar="N", help="As many runs, from --seed on, and the spread over them."),
         click.option("--path", default="auto", type=click.Choice(PATHS), help="How bytes reach a GPU."),
         click.option("--batch-size", metavar="N", help="Samples of a batch."),
         click.option("--samples", metavar="N", help="End after so many samples."),
@@ -125,8 +126,8 @@ def toy(folder: str | None, as_json: bool, out: str | None, quiet: bool, **flags
         request = _request(about, flags, TOY_BATCH)
         if request.samples is None and request.seconds is None:
             request.seconds = TOY_SECONDS
-        made = model.Model(about.tables, request.seed, _rate(flags) or model.LEARNING_RATE)
-        return _run(request, made, False, as_json, out, quiet)
+        rate = _rate(flags) or model.LEARNING_RATE
+        return _run(request, lambda seed: model.Model(about.tables, seed, rate), False, flags["seeds"], as_json, out, quiet)
 
 
 @click.command("dlrm", context_settings={"max_content_width": 110})
@@ -148,13 +149,8 @@ def dlrm(folder: str, device: str | None, as_json: bool, out: str | None, quiet:
     request = _request(about, flags, min(BATCH, about.rows))
     if request.samples is None and request.seconds is None:
         request.samples = about.rows
-    made = model.Model(
-        about.tables, request.seed, model.device_of(device), _rate(flags) or model.LEARNING_RATE
-    )
-    try:
-        return _run(request, made, True, as_json, out, quiet)
-    finally:
-        made.close()
+    where, rate = model.device_of(device), _rate(flags) or model.LEARNING_RATE
+    return _run(request, lambda seed: model.Model(about.tables, seed, where, rate), True, flags["seeds"], as_json, out, quiet)
 
 
 @click.command("datagen", context_settings={"max_content_width": 110})
@@ -336,7 +332,22 @@ def _request(about: About, flags: dict[str, Any], batch: int) -> Request:
     )
 
 
-def _run(request: Request, model: Any, torch: bool, as_json: bool, out: str | None, quiet: bool) -> int:
+def _run(
+    request: Request, make: Callable[[int], Any], torch: bool, seeds: str | None, as_json: bool, out: str | None, quiet: bool
+) -> int:
+    """One run, or one for each seed. `make`: a model of a seed."""
+    if seeds is not None:
+        from forebay.train import series
+
+        return series.conduct(request, make, torch, _integer(seeds, "--seeds"), as_json, out, quiet)
+    model = make(request.seed)
+    try:
+        return _run_one(request, model, torch, as_json, out, quiet)
+    finally:
+        model.close()
+
+
+def _run_one(request: Request, model: Any, torch: bool, as_json: bool, out: str | None, quiet: bool) -> int:
     from forebay.bench import save, terminal
     from forebay.train.command import Run
 
