@@ -32,6 +32,7 @@ VERBS = {
     "gdsio": ("forebay.gdsio:command", "gdsio's own flags and output line."),
     "feed": ("forebay.feed.verb:command", "How fast does a loader hand these files to a training script?"),
     "train": ("forebay.train.verb:command", "Does faster storage shorten this training, and what should I change?"),
+    "infer": ("forebay.infer.verb:command", "Does inference wait for storage, and where?"),
     "files": ("forebay.files:command", "How fast are create, stat, read and delete of many files?"),
     "serve": ("forebay.serve:command", "Can other machines read this storage, over NVMe/TCP?"),
     "snap": ("forebay.snap:command", "Can remote storage look like a local drive, to this machine or a virtual one?"),

@@ -23,6 +23,7 @@ from forebay.report import (
     export,
     feeding,
     headline,
+    inference,
     published,
     timeline,
     training,
@@ -72,26 +73,27 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
     if with_charts:
         draw.check()
     notes = Notes()
-    kinds = (training.is_training, feeding.is_feeding, caching.is_caching)
+    kinds = (training.is_training, feeding.is_feeding, caching.is_caching, inference.is_inference)
     found = studies(e for e in loaded.entries if not any(of_kind(e) for of_kind in kinds))
     emulated = [entry for entry in loaded.entries if training.is_training(entry)]
-    fed = [entry for entry in loaded.entries if feeding.is_feeding(entry)]
+    asked = [entry for entry in loaded.entries if inference.is_inference(entry)]
+    fed = [entry for entry in loaded.entries if feeding.is_feeding(entry) and entry not in asked]
     cached = [entry for entry in loaded.entries if caching.is_caching(entry)]
     trained = [Run(entry, training.name(entry)) for entry in emulated] + [Run(entry, feeding.name(entry)) for entry in fed]
-    trained += [Run(entry, caching.name(entry)) for entry in cached]
+    trained += [Run(entry, caching.name(entry)) for entry in cached] + [Run(entry, inference.name(entry)) for entry in asked]
     views = [_view(study, notes, with_charts) for study in found]
     runs = [run for study in found for run in study.runs]
     warnings = advice.gather(found, loaded.problems, loaded.notes, trained)
     comparisons = [documents.comparison(d, i, notes) for i, d in enumerate(loaded.comparisons, 1)]
     tunings = [documents.tuning(d, i, notes) for i, d in enumerate(loaded.tunings, 1)]
     trainings, loaders = training.sections(emulated, notes), feeding.sections(fed, notes)
-    caches = caching.sections(cached, notes)
+    caches, answered = caching.sections(cached, notes), inference.sections(asked, notes)
     for section in [*trainings, *tunings]:
         section.charts = section.charts if with_charts else []
         for chart in section.charts:
             _finish(chart, drawn=True)
     runs += trained
-    sentence, deck = headline.sentence(found, [*trainings, *loaders, *caches, *comparisons], tunings)
+    sentence, deck = headline.sentence(found, [*trainings, *answered, *loaders, *caches, *comparisons], tunings)
     html = _template().render(
         generator=GENERATOR,
         headline=sentence,
@@ -105,6 +107,7 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
         trainings=trainings,
         loaders=loaders,
         caches=caches,
+        answered=answered,
         tunings=tunings,
         cards=environment.cards(runs),
         commands=_commands(found),

@@ -1,0 +1,1 @@
+"""`forebay infer`: MLCommons' load generator on our paths, and where inference waits for storage."""

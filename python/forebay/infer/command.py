@@ -1,0 +1,427 @@
+"""From what was asked to a record: weights, samples, the tests of LoadGen in turn, and what the record says of them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import ForebayError, MachineError, RequestError
+from forebay.infer import data, logs, rules, search, toy, weights
+from forebay.infer.engine import COMPUTED_AHEAD, Engine, Outcome
+from forebay.infer.library import FromStorage, HostMemory, InMemory, Link, Memory
+from forebay.infer.record import Record, finish
+from forebay.numbers import significant, whole
+from forebay.train import supply
+from forebay.train.supply import bytes_per_s
+
+if TYPE_CHECKING:
+    import numpy
+
+    Array = numpy.ndarray[Any, Any]
+
+RAM, COLD, COLDSTART = "ram", "cold", "coldstart"
+MODES = (RAM, COLD, COLDSTART)
+SEARCH = "search.json"
+PEAK_S = 0.5
+# The load may be so much slower than the supply asked for before that is refused.
+SUPPLY_SHORT = 0.10
+# Of a cold run's files, what may stay in the page cache.
+CACHED_MAX = 0.05
+
+
+@dataclass
+class Request:
+    """Request for one run. `seconds`: of the test; `seed` None: the round's own seeds; `samples` None: as the rules have it."""
+
+    model: str
+    mode: str
+    scenario: str
+    folder: Path
+    about: data.About
+    supply: supply.Supply
+    device: str = "cpu"
+    seconds: float = rules.DURATION_S
+    accuracy: bool = False
+    samples: int | None = None
+    batch: int | None = None
+    target_qps: float | None = None
+    seed: int | None = None
+    path: str = "auto"
+    cache: str = "any"
+    logs: Path | None = None
+    timeout_s: float = 60.0
+
+    @property
+    def short(self) -> bool:
+        return self.seconds < rules.DURATION_S
+
+    def check(self) -> None:
+        """Raises RequestError for what can't be."""
+        if self.path != "auto" and self.device == "cpu":
+            found = "the model runs on the CPU, and its bytes go no further than host memory"
+            raise RequestError(f"--path {self.path}", found, "--path auto")
+        if self.path == "gds":
+            raise RequestError("--path gds", "the loader doesn't read by gds", "--path auto")
+        if self.target_qps is not None and self.scenario != "Server":
+            found = f"is the rate of Server's queries; {self.scenario} has none"
+            raise RequestError(f"--target-qps {self.target_qps:g}", found, "--scenario Server")
+        if self.accuracy and self.mode == COLDSTART:
+            raise RequestError("--accuracy", "a cold start has one answer, which is always checked", "--mode ram")
+        if self.batch is not None and self.batch < (rules.PER_QUERY if self.scenario == "MultiStream" else 1):
+            least = rules.PER_QUERY if self.scenario == "MultiStream" else 1
+            raise RequestError(f"--batch-size {self.batch}", f"{self.scenario} asks {least} at a time", f"--batch-size {least}")
+
+    def count(self) -> int:
+        return min(rules.MODELS[self.model].samples, self.about.samples) if self.samples is None else self.samples
+
+    def load(self, rate: float, seconds: float | None = None) -> rules.Load:
+        own = rules.MODELS[self.model]
+        offline = own.offline_samples if not self.short else 1
+        return rules.Load(
+            self.scenario, self.seconds if seconds is None else seconds, rate, own.server_ms, offline, self.accuracy,
+            rules.seeds_of(self.seed),
+        )  # fmt: skip
+
+
+class Run:
+    """The phases of one run, and what each of them measured so far."""
+
+    def __init__(self, request: Request, say: Callable[[str], None] | None = None) -> None:
+        self.request = request
+        self._say = say or (lambda text: None)
+        self.model: Any = None
+        self.library: Any = None
+        self.weights: weights.Read | None = None
+        self.outcome: Outcome | None = None
+        self.engine: Engine | None = None
+        self.search: search.Search | None = None
+        self.tries = 0
+        self.peak: float | None = None
+        self.start: dict[str, float] | None = None
+        self.intact: bool | None = None
+        self.checked: dict[str, Any] | None = None
+        self.interrupted = False
+        self.base: Record | None = None
+        self._lg: Any = None
+
+    @property
+    def abandoned(self) -> bool:
+        """True where LoadGen's threads are still there, which end with the process alone."""
+        return self.engine is not None and self.engine.abandoned
+
+    def measure(self) -> ForebayError | None:
+        """All phases; an interrupt ends the one that runs. Returns what broke in a test. Raises what was refused before."""
+        request = self.request
+        if request.mode == COLDSTART:
+            self._cold_start()
+            return None
+        self._lg = rules.loadgen()
+        with logs_folder(request.logs), temporary() as folder:
+            try:
+                self._prepare()
+                self._test(folder)
+                self._keep_logs(folder)
+            except KeyboardInterrupt:
+                if self.base is None:
+                    raise
+                self.interrupted = True
+        if self.outcome is not None and self.outcome.interrupted:
+            self.interrupted = True
+        return None if self.outcome is None else self.outcome.failure
+
+    # Phases -------------------------------------------------------------------------------------------
+
+    def memory(self) -> Memory:
+        if self.request.device == "cpu":
+            return HostMemory()
+        from forebay.infer.library import GpuMemory
+        from forebay.infer.networks import needs_or_say
+
+        return GpuMemory(needs_or_say(self.request.model), self.request.device)
+
+    def _link(self) -> Link | None:
+        share = self.request.supply.gib_s
+        return None if share is None else Link(bytes_per_s(share))
+
+    def _prepare(self) -> None:
+        request = self.request
+        self._say("weights")
+        memory = self._held(self.memory())
+        self.weights = weights.read(request.folder / data.WEIGHTS, memory, self._shapes())
+        self.model = self._built(self.weights)
+        prepare_cache([request.folder / data.SAMPLES], request.cache)
+        share = request.supply.gib_s
+        rate = None if share is None else bytes_per_s(share)
+        arguments = (request.folder, request.about, request.count(), memory, request.path, rate)
+        batch = request.batch or self.model.batch
+        if request.mode == RAM:
+            self.library = InMemory(*arguments)
+        else:
+            self.library = FromStorage(*arguments, batch=batch, direct=True if request.cache == "cold" else None)
+        if self.request.cache == "cold":
+            refuse_cached(self.library)
+        self._say("samples")
+        self.library.load()
+        self.base = self.library.record if request.mode == RAM else empty_record(self.library)
+        if request.mode == RAM and share is not None and self.library.load_s > 0:
+            found = self.library.load_bytes / self.library.load_s / bytes_per_s(1.0)
+            if found < (1 - SUPPLY_SHORT) * share:
+                told = f"the loader brings {significant(found)} GiB/s from {request.folder}"
+                raise MachineError(f"--supply {request.supply.text}", told, f"--supply {significant(0.9 * found)}")
+        self._say("the model")
+        self.model.prepare({"SingleStream": (1,), "MultiStream": (rules.PER_QUERY,)}.get(request.scenario, self.model.sizes()))
+        self.engine = Engine(self._lg, self.model, self.library, request.batch, request.timeout_s)
+        self.peak = peak(self.model, self.library, batch)
+
+    def _held(self, memory: Memory) -> Memory:
+        """Raises RequestError where the folder has fewer samples than were asked for."""
+        request = self.request
+        if not 1 <= request.count() <= request.about.samples:
+            found = f"{request.folder} has {whole(request.about.samples)}"
+            raise RequestError(f"--samples {request.samples}", found, f"--samples {request.about.samples}")
+        return memory
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        if self.request.model == "toy":
+            return toy.shapes()
+        from forebay.infer import networks
+
+        return networks.shapes(self.request.model, self.request.about.table_rows)
+
+    def _built(self, read: weights.Read) -> Any:
+        if self.request.model == "toy":
+            return toy.Model(read.tensors)
+        from forebay.infer import networks
+
+        return networks.Model(self.request.model, read.tensors, self.request.device, self.request.about.table_rows)
+
+    def _test(self, folder: Path) -> None:
+        request, engine = self.request, self.engine
+        assert engine is not None
+        rate = request.target_qps
+        if request.accuracy:
+            rate = rate or max(1.0, 0.5 * engine.samples_s(search.PROBE_S))
+        elif rate is None:
+            rate = search.expected(engine, request.scenario, self._say)
+        load = request.load(rate)
+        if request.scenario == "Server" and request.target_qps is None and not request.accuracy:
+            self.search = search.Search(self._key(), None if request.logs is None else request.logs / SEARCH)
+            with temporary() as aside:
+                rate, broken = search.server(engine, load, self.search, request.short, aside, self._say)
+            if broken is not None:
+                self.outcome = broken
+                return
+            load = replace(load, rate=rate)
+        asked = request.target_qps is not None or request.accuracy
+        self.outcome, self.tries = search.confirmed(engine, load, folder, self._say, asked)
+        wrong = self.model.problem()
+        if wrong and self.outcome.failure is None:
+            self.outcome.failure = RequestError(f"the samples of {request.folder}", wrong, "forebay infer datagen again")
+        if request.accuracy and self.outcome.log is not None and self.outcome.failure is None:
+            self._say("the model's float32 answers")
+            self.checked = self._compare(folder)
+
+    def _keep_logs(self, folder: Path) -> None:
+        """Brings the logs of a test that ended to where they were asked for."""
+        if self.request.logs is not None and self.outcome is not None and self.outcome.log is not None:
+            for name in logs.NAMES:
+                if (folder / name).exists():
+                    shutil.copyfile(folder / name, self.request.logs / name)
+
+    def _key(self) -> dict[str, Any]:
+        """The conditions of a search, under which its trials hold."""
+        request = self.request
+        return {
+            "model": request.model, "mode": request.mode, "device": request.device, "samples": request.count(),
+            "supply": request.supply.gib_s, "batch": request.batch, "path": request.path, "cache": request.cache,
+            "seeds": list(rules.seeds_of(request.seed)), "short": request.short,
+        }  # fmt: skip
+
+    def _compare(self, folder: Path) -> dict[str, Any]:
+        """An accuracy test's answers beside the model's float32 ones, and rows as the model saw them beside their digests."""
+        import numpy as np
+
+        count, width = self.library.count, self.model.width
+        found = logs.answers(folder, count, width + 2)
+        given = np.ascontiguousarray(found[:, :width])
+        seen = np.ascontiguousarray(found[:, width:]).view(np.uint64)[:, 0]
+        listed = np.fromfile(self.request.folder / data.DIGESTS, np.uint64, count)
+        wrong = np.flatnonzero(seen != listed)
+        wanted = np.empty_like(given)
+        for at in range(0, count, self.engine.batch if self.engine else 64):
+            numbers = list(range(at, min(count, at + (self.engine.batch if self.engine else 64))))
+            rows = self.library.rows(self.library.ask(numbers))
+            wanted[at : at + len(numbers)] = self.model.reference(rows)
+        same = (self.model.decisions(given) == self.model.decisions(wanted)).all(axis=1)
+        place = np.arange(count, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        words = given.view(np.uint32).astype(np.uint64)
+        factors = np.arange(1, 2 * width, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        return {
+            "samples": count,
+            "rows_intact": int(count - len(wrong)),
+            "first_damaged": int(wrong[0]) if len(wrong) else None,
+            "agree_pct": 100 * float(same.mean()),
+            "identical_pct": 100 * float((given == wanted).all(axis=1).mean()),
+            "max_abs_difference": float(np.abs(given - wanted).max()),
+            "answers_hash": f"{int((((words * factors).sum(1)) * place).sum()):016x}",
+        }
+
+    def _cold_start(self) -> None:
+        """From the weights' file to the first answer, by the clock; afterwards what was read is compared with the file."""
+        request = self.request
+        memory = self._held(self.memory())
+        shapes = self._shapes()
+        files = [request.folder / data.WEIGHTS, request.folder / data.SAMPLES]
+        prepare_cache(files, request.cache)
+        share = request.supply.gib_s
+        self.library = FromStorage(request.folder, request.about, request.count(), memory, request.path, None, batch=1)
+        self.base = empty_record(self.library)
+        self._say("weights")
+        began = time.perf_counter()
+        self.weights = weights.read(files[0], memory, shapes, self._link(), request.path)
+        loaded = time.perf_counter()
+        self.model = self._built(self.weights)
+        self.model.prepare((1,))
+        ready = time.perf_counter()
+        answer = self.model.finish(self.model.launch(self.library.rows(self.library.ask([0]))))
+        ended = time.perf_counter()
+        read = self.weights
+        self.start = {
+            "read_s": read.read_s, "allocate_s": read.allocate_s, "compile_s": ready - loaded,
+            "first_answer_s": ended - ready, "total_s": ended - began,
+        }  # fmt: skip
+        import numpy as np
+
+        row = np.fromfile(files[1], np.uint8, request.about.row_bytes)
+        digest = np.fromfile(request.folder / data.DIGESTS, np.uint64, 1)
+        self.intact = (
+            weights.intact(files[0], read) and bool(np.isfinite(answer).all()) and bool((data.digests(row[None]) == digest).all())
+        )
+        if share is not None and read.bytes / max(read.read_s, 1e-9) < (1 - SUPPLY_SHORT) * bytes_per_s(share):
+            found = significant(read.bytes / read.read_s / bytes_per_s(1.0))
+            told = f"{found} GiB/s came of {files[0].name}"
+            raise MachineError(f"--supply {request.supply.text}", told, f"--supply {found}")
+
+    # The record ---------------------------------------------------------------------------------------
+
+    def record(self) -> Record:
+        assert self.base is not None
+        return finish(self, self.base)
+
+    @property
+    def holds(self) -> bool:
+        """False for a test that LoadGen calls INVALID, or rows that were damaged."""
+        if self.request.mode == COLDSTART:
+            return bool(self.intact)
+        if self.checked is not None:
+            return bool(self.checked["rows_intact"] == self.checked["samples"])
+        return self.outcome is not None and self.outcome.valid is True
+
+    def close(self) -> None:
+        """Gives files and memory back, unless LoadGen's threads still hold them."""
+        if self.abandoned:
+            return
+        for each in (self.library, self.model):
+            if each is not None:
+                each.close()
+
+
+def peak(model: Any, library: Any, batch: int) -> float:
+    """Samples a second of the model alone, on a batch that lies in its memory already."""
+    rows = library.rows(library.ask([n % library.count for n in range(batch)]))
+    if hasattr(rows, "clone"):
+        rows = rows.clone()
+    launched: deque[Any] = deque()
+    for warm in (True, False):
+        began, done = time.perf_counter(), 0
+        while time.perf_counter() - began < (PEAK_S / 4 if warm else PEAK_S) or done < batch:
+            launched.append(model.launch(rows))
+            if len(launched) == COMPUTED_AHEAD:
+                done += len(model.finish(launched.popleft()))
+        took = time.perf_counter() - began
+        while launched:
+            model.finish(launched.popleft())
+    return done / took
+
+
+def empty_record(library: Any) -> Record:
+    """The record of a loader that has read nothing yet: machine, file system, request."""
+    loader = library.loader()
+    try:
+        record: Record = loader.record()
+        return record
+    finally:
+        loader.close()
+
+
+def prepare_cache(files: list[Path], policy: str) -> None:
+    """Files in the page cache, or out of it, as was asked."""
+    for path in files if policy != "any" else []:
+        with path.open("rb", buffering=0) as file:
+            if policy == "warm":
+                while file.read(16 << 20):
+                    pass
+                continue
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def refuse_cached(library: Any) -> None:
+    """Raises MachineError where the page cache keeps what was to be read cold."""
+    loader = library.loader()
+    try:
+        share = loader._loader.cached_share()
+    finally:
+        loader.close()
+    if share is None or share > CACHED_MAX:
+        told = "it isn't known what is in memory" if share is None else f"{100 * share:.0f} % stay in memory"
+        raise MachineError("--cache cold", told, "a --dir on a drive, not in memory; or --cache any")
+
+
+@contextmanager
+def temporary() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="forebay-infer-"))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def logs_folder(asked: Path | None) -> Iterator[None]:
+    """Holds the folder of LoadGen's logs, if one was asked for: it takes those of one run. Raises RequestError."""
+    if asked is None:
+        yield
+        return
+    flag = f"--logs {asked}"
+    if os.path.lexists(asked) and not asked.is_dir():
+        raise RequestError(flag, "is no folder", "another --logs")
+    if not asked.parent.is_dir():
+        raise RequestError(flag, f"there is no folder {asked.parent}", f"mkdir -p {asked.parent}")
+    try:
+        asked.mkdir(exist_ok=True)
+        held = os.open(asked, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise RequestError(flag, f"can't be written ({error.strerror})", "another --logs") from None
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RequestError(flag, "another run writes its logs there", "another --logs") from None
+        there = sorted(path.name for path in asked.iterdir() if path.name != SEARCH)
+        if there:
+            raise RequestError(flag, f"{there[0]} is there already, and isn't overwritten", "another --logs")
+        if not os.access(asked, os.W_OK | os.X_OK):
+            raise RequestError(flag, "can't be written (permission)", "another --logs")
+        yield
+    finally:
+        os.close(held)

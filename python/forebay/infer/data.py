@@ -1,0 +1,207 @@
+"""A model's files: samples of one size, made from a seed, a digest of each, and weights as safetensors.
+
+The digests are what an accuracy test compares the rows with, wherever they came from: a sample that was damaged on its way,
+or on the disk, is found whatever the model makes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import RequestError, RunError
+from forebay.numbers import bytes_, whole
+from forebay.train.data import LOOKUPS, Teacher, Unnamed, uninterrupted
+
+if TYPE_CHECKING:
+    import numpy
+
+    Array = numpy.ndarray[Any, Any]
+
+SCHEMA = "forebay.infer.data/1"
+SAMPLES, DIGESTS, WEIGHTS, ABOUT = "samples.bin", "digests.bin", "weights.safetensors", "inference.json"
+NAMES = (SAMPLES, DIGESTS, WEIGHTS, ABOUT)
+# Bytes of samples made at once; each chunk has a generator of its own.
+CHUNK_BYTES = 8 << 20
+# The header ends on such a boundary, so that tensors begin on one.
+ALIGN = 64
+TOY_PIXELS, IMAGE, TOKENS, VOCABULARY = 3072, 224, 384, 30_522
+TABLE_ROWS = 200_000
+ABOUT_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True)
+class About:
+    """Description of a model's files. `table_rows`: of DLRM's large tables; 0 for other models."""
+
+    model: str
+    seed: int
+    samples: int
+    row_bytes: int
+    weights_bytes: int
+    table_rows: int = 0
+
+    def document(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+def row_bytes(model: str) -> int:
+    return {"toy": TOY_PIXELS, "resnet50": 3 * IMAGE * IMAGE, "bert": 3 * 4 * TOKENS, "dlrm": 4 * (14 + sum(LOOKUPS))}[model]
+
+
+def rows_of(model: str, seed: int, chunk: int, count: int, table_rows: int) -> Array:
+    """Samples of a chunk, as bytes: (count, row_bytes)."""
+    import numpy as np
+
+    if model == "dlrm":
+        return Teacher(seed, table_rows).rows(2, chunk, count)[0].view(np.uint8)
+    draw = np.random.default_rng([seed, 51, chunk])
+    if model == "bert":
+        # Token numbers, segments, and the mask of as many tokens as a question with its passage has.
+        made = np.zeros((count, 3, TOKENS), np.int32)
+        length = draw.integers(64, TOKENS + 1, count)[:, None]
+        inside = np.arange(TOKENS)[None] < length
+        made[:, 0] = draw.integers(0, VOCABULARY, (count, TOKENS)) * inside
+        made[:, 1] = (np.arange(TOKENS)[None] >= draw.integers(8, 64, count)[:, None]) & inside
+        made[:, 2] = inside
+        return made.view(np.uint8).reshape(count, -1)
+    return draw.integers(0, 256, (count, row_bytes(model)), np.uint8)
+
+
+@cache
+def odd_numbers(words: int) -> Array:
+    """Factors of a row's 64-bit words, as signed numbers."""
+    import numpy as np
+
+    return np.random.default_rng(4100).integers(1, 1 << 62, words, dtype=np.int64) | np.int64(1)
+
+
+def digests(rows: Array) -> Array:
+    """A digest of each row: its 64-bit words times odd numbers, modulo 2^64."""
+    import numpy as np
+
+    words = np.ascontiguousarray(rows).view(np.int64)
+    with np.errstate(over="ignore"):
+        return np.einsum("ij,j->i", words, odd_numbers(words.shape[1])).view(np.uint64)
+
+
+def chunks(about: About) -> Iterator[Array]:
+    """All samples, as they lie in the file."""
+    each = max(1, CHUNK_BYTES // about.row_bytes)
+    for chunk, at in enumerate(range(0, about.samples, each)):
+        yield rows_of(about.model, about.seed, chunk, min(each, about.samples - at), about.table_rows)
+
+
+def generate(
+    folder: Path, about: About, weights: Mapping[str, Array], progress: Callable[[str], None] | None = None
+) -> About:
+    """Writes a model's files; nothing that is there is replaced. Raises RequestError, RunError. An interrupt leaves nothing."""
+    header = safetensors_header(weights)
+    about = About(**{**asdict(about), "weights_bytes": len(header) + sum(w.nbytes for w in weights.values())})
+    _refuse(folder, about)
+    made_folder, named, parts = not folder.exists(), [], []
+    try:
+        folder.mkdir(exist_ok=True)
+        parts = [Unnamed(folder) for _ in NAMES]
+        samples, listed, model, told = (part.file for part in parts)
+        done = 0
+        for rows in chunks(about):
+            samples.write(rows.data)
+            listed.write(digests(rows).tobytes())
+            done += len(rows)
+            if progress:
+                progress(f"{whole(done)} of {whole(about.samples)} samples of {folder}")
+        model.write(header)
+        for values in weights.values():
+            model.write(values.data)
+        told.write((json.dumps(about.document(), indent=1) + "\n").encode())
+        with uninterrupted():
+            for part, name in zip(parts, NAMES, strict=True):
+                part.name(folder / name)
+                named.append(name)
+    except OSError as error:
+        raise RunError(f"write {folder}", str(error.strerror or error), "df -h; another --dir") from error
+    finally:
+        with uninterrupted():
+            for part in parts:
+                part.close()
+            if ABOUT not in named:
+                for name in named:
+                    (folder / name).unlink()
+                if made_folder and folder.is_dir():
+                    with suppress(OSError):
+                        folder.rmdir()
+    return about
+
+
+def safetensors_header(weights: Mapping[str, Array]) -> bytes:
+    """The file's first bytes: the header's length, and where each tensor of float32 lies behind it."""
+    at, listed = 0, {}
+    for name, values in weights.items():
+        listed[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
+        at += values.nbytes
+    text = json.dumps(listed, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGN)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _refuse(folder: Path, about: About) -> None:
+    for name in NAMES:
+        if os.path.lexists(folder / name):
+            raise RequestError(f"--dir {folder}", f"{name} is there already, and isn't overwritten", "another --dir")
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise RequestError(f"--dir {folder}", "is no folder", "another --dir")
+    parent = folder if folder.is_dir() else folder.parent
+    if not parent.is_dir():
+        raise RequestError(f"--dir {folder}", f"there is no folder {parent}", f"mkdir -p {parent}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise RequestError(f"--dir {folder}", f"{parent} can't be written", "a folder where you can write")
+    free, wanted = shutil.disk_usage(parent).free, about.samples * (about.row_bytes + 8) + about.weights_bytes
+    if wanted > free:
+        raise RequestError(f"--dir {folder}", f"{bytes_(wanted)} are needed, and {bytes_(free)} are free", "another --dir")
+
+
+def is_there(folder: Path) -> bool:
+    return os.path.lexists(folder / ABOUT)
+
+
+def open_folder(folder: Path, model: str) -> About:
+    """The files of a model. Raises RequestError where they aren't there, or not what the file beside them says."""
+    path, make = folder / ABOUT, f"forebay infer datagen {model} --dir {folder}"
+    asked = f"--dir {folder}"
+    try:
+        if path.stat().st_size > ABOUT_BYTES_MAX:
+            raise RequestError(asked, f"{ABOUT} is larger than datagen writes it", "another --dir; " + make)
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RequestError(asked, f"it has no {ABOUT}, so it holds no model's samples", make) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RequestError(asked, f"{ABOUT} can't be read ({error!r:.80})", f"ls -l {path}") from None
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise RequestError(asked, f"{ABOUT} is not of schema {SCHEMA!r}", "another --dir; " + make)
+    try:
+        numbers = [int(found[key]) for key in ("seed", "samples", "row_bytes", "weights_bytes", "table_rows")]
+        about = About(str(found["model"]), *numbers)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RequestError(asked, f"{ABOUT} isn't what datagen writes ({error!r:.80})", make) from None
+    if about.model != model:
+        raise RequestError(asked, f"it has the files of {about.model!r}, not of {model}", "another --dir; " + make)
+    if about.row_bytes != row_bytes(model) or about.samples < 1 or about.table_rows < 0:
+        told = f"{whole(about.samples)} samples of {about.row_bytes} bytes aren't {model}'s, which have {row_bytes(model)}"
+        raise RequestError(asked, told, make)
+    sizes = {SAMPLES: about.samples * about.row_bytes, DIGESTS: about.samples * 8, WEIGHTS: about.weights_bytes}
+    for name, wanted in sizes.items():
+        try:
+            size = (folder / name).stat().st_size
+        except OSError as error:
+            raise RequestError(asked, f"{name}: {error.strerror}", f"ls -l {folder}") from None
+        if size != wanted:
+            raise RequestError(asked, f"{name} has {whole(size)} bytes, not {whole(wanted)}", "another --dir; " + make)
+    return about

@@ -1,0 +1,426 @@
+"""The system under test: takes LoadGen's queries, fetches their samples, computes, and answers each sample once.
+
+Single and multiple streams are answered in the thread that asks, as the next query waits for the answer anyway. Server and
+Offline have a thread of their own, which takes what has arrived as one batch, and fetches and computes ahead. LoadGen runs in a
+thread beside the main one, which watches over it: LoadGen can't be stopped, so that a test which is broken off leaves its
+threads behind, until the process ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import ForebayError, RunError
+from forebay.infer import logs, rules
+from forebay.infer.library import AHEAD
+from forebay.numbers import seconds, whole
+
+if TYPE_CHECKING:
+    import numpy
+
+    Array = numpy.ndarray[Any, Any]
+
+# Batches that are computed at the same time: the next is given to the device before the last is answered.
+COMPUTED_AHEAD = 2
+# Between two looks of the main thread, and how long LoadGen may take to end by itself once all is answered.
+LOOK_S, ENDS_S = 0.05, 2.0
+QUERY_TIMEOUT_S = 60.0
+
+
+class Broken(Exception):
+    """A test that ended before LoadGen did."""
+
+
+@dataclass
+class Outcome:
+    """Outcome of one test. `log` None: it was broken off, and LoadGen's threads are still there.
+
+    samples        answered; `seconds` from the first query to the last answer
+    storage_bytes  delivered inside the timed part; `device_bytes`: read by this process from devices meanwhile
+    """
+
+    load: rules.Load
+    log: logs.Log | None = None
+    samples: int = 0
+    queries: int = 0
+    seconds: float = 0.0
+    storage_bytes: int = 0
+    device_bytes: int | None = None
+    interrupted: bool = False
+    failure: ForebayError | None = None
+    latencies_ms: dict[str, float] | None = None
+
+    @property
+    def valid(self) -> bool | None:
+        return None if self.log is None else self.log.valid
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return self.samples / self.seconds if self.samples and self.seconds > 0 else None
+
+
+@dataclass
+class Turn:
+    """Progress of a test, told by the threads that answer and read by the one that watches."""
+
+    began: float = 0.0
+    ended: float = 0.0
+    queries: int = 0
+    samples: int = 0
+    # The samples that are being answered, and since when; None: nothing is outstanding.
+    waiting: tuple[Sequence[int], float] | None = None
+    moved_at: float = 0.0
+    failure: BaseException | None = None
+    broken: bool = False
+    loaded_bytes: int = 0
+    device_before: int | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Engine:
+    """Answers queries by a model, from a library. One test at a time."""
+
+    def __init__(self, lg: Any, model: Any, library: Any, batch: int | None = None, timeout_s: float = QUERY_TIMEOUT_S) -> None:
+        self._lg, self.model, self.library = lg, model, library
+        self.batch = batch or model.batch
+        self.timeout_s = timeout_s
+        self.abandoned = False
+        self._turn = Turn()
+        self._queue: SimpleQueue[tuple[list[int], list[int]] | None] = SimpleQueue()
+        self._accuracy = False
+
+    # One test -----------------------------------------------------------------------------------------
+
+    def test(self, load: rules.Load, folder: Path, say: Callable[[str], None] | None = None) -> Outcome:
+        """Runs one test of LoadGen's, whose logs go into the folder. KeyboardInterrupt ends it; what was measured is returned."""
+        lg = self._lg
+        turn = self._turn = Turn()
+        self._accuracy = load.accuracy
+        self._queue = SimpleQueue()
+        inline = load.scenario in ("SingleStream", "MultiStream")
+        sut = lg.ConstructFastSUT(self._inline if inline else self._put, lambda: None)
+        qsl = lg.ConstructQSL(self.library.count, self.library.count, self._load, lambda numbers: None)
+        worker = None if inline else threading.Thread(target=self._work, name="forebay-infer", daemon=True)
+        ended = threading.Event()
+
+        def run() -> None:
+            try:
+                lg.StartTestWithLogSettings(sut, qsl, rules.settings(lg, load), log_settings(lg, folder))
+            except BaseException as error:
+                turn.failure = turn.failure or error
+            ended.set()
+
+        if worker:
+            worker.start()
+        threading.Thread(target=run, name="forebay-loadgen", daemon=True).start()
+        outcome = Outcome(load)
+        try:
+            self._watch(turn, ended, say)
+        except KeyboardInterrupt:
+            outcome.interrupted = True
+        except Broken:
+            pass
+        self.abandoned = True
+        try:
+            over = self._end(turn, ended)
+        except KeyboardInterrupt:  # a second one
+            over = ended.is_set()
+        self.abandoned = not over
+        outcome.samples, outcome.queries = turn.samples, turn.queries
+        outcome.seconds = max(0.0, turn.ended - turn.began) if turn.began else 0.0
+        outcome.storage_bytes = self.library.delivered - turn.loaded_bytes
+        now = device_bytes()
+        if now is not None and turn.device_before is not None:
+            outcome.device_bytes = now - turn.device_before
+        outcome.failure = failure_of(turn.failure)
+        if over:
+            self._queue.put(None)
+            if worker:
+                worker.join()
+            lg.DestroyQSL(qsl)
+            lg.DestroySUT(sut)
+            if outcome.failure is None and not outcome.interrupted:
+                outcome.log = logs.read(folder)
+                outcome.latencies_ms = outcome.log.latency_ms(load.scenario)
+        return outcome
+
+    def _watch(self, turn: Turn, ended: threading.Event, say: Callable[[str], None] | None) -> None:
+        while not ended.wait(LOOK_S):
+            if turn.failure is not None:
+                raise Broken
+            waiting = turn.waiting
+            if waiting is not None and time.perf_counter() - max(waiting[1], turn.moved_at) > self.timeout_s:
+                numbers = ", ".join(str(n) for n in list(waiting[0])[:4]) + (", …" if len(waiting[0]) > 4 else "")
+                told = f"query {whole(turn.queries)} (samples {numbers}) has had no answer for {seconds(self.timeout_s)}"
+                turn.failure = RunError("the system under test", told, "a longer --query-timeout; or another --path")
+                raise Broken
+            if say:
+                rate = turn.samples / (time.perf_counter() - turn.began) if turn.began else 0.0
+                say(f"{whole(turn.samples)} samples answered, {whole(rate)}/s")
+
+    def _end(self, turn: Turn, ended: threading.Event) -> bool:
+        """True where LoadGen has ended. Of a broken test, all that comes is answered at once meanwhile, by nothing."""
+        if ended.is_set():
+            return True
+        turn.broken = True
+        turn.ended = turn.ended or time.perf_counter()
+        return ended.wait(ENDS_S)
+
+    # What LoadGen calls -------------------------------------------------------------------------------
+
+    def _load(self, numbers: list[int]) -> None:
+        turn = self._turn
+        try:
+            self.library.load()
+        except BaseException as error:  # would end the process from within LoadGen
+            turn.failure = turn.failure or error
+            turn.broken = True
+        turn.loaded_bytes = self.library.delivered
+        turn.device_before = device_bytes()
+
+    def _inline(self, ids: list[int], numbers: list[int]) -> None:
+        """A query of a stream, answered before it returns."""
+        turn = self._turn
+        began = time.perf_counter()
+        if not turn.began:
+            turn.began = began
+        turn.queries += 1
+        if turn.broken:
+            self._answer_nothing(ids)
+            return
+        turn.waiting, done = (numbers, began), 0
+        try:
+            size = self._size()
+            for at in range(0, len(ids), size):
+                some = numbers[at : at + size]
+                answers = self._computed(self._begin(self.library.rows(self.library.ask(some))))
+                self._check(some, answers)
+                self._send(ids[at : at + size], answers)
+                done = at + size
+        except BaseException as error:
+            self._break(error)
+            self._answer_nothing(ids[done:])
+        turn.waiting = None
+
+    def _put(self, ids: list[int], numbers: list[int]) -> None:
+        turn = self._turn
+        if not turn.began:
+            turn.began = time.perf_counter()
+        turn.queries += 1
+        self._queue.put((ids, numbers))
+
+    # The thread that answers Server and Offline ---------------------------------------------------------
+
+    def _work(self) -> None:
+        turn, queue = self._turn, self._queue
+        asked: deque[tuple[list[int], list[int], Any]] = deque()
+        computed: deque[tuple[list[int], list[int], Any]] = deque()
+        taken = Taken(queue, self._size())
+        while True:
+            try:
+                while len(asked) < AHEAD:
+                    chunk = taken.next(wait=not asked and not computed)
+                    if chunk is None:
+                        break
+                    ids, numbers = chunk
+                    turn.waiting = turn.waiting or (numbers, time.perf_counter())
+                    # Held before it is asked for, so that it is answered even if that fails.
+                    asked.append((ids, numbers, None))
+                    if not turn.broken:
+                        asked[-1] = (ids, numbers, self.library.ask(self._filled(numbers)))
+                if not asked and not computed:
+                    turn.waiting = None
+                    return
+                if asked and len(computed) < COMPUTED_AHEAD:
+                    ids, numbers, rows = asked[0]
+                    launched = None if turn.broken else self._begin(self.library.rows(rows))
+                    asked.popleft()
+                    computed.append((ids, numbers, launched))
+                    if asked or taken.more():
+                        continue
+                while len(computed) >= (COMPUTED_AHEAD if asked or taken.more() else 1):
+                    ids, numbers, launched = computed[0]
+                    answers = None if turn.broken else self._computed(launched)
+                    if answers is not None:
+                        self._check(self._filled(numbers), answers)
+                    computed.popleft()
+                    if answers is None:
+                        self._answer_nothing(ids)
+                    else:
+                        self._send(ids, answers)
+                oldest = computed[0] if computed else asked[0] if asked else None
+                turn.waiting = None if oldest is None else (oldest[1], turn.moved_at)
+            except BaseException as error:
+                self._break(error)
+                for ids, _, _ in (*computed, *asked):
+                    self._answer_nothing(ids)
+                computed.clear()
+                asked.clear()
+                turn.waiting = None
+
+    # Answers ------------------------------------------------------------------------------------------
+
+    def _filled(self, numbers: list[int]) -> list[int]:
+        """In an accuracy test a whole batch: the kernels, and so the bits, don't depend on how many came together."""
+        return numbers + numbers[:1] * (self._size() - len(numbers)) if self._accuracy else numbers
+
+    def _size(self) -> int:
+        return min(self.batch, self.model.checked_batch) if self._accuracy else self.batch
+
+    def _begin(self, rows: Any) -> Any:
+        """Gives rows to the model; an accuracy test wants their digests, too."""
+        if not self._accuracy:
+            return self.model.launch(rows)
+        return self.model.launch(rows), self.model.digests(rows)
+
+    def _computed(self, launched: Any) -> Array:
+        """Answers, in an accuracy test with two more columns: the digest of the row that each was made of."""
+        import numpy as np
+
+        if not self._accuracy:
+            answers: Array = self.model.finish(launched)
+            return answers
+        found, digests = self.model.finish(launched[0]), launched[1]
+        if len(found) != len(digests):
+            return found  # which is refused as it is
+        return np.ascontiguousarray(np.hstack([found.astype(np.float32), digests.view(np.float32).reshape(len(digests), 2)]))
+
+    def _check(self, numbers: list[int], answers: Array) -> None:
+        if len(answers) != len(numbers):
+            told = f"the model gave {len(answers)} answers to {len(numbers)} samples (the first is sample {numbers[0]})"
+            raise RunError("the system under test", told, "a model that answers each sample once")
+
+    def _send(self, ids: list[int], answers: Array) -> None:
+        """Hands answers over: their bytes in an accuracy test, else that they are there."""
+        turn = self._turn
+        if self._accuracy:
+            address, step = answers.__array_interface__["data"][0], answers.strides[0]
+            response = self._lg.QuerySampleResponse
+            made = [response(each, address + n * step, step) for n, each in enumerate(ids)]
+        else:
+            made = self._empty(ids)
+        self._lg.QuerySamplesComplete(made)
+        turn.samples += len(ids)
+        turn.ended = turn.moved_at = time.perf_counter()
+
+    def _empty(self, ids: list[int]) -> list[Any]:
+        """Responses without the answers' bytes, which LoadGen passes over but in an accuracy test."""
+        response = self._lg.QuerySampleResponse
+        return [response(each, 0, 0) for each in ids]
+
+    def _answer_nothing(self, ids: list[int]) -> None:
+        self._lg.QuerySamplesComplete(self._empty(ids))
+
+    def _break(self, error: BaseException) -> None:
+        turn = self._turn
+        turn.failure = turn.failure or error
+        turn.broken = True
+
+    # Without LoadGen ----------------------------------------------------------------------------------
+
+    def query_s(self, samples: int, least_s: float, most: int = 200) -> float:
+        """The median time of a query of so many samples, over a moment. Raises what breaks."""
+        took: list[float] = []
+        until = time.perf_counter() + least_s
+        while len(took) < 3 or (len(took) < most and time.perf_counter() < until):
+            numbers = [(len(took) * samples + n) % self.library.count for n in range(samples)]
+            began = time.perf_counter()
+            self.model.finish(self.model.launch(self.library.rows(self.library.ask(numbers))))
+            took.append(time.perf_counter() - began)
+        return sorted(took)[len(took) // 2]
+
+    def samples_s(self, least_s: float) -> float:
+        """Samples a second in full batches, fetched and computed ahead as in a test. Raises what breaks."""
+        for warm in (True, False):
+            asked: deque[Any] = deque()
+            launched: deque[Any] = deque()
+            began, done, at = time.perf_counter(), 0, 0
+            while True:
+                while len(asked) < AHEAD:
+                    asked.append(self.library.ask([(at + n) % self.library.count for n in range(self.batch)]))
+                    at += self.batch
+                launched.append(self.model.launch(self.library.rows(asked.popleft())))
+                if len(launched) == COMPUTED_AHEAD:
+                    done += len(self._empty(list(range(len(self.model.finish(launched.popleft()))))))
+                if time.perf_counter() - began >= (least_s / 4 if warm else least_s) and done >= 2 * self.batch:
+                    break
+            took = time.perf_counter() - began
+            for each in launched:
+                self.model.finish(each)
+            for each in asked:
+                self.library.rows(each)
+        return done / took
+
+
+class Taken:
+    """Batches out of the queue of queries: whatever has arrived, up to a batch; a long query is cut."""
+
+    def __init__(self, queue: SimpleQueue[tuple[list[int], list[int]] | None], batch: int) -> None:
+        self._queue, self._batch = queue, batch
+        self._ids: list[int] = []
+        self._numbers: list[int] = []
+        self._at = 0
+        self._closed = False
+
+    def more(self) -> bool:
+        """True where something has arrived."""
+        return self._at < len(self._ids) or (not self._closed and self._queue.qsize() > 0)
+
+    def next(self, wait: bool) -> tuple[list[int], list[int]] | None:
+        """The next batch; None where nothing has arrived, or with `wait` where nothing will."""
+        if self._at >= len(self._ids):
+            if self._closed or (not wait and self._queue.qsize() == 0):
+                return None
+            first = self._queue.get()
+            if first is None:
+                self._closed = True
+                return None
+            self._ids, self._numbers = first
+            self._at = 0
+            if len(self._ids) < self._batch and self._queue.qsize():
+                self._ids, self._numbers = list(self._ids), list(self._numbers)
+                while len(self._ids) < self._batch and self._queue.qsize():
+                    more = self._queue.get()
+                    if more is None:
+                        self._closed = True
+                        break
+                    self._ids += more[0]
+                    self._numbers += more[1]
+        begin, end = self._at, self._at + self._batch
+        self._at = end
+        if begin == 0 and end >= len(self._ids):
+            return self._ids, self._numbers
+        return self._ids[begin:end], self._numbers[begin:end]
+
+
+def log_settings(lg: Any, folder: Path) -> Any:
+    output = lg.LogOutputSettings()
+    output.outdir = str(folder)
+    output.copy_summary_to_stdout = False
+    made = lg.LogSettings()
+    made.log_output = output
+    made.enable_trace = False
+    return made
+
+
+def device_bytes() -> int | None:
+    """Bytes that this process has read from block devices so far; None where the kernel doesn't count them."""
+    try:
+        with open("/proc/self/io") as file:
+            found = dict(line.split(":", 1) for line in file)
+        return int(found["read_bytes"])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def failure_of(error: BaseException | None) -> ForebayError | None:
+    if error is None or isinstance(error, ForebayError):
+        return error
+    return RunError("the system under test", f"{type(error).__name__}: {error}"[:300], "another --seed; or --device cpu")

@@ -1,0 +1,218 @@
+"""The record of a run of inference: the loader's, of what was loaded, or of what the queries read, with a part `infer`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forebay.infer import advice, data, rules
+from forebay.numbers import seconds, significant
+from forebay.train import supply
+from forebay.units import GIB
+
+if TYPE_CHECKING:
+    from forebay.infer.command import Run
+
+Record = dict[str, Any]
+NOT_MEASURED = "no test of LoadGen's ended"
+
+
+def finish(run: Run, base: Record) -> Record:
+    """The record of what was measured so far. What is null has its reason in `missing`."""
+    request = run.request
+    missing: dict[str, str] = {}
+    part: Record = {
+        "model": request.model,
+        "device": request.device,
+        "mode": request.mode,
+        "scenario": request.scenario,
+        "test": "accuracy" if request.accuracy else "performance",
+        "rules": rules.VERSION,
+        "short": request.short,
+        "seed": request.seed,
+        **_verdict(run, missing),
+        **_rates(run, missing),
+        **_storage(run, missing),
+        **_search(run, missing),
+        **_start(run, missing),
+    }
+    part["advice"] = advice.advice(part)
+    record = base
+    if request.mode != "ram":
+        _of_queries(run, record)
+    record["infer"] = part
+    record["result"]["interrupted"] = run.interrupted
+    record["missing"].update({f"infer.{key}": why for key, why in missing.items()})
+    record["warnings"] = [w for w in record["warnings"] if w["id"] != "too_short"]
+    return record
+
+
+def _verdict(run: Run, missing: dict[str, str]) -> Record:
+    """LoadGen's, or that of what was checked."""
+    request, outcome = run.request, run.outcome
+    if request.mode == "coldstart":
+        missing["valid"] = "LoadGen doesn't measure a cold start"
+        missing["accuracy"] = "a cold start's one answer is checked, and the weights with it"
+        why = None if run.intact else "the first answer, or what it was made of, isn't what the files have"
+        return {"valid": None if run.intact else False, "why": why, "accuracy": None}
+    if run.checked is not None:
+        damaged = run.checked["samples"] - run.checked["rows_intact"]
+        missing["valid"] = "LoadGen gives no verdict on an accuracy test"
+        why = f"{damaged} rows weren't what datagen made, the first is sample {run.checked['first_damaged']}" if damaged else None
+        return {"valid": None if not damaged else False, "why": why, "accuracy": run.checked}
+    missing["accuracy"] = "--accuracy wasn't asked for"
+    if outcome is None or outcome.log is None:
+        broken = "the run was interrupted" if run.interrupted else "the run broke off"
+        failure = f": {outcome.failure.asked}: {outcome.failure.found}" if outcome is not None and outcome.failure else ""
+        missing["valid"] = broken + failure
+        return {"valid": False if failure else None, "why": broken + failure, "accuracy": None}
+    if outcome.valid is None:
+        missing["valid"] = "LoadGen's log has no verdict"
+    return {"valid": outcome.valid, "why": "; ".join(outcome.log.reasons) or None, "accuracy": None}
+
+
+def _rates(run: Run, missing: dict[str, str]) -> Record:
+    outcome, load = run.outcome, None if run.outcome is None else run.outcome.load
+    names = ("queries_per_s", "samples_per_s", "latency_ms", "samples", "queries", "seconds", "expected_per_s")
+    found: Record = dict.fromkeys(names)
+    found["latency_bound_ms"] = rules.MODELS[run.request.model].server_ms if run.request.scenario == "Server" else None
+    if found["latency_bound_ms"] is None:
+        missing["latency_bound_ms"] = "Server alone has a bound"
+    if outcome is None or load is None or not outcome.samples:
+        why = "a cold start has one answer" if run.request.mode == "coldstart" else NOT_MEASURED
+        missing.update(dict.fromkeys(names, why))
+        return found
+    found |= {"samples": outcome.samples, "queries": outcome.queries, "seconds": outcome.seconds, "expected_per_s": load.rate}
+    found["samples_per_s"] = outcome.samples_per_s
+    of = outcome.queries if load.scenario in ("SingleStream", "MultiStream") else outcome.samples
+    found["queries_per_s"] = of / outcome.seconds if outcome.seconds > 0 else None
+    found["latency_ms"] = outcome.latencies_ms
+    if outcome.latencies_ms is None:
+        missing["latency_ms"] = "LoadGen logs none of such a test" if outcome.log is not None else NOT_MEASURED
+    if outcome.seconds <= 0:
+        missing["queries_per_s"] = missing["samples_per_s"] = "the test took no time"
+    return found
+
+
+def _storage(run: Run, missing: dict[str, str]) -> Record:
+    request, outcome, library = run.request, run.outcome, run.library
+    share = request.supply.gib_s
+    found: Record = {
+        "sample_bytes": request.about.row_bytes,
+        "library_samples": request.count(),
+        "samples_in": ("a GPU's memory" if request.device != "cpu" else "host memory") if request.mode == "ram" else "their file",
+        "supply_gib_s": share,
+        "supply": request.supply.document(),
+        "load_s": None,
+        "load_bytes": None,
+        "load_gib_s": None,
+        "timed_storage_bytes": None if outcome is None else outcome.storage_bytes,
+        "timed_device_bytes": None if outcome is None else outcome.device_bytes,
+        "peak_samples_per_s": run.peak,
+        "demand_gib_s": None if run.peak is None else run.peak * request.about.row_bytes / GIB,
+        "batch": run.engine.batch if run.engine is not None else 1,
+        "cache": request.cache,
+    }
+    if share is None:
+        missing["supply_gib_s"] = "no supply was asked for: bytes came as fast as they can"
+    if request.mode == "ram" and library is not None and library.load_s:
+        found |= {"load_s": library.load_s, "load_bytes": library.load_bytes}
+        found["load_gib_s"] = library.load_bytes / library.load_s / GIB
+    elif request.mode == "coldstart" and run.weights is not None:
+        found |= {"load_s": run.weights.read_s, "load_bytes": run.weights.bytes}
+        found["load_gib_s"] = run.weights.bytes / max(run.weights.read_s, 1e-9) / GIB
+    else:
+        missing.update(dict.fromkeys(("load_s", "load_bytes", "load_gib_s"), "nothing is loaded before a cold test"))
+    if outcome is None:
+        why = "LoadGen doesn't measure a cold start" if request.mode == "coldstart" else NOT_MEASURED
+        missing["timed_storage_bytes"] = missing["timed_device_bytes"] = why
+    elif outcome.device_bytes is None:
+        missing["timed_device_bytes"] = "the kernel doesn't count them for this process"
+    if run.peak is None:
+        missing["peak_samples_per_s"] = missing["demand_gib_s"] = "a cold start doesn't measure it"
+    return found
+
+
+def _search(run: Run, missing: dict[str, str]) -> Record:
+    if run.search is None:
+        missing["search"] = "Server alone is searched for its highest rate, where --target-qps leaves it open"
+    trials = None if run.search is None else [
+        {"queries_per_s": t.rate, "passed": t.passed, "p99_ms": t.p99_ms} for t in run.search.trials
+    ]  # fmt: skip
+    return {"tries": run.tries, "search": trials}
+
+
+def _start(run: Run, missing: dict[str, str]) -> Record:
+    read = run.weights
+    found: Record = {"weights_bytes": None if read is None else read.bytes, "weights_s": None, "coldstart": None}
+    if read is not None:
+        found["weights_s"] = read.read_s + read.allocate_s
+    else:
+        missing["weights_bytes"] = missing["weights_s"] = "the run ended before they were read"
+    if run.start is None:
+        missing["coldstart"] = "--mode coldstart measures it"
+        return found
+    found["coldstart"] = {**run.start, "at_supply": _at_supplies(run)}
+    return found
+
+
+def _at_supplies(run: Run) -> list[Record]:
+    """Seconds of a start at the supply of 1, 2, 4 and 8 such drives: arithmetic on its parts, not a measurement."""
+    asked, start, read = run.request.supply, run.start, run.weights
+    if asked.drive is None or asked.gib_s is None or start is None or read is None:
+        return []
+    each = asked.gib_s / (asked.drives or 1)
+    rest = start["total_s"] - start["read_s"]
+    return [
+        {"drives": n, "supply_gib_s": n * each, "total_s": rest + read.bytes / GIB / (n * each)} for n in (1, 2, 4, 8)
+    ]
+
+
+def _of_queries(run: Run, record: Record) -> None:
+    """Makes the empty record of a loader that of what the queries, or the start, read."""
+    record.pop("feed", None)
+    record["missing"] = {key: why for key, why in record["missing"].items() if not key.startswith("feed.")}
+    library, outcome, read = run.library, run.outcome, run.weights
+    of = data.WEIGHTS if run.request.mode == "coldstart" else data.SAMPLES
+    record["job"] |= {"source": str(run.request.folder / of), "sources": [str(run.request.folder / of)]}
+    if run.request.mode == "coldstart":
+        count, ios, took = (read.bytes, 1, read.read_s) if read is not None else (0, 0, 0.0)
+        direct = read.report.direct_bytes if read is not None else 0
+        mapped = read.report.mapped_bytes if read is not None else 0
+        ways = {"direct": direct, "mapped": mapped, "staged": count - direct - mapped}
+    else:
+        count, ios = library.delivered, library.reads
+        took, ways = (outcome.seconds if outcome is not None else 0.0), library.ways
+        record["job"]["pattern"] = "random"
+    record["path"] |= {f"{way}_bytes": n for way, n in ways.items()}
+    record["path"]["engine"] = "reader"
+    ran = max(ways, key=lambda way: ways[way])
+    if count and run.request.device != "cpu":
+        record["path"]["ran"] = {"direct": "gds", "mapped": "mapped", "staged": "bounce"}[ran]
+    timed = outcome.storage_bytes if outcome is not None else count
+    rate = timed / took / GIB if took > 0 and timed else None
+    result = record["result"]
+    ios = ios if outcome is None or not count else round(ios * timed / count)
+    result |= {"bytes": timed, "read_bytes": timed, "ios": ios, "seconds": took, "throughput_gib_s": rate}
+    result["iops"] = ios / took if rate else None
+    for key in ("throughput_gib_s_median", "throughput_gib_s_min", "throughput_gib_s_max"):
+        result["summary"][key] = rate
+    if result["repeats"]:
+        same = {key: result[key] for key in ("bytes", "ios", "seconds", "throughput_gib_s", "iops")}
+        result["repeats"] = [{**result["repeats"][0], **same}]
+    why = "LoadGen measures queries: infer.latency_ms"
+    result["latency_us"], result["histogram"] = None, None
+    record["missing"] |= {"result.latency_us": why, "result.histogram": why}
+
+
+def text_of_supply(document: Record) -> str:
+    """A supply in words."""
+    if document["asked_gib_s"] is None:
+        return "as fast as storage goes"
+    if document["drive"]:
+        return f"simulated supply of {document['drives']} × {document['drive']}: {significant(document['asked_gib_s'])} GiB/s"
+    return f"{supply.SIMULATED} of {significant(document['asked_gib_s'])} GiB/s"
+
+
+def text_of_start(found: Record) -> str:
+    parts = (("reading", "read_s"), ("allocating", "allocate_s"), ("building", "compile_s"), ("first answer", "first_answer_s"))
+    return " + ".join(f"{name} {seconds(found[key])}" for name, key in parts) + f" = {seconds(found['total_s'])}"

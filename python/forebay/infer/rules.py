@@ -1,0 +1,112 @@
+"""The rules of MLPerf Inference v4.1 that a run follows: scenarios, latency bounds, counts, seeds, and LoadGen's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.errors import MachineError, RequestError
+
+VERSION = "v4.1"
+SCENARIOS = ("SingleStream", "MultiStream", "Server", "Offline")
+# What the rules want of a run, and what --short leaves of it.
+DURATION_S, SHORT_S = 600.0, 2.0
+# Percentiles that a scenario is judged by, and samples of a query of MultiStream.
+PERCENTILES = {"SingleStream": 0.90, "MultiStream": 0.99, "Server": 0.99, "Offline": None}
+PER_QUERY = 8
+# Queries at least: what LoadGen's early stopping needs to tell 90 % and 99 % with a confidence of 99 %.
+QUERIES_MIN = {"SingleStream": 100, "MultiStream": 662, "Server": 662, "Offline": 1}
+# The round's seeds: which samples are loaded, their order, and when queries arrive.
+SEEDS = (3066443479025735752, 10688027786191513374, 14962580496156340209)
+NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A model's part of the rules.
+
+    scenarios        those that the model has, over both divisions
+    samples          what the library holds: the performance sample count
+    offline_samples  of the one query of Offline at least
+    server_ms        bound of Server's 99th percentile
+    """
+
+    scenarios: tuple[str, ...]
+    samples: int
+    offline_samples: int
+    server_ms: float
+
+
+MODELS = {
+    # Not of the rules: counts that two cores can hold, a bound that a busy machine can keep.
+    "toy": Rules(SCENARIOS, 2048, 1, 100.0),
+    "resnet50": Rules(SCENARIOS, 1024, 24_576, 15.0),
+    "bert": Rules(("SingleStream", "Server", "Offline"), 10_833, 10_833, 130.0),
+    "dlrm": Rules(("Server", "Offline"), 204_800, 24_576, 60.0),
+}
+
+
+def refuse_unknown(model: str, scenario: str) -> None:
+    """Raises RequestError for a scenario that the model hasn't got."""
+    known = MODELS[model].scenarios
+    if scenario not in known:
+        found = f"{model} has no such scenario; the rules give it {', '.join(known)}"
+        raise RequestError(f"--scenario {scenario}", found, f"--scenario {known[-1]}")
+
+
+def loadgen() -> Any:
+    """MLCommons' LoadGen. Raises MachineError where it is missing."""
+    try:
+        import mlperf_loadgen
+    except ImportError as error:
+        found = f"MLCommons' load generator can't be imported ({error})"
+        raise MachineError("infer", found, "pip install mlcommons-loadgen") from None
+    return mlperf_loadgen
+
+
+@dataclass(frozen=True)
+class Load:
+    """Load of one test: `rate` is Server's target, Offline's expectation, and queries a second otherwise."""
+
+    scenario: str
+    seconds: float
+    rate: float
+    server_ms: float
+    offline_samples: int = 1
+    accuracy: bool = False
+    seeds: tuple[int, int, int] = SEEDS
+
+
+def settings(lg: Any, load: Load) -> Any:
+    """LoadGen's settings of a test."""
+    made = lg.TestSettings()
+    made.scenario = getattr(lg.TestScenario, load.scenario)
+    made.mode = lg.TestMode.AccuracyOnly if load.accuracy else lg.TestMode.PerformanceOnly
+    made.min_duration_ms = max(1, int(load.seconds * 1000))
+    made.min_query_count = load.offline_samples if load.scenario == "Offline" else QUERIES_MIN[load.scenario]
+    made.qsl_rng_seed, made.sample_index_rng_seed, made.schedule_rng_seed = load.seeds
+    each = max(1, int(NS / load.rate))
+    if load.scenario == "SingleStream":
+        made.single_stream_expected_latency_ns = each
+        made.single_stream_target_latency_percentile = PERCENTILES["SingleStream"]
+    elif load.scenario == "MultiStream":
+        made.multi_stream_expected_latency_ns = each
+        made.multi_stream_target_latency_percentile = PERCENTILES["MultiStream"]
+        made.multi_stream_samples_per_query = PER_QUERY
+    elif load.scenario == "Server":
+        made.server_target_qps = load.rate
+        made.server_target_latency_ns = int(load.server_ms * 1e6)
+        made.server_target_latency_percentile = PERCENTILES["Server"]
+    else:
+        made.offline_expected_qps = load.rate
+    return made
+
+
+def seeds_of(seed: int | None) -> tuple[int, int, int]:
+    """The round's seeds; for a seed of one's own, seeds made of it."""
+    if seed is None:
+        return SEEDS
+    import numpy as np
+
+    a, b, c = (int(n) for n in np.random.default_rng([seed, 41]).integers(1, 1 << 63, 3))
+    return a, b, c

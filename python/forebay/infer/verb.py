@@ -1,0 +1,261 @@
+"""`forebay infer`: MLCommons' load generator on our paths, and where inference waits for storage."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError
+from forebay.flags import _integer, _number, _seed
+from forebay.infer import rules
+from forebay.lazy import LazyGroup
+from forebay.train.verb import CACHES, ONE_THREAD, PATHS, _count, _progress
+from forebay.units import parse_seconds
+
+if TYPE_CHECKING:
+    from forebay.infer.command import Request
+
+EXAMPLES = """\b
+Examples:
+  forebay infer toy --dir /data/toy --mode ram --scenario Server --short
+  forebay infer toy --dir /data/toy --mode cold --scenario Offline --short --supply 0.02
+  forebay infer datagen resnet50 --dir /data/resnet50
+  forebay infer resnet50 --dir /data/resnet50 --mode ram --scenario Offline --supply 'model:d7-ps1010?drives=4'
+  forebay infer bert --dir /data/bert --mode coldstart"""
+QUESTIONS = {
+    "toy": "A small classifier in NumPy: tries everything on two cores, without PyTorch.",
+    "resnet50": "ResNet-50 in PyTorch: images of 224 × 224.",
+    "bert": "BERT-large in PyTorch: questions on texts of 384 tokens.",
+    "dlrm": "DLRMv2 in PyTorch: 26 tables, 214 look-ups a sample.",
+}
+MODES = ("ram", "cold", "coldstart")
+SECONDS_MAX = 86_400.0
+
+
+class InferVerbs(LazyGroup):
+    table = {
+        **{name: (f"forebay.infer.verb:{name}", told) for name, told in QUESTIONS.items()},
+        "datagen": ("forebay.infer.verb:datagen", "Create a model's samples and weights."),
+    }
+    noun = "model or verb of infer"
+
+
+@click.group(
+    "infer",
+    cls=InferVerbs,
+    epilog=EXAMPLES,
+    short_help="Does inference wait for storage?",
+    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
+)
+def command() -> None:
+    """Does this inference wait for storage, and where?
+
+    MLCommons' load generator asks, a real model answers. ram: samples are in memory before the clock starts, as the rules have
+    it; cold: each is read inside its query; coldstart: from the weights' file to the first answer. Results are MLPerf-style and
+    unverified.
+    """
+
+
+def shared(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Flags of every model."""
+    options = [
+        click.option("--dir", "folder", metavar="DIR", required=True, help="Folder of samples and weights."),
+        click.option("--mode", default="ram", type=click.Choice(MODES), help="Where samples are at first. Default: ram."),
+        click.option("--scenario", default="Offline", type=click.Choice(rules.SCENARIOS), help="Default: Offline."),
+        click.option("--short", is_flag=True, help="A test of 2 s, labelled so. Default: ten minutes."),
+        click.option("--seconds", metavar="TIME", help="A test of so long, labelled short."),
+        click.option("--accuracy", is_flag=True, help="LoadGen's accuracy test, against the model's float32 answers."),
+        click.option("--supply", metavar="GIB_S|model:DRIVE?drives=K", help="Rate of reading. Default: the storage's own."),
+        click.option("--target-qps", metavar="N", help="Server: queries a second. Default: the highest that passes."),
+        click.option("--samples", metavar="N", help="Samples of the library. Default: the rules' count, or what the folder has."),
+        click.option("--batch-size", metavar="N", help="Samples of a batch at most."),
+        click.option("--seed", metavar="N", help="Seed of LoadGen's order and arrivals. Default: the round's own."),
+        click.option("--path", default="auto", type=click.Choice(PATHS), help="How bytes reach a GPU."),
+        click.option("--cache", default="any", type=click.Choice(CACHES), help="The files in the page cache, or out of it."),
+        click.option("--logs", metavar="DIR", help="Keep LoadGen's logs there; a search that was broken off goes on there."),
+        click.option("--query-timeout", metavar="TIME", default="60s", help="End where no answer comes. Default: 60s."),
+        click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout."),
+        click.option("-o", "--out", metavar="FILE", help="Save the record to FILE; .jsonl appends a line."),
+        click.option("--quiet", "-q", is_flag=True, help="No progress and no summary."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.command("toy", context_settings={"max_content_width": 110})
+@shared
+def toy(folder: str, as_json: bool, out: str | None, quiet: bool, **flags: Any) -> int:
+    """A small classifier in NumPy, 3072-256-256-10: every mode and scenario, without PyTorch and without a GPU.
+
+    It makes its files in the folder, 10 MB, where that has none. It says nothing about a GPU's speed.
+    """
+    if "numpy" not in sys.modules:
+        for name in ONE_THREAD:
+            os.environ.setdefault(name, "1")
+    from forebay.infer import data
+    from forebay.infer import toy as model
+
+    if flags["mode"] != "coldstart":
+        rules.loadgen()
+    if not data.is_there(Path(folder)):
+        seed = 0
+        about = data.About("toy", seed, rules.MODELS["toy"].samples, data.row_bytes("toy"), 0)
+        with _progress(quiet) as say:
+            data.generate(Path(folder), about, model.weights(seed), say)
+    return _run(_request("toy", folder, "cpu", flags), as_json, out, quiet)
+
+
+def of_torch(name: str) -> click.Command:
+    """The command of a model of PyTorch."""
+
+    def callback(folder: str, device: str | None, as_json: bool, out: str | None, quiet: bool, **flags: Any) -> int:
+        from forebay.infer.networks import needs_or_say
+        from forebay.train.dlrm import device_of
+
+        rules.refuse_unknown(name, flags["scenario"])
+        needs_or_say(name)
+        if flags["mode"] != "coldstart":
+            rules.loadgen()
+        return _run(_request(name, folder, device_of(device), flags), as_json, out, quiet)
+
+    callback.__doc__ = (
+        f"{QUESTIONS[name]}\n\nIts samples and weights are those of forebay infer datagen {name}. A GPU computes in bfloat16."
+    )
+    made = click.option("--device", metavar="NAME", help="cpu, cuda:0. Default: the first GPU, else cpu.")(shared(callback))
+    return click.command(name, context_settings={"max_content_width": 110})(made)
+
+
+resnet50, bert, dlrm = (of_torch(name) for name in ("resnet50", "bert", "dlrm"))
+
+
+@click.command("datagen", context_settings={"max_content_width": 110})
+@click.argument("model", type=click.Choice(tuple(rules.MODELS)))
+@click.option("--dir", "folder", metavar="DIR", required=True, help="Folder that is made, or has none of these files.")
+@click.option("--samples", metavar="N", help="Samples. Default: as many as the rules want in memory.")
+@click.option("--table-rows", metavar="N", help="dlrm: large tables are cut to that. Default: 200000.")
+@click.option("--seed", metavar="N", default="0", help="Seed of samples and weights. Default: 0.")
+@click.option("--json", "as_json", is_flag=True, help="What was made as one JSON document on stdout.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
+def datagen(
+    model: str, folder: str, samples: str | None, table_rows: str | None, seed: str, as_json: bool, quiet: bool
+) -> int:
+    """Samples as the model reads them, a digest of each, and random weights as safetensors, all from a seed."""
+    from forebay.infer import data, networks
+    from forebay.infer import toy as small
+    from forebay.numbers import bytes_, whole
+
+    if table_rows is not None and model != "dlrm":
+        raise RequestError(f"--table-rows {table_rows}", f"{model} has no tables", "forebay infer datagen dlrm")
+    count = _count(samples, "--samples", 1 << 31) if samples else rules.MODELS[model].samples
+    tables = 0
+    if model == "dlrm":
+        tables = _count(table_rows, "--table-rows", 40_000_000) if table_rows else data.TABLE_ROWS
+    number = _seed(seed, "--seed")
+    about = data.About(model, number, count, data.row_bytes(model), 0, tables)
+    with _progress(quiet) as say:
+        say("weights")
+        weights = small.weights(number) if model == "toy" else networks.weights(model, number, tables)
+        about = data.generate(Path(folder), about, weights, say)
+    if as_json:
+        click.echo(json.dumps(about.document(), indent=1))
+    elif not quiet:
+        size = bytes_(about.samples * about.row_bytes)
+        click.echo(f"{folder}: {whole(about.samples)} samples ({size}) and {bytes_(about.weights_bytes)} of weights")
+        click.echo(f"next: forebay infer {model} --dir {folder} --short")
+    return DONE
+
+
+def _request(model: str, folder: str, device: str, flags: dict[str, Any]) -> Request:
+    from forebay.infer import data
+    from forebay.infer.command import Request
+    from forebay.train import supply
+
+    most = (1 << 31) - 1
+    length = rules.SHORT_S if flags["short"] else rules.DURATION_S
+    if flags["seconds"]:
+        if flags["short"]:
+            raise RequestError("--short --seconds", "both say how long a test is", f"--seconds {flags['seconds']}")
+        length = parse_seconds(flags["seconds"], "--seconds")
+        if not 0.01 <= length <= SECONDS_MAX:
+            raise RequestError(f"--seconds {flags['seconds']}", "is not between 10 ms and a day", "--seconds 10")
+    rate = None
+    if flags["target_qps"] is not None:
+        rate = _number(flags["target_qps"], "--target-qps")
+        if not 0 < rate < 1e9:
+            raise RequestError(f"--target-qps {flags['target_qps']}", "is no rate above 0", "--target-qps 100")
+    timeout_s = parse_seconds(flags["query_timeout"], "--query-timeout")
+    if not timeout_s > 0:
+        raise RequestError(f"--query-timeout {flags['query_timeout']}", "is not above 0", "--query-timeout 60s")
+    made = Request(
+        model,
+        flags["mode"],
+        flags["scenario"],
+        Path(folder),
+        data.open_folder(Path(folder), model),
+        supply.parse(flags["supply"], 1),
+        device,
+        seconds=length,
+        accuracy=flags["accuracy"],
+        samples=_integer(flags["samples"], "--samples", most) if flags["samples"] else None,
+        batch=_count(flags["batch_size"], "--batch-size", 1 << 20) if flags["batch_size"] else None,
+        target_qps=rate,
+        seed=_seed(flags["seed"], "--seed") if flags["seed"] else None,
+        path=flags["path"],
+        cache=flags["cache"],
+        logs=Path(flags["logs"]) if flags["logs"] else None,
+        timeout_s=timeout_s,
+    )
+    made.check()
+    return made
+
+
+def _run(request: Request, as_json: bool, out: str | None, quiet: bool) -> int:
+    from forebay.bench import save, terminal
+    from forebay.infer.command import Run
+
+    output = save.Output(out, save.RUN) if out else None
+    run, code = Run(request), INTERRUPTED
+    try:
+        with _progress(quiet) as say:
+            run._say = say
+            failure = run.measure()
+        record = run.record()
+        code = failure.exit_code if failure else INTERRUPTED if run.interrupted else DONE if run.holds else CHECK_FAILED
+    finally:
+        run.close()
+        if run.abandoned:
+            atexit.register(leave, code)
+    with save.unless_said([record], output):
+        if not quiet:
+            from forebay.infer import show
+
+            click.echo(show.text(record, terminal.text_width()), err=as_json)
+        sys.stdout.flush()
+    if output:
+        output.write([record])
+    if as_json:
+        with save.unless_said([record], output):
+            click.echo(json.dumps(record, indent=1))
+    if failure is not None:
+        raise failure
+    return code
+
+
+def leave(code: int) -> None:
+    """Ends the process with LoadGen's threads in it: they can't be told to end, and would take what they use with them."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+    os._exit(code)
+
+

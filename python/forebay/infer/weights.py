@@ -1,0 +1,98 @@
+"""A model's weights out of a safetensors file: into one allocation, which its tensors are views of."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import RequestError
+from forebay.infer.library import Link, Memory
+from forebay.reader import Report
+from forebay.safetensors import SafetensorsFile, gaps
+
+# Bytes of a read where a supply holds them back.
+PIECE = 4 << 20
+
+
+@dataclass
+class Read:
+    """Weights in memory, by name, as the memory's arrays of float32; and what reading them took."""
+
+    tensors: dict[str, Any]
+    blob: Any
+    begin: int
+    bytes: int
+    allocate_s: float
+    read_s: float
+    report: Report
+
+
+def read(path: Path, memory: Memory, shapes: dict[str, tuple[int, ...]], link: Link | None = None, way: str = "auto") -> Read:
+    """All weights, which have to be of these shapes and float32. Raises RequestError for others, or a header that lies."""
+    began = time.perf_counter()
+    with SafetensorsFile(path, way if memory.device != "cpu" else "auto", once=True) as file:
+        _refuse_others(path, file, shapes)
+        wanted = sorted(file.tensors.values(), key=lambda t: t.offset)
+        begin, total = wanted[0].offset, sum(t.bytes for t in wanted)
+        allocating = time.perf_counter()
+        blob = memory.empty(1, total)[0]
+        allocated = time.perf_counter()
+        if link is None:
+            report = file.file.read_async(blob, begin, total).report()
+        else:
+            pieces = range(0, total, PIECE)
+            reads = [file.file.read_async(blob[at : at + PIECE], begin + at, min(PIECE, total - at)) for at in pieces]
+            from forebay.reader import together
+
+            done = []
+            for each in reads:
+                done.append(each.report())
+                link.hold(done[-1].bytes, began)
+            report = together(done)
+    tensors = {}
+    for tensor in wanted:
+        at = tensor.offset - begin
+        tensors[tensor.name] = _float32(blob[at : at + tensor.bytes]).reshape(tensor.shape)
+    ended = time.perf_counter()
+    return Read(tensors, blob, begin, total, allocated - allocating, ended - began - (allocated - allocating), report)
+
+
+def _float32(part: Any) -> Any:
+    import numpy as np
+
+    if isinstance(part, np.ndarray):
+        return part.view(np.float32)
+    import torch
+
+    return part.view(torch.float32)
+
+
+def _refuse_others(path: Path, file: SafetensorsFile, shapes: dict[str, tuple[int, ...]]) -> None:
+    asked, next = f"the weights {path}", "forebay infer datagen into another --dir"
+    for name, shape in shapes.items():
+        found = file.tensors.get(name)
+        if found is None:
+            raise RequestError(asked, f"have no tensor {name!r}, which the model has", next)
+        if tuple(found.shape) != tuple(shape) or found.dtype != "F32":
+            told = f"{name!r} is {found.dtype} of shape {list(found.shape)}; the model's is F32 of shape {list(shape)}"
+            raise RequestError(asked, told, next)
+    more = [name for name in file.tensors if name not in shapes]
+    if more:
+        raise RequestError(asked, f"have a tensor {more[0]!r}, which the model hasn't", next)
+    listed = sorted(file.tensors.values(), key=lambda t: t.offset)
+    if gaps(listed) or any(t.bytes != 4 * prod(t.shape) for t in listed):
+        raise RequestError(asked, "their tensors don't lie one behind the other", next)
+
+
+def intact(path: Path, loaded: Read) -> bool:
+    """True where memory holds what the file has, read once more by other means."""
+    import numpy as np
+
+    there = loaded.blob if isinstance(loaded.blob, np.ndarray) else loaded.blob.cpu().numpy()
+    file = np.memmap(path, np.uint8, "r", offset=loaded.begin, shape=(loaded.bytes,))
+    return all(
+        bool((there[at : at + (64 << 20)] == file[at : at + (64 << 20)]).all()) for at in range(0, loaded.bytes, 64 << 20)
+    )

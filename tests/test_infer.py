@@ -1,0 +1,529 @@
+"""`forebay infer` with MLCommons' LoadGen and the model in NumPy: scenarios, verdicts, what storage delivers and when, faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import processes
+import pytest
+from fake_machine import typed
+from forebay.errors import MachineError, RequestError, RunError
+from forebay.infer import advice, command, data, engine, library, logs, rules, search, toy, weights
+from forebay.train import supply
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+Forebay = Callable[..., subprocess.CompletedProcess[str]]
+lg = pytest.importorskip("mlperf_loadgen", reason="MLCommons' LoadGen has no wheel for this machine")
+SAMPLES = 192
+ROW = data.TOY_PIXELS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("infer") / "toy"
+    data.generate(made, data.About("toy", 3, SAMPLES, ROW, 0), toy.weights(3))
+    return made
+
+
+def copied(folder: Path, into: Path) -> Path:
+    into.mkdir()
+    for name in data.NAMES:
+        (into / name).write_bytes((folder / name).read_bytes())
+    return into
+
+
+def asked(folder: Path, mode: str = "ram", scenario: str = "Offline", **more: Any) -> command.Request:
+    about = data.open_folder(folder, "toy")
+    settings = {"seconds": 0.1, "supply": supply.parse(more.pop("gib_s", None)), **more}
+    return command.Request("toy", mode, scenario, folder, about, **settings)
+
+
+def ran(folder: Path, *arguments: Any, **more: Any) -> dict[str, Any]:
+    """The record of a run, in which nothing broke."""
+    made = command.Run(asked(folder, *arguments, **more))
+    assert made.measure() is None
+    record = made.record()
+    made.close()
+    part = record["infer"]
+    nulls = [key for key, value in part.items() if value is None and key not in ("seed", "why")]
+    unsaid = [key for key in nulls if not record["missing"].get(f"infer.{key}")]
+    assert not unsaid
+    return record
+
+
+def model(folder: Path) -> toy.Model:
+    return toy.Model(weights.read(folder / data.WEIGHTS, library.HostMemory(), toy.shapes()).tensors)
+
+
+@pytest.fixture
+def held(folder: Path) -> Iterator[engine.Engine]:
+    """An engine over samples in memory."""
+    of = library.InMemory(folder, data.open_folder(folder, "toy"), SAMPLES, library.HostMemory(), "auto", None)
+    made = engine.Engine(lg, model(folder), of, 16)
+    yield made
+    of.close()
+
+
+def load(scenario: str, rate: float, seconds: float = 0.1, **more: Any) -> rules.Load:
+    return rules.Load(scenario, seconds, rate, **{"server_ms": 100.0, **more})
+
+
+@pytest.fixture(autouse=True)
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "PEAK_S", 0.02)
+    monkeypatch.setattr(search, "PROBE_S", 0.02)
+    monkeypatch.setattr(search, "TRIAL_SHORT_S", 0.2)
+
+
+# The rules -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("INF-1")
+def test_settings_are_those_of_the_round() -> None:
+    made = rules.settings(lg, load("Server", 10.0, 600.0, server_ms=15.0))
+    assert made.min_duration_ms == 600_000 and made.server_target_latency_ns == 15_000_000
+    assert made.server_target_latency_percentile == 0.99 and made.server_target_qps == 10
+    assert (made.qsl_rng_seed, made.sample_index_rng_seed, made.schedule_rng_seed) == rules.SEEDS
+    many = rules.settings(lg, load("MultiStream", 10.0))
+    assert many.multi_stream_samples_per_query == 8 and many.min_query_count == 662
+    assert many.multi_stream_target_latency_percentile == 0.99
+    assert rules.settings(lg, load("SingleStream", 10.0)).single_stream_target_latency_percentile == 0.9
+    assert rules.settings(lg, load("Offline", 10.0, offline_samples=24_576)).min_query_count == 24_576
+    assert rules.seeds_of(None) == rules.SEEDS and rules.seeds_of(1) == rules.seeds_of(1) != rules.seeds_of(2)
+    for name, samples, bound in (("resnet50", 1024, 15.0), ("bert", 10_833, 130.0), ("dlrm", 204_800, 60.0)):
+        assert rules.MODELS[name].samples == samples and rules.MODELS[name].server_ms == bound
+    with pytest.raises(RequestError, match="the rules give it Server, Offline"):
+        rules.refuse_unknown("dlrm", "SingleStream")
+
+
+@pytest.mark.promise("INF-2")
+@pytest.mark.parametrize("scenario", rules.SCENARIOS)
+def test_a_test_in_memory_reads_nothing_inside_its_timed_part(folder: Path, scenario: str) -> None:
+    record = ran(folder, "ram", scenario, **({"target_qps": 2000.0} if scenario == "Server" else {}))
+    part = record["infer"]
+    assert part["load_bytes"] == SAMPLES * ROW == record["result"]["bytes"] and part["load_s"] > 0
+    assert part["timed_storage_bytes"] == 0 and part["short"] and part["rules"] == "v4.1"
+    assert part["valid"] in (True, False) and (part["why"] is None) == part["valid"]
+    assert part["queries_per_s"] > 0 and part["samples"] > 0 and part["latency_ms"]["p50"] <= part["latency_ms"]["p99"]
+    assert part["advice"][0]["area"] == "storage" and "no effect" in part["advice"][0]["text"]
+
+
+@pytest.mark.promise("INF-2")
+def test_samples_in_memory_outlive_their_file(folder: Path, tmp_path: Path, held: engine.Engine) -> None:
+    """The proof that nothing is read: from the first query on there is no file."""
+    mine = copied(folder, tmp_path / "mine")
+    held.library.folder = mine
+    launch = held.model.launch
+
+    def gone(rows: Any) -> Any:
+        (mine / data.SAMPLES).unlink(missing_ok=True)
+        return launch(rows)
+
+    held.model.launch = gone
+    outcome = held.test(load("Offline", 5000.0, accuracy=True), tmp_path)
+    assert outcome.failure is None and outcome.samples == SAMPLES and not (mine / data.SAMPLES).exists()
+    assert len(logs.answers(tmp_path, SAMPLES, toy.ANSWERS + 2)) == SAMPLES
+
+
+@pytest.mark.promise("INF-3")
+@pytest.mark.parametrize("scenario", rules.SCENARIOS)
+def test_a_cold_test_reads_each_sample_inside_its_query(folder: Path, scenario: str) -> None:
+    record = ran(folder, "cold", scenario, **({"target_qps": 2000.0} if scenario == "Server" else {}))
+    part = record["infer"]
+    assert part["timed_storage_bytes"] == part["samples"] * ROW == record["result"]["bytes"] and part["load_bytes"] is None
+    assert record["path"]["staged_bytes"] >= part["timed_storage_bytes"] and "feed" not in record
+    assert record["job"]["source"].endswith(data.SAMPLES)
+
+
+@pytest.mark.promise("INF-3")
+def test_a_link_brings_bytes_in_their_turn_once_they_were_asked_for() -> None:
+    now = [10.0]
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    link = library.Link(100.0, lambda: now[0], sleep)
+    link.hold(50, 10.0)
+    link.hold(100, 10.0)
+    assert now[0] == pytest.approx(11.5) and slept == pytest.approx([0.5, 1.0])
+    now[0] = 20.0  # idle meanwhile: that time isn't made up for
+    link.hold(100, 20.0)
+    assert now[0] == pytest.approx(21.0)
+    link.hold(10, 20.9)
+    assert now[0] == pytest.approx(21.1)
+
+
+@pytest.mark.promise("INF-4")
+@pytest.mark.parametrize("mode", ["ram", "cold"])
+def test_answers_are_the_same_bits_over_all_scenarios_and_ways(folder: Path, mode: str) -> None:
+    wanted = model(folder).launch
+    rows = np.fromfile(folder / data.SAMPLES, np.uint8).reshape(SAMPLES, ROW)
+    hashes = set()
+    for scenario in rules.SCENARIOS:
+        found = ran(folder, mode, scenario, accuracy=True)["infer"]["accuracy"]
+        assert found["rows_intact"] == found["samples"] == SAMPLES and found["agree_pct"] == 100
+        hashes.add(found["answers_hash"])
+    assert len(hashes) == 1
+    assert ran(folder, "cold", "Offline", accuracy=True)["infer"]["accuracy"]["answers_hash"] in hashes
+    assert np.isfinite(wanted(rows)).all()
+
+
+@pytest.mark.promise("INF-4")
+def test_an_accuracy_test_finds_the_damaged_sample(folder: Path, tmp_path: Path) -> None:
+    mine = copied(folder, tmp_path / "mine")
+    with (mine / data.SAMPLES).open("r+b") as file:
+        file.seek(17 * ROW + 5)
+        byte = file.read(1)
+        file.seek(17 * ROW + 5)
+        file.write(bytes([byte[0] ^ 1]))
+    for mode in ("ram", "cold"):
+        made = command.Run(asked(mine, mode, accuracy=True))
+        assert made.measure() is None and not made.holds
+        part = made.record()["infer"]
+        made.close()
+        assert part["accuracy"]["rows_intact"] == SAMPLES - 1 and "sample 17" in part["why"] and part["valid"] is False
+
+
+# Verdicts --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("INF-5")
+def test_each_reason_to_be_invalid_names_the_setting_to_change(held: engine.Engine, tmp_path: Path) -> None:
+    late = held.test(load("Server", 300.0, server_ms=1e-4), tmp_path)
+    assert late.valid is False and "a lower --target-qps" in late.log.reasons[0]  # type: ignore[union-attr]
+    short = held.test(load("Offline", 10.0, seconds=20.0), tmp_path)
+    assert short.valid is False and "minimum duration" in short.log.reasons[0]  # type: ignore[union-attr]
+    assert "LoadGen: Increase expected QPS" in short.log.reasons[-1]  # type: ignore[union-attr]
+    ended = held.test(load("SingleStream", 20.0, seconds=0.5), tmp_path)
+    assert ended.log is not None and ended.log.errors and "Ran out of generated queries" in ended.log.errors[0]
+
+
+@pytest.mark.promise("INF-5")
+def test_a_log_is_read_whatever_it_holds() -> None:
+    few = logs.parse(
+        '\n:::MLLOG {"key": "result_validity", "value": "INVALID"}\n:::MLLOG {"key": "early_stopping_met", "value": false}\n'
+        ':::MLLOG {"key": "result_min_queries_met", "value": false}\n:::MLLOG {"key": "cut'
+    )
+    assert few.valid is False and len(few.reasons) == 2 and all("--seconds" in reason for reason in few.reasons)
+    assert logs.parse(":::MLLOG [1]\n:::MLLOG {}\nelse").valid is None
+    assert logs.parse(':::MLLOG {"key": "result_validity", "value": "INVALID"}').reasons == ["LoadGen gives no reason"]
+    assert logs.parse("").latency_ms("Server") is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(), st.lists(st.binary(max_size=40), max_size=4))
+def test_logs_of_strangers_are_errors_and_no_tracebacks(text: str, more: list[bytes]) -> None:
+    logs.parse("".join(f":::MLLOG {part.decode(errors='replace')}\n" for part in more) + text)
+    logs.parse(':::MLLOG {"key": "result_validity", "value": ' + text + "}")
+
+
+@pytest.mark.promise("INF-4")
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        ([{"qsl_idx": 0, "data": "00000000"}] * 2, "sample 0 was answered 2 times"),
+        ([{"qsl_idx": 0, "data": "00000000"}], "sample 1 was answered 0 times"),
+        ([{"qsl_idx": n, "data": "00"} for n in range(2)], "2 bytes were answered, not 8"),
+        ([{"qsl_idx": 7, "data": "00000000"}], "a sample beyond 2"),
+        ([{"qsl_idx": 0}], "isn't a list of answers"),
+        ({"a": 1}, "isn't a list of answers"),
+        ([{"qsl_idx": 0, "data": "xy"}], "isn't a list of answers"),
+    ],
+)
+def test_an_answer_that_is_missing_or_there_twice_is_an_error(listed: Any, said: str, tmp_path: Path) -> None:
+    (tmp_path / logs.ACCURACY).write_text(json.dumps(listed))
+    with pytest.raises(RunError, match=said):
+        logs.answers(tmp_path, 2, 1)
+
+
+# The expected rate -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("INF-6")
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0.01, 3.0), st.sampled_from([search.NARROW, search.NARROW_SHORT]))
+def test_bisection_closes_in_on_the_highest_rate_that_passes(share: float, narrow: float) -> None:
+    most, highest = 1000.0, 1000.0 * share
+    made = search.Search({}, None)
+    while (rate := made.next(search.FIRST_SHARE * most, narrow)) is not None:
+        made.add(search.Trial(rate, rate <= highest, 1.0))
+    low, high = made.bounds()
+    assert low is None or low <= highest
+    assert high is None or high > highest
+    assert len(made.trials) <= search.TRIALS_MAX
+    if 0.3 <= share <= 1.2:
+        assert low is not None and high is not None and high / low <= max(narrow, 1.06)
+
+
+@pytest.mark.promise("INF-6")
+def test_a_search_goes_on_where_it_was_left(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / search.__name__.rpartition(".")[2]
+    first = search.Search({"model": "toy"}, file)
+    first.add(search.Trial(10.0, True, 1.0))
+    first.add(search.Trial(20.0, False, None))
+    again = search.Search({"model": "toy"}, file)
+    assert again.bounds() == (10.0, 20.0) and again.trials == first.trials
+    assert search.Search({"model": "bert"}, file).trials == []
+    for text in ("", "{", "[]", '{"schema": "forebay.infer.search/1", "key": {}, "trials": [{}]}'):
+        file.write_text(text)
+        assert search.Search({}, file).trials == []
+
+
+@pytest.mark.promise("INF-6")
+def test_the_highest_rate_of_server_is_searched_for_and_confirmed(folder: Path, tmp_path: Path) -> None:
+    made = command.Run(asked(folder, "cold", "Server", gib_s="0.004", logs=tmp_path / "logs", batch=16))
+    assert made.measure() is None
+    part = made.record()["infer"]
+    made.close()
+    assert part["tries"] >= 1 and len(part["search"]) >= 2
+    # 1,398 samples a second is what the supply carries; a moment of more stays within the bound.
+    assert part["expected_per_s"] < 1.6 * 0.004 * (1 << 30) / ROW
+    names = {path.name for path in (tmp_path / "logs").iterdir()}
+    assert {logs.SUMMARY, logs.DETAIL, command.SEARCH} <= names
+    with pytest.raises(RequestError, match="isn't overwritten"), command.logs_folder(tmp_path / "logs"):
+        pass
+
+
+def test_one_run_at_a_time_writes_into_a_folder(tmp_path: Path) -> None:
+    with command.logs_folder(tmp_path / "logs"):
+        with pytest.raises(RequestError, match="another run writes"), command.logs_folder(tmp_path / "logs"):
+            pass
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match="is no folder"), command.logs_folder(tmp_path / "file"):
+        pass
+
+
+# Cold starts -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("INF-7")
+def test_a_cold_start_is_the_sum_of_its_parts(folder: Path) -> None:
+    record = ran(folder, "coldstart", gib_s="0.05")
+    part = record["infer"]
+    start, size = part["coldstart"], (folder / data.WEIGHTS).stat().st_size
+    total = sum(start[key] for key in ("read_s", "allocate_s", "compile_s", "first_answer_s"))
+    assert total == pytest.approx(start["total_s"], rel=0.2)
+    assert size - 4096 < part["load_bytes"] < size and record["job"]["source"].endswith(data.WEIGHTS)
+    assert part["load_bytes"] / start["read_s"] <= 1.02 * 0.05 * (1 << 30)
+    assert part["valid"] is None and part["why"] is None
+    drives = ran(folder, "coldstart", gib_s=None)["infer"]["coldstart"]["at_supply"]
+    assert drives == []
+
+
+@pytest.mark.promise("INF-7")
+@pytest.mark.parametrize("fault", ["truncated", "dtype", "shape", "missing", "more", "length", "overlap"])
+def test_weights_that_are_not_the_models_are_refused(folder: Path, tmp_path: Path, fault: str) -> None:
+    mine = copied(folder, tmp_path / "mine")
+    raw = (mine / data.WEIGHTS).read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header, body = json.loads(raw[8 : 8 + length]), raw[8 + length :]
+    name = "layer1.bias"
+    if fault == "dtype":
+        header[name]["dtype"] = "I32"
+    elif fault == "shape":
+        header[name]["shape"] = [2, 128]
+    elif fault == "missing":
+        header["other"] = header.pop(name)
+    elif fault == "more":
+        header["more"] = {"dtype": "F32", "shape": [1], "data_offsets": [len(body), len(body) + 4]}
+        body += bytes(4)
+    elif fault == "overlap":
+        header[name]["data_offsets"] = header["layer0.bias"]["data_offsets"]
+    text = json.dumps(header).encode()
+    lies = len(text) + (1 << 40 if fault == "length" else 0)
+    (mine / data.WEIGHTS).write_bytes(struct.pack("<Q", lies) + text + (body[:-100] if fault == "truncated" else body))
+    with pytest.raises(RequestError) as refused:
+        weights.read(mine / data.WEIGHTS, library.HostMemory(), toy.shapes())
+    assert refused.value.next
+
+
+# Faults ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("INF-8")
+def test_a_model_that_answers_twice_ends_the_test_and_names_the_sample(held: engine.Engine, tmp_path: Path) -> None:
+    launch = held.model.launch
+    held.model.launch = lambda rows: np.concatenate([launch(rows), launch(rows)])
+    outcome = held.test(load("Offline", 1000.0), tmp_path)
+    assert outcome.failure is not None and "32 answers to 16 samples" in outcome.failure.found and outcome.log is None
+
+
+@pytest.mark.promise("INF-8")
+def test_a_file_that_is_cut_in_the_middle_of_a_run_is_named(folder: Path, tmp_path: Path) -> None:
+    mine = copied(folder, tmp_path / "mine")
+    of = library.FromStorage(mine, data.open_folder(mine, "toy"), SAMPLES, library.HostMemory(), "auto", None, batch=16)
+    made = engine.Engine(lg, model(folder), of, 16)
+    launch = made.model.launch
+
+    def cut(rows: Any) -> Any:
+        os.truncate(mine / data.SAMPLES, 10 * ROW)
+        return launch(rows)
+
+    made.model.launch = cut
+    outcome = made.test(load("Offline", 5000.0), tmp_path)
+    of.close()
+    assert outcome.failure is not None and data.SAMPLES in str(outcome.failure) and not made.abandoned
+
+
+@pytest.mark.promise("INF-8")
+def test_a_library_larger_than_memory_says_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "available_bytes", lambda: 100 * ROW)
+    with pytest.raises(MachineError, match="are free") as refused:
+        ran(folder)
+    assert refused.value.next == "--samples 70"
+
+
+# A model whose third batch never comes back, as a file system that hangs makes of it.
+HANGS = """
+import sys, threading
+from forebay.infer import toy
+launch, calls = toy.Model.launch, []
+def hang(self, rows):
+    calls.append(1)
+    if len(calls) > 150:
+        threading.Event().wait()
+    return launch(self, rows)
+toy.Model.launch = hang
+from forebay.infer import search
+search.PROBE_S = 0.01
+from forebay.infer import command
+command.PEAK_S = 0.01
+from forebay.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.promise("INF-8")
+@pytest.mark.parametrize("scenario", ["SingleStream", "Server"])
+def test_an_answer_that_never_comes_ends_the_run_and_names_the_query(folder: Path, tmp_path: Path, scenario: str) -> None:
+    words = ["infer", "toy", "--dir", folder, "--scenario", scenario, "--seconds", "6", "--query-timeout", "0.5s", "-o", "o.json"]
+    more = ["--target-qps", "500"] if scenario == "Server" else []
+    with processes.running([processes.FOREBAY[0], "-c", HANGS, *words, *more], cwd=tmp_path) as process:
+        done = processes.finish(process)
+    assert done.returncode == 4 and "has had no answer for 500 ms" in done.stderr and "query " in done.stderr, done.stderr
+    part = json.loads((tmp_path / "o.json").read_text())["infer"]
+    assert part["valid"] is False and "no answer" in part["why"] and part["samples"] > 0
+
+
+@pytest.mark.promise("INF-8")
+def test_an_interrupted_test_keeps_what_it_measured(folder: Path, tmp_path: Path) -> None:
+    words = ["infer", "toy", "--dir", folder, "--scenario", "Server", "--seconds", "300", "--target-qps", "100", "-o", "o.json"]
+    with processes.running([*processes.FOREBAY, *words, "--logs", "logs"], cwd=tmp_path) as process:
+        processes.wait_until(lambda: (tmp_path / "logs").exists(), "its folder", process)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2.5)
+        os.kill(process.pid, signal.SIGINT)
+        done = processes.finish(process)
+    assert done.returncode == 130, done.stderr
+    assert list((tmp_path / "logs").iterdir()) == []
+    if (tmp_path / "o.json").exists():  # not on a machine that was busy for so long
+        record = json.loads((tmp_path / "o.json").read_text())
+        assert record["result"]["interrupted"] and record["infer"]["load_bytes"] == SAMPLES * ROW
+
+
+@pytest.mark.promise("INF-8")
+def test_the_command_refuses_what_cannot_be(
+    capsys: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    at = ("--dir", str(folder))
+    for words, code, said in [
+        (("toy", *at, "--path", "mapped"), 2, "runs on the CPU"), (("toy", *at, "--target-qps", "5"), 2, "Offline has none"),
+        (("toy", *at, "--target-qps", "x", "--scenario", "Server"), 2, "number"),
+        (("toy", *at, "--samples", "999"), 2, "has 192"),
+        (("toy", *at, "--seconds", "0"), 2, "between 10 ms"), (("toy", *at, "--short", "--seconds", "3"), 2, "both say"),
+        (("toy", *at, "--batch-size", "4", "--scenario", "MultiStream"), 2, "asks 8"),
+        (("toy", *at, "--accuracy", "--mode", "coldstart"), 2, "always checked"),
+        (("toy", *at, "--supply", "100000", "--short"), 3, "the loader brings"),
+        (("toy", *at, "--supply", "0"), 2, "no rate above"),
+        (("dlrm", *at, "--scenario", "SingleStream"), 2, "the rules give it Server, Offline"),
+        (("datagen", "toy", *at), 2, "isn't overwritten"), (("datagen", "toy", *at, "--table-rows", "5"), 2, "has no tables"),
+        (("toy", "--dir", "a/b"), 2, "there is no folder a"), (("toy", *at, "--query-timeout", "0"), 2, "not above 0"),
+    ]:  # fmt: skip
+        found, _, err = typed(capsys, "infer", *words)
+        assert found == code and said in err and "try: " in err, (words, found, err)
+    monkeypatch.setitem(__import__("sys").modules, "mlperf_loadgen", None)
+    found, _, err = typed(capsys, "infer", "toy", *at, "--short")
+    assert found == 3 and "pip install mlcommons-loadgen" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.promise("INF-8")
+def test_a_folder_that_is_not_the_models_is_refused(folder: Path, tmp_path: Path) -> None:
+    mine = copied(folder, tmp_path / "mine")
+    said = json.loads((mine / data.ABOUT).read_text())
+    for change, told in [
+        ({"schema": "x"}, "not of schema"), ({"model": "bert"}, "files of 'bert'"), ({"row_bytes": 1}, "aren't toy's"),
+        ({"samples": "many"}, "isn't what datagen writes"), ({"samples": 191}, "has 589,824 bytes"),
+        ({"samples": 0}, "aren't toy's"),
+    ]:  # fmt: skip
+        (mine / data.ABOUT).write_text(json.dumps({**said, **change}))
+        with pytest.raises(RequestError, match=told):
+            data.open_folder(mine, "toy")
+    for text in ("", "[]", "{", "[" * 100_000):
+        (mine / data.ABOUT).write_text(text)
+        with pytest.raises(RequestError):
+            data.open_folder(mine, "toy")
+    (mine / data.ABOUT).unlink()
+    with pytest.raises(RequestError, match="holds no model's samples"):
+        data.open_folder(mine, "toy")
+
+
+# Data, advice, report ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("INF-9")
+def test_samples_and_weights_are_their_seeds(folder: Path, tmp_path: Path) -> None:
+    about = data.open_folder(folder, "toy")
+    rows = np.fromfile(folder / data.SAMPLES, np.uint8).reshape(SAMPLES, ROW)
+    assert (np.concatenate(list(data.chunks(about))) == rows).all()
+    assert (np.fromfile(folder / data.DIGESTS, np.uint64) == data.digests(rows)).all()
+    there = weights.read(folder / data.WEIGHTS, library.HostMemory(), toy.shapes())
+    assert all((there.tensors[name] == values).all() for name, values in toy.weights(3).items())
+    bert = data.rows_of("bert", 1, 0, 20, 0).view(np.int32).reshape(20, 3, data.TOKENS)
+    assert (bert[:, 0][bert[:, 2] == 0] == 0).all() and set(np.unique(bert[:, 2])) == {0, 1} and bert[:, 0].max() < 30_522
+    assert data.rows_of("dlrm", 1, 0, 5, 40).shape == (5, 912) == (5, data.row_bytes("dlrm"))
+
+
+@pytest.mark.promise("INF-10")
+def test_advice_follows_from_the_record_alone() -> None:
+    cold = {
+        "mode": "cold", "samples_per_s": 500.0, "peak_samples_per_s": 1000.0, "demand_gib_s": 0.2, "supply_gib_s": 0.1,
+        "sample_bytes": 200_000, "coldstart": None, "timed_storage_bytes": 5, "load_s": None,
+    }  # fmt: skip
+    for gib_s, said in ((0.1, "50 % of what the model takes"), (0.4, "More drives gain nothing"), (0.2, "about balanced")):
+        assert said in advice.advice({**cold, "supply_gib_s": gib_s})[0]["text"]
+    assert "0.0931 GiB/s" in advice.advice({**cold, "supply_gib_s": None})[0]["text"]
+    assert advice.advice({**cold, "samples_per_s": None}) == []
+    start = {"read_s": 0.9, "allocate_s": 0.0, "compile_s": 0.05, "first_answer_s": 0.05, "total_s": 1.0, "at_supply": []}
+    said = advice.advice({**cold, "mode": "coldstart", "coldstart": start, "weights_bytes": 1 << 30})
+    assert "90 % of the start" in said[0]["text"] and said[0]["area"] == "start-up"
+
+
+@pytest.mark.promise("INF-10")
+def test_a_report_shows_queries_and_what_storage_delivered(
+    capsys: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = [ran(folder), ran(folder, "cold", "SingleStream"), ran(folder, "coldstart")]
+    for key in ("search", "supply", "advice", "latency_ms"):
+        found.insert(0, {**found[-1], "id": key, "infer": {**found[-1]["infer"], key: "x"}})
+    Path("runs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in found))
+    code, _, err = typed(capsys, "report", "runs.jsonl", "-o", "page.html", "--no-charts")
+    assert code == 0, err
+    page = Path("page.html").read_text()
+    assert "Toy answered its first query" in page and "From storage, timed" in page and "MLPerf-style, unverified" in page
+    assert threading.active_count() < 20 and replace(load("Offline", 1.0), rate=2.0).rate == 2.0
