@@ -113,6 +113,7 @@ def test_a_test_in_memory_reads_nothing_inside_its_timed_part(folder: Path, scen
     record = ran(folder, "ram", scenario, **({"target_qps": 2000.0} if scenario == "Server" else {}))
     part = record["infer"]
     assert part["load_bytes"] == SAMPLES * ROW == record["result"]["bytes"] and part["load_s"] > 0
+    assert record["path"]["staged_bytes"] == SAMPLES * ROW
     assert part["timed_storage_bytes"] == 0 and part["short"] and part["rules"] == "v4.1"
     assert part["valid"] in (True, False) and (part["why"] is None) == part["valid"]
     assert part["queries_per_s"] > 0 and part["samples"] > 0 and part["latency_ms"]["p50"] <= part["latency_ms"]["p99"]

@@ -95,10 +95,11 @@ class Request:
 class Run:
     """The phases of one run, and what each of them measured so far."""
 
-    def __init__(self, request: Request, say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, request: Request, say: Callable[[str], None] | None = None, model: Any = None) -> None:
+        """`model`: one that is there already, and stays."""
         self.request = request
         self._say = say or (lambda text: None)
-        self.model: Any = None
+        self.model, self._keeps_model = model, model is not None
         self.library: Any = None
         self.weights: weights.Read | None = None
         self.outcome: Outcome | None = None
@@ -154,10 +155,11 @@ class Run:
 
     def _prepare(self) -> None:
         request = self.request
-        self._say("weights")
         memory = self._held(self.memory())
-        self.weights = weights.read(request.folder / data.WEIGHTS, memory, self._shapes())
-        self.model = self._built(self.weights)
+        if self.model is None:
+            self._say("weights")
+            self.weights = weights.read(request.folder / data.WEIGHTS, memory, self._shapes())
+            self.model = self._built(self.weights)
         prepare_cache([request.folder / data.SAMPLES], request.cache)
         share = request.supply.gib_s
         rate = None if share is None else bytes_per_s(share)
@@ -330,7 +332,7 @@ class Run:
         """Gives files and memory back, unless LoadGen's threads still hold them."""
         if self.abandoned:
             return
-        for each in (self.library, self.model):
+        for each in (self.library, None if self._keeps_model else self.model):
             if each is not None:
                 each.close()
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     Array = numpy.ndarray[Any, Any]
 
-# Bytes of a batch of the load, and the share of free memory that samples may take.
-LOADED_BYTES, MEMORY_SHARE = 4 << 20, 0.7
+# Bytes of a batch of the load, of what it takes as one row, and the share of free memory that samples may take.
+LOADED_BYTES, PIECE_BYTES, MEMORY_SHARE = 4 << 20, 1 << 20, 0.7
 # Batches of a query's samples that are fetched ahead of the one that is computed.
 AHEAD = 3
 
@@ -121,8 +121,14 @@ class Library:
     def path(self) -> Path:
         return self.folder / data.SAMPLES
 
+    def together(self) -> int:
+        """Samples that the loader takes as one row: in their order nothing is gained by short ones."""
+        most = max(1, PIECE_BYTES // self.row_bytes)
+        return next(n for n in range(min(most, self.count), 0, -1) if self.count % n == 0 and self.about.samples % n == 0)
+
     def loader(self) -> Any:
         """Our loader over the samples as they lie, closed by who asked for it."""
+        bytes_ = self.together() * self.row_bytes
         from forebay.feed import rows
         from forebay.feed.verb import in_flags
 
@@ -133,8 +139,8 @@ class Library:
         with warnings.catch_warnings(), in_flags():
             warnings.simplefilter("ignore")
             return Loader(
-                rows(self.path, {"row": ("u1", (self.row_bytes,))}),
-                max(1, min(self.count, LOADED_BYTES // self.row_bytes)),
+                rows(self.path, {"row": ("u1", (bytes_,))}),
+                max(1, min(self.count * self.row_bytes, LOADED_BYTES) // bytes_),
                 shuffle="none",
                 device=self.memory.device,
                 path=self.way,
@@ -147,7 +153,7 @@ class InMemory(Library):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._store: Any = None
-        self.load_s = 0.0
+        self.load_s = self.prepare_s = 0.0
         self.load_bytes = 0
         self.record: dict[str, Any] | None = None
 
@@ -161,12 +167,17 @@ class InMemory(Library):
             found = f"they take {bytes_(wanted)} of memory, and {bytes_(free)} are free"
             raise MachineError(f"load {self.count} samples", found, f"--samples {max(1, fits)}")
         store = self.memory.empty(self.count, self.row_bytes)
+        preparing = time.perf_counter()
         loader = self.loader()
         try:
+            # With the first batch it gets its memory, pinned for a GPU, which takes longer than a small library.
+            self.memory.take(loader)
+            loader._loader.seek(0, 0)
+            self.wait()
             began, at = time.perf_counter(), 0
+            self.prepare_s = began - preparing
             while at < self.count:
-                rows = self.memory.take(loader)
-                rows = rows[: self.count - at]
+                rows = self.memory.take(loader).reshape(-1, self.row_bytes)[: self.count - at]
                 if self.link is not None:
                     self.link.hold(len(rows) * self.row_bytes, began)
                 store[at : at + len(rows)] = rows
@@ -180,6 +191,10 @@ class InMemory(Library):
         self.load_bytes = wanted
         self.delivered += wanted
         self._store = store
+        moved: dict[str, int] = {way: self.record["path"][f"{way}_bytes"] for way in ("direct", "staged", "mapped")}
+        # Without the first batch's first time.
+        most = max(moved, key=lambda way: moved[way])
+        self.ways = {**moved, most: moved[most] - (sum(moved.values()) - wanted)}
 
     def wait(self) -> None:
         """All that was copied is in place when it returns."""

@@ -89,10 +89,10 @@ class Model:
         self.on_gpu = device != "cpu"
         self.batch, self.width = BATCHES[model][0 if self.on_gpu else 1], WIDTHS[model]
         self.checked_batch = self.batch
-        self._tensors = tensors
+        self._tensors = {name: self._tensor(values) for name, values in tensors.items()}
         self._kind = torch.bfloat16 if self.on_gpu else torch.float32
         net = network(model, table_rows, device)
-        net.load_state_dict(tensors, strict=False, assign=True)
+        net.load_state_dict(self._tensors, strict=False, assign=True)
         if model == "resnet50":
             fold(torch, net)
             net = net.to(memory_format=torch.channels_last)
@@ -131,7 +131,7 @@ class Model:
         try:
             with torch.inference_mode():
                 if not self.on_gpu:
-                    return self._answers(self._net, self._input(rows, torch.float32)).float(), None
+                    return self._answers(self._net, self._input(self._tensor(rows), torch.float32)).float(), None
                 with torch.cuda.device(self.device):
                     size = next((n for n in self.sizes() if n >= count), count)
                     graph, put, found = self._graph(size)
@@ -145,6 +145,10 @@ class Model:
         except torch.OutOfMemoryError as error:
             found = f"a batch of {count} takes more memory than the GPU has ({str(error).split('. ')[0]})"
             raise RunError(f"--batch-size {count}", found, f"--batch-size {max(1, count // 2)}") from None
+
+    def _tensor(self, values: Any) -> Any:
+        """Memory of the host as a tensor; a tensor as it is."""
+        return self._torch.from_numpy(values) if hasattr(values, "__array_interface__") else values
 
     def finish(self, launched: Any) -> Array:
         answers, done = launched
@@ -216,6 +220,7 @@ class Model:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         try:
             with torch.inference_mode():
+                rows = self._tensor(rows)
                 parts = [
                     self._answers(self._float, self._input(rows[at : at + CHECKED], torch.float32)).float().cpu()
                     for at in range(0, len(rows), CHECKED)
@@ -233,7 +238,7 @@ class Model:
 
     def digests(self, rows: Any) -> Array:
         torch = self._torch
-        words = rows.contiguous().view(torch.int64)
+        words = self._tensor(rows).contiguous().view(torch.int64)
         odd = torch.as_tensor(data.odd_numbers(words.shape[1]), device=words.device)
         found: Array = (words * odd).sum(1).cpu().numpy().view("uint64")
         return found

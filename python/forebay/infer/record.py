@@ -37,8 +37,7 @@ def finish(run: Run, base: Record) -> Record:
     }
     part["advice"] = advice.advice(part)
     record = base
-    if request.mode != "ram":
-        _of_queries(run, record)
+    _as_read(run, record)
     record["infer"] = part
     record["result"]["interrupted"] = run.interrupted
     record["missing"].update({f"infer.{key}": why for key, why in missing.items()})
@@ -102,6 +101,7 @@ def _storage(run: Run, missing: dict[str, str]) -> Record:
         "samples_in": ("a GPU's memory" if request.device != "cpu" else "host memory") if request.mode == "ram" else "their file",
         "supply_gib_s": share,
         "supply": request.supply.document(),
+        "prepare_s": None,
         "load_s": None,
         "load_bytes": None,
         "load_gib_s": None,
@@ -115,13 +115,15 @@ def _storage(run: Run, missing: dict[str, str]) -> Record:
     if share is None:
         missing["supply_gib_s"] = "no supply was asked for: bytes came as fast as they can"
     if request.mode == "ram" and library is not None and library.load_s:
-        found |= {"load_s": library.load_s, "load_bytes": library.load_bytes}
+        found |= {"load_s": library.load_s, "load_bytes": library.load_bytes, "prepare_s": library.prepare_s}
         found["load_gib_s"] = library.load_bytes / library.load_s / GIB
     elif request.mode == "coldstart" and run.weights is not None:
         found |= {"load_s": run.weights.read_s, "load_bytes": run.weights.bytes}
         found["load_gib_s"] = run.weights.bytes / max(run.weights.read_s, 1e-9) / GIB
     else:
         missing.update(dict.fromkeys(("load_s", "load_bytes", "load_gib_s"), "nothing is loaded before a cold test"))
+    if found["prepare_s"] is None:
+        missing["prepare_s"] = "no loader's memory was made ready"
     if outcome is None:
         why = "LoadGen doesn't measure a cold start" if request.mode == "coldstart" else NOT_MEASURED
         missing["timed_storage_bytes"] = missing["timed_device_bytes"] = why
@@ -147,7 +149,7 @@ def _start(run: Run, missing: dict[str, str]) -> Record:
     if read is not None:
         found["weights_s"] = read.read_s + read.allocate_s
     else:
-        missing["weights_bytes"] = missing["weights_s"] = "the run ended before they were read"
+        missing["weights_bytes"] = missing["weights_s"] = "this run didn't read them"
     if run.start is None:
         missing["coldstart"] = "--mode coldstart measures it"
         return found
@@ -167,40 +169,40 @@ def _at_supplies(run: Run) -> list[Record]:
     ]
 
 
-def _of_queries(run: Run, record: Record) -> None:
-    """Makes the empty record of a loader that of what the queries, or the start, read."""
+def _as_read(run: Run, record: Record) -> None:
+    """Makes the record of a loader that of what the load, the queries or the start read."""
     record.pop("feed", None)
     record["missing"] = {key: why for key, why in record["missing"].items() if not key.startswith("feed.")}
-    library, outcome, read = run.library, run.outcome, run.weights
-    of = data.WEIGHTS if run.request.mode == "coldstart" else data.SAMPLES
-    record["job"] |= {"source": str(run.request.folder / of), "sources": [str(run.request.folder / of)]}
-    if run.request.mode == "coldstart":
-        count, ios, took = (read.bytes, 1, read.read_s) if read is not None else (0, 0, 0.0)
-        direct = read.report.direct_bytes if read is not None else 0
-        mapped = read.report.mapped_bytes if read is not None else 0
-        ways = {"direct": direct, "mapped": mapped, "staged": count - direct - mapped}
-    else:
-        count, ios = library.delivered, library.reads
-        took, ways = (outcome.seconds if outcome is not None else 0.0), library.ways
+    library, outcome, read, mode = run.library, run.outcome, run.weights, run.request.mode
+    source = str(run.request.folder / (data.WEIGHTS if mode == "coldstart" else data.SAMPLES))
+    record["job"] |= {"source": source, "sources": [source]}
+    if mode == "ram":
+        count, ios, took, ways = library.load_bytes, library.count, library.load_s, library.ways
+    elif mode == "cold":
+        # What the probe read is no part of it.
+        count = outcome.storage_bytes if outcome is not None else 0
+        ios, took = count // library.row_bytes, outcome.seconds if outcome is not None else 0.0
+        ways = library.ways
         record["job"]["pattern"] = "random"
+    elif read is not None:
+        count, ios, took = read.bytes, 1, read.read_s
+        ways = {"direct": read.report.direct_bytes, "mapped": read.report.mapped_bytes}
+        ways["staged"] = count - sum(ways.values())
+    else:
+        count, ios, took, ways = 0, 0, 0.0, {"direct": 0, "mapped": 0, "staged": 0}
     record["path"] |= {f"{way}_bytes": n for way, n in ways.items()}
-    record["path"]["engine"] = "reader"
-    ran = max(ways, key=lambda way: ways[way])
-    if count and run.request.device != "cpu":
-        record["path"]["ran"] = {"direct": "gds", "mapped": "mapped", "staged": "bounce"}[ran]
-    timed = outcome.storage_bytes if outcome is not None else count
-    rate = timed / took / GIB if took > 0 and timed else None
+    if mode != "ram":
+        record["path"]["engine"] = "reader"
+        if count and run.request.device != "cpu":
+            most = max(ways, key=lambda way: ways[way])
+            record["path"]["ran"] = {"direct": "gds", "mapped": "mapped", "staged": "bounce"}[most]
     result = record["result"]
-    ios = ios if outcome is None or not count else round(ios * timed / count)
-    result |= {"bytes": timed, "read_bytes": timed, "ios": ios, "seconds": took, "throughput_gib_s": rate}
-    result["iops"] = ios / took if rate else None
-    for key in ("throughput_gib_s_median", "throughput_gib_s_min", "throughput_gib_s_max"):
-        result["summary"][key] = rate
-    if result["repeats"]:
-        same = {key: result[key] for key in ("bytes", "ios", "seconds", "throughput_gib_s", "iops")}
-        result["repeats"] = [{**result["repeats"][0], **same}]
+    rate = count / took / GIB if took > 0 and count else None
+    same = {"bytes": count, "ios": ios, "seconds": took, "throughput_gib_s": rate, "iops": ios / took if rate else None}
+    result |= {**same, "read_bytes": count, "latency_us": None, "histogram": None}
+    result["summary"] |= dict.fromkeys(("throughput_gib_s_median", "throughput_gib_s_min", "throughput_gib_s_max"), rate)
+    result["repeats"] = [{**each, **same} for each in result["repeats"][:1]]
     why = "LoadGen measures queries: infer.latency_ms"
-    result["latency_us"], result["histogram"] = None, None
     record["missing"] |= {"result.latency_us": why, "result.histogram": why}
 
 
