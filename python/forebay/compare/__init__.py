@@ -128,7 +128,7 @@ def _metric(name: str | None, typed: tuple[str, ...], files: bool) -> Metric:
 
 
 def _refuse_of_jobs(source: tuple[str, ...], values: dict[str, Any], metrics: str | None) -> None:
-    """What says something of jobs, beside a command."""
+    """Refuses flags and sources of jobs beside a command."""
     given = [word for word in source] + [f"--{k.replace('_', '-')}" for k, v in values.items() if v not in (None, (), False)]
     if metrics is not None:
         raise RequestError(f"--metrics {metrics}", "a command's runs are processes of their own", "no --metrics")

@@ -259,7 +259,7 @@ def _document(
 
 
 def same_batches(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> bool | None:
-    """Whether training saw the same samples in the same order on both sides, as far as both went; None where none tells."""
+    """True if training saw the same samples in the same order on both sides, as far as both went; None where none tells."""
     found: dict[int, set[str]] = {}
     for record in (*a, *b):
         for samples, digest in _hashes(record).items():

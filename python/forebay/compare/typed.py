@@ -67,7 +67,7 @@ class Typed:
 
 
 def _said(error: ForebayError) -> tuple[str, str]:
-    """What the command itself found and said to try, where it said so."""
+    """The command's own finding and what it said to try, where it said so."""
     _, ours, text = error.found.rpartition(": forebay: ")
     found, named, next = text.partition("\n  try: ")
     return (found, next) if ours and named else (error.found, error.next)

@@ -114,6 +114,9 @@ def of_record(document: Any, where: str, drive: str, drives: int | None) -> list
 
 def _of_record(document: Any, where: str, drive: str, drives: int | None) -> list[Found]:
     record = document.get("record", document) if isinstance(document, dict) else {}
+    if record.get("train") or record.get("infer"):
+        # What a model took, or was held back to, is no rate of a drive.
+        return []
     job, result = record.get("job") or {}, record.get("result") or {}
     rate, size = result.get("throughput_gib_s"), job.get("io_bytes")
     if not rate or not size or job.get("op", "read") not in ("read", "randread"):

@@ -309,6 +309,8 @@ def recommend(
         "advice": _advice(planner, best[0].system, target) if best else [_why_not(target, short)],
         "left_out": left,
         "warnings": warnings(system),
+        "demand": None,
+        "rests_on_runs": [],
     }
 
 

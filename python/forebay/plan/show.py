@@ -146,7 +146,8 @@ def recommend(document: Mapping[str, Any]) -> str:
     for choice in document["not_enough"]:
         hosts = "one host" if choice["hosts"] == 1 else f"{choice['hosts']} hosts"
         lines += folded("not enough", f"{choice['drives']} × {choice['drive']} on {hosts}: {choice['lacks'][0]}")
-    for head_, key in (("advice", "advice"), ("left out", "left_out"), ("warning", "warnings")):
+    rests = (("on runs", "rests_on_runs"),) if document.get("rests_on_runs") else ()
+    for head_, key in (*rests, ("advice", "advice"), ("left out", "left_out"), ("warning", "warnings")):
         for text in document[key]:
             lines += folded(head_, text)
     if document["choices"]:

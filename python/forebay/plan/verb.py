@@ -77,6 +77,10 @@ OPTIONS = (
 )
 
 
+# What was read of --runs already: a pipe can't be read twice.
+RUNS_TEXT = "runs_text"
+
+
 def system_options(less: tuple[str, ...] = ()) -> Callable[[Any], Any]:
     """A file's settings and the flags above; a flag wins over the file."""
 
@@ -100,7 +104,7 @@ def prepared(values: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     from forebay.plan.planner import published
     from forebay.plan.simulation.verb import of_file as of_simulation
 
-    file, runs, path = values.pop("file"), values.pop("runs"), values.pop("catalogue")
+    file, runs, path, text = (values.pop(name, None) for name in ("file", "runs", "catalogue", RUNS_TEXT))
     kept, more = calibration_of(values.pop("calibration"), runs), catalogue_of(path)
     settings = {**(systems.read(file) if file else {}), **{k: v for k, v in values.items() if v is not None}}
     if file and (hosts := of_simulation(file).get("hosts")) is not None:
@@ -111,7 +115,7 @@ def prepared(values: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     system = systems.make(settings, more, file or "plan")
     planner = published().with_drives(more) if more else published()
     if runs:
-        found = calibration.read(sheets.read_text(runs, "--runs"), runs, system.drive, None)
+        found = calibration.read(text or sheets.read_text(runs, "--runs"), runs, system.drive, None)
         planner = saved.planner(planner, found, sheets.drive(system.drive, more), more)
     elif kept:
         planner = saved.planner(planner, kept.runs, kept.drive, more)
@@ -226,7 +230,10 @@ def recommend(
 
     if by not in advice.BY:
         raise RequestError(f"--by {by}", "is not a measure", "one of " + ", ".join(advice.BY))
+    trained, drive_runs = demand_of(values)
     target, needs = advice.Target(accelerators, gib_s, minutes), needs_of(values)
+    if trained is not None:
+        target = target_of(trained, target, kv_users, values)
     asked = kv_target(target, kv_users, p95, by, values)
     if asked is not None and needs != advice.Needs():
         said = "are served by the fewest drives, whatever they hold and endure"
@@ -247,8 +254,53 @@ def recommend(
     if asked is not None:
         return recommend_kvcache(planner, system, asked, pool, as_json)
     document = advice.recommend(planner, system, target, by, pool, needs)
+    if trained is not None:
+        gpus = accelerators or trained.gpus
+        document["demand"] = trained.document(gpus)
+        document["rests_on_runs"] = trained.rests(gpus, names[0] if drive_runs else None)
+        document["decision"] = f"{trained.words(gpus)}: {document['decision']}"
+        published = trained.as_published(document["choices"][0]["drive"], gpus) if document["choices"] else None
+        document["advice"] += [published] if published else []
     click.echo(json.dumps(document) if as_json else show.recommend(document))
     return DONE if document["choices"] else CHECK_FAILED
+
+
+def demand_of(values: dict[str, Any]) -> tuple[Any, bool]:
+    """The demand that --runs measured in training, and whether the file has runs of drives as well; else there are none to
+    calibrate with, and the flag is taken away."""
+    from forebay.plan import calibrate as calibration
+    from forebay.plan import catalogue as sheets
+    from forebay.plan import trained
+
+    if values["runs"] is None:
+        return None, False
+    path = values["runs"]
+    text = values[RUNS_TEXT] = sheets.read_text(path, "--runs")
+    found = trained.read(text, f"--runs {path}")
+    if found is None:
+        return None, True
+    try:
+        calibration.read(text, path, "", None)
+    except RequestError:
+        values["runs"] = values[RUNS_TEXT] = None
+    return found, values["runs"] is not None
+
+
+def target_of(trained: Any, given: Any, kv_users: int | None, values: dict[str, Any]) -> Any:
+    """N times the demand of a GPU, N being --accelerators, or the GPUs that shared the runs' supply. RequestError beside
+    another target."""
+    from forebay.plan.recommend import Target
+
+    gpus = given.accelerators
+    if any(value is not None for value in (given.gibps, given.minutes, kv_users)):
+        found = f"the runs train {trained.model}, whose demand is the target"
+        raise RequestError("recommend --runs with another target", found, "--accelerators 8, or runs of forebay bench")
+    if values["workload"] is not None:
+        found = f"contradicts the runs, which train {trained.model}"
+        raise RequestError(f"--workload {values['workload']}", found, "no --workload, or runs of forebay bench")
+    if gpus is not None and gpus < 1:
+        raise RequestError(f"--accelerators {gpus}", "is below 1", "--accelerators 8")
+    return Target(gibps=(gpus or trained.gpus) * trained.gib_s)
 
 
 def needs_of(values: dict[str, Any]) -> Any:

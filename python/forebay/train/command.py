@@ -78,7 +78,7 @@ class Request:
         return self.about.target_auc if self.target is None else self.target
 
     def limits(self) -> Record:
-        """What ends it beside the target, and the path that was asked for: as its record has them."""
+        """Limits beside the target, and the path that was asked for: as its record has them."""
         return {"samples": self.samples, "seconds": self.seconds, "path": self.path}
 
     def every(self) -> int:

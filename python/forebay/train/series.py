@@ -30,7 +30,7 @@ SEEDS_MAX = 1000
 
 
 def settings(record: Record) -> Record:
-    """What makes two runs the same training on the same machine: all but the seed."""
+    """All but the seed that makes two runs the same training on the same machine."""
     part = record.get("train") or {}
     supply = part.get("supply") or {}
     data = part.get("data") or {}
