@@ -125,9 +125,12 @@ class Model:
         out = x * crossed + x
         top = np.maximum(out @ w["top1"] + w["top1_bias"], 0)
         logit = (top @ w["top2"] + w["top2_bias"])[:, 0]
+        # Too high a learning rate takes it far below: a chance of 0, and no warning of NumPy's among the user's lines.
+        with np.errstate(over="ignore"):
+            chance = 1 / (1 + np.exp(-logit))
         return {
             "dense": dense, "numbers": numbers, "hidden": hidden, "below": below, "x": x, "narrow": narrow,
-            "crossed": crossed, "out": out, "top": top, "chance": 1 / (1 + np.exp(-logit)),
+            "crossed": crossed, "out": out, "top": top, "chance": chance,
         }  # fmt: skip
 
     def _gradients(self, rows: Array, s: dict[str, Array]) -> dict[str, Array]:
