@@ -13,7 +13,7 @@ import pytest
 from fake_machine import typed
 from forebay.bench import save
 from forebay.errors import MachineError, RequestError, RunError
-from forebay.train import command, data, run, series, spread, supply, toy
+from forebay.train import command, data, reference, run, series, spread, supply, toy
 
 ROWS, EVALUATION, CAP = 20_000, 2_000, 50
 
@@ -25,14 +25,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def made_up(seed: int, samples: int | None = 70_000, rate: float | None = 8e4, **more: Any) -> dict[str, Any]:
+def made_up(seed: int, reached: int | None = 70_000, rate: float | None = 8e4, **more: Any) -> dict[str, Any]:
     """A record with what is read here of it."""
     part = {
         "model": "toy", "device": "cpu", "seed": seed, "batch": 512, "order": "none", "learning_rate": 0.02,
         "data": {"folder": "/d", "seed": 0, "rows": 131_072, "table_rows": 100}, "cache": "any",
         "supply": {"asked": None, "gpus": 1},
-        "samples": samples or 131_072, "samples_per_s": rate, "samples_to_target": samples, "quality": 0.77,
-        "quality_target": 0.77, "seconds_to_target": samples / rate if samples and rate else None, "evaluate_every": 1024,
+        "samples": reached or 131_072, "samples_per_s": rate, "samples_to_target": reached, "quality": 0.77,
+        "quality_target": 0.77, "seconds_to_target": reached / rate if reached and rate else None, "evaluate_every": 1024,
         "evaluations": [{"samples": 1024, "auc": 0.6, "seconds": 0.1}], **more,
     }  # fmt: skip
     found = {"result": {}, "environment": {"host": os.uname().nodename}, "missing": {"train.samples_to_target": "it ended"}}
@@ -171,3 +171,125 @@ def test_the_command_prints_a_table_and_one_document(folder: Path, tmp_path: Pat
         assert code == 2 and named in err
     with pytest.raises(RequestError, match="not between"):
         ran(folder, 5000, None)
+
+
+# Reference points ----------------------------------------------------------------------------------------
+
+TASK = reference.Task("toy", 0, 131_072, 100, "none", 0.7742)
+
+
+def converged(seed: int, reached: int | None = 70_000, **more: Any) -> dict[str, Any]:
+    return made_up(seed, reached, **{"quality_target": 0.7742, **more})
+
+
+def drawn(source: random.Random, mean: float, sd: float, n: int, **more: Any) -> list[dict[str, Any]]:
+    """Runs that pass the target where it is drawn, and see it at their next evaluation."""
+    return [converged(seed, 1024 * math.ceil(mean * math.exp(source.gauss(0, sd)) / 1024), **more) for seed in range(n)]
+
+
+def points_of(records: list[dict[str, Any]]) -> list[reference.Point]:
+    return reference.points([reference.Run.of(record) for record in records])
+
+
+@pytest.fixture(scope="module")
+def known() -> list[reference.Point]:
+    source = random.Random(5)
+    grid = [(512, 0.02, 70_000), (512, 0.005, 240_000), (512, 0.04, 80_000), (2048, 0.04, 120_000)]
+    return points_of([r for batch, rate, mean in grid for r in drawn(source, mean, 0.05, 10, batch=batch, learning_rate=rate)])
+
+
+def judged(records: list[dict[str, Any]], known: list[reference.Point]) -> list[dict[str, Any]]:
+    return reference.judge([reference.Run.of(record) for record in records], known)
+
+
+@pytest.mark.promise("TRN-44")
+def test_runs_like_the_references_pass_and_slower_ones_do_not() -> None:
+    source, passed, noticed = random.Random(6), 0, 0
+    for _ in range(200):
+        points = points_of(drawn(source, 70_000, 0.05, 10))
+        passed += all(f["passes"] for f in judged(drawn(source, 70_000, 0.05, 4), points))
+        noticed += not all(f["passes"] for f in judged(drawn(source, 70_000 * 1.25, 0.05, 4), points))
+    assert passed >= 0.91 * 200 and noticed >= 0.9 * 200
+
+
+@pytest.mark.promise("TRN-44")
+@pytest.mark.parametrize(
+    ("records", "verdict", "change"),
+    [
+        ([converged(1)], "passes", ""),
+        ([converged(1, 150_000, batch=1024)], "slower", "--learning-rate 0.0283, not 0.02"),
+        ([converged(1, 240_000, learning_rate=0.005)], "slower", "--learning-rate 0.02, not 0.005: the reference took"),
+        ([converged(1, 30_000)], "faster", "another data set"),
+        ([converged(1, None, samples=40_000)], "ended early", "--samples "),
+        ([converged(1, None, samples=400_000)], "never", "another --seed; if several"),
+        ([converged(1, None, samples=400_000), *(converged(n) for n in (2, 3, 4))], "never", "--seed: the mean over seeds"),
+        ([converged(1, None, samples=512, failed=run.NO_NUMBER, learning_rate=5.0)], "never", "--learning-rate 0.02, not 5"),
+        ([converged(1, None, samples=512, failed=run.NO_NUMBER)], "never", "--learning-rate 0.005: the loss is not a number"),
+        ([converged(1, 200_000, batch=2048, learning_rate=0.04)], "slower", "--batch-size 512: the reference takes"),
+        ([converged(1, batch=4096)], "no reference at batches of 4,096: 512 to 2,048 have one", "--seeds 10 -o points.jsonl"),
+    ],
+)  # fmt: skip
+def test_a_run_that_fails_is_told_what_to_change(
+    known: list[reference.Point], records: list[dict[str, Any]], verdict: str, change: str
+) -> None:
+    found = judged(records, known)[0]
+    assert found["verdict"] == verdict and change in found["change"] and bool(change) == bool(found["change"])
+    assert found["passes"] is (None if verdict.startswith("no reference") else verdict == "passes")
+
+
+@pytest.mark.promise("TRN-44")
+def test_several_runs_that_each_pass_may_fail_together(known: list[reference.Point]) -> None:
+    found = judged([converged(n, 79_000) for n in range(8)], known)
+    assert {f["verdict"] for f in found} == {"slower on average"} and not any(f["passes"] for f in found)
+
+
+@pytest.mark.promise("TRN-44")
+def test_points_are_read_as_they_were_written_and_damage_is_named(known: list[reference.Point]) -> None:
+    again = reference.read(json.loads(json.dumps(reference.document(known))), "x")
+    for a, b in zip(again, known, strict=True):
+        assert (a.task, a.batch, a.learning_rate, a.never) == (b.task, b.batch, b.learning_rate, b.never)
+    assert all(a.mean == pytest.approx(b.mean, abs=1e-4) for a, b in zip(again, known, strict=True))
+    for damage in ({}, {"schema": reference.SCHEMA}, {"schema": reference.SCHEMA, "points": [{"model": "x"}]}):
+        with pytest.raises(RequestError):
+            reference.read(damage, "x")
+    for key, value in (("batch", 0), ("quality_target", None), ("data", {}), ("evaluate_every", "x"), ("learning_rate", -1)):
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            reference.Run.of(converged(1, **{key: value}))
+
+
+@pytest.mark.promise("TRN-44")
+def test_our_own_points_are_of_the_toy_as_it_is() -> None:
+    ours = reference.ours()
+    assert {p.task for p in ours} == {TASK} and {512, 2048} <= {p.batch for p in ours}
+    own = reference.level(ours, 512)
+    assert own is not None and own.seeds == 10 and 40_000 < math.exp(own.mean) < 100_000 and own.sd < 0.15
+    slow = [p for p in ours if p.batch == 512 and p.learning_rate < 0.01]
+    assert slow and all(p.mean > own.mean + 0.5 for p in slow)
+
+
+@pytest.mark.promise("TRN-44")
+def test_the_command_checks_files_against_ours_or_others(tmp_path: Path, capsys: Any) -> None:
+    def written(name: str, records: list[dict[str, Any]]) -> Path:
+        rest = {"cache": {}, "path": {"ran": "host"}, "job": {"io_bytes": 912}, "result": {"throughput_gib_s": 1.0}}
+        whole = [{**r, **rest, "id": f"{name} {number}"} for number, r in enumerate(records)]
+        (tmp_path / name).write_text("".join(json.dumps(r) + "\n" for r in whole))
+        return tmp_path / name
+
+    good = written("good.jsonl", [converged(n) for n in range(3)])
+    bad = written("bad.jsonl", [converged(1), converged(2, 250_000, learning_rate=0.005), converged(3, quality_target=None)])
+    code, out, _ = typed(capsys, "train", "check", good)
+    assert code == 0 and "3 of 3 runs converge as the reference does" in out
+    code, out, _ = typed(capsys, "train", "check", bad, good)
+    assert code == 1 and "try: --learning-rate 0.02, not 0.005" in out and "left out: " in out and "had no target" in out
+    code, out, _ = typed(capsys, "train", "check", bad, "--json")
+    document = json.loads(out)
+    assert code == 1 and [r["passes"] for r in document["runs"]] == [True, False] and document["schema"].endswith("check/1")
+    other = {"model": "dlrm", "batch": 6912}
+    ours = written("dlrm.jsonl", drawn(random.Random(1), 70_000, 0.05, 5, **other))
+    code, _, err = typed(capsys, "train", "check", ours)
+    assert code == 2 and "no reference for dlrm on 131,072 rows of seed 0" in err and "--seeds 10" in err
+    code, out, _ = typed(capsys, "train", "check", ours, "--reference", ours)
+    assert code == 0 and "5 of 5" in out
+    for file, said in ((written("few.jsonl", [converged(1)]), "no 3 seeds"), (tmp_path / "none", "no such file or directory")):
+        code, _, err = typed(capsys, "train", "check", good, "--reference", file)
+        assert code == 2 and said in err.lower()

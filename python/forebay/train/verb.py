@@ -33,6 +33,7 @@ Examples:
 VERBS = {
     "toy": ("forebay.train.verb:toy", "A model of DLRM's shape in NumPy: tries everything on two cores."),
     "dlrm": ("forebay.train.verb:dlrm", "DLRMv2 in PyTorch, as the benchmark's reference builds it."),
+    "check": ("forebay.train.check:command", "Do runs converge as they should? Against reference points."),
     "datagen": (
         "forebay.train.verb:datagen",
         "Create a model's data set, whose best reachable quality is known.",
