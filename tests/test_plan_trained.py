@@ -23,6 +23,17 @@ def run(peak: float = 1.07e6, **more: Any) -> dict[str, Any]:
     return {**record, "train": part, "environment": {**record["environment"], "gpus": [{"name": "NVIDIA H100"}]}}
 
 
+def real(workers: int) -> dict[str, Any]:
+    """A run of a drive that delivers up to 6 GiB/s, as its block device says too."""
+    record = fake_engine.record()
+    rate = 6 * workers / (workers + 1)
+    record["job"] |= {"workers": workers, "depth": 8}
+    moved = int(rate * record["result"]["seconds"] * GIB)
+    record["result"] |= {"throughput_gib_s": rate, "bytes": moved, "read_bytes": moved}
+    record["cache"] |= {"device_bytes": moved, "devices": {"nvme0n1": moved}}
+    return record
+
+
 def written(path: Path, *records: dict[str, Any]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
@@ -63,6 +74,15 @@ def test_runs_of_drives_beside_them_calibrate_and_those_of_training_do_not(tmp_p
         calibrate.read(json.dumps(run()), "x", "D7-PS1010", 1)
     code, _, err = typed(capsys, "plan", "recommend", "--runs", tmp_path / "t.jsonl")
     assert code == 2 and "doesn't say which drive the runs read" in err
+    drive["cache"]["device_bytes"] = 0  # of no drive: said, not passed over
+    cached = written(tmp_path / "c.jsonl", run(), drive)
+    code, _, err = typed(capsys, "plan", "recommend", "--drive", "D7-PS1010", "--runs", cached)
+    assert code == 2 and "the record is of no drive" in err
+    both = written(tmp_path / "b.jsonl", run(), *(real(n) for n in (1, 2, 4)))
+    found = recommended(capsys, "--runs", both, "--accelerators", 64)
+    assert found["rests_on_runs"][-1] == "what D7-PS1010 delivers" and found["choices"][0]["drives"] > 8
+    # A line that was cut is no run of a drive.
+    assert not trained.has_others(json.dumps(run()) + "\n" + json.dumps(drive)[:300])
 
 
 @pytest.mark.promise("TRN-45")

@@ -103,6 +103,13 @@ def read(text: str, where: str) -> Demand | None:
     return Demand(model, batch, device, each, statistics.fmean(peaks), low, high, len(peaks), gpus)
 
 
+def has_others(text: str) -> bool:
+    """Returns whether runs of drives are among them: records that trained nothing, or gdsio's lines."""
+    from forebay.plan.calibrate import LINE
+
+    return any("job" in r and "train" not in r for r in _records(text)) or LINE.search(text) is not None
+
+
 def _interval(parts: list[Record], peaks: list[float]) -> tuple[float | None, float | None]:
     if len(peaks) > 1:
         found = mean_interval(peaks)

@@ -268,7 +268,6 @@ def recommend(
 def demand_of(values: dict[str, Any]) -> tuple[Any, bool]:
     """The demand that --runs measured in training, and whether the file has runs of drives as well; else there are none to
     calibrate with, and the flag is taken away."""
-    from forebay.plan import calibrate as calibration
     from forebay.plan import catalogue as sheets
     from forebay.plan import trained
 
@@ -279,9 +278,7 @@ def demand_of(values: dict[str, Any]) -> tuple[Any, bool]:
     found = trained.read(text, f"--runs {path}")
     if found is None:
         return None, True
-    try:
-        calibration.read(text, path, "", None)
-    except RequestError:
+    if not trained.has_others(text):
         values["runs"] = values[RUNS_TEXT] = None
     return found, values["runs"] is not None
 
