@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import processes
 import pytest
 from fake_machine import FakeMachine, record_of, typed
 from forebay.compare.jobs import Limits, PairRun, _line, orders
@@ -371,6 +372,18 @@ def test_two_files_of_training_runs_are_a_gate_by_its_figures(tmp_path: Path, tr
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     code, out, _ = typed(capsys, "compare", *files, "--metric", "train.samples_per_s")
     assert code == 1 and "B is worse than A by more than 2 % in training rate" in out
+
+
+@pytest.mark.long
+@pytest.mark.promise("TRN-42")
+def test_the_toy_is_compared_at_two_supplies_as_it_is_typed(tmp_path: Path) -> None:
+    few = ["--rows", "8192", "--samples", "4096", "--peak-seconds", "0.1", "--target-auc", "none"]
+    asked = ["--a", "supply=0.01", "--b", "supply=0.02", "--pairs-max", "3", "-o", tmp_path / "c.json"]
+    done = processes.run([*processes.FOREBAY, "compare", *asked, "--", "train", "toy", *few], cwd=tmp_path)
+    found = json.loads((tmp_path / "c.json").read_text())
+    assert done.returncode in (0, 1), done.stderr
+    assert len(found["pairs"]) == 3 and found["same_batches"] is True and found["ratios"]["train.samples_per_s"]
+    assert {r["train"]["supply"]["asked"] for side in "ab" for r in found["runs"][side]} == {"0.01", "0.02"}
 
 
 # Verdicts ----------------------------------------------------------------------------------------------
