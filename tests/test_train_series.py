@@ -284,6 +284,10 @@ def test_the_command_checks_files_against_ours_or_others(tmp_path: Path, capsys:
     code, out, _ = typed(capsys, "train", "check", bad, "--json")
     document = json.loads(out)
     assert code == 1 and [r["passes"] for r in document["runs"]] == [True, False] and document["schema"].endswith("check/1")
+    runs = [json.loads(line) for line in good.read_text().splitlines()]
+    (tmp_path / "series.json").write_text(json.dumps({"schema": series.SCHEMA, "runs": runs, "spread": {}}, indent=1))
+    code, out, _ = typed(capsys, "train", "check", tmp_path / "series.json")
+    assert code == 0 and "3 of 3 runs converge as the reference does" in out
     other = {"model": "dlrm", "batch": 6912}
     ours = written("dlrm.jsonl", drawn(random.Random(1), 70_000, 0.05, 5, **other))
     code, _, err = typed(capsys, "train", "check", ours)

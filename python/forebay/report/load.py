@@ -27,6 +27,8 @@ POINT_SCHEMA = "forebay.point/1"
 SWEEP_SCHEMA = "forebay.sweep/1"
 COMPARE_SCHEMA = "forebay.compare/1"
 TUNE_SCHEMA = "forebay.tune/1"
+# Runs over seeds, as `train --seeds --json` prints them.
+SERIES_SCHEMA = "forebay.train.series/1"
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,9 @@ def _place(document: Any, path: str, line: int | None, loaded: Loaded, seen: set
         elif schema == SWEEP_SCHEMA:
             loaded.notes += _left_out(path, document)
             loaded.titles[path] = _title(document)
+        elif schema == SERIES_SCHEMA and isinstance(document.get("runs"), list):
+            for run in document["runs"]:
+                _place(run, path, line, loaded, seen)
         else:
             _keep(_entry(document, schema, path, line), loaded, seen)
     except Damaged as damage:
