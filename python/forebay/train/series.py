@@ -128,12 +128,13 @@ class Series:
 
     def _one(self, request: Request, output: Output | None, say: Callable[[str], None]) -> None:
         place = f"seed {request.seed} ({request.seed - self.seeds[0] + 1} of {len(self.seeds)}): "
-        made = model = None
+        model = None
         try:
             model = self.make(request.seed)
             request.check(model.device)
             made = Run(request, model, self.torch, lambda text: say(place + text))
             failure = made.measure()
+            record = made.record()
         except KeyboardInterrupt:  # before anything of it was measured
             self.interrupted = True
             return
@@ -145,7 +146,6 @@ class Series:
         finally:
             if model is not None:
                 model.close()
-        record = made.record()
         if output is not None:
             output.append(record)
         self.interrupted = made.interrupted
