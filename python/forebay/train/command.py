@@ -165,7 +165,7 @@ class Run:
         """All phases; an interrupt ends the one that runs. Returns what broke. Raises what was refused before the training."""
         try:
             self._check_supply()
-            self._measure_peak()
+            self.measure_peak()
         except KeyboardInterrupt:
             if self.peak is None:
                 raise
@@ -209,7 +209,8 @@ class Run:
             f"--supply {text}", told, f"--supply {significant(0.9 * found * self.request.supply.gpus)}"
         )
 
-    def _measure_peak(self) -> None:
+    def measure_peak(self) -> None:
+        """The model's own rate, from reset weights and to reset weights."""
         self._say("the model's own peak, from memory")
         source = self._source()
         try:
@@ -344,6 +345,7 @@ class Run:
             "order": request.shuffle,
             "learning_rate": self.model.rate,
             "asked": request.limits(),
+            "optimizer": self.model.optimizer,
             "data": {
                 "folder": str(request.about.folder),
                 "seed": request.about.seed,

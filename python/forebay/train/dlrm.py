@@ -1,4 +1,4 @@
-"""DLRMv2 in PyTorch, as the benchmark's reference builds it, with torch's own sparse embeddings and Adagrad.
+"""DLRMv2 in PyTorch, as the benchmark's reference builds it: torch's own sparse embeddings and Adagrad, or those of `fused`.
 
 Bottom 512-256-128; 26 tables of vectors of 128, of which a sample looks up 214 and adds up those of a feature; three
 low-rank cross layers of rank 512 over the 27 vectors; top 1024-1024-512-256-1. All tables lie in one, one behind the other:
@@ -31,6 +31,8 @@ IN_FLIGHT = 2
 SCORED = 16384
 # A weight and Adagrad's sum, of four bytes each.
 STATE_BYTES = 8
+# Look-ups and their update: by torch's operators, or by kernels of ours, on a GPU.
+TORCH, FUSED = "torch", "fused"
 
 
 def torch_or_say() -> Any:
@@ -62,6 +64,25 @@ def device_of(name: str | None) -> str:
             )
         return f"cuda:{number}"
     return name
+
+
+def optimizer_of(name: str | None, device: str) -> str:
+    """The optimizer asked for, else the fused one on a GPU where Triton can be imported. Raises MachineError."""
+    if name == TORCH or (name is None and device == "cpu"):
+        return TORCH
+    if device == "cpu":
+        found = "it runs on a GPU, and the model is to run on the CPU"
+        raise MachineError(f"--optimizer {FUSED}", found, f"--optimizer {TORCH}")
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        if name is None:
+            return TORCH
+        found = f"its kernels are Triton's, which can't be imported ({error})"
+        raise MachineError(
+            f"--optimizer {FUSED}", found, f"pip install triton; or --optimizer {TORCH}"
+        ) from None
+    return FUSED
 
 
 def available_bytes() -> int:
@@ -114,13 +135,22 @@ class Model:
     name = "dlrm"
 
     def __init__(
-        self, counts: Sequence[int], seed: int, device: str, learning_rate: float = LEARNING_RATE
+        self,
+        counts: Sequence[int],
+        seed: int,
+        device: str,
+        learning_rate: float = LEARNING_RATE,
+        optimizer: str | None = None,
+        half: bool = True,
     ) -> None:
+        """`half`: dense layers compute in bfloat16, on a GPU."""
         self._torch = torch_or_say()
         self.counts, self.seed, self.device, self.rate = tuple(counts), seed, device, learning_rate
         self.queued = device != "cpu"
+        self.optimizer, self.half = optimizer_of(optimizer, device), half and self.queued
         self._flight: deque[Any] = deque()
         self._refuse_too_much()
+        self._make()
         self.reset()
 
     def _refuse_too_much(self) -> None:
@@ -133,23 +163,14 @@ class Model:
                 "train dlrm", found, f"a data set of forebay train datagen dlrm --table-rows {fits}"
             )
 
-    def reset(self) -> None:
-        """Weights of the seed, as before the first step."""
+    def _make(self) -> None:
+        """The network, whose weights `reset` fills, and what every step needs."""
         torch = self._torch
-        self._net = self._optimizers = None
         # Adagrad makes sparse tensors of what it was given; torch warns unless told that they needn't be checked.
         torch.sparse.check_sparse_tensor_invariants.disable()
-        torch.manual_seed(self.seed)
-        self._net = _network(torch, sum(self.counts), self.device).to(self.device)
-        self._net.vectors.weight.data.uniform_(
-            -0.05, 0.05, generator=torch.Generator(self.device).manual_seed(self.seed)
-        )
-        self._optimizers = [
-            torch.optim.Adagrad([self._net.vectors.weight], lr=self.rate),
-            torch.optim.Adagrad(
-                [p for n, p in self._net.named_parameters() if n != "vectors.weight"], lr=self.rate
-            ),
-        ]
+        self._net: Any = _network(torch, sum(self.counts), self.device).to(self.device)
+        self._optimizers: Any = None
+        self._fused: Any = None
 
         def long(values: Any) -> Any:
             return torch.as_tensor(values, dtype=torch.int64, device=self.device)
@@ -162,13 +183,40 @@ class Model:
         self._ends: dict[int, Any] = {}
         # Look-ups beyond their table, labels that are neither 0 nor 1, losses that are no number.
         self._wrong = torch.zeros(3, dtype=torch.int64, device=self.device)
+        if self.optimizer == FUSED:
+            from forebay.train import fused
+
+            self._fused = fused.Step(self._net, self.counts, self.rate, self._wrong, self.half)
+
+    def reset(self) -> None:
+        """Weights of the seed, as before the first step, where they are: a captured step has their addresses."""
+        torch = self._torch
+        torch.manual_seed(self.seed)
+        fresh = dict(_network(torch, 1, "cpu").named_parameters())
+        with torch.no_grad():
+            for name, parameter in self._net.named_parameters():
+                if name != "vectors.weight":
+                    parameter.copy_(fresh[name])
+            self._net.vectors.weight.uniform_(
+                -0.05, 0.05, generator=torch.Generator(self.device).manual_seed(self.seed)
+            )
+        self._optimizers = None
+        if self._fused is not None:
+            self._fused.reset()
+        else:
+            others = [p for n, p in self._net.named_parameters() if n != "vectors.weight"]
+            self._optimizers = [
+                torch.optim.Adagrad([self._net.vectors.weight], lr=self.rate),
+                torch.optim.Adagrad(others, lr=self.rate),
+            ]
+        self._wrong.zero_()
         self._last: Any = None
         self.loss = torch.zeros((), device=self.device)
 
     def close(self) -> None:
         """Gives the device's memory back."""
         self.wait()
-        self._net = self._optimizers = self._last = None
+        self._net = self._optimizers = self._fused = self._last = None
         if self.queued:
             self._torch.cuda.empty_cache()
 
@@ -218,7 +266,9 @@ class Model:
 
     def _step(self, rows: Any) -> None:
         torch = self._torch
-        assert self._net is not None and self._optimizers is not None
+        if self._fused is not None:
+            self.loss = self._fused(rows)
+            return
         labels = rows[:, data.LABEL]
         lookups = rows[:, data.FIRST_LOOKUP :]
         for optimizer in self._optimizers:
@@ -248,14 +298,13 @@ class Model:
 
     def _logit(self, rows: Any) -> Any:
         torch, net = self._torch, self._net
-        assert net is not None
         n = len(rows)
         dense = rows[:, data.FIRST_DENSE : data.FIRST_LOOKUP].view(torch.float32)
         numbers = torch.minimum(rows[:, data.FIRST_LOOKUP :].clamp(min=0), self._limit - 1) + self._offset
         if n not in self._ends:
             first = torch.arange(n, device=self.device)[:, None] * sum(data.LOOKUPS)
             self._ends = {n: (first + self._bags).flatten()}
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.queued):
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.half):
             return net(dense, numbers.flatten(), self._ends[n]).float()
 
     def scores(self, rows: Any) -> Array:

@@ -43,6 +43,8 @@ class Model(Protocol):
     name: str
     device: str
     queued: bool
+    # Whose Adagrad updates the vectors.
+    optimizer: str
 
     def reset(self) -> None: ...
     def step(self, rows: Any) -> None: ...

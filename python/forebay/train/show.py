@@ -39,7 +39,8 @@ def model(record: dict[str, Any]) -> str:
         if part["device"].startswith("cuda") and gpus
         else f"{found['cpu']}, {count(found['cores'], 'core')}"
     )
-    return f"{part['model']} on {where} · batches of {whole(part['batch'])} · seed {part['seed']}, order {part['order']}"
+    what = f"{part['model']}, Adagrad by {part['optimizer']}, on {where}"
+    return f"{what} · batches of {whole(part['batch'])} · seed {part['seed']}, order {part['order']}"
 
 
 def within(interval: Any) -> str:

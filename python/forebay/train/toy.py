@@ -25,7 +25,7 @@ EPSILON = 1e-8
 class Model:
     """Trains on batches of rows: (n, 228) words in host memory."""
 
-    name, device = "toy", "cpu"
+    name, device, optimizer = "toy", "cpu", "numpy"
     queued = False
 
     def __init__(self, counts: Sequence[int], seed: int, learning_rate: float = LEARNING_RATE) -> None:

@@ -137,8 +137,15 @@ def toy(folder: str | None, as_json: bool, out: str | None, quiet: bool, **flags
 @click.option("--table-rows", metavar="N", help="Refuse a data set of other tables.")
 @click.option("--data-seed", metavar="N", help="Refuse a data set of another seed.")
 @click.option("--device", metavar="NAME", help="cpu, cuda:0. Default: the first GPU, else cpu.")
+@click.option(
+    "--optimizer",
+    type=click.Choice(("torch", "fused")),
+    help="Whose Adagrad. Default: fused on a GPU where Triton is, else torch.",
+)
 @shared
-def dlrm(folder: str, device: str | None, as_json: bool, out: str | None, quiet: bool, **flags: Any) -> int:
+def dlrm(
+    folder: str, device: str | None, optimizer: str | None, as_json: bool, out: str | None, quiet: bool, **flags: Any
+) -> int:
     """DLRMv2 as the benchmark's reference builds it, in PyTorch: 26 tables, 214 look-ups and 912 bytes a sample.
 
     The data set says to how many rows the tables are cut. Trains for one epoch, or until the target.
@@ -151,7 +158,11 @@ def dlrm(folder: str, device: str | None, as_json: bool, out: str | None, quiet:
     if request.samples is None and request.seconds is None:
         request.samples = about.rows
     where, rate = model.device_of(device), _rate(flags) or model.LEARNING_RATE
-    return _run(request, lambda seed: model.Model(about.tables, seed, where, rate), True, flags["seeds"], as_json, out, quiet)
+
+    def made(seed: int) -> Any:
+        return model.Model(about.tables, seed, where, rate, optimizer)
+
+    return _run(request, made, True, flags["seeds"], as_json, out, quiet)
 
 
 @click.command("datagen", context_settings={"max_content_width": 110})
