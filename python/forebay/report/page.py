@@ -6,6 +6,7 @@ and every CSV a data: link. Sliders, where they are asked for, bring one script,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -25,11 +26,12 @@ from forebay.report import (
     headline,
     inference,
     published,
+    scaling,
     timeline,
     training,
 )
 from forebay.report.charts import study_charts
-from forebay.report.load import Loaded
+from forebay.report.load import Entry, Loaded
 from forebay.report.marks import Chart
 from forebay.report.runs import Run, Study, studies
 from forebay.report.tables import Notes, Table, study_tables, what_ran
@@ -39,6 +41,14 @@ if TYPE_CHECKING:
 
 GENERATOR = "forebay report"
 COMMANDS_MAX = 60
+# Kinds of records with sections of their own, in the page's order; the first that takes a record has it.
+KINDS: tuple[tuple[Any, Callable[[Entry], bool]], ...] = (
+    (training, training.is_training),
+    (scaling, scaling.is_scaling),
+    (inference, inference.is_inference),
+    (caching, caching.is_caching),
+    (feeding, feeding.is_feeding),
+)
 
 
 @dataclass
@@ -73,27 +83,26 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
     if with_charts:
         draw.check()
     notes = Notes()
-    kinds = (training.is_training, feeding.is_feeding, caching.is_caching, inference.is_inference)
-    found = studies(e for e in loaded.entries if not any(of_kind(e) for of_kind in kinds))
-    emulated = [entry for entry in loaded.entries if training.is_training(entry)]
-    asked = [entry for entry in loaded.entries if inference.is_inference(entry)]
-    fed = [entry for entry in loaded.entries if feeding.is_feeding(entry)]
-    cached = [entry for entry in loaded.entries if caching.is_caching(entry)]
-    trained = [Run(entry, training.name(entry)) for entry in emulated] + [Run(entry, feeding.name(entry)) for entry in fed]
-    trained += [Run(entry, caching.name(entry)) for entry in cached] + [Run(entry, inference.name(entry)) for entry in asked]
+    of: dict[Any, list[Entry]] = {kind: [] for kind, _ in KINDS}
+    jobs = []
+    for entry in loaded.entries:
+        kind = next((kind for kind, takes in KINDS if takes(entry)), None)
+        (jobs if kind is None else of[kind]).append(entry)
+    found = studies(jobs)
+    trained = [Run(entry, kind.name(entry)) for kind, entries in of.items() for entry in entries]
     views = [_view(study, notes, with_charts) for study in found]
     runs = [run for study in found for run in study.runs]
     warnings = advice.gather(found, loaded.problems, loaded.notes, trained)
     comparisons = [documents.comparison(d, i, notes) for i, d in enumerate(loaded.comparisons, 1)]
     tunings = [documents.tuning(d, i, notes) for i, d in enumerate(loaded.tunings, 1)]
-    trainings, loaders = training.sections(emulated, notes), feeding.sections(fed, notes)
-    caches, answered = caching.sections(cached, notes), inference.sections(asked, notes)
-    for section in [*trainings, *tunings]:
+    sections = {kind: kind.sections(entries, notes) for kind, entries in of.items()}
+    drawn = [*sections[training], *sections[scaling], *tunings]
+    for section in drawn:
         section.charts = section.charts if with_charts else []
         for chart in section.charts:
             _finish(chart, drawn=True)
     runs += trained
-    sentence, deck = headline.sentence(found, [*trainings, *answered, *loaders, *caches, *comparisons], tunings)
+    sentence, deck = headline.sentence(found, [*(s for listed in sections.values() for s in listed), *comparisons], tunings)
     html = _template().render(
         generator=GENERATOR,
         headline=sentence,
@@ -104,10 +113,11 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
         views=views,
         warnings=warnings,
         comparisons=comparisons,
-        trainings=trainings,
-        loaders=loaders,
-        caches=caches,
-        answered=answered,
+        trainings=sections[training],
+        scalings=sections[scaling],
+        answered=sections[inference],
+        loaders=sections[feeding],
+        caches=sections[caching],
         tunings=tunings,
         cards=environment.cards(runs),
         commands=_commands(found),
@@ -119,7 +129,7 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
         sliders=sliders,
         css=resources.files("forebay.report").joinpath("page.css").read_text(encoding="utf-8"),
     )
-    charts = [c for section in [*trainings, *tunings] for c in section.charts] + [c for view in views for c in view.charts]
+    charts = [c for section in drawn for c in section.charts] + [c for view in views for c in view.charts]
     return Page(html, sentence, charts, warnings, len(runs), loaded.problems)
 
 

@@ -17,6 +17,7 @@ from forebay import numbers
 from forebay.report.runs import Study, finite
 from forebay.report.tables import Cell, Notes, Table, text
 
+TRAINING_TIME = "tables/dlrm_training_time.csv"
 BLANK = "left blank in the published data that comes with this version"
 NOT_HERE = "not run here"
 SOLIDIGM_CAVEATS = (

@@ -13,6 +13,7 @@ from forebay import run as engine
 from forebay.bench import listen
 from forebay.errors import RequestError
 from forebay.stages import format_duration
+from forebay.sweep import drives
 from forebay.sweep import plan as planning
 from forebay.sweep.fabric import Fabric, Link, parse_elsewhere
 from forebay.sweep.file import ROUNDS_MAX, load, parse, presets
@@ -33,6 +34,7 @@ Examples:
   forebay sweep micron-4k /data --scale 0.1 -o micron.jsonl
   forebay sweep micron-4k --pair 0=/dev/nvme0n1 --pair 1=/dev/nvme1n1
   forebay sweep solidigm-snap-queues /data --netns --link-delay 30us --link-rate 25gbit
+  forebay sweep drive-scaling --system d74h-7u --scale-to-peak
   forebay sweep mine.toml /data --rounds 5 --set duration=2"""
 
 
@@ -76,6 +78,7 @@ Examples:
 @click.option(
     "--list", "list_presets", is_flag=True, help="List the presets and where their methods come from."
 )
+@drives.options
 @listen.option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
@@ -89,6 +92,9 @@ def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
     if sweep is None:
         raise RequestError("sweep", "names no sweep", f"a TOML file, or one of {', '.join(presets())}")
     asked = load(sweep)
+    if asked.systems:
+        return drives.command(asked, source, values)
+    drives.refuse_own(values, asked.name)
     scale = values["scale"] or ("auto" if asked.origin.startswith("preset ") else "1")
     asks = planning.Asks(
         sources=source,

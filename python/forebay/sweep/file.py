@@ -32,10 +32,22 @@ TOP_KEYS = (
     "job",
     "matrix",
     "point",
+    "system",
+    "drives",
 )
+DRIVES_MAX, GPUS_MAX = 1024, 4096
 
 # One value of one axis, as the job fields that it sets: {"io_bytes": 65536}
 Setting = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class System:
+    """GPUs that train together, and the kinds of drives that feed them."""
+
+    name: str
+    gpus: int
+    drives: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,9 @@ class Sweep:
     workers_each: bool = False
     # What runs beside it: `target`, `gateway`; points name them `{target}` and `{gateway}`, the source `{source}`.
     needs: tuple[str, ...] = ()
+    # A sweep of trainings in place of jobs: its systems, and how many of each kind of drive feed one.
+    systems: tuple[System, ...] = ()
+    drives: tuple[int, ...] = ()
 
 
 def presets() -> dict[str, str]:
@@ -131,6 +146,8 @@ class _Reader:
             fallback=self._fallback(self._table(top.get("fallback", {}), "fallback")),
             workers_each=self._switch(top, "workers_each"),
             needs=self._needs(top),
+            systems=self._systems(top),
+            drives=self._drives(top),
         )
         if sweep.alternate and sweep.order != "as written":
             raise self._bad(
@@ -245,6 +262,28 @@ class _Reader:
         if "gateway" in needs and "target" not in needs:
             raise self._bad("", "needs", "has a gateway and no target", 'needs = ["target", "gateway"]')
         return tuple(needs)
+
+    def _systems(self, top: dict[str, Any]) -> tuple[System, ...]:
+        tables = top.get("system", [])
+        jobs = set(top) & {"job", "matrix", "point", "fallback", "alternate", "needs"}
+        if not isinstance(tables, list) or (tables and jobs):
+            raise self._bad("", "system", "is no list of tables, or stands beside jobs", "[[system]] alone: it runs no jobs")
+        found: list[System] = []
+        for table in map(lambda one: self._table(one, "system"), tables):
+            name, gpus = self._typed(table, "name", str, None), self._typed(table, "gpus", int, None)
+            drives = self._texts("drives", table.get("drives", []))
+            if not name or gpus is None or not 1 <= gpus <= GPUS_MAX or not drives or set(table) - {"name", "gpus", "drives"}:
+                wanted = 'name = "MINE", gpus = 8, drives = ["D7-PS1010"], and nothing else'
+                raise self._bad("", "system", f"number {len(found) + 1} isn't a name, 1 to {GPUS_MAX} gpus and drives", wanted)
+            found.append(System(name, gpus, tuple(drives)))
+        return tuple(found)
+
+    def _drives(self, top: dict[str, Any]) -> tuple[int, ...]:
+        counts = top.get("drives", [])
+        good = isinstance(counts, list) and all(type(n) is int and 1 <= n <= DRIVES_MAX for n in counts)
+        if not good or sorted(set(counts)) != counts or bool(counts) != bool(top.get("system")):
+            raise self._bad("", "drives", "is no list of rising whole numbers beside [[system]]", "drives = [1, 2, 4, 8]")
+        return tuple(counts)
 
     def _table(self, value: Any, key: str) -> dict[str, Any]:
         if not isinstance(value, dict):

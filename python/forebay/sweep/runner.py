@@ -100,13 +100,13 @@ def _run(point: Point, plan: Plan, stages: Stages, resolve: Callable[[Job], Job]
     except ForebayError as error:
         spoken = in_keys(error)
         found = {"exit_code": error.exit_code, "asked": spoken.asked, "found": spoken.found, "next": spoken.next}
-        return {**line, "finished": _now(), "error": found}
+        return {**line, "finished": now(), "error": found}
     if point.changes:
         text = f"differs from {plan.sweep.name}: {'; '.join(point.changes)}"
         warning = {"id": "scaled", "text": text, "next": "--scale 1 on a machine that is large enough"}
         record.setdefault("warnings", []).append(warning)
     partial = {"partial": True} if record["result"].get("interrupted") else {}
-    return {**line, "finished": _now(), **partial, "record": record}
+    return {**line, "finished": now(), **partial, "record": record}
 
 
 def _count(line: dict[str, Any], outcome: Outcome) -> None:
@@ -131,7 +131,8 @@ def _told(line: dict[str, Any]) -> str:
     return "  ".join(f"{figure(m.value(result))} {m.unit}" for m in shown)
 
 
-def _now() -> str:
+def now() -> str:
+    """The moment a point was finished, as its line has it."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

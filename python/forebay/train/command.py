@@ -298,7 +298,7 @@ class Run:
         record = self.base
         missing: dict[str, str] = {}
         part = {**self._speed(missing), **self._quality(missing), **self._costs(missing)}
-        part["advice"] = advice.advice(part, supply.drives_for)
+        part["advice"] = advice.advice(part, self.request.supply.drives_for)
         if self.fed.failure is not None:
             part["failed"] = self.fed.failure.found
         record["train"] = part

@@ -232,7 +232,7 @@ class Model:
 
     def hold_back(self) -> None:
         """Waits until no more than `IN_FLIGHT` steps aren't done."""
-        event = self._torch.cuda.Event()
+        event = self._torch.cuda.Event(blocking=True)
         event.record()
         self._flight.append((None, event, 0.0, None))
         while len(self._flight) > IN_FLIGHT:
@@ -240,7 +240,8 @@ class Model:
 
     def timed(self, rows: Any, waited_s: float, done: Any) -> None:
         """A step between two marks of the GPU's clock, which `done` gets once it has passed both."""
-        begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # Waited for asleep: the processor is the loader's.
+        begin, end = (self._torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
         begin.record()
         self.step(rows)
         end.record()

@@ -22,8 +22,9 @@ except ImportError as error:
     raise MachineError("forebay.train.fused", found, "pip install torch triton; or --optimizer torch") from None
 
 EPSILON = 1e-10
-# Equal row numbers beyond which a row is added up in tiles.
-LONG = 32
+# Equal row numbers beyond which a row is added up in tiles. What a program has in hand at once of those, and of the rows
+# of fewer, of one warp each: more spill its registers (twice the time), fewer leave the memory idle.
+LONG, TILE, HEADS = 16, 16, 4
 # Steps of one batch size before its graph is captured: kernels are compiled then, and libraries set up.
 EAGER = 2
 BLOCK = 1024
@@ -229,7 +230,7 @@ class Vectors:
 
     def update(
         self, keys: Any, order: Any, gradients: Any, rate: float,
-        heads: int = 4, warps: int = 1, tile: int = 32, long: int = LONG,
+        heads: int = HEADS, warps: int = 1, tile: int = TILE, long: int = LONG,
     ) -> None:  # fmt: skip
         """One Adagrad of every row of the sorted `keys`, of which `order` says which look-up each of them is."""
         total = len(keys)
@@ -274,7 +275,9 @@ class Crosses(torch.autograd.Function):
             _cross_back[grid](gradient, first, crossed, by_first, by_crossed, first.numel(), adds, ends, BLOCK)
             by_low = by_crossed @ widen
             found[at : at + 3] = [by_low.t() @ x, by_crossed.t() @ low, by_crossed.sum(0)]
-            gradient = torch.addmm(by_first if ends else gradient, by_low, narrow)
+            # In place where it is ours.
+            mine = by_first if ends else gradient if adds else gradient.clone()
+            gradient = mine.addmm_(by_low, narrow)
         # Beside the weights of the layers, in float32.
         wide = [one.float() for one in found]
         return gradient[:, : ctx.below], gradient, *wide

@@ -69,6 +69,8 @@ def supply(part: dict[str, Any]) -> str:
         return f"the loader alone brings {significant(got)} GiB/s here{of_memory}"
     gpus = f", one of {of['gpus']} GPUs' share" if of["gpus"] > 1 else ""
     told = f"simulated supply of {significant(of['asked_gib_s'])} GiB/s{gpus}; by the clock {significant(got)} GiB/s"
+    if of["scaled_by"]:
+        told += f", scaled by {significant(of['scaled_by'])} to this model's peak"
     if of["drive"]:
         low, high = of["predicted_p10_gib_s"], of["predicted_p90_gib_s"]
         told += (

@@ -11,7 +11,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -37,6 +37,7 @@ class Supply:
 
     sheet_gib_s   one GPU's share of the drives' sequential rate
     low, high     the prediction's 80 % interval, of one GPU's share
+    scaled_by     the factor that `gib_s` alone was multiplied by: this model's peak over that of another's GPU
     """
 
     gib_s: float | None
@@ -47,6 +48,16 @@ class Supply:
     sheet_gib_s: float | None = None
     low: float | None = None
     high: float | None = None
+    scaled_by: float | None = None
+
+    def scaled(self, factor: float) -> Supply:
+        """So many times as much; what drives would bring stays beside it as it is."""
+        return self if self.gib_s is None else replace(self, gib_s=self.gib_s * factor, scaled_by=factor)
+
+    def drives_for(self, gib_s: float, gpus: int) -> list[tuple[str, int, float]]:
+        """As the function of that name, of drives whose share is scaled as this is."""
+        factor = self.scaled_by or 1.0
+        return [(name, count, share * factor) for name, count, share in drives_for(gib_s / factor, gpus)]
 
     @property
     def kind(self) -> str:
@@ -57,6 +68,7 @@ class Supply:
             "kind": self.kind,
             "asked": self.text,
             "asked_gib_s": self.gib_s,
+            "scaled_by": self.scaled_by,
             "gpus": self.gpus,
             "drive": self.drive,
             "drives": self.drives,

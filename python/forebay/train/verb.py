@@ -118,9 +118,7 @@ def toy(folder: str | None, as_json: bool, out: str | None, quiet: bool, **flags
 
     It makes its own data, 120 MB, and trains until the target, 30 s at most. It says nothing about a GPU's speed.
     """
-    if "numpy" not in sys.modules:
-        for name in ONE_THREAD:
-            os.environ.setdefault(name, "1")
+    few_threads()
     with _toy_data(folder, flags, quiet) as about:
         from forebay.train import toy as model
 
@@ -129,6 +127,13 @@ def toy(folder: str | None, as_json: bool, out: str | None, quiet: bool, **flags
             request.seconds = TOY_SECONDS
         rate = _rate(flags) or model.LEARNING_RATE
         return _run(request, lambda seed: model.Model(about.tables, seed, rate), False, flags["seeds"], as_json, out, quiet)
+
+
+def few_threads() -> None:
+    """One thread of linear algebra beside the loader's, unless NumPy is there already."""
+    if "numpy" not in sys.modules:
+        for name in ONE_THREAD:
+            os.environ.setdefault(name, "1")
 
 
 @click.command("dlrm", context_settings={"max_content_width": 110})
