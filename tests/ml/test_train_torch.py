@@ -124,3 +124,24 @@ def test_a_supply_of_20_mb_is_never_exceeded(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     part = json.loads(done.stdout)["train"]
     assert part["samples_per_s"] <= 1.03 * 20e6 / 912
+
+
+@pytest.mark.promise("TRN-21")
+def test_a_sweep_over_drives_trains_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay.cli import main
+    from forebay.sweep import drives
+    from forebay.train import dlrm
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dlrm, "device_of", lambda name: "cpu")
+    monkeypatch.setitem(drives.SECONDS, "dlrm", (0.5, 0.1))
+    monkeypatch.setattr(drives, "BATCHES_MIN", 5)
+    Path("mine.toml").write_text('drives = [1]\n[[system]]\nname = "MINE"\ngpus = 2\ndrives = ["D7-PS1010"]\n')
+    words = ["sweep", "mine.toml", str(folder), "--system", "mine", "--scale-to-peak", "--batch-size", "16"]
+    with pytest.raises(SystemExit) as done:
+        main([*words, "--seconds", "0.5", "-o", "out.jsonl", "--json"])
+    assert not done.value.code
+    (line,) = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()[2:]]
+    part = line["record"]["train"]
+    assert part["model"] == "dlrm" and part["optimizer"] == "torch" and part["samples_per_s"]
+    assert part["supply"]["drives"] == 1 and part["supply"]["scaled_by"] == line["point"]["factor"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forebay import run as engine
-from forebay.errors import ForebayError, MachineError, RequestError
+from forebay.errors import ForebayError, MachineError, RequestError, RunError
 from forebay.numbers import percent, significant, whole
 from forebay.stages import format_duration
 from forebay.sweep.file import Sweep, System
@@ -294,12 +294,14 @@ def _model(asked: Asked) -> Iterator[tuple[About, Any]]:
         made.close()
 
 
-def _run_of(asked: Asked, of: supply.Supply, about: About, model: Any) -> Run:
+def _run_of(asked: Asked, of: supply.Supply, about: About, model: Any, peak: float | None = None) -> Run:
+    """`peak`: samples a second of the model, where that is known."""
     from forebay.train import command, data, verb
 
     peak_s = SECONDS[asked.model][1]
     batch = asked.batch or min(verb.TOY_BATCH if asked.model == TOY else verb.BATCH, about.rows)
     batch_s = batch * data.ROW_BYTES / supply.bytes_per_s(of.gib_s) if of.gib_s else 0.0
+    batch_s = max(batch_s, batch / peak if peak else 0.0)
     request = command.Request(
         about, of, batch, cache="warm", quality=False, seconds=max(asked.seconds, BATCHES_MIN * batch_s), peak_s=peak_s,
         check_s=peak_s / 2,
@@ -342,14 +344,16 @@ def _one(
     }  # fmt: skip
     try:
         model.reset()
-        run = _run_of(asked, of, about, model)
+        run = _run_of(asked, of, about, model, frozen["peak_samples_per_s"])
         failure = run.measure()
         if failure is not None:
             raise failure
+        record = run.record()
+        if not record["train"]["samples_per_s"] and not run.interrupted:
+            raise RunError(name, record["missing"].get("train.samples_per_s", "no rate was measured"), "a longer --seconds")
     except ForebayError as error:
         found = {"exit_code": error.exit_code, "asked": error.asked, "found": error.found, "next": error.next}
         return {**line, "finished": now(), "error": found}, f"failed: {error.asked}: {error.found}"
-    record = run.record()
     partial = {"partial": True} if run.interrupted else {}
     return {**line, "finished": now(), **partial, "record": record}, _told(record["train"])
 
