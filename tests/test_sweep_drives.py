@@ -139,6 +139,21 @@ def test_a_model_that_obeys_the_law_lies_on_the_planned_line(system: str, ideal:
 
 
 @pytest.mark.promise("TRN-21")
+def test_the_toy_has_its_threads_before_plans_load_numpy(
+    ideal: list[supply.Supply], capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More threads of linear algebra beside the loader's make its peak another one each second."""
+    from forebay.train import verb
+
+    calls: list[str] = []
+    predictions = drives.predictions
+    monkeypatch.setattr(verb, "few_threads", lambda: calls.append("threads"))
+    monkeypatch.setattr(drives, "predictions", lambda *asked: (calls.append("plans"), predictions(*asked))[1])
+    swept(capsys, "drive-scaling", "--system", "d74h-7u")
+    assert calls == ["threads", "plans"]
+
+
+@pytest.mark.promise("TRN-21")
 def test_unscaled_the_supply_is_the_drives_own(ideal: list[supply.Supply], capsys: Any) -> None:
     """A model of a fifth of their rate is fed by one drive."""
     found = swept(capsys, "drive-scaling", "--system", "d74h-7u")

@@ -100,19 +100,20 @@ def test_whole_steps_have_the_losses_of_the_model_with_torchs_optimizer(device: 
     """Float32 throughout: what is left are roundings. On a GPU most of these steps are a replayed graph's."""
     from forebay.train import data, dlrm, fused
 
-    counts = data.tables(30)
-    theirs = dlrm.Model(counts, 3, device, 0.0005, "torch", half=False)
-    ours = dlrm.Model(counts, 3, device, 0.0005, "fused" if ON_GPU else "torch", half=False)
+    cap, samples, steps, rate = (1000, 512, STEPS, 5e-5) if ON_GPU else (30, 2, 3, 5e-4)
+    counts = data.tables(cap)
+    theirs = dlrm.Model(counts, 3, device, rate, "torch", half=False)
+    ours = dlrm.Model(counts, 3, device, rate, "fused" if ON_GPU else "torch", half=False)
     if not ON_GPU:
-        ours._fused = fused.Step(ours._net, counts, 0.0005, ours._wrong)
-    rows = torch.from_numpy(data.Teacher(5, 30).rows(0, 0, 64)[0])
-    samples = 2
-    for step in range(STEPS if ON_GPU else 3):
-        at = step * samples % 64
-        some = rows[at : at + samples].contiguous().to(device)
-        theirs.step(some)
-        ours.step(some)
-        assert float(ours.loss) == pytest.approx(float(theirs.loss), rel=1e-4 if step < 20 else 2e-2, abs=1e-5), step
+        ours._fused = fused.Step(ours._net, counts, rate, ours._wrong)
+    teacher = data.Teacher(5, cap)
+    rows = torch.cat([torch.from_numpy(teacher.rows(0, n, data.CHUNK)[0]) for n in range(8 if ON_GPU else 1)]).to(device)
+    for step in range(steps):
+        at = step * samples % len(rows)
+        theirs.step(rows[at : at + samples])
+        ours.step(rows[at : at + samples])
+        # As far from torch's as those are from themselves with each batch's samples reversed: 9e-5.
+        assert float(ours.loss) == pytest.approx(float(theirs.loss), rel=1e-3), step
     assert ours.problem() is None and theirs.problem() is None
     if ON_GPU:
         before = float(ours.loss)
@@ -120,7 +121,7 @@ def test_whole_steps_have_the_losses_of_the_model_with_torchs_optimizer(device: 
         first = []
         for _ in range(2):
             ours.reset()
-            ours.step(rows[:samples].contiguous().to(device))
+            ours.step(rows[:samples])
             first.append(float(ours.loss))
         assert first[0] == first[1] != before
 

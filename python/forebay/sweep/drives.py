@@ -163,6 +163,11 @@ def parts_of(system: System) -> dict[str, float]:
 def command(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) -> int:
     asked = asked_of(sweep, source, values)
     as_json: bool = values["as_json"]
+    if asked.model == TOY:
+        from forebay.train.verb import few_threads
+
+        # Before plans load NumPy.
+        few_threads()
     predicted = predictions(asked.system, sweep.drives)
     if values["only_show"]:
         click.echo(json.dumps(_listing(asked, predicted)) if as_json else "\n".join(_listed(asked, predicted)))
@@ -276,7 +281,6 @@ def _model(asked: Asked) -> Iterator[tuple[About, Any]]:
 
     nothing = dict.fromkeys(("rows", "table_rows", "data_seed"))
     if asked.model == TOY:
-        verb.few_threads()
         from forebay.train import toy
 
         with verb._toy_data(asked.folder, nothing, True) as about:

@@ -148,6 +148,9 @@ class Model:
         self.counts, self.seed, self.device, self.rate = tuple(counts), seed, device, learning_rate
         self.queued = device != "cpu"
         self.optimizer, self.half = optimizer_of(optimizer, device), half and self.queued
+        if self.queued:
+            # Streams, events, graphs and kernels of Triton are those of the current one.
+            self._torch.cuda.set_device(device)
         self._flight: deque[Any] = deque()
         self._refuse_too_much()
         self._make()

@@ -23,8 +23,8 @@ except ImportError as error:
 
 EPSILON = 1e-10
 # Equal row numbers beyond which a row is added up in tiles. What a program has in hand at once of those, and of the rows
-# of fewer, of one warp each: more spill its registers (twice the time), fewer leave the memory idle.
-LONG, TILE, HEADS = 16, 16, 4
+# of fewer, of one warp each: tiles of 32 spill its registers (twice the time), fewer heads leave the memory idle.
+LONG, TILE, HEADS = 16, 8, 4
 # Steps of one batch size before its graph is captured: kernels are compiled then, and libraries set up.
 EAGER = 2
 BLOCK = 1024
