@@ -103,6 +103,7 @@ QUESTIONS = (
             Part("feed", only=".*samples, shuffled"),
             Part("feed", only=".*into a GPU", others="torch"),
             Part("train", as_is=()),
+            Part("drives", as_is=()),
         ),
     ),
     Question(
