@@ -72,6 +72,7 @@ def _table(made: Sequence[Row], notes: Notes) -> Table:
         times = notes.value(row["speed_up"], numbers.ratio, BLANK)
         between = f"{numbers.significant(row['predicted_p10'])} to {numbers.significant(row['predicted_p90'])}"
         scaled = f"scaled by {numbers.significant(row['factor'])}" if row["factor"] else ""
+        scaled = "four times the need, and not more" if row["capped"] else scaled
         share = f"{numbers.percent(row['of_peak'])} of its peak" if row["of_peak"] else ""
         body.append([
             text(row["system"], row["model"]),

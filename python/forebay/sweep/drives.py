@@ -27,7 +27,7 @@ from forebay.sweep.results import HEADER, POINT, Results
 from forebay.sweep.runner import Outcome, failure_of, now
 from forebay.table import table
 from forebay.train import scaling, supply
-from forebay.units import parse_seconds
+from forebay.units import GIB, parse_seconds
 
 if TYPE_CHECKING:
     from forebay.train.command import Run
@@ -38,6 +38,8 @@ TOY, DLRM = "toy", "dlrm"
 SECONDS = {TOY: (3.0, 1.0), DLRM: (10.0, 2.0)}
 # Batches of a point at least, however slow its supply. What a point takes beside its training: two checks, and its start.
 BATCHES_MIN, BESIDE_S = 16, 3.0
+# Times the need, beyond which a supply isn't simulated: a model takes no more, and the loader may bring no more.
+NEEDS_MAX = 4.0
 # Flags that mean nothing here, and those that mean nothing elsewhere.
 OTHERS = {
     "scale": "--scale", "max_time": "--max-time", "settings": "--set", "pairs": "--pair", "elsewhere": "--fabric",
@@ -334,14 +336,17 @@ def _one(
     asked: Asked, point: dict[str, Any], turn: int, frozen: Mapping[str, Any], about: About, model: Any
 ) -> tuple[dict[str, Any], str]:
     """The line of a point, and what to tell of it."""
+    from forebay.train import data
+
     share, factor = asked.share(point), frozen["factor"]
-    of = share.scaled(factor) if factor else share
+    most = NEEDS_MAX * frozen["peak_samples_per_s"] * data.ROW_BYTES / GIB
+    of = share.scaled(factor, most)
     planned = next(p for p in frozen["prediction"] if (p["drive"], p["drives"]) == (point["drive"], point["drives"]))
     name = f"{point['drives']} × {point['drive']}"
     line: dict[str, Any] = {
         "schema": POINT, "preset": asked.sweep.name, "key": key_of(point), "round": turn, "name": name, "changes": [],
         "point": {
-            **point, "supply_gib_s": of.gib_s, "share_gib_s": share.gib_s, "factor": factor,
+            **point, "supply_gib_s": of.gib_s, "share_gib_s": share.gib_s, "factor": factor, "capped": of.gib_s == most,
             **{f"predicted_{key}": planned[key] for key in ("minutes", "p10", "p90")},
             **{key: frozen[key] for key in ("samples", "evaluations_s")},
         },
@@ -442,7 +447,8 @@ def _shown(document: Mapping[str, Any]) -> list[str]:
     head = ("drives", "GiB/s", "samples/s", "of peak", "minutes", "planned", "80 %", "published", "speed-up", "planned")
     body = [
         (
-            f"{r['drives']} × {r['drive']}", significant(r["supply_gib_s"]), whole(r["samples_per_s"]),
+            f"{r['drives']} × {r['drive']}", ("≥ " if r["capped"] else "") + significant(r["supply_gib_s"]),
+            whole(r["samples_per_s"]),
             percent(r["of_peak"]) if r["of_peak"] else "", _minutes(r["minutes"]), _minutes(r["predicted_minutes"]),
             _between(r, "predicted_"), _minutes(r["published_minutes"]), f"{r['speed_up']:.2f}", f"{r['predicted_speed_up']:.2f}",
         )

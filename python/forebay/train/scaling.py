@@ -10,7 +10,7 @@ from forebay.numbers import whole
 
 PRESET = "drive-scaling"
 LABEL = "MLPerf-style, unverified"
-# More drives than these change the minutes by less.
+# More drives than these shorten the minutes by less.
 SHARES = {"5 %": 0.05, "1 %": 0.01}
 # A machine whose own peak varies by more, from its least to its greatest, can't tell such shares apart.
 STEADY = 1.05
@@ -54,7 +54,8 @@ def rows(
         row: Row = {
             "model": model, "system": system, "drive": drive, "drives": count, "rounds": len(found), "samples_per_s": rate,
             "of_peak": statistics.median(shares) if shares else None, "peaks": [p for _, _, p in found if p],
-            "supply_gib_s": point["supply_gib_s"], "factor": point.get("factor"), "minutes": minutes(point, equal),
+            "supply_gib_s": point["supply_gib_s"], "capped": point.get("capped") is True, "factor": point.get("factor"),
+            "minutes": minutes(point, equal),
         }  # fmt: skip
         made.append({**row, **{f"predicted_{k}": point[f"predicted_{k}"] for k in ("minutes", "p10", "p90")}})
     published = theirs(cells)
@@ -71,13 +72,13 @@ def rows(
 
 
 def enough(curve: Sequence[tuple[int, float]], share: float) -> int | None:
-    """The fewest drives from which all larger numbers change the minutes by less than that share; None where none does.
+    """The fewest drives from which all larger numbers shorten the minutes by less than that share; None where none does.
 
-    Of (drives, minutes). The largest number is no answer: nothing was measured beyond it.
+    Of (drives, minutes). The largest number is no answer: nothing was measured beyond it. Longer is noise, and no gain.
     """
     ordered = sorted(curve)
     for at, (count, minutes) in enumerate(ordered[:-1]):
-        if all(abs(more / minutes - 1) < share for _, more in ordered[at + 1 :]):
+        if all(1 - more / minutes < share for _, more in ordered[at + 1 :]):
             return count
     return None
 
@@ -96,14 +97,14 @@ def enough_of(made: Sequence[Row]) -> list[Row]:
 
 
 def sentence(row: Row) -> str:
-    """`2 × D7-PS1010 are enough on D74H-7U: more change less than 5 % (1 %: 4)`."""
+    """`D7-PS1010 on D74H-7U, dlrm: more drives gain less than 5 %: from 2 on (plan: 2); 1 %: …`."""
     said = []
     for name, count in row["minutes"].items():
         planned = row["predicted_minutes"][name]
         beyond = f"not below {row['most']}, the most that ran"
         plan = f"plan: {planned}" if planned else f"plan: {beyond}"
         said.append(f"{name}: from {count} on ({plan})" if count else f"{name}: {beyond} ({plan})")
-    return f"{row['drive']} on {row['system']}, {row['model']}: more drives change less than {'; '.join(said)}"
+    return f"{row['drive']} on {row['system']}, {row['model']}: more drives gain less than {'; '.join(said)}"
 
 
 def unsteady(made: Sequence[Row]) -> str | None:

@@ -37,7 +37,8 @@ class Supply:
 
     sheet_gib_s   one GPU's share of the drives' sequential rate
     low, high     the prediction's 80 % interval, of one GPU's share
-    scaled_by     the factor that `gib_s` alone was multiplied by: this model's peak over that of another's GPU
+    scaled_by     the factor that `gib_s` alone was multiplied by: this model's peak over that of another's GPU. A sweep
+                  holds `gib_s` to a few times the need besides: more makes no difference, and a loader may not bring it
     """
 
     gib_s: float | None
@@ -50,9 +51,9 @@ class Supply:
     high: float | None = None
     scaled_by: float | None = None
 
-    def scaled(self, factor: float) -> Supply:
-        """So many times as much; what drives would bring stays beside it as it is."""
-        return self if self.gib_s is None else replace(self, gib_s=self.gib_s * factor, scaled_by=factor)
+    def scaled(self, factor: float | None, most: float) -> Supply:
+        """So many times as much, and at most `most`; what drives would bring stays beside it as it is."""
+        return self if self.gib_s is None else replace(self, gib_s=min(most, self.gib_s * (factor or 1.0)), scaled_by=factor)
 
     def drives_for(self, gib_s: float, gpus: int) -> list[tuple[str, int, float]]:
         """As the function of that name, of drives whose share is scaled as this is."""
