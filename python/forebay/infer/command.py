@@ -7,16 +7,15 @@ import os
 import shutil
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import ForebayError, MachineError, RequestError
+from forebay.errors import ForebayError, MachineError, RequestError, RunError
 from forebay.infer import data, logs, rules, search, toy, weights
-from forebay.infer.engine import COMPUTED_AHEAD, Engine, Outcome
+from forebay.infer.engine import Engine, Outcome
 from forebay.infer.library import FromStorage, HostMemory, InMemory, Link, Memory
 from forebay.infer.record import Record, finish
 from forebay.numbers import significant, whole
@@ -110,7 +109,9 @@ class Run:
         self.start: dict[str, float] | None = None
         self.intact: bool | None = None
         self.checked: dict[str, Any] | None = None
+        self.warnings: list[dict[str, str]] = []
         self.interrupted = False
+        self.failure: ForebayError | None = None
         self.base: Record | None = None
         self._lg: Any = None
 
@@ -135,9 +136,13 @@ class Run:
                 if self.base is None:
                     raise
                 self.interrupted = True
+            except RunError as error:
+                if self.base is None:
+                    raise
+                self.failure = error
         if self.outcome is not None and self.outcome.interrupted:
             self.interrupted = True
-        return None if self.outcome is None else self.outcome.failure
+        return self.failure or (None if self.outcome is None else self.outcome.failure)
 
     # Phases -------------------------------------------------------------------------------------------
 
@@ -182,7 +187,8 @@ class Run:
         self._say("the model")
         self.model.prepare({"SingleStream": (1,), "MultiStream": (rules.PER_QUERY,)}.get(request.scenario, self.model.sizes()))
         self.engine = Engine(self._lg, self.model, self.library, request.batch, request.timeout_s)
-        self.peak = peak(self.model, self.library, batch)
+        engine = self.engine
+        self.peak = engine.watched("the model's peak", lambda: engine.peak_s(PEAK_S))
 
     def _held(self, memory: Memory) -> Memory:
         """Raises RequestError where the folder has fewer samples than were asked for."""
@@ -211,7 +217,7 @@ class Run:
         assert engine is not None
         rate = request.target_qps
         if request.accuracy:
-            rate = rate or max(1.0, 0.5 * engine.samples_s(search.PROBE_S))
+            rate = rate or max(1.0, 0.5 * engine.watched("the probe", lambda: engine.samples_s(search.PROBE_S)))
         elif rate is None:
             rate = search.expected(engine, request.scenario, self._say)
         load = request.load(rate)
@@ -308,10 +314,10 @@ class Run:
         self.intact = (
             weights.intact(files[0], read) and bool(np.isfinite(answer).all()) and bool((data.digests(row[None]) == digest).all())
         )
-        if share is not None and read.bytes / max(read.read_s, 1e-9) < (1 - SUPPLY_SHORT) * bytes_per_s(share):
-            found = significant(read.bytes / read.read_s / bytes_per_s(1.0))
-            told = f"{found} GiB/s came of {files[0].name}"
-            raise MachineError(f"--supply {request.supply.text}", told, f"--supply {found}")
+        rate = read.bytes / max(read.read_s, 1e-9)
+        if share is not None and rate < (1 - SUPPLY_SHORT) * bytes_per_s(share):
+            text = f"{significant(rate / bytes_per_s(1.0))} GiB/s came of {files[0].name}, not {significant(share)}"
+            self.warnings.append({"id": "supply_off", "text": text, "next": "a lower --supply; larger weights"})
 
     # The record ---------------------------------------------------------------------------------------
 
@@ -335,24 +341,6 @@ class Run:
         for each in (self.library, None if self._keeps_model else self.model):
             if each is not None:
                 each.close()
-
-
-def peak(model: Any, library: Any, batch: int) -> float:
-    """Samples a second of the model alone, on a batch that lies in its memory already."""
-    rows = library.rows(library.ask([n % library.count for n in range(batch)]))
-    if hasattr(rows, "clone"):
-        rows = rows.clone()
-    launched: deque[Any] = deque()
-    for warm in (True, False):
-        began, done = time.perf_counter(), 0
-        while time.perf_counter() - began < (PEAK_S / 4 if warm else PEAK_S) or done < batch:
-            launched.append(model.launch(rows))
-            if len(launched) == COMPUTED_AHEAD:
-                done += len(model.finish(launched.popleft()))
-        took = time.perf_counter() - began
-        while launched:
-            model.finish(launched.popleft())
-    return done / took
 
 
 def empty_record(library: Any) -> Record:

@@ -325,6 +325,52 @@ class Engine:
 
     # Without LoadGen ----------------------------------------------------------------------------------
 
+    def watched(self, what: str, work: Callable[[], float]) -> float:
+        """A measurement without LoadGen, in a thread of its own. Raises what breaks, and RunError where no answer comes."""
+        turn = self._turn = Turn(moved_at=time.perf_counter())
+        found: list[float] = []
+
+        def run() -> None:
+            try:
+                found.append(work())
+            except BaseException as error:
+                turn.failure = error
+            turn.done.set()
+
+        threading.Thread(target=run, name="forebay-probe", daemon=True).start()
+        try:
+            while not turn.done.wait(LOOK_S):
+                if time.perf_counter() - turn.moved_at > self.timeout_s:
+                    told = f"a batch of {what} has had no answer for {seconds(self.timeout_s)}"
+                    raise RunError("the system under test", told, "a longer --query-timeout; or another --path")
+        finally:
+            self.abandoned = not turn.done.wait(ENDS_S if not turn.done.is_set() else 0)
+        if turn.failure is not None:
+            raise turn.failure
+        return found[0]
+
+    def peak_s(self, least_s: float) -> float:
+        """Samples a second of the model alone, on a batch that lies in its memory already."""
+        rows = self.library.rows(self.library.ask([n % self.library.count for n in range(self.batch)]))
+        rows = rows.clone() if hasattr(rows, "clone") else rows.copy()
+        launched: deque[Any] = deque()
+        for warm in (True, False):
+            began, done = time.perf_counter(), 0
+            while time.perf_counter() - began < (least_s / 4 if warm else least_s) or done < self.batch:
+                launched.append(self.model.launch(rows))
+                if len(launched) == COMPUTED_AHEAD:
+                    done += self._finished(launched.popleft())
+            took = time.perf_counter() - began
+            while launched:
+                self._finished(launched.popleft())
+        return done / took
+
+    def _finished(self, launched: Any) -> int:
+        """Samples of a batch, once it is answered."""
+        count = len(self.model.finish(launched))
+        self._turn.moved_at = time.perf_counter()
+        return count
+
     def query_s(self, samples: int, least_s: float, most: int = 200) -> float:
         """The median time of a query of so many samples, over a moment. Raises what breaks."""
         took: list[float] = []
@@ -332,7 +378,7 @@ class Engine:
         while len(took) < 3 or (len(took) < most and time.perf_counter() < until):
             numbers = [(len(took) * samples + n) % self.library.count for n in range(samples)]
             began = time.perf_counter()
-            self.model.finish(self.model.launch(self.library.rows(self.library.ask(numbers))))
+            self._finished(self.model.launch(self.library.rows(self.library.ask(numbers))))
             took.append(time.perf_counter() - began)
         return sorted(took)[len(took) // 2]
 
@@ -348,12 +394,12 @@ class Engine:
                     at += self.batch
                 launched.append(self.model.launch(self.library.rows(asked.popleft())))
                 if len(launched) == COMPUTED_AHEAD:
-                    done += len(self._empty(list(range(len(self.model.finish(launched.popleft()))))))
+                    done += len(self._empty(list(range(self._finished(launched.popleft())))))
                 if time.perf_counter() - began >= (least_s / 4 if warm else least_s) and done >= 2 * self.batch:
                     break
             took = time.perf_counter() - began
             for each in launched:
-                self.model.finish(each)
+                self._finished(each)
             for each in asked:
                 self.library.rows(each)
         return done / took

@@ -41,7 +41,7 @@ def finish(run: Run, base: Record) -> Record:
     record["infer"] = part
     record["result"]["interrupted"] = run.interrupted
     record["missing"].update({f"infer.{key}": why for key, why in missing.items()})
-    record["warnings"] = [w for w in record["warnings"] if w["id"] != "too_short"]
+    record["warnings"] = [w for w in record["warnings"] if w["id"] != "too_short"] + run.warnings
     return record
 
 
@@ -61,7 +61,8 @@ def _verdict(run: Run, missing: dict[str, str]) -> Record:
     missing["accuracy"] = "--accuracy wasn't asked for"
     if outcome is None or outcome.log is None:
         broken = "the run was interrupted" if run.interrupted else "the run broke off"
-        failure = f": {outcome.failure.asked}: {outcome.failure.found}" if outcome is not None and outcome.failure else ""
+        error = run.failure or (outcome.failure if outcome is not None else None)
+        failure = f": {error.asked}: {error.found}" if error else ""
         missing["valid"] = broken + failure
         return {"valid": False if failure else None, "why": broken + failure, "accuracy": None}
     if outcome.valid is None:

@@ -94,8 +94,8 @@ def expected(engine: Engine, scenario: str, say: Callable[[str], None]) -> float
     say("a probe of its rate")
     if scenario in ("SingleStream", "MultiStream"):
         samples = rules.PER_QUERY if scenario == "MultiStream" else 1
-        return SHARE_OF_STREAM / engine.query_s(samples, PROBE_S)
-    rate = engine.samples_s(PROBE_S)
+        return SHARE_OF_STREAM / engine.watched("the probe", lambda: engine.query_s(samples, PROBE_S))
+    rate = engine.watched("the probe", lambda: engine.samples_s(PROBE_S))
     return SHARE_OF_OFFLINE * rate if scenario == "Offline" else rate
 
 

@@ -84,7 +84,7 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
         draw.check()
     notes = Notes()
     of: dict[Any, list[Entry]] = {kind: [] for kind, _ in KINDS}
-    jobs = []
+    jobs: list[Entry] = []
     for entry in loaded.entries:
         kind = next((kind for kind, takes in KINDS if takes(entry)), None)
         (jobs if kind is None else of[kind]).append(entry)
