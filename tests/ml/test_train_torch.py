@@ -135,7 +135,6 @@ def test_a_sweep_over_drives_trains_it(folder: Path, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(dlrm, "device_of", lambda name: "cpu")
     monkeypatch.setitem(drives.SECONDS, "dlrm", (0.5, 0.1))
-    monkeypatch.setattr(drives, "BATCHES_MIN", 5)
     Path("mine.toml").write_text('drives = [1]\n[[system]]\nname = "MINE"\ngpus = 2\ndrives = ["D7-PS1010"]\n')
     words = ["sweep", "mine.toml", str(folder), "--system", "mine", "--scale-to-peak", "--batch-size", "16"]
     with pytest.raises(SystemExit) as done:
