@@ -132,12 +132,20 @@ def test_whole_steps_have_the_losses_of_the_model_with_torchs_optimizer(device: 
 
 
 @pytest.mark.promise("TRN-20")
-def test_the_fused_one_is_refused_where_it_cannot_be() -> None:
+def test_the_fused_one_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     from forebay.errors import MachineError
     from forebay.train import dlrm
 
     pytest.importorskip("triton")
     assert dlrm.optimizer_of(None, "cpu") == dlrm.optimizer_of("torch", "cuda:0") == "torch"
-    assert dlrm.optimizer_of(None, "cuda:0") == dlrm.optimizer_of("fused", "cuda:0") == "fused"
     with pytest.raises(MachineError, match="--optimizer torch"):
         dlrm.optimizer_of("fused", "cpu")
+    monkeypatch.setenv("CC", "cc")
+    monkeypatch.setattr(os.path, "exists", lambda path: True)
+    assert dlrm.optimizer_of(None, "cuda:0") == dlrm.optimizer_of("fused", "cuda:0") == "fused"
+    # What starts a kernel has to be built.
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", "")
+    assert dlrm.optimizer_of(None, "cuda:0") == "torch"
+    with pytest.raises(MachineError, match="apt install gcc; or --optimizer torch"):
+        dlrm.optimizer_of("fused", "cuda:0")

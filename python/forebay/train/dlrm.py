@@ -8,6 +8,8 @@ one look-up and one sparse gradient a step. Dense layers compute in bfloat16 on 
 from __future__ import annotations
 
 import os
+import shutil
+import sysconfig
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -73,16 +75,29 @@ def optimizer_of(name: str | None, device: str) -> str:
     if device == "cpu":
         found = "it runs on a GPU, and the model is to run on the CPU"
         raise MachineError(f"--optimizer {FUSED}", found, f"--optimizer {TORCH}")
+    lacks = _lacks()
+    if lacks is None:
+        return FUSED
+    if name is None:
+        return TORCH
+    raise MachineError(f"--optimizer {FUSED}", lacks[0], f"{lacks[1]}; or --optimizer {TORCH}")
+
+
+def _lacks() -> tuple[str, str] | None:
+    """What kernels of Triton need and this machine hasn't, and what brings it; None where they can be built."""
     try:
         import triton  # noqa: F401
     except ImportError as error:
-        if name is None:
-            return TORCH
-        found = f"its kernels are Triton's, which can't be imported ({error})"
-        raise MachineError(
-            f"--optimizer {FUSED}", found, f"pip install triton; or --optimizer {TORCH}"
-        ) from None
-    return FUSED
+        return f"its kernels are Triton's, which can't be imported ({error})", "pip install triton"
+    # What starts a kernel is a module of C, which Triton builds when one is first used.
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton needs a C compiler, and finds neither gcc nor clang", "apt install gcc"
+    scheme = sysconfig.get_default_scheme()
+    # Debian's own scheme of that name has no headers; Triton looks as this does.
+    found = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
+    if not os.path.exists(os.path.join(found, "Python.h")):
+        return "Triton needs Python's headers, and there is no Python.h", "apt install python3-dev"
+    return None
 
 
 def available_bytes() -> int:
