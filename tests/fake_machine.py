@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import random
+import sys
+from pathlib import Path
 from typing import Any
 
 import whole_records
@@ -149,3 +151,11 @@ def typed(capsys: Any, *arguments: Any) -> tuple[int, str, str]:
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     return int(done.value.code or 0), out, err
+
+
+def other_build(tmp_path: Path, body: str) -> Path:
+    """A 'python' that is asked to run `-m forebay.cli …`."""
+    script = tmp_path / "python"
+    script.write_text(f"#!{sys.executable}\nimport json, os, sys\n{body}\n")
+    script.chmod(0o755)
+    return script

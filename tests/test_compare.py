@@ -7,14 +7,12 @@ import json
 import math
 import os
 import random
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import processes
 import pytest
-from fake_machine import FakeMachine, record_of, typed
+from fake_machine import FakeMachine, other_build, record_of, typed
 from forebay.compare.jobs import Limits, PairRun, _line, orders
 from forebay.compare.verdict import judge, span
 from forebay.errors import RunError
@@ -108,7 +106,9 @@ def test_noise_beyond_the_limit_is_called_noise_and_says_what_to_do(
     code, out, _ = typed(
         capsys, "compare", "--a", "path=host", "--b", "path=bounce", "/data/x", "--pairs-max", 8
     )
-    assert code == 1 and "too noisy" in out and "--until-ci" in out
+    assert code == 0 and "too noisy" in out and "--until-ci" in out
+    asked = ["--a", "path=host", "--b", "path=bounce", "/data/x", "--pairs-max", 8, "--strict"]
+    assert typed(capsys, "compare", *asked)[0] == 1
 
 
 @pytest.mark.promise("CMD-7")
@@ -199,8 +199,14 @@ def test_the_time_that_is_left_is_no_longer_than_there_is() -> None:
         (["--a", "", "--b", "", "/x", "--repeat", "3"], "--repeat"),
         (["--a", "", "--b", "", "/x", "--until-ci", "0"], "--until-ci"),
         (["--a", "", "--b", "", "/x", "--pairs-min", "9", "--pairs-max", "5"], "--pairs-max 5"),
-        (["--a", "", "--b", "", "/x", "--tolerance", "5%"], "--tolerance"),
+        (["--a", "", "--b", "", "/x", "--tolerance", "500%"], "--tolerance"),
         (["one.json"], "two files"),
+        (["a.json", "--limit", "p99 = 3us"], "--limit 'p99 = 3us'"),
+        (["a.json", "--limit", "p98 < 3us"], "p98 is not one of"),
+        (["a.json", "--limit", "p99 < 500"], "needs a unit"),
+        (["a.json", "--limit", "rate > 3 parsecs"], "is not a number of GiB/s"),
+        (["a.json", "--limit", "iops > 2x"], "x is not a unit"),
+        (["a.json", "--limit", "power < 0"], "above 0"),
         (["/no/such/a.json", "/no/such/b.json"], "/no/such/a.json"),
     ],
 )
@@ -228,14 +234,6 @@ def test_a_file_that_is_not_ours_is_not_overwritten(
     thesis.write_text("years of work")
     code, _, _ = typed(capsys, "compare", "--a", "", "--b", "path=bounce", "/x", "-o", thesis)
     assert code == 2 and thesis.read_text() == "years of work" and not machine.jobs
-
-
-def other_build(tmp_path: Path, body: str) -> Path:
-    """A 'python' that is asked to run `-m forebay.cli bench … --json`."""
-    script = tmp_path / "python"
-    script.write_text(f"#!{sys.executable}\nimport json, os, sys\n{body}\n")
-    script.chmod(0o755)
-    return script
 
 
 def test_another_build_runs_as_a_process_of_its_own_with_the_same_job(
@@ -283,109 +281,6 @@ def test_an_interpreter_that_is_not_there_is_named(machine: FakeMachine, capsys:
     assert code == 2 and "/no/python" in err
 
 
-# Commands ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def trainings(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Words of the runs, each of which trains at a rate that its supply decides, within half a per cent."""
-    ran: list[list[str]] = []
-    source = random.Random(2)
-    seeded = SimpleNamespace(SystemRandom=lambda: random.Random(1), Random=random.Random)
-    monkeypatch.setattr("forebay.compare.jobs.random", seeded)
-
-    def run(python: str, words: list[str], whole: bool = False) -> dict[str, Any]:
-        ran.append(list(words))
-        flags = dict(zip(words, words[1:], strict=False))
-        rate = 1e6 * float(flags.get("--supply", 1)) * math.exp(source.gauss(0, 0.005))
-        record = record_of({"sources": ["/d/train.bin"]}, 1.0, 1.0, 0.1, len(ran))
-        record["result"] |= {"ios": 0} if whole else {}
-        marks = [{"samples": 512, "hash": "a"}, {"samples": 1024, "hash": flags.get("--seed", "0")}]
-        cost = {"user": 0.5, "system": 0.25}
-        record["train"] = {"samples_per_s": rate, "seconds_to_target": None, "cpu_s_per_gib": cost, "batch_hash_at": marks}
-        record["missing"] = {"train.seconds_to_target": "the run ended"}
-        return record
-
-    monkeypatch.setattr("forebay.compare.typed.run_elsewhere", run)
-    return ran
-
-
-@pytest.mark.promise("TRN-42")
-def test_a_training_command_is_compared_by_the_figures_of_its_part(trainings: list[list[str]], capsys: Any) -> None:
-    asked = ["--a", "supply=0.02", "--b", "supply=0.04", "--", "train", "toy", "--seconds", "3", "--seed", "7"]
-    code, out, _ = typed(capsys, "compare", "--json", *asked)
-    found = json.loads(out)
-    low, high = found["ratios"]["train.samples_per_s"]["ci95"]
-    assert code == 0 and low < 0.5 < high < 0.51 and found["metric"] == "train.samples_per_s"
-    assert found["verdict"]["text"].startswith("B trains at 1.9") or found["verdict"]["text"].startswith("B trains at 2.0")
-    assert found["a"]["missing"]["train.seconds_to_target"] == "the run ended" and found["same_batches"] is True
-    assert found["a"]["medians"]["train.cpu"] == 0.75 and found["a"]["job"]["command"][-2:] == ["--supply", "0.02"]
-    # One brief run of each that doesn't count, then as many of A as of B, each whole.
-    brief, whole = trainings[:2], trainings[2:]
-    tail = ["--seconds", "1", "--peak-seconds", "0.2", "--json", "--quiet"]
-    assert all(words[-6:] == tail for words in brief) and len(whole) == 2 * len(found["pairs"])
-    assert whole[0][:-4] == ["train", "toy", "--seconds", "3", "--seed", "7"] and "--peak-seconds" not in whole[0]
-    assert sum("0.02" in words for words in whole) == len(found["pairs"])
-    page = typed(capsys, "compare", "--a", "seed=1", "--b", "seed=2", "--metric", "cpu", "--", "train", "toy")[1]
-    assert "different samples, or in another order" in page and "no difference above" in page and "samples/s" in page
-
-
-@pytest.mark.promise("TRN-42")
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--a", "supplx=1", "--", "train", "toy"], "forebay train toy has no --supplx"),
-        (["--a", "supply", "--", "train", "toy"], "has no value"),
-        (["--a", "out=x", "--", "train", "toy"], "has no --out"),
-        (["--a", "seed=1", "--", "train"], "names no model"),
-        (["--a", "seed=1", "--", "train", "datagen", "dlrm"], "datagen measures nothing that is compared"),
-        (["--a", "seed=1", "--", "train", "toy", "--json"], "--json: each run's record goes to compare"),
-        (["--a", "seed=1", "--depth", "3", "--", "train", "toy"], "--depth: is of a job"),
-        (["--a", "seed=1", "x", "--", "train", "toy"], "x: is of a job"),
-        (["--a", "seed=1", "--metrics", "0", "--", "train", "toy"], "processes of their own"),
-        (["--a", "seed=1", "--metric", "iops", "--", "train", "toy"], "is not one of train.samples_per_s"),
-        (["--a", "path=host", "--metric", "train.cpu", "/data/x"], "is not one of throughput"),
-    ],
-)
-def test_what_of_a_command_cannot_be_compared_is_refused(
-    trainings: list[list[str]], capsys: Any, arguments: list[str], said: str
-) -> None:
-    code, _, err = typed(capsys, "compare", *arguments)
-    assert code == 2 and said in err and "try: " in err and not trainings
-
-
-@pytest.mark.promise("TRN-42")
-def test_a_command_that_fails_says_so_in_its_own_words(capsys: Any, tmp_path: Path) -> None:
-    python = other_build(tmp_path, "import sys; sys.exit('forebay: --supply 9: is too much\\n  try: --supply 1')")
-    asked = ["--a", "supply=9", "--b", "supply=1", "--a-python", python, "--", "train", "toy", "--dir", tmp_path]
-    code, _, err = typed(capsys, "compare", *asked)
-    assert code == 4 and "A (supply=9, by " in err and ": forebay train toy: --supply 9: is too much\n  try: --supply 1" in err
-
-
-@pytest.mark.promise("TRN-42")
-def test_two_files_of_training_runs_are_a_gate_by_its_figures(tmp_path: Path, trainings: list[list[str]], capsys: Any) -> None:
-    from forebay.compare import typed as side
-
-    for name, supply in (("a", "0.04"), ("b", "0.03")):
-        made = [side.run_elsewhere("", ["train", "toy", "--supply", supply]) for _ in range(4)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in made))
-    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-    code, out, _ = typed(capsys, "compare", *files, "--metric", "train.samples_per_s")
-    assert code == 1 and "B is worse than A by more than 2 % in training rate" in out
-
-
-@pytest.mark.long
-@pytest.mark.promise("TRN-42")
-def test_the_toy_is_compared_at_two_supplies_as_it_is_typed(tmp_path: Path) -> None:
-    few = ["--rows", "8192", "--samples", "4096", "--peak-seconds", "0.1", "--target-auc", "none"]
-    asked = ["--a", "supply=0.01", "--b", "supply=0.02", "--pairs-max", "3", "-o", tmp_path / "c.json"]
-    done = processes.run([*processes.FOREBAY, "compare", *asked, "--", "train", "toy", *few], cwd=tmp_path)
-    found = json.loads((tmp_path / "c.json").read_text())
-    assert done.returncode in (0, 1), done.stderr
-    assert len(found["pairs"]) == 3 and found["same_batches"] is True and found["ratios"]["train.samples_per_s"]
-    assert {r["train"]["supply"]["asked"] for side in "ab" for r in found["runs"][side]} == {"0.01", "0.02"}
-
-
 # Verdicts ----------------------------------------------------------------------------------------------
 
 
@@ -394,7 +289,7 @@ def test_the_toy_is_compared_at_two_supplies_as_it_is_typed(tmp_path: Path) -> N
     ("low", "high", "kind", "text"),
     [
         (1.072, 1.108, "differs", "A is 1.07–1.11 × B"),
-        (1 / 1.11, 1 / 1.07, "differs", "B is 1.07–1.11 × A"),
+        (1 / 1.11, 1 / 1.07, "differs", "A is 0.90–0.93 × B"),
         (1.004, 1.012, "differs", "A is 1.004–1.012 × B (a real difference, but below 2 %)"),
         (0.992, 1.013, "same", "no difference above 1.3 %"),
         (1.0, 1.0, "same", "no difference above 0.1 %"),
@@ -504,7 +399,7 @@ def test_false_alarms_stay_rare_over_many_points(tmp_path: Path) -> None:
         b = write_runs(
             tmp_path / "b.jsonl", {d: noisy(d, 4, 5000 + seed * 20 + d, 0.02) for d in range(1, 9)}
         )
-        alarms += compare_files(str(a), str(b), RATE, 0.0)["verdict"]["kind"] == "worse"
+        alarms += compare_files(str(a), str(b), [RATE], 0.0)["verdict"]["kind"] == "worse"
     assert alarms <= 8
 
 
@@ -582,3 +477,108 @@ def test_what_differs_between_two_environments_is_said(capsys: Any, tmp_path: Pa
         Path(path).write_text("\n".join(json.dumps(line) for line in lines))
     assert {"what": "firmware", "a": ["1.0"], "b": ["1.1"]} in compare(capsys, a, b)[1]["differs"]
     assert typed(capsys, "compare", a, b)[0] == 0
+
+
+# Gates -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("SWP-31")
+@pytest.mark.parametrize(
+    ("limit", "verdict", "codes"),
+    [
+        ("rate > 3GiB/s", "kept", (0, 0)),
+        ("rate > 4GiB/s", "unsure", (0, 1)),
+        ("rate >= 4.5", "broken", (1, 1)),
+        ("rate < 3GiB/s", "broken", (1, 1)),
+        ("p99 < 500ms", "kept", (0, 0)),
+        ("p99 <= 100us", "broken", (1, 1)),
+        ("iops > 1k", "kept", (0, 0)),
+    ],
+)
+def test_limits_hold_one_file_to_what_it_must_reach(
+    capsys: Any, tmp_path: Path, limit: str, verdict: str, codes: tuple[int, int]
+) -> None:
+    runs = write_runs(tmp_path / "a.jsonl", {8: noisy(4, 6, 2)})
+    code, found = compare(capsys, runs, "--limit", limit)
+    [row] = found["limits"][0]["points"]
+    assert (found["kind"], row["verdict"], code) == ("file", verdict, codes[0])
+    assert compare(capsys, runs, "--limit", limit, "--strict")[0] == codes[1]
+
+
+@pytest.mark.promise("SWP-31")
+def test_one_run_keeps_a_limit_and_strictly_speaking_shows_nothing(capsys: Any, tmp_path: Path) -> None:
+    run = write_runs(tmp_path / "a.jsonl", {8: [4.0]})
+    code, out, _ = typed(capsys, "compare", run, "--limit", "rate > 3GiB/s", "--limit", "mean < 1s")
+    assert code == 0 and "rate > 3GiB/s" in out and "one run" in out
+    assert typed(capsys, "compare", run, "--limit", "rate > 3GiB/s", "--strict")[0] == 1
+    assert typed(capsys, "compare", run, "--limit", "rate > 5GiB/s")[0] == 1
+    code, _, err = typed(capsys, "compare", run, "--limit", "power < 900W")
+    assert code == 2 and "not measured" in err
+
+
+@pytest.mark.promise("SWP-31")
+def test_several_figures_and_limits_are_one_gate(capsys: Any, tmp_path: Path) -> None:
+    a = write_runs(tmp_path / "a.jsonl", {1: noisy(1, 6, 1), 8: noisy(4, 6, 2)})
+    b = write_runs(tmp_path / "b.jsonl", {1: noisy(1, 6, 3), 8: noisy(3.6, 6, 4)})
+    code, found = compare(capsys, a, b, "--metric", "cpu,p99", "--metric", "rate")
+    assert [found["metric"], *(m["metric"] for m in found["also"])] == ["cpu", "latency_p99", "throughput"]
+    assert code == 1 and found["also"][1]["verdict"]["kind"] == "worse"
+    page = tmp_path / "c.json"
+    page.write_text(json.dumps(compare(capsys, a, b, "--metric", "cpu,p99", "--limit", "rate > 2GiB/s")[1]))
+    assert typed(capsys, "report", page, a, "-o", tmp_path / "c.html", "--no-charts")[0] == 0
+    text = (tmp_path / "c.html").read_text()
+    assert "p99 latency, point by point" in text and "rate &gt; 2GiB/s" in text
+    # 95 % for all points and figures together.
+    alone = compare(capsys, a, b)[1]["points"][0]["ratio"]["ci95"]
+    shared = found["also"][1]["points"][0]["ratio"]["ci95"]
+    assert shared[0] < alone[0] and shared[1] > alone[1]
+    assert compare(capsys, a, a, "--tolerance", "5%")[0] == 0
+    assert compare(capsys, a, a, "--tolerance", "5%", "--limit", "rate > 2GiB/s")[0] == 1  # of depth 1
+
+
+@pytest.mark.promise("SWP-31")
+def test_two_jobs_are_a_gate_where_a_tolerance_is_given(machine: FakeMachine, capsys: Any) -> None:
+    jobs = ["--a", "path=mapped", "--b", "path=bounce", "/data/x"]
+    assert compare(capsys, *jobs)[0] == 0
+    code, found = compare(capsys, *jobs, "--tolerance", "2%", "--metric", "rate,p99")
+    assert code == 1 and found["verdict"]["gate"] == "worse" and found["also"][0]["metric"] == "latency_p99"
+    code, out, _ = typed(capsys, "compare", *jobs, "--tolerance", "20%")
+    assert code == 0 and "gate: B is not worse than A by more than 20 % in throughput" in out
+    code, found = compare(capsys, *jobs, "--limit", "rate > 1000GiB/s")
+    assert code == 1 and found["limits"][0]["points"][0]["verdict"] == "broken"
+    code, _, err = typed(capsys, "compare", *jobs, "--limit", "power < 900W")
+    assert code == 3 and "--limit 'power < 900W'" in err
+
+
+@pytest.mark.promise("SWP-31")
+def test_a_verdict_points_the_way_of_its_table(machine: FakeMachine, capsys: Any) -> None:
+    _, found = compare(capsys, "--a", "path=bounce", "--b", "path=mapped", "/data/x")
+    low, high = found["ratios"]["throughput"]["ci95"]
+    assert high < 1 and found["verdict"]["text"].startswith(f"A is {low:.2f}")
+    assert span(1 / 1.05, 1 / 1.004) == "0.952–0.996" and span(1 / 1.0009, 1 / 1.0004) == "0.9991–0.9996"
+    assert span(0.00311, 0.00329) == "0.0031–0.0033"
+
+
+@pytest.mark.promise("SWP-31")
+def test_build_servers_get_the_cases(capsys: Any, tmp_path: Path) -> None:
+    from xml.etree import ElementTree
+
+    a = write_runs(tmp_path / "a.jsonl", {1: noisy(1, 4, 1, 0.3), 8: noisy(4, 5, 2)})
+    b = write_runs(tmp_path / "b.jsonl", {1: noisy(0.9, 4, 3, 0.3), 8: noisy(3.6, 5, 4)})
+    xml = tmp_path / "gate.xml"
+    asked = ["compare", a, b, "--limit", "rate > 0.1GiB/s", "--junit", xml, "--github"]
+    code, _, err = typed(capsys, *asked)
+    root = ElementTree.fromstring(xml.read_text())
+    assert code == 1 and dict(root.attrib).items() >= {"tests": "4", "failures": "1", "skipped": "1"}.items()
+    [bad] = [case for case in root.iter("testcase") if case.find("failure") is not None]
+    assert bad.get("classname") == "forebay.compare.throughput" and bad.get("name") == "depth=8"
+    assert "A ÷ B 1.1" in (bad.find("failure").get("message") or "")  # type: ignore[union-attr]
+    assert "::error title=forebay compare%3A depth=8::throughput: A 4" in err
+    assert "::warning title=forebay compare%3A depth=1::" in err and "2 of 4 cases passed" in err
+    # A later build replaces it, and nothing else is replaced.
+    assert typed(capsys, *asked, "--strict")[0] == 1
+    assert ElementTree.fromstring(xml.read_text()).get("failures") == "2"
+    other = tmp_path / "pom.xml"
+    other.write_text("<project/>")
+    code, _, err = typed(capsys, "compare", a, b, "--junit", other)
+    assert code == 2 and "isn't overwritten" in err and other.read_text() == "<project/>"

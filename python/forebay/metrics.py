@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from forebay.errors import RequestError
 
 # What no run of anything comes near: beyond it a record is damaged.
 FIGURE_MIN, FIGURE_MAX = 1e-18, 1e18
@@ -134,6 +136,24 @@ METRICS: dict[str, Metric] = {
     )
 }
 
+# What a comparison reports only where it is asked for.
+TAILS: dict[str, Metric] = {
+    f"latency_{name}": Metric(
+        f"latency_{name}", title, "µs", False, f"{{x}}'s {title} is {{r}} × {{y}}'s", f"result.latency_us.{name}", _latency(name)
+    )
+    for name, title in (
+        ("p50", "median latency"), ("p90", "p90 latency"), ("p999", "p99.9 latency"), ("max", "longest latency")
+    )
+}  # fmt: skip
+# The figures of every record.
+FIGURES = {**METRICS, **TAILS}
+# Shorter names of the same figures, as people say them.
+SHORT = {
+    "rate": "throughput", "bandwidth": "throughput", "bw": "throughput", "latency": "latency_mean", "mean": "latency_mean",
+    "p50": "latency_p50", "median": "latency_p50", "p90": "latency_p90", "p99": "latency_p99", "p99.9": "latency_p999",
+    "p999": "latency_p999", "max": "latency_max",
+}  # fmt: skip
+
 
 def _own(part: str, name: str, title: str, unit: str, field: str, sentence: str, higher: bool = False) -> Metric:
     """A figure of a part beside `result`. `field`: its place in that part; an object of user and system time is their sum."""
@@ -179,4 +199,18 @@ INFER: dict[str, Metric] = {
 }  # fmt: skip
 # Verb whose records have figures of their own → these; the first is its headline.
 OF_VERBS = {"train": TRAIN, "infer": INFER}
-ALL = {**METRICS, **TRAIN, **INFER}
+ALL = {**FIGURES, **TRAIN, **INFER}
+
+
+def figure_named(name: str, asked: str, known: Mapping[str, Metric] = FIGURES) -> Metric:
+    """The figure with that name or short name, of those that are known; a verb's also without it, as `samples_per_s`.
+
+    RequestError that names them all.
+    """
+    of_verbs = {full.rpartition(".")[2]: metric for full, metric in known.items()}
+    names = {**of_verbs, **known}
+    found = names.get(SHORT.get(name.lower(), name.lower()))
+    if found is None:
+        short = [word for word, full in SHORT.items() if full in names]
+        raise RequestError(asked, f"{name or 'nothing'} is not one of {', '.join((*known, *short))}", next(iter(known)))
+    return found

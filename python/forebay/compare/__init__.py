@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
 from forebay.bench import listen, save
-from forebay.compare.files import compare_files
+from forebay.compare.bounds import parse as parse_bound
+from forebay.compare.ci import JUnit, github
+from forebay.compare.files import check_file, compare_files
+from forebay.compare.gate import Gate, exit_code
 from forebay.compare.jobs import Limits, compare_jobs
 from forebay.compare.show import show_files, show_jobs
 from forebay.compare.subject import Subject
 from forebay.compare.typed import subjects
-from forebay.errors import CHECK_FAILED, INTERRUPTED, RequestError
+from forebay.errors import RequestError
 from forebay.flags import counted, job_from_flags, job_options, parse_settings
-from forebay.metrics import ALL, METRICS, OF_VERBS, Metric
+from forebay.metrics import ALL, FIGURES, OF_VERBS, Metric, figure_named
 from forebay.units import parse_percent, parse_seconds
 
 # Many short pairs beat few long ones against a machine that drifts.
 DURATION_S = 2.0
+TOLERANCE_PCT = 2.0
 
 
 EXAMPLES = """\b
@@ -28,7 +33,9 @@ Examples:
   forebay compare --a engine=uring --b engine=pread /data/big.bin --io-size 128k --metric cpu
   forebay compare --a '' --b '' --b-python ~/old/bin/python /data/big.bin      (two builds)
   forebay compare --a supply=0.02 --b supply=0.04 -- train toy --dir /data/toy --seconds 5
-  forebay compare before.jsonl after.jsonl --tolerance 3%                      (two results)"""
+  forebay compare before.jsonl after.jsonl --tolerance 3%                      (two results)
+  forebay compare a.jsonl b.jsonl --metric rate,p99 --strict --junit gate.xml  (a gate, for a build server)
+  forebay compare runs.jsonl --limit 'p99 < 500us' --limit 'rate > 3GiB/s'     (one result)"""
 
 
 class Compare(click.Command):
@@ -52,7 +59,11 @@ COMMAND = "forebay.compare.command"
 @click.option("--a-python", metavar="PYTHON", help="Run A with the forebay of this interpreter.")
 @click.option("--b-python", metavar="PYTHON", help="Run B with the forebay of this interpreter.")
 @click.option(
-    "--metric", metavar="NAME", help=f"Metric to compare by: {', '.join(METRICS)} (throughput), or one of the command's."
+    "--metric", "metric_texts", multiple=True, metavar="NAME,…",
+    help=f"What to compare by: {', '.join(FIGURES)} (throughput), or short p99, rate; or the command's own.",
+)
+@click.option(
+    "--limit", "limit_texts", multiple=True, metavar="LIMIT", help="What B must keep to, e.g. 'p99 < 500us', 'rate > 3GiB/s'."
 )
 @click.option(
     "--pairs-min", type=click.IntRange(3, 10_000), help="Minimum number of pairs. Default: 8, or --pairs-max if that is less."
@@ -64,8 +75,10 @@ COMMAND = "forebay.compare.command"
 @click.option(
     "--order-seed", type=click.IntRange(0), help="Seed for the random order within pairs. Default: a new one each time."
 )
-@click.option("--tolerance", metavar="PCT", help="With two files: how much worse B may be. Default: 2%.")
-@click.option("--strict", is_flag=True, help="With two files: undecided fails, too (exit code 1).")
+@click.option("--tolerance", metavar="PCT", help="How much worse B may be. Default: 2% of two files; no gate of two jobs.")
+@click.option("--strict", is_flag=True, help="What is undecided fails, too (exit code 1).")
+@click.option("--junit", metavar="FILE", help="Write the cases to FILE as JUnit's XML.")
+@click.option("--github", is_flag=True, help="Print GitHub's annotations on stderr.")
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False),
     help="Save the document to FILE after each pair; .jsonl appends a line at the end.",
@@ -78,27 +91,24 @@ def command(source: tuple[str, ...], **values: Any) -> int:
 
     Two jobs run in pairs, A B or B A at random, until the 95 % interval of their ratio is within --until-ci (2%)
     of it; so do two forms of a command behind --. Given two files of records, it acts as a gate: the exit code is 1
-    if B is worse than A by more than --tolerance, with confidence; with --strict also if that is undecided.
+    if B is worse than A by more than --tolerance, with confidence. Whatever is compared, 1 also means that B doesn't
+    keep to a --limit, or, with --strict, that something is undecided.
     """
     typed: tuple[str, ...] = click.get_current_context().meta.get(COMMAND, ())
-    metric = _metric(values.pop("metric"), typed, values["a_text"] is None and values["b_text"] is None)
-    as_json, output, metrics = (values.pop(name) for name in ("as_json", "output", "metrics"))
     texts = [values.pop("a_text"), values.pop("b_text")]
     pythons = [values.pop("a_python"), values.pop("b_python")]
-    tolerance, strict = values.pop("tolerance"), values.pop("strict")
-    if texts == [None, None] and pythons == [None, None] and not typed:
-        if metrics is not None:
-            raise RequestError(f"--metrics {metrics}", "two files are compared, and nothing runs", "--a and --b")
-        return _files(source, metric, tolerance, strict, output, as_json)
-    if tolerance is not None:
-        raise RequestError("--tolerance", "applies only to comparing two files", "--until-ci 2%")
-    if strict:
-        found = "applies only to comparing two files: two jobs fail where nothing is decided"
-        raise RequestError("--strict", found, "no --strict")
+    two_files = not typed and texts == [None, None] and pythons == [None, None]
+    gate = _gate(OF_VERBS[typed[0]] if typed else ALL if two_files else FIGURES, values)
+    as_json, output, port = (values.pop(name) for name in ("as_json", "output", "metrics"))
+    ends = Ends(as_json, output, values.pop("strict"), values.pop("junit"), values.pop("github"))
+    if two_files:
+        if port is not None:
+            raise RequestError(f"--metrics {port}", "two files are compared, and nothing runs", "--a and --b")
+        return _files(source, gate, ends)
     limits = _limits(values)
     sides: list[Any]
     if typed:
-        _refuse_of_jobs(source, values, metrics)
+        _refuse_of_jobs(source, values, port)
         sides = subjects(typed, [text or "" for text in texts], pythons)
     else:
         given = zip("AB", texts, pythons, strict=True)
@@ -106,32 +116,26 @@ def command(source: tuple[str, ...], **values: Any) -> int:
     if sides[0].same_as(sides[1]):
         what = "command" if typed else "job"
         click.echo(f"forebay: A and B are the same {what}; the verdict shows the noise of this machine.", err=True)
-    out = _output(output)
-    with listen.listening(metrics) as listens:
-        document = compare_jobs(sides[0], sides[1], metric, limits, out, listens)
-    _finish(document, show_jobs, as_json, out)
-    if document["error"]:
-        return int(document["error"]["exit_code"])
-    if document["interrupted"]:
-        return INTERRUPTED
-    return CHECK_FAILED if document["verdict"]["kind"] in ("too_noisy", "none") else 0
+    ends.check()
+    with listen.listening(port) as listens:
+        document = compare_jobs(sides[0], sides[1], gate, limits, ends.out, listens)
+    return ends.finish(document, show_jobs)
 
 
-def _metric(name: str | None, typed: tuple[str, ...], files: bool) -> Metric:
-    """The named figure; of a command also without its verb."""
-    known = OF_VERBS[typed[0]] if typed else ALL if files else METRICS
-    first = next(iter(known))
-    found = known.get(name or first) or (known.get(f"{typed[0]}.{name}") if typed else None)
-    if found is None:
-        raise RequestError(f"--metric {name}", f"is not one of {', '.join(known)}", f"--metric {first}")
-    return found
+def _gate(known: Mapping[str, Metric], values: dict[str, Any]) -> Gate:
+    """The figures and limits that are asked for, of those that are known; the first of these where none is named."""
+    texts = values.pop("metric_texts") or (next(iter(known)),)
+    names = [name.strip() for text in texts for name in text.split(",")]
+    metrics = list(dict.fromkeys(figure_named(name, f"--metric {name}", known) for name in names))
+    bounds = [parse_bound(text, known) for text in values.pop("limit_texts")]
+    return Gate(metrics, bounds, _tolerance(values.pop("tolerance")))
 
 
-def _refuse_of_jobs(source: tuple[str, ...], values: dict[str, Any], metrics: str | None) -> None:
+def _refuse_of_jobs(source: tuple[str, ...], values: dict[str, Any], port: str | None) -> None:
     """Refuses flags and sources of jobs beside a command."""
     given = [word for word in source] + [f"--{k.replace('_', '-')}" for k, v in values.items() if v not in (None, (), False)]
-    if metrics is not None:
-        raise RequestError(f"--metrics {metrics}", "a command's runs are processes of their own", "no --metrics")
+    if port is not None:
+        raise RequestError(f"--metrics {port}", "a command's runs are processes of their own", "no --metrics")
     if given:
         raise RequestError(given[0], "is of a job, and a command runs", f"flags of the command behind the --, not {given[0]}")
 
@@ -177,36 +181,56 @@ def _subject(
     return Subject(name, text.strip(), job, python, frozenset(own))
 
 
-def _files(
-    source: tuple[str, ...], metric: Any, tolerance: str | None, strict: bool, output: str | None, as_json: bool
-) -> int:
-    if len(source) != 2:
+def _tolerance(text: str | None) -> float | None:
+    if text is None:
+        return None
+    pct = parse_percent(text, "--tolerance")
+    if not 0 <= pct < 100:
+        raise RequestError(f"--tolerance {text}", "must be from 0 up to 100 per cent", "--tolerance 2%")
+    return pct
+
+
+def _files(source: tuple[str, ...], gate: Gate, ends: Ends) -> int:
+    if len(source) != 2 and not (len(source) == 1 and gate.bounds):
         raise RequestError(
             f"compare {' '.join(source)}".strip(),
-            "needs two jobs, or two files of records",
+            "needs two jobs, two files of records, or one and a --limit",
             "forebay compare --a 'depth=8' --b 'depth=32' SOURCE, or forebay compare A.jsonl B.jsonl",
         )
-    pct = parse_percent(tolerance, "--tolerance") if tolerance is not None else 2.0
-    if not 0 <= pct < 100:
-        raise RequestError(f"--tolerance {tolerance}", "must be from 0 up to 100 per cent", "--tolerance 2%")
-    out = _output(output)
-    document = compare_files(source[0], source[1], metric, pct)
-    _finish(document, show_files, as_json, out)
-    failing = ("worse", "unsure") if strict else ("worse",)
-    return CHECK_FAILED if document["verdict"]["kind"] in failing else 0
+    ends.check()
+    if len(source) == 1:
+        return ends.finish(check_file(source[0], gate.bounds), show_files)
+    tolerance_pct = TOLERANCE_PCT if gate.tolerance_pct is None else gate.tolerance_pct
+    return ends.finish(compare_files(*source, gate.metrics, tolerance_pct, gate.bounds), show_files)
 
 
-def _output(path: str | None) -> save.Output | None:
-    """Refuses, before anything runs, a file that would be lost."""
-    return save.Output(path, save.COMPARE) if path is not None else None
+class Ends:
+    """The places that a comparison goes to, and the exit code that it ends with."""
 
+    def __init__(self, as_json: bool, output: str | None, strict: bool, junit: str | None, github: bool) -> None:
+        self.as_json, self.strict, self.github = as_json, strict, github
+        self._names = output, junit
+        self.out: save.Output | None = None
+        self.junit: JUnit | None = None
 
-def _finish(document: dict[str, Any], show: Any, as_json: bool, out: save.Output | None) -> None:
-    try:
-        if out is not None:
-            out.write([document])
-    finally:
-        with save.unless_said([document], out):
-            click.echo(json.dumps(document) if as_json else show(document))
-    if out is not None:
-        click.echo(f"saved: {out.path}", err=True)
+    def check(self) -> None:
+        """Refuses, before anything runs, files that would be lost."""
+        output, junit = self._names
+        self.out = save.Output(output, save.COMPARE) if output is not None else None
+        self.junit = JUnit(junit) if junit is not None else None
+
+    def finish(self, document: dict[str, Any], show: Callable[[dict[str, Any], bool], str]) -> int:
+        try:
+            if self.out is not None:
+                self.out.write([document])
+        finally:
+            with save.unless_said([document], self.out):
+                click.echo(json.dumps(document) if self.as_json else show(document, self.strict))
+        if self.junit is not None:
+            self.junit.write(document, self.strict)
+        for written in (self.out, self.junit):
+            if written is not None:
+                click.echo(f"saved: {written.path}", err=True)
+        if self.github:
+            click.echo(github(document, self.strict), err=True)
+        return exit_code(document, self.strict)

@@ -8,13 +8,16 @@ import math
 import os
 import stat
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from forebay import pipes
 from forebay import run as engine
+from forebay.compare.bounds import Bound, judge
+from forebay.compare.verdict import told
+from forebay.compare.work import Work
 from forebay.doubts import contradictions
 from forebay.environment import differing
 from forebay.errors import ForebayError, RequestError
@@ -43,27 +46,6 @@ DERIVED = (
 
 
 @dataclass
-class Work:
-    """All records of the same work in one file."""
-
-    key: str
-    job: dict[str, Any]
-    name: str
-    records: list[dict[str, Any]] = field(default_factory=list)
-
-    def samples(self, metric: Metric) -> list[float]:
-        """One value per run; of a single run its repeats, where it has several."""
-        if metric.part != "result":
-            return [v for v in map(metric.of_record, self.records) if v is not None]
-        results = [r["result"] for r in self.records]
-        repeats = results[0].get("repeats")
-        if len(results) == 1 and isinstance(repeats, list) and len(repeats) > 1:
-            results = repeats
-        found = (metric.value(r) for r in results)
-        return [v for v in found if v is not None]
-
-
-@dataclass
 class Runs:
     """One file: its work by key, and what was left out, in words."""
 
@@ -75,32 +57,53 @@ class Runs:
         self.works.setdefault(key, Work(key, job, name)).records.append(record)
 
 
-def compare_files(path_a: str, path_b: str, metric: Metric, tolerance_pct: float) -> dict[str, Any]:
-    """The document (forebay.compare/1). Raises RequestError where nothing can be judged."""
+def compare_files(
+    path_a: str, path_b: str, metrics: Sequence[Metric], tolerance_pct: float, bounds: Sequence[Bound] = ()
+) -> dict[str, Any]:
+    """The document (forebay.compare/1); `bounds` are B's. Raises RequestError where nothing can be judged."""
     a, b = read_runs(path_a), read_runs(path_b)
     pairs = _matched(a, b)
-    confidence = 1 - 0.05 / max(1, len(pairs))
-    points = [_point(x, y, metric, tolerance_pct, confidence) for x, y in pairs]
-    overall = _overall(points, metric, tolerance_pct)
-    if overall is None and not any(p["ratio"] and p["ratio"]["ci95"] for p in points):
-        raise _unjudged(path_a, path_b, points)
+    confidence = 1 - 0.05 / max(1, len(pairs) * len(metrics))
+    judged = [_judged(pairs, metric, tolerance_pct, confidence) for metric in metrics]
+    for metric in judged:
+        if metric["overall"] is None and not any(p["ratio"] and p["ratio"]["ci95"] for p in metric["points"]):
+            raise _unjudged(path_a, path_b, metric["points"])
     return {
         "schema": "forebay.compare/1",
         "kind": "files",
         "command": engine.typed(),
-        "metric": metric.name,
         "ratio": "A ÷ B",
         "tolerance_pct": tolerance_pct,
-        "method": "Welch's t on logarithms per point, Bonferroni over them; overall, t on their log ratios",
+        "method": "Welch's t on logarithms per point, Bonferroni over them and the metrics; overall, t on their log ratios",
         "a": {"file": path_a, "records": sum(len(w.records) for w in a.works.values())},
         "b": {"file": path_b, "records": sum(len(w.records) for w in b.works.values())},
         "differs": differing(*([r for w in runs.works.values() for r in w.records] for runs in (a, b))),
-        "points": points,
-        "overall": overall,
+        **judged[0],
+        "also": judged[1:],
+        "limits": judge(bounds, list(b.works.values())),
         "unmatched": {"a": _left(a, {x.key for x, _ in pairs}), "b": _left(b, {y.key for _, y in pairs})},
         "skipped": [f"{runs.path}{text}" for runs in (a, b) for text in runs.skipped],
-        "verdict": _verdict(points, overall, metric, tolerance_pct),
     }
+
+
+def check_file(path: str, bounds: Sequence[Bound]) -> dict[str, Any]:
+    """The document of one file that is only held to limits. Raises RequestError where nothing can be judged."""
+    runs = read_runs(path)
+    return {
+        "schema": "forebay.compare/1",
+        "kind": "file",
+        "command": engine.typed(),
+        "b": {"file": path, "records": sum(len(w.records) for w in runs.works.values())},
+        "limits": judge(bounds, list(runs.works.values())),
+        "skipped": [f"{runs.path}{text}" for text in runs.skipped],
+    }
+
+
+def _judged(pairs: list[tuple[Work, Work]], metric: Metric, tolerance_pct: float, confidence: float) -> dict[str, Any]:
+    points = [_point(x, y, metric, tolerance_pct, confidence) for x, y in pairs]
+    overall = _overall(points, metric, tolerance_pct)
+    verdict = _verdict(points, overall, metric, tolerance_pct)
+    return {"metric": metric.name, "points": points, "overall": overall, "verdict": verdict}
 
 
 def _unjudged(path_a: str, path_b: str, points: list[dict[str, Any]]) -> RequestError:
@@ -276,26 +279,12 @@ def _point(a: Work, b: Work, metric: Metric, tolerance_pct: float, confidence: f
     row: dict[str, Any] = {"key": a.key, "name": a.name, "runs": [len(s) for s in samples]}
     row["a"], row["b"] = (statistics.median(s) if s else None for s in samples)
     if not all(samples):
-        missing = metric.why_missing((a if not samples[0] else b).records[-1])
+        missing = (a if not samples[0] else b).why_missing(metric)
         return {**row, "ratio": None, "verdict": f"not measured: {missing}"}
     ratio = unpaired_ratio(samples[0], samples[1], confidence)
     interval = None if ratio.low is None or ratio.high is None else [ratio.low, ratio.high]
     row["ratio"] = {"estimate": ratio.estimate, "ci95": interval}
-    return {**row, "verdict": _told(ratio, metric, tolerance_pct)}
-
-
-def _told(ratio: Interval, metric: Metric, tolerance_pct: float) -> str:
-    """`ratio` is A ÷ B. worse, better, ok (surely not worse), unsure, or one run (no interval)."""
-    good = ratio.inverse() if metric.higher_is_better else ratio
-    if good.low is None or good.high is None:
-        return "one run"
-    # Worse by the tolerance, seen from the figure's own side: 2 % less throughput, or 2 % more CPU.
-    floor = 1 - tolerance_pct / 100 if metric.higher_is_better else 1 / (1 + tolerance_pct / 100)
-    if good.high < floor:
-        return "worse"
-    if good.low > 1 / floor:
-        return "better"
-    return "ok" if good.low >= floor else "unsure"
+    return {**row, "verdict": told(ratio, metric, tolerance_pct)}
 
 
 def _overall(points: list[dict[str, Any]], metric: Metric, tolerance_pct: float) -> dict[str, Any] | None:
@@ -310,7 +299,7 @@ def _overall(points: list[dict[str, Any]], metric: Metric, tolerance_pct: float)
         "estimate": ratio.estimate,
         "ci95": [ratio.low, ratio.high],
         "points": ratio.n,
-        "verdict": _told(ratio, metric, tolerance_pct),
+        "verdict": told(ratio, metric, tolerance_pct),
     }
 
 
@@ -328,10 +317,10 @@ def _verdict(
             "next": f"forebay compare --a … --b … to see it side by side: {worse[0]}",
         }
     if overall is not None and overall["verdict"] == "worse":
-        low, high = (f"{1 / v:.3f}" for v in reversed(overall["ci95"]))
+        low, high = (f"{v:.3f}" for v in overall["ci95"])
         return {
             "kind": "worse",
-            "text": f"B is worse than A {by} over all points together: {low}–{high} × A",
+            "text": f"B is worse than A {by} over all points together: A is {low}–{high} × B",
             "next": "",
         }
     if (

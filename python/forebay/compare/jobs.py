@@ -11,16 +11,19 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from forebay import run as engine
 from forebay.bench.save import Output
+from forebay.compare.bounds import judge as judge_bounds
+from forebay.compare.gate import Gate
 from forebay.compare.subject import Subject
 from forebay.compare.typed import Typed
-from forebay.compare.verdict import judge
+from forebay.compare.verdict import judge, told
+from forebay.compare.work import Work
 from forebay.errors import ForebayError, MachineError, RunError
 from forebay.metrics import Metric
 from forebay.numbers import figure
@@ -84,7 +87,7 @@ class PairRun:
 def compare_jobs(
     a: Side,
     b: Side,
-    metric: Metric,
+    gate: Gate,
     limits: Limits,
     out: Output | None = None,
     endpoint: Endpoint | None = None,
@@ -102,10 +105,10 @@ def compare_jobs(
     interrupted, failure = False, None
     with Stages(endpoint=endpoint) as stages:
         try:
-            for pair in _pairs(a, b, metric, limits, stages, pairs):
+            for pair in _pairs(a, b, gate, limits, stages, pairs):
                 pairs.append(pair)
                 if out:
-                    so_far = _document(started, a, b, metric, limits, pairs, False, None)
+                    so_far = _document(started, a, b, gate, limits, pairs, False, None)
                     out.write([so_far], partial=True, rescues=False)
         except KeyboardInterrupt:
             interrupted = True
@@ -114,35 +117,33 @@ def compare_jobs(
                 raise
             failure = error
             stages.say(f"forebay: {error}")
-    return _document(started, a, b, metric, limits, pairs, interrupted, failure)
+    return _document(started, a, b, gate, limits, pairs, interrupted, failure)
 
 
 def _pairs(
-    a: Side, b: Side, metric: Metric, limits: Limits, stages: Stages, done: list[PairRun]
+    a: Side, b: Side, gate: Gate, limits: Limits, stages: Stages, done: list[PairRun]
 ) -> Any:
     began = time.monotonic()
-    _warm_up(a, b, metric, stages)
+    _warm_up(a, b, gate, stages)
     a_first = orders(limits.order_seed, limits.pairs_min)
-    while not _enough(done, metric, limits, began):
-        yield _pair(a, b, metric, next(a_first), len(done), limits, stages)
-        stages.say(_line(done, metric, limits, time.monotonic() - began))
+    while not _enough(done, gate.metrics, limits, began):
+        yield _pair(a, b, gate, next(a_first), len(done), limits, stages)
+        stages.say(_line(done, _widest(done, gate.metrics), limits, time.monotonic() - began))
 
 
-def _warm_up(a: Side, b: Side, metric: Metric, stages: Stages) -> None:
+def _warm_up(a: Side, b: Side, gate: Gate, stages: Stages) -> None:
     """A short run of each that doesn't count: files are made, caches filled, errors met early."""
     for subject in (a, b):
         stages.begin(f"warm-up of {subject.name}", subject.job)
         record = _run_that_finds(subject, stages, [], brief=True)
-        if record is not None and metric.of_record(record) is None:
-            raise MachineError(
-                f"--metric {metric.name}",
-                f"not measured for {subject.name}: {metric.why_missing(record)}",
-                f"--metric {next(iter(subject.metrics))}",
-            )
+        for asked, metric in gate.asked(subject.name):
+            if record is not None and metric.of_record(record) is None:
+                found = f"not measured for {subject.name}: {metric.why_missing(record)}"
+                raise MachineError(asked, found, f"--metric {next(iter(subject.metrics))}")
 
 
 def _pair(
-    a: Side, b: Side, metric: Metric, a_first: bool, index: int, limits: Limits, stages: Stages
+    a: Side, b: Side, gate: Gate, a_first: bool, index: int, limits: Limits, stages: Stages
 ) -> PairRun:
     records = {}
     empty: list[str] = []
@@ -150,12 +151,11 @@ def _pair(
         stages.begin(f"pair {index + 1}/{limits.pairs_max} {subject.name}", subject.job)
         record = _run_that_finds(subject, stages, empty)
         assert record is not None
-        if metric.of_record(record) is None:
-            raise RunError(
-                f"{subject.name} in pair {index + 1}",
-                f"reported no {metric.title}: {metric.why_missing(record)}",
-                "a longer --duration" if subject.has_ios else f"{subject.longer}, or another --metric",
-            )
+        for _, metric in gate.asked(subject.name):
+            if metric.of_record(record) is None:
+                found = f"reported no {metric.title}: {metric.why_missing(record)}"
+                more = "a longer --duration" if subject.has_ios else f"{subject.longer}, or another --metric"
+                raise RunError(f"{subject.name} in pair {index + 1}", found, more)
         records[subject.name] = record
     return PairRun(records["A"], records["B"], a_first, tuple(empty))
 
@@ -179,7 +179,7 @@ def _run(subject: Side, stages: Stages, brief: bool) -> dict[str, Any] | None:
     return record
 
 
-def _enough(done: list[PairRun], metric: Metric, limits: Limits, began: float) -> bool:
+def _enough(done: list[PairRun], metrics: Sequence[Metric], limits: Limits, began: float) -> bool:
     if len(done) >= limits.pairs_max:
         return True
     if limits.seconds_max is not None and done:
@@ -188,8 +188,13 @@ def _enough(done: list[PairRun], metric: Metric, limits: Limits, began: float) -
             return True
     if len(done) < limits.pairs_min:
         return False
-    half = ratio_of(done, metric).half_width_pct
+    half = ratio_of(done, _widest(done, metrics)).half_width_pct
     return half is not None and half <= limits.until_pct
+
+
+def _widest(done: list[PairRun], metrics: Sequence[Metric]) -> Metric:
+    """The one that is known least: the comparison goes on for it."""
+    return max(metrics, key=lambda m: ratio_of(done, m).half_width_pct or math.inf)
 
 
 def ratio_of(done: list[PairRun], metric: Metric) -> Interval:
@@ -219,30 +224,34 @@ def _document(
     started: str,
     a: Side,
     b: Side,
-    metric: Metric,
+    gate: Gate,
     limits: Limits,
     pairs: list[PairRun],
     interrupted: bool,
     failure: ForebayError | None,
 ) -> dict[str, Any]:
-    ratios = {name: _ratio(pairs, m) for name, m in a.metrics.items()}
+    reported = gate.reported(a.metrics)
+    longer = None if a.has_ios else a.longer
     noise = _noise(pairs)
-    ratio = ratio_of(pairs, metric) if pairs else Interval(1.0, None, None, 0)
+    first, *also = [_judged(pairs, m, gate, limits, noise, longer) for m in gate.metrics]
+    tested = Work("", b.job, "B", [p.b for p in pairs])
     return {
         "schema": "forebay.compare/1",
         "kind": "jobs",
         "started": started,
         "command": engine.typed(),
-        "metric": metric.name,
+        "tolerance_pct": gate.tolerance_pct,
         "until_ci_pct": limits.until_pct,
         "order_seed": limits.order_seed,
         "method": "crossover of pairs in random order, log ratios, Student's t, pooled over both orders",
-        "a": _side(a, [p.a for p in pairs]),
-        "b": _side(b, [p.b for p in pairs]),
-        "pairs": [_pair_row(p, a.metrics) for p in pairs],
-        "ratios": ratios,
+        "a": _side(a, [p.a for p in pairs], reported),
+        "b": _side(b, [p.b for p in pairs], reported),
+        "pairs": [_pair_row(p, reported) for p in pairs],
+        "ratios": {name: _ratio(pairs, m) for name, m in reported.items()},
         "noise": noise,
-        "verdict": judge(ratio, metric, limits.until_pct, noise, a.longer if not a.has_ios else None).as_dict(),
+        **first,
+        "also": also,
+        "limits": judge_bounds(gate.bounds, [tested]) if pairs else [],
         "interrupted": interrupted,
         "error": None
         if failure is None
@@ -274,9 +283,20 @@ def _hashes(record: dict[str, Any]) -> dict[int, str]:
     return {mark["samples"]: mark["hash"] for mark in marks}
 
 
-def _side(subject: Side, records: list[dict[str, Any]]) -> dict[str, Any]:
+def _judged(
+    pairs: list[PairRun], metric: Metric, gate: Gate, limits: Limits, noise: dict[str, Any], longer: str | None
+) -> dict[str, Any]:
+    """The verdict on one figure; with a tolerance also `gate`, as of two files: worse, better, ok or unsure."""
+    ratio = ratio_of(pairs, metric) if pairs else Interval(1.0, None, None, 0)
+    found = judge(ratio, metric, limits.until_pct, noise, longer).as_dict()
+    if gate.tolerance_pct is not None:
+        found["gate"] = told(ratio, metric, gate.tolerance_pct)
+    return {"metric": metric.name, "verdict": found}
+
+
+def _side(subject: Side, records: list[dict[str, Any]], reported: Mapping[str, Metric]) -> dict[str, Any]:
     medians, missing = {}, {}
-    for name, metric in subject.metrics.items():
+    for name, metric in reported.items():
         values = [v for v in map(metric.of_record, records) if v is not None]
         medians[name] = statistics.median(values) if values else None
         if not values and records:
@@ -301,10 +321,10 @@ def how_it_ran(record: dict[str, Any]) -> str:
     return ", ".join(w for w in words if w)
 
 
-def _pair_row(pair: PairRun, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+def _pair_row(pair: PairRun, reported: Mapping[str, Metric]) -> dict[str, Any]:
     row: dict[str, Any] = {"order": "AB" if pair.a_first else "BA"}
     for side, record in (("a", pair.a), ("b", pair.b)):
-        row[side] = {"id": record.get("id"), **{n: m.of_record(record) for n, m in metrics.items()}}
+        row[side] = {"id": record.get("id"), **{n: m.of_record(record) for n, m in reported.items()}}
     return row
 
 

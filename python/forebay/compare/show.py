@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from forebay.metrics import ALL, METRICS, OF_VERBS, Metric
+from forebay.compare.gate import cases
+from forebay.metrics import ALL
 from forebay.numbers import figure
 from forebay.table import table
 
+# `by`: by how much, and in what.
+GATE = {
+    "worse": "B is worse than A {by}", "better": "B is better than A {by}", "ok": "B is not worse than A {by}",
+    "unsure": "B is not shown to be worse than A {by}", "one run": "no interval yet",
+}  # fmt: skip
 
-def show_jobs(document: dict[str, Any]) -> str:
+
+def show_jobs(document: dict[str, Any], strict: bool) -> str:
     """The two sides, a table of every figure with its ratio, and the verdict last."""
     lines = [_side(name, document[name.lower()]) for name in "AB"]
     pairs = len(document["pairs"])
     lines += ["", f"{pairs} pairs, in random order, medians, and A ÷ B with its 95 % interval"]
     rows = [("", "A", "B", "A ÷ B", "")]
-    metrics = _metrics(document)
-    for name, metric in metrics.items():
+    for name, metric in ALL.items():
+        if name not in document["ratios"]:
+            continue
         a, b, ratio = document["a"]["medians"][name], document["b"]["medians"][name], document["ratios"][name]
         if a is None and b is None:
             continue
@@ -26,17 +33,31 @@ def show_jobs(document: dict[str, Any]) -> str:
     for name in ("cpu", "power", "train.seconds_to_target"):
         reason = document["a"]["missing"].get(name) or document["b"]["missing"].get(name)
         if reason:
-            lines.append(f"{metrics[name].title} not measured: {reason}")
+            lines.append(f"{ALL[name].title} not measured: {reason}")
     if document.get("same_batches") is not None:
         same = "the same samples in the same order" if document["same_batches"] else "different samples, or in another order"
         lines.append(f"A and B were trained on {same}")
-    return "\n".join([*lines, "", *_verdict(document)])
+    lines += [*_limits(document, strict), ""]
+    for judged in (document, *document["also"]):
+        verdict = judged["verdict"]
+        lines += _verdict(verdict)
+        if verdict.get("gate"):
+            by = f"by more than {document['tolerance_pct']:g} % in {ALL[judged['metric']].title}"
+            lines.append(f"  gate: {GATE[verdict['gate']].format(by=by)}")
+    if document["interrupted"]:
+        lines.append("interrupted: the verdict is on the pairs that finished")
+    if document["error"]:
+        lines.append("ended by an error: the verdict is on the pairs that finished")
+    return "\n".join(lines)
 
 
-def _metrics(document: dict[str, Any]) -> Mapping[str, Metric]:
-    """Those of the verb that ran."""
-    words = document["a"]["job"].get("command") or [""]
-    return OF_VERBS.get(words[0], METRICS)
+def _limits(document: dict[str, Any], strict: bool) -> list[str]:
+    """A line for each limit and point."""
+    found = [case for case in cases(document, strict) if case.suite in {limit["limit"] for limit in document["limits"]}]
+    if not found:
+        return []
+    rows = [("limit", "at", "", "")]
+    return ["", *table(rows + [(case.suite, case.name, case.text.partition(": ")[2], case.state) for case in found])]
 
 
 def _side(name: str, side: dict[str, Any]) -> str:
@@ -61,35 +82,36 @@ def _plain(ratio: float) -> str:
     return f"{ratio:.3f}" if 0.1 <= ratio < 10 else f"{ratio:.3g}" if ratio < 1000 else f"{ratio:,.0f}"
 
 
-def _verdict(document: dict[str, Any]) -> list[str]:
-    verdict = document["verdict"]
-    lines = [verdict["text"]]
-    if verdict["next"]:
-        lines.append(f"  try: {verdict['next']}")
-    if document.get("interrupted"):
-        lines.append("interrupted: the verdict is on the pairs that finished")
-    if document.get("error"):
-        lines.append("ended by an error: the verdict is on the pairs that finished")
-    return lines
+def _verdict(verdict: dict[str, Any]) -> list[str]:
+    return [verdict["text"], *([f"  try: {verdict['next']}"] if verdict["next"] else [])]
 
 
-def show_files(document: dict[str, Any]) -> str:
-    """Matched points with their ratio and what it means for the gate, then what didn't match."""
-    metric = ALL[document["metric"]]
+def show_files(document: dict[str, Any], strict: bool) -> str:
+    """Matched points with their ratio and what it means for the gate, then limits, what didn't match, and the verdicts."""
+    sides = [side for side in "AB" if side.lower() in document]
     lines = [
-        f"A  {document['a']['file']}  ({document['a']['records']} records)",
-        f"B  {document['b']['file']}  ({document['b']['records']} records)",
-        "",
-        f"{metric.title}, {metric.unit}; A ÷ B with its interval (95 % for all points together)",
+        f"{side}  {document[side.lower()]['file']}  ({document[side.lower()]['records']} records)" for side in sides
     ]
+    judged = [document, *document["also"]] if document["kind"] == "files" else []
+    for each in judged:
+        lines += _points(each)
+    lines += _limits(document, strict)
+    for found in document.get("differs", ()):
+        lines.append(f"differs: {found['what']}: {', '.join(found['a'][:4])} in A, {', '.join(found['b'][:4])} in B")
+    unmatched = document.get("unmatched", {})
+    lines += [f"only in {side}: {name}" for side in "AB" for name in unmatched.get(side.lower(), ())]
+    lines += [f"skipped: {text}" for text in document["skipped"]]
+    if judged:
+        lines += ["", *(line for each in judged for line in _verdict(each["verdict"]))]
+    return "\n".join(lines)
+
+
+def _points(judged: dict[str, Any]) -> list[str]:
+    metric = ALL[judged["metric"]]
     rows = [("point", "A", "B", "A ÷ B", "", "runs", "")]
-    for point in document["points"]:
+    for point in judged["points"]:
         runs = f"{point['runs'][0]}/{point['runs'][1]}"
         figures = (figure(point["a"]), figure(point["b"]))
         rows.append((point["name"], *figures, *_ratio(point["ratio"]), runs, point["verdict"]))
-    lines += table(rows)
-    for found in document["differs"]:
-        lines.append(f"differs: {found['what']}: {', '.join(found['a'][:4])} in A, {', '.join(found['b'][:4])} in B")
-    lines += [f"only in {side}: {name}" for side in "AB" for name in document["unmatched"][side.lower()]]
-    lines += [f"skipped: {text}" for text in document["skipped"]]
-    return "\n".join([*lines, "", *_verdict(document)])
+    title = f"{metric.title}, {metric.unit}; A ÷ B with its interval (95 % for all points together)"
+    return ["", title, *table(rows)]

@@ -60,20 +60,20 @@ def judge(
 
 
 def _difference(ratio: Interval, metric: Metric) -> str:
-    """Told so that the number is above 1: '1.07–1.11 ×' reads better than '0.90–0.93 ×'."""
-    x, y = "A", "B"
-    if ratio.high is not None and ratio.high < 1:
-        x, y, ratio = "B", "A", ratio.inverse()
+    """In the direction of the table: A ÷ B, above 1 or below."""
     assert ratio.low is not None and ratio.high is not None
-    return metric.sentence.format(x=x, y=y, r=span(ratio.low, ratio.high))
+    return metric.sentence.format(x="A", y="B", r=span(ratio.low, ratio.high))
 
 
 def span(low: float, high: float) -> str:
-    """`1.07–1.11`: as many decimals as keep the ends apart and the lower end on its side of 1."""
+    """`1.07–1.11`: as many decimals as keep the ends apart and each on its side of 1."""
     least = 2 if high < 10 else 1 if high < 100 else 0
-    for decimals in range(least, 5):
+    if high < 0.1:
+        least = 1 - math.floor(math.log10(max(high, 1e-9)))
+    for decimals in range(least, least + 3):
         ends = [f"{v:.{decimals}f}" for v in (low, high)]
-        if ends[0] != ends[1] and not (low > 1 and float(ends[0]) <= 1):
+        rounded = (low > 1 and float(ends[0]) <= 1) or (high < 1 and float(ends[1]) >= 1)
+        if ends[0] != ends[1] and not rounded:
             return "–".join(ends)
     return f"{(low + high) / 2:.4g}"
 
@@ -105,3 +105,17 @@ def quieter(ratio: Interval, asked_pct: float, noise: dict[str, Any] | None, lon
             )
         hints.append(f"longer runs ({longer or '--duration'}), or a wider interval (--until-ci {math.ceil(half)}%)")
     return "; ".join(hints)
+
+
+def told(ratio: Interval, metric: Metric, tolerance_pct: float) -> str:
+    """`ratio` is A ÷ B. worse, better, ok (surely not worse), unsure, or one run (no interval)."""
+    good = ratio.inverse() if metric.higher_is_better else ratio
+    if good.low is None or good.high is None:
+        return "one run"
+    # Worse by the tolerance, seen from the figure's own side: 2 % less throughput, or 2 % more CPU.
+    floor = 1 - tolerance_pct / 100 if metric.higher_is_better else 1 / (1 + tolerance_pct / 100)
+    if good.high < floor:
+        return "worse"
+    if good.low > 1 / floor:
+        return "better"
+    return "ok" if good.low >= floor else "unsure"

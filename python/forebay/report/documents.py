@@ -18,7 +18,11 @@ METRICS: dict[str, tuple[str, str, Callable[[float], str]]] = {
     "throughput": ("Throughput", "GiB/s", numbers.rate),
     "iops": ("I/Os per second", "1/s", numbers.short),
     "latency_mean": ("Mean latency", "", numbers.micros),
+    "latency_p50": ("Median latency", "", numbers.micros),
+    "latency_p90": ("p90 latency", "", numbers.micros),
     "latency_p99": ("p99 latency", "", numbers.micros),
+    "latency_p999": ("p99.9 latency", "", numbers.micros),
+    "latency_max": ("Longest latency", "", numbers.micros),
     "cpu": ("CPU", "CPU-s/GiB", numbers.significant),
     "energy": ("Energy", "J/GiB", numbers.significant),
     "power": ("Power", "W", numbers.significant),
@@ -66,9 +70,14 @@ def comparison(document: dict[str, Any], number: int, notes: Notes) -> Section:
     error = document.get("error")
     if isinstance(error, dict):
         facts.append(("Note", f"ended by an error: {error.get('asked')}: {error.get('found')}"))
-    tables = [t for t in (_ratios(document, ident, notes), _points(document, ident, notes)) if t]
+    tables = [_ratios(document, ident, notes), _points(document, ident, notes)]
+    also = [each for each in document.get("also") or () if isinstance(each, dict)]
+    for judged in also:
+        facts.append(("Also", _verdict(judged)[0]))
+        tables.append(_points({"ratio": document.get("ratio"), **judged}, f"{ident}-{judged.get('metric')}", notes))
+    tables = [*tables, _limits(document, ident, notes)]
     return Section(
-        ident, f"Comparison {number}", finding, next, tables, facts, command_line(document.get("command"))
+        ident, f"Comparison {number}", finding, next, [t for t in tables if t], facts, command_line(document.get("command"))
     )
 
 
@@ -184,6 +193,23 @@ def _points(document: dict[str, Any], ident: str, notes: Notes) -> Table | None:
     return Table(
         f"{ident}-points", f"{title}{', ' + unit if unit else ''}, point by point", [], columns, rows, foot
     )
+
+
+def _limits(document: dict[str, Any], ident: str, notes: Notes) -> Table | None:
+    """What B is held to, and how it does at each point."""
+    limits = document.get("limits")
+    rows = []
+    for limit in limits if isinstance(limits, list) else []:
+        points = limit.get("points") if isinstance(limit, dict) else None
+        for point in points if isinstance(points, list) else []:
+            if isinstance(point, dict):
+                verdict = str(point.get("verdict") or numbers.DASH)
+                value = notes.value(finite(point.get("value")), numbers.significant, verdict)
+                cells = [text(str(limit.get("limit")), str(limit.get("unit") or "")), text(str(point.get("name"))), value]
+                rows.append([*cells, text(verdict)])
+    if not rows:
+        return None
+    return Table(f"{ident}-limits", "Limits", [], ["Limit", "Point", "Median", "Verdict"], rows[:ROWS_MAX], "")
 
 
 AXES = {
