@@ -13,7 +13,9 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SMALL = {
     "graph_features.py": ["--nodes", "3000", "--seeds", "50", "--batches", "2"],
     "embedding_table.py": ["--rows", "5000", "--batch", "64", "--batches", "2"],
+    "parquet_columns.py": ["--rows", "5000", "--batches", "2"],
 }
+OF_ROWS = ["graph_features.py", "embedding_table.py"]
 
 
 @pytest.mark.promise("PYT-20")
@@ -22,7 +24,7 @@ def test_every_example_is_run_here() -> None:
 
 
 @pytest.mark.promise("PYT-20")
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", OF_ROWS)
 def test_an_example_reads_the_right_rows(name: str, tmp_path: Path) -> None:
     done = processes.run([sys.executable, EXAMPLES / name, "--dir", tmp_path, *SMALL[name]])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -31,6 +33,17 @@ def test_an_example_reads_the_right_rows(name: str, tmp_path: Path) -> None:
         assert "torch index_select  " in done.stdout
     else:
         assert "torch isn't installed" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.promise("PYT-26")
+@pytest.mark.parametrize("cold", [[], ["--cold"]])
+def test_columns_of_parquet_are_the_same_over_a_file(tmp_path: Path, cold: list[str]) -> None:
+    pytest.importorskip("pyarrow")
+    name = "parquet_columns.py"
+    done = processes.run([sys.executable, EXAMPLES / name, "--dir", tmp_path, *SMALL[name], *cold])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "pyarrow over forebay" in done.stdout and ("cudf over forebay" in done.stdout or "cuDF isn't" in done.stdout)
     assert not list(tmp_path.iterdir())
 
 

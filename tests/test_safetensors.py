@@ -178,3 +178,41 @@ def test_a_damaged_file_is_read_inside_its_bounds_or_refused(
             assert tensor.offset == end
             end += tensor.bytes
         assert end == path.stat().st_size
+
+
+@pytest.mark.promise("PYT-26")
+@pytest.mark.parametrize("framework", ["numpy", "np"])
+def test_numpy_gets_arrays_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framework: str) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(packed(TENSORS))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    loaded = forebay.safetensors.load(path, framework=framework)
+    assert loaded.keys() == TENSORS.keys()
+    for name, array in TENSORS.items():
+        assert loaded[name].dtype == array.dtype and np.array_equal(loaded[name], array), name
+        assert loaded[name].flags.aligned and loaded[name].flags.writeable
+    assert len({id(root(array)) for array in loaded.values()}) == 1
+    with forebay.safetensors.open(path) as file:
+        assert file.tensor("scalar", framework="numpy") == 2.5
+    for wrong in ({"framework": "jax"}, {"framework": "numpy", "device": "cuda:0"}):
+        with pytest.raises(RequestError, match="jax|host"):
+            forebay.safetensors.load(path, **wrong)
+
+
+def root(array: np.ndarray) -> np.ndarray:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+@pytest.mark.promise("PYT-26")
+def test_a_type_that_numpy_lacks_is_said_or_taken_from_ml_dtypes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(packed({"w": np.arange(8, dtype="i2")}).replace(b'"I16"', b'"BF16"').replace(b" ", b"", 1))
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(MachineError, match="ml_dtypes"):
+        forebay.safetensors.load(path, framework="numpy")
+    stand_in = types.ModuleType("ml_dtypes")
+    stand_in.bfloat16 = np.uint16  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ml_dtypes", stand_in)
+    assert forebay.safetensors.load(path, framework="numpy")["w"].tolist() == list(range(8))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import operator
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -185,8 +187,12 @@ def together(reports: Sequence[Report]) -> Report:
     )
 
 
-class File:
-    """An open file. Any number of threads may read at the same time."""
+class File(io.RawIOBase):
+    """An open file. Any number of threads may read at the same time, each from offsets of its own.
+
+    It is also a stream of Python's, for libraries that take one: `read`, `readinto`, `seek` and `tell` share one position,
+    which the other methods neither use nor move.
+    """
 
     def __init__(
         self,
@@ -204,13 +210,11 @@ class File:
                 raise RequestError(f"{what}={value!r:.80}", f"is of type {type(value).__name__}", f'{what}="{example}"')
         self._path = path
         self._reader = _core.Reader(self.name, path, direct, once, prefer)
+        self._position = 0
         self.last_report: Report | None = None
 
-    def __enter__(self) -> File:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __del__(self) -> None:
+        """Nothing, in place of a stream's close: who drops it doesn't wait, and the reader lets go by itself."""
 
     def __repr__(self) -> str:
         return f"<forebay.File {self.name!r}>"
@@ -223,6 +227,58 @@ class File:
     def close(self) -> None:
         """Waits for the reads in flight and closes the file."""
         self._reader.close()
+        super().close()
+
+    def readable(self) -> bool:
+        self._refuse_closed()
+        return True
+
+    def seekable(self) -> bool:
+        self._refuse_closed()
+        return True
+
+    def write(self, data: Any, /) -> int:
+        raise io.UnsupportedOperation(f"{self.name} is open for reading")
+
+    def tell(self) -> int:
+        self._refuse_closed()
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Moves the stream's position, which may lie beyond the end, and returns it."""
+        self._refuse_closed()
+        if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
+            raise ValueError(f"whence={whence} isn't 0 (from the start), 1 (from the position) or 2 (from the end)")
+        start = 0 if whence == os.SEEK_SET else self._position if whence == os.SEEK_CUR else self.size
+        position = start + operator.index(offset)
+        if position < 0:
+            raise ValueError(f"seek to {position}: before the start of {self.name}")
+        self._position = position
+        return position
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fills `buffer`, which may be on a GPU, from the stream's position on; returns how many bytes, less only at the end."""
+        self._refuse_closed()
+        if self._position >= self.size:
+            return 0
+        count = self.read_into(buffer, self._position)
+        self._position += count
+        return count
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As many bytes from the stream's position on, less only at the end; all of them for -1."""
+        self._refuse_closed()
+        left = max(0, self.size - self._position)
+        into = bytearray(left if size is None or size < 0 else min(size, left))
+        count = self.readinto(into)
+        return bytes(into if count == len(into) else into[:count])
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def _refuse_closed(self) -> None:
+        if self.closed:
+            raise ValueError(f"{self.name} is closed")
 
     def read_into(
         self, buffer: Any, offset: int = 0, size: int | None = None, *, stream: Any = None
@@ -501,7 +557,7 @@ def open(
     stripe_bytes  for several files: stripe unit of the table, which is distributed over the files in turn.
                   None: the files' rows are concatenated
     """
-    if isinstance(name, (str, bytes, os.PathLike)) or not isinstance(name, Iterable):
+    if isinstance(name, (str, bytes, os.PathLike, io.IOBase)) or not isinstance(name, Iterable):
         if stripe_bytes is not None:
             raise RequestError(f"stripe_bytes={stripe_bytes}", "there is one file", "a list of files")
         return File(name, path, direct, prefer=prefer)

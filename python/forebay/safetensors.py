@@ -4,8 +4,9 @@ rate. The header is checked in full before a byte is read: it may come from anyb
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -21,8 +22,8 @@ HEADER_BYTES_MAX = 100_000_000
 # Where a file's own layout is followed, and where tensors begin otherwise: what wide loads on a GPU need.
 ALIGNED, ALIGN_TO = 16, 64
 
-# The format's names → PyTorch's.
-TORCH_TYPES = {
+# The format's names → those of PyTorch, and of NumPy with ml_dtypes.
+TYPES = {
     "BOOL": "bool",
     "U8": "uint8",
     "I8": "int8",
@@ -93,18 +94,24 @@ class SafetensorsFile:
         tensor = self._named(name)
         return self.file.read_into(buffer, tensor.offset, tensor.bytes, stream=stream)
 
-    def tensor(self, name: str, device: Any = "cuda:0") -> Any:
-        """One tensor, on a device of PyTorch's."""
-        return self.load([name], device)[name]
+    def tensor(self, name: str, device: Any = None, *, framework: str = "torch") -> Any:
+        """One tensor, as `load` has it."""
+        return self.load([name], device, framework=framework)[name]
 
-    def load(self, names: Iterable[str] | None = None, device: Any = "cuda:0") -> dict[str, Any]:
-        """Tensors by name (default: all), as views of one allocation on `device`, which lives as long as any of them."""
-        torch = import_torch()
+    def load(
+        self, names: Iterable[str] | None = None, device: Any = None, *, framework: str = "torch"
+    ) -> dict[str, Any]:
+        """Tensors by name (default: all), as views of one allocation, which lives as long as any of them.
+
+        device     PyTorch's; default: the first GPU, "cuda:0"
+        framework  "torch", or "numpy" for arrays in memory of the host, which needs no PyTorch
+        """
+        allocate, type_of = _numpy(device) if _is_numpy(framework) else _torch(device)
         wanted = list(self.tensors.values()) if names is None else [self._named(n) for n in names]
         wanted.sort(key=lambda t: t.offset)
-        types = {t.dtype: torch_type(torch, t) for t in wanted}
+        types = {t.dtype: type_of(t) for t in wanted}
         places, total = layout(wanted)
-        whole = torch.empty(total, dtype=torch.uint8, device=device)
+        whole = allocate(total)
         self._fill(whole, wanted, places)
         return {
             t.name: whole[at : at + t.bytes].view(types[t.dtype]).reshape(t.shape)
@@ -178,6 +185,46 @@ def gaps(tensors: list[Tensor]) -> bool:
     return any(a.offset + a.bytes != b.offset for a, b in zip(tensors, tensors[1:]))  # noqa: B905
 
 
+def _is_numpy(framework: str) -> bool:
+    names = {"torch": False, "pt": False, "numpy": True, "np": True}
+    if not isinstance(framework, str) or framework not in names:
+        raise RequestError(f"framework={framework!r:.80}", "is neither torch nor numpy", 'framework="numpy"')
+    return names[framework]
+
+
+def _torch(device: Any) -> tuple[Callable[[int], Any], Callable[[Tensor], Any]]:
+    """What allocates bytes, and what says a tensor's type."""
+    torch = import_torch()
+    place = "cuda:0" if device is None else device
+    return lambda size: torch.empty(size, dtype=torch.uint8, device=place), partial(torch_type, torch)
+
+
+def _numpy(device: Any) -> tuple[Callable[[int], Any], Callable[[Tensor], Any]]:
+    import numpy
+
+    if device not in (None, "cpu"):
+        found = "NumPy's arrays are in memory of the host"
+        raise RequestError(f"device={device!r:.80}", found, 'device="cpu", or framework="torch"')
+
+    def allocate(size: int) -> Any:
+        spare = numpy.empty(size + ALIGN_TO, numpy.uint8)
+        skip = -spare.ctypes.data % ALIGN_TO
+        return spare[skip : skip + size]
+
+    def type_of(tensor: Tensor) -> Any:
+        name = TYPES.get(tensor.dtype, "")
+        if hasattr(numpy, name):
+            return numpy.dtype(name)
+        try:
+            return numpy.dtype(getattr(import_module("ml_dtypes"), name))
+        except (ImportError, AttributeError):
+            found = "NumPy alone has no such type"
+            next = 'pip install ml_dtypes; or SafetensorsFile.read_into with your own buffer, or framework="torch"'
+            raise MachineError(f"tensor {tensor.name!r} of type {tensor.dtype}", found, next) from None
+
+    return allocate, type_of
+
+
 def import_torch() -> Any:
     try:
         return import_module("torch")
@@ -185,12 +232,12 @@ def import_torch() -> Any:
         raise MachineError(
             "tensors of PyTorch",
             f"PyTorch can't be imported: {error}",
-            "pip install torch; or SafetensorsFile.read_into with your own buffer",
+            "framework=\"numpy\" for arrays; pip install torch; or SafetensorsFile.read_into with your own buffer",
         ) from None
 
 
 def torch_type(torch: Any, tensor: Tensor) -> Any:
-    found = getattr(torch, TORCH_TYPES.get(tensor.dtype, ""), None)
+    found = getattr(torch, TYPES.get(tensor.dtype, ""), None)
     if found is None:
         raise MachineError(
             f"tensor {tensor.name!r} of type {tensor.dtype}",
@@ -200,11 +247,16 @@ def torch_type(torch: Any, tensor: Tensor) -> Any:
     return found
 
 
-def load(name: Path, device: Any = "cuda:0", *, path: str = "auto", direct: bool | None = None) -> dict[str, Any]:
-    """All tensors of a file, by name, as views of one allocation on `device`. A cached file of at least 256 MiB is read
-    directly by the GPU; its pages stay registered until 0.2 s after the last read, or forebay.release()."""
+def load(
+    name: Path, device: Any = None, *, path: str = "auto", direct: bool | None = None, framework: str = "torch"
+) -> dict[str, Any]:
+    """All tensors of a file, by name, as views of one allocation on `device` ("cuda:0"), or of NumPy's.
+
+    A cached file of at least 256 MiB is read directly by the GPU; its pages stay registered until 0.2 s after the last read,
+    or forebay.release().
+    """
     with SafetensorsFile(name, path, direct, once=True) as file:
-        return file.load(device=device)
+        return file.load(device=device, framework=framework)
 
 
 def open(name: Path, *, path: str = "auto", direct: bool | None = None) -> SafetensorsFile:
