@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import sys
 from pathlib import Path
 
 import click
@@ -243,3 +244,39 @@ def test_building_counts_the_targets_that_there_are() -> None:
     targets = list((ROOT / "fuzz/fuzz_targets").glob("nvme_*.rs"))
     said = re.findall(r"NVMe crate's (\d+) targets", (ROOT / "docs/building.md").read_text())
     assert said == [str(len(targets))]
+
+
+def blocks_of_python(info: str) -> list[str]:
+    """Blocks of docs/python.md behind exactly that word."""
+    text = (ROOT / "docs/python.md").read_text()
+    return re.findall(rf"^```{info}\n(.*?)^```", text, re.S | re.M)
+
+
+@pytest.mark.promise("PYT-27")
+def test_the_page_of_python_runs_as_printed_without_a_gpu_and_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its order, in one folder; each block as a program of its own."""
+    text = (ROOT / "docs/python.md").read_text()
+    every = re.findall(r"^```.*$", text, re.M)[::2]
+    assert set(every) == {"```python", "```python torch", "```python torch_geometric"}, "a block of another kind"
+    section = text.index("## With PyTorch, on a GPU")
+    assert "```python torch" not in text[:section] and "```python\n" not in text[section:]
+    for module in ("torch", "cupy", "torch_geometric"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.chdir(tmp_path)
+    blocks = blocks_of_python("python")
+    assert len(blocks) >= 8
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.promise("PYT-27")
+@pytest.mark.parametrize("needs", ["torch", "torch_geometric"])
+def test_the_page_of_pytorch_runs_where_it_is_installed(needs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = blocks_of_python(f"python {needs}")
+    assert blocks and all(compile(block, "docs/python.md", "exec") for block in blocks)
+    pytest.importorskip(needs)
+    if not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("no GPU that PyTorch can use")
+    monkeypatch.chdir(tmp_path)
+    for block in [blocks_of_python("python")[0], *blocks]:
+        exec(compile(block, "docs/python.md", "exec"), {"__name__": "__main__"})
