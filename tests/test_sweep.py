@@ -14,6 +14,7 @@ from fake_machine import FakeMachine, typed
 from forebay.sweep.file import line_of, parse
 from forebay.sweep.plan import Asks, differences, make
 from forebay.sweep.points import point_key
+from forebay.sweep.vary import axes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sweep_support import machine, points_of, ran, sweep  # noqa: F401 - fixtures
@@ -103,6 +104,68 @@ def test_set_overrides_every_point_and_makes_equal_points_one(
     assert ran(machine) == [("host", 4), ("bounce", 4)] and machine.jobs[0]["duration_s"] == 0.5
 
 
+@pytest.mark.promise("SWP-32")
+def test_lists_on_the_command_line_are_a_sweep(machine: FakeMachine, sweep: Path, capsys: Any) -> None:
+    asked = ("sweep", "/data/big", "--vary", "workers=1:6", "--vary", "io-size=4k,64k", "--set", "duration=1")
+    code, out, _ = typed(capsys, *asked, "-o", "o")
+    assert code == 0 and "8 of 8 runs in o" in out
+    assert [(j["workers"], j["io_bytes"]) for j in machine.jobs] == [(w, s) for w in (1, 2, 4, 6) for s in (4096, 65536)]
+    assert machine.jobs[0]["sources"] == ["/data/big"]
+    assert "8 of them finished before" in typed(capsys, *asked, "-o", "o")[2]
+    machine.jobs = []
+    # Over a sweep's own values of the field, and beside its other axes.
+    typed(capsys, "sweep", sweep, "/x", "--vary", "depth=2,3", "-o", "p")
+    assert ran(machine) == [("host", 2), ("host", 3), ("bounce", 2), ("bounce", 3)]
+
+
+@pytest.mark.promise("SWP-32")
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("depth=1:96", [1, 2, 4, 8, 16, 32, 64, 96]),
+        ("depth=8:32:8", [8, 16, 24, 32]),
+        ("workers=1:4,12,auto", [1, 2, 4, 12, "auto"]),
+        ("io-size=4k:24k", [4096, 8192, 16384, 24576]),
+        ("--file-size=1m,2g", [1 << 20, 2 << 30]),
+        ("gpu=0,1", [[0], [1]]),
+        ("source=/a,nvme+tcp://h:4420/n", [["/a"], ["nvme+tcp://h:4420/n"]]),
+        ("path=host,bounce", ["host", "bounce"]),
+        ("rate-iops=1e3,2000", [1000.0, 2000.0]),
+    ],
+)
+def test_values_are_a_list_or_a_range_that_doubles_or_steps(text: str, values: list[Any]) -> None:
+    [axis] = axes([text])
+    assert [next(iter(setting.values())) for setting in axis] == values
+
+
+@pytest.mark.promise("SWP-32")
+def test_a_study_of_latency_shows_latency_first(machine: FakeMachine, sweep: Path, capsys: Any) -> None:
+    _, out, err = typed(capsys, "sweep", "/x", "--vary", "io-size=4k,64k", "--set", "depth=1", "-o", "o")
+    head = next(line for line in out.splitlines() if "latency" in line)
+    assert head.index("mean latency") < head.index("p99 latency") < head.index("throughput") and "mean latency" in err
+    _, out, _ = typed(capsys, "sweep", "/x", "--vary", "io-size=4k,64k", "-o", "p")
+    head = next(line for line in out.splitlines() if "latency" in line)
+    assert head.index("throughput") < head.index("latency")
+
+
+@pytest.mark.promise("SWP-32")
+def test_what_a_machine_lacks_is_known_before_the_first_run_and_said_once(
+    machine: FakeMachine, sweep: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = {"gds": "there is no GPU", "mapped": "there is no GPU"}
+    monkeypatch.setattr("forebay.run.lacks", missing.get)
+    code, out, err = typed(capsys, "sweep", "/x", "--vary", "path=gds,host", "--vary", "depth=1:4", "-o", "o")
+    assert code == 3 and {job["path"] for job in machine.jobs} == {"host"} and "3 of 3 runs" in out
+    assert (out + err).count("there is no GPU") == 2  # ahead of the runs on stderr, and with the table on stdout
+    document = json.loads(typed(capsys, "sweep", "/x", "--vary", "path=gds,host", "-o", "q", "--json")[1])
+    assert document["refused"] == {"gds": "there is no GPU"}
+    machine.jobs = []
+    code, _, err = typed(capsys, "sweep", "/x", "--vary", "path=gds,mapped", "-o", "p")
+    assert code == 3 and "there is no GPU" in err and not machine.jobs and not Path("p").exists()
+    code, out, _ = typed(capsys, "sweep", "solidigm-gds", "nil:", "--dry-run")
+    assert code == 0 and out.count("path gds can't run here") == 1 and "path=bounce" in out and "path=gds" not in out
+
+
 def test_a_dry_run_lists_the_runs_and_the_time_and_touches_nothing(
     machine: FakeMachine, sweep: Path, capsys: Any
 ) -> None:
@@ -175,6 +238,14 @@ def test_a_line_is_found_in_its_own_table() -> None:
         (["mine.toml", "/x", "--set", "dept=3"], "dept"),
         (["mine.toml", "/x", "--set", "depth"], "has no value"),
         (["mine.toml", "/x", "--scale", "7"], "--scale 7"),
+        (["/x", "--vary", "dept=3"], "--vary dept=3"),
+        (["/x", "--vary", "depth="], "has no values"),
+        (["/x", "--vary", "depth=3:1"], "3:1 is not a range"),
+        (["/x", "--vary", "depth=1:x"], "is not a range of whole numbers"),
+        (["/x", "--vary", "depth=1:99999:1"], "more than 10,000 values"),
+        (["/x", "--vary", "depth=1", "--vary", "depth=2"], "varied twice"),
+        (["/x", "--vary", "depth=1", "--set", "depth=2"], "contradict each other"),
+        (["--vary", "depth=1"], "names no sweep"),
         (["mine.toml", "/x", "--scale", "soon"], "--scale soon"),
         (["mine.toml", "/x", "--max-time", "1s"], "--max-time"),
         (["mine.toml", "/x", "--max-time", "0"], "--max-time 0"),

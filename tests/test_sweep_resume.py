@@ -295,11 +295,29 @@ def test_an_error_of_a_run_names_the_keys_of_the_file(sweep: Path, capsys: Any) 
     """By the engine itself, which counts the files of directories alone."""
     Path("data").write_bytes(bytes(1 << 20))
     sweep.write_text("[job]\nfiles = 3\n[matrix]\ndepth = [1]")
+    Path("o").touch()  # which keeps it: a new file in which every point was refused goes
     code, out, err = typed(capsys, "sweep", sweep, "data", "-o", "o")
     (line,) = points_of(Path("o"))
     found = "it is one file, and files counts those of a directory"
     assert line["error"] == {"exit_code": 2, "asked": "files 3 of data", "found": found, "next": "no files"}
     assert code == 2 and f"failed: files 3 of data: {found}" in out and "--files" not in out + err
+
+
+@pytest.mark.promise("SWP-32")
+def test_a_refused_sweep_is_in_the_way_of_no_other(sweep: Path, capsys: Any) -> None:
+    """By the engine itself: what every point was refused for leaves no file, and a file without a result takes any sweep."""
+    Path("data").write_bytes(bytes(1 << 20))
+    sweep.write_text("[job]\nfiles = 3\n[matrix]\ndepth = [1, 2]")
+    code, out, _ = typed(capsys, "sweep", sweep, "data", "-o", "o")
+    assert code == 2 and not Path("o").exists() and "no file is kept" in out and "(2 runs)" in out
+    Path("o").touch()
+    assert typed(capsys, "sweep", sweep, "data", "-o", "o")[0] == 2
+    sweep.write_text('[job]\nduration = 0.01\ncache = "allow"\n[matrix]\ndepth = [1, 2]')
+    code, out, err = typed(capsys, "sweep", sweep, "data", "-o", "o")
+    assert code == 0, err
+    assert "2 of 2 runs" in out
+    sweep.write_text("[job]\nduration = 0.02\n[matrix]\ndepth = [1, 2]")
+    assert typed(capsys, "sweep", sweep, "data", "-o", "o")[0] == 2, "what was measured isn't mixed with another sweep"
 
 
 def test_a_machine_that_can_do_none_of_it_ends_with_3(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +153,13 @@ SHORT = {
     "p50": "latency_p50", "median": "latency_p50", "p90": "latency_p90", "p99": "latency_p99", "p99.9": "latency_p999",
     "p999": "latency_p999", "max": "latency_max",
 }  # fmt: skip
+
+
+def is_about_latency(jobs: Iterable[dict[str, Any]]) -> bool:
+    """Returns whether the runs tell how long an I/O takes, and no more: one in flight, or a load that a clock sets."""
+    return all(
+        (job.get("workers", 1) == 1 and job.get("depth") == 1) or job.get("rate_iops") or job.get("rate_gib_s") for job in jobs
+    )
 
 
 def _own(part: str, name: str, title: str, unit: str, field: str, sentence: str, higher: bool = False) -> Metric:

@@ -71,6 +71,20 @@ def paths() -> tuple[str, ...]:
     return tuple(path["name"] for path in tables()["paths"])
 
 
+@cache
+def lacks(path: str) -> str | None:
+    """Part of this machine that is missing and that no job can go by the path without: a GPU, or a library; None where nothing is known to be
+    missing. Whether a certain source can be read by it only `plan` and a run tell."""
+    if path not in ("mapped", "gds"):
+        return None
+    from forebay import _core
+
+    verdicts = json.loads(_core.doctor(None))["verdicts"]
+    if path == "mapped":
+        return verdicts["mapped"]["because"]
+    return next((row["because"] for row in verdicts["gds"]["both"] if row["id"] in ("gpu", "libcuda", "library")), None)
+
+
 def check(job: Job) -> Job:
     """`job` with its defaults. Raises RequestError for what can't be right on any machine."""
     from forebay import _core

@@ -193,7 +193,7 @@ def _is_numpy(framework: str) -> bool:
 
 
 def _torch(device: Any) -> tuple[Callable[[int], Any], Callable[[Tensor], Any]]:
-    """What allocates bytes, and what says a tensor's type."""
+    """The function that allocates bytes, and the one that says a tensor's type."""
     torch = import_torch()
     place = "cuda:0" if device is None else device
     return lambda size: torch.empty(size, dtype=torch.uint8, device=place), partial(torch_type, torch)

@@ -205,7 +205,7 @@ def _files(source: tuple[str, ...], gate: Gate, ends: Ends) -> int:
 
 
 class Ends:
-    """The places that a comparison goes to, and the exit code that it ends with."""
+    """Ends of a comparison: where it goes, and the exit code."""
 
     def __init__(self, as_json: bool, output: str | None, strict: bool, junit: str | None, github: bool) -> None:
         self.as_json, self.strict, self.github = as_json, strict, github

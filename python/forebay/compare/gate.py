@@ -20,14 +20,14 @@ ALL_POINTS = "all points together"
 
 @dataclass(frozen=True)
 class Gate:
-    """All that is asked of B. `tolerance_pct` None: a difference between the two sides is a finding, no failure."""
+    """Demands on B. `tolerance_pct` None: a difference between the two sides is a finding, no failure."""
 
     metrics: Sequence[Metric]
     bounds: Sequence[Bound] = ()
     tolerance_pct: float | None = None
 
     def asked(self, side: str) -> list[tuple[str, Metric]]:
-        """What each run of that side must report, with the flag that says so."""
+        """Figures that each run of that side must report, with the flag that says so."""
         own = [(f"--limit '{b.text}'", b.metric) for b in self.bounds] if side == "B" else []
         return [*((f"--metric {m.name}", m) for m in self.metrics), *own]
 

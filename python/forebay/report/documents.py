@@ -196,7 +196,7 @@ def _points(document: dict[str, Any], ident: str, notes: Notes) -> Table | None:
 
 
 def _limits(document: dict[str, Any], ident: str, notes: Notes) -> Table | None:
-    """What B is held to, and how it does at each point."""
+    """Limits of B, and its figures at each point."""
     limits = document.get("limits")
     rows = []
     for limit in limits if isinstance(limits, list) else []:

@@ -11,17 +11,18 @@ import click
 
 from forebay import run as engine
 from forebay.bench import listen
-from forebay.errors import RequestError
+from forebay.errors import BAD_REQUEST, DONE, MACHINE, RequestError
 from forebay.stages import format_duration
 from forebay.sweep import drives
 from forebay.sweep import plan as planning
 from forebay.sweep.fabric import Fabric, Link, parse_elsewhere
-from forebay.sweep.file import ROUNDS_MAX, load, parse, presets
+from forebay.sweep.file import ROUNDS_MAX, parse, presets
 from forebay.sweep.points import parse_overrides
 from forebay.sweep.results import HEADER, Results
 from forebay.sweep.runner import is_finished, run_points
 from forebay.sweep.scale import parse_scale
 from forebay.sweep.show import dry_run, heading, making, show, summary
+from forebay.sweep.vary import asked_for, refuse_settled
 from forebay.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ Examples:
   forebay sweep micron-4k --pair 0=/dev/nvme0n1 --pair 1=/dev/nvme1n1
   forebay sweep solidigm-snap-queues /data --netns --link-delay 30us --link-rate 25gbit
   forebay sweep drive-scaling --system d74h-7u --scale-to-peak
-  forebay sweep mine.toml /data --rounds 5 --set duration=2"""
+  forebay sweep mine.toml /data --rounds 5 --set duration=2
+  forebay sweep /data/big --vary workers=1:96 --vary io-size=4k,64k --set op=randread"""
 
 
 @click.command(name="sweep", epilog=EXAMPLES, context_settings={"max_content_width": 110})
@@ -62,6 +64,10 @@ Examples:
     "--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Override a field of every point."
 )
 @click.option(
+    "--vary", multiple=True, metavar="FIELD=VALUES",
+    help="Vary a field: a list, 4k,64k; 1:96 doubles from 1 to 96; 8:32:8 goes by steps of 8. Repeat it for more axes.",
+)
+@click.option(
     "--pair", "pairs", multiple=True, metavar="GPU=SOURCE", help="A GPU and the source that feeds it."
 )
 @click.option("--fabric", "elsewhere", metavar="tcp://HOST[:PORT][/NQN]", help="Use a running target, e.g. on another machine.")
@@ -84,21 +90,22 @@ Examples:
 def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
     """The same over any matrix of settings, or by a published method.
 
-    SWEEP is a TOML file, or the name of a preset. Each finished point is one line of the results file.
+    SWEEP is a TOML file, or the name of a preset; with --vary it may be left out. Each finished point is one line of
+    the results file.
     After Ctrl-C or a crash, the same command with the same -o continues where it stopped.
     """
     if values["list_presets"]:
         return _list(values["as_json"])
-    if sweep is None:
-        raise RequestError("sweep", "names no sweep", f"a TOML file, or one of {', '.join(presets())}")
-    asked = load(sweep)
+    asked, source = asked_for(sweep, source, values["vary"])
     if asked.systems:
         return drives.command(asked, source, values)
     drives.refuse_own(values, asked.name)
     scale = values["scale"] or ("auto" if asked.origin.startswith("preset ") else "1")
+    settings = parse_overrides(values["settings"])
+    refuse_settled(settings, values["vary"])
     asks = planning.Asks(
         sources=source,
-        settings={**parse_overrides(values["settings"]), **_pairs(values["pairs"], source)},
+        settings={**settings, **_pairs(values["pairs"], source)},
         scale=parse_scale(scale),
         seconds_max=_seconds_max(values["max_time"]),
         rounds=values["rounds"],
@@ -155,11 +162,14 @@ def _run(plan: planning.Plan, results: Results, as_json: bool, link: Link, liste
     else:
         with Fabric(plan, link, lambda text: click.echo(text, err=True)) as fabric:
             outcome = run_points(plan, results, fabric.resolve, listens)
-    document = summary(plan, results.contents.finished(), outcome, str(results.path))
+        if outcome.exit_code in (BAD_REQUEST, MACHINE):
+            results.nothing_measured = True
+    kept = "" if results.leaves_nothing else str(results.path)
+    document = summary(plan, results.contents.finished(), outcome, kept)
     click.echo(json.dumps(document) if as_json else show(document, plan))
     if outcome.interrupted:
         click.echo(f"forebay: interrupted; the same command with -o {results.path} continues", err=True)
-    return outcome.exit_code
+    return MACHINE if outcome.exit_code == DONE and plan.refused else outcome.exit_code
 
 
 def _continue(
@@ -172,7 +182,8 @@ def _continue(
         contents = results.contents
     old = contents.headers[-1] if contents.headers else None
     changes = planning.differences(old["definition"], planning.define(sweep, asks)) if old else []
-    if changes and not extend:
+    # Where nothing was measured, as by a sweep that this machine refused, there is nothing to keep apart.
+    if changes and not extend and any("record" in line for line in contents.lines):
         found = "holds a sweep that differs: " + "; ".join(changes)
         raise RequestError(
             f"-o {results.path}",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from forebay import own_files
 from forebay import run as engine
-from forebay.errors import RequestError
+from forebay.errors import MachineError, RequestError
 from forebay.sweep import fabric
 from forebay.sweep.file import Sweep
 from forebay.sweep.points import Point, canonical, describe, expand, keyed, ordered, varying_fields
-from forebay.sweep.scale import Scale, apply, choose, fall_back, find_fallbacks, seconds_of
+from forebay.sweep.scale import Scale, apply, choose, fall_back, find_fallbacks, find_refused, seconds_of
 from forebay.wording import in_keys
 
 
@@ -40,6 +40,8 @@ class Plan:
     dropped: list[str]
     # Of a sweep that serves it: the file or device.
     source: str | None = None
+    # Path → what this machine lacks for it: its points don't run, today.
+    refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -91,9 +93,14 @@ def make(sweep: Sweep, asks: Asks, frozen: dict[str, Any] | None = None) -> Plan
     scale = Scale(**frozen["scale"])
     scaled, repeated = _distinct([fabric.fit(*apply(job, scale)) for job in jobs], varying)
     kept, dropped = fall_back(scaled, sweep, frozen["fallbacks"])
-    points = ordered(keyed(kept), sweep, rounds)
+    refused = find_refused(kept)
+    able = [(job, changes) for job, changes in kept if job.get("path") not in refused]
+    if not able:
+        path, reason = next(iter(refused.items()))
+        raise MachineError(f"path {path}", f"can't run here: {reason}", "--set path=host, or forebay doctor")
+    points = ordered(keyed(able), sweep, rounds)
     source = fabric.local_source(asks.sources, sweep.needs, sweep.name) if sweep.needs else None
-    return Plan(sweep, definition, frozen, points, [*repeated, *dropped], source)
+    return Plan(sweep, definition, frozen, points, [*repeated, *dropped], source, refused)
 
 
 def _check_sources(jobs: list[dict[str, Any]], given: Sequence[str] | None) -> None:

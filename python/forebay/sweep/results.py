@@ -141,6 +141,8 @@ class Results:
         self.path = Path(os.path.realpath(path)) if path.is_symlink() else path
         # An empty file that is there is somebody's; one that we make and leave empty isn't.
         self._was_there = path.exists()
+        # Every point was refused: said on the terminal, and a file of refusals would only be in the way of the next sweep.
+        self.nothing_measured = False
         self._file = self._locked()
         try:
             self.contents = read(self.path)
@@ -154,8 +156,12 @@ class Results:
     def __exit__(self, *exc: object) -> None:
         self._file.close()
         # A sweep that ended before its first line leaves nothing behind.
-        if not self._was_there and self.path.exists() and self.path.stat().st_size == 0:
+        if self.path.exists() and (self.leaves_nothing or (not self._was_there and self.path.stat().st_size == 0)):
             self.path.unlink()
+
+    @property
+    def leaves_nothing(self) -> bool:
+        return self.nothing_measured and not self._was_there
 
     def _locked(self) -> Any:
         """Opens and locks; again where the file was replaced between the two."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from forebay import own_files
 from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError
-from forebay.metrics import METRICS
+from forebay.metrics import METRICS, is_about_latency
 from forebay.numbers import figure
 from forebay.stages import Stages, format_duration
 from forebay.sweep.plan import Plan
@@ -55,6 +55,8 @@ def run_points(
     left = [p for p in plan.points if not is_finished(p, finished)]
     outcome.skipped = len(plan.points) - len(left)
     clock = _Clock(left)
+    about_latency = is_about_latency(p.job for p in plan.points)
+    shown = ("latency_mean", "latency_p99", "iops") if about_latency else ("throughput", "iops", "cpu")
     with Stages(endpoint=endpoint) as stages:
         try:
             for number, point in enumerate(left, outcome.skipped + 1):
@@ -69,7 +71,7 @@ def run_points(
                     outcome.interrupted = True
                     break
                 _count(line, outcome)
-                stages.say(f"{title}  {_told(line)}  {clock.left()} left")
+                stages.say(f"{title}  {_told(line, shown)}  {clock.left()} left")
         except KeyboardInterrupt:
             outcome.interrupted = True
     return outcome
@@ -123,12 +125,13 @@ def failure_of(error: dict[str, Any]) -> ForebayError:
     return failure
 
 
-def _told(line: dict[str, Any]) -> str:
+def _told(line: dict[str, Any], shown: Sequence[str]) -> str:
     if "error" in line:
         return f"failed: {line['error']['asked']}: {line['error']['found']}"
     result = line["record"]["result"]
-    shown = [METRICS["throughput"], METRICS["iops"], METRICS["cpu"]]
-    return "  ".join(f"{figure(m.value(result))} {m.unit}" for m in shown)
+    metrics = [METRICS[name] for name in shown]
+    words = (f"{m.title} " if m.field.startswith("result.latency") else "" for m in metrics)
+    return "  ".join(f"{word}{figure(m.value(result))} {m.unit}" for word, m in zip(words, metrics, strict=True))
 
 
 def now() -> str:

@@ -171,8 +171,16 @@ def find_fallbacks(jobs: list[dict[str, Any]], sweep: Sweep) -> dict[str, str]:
     return reasons
 
 
+def find_refused(jobs: list[tuple[dict[str, Any], tuple[str, ...]]]) -> dict[str, str]:
+    """Path → what this machine lacks for it, of jobs that nothing stands in for."""
+    paths = dict.fromkeys(job["path"] for job, _ in jobs if isinstance(job.get("path"), str))
+    return {path: reason for path in paths if (reason := engine.lacks(path)) is not None}
+
+
 def _refusal(job: dict[str, Any]) -> str | None:
     """Why this machine can't run the job's path; None where it can, or where the path isn't what is wrong."""
+    if (lacking := engine.lacks(job.get("path", ""))) is not None:
+        return lacking
     try:
         engine.plan(own_files.looked_at(job, own_files.SWEEP))
     except MachineError as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import statistics
 from typing import Any
 
 from forebay import own_files
-from forebay.metrics import METRICS, Metric
+from forebay.metrics import FIGURES, METRICS, Metric, is_about_latency
 from forebay.numbers import figure
 from forebay.stages import format_duration
 from forebay.stats import Interval, exp, mean_interval
@@ -19,6 +20,7 @@ from forebay.table import table
 from forebay.units import format_bytes
 
 SHOWN = ("throughput", "iops", "latency_p99", "cpu", "power")
+SHOWN_OF_LATENCY = ("latency_mean", "latency_p99", "latency_p999", "iops", "throughput", "cpu", "power")
 
 
 def dry_run(plan: Plan) -> str:
@@ -54,6 +56,7 @@ def heading(plan: Plan) -> list[str]:
     lines = [f"{plan.sweep.name}: {plan.sweep.title}" if plan.sweep.title else plan.sweep.name]
     lines += [f"  {line.strip()}" for line in plan.sweep.method.strip().splitlines() if line.strip()]
     lines += [f"  path {path} can't run here: {reason}" for path, reason in plan.frozen["fallbacks"].items()]
+    lines += [f"  path {path} can't run here, and its points don't: {reason}" for path, reason in plan.refused.items()]
     lines += [f"  changed: {c}" for c in plan.changes]
     if plan.dropped:
         lines.append(
@@ -78,6 +81,7 @@ def summary(
         "interrupted": outcome.interrupted,
         "changes": plan.changes,
         "dropped": plan.dropped,
+        "refused": plan.refused,
         "points": [_row(p, lines) for p in {p.key: p for p in plan.points}.values()],
         "alternate": _alternations(plan, lines),
     }
@@ -90,7 +94,7 @@ def _row(point: Point, lines: dict[tuple[str, int], dict[str, Any]]) -> dict[str
         if key == point.key and is_finished(point, {(key, point.round): line})
     ]
     figures: dict[str, float | None] = {}
-    for name, metric in METRICS.items():
+    for name, metric in FIGURES.items():
         values = _values(metric, own)
         figures[name] = statistics.median(values) if values else None
     ran = sorted({str((line["record"].get("path") or {}).get("ran")) for line in own})
@@ -148,7 +152,8 @@ def _rounds_ratio(
 def show(document: dict[str, Any], plan: Plan) -> str:
     """A table of the points, then the alternations, then what is left to do."""
     lines = [*heading(plan), ""]
-    metrics = [METRICS[n] for n in SHOWN if any(row[n] is not None for row in document["points"])]
+    shown = SHOWN_OF_LATENCY if is_about_latency(p.job for p in plan.points) else SHOWN
+    metrics = [FIGURES[n] for n in shown if any(row[n] is not None for row in document["points"])]
     rows = [("", "ran", *(f"{m.title}, {m.unit}" for m in metrics))]
     rows += [
         (row["name"], "+".join(row["ran"]) or "–", *(figure(row[m.name]) for m in metrics))
@@ -158,8 +163,11 @@ def show(document: dict[str, Any], plan: Plan) -> str:
     for turn in document["alternate"]:
         lines += ["", f"{turn['first']} ÷ {turn['second']}, over the rounds, with the 95 % interval"]
         lines += [_ratio_line(n, r) for n, r in turn["ratios"].items() if r is not None]
-    lines += [f"failed: {e['asked']}: {e['found']}" for e in document["failed"][:20]]
+    failures = collections.Counter(f"failed: {e['asked']}: {e['found']}" for e in document["failed"])
+    lines += [f"{text} ({count} runs)" if count > 1 else text for text, count in list(failures.items())[:20]]
     left = document["runs"] - document["finished"]
+    if not document["output"]:
+        return "\n".join([*lines, "", "nothing was measured, and no file is kept"])
     lines += ["", f"{document['finished']} of {document['runs']} runs in {document['output']}"]
     if left:
         lines.append(f"  {left} are left: the same command with -o {document['output']} continues from here")
