@@ -139,7 +139,8 @@ METRICS: dict[str, Metric] = {
 # What a comparison reports only where it is asked for.
 TAILS: dict[str, Metric] = {
     f"latency_{name}": Metric(
-        f"latency_{name}", title, "µs", False, f"{{x}}'s {title} is {{r}} × {{y}}'s", f"result.latency_us.{name}", _latency(name)
+        f"latency_{name}", title, "µs", False, f"{{x}}'s {title} is {{r}} × {{y}}'s", f"result.latency_us.{name}",
+        _latency(name),
     )
     for name, title in (
         ("p50", "median latency"), ("p90", "p90 latency"), ("p999", "p99.9 latency"), ("max", "longest latency")

@@ -73,8 +73,10 @@ def paths() -> tuple[str, ...]:
 
 @cache
 def lacks(path: str) -> str | None:
-    """Part of this machine that is missing and that no job can go by the path without: a GPU, or a library; None where nothing is known to be
-    missing. Whether a certain source can be read by it only `plan` and a run tell."""
+    """The lack of a GPU or a library without which no job can go by the path, in words; None where none is known.
+
+    Whether a certain source can be read by it only `plan` and a run tell.
+    """
     if path not in ("mapped", "gds"):
         return None
     from forebay import _core
