@@ -79,7 +79,7 @@ def test_a_confounded_worker_count_makes_no_series_of_its_own(tmp_path: Path) ->
 
 def test_a_true_matrix_over_workers_does(tmp_path: Path) -> None:
     page = page_of(tmp_path, *[record("host", size, 2.0, workers=w) for size in (4096, 8192) for w in (1, 4)])
-    assert "host · 1 workers" in page and "host · 4 workers" in page
+    assert "1 worker<" in page and "4 workers ÷ 1 worker" in page and "host ·" not in page
 
 
 @pytest.mark.promise("REC-1")

@@ -38,12 +38,17 @@ def test_the_page_fits_its_window_and_asks_for_nothing(shown: Any, width: int, d
     window.requests.clear()
     window.open(page, width, 844, dark=dark)
     assert window.value("document.documentElement.scrollWidth") <= width
+    assert not window.value(SCROLLS_UNSAID)
     assert set(window.requests) <= {page.resolve().as_uri(), "data:,"}
     assert not window.console, window.console
     background = window.value("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 128) == dark
 
 
+SCROLLS_UNSAID = """[...document.querySelectorAll('.scroll')].filter(s => {
+  const hint = s.nextElementSibling;
+  const said = hint && hint.classList.contains('sideways') && getComputedStyle(hint).display != 'none';
+  return s.scrollWidth > s.clientWidth + 1 && !said }).map(s => s.querySelector('table').id)"""
 SIZES_OF_CHARTS = """[...document.querySelectorAll('figure svg')].map(s => {
   const r = s.getBoundingClientRect();
   return [s.parentElement.id, r.width, r.height, s.querySelectorAll('path, rect, line').length] })"""

@@ -83,3 +83,66 @@ def test_a_picture_of_a_page_that_warns_or_proves_nothing_is_not_taken(tmp_path:
     assert against() == ""
     assert "isn't proven" in against(gib_s=3.0)
     assert "the page warns: " in against(warnings=[{"id": "short", "text": "2.0 s", "next": "--duration 30"}])
+
+
+def shown(tmp_path: Path, *runs: dict[str, Any]) -> tuple[str, str]:
+    """The page, and its text."""
+    saved = tmp_path / "r.jsonl"
+    saved.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    write_report([str(saved)], str(tmp_path / "r.html"), charts=False)
+    page = (tmp_path / "r.html").read_text()
+    return page, html.unescape(" ".join(re.sub(r"<[^>]+>", " ", page).split()))
+
+
+def local_and_remote() -> list[dict[str, Any]]:
+    """As `sweep solidigm-remote --scale` leaves them: files of other sizes, queues that make other workers, two surroundings."""
+    runs = []
+    for size, file_bytes in ((64 << 10, 81 << 20), (4 << 20, 80 << 20)):
+        local = record("host", size, 3.0, workers=16, depth=1, label="local", source="/data/forebay-fabric.dat", cv=0)
+        local["job"]["file_bytes"] = file_bytes
+        there = "nvme+tcp://10.0.0.7:4420/nqn.x?queues=8"
+        remote = record("host", size, 1.5, workers=8, depth=2, label="remote", source=there, cv=0)
+        remote["job"]["file_bytes"], remote["path"]["engine"] = None, "nvme-tcp"
+        remote["environment"] = {**remote["environment"], "drives": [], "filesystem": None}
+        runs += [local, remote]
+    return runs
+
+
+@pytest.mark.promise("REP-11")
+def test_series_are_named_by_what_differs_and_the_ratio_is_the_figure(tmp_path: Path) -> None:
+    page, text = shown(tmp_path, *local_and_remote())
+    heads = re.findall(r'<th scope="colgroup" colspan="2">([^<]*)', page)
+    assert heads == ["local", "remote", "remote ÷ local"]
+    assert "Remote reached 1.50 GiB/s at 64 KiB, 0.50 × local." in text and "remote ÷ local 0.50 of the throughput" in text
+    # What the names leave out is said once.
+    assert "local: forebay-fabric.dat, 16 workers, depth 1, io_uring" in text
+    assert "remote: nvme+tcp at 10.0.0.7, 8 workers" in text
+
+
+@pytest.mark.promise("REP-11")
+def test_a_long_name_is_cut_unless_that_would_make_two_alike(tmp_path: Path) -> None:
+    files = [f"/data/{'a-name-of-a-file-that-goes-on-and-on' * 2}-{end}" for end in "xy"]
+    _, text = shown(tmp_path, *[record("host", size, source=f) for f in files for size in (4096, 8192)])
+    assert f"{Path(files[0]).name} ÷" in text or f"÷ {Path(files[0]).name}" in text
+    labels = [f"{end} of the runs that I made on Tuesday" for end in "xy"]
+    _, text = shown(tmp_path, *[record("host", size, label=name) for name in labels for size in (4096, 8192)])
+    assert "x of the runs that I made o… " in text
+
+
+@pytest.mark.promise("SWP-32")
+def test_a_study_of_latency_shows_latency_first_on_the_page_too(tmp_path: Path) -> None:
+    page, text = shown(tmp_path, *[record("host", size, 1.0, workers=1, depth=1) for size in (4096, 65536)])
+    assert re.search(r"Host took [0-9.]+ µs an I/O at 4 KiB\. 99 % took at most", text), text[:300]
+    assert page.index('id="s1-io"') < page.index('id="s1-main"') and "Lowest mean latency" in text
+    page, text = shown(tmp_path, *[record("host", size, 1.0, workers=4, depth=8) for size in (4096, 65536)])
+    assert page.index('id="s1-main"') < page.index('id="s1-io"') and "Lowest mean latency" not in text
+
+
+@pytest.mark.promise("REP-11")
+def test_each_advice_is_a_line_of_its_own(tmp_path: Path) -> None:
+    runs = [record("host", size) for size in (4096, 65536)]
+    for run, next in zip(runs, ("--duration 30", "--cpus 0-3"), strict=True):
+        run["warnings"] = [{"id": "noisy", "text": "it was noisy", "next": next}]
+    page, _ = shown(tmp_path, *runs)
+    assert '<p class="next">--duration 30</p>' in page and '<p class="next">--cpus 0-3</p>' in page
+    assert re.search(r"it was noisy <small", page)

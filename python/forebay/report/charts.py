@@ -24,7 +24,9 @@ def study_charts(study: Study) -> list[Chart]:
         _values(study, "iops", "I/Os per second", "1/s", "result.iops"),
         _stacked(study, "cpu-cost", "CPU per GiB", "CPU-s/GiB", per_gib=True),
         _stacked(study, "cpu-cores", "Cores busy", "cores", per_gib=False),
-        latency.percentiles(study),
+    ]
+    made.insert(0 if study.is_about_latency else len(made), latency.percentiles(study))
+    made += [
         *_repeats(study),
         *latency.curves(study),
         *_power(study),
@@ -139,7 +141,7 @@ def _stacked(study: Study, name: str, title: str, unit: str, per_gib: bool) -> C
         filter(
             None,
             [
-                "Dark: user; light: system.",
+                "Solid: user; faint: system.",
                 f"Whiskers: {', '.join(kinds)}." if kinds else "",
                 marks.left_out(study),
             ],

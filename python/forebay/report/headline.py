@@ -11,6 +11,8 @@ from forebay.report.runs import Point, Stat, Study
 from forebay.report.tables import CPU_COST, THROUGHPUT
 
 SMALL_BYTES = 16 << 10
+FIGURES_MAX = 4
+LATENCY = "result.latency_us.mean"
 
 
 @dataclass
@@ -44,6 +46,8 @@ def _main(studies: list[Study]) -> Study:
 
 
 def _of_study(study: Study) -> tuple[str, str]:
+    if study.is_about_latency and any(p.stat(LATENCY) for p in study.points):
+        return _of_latency(study)
     point = _telling_point(study)
     where = f" at {study.axis.place(point.x)}" if study.axis.key else ""
     text = f"{point.series} reached {_speed(point)}{where}"
@@ -54,6 +58,24 @@ def _of_study(study: Study) -> tuple[str, str]:
     base = study.point(point.x, base_name) if base_name else None
     share, rest = _against(point, base, base_name or "") if base else ("", _cost(point))
     return _sentence(_computed(study) + text + share), rest
+
+
+def _of_latency(study: Study) -> tuple[str, str]:
+    """The point with the shortest mean latency, of those that have a baseline where there are any."""
+    measured = [p for p in study.points if p.stat(LATENCY)]
+    compared = [p for p in measured if (b := study.baseline(p.series)) and study.point(p.x, b)]
+    point = min(compared or measured, key=lambda p: p.stat(LATENCY).value)  # type: ignore[union-attr]
+    mean, p99 = point.stat(LATENCY), point.stat("result.latency_us.p99")
+    assert mean is not None
+    where = f" at {study.axis.place(point.x)}" if study.axis.key else ""
+    text = f"{point.series} took {numbers.micros(mean.value)} an I/O{where}"
+    base_name = study.baseline(point.series)
+    base = study.point(point.x, base_name) if base_name else None
+    its = base.stat(LATENCY) if base else None
+    if quotient := mean.over(its) if its else None:
+        text += f", {numbers.ratio(quotient.value)} × {base_name}"
+    rest = f"99 % took at most {numbers.micros(p99.value)}." if p99 and p99.value else ""
+    return _sentence(_computed(study) + text), rest
 
 
 def _computed(study: Study) -> str:
@@ -123,13 +145,41 @@ def _cost(point: Point) -> str:
 def figures(studies: list[Study]) -> list[Figure]:
     """The extremes of the measured runs; of the computed ones where nothing was measured."""
     measured = [s for s in studies if s.origin == "measured"] or studies
+    latencies = [
+        _extreme(measured, "Lowest mean latency", LATENCY, min, numbers.micros, ""),
+        _extreme(measured, "Lowest p99", "result.latency_us.p99", min, numbers.micros, ""),
+    ]
     found = [
+        *(latencies if all(s.is_about_latency for s in measured) else []),
+        _ratio_of_two(measured),
         _extreme(measured, "Highest throughput", THROUGHPUT, max, numbers.rate, "GiB/s"),
         _extreme(measured, "Least CPU", CPU_COST, min, numbers.significant, "CPU-s/GiB"),
         _extreme(measured, "Most I/Os", "result.iops", max, numbers.short, "per second"),
-        _extreme(measured, "Lowest p99", "result.latency_us.p99", min, numbers.micros, ""),
+        latencies[1],
     ]
-    return [f for f in found if f]
+    found = list({id(f): f for f in found}.values())
+    return [f for f in found if f][:FIGURES_MAX]
+
+
+def _ratio_of_two(studies: list[Study]) -> Figure | None:
+    """Of a study of two series by one path, as local and remote: the ratio, from its least to its most."""
+    for study in studies:
+        base = study.base_series
+        other = next((name for name in study.series if name != base), None) if base else None
+        if base is None or other is None:
+            continue
+        found = []
+        for x in study.xs:
+            mine, its = study.point(x, other), study.point(x, base)
+            rates = (mine.stat(THROUGHPUT), its.stat(THROUGHPUT)) if mine and its else (None, None)
+            if rates[0] and rates[1] and (quotient := rates[0].over(rates[1])):
+                found.append((x, quotient.value))
+        if found:
+            least, most = (numbers.ratio(pick(value for _, value in found)) for pick in (min, max))
+            places = [study.axis.place(x) for x in (found[0][0], found[-1][0])] if study.axis.key else []
+            where = " to ".join(dict.fromkeys(places))
+            return Figure(f"{other} ÷ {base}", least if least == most else f"{least}–{most}", "of the throughput", where)
+    return None
 
 
 def _extreme(studies: list[Study], title: str, path: str, better: Any, show: Any, unit: str) -> Figure | None:

@@ -8,6 +8,7 @@ has one series per path, while a true matrix over workers has one per path and n
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
@@ -17,6 +18,7 @@ from functools import cache
 from typing import Any
 
 from forebay import environment, flags, numbers
+from forebay.metrics import is_about_latency
 from forebay.report.load import Entry
 
 # As the engine says it of a record that it reads (crates/model/src/record/read.rs).
@@ -200,6 +202,8 @@ class Study:
     series: list[str]
     points: list[Point]
     runs: list[Run] = field(default_factory=list)
+    # Series → what else tells it from the others, beside its name.
+    rest: dict[str, str] = field(default_factory=dict)
 
     @property
     def xs(self) -> list[float]:
@@ -212,12 +216,36 @@ class Study:
         return next(p.runs[0].text("path.ran") for p in self.points if p.series == series)
 
     @property
+    def is_about_latency(self) -> bool:
+        """Returns whether its runs tell how long an I/O takes, and no more."""
+        jobs = [job for run in self.runs if isinstance(job := run.at("job"), dict)]
+        return bool(jobs) and is_about_latency(jobs)
+
+    @property
     def base_path(self) -> str:
         """The path that others are compared with: `host`, or `bounce` where everything went into a GPU."""
         return "host" if any(self.path_of(name) == "host" for name in self.series) else "bounce"
 
+    @property
+    def base_series(self) -> str | None:
+        """Of two series by one path, the one that the other is divided by: the local one, else the first."""
+        if len(self.series) != 2 or len({self.path_of(name) for name in self.series}) > 1:
+            return None
+        local = [name for name in self.series if not any(_is_remote(r) for p in self.points if p.series == name for r in p.runs)]
+        return local[0] if local else self.series[0]
+
+    @property
+    def base(self) -> str:
+        """The name of what ratios are of: a path, or a series."""
+        return self.base_series or self.base_path
+
+    def is_base(self, series: str) -> bool:
+        return series == self.base_series if self.base_series else self.path_of(series) == self.base_path
+
     def baseline(self, series: str) -> str | None:
-        """The series of `base_path` that differs from this one in nothing but the path."""
+        """The series of `base_path` that differs from this one in nothing but the path; of two by one path the other."""
+        if self.base_series:
+            return None if series == self.base_series else self.base_series
         if self.path_of(series) == self.base_path:
             return None
         rest = series.split(" · ")[1:]
@@ -253,15 +281,32 @@ def members(run: Run) -> int:
     return next((int(finite(target.get("members")) or 0) for target in run.items("result.targets")), 0)
 
 
+def sources_of(run: Run) -> list[str]:
+    """The sources, as a sweep names them that starts some itself, whose addresses change from day to day."""
+    asked = run.entry.point.get("sources")
+    sources = asked if isinstance(asked, list) and any("{" in str(s) for s in asked) else run.at("job.sources")
+    return [s for s in sources if isinstance(s, str)] if isinstance(sources, list) else []
+
+
+def _source(run: Run) -> str:
+    sources = sources_of(run)
+    return " ".join(sources) if any("{" in s for s in sources) else run.text("job.source")
+
+
+def _is_remote(run: Run) -> bool:
+    return run.text("job.label") == "remote" or any(s.startswith(("nvme+", "{target}", "{gateway")) for s in sources_of(run))
+
+
 def short_source(run: Run) -> str:
-    """A source in a few characters: the file's name, `stripe of 4`, `model:NAME`."""
-    sources = run.at("job.sources")
-    sources = [s for s in sources if isinstance(s, str)] if isinstance(sources, list) else []
+    """A source in a few characters: the file's name, `stripe of 4`, `model:NAME`, `nvme+tcp at HOST`."""
+    sources = sources_of(run)
     if not sources:
         return run.text("job.source", "?")
     first = sources[0]
     if count := members(run):
         name = f"stripe of {count}"
+    elif remote := re.match(r"(nvme\+[a-z]+)://(\[[^]]*\]|[^:/]+)", first):
+        name = f"{remote[1]} at {remote[2]}"
     elif re.match(r"(?!file:)[a-z][a-z+-]+:", first):
         name = first
     else:
@@ -330,11 +375,11 @@ def _surrounding(word: str, read: Callable[[dict[str, Any]], str]) -> Difference
 
 # Those that are read elsewhere than in the job, or said in words of their own.
 _WORDED = (
-    Difference("source", lambda r: r.text("job.source"), str),
+    Difference("source", _source, str),
     Difference("label", lambda r: r.text("job.label"), str),
     Difference("io-size", lambda r: r.number("job.io_bytes"), numbers.size),
     Difference("sizes", _sizes, str),
-    Difference("workers", lambda r: r.number("job.workers"), "{:.0f} workers".format),
+    Difference("workers", lambda r: r.number("job.workers"), lambda v: numbers.count(int(v), "worker")),
     Difference("depth", lambda r: r.number("job.depth"), "depth {:.0f}".format),
     Difference("engine", lambda r: r.text("path.engine"), flags.engine_name),
     Difference("cache", lambda r: r.text("cache.policy"), "cache {}".format),
@@ -384,7 +429,7 @@ def _study(ident: str, key: tuple[str, str, str], runs: list[Run]) -> Study:
     by_x: dict[float, list[Run]] = {}
     for run in runs:
         by_x.setdefault(_x(axis, run), []).append(run)
-    names = _series_names(runs, by_x, axis)
+    names, rest = _series_names(runs, by_x, axis)
     points: dict[tuple[float, str], Point] = {}
     for x, members in by_x.items():
         for run in members:
@@ -405,7 +450,7 @@ def _study(ident: str, key: tuple[str, str, str], runs: list[Run]) -> Study:
     called = runs[0].entry.title or preset
     title = f"{called}: {op}" if called and op not in called.lower() else called or op[0].upper() + op[1:]
     return Study(
-        ident, title, preset, op, origin, axis, all_series, ordered, [r for p in ordered for r in p.runs]
+        ident, title, preset, op, origin, axis, all_series, ordered, [r for p in ordered for r in p.runs], rest
     )
 
 
@@ -425,10 +470,20 @@ def _path_rank(series: str) -> int:
     return PATH_ORDER.index(path) if path in PATH_ORDER else len(PATH_ORDER)
 
 
-def _series_names(runs: list[Run], by_x: dict[float, list[Run]], axis: Axis) -> dict[int, str]:
-    """Every run's series: its path, then what differs among runs of the same path at the same place.
+# A label, or a mount's options, of more letters than these names nothing at a glance.
+WORD_LETTERS_MAX = 28
+# Properties that come with another more often than they are chosen.
+_CONSEQUENCES = ("engine", "cache", "pages", "files", "file-size", "duration", "destination")
+_SURROUNDINGS = frozenset(("host", "build", *(word for word, _ in environment.FACTS)))
+Cells = list[list[Run]]
 
-    A difference that comes with the path (the engine of `mapped`, say) names nothing new.
+
+def _series_names(runs: list[Run], by_x: dict[float, list[Run]], axis: Axis) -> tuple[dict[int, str], dict[str, str]]:
+    """Every run's series, and what else tells each series from the others.
+
+    A series is called by its path, where there are several, and by the fewest properties that tell runs of the same path at
+    the same place apart: one that differs only from place to place, as scaled files do, or that comes with another (the
+    engine of `mapped`, say) makes no series and lengthens no name.
     """
     cells: dict[tuple[float, str], list[Run]] = {}
     for x, members in by_x.items():
@@ -441,15 +496,66 @@ def _series_names(runs: list[Run], by_x: dict[float, list[Run]], axis: Axis) -> 
         if difference.name != own
         and any(len({difference.read(r) for r in members}) > 1 for members in cells.values())
     ]
-    short = {run.text("job.source"): short_source(run) for run in runs}
+    short = {_source(run): short_source(run) for run in runs}
     if len(set(short.values())) < len(short):
         short = {source: source for source in short}
-    names = {}
+    chosen = _fewest(telling, list(cells.values()))
+    whole = {id(run): _called(run, chosen, short, None) for run in runs}
+    brief = {id(run): _called(run, chosen, short, WORD_LETTERS_MAX) for run in runs}
+    names = brief if len(set(brief.values())) == len(set(whole.values())) else whole
+    one_path = len({run.text("path.ran") for run in runs}) == 1
+    if one_path and len(set(names.values())) > 1 and all(" · " in name for name in names.values()):
+        names = {run: name.partition(" · ")[2] for run, name in names.items()}
+    others = [difference for difference in telling if difference not in chosen]
+    return names, _rest(runs, names, others, short)
+
+
+def _called(run: Run, chosen: list[Difference], short: dict[str, str], letters: int | None) -> str:
+    words = _words(run, chosen, short)
+    cut = (word if letters is None or len(word) <= letters else f"{word[: letters - 1]}…" for word in words)
+    return " · ".join([run.text("path.ran"), *cut])
+
+
+def _words(run: Run, of: list[Difference], short: dict[str, str]) -> list[str]:
+    values = ((d, d.read(run)) for d in of)
+    return [short[value] if d.name == "source" else d.said(value) for d, value in values if value not in (None, "")]
+
+
+def _fewest(telling: list[Difference], cells: Cells) -> list[Difference]:
+    """The fewest of them that tell apart what all of them do: one, two, or one after another as they come.
+
+    Where none of the job's own do, all that the surroundings differ in are told: which of them matters nobody knows.
+    """
+    all_told = _told_apart(telling, cells)
+    runs = [run for cell in cells for run in cell]
+    labels = {run.text("job.label") for run in runs}
+    brief = all(0 < len(label) <= WORD_LETTERS_MAX for label in labels)
+    early = {"label": -1 if brief else 2, **dict.fromkeys(_CONSEQUENCES, 1)}
+    own = sorted((d for d in telling if d.name not in _SURROUNDINGS), key=lambda d: early.get(d.name, 0))
+    for count in (1, 2):
+        for some in itertools.combinations(own[:16], count):
+            if _told_apart(list(some), cells) == all_told:
+                return [d for d in telling if d in some]
+    chosen: list[Difference] = []
+    for difference in own:
+        if _told_apart([*chosen, difference], cells) > _told_apart(chosen, cells):
+            chosen.append(difference)
+    if _told_apart(chosen, cells) < all_told:
+        chosen += [d for d in telling if d.name in _SURROUNDINGS]
+    return [d for d in telling if d in chosen]
+
+
+def _told_apart(some: list[Difference], cells: Cells) -> int:
+    return sum(len({tuple(d.read(run) for d in some) for run in cell}) for cell in cells)
+
+
+def _rest(runs: list[Run], names: dict[int, str], others: list[Difference], short: dict[str, str]) -> dict[str, str]:
+    """Series → its values of the differences that its name leaves out."""
+    found: dict[str, dict[str, list[str]]] = {}
     for run in runs:
-        parts = [run.text("path.ran")]
-        for difference in telling:
-            value: Any = difference.read(run)
-            if value not in (None, ""):
-                parts.append(short[value] if difference.name == "source" else difference.said(value))
-        names[id(run)] = " · ".join(parts)
-    return names
+        of = found.setdefault(names[id(run)], {})
+        for difference in others:
+            for word in _words(run, [difference], short):
+                if word not in of.setdefault(difference.name, []):
+                    of[difference.name].append(word)
+    return {name: ", ".join(" or ".join(words[:3]) for words in of.values()) for name, of in found.items()}

@@ -10,6 +10,10 @@ from forebay.flags import engine_name
 from forebay.report.runs import Point, Run, Stat, Study
 
 WIDE_SERIES_MAX = 3
+# As page.css sets tables: .88rem, the padding of a cell on both sides, and the page's own.
+REM_A_LETTER, REM_BETWEEN, REM_OF_MARGINS = 0.475, 1.4, 2.5
+# The widths of windows, in rem, at which page.css tells that a table scrolls.
+SCROLL_STEPS = (20, 26, 32, 38, 44, 50, 56, 62, 68)
 RUN_ROWS_MAX = 400
 
 
@@ -33,6 +37,31 @@ class Table:
     columns: list[str]
     rows: list[list[Cell]]
     foot: str = ""
+
+    @property
+    def scrolls_below(self) -> str:
+        """The width of the window in rem below which the table scrolls, of those that page.css knows; "" where it never does."""
+        rows = [row for row in self.rows if len(row) == len(self.columns)][:RUN_ROWS_MAX]
+        widths = [_rem(title, [row[at] for row in rows], at == 0) for at, title in enumerate(self.columns)]
+        at = 0
+        for group in self.groups:
+            inside = sum(widths[at : at + group.span])
+            widths[at] += max(0.0, _longest(group.text) * REM_A_LETTER + REM_BETWEEN - inside)
+            at += group.span
+        rem = sum(widths) + REM_OF_MARGINS
+        return next((str(w) for w in SCROLL_STEPS if rem <= w), "always") if rem > SCROLL_STEPS[0] else ""
+
+
+def _rem(title: str, cells: list[Cell], is_head: bool) -> float:
+    """The least width of a column. Figures and the heads of rows stay on a line; other text breaks between words."""
+    letters = [len(c.text) if is_head or c.number else _longest(c.text) for c in cells]
+    small = [0.9 * (len(c.sub) if is_head or c.number else _longest(c.sub)) for c in cells]
+    rem = max([0.9 * _longest(title), *letters, *small]) * REM_A_LETTER
+    return max(rem, 0.0 if is_head or not cells or cells[0].number else 6.0) + REM_BETWEEN
+
+
+def _longest(text: str) -> int:
+    return max(map(len, text.split()), default=0)
 
 
 @dataclass
@@ -70,7 +99,10 @@ def study_tables(study: Study, notes: Notes) -> list[Table]:
     """As in the papers: throughput and CPU by block size and path, with each ratio; then the details."""
     wide = study.axis.key and len(study.series) <= WIDE_SERIES_MAX
     first = _wide(study, notes) if wide else _long(study, notes)
-    tables = [first, _latency(study, notes), _batches(study, notes), _cpu(study, notes), _power(study)]
+    tables: list[Table | None] = [first, _latency(study, notes)]
+    if study.is_about_latency:
+        tables.reverse()
+    tables += [_batches(study, notes), _cpu(study, notes), _power(study)]
     return [table for table in tables if table]
 
 
@@ -98,11 +130,11 @@ def _ratio(study: Study, x: float, series: str, path: str, notes: Notes) -> Cell
     if mine is None:
         return notes.missing(ours.reason(path))
     quotient = mine.over(its) if its else None
-    return notes.cell(quotient, numbers.ratio, f"the {study.base_path} run's own value is missing")
+    return notes.cell(quotient, numbers.ratio, f"the {study.base} run's own value is missing")
 
 
 def _no_base(study: Study) -> str:
-    return f"this report has no {study.base_path} run with the same settings to divide by"
+    return f"this report has no {study.base} run with the same settings to divide by"
 
 
 NOT_RUN = "this combination wasn't run"
@@ -144,7 +176,7 @@ def _long(study: Study, notes: Notes) -> Table:
     """The same with one row per series, where they are too many to stand side by side."""
     compared = any(study.baseline(s) for s in study.series)
     columns = [*_place_columns(study), "GiB/s", "CPU-s/GiB"]
-    base = study.base_path
+    base = study.base
     columns += [f"GiB/s ÷ {base}", f"CPU per GiB ÷ {base}"] if compared else []
     rows = []
     for point in study.points:
@@ -153,7 +185,7 @@ def _long(study: Study, notes: Notes) -> Table:
             pass
         elif study.baseline(point.series):
             row += [_ratio(study, point.x, point.series, path, notes) for path in (THROUGHPUT, CPU_COST)]
-        elif study.path_of(point.series) == base:
+        elif study.is_base(point.series):
             row += [Cell("1", f"is {base}")] * 2
         else:
             row += [notes.missing(_no_base(study))] * 2
@@ -176,6 +208,9 @@ def _main_foot(study: Study) -> str:
     parts.append("CPU is user and system time of this process and its threads.")
     if any(study.baseline(s) for s in study.series):
         parts.append("Under each ratio: the widest range that both intervals allow.")
+    rest = [f"{name}: {words}" for name, words in study.rest.items() if words]
+    if len(study.series) > 1 and rest:
+        parts.append(f"They also differ in what follows. {'; '.join(rest)}.")
     return " ".join(parts)
 
 
@@ -194,7 +229,8 @@ def _places(study: Study, point: Point) -> list[Cell]:
 
 
 def _place_columns(study: Study) -> list[str]:
-    return [study.axis.title, "Path"] if study.axis.key else ["Path"]
+    what = "Path" if len(study.series) == 1 or len({study.path_of(name) for name in study.series}) > 1 else "Series"
+    return [study.axis.title, what] if study.axis.key else [what]
 
 
 def _latency(study: Study, notes: Notes) -> Table:
