@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 
 import processes
 import pytest
-from fio_support import one, read  # noqa: F401 - fixtures
+from fio_support import bench, one, read  # noqa: F401 - fixtures
 from forebay import cli, fio, fio_keys
 
 
@@ -85,7 +86,7 @@ norandommap
             "create": True,
             "duration_s": 45.0,
             "warmup_s": 0.0,
-            "cache": "bypass",
+            "cache": "bypass", "pages": fio.default_memory(),
         },
     )
     assert second.job == {
@@ -103,10 +104,35 @@ norandommap
         "create": True,
         "duration_s": 45.0,
         "warmup_s": 2.0,
-        "cache": "bypass",
+        "cache": "bypass", "pages": fio.default_memory(),
     }
     assert (first.waits, second.waits) == (False, True)
     assert second.messages() == []
+
+
+@pytest.mark.promise("BEN-37")
+@pytest.mark.parametrize(
+    ("setting", "pages"), [("always [madvise] never", "small"), ("[always] madvise never", "thp"), (None, "small")]
+)
+def test_memory_is_fios_unless_mem_says_otherwise(
+    read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str | None, pages: str
+) -> None:
+    thp = tmp_path / "enabled"
+    if setting is not None:
+        thp.write_text(setting)
+    monkeypatch.setattr(fio, "THP", thp)
+    assert one(read, "direct=1").job["pages"] == pages
+    assert one(read, "mem=mmaphuge").job["pages"] == "hugetlb"
+    assert "pages" not in one(read, "ioengine=libcufile", "direct=1", "gpu_dev_ids=0").job
+
+
+@pytest.mark.promise("BEN-37")
+def test_the_record_says_what_memory_ran(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(bytes(1 << 20))
+    done = bench("[j]\nfilename=f\nrw=read\nbs=64k\n", "--json")
+    assert done.returncode == 0, done.stderr
+    expected = ("small",) if fio.default_memory() == "small" else ("thp", "thp-partial")
+    assert json.loads(done.stdout)[0]["path"]["slot_pages"] in expected
 
 
 @pytest.mark.promise("BEN-10", "BEN-23")

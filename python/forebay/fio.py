@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from pathlib import Path
 
 from forebay.errors import RequestError
 from forebay.fio_checks import Checks
@@ -94,6 +95,15 @@ ASYNC_ENGINES = {"io_uring": "uring", "libaio": "uring", "posixaio": "pread"}
 # Other names of fio's for an engine.
 ENGINE_ALIASES = {"aio": "libaio", "linuxaio": "libaio"}
 MEMORY = {"malloc": "small", "shm": "small", "mmap": "small", "shmhuge": "hugetlb", "mmaphuge": "hugetlb"}
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def default_memory() -> str:
+    """The pages of fio's buffers without `mem`, which is malloc's: huge only where the kernel gives all large memory such."""
+    try:
+        return "thp" if "[always]" in THP.read_text() else "small"
+    except OSError:
+        return "small"
 
 
 def _nearest_op(word: str) -> str:
@@ -363,6 +373,8 @@ class _Reader(Checks):
             if kind not in MEMORY:
                 raise self.wrong("mem", kind, f"is not one of {', '.join(MEMORY)}", "mem=mmaphuge")
             self.fields["pages"] = MEMORY[kind]
+        elif "path" not in self.fields:
+            self.fields["pages"] = default_memory()
         self.option("sqthread_poll", "sqpoll")
         self.option("hipri", "iopoll")
         self.option("refill_buffers", "refill")
