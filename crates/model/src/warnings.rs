@@ -32,6 +32,12 @@ const OFF_MODEL_PCT: f64 = 5.0;
 /// the device.
 const BOTH_PCT: f64 = 1.0;
 const BOTH_BYTES: u64 = 1 << 20;
+/// I/Os that are on average less than this share of the job's least I/O size are those of files that end within one.
+const WHOLE_LEAST: f64 = 0.9;
+/// Less data than this, read again and again, may come from memory of the drive or its controller.
+pub const SMALL_DATA: u64 = 64 << 20;
+/// Times that it must have been read for that.
+const AGAIN_LEAST: f64 = 2.0;
 /// Samples that couldn't be read, named in the text.
 const EXAMPLES_TOLD: usize = 5;
 
@@ -58,6 +64,7 @@ pub fn of(record: &RunRecord) -> Vec<Warning> {
     if record.feed.is_none() {
         of_cache(record, &mut list);
     }
+    of_data(record, &mut list);
     of_cufile(&record.path, &mut list);
     of_fabric(&record.path, &mut list);
     of_drives(record, &mut list);
@@ -307,6 +314,50 @@ fn of_cache(record: &RunRecord, list: &mut Vec<Warning>) {
         warn(list, "small_pages", text, next);
     }
     of_traffic(cache, result, list);
+}
+
+/// Data of which I/Os say little: files that are smaller than an I/O, and so little that it needn't come from flash or disks.
+fn of_data(record: &RunRecord, list: &mut Vec<Warning>) {
+    let (result, job) = (&record.result, &record.job);
+    let whole = record.training.is_some() || record.checkpoint.is_some() || record.kvcache.is_some();
+    if whole || record.feed.is_some() || record.origin != "measured" {
+        return;
+    }
+    let mean = result.bytes as f64 / result.ios.max(1) as f64;
+    if result.ios > 0 && result.errors.short == 0 && mean < WHOLE_LEAST * job.spec.io_bytes as f64 {
+        let (mean, asked) = (size(mean), size(job.spec.io_bytes as f64));
+        let text = format!(
+            "I/Os were {mean} on average, not {asked}: files, or parts of them, are smaller than one"
+        );
+        warn(
+            list,
+            "small_ios",
+            text,
+            "‹io_bytes› as files are, or larger files; forebay files for opening small ones",
+        );
+    }
+    let again =
+        result.read_bytes as f64 / (job.data_bytes.max(1) * result.repeats.len().max(1) as u64) as f64;
+    let from_drives = matches!(record.cache.policy.as_str(), "bypass" | "drop");
+    if from_drives && (1..SMALL_DATA).contains(&job.data_bytes) && again >= AGAIN_LEAST {
+        let text = format!(
+            "{} of data were read {again:.0} times over: memory of the drive or its controller may hold so little",
+            size(job.data_bytes as f64)
+        );
+        warn(list, "small_data", text, "files of 1 GiB and more (‹create› with ‹file_bytes› 1g)");
+    }
+}
+
+/// `2.9 KiB`, `64 MiB`.
+fn size(bytes: f64) -> String {
+    let (unit, shift) = match bytes as u64 {
+        0..1024 => return format!("{bytes:.0} B"),
+        1024..1_048_576 => ("KiB", 10),
+        1_048_576..1_073_741_824 => ("MiB", 20),
+        _ => ("GiB", 30),
+    };
+    let value = format!("{:.1}", bytes / (1u64 << shift) as f64);
+    format!("{} {unit}", value.strip_suffix(".0").unwrap_or(&value))
 }
 
 /// Drives that moved more than was asked for. What memory held beforehand says nothing of them.

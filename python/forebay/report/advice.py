@@ -20,6 +20,8 @@ TITLES = {
     "skipped": "Samples left out",
     "clock": "Clock in doubt",
     "cached": "From memory",
+    "small_data": "Little data",
+    "small_ios": "Smaller I/Os than asked for",
     "throttled": "Throttled",
     "noisy": "Noisy",
     "traffic": "Other traffic on the drive",

@@ -66,6 +66,39 @@ fn each_threshold_is_where_the_warning_begins() {
     assert_eq!(ids(&large), ["noisy"]);
 }
 
+// promise: REC-38
+#[test]
+fn files_smaller_than_an_io_and_little_data_are_told() {
+    let mut record = quiet();
+    record.job.spec.io_bytes = 1 << 20;
+    record.job.data_bytes = 1 << 30;
+    record.result.ios = 1024;
+    assert_eq!(ids(&record), [""; 0], "whole I/Os");
+    record.result.ios = 1100;
+    assert_eq!(ids(&record), [""; 0], "a last one of a file that is no multiple");
+    record.result.ios = 349_525;
+    assert_eq!(ids(&record), ["small_ios"]);
+    assert!(next(&record, "I/Os were 3 KiB on average, not 1 MiB").contains("‹io_bytes›"));
+    record.result.errors.short = 1;
+    assert_eq!(ids(&record), ["failed_io"], "the kernel's short reads are another matter");
+
+    let mut record = quiet();
+    record.cache.policy = "bypass".into();
+    record.path.slot_pages = "thp".into();
+    record.job.data_bytes = SMALL_DATA;
+    assert_eq!(ids(&record), [""; 0]);
+    record.job.data_bytes -= 1;
+    assert_eq!(ids(&record), ["small_data"]);
+    assert!(next(&record, "64 MiB of data were read 16 times over").contains("‹file_bytes› 1g"));
+    record.result.read_bytes = 100 << 20;
+    assert_eq!(ids(&record), [""; 0], "read once, and a little more");
+    record.result.read_bytes = 0;
+    assert_eq!(ids(&record), [""; 0], "written");
+    record.result.read_bytes = 1 << 30;
+    record.cache.policy = "warm".into();
+    assert_eq!(ids(&record), [""; 0], "memory is what was asked for");
+}
+
 // promise: REC-33
 #[test]
 fn what_to_type_follows_from_what_was_typed() {
@@ -135,6 +168,7 @@ fn a_file_that_ends_inside_a_block_is_read_to_its_end_and_nobody_else_is_blamed(
     let mut record = quiet();
     record.cache = CacheState { policy: "bypass".into(), ..CacheState::default() };
     (record.result.bytes, record.result.read_bytes, record.result.ios) = (100_000, 100_000, 1000);
+    record.job.spec.io_bytes = 100;
     let with = |moved: u64| {
         let mut record = record.clone();
         record.cache.device_bytes = Some(moved);
