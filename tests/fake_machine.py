@@ -40,7 +40,7 @@ class FakeMachine:
 
         for name in ("run", "plan", "check"):
             monkeypatch.setattr(engine, name, getattr(self, name))
-        monkeypatch.setattr(engine, "lacks", lambda path: None)  # what is missing, `plan` says
+        monkeypatch.setattr(engine, "lacks", lambda job: None)  # what is missing, `plan` says
         return self
 
     def check(self, job: dict[str, Any]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def offered(words: str) -> list[tuple[str, str]]:
         ("forebay bench model:d7-p", ("file", "model:d7-p"), {"model:d7-ps1010", "model:d7-p5520"}),
         ("forebay doctor model : gen4", ("file", "gen4"), {"gen4-ideal"}),
         ("forebay emulate run --data model :", ("file", ""), DRIVES),
-        ("forebay compare --metric lat", None, {"latency_mean", "latency_p99"}),
+        ("forebay compare --metric latency_p9", None, {"latency_p90", "latency_p99", "latency_p999"}),
         ("forebay emulate checkpoint --workload ", None, CHECKPOINTS),
         ("forebay emulate datagen --workload l", ("file", "l"), set()),
         ("forebay plan run --workload j", None, {"job"}),

@@ -153,7 +153,7 @@ def test_what_a_machine_lacks_is_known_before_the_first_run_and_said_once(
     machine: FakeMachine, sweep: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = {"gds": "there is no GPU", "mapped": "there is no GPU"}
-    monkeypatch.setattr("forebay.run.lacks", missing.get)
+    monkeypatch.setattr("forebay.run.lacks", lambda job: missing.get(job.get("path")))
     code, out, err = typed(capsys, "sweep", "/x", "--vary", "path=gds,host", "--vary", "depth=1:4", "-o", "o")
     assert code == 3 and {job["path"] for job in machine.jobs} == {"host"} and "3 of 3 runs" in out
     assert (out + err).count("there is no GPU") == 2  # ahead of the runs on stderr, and with the table on stdout

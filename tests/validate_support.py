@@ -37,6 +37,7 @@ class Server:
         monkeypatch.setattr(doctor, "examine", lambda source=None, cufile_json=None: self.report())
         monkeypatch.setattr(engine, "run", self.run)
         monkeypatch.setattr(engine, "plan", lambda job: {})
+        monkeypatch.setattr(engine, "lacks", lambda job: None)
 
     def report(self) -> dict[str, Any]:
         made = copy.deepcopy(self._examined)

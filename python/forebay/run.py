@@ -71,20 +71,27 @@ def paths() -> tuple[str, ...]:
     return tuple(path["name"] for path in tables()["paths"])
 
 
-@cache
-def lacks(path: str) -> str | None:
-    """The lack of a GPU or a library without which no job can go by the path, in words; None where none is known.
+def lacks(job: Job) -> str | None:
+    """The lack of a GPU or a library without which no job can go by its path, in words; None where none is known.
 
     Whether a certain source can be read by it only `plan` and a run tell.
     """
-    if path not in ("mapped", "gds"):
+    path = job.get("path")
+    if path == "mapped":
+        return _verdicts()["mapped"]["because"]
+    if path != "gds":
         return None
+    # A network card writes into GPUs without cuFile.
+    by_card = all(str(source).startswith("nvme+rdma:") for source in job.get("sources") or [""])
+    ids = ("gpu", "libcuda") if by_card else ("gpu", "libcuda", "library")
+    return next((row["because"] for row in _verdicts()["gds"]["both"] if row["id"] in ids), None)
+
+
+@cache
+def _verdicts() -> dict[str, Any]:
     from forebay import _core
 
-    verdicts = json.loads(_core.doctor(None))["verdicts"]
-    if path == "mapped":
-        return verdicts["mapped"]["because"]
-    return next((row["because"] for row in verdicts["gds"]["both"] if row["id"] in ("gpu", "libcuda", "library")), None)
+    return json.loads(_core.doctor(None))["verdicts"]
 
 
 def check(job: Job) -> Job:

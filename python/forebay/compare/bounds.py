@@ -22,7 +22,7 @@ _SIDES: dict[str, Callable[[float, float], bool]] = {
 }  # fmt: skip
 _NUMBER = re.compile(r"([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})\s*(\S*)")
 # Factors to the unit that the figure has.
-_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "μs": 1e3, "ms": 1e6, "s": 1e9}
+_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 _UNITS = {
     **{time: {unit: ns / _NS[time] for unit, ns in _NS.items()} for time in ("µs", "ms", "s")},
     "IOPS": {"": 1.0, "iops": 1.0, "k": 1e3, "m": 1e6},
@@ -71,7 +71,7 @@ def parse(text: str, known: Mapping[str, Metric]) -> Bound:
 def _value(text: str, metric: Metric, asked: str, example: str) -> float:
     match = _NUMBER.fullmatch(text)
     number = float(match[1]) if match else math.nan
-    unit = match[2] if match else ""
+    unit = match[2].replace("\u03bc", "µ") if match else ""  # Greek's letter, as keyboards have it, for the micro sign
     if metric.unit == "GiB/s" and match:
         number = parse_gib_s(text.replace(" ", ""), asked)
     else:

@@ -173,13 +173,13 @@ def find_fallbacks(jobs: list[dict[str, Any]], sweep: Sweep) -> dict[str, str]:
 
 def find_refused(jobs: list[tuple[dict[str, Any], tuple[str, ...]]]) -> dict[str, str]:
     """Path → what this machine lacks for it, of jobs that nothing stands in for."""
-    paths = dict.fromkeys(job["path"] for job, _ in jobs if isinstance(job.get("path"), str))
-    return {path: reason for path in paths if (reason := engine.lacks(path)) is not None}
+    first = {job.get("path"): job for job, _ in reversed(jobs)}
+    return {path: reason for path, job in first.items() if path and (reason := engine.lacks(job)) is not None}
 
 
 def _refusal(job: dict[str, Any]) -> str | None:
     """Why this machine can't run the job's path; None where it can, or where the path isn't what is wrong."""
-    if (lacking := engine.lacks(job.get("path", ""))) is not None:
+    if (lacking := engine.lacks(job)) is not None:
         return lacking
     try:
         engine.plan(own_files.looked_at(job, own_files.SWEEP))
