@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from forebay.tables import Table
 
 
+# Of `File.read`, kept between calls: new memory would cost more than the reading, page by page.
+SPARE_BYTES = 4 << 20
+
+
 @dataclass(frozen=True)
 class Report:
     """Report on the path that the bytes of a read took.
@@ -211,6 +215,7 @@ class File(io.RawIOBase):
         self._path = path
         self._reader = _core.Reader(self.name, path, direct, once, prefer)
         self._position = 0
+        self._spare: Any = None
         self.last_report: Report | None = None
 
     def __del__(self) -> None:
@@ -227,6 +232,7 @@ class File(io.RawIOBase):
     def close(self) -> None:
         """Waits for the reads in flight and closes the file."""
         self._reader.close()
+        self._spare = None
         super().close()
 
     def readable(self) -> bool:
@@ -269,9 +275,17 @@ class File(io.RawIOBase):
         """As many bytes from the stream's position on, less only at the end; all of them for -1."""
         self._refuse_closed()
         left = max(0, self.size - self._position)
-        into = bytearray(left if size is None or size < 0 else min(size, left))
-        count = self.readinto(into)
-        return bytes(into if count == len(into) else into[:count])
+        wanted = left if size is None or size < 0 else min(size, left)
+        piece = min(wanted, SPARE_BYTES)
+        # Taken while it is in use: a thread that reads at the same time makes its own.
+        spare, self._spare = self._spare, None
+        into = memoryview(spare if spare is not None and len(spare) >= piece else bytearray(piece))
+        parts = []
+        while wanted and (count := self.readinto(into[: min(wanted, piece)])):
+            parts.append(bytes(into[:count]))
+            wanted -= count
+        self._spare = into.obj
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def readall(self) -> bytes:
         return self.read()
