@@ -63,6 +63,28 @@ def test_a_training_command_is_compared_by_the_figures_of_its_part(trainings: li
 
 
 @pytest.mark.promise("TRN-42")
+def test_the_brief_run_of_inference_is_as_short_as_it_gets(trainings: list[list[str]], capsys: Any) -> None:
+    asked = ["--a", "supply=0.02", "--b", "supply=0.04", "--", "infer", "toy", "--dir", "d", "--mode", "cold", "--short"]
+    # These records have no part of inference: the first pair says so.
+    code, _, err = typed(capsys, "compare", "--order-seed", "1", *asked)
+    assert code == 4 and "in pair 1: reported no queries" in err and "more --seconds, or another --metric" in err
+    own = ["infer", "toy", "--dir", "d", "--mode", "cold"]
+    for words, supply in zip(trainings, ("0.02", "0.04"), strict=False):
+        assert words == [*own, "--supply", supply, "--seconds", "0.3", "--json", "--quiet"]
+    assert len(trainings) == 3 and "--short" in trainings[2] and "--seconds" not in trainings[2]
+
+
+@pytest.mark.promise("TRN-42")
+def test_a_test_that_is_invalid_is_told_with_its_reason(capsys: Any, tmp_path: Path) -> None:
+    record = {"infer": {"why": "too many answers were late"}, "result": {}}
+    python = other_build(tmp_path, f"print({json.dumps(record)!r}); sys.exit(1)")
+    asked = ["--a", "", "--b", "", "--a-python", python, "--b-python", python, "--", "infer", "toy", "--dir", tmp_path]
+    code, _, err = typed(capsys, "compare", *asked)
+    # The brief run may be too short to be valid; those of the pairs may not.
+    assert code == 4 and "ended with code 1: too many answers were late" in err
+
+
+@pytest.mark.promise("TRN-42")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -72,6 +94,8 @@ def test_a_training_command_is_compared_by_the_figures_of_its_part(trainings: li
         (["--a", "seed=1", "--", "train"], "names no model"),
         (["--a", "seed=1", "--", "train", "datagen", "dlrm"], "datagen measures nothing that is compared"),
         (["--a", "seed=1", "--", "train", "toy", "--json"], "--json: each run's record goes to compare"),
+        (["--a", "seed=1", "--", "infer", "toy", "--logs", "x"], "--logs: each run's record goes to compare"),
+        (["--a", "seed=1", "--metric", "train.cpu", "--", "infer", "toy"], "is not one of infer.queries_per_s"),
         (["--a", "seed=1", "--depth", "3", "--", "train", "toy"], "--depth: is of a job"),
         (["--a", "seed=1", "x", "--", "train", "toy"], "x: is of a job"),
         (["--a", "seed=1", "--metrics", "0", "--", "train", "toy"], "processes of their own"),
@@ -147,3 +171,14 @@ def test_the_toy_is_compared_at_two_supplies_as_it_is_typed(tmp_path: Path) -> N
     assert done.returncode in (0, 1), done.stderr
     assert len(found["pairs"]) == 3 and found["same_batches"] is True and found["ratios"]["train.samples_per_s"]
     assert {r["train"]["supply"]["asked"] for side in "ab" for r in found["runs"][side]} == {"0.01", "0.02"}
+
+
+@pytest.mark.long
+@pytest.mark.promise("TRN-42")
+def test_cold_starts_are_compared_at_two_supplies_as_they_are_typed(tmp_path: Path) -> None:
+    asked = ["--a", "supply=0.02", "--b", "supply=0.04", "--pairs-max", "3", "--metric", "coldstart_s", "-o", tmp_path / "c.json"]
+    words = ["infer", "toy", "--dir", tmp_path / "toy", "--mode", "coldstart", "--short"]
+    done = processes.run([*processes.FOREBAY, "compare", *asked, "--", *words], cwd=tmp_path)
+    found = json.loads((tmp_path / "c.json").read_text())
+    assert done.returncode == 0, done.stderr
+    assert len(found["pairs"]) == 3 and found["ratios"]["infer.coldstart_s"] and found["ratios"]["infer.load_s"]

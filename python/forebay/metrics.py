@@ -203,6 +203,7 @@ INFER: dict[str, Metric] = {
             for p in ("p50", "p90", "p99")
         ),
         _own("infer", "load_s", "time to load", "s", "load_s", "{x} takes {r} × {y}'s time to load"),
+        _own("infer", "coldstart_s", "cold start", "s", "coldstart.total_s", "{x} takes {r} × {y}'s time to its first answer"),
     )
 }  # fmt: skip
 # Verb whose records have figures of their own → these; the first is its headline.

@@ -108,7 +108,7 @@ def _record_of(verb: str, python: str, code: int, out: bytes, err: bytes, whole:
     said = err.decode("utf-8", "replace").strip()[-2000:]
     if code not in (0, 1, 130) or (whole and code == 1):
         kind = {BAD_REQUEST: RequestError, MACHINE: MachineError}.get(code, RunError)
-        raise kind(python, f"its forebay ended with code {code}: {said}", f"{verb} --help")
+        raise kind(python, f"its forebay ended with code {code}: {said or _why(out)}", f"{verb} --help")
     if code == 130 and not out.strip():
         raise KeyboardInterrupt
     try:
@@ -122,3 +122,12 @@ def _record_of(verb: str, python: str, code: int, out: bytes, err: bytes, whole:
         raise RunError(
             python, f"its forebay printed no record ({error}): {said}", "the same Forebay, or a later one"
         ) from None
+
+
+def _why(out: bytes) -> str:
+    """The record's own reason for a run that doesn't hold: an invalid test's, or its warnings."""
+    try:
+        record = json.loads(out)
+        return str((record.get("infer") or {}).get("why") or "; ".join(w["text"] for w in record.get("warnings") or ()))
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return ""

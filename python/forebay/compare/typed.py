@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,12 @@ from forebay.errors import ForebayError, RequestError
 from forebay.metrics import OF_VERBS, Metric
 
 # Flags that compare itself has use of, and verbs below a verb that measure no model.
-TAKEN = ("-o", "--out", "--json", "-q", "--quiet", "--seeds")
+TAKEN = ("-o", "--out", "--json", "-q", "--quiet", "--seeds", "--logs")
 UNMEASURED = ("datagen", "check")
-# A run that doesn't count: the page cache is filled, and errors are met early.
-BRIEF = {"train": {"--seconds": "1", "--peak-seconds": "0.2"}}
+# Flags of a run that doesn't count: the page cache is filled, and errors are met early. What else says how long it is goes.
+BRIEF = {"train": {"--seconds": "1", "--peak-seconds": "0.2"}, "infer": {"--seconds": "0.3"}}
+LENGTHS = ("--short",)
+LONGER = {"train": "more samples a run", "infer": "more --seconds"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,10 @@ class Typed:
 
     # A run of few I/Os, or none, is one, too: a mapping has none.
     has_ios = False
-    longer = "more samples a run"
+
+    @property
+    def longer(self) -> str:
+        return LONGER[self.words[0]]
 
     def same_as(self, other: Typed) -> bool:
         return self.words == other.words and self.python == other.python
@@ -48,19 +53,20 @@ class Typed:
         return ", ".join(said) or "(the command as given)"
 
     def run(self, observe: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        return self._run(())
+        return self._run(self.words)
 
     def run_briefly(self, observe: Callable[[dict[str, Any]], None], seconds: float) -> dict[str, Any] | None:
-        """None: what it measured is no measure of the figures."""
-        brief = BRIEF.get(self.words[0], {})
-        self._run([word for flag, value in brief.items() if flag in self.flags for word in (flag, value)])
+        """None: what it measured is no measure of the figures. A test of inference may be too short to be valid."""
+        brief = BRIEF[self.words[0]]
+        words = [word for word in self.words if word not in LENGTHS]
+        words += [word for flag, value in brief.items() if flag in self.flags for word in (flag, value)]
+        self._run(words, whole=self.words[0] != "infer")
         return None
 
-    def _run(self, more: Any) -> dict[str, Any]:
+    def _run(self, words: Sequence[str], whole: bool = True) -> dict[str, Any]:
         quiet = ["--quiet"] if "--quiet" in self.flags else []
-        words = [*self.words, *more, "--json", *quiet]
         try:
-            return run_elsewhere(self.python or sys.executable, words, whole=True)
+            return run_elsewhere(self.python or sys.executable, [*words, "--json", *quiet], whole)
         except ForebayError as error:
             asked = f"{self.name} ({self.title}): forebay {' '.join(self.words[:2])}"
             raise type(error)(asked, *_said(error)) from error

@@ -36,6 +36,7 @@ METRICS: dict[str, tuple[str, str, Callable[[float], str]]] = {
     "infer.latency_p90": ("p90 latency", "ms", numbers.significant),
     "infer.latency_p99": ("p99 latency", "ms", numbers.significant),
     "infer.load_s": ("Time to load", "", numbers.seconds),
+    "infer.coldstart_s": ("Cold start", "", numbers.seconds),
 }
 NOT_MEASURED = "not measured on this machine"
 
