@@ -42,7 +42,8 @@ BATCHES_MIN, BESIDE_S = 16, 3.0
 NEEDS_MAX = 4.0
 # Flags that mean nothing here, and those that mean nothing elsewhere.
 OTHERS = {
-    "scale": "--scale", "max_time": "--max-time", "settings": "--set", "pairs": "--pair", "elsewhere": "--fabric",
+    "vary": "--vary", "scale": "--scale", "max_time": "--max-time", "settings": "--set", "pairs": "--pair",
+    "elsewhere": "--fabric",
     "netns": "--netns", "delay": "--link-delay", "rate": "--link-rate", "extend": "--extend", "metrics": "--metrics",
 }  # fmt: skip
 OWN = {
