@@ -1,4 +1,4 @@
-"""Inference over drives: `python bench/infer.py --dir DIR [--gpu [--models resnet50,dlrm,bert]]`.
+"""Inference over drives: `python bench/infer.py --dir DIR [--gpu [--only resnet50]]`.
 
 The toy on the host, or the models in PyTorch on the first GPU: queries a second with samples in memory, over the supply of 1
 and more drives, in random order; the control, samples read inside their queries; the highest rate of Server over supplies; cold
@@ -72,7 +72,7 @@ class Bench:
 
     def __init__(self, options: Any) -> None:
         self.options, self.gpu = options, bool(options.gpu)
-        self.names = options.models.split(",") if self.gpu else ["toy"]
+        self.names = (options.only or "resnet50,dlrm,bert").split(",") if self.gpu else ["toy"]
         self.rows: list[Row] = []
         self.others: list[str] = []
         self.models: dict[str, Any] = {}
@@ -305,7 +305,6 @@ def main() -> int:
     parser = arguments(__doc__ or "", 2.0)
     parser.add_argument("--gpu", action="store_true", help="models in PyTorch on the first GPU")
     parser.add_argument("--device", default="cuda:0", help="where they run")
-    parser.add_argument("--models", default="resnet50,dlrm,bert", help="which, separated by commas")
     parser.add_argument("--scenarios", default="Offline,Server", help="of the samples in memory, separated by commas")
     parser.add_argument("--parts", default="", help="which of them, separated by commas; all")
     parser.add_argument("--checked", type=int, default=1024, help="samples whose answers are compared")

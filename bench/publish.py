@@ -97,12 +97,13 @@ QUESTIONS = (
     ),
     Question(
         "Batches for training",
-        "How fast does a loader hand out samples, on the host and into a GPU, beside PyTorch and others? At what CPU time?",
+        "How fast does a loader hand out samples, on the host and into a GPU, beside PyTorch and others? Who waits for storage?",
         (
             Part("feed", only=".*samples, in order", others="torch"),
             Part("feed", only=".*samples, shuffled"),
             Part("feed", only=".*into a GPU", others="torch"),
             Part("train", as_is=()),
+            Part("infer", as_is=()),
             Part("drives", as_is=()),
         ),
     ),
