@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, float]] = {
     "gdsio": ("gdsio -D d -w 2 -s 8M -i 64k -x 1 -I 1 -T 2 --record out.jsonl", 1.5),
     "feed": ("feed f --row-bytes 512 --batch-size 1 --epochs 50 -o out.json", 1.5),
     "train": ("train toy --dir set --rows 20000 --peak-seconds 0.2 -o out.json", 2.5),
+    "infer": ("infer toy --dir set --scenario Server --seconds 1 -o out.json", 3.0),
     "files": ("files d --files 20000 --file-size 4k -o out.json", 1.5),
     "serve": ("serve f --nqn nqn.2024-01.test:x --listen 127.0.0.1:0", 1.0),
     "snap": ("snap snap.toml --rpc off", 1.0),

@@ -323,6 +323,22 @@ def unless_said(documents: Sequence[dict[str, Any]], out: object = None) -> Iter
         raise RunError("writing the output", f"standard output is closed; {_whereabouts(documents)}", "-o FILE")
 
 
+def conclude(record: dict[str, Any], output: Output | None, as_json: bool, text: str | None) -> None:
+    """Shows a run's record, saves it, and prints it: `text` for people (None: none), which makes way for JSON. RunError where the
+    output takes no more, which says what keeps the record."""
+    import click
+
+    with unless_said([record], output):
+        if text is not None:
+            click.echo(text, err=as_json)
+        sys.stdout.flush()
+    if output:
+        output.write([record])
+    if as_json:
+        with unless_said([record], output):
+            click.echo(json.dumps(record, indent=1))
+
+
 def _whereabouts(documents: Sequence[dict[str, Any]]) -> str:
     kept = [rescue(document, f"-{n}" if n else "") for n, document in enumerate(documents)]
     if None in kept:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import sys
 import time
@@ -66,6 +65,7 @@ def command(files: tuple[str, ...], as_json: bool, out: str | None, quiet: bool,
     read ahead by threads of this process. FILE is a file, several, or a folder.
     """
     from forebay.bench import save
+    from forebay.feed import show
 
     output = save.Output(out, save.RUN) if out else None
     loader = open_loader(files, flags)
@@ -73,17 +73,7 @@ def command(files: tuple[str, ...], as_json: bool, out: str | None, quiet: bool,
         record, failure = run(loader, _number(flags["epochs"], "--epochs", 1), flags["verify"], quiet)
     finally:
         loader.close()
-    with save.unless_said([record], output):
-        if not quiet:
-            from forebay.feed import show
-
-            click.echo(show.text(record), err=as_json)
-        sys.stdout.flush()
-    if output:
-        output.write([record])
-    if as_json:
-        with save.unless_said([record], output):
-            click.echo(json.dumps(record, indent=1))
+    save.conclude(record, output, as_json, None if quiet else show.text(record))
     if failure is not None:
         raise failure
     if record["result"]["errors"]["verify_failed"]:

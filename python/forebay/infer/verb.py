@@ -37,6 +37,7 @@ QUESTIONS = {
 }
 MODES = ("ram", "cold", "coldstart")
 SECONDS_MAX = 86_400.0
+SCENARIO = click.Choice(rules.SCENARIOS, case_sensitive=False)
 
 
 class InferVerbs(LazyGroup):
@@ -68,7 +69,7 @@ def shared(function: Callable[..., Any]) -> Callable[..., Any]:
     options = [
         click.option("--dir", "folder", metavar="DIR", required=True, help="Folder of samples and weights."),
         click.option("--mode", default="ram", type=click.Choice(MODES), help="Where samples are at first. Default: ram."),
-        click.option("--scenario", default="Offline", type=click.Choice(rules.SCENARIOS), help="Default: Offline."),
+        click.option("--scenario", default="Offline", type=SCENARIO, help="How queries come. Default: Offline."),
         click.option("--short", is_flag=True, help="A test of 2 s, labelled so. Default: ten minutes."),
         click.option("--seconds", metavar="TIME", help="A test of so long, labelled short."),
         click.option("--accuracy", is_flag=True, help="LoadGen's accuracy test, against the model's float32 answers."),
@@ -219,6 +220,7 @@ def _request(model: str, folder: str, device: str, flags: dict[str, Any]) -> Req
 
 def _run(request: Request, as_json: bool, out: str | None, quiet: bool) -> int:
     from forebay.bench import save, terminal
+    from forebay.infer import show
     from forebay.infer.command import Run
 
     output = save.Output(out, save.RUN) if out else None
@@ -233,17 +235,7 @@ def _run(request: Request, as_json: bool, out: str | None, quiet: bool) -> int:
         run.close()
         if run.abandoned:
             atexit.register(leave, code)
-    with save.unless_said([record], output):
-        if not quiet:
-            from forebay.infer import show
-
-            click.echo(show.text(record, terminal.text_width()), err=as_json)
-        sys.stdout.flush()
-    if output:
-        output.write([record])
-    if as_json:
-        with save.unless_said([record], output):
-            click.echo(json.dumps(record, indent=1))
+    save.conclude(record, output, as_json, None if quiet else show.text(record, terminal.text_width()))
     if failure is not None:
         raise failure
     return code

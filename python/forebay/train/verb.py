@@ -366,6 +366,7 @@ def _run(
 
 def _run_one(request: Request, model: Any, torch: bool, as_json: bool, out: str | None, quiet: bool) -> int:
     from forebay.bench import save, terminal
+    from forebay.train import show
     from forebay.train.command import Run
 
     request.check(model.device)
@@ -374,17 +375,7 @@ def _run_one(request: Request, model: Any, torch: bool, as_json: bool, out: str 
         run: Run = Run(request, model, torch, say)
         failure = run.measure()
     record = run.record()
-    with save.unless_said([record], output):
-        if not quiet:
-            from forebay.train import show
-
-            click.echo(show.text(record, terminal.text_width()), err=as_json)
-        sys.stdout.flush()
-    if output:
-        output.write([record])
-    if as_json:
-        with save.unless_said([record], output):
-            click.echo(json.dumps(record, indent=1))
+    save.conclude(record, output, as_json, None if quiet else show.text(record, terminal.text_width()))
     if failure is not None:
         raise failure
     if run.interrupted:
