@@ -60,7 +60,7 @@ COMMAND = "forebay.compare.command"
 @click.option("--b-python", metavar="PYTHON", help="Run B with the forebay of this interpreter.")
 @click.option(
     "--metric", "metric_texts", multiple=True, metavar="NAME,…",
-    help=f"What to compare by: {', '.join(FIGURES)} (throughput), or short p99, rate; or the command's own.",
+    help=f"What to compare by: {', '.join(FIGURES)}, or short p99, rate; of a command, its own. Default: the first of these.",
 )
 @click.option(
     "--limit", "limit_texts", multiple=True, metavar="LIMIT", help="What B must keep to, e.g. 'p99 < 500us', 'rate > 3GiB/s'."
