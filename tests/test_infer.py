@@ -387,6 +387,18 @@ def test_a_library_larger_than_memory_says_what_fits(folder: Path, monkeypatch: 
     assert refused.value.next == "--samples 70"
 
 
+@pytest.mark.promise("INF-8")
+def test_more_queries_than_memory_holds_are_refused_with_a_length_that_fits() -> None:
+    for scenario in rules.SCENARIOS:
+        rules.refuse_too_many(load(scenario, 1000.0, 600.0), 2 << 30)
+        with pytest.raises(MachineError, match="before it starts") as refused:
+            rules.refuse_too_many(load(scenario, 1e6, 600.0), 2 << 30)
+        fits = float(refused.value.next.split()[1])
+        rules.refuse_too_many(load(scenario, 1e6, fits), 2 << 30)
+    with pytest.raises(MachineError, match="samples before"):
+        rules.refuse_too_many(load("Offline", 1e6, 600.0), 64 << 30)
+
+
 # A model whose batches don't come back from some moment on, as a file system that hangs makes of it.
 HANGS = """
 import sys, threading

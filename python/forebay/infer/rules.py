@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.errors import MachineError, RequestError
+from forebay.numbers import bytes_, whole
 
 VERSION = "v4.1"
 SCENARIOS = ("SingleStream", "MultiStream", "Server", "Offline")
@@ -19,6 +20,11 @@ QUERIES_MIN = {"SingleStream": 100, "MultiStream": 662, "Server": 662, "Offline"
 # The round's seeds: which samples are loaded, their order, and when queries arrive.
 SEEDS = (3066443479025735752, 10688027786191513374, 14962580496156340209)
 NS = 1_000_000_000
+# Bytes of memory of a query that LoadGen makes beforehand, of Offline of a sample, measured; how many of them for each that is
+# expected; and the share of free memory that they may take.
+QUERY_BYTES = {"SingleStream": 340, "MultiStream": 680, "Server": 400, "Offline": 200}
+MADE = {"SingleStream": 2.0, "MultiStream": 2.0, "Server": 1.0, "Offline": 1.1}
+MEMORY_SHARE = 0.7
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,17 @@ class Load:
     offline_samples: int = 1
     accuracy: bool = False
     seeds: tuple[int, int, int] = SEEDS
+
+
+def refuse_too_many(load: Load, free_bytes: int) -> None:
+    """Raises MachineError where the queries, which LoadGen makes before its clock starts, don't fit into memory."""
+    count = MADE[load.scenario] * load.rate * load.seconds
+    wanted, allowed = count * QUERY_BYTES[load.scenario], MEMORY_SHARE * free_bytes
+    if load.accuracy or wanted <= allowed:
+        return
+    what = "samples" if load.scenario == "Offline" else "queries"
+    found = f"LoadGen makes {whole(count)} {what} before it starts, {bytes_(wanted)} of memory, and {bytes_(free_bytes)} are free"
+    raise MachineError(f"a test of {load.seconds:g} s", found, f"--seconds {max(1, int(load.seconds * 0.9 * allowed / wanted))}")
 
 
 def settings(lg: Any, load: Load) -> Any:
