@@ -270,6 +270,18 @@ def test_bisection_closes_in_on_the_highest_rate_that_passes(share: float, narro
 
 
 @pytest.mark.promise("INF-6")
+@given(st.floats(10, 1e6), st.floats(0.1, 10), st.floats(5, 500), st.floats(0.5, 2))
+def test_what_a_short_trial_passes_is_not_more_than_a_long_test_can_have(
+    most: float, seconds: float, bound_ms: float, over: float
+) -> None:
+    # A queue that is answered at `most` a second, asked at `rate`: the delay at the trial's end.
+    rate = over * most
+    delay_ms = 1000 * seconds * max(0.0, rate / most - 1)
+    if delay_ms <= search.OF_BOUND * bound_ms:
+        assert search.sustained(rate, seconds, bound_ms) < most
+
+
+@pytest.mark.promise("INF-6")
 def test_a_search_goes_on_where_it_was_left(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / search.__name__.rpartition(".")[2]
     first = search.Search({"model": "toy"}, file)
