@@ -10,15 +10,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import RequestError, RunError
+from forebay.errors import RequestError
 from forebay.numbers import bytes_, whole
-from forebay.train.data import LOOKUPS, Teacher, Unnamed, uninterrupted
+from forebay.train.data import LOOKUPS, Teacher, files_together
 
 if TYPE_CHECKING:
     import numpy
@@ -106,11 +105,7 @@ def generate(
     header = safetensors_header(weights)
     about = About(**{**asdict(about), "weights_bytes": len(header) + sum(w.nbytes for w in weights.values())})
     _refuse(folder, about)
-    made_folder, named, parts = not folder.exists(), [], []
-    try:
-        folder.mkdir(exist_ok=True)
-        parts = [Unnamed(folder) for _ in NAMES]
-        samples, listed, model, told = (part.file for part in parts)
+    with files_together(folder, NAMES) as (samples, listed, model, told):
         done = 0
         for rows in chunks(about):
             samples.write(rows.data)
@@ -122,22 +117,6 @@ def generate(
         for values in weights.values():
             model.write(values.data)
         told.write((json.dumps(about.document(), indent=1) + "\n").encode())
-        with uninterrupted():
-            for part, name in zip(parts, NAMES, strict=True):
-                part.name(folder / name)
-                named.append(name)
-    except OSError as error:
-        raise RunError(f"write {folder}", str(error.strerror or error), "df -h; another --dir") from error
-    finally:
-        with uninterrupted():
-            for part in parts:
-                part.close()
-            if ABOUT not in named:
-                for name in named:
-                    (folder / name).unlink()
-                if made_folder and folder.is_dir():
-                    with suppress(OSError):
-                        folder.rmdir()
     return about
 
 

@@ -234,18 +234,17 @@ class Unnamed:
             self._hidden.unlink(missing_ok=True)
 
 
-def generate(
-    folder: Path, seed: int, rows: int, evaluation_rows: int, cap: int, progress: Any = None
-) -> About:
-    """Writes a data set; nothing that is there is replaced. Raises RequestError, RunError. KeyboardInterrupt leaves nothing."""
-    _refuse(folder, rows + evaluation_rows)
+@contextmanager
+def files_together(folder: Path, names: Sequence[str]) -> Iterator[list[Any]]:
+    """Files of a folder, open for writing, which get their names together once all are whole. Nothing that is there is replaced,
+    and whatever ends it leaves nothing. Raises RunError."""
     made_folder, named, parts = not folder.exists(), [], []
     try:
         folder.mkdir(exist_ok=True)
-        parts = [Unnamed(folder) for _ in (TRAIN, EVALUATE, ABOUT)]
-        about = _fill(folder, parts, Teacher(seed, cap), (rows, evaluation_rows), cap, progress)
+        parts = [Unnamed(folder) for _ in names]
+        yield [part.file for part in parts]
         with uninterrupted():
-            for part, name in zip(parts, (TRAIN, EVALUATE, ABOUT), strict=True):
+            for part, name in zip(parts, names, strict=True):
                 part.name(folder / name)
                 named.append(name)
     except OSError as error:
@@ -254,25 +253,33 @@ def generate(
         with uninterrupted():
             for part in parts:
                 part.close()
-            if ABOUT not in named:
+            if len(named) < len(names):
                 for name in named:
                     (folder / name).unlink()
                 if made_folder and folder.is_dir():
                     with suppress(OSError):
                         folder.rmdir()
-    return about
+
+
+def generate(
+    folder: Path, seed: int, rows: int, evaluation_rows: int, cap: int, progress: Any = None
+) -> About:
+    """Writes a data set; nothing that is there is replaced. Raises RequestError, RunError. KeyboardInterrupt leaves nothing."""
+    _refuse(folder, rows + evaluation_rows)
+    with files_together(folder, (TRAIN, EVALUATE, ABOUT)) as files:
+        return _fill(folder, files, Teacher(seed, cap), (rows, evaluation_rows), cap, progress)
 
 
 def _fill(
-    folder: Path, parts: Sequence[Unnamed], teacher: Teacher, counts: tuple[int, int], cap: int, progress: Any
+    folder: Path, files: Sequence[Any], teacher: Teacher, counts: tuple[int, int], cap: int, progress: Any
 ) -> About:
     import numpy as np
 
     logits, labels, positives = [], [], 0
-    for part, (file, count) in enumerate(zip(parts, counts, strict=False)):
+    for part, (file, count) in enumerate(zip(files, counts, strict=False)):
         done = 0
         for made, logit in _chunks(teacher, part, count):
-            file.file.write(made.data)
+            file.write(made.data)
             done += len(made)
             if part:
                 logits.append(logit)
@@ -289,7 +296,7 @@ def _fill(
         folder, teacher.seed, *counts, cap, round(auc(score, label), 6),
         round(expected_auc(1 / (1 + np.exp(-score))), 6), round(positives / counts[0], 6),
     )  # fmt: skip
-    parts[2].file.write((json.dumps(about.document(), indent=1) + "\n").encode())
+    files[2].write((json.dumps(about.document(), indent=1) + "\n").encode())
     return about
 
 
