@@ -329,7 +329,8 @@ impl Reader {
         if noted.counts && open() && self.choice.is_due(self.cached.bytes) {
             // Where it can't be had, CPUs go on.
             if let Ok(windows) = self.fresh_windows(noted.gpu) {
-                windows.ask_for_all();
+                // Who takes batches ahead of time computes meanwhile.
+                windows.ask_for_all(noted.load.ahead);
             }
         }
     }

@@ -92,11 +92,14 @@ impl Windows {
         call()
     }
 
-    /// Has all windows registered, in the background, that aren't and don't wait for it.
-    pub(crate) fn ask_for_all(&self) {
+    /// Has all windows registered, in the background, that aren't and don't wait for it; `gently`: with rests, in which
+    /// others come to the driver.
+    pub(crate) fn ask_for_all(&self, gently: bool) {
         for number in 0..self.count() {
-            if !matches!(self.file.window(number).phase(), Phase::Ready | Phase::Pending) {
-                self.registry.ask(&self.file, number, false, None);
+            match self.file.window(number).phase() {
+                Phase::Ready | Phase::Pending => {}
+                _ if gently => self.registry.ask_gently(&self.file, number),
+                _ => drop(self.registry.ask(&self.file, number, false, None)),
             }
         }
     }

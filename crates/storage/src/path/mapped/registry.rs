@@ -31,6 +31,8 @@ const AHEAD: u64 = 3;
 pub const LEAST_BYTES: u64 = 1 << 20;
 /// Time for which the registrar lets workers go first.
 const WAY: Duration = Duration::from_millis(2);
+/// Longest rest after a window that nobody waits for.
+const REST_MAX: Duration = Duration::from_millis(5);
 /// Interval at which it checks whether windows that stand in the way, or are to go, are still in use.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 
@@ -70,6 +72,8 @@ impl Wakeup {
 struct Request {
     key: Key,
     streams: bool,
+    /// Nobody waits for it, and the registrar rests after it.
+    gently: bool,
 }
 
 struct State {
@@ -239,13 +243,13 @@ impl Registry {
     /// becomes of it, if the answer is `Pending`.
     pub fn ask(&self, file: &MappedFile, window: u32, streams: bool, wakeup: Option<&Arc<Wakeup>>) -> Phase {
         let mut state = self.shared.lock();
-        self.shared.request(&mut state, file, window, streams);
+        self.shared.request(&mut state, file, window, streams, false);
         if streams {
             let last = window.saturating_add(self.shared.ahead()).min(file.windows() - 1);
             for next in window + 1..=last {
                 let (_, len) = file.span(next);
                 if file.window(next).phase() == Phase::Cold && len >= self.shared.limits.least_bytes {
-                    self.shared.request(&mut state, file, next, true);
+                    self.shared.request(&mut state, file, next, true, false);
                 }
             }
         }
@@ -259,6 +263,14 @@ impl Registry {
         }
         self.shared.asked.notify_one();
         phase
+    }
+
+    /// Has a window registered that nobody waits for. After it the registrar rests for as long as it took: while it
+    /// registers, every call of the process to the driver waits, also those of a model that knows nothing of its turns.
+    pub fn ask_gently(&self, file: &MappedFile, window: u32) {
+        let mut state = self.shared.lock();
+        self.shared.request(&mut state, file, window, false, true);
+        self.shared.asked.notify_one();
     }
 
     /// Looks whether the file is what it was, and drops its registrations if it isn't.
@@ -325,14 +337,14 @@ impl Shared {
         (self.limits.cap_bytes / 4 / self.limits.window_bytes).clamp(1, AHEAD) as u32
     }
 
-    fn request(&self, state: &mut State, file: &MappedFile, window: u32, streams: bool) {
+    fn request(&self, state: &mut State, file: &MappedFile, window: u32, streams: bool, gently: bool) {
         let w = file.window(window);
         let phase = w.phase();
         if phase == Phase::Cold && streams && self.leaves(state) {
             w.set(Phase::Left);
         } else if matches!(phase, Phase::Cold | Phase::Declined | Phase::Left) {
             w.set(Phase::Pending);
-            state.requests.push_back(Request { key: Key { file: file.number, window }, streams });
+            state.requests.push_back(Request { key: Key { file: file.number, window }, streams, gently });
         }
     }
 

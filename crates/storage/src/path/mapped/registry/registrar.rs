@@ -13,6 +13,7 @@ use super::Request;
 use super::Shared;
 use super::State;
 use super::LOOK_AGAIN;
+use super::REST_MAX;
 use super::WAY;
 use forebay_io::clock;
 use std::sync::atomic::Ordering;
@@ -43,10 +44,16 @@ impl Shared {
             match self.next_step(&mut state, &file, &request) {
                 Step::Decline => Self::decide(&mut state, request.key, window, Phase::Declined, &self.turns),
                 Step::Register => {
+                    let gently = request.gently && !state.waiting.contains_key(&request.key);
                     drop(state);
+                    let began = clock::now();
                     state = self.register(&file, request.key);
+                    let took = began.elapsed();
                     drop(state);
                     self.turns.give_way(WAY);
+                    if gently {
+                        std::thread::sleep(took.min(REST_MAX));
+                    }
                     state = self.lock();
                 }
                 Step::Unregister(keys) => {

@@ -21,6 +21,10 @@ struct Books {
     made: AtomicUsize,
     /// Pins above this many bytes are refused; 0: none are.
     limit: usize,
+    /// Time that a pin takes.
+    slow_by: Duration,
+    /// When pins were begun and made.
+    times: Mutex<Vec<(Instant, Instant)>>,
     /// Called before each pin.
     before: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -39,8 +43,12 @@ impl Drop for FakePin {
 impl Pinner for FakePinner {
     fn pin(&self, at: NonNull<u8>, bytes: usize) -> Result<Box<dyn Pin>, CudaError> {
         assert_eq!((at.as_ptr() as usize % 4096, bytes % 4096), (0, 0), "whole pages");
+        let began = Instant::now();
         if let Some(act) = self.0.before.lock().unwrap().take() {
             act();
+        }
+        if self.0.slow_by > Duration::ZERO {
+            std::thread::sleep(self.0.slow_by);
         }
         if self.0.limit > 0 && self.0.now.load(Ordering::SeqCst) + bytes > self.0.limit {
             return Err(CudaError::out_of_memory());
@@ -48,6 +56,7 @@ impl Pinner for FakePinner {
         let now = self.0.now.fetch_add(bytes, Ordering::SeqCst) + bytes;
         self.0.most.fetch_max(now, Ordering::SeqCst);
         self.0.made.fetch_add(1, Ordering::SeqCst);
+        self.0.times.lock().unwrap().push((began, Instant::now()));
         Ok(Box::new(FakePin(self.0.clone(), bytes)))
     }
 }
@@ -124,6 +133,19 @@ fn write_to(path: &Path) -> std::fs::File {
     // Kernels before 6.13 tell times apart by the tick.
     std::thread::sleep(Duration::from_millis(12));
     std::fs::OpenOptions::new().write(true).open(path).unwrap()
+}
+
+#[test]
+fn windows_that_nobody_waits_for_are_registered_with_rests_between_them() {
+    let took = Duration::from_millis(2);
+    let bench = Bench::new(4, 8, Books { slow_by: took, ..Books::default() });
+    let file = bench.open();
+    (0..4).for_each(|window| bench.registry().ask_gently(&file, window));
+    bench.until("all are registered", || (0..4).all(|w| file.window(w).phase() == Phase::Ready));
+    let times = bench.books.times.lock().unwrap();
+    for (before, after) in times.iter().zip(&times[1..]) {
+        assert!(after.0 - before.1 >= took, "it rests as long as the window took");
+    }
 }
 
 #[test]
