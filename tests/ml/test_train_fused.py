@@ -6,6 +6,7 @@ import importlib.util
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.ml
@@ -73,6 +74,17 @@ def test_its_updates_are_those_of_torchs_adagrad_over_a_thousand_steps(device: s
     torch.testing.assert_close(ours.sums, state, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(ours.weight, theirs.weight.data, rtol=1e-5, atol=1e-6)
     assert not wrong.any()
+
+
+def test_its_digest_is_the_hosts(device: str) -> None:
+    import torch
+    from forebay.train import data, fused, run
+
+    rows = np.random.default_rng(3).integers(-(1 << 31), 1 << 31, (37, data.WORDS), dtype=np.int32)
+    odd = torch.as_tensor(run.odd_numbers(), device=device)
+    for position in (0, 1, 5_000_000_000):
+        found = fused.digest(torch.as_tensor(rows, device=device), odd, position)
+        assert int(found) % (1 << 64) == run.digest(rows, position)
 
 
 @pytest.mark.promise("TRN-20")

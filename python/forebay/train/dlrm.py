@@ -342,6 +342,10 @@ class Model:
         torch = self._torch
         if self._odd is None:
             self._odd = torch.as_tensor(odd_numbers(), device=self.device)
+        if self._fused is not None:
+            from forebay.train import fused
+
+            return fused.digest(rows, self._odd, position)
         words = rows.contiguous().view(torch.int64)
         place = torch.arange(position, position + len(rows), device=self.device) * 2 + 1
         return ((words * self._odd).sum(1) * place).sum()

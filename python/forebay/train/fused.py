@@ -28,6 +28,8 @@ LONG, TILE, HEADS = 16, 8, 4
 # Steps of one batch size before its graph is captured: kernels are compiled then, and libraries set up.
 EAGER = 2
 BLOCK = 1024
+# Rows of a program of the digest.
+DIGESTED = 16
 
 
 @triton.jit
@@ -191,6 +193,26 @@ def _cross_back(
     if ENDS:
         found += g
     tl.store(by_first + at, found.to(by_first.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["position"])
+def _digest(rows, odd, out, position, samples, PAIRS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """Adds the digest of some rows, of 64-bit words, to `out`: sums modulo 2^64, in whatever order."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    there = (row < samples)[:, None] & (column < PAIRS)[None, :]
+    words = tl.load(rows + row.to(tl.int64)[:, None] * PAIRS + column[None, :], mask=there, other=0)
+    factors = tl.load(odd + column, mask=column < PAIRS, other=0)
+    place = (row.to(tl.int64) + position) * 2 + 1
+    tl.atomic_add(out, tl.sum(tl.sum(words * factors[None, :], 1) * place, 0))
+
+
+def digest(rows: Any, odd: Any, position: int) -> Any:
+    """`run.digest` of rows on a device, in one launch."""
+    words, out = rows.contiguous().view(torch.int64), torch.zeros((), dtype=torch.int64, device=rows.device)
+    count, pairs = words.shape
+    _digest[(triton.cdiv(count, DIGESTED),)](words, odd, out, position, count, pairs, triton.next_power_of_2(pairs), DIGESTED)
+    return out
 
 
 class Vectors:
