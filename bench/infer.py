@@ -89,7 +89,7 @@ class Bench:
                 from forebay.infer import networks
 
                 weights = networks.weights(name, 0, tables)
-            data.generate(path, data.About(name, 0, made.samples, data.row_bytes(name), 0, tables), weights)
+            data.generate(path, data.About(name, 0, made.made_samples(), data.row_bytes(name), 0, tables), weights)
         return path
 
     def supply(self, drives: int) -> supply.Supply:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import RequestError
 from forebay.numbers import bytes_, whole
-from forebay.train.data import LOOKUPS, Teacher, files_together
+from forebay.train.data import ROW_BYTES, Teacher, files_together
 
 if TYPE_CHECKING:
     import numpy
@@ -33,6 +33,8 @@ CHUNK_BYTES = 8 << 20
 ALIGN = 64
 TOY_PIXELS, IMAGE, TOKENS, VOCABULARY = 3072, 224, 384, 30_522
 TABLE_ROWS = 200_000
+# User-item pairs of a sample of DLRM: the benchmark's have 100 to 700, and so many on average (89,137,319 in 330,067).
+PAIRS = 270
 ABOUT_BYTES_MAX = 1 << 20
 
 
@@ -52,7 +54,7 @@ class About:
 
 
 def row_bytes(model: str) -> int:
-    return {"toy": TOY_PIXELS, "resnet50": 3 * IMAGE * IMAGE, "bert": 3 * 4 * TOKENS, "dlrm": 4 * (14 + sum(LOOKUPS))}[model]
+    return {"toy": TOY_PIXELS, "resnet50": 3 * IMAGE * IMAGE, "bert": 3 * 4 * TOKENS, "dlrm": PAIRS * ROW_BYTES}[model]
 
 
 def rows_of(model: str, seed: int, chunk: int, count: int, table_rows: int) -> Array:
@@ -60,7 +62,7 @@ def rows_of(model: str, seed: int, chunk: int, count: int, table_rows: int) -> A
     import numpy as np
 
     if model == "dlrm":
-        return Teacher(seed, table_rows).rows(2, chunk, count)[0].view(np.uint8)
+        return Teacher(seed, table_rows).rows(2, chunk, count * PAIRS)[0].view(np.uint8).reshape(count, -1)
     draw = np.random.default_rng([seed, 51, chunk])
     if model == "bert":
         # Token numbers, segments, and the mask of as many tokens as a question with its passage has.

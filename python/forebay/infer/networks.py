@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import MachineError, RunError
 from forebay.infer import data
-from forebay.train.data import DENSE, FIRST_DENSE, FIRST_LOOKUP, LOOKUPS, starts, tables
+from forebay.train.data import DENSE, FIRST_DENSE, FIRST_LOOKUP, LOOKUPS, WORDS, starts, tables
 
 if TYPE_CHECKING:
     import numpy
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
 # Samples of a batch at most, on a GPU and on the CPU; answers of a sample.
-BATCHES = {"resnet50": (256, 16), "bert": (64, 4), "dlrm": (8192, 512)}
-WIDTHS = {"resnet50": 10, "bert": 4, "dlrm": 1}
+BATCHES = {"resnet50": (256, 16), "bert": (64, 4), "dlrm": (32, 2)}
+WIDTHS = {"resnet50": 10, "bert": 4, "dlrm": data.PAIRS}
 NEEDS = {"resnet50": ("torch", "torchvision"), "bert": ("torch", "transformers"), "dlrm": ("torch",)}
 BERT_LAYERS = 24
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -186,6 +186,8 @@ class Model:
         words = rows.view(torch.int32)
         if self.name == "bert":
             return words.view(count, 3, data.TOKENS).to(torch.int64)
+        words = words.reshape(-1, WORDS)
+        count = len(words)
         dense = words[:, FIRST_DENSE:FIRST_LOOKUP].view(torch.float32).reshape(count, DENSE)
         numbers = words[:, FIRST_LOOKUP:].to(torch.int64)
         inside = torch.minimum(numbers.clamp(min=0), self._limit - 1)
@@ -196,7 +198,7 @@ class Model:
         return dense, (inside + self._offset).flatten(), self._bags[count]
 
     def _answers(self, net: Any, given: Any) -> Any:
-        """(n, width): the five likeliest classes and their logits; the span's begin and end and theirs; the chance."""
+        """(n, width): five likeliest classes and their logits; the span's begin and end and theirs; the chance of each pair."""
         torch = self._torch
         if self.name == "resnet50":
             best = net(given).float().topk(5, dim=1)
@@ -208,7 +210,7 @@ class Model:
         dense, numbers, bags = given
         kind = net.bottom[0].weight.dtype
         with torch.autocast("cuda", torch.bfloat16, enabled=self.on_gpu and kind != torch.float32):
-            return torch.sigmoid(net(dense.to(kind), numbers, bags).float())[:, None]
+            return torch.sigmoid(net(dense.to(kind), numbers, bags).float()).view(-1, data.PAIRS)
 
     def reference(self, rows: Any) -> Array:
         """The float32 network's own answers."""
@@ -231,9 +233,9 @@ class Model:
         return found
 
     def decisions(self, answers: Array) -> Array:
-        """What an answer says, rounding aside: the class, the span, the side of one half."""
+        """What an answer says, rounding aside: the class, the span; of each pair, the side of one half."""
         if self.name == "dlrm":
-            return answers > 0.5
+            return answers.reshape(-1, 1) > 0.5
         return answers[:, : 2 if self.name == "bert" else 1]
 
     def digests(self, rows: Any) -> Array:

@@ -33,7 +33,7 @@ QUESTIONS = {
     "toy": "A small classifier in NumPy: tries everything on two cores, without PyTorch.",
     "resnet50": "ResNet-50 in PyTorch: images of 224 × 224.",
     "bert": "BERT-large in PyTorch: questions on texts of 384 tokens.",
-    "dlrm": "DLRMv2 in PyTorch: 26 tables, 214 look-ups a sample.",
+    "dlrm": "DLRMv2 in PyTorch: 26 tables, samples of 270 user-item pairs of 214 look-ups.",
 }
 MODES = ("ram", "cold", "coldstart")
 SECONDS_MAX = 86_400.0
@@ -140,7 +140,7 @@ resnet50, bert, dlrm = (of_torch(name) for name in ("resnet50", "bert", "dlrm"))
 @click.command("datagen", context_settings={"max_content_width": 110})
 @click.argument("model", type=click.Choice(tuple(rules.MODELS)))
 @click.option("--dir", "folder", metavar="DIR", required=True, help="Folder that is made, or has none of these files.")
-@click.option("--samples", metavar="N", help="Samples. Default: as many as the rules want in memory.")
+@click.option("--samples", metavar="N", help="Samples. Default: as many as the rules want in memory; of dlrm 4096.")
 @click.option("--table-rows", metavar="N", help="dlrm: large tables are cut to that. Default: 200000.")
 @click.option("--seed", metavar="N", default="0", help="Seed of samples and weights. Default: 0.")
 @click.option("--json", "as_json", is_flag=True, help="What was made as one JSON document on stdout.")
@@ -155,7 +155,7 @@ def datagen(
 
     if table_rows is not None and model != "dlrm":
         raise RequestError(f"--table-rows {table_rows}", f"{model} has no tables", "forebay infer datagen dlrm")
-    count = _count(samples, "--samples", 1 << 31) if samples else rules.MODELS[model].samples
+    count = _count(samples, "--samples", 1 << 31) if samples else rules.MODELS[model].made_samples()
     tables = 0
     if model == "dlrm":
         tables = _count(table_rows, "--table-rows", 40_000_000) if table_rows else data.TABLE_ROWS
