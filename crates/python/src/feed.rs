@@ -45,8 +45,13 @@ impl Reader {
         prefer: &str,
     ) -> PyResult<Reader> {
         let opened = py.detach(|| {
-            let opening =
-                Opening { way: Way::parse(way)?, direct, once, prefer: forebay_reader::preference(prefer)? };
+            let opening = Opening {
+                way: Way::parse(way)?,
+                direct,
+                once,
+                ahead: false,
+                prefer: forebay_reader::preference(prefer)?,
+            };
             forebay_reader::Reader::open(&path, opening)
         });
         Ok(Reader(Mutex::new(Some(Arc::new(opened.map_err(|e| raise(py, e))?)))))

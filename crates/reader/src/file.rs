@@ -7,8 +7,8 @@ use super::rows::{Fetch, COPIED_ROW_BYTES_MAX, ROW_BYTES_MAX};
 use super::thread_pool;
 use super::windows::{cap_bytes, Windows};
 use super::{
-    BESIDE_COPIES_WINDOW_BYTES, MIXED_WORKERS_MIN, REGISTERED_FOR_BYTES_MIN, WINDOWED_AT_ONCE_BYTES_MIN,
-    WINDOWED_BYTES_MIN,
+    BESIDE_A_MODEL_WINDOW_BYTES, BESIDE_COPIES_WINDOW_BYTES, MIXED_WORKERS_MIN, REGISTERED_FOR_BYTES_MIN,
+    WINDOWED_AT_ONCE_BYTES_MIN, WINDOWED_BYTES_MIN,
 };
 use forebay_io::clock;
 use forebay_io::copy;
@@ -66,12 +66,14 @@ pub struct Opening {
     pub direct: Option<bool>,
     /// It is read one time and let go of in the background, so that unregistering what was read costs nobody's wait.
     pub once: bool,
+    /// It is read ahead of a consumer that computes on the GPU meanwhile.
+    pub ahead: bool,
     pub prefer: Prefer,
 }
 
 impl Default for Opening {
     fn default() -> Opening {
-        Opening { way: Way::Auto, direct: None, once: false, prefer: Prefer::Balance }
+        Opening { way: Way::Auto, direct: None, once: false, ahead: false, prefer: Prefer::Balance }
     }
 }
 
@@ -88,6 +90,7 @@ pub struct Reader {
     pub way: Way,
     pub direct: Option<bool>,
     once: bool,
+    ahead: bool,
     prefer: Prefer,
     cached: FileTarget,
     uncached: Option<FileTarget>,
@@ -131,7 +134,7 @@ impl Drop for Open {
 
 impl Reader {
     pub fn open(path: &Path, opening: Opening) -> Result<Reader, Error> {
-        let Opening { way, direct, once, prefer } = opening;
+        let Opening { way, direct, once, ahead, prefer } = opening;
         let cached = FileTarget::open(path, FileAccess { write: false, direct: false }).map_err(in_python)?;
         let uncached = match direct {
             Some(false) => None,
@@ -150,6 +153,7 @@ impl Reader {
             way,
             direct,
             once,
+            ahead,
             prefer,
             cached,
             uncached,
@@ -250,7 +254,11 @@ impl Reader {
         let made = self.windows.get_or_init(|| {
             let mapping = self.map.as_ref().map(|map| map.mapping.clone());
             let beside_copies = self.once || self.way == Way::Auto;
-            let most = if beside_copies { BESIDE_COPIES_WINDOW_BYTES } else { u64::MAX };
+            let most = match (self.ahead, beside_copies) {
+                (true, _) => BESIDE_A_MODEL_WINDOW_BYTES,
+                (false, true) => BESIDE_COPIES_WINDOW_BYTES,
+                (false, false) => u64::MAX,
+            };
             thread_pool::device(gpu)
                 .and_then(|device| Windows::open(&self.cached, mapping, device, most))
                 .map(Arc::new)
@@ -329,8 +337,7 @@ impl Reader {
         if noted.counts && open() && self.choice.is_due(self.cached.bytes) {
             // Where it can't be had, CPUs go on.
             if let Ok(windows) = self.fresh_windows(noted.gpu) {
-                // Who takes batches ahead of time computes meanwhile.
-                windows.ask_for_all(noted.load.ahead);
+                windows.ask_for_all(self.ahead);
             }
         }
     }

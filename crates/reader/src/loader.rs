@@ -180,6 +180,7 @@ impl Loader {
         }
         let opening = Opening {
             way: if spec.memory.gpu().is_some() { spec.way } else { Way::Host },
+            ahead: true,
             ..Opening::default()
         };
         let table = Table::open(spec.parts, spec.columns, opening)?;
