@@ -148,6 +148,10 @@ class Bench:
 
         return dlrm.Model(self.about.tables, 0, self.options.device, optimizer=self.options.optimizer)
 
+    def epoch_rows(self) -> int:
+        """The rows of an epoch that batches of every size hand out."""
+        return min(self.about.rows // batch * batch for batch in self.sizes["batches"])
+
     def run(self, batch: int, gib_s: float | None, **more: Any) -> Row:
         """One run of `forebay train`, from reset weights on: the part `train` of its record."""
         from forebay.train import command, supply
@@ -243,8 +247,8 @@ def whole_runs(bench: Bench, need_gib_s: float) -> list[Row]:
     return found
 
 
-def verdicts(rounds: list[list[Row]], wholes: list[Row], gpu: bool) -> list[str]:
-    """Bounds, each with the median over the rounds."""
+def verdicts(rounds: list[list[Row]], wholes: list[Row], gpu: bool, epoch_rows: int) -> list[str]:
+    """Bounds, each with the median over the rounds. `epoch_rows`: those of an epoch, whatever the batches."""
     by: dict[tuple[int, str], list[Row]] = {}
     for row in (row for rows in rounds for row in rows):
         by.setdefault((row["batch"], row["name"]), []).append(row)
@@ -281,9 +285,13 @@ def verdicts(rounds: list[list[Row]], wholes: list[Row], gpu: bool) -> list[str]
             costs = [a["alone_cpu"] / b["alone_cpu"] for a, b in zip(ours, rows, strict=False)]
             bound = f"batches of {batch:,}: CPU of the loader alone ÷ {name} ≤ {CPU_SHARE}"
             say_of(bound, costs, statistics.median(costs) <= CPU_SHARE)
-    hashed = [row["batch_hash_at"] for rows in by.values() for row in rows if row["batch_hash_at"]]
-    marks = [{mark["samples"]: mark["hash"] for mark in marks} for marks in hashed]
-    common = {n: {mark[n] for mark in marks if n in mark} for mark in marks for n in mark}
+    hashed = [(batch, row["batch_hash_at"]) for (batch, _), rows in by.items() for row in rows if row["batch_hash_at"]]
+    common: dict[tuple[int, int], set[str]] = {}
+    for batch, marks in hashed:
+        for mark in marks:
+            # An epoch ends with its last whole batch: beyond it, other sizes have other samples.
+            alike = 0 if mark["samples"] <= epoch_rows else batch
+            common.setdefault((mark["samples"], alike), set()).add(mark["hash"])
     one = all(len(hashes) == 1 for hashes in common.values())
     said.append(f"- one hash over paths and supplies, at each of {len(common)} lengths: {HOLDS[one]}")
     offs = [abs(w["off_pct"]) for w in wholes if w.get("off_pct") is not None]
@@ -345,7 +353,7 @@ def main() -> int:
         say(f"ended: {error}")
     finally:
         # What was measured stays, whatever ended it.
-        said = verdicts(rounds, wholes, options.gpu) if rounds and rounds[-1] else []
+        said = verdicts(rounds, wholes, options.gpu, bench.epoch_rows()) if rounds and rounds[-1] else []
         text = section(title, options, "\n".join([*table(rounds), *of_wholes(wholes), "", *said, ""]))
         save(options.json, title, options, [{"rounds": rounds, "wholes": wholes}], text)
     publish(title, options, text)

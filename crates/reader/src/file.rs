@@ -7,8 +7,8 @@ use super::rows::{Fetch, COPIED_ROW_BYTES_MAX, ROW_BYTES_MAX};
 use super::thread_pool;
 use super::windows::{cap_bytes, Windows};
 use super::{
-    BESIDE_A_MODEL_WINDOW_BYTES, BESIDE_COPIES_WINDOW_BYTES, MIXED_WORKERS_MIN, REGISTERED_FOR_BYTES_MIN,
-    WINDOWED_AT_ONCE_BYTES_MIN, WINDOWED_BYTES_MIN,
+    AHEAD_SOONER, BESIDE_A_MODEL_WINDOW_BYTES, BESIDE_COPIES_WINDOW_BYTES, MIXED_WORKERS_MIN,
+    REGISTERED_FOR_BYTES_MIN, WINDOWED_AT_ONCE_BYTES_MIN, WINDOWED_BYTES_MIN,
 };
 use forebay_io::clock;
 use forebay_io::copy;
@@ -334,7 +334,9 @@ impl Reader {
     pub(super) fn note_end(&self, noted: Noted, began: Instant) {
         self.choice.note(noted, thread_pool::all_threads(), began, clock::now());
         let open = || !self.is_registered() && !self.is_registering();
-        if noted.counts && open() && self.choice.is_due(self.cached.bytes) {
+        // What a loader reads is read again, epoch after epoch.
+        let worth = if self.ahead { self.cached.bytes / AHEAD_SOONER } else { self.cached.bytes };
+        if noted.counts && open() && self.choice.is_due(worth) {
             // Where it can't be had, CPUs go on.
             if let Ok(windows) = self.fresh_windows(noted.gpu) {
                 windows.ask_for_all(self.ahead);

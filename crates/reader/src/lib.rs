@@ -48,6 +48,8 @@ const MIXED_WORKERS_MIN: usize = 2;
 const BESIDE_COPIES_WINDOW_BYTES: u64 = 64 << 20;
 /// Windows that are registered while a model computes: its launches wait for several of them, and a step is a few milliseconds.
 const BESIDE_A_MODEL_WINDOW_BYTES: u64 = 16 << 20;
+/// Share of the time that registering takes, after which it begins where a loader reads.
+const AHEAD_SOONER: u64 = 4;
 /// Sub-ranges that one part gathers at most.
 const PIECES_PER_PART: usize = 256;
 /// Ranges longer than this may be read by the GPU itself, out of windows that are registered; shorter ones cost as much to hand
