@@ -31,6 +31,7 @@ SERVE = (ROOT / "docs/serve.md").read_text()
 SNAP = (ROOT / "docs/snap.md").read_text()
 SCHEMA = {
     **structs(MODEL / "record.rs"),
+    **structs(MODEL / "record/direction.rs"),
     **structs(MODEL / "training/record.rs"),
     "Figures": structs(MODEL / "training/rules.rs")["Figures"],
     "JobSpec": list(json.loads(_core.check('{"sources": ["nil:"]}'))),

@@ -143,16 +143,48 @@ TAILS: dict[str, Metric] = {
         _latency(name),
     )
     for name, title in (
-        ("p50", "median latency"), ("p90", "p90 latency"), ("p999", "p99.9 latency"), ("max", "longest latency")
+        ("p50", "median latency"), ("p90", "p90 latency"), ("p95", "p95 latency"), ("p999", "p99.9 latency"),
+        ("p9999", "p99.99 latency"), ("max", "longest latency"),
     )
 }  # fmt: skip
 # The figures of every record.
 FIGURES = {**METRICS, **TAILS}
+# Reads, writes and flushes by themselves: what `read.p99` and the like begin with.
+WAYS = ("read", "write", "flush")
+
+
+def way_of(result: dict[str, Any], way: str) -> dict[str, Any]:
+    """The part of a result, or of one of its repeats, that has this direction; of an older record that read or wrote alone it
+    is the result. Empty where nothing went this way, or the record doesn't tell."""
+    found = result.get(way)
+    if isinstance(found, dict):
+        return found
+    moved = {name: result.get(f"{name}_bytes") for name in ("read", "write")}
+    alone = moved.pop(way, None) and not any(moved.values())
+    return result if alone and "read" not in result and "write" not in result else {}
+
+
+def _of_way(way: str, metric: Metric) -> Metric:
+    field = metric.field.replace("result.", f"result.{way}.", 1)
+    sentence = metric.sentence.replace("'s ", f"'s {way} ").replace("{x} is ", f"{{x}}'s {way}s are ")
+    return Metric(
+        f"{way}.{metric.name}", f"{way} {metric.title}", metric.unit, metric.higher_is_better, sentence, field,
+        lambda result: metric.of(way_of(result, way)),
+    )  # fmt: skip
+
+
+OF_WAYS: dict[str, Metric] = {
+    found.name: found
+    for way in WAYS
+    for name in ("throughput", "iops", "latency_mean", "latency_p99", *TAILS)
+    if (way, name) != ("flush", "throughput")
+    for found in (_of_way(way, FIGURES[name]),)
+}
 # Shorter names of the same figures, as people say them.
 SHORT = {
     "rate": "throughput", "bandwidth": "throughput", "bw": "throughput", "latency": "latency_mean", "mean": "latency_mean",
     "p50": "latency_p50", "median": "latency_p50", "p90": "latency_p90", "p99": "latency_p99", "p99.9": "latency_p999",
-    "p999": "latency_p999", "max": "latency_max",
+    "p999": "latency_p999", "max": "latency_max", "p95": "latency_p95", "p99.99": "latency_p9999", "p9999": "latency_p9999",
 }  # fmt: skip
 
 
@@ -219,7 +251,12 @@ def figure_named(name: str, asked: str, known: Mapping[str, Metric] = FIGURES) -
     of_verbs = {full.rpartition(".")[2]: metric for full, metric in known.items()}
     names = {**of_verbs, **known}
     found = names.get(SHORT.get(name.lower(), name.lower()))
+    way, dot, figure = name.lower().partition(".")
+    if found is None and dot and "iops" in known:
+        figure = figure.removesuffix("_us")
+        found = OF_WAYS.get(f"{way}.{SHORT.get(figure, figure)}")
     if found is None:
         short = [word for word, full in SHORT.items() if full in names]
-        raise RequestError(asked, f"{name or 'nothing'} is not one of {', '.join((*known, *short))}", next(iter(known)))
+        ways = f"; or of {', '.join(WAYS)} alone, as read.p99" if "iops" in known else ""
+        raise RequestError(asked, f"{name or 'nothing'} is not one of {', '.join((*known, *short))}{ways}", next(iter(known)))
     return found

@@ -93,9 +93,9 @@ mod tests {
 
     fn snapshot(worker: u32, at_ms: u64, bytes: u64, ios: u64) -> Snapshot {
         let at = Duration::from_millis(at_ms);
-        let (so_far, latency, targets) = (Default::default(), None, Vec::new());
+        let (so_far, ways, latency, targets) = Default::default();
         let (index, mean_ns, measured) = (0, 0.0, true);
-        Snapshot { worker, index, at, bytes, ios, so_far, mean_ns, measured, latency, targets }
+        Snapshot { worker, index, at, bytes, ios, ways, so_far, mean_ns, measured, latency, targets }
     }
 
     // promise: BEN-29

@@ -2,7 +2,7 @@
 
 mod missing;
 
-use super::run_kit::{Ran, Tally};
+use super::run_kit::{Ran, Tally, Way, READ, WRITE};
 use super::warnings;
 use super::worker_setup::buffers_of;
 use forebay_io::build::build;
@@ -101,9 +101,11 @@ fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
     let tallies: Vec<&Tally> = runs.iter().flat_map(|r| &r.tallies).collect();
     let sum = |f: fn(&Tally) -> u64| tallies.iter().map(|t| f(t)).sum::<u64>();
     let seconds: f64 = runs.iter().map(|r| r.seconds).sum();
-    let (read_bytes, write_bytes, ios) = (sum(|t| t.read_bytes), sum(|t| t.write_bytes), sum(|t| t.ios));
-    let bytes = read_bytes + write_bytes;
-    let latency = merged(tallies.iter().map(|t| &t.latency));
+    let (read_bytes, write_bytes) = (sum(|t| t.ways[READ].bytes), sum(|t| t.ways[WRITE].bytes));
+    let (bytes, ios) = (read_bytes + write_bytes, sum(Tally::ios));
+    let sides = Sides::of(&tallies);
+    let latency = sides.latency();
+    let [read, write, flush] = sides.directions(seconds, true);
     let workers = workers_of(&tallies, context.job.workers, context.destination);
     let has_copy = tallies.iter().any(|t| t.copy.is_some());
     let numbered = |(n, r): (usize, &Ran)| {
@@ -118,6 +120,9 @@ fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
         write_bytes,
         throughput_gib_s: per(bytes as f64 / GIB, seconds),
         iops: per(ios as f64, seconds),
+        read,
+        write,
+        flush,
         latency_us: latency.summary(),
         late: sum(|t| t.late),
         foretold: None,
@@ -148,6 +153,40 @@ fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
     }
 }
 
+/// Reads, writes and flushes of several tallies.
+struct Sides {
+    ways: [Way; 2],
+    flush: Latency,
+}
+
+impl Sides {
+    fn of(tallies: &[&Tally]) -> Sides {
+        let way = |at: usize| {
+            let own = || tallies.iter().map(|t| &t.ways[at]);
+            let latency = merged(own().map(|way| &way.latency));
+            Way { latency, bytes: own().map(|way| way.bytes).sum(), ios: own().map(|way| way.ios).sum() }
+        };
+        let flush = merged(tallies.iter().filter_map(|t| t.flush.as_deref()));
+        Sides { ways: [way(READ), way(WRITE)], flush }
+    }
+
+    fn latency(&self) -> Latency {
+        merged(self.ways.iter().map(|way| &way.latency))
+    }
+
+    /// Reads, writes and flushes; a histogram that would be the run's own is left out.
+    fn directions(&self, seconds: f64, with_histograms: bool) -> [Option<Direction>; 3] {
+        let is_mixed = self.ways.iter().all(|way| way.latency.count() > 0);
+        let of = |bytes, ios, latency: &Latency, with: bool| {
+            Direction::of(bytes, ios, seconds, latency)
+                .map(|found| if with { found.with(latency) } else { found })
+        };
+        let [read, write] =
+            self.ways.each_ref().map(|w| of(w.bytes, w.ios, &w.latency, with_histograms && is_mixed));
+        [read, write, of(0, self.flush.count(), &self.flush, with_histograms)]
+    }
+}
+
 fn batch_of(ios: u32, context: &Context, tallies: &[&Tally]) -> BatchResult {
     let latency = merged(tallies.iter().filter_map(|t| t.batches.as_deref()));
     let by = context.targets.iter().map(|t| path::of(t.route.path).brings_together(context.job).to_owned());
@@ -174,13 +213,18 @@ fn unfinished_of(tally: &Tally) -> Unfinished {
 fn repeat_of(ran: &Ran, cores: u32) -> Repeat {
     let (bytes, ios) = (ran.bytes(), ran.ios());
     let cpu = ran.readings.cpu.as_ref().map(|reading| cpu::fill(reading, reading.wall_s, bytes, ios, cores));
+    let sides = Sides::of(&ran.tallies.iter().collect::<Vec<_>>());
+    let [read, write, flush] = sides.directions(ran.seconds, false);
     Repeat {
         seconds: ran.seconds,
         bytes,
         ios,
         throughput_gib_s: throughput(ran),
         iops: per(ios as f64, ran.seconds),
-        latency_us: merged(ran.tallies.iter().map(|t| &t.latency)).summary(),
+        read,
+        write,
+        flush,
+        latency_us: sides.latency().summary(),
         cpu: cpu.unwrap_or_default(),
         power: with_joules(&ran.readings.power, bytes, ran.seconds),
         noise: Noise {
@@ -263,14 +307,14 @@ fn verified_on(context: &Context, runs: &[Ran]) -> Option<String> {
 fn workers_of(tallies: &[&Tally], workers: u32, destination: &Destination) -> Vec<WorkerResult> {
     let of = |w: u32| {
         let own: Vec<_> = tallies.iter().filter(|t| t.worker == w).collect();
-        let latency = merged(own.iter().map(|t| &t.latency)).summary();
+        let latency = merged(own.iter().flat_map(|t| &t.ways).map(|way| &way.latency)).summary();
         WorkerResult {
             worker: w,
             cpu: own.first().and_then(|t| t.cpu),
             gpu: destination.device_of(w).map(|d| d.index()),
             numa: own.first().and_then(|t| t.numa),
-            bytes: own.iter().map(|t| t.read_bytes + t.write_bytes).sum(),
-            ios: own.iter().map(|t| t.ios).sum(),
+            bytes: own.iter().map(|t| t.bytes()).sum(),
+            ios: own.iter().map(|t| t.ios()).sum(),
             latency_us_p50: latency.p50,
             latency_us_p99: latency.p99,
         }

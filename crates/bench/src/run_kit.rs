@@ -15,7 +15,7 @@ pub use meters::{Meters, Readings};
 pub use observer::{Observer, Phase, Progress, TargetRate, WorkerRate};
 pub use ran::Ran;
 pub(crate) use tally::Snapshot;
-pub use tally::Tally;
+pub use tally::{Moved, Tally, Way, READ, WRITE};
 pub use team::{Lead, Stop, Team};
 pub use threads::{guarded, Threads};
 pub use workers::{Resources, Shared, WorkerSpec};

@@ -1,10 +1,10 @@
 //! The time series: workers' intervals put together, in the order of time.
 
-use super::run_kit::Snapshot;
+use super::run_kit::{Moved, Snapshot, READ, WRITE};
 use super::{TargetRate, WorkerRate};
 use forebay_io::clock;
 use forebay_io::meter::{self, cpu};
-use forebay_model::record::Point;
+use forebay_model::record::{Point, PointPart};
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::Latency;
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ struct Bin {
     end: Duration,
     bytes: u64,
     ios: u64,
-    mean_weighted: f64,
+    ways: [Moved; 2],
     latency: Option<Latency>,
     measured: bool,
     /// (worker, bytes, ios).
@@ -75,11 +75,11 @@ impl Series {
         bin.end = bin.end.max(s.at);
         bin.bytes += s.bytes;
         bin.ios += s.ios;
-        bin.mean_weighted += s.mean_ns * s.ios as f64;
+        bin.ways.iter_mut().zip(s.ways).for_each(|(sum, way)| sum.add(way));
         bin.measured |= s.measured;
         bin.workers.push((s.worker, s.bytes, s.ios));
         bin.targets.iter_mut().zip(&s.targets).for_each(|(sum, t)| *sum += t);
-        if let Some(latency) = s.latency {
+        for latency in s.latency.into_iter().flatten() {
             match &mut bin.latency {
                 Some(sum) => sum.merge(&latency),
                 none => *none = Some(latency),
@@ -126,12 +126,22 @@ impl Series {
         let rate = |bytes: u64| bytes as f64 / GIB / seconds;
         let latency = bin.latency.filter(|l| l.count() > 0);
         let percentile = |p: f64| latency.as_ref().map(|l| l.percentile_ns(p) as f64 / 1e3);
+        let is_mixed = bin.ways.iter().all(|way| way.ios > 0);
+        let part = |way: Moved| PointPart {
+            gib_s: rate(way.bytes),
+            iops: way.ios as f64 / seconds,
+            latency_us_mean: Some(way.mean_ns / 1e3),
+        };
+        let mean_ns =
+            bin.ways.iter().map(|way| way.mean_ns * way.ios as f64).sum::<f64>() / bin.ios.max(1) as f64;
         let point = Point {
             t_s: bin.end.as_secs_f64(),
             gib_s: rate(bin.bytes),
             iops: bin.ios as f64 / seconds,
-            latency_us_mean: (bin.ios > 0).then(|| bin.mean_weighted / bin.ios as f64 / 1e3),
+            latency_us_mean: (bin.ios > 0).then_some(mean_ns / 1e3),
             latency_us_p99: percentile(99.0),
+            read: is_mixed.then(|| part(bin.ways[READ])),
+            write: is_mixed.then(|| part(bin.ways[WRITE])),
             // Two points at once: the second has next to no time of its own.
             cores_busy: (cpu_over > covers / 2 && !meter::is_astray(cpu_over.abs_diff(covers), covers))
                 .then(|| (cpu_s - self.last_cpu_s) / cpu_over.as_secs_f64()),
@@ -176,8 +186,9 @@ mod tests {
             bytes: 1,
             ios: 1,
             mean_ns: 1.0,
+            ways: Default::default(),
             measured: true,
-            latency: None,
+            latency: [None, None],
             targets: vec![1],
         }
     }

@@ -97,6 +97,7 @@ pub(crate) fn run(
 fn result_of(outcomes: &[simulate::Outcome], label: &str) -> RunResult {
     let mut latency = Latency::default();
     outcomes.iter().for_each(|o| latency.merge(&o.latency));
+    let all: Vec<&simulate::Outcome> = outcomes.iter().collect();
     let repeat = |o: &simulate::Outcome| Repeat {
         seconds: o.seconds,
         bytes: o.bytes,
@@ -104,6 +105,8 @@ fn result_of(outcomes: &[simulate::Outcome], label: &str) -> RunResult {
         throughput_gib_s: o.throughput_gib_s(),
         iops: o.iops(),
         latency_us: o.latency.summary(),
+        read: direction_of(&[o], 0, false),
+        write: direction_of(&[o], 1, false),
         ..Repeat::default()
     };
     let repeats: Vec<Repeat> = outcomes.iter().map(repeat).collect();
@@ -122,6 +125,8 @@ fn result_of(outcomes: &[simulate::Outcome], label: &str) -> RunResult {
         throughput_gib_s: bytes as f64 / GIB / seconds,
         iops: ios as f64 / seconds,
         latency_us: latency.summary(),
+        read: direction_of(&all, 0, true),
+        write: direction_of(&all, 1, true),
         late: outcomes.iter().map(|o| o.late).sum(),
         histogram: latency.encode(),
         summary: stats::summarize(&repeats, stats::Stop::Counted),
@@ -136,6 +141,18 @@ fn result_of(outcomes: &[simulate::Outcome], label: &str) -> RunResult {
         repeats,
         ..RunResult::default()
     }
+    .in_one_direction()
+}
+
+/// Reads (0) or writes (1) of a load that has both.
+fn direction_of(outcomes: &[&simulate::Outcome], at: usize, with_histogram: bool) -> Option<Direction> {
+    let ways = outcomes.iter().map(|o| o.ways.as_ref().map(|ways| &ways[at])).collect::<Option<Vec<_>>>()?;
+    let seconds = outcomes.iter().map(|o| o.seconds).sum();
+    let mut latency = Latency::default();
+    ways.iter().for_each(|way| latency.merge(&way.latency));
+    let (bytes, ios) = ways.iter().fold((0, 0), |(b, n), way| (b + way.bytes, n + way.ios));
+    let found = Direction::of(bytes, ios, seconds, &latency)?;
+    Some(if with_histogram { found.with(&latency) } else { found })
 }
 
 fn one_model(drafts: &[Draft]) -> Result<DriveModel, Error> {

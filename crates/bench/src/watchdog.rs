@@ -2,7 +2,7 @@
 //! blocks in a submission, a device that never responds blocks the thread, and no time-out within it can end that.
 //! The driver then continues without the worker, using its last snapshots.
 
-use super::run_kit::{Snapshot, Tally};
+use super::run_kit::{Snapshot, Tally, READ, WRITE};
 use forebay_io::clock;
 use forebay_model::job::JobSpec;
 use std::time::{Duration, Instant};
@@ -50,14 +50,16 @@ impl Watchdog {
         }
         let told = &mut worker.told;
         let so_far = snapshot.so_far;
-        (told.ios, told.read_bytes, told.write_bytes) = (so_far.ios, so_far.read_bytes, so_far.write_bytes);
+        for (way, moved) in told.ways.iter_mut().zip(so_far.ways) {
+            (way.bytes, way.ios) = (moved.bytes, moved.ios);
+        }
         (told.travelled, told.verified_bytes) = (so_far.travelled, so_far.verified_bytes);
         told.targets.resize(snapshot.targets.len(), (0, 0));
         for (target, bytes) in told.targets.iter_mut().zip(&snapshot.targets) {
             target.0 += bytes;
         }
-        if let Some(latency) = &snapshot.latency {
-            told.latency.merge(latency);
+        for (way, latency) in told.ways.iter_mut().zip(&snapshot.latency) {
+            latency.iter().for_each(|latency| way.latency.merge(latency));
         }
         told.ended = snapshot.at;
     }
@@ -87,7 +89,9 @@ impl Watchdog {
             let mut tally = std::mem::take(&mut worker.told);
             tally.lost = 1;
             tally.errors.timed_out = 1;
-            tally.leave_unfinished(silent, 1);
+            // It may have been a write: what it had moved most is as good a guess as any.
+            let is_read = tally.ways[READ].ios >= tally.ways[WRITE].ios;
+            tally.leave_unfinished(is_read, silent, 1);
             tally.example(format!(
                 "worker {} didn't respond for {:.1} s (‹timeout_s› {} s): it is blocked in a system call that can't be cancelled; its work since the last snapshot isn't counted",
                 tally.worker,
@@ -128,8 +132,11 @@ mod tests {
         watchdog.hear(&snapshot(1, 4), after(14));
         assert!(watchdog.overdue(after(14), false).is_empty());
         let [lost] = &watchdog.overdue(after(16), false)[..] else { panic!("worker 0 alone") };
-        assert_eq!((lost.worker, lost.ios, lost.read_bytes, lost.write_bytes), (0, 3, 3 * 512, 0));
-        assert_eq!((lost.lost, lost.errors.timed_out, lost.unfinished, lost.latency.count()), (1, 1, 1, 4));
+        assert_eq!(
+            (lost.worker, lost.ios(), lost.ways[READ].bytes, lost.ways[WRITE].bytes),
+            (0, 3, 3 * 512, 0)
+        );
+        assert_eq!((lost.lost, lost.errors.timed_out, lost.unfinished, lost.latency().count()), (1, 1, 1, 4));
         assert_eq!((lost.targets[0].0, lost.unfinished_oldest), (3 * 512, Duration::from_secs(15)));
         assert!(watchdog.overdue(after(17), false).is_empty(), "it is given up once");
         watchdog.ended(1);

@@ -68,10 +68,13 @@ impl Latency {
         LatencySummary {
             min: self.0.min() as f64 / 1e3,
             mean: self.0.mean() / 1e3,
+            stdev: self.0.stdev() / 1e3,
             p50: us(50.0),
             p90: us(90.0),
+            p95: us(95.0),
             p99: us(99.0),
             p999: us(99.9),
+            p9999: us(99.99),
             max: self.0.max() as f64 / 1e3,
         }
     }

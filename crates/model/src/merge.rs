@@ -282,7 +282,7 @@ fn merge_results(parts: &[&RunResult], hosts: &Hosts, stop: stats::Stop) -> Resu
     let (bytes, ios) = (sum(|p| p.bytes), sum(|p| p.ios));
     let rate = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
     let repeats = merge_repeats(parts, hosts);
-    Ok(RunResult {
+    let mut all = RunResult {
         seconds,
         bytes,
         ios,
@@ -312,7 +312,10 @@ fn merge_results(parts: &[&RunResult], hosts: &Hosts, stop: stats::Stop) -> Resu
         interrupted: parts.iter().any(|p| p.interrupted),
         steady_after_s: None,
         repeats,
-    })
+        ..RunResult::default()
+    };
+    all.join_directions(parts)?;
+    Ok(all)
 }
 
 /// All hosts run the same job, so all have batches or none has.
@@ -371,6 +374,7 @@ fn merge_repeats(parts: &[&RunResult], hosts: &Hosts) -> Vec<Repeat> {
                 power: hosts
                     .power(&own.iter().map(|r| (&r.power[..], r.seconds, r.bytes)).collect::<Vec<_>>()),
                 noise: own[0].noise.clone(),
+                ..Repeat::default()
             }
         })
         .collect()
@@ -424,12 +428,25 @@ fn merge_series(parts: &[&RunResult]) -> Vec<Point> {
                 iops,
                 latency_us_mean: weighted.filter(|_| iops > 0.0).map(|w| w / iops),
                 latency_us_p99: own.iter().filter_map(|p| p.latency_us_p99).reduce(f64::max),
+                read: merge_part(&own, |p| p.read.as_ref()),
+                write: merge_part(&own, |p| p.write.as_ref()),
                 cores_busy: own.iter().map(|p| p.cores_busy).sum(),
                 warmup: own.iter().any(|p| p.warmup),
                 ..own[0].clone()
             }
         })
         .collect()
+}
+
+fn merge_part(points: &[&Point], of: impl Fn(&Point) -> Option<&PointPart>) -> Option<PointPart> {
+    let own = points.iter().map(|p| of(p)).collect::<Option<Vec<_>>>()?;
+    let iops: f64 = own.iter().map(|p| p.iops).sum();
+    let weighted: f64 = own.iter().map(|p| p.latency_us_mean.unwrap_or(0.0) * p.iops).sum();
+    Some(PointPart {
+        gib_s: own.iter().map(|p| p.gib_s).sum(),
+        iops,
+        latency_us_mean: (iops > 0.0).then(|| weighted / iops),
+    })
 }
 
 fn renumbered(parts: &[&RunResult]) -> Vec<WorkerResult> {

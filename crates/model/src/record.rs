@@ -5,6 +5,7 @@
 //! Reports, plans and comparisons are pure functions of these records.
 
 mod cufile;
+mod direction;
 
 use crate::checkpoint::Checkpoint;
 use crate::feed::Feed;
@@ -15,6 +16,7 @@ pub use cufile::{
     Cufile, CufileBatches, CufileCalls, CufileGpu, CufileProperties, CufileRoute, FabricEvent, FabricPath,
     FabricQueue, FabricRan, MappedRan,
 };
+pub use direction::{Direction, PointPart};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -239,6 +241,13 @@ pub struct RunResult {
     pub write_bytes: u64,
     pub throughput_gib_s: f64,
     pub iops: f64,
+    /// Absent, like the next two, if nothing went this way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read: Option<Direction>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write: Option<Direction>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flush: Option<Direction>,
     /// From the start of an I/O (in an open loop: from when it was due) to its completion.
     pub latency_us: LatencySummary,
     /// I/Os that finished after the measured time: in latency and histogram, in no other figure.
@@ -298,10 +307,13 @@ pub struct BatchResult {
 pub struct LatencySummary {
     pub min: f64,
     pub mean: f64,
+    pub stdev: f64,
     pub p50: f64,
     pub p90: f64,
+    pub p95: f64,
     pub p99: f64,
     pub p999: f64,
+    pub p9999: f64,
     pub max: f64,
 }
 
@@ -428,6 +440,13 @@ pub struct Repeat {
     pub ios: u64,
     pub throughput_gib_s: f64,
     pub iops: f64,
+    /// As `RunResult::read`, without a histogram.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read: Option<Direction>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write: Option<Direction>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flush: Option<Direction>,
     pub latency_us: LatencySummary,
     pub cpu: Cpu,
     pub power: Vec<Power>,
@@ -455,6 +474,11 @@ pub struct Point {
     pub iops: f64,
     pub latency_us_mean: Option<f64>,
     pub latency_us_p99: Option<f64>,
+    /// Of a job that reads and writes: its reads and writes apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read: Option<PointPart>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write: Option<PointPart>,
     pub cores_busy: Option<f64>,
     /// True before the measured time.
     pub warmup: bool,

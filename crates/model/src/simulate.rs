@@ -45,6 +45,14 @@ impl Default for Load {
     }
 }
 
+/// The I/Os of one direction: those that completed in time, and the latency of all.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Way {
+    pub ios: u64,
+    pub bytes: u64,
+    pub latency: Latency,
+}
+
 /// The result of a load: I/Os that completed within its duration, and their latency, including that of I/Os in flight
 /// at its end.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +62,8 @@ pub struct Outcome {
     pub ios: u64,
     pub read_bytes: u64,
     pub latency: Latency,
+    /// Reads and writes of a load that has both.
+    pub ways: Option<Box<[Way; 2]>>,
     /// I/Os that completed after the end: in `latency` alone.
     pub late: u64,
     /// Busy share of the drives' bandwidth servers, 0 to 1.
@@ -106,7 +116,12 @@ pub fn closed_loop(model: &DriveModel, load: &Load) -> Result<Outcome, Error> {
     // What the end overtakes shows how long it took, and counts for no rate.
     for _ in 0..slots.len() {
         let (done_ns, slot) = due.first();
-        outcome.latency.record(done_ns - slots[slot as usize].submitted_ns);
+        let io = slots[slot as usize];
+        let ns = done_ns - io.submitted_ns;
+        outcome.latency.record(ns);
+        if let Some(ways) = &mut outcome.ways {
+            ways[usize::from(!io.is_read)].latency.record(ns);
+        }
         outcome.late += 1;
         due.replace_first((u64::MAX, slot));
     }
@@ -128,6 +143,10 @@ pub fn mean_value_analysis(delay_s: f64, service_s: &[f64], customers: u32) -> f
 }
 
 impl Load {
+    fn is_mixed(&self) -> bool {
+        self.read_pct.is_some_and(|pct| pct > 0 && pct < 100)
+    }
+
     fn check(&self, model: &DriveModel) -> Result<(), Error> {
         let refuse = |asked: String, found: &str, next: &str| Err(Error::request(asked, found, next));
         if self.in_flight() == 0 || self.in_flight() > 1 << 24 {
@@ -222,6 +241,7 @@ impl Meter {
                 ios: 0,
                 read_bytes: 0,
                 latency: Latency::default(),
+                ways: load.is_mixed().then(Box::default),
                 late: 0,
                 utilisation: 0.0,
                 series: Vec::new(),
@@ -239,7 +259,14 @@ impl Meter {
             self.end_point(self.interval_ns);
             self.point_end_ns += self.interval_ns;
         }
-        self.point.record(now_ns - io.submitted_ns);
+        let ns = now_ns - io.submitted_ns;
+        self.point.record(ns);
+        if let Some(ways) = &mut self.outcome.ways {
+            let way = &mut ways[usize::from(!io.is_read)];
+            way.latency.record(ns);
+            way.ios += 1;
+            way.bytes += u64::from(io.bytes);
+        }
         self.point_bytes += u64::from(io.bytes);
         self.outcome.read_bytes += if io.is_read { u64::from(io.bytes) } else { 0 };
     }

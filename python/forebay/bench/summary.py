@@ -49,6 +49,7 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if len(gpus) > 1:
         yield "gpus", " · ".join(f"GPU {g['gpu']} {significant(g['throughput_gib_s'])} GiB/s" for g in gpus)
     yield "latency", latency(record)
+    yield from ways(record["result"])
     if record["result"].get("batch"):
         yield "batches", batches(record["result"]["batch"])
     yield "cpu", cpu(record)
@@ -162,6 +163,16 @@ def latency(record: dict[str, Any]) -> str:
     if copy:
         line += f" · copy stage p50 {micros(copy['p50'])}, p99 {micros(copy['p99'])}"
     return line
+
+
+def ways(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Reads and writes of a mix apart, and flushes."""
+    mixed = [(f"{way}s", result[way]) for way in ("read", "write") if result.get(way)]
+    for label, found in mixed if len(mixed) > 1 else ():
+        rates = f"{significant(found['throughput_gib_s'])} GiB/s · {found['iops']:,.0f} IOPS"
+        yield label, f"{rates} · {percentiles(found['latency_us'])}"
+    if result.get("flush"):
+        yield "flushes", f"{result['flush']['ios']:,} · {percentiles(result['flush']['latency_us'])}"
 
 
 def percentiles(found: dict[str, Any]) -> str:

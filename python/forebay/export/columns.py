@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.metrics import METRICS
+from forebay.metrics import METRICS, WAYS
 from forebay.report.load import Entry
 
 
@@ -118,6 +118,20 @@ def _of(part: str, kind: type, unit: str, fields: str) -> list[Column]:
     return [Column(f"{part}_{field.replace('.', '_')}", kind, unit, f"{part}.{field}") for field in fields.split()]
 
 
+LATENCIES = ("min", "mean", "stdev", "p50", "p90", "p95", "p99", "p999", "p9999", "max")
+
+
+def _way(way: str) -> list[Column]:
+    """Columns of reads, writes or flushes alone; their bytes stand with the others'."""
+    rates = [] if way == "flush" else [Column(f"{way}_throughput_gib_s", float, "GiB/s", f"result.{way}.throughput_gib_s")]
+    return [
+        Column(f"{way}_ios", int, "count", f"result.{way}.ios"),
+        *rates,
+        Column(f"{way}_iops", float, "1/s", f"result.{way}.iops"),
+        *(Column(f"{way}_latency_us_{name}", float, "µs", f"result.{way}.latency_us.{name}") for name in LATENCIES),
+    ]
+
+
 COLUMNS: tuple[Column, ...] = (
     *_same(str, "text", "id started origin"),
     Column("forebay_version", str, "text", "forebay.version"),
@@ -212,6 +226,8 @@ COLUMNS: tuple[Column, ...] = (
     *_of("infer", float, "ms", "latency_ms.p50 latency_ms.p90 latency_ms.p99"),
     *_of("infer", float, "s", "load_s"),
     *_of("infer", int, "bytes", "load_bytes timed_storage_bytes"),
+    *(Column(f"latency_us_{name}", float, "µs", f"result.latency_us.{name}") for name in ("stdev", "p95", "p9999")),
+    *(column for way in WAYS for column in _way(way)),
 )
 
 

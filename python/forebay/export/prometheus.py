@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from forebay.export.columns import COLUMNS
+from forebay.metrics import WAYS
 from forebay.report.load import Entry
 from forebay.units import GIB
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-QUANTILES = (("p50", "0.5"), ("p90", "0.9"), ("p99", "0.99"), ("p999", "0.999"))
+QUANTILES = (("p50", "0.5"), ("p90", "0.9"), ("p95", "0.95"), ("p99", "0.99"), ("p999", "0.999"), ("p9999", "0.9999"))
 # What tells runs apart, beside `id`.
 LABELS = ("host", "label", "sweep", "source", "op", "io_bytes", "workers", "depth", "batch", "path", "workload")
 # Name → help, type.
@@ -25,6 +26,13 @@ HELP = {
     "forebay_run_latency_seconds": ("Percentiles of the latency.", "gauge"),
     "forebay_run_latency_mean_seconds": ("Mean latency.", "gauge"),
     "forebay_run_latency_max_seconds": ("Maximum latency.", "gauge"),
+    "forebay_run_direction_bytes": ("Bytes read, or written.", "gauge"),
+    "forebay_run_direction_ios": ("Reads, writes or flushes finished.", "gauge"),
+    "forebay_run_direction_throughput_bytes_per_second": ("Bytes read, or written, over measured time.", "gauge"),
+    "forebay_run_direction_ios_per_second": ("Reads, writes or flushes over measured time.", "gauge"),
+    "forebay_run_direction_latency_seconds": ("Percentiles of the latency of reads, writes or flushes.", "gauge"),
+    "forebay_run_direction_latency_mean_seconds": ("Their mean latency.", "gauge"),
+    "forebay_run_direction_latency_max_seconds": ("Their maximum latency.", "gauge"),
     "forebay_run_cpu_cores": ("Cores busy, user and system.", "gauge"),
     "forebay_run_cpu_seconds_per_gib": ("CPU-seconds per GiB.", "gauge"),
     "forebay_run_batches": ("Completed batches (--batch).", "gauge"),
@@ -106,8 +114,28 @@ def of_runs(entries: list[Entry]) -> Iterator[Sample]:
         for key, quantile in QUANTILES:
             told = {**own, "quantile": quantile}
             yield "forebay_run_latency_seconds", told, _times(run[f"latency_us_{key}"], 1e-6)
-            yield "forebay_run_batch_latency_seconds", told, _times(run[f"batch_latency_us_{key}"], 1e-6)
+            yield "forebay_run_batch_latency_seconds", told, _times(run.get(f"batch_latency_us_{key}"), 1e-6)
             yield "forebay_run_infer_latency_seconds", told, _times(run.get(f"infer_latency_ms_{key}"), 1e-3)
+
+
+        for way in WAYS:
+            yield from _of_way(run, way, {**own, "direction": way})
+
+
+def _of_way(run: dict[str, Any], way: str, told: dict[str, Any]) -> Iterator[Sample]:
+    """The samples of reads, writes or flushes; none where the run had none."""
+    if run[f"{way}_ios"] is None:
+        return
+    name = "forebay_run_direction"
+    yield f"{name}_bytes", told, run.get(f"{way}_bytes")
+    yield f"{name}_ios", told, run[f"{way}_ios"]
+    yield f"{name}_throughput_bytes_per_second", told, _times(run.get(f"{way}_throughput_gib_s"), GIB)
+    yield f"{name}_ios_per_second", told, run[f"{way}_iops"]
+    for key, quantile in QUANTILES:
+        seconds = _times(run[f"{way}_latency_us_{key}"], 1e-6)
+        yield f"{name}_latency_seconds", {**told, "quantile": quantile}, seconds
+    yield f"{name}_latency_mean_seconds", told, _times(run[f"{way}_latency_us_mean"], 1e-6)
+    yield f"{name}_latency_max_seconds", told, _times(run[f"{way}_latency_us_max"], 1e-6)
 
 
 def _figures(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:

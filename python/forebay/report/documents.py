@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay import numbers
+from forebay.metrics import OF_WAYS, WAYS
 from forebay.report import marks
 from forebay.report.marks import Chart, Row
 from forebay.report.runs import finite
@@ -20,8 +21,10 @@ METRICS: dict[str, tuple[str, str, Callable[[float], str]]] = {
     "latency_mean": ("Mean latency", "", numbers.micros),
     "latency_p50": ("Median latency", "", numbers.micros),
     "latency_p90": ("p90 latency", "", numbers.micros),
+    "latency_p95": ("p95 latency", "", numbers.micros),
     "latency_p99": ("p99 latency", "", numbers.micros),
     "latency_p999": ("p99.9 latency", "", numbers.micros),
+    "latency_p9999": ("p99.99 latency", "", numbers.micros),
     "latency_max": ("Longest latency", "", numbers.micros),
     "cpu": ("CPU", "CPU-s/GiB", numbers.significant),
     "energy": ("Energy", "J/GiB", numbers.significant),
@@ -37,6 +40,12 @@ METRICS: dict[str, tuple[str, str, Callable[[float], str]]] = {
     "infer.latency_p99": ("p99 latency", "ms", numbers.significant),
     "infer.load_s": ("Time to load", "", numbers.seconds),
     "infer.coldstart_s": ("Cold start", "", numbers.seconds),
+}
+METRICS |= {
+    f"{way}.{name}": (f"{way.capitalize()}s: {title[0].lower() + title[1:] if title[0] != 'I' else title}", unit, show)
+    for way in WAYS
+    for name, (title, unit, show) in METRICS.items()
+    if f"{way}.{name}" in OF_WAYS
 }
 NOT_MEASURED = "not measured on this machine"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from forebay import numbers
 from forebay.flags import engine_name
+from forebay.metrics import WAYS
 from forebay.report.runs import Point, Run, Stat, Study
 
 WIDE_SERIES_MAX = 3
@@ -102,7 +103,7 @@ def study_tables(study: Study, notes: Notes) -> list[Table]:
     tables: list[Table | None] = [first, _latency(study, notes)]
     if study.is_about_latency:
         tables.reverse()
-    tables += [_batches(study, notes), _cpu(study, notes), _power(study)]
+    tables += [_ways(study, notes), _batches(study, notes), _cpu(study, notes), _power(study)]
     return [table for table in tables if table]
 
 
@@ -256,6 +257,27 @@ def _latency(study: Study, notes: Notes) -> Table:
     if paced:
         foot = "Paced runs: from the moment each I/O was due, so time spent waiting for a free buffer counts."
     return Table(f"{study.id}-io", "I/O rate and latency", [], columns, rows, foot)
+
+
+def _ways(study: Study, notes: Notes) -> Table | None:
+    """Reads, writes and flushes apart, of runs that had more than one of them; None where none had."""
+    rows = []
+    for point in study.points:
+        result = point.runs[0].record["result"]
+        told = [way for way in WAYS if isinstance(result.get(way), dict)]
+        for way in told if len(told) > 1 else ():
+            figures = [(f"result.{way}.throughput_gib_s", numbers.significant), (f"result.{way}.iops", numbers.short)]
+            figures = figures[1:] if way == "flush" else figures
+            cells = [notes.cell(point.stat(path), show, point.reason(path)) for path, show in figures]
+            none = [notes.value(None, numbers.significant, "a flush moves no bytes")] if way == "flush" else []
+            tails = [point.stat(f"result.{way}.latency_us.{key}") for _, key in LATENCY]
+            shown = [notes.value(stat.value if stat else None, numbers.micros, "the record has no such field") for stat in tails]
+            rows.append([*_places(study, point), text(f"{way}s"), *none, *cells, *shown])
+    if not rows:
+        return None
+    columns = [*_place_columns(study), "Of", "GiB/s", "IOPS", *[title for title, _ in LATENCY]]
+    foot = "Each direction by itself; the tables above have all I/Os together."
+    return Table(f"{study.id}-ways", "Reads, writes and flushes", [], columns, rows, foot)
 
 
 ALONE = "each I/O was a request of its own"

@@ -23,11 +23,11 @@ pub struct Ran {
 
 impl Ran {
     pub fn bytes(&self) -> u64 {
-        self.tallies.iter().map(|t| t.read_bytes + t.write_bytes).sum()
+        self.tallies.iter().map(|t| t.bytes()).sum()
     }
 
     pub fn ios(&self) -> u64 {
-        self.tallies.iter().map(|t| t.ios).sum()
+        self.tallies.iter().map(|t| t.ios()).sum()
     }
 
     pub fn errors(&self) -> Errors {

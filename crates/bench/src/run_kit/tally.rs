@@ -8,6 +8,44 @@ use std::time::Duration;
 
 const EXAMPLES_MAX: usize = 5;
 
+pub const READ: usize = 0;
+pub const WRITE: usize = 1;
+
+/// Place of an I/O's direction, found without a branch: a mix is drawn, and no processor predicts it.
+#[inline]
+fn way_of(is_read: bool) -> usize {
+    usize::from(!is_read)
+}
+
+/// The I/Os of one direction.
+#[derive(Clone, Debug, Default)]
+pub struct Way {
+    pub latency: Latency,
+    pub bytes: u64,
+    pub ios: u64,
+}
+
+impl Way {
+    fn moved(&self) -> Moved {
+        let mean_ns = if self.ios > 0 { self.latency.mean_ns() } else { 0.0 };
+        Moved { bytes: self.bytes, ios: self.ios, mean_ns }
+    }
+
+    fn add(&mut self, other: &Way) {
+        if other.ios > 0 {
+            self.latency.merge(&other.latency);
+            (self.bytes, self.ios) = (self.bytes + other.bytes, self.ios + other.ios);
+        }
+    }
+
+    fn clear(&mut self) {
+        if self.ios > 0 {
+            self.latency.clear();
+            (self.bytes, self.ios) = (0, 0);
+        }
+    }
+}
+
 /// Everything one worker has to say at the end.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
@@ -15,22 +53,22 @@ pub struct Tally {
     pub cpu: Option<u32>,
     /// The NUMA node that it was kept on.
     pub numa: Option<u32>,
-    pub latency: Latency,
+    /// Reads and writes; `READ` and `WRITE` are their places.
+    pub ways: [Way; 2],
+    /// Flushes of the measured time.
+    pub flush: Option<Box<Latency>>,
     /// The copy of `bounce`.
     pub copy: Option<Box<Latency>>,
     /// Latency of complete batches.
     pub batches: Option<Box<Latency>>,
-    pub ios: u64,
-    pub read_bytes: u64,
-    pub write_bytes: u64,
     pub travelled: Travelled,
     pub verified_bytes: u64,
     /// (bytes, ios) by target.
     pub targets: Vec<(u64, u64)>,
     pub errors: Errors,
-    /// Finished after the end of the measured time: in `latency`, and in no other count.
+    /// Finished after the end of the measured time: in the latencies, and in no other count.
     pub late: u64,
-    /// Never finished, though due by the end: in `latency` as having waited until they were given up.
+    /// Never finished, though due by the end: in the latencies as having waited until they were given up.
     pub unfinished: u64,
     pub unfinished_oldest: Duration,
     /// Slots that the device never gave back.
@@ -68,22 +106,34 @@ impl Row {
 /// Since the last snapshot.
 #[derive(Clone, Debug, Default)]
 struct Interval {
-    latency: Latency,
-    /// Row of `latency`, and of the copies.
-    row: Row,
+    /// Reads and writes, each with the row of its latency.
+    ways: [(Row, Way); 2],
     copy_row: Row,
-    bytes: u64,
-    ios: u64,
     targets: Vec<u64>,
     measured: bool,
+}
+
+/// Bytes and I/Os of one direction, and their mean latency where it is known.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Moved {
+    pub bytes: u64,
+    pub ios: u64,
+    pub mean_ns: f64,
+}
+
+impl Moved {
+    pub(crate) fn add(&mut self, other: Moved) {
+        let ios = self.ios + other.ios;
+        let sum_ns = self.mean_ns * self.ios as f64 + other.mean_ns * other.ios as f64;
+        *self = Moved { bytes: self.bytes + other.bytes, ios, mean_ns: sum_ns / ios.max(1) as f64 };
+    }
 }
 
 /// Counts of a worker's measured time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SoFar {
-    pub ios: u64,
-    pub read_bytes: u64,
-    pub write_bytes: u64,
+    /// Reads and writes.
+    pub ways: [Moved; 2],
     pub travelled: Travelled,
     pub verified_bytes: u64,
 }
@@ -98,11 +148,14 @@ pub struct Snapshot {
     pub at: Duration,
     pub bytes: u64,
     pub ios: u64,
+    /// Reads and writes of these.
+    pub ways: [Moved; 2],
     /// Totals up to the end of the interval, without latencies.
     pub so_far: SoFar,
     pub mean_ns: f64,
     pub measured: bool,
-    pub latency: Option<Latency>,
+    /// Reads' and writes', of those that there were; nobody's without histograms.
+    pub latency: [Option<Latency>; 2],
     pub targets: Vec<u64>,
 }
 
@@ -132,18 +185,13 @@ impl Tally {
     #[inline]
     pub fn complete_rows(&mut self, io: &Next, count: u64, took: Duration, went: (Via, u64), copy_ns: u32) {
         let bytes = u64::from(io.len) * count;
-        self.interval.row.record(took.as_nanos() as u64, count, &mut self.interval.latency);
-        self.interval.bytes += bytes;
-        self.interval.ios += count;
+        let (row, way) = &mut self.interval.ways[way_of(io.is_read)];
+        row.record(took.as_nanos() as u64, count, &mut way.latency);
+        way.bytes += bytes;
+        way.ios += count;
         self.interval.targets[io.target as usize] += bytes;
         if !self.interval.measured {
             return;
-        }
-        self.ios += count;
-        if io.is_read {
-            self.read_bytes += bytes;
-        } else {
-            self.write_bytes += bytes;
         }
         let (via, staged) = (went.0, went.1.min(bytes));
         self.travelled.add(via, bytes - staged);
@@ -156,6 +204,13 @@ impl Tally {
         }
     }
 
+    /// Books a flush.
+    pub fn complete_flush(&mut self, took: Duration) {
+        if self.interval.measured {
+            self.flush.get_or_insert_default().record(took.as_nanos() as u64);
+        }
+    }
+
     /// Books a batch whose last I/O finished.
     pub fn complete_batch(&mut self, took: Duration) {
         if self.interval.measured {
@@ -164,19 +219,37 @@ impl Tally {
     }
 
     /// Books an I/O that finished after the end: its latency alone.
-    pub fn complete_late(&mut self, took: Duration, copy_ns: u32) {
+    pub fn complete_late(&mut self, is_read: bool, took: Duration, copy_ns: u32) {
         self.late += 1;
-        self.latency.record(took.as_nanos() as u64);
+        self.ways[way_of(is_read)].latency.record(took.as_nanos() as u64);
         if copy_ns > 0 {
             self.copy.get_or_insert_default().record(u64::from(copy_ns));
         }
     }
 
     /// Books I/Os that had waited for so long when they were given up.
-    pub fn leave_unfinished(&mut self, waited: Duration, ios: u64) {
+    pub fn leave_unfinished(&mut self, is_read: bool, waited: Duration, ios: u64) {
         self.unfinished += ios;
         self.unfinished_oldest = self.unfinished_oldest.max(waited);
-        self.latency.record_n(waited.as_nanos() as u64, ios);
+        self.ways[way_of(is_read)].latency.record_n(waited.as_nanos() as u64, ios);
+    }
+
+    /// I/Os of the measured time, those since the last snapshot included.
+    pub fn ios(&self) -> u64 {
+        let since: u64 = self.interval.ways.iter().map(|(_, way)| way.ios).sum();
+        self.ways.iter().map(|way| way.ios).sum::<u64>() + if self.interval.measured { since } else { 0 }
+    }
+
+    /// Bytes of the measured time up to the last snapshot.
+    pub fn bytes(&self) -> u64 {
+        self.ways.iter().map(|way| way.bytes).sum()
+    }
+
+    /// Latency of all I/Os, reads and writes.
+    pub fn latency(&self) -> Latency {
+        let mut all = self.ways[READ].latency.clone();
+        all.merge(&self.ways[WRITE].latency);
+        all
     }
 
     pub fn example(&mut self, text: String) {
@@ -188,34 +261,36 @@ impl Tally {
     /// Closes the interval that ends at `at`. Its latencies join the total if it was measured.
     pub fn snapshot(&mut self, at: Duration, measures_next: bool, with_histogram: bool) -> Snapshot {
         let interval = &mut self.interval;
-        interval.row.flush(&mut interval.latency);
+        for (row, way) in &mut interval.ways {
+            row.flush(&mut way.latency);
+        }
         if let Some(copy) = &mut self.copy {
             interval.copy_row.flush(copy);
         }
         if interval.measured {
-            self.latency.merge(&interval.latency);
+            self.ways.iter_mut().zip(&interval.ways).for_each(|(all, (_, way))| all.add(way));
         }
+        let ways = interval.ways.each_ref().map(|(_, way)| way.moved());
+        let ios = ways.iter().map(|way| way.ios).sum();
+        let kept = |way: &Way| (with_histogram && way.ios > 0).then(|| way.latency.clone());
         let snapshot = Snapshot {
             worker: self.worker,
             index: 0,
             at,
-            bytes: interval.bytes,
-            ios: interval.ios,
+            bytes: ways.iter().map(|way| way.bytes).sum(),
+            ios,
+            ways,
             so_far: SoFar {
-                ios: self.ios,
-                read_bytes: self.read_bytes,
-                write_bytes: self.write_bytes,
+                ways: self.ways.each_ref().map(|way| Moved { bytes: way.bytes, ios: way.ios, mean_ns: 0.0 }),
                 travelled: self.travelled,
                 verified_bytes: self.verified_bytes,
             },
-            mean_ns: interval.latency.mean_ns(),
+            mean_ns: ways.iter().map(|way| way.mean_ns * way.ios as f64).sum::<f64>() / ios.max(1) as f64,
             measured: interval.measured,
-            latency: with_histogram.then(|| interval.latency.clone()),
+            latency: interval.ways.each_ref().map(|(_, way)| kept(way)),
             targets: interval.targets.clone(),
         };
-        interval.latency.clear();
-        interval.bytes = 0;
-        interval.ios = 0;
+        interval.ways.iter_mut().for_each(|(_, way)| way.clear());
         interval.measured = measures_next;
         interval.targets.fill(0);
         snapshot

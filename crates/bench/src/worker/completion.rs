@@ -63,6 +63,7 @@ impl Worker {
                 let ticket = self.client.ticket(tag);
                 let Order { op, offset, len, owner, .. } = ticket.order;
                 if op == Op::Flush {
+                    self.tally.complete_flush(took.since(owner.started));
                     return self.release(tag);
                 }
                 if self.together.is_some() && counted {
@@ -73,7 +74,7 @@ impl Worker {
                 if counted {
                     self.tally.complete(&at, took.since(owner.started), over.via, over.copy_ns);
                 } else {
-                    self.book_late(owner, now, over.copy_ns);
+                    self.book_late(op == Op::Read, owner, now, over.copy_ns);
                 }
                 self.end_of_batch(tag, now, counted);
                 if at.is_read && self.shared.job.checks_reads() {

@@ -42,9 +42,10 @@ impl Worker {
     }
 
     /// Books an I/O that finished after the end.
-    pub(super) fn book_late(&mut self, load: Load, now: Instant, copy_ns: u32) {
+    pub(super) fn book_late(&mut self, is_read: bool, load: Load, now: Instant, copy_ns: u32) {
         if self.has_measured(now) {
-            (0..load.rows).for_each(|_| self.tally.complete_late(now.duration_since(load.started), copy_ns));
+            let took = now.duration_since(load.started);
+            (0..load.rows).for_each(|_| self.tally.complete_late(is_read, took, copy_ns));
         }
     }
 
@@ -53,7 +54,7 @@ impl Worker {
         let order = self.client.ticket(tag).order;
         if order.op != Op::Flush && self.has_measured(now) {
             let waited = now.duration_since(order.owner.started);
-            self.tally.leave_unfinished(waited, order.owner.rows.into());
+            self.tally.leave_unfinished(order.op == Op::Read, waited, order.owner.rows.into());
         }
     }
 
@@ -70,12 +71,19 @@ impl Worker {
         let (gap_ns, due) = schedule.owed(self.until().min(now), mean_io_bytes(&self.shared.job));
         let oldest = now.saturating_duration_since(schedule.next);
         let groups = due.min(GROUPS_MAX);
+        // Of a mix, in its proportion: which would have been reads was never drawn.
+        let reads_pct = u64::from(self.shared.job.reads_pct());
+        let reads_by = |ios: u64| ios * reads_pct / 100;
         for group in 0..groups {
             let (first, after) = (due * group / groups, due * (group + 1) / groups);
             // The first counts as what it is, the others as the middle of their group.
             let nth = if group == 0 { 0 } else { first + (after - first) / 2 };
             let waited_ns = oldest.as_nanos() as f64 - gap_ns * nth as f64;
-            self.tally.leave_unfinished(Duration::from_nanos(waited_ns.max(0.0) as u64), after - first);
+            let waited = Duration::from_nanos(waited_ns.max(0.0) as u64);
+            let reads = reads_by(after) - reads_by(first);
+            for (is_read, ios) in [(true, reads), (false, after - first - reads)] {
+                self.tally.leave_unfinished(is_read, waited, ios);
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// The reason for a default: the file that was read doesn't have the field.
 pub const ABSENT: &str = "the record has no such field";
 /// Optional parts of a record. The last two are created when it is read.
-const OPTIONAL: [&str; 12] = [
+const OPTIONAL: [&str; 15] = [
     "cufile",
     "training",
     "checkpoint",
@@ -19,6 +19,9 @@ const OPTIONAL: [&str; 12] = [
     "path.mapped",
     "path.fabric",
     "result.batch",
+    "result.read",
+    "result.write",
+    "result.flush",
     "missing",
     "warnings",
 ];

@@ -292,6 +292,7 @@ fn result_of(
         cpu: cpu.clone(),
         power: Vec::new(),
         noise: noise.clone(),
+        ..Repeat::default()
     };
     let never = NEVER.iter().map(|(field, why)| (format!("result.{field}"), (*why).to_string()));
     missing.extend(never);

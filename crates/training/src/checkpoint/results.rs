@@ -45,7 +45,7 @@ impl Story {
         let turns = done.iter().map(|s| turn(s, bytes)).collect();
         let (mut latency, mut fsync) = (Latency::default(), Latency::default());
         let tallies = || done.iter().flat_map(|s| &s.ran.tallies);
-        tallies().for_each(|t| latency.merge(&t.latency));
+        tallies().flat_map(|t| &t.ways).for_each(|way| latency.merge(&way.latency));
         done.iter().for_each(|s| fsync.merge(&s.fsync));
         let verified = tallies().map(|t| t.verified_bytes).sum();
         Phase::of(turns, &latency, Some(&fsync).filter(|f| f.count() > 0), verified)

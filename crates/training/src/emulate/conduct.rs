@@ -371,11 +371,8 @@ impl<'a> Conductor<'a> {
             t_s,
             gib_s,
             iops: spent.ios as f64 / seconds,
-            latency_us_mean: None,
-            latency_us_p99: None,
             cores_busy: Some(cores_busy),
-            warmup: false,
-            repeat: 0,
+            ..Point::default()
         });
         EmulateProgress {
             phase: "run",

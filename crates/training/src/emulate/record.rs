@@ -178,6 +178,7 @@ fn result_of(
         cpu: used.clone(),
         power: power.clone(),
         noise: noise.clone(),
+        ..Repeat::default()
     };
     note(missing, &used, &noise, &power);
     RunResult {
@@ -202,6 +203,7 @@ fn result_of(
         interrupted: ran.interrupted,
         ..RunResult::default()
     }
+    .in_one_direction()
 }
 
 /// Why fields are null.

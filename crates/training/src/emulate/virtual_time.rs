@@ -198,6 +198,7 @@ fn result_of(spec: &EmulateSpec, played: &Simulated) -> RunResult {
         interrupted: played.interrupted,
         ..RunResult::default()
     }
+    .in_one_direction()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::conduct::Ran;
 use super::folder::Folder;
 use super::{no_entry, Done, RankDone};
-use forebay_bench::run_kit::Ran as Window;
+use forebay_bench::run_kit::{Ran as Window, READ, WRITE};
 use forebay_bench::{record, requirements, Outcome};
 use forebay_model::job::JobSpec;
 use forebay_model::kvcache::record::{Circumstance, Moved, Spread};
@@ -109,8 +109,8 @@ fn moved_of(ran: &Ran) -> Moved {
         all,
         counted: counted(&ran.services),
         in_window: [
-            tallies().map(|t| t.read_bytes).sum::<u64>() as f64,
-            tallies().map(|t| t.write_bytes).sum::<u64>() as f64,
+            tallies().map(|t| t.ways[READ].bytes).sum::<u64>() as f64,
+            tallies().map(|t| t.ways[WRITE].bytes).sum::<u64>() as f64,
         ],
         last_ns: if ran.drained { last_ns } else { ran.last.as_nanos() as u64 },
         window_ns: ran.window.as_nanos() as u64,
