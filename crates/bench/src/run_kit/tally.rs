@@ -106,11 +106,24 @@ impl Row {
 /// Since the last snapshot.
 #[derive(Clone, Debug, Default)]
 struct Interval {
-    /// Reads and writes, each with the row of its latency.
-    ways: [(Row, Way); 2],
+    /// Latency of the I/Os that came last: as a `Row`, but of reads and writes, which one comparison tells.
+    ns: u64,
+    /// Reads and writes, each with the number of its I/Os in that row.
+    ways: [(u64, Way); 2],
     copy_row: Row,
     targets: Vec<u64>,
     measured: bool,
+}
+
+impl Interval {
+    #[inline]
+    fn flush(&mut self) {
+        for (row, way) in &mut self.ways {
+            if *row > 0 {
+                way.latency.record_n(self.ns, std::mem::take(row));
+            }
+        }
+    }
 }
 
 /// Bytes and I/Os of one direction, and their mean latency where it is known.
@@ -185,8 +198,13 @@ impl Tally {
     #[inline]
     pub fn complete_rows(&mut self, io: &Next, count: u64, took: Duration, went: (Via, u64), copy_ns: u32) {
         let bytes = u64::from(io.len) * count;
+        let ns = took.as_nanos() as u64;
+        if ns != self.interval.ns {
+            self.interval.flush();
+            self.interval.ns = ns;
+        }
         let (row, way) = &mut self.interval.ways[way_of(io.is_read)];
-        row.record(took.as_nanos() as u64, count, &mut way.latency);
+        *row += count;
         way.bytes += bytes;
         way.ios += count;
         self.interval.targets[io.target as usize] += bytes;
@@ -261,9 +279,7 @@ impl Tally {
     /// Closes the interval that ends at `at`. Its latencies join the total if it was measured.
     pub fn snapshot(&mut self, at: Duration, measures_next: bool, with_histogram: bool) -> Snapshot {
         let interval = &mut self.interval;
-        for (row, way) in &mut interval.ways {
-            row.flush(&mut way.latency);
-        }
+        interval.flush();
         if let Some(copy) = &mut self.copy {
             interval.copy_row.flush(copy);
         }
