@@ -210,7 +210,7 @@ LAYERS = {
     "io": """threads clock crc identity process rate tls arena reactor queue stream copy build client gpu machine rdma auth meter
         multicast""".split(),
     "storage": "outputs source inspect path opening".split(),
-    "bench": """doctor run_kit minimum_rate schedule series pause batches verify share host_capacity worker worker_setup
+    "bench": """doctor run_kit minimum_rate schedule series pause batches verify share host_capacity io_log worker worker_setup
         flow fleet watchdog warnings record virtual_time prediction requirements calibration purpose run checksum
         files""".split(),
     "serve": "namespace target ublk gateway".split(),
@@ -268,6 +268,7 @@ PYTHON_WRITERS = {
     "bench/save.py": "the one place: nothing that isn't ours is replaced, and a file is whole or not there",
     "sweep/results.py": "a file that is added to line by line, and locked",
     "demo.py": "second names of its own files, in its own folder",
+    "fio_logs.py": "logs as long as the run, in place of nothing but earlier logs",
     "pipes.py": "/dev/null in the place of a closed output",
     "train/data.py": "data sets as long as the disk, without a name until they are whole",
     "plan/starting.py": "package data, written anew in the source tree",

@@ -89,7 +89,7 @@ def offered(words: str) -> list[tuple[str, str]]:
         ("forebay bench model:d7-p", ("file", "model:d7-p"), {"model:d7-ps1010", "model:d7-p5520"}),
         ("forebay doctor model : gen4", ("file", "gen4"), {"gen4-ideal"}),
         ("forebay emulate run --data model :", ("file", ""), DRIVES),
-        ("forebay compare --metric latency_p9", None, {"latency_p90", "latency_p99", "latency_p999"}),
+        ("forebay compare --metric latency_p9", None, {f"latency_p{share}" for share in (90, 95, 99, 999, 9999)}),
         ("forebay emulate checkpoint --workload ", None, CHECKPOINTS),
         ("forebay emulate datagen --workload l", ("file", "l"), set()),
         ("forebay plan run --workload j", None, {"job"}),

@@ -215,7 +215,7 @@ def test_no_key_of_fio_is_unknown_as_a_flag(table: dict[str, str]) -> None:
         ("--mem=shmhuge", "--pages"),
         ("--lockmem=1g", "leave it out: memory can't be reserved"),
         ("--hugepage-size=2m", "leave it out: the machine's huge page size is used"),
-        ("--write_bw_log=x", "leave it out: the record holds the time series"),
+        ("--write_bw_log=x", "leave it out: forebay fio writes them; the record holds the time series"),
         ("--exitall", "a job file of fio's, which may have it: --fio FILE"),
         ("--lat", "leave it out: every record has latencies and their percentiles"),
         ("--s3endpoints=x", "a file, a device, or a remote namespace: object stores are out of scope"),

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import click
+from forebay import fio_line
 from forebay.cli import forebay
+from forebay.errors import RequestError
 
 ROOT = Path(__file__).resolve().parent.parent
 # A command in a text: words of lower case, then flags with whatever stands between them.
@@ -35,6 +37,12 @@ def wrong(verbs: list[str], rest: str) -> str:
         if found is None:
             return f"no verb {verb}"
         command = found
+    if command.name == "fio":  # its settings are fio's
+        try:
+            fio_line.parse(rest.split())
+        except RequestError as error:
+            return str(error)
+        return ""
     known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help", "--version"}
     # Behind "or" and the like another command may begin.
     flags = FLAG.findall(re.split(r" or | and |: |, | in which |forebay ", rest)[0])

@@ -87,8 +87,6 @@ _SETTING = re.compile(r"--([a-z][a-z-]+)(?: ([^\s,;:(-][^\s,;]*))?")
 
 def answer(error: click.UsageError) -> RequestError | None:
     """Returns the error to raise instead of `error`; None where it isn't about a flag that somebody knows."""
-    if error.message.startswith("There is no verb 'fio'"):
-        return RequestError("forebay fio", "a job file of fio's is run by bench", "forebay bench --fio FILE")
     if isinstance(error, click.BadOptionUsage) and error.option_name in SWITCHES:
         return RequestError(f"{error.option_name}=", "takes no value", SWITCHES[error.option_name])
     if not isinstance(error, click.NoSuchOption) or error.ctx is None or isinstance(error.ctx.command, click.Group):
@@ -100,7 +98,7 @@ def refuse_one_dash(context: click.Context, words: list[str]) -> None:
     """RequestError for the first of a verb's `words` that is a flag's name behind one dash, as fio's users may type it: its first
     letter may be a flag that takes the others for its value."""
     verb = _Verb(context)
-    if verb.words == "gdsio" or isinstance(context.command, click.Group):
+    if verb.words in ("gdsio", "fio") or isinstance(context.command, click.Group):
         return
     values = 0
     for word in words:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from forebay.errors import RequestError
@@ -32,9 +34,14 @@ def jobs(path: str, lenient: bool = False) -> list[FioJob]:
     Raises RequestError naming the section and the key where a value is malformed, where no job can be made of it (an unknown
     ioengine, rw=trim …) and, unless `lenient`, where the job would be another one than fio's.
     """
+    return of_sections(sections(path), path, lenient)
+
+
+def of_sections(read: Iterable[Section], path: str, lenient: bool = False) -> list[FioJob]:
+    """The jobs of sections that were read from `path`, or from a command line of that name."""
     shared: dict[str, str] = {}
     found: list[FioJob] = []
-    for section in sections(path):
+    for number, section in enumerate(read):
         settings = {
             ALIASES.get(key, key): expanded(section.name, key, value) for key, value in section.settings
         }
@@ -42,8 +49,8 @@ def jobs(path: str, lenient: bool = False) -> list[FioJob]:
             shared.update(settings)
         else:
             reader = _Reader(section.name, {**shared, **settings}, found)
-            found.append(among(reader.job(), found))
-            found += reader.checks()
+            found.append(among(replace(reader.job(), section=number), found))
+            found += [replace(check, section=number) for check in reader.checks()]
     if not found:
         raise RequestError(
             path, "has no job section", "a fio job file with a section such as [read] below [global]"

@@ -4,7 +4,7 @@ wait, which end others."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 # The name of the job that reads what a section wrote.
@@ -20,6 +20,7 @@ class FioJob:
     (`stonewall`, or `wait_for` the only one that would still run); others run together with the one above. `follows`: starts
     once the one above has ended, whatever else runs. `delay_s`: and so long after those beside it. `group`: the number of
     fio's reporting group. `ends`: what else ends with it: `group`, `stonewall` (all that run) or `all`; empty: nothing.
+    `section`: the number of its section among those that were read.
     """
 
     name: str
@@ -31,6 +32,7 @@ class FioJob:
     follows: bool = False
     group: int = 0
     ends: str = ""
+    section: int = field(default=0, compare=False)
 
     def messages(self) -> list[str]:
         """Returns the lines for stderr before the run."""

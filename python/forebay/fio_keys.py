@@ -168,7 +168,8 @@ _HOLDS = {
 
 # Without effect on the load, but something that a user may look for afterwards: said on stderr.
 _TOLD = {
-    "the record holds the time series": "write_bw_log write_lat_log write_iops_log write_hist_log",
+    "forebay fio writes them; the record holds the time series": "write_bw_log write_lat_log write_iops_log",
+    "the record holds the whole histogram": "write_hist_log",
     "the files stay": "unlink",
     "a mounted device is never written to": "allow_mounted_write",
 }

@@ -11,6 +11,7 @@ pub mod files;
 mod fleet;
 mod flow;
 mod host_capacity;
+mod io_log;
 mod minimum_rate;
 mod pause;
 mod prediction;

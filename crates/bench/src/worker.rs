@@ -4,6 +4,7 @@
 mod completion;
 
 use super::batches::Batches;
+use super::io_log::IoLog;
 use super::pause::{Left, Pause};
 use super::run_kit::{guarded, Resources, Shared, Snapshot, Tally, WorkerSpec};
 use super::schedule::{schedule_of, Schedule};
@@ -124,6 +125,7 @@ struct Worker {
     /// The next I/O waits for its queue although a slot is free.
     held_back: bool,
     tally: Tally,
+    log: Option<Box<IoLog>>,
     next_tick: Instant,
     next_look: Instant,
     tick_index: u64,
@@ -156,6 +158,7 @@ impl Worker {
         let worker = Worker {
             index: spec.index,
             tally: Tally::new(spec.index, spec.cpu, shared.targets.len()),
+            log: IoLog::open(&shared.job, spec.index)?,
             begin: now,
             until_known: Cell::new((u64::MAX, now)),
             pattern: Pattern::new(spec.pattern)?,
@@ -232,6 +235,7 @@ impl Worker {
         let now = clock::now();
         self.book_what_never_came(now);
         self.tally.ended = now.duration_since(self.begin);
+        self.finish_log(now);
         self.snapshot(now);
         let _ = self.reports.send(Report::Ended(self.index));
     }
@@ -407,6 +411,7 @@ impl Worker {
 
     fn tick(&mut self, now: Instant) {
         self.snapshot(now);
+        self.refuse_broken_log();
         while self.next_tick <= now {
             self.next_tick += self.shared.interval;
             self.tick_index += 1;

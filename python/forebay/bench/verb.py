@@ -6,9 +6,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from forebay.bench import listen
 from forebay.bench.interrupt import Interrupt
 from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError, RunError
 from forebay.flags import job_from_flags, job_options
+
+if TYPE_CHECKING:
+    from forebay.fio_job import FioJob
 
 # No job file of fio's is larger.
 JOB_FILE_BYTES_MAX = 1 << 20
@@ -135,15 +138,20 @@ def tasks_of(
         for source in sources:
             _refuse_job_file(source)
         return [Task(job_from_flags(sources, options))]
-    from forebay import fio_wording
     from forebay.fio import jobs
 
     over = {k: v for k, v in job_from_flags(sources, options).items() if k != "sources" or v}
-    found = jobs(fio, lenient)
+    return tasks_of_jobs(jobs(fio, lenient), fio, over)
+
+
+def tasks_of_jobs(found: Sequence[FioJob], where: str, over: dict[str, Any]) -> list[Task]:
+    """A task for each job of fio's that was read from `where`, with the fields `over` laid over each; says what differs."""
+    from forebay import fio_wording
+
     for job in found:
         fio_wording.check(job.name, {**job.job, **over}, over)
     for message in (message for job in found for message in job.messages()):
-        click.echo(f"forebay: {fio} {message}", err=True)
+        click.echo(f"forebay: {where} {message}", err=True)
     return [
         Task({**job.job, **over}, job.name, job.warnings(), job.waits, job.delay_s, job.follows, job.group, job.ends)
         for job in found
@@ -171,7 +179,7 @@ def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
 
     records: list[dict[str, Any]] = []
     with save.unless_said(records, own["out"]), listen.listening(own["metrics"], own["quiet"], world) as listens:
-        return _run_all(tasks, {**own, "endpoint": listens}, world, records)
+        return _run_all(tasks, {**own, "endpoint": listens or own.get("endpoint")}, world, records)
 
 
 def _run_all(
@@ -186,6 +194,8 @@ def _run_all(
                 if outcome.record is not None:
                     outcome.record.setdefault("warnings", []).extend(task.warnings)
                     records.append(outcome.record)
+                if own.get("hear"):
+                    own["hear"](task, outcome, len(group))
                 if world is None or world.leads:
                     conclude(task, outcome, records, own, several=len(tasks) > 1)
                 code = code or outcome.exit_code

@@ -3,6 +3,7 @@
 use super::Ticket;
 use super::Worker;
 use super::FAILURES_MAX;
+use crate::io_log::Note;
 use forebay_io::client::End;
 use forebay_io::client::Order;
 use forebay_io::client::Over;
@@ -72,7 +73,11 @@ impl Worker {
                 }
                 let at = Next { target: owner.target, offset, len, is_read: op == Op::Read, pass: 0 };
                 if counted {
-                    self.tally.complete(&at, took.since(owner.started), over.via, over.copy_ns);
+                    let took = took.since(owner.started);
+                    self.tally.complete(&at, took, over.via, over.copy_ns);
+                    if self.log.is_some() && measuring {
+                        self.log_one(&at, took, now);
+                    }
                 } else {
                     self.book_late(op == Op::Read, owner, now, over.copy_ns);
                 }
@@ -92,6 +97,28 @@ impl Worker {
                 self.release(tag);
             }
             End::Failed(fault) => self.failed(tag, &fault),
+        }
+    }
+
+    /// A line of the log, where there is one.
+    #[cold]
+    pub(super) fn log_one(&mut self, io: &Next, took: Duration, now: Instant) {
+        let at = now.saturating_duration_since(self.from());
+        let note = Note { at, took, is_read: io.is_read, bytes: io.len, offset: io.offset };
+        self.log.iter_mut().for_each(|log| log.note(&note));
+    }
+
+    pub(super) fn finish_log(&mut self, now: Instant) {
+        let end = now.min(self.until()).saturating_duration_since(self.from());
+        self.log.iter_mut().for_each(|log| log.finish(end));
+        self.refuse_broken_log();
+    }
+
+    /// A log that lacks lines is not what was asked for.
+    pub(super) fn refuse_broken_log(&mut self) {
+        if let Some(why) = self.log.as_mut().and_then(|log| log.failure()) {
+            self.shared.stop.store(true, Ordering::Relaxed);
+            self.refusal = Some(why);
         }
     }
 

@@ -117,6 +117,9 @@ impl Worker {
         let each = Next { target: owner.target, offset: 0, len: len / owner.rows, is_read: true, pass: 0 };
         let (rows, took) = (owner.rows.into(), now.duration_since(owner.started));
         self.tally.complete_rows(&each, rows, took, (over.via, staged.into()), over.copy_ns);
+        if self.log.is_some() && self.tally.is_measuring() {
+            (0..rows).for_each(|_| self.log_one(&each, took, now));
+        }
         if self.together.as_ref().is_some_and(|together| together.is_batch(owner.rows)) {
             self.tally.complete_batch(took);
         }

@@ -49,6 +49,7 @@ impl JobSpec {
             );
         }
         self.check_walk()?;
+        self.check_log()?;
         self.check_pace()?;
         self.check_steady()?;
         self.check_atomic()?;
@@ -58,6 +59,21 @@ impl JobSpec {
         self.flow.as_deref().map_or(Ok(()), |text| Flow::parse(text).map(drop))?;
         self.parsed_mix()?;
         self.parsed_distribution().map(|_| ())
+    }
+
+    fn check_log(&self) -> Result<(), Error> {
+        let Some(prefix) = &self.io_log else {
+            return match self.io_log_ms {
+                Some(ms) => refused(format!("‹io_log_ms› {ms}"), "there is no log", "‹io_log› PREFIX"),
+                None => Ok(()),
+            };
+        };
+        if prefix.is_empty() || self.repeat > 1 || self.until_ci_pct.is_some() {
+            let found =
+                if prefix.is_empty() { "names no file" } else { "is of one run, and there are several" };
+            return refused(format!("‹io_log› {prefix}"), found, "‹io_log› PREFIX, without repeats");
+        }
+        Ok(())
     }
 
     /// Fields for sequential offsets, and for workers that each cover all of the data.

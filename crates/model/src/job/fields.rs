@@ -282,6 +282,16 @@ job! {
         flag("interval", Integer, "MS", "Milliseconds between points of the time series.")
             .within(10.0, ANY, "must be at least 10 ms", "500")
             .untold();
+    /// Prefix of files that get a line for each I/O: a file for each worker. None: no such files.
+    io_log: Option<String> = None,
+        flag("io-log", Text, "PREFIX",
+            "Write a line per I/O to PREFIX.N.log, for worker N: ms, ns, 0 (read) or 1 (write), bytes, offset.").untried().untold();
+    /// Milliseconds that a line of `io_log` covers. None: one I/O each.
+    io_log_ms: Option<u32> = None,
+        flag("io-log-every", Integer, "MS", "With --io-log, a line per interval and direction: its end, mean ns, 0 or 1, bytes, I/Os.")
+            .within(1.0, ANY, "must be at least 1 ms", "1000")
+            .untried()
+            .untold();
     /// Faults to inject (tests): `seed=1,error=0.01,short=0.01,delay_us=100,reorder=1`.
     faults: Option<String> = None,
         flag("faults", Text, "SPEC", "Inject faults, e.g. seed=1,error=0.01,short=0.01,delay_us=100.").untried();
