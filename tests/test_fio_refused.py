@@ -341,7 +341,7 @@ def test_a_job_file_is_no_data_and_the_verb_that_runs_it_is_named(tmp_path: Path
     from fake_machine import typed
 
     job = tmp_path / "job.fio"
-    job.write_text("; nightly\n[global]\nrw=randwrite\nbs=4k\n\n[a]\nfilename=x.bin\n")
+    job.write_text("; nightly\n[global]\nrw=randwrite\nbs=4k\nsize=1m\n\n[a]\nfilename=x.bin\n")
     code, _, err = typed(capsys, "bench", job, "--op", "randwrite", "--duration", "1")
     assert code == 2 and "is a job file of fio's" in err and f"forebay bench --fio {job}" in err
     assert typed(capsys, "fio", job, "--parse-only")[0] == 0 and job.read_text().startswith("; nightly")

@@ -196,6 +196,7 @@ def test_averaged_logs_have_rates_and_means() -> None:
         ("--name=x --filename=F --percentile_list=0:200", "is not up to 20 percentages"),
         ("--readonly --name=x --filename=new --size=1m --rw=write", "[x] writes"),
         ("--name=x --filename=F --rw=write", "Forebay didn't create it"),
+        ("--name=x --filename=new --rw=randrw", "isn't there, and has no size"),
         ("--name=x --filename=F --output=notes.txt --output-format=json", "exists, and is no output of fio's"),
         ("--name=x --filename=F --write_lat_log=notes", "exists, and is no log of fio's"),
         ("--name=x --filename=F --write_lat_log=L --log_max_value=1", "a log has the mean of an interval"),

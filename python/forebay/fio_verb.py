@@ -67,6 +67,7 @@ class _Command:
         self.sections = [_without_output(section) for section in sections]
         self.settings, self.shared = _settings(sections)
         self.jobs = fio.of_sections(self.sections, line.name, own["fio_lenient"])
+        _refuse_unsized(self.jobs)
         if line.readonly:
             fio_line.refuse_writes((job.name, job.job) for job in self.jobs)
         over = {"overwrite": list(own["overwrite"]), "overwrite_devices": list(own["overwrite_device"])}
@@ -214,6 +215,19 @@ class _Output:
             raise RunError(self.asked, "was created by something else during the run", "another name") from None
         except OSError as error:
             raise save.unwritable(self.asked, error) from None
+
+
+def _refuse_unsized(jobs: Sequence[FioJob]) -> None:
+    """RequestError for a job that writes a file that nobody gave a size: fio, too, doesn't make one up."""
+    made: set[str] = set()
+    for job in jobs:
+        paths = [source for source in job.job.get("sources", []) if ":" not in source]
+        if "file_bytes" in job.job:
+            made.update(paths)
+        elif str(job.job["op"]).endswith("write") or "read_pct" in job.job:
+            for path in paths:
+                if path not in made and not os.path.exists(path):
+                    raise RequestError(f"[{job.name}] filename={path}", "isn't there, and has no size", "size=1g")
 
 
 def _without_output(section: Section) -> Section:
