@@ -207,8 +207,8 @@ def test_only_a_source_knows_its_kind() -> None:
 
 # Modules of each crate, each above those that it may use.
 LAYERS = {
-    "io": """threads clock crc identity process rate tls arena reactor queue stream copy build client gpu machine rdma auth meter
-        multicast""".split(),
+    "io": """scarce threads clock crc identity process rate tls arena reactor queue stream copy build client gpu machine rdma auth
+        meter multicast""".split(),
     "storage": "outputs source inspect path opening".split(),
     "bench": """doctor run_kit minimum_rate schedule series pause batches verify share host_capacity io_log worker worker_setup
         flow fleet watchdog warnings record virtual_time prediction requirements calibration purpose run checksum
@@ -499,7 +499,7 @@ def test_help_imports_what_it_needs_and_no_more() -> None:
     # What starts with every Python here (an editable install's finder, say) isn't ours.
     started = set(processes.run([sys.executable, "-c", "import sys; print(*sys.modules)"]).stdout.split())
     others = {m for m in found - started if m.split(".")[0] not in {*sys.stdlib_module_names, "click"}}
-    needed = {"forebay", "forebay.cli", "forebay.errors", "forebay.lazy", "forebay.plain"}
+    needed = {"forebay", "forebay.cli", "forebay.errors", "forebay.lazy", "forebay.plain", "forebay.scarce"}
     assert done.returncode == 0 and others <= needed, sorted(others)
 
 

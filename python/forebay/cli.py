@@ -5,7 +5,7 @@ from __future__ import annotations
 if __name__ == "__main__":
     from forebay import early
 
-    early.listen()
+    early.main()  # it imports this module, and ends the process
 
 import _thread
 import contextlib
@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from forebay import scarce
 from forebay.errors import BAD_REQUEST, BROKE, INTERRUPTED, ForebayError, RequestError
 from forebay.lazy import LazyGroup
 
@@ -68,6 +69,7 @@ class Verbs(LazyGroup):
             raise _NobodyReads from None
 
     def invoke(self, ctx: click.Context) -> Any:
+        scarce.answer()
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -148,10 +150,20 @@ def _code_of(arguments: list[str] | None) -> int:
     except (_NobodyReads, BrokenPipeError):
         _give_up_output()
         return INTERRUPTED
-    except OSError as error:
+    except BaseException as error:
+        return _unexpected(error)
+
+
+def _unexpected(error: BaseException) -> int:
+    told = scarce.error(error)
+    if told is not None:
+        _say(f"forebay: {told}")
+    elif isinstance(error, OSError):
         _say(f"forebay: {error.filename or 'writing the output'}: {error.strerror}\n  try: df -h; ls -l; another place")
-        _give_up_output()
-        return BROKE
+    else:
+        raise error
+    _give_up_output()
+    return told.exit_code if told is not None else BROKE
 
 
 def _have_streams() -> None:
@@ -250,7 +262,3 @@ def _send_again(lost: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM if number == signal.SIGHUP else number)
 
     _thread.start_new_thread(send, ())
-
-
-if __name__ == "__main__":
-    main()

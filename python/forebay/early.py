@@ -8,7 +8,7 @@ import _signal  # type: ignore[import-not-found]  # what `signal` wraps
 import os
 import sys
 
-INTERRUPTED = 130
+MACHINE, INTERRUPTED = 3, 130
 
 
 def _end(number: int, frame: object) -> None:
@@ -18,6 +18,14 @@ def _end(number: int, frame: object) -> None:
     except OSError:
         pass
     os._exit(INTERRUPTED)
+
+
+def _end_unable(error: BaseException) -> None:
+    """Not even loaded: what is short can't be told from the error alone, as words about it differ from place to place."""
+    found = str(error) or type(error).__name__
+    next = "ulimit -v unlimited; ulimit -n 1024; pip install again, where a module is missing"
+    os.write(2, f"forebay: the command can't be loaded: {found}\n  try: {next}\n".encode(errors="replace"))
+    os._exit(MACHINE)
 
 
 def listen() -> None:
@@ -30,8 +38,10 @@ def listen() -> None:
 def main() -> None:
     """The installed command."""
     listen()
-    from forebay.cli import main
-
+    try:
+        from forebay.cli import main
+    except (MemoryError, OSError, ImportError) as error:
+        _end_unable(error)
     main()
 
 

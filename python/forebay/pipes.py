@@ -12,10 +12,12 @@ import re
 import stat
 import sys
 from pathlib import Path
+from typing import IO
 
 from forebay.errors import RequestError
 
 _OPEN = re.compile(r"/dev/(?:stdin|stdout|stderr|fd/(\d+))|/proc/self/fd/(\d+)")
+PIECE_BYTES = 64 << 10
 STANDARD = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 STDIN, STDOUT = "/dev/stdin", "/dev/stdout"
 
@@ -51,6 +53,20 @@ def refuse_to_write(path: str | Path, asked: str) -> None:
 def readable(path: str) -> str:
     """`-` means standard input, as hands type it."""
     return STDIN if path == "-" else path
+
+
+def up_to(file: IO[bytes], most: int) -> bytes:
+    """The rest of an open file, of one that is longer than `most` bytes that many and one more.
+
+    `read(most + 1)` would take memory for as many at once, whatever the file's length.
+    """
+    parts, left = [], most + 1
+    expected = os.fstat(file.fileno()).st_size + 1
+    while left > 0 and (part := file.read(min(left, max(expected, PIECE_BYTES)))):
+        parts.append(part)
+        left -= len(part)
+        expected = 0
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def refuse_dash(path: str | Path, asked: str, next: str) -> None:

@@ -24,7 +24,11 @@ const USAGE: &str = "Usage: forebayd VERB …
 
 forebayd VERB --help lists a verb's flags, forebayd --version says what this build is.";
 
+#[global_allocator]
+static ALLOCATOR: forebay_io::scarce::Allocator = forebay_io::scarce::Allocator;
+
 fn main() -> ExitCode {
+    forebay_io::scarce::answer(|| true);
     forebay_io::build::built_from(option_env!("FOREBAY_COMMIT"));
     let words: Vec<String> = std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
     run(&words).unwrap_or_else(|error| {

@@ -20,6 +20,7 @@ pub mod queue;
 pub mod rate;
 pub mod rdma;
 pub mod reactor;
+pub mod scarce;
 pub mod stream;
 pub mod threads;
 pub mod tls;

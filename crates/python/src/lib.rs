@@ -13,6 +13,7 @@ mod inspect;
 mod kvcache;
 mod loader;
 mod observe;
+mod scarce;
 mod serve;
 mod simulate;
 mod snap;
@@ -32,6 +33,9 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
+#[global_allocator]
+static ALLOCATOR: forebay_io::scarce::Allocator = forebay_io::scarce::Allocator;
+
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     forebay_io::build::built_from(option_env!("FOREBAY_COMMIT"));
@@ -39,6 +43,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(run, module)?)?;
     module.add_function(wrap_pyfunction!(run_beside_others, module)?)?;
     module.add_function(wrap_pyfunction!(stop, module)?)?;
+    module.add_function(wrap_pyfunction!(scarce::answer, module)?)?;
     module.add_function(wrap_pyfunction!(plan, module)?)?;
     module.add_function(wrap_pyfunction!(source, module)?)?;
     module.add_function(wrap_pyfunction!(tables, module)?)?;

@@ -168,7 +168,7 @@ def _seekable(path: Path) -> IO[bytes]:
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     with file:
-        data = file.read(PIPE_BYTES_MAX + 1)
+        data = pipes.up_to(file, PIPE_BYTES_MAX)
     if len(data) > PIPE_BYTES_MAX:
         raise RequestError(str(path), "is a pipe or a device with more than 256 MiB", "a file")
     return io.BytesIO(data)

@@ -116,7 +116,7 @@ def _parquet(entries: list[Any]) -> bytes:
     try:
         import pyarrow
         import pyarrow.parquet
-    except ImportError:
+    except ModuleNotFoundError:
         next = "pip install 'forebay[parquet]', or --csv"
         raise MachineError("--parquet", "needs pyarrow, which isn't installed", next) from None
     from forebay.export.columns import COLUMNS, rows

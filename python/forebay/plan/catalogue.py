@@ -84,7 +84,7 @@ def read_text(path: str, what: str) -> str:
     pipes.refuse_to_read(path, f"{what} {path}")
     try:
         with open(path, "rb") as file:
-            data = file.read(FILE_BYTES_MAX * 64 + 1)
+            data = pipes.up_to(file, FILE_BYTES_MAX * 64)
     except (OSError, ValueError) as error:
         found = getattr(error, "strerror", None) or "can't be read"
         raise RequestError(f"{what} {path}", found, "a file that exists") from None

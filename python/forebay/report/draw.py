@@ -6,6 +6,7 @@ import re
 from typing import Any
 from xml.etree import ElementTree
 
+from forebay import scarce
 from forebay.errors import MachineError
 from forebay.report.marks import GRID, INK, MUTED, PALETTE, SHADE, Chart
 
@@ -37,10 +38,12 @@ def check() -> None:
     try:
         import altair  # noqa: F401
         import vl_convert  # noqa: F401
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MachineError(
             "charts", f"{error.name} isn't installed", "pip install 'forebay[report]', or --no-charts"
         ) from error
+    # Without them it panics, or waits for ever.
+    scarce.spare(descriptors=24, threads=12, otherwise="--no-charts")
 
 
 def draw(chart: Chart) -> str:

@@ -167,7 +167,7 @@ def _read(path: str) -> str:
     pipes.refuse_to_read(path)
     try:
         with open(path, "rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1) if os.path.getsize(path) <= FILE_BYTES_MAX else None
+            data = pipes.up_to(file, FILE_BYTES_MAX) if os.path.getsize(path) <= FILE_BYTES_MAX else None
         if data is None or len(data) > FILE_BYTES_MAX:
             raise RequestError(path, f"has more than {FILE_BYTES_MAX} bytes", "a smaller file")
         return data.decode("utf-8", errors="replace")

@@ -49,7 +49,7 @@ def read(path: Path) -> Asked:
     pipes.refuse_to_read(path)
     try:
         with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
+            data = pipes.up_to(file, FILE_BYTES_MAX)
     except OSError as error:
         raise RequestError(str(path), error.strerror or str(error), f"ls -l {path}") from error
     if len(data) > FILE_BYTES_MAX:

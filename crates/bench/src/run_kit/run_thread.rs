@@ -27,7 +27,11 @@ pub fn with<W: Clone + Send, T: Send>(
     thread::scope(|scope| {
         let body = move || work(&mut word);
         let running = thread::Builder::new().name("run".into()).spawn_scoped(scope, body).map_err(|e| {
-            Error::machine("a thread for the run", format!("the system refuses it: {e}"), "ulimit -u")
+            Error::machine(
+                "a thread for the run",
+                format!("the system refuses it: {e}"),
+                "ulimit -u; ulimit -v; a container's pids limit",
+            )
         })?;
         show(observer, &latest, &heard, &stop);
         running.join().unwrap_or_else(|panic| resume_unwind(panic))

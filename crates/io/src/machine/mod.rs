@@ -21,7 +21,7 @@ pub mod verdict;
 
 use roots::Roots;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::{mpsc, Arc, Mutex};
 use std::time::Duration;
 
 /// Degrees Celsius of the warmest drive below this file or block device. None where none has a sensor.
@@ -47,12 +47,18 @@ pub fn numa_node_of(pci: &str) -> Option<u32> {
 }
 
 /// Runs `work` on a thread of its own; None when it isn't done in time. The thread
-/// then stays behind, waiting for the kernel, and ends with the process.
+/// then stays behind, waiting for the kernel, and ends with the process. Where the system refuses that thread, the calling
+/// one does the work, in as much time as it takes: what wasn't asked is no answer that is late.
 pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (sender, receiver) = mpsc::channel();
+    let work = Arc::new(Mutex::new(Some(work)));
+    let take = |work: &Mutex<Option<_>>| work.lock().expect("nothing panics while it has it").take();
+    let given = work.clone();
     let spawned = std::thread::Builder::new().name("doctor-probe".into()).spawn(move || {
-        let _ = sender.send(work());
+        let _ = take(&given).map(|work| sender.send(work()));
     });
-    spawned.ok()?;
-    receiver.recv_timeout(limit).ok()
+    match spawned {
+        Ok(_) => receiver.recv_timeout(limit).ok(),
+        Err(_) => take(&work).map(|work| work()),
+    }
 }

@@ -210,7 +210,7 @@ def read(path: Path, most: int) -> bytes:
         if pipes.descriptor_of(path) is None and not stat.S_ISREG(os.stat(path).st_mode):
             raise Damaged("isn't a regular file")
         with open(path, "rb") as file:
-            data = gzip.GzipFile(fileobj=file).read(most + 1) if path.suffix == ".gz" else file.read(most + 1)
+            data = gzip.GzipFile(fileobj=file).read(most + 1) if path.suffix == ".gz" else pipes.up_to(file, most)
     except (OSError, EOFError, zlib.error) as error:
         raise Damaged(f"can't be read: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > most:
