@@ -87,8 +87,11 @@ def run_beside_others(written: list[str]) -> None:
     """This process is one of several of one command that use the same folders at the same time; called once, before any run.
     `written`: paths of files that it isn't alone in writing."""
 
-def answer_for_memory() -> None:
-    """From here on this process, where it is aborted for want of memory or ended by a library, says so and ends with 3."""
+def answer_for_memory(*, ends: bool = False) -> None:
+    """From here on this process, where it is aborted for want of memory or ended by a library, says so and ends with 3.
+
+    `ends`: the program is over, and its exit code its own.
+    """
 
 def stop() -> None:
     """Asks the run in progress to end; safe in a signal handler."""

@@ -112,6 +112,7 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         code = _code_of(arguments)
         _end_in_peace()
+        scarce.over()
     except KeyboardInterrupt:  # a second signal, while the first one's end was being told
         os._exit(INTERRUPTED)
     sys.exit(code)

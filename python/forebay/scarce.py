@@ -153,3 +153,11 @@ def answer() -> None:
     _core.answer_for_memory()
     if "numpy" not in sys.modules and os.path.exists("/proc/thread-self/status"):
         sys.meta_path.insert(0, LinearAlgebra())
+
+
+def over() -> None:
+    """The exit code that follows is the command's own."""
+    if "forebay._core" in sys.modules:
+        from forebay import _core
+
+        _core.answer_for_memory(ends=True)

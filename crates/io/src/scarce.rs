@@ -158,7 +158,8 @@ mod tests {
                 "exit" => unsafe { libc::exit(1) },
                 _ => {}
             }
-            std::process::abort();
+            // SAFETY: it ends the process.
+            unsafe { libc::abort() }
         }
         let (refused, exit, other) = (apart("refused"), apart("exit"), apart("other"));
         let said = |done: &Output| String::from_utf8_lossy(&done.stderr).into_owned();
