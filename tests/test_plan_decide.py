@@ -173,12 +173,23 @@ def test_the_greatest_number_is_where_au_stops_passing(workload: str) -> None:
 
 
 @pytest.mark.promise("PLN-21")
-def test_more_drives_never_carry_fewer_accelerators_nor_less_surely() -> None:
-    base = {"drive": "D7-PS1010", "workload": "unet3d"}
-    found = [answer.answer(published(), system.make({**base, "drives": n}, [])) for n in (1, 2, 4, 8, 32, 128)]
-    for key in ("accelerators_max", "accelerators_max_p10"):
-        assert [row[key] for row in found] == sorted(row[key] for row in found)
-    assert found[-1]["accelerators_max_p10"] >= 8
+@pytest.mark.parametrize(
+    ("drive", "more"),
+    [
+        ("D7-PS1010", {"workload": "unet3d"}),
+        ("D7-PS1010", {"workload": "dlrm", "accelerator": "b200"}),
+        ("D5-P5336", {"workload": "job", "samples_per_s": 2000, "sample_bytes": 1e6, "location": "remote"}),
+        ("D3-S4520", {"workload": "resnet50", "accelerators": 40}),
+        ("D7-P5520", {}),
+    ],
+)
+def test_more_drives_never_carry_fewer_accelerators_nor_less_surely_nor_move_less(drive: str, more: dict[str, Any]) -> None:
+    counts = (1, 2, 4, 8, 32, 64)
+    found = whatif.points(published(), [system.make({"drive": drive, "drives": n, **more}, []) for n in counts])
+    figures = [key for key in ("accelerators_max", "throughput_gib_s") if key in found[0]]
+    assert figures
+    for key in (f"{figure}{end}" for figure in figures for end in ("", "_p10", "_p90")):
+        assert [row[key] for row in found] == sorted(row[key] for row in found), key
 
 
 @pytest.mark.promise("PLN-22")

@@ -76,9 +76,21 @@ def moved_gibps(planner: Planner, system: System, of_job: dict[str, Estimate]) -
     if system.saves:
         size, read = checkpoint.gib(system.workload), of_job["checkpoint_read_s"]
         return Estimate(size / read.value, size / read.p90, size / read.p10, "GiB/s", read.bottleneck, read.stations)
-    au, number = of_job["au_pct"], numbered(system, of_job["accelerators_max"])
-    full = number * system.ask.mibps / 1024 / 100
-    return Estimate(au.value * full, au.p10 * full, au.p90 * full, "GiB/s", au.bottleneck, au.stations)
+    au, greatest = of_job["au_pct"], of_job["accelerators_max"]
+    each = system.ask.mibps / 1024 / 100
+    full = numbered(system, greatest) * each
+    value, low = au.value * full, au.p10 * full
+    if system.accelerators is None:
+        low = min(value, _sure_pct(planner, system, greatest) * each)
+    return Estimate(value, low, au.p90 * full, "GiB/s", au.bottleneck, au.stations)
+
+
+def _sure_pct(planner: Planner, system: System, greatest: Estimate) -> float:
+    """Returns how many accelerators are busy at the lower end, in per cent of one: those that surely pass. Of the greatest
+    number, of which more drives make more, the less sure one would say less the more drives there are."""
+    if greatest.p10 >= 1:
+        return greatest.p10 * system.ask.least_pct
+    return planner.training.au([setup_of(planner, system, 1)])[0].p10
 
 
 def numbered(system: System, greatest: Estimate) -> float:

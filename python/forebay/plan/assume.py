@@ -43,18 +43,30 @@ def settle(planner: Planner, system: System) -> System:
     """The system with as many requests in flight as it needs, where nobody said how many."""
     if system.caches or system.given & {"workers", "depth"}:
         return system
-    # At the fewest an even share for each host.
-    counts = [max(system.hosts, n * system.drives) for n in EACH]
-    loads = [limits.load(planner, replace(system, workers=n, depth=1)) for n in counts]
+    # More drives may do with fewer, and would then be said to bring less than fewer drives, by what isn't quite enough.
+    each = system.hosts if system.location == "local" else 1
+    numbers = [*range(each, min(system.drives, flow.DRIVES_MOST), each), system.drives]
+    of_any = planner.fewest.setdefault(replace(system, drives=0, given=frozenset()), {})
+    if missing := [n for n in numbers if n not in of_any]:
+        of_any.update(zip(missing, _fewest(planner, [replace(system, drives=n) for n in missing]), strict=True))
+    return replace(system, workers=max(of_any[n] for n in numbers), depth=1)
+
+
+def _fewest(planner: Planner, systems: list[System]) -> list[int]:
+    """Requests in flight that each needs."""
     import numpy as np
 
+    # At the fewest an even share for each host.
+    counts = [[max(system.hosts, n * system.drives) for n in EACH] for system in systems]
+    each = [replace(s, workers=n, depth=1) for s, tried in zip(systems, counts, strict=True) for n in tried]
+    loads = [limits.load(planner, one) for one in each]
     # Asked first: a drive that is new to the law adds its parameters.
     rows = planner.flow.rows(loads)
     middle, below, _ = planner.flow.posterior.spreads(rows)
     # By the lower end: how many requests a drive needs is itself unsure, and too few are dearer than too many.
-    rates = np.exp(middle - Z80 * below)
-    least = next(n for n, rate in zip(counts, rates, strict=True) if rate >= ENOUGH * max(rates))
-    return replace(system, workers=least, depth=1)
+    rates = np.exp(middle - Z80 * below).reshape(len(systems), len(EACH))
+    enough = (rates >= ENOUGH * rates.max(axis=1, keepdims=True)).argmax(axis=1)
+    return [tried[int(at)] for tried, at in zip(counts, enough, strict=True)]
 
 
 def listed(planner: Planner, system: System) -> list[Assumption]:

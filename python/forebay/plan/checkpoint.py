@@ -10,13 +10,14 @@ import math
 
 from forebay.errors import RequestError
 from forebay.plan import catalogue, limits
-from forebay.plan.estimate import Z80, Estimate, bottleneck, from_log
+from forebay.plan.estimate import Z80, Estimate, bottleneck
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
 from forebay.units import GIB
 
 # Of a data sheet's rate, with the spread of its logarithm.
 WRITE, READ = (0.85, 0.2), (0.9, 0.15)
+NOISE = 0.02
 
 
 def gib(workload: str) -> float:
@@ -52,11 +53,13 @@ def seconds(planner: Planner, system: System) -> dict[str, Estimate]:
         drives = each * system.drives
         least = min(drives, cap)
         stations = {"drive bandwidth": least / drives, name: least / cap}
-        sd = spread if drives <= cap else cap_sd
         note = f"{size:g} GiB at {share:.0%} of the data sheet: no run of a checkpoint calibrates it"
         if own and what == "checkpoint_read_s":
             note = f"{size:g} GiB read at the rate of your runs"
-        one = from_log(math.log(size / least), math.hypot(sd, 0.02), "s", bottleneck=bottleneck(stations), stations=stations)
-        soonest = size / (cap * math.exp(Z80 * cap_sd))
-        found[what] = Estimate(one.value, max(one.p10, soonest), one.p90, "s", one.bottleneck, stations, note)
+        # Each end is that of whatever is slower there: more drives shorten neither by becoming less sure.
+        soonest, latest = (
+            size / min(drives * math.exp(sign * Z80 * math.hypot(spread, NOISE)), cap * math.exp(sign * Z80 * cap_sd))
+            for sign in (1, -1)
+        )
+        found[what] = Estimate(size / least, soonest, latest, "s", bottleneck(stations), stations, note)
     return found

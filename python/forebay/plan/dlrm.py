@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forebay.plan import catalogue
@@ -30,6 +30,8 @@ EVALS_PER_EPOCH = 20
 NOISE, NOISE_ROUNDED = 0.02, 0.03
 # What bounds at less than all of its time hardly counts.
 SHARP = 8
+# Numbers of drives up to which an answer is compared with those of fewer.
+DRIVES_MOST = 1024
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,12 @@ class Job:
     cap_sd: float = 0.0
     own_gibps: float = 0.0
     own_sd: float = 0.0
+
+
+def _up_to(job: Job) -> list[Job]:
+    """The job, and the same on each whole number of drives below, as far as plans go; own runs scale with the drives."""
+    most, own = min(math.ceil(job.drives) - 1, DRIVES_MOST), job.own_gibps / job.drives
+    return [*(replace(job, drives=float(n), own_gibps=own * n) for n in range(1, most + 1)), job]
 
 
 class Rows:
@@ -168,7 +176,19 @@ class TrainingTime:
         return epochs * SAMPLES / (60 * minutes - epochs * EVALS_PER_EPOCH * value(f"evaluation[{system}]"))
 
     def predict(self, jobs: Sequence[Job]) -> list[Estimate]:
-        """Minutes of each job, of one run: the spread of epochs is in the interval."""
+        """Minutes of each job, of one run: the spread of epochs is in the interval. Neither the time nor its ends are above
+        those of fewer drives."""
+        ways = [_up_to(job) for job in jobs]
+        every = list(dict.fromkeys(fewer for way in ways for fewer in way))
+        single = dict(zip(every, self._alone(every), strict=True))
+        found = []
+        for way in ways:
+            value, low, high = (min(getattr(single[fewer], end) for fewer in way) for end in ("value", "p10", "p90"))
+            found.append(replace(single[way[-1]], value=value, p10=low, p90=high))
+        return found
+
+    def _alone(self, jobs: Sequence[Job]) -> list[Estimate]:
+        """As `predict`, each job by itself, whatever fewer drives would do."""
         rows = Rows(jobs, self.systems, self.more)
         mean, *sides = self.posterior.spreads(rows)
         total, compute, storage = _seconds(self.posterior.log, rows)

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 from forebay.errors import RequestError
 from forebay.plan import catalogue, cores, cpu, dlrm, flow, others, random_reads, starting, training
@@ -52,6 +53,8 @@ class Planner:
         # What there is to know of the runs that calibrated it.
         self.notes: list[str] = []
         self.own: Own | None = None
+        # Requests in flight that systems need, by their number of drives: forebay.plan.assume keeps them here.
+        self.fewest: dict[Any, dict[int, int]] = {}
 
     def with_drives(self, more: Sequence[catalogue.Drive]) -> Planner:
         """This one, that knows these drives too. Calibrated anew where one of them is another sheet of a known drive."""

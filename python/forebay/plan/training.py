@@ -61,8 +61,8 @@ DRIVES_MOST = 1024
 ENDS = ("value", "p10", "p90")
 # The overhead of a job that the benchmark's client doesn't run.
 NEXT_TO_NONE = 1e-9
-# A greatest number is whole: on average so much more would have passed.
-FRACTION = 0.5
+# An AU that doesn't pass where the law alone would let it is this share of what it must be.
+SHORT = 0.999
 NEWTON_STEPS, NEWTON_DONE = 8, 1e-12
 
 
@@ -475,13 +475,10 @@ def needed(setup: Setup, most: float) -> int:
 
 def consistent(au: Estimate, greatest: Estimate, number: float, least_pct: float) -> Estimate:
     """An AU at `number` accelerators that agrees with the greatest number that passes: it reaches what it must up to there,
-    and not beyond. Where hosts lack reader processes, AU falls beyond as the inverse of the number."""
-    crowded = READERS_OF_HOST in greatest.bottleneck
+    and not beyond. More drives lower neither: just short of what it must reach is no less than anything that failed."""
 
     def agreed(share: float, most: float) -> float:
-        if number <= most:
-            return max(share, least_pct)
-        return min(share, least_pct * (most + FRACTION) / number) if crowded or share >= least_pct else share
+        return max(share, least_pct) if number <= most else min(share, SHORT * least_pct)
 
     value, low, high = (agreed(getattr(au, end), getattr(greatest, end)) for end in ENDS)
     if value >= au.value:
