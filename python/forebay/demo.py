@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import io
 import json
 import os
@@ -39,6 +40,9 @@ from forebay.errors import (
 from forebay.units import format_bytes, parse_bytes
 
 MIB = 1 << 20
+RESULTS = ("sweep.toml", "sweep.jsonl", "job.toml", "job")
+# In a folder of data, as long as it is a demo's to remove.
+MARK = ".forebay-demo"
 FILES = 4
 FILE_BYTES = 256 * MIB
 FILE_BYTES_MIN = 16 * MIB
@@ -95,10 +99,32 @@ class Tour:
         self.began = time.monotonic()
         self.steps: list[dict[str, Any]] = []
         self.saved: list[Path] = []
-        self.results = _make_folder(results, "--out")
+        self.results = _make_folder(self._unused(results), "--out")
         parent = _make_folder(folder, "--dir")
-        self.data = Path(tempfile.mkdtemp(prefix="data-", dir=parent))
+        self.data, self._held = self._data_folder(parent)
         self.file_bytes = file_bytes or room_for(self.data)
+
+    def _unused(self, results: Path) -> Path:
+        """The folder, or where one of an earlier demo's files is there already, the first with a number behind its name."""
+        numbered = (results, *(results.with_name(f"{results.name}-{number}") for number in range(2, 10_000)))
+        free = next((f for f in numbered if not any(os.path.lexists(f / name) for name in RESULTS)), results)
+        if free != results:
+            self.say(f"the results of an earlier demo are in {results}/, so this one's go to {free}/")
+        return free
+
+    def _data_folder(self, parent: Path) -> tuple[Path, int]:
+        """A folder of this demo's, held for as long as it lasts; those that killed ones left are removed first."""
+        for left in parent.glob("data-*"):
+            if (left / MARK).is_file() and not left.is_symlink():
+                held = _hold(left)
+                if held is not None:
+                    shutil.rmtree(left, ignore_errors=True)
+                    os.close(held)
+                    self.say(f"removed {left}, which a demo that was killed had left")
+        made = Path(tempfile.mkdtemp(prefix="data-", dir=parent))
+        place(made / MARK, "The next demo removes this folder, once the one that made it is over.\n")
+        held = _hold(made)
+        return made, -1 if held is None else held
 
     def run(self) -> None:
         cache = self.cache_policy()
@@ -310,6 +336,7 @@ class Tour:
     def remove(self, keep: bool) -> None:
         """The data files, which lie in a directory of our own; then the last words."""
         if keep:
+            (self.data / MARK).unlink(missing_ok=True)
             self.say(f"\nThe data files are kept in {self.data}.")
         else:
             shutil.rmtree(self.data, ignore_errors=True)
@@ -460,6 +487,17 @@ def room_for(folder: Path) -> int:
             f"--dir {folder.parent}", f"only {free // MIB} MiB are free, {needed} are needed", "another --dir"
         )
     return size
+
+
+def _hold(folder: Path) -> int | None:
+    """A descriptor that keeps others from it; None where another demo has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _make_folder(folder: Path, flag: str) -> Path:

@@ -81,6 +81,11 @@ pub(crate) struct Manifest {
     files: BTreeMap<String, Entry>,
 }
 
+/// The inode of a file that is expected; no file has it.
+const EXPECTED: u64 = 0;
+/// What a file's time of birth may be behind the clock by: file systems go by the kernel's ticks.
+const BIRTH_LAG: std::time::Duration = std::time::Duration::from_millis(50);
+
 /// One file of ours. Inode and time of birth tell it from another that took its name:
 /// file systems give an inode that fell free to the next file. Size and times tell whether
 /// it still holds what we left in it: `cp` over a file of ours makes it the user's.
@@ -224,8 +229,20 @@ impl Held {
         let entry = self.manifest.files.get(name_of(file)?)?;
         let meta = std::fs::symlink_metadata(file).ok()?;
         let found = Identity::of(&meta);
-        let same_birth = entry.born_ns.is_none_or(|born| found.born_ns == Some(born));
-        (entry.inode == found.inode && same_birth).then_some((entry, meta))
+        let is_ours = match (entry.inode, entry.born_ns, found.born_ns) {
+            (EXPECTED, Some(from), Some(born)) => meta.is_file() && born >= from,
+            (inode, None, _) => inode == found.inode,
+            (inode, born, found_born) => inode == found.inode && born == found_born,
+        };
+        is_ours.then_some((entry, meta))
+    }
+
+    /// This run is going to make a file of this name, where none is, in a folder in which nobody else makes any: one that
+    /// is born there from now on is ours, should the run be killed before it can say which it was.
+    pub fn expect(&mut self, file: &Path, content: &str) {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let born_ns = now.saturating_sub(BIRTH_LAG).as_nanos() as u64;
+        self.begin(file, Identity { device: 0, inode: EXPECTED, born_ns: Some(born_ns) }, 0, content);
     }
 
     /// A file of ours is made or written from now on: nobody knows what it holds.

@@ -245,9 +245,19 @@ impl Ground {
         }
     }
 
-    /// The folder of a checkpoint that is about to be written.
+    /// The folder of a checkpoint that is about to be written, and the names of its files in its list: a run that is killed
+    /// leaves what the next one knows.
     pub(crate) fn begin(&self, step: u32) -> Result<(), Error> {
-        self.make_folder(&self.folder_of(step)).map(|_| ())
+        self.make_folder(&self.folder_of(step))?;
+        let mut held = self.list_of(step)?;
+        for place in self.places_here(step) {
+            held.expect(&place.path, &place.content);
+        }
+        held.save()
+    }
+
+    fn places_here(&self, step: u32) -> impl Iterator<Item = Place> + '_ {
+        self.spec.ranks_here().flat_map(move |rank| places(&self.spec, step, rank))
     }
 
     /// The list of a checkpoint's files, to be written. Hosts that share the folder take turns.
@@ -279,6 +289,11 @@ impl Ground {
     /// Removes the files of a checkpoint that wasn't completed.
     pub(crate) fn take_away(&self, step: u32, made: &[Made]) {
         made.iter().for_each(|Made(place, identity)| drop(identity.remove(&place.path)));
+        if let Ok(mut held) = self.list_of(step) {
+            self.places_here(step).for_each(|place| held.remove(&place.path));
+            let _ = held.save();
+            held.remove_if_empty();
+        }
         let _ = std::fs::remove_dir(self.folder_of(step));
     }
 
@@ -324,7 +339,7 @@ impl Ground {
     fn remove_own(&self, step: u32) {
         let at = self.folder_of(step);
         if let Ok(mut held) = self.list_of(step) {
-            for place in self.spec.ranks_here().flat_map(|rank| places(&self.spec, step, rank)) {
+            for place in self.places_here(step) {
                 if let Some(made) = held.identity(&place.path) {
                     let _ = made.remove(&place.path);
                 }

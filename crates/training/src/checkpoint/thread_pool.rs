@@ -133,12 +133,12 @@ impl ThreadPool {
         self.moved.bytes.store(0, Ordering::Relaxed);
         self.moved.ios.store(0, Ordering::Relaxed);
         self.shared.stop.store(false, Ordering::Relaxed);
-        let mut meters = Meters::new(&self.shared.job, &self.shared.targets);
-        meters.start();
-        let begin = clock::now();
         if way == Way::Write {
             ground.begin(step)?;
         }
+        let mut meters = Meters::new(&self.shared.job, &self.shared.targets);
+        meters.start();
+        let begin = clock::now();
         let order = Order { way, step, seed: ground.seed(step), begin };
         if self.orders.iter().any(|orders| orders.send(order).is_err()) {
             return Err(gone());
