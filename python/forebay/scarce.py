@@ -151,7 +151,8 @@ def answer() -> None:
     from forebay import _core
 
     _core.answer_for_memory()
-    if "numpy" not in sys.modules and os.path.exists("/proc/thread-self/status"):
+    watched = "numpy" in sys.modules or any(isinstance(finder, LinearAlgebra) for finder in sys.meta_path)
+    if not watched and os.path.exists("/proc/thread-self/status"):
         sys.meta_path.insert(0, LinearAlgebra())
 
 

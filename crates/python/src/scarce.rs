@@ -1,5 +1,7 @@
 //! A program of Python's that the system refuses memory.
 
+#![allow(unsafe_code, reason = "the interpreter's state, outside of it")]
+
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,5 +13,8 @@ static ENDS: AtomicBool = AtomicBool::new(false);
 #[pyo3(name = "answer_for_memory", signature = (*, ends=false))]
 pub(crate) fn answer(ends: bool) {
     ENDS.store(ends, Ordering::Relaxed);
-    forebay_io::scarce::answer(|| ENDS.load(Ordering::Relaxed));
+    // SAFETY: it may be asked at any time. An interpreter that exits by itself is over by then.
+    forebay_io::scarce::answer(|| {
+        ENDS.load(Ordering::Relaxed) || unsafe { pyo3::ffi::Py_IsInitialized() } == 0
+    });
 }

@@ -3,6 +3,7 @@
 //! and nothing here waits.
 
 use super::draft::{Draft, Drafted, Look, Open};
+use super::nvme::query::instead;
 use super::uri::{query, Source, Text, Uri};
 use super::{Backing, MadeOf, OpenFile, QueueNeeds, Target};
 use forebay_io::arena::Mem;
@@ -43,7 +44,11 @@ pub(crate) fn parse(text: Text) -> Result<Uri, Error> {
         match key.as_str() {
             "chunk" => chunk = parse_bytes(&value)?,
             "m" => members.push(text.part(&value)?),
-            _ => return wrong(format!("'{key}' is not a key of stripe:")),
+            _ => {
+                let next =
+                    instead(text.whole, &key, &[("chunk", "512k"), ("m", "/mnt/a/f")], "stripe:?m=a&m=b");
+                return Err(text.wrong(&format!("'{key}' is not a key of stripe:"), &next));
+            }
         }
     }
     if members.is_empty() || members.len() > MEMBERS_MAX {

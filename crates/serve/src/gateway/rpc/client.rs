@@ -3,6 +3,7 @@
 pub use super::call::{call, call_while};
 use super::verbs::{Kind, Parameter, Verb, VERBS};
 use crate::gateway::config;
+use forebay_model::wording::nearest;
 use forebay_model::Error;
 use serde_json::{Map, Value};
 use std::fmt::Write as _;
@@ -123,7 +124,9 @@ fn typed(parameter: &Parameter, flag: &str, value: &str) -> Result<Value, Error>
 
 fn no_verb(method: &str) -> Error {
     let shown: String = method.escape_debug().take(80).collect();
-    let near = VERBS.iter().map(|v| v.name).find(|name| name.contains(method) || method.contains(name));
+    let names = || VERBS.iter().map(|v| v.name);
+    let near = names().find(|name| name.contains(method) || method.contains(name));
+    let near = near.or_else(|| nearest(method, names()));
     let next = near.map_or("forebay snap rpc --help".into(), |name| format!("forebay snap rpc {name}"));
     Error::request(format!("forebay snap rpc {shown}"), "there is no such verb", next)
 }
@@ -131,7 +134,8 @@ fn no_verb(method: &str) -> Error {
 fn no_flag(verb: &Verb, flag: &str) -> Error {
     let all: Vec<String> = verb.parameters.iter().map(Parameter::flag).collect();
     let shown: String = flag.escape_debug().take(80).collect();
-    let next = if all.is_empty() { "no flags".into() } else { all.join(" ") };
+    let near = nearest(flag, all.iter().map(String::as_str)).map(String::from);
+    let next = near.unwrap_or_else(|| if all.is_empty() { "no flags".into() } else { all.join(" ") });
     Error::request(format!("{} {shown}", verb.name), "there is no such flag", next)
 }
 

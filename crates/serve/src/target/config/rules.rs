@@ -2,6 +2,7 @@
 
 use super::NQN_BYTES_MAX;
 use super::TEXT_BYTES_MAX;
+use forebay_model::wording::nearest;
 use forebay_model::Error;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
@@ -16,14 +17,25 @@ pub fn read_toml<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Err
     if text.len() > TEXT_BYTES_MAX {
         return Err(Error::request(asked, "is longer than 4 MiB", "fewer subsystems"));
     }
-    let next = format!("{fields} for its fields");
-    toml::from_str(text).map_err(|e| Error::request(asked, e.to_string().trim_end(), next))
+    toml::from_str(text).map_err(|e| {
+        let found = e.to_string();
+        Error::request(asked, found.trim_end(), field_meant(&found, fields))
+    })
 }
 
 /// As `read_toml`, from JSON.
 pub fn read_json<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Error> {
-    let next = format!("{fields} for its fields");
-    serde_json::from_str(text).map_err(|e| Error::request("the configuration", e.to_string(), next))
+    serde_json::from_str(text).map_err(|e| {
+        let found = e.to_string();
+        Error::request("the configuration", &found, field_meant(&found, fields))
+    })
+}
+
+/// What to type where a field is unknown: the one that was meant, of those that the message lists.
+fn field_meant(found: &str, fields: &str) -> String {
+    let told = found.split_once("unknown field `").and_then(|(_, told)| told.split_once('`'));
+    let near = told.and_then(|(typed, known)| nearest(typed, known.split('`').skip(1).step_by(2)));
+    near.map_or_else(|| format!("{fields} for its fields"), |name| format!("{name}; {fields} for its fields"))
 }
 
 pub fn different_nqns<'a>(nqns: impl Iterator<Item = &'a str>) -> Result<(), Error> {

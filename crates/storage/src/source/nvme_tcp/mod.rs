@@ -27,6 +27,7 @@ pub use queue::NvmeTcpQueue;
 pub use tls::Tls;
 
 use super::draft::{Draft, Look};
+use super::nvme::query::{instead, Keys};
 use super::nvme::{await_end, lock, Cause, Host, Namespace, NamespaceDraft, PathReport, SourceReport};
 use super::uri::{decode, encode, query_once, Examiner, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
@@ -89,6 +90,33 @@ impl Deref for Remote {
     }
 }
 
+const KEYS: Keys = &[
+    ("nsid", "1"),
+    ("queues", "8"),
+    ("depth", "64"),
+    ("hdgst", "1"),
+    ("ddgst", "1"),
+    ("hostnqn", "nqn.2014-08.org.nvmexpress:uuid:1b4e28ba-2fa1-11d2-883f-0016d3cca427"),
+    ("hostid", "1b4e28ba-2fa1-11d2-883f-0016d3cca427"),
+    ("tls", "1"),
+    ("tls_key_file", "PATH"),
+    ("dhchap_secret_file", "PATH"),
+    ("dhchap_ctrl_secret_file", "PATH"),
+    ("kato", "5"),
+    ("reconnect_delay", "2"),
+    ("ctrl_loss_tmo", "600"),
+    ("fast_io_fail_tmo", "20"),
+    ("io_timeout", "30"),
+    ("replay_writes", "1"),
+    ("iopolicy", "queue-depth"),
+    ("path", "HOST:4420"),
+    ("bulk", "1m"),
+    ("spin_us", "50"),
+    ("content", "NAME"),
+];
+/// What isn't said again.
+const SECRETS: [&str; 3] = ["tls_key", "dhchap_secret", "dhchap_ctrl_secret"];
+
 /// `//HOST:PORT/NQN?…`; an IPv6 host stands in brackets.
 pub(crate) fn parse(text: Text, transport: Transport) -> Result<Uri, Error> {
     let next = format!("{}://HOST:4420/NQN?nsid=1&queues=8", transport.scheme());
@@ -107,7 +135,12 @@ pub(crate) fn parse(text: Text, transport: Transport) -> Result<Uri, Error> {
     }
     let mut options = Options { transport, ..Options::new(address, &nqn) };
     for (key, value) in query_once(tail, "path").map_err(|why| wrong(&why))? {
-        options.set(&key, &value).map_err(|why| wrong(&why))?;
+        options.set(&key, &value).map_err(|why| {
+            match transport.lacks(&key) || SECRETS.contains(&key.as_str()) {
+                true => wrong(&why),
+                false => text.wrong(&why, &instead(text.whole, &key, KEYS, &next)),
+            }
+        })?;
     }
     Ok(options.into())
 }

@@ -116,7 +116,7 @@ impl Transport {
     }
 
     /// Keys that mean something only over TCP.
-    fn lacks(self, key: &str) -> bool {
+    pub(crate) fn lacks(self, key: &str) -> bool {
         self == Transport::Rdma && matches!(key, "hdgst" | "ddgst" | "tls" | "tls_key_file" | "bulk")
     }
 }

@@ -27,6 +27,7 @@ pub use options::Options;
 pub use queue::VfioUserQueue;
 
 use super::draft::{Draft, Look};
+use super::nvme::query::{instead, Keys};
 use super::nvme::{
     await_end, lock, Cause, Host, Namespace, NamespaceDraft, PathReport, SourceReport, Standing,
 };
@@ -120,6 +121,19 @@ impl Deref for Drive {
     }
 }
 
+const KEYS: Keys = &[
+    ("nsid", "1"),
+    ("queues", "8"),
+    ("depth", "64"),
+    ("spin_us", "50"),
+    ("io_timeout", "30"),
+    ("reconnect_delay", "2"),
+    ("ctrl_loss_tmo", "600"),
+    ("fast_io_fail_tmo", "20"),
+    ("replay_writes", "1"),
+    ("content", "NAME"),
+];
+
 pub(crate) fn parse(text: Text) -> Result<Uri, Error> {
     let wrong = |found: &str| text.wrong(found, "vfio-user:/run/forebay.sock?nsid=1&queues=8");
     let (socket, tail) = text.rest.split_once('?').unwrap_or((text.rest, ""));
@@ -132,7 +146,9 @@ pub(crate) fn parse(text: Text) -> Result<Uri, Error> {
     }
     let mut options = Options::new(socket.into());
     for (key, value) in query_once(tail, "").map_err(|why| wrong(&why))? {
-        options.set(&key, &value).map_err(|why| wrong(&why))?;
+        options.set(&key, &value).map_err(|why| {
+            text.wrong(&why, &instead(text.whole, &key, KEYS, "vfio-user:/run/forebay.sock?nsid=1&queues=8"))
+        })?;
     }
     Ok(options.into())
 }
