@@ -4,11 +4,12 @@
 #![allow(unsafe_code, reason = "a global allocator, and handlers that end the process")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::OnceLock;
 
 /// What an abort is put down to memory by, if no allocation is known to have failed: less than this can be mapped.
 const SCARCE_BYTES: usize = 32 << 20;
+const SPARE_BYTES: usize = 2 << 20;
 const EXIT_CODE: i32 = 3;
 const MEMORY: &str =
     "forebay: memory: the system refuses this process more of it, and it ends here\n  try: ulimit -v \
@@ -19,6 +20,9 @@ const LIBRARY: &str =
 
 /// Bytes of the latest allocation that the system refused; 0: none was.
 static REFUSED_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Address space that is given back with the first refusal: what says so takes some memory itself, and the C library
+/// ends a thread without any by a code of its own.
+static SPARE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 /// Returns whether `exit` is the process's own end.
 static IS_OWN_END: OnceLock<fn() -> bool> = OnceLock::new();
 
@@ -28,6 +32,11 @@ pub struct Allocator;
 fn noted(memory: *mut u8, bytes: usize) -> *mut u8 {
     if memory.is_null() {
         REFUSED_BYTES.store(bytes, Ordering::Relaxed);
+        let spare = SPARE.swap(std::ptr::null_mut(), Ordering::Relaxed);
+        if !spare.is_null() {
+            // SAFETY: a mapping that nobody was given, taken once.
+            unsafe { libc::munmap(spare.cast(), SPARE_BYTES) };
+        }
     }
     memory
 }
@@ -69,6 +78,9 @@ unsafe extern "C" {
 pub fn answer(is_own_end: fn() -> bool) {
     if IS_OWN_END.set(is_own_end).is_err() {
         return;
+    }
+    if let Some(spare) = mapped(SPARE_BYTES) {
+        SPARE.store(spare.cast(), Ordering::Relaxed);
     }
     // SAFETY: handlers that only write and end the process, each valid for good.
     unsafe {
@@ -117,12 +129,16 @@ extern "C" fn exited(code: i32, _with: *mut libc::c_void) {
 }
 
 fn is_scarce() -> bool {
+    // SAFETY: a mapping that nobody was given.
+    mapped(SCARCE_BYTES).is_none_or(|memory| unsafe { libc::munmap(memory, SCARCE_BYTES) } != 0)
+}
+
+/// A new mapping of so many bytes.
+fn mapped(bytes: usize) -> Option<*mut libc::c_void> {
     let (kind, access) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, libc::PROT_READ);
-    // SAFETY: a new mapping that nobody is given.
-    unsafe {
-        let memory = libc::mmap(std::ptr::null_mut(), SCARCE_BYTES, access, kind, -1, 0);
-        memory == libc::MAP_FAILED || libc::munmap(memory, SCARCE_BYTES) != 0
-    }
+    // SAFETY: a new mapping, anywhere.
+    let memory = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, kind, -1, 0) };
+    (memory != libc::MAP_FAILED).then_some(memory)
 }
 
 fn end(text: &str) -> ! {
