@@ -40,7 +40,7 @@ def main() -> None:
     listen()
     try:
         from forebay.cli import main
-    except (MemoryError, OSError, ImportError) as error:
+    except (MemoryError, OSError, ImportError, SystemError) as error:
         _end_unable(error)
     main()
 

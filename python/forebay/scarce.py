@@ -67,8 +67,8 @@ def _kind(raised: BaseException) -> str | None:
         return None
     text = str(raised).lower()
     found = next((kind for words, kind in WORDS.items() if words in text), None)
-    # A module that could be loaded in part alone says what it lacks, and not why.
-    return found or ("memory" if isinstance(raised, ImportError) and _is_limited() else None)
+    # A module that could be loaded in part alone, and an interpreter without memory, say what they lack, and not why.
+    return found or ("memory" if isinstance(raised, (ImportError, SystemError)) and _is_limited() else None)
 
 
 def _is_limited() -> bool:
