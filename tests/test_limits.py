@@ -55,6 +55,7 @@ COMMANDS: dict[str, str] = {
     "bench": "bench f --workers 64 --duration 0.1 --metrics 0 -o out.json",
     "compare": "compare --a depth=1 --b depth=2 f --duration 0.05 --pairs-min 2 --pairs-max 2 -o out.json",
     "tune": "tune f --duration 0.05 --max-time 2 -o out.json",
+    "fio": "fio --name=x --filename=f --rw=randread --size=1m --io_size=256k --output-format=json",
     "files": "files d --files 200 --file-size 4k --workers 4",
     "snap": "snap snap.toml",
     "watch": "watch --seconds 0.3 -- sleep 0.3",

@@ -1,4 +1,4 @@
-"""What the kernel counted of disks during a run, as fio reports it."""
+"""Counts of disks by the kernel during a run, as fio reports them."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a job's settings say of its output."""
+    """Settings of a job that are about its output."""
 
     percentiles: tuple[float, ...] = PERCENTILES
     of_clat: bool = True
@@ -100,7 +100,7 @@ class Asked:
 
 @dataclass
 class Entry:
-    """What becomes one entry of `jobs`: a section's run, or those of a reporting group."""
+    """One entry of `jobs`: a section's run, or those of a reporting group."""
 
     name: str
     group: int

@@ -39,7 +39,7 @@ class Logs:
     per_job: bool
 
     def fields(self, prefix: str) -> dict[str, object]:
-        """What a job needs so that the engine writes below `prefix`."""
+        """Settings of a job with which the engine writes below `prefix`."""
         return {"io_log": prefix, **({"io_log_ms": self.every_ms} if self.every_ms else {})}
 
     def check(self, first: int, workers: int) -> None:

@@ -253,7 +253,7 @@ def _is_on(settings: Mapping[str, str], key: str) -> bool:
 
 
 def _asked(name: str, settings: Mapping[str, str], formats: Sequence[str]) -> fio_json.Asked:
-    """What the settings say of the output. RequestError for malformed ones."""
+    """Reads the settings that are about the output. RequestError for malformed ones."""
     text = settings.get("percentile_list", "")
     try:
         shares = tuple(float(part) for part in text.split(":")) if text else fio_json.PERCENTILES

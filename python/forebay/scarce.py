@@ -1,4 +1,4 @@
-"""What the system refuses a process: memory, threads, processes and descriptors, told from what Python raises then.
+"""Refusals of the system to a process: memory, threads, processes and descriptors, told from what Python raises then.
 
 Imported before any of them can be short, since an import takes both memory and a descriptor.
 """
@@ -41,7 +41,7 @@ STARTS = ("_execute_child", "_fork_exec", "fork", "__init__")
 
 
 def error(raised: BaseException) -> ForebayError | None:
-    """What a user is told about an exception that nobody expected. None: it is none of want, nor a panic."""
+    """Words for a user about an exception that nobody expected. None: it is none of want, nor a panic."""
     kind = _kind(raised)
     if kind is not None:
         asked, found, next = SHORT[kind]

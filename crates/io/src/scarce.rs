@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::OnceLock;
 
-/// What an abort is put down to memory by, if no allocation is known to have failed: less than this can be mapped.
+/// Limit of what can be mapped below which an abort is put down to memory, if no allocation is known to have failed.
 const SCARCE_BYTES: usize = 32 << 20;
 const SPARE_BYTES: usize = 2 << 20;
 const EXIT_CODE: i32 = 3;

@@ -83,7 +83,7 @@ pub(crate) struct Manifest {
 
 /// The inode of a file that is expected; no file has it.
 const EXPECTED: u64 = 0;
-/// What a file's time of birth may be behind the clock by: file systems go by the kernel's ticks.
+/// Time that a file's birth may be behind the clock: file systems go by the kernel's ticks.
 const BIRTH_LAG: std::time::Duration = std::time::Duration::from_millis(50);
 
 /// One file of ours. Inode and time of birth tell it from another that took its name:

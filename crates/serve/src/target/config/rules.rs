@@ -31,7 +31,7 @@ pub fn read_json<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Err
     })
 }
 
-/// What to type where a field is unknown: the one that was meant, of those that the message lists.
+/// Words to type where a field is unknown: the one that was meant, of those that the message lists.
 fn field_meant(found: &str, fields: &str) -> String {
     let told = found.split_once("unknown field `").and_then(|(_, told)| told.split_once('`'));
     let near = told.and_then(|(typed, known)| nearest(typed, known.split('`').skip(1).step_by(2)));

@@ -23,7 +23,7 @@ struct Books {
     limit: usize,
     /// Time that a pin takes.
     slow_by: Duration,
-    /// When pins were begun and made.
+    /// Times at which pins were begun and made.
     times: Mutex<Vec<(Instant, Instant)>>,
     /// Called before each pin.
     before: Mutex<Option<Box<dyn FnOnce() + Send>>>,
