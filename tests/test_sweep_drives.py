@@ -145,11 +145,9 @@ def test_the_toy_has_its_threads_before_plans_load_numpy(
     ideal: list[supply.Supply], capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More threads of linear algebra beside the loader's make its peak another one each second."""
-    from forebay.train import verb
-
     calls: list[str] = []
     predictions = drives.predictions
-    monkeypatch.setattr(verb, "few_threads", lambda: calls.append("threads"))
+    monkeypatch.setattr(drives, "few_threads", lambda: calls.append("threads"))
     monkeypatch.setattr(drives, "predictions", lambda *asked: (calls.append("plans"), predictions(*asked))[1])
     swept(capsys, "drive-scaling", "--system", "d74h-7u")
     assert calls == ["threads", "plans"]

@@ -130,10 +130,9 @@ def test_a_supply_of_20_mb_is_never_exceeded(tmp_path: Path) -> None:
 def test_a_sweep_over_drives_trains_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from forebay.cli import main
     from forebay.sweep import drives
-    from forebay.train import dlrm
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(dlrm, "device_of", lambda name: "cpu")
+    monkeypatch.setattr(drives, "device_of", lambda asked, name: "cpu")
     monkeypatch.setitem(drives.SECONDS, "dlrm", (0.5, 0.1))
     Path("mine.toml").write_text('drives = [1]\n[[system]]\nname = "MINE"\ngpus = 2\ndrives = ["D7-PS1010"]\n')
     words = ["sweep", "mine.toml", str(folder), "--system", "mine", "--scale-to-peak", "--batch-size", "16"]

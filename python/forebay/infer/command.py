@@ -18,6 +18,7 @@ from forebay.infer import data, logs, rules, search, toy, weights
 from forebay.infer.engine import Engine, Outcome
 from forebay.infer.library import FromStorage, HostMemory, InMemory, Link, Memory
 from forebay.infer.record import Record, finish
+from forebay.model_runs import prepare_cache, refuse_cached
 from forebay.numbers import significant, whole
 from forebay.train import supply
 from forebay.train.supply import bytes_per_s
@@ -33,8 +34,6 @@ SEARCH = "search.json"
 PEAK_S = 0.5
 # The load may be so much slower than the supply asked for before that is refused.
 SUPPLY_SHORT = 0.10
-# Of a cold run's files, what may stay in the page cache.
-CACHED_MAX = 0.05
 
 
 @dataclass
@@ -175,7 +174,7 @@ class Run:
         else:
             self.library = FromStorage(*arguments, batch=batch, direct=True if request.cache == "cold" else None)
         if self.request.cache == "cold":
-            refuse_cached(self.library)
+            refuse_cached(cached_share(self.library))
         self._say("samples")
         self.library.load()
         self.base = self.library.record if request.mode == RAM else empty_record(self.library)
@@ -353,28 +352,14 @@ def empty_record(library: Any) -> Record:
         loader.close()
 
 
-def prepare_cache(files: list[Path], policy: str) -> None:
-    """Files in the page cache, or out of it, as was asked."""
-    for path in files if policy != "any" else []:
-        with path.open("rb", buffering=0) as file:
-            if policy == "warm":
-                while file.read(16 << 20):
-                    pass
-                continue
-            os.fdatasync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def refuse_cached(library: Any) -> None:
-    """Raises MachineError where the page cache keeps what was to be read cold."""
+def cached_share(library: Any) -> float | None:
+    """Of a library's file, what is in the page cache; None where that can't be told."""
     loader = library.loader()
     try:
-        share = loader._loader.cached_share()
+        share: float | None = loader._loader.cached_share()
+        return share
     finally:
         loader.close()
-    if share is None or share > CACHED_MAX:
-        told = "it isn't known what is in memory" if share is None else f"{100 * share:.0f} % stay in memory"
-        raise MachineError("--cache cold", told, "a --dir on a drive, not in memory; or --cache any")
 
 
 @contextmanager

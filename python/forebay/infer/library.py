@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from forebay.errors import MachineError, RequestError
 from forebay.infer import data
+from forebay.model_runs import available_bytes
 from forebay.numbers import bytes_
-from forebay.train.dlrm import available_bytes
 from forebay.units import GIB
 
 if TYPE_CHECKING:

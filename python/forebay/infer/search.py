@@ -15,7 +15,7 @@ from typing import Any
 
 from forebay.infer import rules
 from forebay.infer.engine import Engine, Outcome
-from forebay.train.dlrm import available_bytes
+from forebay.model_runs import available_bytes
 
 # Of what a probe found, what LoadGen is told to expect: it makes twice the queries of that for streams, 1.1 times for Offline.
 SHARE_OF_STREAM, SHARE_OF_OFFLINE = 1.25, 1.1

@@ -16,7 +16,7 @@ from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError
 from forebay.flags import _integer, _number, _seed
 from forebay.infer import rules
 from forebay.lazy import LazyGroup
-from forebay.train.verb import CACHES, ONE_THREAD, PATHS, _count, _progress
+from forebay.model_runs import CACHES, PATHS, count, device_of, few_threads, progress
 from forebay.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -98,9 +98,7 @@ def toy(folder: str, as_json: bool, out: str | None, quiet: bool, **flags: Any) 
 
     It makes its files in the folder, 10 MB, where that has none. It says nothing about a GPU's speed.
     """
-    if "numpy" not in sys.modules:
-        for name in ONE_THREAD:
-            os.environ.setdefault(name, "1")
+    few_threads()
     from forebay.infer import data
     from forebay.infer import toy as model
 
@@ -109,7 +107,7 @@ def toy(folder: str, as_json: bool, out: str | None, quiet: bool, **flags: Any) 
     if not data.is_there(Path(folder)):
         seed = 0
         about = data.About("toy", seed, rules.MODELS["toy"].samples, data.row_bytes("toy"), 0)
-        with _progress(quiet) as say:
+        with progress(quiet) as say:
             data.generate(Path(folder), about, model.weights(seed), say)
     return _run(_request("toy", folder, "cpu", flags), as_json, out, quiet)
 
@@ -119,13 +117,12 @@ def of_torch(name: str) -> click.Command:
 
     def callback(folder: str, device: str | None, as_json: bool, out: str | None, quiet: bool, **flags: Any) -> int:
         from forebay.infer.networks import needs_or_say
-        from forebay.train.dlrm import device_of
 
         rules.refuse_unknown(name, flags["scenario"])
         needs_or_say(name)
         if flags["mode"] != "coldstart":
             rules.loadgen()
-        return _run(_request(name, folder, device_of(device), flags), as_json, out, quiet)
+        return _run(_request(name, folder, device_of(f"infer {name}", device), flags), as_json, out, quiet)
 
     callback.__doc__ = (
         f"{QUESTIONS[name]}\n\nIts samples and weights are those of forebay infer datagen {name}. A GPU computes in bfloat16."
@@ -155,13 +152,13 @@ def datagen(
 
     if table_rows is not None and model != "dlrm":
         raise RequestError(f"--table-rows {table_rows}", f"{model} has no tables", "forebay infer datagen dlrm")
-    count = _count(samples, "--samples", 1 << 31) if samples else rules.MODELS[model].made_samples()
+    wanted = count(samples, "--samples", 1 << 31) if samples else rules.MODELS[model].made_samples()
     tables = 0
     if model == "dlrm":
-        tables = _count(table_rows, "--table-rows", 40_000_000) if table_rows else data.TABLE_ROWS
+        tables = count(table_rows, "--table-rows", 40_000_000) if table_rows else data.TABLE_ROWS
     number = _seed(seed, "--seed")
-    about = data.About(model, number, count, data.row_bytes(model), 0, tables)
-    with _progress(quiet) as say:
+    about = data.About(model, number, wanted, data.row_bytes(model), 0, tables)
+    with progress(quiet) as say:
         say("weights")
         weights = small.weights(number) if model == "toy" else networks.weights(model, number, tables)
         about = data.generate(Path(folder), about, weights, say)
@@ -206,7 +203,7 @@ def _request(model: str, folder: str, device: str, flags: dict[str, Any]) -> Req
         seconds=length,
         accuracy=flags["accuracy"],
         samples=_integer(flags["samples"], "--samples", most) if flags["samples"] else None,
-        batch=_count(flags["batch_size"], "--batch-size", 1 << 20) if flags["batch_size"] else None,
+        batch=count(flags["batch_size"], "--batch-size", 1 << 20) if flags["batch_size"] else None,
         target_qps=rate,
         seed=_seed(flags["seed"], "--seed") if flags["seed"] else None,
         path=flags["path"],
@@ -226,7 +223,7 @@ def _run(request: Request, as_json: bool, out: str | None, quiet: bool) -> int:
     output = save.Output(out, save.RUN) if out else None
     run, code = Run(request), INTERRUPTED
     try:
-        with _progress(quiet) as say:
+        with progress(quiet) as say:
             run._say = say
             failure = run.measure()
         record = run.record()

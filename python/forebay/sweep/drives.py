@@ -19,6 +19,7 @@ import click
 
 from forebay import run as engine
 from forebay.errors import ForebayError, MachineError, RequestError, RunError
+from forebay.model_runs import count, device_of, few_threads, torch_or_say
 from forebay.numbers import percent, significant, whole
 from forebay.stages import format_duration
 from forebay.sweep.file import Sweep, System
@@ -108,7 +109,6 @@ class Asked:
 
 def asked_of(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) -> Asked:
     """Raises RequestError for what can't be."""
-    from forebay.train.verb import _count
 
     for key, flag in OTHERS.items():
         if values[key]:
@@ -131,7 +131,7 @@ def asked_of(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) -
     seconds = parse_seconds(values["seconds"], "--seconds") if values["seconds"] else SECONDS[model][0]
     if not 0.5 <= seconds <= 3600:
         raise RequestError(f"--seconds {values['seconds']}", "is not 0.5 s to an hour", "--seconds 10")
-    batch = _count(values["batch_size"], "--batch-size", 1 << 24) if values["batch_size"] else None
+    batch = count(values["batch_size"], "--batch-size", 1 << 24) if values["batch_size"] else None
     rounds = values["rounds"] or sweep.rounds
     return Asked(sweep, system, model, source[0] if source else None, batch, seconds, rounds, values["scale_to_peak"])
 
@@ -167,7 +167,6 @@ def command(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) ->
     asked = asked_of(sweep, source, values)
     as_json: bool = values["as_json"]
     if asked.model == TOY:
-        from forebay.train.verb import few_threads
 
         # Before plans load NumPy.
         few_threads()
@@ -291,10 +290,10 @@ def _model(asked: Asked) -> Iterator[tuple[About, Any]]:
         return
     from forebay.train import dlrm
 
-    dlrm.torch_or_say()
+    torch_or_say("train dlrm")
     assert asked.folder is not None
     about = verb._opened(Path(asked.folder), nothing)
-    made = dlrm.Model(about.tables, 0, dlrm.device_of(None))
+    made = dlrm.Model(about.tables, 0, device_of("train dlrm", None))
     try:
         yield about, made
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import ForebayError, MachineError, RequestError
+from forebay.model_runs import CACHED_MAX, prepare_cache, refuse_cached
 from forebay.numbers import seconds, significant, whole
 from forebay.train import advice, data, run, supply
 from forebay.units import GIB
@@ -20,8 +20,8 @@ PEAK_S = 2.0
 SUPPLY_OFF, SUPPLY_SHORT = 0.03, 0.10
 # Evaluations an epoch, as the benchmark has them; batches between two of them at least.
 EVALUATIONS, EVALUATE_BATCHES = 20, 16
-# Of a cold run's bytes, what its devices must have moved; of its files, what may be in memory before it.
-COLD_SHARE, CACHED_MAX = 0.9, 0.05
+# Of a cold run's bytes, what its devices must have moved.
+COLD_SHARE = 0.9
 # The longest that a batch may take by its supply: the check of the supply waits for several.
 BATCH_S_MAX = 5.0
 # A rate of less time than that is told with a warning.
@@ -267,29 +267,14 @@ class Run:
 
     def _prepare_cache(self) -> None:
         """Files in the page cache, or out of it, as was asked. Raises MachineError where it keeps them."""
-        if self.request.cache == "any":
-            return
-        for path in self._files():
-            with path.open("rb", buffering=0) as file:
-                if self.request.cache == "warm":
-                    while file.read(16 << 20):
-                        pass
-                    continue
-                os.fdatasync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        prepare_cache(self._files(), self.request.cache)
         if self.request.cache == "cold":
             source = self._source()
             try:
                 share = source.cached_share()
             finally:
                 source.close()
-            if share is None or share > CACHED_MAX:
-                told = (
-                    "it isn't known what is in memory"
-                    if share is None
-                    else f"{100 * share:.0f} % stay in memory"
-                )
-                raise MachineError("--cache cold", told, "a --dir on a drive, not in memory; or --cache any")
+            refuse_cached(share)
 
     # The record ------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import MachineError, RequestError, RunError
+from forebay.errors import MachineError, RunError
+from forebay.model_runs import available_bytes, torch_or_say
 from forebay.numbers import bytes_, whole
 from forebay.train import data
 from forebay.train.run import NO_NUMBER, odd_numbers
@@ -35,37 +36,6 @@ SCORED = 16384
 STATE_BYTES = 8
 # Look-ups and their update: by torch's operators, or by kernels of ours, on a GPU.
 TORCH, FUSED = "torch", "fused"
-
-
-def torch_or_say() -> Any:
-    """PyTorch. Raises MachineError where it is missing."""
-    try:
-        import torch
-    except ImportError as error:
-        found = f"it is a model of PyTorch, which can't be imported ({error})"
-        raise MachineError(
-            "train dlrm", found, "pip install torch; or forebay train toy, which needs none"
-        ) from None
-    return torch
-
-
-def device_of(name: str | None) -> str:
-    """The device asked for, else the first GPU where there is one. Raises RequestError, MachineError."""
-    torch = torch_or_say()
-    if name is None:
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    if name != "cpu" and name.partition(":")[0] != "cuda":
-        raise RequestError(f"--device {name}", "is neither cpu nor a GPU", "--device cuda:0")
-    if name != "cpu":
-        number = name.partition(":")[2] or "0"
-        if not number.isdigit():
-            raise RequestError(f"--device {name}", "is neither cpu nor a GPU", "--device cuda:0")
-        if not torch.cuda.is_available() or int(number) >= torch.cuda.device_count():
-            raise MachineError(
-                f"--device {name}", f"PyTorch sees {torch.cuda.device_count()} GPUs here", "--device cpu"
-            )
-        return f"cuda:{number}"
-    return name
 
 
 def optimizer_of(name: str | None, device: str) -> str:
@@ -98,16 +68,6 @@ def _lacks() -> tuple[str, str] | None:
     if not os.path.exists(os.path.join(found, "Python.h")):
         return "Triton needs Python's headers, and there is no Python.h", "apt install python3-dev"
     return None
-
-
-def available_bytes() -> int:
-    """Memory of the host that can be had; all of it where the kernel doesn't say."""
-    try:
-        with open("/proc/meminfo") as file:
-            found = dict(line.split(":", 1) for line in file)
-        return int(found["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError, ValueError, IndexError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Meter:
@@ -159,7 +119,7 @@ class Model:
         half: bool = True,
     ) -> None:
         """`half`: dense layers compute in bfloat16, on a GPU."""
-        self._torch = torch_or_say()
+        self._torch = torch_or_say("train dlrm")
         self.counts, self.seed, self.device, self.rate = tuple(counts), seed, device, learning_rate
         self.queued = device != "cpu"
         self.optimizer, self.half = optimizer_of(optimizer, device), half and self.queued

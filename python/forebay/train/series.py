@@ -179,11 +179,11 @@ def conduct(
 ) -> int:
     """The whole command: runs, table, exit code."""
     from forebay.bench import save
-    from forebay.train.verb import _progress
+    from forebay.model_runs import progress
 
     series = Series(request, make, torch, seeds, out)
     output = save.Output(out, save.RUN) if out else None
-    with _progress(quiet) as say:
+    with progress(quiet) as say:
         series.measure(output, say, lambda text: None if quiet else click.echo(text, err=True))
     document = series.document()
     with save.unless_said(list(series.records.values()), output):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +15,7 @@ import click
 from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError
 from forebay.flags import _integer, _number, _seed
 from forebay.lazy import LazyGroup
+from forebay.model_runs import CACHES, PATHS, count, device_of, few_threads, progress, torch_or_say
 from forebay.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -43,15 +41,8 @@ TOY_BATCH, TOY_ROWS, TOY_EVALUATION, TOY_TABLE_ROWS, TOY_SECONDS = 512, 131_072,
 BATCH, ROWS, EVALUATION, TABLE_ROWS = 6912, 1_048_576, 65_536, 4_000_000
 # Rows of a data set at most: the loader counts further, an int32 of the rows' own does not.
 ROWS_MAX = 1 << 33
-PATHS, ORDERS, CACHES = (
-    ("auto", "mapped", "bounce", "gds"),
-    ("rows", "blocks", "none"),
-    ("any", "warm", "cold"),
-)
-PROGRESS_EVERY_S = 0.25
+ORDERS = ("rows", "blocks", "none")
 PEAK_S_MAX = 600
-# Threads of linear algebra: beside the loader's, on few cores, more of them wait for each other.
-ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class TrainVerbs(LazyGroup):
@@ -129,13 +120,6 @@ def toy(folder: str | None, as_json: bool, out: str | None, quiet: bool, **flags
         return _run(request, lambda seed: model.Model(about.tables, seed, rate), False, flags["seeds"], as_json, out, quiet)
 
 
-def few_threads() -> None:
-    """One thread of linear algebra beside the loader's, unless NumPy is there already."""
-    if "numpy" not in sys.modules:
-        for name in ONE_THREAD:
-            os.environ.setdefault(name, "1")
-
-
 @click.command("dlrm", context_settings={"max_content_width": 110})
 @click.option("--dir", "folder", metavar="DIR", required=True, help="Folder of forebay train datagen dlrm.")
 @click.option("--rows", metavar="N", help="Refuse a data set of another length.")
@@ -157,12 +141,12 @@ def dlrm(
     """
     from forebay.train import dlrm as model
 
-    model.torch_or_say()
+    torch_or_say("train dlrm")
     about = _opened(Path(folder), flags)
     request = _request(about, flags, min(BATCH, about.rows))
     if request.samples is None and request.seconds is None:
         request.samples = about.rows
-    where, rate = model.device_of(device), _rate(flags) or model.LEARNING_RATE
+    where, rate = device_of("train dlrm", device), _rate(flags) or model.LEARNING_RATE
 
     def made(seed: int) -> Any:
         return model.Model(about.tables, seed, where, rate, optimizer)
@@ -212,10 +196,10 @@ def datagen(
     from forebay.train import data
 
     counts = (
-        _count(rows, "--rows", ROWS_MAX), _count(evaluation_rows, "--evaluation-rows", ROWS_MAX),
-        _count(table_rows, "--table-rows", max(data.TABLE_ROWS)),
+        count(rows, "--rows", ROWS_MAX), count(evaluation_rows, "--evaluation-rows", ROWS_MAX),
+        count(table_rows, "--table-rows", max(data.TABLE_ROWS)),
     )  # fmt: skip
-    with _progress(quiet) as say:
+    with progress(quiet) as say:
         about = data.generate(Path(folder), _seed(seed, "--seed"), *counts, progress=say)
     if as_json:
         click.echo(json.dumps(about.document(), indent=1))
@@ -228,13 +212,6 @@ def datagen(
         click.echo(f"{best}, {100 * about.positives:.1f} % positive")
         click.echo(f"next: forebay train dlrm --dir {folder}")
     return DONE
-
-
-def _count(text: str, flag: str, most: int) -> int:
-    number = _integer(text, flag, most)
-    if number < 1:
-        raise RequestError(f"{flag} {text}", "is below 1", f"{flag} 1000")
-    return number
 
 
 def _rate(flags: dict[str, Any]) -> float | None:
@@ -293,13 +270,13 @@ def _toy_data(folder: str | None, flags: dict[str, Any], quiet: bool) -> Iterato
         yield _opened(Path(folder), flags)
         return
     if folder is not None:
-        with _progress(quiet) as say:
+        with progress(quiet) as say:
             about = data.generate(Path(folder), *wanted, progress=say)
         yield about
         return
     made = tempfile.mkdtemp(prefix="forebay-train-")
     try:
-        with _progress(quiet) as say:
+        with progress(quiet) as say:
             about = data.generate(Path(made), *wanted, progress=say)
         yield about
     finally:
@@ -332,18 +309,18 @@ def _request(about: About, flags: dict[str, Any], batch: int) -> Request:
     return Request(
         about,
         supply.parse(flags["supply"], _integer(flags["gpus"], "--gpus")),
-        _count(flags["batch_size"], "--batch-size", most) if flags["batch_size"] else batch,
+        count(flags["batch_size"], "--batch-size", most) if flags["batch_size"] else batch,
         seed=_seed(flags["seed"], "--seed"),
         path=flags["path"],
         shuffle=flags["shuffle"],
         cache=flags["cache"],
-        samples=_count(flags["samples"], "--samples", most) if flags["samples"] else None,
+        samples=count(flags["samples"], "--samples", most) if flags["samples"] else None,
         seconds=parse_seconds(flags["seconds"], "--seconds") if flags["seconds"] else None,
         target=aim,
         quality=quality,
         peak_s=peak_s,
         check_s=min(CHECK_S, peak_s / 2),
-        evaluate_every=_count(flags["evaluate_every"], "--evaluate-every", most)
+        evaluate_every=count(flags["evaluate_every"], "--evaluate-every", most)
         if flags["evaluate_every"]
         else None,
     )
@@ -371,7 +348,7 @@ def _run_one(request: Request, model: Any, torch: bool, as_json: bool, out: str 
 
     request.check(model.device)
     output = save.Output(out, save.RUN) if out else None
-    with _progress(quiet) as say:
+    with progress(quiet) as say:
         run: Run = Run(request, model, torch, say)
         failure = run.measure()
     record = run.record()
@@ -381,28 +358,3 @@ def _run_one(request: Request, model: Any, torch: bool, as_json: bool, out: str 
     if run.interrupted:
         return INTERRUPTED
     return DONE if run.holds else CHECK_FAILED
-
-
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Says on a terminal how far it is, four times a second at most; the line is gone afterwards."""
-    from forebay.bench.terminal import takes_more
-
-    shown, last = not quiet and sys.stderr.isatty(), [0.0]
-
-    def write(text: str) -> None:
-        if takes_more(sys.stderr):
-            with contextlib.suppress(OSError):
-                sys.stderr.write(text)
-                sys.stderr.flush()
-
-    def say(text: str) -> None:
-        if shown and time.monotonic() - last[0] >= PROGRESS_EVERY_S:
-            last[0] = time.monotonic()
-            write(f"\r\x1b[K{text}")
-
-    try:
-        yield say
-    finally:
-        if shown:
-            write("\r\x1b[K")

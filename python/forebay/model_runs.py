@@ -1,0 +1,121 @@
+"""Parts that the verbs which run a model share: its device and memory, threads, files in or out of the page cache, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import MachineError, RequestError
+from forebay.flags import _integer
+
+PATHS = ("auto", "mapped", "bounce", "gds")
+CACHES = ("any", "warm", "cold")
+PROGRESS_EVERY_S = 0.25
+# Of a cold run's files, what may stay in the page cache.
+CACHED_MAX = 0.05
+# Threads of linear algebra: beside the loader's, on few cores, more of them wait for each other.
+ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def torch_or_say(asked: str) -> Any:
+    """PyTorch, for a model that was asked for. Raises MachineError where it is missing."""
+    try:
+        import torch
+    except ImportError as error:
+        found = f"it is a model of PyTorch, which can't be imported ({error})"
+        next = f"pip install torch; or forebay {asked.split()[0]} toy, which needs none"
+        raise MachineError(asked, found, next) from None
+    return torch
+
+
+def device_of(asked: str, name: str | None) -> str:
+    """The device named, else the first GPU where there is one. Raises RequestError, MachineError."""
+    torch = torch_or_say(asked)
+    if name is None:
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    if name != "cpu" and name.partition(":")[0] != "cuda":
+        raise RequestError(f"--device {name}", "is neither cpu nor a GPU", "--device cuda:0")
+    if name != "cpu":
+        number = name.partition(":")[2] or "0"
+        if not number.isdigit():
+            raise RequestError(f"--device {name}", "is neither cpu nor a GPU", "--device cuda:0")
+        if not torch.cuda.is_available() or int(number) >= torch.cuda.device_count():
+            raise MachineError(
+                f"--device {name}", f"PyTorch sees {torch.cuda.device_count()} GPUs here", "--device cpu"
+            )
+        return f"cuda:{number}"
+    return name
+
+
+def available_bytes() -> int:
+    """Memory of the host that can be had; all of it where the kernel doesn't say."""
+    try:
+        with open("/proc/meminfo") as file:
+            found = dict(line.split(":", 1) for line in file)
+        return int(found["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError, IndexError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def few_threads() -> None:
+    """One thread of linear algebra beside the loader's, unless NumPy is there already."""
+    if "numpy" not in sys.modules:
+        for name in ONE_THREAD:
+            os.environ.setdefault(name, "1")
+
+
+def prepare_cache(files: list[Path], policy: str) -> None:
+    """Files in the page cache, or out of it, as was asked."""
+    for path in files if policy != "any" else []:
+        with path.open("rb", buffering=0) as file:
+            if policy == "warm":
+                while file.read(16 << 20):
+                    pass
+                continue
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def refuse_cached(share: float | None) -> None:
+    """Raises MachineError where the page cache keeps more than a little of what was to be read cold."""
+    if share is None or share > CACHED_MAX:
+        told = "it isn't known what is in memory" if share is None else f"{100 * share:.0f} % stay in memory"
+        raise MachineError("--cache cold", told, "a --dir on a drive, not in memory; or --cache any")
+
+
+def count(text: str, flag: str, most: int) -> int:
+    """A whole number from 1 on. Raises RequestError."""
+    number = _integer(text, flag, most)
+    if number < 1:
+        raise RequestError(f"{flag} {text}", "is below 1", f"{flag} 1000")
+    return number
+
+
+@contextlib.contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Says on a terminal how far it is, four times a second at most; the line is gone afterwards."""
+    from forebay.bench.terminal import takes_more
+
+    shown, last = not quiet and sys.stderr.isatty(), [0.0]
+
+    def write(text: str) -> None:
+        if takes_more(sys.stderr):
+            with contextlib.suppress(OSError):
+                sys.stderr.write(text)
+                sys.stderr.flush()
+
+    def say(text: str) -> None:
+        if shown and time.monotonic() - last[0] >= PROGRESS_EVERY_S:
+            last[0] = time.monotonic()
+            write(f"\r\x1b[K{text}")
+
+    try:
+        yield say
+    finally:
+        if shown:
+            write("\r\x1b[K")
