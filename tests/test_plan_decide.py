@@ -102,6 +102,9 @@ def test_a_slow_disk_never_feeds_more_than_its_rate_does() -> None:
 def test_what_is_not_given_is_a_result() -> None:
     found, code = plan("recommend", "--accelerators", "8", "--workload", "unet3d")
     best = found["choices"][0]
+    # One limit in decision and advice.
+    limit = next(part for part in found["decision"].split("; ") if part.endswith((" limits", " limit")))
+    assert any(said.startswith(f"balance: {limit}") for said in found["advice"])
     assert code == 0 and (best["drive"], best["hosts"]) == ("D7-PS1010", 1) and best["drives"] <= 4
     found, _ = plan("recommend", "--gib-s", "40")
     assert {c["drive"]: c["drives"] for c in found["choices"]}["D5-P5336"] == 7

@@ -54,7 +54,7 @@ def decision(planner: Planner, system: System, row: Row) -> str:
 
 def busy_and_limits(row: Row) -> list[str]:
     """Returns how busy the drives are, what limits, and what would next."""
-    return [*_drives(row), *_limit(row)]
+    return [*_drives(row), *limits(row)]
 
 
 def _with(row: Row, key: str) -> str:
@@ -89,7 +89,8 @@ def _drives(row: Row) -> list[str]:
     return [f"the drives are {100 * max(busy):.0f} % busy"] if busy else []
 
 
-def _limit(row: Row) -> list[str]:
+def limits(row: Row) -> list[str]:
+    """Limit in words, and the one behind it with how much further on that is."""
     found = [f"{words(row['bottleneck'])} limit{'s' if _one(row['bottleneck']) else ''}"] if row["bottleneck"] else []
     after = row["next"]
     if after and after["limit"] and after["gain"] < FAR_OFF:

@@ -408,17 +408,18 @@ def _why_not(target: Target, short: Sequence[Choice]) -> str:
 
 
 def _advice(planner: Planner, system: System, target: Target) -> list[str]:
-    """Storage is chosen; GDS or not; balance."""
+    """GDS or not; balance, at what was asked for, as the decision has it."""
+    system = replace(system, accelerators=target.accelerators)
     base, other = (replace(system, path=p) for p in ("cpu", "gds"))
     plain, direct = answer.rates(planner, [base, other])
     change = 100 * (direct.value / plain.value - 1)
     saved = answer.user_cpu(planner, base, plain).value - answer.user_cpu(planner, other, direct).value
     said = [_gds(planner, system, change, saved)]
-    shares = dict(estimates(planner, [system], target)[0].stations)
-    busy = max(shares, key=lambda n: shares[n]) if shares else ""
+    row = answer.answer(planner, system)
+    shares, busy = row["utilisation"], row["bottleneck"]
     spare = [f"{words(n)} at {100 * v:.0f} %" for n, v in shares.items() if v < SPARE]
     if busy:
-        said.append(f"balance: {words(busy)} limit" + (f"; over-provisioned: {', '.join(spare)}" if spare else ""))
+        said.append(f"balance: {decide.limits(row)[0]}" + (f"; over-provisioned: {', '.join(spare)}" if spare else ""))
     if busy == IN_FLIGHT:
         more = replace(system, workers=2 * system.workers)
         now, then = (answer.rates(planner, [s])[0].value for s in (system, more))
