@@ -195,14 +195,15 @@ def sectors(ios: list[Io]) -> list[tuple[str, int]]:
 def alike(theirs: Trace, ours: Trace, settings: dict[str, str]) -> str:
     sides = [[io for each in trace for io in each] for trace in (theirs, ours)]
     counts = [sorted(len(each) for each in trace) for trace in (theirs, ours)]
-    if "bssplit" not in settings and counts[0] != counts[1]:
+    # A direction that is drawn has a size of its own, too.
+    if "bssplit" not in settings and "," not in settings.get("bs", "") and counts[0] != counts[1]:
         return f"{counts[0]} I/Os in fio, {counts[1]} here"
     steps = [math.gcd(*(io.offset for io in side)) for side in sides]
     if steps[0] != steps[1]:
         return f"offsets are multiples of {steps[0]} in fio, of {steps[1]} here"
     ends = [(min(io.offset for io in side), max(io.offset + io.size for io in side)) for side in sides]
-    room = settings.get("size") or FILE_BYTES
-    if any(end > int(room) for _, end in ends):
+    room = int(settings["size"]) + int(settings.get("offset", 0)) if "size" in settings else FILE_BYTES
+    if any(end > room for _, end in ends):
         return f"bytes {ends[0]} in fio, {ends[1]} here"
     if "zipf" in settings.get("random_distribution", ""):
         # Which places are favoured is each tool's own affair, how much they are isn't.

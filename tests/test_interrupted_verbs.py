@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, float]] = {
     "demo": ("demo --dir d/demo --out d/out --file-size 4m --seconds 0.1", 3.0),
     "doctor": ("doctor f --json", 0.6),
     "bench": ("bench f --duration 3 -o out.json", 1.5),
+    "fio": ("fio --name=x --filename=f --rw=read --time_based --runtime=3 --output-format=json --output=out.txt", 1.5),
     "sweep": ("sweep sweep.toml -o out.jsonl", 1.5),
     "compare": ("compare --a depth=1 --b depth=2 f --duration 0.1 -o out.json", 2.0),
     "tune": ("tune f --duration 0.1 -o out.json", 2.0),

@@ -87,6 +87,11 @@ class Data(Sides):
 
     def whole_file(self, start: int) -> None:
         """The one file that is there, without a last part that no I/O would fill."""
+        step = self.fields.get("start_step_bytes", 0)
+        in_turn = "read_pct" in self.fields and not self.is_random()
+        if step % self.fields["io_bytes"] and not in_turn:
+            # The last part would be another for each of the jobs.
+            self.leave_out("offset_increment", str(step), "it must be a whole number of I/Os")
         there = self.there()
         if there is not None and there - start >= self.fields["io_bytes"]:
             rest = (there - start) % self.fields["io_bytes"]

@@ -52,6 +52,7 @@ pub(crate) fn pattern(job: &JobSpec, w: u64, spans: Vec<Span>) -> Result<Pattern
         io_bytes_step: job.io_bytes_step,
         mix: job.parsed_mix()?,
         align: job.align_bytes.unwrap_or(job.io_bytes),
+        aligns_apart: job.align_bytes.is_none(),
         read_pct: job.reads_pct(),
         seed: job.seed.wrapping_add(w),
     })

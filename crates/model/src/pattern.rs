@@ -13,7 +13,7 @@ mod sizes;
 mod walk;
 mod zipf;
 
-use crate::job::{Distribution, IoMix, Zone, IO_BYTES_MAX};
+use crate::job::{Distribution, IoMix, SizeShare, Zone, IO_BYTES_MAX};
 use crate::random::{derive, Below, Xoshiro256};
 use crate::Error;
 use covered::{Covered, BLOCKS_MAX};
@@ -56,6 +56,8 @@ pub struct PatternSpec {
     pub mix: Option<IoMix>,
     /// Random offsets, counted from their span's start, are multiples of this. Sequential ones are contiguous.
     pub align: u64,
+    /// Of a mix whose reads and writes have sizes of their own, uniform offsets are multiples of the least of those instead.
+    pub aligns_apart: bool,
     /// Share of reads, in per cent.
     pub read_pct: u8,
     pub seed: u64,
@@ -100,6 +102,8 @@ enum Order {
         places: Places,
         below: Below,
     },
+    /// Positions of writes and of reads, uniform.
+    UniformApart(Box<[Side; 2]>),
     Zipf {
         places: Places,
         zipf: Zipf,
@@ -121,6 +125,14 @@ enum Order {
         places: Places,
         list: List,
     },
+}
+
+/// Positions of one direction, multiples of `align` from their span's start.
+#[derive(Clone, Debug)]
+struct Side {
+    places: Places,
+    below: Below,
+    align: u64,
 }
 
 /// Blocks in a given order, over and over.
@@ -222,7 +234,12 @@ impl Pattern {
             }
             Order::Uniform { places, below } => {
                 let at = places.at(below.draw(&mut self.random));
-                self.fit_anew(at, len)
+                self.fit_anew(at, len, self.align)
+            }
+            Order::UniformApart(sides) => {
+                let Side { places, below, align } = &sides[usize::from(is_read)];
+                let (at, align) = (places.at(below.draw(&mut self.random)), *align);
+                self.fit_anew(at, len, align)
             }
             Order::Zipf { places, zipf, scatter } => {
                 let at = places.at(scatter.at(zipf.draw(&mut self.random)));
@@ -264,7 +281,7 @@ impl Pattern {
     /// An I/O too long for its place is given another in the same span: each place
     /// where it fits stays equally likely.
     #[inline]
-    fn fit_anew(&mut self, (index, inside): (usize, u64), len: u64) -> (usize, u64) {
+    fn fit_anew(&mut self, (index, inside): (usize, u64), len: u64, align: u64) -> (usize, u64) {
         let bytes = self.spans[index].bytes;
         if bytes - inside >= len {
             return (index, inside);
@@ -272,7 +289,7 @@ impl Pattern {
         let Some(room) = bytes.checked_sub(len) else {
             return (index, 0);
         };
-        (index, Below::new(room / self.align + 1).draw(&mut self.random) * self.align)
+        (index, Below::new(room / align + 1).draw(&mut self.random) * align)
     }
 
     /// An I/O too long for its place moves back to the last place where it fits.
@@ -397,6 +414,14 @@ impl PatternSpec {
         self.io_bytes_max.is_some_and(|m| m != self.io_bytes)
     }
 
+    /// The least sizes of writes and of reads, where offsets go by them.
+    fn leasts(&self) -> Option<[u64; 2]> {
+        let mix = self.mix.as_ref().filter(|_| self.aligns_apart && self.read_pct % 100 != 0)?;
+        let least = |shares: &[SizeShare]| shares.iter().map(|s| s.bytes).min();
+        let both = [least(&mix.writes)?, least(&mix.reads)?];
+        (both[0] != both[1]).then_some(both)
+    }
+
     /// From one block of a permutation to the next.
     fn stride(&self) -> u64 {
         self.io_bytes.div_ceil(self.align) * self.align
@@ -425,9 +450,17 @@ impl PatternSpec {
             return Ok(Order::Permuted { places, index: 0, permutation, seed: self.seed });
         }
         // Every position at which the least I/O fits; one where even that doesn't.
-        let places =
-            Places::new(spans, self.align, |s| s.bytes.saturating_sub(self.io_bytes) / self.align + 1);
+        let places_of =
+            |align: u64, least: u64| Places::new(spans, align, |s| s.bytes.saturating_sub(least) / align + 1);
+        let places = places_of(self.align, self.io_bytes);
         Ok(match &self.distribution {
+            Distribution::Uniform if self.leasts().is_some() => {
+                let side = |least: u64| {
+                    let places = places_of(least, least);
+                    Side { below: Below::new(places.total()), places, align: least }
+                };
+                Order::UniformApart(Box::new(self.leasts().unwrap_or_default().map(side)))
+            }
             Distribution::Uniform => Order::Uniform { below: Below::new(places.total()), places },
             Distribution::Zipf(theta) => Order::Zipf {
                 zipf: Zipf::new(places.total(), *theta),

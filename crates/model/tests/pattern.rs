@@ -3,6 +3,7 @@
 use forebay_model::job::{Distribution, IoMix};
 use forebay_model::pattern::{Next, Pattern, PatternSpec, Span};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 
 fn spec(bytes: u64, io_bytes: u64) -> PatternSpec {
     PatternSpec {
@@ -391,6 +392,30 @@ fn zones_get_their_share_of_the_ios() {
     }
     for (count, share) in found.iter().zip([0.5, 0.3, 0.2]) {
         assert!((f64::from(*count) / 1e5 - share).abs() < 0.01, "{found:?}");
+    }
+}
+
+// promise: BEN-26
+#[test]
+fn random_offsets_of_a_direction_with_a_size_of_its_own_are_multiples_of_that() {
+    let mix = IoMix::parse("3k=1/4k=1").unwrap();
+    let apart = PatternSpec {
+        random: true,
+        read_pct: 50,
+        io_bytes: mix.least(),
+        io_bytes_max: Some(mix.most()),
+        mix: Some(mix),
+        aligns_apart: true,
+        ..spec(1 << 20, 3 << 10)
+    };
+    let ios =
+        take(PatternSpec { spans: vec![Span { target: 0, start: 0, bytes: 246 << 10 }], ..apart }, 4000);
+    for (is_read, bytes) in [(true, 3u64 << 10), (false, 4 << 10)] {
+        let offsets: BTreeSet<u64> =
+            ios.iter().filter(|io| io.is_read == is_read).map(|io| io.offset).collect();
+        assert!(ios.iter().filter(|io| io.is_read == is_read).all(|io| u64::from(io.len) == bytes));
+        let all: BTreeSet<u64> = (0..(246u64 << 10) / bytes).map(|n| n * bytes).collect();
+        assert_eq!(offsets, all);
     }
 }
 

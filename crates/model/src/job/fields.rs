@@ -64,7 +64,7 @@ job! {
     skip_every_bytes: Option<u64> = None,
         flag("skip-every", Size, "SIZE", "Skip after this many bytes instead of after each I/O.")
             .within(1.0, ANY, "must be at least 1 byte", "256m");
-    /// Alignment of random offsets, instead of the I/O size. None: the I/O size.
+    /// Alignment of random offsets, instead of the I/O size. None: the I/O size, the least of the direction's own.
     align_bytes: Option<u64> = None,
         flag("align", Size, "SIZE", "Alignment of random offsets. Default: the I/O size.")
             .within(1.0, ANY, "must be at least 1 byte", "4k");
