@@ -41,6 +41,8 @@ WHOLE = {
     "uneven": "rw=read:4k bs=8k",
     "to the end": "rw=write:32k bs=16k",
     "strided": "rw=read zonemode=strided zonesize=16k zoneskip=32k",
+    # The file ends within a zone.
+    "cut short": "rw=read zonemode=strided zonesize=20k zoneskip=28k",
     "later": "rw=read zonemode=strided zonesize=16k zoneskip=32k offset=128k",
 }
 # Reads and writes each in order, side by side as it is drawn.

@@ -172,7 +172,10 @@ class Data(Sides):
         size = self.fields["io_bytes"]
         if skip < 0 and "skip_every_bytes" not in self.fields:
             self.backwards(end, size)
-        if skip <= 0 or "skip_every_bytes" in self.fields or time_based or limited or end is None:
+        if "skip_every_bytes" in self.fields:
+            self.zones_end(time_based, loops, end)
+            return
+        if skip <= 0 or time_based or limited or end is None:
             return
         if {"io_bytes_max", "io_mix"} & self.fields.keys():
             self.leave_out("rw", self.hole, "with several block sizes, where fio's pass ends depends on those that it draws")
@@ -181,13 +184,36 @@ class Data(Sides):
         last = ios * (size + skip) - skip
         if last + skip >= end and last != end:
             return
-        if loops > 1 or self.fields.get("files", 1) not in (1, self.fields.get("workers", 1)):
+        if loops > 1 or self.has_more_files():
             many = "loops" if loops > 1 else "nrfiles"
             self.leave_out("rw", self.hole, f"with {many}, each pass of fio's ends where the next I/O doesn't fit")
             return
         self.fields.pop("passes", None)
         self.fields["limit_ios"] = ios
         self.notes.append(f"rw={self.hole} ends after {ios:,} I/Os, where the next one doesn't fit")
+
+    def has_more_files(self) -> bool:
+        """Whether a job goes through several files."""
+        return self.fields.get("files", 1) not in (1, self.fields.get("workers", 1))
+
+    def zones_end(self, time_based: bool, loops: int, end: int | None) -> None:
+        """With zones, a pass of fio's ends with the file where that ends within a zone; where it ends between two, the zones
+        begin anew, until as much was moved as there is data."""
+        if time_based or "limit_bytes" in self.fields or end is None:
+            return
+        size, zone = self.fields["io_bytes"], self.fields["skip_every_bytes"]
+        length = end - self.fields.get("start_bytes", 0)
+        whole, rest = divmod(length, zone + self.fields["skip_bytes"])
+        if not 0 < rest < zone:
+            return
+        if self.has_more_files() or (loops > 1 and rest % size):
+            many = "nrfiles" if self.has_more_files() else "loops"
+            self.leave_out("zoneskip", str(self.fields["skip_bytes"]), f"with {many}, each pass of fio's ends in the last zone")
+            return
+        ios = loops * (whole * (zone // size) + rest // size)
+        self.fields.pop("passes", None)
+        self.fields["limit_ios"] = min(ios, self.fields.get("limit_ios", ios))
+        self.notes.append(f"zonemode=strided ends after {ios:,} I/Os, with the file")
 
     def backwards(self, end: int | None, size: int) -> None:
         """Refuses walks towards the beginning whose last I/O is a part of one here and whole in fio."""

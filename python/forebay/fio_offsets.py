@@ -167,6 +167,9 @@ class Offsets(Settings):
         if loops > 1:
             self.leave_out("loops", str(loops), "a job with io_size or number_ios runs once")
         if most:
+            if self.fields.get("start_step_bytes") and most > self.fields.get("limit_bytes", most):
+                # Each job has its own part of the file, and would go on behind it.
+                self.leave_out("io_size", str(most), "with offset_increment and a size, it must not exceed that")
             # It may be more than the data, which is then gone through again.
             self.fields["limit_bytes"] = min(most, self.fields.get("limit_bytes", most))
             self.fields.pop("passes", None)

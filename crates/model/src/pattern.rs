@@ -98,12 +98,7 @@ enum Order {
     /// Lines of writes and of reads.
     Apart([Line; 2]),
     Skipping(Walk),
-    Uniform {
-        places: Places,
-        below: Below,
-    },
-    /// Positions of writes and of reads, uniform.
-    UniformApart(Box<[Side; 2]>),
+    Uniform(Uniform),
     Zipf {
         places: Places,
         zipf: Zipf,
@@ -127,12 +122,41 @@ enum Order {
     },
 }
 
-/// Positions of one direction, multiples of `align` from their span's start.
+/// Positions with repetition, all of them equally likely.
 #[derive(Clone, Debug)]
-struct Side {
+enum Uniform {
+    Together(Positions),
+    /// Of writes, and of reads.
+    Apart(Box<[Positions; 2]>),
+}
+
+impl Uniform {
+    #[inline]
+    fn of(&self, is_read: bool) -> &Positions {
+        match self {
+            Uniform::Together(positions) => positions,
+            Uniform::Apart(both) => &both[usize::from(is_read)],
+        }
+    }
+}
+
+/// Positions that are equally likely, multiples of `align` from their span's start.
+#[derive(Clone, Debug)]
+struct Positions {
     places: Places,
     below: Below,
     align: u64,
+}
+
+impl Positions {
+    fn new(places: Places, align: u64) -> Positions {
+        Positions { below: Below::new(places.total()), places, align }
+    }
+
+    #[inline]
+    fn draw(&self, random: &mut Xoshiro256) -> ((usize, u64), u64) {
+        (self.places.at(self.below.draw(random)), self.align)
+    }
 }
 
 /// Blocks in a given order, over and over.
@@ -232,13 +256,8 @@ impl Pattern {
                 let at = places.at(list.next(places.total()));
                 self.fit_back(at, len)
             }
-            Order::Uniform { places, below } => {
-                let at = places.at(below.draw(&mut self.random));
-                self.fit_anew(at, len, self.align)
-            }
-            Order::UniformApart(sides) => {
-                let Side { places, below, align } = &sides[usize::from(is_read)];
-                let (at, align) = (places.at(below.draw(&mut self.random)), *align);
+            Order::Uniform(drawn) => {
+                let (at, align) = drawn.of(is_read).draw(&mut self.random);
                 self.fit_anew(at, len, align)
             }
             Order::Zipf { places, zipf, scatter } => {
@@ -454,14 +473,12 @@ impl PatternSpec {
             |align: u64, least: u64| Places::new(spans, align, |s| s.bytes.saturating_sub(least) / align + 1);
         let places = places_of(self.align, self.io_bytes);
         Ok(match &self.distribution {
-            Distribution::Uniform if self.leasts().is_some() => {
-                let side = |least: u64| {
-                    let places = places_of(least, least);
-                    Side { below: Below::new(places.total()), places, align: least }
-                };
-                Order::UniformApart(Box::new(self.leasts().unwrap_or_default().map(side)))
-            }
-            Distribution::Uniform => Order::Uniform { below: Below::new(places.total()), places },
+            Distribution::Uniform => Order::Uniform(match self.leasts() {
+                Some(both) => {
+                    Uniform::Apart(Box::new(both.map(|least| Positions::new(places_of(least, least), least))))
+                }
+                None => Uniform::Together(Positions::new(places, self.align)),
+            }),
             Distribution::Zipf(theta) => Order::Zipf {
                 zipf: Zipf::new(places.total(), *theta),
                 scatter: Permutation::new(places.total(), SCATTER_KEY),
