@@ -361,6 +361,27 @@ fn a_command_identifier_in_use_is_a_conflict_and_harms_nothing() {
     assert_eq!((target.commands, target.waiting.len()), (2, 1));
 }
 
+// promise: NTP-5
+#[test]
+fn no_command_conflicts_with_an_event_request() {
+    let mut target = connected_target(0);
+    let event = capsule(sqe(admin::ASYNC_EVENT_REQUEST, 5, Sgl::transport(0)), &[]);
+    feed_target(&mut target, &event).expect("an event request");
+    target.end.keep_event_request(Handle(0));
+    let keep_alive = capsule(sqe(admin::KEEP_ALIVE, 5, Sgl::transport(0)), &[]);
+    feed_target(&mut target, &keep_alive).expect("the same identifier");
+    assert_eq!((target.commands, target.waiting.len()), (2, 2));
+    feed_target(&mut target, &keep_alive).expect("a conflict with the second");
+    for status in [Code::COMMAND_ID_CONFLICT, Code::SUCCESS, Code::SUCCESS] {
+        let sent = target.sends();
+        let (response, rest) = CapsuleResp::read_from_prefix(&sent).expect("a response");
+        assert_eq!((response.cqe.cid.get(), response.cqe.status().code, rest.len()), (5, status, 0));
+        if !target.waiting.is_empty() {
+            target.answer(target.waiting.len() - 1);
+        }
+    }
+}
+
 #[test]
 fn a_peer_that_ends_the_connection_is_not_answered() {
     let term = |kind, status: u16, field: u32, quote: usize| {

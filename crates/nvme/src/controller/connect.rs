@@ -35,6 +35,7 @@ pub struct Connect {
     /// 0xffff: to be given by the subsystem. Of an I/O queue: whose it is.
     pub cntlid: u16,
     pub subsystem_nqn: String,
+    /// Empty: a host without a name, such as SPDK's tools unless they are given one. No list of hosts has it.
     pub host_nqn: String,
     /// Its transport has the host name memory by keys (RDMA). The driver says so; nothing on the wire does.
     pub keyed: bool,
@@ -92,7 +93,9 @@ impl Connect {
             keep_alive_ms: command.kato.get(),
             host_id: data.hostid,
             cntlid: data.cntlid.get(),
-            subsystem_nqn: name(&data.subnqn).ok_or_else(|| Refusal::invalid(SUBNQN, "SUBNQN is no name"))?,
+            subsystem_nqn: name(&data.subnqn)
+                .filter(|name| !name.is_empty())
+                .ok_or_else(|| Refusal::invalid(SUBNQN, "SUBNQN is no name"))?,
             host_nqn: name(&data.hostnqn).ok_or_else(|| Refusal::invalid(HOSTNQN, "HOSTNQN is no name"))?,
             keyed: false,
         })
@@ -107,6 +110,14 @@ impl Connect {
             no_flow_control: self.attributes & cattr::DISABLE_SQ_FLOW_CONTROL != 0,
             authentication,
             result: connected.to_result(),
+        }
+    }
+
+    /// What people are told of whose it is.
+    pub fn host_name(&self) -> &str {
+        match self.host_nqn.as_str() {
+            "" => "(without a name)",
+            name => name,
         }
     }
 
@@ -152,11 +163,12 @@ impl Refusal {
     }
 }
 
-/// A name out of its field. Not every host keeps to the form of an NQN, so any text that is safe to log is a name.
+/// A name out of its field, which may be empty. Not every host keeps to the form of an NQN, so any text that is safe to
+/// log is a name.
 fn name(field: &NqnField) -> Option<String> {
     let end = field.iter().position(|byte| *byte == 0)?;
     let name = std::str::from_utf8(&field[..end]).ok()?;
-    let fits = (1..=nqn::BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
+    let fits = name.len() <= nqn::BYTES_MAX && !name.chars().any(char::is_control);
     fits.then(|| name.to_string())
 }
 
@@ -170,7 +182,7 @@ pub(super) fn admit<'a>(subsystem: &'a Subsystem, connect: &Connect) -> Result<&
         return Err(Refusal::invalid(QID, format!("queue {} came before the admin queue", connect.qid)));
     }
     let Some(settings) = subsystem.settings(&connect.host_nqn) else {
-        let what = format!("host {} is not on the list of {}", connect.host_nqn, subsystem.nqn);
+        let what = format!("host {} is not on the list of {}", connect.host_name(), subsystem.nqn);
         return Err(Refusal {
             result: HOSTNQN.to_result(),
             ..Refusal::plain(Code::CONNECT_INVALID_HOST, what)

@@ -22,7 +22,7 @@ pub(crate) mod state;
 pub mod subsystem;
 
 use crate::command::{admin, Cqe, Sqe, FABRICS};
-use crate::fabrics::{self, fctype, Cc, Csts};
+use crate::fabrics::{self, fctype, Cc, ConnectData, Csts};
 use crate::feature::AsyncEvent;
 use crate::status::{Code, Status};
 use connect::Connect;
@@ -396,7 +396,10 @@ pub fn fabrics_on_io_queue(sqe: &Sqe, authentication: bool) -> Answer {
         fctype::AUTHENTICATION_SEND | fctype::AUTHENTICATION_RECEIVE if authentication => {
             Answer::Authenticate
         }
-        fctype::CONNECT => Answer::refuse(sqe, Code::COMMAND_SEQUENCE_ERROR),
+        // Without its data it is no Connect, but any opcode 7Fh of a host that looks whether there is such a command.
+        fctype::CONNECT if sqe.sgl.length.get() as usize == size_of::<ConnectData>() => {
+            Answer::refuse(sqe, Code::COMMAND_SEQUENCE_ERROR)
+        }
         fctype::DISCONNECT if fabrics::Disconnect::of(sqe).recfmt.get() != 0 => {
             Answer::refuse(sqe, Code::INCOMPATIBLE_FORMAT)
         }

@@ -25,7 +25,8 @@ fn a_connect_that_is_wrong_says_where() {
         (|_, d| d.cntlid = 1.into(), Code::CONNECT_INVALID_PARAMETERS, Some(InvalidParameter::Data(16))),
         (|_, d| d.subnqn[5] ^= 1, Code::CONNECT_INVALID_PARAMETERS, Some(InvalidParameter::Data(256))),
         (|_, d| d.subnqn = [b'n'; 256], Code::CONNECT_INVALID_PARAMETERS, Some(InvalidParameter::Data(256))),
-        (|_, d| d.hostnqn[0] = 0, Code::CONNECT_INVALID_PARAMETERS, Some(InvalidParameter::Data(512))),
+        (|_, d| d.subnqn[0] = 0, Code::CONNECT_INVALID_PARAMETERS, Some(InvalidParameter::Data(256))),
+        (|_, d| d.hostnqn[0] = 0, Code::CONNECT_INVALID_HOST, Some(InvalidParameter::Data(512))),
         (|_, d| d.hostnqn[9] = b'\n', Code::CONNECT_INVALID_PARAMETERS, Some(InvalidParameter::Data(512))),
         (|_, d| d.hostnqn[9] = b'x', Code::CONNECT_INVALID_HOST, Some(InvalidParameter::Data(512))),
     ];
@@ -41,9 +42,17 @@ fn a_connect_that_is_wrong_says_where() {
         assert_eq!(refusal.result, parameter.map_or(0, InvalidParameter::to_result), "{index}: {refusal}");
         assert!(!refusal.what.is_empty() && !refusal.what.chars().any(char::is_control));
     }
-    let (command, data) = connect_parts(0, 32, 0xffff, NQN);
+    let (command, mut data) = connect_parts(0, 32, 0xffff, NQN);
     let short = Connect::parse(&command.to_sqe(), &data.as_bytes()[..1023]).unwrap_err();
     assert_eq!(short.status.code, Code::DATA_SGL_LENGTH_INVALID);
+    data.hostnqn = [0; 256];
+    let unnamed = Connect::parse(&command.to_sqe(), data.as_bytes()).unwrap();
+    let anyone = Arc::new(Subsystem { hosts: Hosts::Any(HostSettings::default()), ..(*subsystem).clone() });
+    assert!(
+        Controller::connect(anyone, &unnamed, 1, 0).is_ok(),
+        "a name is needed only where names are listed"
+    );
+    assert_eq!(unnamed.host_name(), "(without a name)");
 }
 
 // promise: NCT-1
@@ -232,6 +241,14 @@ fn commands_out_of_place_are_refused() {
     assert_eq!(code(fabrics::Connect::new(0, 32, 0).to_sqe()), Code::COMMAND_SEQUENCE_ERROR);
     assert_eq!(code(Sqe { opcode: FABRICS, nsid: 0x55.into(), ..Sqe::default() }), Code::INVALID_OPCODE);
     assert!(matches!(fabrics_on_io_queue(&Disconnect::new().to_sqe(), false), Answer::Close(_)));
+    let refusal = |sqe: &Sqe| match fabrics_on_io_queue(sqe, false) {
+        Answer::Complete(cqe) => cqe.status().code,
+        _ => Code::SUCCESS,
+    };
+    let again = Sqe { sgl: Sgl::in_capsule(1024), ..fabrics::Connect::new(1, 32, 0).to_sqe() };
+    assert_eq!(refusal(&again), Code::COMMAND_SEQUENCE_ERROR);
+    let unknown = Sqe { opcode: FABRICS, nsid: 1.into(), ..Sqe::default() };
+    assert_eq!(refusal(&unknown), Code::INVALID_OPCODE, "looks like a Connect, and brings none of its data");
     let property = PropertyGet::new(Property::Cap).to_sqe();
     assert!(
         matches!(fabrics_on_io_queue(&property, false), Answer::Complete(cqe) if !cqe.status().is_success())

@@ -117,7 +117,13 @@ impl Worker {
                 c.link.answer(at, len, cqe);
                 self.want_sweep();
             }
-            Answer::Parked => c.command(at).state = State::Parked,
+            Answer::Parked => {
+                let command = c.command(at);
+                command.state = State::Parked;
+                if command.sqe.opcode == admin::ASYNC_EVENT_REQUEST {
+                    c.link.keep_event_request(at);
+                }
+            }
             Answer::Authenticate => {
                 let answer = self.authenticate(c, at);
                 return self.answer(c, at, answer);
@@ -137,7 +143,9 @@ impl Worker {
         let keyed = c.link.is_keyed();
         let connect = Connect::parse(&sqe, data).map(|connect| Connect { keyed, ..connect });
         let admitted = match connect {
-            Ok(connect) => self.admit(c, &connect).inspect_err(|r| self.say_refused(c, &connect.host_nqn, r)),
+            Ok(connect) => {
+                self.admit(c, &connect).inspect_err(|r| self.say_refused(c, connect.host_name(), r))
+            }
             Err(refusal) => {
                 self.say_refused(c, "", &refusal);
                 Err(refusal)
@@ -178,7 +186,7 @@ impl Worker {
             "connected",
             &[
                 ("peer", c.peer.to_string().into()),
-                ("host", connect.host_nqn.clone().into()),
+                ("host", connect.host_name().into()),
                 ("subsystem", subsystem.nqn.clone().into()),
                 ("cntlid", cell.id.into()),
                 ("qid", admitted.qid.into()),

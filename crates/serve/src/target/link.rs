@@ -83,6 +83,11 @@ impl Link {
         either!(self, tcp => tcp.end().complete(command, cqe), rdma => rdma.end.complete(command, cqe));
     }
 
+    /// An Asynchronous Event Request is kept until there is an event.
+    pub(super) fn keep_event_request(&mut self, command: Handle) {
+        either!(self, tcp => tcp.end().keep_event_request(command), rdma => rdma.end.keep_event_request(command));
+    }
+
     #[inline]
     pub(super) fn send(&mut self, reactor: &mut Reactor, at: &impl Fn(Place) -> Mem) {
         either!(self, tcp => tcp.send(reactor, at), rdma => rdma.send(at));

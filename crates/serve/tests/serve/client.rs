@@ -243,7 +243,9 @@ pub(crate) fn connect(
     // Linux keeps one identifier for each host name.
     let mut host_id = [1; 16];
     host_id[..4].copy_from_slice(&crc32c::crc32c(nqn.as_bytes()).to_le_bytes());
-    let data = ConnectData::new(host_id, cntlid, &name(subsystem), &name(nqn));
+    let mut data = ConnectData::new(host_id, cntlid, &name(subsystem), &name(HOST));
+    data.hostnqn.fill(0);
+    data.hostnqn[..nqn.len()].copy_from_slice(nqn.as_bytes());
     let sqe = Connect::new(qid, entries, kato_ms).to_sqe();
     queue.call(sqe, Data::Out { len: 1024 }, data.as_bytes().to_vec()).0
 }

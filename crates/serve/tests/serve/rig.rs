@@ -64,6 +64,13 @@ impl Rig {
         self.dir.as_ref().map(TempDir::path).map(|d: &Path| d.join("content")).unwrap()
     }
 
+    /// What the log entries of an event say in that field.
+    pub fn told(&self, event: &str, field: &str) -> Vec<String> {
+        let said = self.said.lock().unwrap();
+        let of = said.iter().filter(|e| e.event == event);
+        of.filter_map(|e| e.fields.get(field)?.as_str()).map(str::to_string).collect()
+    }
+
     /// Counts the log entries of an event.
     pub fn heard(&self, event: &str) -> usize {
         self.said.lock().unwrap().iter().filter(|e| e.event == event).count()

@@ -3,16 +3,18 @@
 use super::client::{Digests, Host, Queue, HOST, SUBSYSTEM};
 use super::rig::{eventually, pattern, Rig, LONG};
 use super::PLAIN;
-use forebay_nvme::command::Sqe;
+use forebay_nvme::command::{admin as opcode, Sgl, Sqe, FABRICS};
 use forebay_nvme::fabrics::{Cc, Property, PropertyGet, PropertySet};
 use forebay_nvme::feature::{fid, SetFeatures};
 use forebay_nvme::nvm;
 use forebay_nvme::status::Code;
 use forebay_nvme::transport::tcp::host::Data;
+use forebay_nvme::transport::tcp::pdu::{kind, CapsuleCmd, CommonHeader};
 use forebay_serve::target::config::Namespace;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
 
 const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
@@ -100,6 +102,44 @@ fn discovery_offers_what_a_host_may_have() {
     let refused = Host::up_as(rig.address(), SUBSYSTEM, "nqn.2026-11.io.example:other", 0, PLAIN);
     assert_eq!(refused.err().unwrap().0.status().code, Code::CONNECT_INVALID_HOST);
     eventually("the refusal is logged", || rig.heard("refused") == 1);
+}
+
+fn capsule(sqe: Sqe) -> Vec<u8> {
+    let ch = CommonHeader { kind: kind::CAPSULE_CMD, flags: 0, hlen: 72, pdo: 0, plen: 72.into() };
+    CapsuleCmd { ch, sqe: Sqe { flags: 0x40, ..sqe } }.as_bytes().to_vec()
+}
+
+// promise: TGT-21
+#[test]
+fn a_host_that_does_as_spdks_is_served() {
+    let rig = Rig::over("nil:?size=1m", "");
+    let mut unnamed =
+        Host::up_as(rig.address(), SUBSYSTEM, "", 0, PLAIN).unwrap_or_else(|r| panic!("{:?}", r.0.status()));
+    let mut queue = unnamed.queue(1, 9);
+    assert_eq!(read(&mut queue, 1), Code::SUCCESS);
+    assert_eq!(rig.told("connected", "host"), ["(without a name)"; 2]);
+    let unknown = Sqe { opcode: FABRICS, nsid: 1.into(), sgl: Sgl::transport(0), ..Sqe::default() };
+    assert_eq!(queue.code(unknown, Data::None, vec![]), Code::INVALID_OPCODE, "a Connect without data");
+    let event = unnamed.admin.submit(admin(opcode::ASYNC_EVENT_REQUEST, 0, 0), Data::None, vec![]);
+    let again = Sqe { cid: unnamed.admin.cid(event).into(), ..PropertyGet::new(Property::Cc).to_sqe() };
+    unnamed.admin.push().unwrap();
+    unnamed.admin.push_raw(&capsule(again)).unwrap();
+    let (cqe, _) = unnamed.admin.wait(event);
+    assert_eq!(cqe.status().code, Code::SUCCESS, "the identifier of an event request names another command");
+    assert_eq!(cqe.result.get() as u32, Cc::enabled().0);
+}
+
+// promise: TGT-21
+#[test]
+fn a_host_without_a_name_is_on_no_list() {
+    let listed = format!("[[subsystems.hosts]]\nnqn = \"{HOST}\"");
+    let rig = Rig::of(&format!(
+        "listen = [\"127.0.0.1:0\"]\n[[subsystems]]\nnqn = \"{SUBSYSTEM}\"\n{listed}\n\
+         [[subsystems.namespaces]]\nsource = \"nil:?size=1m\""
+    ));
+    let refused = Host::up_as(rig.address(), SUBSYSTEM, "", 0, PLAIN).err().expect("it isn't let in");
+    assert_eq!(refused.0.status().code, Code::CONNECT_INVALID_HOST);
+    assert_eq!(rig.told("refused", "host"), ["(without a name)"]);
 }
 
 // promise: TGT-6

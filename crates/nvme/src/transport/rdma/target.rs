@@ -114,7 +114,7 @@ pub struct TargetEnd {
     /// Responses that aren't acknowledged.
     sending: u16,
     slots: Vec<Slot>,
-    /// Command identifiers of the slots, `NO_CID` where none is in flight.
+    /// Command identifiers of the slots, `NO_CID` where none is in flight that another may conflict with.
     cids: Vec<u32>,
     free: Vec<u16>,
     came: VecDeque<Came>,
@@ -295,6 +295,11 @@ impl TargetEnd {
             return self.answer(command, 0, cqe);
         }
         self.answer(command, len, cqe);
+    }
+
+    /// An Asynchronous Event Request is kept until there is an event. No other command conflicts with its identifier.
+    pub fn keep_event_request(&mut self, command: Handle) {
+        self.cids[usize::from(command.0)] = NO_CID;
     }
 
     /// Completes a command without data to the host. SQHD and CID are filled in here. Not while `receives_into`.

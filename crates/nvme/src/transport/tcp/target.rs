@@ -83,7 +83,7 @@ pub struct TargetEnd {
     incoming: Rules,
     outgoing: Rules,
     slots: Vec<Slot>,
-    /// Command identifiers of the slots, `NO_CID` where none is in flight.
+    /// Command identifiers of the slots, `NO_CID` where none is in flight that another may conflict with.
     cids: Vec<u32>,
     free: Vec<u16>,
     /// Answered, while the list that holds their payload may still be on its way.
@@ -237,6 +237,12 @@ impl TargetEnd {
         } else {
             self.framer.forget(command);
         }
+    }
+
+    /// An Asynchronous Event Request is kept until there is an event. No other command conflicts with its identifier:
+    /// SPDK's host gives its requests up before it shuts a controller down, and uses their identifiers for that.
+    pub fn keep_event_request(&mut self, command: Handle) {
+        self.cids[usize::from(command.0)] = NO_CID;
     }
 
     /// A command is answered.
