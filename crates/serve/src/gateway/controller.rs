@@ -40,6 +40,8 @@ const LOOK: Duration = Duration::from_micros(200);
 const GIVE_UP: Duration = Duration::from_secs(1);
 /// And after this long the client is told that it is still in use. (QEMU waits for 5 s.)
 const BUSY: Duration = Duration::from_secs(4);
+/// Interval at which the doorbells of queue 0 are looked at, where a client may ring in memory and hasn't for a while.
+const POLL_RARELY: Duration = Duration::from_millis(1);
 /// PCI identifiers: none is registered for Forebay. Drivers go by the class.
 const NAMES: Names = Names { vendor: 0xf0eb, device: 0x0001 };
 
@@ -116,6 +118,10 @@ pub(super) struct Controller {
     parted: bool,
     /// Queues of another process's that no worker has yet.
     taken: Vec<Taken>,
+    /// Doorbells of queue 0 in memory as they were last seen: completion, submission.
+    admin_seen: [u32; 2],
+    /// The last message of its client, or doorbell of queue 0 in memory.
+    stirred_at: Instant,
 }
 
 pub(super) struct Parts {
@@ -164,6 +170,8 @@ impl Controller {
             held: None,
             parted: false,
             taken: Vec::new(),
+            admin_seen: [0; 2],
+            stirred_at: clock::now(),
         }
     }
 
@@ -176,6 +184,7 @@ impl Controller {
             for word in self.port.words.take() {
                 self.hear(word);
             }
+            self.look_at_admin_doorbells();
             self.look_at_unmapping();
             if self.parted {
                 break;
@@ -228,7 +237,7 @@ impl Controller {
         let look = match self.waiting {
             _ if self.port.words.has_letters() => Some(Duration::ZERO),
             Some(Waiting::Unmap { .. }) => Some(LOOK),
-            _ => self.leaving.map(|_| Duration::from_millis(10)),
+            _ => self.leaving.map(|_| Duration::from_millis(10)).or_else(|| self.next_look()),
         };
         let timeout = look.map(|time| Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() });
         // Interrupted or out of memory: the next round looks again.
@@ -289,6 +298,7 @@ impl Controller {
         let level = if why.is_some() { Level::Warning } else { Level::Info };
         self.say(level, "client disconnected", why.unwrap_or_default());
         (self.peer, self.waiting) = (None, None);
+        self.port.set_rung_in_memory(false);
         self.port.vectors.clear();
         self.reset();
         drop(self.port.dma.unmap_all());

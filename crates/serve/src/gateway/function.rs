@@ -265,7 +265,7 @@ impl Function {
 
     pub(super) fn is_polled(&self, now: Instant) -> bool {
         let lately = now.saturating_duration_since(self.active_at) < POLL_AWAKE;
-        self.port.poll && !self.queues.is_empty() && !self.suspending && lately
+        self.port.is_polled() && !self.queues.is_empty() && !self.suspending && lately
     }
 
     /// Asks the host to ring. False: it was faster.

@@ -38,8 +38,10 @@ pub(super) struct Port {
     pub rung: Box<[AtomicBool]>,
     /// Descriptors by which a client rings each worker.
     pub kicks: Box<[Arc<OwnedFd>]>,
-    /// Doorbells are looked at again and again.
-    pub poll: bool,
+    /// Doorbells are looked at again and again, whoever the client is.
+    poll: bool,
+    /// The client that is there rings in memory alone: see `is_polled`.
+    rung_in_memory: AtomicBool,
     /// Longest transfer of a command, bytes.
     pub transfer_bytes_max: u32,
     /// CC.MPS in bytes.
@@ -118,6 +120,7 @@ impl Port {
             rung: (0..threads).map(|_| AtomicBool::new(false)).collect(),
             kicks: lent.kicks.into_iter().map(Arc::new).collect(),
             poll,
+            rung_in_memory: AtomicBool::new(false),
             transfer_bytes_max,
             page_bytes: AtomicU32::new(4096),
             write_cache: AtomicBool::new(true),
@@ -127,6 +130,21 @@ impl Port {
             view_generation: AtomicU64::new(1),
             words,
         }
+    }
+
+    /// Its client may ring in memory, so its doorbells are looked at again and again: because it was configured so, or
+    /// because of the client.
+    pub(super) fn is_polled(&self) -> bool {
+        self.poll || self.is_rung_in_memory()
+    }
+
+    pub(super) fn is_rung_in_memory(&self) -> bool {
+        self.rung_in_memory.load(Ordering::Relaxed)
+    }
+
+    /// Before its client learns of its regions.
+    pub(super) fn set_rung_in_memory(&self, alone: bool) {
+        self.rung_in_memory.store(alone, Ordering::Relaxed);
     }
 
     /// Its doorbells' counts, as another process had them.

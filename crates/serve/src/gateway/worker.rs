@@ -50,7 +50,7 @@ const FOREVER: Duration = Duration::from_secs(24 * 3600);
 /// A polled controller that was idle for this long is polled less often: once in `POLL_EVERY`, which adds at most that
 /// to the latency of its next command, and saves most of a core.
 pub(super) const POLL_AWAKE: Duration = Duration::from_secs(1);
-const POLL_EVERY: Duration = Duration::from_micros(100);
+pub(super) const POLL_EVERY: Duration = Duration::from_micros(100);
 /// Time for I/Os to come back when the gateway stops.
 pub(super) const STOP: Duration = Duration::from_secs(5);
 /// Zeros that Write Zeroes writes at a time, where a source has no such command.
@@ -243,7 +243,7 @@ impl Worker {
     fn run_functions(&mut self) {
         for at in 0..self.functions.len() {
             let Some(mut f) = self.functions[at].take() else { continue };
-            f.awake |= f.port.rung[self.number].swap(false, Ordering::AcqRel) || f.port.poll;
+            f.awake |= f.port.rung[self.number].swap(false, Ordering::AcqRel) || f.port.is_polled();
             self.views_changed |= f.follow(&self.lanes);
             self.arm_kick(&mut f, at as u32);
             if !f.held {

@@ -84,6 +84,7 @@ impl Controller {
             kicks,
             rings: (0..self.port.vectors.count() as u16).map(|sqid| self.port.rings(sqid)).collect(),
             write_cache: self.port.write_cache.load(Ordering::Relaxed),
+            rung_in_memory: self.port.is_rung_in_memory(),
             device: self.device.state(),
             config_space: Bytes(config_space),
             msix_table: Bytes(self.msix_table.clone()),
@@ -170,6 +171,7 @@ impl Controller {
         }
         made.port.page_bytes.store(made.device.page_bytes(), Ordering::Relaxed);
         made.port.write_cache.store(state.write_cache, Ordering::Relaxed);
+        made.port.set_rung_in_memory(state.rung_in_memory);
         made.held = Some(0);
         Ok(made)
     }
@@ -179,6 +181,10 @@ impl Controller {
         self.held = None;
         if self.link.is_some() {
             // Of queues that are gone, where the last process was killed before it came to it.
+            if !self.device.ready() {
+                self.port.doorbells.set(Doorbell::Completion(0), 0);
+                self.port.doorbells.set(Doorbell::Submission(0), 0);
+            }
             for qid in (1..=shm::QUEUES_MAX).filter(|qid| !self.completions.contains_key(qid)) {
                 self.port.doorbells.set(Doorbell::Completion(qid), 0);
             }

@@ -138,6 +138,9 @@ impl Controller {
     /// A doorbell of a queue that is gone is 0, at once or once that is noted: until then a queue that goes on after all
     /// must find what its host rang.
     pub(super) fn clear_doorbell(&mut self, doorbell: Option<Doorbell>) {
+        if doorbell.is_none() {
+            self.admin_seen = [0; 2];
+        }
         match (&mut self.link, doorbell) {
             (Some(link), _) => link.cleared.push(doorbell),
             (None, Some(doorbell)) => self.port.doorbells.set(doorbell, 0),

@@ -10,13 +10,17 @@ use super::super::vfio_user::message::RegionInfo;
 use super::Answer;
 use super::Controller;
 use super::Waiting;
+use super::POLL_RARELY;
+use crate::gateway::worker::{POLL_AWAKE, POLL_EVERY};
+use forebay_io::clock;
 use forebay_nvme::transport::pcie::registers::Doorbell;
 use forebay_nvme::transport::pcie::registers::DOORBELLS;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 impl Controller {
     pub(super) fn region_info(&self, argsz: u32, index: u32) -> Answer {
-        let doorbells = self.port.poll.then_some((DOORBELLS, shm::PAGE_BYTES));
+        let doorbells = self.port.is_polled().then_some((DOORBELLS, shm::PAGE_BYTES));
         let info = match index {
             region::BAR0 => RegionInfo { bytes: shm::BAR0_BYTES, mapped: doorbells },
             region::BAR4 => RegionInfo { bytes: config_space::BAR4_BYTES, mapped: None },
@@ -109,6 +113,31 @@ impl Controller {
             }
             _ => Err(libc::EINVAL),
         }
+    }
+
+    /// Rings for queue 0 what a client wrote to its doorbells in memory, which wakes nobody.
+    pub(super) fn look_at_admin_doorbells(&mut self) {
+        if !self.looks_at_doorbells() {
+            return;
+        }
+        for (at, doorbell) in [Doorbell::Completion(0), Doorbell::Submission(0)].into_iter().enumerate() {
+            let value = self.port.doorbells.get(doorbell);
+            if std::mem::replace(&mut self.admin_seen[at], value) != value {
+                self.stirred_at = clock::now();
+                self.touch();
+                self.write_registers(doorbell.offset(0), &value.to_le_bytes());
+            }
+        }
+    }
+
+    pub(super) fn looks_at_doorbells(&self) -> bool {
+        self.port.is_polled() && self.device.ready() && self.held.is_none()
+    }
+
+    /// How long it may sleep without looking at the doorbells of queue 0.
+    pub(super) fn next_look(&self) -> Option<Duration> {
+        let lately = clock::now().saturating_duration_since(self.stirred_at) < POLL_AWAKE;
+        self.looks_at_doorbells().then_some(if lately { POLL_EVERY } else { POLL_RARELY })
     }
 
     pub(super) fn after_reset(&mut self, header: Header, answer: Vec<u8>) -> Answer {

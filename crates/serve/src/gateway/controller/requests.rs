@@ -21,6 +21,7 @@ use std::os::fd::OwnedFd;
 
 impl Controller {
     pub(super) fn handle(&mut self, message: Message) -> Result<(), Ended> {
+        self.stirred_at = clock::now();
         let Message { header, body, fds, too_many } = message;
         if !header.is_command() {
             // We ask nothing of the client, so it has nothing to answer.
@@ -79,6 +80,8 @@ impl Controller {
                     return Err(Ended::Violated("a version that is not ours"));
                 }
                 self.peer.iter_mut().for_each(|peer| peer.greeted = true);
+                // It names no capabilities, as SPDK's initiator, which takes a function only if it can map its doorbells.
+                self.port.set_rung_in_memory(data.is_empty());
                 Answer::Payload(message::version(minor))
             }
             Request::DmaMap { flags, offset, address, bytes } => self.map(flags, offset, address, bytes, fds),

@@ -67,6 +67,9 @@ pub struct ControllerState {
     /// By submission queue.
     pub rings: Vec<u64>,
     pub write_cache: bool,
+    /// Its client rings in memory alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rung_in_memory: bool,
     pub device: DeviceState,
     pub config_space: Bytes,
     pub msix_table: Bytes,

@@ -1,13 +1,16 @@
 //! A client of the vfio-user protocol, as small as can be: one memfd of memory, all of it mapped; registers and
-//! doorbells by messages, interrupts not asked for.
+//! doorbells by messages, or doorbells by stores where it maps them; interrupts not asked for.
 
 use crate::gateway::dma::{Asked, Map, Table};
+use crate::gateway::shm::{self, Doorbells};
 use forebay_nvme::command::{Cqe, Sqe};
 use forebay_nvme::host::{Event, Options};
 use forebay_nvme::transport::pcie::host::{self, Bar, Host, HostQueue, Rung, Step, MEMORY_BYTES};
+use forebay_nvme::transport::pcie::registers::{Doorbell, DOORBELLS};
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
-use rustix::net::{self, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use std::io::{IoSlice, Read};
+use rustix::net::{self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -28,17 +31,33 @@ pub(crate) struct Client {
     pub memory: OwnedFd,
     /// The same memory, as this end sees it.
     pub map: Arc<Map>,
+    /// Rings there, and never by a message.
+    doorbells: Option<Doorbells>,
     next_id: u16,
 }
+
+/// What VERSION says of a client.
+const CAPABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":8}}\0";
 
 impl Client {
     /// Connects, and maps its memory. A gateway that hasn't heard yet that the client before is gone sends this one away, as
     /// it does any second one: it comes again.
     pub(crate) fn new(path: &Path) -> Client {
+        Client::saying(path, CAPABILITIES)
+    }
+
+    /// One that maps the doorbells that it is offered. `says`: whether VERSION names its capabilities.
+    pub(crate) fn mapping(path: &Path, says: bool) -> Client {
+        let mut client = Client::saying(path, if says { CAPABILITIES } else { &[] });
+        client.doorbells = Some(client.map_doorbells());
+        client
+    }
+
+    fn saying(path: &Path, capabilities: &[u8]) -> Client {
         let until = Instant::now() + PATIENCE;
         loop {
             let mut client = Client::connect(path);
-            match client.try_to_greet() {
+            match client.try_to_greet(capabilities) {
                 Ok(()) => {
                     client.map_memory();
                     return client;
@@ -57,16 +76,15 @@ impl Client {
         let table = Table::default();
         let asked = Asked { address: BASE, bytes: BYTES, offset: 0, readable: true, writable: true };
         table.map(asked, Some(memory.try_clone().unwrap())).unwrap();
-        Client { socket, memory, map: table.map_now(), next_id: 0 }
+        Client { socket, memory, map: table.map_now(), doorbells: None, next_id: 0 }
     }
 
     pub(crate) fn greet(&mut self) {
-        self.try_to_greet().unwrap();
+        self.try_to_greet(CAPABILITIES).unwrap();
     }
 
-    fn try_to_greet(&mut self) -> std::io::Result<()> {
-        let text = b"{\"capabilities\":{\"max_msg_fds\":8}}\0";
-        let message = self.message(1, 0, &[&[0, 0, 1, 0][..], text].concat());
+    fn try_to_greet(&mut self, capabilities: &[u8]) -> std::io::Result<()> {
+        let message = self.message(1, 0, &[&[0, 0, 1, 0][..], capabilities].concat());
         net::send(&self.socket, &message, SendFlags::NOSIGNAL)?;
         self.receive()?.unwrap();
         Ok(())
@@ -75,6 +93,31 @@ impl Client {
     pub(crate) fn map_memory(&mut self) {
         let memory = self.memory.try_clone().unwrap();
         self.dma_map(BASE, BYTES, 0, Some(&memory)).unwrap();
+    }
+
+    /// The part of BAR 0 that may be mapped (DEVICE_GET_REGION_INFO, capability "sparse mmap"), and its file.
+    pub(crate) fn offered(&mut self) -> Option<(u64, u64, OwnedFd)> {
+        let words = [4096u32, 0, 0, 0, 0, 0, 0, 0].map(u32::to_ne_bytes).concat();
+        self.send(5, 0, &words, &[]);
+        let mut bytes = [0; 4096];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        net::recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags).unwrap();
+        let fd = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        })?;
+        let word = |at: usize| u64::from_ne_bytes(bytes[16 + at..24 + at].try_into().unwrap());
+        let at = (word(8) >> 32) as usize;
+        assert_eq!((word(at) as u16, word(at + 8) as u32), (1, 1), "one area of a sparse mapping");
+        Some((word(at + 16), word(at + 24), fd))
+    }
+
+    fn map_doorbells(&mut self) -> Doorbells {
+        let (offset, bytes, fd) = self.offered().expect("doorbells that may be mapped");
+        assert_eq!((offset, bytes), (DOORBELLS, shm::PAGE_BYTES));
+        Doorbells::adopt(fd).unwrap()
     }
 
     fn message(&mut self, command: u16, flags: u32, body: &[u8]) -> Vec<u8> {
@@ -163,6 +206,10 @@ impl Bar for Client {
     }
 
     fn write(&mut self, offset: u64, bytes: usize, value: u64) -> Result<(), String> {
+        if let (Some(doorbells), Some(doorbell)) = (&self.doorbells, Doorbell::at(offset, 0)) {
+            doorbells.set(doorbell, value as u32);
+            return Ok(());
+        }
         self.region_write(0, offset, &value.to_le_bytes()[..bytes]).map(|_| ()).map_err(|e| e.to_string())
     }
 }

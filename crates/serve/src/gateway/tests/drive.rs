@@ -1,6 +1,6 @@
 //! A drive that works.
 
-use super::client::{Client, Driver, DATA};
+use super::client::{Client, Driver, BASE, DATA};
 use super::{file, Rig};
 use forebay_nvme::nvm;
 use forebay_nvme::status::{Code, Status};
@@ -39,6 +39,35 @@ fn a_driver_finds_the_namespaces_and_reads_and_writes_them() {
     let file = &stats.subsystems[0].namespaces[1];
     let counts = &file.counted.counts;
     assert_eq!((counts.reads, counts.writes, counts.flushes), (3, 1, 1));
+}
+
+// promise: GWY-15
+#[test]
+fn a_client_that_rings_in_memory_alone_is_heard_whether_or_not_the_controller_polls() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, content) = file(dir.path(), 1 << 20);
+    for (poll, says) in [(true, true), (true, false), (false, false)] {
+        let rig = Rig::with(&[&path], |config| config.subsystems[0].controllers[0].poll = poll);
+        let mut driver = Driver::new(Client::mapping(&rig.socket(), says), 2);
+        for _ in 0..2 {
+            for block in 0..80 {
+                let queue = block as usize % 2;
+                assert!(driver.run(queue, nvm::read(1, block, 8), DATA, 4096).status().is_success());
+                let at = block as usize * 512;
+                assert_eq!(driver.client.bytes(DATA, 4096), content[at..at + 4096]);
+            }
+            // Once more from the beginning, by a reset of the controller.
+            let client = driver.client;
+            client.fill(BASE, &[0; (DATA - BASE) as usize]);
+            driver = Driver::new(client, 2);
+        }
+        // The next client begins anew, and is told by messages again.
+        drop(driver);
+        let mut next = Client::new(&rig.socket());
+        assert_eq!(next.offered().is_some(), poll, "only who polls hears a store");
+        let mut driver = Driver::new(next, 1);
+        assert!(driver.run(0, nvm::read(1, 0, 8), DATA, 4096).status().is_success());
+    }
 }
 
 // promise: GWY-2

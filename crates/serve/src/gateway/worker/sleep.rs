@@ -48,8 +48,10 @@ impl Worker {
         let functions = self.functions.iter().flatten();
         let interrupts = functions.clone().flat_map(|f| &f.queues).filter_map(|q| q.interrupt_at);
         let interrupts = interrupts.map(|us| self.hub.began + Duration::from_micros(us));
-        let polls =
-            functions.clone().filter(|f| f.port.poll && !f.queues.is_empty()).map(|_| self.now + POLL_EVERY);
+        let polls = functions
+            .clone()
+            .filter(|f| f.port.is_polled() && !f.queues.is_empty())
+            .map(|_| self.now + POLL_EVERY);
         let held = functions.clone().flat_map(|f| &f.queues).filter_map(|q| q.lines.due());
         let held = held.map(|ns| self.hub.began + Duration::from_nanos(ns));
         let all = lanes.chain(interrupts).chain(held).chain(polls).chain(self.stop_by);
