@@ -66,6 +66,15 @@ pub struct Refusal {
     pub what: String,
 }
 
+/// How people are told of a host of that name.
+pub fn host_name(nqn: &str) -> &str {
+    if nqn.is_empty() {
+        "(without a name)"
+    } else {
+        nqn
+    }
+}
+
 impl Connect {
     /// The first command of a queue, and its 1024 bytes of data. Anything but a Connect is a Command Sequence Error.
     pub fn parse(sqe: &Sqe, data: &[u8]) -> Result<Connect, Refusal> {
@@ -110,14 +119,6 @@ impl Connect {
             no_flow_control: self.attributes & cattr::DISABLE_SQ_FLOW_CONTROL != 0,
             authentication,
             result: connected.to_result(),
-        }
-    }
-
-    /// What people are told of whose it is.
-    pub fn host_name(&self) -> &str {
-        match self.host_nqn.as_str() {
-            "" => "(without a name)",
-            name => name,
         }
     }
 
@@ -182,7 +183,7 @@ pub(super) fn admit<'a>(subsystem: &'a Subsystem, connect: &Connect) -> Result<&
         return Err(Refusal::invalid(QID, format!("queue {} came before the admin queue", connect.qid)));
     }
     let Some(settings) = subsystem.settings(&connect.host_nqn) else {
-        let what = format!("host {} is not on the list of {}", connect.host_name(), subsystem.nqn);
+        let what = format!("host {} is not on the list of {}", host_name(&connect.host_nqn), subsystem.nqn);
         return Err(Refusal {
             result: HOSTNQN.to_result(),
             ..Refusal::plain(Code::CONNECT_INVALID_HOST, what)

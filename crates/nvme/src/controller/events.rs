@@ -123,7 +123,11 @@ impl Controller {
         }
     }
 
+    /// Nothing happens any more for a host that has shut its controller down.
     fn pair_events(&mut self) {
+        if self.status.shutdown() != 0 {
+            return;
+        }
         while let Some(effect) = self.events.pair() {
             self.effects.push_back(effect);
         }

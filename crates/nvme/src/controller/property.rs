@@ -67,15 +67,19 @@ impl Controller {
     pub(super) fn reset(&mut self) {
         self.status = Csts(0);
         self.configuration = Cc(0);
-        self.drop_queues(Code::ABORTED_SQ_DELETION);
+        self.drop_queues();
+        let code = Code::ABORTED_SQ_DELETION;
+        let answers = self.events.drain().map(|request| request.answer(Status::again(code), 0));
+        self.effects.extend(answers);
         self.features = Default::default();
         self.effects.push_back(Effect::CloseIoQueues);
     }
 
-    /// CSTS.SHST says that it is under way until the driver has made everything durable.
+    /// CSTS.SHST says that it is under way until the driver has made everything durable. Event requests stay, unanswered:
+    /// SPDK's host has given them up before, and takes an answer for a violation of the protocol.
     fn shut_down(&mut self) {
         self.status = Csts(self.status.0 & !(0b11 << 2) | Csts::SHUTDOWN_OCCURRING);
-        self.drop_queues(Code::ABORTED_SQ_DELETION);
+        self.drop_queues();
         self.effects.push_back(Effect::ShutDown);
     }
 
@@ -86,11 +90,9 @@ impl Controller {
         }
     }
 
-    fn drop_queues(&mut self, code: Code) {
+    fn drop_queues(&mut self) {
         self.io_queues.clear();
-        let answers = self.events.drain().map(|request| request.answer(Status::again(code), 0));
         // Their commands go with their queues, unanswered.
-        let aborts = self.aborts.drain(..).map(|abort| abort.answer(Status::SUCCESS, 1));
-        self.effects.extend(answers.chain(aborts));
+        self.effects.extend(self.aborts.drain(..).map(|abort| abort.answer(Status::SUCCESS, 1)));
     }
 }

@@ -52,7 +52,7 @@ fn a_connect_that_is_wrong_says_where() {
         Controller::connect(anyone, &unnamed, 1, 0).is_ok(),
         "a name is needed only where names are listed"
     );
-    assert_eq!(unnamed.host_name(), "(without a name)");
+    assert_eq!(host_name(&unnamed.host_nqn), "(without a name)");
 }
 
 // promise: NCT-1
@@ -194,9 +194,16 @@ fn a_reset_takes_queues_events_and_features_back() {
 #[test]
 fn a_shutdown_is_complete_when_the_driver_says_so() {
     let mut controller = controller();
+    set_feature(&mut controller, fid::ASYNC_EVENT_CONFIG, 0x100).unwrap();
+    assert_eq!(request_event(&mut controller, 70), Answer::Parked);
     set(&mut controller, Cc::enabled().with_shn(1));
     assert_eq!(status_of(&mut controller).shutdown(), 1);
-    assert_eq!(effects(&mut controller), [Effect::ShutDown]);
+    let mut fewer = subsystem();
+    if let Kind::Nvm { namespaces, .. } = &mut fewer.kind {
+        namespaces.remove(&7);
+    }
+    controller.update(Arc::new(fewer));
+    assert_eq!(effects(&mut controller), [Effect::ShutDown], "event requests stay unanswered");
     assert!(!controller.ready());
     controller.shut_down_complete();
     assert_eq!(status_of(&mut controller).shutdown(), 2);

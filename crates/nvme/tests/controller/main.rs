@@ -6,7 +6,7 @@ mod change;
 mod describe;
 
 use forebay_nvme::command::{admin, io, Cqe, Sgl, Sqe, FABRICS};
-use forebay_nvme::controller::connect::Connect;
+use forebay_nvme::controller::connect::{host_name, Connect};
 use forebay_nvme::controller::subsystem::{
     AnaState, Endpoint, HostSettings, Hosts, Kind, Limits, Namespace, Offer, Optimal, Subsystem,
 };

@@ -13,7 +13,7 @@ use super::stats::{ControllerStats, HostStats, QueueStats};
 use super::steps::FLUSH;
 use super::worker::Worker;
 use forebay_nvme::command::{admin, Cqe, FABRICS};
-use forebay_nvme::controller::connect::{Admitted, Connect, Refusal};
+use forebay_nvme::controller::connect::{host_name, Admitted, Connect, Refusal};
 use forebay_nvme::controller::{self, Answer, Controller, Effect, Health};
 use forebay_nvme::fabrics;
 use forebay_nvme::status::{Code, Status};
@@ -144,7 +144,7 @@ impl Worker {
         let connect = Connect::parse(&sqe, data).map(|connect| Connect { keyed, ..connect });
         let admitted = match connect {
             Ok(connect) => {
-                self.admit(c, &connect).inspect_err(|r| self.say_refused(c, connect.host_name(), r))
+                self.admit(c, &connect).inspect_err(|r| self.say_refused(c, host_name(&connect.host_nqn), r))
             }
             Err(refusal) => {
                 self.say_refused(c, "", &refusal);
@@ -186,7 +186,7 @@ impl Worker {
             "connected",
             &[
                 ("peer", c.peer.to_string().into()),
-                ("host", connect.host_name().into()),
+                ("host", host_name(&connect.host_nqn).into()),
                 ("subsystem", subsystem.nqn.clone().into()),
                 ("cntlid", cell.id.into()),
                 ("qid", admitted.qid.into()),
@@ -401,7 +401,7 @@ impl Worker {
         let cell = c.role.cell().expect("it has a role");
         let mut fields = vec![
             ("peer", c.peer.to_string().into()),
-            ("host", cell.host.nqn.clone().into()),
+            ("host", host_name(&cell.host.nqn).into()),
             ("cntlid", cell.id.into()),
             ("qid", c.qid().into()),
         ];
