@@ -266,6 +266,25 @@ pub(crate) fn copy_out(from: Mem, into: &mut [u8]) -> Result<(), Refused> {
     }
 }
 
+/// Copies to memory that a `Held` keeps.
+pub(crate) fn copy_in(into: Mem, bytes: &[u8]) -> Result<(), Refused> {
+    let mut rest = bytes;
+    for piece in into.each(bytes.len()) {
+        let (here, behind) = rest.split_at(piece.len);
+        // SAFETY: both are `piece.len` long, and the mapping is held; a page that is gone is survived.
+        let left = unsafe { copy::guarded(piece.at.as_ptr(), here.as_ptr(), here.len(), Stores::Cached) };
+        if left > 0 {
+            return Err(Refused::Gone);
+        }
+        rest = behind;
+    }
+    if rest.is_empty() {
+        Ok(())
+    } else {
+        Err(Refused::Unmapped)
+    }
+}
+
 /// Returns whether memory that a `Held` keeps has these bytes. Memory that is gone has not.
 pub(crate) fn is_same(mem: Mem, bytes: &[u8]) -> bool {
     let mut copied = [0; PAGE as usize];

@@ -1,5 +1,5 @@
 //! I/O commands of a controller's queues: from their fetch to their completion. Their payload moves between the source
-//! and the requester's memory, and nowhere else.
+//! and the requester's memory, and nowhere else, unless the source takes no memory that begins where that does.
 
 use super::dma::{self, Access, Held};
 use super::function::{is_repeatable, report_fault, Function};
@@ -35,6 +35,9 @@ pub(super) struct Command {
     held: Held,
     /// Buffer that Compare and Verify read into.
     scratch: Option<Pages>,
+    /// Buffer in the place of the requester's memory, where the source can't use that: O_DIRECT, and a driver that has
+    /// its payload at any multiple of four bytes.
+    stage: Option<Pages>,
     /// Data of Dataset Management.
     ranges: Vec<u8>,
     /// The host wants it aborted.
@@ -54,7 +57,17 @@ impl Command {
     pub(super) fn release(&mut self) {
         self.pieces.clear();
         self.held.clear();
-        self.scratch = None;
+        (self.scratch, self.stage) = (None, None);
+    }
+
+    /// What was read is where its requester wants it.
+    fn land(&self) -> Result<(), Status> {
+        match (&self.stage, self.request) {
+            (Some(stage), Some(Request { op: Op::Read, .. })) => {
+                dma::copy_in(self.pieces.mem(), stage.bytes()).map_err(|_| unreachable_data())
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -73,6 +86,14 @@ impl Pages {
         Pages { lump, lead, len }
     }
 
+    /// With what lies there, in memory that a `Held` keeps.
+    fn copied(from: Mem, len: usize) -> Result<Pages, Status> {
+        let mut bytes = vec![0; len + dma::PAGE as usize];
+        let lead = bytes.as_ptr().align_offset(dma::PAGE as usize);
+        dma::copy_out(from, &mut bytes[lead..lead + len]).map_err(|_| unreachable_data())?;
+        Ok(Pages { lump: Lump::of(bytes), lead, len })
+    }
+
     pub(super) fn mem(&self) -> Mem {
         self.lump.mem().after(self.lead)
     }
@@ -87,7 +108,7 @@ struct Placed<'a>(&'a Command, &'a Pages);
 
 impl Places for Placed<'_> {
     fn data(&self) -> Mem {
-        self.0.pieces.mem()
+        self.0.stage.as_ref().map_or_else(|| self.0.pieces.mem(), Pages::mem)
     }
 
     fn scratch(&self) -> Mem {
@@ -157,6 +178,12 @@ impl Worker {
                 dma::fill(c.pieces.mem(), request.bytes as usize, blank).map_err(|_| unreachable_data())?;
             }
             _ => {}
+        }
+        let (len, moves) = (request.bytes as usize, matches!(request.op, Op::Read | Op::Write));
+        if moves && lane.is_some_and(|lane| !lane.takes(c.pieces.mem(), len)) {
+            let copies = request.op == Op::Write;
+            c.stage = Some(if copies { Pages::copied(c.pieces.mem(), len)? } else { Pages::new(len) });
+            f.staged(owner, len as u64);
         }
         Ok(())
     }
@@ -255,6 +282,8 @@ impl Worker {
 
     /// Writes the completion of a command, and counts it.
     pub(super) fn finish(&mut self, f: &mut Function, owner: Owner, status: Status) {
+        let landed = if status.is_success() { command(f, owner).land() } else { Ok(()) };
+        let status = landed.err().unwrap_or(status);
         self.count(f, owner, status);
         let queue = owner.queue as usize;
         let q = &mut f.queues[queue];

@@ -72,6 +72,8 @@ pub(crate) struct Lane<O = Owner> {
     attentive: bool,
     /// Its source stands on files, among others.
     pub over_files: bool,
+    /// Its source takes payload at multiples of so many bytes, in pieces that are multiples of so many.
+    takes: (u32, u32),
     /// Longest piece of Write Zeroes and Deallocate.
     pub piece_max: u32,
     /// Client of one queue. A host tries again what can't be carried out now.
@@ -91,12 +93,14 @@ impl<O: Copy> Lane<O> {
         reactor: &mut Reactor,
     ) -> Result<Lane<O>, Error> {
         let queue = volume.queue(io_bytes_max, thread, reactor)?;
+        let takes = (queue.geometry().mem_align, queue.geometry().align);
         let depth = queue.geometry().depth.min(LANE_DEPTH);
         let mut client = Client::new(depth, false, None, |_| Mem::None).with_patience(Patience::None);
         client.add(queue);
         let plain = volume.target.is_file();
         Ok(Lane {
             over_files: !volume.target.files().is_empty(),
+            takes,
             attentive: volume.target.needs_ring(),
             geometry: Geometry::new(&volume.as_namespace(), AnaState::Optimized, Some(io_bytes_max)),
             faults: 0,
@@ -113,6 +117,12 @@ impl<O: Copy> Lane<O> {
             read_latency: Histogram::default(),
             write_latency: Histogram::default(),
         })
+    }
+
+    /// Returns whether the source can move `len` bytes to or from where they lie.
+    pub(crate) fn takes(&self, mem: Mem, len: usize) -> bool {
+        let (at, of) = (self.takes.0 as usize, self.takes.1 as usize);
+        at <= 1 || mem.each(len).all(|piece| piece.at.as_ptr() as usize % at == 0 && piece.len % of == 0)
     }
 
     /// Returns the place of these bytes, if they lie in memory already.

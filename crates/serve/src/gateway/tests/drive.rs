@@ -137,6 +137,24 @@ fn many_commands_in_flight_each_come_back_once_with_their_own_bytes() {
     }
 }
 
+// promise: GWY-16
+#[test]
+fn payload_lies_anywhere_whatever_its_source_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, content) = file(dir.path(), 1 << 20);
+    let rig = Rig::new(&[&path]);
+    let mut driver = Driver::new(Client::new(&rig.socket()), 1);
+    for (shift, bytes) in [(4, 4096), (64, 16384), (2052, 64 << 10), (512, 8192), (0, 4096)] {
+        let address = DATA + shift;
+        assert!(driver.run(0, nvm::read(1, 8, bytes / 512), address, bytes).status().is_success());
+        assert_eq!(driver.client.bytes(address, bytes as usize), content[4096..4096 + bytes as usize]);
+        let written: Vec<u8> = (0..bytes).map(|i| (i / 7) as u8 ^ shift as u8).collect();
+        driver.client.fill(address, &written);
+        assert!(driver.run(0, nvm::write(1, 1024, bytes / 512, false), address, bytes).status().is_success());
+        assert_eq!(std::fs::read(&path).unwrap()[512 << 10..][..bytes as usize], written);
+    }
+}
+
 // promise: GWY-6
 #[test]
 fn each_submission_queue_is_counted_the_admin_queue_too_and_what_was_staged() {
