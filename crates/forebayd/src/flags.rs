@@ -192,7 +192,11 @@ pub const SERVE: Verb = Verb {
         valued("cache", "POLICY", "Page cache: auto, bypass (O_DIRECT) or allow."),
         valued("threads", "N", "Number of serving threads. Default: one per CPU, at most 8."),
         valued("cpus", "LIST", "CPUs to pin the threads to, in turn, e.g. 0-3,8. Default: not pinned."),
-        valued("spin-us", "N", "Poll this long before sleeping, in microseconds. Default: 0."),
+        valued(
+            "spin-us",
+            "N",
+            "Poll this long before sleeping, in microseconds. Default: a moment, if that pays.",
+        ),
         valued("max-transfer", "SIZE", "Maximum transfer size of one command. Default: 1m."),
         flag("mdns", "Announce the discovery service on the local network, by multicast DNS."),
         valued("metrics", "ADDRESS", "Serve Prometheus metrics on this port (loopback only) or HOST:PORT."),

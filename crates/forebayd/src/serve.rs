@@ -104,7 +104,7 @@ fn from_flags(given: &Given) -> Result<Config, Error> {
     config.mdns = given.is("mdns");
     config.threads = number("threads")?.unwrap_or(config.threads);
     config.cpus = given.text("cpus").unwrap_or_default().into();
-    config.spin_us = number("spin-us")?.unwrap_or(config.spin_us);
+    config.spin_us = number("spin-us")?;
     if let Some(bytes) = size("max-transfer")? {
         config.max_transfer = forebay_serve::target::config::Size(bytes);
     }

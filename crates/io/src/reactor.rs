@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "the worker's own ring, and what it waits for")]
 
 pub mod memlock;
+mod patience;
 mod ring;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -17,6 +18,7 @@ use crate::clock;
 use forebay_model::Error;
 use io_uring::squeue;
 use io_uring::types;
+use patience::Patience;
 pub use ring::is_nothing_yet;
 use ring::{build, gather, Bell, GetEventsArg, Ring};
 use std::fs::File;
@@ -122,6 +124,8 @@ pub struct Reactor {
     waker: Option<Arc<Waker>>,
     features: Vec<&'static str>,
     spin: Duration,
+    /// Polls for a moment before it sleeps, where that pays. None: nobody asked for that.
+    patience: Option<Patience>,
     glances: Vec<Arc<dyn Glance>>,
 }
 
@@ -135,6 +139,7 @@ impl Reactor {
             waker: None,
             features: Vec::new(),
             spin: Duration::ZERO,
+            patience: None,
             glances: Vec::new(),
         }
     }
@@ -172,6 +177,7 @@ impl Reactor {
             waker: None,
             features,
             spin: Duration::ZERO,
+            patience: None,
             glances: Vec::new(),
         })
     }
@@ -367,7 +373,7 @@ impl Reactor {
             }
             return;
         }
-        if wanted > 0 && self.look(self.spin, until) {
+        if wanted > 0 && (self.look(self.spin, until) || self.polls(until)) {
             self.was_woken();
             return;
         }
@@ -391,6 +397,25 @@ impl Reactor {
     /// machines tens. The longest requested time applies.
     pub fn spin(&mut self, at_most: Duration) {
         self.spin = self.spin.max(at_most);
+    }
+
+    /// From now on `wait` polls for a moment before it sleeps, as long as what it waits for comes within it: for peers
+    /// that answer at once.
+    pub fn poll_where_it_pays(&mut self) {
+        self.patience.get_or_insert_default();
+    }
+
+    fn polls(&mut self, until: Instant) -> bool {
+        if !self.spin.is_zero() {
+            return false;
+        }
+        let Some(most) = self.patience.as_mut().and_then(Patience::allows) else { return false };
+        let began = clock::now();
+        let came = self.look(most, until);
+        if let Some(patience) = &mut self.patience {
+            patience.judge(clock::now().saturating_duration_since(began), came);
+        }
+        came
     }
 
     /// Looks again and again for so long; whether there is something for which the next `wait` returns at once.

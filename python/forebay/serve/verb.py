@@ -49,7 +49,7 @@ def _print_key(context: click.Context, _option: click.Parameter, transform: str 
 @click.option("--cache", metavar="POLICY", help="Page cache: auto, bypass (O_DIRECT) or allow.")
 @click.option("--threads", metavar="N", help="Number of serving threads. Default: one per CPU, at most 8.")
 @click.option("--cpus", metavar="LIST", help="CPUs to pin the threads to, in turn, e.g. 0-3,8. Default: not pinned.")
-@click.option("--spin-us", metavar="N", help="Poll this long before sleeping, in microseconds. Default: 0.")
+@click.option("--spin-us", metavar="N", help="Poll this long before sleeping, in microseconds. Default: a moment, if that pays.")
 @click.option("--max-transfer", metavar="SIZE", help="Maximum transfer size of one command. Default: 1m.")
 @click.option("--mdns", is_flag=True, help="Announce the discovery service on the local network, by multicast DNS.")
 @click.option("--metrics", metavar="ADDRESS", help="Serve Prometheus metrics on this port (loopback only) or HOST:PORT.")

@@ -52,8 +52,8 @@ pub struct Config {
     /// that takes its packets. Empty: anywhere.
     pub cpus: String,
     /// Time for which a thread that has connections polls before it sleeps, in microseconds: lower latency for a core
-    /// that is always busy. 0: not at all.
-    pub spin_us: u32,
+    /// that is always busy. 0: not at all. None: for a moment, as long as hosts send the next command within it.
+    pub spin_us: Option<u32>,
     /// Longest transfer of one command (MDTS): a power of two times 4 KiB, from 64k to 4m.
     pub max_transfer: Size,
     /// Memory for data on their way, of all threads together. Touched only as far as it is used.
@@ -90,7 +90,7 @@ impl Default for Config {
             mdns: false,
             threads: 0,
             cpus: String::new(),
-            spin_us: 0,
+            spin_us: None,
             max_transfer: Size(1 << 20),
             buffers: Size(512 << 20),
             in_capsule: Size(16 << 10),
@@ -323,7 +323,7 @@ impl Config {
         let kib = |s: Size| s.0 >> 10;
         within("threads", self.threads.into(), 0, super::volume::THREADS_MAX as u64)?;
         super::thread_pool::cpus(&self.cpus)?;
-        within("spin_us", self.spin_us.into(), 0, 1_000_000)?;
+        within("spin_us", self.spin_us.unwrap_or(0).into(), 0, 1_000_000)?;
         within("max_transfer in KiB", kib(self.max_transfer), 64, 4096)?;
         if !self.max_transfer.0.is_power_of_two() {
             let found = format!("{} is not a power of two", self.max_transfer.0);

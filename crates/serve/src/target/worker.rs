@@ -115,6 +115,9 @@ impl Worker {
             let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";
             memlock::refusal("forebay serve", &e, next)
         })?;
+        if site.config.spin_us.is_none() {
+            reactor.poll_where_it_pays();
+        }
         if let Some(why) = memlock::short(&reactor).filter(|_| number == 0) {
             site.log.say(Level::Info, "short rings", &[("why", why.into())]);
         }
@@ -154,7 +157,7 @@ impl Worker {
     /// Looks again and again for a while before it sleeps, where the configuration asks for that: a wake-up costs
     /// several microseconds. A thread without connections sleeps at once.
     fn spin(&mut self, until: Instant) {
-        let spin = Duration::from_micros(self.site.config.spin_us.into());
+        let spin = Duration::from_micros(self.site.config.spin_us.unwrap_or(0).into());
         if !spin.is_zero() && self.connections.len() > self.vacant.len() {
             self.reactor.look(spin, until);
         }

@@ -166,8 +166,8 @@ pub struct Options {
     pub replay_writes: bool,
     /// Bytes that one receive may take besides payload that has its place, while reads are small: `HostEnd`.
     pub bulk: usize,
-    /// Time for which a worker polls before it sleeps.
-    pub spin: Duration,
+    /// Time for which a worker polls before it sleeps. None: for a moment, where that pays.
+    pub spin: Option<Duration>,
     /// The name that seeded content carries, where it was made under another one: a file's name at the target.
     pub content: Option<String>,
 }
@@ -197,7 +197,7 @@ impl Options {
             policy: Policy::RoundRobin,
             replay_writes: false,
             bulk: BULK,
-            spin: Duration::ZERO,
+            spin: None,
             content: None,
         }
     }
@@ -239,7 +239,7 @@ impl Options {
                 self.bulk =
                     parse_bytes(value).map_err(|e| format!("bulk={value}: {e}"))?.min(BULK_MAX) as usize
             }
-            "spin_us" => self.spin = spin(key, value)?,
+            "spin_us" => self.spin = Some(spin(key, value)?),
             "content" => self.content = Some(value.into()),
             "iopolicy" => {
                 self.policy = match value {

@@ -121,7 +121,10 @@ impl NvmeTcpQueue {
             ));
         }
         let waker = reactor.waker()?;
-        reactor.spin(remote.shared.options.spin);
+        match remote.shared.options.spin {
+            Some(spin) => reactor.spin(spin),
+            None => reactor.poll_where_it_pays(),
+        }
         let share = remote.shared.host.shares.take(needs.seat)?;
         let paths = 0..remote.shared.paths.len();
         // One of each path, then the next of each: neighbours are on different paths.
