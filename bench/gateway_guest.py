@@ -6,7 +6,7 @@ is stopped (SIGSTOP): SPDK looks for work without end, and would take a processo
 has nothing to do; beside it stands ours with `spin_us`, which looks for work for a moment first.
 
 It needs a QEMU with `vfio-user-pci` (the tests' guests fetch one), and SPDK built with `--with-vfio-user`, whose folder
-SPDK_VFIO names. Without KVM the guest's processors are emulated, and take the greater part of the time.
+SPDK names. Without KVM the guest's processors are emulated, and take the greater part of the time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def ours(spin_us: int, serial: str) -> Iterator[tuple[int, Path]]:
 @contextlib.contextmanager
 def spdk(serial: str) -> Iterator[tuple[int, Path]]:
     """SPDK's target with a drive of nothing: its process, and the drive's socket."""
-    root = spdk_root("SPDK_VFIO", "built with --with-vfio-user")
+    root = spdk_root("built with --with-vfio-user")
     with tempfile.TemporaryDirectory(prefix="fb-spdk-") as folder, spdk_started(root) as (pid, rpc):
         rpc("nvmf_create_transport", "-t", "VFIOUSER")
         rpc("bdev_null_create", "Null0", "65536", "512")

@@ -111,7 +111,7 @@ QUESTIONS = (
         "NVMe/TCP",
         "How fast is a namespace over loopback, beside TCP alone, and beside the same drive used locally?",
         (
-            Part("remote_read", only="128k$|4k, depth 1$", others="tcp|iperf|SPDK", ours="forebay(?!, spin)"),
+            Part("remote_read", only="128k$|4k, depth 1$", others="tcp|iperf|SPDK", ours="forebay(?!, (spin|asleep))"),
             Part("remote_read", only="64k, queues|1024k, both", others="1 queue|no digests"),
             Part("remote_local", only="paced drive, (64|1024)k|disk, 128k"),
             Part("remote_many", as_is=()),

@@ -181,19 +181,46 @@ def iperf3(name: str, block: int, connections: int) -> Contender:
 # SPDK ----------------------------------------------------------------------------------------------
 
 
-def spdk_root(variable: str = "SPDK", what: str = "with nvmf_tgt and spdk_nvme_perf built") -> Path:
-    root = Path(os.environ.get(variable, "/nonexistent"))
+def spdk_root(what: str = "with nvmf_tgt and spdk_nvme_perf built") -> Path:
+    root = Path(os.environ.get("SPDK", "/nonexistent"))
     if not (root / "build/bin/nvmf_tgt").exists():
-        raise Unavailable(f"SPDK isn't here ({variable} names its folder, {what})")
+        raise Unavailable(f"SPDK isn't here (SPDK names its folder, {what})")
     return root
 
 
 @contextlib.contextmanager
-def spdk_started(root: Path) -> Iterator[tuple[int, Callable[..., None]]]:
-    """nvmf_tgt, polling on processor 0, with nothing configured: its process, and what carries out an RPC of its own."""
+def unpaced() -> Iterator[tuple[str, ...]]:
+    """What stands before the commands of both of SPDK's ends, so that TCP doesn't pace them: a network namespace with reno.
+
+    Ours ask for reno on loopback by themselves; SPDK's ends have what the system has, and with BBR half of their rate.
+    """
+    name = "net.ipv4.tcp_congestion_control"
+    if Path("/proc/sys", *name.split(".")).read_text().strip() != "bbr":
+        yield ()
+        return
+    if os.geteuid() or not shutil.which("ip"):
+        raise Unavailable(f"{name} is bbr, and a namespace with reno for SPDK needs root and ip; or: sysctl -w {name}=reno")
+    space = f"forebay-spdk-{os.getpid()}"
+    inside = ("ip", "netns", "exec", space)
+    try:
+        for words in (("ip", "netns", "add", space), ("ip", "-n", space, "link", "set", "lo", "up")):
+            subprocess.run(words, check=True, capture_output=True)
+        subprocess.run([*inside, "sh", "-c", f"echo reno > /proc/sys/{name.replace('.', '/')}"], check=True)
+        yield inside
+    finally:
+        subprocess.run(["ip", "netns", "delete", space], capture_output=True)
+
+
+@contextlib.contextmanager
+def spdk_started(root: Path, inside: tuple[str, ...] = ()) -> Iterator[tuple[int, Callable[..., None]]]:
+    """nvmf_tgt, polling on processor 0, with nothing configured: its process, and what carries out an RPC of its own.
+
+    `inside`: what stands before the command, and becomes it.
+    """
     environment = {**os.environ, "LD_LIBRARY_PATH": str(root / "build/lib"), "PYTHONPATH": str(root / "python")}
     socket = f"/tmp/forebay-bench-spdk-{os.getpid()}.sock"
-    command = [str(root / "build/bin/nvmf_tgt"), "--no-huge", "-s", "1024", "-m", "0x1", "-r", socket, "--no-pci"]
+    command = [*inside, str(root / "build/bin/nvmf_tgt"), "--no-huge", "-s", "1024", "-m", "0x1"]
+    command += ["-r", socket, "--no-pci"]
     target = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def rpc(*words: str) -> None:
@@ -214,9 +241,9 @@ def spdk_started(root: Path) -> Iterator[tuple[int, Callable[..., None]]]:
 
 
 @contextlib.contextmanager
-def spdk_target(root: Path) -> Iterator[int]:
+def spdk_target(root: Path, inside: tuple[str, ...] = ()) -> Iterator[int]:
     """It, with a null device of 64 GiB as namespace 1 and a RAM one as namespace 2, over TCP."""
-    with spdk_started(root) as (pid, rpc):
+    with spdk_started(root, inside) as (pid, rpc):
         rpc("nvmf_create_transport", "-t", "TCP", "-q", "128", "-m", "127")
         rpc("bdev_null_create", "Null0", "65536", "512")
         rpc("bdev_malloc_create", "-b", "Malloc0", "512", "512")
@@ -239,10 +266,10 @@ def spdk(name: str, block: int, depth: int, queues: int = 1, digests: bool = Fal
     environment = f"LD_LIBRARY_PATH={root / 'build/lib'}"
 
     def measure(seconds: float) -> Figure:
-        with spdk_target(root) as pid:
+        with unpaced() as inside, spdk_target(root, inside) as pid:
             before = cpu_of(pid)
             begin = time.monotonic()
-            command = ["env", environment, str(root / "build/bin/spdk_nvme_perf"), *base]
+            command = [*inside, "env", environment, str(root / "build/bin/spdk_nvme_perf"), *base]
             ran = run([*command, "-t", str(max(1, round(seconds)))], 60 + 3 * seconds)
             took = time.monotonic() - begin
             beside = cpu_of(pid) - before

@@ -84,7 +84,7 @@ class Bound:
     """What Forebay must reach against another: per round, then the median. Against nobody, a figure by itself."""
 
     what: str  # "rate" or "cost" (ratios), or "time": microseconds per I/O beyond the other's
-    against: tuple[str, ...]  # empty: the limit is in GiB/s (I/Os per s), or in CPU ms/GiB (ns per I/O)
+    against: tuple[str, ...]  # empty: the limit is in GiB/s (I/Os per s), CPU ms/GiB (ns per I/O), or µs
     at_least: float | None = None
     at_most: float | None = None
     pick: str = "slowest"  # among `against`: "slowest" in each round, or "fastest" by its median
@@ -230,7 +230,12 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 def by_itself(bound: Bound, cell: Cell, runs: list[Figure], missing: dict[str, Any]) -> dict[str, Any]:
     """A limit that is a figure and no ratio."""
-    values = [rate(f, cell) if bound.what == "rate" else f.cost(cell.per, f.cpu_s is None) for f in runs]
+    tells: dict[str, Callable[[Figure], float | None]] = {
+        "rate": lambda f: rate(f, cell),
+        "cost": lambda f: f.cost(cell.per, f.cpu_s is None),
+        "time": lambda f: 1e6 / f.iops,
+    }
+    values = [tells[bound.what](f) for f in runs]
     known = [v for v in values if v is not None]
     if not known:
         return {**missing, "why": "it tells no CPU"}
@@ -290,7 +295,9 @@ def verdict(cell: Cell, settled: dict[str, Any]) -> str:
     limit = f"≥ {bound['at_least']}" if bound["at_least"] is not None else f"≤ {bound['at_most']}"
     what = {"rate": "rate", "cost": "CPU", "time": "time per I/O"}[bound["what"]]
     asked = f"{cell.name}: {what} of {bound['of'] or cell.ours} {limit}"
-    if bound["what"] == "time":
+    if bound["what"] == "time" and not bound["against"]:
+        asked += " µs"
+    elif bound["what"] == "time":
         asked += f" µs beyond {' or '.join(settled.get('against') or bound['against'])}"
     elif bound["against"]:
         asked += f" × {' or '.join(settled.get('against') or bound['against'])}"
