@@ -188,6 +188,11 @@ def spdk_root(what: str = "with nvmf_tgt and spdk_nvme_perf built") -> Path:
     return root
 
 
+def spdk_libraries(root: Path) -> str:
+    """Where its libraries lie as built, the one of vfio-user in a folder of its own."""
+    return f"{root / 'build/lib'}:{root / 'build/libvfio-user/build-release/lib'}"
+
+
 @contextlib.contextmanager
 def unpaced() -> Iterator[tuple[str, ...]]:
     """What stands before the commands of both of SPDK's ends, so that TCP doesn't pace them: a network namespace with reno.
@@ -217,7 +222,7 @@ def spdk_started(root: Path, inside: tuple[str, ...] = ()) -> Iterator[tuple[int
 
     `inside`: what stands before the command, and becomes it.
     """
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(root / "build/lib"), "PYTHONPATH": str(root / "python")}
+    environment = {**os.environ, "LD_LIBRARY_PATH": spdk_libraries(root), "PYTHONPATH": str(root / "python")}
     socket = f"/tmp/forebay-bench-spdk-{os.getpid()}.sock"
     command = [*inside, str(root / "build/bin/nvmf_tgt"), "--no-huge", "-s", "1024", "-m", "0x1"]
     command += ["-r", socket, "--no-pci"]
@@ -263,7 +268,7 @@ def spdk(name: str, block: int, depth: int, queues: int = 1, digests: bool = Fal
     where = f"trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{SPDK_PORT} subnqn:{SPDK_NQN} ns:{namespace}"
     base = ["--no-huge", "-s", "512", "-c", "0x2", "-q", str(depth), "-o", str(block), "-w", "read"]
     base += ["-P", str(queues), *(["-H", "-I"] if digests else []), "-r", where]
-    environment = f"LD_LIBRARY_PATH={root / 'build/lib'}"
+    environment = f"LD_LIBRARY_PATH={spdk_libraries(root)}"
 
     def measure(seconds: float) -> Figure:
         with unpaced() as inside, spdk_target(root, inside) as pid:

@@ -402,7 +402,9 @@ impl Reactor {
     /// From now on `wait` polls for a moment before it sleeps, as long as what it waits for comes within it: for peers
     /// that answer at once.
     pub fn poll_where_it_pays(&mut self) {
-        self.patience.get_or_insert_default();
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let seed = since.map_or(1, |time| time.subsec_nanos());
+        self.patience.get_or_insert_with(|| Patience::new(seed));
     }
 
     fn polls(&mut self, until: Instant) -> bool {
