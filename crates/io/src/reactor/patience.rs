@@ -25,8 +25,8 @@ pub(super) struct Patience {
 impl Patience {
     /// One wait polls at most this long.
     const MOST: Duration = Duration::from_micros(100);
-    /// A sleep and a wake-up cost this much of a processor.
-    const PAYS: Duration = Duration::from_micros(25);
+    /// A sleep and a wake-up cost a processor about half of this on a virtual machine, and the other half in latency.
+    const PAYS: Duration = Duration::from_micros(40);
     /// Waits before the average counts.
     const TRIAL: u32 = 16;
     const FIRST: u32 = 4;
