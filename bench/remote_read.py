@@ -95,8 +95,8 @@ def latency() -> Cell:
 def small() -> Cell:
     contenders = available(
         lambda: spdk(SPDK, 4096, 32),
-        lambda: read(SPINNING, 4096, (1, 1, 32)),
-        lambda: read("forebay", 4096, (1, 1, 32)),
+        lambda: read(SPINNING, 4096, (1, 1, 32), cpus=APART),
+        lambda: read("forebay", 4096, (1, 1, 32), cpus=APART),
     )
     bounds = [
         Bound("rate", (SPDK,), at_least=1.0, of=SPINNING),

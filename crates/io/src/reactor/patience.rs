@@ -29,7 +29,9 @@ impl Patience {
     const PAYS: Duration = Duration::from_micros(40);
     /// Waits before the average counts.
     const TRIAL: u32 = 16;
+    /// Waits that sleep after a first disappointment, after an interruption, and at most.
     const FIRST: u32 = 4;
+    const MANY: u32 = 64;
     const LAST: u32 = 512;
     /// A poll that takes this long was interrupted: others want the processor, and a thread that sleeps is woken before
     /// one that polls has its next turn.
@@ -64,10 +66,11 @@ impl Patience {
         self.mean = if self.polled == 1 { took } else { (self.mean * 7 + took) / 8 };
         let late = self.polled >= Patience::TRIAL && self.mean > Patience::PAYS;
         if !came || late || took > Patience::CROWDED {
-            let crowded = took > Patience::CROWDED;
-            let waits =
-                if crowded { Patience::LAST } else { self.next.clamp(Patience::FIRST, Patience::LAST) };
-            (self.without, self.next, self.polled) = (self.about(waits), waits * 2, 0);
+            let least = if took > Patience::CROWDED { Patience::MANY } else { Patience::FIRST };
+            let waits = self.next.clamp(least, Patience::LAST);
+            // What came, but late, may be the other end's doing, which tries by and by.
+            let next = if came { waits + waits.div_ceil(4) } else { waits * 2 };
+            (self.without, self.next, self.polled) = (self.about(waits), next, 0);
         } else if self.polled % Patience::MENDS == 0 {
             self.next /= 2;
         }
@@ -96,7 +99,7 @@ mod tests {
         let mut patience = Patience::new(7);
         assert_eq!(polled(&mut patience, 10_000, 10), 10_000);
         assert!(polled(&mut patience, 100_000, 1000) < 400, "hardly at all");
-        assert!(polled(&mut patience, 100_000, 50) < 4000, "a trial once in a while");
+        assert!(polled(&mut patience, 100_000, 50) < 5000, "a trial once in a while");
         let waits = 4 * Patience::LAST;
         assert!(polled(&mut patience, waits, 10) > waits / 2, "it pays again");
     }
@@ -107,8 +110,8 @@ mod tests {
         assert_eq!(polled(&mut patience, 100, 10), 100);
         assert!(patience.allows().is_some());
         patience.judge(Duration::from_millis(3), true);
-        assert_eq!(polled(&mut patience, Patience::LAST / 2, 10), 0);
-        polled(&mut patience, Patience::LAST, 10);
+        assert_eq!(polled(&mut patience, Patience::MANY / 2, 10), 0);
+        polled(&mut patience, Patience::MANY, 10);
         assert_eq!(polled(&mut patience, 100, 10), 100);
     }
 
