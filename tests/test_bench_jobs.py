@@ -12,6 +12,7 @@ from typing import Any
 import processes
 import pytest
 from forebay import _core
+from forebay.bench import summary
 from forebay.stats import mean_interval
 
 
@@ -315,3 +316,55 @@ def explained(path: str, missing: dict[str, str]) -> bool:
 
     last = path.rsplit(".", 1)[-1]
     return any(plain(m) == path or plain(m).rsplit(".", 1)[-1] == last for m in missing)
+
+
+@pytest.mark.promise("BEN-50", "BEN-51")
+def test_whole_files_are_read_once_a_pass_in_random_order(tmp_path: Path) -> None:
+    """Each file has a size of its own, and one worker reads them one by one: the log of its I/Os tells which it was."""
+    sizes = [1 + 3000 * n for n in range(12)]
+    for n, size in enumerate(sizes):
+        file = tmp_path / "data" / f"{n % 3}" / f"{n}.{'JPG' if n % 2 else 'jpg'}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes(size))
+    (tmp_path / "data/labels.txt").write_text("not read")
+
+    def read(log: str, *arguments: Any) -> tuple[list[int], dict[str, Any]]:
+        glob = ("--glob", "*.jpg", "--glob", "**/*.JPG")
+        record = bench("data", *glob, *SMALL, "--depth", 1, "--passes", 3, "--io-log", log, *arguments, cwd=tmp_path)
+        files: list[int] = []
+        for line in (tmp_path / f"{log}.1.log").read_text().splitlines():
+            size, offset = (int(word) for word in line.replace(",", " ").split()[-2:])
+            files = files if offset else [*files, 0]
+            assert offset == files[-1], "a piece that doesn't begin where the last one ended"
+            files[-1] += size
+        return files, record
+
+    def passes(files: list[int]) -> list[list[int]]:
+        return [files[n : n + len(sizes)] for n in range(0, len(files), len(sizes))]
+
+    first, record = read("first", "--order", "random")
+    again, _ = read("again", "--whole-files", "--order", "random")
+    other, _ = read("other", "--order", "random", "--seed", 8)
+    by_name, _ = read("name", "--whole-files")
+    assert [sorted(one) for one in passes(first)] == [sizes] * 3 and again == first
+    assert len({tuple(one) for one in (*passes(first), *passes(other), *passes(by_name))}) == 7
+    counted = record["result"]["files"]
+    assert (counted["found"], counted["read"], counted["whole"]) == (12, 12, 36.0) and counted["files_per_s"] > 0
+    told = summary.text(record, 200)
+    assert "read of whole files in random order by 4k from data '*.jpg' '**/*.JPG'" in told
+    assert "files     12 of 12 read · " in told and "(36 read from beginning to end)" in told
+
+
+@pytest.mark.promise("BEN-50", "BEN-51")
+def test_files_that_are_not_there_or_not_whole_are_refused(tmp_path: Path) -> None:
+    for name in ("a.JPG", "b.JPG", "labels.txt", "README"):
+        (tmp_path / name).write_text("data")
+    for arguments, said in (
+        ((".", "--glob", "*.jpg"), "2 .JPG, 1 .txt, 1 without an extension\n  try: --glob '*.JPG'"),
+        ((".", "--whole-files", "--workers", "5"), "there are 4 for 5 workers\n  try: --workers 4"),
+        ((".", "--order", "random", "--op", "randread"), "try: --op read --whole-files --order random"),
+        (("model:d7-ps1010", "--whole-files"), "neither a file nor a directory"),
+        (("README", "--glob", "*"), "it is one file"),
+    ):
+        done = processes.run([*processes.FOREBAY, "bench", *arguments], cwd=tmp_path)
+        assert done.returncode == 2 and said in done.stderr, done.stderr

@@ -410,6 +410,7 @@ impl Settler<'_> {
     /// The most workers that these targets can serve at once.
     fn workers_most(&self, targets: &[Target]) -> u32 {
         let each = targets.iter().map(Target::workers_most).min().unwrap_or(u32::MAX);
+        let each = if self.job.whole_files { each.min(targets.len() as u32) } else { each };
         each.saturating_mul(self.job.pairs.len().max(1) as u32)
     }
 

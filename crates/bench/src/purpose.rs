@@ -42,6 +42,7 @@ pub(crate) fn of(job: &JobSpec) -> Result<Purpose, Error> {
         files: job.files,
         files_usual: job.workers,
         file_name: job.file_name.clone(),
+        globs: job.parsed_globs()?,
         start_bytes: job.start_bytes,
         overwrite: job.overwrite.clone(),
         overwrite_devices: job.overwrite_devices.clone(),

@@ -107,6 +107,7 @@ fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
     let latency = sides.latency();
     let [read, write, flush] = sides.directions(seconds, true);
     let workers = workers_of(&tallies, context.job.workers, context.destination);
+    let targets = targets_of(&tallies, context.targets, paths);
     let has_copy = tallies.iter().any(|t| t.copy.is_some());
     let numbered = |(n, r): (usize, &Ran)| {
         r.points.iter().map(move |p| Point { repeat: n as u32, ..p.clone() }).collect::<Vec<_>>()
@@ -125,6 +126,7 @@ fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
         flush,
         latency_us: latency.summary(),
         late: sum(|t| t.late),
+        files: files_of(context, &targets, seconds),
         foretold: None,
         unfinished: Unfinished::sum(tallies.iter().map(|t| unfinished_of(t)).collect::<Vec<_>>().iter()),
         histogram: latency.encode(),
@@ -142,7 +144,7 @@ fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
         verified_bytes: sum(|t| t.verified_bytes),
         verified_on: verified_on(context, runs),
         summary: stats::summarize(&repeats, stats::Stop::of(context.job)),
-        targets: targets_of(&tallies, context.targets, paths),
+        targets,
         gpus: gpus_of(&workers, seconds),
         workers,
         hosts: Vec::new(),
@@ -334,6 +336,27 @@ fn targets_of(tallies: &[&Tally], targets: &[Target], paths: &[&str]) -> Vec<Tar
         ios: total(i, |c| c.1),
     };
     targets.iter().enumerate().map(result).collect()
+}
+
+/// The files that were read; None of a job that writes, or has one file, or none.
+fn files_of(context: &Context, moved: &[TargetResult], seconds: f64) -> Option<FilesRead> {
+    let job = context.job;
+    let is_file = |t: &Target| t.backing.file().is_some_and(|(file, _)| !file.is_device);
+    let files: Vec<_> = context.targets.iter().zip(moved).filter(|(t, _)| is_file(t)).collect();
+    if job.writes() || (files.len() < 2 && !job.whole_files) {
+        return None;
+    }
+    let whole = || {
+        let times = files.iter().map(|(t, moved)| (moved.bytes / t.bytes, moved.bytes % t.bytes, t.bytes));
+        times.map(|(times, rest, of)| times as f64 + rest as f64 / of as f64).sum::<f64>()
+    };
+    let whole = job.reads_whole_files().then(whole);
+    Some(FilesRead {
+        found: files.len() as u64,
+        read: files.iter().filter(|(_, moved)| moved.bytes > 0).count() as u64,
+        whole,
+        files_per_s: whole.filter(|_| seconds > 0.0).map(|whole| whole / seconds),
+    })
 }
 
 /// Distinct names, with a plus sign between them.

@@ -82,6 +82,7 @@ pub(crate) fn of_machine(job: &JobSpec, looked: &Looked) -> Result<(), Error> {
 
 /// Checks that the opened targets support the options.
 pub(crate) fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
+    share::check_whole_files(job, targets)?;
     let files: Vec<_> = targets.iter().flat_map(Target::files).collect();
     if let Some(remote) = targets.iter().flat_map(Target::remotes).next() {
         if job.iopoll || job.require_direct {

@@ -2,7 +2,8 @@
 
 use crate::run_kit::{run_thread, Observer, Progress, Ran};
 use crate::{
-    calibration, fleet, host_capacity, prediction, purpose, record, requirements, virtual_time, worker_setup,
+    calibration, fleet, host_capacity, prediction, purpose, record, requirements, share, virtual_time,
+    worker_setup,
 };
 use forebay_io::clock;
 use forebay_io::gpu::cuda;
@@ -135,6 +136,9 @@ pub fn check(job: &JobSpec) -> Result<(), Error> {
     job.faults.as_deref().map(FaultPlan::parse).transpose()?;
     job.source_uris()?.iter().try_for_each(|source| {
         let uri = Uri::parse(source)?;
+        if job.whole_files && uri.path().is_none() {
+            return Err(share::no_files(source));
+        }
         path::legal(job.path, &uri, &uri.made())
     })
 }

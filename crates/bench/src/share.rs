@@ -6,7 +6,7 @@ use super::run_kit::WorkerSpec;
 use forebay_io::gpu::cuda::Device;
 use forebay_io::machine;
 use forebay_io::threads;
-use forebay_model::job::JobSpec;
+use forebay_model::job::{FileOrder, JobSpec};
 use forebay_model::pattern::{PatternSpec, Span};
 use forebay_model::Error;
 use forebay_storage::path::Destination;
@@ -47,6 +47,7 @@ pub(crate) fn pattern(job: &JobSpec, w: u64, spans: Vec<Span>) -> Result<Pattern
         no_repeat: job.no_repeat,
         skip: job.skip_bytes,
         skip_every: job.skip_every_bytes,
+        shuffled: job.whole_files && job.order == Some(FileOrder::Random),
         io_bytes: job.io_bytes,
         io_bytes_max: job.io_bytes_max,
         io_bytes_step: job.io_bytes_step,
@@ -121,6 +122,35 @@ fn share(job: &JobSpec, targets: &[Target], own: &[usize], workers: &[usize], sp
     }
 }
 
+/// Refuses whole files of what has none, and workers that would have none.
+pub(crate) fn check_whole_files(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
+    if !job.whole_files {
+        return Ok(());
+    }
+    let is_file = |t: &Target| t.backing.file().is_some_and(|(file, _)| !file.is_device);
+    if let Some(other) = targets.iter().find(|t| !is_file(t)) {
+        return Err(no_files(&other.label));
+    }
+    let groups = job.pairs.len().max(1);
+    for group in 0..groups {
+        let files = targets.iter().filter(|t| t.route.pair.is_none_or(|pair| pair as usize == group)).count();
+        let workers = (group..job.workers as usize).step_by(groups).len();
+        if workers > files && !job.clones {
+            return Err(Error::request(
+                format!("‹workers› {} ‹whole_files›", job.workers),
+                format!("each file is read by one worker, and there are {files} for {workers} workers"),
+                format!("‹workers› {}, or no ‹whole_files›", files * groups),
+            ));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn no_files(source: &str) -> Error {
+    let next = "a directory, files, or no ‹whole_files›";
+    Error::request(format!("‹whole_files› of {source}"), "it is neither a file nor a directory", next)
+}
+
 /// The rest of a span after its first `bytes`.
 fn moved_on(whole: Span, bytes: u64) -> Span {
     let past = bytes.min(whole.bytes);
@@ -138,7 +168,9 @@ fn part(whole: Span, i: u64, n: u64, io_bytes: u64) -> Span {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_storage::source::{NilBacking, Route};
+    use forebay_model::job::Engine;
+    use forebay_storage::source::file::{FileAccess, FileTarget};
+    use forebay_storage::source::{FileBacking, NilBacking, Route};
     use proptest::prelude::*;
 
     fn target(pair: Option<u32>) -> Target {
@@ -163,6 +195,33 @@ mod tests {
             let bytes: u64 = spans.iter().flatten().filter(|s| s.target == t).map(|s| s.bytes).sum();
             assert_eq!(bytes, 1 << 20, "target {t}");
         }
+    }
+
+    // promise: BEN-51
+    #[test]
+    fn whole_files_have_a_worker_each_and_each_worker_has_one() {
+        let home = tempfile::tempdir().unwrap();
+        let open = |pair| {
+            let path = home.path().join("file");
+            std::fs::write(&path, "data").unwrap();
+            let access = FileAccess { write: false, direct: false };
+            let file = FileTarget::open(&path, access).unwrap();
+            let backing = FileBacking { target: file, engine: Engine::Pread };
+            Target { route: Route { pair, ..Route::default() }, ..Target::new("f", 4, backing) }
+        };
+        let pairs = vec!["0=/a".to_string(), "1=/b".into()];
+        let whole = |workers, pairs| JobSpec { whole_files: true, workers, pairs, ..JobSpec::default() };
+        let files = [open(Some(0)), open(Some(1)), open(Some(1))];
+        check_whole_files(&whole(2, pairs.clone()), &files).unwrap();
+        let error = check_whole_files(&whole(3, pairs), &files).unwrap_err();
+        assert!(error.found.ends_with("1 for 2 workers"), "{error}");
+        let all: Vec<Target> = (0..3).map(|_| open(None)).collect();
+        check_whole_files(&whole(3, vec![]), &all).unwrap();
+        let error = check_whole_files(&whole(4, vec![]), &all).unwrap_err();
+        assert!(error.next.starts_with("‹workers› 3"), "{error}");
+        check_whole_files(&JobSpec { clones: true, ..whole(4, vec![]) }, &all).unwrap();
+        let error = check_whole_files(&whole(1, vec![]), &[target(None)]).unwrap_err();
+        assert!(error.found.contains("neither a file nor a directory"), "{error}");
     }
 
     // promise: BEN-26

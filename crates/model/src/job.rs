@@ -20,6 +20,7 @@ pub use path::PathKind;
 pub use side::{Flow, Priorities, Priority};
 pub use steady::{Judge, SteadyRule};
 
+use crate::glob::Glob;
 use crate::units::GIB;
 use crate::Error;
 use serde::{Deserialize, Serialize};
@@ -158,6 +159,16 @@ impl Prefer {
     }
 }
 
+/// Order in which whole files are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FileOrder {
+    /// That of their names.
+    Name,
+    /// Random, new in each pass.
+    Random,
+}
+
 /// The arrival process of an open loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -254,7 +265,7 @@ fn settle_defaults(fields: &mut Map<String, Value>) {
     fields.entry("io_from").or_insert_with(|| io_from.into());
     let depth_from = if fields.contains_key("depth") { "given" } else { "default" };
     fields.entry("depth_from").or_insert_with(|| depth_from.into());
-    for (rule, implied) in [("steady", "until_steady"), ("content", "refill")] {
+    for (rule, implied) in [("steady", "until_steady"), ("content", "refill"), ("order", "whole_files")] {
         if fields.get(rule).is_some_and(|rule| !rule.is_null()) {
             fields.insert(implied.into(), true.into());
         }
@@ -339,6 +350,17 @@ impl JobSpec {
     /// Returns whether missing files are created: on request, or by a write.
     pub fn may_make(&self) -> bool {
         self.create || self.writes()
+    }
+
+    /// Returns whether files are read from their first byte to their last.
+    pub fn reads_whole_files(&self) -> bool {
+        let from_end_to_end = self.start_bytes == 0 && self.skip_bytes == 0 && self.file_bytes.is_none();
+        self.op == Op::Read && !self.writes() && from_end_to_end
+    }
+
+    /// The patterns that choose files of a directory; none: all are chosen.
+    pub fn parsed_globs(&self) -> Result<Vec<Glob>, Error> {
+        self.glob.iter().map(|text| Glob::parse(text)).collect()
     }
 
     /// Returns whether a number of bytes or I/Os ends a repeat, instead of the time.

@@ -15,6 +15,7 @@ pub mod feed;
 pub mod files;
 pub mod fio_blocks;
 pub mod first_bytes;
+pub mod glob;
 pub mod histogram;
 pub mod job;
 pub mod kvcache;

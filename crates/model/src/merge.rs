@@ -296,6 +296,7 @@ fn merge_results(parts: &[&RunResult], hosts: &Hosts, stop: stats::Stop) -> Resu
         histogram: latency.encode(),
         copy_latency_us: None,
         batch: merge_batches(parts)?,
+        files: merge_files(parts, seconds),
         foretold: merge_foretold(parts, rate(ios as f64)),
         cpu: merge_cpu(&parts.iter().map(|p| &p.cpu).collect::<Vec<_>>(), seconds, bytes, ios, hosts),
         power: hosts.power(&parts.iter().map(|p| (&p.power[..], p.seconds, p.bytes)).collect::<Vec<_>>()),
@@ -335,6 +336,18 @@ fn merge_batches(parts: &[&RunResult]) -> Result<Option<BatchResult>, Error> {
         histogram: latency.encode(),
         by: by.into_iter().collect::<Vec<_>>().join("; "),
     }))
+}
+
+/// Each host's files are its own, though they may have the same names.
+fn merge_files(parts: &[&RunResult], seconds: f64) -> Option<FilesRead> {
+    let files = parts.iter().map(|p| p.files.as_ref()).collect::<Option<Vec<_>>>()?;
+    let whole = files.iter().map(|f| f.whole).sum::<Option<f64>>();
+    Some(FilesRead {
+        found: files.iter().map(|f| f.found).sum(),
+        read: files.iter().map(|f| f.read).sum(),
+        whole,
+        files_per_s: whole.filter(|_| seconds > 0.0).map(|whole| whole / seconds),
+    })
 }
 
 /// `gpu:0+host` where hosts differ.

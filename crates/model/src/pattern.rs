@@ -1,7 +1,7 @@
 //! Sequence of the byte ranges of I/Os: endless, the same for the same seed on every machine, in constant memory and a
 //! few nanoseconds per I/O.
 //!
-//! Sequential patterns cover the spans in order, optionally with gaps; of a mix, reads and writes each do. Random ones draw aligned positions: uniform,
+//! Sequential patterns cover the spans in order, or in a random order of spans, optionally with gaps; of a mix, reads and writes each do. Random ones draw aligned positions: uniform,
 //! Zipf, by zones, from a list, or as a permutation that visits each block once per pass. Only a permutation with
 //! several I/O sizes takes memory: one bit per block.
 
@@ -46,6 +46,8 @@ pub struct PatternSpec {
     /// Sequential: bytes to skip after each I/O or, with `skip_every`, after that many bytes. Negative: to go back.
     pub skip: i64,
     pub skip_every: Option<u64>,
+    /// Sequential: spans follow each other in random order, new in each pass. Each is covered from its start to its end.
+    pub shuffled: bool,
     /// Bytes per I/O; with `io_bytes_max`, the least.
     pub io_bytes: u64,
     /// Sizes are drawn uniformly from io_bytes, io_bytes + step, … up to this.
@@ -454,6 +456,7 @@ impl PatternSpec {
         if !self.random {
             return Ok(match self.skip {
                 0 if self.read_pct % 100 != 0 => Order::Apart([Line::new(spans), Line::new(spans)]),
+                0 if self.shuffled => Order::Sequential(Line::shuffled(spans, self.seed)),
                 0 => Order::Sequential(Line::new(spans)),
                 skip => Order::Skipping(Walk::new(skip, self.skip_every)),
             });

@@ -260,6 +260,9 @@ pub struct RunResult {
     /// Requests of several I/Os (`--batch`); absent if each I/O was a separate request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchResult>,
+    /// Files that were read, where a job has several; absent elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files: Option<FilesRead>,
     /// Prediction for the one modelled drive in real time.
     pub foretold: Option<Foretold>,
     pub cpu: Cpu,
@@ -284,6 +287,22 @@ pub struct RunResult {
     pub interrupted: bool,
     /// Seconds from start at which `until_steady` found the run steady.
     pub steady_after_s: Option<f64>,
+}
+
+/// The files of a job that reads.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FilesRead {
+    /// Files of the job.
+    pub found: u64,
+    /// Those of which something was read.
+    pub read: u64,
+    /// Files read from beginning to end, one that was read N times N times, and of one read in part that part. Absent,
+    /// like the rate, if files weren't read so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub whole: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files_per_s: Option<f64>,
 }
 
 /// Requests of several I/Os each.

@@ -124,6 +124,22 @@ proptest! {
         assert_covers_once(&spans, &second);
     }
 
+    // promise: BEN-51
+    #[test]
+    fn shuffled_spans_are_each_covered_in_order_once_a_pass(spans in any_spans(), io_bytes in 1u64..500, seed: u64) {
+        let spec = PatternSpec { spans: spans.clone(), shuffled: true, seed, ..spec(0, io_bytes) };
+        let ios = passes(spec, 3);
+        for pass in 0..3 {
+            let one: Vec<Next> = ios.iter().copied().filter(|io| io.pass == pass).collect();
+            assert_covers_once(&spans, &one);
+            for (before, io) in one.iter().zip(&one[1..]) {
+                let goes_on = before.offset + u64::from(before.len) == io.offset;
+                let begins = io.offset == spans[io.target as usize].start;
+                prop_assert!(if before.target == io.target { goes_on } else { begins }, "{before:?} {io:?}");
+            }
+        }
+    }
+
     // promise: BEN-27
     #[test]
     fn of_a_sequential_mix_reads_and_writes_each_cover_all_data_in_order(spans in any_spans(), io_bytes in 1u64..500, read_pct in 1u8..100) {

@@ -45,6 +45,8 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "origin", f"{record.get('origin')}: no device was measured"
     yield "moved", moved(record["result"])
     yield "rate", rate(record["result"])
+    if record["result"].get("files"):
+        yield "files", files(record["result"]["files"])
     gpus = record["result"].get("gpus") or []
     if len(gpus) > 1:
         yield "gpus", " · ".join(f"GPU {g['gpu']} {significant(g['throughput_gib_s'])} GiB/s" for g in gpus)
@@ -72,7 +74,13 @@ def job(spec: dict[str, Any]) -> str:
     if spec.get("read_pct") is not None:
         what += f", {spec['read_pct']} % reads,"
     preposition = "to" if "write" in spec["op"] else "from"
-    parts = [f"{what} of {size} {preposition} {spec['source']}"]
+    if spec.get("whole_files"):
+        order = " in random order" if spec.get("order") == "random" else ""
+        parts = [f"{what} of whole files{order} by {size} from {spec['source']}"]
+    else:
+        parts = [f"{what} of {size} {preposition} {spec['source']}"]
+    if spec.get("glob"):
+        parts[0] += " " + " ".join(f"'{glob}'" for glob in spec["glob"])
     if spec.get("data_bytes"):
         parts[0] += f" ({bytes_(spec['data_bytes'])})"
     found = " (found by calibration)" if spec.get("workers_from") == "auto" else ""
@@ -83,7 +91,7 @@ def job(spec: dict[str, Any]) -> str:
         parts.append(f"paced at {significant(spec['rate_gib_s'])} GiB/s")
     if spec.get("rate_iops"):
         parts.append(f"paced at {spec['rate_iops']:,.0f} IOPS")
-    if spec.get("pattern") == "random" or spec.get("verify"):
+    if spec.get("pattern") == "random" or spec.get("order") == "random" or spec.get("verify"):
         parts.append(f"seed {spec['seed']}")
     return " · ".join(parts)
 
@@ -151,6 +159,14 @@ def rate(result: dict[str, Any]) -> str:
     if interval:
         line += f", 95 % interval of the mean {significant(interval[0])}–{significant(interval[1])}"
     return line
+
+
+def files(found: dict[str, Any]) -> str:
+    """Number of files that were read, and whole ones per second."""
+    line = f"{found['read']:,} of {found['found']:,} read"
+    if found.get("whole") is None or found.get("files_per_s") is None:
+        return line
+    return f"{line} · {significant(found['files_per_s'])} files/s ({found['whole']:,.0f} read from beginning to end)"
 
 
 def latency(record: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 use super::{
     Arrivals, Blend, Cache, Flow, JobSpec, Origin, PathKind, Priorities, SteadyRule, ARENA_BYTES_MAX,
-    DEPTH_MAX, FIELDS, IO_BYTES_MAX,
+    DEPTH_MAX, FIELDS, FILE_NAME_DEFAULT, IO_BYTES_MAX,
 };
 use crate::fio_blocks::Rule;
 use crate::units::format_bytes;
@@ -48,6 +48,7 @@ impl JobSpec {
                 "‹file_name› forebay.%d",
             );
         }
+        self.check_files()?;
         self.check_walk()?;
         self.check_log()?;
         self.check_pace()?;
@@ -59,6 +60,37 @@ impl JobSpec {
         self.flow.as_deref().map_or(Ok(()), |text| Flow::parse(text).map(drop))?;
         self.parsed_mix()?;
         self.parsed_distribution().map(|_| ())
+    }
+
+    /// Choice of files of a directory, and whole files.
+    fn check_files(&self) -> Result<(), Error> {
+        self.parsed_globs()?;
+        if let Some(glob) = self.glob.first() {
+            let other = if self.may_make() { "‹create›, or a write," } else { "‹file_name›" };
+            if self.may_make() || self.file_name != FILE_NAME_DEFAULT {
+                let found =
+                    format!("{other} names the files by itself: a pattern chooses among those that exist");
+                return refused(format!("‹glob› '{glob}'"), &found, "no ‹glob›, or a read with ‹glob› alone");
+            }
+        }
+        if !self.whole_files {
+            return Ok(());
+        }
+        let why = [
+            (self.op.is_random(), "‹op› randread", "‹op› read ‹whole_files› ‹order› random"),
+            (self.may_make(), "‹create›, or a write", "‹whole_files› of files that exist"),
+            (self.file_bytes.is_some(), "‹file_bytes›", "no ‹file_bytes›"),
+            (self.start_bytes > 0, "‹start_bytes›", "no ‹start_bytes›"),
+            (self.skip_bytes != 0, "‹skip_bytes›", "no ‹skip_bytes›"),
+        ];
+        match why.into_iter().find(|(is, ..)| *is) {
+            Some((_, with, next)) => refused(
+                format!("‹whole_files› with {with}"),
+                "each file is read from its beginning to its end, as it is",
+                next,
+            ),
+            None => Ok(()),
+        }
     }
 
     fn check_log(&self) -> Result<(), Error> {
@@ -305,6 +337,17 @@ mod tests {
                 JobSpec { content: Some("dedupe=5".into()), op: Op::Write, verify: true, ..job() },
             ),
             ("‹priority› fast", JobSpec { priority: Some("fast".into()), ..job() }),
+            ("‹whole_files› with ‹op› randread", JobSpec { whole_files: true, op: Op::RandRead, ..job() }),
+            (
+                "‹whole_files› with ‹create›, or a write",
+                JobSpec { whole_files: true, read_pct: Some(50), ..job() },
+            ),
+            ("‹whole_files› with ‹file_bytes›", JobSpec { whole_files: true, file_bytes: Some(1), ..job() }),
+            ("‹whole_files› with ‹start_bytes›", JobSpec { whole_files: true, start_bytes: 1, ..job() }),
+            ("‹whole_files› with ‹skip_bytes›", JobSpec { whole_files: true, skip_bytes: 1, ..job() }),
+            ("‹glob› '*'", JobSpec { glob: vec!["*".into()], create: true, ..job() }),
+            ("‹glob› '*'", JobSpec { glob: vec!["*".into()], file_name: "f%d".into(), ..job() }),
+            ("‹glob› '['", JobSpec { glob: vec!["[".into()], ..job() }),
             ("‹flow› 8", JobSpec { flow: Some("8".into()), ..job() }),
             ("‹distribution› zoned:1/1", JobSpec { distribution: "zoned:1/1".into(), ..job() }),
         ] {

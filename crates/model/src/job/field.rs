@@ -171,6 +171,7 @@ no_numbers!(
     super::Arrivals,
     super::Cache,
     super::Engine,
+    super::FileOrder,
     super::Hint,
     super::Pages,
     super::Prefer,

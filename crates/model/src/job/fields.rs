@@ -4,7 +4,9 @@
 
 use super::field::Kind::*;
 use super::field::{flag, job, switch, AsNumber, Field, ANY};
-use super::{Arrivals, Cache, CuFileMode, Engine, Hint, Op, Origin, Pages, PathKind, Prefer, Sync};
+use super::{
+    Arrivals, Cache, CuFileMode, Engine, FileOrder, Hint, Op, Origin, Pages, PathKind, Prefer, Sync,
+};
 use super::{DEPTH_MAX, FILES_MAX, FILE_NAME_DEFAULT, REPEATS_MAX, SECONDS_MAX, WORKERS_MAX};
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +53,17 @@ job! {
     /// Name of file number N in a directory; `%d` stands for N.
     file_name: String = FILE_NAME_DEFAULT.into(),
         flag("file-name", Text, "NAME", "Name of file N in a directory; %d stands for N.").untold();
+    /// Patterns of the files of a directory that are read. Empty: all of them.
+    glob: Vec<String> = Vec::new(),
+        flag("glob", Words, "PATTERN",
+            "Read only the files of a directory that match, e.g. '*.jpg' or '**/train/*.{jpg,png}'. May be repeated.");
+    /// Each file is read by one worker, from its beginning to its end.
+    whole_files: bool = false,
+        switch("whole-files", "Read each file by one worker, from beginning to end, file after file.");
+    /// Order in which each worker reads whole files, which it implies. None: by name.
+    order: Option<FileOrder> = None,
+        flag("order", Choice(&["name", "random"]), "ORDER",
+            "Read whole files in this order: name (the default of --whole-files), or random, which is new in each pass.");
     /// First byte of the sources that is used.
     start_bytes: u64 = 0,
         flag("start", Size, "SIZE", "Offset of the first byte to use.");

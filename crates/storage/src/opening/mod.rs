@@ -16,6 +16,7 @@ pub use plan::look;
 
 use crate::source::{Action, Draft, Target};
 use forebay_io::identity::Identity;
+use forebay_model::glob::Glob;
 use forebay_model::job::{Cache, Engine, Hint, PathKind, Priority, FILE_NAME_DEFAULT};
 use forebay_model::Error;
 use manifest::{Content, Held};
@@ -47,6 +48,8 @@ pub struct Purpose {
     pub files_usual: u32,
     /// Name of a file in a directory; `%d` stands for its number.
     pub file_name: String,
+    /// Files of a directory that are read; none: all.
+    pub globs: Vec<Glob>,
     /// The first byte that is used.
     pub start_bytes: u64,
     /// Files and devices that may be written over though they aren't ours.
@@ -91,6 +94,7 @@ impl Default for Purpose {
             files: None,
             files_usual: 1,
             file_name: FILE_NAME_DEFAULT.into(),
+            globs: Vec::new(),
             start_bytes: 0,
             overwrite: Vec::new(),
             overwrite_devices: Vec::new(),

@@ -131,19 +131,25 @@ fn distinct(purpose: &Purpose, drafts: &[Draft]) -> Result<(), Error> {
     Ok(())
 }
 
-/// --files counts files of a directory, and means nothing elsewhere.
+/// --files counts files of a directory and --glob chooses some; neither means anything elsewhere.
 fn has_directory_for_files(purpose: &Purpose, uris: &[Uri]) -> Result<(), Error> {
-    let is_directory = |uri: &Uri| uri.path().is_some_and(Path::is_dir);
-    let Some(files) = purpose.files.filter(|_| !uris.iter().any(is_directory)) else { return Ok(()) };
+    if uris.iter().any(|uri| uri.path().is_some_and(Path::is_dir)) {
+        return Ok(());
+    }
+    let (flag, value, does) = match (purpose.globs.first(), purpose.files) {
+        (Some(glob), _) => ("‹glob›", format!("'{glob}'"), "chooses among"),
+        (None, Some(files)) => ("‹files›", files.to_string(), "counts"),
+        (None, None) => return Ok(()),
+    };
     let source = &purpose.sources[0];
     let (found, next) = match uris[0].path() {
         Some(path) if !path.exists() => {
-            ("there is no such directory", format!("mkdir -p {}", path.display()))
+            ("there is no such directory".into(), format!("mkdir -p {}", path.display()))
         }
-        Some(_) => ("it is one file, and ‹files› counts those of a directory", "no ‹files›".into()),
-        None => ("‹files› counts the files of a directory, and this is none", "no ‹files›".into()),
+        Some(_) => (format!("it is one file, and {flag} {does} those of a directory"), format!("no {flag}")),
+        None => (format!("{flag} {does} the files of a directory, and this is none"), format!("no {flag}")),
     };
-    Err(Error::request(format!("‹files› {files} of {source}"), found, next))
+    Err(Error::request(format!("{flag} {value} of {source}"), found, next))
 }
 
 /// A file's size as asked for.
