@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -95,3 +97,32 @@ def test_what_to_type_next_is_about_what_was_typed(tmp_path: Path) -> None:
     for step in ("datagen", "run"):
         done = processes.run([*processes.FOREBAY, "emulate", step, *flags, "DIR", "-q"], cwd=tmp_path)
         assert done.returncode in (0, 1), done.stderr
+
+
+@pytest.mark.promise("EMU-50")
+def test_shards_of_any_extension_are_read_as_a_whole(tmp_path: Path) -> None:
+    held = 0
+    for shard in range(3):
+        path = tmp_path / "data" / "shards" / f"train-{shard}.tar"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(path, "w") as into:
+            for member in range(4):
+                info = tarfile.TarInfo(f"{shard}-{member}.jpg")
+                info.size = 700 * (1 + shard + member)
+                into.addfile(info, io.BytesIO(bytes(info.size)))
+        held += path.stat().st_size
+    (tmp_path / "data" / "index.json").write_text("{}")
+    own = TOML.format("raw").replace("samples_per_file = 1", "samples_per_file = 4").replace("files = 2", "files = 3")
+    (tmp_path / "w.toml").write_text(own)
+    run = ("emulate", "run", "--workload", "w.toml", "--accelerator", "h100", "--data", "data", "--rules", "v2.0", "--json")
+    done = processes.run([*processes.FOREBAY, *run, "--glob", "train-*.tar"], cwd=tmp_path)
+    record = json.loads(done.stdout)
+    assert record["result"]["bytes"] == held and record["training"]["samples"] == 12, done.stderr
+    assert record["job"]["glob"] == ["train-*.tar"]
+    for more, said in (
+        (("--glob", "*.tgz"), "3 .tar, 1 .json"),
+        (("--glob", "*.tar", "--closed"), "--closed --glob '*.tar'"),
+        (("--glob", "["), "has a [ without its ]"),
+    ):
+        done = processes.run([*processes.FOREBAY, *run, *more], cwd=tmp_path)
+        assert done.returncode == 2 and said in done.stderr, done.stderr

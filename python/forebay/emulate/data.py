@@ -32,9 +32,10 @@ def _files(folder: str, ending: str) -> Iterator[os.DirEntry[str]]:
 
 
 def found_files(request: Request) -> int | None:
-    """Files of the request's folders; None where the data set is no folder, which only the engine can count."""
+    """Files of the request's folders; None where the data set is no folder, or patterns choose some, which only the engine
+    can count."""
     check_exists(request)
-    return files_of(request.data, request.workload.format)
+    return None if request.glob else files_of(request.data, request.workload.format)
 
 
 def files_of(sources: Sequence[str], format: str) -> int | None:

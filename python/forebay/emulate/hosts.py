@@ -145,7 +145,7 @@ def files_read(spec: Spec, ranks: int) -> int | None:
     if missing:
         raise RequestError(f"--data {missing[0]}", "there is no such folder", "forebay emulate datagen, or another --data")
     format = spec["workload"]["format"]
-    found = data.files_of(spec["data"], format)
+    found = None if spec.get("glob") else data.files_of(spec["data"], format)
     if found == 0:
         raise RequestError(f"--data {sources}", f"holds no .{format} files", "forebay emulate datagen")
     return min(found, spec["workload"].get("files") or found) if found else None

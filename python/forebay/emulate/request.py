@@ -31,6 +31,7 @@ WORKLOAD_OPTIONS = (
 )
 RUN_OPTIONS = (
     ("--data", "DIR|URI", "Folder of the data set, or a source that holds it, e.g. model:NAME; can be repeated."),
+    ("--glob", "PATTERN", "Read the files below DIR that match, whatever their extension, e.g. '*.tar'; can be repeated."),
     ("--files", "N", "Use the first N files of the data set. Default: all."),
     ("--epochs", "N", "Passes over the data. Default: the workload's."),
     ("--steps", "N", "Maximum number of steps per epoch."),
@@ -74,7 +75,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             option = click.option(f"--{known.flag}", key, metavar=known.metavar, multiple=known.multiple, help=text)
         command = option(command)
     for name, metavar, text in reversed(RUN_OPTIONS):
-        command = click.option(name, metavar=metavar, multiple=name == "--data", help=text)(command)
+        command = click.option(name, metavar=metavar, multiple=name in ("--data", "--glob"), help=text)(command)
     command = click.option("--decode", is_flag=True, default=None, help="Also decode JPEGs and PNGs, as training would.")(command)
     command = click.option("--open", "division", flag_value="open", help="Refuse what the open division forbids.")(command)
     return click.option("--closed", "division", flag_value="closed", help="Refuse what the closed division forbids.")(command)
@@ -89,6 +90,7 @@ class Request:
     rules: str
     level: str
     data: tuple[str, ...]
+    glob: tuple[str, ...] = ()
     # The flags that name the workload, as typed: for what to type next.
     asked: str = ""
     division: str | None = None
@@ -115,6 +117,7 @@ class Request:
             "level": self.level,
             "asked": self.asked or None,
             "data": list(self.data),
+            "glob": list(self.glob) or None,
             "accelerators": accelerators,
             "first_rank": 0,
             "ranks": accelerators,
@@ -220,6 +223,9 @@ def request_of(values: dict[str, Any]) -> Request:
     if which is not None and job.get("path") != "mapped" and not job.get("require_direct"):
         # `auto` reads by O_DIRECT what isn't cached, and out of a warm cache what is: no rules have both.
         job.setdefault("cache", "drop")
+    if which is not None and taken["glob"]:
+        asked_for = f"--{which} --glob {shlex.quote(taken['glob'][0])}"
+        raise RequestError(asked_for, "a submission reads its data set by the names that the rules give it", "one of the two")
     decode = bool(values.pop("decode"))
     level = _choice("--level", taken["level"], LEVELS) or ("parse" if decode else LEVEL_OF[rules])
     return Request(
@@ -227,6 +233,7 @@ def request_of(values: dict[str, Any]) -> Request:
         rules=rules,
         level=level,
         data=data,
+        glob=tuple(taken["glob"]),
         asked=asked,
         division=which,
         files=_whole("--files", taken["files"], 1, more.get("files")),

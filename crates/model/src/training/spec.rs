@@ -118,6 +118,8 @@ pub struct EmulateSpec {
     pub decode: bool,
     /// Folders of files, or one source URI that holds a packed data set.
     pub data: Vec<String>,
+    /// Patterns of the files that are read, whatever their extension. Empty: those of the workload's format.
+    pub glob: Vec<String>,
     /// Emulated accelerators of this process.
     pub accelerators: u32,
     /// Rank of the first of them, and ranks of all processes together.
@@ -167,6 +169,7 @@ impl Default for EmulateSpec {
             asked: String::new(),
             decode: false,
             data: Vec::new(),
+            glob: Vec::new(),
             accelerators: 1,
             first_rank: 0,
             ranks: 1,

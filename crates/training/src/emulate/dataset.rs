@@ -8,10 +8,12 @@ use super::reading::Opened;
 use crate::format::pick::{Index, ENTRY_BYTES, INDEXED, LENGTHS, OFFSETS};
 use forebay_model::device::DriveModel;
 use forebay_model::first_bytes::{self, Seen};
+use forebay_model::glob::Glob;
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
 use forebay_storage::source::file::{FileAccess, FileTarget};
 use forebay_storage::source::{SharedDrive, Target, Uri};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
@@ -164,6 +166,25 @@ fn paced_folder(uris: &[Uri]) -> Option<(&str, &Path)> {
     Some((&model.spec, folder))
 }
 
+fn globs_of(spec: &EmulateSpec) -> Result<Vec<Glob>, Error> {
+    spec.glob.iter().map(|text| Glob::parse(text)).collect()
+}
+
+/// Refuses patterns of files where there are none.
+pub(crate) fn check_globs(spec: &EmulateSpec) -> Result<(), Error> {
+    globs_of(spec)?;
+    let uris = uris_of(spec)?;
+    let is_folder = |uri: &Uri| uri.path().is_some_and(|path| !path.exists() || path.is_dir());
+    match spec.glob.first().filter(|_| paced_folder(&uris).is_none() && !uris.iter().all(is_folder)) {
+        Some(glob) => Err(Error::request(
+            format!("--data {} ‹glob› '{glob}'", spec.data.join(" ")),
+            "‹glob› chooses files of a folder, and this is none",
+            "--data DIR, or no ‹glob›",
+        )),
+        None => Ok(()),
+    }
+}
+
 /// Refuses engines that the data set can't be read by.
 pub(crate) fn check_engine(spec: &EmulateSpec) -> Result<(), Error> {
     let uris = uris_of(spec)?;
@@ -195,14 +216,15 @@ impl Folder {
     pub(crate) fn open(spec: &EmulateSpec, folders: &[PathBuf], extension: &str) -> Result<Folder, Error> {
         let mut folder =
             Folder { roots: Vec::new(), names: Names::default(), indexes: Vec::new(), manifest: None };
+        let globs = globs_of(spec)?;
         for given in folders {
             if let Some(manifest) = Manifest::beside(given)? {
                 manifest.fits(spec, given)?;
                 folder.manifest = Some(manifest);
             }
-            folder.list(given, extension)?;
+            folder.list(given, extension, &globs)?;
         }
-        if let (Some(manifest), [given]) = (&folder.manifest, folders) {
+        if let (Some(manifest), [given], []) = (&folder.manifest, folders, &*globs) {
             manifest.has_all(folder.names.len(), given)?;
         }
         if spec.workload.format == INDEXED {
@@ -242,10 +264,11 @@ impl Folder {
         Ok(())
     }
 
-    fn list(&mut self, given: &Path, extension: &str) -> Result<(), Error> {
+    fn list(&mut self, given: &Path, extension: &str, globs: &[Glob]) -> Result<(), Error> {
         let below = given.join(TRAIN);
-        let root = if below.is_dir() { below } else { given.to_path_buf() };
-        let mut found = Listing { extension, names: Vec::new(), others: BTreeMap::new() };
+        // Patterns choose among all that is there.
+        let root = if globs.is_empty() && below.is_dir() { below } else { given.to_path_buf() };
+        let mut found = Listing { extension, globs, names: Vec::new(), others: BTreeMap::new() };
         found.walk(&root, "", 0)?;
         if found.names.is_empty() {
             return Err(found.nothing(&root));
@@ -335,6 +358,7 @@ fn has_user_block(path: &Path) -> bool {
 
 struct Listing<'a> {
     extension: &'a str,
+    globs: &'a [Glob],
     names: Vec<String>,
     /// Other extensions that were seen, and how often.
     others: BTreeMap<String, u64>,
@@ -359,7 +383,10 @@ impl Listing<'_> {
             match path.rsplit_once('.') {
                 _ if is_dir && depth < NESTING_MAX => self.walk(root, &path, depth + 1)?,
                 _ if is_dir => {}
-                Some((_, extension)) if is_spelled(self.extension, extension) => self.names.push(path),
+                _ if self.globs.iter().any(|glob| glob.matches(path.as_bytes())) => self.names.push(path),
+                Some((_, extension)) if self.globs.is_empty() && is_spelled(self.extension, extension) => {
+                    self.names.push(path)
+                }
                 Some((_, extension)) => *self.others.entry(extension.into()).or_default() += 1,
                 None => {}
             }
@@ -368,6 +395,19 @@ impl Listing<'_> {
     }
 
     fn nothing(&self, root: &Path) -> Error {
+        if !self.globs.is_empty() {
+            let globs: Vec<String> = self.globs.iter().map(|glob| format!("‹glob› '{glob}'")).collect();
+            let mut others: Vec<_> = self.others.iter().collect();
+            others.sort_by_key(|(_, count)| Reverse(**count));
+            let others: Vec<_> =
+                others.iter().take(8).map(|(ext, count)| format!("{count} .{ext}")).collect();
+            let found = match others.is_empty() {
+                true => "no file matches, and there is no other with an extension".into(),
+                false => format!("no file matches; files below it: {}", others.join(", ")),
+            };
+            let asked = format!("--data {} {}", root.display(), globs.join(" "));
+            return Error::request(asked, found, "‹glob› '*.jpg', or another --data");
+        }
         let most = self.others.iter().max_by_key(|(_, count)| **count);
         let others = most.map_or(String::new(), |(extension, count)| {
             format!("; it holds {count} *.{extension} files, of another format")
@@ -404,6 +444,26 @@ mod tests {
         assert_eq!(names, [dir.path().join("train/0/a.npz"), dir.path().join("train/1/b.npz")]);
         let (_, bytes) = folder.open_file(1, false).unwrap();
         assert_eq!(bytes, 13);
+    }
+
+    // promise: EMU-50
+    #[test]
+    fn patterns_choose_files_of_any_extension_in_all_of_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("train")).unwrap();
+        for name in ["train/1.tar", "train/0.TAR", "2.tar", "train/a.npz", ".3.tar"] {
+            std::fs::write(dir.path().join(name), name).unwrap();
+        }
+        let of = |globs: &[&str]| {
+            let glob = globs.iter().map(|text| text.to_string()).collect();
+            let spec = EmulateSpec { glob, ..EmulateSpec::default() };
+            let folder = Folder::open(&spec, &[dir.path().into()], "raw")?;
+            Ok::<_, Error>((0..folder.len() as u32).map(|f| folder.path(f)).collect::<Vec<_>>())
+        };
+        let at = |names: &[&str]| names.iter().map(|name| dir.path().join(name)).collect::<Vec<_>>();
+        assert_eq!(of(&["*.tar", "train/*.TAR"]).unwrap(), at(&["2.tar", "train/0.TAR", "train/1.tar"]));
+        let error = of(&["*.jpg"]).unwrap_err();
+        assert!(error.found.ends_with("2 .tar, 1 .TAR, 1 .npz"), "{error}");
     }
 
     #[test]

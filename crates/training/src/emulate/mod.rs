@@ -84,6 +84,7 @@ pub fn check(spec: &EmulateSpec) -> Result<(), Error> {
     check_decode(spec, row)?;
     route::check(spec, row)?;
     dataset::check_engine(spec)?;
+    dataset::check_globs(spec)?;
     cpus_of(spec).map(|_| ())
 }
 

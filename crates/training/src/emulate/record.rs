@@ -67,6 +67,7 @@ pub(crate) fn job_of(shared: &Shared) -> Job {
     let (spec, how, asked) = (&shared.spec, &shared.how, JobSpec::default());
     let job = JobSpec {
         sources: spec.data.clone(),
+        glob: spec.glob.clone(),
         path: if spec.feeds_gpu() { spec.path } else { PathKind::Host },
         op: Op::Read,
         io_bytes: spec.io_bytes.unwrap_or(asked.io_bytes),
