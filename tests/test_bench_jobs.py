@@ -13,6 +13,8 @@ import processes
 import pytest
 from forebay import _core
 from forebay.bench import summary
+from forebay.export.columns import COLUMNS, rows
+from forebay.report.load import Entry
 from forebay.stats import mean_interval
 
 
@@ -350,6 +352,9 @@ def test_whole_files_are_read_once_a_pass_in_random_order(tmp_path: Path) -> Non
     assert len({tuple(one) for one in (*passes(first), *passes(other), *passes(by_name))}) == 7
     counted = record["result"]["files"]
     assert (counted["found"], counted["read"], counted["whole"]) == (12, 12, 36.0) and counted["files_per_s"] > 0
+    [row] = rows([Entry(record, "a.json")])
+    cells = dict(zip((c.name for c in COLUMNS), row, strict=True))
+    assert (cells["files_read"], cells["files_per_s"]) == (12, counted["files_per_s"])
     told = summary.text(record, 200)
     assert "read of whole files in random order by 4k from data '*.jpg' '**/*.JPG'" in told
     assert "files     12 of 12 read · " in told and "(36 read from beginning to end)" in told

@@ -228,6 +228,8 @@ COLUMNS: tuple[Column, ...] = (
     *_of("infer", int, "bytes", "load_bytes timed_storage_bytes"),
     *(Column(f"latency_us_{name}", float, "µs", f"result.latency_us.{name}") for name in ("stdev", "p95", "p9999")),
     *(column for way in WAYS for column in _way(way)),
+    Column("files_read", int, "count", "result.files.read"),
+    *_same(float, "1/s", "result.files.files_per_s"),
 )
 
 
