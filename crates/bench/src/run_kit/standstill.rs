@@ -5,7 +5,7 @@
 //! nothing of the process ran. When a standstill began is known to a beat; a worker knows better when it last ran.
 
 use forebay_io::clock;
-use forebay_io::meter::waits::Waits;
+use forebay_io::meter::waits::{spent_by_process, Waits};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
@@ -51,6 +51,12 @@ impl Span {
         let from = if ran < self.to { ran.max(self.after) } else { self.after };
         now.min(self.beat).saturating_sub(started.max(from))
     }
+}
+
+/// Returns whether other threads of the process went on while the beat was late: they `ran` for longer than they could before
+/// and after a standstill. Then a hypervisor held up the beat's processor alone.
+fn went_on(ran: u64, passed: u64, waited: u64, processors: u64) -> bool {
+    ran > processors * (2 * ns_of(BEAT) + waited) + passed / 4
 }
 
 fn ns_of(duration: Duration) -> u64 {
@@ -103,15 +109,20 @@ impl Standstills {
         let mut waits = Waits::of_this_thread();
         let late_min = if waits.is_some() { STANDSTILL_MIN } else { STANDSTILL };
         self.late_min.store(ns_of(late_min), Ordering::Relaxed);
-        let mut last = self.ns(clock::now());
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+        let (mut last, mut spent) = (self.ns(clock::now()), spent_by_process());
         loop {
             self.beat.store(last, Ordering::Release);
             let goes_on = self.sleep_until(self.origin + Duration::from_nanos(last) + BEAT);
             let now = self.ns(clock::now());
             let is_late = now >= last + ns_of(BEAT + late_min);
             let waited = waits.as_mut().map_or(Duration::ZERO, |waits| waits.since(is_late));
-            self.note(Span::between(last, now, ns_of(waited), ns_of(late_min)));
-            last = now;
+            let so_far = spent_by_process();
+            let ran = ns_of(so_far.saturating_sub(spent));
+            let waited = ns_of(waited);
+            let span = Span::between(last, now, waited, ns_of(late_min));
+            self.note(span.filter(|_| !went_on(ran, now - last, waited, processors)));
+            (last, spent) = (now, so_far);
             if !goes_on {
                 return self.beat.store(last, Ordering::Release);
             }
@@ -232,6 +243,14 @@ mod tests {
         assert_eq!(both.to, 140 * MS, "stopped, and then kept waiting");
         assert_eq!(both.length_after(0), 37_500_000);
         assert_eq!((both.length_after(130 * MS), both.length_after(150 * MS)), (10 * MS, 0));
+    }
+
+    #[test]
+    fn what_others_of_the_process_ran_through_is_no_standstill() {
+        let went_on = |ran, passed, waited| went_on(ran * MS, passed * MS, waited * MS, 2);
+        assert!(!went_on(12, 55, 0), "both were busy until it began, and after it");
+        assert!(went_on(44, 22, 0) && went_on(60, 60, 0));
+        assert!(!went_on(60, 85, 30), "stopped; others ran while the beat waited");
     }
 
     // promise: REC-47

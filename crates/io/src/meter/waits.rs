@@ -2,6 +2,7 @@
 
 use crate::machine::cgroups::cpu_limits;
 use crate::machine::roots::Roots;
+use rustix::time::{clock_gettime, ClockId};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -51,6 +52,12 @@ impl Waits {
     fn throttled_ns_now(&self) -> u64 {
         self.limits.iter().filter_map(|stat| throttled_ns(stat)).sum()
     }
+}
+
+/// Returns the processor time of the whole process so far.
+pub fn spent_by_process() -> Duration {
+    let spent = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(spent.tv_sec.unsigned_abs(), spent.tv_nsec.unsigned_abs() as u32)
 }
 
 /// `run_ns waited_ns slices`; all zero where the kernel doesn't count.
