@@ -217,8 +217,7 @@ def test_a_disk_that_fills_up_meanwhile_ends_the_run_and_leaves_no_half(tmp_path
         # Pauses are long enough for the room to be gone before the last checkpoint.
         command = [*emulate(small / "c"), "--scale", "0.0001", "--writes", "5", "--reads", "0", "--between", "4"]
         with processes.running(command, cwd=tmp_path) as started:
-            whole = small / "c/global_epoch1_step1/.forebay.json"
-            processes.wait_until(whole.exists, "a whole checkpoint", started)
+            processes.wait_until(lambda: is_whole(small / "c/global_epoch1_step1"), "a whole checkpoint", started)
             with (small / "filler").open("wb") as filler, contextlib.suppress(OSError):
                 while True:
                     filler.write(bytes(1 << 20))
@@ -239,11 +238,20 @@ def emulate(folder: Path) -> list[str]:
     return [*command, "--dir", str(folder)]
 
 
+def is_whole(checkpoint: Path) -> bool:
+    """All of its files are listed as they were made, and none as expected only."""
+    try:
+        files = json.loads((checkpoint / ".forebay.json").read_text())["files"].values()
+    except (OSError, ValueError):
+        return False
+    return bool(files) and all(entry["inode"] for entry in files)
+
+
 # What is seen in the run's folder → seconds between its checkpoints: so many that what follows doesn't end it.
 MOMENTS: dict[str, tuple[Callable[[Path], bool], str]] = {
     "a folder": (lambda folder: (folder / "global_epoch1_step1").exists(), "10"),
     "bytes": (lambda folder: any(folder.glob("global_epoch1_step1/*.bin")), "10"),
-    "a whole checkpoint": (lambda folder: (folder / "global_epoch1_step1/.forebay.json").exists(), "10"),
+    "a whole checkpoint": (lambda folder: is_whole(folder / "global_epoch1_step1"), "10"),
     "the next one": (lambda folder: (folder / "global_epoch1_step2").exists(), "4"),
 }
 

@@ -248,12 +248,24 @@ impl Ground {
     /// The folder of a checkpoint that is about to be written, and the names of its files in its list: a run that is killed
     /// leaves what the next one knows.
     pub(crate) fn begin(&self, step: u32) -> Result<(), Error> {
-        self.make_folder(&self.folder_of(step))?;
+        let at = self.folder_of(step);
+        let made = self.make_folder(&at)?;
+        let noted = self.expect_files(step);
+        if noted.is_err() && made {
+            let _ = std::fs::remove_dir(at);
+        }
+        noted
+    }
+
+    fn expect_files(&self, step: u32) -> Result<(), Error> {
         let mut held = self.list_of(step)?;
         for place in self.places_here(step) {
             held.expect(&place.path, &place.content);
         }
-        held.save()
+        held.save().inspect_err(|_| {
+            self.places_here(step).for_each(|place| held.remove(&place.path));
+            held.remove_if_empty();
+        })
     }
 
     fn places_here(&self, step: u32) -> impl Iterator<Item = Place> + '_ {
