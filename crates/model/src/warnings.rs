@@ -16,8 +16,6 @@ pub const STEAL_PCT: f64 = 1.0;
 pub const VARIATION_PCT: f64 = 15.0;
 /// Share of the scheduler's periods in which a CPU limit may hold a run back without a warning.
 const LIMITED_PCT: f64 = 1.0;
-/// Standstill that is told, in seconds: as exact as one is known.
-const STOOD_STILL_S: f64 = 0.01;
 /// Devices move the requested bytes and at most a block at each end: more than this factor is read-ahead, or other traffic.
 pub const TRAFFIC_MOST: f64 = 1.2;
 /// With this share of the data in memory beforehand, what drives moved is none of the job's.
@@ -237,9 +235,9 @@ fn of_noise(record: &RunRecord, list: &mut Vec<Warning>) {
         let text = format!("the hypervisor took {steal:.1} % of the CPU time");
         warn(list, "noisy", text, either(&[repeat, Some("a quieter machine")]));
     }
-    if let Some(seconds) = noise.stood_still_s.filter(|s| *s >= STOOD_STILL_S) {
+    if let Some(seconds) = noise.stood_still_s.filter(|s| *s > 0.0) {
         let text = format!(
-            "the process stood still for {seconds:.2} s (stopped, frozen, or its machine paused): rates include that time, latencies don't"
+            "the process stood still for {seconds:.1} s (stopped, frozen, or its machine paused): rates and latency include that time"
         );
         warn(list, "stood_still", text, "the same command again, left to run");
     }

@@ -24,7 +24,7 @@ impl Worker {
             return;
         }
         if let Some(took) = batches.end(batch, now, came) {
-            self.book_batch(now, took);
+            self.tally.complete_batch(took);
         }
     }
 
