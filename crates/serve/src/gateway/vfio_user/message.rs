@@ -311,7 +311,8 @@ pub(crate) struct RegionInfo {
 }
 
 impl RegionInfo {
-    /// For a client with room for `argsz` bytes; and whether the descriptor goes with it.
+    /// For a client with room for `argsz` bytes; and whether the descriptor goes with it. A client with less room learns
+    /// how much it takes, and of no capabilities: QEMU refuses an answer that has the flag and not where they lie.
     pub(crate) fn answer(&self, index: u32, argsz: u32) -> (Vec<u8>, bool) {
         const FIXED: u32 = 32;
         const READ_WRITE: u32 = 0b11;
@@ -321,14 +322,14 @@ impl RegionInfo {
         let needed = FIXED + if self.mapped.is_some() { 32 } else { 0 };
         let shown = self.mapped.filter(|_| argsz >= needed);
         let access = if self.bytes > 0 { READ_WRITE } else { 0 };
-        let extra = if self.mapped.is_some() { MMAP | CAPS } else { 0 };
+        let extra = if self.mapped.is_some() { MMAP } else { 0 } | if shown.is_some() { CAPS } else { 0 };
         let mut bytes = Bytes::default();
         bytes.u32(needed).u32(access | extra).u32(index).u32(if shown.is_some() { FIXED } else { 0 });
         bytes.u64(self.bytes).u64(0);
         if let Some((offset, len)) = shown {
             bytes.u16(SPARSE_MMAP).u16(1).u32(0).u32(1).u32(0).u64(offset).u64(len);
         }
-        (bytes.0, self.mapped.is_some())
+        (bytes.0, shown.is_some())
     }
 }
 
@@ -414,10 +415,11 @@ mod tests {
     fn a_region_that_can_be_mapped_says_where_once_there_is_room() {
         let info = RegionInfo { bytes: 0x4000, mapped: Some((0x1000, 0x1000)) };
         let (short, with_descriptor) = info.answer(0, 32);
+        assert!(!with_descriptor);
+        assert_eq!((short.len(), short[0], short[4], short[12]), (32, 64, 0b0111, 0));
+        let (long, with_descriptor) = info.answer(0, 64);
         assert!(with_descriptor);
-        assert_eq!((short.len(), short[0], short[4], short[12]), (32, 64, 0b1111, 0));
-        let (long, _) = info.answer(0, 64);
-        assert_eq!((long.len(), long[12], long[32], long[40]), (64, 32, 1, 1));
+        assert_eq!((long.len(), long[4], long[12], long[32], long[40]), (64, 0b1111, 32, 1, 1));
     }
 
     proptest! {
