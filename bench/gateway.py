@@ -30,10 +30,11 @@ def gateway(
     serial: str = "",
     nqn: str = NQN,
     cpus: str = "",
+    poll: bool = False,
 ) -> Iterator[tuple[int, Path]]:
     """`forebay snap` with one emulated drive on `source`: its process, and the drive's socket.
 
-    `inside`: what stands before the command, such as `ip netns exec NAME`, which becomes it. `cpus`: what its threads
+    `poll`: doorbells in shared memory, at which it looks without end. `inside`: what stands before the command, such as `ip netns exec NAME`, which becomes it. `cpus`: what its threads
     are pinned to, in turn.
     """
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
@@ -42,7 +43,7 @@ def gateway(
             f'rpc = "off"\nthreads = {threads}\nspin_us = {spin_us}\ncpus = "{cpus}"\n'
             f'[[subsystems]]\nnqn = "{nqn}"\nserial = "{serial}"\n'
             f"[[subsystems.namespaces]]\nsource = {json.dumps(source)}\n"
-            f'[[subsystems.controllers]]\nname = "bench"\nsocket = "{socket}"\nqueues = {queues}\n'
+            f'[[subsystems.controllers]]\nname = "bench"\nsocket = "{socket}"\nqueues = {queues}\npoll = {str(poll).lower()}\n'
         )
         command = [*inside, installed(), "snap", str(config)]
         with started(command) as process:

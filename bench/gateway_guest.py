@@ -3,7 +3,8 @@
 Neither drive has anything behind it (`nil:` here, a null bdev there), so that what is measured is the way from the
 guest's queues into the emulating process and back. Both are plugged into one running guest, and whichever has no turn
 is stopped (SIGSTOP): SPDK looks for work without end, and would take a processor from the other. Ours sleeps where it
-has nothing to do; beside it stands ours with `spin_us`, which looks for work for a moment first.
+has nothing to do; beside it stands ours with `poll`, which does as SPDK's does: doorbells in memory that it shares
+with the guest, at which it looks without end.
 
 It needs a QEMU with `vfio-user-pci` (the tests' guests fetch one), and SPDK built with `--with-vfio-user`, whose folder
 SPDK names. Without KVM the guest's processors are emulated, and take the greater part of the time.
@@ -31,9 +32,8 @@ from vm.guest import Guest  # noqa: E402
 
 PROMISES = ("MSR-22",)
 
-OURS, SPINNING, SPDK = "forebay", "forebay, spinning", "SPDK"
-SPIN_US = 100
-SERIALS = {OURS: "OURS", SPINNING: "SPINNING", SPDK: "SPDK0"}
+OURS, POLLING, SPDK = "forebay", "forebay, polling", "SPDK"
+SERIALS = {OURS: "OURS", POLLING: "POLLING", SPDK: "SPDK0"}
 # name, block, commands in flight of each of two processes
 SIZES = (("4k, depth 1", "4k", 1, 1), ("4k, depth 32", "4k", 16, 2), ("128k, depth 32", "128k", 16, 2))
 FOUND_S = 120
@@ -41,9 +41,9 @@ RAMP_S = 1
 
 
 @contextlib.contextmanager
-def ours(spin_us: int, serial: str) -> Iterator[tuple[int, Path]]:
+def ours(poll: bool, serial: str) -> Iterator[tuple[int, Path]]:
     """`forebay snap` with a drive of nothing: its process, and the drive's socket."""
-    with gateway("nil:?size=64g", spin_us, serial=serial, nqn=f"{NQN}:{serial.lower()}") as running:
+    with gateway("nil:?size=64g", poll=poll, serial=serial, nqn=f"{NQN}:{serial.lower()}") as running:
         yield running
 
 
@@ -120,7 +120,7 @@ def figure(told: dict[str, Any], server_cpu_s: float) -> Figure:
 
 def cell(bench: Bench, name: str, block: str, depth: int, jobs: int) -> Cell:
     contenders = [bench.contender(who, block, depth, jobs) for who in bench.served]
-    bounds = [Bound("rate", (SPDK,), at_least=1.0), Bound("rate", (SPDK,), at_least=1.0, of=SPINNING)]
+    bounds = [Bound("rate", (SPDK,), at_least=1.0), Bound("rate", (SPDK,), at_least=1.0, of=POLLING)]
     return Cell(f"guest, {name}", contenders, bounds, per="I/O" if block == "4k" else "GiB", lost=dict(bench.lost))
 
 
@@ -135,8 +135,8 @@ def main() -> int:
             lost[SPDK] = str(why)
             say(f"left out: {why}")
         try:
-            servers[OURS] = stack.enter_context(ours(0, SERIALS[OURS]))
-            servers[SPINNING] = stack.enter_context(ours(SPIN_US, SERIALS[SPINNING]))
+            servers[OURS] = stack.enter_context(ours(poll=False, serial=SERIALS[OURS]))
+            servers[POLLING] = stack.enter_context(ours(poll=True, serial=SERIALS[POLLING]))
             for pid, _ in servers.values():
                 os.kill(pid, signal.SIGSTOP)
             # Those that stand still would not hear that they are to end.
