@@ -34,8 +34,8 @@ def gateway(
 ) -> Iterator[tuple[int, Path]]:
     """`forebay snap` with one emulated drive on `source`: its process, and the drive's socket.
 
-    `poll`: doorbells in shared memory, at which it looks without end. `inside`: what stands before the command, such as `ip netns exec NAME`, which becomes it. `cpus`: what its threads
-    are pinned to, in turn.
+    `inside`: what stands before the command, such as `ip netns exec NAME`, which becomes it. `cpus`: what its threads
+    are pinned to, in turn. `poll`: doorbells in shared memory, at which it looks without end.
     """
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
         socket, config = Path(folder) / "drive.sock", Path(folder) / "snap.toml"
