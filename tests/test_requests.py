@@ -64,8 +64,8 @@ def test_a_time_needs_no_digit_on_either_side_of_its_point(text: str, value: flo
 
 # What is typed → whether it is a time, a size, a rate and a percentage.
 SPELLINGS = {
-    "10": "tsrp", " 10 ": "tsrp", "0.5": "trp", ".5": "trp", "5.": "trp", ".5s": "t", "5.s": "t", "1.5m": "ts",
-    ".5k": "s", "1.5GiB": "s",
+    "10": "tsrp", " 10 ": "tsrp", "0.5": "trp", ".5": "trp", "5.": "tsrp", ".5s": "t", "5.s": "t", "1.5m": "ts",
+    ".5k": "s", "5.k": "s", ".k": "", "1.5GiB": "s",
     "1e3": "rp", "1E3": "rp", "1e-3": "rp", "1e3s": "", "500ms": "t", "10S": "", "10sec": "", "1h": "t", "2M": "s",
     "10%": "p", ".5%": "p",
     "1_000": "", "٣": "", "²": "", "0x10": "", "1,5": "", "inf": "", "nan": "", "": "", ".": "", ".s": "", "1 000": "", "--1": "",

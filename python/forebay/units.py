@@ -11,7 +11,7 @@ from forebay.errors import RequestError
 GIB = 1 << 30
 
 # Thirty digits hold any size; Python refuses to convert thousands of them.
-_SIZE = re.compile(r"^\s*([0-9]{1,30}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})\s*([kmgtp]?)(?:i?b)?\s*$", re.IGNORECASE)
+_SIZE = re.compile(r"^\s*([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})\s*([kmgtp]?)(?:i?b)?\s*$", re.IGNORECASE)
 _SHIFT = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 
