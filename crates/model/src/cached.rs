@@ -15,12 +15,16 @@ const DIRECT_LEAST: f64 = 0.5;
 const ENTERED_MOST: f64 = 0.05;
 
 const TO_MEASURE_THE_DRIVE: &str = "‹cache› bypass or ‹cache› drop to measure the drive";
+const TO_WRITE_TO_IT: &str = "‹cache› bypass, or ‹sync› end, which counts the time until the drive has them";
 
 /// The warning `cached`; None where nothing shows that memory took part, or where that was asked for.
 pub fn judge(job: &Job, cache: &CacheState, result: &RunResult) -> Option<Warning> {
     let (text, next) = match cache.policy.as_str() {
         // Memory is what was asked for; `cold_and_warm` tells of a device that took part.
         "none" | "warm" => return None,
+        "allow" | "drop" if not_written(cache, result).is_some() => {
+            (not_written(cache, result)?, TO_WRITE_TO_IT)
+        }
         "memory" => {
             let found = "the file system lives in memory: no device was measured, and the order of reads tells nothing";
             (found.into(), "files on a drive")
@@ -50,6 +54,16 @@ fn by_device(cache: &CacheState, result: &RunResult) -> Option<String> {
     let share = cache.device_bytes.filter(|_| only_read)? as f64 / result.read_bytes as f64;
     (share < DELIVERED_LEAST)
         .then(|| format!("the device delivered {:.0} % of the bytes that were read", 100.0 * share))
+}
+
+/// Judges a run that only writes: what the devices took until its end.
+fn not_written(cache: &CacheState, result: &RunResult) -> Option<String> {
+    let only_wrote = result.write_bytes > 0 && result.read_bytes == 0;
+    let share = cache.device_bytes.filter(|_| only_wrote)? as f64 / result.write_bytes as f64;
+    (share < DELIVERED_LEAST).then(|| {
+        let pct = 100.0 * share;
+        format!("the device took {pct:.0} % of the bytes that were written: the others are in memory, to be written later")
+    })
 }
 
 fn beforehand(cache: &CacheState, what: &str) -> Option<String> {
@@ -165,6 +179,20 @@ mod tests {
         assert_eq!(judged(&cache("none", [None; 2], None), &twice), None);
         let mixed = RunResult { write_bytes: DATA, ..twice };
         assert_eq!(judged(&cache("drop", cold, Some(0)), &mixed), None, "written back later");
+    }
+
+    // promise: REC-30
+    #[test]
+    fn writes_that_reached_no_device_are_told_where_they_go_through_memory() {
+        let written = RunResult { bytes: DATA, write_bytes: DATA, ..RunResult::default() };
+        let judged = |policy, device| judged(&cache(policy, [Some(0.0), Some(1.0)], device), &written);
+        for policy in ["allow", "drop"] {
+            let text = judged(policy, Some(DATA / 4)).unwrap();
+            assert!(text.starts_with("the device took 25 % of the bytes that were written"), "{text}");
+            assert_eq!(judged(policy, Some(DATA)), None);
+        }
+        assert_eq!(judged("allow", None), None, "no device tells");
+        assert_eq!((judged("warm", Some(0)), judged("bypass", Some(0))), (None, None));
     }
 
     // promise: REC-30
