@@ -216,7 +216,6 @@ def test_after_a_standstill_healthy_ios_are_not_called_overdue(device: Device, t
         done = ended(device, tmp_path, process)
     record = json.loads(done.stdout)
     assert done.returncode == 0 and record["result"]["errors"]["timed_out"] == 0, done.stderr
-    # From a second on it is noticed.
     assert record["result"]["noise"]["stood_still_s"] > 1
     assert "stood still" in next(w["text"] for w in record["warnings"] if w["id"] == "stood_still")
 

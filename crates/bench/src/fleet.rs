@@ -3,7 +3,7 @@
 
 mod watch;
 
-use super::run_kit::{Meters, Observer, Ran, Resources, Shared, Threads, WorkerSpec};
+use super::run_kit::{Meters, Observer, Ran, Resources, Shared, Standstills, Threads, WorkerSpec};
 use super::share;
 use super::worker::work;
 use super::worker::Report;
@@ -56,6 +56,7 @@ pub(crate) fn run_once(
         drain_ns: AtomicU64::new(drain.as_nanos() as u64),
         interval: Duration::from_millis(u64::from(job.interval_ms)),
         with_histograms: job.workers <= WORKERS_WITH_HISTOGRAMS,
+        standstills: Arc::default(),
     });
     let mut fleet = Fleet::launch(specs, &shared, observer)?;
     fleet.await_ready(observer)?;
@@ -121,6 +122,7 @@ impl Fleet {
     }
 
     fn run(&mut self, meters: Meters, observer: &mut dyn Observer) -> Ran {
+        let watching = Standstills::watch(&self.shared.standstills);
         let mut watch = Watch::new(&self.shared, meters);
         if watch.warmup.is_zero() {
             watch.meters_first();
@@ -142,6 +144,7 @@ impl Fleet {
             watch.look(observer);
             watch.write_off_the_silent();
         }
+        drop(watching);
         watch.close(self.resources.clone())
     }
 }

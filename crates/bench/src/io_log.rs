@@ -68,7 +68,8 @@ impl IoLog {
             let line = format_args!("{}, {ns}, {way}, {}, {}\n", at_ns / 1_000_000, note.bytes, note.offset);
             return keep_first(self.out.write_fmt(line), &mut self.failed);
         }
-        let interval = at_ns / self.every_ns;
+        // What could be told only later is of the interval that is under way.
+        let interval = (at_ns / self.every_ns).max(self.interval);
         if interval != self.interval {
             self.end_interval((self.interval + 1) * self.every_ns);
             self.interval = interval;

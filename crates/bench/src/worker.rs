@@ -1,6 +1,7 @@
 //! One worker: a thread with its own reactor, slots and queues, which keeps its I/Os in flight and counts their
 //! results.
 
+mod aside;
 mod completion;
 
 use super::batches::Batches;
@@ -10,6 +11,7 @@ use super::run_kit::{guarded, Resources, Shared, Snapshot, Tally, WorkerSpec};
 use super::schedule::{schedule_of, Schedule};
 use super::verify::{Contents, Ended, NameOf};
 use super::worker_setup::{self, Memory};
+use aside::Aside;
 use forebay_io::client::{Client, Late, Order};
 use forebay_io::clock;
 use forebay_io::queue::Op;
@@ -36,9 +38,6 @@ const BATCH_PATIENCE: Duration = Duration::from_micros(30);
 pub(crate) const BATCH_IO_BYTES_MAX: u64 = 128 << 10;
 /// Interval at which time-outs and stop requests are checked while nothing completes, whatever the reporting interval.
 const LOOK: Duration = Duration::from_millis(250);
-/// A check that is this late shows that the process was suspended: stopped, frozen, or paused with its virtual
-/// machine. A machine that is merely busy doesn't keep a thread waiting for so long.
-pub(crate) const STANDSTILL: Duration = Duration::from_secs(1);
 
 /// Messages from a worker to the driver, in this order: Ready, any number of Snapshots, Ended, Finished. Failed can
 /// come at any point and is the last.
@@ -126,6 +125,11 @@ struct Worker {
     held_back: bool,
     tally: Tally,
     log: Option<Box<IoLog>>,
+    /// When it booked something last, and what it couldn't yet.
+    ran: Instant,
+    asides: Vec<Aside>,
+    /// Standstills that no I/O under way is blamed for any more.
+    forgiven: Duration,
     next_tick: Instant,
     next_look: Instant,
     tick_index: u64,
@@ -174,6 +178,9 @@ impl Worker {
             batches: Batches::of(shared.job.batch).filter(|_| setup.rows.is_none()),
             together: setup.rows.map(|most| Together::of(most, &shared.job)),
             held_back: false,
+            ran: now,
+            asides: Vec::new(),
+            forgiven: Duration::ZERO,
             next_tick: now,
             next_look: now,
             tick_index: 0,
@@ -190,7 +197,7 @@ impl Worker {
     }
 
     fn run(&mut self, begin: Instant) {
-        self.begin = begin;
+        (self.begin, self.ran) = (begin, begin);
         self.until_known.set((u64::MAX, begin));
         if let Some(schedule) = &mut self.schedule {
             let share = f64::from(self.index) / f64::from(self.shared.job.workers);
@@ -234,6 +241,7 @@ impl Worker {
         }
         let now = clock::now();
         self.book_what_never_came(now);
+        self.await_beats();
         self.tally.ended = now.duration_since(self.begin);
         self.finish_log(now);
         self.snapshot(now);

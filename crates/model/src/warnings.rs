@@ -16,6 +16,10 @@ pub const STEAL_PCT: f64 = 1.0;
 pub const VARIATION_PCT: f64 = 15.0;
 /// Share of the scheduler's periods in which a CPU limit may hold a run back without a warning.
 const LIMITED_PCT: f64 = 1.0;
+/// Less of the data than this in memory after it was read in is data that memory can't hold.
+const WARM_LEAST: f64 = 0.99;
+/// Standstill that is told, in seconds: as exact as one is known.
+const STOOD_STILL_S: f64 = 0.02;
 /// Devices move the requested bytes and at most a block at each end: more than this factor is read-ahead, or other traffic.
 pub const TRAFFIC_MOST: f64 = 1.2;
 /// With this share of the data in memory beforehand, what drives moved is none of the job's.
@@ -235,9 +239,9 @@ fn of_noise(record: &RunRecord, list: &mut Vec<Warning>) {
         let text = format!("the hypervisor took {steal:.1} % of the CPU time");
         warn(list, "noisy", text, either(&[repeat, Some("a quieter machine")]));
     }
-    if let Some(seconds) = noise.stood_still_s.filter(|s| *s > 0.0) {
+    if let Some(seconds) = noise.stood_still_s.filter(|s| *s >= STOOD_STILL_S) {
         let text = format!(
-            "the process stood still for {seconds:.1} s (stopped, frozen, or its machine paused): rates and latency include that time"
+            "the process stood still for {seconds:.2} s (stopped, frozen, or its machine paused): rates include that time, latencies don't"
         );
         warn(list, "stood_still", text, "the same command again, left to run");
     }
@@ -408,8 +412,20 @@ fn of_both(record: &RunRecord, list: &mut Vec<Warning>) {
         let text = format!(
             "{touched} of {buffered} bytes that were read through the page cache came from the device ({pct:.0} %)"
         );
-        let next = "‹cache› warm to measure memory, ‹cache› bypass to measure the drive";
-        warn(list, "cold_and_warm", text, next);
+        let kept = record.cache.resident_before.filter(|_| record.cache.policy == "warm");
+        match kept.filter(|share| *share < WARM_LEAST) {
+            // Once more `warm` would change nothing.
+            Some(share) => {
+                let pct = 100.0 * share;
+                let why = format!("{text}: memory kept {pct:.0} % of the data when it was read in, and the page cache counts against a container's limit, too");
+                let next = "less data, or more memory (docker run --memory SIZE); ‹cache› bypass to measure the drive";
+                warn(list, "cold_and_warm", why, next);
+            }
+            None => {
+                let next = "‹cache› warm to measure memory, ‹cache› bypass to measure the drive";
+                warn(list, "cold_and_warm", text, next);
+            }
+        }
     }
 }
 

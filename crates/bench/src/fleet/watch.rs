@@ -2,12 +2,11 @@
 
 use super::super::minimum_rate::MinimumRate;
 use super::super::run_kit::{
-    Meters, Observer, Phase, Progress, Ran, Readings, Resources, Shared, Snapshot, Tally,
+    Meters, Observer, Phase, Progress, Ran, Readings, Resources, Shared, Snapshot, Tally, STANDSTILL,
 };
 use super::super::series::Detail;
 use super::super::series::Series;
 use super::super::watchdog::Watchdog;
-use super::super::worker::STANDSTILL;
 use super::POLL;
 use super::WAITS;
 use forebay_io::clock;
@@ -40,6 +39,7 @@ pub(super) struct Watch {
     pub(super) steady_after_s: Option<f64>,
     pub(super) least: Option<MinimumRate>,
     pub(super) interrupted: bool,
+    /// Seen by this thread alone: what counts where none could be started to look for it.
     pub(super) stood_still: Duration,
     pub(super) watchdog: Watchdog,
     pub(super) asked_at: Instant,
@@ -230,6 +230,7 @@ impl Watch {
         let (from, to) = (self.metered_from.unwrap_or_default(), self.metered_to);
         let readings = self.readings.take().unwrap_or_default().of_time((from, to), (self.warmup, end));
         self.tallies.sort_by_key(|t| t.worker);
+        let stood_still = self.shared.standstills.since(self.begin + self.warmup).unwrap_or(self.stood_still);
         Ran {
             seconds: end.saturating_sub(self.warmup).as_secs_f64(),
             points: self.series.finish(),
@@ -237,7 +238,7 @@ impl Watch {
             readings,
             interrupted: self.interrupted,
             steady_after_s: self.steady_after_s,
-            stood_still_s: self.stood_still.as_secs_f64(),
+            stood_still_s: stood_still.as_secs_f64(),
             broken: self.broken.into_iter().next().or(self.least.and_then(MinimumRate::error)),
             resources,
         }

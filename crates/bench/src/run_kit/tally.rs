@@ -27,19 +27,19 @@ pub struct Way {
 
 impl Way {
     fn moved(&self) -> Moved {
-        let mean_ns = if self.ios > 0 { self.latency.mean_ns() } else { 0.0 };
+        let mean_ns = if self.latency.count() > 0 { self.latency.mean_ns() } else { 0.0 };
         Moved { bytes: self.bytes, ios: self.ios, mean_ns }
     }
 
     fn add(&mut self, other: &Way) {
-        if other.ios > 0 {
+        if other.ios > 0 || other.latency.count() > 0 {
             self.latency.merge(&other.latency);
             (self.bytes, self.ios) = (self.bytes + other.bytes, self.ios + other.ios);
         }
     }
 
     fn clear(&mut self) {
-        if self.ios > 0 {
+        if self.ios > 0 || self.latency.count() > 0 {
             self.latency.clear();
             (self.bytes, self.ios) = (0, 0);
         }
@@ -101,6 +101,22 @@ impl Row {
             into.record_n(self.ns, std::mem::take(&mut self.count));
         }
     }
+}
+
+/// Something whose latency is told.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Timed {
+    Ios {
+        is_read: bool,
+        count: u64,
+    },
+    /// Finished after the end.
+    Late {
+        is_read: bool,
+        count: u64,
+    },
+    Flush,
+    Batch,
 }
 
 /// Since the last snapshot.
@@ -197,14 +213,20 @@ impl Tally {
     /// Books `count` I/Os that were one, as `io` each. `went`: their way, and bytes of them that were staged instead.
     #[inline]
     pub fn complete_rows(&mut self, io: &Next, count: u64, took: Duration, went: (Via, u64), copy_ns: u32) {
-        let bytes = u64::from(io.len) * count;
         let ns = took.as_nanos() as u64;
         if ns != self.interval.ns {
             self.interval.flush();
             self.interval.ns = ns;
         }
-        let (row, way) = &mut self.interval.ways[way_of(io.is_read)];
-        *row += count;
+        self.interval.ways[way_of(io.is_read)].0 += count;
+        self.move_rows(io, count, went, copy_ns);
+    }
+
+    /// Books what I/Os moved, as `complete_rows` does, without their latency.
+    #[inline]
+    pub fn move_rows(&mut self, io: &Next, count: u64, went: (Via, u64), copy_ns: u32) {
+        let bytes = u64::from(io.len) * count;
+        let (_, way) = &mut self.interval.ways[way_of(io.is_read)];
         way.bytes += bytes;
         way.ios += count;
         self.interval.targets[io.target as usize] += bytes;
@@ -222,26 +244,26 @@ impl Tally {
         }
     }
 
-    /// Books a flush.
-    pub fn complete_flush(&mut self, took: Duration) {
-        if self.interval.measured {
-            self.flush.get_or_insert_default().record(took.as_nanos() as u64);
+    /// Books a latency of what was counted before, when an interval was under way that was measured or not. That of a
+    /// warm-up that is over belongs nowhere.
+    pub fn time(&mut self, what: Timed, took: Duration, measured: bool) {
+        let ns = took.as_nanos() as u64;
+        match what {
+            Timed::Ios { is_read, count } if measured == self.interval.measured => {
+                self.interval.ways[way_of(is_read)].1.latency.record_n(ns, count);
+            }
+            Timed::Late { is_read, count } => self.ways[way_of(is_read)].latency.record_n(ns, count),
+            Timed::Flush if measured => self.flush.get_or_insert_default().record(ns),
+            Timed::Batch if measured => self.batches.get_or_insert_default().record(ns),
+            Timed::Ios { .. } | Timed::Flush | Timed::Batch => {}
         }
     }
 
-    /// Books a batch whose last I/O finished.
-    pub fn complete_batch(&mut self, took: Duration) {
-        if self.interval.measured {
-            self.batches.get_or_insert_default().record(took.as_nanos() as u64);
-        }
-    }
-
-    /// Books an I/O that finished after the end: its latency alone.
-    pub fn complete_late(&mut self, is_read: bool, took: Duration, copy_ns: u32) {
-        self.late += 1;
-        self.ways[way_of(is_read)].latency.record(took.as_nanos() as u64);
+    /// Counts I/Os that finished after the end; their latency, which counts as well, is told with `time`.
+    pub fn count_late(&mut self, count: u64, copy_ns: u32) {
+        self.late += count;
         if copy_ns > 0 {
-            self.copy.get_or_insert_default().record(u64::from(copy_ns));
+            self.copy.get_or_insert_default().record_n(u64::from(copy_ns), count);
         }
     }
 
@@ -288,7 +310,7 @@ impl Tally {
         }
         let ways = interval.ways.each_ref().map(|(_, way)| way.moved());
         let ios = ways.iter().map(|way| way.ios).sum();
-        let kept = |way: &Way| (with_histogram && way.ios > 0).then(|| way.latency.clone());
+        let kept = |way: &Way| (with_histogram && way.latency.count() > 0).then(|| way.latency.clone());
         let snapshot = Snapshot {
             worker: self.worker,
             index: 0,

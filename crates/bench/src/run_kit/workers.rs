@@ -1,5 +1,6 @@
 //! Assignment and resources of workers that do I/Os, and the state that they share.
 
+use super::Standstills;
 use forebay_model::job::JobSpec;
 use forebay_model::pattern::PatternSpec;
 use forebay_storage::path::Destination;
@@ -28,6 +29,7 @@ pub struct Shared {
     pub interval: Duration,
     /// Snapshots carry their histogram.
     pub with_histograms: bool,
+    pub standstills: Arc<Standstills>,
 }
 
 /// The assignment of one worker.

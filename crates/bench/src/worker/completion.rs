@@ -4,6 +4,7 @@ use super::Ticket;
 use super::Worker;
 use super::FAILURES_MAX;
 use crate::io_log::Note;
+use crate::run_kit::{Timed, STANDSTILL_MIN};
 use forebay_io::client::End;
 use forebay_io::client::Order;
 use forebay_io::client::Over;
@@ -52,6 +53,10 @@ impl Worker {
             }
         }
         self.client.spare(done);
+        self.ran = now;
+        if !self.asides.is_empty() {
+            self.settle_asides();
+        }
     }
 
     #[inline]
@@ -64,7 +69,7 @@ impl Worker {
                 let ticket = self.client.ticket(tag);
                 let Order { op, offset, len, owner, .. } = ticket.order;
                 if op == Op::Flush {
-                    self.tally.complete_flush(took.since(owner.started));
+                    self.book_time(Timed::Flush, owner.started, now, took.since(owner.started));
                     return self.release(tag);
                 }
                 if self.together.is_some() && counted {
@@ -74,9 +79,13 @@ impl Worker {
                 let at = Next { target: owner.target, offset, len, is_read: op == Op::Read, pass: 0 };
                 if counted {
                     let took = took.since(owner.started);
-                    self.tally.complete(&at, took, over.via, over.copy_ns);
-                    if self.log.is_some() && measuring {
-                        self.log_one(&at, took, now);
+                    if took >= STANDSTILL_MIN {
+                        self.book_long(&at, 1, ((over.via, 0), over.copy_ns), owner.started, now);
+                    } else {
+                        self.tally.complete(&at, took, over.via, over.copy_ns);
+                        if self.log.is_some() && measuring {
+                            self.log_one(&at, took, now);
+                        }
                     }
                 } else {
                     self.book_late(op == Op::Read, owner, now, over.copy_ns);

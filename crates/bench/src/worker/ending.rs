@@ -7,6 +7,7 @@
 
 use super::{Load, Worker};
 use crate::host_capacity::mean_io_bytes;
+use crate::run_kit::Timed;
 use forebay_io::queue::Op;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -45,7 +46,8 @@ impl Worker {
     pub(super) fn book_late(&mut self, is_read: bool, load: Load, now: Instant, copy_ns: u32) {
         if self.has_measured(now) {
             let took = now.duration_since(load.started);
-            (0..load.rows).for_each(|_| self.tally.complete_late(is_read, took, copy_ns));
+            self.tally.count_late(load.rows.into(), copy_ns);
+            self.book_time(Timed::Late { is_read, count: load.rows.into() }, load.started, now, took);
         }
     }
 
@@ -53,7 +55,9 @@ impl Worker {
     pub(super) fn book_unfinished(&mut self, tag: u32, now: Instant) {
         let order = self.client.ticket(tag).order;
         if order.op != Op::Flush && self.has_measured(now) {
-            let waited = now.duration_since(order.owner.started);
+            let started = order.owner.started;
+            let stood_still = self.shared.standstills.while_under_way(started, now, self.ran);
+            let waited = now.duration_since(started).saturating_sub(stood_still);
             self.tally.leave_unfinished(order.op == Op::Read, waited, order.owner.rows.into());
         }
     }

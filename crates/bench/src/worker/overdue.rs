@@ -1,11 +1,15 @@
 //! Timeouts: an I/O that has taken too long stops the run.
 
-use super::{Worker, LOOK, STANDSTILL};
+use super::{Worker, LOOK};
+use crate::run_kit::STANDSTILL;
 use forebay_io::client::Late;
 use forebay_io::clock;
 use forebay_io::reactor;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+/// Time to the next look where a beat is to come first.
+const LOOK_SOON: Duration = Duration::from_millis(10);
 
 impl Worker {
     /// Collects what is done before anything is called overdue: while this thread didn't run, nothing was collected.
@@ -13,16 +17,29 @@ impl Worker {
         let late = now.saturating_duration_since(self.next_look);
         self.next_look = now + LOOK.min(self.shared.interval);
         let timeout = self.timeout();
-        if late > STANDSTILL {
-            self.client.forgive(late);
-        }
+        self.forgive_standstills(if late > STANDSTILL { late } else { Duration::ZERO });
+        self.settle_asides();
         if self.client.any_late(now, timeout) {
+            if !self.shared.standstills.are_known_at(now) {
+                self.next_look = now + LOOK_SOON;
+                return;
+            }
             self.reactor.flush();
             self.client.collect(&mut self.reactor);
             self.complete();
             self.settle_chores();
         }
         self.abandon_overdue(now);
+    }
+
+    /// Excludes standstills from the time-outs: `late` is what this thread saw of one itself, and may be told by a beat as well.
+    fn forgive_standstills(&mut self, late: Duration) {
+        let known = self.shared.standstills.since(self.begin).unwrap_or_default();
+        let news = known.saturating_sub(self.forgiven).max(late);
+        if !news.is_zero() {
+            self.client.forgive(news);
+            self.forgiven += news;
+        }
     }
 
     pub(super) fn timeout(&self) -> Duration {

@@ -24,7 +24,7 @@ impl Worker {
             return;
         }
         if let Some(took) = batches.end(batch, now, came) {
-            self.tally.complete_batch(took);
+            self.book_batch(now, took);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::Worker;
 use crate::batches;
+use crate::run_kit::STANDSTILL_MIN;
 use forebay_io::client::{Order, Over};
 use forebay_io::queue::{Fault, Op};
 use forebay_model::job::JobSpec;
@@ -116,12 +117,17 @@ impl Worker {
         let staged = self.client.queue(queue).staged_of(over.tag);
         let each = Next { target: owner.target, offset: 0, len: len / owner.rows, is_read: true, pass: 0 };
         let (rows, took) = (owner.rows.into(), now.duration_since(owner.started));
-        self.tally.complete_rows(&each, rows, took, (over.via, staged.into()), over.copy_ns);
-        if self.log.is_some() && self.tally.is_measuring() {
-            (0..rows).for_each(|_| self.log_one(&each, took, now));
+        let went = (over.via, staged.into());
+        if took >= STANDSTILL_MIN {
+            self.book_long(&each, rows, (went, over.copy_ns), owner.started, now);
+        } else {
+            self.tally.complete_rows(&each, rows, took, went, over.copy_ns);
+            if self.log.is_some() && self.tally.is_measuring() {
+                (0..rows).for_each(|_| self.log_one(&each, took, now));
+            }
         }
         if self.together.as_ref().is_some_and(|together| together.is_batch(owner.rows)) {
-            self.tally.complete_batch(took);
+            self.book_batch(now, took);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A worker over queues that do what real ones do once in a while.
 
 use super::*;
-use crate::run_kit::{READ, WRITE};
+use crate::run_kit::{Standstills, READ, WRITE};
 use crate::share;
 use forebay_io::client::GRACE;
 use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
@@ -87,6 +87,7 @@ fn opened(job: JobSpec, targets: Vec<Target>) -> (Result<(Worker, Resources), Er
         drain_ns: AtomicU64::new(1_000_000_000),
         interval: Duration::from_secs(3600),
         with_histograms: true,
+        standstills: Arc::new(Standstills::of(clock::now() - Duration::from_secs(10))),
         targets,
         job,
     });
@@ -178,6 +179,56 @@ fn time_in_which_the_process_stood_still_is_nobodys_time_out() {
     worker.next_look = after(105);
     worker.look(after(105));
     assert_eq!(worker.tally.errors.timed_out, 2);
+}
+
+/// Ends both I/Os of a worker that began them at `started`, 3 ms after it had booked something last.
+fn come_after(worker: &mut Worker, started: Instant) {
+    (worker.ran, worker.begin) = (started - Duration::from_millis(3), started - Duration::from_secs(1));
+    worker.tally.measures(true);
+    worker.start_ios(started);
+    for tag in 0..2 {
+        worker.client.came(Done { tag, result: Ok(4096), via: Via::Nothing, copy_ns: 0 });
+    }
+    worker.complete();
+}
+
+/// Two I/Os are under way for a second or more, of which the process stood still for half a second, or for none.
+// promise: REC-47
+#[test]
+fn latencies_have_no_standstill_in_them_and_all_of_a_slow_drive() {
+    for stood_still_ms in [500, 0] {
+        let (mut worker, ..) = worker_over(job(), 1, true);
+        let shared = worker.shared.clone();
+        let began = clock::now() - Duration::from_secs(1);
+        shared.standstills.beat_at(began);
+        come_after(&mut worker, began);
+        let most = clock::now() - began;
+        worker.snapshot(clock::now());
+        assert_eq!((worker.tally.ios(), worker.tally.latency().count()), (2, 0), "moved, and not yet timed");
+        let stood_still = Duration::from_millis(stood_still_ms);
+        if !stood_still.is_zero() {
+            shared.standstills.tell(began, began + stood_still);
+        }
+        shared.standstills.beat_at(clock::now());
+        worker.await_beats();
+        worker.snapshot(clock::now());
+        let latency = worker.tally.latency();
+        assert_eq!((worker.tally.ios(), latency.count()), (2, 2));
+        let (least, most) =
+            (0.99 * (1e9 - stood_still_ms as f64 * 1e6), (most - stood_still).as_nanos() as f64 * 1.01);
+        assert!(latency.percentile_ns(0.0) as f64 >= least && latency.percentile_ns(100.0) as f64 <= most);
+    }
+}
+
+// promise: REC-47
+#[test]
+fn an_io_of_which_next_to_nothing_is_left_beside_a_standstill_has_no_latency() {
+    let (mut worker, ..) = worker_over(job(), 1, true);
+    let began = clock::now() - Duration::from_secs(2);
+    worker.shared.standstills.tell(began, clock::now() + Duration::from_secs(3600));
+    come_after(&mut worker, began);
+    worker.snapshot(clock::now());
+    assert_eq!((worker.tally.ios(), worker.tally.latency().count()), (2, 0));
 }
 
 /// As where a filter is loaded, or changed, while a run is under way.

@@ -16,6 +16,7 @@ pub mod disk;
 pub(crate) mod limit;
 pub mod noise;
 pub mod power;
+pub mod waits;
 
 /// A reading stands for the run's time only where its own differs by no more than this share of it.
 const ASTRAY_SHARE: f64 = 0.02;

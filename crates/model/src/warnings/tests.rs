@@ -248,3 +248,20 @@ fn time_that_was_not_the_devices_is_told_and_a_limit_isnt_taken_for_others() {
     assert_eq!(ids(&record), ["cpu_limit"]);
     assert!(next(&record, "limit of 2.0 cores").contains("‹workers›"));
 }
+
+// promise: REC-33
+#[test]
+fn data_that_memory_cannot_hold_is_not_to_be_read_in_once_more() {
+    let mut record = quiet();
+    record.cache =
+        CacheState { policy: "warm".into(), device_bytes: Some(512 << 20), ..CacheState::default() };
+    record.result.targets =
+        vec![TargetResult { cache: Some("allow".into()), bytes: 1 << 30, ..TargetResult::default() }];
+    let remedy = |resident| {
+        record.cache.resident_before = resident;
+        next(&record, "came from the device (50 %)")
+    };
+    let remedies = [Some(0.5), Some(1.0), None].map(remedy);
+    assert!(remedies[0].contains("docker run --memory"), "{remedies:?}");
+    assert!(remedies[1..].iter().all(|next| next.starts_with("‹cache› warm")), "{remedies:?}");
+}

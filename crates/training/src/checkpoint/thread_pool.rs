@@ -80,6 +80,7 @@ impl ThreadPool {
             drain_ns: AtomicU64::new(0),
             interval: Duration::from_millis(u64::from(job.interval_ms)),
             with_histograms: false,
+            standstills: Arc::default(),
         });
         let (sender, answers) = channel();
         let resources = Resources { pages: "none", ..Resources::default() };

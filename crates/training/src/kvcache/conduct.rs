@@ -144,6 +144,7 @@ impl Run {
             drain_ns: AtomicU64::new(0),
             interval: Duration::from_millis(u64::from(job.interval_ms)),
             with_histograms: false,
+            standstills: Arc::default(),
         });
         let meters = Meters::new(job, &shared.targets);
         let (sender, answers) = channel();
