@@ -62,6 +62,51 @@ def test_the_fewest_drives_serve_the_users_in_time(capsys: Any) -> None:
     assert by_drive["D7-PS1010"] <= by_drive.get("D5-P5336", 128)
 
 
+DRIVES = """
+[[drive]]
+name = "one"
+kind = "nvme-tlc"
+seq_read_mbps = 14500
+seq_write_mbps = 10000
+capacity_tb = 4
+endurance_pbw = 10
+price = 500
+watts = 20
+[[drive]]
+name = "two"
+kind = "nvme-tlc"
+seq_read_mbps = 14500
+seq_write_mbps = 10000
+capacity_tb = 16
+endurance_pbw = 100
+price = 1500
+[[drive]]
+name = "unknown"
+kind = "nvme-tlc"
+seq_read_mbps = 14500
+seq_write_mbps = 10000
+"""
+
+
+@pytest.mark.long
+@pytest.mark.promise("KVC-41")
+def test_users_of_a_cache_have_the_needs_of_any_purchase(capsys: Any, tmp_path: Any) -> None:
+    sheets = tmp_path / "mine.toml"
+    sheets.write_text(DRIVES)
+    asked = ("--kv-users", "1", "--model", "layers=4,kv_heads=4,head_dim=64", "--p95", "1h", "--catalogue", sheets)
+    asked += ("--capacity", "16", "--writes", "50", "--years", "2", "--parity", "1", "--host-price", "100")
+    asked += ("--by", "price", "--json")
+    code, out, err = typed(capsys, "plan", "recommend", *asked)
+    assert code == 0, err
+    found = json.loads(out)
+    # 36.5 PB in two years: four of 10 PB, which also hold 16 TB; one of 100 PB. Each with one of parity, in a host of 100.
+    rows = [(c["drive"], c["drives"], c["parity_drives"], c["price"], c["watts"], c["capacity_tb"]) for c in found["choices"]]
+    assert rows == [("one", 5, 1, 2600.0, 100.0, 16.0), ("two", 2, 1, 3100.0, None, 16.0)]
+    assert any(text.startswith("unknown: no capacity_tb") for text in found["left_out"])
+    for choice, pbw in zip(found["choices"], (40, 100), strict=True):
+        assert choice["endures_years"] == pytest.approx(1000 * pbw / (365 * choice["writes_tb_day"]))
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -73,6 +118,9 @@ def test_the_fewest_drives_serve_the_users_in_time(capsys: Any) -> None:
         (("recommend", "--kv-users", "5", "--p95", "never"), "--p95"),
         (("recommend", "--accelerators", "5", "--workload", "unet3d", "--p95", "1s"), "--kv-users"),
         (("recommend", "--kv-users", "5", "--gib-s", "3"), "--kv-users"),
+        (("recommend", "--kv-users", "5", "--bays", "8"), "--bays"),
+        (("recommend", "--kv-users", "5", "--by", "price"), "price"),
+        (("recommend", "--kv-users", "5", "--parity", "3"), "--parity"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(capsys: Any, words: tuple[str, ...], named: str) -> None:

@@ -1,9 +1,10 @@
-"""`forebay plan recommend --kv-users`: the fewest drives on which the requests of so many users are served in time.
+"""`forebay plan recommend --kv-users`: the drives on which the requests of so many users are served in time.
 
 The users of MLPerf Storage v3.0 ask and don't wait, 0.3 to 0.9 s apart, so what they ask for doesn't depend on the storage: less
 than that, and the queue grows for as long as one looks. A number of drives suffices if, at the lower end of the interval, next
 to no request is left in the queue, and 95 % are served to their end (own entry written, and read for every 32 tokens of output)
-within the bound.
+within the bound. Capacity, parity, endurance and prices are as for any other purchase; users may write all day, so each choice
+says how many years its drives endure that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from forebay.errors import RequestError
 from forebay.plan import catalogue, kvcache
 from forebay.plan.kvcache import LEFT_MOST, Part, Play, Spec
 from forebay.plan.planner import Planner
-from forebay.plan.recommend import fewest
+from forebay.plan.recommend import DAYS, Needs, fewest
 from forebay.plan.system import System
 
 # A choice of ours: no whole entry moves within the 50 ms to 1 s that the workload names as its targets.
@@ -26,6 +27,7 @@ DRIVES_MAX = 128
 USERS_MAX = 10_000
 # The search plays so much of the window; its answer is then played whole.
 SEARCH_S = 60.0
+DAY_S = 86_400
 # A drive that never limits.
 AMPLE = "model:gen5-ideal?drives=1000&read_mb_s=1000000&write_mb_s=1000000"
 AMPLE_IN_FLIGHT = {"workers": 1024, "depth": 1024}
@@ -98,27 +100,35 @@ def recommend(
     play: Play,
     option: Callable[[int], Spec],
     told: Callable[[float], None] = lambda share: None,
+    needs: Needs | None = None,
+    by: str = "drives",
 ) -> dict[str, Any]:
     """forebay.recommend/1. No choice is an answer, with the reason. RequestError for what can't be."""
     asked.check()
+    needs = needs or Needs()
+    needs.check()
     demand = demand_gib_s(system, asked, play, option)
     choices: list[dict[str, Any]] = []
     short: list[dict[str, Any]] = []
     left_out: list[str] = []
     for number, drive in enumerate(drives):
         told(number / len(drives))
-        if drive.seq_write_mbps is None:
-            left_out.append(f"{drive.name}: no seq_write_mbps given")
+        least, lacking = needs.least(drive)
+        lacking = lacking or ("no seq_write_mbps given" if drive.seq_write_mbps is None else "")
+        lacking = lacking or (f"no {by} given" if by != "drives" and getattr(drive, by) is None else "")
+        if lacking:
+            left_out.append(f"{drive.name}: {lacking}")
             continue
         trial = Trial(planner, replace(system, drive=drive.name), asked, play, option)
-        found = choice(trial, demand)
+        found = choice(trial, demand, needs, least)
         (short if "reason" in found else choices).append(found)
-    choices.sort(key=lambda c: (c["drives"], c["p95_ms"]))
+    choices.sort(key=lambda c: (c[by], c["drives"], c["p95_ms"]))
     spec = kvcache.spec_of(replace(system, users=asked.users), option)
     return {
         "schema": "forebay.recommend/1",
         "target": {"kv_users": asked.users, "p95_s": asked.p95_s},
-        "by": "drives",
+        "by": by,
+        "needs": {k: v for k, v in needs.__dict__.items() if v is not None and k not in ("bays",)},
         "kvcache": {key: spec[key] for key in ("option", "model", "users", "ranks", "admission", "duration_s", "seed")},
         "demand_gib_s": {"read": demand[0], "write": demand[1]},
         "choices": choices,
@@ -144,23 +154,34 @@ def demand_gib_s(system: System, asked: Asked, play: Play, option: Callable[[int
     return part["read_gib_s"]["window"], part["write_gib_s"]["window"]
 
 
-def choice(trial: Trial, demand: tuple[float, float]) -> dict[str, Any]:
-    """The fewest drives of a model that serve these users, and how many users they could serve; else why none do."""
+def choice(trial: Trial, demand: tuple[float, float], needs: Needs, least: int) -> dict[str, Any]:
+    """The fewest drives of a model, `least` or more, that serve these users, and how many users they could serve; else why
+    none do."""
     one = kvcache.storage(trial.planner, replace(trial.system, drives=1))
-    least = max(1, math.ceil((1 - 2 * LEFT_MOST) * max(rate / each for rate, each in zip(demand, sheet_gib_s(one), strict=True))))
+    load = max(rate / each for rate, each in zip(demand, sheet_gib_s(one), strict=True))
+    least = max(least, math.ceil((1 - 2 * LEFT_MOST) * load))
     users = trial.asked.users
     found = fewest(lambda n: trial.serves(n, users), least, DRIVES_MAX) if least <= DRIVES_MAX else None
     if found is None:
         return short_of(trial, least)
     most = most_users(lambda n: trial.serves(found, n), users)
     low, usual = trial.at_end(found, users), trial.part(found, users, whole=True, low=False)
+    bought = found + needs.parity
+    writes = usual["write_gib_s"]["window"] * 2**30 * DAY_S / 1e12
+    sheet = one.drive
+    endured = None if sheet.endurance_pbw is None else 1000 * sheet.endurance_pbw * found
     return {
         "drive": trial.system.drive,
-        "drives": found,
+        "drives": bought,
+        "parity_drives": needs.parity,
         "hosts": 1,
         "requests": trial.system.workers * trial.system.depth,
         "queues": trial.system.queues,
-        "price": None if one.drive.price is None else one.drive.price * found,
+        "price": None if sheet.price is None else sheet.price * bought + (needs.host_price or 0.0),
+        "watts": None if sheet.watts is None else sheet.watts * bought,
+        "capacity_tb": None if sheet.capacity_tb is None else sheet.capacity_tb * found,
+        "writes_tb_day": writes,
+        "endures_years": endured / (writes * DAYS) if endured and writes else None,
         "users_max": most,
         "users_per_drive": most / found,
         "p95_ms": usual["latency_ms"]["request"]["p95"],

@@ -276,8 +276,7 @@ def recommend(
     target.check()
     needs = needs or Needs()
     needs.check()
-    if by != "drives" and not any(getattr(d, by) for d in drives):
-        raise RequestError(f"--by {by}", f"no drive of the catalogue has {by}", f"a catalogue with {by} = 123, or --by drives")
+    ranked(by, drives)
     if target.minutes is not None:
         system = replace(system, workload=DLRM, accelerator=H100, accelerators=None)
     best: list[Choice] = []
@@ -312,6 +311,12 @@ def recommend(
         "demand": None,
         "rests_on_runs": [],
     }
+
+
+def ranked(by: str, drives: Sequence[catalogue.Drive]) -> None:
+    """RequestError where nothing tells what the drives are ranked by."""
+    if by != "drives" and not any(getattr(d, by) for d in drives):
+        raise RequestError(f"--by {by}", f"no drive of the catalogue has {by}", f"a catalogue with {by} = 123, or --by drives")
 
 
 def estimates(planner: Planner, systems: Sequence[System], target: Target) -> list[Estimate]:

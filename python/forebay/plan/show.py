@@ -245,11 +245,13 @@ def kvcache(row: Mapping[str, Any]) -> str:
 def kvusers(document: Mapping[str, Any]) -> str:
     """Choices of drives for users of a KV cache."""
     target = document["target"]
-    lines = [f"target: {target['kv_users']} users, P95 of a request at most {target['p95_s']:g} s; least drives", ""]
-    rows: list[tuple[str, ...]] = [("drive", "drives", "users, at most", "P95 ms", "at the low end", "read GiB/s", "limit")]
+    lines = [f"target: {target['kv_users']} users, P95 of a request at most {target['p95_s']:g} s; least {document['by']}", ""]
+    names = ("drive", "drives", "users, at most", "P95 ms", "at the low end", "read GiB/s", "writes TB/day", "endures years")
+    rows: list[tuple[str, ...]] = [(*names, "limit")]
     for c in document["choices"]:
-        shown = (figure(c["p95_ms"]), figure(c["p95_ms_p90"]), figure(c["read_gib_s"]))
-        rows.append((c["drive"], str(c["drives"]), str(c["users_max"]), *shown, c["limit"]))
+        shown = (figure(c["p95_ms"]), figure(c["p95_ms_p90"]), figure(c["read_gib_s"]), figure(c["writes_tb_day"]))
+        years = "-" if c["endures_years"] is None else figure(c["endures_years"])
+        rows.append((c["drive"], str(c["drives"]), str(c["users_max"]), *shown, years, c["limit"]))
     lines += table(rows) if len(rows) > 1 else []
     lines += [f"not enough   {c['drives']} × {c['drive']}: {c['users_max']} users; {c['reason']}" for c in document["not_enough"]]
     lines += [""] + [f"advice       {text}" for text in document["advice"]] + [f"interval     {document['interval']}"]

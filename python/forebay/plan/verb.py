@@ -185,7 +185,7 @@ def run_kvcache(planner: Any, system: Any, simulated: bool, calibrated: bool, as
     return DONE
 
 
-def recommend_kvcache(planner: Any, system: Any, asked: Any, pool: list[Any], as_json: bool) -> int:
+def recommend_kvcache(planner: Any, system: Any, asked: Any, pool: list[Any], needs: Any, by: str, as_json: bool) -> int:
     """`plan recommend --kv-users`: each drive is tried in virtual time."""
     from forebay import simulate
     from forebay.bench.interrupt import Interrupt
@@ -193,7 +193,7 @@ def recommend_kvcache(planner: Any, system: Any, asked: Any, pool: list[Any], as
     from forebay.plan.simulation.verb import Bar
 
     with Interrupt(), Bar() as bar:
-        found = kvusers.recommend(planner, system, asked, pool, simulate.kvcache, simulate.kvcache_option, bar.show)
+        found = kvusers.recommend(planner, system, asked, pool, simulate.kvcache, simulate.kvcache_option, bar.show, needs, by)
     click.echo(json.dumps(found) if as_json else show.kvusers(found))
     return DONE if found["choices"] else CHECK_FAILED
 
@@ -234,10 +234,9 @@ def recommend(
     target, needs = advice.Target(accelerators, gib_s, minutes), needs_of(values)
     if trained is not None:
         target = target_of(trained, target, kv_users, values)
-    asked = kv_target(target, kv_users, p95, by, values)
-    if asked is not None and needs != advice.Needs():
-        said = "are served by the fewest drives, whatever they hold and endure"
-        raise RequestError("--kv-users", said, "no other needs")
+    asked = kv_target(target, kv_users, p95, values)
+    if asked is not None and needs.bays != advice.BAYS:
+        raise RequestError("--kv-users with --bays", "is asked of one host, however many drives it holds", "no --bays")
     if asked is None:
         target.check()
     names = [name.strip() for name in only.split(",")] if only else []
@@ -252,7 +251,8 @@ def recommend(
     pool = more if by != "drives" and more else list({d.name: d for d in [*sheets.drives().values(), *more]}.values())
     pool = [sheets.drive(name, more) for name in names] if names else pool
     if asked is not None:
-        return recommend_kvcache(planner, system, asked, pool, as_json)
+        advice.ranked(by, pool)
+        return recommend_kvcache(planner, system, asked, pool, needs, by, as_json)
     document = advice.recommend(planner, system, target, by, pool, needs)
     if trained is not None:
         gpus = accelerators or trained.gpus
@@ -310,7 +310,7 @@ def needs_of(values: dict[str, Any]) -> Any:
     return Needs(**given)
 
 
-def kv_target(target: Any, users: int | None, p95: str | None, by: str, values: dict[str, Any]) -> Any:
+def kv_target(target: Any, users: int | None, p95: str | None, values: dict[str, Any]) -> Any:
     """What --kv-users asks for, whose workload is then kvcache; None without it."""
     from forebay.plan import kvusers
     from forebay.units import parse_seconds
@@ -319,8 +319,8 @@ def kv_target(target: Any, users: int | None, p95: str | None, by: str, values: 
         if p95 is not None:
             raise RequestError(f"--p95 {p95}", "belongs to --kv-users", "--kv-users 50")
         return None
-    if any(v is not None for v in target.__dict__.values()) or by != "drives":
-        raise RequestError("--kv-users", "is a target of its own, met with the fewest drives", "no other target, and no --by")
+    if any(v is not None for v in target.__dict__.values()):
+        raise RequestError("--kv-users", "is a target of its own", "no other target")
     if values["workload"] not in (None, "kvcache"):
         raise RequestError(f"--workload {values['workload']}", "contradicts --kv-users", "--workload kvcache, or none")
     asked = kvusers.Asked(users, kvusers.P95_S if p95 is None else parse_seconds(p95, "--p95"))
