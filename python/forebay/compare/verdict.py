@@ -33,7 +33,7 @@ def judge(
     if ratio.low is None or ratio.high is None:
         return Verdict(
             "none",
-            f"no verdict: {ratio.n} pair{'s' * (ratio.n != 1)} give no interval",
+            f"no verdict: {ratio.n} pair{'s give' if ratio.n != 1 else ' gives'} no interval",
             "let at least 3 pairs finish",
         )
     wide = (ratio.half_width_pct or 0.0) > asked_pct

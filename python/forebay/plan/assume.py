@@ -6,6 +6,7 @@ number that nobody chose.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,8 @@ from forebay.units import format_bytes
 GIVEN, DEFAULT, DERIVED = "given", "default", "derived"
 # Requests in flight at each drive that are tried: up to 96 were measured, and small ones need more; one alone never was.
 EACH = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
+# Systems whose requests are looked for at once: more need more memory, and are no faster.
+AT_ONCE = 128
 # Of what the most of them bring, so much is enough.
 ENOUGH = 0.98
 PATHS = {"gds": "GPUDirect Storage", "cpu": "through CPU memory"}
@@ -41,15 +44,35 @@ class Assumption:
 
 def settle(planner: Planner, system: System) -> System:
     """The system with as many requests in flight as it needs, where nobody said how many."""
-    if system.caches or system.given & {"workers", "depth"}:
-        return system
-    # More drives may do with fewer, and would then be said to bring less than fewer drives, by what isn't quite enough.
-    each = system.hosts if system.location == "local" else 1
-    numbers = [*range(each, min(system.drives, flow.DRIVES_MOST), each), system.drives]
-    of_any = planner.fewest.setdefault(replace(system, drives=0, given=frozenset()), {})
-    if missing := [n for n in numbers if n not in of_any]:
-        of_any.update(zip(missing, _fewest(planner, [replace(system, drives=n) for n in missing]), strict=True))
-    return replace(system, workers=max(of_any[n] for n in numbers), depth=1)
+    return settle_all(planner, [system])[0]
+
+
+def settle_all(planner: Planner, systems: Sequence[System]) -> list[System]:
+    """As `settle`, many at once: one evaluation of the law for all that have the same drive."""
+    found: list[System | tuple[System, dict[int, int], list[int]]] = []
+    missing: dict[str, list[tuple[dict[int, int], int, System]]] = {}
+    asked: set[tuple[int, int]] = set()
+    for system in systems:
+        if system.caches or system.given & {"workers", "depth"}:
+            found.append(system)
+            continue
+        # More drives may do with fewer, and would then be said to bring less than fewer drives, by what isn't quite enough.
+        each = system.hosts if system.location == "local" else 1
+        numbers = [*range(each, min(system.drives, flow.DRIVES_MOST), each), system.drives]
+        of_any = planner.fewest.setdefault(replace(system, drives=0, given=frozenset()), {})
+        for n in numbers:
+            if n not in of_any and (id(of_any), n) not in asked:
+                asked.add((id(of_any), n))
+                missing.setdefault(system.drive, []).append((of_any, n, replace(system, drives=n)))
+        found.append((system, of_any, numbers))
+    for of_drive in missing.values():
+        for begin in range(0, len(of_drive), AT_ONCE):
+            part = of_drive[begin : begin + AT_ONCE]
+            for (of_any, n, _), workers in zip(part, _fewest(planner, [system for *_, system in part]), strict=True):
+                of_any[n] = workers
+    return [
+        one if isinstance(one, System) else replace(one[0], workers=max(one[1][n] for n in one[2]), depth=1) for one in found
+    ]
 
 
 def _fewest(planner: Planner, systems: list[System]) -> list[int]:
@@ -58,8 +81,9 @@ def _fewest(planner: Planner, systems: list[System]) -> list[int]:
 
     # At the fewest an even share for each host.
     counts = [[max(system.hosts, n * system.drives) for n in EACH] for system in systems]
-    each = [replace(s, workers=n, depth=1) for s, tried in zip(systems, counts, strict=True) for n in tried]
-    loads = [limits.load(planner, one) for one in each]
+    # No link or core allows more for more requests.
+    single = [limits.load(planner, replace(system, workers=1, depth=1)) for system in systems]
+    loads = [replace(one, workers=n) for one, tried in zip(single, counts, strict=True) for n in tried]
     # Asked first: a drive that is new to the law adds its parameters.
     rows = planner.flow.rows(loads)
     middle, below, _ = planner.flow.posterior.spreads(rows)

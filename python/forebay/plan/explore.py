@@ -186,19 +186,20 @@ def rates(planner: Planner, system: System, choices: Choices, limits: dict[str, 
     base = replace(system, workload=IO, pcie=()) if system.workload != IO else system
     keys = list(itertools.product(choices.names, choices.paths, choices.places, choices.requests))
     asked = [
-        _requested(planner, _at(base, name, place, path=path, io_size=size), label, system)
+        _requested(_at(base, name, place, path=path, io_size=size), label, system)
         for name, path, place, label in keys
         for size in SIZES
     ]
+    asked = assume.settle_all(planner, asked)
     cells = [[*_hundredths(e), _number_of(limits, e.bottleneck)] for e in answer.rates(planner, asked)]
     width = len(SIZES)
     return [[part for cell in cells[i : i + width] for part in cell] for i in range(0, len(cells), width)]
 
 
-def _requested(planner: Planner, at: System, label: str, system: System) -> System:
-    """With as many requests in flight as a control says."""
+def _requested(at: System, label: str, system: System) -> System:
+    """With as many requests in flight as a control says; open where it leaves them open."""
     if label == AUTO:
-        return assume.settle(planner, replace(at, given=at.given - {"workers", "depth"}))
+        return replace(at, given=at.given - {"workers", "depth"})
     if label == AS_PUBLISHED:
         each = WORKERS_SMALL if at.io_size <= SMALL_KIB * 1024 else WORKERS_LARGE
         return replace(at, workers=int(each) * at.drives, depth=1, given=at.given | {"workers"})

@@ -102,13 +102,13 @@ class Posterior:
         self._weights: Array | None = None
         self._left_out: Array | None = None
         self._steps: list[tuple[list[Array], list[Array]]] | None = None
+        self._values: dict[str, float] | None = None
 
     def value(self, name: str) -> float:
         """The fitted parameter, in its unit. Raises KeyError where there is not one of that name."""
-        for i, prior in enumerate(self.priors):
-            if prior.name == name:
-                return math.exp(float(self.log[i]))
-        raise KeyError(name)
+        if self._values is None:
+            self._values = self.values()
+        return self._values[name]
 
     def values(self) -> dict[str, float]:
         """Returns the fitted parameters by name."""

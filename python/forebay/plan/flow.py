@@ -367,9 +367,20 @@ class Flow:
 
         Neither the rate nor its ends are below those of fewer drives: who has more may leave some unused.
         """
-        every = list(dict.fromkeys(fewer for load in loads for fewer in _up_to(load)))
-        single = dict(zip(every, self.alone(every), strict=True))
-        return [_least_of([single[fewer] for fewer in _up_to(load)]) for load in loads]
+        # By everything but drives: the number of drives, and its place among those that are asked for.
+        of_any: dict[Load, dict[float, int]] = {}
+        every: list[Load] = []
+        asked: list[list[int]] = []
+        for load in loads:
+            places = of_any.setdefault(replace(load, drives=0), {})
+            numbers = _up_to(load)
+            for n in numbers:
+                if n not in places:
+                    places[n] = len(every)
+                    every.append(replace(load, drives=n))
+            asked.append([places[n] for n in numbers])
+        single = self.alone(every)
+        return [_least_of([single[at] for at in places]) for places in asked]
 
     def alone(self, loads: Sequence[Load]) -> list[Estimate]:
         """As `predict`, each load by itself, whatever fewer drives would do."""
@@ -430,10 +441,9 @@ class Flow:
         return {name: [min(1.0, float(v)) for v in t / total] for name, t in times.items()}
 
 
-def _up_to(load: Load) -> list[Load]:
-    """The load, and the same on each whole number of drives below, as far as plans go."""
-    most = min(math.ceil(load.drives) - 1, DRIVES_MOST)
-    return [*(replace(load, drives=n) for n in range(1, most + 1)), load]
+def _up_to(load: Load) -> list[float]:
+    """Its number of drives, and each whole number below, as far as plans go."""
+    return [*range(1, min(math.ceil(load.drives) - 1, DRIVES_MOST) + 1), load.drives]
 
 
 def _least_of(found: Sequence[Estimate]) -> Estimate:

@@ -76,7 +76,7 @@ def systems(base: System, axes: Sequence[tuple[str, list[Any]]], more: list[Any]
 
 def points(planner: Planner, asked: list[System]) -> list[dict[str, Any]]:
     """Throughput of each, and what its workload gives, with intervals."""
-    settled = [assume.settle(planner, system) for system in asked]
+    settled = assume.settle_all(planner, asked)
     rates = answer.rates(planner, settled)
     extra = answer.jobs_estimates(planner, settled)
     found = []
