@@ -12,7 +12,7 @@ use super::handover::state::QueueKept;
 use super::io::Pages;
 use super::port::Port;
 use super::stats::QueueStats;
-use crate::target::lane::{Finished, Lane};
+use crate::namespace::lane::{Finished, Lane};
 use crate::target::log::{Level, Log};
 use crate::target::mail::Mailbox;
 use crate::target::stats::NamespaceStats;

@@ -1,4 +1,8 @@
-//! What a namespace is, whoever it is served to: its limits, and the commands that wait for them.
+//! What a namespace is, whoever it is served to: its limits and the commands that wait for them, a thread's queue of
+//! it, and the steps of a command there.
 
+mod fault;
 pub(crate) mod hold;
+pub(crate) mod lane;
 pub(crate) mod qos;
+pub(crate) mod steps;

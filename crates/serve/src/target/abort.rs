@@ -5,10 +5,10 @@
 
 use super::command::State;
 use super::connection::{Connection, Role};
-use super::lane::Owner;
 use super::mail::Letter;
 use super::site::{Cell, Seat};
 use super::worker::Worker;
+use crate::namespace::lane::Owner;
 use forebay_io::queue::Fault;
 use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::tcp::Handle;

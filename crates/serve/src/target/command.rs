@@ -1,7 +1,7 @@
 //! A command in flight on one connection, and the memory that its data pass through.
 
 use super::arena::{Lump, Pool, Slot};
-use super::steps::{Places, Progress};
+use crate::namespace::steps::{Places, Progress};
 use forebay_io::arena::Mem;
 use forebay_nvme::command::Sqe;
 use forebay_nvme::nvm::Request;

@@ -2,10 +2,10 @@
 
 use super::arena::Held;
 use super::command::{Command, State};
-use super::lane::Histogram;
 use super::link::Link;
 use super::site::{Cell, Seat};
 use super::stats::Counts;
+use crate::namespace::lane::Histogram;
 use forebay_io::tls::bridge::Client;
 use forebay_nvme::auth::{Outcome, TargetAuth};
 use forebay_nvme::command::Sqe;

@@ -7,14 +7,14 @@ mod timers;
 
 use super::arena::Pool;
 use super::connection::Connection;
-use super::lane::Finished;
-use super::lane::Lane;
 use super::link::Link;
 use super::log::Level;
 use super::mail::{Letter, Mailbox, Newcomer, Way};
 use super::rdma::{Cards, Rdma};
 use super::site::{Seat, Site, Volumes};
 use super::thread_pool::{self, PoolWorker};
+use crate::namespace::lane::Finished;
+use crate::namespace::lane::Lane;
 use forebay_io::clock;
 use forebay_io::reactor::{memlock, Completion, Reactor, RingOptions};
 use forebay_io::stream::{self, Stream};

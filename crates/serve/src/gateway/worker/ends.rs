@@ -4,7 +4,7 @@ use super::super::function::Function;
 use super::super::port::Word;
 use super::Owner;
 use super::Worker;
-use crate::target::lane::Lane;
+use crate::namespace::lane::Lane;
 use forebay_io::queue::Fault;
 
 impl Worker {
@@ -66,7 +66,7 @@ impl Worker {
             if let Ok(Some(lane)) = self.lane(f, *nsid) {
                 let owner = Owner { function: at, queue: 0, slot: Owner::SHUTDOWN };
                 let lane = self.lanes[lane as usize].as_mut().expect("it was just found");
-                lane.start(owner, crate::target::steps::FLUSH, &mut self.reactor);
+                lane.start(owner, crate::namespace::steps::FLUSH, &mut self.reactor);
                 f.flushes += 1;
             }
         }

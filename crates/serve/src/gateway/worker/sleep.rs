@@ -4,7 +4,7 @@ use super::Worker;
 use super::FOREVER;
 use super::POLL_EVERY;
 use super::ROUNDS;
-use crate::target::lane::Lane;
+use crate::namespace::lane::Lane;
 use std::time::Duration;
 use std::time::Instant;
 

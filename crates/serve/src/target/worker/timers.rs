@@ -2,13 +2,13 @@
 
 use super::super::connection::Connection;
 use super::super::connection::Role;
-use super::super::lane::Lane;
-use super::super::lane::Owner;
-use super::super::steps::FLUSH;
 use super::Worker;
 use super::FOREVER;
 use super::NOBODY;
 use super::STOP;
+use crate::namespace::lane::Lane;
+use crate::namespace::lane::Owner;
+use crate::namespace::steps::FLUSH;
 use forebay_io::clock;
 use forebay_nvme::transport::tcp::Handle;
 use std::cmp::Reverse;

@@ -1,7 +1,7 @@
 //! One thread's queue of one namespace, and what it counts there.
 
-use super::stats::{Counts, LatencyStats, NamespaceStats};
-use super::volume::{Volume, LANE_DEPTH};
+use crate::target::stats::{Counts, LatencyStats, NamespaceStats};
+use crate::target::volume::{Volume, LANE_DEPTH};
 use forebay_io::arena::Mem;
 use forebay_io::client::{Client, End, Order, Over, Patience};
 use forebay_io::clock;

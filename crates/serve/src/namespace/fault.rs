@@ -5,7 +5,7 @@ use forebay_nvme::status::{Code, Status};
 
 /// The status that names what happened (base, figures 95 and 98). Retries are left open where the next try, or
 /// another path, may do better.
-pub(super) fn status_of(errno: i32, op: Op) -> Status {
+pub(crate) fn status_of(errno: i32, op: Op) -> Status {
     let medium = if op.changes() || op == Op::Flush { Code::WRITE_FAULT } else { Code::UNRECOVERED_READ };
     match errno {
         libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Status::fatal(Code::CAPACITY_EXCEEDED),
@@ -22,7 +22,7 @@ pub(super) fn status_of(errno: i32, op: Op) -> Status {
 }
 
 /// The source can't do this at all, so that it must be done another way or left.
-pub(super) fn is_unsupported(errno: i32) -> bool {
+pub(crate) fn is_unsupported(errno: i32) -> bool {
     matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENOTTY)
 }
 
