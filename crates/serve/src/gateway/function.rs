@@ -9,6 +9,7 @@ use super::io::Command;
 use super::port::{Port, View, Word};
 use super::stats::{Ends, QueueStats};
 use super::worker::{Owner, POLL_AWAKE};
+use crate::namespace::executor::Counters;
 use crate::namespace::hold::Lines;
 use crate::namespace::lane::Histogram;
 use crate::namespace::lane::Lane;
@@ -29,6 +30,16 @@ pub struct Tally {
     pub read_latency: Histogram,
     pub write_latency: Histogram,
     pub staged_bytes: u64,
+}
+
+impl Tally {
+    pub(super) fn counters(&mut self) -> Counters<'_> {
+        Counters {
+            counts: &mut self.counts,
+            read_latency: &mut self.read_latency,
+            write_latency: &mut self.write_latency,
+        }
+    }
 }
 
 /// A completion queue and its commands.

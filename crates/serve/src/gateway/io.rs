@@ -2,17 +2,18 @@
 //! and the requester's memory, and nowhere else, unless the source takes no memory that begins where that does.
 
 use super::dma::{self, Access, Held};
-use super::function::{is_repeatable, report_fault, Function};
+use super::function::{is_repeatable, report_fault, Function, Queue};
 use super::hold::admits;
 use super::port::Word;
 use super::worker::{Owner, Worker};
+use crate::namespace::executor::{self, Front, Work};
 use crate::namespace::lane::{self, Lane};
-use crate::namespace::steps::{failure, next, After, Flush, Next, Places, Progress, FLUSH, VERIFIED_BYTES};
+use crate::namespace::steps::{failure, Places, VERIFIED_BYTES};
 use crate::target::arena::Lump;
 use crate::target::log::Level;
-use crate::target::volume::{Content, Volume};
+use crate::target::volume::Content;
 use forebay_io::arena::{Mem, PieceList};
-use forebay_io::queue::{self, Fault};
+use forebay_io::queue::Fault;
 use forebay_nvme::command::{io, Sqe};
 use forebay_nvme::controller::Mishap;
 use forebay_nvme::nvm::{Op, Request, Transfer};
@@ -26,9 +27,16 @@ use std::sync::Arc;
 /// A command in flight, by its slot.
 #[derive(Debug, Default)]
 pub(super) struct Command {
-    pub request: Option<Request>,
-    pub progress: Progress,
-    pub lane: u32,
+    /// At the executor.
+    pub io: executor::Command,
+    pub memory: Memory,
+    /// The host wants it aborted.
+    pub abort: bool,
+}
+
+/// Where a command's data lie.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
     /// Pieces of the requester's memory that hold its payload.
     pieces: PieceList,
     /// References to that memory.
@@ -40,34 +48,31 @@ pub(super) struct Command {
     stage: Option<Pages>,
     /// Data of Dataset Management.
     ranges: Vec<u8>,
-    /// The host wants it aborted.
-    pub abort: bool,
-    /// The last namespace that was flushed, where all are.
-    flushed_nsid: u32,
-    began_ns: u64,
 }
 
 impl Command {
     fn begin(&mut self, now_ns: u64) {
-        (self.request, self.progress, self.abort, self.flushed_nsid) = (None, Progress::default(), false, 0);
-        self.began_ns = now_ns;
+        self.io.restart(now_ns);
+        self.abort = false;
     }
 
+    /// What was read is where its requester wants it.
+    fn land(&self) -> Result<(), Status> {
+        match (&self.memory.stage, self.io.request) {
+            (Some(stage), Some(Request { op: Op::Read, .. })) => {
+                dma::copy_in(self.memory.pieces.mem(), stage.bytes()).map_err(|_| unreachable_data())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Memory {
     /// Lets go of the requester's memory.
     pub(super) fn release(&mut self) {
         self.pieces.clear();
         self.held.clear();
         (self.scratch, self.stage) = (None, None);
-    }
-
-    /// What was read is where its requester wants it.
-    fn land(&self) -> Result<(), Status> {
-        match (&self.stage, self.request) {
-            (Some(stage), Some(Request { op: Op::Read, .. })) => {
-                dma::copy_in(self.pieces.mem(), stage.bytes()).map_err(|_| unreachable_data())
-            }
-            _ => Ok(()),
-        }
     }
 }
 
@@ -103,8 +108,8 @@ impl Pages {
     }
 }
 
-/// A command and the zeros that all share.
-struct Placed<'a>(&'a Command, &'a Pages);
+/// The memory of a command, and the zeros that all share.
+struct Placed<'a>(&'a Memory, &'a Pages);
 
 impl Places for Placed<'_> {
     fn data(&self) -> Mem {
@@ -129,6 +134,76 @@ impl Places for Placed<'_> {
     }
 }
 
+/// A command that the source is at.
+struct Running<'a> {
+    worker: &'a mut Worker,
+    f: &'a mut Function,
+    owner: Owner,
+}
+
+impl Front for Running<'_> {
+    type Owner = Owner;
+    type Memory<'m>
+        = Placed<'m>
+    where
+        Self: 'm;
+    type End = Status;
+
+    fn command(&mut self) -> &mut executor::Command {
+        &mut command(self.f, self.owner).io
+    }
+
+    fn work(&mut self) -> Work<'_, Owner, Placed<'_>> {
+        let Worker { lanes, blank, reactor, .. } = &mut *self.worker;
+        let write_cache = self.f.port.write_cache.load(Ordering::Relaxed);
+        let Command { io, memory, .. } = command(self.f, self.owner);
+        Work {
+            owner: self.owner,
+            lane: lanes[io.lane as usize].as_mut().expect("a lane outlives its commands"),
+            command: io,
+            memory: Placed(memory, blank),
+            reactor,
+            write_cache,
+        }
+    }
+
+    fn next_cached(&self, nsid: u32) -> Option<u32> {
+        let mut rest = self.f.view.iter().filter(|(other, _)| *other > nsid);
+        rest.find(|(_, shown)| shown.volume.write_cache).map(|(nsid, _)| *nsid)
+    }
+
+    fn lane(&mut self, nsid: u32) -> Result<Option<u32>, Status> {
+        self.worker.lane(self.f, nsid)
+    }
+
+    fn given_up(&mut self) -> Option<Status> {
+        let q = &self.f.queues[self.owner.queue as usize];
+        let sqid = q.cq.command(self.owner.slot).map(|fetched| fetched.sqid);
+        // Its queue goes: no further step.
+        if sqid.is_some_and(|sqid| q.closing.contains(&sqid)) {
+            return Some(Status::again(Code::ABORTED_SQ_DELETION));
+        }
+        let abort = q.commands[usize::from(self.owner.slot)].abort;
+        abort.then(|| Status::again(Code::ABORT_REQUESTED))
+    }
+
+    fn failed(&mut self, request: &Request, fault: &Fault) -> Status {
+        let Work { lane, .. } = self.work();
+        if let Some(faults) = lane.fault() {
+            let why = format!(
+                "{}: {:?} of {} bytes at {}: {fault} ({faults} so far)",
+                lane.volume.source, request.op, request.bytes, request.offset
+            );
+            self.worker.say(Level::Error, "source failed", self.f, why);
+        }
+        failure(request, fault)
+    }
+
+    fn complete(&mut self, status: Status) {
+        self.worker.finish(self.f, self.owner, status);
+    }
+}
+
 impl Worker {
     /// A command came.
     pub(super) fn begin(&mut self, f: &mut Function, at: u32, queue: u32, fetched: Fetched) {
@@ -144,7 +219,7 @@ impl Worker {
     /// Nothing holds a command back.
     pub(super) fn carry_out(&mut self, f: &mut Function, owner: Owner, sqe: &Sqe) {
         match self.prepare(f, owner, sqe) {
-            Ok(()) => self.proceed(f, owner),
+            Ok(()) => executor::proceed(&mut Running { worker: self, f, owner }),
             Err(status) => self.finish(f, owner, status),
         }
     }
@@ -152,18 +227,17 @@ impl Worker {
     /// Checks a command, and finds its memory. Err: how it ended.
     fn prepare(&mut self, f: &mut Function, owner: Owner, sqe: &Sqe) -> Result<(), Status> {
         if sqe.opcode == io::FLUSH && sqe.nsid.get() == u32::MAX {
-            let everything =
-                Request { op: Op::Flush, offset: 0, bytes: 0, fua: true, transfer: Transfer::None };
-            command(f, owner).request = Some(everything);
+            command(f, owner).io.flush_everything();
             return Ok(());
         }
         let number = self.lane(f, sqe.nsid.get())?;
         let lane = number.and_then(|at| self.lanes[at as usize].as_ref());
         let request = Request::parse_pcie(sqe, lane.map(|lane| &lane.geometry))?;
         let content = lane.map_or(Content::None, |lane| lane.volume.content);
-        (command(f, owner).request, command(f, owner).lane) = (Some(request), number.unwrap_or(0));
+        let io = &mut command(f, owner).io;
+        (io.request, io.lane) = (Some(request), number.unwrap_or(0));
         place(f, owner, sqe, request.transfer)?;
-        let c = command(f, owner);
+        let c = &mut command(f, owner).memory;
         match request.op {
             Op::DatasetManagement { deallocate: false, .. } => return Err(Status::SUCCESS),
             Op::DatasetManagement { .. } => {
@@ -188,96 +262,22 @@ impl Worker {
         Ok(())
     }
 
-    /// The next step, or the end.
-    fn proceed(&mut self, f: &mut Function, owner: Owner) {
-        if self.flushes_everything(f, owner) {
-            return;
-        }
-        let write_cache = f.port.write_cache.load(Ordering::Relaxed);
-        let c = command(f, owner);
-        let request = c.request.expect("only checked commands run");
-        let lane = self.lanes[c.lane as usize].as_mut().expect("a lane outlives its commands");
-        match next(&request, &c.progress, &Placed(c, &self.blank), lane, write_cache) {
-            Next::Step(step) => {
-                if step.op == queue::Op::Flush {
-                    c.progress.flush = Flush::Begun;
-                }
-                lane.start(owner, step, &mut self.reactor);
-            }
-            Next::Done(status) => self.finish(f, owner, status),
-        }
-    }
-
-    /// Flush of all namespaces: one after the other.
-    fn flushes_everything(&mut self, f: &mut Function, owner: Owner) -> bool {
-        let sqe = f.queues[owner.queue as usize].cq.command(owner.slot).map(|fetched| fetched.sqe);
-        if !sqe.is_some_and(|sqe| sqe.opcode == io::FLUSH && sqe.nsid.get() == u32::MAX) {
-            return false;
-        }
-        let (view, last) = (f.view.clone(), command(f, owner).flushed_nsid);
-        let Some((nsid, _)) = view.iter().find(|(nsid, shown)| *nsid > last && shown.volume.write_cache)
-        else {
-            self.finish(f, owner, Status::SUCCESS);
-            return true;
-        };
-        match self.lane(f, *nsid) {
-            Ok(Some(number)) => {
-                let c = command(f, owner);
-                (c.flushed_nsid, c.lane, c.progress.flush) = (*nsid, number, Flush::Begun);
-                let lane = self.lanes[number as usize].as_mut().expect("it was just found");
-                lane.start(owner, FLUSH, &mut self.reactor);
-            }
-            Ok(None) => self.finish(f, owner, Status::SUCCESS),
-            Err(status) => self.finish(f, owner, status),
-        }
-        true
-    }
-
     /// The source is done with a step.
     pub(super) fn moved(&mut self, f: &mut Function, owner: Owner, result: Result<u32, Fault>) {
         let Some(q) = f.queues.get_mut(owner.queue as usize) else { return };
         let Some(Fetched { sqid, .. }) = q.cq.command(owner.slot) else { return };
         let c = &mut q.commands[usize::from(owner.slot)];
         if f.closing {
-            c.release();
+            c.memory.release();
             q.cq.forget(owner.slot);
             return;
         }
         let cancelled = matches!(&result, Err(fault) if fault.errno == libc::ECANCELED);
-        let request = c.request.expect("only checked commands run");
-        let after = c.progress.moved(&request, result);
-        let goes_on = matches!(after, After::Next) && c.progress.moved < request.bytes;
-        let deleted = q.closing.contains(&sqid);
-        if f.held && cancelled && !c.abort && !deleted && is_repeatable(&request) {
+        let repeatable = c.io.request.as_ref().is_some_and(is_repeatable);
+        if f.held && cancelled && !c.abort && repeatable && !q.closing.contains(&sqid) {
             return q.park(owner.slot);
         }
-        match after {
-            // Its queue goes: no further step.
-            _ if deleted && (cancelled || goes_on) => {
-                self.finish(f, owner, Status::again(Code::ABORTED_SQ_DELETION));
-            }
-            _ if c.abort && (cancelled || goes_on) => {
-                self.finish(f, owner, Status::again(Code::ABORT_REQUESTED));
-            }
-            After::Next => self.proceed(f, owner),
-            After::Done => self.finish(f, owner, Status::SUCCESS),
-            After::Failed(fault) => self.failed(f, owner, &request, &fault),
-        }
-    }
-
-    fn failed(&mut self, f: &mut Function, owner: Owner, request: &Request, fault: &Fault) {
-        if let Some(lane) = self.lanes[command(f, owner).lane as usize].as_mut() {
-            lane.faults += 1;
-            // Each time twice as many: a source that fails for good doesn't fill the log.
-            if lane.faults.is_power_of_two() {
-                let why = format!(
-                    "{}: {:?} of {} bytes at {}: {fault} ({} so far)",
-                    lane.volume.source, request.op, request.bytes, request.offset, lane.faults
-                );
-                self.say(Level::Error, "source failed", f, why);
-            }
-        }
-        self.finish(f, owner, failure(request, fault));
+        executor::moved(&mut Running { worker: self, f, owner }, result);
     }
 
     /// Writes the completion of a command, and counts it.
@@ -289,7 +289,7 @@ impl Worker {
         let q = &mut f.queues[queue];
         let c = &mut q.commands[usize::from(owner.slot)];
         let aborted = std::mem::take(&mut c.abort).then(|| q.cq.command(owner.slot)).flatten();
-        c.release();
+        c.memory.release();
         if let Err(fault) = q.cq.complete(&*f.map, owner.slot, status, 0) {
             report_fault(f, queue, fault);
         }
@@ -301,17 +301,15 @@ impl Worker {
 
     fn count(&mut self, f: &mut Function, owner: Owner, status: Status) {
         let now_ns = self.now_ns();
-        let q = &mut f.queues[owner.queue as usize];
-        let c = &q.commands[usize::from(owner.slot)];
-        let ns = now_ns.saturating_sub(c.began_ns);
-        let lane = c.request.and(self.lanes.get_mut(c.lane as usize)).and_then(Option::as_mut);
+        let Queue { cq, commands, tallies, .. } = &mut f.queues[owner.queue as usize];
+        let io = &commands[usize::from(owner.slot)].io;
+        let fetched = cq.command(owner.slot);
+        let tally = fetched.and_then(|fetched| tallies.iter_mut().find(|tally| tally.sqid == fetched.sqid));
+        let Some((Fetched { sqid, sqe, .. }, tally)) = fetched.zip(tally) else {
+            return io.count(&mut self.lanes, None, status, now_ns);
+        };
+        io.count(&mut self.lanes, Some(tally.counters()), status, now_ns);
         if !status.is_success() {
-            if let Some(lane) = lane {
-                lane.counts.count_failed(status);
-            }
-            let Some(Fetched { sqid, sqe, .. }) = q.cq.command(owner.slot) else { return };
-            let Some(tally) = q.tally(sqid) else { return };
-            tally.counts.count_failed(status);
             let errors = tally.counts.errors;
             let lba = u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32;
             let mishap = Mishap { sqid, cid: sqe.cid.get(), status, nsid: sqe.nsid.get(), lba };
@@ -319,19 +317,7 @@ impl Worker {
             if errors <= 64 || errors.is_power_of_two() {
                 f.port.say(Word::Mishap(mishap));
             }
-            return;
         }
-        let Some((request, lane)) = c.request.zip(lane) else { return };
-        let Some(Fetched { sqid, .. }) = q.cq.command(owner.slot) else { return };
-        let Some(tally) = q.tally(sqid) else { return };
-        tally.counts.count(&request);
-        lane.counts.count(&request);
-        let latencies = match request.op {
-            Op::Read => [&mut lane.read_latency, &mut tally.read_latency],
-            Op::Write => [&mut lane.write_latency, &mut tally.write_latency],
-            _ => return,
-        };
-        latencies.into_iter().for_each(|latency| latency.record(ns));
     }
 
     /// The thread's queue of a namespace, opened when the first command wants it. None: there is no such namespace.
@@ -344,7 +330,14 @@ impl Worker {
         let is = |lane: &Option<Lane<Owner>>| lane.as_ref().is_some_and(|l| Arc::ptr_eq(&l.volume, &volume));
         let number = match self.lanes.iter().position(is) {
             Some(number) => number,
-            None => self.open_lane(f, volume)?,
+            None => {
+                let (longest, thread) = (f.port.transfer_bytes_max, self.number as u32);
+                let lane = Lane::open(volume, longest, thread, &mut self.reactor).map_err(|e| {
+                    self.say(Level::Error, "source not opened", f, e.to_string());
+                    Status::again(Code::NAMESPACE_NOT_READY)
+                })?;
+                lane::place(&mut self.lanes, lane) as usize
+            }
         };
         if let Some(lane) = &mut self.lanes[number] {
             lane.retired = false;
@@ -352,15 +345,6 @@ impl Worker {
         let place = f.lanes.partition_point(|(other, _)| *other < nsid);
         f.lanes.insert(place, (nsid, number as u32));
         Ok(Some(number as u32))
-    }
-
-    fn open_lane(&mut self, f: &Function, volume: Arc<Volume>) -> Result<usize, Status> {
-        let opened = Lane::open(volume, f.port.transfer_bytes_max, self.number as u32, &mut self.reactor);
-        let lane = opened.map_err(|e| {
-            self.say(Level::Error, "source not opened", f, e.to_string());
-            Status::again(Code::NAMESPACE_NOT_READY)
-        })?;
-        Ok(lane::place(&mut self.lanes, lane) as usize)
     }
 }
 
@@ -374,7 +358,7 @@ fn place(f: &mut Function, owner: Owner, sqe: &Sqe, transfer: Transfer) -> Resul
     let Function { map, queues, page_bytes, .. } = f;
     let map = &**map;
     let c = &mut queues[owner.queue as usize].commands[usize::from(owner.slot)];
-    let Command { pieces, held, .. } = c;
+    let Memory { pieces, held, .. } = &mut c.memory;
     data::walk(map, sqe, transfer.bytes(), *page_bytes, &mut |piece| {
         let (address, bytes) = (piece.address, u64::from(piece.bytes));
         map.gather(address, piece.bytes as usize, access, pieces, held)

@@ -308,9 +308,9 @@ impl Worker {
     /// Returns the bytes of a command that the source may copy at once.
     fn copied(&self, f: &Function, queue: u32, slot: u16) -> u64 {
         let command = &f.queues[queue as usize].commands[usize::from(slot)];
-        let lane = self.lanes.get(command.lane as usize).and_then(Option::as_ref);
+        let lane = self.lanes.get(command.io.lane as usize).and_then(Option::as_ref);
         let over_files = lane.is_some_and(|lane| lane.over_files);
-        command.request.filter(|_| over_files).map_or(0, |request| request.transfer.bytes().into())
+        command.io.request.filter(|_| over_files).map_or(0, |request| request.transfer.bytes().into())
     }
 
     fn run_lanes(&mut self) {

@@ -1,5 +1,6 @@
 //! One thread's queue of one namespace, and what it counts there.
 
+use super::executor::Counters;
 use crate::target::stats::{Counts, LatencyStats, NamespaceStats};
 use crate::target::volume::{Volume, LANE_DEPTH};
 use forebay_io::arena::Mem;
@@ -65,7 +66,7 @@ pub(crate) struct Lane<O = Owner> {
     pub retired: bool,
     pub geometry: Geometry,
     /// I/Os that failed.
-    pub faults: u64,
+    faults: u64,
     /// Way of a completed command's payload.
     pub travelled: Travelled,
     /// Its connections want to be heard though no I/O is in flight.
@@ -198,6 +199,21 @@ impl<O: Copy> Lane<O> {
         self.volume.recorded.end(over.tag);
         self.client.release(over.tag);
         Finished { owner, result, via: over.via }
+    }
+
+    pub(crate) fn counters(&mut self) -> Counters<'_> {
+        Counters {
+            counts: &mut self.counts,
+            read_latency: &mut self.read_latency,
+            write_latency: &mut self.write_latency,
+        }
+    }
+
+    /// An I/O failed. Some: it is to be told, as the so-and-so-many-th. Each time twice as many: a source that fails
+    /// for good doesn't fill the log.
+    pub(crate) fn fault(&mut self) -> Option<u64> {
+        self.faults += 1;
+        self.faults.is_power_of_two().then_some(self.faults)
     }
 
     /// Something was pushed that isn't started.

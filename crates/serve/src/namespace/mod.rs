@@ -1,6 +1,7 @@
 //! What a namespace is, whoever it is served to: its limits and the commands that wait for them, a thread's queue of
-//! it, and the steps of a command there.
+//! it, and the executor that takes a command there step by step.
 
+pub(crate) mod executor;
 mod fault;
 pub(crate) mod hold;
 pub(crate) mod lane;

@@ -76,7 +76,7 @@ impl Worker {
     /// Asks the source to let go of it.
     fn cancel(&mut self, c: &mut Connection, at: Handle) {
         let whose = Owner { connection: c.seat.index, command: at };
-        let Some(lane) = self.lanes[c.command(at).lane as usize].as_mut() else { return };
+        let Some(lane) = self.lanes[c.command(at).io.lane as usize].as_mut() else { return };
         for owner in lane.abandon(|owner| *owner == whose, &mut self.reactor) {
             self.moved(c, owner.command, Err(Fault::errno(libc::ECANCELED)));
         }

@@ -1,10 +1,10 @@
 //! A command in flight on one connection, and the memory that its data pass through.
 
 use super::arena::{Lump, Pool, Slot};
-use crate::namespace::steps::{Places, Progress};
+use crate::namespace::executor;
+use crate::namespace::steps::Places;
 use forebay_io::arena::Mem;
 use forebay_nvme::command::Sqe;
-use forebay_nvme::nvm::Request;
 use forebay_nvme::transport::tcp::Place;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,9 +63,8 @@ impl Memory {
 pub(super) struct Command {
     pub state: State,
     pub sqe: Sqe,
-    /// None: an admin or Fabrics command.
-    pub request: Option<Request>,
-    pub lane: u32,
+    /// At the executor; without a request: an admin or Fabrics command.
+    pub io: executor::Command,
     pub memory: Memory,
     /// Buffer that Compare and Verify read into.
     pub scratch: Option<Slot>,
@@ -73,39 +72,38 @@ pub(super) struct Command {
     pub has_data: bool,
     /// Counted against its host's limits.
     pub is_charged: bool,
-    pub progress: Progress,
-    /// The last namespace that was flushed, where all are.
-    pub flushed_nsid: u32,
-    /// ns since the server began.
-    pub began_ns: u64,
 }
 
-/// A command with the pool that its memory is from.
-pub(super) struct Placed<'a>(pub &'a Command, pub &'a Pool);
+/// The memory of a command, with the pool that it is from.
+pub(super) struct Placed<'a> {
+    pub memory: &'a Memory,
+    pub scratch: &'a Option<Slot>,
+    pub pool: &'a Pool,
+}
 
 impl Places for Placed<'_> {
     fn data(&self) -> Mem {
-        self.0.memory.mem(self.1)
+        self.memory.mem(self.pool)
     }
 
     fn scratch(&self) -> Mem {
-        self.0.scratch.as_ref().map_or(self.1.blank(), |slot| self.1.mem(slot))
+        self.scratch.as_ref().map_or(self.pool.blank(), |slot| self.pool.mem(slot))
     }
 
     fn blank(&self) -> (Mem, usize) {
-        (self.1.blank(), self.1.blank_bytes())
+        (self.pool.blank(), self.pool.blank_bytes())
     }
 
     fn is_same(&self, len: usize) -> bool {
-        let given = self.0.memory.bytes(self.1, len);
-        match &self.0.scratch {
-            Some(slot) => given == self.1.bytes(slot, len),
+        let given = self.memory.bytes(self.pool, len);
+        match self.scratch {
+            Some(slot) => given == self.pool.bytes(slot, len),
             None => given.iter().all(|byte| *byte == 0),
         }
     }
 
     fn ranges(&self, len: usize) -> &[u8] {
-        self.0.memory.bytes(self.1, len)
+        self.memory.bytes(self.pool, len)
     }
 }
 

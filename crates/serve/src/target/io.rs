@@ -10,13 +10,10 @@ use super::command::State;
 use super::connection::{Connection, Role, Stuck};
 use super::log::Level;
 use super::worker::Worker;
+use crate::namespace::executor::{self, Front, Work};
 use crate::namespace::lane::{self, Lane, Owner};
-use crate::namespace::steps::next;
-use crate::namespace::steps::After;
-use crate::namespace::steps::Flush;
-use crate::namespace::steps::Next;
-use crate::namespace::steps::FLUSH;
-use forebay_io::queue::{self, Fault};
+use crate::namespace::steps::failure;
+use forebay_io::queue::Fault;
 use forebay_io::stream;
 use forebay_nvme::command::io;
 use forebay_nvme::command::FABRICS;
@@ -37,6 +34,75 @@ enum Begun {
     NoMemory,
     /// Its host's limits let it through in so many ns.
     Later(u64),
+}
+
+/// A command that the source is at.
+struct Running<'a> {
+    worker: &'a mut Worker,
+    c: &'a mut Connection,
+    at: Handle,
+}
+
+impl Front for Running<'_> {
+    type Owner = Owner;
+    type Memory<'m>
+        = Placed<'m>
+    where
+        Self: 'm;
+    type End = Status;
+
+    fn command(&mut self) -> &mut executor::Command {
+        &mut self.c.commands[self.at.0 as usize].io
+    }
+
+    fn work(&mut self) -> Work<'_, Owner, Placed<'_>> {
+        let Worker { pool, lanes, reactor, .. } = &mut *self.worker;
+        let Connection { commands, role, seat, .. } = &mut *self.c;
+        let Command { io, memory, scratch, .. } = &mut commands[self.at.0 as usize];
+        Work {
+            owner: Owner { connection: seat.index, command: self.at },
+            lane: lanes[io.lane as usize].as_mut().expect("a lane outlives its commands"),
+            command: io,
+            memory: Placed { memory, scratch, pool },
+            reactor,
+            write_cache: role.cell().is_none_or(|cell| cell.write_cache.load(Ordering::Relaxed)),
+        }
+    }
+
+    fn next_cached(&self, nsid: u32) -> Option<u32> {
+        let volumes = &self.worker.views[self.c.role.cell()?.subsystem.index];
+        volumes.range(nsid + 1..).find(|(_, volume)| volume.write_cache).map(|(nsid, _)| *nsid)
+    }
+
+    fn lane(&mut self, nsid: u32) -> Result<Option<u32>, Status> {
+        let Some(cell) = self.c.role.cell() else { return Ok(None) };
+        self.worker.lane(cell.subsystem.index, nsid)
+    }
+
+    fn given_up(&mut self) -> Option<Status> {
+        self.c.is_given_up(self.at).then(|| Status::again(Code::ABORT_REQUESTED))
+    }
+
+    fn failed(&mut self, request: &Request, fault: &Fault) -> Status {
+        let Work { lane, .. } = self.work();
+        if let Some(faults) = lane.fault() {
+            let source = lane.volume.source.clone();
+            let fields = [
+                ("source", source.into()),
+                ("op", format!("{:?}", request.op).into()),
+                ("offset", request.offset.into()),
+                ("bytes", request.bytes.into()),
+                ("fault", fault.to_string().into()),
+                ("faults", faults.into()),
+            ];
+            self.worker.site.log.say(Level::Error, "source failed", &fields);
+        }
+        failure(request, fault)
+    }
+
+    fn complete(&mut self, status: Status) {
+        self.worker.finish(self.c, self.at, status);
+    }
 }
 
 impl Worker {
@@ -116,7 +182,8 @@ impl Worker {
     fn arrived(&mut self, c: &mut Connection, came: Stuck) -> bool {
         let began_ns = self.now_ns();
         let command = c.command(came.command);
-        *command = Command { sqe: came.sqe, began_ns, ..Command::default() };
+        *command = Command { sqe: came.sqe, ..Command::default() };
+        command.io.restart(began_ns);
         let Role::Io { cell, .. } = &c.role else {
             self.admin_command(c, came);
             return true;
@@ -148,9 +215,7 @@ impl Worker {
             return true;
         }
         if sqe.opcode == io::FLUSH && sqe.nsid.get() == u32::MAX {
-            let everything =
-                Request { op: Op::Flush, offset: 0, bytes: 0, fua: true, transfer: Transfer::None };
-            c.command(at).request = Some(everything);
+            c.command(at).io.flush_everything();
             return self.begin_now(c, at);
         }
         let lane = match self.lane(subsystem, sqe.nsid.get()) {
@@ -175,7 +240,7 @@ impl Worker {
             }
         };
         let command = c.command(at);
-        (command.request, command.lane) = (Some(request), lane.unwrap_or(0));
+        (command.io.request, command.io.lane) = (Some(request), lane.unwrap_or(0));
         match request.transfer {
             Transfer::InCapsule(bytes) => self.hold_capsule(c, at, request, bytes),
             _ => self.begin_now(c, at),
@@ -265,7 +330,7 @@ impl Worker {
     /// Counts a command against its host's limits, and gives it what memory it needs.
     fn begin(&mut self, c: &mut Connection, at: Handle) -> Begun {
         let command = &c.commands[at.0 as usize];
-        let request = command.request.expect("only I/O commands begin");
+        let request = command.io.request.expect("only I/O commands begin");
         if c.limited && !command.is_charged {
             let cell = c.role.cell().expect("an I/O queue has a controller");
             if let Err(wait) = cell.host.enter(u64::from(request.transfer.bytes()), self.now_ns()) {
@@ -298,7 +363,7 @@ impl Worker {
         }
         command.has_data = true;
         c.collecting -= 1;
-        match c.command(at).request {
+        match c.command(at).io.request {
             None => self.execute(c, at),
             // It still lacks what it reads into.
             Some(Request { op: Op::Compare, transfer: Transfer::InCapsule(_), .. }) => {
@@ -327,54 +392,7 @@ impl Worker {
     fn start(&mut self, c: &mut Connection, at: Handle) {
         c.command(at).state = State::Running;
         c.running += 1;
-        self.proceed(c, at);
-    }
-
-    /// The next step, or the end.
-    fn proceed(&mut self, c: &mut Connection, at: Handle) {
-        if self.flushes_everything(c, at) {
-            return;
-        }
-        let command = &c.commands[at.0 as usize];
-        let owner = Owner { connection: c.seat.index, command: at };
-        let write_cache = c.role.cell().is_none_or(|cell| cell.write_cache.load(Ordering::Relaxed));
-        let lane = self.lanes[command.lane as usize].as_mut().expect("a lane outlives its commands");
-        let request = command.request.expect("only I/O commands run");
-        match next(&request, &command.progress, &Placed(command, &self.pool), lane, write_cache) {
-            Next::Step(step) => {
-                if step.op == queue::Op::Flush {
-                    c.commands[at.0 as usize].progress.flush = Flush::Begun;
-                }
-                lane.start(owner, step, &mut self.reactor);
-            }
-            Next::Done(status) => self.finish(c, at, status),
-        }
-    }
-
-    /// Flush of all namespaces: one after the other.
-    fn flushes_everything(&mut self, c: &mut Connection, at: Handle) -> bool {
-        let command = &c.commands[at.0 as usize];
-        let all = command.sqe.opcode == io::FLUSH && command.sqe.nsid.get() == u32::MAX;
-        let Some(cell) = c.role.cell().filter(|_| all) else { return false };
-        let (subsystem, last) = (cell.subsystem.index, command.flushed_nsid);
-        let volumes = self.views[subsystem].clone();
-        let mut rest = volumes.range(last + 1..).filter(|(_, v)| v.write_cache);
-        let Some((nsid, _)) = rest.next() else {
-            self.finish(c, at, Status::SUCCESS);
-            return true;
-        };
-        match self.lane(subsystem, *nsid) {
-            Ok(Some(number)) => {
-                let command = c.command(at);
-                (command.flushed_nsid, command.lane, command.progress.flush) = (*nsid, number, Flush::Begun);
-                let lane = self.lanes[number as usize].as_mut().expect("it was just found");
-                let owner = Owner { connection: c.seat.index, command: at };
-                lane.start(owner, FLUSH, &mut self.reactor);
-            }
-            Ok(None) => self.finish(c, at, Status::SUCCESS),
-            Err(status) => self.finish(c, at, status),
-        }
-        true
+        executor::proceed(&mut Running { worker: self, c, at });
     }
 
     /// The source is done with a step.
@@ -387,17 +405,7 @@ impl Worker {
             c.command(at).state = State::Left;
             return;
         }
-        let command = &mut c.commands[at.0 as usize];
-        let request = command.request.expect("only I/O commands run");
-        let cancelled = matches!(&result, Err(fault) if fault.errno == libc::ECANCELED);
-        let after = command.progress.moved(&request, result);
-        let goes_on = matches!(after, After::Next) && command.progress.moved < request.bytes;
-        match after {
-            _ if (cancelled || goes_on) && c.is_given_up(at) => self.give_up(c, at),
-            After::Next => self.proceed(c, at),
-            After::Done => self.finish(c, at, Status::SUCCESS),
-            After::Failed(fault) => self.failed(c, at, request, &fault),
-        }
+        executor::moved(&mut Running { worker: self, c, at }, result);
     }
 
     /// The thread's queue of a namespace, opened when the first command wants it. None: there is no such namespace.

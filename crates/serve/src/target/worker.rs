@@ -268,7 +268,7 @@ impl Worker {
 
     /// Commands of some connection are between two steps on this lane.
     fn is_used(&self, lane: u32) -> bool {
-        let holds = |c: &Connection| c.commands.iter().any(|c| c.request.is_some() && c.lane == lane);
+        let holds = |c: &Connection| c.commands.iter().any(|c| c.io.request.is_some() && c.io.lane == lane);
         self.connections.iter().flatten().any(|c| holds(c))
     }
 

@@ -33,7 +33,7 @@ impl Queue {
 
     /// A command that a source gave up on while its queue is held: it begins anew.
     pub(crate) fn park(&mut self, slot: u16) {
-        self.commands[usize::from(slot)].release();
+        self.commands[usize::from(slot)].memory.release();
         self.parked.push(slot);
     }
 
@@ -90,7 +90,7 @@ impl Worker {
         let mut chosen = Vec::new();
         for (queue, q) in (0..).zip(&f.queues) {
             let whole = (0..).zip(&q.commands).filter(|(slot, _)| q.cq.command(*slot).is_some());
-            let repeatable = whole.filter(|(_, c)| c.request.as_ref().is_some_and(is_repeatable));
+            let repeatable = whole.filter(|(_, c)| c.io.request.as_ref().is_some_and(is_repeatable));
             chosen.extend(repeatable.map(|(slot, _)| Owner { function: at, queue, slot }));
         }
         self.give_up(f, |owner| chosen.contains(owner));

@@ -6,10 +6,8 @@ use super::super::command::Memory;
 use super::super::command::State;
 use super::super::connection::Connection;
 use super::super::connection::Role;
-use super::super::log::Level;
 use super::super::worker::Worker;
-use crate::namespace::steps::failure;
-use forebay_io::queue::Fault;
+use crate::namespace::executor::Counters;
 use forebay_nvme::command::Cqe;
 use forebay_nvme::controller::Mishap;
 use forebay_nvme::nvm::Op;
@@ -19,28 +17,6 @@ use forebay_nvme::status::Status;
 use forebay_nvme::transport::tcp::Handle;
 
 impl Worker {
-    pub(super) fn failed(&mut self, c: &mut Connection, at: Handle, request: Request, fault: &Fault) {
-        if let Some(lane) = self.lanes[c.command(at).lane as usize].as_mut() {
-            lane.faults += 1;
-            // Each time twice as many: a source that fails for good doesn't fill the log.
-            if lane.faults.is_power_of_two() {
-                self.site.log.say(
-                    Level::Error,
-                    "source failed",
-                    &[
-                        ("source", lane.volume.source.clone().into()),
-                        ("op", format!("{:?}", request.op).into()),
-                        ("offset", request.offset.into()),
-                        ("bytes", request.bytes.into()),
-                        ("fault", fault.to_string().into()),
-                        ("faults", lane.faults.into()),
-                    ],
-                );
-            }
-        }
-        self.finish(c, at, failure(&request, fault));
-    }
-
     /// Answers an I/O command, counts it, and frees what its answer doesn't need.
     pub(crate) fn finish(&mut self, c: &mut Connection, at: Handle, status: Status) {
         self.count(c, at, status);
@@ -48,7 +24,7 @@ impl Worker {
             self.answer_aborts(c, |given_up| given_up == at, status.code == Code::ABORT_REQUESTED);
         }
         let command = c.command(at);
-        let (request, cid) = (command.request, command.sqe.cid.get());
+        let (request, cid) = (command.io.request, command.sqe.cid.get());
         if command.state == State::Running {
             c.running -= 1;
         }
@@ -67,43 +43,24 @@ impl Worker {
         self.soil_this(c);
     }
 
-    pub(super) fn count(&mut self, c: &mut Connection, at: Handle, status: Status) {
+    fn count(&mut self, c: &mut Connection, at: Handle, status: Status) {
         let now_ns = self.now_ns();
-        let command = &c.commands[at.0 as usize];
-        let ns = now_ns.saturating_sub(command.began_ns);
-        let lane = match command.request {
-            Some(_) => self.lanes.get_mut(command.lane as usize).and_then(Option::as_mut),
-            None => None,
-        };
-        if !status.is_success() {
-            c.counts.count_failed(status);
-            if let Some(lane) = lane {
-                lane.counts.count_failed(status);
-            }
-            if let Role::Io { cell, qid } = &c.role {
-                let sqe = &command.sqe;
-                let lba = u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32;
-                let mishap = Mishap { sqid: *qid, cid: sqe.cid.get(), status, nsid: sqe.nsid.get(), lba };
-                cell.controller().record(mishap);
-            }
-            return;
+        let Connection { commands, role, counts, read_latency, write_latency, .. } = c;
+        let command = &commands[at.0 as usize];
+        let queue = Counters { counts, read_latency, write_latency };
+        command.io.count(&mut self.lanes, Some(queue), status, now_ns);
+        if let (false, Role::Io { cell, qid }) = (status.is_success(), role) {
+            let sqe = &command.sqe;
+            let lba = u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32;
+            let mishap = Mishap { sqid: *qid, cid: sqe.cid.get(), status, nsid: sqe.nsid.get(), lba };
+            cell.controller().record(mishap);
         }
-        let Some((request, lane)) = command.request.zip(lane) else { return };
-        c.counts.count(&request);
-        lane.counts.count(&request);
-        let (of_lane, of_queue) = match request.op {
-            Op::Read => (&mut lane.read_latency, &mut c.read_latency),
-            Op::Write => (&mut lane.write_latency, &mut c.write_latency),
-            _ => return,
-        };
-        of_lane.record(ns);
-        of_queue.record(ns);
     }
 
     /// Nothing of a command is left; its handle may come again.
     pub(crate) fn free(&mut self, c: &mut Connection, at: Handle) {
         let command = std::mem::take(c.command(at));
-        if let (true, Some(request), Some(cell)) = (command.is_charged, command.request, c.role.cell()) {
+        if let (true, Some(request), Some(cell)) = (command.is_charged, command.io.request, c.role.cell()) {
             cell.host.leave(u64::from(request.transfer.bytes()));
         }
         self.give_back(c, command.memory);

@@ -40,7 +40,7 @@ impl Worker {
     /// All the memory that a command lacks, or none.
     pub(super) fn equip(&mut self, c: &mut Connection, at: Handle, request: Request) -> bool {
         let content =
-            self.lanes.get(c.command(at).lane as usize).and_then(Option::as_ref).map(|l| l.volume.content);
+            self.lanes.get(c.command(at).io.lane as usize).and_then(Option::as_ref).map(|l| l.volume.content);
         let bytes = request.transfer.bytes() as usize;
         let scratch_bytes = match (request.op, content) {
             (Op::Compare | Op::Verify, Some(Content::None)) => 0,
@@ -83,7 +83,10 @@ impl Worker {
         if request.op != Op::Read || c.data_digest || !c.link.sends_from_anywhere() {
             return None;
         }
-        self.lanes.get_mut(c.command(at).lane as usize)?.as_mut()?.lend(request.offset, request.bytes as u32)
+        self.lanes
+            .get_mut(c.command(at).io.lane as usize)?
+            .as_mut()?
+            .lend(request.offset, request.bytes as u32)
     }
 
     pub(super) fn take(&mut self, c: &mut Connection, bytes: usize) -> Option<Slot> {
