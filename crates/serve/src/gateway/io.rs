@@ -16,7 +16,7 @@ use forebay_io::arena::{Mem, PieceList};
 use forebay_io::queue::Fault;
 use forebay_nvme::command::{io, Sqe};
 use forebay_nvme::controller::Mishap;
-use forebay_nvme::nvm::{Op, Request, Transfer};
+use forebay_nvme::nvm::{self, Geometry, Op, Request, Transfer};
 use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::pcie::data;
 use forebay_nvme::transport::pcie::memory::Unmapped;
@@ -129,8 +129,12 @@ impl Places for Placed<'_> {
         read.len() >= len && dma::is_same(self.0.pieces.mem(), &read[..len])
     }
 
-    fn ranges(&self, len: usize) -> &[u8] {
-        &self.0.ranges[..len.min(self.0.ranges.len())]
+    fn ranges<'a>(
+        &'a self,
+        ranges: u16,
+        geometry: &'a Geometry,
+    ) -> Result<impl Iterator<Item = (u64, u64)> + 'a, Status> {
+        nvm::ranges(&self.0.ranges, ranges, geometry)
     }
 }
 

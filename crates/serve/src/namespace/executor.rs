@@ -26,6 +26,11 @@ pub(crate) struct Command {
 }
 
 impl Command {
+    /// One that was checked as it came.
+    pub(crate) fn of(request: Request) -> Command {
+        Command { request: Some(request), ..Command::default() }
+    }
+
     /// One that came now, in the place of another.
     pub(crate) fn restart(&mut self, now_ns: u64) {
         *self = Command { lane: self.lane, began_ns: now_ns, ..Command::default() };
@@ -99,7 +104,7 @@ impl<O: Copy, M: Places> Work<'_, O, M> {
     fn go_on(self) -> Option<Status> {
         let Work { owner, command, memory, lane, reactor, write_cache } = self;
         let request = command.request.expect("only checked commands run");
-        match next(&request, &command.progress, &memory, lane, write_cache) {
+        match next(&request, &command.progress, &memory, &lane.bounds(), write_cache) {
             Next::Step(step) => {
                 if step.op == queue::Op::Flush {
                     command.progress.flush = Flush::Begun;

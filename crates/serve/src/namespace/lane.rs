@@ -1,6 +1,7 @@
 //! One thread's queue of one namespace, and what it counts there.
 
 use super::executor::Counters;
+use super::steps::Bounds;
 use crate::target::stats::{Counts, LatencyStats, NamespaceStats};
 use crate::target::volume::{Volume, LANE_DEPTH};
 use forebay_io::arena::Mem;
@@ -199,6 +200,11 @@ impl<O: Copy> Lane<O> {
         self.volume.recorded.end(over.tag);
         self.client.release(over.tag);
         Finished { owner, result, via: over.via }
+    }
+
+    pub(crate) fn bounds(&self) -> Bounds<'_> {
+        let (geometry, write_cache) = (&self.geometry, self.volume.write_cache);
+        Bounds { geometry, piece_max: self.piece_max, write_cache }
     }
 
     pub(crate) fn counters(&mut self) -> Counters<'_> {

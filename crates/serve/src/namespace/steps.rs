@@ -1,10 +1,10 @@
 //! Steps of a running command, by its progress.
 
 use super::fault::{is_unsupported, status_of};
-use super::lane::{Lane, Step};
+use super::lane::Step;
 use forebay_io::arena::Mem;
 use forebay_io::queue::{self, Fault};
-use forebay_nvme::nvm::{self, Op, Request};
+use forebay_nvme::nvm::{Geometry, Op, Request};
 use forebay_nvme::status::{Code, Status};
 
 /// Verify reads this much at a time.
@@ -41,8 +41,21 @@ pub(crate) trait Places {
     fn blank(&self) -> (Mem, usize);
     /// Returns whether Compare read what came with the command.
     fn is_same(&self, len: usize) -> bool;
-    /// The first `len` bytes of its data, where it is Dataset Management.
-    fn ranges(&self, len: usize) -> &[u8];
+    /// Returns the ranges of Dataset Management, in bytes: (offset, length). Err: one is outside.
+    fn ranges<'a>(
+        &'a self,
+        ranges: u16,
+        geometry: &'a Geometry,
+    ) -> Result<impl Iterator<Item = (u64, u64)> + 'a, Status>;
+}
+
+/// Bounds that a source sets to the steps on it.
+pub(crate) struct Bounds<'a> {
+    pub geometry: &'a Geometry,
+    /// Longest piece of Write Zeroes and Deallocate.
+    pub piece_max: u32,
+    /// What is completed as written may not be durable yet.
+    pub write_cache: bool,
 }
 
 pub(crate) enum Next {
@@ -72,7 +85,9 @@ impl Progress {
                 After::Next
             }
             Err(fault) => match request.op {
-                Op::WriteZeroes { .. } if !self.by_hand && is_unsupported(fault.errno) => {
+                Op::WriteZeroes { .. }
+                    if !self.by_hand && self.flush == Flush::NotYet && is_unsupported(fault.errno) =>
+                {
                     self.by_hand = true;
                     After::Next
                 }
@@ -90,11 +105,11 @@ pub(crate) fn failure(request: &Request, fault: &Fault) -> Status {
 }
 
 /// `write_cache`: writes may be completed before they are durable.
-pub(crate) fn next<O: Copy>(
+pub(crate) fn next(
     request: &Request,
     progress: &Progress,
     places: &impl Places,
-    lane: &Lane<O>,
+    bounds: &Bounds<'_>,
     write_cache: bool,
 ) -> Next {
     let left = request.bytes.saturating_sub(progress.moved);
@@ -106,7 +121,7 @@ pub(crate) fn next<O: Copy>(
     match request.op {
         Op::Flush if not_flushed => Next::Step(FLUSH),
         // What is read with FUA is durable first (nvm, section 3.2.4).
-        Op::Read if request.fua && lane.volume.write_cache && not_flushed => Next::Step(FLUSH),
+        Op::Read if request.fua && bounds.write_cache && not_flushed => Next::Step(FLUSH),
         Op::Read if left > 0 => step(queue::Op::Read, left, data()),
         Op::Write if left > 0 => step(queue::Op::Write { durable }, left, data()),
         Op::Compare if left > 0 => {
@@ -121,19 +136,20 @@ pub(crate) fn next<O: Copy>(
             let (mem, bytes) = places.blank();
             step(queue::Op::Write { durable }, bytes as u64, mem)
         }
-        Op::WriteZeroes { .. } if left > 0 => step(queue::Op::WriteZeroes, lane.piece_max.into(), Mem::None),
+        Op::WriteZeroes { .. } if left > 0 => {
+            step(queue::Op::WriteZeroes, bounds.piece_max.into(), Mem::None)
+        }
         // Zeroed by the source, not yet durable.
         Op::WriteZeroes { .. } if durable && !progress.by_hand && not_flushed => Next::Step(FLUSH),
-        Op::DatasetManagement { ranges, .. } => deallocated(progress, places, lane, ranges),
+        Op::DatasetManagement { ranges, .. } => deallocated(progress, places, bounds, ranges),
         Op::Flush | Op::Read | Op::Write | Op::Verify | Op::WriteZeroes { .. } => Next::Done(Status::SUCCESS),
     }
 }
 
 /// `moved` counts over all ranges: each range's bytes come one after the other.
-fn deallocated<O: Copy>(progress: &Progress, places: &impl Places, lane: &Lane<O>, ranges: u16) -> Next {
-    let data = places.ranges(usize::from(ranges) * size_of::<nvm::Range>());
+fn deallocated(progress: &Progress, places: &impl Places, bounds: &Bounds<'_>, ranges: u16) -> Next {
     let mut before = 0;
-    match nvm::ranges(data, ranges, &lane.geometry) {
+    match places.ranges(ranges, bounds.geometry) {
         Err(status) => Next::Done(status),
         Ok(mut all) => {
             let here = all.find_map(|(offset, bytes)| {
@@ -143,7 +159,7 @@ fn deallocated<O: Copy>(progress: &Progress, places: &impl Places, lane: &Lane<O
                 (moved < before).then(|| (offset + moved - begin, before - moved))
             });
             here.map_or(Next::Done(Status::SUCCESS), |(offset, left)| {
-                let len = left.min(lane.piece_max.into()) as u32;
+                let len = left.min(bounds.piece_max.into()) as u32;
                 Next::Step(Step { op: queue::Op::Deallocate, offset, len, mem: Mem::None })
             })
         }

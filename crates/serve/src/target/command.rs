@@ -5,6 +5,8 @@ use crate::namespace::executor;
 use crate::namespace::steps::Places;
 use forebay_io::arena::Mem;
 use forebay_nvme::command::Sqe;
+use forebay_nvme::nvm::{self, Geometry};
+use forebay_nvme::status::Status;
 use forebay_nvme::transport::tcp::Place;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,8 +104,13 @@ impl Places for Placed<'_> {
         }
     }
 
-    fn ranges(&self, len: usize) -> &[u8] {
-        self.memory.bytes(self.pool, len)
+    fn ranges<'a>(
+        &'a self,
+        ranges: u16,
+        geometry: &'a Geometry,
+    ) -> Result<impl Iterator<Item = (u64, u64)> + 'a, Status> {
+        let len = usize::from(ranges) * size_of::<nvm::Range>();
+        nvm::ranges(self.memory.bytes(self.pool, len), ranges, geometry)
     }
 }
 

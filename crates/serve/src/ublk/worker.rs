@@ -5,18 +5,20 @@ mod ends;
 
 use super::mail::{Letter, Mailbox, Report};
 use super::port::{Arrival, Port};
-use super::request::{Command, Kind, Limits, Next, Request};
+use super::request::{errno_of, of_source, parse, Errno, Limits, Slot};
+use crate::namespace::executor::{self, Counters, Front, Work};
 use crate::namespace::hold::Lines;
-use crate::namespace::lane::{Finished, Histogram, Lane, Owner, Step};
+use crate::namespace::lane::{Finished, Histogram, Lane, Owner};
 use crate::namespace::qos::Limiter;
 use crate::target::stats::Counts;
 use crate::target::thread_pool::Failure;
 use crate::target::volume::{Content, Volume};
-use forebay_io::arena::Mem;
 use forebay_io::clock;
 use forebay_io::queue::{Fault, Via};
 use forebay_io::reactor::{self, Reactor};
 use forebay_model::Error;
+use forebay_nvme::nvm::{Op, Request};
+use forebay_nvme::status::Status;
 use forebay_nvme::transport::tcp::Handle;
 use std::collections::VecDeque;
 use std::sync::mpsc::SyncSender;
@@ -48,7 +50,10 @@ pub(super) struct Setup {
 }
 
 struct Working {
-    command: Command,
+    /// At the executor.
+    io: executor::Command,
+    /// Its slot was zeroed to write zeros from.
+    blank: bool,
     began: Instant,
     /// It was in the source for too long, and is asked back.
     given_up: bool,
@@ -220,7 +225,7 @@ impl<P: Port> Worker<P> {
         if self.failing {
             return self.commit(at, tag, -libc::EIO);
         }
-        let request = match Request::parse(&descriptor, &self.limits) {
+        let request = match parse(&descriptor, &self.limits) {
             Ok(request) => request,
             Err(errno) => {
                 one.counts.errors += 1;
@@ -237,7 +242,7 @@ impl<P: Port> Worker<P> {
     /// Returns whether a request may go now; else it waits.
     fn admits(&mut self, at: usize, tag: u16, request: &Request) -> bool {
         let Some(throttle) = &self.setup.throttle else { return true };
-        let bytes = if matches!(request.kind, Kind::Read | Kind::Write) { request.bytes } else { 0 };
+        let bytes = if matches!(request.op, Op::Read | Op::Write) { request.bytes } else { 0 };
         let now_ns = throttle.at(self.now);
         self.hardware[at].lines.ask((0, &throttle.limiter), tag, bytes, now_ns)
     }
@@ -249,7 +254,7 @@ impl<P: Port> Worker<P> {
         while let Some(tag) = self.hardware[at].lines.next(now_ns) {
             let one = &self.hardware[at];
             let (descriptor, since) = (one.port.descriptor(tag), one.waits_since[usize::from(tag)]);
-            match Request::parse(&descriptor, &self.limits) {
+            match parse(&descriptor, &self.limits) {
                 Ok(request) => self.carry_out(at, tag, request, since),
                 Err(errno) => self.commit(at, tag, -errno),
             }
@@ -260,60 +265,38 @@ impl<P: Port> Worker<P> {
     fn carry_out(&mut self, at: usize, tag: u16, request: Request, began: Instant) {
         let one = &mut self.hardware[at];
         // Of a source without content nothing is read but zeros: not what the slot held before.
-        if request.kind == Kind::Read && self.lane.volume.content != Content::Whole {
+        if request.op == Op::Read && self.lane.volume.content != Content::Whole {
             one.port.clear(tag, request.bytes as usize);
         }
-        let mut command = Command::new(request);
-        let next = command.next(&self.limits);
-        one.working[usize::from(tag)] = Some(Working { command, began, given_up: false });
+        let io = executor::Command::of(request);
+        one.working[usize::from(tag)] = Some(Working { io, blank: false, began, given_up: false });
         if let Some(patience) = self.setup.io_timeout {
             self.sweep_at.get_or_insert(self.now + patience);
         }
-        self.proceed(at, tag, next);
+        executor::proceed(&mut Running { worker: self, at, tag });
     }
 
-    fn proceed(&mut self, at: usize, tag: u16, next: Next) {
-        let one = &mut self.hardware[at];
-        match next {
-            Next::Step { op, offset, len, at: payload } => {
-                let mem = payload.map_or(Mem::None, |from| one.port.slot(tag).after(from as usize));
-                let owner = Owner { connection: at as u32, command: Handle(tag) };
-                self.lane.start(owner, Step { op, offset, len, mem }, &mut self.reactor);
-            }
-            Next::Blank => {
-                one.port.clear(tag, self.limits.transfer_max as usize);
-                if let Some(working) = &mut one.working[usize::from(tag)] {
-                    let next = working.command.next(&self.limits);
-                    self.proceed(at, tag, next);
-                }
-            }
-            Next::Done => self.finish(at, tag, None),
-            Next::Failed(errno) => self.finish(at, tag, Some(errno)),
+    /// The source is done with a step.
+    fn moved(&mut self, at: usize, tag: u16, result: Result<u32, Fault>) {
+        let Some(working) = &self.hardware[at].working[usize::from(tag)] else { return };
+        if working.given_up && result.is_err() {
+            return self.finish(at, tag, Some(libc::ETIMEDOUT));
         }
+        let result = of_source(result, &working.io.progress);
+        executor::moved(&mut Running { worker: self, at, tag }, result);
     }
 
     fn finish(&mut self, at: usize, tag: u16, errno: Option<i32>) {
         let one = &mut self.hardware[at];
-        let Some(Working { command, began, .. }) = one.working[usize::from(tag)].take() else { return };
-        let Request { kind, bytes, .. } = command.request;
-        let counts = &mut one.counts;
+        let Some(Working { io, began, .. }) = one.working[usize::from(tag)].take() else { return };
+        let request = io.request.expect("only checked requests run");
+        let Hardware { counts, read_latency, write_latency, .. } = one;
         let ns = self.now.saturating_duration_since(began).as_nanos() as u64;
-        match (errno, kind) {
-            (Some(_), _) => counts.errors += 1,
-            (None, Kind::Read) => {
-                counts.reads += 1;
-                counts.read_bytes += bytes;
-                one.read_latency.record(ns);
-            }
-            (None, Kind::Write) => {
-                counts.writes += 1;
-                counts.write_bytes += bytes;
-                one.write_latency.record(ns);
-            }
-            (None, Kind::Flush) => counts.flushes += 1,
-            (None, Kind::Discard | Kind::WriteZeroes) => counts.others += 1,
+        match errno {
+            Some(_) => counts.errors += 1,
+            None => Counters { counts, read_latency, write_latency }.done(&request, ns),
         }
-        self.commit(at, tag, errno.map_or(bytes as i32, |errno| -errno));
+        self.commit(at, tag, errno.map_or(request.bytes as i32, |errno| -errno));
     }
 
     fn commit(&mut self, at: usize, tag: u16, result: i32) {
@@ -334,12 +317,7 @@ impl<P: Port> Worker<P> {
             let (at, tag) = (owner.connection as usize, owner.command.0);
             let Some(one) = self.hardware.get_mut(at) else { continue };
             one.staged_bytes += staged_bytes;
-            let Some(working) = &mut one.working[usize::from(tag)] else { continue };
-            let next = match result {
-                Err(_) if working.given_up => Next::Failed(libc::ETIMEDOUT),
-                result => working.command.ended(result, &self.limits),
-            };
-            self.proceed(at, tag, next);
+            self.moved(at, tag, result);
         }
         self.finished = finished;
         some
@@ -393,6 +371,75 @@ impl<P: Port> Worker<P> {
         let throttle = self.setup.throttle.as_ref().filter(|_| !self.suspended)?;
         let first = self.hardware.iter().filter_map(|h| h.lines.due()).min()?;
         Some(throttle.began + Duration::from_nanos(first))
+    }
+}
+
+/// A request that the source is at.
+struct Running<'a, P> {
+    worker: &'a mut Worker<P>,
+    at: usize,
+    tag: u16,
+}
+
+impl<P> Running<'_, P> {
+    fn working(&mut self) -> &mut Working {
+        let one = &mut self.worker.hardware[self.at];
+        one.working[usize::from(self.tag)].as_mut().expect("a request stays until it is completed")
+    }
+}
+
+/// One namespace, and no Flush of all.
+impl<P: Port> Front for Running<'_, P> {
+    type Owner = Owner;
+    type Memory<'m>
+        = Slot
+    where
+        Self: 'm;
+    type End = Errno;
+
+    fn command(&mut self) -> &mut executor::Command {
+        &mut self.working().io
+    }
+
+    fn work(&mut self) -> Work<'_, Owner, Slot> {
+        let Worker { hardware, lane, reactor, limits, .. } = &mut *self.worker;
+        let Hardware { working, port, .. } = &mut hardware[self.at];
+        let working = working[usize::from(self.tag)].as_mut();
+        let Working { io, blank, .. } = working.expect("a request stays until it is completed");
+        if io.progress.by_hand && !std::mem::replace(blank, true) {
+            port.clear(self.tag, limits.transfer_max as usize);
+        }
+        let range = io.request.map_or((0, 0), |request| (request.offset, request.bytes));
+        Work {
+            owner: Owner { connection: self.at as u32, command: Handle(self.tag) },
+            command: io,
+            memory: Slot { mem: port.slot(self.tag), bytes: limits.transfer_max, range },
+            lane,
+            reactor,
+            // What must be durable says so.
+            write_cache: true,
+        }
+    }
+
+    fn next_cached(&self, _: u32) -> Option<u32> {
+        None
+    }
+
+    fn lane(&mut self, _: u32) -> Result<Option<u32>, Status> {
+        Ok(None)
+    }
+
+    /// One that was given up ends with its step.
+    fn given_up(&mut self) -> Option<Errno> {
+        None
+    }
+
+    fn failed(&mut self, _: &Request, fault: &Fault) -> Errno {
+        Errno(errno_of(fault.errno))
+    }
+
+    fn complete(&mut self, Errno(errno): Errno) {
+        self.worker.finish(self.at, self.tag, (errno != 0).then_some(errno));
     }
 }
 
