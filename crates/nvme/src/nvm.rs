@@ -230,6 +230,14 @@ fn slba(sqe: &Sqe) -> u64 {
     u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32
 }
 
+/// Returns the blocks that travel with a command, whose length isn't checked yet.
+pub fn payload_blocks(sqe: &Sqe) -> u64 {
+    match Command::of(sqe.opcode) {
+        Some(Command::Read | Command::Write | Command::Compare) => u64::from(sqe.cdw12.get() & 0xffff) + 1,
+        _ => 0,
+    }
+}
+
 /// Target of a command's data pointer.
 enum Pointer {
     /// Data of a capsule, of which so many bytes came along, or what the transport brings.

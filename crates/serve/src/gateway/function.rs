@@ -2,7 +2,7 @@
 
 mod keep;
 
-pub(super) use keep::{is_repeatable, Taken};
+pub(super) use keep::Taken;
 
 use super::dma::Map;
 use super::io::Command;

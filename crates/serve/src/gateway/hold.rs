@@ -2,7 +2,8 @@
 
 use super::function::Function;
 use super::worker::{Owner, Worker};
-use forebay_nvme::command::{io, Sqe};
+use forebay_nvme::command::Sqe;
+use forebay_nvme::nvm::payload_blocks;
 use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::pcie::queue::Fetched;
 
@@ -12,12 +13,9 @@ pub(super) fn admits(f: &mut Function, owner: Owner, sqe: &Sqe, now_ns: u64) -> 
     // What names no namespace is refused, or flushes all of them.
     let Ok(at) = f.view.binary_search_by_key(&nsid, |(nsid, _)| *nsid) else { return true };
     let shown = &f.view[at].1;
-    let blocks = match sqe.opcode {
-        io::READ | io::WRITE | io::COMPARE => u64::from(sqe.cdw12.get() & 0xffff) + 1,
-        _ => 0,
-    };
     // A longer one is refused.
-    let bytes = (blocks * u64::from(shown.volume.block_bytes)).min(f.port.transfer_bytes_max.into());
+    let bytes =
+        (payload_blocks(sqe) * u64::from(shown.volume.block_bytes)).min(f.port.transfer_bytes_max.into());
     f.queues[owner.queue as usize].lines.ask((nsid, &shown.limiter), owner.slot, bytes, now_ns)
 }
 

@@ -2,13 +2,13 @@
 //! and the requester's memory, and nowhere else, unless the source takes no memory that begins where that does.
 
 use super::dma::{self, Access, Held};
-use super::function::{is_repeatable, report_fault, Function, Queue};
+use super::function::{report_fault, Function, Queue};
 use super::hold::admits;
 use super::port::Word;
 use super::worker::{Owner, Worker};
 use crate::namespace::executor::{self, Front, Work};
 use crate::namespace::lane::{self, Lane};
-use crate::namespace::steps::{failure, Places, VERIFIED_BYTES};
+use crate::namespace::steps::{failure, has_list, is_repeatable, scratch_bytes, Places};
 use crate::target::arena::Lump;
 use crate::target::log::Level;
 use crate::target::volume::Content;
@@ -41,12 +41,12 @@ pub(super) struct Memory {
     pieces: PieceList,
     /// References to that memory.
     held: Held,
-    /// Buffer that Compare and Verify read into.
+    /// Buffer that a command reads into for itself.
     scratch: Option<Pages>,
     /// Buffer in the place of the requester's memory, where the source can't use that: O_DIRECT, and a driver that has
     /// its payload at any multiple of four bytes.
     stage: Option<Pages>,
-    /// Data of Dataset Management.
+    /// Data that say what to do.
     ranges: Vec<u8>,
 }
 
@@ -242,20 +242,21 @@ impl Worker {
         (io.request, io.lane) = (Some(request), number.unwrap_or(0));
         place(f, owner, sqe, request.transfer)?;
         let c = &mut command(f, owner).memory;
-        match request.op {
-            Op::DatasetManagement { deallocate: false, .. } => return Err(Status::SUCCESS),
-            Op::DatasetManagement { .. } => {
-                c.ranges.resize(request.transfer.bytes() as usize, 0);
-                dma::copy_out(c.pieces.mem(), &mut c.ranges).map_err(|_| unreachable_data())?;
+        if has_list(&request) {
+            if matches!(request.op, Op::DatasetManagement { deallocate: false, .. }) {
+                return Err(Status::SUCCESS);
             }
-            Op::Compare => c.scratch = Some(Pages::new(request.bytes as usize)),
-            Op::Verify => c.scratch = Some(Pages::new(request.bytes.min(VERIFIED_BYTES) as usize)),
-            // What the source doesn't write reads as zeros.
-            Op::Read if content != Content::Whole => {
-                let blank = self.blank.bytes();
-                dma::fill(c.pieces.mem(), request.bytes as usize, blank).map_err(|_| unreachable_data())?;
-            }
-            _ => {}
+            c.ranges.resize(request.transfer.bytes() as usize, 0);
+            dma::copy_out(c.pieces.mem(), &mut c.ranges).map_err(|_| unreachable_data())?;
+        }
+        let scratch = scratch_bytes(&request) as usize;
+        if scratch > 0 {
+            c.scratch = Some(Pages::new(scratch));
+        }
+        // What the source doesn't write reads as zeros.
+        if request.op == Op::Read && content != Content::Whole {
+            let blank = self.blank.bytes();
+            dma::fill(c.pieces.mem(), request.bytes as usize, blank).map_err(|_| unreachable_data())?;
         }
         let (len, moves) = (request.bytes as usize, matches!(request.op, Op::Read | Op::Write));
         if moves && lane.is_some_and(|lane| !lane.takes(c.pieces.mem(), len)) {

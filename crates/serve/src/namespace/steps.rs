@@ -8,7 +8,7 @@ use forebay_nvme::nvm::{Geometry, Op, Request};
 use forebay_nvme::status::{Code, Status};
 
 /// Verify reads this much at a time.
-pub(crate) const VERIFIED_BYTES: u64 = 128 << 10;
+const VERIFIED_BYTES: u64 = 128 << 10;
 
 pub(crate) const FLUSH: Step = Step { op: queue::Op::Flush, offset: 0, len: 0, mem: Mem::None };
 
@@ -35,7 +35,7 @@ pub(crate) struct Progress {
 pub(crate) trait Places {
     /// Its data.
     fn data(&self) -> Mem;
-    /// Returns the buffer that Compare and Verify read into.
+    /// Returns the buffer of `scratch_bytes`.
     fn scratch(&self) -> Mem;
     /// Zeros to write from, and how many there are.
     fn blank(&self) -> (Mem, usize);
@@ -97,6 +97,25 @@ impl Progress {
             },
         }
     }
+}
+
+/// Returns the length of the buffer that a request reads into for itself.
+pub(crate) fn scratch_bytes(request: &Request) -> u64 {
+    match request.op {
+        Op::Compare => request.bytes,
+        Op::Verify => request.bytes.min(VERIFIED_BYTES),
+        _ => 0,
+    }
+}
+
+/// Returns whether its data say what to do, rather than being moved.
+pub(crate) fn has_list(request: &Request) -> bool {
+    matches!(request.op, Op::DatasetManagement { .. })
+}
+
+/// Returns whether a request may be repeated after a part of it was done: it changes only the requester's own memory.
+pub(crate) fn is_repeatable(request: &Request) -> bool {
+    !request.op.changes() && !has_list(request)
 }
 
 /// Returns the status of a fault for the host that sent the request.

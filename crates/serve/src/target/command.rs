@@ -68,7 +68,7 @@ pub(super) struct Command {
     /// At the executor; without a request: an admin or Fabrics command.
     pub io: executor::Command,
     pub memory: Memory,
-    /// Buffer that Compare and Verify read into.
+    /// Buffer that it reads into for itself.
     pub scratch: Option<Slot>,
     /// All data that it brings are here.
     pub has_data: bool,

@@ -12,7 +12,7 @@ use super::log::Level;
 use super::worker::Worker;
 use crate::namespace::executor::{self, Front, Work};
 use crate::namespace::lane::{self, Lane, Owner};
-use crate::namespace::steps::failure;
+use crate::namespace::steps::{failure, scratch_bytes};
 use forebay_io::queue::Fault;
 use forebay_io::stream;
 use forebay_nvme::command::io;
@@ -366,7 +366,9 @@ impl Worker {
         match c.command(at).io.request {
             None => self.execute(c, at),
             // It still lacks what it reads into.
-            Some(Request { op: Op::Compare, transfer: Transfer::InCapsule(_), .. }) => {
+            Some(request)
+                if matches!(request.transfer, Transfer::InCapsule(_)) && scratch_bytes(&request) > 0 =>
+            {
                 self.begin_now(c, at);
             }
             Some(request) => {

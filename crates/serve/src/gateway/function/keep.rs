@@ -3,18 +3,13 @@
 use super::{Function, Queue};
 use crate::gateway::handover::state::QueueKept;
 use crate::gateway::worker::{Owner, Worker};
-use forebay_nvme::nvm::{Op, Request};
+use crate::namespace::steps::is_repeatable;
 use forebay_nvme::transport::pcie::queue::CompletionQueue;
 
 /// A queue as it came from another process.
 pub(crate) struct Taken {
     pub cq: CompletionQueue,
     pub kept: QueueKept,
-}
-
-/// Returns whether a request may be repeated after a part of it was done: it changes only the requester's own memory.
-pub(crate) fn is_repeatable(request: &Request) -> bool {
-    matches!(request.op, Op::Read | Op::Flush | Op::Compare | Op::Verify)
 }
 
 impl Queue {

@@ -7,7 +7,7 @@ use super::super::command::State;
 use super::super::connection::Connection;
 use super::super::volume::Content;
 use super::super::worker::Worker;
-use crate::namespace::steps::VERIFIED_BYTES;
+use crate::namespace::steps::scratch_bytes;
 use forebay_io::arena::Mem;
 use forebay_nvme::nvm::Op;
 use forebay_nvme::nvm::Request;
@@ -42,12 +42,8 @@ impl Worker {
         let content =
             self.lanes.get(c.command(at).io.lane as usize).and_then(Option::as_ref).map(|l| l.volume.content);
         let bytes = request.transfer.bytes() as usize;
-        let scratch_bytes = match (request.op, content) {
-            (Op::Compare | Op::Verify, Some(Content::None)) => 0,
-            (Op::Compare, _) => request.bytes as usize,
-            (Op::Verify, _) => request.bytes.min(VERIFIED_BYTES) as usize,
-            _ => 0,
-        };
+        // Where there is no content, all read into the zeros that nobody writes to.
+        let scratch_bytes = if content == Some(Content::None) { 0 } else { scratch_bytes(&request) as usize };
         let has_memory = !matches!(c.command(at).memory, Memory::None);
         let anywhere = c.link.sends_from_anywhere();
         if anywhere && request.op == Op::Read && content == Some(Content::None) {
