@@ -179,6 +179,23 @@ impl Op {
             Op::Read | Op::Compare | Op::Verify | Op::Flush => false,
         }
     }
+
+    /// Returns the length of its data where they list ranges, rather than being moved; 0 where they don't.
+    pub fn list_bytes(self) -> usize {
+        match self {
+            Op::DatasetManagement { ranges, .. } => usize::from(ranges) * size_of::<Range>(),
+            _ => 0,
+        }
+    }
+
+    /// Returns the ranges that its data list, as of `ranges`.
+    pub fn ranges<'a>(
+        self,
+        data: &'a [u8],
+        geometry: &'a Geometry,
+    ) -> Result<impl Iterator<Item = (u64, u64)> + 'a, Status> {
+        ranges(data, (self.list_bytes() / size_of::<Range>()) as u16, geometry)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use super::port::Word;
 use super::worker::{Owner, Worker};
 use crate::namespace::executor::{self, Front, Work};
 use crate::namespace::lane::{self, Lane};
-use crate::namespace::steps::{failure, has_list, is_repeatable, scratch_bytes, Places};
+use crate::namespace::steps::{failure, is_repeatable, scratch_bytes, Places};
 use crate::target::arena::Lump;
 use crate::target::log::Level;
 use crate::target::volume::Content;
@@ -16,7 +16,7 @@ use forebay_io::arena::{Mem, PieceList};
 use forebay_io::queue::Fault;
 use forebay_nvme::command::{io, Sqe};
 use forebay_nvme::controller::Mishap;
-use forebay_nvme::nvm::{self, Geometry, Op, Request, Transfer};
+use forebay_nvme::nvm::{Geometry, Op, Request, Transfer};
 use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::pcie::data;
 use forebay_nvme::transport::pcie::memory::Unmapped;
@@ -47,7 +47,7 @@ pub(super) struct Memory {
     /// its payload at any multiple of four bytes.
     stage: Option<Pages>,
     /// Data that say what to do.
-    ranges: Vec<u8>,
+    list: Vec<u8>,
 }
 
 impl Command {
@@ -131,10 +131,10 @@ impl Places for Placed<'_> {
 
     fn ranges<'a>(
         &'a self,
-        ranges: u16,
+        op: Op,
         geometry: &'a Geometry,
     ) -> Result<impl Iterator<Item = (u64, u64)> + 'a, Status> {
-        nvm::ranges(&self.0.ranges, ranges, geometry)
+        op.ranges(&self.0.list, geometry)
     }
 }
 
@@ -242,12 +242,12 @@ impl Worker {
         (io.request, io.lane) = (Some(request), number.unwrap_or(0));
         place(f, owner, sqe, request.transfer)?;
         let c = &mut command(f, owner).memory;
-        if has_list(&request) {
+        if request.op.list_bytes() > 0 {
             if matches!(request.op, Op::DatasetManagement { deallocate: false, .. }) {
                 return Err(Status::SUCCESS);
             }
-            c.ranges.resize(request.transfer.bytes() as usize, 0);
-            dma::copy_out(c.pieces.mem(), &mut c.ranges).map_err(|_| unreachable_data())?;
+            c.list.resize(request.transfer.bytes() as usize, 0);
+            dma::copy_out(c.pieces.mem(), &mut c.list).map_err(|_| unreachable_data())?;
         }
         let scratch = scratch_bytes(&request) as usize;
         if scratch > 0 {

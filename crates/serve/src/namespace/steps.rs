@@ -41,10 +41,10 @@ pub(crate) trait Places {
     fn blank(&self) -> (Mem, usize);
     /// Returns whether Compare read what came with the command.
     fn is_same(&self, len: usize) -> bool;
-    /// Returns the ranges of Dataset Management, in bytes: (offset, length). Err: one is outside.
+    /// Returns the ranges that its data list, in bytes: (offset, length). Err: one is outside.
     fn ranges<'a>(
         &'a self,
-        ranges: u16,
+        op: Op,
         geometry: &'a Geometry,
     ) -> Result<impl Iterator<Item = (u64, u64)> + 'a, Status>;
 }
@@ -108,14 +108,9 @@ pub(crate) fn scratch_bytes(request: &Request) -> u64 {
     }
 }
 
-/// Returns whether its data say what to do, rather than being moved.
-pub(crate) fn has_list(request: &Request) -> bool {
-    matches!(request.op, Op::DatasetManagement { .. })
-}
-
 /// Returns whether a request may be repeated after a part of it was done: it changes only the requester's own memory.
 pub(crate) fn is_repeatable(request: &Request) -> bool {
-    !request.op.changes() && !has_list(request)
+    !request.op.changes() && request.op.list_bytes() == 0
 }
 
 /// Returns the status of a fault for the host that sent the request.
@@ -160,15 +155,15 @@ pub(crate) fn next(
         }
         // Zeroed by the source, not yet durable.
         Op::WriteZeroes { .. } if durable && !progress.by_hand && not_flushed => Next::Step(FLUSH),
-        Op::DatasetManagement { ranges, .. } => deallocated(progress, places, bounds, ranges),
+        Op::DatasetManagement { .. } => deallocated(request.op, progress, places, bounds),
         Op::Flush | Op::Read | Op::Write | Op::Verify | Op::WriteZeroes { .. } => Next::Done(Status::SUCCESS),
     }
 }
 
 /// `moved` counts over all ranges: each range's bytes come one after the other.
-fn deallocated(progress: &Progress, places: &impl Places, bounds: &Bounds<'_>, ranges: u16) -> Next {
+fn deallocated(op: Op, progress: &Progress, places: &impl Places, bounds: &Bounds<'_>) -> Next {
     let mut before = 0;
-    match places.ranges(ranges, bounds.geometry) {
+    match places.ranges(op, bounds.geometry) {
         Err(status) => Next::Done(status),
         Ok(mut all) => {
             let here = all.find_map(|(offset, bytes)| {

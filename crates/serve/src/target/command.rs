@@ -5,7 +5,7 @@ use crate::namespace::executor;
 use crate::namespace::steps::Places;
 use forebay_io::arena::Mem;
 use forebay_nvme::command::Sqe;
-use forebay_nvme::nvm::{self, Geometry};
+use forebay_nvme::nvm::{Geometry, Op};
 use forebay_nvme::status::Status;
 use forebay_nvme::transport::tcp::Place;
 
@@ -106,11 +106,10 @@ impl Places for Placed<'_> {
 
     fn ranges<'a>(
         &'a self,
-        ranges: u16,
+        op: Op,
         geometry: &'a Geometry,
     ) -> Result<impl Iterator<Item = (u64, u64)> + 'a, Status> {
-        let len = usize::from(ranges) * size_of::<nvm::Range>();
-        nvm::ranges(self.memory.bytes(self.pool, len), ranges, geometry)
+        op.ranges(self.memory.bytes(self.pool, op.list_bytes()), geometry)
     }
 }
 

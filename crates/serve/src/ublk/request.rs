@@ -79,11 +79,7 @@ impl Places for Slot {
         false
     }
 
-    fn ranges<'a>(
-        &'a self,
-        _: u16,
-        _: &'a Geometry,
-    ) -> Result<impl Iterator<Item = (u64, u64)> + 'a, Status> {
+    fn ranges<'a>(&'a self, _: Op, _: &'a Geometry) -> Result<impl Iterator<Item = (u64, u64)> + 'a, Status> {
         Ok(std::iter::once(self.range))
     }
 }
