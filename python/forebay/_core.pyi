@@ -390,10 +390,18 @@ class Reader:
         at: int,
         hold: object,
         after: Sequence[tuple[int, int]],
+        waits: bool,
     ) -> Pending:
         """Like `start`, for `size` bytes from each of `count` numbers at address `numbers` (64 bits each; they are copied)
         × `step` + `begin`, packed from `at` on. If all bits of a number are set, its destination is left unchanged. With
-        `limit`, RequestError unless each number is below it."""
+        `limit`, RequestError unless each number is below it. `waits`: the caller will wait for the end, so that more of what
+        is cached is copied before this returns."""
+
+    def gather_arrays(
+        self, rows: object, row_bytes: object, start: object, out: object, waits: bool
+    ) -> Pending | tuple[int, int, int, int, int, float, int] | None:
+        """Like `gather`, for rows by their numbers. None, and nothing is done, unless both are plain NumPy arrays, the numbers
+        64 bits each and rows of the file, and `out` has room for them. With `waits` the report, if it has ended."""
 
     def gather_there(
         self,

@@ -216,7 +216,19 @@ class File(io.RawIOBase):
         self._reader = _core.Reader(self.name, path, direct, once, prefer)
         self._position = 0
         self._spare: Any = None
-        self.last_report: Report | None = None
+        # Its report, or what one is made of.
+        self._last: Report | tuple[int, int, int, int, int, float, int] | None = None
+
+    @property
+    def last_report(self) -> Report | None:
+        """Report of the read that ended last; None before the first one."""
+        if isinstance(self._last, tuple):
+            self._last = Report(*self._last)
+        return self._last
+
+    @last_report.setter
+    def last_report(self, report: Report | None) -> None:
+        self._last = report
 
     def __del__(self) -> None:
         """Nothing, in place of a stream's close: who drops it doesn't wait, and the reader lets go by itself."""
@@ -359,12 +371,29 @@ class File(io.RawIOBase):
         the work is done that their stream was given before, and stay there where the GPU fetches the rows itself. See
         `read_async` for `stream`.
         """
-        return self.gather_async(rows, row_bytes, out, start, offsets, stream).result()
+        if offsets is None and stream is None:
+            # Few rows are copied in less time than a Future, or a Report, would take to make.
+            begun = self._reader.gather_arrays(rows, row_bytes, start, out, True)
+            if isinstance(begun, tuple):
+                self._last = begun
+                return begun[0]
+            if begun is not None:
+                return Future(begun, [], self).result()
+        return self._gather(rows, row_bytes, out, start, offsets, stream, waits=True).result()
 
     def gather_async(
         self, rows: Any, row_bytes: int, out: Any, start: int = 0, offsets: Any = None, stream: Any = None
     ) -> Future:
         """`gather`, returning a Future instead of waiting."""
+        if offsets is None and stream is None:
+            pending = self._reader.gather_arrays(rows, row_bytes, start, out, False)
+            if isinstance(pending, _core.Pending):
+                return Future(pending, [], self)
+        return self._gather(rows, row_bytes, out, start, offsets, stream, waits=False)
+
+    def _gather(
+        self, rows: Any, row_bytes: int, out: Any, start: int, offsets: Any, stream: Any, *, waits: bool
+    ) -> Future:
         check_row(row_bytes, start)
         if offsets is None:
             ours = self._gather_there(rows, row_bytes, out, start, stream)
@@ -374,12 +403,12 @@ class File(io.RawIOBase):
             numbers = whole_numbers(rows, "rows")
             begins = begins_of(numbers, offsets, self.name, start)
             check_inside(numbers, begins, row_bytes, self.size, self.name)
-            return self._read_each(begins, 0, 1, row_bytes, out, stream)
+            return self._read_each(begins, 0, 1, row_bytes, out, stream, waits=waits)
         there = max(0, self.size - start) // row_bytes
         found = integers(rows, "rows")
         try:
             # They are checked while they are copied: a look of its own takes as long as processors have for some of the rows.
-            return self._read_each(words_of(found), start, row_bytes, row_bytes, out, stream, there)
+            return self._read_each(words_of(found), start, row_bytes, row_bytes, out, stream, there, waits=waits)
         except RequestError:
             check_signs(found, "rows")
             check_rows(found, there, self.name, f"{there} rows of {row_bytes} bytes from byte {start} on")
@@ -412,31 +441,53 @@ class File(io.RawIOBase):
         Like `gather`, for data that isn't in rows: `offsets` is an array of integers, and no Python object is created for
         each.
         """
-        return self.read_at_async(offsets, size, buffer, stream).result()
+        return self._read_at(offsets, size, buffer, stream, waits=True).result()
 
     def read_at_async(self, offsets: Any, size: int, buffer: Any, stream: Any = None) -> Future:
         """`read_at`, returning a Future instead of waiting."""
+        return self._read_at(offsets, size, buffer, stream, waits=False)
+
+    def _read_at(self, offsets: Any, size: int, buffer: Any, stream: Any, *, waits: bool) -> Future:
         begins = whole_numbers(offsets, "offsets")
         if check_whole(size, "size") < 0:
             raise RequestError(f"size={size}", "it is negative", "0 or more")
-        return self._read_each(begins, 0, 1, size, buffer, stream)
+        return self._read_each(begins, 0, 1, size, buffer, stream, waits=waits)
 
     def _read_each(
-        self, numbers: Any, begin: int, step: int, size: int, buffer: Any, stream: Any, limit: int | None = None
+        self,
+        numbers: Any,
+        begin: int,
+        step: int,
+        size: int,
+        buffer: Any,
+        stream: Any,
+        limit: int | None = None,
+        *,
+        waits: bool,
     ) -> Future:
         memory = memory_of(buffer)
         self._check_place(memory)
         self._fitting(memory, 0, int(size) * numbers.size)
-        pending = self._begin(numbers, begin, step, size, memory, streams_before([memory], stream), limit)
+        after = streams_before([memory], stream)
+        pending = self._begin(numbers, begin, step, size, memory, after, limit, waits=waits)
         return Future(pending, [memory], self)
 
     def _begin(
-        self, numbers: Any, begin: int, step: int, size: int, memory: Memory, after: Any, limit: int | None = None
+        self,
+        numbers: Any,
+        begin: int,
+        step: int,
+        size: int,
+        memory: Memory,
+        after: Any,
+        limit: int | None = None,
+        *,
+        waits: bool,
     ) -> _core.Pending:
         words = words_of(numbers)
         (address, _), at = words.__array_interface__["data"], memory.address
         return self._reader.gather(
-            address, words.size, begin, step, size, limit, memory.gpu, at, [memory], after
+            address, words.size, begin, step, size, limit, memory.gpu, at, [memory], after, waits
         )  # fmt: skip
 
     def _start(

@@ -108,7 +108,7 @@ class Table:
         try:
             for file in used:
                 there = np.where(which == file, begins, np.uint64(ELSEWHERE))
-                begun.append(self.files[file]._begin(there, 0, 1, row_bytes, memory, after))
+                begun.append(self.files[file]._begin(there, 0, 1, row_bytes, memory, after, waits=False))
         except ForebayError:
             Future(begun, [memory], None).cancel()
             raise

@@ -241,6 +241,16 @@ mod imp {
         });
     }
 
+    /// Returns whether a fault is survived on this thread: not where its owner blocks the signal, as the process ends then.
+    pub fn is_guarded_here() -> bool {
+        // SAFETY: a set of signals on this frame, which is written as a whole where the call succeeds.
+        unsafe {
+            let mut blocked: libc::sigset_t = std::mem::zeroed();
+            libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut blocked) == 0
+                && libc::sigismember(&blocked, libc::SIGBUS) == 0
+        }
+    }
+
     extern "C" fn on_bus(signal: i32, _info: *mut libc::siginfo_t, context: *mut libc::c_void) {
         // SAFETY: the kernel passes a valid ucontext; inside a copy of ours, resuming at its end returns what is left
         // to the caller. Elsewhere the former handler is put back and the instruction faults again under it.
@@ -366,6 +376,10 @@ mod imp {
 
     pub fn install_guard() {}
 
+    pub fn is_guarded_here() -> bool {
+        false
+    }
+
     /// Never called: `GUARDED` is false, and the map engine says so when it is asked for.
     ///
     /// # Safety
@@ -408,7 +422,7 @@ mod imp {
     }
 }
 
-pub use imp::{ahead, guarded, guarded_rows, guarded_word, install_guard};
+pub use imp::{ahead, guarded, guarded_rows, guarded_word, install_guard, is_guarded_here};
 
 #[cfg(all(test, target_arch = "x86_64", not(miri)))]
 mod tests;

@@ -4,7 +4,31 @@
 
 use std::fs::read_to_string;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU8, Ordering};
+
+/// Number of this process, asked of the system once: a call for each of what a short request asks takes longer than all else.
+pub fn id() -> u32 {
+    static OWN: AtomicU32 = AtomicU32::new(0);
+    /// Whether a child is told to ask anew: nobody has seen to it yet, somebody is about to, it is.
+    static TOLD: AtomicU8 = AtomicU8::new(0);
+    extern "C" fn forked() {
+        OWN.store(0, Ordering::Relaxed);
+    }
+    let known = OWN.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    if TOLD.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        // SAFETY: a function that lives as long as the program does, and does in a child what any thread may.
+        let refused = unsafe { libc::pthread_atfork(None, None, Some(forked)) } != 0;
+        TOLD.store(if refused { 1 } else { 2 }, Ordering::Release);
+    }
+    let own = std::process::id();
+    if TOLD.load(Ordering::Acquire) == 2 {
+        OWN.store(own, Ordering::Relaxed);
+    }
+    own
+}
 
 /// State that a forked child begins anew. A fork copies locks as they are, but none of the threads that would unlock them: a
 /// child that shares a lock with its parent's threads may wait for it for ever.
@@ -23,7 +47,7 @@ impl<T: Default + Send + Sync> Deref for PerProcess<T> {
     /// Returns this process's own value. What its parent had is never freed: threads of the parent may have been
     /// changing it.
     fn deref(&self) -> &T {
-        let process = std::process::id();
+        let process = id();
         loop {
             let at = self.0.load(Ordering::Acquire);
             // SAFETY: what was stored stays until this is dropped.
@@ -43,7 +67,7 @@ impl<T> Drop for PerProcess<T> {
     fn drop(&mut self) {
         let at = *self.0.get_mut();
         // SAFETY: stored by `deref`, and no reference outlives this.
-        if unsafe { at.as_ref() }.is_some_and(|(owner, _)| *owner == std::process::id()) {
+        if unsafe { at.as_ref() }.is_some_and(|(owner, _)| *owner == id()) {
             // SAFETY: as above; nobody else has it.
             drop(unsafe { Box::from_raw(at) });
         }
@@ -60,7 +84,8 @@ pub fn settle_in() {
         for own in [libc::SIGBUS, libc::SIGSEGV, libc::SIGFPE, libc::SIGILL] {
             libc::sigdelset(&mut all, own);
         }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+        // Whoever started the thread may have blocked those, too.
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, std::ptr::null_mut());
     }
 }
 
@@ -78,6 +103,22 @@ mod tests {
     use std::process::Command;
     use std::sync::{Arc, Mutex};
     use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_child_has_a_number_of_its_own() {
+        assert_eq!((id(), id()), (std::process::id(), std::process::id()));
+        // SAFETY: the child does nothing but compare, and ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let own = id() == std::process::id();
+            // SAFETY: as above.
+            unsafe { libc::_exit(if own { 0 } else { 1 }) };
+        }
+        let mut status = 1;
+        // SAFETY: our own child, and room for its status.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
 
     #[test]
     fn a_child_has_a_lock_of_its_own_though_its_parent_held_it() {

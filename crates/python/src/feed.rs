@@ -3,12 +3,12 @@
 
 #![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
 
-use crate::raise;
+use crate::{array, raise};
 use forebay_io::gpu::cuda::{Cuda, Event, Stream};
-use forebay_model::{safetensors, Error};
+use forebay_model::{safetensors, Error, Kind};
 use forebay_reader::{Copied, Given, Layout, Opening, Place, Range, Request, Way};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyTuple};
 use std::os::fd::IntoRawFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -83,7 +83,7 @@ impl Reader {
 
     /// As `start`, for `size` bytes from each of `count` numbers at address `numbers` (64 bits each; they are copied) × `step`
     /// + `begin`, one behind the other from `at` on. Where all bits of a number are set its place is left as it is; none may
-    /// be, and each is below `limit`, where that is given.
+    /// be, and each is below `limit`, where that is given. `waits`: the caller will wait for the end.
     #[allow(clippy::too_many_arguments)]
     fn gather(
         &self,
@@ -98,6 +98,7 @@ impl Reader {
         at: u64,
         hold: Py<PyAny>,
         after: Vec<(u32, u64)>,
+        waits: bool,
     ) -> PyResult<Pending> {
         let reader = self.open();
         let begun = py.detach(|| {
@@ -110,9 +111,52 @@ impl Reader {
             let (reader, after) = (reader?, marks(after)?);
             let request =
                 Request::of_rows(&reader, numbers, layout, place(gpu, at), after, forebay_reader::threads())?;
-            forebay_reader::submit(&request).map(|()| request)
+            forebay_reader::begin(&request, waits).map(|()| request)
         });
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
+    }
+
+    /// As `gather`, for arrays of NumPy's in host memory: rows by their numbers, each `row_bytes` long, that the file has from
+    /// `start` on. None, and nothing done, where something about them isn't plain or right: whoever asks looks again, and says
+    /// what. `waits`: the caller will wait for the end; a report where that has come already.
+    fn gather_arrays(
+        &self,
+        py: Python<'_>,
+        rows: &Bound<'_, PyAny>,
+        row_bytes: &Bound<'_, PyAny>,
+        start: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        waits: bool,
+    ) -> PyResult<Option<Py<PyAny>>> {
+        let (Some(numbers), Some(room)) = (array::numbers(rows), array::room(out)) else { return Ok(None) };
+        let (Ok(row_bytes), Ok(start)) = (row_bytes.extract::<usize>(), start.extract::<u64>()) else {
+            return Ok(None);
+        };
+        let wanted = numbers.count.checked_mul(row_bytes).filter(|wanted| *wanted > 0);
+        if wanted.is_none_or(|wanted| wanted > room.count * room.item_bytes) {
+            return Ok(None);
+        }
+        let Ok(reader) = self.open() else { return Ok(None) };
+        let layout = Layout { start, step: row_bytes as u64, row_bytes };
+        let begun = py.detach(|| {
+            let numbers = Copied::from_address(numbers.address, numbers.count);
+            let (to, workers) = (Place::Host(room.address as u64), forebay_reader::threads());
+            if !numbers.are_below(u64::MAX) {
+                return Ok(None);
+            }
+            match Request::of_rows(&reader, numbers, layout, to, Vec::new(), workers) {
+                Ok(request) => forebay_reader::begin(&request, waits).map(|()| Some(request)),
+                Err(error) if error.kind == Kind::Request => Ok(None),
+                Err(error) => Err(error),
+            }
+        });
+        let Some(request) = begun.map_err(|e| raise(py, e))? else { return Ok(None) };
+        if waits && request.is_done() {
+            let report = request.outcome().map_err(|e| raise(py, e))?;
+            return Ok(Some(counts(&report).into_pyobject(py)?.into_any().unbind()));
+        }
+        let hold = PyTuple::new(py, [rows, out])?.into_any().unbind();
+        Ok(Some(Py::new(py, Pending::new(request, hold))?.into_any()))
     }
 
     /// As `gather`, for numbers below `limit` in a GPU's memory, `count` integers of `bytes_each` that their `stream` has

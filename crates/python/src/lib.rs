@@ -2,6 +2,7 @@
 
 #![deny(unsafe_code)]
 
+mod array;
 mod checkpoint;
 mod checksum;
 mod dlpack;

@@ -3,7 +3,7 @@
 use super::choice::{Carrier, Choice, Load, Noted};
 use super::map::Map;
 use super::request::{Place, Range, Request};
-use super::rows::{Fetch, COPIED_ROW_BYTES_MAX, ROW_BYTES_MAX};
+use super::rows::{Fetch, Layout, COPIED_ROW_BYTES_MAX, ROW_BYTES_MAX};
 use super::thread_pool;
 use super::windows::{cap_bytes, Windows};
 use super::{
@@ -101,6 +101,8 @@ pub struct Reader {
     choice: Choice,
     /// Rows that were asked for of processors.
     copied: AtomicU64,
+    /// Whether the system tells what is cached.
+    tells: OnceLock<bool>,
     /// Fetchers of rows, by GPU.
     rows: Mutex<Vec<(u32, Rows)>>,
     /// Requests of this process: what its parent reads doesn't end here.
@@ -161,6 +163,7 @@ impl Reader {
             windows: OnceLock::new(),
             choice: Choice::default(),
             copied: AtomicU64::new(0),
+            tells: OnceLock::new(),
             rows: Mutex::default(),
             under_way: PerProcess::new(),
             _open: Open::new(),
@@ -200,6 +203,11 @@ impl Reader {
     /// Returns the share of a range that the page cache holds, 0 to 1; None if the system won't tell.
     pub(super) fn cached_share(&self, offset: u64, bytes: usize) -> Option<f64> {
         cache::residency(&self.cached.file, offset, bytes as u64).ok()
+    }
+
+    /// Asked once: where the system doesn't tell any more, nothing counts as cached.
+    fn tells(&self) -> bool {
+        *self.tells.get_or_init(|| self.cached_share(0, 1).is_some())
     }
 
     /// The range in the mapping, where it was read before: filling page tables, and taking them down, costs more
@@ -370,7 +378,7 @@ impl Reader {
     fn copied_for(&self, to: Place, count: usize, row_bytes: usize) -> Option<Fetch> {
         let map = self.map.as_ref().filter(|_| self.direct != Some(true))?;
         let asked = self.copied.fetch_add(count as u64, Ordering::Relaxed) + count as u64;
-        if !map.pays(asked) || row_bytes > COPIED_ROW_BYTES_MAX || self.cached_share(0, 1).is_none() {
+        if !map.pays(asked) || row_bytes > COPIED_ROW_BYTES_MAX || !self.tells() {
             return None;
         }
         map.look_again();
@@ -382,6 +390,15 @@ impl Reader {
     pub(super) fn resident(&self, offset: u64, bytes: usize) -> Option<*const u8> {
         let map = self.map.as_ref().filter(|map| offset + bytes as u64 <= map.bytes)?;
         map.resident_at(offset, bytes, |offset, bytes| self.cached_share(offset, bytes))
+    }
+
+    /// Returns the address of the file in memory, if the surroundings of all these rows are cached, as of at most a second ago.
+    pub(super) fn resident_rows(&self, layout: Layout, numbers: &[u64]) -> Option<*const u8> {
+        let here = |number: &u64| self.resident(layout.offset(*number), layout.row_bytes).is_some();
+        self.whole().or_else(|| {
+            let map = self.map.as_ref().filter(|_| numbers.iter().all(here))?;
+            Some(map.at(0))
+        })
     }
 
     /// Returns the address of the file in memory, if all of it was cached as of at most a second ago.

@@ -32,7 +32,7 @@ pub use many::{read_files, sizes_of};
 pub use numbers::Copied;
 pub use request::{Place, Range, Report, Request};
 pub use rows::Layout;
-pub use thread_pool::{device, device_of, release, submit, threads};
+pub use thread_pool::{begin, device, device_of, release, submit, threads};
 
 /// Size of slots that the thread pool reads into and copies from: large enough for the link, small enough that all of
 /// them stay in the last-level cache.

@@ -8,6 +8,7 @@ use super::numbers::Copied;
 use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::REGISTERED_FOR_BYTES_MIN;
 use forebay_io::gpu::cuda::{Event, Stream};
+use forebay_io::process;
 use forebay_model::Error;
 use rustix::fd::OwnedFd;
 use std::path::PathBuf;
@@ -93,6 +94,8 @@ struct State {
     seconds: f64,
     /// Streams that carry copies of it.
     streams: Vec<Arc<Mutex<Stream>>>,
+    /// Threads that wait for a change.
+    waiting: usize,
     /// Eventfds to be rung at the end.
     wakeups: Vec<OwnedFd>,
 }
@@ -362,7 +365,7 @@ impl Request {
             mixes: AtomicBool::new(false),
             noted: None,
             began: Instant::now(),
-            process: std::process::id(),
+            process: process::id(),
             state: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -429,8 +432,9 @@ impl Request {
         };
         if last {
             self.check_unchanged();
-            self.state().queued = true;
-            self.changed.notify_all();
+            let mut state = self.state();
+            state.queued = true;
+            self.notify(&state);
         }
     }
 
@@ -478,7 +482,14 @@ impl Request {
         for wakeup in state.wakeups.drain(..) {
             let _ = rustix::io::write(&wakeup, &1u64.to_ne_bytes());
         }
-        self.changed.notify_all();
+        self.notify(state);
+    }
+
+    /// Wakes who waits; a call to the system where nobody does would cost a short request as much as its rows.
+    fn notify(&self, state: &State) {
+        if state.waiting > 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// Nothing is written to its places any more, or nothing in this process.
@@ -488,7 +499,7 @@ impl Request {
 
     /// Begun before this process was forked: a thread of the parent may have had the lock of its state.
     fn is_of_the_parent(&self) -> bool {
-        self.process != std::process::id()
+        self.process != process::id()
     }
 
     /// Waits for the end; false where `at_most` passed first.
@@ -503,15 +514,16 @@ impl Request {
         let until = at_most.and_then(|t| Instant::now().checked_add(t));
         let mut state = self.state();
         while !met(&state) {
-            let Some(until) = until else {
-                state = self.changed.wait(state).expect("no holder panics");
-                continue;
-            };
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
                 return false;
             }
-            state = self.changed.wait_timeout(state, left).expect("no holder panics").0;
+            state.waiting += 1;
+            state = match left {
+                Some(left) => self.changed.wait_timeout(state, left).expect("no holder panics").0,
+                None => self.changed.wait(state).expect("no holder panics"),
+            };
+            state.waiting -= 1;
         }
         true
     }

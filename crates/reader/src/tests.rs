@@ -189,3 +189,66 @@ fn rows_are_told_apart_where_many_of_them_come_twice() {
     let (once, again) = told_apart(&[7, 9, 7]);
     assert_eq!((&once[..2], again[2]), ([7, 9].as_slice(), 0), "the third is where the first is");
 }
+
+/// A request of 100 rows, every third of a file of 200,000 bytes, all of which is cached.
+fn hundred_rows(path: &Path, to: &mut [u8]) -> Arc<Request> {
+    let reader = open(path, None);
+    let numbers: Vec<u64> = (0..100).map(|i| i * 3).collect();
+    let layout = Layout { start: 7, step: 600, row_bytes: 600 };
+    let place = Place::Host(to.as_mut_ptr() as u64);
+    Request::of_rows(&reader, numbers, layout, place, Vec::new(), threads()).unwrap()
+}
+
+// promise: PYT-28
+#[test]
+fn few_cached_rows_are_copied_by_the_thread_that_asks() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = written(dir.path(), "a", 200_000);
+    let mut to = vec![0xee; 60_001];
+    let request = hundred_rows(&path, &mut to);
+    if request.table().is_none() {
+        eprintln!("skipped: the system doesn't tell what is cached");
+        return;
+    }
+    assert!(!worker::copied_here(&request, 59_999) && !request.is_done(), "more than may be");
+    assert!(worker::copied_here(&request, 60_000) && request.is_done());
+    let all = content(200_000);
+    let rows = (0..100).flat_map(|i| all[7 + i * 1800..][..600].iter().copied());
+    assert!(to[..60_000].iter().copied().eq(rows) && to[60_000] == 0xee);
+    let report = request.outcome().unwrap();
+    assert_eq!((report.bytes, report.staged_bytes, report.uncached_bytes), (60_000, 60_000, 0));
+    begin(&hundred_rows(&path, &mut to), false).unwrap();
+}
+
+// promise: PYT-5, PYT-28
+#[test]
+fn a_file_that_is_cut_or_written_to_fails_the_copy_on_the_thread_that_asks() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |blocked: bool, cut: bool| {
+        let path = written(dir.path(), "a", 200_000);
+        let mut to = vec![0; 60_000];
+        let request = hundred_rows(&path, &mut to);
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        if cut {
+            file.set_len(50_000).unwrap();
+        } else {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            (&file).write_all(b"new").unwrap();
+        }
+        // Where the signal of a fault is blocked, others copy.
+        assert!(!blocked || !worker::copied_here(&request, u64::MAX));
+        begin(&request, true).unwrap();
+        request.wait(None);
+        let error = request.outcome().unwrap_err();
+        assert_eq!(error.kind, forebay_model::Kind::Run);
+        assert!(error.found.contains("while it was read"), "{error}");
+    };
+    run(false, true);
+    run(false, false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            forebay_rigs::signals::block(libc::SIGBUS);
+            run(true, true);
+        });
+    });
+}

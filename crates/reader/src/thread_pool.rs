@@ -5,7 +5,7 @@ use super::gpu_numbers;
 use super::numbers;
 use super::request::Request;
 use super::windows::Windows;
-use super::worker::Worker;
+use super::worker::{copied_here, Worker};
 use super::{RELAYS_MAX, SLOT_BYTES};
 use forebay_io::clock;
 use forebay_io::gpu::cuda::{self, Device};
@@ -22,6 +22,10 @@ use std::time::{Duration, Instant};
 /// all CPUs take part, up to `HANDS_ALL_MAX`.
 const WORKERS_MAX: usize = 8;
 const HANDS_ALL_MAX: usize = 64;
+/// Bytes that the thread that asks copies by itself: as many as take it no longer than handing them to another; where it
+/// would only wait, as many as take the others no less processor time.
+const COPIED_ASIDE_MAX: u64 = 512 << 10;
+const COPIED_WAITING_MAX: u64 = 2 << 20;
 /// Time after the last part was begun at which reading counts as over, and files that were read one time are released.
 const QUIET: Duration = Duration::from_millis(200);
 
@@ -73,6 +77,15 @@ pub(super) fn all_threads() -> usize {
 
 fn pool() -> &'static ThreadPool {
     &POOL
+}
+
+/// Has a request done: few rows that are cached by this thread, which takes less than waking another; more of them where
+/// the caller `waits` for the end.
+pub fn begin(request: &Arc<Request>, waits: bool) -> Result<(), Error> {
+    if copied_here(request, if waits { COPIED_WAITING_MAX } else { COPIED_ASIDE_MAX }) {
+        return Ok(());
+    }
+    submit(request)
 }
 
 /// Queues a request; its parts are read in order, as workers come free.

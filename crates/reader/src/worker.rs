@@ -6,6 +6,8 @@ mod fetch;
 mod mix;
 mod stage;
 
+pub(crate) use fetch::copied_here;
+
 use super::layout::{
     add, aligned, choose, copy_out, direct, failed, plain, short, split, Layout, Manner, Run,
 };

@@ -7,4 +7,5 @@ pub mod fake;
 pub mod gpu;
 pub mod leaks;
 pub mod seccomp;
+pub mod signals;
 pub mod worker;

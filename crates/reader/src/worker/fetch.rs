@@ -306,6 +306,33 @@ fn as_long_as(bytes: usize, layout: Layout) -> usize {
     bytes.max(bytes / layout.row_bytes * ROW_TAKES_BYTES)
 }
 
+/// Copies rows of a request on the thread that asks for them, and ends it. Only where they go to host memory, come to `most`
+/// bytes and lie in cached parts of the mapping; false otherwise, and nothing was copied.
+pub(crate) fn copied_here(request: &Arc<Request>, most: u64) -> bool {
+    let Some(table) = request.table().filter(|table| table.is_dense() && table.bytes() <= most) else {
+        return false;
+    };
+    let (Place::Host(at), Numbers::Here(numbers)) = (table.to, &table.numbers) else { return false };
+    let (source, numbers) = (request.source(), numbers.numbers());
+    let Source::One { reader, .. } = &*source else { unreachable!("tables are of one file") };
+    if request.is_dropped() || !copy::is_guarded_here() {
+        return false;
+    }
+    let Some(file) = reader.resident_rows(table.layout, numbers) else { return false };
+    let part = Part { request, source: &source, layout: table.layout, numbers, dense: true, to: table.to };
+    match copy_each(&part, file, at as *mut u8) {
+        Ok(()) => add(&request.counts.staged, numbers.len() * table.layout.row_bytes),
+        Err(error) => request.fail(error),
+    }
+    // The request lets go of its file at its end, and so must we.
+    drop(source);
+    for _ in 0..request.part_count() {
+        request.part_queued(None);
+        request.part_done();
+    }
+    true
+}
+
 /// Copies what is cached out of the mapping, each row to its place from `at` on: what isn't, and what was copied.
 fn copy_rows(part: &Part, at: *mut u8) -> Result<(Vec<Range>, Vec<Run>), Error> {
     let Source::One { reader, .. } = part.source else { unreachable!("tables are of one file") };

@@ -1,0 +1,52 @@
+"""Random rows of a cached file into host memory, beside NumPy: `python bench/rows_host.py --dir DIR`.
+
+`gather` of `forebay.open(…, "host")` and numpy.take of a memory map and of an array, each in a process of its own, into memory
+that is there. What is compared is the CPU time of the whole process a row. Exit: 0 if every bound holds, 1 if one does not.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+from child import Child, asked, closing
+from feed import samples
+from side_by_side import GIB, Bound, Cell, Contender, arguments, compare
+
+PROMISES = ("PYT-28",)
+TITLE = "Rows into host memory"
+GATHER, MEMMAP, ARRAY = "gather", "numpy.take, memmap", "numpy.take, array"
+ROW_BYTES = (128, 512, 912, 2048, 4096)
+BATCHES = (128, 512, 2048, 8192)
+FILE_BYTES = GIB
+
+
+def cell(name: str, children: dict[str, Child], row_bytes: int, at_once: int) -> Cell:
+    made: list[Contender] = [
+        asked(tool, child, row_bytes=row_bytes, at_once=at_once) for tool, child in children.items()
+    ]
+    bounds = [Bound("cost", (peer,), at_most=1.0) for peer in (MEMMAP, ARRAY)]
+    return Cell(name, made, bounds, per="I/O", ours=GATHER)
+
+
+def main() -> int:
+    parser = arguments(__doc__ or "", 0.3)
+    parser.add_argument("--file-mib", type=int, default=FILE_BYTES >> 20, help="size of the file (1024)")
+    options = parser.parse_args()
+    file: Path = samples(options.dir / "rows-host.bin", options.file_mib << 20)
+    ways = {GATHER: "gather", MEMMAP: "memmap", ARRAY: "array"}
+    children = {tool: Child("child_rows_host.py", way, os.fspath(file)) for tool, way in ways.items()}
+    cells = {
+        f"{at_once} rows of {row_bytes} bytes": functools.partial(cell, children=children, row_bytes=row_bytes, at_once=at_once)
+        for row_bytes in ROW_BYTES
+        for at_once in BATCHES
+    }
+    chosen = [functools.partial(build, name) for name, build in cells.items() if not options.only or options.only in name]
+    with closing(*children.values()):
+        return compare(TITLE, options, chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
