@@ -2,7 +2,7 @@
 
 use forebay_training::format::decode::Decoder;
 use forebay_training::format::pick::{self, Index, PickSpec, Picker, Wanted};
-use forebay_training::format::{Damage, ParseSpec, Parser, FORMATS};
+use forebay_training::format::{Damage, FormatRow, ParseSpec, Parser, FORMATS};
 
 const PIXEL_BYTES: usize = 1 << 14;
 
@@ -15,24 +15,10 @@ pub fn formats(data: &[u8]) {
     let Some(([format, samples, low, high], file)) = data.split_first_chunk::<4>() else { return };
     let row = &FORMATS[usize::from(*format) % FORMATS.len()];
     let spec = ParseSpec { samples_per_file: u32::from(*samples), ..ParseSpec::default() };
-    let mut parser = (row.parser)(&spec);
     let piece = usize::from(u16::from_le_bytes([*low, *high])) + 1;
-    let in_pieces = seen(&mut *parser, file, piece);
-    let at_once = seen(&mut *parser, file, file.len().max(1));
-    assert_eq!(in_pieces, at_once, "{}", row.name);
-    // Cut short, it is never whole: every format knows its length.
-    if at_once.is_ok() && file.len() > 1 {
-        parser.begin(file.len() as u64);
-        let cut = parser.take(&file[..file.len() - 1]).and_then(|()| parser.end());
-        assert!(cut.is_err(), "{}", row.name);
-    }
-    let mut passing = (row.parser)(&ParseSpec { skips: true, ..spec });
-    let passed = seen(&mut *passing, file, piece);
-    assert_eq!(passed, seen(&mut *passing, file, file.len().max(1)), "{}", row.name);
-    let mut lost = Vec::new();
-    passing.lost(&mut lost);
-    if at_once.is_ok() {
-        assert!(lost.is_empty() && passed == at_once, "{}: nothing is lost of what is good", row.name);
+    front_to_back(row, &spec, file, piece);
+    if row.name == "webdataset" {
+        front_to_back(row, &spec, &with_sums(file), piece);
     }
     if let Some(decoder) = row.decoder {
         decode(decoder, file);
@@ -43,6 +29,38 @@ pub fn formats(data: &[u8]) {
         if let Some(mut picker) = (row.picker)(&spec) {
             pick_all(&mut *picker, file, u64::from(*samples), u64::from(*low));
         }
+    }
+}
+
+/// A tar archive whose headers have the checksums that they say: few of a changed one would be read otherwise.
+fn with_sums(file: &[u8]) -> Vec<u8> {
+    let mut file = file.to_vec();
+    for block in file.chunks_exact_mut(512).filter(|block| block[257..262] == *b"ustar") {
+        block[148..156].fill(b' ');
+        let sum: u64 = block.iter().map(|byte| u64::from(*byte)).sum();
+        block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    }
+    file
+}
+
+fn front_to_back(row: &FormatRow, spec: &ParseSpec, file: &[u8], piece: usize) {
+    let mut parser = (row.parser)(spec);
+    let in_pieces = seen(&mut *parser, file, piece);
+    let at_once = seen(&mut *parser, file, file.len().max(1));
+    assert_eq!(in_pieces, at_once, "{}", row.name);
+    // Cut short, it is never whole: every format knows its length.
+    if at_once.is_ok() && file.len() > 1 {
+        parser.begin(file.len() as u64);
+        let cut = parser.take(&file[..file.len() - 1]).and_then(|()| parser.end());
+        assert!(cut.is_err(), "{}", row.name);
+    }
+    let mut passing = (row.parser)(&ParseSpec { skips: true, ..spec.clone() });
+    let passed = seen(&mut *passing, file, piece);
+    assert_eq!(passed, seen(&mut *passing, file, file.len().max(1)), "{}", row.name);
+    let mut lost = Vec::new();
+    passing.lost(&mut lost);
+    if at_once.is_ok() {
+        assert!(lost.is_empty() && passed == at_once, "{}: nothing is lost of what is good", row.name);
     }
 }
 

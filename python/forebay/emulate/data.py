@@ -10,14 +10,19 @@ import click
 
 from forebay.emulate.datasize import EXACT, memory_and_limit, memory_of_this_host, size
 from forebay.emulate.request import Request
+from forebay.emulate.workloads import ENDINGS
 from forebay.errors import MachineError, RequestError
 from forebay.units import GIB
+
+
+def ending_of(format: str) -> str:
+    return ENDINGS.get(format, format)
 
 
 def files_in(folder: Path, format: str) -> int:
     """Files of a format in a data set as DLIO lays it out (train/ and folders within), or in the folder itself."""
     train = folder / "train"
-    return sum(1 for _ in _files(str(train if train.is_dir() else folder), f".{format}"))
+    return sum(1 for _ in _files(str(train if train.is_dir() else folder), f".{ending_of(format)}"))
 
 
 def _files(folder: str, ending: str) -> Iterator[os.DirEntry[str]]:
@@ -75,7 +80,7 @@ def check_number(request: Request) -> None:
         return
     files, key = request.files or 0, "dataset.num_files_train"
     if 0 < has < files:
-        told = f"holds {has:,} .{request.workload.format} files, and {key} is {files:,}"
+        told = f"holds {has:,} .{ending_of(request.workload.format)} files, and {key} is {files:,}"
         raise RequestError(f"--data {request.data[0]}", told, f"--files {has}, or {making(request)} --data {request.data[0]}")
     if has > files:
         click.echo(f"forebay: {key} is {files:,}: of {has:,} files the first {files:,} are read; --files {has} for all", err=True)

@@ -125,7 +125,7 @@ def samples_held(request: Request) -> int | None:
         return request.files * request.workload.samples_per_file if request.files else None
     if files == 0:
         next = f"{data.making(request)} --data {request.data[0]}"
-        raise RequestError(f"--data {request.data[0]}", f"holds no .{request.workload.format} files", next)
+        raise RequestError(f"--data {request.data[0]}", f"holds no .{data.ending_of(request.workload.format)} files", next)
     files = min(files, request.files) if request.files else files
     return files * request.workload.samples_per_file
 

@@ -19,7 +19,9 @@ from forebay.errors import RequestError
 RULES = ("v1.0", "v2.0", "v3.0", "text")
 EDITIONS = RULES[:3]
 LOADERS = ("pytorch", "tensorflow")
-FORMATS = ("npz", "tfrecord", "jpeg", "png", "hdf5", "npy", "parquet", "indexed_binary", "raw")
+FORMATS = ("npz", "tfrecord", "jpeg", "png", "hdf5", "npy", "parquet", "indexed_binary", "raw", "webdataset")
+# Endings of files that aren't their format's name.
+ENDINGS = {"webdataset": "tar"}
 STATUSES = ("closed", "whatif", "own")
 COLUMN_BYTES = {"int8": 1, "uint8": 1, "float16": 2, "int16": 2, "float32": 4, "int32": 4, "float64": 8, "int64": 8}
 DATA_TYPES = ("fp16", "bf16", "fp32", "fp64", "int8")

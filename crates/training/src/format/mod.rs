@@ -17,8 +17,10 @@ pub mod pick;
 pub(crate) mod png;
 pub(crate) mod raw;
 pub mod sums;
+pub(crate) mod tar;
 pub(crate) mod tfrecord;
 mod thrift;
+pub(crate) mod webdataset;
 pub(crate) mod write;
 mod zip;
 
@@ -230,6 +232,15 @@ pub const FORMATS: &[FormatRow] = &[
         decoder: None,
         picker: |_| None,
         layout: |spec| Box::new(write::Raw::new(spec)),
+    },
+    FormatRow {
+        name: "webdataset",
+        extension: "tar",
+        what: "each header's checksum, lengths and names, the end of the archive; content has no checksums",
+        parser: |spec| Box::new(webdataset::WebDataset::new(spec)),
+        decoder: None,
+        picker: |_| None,
+        layout: |spec| Box::new(write::WebDataset::new(spec)),
     },
 ];
 

@@ -1,4 +1,5 @@
 mod npz;
+mod webdataset;
 
 use super::*;
 use npz::{npy_file, npz_file, zip_of, Packing, PACKINGS};

@@ -11,6 +11,7 @@ mod npz;
 mod parquet;
 mod plain;
 mod tfrecord;
+mod webdataset;
 
 pub(crate) use hdf5::Hdf5;
 pub(crate) use image::{Jpeg, Png};
@@ -18,6 +19,7 @@ pub(crate) use npz::{Npy, Npz};
 pub(crate) use parquet::{Column, Parquet, PAGE_BYTES_MAX};
 pub(crate) use plain::{Indexed, Raw};
 pub(crate) use tfrecord::TfRecord;
+pub(crate) use webdataset::WebDataset;
 
 use super::sums;
 use forebay_model::content;
