@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forebay.report import write_report
-from forebay.report.runs import AXES
+from forebay.report import charts, load, write_report
+from forebay.report.runs import AXES, studies
 from report_records import record
 
 
@@ -117,6 +117,22 @@ def test_series_are_named_by_what_differs_and_the_ratio_is_the_figure(tmp_path: 
     # What the names leave out is said once.
     assert "local: forebay-fabric.dat, 16 workers, depth 1, io_uring" in text
     assert "remote: nvme+tcp at 10.0.0.7, 8 workers" in text
+
+
+@pytest.mark.promise("REP-12")
+def test_pairs_have_a_chart_of_their_ratio_in_which_what_it_is_of_is_1(tmp_path: Path) -> None:
+    [study] = studies(load.Entry(r, "runs.jsonl") for r in local_and_remote())
+    found = {chart.title: chart for chart in charts.study_charts(study)}
+    ratio = found["Throughput ÷ local"]
+    assert [(r["series"], r["place"], r["value"]) for r in ratio.rows] == [
+        ("local", "64 KiB", 1.0), ("local", "4 MiB", 1.0), ("remote", "64 KiB", 0.5), ("remote", "4 MiB", 0.5),
+    ]  # fmt: skip
+    assert "From 0.50 at 64 KiB, remote, to 0.50 at" in ratio.desc and ratio.note.startswith("local is 1.")
+    assert "CPU per GiB ÷ local" in found
+    # One place is a figure; and without pairs nothing is divided.
+    for runs in (local_and_remote()[:2], local_and_remote()[::2]):
+        for study in studies(load.Entry(r, "runs.jsonl") for r in runs):
+            assert not any("÷" in chart.title for chart in charts.study_charts(study))
 
 
 @pytest.mark.promise("REP-11")

@@ -24,6 +24,8 @@ def study_charts(study: Study) -> list[Chart]:
         _values(study, "iops", "I/Os per second", "1/s", "result.iops"),
         _stacked(study, "cpu-cost", "CPU per GiB", "CPU-s/GiB", per_gib=True),
         _stacked(study, "cpu-cores", "Cores busy", "cores", per_gib=False),
+        _ratios(study, "throughput-ratio", "Throughput", THROUGHPUT),
+        _ratios(study, "cpu-cost-ratio", "CPU per GiB", CPU_COST),
     ]
     made.insert(0 if study.is_about_latency else len(made), latency.percentiles(study))
     made += [
@@ -63,6 +65,32 @@ def _values(study: Study, name: str, title: str, unit: str, path: str) -> Chart 
     desc = f"{title} in {unit} of {len(study.series)} series. Highest: {highest}."
     draw = _draw_lines if study.axis.key else _draw_bars
     return Chart(f"{study.id}-{name}", f"{title}, {unit}", desc, rows, lambda: draw(study, rows, unit), note)
+
+
+def _ratios(study: Study, name: str, title: str, path: str) -> Chart | None:
+    """What a series is divided by lies at 1, and the others where their quotient is: at two places on the axis or more."""
+    found: list[Row] = []
+    bases: dict[tuple[float, str], Row] = {}
+    for point in study.points if study.axis.key else ():
+        its_name = study.baseline(point.series)
+        its_point = study.point(point.x, its_name) if its_name else None
+        mine, its = point.stat(path), its_point.stat(path) if its_point else None
+        quotient = mine.over(its) if mine and its else None
+        if its_name is None or its_point is None or quotient is None:
+            continue
+        ends = {"low": quotient.low, "high": quotient.high, "interval": quotient.kind or ""}
+        found.append(marks.row_of(study, point, base=its_name, value=quotient.value, **ends))
+        one = {"base": its_name, "value": 1.0, "low": None, "high": None, "interval": ""}
+        bases[point.x, its_name] = marks.row_of(study, its_point, **one)
+    if len({row["place"] for row in found}) < 2:
+        return None
+    least, most = (pick(found, key=lambda row: row["value"]) for pick in (min, max))
+    told = [f"{numbers.ratio(row['value'])} at {row['place']}, {row['series']}" for row in (least, most)]
+    desc = f"{title} divided by that of {study.base}, by {study.axis.title.lower()}. From {told[0]}, to {told[1]}."
+    whiskers = "Whiskers: the widest range that both intervals allow." if any(row["interval"] for row in found) else ""
+    note = " ".join(filter(None, [f"{study.base} is 1.", whiskers, marks.left_out(study)]))
+    rows = [*bases.values(), *found]
+    return Chart(f"{study.id}-{name}", f"{title} ÷ {study.base}", desc, rows, lambda: _draw_lines(study, rows, ""), note)
 
 
 def _draw_lines(study: Study, rows: list[Row], unit: str) -> Any:
