@@ -66,7 +66,7 @@ class FakeRun:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeRun]:
-    monkeypatch.setattr(series, "Run", FakeRun)
+    monkeypatch.setattr(command, "Run", FakeRun)
     monkeypatch.setattr(FakeRun, "ends", {})
     return FakeRun
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,18 +15,21 @@ from forebay.table import table
 from forebay.train import reference
 
 Record = dict[str, Any]
-SCHEMA = "forebay.train.check/1"
+SCHEMA, RCP_SCHEMA = "forebay.train.check/1", "forebay.train.rcp/1"
 
 
 @click.command("check", context_settings={"max_content_width": 110})
 @click.argument("runs", nargs=-1, required=True, metavar="RUNS...")
 @click.option("--reference", "given", metavar="FILE", help="Reference points: runs of --seeds, or a document. Default: ours.")
+@click.option("--rcp", metavar="FILE", help="Write RUNS as points that MLCommons' rcp_checker reads, and judge nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def command(runs: tuple[str, ...], given: str | None, as_json: bool) -> int:
+def command(runs: tuple[str, ...], given: str | None, rcp: str | None, as_json: bool) -> int:
     """Do these runs converge as they should? Samples to the target of each against reference points for its data and batch.
 
     Exit code 1 if a run doesn't, or ended too early to tell; what to change stands beside it.
     """
+    if rcp is not None:
+        return export(list(runs), rcp, as_json)
     known = reference.ours() if given is None else read_reference(given)
     found, left = read_runs(list(runs))
     if not found:
@@ -38,6 +42,37 @@ def command(runs: tuple[str, ...], given: str | None, as_json: bool) -> int:
     document = {"schema": SCHEMA, "reference": given or "ours", "runs": findings, "left_out": left}
     click.echo(json.dumps(document, indent=1) if as_json else text(document))
     return DONE if all(finding["passes"] for finding in judged) else CHECK_FAILED
+
+
+def export(paths: list[str], target: str, as_json: bool) -> int:
+    """Reference convergence points of runs over seeds, for MLCommons' checker. Raises RequestError where none can be made."""
+    from forebay import pipes
+    from forebay.bench import save
+    from forebay.report import load
+    from forebay.train import mllog
+
+    flag = f"--rcp {target}"
+    pipes.refuse_dash(target, flag, "a file")
+    records = [e.record for e in load.load(paths).entries if isinstance(e.record.get("train"), dict)]
+    ended = [r for r in records if not (r.get("result") or {}).get("interrupted")]
+    whole_ = [r for r in ended if r["train"].get("quality_target") is not None]
+    try:
+        points, left = mllog.rcp(whole_)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise RequestError(flag, f"a run doesn't hold what a point says ({error!r:.80})", "runs of this version") from None
+    if not points:
+        found = "; ".join(left[:3]) or "no run of training with a target"
+        raise RequestError(flag, found, f"forebay train dlrm … --seeds {mllog.SEEDS_LEAST} -o runs.jsonl")
+    try:
+        save.place(Path(target), json.dumps(points, indent=1) + "\n")
+    except FileExistsError:
+        raise RequestError(flag, "is there already, and isn't overwritten", "another file") from None
+    except OSError as error:
+        raise save.unwritable(flag, error) from error
+    document = {"schema": RCP_SCHEMA, "label": mllog.LABEL, "file": target, "points": sorted(points), "left_out": left}
+    lines = [f"{target}: {name}" for name in document["points"]] + [f"left out: {why}" for why in left] + [mllog.LABEL]
+    click.echo(json.dumps(document, indent=1) if as_json else "\n".join(lines))
+    return DONE
 
 
 def read_runs(paths: list[str]) -> tuple[list[reference.Run], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 from forebay.errors import ForebayError, MachineError, RequestError
 from forebay.model_runs import CACHED_MAX, prepare_cache, refuse_cached
 from forebay.numbers import seconds, significant, whole
-from forebay.train import advice, data, run, supply
+from forebay.train import advice, data, mllog, run, supply
 from forebay.units import GIB
 
 Record = dict[str, Any]
@@ -46,6 +47,9 @@ class Request:
     evaluate_every: int | None = None
     peak_s: float = PEAK_S
     check_s: float = run.CHECK_S
+
+    def runner(self, model: Any, torch: bool, say: Callable[[str], None] | None = None) -> Run:
+        return Run(self, model, torch, say)
 
     def check(self, device: str) -> None:
         """Raises RequestError for what can't be, of a model on that device."""
@@ -160,6 +164,7 @@ class Run:
         self.resident_before: float | None = None
         self.warnings: list[dict[str, str]] = []
         self.interrupted = False
+        self.began_at = time.time()
 
     def measure(self) -> ForebayError | None:
         """All phases; an interrupt ends the one that runs. Returns what broke. Raises what was refused before the training."""
@@ -336,7 +341,9 @@ class Run:
                 "seed": request.about.seed,
                 "rows": request.about.rows,
                 "table_rows": request.about.table_rows,
+                "evaluation_rows": request.about.evaluation_rows,
             },
+            "clock": mllog.clock(self.began_at, fed),
             "samples": fed.samples,
             "steps": fed.steps,
             "seconds": fed.seconds,
@@ -374,7 +381,9 @@ class Run:
     def _quality(self, missing: dict[str, str]) -> Record:
         request, fed = self.request, self.fed
         assert fed is not None
-        evaluations = [{"samples": e.samples, "auc": e.auc, "seconds": e.seconds} for e in fed.evaluations]
+        evaluations = [
+            {"samples": e.samples, "auc": e.auc, "seconds": e.seconds, "began_s": e.began_s} for e in fed.evaluations
+        ]
         found: Record = {
             "quality": evaluations[-1]["auc"] if evaluations else None,
             "quality_name": "AUC",

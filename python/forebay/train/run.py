@@ -185,6 +185,8 @@ class Evaluation:
     samples: int
     auc: float
     seconds: float
+    # Seconds from the run's start, when the first batch was asked for, to its begin.
+    began_s: float = 0.0
 
 
 @dataclass
@@ -227,15 +229,19 @@ class Fed:
         # Which sample of the data set is wrong, to be asked where the model found one.
         self.explain: Callable[[], str | None] | None = None
         self._began = 0.0
+        # The wall clock when the first batch was asked for, and seconds from then to the end.
+        self.started_at, self.whole_s, self._asked = 0.0, 0.0, 0.0
 
     def run(self, progress: Callable[[str], None] | None = None) -> None:
         """Trains until a limit. A failure of the source or the model is kept in `failure`."""
+        self.started_at, self._asked = time.time(), time.perf_counter()
         try:
             self._train(progress)
         except ForebayError as error:
             self.failure = error
         finally:
             self.model.wait()
+            self.whole_s = time.perf_counter() - self._asked
             if self._began:
                 self.seconds = time.perf_counter() - self._began
 
@@ -308,7 +314,7 @@ class Fed:
         found = self._evaluate(self.model)
         took = time.perf_counter() - began
         self.meter.pause()
-        self.evaluations.append(Evaluation(self.samples, found, took))
+        self.evaluations.append(Evaluation(self.samples, found, took, began - self._asked))
         self.evaluating_s += took
         if self.pace is not None:
             self.pace.rest(took)

@@ -18,8 +18,8 @@ import click
 
 from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError
 from forebay.numbers import whole
-from forebay.train import run, spread
-from forebay.train.command import Request, Run
+from forebay.train import mllog, run, spread
+from forebay.train.command import Request
 
 if TYPE_CHECKING:
     from forebay.bench.save import Output
@@ -132,7 +132,7 @@ class Series:
         try:
             model = self.make(request.seed)
             request.check(model.device)
-            made = Run(request, model, self.torch, lambda text: say(place + text))
+            made = request.runner(model, self.torch, lambda text: say(place + text))
             failure = made.measure()
             record = made.record()
         except KeyboardInterrupt:  # before anything of it was measured
@@ -175,7 +175,14 @@ def _line(record: Record) -> str:
 
 
 def conduct(
-    request: Request, make: Callable[[int], Any], torch: bool, seeds: int, as_json: bool, out: str | None, quiet: bool
+    request: Request,
+    make: Callable[[int], Any],
+    torch: bool,
+    seeds: int,
+    as_json: bool,
+    out: str | None,
+    quiet: bool,
+    logs: mllog.Logs | None = None,
 ) -> int:
     """The whole command: runs, table, exit code."""
     from forebay.bench import save
@@ -192,6 +199,8 @@ def conduct(
         if as_json:
             click.echo(json.dumps(document, indent=1))
         sys.stdout.flush()
+    if logs is not None and len(series.records) == len(series.seeds):
+        logs.write(list(series.records.values()))
     if series.failure is not None:
         raise series.failure
     return series.exit_code

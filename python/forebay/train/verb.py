@@ -19,8 +19,9 @@ from forebay.model_runs import CACHES, PATHS, count, device_of, few_threads, pro
 from forebay.units import parse_seconds
 
 if TYPE_CHECKING:
-    from forebay.train.command import Request, Run
+    from forebay.train.command import Request
     from forebay.train.data import About
+    from forebay.train.mllog import Logs
 
 EXAMPLES = """\b
 Examples:
@@ -84,6 +85,7 @@ def shared(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--cache", default="any", type=click.Choice(CACHES), help="The file in the page cache, or out of it."),
         click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout."),
         click.option("-o", "--out", metavar="FILE", help="Save the record to FILE; .jsonl appends a line."),
+        click.option("--mllog", metavar="FILE", help="MLPerf's log of the run, unverified; of --seeds a folder of logs."),
         click.option("--quiet", "-q", is_flag=True, help="No progress and no summary."),
     ]  # fmt: skip
     for option in reversed(options):
@@ -117,7 +119,7 @@ def toy(folder: str | None, as_json: bool, out: str | None, quiet: bool, **flags
         if request.samples is None and request.seconds is None:
             request.seconds = TOY_SECONDS
         rate = _rate(flags) or model.LEARNING_RATE
-        return _run(request, lambda seed: model.Model(about.tables, seed, rate), False, flags["seeds"], as_json, out, quiet)
+        return _run(request, lambda seed: model.Model(about.tables, seed, rate), False, flags, as_json, out, quiet)
 
 
 @click.command("dlrm", context_settings={"max_content_width": 110})
@@ -151,7 +153,7 @@ def dlrm(
     def made(seed: int) -> Any:
         return model.Model(about.tables, seed, where, rate, optimizer)
 
-    return _run(request, made, True, flags["seeds"], as_json, out, quiet)
+    return _run(request, made, True, flags, as_json, out, quiet)
 
 
 @click.command("datagen", context_settings={"max_content_width": 110})
@@ -327,32 +329,40 @@ def _request(about: About, flags: dict[str, Any], batch: int) -> Request:
 
 
 def _run(
-    request: Request, make: Callable[[int], Any], torch: bool, seeds: str | None, as_json: bool, out: str | None, quiet: bool
+    request: Request, make: Callable[[int], Any], torch: bool, flags: dict[str, Any], as_json: bool, out: str | None, quiet: bool
 ) -> int:
     """One run, or one for each seed. `make`: a model of a seed."""
-    if seeds is not None:
+    from forebay.train import mllog
+
+    many = None if flags["seeds"] is None else _integer(flags["seeds"], "--seeds")
+    seeds = None if many is None else range(request.seed, request.seed + many)
+    logs = mllog.asked(flags["mllog"], str(click.get_current_context().info_name), request.quality, seeds)
+    if many is not None:
         from forebay.train import series
 
-        return series.conduct(request, make, torch, _integer(seeds, "--seeds"), as_json, out, quiet)
+        return series.conduct(request, make, torch, many, as_json, out, quiet, logs)
     model = make(request.seed)
     try:
-        return _run_one(request, model, torch, as_json, out, quiet)
+        return _run_one(request, model, torch, as_json, out, quiet, logs)
     finally:
         model.close()
 
 
-def _run_one(request: Request, model: Any, torch: bool, as_json: bool, out: str | None, quiet: bool) -> int:
+def _run_one(
+    request: Request, model: Any, torch: bool, as_json: bool, out: str | None, quiet: bool, logs: Logs | None
+) -> int:
     from forebay.bench import save, terminal
     from forebay.train import show
-    from forebay.train.command import Run
 
     request.check(model.device)
     output = save.Output(out, save.RUN) if out else None
     with progress(quiet) as say:
-        run: Run = Run(request, model, torch, say)
+        run = request.runner(model, torch, say)
         failure = run.measure()
     record = run.record()
     save.conclude(record, output, as_json, None if quiet else show.text(record, terminal.text_width()))
+    if logs is not None:
+        logs.write([record])
     if failure is not None:
         raise failure
     if run.interrupted:
