@@ -267,6 +267,18 @@ def test_our_own_points_are_of_the_toy_as_it_is() -> None:
     assert slow and all(p.mean > own.mean + 0.5 for p in slow)
 
 
+@pytest.mark.promise("TRN-43")
+def test_a_report_has_a_row_for_each_training_from_several_seeds(tmp_path: Path, capsys: Any) -> None:
+    rest = {"cache": {}, "path": {"ran": "host"}, "job": {"io_bytes": 912}, "result": {"throughput_gib_s": 1.0}}
+    runs = [made_up(n, 70_000 + 2000 * n) for n in range(4)] + [made_up(4, None), made_up(0, batch=1024)]
+    strange = [made_up(n, samples_per_s="x", batch=7) for n in range(2)]
+    whole = [{**r, **rest, "id": str(n)} for n, r in enumerate([*runs, *strange])]
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(r) + "\n" for r in whole))
+    assert typed(capsys, "report", tmp_path / "runs.jsonl", "-o", tmp_path / "page.html", "--no-charts")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "Over seeds" in page and "4 of 5" in page and "it ended" in page and "73,000" in page
+
+
 @pytest.mark.promise("TRN-44")
 def test_the_command_checks_files_against_ours_or_others(tmp_path: Path, capsys: Any) -> None:
     def written(name: str, records: list[dict[str, Any]]) -> Path:

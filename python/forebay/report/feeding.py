@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 from forebay import numbers
 from forebay.report.documents import Section, command_line
@@ -17,15 +20,22 @@ FOOT = (
     "the same data at the same positions."
 )
 
-TRAINED = ["Model", "Batch", "Supply, GiB/s", "Needs", "Samples/s", "Of its peak", "Waited", "AUC", "To the target", "Hash"]
+TRAINED = ["Model", "Batch", "Supply, GiB/s", "Needs", "Samples/s", "Of its peak", "Waited", "Quality", "To the target", "Hash"]
 TRAINED_FOOT = (
-    "Supply: of one GPU, by the clock; needs: what the model's own peak takes. To the target: with evaluations. Runs with "
-    "equal hashes saw the same batches. MLPerf-style, unverified."
+    "Supply: of one GPU, by the clock; needs: what the model's own peak takes. Quality: AUC, of gnn accuracy. To the target: "
+    "with evaluations. Runs with equal hashes saw the same batches. MLPerf-style, unverified."
+)
+
+
+SEEDS = ["Model", "Batch", "Seeds", "Converged", "Samples to it", "By the seed", "Samples/s", "By the machine", "To the target"]
+SEEDS_FOOT = (
+    "By the seed, by the machine: relative standard deviation over runs of one training, with its 95 % interval. A run that "
+    "didn't converge is in no spread of what it didn't reach. MLPerf-style, unverified."
 )
 
 
 def is_feeding(entry: Entry) -> bool:
-    return isinstance(entry.record.get("feed"), dict)
+    return isinstance(entry.record.get("feed"), dict) or is_training(entry)
 
 
 def is_training(entry: Entry) -> bool:
@@ -57,7 +67,57 @@ def _trained(runs: Sequence[Run], notes: Notes) -> list[Section]:
     facts = [(str(said.get("area")), str(said.get("text"))) for said in last.items("train.advice")]
     table = Table("train-runs", "Training", [], TRAINED, [_model_row(run, notes) for run in runs[:ROWS_MAX]], TRAINED_FOOT)
     command = next((c for c in (command_line(run.at("command")) for run in runs) if c), "")
-    return [Section("train", "Training", finding, "", [table], facts, command)]
+    return [Section("train", "Training", finding, "", [table, *_over_seeds(runs, notes)], facts, command)]
+
+
+def _over_seeds(runs: Sequence[Run], notes: Notes) -> list[Table]:
+    """A row for each training that ran from several seeds; no table where none did."""
+    from forebay.train import series
+
+    grouped: dict[str, dict[int, dict[str, Any]]] = {}
+    for run in runs:
+        seed = run.at("train.seed")
+        with suppress(AttributeError, TypeError):  # a damaged part of training
+            if isinstance(seed, int) and series.is_whole(run.entry.record):
+                grouped.setdefault(json.dumps(series.settings(run.entry.record), default=str), {})[seed] = run.entry.record
+    rows = []
+    for by_seed in grouped.values():
+        with suppress(AttributeError, KeyError, TypeError, ValueError):
+            if len(by_seed) > 1:
+                rows.append(_seeds_row(list(by_seed.values()), notes))
+    return [Table("train-seeds", "Over seeds", [], SEEDS, rows[:ROWS_MAX], SEEDS_FOOT)] if rows else []
+
+
+def _seeds_row(records: list[dict[str, Any]], notes: Notes) -> list[Cell]:
+    from forebay.train import spread
+
+    found = spread.document(records)
+    lost = [row for row in found["rows"] if row["converged"] is False]
+    reason = str(lost[0]["why"]) if lost else "no target was asked for"
+
+    def mean(name: str, show: Callable[[float], str]) -> Cell:
+        return notes.value(found["spread"][name]["mean"], show, reason)
+
+    def deviation(name: str) -> Cell:
+        of = found["spread"][name]
+        if of["rsd_pct"] is None:
+            return notes.missing("fewer than two runs have it")
+        low, high = of["rsd_pct_ci95"]
+        return Cell(numbers.percent(of["rsd_pct"] / 100), f"{numbers.percent(low / 100)}–{numbers.percent(high / 100)}")
+
+    asked = len([row for row in found["rows"] if row["converged"] is not None])
+    part = records[0]["train"]
+    return [
+        text(str(part["model"]), str(part.get("device") or "")),
+        Cell(numbers.whole(part["batch"])),
+        Cell(str(len(records))),
+        Cell(f"{asked - len(lost)} of {asked}", "; ".join(f"seed {row['seed']}: {row['why']}" for row in lost[:3])) if asked else notes.missing("no target was asked for"),
+        mean("samples_to_target", numbers.whole),
+        deviation("samples_to_target"),
+        mean("samples_per_s", numbers.whole),
+        deviation("samples_per_s"),
+        mean("seconds_to_target", numbers.seconds),
+    ]
 
 
 def _model_row(run: Run, notes: Notes) -> list[Cell]:
@@ -73,7 +133,7 @@ def _model_row(run: Run, notes: Notes) -> list[Cell]:
         notes.value(rate, numbers.whole, run.reason("train.samples_per_s")),
         notes.value(rate / own if rate and own else None, numbers.percent, run.reason("train.peak_samples_per_s")),
         notes.value(wait, lambda pct: numbers.percent(pct / 100), run.reason("train.input_wait_pct")),
-        notes.value(run.number("train.quality"), lambda auc: f"{auc:.4f}", run.reason("train.quality")),
+        notes.value(run.number("train.quality"), lambda q: f"{q:.4f}", run.reason("train.quality")),
         notes.value(run.number("train.seconds_to_target"), numbers.seconds, run.reason("train.seconds_to_target")),
         text(run.text("train.batch_hash", "?")),
     ]
