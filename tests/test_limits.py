@@ -62,6 +62,7 @@ COMMANDS: dict[str, str] = {
     "checksum": "checksum f d/g --workers 64",
     "train toy": "train toy --dir set --rows 5000 --peak-seconds 0.1 --samples 5000",
     "train dlrm": "train dlrm --dir set",
+    "train gnn": "train gnn --dir set",
     "train check": "train check run.json",
     "train datagen": "train datagen dlrm --dir set --rows 2000 --evaluation-rows 200 --table-rows 1000",
     "infer toy": "infer toy --dir set --scenario Offline --seconds 1",

@@ -19,6 +19,7 @@ def text(record: dict[str, Any], width: int = 110) -> str:
         ("rate", rate(part, missing)),
         ("wait", wait(part, missing)),
         ("quality", quality(part, missing)),
+        ("ways", ways(part)),
         ("parts", parts(part, missing)),
         ("CPU", cpu(part, missing)),
         ("path", path(record)),
@@ -39,7 +40,8 @@ def model(record: dict[str, Any]) -> str:
         if part["device"].startswith("cuda") and gpus
         else f"{found['cpu']}, {count(found['cores'], 'core')}"
     )
-    what = f"{part['model']}, Adagrad by {part['optimizer']}, on {where}"
+    rule = "Adam" if part["model"] == "gnn" else "Adagrad"
+    what = f"{part['model']}, {rule} by {part['optimizer']}, on {where}"
     return f"{what} · batches of {whole(part['batch'])} · seed {part['seed']}, order {part['order']}"
 
 
@@ -101,10 +103,26 @@ def wait(part: dict[str, Any], missing: dict[str, str]) -> str:
 def quality(part: dict[str, Any], missing: dict[str, str]) -> str:
     if part["quality"] is None:
         return f"not measured: {missing.get('train.quality', '')}"
-    said = f"AUC {part['quality']:.4f}; target {part['quality_target']:.4f}, best reachable {part['quality_best']:.4f}"
+    said = f"{part['quality_name']} {part['quality']:.4f}; target {part['quality_target']:.4f}"
+    said += f", best reachable {part['quality_best']:.4f}"
     if part["samples_to_target"] is not None:
         return f"{said} · target reached after {whole(part['samples_to_target'])} samples, {seconds(part['seconds_to_target'])}"
     return f"{said} · target not reached: {missing.get('train.samples_to_target', '')}"
+
+
+def ways(part: dict[str, Any]) -> str:
+    """Of a graph's features: the load, an epoch and this run by each way."""
+    of = part.get("graph")
+    if of is None:
+        return ""
+    told = []
+    for way, each in of["ways"].items():
+        load = f"load {seconds(each['load_s'])}, " if way == "bulk" and each["load_s"] is not None else ""
+        epoch = "" if each["epoch_s"] is None else f"an epoch {seconds(each['epoch_s'])}"
+        total = "" if each["sum_s"] is None else f", in all {seconds(each['sum_s'])}"
+        told.append(f"{way}{' (this run)' if each['measured'] else ''}: {load}{epoch or 'not measured'}{total}")
+    first = "" if of["first_batch_s"] is None else f" · first batch after {seconds(of['first_batch_s'])}"
+    return " · ".join(told) + first
 
 
 def parts(part: dict[str, Any], missing: dict[str, str]) -> str:
@@ -112,6 +130,8 @@ def parts(part: dict[str, Any], missing: dict[str, str]) -> str:
     if of is None:
         return ""
     total = f"{whole(of['samples'])} ÷ {whole(of['samples_per_s'])}/s + {of['evaluations']} × {seconds(of['evaluation_s'])}"
+    if of.get("load_s"):
+        total = f"load {seconds(of['load_s'])} + {total}"
     off = (
         "" if of["off_pct"] is None else f"; the whole took {seconds(of['whole_s'])} ({of['off_pct']:+.1f} %)"
     )

@@ -32,6 +32,7 @@ Examples:
 VERBS = {
     "toy": ("forebay.train.verb:toy", "A model of DLRM's shape in NumPy: tries everything on two cores."),
     "dlrm": ("forebay.train.verb:dlrm", "DLRMv2 in PyTorch, as the benchmark's reference builds it."),
+    "gnn": ("forebay.train.gnn_verb:gnn", "R-GAT in PyTorch on a graph: features loaded in bulk, or gathered by batch."),
     "check": ("forebay.train.check:command", "Do runs converge as they should? Against reference points."),
     "datagen": (
         "forebay.train.verb:datagen",
@@ -157,7 +158,7 @@ def dlrm(
 
 
 @click.command("datagen", context_settings={"max_content_width": 110})
-@click.argument("model", type=click.Choice(("dlrm",)))
+@click.argument("model", type=click.Choice(("dlrm", "gnn")))
 @click.option(
     "--dir", "folder", metavar="DIR", required=True, help="Folder that is made, or has none of these files."
 )
@@ -176,6 +177,7 @@ def dlrm(
     default=str(TABLE_ROWS),
     help=f"Large tables are cut to that. Default: {TABLE_ROWS}.",
 )
+@click.option("--nodes", metavar="N", help="gnn: nodes of the graph, of 2 KiB each. Default: 1000000.")
 @click.option("--seed", metavar="N", default="0", help="Seed of rows and teacher. Default: 0.")
 @click.option("--json", "as_json", is_flag=True, help="What was made as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
@@ -185,6 +187,7 @@ def datagen(
     rows: str,
     evaluation_rows: str,
     table_rows: str,
+    nodes: str | None,
     seed: str,
     as_json: bool,
     quiet: bool,
@@ -192,8 +195,13 @@ def datagen(
     """Rows of 912 bytes as DLRMv2 reads them, from a seed, with labels that a planted teacher draws.
 
     The best AUC that any model can reach on them stands in dataset.json beside them, as the target does. The loader reads
-    them as rows of one size: forebay feed DIR/train.bin --row-bytes 912.
+    them as rows of one size: forebay feed DIR/train.bin --row-bytes 912. Of gnn it writes a graph of --nodes.
     """
+    refuse_others(model, {"gnn": ("nodes",), "dlrm": ("rows", "evaluation_rows", "table_rows")})
+    if model == "gnn":
+        from forebay.train import gnn_verb
+
+        return gnn_verb.datagen(folder, nodes, seed, as_json, quiet)
     from forebay.numbers import bytes_, whole
     from forebay.train import data
 
@@ -214,6 +222,16 @@ def datagen(
         click.echo(f"{best}, {100 * about.positives:.1f} % positive")
         click.echo(f"next: forebay train dlrm --dir {folder}")
     return DONE
+
+
+def refuse_others(model: str, own: dict[str, tuple[str, ...]]) -> None:
+    """Raises RequestError for a flag that was given, and is another model's."""
+    context = click.get_current_context()
+    for name in (n for other, names in own.items() if other != model for n in names):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            flag = f"--{name.replace('_', '-')}"
+            mine = " ".join(f"--{n.replace('_', '-')} N" for n in own[model])
+            raise RequestError(flag, f"is none of {model}'s", mine)
 
 
 def _rate(flags: dict[str, Any]) -> float | None:
