@@ -64,7 +64,7 @@ class Request:
                 f"--batch-size {self.batch}", f"the data set has {whole(about.rows)} rows", "--batch-size 512"
             )
         wait_s = (
-            self.batch * data.ROW_BYTES / supply.bytes_per_s(self.supply.gib_s) if self.supply.gib_s else 0.0
+            self.batch * about.row_bytes / supply.bytes_per_s(self.supply.gib_s) if self.supply.gib_s else 0.0
         )
         if wait_s > BATCH_S_MAX:
             found = f"a batch of {whole(self.batch)} takes {seconds(wait_s)} at a GPU's share of that"
@@ -105,7 +105,7 @@ class Source:
         with warnings.catch_warnings(), in_flags():
             warnings.simplefilter("ignore")
             self.loader = Loader(
-                rows(request.about.folder / data.TRAIN, data.ROW),
+                rows(request.about.folder / data.TRAIN, request.about.row),
                 request.batch,
                 shuffle=request.shuffle,
                 seed=request.seed,
@@ -219,7 +219,8 @@ class Run:
         self._say("the model's own peak, from memory")
         source = self._source()
         try:
-            kept = source.kept(max(1, min(run.KEPT, run.KEPT_BYTES // (self.request.batch * data.ROW_BYTES))))
+            batch_bytes = self.request.batch * self.request.about.row_bytes
+            kept = source.kept(max(1, min(run.KEPT, run.KEPT_BYTES // batch_bytes)))
         finally:
             source.close()
         self.peak, _ = run.peak(self.model, kept, self.request.peak_s)
@@ -246,7 +247,7 @@ class Run:
             self.fed = run.Fed(
                 self.model, source, pace, self._evaluation() if request.quality else None, limits
             )
-            self.fed.explain = lambda: data.first_fault(request.about)
+            self.fed.explain, self.fed.remake = request.about.first_fault, request.about.make("ANOTHER")
             if not self.interrupted:
                 self.fed.run(self._say)
         except KeyboardInterrupt:
@@ -322,7 +323,7 @@ class Run:
             missing.update(
                 dict.fromkeys(("peak_samples_per_s", "demand_gib_s", "peak_samples_per_s_ci95"), self.no_peak)
             )
-        scale = data.ROW_BYTES / GIB
+        scale = request.about.row_bytes / GIB
         need = intervals["peak_samples_per_s_ci95"]
         if need is None:
             missing["demand_gib_s_ci95"] = missing["peak_samples_per_s_ci95"]
@@ -336,13 +337,7 @@ class Run:
             "learning_rate": self.model.rate,
             "asked": request.limits(),
             "optimizer": self.model.optimizer,
-            "data": {
-                "folder": str(request.about.folder),
-                "seed": request.about.seed,
-                "rows": request.about.rows,
-                "table_rows": request.about.table_rows,
-                "evaluation_rows": request.about.evaluation_rows,
-            },
+            "data": request.about.identity(),
             "clock": mllog.clock(self.began_at, fed),
             "samples": fed.samples,
             "steps": fed.steps,
@@ -421,7 +416,7 @@ class Run:
     def _costs(self, missing: dict[str, str]) -> Record:
         fed, base = self.fed, self.base
         assert fed is not None and base is not None
-        moved = fed.rate.samples * data.ROW_BYTES
+        moved = fed.rate.samples * self.request.about.row_bytes
         ways = {
             key: base["path"][f"{key}_bytes"] for key in ("direct", "staged", "mapped", "compat", "fabric")
         }

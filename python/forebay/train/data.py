@@ -77,6 +77,22 @@ class About:
     expected_auc: float
     positives: float
 
+    # The model whose data these are, and how the loader sees a row.
+    model = "dlrm"
+    row_bytes = ROW_BYTES
+    row = ROW
+
+    def make(self, folder: str) -> str:
+        """The command that makes such a data set."""
+        return f"forebay train datagen dlrm --dir {folder}"
+
+    def identity(self) -> dict[str, Any]:
+        """As records have it."""
+        return {"folder": str(self.folder), "seed": self.seed, "rows": self.rows, "table_rows": self.table_rows}
+
+    def first_fault(self) -> str | None:
+        return first_fault(self)
+
     @property
     def tables(self) -> tuple[int, ...]:
         return tables(self.table_rows)

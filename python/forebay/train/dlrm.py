@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import MachineError, RunError
+from forebay.errors import MachineError
 from forebay.model_runs import available_bytes, torch_or_say
 from forebay.numbers import bytes_, whole
 from forebay.train import data
 from forebay.train.run import NO_NUMBER, odd_numbers
-from forebay.train.run import Meter as OfTheHost
+from forebay.train.steps import Steps
 
 if TYPE_CHECKING:
     import numpy
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 WIDTH, BOTTOM, RANK, CROSSES, TOP = 128, (512, 256, 128), 512, 3, (1024, 1024, 512, 256, 1)
 LEARNING_RATE = 0.005
-# Steps that are given to the GPU before the first of them is done: it never waits for Python, nor Python far ahead of it.
-IN_FLIGHT = 2
 # Of an evaluation's rows, at a time.
 SCORED = 16384
 # A weight and Adagrad's sum, of four bytes each.
@@ -70,41 +67,7 @@ def _lacks() -> tuple[str, str] | None:
     return None
 
 
-class Meter:
-    """Times of a GPU, by its own clock: computing steps, idle between them, and idle while a batch was waited for."""
-
-    idle_reason: str | None = None
-
-    def __init__(self) -> None:
-        self.busy_s = self.waited_s = self.idle_s = 0.0
-        self._before: Any = None
-
-    @property
-    def idle_pct(self) -> float | None:
-        total = self.busy_s + self.idle_s
-        return 100 * self.idle_s / total if total else None
-
-    def step(self, model: Model, rows: Any, waited_s: float) -> None:
-        model.timed(rows, waited_s, self.done)
-
-    def done(self, begin: Any, end: Any, waited_s: float) -> None:
-        self.busy_s += begin.elapsed_time(end) / 1e3
-        if self._before is not None:
-            idle = max(0.0, self._before.elapsed_time(begin) / 1e3)
-            self.idle_s += idle
-            self.waited_s += min(idle, waited_s)
-        self._before = end
-
-    def restart(self) -> None:
-        self.busy_s = self.waited_s = self.idle_s = 0.0
-        self._before = None
-
-    def pause(self) -> None:
-        """A pause of training: the gap after it isn't counted as idle."""
-        self._before = None
-
-
-class Model:
+class Model(Steps):
     """Trains on batches of rows: (n, 228) words in the device's memory."""
 
     name = "dlrm"
@@ -119,14 +82,9 @@ class Model:
         half: bool = True,
     ) -> None:
         """`half`: dense layers compute in bfloat16, on a GPU."""
-        self._torch = torch_or_say("train dlrm")
-        self.counts, self.seed, self.device, self.rate = tuple(counts), seed, device, learning_rate
-        self.queued = device != "cpu"
+        super().__init__(torch_or_say("train dlrm"), device)
+        self.counts, self.seed, self.rate = tuple(counts), seed, learning_rate
         self.optimizer, self.half = optimizer_of(optimizer, device), half and self.queued
-        if self.queued:
-            # Streams, events, graphs and kernels of Triton are those of the current one.
-            self._torch.cuda.set_device(device)
-        self._flight: deque[Any] = deque()
         self._refuse_too_much()
         self._make()
         self.reset()
@@ -157,7 +115,6 @@ class Model:
         self._offset = torch.repeat_interleave(long(data.starts(self.counts)), repeats)
         self._limit = torch.repeat_interleave(long(self.counts), repeats).to(torch.int32)
         self._bags = long(data.starts(data.LOOKUPS))
-        self._odd: Any = None
         self._ends: dict[int, Any] = {}
         # Look-ups beyond their table, labels that are neither 0 nor 1, losses that are no number.
         self._wrong = torch.zeros(3, dtype=torch.int64, device=self.device)
@@ -197,51 +154,6 @@ class Model:
         self._net = self._optimizers = self._fused = self._last = None
         if self.queued:
             self._torch.cuda.empty_cache()
-
-    def meter(self) -> Any:
-        return Meter() if self.queued else OfTheHost()
-
-    def wait(self) -> None:
-        """Every step is done when it returns."""
-        while self._flight:
-            self._land()
-        if self.queued:
-            self._torch.cuda.synchronize(self.device)
-
-    def hold_back(self) -> None:
-        """Waits until no more than `IN_FLIGHT` steps aren't done."""
-        event = self._torch.cuda.Event(blocking=True)
-        event.record()
-        self._flight.append((None, event, 0.0, None))
-        while len(self._flight) > IN_FLIGHT:
-            self._land()
-
-    def timed(self, rows: Any, waited_s: float, done: Any) -> None:
-        """A step between two marks of the GPU's clock, which `done` gets once it has passed both."""
-        # Waited for asleep: the processor is the loader's.
-        begin, end = (self._torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
-        begin.record()
-        self.step(rows)
-        end.record()
-        self._flight.append((begin, end, waited_s, done))
-        while len(self._flight) > IN_FLIGHT:
-            self._land()
-
-    def _land(self) -> None:
-        begin, end, waited_s, done = self._flight.popleft()
-        end.synchronize()
-        if done is not None:
-            done(begin, end, waited_s)
-
-    def step(self, rows: Any) -> None:
-        """One step of Adagrad. What can't be looked up counts as wrong, and reads the table's last row. Raises RunError."""
-        try:
-            self._step(rows)
-        except self._torch.OutOfMemoryError as error:
-            found = f"a step of {whole(len(rows))} samples takes more memory than the GPU has ({str(error).split('. ')[0]})"
-            raise RunError(
-                f"--batch-size {len(rows)}", found, f"--batch-size {max(1, len(rows) // 2)}"
-            ) from None
 
     def _step(self, rows: Any) -> None:
         torch = self._torch
@@ -299,16 +211,13 @@ class Model:
 
     def digest(self, rows: Any, position: int) -> Any:
         """As `run.digest`, on the device."""
-        torch = self._torch
-        if self._odd is None:
-            self._odd = torch.as_tensor(odd_numbers(), device=self.device)
-        if self._fused is not None:
-            from forebay.train import fused
+        if self._fused is None:
+            return super().digest(rows, position)
+        from forebay.train import fused
 
-            return fused.digest(rows, self._odd, position)
-        words = rows.contiguous().view(torch.int64)
-        place = torch.arange(position, position + len(rows), device=self.device) * 2 + 1
-        return ((words * self._odd).sum(1) * place).sum()
+        if self._odd is None:
+            self._odd = self._torch.as_tensor(odd_numbers(), device=self.device)
+        return fused.digest(rows, self._odd, position)
 
 
 def _network(torch: Any, table_rows: int, device: str) -> Any:

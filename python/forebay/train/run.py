@@ -138,11 +138,11 @@ class Digest:
 
 
 @cache
-def odd_numbers() -> Any:
+def odd_numbers(pairs: int = data.ROW_BYTES // 8) -> Any:
     """Factors of the pairs of a row's words."""
     import numpy as np
 
-    return np.random.default_rng(912).integers(1, 1 << 62, data.ROW_BYTES // 8, dtype=np.int64) | np.int64(1)
+    return np.random.default_rng(912).integers(1, 1 << 62, pairs, dtype=np.int64) | np.int64(1)
 
 
 def digest(rows: Array, position: int) -> int:
@@ -150,7 +150,7 @@ def digest(rows: Array, position: int) -> int:
     import numpy as np
 
     words = np.ascontiguousarray(rows).view(np.uint64)
-    each = np.einsum("ij,j->i", words, odd_numbers().view(np.uint64))
+    each = np.einsum("ij,j->i", words, odd_numbers(words.shape[1]).view(np.uint64))
     place = np.arange(position, position + len(rows), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     return int((each * place).sum())
 
@@ -228,6 +228,8 @@ class Fed:
         self.failure: ForebayError | None = None
         # Which sample of the data set is wrong, to be asked where the model found one.
         self.explain: Callable[[], str | None] | None = None
+        # What makes another data set.
+        self.remake = "another data set"
         self._began = 0.0
         # The wall clock when the first batch was asked for, and seconds from then to the end.
         self.started_at, self.whole_s, self._asked = 0.0, 0.0, 0.0
@@ -286,7 +288,7 @@ class Fed:
                     "the next epoch", "the loader has no batch", "a data set that is longer than a batch"
                 )
         if self.pace is not None:
-            self.pace.hold(len(rows) * data.ROW_BYTES)
+            self.pace.hold(rows.nbytes)
         return rows
 
     def _is_over(self) -> bool:
@@ -302,9 +304,7 @@ class Fed:
             where = f"step {whole(self.steps)}, after {whole(self.samples)} samples"
             if found == NO_NUMBER:
                 raise RunError(where, found, "a lower --learning-rate, or another --seed")
-            raise RunError(
-                where, (self.explain and self.explain()) or found, "forebay train datagen dlrm --dir ANOTHER"
-            )
+            raise RunError(where, (self.explain and self.explain()) or found, self.remake)
 
     def _judge(self) -> None:
         self._look(True)
@@ -434,9 +434,9 @@ def delivers(
             if rows is None:
                 break
         if pace is not None:
-            pace.hold(len(rows) * data.ROW_BYTES)
+            pace.hold(rows.nbytes)
         if batches:
-            found.bytes += len(rows) * data.ROW_BYTES
+            found.bytes += rows.nbytes
         else:
             began, cpu = time.perf_counter(), Cpu.now()
         batches += 1
