@@ -423,6 +423,9 @@ def imports(tree: ast.AST, top_only: bool) -> list[tuple[int, str]]:
     return found
 
 
+OF_PYTORCH = {("torch.py",), *(("train", f"{name}.py") for name in ("fused", "text", "images", "unet"))}
+
+
 @pytest.mark.promise("HSE-4")
 def test_python_modules_import_lightly_and_reports_do_without_the_engine() -> None:
     found = []
@@ -431,8 +434,8 @@ def test_python_modules_import_lightly_and_reports_do_without_the_engine() -> No
             continue
         inside = path.relative_to(ROOT / "python/forebay").parts
         for line, module in imports(ast.parse(text_of(path)), top_only=True):
-            # PyTorch's own face, and kernels for it, are only imported by those who have it.
-            if module.split(".")[0] in HEAVY and not (inside in (("torch.py",), ("train", "fused.py")) and module == "torch"):
+            # PyTorch's own face, kernels for it, and networks are only imported by those who have it.
+            if module.split(".")[0] in HEAVY and not (inside in OF_PYTORCH and module.split(".")[0] == "torch"):
                 found.append(
                     f"{name(path)}:{line}: import {module.split('.')[0]} where it is used: it slows `forebay --help`"
                 )

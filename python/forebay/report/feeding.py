@@ -107,11 +107,12 @@ def _seeds_row(records: list[dict[str, Any]], notes: Notes) -> list[Cell]:
 
     asked = len([row for row in found["rows"] if row["converged"] is not None])
     part = records[0]["train"]
+    why = "; ".join(f"seed {row['seed']}: {row['why']}" for row in lost[:3])
     return [
         text(str(part["model"]), str(part.get("device") or "")),
         Cell(numbers.whole(part["batch"])),
         Cell(str(len(records))),
-        Cell(f"{asked - len(lost)} of {asked}", "; ".join(f"seed {row['seed']}: {row['why']}" for row in lost[:3])) if asked else notes.missing("no target was asked for"),
+        Cell(f"{asked - len(lost)} of {asked}", why) if asked else notes.missing("no target was asked for"),
         mean("samples_to_target", numbers.whole),
         deviation("samples_to_target"),
         mean("samples_per_s", numbers.whole),

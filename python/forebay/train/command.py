@@ -12,7 +12,7 @@ from typing import Any
 from forebay.errors import ForebayError, MachineError, RequestError
 from forebay.model_runs import CACHED_MAX, prepare_cache, refuse_cached
 from forebay.numbers import seconds, significant, whole
-from forebay.train import advice, data, mllog, run, supply
+from forebay.train import advice, data, mllog, run, samples, supply
 from forebay.units import GIB
 
 Record = dict[str, Any]
@@ -33,7 +33,7 @@ SHORT_S = 3.0
 class Request:
     """Request for one run. `target` None: the data set's own; `quality` False: nothing is evaluated."""
 
-    about: data.About
+    about: data.About | samples.About
     supply: supply.Supply
     batch: int
     seed: int = 0
@@ -74,12 +74,12 @@ class Request:
                 found,
                 f"--supply {significant(least)}, or a smaller --batch-size",
             )
-        if self.quality and self.aim() > about.best_auc:
+        if self.quality and about.best_auc is not None and self.aim() > about.best_auc:
             found = f"the best that can be reached on these data is {about.best_auc:.4f}, by the planted teacher itself"
             raise RequestError(f"--target-auc {self.aim():g}", found, f"--target-auc {about.target_auc:g}")
 
     def aim(self) -> float:
-        return self.about.target_auc if self.target is None else self.target
+        return (self.about.target_auc or 0.0) if self.target is None else self.target
 
     def limits(self) -> Record:
         """Limits beside the target, and the path that was asked for: as its record has them."""
@@ -259,9 +259,11 @@ class Run:
     def _evaluation(self) -> Callable[[Any], float]:
         import numpy as np
 
-        path = self.request.about.folder / data.EVALUATE
+        about = self.request.about
+        assert isinstance(about, data.About)
+        path = about.folder / data.EVALUATE
         rows = np.fromfile(path, np.int32).reshape(-1, data.WORDS)
-        wrong = data.faults(rows, self.request.about.tables)
+        wrong = data.faults(rows, about.tables)
         if wrong:
             raise RequestError(
                 f"the data set {path.parent}",
@@ -299,9 +301,8 @@ class Run:
         record["warnings"] = [w for w in record["warnings"] if w["id"] != "too_short"] + self.warnings
         if part["samples_per_s"] and self.fed.rate.seconds < SHORT_S:
             text = f"{significant(self.fed.rate.seconds)} s of training say little about its rate"
-            record["warnings"].append(
-                {"id": "too_short", "text": text, "next": "--target-auc none --seconds 10"}
-            )
+            next = "--seconds 10" if self.request.about.best_auc is None else "--target-auc none --seconds 10"
+            record["warnings"].append({"id": "too_short", "text": text, "next": next})
         return record
 
     def _speed(self, missing: dict[str, str]) -> Record:
@@ -337,6 +338,7 @@ class Run:
             "learning_rate": self.model.rate,
             "asked": request.limits(),
             "optimizer": self.model.optimizer,
+            **getattr(self.model, "told", {}),
             "data": request.about.identity(),
             "clock": mllog.clock(self.began_at, fed),
             "samples": fed.samples,
@@ -381,7 +383,7 @@ class Run:
         ]
         found: Record = {
             "quality": evaluations[-1]["auc"] if evaluations else None,
-            "quality_name": "AUC",
+            "quality_name": None if request.about.best_auc is None else "AUC",
             "quality_target": request.aim() if request.quality else None,
             "quality_best": request.about.best_auc,
             "evaluate_every": request.every() if request.quality else None,
@@ -390,7 +392,10 @@ class Run:
             "seconds_to_target": None,
             "parts": None,
         }
-        if not evaluations:
+        if request.about.best_auc is None:
+            alone = f"{self.model.name} is trained for speed alone"
+            missing |= dict.fromkeys(("quality", "quality_name", "quality_best"), alone)
+        elif not evaluations:
             missing["quality"] = (
                 "--target-auc none: speed alone"
                 if not request.quality

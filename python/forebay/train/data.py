@@ -8,12 +8,13 @@ number; the label is drawn with its probability. So nobody can rank rows better 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -88,7 +89,13 @@ class About:
 
     def identity(self) -> dict[str, Any]:
         """As records have it."""
-        return {"folder": str(self.folder), "seed": self.seed, "rows": self.rows, "table_rows": self.table_rows}
+        return {
+            "folder": str(self.folder),
+            "seed": self.seed,
+            "rows": self.rows,
+            "table_rows": self.table_rows,
+            "evaluation_rows": self.evaluation_rows,
+        }
 
     def first_fault(self) -> str | None:
         return first_fault(self)
@@ -281,7 +288,7 @@ def generate(
     folder: Path, seed: int, rows: int, evaluation_rows: int, cap: int, progress: Any = None
 ) -> About:
     """Writes a data set; nothing that is there is replaced. Raises RequestError, RunError. KeyboardInterrupt leaves nothing."""
-    _refuse(folder, rows + evaluation_rows)
+    refuse(folder, (TRAIN, EVALUATE, ABOUT), rows + evaluation_rows, ROW_BYTES)
     with files_together(folder, (TRAIN, EVALUATE, ABOUT)) as files:
         return _fill(folder, files, Teacher(seed, cap), (rows, evaluation_rows), cap, progress)
 
@@ -294,7 +301,7 @@ def _fill(
     logits, labels, positives = [], [], 0
     for part, (file, count) in enumerate(zip(files, counts, strict=False)):
         done = 0
-        for made, logit in _chunks(teacher, part, count):
+        for made, logit in chunks(functools.partial(teacher.rows, part), count, CHUNK):
             file.write(made.data)
             done += len(made)
             if part:
@@ -316,18 +323,19 @@ def _fill(
     return about
 
 
-def _chunks(teacher: Teacher, part: int, count: int) -> Iterator[tuple[Array, Array]]:
-    """Chunks in order, made by as many threads as there are processors."""
-    sizes = [min(CHUNK, count - at) for at in range(0, count, CHUNK)]
+def chunks(make: Callable[[int, int], Any], count: int, size: int) -> Iterator[Any]:
+    """What `make` makes of (number, rows) of each chunk, in order, by as many threads as there are processors."""
+    sizes = [min(size, count - at) for at in range(0, count, size)]
     threads = max(1, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads) as pool:
         for begin in range(0, len(sizes), threads):
             some = range(begin, min(begin + threads, len(sizes)))
-            yield from pool.map(lambda n: teacher.rows(part, n, sizes[n]), some)
+            yield from pool.map(lambda n: make(n, sizes[n]), some)
 
 
-def _refuse(folder: Path, rows: int) -> None:
-    for name in (TRAIN, EVALUATE, ABOUT):
+def refuse(folder: Path, names: Sequence[str], rows: int, row_bytes: int) -> None:
+    """Raises RequestError where so many rows can't be written in a folder that has none of these files."""
+    for name in names:
         if os.path.lexists(folder / name):
             raise RequestError(
                 f"--dir {folder}", f"{name} is there already, and isn't overwritten", "another --dir"
@@ -339,10 +347,10 @@ def _refuse(folder: Path, rows: int) -> None:
         raise RequestError(f"--dir {folder}", f"there is no folder {parent}", f"mkdir -p {parent}")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise RequestError(f"--dir {folder}", f"{parent} can't be written", "a folder where you can write")
-    free, wanted = shutil.disk_usage(parent).free, rows * ROW_BYTES
+    free, wanted = shutil.disk_usage(parent).free, rows * row_bytes
     if wanted > free:
         found = f"{bytes_(wanted)} are needed, and {bytes_(free)} are free"
-        raise RequestError(f"--dir {folder}", found, f"--rows {max(1, free // (2 * ROW_BYTES))}")
+        raise RequestError(f"--dir {folder}", found, f"--rows {max(1, free // (2 * row_bytes))}")
 
 
 def open_folder(folder: Path) -> About:
@@ -382,22 +390,21 @@ def open_folder(folder: Path) -> About:
             told = f"its tables aren't those of the benchmark, cut to {whole(about.table_rows)} rows"
         raise RequestError(f"the data set {folder}", told, make)
     for name, rows in ((TRAIN, about.rows), (EVALUATE, about.evaluation_rows)):
-        _check_length(folder / name, rows)
+        check_length(folder / name, rows, ROW_BYTES, "another --dir, and forebay train datagen dlrm again")
     return about
 
 
-def _check_length(path: Path, rows: int) -> None:
+def check_length(path: Path, rows: int, row_bytes: int, make: str) -> None:
+    """Raises RequestError for a file that hasn't so many rows."""
     try:
         size = path.stat().st_size
     except OSError as error:
         raise RequestError(
             f"the data set {path.parent}", f"{path.name}: {error.strerror}", f"ls -l {path.parent}"
         ) from None
-    if size != rows * ROW_BYTES:
-        found = f"{path.name} has {whole(size)} bytes; {whole(rows)} rows of {ROW_BYTES} are {whole(rows * ROW_BYTES)}"
-        raise RequestError(
-            f"the data set {path.parent}", found, "another --dir, and forebay train datagen dlrm again"
-        )
+    if size != rows * row_bytes:
+        found = f"{path.name} has {whole(size)} bytes; {whole(rows)} rows of {row_bytes} are {whole(rows * row_bytes)}"
+        raise RequestError(f"the data set {path.parent}", found, make)
 
 
 def faults(words: Array, counts: Sequence[int], first: int = 0) -> str | None:

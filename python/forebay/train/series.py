@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 SCHEMA = "forebay.train.series/1"
 SEEDS_MAX = 1000
+# What tells two forms of a model apart, where it has several.
+SIZES = ("weights", "compiled")
 
 
 def settings(record: Record) -> Record:
@@ -40,6 +42,7 @@ def settings(record: Record) -> Record:
         "evaluate_every": part.get("evaluate_every"),
         "supply": (supply.get("asked"), supply.get("gpus")),
         "data": tuple(data.get(key) for key in ("seed", "rows", "table_rows")),
+        **{key: part.get(key) for key in SIZES},
         "host": (record.get("environment") or {}).get("host"),
     }
 
@@ -59,6 +62,7 @@ def asked(request: Request, model: Any) -> Record:
         "evaluate_every": request.every() if request.quality else None,
         "supply": (request.supply.text, request.supply.gpus),
         "data": (about.seed, about.rows, about.table_rows),
+        **{key: getattr(model, "told", {}).get(key) for key in SIZES},
         "host": os.uname().nodename,
     }
 

@@ -6,6 +6,9 @@ from typing import Any
 
 from forebay.numbers import bytes_, count, percent, seconds, significant, whole
 
+# Whose Adagrad a record names, where the model has a choice; others name what they update by.
+ADAGRADS = ("numpy", "torch", "fused")
+
 
 def text(record: dict[str, Any], width: int = 110) -> str:
     """Formats what was trained, how fast, on which supply, to which quality, at what cost, and the advice."""
@@ -41,7 +44,9 @@ def model(record: dict[str, Any]) -> str:
         else f"{found['cpu']}, {count(found['cores'], 'core')}"
     )
     rule = "Adam" if part["model"] == "gnn" else "Adagrad"
-    what = f"{part['model']}, {rule} by {part['optimizer']}, on {where}"
+    by = f"{rule} by {part['optimizer']}" if part["optimizer"] in ADAGRADS else part["optimizer"]
+    weights = f" of {whole(part['weights'])} weights" if part.get("weights") else ""
+    what = f"{part['model']}{weights}, {by}, on {where}"
     return f"{what} · batches of {whole(part['batch'])} · seed {part['seed']}, order {part['order']}"
 
 

@@ -16,6 +16,7 @@ from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError
 from forebay.flags import _integer, _number, _seed
 from forebay.lazy import LazyGroup
 from forebay.model_runs import CACHES, PATHS, count, device_of, few_threads, progress, torch_or_say
+from forebay.train import forms
 from forebay.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -33,10 +34,15 @@ VERBS = {
     "toy": ("forebay.train.verb:toy", "A model of DLRM's shape in NumPy: tries everything on two cores."),
     "dlrm": ("forebay.train.verb:dlrm", "DLRMv2 in PyTorch, as the benchmark's reference builds it."),
     "gnn": ("forebay.train.gnn_verb:gnn", "R-GAT in PyTorch on a graph: features loaded in bulk, or gathered by batch."),
+    "bert": ("forebay.train.speed:bert", "BERT-large, for speed: 512 tokens, 4,712 bytes a sample."),
+    "lora": ("forebay.train.speed:lora", "Adapters of a Llama of 7B form, for speed: 8,192 tokens, 32,768 bytes."),
+    "diffusion": ("forebay.train.speed:diffusion", "Stable Diffusion v2's UNet, for speed: 446,464 bytes a sample."),
+    "ssd": ("forebay.train.speed:ssd", "RetinaNet at 800 pixels, for speed: 307,520 bytes a sample."),
+    "resnet": ("forebay.train.speed:resnet", "ResNet-50 at 224 pixels, for speed: 150,536 bytes a sample."),
     "check": ("forebay.train.check:command", "Do runs converge as they should? Against reference points."),
     "datagen": (
         "forebay.train.verb:datagen",
-        "Create a model's data set, whose best reachable quality is known.",
+        "Create a model's data set, from a seed.",
     ),
 }
 TOY_BATCH, TOY_ROWS, TOY_EVALUATION, TOY_TABLE_ROWS, TOY_SECONDS = 512, 131_072, 8192, 100, 30.0
@@ -67,8 +73,12 @@ def command() -> None:
     """
 
 
-def shared(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Flags of every model."""
+def shared(function: Callable[..., Any], quality: bool = True) -> Callable[..., Any]:
+    """Flags of every model, or of every one that isn't evaluated."""
+    of_quality = [
+        click.option("--target-auc", metavar="AUC|none", help="End at this AUC; none: speed alone. Default: the data set's."),
+        click.option("--evaluate-every", metavar="N", help="Samples between evaluations. Default: 5 % of an epoch."),
+    ]  # fmt: skip
     options = [
         click.option("--supply", metavar="GIB_S|model:DRIVE?drives=K", help="Of all GPUs. Default: the loader's."),
         click.option("--gpus", default="1", metavar="N", help="GPUs that share the supply; this run is one of them. Default: 1."),
@@ -78,10 +88,9 @@ def shared(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--batch-size", metavar="N", help="Samples of a batch."),
         click.option("--samples", metavar="N", help="End after so many samples."),
         click.option("--seconds", metavar="TIME", help="End after so much time of training, evaluations not counted."),
-        click.option("--target-auc", metavar="AUC|none", help="End at this AUC; none: speed alone. Default: the data set's."),
+        *(of_quality if quality else []),
         click.option("--peak-seconds", metavar="TIME", help="Time to measure the model's own peak. Default: 2."),
-        click.option("--evaluate-every", metavar="N", help="Samples between evaluations. Default: 5 % of an epoch."),
-        click.option("--learning-rate", metavar="X", help="Adagrad's."),
+        click.option("--learning-rate", metavar="X", help="The optimizer's. Default: the model's."),
         click.option("--shuffle", default="none", type=click.Choice(ORDERS), help="Default: none, as the benchmark has it."),
         click.option("--cache", default="any", type=click.Choice(CACHES), help="The file in the page cache, or out of it."),
         click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout."),
@@ -157,77 +166,83 @@ def dlrm(
     return _run(request, made, True, flags, as_json, out, quiet)
 
 
+# Flags of `datagen` by model, besides those of all.
+DATA_FLAGS = {
+    "gnn": ("nodes",),
+    "dlrm": ("rows", "evaluation_rows", "table_rows"),
+    **dict.fromkeys(forms.NAMES, ("rows", "small")),
+}
+
+
 @click.command("datagen", context_settings={"max_content_width": 110})
-@click.argument("model", type=click.Choice(("dlrm", "gnn")))
+@click.argument("model", type=click.Choice(("dlrm", "gnn", *forms.NAMES)))
 @click.option(
     "--dir", "folder", metavar="DIR", required=True, help="Folder that is made, or has none of these files."
 )
-@click.option(
-    "--rows", metavar="N", default=str(ROWS), help=f"Rows to train on, of 912 bytes. Default: {ROWS}."
-)
-@click.option(
-    "--evaluation-rows",
-    metavar="N",
-    default=str(EVALUATION),
-    help=f"Rows to evaluate on. Default: {EVALUATION}.",
-)
-@click.option(
-    "--table-rows",
-    metavar="N",
-    default=str(TABLE_ROWS),
-    help=f"Large tables are cut to that. Default: {TABLE_ROWS}.",
-)
-@click.option("--nodes", metavar="N", help="gnn: nodes of the graph, of 2 KiB each. Default: 1000000.")
-@click.option("--seed", metavar="N", default="0", help="Seed of rows and teacher. Default: 0.")
+@click.option("--rows", metavar="N", help=f"Rows to train on. Default: {ROWS} of dlrm, else 0.1 to 2 GB of them.")
+@click.option("--evaluation-rows", metavar="N", help=f"Of dlrm, rows to evaluate on. Default: {EVALUATION}.")
+@click.option("--table-rows", metavar="N", help=f"Of dlrm, what large tables are cut to. Default: {TABLE_ROWS}.")
+@click.option("--nodes", metavar="N", help="Of gnn, nodes of the graph, of 2 KiB each. Default: 1000000.")
+@click.option("--small", is_flag=True, help="Not of dlrm: rows of the small form, which a CPU can train.")
+@click.option("--seed", metavar="N", default="0", help="Seed of the rows. Default: 0.")
 @click.option("--json", "as_json", is_flag=True, help="What was made as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
 def datagen(
     model: str,
     folder: str,
-    rows: str,
-    evaluation_rows: str,
-    table_rows: str,
+    rows: str | None,
+    evaluation_rows: str | None,
+    table_rows: str | None,
     nodes: str | None,
+    small: bool,
     seed: str,
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Rows of 912 bytes as DLRMv2 reads them, from a seed, with labels that a planted teacher draws.
+    """Rows of as many bytes as the benchmark's samples, from a seed: of dlrm 912, with labels that a planted teacher draws.
 
-    The best AUC that any model can reach on them stands in dataset.json beside them, as the target does. The loader reads
-    them as rows of one size: forebay feed DIR/train.bin --row-bytes 912. Of gnn it writes a graph of --nodes.
+    The best AUC that dlrm can reach on its own stands in dataset.json beside them, as the target does; other models are trained
+    for speed alone. The loader reads them as rows of one size: forebay feed DIR/train.bin --row-bytes 912. Of gnn it writes a
+    graph of --nodes.
     """
-    refuse_others(model, {"gnn": ("nodes",), "dlrm": ("rows", "evaluation_rows", "table_rows")})
+    refuse_others(model, DATA_FLAGS)
     if model == "gnn":
         from forebay.train import gnn_verb
 
         return gnn_verb.datagen(folder, nodes, seed, as_json, quiet)
     from forebay.numbers import bytes_, whole
-    from forebay.train import data
+    from forebay.train import data, samples
 
-    counts = (
-        count(rows, "--rows", ROWS_MAX), count(evaluation_rows, "--evaluation-rows", ROWS_MAX),
-        count(table_rows, "--table-rows", max(data.TABLE_ROWS)),
-    )  # fmt: skip
+    about: Any
     with progress(quiet) as say:
-        about = data.generate(Path(folder), _seed(seed, "--seed"), *counts, progress=say)
+        if model == "dlrm":
+            counts = (
+                count(rows or str(ROWS), "--rows", ROWS_MAX),
+                count(evaluation_rows or str(EVALUATION), "--evaluation-rows", ROWS_MAX),
+                count(table_rows or str(TABLE_ROWS), "--table-rows", max(data.TABLE_ROWS)),
+            )
+            about = data.generate(Path(folder), _seed(seed, "--seed"), *counts, progress=say)
+        else:
+            form = forms.form(model, small)
+            many = count(rows, "--rows", ROWS_MAX) if rows is not None else form.rows
+            about = samples.generate(Path(folder), form, _seed(seed, "--seed"), many, progress=say)
     if as_json:
         click.echo(json.dumps(about.document(), indent=1))
     elif not quiet:
-        size = bytes_(about.rows * data.ROW_BYTES)
-        click.echo(
-            f"{folder}: {whole(about.rows)} rows ({size}) to train on, {whole(about.evaluation_rows)} to evaluate on"
-        )
-        best = f"best reachable AUC {about.best_auc:.4f}, target {about.target_auc:.4f}"
-        click.echo(f"{best}, {100 * about.positives:.1f} % positive")
-        click.echo(f"next: forebay train dlrm --dir {folder}")
+        size = bytes_(about.rows * about.row_bytes)
+        told = f"{folder}: {whole(about.rows)} rows ({size}) to train on"
+        if model == "dlrm":
+            best = f"best reachable AUC {about.best_auc:.4f}, target {about.target_auc:.4f}"
+            told += f", {whole(about.evaluation_rows)} to evaluate on\n{best}, {100 * about.positives:.1f} % positive"
+        click.echo(told)
+        click.echo(f"next: forebay train {model} --dir {folder}")
     return DONE
 
 
 def refuse_others(model: str, own: dict[str, tuple[str, ...]]) -> None:
     """Raises RequestError for a flag that was given, and is another model's."""
     context = click.get_current_context()
-    for name in (n for other, names in own.items() if other != model for n in names):
+    for name in dict.fromkeys(n for names in own.values() for n in names if n not in own[model]):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             flag = f"--{name.replace('_', '-')}"
             mine = " ".join(f"--{n.replace('_', '-')} N" for n in own[model])
@@ -256,11 +271,11 @@ def _expected(flags: dict[str, Any]) -> dict[str, int]:
     return found
 
 
-def _opened(folder: Path, flags: dict[str, Any]) -> About:
-    """The data set, if it is as the flags say. Raises RequestError."""
-    from forebay.train import data
+def _opened(folder: Path, flags: dict[str, Any], model: str = "dlrm") -> Any:
+    """The data set of a model, if it is as the flags say. Raises RequestError."""
+    from forebay.train import data, samples
 
-    about = data.open_folder(folder)
+    about: Any = data.open_folder(folder) if model == "dlrm" else samples.open_folder(folder, model)
     for key, value in _expected(flags).items():
         found = getattr(about, key)
         if found != value:
@@ -268,7 +283,7 @@ def _opened(folder: Path, flags: dict[str, Any]) -> About:
             raise RequestError(
                 f"{flag} {value}", f"the data set {folder} has {found}", f"{flag} {found}, or another --dir"
             )
-    data.refuse_another_seed(about)
+    (data if model == "dlrm" else samples).refuse_another_seed(about)
     return about
 
 
@@ -304,7 +319,7 @@ def _toy_data(folder: str | None, flags: dict[str, Any], quiet: bool) -> Iterato
             shutil.rmtree(made, ignore_errors=True)
 
 
-def _request(about: About, flags: dict[str, Any], batch: int) -> Request:
+def _request(about: Any, flags: dict[str, Any], batch: int) -> Request:
     from forebay.train import supply
     from forebay.train.command import PEAK_S, Request
     from forebay.train.run import CHECK_S

@@ -1,0 +1,88 @@
+"""Commands of the models that are trained for speed: `forebay train bert`, `lora`, `diffusion`, `ssd`, `resnet`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from forebay.model_runs import count, device_of, torch_or_say
+from forebay.train import verb
+
+# Training of a run that is given no limit.
+SECONDS = 30.0
+LAYERS_MAX = 1000
+OPTIONS = [
+    click.option("--rows", metavar="N", help="Refuse a data set of another length."),
+    click.option("--data-seed", metavar="N", help="Refuse a data set of another seed."),
+    click.option("--device", metavar="NAME", help="cpu, cuda:0. Default: the first GPU, else cpu."),
+    click.option("--compile", "compiled", is_flag=True, help="Let torch.compile make the kernels: slow to start, and faster."),
+]
+
+
+def _command(model: str, told: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command with the flags of every model that is trained for speed."""
+
+    def made(function: Callable[..., Any]) -> click.Command:
+        function = functools.partial(verb.shared, quality=False)(function)
+        for option in reversed(OPTIONS):
+            function = option(function)
+        help = f"Folder of forebay train datagen {model}."
+        function = click.option("--dir", "folder", metavar="DIR", required=True, help=help)(function)
+        function.__doc__ = f"{told}\n\n{COMMON}"
+        return click.command(model, context_settings={"max_content_width": 110})(function)
+
+    return made
+
+
+COMMON = f"""Weights are random, and the data set says which form it is for: the full one, or the small one of a CPU
+(datagen --small). Trains for {SECONDS:.0f} s unless --samples or --seconds says otherwise; nothing is evaluated.
+"""
+
+
+@_command("bert", "BERT-large in PyTorch, with both losses of its pre-training: 512 tokens and 4,712 bytes a sample, AdamW.")
+def bert(**flags: Any) -> int:
+    return train("bert", flags)
+
+
+@_command("lora", "Low-rank adapters of a Llama of 7B form in PyTorch: 8,192 tokens and 32,768 bytes a sample, AdamW.")
+@click.option("--layers", metavar="N", help="Layers of the frozen model. Default: 16, half of those of 7B.")
+def lora(**flags: Any) -> int:
+    return train("lora", flags)
+
+
+@_command("diffusion", "Stable Diffusion v2's UNet in PyTorch, on stored latents and text states: 446,464 bytes a sample, AdamW.")
+def diffusion(**flags: Any) -> int:
+    return train("diffusion", flags)
+
+
+@_command("ssd", "RetinaNet on ResNet-50 in PyTorch: 307,520 bytes a sample, enlarged to 800 pixels on the device, Adam.")
+def ssd(**flags: Any) -> int:
+    return train("ssd", flags)
+
+
+@_command("resnet", "ResNet-50 in PyTorch: images of 224 pixels, stored as bytes, 150,536 a sample, SGD with momentum.")
+def resnet(**flags: Any) -> int:
+    return train("resnet", flags)
+
+
+def train(name: str, flags: dict[str, Any]) -> int:
+    """A run, or several, of one of these models. Raises RequestError, MachineError."""
+    from forebay.train import models
+
+    torch_or_say(f"train {name}")
+    about = verb._opened(Path(flags["folder"]), {**flags, "table_rows": None}, name)
+    layers = flags.get("layers")
+    form = models.with_layers(about.form, None if layers is None else count(layers, "--layers", LAYERS_MAX))
+    request = verb._request(about, {**flags, "target_auc": "none", "evaluate_every": None}, min(form.batch, about.rows))
+    if request.samples is None and request.seconds is None:
+        request.seconds = SECONDS
+    where, rate = device_of(f"train {name}", flags["device"]), verb._rate(flags)
+
+    def made(seed: int) -> Any:
+        return models.Model(form, seed, where, rate, flags["compiled"])
+
+    return verb._run(request, made, True, flags["seeds"], flags["as_json"], flags["out"], flags["quiet"])
