@@ -210,9 +210,9 @@ LAYERS = {
     "io": """scarce threads clock crc identity process rate tls arena reactor queue stream copy build client gpu machine rdma auth
         meter multicast""".split(),
     "storage": "outputs source inspect path opening".split(),
-    "bench": """doctor run_kit minimum_rate schedule series pause batches verify share host_capacity io_log worker worker_setup
-        flow fleet watchdog warnings record virtual_time prediction requirements calibration purpose run checksum
-        files""".split(),
+    "bench": """doctor run_kit minimum_rate schedule series pause batches verify share host_capacity io_log io_list replay
+        worker worker_setup flow fleet watchdog warnings record virtual_time prediction requirements calibration purpose run
+        checksum files""".split(),
     "serve": "namespace target ublk gateway".split(),
     "training": "format generate emulate opened checkpoint kvcache".split(),
     "reader": "choice layout numbers gpu_numbers load windows map file request rows thread_pool worker many loader".split(),

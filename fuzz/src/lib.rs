@@ -38,6 +38,7 @@ pub use formats::formats;
 
 use forebay_model::device::DriveModel;
 use forebay_model::fio_blocks::{check, Rule};
+use forebay_model::iolog::{Kind, Line, Parser};
 use forebay_model::safetensors::Header;
 use forebay_model::{record, units, JobSpec, Latency};
 #[cfg(feature = "engine")]
@@ -60,6 +61,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("faults", faults),
     ("safetensors", safetensors),
     ("fio_blocks", fio_blocks),
+    ("iolog", iolog),
     #[cfg(feature = "engine")]
     ("formats", formats),
     #[cfg(feature = "engine")]
@@ -173,6 +175,22 @@ pub fn fio_blocks(data: &[u8]) {
     let Err(wrong) = check(blocks, at, &rule) else { return };
     let inside = wrong.at.wrapping_sub(at);
     assert!(inside < blocks.len() as u64 && wrong.blocks >= 1, "{}", wrong.describe("the file"));
+}
+
+/// A list of I/Os, line by line: each is one that can be done, or refused by its number.
+pub fn iolog(data: &[u8]) {
+    let mut parser = Parser::new("list");
+    for (n, line) in (1..).zip(data.split_inclusive(|byte| *byte == b'\n')) {
+        match parser.read(line) {
+            Ok(Line::Io(io)) => {
+                assert!((io.file as usize) < parser.names().len());
+                assert!(io.offset + u64::from(io.len) <= i64::MAX as u64);
+                assert_eq!(io.len == 0, io.kind == Kind::Sync);
+            }
+            Ok(_) => {}
+            Err(wrong) => return assert_eq!(wrong.asked, format!("list line {n}")),
+        }
+    }
 }
 
 /// A safetensors header; its first two bytes say how much data follows it. Tensors cover that, and nothing else.

@@ -69,6 +69,11 @@ fn fio_blocks_seeds() {
     replay("fio_blocks");
 }
 
+#[test]
+fn iolog_seeds() {
+    replay("iolog");
+}
+
 // promise: PYT-10
 #[test]
 fn safetensors_seeds() {

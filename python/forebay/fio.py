@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from forebay import fio_lists
 from forebay.errors import RequestError
 from forebay.fio_checks import Checks
 from forebay.fio_data import NOTHING
@@ -127,18 +128,24 @@ class _Reader(Checks):
         engine, threads = self.left.pop("ioengine", "psync"), self.number("numjobs", 1)
         engine = ENGINE_ALIASES.get(engine, engine)
         self.fields.update(workers=threads)
-        self.pattern()
-        self.engine(engine)
-        self.data(engine, threads)
-        self.zones()
-        self.holes()
-        self.time()
-        self.pace(threads)
-        self.pauses()
+        fio_lists.written(self, threads)
+        if self.left.get("read_iolog"):
+            fio_lists.replayed(self, frozenset(DONE))
+            self.engine(engine)
+        else:
+            self.pattern()
+            self.engine(engine)
+            self.data(engine, threads)
+            self.zones()
+            self.holes()
+            self.time()
+            self.pace(threads)
+            self.pauses()
         delay = self.delay()
         self.cache()
         self.placement()
-        self.verify()
+        if "read_iolog" not in self.fields:
+            self.verify()
         self.sides(threads)
         ends = self.endings(threads)
         waits = self.waits()

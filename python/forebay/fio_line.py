@@ -144,5 +144,8 @@ def _format(word: str, part: str) -> str:
 def refuse_writes(jobs: Iterable[tuple[str, dict[str, object]]]) -> None:
     """RequestError for a job that writes, under `--readonly`."""
     for name, job in jobs:
+        left_out = {word.strip() for word in str(job.get("replay_skip", "")).split(",")}
+        if "read_iolog" in job and not {"write", "trim"} <= left_out:
+            raise RequestError("--readonly", f"[{name}] replays a list, which may write", "replay_skip=write,trim")
         if str(job["op"]).endswith("write") or job.get("read_pct", 100) != 100:
             raise RequestError("--readonly", f"[{name}] writes", "a job that reads, or no --readonly")

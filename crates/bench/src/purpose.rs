@@ -66,6 +66,7 @@ pub(crate) fn of(job: &JobSpec) -> Result<Purpose, Error> {
 pub(crate) fn covers(job: &JobSpec) -> bool {
     let in_order = !job.op.is_random() || job.no_repeat;
     in_order
+        && job.read_iolog.is_none()
         && job.passes.is_some()
         && !job.reads()
         && job.start_bytes == 0

@@ -50,7 +50,12 @@ fn per(value: f64, seconds: f64) -> f64 {
 }
 
 pub(crate) fn pattern_of(job: &JobSpec) -> String {
-    if job.op.is_random() { "random" } else { "sequential" }.into()
+    match job.op.is_random() {
+        _ if job.read_iolog.is_some() => "replayed",
+        true => "random",
+        false => "sequential",
+    }
+    .into()
 }
 
 /// Its warnings are what only the run knows; whoever completes the record has the rest judged.

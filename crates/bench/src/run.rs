@@ -2,8 +2,8 @@
 
 use crate::run_kit::{run_thread, Observer, Progress, Ran};
 use crate::{
-    calibration, fleet, host_capacity, prediction, purpose, record, requirements, share, virtual_time,
-    worker_setup,
+    calibration, fleet, host_capacity, prediction, purpose, record, replay, requirements, share,
+    virtual_time, worker_setup,
 };
 use forebay_io::clock;
 use forebay_io::gpu::cuda;
@@ -54,7 +54,10 @@ pub struct PlannedTarget {
 /// Checks everything that can be checked without changing anything, and returns the resolved job.
 pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     check(job)?;
+    let replay = replay::of(job)?;
+    let job = replay.as_ref().map_or(job, |replay| &replay.job);
     let looked = opening::look(&purpose::of(job)?)?;
+    replay.as_ref().map_or(Ok(()), |replay| replay.fits(&looked.drafts))?;
     prediction::check(job, &looked.drafts)?;
     requirements::of_machine(&into_host_memory(&with_a_worker_each(job)).0, &looked)?;
     let drafts = looked.drafts;
@@ -156,9 +159,11 @@ pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
 
 fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
     check(job)?;
-    let job = &with_a_worker_each(job);
+    let replay = replay::of(job)?;
+    let job = &with_a_worker_each(replay.as_ref().map_or(job, |replay| &replay.job));
     let started = clock::wall_seconds();
     let mut looked = opening::look(&purpose::of(job)?)?;
+    replay.as_ref().map_or(Ok(()), |replay| replay.fits(&looked.drafts))?;
     prediction::check(job, &looked.drafts)?;
     if looked.drafts.iter().all(Draft::is_virtual) {
         return virtual_time::run(job, &looked.drafts, command, started);

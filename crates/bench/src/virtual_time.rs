@@ -186,6 +186,8 @@ fn refuse_what_time_cannot_show(job: &JobSpec) -> Result<(), Error> {
         ("‹until_ci_pct›", job.until_ci_pct.is_some()),
         ("‹faults›", job.faults.is_some()),
         ("‹io_log›", job.io_log.is_some()),
+        ("‹read_iolog›", job.read_iolog.is_some()),
+        ("‹write_iolog›", job.write_iolog.is_some()),
         ("‹batch›", job.batch.is_some()),
         ("‹distribution› other than uniform", job.distribution != "uniform"),
     ];

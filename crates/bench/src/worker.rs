@@ -5,8 +5,10 @@ mod aside;
 mod completion;
 
 use super::batches::Batches;
+use super::io_list::IoList;
 use super::io_log::IoLog;
 use super::pause::{Left, Pause};
+use super::replay::Player;
 use super::run_kit::{guarded, Resources, Shared, Snapshot, Tally, WorkerSpec};
 use super::schedule::{schedule_of, Schedule};
 use super::verify::{Contents, Ended, NameOf};
@@ -107,6 +109,8 @@ struct Worker {
     until_known: Cell<(u64, Instant)>,
     pattern: Pattern,
     upcoming: Option<Next>,
+    /// Of a list of I/Os, instead of the pattern.
+    player: Option<Box<Player>>,
     schedule: Option<Schedule>,
     pause: Option<Pause>,
     /// I/Os and bytes that it may still start.
@@ -125,6 +129,7 @@ struct Worker {
     held_back: bool,
     tally: Tally,
     log: Option<Box<IoLog>>,
+    list: Option<Box<IoList>>,
     /// When it booked something last, and what it couldn't yet.
     ran: Instant,
     asides: Vec<Aside>,
@@ -163,6 +168,8 @@ impl Worker {
             index: spec.index,
             tally: Tally::new(spec.index, spec.cpu, shared.targets.len()),
             log: IoLog::open(&shared.job, spec.index)?,
+            list: IoList::open(&shared.job, spec.index, &shared.targets, now)?,
+            player: Player::open(&shared.job, spec.index, now)?,
             begin: now,
             until_known: Cell::new((u64::MAX, now)),
             pattern: Pattern::new(spec.pattern)?,
@@ -199,6 +206,7 @@ impl Worker {
     fn run(&mut self, begin: Instant) {
         (self.begin, self.ran) = (begin, begin);
         self.until_known.set((u64::MAX, begin));
+        self.player.iter_mut().for_each(|player| player.begin(begin));
         if let Some(schedule) = &mut self.schedule {
             let share = f64::from(self.index) / f64::from(self.shared.job.workers);
             schedule.next =
@@ -300,6 +308,7 @@ impl Worker {
             let owner = Load::of(target, now);
             let order = Order { queue: self.flushed, op: Op::Flush, offset: 0, len: 0, want: 0, owner };
             let Some(tag) = self.client.begin(order, now) else { return };
+            self.list.iter_mut().for_each(|list| list.note(now, target, "datasync", 0, 0));
             self.client.push(tag, &mut self.reactor);
             self.client.queue(self.flushed).submit(&mut self.reactor);
             self.flushed += 1;
@@ -325,6 +334,9 @@ impl Worker {
         }
         if self.together.is_some() {
             return self.start_rows(now);
+        }
+        if self.player.is_some() {
+            return self.start_replayed(now);
         }
         let Some(started) = self.start_of_next(now) else { return false };
         let next = self.upcoming.take().unwrap_or_else(|| self.pattern.next());
@@ -357,6 +369,9 @@ impl Worker {
             pause.count();
         }
         self.left.take(u64::from(next.len));
+        if self.list.is_some() {
+            self.list_one(now, &order);
+        }
         if next.is_read || !(self.shared.job.verify || self.shared.job.refill) {
             self.client.push(tag, &mut self.reactor);
         } else {
@@ -398,6 +413,9 @@ impl Worker {
             until = paced.map_or(until, |at| until.min(at));
             if let Some(over) = self.pause.as_ref().and_then(Pause::until) {
                 until = until.min(over);
+            }
+            if let Some(due) = self.player_is_due(now) {
+                until = until.min(due);
             }
         }
         for due in self.client.next_due().into_iter().chain(self.contents.next_due()) {
@@ -471,6 +489,7 @@ impl Drop for Worker {
 mod chores;
 mod ending;
 mod overdue;
+mod replayed;
 mod requests;
 mod rows;
 #[cfg(test)]

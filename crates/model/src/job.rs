@@ -321,6 +321,12 @@ impl JobSpec {
         Ok(self.parsed_pairs()?.into_iter().map(|pair| pair.source).collect())
     }
 
+    /// The list of I/Os that worker number `index` replays; None: it draws them.
+    pub fn list_of(&self, index: u32) -> Option<&str> {
+        let lists: Vec<&str> = self.read_iolog.as_deref()?.split(':').collect();
+        Some(lists[index as usize % lists.len()])
+    }
+
     pub fn parsed_pairs(&self) -> Result<Vec<Pair>, Error> {
         self.pairs.iter().map(|text| Pair::parse(text)).collect()
     }

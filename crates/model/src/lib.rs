@@ -17,6 +17,7 @@ pub mod fio_blocks;
 pub mod first_bytes;
 pub mod glob;
 pub mod histogram;
+pub mod iolog;
 pub mod job;
 pub mod kvcache;
 pub mod merge;

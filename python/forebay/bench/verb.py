@@ -129,7 +129,7 @@ def tasks_of(
     if fio is None:
         if lenient:
             raise RequestError("--fio-lenient", "there is no fio job file", "--fio FILE --fio-lenient")
-        if not sources and not options.get("pair"):
+        if not sources and not options.get("pair") and not options.get("read_iolog"):
             raise RequestError(
                 "SOURCE",
                 "no source was given",

@@ -68,6 +68,9 @@ impl Worker {
                 self.client.order(tag).owner.counted = counted && measuring;
                 let ticket = self.client.ticket(tag);
                 let Order { op, offset, len, owner, .. } = ticket.order;
+                if op == Op::Deallocate {
+                    return self.release(tag);
+                }
                 if op == Op::Flush {
                     self.book_time(Timed::Flush, owner.started, now, took.since(owner.started));
                     return self.release(tag);
@@ -120,12 +123,14 @@ impl Worker {
     pub(super) fn finish_log(&mut self, now: Instant) {
         let end = now.min(self.until()).saturating_duration_since(self.from());
         self.log.iter_mut().for_each(|log| log.finish(end));
+        self.list.iter_mut().for_each(|list| list.finish(now));
         self.refuse_broken_log();
     }
 
     /// A log that lacks lines is not what was asked for.
     pub(super) fn refuse_broken_log(&mut self) {
-        if let Some(why) = self.log.as_mut().and_then(|log| log.failure()) {
+        let log = self.log.as_mut().and_then(|log| log.failure());
+        if let Some(why) = log.or_else(|| self.list.as_mut()?.failure()) {
             self.shared.stop.store(true, Ordering::Relaxed);
             self.refusal = Some(why);
         }
@@ -148,6 +153,7 @@ impl Worker {
         let what = match op {
             Op::Flush => "flush",
             Op::Read => "read",
+            Op::Deallocate => "trim",
             _ => "write",
         };
         let label = &self.shared.targets[owner.target as usize].label;

@@ -5,6 +5,7 @@ use super::{
     DEPTH_MAX, FIELDS, FILE_NAME_DEFAULT, IO_BYTES_MAX,
 };
 use crate::fio_blocks::Rule;
+use crate::iolog::Recast;
 use crate::units::format_bytes;
 use crate::Error;
 
@@ -19,7 +20,7 @@ impl JobSpec {
     /// Everything that is wrong on any machine.
     pub fn check(&self) -> Result<(), Error> {
         self.check_pairs()?;
-        if self.sources.is_empty() && self.pairs.is_empty() {
+        if self.sources.is_empty() && self.pairs.is_empty() && self.read_iolog.is_none() {
             let next = "forebay bench FILE, a directory, stripe:?m=A&m=B, nil: or model:NAME";
             return refused("SOURCE", "no source was given", next);
         }
@@ -51,6 +52,7 @@ impl JobSpec {
         self.check_files()?;
         self.check_walk()?;
         self.check_log()?;
+        self.check_lists()?;
         self.check_pace()?;
         self.check_steady()?;
         self.check_atomic()?;
@@ -106,6 +108,68 @@ impl JobSpec {
             return refused(format!("‹io_log› {prefix}"), found, "‹io_log› PREFIX, without repeats");
         }
         Ok(())
+    }
+
+    /// Lists of I/Os, that are replayed and that are written.
+    fn check_lists(&self) -> Result<(), Error> {
+        if let Some(file) = &self.write_iolog {
+            let asked = format!("‹write_iolog› {file}");
+            if file.is_empty() || self.repeat > 1 || self.until_ci_pct.is_some() {
+                let found =
+                    if file.is_empty() { "names no file" } else { "is of one run, and there are several" };
+                return refused(asked, found, "‹write_iolog› FILE, without repeats");
+            }
+            if !self.gpus.is_empty() || !matches!(self.path, PathKind::Host) {
+                return refused(asked, "lists I/Os into host memory", "‹path› host");
+            }
+        }
+        let recast = Recast::of(self.replay_scale, self.replay_align, self.replay_skip.as_deref())?;
+        let scales = self.replay_time_scale.is_some();
+        let Some(logs) = &self.read_iolog else {
+            return match recast != Recast::of(None, None, None)? || scales || self.replay_no_stall {
+                true => {
+                    refused("‹replay_scale› and its like", "there is no list to replay", "‹read_iolog› LOG")
+                }
+                false => Ok(()),
+            };
+        };
+        let asked = format!("‹read_iolog› {logs}");
+        if logs.split(':').any(str::is_empty) {
+            return refused(asked, "names no file", "‹read_iolog› LOG, or LOG:LOG");
+        }
+        if scales && self.replay_no_stall {
+            return refused(
+                "‹replay_time_scale› with ‹replay_no_stall›",
+                "contradict each other",
+                "one of the two",
+            );
+        }
+        // What the list says, or what draws I/Os.
+        let default = JobSpec::default();
+        let other = [
+            (!matches!(self.path, PathKind::Host), "‹path› other than host"),
+            (self.workers_from == Origin::Auto, "‹workers› auto"),
+            (!self.pairs.is_empty(), "‹pairs›"),
+            (self.batch.is_some(), "‹batch›"),
+            (self.io_mix.is_some(), "‹io_mix›"),
+            (self.rate_gib_s.is_some() || self.rate_iops.is_some(), "a rate"),
+            (self.think_s.is_some(), "‹think_s›"),
+            (self.no_repeat, "‹no_repeat›"),
+            (self.whole_files, "‹whole_files›"),
+            (self.start_bytes > 0 || self.start_step_bytes > 0, "‹start_bytes›"),
+            (self.skip_bytes != 0, "‹skip_bytes›"),
+            (self.distribution != default.distribution, "‹distribution›"),
+            (self.verify_fio.is_some(), "‹verify_fio›"),
+            (self.atomic, "‹atomic›"),
+        ];
+        match other.into_iter().find(|(is, _)| *is) {
+            Some((_, with)) => refused(
+                format!("{asked} with {with}"),
+                "the list says which I/Os are done, when and where",
+                "one of the two",
+            ),
+            None => Ok(()),
+        }
     }
 
     /// Fields for sequential offsets, and for workers that each cover all of the data.

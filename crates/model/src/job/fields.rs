@@ -305,6 +305,34 @@ job! {
             .within(1.0, ANY, "must be at least 1 ms", "1000")
             .untried()
             .untold();
+    /// Lists of I/Os as fio writes them, `LOG` or `LOG:LOG` for workers in turn, which are done instead of drawn ones. None: no
+    /// such list.
+    read_iolog: Option<String> = None,
+        flag("read-iolog", Text, "LOG",
+            "Replay the I/Os of a list that fio or --write-iolog wrote, or LOG:LOG for workers in turn; in SOURCE, or in its own files.")
+            .untried();
+    replay_no_stall: bool = false,
+        switch("replay-no-stall", "With --read-iolog, start I/Os in order but without their times.").untried();
+    /// Per cent of the rate that the list's times make. None: 100.
+    replay_time_scale: Option<u32> = None,
+        flag("replay-time-scale", Integer, "PCT", "With --read-iolog, replay at this percentage of the recorded rate.")
+            .within(1.0, 1e6, "must be 1 to 1,000,000 per cent", "200")
+            .untried();
+    replay_scale: Option<u32> = None,
+        flag("replay-scale", Integer, "N", "With --read-iolog, divide offsets by N.")
+            .within(1.0, ANY, "must be at least 1", "2")
+            .untried();
+    replay_align: Option<u64> = None,
+        flag("replay-align", Size, "SIZE", "With --read-iolog, round offsets down to a multiple of SIZE, a power of two.")
+            .within(1.0, ANY, "must be at least 1 byte", "4k")
+            .untried();
+    replay_skip: Option<String> = None,
+        flag("replay-skip", Text, "KINDS", "With --read-iolog, leave out these I/Os: read, write, trim, sync, with commas.").untried();
+    /// List of the I/Os that were started, as fio writes it; `FILE.N` for worker N of several.
+    write_iolog: Option<String> = None,
+        flag("write-iolog", Text, "FILE", "List the I/Os in FILE as fio's write_iolog does, or in FILE.N for worker N of several.")
+            .untried()
+            .untold();
     /// Faults to inject (tests): `seed=1,error=0.01,short=0.01,delay_us=100,reorder=1`.
     faults: Option<String> = None,
         flag("faults", Text, "SPEC", "Inject faults, e.g. seed=1,error=0.01,short=0.01,delay_us=100.").untried();
