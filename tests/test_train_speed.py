@@ -156,7 +156,7 @@ def test_datagen_and_its_flags(tmp_path: Path, capsys: Any) -> None:
     code, out, _ = typed(capsys, "train", "datagen", "bert", "--dir", tmp_path / "b", "--rows", 3)
     assert code == 0 and "3 rows" in out and "next: forebay train bert --dir" in out
     for wrong, said in (
-        (("bert", "--table-rows", 5), "means nothing to bert"), (("dlrm", "--small"), "means nothing to dlrm"),
+        (("bert", "--table-rows", 5), "is none of bert"), (("dlrm", "--small"), "is none of dlrm"),
         (("lora", "--rows", 0), "is below 1"),
     ):  # fmt: skip
         code, _, err = typed(capsys, "train", "datagen", *wrong, "--dir", tmp_path / "x")

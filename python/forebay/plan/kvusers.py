@@ -20,6 +20,7 @@ from forebay.plan.kvcache import LEFT_MOST, Part, Play, Spec
 from forebay.plan.planner import Planner
 from forebay.plan.recommend import DAYS, Needs, fewest
 from forebay.plan.system import System
+from forebay.units import GIB
 
 # A choice of ours: no whole entry moves within the 50 ms to 1 s that the workload names as its targets.
 P95_S, P95_MAX_S = 10.0, 3600.0
@@ -167,7 +168,7 @@ def choice(trial: Trial, demand: tuple[float, float], needs: Needs, least: int) 
     most = most_users(lambda n: trial.serves(found, n), users)
     low, usual = trial.at_end(found, users), trial.part(found, users, whole=True, low=False)
     bought = found + needs.parity
-    writes = usual["write_gib_s"]["window"] * 2**30 * DAY_S / 1e12
+    writes = usual["write_gib_s"]["window"] * GIB * DAY_S / 1e12
     sheet = one.drive
     endured = None if sheet.endurance_pbw is None else 1000 * sheet.endurance_pbw * found
     return {

@@ -245,8 +245,7 @@ def refuse_others(model: str, own: dict[str, tuple[str, ...]]) -> None:
     for name in dict.fromkeys(n for names in own.values() for n in names if n not in own[model]):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             flag = f"--{name.replace('_', '-')}"
-            mine = " ".join(f"--{n.replace('_', '-')} N" for n in own[model])
-            raise RequestError(flag, f"is none of {model}'s", mine)
+            raise RequestError(flag, f"is none of {model}'s", f"no {flag}")
 
 
 def _rate(flags: dict[str, Any]) -> float | None:
