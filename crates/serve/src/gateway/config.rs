@@ -194,7 +194,7 @@ impl Config {
     /// one: RPCs make them.
     pub fn check(&self) -> Result<(), Error> {
         within("threads", self.threads.into(), 0, THREADS_MAX.into())?;
-        crate::target::thread_pool::cpus(&self.cpus)?;
+        crate::target::config::cpus(&self.cpus)?;
         within("spin_us", self.spin_us.into(), 0, 1_000_000)?;
         self.metrics_address()?;
         if let Some(path) = self.rpc.as_ref().filter(|p| *p != OFF) {

@@ -23,10 +23,10 @@ use super::stats::{Stats, SubsystemStats};
 use super::vfio_user::socket::Listener;
 use super::worker::{Hub, Letter, Report, Worker, STOP};
 use crate::namespace::qos::Limiter;
+use crate::namespace::volume::Volume;
 use crate::target::log::{Level, Log, Sink};
 use crate::target::mail::Mailbox;
 use crate::target::thread_pool::{self, join_by, spawn, Failure};
-use crate::target::volume::Volume;
 use block::Block;
 use describe::{controller_stats, describe, health, namespace_stats, view};
 use forebay_io::clock;
@@ -114,7 +114,7 @@ impl Gateway {
         keeper: Option<Arc<Keeper>>,
     ) -> Result<Gateway, Error> {
         config.check()?;
-        let cpus = thread_pool::cpus(&config.cpus)?;
+        let cpus = crate::target::config::cpus(&config.cpus)?;
         let threads = thread_pool::threads(config.threads, &cpus);
         let (log, log_thread) = Log::start(sink)?;
         let spin = Duration::from_micros(config.spin_us.into());

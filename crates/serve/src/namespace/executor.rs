@@ -3,9 +3,9 @@
 //! block device. The front checks the command, lends the memory of its data and takes its completion; the thread that
 //! has both tells the executor when the source is done with a step.
 
-use super::lane::{Histogram, Lane};
+use super::lane::Lane;
+use super::stats::{Counts, Histogram};
 use super::steps::{next, After, Flush, Next, Places, Progress, FLUSH};
-use crate::target::stats::Counts;
 use forebay_io::queue::{self, Fault};
 use forebay_io::reactor::Reactor;
 use forebay_nvme::nvm::{Op, Request, Transfer};

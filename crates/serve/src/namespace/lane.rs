@@ -1,9 +1,9 @@
 //! One thread's queue of one namespace, and what it counts there.
 
 use super::executor::Counters;
+use super::stats::{Counts, Histogram, NamespaceStats};
 use super::steps::Bounds;
-use crate::target::stats::{Counts, LatencyStats, NamespaceStats};
-use crate::target::volume::{Volume, LANE_DEPTH};
+use super::volume::{Volume, LANE_DEPTH};
 use forebay_io::arena::Mem;
 use forebay_io::client::{Client, End, Order, Over, Patience};
 use forebay_io::clock;
@@ -13,7 +13,6 @@ use forebay_model::Error;
 use forebay_nvme::controller::subsystem::AnaState;
 use forebay_nvme::nvm::Geometry;
 use forebay_nvme::transport::tcp::Handle;
-use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -285,58 +284,4 @@ pub(crate) fn place<O>(lanes: &mut Vec<Option<Lane<O>>>, lane: Lane<O>) -> u32 {
     }
     lanes[number] = Some(lane);
     number as u32
-}
-
-/// Counts by powers of two of a microsecond.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Histogram {
-    counts: [u64; Histogram::BUCKETS],
-    sum_ns: u64,
-}
-
-impl Histogram {
-    /// 1 µs to 8.4 s, and all that took longer.
-    const BUCKETS: usize = 25;
-
-    #[inline]
-    pub fn record(&mut self, ns: u64) {
-        let us = ns.div_ceil(1000).max(1);
-        let at = (us - 1).checked_ilog2().map_or(0, |log| log as usize + 1);
-        self.counts[at.min(Histogram::BUCKETS - 1)] += 1;
-        self.sum_ns += ns;
-    }
-
-    /// Adds these to a snapshot, whose buckets are cumulative.
-    pub fn add_to(&self, stats: &mut LatencyStats) {
-        if stats.buckets.is_empty() {
-            stats.buckets = (0..Histogram::BUCKETS - 1).map(|at| ((1u64 << at) as f64 * 1e-6, 0)).collect();
-        }
-        let mut below = 0;
-        for (count, bucket) in self.counts.iter().zip(&mut stats.buckets) {
-            below += count;
-            bucket.1 += below;
-        }
-        stats.count += self.counts.iter().sum::<u64>();
-        stats.sum_s += self.sum_ns as f64 * 1e-9;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // promise: TGT-9
-    #[test]
-    fn a_latency_is_counted_below_its_bound() {
-        let mut histogram = Histogram::default();
-        [1, 1000, 1001, 2000, 2001, u64::MAX >> 8].into_iter().for_each(|ns| histogram.record(ns));
-        let mut stats = LatencyStats::default();
-        histogram.add_to(&mut stats);
-        assert_eq!(&stats.buckets[..3], &[(1e-6, 2), (2e-6, 4), (4e-6, 5)]);
-        assert_eq!(
-            (stats.count, stats.buckets.last().unwrap().1),
-            (6, 5),
-            "the last took longer than any bound"
-        );
-    }
 }

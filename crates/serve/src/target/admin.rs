@@ -3,13 +3,13 @@
 use super::arena::Lump;
 use super::command::{Memory, State};
 use super::connection::{Connection, Role, Stuck};
-use super::health;
 use super::log::Level;
 use super::mail::{Letter, Report};
 use super::refusals;
 use super::site::{Cell, Seat, Subsystem};
 use super::stats::{ControllerStats, HostStats, QueueStats};
 use super::worker::Worker;
+use crate::namespace::health;
 use crate::namespace::lane::{Lane, Owner};
 use crate::namespace::steps::FLUSH;
 use forebay_nvme::command::{admin, Cqe, FABRICS};

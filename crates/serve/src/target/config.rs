@@ -4,6 +4,7 @@
 mod ana;
 mod rules;
 
+pub use crate::namespace::config::{parse_uuid, Caching, Namespace};
 pub use ana::Ana;
 pub(super) use ana::Rule;
 use forebay_model::units::parse_bytes;
@@ -13,9 +14,9 @@ use forebay_storage::source::fault::FaultPlan;
 pub(super) use rules::address;
 #[cfg(test)]
 pub use rules::assert_each_is_named;
+pub(crate) use rules::cpus;
 pub use rules::{
-    check_nqn, different_nqns, different_nsids, metrics_address, parse_uuid, printable, read_json, read_toml,
-    within,
+    check_nqn, different_nqns, different_nsids, metrics_address, printable, read_json, read_toml, within,
 };
 use rules::{known, seconds};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -185,36 +186,6 @@ pub struct HostLimits {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Namespace {
-    /// 0: the lowest that is free.
-    pub nsid: u32,
-    /// As for every verb: a file, a block device, stripe:, nil:, model:.
-    pub source: String,
-    pub writable: bool,
-    /// Logical block: 512 or 4096.
-    pub block_bytes: Option<u32>,
-    /// Names its content, the same on every path to it. None: made from the subsystem's NQN and the nsid.
-    pub uuid: Option<String>,
-    /// Its group, of which the subsystem's `ana` says how hosts reach it: 1 to 128. None: 1.
-    pub ana_group: Option<u32>,
-    pub cache: Caching,
-    /// Faults on purpose, to see what hosts make of them: `seed=1,error=0.01,delay_us=500` (docs/bench.md).
-    pub faults: Option<String>,
-}
-
-/// Use of the page cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Caching {
-    /// Past it (O_DIRECT) where the file system offers that for these blocks, else through it.
-    #[default]
-    Auto,
-    Bypass,
-    Allow,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
 pub struct Referral {
     /// Address and port of another discovery service.
     pub address: String,
@@ -321,8 +292,8 @@ impl Config {
 
     fn check_bounds(&self) -> Result<(), Error> {
         let kib = |s: Size| s.0 >> 10;
-        within("threads", self.threads.into(), 0, super::volume::THREADS_MAX as u64)?;
-        super::thread_pool::cpus(&self.cpus)?;
+        within("threads", self.threads.into(), 0, crate::namespace::volume::THREADS_MAX as u64)?;
+        cpus(&self.cpus)?;
         within("spin_us", self.spin_us.unwrap_or(0).into(), 0, 1_000_000)?;
         within("max_transfer in KiB", kib(self.max_transfer), 64, 4096)?;
         if !self.max_transfer.0.is_power_of_two() {

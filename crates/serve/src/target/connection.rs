@@ -5,7 +5,7 @@ use super::command::{Command, State};
 use super::link::Link;
 use super::site::{Cell, Seat};
 use super::stats::Counts;
-use crate::namespace::lane::Histogram;
+use crate::namespace::stats::Histogram;
 use forebay_io::tls::bridge::Client;
 use forebay_nvme::auth::{Outcome, TargetAuth};
 use forebay_nvme::command::Sqe;

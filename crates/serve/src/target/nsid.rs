@@ -2,7 +2,7 @@
 //! source.
 
 use super::config::{parse_uuid, Config, Namespace};
-use super::volume::made_up_uuid;
+use crate::namespace::volume::made_up_uuid;
 use forebay_nvme::controller::subsystem::NAMESPACES_MAX;
 use forebay_storage::source::Uri;
 use std::collections::BTreeSet;

@@ -3,8 +3,8 @@
 
 use super::config::{Ana, Config, Namespace, Subsystem};
 pub use super::nsid::number;
-use super::volume::Volume;
 use super::Server;
+use crate::namespace::volume::Volume;
 use forebay_model::Error;
 use serde::Serialize;
 

@@ -8,7 +8,7 @@ use super::mail::Mailbox;
 use super::refusals::Refusals;
 use super::stats::Counts;
 use super::thread_pool::{self, Failure};
-use super::volume::Volume;
+use crate::namespace::volume::Volume;
 use forebay_io::rate::Rate;
 use forebay_model::random::derive;
 use forebay_model::Error;
@@ -247,7 +247,7 @@ impl Subsystem {
 impl Site {
     /// Opens every source; touches no socket.
     pub(crate) fn open(config: Config, log: Log, began: Instant) -> Result<Site, Error> {
-        let cpus = thread_pool::cpus(&config.cpus)?;
+        let cpus = super::config::cpus(&config.cpus)?;
         let threads = thread_pool::threads(config.threads, &cpus);
         let mut subsystems = Vec::new();
         for (index, given) in config.subsystems.iter().enumerate() {

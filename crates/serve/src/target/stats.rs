@@ -1,10 +1,7 @@
 //! Snapshot of a target's counters.
 
-use forebay_nvme::controller::Health;
-use forebay_nvme::nvm::{Op, Request};
-use forebay_nvme::status::{Code, Status};
-use forebay_storage::source::nvme::SourceReport;
-use serde::{Deserialize, Serialize};
+pub use crate::namespace::stats::{Counts, LatencyStats, NamespaceStats};
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Since the server began.
@@ -29,20 +26,6 @@ pub struct SubsystemStats {
     pub nqn: String,
     pub namespaces: Vec<NamespaceStats>,
     pub hosts: Vec<HostStats>,
-}
-
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct NamespaceStats {
-    pub nsid: u32,
-    pub source: String,
-    pub bytes: u64,
-    pub block_bytes: u32,
-    pub writable: bool,
-    pub counts: Counts,
-    pub read_latency: LatencyStats,
-    pub write_latency: LatencyStats,
-    /// Sources below that are reached over a fabric or a socket, as they are now.
-    pub fabric: Vec<SourceReport>,
 }
 
 /// One host, over all its controllers of the subsystem.
@@ -78,93 +61,4 @@ pub struct QueueStats {
     pub counts: Counts,
     pub read_latency: LatencyStats,
     pub write_latency: LatencyStats,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counts {
-    pub reads: u64,
-    pub read_bytes: u64,
-    pub writes: u64,
-    pub write_bytes: u64,
-    pub flushes: u64,
-    /// Write Zeroes, Dataset Management, Compare, Verify.
-    pub others: u64,
-    /// Completed with an error status.
-    pub errors: u64,
-    /// Number of them that said that the medium lost data, or didn't take them.
-    #[serde(default)]
-    pub media_errors: u64,
-}
-
-impl NamespaceStats {
-    /// Adds counts from elsewhere.
-    pub fn add(&mut self, more: &NamespaceStats) {
-        self.counts.add(&more.counts);
-        self.read_latency.add(&more.read_latency);
-        self.write_latency.add(&more.write_latency);
-    }
-}
-
-impl Counts {
-    /// A command that went well.
-    pub fn count(&mut self, request: &Request) {
-        match request.op {
-            Op::Read => (self.reads, self.read_bytes) = (self.reads + 1, self.read_bytes + request.bytes),
-            Op::Write => {
-                (self.writes, self.write_bytes) = (self.writes + 1, self.write_bytes + request.bytes)
-            }
-            Op::Flush => self.flushes += 1,
-            _ => self.others += 1,
-        }
-    }
-
-    /// For the SMART / Health log.
-    pub fn health(&self) -> Health {
-        Health {
-            bytes_read: self.read_bytes.into(),
-            bytes_written: self.write_bytes.into(),
-            reads: self.reads.into(),
-            writes: self.writes.into(),
-            media_errors: self.media_errors.into(),
-            ..Health::default()
-        }
-    }
-
-    pub fn add(&mut self, more: &Counts) {
-        self.reads += more.reads;
-        self.read_bytes += more.read_bytes;
-        self.writes += more.writes;
-        self.write_bytes += more.write_bytes;
-        self.flushes += more.flushes;
-        self.others += more.others;
-        self.errors += more.errors;
-        self.media_errors += more.media_errors;
-    }
-
-    /// A command that failed.
-    pub fn count_failed(&mut self, status: Status) {
-        self.errors += 1;
-        self.media_errors += u64::from(matches!(status.code, Code::WRITE_FAULT | Code::UNRECOVERED_READ));
-    }
-}
-
-/// From the command's arrival to its completion's being handed to the socket.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct LatencyStats {
-    pub count: u64,
-    pub sum_s: f64,
-    /// (upper bound in seconds, how many took no longer), ascending: powers of two of a microsecond.
-    pub buckets: Vec<(f64, u64)>,
-}
-
-impl LatencyStats {
-    pub fn add(&mut self, more: &LatencyStats) {
-        if self.buckets.is_empty() {
-            self.buckets.clone_from(&more.buckets);
-        } else {
-            self.buckets.iter_mut().zip(&more.buckets).for_each(|(a, b)| a.1 += b.1);
-        }
-        self.count += more.count;
-        self.sum_s += more.sum_s;
-    }
 }

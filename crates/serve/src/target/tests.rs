@@ -13,29 +13,7 @@ use forebay_nvme::nvm;
 use forebay_nvme::status::Code;
 use forebay_nvme::transport::tcp::host::Data;
 use forebay_rigs::seccomp::forbid_waiting;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
-
-/// Every I/O that a source was given, in order, and which of them it has finished.
-#[derive(Debug, Default)]
-pub struct Recorded(Mutex<Vec<(u32, Op, bool)>>);
-
-impl Recorded {
-    pub fn begin(&self, tag: u32, op: Op) {
-        self.0.lock().unwrap().push((tag, op, false));
-    }
-
-    pub fn end(&self, tag: u32) {
-        let mut all = self.0.lock().unwrap();
-        let open = all.iter_mut().rev().find(|(t, _, done)| *t == tag && !done);
-        open.expect("what ends has begun").2 = true;
-    }
-
-    /// Takes what came since the last call.
-    fn take(&self) -> Vec<(Op, bool)> {
-        self.0.lock().unwrap().drain(..).map(|(_, op, done)| (op, done)).collect()
-    }
-}
 
 struct Rig {
     server: Server,

@@ -50,20 +50,9 @@ impl Failure {
 /// Returns the number of threads to have. `asked`: 0 for one per processor, of those in `cpus` where it names any.
 pub(crate) fn threads(asked: u32, cpus: &[u32]) -> usize {
     match asked {
-        0 if !cpus.is_empty() => cpus.len().min(super::volume::THREADS_MAX),
+        0 if !cpus.is_empty() => cpus.len().min(crate::namespace::volume::THREADS_MAX),
         0 => std::thread::available_parallelism().map_or(1, |n| n.get()).clamp(1, THREADS),
         n => n as usize,
-    }
-}
-
-/// The CPUs that threads stay on, in turn, of a configuration's list; none: anywhere.
-///
-/// # Errors
-/// As of `threads::named`.
-pub(crate) fn cpus(list: &str) -> Result<Vec<u32>, Error> {
-    match list.is_empty() {
-        true => Ok(Vec::new()),
-        false => forebay_io::threads::named("cpus", list),
     }
 }
 
@@ -159,6 +148,7 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<J
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::target::config::cpus;
 
     // promise: TGT-15
     #[test]

@@ -6,7 +6,7 @@ use super::request::Limits;
 use super::uapi::{
     self, attribute, feature, state, Basic, ControlCommand, DeviceInfo, Discard, Parameters, SECTOR,
 };
-use crate::target::volume::Volume;
+use crate::namespace::volume::Volume;
 use forebay_io::clock;
 use forebay_io::process::is_gone;
 use forebay_model::units::GIB;

@@ -1,7 +1,7 @@
 //! Messages between a device's owner and its threads.
 
 use super::stats::QueueStats;
-use crate::target::volume::Volume;
+use crate::namespace::volume::Volume;
 use forebay_io::reactor::Waker;
 use forebay_model::Error;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,8 +1,8 @@
 //! Options of a device, and its behaviour without a daemon.
 
 use super::uapi::{feature, IO_BYTES_MAX};
+use crate::namespace::volume::LANE_DEPTH;
 use crate::target::config::Size;
-use crate::target::volume::LANE_DEPTH;
 use forebay_model::Error;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;

@@ -3,8 +3,8 @@
 use super::{no_namespace, Gateway};
 use crate::gateway::config::{self, WhenDown};
 use crate::gateway::stats::{ControllerStats, QueueStats, State as Doing};
+use crate::namespace::volume::Volume;
 use crate::target::stats::NamespaceStats;
-use crate::target::volume::Volume;
 use crate::ublk::{self, Attach, OnDeath, Options, Throttle, Ublk};
 use forebay_model::Error;
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@ use crate::gateway::controller::Tally;
 use crate::gateway::port::{Port, Shown, View};
 use crate::gateway::stats::{ControllerStats, NamespaceStats, QueueStats, State as Doing};
 use crate::gateway::worker::Report;
-use crate::target::health;
+use crate::namespace::health;
 use crate::target::site::serial;
 use crate::target::stats::Counts;
 use forebay_nvme::controller::subsystem as nvme;

@@ -60,27 +60,6 @@ pub fn different_nsids(nqn: &str, nsids: impl Iterator<Item = u32>) -> Result<BT
     Ok(seen)
 }
 
-/// Sixteen bytes as they are written, with or without hyphens.
-pub fn parse_uuid(text: &str) -> Result<[u8; 16], Error> {
-    let wrong = || {
-        let next = "32 hexadecimal digits, as uuidgen makes";
-        Error::request(format!("uuid = \"{text}\""), "is not a UUID", next)
-    };
-    let digits: Vec<u8> = text
-        .bytes()
-        .filter(|b| *b != b'-')
-        .map(|b| (b as char).to_digit(16).map(|d| d as u8).ok_or_else(wrong))
-        .collect::<Result<_, _>>()?;
-    let mut uuid = [0; 16];
-    if digits.len() != 32 || digits.iter().all(|d| *d == 0) {
-        return Err(wrong());
-    }
-    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = pair[0] << 4 | pair[1];
-    }
-    Ok(uuid)
-}
-
 /// `1.2.3.4:5`, `[::1]:5`, `::1`, `1.2.3.4`, `5`.
 pub(crate) fn address(field: &str, text: &str, ip: IpAddr, port: u16) -> Result<SocketAddr, Error> {
     if let Ok(whole) = text.parse::<SocketAddr>() {
@@ -134,6 +113,17 @@ pub(super) fn known(nqn: &str, field: &str, given: &[String], all: &[&str]) -> R
             Err(Error::request(format!("{field} of {nqn}"), found, all.join(", ")))
         }
         None => Ok(()),
+    }
+}
+
+/// The CPUs that threads stay on, in turn, of a configuration's list; none: anywhere.
+///
+/// # Errors
+/// As of `threads::named`.
+pub(crate) fn cpus(list: &str) -> Result<Vec<u32>, Error> {
+    match list.is_empty() {
+        true => Ok(Vec::new()),
+        false => forebay_io::threads::named("cpus", list),
     }
 }
 

@@ -12,7 +12,7 @@ use super::text;
 use super::DELETE;
 use super::LOOK;
 use super::NODE;
-use crate::target::volume::Volume;
+use crate::namespace::volume::Volume;
 use forebay_io::clock;
 use forebay_model::Error;
 use forebay_storage::opening::mounts;

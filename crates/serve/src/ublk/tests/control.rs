@@ -5,8 +5,8 @@ use super::super::device::{claim, make};
 use super::super::options::{Attach, OnDeath, Options};
 use super::super::uapi::{self, state, ControlCommand, DeviceInfo, Parameters};
 use super::{file, volume, NQN};
+use crate::namespace::volume::Volume;
 use crate::target::config::Namespace;
-use crate::target::volume::Volume;
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 

@@ -69,7 +69,7 @@ pub struct Volume {
     /// Temperature of the drives below it.
     pub thermometer: Thermometer,
     #[cfg(test)]
-    pub recorded: super::tests::Recorded,
+    pub recorded: super::recorded::Recorded,
 }
 
 impl Volume {
@@ -148,7 +148,7 @@ impl Volume {
                 target.files().into_iter().map(|(file, _)| file.path.clone()).collect(),
             ),
             #[cfg(test)]
-            recorded: super::tests::Recorded::default(),
+            recorded: super::recorded::Recorded::default(),
             target,
         })
     }
