@@ -106,6 +106,7 @@ def _seeds_row(records: list[dict[str, Any]], notes: Notes) -> list[Cell]:
         return Cell(numbers.percent(of["rsd_pct"] / 100), f"{numbers.percent(low / 100)}–{numbers.percent(high / 100)}")
 
     asked = len([row for row in found["rows"] if row["converged"] is not None])
+    why = "; ".join(f"seed {row['seed']}: {row['why']}" for row in lost[:3])
     part = records[0]["train"]
     why = "; ".join(f"seed {row['seed']}: {row['why']}" for row in lost[:3])
     return [

@@ -7,11 +7,12 @@ each relation, attention over a node's neighbours of one relation, and the relat
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import MachineError
+from forebay.errors import MachineError, RunError
 from forebay.model_runs import torch_or_say
 from forebay.numbers import bytes_, whole
 from forebay.train import dlrm, graph
@@ -323,12 +324,17 @@ class Batches:
         return batch
 
     def made(self, nodes: Array, step: int) -> Batch:
+        """A batch of these nodes. Raises RunError where the memory ends."""
         torch = self._torch
-        if self._stream is None:
-            batch = self._make(nodes, step)
-        else:
-            with torch.cuda.stream(self._stream):
+        try:
+            with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
                 batch = self._make(nodes, step)
+        except torch.OutOfMemoryError as error:
+            said = str(error).split(". ")[0]
+            found = f"the neighbourhood of {whole(len(nodes))} nodes takes more memory than there is ({said})"
+            next = f"--batch-size {max(1, len(nodes) // 2)}; or a smaller --fan-out"
+            raise RunError(f"--batch-size {len(nodes)}", found, next) from None
+        if self._stream is not None:
             main = torch.cuda.current_stream()
             main.wait_stream(self._stream)
             for tensor in (batch.nodes, batch.labels, batch.x, *(part for hop in batch.edges for pair in hop for part in pair)):

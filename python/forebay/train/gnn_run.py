@@ -6,15 +6,17 @@ from how many epochs on the load pays.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forebay.errors import ForebayError, MachineError, RequestError
 from forebay.model_runs import prepare_cache, refuse_cached, torch_or_say
-from forebay.numbers import significant, whole
+from forebay.numbers import bytes_, significant, whole
 from forebay.train import gnn, graph, run, supply
 from forebay.train.command import EVALUATE_BATCHES, EVALUATIONS, PEAK_S, SUPPLY_SHORT
 
@@ -139,7 +141,7 @@ class Run:
         request = self.request
         self._say("the rate of a load")
         self._prepare_cache()
-        size = min(2 * PIECE, request.about.feature_bytes)
+        size = min(IN_FLIGHT * PIECE, request.about.feature_bytes)
         room = self._torch.empty((size,), dtype=self._torch.uint8, device=self.model.device)
         self.loader = self._delivers(room, None)
         asked = request.supply.gib_s
@@ -159,17 +161,36 @@ class Run:
 
     def _delivers(self, room: Any, pace: supply.Pace | None) -> run.Delivered:
         """Reads of the features into the same memory over and over: as a load makes them, for a moment."""
-        found, size, at = run.Delivered(), len(room) // 2, 0
+        size, there = len(room) // IN_FLIGHT, self._file.size
         if pace is not None:  # pieces that a slow supply brings within a moment
             size = max(4096, min(size, int(pace.bytes_per_s * self.request.check_s / 8)))
+        whole_ = max(1, there // size)
+
+        def pieces() -> Iterator[tuple[Any, int]]:
+            until = time.perf_counter() + self.request.check_s
+            for number in itertools.count():
+                slot, at = number % IN_FLIGHT * size, number % whole_ * size
+                yield room[slot : slot + min(size, there - at)], at
+                if time.perf_counter() >= until:
+                    return
+
+        return self._read(pieces(), pace)
+
+    def _read(self, pieces: Iterator[tuple[Any, int]], pace: supply.Pace | None) -> run.Delivered:
+        """Reads into buffers from offsets, several at a time, in turn."""
+        found, flight = run.Delivered(), deque[tuple[Any, int]]()
         began, cpu = time.perf_counter(), run.Cpu.now()
-        while found.seconds < self.request.check_s:
-            found.bytes += self._file.read_into(room[:size], at, min(size, self._file.size - at))
-            at = at + size if at + size < self._file.size else 0
-            if pace is not None:
-                pace.hold(size)
-            found.seconds = time.perf_counter() - began
-        found.cpu = run.Cpu.now().since(cpu)
+        try:
+            for buffer, at in pieces:
+                flight.append((self._file.read_async(buffer, at), len(buffer)))
+                if len(flight) == IN_FLIGHT:
+                    self._land(found, *flight.popleft(), pace)
+            while flight:
+                self._land(found, *flight.popleft(), pace)
+        finally:  # nothing writes to the memory of an interrupted load
+            for future, _ in flight:
+                future.cancel()
+        found.seconds, found.cpu = time.perf_counter() - began, run.Cpu.now().since(cpu)
         return found
 
     def _probe(self) -> None:
@@ -206,20 +227,18 @@ class Run:
             self.bytes_per_sample = batches.rows * graph.ROW_BYTES / fed.samples
 
     def _room(self, count: int) -> Any:
-        return self._torch.empty((count, graph.WIDTH), dtype=self._torch.float16, device=self.model.device)
+        """Memory for the features of so many nodes. Raises MachineError."""
+        try:
+            return self._torch.empty((count, graph.WIDTH), dtype=self._torch.float16, device=self.model.device)
+        except (self._torch.OutOfMemoryError, RuntimeError) as error:
+            found = f"no memory for {bytes_(count * graph.ROW_BYTES)} of features ({str(error).split('. ')[0]:.80})"
+            raise MachineError(f"--way {self.request.way}", found, "--way gather; or a GPU with more memory free") from None
 
     def _fill(self, table: Any, pace: supply.Pace | None) -> run.Delivered:
-        """Loads the first rows of the features, as many as the table holds, several reads at a time."""
-        found, flat, flight = run.Delivered(), table.view(self._torch.uint8).flatten(), []
-        began, cpu = time.perf_counter(), run.Cpu.now()
+        """Loads the first rows of the features, as many as the table holds."""
+        flat = table.view(self._torch.uint8).flatten()
         size = PIECE if pace is None else max(4096, min(PIECE, int(pace.bytes_per_s / 8)))
-        for at in range(0, len(flat), size):
-            flight.append((self._file.read_async(flat[at : at + size], at), min(size, len(flat) - at)))
-            if len(flight) == IN_FLIGHT or at + size >= len(flat):
-                while flight and (len(flight) == IN_FLIGHT or at + size >= len(flat)):
-                    self._land(found, *flight.pop(0), pace)
-        found.seconds, found.cpu = time.perf_counter() - began, run.Cpu.now().since(cpu)
-        return found
+        return self._read(((flat[at : at + size], at) for at in range(0, len(flat), size)), pace)
 
     def _land(self, found: run.Delivered, future: Any, size: int, pace: supply.Pace | None) -> None:
         report = future.report()
