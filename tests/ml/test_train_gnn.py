@@ -112,7 +112,11 @@ def test_a_sample_has_distinct_neighbours_that_are_some_and_stands_in_order(fold
 @pytest.mark.promise("TRN-53", "TRN-54")
 def test_both_ways_train_the_same_batches_to_the_same_quality(folder: Path, tmp_path: Path) -> None:
     words = ("--epochs", "1", "--evaluate-every", "640", "--target-accuracy", "0.89")
-    bulk, gather = (record_of(folder, "--way", way, *words)["train"] for way in ("bulk", "gather"))
+    from forebay import _core
+
+    records = [record_of(folder, "--way", way, *words) for way in ("bulk", "gather")]
+    assert all(json.loads(_core.read_record(json.dumps(record))) == record for record in records)
+    bulk, gather = (record["train"] for record in records)
     assert bulk["batch_hash"] == gather["batch_hash"] and bulk["batch_hash_at"] == gather["batch_hash_at"]
     assert bulk["samples"] == gather["samples"] and bulk["steps"] == gather["steps"] > 20
     qualities = [[(e["samples"], e["quality"]) for e in part["evaluations"]] for part in (bulk, gather)]

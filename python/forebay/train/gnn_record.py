@@ -219,7 +219,7 @@ class Written:
             record["job"]["pattern"] = "random"
         result = record["result"]
         same = {"bytes": count, "ios": calls, "seconds": took, "throughput_gib_s": rate, "iops": calls / took if rate else None}
-        result |= {**same, "read_bytes": count, "latency_us": None, "histogram": None, "interrupted": self.run.interrupted}
+        result |= {**same, "read_bytes": count, "interrupted": self.run.interrupted}
         result["summary"] |= dict.fromkeys(("throughput_gib_s_median", "throughput_gib_s_min", "throughput_gib_s_max"), rate)
         result["repeats"] = [{**each, **same} for each in result["repeats"][:1]]
         why = "a run of training measures batches, not single reads"

@@ -87,8 +87,6 @@ class Run:
     """The phases of one run, and what each of them measured so far."""
 
     def __init__(self, request: Request, model: gnn.Model, say: Callable[[str], None] | None = None) -> None:
-        import forebay
-
         self.request, self.model = request, model
         self._say = say or (lambda text: None)
         self._torch = torch_or_say("train gnn")
@@ -108,10 +106,15 @@ class Run:
         self.warnings: list[dict[str, str]] = []
         self.interrupted = False
         self._began: float | None = None
-        self._file = forebay.open(self._path, "host" if model.device == "cpu" else request.path)
-        self.gathered = gnn.Gathered(self._torch, self._file, model.device)
+        self._open()
         label, relations = graph.read(request.about)
         self._sampler = gnn.Sampler(label, relations, model.device, request.fan_out, request.seed)
+
+    def _open(self) -> None:
+        import forebay
+
+        self._file = forebay.open(self._path, "host" if self.model.device == "cpu" else self.request.path)
+        self.gathered = gnn.Gathered(self._torch, self._file, self.model.device)
 
     @property
     def _path(self) -> Path:
@@ -266,6 +269,10 @@ class Run:
         if self.interrupted:
             return
         self.started_at, self._began = time.time(), time.perf_counter()
+        # What a way costs begins with an open file: nothing of it is registered with a GPU yet.
+        self._file.close()
+        self._open()
+        self.batches.features = self.gathered
         if bulk:
             self._say("the load")
             table = self._room(request.about.table_rows)
