@@ -17,10 +17,13 @@ from forebay.plan.planner import published
 from forebay.plan.published import table
 from forebay.sweep import drives
 from forebay.sweep.file import parse, presets
-from forebay.train import scaling, supply
+from forebay.train import advice, scaling, supply
 from forebay.units import GIB
 
 PEAK = 400_000.0
+# Of one GPU at full size, and the bytes of a sample, of models that aren't DLRM.
+PEAKS = {"resnet": 3976.0, "bert": 249.0}
+BYTES = {"resnet": 150_536, "bert": 4712}
 SMALL = """
 title = "one drive, twice"
 drives = [1, 2]
@@ -36,8 +39,9 @@ class Ideal:
 
     peak_of = PEAK
 
-    def __init__(self, of: supply.Supply, output: Path, template: dict[str, Any]) -> None:
-        self._of, self._output, self._template = of, output, template
+    def __init__(self, of: supply.Supply, output: Path, template: dict[str, Any], row_bytes: int, name: str) -> None:
+        self._of, self._output, self._template, self._row_bytes, self._name = of, output, template, row_bytes, name
+        self.peak_of = PEAKS.get(name, self.peak_of)
         self.peak: Any = None
         self.no_peak = ""
         self.interrupted = False
@@ -45,7 +49,7 @@ class Ideal:
     def measure_peak(self) -> None:
         # What is predicted is there before anything is measured.
         header = json.loads(self._output.read_text().splitlines()[0])
-        assert header["frozen"]["prediction"] and "peak_samples_per_s" not in header["frozen"]
+        assert header["frozen"]["prediction"] and not header["frozen"]["peaks"]
         self.peak = SimpleNamespace(samples_per_s=self.peak_of)
 
     def measure(self) -> None:
@@ -53,8 +57,11 @@ class Ideal:
 
     def record(self) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(json.dumps(self._template))
-        rate = min(self.peak_of, (self._of.gib_s or 0.0) * GIB / 912)
-        record["train"].update(samples_per_s=rate, peak_samples_per_s=self.peak_of, supply_gib_s=self._of.gib_s)
+        rate = min(self.peak_of, (self._of.gib_s or 0.0) * GIB / self._row_bytes)
+        part = record["train"]
+        part.update(model=self._name, samples_per_s=rate, peak_samples_per_s=self.peak_of, supply_gib_s=self._of.gib_s)
+        part.update(demand_gib_s=self.peak_of * self._row_bytes / GIB, demand_gib_s_ci95=None, supply=self._of.document())
+        part["advice"] = advice.advice(part, self._of.drives_for)
         record["id"] = None
         return record
 
@@ -80,14 +87,14 @@ def ideal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, template: dict[str, A
     seen: list[supply.Supply] = []
 
     @contextlib.contextmanager
-    def model(asked: Any) -> Iterator[Any]:
-        yield None, SimpleNamespace(reset=lambda: None)
+    def model(asked: Any, name: str) -> Iterator[Any]:
+        yield SimpleNamespace(row_bytes=BYTES.get(name, 912)), SimpleNamespace(reset=lambda: None, name=name)
 
     def run_of(asked: Any, of: supply.Supply, about: Any, model: Any, peak: float | None = None) -> Ideal:
         assert (peak is None) == (of.gib_s is None)
         if of.gib_s is not None:
             seen.append(of)
-        return Ideal(of, Path("out.jsonl"), template)
+        return Ideal(of, Path("out.jsonl"), template, about.row_bytes, model.name)
 
     monkeypatch.setattr(drives, "_model", model)
     monkeypatch.setattr(drives, "_run_of", run_of)
@@ -162,6 +169,62 @@ def test_unscaled_the_supply_is_the_drives_own(ideal: list[supply.Supply], capsy
     # As many of this model's GPUs.
     law = published().training_time(["D74H-7U"])
     assert found["rows"][0]["minutes"] == pytest.approx(law.minutes("D74H-7U", 8 * PEAK))
+
+
+@pytest.fixture
+def sources(ideal: list[supply.Supply]) -> list[str]:
+    """Folders that say whose data they have."""
+    for name in ("dlrm", *PEAKS):
+        Path(name).mkdir()
+        (Path(name) / "dataset.json").write_text(json.dumps({"model": name}))
+    return ["dlrm", *PEAKS]
+
+
+@pytest.mark.promise("TRN-47")
+def test_several_models_tell_which_of_them_gain(ideal: list[supply.Supply], sources: list[str], capsys: Any) -> None:
+    """One SATA drive for four GPUs holds up what needs more than its share, by need ÷ supply, and nothing else."""
+    found = swept(capsys, "drive-scaling", *sources, "--system", "d54u-3u", "--models", "dlrm,resnet,bert", "--scale-to-peak")
+    assert found["model"] == "dlrm, resnet, bert" and len(found["rows"]) == len(ideal) == 36 and not found["unsteady"]
+    by = {(r["model"], r["drive"], r["drives"]): r for r in found["rows"]}
+    sata = supply.parse("model:D3-S4520", 4).gib_s or 0.0
+    need = PEAKS["resnet"] * BYTES["resnet"] / GIB
+    assert sata < need
+    for name in PEAKS:
+        for drive in ("D7-PS1010", "D5-P5336"):
+            assert {by[name, drive, n]["speed_up"] for n in (1, 2, 4, 8)} == {1.0}
+        for n in (1, 2, 4, 8):
+            row = by[name, "D3-S4520", n]
+            assert row["minutes"] is row["predicted_minutes"] is row["published_minutes"] is row["factor"] is None
+            expected = min(need, n * sata) / min(need, sata) if name == "resnet" else 1.0
+            assert row["speed_up"] == pytest.approx(expected) and row["predicted_speed_up"] == pytest.approx(expected)
+    assert by["dlrm", "D3-S4520", 8]["speed_up"] > 5 and by["dlrm", "D3-S4520", 1]["published_minutes"]
+    enough = {row["model"]: row["minutes"] for row in found["enough"] if row["drive"] == "D3-S4520"}
+    assert enough["bert"] == {"5 %": 1, "1 %": 1} and enough["dlrm"]["5 %"] is None
+    advised = {row["model"]: row["text"] for row in found["advice"]}
+    assert list(advised) == ["dlrm", "resnet", "bert"] and "gains nothing" in advised["bert"]
+    assert all("Storage limits" in advised[name] for name in ("dlrm", "resnet"))
+    code, out, _ = typed(capsys, "sweep", "drive-scaling", *sources, "--system", "d54u-3u", "--scale-to-peak", "-o", "out.jsonl")
+    assert code == 0 and len(ideal) == 36 and "bert, 8 × D3-S4520" in out and "storage   bert at 1 × D3-S4520: Faster" in out
+    code, _, err = typed(capsys, "report", "out.jsonl", "-o", "page.html", "--no-charts")
+    page = Path("page.html").read_text()
+    assert code == 0 and "D3-S4520 on D54U-3U, bert: more drives gain less than 5 %: from 1 on" in page, err
+    assert "bert: Faster storage gains nothing" in page
+
+
+@pytest.mark.promise("TRN-47")
+def test_each_model_needs_its_own_data(sources: list[str], capsys: Any) -> None:
+    Path("again").mkdir()
+    (Path("again") / "dataset.json").write_text(json.dumps({"model": "bert"}))
+    for words, said in (
+        (("dlrm", "--models", "bert"), "has the data of dlrm"), (("bert", "again"), "bert has those of bert too"),
+        (("dlrm", "--models", "dlrm,bert"), "forebay train datagen bert --dir DIR"), (("--models", "gpt"), "'gpt' is no model"),
+        (("bert", "--models", "bert,bert"), "is there twice"), (("none",), "no data set"),
+    ):  # fmt: skip
+        code, _, err = typed(capsys, "sweep", "drive-scaling", *words, "--system", "d54u-3u")
+        assert code == 2 and said in err, (words, err)
+    code, out, _ = typed(capsys, "sweep", "drive-scaling", "bert", "dlrm", "--system", "d54u-3u", "--dry-run", "--json")
+    points = json.loads(out)["points"]
+    assert code == 0 and [bool(p["predicted"]) for p in points] == [False] * 12 + [True] * 12
 
 
 @pytest.mark.promise("TRN-21")

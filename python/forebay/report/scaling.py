@@ -21,9 +21,11 @@ METRICS = (("minutes", "Minutes to train", "min"), ("speed_up", "Speed-up over t
 FOOT = (
     "Supply: of one GPU, simulated. Minutes: DLRMv2's samples until it converges, at the measured rate of as many GPUs as the "
     "system has, and its evaluations. Planned: by forebay plan, before anything was measured. Speed-up: over the fewest drives "
-    "of that kind; it hides which system is slower. MLPerf-style, unverified."
+    "of that kind; it hides which system is slower. Of other models than DLRM it is that of the rate, and planned by the law of "
+    "supply at their own peak. MLPerf-style, unverified."
 )
 NOTE = "Lines: planned, with its 80 % interval where it is shaded. Filled: measured. Crosses: published."
+UNKNOWN = "how many samples this model takes to converge isn't known here"
 # Of a point, what rows are made of.
 NEEDED = ("system", "model", "drive")
 
@@ -32,7 +34,8 @@ def is_scaling(entry: Entry) -> bool:
     """A finished point of such a sweep, whole."""
     point, drives = entry.point, entry.point.get("drives")
     whole = all(isinstance(point.get(key), str) for key in NEEDED) and type(drives) is int and drives > 0
-    figures = ("gpus", "supply_gib_s", "samples", "evaluations_s", *(f"predicted_{key}" for key in ("minutes", "p10", "p90")))
+    planned = ("samples", "evaluations_s", *(f"predicted_{key}" for key in ("minutes", "p10", "p90")))
+    figures = ("gpus", "supply_gib_s", *(("predicted_samples_per_s",) if "predicted_samples_per_s" in point else planned))
     return isinstance(entry.record.get("train"), dict) and whole and all(_positive(point.get(key)) for key in figures)
 
 
@@ -59,7 +62,9 @@ def sections(entries: Sequence[Entry], notes: Notes) -> list[Section]:
         f"{best['model']} trains {numbers.ratio(best['speed_up'])} times as fast at a simulated supply of {best['drives']} × "
         f"{best['drive']} as of the fewest, on {best['system']}"
     )
-    facts = [("Enough", said) for said in enough] + [("Note", said) for said in [scaling.unsteady(made)] if said]
+    advice = scaling.advice_of([(run.entry.point, run.entry.record["train"]) for run in runs])
+    facts = [("Enough", said) for said in enough] + [("Storage", f"{row['model']}: {row['text']}") for row in advice]
+    facts += [("Note", said) for said in [scaling.unsteady(made)] if said]
     command = next((c for c in (command_line(run.at("command")) for run in runs) if c), "")
     return [Section(IDENT, "Training by drives", finding, "", [_table(made, notes)], facts, command, _charts(made))]
 
@@ -70,7 +75,7 @@ def _table(made: Sequence[Row], notes: Notes) -> Table:
     body = []
     for row in made:
         times = notes.value(row["speed_up"], numbers.ratio, BLANK)
-        between = f"{numbers.significant(row['predicted_p10'])} to {numbers.significant(row['predicted_p90'])}"
+        ends = [numbers.significant(row[f"predicted_{end}"]) for end in ("p10", "p90") if row["minutes"]]
         scaled = f"scaled by {numbers.significant(row['factor'])}" if row["factor"] else ""
         scaled = "four times the need, and not more" if row["capped"] else scaled
         share = f"{numbers.percent(row['of_peak'])} of its peak" if row["of_peak"] else ""
@@ -79,8 +84,8 @@ def _table(made: Sequence[Row], notes: Notes) -> Table:
             text(f"{row['drives']} × {row['drive']}"),
             Cell(numbers.significant(row["supply_gib_s"]), scaled),
             Cell(numbers.whole(row["samples_per_s"]), share),
-            Cell(numbers.significant(row["minutes"])),
-            Cell(numbers.significant(row["predicted_minutes"]), between),
+            notes.value(row["minutes"], numbers.significant, UNKNOWN),
+            Cell(numbers.significant(row["predicted_minutes"]), " to ".join(ends)) if ends else notes.value(None, str, UNKNOWN),
             notes.value(row["published_minutes"], numbers.significant, BLANK),
             times,
             Cell(numbers.ratio(row["predicted_speed_up"])),

@@ -1,7 +1,8 @@
-"""A sweep of trainings over drives: one model, one system, a supply for each kind and number of its drives.
+"""A sweep of trainings over drives: models in turn, one system, a supply for each kind and number of its drives.
 
-What `forebay plan` predicts is on disk before anything is measured; then the model's own peak, which scales the supplies
-where that is asked for; then a training for each point, whose record is on disk before the next one begins.
+What `forebay plan` predicts is on disk before anything is measured; then each model's own peak, which scales the supplies
+where that is asked for; then a training for each point, whose record is on disk before the next one begins. Minutes are
+known of DLRM alone; what other models gain is told of their rate, over the law of supply at their own peak.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from forebay.sweep.points import canonical
 from forebay.sweep.results import HEADER, POINT, Results
 from forebay.sweep.runner import Outcome, failure_of, now
 from forebay.table import table
-from forebay.train import scaling, supply
+from forebay.train import forms, samples, scaling, supply
 from forebay.units import GIB, parse_seconds
 
 if TYPE_CHECKING:
     from forebay.train.command import Run
-    from forebay.train.data import About
 
 TOY, DLRM = "toy", "dlrm"
+# Those whose minutes plans know.
+PLANNED = (TOY, DLRM)
 # Of each model: seconds of a point's training, and of its peak; samples of a batch are those of `forebay train`.
-SECONDS = {TOY: (3.0, 1.0), DLRM: (10.0, 2.0)}
+SECONDS = {TOY: (3.0, 1.0), **dict.fromkeys((DLRM, *forms.NAMES), (10.0, 2.0))}
 # Batches of a point at least, however slow its supply. What a point takes beside its training: two checks, and its start.
 BATCHES_MIN, BESIDE_S = 16, 3.0
 # Times the need, beyond which a supply isn't simulated: a model takes no more, and the loader may bring no more.
@@ -48,7 +50,7 @@ OTHERS = {
     "netns": "--netns", "delay": "--link-delay", "rate": "--link-rate", "extend": "--extend", "metrics": "--metrics",
 }  # fmt: skip
 OWN = {
-    "system": "--system", "model": "--model", "scale_to_peak": "--scale-to-peak", "seconds": "--seconds",
+    "system": "--system", "models": "--models", "scale_to_peak": "--scale-to-peak", "seconds": "--seconds",
     "batch_size": "--batch-size",
 }  # fmt: skip
 
@@ -57,9 +59,9 @@ def options(function: Any) -> Any:
     """Flags of `forebay sweep` for sweeps of trainings."""
     for option in reversed((
         click.option("--system", metavar="NAME", help="Of drive-scaling: whose drives and GPUs."),
-        click.option("--model", type=click.Choice((TOY, DLRM)), help="Default: dlrm where SOURCE is given, its data; else toy."),
+        click.option("--models", "--model", metavar="NAME,…", help="Default: those whose data the SOURCEs are; else toy."),
         click.option("--scale-to-peak", is_flag=True, help="Scale the supply by this model's peak ÷ that of the system's GPUs."),
-        click.option("--seconds", metavar="TIME", help="Training of each point. Default: 3 s of toy, 10 s of dlrm."),
+        click.option("--seconds", metavar="TIME", help="Training of each point. Default: 3 s of toy, else 10 s."),
         click.option("--batch-size", metavar="N", help="Samples of a batch. Default: that of forebay train."),
     )):  # fmt: skip
         function = option(function)
@@ -79,22 +81,32 @@ class Asked:
 
     sweep: Sweep
     system: System
-    model: str
-    folder: str | None
+    models: tuple[str, ...]
+    # Of each model that has one.
+    folders: Mapping[str, str]
     batch: int | None
-    seconds: float
+    # Of each point; None: each model's own.
+    seconds: float | None
     rounds: int
     scale_to_peak: bool
 
     def points(self) -> list[dict[str, Any]]:
         return [
             {
-                "system": self.system.name, "gpus": self.system.gpus, "model": self.model, "drive": drive, "drives": count,
-                "batch": self.batch, "seconds": self.seconds, "scale_to_peak": self.scale_to_peak,
+                "system": self.system.name, "gpus": self.system.gpus, "model": model, "drive": drive, "drives": count,
+                "batch": self.batch, "seconds": self.seconds_of(model), "scale_to_peak": self.scale_to_peak,
             }
+            for model in self.models
             for drive in self.system.drives
             for count in self.sweep.drives
         ]  # fmt: skip
+
+    def seconds_of(self, model: str) -> float:
+        return SECONDS[model][0] if self.seconds is None else self.seconds
+
+    def name_of(self, point: Mapping[str, Any]) -> str:
+        name = f"{point['drives']} × {point['drive']}"
+        return name if len(self.models) == 1 else f"{point['model']}, {name}"
 
     def definition(self) -> dict[str, Any]:
         return {"rounds": self.rounds, "points": self.points()}
@@ -104,7 +116,8 @@ class Asked:
         return supply.parse(f"{supply.SCHEME}{point['drive']}?drives={point['drives']}", self.system.gpus)
 
     def seconds_in_all(self) -> float:
-        return len(self.points()) * self.rounds * (self.seconds + SECONDS[self.model][1] + BESIDE_S)
+        each = sum(self.seconds_of(model) + SECONDS[model][1] + BESIDE_S for model in self.models)
+        return each * len(self.points()) / len(self.models) * self.rounds
 
 
 def asked_of(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) -> Asked:
@@ -120,20 +133,41 @@ def asked_of(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) -
     system = known.get(values["system"].lower())
     if system is None:
         raise RequestError(f"--system {values['system']}", f"isn't one of {sweep.origin}", names)
-    if len(source) > 1:
-        raise RequestError(f"SOURCE {' '.join(source)}", "a model reads one data set", "one folder of forebay train datagen")
-    model = values["model"] or (DLRM if source else TOY)
-    if model == DLRM and not source:
-        made = "forebay train datagen dlrm --dir DIR"
-        raise RequestError("--model dlrm", "no SOURCE has its data", f"{made}, then forebay sweep {sweep.name} DIR")
+    folders = folders_of(source, values["models"], sweep.name)
     for drive in system.drives:
         supply.drive_of(drive)
-    seconds = parse_seconds(values["seconds"], "--seconds") if values["seconds"] else SECONDS[model][0]
-    if not 0.5 <= seconds <= 3600:
+    seconds = parse_seconds(values["seconds"], "--seconds") if values["seconds"] else None
+    if seconds is not None and not 0.5 <= seconds <= 3600:
         raise RequestError(f"--seconds {values['seconds']}", "is not 0.5 s to an hour", "--seconds 10")
     batch = count(values["batch_size"], "--batch-size", 1 << 24) if values["batch_size"] else None
     rounds = values["rounds"] or sweep.rounds
-    return Asked(sweep, system, model, source[0] if source else None, batch, seconds, rounds, values["scale_to_peak"])
+    there = {model: folder for model, folder in folders.items() if folder is not None}
+    return Asked(sweep, system, tuple(folders), there, batch, seconds, rounds, values["scale_to_peak"])
+
+
+def folders_of(source: Sequence[str], asked: str | None, sweep: str) -> dict[str, str | None]:
+    """Models in the order asked for, each with the folder of its data: the toy needs none. Raises RequestError."""
+    names = [name.strip() for name in asked.split(",")] if asked else []
+    for name in names:
+        if name not in SECONDS or names.count(name) > 1:
+            found = "is there twice" if name in SECONDS else "is no model of forebay train"
+            raise RequestError(f"--models {asked}", f"{name!r} {found}", f"--models {DLRM},{forms.NAMES[0]}")
+    if names == [TOY] or not (names or source):
+        if len(source) > 1:
+            raise RequestError(f"SOURCE {' '.join(source)}", "the toy reads one data set", "one folder of forebay train datagen")
+        return {TOY: source[0] if source else None}
+    found_: dict[str, str | None] = {}
+    for folder in source:
+        model = samples.model_of(Path(folder))
+        if model in found_ or (names and model not in names):
+            why = f"{found_[model]} has those of {model} too" if model in found_ else f"has the data of {model}"
+            raise RequestError(f"SOURCE {folder}", why, "one data set for each of --models")
+        found_[model] = folder
+    for name in names:
+        if name not in found_ and name != TOY:
+            made = f"forebay train datagen {name} --dir DIR"
+            raise RequestError(f"--models {name}", "no SOURCE has its data", f"{made}, then forebay sweep {sweep} DIR")
+    return {name: found_.get(name) for name in names or found_}
 
 
 def predictions(system: System, counts: Sequence[int]) -> list[dict[str, Any]]:
@@ -166,15 +200,14 @@ def parts_of(system: System) -> dict[str, float]:
 def command(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) -> int:
     asked = asked_of(sweep, source, values)
     as_json: bool = values["as_json"]
-    if asked.model == TOY:
-
+    if TOY in asked.models:
         # Before plans load NumPy.
         few_threads()
     predicted = predictions(asked.system, sweep.drives)
     if values["only_show"]:
         click.echo(json.dumps(_listing(asked, predicted)) if as_json else "\n".join(_listed(asked, predicted)))
         return 0
-    named = f"{sweep.name}-{asked.system.name.lower()}-{asked.model}"
+    named = f"{sweep.name}-{asked.system.name.lower()}-{'-'.join(asked.models)}"
     output = Path(values["output"] or time.strftime(f"{named}-%Y%m%d-%H%M%S.jsonl"))
     with Results(output) as results:
         frozen = _begin(asked, predicted, results, values["restart"])
@@ -202,7 +235,7 @@ def _begin(asked: Asked, predicted: list[dict[str, Any]], results: Results, rest
         results.mend_end()
         kept: dict[str, Any] = headers[-1]["frozen"]
         return kept
-    frozen = {"prediction": predicted, **parts_of(asked.system)}
+    frozen = {"prediction": predicted, **parts_of(asked.system), "peaks": {}}
     results.append(_header(asked, frozen))
     return frozen
 
@@ -231,7 +264,7 @@ def _header(asked: Asked, frozen: Mapping[str, Any]) -> dict[str, Any]:
         "sweep": hashlib.sha256(canonical(definition).encode()).hexdigest()[:16],
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": engine.typed(),
-        "sources": [asked.folder] if asked.folder else [],
+        "sources": list(asked.folders.values()),
         "definition": definition,
         "frozen": frozen,
         "changes": [],
@@ -257,103 +290,126 @@ def _play(asked: Asked, frozen: dict[str, Any], results: Results) -> Outcome:
     if not left:
         return outcome
     try:
-        with _model(asked) as (about, model):
-            if "peak_samples_per_s" not in frozen:
-                _measure_peak(asked, frozen, results, about, model)
-            for number, (point, turn) in enumerate(left, outcome.skipped + 1):
-                line, told = _one(asked, point, turn, frozen, about, model)
-                results.append(line)
-                click.echo(f"[{number}/{len(turns)}] {line['name']}  {told}", err=True)
-                if line.get("partial"):
-                    outcome.interrupted = True
-                    break
-                if "error" in line:
-                    outcome.failures.append(failure_of(line["error"]))
-                else:
-                    outcome.finished += 1
+        for name in dict.fromkeys(point["model"] for point, _ in left):
+            _play_one(asked, name, [turn for turn in left if turn[0]["model"] == name], frozen, results, outcome)
+            if outcome.interrupted:
+                break
     except KeyboardInterrupt:
         outcome.interrupted = True
     return outcome
 
 
+def _play_one(
+    asked: Asked, name: str, left: list[tuple[dict[str, Any], int]], frozen: dict[str, Any], results: Results, outcome: Outcome
+) -> None:
+    """The points of one model, which they share."""
+    every = len(asked.points()) * asked.rounds
+    with _model(asked, name) as (about, model):
+        if name not in frozen["peaks"]:
+            _measure_peak(asked, name, frozen, results, about, model)
+        for point, turn in left:
+            line, told = _one(asked, point, turn, frozen, about, model)
+            results.append(line)
+            done = outcome.skipped + outcome.finished + len(outcome.failures) + 1
+            click.echo(f"[{done}/{every}] {line['name']}  {told}", err=True)
+            if line.get("partial"):
+                outcome.interrupted = True
+                break
+            if "error" in line:
+                outcome.failures.append(failure_of(line["error"]))
+            else:
+                outcome.finished += 1
+
+
 @contextlib.contextmanager
-def _model(asked: Asked) -> Iterator[tuple[About, Any]]:
-    """The data set and the model, which all points share: each begins with the seed's weights."""
+def _model(asked: Asked, name: str) -> Iterator[tuple[Any, Any]]:
+    """A model and its data set, which all points share: each begins with the seed's weights."""
     from forebay.train import verb
 
-    nothing = dict.fromkeys(("rows", "table_rows", "data_seed"))
-    if asked.model == TOY:
+    nothing, folder = dict.fromkeys(("rows", "table_rows", "data_seed")), asked.folders.get(name)
+    if name == TOY:
         from forebay.train import toy
 
-        with verb._toy_data(asked.folder, nothing, True) as about:
+        with verb._toy_data(folder, nothing, True) as about:
             yield about, toy.Model(about.tables, 0)
         return
-    from forebay.train import dlrm
+    from forebay.train import dlrm, models
 
-    torch_or_say("train dlrm")
-    assert asked.folder is not None
-    about = verb._opened(Path(asked.folder), nothing)
-    made = dlrm.Model(about.tables, 0, device_of("train dlrm", None))
+    torch_or_say(f"train {name}")
+    assert folder is not None
+    made: Any
+    found = verb._opened(Path(folder), nothing, name)
+    device = device_of(f"train {name}", None)
+    made = dlrm.Model(found.tables, 0, device) if name == DLRM else models.Model(found.form, 0, device)
     try:
-        yield about, made
+        yield found, made
     finally:
         made.close()
 
 
-def _run_of(asked: Asked, of: supply.Supply, about: About, model: Any, peak: float | None = None) -> Run:
+def _run_of(asked: Asked, of: supply.Supply, about: Any, model: Any, peak: float | None = None) -> Run:
     """`peak`: samples a second of the model, where that is known."""
-    from forebay.train import command, data, verb
+    from forebay.train import command, verb
 
-    peak_s = SECONDS[asked.model][1]
-    batch = asked.batch or min(verb.TOY_BATCH if asked.model == TOY else verb.BATCH, about.rows)
-    batch_s = batch * data.ROW_BYTES / supply.bytes_per_s(of.gib_s) if of.gib_s else 0.0
+    peak_s = SECONDS[model.name][1]
+    usual = {TOY: verb.TOY_BATCH, DLRM: verb.BATCH}
+    batch = asked.batch or min(usual.get(model.name) or about.form.batch, about.rows)
+    batch_s = batch * about.row_bytes / supply.bytes_per_s(of.gib_s) if of.gib_s else 0.0
     batch_s = max(batch_s, batch / peak if peak else 0.0)
     request = command.Request(
-        about, of, batch, cache="warm", quality=False, seconds=max(asked.seconds, BATCHES_MIN * batch_s), peak_s=peak_s,
-        check_s=peak_s / 2,
+        about, of, batch, cache="warm", quality=False, seconds=max(asked.seconds_of(model.name), BATCHES_MIN * batch_s),
+        peak_s=peak_s, check_s=peak_s / 2,
     )  # fmt: skip
     request.check(model.device)
-    return command.Run(request, model, asked.model != TOY)
+    return command.Run(request, model, model.name != TOY)
 
 
-def _measure_peak(asked: Asked, frozen: dict[str, Any], results: Results, about: About, model: Any) -> None:
-    """The rate that scales all supplies, kept with what was decided."""
+def _measure_peak(asked: Asked, name: str, frozen: dict[str, Any], results: Results, about: Any, model: Any) -> None:
+    """The rate that scales a model's supplies, kept with what was decided."""
     run = _run_of(asked, supply.Supply(None), about, model)
     run.measure_peak()
     if run.peak is None:
         raise MachineError(f"sweep {asked.sweep.name}", f"the model's peak can't be measured: {run.no_peak}", "another SOURCE")
-    frozen["peak_samples_per_s"] = run.peak.samples_per_s
-    frozen["factor"] = run.peak.samples_per_s / frozen["rate_of_a_gpu"] if asked.scale_to_peak else None
+    rate = run.peak.samples_per_s
+    # Of another model than DLRM, the rate of the system's GPUs isn't known.
+    factor = rate / frozen["rate_of_a_gpu"] if asked.scale_to_peak and name in PLANNED else None
+    frozen["peaks"][name] = {"samples_per_s": rate, "factor": factor}
     results.append(_header(asked, frozen))
-    click.echo(
-        f"own peak {whole(run.peak.samples_per_s)} samples/s; a GPU of {asked.system.name}: {whole(frozen['rate_of_a_gpu'])}"
-        + (f"; supplies scaled by {significant(frozen['factor'])}" if frozen["factor"] else ""),
-        err=True,
-    )
+    told = f"{name}: own peak {whole(rate)} samples/s, {significant(rate * about.row_bytes / GIB)} GiB/s"
+    if name in PLANNED:
+        told += f"; a GPU of {asked.system.name}: {whole(frozen['rate_of_a_gpu'])} samples/s"
+    click.echo(told + (f"; supplies scaled by {significant(factor)}" if factor else ""), err=True)
+
+
+def _planned(frozen: Mapping[str, Any], point: Mapping[str, Any], share: supply.Supply, row_bytes: int) -> dict[str, Any]:
+    """What was predicted of a point: minutes of DLRM; of another model, the lesser of its peak and of what the share carries."""
+    if point["model"] in PLANNED:
+        planned = next(p for p in frozen["prediction"] if (p["drive"], p["drives"]) == (point["drive"], point["drives"]))
+        found = {f"predicted_{key}": planned[key] for key in ("minutes", "p10", "p90")}
+        return {**found, **{key: frozen[key] for key in ("samples", "evaluations_s")}}
+    most = frozen["peaks"][point["model"]]["samples_per_s"]
+    return {"predicted_samples_per_s": min(most, supply.bytes_per_s(share.gib_s or 0.0) / row_bytes)}
 
 
 def _one(
-    asked: Asked, point: dict[str, Any], turn: int, frozen: Mapping[str, Any], about: About, model: Any
+    asked: Asked, point: dict[str, Any], turn: int, frozen: Mapping[str, Any], about: Any, model: Any
 ) -> tuple[dict[str, Any], str]:
     """The line of a point, and what to tell of it."""
-    from forebay.train import data
-
-    share, factor = asked.share(point), frozen["factor"]
-    most = NEEDS_MAX * frozen["peak_samples_per_s"] * data.ROW_BYTES / GIB
+    own = frozen["peaks"][point["model"]]
+    share, factor = asked.share(point), own["factor"]
+    most = NEEDS_MAX * own["samples_per_s"] * about.row_bytes / GIB
     of = share.scaled(factor, most)
-    planned = next(p for p in frozen["prediction"] if (p["drive"], p["drives"]) == (point["drive"], point["drives"]))
-    name = f"{point['drives']} × {point['drive']}"
+    name = asked.name_of(point)
     line: dict[str, Any] = {
         "schema": POINT, "preset": asked.sweep.name, "key": key_of(point), "round": turn, "name": name, "changes": [],
         "point": {
             **point, "supply_gib_s": of.gib_s, "share_gib_s": share.gib_s, "factor": factor, "capped": of.gib_s == most,
-            **{f"predicted_{key}": planned[key] for key in ("minutes", "p10", "p90")},
-            **{key: frozen[key] for key in ("samples", "evaluations_s")},
+            **_planned(frozen, point, share, about.row_bytes),
         },
     }  # fmt: skip
     try:
         model.reset()
-        run = _run_of(asked, of, about, model, frozen["peak_samples_per_s"])
+        run = _run_of(asked, of, about, model, own["samples_per_s"])
         failure = run.measure()
         if failure is not None:
             raise failure
@@ -379,30 +435,36 @@ def _told(part: Mapping[str, Any]) -> str:
 
 
 def _heading(asked: Asked) -> list[str]:
-    first = f"{asked.sweep.name}: {asked.sweep.title}, {asked.model} as on {asked.system.name}"
+    first = f"{asked.sweep.name}: {asked.sweep.title}, {', '.join(asked.models)} as on {asked.system.name}"
     runs = len(asked.points()) * asked.rounds
     return [first, f"  {runs} trainings, about {format_duration(asked.seconds_in_all())} in all; {scaling.LABEL}"]
 
 
 def _listing(asked: Asked, predicted: list[dict[str, Any]]) -> dict[str, Any]:
-    points = [
-        {"key": key_of(p), "name": f"{p['drives']} × {p['drive']}", "point": p, "share_gib_s": asked.share(p).gib_s}
-        for p in asked.points()
+    points: list[dict[str, Any]] = [
+        {"key": key_of(p), "name": asked.name_of(p), "point": p, "share_gib_s": asked.share(p).gib_s} for p in asked.points()
     ]
     return {
         "schema": "forebay.sweep-plan/1",
         "preset": asked.sweep.name,
         "seconds": asked.seconds_in_all(),
-        "points": [{**point, "predicted": planned} for point, planned in zip(points, predicted, strict=True)],
+        "points": [{**each, "predicted": _predicted(predicted, each["point"])} for each in points],
     }
 
 
 def _listed(asked: Asked, predicted: list[dict[str, Any]]) -> list[str]:
     rows = [("drives", "GiB/s a GPU", "planned, min", "80 %")]
-    for point, planned in zip(asked.points(), predicted, strict=True):
-        share = significant(asked.share(point).gib_s or 0.0)
-        rows.append((f"{point['drives']} × {point['drive']}", share, _minutes(planned["minutes"]), _between(planned, "")))
+    for point in asked.points():
+        share, planned = significant(asked.share(point).gib_s or 0.0), _predicted(predicted, point)
+        told = (_minutes(planned["minutes"]), _between(planned, "")) if planned else ("", "")
+        rows.append((asked.name_of(point), share, *told))
     return [*_heading(asked), *table(rows)]
+
+
+def _predicted(predicted: list[dict[str, Any]], point: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Minutes that were planned of a point, before its model's peak is known."""
+    same = (p for p in predicted if (p["drive"], p["drives"]) == (point["drive"], point["drives"]))
+    return next(same) if point["model"] in PLANNED else None
 
 
 def _minutes(value: float | None) -> str:
@@ -410,7 +472,7 @@ def _minutes(value: float | None) -> str:
 
 
 def _between(row: Mapping[str, Any], before: str) -> str:
-    return f"{row[f'{before}p10']:.2f} to {row[f'{before}p90']:.2f}"
+    return "" if row[f"{before}p10"] is None else f"{row[f'{before}p10']:.2f} to {row[f'{before}p90']:.2f}"
 
 
 def _summary(asked: Asked, results: Results, outcome: Outcome) -> dict[str, Any]:
@@ -425,10 +487,11 @@ def _summary(asked: Asked, results: Results, outcome: Outcome) -> dict[str, Any]
         "schema": "forebay.drive-scaling/1",
         "label": scaling.LABEL,
         "system": asked.system.name,
-        "model": asked.model,
+        "model": ", ".join(asked.models),
         "output": str(results.path),
         "rows": made,
         "enough": scaling.enough_of(made),
+        "advice": scaling.advice_of([(line["point"], line["record"].get("train") or {}) for line in lines]),
         "unsteady": scaling.unsteady(made),
         "finished": outcome.finished + outcome.skipped,
         "finished_before": outcome.skipped,
@@ -445,9 +508,11 @@ def rates(record: Mapping[str, Any]) -> tuple[float | None, float | None]:
 
 def _shown(document: Mapping[str, Any]) -> list[str]:
     head = ("drives", "GiB/s", "samples/s", "of peak", "minutes", "planned", "80 %", "published", "speed-up", "planned")
+    several = len({r["model"] for r in document["rows"]}) > 1
     body = [
         (
-            f"{r['drives']} × {r['drive']}", ("≥ " if r["capped"] else "") + significant(r["supply_gib_s"]),
+            several * f"{r['model']}, " + f"{r['drives']} × {r['drive']}",
+            ("≥ " if r["capped"] else "") + significant(r["supply_gib_s"]),
             whole(r["samples_per_s"]),
             percent(r["of_peak"]) if r["of_peak"] else "", _minutes(r["minutes"]), _minutes(r["predicted_minutes"]),
             _between(r, "predicted_"), _minutes(r["published_minutes"]), f"{r['speed_up']:.2f}", f"{r['predicted_speed_up']:.2f}",
@@ -456,6 +521,7 @@ def _shown(document: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
     made = [f"{document['model']} as on {document['system']} ({document['label']})", *(table([head, *body]) if body else [])]
     made += [scaling.sentence(row) for row in document["enough"]]
+    made += [f"storage   {each['model']} at {each['drives']} × {each['drive']}: {each['text']}" for each in document["advice"]]
     made += [f"warning   {document['unsteady']}"] if document["unsteady"] else []
     made += [f"failed    {e['asked']}: {e['found']} (try: {e['next']})" for e in document["failed"]]
     return [*made, f"kept      {document['output']}; forebay report {document['output']} draws it"]

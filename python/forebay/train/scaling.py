@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,7 +40,8 @@ def rows(
     """One row for each point: of (point, samples/s, own peak) of each of its rounds, and the table of published minutes.
 
     Minutes are those of as many GPUs as the system has, of which each goes so fast: at the scaled supply, that of the
-    system's own. The speed-up is of the minutes, over those of the fewest drives of that kind.
+    system's own. They are known of models whose samples until they converge are. The speed-up is of the minutes, else of
+    the rate, over those of the fewest drives of that kind.
     """
     rounds: dict[tuple[str, str, str, int], list[tuple[Mapping[str, Any], float, float | None]]] = {}
     for point, rate, peak in measured:
@@ -55,17 +57,23 @@ def rows(
             "model": model, "system": system, "drive": drive, "drives": count, "rounds": len(found), "samples_per_s": rate,
             "of_peak": statistics.median(shares) if shares else None, "peaks": [p for _, _, p in found if p],
             "supply_gib_s": point["supply_gib_s"], "capped": point.get("capped") is True, "factor": point.get("factor"),
-            "minutes": minutes(point, equal),
+            "minutes": minutes(point, equal) if point.get("samples") else None,
+            **{f"predicted_{k}": point.get(f"predicted_{k}") for k in ("minutes", "p10", "p90")},
         }  # fmt: skip
-        made.append({**row, **{f"predicted_{k}": point[f"predicted_{k}"] for k in ("minutes", "p10", "p90")}})
+        # Of whatever unit, within a row's likes.
+        by_rate = row["minutes"] is None
+        row["time"] = 1 / rate if by_rate else row["minutes"]
+        row["predicted_time"] = 1 / point["predicted_samples_per_s"] if by_rate else row["predicted_minutes"]
+        made.append(row)
     published = theirs(cells)
     for row in made:
         alike = [r for r in made if all(r[k] == row[k] for k in ("model", "system", "drive"))]
         fewest = min(alike, key=lambda r: r["drives"])
-        row["speed_up"] = fewest["minutes"] / row["minutes"]
-        row["predicted_speed_up"] = fewest["predicted_minutes"] / row["predicted_minutes"]
-        row["published_minutes"] = published.get((row["system"], row["drive"], row["drives"]))
-        first = published.get((row["system"], row["drive"], fewest["drives"]))
+        row["speed_up"] = fewest["time"] / row["time"]
+        row["predicted_speed_up"] = fewest["predicted_time"] / row["predicted_time"]
+        known = published if row["minutes"] else {}
+        row["published_minutes"] = known.get((row["system"], row["drive"], row["drives"]))
+        first = known.get((row["system"], row["drive"], fewest["drives"]))
         told = row["published_minutes"]
         row["published_speed_up"] = first / told if first and told else None
     return made
@@ -90,7 +98,7 @@ def enough_of(made: Sequence[Row]) -> list[Row]:
         alike = [r for r in made if (r["model"], r["system"], r["drive"]) == (model, system, drive)]
         row: Row = {"model": model, "system": system, "drive": drive, "most": max(r["drives"] for r in alike)}
         for kind in ("minutes", "predicted_minutes"):
-            curve = [(r["drives"], r[kind]) for r in alike]
+            curve = [(r["drives"], r[kind.replace("minutes", "time")]) for r in alike]
             row[kind] = {name: enough(curve, share) for name, share in SHARES.items()}
         found.append(row)
     return found
@@ -107,9 +115,31 @@ def sentence(row: Row) -> str:
     return f"{row['drive']} on {row['system']}, {row['model']}: more drives gain less than {'; '.join(said)}"
 
 
+def _least(point: Mapping[str, Any]) -> tuple[float, float]:
+    """Orders points by their supply, and those that are held to one by the drives' share."""
+    share = point.get("share_gib_s")
+    return point["supply_gib_s"], share if isinstance(share, float) else math.inf
+
+
+def advice_of(measured: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[Row]:
+    """What each model's run says of storage, at the least supply that it had: of (point, its record's part `train`)."""
+    found: dict[str, Row] = {}
+    for point, part in sorted(measured, key=lambda each: _least(each[0])):
+        given = part.get("advice")
+        told = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+        said = [str(each.get("text")) for each in told if each.get("area") == "storage"]
+        if said:
+            found.setdefault(point["model"], {**{key: point[key] for key in ("model", "drive", "drives")}, "text": said[0]})
+    return [found[model] for model in dict.fromkeys(point["model"] for point, _ in measured) if model in found]
+
+
 def unsteady(made: Sequence[Row]) -> str | None:
     """A sentence where the model's own peak wasn't the same all the while: what compute bounds is then the machine's noise."""
-    peaks = [peak for row in made for peak in row["peaks"]]
+    peaks: list[float] = []
+    for model in dict.fromkeys(row["model"] for row in made):
+        own = [peak for row in made if row["model"] == model for peak in row["peaks"]]
+        if own and (not peaks or max(own) / min(own) > max(peaks) / min(peaks)):
+            peaks = own
     if not peaks or max(peaks) <= STEADY * min(peaks):
         return None
     between = f"from {whole(min(peaks))} to {whole(max(peaks))} samples/s"
