@@ -42,15 +42,15 @@ def optimizer_of(name: str | None, device: str) -> str:
     if device == "cpu":
         found = "it runs on a GPU, and the model is to run on the CPU"
         raise MachineError(f"--optimizer {FUSED}", found, f"--optimizer {TORCH}")
-    lacks = _lacks()
-    if lacks is None:
+    missing = lacks()
+    if missing is None:
         return FUSED
     if name is None:
         return TORCH
-    raise MachineError(f"--optimizer {FUSED}", lacks[0], f"{lacks[1]}; or --optimizer {TORCH}")
+    raise MachineError(f"--optimizer {FUSED}", missing[0], f"{missing[1]}; or --optimizer {TORCH}")
 
 
-def _lacks() -> tuple[str, str] | None:
+def lacks() -> tuple[str, str] | None:
     """What kernels of Triton need and this machine hasn't, and what brings it; None where they can be built."""
     try:
         import triton  # noqa: F401

@@ -197,6 +197,11 @@ def matches(boxes: Any, there: Any, anchors_: Any) -> Any:
     return torch.where(kept, which, found)
 
 
+def absent(logits: Any) -> Any:
+    """The focal loss, but for its share, of what isn't there: weighed by the chance of being wrong."""
+    return torch.sigmoid(logits) ** GAMMA * functional.softplus(logits)
+
+
 def losses(logits: Any, corners: Any, anchors_: Any, boxes: Any, labels: Any) -> Any:
     """Of all images alike: each one's sums over the number of its anchors that have a box. No wait for the device."""
     with torch.no_grad():
@@ -204,18 +209,16 @@ def losses(logits: Any, corners: Any, anchors_: Any, boxes: Any, labels: Any) ->
         has = found >= 0
         count = has.sum(1).clamp(min=1)
         at = found.clamp(min=0)
-        label = torch.where(has, labels.gather(1, at), -1)
-        truth = label[:, :, None] == torch.arange(logits.shape[2], device=logits.device)
+        label = labels.gather(1, at).clamp(min=0)
         wide = anchors_[:, 2:] - anchors_[:, :2]
         middle = anchors_[:, :2] + wide / 2
         mine = boxes.gather(1, at[:, :, None].expand(-1, -1, 4))
         size = torch.where(has[:, :, None], mine[:, :, 2:] - mine[:, :, :2], wide)
         moved = (mine[:, :, :2] + size / 2 - middle) / wide
         wanted = torch.cat([moved, (size / wide).clamp(min=1e-6).log()], dim=2)
-    # log(1 + e^-x) of the truth's side; the chance of being wrong weighs it.
-    signed = torch.where(truth, logits, -logits)
-    wrong = torch.sigmoid(-signed)
-    each = torch.where(truth, ALPHA, 1 - ALPHA) * wrong**GAMMA * -functional.logsigmoid(signed)
-    classes = (each.sum(2) * (found != -2)).sum(1) / count
+    # Of every class as if it weren't there, which is most of it, and the difference for the one that is: few kernels.
+    own = logits.gather(2, label[:, :, None])[:, :, 0]
+    each = absent(logits).sum(2) + has * (ALPHA / (1 - ALPHA) * absent(-own) - absent(own))
+    classes = (1 - ALPHA) * (each * (found != -2)).sum(1) / count
     distance = ((corners - wanted).abs().sum(2) * has).sum(1) / count
     return classes.mean() + distance.mean()

@@ -30,6 +30,8 @@ class Model(Steps):
         self.form, self.seed, self.name = form, seed, form.model
         self.rate, self.optimizer = learning_rate or form.rate, form.optimizer
         torch = self._torch
+        if compiled and self.queued:
+            refuse_to_compile()
         if self.queued:
             # The fastest convolution of these sizes, found at the first step.
             torch.backends.cudnn.benchmark = True
@@ -164,6 +166,15 @@ def _fill(torch: Any, module: Any, draw: Any) -> None:
         module.bias.zero_()
     if isinstance(module, nn.BatchNorm2d):
         module.reset_running_stats()
+
+
+def refuse_to_compile() -> None:
+    """Raises MachineError where torch.compile lacks what it makes kernels with."""
+    from forebay.train.dlrm import lacks
+
+    found = lacks()
+    if found is not None:
+        raise MachineError("--compile", found[0], f"{found[1]}; or no --compile")
 
 
 def with_layers(form: forms.Form, layers: int | None) -> forms.Form:
