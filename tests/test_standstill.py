@@ -23,7 +23,7 @@ def is_watched(pid: int) -> bool:
 
 @pytest.mark.promise("REC-47")
 def test_a_stop_under_a_second_is_told_and_is_no_latency(tmp_path: Path) -> None:
-    """Whether the worker waits for a completion meanwhile, or is within a read: both at once, which saves the time of one."""
+    """The worker waits for a completion meanwhile, or is within a read: both at once, which saves the time of one."""
     if Path("/proc/thread-self/schedstat").read_text().split()[2:] in ([], ["0"]):
         pytest.skip("this kernel doesn't tell how long a thread waits for a processor")
     if len(os.sched_getaffinity(0)) < 2:

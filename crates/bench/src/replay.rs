@@ -74,7 +74,7 @@ pub(crate) struct Replay {
     files: Vec<Extent>,
 }
 
-/// Where the last byte of a file is that a list has, and on which line.
+/// Last byte of a file that a list has, and its line.
 struct Extent {
     name: String,
     end: u64,
@@ -219,7 +219,7 @@ impl Replay {
     }
 }
 
-/// What a player says next.
+/// Next step of a player.
 pub(crate) enum Turn {
     Io(Io),
     /// Not yet: it isn't due, or waits for what is in flight.

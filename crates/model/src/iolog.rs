@@ -48,7 +48,7 @@ pub struct Io {
     pub gap_us: u64,
 }
 
-/// What a list says, line after line.
+/// Lines of a list, one after another.
 pub struct Parser {
     /// Its name in errors.
     label: String,
@@ -219,7 +219,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// What becomes of a list's I/Os on their way: `replay_scale`, `replay_align`, `replay_skip`.
+/// Changes to a list's I/Os on their way: `replay_scale`, `replay_align`, `replay_skip`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recast {
     pub divide: u64,

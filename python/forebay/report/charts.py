@@ -68,7 +68,7 @@ def _values(study: Study, name: str, title: str, unit: str, path: str) -> Chart 
 
 
 def _ratios(study: Study, name: str, title: str, path: str) -> Chart | None:
-    """What a series is divided by lies at 1, and the others where their quotient is: at two places on the axis or more."""
+    """Chart of quotients: the series that divides lies at 1, the others at theirs; at two places on the axis or more."""
     found: list[Row] = []
     bases: dict[tuple[float, str], Row] = {}
     for point in study.points if study.axis.key else ():

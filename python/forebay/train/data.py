@@ -324,7 +324,7 @@ def _fill(
 
 
 def chunks(make: Callable[[int, int], Any], count: int, size: int) -> Iterator[Any]:
-    """What `make` makes of (number, rows) of each chunk, in order, by as many threads as there are processors."""
+    """Results of `make` for (number, rows) of each chunk, in order, by as many threads as there are processors."""
     sizes = [min(size, count - at) for at in range(0, count, size)]
     threads = max(1, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads) as pool:

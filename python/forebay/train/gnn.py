@@ -245,7 +245,7 @@ class Model(dlrm.Model):
         return NO_NUMBER if found else None
 
     def right(self, batch: Batch) -> int:
-        """How many of a batch's nodes it puts into their class."""
+        """Number of a batch's nodes that it puts into their class."""
         with self._torch.no_grad():
             return int((self._logits(batch).argmax(1) == batch.labels).sum())
 

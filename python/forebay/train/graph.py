@@ -137,7 +137,7 @@ def labels(seed: int, nodes: int, classes: int) -> Array:
 
 
 def edges(seed: int, nodes: int, classes: int, relation: int) -> tuple[Array, Array]:
-    """Where each node's neighbours by a relation begin (nodes + 1 numbers), and who they are."""
+    """Begins of each node's neighbours by a relation (nodes + 1 numbers), and the neighbours."""
     import numpy as np
 
     draw = np.random.default_rng([seed, 24, relation])

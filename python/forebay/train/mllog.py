@@ -123,7 +123,7 @@ def _described(record: Record) -> Record:
 
 
 def _settings(part: Record) -> Record:
-    """What was trained with, in the rules' words."""
+    """Settings of the training in the rules' words."""
     found = {
         "seed": part["seed"],
         "global_batch_size": part["batch"],
@@ -142,7 +142,7 @@ def _hyperparameters(part: Record) -> Record:
 
 
 def platform(record: Record) -> str:
-    """What it ran on: `1x NVIDIA H100`, or the processor."""
+    """Device that it ran on: `1x NVIDIA H100`, or the processor."""
     found = record.get("environment") or {}
     gpus = found.get("gpus") or []
     if str(record["train"]["device"]).startswith("cuda") and gpus:
@@ -154,7 +154,7 @@ def platform(record: Record) -> str:
 
 
 class Logs:
-    """Where the logs of runs go: one file, or the folder that MLCommons' package checker takes, a result for each seed.
+    """Destination of the logs of runs: one file, or the folder that MLCommons' package checker takes, a result for each seed.
 
     Refuses, before anything runs, what something has already.
     """

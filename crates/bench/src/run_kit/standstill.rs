@@ -21,7 +21,7 @@ const BEAT: Duration = Duration::from_millis(10);
 pub const STANDSTILL_MIN: Duration = Duration::from_millis(30);
 /// The beginning of a standstill is known to this.
 pub const STANDSTILL_EXACT: Duration = BEAT;
-/// Where two threads can't tell, or the kernel doesn't tell how long one waited for a processor: a busy machine keeps none
+/// Standstill that is seen where two threads can't tell, or the kernel doesn't tell how long one waited for a processor: a busy machine keeps none
 /// waiting for so long.
 pub const STANDSTILL: Duration = Duration::from_secs(1);
 const BEATS: usize = 2;
@@ -49,7 +49,7 @@ impl Span {
         (to >= before + ns_of(STANDSTILL_MIN)).then_some(Span { after: last, before, to, beat: now })
     }
 
-    /// What two threads missed at once, if it is long enough.
+    /// Standstill that two threads missed at once, if it is long enough.
     fn of_both(&self, other: &Span) -> Option<Span> {
         let after = self.after.max(other.after);
         let before = self.before.min(other.before).max(after);
@@ -82,7 +82,7 @@ fn ns_of(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// What the threads have seen so far.
+/// Late beats and standstills so far.
 #[derive(Debug, Default)]
 struct Seen {
     /// The last late beats of each.

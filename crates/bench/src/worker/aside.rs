@@ -12,7 +12,7 @@ const SOON: Duration = Duration::from_millis(1);
 /// Something that ended while no beat told what its time was.
 pub(super) struct Aside {
     what: Timed,
-    /// What the log says of it.
+    /// Line of the log.
     logged: Option<Next>,
     started: Instant,
     ended: Instant,
