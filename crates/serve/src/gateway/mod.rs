@@ -4,6 +4,7 @@ pub mod config;
 mod controller;
 pub(crate) mod dma;
 mod function;
+pub(crate) mod handed;
 pub(crate) mod handle;
 pub mod handover;
 mod hold;

@@ -3,9 +3,8 @@
 use super::super::vfio_user::config_space;
 use super::{settings, Controller, Parts, Peer, Suspension, Tally};
 use crate::gateway::function::Taken;
-use crate::gateway::handover::descriptors::{Fd, Given, Received};
-use crate::gateway::handover::state::{Bytes, ControllerState, MappingState, QueueKept, TallyState};
-use crate::gateway::handover::wire::broken;
+use crate::gateway::handed::{broken, Bytes, Fd, Given, Received};
+use crate::gateway::handover::state::{ControllerState, MappingState, QueueKept, TallyState};
 use crate::gateway::shm;
 use crate::gateway::vfio_user::socket::Session;
 use crate::gateway::worker::Letter;

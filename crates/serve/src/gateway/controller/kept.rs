@@ -2,7 +2,7 @@
 
 use super::{Controller, Peer, Waiting};
 use crate::gateway::function::Tally;
-use crate::gateway::handover::descriptors::Given;
+use crate::gateway::handed::Given;
 use crate::gateway::handover::state::{KeptState, QueueKept};
 use crate::gateway::keeper::link::Arrived;
 use crate::gateway::keeper::Ends;

@@ -3,11 +3,11 @@
 use super::{Gateway, Namespace, Running, REPLY};
 use crate::gateway::config::{self, Front};
 use crate::gateway::controller::Controller;
-use crate::gateway::handover::descriptors::Given;
+use crate::gateway::handed::{broken, Given};
 use crate::gateway::handover::state::{
     ControllerState, GatewayState, NamespaceCounts, NamespaceState, Offer,
 };
-use crate::gateway::handover::wire::{broken, Line};
+use crate::gateway::handover::wire::Line;
 use crate::gateway::handover::{Message, FORMAT};
 use crate::gateway::port::Word;
 use crate::gateway::rpc::Door;

@@ -2,9 +2,9 @@
 
 use super::{Gateway, Locks};
 use crate::gateway::config::{Config, Front};
-use crate::gateway::handover::descriptors::{Given, Received};
+use crate::gateway::handed::{broken, Given, Received};
 use crate::gateway::handover::state::{ControllerState, Offer};
-use crate::gateway::handover::{wire::broken, FORMAT};
+use crate::gateway::handover::FORMAT;
 use crate::gateway::keeper::{Keeper, Past, Told};
 use crate::target::log::{Level, Sink};
 use forebay_io::clock;

@@ -1,8 +1,9 @@
 //! The next gateway's part before there is one: it listens, and asks the one that runs.
 
-use super::wire::{broken, Line};
+use super::wire::Line;
 use super::FORMAT;
 use crate::gateway::config::{rpc_path, Config};
+use crate::gateway::handed::broken;
 use crate::gateway::handle::{Gateway, PATIENCE};
 use crate::gateway::rpc::client;
 use crate::gateway::socket::listen_at;

@@ -8,7 +8,6 @@
 //! it serves, and carries out what was withdrawn. Until that word the old one goes on as if nothing had been, whatever fails.
 
 pub(crate) mod ask;
-pub(crate) mod descriptors;
 pub(crate) mod state;
 pub mod wire;
 

@@ -1,12 +1,13 @@
 //! All that a gateway is at one moment, as plain data.
 
-use super::descriptors::Fd;
 use crate::gateway::config::Config;
 use crate::gateway::function::Tally;
+use crate::gateway::handed::{Bytes, Fd};
+use crate::gateway::vfio_user::state::{PeerState, VectorState};
 use crate::target::stats::{Counts, LatencyStats};
 use forebay_nvme::transport::pcie::device::state::DeviceState;
 use forebay_nvme::transport::pcie::queue::QueueState;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 /// State that the next gateway needs before the old one stops for a moment.
 #[derive(Debug, Serialize, Deserialize)]
@@ -95,15 +96,6 @@ pub struct KeptState {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct VectorState {
-    /// The client's eventfd.
-    pub bell: Option<Fd>,
-    pub masked: bool,
-    pub pending: bool,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct MappingState {
     pub address: u64,
     pub bytes: u64,
@@ -111,20 +103,6 @@ pub struct MappingState {
     pub writable: bool,
     /// The file and the offset in it. Several mappings may name one.
     pub file: Option<(Fd, u64)>,
-}
-
-/// A client's connection, and the parts of messages that are on their way.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PeerState {
-    pub client: Fd,
-    pub greeted: bool,
-    /// Received part of the message that has not come whole.
-    pub received: Bytes,
-    pub received_fds: Vec<Fd>,
-    pub too_many: bool,
-    /// Answers that it has not taken.
-    pub unsent: Vec<(Bytes, Vec<Fd>)>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,24 +125,4 @@ pub struct QueueKept {
     pub head_seen: u32,
     pub tails_seen: Vec<(u16, u32)>,
     pub tallies: Vec<Tally>,
-}
-
-/// Bytes as text of base64.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Bytes(pub Vec<u8>);
-
-impl Serialize for Bytes {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        use base64::Engine as _;
-        to.serialize_str(&base64::engine::general_purpose::STANDARD.encode(&self.0))
-    }
-}
-
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Bytes, D::Error> {
-        use base64::Engine as _;
-        let text = String::deserialize(from)?;
-        let bytes = base64::engine::general_purpose::STANDARD.decode(text);
-        bytes.map(Bytes).map_err(serde::de::Error::custom)
-    }
 }

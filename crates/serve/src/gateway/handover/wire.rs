@@ -2,6 +2,7 @@
 //! the time that it may take.
 
 use super::Message;
+use crate::gateway::handed::broken;
 use forebay_model::Error;
 use rustix::net::{self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -166,8 +167,4 @@ fn silent(e: &std::io::Error) -> Error {
         std::io::ErrorKind::UnexpectedEof => broken("the other gateway ended it"),
         _ => broken(&e.to_string()),
     }
-}
-
-pub(crate) fn broken(found: &str) -> Error {
-    Error::run("the hand-over of a gateway", found, "the log of the one that runs; it serves on")
 }

@@ -2,8 +2,8 @@
 
 use super::link::{self, is_readable, Heard};
 use super::{Came, Ends, Event};
-use crate::gateway::handover::state::Bytes;
-use crate::gateway::handover::wire::{broken, Line};
+use crate::gateway::handed::{broken, Bytes};
+use crate::gateway::handover::wire::Line;
 use crate::gateway::vfio_user::socket::{Ended, Listener, Session};
 use forebay_model::Error;
 use rustix::event::{PollFd, PollFlags};

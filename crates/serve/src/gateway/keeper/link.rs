@@ -2,8 +2,8 @@
 
 use super::shm::Paper;
 use super::{Came, Ends, Event, Said, Stated};
-use crate::gateway::handover::state::Bytes;
-use crate::gateway::handover::wire::{broken, Line};
+use crate::gateway::handed::{broken, Bytes};
+use crate::gateway::handover::wire::Line;
 use crate::gateway::vfio_user::message::{Header, HEADER_BYTES};
 use crate::gateway::vfio_user::socket::Message;
 use forebay_model::Error;

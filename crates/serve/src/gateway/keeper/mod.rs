@@ -22,7 +22,7 @@ pub use child::Keeper;
 pub use link::Link;
 pub use run::keep;
 
-use super::handover::state::Bytes;
+use super::handed::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// Environment variable by which a gateway finds its keeper: `LINE:LIFE:first` or `LINE:LIFE:again`, numbers of

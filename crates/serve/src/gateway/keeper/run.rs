@@ -4,7 +4,7 @@ use super::held::Held;
 use super::link::is_readable;
 use super::process::{told, Life, Running, Signals};
 use super::{Past, Told};
-use crate::gateway::handover::wire::broken;
+use crate::gateway::handed::broken;
 use crate::target::log::{Entry, Level, Sink};
 use forebay_io::clock;
 use forebay_model::Error;

@@ -1,10 +1,9 @@
 //! MSI-X vectors: an eventfd of the client for each, that any thread of the gateway signals.
 
 use super::message::irq_set;
+use super::state::VectorState;
 use super::uring::Bell;
-use crate::gateway::handover::descriptors::{Given, Received};
-use crate::gateway::handover::state::VectorState;
-use crate::gateway::handover::wire::broken;
+use crate::gateway::handed::{broken, Given, Received};
 use forebay_io::reactor::memlock;
 use forebay_model::Error;
 use std::os::fd::OwnedFd;

@@ -4,4 +4,5 @@ pub mod config_space;
 pub mod interrupts;
 pub mod message;
 pub(crate) mod socket;
+pub(crate) mod state;
 mod uring;

@@ -2,9 +2,8 @@
 //! stops in the middle of a message, or reads no answers, holds up nobody.
 
 use super::message::{Header, DESCRIPTORS_MAX, HEADER_BYTES};
-use crate::gateway::handover::descriptors::{Given, Received};
-use crate::gateway::handover::state::{Bytes, PeerState};
-use crate::gateway::handover::wire::broken;
+use super::state::PeerState;
+use crate::gateway::handed::{broken, Bytes, Given, Received};
 use crate::gateway::socket::listen_at;
 use forebay_model::Error;
 use rustix::io::Errno;
