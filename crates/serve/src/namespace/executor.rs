@@ -141,7 +141,8 @@ pub(crate) trait Front {
     /// The thread's queue of a namespace, opened if it isn't. None: there is no such namespace.
     fn lane(&mut self, nsid: u32) -> Result<Option<u32>, Status>;
 
-    /// End of a command that has steps before it, or lost one to whoever cancelled it; None: it goes on.
+    /// Asked when a step was cancelled, or another would follow: how a command ends that somebody gave up. None: nobody
+    /// did.
     fn given_up(&mut self) -> Option<Self::End>;
 
     /// The source failed: it is noted, and named.
