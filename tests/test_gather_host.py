@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
 import forebay
 import numpy as np
+import processes
 import pytest
 from forebay.errors import RequestError, RunError
 
@@ -28,7 +30,10 @@ def drawn(count: int) -> Any:
 
 def feeding() -> list[str]:
     """Threads of the pool that reads."""
-    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            names.append(Path(f"/proc/self/task/{task}/comm").read_text())
     return [name for name in names if name.startswith("forebay-feed")]
 
 
@@ -37,7 +42,8 @@ def settled(path: Path) -> forebay.File:
     file = forebay.open(path)
     file.gather(drawn(1000), ROW, np.empty((1000, ROW), np.uint8), start=4)
     forebay.release()
-    assert not feeding()
+    # Threads that were joined are still listed for a moment.
+    processes.wait_until(lambda: not feeding(), "the pool's threads are gone")
     return file
 
 
