@@ -93,9 +93,59 @@ impl Batches {
     }
 }
 
+/// Queries of a worker, each so many batches that follow on each other.
+pub(crate) struct Queries {
+    hops: u32,
+    /// Rounds of the current one that have ended, and when it began.
+    ended: u32,
+    began: Instant,
+}
+
+impl Queries {
+    pub(crate) fn of(hops: u32, now: Instant) -> Queries {
+        Queries { hops, ended: 0, began: now }
+    }
+
+    /// A round begins.
+    pub(crate) fn begin_round(&mut self, now: Instant) {
+        if self.ended == 0 {
+            self.began = now;
+        }
+    }
+
+    /// A round has ended; how long its query took, if that was its last. `whole`: all of it came.
+    pub(crate) fn end_round(&mut self, now: Instant, whole: bool) -> Option<Duration> {
+        self.ended = if whole { self.ended + 1 } else { 0 };
+        if self.ended < self.hops {
+            return None;
+        }
+        self.ended = 0;
+        Some(now.saturating_duration_since(self.began))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // promise: BEN-54
+    #[test]
+    fn a_query_is_so_many_whole_rounds_and_begins_anew_where_one_is_not() {
+        let (start, after) = (Instant::now(), |ms| Duration::from_millis(ms));
+        let mut queries = Queries::of(2, start);
+        queries.begin_round(start + after(1));
+        assert_eq!(queries.end_round(start + after(3), true), None);
+        queries.begin_round(start + after(4));
+        assert_eq!(queries.end_round(start + after(9), true), Some(after(8)));
+        queries.begin_round(start + after(10));
+        assert_eq!(queries.end_round(start + after(11), true), None);
+        queries.begin_round(start + after(12));
+        assert_eq!(queries.end_round(start + after(13), false), None, "a read of it failed");
+        queries.begin_round(start + after(14));
+        assert_eq!(queries.end_round(start + after(15), true), None);
+        queries.begin_round(start + after(16));
+        assert_eq!(queries.end_round(start + after(17), true), Some(after(3)));
+    }
 
     // promise: BEN-25
     #[test]

@@ -137,6 +137,7 @@ fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
         histogram: latency.encode(),
         copy_latency_us: has_copy.then(|| merged(tallies.iter().filter_map(|t| t.copy.as_deref())).summary()),
         batch: context.job.batch.map(|ios| batch_of(ios, context, &tallies)),
+        queries: queries_of(context.job, seconds, &tallies),
         // Without that of one repeat the sum is that of another run.
         cpu: if runs.iter().all(|r| r.readings.cpu.is_some()) {
             add_cpu(&repeats, cores)
@@ -204,6 +205,12 @@ fn batch_of(ios: u32, context: &Context, tallies: &[&Tally]) -> BatchResult {
         histogram: latency.encode(),
         by: joined(by),
     }
+}
+
+fn queries_of(job: &JobSpec, seconds: f64, tallies: &[&Tally]) -> Option<QueryResult> {
+    let rounds = job.parsed_rounds().ok().flatten()?;
+    let latency = merged(tallies.iter().filter_map(|t| t.queries.as_deref()));
+    Some(QueryResult::of(&latency, rounds.query_bytes(), seconds))
 }
 
 fn merged<'a>(parts: impl Iterator<Item = &'a Latency>) -> Latency {

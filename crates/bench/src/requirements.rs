@@ -80,9 +80,17 @@ pub(crate) fn of_machine(job: &JobSpec, looked: &Looked) -> Result<(), Error> {
     worker_setup::check_pages(job, &targets)
 }
 
+/// Refuses queries of data that has fewer nodes than segments.
+fn check_nodes(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
+    let Some(rounds) = job.parsed_rounds()? else { return Ok(()) };
+    let nodes = |t: &Target| t.bytes.saturating_sub(job.start_bytes) / rounds.node_bytes;
+    rounds.check_nodes(targets.iter().map(nodes).fold(0, u64::saturating_add))
+}
+
 /// Checks that the opened targets support the options.
 pub(crate) fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
     share::check_whole_files(job, targets)?;
+    check_nodes(job, targets)?;
     let files: Vec<_> = targets.iter().flat_map(Target::files).collect();
     if let Some(remote) = targets.iter().flat_map(Target::remotes).next() {
         if job.iopoll || job.require_direct {

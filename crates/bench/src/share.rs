@@ -56,6 +56,7 @@ pub(crate) fn pattern(job: &JobSpec, w: u64, spans: Vec<Span>) -> Result<Pattern
         aligns_apart: job.align_bytes.is_none(),
         read_pct: job.reads_pct(),
         seed: job.seed.wrapping_add(w),
+        segments: job.parsed_rounds()?.map_or(0, |rounds| rounds.segments),
     })
 }
 

@@ -10,7 +10,7 @@ use forebay_io::machine::environment;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, PathKind, DURATION_DEFAULT_S};
 use forebay_model::record::*;
-use forebay_model::simulate::{self, closed_loop, Load};
+use forebay_model::simulate::{self, closed_loop, dependent, Load};
 use forebay_model::{stats, Error, Latency};
 use forebay_storage::path;
 use forebay_storage::source::Draft;
@@ -59,7 +59,7 @@ pub(crate) fn run(
         seed: job.seed.wrapping_add(u64::from(n)),
         interval_s: f64::from(job.interval_ms) / 1e3,
     };
-    let outcomes = (0..job.repeat).map(|n| closed_loop(&model, &load(n))).collect::<Result<Vec<_>, _>>()?;
+    let result = played(job, &model, &load, &drafts[0].label())?;
     let job_ran = Job {
         source: job.source_uris()?.join(" "),
         pattern: pattern_of(job),
@@ -81,7 +81,7 @@ pub(crate) fn run(
         path: path_of(job.path, &model, "the path itself costs"),
         cufile: None,
         cache: CacheState { policy: "none".into(), ..CacheState::default() },
-        result: result_of(&outcomes, &drafts[0].label()),
+        result,
         training: None,
         checkpoint: None,
         feed: None,
@@ -92,6 +92,28 @@ pub(crate) fn run(
         warnings: vec![Warning { id: "simulated".into(), text: source, next: "a real source".into() }],
     };
     Ok(Outcome { record, failure: None })
+}
+
+/// Each repeat, and what comes of them.
+fn played(
+    job: &JobSpec,
+    model: &DriveModel,
+    load: &dyn Fn(u32) -> Load,
+    label: &str,
+) -> Result<RunResult, Error> {
+    let rounds = job.parsed_rounds()?;
+    let mut queries = Latency::default();
+    let mut play = |n: u32| match &rounds {
+        None => closed_loop(model, &load(n)),
+        Some(rounds) => dependent(model, &load(n), rounds).map(|(outcome, latency)| {
+            queries.merge(&latency);
+            outcome
+        }),
+    };
+    let outcomes = (0..job.repeat).map(&mut play).collect::<Result<Vec<_>, _>>()?;
+    let mut result = result_of(&outcomes, label);
+    result.queries = rounds.map(|rounds| QueryResult::of(&queries, rounds.query_bytes(), result.seconds));
+    Ok(result)
 }
 
 fn result_of(outcomes: &[simulate::Outcome], label: &str) -> RunResult {
@@ -188,7 +210,7 @@ fn refuse_what_time_cannot_show(job: &JobSpec) -> Result<(), Error> {
         ("‹io_log›", job.io_log.is_some()),
         ("‹read_iolog›", job.read_iolog.is_some()),
         ("‹write_iolog›", job.write_iolog.is_some()),
-        ("‹batch›", job.batch.is_some()),
+        ("‹batch›", job.batch.is_some() && job.dependent.is_none()),
         ("‹distribution› other than uniform", job.distribution != "uniform"),
     ];
     match unknown.iter().find(|(_, asked)| *asked) {

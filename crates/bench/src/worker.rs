@@ -4,7 +4,7 @@
 mod aside;
 mod completion;
 
-use super::batches::Batches;
+use super::batches::{Batches, Queries};
 use super::io_list::IoList;
 use super::io_log::IoLog;
 use super::pause::{Left, Pause};
@@ -123,6 +123,8 @@ struct Worker {
     /// The queue of each target.
     queue_of: Vec<u32>,
     batches: Option<Batches>,
+    /// Queries, whose rounds are batches.
+    queries: Option<Queries>,
     /// State of I/Os that consist of several reads.
     together: Option<Together>,
     /// The next I/O waits for its queue although a slot is free.
@@ -183,6 +185,7 @@ impl Worker {
             memory: setup.memory,
             queue_of: setup.queue_of,
             batches: Batches::of(shared.job.batch).filter(|_| setup.rows.is_none()),
+            queries: shared.job.parsed_rounds()?.map(|rounds| Queries::of(rounds.hops, now)),
             together: setup.rows.map(|most| Together::of(most, &shared.job)),
             held_back: false,
             ran: now,
@@ -363,6 +366,9 @@ impl Worker {
             schedule.advance(u64::from(next.len));
         }
         if let Some(batches) = &mut self.batches {
+            if batches.is_between() {
+                self.queries.iter_mut().for_each(|queries| queries.begin_round(started));
+            }
             self.client.order(tag).owner.batch = batches.start(started);
         }
         if let Some(pause) = &mut self.pause {

@@ -8,6 +8,7 @@ mod field;
 mod fields;
 mod offsets;
 mod path;
+mod rounds;
 mod side;
 mod steady;
 
@@ -17,6 +18,7 @@ pub use field::{Bound, Field, Kind};
 pub use fields::{JobSpec, FIELDS};
 pub use offsets::{Distribution, IoMix, SizeShare, Zone};
 pub use path::PathKind;
+pub use rounds::Rounds;
 pub use side::{Flow, Priorities, Priority};
 pub use steady::{Judge, SteadyRule};
 
@@ -247,6 +249,32 @@ fn settle_mix(fields: &mut Map<String, Value>) -> Result<(), Error> {
     Ok(())
 }
 
+/// A round of dependent reads is a batch, and the next one waits for all of it.
+fn settle_rounds(fields: &mut Map<String, Value>) -> Result<(), Error> {
+    let Some(Value::String(text)) = fields.get("dependent") else { return Ok(()) };
+    let rounds = Rounds::parse(text)?;
+    let asked = format!("‹dependent› {text}");
+    let settled = [
+        ("op", Value::from("randread")),
+        ("io_bytes", rounds.node_bytes.into()),
+        ("batch", rounds.width().into()),
+        ("depth", rounds.width().into()),
+    ];
+    for (key, value) in settled {
+        let given = fields.entry(key).or_insert(Value::Null);
+        if given.is_null() {
+            *given = value;
+        } else if *given != value {
+            return Err(Error::request(
+                format!("{asked} with ‹{key}› {}", given.to_string().trim_matches('"')),
+                format!("its rounds are reads with ‹{key}› {}", value.to_string().trim_matches('"')),
+                format!("no ‹{key}›"),
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Fields whose default depends on whether they were given: `workers` (a number, `"auto"` or not given), `io_bytes`,
 /// `depth`, and the page cache, which `--path auto` chooses by itself unless it is given, and which `--path mapped` requires.
 fn settle_defaults(fields: &mut Map<String, Value>) {
@@ -297,6 +325,7 @@ impl JobSpec {
         let bad = |e: serde_json::Error| Error::request("the job", e.to_string(), "forebay bench --help");
         let mut value: Value = serde_json::from_str(text).map_err(bad)?;
         if let Some(fields) = value.as_object_mut() {
+            settle_rounds(fields)?;
             settle_defaults(fields);
             settle_mix(fields)?;
         }
@@ -319,6 +348,11 @@ impl JobSpec {
             return Ok(self.sources.clone());
         }
         Ok(self.parsed_pairs()?.into_iter().map(|pair| pair.source).collect())
+    }
+
+    /// Queries of dependent reads; None: the job has none.
+    pub fn parsed_rounds(&self) -> Result<Option<Rounds>, Error> {
+        self.dependent.as_deref().map(Rounds::parse).transpose()
     }
 
     /// The list of I/Os that worker number `index` replays; None: it draws them.

@@ -296,6 +296,7 @@ fn merge_results(parts: &[&RunResult], hosts: &Hosts, stop: stats::Stop) -> Resu
         histogram: latency.encode(),
         copy_latency_us: None,
         batch: merge_batches(parts)?,
+        queries: merge_queries(parts, seconds)?,
         files: merge_files(parts, seconds),
         foretold: merge_foretold(parts, rate(ios as f64)),
         cpu: merge_cpu(&parts.iter().map(|p| &p.cpu).collect::<Vec<_>>(), seconds, bytes, ios, hosts),
@@ -336,6 +337,17 @@ fn merge_batches(parts: &[&RunResult]) -> Result<Option<BatchResult>, Error> {
         histogram: latency.encode(),
         by: by.into_iter().collect::<Vec<_>>().join("; "),
     }))
+}
+
+fn merge_queries(parts: &[&RunResult], seconds: f64) -> Result<Option<QueryResult>, Error> {
+    let Some(queries) = parts.iter().map(|p| p.queries.as_ref()).collect::<Option<Vec<_>>>() else {
+        return Ok(None);
+    };
+    let mut latency = Latency::default();
+    for each in &queries {
+        latency.merge(&Latency::decode(&each.histogram)?);
+    }
+    Ok(queries.first().map(|first| QueryResult::of(&latency, first.bytes, seconds)))
 }
 
 /// Each host's files are its own, though they may have the same names.

@@ -63,6 +63,8 @@ pub struct PatternSpec {
     /// Share of reads, in per cent.
     pub read_pct: u8,
     pub seed: u64,
+    /// Random positions come from this many parts of the data in turn, of equal size; 0: from all of it.
+    pub segments: u32,
 }
 
 /// One I/O.
@@ -122,6 +124,29 @@ enum Order {
         places: Places,
         list: List,
     },
+    InParts(Parts),
+}
+
+/// Positions of parts of equal size, from one after the other.
+#[derive(Clone, Debug)]
+struct Parts {
+    places: Places,
+    each: Below,
+    part: u64,
+    count: u64,
+}
+
+impl Parts {
+    fn new(places: Places, count: u64) -> Parts {
+        Parts { each: Below::new((places.total() / count).max(1)), places, part: 0, count }
+    }
+
+    #[inline]
+    fn draw(&mut self, random: &mut Xoshiro256) -> (usize, u64) {
+        let first = (u128::from(self.places.total()) * u128::from(self.part) / u128::from(self.count)) as u64;
+        self.part = (self.part + 1) % self.count;
+        self.places.at(first + self.each.draw(random))
+    }
 }
 
 /// Positions with repetition, all of them equally likely.
@@ -240,22 +265,17 @@ impl Pattern {
                 self.count(len);
                 return io;
             }
-            Order::Covered(covered) => {
-                let pass = self.pass;
-                let again = || self.sizes.draw_for(is_read, &mut self.random);
-                let (index, inside, len, is_last) = covered.next(&self.spans, len, again);
-                if is_last {
-                    self.pass = pass.saturating_add(1);
-                    covered.begin(self.pass);
-                }
-                return self.io((index, inside), len, is_read, pass);
-            }
+            Order::Covered(_) => return self.next_covered(len, is_read),
             Order::Zoned { places, zones } => {
                 let at = places.at(in_zone(zones, &mut self.random));
                 self.fit_back(at, len)
             }
             Order::Listed { places, list } => {
                 let at = places.at(list.next(places.total()));
+                self.fit_back(at, len)
+            }
+            Order::InParts(parts) => {
+                let at = parts.draw(&mut self.random);
                 self.fit_back(at, len)
             }
             Order::Uniform(drawn) => {
@@ -278,6 +298,19 @@ impl Pattern {
         let io = self.io(at, len, is_read, self.pass);
         self.count(u64::from(io.len));
         io
+    }
+
+    #[inline]
+    fn next_covered(&mut self, len: u64, is_read: bool) -> Next {
+        let pass = self.pass;
+        let Order::Covered(covered) = &mut self.order else { unreachable!("as its caller found") };
+        let again = || self.sizes.draw_for(is_read, &mut self.random);
+        let (index, inside, len, is_last) = covered.next(&self.spans, len, again);
+        if is_last {
+            self.pass = pass.saturating_add(1);
+            covered.begin(self.pass);
+        }
+        self.io((index, inside), len, is_read, pass)
     }
 
     /// A seed's offsets stay what they were: a size that doesn't depend on the direction is drawn before it.
@@ -475,6 +508,9 @@ impl PatternSpec {
         let places_of =
             |align: u64, least: u64| Places::new(spans, align, |s| s.bytes.saturating_sub(least) / align + 1);
         let places = places_of(self.align, self.io_bytes);
+        if self.segments > 0 {
+            return Ok(Order::InParts(Parts::new(places, self.segments.into())));
+        }
         Ok(match &self.distribution {
             Distribution::Uniform => Order::Uniform(match self.leasts() {
                 Some(both) => {

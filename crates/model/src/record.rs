@@ -260,6 +260,9 @@ pub struct RunResult {
     /// Requests of several I/Os (`--batch`); absent if each I/O was a separate request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchResult>,
+    /// Queries of dependent reads (`--pattern hops=…`); absent elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queries: Option<QueryResult>,
     /// Files that were read, where a job has several; absent elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub files: Option<FilesRead>,
@@ -319,6 +322,33 @@ pub struct BatchResult {
     pub histogram: String,
     /// Combination of their I/Os, as text.
     pub by: String,
+}
+
+/// Queries that are dependent rounds of reads.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QueryResult {
+    /// Queries all of whose rounds ended in the measured time without a failed read.
+    pub count: u64,
+    pub per_s: f64,
+    /// Of each query.
+    pub bytes: u64,
+    /// From the start of the first round to the end of the last.
+    pub latency_us: LatencySummary,
+    /// As `RunResult::histogram`.
+    pub histogram: String,
+}
+
+impl QueryResult {
+    pub fn of(latency: &crate::Latency, bytes: u64, seconds: f64) -> QueryResult {
+        QueryResult {
+            count: latency.count(),
+            per_s: if seconds > 0.0 { latency.count() as f64 / seconds } else { 0.0 },
+            bytes,
+            latency_us: latency.summary(),
+            histogram: latency.encode(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -4,13 +4,15 @@
 pub mod fleet;
 
 use crate::device::{DriveModel, Timeline};
-use crate::job::Op;
+use crate::job::{Op, Rounds};
 use crate::pattern::{Pattern, PatternSpec, Span};
 use crate::random::derive;
 use crate::record::Point;
 use crate::soonest::Soonest;
 use crate::units::GIB;
 use crate::{Error, Latency};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 /// A closed loop: each of `workers` keeps `depth` I/Os in flight.
 #[derive(Clone, Debug, PartialEq)]
@@ -128,6 +130,67 @@ pub fn closed_loop(model: &DriveModel, load: &Load) -> Result<Outcome, Error> {
     Ok(outcome)
 }
 
+/// Queries of dependent rounds on `model`: each worker has one at a time. Returns what its reads came to, and the latency of
+/// queries that ended in time.
+///
+/// # Errors
+/// As `closed_loop`, and `Request`: the data has fewer nodes than segments.
+pub fn dependent(model: &DriveModel, load: &Load, rounds: &Rounds) -> Result<(Outcome, Latency), Error> {
+    let load = Load {
+        op: Op::RandRead,
+        read_pct: None,
+        io_bytes: rounds.node_bytes,
+        depth: rounds.width(),
+        ..load.clone()
+    };
+    load.check(model)?;
+    rounds.check_nodes(load.data_bytes / rounds.node_bytes)?;
+    let mut patterns = load.patterns_in(rounds.segments)?;
+    let mut timeline = Timeline::new(model, load.seed);
+    let mut meter = Meter::new(&load);
+    let mut latency = Latency::default();
+    let end_ns = (load.duration_s * 1e9) as u64;
+    /// A worker's query: when it and its round began, its rounds that are over, and reads that are under way.
+    #[derive(Clone, Copy, Default)]
+    struct Query {
+        began_ns: u64,
+        round_ns: u64,
+        ended: u32,
+        under_way: u32,
+    }
+    let mut queries = vec![Query::default(); load.workers as usize];
+    let mut due = BinaryHeap::new();
+    let mut start = |now_ns: u64, worker: u32, due: &mut BinaryHeap<Reverse<(u64, u32)>>| {
+        for _ in 0..load.depth {
+            let io = patterns[worker as usize].next();
+            let done_ns = timeline.complete_at(now_ns, Op::RandRead, io.offset, u64::from(io.len));
+            due.push(Reverse((done_ns, worker)));
+        }
+    };
+    for worker in 0..load.workers {
+        start(0, worker, &mut due);
+        queries[worker as usize].under_way = load.depth;
+    }
+    let io_of =
+        |query: &Query| Io { submitted_ns: query.round_ns, bytes: load.io_bytes as u32, is_read: true };
+    while let Some(Reverse((now_ns, worker))) = due.pop().filter(|Reverse((now_ns, _))| *now_ns <= end_ns) {
+        let query = &mut queries[worker as usize];
+        meter.count(now_ns, io_of(query));
+        query.under_way -= 1;
+        if query.under_way > 0 {
+            continue;
+        }
+        query.ended += 1;
+        if query.ended == rounds.hops {
+            latency.record(now_ns - query.began_ns);
+            (query.ended, query.began_ns) = (0, now_ns);
+        }
+        (query.round_ns, query.under_way) = (now_ns, load.depth);
+        start(now_ns, worker, &mut due);
+    }
+    Ok((meter.finish(end_ns, timeline.utilisation(end_ns)), latency))
+}
+
 /// Throughput in customers per second of a closed network of one delay and any
 /// number of queueing stations, by exact mean value analysis (Reiser, Lavenberg
 /// 1980). `service_s` holds the mean demand on each station per customer.
@@ -193,6 +256,11 @@ impl Load {
     }
 
     fn patterns(&self) -> Result<Vec<Pattern>, Error> {
+        self.patterns_in(0)
+    }
+
+    /// Random I/Os come from so many parts of the data in turn; 0: from all of it.
+    fn patterns_in(&self, segments: u32) -> Result<Vec<Pattern>, Error> {
         let random = self.op.is_random();
         // Whole I/Os per worker, so that stripes stay aligned.
         let part = (self.data_bytes / u64::from(self.workers) / self.io_bytes.max(1)).max(1) * self.io_bytes;
@@ -207,6 +275,7 @@ impl Load {
                     align: self.io_bytes.max(1),
                     read_pct: self.read_pct.unwrap_or(if self.op.is_write() { 0 } else { 100 }),
                     seed: derive(self.seed, u64::from(worker)),
+                    segments,
                     ..PatternSpec::default()
                 })
             })

@@ -52,7 +52,9 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "gpus", " · ".join(f"GPU {g['gpu']} {significant(g['throughput_gib_s'])} GiB/s" for g in gpus)
     yield "latency", latency(record)
     yield from ways(record["result"])
-    if record["result"].get("batch"):
+    if record["result"].get("queries"):
+        yield "queries", queries(record["result"]["queries"])
+    elif record["result"].get("batch"):
         yield "batches", batches(record["result"]["batch"])
     yield "cpu", cpu(record)
     yield "power", power(record)
@@ -85,6 +87,8 @@ def job(spec: dict[str, Any]) -> str:
         parts[0] += f" ({bytes_(spec['data_bytes'])})"
     found = " (found by calibration)" if spec.get("workers_from") == "auto" else ""
     batch = f" in batches of {spec['batch']}" if spec.get("batch") else ""
+    if spec.get("dependent"):
+        batch = f" in queries of {spec['dependent']}"
     chosen = " (chosen)" if spec.get("depth_from") == "auto" else ""
     parts.append(f"{count(spec['workers'], 'worker')}{found} × depth {spec['depth']}{chosen}{batch}")
     if spec.get("rate_gib_s"):
@@ -201,6 +205,14 @@ def batches(found: dict[str, Any]) -> str:
     if not found["count"]:
         return f"none of {found['ios']} I/Os belonged to a complete batch"
     return f"{found['count']:,} of {found['ios']} I/Os · {percentiles(found['latency_us'])} · {found['by']}"
+
+
+def queries(found: dict[str, Any]) -> str:
+    """Describes queries of dependent reads: how many a second, of how many bytes, and how long they took."""
+    if not found["count"]:
+        return "none ended in the measured time"
+    words = " · ".join(f"{key} {micros(found['latency_us'][key])}" for key in ("p50", "p95", "p99", "max"))
+    return f"{significant(found['per_s'])}/s of {found['bytes'] / 1e6:.2f} MB each · {words}"
 
 
 def cpu(record: dict[str, Any]) -> str:

@@ -61,6 +61,8 @@ pub struct Tally {
     pub copy: Option<Box<Latency>>,
     /// Latency of complete batches.
     pub batches: Option<Box<Latency>>,
+    /// Latency of queries all of whose rounds ended.
+    pub queries: Option<Box<Latency>>,
     pub travelled: Travelled,
     pub verified_bytes: u64,
     /// (bytes, ios) by target.
@@ -117,6 +119,8 @@ pub enum Timed {
     },
     Flush,
     Batch,
+    /// Of dependent reads.
+    Query,
 }
 
 /// Since the last snapshot.
@@ -255,7 +259,8 @@ impl Tally {
             Timed::Late { is_read, count } => self.ways[way_of(is_read)].latency.record_n(ns, count),
             Timed::Flush if measured => self.flush.get_or_insert_default().record(ns),
             Timed::Batch if measured => self.batches.get_or_insert_default().record(ns),
-            Timed::Ios { .. } | Timed::Flush | Timed::Batch => {}
+            Timed::Query if measured => self.queries.get_or_insert_default().record(ns),
+            Timed::Ios { .. } | Timed::Flush | Timed::Batch | Timed::Query => {}
         }
     }
 

@@ -48,8 +48,9 @@ impl Worker {
         self.tell(Aside { what, logged: None, started, ended, ran: self.ran, measured });
     }
 
-    pub(super) fn book_batch(&mut self, ended: Instant, took: Duration) {
-        self.book_time(Timed::Batch, ended.checked_sub(took).unwrap_or(ended), ended, took);
+    /// Books the latency of several I/Os together, a batch or a query.
+    pub(super) fn book_whole(&mut self, what: Timed, ended: Instant, took: Duration) {
+        self.book_time(what, ended.checked_sub(took).unwrap_or(ended), ended, took);
     }
 
     fn tell(&mut self, one: Aside) {

@@ -2,6 +2,7 @@
 
 use super::{Worker, BATCH_IO_BYTES_MAX, BATCH_PATIENCE, BATCH_SHARE};
 use crate::batches::{self, Batches};
+use crate::run_kit::Timed;
 use forebay_io::clock;
 use std::time::{Duration, Instant};
 
@@ -23,8 +24,14 @@ impl Worker {
         if batch == batches::NONE {
             return;
         }
-        if let Some(took) = batches.end(batch, now, came) {
-            self.book_batch(now, took);
+        let took = batches.end(batch, now, came);
+        let queries = self.queries.as_mut().filter(|_| took.is_some() || !came);
+        let query = queries.and_then(|queries| queries.end_round(now, took.is_some()));
+        if let Some(took) = took {
+            self.book_whole(Timed::Batch, now, took);
+        }
+        if let Some(took) = query {
+            self.book_whole(Timed::Query, now, took);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::Worker;
 use crate::batches;
-use crate::run_kit::STANDSTILL_MIN;
+use crate::run_kit::{Timed, STANDSTILL_MIN};
 use forebay_io::client::{Order, Over};
 use forebay_io::queue::{Fault, Op};
 use forebay_model::job::JobSpec;
@@ -127,7 +127,7 @@ impl Worker {
             }
         }
         if self.together.as_ref().is_some_and(|together| together.is_batch(owner.rows)) {
-            self.book_batch(now, took);
+            self.book_whole(Timed::Batch, now, took);
         }
     }
 }

@@ -53,6 +53,7 @@ impl JobSpec {
         self.check_walk()?;
         self.check_log()?;
         self.check_lists()?;
+        self.check_rounds()?;
         self.check_pace()?;
         self.check_steady()?;
         self.check_atomic()?;
@@ -108,6 +109,31 @@ impl JobSpec {
             return refused(format!("‹io_log› {prefix}"), found, "‹io_log› PREFIX, without repeats");
         }
         Ok(())
+    }
+
+    fn check_rounds(&self) -> Result<(), Error> {
+        let Some(rounds) = self.parsed_rounds()? else { return Ok(()) };
+        let asked = format!("‹dependent› {}", self.dependent.as_deref().unwrap_or_default());
+        let other = [
+            (!matches!(self.path, PathKind::Host), "‹path› other than host"),
+            (self.writes(), "writes"),
+            (self.batch != Some(rounds.width()) || self.depth != rounds.width(), "‹batch› or ‹depth›"),
+            (self.io_bytes_max.is_some(), "a range of sizes"),
+            (self.read_iolog.is_some(), "‹read_iolog›"),
+            (self.no_repeat, "‹no_repeat›"),
+            (self.distribution != JobSpec::default().distribution, "‹distribution›"),
+            (self.rate_gib_s.is_some() || self.rate_iops.is_some(), "a rate"),
+            (self.think_s.is_some(), "‹think_s›"),
+            (self.flow.is_some(), "‹flow›"),
+        ];
+        match other.into_iter().find(|(is, _)| *is) {
+            Some((_, with)) => refused(
+                format!("{asked} with {with}"),
+                "a round's reads start together, and the next one's once all are there",
+                "one of the two",
+            ),
+            None => Ok(()),
+        }
     }
 
     /// Lists of I/Os, that are replayed and that are written.

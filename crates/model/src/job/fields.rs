@@ -305,6 +305,10 @@ job! {
             .within(1.0, ANY, "must be at least 1 ms", "1000")
             .untried()
             .untold();
+    /// Queries of dependent reads: `hops=50,beam=4,node=8k,segments=7`. It settles `op`, `io_bytes`, `batch` and `depth`.
+    dependent: Option<String> = None,
+        flag("pattern", Text, "hops=H,beam=W,node=B,segments=S",
+            "Queries of H dependent rounds: W random reads of B bytes in each of S segments, each round after the one before.");
     /// Lists of I/Os as fio writes them, `LOG` or `LOG:LOG` for workers in turn, which are done instead of drawn ones. None: no
     /// such list.
     read_iolog: Option<String> = None,

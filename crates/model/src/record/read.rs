@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// The reason for a default: the file that was read doesn't have the field.
 pub const ABSENT: &str = "the record has no such field";
 /// Optional parts of a record. The last two are created when it is read.
-const OPTIONAL: [&str; 15] = [
+const OPTIONAL: [&str; 16] = [
     "cufile",
     "training",
     "checkpoint",
@@ -19,6 +19,7 @@ const OPTIONAL: [&str; 15] = [
     "path.mapped",
     "path.fabric",
     "result.batch",
+    "result.queries",
     "result.read",
     "result.write",
     "result.flush",
@@ -121,6 +122,7 @@ mod tests {
         record.result = RunResult {
             copy_latency_us: Some(LatencySummary::default()),
             batch: Some(BatchResult::default()),
+            queries: Some(QueryResult::default()),
             foretold: Some(Foretold::default()),
             power: vec![Power::default()],
             repeats: vec![Repeat { power: vec![Power::default()], ..Repeat::default() }],
