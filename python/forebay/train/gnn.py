@@ -302,7 +302,11 @@ class Batches:
         self._sampler, self._order, self._count, self._size = sampler, order, count, size
         self.features, self._pace = features, pace
         self._torch, self._at, self._step = torch_or_say("train gnn"), 0, 0
-        self._stream = self._torch.cuda.Stream() if sampler.device != "cpu" else None
+        self._stream = None
+        if sampler.device != "cpu":
+            # Whatever other streams have to do with the sampler is done.
+            self._torch.cuda.synchronize()
+            self._stream = self._torch.cuda.Stream()
         # Of the batches that were taken.
         self.rows = 0
         self.first: Callable[[], None] | None = None

@@ -136,6 +136,8 @@ class Run:
         finally:
             self.model.wait()
             self._file.close()
+            if self.batches is not None:  # another seed's load needs the memory
+                self.batches.features = None
         return None if self.fed is None else self.fed.failure
 
     # Phases -------------------------------------------------------------------------------------------------
