@@ -22,6 +22,7 @@ from forebay.infer import advice, command, data, engine, library, logs, rules, s
 from forebay.train import supply
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whole_records import whole
 
 Forebay = Callable[..., subprocess.CompletedProcess[str]]
 lg = pytest.importorskip("mlperf_loadgen", reason="MLCommons' LoadGen has no wheel for this machine")
@@ -59,6 +60,7 @@ def ran(folder: Path, *arguments: Any, **more: Any) -> dict[str, Any]:
     nulls = [key for key, value in part.items() if value is None and key not in ("seed", "why")]
     unsaid = [key for key in nulls if not record["missing"].get(f"infer.{key}")]
     assert not unsaid
+    whole(record)
     return record
 
 

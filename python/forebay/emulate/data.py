@@ -14,6 +14,14 @@ from forebay.emulate.workloads import ENDINGS
 from forebay.errors import MachineError, RequestError
 from forebay.units import GIB
 
+# Usual spellings that the engine reads too (`is_spelled` of crates/training/src/emulate/dataset.rs).
+SPELLINGS = {
+    "jpeg": (".jpg", ".jpe", ".jfif"),
+    "hdf5": (".h5", ".he5", ".hdf"),
+    "tfrecord": (".tfrecords", ".tfrec"),
+    "parquet": (".parq", ".pq"),
+}
+
 
 def ending_of(format: str) -> str:
     return ENDINGS.get(format, format)
@@ -22,17 +30,18 @@ def ending_of(format: str) -> str:
 def files_in(folder: Path, format: str) -> int:
     """Files of a format in a data set as DLIO lays it out (train/ and folders within), or in the folder itself."""
     train = folder / "train"
-    return sum(1 for _ in _files(str(train if train.is_dir() else folder), f".{ending_of(format)}"))
+    endings = (f".{ending_of(format)}", *SPELLINGS.get(format, ()))
+    return sum(1 for _ in _files(str(train if train.is_dir() else folder), endings))
 
 
-def _files(folder: str, ending: str) -> Iterator[os.DirEntry[str]]:
+def _files(folder: str, endings: tuple[str, ...]) -> Iterator[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
-                yield from _files(entry.path, ending)
-            elif entry.name.endswith(ending):
+                yield from _files(entry.path, endings)
+            elif entry.name.lower().endswith(endings):
                 yield entry
 
 

@@ -200,7 +200,7 @@ def _as_read(run: Run, record: Record) -> None:
     result = record["result"]
     rate = count / took / GIB if took > 0 and count else None
     same = {"bytes": count, "ios": ios, "seconds": took, "throughput_gib_s": rate, "iops": ios / took if rate else None}
-    result |= {**same, "read_bytes": count, "latency_us": None, "histogram": None}
+    result |= {**same, "read_bytes": count}
     result["summary"] |= dict.fromkeys(("throughput_gib_s_median", "throughput_gib_s_min", "throughput_gib_s_max"), rate)
     result["repeats"] = [{**each, **same} for each in result["repeats"][:1]]
     why = "LoadGen measures queries: infer.latency_ms"
