@@ -11,6 +11,7 @@ from pathlib import Path
 import processes
 import pytest
 from forebay import fio, run
+from forebay.bench import summary
 from forebay.errors import RequestError
 from fuse_support import Device, serving
 
@@ -91,6 +92,7 @@ def test_times_are_kept_scaled_or_left_out(tmp_path: Path) -> None:
     """Each I/O starts as long after the one before as it did; of waits the time since the beginning counts, as in fio."""
     log = listed(tmp_path, "10 {} read 0 512", "100010 {} read 512 512", "200010 {} read 0 4096", version=3)
     kept = record_of(tmp_path, "--read-iolog", log)
+    assert summary.job(kept["job"]).startswith(f"replay of {log}: read of 512 to 4k from ")
     assert kept["result"]["ios"] == 3 and kept["result"]["seconds"] >= 0.2 and kept["job"]["pattern"] == "replayed"
     fast = record_of(tmp_path, "--read-iolog", log, "--replay-time-scale", "1000")
     free = record_of(tmp_path, "--read-iolog", log, "--replay-no-stall")

@@ -72,7 +72,7 @@ def job(spec: dict[str, Any]) -> str:
     size = format_bytes(spec["io_bytes"])
     if spec.get("io_bytes_max"):
         size += f" to {format_bytes(spec['io_bytes_max'])}"
-    what = str(spec["op"])
+    what = str(spec["op"]) if not spec.get("read_iolog") else f"replay of {spec['read_iolog']}: {spec['op']}"
     if spec.get("read_pct") is not None:
         what += f", {spec['read_pct']} % reads,"
     preposition = "to" if "write" in spec["op"] else "from"
