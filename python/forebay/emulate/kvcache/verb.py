@@ -30,7 +30,8 @@ Examples:
   forebay emulate kvcache --option 1 --dir model:d7-ps1010
   forebay emulate kvcache --dir /data/kv --users 20 --duration 30 --verify
   mpirun -n 2 -host a,b forebay emulate kvcache --option 3 --dir /data/kv --results results
-  forebay emulate kvcache check results"""
+  forebay emulate kvcache check results
+  forebay emulate kvcache replay mooncake.jsonl --dir model:d7-ps1010 --host-tier 200g"""
 
 Spec = dict[str, Any]
 Record = dict[str, Any]
@@ -38,7 +39,10 @@ Rank = dict[str, Any]
 
 
 class KvVerbs(LazyGroup):
-    table = {"check": ("forebay.emulate.kvcache.check:command", "What were the rates of these results really?")}
+    table = {
+        "check": ("forebay.emulate.kvcache.check:command", "What were the rates of these results really?"),
+        "replay": ("forebay.emulate.kvcache.replay:command", "What would this drive have done for recorded requests?"),
+    }
     noun = "verb of emulate kvcache"
 
 

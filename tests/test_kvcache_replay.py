@@ -1,0 +1,177 @@
+"""Recorded requests over tiers of memory and a drive: what is found where, what that moves, and what a trace may not be."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+from forebay.emulate.kvcache import prefix, replay, traces
+from forebay.errors import MachineError, RequestError
+
+TOKEN = 131_072
+BLOCK = 512 * TOKEN
+
+
+def options(**more: Any) -> dict[str, Any]:
+    given = {"folder": "model:d7-ps1010", "model": "llama3.1-8b", "speed": "1", "prefill_rate": "10000"}
+    return {**dict.fromkeys(("gpu_tier", "host_tier", "storage_tier", "p95", "dwpd")), **given, **more}
+
+
+def mooncake(path: Path, *requests: tuple[float, list[int]], end: str = "\n") -> str:
+    rows = [
+        {"timestamp": ms, "input_length": 512 * len(ids), "output_length": 9, "hash_ids": ids} for ms, ids in requests
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)) + end)
+    return str(path)
+
+
+def drawn(seed: int, count: int) -> list[tuple[float, list[int]]]:
+    chance, following, known = random.Random(seed), 0, [[0]]
+    found = []
+    for number in range(count):
+        ids = [*chance.choice(known)[: chance.randint(0, 12)], *range(following + 1, following + 1 + chance.randint(1, 5))]
+        following = max(following, *ids)
+        known.append(ids)
+        found.append((100.0 * number, ids))
+    return found
+
+
+@pytest.mark.promise("KVC-43")
+def test_hits_are_the_longest_prefix_that_a_simpler_cache_has_and_time_is_what_the_drive_takes(tmp_path: Path) -> None:
+    """One tier alone is a list of blocks, the oldest first."""
+    requests = drawn(3, 300)
+    trace = mooncake(tmp_path / "t", *requests)
+    held: list[int] = []
+    hits = 0
+    for _, ids in requests:
+        is_prefix = True
+        for block in ids:
+            is_prefix = is_prefix and block in held
+            hits += is_prefix
+        for block in ids:
+            held = [*(each for each in held if each != block), block][-40:]
+    for tier in ("gpu_tier", "host_tier", "storage_tier"):
+        found = replay.replayed(trace, replay.Asked(options(**{"storage_tier": "0", tier: str(40 * BLOCK)})))
+        assert found["blocks"]["hits"][tier.removesuffix("_tier")] == hits == sum(found["blocks"]["hits"].values()) > 50
+    # On storage alone each hit is loaded, and each block is written once for each time that it wasn't there.
+    assert found["read_bytes"] == hits * BLOCK and found["write_bytes"] == (found["blocks"]["asked"] - hits) * BLOCK
+    one = mooncake(tmp_path / "one", (0, [1, 2, 3]), (1000, [1, 2, 3, 4]))
+    found = replay.replayed(one, replay.Asked(options()))
+    loaded = 75e-6 + 3 * BLOCK / 14.5e9
+    assert found["load_s"]["max"] == pytest.approx(loaded, rel=1e-6)
+    assert found["ttft_s"]["load"]["p50"] == pytest.approx(loaded + 512 / 10000, rel=1e-6)
+    assert found["ttft_s"]["recompute"]["max"] == pytest.approx(2048 / 10000)
+    # Two at once take twice as long; twice the drives take them as long as one.
+    both = mooncake(tmp_path / "both", (0, [1, 2, 3]), (1000, [1, 2, 3]), (1000, [1, 2, 3]))
+    for drives, times in (("1", 2), ("2", 1)):
+        found = replay.replayed(both, replay.Asked(options(folder=f"model:d7-ps1010?drives={drives}")))
+        assert found["load_s"]["max"] == pytest.approx(75e-6 + times * 3 * BLOCK / 14.5e9, rel=1e-6)
+
+
+@pytest.mark.promise("KVC-43")
+def test_blocks_fall_from_tier_to_tier_are_written_once_and_each_is_somewhere(tmp_path: Path) -> None:
+    tiers = prefix.Tiers((4 * BLOCK, 8 * BLOCK, 30 * BLOCK))
+    _, requests = traces.read(mooncake(tmp_path / "t", *drawn(5, 400)))
+    moves = prefix.follow(requests, tiers, TOKEN)
+    assert all(tiers.used[tier] == sum(tiers.held[tier].values()) <= (tiers.sizes[tier] or 0) for tier in range(3))
+    assert not tiers.held[prefix.GPU].keys() & tiers.held[prefix.HOST].keys() and all(moves.hits)
+    assert sum(moves.stores) == tiers.stored == (len(tiers.held[prefix.STORAGE]) + tiers.evicted) * BLOCK
+
+
+@pytest.mark.promise("KVC-43")
+def test_a_faster_replay_is_no_slower_a_day_and_a_drive_carries_up_to_its_p95(tmp_path: Path) -> None:
+    trace = mooncake(tmp_path / "t", *drawn(7, 200))
+    once, four = (replay.replayed(trace, replay.Asked(options(speed=speed, p95="0.05", dwpd="1"))) for speed in ("1", "4"))
+    assert four["writes"]["bytes_a_day"] == pytest.approx(4 * once["writes"]["bytes_a_day"])
+    assert once["writes"]["drive_writes_a_day"] == pytest.approx(once["writes"]["bytes_a_day"] / 7.68e12)
+    assert once["carries"] == four["carries"] and once["carries"]["requests_per_s"] > 0
+    speed = once["carries"]["speed"]
+    for factor, holds in ((0.98, True), (1.1, False)):
+        found = replay.replayed(trace, replay.Asked(options(speed=str(speed * factor))))
+        assert (found["load_s"]["p95"] <= 0.05 and found["drive"]["write_busy"] <= 1) == holds
+    # A prefill that is faster than the drive is never worth a load.
+    assert replay.replayed(trace, replay.Asked(options(prefill_rate="1e9")))["loading_wins_from_tokens"] == {
+        "idle_drive": None, "this_trace": None,
+    }  # fmt: skip
+
+
+@pytest.mark.promise("KVC-44")
+def test_the_references_csv_and_burstgpts_are_read_plain_and_packed(tmp_path: Path) -> None:
+    rows = ["1.0,Write,1000000,Tier-2,a,Prefill", "2.0,Read,1000000,Tier-2,a,Decode", "3.0,Read,5,Tier-2,b,Decode"]
+    (tmp_path / "ref.gz").write_bytes(gzip.compress("\n".join([traces.REFERENCE, *rows, ""]).encode()))
+    found = replay.replayed(str(tmp_path / "ref.gz"), replay.Asked(options()))
+    assert found["trace"]["kind"] == "reference" and (found["read_bytes"], found["write_bytes"]) == (1_000_000, 1_000_000)
+    assert found["blocks"]["unknown"] == 1 and found["blocks"]["hits"]["storage"] == 1
+    header = traces.BURST + ",Total tokens,Log Type"
+    rows = ["5,ChatGPT,600,18,618,Conversation log", "45,GPT-4,0,0,0,API log", "45,GPT-4,512,3,515,x"]
+    (tmp_path / "burst").write_text("\n".join([header, *rows]))
+    found = replay.replayed(str(tmp_path / "burst"), replay.Asked(options()))
+    assert (found["trace"]["requests"], found["blocks"]["asked"], found["write_bytes"]) == (2, 3, 1112 * TOKEN)
+
+
+GOOD = '{"timestamp": 5, "input_length": 600, "hash_ids": [1, 2]}\n'
+
+
+@pytest.mark.promise("KVC-44")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GOOD + GOOD.replace("5,", "4,"), "line 2: goes back in time"),
+        (GOOD + GOOD[:20], "line 2: is no JSON document, which ends within it"),
+        (GOOD.replace("600", "0"), "line 1: has an input_length of 0"),
+        (GOOD.replace("600", "1000000000"), "line 1: has an input_length of 1000000000"),
+        (GOOD.replace("600", "5000"), "2 hash_ids for 5000 tokens, which are 10 blocks"),
+        (GOOD.replace("[1, 2]", "[1, null]"), "hash_ids that are no list"),
+        (GOOD.replace("5,", '"x",'), "has the time x"),
+        ("[" * 9000, "begins neither"),
+        ("{" + "[" * 9000, "is no JSON document"),
+        ("", "is empty"),
+        (traces.REFERENCE + "\n1,Read,5,T,k", "line 2: has 5 columns, not 6"),
+        (traces.REFERENCE + "\n1,Grow,5,T,k,P", "has the operation Grow"),
+        (traces.REFERENCE + "\n1,Read,0,T,k,P", "has 0 bytes"),
+        (traces.BURST + "\n1,m,1000000000,3", "has request tokens of 1000000000"),
+    ],
+)
+def test_what_is_no_trace_is_an_error_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "t").write_text(text)
+    with pytest.raises(RequestError) as refused:
+        replay.replayed(str(tmp_path / "t"), replay.Asked(options()))
+    assert said in str(refused.value)
+
+
+@pytest.mark.promise("KVC-44")
+def test_what_cannot_be_unpacked_or_asked_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torn").write_bytes(gzip.compress(GOOD.encode() * 1000)[:60])
+    with pytest.raises(RequestError, match="can't be unpacked"):
+        replay.replayed(str(tmp_path / "torn"), replay.Asked(options()))
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    (tmp_path / "z").write_bytes(traces.ZSTD + b"rest")
+    with pytest.raises(MachineError, match="zstandard"):
+        replay.replayed(str(tmp_path / "z"), replay.Asked(options()))
+    for more, said in (
+        ({"folder": None}, "no drive was given"),
+        ({"folder": str(tmp_path)}, "virtual time"),
+        ({"folder": "model:d9"}, "in no catalogue"),
+        ({"folder": "model:d7-ps1010?latency_us=5"}, "a replay knows drives"),
+        ({"speed": "0"}, "must be"),
+        ({"prefill_rate": "x"}, "is not a number"),
+        ({"model": "gpt-9"}, "gpt-9"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            replay.Asked(options(**more))
+
+
+@pytest.mark.promise("KVC-43")
+def test_the_command_says_it_and_prints_a_document(tmp_path: Path) -> None:
+    trace = mooncake(tmp_path / "t", *drawn(1, 20))
+    verb = [*processes.FOREBAY, "emulate", "kvcache", "replay", trace, "--dir", "model:d7-ps1010", "--p95", "1", "--json"]
+    done = processes.run(verb, 60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    said = "\n".join(replay.lines(found))
+    assert found["schema"] == "forebay.kvcache-replay/1" and "hits      gpu 0.0 %" in said and "carries   " in said
