@@ -14,9 +14,9 @@ import click
 from forebay import flags
 from forebay.emulate.kvcache import prefix, traces
 from forebay.errors import DONE, RequestError
-from forebay.numbers import significant
+from forebay.numbers import bytes_, significant
 from forebay.plan import catalogue
-from forebay.units import format_bytes, parse_bytes, parse_seconds
+from forebay.units import parse_bytes, parse_seconds
 
 SCHEMA = "forebay.kvcache-replay/1"
 EXAMPLES = """\b
@@ -276,7 +276,7 @@ def carried(moves: prefix.Moves, asked: Asked) -> dict[str, float | None]:
 
 def lines(found: dict[str, Any]) -> list[str]:
     trace, blocks, drive = found["trace"], found["blocks"], found["drive"]
-    tiers = " · ".join(f"{name} {format_bytes(size)}" for name, size in found["tiers_bytes"].items())
+    tiers = " · ".join(f"{name} {bytes_(size)}" for name, size in found["tiers_bytes"].items())
     rates = " · ".join(f"{name} {100 * rate:.1f} %" for name, rate in blocks["hit_rate"].items() if rate is not None)
     said = [
         f"trace     {trace['path']} ({trace['kind']}): {trace['requests']:,} requests in {significant(trace['seconds'])} s",
@@ -317,7 +317,7 @@ def _spread(found: dict[str, float] | None) -> str:
 def _writes(found: dict[str, Any]) -> str:
     writes = found["writes"]
     if writes["bytes_a_day"] is None:
-        return f"{format_bytes(found['write_bytes'])} stored, in no time"
+        return f"{bytes_(found['write_bytes'])} stored, in no time"
     said = f"{significant(writes['bytes_a_day'] / 1e12)} TB a day"
     if writes["drive_writes_a_day"] is not None:
         said += f", {significant(writes['drive_writes_a_day'])} drive writes a day"
