@@ -147,13 +147,13 @@ class Fluid:
 
 
 def played(moves: prefix.Moves, asked: Asked, speed: float) -> tuple[array[float], float]:
-    """How long each request's load took, 0 without one; and the share of the time in which the drive was read."""
+    """Seconds that each request's load took, 0 without one; and the share of the time in which the drive was read."""
     reads = Fluid(asked.drive.seq_read_mbps * 1e6 * asked.drives, asked.drive.latency()[0] * 1e-6)
     reads.took = array("d", bytes(8 * len(moves.at_s)))
     first = moves.at_s[0] if moves.at_s else 0.0
-    for number, bytes_ in enumerate(moves.loads):
-        if bytes_:
-            reads.add((moves.at_s[number] - first) / speed, bytes_, number)
+    for number, load in enumerate(moves.loads):
+        if load:
+            reads.add((moves.at_s[number] - first) / speed, load, number)
     reads.finish()
     span = max(reads._now, (moves.at_s[-1] - first) / speed if moves.at_s else 0.0)
     return reads.took, reads.busy_s / span if span > 0 else 0.0
