@@ -67,6 +67,7 @@ def test_the_daemons_package_has_its_services(dist: Any, tmp_path: Path) -> None
         assert "/usr/bin/forebayd" in started and not [path for path in started if path.startswith("/usr/local")]
 
 
+@pytest.mark.long
 @pytest.mark.promise("CMD-26")
 def test_a_source_distribution_builds_with_its_own_lock_file(dist: Any, tmp_path: Path) -> None:
     maturin = Path(sys.executable).with_name("maturin")

@@ -14,9 +14,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A bound for generated and forgotten things. An object is whole in one file, however long: shorter ones cut objects into pages.
-LINES_MAX = 700
-
 # Not the lint's name, and not the type of a foreign function (`unsafe extern "C" fn(…)`, its string blanked).
 UNSAFE_CODE = re.compile(r"\bunsafe\b(?!_)(?!\s+(extern\s+)?fn\s*\()")
 
@@ -115,56 +112,53 @@ def test_no_test_runs_in_a_folder_that_others_use() -> None:
     assert not found, found
 
 
-@pytest.mark.promise("HSE-8")
-def test_source_files_stay_short() -> None:
-    lengths = {name(p): text_of(p).count("\n") for p in files(".rs", ".py", ".js", ".css", ".sh", ".c")}
-    too_long = [f"{n}: {c} lines, at most {LINES_MAX}" for n, c in lengths.items() if c > LINES_MAX]
-    assert not too_long, "\n".join(too_long)
-
-
-FUNCTION_LINES_MAX = 60
-# file::function → lines it has today; it may lose some, and leaves the table once it is short enough. A case or a record that is
-# read in one piece is clearer than its parts.
-LONG_FUNCTIONS: dict[str, int] = {
-    "tests/fake_storage.py::record": 65,
-    "tests/report_records.py::record": 115,
-    "tests/test_fio.py::test_a_typical_file_becomes_one_job_per_section": 65,
-    "tests/test_gather_gpu.py::test_numbers_that_lie_on_a_gpu_are_taken_from_there": 62,
-    "tests/test_gather_gpu.py::test_rows_of_a_file_that_changes_are_of_one_file_or_an_error": 64,
+# The head of a block of methods: `impl Worker {`, `impl<T: Read> Stream<T> {`; of a trait for a type, none.
+METHODS_OF = re.compile(r"^impl(?:<[^{;]*?>)?\s+((?:\w+::)*\w+)(?:<[^{]*>)?\s*(?:where[^{]*)?\{", re.MULTILINE)
+FILES_OF_OBJECT_MAX = 2
+# crate/module::Type → files that have methods of it today; it may lose some, and leaves the table with the third one.
+CUT_OBJECTS: dict[str, int] = {
+    "bench/worker::Worker": 9,
+    "io/client::Client": 3,
+    "io/gpu::Device": 4,
+    "io/gpu::Driver": 4,
+    "model/job::JobSpec": 3,
+    "nvme/controller::Controller": 10,
+    "nvme/host::Session": 3,
+    "nvme/transport::CompletionQueue": 4,
+    "nvme/transport::Device": 4,
+    "nvme/transport::HostEnd": 4,
+    "nvme/transport::TargetEnd": 4,
+    "reader/worker::Worker": 4,
+    "serve/gateway::Controller": 7,
+    "serve/gateway::Gateway": 6,
+    "serve/gateway::Worker": 6,
+    "serve/target::Subsystem": 4,
+    "serve/target::Worker": 10,
+    "storage/path::MappedQueue": 4,
+    "storage/path::Shared": 3,
+    "storage/source::NvmeTcpQueue": 3,
+    "storage/source::Shared": 4,
+    "training/emulate::Worker": 6,
+    "training/format::Walk": 3,
 }
 
 
-def python_functions(text: str) -> list[tuple[str, int]]:
-    """(name, lines) of each."""
-    functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    return [(n.name, (n.end_lineno or n.lineno) - n.lineno + 1) for n in functions]
-
-
-def rust_functions(text: str) -> list[tuple[str, int]]:
-    """(name, lines) of each, by the indentation that rustfmt gives its last brace."""
-    found, lines = [], text.splitlines()
-    start = re.compile(r"( *)(?:pub(?:\([^)]*\))? |const |async |unsafe |extern \S+ )*fn (\w+)")
-    for number, line in enumerate(lines):
-        head = start.match(line)
-        if head and not line.endswith(("}", ";")):
-            end = next((n for n in range(number, len(lines)) if re.fullmatch(head[1] + r"(\}|\S.*;)", lines[n])), number)
-            found.append((head[2], end - number + 1))
-    return found
-
-
 @pytest.mark.promise("HSE-8")
-def test_functions_stay_short() -> None:
-    found = [
-        (f"{name(path)}::{function}", lines)
-        for path in files(".rs", ".py")
-        for function, lines in (rust_functions if path.suffix == ".rs" else python_functions)(text_of(path))
-    ]
-    long = {function: lines for function, lines in found if lines > FUNCTION_LINES_MAX}
-    assert len(found) > 10_000 and long, "the search for functions finds few"
-    allowed = {function: LONG_FUNCTIONS.get(function, FUNCTION_LINES_MAX) for function in long}
-    too_long = [f"{f}: {n} lines, at most {allowed[f]}" for f, n in long.items() if n > allowed[f]]
-    loose = [f"{f}: take it out of LONG_FUNCTIONS" for f in LONG_FUNCTIONS if f not in long]
-    assert not too_long + loose, "\n".join(too_long + loose)
+def test_an_object_lies_in_one_or_two_files() -> None:
+    """A type of one crate's module and its methods, but for tests."""
+    found: dict[str, set[str]] = {}
+    for path in files(".rs"):
+        crate, _, place = name(path).removeprefix("crates/").partition("/src/")
+        if place and "tests" not in re.split(r"[/.]", place):
+            for head in METHODS_OF.finditer(text_of(path)):
+                module = re.split(r"[/.]", place)[0]
+                found.setdefault(f"{crate}/{module}::{head[1].split('::')[-1]}", set()).add(name(path))
+    cut = {object_: len(where) for object_, where in found.items() if len(where) > FILES_OF_OBJECT_MAX}
+    assert len(found) > 500, "the search for objects finds few"
+    allowed = {object_: CUT_OBJECTS.get(object_, FILES_OF_OBJECT_MAX) for object_ in cut}
+    worse = [f"{o}: methods in {n} files, at most {allowed[o]}: {sorted(found[o])}" for o, n in cut.items() if n > allowed[o]]
+    loose = [f"{o}: {cut.get(o, 'at most two')} now, not {n}" for o, n in CUT_OBJECTS.items() if cut.get(o) != n]
+    assert not worse + loose, "\n".join(worse + loose)
 
 
 def code_lines(text: str) -> list[str]:
