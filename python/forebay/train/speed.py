@@ -85,4 +85,4 @@ def train(name: str, flags: dict[str, Any]) -> int:
     def made(seed: int) -> Any:
         return models.Model(form, seed, where, rate, flags["compiled"])
 
-    return verb._run(request, made, True, flags["seeds"], flags["as_json"], flags["out"], flags["quiet"])
+    return verb._run(request, made, True, flags, flags["as_json"], flags["out"], flags["quiet"])
