@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,22 @@ def refuse_cached(share: float | None) -> None:
     if share is None or share > CACHED_MAX:
         told = "it isn't known what is in memory" if share is None else f"{100 * share:.0f} % stay in memory"
         raise MachineError("--cache cold", told, "a --dir on a drive, not in memory; or --cache any")
+
+
+def place_for(folder: Path, names: Sequence[str]) -> Path:
+    """The folder that exists of `folder` and its parent, in which these files are to be made. RequestError where one is there
+    already, or nothing can be written."""
+    for name in names:
+        if os.path.lexists(folder / name):
+            raise RequestError(f"--dir {folder}", f"{name} is there already, and isn't overwritten", "another --dir")
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise RequestError(f"--dir {folder}", "is no folder", "another --dir")
+    parent = folder if folder.is_dir() else folder.parent
+    if not parent.is_dir():
+        raise RequestError(f"--dir {folder}", f"there is no folder {parent}", f"mkdir -p {parent}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise RequestError(f"--dir {folder}", f"{parent} can't be written", "a folder where you can write")
+    return parent
 
 
 def count(text: str, flag: str, most: int) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import RequestError
+from forebay.model_runs import place_for
 from forebay.numbers import bytes_, whole
 from forebay.train.data import ROW_BYTES, Teacher, files_together
 
@@ -134,16 +135,7 @@ def safetensors_header(weights: Mapping[str, Array]) -> bytes:
 
 
 def _refuse(folder: Path, about: About) -> None:
-    for name in NAMES:
-        if os.path.lexists(folder / name):
-            raise RequestError(f"--dir {folder}", f"{name} is there already, and isn't overwritten", "another --dir")
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise RequestError(f"--dir {folder}", "is no folder", "another --dir")
-    parent = folder if folder.is_dir() else folder.parent
-    if not parent.is_dir():
-        raise RequestError(f"--dir {folder}", f"there is no folder {parent}", f"mkdir -p {parent}")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise RequestError(f"--dir {folder}", f"{parent} can't be written", "a folder where you can write")
+    parent = place_for(folder, NAMES)
     free, wanted = shutil.disk_usage(parent).free, about.samples * (about.row_bytes + 8) + about.weights_bytes
     if wanted > free:
         raise RequestError(f"--dir {folder}", f"{bytes_(wanted)} are needed, and {bytes_(free)} are free", "another --dir")

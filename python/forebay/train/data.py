@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import RequestError, RunError
+from forebay.model_runs import place_for
 from forebay.numbers import bytes_, whole
 
 if TYPE_CHECKING:
@@ -335,18 +336,7 @@ def chunks(make: Callable[[int, int], Any], count: int, size: int) -> Iterator[A
 
 def refuse(folder: Path, names: Sequence[str], rows: int, row_bytes: int) -> None:
     """Raises RequestError where so many rows can't be written in a folder that has none of these files."""
-    for name in names:
-        if os.path.lexists(folder / name):
-            raise RequestError(
-                f"--dir {folder}", f"{name} is there already, and isn't overwritten", "another --dir"
-            )
-    parent = folder if folder.is_dir() else folder.parent
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise RequestError(f"--dir {folder}", "is no folder", "another --dir")
-    if not parent.is_dir():
-        raise RequestError(f"--dir {folder}", f"there is no folder {parent}", f"mkdir -p {parent}")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise RequestError(f"--dir {folder}", f"{parent} can't be written", "a folder where you can write")
+    parent = place_for(folder, names)
     free, wanted = shutil.disk_usage(parent).free, rows * row_bytes
     if wanted > free:
         found = f"{bytes_(wanted)} are needed, and {bytes_(free)} are free"

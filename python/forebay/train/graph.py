@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import RequestError
+from forebay.model_runs import place_for
 from forebay.numbers import bytes_, whole
 from forebay.train.data import ABOUT, files_together
 
@@ -211,16 +212,7 @@ def _chunks(seed: int, nodes: int, classes: int) -> Iterator[tuple[int, Array]]:
 
 
 def _refuse(folder: Path, nodes: int) -> None:
-    for name in names():
-        if os.path.lexists(folder / name):
-            raise RequestError(f"--dir {folder}", f"{name} is there already, and isn't overwritten", "another --dir")
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise RequestError(f"--dir {folder}", "is no folder", "another --dir")
-    parent = folder if folder.is_dir() else folder.parent
-    if not parent.is_dir():
-        raise RequestError(f"--dir {folder}", f"there is no folder {parent}", f"mkdir -p {parent}")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise RequestError(f"--dir {folder}", f"{parent} can't be written", "a folder where you can write")
+    parent = place_for(folder, names())
     if not NODES_MIN <= nodes <= NODES_MAX:
         raise RequestError(f"--nodes {nodes}", f"is not between {whole(NODES_MIN)} and {whole(NODES_MAX)}", f"--nodes {NODES}")
     # Features, and about eight neighbours of four bytes by each relation.
