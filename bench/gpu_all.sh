@@ -63,6 +63,17 @@ measure auto "${model[@]}"
 measure two "${model[@]}"
 measure cufile --make-udev "${model[@]}"
 measure gdsio "${model[@]}"
+# Training and inference: a round each, since a round of them is long.
+common=(--dir "$dir" --rounds "${TRAIN_ROUNDS:-1}") limit=${TRAIN_LIMIT_S:-600}
+if [ "${3:-}" = quick ]; then
+  common+=(--seconds 1) limit=240
+fi
+measure feed.py --gpu
+measure train.py --gpu
+measure train_models.py
+measure gnn.py
+measure drives.py --gpu
+measure infer.py --gpu
 rmdir "$out/now" 2> /dev/null
 cat "$out/gpu.md"
 exit $worst

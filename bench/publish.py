@@ -103,6 +103,8 @@ QUESTIONS = (
             Part("feed", only=".*samples, shuffled"),
             Part("feed", only=".*into a GPU", others="torch"),
             Part("train", as_is=()),
+            Part("train_models", as_is=("model",)),
+            Part("gnn", as_is=("features",)),
             Part("infer", as_is=()),
             Part("drives", as_is=()),
         ),

@@ -33,7 +33,9 @@ FED, OFF_NVME, OFF_SATA = 0.97, 0.02, 0.05
 KEPT = (
     "batch", "peak_samples_per_s", "samples_per_s", "supply_gib_s", "input_wait_pct", "gpu_idle_pct", "batch_hash", "compiled"
 )  # fmt: skip
-HEAD = "| model | batch | peak, samples/s | needs, MB/s | fed by | of the peak | of the lesser | waits, % |"
+# Supply → what its column tells, and of which key.
+TOLD = {LOADER: ("of the peak", "of_peak"), NVME: ("of the peak", "of_peak"), SATA: ("of the lesser of peak and supply", "of_lesser")}
+COLUMNS = ("model", "batch", "peak, samples/s", "needs, MB/s", *(f"{supply}: {what}" for supply, (what, _) in TOLD.items()), "waits, %")
 Row = dict[str, Any]
 
 
@@ -74,14 +76,16 @@ def measured(options: Any, model: str, supply: str) -> Row | None:
 
 
 def table(rows: list[Row]) -> list[str]:
-    lines = [HEAD, "|---" * HEAD.count(" |") + "|"]
+    """A line for each model; `waits` is at the SATA drive's share."""
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for model in MODELS:
-        for supply in SUPPLIES:
-            own = [row for row in rows if (row["model"], row["supply"]) == (model, supply)]
-            if own:
-                rates = [middle([row[key] for row in own], 1) for key in ("peak_samples_per_s", "need_mb_s")]
-                shares = [middle([row[key] for row in own], 3) for key in ("of_peak", "of_lesser", "input_wait_pct")]
-                lines.append(f"| {model} | {own[0]['batch']} | {' | '.join(rates)} | {supply} | {' | '.join(shares)} |")
+        own = [row for row in rows if row["model"] == model]
+        if own:
+            at = {supply: [row for row in own if row["supply"] == supply] for supply in SUPPLIES}
+            cells = [middle([row[key] for row in own], 1) for key in ("peak_samples_per_s", "need_mb_s")]
+            cells += [middle([row[key] for row in at[supply]], 3) if at[supply] else "–" for supply, (_, key) in TOLD.items()]
+            cells.append(middle([row["input_wait_pct"] for row in at[SATA]], 1) if at[SATA] else "–")
+            lines.append(f"| {model} | {own[0]['batch']} | {' | '.join(cells)} |")
     return lines
 
 
