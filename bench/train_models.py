@@ -34,8 +34,13 @@ KEPT = (
     "batch", "peak_samples_per_s", "samples_per_s", "supply_gib_s", "input_wait_pct", "gpu_idle_pct", "batch_hash", "compiled"
 )  # fmt: skip
 # Supply → what its column tells, and of which key.
-TOLD = {LOADER: ("of the peak", "of_peak"), NVME: ("of the peak", "of_peak"), SATA: ("of the lesser of peak and supply", "of_lesser")}
-COLUMNS = ("model", "batch", "peak, samples/s", "needs, MB/s", *(f"{supply}: {what}" for supply, (what, _) in TOLD.items()), "waits, %")
+TOLD = {
+    LOADER: ("of the peak", "of_peak"),
+    NVME: ("of the peak", "of_peak"),
+    SATA: ("of the lesser of peak and supply", "of_lesser"),
+}
+SHARES = tuple(f"{supply}: {what}" for supply, (what, _) in TOLD.items())
+COLUMNS = ("model", "batch", "peak, samples/s", "needs, MB/s", *SHARES, "waits, %")
 Row = dict[str, Any]
 
 

@@ -12,7 +12,7 @@ import pytest
 from fake_machine import typed
 from forebay import feed
 from forebay.errors import RequestError
-from forebay.train import command, forms, run, samples, series, supply
+from forebay.train import command, forms, real, run, samples, series, show, supply
 from forebay.units import GIB
 
 # Bytes a sample: what the benchmark's has, by the shapes.
@@ -30,7 +30,7 @@ NEEDS = {"bert": (249, 1.2), "lora": (1.9, 0.06), "diffusion": (89, 39.7), "ssd"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, samples.About]:
     at = tmp_path_factory.mktemp("speed")
-    return {name: samples.generate(at / name, forms.form(name, small=True), 5, 60) for name in forms.NAMES}
+    return {name: samples.generate(at / name, forms.form(name, forms.SMALL), 5, 60) for name in forms.NAMES}
 
 
 @pytest.mark.promise("TRN-46")
@@ -147,6 +147,84 @@ def test_needs_are_rate_times_the_data_sets_bytes_and_every_null_has_its_reason(
     for _ in range(5):
         whole.add(words)
     assert part["batch_hash"] == whole.text()
+
+
+@pytest.mark.promise("TRN-56")
+def test_rows_of_real_text_are_of_other_files_where_they_evaluate(tmp_path: Path, capsys: Any) -> None:
+    code, out, _ = typed(capsys, "train", "datagen", "bert", "--quality", "--rows", 500, "--dir", tmp_path / "b")
+    assert code == 0 and "the sources of Python's library; target 0." in out
+    about = samples.open_folder(tmp_path / "b", "bert")
+    samples.refuse_another_seed(about)
+    form = forms.form("bert", forms.REAL)
+    rows = samples.fields_of(form, np.fromfile(tmp_path / "b" / "train.bin", np.int32).reshape(-1, form.words))
+    each = np.arange(500)[:, None]
+    assert (rows["input"][each, rows["position"]] == forms.MASK).all()
+    rows["input"][each, rows["position"]] = rows["masked"]
+    train, rest = (part.tobytes() for part in real.texts())
+    follows = rows[rows["next"][:, 0] == 1]
+    assert 150 < len(follows) < 350 and all(row["input"].astype(np.uint8).tobytes() in train for row in follows[:20])
+    evaluated = np.fromfile(tmp_path / "b" / "evaluate.bin", np.int32).reshape(-1, form.words)
+    assert len(evaluated) == about.evaluation_rows == form.quality.rows  # type: ignore[union-attr]
+    assert about.evaluation()(Guesser(0.25)) == 0.25 and about.sources["bytes"] == len(train) + len(rest)  # type: ignore[index]
+    words = samples.rows_of(forms.form("lora", forms.REAL), 1, 0, 3, real.EVALUATION)
+    assert all(row.astype(np.uint8).tobytes() in rest for row in words)
+    # A row changed, another file to evaluate on, and what can't be.
+    for name, told in (("train.bin", "doesn't hold the rows of seed 0"), ("evaluate.bin", "input")):
+        whole = (tmp_path / "b" / name).read_bytes()
+        (tmp_path / "b" / name).write_bytes((-9).to_bytes(4, "little", signed=True) + whole[4:])
+        with pytest.raises(RequestError, match=told):
+            samples.refuse_another_seed(about)
+            about.evaluation()
+        (tmp_path / "b" / name).write_bytes(whole)
+    (tmp_path / "b" / "evaluate.bin").write_bytes(whole[:-4])
+    with pytest.raises(RequestError, match=r"evaluate\.bin"):
+        samples.open_folder(tmp_path / "b", "bert")
+    for words_, said in ((("bert", "--quality", "--small"), "two forms"), (("dlrm", "--quality"), "is none of dlrm")):
+        code, _, err = typed(capsys, "train", "datagen", *words_, "--dir", tmp_path / "x")
+        assert code == 2 and said in err
+    if importlib.util.find_spec("sklearn") is None:
+        code, _, err = typed(capsys, "train", "datagen", "resnet", "--quality", "--dir", tmp_path / "x")
+        assert code == 3 and "pip install scikit-learn" in err
+    assert not (tmp_path / "x").exists()
+
+
+class Guesser:
+    """A model of one quality."""
+
+    def __init__(self, quality: float) -> None:
+        self.quality = quality
+
+    def quality_of(self, rows: Any) -> float:
+        return self.quality
+
+
+@pytest.mark.promise("TRN-56", "TRN-9")
+def test_a_run_ends_at_its_quality(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "SUPPLY_SHORT", 1.0)  # a busy machine's clock refuses nothing
+    about = samples.generate(tmp_path / "l", forms.form("lora", forms.REAL), 0, 64)
+
+    class Learner(Still):
+        name, seen = "lora", 0
+
+        def step(self, rows: Any) -> None:
+            self.seen += len(rows)
+
+        def reset(self) -> None:
+            self.seen = 0
+
+        def quality_of(self, rows: Any) -> float:
+            return min(0.9, self.seen / 100)
+
+    request = command.Request(about, supply.parse("0.02"), 8, target=0.4, evaluate_every=16, peak_s=0.04, check_s=0.02)
+    ran = command.Run(request, Learner(), False)
+    assert ran.measure() is None
+    part = ran.record()["train"]
+    assert [(e["samples"], e["quality"]) for e in part["evaluations"]] == [(16, 0.16), (32, 0.32), (48, 0.48)]
+    assert part["samples_to_target"] == 48 and part["quality_name"] == "accuracy of the next byte"
+    assert part["quality"] == 0.48 and part["data"]["sources"]["sha256"] and "; target 0.4000 · target reached" in show.quality(part, {})
+    speed = samples.generate(tmp_path / "s", forms.form("lora", forms.SMALL), 0, 64)
+    with pytest.raises(RequestError, match="for speed alone"):
+        command.Request(speed, supply.parse(None), 8, target=0.4).check("cpu")
 
 
 @pytest.mark.promise("TRN-46")

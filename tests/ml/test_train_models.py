@@ -29,8 +29,47 @@ def small(model: str, seed: int = 0, count: int = 8) -> tuple[Any, Any]:
     from forebay.train import models, samples
 
     torch.set_num_threads(1)
-    form = forms.form(model, small=True)
+    form = forms.form(model, forms.SMALL)
     return models.Model(form, seed, "cpu"), torch.from_numpy(samples.rows_of(form, 1, 0, count).copy())
+
+
+@pytest.mark.promise("TRN-56")
+@pytest.mark.parametrize("name", forms.NAMES)
+def test_a_quality_is_the_weights_own_and_training_does_not_notice(name: str) -> None:
+    if name in ("resnet", "ssd", "diffusion"):
+        pytest.importorskip("sklearn")
+    import torch
+    from forebay.train import models, real, samples
+
+    form = forms.form(name, forms.REAL)
+    rows = torch.as_tensor(samples.rows_of(form, 0, 0, 16))
+    kept = samples.rows_of(form, 0, 0, 24, real.EVALUATION)
+    model = models.Model(form, 0, "cpu")
+    model.step(rows)
+    first = model.quality_of(kept)
+    assert 0 <= first <= 1 and model.quality_of(kept) == first and model.problem() is None
+    model.step(rows)
+    asked = float(model.loss)
+    model.reset()
+    model.step(rows)
+    model.step(rows)
+    assert float(model.loss) == asked
+
+
+@pytest.mark.promise("TRN-56")
+def test_average_precision_of_boxes() -> None:
+    import numpy as np
+    from forebay.train import quality
+
+    there = np.asarray([[0, 1, 1, 0, 0, 10, 10], [0, 1, 1, 20, 20, 30, 30], [1, 2, 1, 0, 0, 8, 8]], float)
+    assert quality.average_precision(there, there) == 1.0
+    # Of class 1: right, wrong, right; twice the same box is once right. Of class 2: none.
+    found = np.asarray(
+        [[0, 1, 0.9, 0, 0, 10, 10], [0, 1, 0.8, 0, 0, 10, 9], [0, 1, 0.7, 20, 20, 30, 31], [0, 2, 0.9, 0, 0, 8, 8]], float
+    )
+    assert quality.average_precision(found, there) == pytest.approx(((1 + 2 / 3) / 2 + 0) / 2)
+    assert quality.average_precision(found[:0], there) == 0.0
+    assert quality.overlap(there[0, 3:], np.asarray([[5.0, 0, 15, 10]]))[0] == pytest.approx(1 / 3)
 
 
 @pytest.mark.promise("TRN-46")
@@ -240,7 +279,7 @@ def test_all_supplies_and_batches_have_one_hash(name: str, tmp_path: Path) -> No
     from forebay.train import command, models, samples, supply
     from forebay.units import GIB
 
-    about = samples.generate(tmp_path / "d", forms.form(name, small=True), 3, 96)
+    about = samples.generate(tmp_path / "d", forms.form(name, forms.SMALL), 3, 96)
     model = models.Model(about.form, 0, "cpu")
     found = []
     for batch, bytes_per_s in ((8, None), (16, 16 * about.row_bytes / 0.02)):
@@ -268,7 +307,7 @@ def test_the_command_trains_what_datagen_made(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     part = json.loads(done.stdout)["train"]
     assert part["model"] == "resnet" and part["samples"] == 64 and part["weights"] > 1000 and part["compiled"] is False
-    assert part["data"]["form"] == "small" and part["data"]["row_bytes"] == forms.form("resnet", True).row_bytes
+    assert part["data"]["form"] == "small" and part["data"]["row_bytes"] == forms.form("resnet", forms.SMALL).row_bytes
     done = forebay("bert", *words)
     assert done.returncode == 2 and "for 'resnet'; bert reads" in done.stderr
 
@@ -278,7 +317,7 @@ def test_layers_are_the_llamas_alone(tmp_path: Path) -> None:
     from forebay.errors import RequestError
     from forebay.train import models
 
-    form = forms.form("lora", small=True)
+    form = forms.form("lora", forms.SMALL)
     one = models.Model(models.with_layers(form, 1), 0, "cpu")
     assert one.weights < models.Model(form, 0, "cpu").weights
     with pytest.raises(RequestError, match="bert has as many"):

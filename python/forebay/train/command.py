@@ -74,12 +74,19 @@ class Request:
                 found,
                 f"--supply {significant(least)}, or a smaller --batch-size",
             )
+        if self.quality and about.metric is None:
+            found = f"the data set {about.folder} is for speed alone"
+            raise RequestError(f"--target {self.aim():g}", found, f"forebay train datagen {about.model} --quality --dir ANOTHER")
         if self.quality and about.best_auc is not None and self.aim() > about.best_auc:
             found = f"the best that can be reached on these data is {about.best_auc:.4f}, by the planted teacher itself"
             raise RequestError(f"--target-auc {self.aim():g}", found, f"--target-auc {about.target_auc:g}")
 
     def aim(self) -> float:
         return (self.about.target_auc or 0.0) if self.target is None else self.target
+
+    def no_target(self) -> str:
+        """The flag that asks for speed alone; empty where nothing is evaluated anyway."""
+        return {None: "", "AUC": "--target-auc none"}.get(self.about.metric, "--target none")
 
     def limits(self) -> Record:
         """Limits beside the target, and the path that was asked for: as its record has them."""
@@ -241,11 +248,12 @@ class Run:
             request.seconds,
             request.aim() if request.quality else None,
             request.every() if request.quality else 0,
+            request.about.metric or "",
         )
         pace = run.pace_of(request.supply, source.ahead())
         try:
             self.fed = run.Fed(
-                self.model, source, pace, self._evaluation() if request.quality else None, limits
+                self.model, source, pace, request.about.evaluation() if request.quality else None, limits
             )
             self.fed.explain, self.fed.remake = request.about.first_fault, request.about.make("ANOTHER")
             if not self.interrupted:
@@ -255,23 +263,6 @@ class Run:
         finally:
             self.base = source.loader.record(interrupted=self.interrupted)
             source.close()
-
-    def _evaluation(self) -> Callable[[Any], float]:
-        import numpy as np
-
-        about = self.request.about
-        assert isinstance(about, data.About)
-        path = about.folder / data.EVALUATE
-        rows = np.fromfile(path, np.int32).reshape(-1, data.WORDS)
-        wrong = data.faults(rows, about.tables)
-        if wrong:
-            raise RequestError(
-                f"the data set {path.parent}",
-                f"{path.name}: {wrong}",
-                "forebay train datagen dlrm --dir ANOTHER",
-            )
-        labels = rows[:, data.LABEL].copy()
-        return lambda model: data.auc(model.scores(rows), labels)
 
     def _prepare_cache(self) -> None:
         """Files in the page cache, or out of it, as was asked. Raises MachineError where it keeps them."""
@@ -301,7 +292,7 @@ class Run:
         record["warnings"] = [w for w in record["warnings"] if w["id"] != "too_short"] + self.warnings
         if part["samples_per_s"] and self.fed.rate.seconds < SHORT_S:
             text = f"{significant(self.fed.rate.seconds)} s of training say little about its rate"
-            next = "--seconds 10" if self.request.about.best_auc is None else "--target-auc none --seconds 10"
+            next = f"{self.request.no_target()} --seconds 10".strip()
             record["warnings"].append({"id": "too_short", "text": text, "next": next})
         return record
 
@@ -376,14 +367,15 @@ class Run:
         return idle
 
     def _quality(self, missing: dict[str, str]) -> Record:
-        request, fed = self.request, self.fed
+        request, fed, metric = self.request, self.fed, self.request.about.metric
         assert fed is not None
+        key = "auc" if metric == "AUC" else "quality"
         evaluations = [
-            {"samples": e.samples, "auc": e.auc, "seconds": e.seconds, "began_s": e.began_s} for e in fed.evaluations
+            {"samples": e.samples, key: e.quality, "seconds": e.seconds, "began_s": e.began_s} for e in fed.evaluations
         ]
         found: Record = {
-            "quality": evaluations[-1]["auc"] if evaluations else None,
-            "quality_name": None if request.about.best_auc is None else "AUC",
+            "quality": fed.evaluations[-1].quality if evaluations else None,
+            "quality_name": metric,
             "quality_target": request.aim() if request.quality else None,
             "quality_best": request.about.best_auc,
             "evaluate_every": request.every() if request.quality else None,
@@ -392,23 +384,21 @@ class Run:
             "seconds_to_target": None,
             "parts": None,
         }
-        if request.about.best_auc is None:
+        if metric is None:
             alone = f"{self.model.name} is trained for speed alone"
             missing |= dict.fromkeys(("quality", "quality_name", "quality_best"), alone)
-        elif not evaluations:
+        elif request.about.best_auc is None:
+            missing["quality_best"] = "of real data no best is known"
+        if metric is not None and not evaluations:
             missing["quality"] = (
-                "--target-auc none: speed alone"
-                if not request.quality
-                else "the run ended before an evaluation"
+                f"{request.no_target()}: speed alone" if not request.quality else "the run ended before an evaluation"
             )
         rate = fed.rate.samples_per_s
         if fed.reached_at is None:
             why = "the run was interrupted" if self.interrupted else "the run ended"
             why = f"{fed.failure.asked}: {fed.failure.found}: {why}" if fed.failure else why
-            last = f"; the last AUC was {evaluations[-1]['auc']:.4f}" if evaluations else ""
-            target = (
-                f" before AUC {request.aim():g}{last}" if request.quality else "; no target was asked for"
-            )
+            last = f"; the last {metric} was {found['quality']:.4f}" if evaluations else ""
+            target = f" before {metric} {request.aim():g}{last}" if request.quality else "; no target was asked for"
             missing["samples_to_target"] = missing["seconds_to_target"] = missing["parts"] = why + target
             return found
         found["seconds_to_target"] = fed.seconds

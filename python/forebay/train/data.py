@@ -81,6 +81,7 @@ class About:
 
     # The model whose data these are, and how the loader sees a row.
     model = "dlrm"
+    metric = "AUC"
     row_bytes = ROW_BYTES
     row = ROW
 
@@ -100,6 +101,17 @@ class About:
 
     def first_fault(self) -> str | None:
         return first_fault(self)
+
+    def evaluation(self) -> Callable[[Any], float]:
+        """AUC of a model on the rows that are kept for it. Raises RequestError for rows that can't be read."""
+        import numpy as np
+
+        rows = np.fromfile(self.folder / EVALUATE, np.int32).reshape(-1, WORDS)
+        wrong = faults(rows, self.tables)
+        if wrong:
+            raise RequestError(f"the data set {self.folder}", f"{EVALUATE}: {wrong}", self.make("ANOTHER"))
+        labels = rows[:, LABEL].copy()
+        return lambda model: auc(model.scores(rows), labels)
 
     @property
     def tables(self) -> tuple[int, ...]:

@@ -143,7 +143,7 @@ class Written:
     def _quality(self) -> Record:
         request, fed, missing = self.request, self.fed, self.missing
         evaluations = [
-            {"samples": e.samples, "quality": e.auc, "seconds": e.seconds, "began_s": self.load_s + e.began_s}
+            {"samples": e.samples, "quality": e.quality, "seconds": e.seconds, "began_s": self.load_s + e.began_s}
             for e in fed.evaluations
         ]
         reached = fed.reached_at is not None

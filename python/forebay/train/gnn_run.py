@@ -266,7 +266,7 @@ class Run:
         aim, every = (request.aim(), request.every()) if request.quality else (None, 0)
         self.batches = self._batches(self.gathered, None if bulk else self._pace())
         evaluate = (lambda model: self._accuracy()) if request.quality else None
-        limits = run.Limits(request.samples, request.seconds, aim, every)
+        limits = run.Limits(request.samples, request.seconds, aim, every, "accuracy")
         self.fed = run.Fed(self.model, self.batches, None, evaluate, limits)
         if self.interrupted:
             return

@@ -6,6 +6,7 @@ layers compute in bfloat16 (autocast); weights that are trained are float32. Not
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -70,7 +71,7 @@ class Model(Steps):
         torch.manual_seed(self.seed)
         with torch.no_grad():
             for module in self._net.modules():
-                _fill(torch, module, draw)
+                _fill(torch, module, draw, self.form.net.get("spread", SPREAD))
             for name, parameter in self._net.named_parameters():
                 if self.name == "lora" and ".up.weight" in name and parameter.requires_grad:
                     parameter.zero_()
@@ -125,6 +126,23 @@ class Model(Steps):
             wrong += (found["check"] != ~found["label"]).sum()
         return found, wrong
 
+    def quality_of(self, rows: Any) -> float:
+        """Quality of the weights as they are, on (n, words) rows of NumPy. Training goes on as if it hadn't been asked."""
+        from forebay.train import quality
+
+        torch, size = self._torch, min(self.form.batch, 64)
+
+        def batches() -> Iterator[dict[str, Any]]:
+            for at in range(0, len(rows), size):
+                yield self._fields(torch.as_tensor(rows[at : at + size]).to(self.device))[0]
+
+        self._net.eval()
+        try:
+            with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=self.queued):
+                return quality.OF[self.name](self._net, batches())
+        finally:
+            self._net.train()
+
     def problem(self) -> str | None:
         """A reason why the model didn't learn in the last steps, if there is one."""
         from forebay.train import samples
@@ -152,14 +170,14 @@ def _network(form: forms.Form, half: Any) -> Any:
     return images.RetinaNet(net) if form.model == "ssd" else images.ResNet(net["width"], net["depths"], net["classes"])
 
 
-def _fill(torch: Any, module: Any, draw: Any) -> None:
+def _fill(torch: Any, module: Any, draw: Any, spread: float) -> None:
     """The weights that a module itself has: normal, by the number of inputs for convolutions; norms as they begin."""
     nn = torch.nn
     if isinstance(module, nn.Conv2d):
         inputs = module.weight[0].numel()
         module.weight.normal_(0, (2 / inputs) ** 0.5, generator=draw)
     elif isinstance(module, (nn.Linear, nn.Embedding)):
-        module.weight.normal_(0, SPREAD, generator=draw)
+        module.weight.normal_(0, spread, generator=draw)
     elif getattr(module, "weight", None) is not None:
         module.weight.fill_(1)
     if getattr(module, "bias", None) is not None:

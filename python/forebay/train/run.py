@@ -183,7 +183,7 @@ class Meter:
 @dataclass
 class Evaluation:
     samples: int
-    auc: float
+    quality: float
     seconds: float
     # Seconds from the run's start, when the first batch was asked for, to its begin.
     began_s: float = 0.0
@@ -197,6 +197,8 @@ class Limits:
     seconds: float | None = None
     target: float | None = None
     evaluate_every: int = 0
+    # Name of the quality that is evaluated.
+    metric: str = ""
 
 
 class Fed:
@@ -268,7 +270,7 @@ class Fed:
             if progress:
                 progress(
                     f"{whole(self.samples)} samples"
-                    + (f", AUC {self.evaluations[-1].auc:.4f}" if self.evaluations else "")
+                    + (f", {self.limits.metric} {self.evaluations[-1].quality:.4f}" if self.evaluations else "")
                 )
         self._look(True)
         if (

@@ -1,21 +1,23 @@
 """Data sets of the models that are trained for speed: rows of the benchmark's bytes a sample, from a seed.
 
-They are made, not collected: text is log-uniform over the words, images are noise over a pattern of their class. Values
-don't change a speed. There is something to learn in them, so that a loss falls; nothing is known of the best that can be reached.
+Where no quality is asked for they are made, not collected: text is log-uniform over the words, images are noise over a pattern
+of their class. Values don't change a speed. There is something to learn in them, so that a loss falls; nothing is known of the
+best that can be reached. Rows of real data are those of `forebay.train.real`, and have a file of others to evaluate on.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import RequestError
 from forebay.numbers import whole
 from forebay.train import forms
-from forebay.train.data import ABOUT, TRAIN, check_length, chunks, files_together, refuse
+from forebay.train.data import ABOUT, EVALUATE, TRAIN, check_length, chunks, files_together, refuse
 
 if TYPE_CHECKING:
     import numpy
@@ -35,9 +37,25 @@ class About:
     form: forms.Form
     seed: int
     rows: int
+    # Of real data: what they were made of, and the digest of the first rows.
+    sources: dict[str, Any] | None = None
+    first: str | None = None
 
     # No best is known, and rows look nothing up in tables.
-    best_auc = target_auc = table_rows = None
+    best_auc = table_rows = None
+
+    @property
+    def metric(self) -> str | None:
+        return self.form.quality.name if self.form.quality else None
+
+    @property
+    def target_auc(self) -> float | None:
+        """The target where none is given, by the name that requests of all models have for it."""
+        return self.form.quality.target if self.form.quality else None
+
+    @property
+    def evaluation_rows(self) -> int:
+        return self.form.quality.rows if self.form.quality else 0
 
     @property
     def model(self) -> str:
@@ -54,20 +72,35 @@ class About:
 
     def make(self, folder: str) -> str:
         """The command that makes such a data set."""
-        return f"forebay train datagen {self.model} --dir {folder}" + (" --small" if self.form.small else "")
+        return f"forebay train datagen {self.model} --dir {folder}{self.form.flag}"
 
     def identity(self) -> dict[str, Any]:
         """As records have it."""
         return {
-            "folder": str(self.folder), "seed": self.seed, "rows": self.rows, "table_rows": None, "form": self.form.name,
-            "row_bytes": self.row_bytes,
+            "folder": str(self.folder), "seed": self.seed, "rows": self.rows, "table_rows": None, "form": self.form.size,
+            "row_bytes": self.row_bytes, "evaluation_rows": self.evaluation_rows,
+            **({"sources": self.sources} if self.sources else {}),
         }  # fmt: skip
 
     def document(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA, "model": self.model, "form": self.form.name, "seed": self.seed, "rows": self.rows,
+        found = {
+            "schema": SCHEMA, "model": self.model, "form": self.form.size, "seed": self.seed, "rows": self.rows,
             "row_bytes": self.row_bytes, "fields": self.form.document(),
         }  # fmt: skip
+        if self.form.quality:
+            found |= {"evaluation_rows": self.evaluation_rows, "sources": self.sources, "first_rows": self.first}
+        return found
+
+    def evaluation(self) -> Callable[[Any], float]:
+        """The quality of a model on the rows that are kept for it. Raises RequestError for rows that can't be read."""
+        import numpy as np
+
+        path = self.folder / EVALUATE
+        rows = np.fromfile(path, np.int32).reshape(-1, self.form.words)
+        wrong = faults(self.form, rows)
+        if wrong:
+            raise RequestError(f"the data set {self.folder}", f"{EVALUATE}: {wrong}", self.make("ANOTHER"))
+        return lambda model: model.quality_of(rows)
 
     def first_fault(self) -> str | None:
         """The first fault of the rows, if they have one; reads them all."""
@@ -109,13 +142,18 @@ def faults(form: forms.Form, words: Array, first: int = 0) -> str | None:
     return None
 
 
-def rows_of(form: forms.Form, seed: int, chunk: int, count: int) -> Array:
-    """`count` rows of a chunk, as (count, words)."""
+def rows_of(form: forms.Form, seed: int, chunk: int, count: int, part: int = 0) -> Array:
+    """`count` rows of a chunk, as (count, words). `part`, of real data: 0 for the training, 1 for the evaluation."""
     import numpy as np
 
-    draw = np.random.default_rng([seed, 20 + forms.NAMES.index(form.model), chunk])
+    from forebay.train import real
+
+    draw = np.random.default_rng([seed, 20 + forms.NAMES.index(form.model), chunk, *[part] * (part != real.TRAINING)])
     rows = np.zeros(count, np.dtype(form.row()))
-    FILLERS[form.model](form, draw, rows, seed)
+    if form.quality:
+        real.FILLERS[form.model](form, part, draw, rows)
+    else:
+        FILLERS[form.model](form, draw, rows, seed)
     return rows.view(np.int32).reshape(count, form.words)
 
 
@@ -203,9 +241,13 @@ FILLERS: dict[str, Callable[[forms.Form, Any, Array, int], None]] = {
 
 def generate(folder: Path, form: forms.Form, seed: int, rows: int, progress: Any = None) -> About:
     """Writes a data set; nothing that is there is replaced. Raises RequestError, RunError. KeyboardInterrupt leaves nothing."""
-    names = (TRAIN, ABOUT)
+    from forebay.train import real
+
+    names = (TRAIN, EVALUATE, ABOUT) if form.quality else (TRAIN, ABOUT)
     refuse(folder, names, rows, form.row_bytes)
-    about = About(folder, form, seed, rows)
+    sources = real.sources(form.model) if form.quality else None
+    first = _digest(rows_of(form, seed, 0, min(form.chunk, rows))) if form.quality else None
+    about = About(folder, form, seed, rows, sources, first)
     with files_together(folder, names) as files:
         done = 0
         for made in chunks(lambda n, count: rows_of(form, seed, n, count), rows, form.chunk):
@@ -213,7 +255,9 @@ def generate(folder: Path, form: forms.Form, seed: int, rows: int, progress: Any
             done += len(made)
             if progress:
                 progress(f"{whole(done)} of {whole(rows)} rows of {folder / TRAIN}")
-        files[1].write((json.dumps(about.document(), indent=1) + "\n").encode())
+        if form.quality:
+            files[1].write(rows_of(form, seed, 0, form.quality.rows, real.EVALUATION).data)
+        files[-1].write((json.dumps(about.document(), indent=1) + "\n").encode())
     return about
 
 
@@ -247,8 +291,11 @@ def open_folder(folder: Path, model: str) -> About:
         said = f"is of schema {told.get('schema')!r} for {told.get('model')!r}; {model} reads {SCHEMA!r} of its own"
         raise RequestError(f"the data set {folder}", said, make)
     try:
-        form = forms.form(model, {"full": False, "small": True}[told["form"]])
+        form = forms.form(model, forms.SIZES[forms.SIZES.index(told["form"])])
         about = About(folder, form, int(told["seed"]), int(told["rows"]))
+        if form.quality:
+            sources = {"name": str(told["sources"]["name"]), **told["sources"]}
+            about = replace(about, sources=sources, first=str(told["first_rows"]))
         bytes_ = int(told["row_bytes"])
     except (ValueError, KeyError, TypeError) as error:
         raise RequestError(f"the data set {folder}", f"{ABOUT} isn't what datagen writes ({error!r:.80})", make) from None
@@ -256,7 +303,13 @@ def open_folder(folder: Path, model: str) -> About:
         said = f"has rows of {bytes_} bytes, or fields that aren't those of {model}, whose rows have {form.row_bytes}"
         raise RequestError(f"the data set {folder}", said, make)
     check_length(folder / TRAIN, about.rows, form.row_bytes, make)
+    if form.quality:
+        check_length(folder / EVALUATE, about.evaluation_rows, form.row_bytes, make)
     return about
+
+
+def _digest(rows: Array) -> str:
+    return hashlib.sha256(rows.tobytes()).hexdigest()
 
 
 def refuse_another_seed(about: About) -> None:
@@ -264,8 +317,13 @@ def refuse_another_seed(about: About) -> None:
     import numpy as np
 
     form, count = about.form, min(about.form.chunk, about.rows)
-    made = rows_of(form, about.seed, 0, count)
     there = np.fromfile(about.folder / TRAIN, np.int32, count * form.words).reshape(-1, form.words)
-    if len(there) != count or (made != there).any(axis=1).sum() > count // 2:
+    if form.quality:
+        # What they were made of may be another here, or absent.
+        differs = _digest(there) != about.first
+    else:
+        made = rows_of(form, about.seed, 0, count)
+        differs = len(there) != count or bool((made != there).any(axis=1).sum() > count // 2)
+    if differs:
         found = f"{TRAIN} doesn't hold the rows of seed {about.seed}, as {ABOUT} has it"
         raise RequestError(f"the data set {about.folder}", found, about.make("ANOTHER"))

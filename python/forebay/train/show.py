@@ -109,7 +109,8 @@ def quality(part: dict[str, Any], missing: dict[str, str]) -> str:
     if part["quality"] is None:
         return f"not measured: {missing.get('train.quality', '')}"
     said = f"{part['quality_name']} {part['quality']:.4f}; target {part['quality_target']:.4f}"
-    said += f", best reachable {part['quality_best']:.4f}"
+    if part["quality_best"] is not None:
+        said += f", best reachable {part['quality_best']:.4f}"
     if part["samples_to_target"] is not None:
         return f"{said} · target reached after {whole(part['samples_to_target'])} samples, {seconds(part['seconds_to_target'])}"
     return f"{said} · target not reached: {missing.get('train.samples_to_target', '')}"

@@ -27,7 +27,7 @@ def _command(model: str, told: str) -> Callable[[Callable[..., Any]], click.Comm
     """A command with the flags of every model that is trained for speed."""
 
     def made(function: Callable[..., Any]) -> click.Command:
-        function = functools.partial(verb.shared, quality=False)(function)
+        function = functools.partial(verb.shared, target="")(function)
         for option in reversed(OPTIONS):
             function = option(function)
         help = f"Folder of forebay train datagen {model}."
@@ -39,7 +39,8 @@ def _command(model: str, told: str) -> Callable[[Callable[..., Any]], click.Comm
 
 
 COMMON = f"""Weights are random, and the data set says which form it is for: the full one, or the small one of a CPU
-(datagen --small). Trains for {SECONDS:.0f} s unless --samples or --seconds says otherwise; nothing is evaluated.
+(datagen --small). Trains for {SECONDS:.0f} s unless --samples or --seconds says otherwise; nothing is evaluated. Real data
+(datagen --quality) are trained on until the target, for an epoch at most, in a form that is narrow too.
 """
 
 
@@ -77,9 +78,12 @@ def train(name: str, flags: dict[str, Any]) -> int:
     about = verb._opened(Path(flags["folder"]), {**flags, "table_rows": None}, name)
     layers = flags.get("layers")
     form = models.with_layers(about.form, None if layers is None else count(layers, "--layers", LAYERS_MAX))
-    request = verb._request(about, {**flags, "target_auc": "none", "evaluate_every": None}, min(form.batch, about.rows))
+    request = verb._request(about, flags, min(form.batch, about.rows))
     if request.samples is None and request.seconds is None:
-        request.seconds = SECONDS
+        if request.quality:
+            request.samples = about.rows
+        else:
+            request.seconds = SECONDS
     where, rate = device_of(f"train {name}", flags["device"]), verb._rate(flags)
 
     def made(seed: int) -> Any:

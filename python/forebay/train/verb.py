@@ -73,10 +73,12 @@ def command() -> None:
     """
 
 
-def shared(function: Callable[..., Any], quality: bool = True) -> Callable[..., Any]:
-    """Flags of every model, or of every one that isn't evaluated."""
+def shared(function: Callable[..., Any], target: str = "auc") -> Callable[..., Any]:
+    """Flags of every model. `target`: name of the quality, as its flag has it; empty: of what the data set measures."""
+    flag, told = (f"--target-{target}", target.upper()) if target else ("--target", "QUALITY")
+    more = "" if target else ", if it is of --quality"
     of_quality = [
-        click.option("--target-auc", metavar="AUC|none", help="End at this AUC; none: speed alone. Default: the data set's."),
+        click.option(flag, metavar=f"{told}|none", help=f"End at this {told}; none: speed alone. Default: the data set's{more}."),
         click.option("--evaluate-every", metavar="N", help="Samples between evaluations. Default: 5 % of an epoch."),
     ]  # fmt: skip
     options = [
@@ -88,7 +90,7 @@ def shared(function: Callable[..., Any], quality: bool = True) -> Callable[..., 
         click.option("--batch-size", metavar="N", help="Samples of a batch."),
         click.option("--samples", metavar="N", help="End after so many samples."),
         click.option("--seconds", metavar="TIME", help="End after so much time of training, evaluations not counted."),
-        *(of_quality if quality else []),
+        *of_quality,
         click.option("--peak-seconds", metavar="TIME", help="Time to measure the model's own peak. Default: 2."),
         click.option("--learning-rate", metavar="X", help="The optimizer's. Default: the model's."),
         click.option("--shuffle", default="none", type=click.Choice(ORDERS), help="Default: none, as the benchmark has it."),
@@ -170,7 +172,7 @@ def dlrm(
 DATA_FLAGS = {
     "gnn": ("nodes",),
     "dlrm": ("rows", "evaluation_rows", "table_rows"),
-    **dict.fromkeys(forms.NAMES, ("rows", "small")),
+    **dict.fromkeys(forms.NAMES, ("rows", "small", "quality")),
 }
 
 
@@ -184,6 +186,7 @@ DATA_FLAGS = {
 @click.option("--table-rows", metavar="N", help=f"Of dlrm, what large tables are cut to. Default: {TABLE_ROWS}.")
 @click.option("--nodes", metavar="N", help="Of gnn, nodes of the graph, of 2 KiB each. Default: 1000000.")
 @click.option("--small", is_flag=True, help="Not of dlrm: rows of the small form, which a CPU can train.")
+@click.option("--quality", is_flag=True, help="Not of dlrm: real texts or images, in a form whose quality can be measured.")
 @click.option("--seed", metavar="N", default="0", help="Seed of the rows. Default: 0.")
 @click.option("--json", "as_json", is_flag=True, help="What was made as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
@@ -195,6 +198,7 @@ def datagen(
     table_rows: str | None,
     nodes: str | None,
     small: bool,
+    quality: bool,
     seed: str,
     as_json: bool,
     quiet: bool,
@@ -202,7 +206,7 @@ def datagen(
     """Rows of as many bytes as the benchmark's samples, from a seed: of dlrm 912, with labels that a planted teacher draws.
 
     The best AUC that dlrm can reach on its own stands in dataset.json beside them, as the target does; other models are trained
-    for speed alone. The loader reads them as rows of one size: forebay feed DIR/train.bin --row-bytes 912. Of gnn it writes a
+    for speed alone, or with --quality on real data: Python's own library as text, the digits and photographs of scikit-learn. The loader reads them as rows of one size: forebay feed DIR/train.bin --row-bytes 912. Of gnn it writes a
     graph of --nodes.
     """
     refuse_others(model, DATA_FLAGS)
@@ -223,7 +227,9 @@ def datagen(
             )
             about = data.generate(Path(folder), _seed(seed, "--seed"), *counts, progress=say)
         else:
-            form = forms.form(model, small)
+            if small and quality:
+                raise RequestError("--small and --quality", "are two forms of the model", "one of them")
+            form = forms.form(model, forms.REAL if quality else forms.SMALL if small else forms.FULL)
             many = count(rows, "--rows", ROWS_MAX) if rows is not None else form.rows
             about = samples.generate(Path(folder), form, _seed(seed, "--seed"), many, progress=say)
     if as_json:
@@ -234,6 +240,9 @@ def datagen(
         if model == "dlrm":
             best = f"best reachable AUC {about.best_auc:.4f}, target {about.target_auc:.4f}"
             told += f", {whole(about.evaluation_rows)} to evaluate on\n{best}, {100 * about.positives:.1f} % positive"
+        elif about.sources:
+            told += f", {whole(about.evaluation_rows)} to evaluate on\n"
+            told += f"made of {about.sources['name']}; target {about.target_auc:g} ({about.metric})"
         click.echo(told)
         click.echo(f"next: forebay train {model} --dir {folder}")
     return DONE
@@ -323,15 +332,16 @@ def _request(about: Any, flags: dict[str, Any], batch: int) -> Request:
     from forebay.train.command import PEAK_S, Request
     from forebay.train.run import CHECK_S
 
-    target = flags["target_auc"]
-    quality = target != "none"
+    flag, least, told = ("--target-auc", 0.5, "0.5 (guessing)") if "target_auc" in flags else ("--target", 0.0, "0")
+    target = flags["target_auc" if "target_auc" in flags else "target"]
+    quality = target != "none" if target is not None else about.metric is not None
     aim = None
     if quality and target is not None:
         with contextlib.suppress(RequestError):
-            aim = _number(target, "--target-auc")
-        if aim is None or not 0.5 < aim < 1:
-            next = f"--target-auc {about.target_auc:g}, or --target-auc none"
-            raise RequestError(f"--target-auc {target}", "is not between 0.5 (guessing) and 1", next)
+            aim = _number(target, flag)
+        if aim is None or not least < aim < 1:
+            next = f"{flag} {about.target_auc:g}, or {flag} none" if about.metric else f"no {flag}"
+            raise RequestError(f"{flag} {target}", f"is not between {told} and 1", next)
     most = (1 << 63) - 1
     peak_s = parse_seconds(flags["peak_seconds"], "--peak-seconds") if flags["peak_seconds"] else PEAK_S
     if not 0 < peak_s <= PEAK_S_MAX:
