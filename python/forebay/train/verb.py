@@ -206,8 +206,8 @@ def datagen(
     """Rows of as many bytes as the benchmark's samples, from a seed: of dlrm 912, with labels that a planted teacher draws.
 
     The best AUC that dlrm can reach on its own stands in dataset.json beside them, as the target does; other models are trained
-    for speed alone, or with --quality on real data: Python's own library as text, the digits and photographs of scikit-learn. The loader reads them as rows of one size: forebay feed DIR/train.bin --row-bytes 912. Of gnn it writes a
-    graph of --nodes.
+    for speed alone, or with --quality on real data: Python's own library as text, the digits and photographs of scikit-learn.
+    The loader reads them as rows of one size: forebay feed DIR/train.bin --row-bytes 912. Of gnn it writes a graph of --nodes.
     """
     refuse_others(model, DATA_FLAGS)
     if model == "gnn":
