@@ -17,9 +17,9 @@ use super::vfio_user::message::Header;
 use super::vfio_user::socket::Ended;
 use super::vfio_user::socket::Listener;
 use super::vfio_user::socket::Session;
-use super::worker::{Hub, Letter};
+use super::worker::{Hub, WorkerMessage};
+use crate::target::inbox::Inbox;
 use crate::target::log::Level;
-use crate::target::mail::Mailbox;
 use forebay_io::clock;
 use forebay_io::reactor::Waker;
 use forebay_nvme::controller::subsystem::Subsystem;
@@ -90,7 +90,7 @@ struct Peer {
 
 pub(super) struct Controller {
     hub: Arc<Hub>,
-    workers: Arc<[Arc<Mailbox<Letter>>]>,
+    workers: Arc<[Arc<Inbox<WorkerMessage>>]>,
     port: Arc<Port>,
     waker: Arc<Waker>,
     pub device: Device,
@@ -126,7 +126,7 @@ pub(super) struct Controller {
 
 pub(super) struct Parts {
     pub hub: Arc<Hub>,
-    pub workers: Arc<[Arc<Mailbox<Letter>>]>,
+    pub workers: Arc<[Arc<Inbox<WorkerMessage>>]>,
     pub port: Arc<Port>,
     pub waker: Arc<Waker>,
     pub listener: Listener,
@@ -177,11 +177,11 @@ impl Controller {
 
     /// Serves until it is told to leave.
     pub(super) fn run(mut self) {
-        self.post_all(|| Letter::Attach(self.port.clone()));
+        self.post_all(|| WorkerMessage::Attach(self.port.clone()));
         loop {
             self.wait();
             self.waker.drain();
-            for word in self.port.words.take() {
+            for word in self.port.events.take() {
                 self.hear(word);
             }
             self.look_at_admin_doorbells();
@@ -204,11 +204,11 @@ impl Controller {
         if !self.parted {
             self.leave_keeper();
         }
-        self.post_all(|| Letter::Detach(self.port.id));
+        self.post_all(|| WorkerMessage::Detach(self.port.id));
     }
 
-    fn post_all(&self, letter: impl Fn() -> Letter) {
-        self.workers.iter().for_each(|worker| worker.post(letter()));
+    fn post_all(&self, message: impl Fn() -> WorkerMessage) {
+        self.workers.iter().for_each(|worker| worker.post(message()));
     }
 
     fn say(&self, level: Level, what: &'static str, why: &str) {
@@ -235,7 +235,7 @@ impl Controller {
             fds.push(PollFd::new(session, wanted));
         }
         let look = match self.waiting {
-            _ if self.port.words.has_letters() => Some(Duration::ZERO),
+            _ if self.port.events.has_messages() => Some(Duration::ZERO),
             Some(Waiting::Unmap { .. }) => Some(LOOK),
             _ => self.leaving.map(|_| Duration::from_millis(10)).or_else(|| self.next_look()),
         };
@@ -284,7 +284,7 @@ impl Controller {
             }
         }
         // There may be more: come back at once.
-        self.port.words.wake();
+        self.port.events.wake();
     }
 
     /// The client is gone: so are its memory and its interrupts, and with them its queues.
@@ -302,7 +302,7 @@ impl Controller {
         self.port.vectors.clear();
         self.reset();
         drop(self.port.dma.unmap_all());
-        self.post_all(|| Letter::Look);
+        self.post_all(|| WorkerMessage::Look);
     }
 
     /// Function Level Reset: all is as at the beginning, once the workers have let go.
@@ -327,19 +327,19 @@ impl Controller {
             return;
         }
         self.suspension = Suspension::Suspending(self.workers.len(), reply);
-        self.post_all(|| Letter::Suspend(self.port.id));
+        self.post_all(|| WorkerMessage::Suspend(self.port.id));
     }
 
     pub(super) fn resume(&mut self) {
         self.touch();
         self.suspension = Suspension::Running;
-        self.post_all(|| Letter::Resume(self.port.id));
+        self.post_all(|| WorkerMessage::Resume(self.port.id));
     }
 
     /// Other namespaces, or others' content.
     pub(super) fn update(&mut self, subsystem: Arc<Subsystem>, view: View) {
         self.port.set_view(view);
-        self.post_all(|| Letter::Look);
+        self.post_all(|| WorkerMessage::Look);
         self.touch();
         self.device.update(subsystem);
     }

@@ -6,7 +6,7 @@ pub(super) use keep::Taken;
 
 use super::dma::Map;
 use super::io::Command;
-use super::port::{Port, View, Word};
+use super::port::{ControllerEvent, Port, View};
 use super::stats::{Ends, QueueStats};
 use super::worker::{Owner, POLL_AWAKE};
 use crate::namespace::executor::Counters;
@@ -229,14 +229,14 @@ impl Function {
             self.closing = false;
             self.queues.clear();
             self.map = Arc::default();
-            self.port.say(Word::QueuesClosed);
+            self.port.say(ControllerEvent::QueuesClosed);
         }
         for q in &mut self.queues {
             let (cq, port) = (&mut q.cq, &self.port);
             q.closing.retain(|sqid| {
                 let gone = cq.remove(*sqid);
                 if gone {
-                    port.say(Word::SubmissionClosed(*sqid));
+                    port.say(ControllerEvent::SubmissionClosed(*sqid));
                 }
                 !gone
             });
@@ -244,7 +244,7 @@ impl Function {
         let idle = || self.queues.iter().all(Queue::is_idle);
         if self.suspending && !self.suspended && !(self.held && self.kick_armed) && idle() {
             self.suspended = true;
-            self.port.say(Word::Quiet);
+            self.port.say(ControllerEvent::Quiet);
         }
     }
 
@@ -293,7 +293,7 @@ impl Function {
     pub(super) fn flushed(&mut self) {
         self.flushes -= 1;
         if self.flushes == 0 {
-            self.port.say(Word::Flushed);
+            self.port.say(ControllerEvent::Flushed);
         }
     }
 
@@ -330,7 +330,7 @@ impl Function {
         if let Some(q) = self.queues.iter_mut().find(|q| q.cq.id() == cqid) {
             q.broken = true;
         }
-        self.port.say(Word::CompletionClosed(cqid));
+        self.port.say(ControllerEvent::CompletionClosed(cqid));
     }
 
     pub(super) fn each_queue(&mut self, mut work: impl FnMut(&mut Queue, &Map) -> Result<(), QueueFault>) {
@@ -349,6 +349,6 @@ pub(super) fn report_fault(f: &mut Function, queue: usize, fault: QueueFault) {
         return;
     }
     if fatal || !f.port.faulted.swap(true, Ordering::AcqRel) {
-        f.port.say(Word::Fault(fault));
+        f.port.say(ControllerEvent::Fault(fault));
     }
 }

@@ -16,16 +16,16 @@ use super::config::Config;
 use super::config::Front;
 use super::controller::{Controller, Parts};
 use super::keeper::{Keeper, Link};
-use super::port::{Lent, Options, Port, Word};
+use super::port::{ControllerEvent, Lent, Options, Port};
 use super::rpc::Door;
 use super::shm::QUEUES_MAX;
 use super::stats::{Stats, SubsystemStats};
 use super::vfio_user::socket::Listener;
-use super::worker::{Hub, Letter, Report, Worker, STOP};
+use super::worker::{Hub, Report, Worker, WorkerMessage, STOP};
 use crate::namespace::qos::Limiter;
 use crate::namespace::volume::Volume;
+use crate::target::inbox::Inbox;
 use crate::target::log::{Level, Log, Sink};
-use crate::target::mail::Mailbox;
 use crate::target::thread_pool::{self, join_by, spawn, Failure};
 use block::Block;
 use describe::{controller_stats, describe, health, namespace_stats, view};
@@ -80,7 +80,7 @@ struct State {
 pub struct Gateway {
     config: Config,
     hub: Arc<Hub>,
-    workers: Arc<[Arc<Mailbox<Letter>>]>,
+    workers: Arc<[Arc<Inbox<WorkerMessage>>]>,
     threads: Vec<JoinHandle<()>>,
     log: Option<JoinHandle<()>>,
     state: Mutex<State>,
@@ -125,7 +125,7 @@ impl Gateway {
         let gateway = Gateway {
             config: Config { subsystems: Vec::new(), ..config.clone() },
             hub,
-            workers: pool.mailboxes.into(),
+            workers: pool.inboxes.into(),
             threads: pool.threads,
             log: Some(log_thread),
             state: Mutex::default(),
@@ -213,7 +213,7 @@ impl Gateway {
     ) -> Result<(Arc<Port>, Parts), Error> {
         let failed = |e: std::io::Error| Error::machine(&given.name, e.to_string(), "ulimit -n 65536");
         let waker = Arc::new(Waker::new().map_err(failed)?);
-        let words: Arc<Mailbox<Word>> = Arc::new(Mailbox::new(waker.clone()));
+        let events: Arc<Inbox<ControllerEvent>> = Arc::new(Inbox::new(waker.clone()));
         let options = Options {
             id,
             name: given.name.clone(),
@@ -223,7 +223,7 @@ impl Gateway {
             transfer_bytes_max: given.max_transfer.0 as u32,
             view: view(subsystem, given),
         };
-        let port = Arc::new(Port::new(options, lent, words));
+        let port = Arc::new(Port::new(options, lent, events));
         let counted = port.clone();
         let parts = Parts {
             hub: self.hub.clone(),
@@ -331,13 +331,13 @@ impl Gateway {
         name: &str,
         what: impl FnOnce(&mut Controller) -> T + Send + 'static,
     ) -> Result<T, Error> {
-        let words = {
+        let events = {
             let state = self.state();
             let running = state.controllers.get(name).ok_or_else(|| no_controller(name))?;
-            running.port.words.clone()
+            running.port.events.clone()
         };
         let (reply, answer) = sync_channel(1);
-        words.post(Word::Call(Box::new(move |controller| {
+        events.post(ControllerEvent::Call(Box::new(move |controller| {
             let _ = reply.send(what(controller));
         })));
         answer.recv_timeout(REPLY).map_err(|_| {
@@ -403,7 +403,7 @@ impl Gateway {
     }
 
     fn reports(&self) -> Vec<Report> {
-        thread_pool::ask(&self.workers, Letter::Report, REPLY)
+        thread_pool::ask(&self.workers, WorkerMessage::Report, REPLY)
     }
 
     /// Returns once the threads have let go of a source that somebody may want to lock, or after half a second.
@@ -430,7 +430,7 @@ impl Drop for Gateway {
         self.blocks_leave();
         let controllers = std::mem::take(&mut self.state().controllers);
         controllers.into_values().for_each(end);
-        self.workers.iter().for_each(|worker| worker.post(Letter::Stop));
+        self.workers.iter().for_each(|worker| worker.post(WorkerMessage::Stop));
         for thread in self.threads.drain(..) {
             join_by(thread, clock::now() + STOP * 2);
         }

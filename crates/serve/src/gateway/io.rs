@@ -4,13 +4,13 @@
 use super::dma::{self, Access, Held};
 use super::function::{report_fault, Function, Queue};
 use super::hold::admits;
-use super::port::Word;
+use super::port::ControllerEvent;
 use super::worker::{Owner, Worker};
 use crate::namespace::executor::{self, Front, Work};
 use crate::namespace::lane::{self, Lane};
 use crate::namespace::steps::{failure, is_repeatable, scratch_bytes, Places};
 use crate::namespace::volume::Content;
-use crate::target::arena::Lump;
+use crate::target::arena::ScratchBuffer;
 use crate::target::log::Level;
 use forebay_io::arena::{Mem, PieceList};
 use forebay_io::queue::Fault;
@@ -79,16 +79,16 @@ impl Memory {
 /// Zeroed memory that begins with a page, as sources want it that bypass the cache.
 #[derive(Debug)]
 pub(super) struct Pages {
-    lump: Lump,
+    buffer: ScratchBuffer,
     lead: usize,
     len: usize,
 }
 
 impl Pages {
     pub(super) fn new(len: usize) -> Pages {
-        let lump = Lump::new(len + dma::PAGE as usize);
-        let lead = lump.mem().host_ptr().align_offset(dma::PAGE as usize);
-        Pages { lump, lead, len }
+        let buffer = ScratchBuffer::new(len + dma::PAGE as usize);
+        let lead = buffer.mem().host_ptr().align_offset(dma::PAGE as usize);
+        Pages { buffer, lead, len }
     }
 
     /// With what lies there, in memory that a `Held` keeps.
@@ -96,15 +96,15 @@ impl Pages {
         let mut bytes = vec![0; len + dma::PAGE as usize];
         let lead = bytes.as_ptr().align_offset(dma::PAGE as usize);
         dma::copy_out(from, &mut bytes[lead..lead + len]).map_err(|_| unreachable_data())?;
-        Ok(Pages { lump: Lump::of(bytes), lead, len })
+        Ok(Pages { buffer: ScratchBuffer::of(bytes), lead, len })
     }
 
     pub(super) fn mem(&self) -> Mem {
-        self.lump.mem().after(self.lead)
+        self.buffer.mem().after(self.lead)
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        &self.lump.bytes()[self.lead..self.lead + self.len]
+        &self.buffer.bytes()[self.lead..self.lead + self.len]
     }
 }
 
@@ -300,7 +300,7 @@ impl Worker {
         }
         if let Some(Fetched { sqid, sqe, .. }) = aborted {
             let aborted = status.code == Code::ABORT_REQUESTED;
-            f.port.say(Word::Aborted { sqid, cid: sqe.cid.get(), aborted });
+            f.port.say(ControllerEvent::Aborted { sqid, cid: sqe.cid.get(), aborted });
         }
     }
 
@@ -320,7 +320,7 @@ impl Worker {
             let mishap = Mishap { sqid, cid: sqe.cid.get(), status, nsid: sqe.nsid.get(), lba };
             // A flood of failing commands says nothing new.
             if errors <= 64 || errors.is_power_of_two() {
-                f.port.say(Word::Mishap(mishap));
+                f.port.say(ControllerEvent::Mishap(mishap));
             }
         }
     }

@@ -5,7 +5,7 @@ use super::shm::Doorbells;
 use super::vfio_user::interrupts::Vectors;
 use crate::namespace::qos::Limiter;
 use crate::namespace::volume::Volume;
-use crate::target::mail::Mailbox;
+use crate::target::inbox::Inbox;
 use forebay_nvme::controller::Mishap;
 use forebay_nvme::transport::pcie::memory::{HostMemory, Unmapped};
 use forebay_nvme::transport::pcie::queue::QueueFault;
@@ -53,12 +53,12 @@ pub(super) struct Port {
     pub faulted: AtomicBool,
     view: Mutex<Arc<View>>,
     view_generation: AtomicU64,
-    /// Mailbox of the controller's thread.
-    pub words: Arc<Mailbox<Word>>,
+    /// Inbox of the controller's thread.
+    pub events: Arc<Inbox<ControllerEvent>>,
 }
 
 /// Messages of workers and of callers to a controller's thread.
-pub(super) enum Word {
+pub(super) enum ControllerEvent {
     SubmissionClosed(u16),
     CompletionClosed(u16),
     /// A worker has nothing of it any more.
@@ -108,7 +108,7 @@ pub(super) struct Options {
 }
 
 impl Port {
-    pub(super) fn new(options: Options, lent: Lent, words: Arc<Mailbox<Word>>) -> Port {
+    pub(super) fn new(options: Options, lent: Lent, events: Arc<Inbox<ControllerEvent>>) -> Port {
         let Options { id, name, threads, vectors, poll, transfer_bytes_max, view } = options;
         Port {
             id,
@@ -128,7 +128,7 @@ impl Port {
             faulted: AtomicBool::new(false),
             view: Mutex::new(Arc::new(view)),
             view_generation: AtomicU64::new(1),
-            words,
+            events,
         }
     }
 
@@ -181,8 +181,8 @@ impl Port {
         self.view_generation.fetch_add(1, Ordering::Release);
     }
 
-    pub(super) fn say(&self, word: Word) {
-        self.words.post(word);
+    pub(super) fn say(&self, word: ControllerEvent) {
+        self.events.post(word);
     }
 }
 

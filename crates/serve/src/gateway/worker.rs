@@ -2,7 +2,7 @@
 //!
 //! A round looks at what was rung, hands the commands to the sources together, writes completions, and interrupts once
 //! for each completion queue. Before it sleeps it asks hosts to ring (EventIdx), looks once more, and waits for
-//! whatever comes first: a doorbell, an I/O, a letter.
+//! whatever comes first: a doorbell, an I/O, a message.
 
 mod ends;
 mod sleep;
@@ -13,8 +13,8 @@ use super::io::Pages;
 use super::port::Port;
 use super::stats::QueueStats;
 use crate::namespace::lane::{Finished, Lane};
+use crate::target::inbox::Inbox;
 use crate::target::log::{Level, Log};
-use crate::target::mail::Mailbox;
 use crate::target::stats::NamespaceStats;
 use crate::target::thread_pool::{self, Failure, PoolWorker};
 use forebay_io::clock;
@@ -83,7 +83,7 @@ impl Owner {
 }
 
 /// For one worker. A controller is named by its `Port::id`.
-pub(super) enum Letter {
+pub(super) enum WorkerMessage {
     /// A controller is there.
     Attach(Arc<Port>),
     /// It is gone; nothing of it is under way.
@@ -146,7 +146,7 @@ pub(super) struct Report {
 pub(super) struct Worker {
     pub hub: Arc<Hub>,
     pub number: usize,
-    mailbox: Arc<Mailbox<Letter>>,
+    inbox: Arc<Inbox<WorkerMessage>>,
     pub reactor: Reactor,
     token: u32,
     pub functions: Vec<Option<Box<Function>>>,
@@ -165,17 +165,17 @@ pub(super) struct Worker {
 }
 
 impl PoolWorker for Worker {
-    type Letter = Letter;
+    type Message = WorkerMessage;
 
-    fn mailbox(&self) -> Arc<Mailbox<Letter>> {
-        self.mailbox.clone()
+    fn inbox(&self) -> Arc<Inbox<WorkerMessage>> {
+        self.inbox.clone()
     }
 
     fn run(mut self) {
         loop {
             self.now = clock::now();
             self.collect();
-            self.read_mail();
+            self.read_messages();
             self.run_functions();
             self.run_lanes();
             self.interrupt_all();
@@ -208,7 +208,7 @@ impl Worker {
         }
         let now = clock::now();
         Ok(Worker {
-            mailbox: Arc::new(Mailbox::new(reactor.waker()?)),
+            inbox: Arc::new(Inbox::new(reactor.waker()?)),
             token: reactor.token(),
             hub,
             number,
@@ -365,53 +365,53 @@ impl Worker {
         }
     }
 
-    fn read_mail(&mut self) {
-        for letter in self.mailbox.take() {
+    fn read_messages(&mut self) {
+        for message in self.inbox.take() {
             self.busy_until = self.now + self.hub.spin;
-            match letter {
-                Letter::Attach(port) => self.attach(port),
-                Letter::Detach(id) => self.detach(id),
-                Letter::Look => self.functions.iter_mut().flatten().for_each(|f| {
+            match message {
+                WorkerMessage::Attach(port) => self.attach(port),
+                WorkerMessage::Detach(id) => self.detach(id),
+                WorkerMessage::Look => self.functions.iter_mut().flatten().for_each(|f| {
                     f.awake = true;
                     f.queues.iter_mut().for_each(|q| q.lines.look_again());
                 }),
-                Letter::Report(to) => {
+                WorkerMessage::Report(to) => {
                     let _ = to.send(self.report());
                 }
-                Letter::Stop => self.stop_by = Some(self.now + STOP),
-                Letter::OpenCompletion(id, cq) => self.at_port(id, |_, f, _| f.adopt(cq)),
-                Letter::OpenSubmission { port, cqid, queue } => {
+                WorkerMessage::Stop => self.stop_by = Some(self.now + STOP),
+                WorkerMessage::OpenCompletion(id, cq) => self.at_port(id, |_, f, _| f.adopt(cq)),
+                WorkerMessage::OpenSubmission { port, cqid, queue } => {
                     self.at_port(port, |_, f, _| f.open(cqid, queue));
                 }
-                Letter::CloseSubmission { port, cqid, sqid } => {
+                WorkerMessage::CloseSubmission { port, cqid, sqid } => {
                     self.at_port(port, |worker, f, at| worker.close_submission(f, at, cqid, sqid));
                 }
-                Letter::CloseCompletion { port, cqid } => self.at_port(port, |_, f, _| f.remove(cqid)),
-                Letter::CloseQueues(id) => self.at_port(id, Worker::close_queues),
-                Letter::Abort { port, cqid, sqid, cid } => {
+                WorkerMessage::CloseCompletion { port, cqid } => self.at_port(port, |_, f, _| f.remove(cqid)),
+                WorkerMessage::CloseQueues(id) => self.at_port(id, Worker::close_queues),
+                WorkerMessage::Abort { port, cqid, sqid, cid } => {
                     self.at_port(port, |worker, f, at| worker.abort(f, at, cqid, sqid, cid));
                 }
-                Letter::Shadow(id, shadow) => self.at_port(id, |_, f, _| {
+                WorkerMessage::Shadow(id, shadow) => self.at_port(id, |_, f, _| {
                     f.each_queue(|q, map| q.cq.set_shadow(map, shadow));
                 }),
-                Letter::Coalescing(id, coalescing) => self.at_port(id, |_, f, _| {
+                WorkerMessage::Coalescing(id, coalescing) => self.at_port(id, |_, f, _| {
                     f.queues.iter_mut().for_each(|q| q.cq.set_coalescing(coalescing.clone()));
                 }),
-                Letter::Suspend(id) => self.at_port(id, |_, f, _| f.suspend(true)),
-                Letter::Resume(id) => self.at_port(id, |_, f, _| f.suspend(false)),
-                Letter::Hold(id) => self.at_port(id, Worker::hold),
-                Letter::Withdraw(id) => self.at_port(id, Worker::withdraw),
-                Letter::Release(id) => self.at_port(id, Worker::release),
-                Letter::Keep(id, to) => self.at_port(id, |_, f, _| {
+                WorkerMessage::Suspend(id) => self.at_port(id, |_, f, _| f.suspend(true)),
+                WorkerMessage::Resume(id) => self.at_port(id, |_, f, _| f.suspend(false)),
+                WorkerMessage::Hold(id) => self.at_port(id, Worker::hold),
+                WorkerMessage::Withdraw(id) => self.at_port(id, Worker::withdraw),
+                WorkerMessage::Release(id) => self.at_port(id, Worker::release),
+                WorkerMessage::Keep(id, to) => self.at_port(id, |_, f, _| {
                     let _ = f.keep().map(|queues| to.send(queues));
                 }),
-                Letter::TakeUp(id, taken) => {
+                WorkerMessage::TakeUp(id, taken) => {
                     self.at_port(id, |worker, f, at| worker.take_up(f, at, *taken));
                 }
-                Letter::Relinquish(id) => self.at_port(id, |worker, f, at| {
+                WorkerMessage::Relinquish(id) => self.at_port(id, |worker, f, at| {
                     worker.give_up(f, |owner| owner.function == at && owner.slot != Owner::SHUTDOWN);
                 }),
-                Letter::Flush(id) => self.at_port(id, Worker::flush),
+                WorkerMessage::Flush(id) => self.at_port(id, Worker::flush),
             }
         }
     }

@@ -5,8 +5,8 @@
 
 use super::command::State;
 use super::connection::{Connection, Role};
-use super::mail::Letter;
-use super::site::{Cell, Seat};
+use super::inbox::Message;
+use super::shared::{ConnectionId, ControllerEntry};
 use super::worker::Worker;
 use crate::namespace::lane::Owner;
 use forebay_io::queue::Fault;
@@ -23,29 +23,29 @@ impl Connection {
 
 impl Worker {
     /// On the admin queue's thread: whoever has the I/O queue is told.
-    pub(super) fn ask_to_abort(&self, cell: &Arc<Cell>, tag: u16, sqid: u16, cid: u16) {
-        let seat = cell.queues().get(&sqid).copied();
-        match seat {
-            Some(seat) => {
-                let letter = Letter::Abort { seat, cell: cell.clone(), cid, tag };
-                self.site.mailboxes()[seat.thread].post(letter);
+    pub(super) fn ask_to_abort(&self, entry: &Arc<ControllerEntry>, tag: u16, sqid: u16, cid: u16) {
+        let id = entry.queues().get(&sqid).copied();
+        match id {
+            Some(id) => {
+                let message = Message::Abort { id, entry: entry.clone(), cid, tag };
+                self.shared.inboxes()[id.thread].post(message);
             }
-            None => cell.controller().aborted(tag, false),
+            None => entry.controller().aborted(tag, false),
         }
     }
 
     /// On the I/O queue's thread.
-    pub(super) fn abort_at(&mut self, seat: Seat, cell: &Cell, cid: u16, tag: u16) {
+    pub(super) fn abort_at(&mut self, id: ConnectionId, entry: &ControllerEntry, cid: u16, tag: u16) {
         let mut found = false;
-        self.at_seat(seat, |worker, c| found = worker.abort(c, cid, tag));
+        self.with_id(id, |worker, c| found = worker.abort(c, cid, tag));
         if !found {
-            self.aborted(cell, tag, false);
+            self.aborted(entry, tag, false);
         }
     }
 
-    fn aborted(&self, cell: &Cell, tag: u16, aborted: bool) {
-        cell.controller().aborted(tag, aborted);
-        self.site.mailboxes()[cell.admin.thread].post(Letter::Effects(cell.admin));
+    fn aborted(&self, entry: &ControllerEntry, tag: u16, aborted: bool) {
+        entry.controller().aborted(tag, aborted);
+        self.shared.inboxes()[entry.admin.thread].post(Message::Effects(entry.admin));
     }
 
     /// False: no command with that identifier is under way, or its answer is.
@@ -75,7 +75,7 @@ impl Worker {
 
     /// Asks the source to let go of it.
     fn cancel(&mut self, c: &mut Connection, at: Handle) {
-        let whose = Owner { connection: c.seat.index, command: at };
+        let whose = Owner { connection: c.id.index, command: at };
         let Some(lane) = self.lanes[c.command(at).io.lane as usize].as_mut() else { return };
         for owner in lane.abandon(|owner| *owner == whose, &mut self.reactor) {
             self.moved(c, owner.command, Err(Fault::errno(libc::ECANCELED)));
@@ -101,11 +101,11 @@ impl Worker {
 
     /// Says what became of the commands that Aborts asked for.
     pub(super) fn answer_aborts(&self, c: &mut Connection, whose: impl Fn(Handle) -> bool, aborted: bool) {
-        let Role::Io { cell, .. } = c.role.clone() else { return };
+        let Role::Io { entry, .. } = c.role.clone() else { return };
         c.aborts.retain(|(at, tag)| {
             let over = whose(*at);
             if over {
-                self.aborted(&cell, *tag, aborted);
+                self.aborted(&entry, *tag, aborted);
             }
             !over
         });

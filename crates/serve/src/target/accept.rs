@@ -1,8 +1,8 @@
 //! The thread that accepts connections, and gives each to the thread that has the fewest.
 
+use super::inbox::{Message, NewConnection, Way};
 use super::log::Level;
-use super::mail::{Letter, Newcomer, Way};
-use super::site::Site;
+use super::shared::TargetShared;
 use super::tls::Gate;
 use super::worker::keep_alive;
 use forebay_io::clock;
@@ -65,7 +65,7 @@ fn open(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
 }
 
 pub(crate) struct Acceptor {
-    site: Arc<Site>,
+    shared: Arc<TargetShared>,
     listeners: Vec<TcpListener>,
     /// Readable once the thread should end.
     stop: Arc<OwnedFd>,
@@ -85,12 +85,12 @@ impl Acceptor {
     /// # Errors
     /// `Machine`: a host has a TLS key, and there is no OpenSSL.
     pub(crate) fn new(
-        site: Arc<Site>,
+        shared: Arc<TargetShared>,
         listeners: Vec<TcpListener>,
         stop: Arc<OwnedFd>,
     ) -> Result<Acceptor, Error> {
-        let gate = Gate::of(&site.config)?;
-        Ok(Acceptor { site, listeners, stop, spare: File::open("/dev/null").ok(), complained: None, gate })
+        let gate = Gate::of(&shared.config)?;
+        Ok(Acceptor { shared, listeners, stop, spare: File::open("/dev/null").ok(), complained: None, gate })
     }
 
     /// Until `stop` is readable.
@@ -136,7 +136,7 @@ impl Acceptor {
 
     /// Without a descriptor the connection would stay in the backlog and the poll return at once, for ever.
     fn turn_away(&mut self, at: usize) {
-        self.site.totals.refused.fetch_add(1, Ordering::Relaxed);
+        self.shared.totals.refused.fetch_add(1, Ordering::Relaxed);
         self.complain("the process has no descriptor left (ulimit -n)");
         if self.spare.take().is_some() {
             drop(self.listeners[at].accept());
@@ -150,22 +150,22 @@ impl Acceptor {
         let now = clock::now();
         if self.complained.is_none_or(|last| now.duration_since(last) >= COMPLAINT_EVERY) {
             self.complained = Some(now);
-            self.site.log.say(Level::Error, "connection refused", &[("why", why.into())]);
+            self.shared.log.say(Level::Error, "connection refused", &[("why", why.into())]);
         }
     }
 
     fn give(&mut self, socket: TcpStream, peer: SocketAddr) {
-        if !self.site.has_room() {
+        if !self.shared.has_room() {
             return self.complain(FULL);
         }
         let Ok(local) = socket.local_addr() else { return };
         keep_alive(&socket);
-        let Some(mailbox) = self.site.seat(incoming_cpu(&socket)) else { return };
+        let Some(inbox) = self.shared.thread_for(incoming_cpu(&socket)) else { return };
         match &self.gate {
-            Some(gate) => gate.receive(socket.into(), peer, local, mailbox.clone(), self.site.clone()),
+            Some(gate) => gate.receive(socket.into(), peer, local, inbox.clone(), self.shared.clone()),
             None => {
                 let way = Way::Tcp(socket.into());
-                mailbox.post(Letter::Adopt(Newcomer { way, peer, local, client: None }))
+                inbox.post(Message::Adopt(NewConnection { way, peer, local, client: None }))
             }
         }
     }

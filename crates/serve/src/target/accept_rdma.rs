@@ -2,10 +2,10 @@
 //! From then on the connection's events come to that thread.
 
 use super::accept::FULL;
+use super::inbox::{Message, NewConnection, Way};
 use super::log::Level;
-use super::mail::{Letter, Newcomer, Way};
 use super::rdma::Asked;
-use super::site::Site;
+use super::shared::TargetShared;
 use forebay_io::rdma::{ready, Channel, Event, Id, MAKE_DEVICE};
 use forebay_model::Error;
 use forebay_nvme::transport::rdma::connect::Refusal;
@@ -51,7 +51,7 @@ impl Listeners {
     }
 
     /// Until `stop` is readable.
-    pub(super) fn run(self, site: &Site, stop: &OwnedFd) {
+    pub(super) fn run(self, shared: &TargetShared, stop: &OwnedFd) {
         loop {
             let mut all =
                 [stop.as_fd(), self.channel.fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -63,11 +63,11 @@ impl Listeners {
             }
             loop {
                 match self.channel.next() {
-                    Ok(Some(event)) => take(site, event),
+                    Ok(Some(event)) => take(shared, event),
                     Ok(None) => break,
                     Err(e) => {
                         let fields = [("why", e.to_string().into())];
-                        return site.log.say(Level::Error, "no more connections over RDMA", &fields);
+                        return shared.log.say(Level::Error, "no more connections over RDMA", &fields);
                     }
                 }
             }
@@ -76,25 +76,25 @@ impl Listeners {
 }
 
 /// Events of connections that somebody asked for and gave up before we answered need nothing.
-fn take(site: &Site, event: Event) {
+fn take(shared: &TargetShared, event: Event) {
     let Some(mut id) = event.request else { return };
     let nowhere = SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0);
     let (peer, local) = (id.peer().unwrap_or(nowhere), id.local().unwrap_or(nowhere));
     let refuse = |id: &Id, why: String| {
         let _ = id.reject(Refusal::Resources.reject().as_bytes());
         let fields = [("peer", peer.to_string().into()), ("why", why.into())];
-        site.log.say(Level::Error, "connection refused", &fields);
+        shared.log.say(Level::Error, "connection refused", &fields);
     };
-    if !site.has_room() {
+    if !shared.has_room() {
         return refuse(&id, FULL.into());
     }
     let moved = Channel::open(id.channel().library).and_then(|channel| id.migrate(&channel));
     if let Err(e) = moved {
         return refuse(&id, format!("a channel of its own: {e} (ulimit -n)"));
     }
-    let Some(mailbox) = site.seat(None) else { return };
+    let Some(inbox) = shared.thread_for(None) else { return };
     let way = Way::Rdma(Box::new(Asked { id, private: event.private }));
-    mailbox.post(Letter::Adopt(Newcomer { way, peer, local, client: None }));
+    inbox.post(Message::Adopt(NewConnection { way, peer, local, client: None }));
 }
 
 fn asked_for(at: SocketAddr) -> String {

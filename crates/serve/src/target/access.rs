@@ -1,7 +1,7 @@
 //! Asymmetric namespace access: one subsystem, as hosts see it that came to different addresses.
 
 use super::config::{Ana, Rule};
-use super::site::{Cell, Seat, State, Subsystem};
+use super::shared::{ConnectionId, ControllerEntry, State, Subsystem};
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem as nvme;
 use forebay_nvme::controller::subsystem::AnaState;
@@ -47,15 +47,15 @@ pub(super) fn is_lossy(subsystem: &nvme::Subsystem) -> bool {
 
 impl Subsystem {
     /// Shows each controller the subsystem as it is now. Returns the admin queues that may have events to send.
-    pub(crate) fn show(&self, state: &State) -> Vec<Seat> {
-        for cell in state.controllers.values() {
-            cell.update(state.access.seen_from(cell.local, &state.nvme));
+    pub(crate) fn show(&self, state: &State) -> Vec<ConnectionId> {
+        for entry in state.controllers.values() {
+            entry.update(state.access.seen_from(entry.local, &state.nvme));
         }
-        state.controllers.values().map(|cell| cell.admin).collect()
+        state.controllers.values().map(|entry| entry.admin).collect()
     }
 }
 
-impl Cell {
+impl ControllerEntry {
     fn update(&self, subsystem: Arc<nvme::Subsystem>) {
         let mut controller = self.controller();
         self.lossy.store(is_lossy(&subsystem), Ordering::Release);

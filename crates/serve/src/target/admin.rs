@@ -1,12 +1,12 @@
 //! Connect, admin commands, and how connections and controllers end.
 
-use super::arena::Lump;
+use super::arena::ScratchBuffer;
 use super::command::{Memory, State};
 use super::connection::{Connection, Role, Stuck};
+use super::inbox::{Message, Report};
 use super::log::Level;
-use super::mail::{Letter, Report};
 use super::refusals;
-use super::site::{Cell, Seat, Subsystem};
+use super::shared::{ConnectionId, ControllerEntry, Subsystem};
 use super::stats::{ControllerStats, HostStats, QueueStats};
 use super::worker::Worker;
 use crate::namespace::health;
@@ -49,7 +49,8 @@ impl Worker {
             return self.execute(c, at);
         }
         let command = c.command(at);
-        (command.memory, command.state) = (Memory::Lump(Lump::new(bytes as usize)), State::Collecting);
+        (command.memory, command.state) =
+            (Memory::ScratchBuffer(ScratchBuffer::new(bytes as usize)), State::Collecting);
         c.collects(self.now);
         self.want_sweep();
         if in_capsule == 0 {
@@ -71,19 +72,19 @@ impl Worker {
     pub(super) fn execute(&mut self, c: &mut Connection, at: Handle) {
         match c.role.clone() {
             Role::New => self.connect(c, at),
-            Role::Admin(cell) => {
+            Role::Admin(entry) => {
                 let command = &c.commands[at.0 as usize];
                 let is_smart =
                     command.sqe.opcode == admin::GET_LOG_PAGE && command.sqe.cdw10.get() & 0xff == SMART;
-                let health = is_smart.then(|| self.health(&cell.subsystem));
+                let health = is_smart.then(|| self.health(&entry.subsystem));
                 let data = command.memory.bytes(&self.pool, controller::ADMIN_DATA_MAX as usize);
                 let answer = {
-                    let mut controller = cell.controller();
+                    let mut controller = entry.controller();
                     if let Some(health) = health {
                         controller.set_health(health);
                     }
                     if command.sqe.opcode == admin::SET_FEATURES {
-                        refusals::limit_queues(&mut controller, &cell.host);
+                        refusals::limit_queues(&mut controller, &entry.host);
                     }
                     controller.execute(at.0, &command.sqe, data, self.now_ms())
                 };
@@ -113,7 +114,8 @@ impl Worker {
             Answer::Data { data, cqe } => {
                 let len = data.len() as u32;
                 let command = c.command(at);
-                (command.memory, command.state) = (Memory::Lump(Lump::of(data)), State::Answering);
+                (command.memory, command.state) =
+                    (Memory::ScratchBuffer(ScratchBuffer::of(data)), State::Answering);
                 c.link.answer(at, len, cqe);
                 self.want_sweep();
             }
@@ -164,11 +166,11 @@ impl Worker {
     }
 
     fn admit(&mut self, c: &mut Connection, connect: &Connect) -> Result<Admitted, Refusal> {
-        if self.draining || self.site.draining.load(Ordering::Relaxed) {
+        if self.draining || self.shared.draining.load(Ordering::Relaxed) {
             return Err(connect.busy("the target is shutting down"));
         }
         let subsystem =
-            self.site.subsystem(&connect.subsystem_nqn).ok_or_else(|| connect.no_subsystem())?.clone();
+            self.shared.subsystem(&connect.subsystem_nqn).ok_or_else(|| connect.no_subsystem())?.clone();
         self.came_as_it_must(c, connect)?;
         let admitted = match connect.qid {
             0 => self.admit_admin(c, connect, &subsystem),
@@ -178,17 +180,17 @@ impl Worker {
         if admitted.authentication {
             self.lock(c, connect);
         }
-        let cell = c.role.cell().expect("it was just given one");
-        let limits = cell.host.limits;
+        let entry = c.role.entry().expect("it was just given one");
+        let limits = entry.host.limits;
         c.limited = limits.rate.is_some() || limits.iops.is_some() || limits.bytes_in_flight.is_some();
-        self.site.log.say(
+        self.shared.log.say(
             Level::Info,
             "connected",
             &[
                 ("peer", c.peer.to_string().into()),
                 ("host", host_name(&connect.host_nqn).into()),
                 ("subsystem", subsystem.nqn.clone().into()),
-                ("cntlid", cell.id.into()),
+                ("cntlid", entry.id.into()),
                 ("qid", admitted.qid.into()),
                 ("entries", admitted.entries.into()),
                 ("hdgst", c.header_digest.into()),
@@ -204,7 +206,7 @@ impl Worker {
         connect: &Connect,
         subsystem: &Arc<Subsystem>,
     ) -> Result<Admitted, Refusal> {
-        let discovery = subsystem.is_discovery().then(|| self.site.discovery_at(c.local));
+        let discovery = subsystem.is_discovery().then(|| self.shared.discovery_at(c.local));
         let cntlid =
             subsystem.state().ids.take().ok_or_else(|| self.over(connect, refusals::NO_IDS.into()))?;
         let mut state = subsystem.state();
@@ -213,16 +215,16 @@ impl Worker {
             Controller::connect(nvme, connect, cntlid, self.now_ms()).inspect_err(|_| {
                 state.ids.give_back(cntlid);
             })?;
-        let host = subsystem.host(&mut state, &connect.host_nqn, &self.site.config);
+        let host = subsystem.host(&mut state, &connect.host_nqn, &self.shared.config);
         if !host.joins() {
             state.ids.give_back(cntlid);
             return Err(self.over(connect, refusals::of_host(&host)));
         }
         let mut controller = controller;
         refusals::limit_queues(&mut controller, &host);
-        let cell = Arc::new(Cell::new(subsystem.clone(), host, (c.seat, c.local), controller));
-        state.controllers.insert(cntlid, cell.clone());
-        c.role = Role::Admin(cell);
+        let entry = Arc::new(ControllerEntry::new(subsystem.clone(), host, (c.id, c.local), controller));
+        state.controllers.insert(cntlid, entry.clone());
+        c.role = Role::Admin(entry);
         Ok(admitted)
     }
 
@@ -232,30 +234,30 @@ impl Worker {
         connect: &Connect,
         subsystem: &Arc<Subsystem>,
     ) -> Result<Admitted, Refusal> {
-        let cell = subsystem.state().controllers.get(&connect.cntlid).cloned();
-        let cell = cell.ok_or_else(|| connect.no_controller())?;
-        let admitted = cell.controller().connect_io(connect, self.now_ms())?;
-        let mut queues = cell.queues();
-        let refusal = match cell.gone.load(Ordering::Relaxed) {
+        let entry = subsystem.state().controllers.get(&connect.cntlid).cloned();
+        let entry = entry.ok_or_else(|| connect.no_controller())?;
+        let admitted = entry.controller().connect_io(connect, self.now_ms())?;
+        let mut queues = entry.queues();
+        let refusal = match entry.gone.load(Ordering::Relaxed) {
             true => Some(connect.no_controller()),
-            false => (!cell.host.joins()).then(|| self.over(connect, refusals::of_host(&cell.host))),
+            false => (!entry.host.joins()).then(|| self.over(connect, refusals::of_host(&entry.host))),
         };
         if let Some(refusal) = refusal {
             drop(queues);
-            cell.controller().disconnect_io(connect.qid);
+            entry.controller().disconnect_io(connect.qid);
             return Err(refusal);
         }
-        queues.insert(connect.qid, c.seat);
+        queues.insert(connect.qid, c.id);
         drop(queues);
-        c.role = Role::Io { cell, qid: connect.qid };
+        c.role = Role::Io { entry, qid: connect.qid };
         Ok(admitted)
     }
 
     /// Applies effects of commands beyond their answers.
     pub(super) fn apply_effects(&mut self, c: &mut Connection) {
-        let Role::Admin(cell) = c.role.clone() else { return };
+        let Role::Admin(entry) = c.role.clone() else { return };
         loop {
-            let effect = cell.controller().next_effect();
+            let effect = entry.controller().next_effect();
             match effect {
                 None => break,
                 Some(Effect::Complete { tag, cqe }) => {
@@ -263,10 +265,10 @@ impl Worker {
                         self.answer(c, Handle(tag), Answer::Complete(cqe));
                     }
                 }
-                Some(Effect::CloseIoQueues) => self.close_queues(&cell, "the controller was reset"),
-                Some(Effect::ShutDown) => self.shut_down(c, &cell),
-                Some(Effect::WriteCache { enabled }) => cell.write_cache.store(enabled, Ordering::Relaxed),
-                Some(Effect::Abort { tag, sqid, cid }) => self.ask_to_abort(&cell, tag, sqid, cid),
+                Some(Effect::CloseIoQueues) => self.close_queues(&entry, "the controller was reset"),
+                Some(Effect::ShutDown) => self.shut_down(c, &entry),
+                Some(Effect::WriteCache { enabled }) => entry.write_cache.store(enabled, Ordering::Relaxed),
+                Some(Effect::Abort { tag, sqid, cid }) => self.ask_to_abort(&entry, tag, sqid, cid),
             }
         }
         if self.draining {
@@ -274,19 +276,19 @@ impl Worker {
         }
     }
 
-    fn close_queues(&self, cell: &Cell, why: &'static str) {
-        let seats: Vec<Seat> = cell.queues().values().copied().collect();
-        for seat in seats {
-            self.site.mailboxes()[seat.thread].post(Letter::Close(seat, why));
+    fn close_queues(&self, entry: &ControllerEntry, why: &'static str) {
+        let ids: Vec<ConnectionId> = entry.queues().values().copied().collect();
+        for id in ids {
+            self.shared.inboxes()[id.thread].post(Message::Close(id, why));
         }
     }
 
     /// Everything that hosts wrote to the subsystem is made durable; then the controller says that it is shut down.
-    fn shut_down(&mut self, c: &mut Connection, cell: &Cell) {
-        self.close_queues(cell, "the host shut the controller down");
-        let subsystem = cell.subsystem.index;
+    fn shut_down(&mut self, c: &mut Connection, entry: &ControllerEntry) {
+        self.close_queues(entry, "the host shut the controller down");
+        let subsystem = entry.subsystem.index;
         let volumes = self.views[subsystem].clone();
-        let owner = Owner { connection: c.seat.index, command: SHUTDOWN };
+        let owner = Owner { connection: c.id.index, command: SHUTDOWN };
         for (nsid, _) in volumes.iter().filter(|(_, v)| v.write_cache) {
             if let Ok(Some(lane)) = self.lane(subsystem, *nsid) {
                 c.flushes += 1;
@@ -296,7 +298,7 @@ impl Worker {
             }
         }
         if c.flushes == 0 {
-            cell.controller().shut_down_complete();
+            entry.controller().shut_down_complete();
         }
     }
 
@@ -304,8 +306,8 @@ impl Worker {
         c.running -= 1;
         c.flushes -= 1;
         if c.flushes == 0 && !c.closing {
-            if let Role::Admin(cell) = c.role.clone() {
-                cell.controller().shut_down_complete();
+            if let Role::Admin(entry) = c.role.clone() {
+                entry.controller().shut_down_complete();
                 self.apply_effects(c);
             }
         }
@@ -313,12 +315,12 @@ impl Worker {
 
     /// Ends the controller if its host has kept silent for too long, or says when to look again.
     pub(super) fn check_keep_alive(&mut self, c: &mut Connection) {
-        let Role::Admin(cell) = c.role.clone() else { return };
+        let Role::Admin(entry) = c.role.clone() else { return };
         let now_ms = self.now_ms();
         let deadline = {
-            let mut controller = cell.controller();
+            let mut controller = entry.controller();
             let due = controller.deadline_ms().is_some_and(|deadline| deadline <= now_ms);
-            if due && controller.tick(cell.traffic.swap(false, Ordering::Relaxed), now_ms) {
+            if due && controller.tick(entry.traffic.swap(false, Ordering::Relaxed), now_ms) {
                 None
             } else {
                 Some(controller.deadline_ms())
@@ -327,7 +329,7 @@ impl Worker {
         match deadline {
             None => self.break_off(c, "the host sent nothing (keep-alive timeout)"),
             Some(Some(ms)) => {
-                let at = self.site.began + Duration::from_millis(ms + 1);
+                let at = self.shared.began + Duration::from_millis(ms + 1);
                 self.arm(c, at);
             }
             Some(None) => {}
@@ -337,8 +339,8 @@ impl Worker {
     /// The peer broke the protocol: it is told so, and the connection ends.
     pub(super) fn violated(&mut self, c: &mut Connection, fatal: Fatal) {
         let who = if fatal.by_peer { "terminated by host" } else { "protocol violated" };
-        self.site.totals.broken.fetch_add(1, Ordering::Relaxed);
-        self.site.log.say(
+        self.shared.totals.broken.fetch_add(1, Ordering::Relaxed);
+        self.shared.log.say(
             Level::Warning,
             who,
             &[("peer", c.peer.to_string().into()), ("why", fatal.to_string().into())],
@@ -353,20 +355,20 @@ impl Worker {
     }
 
     pub(super) fn lost(&mut self, c: &mut Connection, error: &io::Error) {
-        self.site.totals.broken.fetch_add(1, Ordering::Relaxed);
+        self.shared.totals.broken.fetch_add(1, Ordering::Relaxed);
         let why = match error.raw_os_error() {
             Some(libc::EFAULT) => "a served file was truncated while the kernel sent from it".to_owned(),
             _ => error.to_string(),
         };
         let fields = [("peer", c.peer.to_string().into()), ("why", why.into())];
-        self.site.log.say(Level::Info, "connection lost", &fields);
+        self.shared.log.say(Level::Info, "connection lost", &fields);
         self.end(c, "");
     }
 
     pub(super) fn break_off(&mut self, c: &mut Connection, why: &'static str) {
-        self.site.totals.broken.fetch_add(1, Ordering::Relaxed);
+        self.shared.totals.broken.fetch_add(1, Ordering::Relaxed);
         let fields = [("peer", c.peer.to_string().into()), ("why", why.into())];
-        self.site.log.say(Level::Warning, "broken off", &fields);
+        self.shared.log.say(Level::Warning, "broken off", &fields);
         self.end(c, "");
     }
 
@@ -380,7 +382,7 @@ impl Worker {
         c.stuck = None;
         self.answer_aborts(c, |_| true, false);
         for lane in self.lanes.iter_mut().flatten() {
-            let index = c.seat.index;
+            let index = c.id.index;
             for owner in lane.abandon(|owner| owner.connection == index, &mut self.reactor) {
                 c.running -= 1;
                 c.flushes -= u32::from(owner.command == SHUTDOWN);
@@ -388,49 +390,49 @@ impl Worker {
         }
         match c.role.clone() {
             Role::New => return,
-            Role::Admin(cell) => self.end_controller(&cell),
-            Role::Io { cell, qid } => {
-                cell.controller().disconnect_io(qid);
-                cell.queues().remove(&qid);
-                cell.host.connections.fetch_sub(1, Ordering::Relaxed);
+            Role::Admin(entry) => self.end_controller(&entry),
+            Role::Io { entry, qid } => {
+                entry.controller().disconnect_io(qid);
+                entry.queues().remove(&qid);
+                entry.host.connections.fetch_sub(1, Ordering::Relaxed);
                 if self.draining {
-                    self.site.mailboxes()[cell.admin.thread].post(Letter::Effects(cell.admin));
+                    self.shared.inboxes()[entry.admin.thread].post(Message::Effects(entry.admin));
                 }
             }
         }
-        let cell = c.role.cell().expect("it has a role");
+        let entry = c.role.entry().expect("it has a role");
         let mut fields = vec![
             ("peer", c.peer.to_string().into()),
-            ("host", host_name(&cell.host.nqn).into()),
-            ("cntlid", cell.id.into()),
+            ("host", host_name(&entry.host.nqn).into()),
+            ("cntlid", entry.id.into()),
             ("qid", c.qid().into()),
         ];
         if !why.is_empty() {
             fields.push(("why", why.into()));
         }
-        self.site.log.say(Level::Info, "disconnected", &fields);
+        self.shared.log.say(Level::Info, "disconnected", &fields);
     }
 
-    fn end_controller(&mut self, cell: &Arc<Cell>) {
-        let seats: Vec<Seat> = {
-            let queues = cell.queues();
-            cell.gone.store(true, Ordering::Relaxed);
+    fn end_controller(&mut self, entry: &Arc<ControllerEntry>) {
+        let ids: Vec<ConnectionId> = {
+            let queues = entry.queues();
+            entry.gone.store(true, Ordering::Relaxed);
             queues.values().copied().collect()
         };
-        for seat in seats {
-            self.site.mailboxes()[seat.thread].post(Letter::Close(seat, "its admin queue is gone"));
+        for id in ids {
+            self.shared.inboxes()[id.thread].post(Message::Close(id, "its admin queue is gone"));
         }
-        let mut state = cell.subsystem.state();
-        state.controllers.remove(&cell.id);
-        state.ids.give_back(cell.id);
+        let mut state = entry.subsystem.state();
+        state.controllers.remove(&entry.id);
+        state.ids.give_back(entry.id);
         drop(state);
-        cell.host.connections.fetch_sub(1, Ordering::Relaxed);
+        entry.host.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// While draining: a connection goes once nothing is under way on it; an admin queue after its I/O queues.
     pub(super) fn leave_if_idle(&mut self, c: &mut Connection) {
         let last = match &c.role {
-            Role::Admin(cell) => cell.queues().is_empty(),
+            Role::Admin(entry) => entry.queues().is_empty(),
             _ => true,
         };
         if !c.closing && last && c.is_idle() && c.link.is_sent() {
@@ -455,20 +457,20 @@ impl Worker {
             }
         }
         for c in self.connections.iter().flatten() {
-            let Some(cell) = c.role.cell() else { continue };
-            let subsystem = cell.subsystem.index;
-            let host = HostStats { nqn: cell.host.nqn.clone(), connections: 1, counts: c.counts };
+            let Some(entry) = c.role.entry() else { continue };
+            let subsystem = entry.subsystem.index;
+            let host = HostStats { nqn: entry.host.nqn.clone(), connections: 1, counts: c.counts };
             report.hosts.push((subsystem, host));
-            report.queues.push((subsystem, cell.id, self.queue_stats(c)));
+            report.queues.push((subsystem, entry.id, self.queue_stats(c)));
             if let Role::Admin(_) = c.role {
-                let keep_alive_ms = cell.controller().keep_alive_ms();
+                let keep_alive_ms = entry.controller().keep_alive_ms();
                 report.controllers.push(ControllerStats {
-                    cntlid: cell.id,
-                    subsystem: cell.subsystem.nqn.clone(),
-                    host: cell.host.nqn.clone(),
+                    cntlid: entry.id,
+                    subsystem: entry.subsystem.nqn.clone(),
+                    host: entry.host.nqn.clone(),
                     address: c.peer.to_string(),
                     keep_alive_s: keep_alive_ms.map(|ms| f64::from(ms) / 1e3),
-                    ana: cell.states(),
+                    ana: entry.states(),
                     queues: Vec::new(),
                 });
             }
@@ -494,7 +496,7 @@ impl Worker {
     }
 
     pub(super) fn now_ms(&self) -> u64 {
-        self.now.saturating_duration_since(self.site.began).as_millis() as u64
+        self.now.saturating_duration_since(self.shared.began).as_millis() as u64
     }
 }
 

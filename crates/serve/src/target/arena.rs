@@ -146,19 +146,19 @@ impl Pool {
 
 /// Memory of one command's own: for what must not wait for a slot.
 #[derive(Debug)]
-pub(crate) struct Lump(NonNull<[u8]>);
+pub(crate) struct ScratchBuffer(NonNull<[u8]>);
 
 // SAFETY: owned alone, like the box it was.
-unsafe impl Send for Lump {}
+unsafe impl Send for ScratchBuffer {}
 
-impl Lump {
+impl ScratchBuffer {
     /// `len` zeros.
-    pub(crate) fn new(len: usize) -> Lump {
-        Lump::of(vec![0; len.max(1)])
+    pub(crate) fn new(len: usize) -> ScratchBuffer {
+        ScratchBuffer::of(vec![0; len.max(1)])
     }
 
-    pub(crate) fn of(bytes: Vec<u8>) -> Lump {
-        Lump(NonNull::from(Box::leak(bytes.into_boxed_slice())))
+    pub(crate) fn of(bytes: Vec<u8>) -> ScratchBuffer {
+        ScratchBuffer(NonNull::from(Box::leak(bytes.into_boxed_slice())))
     }
 
     pub(crate) fn mem(&self) -> Mem {
@@ -171,7 +171,7 @@ impl Lump {
     }
 }
 
-impl Drop for Lump {
+impl Drop for ScratchBuffer {
     fn drop(&mut self) {
         // SAFETY: made from a box by `of`.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });

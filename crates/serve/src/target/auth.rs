@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 impl Worker {
     /// Has a queue that was just admitted prove whose it is, where its host has a key.
     pub(super) fn lock(&mut self, c: &mut Connection, connect: &Connect) {
-        let subsystem = self.site.config.subsystems.iter().find(|s| s.nqn == connect.subsystem_nqn);
+        let subsystem = self.shared.config.subsystems.iter().find(|s| s.nqn == connect.subsystem_nqn);
         let host = subsystem.and_then(|s| s.hosts.iter().find(|h| h.nqn == connect.host_nqn));
         // The keys were checked with the configuration.
         let credentials =
@@ -45,8 +45,8 @@ impl Worker {
                         ("both_ways", agreement.both_ways.into()),
                     ];
                     self.tell(c, Level::Info, "authenticated", &fields);
-                    if let Role::Admin(cell) = &c.role {
-                        cell.controller().authenticated();
+                    if let Role::Admin(entry) = &c.role {
+                        entry.controller().authenticated();
                     }
                 }
                 Outcome::Failed(failure) => self.unproven(c, failure),
@@ -57,7 +57,7 @@ impl Worker {
 
     /// The host hears of it by the answer that is on its way; then the connection ends.
     fn unproven(&mut self, c: &mut Connection, failure: Failure) {
-        self.site.totals.refused.fetch_add(1, Ordering::Relaxed);
+        self.shared.totals.refused.fetch_add(1, Ordering::Relaxed);
         self.tell(c, Level::Warning, "authentication failed", &[("why", failure.to_string().into())]);
         c.last_words = true;
     }
@@ -69,10 +69,10 @@ impl Worker {
         what: &'static str,
         more: &[(&'static str, serde_json::Value)],
     ) {
-        let host = c.role.cell().map_or("", |cell| &cell.host.nqn);
+        let host = c.role.entry().map_or("", |entry| &entry.host.nqn);
         let mut fields: Vec<(&'static str, serde_json::Value)> =
             vec![("peer", c.peer.to_string().into()), ("host", host.into()), ("qid", c.qid().into())];
         fields.extend_from_slice(more);
-        self.site.log.say(level, what, &fields);
+        self.shared.log.say(level, what, &fields);
     }
 }

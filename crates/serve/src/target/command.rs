@@ -1,6 +1,6 @@
 //! A command in flight on one connection, and the memory that its data pass through.
 
-use super::arena::{Lump, Pool, Slot};
+use super::arena::{Pool, ScratchBuffer, Slot};
 use crate::namespace::executor;
 use crate::namespace::steps::Places;
 use forebay_io::arena::Mem;
@@ -32,9 +32,9 @@ pub(super) enum Memory {
     #[default]
     None,
     Slot(Slot),
-    Lump(Lump),
-    /// The one lump that a connection may have for a write, where slots are out.
-    Spare(Lump),
+    ScratchBuffer(ScratchBuffer),
+    /// The one buffer that a connection may have for a write, where slots are out.
+    Spare(ScratchBuffer),
     /// Zeros that all share.
     Blank,
     /// Lent by the source: the kernel sends from there.
@@ -46,7 +46,7 @@ impl Memory {
         match self {
             Memory::None => Mem::None,
             Memory::Slot(slot) => pool.mem(slot),
-            Memory::Lump(lump) | Memory::Spare(lump) => lump.mem(),
+            Memory::ScratchBuffer(buffer) | Memory::Spare(buffer) => buffer.mem(),
             Memory::Blank => pool.blank(),
             Memory::Lent(mem) => *mem,
         }
@@ -55,7 +55,9 @@ impl Memory {
     pub(super) fn bytes<'a>(&'a self, pool: &'a Pool, len: usize) -> &'a [u8] {
         match self {
             Memory::Slot(slot) => pool.bytes(slot, len),
-            Memory::Lump(lump) | Memory::Spare(lump) => &lump.bytes()[..len.min(lump.bytes().len())],
+            Memory::ScratchBuffer(buffer) | Memory::Spare(buffer) => {
+                &buffer.bytes()[..len.min(buffer.bytes().len())]
+            }
             Memory::None | Memory::Blank | Memory::Lent(_) => &[],
         }
     }

@@ -3,7 +3,7 @@
 use super::arena::Held;
 use super::command::{Command, State};
 use super::link::Link;
-use super::site::{Cell, Seat};
+use super::shared::{ConnectionId, ControllerEntry};
 use super::stats::Counts;
 use crate::namespace::stats::Histogram;
 use forebay_io::tls::bridge::Client;
@@ -19,15 +19,15 @@ use std::time::Instant;
 #[derive(Clone)]
 pub(super) enum Role {
     New,
-    Admin(Arc<Cell>),
-    Io { cell: Arc<Cell>, qid: u16 },
+    Admin(Arc<ControllerEntry>),
+    Io { entry: Arc<ControllerEntry>, qid: u16 },
 }
 
 impl Role {
-    pub(super) fn cell(&self) -> Option<&Arc<Cell>> {
+    pub(super) fn entry(&self) -> Option<&Arc<ControllerEntry>> {
         match self {
             Role::New => None,
-            Role::Admin(cell) | Role::Io { cell, .. } => Some(cell),
+            Role::Admin(entry) | Role::Io { entry, .. } => Some(entry),
         }
     }
 }
@@ -41,7 +41,7 @@ pub(super) struct Stuck {
 }
 
 pub(super) struct Connection {
-    pub seat: Seat,
+    pub id: ConnectionId,
     pub peer: SocketAddr,
     pub local: SocketAddr,
     pub link: Link,
@@ -102,14 +102,14 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(
-        seat: Seat,
+        id: ConnectionId,
         link: Link,
         peer: SocketAddr,
         local: SocketAddr,
         now: Instant,
     ) -> Connection {
         Connection {
-            seat,
+            id,
             peer,
             local,
             link,

@@ -1,7 +1,7 @@
 //! Discovery log: every listener with each subsystem, and other services, as a host may see them.
 
 use super::config::{self, PORT};
-use super::site::{Site, DISCOVERY};
+use super::shared::{TargetShared, DISCOVERY};
 use forebay_nvme::controller::subsystem as nvme;
 use forebay_nvme::discovery::{adrfam, eflags, sectype, subtype, treq, trtype};
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ struct Port {
     number: u16,
 }
 
-impl Site {
+impl TargetShared {
     /// The discovery subsystem as who connected to `local` sees it: our listeners by addresses that lead here.
     pub(crate) fn discovery_at(&self, local: SocketAddr) -> Arc<nvme::Subsystem> {
         let discovery = self.subsystems.last().expect("the discovery subsystem is always there");

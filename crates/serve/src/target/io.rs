@@ -57,26 +57,26 @@ impl Front for Running<'_> {
 
     fn work(&mut self) -> Work<'_, Owner, Placed<'_>> {
         let Worker { pool, lanes, reactor, .. } = &mut *self.worker;
-        let Connection { commands, role, seat, .. } = &mut *self.c;
+        let Connection { commands, role, id, .. } = &mut *self.c;
         let Command { io, memory, scratch, .. } = &mut commands[self.at.0 as usize];
         Work {
-            owner: Owner { connection: seat.index, command: self.at },
+            owner: Owner { connection: id.index, command: self.at },
             lane: lanes[io.lane as usize].as_mut().expect("a lane outlives its commands"),
             command: io,
             memory: Placed { memory, scratch, pool },
             reactor,
-            write_cache: role.cell().is_none_or(|cell| cell.write_cache.load(Ordering::Relaxed)),
+            write_cache: role.entry().is_none_or(|entry| entry.write_cache.load(Ordering::Relaxed)),
         }
     }
 
     fn next_cached(&self, nsid: u32) -> Option<u32> {
-        let volumes = &self.worker.views[self.c.role.cell()?.subsystem.index];
+        let volumes = &self.worker.views[self.c.role.entry()?.subsystem.index];
         volumes.range(nsid + 1..).find(|(_, volume)| volume.write_cache).map(|(nsid, _)| *nsid)
     }
 
     fn lane(&mut self, nsid: u32) -> Result<Option<u32>, Status> {
-        let Some(cell) = self.c.role.cell() else { return Ok(None) };
-        self.worker.lane(cell.subsystem.index, nsid)
+        let Some(entry) = self.c.role.entry() else { return Ok(None) };
+        self.worker.lane(entry.subsystem.index, nsid)
     }
 
     fn given_up(&mut self) -> Option<Status> {
@@ -95,7 +95,7 @@ impl Front for Running<'_> {
                 ("fault", fault.to_string().into()),
                 ("faults", faults.into()),
             ];
-            self.worker.site.log.say(Level::Error, "source failed", &fields);
+            self.worker.shared.log.say(Level::Error, "source failed", &fields);
         }
         failure(request, fault)
     }
@@ -184,18 +184,18 @@ impl Worker {
         let command = c.command(came.command);
         *command = Command { sqe: came.sqe, ..Command::default() };
         command.io.restart(began_ns);
-        let Role::Io { cell, .. } = &c.role else {
+        let Role::Io { entry, .. } = &c.role else {
             self.admin_command(c, came);
             return true;
         };
-        if !cell.traffic.load(Ordering::Relaxed) {
-            cell.traffic.store(true, Ordering::Relaxed);
+        if !entry.traffic.load(Ordering::Relaxed) {
+            entry.traffic.store(true, Ordering::Relaxed);
         }
         if came.sqe.opcode == FABRICS {
             self.fabrics_command(c, came);
             return true;
         }
-        let subsystem = cell.subsystem.index;
+        let subsystem = entry.subsystem.index;
         if c.is_locked() {
             self.admin_command(c, came);
             return true;
@@ -226,7 +226,7 @@ impl Worker {
             }
         };
         let lane_there = lane.and_then(|lane| self.lanes[lane as usize].as_ref());
-        let ana = c.role.cell().map_or(AnaState::Optimized, |cell| cell.reaches(sqe.nsid.get()));
+        let ana = c.role.entry().map_or(AnaState::Optimized, |entry| entry.reaches(sqe.nsid.get()));
         let geometry = lane_there.map(|lane| Geometry { ana, ..lane.geometry });
         let request = match Request::parse(&sqe, geometry.as_ref(), in_capsule) {
             Ok(Request { op: Op::DatasetManagement { deallocate: false, .. }, .. }) => {
@@ -279,7 +279,7 @@ impl Worker {
 
     pub(super) fn want_turn(&mut self, c: &mut Connection) {
         if !std::mem::replace(&mut c.in_turn, true) {
-            self.turns.push_back(c.seat.index);
+            self.turns.push_back(c.id.index);
         }
         self.freed = true;
     }
@@ -332,8 +332,8 @@ impl Worker {
         let command = &c.commands[at.0 as usize];
         let request = command.io.request.expect("only I/O commands begin");
         if c.limited && !command.is_charged {
-            let cell = c.role.cell().expect("an I/O queue has a controller");
-            if let Err(wait) = cell.host.enter(u64::from(request.transfer.bytes()), self.now_ns()) {
+            let entry = c.role.entry().expect("an I/O queue has a controller");
+            if let Err(wait) = entry.host.enter(u64::from(request.transfer.bytes()), self.now_ns()) {
                 return Begun::Later(wait);
             }
             c.commands[at.0 as usize].is_charged = true;
@@ -374,8 +374,8 @@ impl Worker {
             Some(request) => {
                 // Holding memory that others wait for, it never waits itself: what it costs is paid for later.
                 if c.limited && !std::mem::replace(&mut c.command(at).is_charged, true) {
-                    let cell = c.role.cell().expect("an I/O queue has a controller");
-                    cell.host.charge(u64::from(request.transfer.bytes()), self.now_ns());
+                    let entry = c.role.entry().expect("an I/O queue has a controller");
+                    entry.host.charge(u64::from(request.transfer.bytes()), self.now_ns());
                 }
                 self.start(c, at);
             }
@@ -386,7 +386,7 @@ impl Worker {
     fn spoilt(&mut self, c: &mut Connection, at: Handle) {
         if c.command(at).state == State::Collecting {
             c.collecting -= 1;
-            self.site.log.say(Level::Warning, "data digest wrong", &[("peer", c.peer.to_string().into())]);
+            self.shared.log.say(Level::Warning, "data digest wrong", &[("peer", c.peer.to_string().into())]);
             self.finish(c, at, Status::again(Code::TRANSIENT_TRANSPORT_ERROR));
         }
     }
@@ -416,11 +416,11 @@ impl Worker {
             return Ok(Some(*lane));
         }
         let Some(volume) = self.views[subsystem].get(&nsid).cloned() else { return Ok(None) };
-        let longest = self.site.config.max_transfer.0 as u32;
+        let longest = self.shared.config.max_transfer.0 as u32;
         let source = volume.source.clone();
         let lane = Lane::open(volume, longest, self.number as u32, &mut self.reactor).map_err(|e| {
             let fields = [("source", source.into()), ("why", e.to_string().into())];
-            self.site.log.say(Level::Error, "source not opened", &fields);
+            self.shared.log.say(Level::Error, "source not opened", &fields);
             Status::again(Code::NAMESPACE_NOT_READY)
         })?;
         let number = lane::place(&mut self.lanes, lane);
@@ -429,6 +429,6 @@ impl Worker {
     }
 
     pub(super) fn now_ns(&self) -> u64 {
-        self.now.saturating_duration_since(self.site.began).as_nanos() as u64
+        self.now.saturating_duration_since(self.shared.began).as_nanos() as u64
     }
 }

@@ -3,7 +3,7 @@
 
 use super::connection::Connection;
 use super::log::Level;
-use super::site::Host;
+use super::shared::Host;
 use super::worker::Worker;
 use forebay_nvme::controller::connect::{Connect, Refusal};
 use forebay_nvme::controller::Controller;
@@ -65,7 +65,7 @@ impl Refusals {
 impl Worker {
     /// A connection more than a limit allows.
     pub(super) fn over(&self, connect: &Connect, why: String) -> Refusal {
-        self.site.totals.refused.fetch_add(1, Ordering::Relaxed);
+        self.shared.totals.refused.fetch_add(1, Ordering::Relaxed);
         connect.busy(why)
     }
 
@@ -73,7 +73,7 @@ impl Worker {
     pub(super) fn say_refused(&self, c: &Connection, host: &str, refusal: &Refusal) {
         let address = c.peer.ip().to_string();
         let whose = if host.is_empty() { &address } else { host };
-        let Some(times) = self.site.refusals.due(whose, &refusal.what, self.now) else { return };
+        let Some(times) = self.shared.refusals.due(whose, &refusal.what, self.now) else { return };
         let mut fields = vec![("peer", c.peer.to_string().into())];
         if !host.is_empty() {
             fields.push(("host", host.into()));
@@ -82,7 +82,7 @@ impl Worker {
         if times > 0 {
             fields.push(("not_logged", times.into()));
         }
-        self.site.log.say(Level::Warning, "refused", &fields);
+        self.shared.log.say(Level::Warning, "refused", &fields);
     }
 }
 

@@ -4,11 +4,11 @@ use super::accept::{self, Acceptor};
 use super::accept_rdma::Listeners;
 use super::access::Access;
 use super::config::{self, Config};
+use super::inbox::{Message, Report};
 use super::log::{Level, Log, Sink};
-use super::mail::{Letter, Report};
 use super::mdns::Announcer;
 use super::metrics;
-use super::site::{free_nsid, Addresses, Site, Subsystem};
+use super::shared::{free_nsid, Addresses, Subsystem, TargetShared};
 use super::stats::{Counts, HostStats, QueueStats, Stats, SubsystemStats};
 use super::thread_pool::{self, join_by, spawn};
 use super::worker::{Worker, STOP};
@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// A target that runs on threads of its own, until it is dropped. All calls may come from any thread.
 pub struct Server {
-    pub(super) site: Arc<Site>,
+    pub(super) shared: Arc<TargetShared>,
     addresses: Vec<SocketAddr>,
     rdma_addresses: Vec<SocketAddr>,
     metrics_address: Option<SocketAddr>,
@@ -54,7 +54,7 @@ impl Server {
         let rdma_wanted = config.rdma_addresses()?;
         let metrics_wanted = config.metrics_address()?;
         let (log, log_thread) = Log::start(sink)?;
-        let site = Arc::new(Site::open(config, log, clock::now())?);
+        let shared = Arc::new(TargetShared::open(config, log, clock::now())?);
         let listeners =
             wanted.into_iter().map(|a| accept::bind("listen", a)).collect::<Result<Vec<_>, _>>()?;
         let rdma = Listeners::bind(&rdma_wanted)?;
@@ -62,7 +62,7 @@ impl Server {
         let metrics_listener = metrics_wanted.map(|a| accept::bind("metrics", a)).transpose()?;
         let local = |l: &std::net::TcpListener| l.local_addr().expect("a bound socket has an address");
         let addresses: Vec<SocketAddr> = listeners.iter().map(local).collect();
-        let announcer = site.config.mdns.then(|| Announcer::open(&addresses, &site.log)).transpose()?;
+        let announcer = shared.config.mdns.then(|| Announcer::open(&addresses, &shared.log)).transpose()?;
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let stop = rustix::event::eventfd(0, flags)
             .map_err(|e| Error::machine("a wake descriptor", e.to_string(), "ulimit -n 65536"))?;
@@ -70,23 +70,23 @@ impl Server {
             metrics_address: metrics_listener.as_ref().map(local),
             addresses: addresses.clone(),
             rdma_addresses: rdma_addresses.clone(),
-            site: site.clone(),
+            shared: shared.clone(),
             stop: Arc::new(stop),
             accepting: Vec::new(),
             workers: Vec::new(),
             log: Some(log_thread),
         };
-        let _ = site.addresses.set(Addresses { tcp: addresses, rdma: rdma_addresses });
+        let _ = shared.addresses.set(Addresses { tcp: addresses, rdma: rdma_addresses });
         server.start_workers()?;
-        let acceptor = Acceptor::new(site.clone(), listeners, server.stop.clone())?;
+        let acceptor = Acceptor::new(shared.clone(), listeners, server.stop.clone())?;
         server.accepting.push(spawn("accept", move || acceptor.run())?);
         if let Some(listeners) = rdma {
-            let (stop, site) = (server.stop.clone(), site.clone());
-            server.accepting.push(spawn("accept-rdma", move || listeners.run(&site, &stop))?);
+            let (stop, shared) = (server.stop.clone(), shared.clone());
+            server.accepting.push(spawn("accept-rdma", move || listeners.run(&shared, &stop))?);
         }
         if let Some(listener) = metrics_listener {
-            let (stop, site) = (server.stop.clone(), site.clone());
-            let answer = move || metrics::serve(&listener, &stop, &|| metrics::render(&snapshot(&site)));
+            let (stop, shared) = (server.stop.clone(), shared.clone());
+            let answer = move || metrics::serve(&listener, &stop, &|| metrics::render(&snapshot(&shared)));
             server.accepting.push(spawn("metrics", answer)?);
         }
         if let Some(announcer) = announcer {
@@ -99,20 +99,20 @@ impl Server {
 
     fn say_where(&self) {
         for address in &self.addresses {
-            self.site.log.say(Level::Info, "listening", &[("address", address.to_string().into())]);
+            self.shared.log.say(Level::Info, "listening", &[("address", address.to_string().into())]);
         }
         for address in &self.rdma_addresses {
             let fields = [("address", address.to_string().into()), ("transport", "rdma".into())];
-            self.site.log.say(Level::Info, "listening", &fields);
+            self.shared.log.say(Level::Info, "listening", &fields);
         }
     }
 
     fn start_workers(&mut self) -> Result<(), Error> {
-        let site = self.site.clone();
+        let shared = self.shared.clone();
         let pool =
-            thread_pool::begin("serve", site.threads, move |number| Worker::new(site.clone(), number))?;
+            thread_pool::begin("serve", shared.threads, move |number| Worker::new(shared.clone(), number))?;
         self.workers = pool.threads;
-        let _ = self.site.mailboxes.set(pool.mailboxes);
+        let _ = self.shared.inboxes.set(pool.inboxes);
         Ok(())
     }
 
@@ -150,7 +150,7 @@ impl Server {
             nsid => nsid,
         };
         // It may take its time, and hosts connect meanwhile: the state isn't held.
-        let volume = Volume::open(&subsystem.nqn, nsid, namespace, self.site.threads as u32)?;
+        let volume = Volume::open(&subsystem.nqn, nsid, namespace, self.shared.threads as u32)?;
         self.show_namespace(subsystem, volume);
         Ok(nsid)
     }
@@ -165,7 +165,7 @@ impl Server {
     ) -> Result<Volume, Error> {
         namespace.check()?;
         let open = if claimed { Volume::open } else { Volume::unclaimed };
-        open(&self.subsystem(subsystem)?.nqn, namespace.nsid, namespace, self.site.threads as u32)
+        open(&self.subsystem(subsystem)?.nqn, namespace.nsid, namespace, self.shared.threads as u32)
     }
 
     /// Offers what was opened, under its nsid, which is free.
@@ -190,7 +190,7 @@ impl Server {
         drop(state);
         self.announce(told);
         let fields = [("subsystem", subsystem.nqn.clone().into()), ("nsid", nsid.into())];
-        self.site.log.say(Level::Info, "namespace added", &fields);
+        self.shared.log.say(Level::Info, "namespace added", &fields);
     }
 
     /// Commands that arrive from now on find no such namespace; those in flight finish. Returns once the threads have
@@ -211,9 +211,9 @@ impl Server {
         thread_pool::await_release(&removed, clock::now() + REPORT);
         drop(removed);
         // Now that nobody has its files open, the threads' rings can forget them.
-        self.site.mailboxes().iter().for_each(|m| m.post(Letter::Changed));
+        self.shared.inboxes().iter().for_each(|m| m.post(Message::Changed));
         let fields = [("subsystem", subsystem.nqn.clone().into()), ("nsid", nsid.into())];
-        self.site.log.say(Level::Info, "namespace removed", &fields);
+        self.shared.log.say(Level::Info, "namespace removed", &fields);
         Ok(())
     }
 
@@ -229,36 +229,36 @@ impl Server {
         drop(state);
         self.announce(told);
         let fields = [("subsystem", subsystem.nqn.clone().into())];
-        self.site.log.say(Level::Info, "ANA states changed", &fields);
+        self.shared.log.say(Level::Info, "ANA states changed", &fields);
         Ok(())
     }
 
     fn subsystem(&self, nqn: &str) -> Result<&Arc<Subsystem>, Error> {
-        self.site.subsystem(nqn).filter(|s| !s.is_discovery()).ok_or_else(|| {
+        self.shared.subsystem(nqn).filter(|s| !s.is_discovery()).ok_or_else(|| {
             let all: Vec<&str> =
-                self.site.subsystems.iter().filter(|s| !s.is_discovery()).map(|s| s.nqn.as_str()).collect();
+                self.shared.subsystems.iter().filter(|s| !s.is_discovery()).map(|s| s.nqn.as_str()).collect();
             Error::request(nqn, "there is no such subsystem", all.join(", "))
         })
     }
 
     /// Has every thread look at its namespaces, and admin queues send the events that wait.
-    fn announce(&self, seats: Vec<super::site::Seat>) {
-        self.site.generation.fetch_add(1, Ordering::Release);
-        for mailbox in self.site.mailboxes() {
-            mailbox.post(Letter::Changed);
+    fn announce(&self, ids: Vec<super::shared::ConnectionId>) {
+        self.shared.generation.fetch_add(1, Ordering::Release);
+        for inbox in self.shared.inboxes() {
+            inbox.post(Message::Changed);
         }
-        for seat in seats {
-            self.site.mailboxes()[seat.thread].post(Letter::Effects(seat));
+        for id in ids {
+            self.shared.inboxes()[id.thread].post(Message::Effects(id));
         }
     }
 
     pub fn stats(&self) -> Stats {
-        snapshot(&self.site)
+        snapshot(&self.shared)
     }
 
     /// Why a thread can't go on. The others do, but hosts of that one have nobody: stop, and start anew.
     pub fn failure(&self) -> Option<Error> {
-        self.site.failure.get()
+        self.shared.failure.get()
     }
 
     /// The same in Prometheus's text format, as the metrics address gives it.
@@ -270,12 +270,12 @@ impl Server {
     /// commands are left to the host, which sends them again over another path or after it has reconnected. Waits up
     /// to `timeout` for that. True: nothing was cut off.
     pub fn drain(&self, timeout: Duration) -> bool {
-        self.site.draining.store(true, Ordering::Relaxed);
-        self.site.log.say(Level::Info, "draining", &[]);
+        self.shared.draining.store(true, Ordering::Relaxed);
+        self.shared.log.say(Level::Info, "draining", &[]);
         self.end_accepting();
-        self.site.mailboxes().iter().for_each(|m| m.post(Letter::Drain));
+        self.shared.inboxes().iter().for_each(|m| m.post(Message::Drain));
         let until = clock::now() + timeout;
-        while self.site.totals.connections.load(Ordering::Relaxed) > 0 {
+        while self.shared.totals.connections.load(Ordering::Relaxed) > 0 {
             if clock::now() >= until {
                 return false;
             }
@@ -300,14 +300,14 @@ impl Drop for Server {
         for thread in self.accepting.drain(..) {
             let _ = thread.join();
         }
-        self.site.mailboxes().iter().for_each(|m| m.post(Letter::Stop));
+        self.shared.inboxes().iter().for_each(|m| m.post(Message::Stop));
         // Longer than the threads wait for their own I/Os: one that is stuck in the kernel is left behind.
         let until = clock::now() + STOP * 3;
         for thread in self.workers.drain(..) {
             join_by(thread, until);
         }
-        self.site.log.say(Level::Info, "stopped", &[]);
-        self.site.log.close();
+        self.shared.log.say(Level::Info, "stopped", &[]);
+        self.shared.log.close();
         if let Some(thread) = self.log.take() {
             join_by(thread, clock::now() + STOP);
         }
@@ -315,19 +315,19 @@ impl Drop for Server {
 }
 
 /// Returns the sum of all threads' counters.
-fn snapshot(site: &Site) -> Stats {
-    let reports = thread_pool::ask(site.mailboxes(), Letter::Report, REPORT);
-    let totals = &site.totals;
+fn snapshot(shared: &TargetShared) -> Stats {
+    let reports = thread_pool::ask(shared.inboxes(), Message::Report, REPORT);
+    let totals = &shared.totals;
     let mut stats = Stats {
-        seconds: clock::now().duration_since(site.began).as_secs_f64(),
-        draining: site.draining.load(Ordering::Relaxed),
+        seconds: clock::now().duration_since(shared.began).as_secs_f64(),
+        draining: shared.draining.load(Ordering::Relaxed),
         connections: totals.connections.load(Ordering::Relaxed),
         connections_accepted: totals.accepted.load(Ordering::Relaxed),
         connections_refused: totals.refused.load(Ordering::Relaxed),
         connections_broken: totals.broken.load(Ordering::Relaxed),
-        log_lines_dropped: site.log.dropped(),
+        log_lines_dropped: shared.log.dropped(),
         controllers: Vec::new(),
-        subsystems: site.subsystems.iter().map(|s| described(s)).collect(),
+        subsystems: shared.subsystems.iter().map(|s| described(s)).collect(),
     };
     let mut queues = Vec::new();
     for report in reports {
@@ -336,7 +336,7 @@ fn snapshot(site: &Site) -> Stats {
     stats.controllers.sort_by(|a, b| (&a.subsystem, a.cntlid).cmp(&(&b.subsystem, b.cntlid)));
     queues.sort_by_key(|(_, _, queue)| queue.qid);
     for (subsystem, cntlid, queue) in queues {
-        let nqn = &site.subsystems[subsystem].nqn;
+        let nqn = &shared.subsystems[subsystem].nqn;
         let whose = stats.controllers.iter_mut().find(|c| c.cntlid == cntlid && c.subsystem == *nqn);
         whose.into_iter().for_each(|c| c.queues.push(queue.clone()));
     }

@@ -1,6 +1,6 @@
 //! The threads of what serves hosts, a target's or a gateway's: begun together, asked together, waited for.
 
-use super::mail::Mailbox;
+use super::inbox::Inbox;
 use forebay_io::clock;
 use forebay_io::reactor::{self, Reactor};
 use forebay_model::Error;
@@ -17,16 +17,16 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// Worker of one thread; it is made by its thread, and stays there.
 pub(crate) trait PoolWorker {
-    type Letter: Send + 'static;
+    type Message: Send + 'static;
 
-    fn mailbox(&self) -> Arc<Mailbox<Self::Letter>>;
+    fn inbox(&self) -> Arc<Inbox<Self::Message>>;
     /// Works until it is told to stop.
     fn run(self);
 }
 
-/// Threads that work, and the mailbox of each.
+/// Threads that work, and the inbox of each.
 pub(crate) struct ThreadPool<L> {
-    pub mailboxes: Vec<Arc<Mailbox<L>>>,
+    pub inboxes: Vec<Arc<Inbox<L>>>,
     pub threads: Vec<JoinHandle<()>>,
 }
 
@@ -82,14 +82,14 @@ pub(crate) fn begin<H: PoolWorker>(
     name: &str,
     threads: usize,
     make: impl Fn(usize) -> Result<H, Error> + Clone + Send + 'static,
-) -> Result<ThreadPool<H::Letter>, Error> {
+) -> Result<ThreadPool<H::Message>, Error> {
     let (tell, told) = channel();
     let mut begun = Vec::new();
     for number in 0..threads {
         let (make, tell) = (make.clone(), tell.clone());
         let work = move || match make(number) {
             Ok(worker) => {
-                let _ = tell.send(Ok((number, worker.mailbox())));
+                let _ = tell.send(Ok((number, worker.inbox())));
                 drop(tell);
                 worker.run();
             }
@@ -100,21 +100,21 @@ pub(crate) fn begin<H: PoolWorker>(
         begun.push(spawn(&format!("{name}-{number}"), work)?);
     }
     drop(tell);
-    let mailboxes = told.iter().collect::<Result<BTreeMap<usize, _>, Error>>()?;
-    if mailboxes.len() < threads {
+    let inboxes = told.iter().collect::<Result<BTreeMap<usize, _>, Error>>()?;
+    if inboxes.len() < threads {
         return Err(Error::machine("the threads", "one of them has ended", "threads = 1"));
     }
-    Ok(ThreadPool { mailboxes: mailboxes.into_values().collect(), threads: begun })
+    Ok(ThreadPool { inboxes: inboxes.into_values().collect(), threads: begun })
 }
 
 /// Asks all threads for something, and has what came in time.
 pub(crate) fn ask<L, A>(
-    mailboxes: &[Arc<Mailbox<L>>],
-    letter: impl Fn(SyncSender<A>) -> L,
+    inboxes: &[Arc<Inbox<L>>],
+    message: impl Fn(SyncSender<A>) -> L,
     within: Duration,
 ) -> Vec<A> {
-    let (to, from) = sync_channel(mailboxes.len().max(1));
-    mailboxes.iter().for_each(|mailbox| mailbox.post(letter(to.clone())));
+    let (to, from) = sync_channel(inboxes.len().max(1));
+    inboxes.iter().for_each(|inbox| inbox.post(message(to.clone())));
     drop(to);
     let until = clock::now() + within;
     let next = || from.recv_timeout(until.saturating_duration_since(clock::now())).ok();

@@ -2,10 +2,10 @@
 
 use super::config::Config;
 use super::connection::Connection;
+use super::inbox::{Inbox, Message, NewConnection, Way};
 use super::log::Level;
-use super::mail::{Letter, Mailbox, Newcomer, Way};
 use super::secrets;
-use super::site::Site;
+use super::shared::TargetShared;
 use super::worker::Worker;
 use forebay_io::tls::bridge::{Arrival, Bridge, Client};
 use forebay_io::tls::openssl::Context;
@@ -49,8 +49,8 @@ impl Gate {
         socket: OwnedFd,
         peer: SocketAddr,
         local: SocketAddr,
-        mailbox: Arc<Mailbox>,
-        site: Arc<Site>,
+        inbox: Arc<Inbox>,
+        shared: Arc<TargetShared>,
     ) {
         let adopt = move |arrival| {
             let (socket, client) = match arrival {
@@ -58,11 +58,11 @@ impl Gate {
                 Arrival::Secure { socket, client } => (socket, Some(client)),
                 Arrival::Failed(why) => {
                     let fields = [("peer", peer.to_string().into()), ("why", why.into())];
-                    site.log.say(Level::Warning, "no TLS", &fields);
-                    return mailbox.leave(&site.totals);
+                    shared.log.say(Level::Warning, "no TLS", &fields);
+                    return inbox.leave(&shared.totals);
                 }
             };
-            mailbox.post(Letter::Adopt(Newcomer { way: Way::Tcp(socket), peer, local, client }));
+            inbox.post(Message::Adopt(NewConnection { way: Way::Tcp(socket), peer, local, client }));
         };
         self.bridge.accept(socket, &self.context, self.limit, Box::new(adopt));
     }
@@ -91,7 +91,7 @@ fn keys(config: &Config) -> Result<HashMap<String, TlsPsk>, Error> {
 impl Worker {
     /// Refuses a host that has a TLS key and came without, and one that claims to be another than its key says.
     pub(super) fn came_as_it_must(&self, c: &Connection, connect: &Connect) -> Result<(), Refusal> {
-        let subsystem = self.site.config.subsystems.iter().find(|s| s.nqn == connect.subsystem_nqn);
+        let subsystem = self.shared.config.subsystems.iter().find(|s| s.nqn == connect.subsystem_nqn);
         let host = subsystem.and_then(|s| s.hosts.iter().find(|h| h.nqn == connect.host_nqn));
         let is_it = |client: &Client| {
             client.host_nqn == connect.host_nqn && client.subsystem_nqn == connect.subsystem_nqn

@@ -7,11 +7,11 @@ mod timers;
 
 use super::arena::Pool;
 use super::connection::Connection;
+use super::inbox::{Inbox, Message, NewConnection, Way};
 use super::link::Link;
 use super::log::Level;
-use super::mail::{Letter, Mailbox, Newcomer, Way};
 use super::rdma::{Cards, Rdma};
-use super::site::{Seat, Site, Volumes};
+use super::shared::{ConnectionId, TargetShared, Volumes};
 use super::thread_pool::{self, PoolWorker};
 use crate::namespace::lane::Finished;
 use crate::namespace::lane::Lane;
@@ -43,9 +43,9 @@ pub(super) const STOP: Duration = Duration::from_secs(5);
 const NOBODY: u32 = u32::MAX;
 
 pub(super) struct Worker {
-    pub(super) site: Arc<Site>,
+    pub(super) shared: Arc<TargetShared>,
     pub(super) number: usize,
-    mailbox: Arc<Mailbox>,
+    inbox: Arc<Inbox>,
     pub(super) reactor: Reactor,
     token: u32,
     pub(super) pool: Pool,
@@ -76,25 +76,25 @@ pub(super) struct Worker {
 }
 
 impl PoolWorker for Worker {
-    type Letter = Letter;
+    type Message = Message;
 
-    fn mailbox(&self) -> Arc<Mailbox<Letter>> {
-        self.mailbox.clone()
+    fn inbox(&self) -> Arc<Inbox<Message>> {
+        self.inbox.clone()
     }
 
     fn run(mut self) {
         loop {
             self.now = clock::now();
             self.collect();
-            self.read_mail();
+            self.read_messages();
             self.follow_changes();
             self.run_timers();
             let more = self.work();
-            let failed = self.site.failure.heed(&self.reactor);
+            let failed = self.shared.failure.heed(&self.reactor);
             if self.stop_by.is_some_and(|by| failed || self.is_empty() || self.now >= by) {
                 break;
             }
-            let until = if more || self.mailbox.has_letters() { self.now } else { self.due() };
+            let until = if more || self.inbox.has_messages() { self.now } else { self.due() };
             if !more {
                 self.spin(until);
             }
@@ -107,30 +107,31 @@ impl PoolWorker for Worker {
 
 impl Worker {
     /// Must be made by the thread that runs it.
-    pub(super) fn new(site: Arc<Site>, number: usize) -> Result<Worker, Error> {
+    pub(super) fn new(shared: Arc<TargetShared>, number: usize) -> Result<Worker, Error> {
         // Modelled drives and rates are kept to the microsecond.
-        threads::settle_in(thread_pool::cpu_of(&site.cpus, number), None)?;
+        threads::settle_in(thread_pool::cpu_of(&shared.cpus, number), None)?;
         let options = RingOptions { depth: RING_DEPTH, ..RingOptions::default() };
         let mut reactor = Reactor::with_ring(options).map_err(|e| {
             let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";
             memlock::refusal("forebay serve", &e, next)
         })?;
-        if site.config.spin_us.is_none() {
+        if shared.config.spin_us.is_none() {
             reactor.poll_where_it_pays();
         }
         if let Some(why) = memlock::short(&reactor).filter(|_| number == 0) {
-            site.log.say(Level::Info, "short rings", &[("why", why.into())]);
+            shared.log.say(Level::Info, "short rings", &[("why", why.into())]);
         }
-        let pool = Pool::new(site.config.buffers.0 / site.threads as u64, site.config.max_transfer.0 as u32)?;
-        let mailbox = Arc::new(Mailbox::new(reactor.waker()?));
-        let subsystems = site.subsystems.len();
+        let pool =
+            Pool::new(shared.config.buffers.0 / shared.threads as u64, shared.config.max_transfer.0 as u32)?;
+        let inbox = Arc::new(Inbox::new(reactor.waker()?));
+        let subsystems = shared.subsystems.len();
         Ok(Worker {
             token: reactor.token(),
-            views: site.subsystems.iter().map(|s| s.state().volumes.clone()).collect(),
-            generation: site.generation.load(Ordering::Acquire),
-            site,
+            views: shared.subsystems.iter().map(|s| s.state().volumes.clone()).collect(),
+            generation: shared.generation.load(Ordering::Acquire),
+            shared,
             number,
-            mailbox,
+            inbox,
             reactor,
             pool,
             cards: Cards::default(),
@@ -157,7 +158,7 @@ impl Worker {
     /// Looks again and again for a while before it sleeps, where the configuration asks for that: a wake-up costs
     /// several microseconds. A thread without connections sleeps at once.
     fn spin(&mut self, until: Instant) {
-        let spin = Duration::from_micros(self.site.config.spin_us.unwrap_or(0).into());
+        let spin = Duration::from_micros(self.shared.config.spin_us.unwrap_or(0).into());
         if !spin.is_zero() && self.connections.len() > self.vacant.len() {
             self.reactor.look(spin, until);
         }
@@ -236,13 +237,13 @@ impl Worker {
     /// `touch` and `soil` of one that is taken out.
     pub(super) fn touch_this(&mut self, c: &mut Connection) {
         if !std::mem::replace(&mut c.touched, true) {
-            self.touched.push(c.seat.index);
+            self.touched.push(c.id.index);
         }
     }
 
     pub(super) fn soil_this(&mut self, c: &mut Connection) {
         if !std::mem::replace(&mut c.dirty, true) {
-            self.dirty.push(c.seat.index);
+            self.dirty.push(c.id.index);
         }
     }
 
@@ -272,24 +273,24 @@ impl Worker {
         self.connections.iter().flatten().any(|c| holds(c))
     }
 
-    fn read_mail(&mut self) {
-        for letter in self.mailbox.take() {
-            match letter {
-                Letter::Adopt(newcomer) => self.adopt(newcomer),
-                Letter::Close(seat, why) => self.at_seat(seat, |worker, c| worker.end(c, why)),
-                Letter::Effects(seat) => self.at_seat(seat, |worker, c| worker.apply_effects(c)),
-                Letter::Abort { seat, cell, cid, tag } => self.abort_at(seat, &cell, cid, tag),
-                Letter::Report(to) => {
+    fn read_messages(&mut self) {
+        for message in self.inbox.take() {
+            match message {
+                Message::Adopt(new) => self.adopt(new),
+                Message::Close(id, why) => self.with_id(id, |worker, c| worker.end(c, why)),
+                Message::Effects(id) => self.with_id(id, |worker, c| worker.apply_effects(c)),
+                Message::Abort { id, entry, cid, tag } => self.abort_at(id, &entry, cid, tag),
+                Message::Report(to) => {
                     let _ = to.send(self.report());
                 }
-                Letter::Changed => self.reactor.forget_files(),
-                Letter::Drain => {
+                Message::Changed => self.reactor.forget_files(),
+                Message::Drain => {
                     self.draining = true;
                     for index in 0..self.connections.len() as u32 {
                         self.with(index, |worker, c| worker.leave_if_idle(c));
                     }
                 }
-                Letter::Stop => {
+                Message::Stop => {
                     self.stop_by = Some(self.now + STOP);
                     for index in 0..self.connections.len() as u32 {
                         self.with(index, |worker, c| worker.end(c, "the server stops"));
@@ -299,17 +300,17 @@ impl Worker {
         }
     }
 
-    /// The connection that a seat names, if it is still there.
-    pub(super) fn at_seat(&mut self, seat: Seat, work: impl FnOnce(&mut Worker, &mut Connection)) {
-        self.with(seat.index, |worker, c| {
-            if c.seat == seat && !c.closing {
+    /// The connection of that identity, if it is still there.
+    pub(super) fn with_id(&mut self, id: ConnectionId, work: impl FnOnce(&mut Worker, &mut Connection)) {
+        self.with(id.index, |worker, c| {
+            if c.id == id && !c.closing {
                 work(worker, c);
             }
         });
     }
 
-    fn adopt(&mut self, newcomer: Newcomer) {
-        let Newcomer { way, peer, local, client } = newcomer;
+    fn adopt(&mut self, new: NewConnection) {
+        let NewConnection { way, peer, local, client } = new;
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.connections.push(None);
             (self.connections.len() - 1) as u32
@@ -317,18 +318,18 @@ impl Worker {
         let made = self.link(way, index);
         if let Err(why) = &made {
             let fields = [("peer", peer.to_string().into()), ("why", why.as_str().into())];
-            self.site.log.say(Level::Warning, "connection refused", &fields);
+            self.shared.log.say(Level::Warning, "connection refused", &fields);
         }
         let (Ok(link), None) = (made, self.stop_by) else {
             self.vacant.push(index);
-            self.mailbox.leave(&self.site.totals);
+            self.inbox.leave(&self.shared.totals);
             return;
         };
         self.serial += 1;
-        let seat = Seat { thread: self.number, index, serial: self.serial };
-        let mut c = Box::new(Connection::new(seat, link, peer, local, self.now));
+        let id = ConnectionId { thread: self.number, index, serial: self.serial };
+        let mut c = Box::new(Connection::new(id, link, peer, local, self.now));
         c.client = client;
-        self.arm(&mut c, self.now + Duration::from_secs_f64(self.site.config.handshake_s));
+        self.arm(&mut c, self.now + Duration::from_secs_f64(self.shared.config.handshake_s));
         self.connections[index as usize] = Some(c);
         self.touch(index);
         self.soil(index);
@@ -336,7 +337,7 @@ impl Worker {
 
     /// Or why there is none.
     fn link(&mut self, way: Way, index: u32) -> Result<Link, String> {
-        let config = &self.site.config;
+        let config = &self.shared.config;
         let in_capsule = config.in_capsule.0 as u32;
         match way {
             Way::Tcp(socket) => {
@@ -366,20 +367,20 @@ impl Worker {
         for at in 0..c.commands.len() {
             self.free(&mut c, Handle(at as u16));
         }
-        if let Some(cell) = c.role.cell() {
-            cell.host.past().add(&c.counts);
+        if let Some(entry) = c.role.entry() {
+            entry.host.past().add(&c.counts);
         }
-        self.vacant.push(c.seat.index);
-        self.mailbox.leave(&self.site.totals);
+        self.vacant.push(c.id.index);
+        self.inbox.leave(&self.shared.totals);
     }
 
     /// Namespaces came or went: lanes of those that are gone finish what they have.
     fn follow_changes(&mut self) {
-        let generation = self.site.generation.load(Ordering::Acquire);
+        let generation = self.shared.generation.load(Ordering::Acquire);
         if std::mem::replace(&mut self.generation, generation) == generation {
             return;
         }
-        for (at, subsystem) in self.site.subsystems.iter().enumerate() {
+        for (at, subsystem) in self.shared.subsystems.iter().enumerate() {
             let view = subsystem.state().volumes.clone();
             let lanes = &mut self.lanes;
             self.lane_of[at].retain(|nsid, lane| {

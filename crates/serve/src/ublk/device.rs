@@ -3,7 +3,7 @@
 mod node;
 
 use super::control::{self, Control};
-use super::mail::{Letter, Mailbox, Report};
+use super::inbox::{Inbox, Message, Report};
 use super::options::OnDeath;
 use super::options::Options;
 use super::stats::{State, Stats};
@@ -48,7 +48,7 @@ pub struct Ublk {
     features: u64,
     recovered: bool,
     volume: Mutex<Arc<Volume>>,
-    mailboxes: Vec<Arc<Mailbox>>,
+    inboxes: Vec<Arc<Inbox>>,
     threads: Mutex<Vec<JoinHandle<Report>>>,
     /// Reports of threads that have ended.
     past: Mutex<Vec<Report>>,
@@ -99,7 +99,7 @@ impl Ublk {
             features,
             recovered,
             volume: Mutex::new(volume),
-            mailboxes: Vec::new(),
+            inboxes: Vec::new(),
             threads: Mutex::default(),
             past: Mutex::default(),
             suspended: Mutex::new(false),
@@ -145,8 +145,8 @@ impl Ublk {
             };
             let tell = tell.clone();
             let run = move || match station.worker() {
-                Ok((worker, mailbox)) => {
-                    let _ = tell.send(Ok(mailbox));
+                Ok((worker, inbox)) => {
+                    let _ = tell.send(Ok(inbox));
                     drop(tell);
                     worker.run()
                 }
@@ -169,17 +169,17 @@ impl Ublk {
     }
 
     /// All threads have asked for their first requests.
-    fn gather(&mut self, told: &Receiver<Result<Arc<Mailbox>, Error>>, threads: u32) -> Result<(), Error> {
+    fn gather(&mut self, told: &Receiver<Result<Arc<Inbox>, Error>>, threads: u32) -> Result<(), Error> {
         let mut failed = None;
         for answer in told {
             match answer {
-                Ok(mailbox) => self.mailboxes.push(mailbox),
+                Ok(inbox) => self.inboxes.push(inbox),
                 Err(e) => failed = failed.or(Some(e)),
             }
         }
         match failed {
             Some(e) => Err(e),
-            None if self.mailboxes.len() < threads as usize => {
+            None if self.inboxes.len() < threads as usize => {
                 Err(Error::run("the threads of a ublk device", "one of them has ended", "threads = 1"))
             }
             None => Ok(()),
@@ -251,11 +251,11 @@ impl Ublk {
 
     fn reports(&self) -> Vec<Report> {
         let asked: Vec<Receiver<Report>> = self
-            .mailboxes
+            .inboxes
             .iter()
-            .map(|mailbox| {
+            .map(|inbox| {
                 let (to, from) = sync_channel(1);
-                mailbox.post(Letter::Report(to));
+                inbox.post(Message::Report(to));
                 from
             })
             .collect();
@@ -271,11 +271,11 @@ impl Ublk {
     pub fn suspend(&self, within: Duration) -> Result<(), Error> {
         let mut suspended = lock(&self.suspended);
         let asked: Vec<Receiver<()>> = self
-            .mailboxes
+            .inboxes
             .iter()
-            .map(|mailbox| {
+            .map(|inbox| {
                 let (to, from) = sync_channel(1);
-                mailbox.post(Letter::Suspend(to));
+                inbox.post(Message::Suspend(to));
                 from
             })
             .collect();
@@ -283,7 +283,7 @@ impl Ublk {
         for from in asked {
             let left = until.saturating_duration_since(clock::now());
             if from.recv_timeout(left).is_err() && !self.has_ended() {
-                self.mailboxes.iter().for_each(|m| m.post(Letter::Resume));
+                self.inboxes.iter().for_each(|m| m.post(Message::Resume));
                 let asked = format!("suspend {}", self.path().display());
                 let found = format!("its source still has requests after {:.1} s", within.as_secs_f64());
                 return Err(Error::run(asked, found, "forebay snap rpc … with a longer timeout"));
@@ -296,13 +296,13 @@ impl Ublk {
     /// Takes requests again, those first that were held.
     pub fn resume(&self) {
         let mut suspended = lock(&self.suspended);
-        self.mailboxes.iter().for_each(|m| m.post(Letter::Resume));
+        self.inboxes.iter().for_each(|m| m.post(Message::Resume));
         *suspended = false;
     }
 
     /// Limits that it is under may have changed.
     pub fn look(&self) {
-        self.mailboxes.iter().for_each(|m| m.post(Letter::Look));
+        self.inboxes.iter().for_each(|m| m.post(Message::Look));
     }
 
     fn has_ended(&self) -> bool {
@@ -343,26 +343,26 @@ impl Ublk {
     /// # Errors
     /// Of `Volume::open` and `replace`.
     pub fn replace_by(&self, namespace: &Namespace) -> Result<(), Error> {
-        let threads = self.mailboxes.len() as u32;
+        let threads = self.inboxes.len() as u32;
         self.replace(Arc::new(Volume::open_straight(NQN, namespace.nsid.max(1), namespace, threads)?))
     }
 
     fn switch(&self, volume: &Arc<Volume>) -> Result<(), Error> {
         let lost =
             || Error::run("another source", "a thread of the device doesn't respond", "forebay snap again");
-        let ask = |mailbox: &Arc<Mailbox>| {
+        let ask = |inbox: &Arc<Inbox>| {
             let (to, from) = sync_channel(1);
-            mailbox.post(Letter::Prepare(volume.clone(), to));
+            inbox.post(Message::Prepare(volume.clone(), to));
             from
         };
-        let prepared: Vec<_> = self.mailboxes.iter().map(ask).collect();
+        let prepared: Vec<_> = self.inboxes.iter().map(ask).collect();
         for from in prepared {
             from.recv_timeout(QUIET).map_err(|_| lost())??;
         }
         // Suspended and quiet, all of them can: nothing is left that could fail on one thread alone.
-        for mailbox in &self.mailboxes {
+        for inbox in &self.inboxes {
             let (to, from) = sync_channel(1);
-            mailbox.post(Letter::Switch(to));
+            inbox.post(Message::Switch(to));
             if !from.recv_timeout(QUIET).unwrap_or(false) {
                 return Err(lost());
             }
@@ -385,7 +385,7 @@ impl Ublk {
         let id = self.info.dev_id;
         let mut answer = control::stop(&mut kernel, id, STOP);
         if answer == Err(libc::ETIMEDOUT) {
-            self.mailboxes.iter().for_each(|m| m.post(Letter::GiveUp));
+            self.inboxes.iter().for_each(|m| m.post(Message::GiveUp));
             answer = stopped(&mut kernel, id, STOP_FAILING);
         }
         let failed = |what: &str, errno| {
@@ -409,7 +409,7 @@ impl Ublk {
     }
 
     fn end(&self) {
-        self.mailboxes.iter().for_each(|m| m.post(Letter::Leave));
+        self.inboxes.iter().for_each(|m| m.post(Message::Leave));
         self.join();
     }
 
@@ -454,7 +454,7 @@ struct Station {
 }
 
 impl Station {
-    fn worker(self) -> Result<(Worker<DevicePort>, Arc<Mailbox>), Error> {
+    fn worker(self) -> Result<(Worker<DevicePort>, Arc<Inbox>), Error> {
         threads::settle_in(None, None)?;
         let Station { setup, info, spin, device, volume, queues } = self;
         let depth = u32::from(info.queue_depth) * queues.len() as u32;
@@ -464,14 +464,14 @@ impl Station {
             memlock::refusal("a ublk device", &e, next)
         })?;
         reactor.spin(spin);
-        let mailbox = Arc::new(Mailbox::new(reactor.waker()?));
+        let inbox = Arc::new(Inbox::new(reactor.waker()?));
         let open = |queue: u16, reactor: &mut Reactor| {
             let port = DevicePort::open(&device, queue, info.queue_depth, info.max_io_buf_bytes, reactor)?;
             Ok((queue, port))
         };
         let ports = queues.into_iter().map(|q| open(q, &mut reactor)).collect::<Result<Vec<_>, Error>>()?;
-        let worker = Worker::new(setup, volume, ports, reactor, mailbox.clone())?;
-        Ok((worker, mailbox))
+        let worker = Worker::new(setup, volume, ports, reactor, inbox.clone())?;
+        Ok((worker, inbox))
     }
 }
 

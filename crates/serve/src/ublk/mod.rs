@@ -9,8 +9,8 @@
 mod arena;
 mod control;
 mod device;
+mod inbox;
 mod list;
-mod mail;
 mod map;
 mod options;
 mod port;

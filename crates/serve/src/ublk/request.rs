@@ -118,7 +118,7 @@ pub(super) fn errno_of(errno: i32) -> i32 {
 mod tests {
     use super::*;
     use crate::namespace::steps::{self, next, After, Bounds};
-    use crate::target::arena::Lump;
+    use crate::target::arena::ScratchBuffer;
     use forebay_io::queue;
     use forebay_nvme::log::AnaState;
     use proptest::prelude::*;
@@ -139,7 +139,7 @@ mod tests {
     struct Command {
         request: Request,
         progress: Progress,
-        slot: Lump,
+        slot: ScratchBuffer,
     }
 
     #[derive(Debug, PartialEq, Eq)]
@@ -157,7 +157,7 @@ mod tests {
 
     impl Command {
         fn new(request: Request) -> Command {
-            let slot = Lump::new(LIMITS.transfer_max as usize);
+            let slot = ScratchBuffer::new(LIMITS.transfer_max as usize);
             Command { request, progress: Progress::default(), slot }
         }
 

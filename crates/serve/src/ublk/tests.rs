@@ -4,7 +4,7 @@ mod control;
 mod limits;
 
 use super::arena::Slots;
-use super::mail::{Letter, Mailbox, Report};
+use super::inbox::{Inbox, Message, Report};
 use super::port::{Arrival, Port};
 use super::uapi::{op, Descriptor, FUA, SECTOR};
 use super::worker::{Setup, Throttle, Worker};
@@ -107,7 +107,7 @@ impl Port for Fake {
 struct Rig {
     events: Arc<Mutex<VecDeque<Event>>>,
     answers: Receiver<Answer>,
-    mailbox: Arc<Mailbox>,
+    inbox: Arc<Inbox>,
     waker: Arc<Waker>,
     thread: JoinHandle<Report>,
     failure: Arc<Failure>,
@@ -136,14 +136,14 @@ impl Rig {
             let options = RingOptions { depth: 256, ..RingOptions::default() };
             let mut reactor = Reactor::with_ring(options).unwrap();
             let waker = reactor.waker().unwrap();
-            let mailbox = Arc::new(Mailbox::new(waker.clone()));
+            let inbox = Arc::new(Inbox::new(waker.clone()));
             let setup = Setup { number: 0, transfer_max: SLOT, io_timeout, throttle, failure: of_thread };
-            let worker = Worker::new(setup, volume, vec![(0, port)], reactor, mailbox.clone()).unwrap();
-            tell.send((mailbox, waker)).unwrap();
+            let worker = Worker::new(setup, volume, vec![(0, port)], reactor, inbox.clone()).unwrap();
+            tell.send((inbox, waker)).unwrap();
             worker.run()
         });
-        let (mailbox, waker) = told.recv().unwrap();
-        Rig { events, answers: answered, mailbox, waker, thread, failure }
+        let (inbox, waker) = told.recv().unwrap();
+        Rig { events, answers: answered, inbox, waker, thread, failure }
     }
 
     fn ask(&self, tag: u16, op_flags: u32, offset: u64, bytes: usize, payload: &[u8]) {
@@ -154,7 +154,7 @@ impl Rig {
         self.waker.wake();
     }
 
-    /// Until the thread has begun with what was asked: it handles its mail after the events that it took.
+    /// Until the thread has begun with what was asked: it handles its inbox after the events that it took.
     fn until_taken(&self) {
         let began = forebay_io::clock::now();
         while !self.events.lock().unwrap().is_empty() {
@@ -175,7 +175,7 @@ impl Rig {
 
     fn suspend(&self) -> Receiver<()> {
         let (to, from) = sync_channel(1);
-        self.mailbox.post(Letter::Suspend(to));
+        self.inbox.post(Message::Suspend(to));
         from
     }
 
@@ -315,7 +315,7 @@ fn suspended_requests_are_held_and_carried_out_afterwards() {
     assert_eq!(rig.answers.try_recv().expect("answered before").result, 4096);
     rig.ask(1, READ, 4096, 4096, &[]);
     assert!(rig.answers.recv_timeout(Duration::from_millis(300)).is_err(), "held");
-    rig.mailbox.post(Letter::Resume);
+    rig.inbox.post(Message::Resume);
     assert_eq!((rig.answer().result, 4096), (4096, 4096));
     rig.stop();
 }
@@ -330,12 +330,12 @@ fn another_source_takes_over_between_two_requests() {
     rig.suspend().recv_timeout(ANSWER).unwrap();
     rig.ask(3, READ, 0, 512, &[]);
     let (to, from) = sync_channel(1);
-    rig.mailbox.post(Letter::Prepare(volume(&two, true, None), to));
+    rig.inbox.post(Message::Prepare(volume(&two, true, None), to));
     from.recv_timeout(ANSWER).unwrap().unwrap();
     let (to, from) = sync_channel(1);
-    rig.mailbox.post(Letter::Switch(to));
+    rig.inbox.post(Message::Switch(to));
     assert!(from.recv_timeout(ANSWER).unwrap());
-    rig.mailbox.post(Letter::Resume);
+    rig.inbox.post(Message::Resume);
     assert_eq!(rig.answer().slot[..512], [2; 512], "what was held goes to the new one");
     rig.stop();
 }
@@ -348,7 +348,7 @@ fn giving_up_answers_all_that_the_source_never_would() {
     let rig = Rig::new(volume(&path, true, Some("stall=1")), None);
     (0..DEPTH).for_each(|tag| rig.ask(tag, WRITE, 0, 4096, &[1; 4096]));
     assert!(rig.answers.recv_timeout(Duration::from_millis(200)).is_err());
-    rig.mailbox.post(Letter::GiveUp);
+    rig.inbox.post(Message::GiveUp);
     (0..DEPTH).for_each(|_| assert!(rig.answer().result < 0));
     assert_eq!(rig.one(READ, 0, 4096, &[]).result, -libc::EIO, "and all that come later");
     rig.stop();
@@ -361,7 +361,7 @@ fn a_thread_that_leaves_finishes_what_the_source_has() {
     let rig = Rig::new(volume(&path, true, Some("delay_us=100000")), None);
     rig.ask(0, WRITE, 0, 4096, &[7; 4096]);
     rig.until_taken();
-    rig.mailbox.post(Letter::Leave);
+    rig.inbox.post(Message::Leave);
     assert_eq!(rig.answer().result, 4096);
     let report = rig.thread.join().unwrap();
     assert!(report.open, "the device was not stopped");

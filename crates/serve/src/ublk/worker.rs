@@ -3,7 +3,7 @@
 
 mod ends;
 
-use super::mail::{Letter, Mailbox, Report};
+use super::inbox::{Inbox, Message, Report};
 use super::port::{Arrival, Port};
 use super::request::{errno_of, of_source, parse, Errno, Limits, Slot};
 use crate::namespace::executor::{self, Counters, Front, Work};
@@ -81,7 +81,7 @@ struct Hardware<P> {
 pub(super) struct Worker<P> {
     setup: Setup,
     reactor: Reactor,
-    mailbox: Arc<Mailbox>,
+    inbox: Arc<Inbox>,
     lane: Lane,
     limits: Limits,
     /// The queue of another source, ready to take the place of `lane`.
@@ -111,7 +111,7 @@ impl<P: Port> Worker<P> {
         volume: Arc<Volume>,
         ports: Vec<(u16, P)>,
         mut reactor: Reactor,
-        mailbox: Arc<Mailbox>,
+        inbox: Arc<Inbox>,
     ) -> Result<Worker<P>, Error> {
         let lane = Lane::open(volume, setup.transfer_max, setup.number, &mut reactor)?;
         let now = clock::now();
@@ -131,7 +131,7 @@ impl<P: Port> Worker<P> {
             limits: limits(&lane, &setup),
             setup,
             reactor,
-            mailbox,
+            inbox,
             lane,
             next_lane: None,
             hardware: ports.into_iter().map(hardware).collect(),
@@ -172,13 +172,13 @@ impl<P: Port> Worker<P> {
     pub(super) fn run(mut self) -> Report {
         loop {
             self.now = clock::now();
-            self.read_mail();
+            self.read_messages();
             self.sweep();
             let more = self.work();
             if self.is_over() {
                 break;
             }
-            let until = if more || self.mailbox.has_letters() { self.now } else { self.due() };
+            let until = if more || self.inbox.has_messages() { self.now } else { self.due() };
             self.reactor.wait(1, until, Duration::ZERO);
             if self.setup.failure.heed(&self.reactor) {
                 break;
@@ -324,29 +324,29 @@ impl<P: Port> Worker<P> {
         some
     }
 
-    fn read_mail(&mut self) {
-        for letter in self.mailbox.take() {
-            match letter {
-                Letter::Report(to) => {
+    fn read_messages(&mut self) {
+        for message in self.inbox.take() {
+            match message {
+                Message::Report(to) => {
                     let _ = to.send(self.report());
                 }
-                Letter::Suspend(to) => {
+                Message::Suspend(to) => {
                     self.suspended = true;
                     self.quiet.push(to);
                 }
-                Letter::Resume => self.resume(),
-                Letter::Look => self.hardware.iter_mut().for_each(|h| h.lines.look_again()),
-                Letter::Prepare(volume, to) => {
+                Message::Resume => self.resume(),
+                Message::Look => self.hardware.iter_mut().for_each(|h| h.lines.look_again()),
+                Message::Prepare(volume, to) => {
                     let opened =
                         Lane::open(volume, self.setup.transfer_max, self.setup.number, &mut self.reactor);
                     let _ = to.send(opened.map(|lane| self.next_lane = Some(Box::new(lane))));
                 }
-                Letter::Switch(to) => {
+                Message::Switch(to) => {
                     let switched = self.switch();
                     let _ = to.send(switched);
                 }
-                Letter::GiveUp => self.give_up(),
-                Letter::Leave => {
+                Message::GiveUp => self.give_up(),
+                Message::Leave => {
                     self.suspended = true;
                     self.leave_by.get_or_insert(self.now + LAST);
                 }

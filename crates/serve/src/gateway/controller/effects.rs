@@ -1,8 +1,8 @@
 //! Effects of admin commands, registers and messages of workers.
 
 use super::{Answer, Controller, Suspension, Waiting};
-use crate::gateway::port::Word;
-use crate::gateway::worker::Letter;
+use crate::gateway::port::ControllerEvent;
+use crate::gateway::worker::WorkerMessage;
 use crate::target::log::Level;
 use forebay_nvme::transport::pcie::device::Effect;
 use forebay_nvme::transport::pcie::registers::Doorbell;
@@ -50,28 +50,28 @@ impl Controller {
                 let cqid = cq.id();
                 self.port.page_bytes.store(self.device.page_bytes(), Ordering::Relaxed);
                 self.completions.insert(cqid, self.worker_of(cqid));
-                owner(self, cqid).post(Letter::OpenCompletion(port, cq));
+                owner(self, cqid).post(WorkerMessage::OpenCompletion(port, cq));
             }
             Effect::OpenSubmission { cqid, queue } => {
                 self.submissions.insert(queue.id(), self.worker_of(cqid));
-                owner(self, cqid).post(Letter::OpenSubmission { port, cqid, queue });
+                owner(self, cqid).post(WorkerMessage::OpenSubmission { port, cqid, queue });
             }
             Effect::CloseSubmission { cqid, sqid } => {
                 self.submissions.remove(&sqid);
-                owner(self, cqid).post(Letter::CloseSubmission { port, cqid, sqid });
+                owner(self, cqid).post(WorkerMessage::CloseSubmission { port, cqid, sqid });
             }
             Effect::CloseCompletion { cqid } => {
                 self.completions.remove(&cqid);
-                owner(self, cqid).post(Letter::CloseCompletion { port, cqid });
+                owner(self, cqid).post(WorkerMessage::CloseCompletion { port, cqid });
             }
             Effect::CloseQueues => {
                 self.submissions.clear();
                 self.completions.clear();
                 self.closing = self.workers.len();
-                self.post_all(|| Letter::CloseQueues(port));
+                self.post_all(|| WorkerMessage::CloseQueues(port));
             }
             Effect::Abort { cqid, sqid, cid } => {
-                owner(self, cqid).post(Letter::Abort { port, cqid, sqid, cid });
+                owner(self, cqid).post(WorkerMessage::Abort { port, cqid, sqid, cid });
             }
             Effect::Ring { cqid, doorbell, value } => {
                 let worker = self.worker_of(cqid);
@@ -79,10 +79,12 @@ impl Controller {
                 self.port.rung[worker].store(true, Ordering::Release);
                 self.workers[worker].wake();
             }
-            Effect::Shadow(shadow) => self.post_all(|| Letter::Shadow(port, shadow)),
-            Effect::Coalescing(coalescing) => self.post_all(|| Letter::Coalescing(port, coalescing.clone())),
+            Effect::Shadow(shadow) => self.post_all(|| WorkerMessage::Shadow(port, shadow)),
+            Effect::Coalescing(coalescing) => {
+                self.post_all(|| WorkerMessage::Coalescing(port, coalescing.clone()))
+            }
             // Its queues are gone, so any worker may flush for all.
-            Effect::ShutDown => self.workers[0].post(Letter::Flush(port)),
+            Effect::ShutDown => self.workers[0].post(WorkerMessage::Flush(port)),
             Effect::WriteCache { enabled } => self.port.write_cache.store(enabled, Ordering::Relaxed),
             Effect::Interrupt(vector) => {
                 self.tally.admin_interrupts += 1;
@@ -96,13 +98,13 @@ impl Controller {
     }
 
     /// A worker, or a caller of the gateway.
-    pub(super) fn hear(&mut self, word: Word) {
-        if !matches!(word, Word::Call(_)) {
+    pub(super) fn hear(&mut self, word: ControllerEvent) {
+        if !matches!(word, ControllerEvent::Call(_)) {
             self.touch();
         }
         match word {
             // The next queue of that number begins at 0. Later would be too late: its host may ring at once.
-            Word::SubmissionClosed(sqid) => {
+            ControllerEvent::SubmissionClosed(sqid) => {
                 self.clear_doorbell(Some(Doorbell::Submission(sqid)));
                 self.link
                     .iter_mut()
@@ -110,21 +112,21 @@ impl Controller {
                     .for_each(|made| made.closed(sqid));
                 self.device.submission_closed(sqid);
             }
-            Word::CompletionClosed(cqid) => {
+            ControllerEvent::CompletionClosed(cqid) => {
                 self.clear_doorbell(Some(Doorbell::Completion(cqid)));
                 self.link.iter_mut().for_each(|link| drop(link.made.remove(&cqid)));
                 self.device.completion_closed(cqid);
             }
-            Word::Aborted { sqid, cid, aborted } => self.device.aborted(sqid, cid, aborted),
-            Word::Mishap(mishap) => self.device.record(mishap),
-            Word::Fault(fault) => {
+            ControllerEvent::Aborted { sqid, cid, aborted } => self.device.aborted(sqid, cid, aborted),
+            ControllerEvent::Mishap(mishap) => self.device.record(mishap),
+            ControllerEvent::Fault(fault) => {
                 self.device.fault(fault);
                 self.port.faulted.store(false, Ordering::Release);
             }
-            Word::Flushed => self.device.shut_down_complete(),
-            Word::QueuesClosed => self.queues_closed(),
-            Word::Quiet => self.quiet(),
-            Word::Call(call) => call(self),
+            ControllerEvent::Flushed => self.device.shut_down_complete(),
+            ControllerEvent::QueuesClosed => self.queues_closed(),
+            ControllerEvent::Quiet => self.quiet(),
+            ControllerEvent::Call(call) => call(self),
         }
         self.pump();
     }

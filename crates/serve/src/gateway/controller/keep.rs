@@ -7,7 +7,7 @@ use crate::gateway::handed::{broken, Bytes, Fd, Given, Received};
 use crate::gateway::handover::state::{ControllerState, MappingState, QueueKept, TallyState};
 use crate::gateway::shm;
 use crate::gateway::vfio_user::socket::Session;
-use crate::gateway::worker::Letter;
+use crate::gateway::worker::WorkerMessage;
 use forebay_model::Error;
 use forebay_nvme::transport::pcie::device::Device;
 use forebay_nvme::transport::pcie::queue::CompletionQueue;
@@ -24,13 +24,13 @@ impl Controller {
             return false;
         }
         self.held = Some(self.workers.len());
-        self.post_all(|| Letter::Hold(self.port.id));
+        self.post_all(|| WorkerMessage::Hold(self.port.id));
         true
     }
 
     /// Sources give up on what may be done again.
     pub(crate) fn withdraw(&self) {
-        self.post_all(|| Letter::Withdraw(self.port.id));
+        self.post_all(|| WorkerMessage::Withdraw(self.port.id));
     }
 
     /// Nothing is under way any more: `keep` says all there is.
@@ -45,9 +45,9 @@ impl Controller {
     /// Serves on, as if it had not been held.
     pub(crate) fn release(&mut self) {
         self.held = None;
-        self.post_all(|| Letter::Release(self.port.id));
+        self.post_all(|| WorkerMessage::Release(self.port.id));
         if matches!(self.suspension, Suspension::Running) {
-            self.post_all(|| Letter::Resume(self.port.id));
+            self.post_all(|| WorkerMessage::Resume(self.port.id));
         }
     }
 
@@ -195,11 +195,11 @@ impl Controller {
         }
         self.listener.own(socket);
         if matches!(self.suspension, Suspension::Suspended) {
-            self.post_all(|| Letter::Suspend(self.port.id));
+            self.post_all(|| WorkerMessage::Suspend(self.port.id));
         }
         for taken in std::mem::take(&mut self.taken) {
             let owner = self.worker_of(taken.kept.queue.id());
-            self.workers[owner].post(Letter::TakeUp(self.port.id, Box::new(taken)));
+            self.workers[owner].post(WorkerMessage::TakeUp(self.port.id, Box::new(taken)));
         }
     }
 }

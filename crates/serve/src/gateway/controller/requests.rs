@@ -8,7 +8,7 @@ use super::super::vfio_user::message::Header;
 use super::super::vfio_user::message::Request;
 use super::super::vfio_user::socket::Ended;
 use super::super::vfio_user::socket::Message;
-use super::super::worker::Letter;
+use super::super::worker::WorkerMessage;
 use super::done;
 use super::Answer;
 use super::Controller;
@@ -152,7 +152,7 @@ impl Controller {
         if retired.is_free() {
             return Answer::Payload(answer.0);
         }
-        self.post_all(|| Letter::Look);
+        self.post_all(|| WorkerMessage::Look);
         let (since, gave_up) = (clock::now(), false);
         self.waiting = Some(Waiting::Unmap { header: *header, answer: answer.0, retired, since, gave_up });
         Answer::Later
@@ -171,7 +171,7 @@ impl Controller {
             false => {
                 if waited > GIVE_UP && !std::mem::replace(gave_up, true) {
                     let id = self.port.id;
-                    self.post_all(|| Letter::Relinquish(id));
+                    self.post_all(|| WorkerMessage::Relinquish(id));
                 }
                 return;
             }

@@ -67,7 +67,7 @@ impl Function {
 }
 
 impl Worker {
-    /// Fetches nothing, hears no doorbell, begins nothing that waits; `Word::Quiet` follows.
+    /// Fetches nothing, hears no doorbell, begins nothing that waits; `ControllerEvent::Quiet` follows.
     pub(crate) fn hold(&mut self, f: &mut Function, at: u32) {
         f.held = true;
         f.suspend(true);

@@ -7,7 +7,7 @@ use crate::gateway::port::{Port, Shown, View};
 use crate::gateway::stats::{ControllerStats, NamespaceStats, QueueStats, State as Doing};
 use crate::gateway::worker::Report;
 use crate::namespace::health;
-use crate::target::site::serial;
+use crate::target::shared::serial;
 use crate::target::stats::Counts;
 use forebay_nvme::controller::subsystem as nvme;
 use forebay_nvme::controller::Health;

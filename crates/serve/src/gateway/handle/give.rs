@@ -9,9 +9,9 @@ use crate::gateway::handover::state::{
 };
 use crate::gateway::handover::wire::Line;
 use crate::gateway::handover::{Message, FORMAT};
-use crate::gateway::port::Word;
+use crate::gateway::port::ControllerEvent;
 use crate::gateway::rpc::Door;
-use crate::gateway::worker::{Letter, STOP};
+use crate::gateway::worker::{WorkerMessage, STOP};
 use crate::target::log::Level;
 use crate::target::thread_pool::{self, join_by};
 use forebay_io::clock;
@@ -225,7 +225,7 @@ impl Gateway {
         id: u64,
         mut given: Given,
     ) -> Result<(ControllerState, Given), Error> {
-        let parts = thread_pool::ask(&self.workers, |to| Letter::Keep(id, to), REPLY);
+        let parts = thread_pool::ask(&self.workers, |to| WorkerMessage::Keep(id, to), REPLY);
         if parts.len() != self.workers.len() {
             return Err(Error::run(
                 name,
@@ -265,7 +265,7 @@ impl Gateway {
     fn part(&self) {
         let controllers = std::mem::take(&mut self.state().controllers);
         for Running { port, thread, .. } in controllers.into_values() {
-            port.say(Word::Call(Box::new(Controller::part)));
+            port.say(ControllerEvent::Call(Box::new(Controller::part)));
             join_by(thread, clock::now() + STOP);
         }
         for subsystem in self.state().subsystems.values() {

@@ -3,7 +3,7 @@
 use super::super::config;
 use super::super::config::Front;
 use super::super::config::Qos;
-use super::super::worker::Letter;
+use super::super::worker::WorkerMessage;
 use super::no_namespace;
 use super::state::limits;
 use super::Gateway;
@@ -11,7 +11,7 @@ use super::Namespace;
 use super::Subsystem;
 use crate::namespace::qos::Limiter;
 use crate::namespace::volume::Volume;
-use crate::target::site::free_nsid;
+use crate::target::shared::free_nsid;
 use forebay_model::Error;
 use forebay_nvme::controller::connect::Ids;
 use forebay_nvme::controller::subsystem as nvme;
@@ -159,7 +159,7 @@ impl Gateway {
         there.given.qos = qos;
         there.limiter.set(limits(qos), self.now_ns());
         // Those that wait are looked at again.
-        self.workers.iter().for_each(|worker| worker.post(Letter::Look));
+        self.workers.iter().for_each(|worker| worker.post(WorkerMessage::Look));
         drop(state);
         self.blocks_look(nqn, nsid);
         Ok(())

@@ -10,7 +10,7 @@ use crate::gateway::handover::wire::Line;
 use crate::gateway::handover::Message;
 use crate::gateway::keeper::shm::Paper;
 use crate::gateway::keeper::{Keeper, Link};
-use crate::gateway::port::{Lent, Port, Word};
+use crate::gateway::port::{ControllerEvent, Lent, Port};
 use crate::gateway::shm::Doorbells;
 use crate::gateway::vfio_user::socket::Listener;
 use crate::target::log::Sink;
@@ -165,7 +165,7 @@ impl Gateway {
         }
         for running in state.controllers.values() {
             let path = PathBuf::from(running.given.socket.clone().unwrap_or_default());
-            running.port.say(Word::Call(Box::new(move |controller| controller.begin(path))));
+            running.port.say(ControllerEvent::Call(Box::new(move |controller| controller.begin(path))));
         }
         drop(state);
         self.say("taken over", &[("controllers", self.state().controllers.len().into())]);

@@ -1,7 +1,7 @@
 //! End of queues, controllers and commands at a thread of the gateway.
 
 use super::super::function::Function;
-use super::super::port::Word;
+use super::super::port::ControllerEvent;
 use super::Owner;
 use super::Worker;
 use crate::namespace::lane::Lane;
@@ -16,7 +16,7 @@ impl Worker {
     /// Stops fetching from a submission queue that is deleted, and asks sources to give up on what it has.
     pub(super) fn close_submission(&mut self, f: &mut Function, at: u32, cqid: u16, sqid: u16) {
         let Some(queue) = f.queues.iter().position(|q| q.cq.id() == cqid) else {
-            return f.port.say(Word::SubmissionClosed(sqid));
+            return f.port.say(ControllerEvent::SubmissionClosed(sqid));
         };
         let q = &mut f.queues[queue];
         q.cq.close(sqid);
@@ -51,7 +51,7 @@ impl Worker {
         let queue = f.queues.iter().position(|q| q.cq.id() == cqid);
         let found = queue.and_then(|queue| f.queues[queue].cq.find(sqid, cid).map(|slot| (queue, slot)));
         let Some((queue, slot)) = found else {
-            return f.port.say(Word::Aborted { sqid, cid, aborted: false });
+            return f.port.say(ControllerEvent::Aborted { sqid, cid, aborted: false });
         };
         f.queues[queue].commands[usize::from(slot)].abort = true;
         let owner = Owner { function: at, queue: queue as u32, slot };
@@ -71,7 +71,7 @@ impl Worker {
             }
         }
         if f.flushes == 0 {
-            f.port.say(Word::Flushed);
+            f.port.say(ControllerEvent::Flushed);
         }
     }
 

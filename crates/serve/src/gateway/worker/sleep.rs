@@ -13,7 +13,7 @@ impl Worker {
         let functions = || self.functions.iter().flatten();
         let polled = functions().any(|f| f.is_polled(self.now));
         let spins = self.now < self.busy_until && functions().any(|f| f.awake);
-        let more = self.lanes.iter().flatten().any(Lane::is_pushed) || self.mailbox.has_letters();
+        let more = self.lanes.iter().flatten().any(Lane::is_pushed) || self.inbox.has_messages();
         if more || spins || polled {
             self.rounds += 1;
             let waits = self.lanes.iter().flatten().any(|lane| !lane.is_idle());

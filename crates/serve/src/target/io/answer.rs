@@ -1,6 +1,6 @@
 //! End of an I/O command: answered, counted, its memory given back.
 
-use super::super::arena::Lump;
+use super::super::arena::ScratchBuffer;
 use super::super::command::place;
 use super::super::command::Memory;
 use super::super::command::State;
@@ -49,19 +49,19 @@ impl Worker {
         let command = &commands[at.0 as usize];
         let queue = Counters { counts, read_latency, write_latency };
         command.io.count(&mut self.lanes, Some(queue), status, now_ns);
-        if let (false, Role::Io { cell, qid }) = (status.is_success(), role) {
+        if let (false, Role::Io { entry, qid }) = (status.is_success(), role) {
             let sqe = &command.sqe;
             let lba = u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32;
             let mishap = Mishap { sqid: *qid, cid: sqe.cid.get(), status, nsid: sqe.nsid.get(), lba };
-            cell.controller().record(mishap);
+            entry.controller().record(mishap);
         }
     }
 
     /// Nothing of a command is left; its handle may come again.
     pub(crate) fn free(&mut self, c: &mut Connection, at: Handle) {
         let command = std::mem::take(c.command(at));
-        if let (true, Some(request), Some(cell)) = (command.is_charged, command.io.request, c.role.cell()) {
-            cell.host.leave(u64::from(request.transfer.bytes()));
+        if let (true, Some(request), Some(entry)) = (command.is_charged, command.io.request, c.role.entry()) {
+            entry.host.leave(u64::from(request.transfer.bytes()));
         }
         self.give_back(c, command.memory);
         if let Some(slot) = command.scratch {
@@ -101,7 +101,7 @@ impl Worker {
         let command = c.command(at);
         command.state = State::Left;
         if in_capsule > 0 {
-            command.memory = Memory::Lump(Lump::new(in_capsule as usize));
+            command.memory = Memory::ScratchBuffer(ScratchBuffer::new(in_capsule as usize));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Memory for a command's data: had, lent, given back.
 
-use super::super::arena::Lump;
+use super::super::arena::ScratchBuffer;
 use super::super::arena::Slot;
 use super::super::command::Memory;
 use super::super::command::State;
@@ -26,8 +26,10 @@ impl Worker {
         let slot = if alone { None } else { self.take(c, bytes as usize) };
         let memory = match slot {
             Some(slot) => Memory::Slot(slot),
-            None if alone => Memory::Lump(Lump::new(bytes as usize)),
-            None if !std::mem::replace(&mut c.has_spare, true) => Memory::Spare(Lump::new(bytes as usize)),
+            None if alone => Memory::ScratchBuffer(ScratchBuffer::new(bytes as usize)),
+            None if !std::mem::replace(&mut c.has_spare, true) => {
+                Memory::Spare(ScratchBuffer::new(bytes as usize))
+            }
             None => return false,
         };
         let command = c.command(at);
@@ -99,7 +101,7 @@ impl Worker {
                 c.has_spare = false;
                 self.freed = true;
             }
-            Memory::None | Memory::Blank | Memory::Lump(_) | Memory::Lent(_) => {}
+            Memory::None | Memory::Blank | Memory::ScratchBuffer(_) | Memory::Lent(_) => {}
         }
     }
 }

@@ -20,7 +20,7 @@ impl Worker {
     pub(crate) fn arm(&mut self, c: &mut Connection, at: Instant) {
         if c.timer_at.is_none_or(|armed| at < armed) {
             c.timer_at = Some(at);
-            self.timers.push(Reverse((at, c.seat.index, c.seat.serial)));
+            self.timers.push(Reverse((at, c.id.index, c.id.serial)));
         }
     }
 
@@ -28,7 +28,7 @@ impl Worker {
         while let Some(&Reverse((at, index, serial))) = self.timers.peek().filter(|t| t.0 .0 <= self.now) {
             self.timers.pop();
             self.with(index, |worker, c| {
-                if c.seat.serial == serial && c.timer_at == Some(at) {
+                if c.id.serial == serial && c.timer_at == Some(at) {
                     c.timer_at = None;
                     worker.timer(c);
                 }
@@ -51,14 +51,14 @@ impl Worker {
             return self.arm(c, until);
         }
         if let Role::New = c.role {
-            let by = c.began + Duration::from_secs_f64(self.site.config.handshake_s);
+            let by = c.began + Duration::from_secs_f64(self.shared.config.handshake_s);
             if by <= self.now {
                 return self.break_off(c, "no Connect came in time");
             }
             return self.arm(c, by);
         }
         if c.is_locked() {
-            let by = c.began + Duration::from_secs_f64(self.site.config.handshake_s);
+            let by = c.began + Duration::from_secs_f64(self.shared.config.handshake_s);
             if by <= self.now {
                 return self.break_off(c, "the host did not authenticate in time");
             }
@@ -73,7 +73,7 @@ impl Worker {
 
     /// Ends connections whose peers take or send nothing though it is their turn.
     pub(super) fn sweep(&mut self) {
-        let patience = Duration::from_secs_f64(self.site.config.stall_s);
+        let patience = Duration::from_secs_f64(self.shared.config.stall_s);
         self.sweep_at = None;
         for index in 0..self.connections.len() as u32 {
             self.with(index, |worker, c| {
@@ -93,7 +93,7 @@ impl Worker {
 
     pub(crate) fn want_sweep(&mut self) {
         if self.sweep_at.is_none() {
-            self.sweep_at = Some(self.now + Duration::from_secs_f64(self.site.config.stall_s / 2.0));
+            self.sweep_at = Some(self.now + Duration::from_secs_f64(self.shared.config.stall_s / 2.0));
         }
     }
 

@@ -50,7 +50,7 @@ fn a_limit_that_is_lifted_lets_all_through_that_wait() {
     let early = std::iter::from_fn(|| rig.answers.recv_timeout(Duration::from_millis(200)).ok()).count();
     assert!(early <= 1, "{early} of 4096 bytes at a byte per second");
     limiter.set(Limits::default(), began.elapsed().as_nanos() as u64);
-    rig.mailbox.post(Letter::Look);
+    rig.inbox.post(Message::Look);
     (early..usize::from(DEPTH)).for_each(|_| assert_eq!(rig.answer().result, 4096));
     rig.stop();
 }
@@ -63,11 +63,11 @@ fn requests_that_wait_are_suspended_given_up_and_left_like_others() {
     (0..DEPTH).for_each(|tag| rig.ask(tag, READ, 0, 65536, &[]));
     rig.until_taken();
     rig.suspend().recv_timeout(ANSWER).expect("those that wait are not in the source");
-    rig.mailbox.post(Letter::Resume);
+    rig.inbox.post(Message::Resume);
     let (to, from) = sync_channel(1);
-    rig.mailbox.post(Letter::Report(to));
+    rig.inbox.post(Message::Report(to));
     assert_eq!(from.recv_timeout(ANSWER).unwrap().queues[0].in_flight, u32::from(DEPTH));
-    rig.mailbox.post(Letter::GiveUp);
+    rig.inbox.post(Message::GiveUp);
     (0..DEPTH).for_each(|_| assert_eq!(rig.answer().result, -libc::EIO));
     rig.stop();
 
@@ -75,7 +75,7 @@ fn requests_that_wait_are_suspended_given_up_and_left_like_others() {
     (0..DEPTH).for_each(|tag| rig.ask(tag, READ, 0, 65536, &[]));
     rig.until_taken();
     let began = forebay_io::clock::now();
-    rig.mailbox.post(Letter::Leave);
+    rig.inbox.post(Message::Leave);
     assert!(
         rig.thread.join().unwrap().open && began.elapsed() < Duration::from_secs(4),
         "nothing is waited for"

@@ -1,6 +1,6 @@
 //! End of requests and queues of a device.
 
-use super::super::mail::Report;
+use super::super::inbox::Report;
 use super::super::port::Port;
 use super::super::stats::QueueStats;
 use super::limits;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-pub(super) enum Letter {
+pub(super) enum Message {
     Report(SyncSender<Report>),
     /// Requests are held from now on; the answer comes once none is in the source.
     Suspend(SyncSender<()>),
@@ -33,35 +33,35 @@ pub(super) struct Report {
     pub open: bool,
 }
 
-pub(super) struct Mailbox {
+pub(super) struct Inbox {
     waker: Arc<Waker>,
-    letters: Mutex<Vec<Letter>>,
+    messages: Mutex<Vec<Message>>,
     pending: AtomicBool,
 }
 
-impl Mailbox {
-    pub(super) fn new(waker: Arc<Waker>) -> Mailbox {
-        Mailbox { waker, letters: Mutex::default(), pending: AtomicBool::new(false) }
+impl Inbox {
+    pub(super) fn new(waker: Arc<Waker>) -> Inbox {
+        Inbox { waker, messages: Mutex::default(), pending: AtomicBool::new(false) }
     }
 
-    fn letters(&self) -> MutexGuard<'_, Vec<Letter>> {
-        self.letters.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn messages(&self) -> MutexGuard<'_, Vec<Message>> {
+        self.messages.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub(super) fn post(&self, letter: Letter) {
-        self.letters().push(letter);
+    pub(super) fn post(&self, message: Message) {
+        self.messages().push(message);
         self.pending.store(true, Ordering::Release);
         self.waker.wake();
     }
 
-    pub(super) fn has_letters(&self) -> bool {
+    pub(super) fn has_messages(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
 
-    pub(super) fn take(&self) -> Vec<Letter> {
+    pub(super) fn take(&self) -> Vec<Message> {
         if !self.pending.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
-        std::mem::take(&mut *self.letters())
+        std::mem::take(&mut *self.messages())
     }
 }

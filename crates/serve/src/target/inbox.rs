@@ -1,7 +1,7 @@
 //! Messages between threads of a server.
 
 use super::rdma::Asked;
-use super::site::{Cell, Seat, Totals};
+use super::shared::{ConnectionId, ControllerEntry, Totals};
 use super::stats::{ControllerStats, HostStats, NamespaceStats, QueueStats};
 use forebay_io::reactor::Waker;
 use forebay_io::tls::bridge::Client;
@@ -17,7 +17,7 @@ pub(crate) enum Way {
     Rdma(Box<Asked>),
 }
 
-pub(crate) struct Newcomer {
+pub(crate) struct NewConnection {
     pub way: Way,
     pub peer: SocketAddr,
     pub local: SocketAddr,
@@ -25,17 +25,17 @@ pub(crate) struct Newcomer {
     pub client: Option<Client>,
 }
 
-pub(crate) enum Letter {
+pub(crate) enum Message {
     /// A connection that was accepted.
-    Adopt(Newcomer),
-    Close(Seat, &'static str),
+    Adopt(NewConnection),
+    Close(ConnectionId, &'static str),
     /// The admin queue's controller has effects to apply.
-    Effects(Seat),
+    Effects(ConnectionId),
     /// Gives up that connection's command `cid`; the Abort that asks for it is command `tag` of the controller's admin
     /// queue.
     Abort {
-        seat: Seat,
-        cell: Arc<Cell>,
+        id: ConnectionId,
+        entry: Arc<ControllerEntry>,
         cid: u16,
         tag: u16,
     },
@@ -56,36 +56,36 @@ pub(crate) struct Report {
     pub queues: Vec<(usize, u16, QueueStats)>,
 }
 
-/// Letters for one thread, which is woken by each.
-pub(crate) struct Mailbox<L = Letter> {
+/// Messages for one thread, which is woken by each.
+pub(crate) struct Inbox<L = Message> {
     waker: Arc<Waker>,
-    letters: Mutex<Vec<L>>,
+    messages: Mutex<Vec<L>>,
     pending: AtomicBool,
     /// Connections that the thread has, or is about to get.
     pub load: AtomicU32,
 }
 
-impl<L> Mailbox<L> {
-    pub(crate) fn new(waker: Arc<Waker>) -> Mailbox<L> {
-        Mailbox {
+impl<L> Inbox<L> {
+    pub(crate) fn new(waker: Arc<Waker>) -> Inbox<L> {
+        Inbox {
             waker,
-            letters: Mutex::new(Vec::new()),
+            messages: Mutex::new(Vec::new()),
             pending: AtomicBool::new(false),
             load: AtomicU32::new(0),
         }
     }
 
-    fn letters(&self) -> MutexGuard<'_, Vec<L>> {
-        self.letters.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn messages(&self) -> MutexGuard<'_, Vec<L>> {
+        self.messages.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub(crate) fn post(&self, letter: L) {
-        self.letters().push(letter);
+    pub(crate) fn post(&self, message: L) {
+        self.messages().push(message);
         self.pending.store(true, Ordering::Release);
         self.waker.wake();
     }
 
-    pub(crate) fn has_letters(&self) -> bool {
+    pub(crate) fn has_messages(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
 
@@ -93,10 +93,10 @@ impl<L> Mailbox<L> {
         if !self.pending.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
-        std::mem::take(&mut *self.letters())
+        std::mem::take(&mut *self.messages())
     }
 
-    /// Wakes the thread without a letter.
+    /// Wakes the thread without a message.
     pub(crate) fn wake(&self) {
         self.waker.wake();
     }

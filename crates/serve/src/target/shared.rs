@@ -3,8 +3,8 @@
 
 use super::access::{self, Access};
 use super::config::{Config, HostLimits};
+use super::inbox::Inbox;
 use super::log::Log;
-use super::mail::Mailbox;
 use super::refusals::Refusals;
 use super::stats::Counts;
 use super::thread_pool::{self, Failure};
@@ -25,7 +25,7 @@ pub(crate) const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
 pub(crate) type Volumes = BTreeMap<u32, Arc<Volume>>;
 
-pub(crate) struct Site {
+pub(crate) struct TargetShared {
     pub config: Config,
     /// Number of threads that serve.
     pub threads: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Site {
     pub began: Instant,
     /// The last is the discovery subsystem.
     pub subsystems: Vec<Arc<Subsystem>>,
-    pub mailboxes: OnceLock<Vec<Arc<Mailbox>>>,
+    pub inboxes: OnceLock<Vec<Arc<Inbox>>>,
     /// Addresses that we listen on, with ports as given.
     pub addresses: OnceLock<Addresses>,
     /// Counts changes of namespaces.
@@ -75,30 +75,30 @@ pub(crate) struct State {
     pub access: Access,
     pub volumes: Arc<Volumes>,
     pub ids: Ids,
-    pub controllers: BTreeMap<u16, Arc<Cell>>,
+    pub controllers: BTreeMap<u16, Arc<ControllerEntry>>,
     pub hosts: BTreeMap<String, Arc<Host>>,
 }
 
 /// A connection, as other threads name it. `serial` is never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seat {
+pub(crate) struct ConnectionId {
     pub thread: usize,
     pub index: u32,
     pub serial: u64,
 }
 
 /// A controller and whom it concerns.
-pub(crate) struct Cell {
+pub(crate) struct ControllerEntry {
     pub id: u16,
     pub subsystem: Arc<Subsystem>,
     pub host: Arc<Host>,
-    pub admin: Seat,
+    pub admin: ConnectionId,
     /// The address of ours that its host came to.
     pub local: SocketAddr,
     /// Some of its namespaces can't be reached (ANA).
     pub(super) lossy: AtomicBool,
     controller: Mutex<Controller>,
-    queues: Mutex<BTreeMap<u16, Seat>>,
+    queues: Mutex<BTreeMap<u16, ConnectionId>>,
     /// I/O commands came since the keep-alive timer was last looked at.
     pub traffic: AtomicBool,
     /// The host hasn't switched it off, whether or not a namespace has one yet: one that comes later may.
@@ -107,14 +107,14 @@ pub(crate) struct Cell {
     pub gone: AtomicBool,
 }
 
-impl Cell {
+impl ControllerEntry {
     pub(crate) fn new(
         subsystem: Arc<Subsystem>,
         host: Arc<Host>,
-        (admin, local): (Seat, SocketAddr),
+        (admin, local): (ConnectionId, SocketAddr),
         controller: Controller,
-    ) -> Cell {
-        Cell {
+    ) -> ControllerEntry {
+        ControllerEntry {
             local,
             lossy: AtomicBool::new(access::is_lossy(controller.subsystem())),
             id: controller.id(),
@@ -133,7 +133,7 @@ impl Cell {
         self.controller.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub(crate) fn queues(&self) -> MutexGuard<'_, BTreeMap<u16, Seat>> {
+    pub(crate) fn queues(&self) -> MutexGuard<'_, BTreeMap<u16, ConnectionId>> {
         self.queues.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
@@ -234,7 +234,7 @@ impl Subsystem {
     }
 
     /// Puts other namespaces in place of those that are there, and tells whoever is connected.
-    pub(crate) fn replace(&self, state: &mut State, volumes: Volumes) -> Vec<Seat> {
+    pub(crate) fn replace(&self, state: &mut State, volumes: Volumes) -> Vec<ConnectionId> {
         let namespaces = volumes.iter().map(|(nsid, v)| (*nsid, v.as_namespace())).collect();
         let nvme::Kind::Nvm { ana, .. } = &state.nvme.kind else { return Vec::new() };
         let kind = nvme::Kind::Nvm { namespaces, ana: ana.clone() };
@@ -244,9 +244,9 @@ impl Subsystem {
     }
 }
 
-impl Site {
+impl TargetShared {
     /// Opens every source; touches no socket.
-    pub(crate) fn open(config: Config, log: Log, began: Instant) -> Result<Site, Error> {
+    pub(crate) fn open(config: Config, log: Log, began: Instant) -> Result<TargetShared, Error> {
         let cpus = super::config::cpus(&config.cpus)?;
         let threads = thread_pool::threads(config.threads, &cpus);
         let mut subsystems = Vec::new();
@@ -271,14 +271,14 @@ impl Site {
         let kind = nvme::Kind::Discovery { entries: Vec::new(), generation: 0 };
         let nvme = describe(&config, &discovery, kind);
         subsystems.push(subsystem(subsystems.len(), nvme, Access::default(), Volumes::new()));
-        Ok(Site {
+        Ok(TargetShared {
             config,
             cpus,
             threads,
             log,
             began,
             subsystems,
-            mailboxes: OnceLock::new(),
+            inboxes: OnceLock::new(),
             addresses: OnceLock::new(),
             generation: AtomicU64::new(0),
             draining: AtomicBool::new(false),
@@ -292,8 +292,8 @@ impl Site {
         self.subsystems.iter().find(|s| s.nqn == nqn)
     }
 
-    pub(crate) fn mailboxes(&self) -> &[Arc<Mailbox>] {
-        self.mailboxes.get().map_or(&[], |m| m)
+    pub(crate) fn inboxes(&self) -> &[Arc<Inbox>] {
+        self.inboxes.get().map_or(&[], |m| m)
     }
 
     /// One connection more may be. Counts it as refused where not.
@@ -304,13 +304,13 @@ impl Site {
     }
 
     /// The thread that a connection goes to, which has one more from now on. `near`: the processor that takes its packets.
-    pub(crate) fn seat(&self, near: Option<u32>) -> Option<&Arc<Mailbox>> {
-        let loads: Vec<u32> = self.mailboxes().iter().map(|m| m.load.load(Ordering::Relaxed)).collect();
-        let mailbox = &self.mailboxes()[thread_pool::choose(&loads, &self.cpus, near)?];
+    pub(crate) fn thread_for(&self, near: Option<u32>) -> Option<&Arc<Inbox>> {
+        let loads: Vec<u32> = self.inboxes().iter().map(|m| m.load.load(Ordering::Relaxed)).collect();
+        let inbox = &self.inboxes()[thread_pool::choose(&loads, &self.cpus, near)?];
         self.totals.connections.fetch_add(1, Ordering::Relaxed);
         self.totals.accepted.fetch_add(1, Ordering::Relaxed);
-        mailbox.load.fetch_add(1, Ordering::Relaxed);
-        Some(mailbox)
+        inbox.load.fetch_add(1, Ordering::Relaxed);
+        Some(inbox)
     }
 }
 
