@@ -133,7 +133,6 @@ CUT_OBJECTS: dict[str, int] = {
     "serve/gateway::Gateway": 6,
     "serve/gateway::Worker": 6,
     "serve/target::Subsystem": 4,
-    "serve/target::Worker": 10,
     "storage/path::MappedQueue": 4,
     "storage/path::Shared": 3,
     "storage/source::NvmeTcpQueue": 3,

@@ -1,13 +1,12 @@
 //! Asymmetric namespace access: one subsystem, as hosts see it that came to different addresses.
 
 use super::config::{Ana, Rule};
-use super::shared::{ConnectionId, ControllerEntry, State, Subsystem};
+use super::shared::{ConnectionId, State, Subsystem};
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem as nvme;
 use forebay_nvme::controller::subsystem::AnaState;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// The states of a subsystem's groups.
@@ -52,36 +51,5 @@ impl Subsystem {
             entry.update(state.access.seen_from(entry.local, &state.nvme));
         }
         state.controllers.values().map(|entry| entry.admin).collect()
-    }
-}
-
-impl ControllerEntry {
-    fn update(&self, subsystem: Arc<nvme::Subsystem>) {
-        let mut controller = self.controller();
-        self.lossy.store(is_lossy(&subsystem), Ordering::Release);
-        controller.update(subsystem);
-    }
-
-    /// Returns the state of a namespace for its host. Costs a lock only where some can't be reached.
-    pub(crate) fn reaches(&self, nsid: u32) -> AnaState {
-        if !self.lossy.load(Ordering::Acquire) {
-            return AnaState::Optimized;
-        }
-        let controller = self.controller();
-        let subsystem = controller.subsystem();
-        let namespace = subsystem.namespace(nsid);
-        namespace.map_or(AnaState::Optimized, |namespace| subsystem.ana_state(namespace.ana_group))
-    }
-
-    /// The groups that its host reaches by other than the best way, by name of their state.
-    pub(crate) fn states(&self) -> BTreeMap<u32, &'static str> {
-        match &self.controller().subsystem().kind {
-            nvme::Kind::Nvm { ana, .. } => ana
-                .iter()
-                .filter(|(_, state)| **state != AnaState::Optimized)
-                .map(|(group, state)| (*group, state.name()))
-                .collect(),
-            nvme::Kind::Discovery { .. } => BTreeMap::new(),
-        }
     }
 }

@@ -32,8 +32,9 @@ pub(super) enum Memory {
     #[default]
     None,
     Slot(Slot),
-    ScratchBuffer(ScratchBuffer),
-    /// The one buffer that a connection may have for a write, where slots are out.
+    /// Memory of this command alone.
+    Own(ScratchBuffer),
+    /// The one buffer of its own that a connection may have for a write, where slots are out.
     Spare(ScratchBuffer),
     /// Zeros that all share.
     Blank,
@@ -46,7 +47,7 @@ impl Memory {
         match self {
             Memory::None => Mem::None,
             Memory::Slot(slot) => pool.mem(slot),
-            Memory::ScratchBuffer(buffer) | Memory::Spare(buffer) => buffer.mem(),
+            Memory::Own(buffer) | Memory::Spare(buffer) => buffer.mem(),
             Memory::Blank => pool.blank(),
             Memory::Lent(mem) => *mem,
         }
@@ -55,9 +56,7 @@ impl Memory {
     pub(super) fn bytes<'a>(&'a self, pool: &'a Pool, len: usize) -> &'a [u8] {
         match self {
             Memory::Slot(slot) => pool.bytes(slot, len),
-            Memory::ScratchBuffer(buffer) | Memory::Spare(buffer) => {
-                &buffer.bytes()[..len.min(buffer.bytes().len())]
-            }
+            Memory::Own(buffer) | Memory::Spare(buffer) => &buffer.bytes()[..len.min(buffer.bytes().len())],
             Memory::None | Memory::Blank | Memory::Lent(_) => &[],
         }
     }

@@ -1,7 +1,8 @@
 //! Messages between threads of a server.
 
+use super::controller::ControllerEntry;
 use super::rdma::Asked;
-use super::shared::{ConnectionId, ControllerEntry, Totals};
+use super::shared::{ConnectionId, Totals};
 use super::stats::{ControllerStats, HostStats, NamespaceStats, QueueStats};
 use forebay_io::reactor::Waker;
 use forebay_io::tls::bridge::Client;

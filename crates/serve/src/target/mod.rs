@@ -3,7 +3,7 @@
 //! A few threads, each with its own reactor, slots and source queues; a connection belongs to one of them from
 //! accept to close. What an I/O needs is never shared between threads; admin commands take a lock.
 
-mod abort;
+mod aborts;
 pub(crate) mod accept;
 mod accept_rdma;
 mod access;
@@ -12,23 +12,30 @@ pub(crate) mod arena;
 mod auth;
 mod command;
 pub mod config;
+mod connect;
 mod connection;
+mod connections;
+pub(crate) mod controller;
 mod discovery;
 pub(crate) mod inbox;
 mod io;
 mod link;
 pub mod log;
 mod mdns;
+mod memory;
 pub(crate) mod metrics;
+mod namespace_queues;
 mod nsid;
 mod rdma;
 mod refusals;
 pub mod reload;
+mod resources;
 mod secrets;
 mod server;
 pub(crate) mod shared;
 pub mod stats;
 pub(crate) mod thread_pool;
+mod timers;
 mod tls;
 mod worker;
 

@@ -1,13 +1,11 @@
 //! Connects that aren't let in: the limits that a host meets, and how often the log says so. A host that is refused tries
 //! again for ever.
 
-use super::connection::Connection;
-use super::log::Level;
+use super::log::{Level, Log};
 use super::shared::Host;
-use super::worker::Worker;
-use forebay_nvme::controller::connect::{Connect, Refusal};
 use forebay_nvme::controller::Controller;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,11 +30,36 @@ pub(super) fn limit_queues(controller: &mut Controller, host: &Host) {
     }
 }
 
+/// A Connect that wasn't let in, as the log names it.
+pub(super) struct Refused<'a> {
+    pub peer: SocketAddr,
+    /// Empty where it didn't get as far as naming itself.
+    pub host: &'a str,
+    pub why: &'a str,
+}
+
 /// Recent refusals, and how often each has happened since.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals(Mutex<HashMap<(String, String), (Instant, u64)>>);
 
 impl Refusals {
+    /// Says it, unless that was done lately.
+    pub(super) fn say(&self, log: &Log, refused: &Refused<'_>, now: Instant) {
+        let Refused { peer, host, why } = *refused;
+        let address = peer.ip().to_string();
+        let whose = if host.is_empty() { &address } else { host };
+        let Some(times) = self.due(whose, why, now) else { return };
+        let mut fields = vec![("peer", peer.to_string().into())];
+        if !host.is_empty() {
+            fields.push(("host", host.into()));
+        }
+        fields.push(("why", why.into()));
+        if times > 0 {
+            fields.push(("not_logged", times.into()));
+        }
+        log.say(Level::Warning, "refused", &fields);
+    }
+
     /// None: it was said lately. Else how often it has happened since it was last said.
     fn due(&self, host: &str, why: &str, now: Instant) -> Option<u64> {
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,30 +82,6 @@ impl Refusals {
                 Some(times)
             }
         }
-    }
-}
-
-impl Worker {
-    /// A connection more than a limit allows.
-    pub(super) fn over(&self, connect: &Connect, why: String) -> Refusal {
-        self.shared.totals.refused.fetch_add(1, Ordering::Relaxed);
-        connect.busy(why)
-    }
-
-    /// `host`: empty where it didn't get as far as naming itself.
-    pub(super) fn say_refused(&self, c: &Connection, host: &str, refusal: &Refusal) {
-        let address = c.peer.ip().to_string();
-        let whose = if host.is_empty() { &address } else { host };
-        let Some(times) = self.shared.refusals.due(whose, &refusal.what, self.now) else { return };
-        let mut fields = vec![("peer", c.peer.to_string().into())];
-        if !host.is_empty() {
-            fields.push(("host", host.into()));
-        }
-        fields.push(("why", refusal.what.clone().into()));
-        if times > 0 {
-            fields.push(("not_logged", times.into()));
-        }
-        self.shared.log.say(Level::Warning, "refused", &fields);
     }
 }
 

@@ -1,9 +1,10 @@
 //! State that the threads of one server share: subsystems, controllers, hosts. None of it is on the way of an I/O but
 //! for a number that says whether something changed, and a host's limits where it has any.
 
-use super::access::{self, Access};
+use super::access::Access;
 use super::config::{Config, HostLimits};
-use super::inbox::Inbox;
+use super::controller::ControllerEntry;
+use super::inbox::{Inbox, Message};
 use super::log::Log;
 use super::refusals::Refusals;
 use super::stats::Counts;
@@ -14,7 +15,6 @@ use forebay_model::random::derive;
 use forebay_model::Error;
 use forebay_nvme::controller::connect::Ids;
 use forebay_nvme::controller::subsystem as nvme;
-use forebay_nvme::controller::Controller;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -80,62 +80,11 @@ pub(crate) struct State {
 }
 
 /// A connection, as other threads name it. `serial` is never used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ConnectionId {
     pub thread: usize,
     pub index: u32,
     pub serial: u64,
-}
-
-/// A controller and whom it concerns.
-pub(crate) struct ControllerEntry {
-    pub id: u16,
-    pub subsystem: Arc<Subsystem>,
-    pub host: Arc<Host>,
-    pub admin: ConnectionId,
-    /// The address of ours that its host came to.
-    pub local: SocketAddr,
-    /// Some of its namespaces can't be reached (ANA).
-    pub(super) lossy: AtomicBool,
-    controller: Mutex<Controller>,
-    queues: Mutex<BTreeMap<u16, ConnectionId>>,
-    /// I/O commands came since the keep-alive timer was last looked at.
-    pub traffic: AtomicBool,
-    /// The host hasn't switched it off, whether or not a namespace has one yet: one that comes later may.
-    pub write_cache: AtomicBool,
-    /// It ended: no more queues may join.
-    pub gone: AtomicBool,
-}
-
-impl ControllerEntry {
-    pub(crate) fn new(
-        subsystem: Arc<Subsystem>,
-        host: Arc<Host>,
-        (admin, local): (ConnectionId, SocketAddr),
-        controller: Controller,
-    ) -> ControllerEntry {
-        ControllerEntry {
-            local,
-            lossy: AtomicBool::new(access::is_lossy(controller.subsystem())),
-            id: controller.id(),
-            subsystem,
-            host,
-            admin,
-            write_cache: AtomicBool::new(true),
-            controller: Mutex::new(controller),
-            queues: Mutex::default(),
-            traffic: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
-        }
-    }
-
-    pub(crate) fn controller(&self) -> MutexGuard<'_, Controller> {
-        self.controller.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    pub(crate) fn queues(&self) -> MutexGuard<'_, BTreeMap<u16, ConnectionId>> {
-        self.queues.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
 }
 
 /// One host at one subsystem.
@@ -294,6 +243,11 @@ impl TargetShared {
 
     pub(crate) fn inboxes(&self) -> &[Arc<Inbox>] {
         self.inboxes.get().map_or(&[], |m| m)
+    }
+
+    /// Tells the thread that has the connection.
+    pub(crate) fn post(&self, to: ConnectionId, message: Message) {
+        self.inboxes()[to.thread].post(message);
     }
 
     /// One connection more may be. Counts it as refused where not.

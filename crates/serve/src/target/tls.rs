@@ -1,18 +1,14 @@
 //! Hosts that must come over TLS 1.3 with a key of their own (tcp, section 3.6.1): on the same port as the others.
 
 use super::config::Config;
-use super::connection::Connection;
 use super::inbox::{Inbox, Message, NewConnection, Way};
 use super::log::Level;
 use super::secrets;
 use super::shared::TargetShared;
-use super::worker::Worker;
-use forebay_io::tls::bridge::{Arrival, Bridge, Client};
+use forebay_io::tls::bridge::{Arrival, Bridge};
 use forebay_io::tls::openssl::Context;
 use forebay_model::Error;
 use forebay_nvme::auth::psk::{TlsPsk, Version};
-use forebay_nvme::controller::connect::{Connect, Refusal};
-use forebay_nvme::status::{Code, Status};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -86,22 +82,4 @@ fn keys(config: &Config) -> Result<HashMap<String, TlsPsk>, Error> {
         }
     }
     Ok(keys)
-}
-
-impl Worker {
-    /// Refuses a host that has a TLS key and came without, and one that claims to be another than its key says.
-    pub(super) fn came_as_it_must(&self, c: &Connection, connect: &Connect) -> Result<(), Refusal> {
-        let subsystem = self.shared.config.subsystems.iter().find(|s| s.nqn == connect.subsystem_nqn);
-        let host = subsystem.and_then(|s| s.hosts.iter().find(|h| h.nqn == connect.host_nqn));
-        let is_it = |client: &Client| {
-            client.host_nqn == connect.host_nqn && client.subsystem_nqn == connect.subsystem_nqn
-        };
-        let what = match &c.client {
-            None if host.is_some_and(|h| h.tls_key.is_some()) => "this host must connect over TLS (tls_key)",
-            Some(client) if !is_it(client) => "the names aren't those of the TLS key",
-            _ => return Ok(()),
-        };
-        let status = Status::fatal(Code::CONNECT_INVALID_HOST);
-        Err(Refusal { status, result: 0, what: format!("{what}: {}", connect.host_nqn) })
-    }
 }

@@ -3,18 +3,22 @@
 //! A round takes all that has come on any connection, hands it to the sources together, and answers all that is
 //! done with one `sendmsg` for each connection; what the ring was given is handed over by the call that waits.
 
-mod timers;
-
+use super::admin::AdminQueue;
 use super::arena::Pool;
 use super::connection::Connection;
-use super::inbox::{Inbox, Message, NewConnection, Way};
+use super::connections::{Connections, Ready};
+use super::controller::ControllerEntry;
+use super::inbox::{Inbox, Message, NewConnection, Report, Way};
 use super::link::Link;
 use super::log::Level;
+use super::memory::CommandMemory;
+use super::namespace_queues::NamespaceQueues;
 use super::rdma::{Cards, Rdma};
-use super::shared::{ConnectionId, TargetShared, Volumes};
+use super::resources::ThreadResources;
+use super::shared::{ConnectionId, TargetShared};
 use super::thread_pool::{self, PoolWorker};
-use crate::namespace::lane::Finished;
-use crate::namespace::lane::Lane;
+use super::timers::Timers;
+use crate::namespace::lane::{Finished, Owner};
 use forebay_io::clock;
 use forebay_io::reactor::{memlock, Completion, Reactor, RingOptions};
 use forebay_io::stream::{self, Stream};
@@ -23,9 +27,6 @@ use forebay_model::Error;
 use forebay_nvme::transport::rdma::connect::Offer;
 use forebay_nvme::transport::tcp::target::{self, TargetEnd};
 use forebay_nvme::transport::tcp::Handle;
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,36 +44,18 @@ pub(super) const STOP: Duration = Duration::from_secs(5);
 const NOBODY: u32 = u32::MAX;
 
 pub(super) struct Worker {
-    pub(super) shared: Arc<TargetShared>,
-    pub(super) number: usize,
     inbox: Arc<Inbox>,
-    pub(super) reactor: Reactor,
+    /// The thread's number at the reactor.
     token: u32,
-    pub(super) pool: Pool,
     cards: Cards,
-    pub(super) connections: Vec<Option<Box<Connection>>>,
-    vacant: Vec<u32>,
-    serial: u64,
-    pub(super) lanes: Vec<Option<Lane>>,
-    /// By subsystem and namespace.
-    pub(super) lane_of: Vec<BTreeMap<u32, u32>>,
-    pub(super) views: Vec<Arc<Volumes>>,
-    generation: u64,
-    touched: Vec<u32>,
-    dirty: Vec<u32>,
-    /// Connections whose commands wait for memory, in turn.
-    pub(super) turns: VecDeque<u32>,
-    /// Memory was given back since turns were last taken.
-    pub(super) freed: bool,
-    timers: BinaryHeap<Reverse<(Instant, u32, u64)>>,
-    /// When to look for connections that make no progress.
-    sweep_at: Option<Instant>,
-    pub(super) now: Instant,
-    pub(super) draining: bool,
+    connections: Connections,
+    /// All else that a connection uses.
+    thread: ThreadResources,
     stop_by: Option<Instant>,
+    // Empty between uses.
     completions: Vec<Completion>,
     finished: Vec<Finished>,
-    pub(super) released: Vec<Handle>,
+    indices: Vec<u32>,
 }
 
 impl PoolWorker for Worker {
@@ -84,21 +67,21 @@ impl PoolWorker for Worker {
 
     fn run(mut self) {
         loop {
-            self.now = clock::now();
+            self.thread.now = clock::now();
             self.collect();
             self.read_messages();
-            self.follow_changes();
+            self.thread.queues.follow_changes();
             self.run_timers();
             let more = self.work();
-            let failed = self.shared.failure.heed(&self.reactor);
-            if self.stop_by.is_some_and(|by| failed || self.is_empty() || self.now >= by) {
+            let failed = self.thread.shared.failure.heed(&self.thread.reactor);
+            if self.stop_by.is_some_and(|by| failed || self.is_empty() || self.thread.now >= by) {
                 break;
             }
-            let until = if more || self.inbox.has_messages() { self.now } else { self.due() };
+            let until = if more || self.inbox.has_messages() { self.thread.now } else { self.due() };
             if !more {
                 self.spin(until);
             }
-            self.reactor.wait(1, until, Duration::ZERO);
+            self.thread.reactor.wait(1, until, Duration::ZERO);
         }
         self.flush_all();
         self.let_go();
@@ -115,229 +98,209 @@ impl Worker {
             let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";
             memlock::refusal("forebay serve", &e, next)
         })?;
-        if shared.config.spin_us.is_none() {
+        let config = &shared.config;
+        if config.spin_us.is_none() {
             reactor.poll_where_it_pays();
         }
         if let Some(why) = memlock::short(&reactor).filter(|_| number == 0) {
             shared.log.say(Level::Info, "short rings", &[("why", why.into())]);
         }
-        let pool =
-            Pool::new(shared.config.buffers.0 / shared.threads as u64, shared.config.max_transfer.0 as u32)?;
-        let inbox = Arc::new(Inbox::new(reactor.waker()?));
-        let subsystems = shared.subsystems.len();
+        let pool = Pool::new(config.buffers.0 / shared.threads as u64, config.max_transfer.0 as u32)?;
         Ok(Worker {
+            inbox: Arc::new(Inbox::new(reactor.waker()?)),
             token: reactor.token(),
-            views: shared.subsystems.iter().map(|s| s.state().volumes.clone()).collect(),
-            generation: shared.generation.load(Ordering::Acquire),
-            shared,
-            number,
-            inbox,
-            reactor,
-            pool,
             cards: Cards::default(),
-            connections: Vec::new(),
-            vacant: Vec::new(),
-            serial: 0,
-            lanes: Vec::new(),
-            lane_of: vec![BTreeMap::new(); subsystems],
-            touched: Vec::new(),
-            dirty: Vec::new(),
-            turns: VecDeque::new(),
-            freed: false,
-            timers: BinaryHeap::new(),
-            sweep_at: None,
-            now: clock::now(),
-            draining: false,
+            connections: Connections::new(number),
+            thread: ThreadResources {
+                reactor,
+                memory: CommandMemory::new(pool),
+                queues: NamespaceQueues::new(shared.clone(), number),
+                ready: Ready::default(),
+                timers: Timers::new(Duration::from_secs_f64(config.stall_s)),
+                now: clock::now(),
+                draining: false,
+                released: Vec::new(),
+                shared,
+            },
             stop_by: None,
             completions: Vec::new(),
             finished: Vec::new(),
-            released: Vec::new(),
+            indices: Vec::new(),
         })
     }
 
     /// Looks again and again for a while before it sleeps, where the configuration asks for that: a wake-up costs
     /// several microseconds. A thread without connections sleeps at once.
     fn spin(&mut self, until: Instant) {
-        let spin = Duration::from_micros(self.shared.config.spin_us.unwrap_or(0).into());
-        if !spin.is_zero() && self.connections.len() > self.vacant.len() {
-            self.reactor.look(spin, until);
+        let spin = Duration::from_micros(self.thread.shared.config.spin_us.unwrap_or(0).into());
+        if !spin.is_zero() && !self.connections.is_empty() {
+            self.thread.reactor.look(spin, until);
         }
     }
 
+    /// Gives connections what the ring has of theirs.
     fn collect(&mut self) {
-        self.reactor.take(self.token, &mut self.completions);
-        let mut completions = std::mem::take(&mut self.completions);
-        for c in completions.drain(..) {
-            let index = stream::index_of(c);
-            if let Some(Some(connection)) = self.connections.get_mut(index) {
-                connection.link.completed(c);
-                self.touch(index as u32);
-                self.soil(index as u32);
+        self.thread.reactor.take(self.token, &mut self.completions);
+        for completion in self.completions.drain(..) {
+            if let Some(c) = self.connections.get_mut(stream::index_of(completion) as u32) {
+                c.link.completed(completion);
+                self.thread.ready.mark_readable(c);
+                self.thread.ready.mark_dirty(c);
             }
         }
-        self.completions = completions;
     }
 
     /// Everything that moves by itself. True: there is more.
     fn work(&mut self) -> bool {
         for _ in 0..ROUNDS_MAX {
-            for index in std::mem::take(&mut self.touched) {
-                self.with(index, |worker, c| {
-                    c.touched = false;
-                    worker.read(c);
+            let mut indices = std::mem::take(&mut self.indices);
+            self.thread.ready.take_readable(&mut indices);
+            for index in indices.drain(..) {
+                self.with(index, |c, thread| {
+                    c.readable = false;
+                    c.read(thread);
                 });
             }
-            self.run_lanes();
-            for index in std::mem::take(&mut self.dirty) {
-                self.with(index, |worker, c| {
+            self.run_queues();
+            self.thread.ready.take_dirty(&mut indices);
+            for index in indices.drain(..) {
+                self.with(index, |c, thread| {
                     c.dirty = false;
-                    worker.write(c);
+                    c.write(thread);
                 });
             }
-            if std::mem::take(&mut self.freed) {
+            self.indices = indices;
+            if self.thread.memory.take_changed() {
                 self.take_turns();
             }
-            let lanes_wait = self.lanes.iter().flatten().any(Lane::is_pushed);
-            if self.touched.is_empty() && self.dirty.is_empty() && !lanes_wait && !self.freed {
-                let (number, now) = (self.number, self.now);
-                self.lanes.iter_mut().flatten().for_each(|lane| lane.publish(number, now));
+            let ThreadResources { ready, queues, memory, now, .. } = &mut self.thread;
+            if ready.is_empty() && !queues.is_pushed() && !memory.has_changed() {
+                queues.publish(*now);
                 return false;
             }
         }
         true
     }
 
-    /// Takes a connection out while it is worked on; it goes if it is over.
-    pub(super) fn with(&mut self, index: u32, work: impl FnOnce(&mut Worker, &mut Connection)) {
-        let Some(mut c) = self.connections.get_mut(index as usize).and_then(Option::take) else { return };
-        work(self, &mut c);
-        if c.closing && c.running == 0 && c.link.is_quiet() {
-            self.bury(*c);
-        } else {
-            self.connections[index as usize] = Some(c);
+    /// Lets a connection do something. It goes if it is over.
+    #[inline]
+    fn with(&mut self, index: u32, work: impl FnOnce(&mut Connection, &mut ThreadResources)) {
+        let Some(c) = self.connections.get_mut(index) else { return };
+        work(c, &mut self.thread);
+        if c.is_over() {
+            self.close(index);
         }
     }
 
-    pub(super) fn touch(&mut self, index: u32) {
-        if let Some(Some(c)) = self.connections.get_mut(index as usize) {
-            if !std::mem::replace(&mut c.touched, true) {
-                self.touched.push(index);
+    /// The connection of that identity, if it is still there.
+    fn with_id(&mut self, id: ConnectionId, work: impl FnOnce(&mut Connection, &mut ThreadResources)) {
+        self.with(id.index, |c, thread| {
+            if c.id == id && !c.closing {
+                work(c, thread);
             }
+        });
+    }
+
+    fn with_each(&mut self, mut work: impl FnMut(&mut Connection, &mut ThreadResources)) {
+        for index in self.connections.indices() {
+            self.with(index, &mut work);
         }
     }
 
-    fn soil(&mut self, index: u32) {
-        if let Some(Some(c)) = self.connections.get_mut(index as usize) {
-            if !std::mem::replace(&mut c.dirty, true) {
-                self.dirty.push(index);
-            }
+    fn run_queues(&mut self) {
+        let Worker { thread, connections, finished, .. } = self;
+        thread.queues.turn(&mut thread.reactor, finished, |number| connections.use_queue(number));
+        if self.finished.is_empty() {
+            return;
         }
-    }
-
-    /// `touch` and `soil` of one that is taken out.
-    pub(super) fn touch_this(&mut self, c: &mut Connection) {
-        if !std::mem::replace(&mut c.touched, true) {
-            self.touched.push(c.id.index);
-        }
-    }
-
-    pub(super) fn soil_this(&mut self, c: &mut Connection) {
-        if !std::mem::replace(&mut c.dirty, true) {
-            self.dirty.push(c.id.index);
-        }
-    }
-
-    fn run_lanes(&mut self) {
-        for at in 0..self.lanes.len() {
-            let Some(lane) = &mut self.lanes[at] else { continue };
-            lane.turn(&mut self.reactor, &mut self.finished);
-            if lane.retired && lane.is_idle() && !self.is_used(at as u32) {
-                let lane = self.lanes[at].take().expect("it was just looked at");
-                lane.end(self.number);
-            }
-        }
+        // What a source did at once took its time, too.
+        self.thread.now = clock::now();
         let mut finished = std::mem::take(&mut self.finished);
-        if !finished.is_empty() {
-            // What a source did at once took its time, too.
-            self.now = clock::now();
-        }
         for Finished { owner, result, .. } in finished.drain(..) {
-            self.with(owner.connection, |worker, c| worker.moved(c, owner.command, result));
+            self.with(owner.connection, |c, thread| c.moved(thread, owner.command, result));
         }
         self.finished = finished;
     }
 
-    /// Commands of some connection are between two steps on this lane.
-    fn is_used(&self, lane: u32) -> bool {
-        let holds = |c: &Connection| c.commands.iter().any(|c| c.io.request.is_some() && c.io.lane == lane);
-        self.connections.iter().flatten().any(|c| holds(c))
+    /// Lets waiting commands begin, one of each connection in turn, while there is memory.
+    fn take_turns(&mut self) {
+        let mut refused = 0;
+        while let Some(index) = self.thread.memory.next_in_line() {
+            let mut went = true;
+            self.with(index, |c, thread| went = c.has_its_turn(thread));
+            refused = if went { 0 } else { refused + 1 };
+            if refused > self.thread.memory.line_len() {
+                break;
+            }
+        }
     }
+
+    // Messages.
 
     fn read_messages(&mut self) {
         for message in self.inbox.take() {
             match message {
                 Message::Adopt(new) => self.adopt(new),
-                Message::Close(id, why) => self.with_id(id, |worker, c| worker.end(c, why)),
-                Message::Effects(id) => self.with_id(id, |worker, c| worker.apply_effects(c)),
-                Message::Abort { id, entry, cid, tag } => self.abort_at(id, &entry, cid, tag),
+                Message::Close(id, why) => self.with_id(id, |c, thread| c.end(thread, why)),
+                Message::Effects(id) => {
+                    self.with_id(id, |c, thread| AdminQueue { c, thread }.apply_effects());
+                }
+                Message::Abort { id, entry, cid, tag } => self.abort(id, &entry, cid, tag),
                 Message::Report(to) => {
                     let _ = to.send(self.report());
                 }
-                Message::Changed => self.reactor.forget_files(),
+                Message::Changed => self.thread.reactor.forget_files(),
                 Message::Drain => {
-                    self.draining = true;
-                    for index in 0..self.connections.len() as u32 {
-                        self.with(index, |worker, c| worker.leave_if_idle(c));
-                    }
+                    self.thread.draining = true;
+                    self.with_each(Connection::leave_if_idle);
                 }
                 Message::Stop => {
-                    self.stop_by = Some(self.now + STOP);
-                    for index in 0..self.connections.len() as u32 {
-                        self.with(index, |worker, c| worker.end(c, "the server stops"));
-                    }
+                    self.stop_by = Some(self.thread.now + STOP);
+                    self.with_each(|c, thread| c.end(thread, "the server stops"));
                 }
             }
         }
     }
 
-    /// The connection of that identity, if it is still there.
-    pub(super) fn with_id(&mut self, id: ConnectionId, work: impl FnOnce(&mut Worker, &mut Connection)) {
-        self.with(id.index, |worker, c| {
-            if c.id == id && !c.closing {
-                work(worker, c);
-            }
-        });
+    fn abort(&mut self, id: ConnectionId, entry: &ControllerEntry, cid: u16, tag: u16) {
+        let mut found = false;
+        self.with_id(id, |c, thread| found = c.abort(thread, cid, tag));
+        if !found {
+            entry.aborted(&self.thread.shared, tag, false);
+        }
+    }
+
+    fn report(&self) -> Report {
+        let mut report = Report::default();
+        self.thread.queues.add_to(&mut report);
+        self.connections.add_to(&mut report);
+        report
     }
 
     fn adopt(&mut self, new: NewConnection) {
         let NewConnection { way, peer, local, client } = new;
-        let index = self.vacant.pop().unwrap_or_else(|| {
-            self.connections.push(None);
-            (self.connections.len() - 1) as u32
-        });
-        let made = self.link(way, index);
+        let id = self.connections.reserve();
+        let made = self.link(way, id.index);
         if let Err(why) = &made {
             let fields = [("peer", peer.to_string().into()), ("why", why.as_str().into())];
-            self.shared.log.say(Level::Warning, "connection refused", &fields);
+            self.thread.shared.log.say(Level::Warning, "connection refused", &fields);
         }
         let (Ok(link), None) = (made, self.stop_by) else {
-            self.vacant.push(index);
-            self.inbox.leave(&self.shared.totals);
+            self.connections.remove(id.index);
+            self.inbox.leave(&self.thread.shared.totals);
             return;
         };
-        self.serial += 1;
-        let id = ConnectionId { thread: self.number, index, serial: self.serial };
-        let mut c = Box::new(Connection::new(id, link, peer, local, self.now));
-        c.client = client;
-        self.arm(&mut c, self.now + Duration::from_secs_f64(self.shared.config.handshake_s));
-        self.connections[index as usize] = Some(c);
-        self.touch(index);
-        self.soil(index);
+        let thread = &mut self.thread;
+        let c = Connection::new(id, link, (peer, local), client, thread.now);
+        let c = self.connections.insert(c);
+        c.arm(thread, thread.now + Duration::from_secs_f64(thread.shared.config.handshake_s));
+        thread.ready.mark_readable(c);
+        thread.ready.mark_dirty(c);
     }
 
     /// Or why there is none.
     fn link(&mut self, way: Way, index: u32) -> Result<Link, String> {
-        let config = &self.shared.config;
+        let config = &self.thread.shared.config;
         let in_capsule = config.in_capsule.0 as u32;
         match way {
             Way::Tcp(socket) => {
@@ -354,47 +317,79 @@ impl Worker {
             }
             Way::Rdma(asked) => {
                 let offer = Offer { queues: config.queues, entries: config.queue_depth };
-                let port = (self.token, index);
-                let made =
-                    Rdma::accept(*asked, &offer, in_capsule as usize, &mut self.cards, &self.pool, port);
+                let (port, pool) = ((self.token, index), &self.thread.memory.pool);
+                let made = Rdma::accept(*asked, &offer, in_capsule as usize, &mut self.cards, pool, port);
                 made.map(|rdma| Link::Rdma(Box::new(rdma))).map_err(|refused| refused.0)
             }
         }
     }
 
     /// Nothing points to it any more.
-    fn bury(&mut self, mut c: Connection) {
-        for at in 0..c.commands.len() {
-            self.free(&mut c, Handle(at as u16));
+    fn close(&mut self, index: u32) {
+        if let Some(c) = self.connections.remove(index) {
+            c.close(&mut self.thread);
+            self.inbox.leave(&self.thread.shared.totals);
         }
-        if let Some(entry) = c.role.entry() {
-            entry.host.past().add(&c.counts);
-        }
-        self.vacant.push(c.id.index);
-        self.inbox.leave(&self.shared.totals);
     }
 
-    /// Namespaces came or went: lanes of those that are gone finish what they have.
-    fn follow_changes(&mut self) {
-        let generation = self.shared.generation.load(Ordering::Acquire);
-        if std::mem::replace(&mut self.generation, generation) == generation {
-            return;
-        }
-        for (at, subsystem) in self.shared.subsystems.iter().enumerate() {
-            let view = subsystem.state().volumes.clone();
-            let lanes = &mut self.lanes;
-            self.lane_of[at].retain(|nsid, lane| {
-                let Some(lane) = &mut lanes[*lane as usize] else { return false };
-                let same = view.get(nsid).is_some_and(|volume| Arc::ptr_eq(volume, &lane.volume));
-                lane.retired = !same;
-                same
+    // Time.
+
+    fn run_timers(&mut self) {
+        while let Some((at, id)) = self.thread.timers.next_due(self.thread.now) {
+            self.with(id.index, |c, thread| {
+                if c.id == id && c.timer.rings(at) {
+                    c.timer_rings(thread);
+                }
             });
-            self.views[at] = view;
+        }
+        if self.thread.timers.take_sweep(self.thread.now) {
+            self.with_each(Connection::sweep);
         }
     }
+
+    /// When to wake though nothing comes.
+    fn due(&self) -> Instant {
+        let all = [self.thread.timers.earliest(), self.thread.queues.next_due(), self.stop_by];
+        all.into_iter().flatten().min().unwrap_or(self.thread.now + FOREVER)
+    }
+
+    // The end.
 
     fn is_empty(&self) -> bool {
-        self.connections.iter().all(Option::is_none) && self.lanes.iter().flatten().all(Lane::is_idle)
+        self.connections.is_empty() && self.thread.queues.is_idle()
+    }
+
+    /// Makes hosts' writes durable before the server is gone.
+    fn flush_all(&mut self) {
+        if self.thread.reactor.refused().is_some() {
+            return;
+        }
+        let owner = Owner { connection: NOBODY, command: Handle(0) };
+        self.thread.queues.flush_idle(owner, &mut self.thread.reactor);
+        let by = clock::now() + STOP;
+        loop {
+            self.run_queues();
+            if self.thread.queues.is_idle() || clock::now() >= by {
+                return;
+            }
+            let due = self.thread.queues.next_due();
+            self.thread.reactor.wait(1, due.map_or(by, |d| d.min(by)), Duration::ZERO);
+        }
+    }
+
+    /// Memory that the kernel or a device may still write to is left to it.
+    fn let_go(self) {
+        let quiet = self.is_empty();
+        self.thread.queues.end();
+        let Worker { connections, thread, cards, .. } = self;
+        let ThreadResources { queues, reactor, memory, .. } = thread;
+        drop((connections, cards));
+        if quiet {
+            drop((queues, reactor, memory));
+        } else {
+            std::mem::forget((queues, memory));
+            drop(reactor);
+        }
     }
 }
 

@@ -1,0 +1,104 @@
+//! Admission of a Connect: which controller a connection belongs to from then on, or why it isn't let in.
+
+use super::config::Config;
+use super::connection::Role;
+use super::controller::ControllerEntry;
+use super::refusals;
+use super::shared::{ConnectionId, Subsystem, TargetShared};
+use forebay_io::tls::bridge::Client;
+use forebay_nvme::controller::connect::{Admitted, Connect, Refusal};
+use forebay_nvme::controller::Controller;
+use forebay_nvme::status::{Code, Status};
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// A connection that asks to be let in.
+pub(super) struct Applicant<'a> {
+    pub shared: &'a TargetShared,
+    pub id: ConnectionId,
+    /// The address of ours that it came to.
+    pub local: SocketAddr,
+    /// Proven identity of a client that came over TLS.
+    pub client: Option<&'a Client>,
+    pub now_ms: u64,
+}
+
+impl Applicant<'_> {
+    /// Makes its controller, or joins it.
+    pub(super) fn admit(&self, connect: &Connect) -> Result<(Role, Admitted), Refusal> {
+        if self.shared.draining.load(Ordering::Relaxed) {
+            return Err(connect.busy("the target is shutting down"));
+        }
+        let subsystem =
+            self.shared.subsystem(&connect.subsystem_nqn).ok_or_else(|| connect.no_subsystem())?;
+        came_as_it_must(&self.shared.config, self.client, connect)?;
+        match connect.qid {
+            0 => self.admit_admin(connect, subsystem),
+            _ => self.admit_io(connect, subsystem),
+        }
+    }
+
+    fn admit_admin(
+        &self,
+        connect: &Connect,
+        subsystem: &Arc<Subsystem>,
+    ) -> Result<(Role, Admitted), Refusal> {
+        let discovery = subsystem.is_discovery().then(|| self.shared.discovery_at(self.local));
+        let cntlid =
+            subsystem.state().ids.take().ok_or_else(|| self.over(connect, refusals::NO_IDS.into()))?;
+        let mut state = subsystem.state();
+        let nvme = discovery.unwrap_or_else(|| state.access.seen_from(self.local, &state.nvme));
+        let (mut controller, admitted) = Controller::connect(nvme, connect, cntlid, self.now_ms)
+            .inspect_err(|_| state.ids.give_back(cntlid))?;
+        let host = subsystem.host(&mut state, &connect.host_nqn, &self.shared.config);
+        if !host.joins() {
+            state.ids.give_back(cntlid);
+            return Err(self.over(connect, refusals::of_host(&host)));
+        }
+        refusals::limit_queues(&mut controller, &host);
+        let entry = ControllerEntry::new(subsystem.clone(), host, (self.id, self.local), controller);
+        let entry = Arc::new(entry);
+        state.controllers.insert(cntlid, entry.clone());
+        Ok((Role::Admin(entry), admitted))
+    }
+
+    fn admit_io(&self, connect: &Connect, subsystem: &Subsystem) -> Result<(Role, Admitted), Refusal> {
+        let entry = subsystem.state().controllers.get(&connect.cntlid).cloned();
+        let entry = entry.ok_or_else(|| connect.no_controller())?;
+        let admitted = entry.controller().connect_io(connect, self.now_ms)?;
+        let host_joins = || match entry.host.joins() {
+            true => Ok(()),
+            false => Err(self.over(connect, refusals::of_host(&entry.host))),
+        };
+        match entry.join(connect.qid, self.id, host_joins) {
+            Ok(true) => Ok((Role::Io { entry, qid: connect.qid }, admitted)),
+            refused => {
+                entry.controller().disconnect_io(connect.qid);
+                Err(refused.err().unwrap_or_else(|| connect.no_controller()))
+            }
+        }
+    }
+
+    /// A connection more than a limit allows.
+    fn over(&self, connect: &Connect, why: String) -> Refusal {
+        self.shared.totals.refused.fetch_add(1, Ordering::Relaxed);
+        connect.busy(why)
+    }
+}
+
+/// Refuses a host that has a TLS key and came without, and one that claims to be another than its key says.
+fn came_as_it_must(config: &Config, client: Option<&Client>, connect: &Connect) -> Result<(), Refusal> {
+    let subsystem = config.subsystems.iter().find(|s| s.nqn == connect.subsystem_nqn);
+    let host = subsystem.and_then(|s| s.hosts.iter().find(|h| h.nqn == connect.host_nqn));
+    let is_it = |client: &Client| {
+        client.host_nqn == connect.host_nqn && client.subsystem_nqn == connect.subsystem_nqn
+    };
+    let what = match client {
+        None if host.is_some_and(|h| h.tls_key.is_some()) => "this host must connect over TLS (tls_key)",
+        Some(client) if !is_it(client) => "the names aren't those of the TLS key",
+        _ => return Ok(()),
+    };
+    let status = Status::fatal(Code::CONNECT_INVALID_HOST);
+    Err(Refusal { status, result: 0, what: format!("{what}: {}", connect.host_nqn) })
+}
