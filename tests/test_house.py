@@ -132,7 +132,6 @@ CUT_OBJECTS: dict[str, int] = {
     "serve/gateway::Controller": 7,
     "serve/gateway::Gateway": 6,
     "serve/gateway::Worker": 6,
-    "serve/target::Subsystem": 4,
     "storage/path::MappedQueue": 4,
     "storage/path::Shared": 3,
     "storage/source::NvmeTcpQueue": 3,

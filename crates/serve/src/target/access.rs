@@ -1,7 +1,6 @@
 //! Asymmetric namespace access: one subsystem, as hosts see it that came to different addresses.
 
 use super::config::{Ana, Rule};
-use super::shared::{ConnectionId, State, Subsystem};
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem as nvme;
 use forebay_nvme::controller::subsystem::AnaState;
@@ -42,14 +41,4 @@ impl Access {
 pub(super) fn is_lossy(subsystem: &nvme::Subsystem) -> bool {
     let nvme::Kind::Nvm { ana, .. } = &subsystem.kind else { return false };
     ana.values().any(|state| !matches!(state, AnaState::Optimized | AnaState::NonOptimized))
-}
-
-impl Subsystem {
-    /// Shows each controller the subsystem as it is now. Returns the admin queues that may have events to send.
-    pub(crate) fn show(&self, state: &State) -> Vec<ConnectionId> {
-        for entry in state.controllers.values() {
-            entry.update(state.access.seen_from(entry.local, &state.nvme));
-        }
-        state.controllers.values().map(|entry| entry.admin).collect()
-    }
 }

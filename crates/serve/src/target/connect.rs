@@ -2,12 +2,11 @@
 
 use super::config::Config;
 use super::connection::Role;
-use super::controller::ControllerEntry;
 use super::refusals;
-use super::shared::{ConnectionId, Subsystem, TargetShared};
+use super::shared::{ConnectionId, TargetShared};
+use super::subsystem::{NoController, SubsystemEntry};
 use forebay_io::tls::bridge::Client;
 use forebay_nvme::controller::connect::{Admitted, Connect, Refusal};
-use forebay_nvme::controller::Controller;
 use forebay_nvme::status::{Code, Status};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -42,29 +41,20 @@ impl Applicant<'_> {
     fn admit_admin(
         &self,
         connect: &Connect,
-        subsystem: &Arc<Subsystem>,
+        subsystem: &Arc<SubsystemEntry>,
     ) -> Result<(Role, Admitted), Refusal> {
         let discovery = subsystem.is_discovery().then(|| self.shared.discovery_at(self.local));
-        let cntlid =
-            subsystem.state().ids.take().ok_or_else(|| self.over(connect, refusals::NO_IDS.into()))?;
-        let mut state = subsystem.state();
-        let nvme = discovery.unwrap_or_else(|| state.access.seen_from(self.local, &state.nvme));
-        let (mut controller, admitted) = Controller::connect(nvme, connect, cntlid, self.now_ms)
-            .inspect_err(|_| state.ids.give_back(cntlid))?;
-        let host = subsystem.host(&mut state, &connect.host_nqn, &self.shared.config);
-        if !host.joins() {
-            state.ids.give_back(cntlid);
-            return Err(self.over(connect, refusals::of_host(&host)));
+        let by = (self.id, self.local);
+        let added = subsystem.add_controller(connect, by, discovery, (&self.shared.config, self.now_ms));
+        match added {
+            Ok((entry, admitted)) => Ok((Role::Admin(entry), admitted)),
+            Err(NoController::Over(why)) => Err(self.over(connect, why)),
+            Err(NoController::Refused(refusal)) => Err(refusal),
         }
-        refusals::limit_queues(&mut controller, &host);
-        let entry = ControllerEntry::new(subsystem.clone(), host, (self.id, self.local), controller);
-        let entry = Arc::new(entry);
-        state.controllers.insert(cntlid, entry.clone());
-        Ok((Role::Admin(entry), admitted))
     }
 
-    fn admit_io(&self, connect: &Connect, subsystem: &Subsystem) -> Result<(Role, Admitted), Refusal> {
-        let entry = subsystem.state().controllers.get(&connect.cntlid).cloned();
+    fn admit_io(&self, connect: &Connect, subsystem: &SubsystemEntry) -> Result<(Role, Admitted), Refusal> {
+        let entry = subsystem.controller(connect.cntlid);
         let entry = entry.ok_or_else(|| connect.no_controller())?;
         let admitted = entry.controller().connect_io(connect, self.now_ms)?;
         let host_joins = || match entry.host.joins() {

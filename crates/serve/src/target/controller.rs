@@ -1,8 +1,10 @@
 //! A controller as the threads of a server share it. Its admin queue is one thread's, its I/O queues may be others'.
 
 use super::access;
+use super::host::Host;
 use super::inbox::Message;
-use super::shared::{ConnectionId, Host, Subsystem, TargetShared};
+use super::shared::{ConnectionId, TargetShared};
+use super::subsystem::SubsystemEntry;
 use forebay_nvme::controller::subsystem as nvme;
 use forebay_nvme::controller::subsystem::AnaState;
 use forebay_nvme::controller::Controller;
@@ -15,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct ControllerEntry {
     /// CNTLID.
     pub id: u16,
-    pub subsystem: Arc<Subsystem>,
+    pub subsystem: Arc<SubsystemEntry>,
     pub host: Arc<Host>,
     pub admin: ConnectionId,
     /// The address of ours that its host came to.
@@ -43,7 +45,7 @@ pub(super) enum KeepAlive {
 
 impl ControllerEntry {
     pub(super) fn new(
-        subsystem: Arc<Subsystem>,
+        subsystem: Arc<SubsystemEntry>,
         host: Arc<Host>,
         (admin, local): (ConnectionId, SocketAddr),
         controller: Controller,
@@ -161,10 +163,7 @@ impl ControllerEntry {
             queues.values().copied().collect()
         };
         ids.into_iter().for_each(|id| shared.post(id, Message::Close(id, "its admin queue is gone")));
-        let mut state = self.subsystem.state();
-        state.controllers.remove(&self.id);
-        state.ids.give_back(self.id);
-        drop(state);
+        self.subsystem.remove_controller(self.id);
         self.host.connections.fetch_sub(1, Ordering::Relaxed);
     }
 

@@ -1,7 +1,8 @@
 //! Discovery log: every listener with each subsystem, and other services, as a host may see them.
 
 use super::config::{self, PORT};
-use super::shared::{TargetShared, DISCOVERY};
+use super::shared::TargetShared;
+use super::subsystem::DISCOVERY;
 use forebay_nvme::controller::subsystem as nvme;
 use forebay_nvme::discovery::{adrfam, eflags, sectype, subtype, treq, trtype};
 use std::collections::BTreeSet;
@@ -43,7 +44,7 @@ impl TargetShared {
             entries.push(nvme::Offer { endpoint, hosts: None });
         }
         entries.extend(self.config.referrals.iter().filter_map(referral));
-        let base = discovery.state().nvme.clone();
+        let base = discovery.nvme();
         Arc::new(nvme::Subsystem {
             kind: nvme::Kind::Discovery { entries, generation: 0 },
             ..(*base).clone()

@@ -2,8 +2,9 @@
 
 use super::inbox::Report;
 use super::log::Level;
-use super::shared::{TargetShared, Volumes};
+use super::shared::TargetShared;
 use super::stats::NamespaceStats;
+use super::subsystem::Volumes;
 use crate::namespace::health;
 use crate::namespace::lane::{self, Finished, Lane, Owner};
 use crate::namespace::steps::FLUSH;
@@ -36,7 +37,7 @@ impl NamespaceQueues {
             numbers: vec![BTreeMap::new(); shared.subsystems.len()],
             // Before the views: a change between the two is followed at once.
             generation: shared.generation.load(Ordering::Acquire),
-            views: shared.subsystems.iter().map(|s| s.state().volumes.clone()).collect(),
+            views: shared.subsystems.iter().map(|s| s.volumes()).collect(),
             shared,
         }
     }
@@ -154,7 +155,7 @@ impl NamespaceQueues {
             return;
         }
         for (at, subsystem) in self.shared.subsystems.iter().enumerate() {
-            let view = subsystem.state().volumes.clone();
+            let view = subsystem.volumes();
             let queues = &mut self.queues;
             self.numbers[at].retain(|nsid, number| {
                 let Some(queue) = &mut queues[*number as usize] else { return false };

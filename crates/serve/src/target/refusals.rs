@@ -1,8 +1,8 @@
 //! Connects that aren't let in: the limits that a host meets, and how often the log says so. A host that is refused tries
 //! again for ever.
 
+use super::host::Host;
 use super::log::{Level, Log};
-use super::shared::Host;
 use forebay_nvme::controller::Controller;
 use std::collections::HashMap;
 use std::net::SocketAddr;

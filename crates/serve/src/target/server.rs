@@ -8,8 +8,9 @@ use super::inbox::{Message, Report};
 use super::log::{Level, Log, Sink};
 use super::mdns::Announcer;
 use super::metrics;
-use super::shared::{free_nsid, Addresses, Subsystem, TargetShared};
-use super::stats::{Counts, HostStats, QueueStats, Stats, SubsystemStats};
+use super::shared::{Addresses, ConnectionId, TargetShared};
+use super::stats::{QueueStats, Stats};
+use super::subsystem::{free_nsid, SubsystemEntry};
 use super::thread_pool::{self, join_by, spawn};
 use super::worker::{Worker, STOP};
 use crate::namespace::volume::Volume;
@@ -135,7 +136,7 @@ impl Server {
         namespace.check()?;
         let subsystem = self.subsystem(subsystem)?;
         let _one_at_a_time = subsystem.change();
-        let there = subsystem.state().volumes.clone();
+        let there = subsystem.volumes();
         let taken = |nsid: &u32| there.contains_key(nsid);
         let nsid = match namespace.nsid {
             0 => free_nsid(&taken)?,
@@ -178,17 +179,12 @@ impl Server {
     }
 
     pub(super) fn volume(&self, subsystem: &str, nsid: u32) -> Option<Arc<Volume>> {
-        self.subsystem(subsystem).ok()?.state().volumes.get(&nsid).cloned()
+        self.subsystem(subsystem).ok()?.volumes().get(&nsid).cloned()
     }
 
-    fn show_namespace(&self, subsystem: &Arc<Subsystem>, volume: Volume) {
+    fn show_namespace(&self, subsystem: &Arc<SubsystemEntry>, volume: Volume) {
         let nsid = volume.nsid;
-        let mut state = subsystem.state();
-        let mut volumes = (*state.volumes).clone();
-        volumes.insert(nsid, Arc::new(volume));
-        let told = subsystem.replace(&mut state, volumes);
-        drop(state);
-        self.announce(told);
+        self.announce(subsystem.add(volume));
         let fields = [("subsystem", subsystem.nqn.clone().into()), ("nsid", nsid.into())];
         self.shared.log.say(Level::Info, "namespace added", &fields);
     }
@@ -198,15 +194,7 @@ impl Server {
     pub fn remove_namespace(&self, subsystem: &str, nsid: u32) -> Result<(), Error> {
         let subsystem = self.subsystem(subsystem)?;
         let _one_at_a_time = subsystem.change();
-        let mut state = subsystem.state();
-        let mut volumes = (*state.volumes).clone();
-        let Some(removed) = volumes.remove(&nsid) else {
-            let found = format!("{} has no such namespace", subsystem.nqn);
-            let there = volumes.keys().map(u32::to_string).collect::<Vec<_>>().join(", ");
-            return Err(Error::request(format!("nsid = {nsid}"), found, format!("one of: {there}")));
-        };
-        let told = subsystem.replace(&mut state, volumes);
-        drop(state);
+        let (removed, told) = subsystem.remove(nsid)?;
         self.announce(told);
         thread_pool::await_release(&removed, clock::now() + REPORT);
         drop(removed);
@@ -223,17 +211,13 @@ impl Server {
         let subsystem = self.subsystem(subsystem)?;
         let access = Access::of(&subsystem.nqn, given)?;
         let _one_at_a_time = subsystem.change();
-        let mut state = subsystem.state();
-        state.access = access;
-        let told = subsystem.show(&state);
-        drop(state);
-        self.announce(told);
+        self.announce(subsystem.set_access(access));
         let fields = [("subsystem", subsystem.nqn.clone().into())];
         self.shared.log.say(Level::Info, "ANA states changed", &fields);
         Ok(())
     }
 
-    fn subsystem(&self, nqn: &str) -> Result<&Arc<Subsystem>, Error> {
+    fn subsystem(&self, nqn: &str) -> Result<&Arc<SubsystemEntry>, Error> {
         self.shared.subsystem(nqn).filter(|s| !s.is_discovery()).ok_or_else(|| {
             let all: Vec<&str> =
                 self.shared.subsystems.iter().filter(|s| !s.is_discovery()).map(|s| s.nqn.as_str()).collect();
@@ -242,7 +226,7 @@ impl Server {
     }
 
     /// Has every thread look at its namespaces, and admin queues send the events that wait.
-    fn announce(&self, ids: Vec<super::shared::ConnectionId>) {
+    fn announce(&self, ids: Vec<ConnectionId>) {
         self.shared.generation.fetch_add(1, Ordering::Release);
         for inbox in self.shared.inboxes() {
             inbox.post(Message::Changed);
@@ -327,7 +311,7 @@ fn snapshot(shared: &TargetShared) -> Stats {
         connections_broken: totals.broken.load(Ordering::Relaxed),
         log_lines_dropped: shared.log.dropped(),
         controllers: Vec::new(),
-        subsystems: shared.subsystems.iter().map(|s| described(s)).collect(),
+        subsystems: shared.subsystems.iter().map(|s| s.stats()).collect(),
     };
     let mut queues = Vec::new();
     for report in reports {
@@ -341,16 +325,6 @@ fn snapshot(shared: &TargetShared) -> Stats {
         whose.into_iter().for_each(|c| c.queues.push(queue.clone()));
     }
     stats
-}
-
-fn described(subsystem: &Subsystem) -> SubsystemStats {
-    let state = subsystem.state();
-    let past = |nqn: &String, counts: Counts| HostStats { nqn: nqn.clone(), connections: 0, counts };
-    SubsystemStats {
-        nqn: subsystem.nqn.clone(),
-        namespaces: state.volumes.values().map(|v| v.stats()).collect(),
-        hosts: state.hosts.iter().map(|(nqn, host)| past(nqn, *host.past())).collect(),
-    }
 }
 
 fn add(stats: &mut Stats, report: Report, queues: &mut Vec<(usize, u16, QueueStats)>) {

@@ -34,7 +34,7 @@ impl Rig {
     }
 
     fn take(&self) -> Vec<(Op, bool)> {
-        self.server.shared.subsystems[0].state().volumes[&1].recorded.take()
+        self.server.shared.subsystems[0].volumes()[&1].recorded.take()
     }
 }
 
@@ -145,7 +145,7 @@ fn a_namespace_that_comes_after_the_host_has_its_cache_on() {
         assert_eq!(code, Code::SUCCESS);
     };
     written(&mut queue);
-    let recorded = server.shared.subsystems[0].state().volumes[&2].recorded.take();
+    let recorded = server.shared.subsystems[0].volumes()[&2].recorded.take();
     assert_eq!(recorded, [(Op::Write { durable: false }, true)]);
 }
 

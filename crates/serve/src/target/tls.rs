@@ -5,6 +5,7 @@ use super::inbox::{Inbox, Message, NewConnection, Way};
 use super::log::Level;
 use super::secrets;
 use super::shared::TargetShared;
+use super::subsystem::DISCOVERY;
 use forebay_io::tls::bridge::{Arrival, Bridge};
 use forebay_io::tls::openssl::Context;
 use forebay_model::Error;
@@ -14,8 +15,6 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
-
-const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
 /// Entrance for connections, if any host has a TLS key.
 pub(super) struct Gate {

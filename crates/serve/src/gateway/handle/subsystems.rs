@@ -11,7 +11,7 @@ use super::Namespace;
 use super::Subsystem;
 use crate::namespace::qos::Limiter;
 use crate::namespace::volume::Volume;
-use crate::target::shared::free_nsid;
+use crate::target::subsystem::free_nsid;
 use forebay_model::Error;
 use forebay_nvme::controller::connect::Ids;
 use forebay_nvme::controller::subsystem as nvme;
