@@ -6,10 +6,10 @@ mod kept;
 mod region;
 mod requests;
 
+use super::controller_queues::Taken;
+use super::controller_shared::{ControllerShared, View};
 use super::dma::Retired;
-use super::function::Taken;
 use super::keeper::Link;
-use super::port::{Port, View};
 use super::shm;
 use super::vfio_user::config_space::ConfigSpace;
 use super::vfio_user::config_space::Names;
@@ -17,7 +17,7 @@ use super::vfio_user::message::Header;
 use super::vfio_user::socket::Ended;
 use super::vfio_user::socket::Listener;
 use super::vfio_user::socket::Session;
-use super::worker::{Hub, WorkerMessage};
+use super::worker::{GatewayShared, WorkerMessage};
 use crate::target::inbox::Inbox;
 use crate::target::log::Level;
 use forebay_io::clock;
@@ -89,9 +89,9 @@ struct Peer {
 }
 
 pub(super) struct Controller {
-    hub: Arc<Hub>,
+    gateway: Arc<GatewayShared>,
     workers: Arc<[Arc<Inbox<WorkerMessage>>]>,
-    port: Arc<Port>,
+    shared: Arc<ControllerShared>,
     waker: Arc<Waker>,
     pub device: Device,
     space: ConfigSpace,
@@ -125,9 +125,9 @@ pub(super) struct Controller {
 }
 
 pub(super) struct Parts {
-    pub hub: Arc<Hub>,
+    pub gateway: Arc<GatewayShared>,
     pub workers: Arc<[Arc<Inbox<WorkerMessage>>]>,
-    pub port: Arc<Port>,
+    pub shared: Arc<ControllerShared>,
     pub waker: Arc<Waker>,
     pub listener: Listener,
     pub link: Option<Link>,
@@ -140,9 +140,10 @@ pub(super) struct Parts {
 
 impl Controller {
     pub(super) fn new(parts: Parts) -> Controller {
-        let Parts { hub, workers, port, waker, listener, link, subsystem, cntlid, suspended, health } = parts;
-        let vectors = port.vectors.count() as u16;
-        let mut device = Device::new(subsystem, settings(cntlid, &port), 0);
+        let Parts { gateway, workers, shared, waker, listener, link, subsystem, cntlid, suspended, health } =
+            parts;
+        let vectors = shared.vectors.count() as u16;
+        let mut device = Device::new(subsystem, settings(cntlid, &shared), 0);
         if link.is_some() {
             device.hold_back();
         }
@@ -152,9 +153,9 @@ impl Controller {
             space,
             msix_table: vec![0; usize::from(vectors) * 16],
             device,
-            hub,
+            gateway,
             workers,
-            port,
+            shared,
             waker,
             listener,
             link,
@@ -177,11 +178,11 @@ impl Controller {
 
     /// Serves until it is told to leave.
     pub(super) fn run(mut self) {
-        self.post_all(|| WorkerMessage::Attach(self.port.clone()));
+        self.post_all(|| WorkerMessage::Attach(self.shared.clone()));
         loop {
             self.wait();
             self.waker.drain();
-            for word in self.port.events.take() {
+            for word in self.shared.events.take() {
                 self.hear(word);
             }
             self.look_at_admin_doorbells();
@@ -204,7 +205,7 @@ impl Controller {
         if !self.parted {
             self.leave_keeper();
         }
-        self.post_all(|| WorkerMessage::Detach(self.port.id));
+        self.post_all(|| WorkerMessage::Detach(self.shared.id));
     }
 
     fn post_all(&self, message: impl Fn() -> WorkerMessage) {
@@ -212,12 +213,12 @@ impl Controller {
     }
 
     fn say(&self, level: Level, what: &'static str, why: &str) {
-        let fields = [("controller", self.port.name.clone().into()), ("why", why.into())];
-        self.hub.log.say(level, what, &fields);
+        let fields = [("controller", self.shared.name.clone().into()), ("why", why.into())];
+        self.gateway.log.say(level, what, &fields);
     }
 
     fn now_ms(&self) -> u64 {
-        clock::now().saturating_duration_since(self.hub.began).as_millis() as u64
+        clock::now().saturating_duration_since(self.gateway.began).as_millis() as u64
     }
 
     fn wait(&self) {
@@ -235,7 +236,7 @@ impl Controller {
             fds.push(PollFd::new(session, wanted));
         }
         let look = match self.waiting {
-            _ if self.port.events.has_messages() => Some(Duration::ZERO),
+            _ if self.shared.events.has_messages() => Some(Duration::ZERO),
             Some(Waiting::Unmap { .. }) => Some(LOOK),
             _ => self.leaving.map(|_| Duration::from_millis(10)).or_else(|| self.next_look()),
         };
@@ -284,7 +285,7 @@ impl Controller {
             }
         }
         // There may be more: come back at once.
-        self.port.events.wake();
+        self.shared.events.wake();
     }
 
     /// The client is gone: so are its memory and its interrupts, and with them its queues.
@@ -298,10 +299,10 @@ impl Controller {
         let level = if why.is_some() { Level::Warning } else { Level::Info };
         self.say(level, "client disconnected", why.unwrap_or_default());
         (self.peer, self.waiting) = (None, None);
-        self.port.set_rung_in_memory(false);
-        self.port.vectors.clear();
+        self.shared.set_rung_in_memory(false);
+        self.shared.vectors.clear();
         self.reset();
-        drop(self.port.dma.unmap_all());
+        drop(self.shared.dma.unmap_all());
         self.post_all(|| WorkerMessage::Look);
     }
 
@@ -327,18 +328,18 @@ impl Controller {
             return;
         }
         self.suspension = Suspension::Suspending(self.workers.len(), reply);
-        self.post_all(|| WorkerMessage::Suspend(self.port.id));
+        self.post_all(|| WorkerMessage::Suspend(self.shared.id));
     }
 
     pub(super) fn resume(&mut self) {
         self.touch();
         self.suspension = Suspension::Running;
-        self.post_all(|| WorkerMessage::Resume(self.port.id));
+        self.post_all(|| WorkerMessage::Resume(self.shared.id));
     }
 
     /// Other namespaces, or others' content.
     pub(super) fn update(&mut self, subsystem: Arc<Subsystem>, view: View) {
-        self.port.set_view(view);
+        self.shared.set_view(view);
         self.post_all(|| WorkerMessage::Look);
         self.touch();
         self.device.update(subsystem);
@@ -361,7 +362,7 @@ impl Controller {
     }
 
     pub(super) fn tally(&self) -> Tally {
-        let map = self.port.dma.map_now();
+        let map = self.shared.dma.map_now();
         Tally {
             connected: self.peer.is_some(),
             ready: self.device.ready(),
@@ -376,13 +377,13 @@ impl Controller {
 }
 
 /// Returns the settings of its function, in whichever process it runs.
-fn settings(cntlid: u16, port: &Port) -> Settings {
+fn settings(cntlid: u16, shared: &ControllerShared) -> Settings {
     Settings {
         cntlid,
         vendor: NAMES.vendor,
         subsystem_vendor: NAMES.vendor,
-        vectors: port.vectors.count() as u16,
-        host_nqn: format!("vfio-user:{}", port.name),
+        vectors: shared.vectors.count() as u16,
+        host_nqn: format!("vfio-user:{}", shared.name),
         ..Settings::default()
     }
 }

@@ -15,13 +15,13 @@ use super::config;
 use super::config::Config;
 use super::config::Front;
 use super::controller::{Controller, Parts};
+use super::controller_shared::{ControllerEvent, ControllerShared, Lent, Options};
 use super::keeper::{Keeper, Link};
-use super::port::{ControllerEvent, Lent, Options, Port};
 use super::rpc::Door;
 use super::shm::QUEUES_MAX;
 use super::stats::{Stats, SubsystemStats};
 use super::vfio_user::socket::Listener;
-use super::worker::{Hub, Report, Worker, WorkerMessage, STOP};
+use super::worker::{GatewayShared, Report, Worker, WorkerMessage, STOP};
 use crate::namespace::qos::Limiter;
 use crate::namespace::volume::Volume;
 use crate::target::inbox::Inbox;
@@ -63,7 +63,7 @@ struct Running {
     given: config::Controller,
     nqn: String,
     cntlid: u16,
-    port: Arc<Port>,
+    shared: Arc<ControllerShared>,
     thread: JoinHandle<()>,
 }
 
@@ -79,7 +79,7 @@ struct State {
 /// Runs on threads of its own, until it is dropped. All calls may come from any thread.
 pub struct Gateway {
     config: Config,
-    hub: Arc<Hub>,
+    shared: Arc<GatewayShared>,
     workers: Arc<[Arc<Inbox<WorkerMessage>>]>,
     threads: Vec<JoinHandle<()>>,
     log: Option<JoinHandle<()>>,
@@ -119,12 +119,13 @@ impl Gateway {
         let (log, log_thread) = Log::start(sink)?;
         let spin = Duration::from_micros(config.spin_us.into());
         let life = keeper.as_ref().map(|keeper| keeper.life());
-        let hub = Arc::new(Hub { threads, cpus, spin, log, began, life, failure: Failure::default() });
-        let made_for = hub.clone();
+        let shared =
+            Arc::new(GatewayShared { threads, cpus, spin, log, began, life, failure: Failure::default() });
+        let made_for = shared.clone();
         let pool = thread_pool::begin("gw", threads, move |number| Worker::new(made_for.clone(), number))?;
         let gateway = Gateway {
             config: Config { subsystems: Vec::new(), ..config.clone() },
-            hub,
+            shared,
             workers: pool.inboxes.into(),
             threads: pool.threads,
             log: Some(log_thread),
@@ -141,7 +142,7 @@ impl Gateway {
 
     /// As the workers count it.
     fn now_ns(&self) -> u64 {
-        clock::now().saturating_duration_since(self.hub.began).as_nanos() as u64
+        clock::now().saturating_duration_since(self.shared.began).as_nanos() as u64
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -190,15 +191,15 @@ impl Gateway {
         subsystem: &Subsystem,
         listener: Listener,
     ) -> Result<Running, Error> {
-        let lent = Lent::new(self.hub.threads)?;
+        let lent = Lent::new(self.shared.threads)?;
         let link = match &self.keeper {
             None => None,
             Some(keeper) => Some(keeper.adopt(&given.name, nqn, &listener, sheets(given))?),
         };
-        let (port, parts) = self.parts(id, cntlid, given, subsystem, (listener, link), lent)?;
+        let (shared, parts) = self.parts(id, cntlid, given, subsystem, (listener, link), lent)?;
         let run = move || Controller::new(parts).run();
         let thread = spawn(&format!("ctl-{}", given.name), run)?;
-        Ok(Running { given: given.clone(), nqn: nqn.into(), cntlid, port, thread })
+        Ok(Running { given: given.clone(), nqn: nqn.into(), cntlid, shared, thread })
     }
 
     /// Returns the parts that a controller's thread and the workers need.
@@ -210,25 +211,25 @@ impl Gateway {
         subsystem: &Subsystem,
         (listener, link): (Listener, Option<Link>),
         lent: Lent,
-    ) -> Result<(Arc<Port>, Parts), Error> {
+    ) -> Result<(Arc<ControllerShared>, Parts), Error> {
         let failed = |e: std::io::Error| Error::machine(&given.name, e.to_string(), "ulimit -n 65536");
         let waker = Arc::new(Waker::new().map_err(failed)?);
         let events: Arc<Inbox<ControllerEvent>> = Arc::new(Inbox::new(waker.clone()));
         let options = Options {
             id,
             name: given.name.clone(),
-            threads: self.hub.threads,
+            threads: self.shared.threads,
             vectors: given.queues.unwrap_or(config::QUEUES) + 1,
             poll: given.poll,
             transfer_bytes_max: given.max_transfer.0 as u32,
             view: view(subsystem, given),
         };
-        let port = Arc::new(Port::new(options, lent, events));
-        let counted = port.clone();
+        let shared = Arc::new(ControllerShared::new(options, lent, events));
+        let counted = shared.clone();
         let parts = Parts {
-            hub: self.hub.clone(),
+            gateway: self.shared.clone(),
             workers: self.workers.clone(),
-            port: port.clone(),
+            shared: shared.clone(),
             waker,
             listener,
             link,
@@ -237,7 +238,7 @@ impl Gateway {
             suspended: given.suspended,
             health: Box::new(move || health(&counted)),
         };
-        Ok((port, parts))
+        Ok((shared, parts))
     }
 
     /// Disconnects its client and removes its socket, or deletes its block device.
@@ -334,7 +335,7 @@ impl Gateway {
         let events = {
             let state = self.state();
             let running = state.controllers.get(name).ok_or_else(|| no_controller(name))?;
-            running.port.events.clone()
+            running.shared.events.clone()
         };
         let (reply, answer) = sync_channel(1);
         events.post(ControllerEvent::Call(Box::new(move |controller| {
@@ -372,9 +373,9 @@ impl Gateway {
         let devices = self.block_stats();
         let state = self.state();
         let mut stats = Stats {
-            seconds: clock::now().duration_since(self.hub.began).as_secs_f64(),
-            threads: self.hub.threads as u32,
-            log_lines_dropped: self.hub.log.dropped(),
+            seconds: clock::now().duration_since(self.shared.began).as_secs_f64(),
+            threads: self.shared.threads as u32,
+            log_lines_dropped: self.shared.log.dropped(),
             ..Stats::default()
         };
         for (nqn, subsystem) in &state.subsystems {
@@ -399,7 +400,7 @@ impl Gateway {
 
     /// Why a thread can't go on. The others do, but hosts of that one have nobody: stop, and start anew.
     pub fn failure(&self) -> Option<Error> {
-        self.hub.failure.get().or_else(|| self.blocks_failure())
+        self.shared.failure.get().or_else(|| self.blocks_failure())
     }
 
     fn reports(&self) -> Vec<Report> {
@@ -412,11 +413,11 @@ impl Gateway {
     }
 
     pub(super) fn log(&self) -> Log {
-        self.hub.log.clone()
+        self.shared.log.clone()
     }
 
     fn say(&self, what: &'static str, fields: &[(&'static str, serde_json::Value)]) {
-        self.hub.log.say(Level::Info, what, fields);
+        self.shared.log.say(Level::Info, what, fields);
     }
 
     /// Disconnects all clients, lets I/O end, and waits for the threads. Block devices wait for the next gateway.
@@ -435,7 +436,7 @@ impl Drop for Gateway {
             join_by(thread, clock::now() + STOP * 2);
         }
         self.say("stopped", &[]);
-        self.hub.log.close();
+        self.shared.log.close();
         if let Some(thread) = self.log.take() {
             join_by(thread, clock::now() + STOP);
         }

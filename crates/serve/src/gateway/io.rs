@@ -1,10 +1,10 @@
 //! I/O commands of a controller's queues: from their fetch to their completion. Their payload moves between the source
 //! and the requester's memory, and nowhere else, unless the source takes no memory that begins where that does.
 
+use super::controller_queues::{report_fault, ControllerQueues, Queue};
+use super::controller_shared::ControllerEvent;
 use super::dma::{self, Access, Held};
-use super::function::{report_fault, Function, Queue};
 use super::hold::admits;
-use super::port::ControllerEvent;
 use super::worker::{Owner, Worker};
 use crate::namespace::executor::{self, Front, Work};
 use crate::namespace::lane::{self, Lane};
@@ -141,7 +141,7 @@ impl Places for Placed<'_> {
 /// A command that the source is at.
 struct Running<'a> {
     worker: &'a mut Worker,
-    f: &'a mut Function,
+    f: &'a mut ControllerQueues,
     owner: Owner,
 }
 
@@ -159,7 +159,7 @@ impl Front for Running<'_> {
 
     fn work(&mut self) -> Work<'_, Owner, Placed<'_>> {
         let Worker { lanes, blank, reactor, .. } = &mut *self.worker;
-        let write_cache = self.f.port.write_cache.load(Ordering::Relaxed);
+        let write_cache = self.f.shared.write_cache.load(Ordering::Relaxed);
         let Command { io, memory, .. } = command(self.f, self.owner);
         Work {
             owner: self.owner,
@@ -210,18 +210,18 @@ impl Front for Running<'_> {
 
 impl Worker {
     /// A command came.
-    pub(super) fn begin(&mut self, f: &mut Function, at: u32, queue: u32, fetched: Fetched) {
+    pub(super) fn begin(&mut self, f: &mut ControllerQueues, at: u32, queue: u32, fetched: Fetched) {
         let now_ns = self.now_ns();
         let Fetched { slot, sqe, .. } = fetched;
         f.queues[queue as usize].commands[usize::from(slot)].begin(now_ns);
-        let owner = Owner { function: at, queue, slot };
+        let owner = Owner { controller: at, queue, slot };
         if admits(f, owner, &sqe, now_ns) {
             self.carry_out(f, owner, &sqe);
         }
     }
 
     /// Nothing holds a command back.
-    pub(super) fn carry_out(&mut self, f: &mut Function, owner: Owner, sqe: &Sqe) {
+    pub(super) fn carry_out(&mut self, f: &mut ControllerQueues, owner: Owner, sqe: &Sqe) {
         match self.prepare(f, owner, sqe) {
             Ok(()) => executor::proceed(&mut Running { worker: self, f, owner }),
             Err(status) => self.finish(f, owner, status),
@@ -229,7 +229,7 @@ impl Worker {
     }
 
     /// Checks a command, and finds its memory. Err: how it ended.
-    fn prepare(&mut self, f: &mut Function, owner: Owner, sqe: &Sqe) -> Result<(), Status> {
+    fn prepare(&mut self, f: &mut ControllerQueues, owner: Owner, sqe: &Sqe) -> Result<(), Status> {
         if sqe.opcode == io::FLUSH && sqe.nsid.get() == u32::MAX {
             command(f, owner).io.flush_everything();
             return Ok(());
@@ -268,7 +268,7 @@ impl Worker {
     }
 
     /// The source is done with a step.
-    pub(super) fn moved(&mut self, f: &mut Function, owner: Owner, result: Result<u32, Fault>) {
+    pub(super) fn moved(&mut self, f: &mut ControllerQueues, owner: Owner, result: Result<u32, Fault>) {
         let Some(q) = f.queues.get_mut(owner.queue as usize) else { return };
         let Some(Fetched { sqid, .. }) = q.cq.command(owner.slot) else { return };
         let c = &mut q.commands[usize::from(owner.slot)];
@@ -286,7 +286,7 @@ impl Worker {
     }
 
     /// Writes the completion of a command, and counts it.
-    pub(super) fn finish(&mut self, f: &mut Function, owner: Owner, status: Status) {
+    pub(super) fn finish(&mut self, f: &mut ControllerQueues, owner: Owner, status: Status) {
         let landed = if status.is_success() { command(f, owner).land() } else { Ok(()) };
         let status = landed.err().unwrap_or(status);
         self.count(f, owner, status);
@@ -300,11 +300,11 @@ impl Worker {
         }
         if let Some(Fetched { sqid, sqe, .. }) = aborted {
             let aborted = status.code == Code::ABORT_REQUESTED;
-            f.port.say(ControllerEvent::Aborted { sqid, cid: sqe.cid.get(), aborted });
+            f.shared.say(ControllerEvent::Aborted { sqid, cid: sqe.cid.get(), aborted });
         }
     }
 
-    fn count(&mut self, f: &mut Function, owner: Owner, status: Status) {
+    fn count(&mut self, f: &mut ControllerQueues, owner: Owner, status: Status) {
         let now_ns = self.now_ns();
         let Queue { cq, commands, tallies, .. } = &mut f.queues[owner.queue as usize];
         let io = &commands[usize::from(owner.slot)].io;
@@ -320,13 +320,13 @@ impl Worker {
             let mishap = Mishap { sqid, cid: sqe.cid.get(), status, nsid: sqe.nsid.get(), lba };
             // A flood of failing commands says nothing new.
             if errors <= 64 || errors.is_power_of_two() {
-                f.port.say(ControllerEvent::Mishap(mishap));
+                f.shared.say(ControllerEvent::Mishap(mishap));
             }
         }
     }
 
     /// The thread's queue of a namespace, opened when the first command wants it. None: there is no such namespace.
-    pub(super) fn lane(&mut self, f: &mut Function, nsid: u32) -> Result<Option<u32>, Status> {
+    pub(super) fn lane(&mut self, f: &mut ControllerQueues, nsid: u32) -> Result<Option<u32>, Status> {
         if let Ok(at) = f.lanes.binary_search_by_key(&nsid, |(nsid, _)| *nsid) {
             return Ok(Some(f.lanes[at].1));
         }
@@ -336,7 +336,7 @@ impl Worker {
         let number = match self.lanes.iter().position(is) {
             Some(number) => number,
             None => {
-                let (longest, thread) = (f.port.transfer_bytes_max, self.number as u32);
+                let (longest, thread) = (f.shared.transfer_bytes_max, self.number as u32);
                 let lane = Lane::open(volume, longest, thread, &mut self.reactor).map_err(|e| {
                     self.say(Level::Error, "source not opened", f, e.to_string());
                     Status::again(Code::NAMESPACE_NOT_READY)
@@ -353,14 +353,14 @@ impl Worker {
     }
 }
 
-fn command(f: &mut Function, owner: Owner) -> &mut Command {
+fn command(f: &mut ControllerQueues, owner: Owner) -> &mut Command {
     &mut f.queues[owner.queue as usize].commands[usize::from(owner.slot)]
 }
 
 /// Finds where a command's data lie.
-fn place(f: &mut Function, owner: Owner, sqe: &Sqe, transfer: Transfer) -> Result<(), Status> {
+fn place(f: &mut ControllerQueues, owner: Owner, sqe: &Sqe, transfer: Transfer) -> Result<(), Status> {
     let access = if matches!(transfer, Transfer::ToHost(_)) { Access::Write } else { Access::Read };
-    let Function { map, queues, page_bytes, .. } = f;
+    let ControllerQueues { map, queues, page_bytes, .. } = f;
     let map = &**map;
     let c = &mut queues[owner.queue as usize].commands[usize::from(owner.slot)];
     let Memory { pieces, held, .. } = &mut c.memory;

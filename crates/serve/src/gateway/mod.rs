@@ -2,8 +2,9 @@
 
 pub mod config;
 mod controller;
+mod controller_queues;
+mod controller_shared;
 pub(crate) mod dma;
-mod function;
 pub(crate) mod handed;
 pub(crate) mod handle;
 pub mod handover;
@@ -11,7 +12,6 @@ mod hold;
 mod io;
 pub mod keeper;
 pub(crate) mod metrics;
-mod port;
 pub mod rpc;
 pub mod service;
 mod shm;

@@ -7,10 +7,10 @@
 mod ends;
 mod sleep;
 
-use super::function::{report_fault, Function, Taken};
+use super::controller_queues::{report_fault, ControllerQueues, Taken};
+use super::controller_shared::ControllerShared;
 use super::handover::state::QueueKept;
 use super::io::Pages;
-use super::port::Port;
 use super::stats::QueueStats;
 use crate::namespace::lane::{Finished, Lane};
 use crate::target::inbox::Inbox;
@@ -57,7 +57,7 @@ pub(super) const STOP: Duration = Duration::from_secs(5);
 const BLANK_BYTES: usize = 1 << 20;
 
 /// State that a gateway's threads share.
-pub(super) struct Hub {
+pub(super) struct GatewayShared {
     pub threads: usize,
     /// CPUs that they stay on, in turn; none: anywhere.
     pub cpus: Vec<u32>,
@@ -72,7 +72,7 @@ pub(super) struct Hub {
 /// A command in flight, as lanes name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
-    pub function: u32,
+    pub controller: u32,
     pub queue: u32,
     pub slot: u16,
 }
@@ -82,30 +82,30 @@ impl Owner {
     pub(super) const SHUTDOWN: u16 = u16::MAX;
 }
 
-/// For one worker. A controller is named by its `Port::id`.
+/// For one worker. A controller is named by its `ControllerShared::id`.
 pub(super) enum WorkerMessage {
     /// A controller is there.
-    Attach(Arc<Port>),
+    Attach(Arc<ControllerShared>),
     /// It is gone; nothing of it is under way.
     Detach(u64),
     OpenCompletion(u64, CompletionQueue),
     OpenSubmission {
-        port: u64,
+        controller: u64,
         cqid: u16,
         queue: SubmissionQueue,
     },
     CloseSubmission {
-        port: u64,
+        controller: u64,
         cqid: u16,
         sqid: u16,
     },
     CloseCompletion {
-        port: u64,
+        controller: u64,
         cqid: u16,
     },
     CloseQueues(u64),
     Abort {
-        port: u64,
+        controller: u64,
         cqid: u16,
         sqid: u16,
         cid: u16,
@@ -139,17 +139,17 @@ pub(super) enum WorkerMessage {
 pub(super) struct Report {
     /// By the volume's address, which tells volumes apart.
     pub namespaces: Vec<(usize, NamespaceStats)>,
-    /// By the controller's `Port::id`.
+    /// By the controller's `ControllerShared::id`.
     pub queues: Vec<(u64, QueueStats)>,
 }
 
 pub(super) struct Worker {
-    pub hub: Arc<Hub>,
+    pub gateway: Arc<GatewayShared>,
     pub number: usize,
     inbox: Arc<Inbox<WorkerMessage>>,
     pub reactor: Reactor,
     token: u32,
-    pub functions: Vec<Option<Box<Function>>>,
+    pub controllers: Vec<Option<Box<ControllerQueues>>>,
     pub lanes: Vec<Option<Lane<Owner>>>,
     /// Zeros to write from.
     pub blank: Pages,
@@ -176,12 +176,12 @@ impl PoolWorker for Worker {
             self.now = clock::now();
             self.collect();
             self.read_messages();
-            self.run_functions();
+            self.run_controllers();
             self.run_lanes();
             self.interrupt_all();
             self.retire_lanes();
             let quiet = || self.lanes.iter().flatten().all(Lane::is_idle);
-            let failed = self.hub.failure.heed(&self.reactor);
+            let failed = self.gateway.failure.heed(&self.reactor);
             if self.stop_by.is_some_and(|by| failed || self.now >= by || quiet()) {
                 break;
             }
@@ -193,27 +193,27 @@ impl PoolWorker for Worker {
 
 impl Worker {
     /// Must be made by the thread that runs it.
-    pub(super) fn new(hub: Arc<Hub>, number: usize) -> Result<Worker, Error> {
-        threads::settle_in(thread_pool::cpu_of(&hub.cpus, number), None)?;
+    pub(super) fn new(gateway: Arc<GatewayShared>, number: usize) -> Result<Worker, Error> {
+        threads::settle_in(thread_pool::cpu_of(&gateway.cpus, number), None)?;
         let options = RingOptions { depth: RING_DEPTH, ..RingOptions::default() };
         let mut reactor = Reactor::with_ring(options).map_err(|e| {
             let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";
             memlock::refusal("the gateway", &e, next)
         })?;
         if let Some(why) = memlock::short(&reactor).filter(|_| number == 0) {
-            hub.log.say(Level::Info, "short rings", &[("why", why.into())]);
+            gateway.log.say(Level::Info, "short rings", &[("why", why.into())]);
         }
-        if let Some(life) = &hub.life {
+        if let Some(life) = &gateway.life {
             reactor.register_file(life);
         }
         let now = clock::now();
         Ok(Worker {
             inbox: Arc::new(Inbox::new(reactor.waker()?)),
             token: reactor.token(),
-            hub,
+            gateway,
             number,
             reactor,
-            functions: Vec::new(),
+            controllers: Vec::new(),
             lanes: Vec::new(),
             blank: Pages::new(BLANK_BYTES),
             now,
@@ -231,7 +231,7 @@ impl Worker {
         self.reactor.take(self.token, &mut self.completions);
         let mut completions = std::mem::take(&mut self.completions);
         for c in completions.drain(..) {
-            if let Some(Some(f)) = self.functions.get_mut(c.tag as usize) {
+            if let Some(Some(f)) = self.controllers.get_mut(c.tag as usize) {
                 f.kick_armed = false;
                 f.kicked = true;
                 f.awake = true;
@@ -240,10 +240,10 @@ impl Worker {
         self.completions = completions;
     }
 
-    fn run_functions(&mut self) {
-        for at in 0..self.functions.len() {
-            let Some(mut f) = self.functions[at].take() else { continue };
-            f.awake |= f.port.rung[self.number].swap(false, Ordering::AcqRel) || f.port.is_polled();
+    fn run_controllers(&mut self) {
+        for at in 0..self.controllers.len() {
+            let Some(mut f) = self.controllers[at].take() else { continue };
+            f.awake |= f.shared.rung[self.number].swap(false, Ordering::AcqRel) || f.shared.is_polled();
             self.views_changed |= f.follow(&self.lanes);
             self.arm_kick(&mut f, at as u32);
             if !f.held {
@@ -253,21 +253,21 @@ impl Worker {
                 self.look(&mut f, at as u32);
             }
             f.settle();
-            self.functions[at] = Some(f);
+            self.controllers[at] = Some(f);
         }
     }
 
     /// Has the kernel watch the eventfd that the client rings.
-    fn arm_kick(&mut self, f: &mut Function, at: u32) {
+    fn arm_kick(&mut self, f: &mut ControllerQueues, at: u32) {
         if f.kick_armed || f.held || f.queues.is_empty() {
             return;
         }
-        self.reactor.hear(self.token, at, f.port.kicks[self.number].as_fd());
+        self.reactor.hear(self.token, at, f.shared.kicks[self.number].as_fd());
         f.kick_armed = true;
     }
 
-    /// Takes new commands from all queues of a function.
-    fn look(&mut self, f: &mut Function, at: u32) {
+    /// Takes new commands from all queues of a controller.
+    fn look(&mut self, f: &mut ControllerQueues, at: u32) {
         for queue in 0..f.queues.len() {
             let mut taken = 0;
             if let Err(fault) = self.look_at(f, at, queue as u32, &mut taken) {
@@ -275,28 +275,34 @@ impl Worker {
             }
             if taken > 0 {
                 f.active_at = self.now;
-                self.busy_until = self.now + self.hub.spin;
+                self.busy_until = self.now + self.gateway.spin;
             }
         }
         f.kicked = false;
     }
 
-    fn look_at(&mut self, f: &mut Function, at: u32, queue: u32, taken: &mut u32) -> Result<(), QueueFault> {
+    fn look_at(
+        &mut self,
+        f: &mut ControllerQueues,
+        at: u32,
+        queue: u32,
+        taken: &mut u32,
+    ) -> Result<(), QueueFault> {
         let q = &mut f.queues[queue as usize];
         if q.broken || f.closing {
             return Ok(());
         }
-        q.read_doorbells(&f.port)?;
+        q.read_doorbells(&f.shared)?;
         q.cq.poll(&*f.map)?;
         f.follow_memory();
         let mut copied = 0;
         let share = f.queues[queue as usize].cq.waits() * 7 / 8;
-        let batch = f.port.burst.load(Ordering::Relaxed).min(BATCH);
+        let batch = f.shared.burst.load(Ordering::Relaxed).min(BATCH);
         while *taken < batch && (copied < COPIED || *taken < share && copied < COPIED_MOST) {
             let Some(fetched) = f.queues[queue as usize].cq.fetch(&*f.map)? else { break };
             *taken += 1;
             if f.kicked && *taken == 1 {
-                f.port.rang(fetched.sqid);
+                f.shared.rang(fetched.sqid);
             }
             let slot = fetched.slot;
             self.begin(f, at, queue, fetched);
@@ -306,7 +312,7 @@ impl Worker {
     }
 
     /// Returns the bytes of a command that the source may copy at once.
-    fn copied(&self, f: &Function, queue: u32, slot: u16) -> u64 {
+    fn copied(&self, f: &ControllerQueues, queue: u32, slot: u16) -> u64 {
         let command = &f.queues[queue as usize].commands[usize::from(slot)];
         let lane = self.lanes.get(command.io.lane as usize).and_then(Option::as_ref);
         let over_files = lane.is_some_and(|lane| lane.over_files);
@@ -326,7 +332,7 @@ impl Worker {
             let mut finished = std::mem::take(&mut self.finished);
             finished.drain(..).for_each(|step| self.finish_step(step));
             self.finished = finished;
-            self.busy_until = self.now + self.hub.spin;
+            self.busy_until = self.now + self.gateway.spin;
             let (number, now) = (self.number, self.now);
             self.lanes.iter_mut().flatten().for_each(|lane| lane.publish(number, now));
         }
@@ -335,8 +341,8 @@ impl Worker {
     fn finish_step(&mut self, step: Finished<Owner>) {
         let staged_bytes = step.staged_bytes();
         let Finished { owner, result, .. } = step;
-        let at = owner.function as usize;
-        let Some(mut f) = self.functions.get_mut(at).and_then(Option::take) else { return };
+        let at = owner.controller as usize;
+        let Some(mut f) = self.controllers.get_mut(at).and_then(Option::take) else { return };
         (f.awake, f.active_at) = (true, self.now);
         if owner.slot == Owner::SHUTDOWN {
             f.flushed();
@@ -345,17 +351,17 @@ impl Worker {
             self.moved(&mut f, owner, result);
         }
         f.settle();
-        self.functions[at] = Some(f);
+        self.controllers[at] = Some(f);
     }
 
     fn interrupt_all(&mut self) {
-        let now_us = self.now.saturating_duration_since(self.hub.began).as_micros() as u64;
-        for f in self.functions.iter_mut().flatten() {
+        let now_us = self.now.saturating_duration_since(self.gateway.began).as_micros() as u64;
+        for f in self.controllers.iter_mut().flatten() {
             for q in f.queues.iter_mut().filter(|q| !q.broken) {
                 q.interrupt_at = match q.cq.interrupt(now_us) {
                     Interrupt::Now(vector) => {
                         q.interrupts += 1;
-                        f.port.vectors.signal(vector);
+                        f.shared.vectors.signal(vector);
                         None
                     }
                     Interrupt::At(us) => Some(us),
@@ -367,11 +373,11 @@ impl Worker {
 
     fn read_messages(&mut self) {
         for message in self.inbox.take() {
-            self.busy_until = self.now + self.hub.spin;
+            self.busy_until = self.now + self.gateway.spin;
             match message {
-                WorkerMessage::Attach(port) => self.attach(port),
+                WorkerMessage::Attach(shared) => self.attach(shared),
                 WorkerMessage::Detach(id) => self.detach(id),
-                WorkerMessage::Look => self.functions.iter_mut().flatten().for_each(|f| {
+                WorkerMessage::Look => self.controllers.iter_mut().flatten().for_each(|f| {
                     f.awake = true;
                     f.queues.iter_mut().for_each(|q| q.lines.look_again());
                 }),
@@ -379,68 +385,72 @@ impl Worker {
                     let _ = to.send(self.report());
                 }
                 WorkerMessage::Stop => self.stop_by = Some(self.now + STOP),
-                WorkerMessage::OpenCompletion(id, cq) => self.at_port(id, |_, f, _| f.adopt(cq)),
-                WorkerMessage::OpenSubmission { port, cqid, queue } => {
-                    self.at_port(port, |_, f, _| f.open(cqid, queue));
+                WorkerMessage::OpenCompletion(id, cq) => self.with_controller(id, |_, f, _| f.adopt(cq)),
+                WorkerMessage::OpenSubmission { controller, cqid, queue } => {
+                    self.with_controller(controller, |_, f, _| f.open(cqid, queue));
                 }
-                WorkerMessage::CloseSubmission { port, cqid, sqid } => {
-                    self.at_port(port, |worker, f, at| worker.close_submission(f, at, cqid, sqid));
+                WorkerMessage::CloseSubmission { controller, cqid, sqid } => {
+                    self.with_controller(controller, |worker, f, at| {
+                        worker.close_submission(f, at, cqid, sqid)
+                    });
                 }
-                WorkerMessage::CloseCompletion { port, cqid } => self.at_port(port, |_, f, _| f.remove(cqid)),
-                WorkerMessage::CloseQueues(id) => self.at_port(id, Worker::close_queues),
-                WorkerMessage::Abort { port, cqid, sqid, cid } => {
-                    self.at_port(port, |worker, f, at| worker.abort(f, at, cqid, sqid, cid));
+                WorkerMessage::CloseCompletion { controller, cqid } => {
+                    self.with_controller(controller, |_, f, _| f.remove(cqid))
                 }
-                WorkerMessage::Shadow(id, shadow) => self.at_port(id, |_, f, _| {
+                WorkerMessage::CloseQueues(id) => self.with_controller(id, Worker::close_queues),
+                WorkerMessage::Abort { controller, cqid, sqid, cid } => {
+                    self.with_controller(controller, |worker, f, at| worker.abort(f, at, cqid, sqid, cid));
+                }
+                WorkerMessage::Shadow(id, shadow) => self.with_controller(id, |_, f, _| {
                     f.each_queue(|q, map| q.cq.set_shadow(map, shadow));
                 }),
-                WorkerMessage::Coalescing(id, coalescing) => self.at_port(id, |_, f, _| {
+                WorkerMessage::Coalescing(id, coalescing) => self.with_controller(id, |_, f, _| {
                     f.queues.iter_mut().for_each(|q| q.cq.set_coalescing(coalescing.clone()));
                 }),
-                WorkerMessage::Suspend(id) => self.at_port(id, |_, f, _| f.suspend(true)),
-                WorkerMessage::Resume(id) => self.at_port(id, |_, f, _| f.suspend(false)),
-                WorkerMessage::Hold(id) => self.at_port(id, Worker::hold),
-                WorkerMessage::Withdraw(id) => self.at_port(id, Worker::withdraw),
-                WorkerMessage::Release(id) => self.at_port(id, Worker::release),
-                WorkerMessage::Keep(id, to) => self.at_port(id, |_, f, _| {
+                WorkerMessage::Suspend(id) => self.with_controller(id, |_, f, _| f.suspend(true)),
+                WorkerMessage::Resume(id) => self.with_controller(id, |_, f, _| f.suspend(false)),
+                WorkerMessage::Hold(id) => self.with_controller(id, Worker::hold),
+                WorkerMessage::Withdraw(id) => self.with_controller(id, Worker::withdraw),
+                WorkerMessage::Release(id) => self.with_controller(id, Worker::release),
+                WorkerMessage::Keep(id, to) => self.with_controller(id, |_, f, _| {
                     let _ = f.keep().map(|queues| to.send(queues));
                 }),
                 WorkerMessage::TakeUp(id, taken) => {
-                    self.at_port(id, |worker, f, at| worker.take_up(f, at, *taken));
+                    self.with_controller(id, |worker, f, at| worker.take_up(f, at, *taken));
                 }
-                WorkerMessage::Relinquish(id) => self.at_port(id, |worker, f, at| {
-                    worker.give_up(f, |owner| owner.function == at && owner.slot != Owner::SHUTDOWN);
+                WorkerMessage::Relinquish(id) => self.with_controller(id, |worker, f, at| {
+                    worker.give_up(f, |owner| owner.controller == at && owner.slot != Owner::SHUTDOWN);
                 }),
-                WorkerMessage::Flush(id) => self.at_port(id, Worker::flush),
+                WorkerMessage::Flush(id) => self.with_controller(id, Worker::flush),
             }
         }
     }
 
     /// Works on the controller with that name, if it is there.
-    fn at_port(&mut self, id: u64, work: impl FnOnce(&mut Worker, &mut Function, u32)) {
-        let is = |f: &Option<Box<Function>>| f.as_ref().is_some_and(|f| f.port.id == id);
-        let Some(at) = self.functions.iter().position(is) else { return };
-        let mut f = self.functions[at].take().expect("it was just found");
+    fn with_controller(&mut self, id: u64, work: impl FnOnce(&mut Worker, &mut ControllerQueues, u32)) {
+        let is = |f: &Option<Box<ControllerQueues>>| f.as_ref().is_some_and(|f| f.shared.id == id);
+        let Some(at) = self.controllers.iter().position(is) else { return };
+        let mut f = self.controllers[at].take().expect("it was just found");
         self.views_changed |= f.follow(&self.lanes);
         work(self, &mut f, at as u32);
         f.awake = true;
         f.settle();
-        self.functions[at] = Some(f);
+        self.controllers[at] = Some(f);
     }
 
-    fn attach(&mut self, port: Arc<Port>) {
-        let function = Some(Box::new(Function::new(port, self.now)));
-        match self.functions.iter().position(Option::is_none) {
-            Some(at) => self.functions[at] = function,
-            None => self.functions.push(function),
+    fn attach(&mut self, shared: Arc<ControllerShared>) {
+        let queues = Some(Box::new(ControllerQueues::new(shared, self.now)));
+        match self.controllers.iter().position(Option::is_none) {
+            Some(at) => self.controllers[at] = queues,
+            None => self.controllers.push(queues),
         }
         self.views_changed = true;
     }
 
     fn detach(&mut self, id: u64) {
-        let is = |f: &Option<Box<Function>>| f.as_ref().is_some_and(|f| f.port.id == id);
-        let Some(at) = self.functions.iter().position(is) else { return };
-        let f = self.functions[at].take().expect("it was just found");
+        let is = |f: &Option<Box<ControllerQueues>>| f.as_ref().is_some_and(|f| f.shared.id == id);
+        let Some(at) = self.controllers.iter().position(is) else { return };
+        let f = self.controllers[at].take().expect("it was just found");
         if f.kick_armed {
             // Its completion finds nobody, or wakes somebody for nothing.
             self.forget_kick(at as u32);
@@ -455,19 +465,19 @@ impl Worker {
             lane.add_to(&mut stats);
             report.namespaces.push((Arc::as_ptr(&lane.volume) as usize, stats));
         }
-        for f in self.functions.iter().flatten() {
-            let all = f.queues.iter().filter(|q| !q.broken).flat_map(|q| q.stats(&f.port, self.number));
-            report.queues.extend(all.map(|one| (f.port.id, one)));
+        for f in self.controllers.iter().flatten() {
+            let all = f.queues.iter().filter(|q| !q.broken).flat_map(|q| q.stats(&f.shared, self.number));
+            report.queues.extend(all.map(|one| (f.shared.id, one)));
         }
         report
     }
 
     pub(super) fn now_ns(&self) -> u64 {
-        self.now.saturating_duration_since(self.hub.began).as_nanos() as u64
+        self.now.saturating_duration_since(self.gateway.began).as_nanos() as u64
     }
 
-    pub(super) fn say(&self, level: Level, what: &'static str, f: &Function, why: String) {
-        let fields = [("controller", f.port.name.clone().into()), ("why", why.into())];
-        self.hub.log.say(level, what, &fields);
+    pub(super) fn say(&self, level: Level, what: &'static str, f: &ControllerQueues, why: String) {
+        let fields = [("controller", f.shared.name.clone().into()), ("why", why.into())];
+        self.gateway.log.say(level, what, &fields);
     }
 }

@@ -1,7 +1,7 @@
 //! Effects of admin commands, registers and messages of workers.
 
 use super::{Answer, Controller, Suspension, Waiting};
-use crate::gateway::port::ControllerEvent;
+use crate::gateway::controller_shared::ControllerEvent;
 use crate::gateway::worker::WorkerMessage;
 use crate::target::log::Level;
 use forebay_nvme::transport::pcie::device::Effect;
@@ -17,7 +17,7 @@ impl Controller {
             if self.held.is_some() || !matches!(self.suspension, Suspension::Running) {
                 return;
             }
-            let (map, now_ms) = (self.port.dma.map_now(), self.now_ms());
+            let (map, now_ms) = (self.shared.dma.map_now(), self.now_ms());
             let more = self.device.work(&*map, now_ms);
             self.tell_burst();
             match self.device.next_effect() {
@@ -31,7 +31,7 @@ impl Controller {
     /// Tells the workers the Arbitration Burst of the host's last Set Features, or of a reset.
     fn tell_burst(&self) {
         let burst = self.device.controller().arbitration_burst().unwrap_or(u32::MAX);
-        self.port.burst.store(burst, Ordering::Relaxed);
+        self.shared.burst.store(burst, Ordering::Relaxed);
     }
 
     pub(super) fn carry_out_all(&mut self) {
@@ -42,53 +42,53 @@ impl Controller {
 
     fn carry_out(&mut self, mut effect: Effect) {
         self.note_effect(&mut effect);
-        let port = self.port.id;
+        let controller = self.shared.id;
         let owner =
             |controller: &Controller, cqid: u16| controller.workers[controller.worker_of(cqid)].clone();
         match effect {
             Effect::OpenCompletion(cq) => {
                 let cqid = cq.id();
-                self.port.page_bytes.store(self.device.page_bytes(), Ordering::Relaxed);
+                self.shared.page_bytes.store(self.device.page_bytes(), Ordering::Relaxed);
                 self.completions.insert(cqid, self.worker_of(cqid));
-                owner(self, cqid).post(WorkerMessage::OpenCompletion(port, cq));
+                owner(self, cqid).post(WorkerMessage::OpenCompletion(controller, cq));
             }
             Effect::OpenSubmission { cqid, queue } => {
                 self.submissions.insert(queue.id(), self.worker_of(cqid));
-                owner(self, cqid).post(WorkerMessage::OpenSubmission { port, cqid, queue });
+                owner(self, cqid).post(WorkerMessage::OpenSubmission { controller, cqid, queue });
             }
             Effect::CloseSubmission { cqid, sqid } => {
                 self.submissions.remove(&sqid);
-                owner(self, cqid).post(WorkerMessage::CloseSubmission { port, cqid, sqid });
+                owner(self, cqid).post(WorkerMessage::CloseSubmission { controller, cqid, sqid });
             }
             Effect::CloseCompletion { cqid } => {
                 self.completions.remove(&cqid);
-                owner(self, cqid).post(WorkerMessage::CloseCompletion { port, cqid });
+                owner(self, cqid).post(WorkerMessage::CloseCompletion { controller, cqid });
             }
             Effect::CloseQueues => {
                 self.submissions.clear();
                 self.completions.clear();
                 self.closing = self.workers.len();
-                self.post_all(|| WorkerMessage::CloseQueues(port));
+                self.post_all(|| WorkerMessage::CloseQueues(controller));
             }
             Effect::Abort { cqid, sqid, cid } => {
-                owner(self, cqid).post(WorkerMessage::Abort { port, cqid, sqid, cid });
+                owner(self, cqid).post(WorkerMessage::Abort { controller, cqid, sqid, cid });
             }
             Effect::Ring { cqid, doorbell, value } => {
                 let worker = self.worker_of(cqid);
-                self.port.doorbells.set(doorbell, value);
-                self.port.rung[worker].store(true, Ordering::Release);
+                self.shared.doorbells.set(doorbell, value);
+                self.shared.rung[worker].store(true, Ordering::Release);
                 self.workers[worker].wake();
             }
-            Effect::Shadow(shadow) => self.post_all(|| WorkerMessage::Shadow(port, shadow)),
+            Effect::Shadow(shadow) => self.post_all(|| WorkerMessage::Shadow(controller, shadow)),
             Effect::Coalescing(coalescing) => {
-                self.post_all(|| WorkerMessage::Coalescing(port, coalescing.clone()))
+                self.post_all(|| WorkerMessage::Coalescing(controller, coalescing.clone()))
             }
             // Its queues are gone, so any worker may flush for all.
-            Effect::ShutDown => self.workers[0].post(WorkerMessage::Flush(port)),
-            Effect::WriteCache { enabled } => self.port.write_cache.store(enabled, Ordering::Relaxed),
+            Effect::ShutDown => self.workers[0].post(WorkerMessage::Flush(controller)),
+            Effect::WriteCache { enabled } => self.shared.write_cache.store(enabled, Ordering::Relaxed),
             Effect::Interrupt(vector) => {
                 self.tally.admin_interrupts += 1;
-                self.port.vectors.signal(vector);
+                self.shared.vectors.signal(vector);
             }
             Effect::Fatal(why) => {
                 self.say(Level::Error, "fatal status", &why);
@@ -121,7 +121,7 @@ impl Controller {
             ControllerEvent::Mishap(mishap) => self.device.record(mishap),
             ControllerEvent::Fault(fault) => {
                 self.device.fault(fault);
-                self.port.faulted.store(false, Ordering::Release);
+                self.shared.faulted.store(false, Ordering::Release);
             }
             ControllerEvent::Flushed => self.device.shut_down_complete(),
             ControllerEvent::QueuesClosed => self.queues_closed(),

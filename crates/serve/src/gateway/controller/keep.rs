@@ -2,7 +2,7 @@
 
 use super::super::vfio_user::config_space;
 use super::{settings, Controller, Parts, Peer, Suspension, Tally};
-use crate::gateway::function::Taken;
+use crate::gateway::controller_queues::Taken;
 use crate::gateway::handed::{broken, Bytes, Fd, Given, Received};
 use crate::gateway::handover::state::{ControllerState, MappingState, QueueKept, TallyState};
 use crate::gateway::shm;
@@ -24,18 +24,18 @@ impl Controller {
             return false;
         }
         self.held = Some(self.workers.len());
-        self.post_all(|| WorkerMessage::Hold(self.port.id));
+        self.post_all(|| WorkerMessage::Hold(self.shared.id));
         true
     }
 
     /// Sources give up on what may be done again.
     pub(crate) fn withdraw(&self) {
-        self.post_all(|| WorkerMessage::Withdraw(self.port.id));
+        self.post_all(|| WorkerMessage::Withdraw(self.shared.id));
     }
 
     /// Nothing is under way any more: `keep` says all there is.
     pub(crate) fn is_still(&mut self) -> bool {
-        let map = self.port.dma.map_now();
+        let map = self.shared.dma.map_now();
         self.device.settle(&*map);
         drop(map);
         self.carry_out_all();
@@ -45,9 +45,9 @@ impl Controller {
     /// Serves on, as if it had not been held.
     pub(crate) fn release(&mut self) {
         self.held = None;
-        self.post_all(|| WorkerMessage::Release(self.port.id));
+        self.post_all(|| WorkerMessage::Release(self.shared.id));
         if matches!(self.suspension, Suspension::Running) {
-            self.post_all(|| WorkerMessage::Resume(self.port.id));
+            self.post_all(|| WorkerMessage::Resume(self.shared.id));
         }
     }
 
@@ -71,23 +71,23 @@ impl Controller {
         self.space.read(0, &mut config_space);
         let session = self.peer.as_ref().and_then(|peer| Some((peer.session.as_ref()?, peer.greeted)));
         let peer = session.map(|(session, greeted)| session.keep(greeted, given)).transpose()?;
-        let kicks = self.port.kicks.iter().map(|kick| given.add(&**kick)).collect::<Result<_, _>>()?;
+        let kicks = self.shared.kicks.iter().map(|kick| given.add(&**kick)).collect::<Result<_, _>>()?;
         let Tally { connections, resets, protocol_errors, admin_interrupts, ref fatal, .. } = self.tally;
         Ok(ControllerState {
             nqn,
-            name: self.port.name.clone(),
+            name: self.shared.name.clone(),
             cntlid: self.device.controller().id(),
             suspended: matches!(self.suspension, Suspension::Suspended),
             listener: given.add(&self.listener)?,
-            doorbells: given.add(&**self.port.doorbells.fd())?,
+            doorbells: given.add(&**self.shared.doorbells.fd())?,
             kicks,
-            rings: (0..self.port.vectors.count() as u16).map(|sqid| self.port.rings(sqid)).collect(),
-            write_cache: self.port.write_cache.load(Ordering::Relaxed),
-            rung_in_memory: self.port.is_rung_in_memory(),
+            rings: (0..self.shared.vectors.count() as u16).map(|sqid| self.shared.rings(sqid)).collect(),
+            write_cache: self.shared.write_cache.load(Ordering::Relaxed),
+            rung_in_memory: self.shared.is_rung_in_memory(),
             device: self.device.state(),
             config_space: Bytes(config_space),
             msix_table: Bytes(self.msix_table.clone()),
-            vectors: self.port.vectors.keep(given)?,
+            vectors: self.shared.vectors.keep(given)?,
             mappings: self.keep_mappings(given)?,
             peer,
             tally: TallyState {
@@ -106,7 +106,7 @@ impl Controller {
     fn keep_mappings(&self, given: &mut Given) -> Result<Vec<MappingState>, Error> {
         let mut known: BTreeMap<usize, Fd> = BTreeMap::new();
         let mut all = Vec::new();
-        for mapping in self.port.dma.map_now().mappings() {
+        for mapping in self.shared.dma.map_now().mappings() {
             let ((address, bytes), (readable, writable)) = (mapping.range(), mapping.allows());
             let file = match mapping.file() {
                 None => None,
@@ -124,7 +124,7 @@ impl Controller {
         Ok(all)
     }
 
-    /// Another process's controller, held until `begin`. The port has its doorbells, interrupts and memory.
+    /// Another process's controller, held until `begin`. What is shared has its doorbells, interrupts and memory.
     ///
     /// # Errors
     /// `Run`: what came can't be.
@@ -134,7 +134,7 @@ impl Controller {
         came: &mut Received,
     ) -> Result<Controller, Error> {
         let subsystem = parts.subsystem.clone();
-        let settings = settings(parts.cntlid, &parts.port);
+        let settings = settings(parts.cntlid, &parts.shared);
         let mut made = Controller::new(Parts { suspended: state.suspended, ..parts });
         let queues: Vec<_> = state.queues.iter().map(|kept| kept.queue.clone()).collect();
         let device = Device::restore(subsystem, settings, &state.device, &queues);
@@ -162,15 +162,15 @@ impl Controller {
                 None => CompletionQueue::restore(&kept.queue),
                 Some(link) => {
                     link.made.insert(cqid, kept.queue.clone());
-                    CompletionQueue::recover(&kept.queue, link.paper.book(cqid), &*made.port.dma.map_now())
+                    CompletionQueue::recover(&kept.queue, link.paper.book(cqid), &*made.shared.dma.map_now())
                 }
             };
             let cq = cq.map_err(|why| broken(&format!("{}, queue {cqid}: {why}", state.name)))?;
             made.taken.push(Taken { cq, kept });
         }
-        made.port.page_bytes.store(made.device.page_bytes(), Ordering::Relaxed);
-        made.port.write_cache.store(state.write_cache, Ordering::Relaxed);
-        made.port.set_rung_in_memory(state.rung_in_memory);
+        made.shared.page_bytes.store(made.device.page_bytes(), Ordering::Relaxed);
+        made.shared.write_cache.store(state.write_cache, Ordering::Relaxed);
+        made.shared.set_rung_in_memory(state.rung_in_memory);
         made.held = Some(0);
         Ok(made)
     }
@@ -181,25 +181,25 @@ impl Controller {
         if self.link.is_some() {
             // Of queues that are gone, where the last process was killed before it came to it.
             if !self.device.ready() {
-                self.port.doorbells.set(Doorbell::Completion(0), 0);
-                self.port.doorbells.set(Doorbell::Submission(0), 0);
+                self.shared.doorbells.set(Doorbell::Completion(0), 0);
+                self.shared.doorbells.set(Doorbell::Submission(0), 0);
             }
             for qid in (1..=shm::QUEUES_MAX).filter(|qid| !self.completions.contains_key(qid)) {
-                self.port.doorbells.set(Doorbell::Completion(qid), 0);
+                self.shared.doorbells.set(Doorbell::Completion(qid), 0);
             }
             for qid in (1..=shm::QUEUES_MAX).filter(|qid| !self.submissions.contains_key(qid)) {
-                self.port.doorbells.set(Doorbell::Submission(qid), 0);
+                self.shared.doorbells.set(Doorbell::Submission(qid), 0);
             }
             // What was noted, and may not have been told.
             self.noted();
         }
         self.listener.own(socket);
         if matches!(self.suspension, Suspension::Suspended) {
-            self.post_all(|| WorkerMessage::Suspend(self.port.id));
+            self.post_all(|| WorkerMessage::Suspend(self.shared.id));
         }
         for taken in std::mem::take(&mut self.taken) {
             let owner = self.worker_of(taken.kept.queue.id());
-            self.workers[owner].post(WorkerMessage::TakeUp(self.port.id, Box::new(taken)));
+            self.workers[owner].post(WorkerMessage::TakeUp(self.shared.id, Box::new(taken)));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A controller whose client's messages come by a keeper, which is told how things are (`gateway::keeper`).
 
 use super::{Controller, Peer, Waiting};
-use crate::gateway::function::Tally;
+use crate::gateway::controller_queues::Tally;
 use crate::gateway::handed::Given;
 use crate::gateway::handover::state::{KeptState, QueueKept};
 use crate::gateway::keeper::link::Arrived;
@@ -106,11 +106,11 @@ impl Controller {
         let cleared = self.link.as_mut().map(|link| std::mem::take(&mut link.cleared)).unwrap_or_default();
         for one in cleared {
             match one {
-                Some(doorbell) => self.port.doorbells.set(doorbell, 0),
-                None => self.port.doorbells.clear(),
+                Some(doorbell) => self.shared.doorbells.set(doorbell, 0),
+                None => self.shared.doorbells.clear(),
             }
         }
-        let map = self.port.dma.map_now();
+        let map = self.shared.dma.map_now();
         self.device.publish(&*map);
         drop(map);
         self.carry_out_all();
@@ -143,8 +143,8 @@ impl Controller {
         }
         match (&mut self.link, doorbell) {
             (Some(link), _) => link.cleared.push(doorbell),
-            (None, Some(doorbell)) => self.port.doorbells.set(doorbell, 0),
-            (None, None) => self.port.doorbells.clear(),
+            (None, Some(doorbell)) => self.shared.doorbells.set(doorbell, 0),
+            (None, None) => self.shared.doorbells.clear(),
         }
     }
 

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 impl Controller {
     pub(super) fn region_info(&self, argsz: u32, index: u32) -> Answer {
-        let doorbells = self.port.is_polled().then_some((DOORBELLS, shm::PAGE_BYTES));
+        let doorbells = self.shared.is_polled().then_some((DOORBELLS, shm::PAGE_BYTES));
         let info = match index {
             region::BAR0 => RegionInfo { bytes: shm::BAR0_BYTES, mapped: doorbells },
             region::BAR4 => RegionInfo { bytes: config_space::BAR4_BYTES, mapped: None },
@@ -29,7 +29,7 @@ impl Controller {
             _ => return Answer::Refused(libc::EINVAL),
         };
         match info.answer(index, argsz) {
-            (payload, true) => Answer::With(payload, vec![self.port.doorbells.fd().clone()]),
+            (payload, true) => Answer::With(payload, vec![self.shared.doorbells.fd().clone()]),
             (payload, false) => Answer::Payload(payload),
         }
     }
@@ -39,12 +39,12 @@ impl Controller {
         if index != region::BAR0 {
             return Answer::Refused(if index < region::COUNT { libc::ENOTSUP } else { libc::EINVAL });
         }
-        let queues = self.port.vectors.count() as u16 - 1;
+        let queues = self.shared.vectors.count() as u16 - 1;
         let all = (1..=queues).flat_map(|qid| {
             let worker = self.worker_of(qid) as u32;
             [Doorbell::Submission(qid), Doorbell::Completion(qid)].map(|bell| (bell.offset(0), worker))
         });
-        let fds = self.port.kicks.iter().take(message::DESCRIPTORS_MAX).cloned().collect::<Vec<_>>();
+        let fds = self.shared.kicks.iter().take(message::DESCRIPTORS_MAX).cloned().collect::<Vec<_>>();
         let all: Vec<(u64, u32)> = all.filter(|(_, worker)| (*worker as usize) < fds.len()).collect();
         Answer::With(message::io_fds(index, argsz, &all), fds)
     }
@@ -76,7 +76,9 @@ impl Controller {
     pub(super) fn read_msix(&self, offset: u64, into: &mut [u8]) {
         for (byte, at) in into.iter_mut().zip(offset..) {
             *byte = match at.checked_sub(config_space::PENDING_OFFSET) {
-                Some(at) => self.port.vectors.pending((at / 8 * 64) as u32).to_le_bytes()[(at % 8) as usize],
+                Some(at) => {
+                    self.shared.vectors.pending((at / 8 * 64) as u32).to_le_bytes()[(at % 8) as usize]
+                }
                 None => self.msix_table.get(at as usize).copied().unwrap_or(0),
             };
         }
@@ -121,7 +123,7 @@ impl Controller {
             return;
         }
         for (at, doorbell) in [Doorbell::Completion(0), Doorbell::Submission(0)].into_iter().enumerate() {
-            let value = self.port.doorbells.get(doorbell);
+            let value = self.shared.doorbells.get(doorbell);
             if std::mem::replace(&mut self.admin_seen[at], value) != value {
                 self.stirred_at = clock::now();
                 self.touch();
@@ -131,7 +133,7 @@ impl Controller {
     }
 
     pub(super) fn looks_at_doorbells(&self) -> bool {
-        self.port.is_polled() && self.device.ready() && self.held.is_none()
+        self.shared.is_polled() && self.device.ready() && self.held.is_none()
     }
 
     /// How long it may sleep without looking at the doorbells of queue 0.
@@ -157,18 +159,18 @@ impl Controller {
             None => None,
         };
         if let Some(Doorbell::Submission(sqid)) = doorbell {
-            self.port.rang(sqid);
+            self.shared.rang(sqid);
         }
         // The doorbell of an I/O queue: its worker is told, and nobody else.
         if let (Ok(value), Some(doorbell), Some(worker)) = (value, doorbell, worker) {
-            self.port.doorbells.set(doorbell, value);
-            self.port.rung[worker].store(true, Ordering::Release);
+            self.shared.doorbells.set(doorbell, value);
+            self.shared.rung[worker].store(true, Ordering::Release);
             return self.workers[worker].wake();
         }
         if doorbell == Some(Doorbell::Submission(0)) {
             self.device.set_health((self.health)());
         }
-        let map = self.port.dma.map_now();
+        let map = self.shared.dma.map_now();
         let was_ready = self.device.ready();
         self.device.write(&*map, offset, data);
         if was_ready && !self.device.ready() {

@@ -81,7 +81,7 @@ impl Controller {
                 }
                 self.peer.iter_mut().for_each(|peer| peer.greeted = true);
                 // It names no capabilities, as SPDK's initiator, which takes a function only if it can map its doorbells.
-                self.port.set_rung_in_memory(data.is_empty());
+                self.shared.set_rung_in_memory(data.is_empty());
                 Answer::Payload(message::version(minor))
             }
             Request::DmaMap { flags, offset, address, bytes } => self.map(flags, offset, address, bytes, fds),
@@ -90,11 +90,11 @@ impl Controller {
             Request::RegionInfo { argsz, index } => self.region_info(argsz, index),
             Request::RegionIoFds { argsz, index } => self.region_io_fds(argsz, index),
             Request::IrqInfo { index } if index < irq::COUNT => {
-                let count = if index == irq::MSIX { self.port.vectors.count() } else { 0 };
+                let count = if index == irq::MSIX { self.shared.vectors.count() } else { 0 };
                 Answer::Payload(message::irq_info(index, count))
             }
             Request::SetIrqs { flags, index, start, count, data } if index == irq::MSIX => {
-                done(self.port.vectors.set(flags, start, count, data, fds))
+                done(self.shared.vectors.set(flags, start, count, data, fds))
             }
             // Taking interrupts away that there are none of does no harm.
             Request::SetIrqs { index, count: 0, .. } if index < irq::COUNT => Answer::Payload(Vec::new()),
@@ -133,14 +133,14 @@ impl Controller {
         let readable = flags & message::DMA_READABLE != 0;
         let writable = flags & message::DMA_WRITABLE != 0;
         let asked = Asked { address, bytes, offset, readable, writable };
-        done(self.port.dma.map(asked, fds.pop()))
+        done(self.shared.dma.map(asked, fds.pop()))
     }
 
     pub(super) fn unmap(&mut self, header: &Header, flags: u32, address: u64, bytes: u64) -> Answer {
         let retired = match flags {
-            0 => self.port.dma.unmap(address, bytes),
+            0 => self.shared.dma.unmap(address, bytes),
             // Some name a range all the same.
-            message::DMA_UNMAP_ALL => Ok(self.port.dma.unmap_all()),
+            message::DMA_UNMAP_ALL => Ok(self.shared.dma.unmap_all()),
             _ => Err(libc::ENOTSUP),
         };
         let retired = match retired {
@@ -170,7 +170,7 @@ impl Controller {
             false if waited > BUSY => Answer::Refused(libc::EBUSY),
             false => {
                 if waited > GIVE_UP && !std::mem::replace(gave_up, true) {
-                    let id = self.port.id;
+                    let id = self.shared.id;
                     self.post_all(|| WorkerMessage::Relinquish(id));
                 }
                 return;

@@ -179,10 +179,10 @@ impl Gateway {
         let (volume, throttle, namespace) = {
             let state = self.state();
             let found = state.namespace(&block.nqn, nsid)?;
-            let throttle = Throttle { limiter: found.limiter.clone(), began: self.hub.began };
+            let throttle = Throttle { limiter: found.limiter.clone(), began: self.shared.began };
             (found.volume.clone(), throttle, found.given.clone())
         };
-        let mut options = options(&given, self.hub.spin);
+        let mut options = options(&given, self.shared.spin);
         let volume = volume.beside(&block.nqn, &namespace.served(), options.workers())?;
         if options.id.is_none() {
             options.id = ublk::waiting(ublk::identity(&volume))?;
@@ -317,7 +317,7 @@ impl Gateway {
         for block in self.blocks_of(nqn) {
             let _turn = block.turn();
             let Some(device) = block.device_of(given.nsid) else { continue };
-            let threads = options(&block.given(), self.hub.spin).workers();
+            let threads = options(&block.given(), self.shared.spin).workers();
             device.replace(volume.beside(nqn, &given.served(), threads)?)?;
         }
         Ok(())

@@ -3,7 +3,7 @@
 use super::{Namespace, Running, Subsystem};
 use crate::gateway::config;
 use crate::gateway::controller::Tally;
-use crate::gateway::port::{Port, Shown, View};
+use crate::gateway::controller_shared::{ControllerShared, Shown, View};
 use crate::gateway::stats::{ControllerStats, NamespaceStats, QueueStats, State as Doing};
 use crate::gateway::worker::Report;
 use crate::namespace::health;
@@ -50,8 +50,8 @@ pub(super) fn describe(subsystem: &Subsystem, given: &config::Controller) -> Arc
 }
 
 /// Returns the health counters of a controller's namespaces, over all controllers.
-pub(super) fn health(port: &Port) -> Health {
-    health::of(port.view().iter().map(|(_, shown)| &*shown.volume))
+pub(super) fn health(shared: &ControllerShared) -> Health {
+    health::of(shared.view().iter().map(|(_, shown)| &*shown.volume))
 }
 
 /// `devices`: what block devices over it counted.
@@ -81,9 +81,10 @@ pub(super) fn controller_stats(
     tally: Option<&Tally>,
 ) -> ControllerStats {
     let tally = tally.cloned().unwrap_or_default();
-    let mine = reports.iter().flat_map(|r| &r.queues).filter(|(port, _)| *port == running.port.id);
+    let mine =
+        reports.iter().flat_map(|r| &r.queues).filter(|(controller, _)| *controller == running.shared.id);
     let mut queues: Vec<QueueStats> = mine.map(|(_, q)| q.clone()).collect();
-    queues.extend(admin_stats(&tally, &running.port));
+    queues.extend(admin_stats(&tally, &running.shared));
     queues.sort_by_key(|q| q.qid);
     ControllerStats {
         name: running.given.name.clone(),
@@ -110,12 +111,12 @@ pub(super) fn controller_stats(
 }
 
 /// None: its host has not enabled it.
-fn admin_stats(tally: &Tally, port: &Port) -> Option<QueueStats> {
+fn admin_stats(tally: &Tally, shared: &ControllerShared) -> Option<QueueStats> {
     let Admin { entries, in_flight, completed, failed } = tally.admin;
     (entries > 0).then(|| QueueStats {
         entries,
         in_flight: in_flight.into(),
-        doorbells: port.rings(0),
+        doorbells: shared.rings(0),
         interrupts: tally.admin_interrupts,
         counts: Counts { others: completed, errors: failed, ..Counts::default() },
         ..QueueStats::default()

@@ -3,13 +3,13 @@
 use super::{Gateway, Namespace, Running, REPLY};
 use crate::gateway::config::{self, Front};
 use crate::gateway::controller::Controller;
+use crate::gateway::controller_shared::ControllerEvent;
 use crate::gateway::handed::{broken, Given};
 use crate::gateway::handover::state::{
     ControllerState, GatewayState, NamespaceCounts, NamespaceState, Offer,
 };
 use crate::gateway::handover::wire::Line;
 use crate::gateway::handover::{Message, FORMAT};
-use crate::gateway::port::ControllerEvent;
 use crate::gateway::rpc::Door;
 use crate::gateway::worker::{WorkerMessage, STOP};
 use crate::target::log::Level;
@@ -85,7 +85,9 @@ impl Gateway {
         self.place.0.store(if given.is_ok() { LEFT } else { HERE }, Ordering::Release);
         match &given {
             Ok(()) => self.say("handed over", &[]),
-            Err(e) => self.hub.log.say(Level::Warning, "not handed over", &[("why", e.to_string().into())]),
+            Err(e) => {
+                self.shared.log.say(Level::Warning, "not handed over", &[("why", e.to_string().into())])
+            }
         }
         given
     }
@@ -123,7 +125,7 @@ impl Gateway {
     pub(super) fn offer(&self) -> Result<(Offer, Given), Error> {
         let mut given = Given::default();
         let mut config = self.config();
-        config.threads = self.hub.threads as u32;
+        config.threads = self.shared.threads as u32;
         let mut namespaces = Vec::new();
         for (nqn, subsystem) in &self.state().subsystems {
             for (nsid, Namespace { volume, .. }) in &subsystem.namespaces {
@@ -132,7 +134,7 @@ impl Gateway {
                 namespaces.push(NamespaceState { nqn: nqn.clone(), nsid: *nsid, blocks, block_bytes, locks });
             }
         }
-        let age = clock::now().saturating_duration_since(self.hub.began);
+        let age = clock::now().saturating_duration_since(self.shared.began);
         Ok((Offer { config, age_ns: age.as_nanos() as u64, namespaces }, given))
     }
 
@@ -194,7 +196,7 @@ impl Gateway {
         for (nqn, given) in blocks {
             if let Err(e) = self.controller_create(nqn, given) {
                 let fields = [("controller", given.name.clone().into()), ("why", e.to_string().into())];
-                self.hub.log.say(Level::Error, "block device not taken over", &fields);
+                self.shared.log.say(Level::Error, "block device not taken over", &fields);
             }
         }
     }
@@ -207,7 +209,7 @@ impl Gateway {
         let all: Vec<(String, String, u64)> = {
             let state = self.state();
             let each = state.controllers.iter();
-            each.map(|(name, running)| (name.clone(), running.nqn.clone(), running.port.id)).collect()
+            each.map(|(name, running)| (name.clone(), running.nqn.clone(), running.shared.id)).collect()
         };
         let mut controllers = Vec::new();
         for (name, nqn, id) in all {
@@ -264,8 +266,8 @@ impl Gateway {
     /// Lets go of all that another process has now, and leaves it as it is.
     fn part(&self) {
         let controllers = std::mem::take(&mut self.state().controllers);
-        for Running { port, thread, .. } in controllers.into_values() {
-            port.say(ControllerEvent::Call(Box::new(Controller::part)));
+        for Running { shared, thread, .. } in controllers.into_values() {
+            shared.say(ControllerEvent::Call(Box::new(Controller::part)));
             join_by(thread, clock::now() + STOP);
         }
         for subsystem in self.state().subsystems.values() {

@@ -77,7 +77,7 @@ impl Gateway {
     pub fn tell_keeper(&self) {
         let Some(keeper) = &self.keeper else { return };
         if let Err(e) = self.told(keeper) {
-            self.hub.log.say(Level::Error, "keeper not told", &[("why", e.to_string().into())]);
+            self.shared.log.say(Level::Error, "keeper not told", &[("why", e.to_string().into())]);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::super::config;
 use super::super::config::Qos;
-use super::super::port::ControllerEvent;
+use super::super::controller_shared::ControllerEvent;
 use super::super::worker::STOP;
 use super::describe::describe;
 use super::describe::view;
@@ -66,7 +66,7 @@ impl State {
         let Some(subsystem) = self.subsystems.get(&running.nqn) else { return };
         let (described, view) = (describe(subsystem, &running.given), view(subsystem, &running.given));
         running
-            .port
+            .shared
             .say(ControllerEvent::Call(Box::new(move |controller| controller.update(described, view))));
     }
 }
@@ -90,6 +90,6 @@ pub(super) fn no_namespace(nqn: &str, nsid: u32) -> Error {
 }
 
 pub(super) fn end(running: Running) {
-    running.port.say(ControllerEvent::Call(Box::new(|controller| controller.leave(STOP))));
+    running.shared.say(ControllerEvent::Call(Box::new(|controller| controller.leave(STOP))));
     join_by(running.thread, clock::now() + STOP * 2);
 }

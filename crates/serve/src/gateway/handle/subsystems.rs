@@ -84,7 +84,7 @@ impl Gateway {
         let mut kept = self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let locks = kept.remove(&(nqn.to_string(), nsid));
         drop(kept);
-        let threads = self.hub.threads as u32;
+        let threads = self.shared.threads as u32;
         let volume = Arc::new(Volume::open_straight_locked(nqn, nsid, &given.served(), threads, locks)?);
         let mut state = self.state();
         let subsystem = state.subsystem_mut(nqn)?;
@@ -128,7 +128,7 @@ impl Gateway {
         let old = self.state().namespace(nqn, nsid)?.volume.clone();
         let given = config::Namespace { nsid, ..given.clone() };
         given.check()?;
-        let volume = Arc::new(Volume::open_straight(nqn, nsid, &given.served(), self.hub.threads as u32)?);
+        let volume = Arc::new(Volume::open_straight(nqn, nsid, &given.served(), self.shared.threads as u32)?);
         let shape = |v: &Volume| (v.blocks, v.block_bytes, v.writable);
         if shape(&volume) != shape(&old) {
             let (blocks, bytes, writable) = shape(&volume);

@@ -3,6 +3,7 @@
 use super::{sheets, Gateway, Running};
 use crate::gateway::config::{Config, Front};
 use crate::gateway::controller::Controller;
+use crate::gateway::controller_shared::{ControllerEvent, ControllerShared, Lent};
 use crate::gateway::dma::Asked;
 use crate::gateway::handed::{broken, Fd, Received};
 use crate::gateway::handover::state::{ControllerState, GatewayState, MappingState, NamespaceCounts, Offer};
@@ -10,7 +11,6 @@ use crate::gateway::handover::wire::Line;
 use crate::gateway::handover::Message;
 use crate::gateway::keeper::shm::Paper;
 use crate::gateway::keeper::{Keeper, Link};
-use crate::gateway::port::{ControllerEvent, Lent, Port};
 use crate::gateway::shm::Doorbells;
 use crate::gateway::vfio_user::socket::Listener;
 use crate::target::log::Sink;
@@ -127,7 +127,7 @@ impl Gateway {
         let unknown = || broken(&format!("the drive {} was not offered", one.name));
         let mut all = given.controllers().filter(|(s, _)| s.nqn == one.nqn);
         let controller = all.find(|(_, c)| c.name == one.name).ok_or_else(unknown)?.1.clone();
-        if one.kicks.len() != self.hub.threads || self.state().controllers.contains_key(&one.name) {
+        if one.kicks.len() != self.shared.threads || self.state().controllers.contains_key(&one.name) {
             return Err(unknown());
         }
         let kicks = one.kicks.iter().map(|fd| came.take(*fd)).collect::<Result<_, _>>()?;
@@ -148,12 +148,12 @@ impl Gateway {
             }
             _ => None,
         };
-        let (port, parts) = self.parts(id, one.cntlid, &controller, subsystem, (listener, link), lent)?;
-        restore_port(&port, &mut one, came)?;
+        let (shared, parts) = self.parts(id, one.cntlid, &controller, subsystem, (listener, link), lent)?;
+        restore_shared(&shared, &mut one, came)?;
         let (name, nqn, cntlid) = (one.name.clone(), one.nqn.clone(), one.cntlid);
         let restored = Controller::restored(parts, one, came)?;
         let thread = spawn(&format!("ctl-{name}"), move || restored.run())?;
-        state.controllers.insert(name, Running { given: controller, nqn, cntlid, port, thread });
+        state.controllers.insert(name, Running { given: controller, nqn, cntlid, shared, thread });
         Ok(())
     }
 
@@ -165,7 +165,7 @@ impl Gateway {
         }
         for running in state.controllers.values() {
             let path = PathBuf::from(running.given.socket.clone().unwrap_or_default());
-            running.port.say(ControllerEvent::Call(Box::new(move |controller| controller.begin(path))));
+            running.shared.say(ControllerEvent::Call(Box::new(move |controller| controller.begin(path))));
         }
         drop(state);
         self.say("taken over", &[("controllers", self.state().controllers.len().into())]);
@@ -173,9 +173,13 @@ impl Gateway {
 }
 
 /// Interrupts, memory and counts.
-fn restore_port(port: &Port, one: &mut ControllerState, came: &mut Received) -> Result<(), Error> {
-    port.vectors.restore(std::mem::take(&mut one.vectors), came)?;
-    port.count_rings(&one.rings);
+fn restore_shared(
+    shared: &ControllerShared,
+    one: &mut ControllerState,
+    came: &mut Received,
+) -> Result<(), Error> {
+    shared.vectors.restore(std::mem::take(&mut one.vectors), came)?;
+    shared.count_rings(&one.rings);
     let mut files: BTreeMap<u32, Arc<File>> = BTreeMap::new();
     let mut file_of = |Fd(number): Fd| -> Result<Arc<File>, Error> {
         if let Some(file) = files.get(&number) {
@@ -191,5 +195,5 @@ fn restore_port(port: &Port, one: &mut ControllerState, came: &mut Received) -> 
         let file = file.map(|(fd, _)| file_of(fd)).transpose()?;
         ranges.push((Asked { address, bytes, offset, readable, writable }, file));
     }
-    port.dma.restore(ranges).map_err(|why| broken(&format!("{}: {why}", one.name)))
+    shared.dma.restore(ranges).map_err(|why| broken(&format!("{}: {why}", one.name)))
 }

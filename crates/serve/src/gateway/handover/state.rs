@@ -1,7 +1,7 @@
 //! All that a gateway is at one moment, as plain data.
 
 use crate::gateway::config::Config;
-use crate::gateway::function::Tally;
+use crate::gateway::controller_queues::Tally;
 use crate::gateway::handed::{Bytes, Fd};
 use crate::gateway::vfio_user::state::{PeerState, VectorState};
 use crate::target::stats::{Counts, LatencyStats};

@@ -10,9 +10,9 @@ use std::time::Instant;
 
 impl Worker {
     pub(super) fn wait(&mut self) {
-        let functions = || self.functions.iter().flatten();
-        let polled = functions().any(|f| f.is_polled(self.now));
-        let spins = self.now < self.busy_until && functions().any(|f| f.awake);
+        let controllers = || self.controllers.iter().flatten();
+        let polled = controllers().any(|f| f.is_polled(self.now));
+        let spins = self.now < self.busy_until && controllers().any(|f| f.awake);
         let more = self.lanes.iter().flatten().any(Lane::is_pushed) || self.inbox.has_messages();
         if more || spins || polled {
             self.rounds += 1;
@@ -33,7 +33,7 @@ impl Worker {
     /// Asks the hosts to ring. False: somebody was faster.
     pub(super) fn fall_asleep(&mut self) -> bool {
         let mut asleep = true;
-        for f in self.functions.iter_mut().flatten() {
+        for f in self.controllers.iter_mut().flatten() {
             if std::mem::take(&mut f.awake) && !f.suspending && !f.closing {
                 f.awake = !f.sleep();
                 asleep &= !f.awake;
@@ -45,15 +45,15 @@ impl Worker {
     /// When to wake though nothing comes.
     pub(super) fn due(&self) -> Instant {
         let lanes = self.lanes.iter().flatten().filter_map(Lane::next_due);
-        let functions = self.functions.iter().flatten();
-        let interrupts = functions.clone().flat_map(|f| &f.queues).filter_map(|q| q.interrupt_at);
-        let interrupts = interrupts.map(|us| self.hub.began + Duration::from_micros(us));
-        let polls = functions
+        let controllers = self.controllers.iter().flatten();
+        let interrupts = controllers.clone().flat_map(|f| &f.queues).filter_map(|q| q.interrupt_at);
+        let interrupts = interrupts.map(|us| self.gateway.began + Duration::from_micros(us));
+        let polls = controllers
             .clone()
-            .filter(|f| f.port.is_polled() && !f.queues.is_empty())
+            .filter(|f| f.shared.is_polled() && !f.queues.is_empty())
             .map(|_| self.now + POLL_EVERY);
-        let held = functions.clone().flat_map(|f| &f.queues).filter_map(|q| q.lines.due());
-        let held = held.map(|ns| self.hub.began + Duration::from_nanos(ns));
+        let held = controllers.clone().flat_map(|f| &f.queues).filter_map(|q| q.lines.due());
+        let held = held.map(|ns| self.gateway.began + Duration::from_nanos(ns));
         let all = lanes.chain(interrupts).chain(held).chain(polls).chain(self.stop_by);
         all.min().unwrap_or(self.now + FOREVER)
     }

@@ -4,9 +4,9 @@ mod keep;
 
 pub(super) use keep::Taken;
 
+use super::controller_shared::{ControllerEvent, ControllerShared, View};
 use super::dma::Map;
 use super::io::Command;
-use super::port::{ControllerEvent, Port, View};
 use super::stats::{Ends, QueueStats};
 use super::worker::{Owner, POLL_AWAKE};
 use crate::namespace::executor::Counters;
@@ -66,8 +66,8 @@ pub(super) struct Queue {
     tails_seen: Vec<(u16, u32)>,
 }
 
-pub(super) struct Function {
-    pub port: Arc<Port>,
+pub(super) struct ControllerQueues {
+    pub shared: Arc<ControllerShared>,
     pub map: Arc<Map>,
     map_generation: u64,
     pub view: Arc<View>,
@@ -114,7 +114,7 @@ impl Queue {
     /// Returns the statistics of its submission queues.
     pub(super) fn stats<'a>(
         &'a self,
-        port: &'a Port,
+        shared: &'a ControllerShared,
         thread: usize,
     ) -> impl Iterator<Item = QueueStats> + 'a {
         let of = |sqid: u16| self.tallies.iter().find(|tally| tally.sqid == sqid);
@@ -125,7 +125,7 @@ impl Queue {
                 thread: Some(thread as u32),
                 entries: queue.entries(),
                 in_flight: queue.in_flight().into(),
-                doorbells: port.rings(tally.sqid),
+                doorbells: shared.rings(tally.sqid),
                 shadow: queue.has_shadow(),
                 interrupts: self.interrupts,
                 staged_bytes: tally.staged_bytes,
@@ -163,16 +163,16 @@ impl Queue {
     }
 
     /// Reads what was written to doorbell registers, or to the page that stands for them.
-    pub(super) fn read_doorbells(&mut self, port: &Port) -> Result<(), QueueFault> {
+    pub(super) fn read_doorbells(&mut self, shared: &ControllerShared) -> Result<(), QueueFault> {
         let own = Doorbell::Completion(self.cq.id());
-        let value = port.doorbells.get(own);
+        let value = shared.doorbells.get(own);
         if value != self.head_seen {
             self.head_seen = value;
             self.cq.ring(own, value).map_err(QueueFault::Doorbell)?;
         }
         for (sqid, seen) in &mut self.tails_seen {
             let doorbell = Doorbell::Submission(*sqid);
-            let value = port.doorbells.get(doorbell);
+            let value = shared.doorbells.get(doorbell);
             if value != *seen {
                 *seen = value;
                 self.cq.ring(doorbell, value).map_err(QueueFault::Doorbell)?;
@@ -182,9 +182,9 @@ impl Queue {
     }
 }
 
-impl Function {
-    pub(super) fn new(port: Arc<Port>, now: Instant) -> Function {
-        Function {
+impl ControllerQueues {
+    pub(super) fn new(shared: Arc<ControllerShared>, now: Instant) -> ControllerQueues {
+        ControllerQueues {
             map: Arc::default(),
             map_generation: 0,
             view: Arc::default(),
@@ -201,19 +201,19 @@ impl Function {
             kick_armed: false,
             kicked: false,
             page_bytes: 4096,
-            port,
+            shared,
         }
     }
 
     /// Takes up mappings and namespaces that changed meanwhile. True: namespaces did.
     pub(super) fn follow(&mut self, lanes: &[Option<Lane<Owner>>]) -> bool {
         self.follow_memory();
-        let generation = self.port.view_generation();
+        let generation = self.shared.view_generation();
         if self.view_generation == generation {
             return false;
         }
         self.view_generation = generation;
-        self.view = self.port.view();
+        self.view = self.shared.view();
         let view = &self.view;
         self.lanes.retain(|(nsid, lane)| {
             let there = view.iter().find(|(other, _)| other == nsid).map(|(_, shown)| &shown.volume);
@@ -229,14 +229,14 @@ impl Function {
             self.closing = false;
             self.queues.clear();
             self.map = Arc::default();
-            self.port.say(ControllerEvent::QueuesClosed);
+            self.shared.say(ControllerEvent::QueuesClosed);
         }
         for q in &mut self.queues {
-            let (cq, port) = (&mut q.cq, &self.port);
+            let (cq, shared) = (&mut q.cq, &self.shared);
             q.closing.retain(|sqid| {
                 let gone = cq.remove(*sqid);
                 if gone {
-                    port.say(ControllerEvent::SubmissionClosed(*sqid));
+                    shared.say(ControllerEvent::SubmissionClosed(*sqid));
                 }
                 !gone
             });
@@ -244,17 +244,17 @@ impl Function {
         let idle = || self.queues.iter().all(Queue::is_idle);
         if self.suspending && !self.suspended && !(self.held && self.kick_armed) && idle() {
             self.suspended = true;
-            self.port.say(ControllerEvent::Quiet);
+            self.shared.say(ControllerEvent::Quiet);
         }
     }
 
     /// Takes up mappings that changed meanwhile: what a host maps before it rings must be there once its ringing was seen.
     pub(super) fn follow_memory(&mut self) {
-        let generation = self.port.dma.generation();
+        let generation = self.shared.dma.generation();
         if self.map_generation != generation {
             self.map_generation = generation;
-            // A function without queues holds on to nothing.
-            self.map = if self.queues.is_empty() { Arc::default() } else { self.port.dma.map_now() };
+            // A controller without queues holds on to nothing.
+            self.map = if self.queues.is_empty() { Arc::default() } else { self.shared.dma.map_now() };
         }
     }
 
@@ -276,7 +276,7 @@ impl Function {
 
     pub(super) fn is_polled(&self, now: Instant) -> bool {
         let lately = now.saturating_duration_since(self.active_at) < POLL_AWAKE;
-        self.port.is_polled() && !self.queues.is_empty() && !self.suspending && lately
+        self.shared.is_polled() && !self.queues.is_empty() && !self.suspending && lately
     }
 
     /// Asks the host to ring. False: it was faster.
@@ -293,13 +293,13 @@ impl Function {
     pub(super) fn flushed(&mut self) {
         self.flushes -= 1;
         if self.flushes == 0 {
-            self.port.say(ControllerEvent::Flushed);
+            self.shared.say(ControllerEvent::Flushed);
         }
     }
 
     fn know_memory(&mut self) {
-        self.map = self.port.dma.map_now();
-        self.page_bytes = self.port.page_bytes.load(Ordering::Relaxed);
+        self.map = self.shared.dma.map_now();
+        self.page_bytes = self.shared.page_bytes.load(Ordering::Relaxed);
     }
 
     pub(super) fn adopt(&mut self, cq: CompletionQueue) {
@@ -319,7 +319,7 @@ impl Function {
         q.tails_seen.push((sqid, 0));
         q.tallies.retain(|tally| tally.sqid != sqid);
         q.tallies.push(Tally { sqid, ..Tally::default() });
-        self.port.forget_rings(sqid);
+        self.shared.forget_rings(sqid);
         if let Err(fault) = q.cq.open(&*self.map, queue) {
             report_fault(self, at, fault);
         }
@@ -330,7 +330,7 @@ impl Function {
         if let Some(q) = self.queues.iter_mut().find(|q| q.cq.id() == cqid) {
             q.broken = true;
         }
-        self.port.say(ControllerEvent::CompletionClosed(cqid));
+        self.shared.say(ControllerEvent::CompletionClosed(cqid));
     }
 
     pub(super) fn each_queue(&mut self, mut work: impl FnMut(&mut Queue, &Map) -> Result<(), QueueFault>) {
@@ -343,12 +343,12 @@ impl Function {
 }
 
 /// Tells the controller's thread. Where the queue is out of reach nothing more is done with it.
-pub(super) fn report_fault(f: &mut Function, queue: usize, fault: QueueFault) {
+pub(super) fn report_fault(f: &mut ControllerQueues, queue: usize, fault: QueueFault) {
     let fatal = matches!(fault, QueueFault::Memory(_));
     if fatal && std::mem::replace(&mut f.queues[queue].broken, true) {
         return;
     }
-    if fatal || !f.port.faulted.swap(true, Ordering::AcqRel) {
-        f.port.say(ControllerEvent::Fault(fault));
+    if fatal || !f.shared.faulted.swap(true, Ordering::AcqRel) {
+        f.shared.say(ControllerEvent::Fault(fault));
     }
 }

@@ -1,6 +1,6 @@
 //! Queues that are held while another process takes them over, and queues that were taken over.
 
-use super::{Function, Queue};
+use super::{ControllerQueues, Queue};
 use crate::gateway::handover::state::QueueKept;
 use crate::gateway::worker::{Owner, Worker};
 use crate::namespace::steps::is_repeatable;
@@ -55,7 +55,7 @@ impl Queue {
     }
 }
 
-impl Function {
+impl ControllerQueues {
     /// Its queues, none of which has anything in a source. None: it isn't held, or something has.
     pub(crate) fn keep(&self) -> Option<Vec<QueueKept>> {
         (self.held && self.suspended).then(|| self.keep_all())
@@ -68,7 +68,7 @@ impl Function {
 
 impl Worker {
     /// Fetches nothing, hears no doorbell, begins nothing that waits; `ControllerEvent::Quiet` follows.
-    pub(crate) fn hold(&mut self, f: &mut Function, at: u32) {
+    pub(crate) fn hold(&mut self, f: &mut ControllerQueues, at: u32) {
         f.held = true;
         f.suspend(true);
         for q in &mut f.queues {
@@ -81,18 +81,18 @@ impl Worker {
     }
 
     /// Asks the sources to give up on what may be repeated.
-    pub(crate) fn withdraw(&mut self, f: &mut Function, at: u32) {
+    pub(crate) fn withdraw(&mut self, f: &mut ControllerQueues, at: u32) {
         let mut chosen = Vec::new();
         for (queue, q) in (0..).zip(&f.queues) {
             let whole = (0..).zip(&q.commands).filter(|(slot, _)| q.cq.command(*slot).is_some());
             let repeatable = whole.filter(|(_, c)| c.io.request.as_ref().is_some_and(is_repeatable));
-            chosen.extend(repeatable.map(|(slot, _)| Owner { function: at, queue, slot }));
+            chosen.extend(repeatable.map(|(slot, _)| Owner { controller: at, queue, slot }));
         }
         self.give_up(f, |owner| chosen.contains(owner));
     }
 
     /// It goes on here: what was put off begins.
-    pub(crate) fn release(&mut self, f: &mut Function, at: u32) {
+    pub(crate) fn release(&mut self, f: &mut ControllerQueues, at: u32) {
         f.held = false;
         for queue in 0..f.queues.len() {
             for slot in std::mem::take(&mut f.queues[queue].parked) {
@@ -104,7 +104,7 @@ impl Worker {
     }
 
     /// A queue of another process's is this thread's from now on.
-    pub(crate) fn take_up(&mut self, f: &mut Function, at: u32, taken: Taken) {
+    pub(crate) fn take_up(&mut self, f: &mut ControllerQueues, at: u32, taken: Taken) {
         f.know_memory();
         f.queues.push(Queue::taken(taken));
         self.release(f, at);

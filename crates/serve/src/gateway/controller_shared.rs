@@ -25,7 +25,7 @@ pub(super) struct Shown {
 pub(super) type View = Vec<(u32, Shown)>;
 
 /// A controller as its workers see it.
-pub(super) struct Port {
+pub(super) struct ControllerShared {
     /// Among all controllers of the gateway; never used twice.
     pub id: u64,
     pub name: String,
@@ -107,10 +107,10 @@ pub(super) struct Options {
     pub view: View,
 }
 
-impl Port {
-    pub(super) fn new(options: Options, lent: Lent, events: Arc<Inbox<ControllerEvent>>) -> Port {
+impl ControllerShared {
+    pub(super) fn new(options: Options, lent: Lent, events: Arc<Inbox<ControllerEvent>>) -> ControllerShared {
         let Options { id, name, threads, vectors, poll, transfer_bytes_max, view } = options;
-        Port {
+        ControllerShared {
             id,
             name,
             dma: Table::default(),
