@@ -131,7 +131,6 @@ CUT_OBJECTS: dict[str, int] = {
     "reader/worker::Worker": 4,
     "serve/gateway::Controller": 7,
     "serve/gateway::Gateway": 6,
-    "serve/gateway::Worker": 6,
     "storage/path::MappedQueue": 4,
     "storage/path::Shared": 3,
     "storage/source::NvmeTcpQueue": 3,

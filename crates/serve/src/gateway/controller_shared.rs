@@ -12,6 +12,12 @@ use forebay_nvme::transport::pcie::queue::QueueFault;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A polled controller that was idle for this long is polled less often: once in `POLL_EVERY`, which adds at most that
+/// to the latency of its next command, and saves most of a core.
+pub(super) const POLL_AWAKE: Duration = Duration::from_secs(1);
+pub(super) const POLL_EVERY: Duration = Duration::from_micros(100);
 
 /// A namespace as a controller shows it.
 #[derive(Clone)]

@@ -1,17 +1,19 @@
 //! The gateway: drives that look local and stand on any source.
 
+mod command;
 pub mod config;
 mod controller;
 mod controller_queues;
 mod controller_shared;
 pub(crate) mod dma;
+mod gateway_shared;
 pub(crate) mod handed;
 pub(crate) mod handle;
 pub mod handover;
-mod hold;
-mod io;
+mod io_queue;
 pub mod keeper;
 pub(crate) mod metrics;
+mod resources;
 pub mod rpc;
 pub mod service;
 mod shm;

@@ -1,10 +1,12 @@
 //! Snapshot of a gateway's counters.
 
 use super::config::Qos;
+use crate::namespace::executor::Counters;
+use crate::namespace::stats::Histogram;
 use crate::target;
 pub use crate::target::stats::{Counts, LatencyStats};
 use forebay_storage::source::nvme::SourceReport;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Since the gateway began.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -123,4 +125,25 @@ pub struct Ends {
     pub vector: Option<u16>,
     /// Commands that wait for their namespace's limits.
     pub held_back: u32,
+}
+
+/// Counters of one submission queue.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SubmissionTally {
+    pub sqid: u16,
+    pub counts: Counts,
+    pub read_latency: Histogram,
+    pub write_latency: Histogram,
+    pub staged_bytes: u64,
+}
+
+impl SubmissionTally {
+    pub(super) fn counters(&mut self) -> Counters<'_> {
+        Counters {
+            counts: &mut self.counts,
+            read_latency: &mut self.read_latency,
+            write_latency: &mut self.write_latency,
+        }
+    }
 }

@@ -4,83 +4,40 @@
 //! for each completion queue. Before it sleeps it asks hosts to ring (EventIdx), looks once more, and waits for
 //! whatever comes first: a doorbell, an I/O, a message.
 
-mod ends;
-mod sleep;
-
-use super::controller_queues::{report_fault, ControllerQueues, Taken};
+use super::command::{Owner, Pages};
+use super::controller_queues::ControllerQueues;
 use super::controller_shared::ControllerShared;
+use super::gateway_shared::GatewayShared;
 use super::handover::state::QueueKept;
-use super::io::Pages;
+use super::io_queue::Taken;
+use super::resources::ThreadResources;
 use super::stats::QueueStats;
-use crate::namespace::lane::{Finished, Lane};
+use crate::namespace::lane::Finished;
+use crate::namespace::queues::QueueTable;
 use crate::target::inbox::Inbox;
-use crate::target::log::{Level, Log};
+use crate::target::log::Level;
 use crate::target::stats::NamespaceStats;
-use crate::target::thread_pool::{self, Failure, PoolWorker};
+use crate::target::thread_pool::{self, PoolWorker};
 use forebay_io::clock;
 use forebay_io::reactor::{memlock, Completion, Reactor, RingOptions};
 use forebay_io::threads;
 use forebay_model::Error;
-use forebay_nvme::transport::pcie::queue::{
-    Coalescing, CompletionQueue, Interrupt, QueueFault, SubmissionQueue,
-};
+use forebay_nvme::transport::pcie::queue::{Coalescing, CompletionQueue, SubmissionQueue};
 use forebay_nvme::transport::pcie::shadow::Shadow;
-use std::fs::File;
-use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Places in the ring for what is in flight.
 const RING_DEPTH: u32 = 4096;
-/// Commands that one completion queue's submission queues may bring in a round, before others have their turn; fewer,
-/// where the host's Arbitration Burst says so.
-const BATCH: u32 = 64;
-/// Payload of files after which a round hands on what it has, where that is seven eighths of what waited, and after which
-/// it does so anyway. A processor copies what lies in the page cache while the source takes it: where a round did that for
-/// all that a host had asked for, the host slept meanwhile, and the thread slept while the host asked for more. Where it
-/// did so for little of much, interrupts cost a tenth of the rate.
-const COPIED: u64 = 1 << 20;
-const COPIED_MOST: u64 = 8 << 20;
 /// Rounds between two calls of the kernel while nothing is under way.
 const ROUNDS: u32 = 16;
 /// With nothing due, a thread looks up this often.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
-/// A polled controller that was idle for this long is polled less often: once in `POLL_EVERY`, which adds at most that
-/// to the latency of its next command, and saves most of a core.
-pub(super) const POLL_AWAKE: Duration = Duration::from_secs(1);
-pub(super) const POLL_EVERY: Duration = Duration::from_micros(100);
 /// Time for I/Os to come back when the gateway stops.
 pub(super) const STOP: Duration = Duration::from_secs(5);
 /// Zeros that Write Zeroes writes at a time, where a source has no such command.
 const BLANK_BYTES: usize = 1 << 20;
-
-/// State that a gateway's threads share.
-pub(super) struct GatewayShared {
-    pub threads: usize,
-    /// CPUs that they stay on, in turn; none: anywhere.
-    pub cpus: Vec<u32>,
-    pub spin: Duration,
-    pub log: Log,
-    pub began: Instant,
-    /// File by which a keeper waits for the end of all rings.
-    pub life: Option<Arc<File>>,
-    pub failure: Failure,
-}
-
-/// A command in flight, as lanes name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Owner {
-    pub controller: u32,
-    pub queue: u32,
-    pub slot: u16,
-}
-
-impl Owner {
-    /// The flush of a shutdown: no command.
-    pub(super) const SHUTDOWN: u16 = u16::MAX;
-}
 
 /// For one worker. A controller is named by its `ControllerShared::id`.
 pub(super) enum WorkerMessage {
@@ -144,24 +101,19 @@ pub(super) struct Report {
 }
 
 pub(super) struct Worker {
-    pub gateway: Arc<GatewayShared>,
-    pub number: usize,
     inbox: Arc<Inbox<WorkerMessage>>,
-    pub reactor: Reactor,
-    token: u32,
-    pub controllers: Vec<Option<Box<ControllerQueues>>>,
-    pub lanes: Vec<Option<Lane<Owner>>>,
-    /// Zeros to write from.
-    pub blank: Pages,
-    pub now: Instant,
+    /// By number.
+    controllers: Vec<Option<Box<ControllerQueues>>>,
+    /// All else that a controller uses.
+    thread: ThreadResources,
     stop_by: Option<Instant>,
-    /// Something was done lately: no sleep before this.
-    busy_until: Instant,
+    /// Queues of namespaces may be used by nobody.
     views_changed: bool,
-    completions: Vec<Completion>,
-    finished: Vec<Finished<Owner>>,
     /// Rounds since the kernel was last called.
     rounds: u32,
+    // Empty between uses.
+    completions: Vec<Completion>,
+    finished: Vec<Finished<Owner>>,
 }
 
 impl PoolWorker for Worker {
@@ -173,16 +125,17 @@ impl PoolWorker for Worker {
 
     fn run(mut self) {
         loop {
-            self.now = clock::now();
+            self.thread.now = clock::now();
             self.collect();
             self.read_messages();
             self.run_controllers();
-            self.run_lanes();
-            self.interrupt_all();
-            self.retire_lanes();
-            let quiet = || self.lanes.iter().flatten().all(Lane::is_idle);
-            let failed = self.gateway.failure.heed(&self.reactor);
-            if self.stop_by.is_some_and(|by| failed || self.now >= by || quiet()) {
+            self.run_queues();
+            let now_us = self.thread.now_us();
+            self.controllers.iter_mut().flatten().for_each(|c| c.interrupt(now_us));
+            self.retire_queues();
+            let failed = self.thread.gateway.failure.heed(&self.thread.reactor);
+            let over = |by| failed || self.thread.now >= by || self.thread.queues.is_idle();
+            if self.stop_by.is_some_and(over) {
                 break;
             }
             self.wait();
@@ -209,275 +162,215 @@ impl Worker {
         let now = clock::now();
         Ok(Worker {
             inbox: Arc::new(Inbox::new(reactor.waker()?)),
-            token: reactor.token(),
-            gateway,
-            number,
-            reactor,
             controllers: Vec::new(),
-            lanes: Vec::new(),
-            blank: Pages::new(BLANK_BYTES),
-            now,
+            thread: ThreadResources {
+                token: reactor.token(),
+                gateway,
+                number,
+                reactor,
+                queues: QueueTable::new(number),
+                blank: Pages::new(BLANK_BYTES),
+                now,
+                busy_until: now,
+            },
             stop_by: None,
-            busy_until: now,
             views_changed: false,
+            rounds: 0,
             completions: Vec::new(),
             finished: Vec::new(),
-            rounds: 0,
         })
     }
 
+    // A round.
+
     /// Kicks that came through the ring.
     fn collect(&mut self) {
-        self.reactor.take(self.token, &mut self.completions);
-        let mut completions = std::mem::take(&mut self.completions);
-        for c in completions.drain(..) {
-            if let Some(Some(f)) = self.controllers.get_mut(c.tag as usize) {
-                f.kick_armed = false;
-                f.kicked = true;
-                f.awake = true;
+        self.thread.reactor.take(self.thread.token, &mut self.completions);
+        for completion in self.completions.drain(..) {
+            if let Some(Some(c)) = self.controllers.get_mut(completion.tag as usize) {
+                c.hear_kick();
             }
         }
-        self.completions = completions;
     }
 
     fn run_controllers(&mut self) {
-        for at in 0..self.controllers.len() {
-            let Some(mut f) = self.controllers[at].take() else { continue };
-            f.awake |= f.shared.rung[self.number].swap(false, Ordering::AcqRel) || f.shared.is_polled();
-            self.views_changed |= f.follow(&self.lanes);
-            self.arm_kick(&mut f, at as u32);
-            if !f.held {
-                self.let_through(&mut f, at as u32);
-            }
-            if f.awake && !f.suspending {
-                self.look(&mut f, at as u32);
-            }
-            f.settle();
-            self.controllers[at] = Some(f);
+        for c in self.controllers.iter_mut().flatten() {
+            self.views_changed |= c.follow(&self.thread.queues);
+            c.run(&mut self.thread);
         }
     }
 
-    /// Has the kernel watch the eventfd that the client rings.
-    fn arm_kick(&mut self, f: &mut ControllerQueues, at: u32) {
-        if f.kick_armed || f.held || f.queues.is_empty() {
-            return;
-        }
-        self.reactor.hear(self.token, at, f.shared.kicks[self.number].as_fd());
-        f.kick_armed = true;
-    }
-
-    /// Takes new commands from all queues of a controller.
-    fn look(&mut self, f: &mut ControllerQueues, at: u32) {
-        for queue in 0..f.queues.len() {
-            let mut taken = 0;
-            if let Err(fault) = self.look_at(f, at, queue as u32, &mut taken) {
-                report_fault(f, queue, fault);
-            }
-            if taken > 0 {
-                f.active_at = self.now;
-                self.busy_until = self.now + self.gateway.spin;
-            }
-        }
-        f.kicked = false;
-    }
-
-    fn look_at(
-        &mut self,
-        f: &mut ControllerQueues,
-        at: u32,
-        queue: u32,
-        taken: &mut u32,
-    ) -> Result<(), QueueFault> {
-        let q = &mut f.queues[queue as usize];
-        if q.broken || f.closing {
-            return Ok(());
-        }
-        q.read_doorbells(&f.shared)?;
-        q.cq.poll(&*f.map)?;
-        f.follow_memory();
-        let mut copied = 0;
-        let share = f.queues[queue as usize].cq.waits() * 7 / 8;
-        let batch = f.shared.burst.load(Ordering::Relaxed).min(BATCH);
-        while *taken < batch && (copied < COPIED || *taken < share && copied < COPIED_MOST) {
-            let Some(fetched) = f.queues[queue as usize].cq.fetch(&*f.map)? else { break };
-            *taken += 1;
-            if f.kicked && *taken == 1 {
-                f.shared.rang(fetched.sqid);
-            }
-            let slot = fetched.slot;
-            self.begin(f, at, queue, fetched);
-            copied += self.copied(f, queue, slot);
-        }
-        Ok(())
-    }
-
-    /// Returns the bytes of a command that the source may copy at once.
-    fn copied(&self, f: &ControllerQueues, queue: u32, slot: u16) -> u64 {
-        let command = &f.queues[queue as usize].commands[usize::from(slot)];
-        let lane = self.lanes.get(command.io.lane as usize).and_then(Option::as_ref);
-        let over_files = lane.is_some_and(|lane| lane.over_files);
-        command.io.request.filter(|_| over_files).map_or(0, |request| request.transfer.bytes().into())
-    }
-
-    fn run_lanes(&mut self) {
+    fn run_queues(&mut self) {
+        let Worker { thread, controllers, finished, .. } = self;
         // What finishes at once (nil, pages in the cache) is answered in the same round.
         for _ in 0..2 {
-            for lane in self.lanes.iter_mut().flatten() {
-                lane.turn(&mut self.reactor, &mut self.finished);
-            }
-            if self.finished.is_empty() {
+            thread.queues.turn(&mut thread.reactor, finished);
+            if finished.is_empty() {
                 break;
             }
-            self.now = clock::now();
-            let mut finished = std::mem::take(&mut self.finished);
-            finished.drain(..).for_each(|step| self.finish_step(step));
-            self.finished = finished;
-            self.busy_until = self.now + self.gateway.spin;
-            let (number, now) = (self.number, self.now);
-            self.lanes.iter_mut().flatten().for_each(|lane| lane.publish(number, now));
-        }
-    }
-
-    fn finish_step(&mut self, step: Finished<Owner>) {
-        let staged_bytes = step.staged_bytes();
-        let Finished { owner, result, .. } = step;
-        let at = owner.controller as usize;
-        let Some(mut f) = self.controllers.get_mut(at).and_then(Option::take) else { return };
-        (f.awake, f.active_at) = (true, self.now);
-        if owner.slot == Owner::SHUTDOWN {
-            f.flushed();
-        } else {
-            f.staged(owner, staged_bytes);
-            self.moved(&mut f, owner, result);
-        }
-        f.settle();
-        self.controllers[at] = Some(f);
-    }
-
-    fn interrupt_all(&mut self) {
-        let now_us = self.now.saturating_duration_since(self.gateway.began).as_micros() as u64;
-        for f in self.controllers.iter_mut().flatten() {
-            for q in f.queues.iter_mut().filter(|q| !q.broken) {
-                q.interrupt_at = match q.cq.interrupt(now_us) {
-                    Interrupt::Now(vector) => {
-                        q.interrupts += 1;
-                        f.shared.vectors.signal(vector);
-                        None
-                    }
-                    Interrupt::At(us) => Some(us),
-                    Interrupt::None => None,
-                };
+            thread.now = clock::now();
+            for step in finished.drain(..) {
+                if let Some(Some(c)) = controllers.get_mut(step.owner.controller as usize) {
+                    c.finished(thread, step);
+                }
             }
+            thread.mark_busy();
+            thread.queues.publish(thread.now);
         }
     }
+
+    /// Queues of namespaces that no controller shows any more finish what they have, and go.
+    fn retire_queues(&mut self) {
+        if !std::mem::take(&mut self.views_changed) && !self.thread.queues.has_retired() {
+            return;
+        }
+        let controllers = || self.controllers.iter().flatten();
+        self.thread.queues.retire(|number| controllers().any(|c| c.uses(number)));
+        if self.thread.queues.end_retired(|_| false) {
+            self.thread.reactor.forget_files();
+        }
+    }
+
+    // Messages.
 
     fn read_messages(&mut self) {
         for message in self.inbox.take() {
-            self.busy_until = self.now + self.gateway.spin;
+            self.thread.mark_busy();
             match message {
                 WorkerMessage::Attach(shared) => self.attach(shared),
                 WorkerMessage::Detach(id) => self.detach(id),
-                WorkerMessage::Look => self.controllers.iter_mut().flatten().for_each(|f| {
-                    f.awake = true;
-                    f.queues.iter_mut().for_each(|q| q.lines.look_again());
-                }),
+                WorkerMessage::Look => {
+                    self.controllers.iter_mut().flatten().for_each(|c| c.look_again());
+                }
                 WorkerMessage::Report(to) => {
                     let _ = to.send(self.report());
                 }
-                WorkerMessage::Stop => self.stop_by = Some(self.now + STOP),
-                WorkerMessage::OpenCompletion(id, cq) => self.with_controller(id, |_, f, _| f.adopt(cq)),
+                WorkerMessage::Stop => self.stop_by = Some(self.thread.now + STOP),
+                WorkerMessage::OpenCompletion(id, cq) => self.with(id, |c, _| c.open_completion(cq)),
                 WorkerMessage::OpenSubmission { controller, cqid, queue } => {
-                    self.with_controller(controller, |_, f, _| f.open(cqid, queue));
+                    self.with(controller, |c, _| c.open_submission(cqid, queue));
                 }
                 WorkerMessage::CloseSubmission { controller, cqid, sqid } => {
-                    self.with_controller(controller, |worker, f, at| {
-                        worker.close_submission(f, at, cqid, sqid)
-                    });
+                    self.with(controller, |c, thread| c.close_submission(thread, cqid, sqid));
                 }
                 WorkerMessage::CloseCompletion { controller, cqid } => {
-                    self.with_controller(controller, |_, f, _| f.remove(cqid))
+                    self.with(controller, |c, _| c.close_completion(cqid));
                 }
-                WorkerMessage::CloseQueues(id) => self.with_controller(id, Worker::close_queues),
+                WorkerMessage::CloseQueues(id) => self.with(id, ControllerQueues::close_all),
                 WorkerMessage::Abort { controller, cqid, sqid, cid } => {
-                    self.with_controller(controller, |worker, f, at| worker.abort(f, at, cqid, sqid, cid));
+                    self.with(controller, |c, thread| c.abort(thread, cqid, sqid, cid));
                 }
-                WorkerMessage::Shadow(id, shadow) => self.with_controller(id, |_, f, _| {
-                    f.each_queue(|q, map| q.cq.set_shadow(map, shadow));
+                WorkerMessage::Shadow(id, shadow) => self.with(id, |c, _| c.set_shadow(shadow)),
+                WorkerMessage::Coalescing(id, how) => self.with(id, |c, _| c.set_coalescing(&how)),
+                WorkerMessage::Suspend(id) => self.with(id, |c, _| c.suspend(true)),
+                WorkerMessage::Resume(id) => self.with(id, |c, _| c.suspend(false)),
+                WorkerMessage::Hold(id) => self.with(id, ControllerQueues::hold),
+                WorkerMessage::Withdraw(id) => self.with(id, ControllerQueues::withdraw),
+                WorkerMessage::Release(id) => self.with(id, ControllerQueues::release),
+                WorkerMessage::Keep(id, to) => self.with(id, |c, _| {
+                    let _ = c.keep().map(|queues| to.send(queues));
                 }),
-                WorkerMessage::Coalescing(id, coalescing) => self.with_controller(id, |_, f, _| {
-                    f.queues.iter_mut().for_each(|q| q.cq.set_coalescing(coalescing.clone()));
-                }),
-                WorkerMessage::Suspend(id) => self.with_controller(id, |_, f, _| f.suspend(true)),
-                WorkerMessage::Resume(id) => self.with_controller(id, |_, f, _| f.suspend(false)),
-                WorkerMessage::Hold(id) => self.with_controller(id, Worker::hold),
-                WorkerMessage::Withdraw(id) => self.with_controller(id, Worker::withdraw),
-                WorkerMessage::Release(id) => self.with_controller(id, Worker::release),
-                WorkerMessage::Keep(id, to) => self.with_controller(id, |_, f, _| {
-                    let _ = f.keep().map(|queues| to.send(queues));
-                }),
-                WorkerMessage::TakeUp(id, taken) => {
-                    self.with_controller(id, |worker, f, at| worker.take_up(f, at, *taken));
-                }
-                WorkerMessage::Relinquish(id) => self.with_controller(id, |worker, f, at| {
-                    worker.give_up(f, |owner| owner.controller == at && owner.slot != Owner::SHUTDOWN);
-                }),
-                WorkerMessage::Flush(id) => self.with_controller(id, Worker::flush),
+                WorkerMessage::TakeUp(id, taken) => self.with(id, |c, thread| c.take_up(thread, *taken)),
+                WorkerMessage::Relinquish(id) => self.with(id, ControllerQueues::relinquish),
+                WorkerMessage::Flush(id) => self.with(id, ControllerQueues::flush),
             }
         }
     }
 
-    /// Works on the controller with that name, if it is there.
-    fn with_controller(&mut self, id: u64, work: impl FnOnce(&mut Worker, &mut ControllerQueues, u32)) {
-        let is = |f: &Option<Box<ControllerQueues>>| f.as_ref().is_some_and(|f| f.shared.id == id);
-        let Some(at) = self.controllers.iter().position(is) else { return };
-        let mut f = self.controllers[at].take().expect("it was just found");
-        self.views_changed |= f.follow(&self.lanes);
-        work(self, &mut f, at as u32);
-        f.awake = true;
-        f.settle();
-        self.controllers[at] = Some(f);
+    fn find(&self, id: u64) -> Option<usize> {
+        self.controllers.iter().position(|c| c.as_ref().is_some_and(|c| c.shared.id == id))
+    }
+
+    /// Lets the controller of that name do something, if it is there.
+    fn with(&mut self, id: u64, work: impl FnOnce(&mut ControllerQueues, &mut ThreadResources)) {
+        let Some(c) = self.find(id).and_then(|at| self.controllers[at].as_deref_mut()) else { return };
+        self.views_changed |= c.follow(&self.thread.queues);
+        work(c, &mut self.thread);
+        c.wake();
+        c.settle();
     }
 
     fn attach(&mut self, shared: Arc<ControllerShared>) {
-        let queues = Some(Box::new(ControllerQueues::new(shared, self.now)));
-        match self.controllers.iter().position(Option::is_none) {
-            Some(at) => self.controllers[at] = queues,
-            None => self.controllers.push(queues),
-        }
+        let number = self.controllers.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.controllers.push(None);
+            self.controllers.len() - 1
+        });
+        let c = ControllerQueues::new(shared, number as u32, self.thread.now);
+        self.controllers[number] = Some(Box::new(c));
         self.views_changed = true;
     }
 
     fn detach(&mut self, id: u64) {
-        let is = |f: &Option<Box<ControllerQueues>>| f.as_ref().is_some_and(|f| f.shared.id == id);
-        let Some(at) = self.controllers.iter().position(is) else { return };
-        let f = self.controllers[at].take().expect("it was just found");
-        if f.kick_armed {
-            // Its completion finds nobody, or wakes somebody for nothing.
-            self.forget_kick(at as u32);
-        }
+        let Some(c) = self.find(id).and_then(|at| self.controllers[at].take()) else { return };
+        c.detach(&mut self.thread);
         self.views_changed = true;
     }
 
-    fn report(&mut self) -> Report {
+    fn report(&self) -> Report {
         let mut report = Report::default();
-        for lane in self.lanes.iter().flatten() {
-            let mut stats = NamespaceStats { nsid: lane.volume.nsid, ..NamespaceStats::default() };
-            lane.add_to(&mut stats);
-            report.namespaces.push((Arc::as_ptr(&lane.volume) as usize, stats));
+        for queue in self.thread.queues.iter() {
+            let mut stats = NamespaceStats { nsid: queue.volume.nsid, ..NamespaceStats::default() };
+            queue.add_to(&mut stats);
+            report.namespaces.push((Arc::as_ptr(&queue.volume) as usize, stats));
         }
-        for f in self.controllers.iter().flatten() {
-            let all = f.queues.iter().filter(|q| !q.broken).flat_map(|q| q.stats(&f.shared, self.number));
-            report.queues.extend(all.map(|one| (f.shared.id, one)));
+        for c in self.controllers.iter().flatten() {
+            report.queues.extend(c.stats(self.thread.number).map(|one| (c.shared.id, one)));
         }
         report
     }
 
-    pub(super) fn now_ns(&self) -> u64 {
-        self.now.saturating_duration_since(self.gateway.began).as_nanos() as u64
+    // Sleep.
+
+    /// Waits for whatever comes first, or returns at once where there is more to do or it pays to look again.
+    fn wait(&mut self) {
+        let (thread, controllers) = (&self.thread, || self.controllers.iter().flatten());
+        let polled = controllers().any(|c| c.is_polled(thread.now));
+        let spins = thread.now < thread.busy_until && controllers().any(|c| c.is_awake());
+        let more = thread.queues.is_pushed() || self.inbox.has_messages();
+        if more || spins || polled {
+            self.rounds += 1;
+            if !thread.queues.is_idle() || self.rounds >= ROUNDS {
+                self.rounds = 0;
+                self.thread.reactor.flush();
+            }
+            return;
+        }
+        if self.fall_asleep() {
+            self.rounds = 0;
+            let until = self.due();
+            self.thread.reactor.wait(1, until, Duration::ZERO);
+        }
     }
 
-    pub(super) fn say(&self, level: Level, what: &'static str, f: &ControllerQueues, why: String) {
-        let fields = [("controller", f.shared.name.clone().into()), ("why", why.into())];
-        self.gateway.log.say(level, what, &fields);
+    /// Asks the hosts to ring. False: somebody was faster.
+    fn fall_asleep(&mut self) -> bool {
+        let mut asleep = true;
+        for c in self.controllers.iter_mut().flatten() {
+            asleep &= c.fall_asleep();
+        }
+        asleep
+    }
+
+    /// When to wake though nothing comes.
+    fn due(&self) -> Instant {
+        let (began, now) = (self.thread.gateway.began, self.thread.now);
+        let controllers = self.controllers.iter().flatten().filter_map(|c| c.next_due(began, now));
+        let all = controllers.chain(self.thread.queues.next_due()).chain(self.stop_by);
+        all.min().unwrap_or(now + FOREVER)
+    }
+
+    /// Memory that the kernel or a device may still write to is left to it.
+    fn let_go(self) {
+        let quiet = self.thread.queues.is_idle();
+        self.thread.queues.end();
+        let Worker { thread, controllers, .. } = self;
+        let ThreadResources { queues, reactor, blank, .. } = thread;
+        if quiet {
+            drop((queues, reactor));
+            drop((controllers, blank));
+        } else {
+            std::mem::forget((queues, controllers, blank));
+            drop(reactor);
+        }
     }
 }

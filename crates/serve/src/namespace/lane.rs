@@ -275,13 +275,3 @@ impl<O: Copy> Lane<O> {
         self.client.due_of(QUEUE)
     }
 }
-
-/// Puts a lane where none is; at which number.
-pub(crate) fn place<O>(lanes: &mut Vec<Option<Lane<O>>>, lane: Lane<O>) -> u32 {
-    let number = lanes.iter().position(Option::is_none).unwrap_or(lanes.len());
-    if number == lanes.len() {
-        lanes.push(None);
-    }
-    lanes[number] = Some(lane);
-    number as u32
-}

@@ -9,6 +9,7 @@ pub(crate) mod health;
 pub(crate) mod hold;
 pub(crate) mod lane;
 pub(crate) mod qos;
+pub(crate) mod queues;
 #[cfg(test)]
 pub(crate) mod recorded;
 pub(crate) mod stats;

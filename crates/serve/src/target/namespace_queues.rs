@@ -6,7 +6,8 @@ use super::shared::TargetShared;
 use super::stats::NamespaceStats;
 use super::subsystem::Volumes;
 use crate::namespace::health;
-use crate::namespace::lane::{self, Finished, Lane, Owner};
+use crate::namespace::lane::{Finished, Lane, Owner};
+use crate::namespace::queues::QueueTable;
 use crate::namespace::steps::FLUSH;
 use forebay_io::reactor::Reactor;
 use forebay_nvme::controller::Health;
@@ -16,12 +17,10 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// By number, which commands name a queue by: it stays theirs until none of them is left, also where the namespace has
-/// gone.
+/// Commands name a queue by its number: it stays theirs until none of them is left, also where the namespace has gone.
 pub(super) struct NamespaceQueues {
     shared: Arc<TargetShared>,
-    thread: usize,
-    queues: Vec<Option<Lane>>,
+    table: QueueTable,
     /// The number of each namespace's queue, by subsystem and nsid.
     numbers: Vec<BTreeMap<u32, u32>>,
     /// The namespaces of each subsystem, as they were when `generation` was current.
@@ -32,8 +31,7 @@ pub(super) struct NamespaceQueues {
 impl NamespaceQueues {
     pub(super) fn new(shared: Arc<TargetShared>, thread: usize) -> NamespaceQueues {
         NamespaceQueues {
-            thread,
-            queues: Vec::new(),
+            table: QueueTable::new(thread),
             numbers: vec![BTreeMap::new(); shared.subsystems.len()],
             // Before the views: a change between the two is followed at once.
             generation: shared.generation.load(Ordering::Acquire),
@@ -65,37 +63,28 @@ impl NamespaceQueues {
         let Some(volume) = self.views[subsystem].get(&nsid).cloned() else { return Ok(None) };
         let longest = self.shared.config.max_transfer.0 as u32;
         let source = volume.source.clone();
-        let queue = Lane::open(volume, longest, self.thread as u32, reactor).map_err(|e| {
+        let number = self.table.open(volume, longest, reactor).map_err(|e| {
             let fields = [("source", source.into()), ("why", e.to_string().into())];
             self.shared.log.say(Level::Error, "source not opened", &fields);
             Status::again(Code::NAMESPACE_NOT_READY)
         })?;
-        let number = lane::place(&mut self.queues, queue);
         self.numbers[subsystem].insert(nsid, number);
         Ok(Some(number))
     }
 
     #[inline]
     pub(super) fn get(&self, number: u32) -> Option<&Lane> {
-        self.queues.get(number as usize)?.as_ref()
+        self.table.get(number)
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut Lane> {
-        self.queues.get_mut(number as usize)?.as_mut()
+        self.table.get_mut(number)
     }
 
     /// All, by number, as the executor counts in them.
     pub(super) fn as_mut_slice(&mut self) -> &mut [Option<Lane>] {
-        &mut self.queues
-    }
-
-    fn all(&self) -> impl Iterator<Item = &Lane> {
-        self.queues.iter().flatten()
-    }
-
-    fn all_mut(&mut self) -> impl Iterator<Item = &mut Lane> {
-        self.queues.iter_mut().flatten()
+        self.table.as_mut_slice()
     }
 
     /// The first namespace after `nsid` that holds what isn't durable.
@@ -120,7 +109,7 @@ impl NamespaceQueues {
 
     /// Begins to make durable what hosts wrote to any queue that has nothing under way.
     pub(super) fn flush_idle(&mut self, owner: Owner, reactor: &mut Reactor) {
-        for queue in self.all_mut().filter(|queue| queue.volume.write_cache && queue.is_idle()) {
+        for queue in self.table.iter_mut().filter(|queue| queue.volume.write_cache && queue.is_idle()) {
             queue.start(owner, FLUSH, reactor);
         }
     }
@@ -133,19 +122,13 @@ impl NamespaceQueues {
         finished: &mut Vec<Finished>,
         is_used: impl Fn(u32) -> bool,
     ) {
-        for (number, place) in (0..).zip(&mut self.queues) {
-            let Some(queue) = place else { continue };
-            queue.turn(reactor, finished);
-            if queue.retired && queue.is_idle() && !is_used(number) {
-                queue.end(self.thread);
-                *place = None;
-            }
-        }
+        self.table.turn(reactor, finished);
+        self.table.end_retired(is_used);
     }
 
     /// Asks the sources to give up on all that `whose` names. Returns those that they hadn't got yet: they are over.
     pub(super) fn abandon(&mut self, whose: impl Fn(&Owner) -> bool, reactor: &mut Reactor) -> Vec<Owner> {
-        self.all_mut().flat_map(|queue| queue.abandon(&whose, reactor)).collect()
+        self.table.abandon(whose, reactor)
     }
 
     /// Namespaces may have come or gone: queues of those that are gone finish what they have.
@@ -156,9 +139,9 @@ impl NamespaceQueues {
         }
         for (at, subsystem) in self.shared.subsystems.iter().enumerate() {
             let view = subsystem.volumes();
-            let queues = &mut self.queues;
+            let table = &mut self.table;
             self.numbers[at].retain(|nsid, number| {
-                let Some(queue) = &mut queues[*number as usize] else { return false };
+                let Some(queue) = table.get_mut(*number) else { return false };
                 let same = view.get(nsid).is_some_and(|volume| Arc::ptr_eq(volume, &queue.volume));
                 queue.retired = !same;
                 same
@@ -169,21 +152,20 @@ impl NamespaceQueues {
 
     /// Something was pushed that isn't started.
     pub(super) fn is_pushed(&self) -> bool {
-        self.all().any(Lane::is_pushed)
+        self.table.is_pushed()
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.all().all(Lane::is_idle)
+        self.table.is_idle()
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.all().filter_map(Lane::next_due).min()
+        self.table.next_due()
     }
 
     /// Shows other threads what was counted here, up to `now`.
     pub(super) fn publish(&mut self, now: Instant) {
-        let thread = self.thread;
-        self.all_mut().for_each(|queue| queue.publish(thread, now));
+        self.table.publish(now);
     }
 
     /// Health counters of a subsystem's namespaces, over all threads.
@@ -204,6 +186,6 @@ impl NamespaceQueues {
 
     /// The thread goes: what was counted here stays with the volumes.
     pub(super) fn end(&self) {
-        self.all().for_each(|queue| queue.end(self.thread));
+        self.table.end();
     }
 }

@@ -2,9 +2,9 @@
 
 use super::super::vfio_user::config_space;
 use super::{settings, Controller, Parts, Peer, Suspension, Tally};
-use crate::gateway::controller_queues::Taken;
 use crate::gateway::handed::{broken, Bytes, Fd, Given, Received};
 use crate::gateway::handover::state::{ControllerState, MappingState, QueueKept, TallyState};
+use crate::gateway::io_queue::Taken;
 use crate::gateway::shm;
 use crate::gateway::vfio_user::socket::Session;
 use crate::gateway::worker::WorkerMessage;

@@ -1,11 +1,11 @@
 //! A controller whose client's messages come by a keeper, which is told how things are (`gateway::keeper`).
 
 use super::{Controller, Peer, Waiting};
-use crate::gateway::controller_queues::Tally;
 use crate::gateway::handed::Given;
 use crate::gateway::handover::state::{KeptState, QueueKept};
 use crate::gateway::keeper::link::Arrived;
 use crate::gateway::keeper::Ends;
+use crate::gateway::stats::SubmissionTally;
 use crate::gateway::vfio_user::message::{region, Request};
 use crate::gateway::vfio_user::socket::{Ended, Session};
 use crate::target::log::Level;
@@ -194,7 +194,8 @@ impl Controller {
 
 /// A queue as it was made: all that moved since stands in its book. All its doorbells are to be heard.
 fn as_made(queue: &QueueState) -> QueueKept {
-    let tallies = queue.submissions().map(|sqid| Tally { sqid, ..Tally::default() }).collect();
+    let tallies =
+        queue.submissions().map(|sqid| SubmissionTally { sqid, ..SubmissionTally::default() }).collect();
     QueueKept {
         queue: queue.clone(),
         interrupts: 0,

@@ -11,7 +11,7 @@ use super::Answer;
 use super::Controller;
 use super::Waiting;
 use super::POLL_RARELY;
-use crate::gateway::worker::{POLL_AWAKE, POLL_EVERY};
+use crate::gateway::controller_shared::{POLL_AWAKE, POLL_EVERY};
 use forebay_io::clock;
 use forebay_nvme::transport::pcie::registers::Doorbell;
 use forebay_nvme::transport::pcie::registers::DOORBELLS;

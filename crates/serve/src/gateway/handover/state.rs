@@ -1,8 +1,8 @@
 //! All that a gateway is at one moment, as plain data.
 
 use crate::gateway::config::Config;
-use crate::gateway::controller_queues::Tally;
 use crate::gateway::handed::{Bytes, Fd};
+use crate::gateway::stats::SubmissionTally;
 use crate::gateway::vfio_user::state::{PeerState, VectorState};
 use crate::target::stats::{Counts, LatencyStats};
 use forebay_nvme::transport::pcie::device::state::DeviceState;
@@ -124,5 +124,5 @@ pub struct QueueKept {
     /// Values of doorbells that were acted on.
     pub head_seen: u32,
     pub tails_seen: Vec<(u16, u32)>,
-    pub tallies: Vec<Tally>,
+    pub tallies: Vec<SubmissionTally>,
 }

@@ -1,0 +1,21 @@
+//! State that all threads of a gateway share.
+
+use crate::target::log::Log;
+use crate::target::thread_pool::Failure;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(super) struct GatewayShared {
+    /// Number of workers.
+    pub threads: usize,
+    /// CPUs that they stay on, in turn; none: anywhere.
+    pub cpus: Vec<u32>,
+    /// How long a worker looks again before it sleeps.
+    pub spin: Duration,
+    pub log: Log,
+    pub began: Instant,
+    /// File by which a keeper waits for the end of all rings.
+    pub life: Option<Arc<File>>,
+    pub failure: Failure,
+}
