@@ -1,7 +1,8 @@
 //! State that all threads of a gateway share.
 
-use crate::target::log::Log;
+use crate::target::log::{Level, Log};
 use crate::target::thread_pool::Failure;
+use forebay_io::clock;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,4 +19,16 @@ pub(super) struct GatewayShared {
     /// File by which a keeper waits for the end of all rings.
     pub life: Option<Arc<File>>,
     pub failure: Failure,
+}
+
+impl GatewayShared {
+    /// To its log.
+    pub(super) fn say(&self, what: &'static str, fields: &[(&'static str, serde_json::Value)]) {
+        self.log.say(Level::Info, what, fields);
+    }
+
+    /// As the workers count time.
+    pub(super) fn now_ns(&self) -> u64 {
+        clock::now().saturating_duration_since(self.began).as_nanos() as u64
+    }
 }

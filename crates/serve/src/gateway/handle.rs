@@ -1,99 +1,61 @@
-//! The gateway as its owner sees it: started, changed while it runs, asked, stopped.
+//! The gateway as its owner sees it: started, changed while it runs, asked, handed over, stopped.
 
 mod block;
+mod blocks;
 mod describe;
+mod drives;
 mod give;
-mod kept;
-mod state;
-mod subsystems;
+mod place;
+mod registry;
 mod take;
 
 pub(crate) use give::PATIENCE;
-use state::{end, no_controller, no_namespace, sheets};
 
-use super::config;
-use super::config::Config;
-use super::config::Front;
-use super::controller::{Controller, Parts};
-use super::controller_shared::{ControllerEvent, ControllerShared, Lent, Options};
+use super::config::{self, Config, Front, Qos};
 use super::gateway_shared::GatewayShared;
-use super::keeper::{Keeper, Link};
+use super::handed::{broken, Given};
+use super::handover::wire::Line;
+use super::handover::{Kept, Message, FORMAT};
+use super::keeper::{Keeper, Told};
 use super::rpc::Door;
-use super::shm::QUEUES_MAX;
 use super::stats::{Stats, SubsystemStats};
-use super::vfio_user::socket::Listener;
-use super::worker::{Report, Worker, WorkerMessage, STOP};
+use super::worker::{Worker, WorkerMessage, STOP};
 use crate::namespace::qos::Limiter;
 use crate::namespace::volume::Volume;
-use crate::target::inbox::Inbox;
 use crate::target::log::{Level, Log, Sink};
-use crate::target::thread_pool::{self, join_by, spawn, Failure};
-use block::Block;
-use describe::{controller_stats, describe, health, namespace_stats, view};
+use crate::target::thread_pool::{self, join_by, Failure};
+use blocks::BlockDevices;
+use describe::{controller_stats, namespace_stats};
+use drives::Drives;
 use forebay_io::clock;
-use forebay_io::reactor::Waker;
 use forebay_model::Error;
-use forebay_nvme::controller::connect::Ids;
+use give::Giving;
+use place::GatewayPlace;
+use registry::{limits, no_namespace, Namespace, SharedRegistry, Subsystem};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A thread that doesn't answer within this time is left out.
-const REPLY: Duration = Duration::from_secs(5);
-
-/// A namespace: what was asked for, and what it is.
-struct Namespace {
-    given: config::Namespace,
-    volume: Arc<Volume>,
-    limiter: Arc<Limiter>,
-}
-
-struct Subsystem {
-    /// Without namespaces and controllers, which have their own places.
-    given: config::Subsystem,
-    namespaces: BTreeMap<u32, Namespace>,
-    ids: Ids,
-}
-
-/// A controller that runs on its thread.
-struct Running {
-    given: config::Controller,
-    nqn: String,
-    cntlid: u16,
-    shared: Arc<ControllerShared>,
-    thread: JoinHandle<()>,
-}
-
-#[derive(Default)]
-struct State {
-    subsystems: BTreeMap<String, Subsystem>,
-    controllers: BTreeMap<String, Running>,
-    /// Controllers that are block devices.
-    blocks: BTreeMap<String, Arc<Block>>,
-    next_id: u64,
-}
-
 /// Runs on threads of its own, until it is dropped. All calls may come from any thread.
 pub struct Gateway {
+    /// Without subsystems, which the registry has.
     config: Config,
     shared: Arc<GatewayShared>,
-    workers: Arc<[Arc<Inbox<WorkerMessage>>]>,
+    registry: SharedRegistry,
+    drives: Drives,
+    blocks: BlockDevices,
     threads: Vec<JoinHandle<()>>,
     log: Option<JoinHandle<()>>,
-    state: Mutex<State>,
-    /// Holders of locks on files of namespaces that another process's gateway had.
     locks: Mutex<Locks>,
-    door: Mutex<Option<Door>>,
-    place: give::Place,
+    place: GatewayPlace,
     /// Outlives this process, and starts the next.
     keeper: Option<Arc<Keeper>>,
 }
 
-/// By NQN and nsid.
+/// Holders of locks on files of namespaces that another process's gateway had, by NQN and nsid.
 type Locks = BTreeMap<(String, u32), Vec<OwnedFd>>;
 
 impl Gateway {
@@ -104,6 +66,33 @@ impl Gateway {
     /// io_uring, no threads.
     pub fn start(config: &Config, sink: Sink) -> Result<Gateway, Error> {
         Gateway::begin(config, sink, clock::now(), Locks::new(), None)
+    }
+
+    /// As `start`, by a process that has a keeper.
+    ///
+    /// # Errors
+    /// Of `start`.
+    pub fn start_kept(config: &Config, sink: Sink, keeper: Arc<Keeper>) -> Result<Gateway, Error> {
+        Gateway::begin(config, sink, clock::now(), Locks::new(), Some(keeper))
+    }
+
+    /// Takes over what the gateway at the other end of `line` gives, and serves it. With it comes the socket of its RPCs.
+    ///
+    /// # Errors
+    /// A source can't be opened, what came can't be, or the other one changed its mind: it serves on, and nothing of this
+    /// was seen by anybody.
+    pub fn take_over(mut line: Line, sink: Sink) -> Result<(Gateway, Option<OwnedFd>), Error> {
+        take::take_over(&mut line, sink).inspect_err(|error| {
+            let _ = line.send(&Message::Over(error.clone()), &[]);
+        })
+    }
+
+    /// Goes on for a gateway that was killed, with the socket of its RPCs.
+    ///
+    /// # Errors
+    /// A source can't be opened, or isn't what it was; what came was noted by another version.
+    pub fn go_on(keeper: Arc<Keeper>, sink: Sink) -> Result<(Gateway, Option<OwnedFd>), Error> {
+        take::go_on(keeper, sink)
     }
 
     /// `began`: where it goes on for another, when that one did.
@@ -120,126 +109,178 @@ impl Gateway {
         let (log, log_thread) = Log::start(sink)?;
         let spin = Duration::from_micros(config.spin_us.into());
         let life = keeper.as_ref().map(|keeper| keeper.life());
-        let shared =
-            Arc::new(GatewayShared { threads, cpus, spin, log, began, life, failure: Failure::default() });
-        let made_for = shared.clone();
-        let pool = thread_pool::begin("gw", threads, move |number| Worker::new(made_for.clone(), number))?;
+        let failure = Failure::default();
+        let shared = Arc::new(GatewayShared { threads, cpus, spin, log, began, life, failure });
+        let of_threads = shared.clone();
+        let pool = thread_pool::begin("gw", threads, move |number| Worker::new(of_threads.clone(), number))?;
+        let registry = SharedRegistry::default();
         let gateway = Gateway {
             config: Config { subsystems: Vec::new(), ..config.clone() },
+            drives: Drives {
+                shared: shared.clone(),
+                registry: registry.clone(),
+                workers: pool.inboxes.into(),
+                keeper: keeper.clone(),
+            },
+            blocks: BlockDevices { shared: shared.clone(), registry: registry.clone() },
             shared,
-            workers: pool.inboxes.into(),
+            registry,
             threads: pool.threads,
             log: Some(log_thread),
-            state: Mutex::default(),
             locks: Mutex::new(locks),
-            door: Mutex::default(),
-            place: give::Place::default(),
+            place: GatewayPlace::default(),
             keeper,
         };
         let made = config.subsystems.iter().try_for_each(|given| gateway.subsystem_create(given));
-        made.inspect_err(|_| gateway.blocks_undo(|_| true))?;
+        made.inspect_err(|_| gateway.blocks.undo(|_| true))?;
         Ok(gateway)
     }
 
-    /// As the workers count it.
-    fn now_ns(&self) -> u64 {
-        clock::now().saturating_duration_since(self.shared.began).as_nanos() as u64
+    // Subsystems and namespaces.
+
+    /// A subsystem with its namespaces and controllers; all of it or nothing.
+    pub fn subsystem_create(&self, given: &config::Subsystem) -> Result<(), Error> {
+        given.check()?;
+        let mut registry = self.registry.lock();
+        if registry.subsystems.contains_key(&given.nqn) {
+            return Err(Error::request(&given.nqn, "this subsystem already exists", "another NQN"));
+        }
+        registry.subsystems.insert(given.nqn.clone(), Subsystem::new(given));
+        drop(registry);
+        let all = || -> Result<(), Error> {
+            for namespace in &given.namespaces {
+                self.namespace_create(&given.nqn, namespace)?;
+            }
+            given.controllers.iter().try_for_each(|c| self.controller_create(&given.nqn, c))
+        };
+        all().inspect_err(|_| {
+            for controller in &given.controllers {
+                if controller.front == Front::VfioUser {
+                    let _ = self.controller_destroy(&controller.name, true);
+                }
+            }
+            self.blocks.undo(|nqn| nqn == given.nqn);
+            self.registry.lock().subsystems.remove(&given.nqn);
+        })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    /// # Errors
+    /// It has controllers, or there is none such.
+    pub fn subsystem_destroy(&self, nqn: &str) -> Result<(), Error> {
+        let mut registry = self.registry.lock();
+        registry.subsystem(nqn)?;
+        if let Some(name) = registry.drives_of(nqn).chain(registry.blocks_of(nqn)).next() {
+            let found = format!("it has the controller {name}");
+            return Err(Error::request(nqn, found, format!("nvme_controller_destroy {name} first")));
+        }
+        registry.subsystems.remove(nqn);
+        Ok(())
     }
+
+    /// Opens a source and shows it by all controllers that show all. Returns its nsid.
+    pub fn namespace_create(&self, nqn: &str, given: &config::Namespace) -> Result<u32, Error> {
+        given.check()?;
+        let nsid = self.registry.lock().subsystem(nqn)?.free_nsid(given.nsid)?;
+        let given = config::Namespace { nsid, ..given.clone() };
+        let locks = self.locks().remove(&(nqn.to_string(), nsid));
+        // It may take its time: the registry isn't held.
+        let threads = self.shared.threads as u32;
+        let volume = Arc::new(Volume::open_straight_locked(nqn, nsid, &given.served(), threads, locks)?);
+        let mut registry = self.registry.lock();
+        let subsystem = registry.subsystem_mut(nqn)?;
+        if subsystem.namespaces.contains_key(&nsid) {
+            return Err(Error::request(format!("nsid = {nsid}"), "another call has just made it", "another"));
+        }
+        let limiter = Limiter::new(limits(given.qos));
+        subsystem.namespaces.insert(nsid, Namespace { given, volume, limiter });
+        registry.announce(nqn);
+        self.shared.say("namespace added", &[("subsystem", nqn.into()), ("nsid", nsid.into())]);
+        Ok(nsid)
+    }
+
+    fn locks(&self) -> MutexGuard<'_, Locks> {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Commands that come from now on find no such namespace; those in flight finish.
+    ///
+    /// # Errors
+    /// There is none such, or a block device over it is in use.
+    pub fn namespace_destroy(&self, nqn: &str, nsid: u32) -> Result<(), Error> {
+        self.blocks.let_go(nqn, nsid)?;
+        let mut registry = self.registry.lock();
+        let removed = registry.subsystem_mut(nqn)?.namespaces.remove(&nsid);
+        let Some(Namespace { volume, .. }) = removed else { return Err(no_namespace(nqn, nsid)) };
+        for drive in registry.drives.values_mut().filter(|c| c.nqn == nqn) {
+            if let Some(shown) = &mut drive.given.namespaces {
+                shown.retain(|other| *other != nsid);
+            }
+        }
+        registry.announce(nqn);
+        drop(registry);
+        self.await_release(volume);
+        self.shared.say("namespace removed", &[("subsystem", nqn.into()), ("nsid", nsid.into())]);
+        Ok(())
+    }
+
+    /// Puts another source in the place of one; hosts don't notice, but for what they read. I/O in flight ends on the
+    /// old one.
+    ///
+    /// # Errors
+    /// Its size or its blocks aren't the same, or it can't be opened.
+    pub fn namespace_set_source(&self, nqn: &str, nsid: u32, given: &config::Namespace) -> Result<(), Error> {
+        let old = self.registry.lock().namespace(nqn, nsid)?.volume.clone();
+        let given = config::Namespace { nsid, ..given.clone() };
+        given.check()?;
+        let threads = self.shared.threads as u32;
+        let volume = Arc::new(Volume::open_straight(nqn, nsid, &given.served(), threads)?);
+        let shape = |v: &Volume| (v.blocks, v.block_bytes, v.writable);
+        if shape(&volume) != shape(&old) {
+            let (blocks, bytes, writable) = shape(&volume);
+            let found = format!("it has {blocks} blocks of {bytes} bytes (writable: {writable})");
+            let (blocks, bytes, writable) = shape(&old);
+            let next = format!("a source of {blocks} blocks of {bytes} bytes (writable: {writable})");
+            return Err(Error::request(&given.source, found, next));
+        }
+        self.blocks.replace(nqn, &given, &volume)?;
+        let mut registry = self.registry.lock();
+        let there = registry.namespace_mut(nqn, nsid)?;
+        there.limiter.set(limits(given.qos), self.shared.now_ns());
+        (there.given, there.volume) = (given, volume);
+        registry.announce(nqn);
+        drop(registry);
+        self.await_release(old);
+        self.shared.say("source replaced", &[("subsystem", nqn.into()), ("nsid", nsid.into())]);
+        Ok(())
+    }
+
+    /// Limits of a namespace from now on.
+    pub fn namespace_set_qos(&self, nqn: &str, nsid: u32, qos: Qos) -> Result<(), Error> {
+        qos.check()?;
+        let mut registry = self.registry.lock();
+        let there = registry.namespace_mut(nqn, nsid)?;
+        there.given.qos = qos;
+        there.limiter.set(limits(qos), self.shared.now_ns());
+        self.drives.look();
+        drop(registry);
+        self.blocks.look(nqn, nsid);
+        Ok(())
+    }
+
+    /// Returns once the threads have let go of a source that somebody may want to lock, or after half a second.
+    fn await_release(&self, volume: Arc<Volume>) {
+        thread_pool::await_release(&volume, clock::now() + Duration::from_millis(500));
+    }
+
+    // Controllers: emulated drives, or block devices.
 
     /// Makes a controller's socket and starts its thread, or makes its block device.
     pub fn controller_create(&self, nqn: &str, given: &config::Controller) -> Result<(), Error> {
         given.check()?;
-        let queues = given.queues.unwrap_or(config::QUEUES);
-        if given.front == Front::Ublk {
-            return self.block_create(nqn, given);
+        match given.front {
+            Front::Ublk => self.blocks.create(nqn, given),
+            Front::VfioUser => self.drives.create(nqn, given),
         }
-        if queues > QUEUES_MAX {
-            let asked = format!("queues = {queues} of {}", given.name);
-            return Err(Error::request(
-                asked,
-                "there are more than doorbells",
-                format!("at most {QUEUES_MAX}"),
-            ));
-        }
-        let mut state = self.state();
-        state.name_is_free(&given.name)?;
-        let id = state.next_id;
-        state.next_id += 1;
-        let subsystem = state.subsystem_mut(nqn)?;
-        let ids: std::collections::BTreeSet<u32> = subsystem.namespaces.keys().copied().collect();
-        given.attached(&ids)?;
-        let listener = Listener::bind(Path::new(given.socket.as_deref().unwrap_or_default()))?;
-        let cntlid = subsystem.ids.take().ok_or_else(|| {
-            Error::request(&given.name, "no controller identifier is left", "another subsystem")
-        })?;
-        let running = self.start_controller(id, cntlid, nqn, given, subsystem, listener)?;
-        state.controllers.insert(given.name.clone(), running);
-        let socket = given.socket.clone().unwrap_or_default();
-        self.say("listening", &[("controller", given.name.clone().into()), ("socket", socket.into())]);
-        Ok(())
-    }
-
-    fn start_controller(
-        &self,
-        id: u64,
-        cntlid: u16,
-        nqn: &str,
-        given: &config::Controller,
-        subsystem: &Subsystem,
-        listener: Listener,
-    ) -> Result<Running, Error> {
-        let lent = Lent::new(self.shared.threads)?;
-        let link = match &self.keeper {
-            None => None,
-            Some(keeper) => Some(keeper.adopt(&given.name, nqn, &listener, sheets(given))?),
-        };
-        let (shared, parts) = self.parts(id, cntlid, given, subsystem, (listener, link), lent)?;
-        let run = move || Controller::new(parts).run();
-        let thread = spawn(&format!("ctl-{}", given.name), run)?;
-        Ok(Running { given: given.clone(), nqn: nqn.into(), cntlid, shared, thread })
-    }
-
-    /// Returns the parts that a controller's thread and the workers need.
-    fn parts(
-        &self,
-        id: u64,
-        cntlid: u16,
-        given: &config::Controller,
-        subsystem: &Subsystem,
-        (listener, link): (Listener, Option<Link>),
-        lent: Lent,
-    ) -> Result<(Arc<ControllerShared>, Parts), Error> {
-        let failed = |e: std::io::Error| Error::machine(&given.name, e.to_string(), "ulimit -n 65536");
-        let waker = Arc::new(Waker::new().map_err(failed)?);
-        let events: Arc<Inbox<ControllerEvent>> = Arc::new(Inbox::new(waker.clone()));
-        let options = Options {
-            id,
-            name: given.name.clone(),
-            threads: self.shared.threads,
-            vectors: given.queues.unwrap_or(config::QUEUES) + 1,
-            poll: given.poll,
-            transfer_bytes_max: given.max_transfer.0 as u32,
-            view: view(subsystem, given),
-        };
-        let shared = Arc::new(ControllerShared::new(options, lent, events));
-        let counted = shared.clone();
-        let parts = Parts {
-            gateway: self.shared.clone(),
-            workers: self.workers.clone(),
-            shared: shared.clone(),
-            waker,
-            listener,
-            link,
-            subsystem: describe(subsystem, given),
-            cntlid,
-            suspended: given.suspended,
-            health: Box::new(move || health(&counted)),
-        };
-        Ok((shared, parts))
     }
 
     /// Disconnects its client and removes its socket, or deletes its block device.
@@ -247,22 +288,10 @@ impl Gateway {
     /// # Errors
     /// Without `force`: a host has it enabled, or something uses the device.
     pub fn controller_destroy(&self, name: &str, force: bool) -> Result<(), Error> {
-        if let Some(block) = self.block(name) {
-            return self.block_destroy(&block, force);
+        match self.blocks.get(name) {
+            Some(block) => self.blocks.destroy(&block, force),
+            None => self.drives.destroy(name, force),
         }
-        if !force && self.ask(name, |c| c.is_in_use())? {
-            let next = "force, or shut the host down first";
-            return Err(Error::request(name, "a host has it enabled", next));
-        }
-        let mut state = self.state();
-        let running = state.controllers.remove(name).ok_or_else(|| no_controller(name))?;
-        if let Some(subsystem) = state.subsystems.get_mut(&running.nqn) {
-            subsystem.ids.give_back(running.cntlid);
-        }
-        drop(state);
-        end(running);
-        self.say("controller removed", &[("controller", name.into())]);
-        Ok(())
     }
 
     /// Shows a namespace by one controller.
@@ -276,30 +305,10 @@ impl Gateway {
     }
 
     fn show(&self, name: &str, nsid: u32, shown: bool) -> Result<(), Error> {
-        if let Some(block) = self.block(name) {
-            return self.block_attach(&block, nsid, shown);
+        match self.blocks.get(name) {
+            Some(block) => self.blocks.attach(&block, nsid, shown),
+            None => self.drives.show(name, nsid, shown),
         }
-        let mut state = self.state();
-        let State { controllers, subsystems, .. } = &mut *state;
-        let running = controllers.get_mut(name).ok_or_else(|| no_controller(name))?;
-        let subsystem = subsystems.get(&running.nqn).ok_or_else(|| no_controller(name))?;
-        if !subsystem.namespaces.contains_key(&nsid) {
-            return Err(no_namespace(&running.nqn, nsid));
-        }
-        let all = || subsystem.namespaces.keys().copied().collect();
-        let mut list: Vec<u32> = running.given.namespaces.clone().unwrap_or_else(all);
-        if list.contains(&nsid) == shown {
-            let found = if shown { "it is attached" } else { "it isn't attached" };
-            return Err(Error::request(format!("nsid {nsid} of {name}"), found, "nvme_controller_list"));
-        }
-        list.retain(|other| *other != nsid);
-        if shown {
-            list.push(nsid);
-            list.sort_unstable();
-        }
-        running.given.namespaces = Some(list);
-        state.announce_to(name);
-        Ok(())
     }
 
     /// Fetches no more commands, and returns once none is under way. The host's queues stay as they are.
@@ -307,57 +316,32 @@ impl Gateway {
     /// # Errors
     /// I/O is still under way after `timeout`: the controller goes on as before.
     pub fn suspend(&self, name: &str, timeout: Duration) -> Result<(), Error> {
-        if let Some(block) = self.block(name) {
-            return self.block_suspend(&block, timeout);
+        match self.blocks.get(name) {
+            Some(block) => self.blocks.suspend(&block, timeout),
+            None => self.drives.suspend(name, timeout),
         }
-        let (done, quiet) = sync_channel(1);
-        self.ask(name, move |c| c.suspend(done))?;
-        if quiet.recv_timeout(timeout).is_ok() {
-            return Ok(());
-        }
-        self.ask(name, Controller::resume)?;
-        let found = format!("I/O was still under way after {:.1} s", timeout.as_secs_f64());
-        Err(Error::run(format!("suspend {name}"), found, "a longer timeout, or look at its source"))
     }
 
     pub fn resume(&self, name: &str) -> Result<(), Error> {
-        if let Some(block) = self.block(name) {
-            return self.block_resume(&block);
+        match self.blocks.get(name) {
+            Some(block) => self.blocks.resume(&block),
+            None => self.drives.resume(name),
         }
-        self.ask(name, Controller::resume)
     }
 
-    /// Has the controller's thread do something, and waits for it.
-    fn ask<T: Send + 'static>(
-        &self,
-        name: &str,
-        what: impl FnOnce(&mut Controller) -> T + Send + 'static,
-    ) -> Result<T, Error> {
-        let events = {
-            let state = self.state();
-            let running = state.controllers.get(name).ok_or_else(|| no_controller(name))?;
-            running.shared.events.clone()
-        };
-        let (reply, answer) = sync_channel(1);
-        events.post(ControllerEvent::Call(Box::new(move |controller| {
-            let _ = reply.send(what(controller));
-        })));
-        answer.recv_timeout(REPLY).map_err(|_| {
-            Error::run(name, "its thread does not respond", "the gateway's log says what it is doing")
-        })
-    }
+    // What there is.
 
     /// All of it, as it is now.
     pub fn config(&self) -> Config {
-        let state = self.state();
-        let subsystems = state.subsystems.iter().map(|(nqn, s)| config::Subsystem {
+        let registry = self.registry.lock();
+        let subsystems = registry.subsystems.iter().map(|(nqn, s)| config::Subsystem {
             namespaces: s.namespaces.values().map(|n| n.given.clone()).collect(),
-            controllers: state
-                .controllers
+            controllers: registry
+                .drives
                 .values()
                 .filter(|c| c.nqn == *nqn)
                 .map(|c| c.given.clone())
-                .chain(state.blocks.values().filter(|b| b.nqn == *nqn).map(|b| b.given()))
+                .chain(registry.blocks.values().filter(|b| b.nqn == *nqn).map(|b| b.given()))
                 .collect(),
             ..s.given.clone()
         });
@@ -365,29 +349,24 @@ impl Gateway {
     }
 
     pub fn stats(&self) -> Stats {
-        let reports = self.reports();
-        let names: Vec<String> = self.state().controllers.keys().cloned().collect();
-        let tallies: BTreeMap<String, _> = names
-            .into_iter()
-            .filter_map(|name| Some((name.clone(), self.ask(&name, |c| c.tally()).ok()?)))
-            .collect();
-        let devices = self.block_stats();
-        let state = self.state();
+        let (reports, tallies) = (self.drives.reports(), self.drives.tallies());
+        let devices = self.blocks.stats();
+        let registry = self.registry.lock();
         let mut stats = Stats {
             seconds: clock::now().duration_since(self.shared.began).as_secs_f64(),
             threads: self.shared.threads as u32,
             log_lines_dropped: self.shared.log.dropped(),
             ..Stats::default()
         };
-        for (nqn, subsystem) in &state.subsystems {
+        for (nqn, subsystem) in &registry.subsystems {
             let devices = |nsid| devices.iter().filter(move |d| d.is_of(nqn, nsid)).map(|d| &d.counted);
             let namespaces = subsystem.namespaces.iter();
             let namespaces = namespaces.map(|(nsid, n)| namespace_stats(n, &reports, devices(*nsid)));
             stats.subsystems.push(SubsystemStats { nqn: nqn.clone(), namespaces: namespaces.collect() });
         }
-        for (name, running) in &state.controllers {
-            let mut one = controller_stats(running, &reports, tallies.get(name));
-            one.namespaces = state.shown(running);
+        for (name, drive) in &registry.drives {
+            let mut one = controller_stats(drive, &reports, tallies.get(name));
+            one.namespaces = registry.shown(drive);
             stats.staged_bytes += one.staged_bytes;
             stats.controllers.push(one);
         }
@@ -401,24 +380,94 @@ impl Gateway {
 
     /// Why a thread can't go on. The others do, but hosts of that one have nobody: stop, and start anew.
     pub fn failure(&self) -> Option<Error> {
-        self.shared.failure.get().or_else(|| self.blocks_failure())
-    }
-
-    fn reports(&self) -> Vec<Report> {
-        thread_pool::ask(&self.workers, WorkerMessage::Report, REPLY)
-    }
-
-    /// Returns once the threads have let go of a source that somebody may want to lock, or after half a second.
-    fn await_release(&self, volume: Arc<Volume>) {
-        thread_pool::await_release(&volume, clock::now() + Duration::from_millis(500));
+        self.shared.failure.get().or_else(|| self.blocks.failure())
     }
 
     pub(super) fn log(&self) -> Log {
         self.shared.log.clone()
     }
 
-    fn say(&self, what: &'static str, fields: &[(&'static str, serde_json::Value)]) {
-        self.shared.log.say(Level::Info, what, fields);
+    // Its place, and its keeper.
+
+    /// Keeps the RPC socket, which is handed on, too.
+    pub fn set_door(&self, door: Door) {
+        self.place.set_door(door);
+    }
+
+    /// Another process has its place.
+    pub fn has_left(&self) -> bool {
+        self.place.has_left()
+    }
+
+    /// Refuses changes by RPCs while another process is told of the state, and afterwards.
+    pub fn may_change(&self) -> Result<(), Error> {
+        self.place.may_change()
+    }
+
+    /// Gives all that it has to the process that listens at `socket`, and serves no more. Hosts are told nothing.
+    ///
+    /// # Errors
+    /// That process reads another format, is another user's, can't open a source; commands that may not be repeated don't
+    /// end. The gateway goes on as before.
+    pub fn hand_over(&self, socket: &Path, format: u64) -> Result<(), Error> {
+        if format != u64::from(FORMAT) {
+            let found = format!("this gateway gives its state in format {FORMAT}");
+            let next = "end this one first: hosts see their drives go and come again";
+            return Err(Error::request(format!("a hand-over in format {format}"), found, next));
+        }
+        if self.keeper.is_some() {
+            let next = "kill -9 this gateway's process: its keeper then starts the installed version";
+            return Err(Error::request("a hand-over", "this gateway has a keeper (--keep)", next));
+        }
+        self.place.leave(|| {
+            let given = Giving::to(socket, self).and_then(Giving::run);
+            match &given {
+                Ok(()) => self.shared.say("handed over", &[]),
+                Err(e) => {
+                    let fields = [("why", e.to_string().into())];
+                    self.shared.log.say(Level::Warning, "not handed over", &fields);
+                }
+            }
+            given
+        })
+    }
+
+    /// Has its keeper know what the next one is to be. Nothing to do where it has none.
+    pub fn tell_keeper(&self) {
+        let Some(keeper) = &self.keeper else { return };
+        if let Err(e) = self.tell_state(keeper) {
+            self.shared.log.say(Level::Error, "keeper not told", &[("why", e.to_string().into())]);
+        }
+    }
+
+    fn tell_state(&self, keeper: &Keeper) -> Result<(), Error> {
+        let (mut offer, _) = give::offer(self)?;
+        // The next one takes them anew, once the kernel has let go of them.
+        offer.namespaces.iter_mut().for_each(|namespace| namespace.locks.clear());
+        let (mut given, age_ns) = (Given::default(), offer.age_ns);
+        self.place.give_door(&mut given)?;
+        let kept = Kept { format: FORMAT, offer };
+        let text = serde_json::to_string(&kept).map_err(|e| broken(&e.to_string()))?;
+        keeper.tell(&Told::Gateway { text, age_ns }, &given.0)
+    }
+
+    /// After what an RPC changed.
+    pub fn changed<T>(&self, done: Result<T, Error>) -> Result<T, Error> {
+        done.inspect(|_| self.tell_keeper())
+    }
+
+    /// It serves.
+    ///
+    /// # Errors
+    /// The keeper is gone.
+    pub fn tell_serving(&self) -> Result<(), Error> {
+        self.tell_keeper();
+        self.keeper.as_ref().map_or(Ok(()), |keeper| keeper.tell(&Told::Serving, &[]))
+    }
+
+    /// It ends, and no other is to be started.
+    pub fn tell_ending(&self) {
+        self.keeper.iter().for_each(|keeper| drop(keeper.tell(&Told::Ending, &[])));
     }
 
     /// Disconnects all clients, lets I/O end, and waits for the threads. Block devices wait for the next gateway.
@@ -429,14 +478,13 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        self.blocks_leave();
-        let controllers = std::mem::take(&mut self.state().controllers);
-        controllers.into_values().for_each(end);
-        self.workers.iter().for_each(|worker| worker.post(WorkerMessage::Stop));
+        self.blocks.leave();
+        self.drives.end_all();
+        self.drives.workers.iter().for_each(|worker| worker.post(WorkerMessage::Stop));
         for thread in self.threads.drain(..) {
             join_by(thread, clock::now() + STOP * 2);
         }
-        self.say("stopped", &[]);
+        self.shared.say("stopped", &[]);
         self.shared.log.close();
         if let Some(thread) = self.log.take() {
             join_by(thread, clock::now() + STOP);

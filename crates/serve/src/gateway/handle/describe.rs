@@ -1,53 +1,15 @@
-//! Descriptions of a gateway by its controllers, and statistics of it.
+//! Statistics of a gateway, out of what its threads and drives report.
 
-use super::{Namespace, Running, Subsystem};
-use crate::gateway::config;
+use super::registry::{Drive, Namespace};
 use crate::gateway::controller::Tally;
-use crate::gateway::controller_shared::{ControllerShared, Shown, View};
+use crate::gateway::controller_shared::ControllerShared;
 use crate::gateway::stats::{ControllerStats, NamespaceStats, QueueStats, State as Doing};
 use crate::gateway::worker::Report;
 use crate::namespace::health;
 use crate::target::stats::Counts;
-use crate::target::subsystem::serial;
-use forebay_nvme::controller::subsystem as nvme;
 use forebay_nvme::controller::Health;
 use forebay_nvme::transport::pcie::device::Admin;
-use std::collections::BTreeMap;
 use std::sync::Arc;
-
-impl Namespace {
-    fn shown(&self) -> Shown {
-        Shown { volume: self.volume.clone(), limiter: self.limiter.clone() }
-    }
-}
-
-/// The namespaces that a controller shows.
-pub(super) fn view(subsystem: &Subsystem, given: &config::Controller) -> View {
-    let shown = |nsid: &u32| given.namespaces.as_ref().is_none_or(|list| list.contains(nsid));
-    let all = subsystem.namespaces.iter().filter(|(nsid, _)| shown(nsid));
-    all.map(|(nsid, namespace)| (*nsid, namespace.shown())).collect()
-}
-
-/// A controller's subsystem as its host sees it.
-pub(super) fn describe(subsystem: &Subsystem, given: &config::Controller) -> Arc<nvme::Subsystem> {
-    let config::Subsystem { nqn, serial: number, model, .. } = &subsystem.given;
-    let namespaces =
-        view(subsystem, given).iter().map(|(nsid, shown)| (*nsid, shown.volume.as_namespace())).collect();
-    Arc::new(nvme::Subsystem {
-        nqn: nqn.clone(),
-        serial: if number.is_empty() { serial(nqn) } else { number.clone() },
-        model: if model.is_empty() { "Forebay".into() } else { model.clone() },
-        firmware: env!("CARGO_PKG_VERSION").chars().take(8).collect(),
-        kind: nvme::Kind::Nvm { namespaces, ana: BTreeMap::new() },
-        hosts: nvme::Hosts::Any(nvme::HostSettings::default()),
-        limits: nvme::Limits {
-            queues: given.queues.unwrap_or(config::QUEUES),
-            queue_entries: given.queue_depth.unwrap_or(config::ENTRIES),
-            transfer_bytes: Some(given.max_transfer.0 as u32),
-            ..nvme::Limits::default()
-        },
-    })
-}
 
 /// Returns the health counters of a controller's namespaces, over all controllers.
 pub(super) fn health(shared: &ControllerShared) -> Health {
@@ -75,21 +37,17 @@ pub(super) fn namespace_stats<'a>(
     }
 }
 
-pub(super) fn controller_stats(
-    running: &Running,
-    reports: &[Report],
-    tally: Option<&Tally>,
-) -> ControllerStats {
+pub(super) fn controller_stats(drive: &Drive, reports: &[Report], tally: Option<&Tally>) -> ControllerStats {
     let tally = tally.cloned().unwrap_or_default();
     let mine =
-        reports.iter().flat_map(|r| &r.queues).filter(|(controller, _)| *controller == running.shared.id);
+        reports.iter().flat_map(|r| &r.queues).filter(|(controller, _)| *controller == drive.shared.id);
     let mut queues: Vec<QueueStats> = mine.map(|(_, q)| q.clone()).collect();
-    queues.extend(admin_stats(&tally, &running.shared));
+    queues.extend(admin_stats(&tally, &drive.shared));
     queues.sort_by_key(|q| q.qid);
     ControllerStats {
-        name: running.given.name.clone(),
-        subsystem: running.nqn.clone(),
-        cntlid: running.cntlid,
+        name: drive.given.name.clone(),
+        subsystem: drive.nqn.clone(),
+        cntlid: drive.cntlid,
         state: match &tally {
             t if t.suspended => Doing::Suspended,
             t if t.fatal.is_some() => Doing::Failed,
@@ -98,7 +56,7 @@ pub(super) fn controller_stats(
             _ => Doing::Waiting,
         },
         why: tally.fatal,
-        place: running.given.socket.clone().unwrap_or_default(),
+        place: drive.given.socket.clone().unwrap_or_default(),
         mapped_bytes: tally.mapped_bytes,
         mappings: tally.mappings,
         connections: tally.connections,

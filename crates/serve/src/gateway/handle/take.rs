@@ -1,20 +1,21 @@
-//! A gateway that takes the place of another process's while hosts use it (`handover`).
+//! A gateway that takes the place of another: of another process's while hosts use it (`handover`), or of one that was
+//! killed, of which a keeper has what it noted (`gateway::keeper`).
 
-use super::{sheets, Gateway, Running};
-use crate::gateway::config::{Config, Front};
+use super::drives::sheets;
+use super::{Gateway, Locks};
+use crate::gateway::config::{self, Config, Front};
 use crate::gateway::controller::Controller;
 use crate::gateway::controller_shared::{ControllerEvent, ControllerShared, Lent};
 use crate::gateway::dma::Asked;
 use crate::gateway::handed::{broken, Fd, Received};
 use crate::gateway::handover::state::{ControllerState, GatewayState, MappingState, NamespaceCounts, Offer};
 use crate::gateway::handover::wire::Line;
-use crate::gateway::handover::Message;
+use crate::gateway::handover::{Kept, Message, FORMAT};
 use crate::gateway::keeper::shm::Paper;
-use crate::gateway::keeper::{Keeper, Link};
+use crate::gateway::keeper::{Keeper, Link, Past, Told};
 use crate::gateway::shm::Doorbells;
 use crate::gateway::vfio_user::socket::Listener;
 use crate::target::log::Sink;
-use crate::target::thread_pool::spawn;
 use forebay_io::clock;
 use forebay_model::Error;
 use std::collections::BTreeMap;
@@ -25,57 +26,75 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-impl Gateway {
-    /// Takes over what the gateway at the other end of `line` gives, and serves it. With it comes the socket of its RPCs.
-    ///
-    /// # Errors
-    /// A source can't be opened, what came can't be, or the other one changed its mind: it serves on, and nothing of this
-    /// was seen by anybody.
-    pub fn take_over(mut line: Line, sink: Sink) -> Result<(Gateway, Option<OwnedFd>), Error> {
-        let taken = Gateway::taken(&mut line, sink);
-        if let Err(error) = &taken {
-            let _ = line.send(&Message::Over(error.clone()), &[]);
+/// As of `Gateway::take_over`.
+pub(super) fn take_over(line: &mut Line, sink: Sink) -> Result<(Gateway, Option<OwnedFd>), Error> {
+    let (Message::Offer(offer), locks) = line.receive()? else { return Err(broken("no offer came")) };
+    let next = Successor::beside(*offer, Some(Received::new(locks)), sink, None)?;
+    line.send(&Message::Opened, &[])?;
+    let (Message::State(state), fds) = line.receive()? else { return Err(broken("no state came")) };
+    let rpc = next.restore(*state, &mut Received::new(fds))?;
+    line.send(&Message::Ready, &[])?;
+    let Message::Go = line.receive()?.0 else { return Err(broken("no word to go came")) };
+    next.go();
+    next.resume_blocks();
+    Ok((next.gateway, rpc))
+}
+
+/// As of `Gateway::go_on`.
+pub(super) fn go_on(keeper: Arc<Keeper>, sink: Sink) -> Result<(Gateway, Option<OwnedFd>), Error> {
+    let (Past { text, age_ns, drives }, rpc) = keeper.past()?;
+    let kept: Kept = serde_json::from_str(&text).map_err(|e| broken(&e.to_string()))?;
+    if kept.format != FORMAT {
+        let found = format!("it noted its state in format {}, and {FORMAT} is read here", kept.format);
+        return Err(Error::request("the gateway that was killed", found, "the version that it had"));
+    }
+    let next = Successor::beside(Offer { age_ns, ..kept.offer }, None, sink, Some(keeper.clone()))?;
+    keeper.tell(&Told::Opened, &[])?;
+    for _ in 0..drives {
+        let (text, mut fds) = keeper.drive()?;
+        let one: ControllerState = serde_json::from_slice(&text).map_err(|e| broken(&e.to_string()))?;
+        // One that was taken away, and its gateway killed at once: its line ends here.
+        if fds.is_empty() || next.given(&one).is_none() {
+            continue;
         }
-        taken
+        let line = fds.remove(0);
+        next.restore_one(one, &mut Received::new(fds), Some(line))?;
     }
+    next.go();
+    next.make_new_drives()?;
+    next.resume_blocks();
+    Ok((next.gateway, rpc.into_iter().next()))
+}
 
-    fn taken(line: &mut Line, sink: Sink) -> Result<(Gateway, Option<OwnedFd>), Error> {
-        let (Message::Offer(offer), locks) = line.receive()? else { return Err(broken("no offer came")) };
-        let given = offer.config.clone();
-        let gateway = Gateway::beside(*offer, Some(Received::new(locks)), sink, None)?;
-        line.send(&Message::Opened, &[])?;
-        let (Message::State(state), fds) = line.receive()? else { return Err(broken("no state came")) };
-        let rpc = gateway.restore(*state, &given, &mut Received::new(fds))?;
-        line.send(&Message::Ready, &[])?;
-        let Message::Go = line.receive()?.0 else { return Err(broken("no word to go came")) };
-        gateway.go();
-        let blocks = given.controllers().filter(|(_, c)| c.front == Front::Ublk);
-        let blocks: Vec<_> = blocks.map(|(s, c)| (s.nqn.clone(), c.clone())).collect();
-        gateway.blocks_resume(&blocks);
-        Ok((gateway, rpc))
-    }
+/// A gateway whose sources are open, and whose drives are held: nothing of them is touched before `go`.
+struct Successor {
+    gateway: Gateway,
+    /// What the other one was.
+    given: Config,
+}
 
+impl Successor {
     /// Threads and sources, while the other one serves. Where nobody does, no locks come: they are taken anew.
-    pub(super) fn beside(
+    fn beside(
         offer: Offer,
         mut came: Option<Received>,
         sink: Sink,
         keeper: Option<Arc<Keeper>>,
-    ) -> Result<Gateway, Error> {
-        let mut locks = BTreeMap::new();
+    ) -> Result<Successor, Error> {
+        let mut locks = Locks::new();
         for one in &offer.namespaces {
             let Some(came) = &mut came else { break };
             let fds = one.locks.iter().map(|fd| came.take(*fd)).collect::<Result<Vec<_>, _>>()?;
             locks.insert((one.nqn.clone(), one.nsid), fds);
         }
-        let mut config = offer.config;
+        let (given, mut config) = (offer.config.clone(), offer.config);
         config.check()?;
         config.subsystems.iter_mut().for_each(|subsystem| subsystem.controllers.clear());
         let now = clock::now();
         let began = now.checked_sub(Duration::from_nanos(offer.age_ns)).unwrap_or(now);
         let gateway = Gateway::begin(&config, sink, began, locks, keeper)?;
         for one in &offer.namespaces {
-            let volume = gateway.state().namespace(&one.nqn, one.nsid)?.volume.clone();
+            let volume = gateway.registry.lock().namespace(&one.nqn, one.nsid)?.volume.clone();
             let shape = (volume.blocks, volume.block_bytes);
             if shape != (one.blocks, one.block_bytes) {
                 let found = format!(
@@ -85,30 +104,25 @@ impl Gateway {
                 return Err(Error::request(&volume.source, found, "the source as it was"));
             }
         }
-        Ok(gateway)
+        Ok(Successor { gateway, given })
     }
 
-    /// All controllers, held: nothing of them is touched before `go`.
-    fn restore(
-        &self,
-        state: GatewayState,
-        given: &Config,
-        came: &mut Received,
-    ) -> Result<Option<OwnedFd>, Error> {
+    /// All drives, and what was counted. Returns the socket of RPCs.
+    fn restore(&self, state: GatewayState, came: &mut Received) -> Result<Option<OwnedFd>, Error> {
         let GatewayState { rpc, counts, controllers } = state;
-        let wanted = given.controllers().filter(|(_, c)| c.front == Front::VfioUser).count();
+        let wanted = self.given.controllers().filter(|(_, c)| c.front == Front::VfioUser).count();
         if controllers.len() != wanted {
             return Err(broken(&format!("{} drives came, where {wanted} were offered", controllers.len())));
         }
         let rpc = rpc.map(|fd| came.take(fd)).transpose()?;
         counts.into_iter().try_for_each(|one| self.count(one))?;
-        controllers.into_iter().try_for_each(|one| self.restore_one(one, given, came, None))?;
+        controllers.into_iter().try_for_each(|one| self.restore_one(one, came, None))?;
         Ok(rpc)
     }
 
     fn count(&self, counted: NamespaceCounts) -> Result<(), Error> {
-        let state = self.state();
-        let namespace = state.namespace(&counted.nqn, counted.nsid)?;
+        let registry = self.gateway.registry.lock();
+        let namespace = registry.namespace(&counted.nqn, counted.nsid)?;
         namespace.limiter.add_held_back(counted.held_back);
         let mut past = namespace.volume.past();
         past.counts.add(&counted.counts);
@@ -117,58 +131,79 @@ impl Gateway {
         Ok(())
     }
 
-    pub(super) fn restore_one(
+    /// The drive as it was configured. None: there was none such.
+    fn given(&self, one: &ControllerState) -> Option<&config::Controller> {
+        let mut all = self.given.controllers();
+        all.find(|(s, c)| (&s.nqn, &c.name) == (&one.nqn, &one.name)).map(|(_, given)| given)
+    }
+
+    /// One drive. `line`: to its client by its keeper.
+    fn restore_one(
         &self,
         mut one: ControllerState,
-        given: &Config,
         came: &mut Received,
         line: Option<OwnedFd>,
     ) -> Result<(), Error> {
+        let Gateway { drives, registry, shared: all, .. } = &self.gateway;
         let unknown = || broken(&format!("the drive {} was not offered", one.name));
-        let mut all = given.controllers().filter(|(s, _)| s.nqn == one.nqn);
-        let controller = all.find(|(_, c)| c.name == one.name).ok_or_else(unknown)?.1.clone();
-        if one.kicks.len() != self.shared.threads || self.state().controllers.contains_key(&one.name) {
+        let given = self.given(&one).ok_or_else(unknown)?;
+        if one.kicks.len() != all.threads || registry.lock().drives.contains_key(&one.name) {
             return Err(unknown());
         }
         let kicks = one.kicks.iter().map(|fd| came.take(*fd)).collect::<Result<_, _>>()?;
         let lent = Lent { doorbells: Doorbells::adopt(came.take(one.doorbells)?)?, kicks };
         let listener = Listener::adopt(came.take(one.listener)?);
-        let mut state = self.state();
-        let id = state.next_id;
-        state.next_id += 1;
-        let subsystem = state.subsystem_mut(&one.nqn)?;
+        let mut registry = registry.lock();
+        let id = registry.next_id();
+        let subsystem = registry.subsystem_mut(&one.nqn)?;
         if !subsystem.ids.take_this(one.cntlid) {
             return Err(unknown());
         }
         let link = match (line, &one.kept) {
             (Some(line), Some(kept)) => {
-                let (queues, entries) = sheets(&controller);
+                let (queues, entries) = sheets(given);
                 let paper = Arc::new(Paper::adopt(came.take(kept.paper)?, queues, entries)?);
                 Some(Link::new(UnixStream::from(line), &one.nqn, paper)?)
             }
             _ => None,
         };
-        let (shared, parts) = self.parts(id, one.cntlid, &controller, subsystem, (listener, link), lent)?;
+        let (shared, parts) = drives.parts(id, one.cntlid, given, subsystem, (listener, link), lent)?;
         restore_shared(&shared, &mut one, came)?;
-        let (name, nqn, cntlid) = (one.name.clone(), one.nqn.clone(), one.cntlid);
+        let (nqn, cntlid) = (one.nqn.clone(), one.cntlid);
         let restored = Controller::restored(parts, one, came)?;
-        let thread = spawn(&format!("ctl-{name}"), move || restored.run())?;
-        state.controllers.insert(name, Running { given: controller, nqn, cntlid, shared, thread });
+        drives.start(&mut registry, &nqn, given, (cntlid, shared), restored)
+    }
+
+    /// Drives of which nothing was noted yet.
+    fn make_new_drives(&self) -> Result<(), Error> {
+        for (subsystem, given) in self.given.controllers() {
+            let known = || self.gateway.registry.lock().drives.contains_key(&given.name);
+            if given.front == Front::VfioUser && !known() {
+                self.gateway.drives.create(&subsystem.nqn, given)?;
+            }
+        }
         Ok(())
     }
 
     /// All of it is this process's, and is served.
-    pub(super) fn go(&self) {
-        let state = self.state();
-        for namespace in state.subsystems.values().flat_map(|s| s.namespaces.values()) {
+    fn go(&self) {
+        let Gateway { registry, shared, .. } = &self.gateway;
+        let registry = registry.lock();
+        for namespace in registry.subsystems.values().flat_map(|s| s.namespaces.values()) {
             namespace.volume.own();
         }
-        for running in state.controllers.values() {
-            let path = PathBuf::from(running.given.socket.clone().unwrap_or_default());
-            running.shared.say(ControllerEvent::Call(Box::new(move |controller| controller.begin(path))));
+        for drive in registry.drives.values() {
+            let path = PathBuf::from(drive.given.socket.clone().unwrap_or_default());
+            drive.shared.say(ControllerEvent::Call(Box::new(move |controller| controller.begin(path))));
         }
-        drop(state);
-        self.say("taken over", &[("controllers", self.state().controllers.len().into())]);
+        shared.say("taken over", &[("controllers", registry.drives.len().into())]);
+    }
+
+    /// Block devices waited in the kernel.
+    fn resume_blocks(&self) {
+        let blocks = self.given.controllers().filter(|(_, c)| c.front == Front::Ublk);
+        let blocks: Vec<_> = blocks.map(|(s, c)| (s.nqn.clone(), c.clone())).collect();
+        self.gateway.blocks.resume_all(&blocks);
     }
 }
 

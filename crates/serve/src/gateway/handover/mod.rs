@@ -17,6 +17,13 @@ use serde::{Deserialize, Serialize};
 /// is given.
 pub(crate) const FORMAT: u32 = 1;
 
+/// What a keeper is told of a gateway, and gives the next one.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Kept {
+    pub format: u32,
+    pub offer: state::Offer,
+}
+
 /// Messages to the other process, in their order.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
