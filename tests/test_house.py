@@ -129,7 +129,6 @@ CUT_OBJECTS: dict[str, int] = {
     "nvme/transport::HostEnd": 4,
     "nvme/transport::TargetEnd": 4,
     "reader/worker::Worker": 4,
-    "serve/gateway::Controller": 7,
     "storage/path::MappedQueue": 4,
     "storage/path::Shared": 3,
     "storage/source::NvmeTcpQueue": 3,

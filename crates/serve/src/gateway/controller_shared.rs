@@ -80,7 +80,7 @@ pub(super) enum ControllerEvent {
     Quiet,
     /// Written data is durable.
     Flushed,
-    Call(Box<dyn FnOnce(&mut super::controller::Controller) + Send>),
+    Call(Box<dyn FnOnce(&mut super::controller::ControllerThread) + Send>),
 }
 
 /// Resources lent to a client: mappings, events to wait for, registers to write to.

@@ -3,7 +3,7 @@
 use super::describe::health;
 use super::registry::{no_controller, no_namespace, Drive, Registry, SharedRegistry, Subsystem};
 use crate::gateway::config;
-use crate::gateway::controller::{Controller, Parts, Tally};
+use crate::gateway::controller::{ControllerThread, Parts, Tally};
 use crate::gateway::controller_shared::{ControllerEvent, ControllerShared, Lent, Options};
 use crate::gateway::gateway_shared::GatewayShared;
 use crate::gateway::handover::state::QueueKept;
@@ -61,7 +61,7 @@ impl Drives {
             Some(keeper) => Some(keeper.adopt(&given.name, nqn, &listener, sheets(given))?),
         };
         let (shared, parts) = self.parts(id, cntlid, given, subsystem, (listener, link), lent)?;
-        self.start(&mut registry, nqn, given, (cntlid, shared), Controller::new(parts))?;
+        self.start(&mut registry, nqn, given, (cntlid, shared), ControllerThread::new(parts))?;
         let socket = given.socket.clone().unwrap_or_default();
         self.shared.say("listening", &[("controller", given.name.clone().into()), ("socket", socket.into())]);
         Ok(())
@@ -113,7 +113,7 @@ impl Drives {
         nqn: &str,
         given: &config::Controller,
         (cntlid, shared): (u16, Arc<ControllerShared>),
-        controller: Controller,
+        controller: ControllerThread,
     ) -> Result<(), Error> {
         let thread = spawn(&format!("ctl-{}", given.name), move || controller.run())?;
         let drive = Drive { given: given.clone(), nqn: nqn.into(), cntlid, shared, thread };
@@ -179,14 +179,14 @@ impl Drives {
     }
 
     pub(super) fn resume(&self, name: &str) -> Result<(), Error> {
-        self.ask(name, Controller::resume)
+        self.ask(name, ControllerThread::resume)
     }
 
     /// Has a drive's thread do something, and waits for it.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         name: &str,
-        what: impl FnOnce(&mut Controller) -> T + Send + 'static,
+        what: impl FnOnce(&mut ControllerThread) -> T + Send + 'static,
     ) -> Result<T, Error> {
         let events = {
             let registry = self.registry.lock();
@@ -242,7 +242,7 @@ impl Drives {
     pub(super) fn part(&self) {
         let all = std::mem::take(&mut self.registry.lock().drives);
         for Drive { shared, thread, .. } in all.into_values() {
-            shared.say(ControllerEvent::Call(Box::new(Controller::part)));
+            shared.say(ControllerEvent::Call(Box::new(ControllerThread::part)));
             join_by(thread, clock::now() + STOP);
         }
     }

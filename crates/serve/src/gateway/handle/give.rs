@@ -3,7 +3,7 @@
 use super::registry::Namespace;
 use super::Gateway;
 use crate::gateway::config::{self, Front};
-use crate::gateway::controller::Controller;
+use crate::gateway::controller::ControllerThread;
 use crate::gateway::handed::{broken, Given};
 use crate::gateway::handover::state::{
     ControllerState, GatewayState, NamespaceCounts, NamespaceState, Offer,
@@ -89,7 +89,7 @@ impl<'a> Giving<'a> {
         let drives = &self.gateway.drives;
         let names = drives.names();
         for name in &names {
-            if !drives.ask(name, Controller::hold)? {
+            if !drives.ask(name, ControllerThread::hold)? {
                 let next = "again once it is over";
                 return Err(Error::run(name, "an RPC is suspending it", next));
             }
@@ -99,7 +99,7 @@ impl<'a> Giving<'a> {
         loop {
             let mut moving = None;
             for name in &names {
-                if !drives.ask(name, Controller::is_still)? {
+                if !drives.ask(name, ControllerThread::is_still)? {
                     moving = Some(name);
                 }
             }
@@ -187,7 +187,7 @@ impl<'a> Giving<'a> {
     fn release_all(&self) {
         for name in self.gateway.drives.names() {
             // One that doesn't answer hears it once it does.
-            let _ = self.gateway.drives.ask(&name, Controller::release);
+            let _ = self.gateway.drives.ask(&name, ControllerThread::release);
         }
     }
 

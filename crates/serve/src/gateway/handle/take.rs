@@ -4,7 +4,7 @@
 use super::drives::sheets;
 use super::{Gateway, Locks};
 use crate::gateway::config::{self, Config, Front};
-use crate::gateway::controller::Controller;
+use crate::gateway::controller::ControllerThread;
 use crate::gateway::controller_shared::{ControllerEvent, ControllerShared, Lent};
 use crate::gateway::dma::Asked;
 use crate::gateway::handed::{broken, Fd, Received};
@@ -170,7 +170,7 @@ impl Successor {
         let (shared, parts) = drives.parts(id, one.cntlid, given, subsystem, (listener, link), lent)?;
         restore_shared(&shared, &mut one, came)?;
         let (nqn, cntlid) = (one.nqn.clone(), one.cntlid);
-        let restored = Controller::restored(parts, one, came)?;
+        let restored = ControllerThread::restored(parts, one, came)?;
         drives.start(&mut registry, &nqn, given, (cntlid, shared), restored)
     }
 

@@ -3,10 +3,13 @@
 use super::shm::Paper;
 use super::{Came, Ends, Event, Said, Stated};
 use crate::gateway::handed::{broken, Bytes};
+use crate::gateway::handover::state::QueueKept;
 use crate::gateway::handover::wire::Line;
+use crate::gateway::stats::SubmissionTally;
 use crate::gateway::vfio_user::message::{Header, HEADER_BYTES};
 use crate::gateway::vfio_user::socket::Message;
 use forebay_model::Error;
+use forebay_nvme::transport::pcie::device::Effect;
 use forebay_nvme::transport::pcie::queue::QueueState;
 use forebay_nvme::transport::pcie::registers::Doorbell;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
@@ -31,9 +34,9 @@ pub struct Link {
     pub nqn: String,
     pub paper: Arc<Paper>,
     /// I/O completion queues as they were made, with the submission queues that they have.
-    pub made: BTreeMap<u16, QueueState>,
+    made: BTreeMap<u16, QueueState>,
     /// Something has changed since the last note.
-    pub dirty: bool,
+    pub(in crate::gateway) dirty: bool,
     /// The event that is being dealt with, and whether it only asks.
     pub heard: Option<(u64, bool)>,
     pub answer: Option<(Vec<u8>, Vec<Arc<OwnedFd>>)>,
@@ -126,11 +129,72 @@ impl Link {
         text.extend(beside.as_bytes());
         self.line.send_text(&text, &fds)
     }
+
+    // What changed, and isn't noted yet.
+
+    /// By a thread that wasn't asked for it by the client: the next note has it.
+    pub(in crate::gateway) fn mark_dirty(&mut self) {
+        self.dirty = true;
+    }
+
+    /// Queues write into the keeper's paper from their first command on, and how they were made is noted.
+    pub(in crate::gateway) fn note_effect(&mut self, effect: &mut Effect) {
+        match effect {
+            Effect::OpenCompletion(cq) => {
+                cq.note_in(self.paper.book(cq.id()));
+                self.made.insert(cq.id(), cq.state());
+            }
+            Effect::OpenSubmission { cqid, queue } => {
+                self.paper.book(*cqid).begin_submission(queue.id(), queue.has_shadow());
+                self.made.entry(*cqid).and_modify(|made| made.opened(queue));
+            }
+            Effect::Shadow(shadow) => self.made.values_mut().for_each(|made| made.set_shadow(*shadow)),
+            Effect::Coalescing(coalescing) => {
+                self.made.values_mut().for_each(|made| made.set_coalescing(coalescing.clone()));
+            }
+            _ => {}
+        }
+        if !matches!(effect, Effect::Interrupt(_)) {
+            self.dirty = true;
+        }
+    }
+
+    /// A queue is gone, or all are.
+    pub(in crate::gateway) fn note_closed(&mut self, doorbell: Option<Doorbell>) {
+        match doorbell {
+            Some(Doorbell::Submission(sqid)) => self.made.values_mut().for_each(|made| made.closed(sqid)),
+            Some(Doorbell::Completion(cqid)) => drop(self.made.remove(&cqid)),
+            None => self.made.clear(),
+        }
+        self.cleared.push(doorbell);
+    }
+
+    /// Queues as they were made: all that moved since stands in their books. All their doorbells are to be heard.
+    pub(in crate::gateway) fn queues(&self) -> Vec<QueueKept> {
+        self.made.values().map(as_made).collect()
+    }
+
+    /// A queue that another process had noted.
+    pub(in crate::gateway) fn adopt(&mut self, queue: &QueueState) {
+        self.made.insert(queue.id(), queue.clone());
+    }
 }
 
 impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.line.as_fd()
+    }
+}
+
+fn as_made(queue: &QueueState) -> QueueKept {
+    let tallies =
+        queue.submissions().map(|sqid| SubmissionTally { sqid, ..SubmissionTally::default() }).collect();
+    QueueKept {
+        queue: queue.clone(),
+        interrupts: 0,
+        head_seen: u32::MAX,
+        tails_seen: queue.submissions().map(|sqid| (sqid, u32::MAX)).collect(),
+        tallies,
     }
 }
 
