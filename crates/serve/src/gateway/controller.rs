@@ -55,12 +55,16 @@ pub(super) struct Tally {
     pub admin_interrupts: u64,
 }
 
+/// What a caller of the gateway has the thread do.
+pub(super) type Call = Box<dyn FnOnce(&mut ControllerThread) + Send>;
+
 /// It hears three: its client, the workers, and callers of the gateway. What it does for them is done by its parts; the
 /// device, which is pure, says what comes of it by its effects.
 pub(super) struct ControllerThread {
     gateway: Arc<GatewayShared>,
     shared: Arc<ControllerShared>,
     waker: Arc<Waker>,
+    calls: Arc<Inbox<Call>>,
     /// Registers and admin queue.
     device: Device,
     function: PciFunction,
@@ -80,7 +84,9 @@ pub(super) struct Parts {
     pub gateway: Arc<GatewayShared>,
     pub workers: Arc<[Arc<Inbox<WorkerMessage>>]>,
     pub shared: Arc<ControllerShared>,
+    /// Of both its inboxes.
     pub waker: Arc<Waker>,
+    pub calls: Arc<Inbox<Call>>,
     pub listener: Listener,
     pub link: Option<Link>,
     pub subsystem: Arc<Subsystem>,
@@ -92,23 +98,22 @@ pub(super) struct Parts {
 
 impl ControllerThread {
     pub(super) fn new(parts: Parts) -> ControllerThread {
-        let Parts { gateway, workers, shared, waker, listener, link, subsystem, cntlid, suspended, health } =
-            parts;
-        let mut device = Device::new(subsystem, settings(cntlid, &shared), 0);
-        if link.is_some() {
+        let mut device = Device::new(parts.subsystem, settings(parts.cntlid, &parts.shared), 0);
+        if parts.link.is_some() {
             device.hold_back();
         }
         ControllerThread {
             device,
-            function: PciFunction::new(shared.clone()),
-            queues: QueueOwners::new(shared.clone(), workers),
-            client: Client::new(listener, link),
+            function: PciFunction::new(parts.shared.clone()),
+            queues: QueueOwners::new(parts.shared.clone(), parts.workers),
+            client: Client::new(parts.listener, parts.link),
             admin_doorbells: AdminDoorbells::new(clock::now()),
-            standstill: Standstill::new(suspended),
-            gateway,
-            shared,
-            waker,
-            health,
+            standstill: Standstill::new(parts.suspended),
+            gateway: parts.gateway,
+            shared: parts.shared,
+            waker: parts.waker,
+            calls: parts.calls,
+            health: parts.health,
             tally: Tally::default(),
             leaving: None,
             parted: false,
@@ -123,6 +128,10 @@ impl ControllerThread {
             self.waker.drain();
             for event in self.shared.events.take() {
                 self.hear(event);
+            }
+            for call in self.calls.take() {
+                call(&mut self);
+                self.pump();
             }
             self.look_at_admin_doorbells();
             self.look_at_unmapping();
@@ -153,7 +162,7 @@ impl ControllerThread {
             let leaving = self.leaving.map(|_| Duration::from_millis(10));
             leaving.or_else(|| self.looks_at_doorbells().then(|| self.admin_doorbells.pause(clock::now())))
         };
-        let timeout = match self.shared.events.has_messages() {
+        let timeout = match self.shared.events.has_messages() || self.calls.has_messages() {
             true => Some(Duration::ZERO),
             false => self.client.pause().or_else(look),
         };
@@ -513,12 +522,10 @@ impl ControllerThread {
         }
     }
 
-    // What workers and callers tell.
+    // What workers tell, and callers ask.
 
     fn hear(&mut self, event: ControllerEvent) {
-        if !matches!(event, ControllerEvent::Call(_)) {
-            self.mark_dirty();
-        }
+        self.mark_dirty();
         match event {
             // The next queue of that number begins at 0. Later would be too late: its host may ring at once.
             ControllerEvent::SubmissionClosed(sqid) => {
@@ -538,7 +545,6 @@ impl ControllerThread {
             ControllerEvent::Flushed => self.device.shut_down_complete(),
             ControllerEvent::QueuesClosed => self.queues_closed(),
             ControllerEvent::Quiet => self.standstill.quiet(),
-            ControllerEvent::Call(call) => call(self),
         }
         self.pump();
     }

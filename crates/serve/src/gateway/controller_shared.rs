@@ -63,7 +63,7 @@ pub(super) struct ControllerShared {
     pub events: Arc<Inbox<ControllerEvent>>,
 }
 
-/// Messages of workers and of callers to a controller's thread.
+/// Messages of workers to a controller's thread.
 pub(super) enum ControllerEvent {
     SubmissionClosed(u16),
     CompletionClosed(u16),
@@ -80,7 +80,6 @@ pub(super) enum ControllerEvent {
     Quiet,
     /// Written data is durable.
     Flushed,
-    Call(Box<dyn FnOnce(&mut super::controller::ControllerThread) + Send>),
 }
 
 /// Resources lent to a client: mappings, events to wait for, registers to write to.

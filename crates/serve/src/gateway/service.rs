@@ -1,8 +1,9 @@
 //! A gateway with its RPC socket, as a command runs it: started, asked, brought to rest, stopped.
 
+mod ask;
+
 use super::config::{rpc_path, Config, Controller, Namespace, Qos, Subsystem};
 use super::handle::Gateway;
-use super::handover::ask;
 use super::keeper::Keeper;
 use super::metrics::Exporter;
 use super::rpc::{Control, Server};

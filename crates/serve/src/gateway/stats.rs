@@ -1,7 +1,7 @@
 //! Snapshot of a gateway's counters.
 
 use super::config::Qos;
-use crate::namespace::executor::Counters;
+use crate::namespace::stats::Counters;
 use crate::namespace::stats::Histogram;
 use crate::target;
 pub use crate::target::stats::{Counts, LatencyStats};

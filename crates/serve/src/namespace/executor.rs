@@ -4,7 +4,7 @@
 //! has both tells the executor when the source is done with a step.
 
 use super::lane::Lane;
-use super::stats::{Counts, Histogram};
+use super::stats::Counters;
 use super::steps::{next, After, Flush, Next, Places, Progress, FLUSH};
 use forebay_io::queue::{self, Fault};
 use forebay_io::reactor::Reactor;
@@ -65,25 +65,6 @@ impl Command {
         lane.counters().done(&request, ns);
         if let Some(queue) = queue {
             queue.done(&request, ns);
-        }
-    }
-}
-
-/// Counters of commands, wherever their owner keeps them.
-pub(crate) struct Counters<'a> {
-    pub counts: &'a mut Counts,
-    pub read_latency: &'a mut Histogram,
-    pub write_latency: &'a mut Histogram,
-}
-
-impl Counters<'_> {
-    /// A command that went well took `ns`.
-    pub(crate) fn done(self, request: &Request, ns: u64) {
-        self.counts.count(request);
-        match request.op {
-            Op::Read => self.read_latency.record(ns),
-            Op::Write => self.write_latency.record(ns),
-            _ => {}
         }
     }
 }

@@ -1,10 +1,7 @@
 //! SMART / Health log of namespaces: what they did, when they were busy, how warm their drives are.
 
-use super::stats::Counts;
-use super::volume::Volume;
 use forebay_io::clock;
 use forebay_io::machine;
-use forebay_nvme::controller::Health;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,17 +11,6 @@ use std::time::{Duration, Instant};
 const FRESH: Duration = Duration::from_secs(10);
 /// 0 °C.
 const ICE_KELVIN: f64 = 273.15;
-
-/// Since each was opened. A controller is as busy as its busiest namespace, and as warm as its warmest drive.
-pub(crate) fn of<'a>(volumes: impl Iterator<Item = &'a Volume>) -> Health {
-    let (mut total, mut minutes, mut kelvin) = (Counts::default(), 0, 0);
-    for volume in volumes {
-        total.add(&volume.counts());
-        minutes = minutes.max(volume.busy.minutes());
-        kelvin = kelvin.max(volume.thermometer.kelvin());
-    }
-    Health { busy_minutes: minutes.into(), temperature: kelvin, ..total.health() }
-}
 
 /// Minutes in which commands ended.
 #[derive(Debug)]
@@ -50,7 +36,7 @@ impl Busy {
         }
     }
 
-    fn minutes(&self) -> u64 {
+    pub(super) fn minutes(&self) -> u64 {
         self.minutes.load(Ordering::Relaxed)
     }
 }

@@ -1,13 +1,12 @@
 //! One thread's queue of one namespace, and what it counts there.
 
-use super::executor::Counters;
-use super::stats::{Counts, Histogram, NamespaceStats};
-use super::steps::Bounds;
+use super::stats::{Counters, Counts, Histogram, NamespaceStats};
+use super::steps::{Bounds, Step};
 use super::volume::{Volume, LANE_DEPTH};
 use forebay_io::arena::Mem;
 use forebay_io::client::{Client, End, Order, Over, Patience};
 use forebay_io::clock;
-use forebay_io::queue::{Fault, Op, Travelled, Via};
+use forebay_io::queue::{Fault, Travelled, Via};
 use forebay_io::reactor::Reactor;
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem::AnaState;
@@ -25,15 +24,6 @@ const QUEUE: u32 = 0;
 pub(crate) struct Owner {
     pub connection: u32,
     pub command: Handle,
-}
-
-/// Next request of a command to the source.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Step {
-    pub op: Op,
-    pub offset: u64,
-    pub len: u32,
-    pub mem: Mem,
 }
 
 /// A step that is over.

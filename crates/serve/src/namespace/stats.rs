@@ -143,6 +143,25 @@ impl Histogram {
     }
 }
 
+/// Counters of commands, wherever their owner keeps them.
+pub(crate) struct Counters<'a> {
+    pub counts: &'a mut Counts,
+    pub read_latency: &'a mut Histogram,
+    pub write_latency: &'a mut Histogram,
+}
+
+impl Counters<'_> {
+    /// A command that went well took `ns`.
+    pub(crate) fn done(self, request: &Request, ns: u64) {
+        self.counts.count(request);
+        match request.op {
+            Op::Read => self.read_latency.record(ns),
+            Op::Write => self.write_latency.record(ns),
+            _ => {}
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,11 +1,19 @@
 //! Steps of a running command, by its progress.
 
 use super::fault::{is_unsupported, status_of};
-use super::lane::Step;
 use forebay_io::arena::Mem;
 use forebay_io::queue::{self, Fault};
 use forebay_nvme::nvm::{Geometry, Op, Request};
 use forebay_nvme::status::{Code, Status};
+
+/// Next request of a command to the source.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub op: queue::Op,
+    pub offset: u64,
+    pub len: u32,
+    pub mem: Mem,
+}
 
 /// Verify reads this much at a time.
 const VERIFIED_BYTES: u64 = 128 << 10;

@@ -11,6 +11,7 @@ use forebay_model::job::Engine;
 use forebay_model::random::derive;
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem as nvme;
+use forebay_nvme::controller::Health;
 use forebay_storage::opening::mounts;
 use forebay_storage::source::fault::{FaultPlan, FaultQueue};
 use forebay_storage::source::file::{is_endless, FileAccess, FileTarget};
@@ -477,6 +478,17 @@ pub(crate) fn made_up_uuid(name: &str, number: u32) -> [u8; 16] {
     uuid[6] = uuid[6] & 0x0f | 0x80;
     uuid[8] = uuid[8] & 0x3f | 0x80;
     uuid
+}
+
+/// Since each was opened. A controller is as busy as its busiest namespace, and as warm as its warmest drive.
+pub(crate) fn health<'a>(volumes: impl Iterator<Item = &'a Volume>) -> Health {
+    let (mut total, mut minutes, mut kelvin) = (Counts::default(), 0, 0);
+    for volume in volumes {
+        total.add(&volume.counts());
+        minutes = minutes.max(volume.busy.minutes());
+        kelvin = kelvin.max(volume.thermometer.kelvin());
+    }
+    Health { busy_minutes: minutes.into(), temperature: kelvin, ..total.health() }
 }
 
 #[cfg(test)]

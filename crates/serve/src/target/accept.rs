@@ -1,7 +1,7 @@
 //! The thread that accepts connections, and gives each to the thread that has the fewest.
 
-use super::inbox::{Message, NewConnection, Way};
 use super::log::Level;
+use super::message::{Message, NewConnection, Way};
 use super::shared::TargetShared;
 use super::tls::Gate;
 use super::worker::keep_alive;

@@ -2,8 +2,8 @@
 //! From then on the connection's events come to that thread.
 
 use super::accept::FULL;
-use super::inbox::{Message, NewConnection, Way};
 use super::log::Level;
+use super::message::{Message, NewConnection, Way};
 use super::rdma::Asked;
 use super::shared::TargetShared;
 use forebay_io::rdma::{ready, Channel, Event, Id, MAKE_DEVICE};

@@ -1,16 +1,16 @@
 //! Admission of a Connect: which controller a connection belongs to from then on, or why it isn't let in.
 
 use super::config::Config;
-use super::connection::Role;
+use super::controller::Role;
+use super::ids::ConnectionId;
 use super::refusals;
-use super::shared::{ConnectionId, TargetShared};
+use super::shared::TargetShared;
 use super::subsystem::{NoController, SubsystemEntry};
 use forebay_io::tls::bridge::Client;
 use forebay_nvme::controller::connect::{Admitted, Connect, Refusal};
 use forebay_nvme::status::{Code, Status};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::Arc;
 
 /// A connection that asks to be let in.
 pub(super) struct Applicant<'a> {
@@ -41,7 +41,7 @@ impl Applicant<'_> {
     fn admit_admin(
         &self,
         connect: &Connect,
-        subsystem: &Arc<SubsystemEntry>,
+        subsystem: &SubsystemEntry,
     ) -> Result<(Role, Admitted), Refusal> {
         let discovery = subsystem.is_discovery().then(|| self.shared.discovery_at(self.local));
         let by = (self.id, self.local);

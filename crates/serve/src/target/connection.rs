@@ -1,20 +1,25 @@
 //! One connection, from accept until nothing points to it: what comes by its link, whose it is, and how it ends.
 //!
 //! It belongs to one thread, whose resources it is given for each thing that it does. Its commands are carried out as
-//! `io::IoCommand` or by `admin::AdminQueue`.
+//! `io::IoCommand`, or by `admin::AdminQueue`.
 
+mod admin;
+mod io;
+
+use self::admin::{AdminQueue, SHUTDOWN};
+use self::io::{Begun, IoCommand};
 use super::aborts::Aborts;
-use super::admin::{AdminQueue, SHUTDOWN};
 use super::auth::Authentication;
 use super::command::{place, Command, State};
-use super::controller::ControllerEntry;
-use super::inbox::Report;
-use super::io::{Begun, IoCommand};
+use super::controller::Role;
+use super::ids::ConnectionId;
 use super::link::Link;
 use super::log::Level;
 use super::memory::{MemoryShare, SendsFrom};
+use super::message::Report;
+use super::ready::Marks;
 use super::resources::ThreadResources;
-use super::shared::{ConnectionId, TargetShared};
+use super::shared::TargetShared;
 use super::stats::{ControllerStats, Counts, HostStats, QueueStats};
 use super::timers::Timer;
 use crate::namespace::stats::Histogram;
@@ -27,34 +32,14 @@ use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::tcp::target::Event;
 use forebay_nvme::transport::tcp::{Fatal, Handle};
 use std::collections::VecDeque;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Receives of one connection in a row, before others have their turn.
 const RECEIVES_MAX: u32 = 32;
 /// Time for a peer to read why its connection ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// Role of a connection, known once its Connect was admitted.
-#[derive(Clone)]
-pub(super) enum Role {
-    New,
-    Admin(Arc<ControllerEntry>),
-    Io { entry: Arc<ControllerEntry>, qid: u16 },
-}
-
-impl Role {
-    #[inline]
-    pub(super) fn entry(&self) -> Option<&Arc<ControllerEntry>> {
-        match self {
-            Role::New => None,
-            Role::Admin(entry) | Role::Io { entry, .. } => Some(entry),
-        }
-    }
-}
 
 /// A command as it came.
 #[derive(Clone, Copy)]
@@ -80,9 +65,7 @@ pub(super) struct Connection {
     pub memory: MemoryShare,
     /// Its host is over its limits: a timer gives it its turn.
     parked: bool,
-    /// Among `Ready`'s, for each of its lists.
-    pub readable: bool,
-    pub dirty: bool,
+    pub marks: Marks,
     /// Flushes that a shutdown waits for.
     pub flushes: u32,
     pub aborts: Aborts,
@@ -136,8 +119,7 @@ impl Connection {
             stuck: None,
             memory: MemoryShare::default(),
             parked: false,
-            readable: false,
-            dirty: false,
+            marks: Marks::default(),
             flushes: 0,
             aborts: Aborts::default(),
             running: 0,
@@ -225,7 +207,7 @@ impl Connection {
             let (commands, pool) = (&self.commands, &thread.memory.pool);
             let received = self.link.receive(&mut thread.reactor, &|at| place(commands, pool, at));
             if self.link.is_owed() {
-                thread.ready.mark_dirty(self);
+                thread.ready.mark_dirty(self.id.index, &mut self.marks);
             }
             match received {
                 Ok(stream::Received::Some) => {}
@@ -239,7 +221,7 @@ impl Connection {
                 Err(fatal) => return self.violated(thread, fatal),
             }
         }
-        thread.ready.mark_readable(self);
+        thread.ready.mark_readable(self.id.index, &mut self.marks);
     }
 
     /// Acts on what was received. False: a command that came with data found no memory for them.
@@ -254,7 +236,7 @@ impl Connection {
                 None => return Ok(true),
                 Some(Event::Ready { header_digest, data_digest }) => {
                     (self.header_digest, self.data_digest) = (header_digest, data_digest);
-                    thread.ready.mark_dirty(self);
+                    thread.ready.mark_dirty(self.id.index, &mut self.marks);
                 }
                 Some(Event::Command { command, sqe, in_capsule }) => {
                     if !self.arrived(thread, Arrival { command, sqe, in_capsule }) {
@@ -300,7 +282,7 @@ impl Connection {
             AdminQueue { c: self, thread }.command_came(came);
             return true;
         }
-        let subsystem = entry.subsystem.index;
+        let subsystem = entry.subsystem;
         let taken = IoCommand { at: came.command, c: self, thread }.came(came, subsystem);
         if !taken {
             self.stuck = Some(came);
@@ -429,6 +411,11 @@ impl Connection {
         true
     }
 
+    /// Its controller has effects to apply, if it is an admin queue.
+    pub(super) fn apply_effects(&mut self, thread: &mut ThreadResources) {
+        AdminQueue { c: self, thread }.apply_effects();
+    }
+
     /// The source is done with a step of a command.
     pub(super) fn moved(&mut self, thread: &mut ThreadResources, at: Handle, result: Result<u32, Fault>) {
         if at == SHUTDOWN {
@@ -450,7 +437,7 @@ impl Connection {
             self.aborts.ask(at, tag);
             IoCommand { c: self, thread, at }.give_up();
             // What came behind it goes on.
-            thread.ready.mark_readable(self);
+            thread.ready.mark_readable(self.id.index, &mut self.marks);
             return true;
         }
         let waits = |state| matches!(state, State::Collecting | State::Waiting | State::Running);
@@ -482,7 +469,7 @@ impl Connection {
         aborted: bool,
     ) {
         let Role::Io { entry, .. } = &self.role else { return };
-        self.aborts.answer(whose, |tag| entry.aborted(shared, tag, aborted));
+        self.aborts.answer(whose, |tag| shared.aborted(entry, tag, aborted));
     }
 
     // Time.
@@ -544,10 +531,10 @@ impl Connection {
         let until = thread.now + LAST_WORDS;
         self.lingers_until = Some(until);
         self.arm(thread, until);
-        thread.ready.mark_dirty(self);
+        thread.ready.mark_dirty(self.id.index, &mut self.marks);
     }
 
-    fn lost(&mut self, thread: &mut ThreadResources, error: &io::Error) {
+    fn lost(&mut self, thread: &mut ThreadResources, error: &std::io::Error) {
         let why = match error.raw_os_error() {
             Some(libc::EFAULT) => "a served file was truncated while the kernel sent from it".to_owned(),
             _ => error.to_string(),
@@ -584,13 +571,13 @@ impl Connection {
         let entry = match &self.role {
             Role::New => return,
             Role::Admin(entry) => {
-                entry.end(&thread.shared);
+                thread.shared.end_controller(entry);
                 entry
             }
             Role::Io { entry, qid } => {
                 entry.leave(*qid);
                 if thread.draining {
-                    entry.have_effects_applied(&thread.shared);
+                    thread.shared.have_effects_applied(entry);
                 }
                 entry
             }
@@ -610,7 +597,7 @@ impl Connection {
     /// While draining: it goes once nothing is under way on it; an admin queue after its I/O queues.
     pub(super) fn leave_if_idle(&mut self, thread: &mut ThreadResources) {
         let last = match &self.role {
-            Role::Admin(entry) => !entry.has_io_queues(),
+            Role::Admin(entry) => entry.io_queues().is_empty(),
             _ => true,
         };
         if !self.closing && last && self.is_idle() && self.link.is_sent() {
@@ -630,15 +617,18 @@ impl Connection {
 
     pub(super) fn add_to(&self, report: &mut Report) {
         let Some(entry) = self.role.entry() else { return };
-        let subsystem = entry.subsystem.index;
+        let subsystem = entry.subsystem;
         let host = HostStats { nqn: entry.host.nqn.clone(), connections: 1, counts: self.counts };
         report.hosts.push((subsystem, host));
         report.queues.push((subsystem, entry.id, self.queue_stats()));
         if let Role::Admin(_) = self.role {
-            let keep_alive_ms = entry.controller().keep_alive_ms();
+            let (keep_alive_ms, nqn) = {
+                let controller = entry.controller();
+                (controller.keep_alive_ms(), controller.subsystem().nqn.clone())
+            };
             report.controllers.push(ControllerStats {
                 cntlid: entry.id,
-                subsystem: entry.subsystem.nqn.clone(),
+                subsystem: nqn,
                 host: entry.host.nqn.clone(),
                 address: self.peer.to_string(),
                 keep_alive_s: keep_alive_ms.map(|ms| f64::from(ms) / 1e3),

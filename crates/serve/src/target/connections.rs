@@ -1,8 +1,8 @@
-//! The connections that a thread has, and which of them have something to receive or to send.
+//! The connections that a thread has.
 
 use super::connection::Connection;
-use super::inbox::Report;
-use super::shared::ConnectionId;
+use super::ids::ConnectionId;
+use super::message::Report;
 
 /// A table by index. An index is used again once its connection is gone; an identity never is.
 pub(super) struct Connections {
@@ -62,42 +62,5 @@ impl Connections {
 
     fn iter(&self) -> impl Iterator<Item = &Connection> {
         self.table.iter().flatten().map(|c| &**c)
-    }
-}
-
-/// Connections that have something to do before the thread sleeps, by index: each once.
-#[derive(Default)]
-pub(super) struct Ready {
-    readable: Vec<u32>,
-    dirty: Vec<u32>,
-}
-
-impl Ready {
-    /// Something came, or may be received.
-    pub(super) fn mark_readable(&mut self, c: &mut Connection) {
-        if !std::mem::replace(&mut c.readable, true) {
-            self.readable.push(c.id.index);
-        }
-    }
-
-    /// Something is to be sent.
-    pub(super) fn mark_dirty(&mut self, c: &mut Connection) {
-        if !std::mem::replace(&mut c.dirty, true) {
-            self.dirty.push(c.id.index);
-        }
-    }
-
-    /// Puts those that may receive in the place of `into`, which is empty and serves for the next.
-    pub(super) fn take_readable(&mut self, into: &mut Vec<u32>) {
-        std::mem::swap(&mut self.readable, into);
-    }
-
-    /// As `take_readable`, of those that send.
-    pub(super) fn take_dirty(&mut self, into: &mut Vec<u32>) {
-        std::mem::swap(&mut self.dirty, into);
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.readable.is_empty() && self.dirty.is_empty()
     }
 }

@@ -2,9 +2,7 @@
 
 use super::access;
 use super::host::Host;
-use super::inbox::Message;
-use super::shared::{ConnectionId, TargetShared};
-use super::subsystem::SubsystemEntry;
+use super::ids::ConnectionId;
 use forebay_nvme::controller::subsystem as nvme;
 use forebay_nvme::controller::subsystem::AnaState;
 use forebay_nvme::controller::Controller;
@@ -17,7 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct ControllerEntry {
     /// CNTLID.
     pub id: u16,
-    pub subsystem: Arc<SubsystemEntry>,
+    /// Number of its subsystem.
+    pub subsystem: usize,
     pub host: Arc<Host>,
     pub admin: ConnectionId,
     /// The address of ours that its host came to.
@@ -34,6 +33,24 @@ pub(crate) struct ControllerEntry {
     gone: AtomicBool,
 }
 
+/// Role of a connection, known once its Connect was admitted.
+#[derive(Clone)]
+pub(super) enum Role {
+    New,
+    Admin(Arc<ControllerEntry>),
+    Io { entry: Arc<ControllerEntry>, qid: u16 },
+}
+
+impl Role {
+    #[inline]
+    pub(super) fn entry(&self) -> Option<&Arc<ControllerEntry>> {
+        match self {
+            Role::New => None,
+            Role::Admin(entry) | Role::Io { entry, .. } => Some(entry),
+        }
+    }
+}
+
 /// What a look at a controller's keep-alive timer found.
 pub(super) enum KeepAlive {
     /// The host kept silent for too long.
@@ -45,7 +62,7 @@ pub(super) enum KeepAlive {
 
 impl ControllerEntry {
     pub(super) fn new(
-        subsystem: Arc<SubsystemEntry>,
+        subsystem: usize,
         host: Arc<Host>,
         (admin, local): (ConnectionId, SocketAddr),
         controller: Controller,
@@ -94,10 +111,6 @@ impl ControllerEntry {
         self.controller().disconnect_io(qid);
         self.queues().remove(&qid);
         self.host.connections.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn has_io_queues(&self) -> bool {
-        !self.queues().is_empty()
     }
 
     /// An I/O command came.
@@ -149,41 +162,21 @@ impl ControllerEntry {
         }
     }
 
-    /// Has the threads end the connections of its I/O queues.
-    pub(super) fn close_queues(&self, shared: &TargetShared, why: &'static str) {
-        let ids: Vec<ConnectionId> = self.queues().values().copied().collect();
-        ids.into_iter().for_each(|id| shared.post(id, Message::Close(id, why)));
+    /// The connections of its I/O queues.
+    pub(super) fn io_queues(&self) -> Vec<ConnectionId> {
+        self.queues().values().copied().collect()
     }
 
-    /// Its admin queue ended, and so does it: its identifier may come again.
-    pub(super) fn end(&self, shared: &TargetShared) {
-        let ids: Vec<ConnectionId> = {
-            let queues = self.queues();
-            self.gone.store(true, Ordering::Relaxed);
-            queues.values().copied().collect()
-        };
-        ids.into_iter().for_each(|id| shared.post(id, Message::Close(id, "its admin queue is gone")));
-        self.subsystem.remove_controller(self.id);
+    /// The connection that is its I/O queue `sqid`.
+    pub(super) fn io_queue(&self, sqid: u16) -> Option<ConnectionId> {
+        self.queues().get(&sqid).copied()
+    }
+
+    /// Its admin queue ended, and so does it: no more queues join. Returns those that it has.
+    pub(super) fn end(&self) -> Vec<ConnectionId> {
+        let queues = self.queues();
+        self.gone.store(true, Ordering::Relaxed);
         self.host.connections.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// On the admin queue's thread: whoever has the I/O queue is asked to give a command up.
-    pub(super) fn ask_to_abort(self: &Arc<Self>, shared: &TargetShared, tag: u16, sqid: u16, cid: u16) {
-        let id = self.queues().get(&sqid).copied();
-        match id {
-            Some(id) => shared.post(id, Message::Abort { id, entry: self.clone(), cid, tag }),
-            None => self.controller().aborted(tag, false),
-        }
-    }
-
-    /// What came of the Abort with that tag; its admin queue's thread answers it.
-    pub(super) fn aborted(&self, shared: &TargetShared, tag: u16, aborted: bool) {
-        self.controller().aborted(tag, aborted);
-        self.have_effects_applied(shared);
-    }
-
-    /// Has its admin queue's thread apply what waits.
-    pub(super) fn have_effects_applied(&self, shared: &TargetShared) {
-        shared.post(self.admin, Message::Effects(self.admin));
+        queues.values().copied().collect()
     }
 }

@@ -1,14 +1,14 @@
 //! A thread's queues of the namespaces that its hosts use: one for each, opened when the first command wants it.
 
-use super::inbox::Report;
 use super::log::Level;
+use super::message::Report;
 use super::shared::TargetShared;
 use super::stats::NamespaceStats;
 use super::subsystem::Volumes;
-use crate::namespace::health;
 use crate::namespace::lane::{Finished, Lane, Owner};
 use crate::namespace::queues::QueueTable;
 use crate::namespace::steps::FLUSH;
+use crate::namespace::volume;
 use forebay_io::reactor::Reactor;
 use forebay_nvme::controller::Health;
 use forebay_nvme::status::{Code, Status};
@@ -170,7 +170,7 @@ impl NamespaceQueues {
 
     /// Health counters of a subsystem's namespaces, over all threads.
     pub(super) fn health(&self, subsystem: usize) -> Health {
-        health::of(self.views[subsystem].values().map(|volume| &**volume))
+        volume::health(self.views[subsystem].values().map(|volume| &**volume))
     }
 
     pub(super) fn add_to(&self, report: &mut Report) {

@@ -1,8 +1,8 @@
 //! What a thread's connections use of it, each in its turn. Nothing of it is another thread's, but for `shared`.
 
-use super::connections::Ready;
 use super::memory::CommandMemory;
 use super::namespace_queues::NamespaceQueues;
+use super::ready::Ready;
 use super::shared::TargetShared;
 use super::timers::Timers;
 use forebay_io::reactor::Reactor;

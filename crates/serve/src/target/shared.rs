@@ -2,8 +2,11 @@
 //! for a number that says whether something changed, and a host's limits where it has any.
 
 use super::config::Config;
-use super::inbox::{Inbox, Message};
+use super::controller::ControllerEntry;
+use super::ids::ConnectionId;
+use super::inbox::Inbox;
 use super::log::Log;
+use super::message::Message;
 use super::refusals::Refusals;
 use super::subsystem::SubsystemEntry;
 use super::thread_pool::{self, Failure};
@@ -23,7 +26,7 @@ pub(crate) struct TargetShared {
     pub began: Instant,
     /// The last is the discovery subsystem.
     pub subsystems: Vec<Arc<SubsystemEntry>>,
-    pub inboxes: OnceLock<Vec<Arc<Inbox>>>,
+    pub inboxes: OnceLock<Vec<Arc<Inbox<Message>>>>,
     /// Addresses that we listen on, with ports as given.
     pub addresses: OnceLock<Addresses>,
     /// Counts changes of namespaces.
@@ -46,14 +49,6 @@ pub(crate) struct Totals {
     pub accepted: AtomicU64,
     pub refused: AtomicU64,
     pub broken: AtomicU64,
-}
-
-/// A connection, as other threads name it. `serial` is never used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ConnectionId {
-    pub thread: usize,
-    pub index: u32,
-    pub serial: u64,
 }
 
 impl TargetShared {
@@ -87,13 +82,49 @@ impl TargetShared {
         self.subsystems.iter().find(|s| s.nqn == nqn)
     }
 
-    pub(crate) fn inboxes(&self) -> &[Arc<Inbox>] {
+    pub(crate) fn inboxes(&self) -> &[Arc<Inbox<Message>>] {
         self.inboxes.get().map_or(&[], |m| m)
     }
 
     /// Tells the thread that has the connection.
     pub(crate) fn post(&self, to: ConnectionId, message: Message) {
         self.inboxes()[to.thread].post(message);
+    }
+
+    /// Has threads end connections.
+    pub(super) fn close(&self, all: Vec<ConnectionId>, why: &'static str) {
+        all.into_iter().for_each(|id| self.post(id, Message::Close(id, why)));
+    }
+
+    /// Has the admin queue's thread apply what waits at the controller.
+    pub(super) fn have_effects_applied(&self, entry: &ControllerEntry) {
+        self.post(entry.admin, Message::Effects(entry.admin));
+    }
+
+    /// On the admin queue's thread: whoever has the I/O queue is asked to give a command up.
+    pub(super) fn ask_to_abort(&self, entry: &Arc<ControllerEntry>, tag: u16, sqid: u16, cid: u16) {
+        match entry.io_queue(sqid) {
+            Some(id) => self.post(id, Message::Abort { id, entry: entry.clone(), cid, tag }),
+            None => entry.controller().aborted(tag, false),
+        }
+    }
+
+    /// What came of the Abort with that tag; the admin queue's thread answers it.
+    pub(super) fn aborted(&self, entry: &ControllerEntry, tag: u16, aborted: bool) {
+        entry.controller().aborted(tag, aborted);
+        self.have_effects_applied(entry);
+    }
+
+    /// A controller's admin queue ended, and so does the controller: its identifier may come again.
+    pub(super) fn end_controller(&self, entry: &ControllerEntry) {
+        self.close(entry.end(), "its admin queue is gone");
+        self.subsystems[entry.subsystem].remove_controller(entry.id);
+    }
+
+    /// A connection of that thread's is gone.
+    pub(crate) fn left(&self, inbox: &Inbox<Message>) {
+        inbox.load.fetch_sub(1, Ordering::Relaxed);
+        self.totals.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// One connection more may be. Counts it as refused where not.
@@ -104,7 +135,7 @@ impl TargetShared {
     }
 
     /// The thread that a connection goes to, which has one more from now on. `near`: the processor that takes its packets.
-    pub(crate) fn thread_for(&self, near: Option<u32>) -> Option<&Arc<Inbox>> {
+    pub(crate) fn thread_for(&self, near: Option<u32>) -> Option<&Arc<Inbox<Message>>> {
         let loads: Vec<u32> = self.inboxes().iter().map(|m| m.load.load(Ordering::Relaxed)).collect();
         let inbox = &self.inboxes()[thread_pool::choose(&loads, &self.cpus, near)?];
         self.totals.connections.fetch_add(1, Ordering::Relaxed);

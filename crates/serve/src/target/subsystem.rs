@@ -4,8 +4,8 @@ use super::access::Access;
 use super::config::{self, Config};
 use super::controller::ControllerEntry;
 use super::host::Host;
+use super::ids::ConnectionId;
 use super::refusals;
-use super::shared::ConnectionId;
 use super::stats::{Counts, HostStats, SubsystemStats};
 use crate::namespace::volume::Volume;
 use forebay_model::random::derive;
@@ -152,7 +152,7 @@ impl SubsystemEntry {
     /// A controller for a host whose admin queue is connection `admin`, at our address `local`. `seen`: what its host sees in
     /// the place of this.
     pub(super) fn add_controller(
-        self: &Arc<Self>,
+        &self,
         connect: &Connect,
         (admin, local): (ConnectionId, SocketAddr),
         seen: Option<Arc<nvme::Subsystem>>,
@@ -176,7 +176,7 @@ impl SubsystemEntry {
             return Err(NoController::Over(refusals::of_host(&host)));
         }
         refusals::limit_queues(&mut controller, &host);
-        let entry = Arc::new(ControllerEntry::new(self.clone(), host, (admin, local), controller));
+        let entry = Arc::new(ControllerEntry::new(self.index, host, (admin, local), controller));
         state.controllers.insert(cntlid, entry.clone());
         Ok((entry, admitted))
     }

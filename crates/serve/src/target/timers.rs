@@ -3,7 +3,7 @@
 //! Each connection has one timer, armed for the earliest of what it waits for. All of a thread share one sweep, which
 //! finds peers that neither take what is sent nor send what they announced. Nothing here reads a clock.
 
-use super::shared::ConnectionId;
+use super::ids::ConnectionId;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};

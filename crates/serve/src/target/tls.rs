@@ -1,8 +1,9 @@
 //! Hosts that must come over TLS 1.3 with a key of their own (tcp, section 3.6.1): on the same port as the others.
 
 use super::config::Config;
-use super::inbox::{Inbox, Message, NewConnection, Way};
+use super::inbox::Inbox;
 use super::log::Level;
+use super::message::{Message, NewConnection, Way};
 use super::secrets;
 use super::shared::TargetShared;
 use super::subsystem::DISCOVERY;
@@ -44,7 +45,7 @@ impl Gate {
         socket: OwnedFd,
         peer: SocketAddr,
         local: SocketAddr,
-        inbox: Arc<Inbox>,
+        inbox: Arc<Inbox<Message>>,
         shared: Arc<TargetShared>,
     ) {
         let adopt = move |arrival| {
@@ -54,7 +55,7 @@ impl Gate {
                 Arrival::Failed(why) => {
                     let fields = [("peer", peer.to_string().into()), ("why", why.into())];
                     shared.log.say(Level::Warning, "no TLS", &fields);
-                    return inbox.leave(&shared.totals);
+                    return shared.left(&inbox);
                 }
             };
             inbox.post(Message::Adopt(NewConnection { way: Way::Tcp(socket), peer, local, client }));

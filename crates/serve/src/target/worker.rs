@@ -3,19 +3,21 @@
 //! A round takes all that has come on any connection, hands it to the sources together, and answers all that is
 //! done with one `sendmsg` for each connection; what the ring was given is handed over by the call that waits.
 
-use super::admin::AdminQueue;
 use super::arena::Pool;
 use super::connection::Connection;
-use super::connections::{Connections, Ready};
+use super::connections::Connections;
 use super::controller::ControllerEntry;
-use super::inbox::{Inbox, Message, NewConnection, Report, Way};
+use super::ids::ConnectionId;
+use super::inbox::Inbox;
 use super::link::Link;
 use super::log::Level;
 use super::memory::CommandMemory;
+use super::message::{Message, NewConnection, Report, Way};
 use super::namespace_queues::NamespaceQueues;
 use super::rdma::{Cards, Rdma};
+use super::ready::Ready;
 use super::resources::ThreadResources;
-use super::shared::{ConnectionId, TargetShared};
+use super::shared::TargetShared;
 use super::thread_pool::{self, PoolWorker};
 use super::timers::Timers;
 use crate::namespace::lane::{Finished, Owner};
@@ -44,7 +46,7 @@ pub(super) const STOP: Duration = Duration::from_secs(5);
 const NOBODY: u32 = u32::MAX;
 
 pub(super) struct Worker {
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Message>>,
     /// The thread's number at the reactor.
     token: u32,
     cards: Cards,
@@ -144,8 +146,8 @@ impl Worker {
         for completion in self.completions.drain(..) {
             if let Some(c) = self.connections.get_mut(stream::index_of(completion) as u32) {
                 c.link.completed(completion);
-                self.thread.ready.mark_readable(c);
-                self.thread.ready.mark_dirty(c);
+                self.thread.ready.mark_readable(c.id.index, &mut c.marks);
+                self.thread.ready.mark_dirty(c.id.index, &mut c.marks);
             }
         }
     }
@@ -157,7 +159,7 @@ impl Worker {
             self.thread.ready.take_readable(&mut indices);
             for index in indices.drain(..) {
                 self.with(index, |c, thread| {
-                    c.readable = false;
+                    c.marks.readable = false;
                     c.read(thread);
                 });
             }
@@ -165,7 +167,7 @@ impl Worker {
             self.thread.ready.take_dirty(&mut indices);
             for index in indices.drain(..) {
                 self.with(index, |c, thread| {
-                    c.dirty = false;
+                    c.marks.dirty = false;
                     c.write(thread);
                 });
             }
@@ -242,9 +244,7 @@ impl Worker {
             match message {
                 Message::Adopt(new) => self.adopt(new),
                 Message::Close(id, why) => self.with_id(id, |c, thread| c.end(thread, why)),
-                Message::Effects(id) => {
-                    self.with_id(id, |c, thread| AdminQueue { c, thread }.apply_effects());
-                }
+                Message::Effects(id) => self.with_id(id, Connection::apply_effects),
                 Message::Abort { id, entry, cid, tag } => self.abort(id, &entry, cid, tag),
                 Message::Report(to) => {
                     let _ = to.send(self.report());
@@ -266,7 +266,7 @@ impl Worker {
         let mut found = false;
         self.with_id(id, |c, thread| found = c.abort(thread, cid, tag));
         if !found {
-            entry.aborted(&self.thread.shared, tag, false);
+            self.thread.shared.aborted(entry, tag, false);
         }
     }
 
@@ -287,15 +287,15 @@ impl Worker {
         }
         let (Ok(link), None) = (made, self.stop_by) else {
             self.connections.remove(id.index);
-            self.inbox.leave(&self.thread.shared.totals);
+            self.thread.shared.left(&self.inbox);
             return;
         };
         let thread = &mut self.thread;
         let c = Connection::new(id, link, (peer, local), client, thread.now);
         let c = self.connections.insert(c);
         c.arm(thread, thread.now + Duration::from_secs_f64(thread.shared.config.handshake_s));
-        thread.ready.mark_readable(c);
-        thread.ready.mark_dirty(c);
+        thread.ready.mark_readable(c.id.index, &mut c.marks);
+        thread.ready.mark_dirty(c.id.index, &mut c.marks);
     }
 
     /// Or why there is none.
@@ -328,7 +328,7 @@ impl Worker {
     fn close(&mut self, index: u32) {
         if let Some(c) = self.connections.remove(index) {
             c.close(&mut self.thread);
-            self.inbox.leave(&self.thread.shared.totals);
+            self.thread.shared.left(&self.inbox);
         }
     }
 

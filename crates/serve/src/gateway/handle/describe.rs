@@ -5,7 +5,7 @@ use crate::gateway::controller::Tally;
 use crate::gateway::controller_shared::ControllerShared;
 use crate::gateway::stats::{ControllerStats, NamespaceStats, QueueStats, State as Doing};
 use crate::gateway::worker::Report;
-use crate::namespace::health;
+use crate::namespace::volume;
 use crate::target::stats::Counts;
 use forebay_nvme::controller::Health;
 use forebay_nvme::transport::pcie::device::Admin;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Returns the health counters of a controller's namespaces, over all controllers.
 pub(super) fn health(shared: &ControllerShared) -> Health {
-    health::of(shared.view().iter().map(|(_, shown)| &*shown.volume))
+    volume::health(shared.view().iter().map(|(_, shown)| &*shown.volume))
 }
 
 /// `devices`: what block devices over it counted.

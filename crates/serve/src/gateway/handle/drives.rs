@@ -3,7 +3,7 @@
 use super::describe::health;
 use super::registry::{no_controller, no_namespace, Drive, Registry, SharedRegistry, Subsystem};
 use crate::gateway::config;
-use crate::gateway::controller::{ControllerThread, Parts, Tally};
+use crate::gateway::controller::{Call, ControllerThread, Parts, Tally};
 use crate::gateway::controller_shared::{ControllerEvent, ControllerShared, Lent, Options};
 use crate::gateway::gateway_shared::GatewayShared;
 use crate::gateway::handover::state::QueueKept;
@@ -60,8 +60,10 @@ impl Drives {
             None => None,
             Some(keeper) => Some(keeper.adopt(&given.name, nqn, &listener, sheets(given))?),
         };
-        let (shared, parts) = self.parts(id, cntlid, given, subsystem, (listener, link), lent)?;
-        self.start(&mut registry, nqn, given, (cntlid, shared), ControllerThread::new(parts))?;
+        let parts = self.parts(id, cntlid, given, subsystem, (listener, link), lent)?;
+        let (shared, calls) = (parts.shared.clone(), parts.calls.clone());
+        let controller = ControllerThread::new(parts);
+        self.start(&mut registry, nqn, given, (cntlid, shared, calls), controller)?;
         let socket = given.socket.clone().unwrap_or_default();
         self.shared.say("listening", &[("controller", given.name.clone().into()), ("socket", socket.into())]);
         Ok(())
@@ -76,7 +78,7 @@ impl Drives {
         subsystem: &Subsystem,
         (listener, link): (Listener, Option<Link>),
         lent: Lent,
-    ) -> Result<(Arc<ControllerShared>, Parts), Error> {
+    ) -> Result<Parts, Error> {
         let failed = |e: std::io::Error| Error::machine(&given.name, e.to_string(), "ulimit -n 65536");
         let waker = Arc::new(Waker::new().map_err(failed)?);
         let events: Arc<Inbox<ControllerEvent>> = Arc::new(Inbox::new(waker.clone()));
@@ -91,10 +93,11 @@ impl Drives {
         };
         let shared = Arc::new(ControllerShared::new(options, lent, events));
         let counted = shared.clone();
-        let parts = Parts {
+        Ok(Parts {
             gateway: self.shared.clone(),
             workers: self.workers.clone(),
-            shared: shared.clone(),
+            shared,
+            calls: Arc::new(Inbox::new(waker.clone())),
             waker,
             listener,
             link,
@@ -102,8 +105,7 @@ impl Drives {
             cntlid,
             suspended: given.suspended,
             health: Box::new(move || health(&counted)),
-        };
-        Ok((shared, parts))
+        })
     }
 
     /// Has a drive run on a thread of its own from now on.
@@ -112,11 +114,11 @@ impl Drives {
         registry: &mut Registry,
         nqn: &str,
         given: &config::Controller,
-        (cntlid, shared): (u16, Arc<ControllerShared>),
+        (cntlid, shared, calls): (u16, Arc<ControllerShared>, Arc<Inbox<Call>>),
         controller: ControllerThread,
     ) -> Result<(), Error> {
         let thread = spawn(&format!("ctl-{}", given.name), move || controller.run())?;
-        let drive = Drive { given: given.clone(), nqn: nqn.into(), cntlid, shared, thread };
+        let drive = Drive { given: given.clone(), nqn: nqn.into(), cntlid, shared, calls, thread };
         registry.drives.insert(given.name.clone(), drive);
         Ok(())
     }
@@ -188,15 +190,15 @@ impl Drives {
         name: &str,
         what: impl FnOnce(&mut ControllerThread) -> T + Send + 'static,
     ) -> Result<T, Error> {
-        let events = {
+        let calls = {
             let registry = self.registry.lock();
             let drive = registry.drives.get(name).ok_or_else(|| no_controller(name))?;
-            drive.shared.events.clone()
+            drive.calls.clone()
         };
         let (reply, answer) = sync_channel(1);
-        events.post(ControllerEvent::Call(Box::new(move |controller| {
+        calls.post(Box::new(move |controller| {
             let _ = reply.send(what(controller));
-        })));
+        }));
         answer.recv_timeout(REPLY).map_err(|_| {
             Error::run(name, "its thread does not respond", "the gateway's log says what it is doing")
         })
@@ -241,8 +243,8 @@ impl Drives {
     /// Lets go of them, which another process has now.
     pub(super) fn part(&self) {
         let all = std::mem::take(&mut self.registry.lock().drives);
-        for Drive { shared, thread, .. } in all.into_values() {
-            shared.say(ControllerEvent::Call(Box::new(ControllerThread::part)));
+        for Drive { calls, thread, .. } in all.into_values() {
+            calls.post(Box::new(ControllerThread::part));
             join_by(thread, clock::now() + STOP);
         }
     }
@@ -254,6 +256,6 @@ pub(super) fn sheets(given: &config::Controller) -> (u16, u16) {
 }
 
 fn end(drive: Drive) {
-    drive.shared.say(ControllerEvent::Call(Box::new(|controller| controller.leave(STOP))));
+    drive.calls.post(Box::new(|controller| controller.leave(STOP)));
     join_by(drive.thread, clock::now() + STOP * 2);
 }

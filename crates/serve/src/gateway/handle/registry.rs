@@ -2,9 +2,11 @@
 
 use super::block::Block;
 use crate::gateway::config::{self, Qos};
-use crate::gateway::controller_shared::{ControllerEvent, ControllerShared, Shown, View};
+use crate::gateway::controller::Call;
+use crate::gateway::controller_shared::{ControllerShared, Shown, View};
 use crate::namespace::qos::{Limiter, Limits};
 use crate::namespace::volume::Volume;
+use crate::target::inbox::Inbox;
 use crate::target::subsystem::{free_nsid, serial};
 use forebay_model::Error;
 use forebay_nvme::controller::connect::Ids;
@@ -86,6 +88,7 @@ pub(super) struct Drive {
     pub nqn: String,
     pub cntlid: u16,
     pub shared: Arc<ControllerShared>,
+    pub calls: Arc<Inbox<Call>>,
     pub thread: JoinHandle<()>,
 }
 
@@ -162,9 +165,7 @@ impl Registry {
         let Some(drive) = self.drives.get(name) else { return };
         let Some(subsystem) = self.subsystems.get(&drive.nqn) else { return };
         let (described, view) = (subsystem.seen_by(&drive.given), subsystem.view(&drive.given));
-        drive
-            .shared
-            .say(ControllerEvent::Call(Box::new(move |controller| controller.update(described, view))));
+        drive.calls.post(Box::new(move |controller| controller.update(described, view)));
     }
 
     /// Never given twice.

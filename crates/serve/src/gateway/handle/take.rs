@@ -5,7 +5,7 @@ use super::drives::sheets;
 use super::{Gateway, Locks};
 use crate::gateway::config::{self, Config, Front};
 use crate::gateway::controller::ControllerThread;
-use crate::gateway::controller_shared::{ControllerEvent, ControllerShared, Lent};
+use crate::gateway::controller_shared::{ControllerShared, Lent};
 use crate::gateway::dma::Asked;
 use crate::gateway::handed::{broken, Fd, Received};
 use crate::gateway::handover::state::{ControllerState, GatewayState, MappingState, NamespaceCounts, Offer};
@@ -167,11 +167,12 @@ impl Successor {
             }
             _ => None,
         };
-        let (shared, parts) = drives.parts(id, one.cntlid, given, subsystem, (listener, link), lent)?;
+        let parts = drives.parts(id, one.cntlid, given, subsystem, (listener, link), lent)?;
+        let (shared, calls) = (parts.shared.clone(), parts.calls.clone());
         restore_shared(&shared, &mut one, came)?;
         let (nqn, cntlid) = (one.nqn.clone(), one.cntlid);
         let restored = ControllerThread::restored(parts, one, came)?;
-        drives.start(&mut registry, &nqn, given, (cntlid, shared), restored)
+        drives.start(&mut registry, &nqn, given, (cntlid, shared, calls), restored)
     }
 
     /// Drives of which nothing was noted yet.
@@ -194,7 +195,7 @@ impl Successor {
         }
         for drive in registry.drives.values() {
             let path = PathBuf::from(drive.given.socket.clone().unwrap_or_default());
-            drive.shared.say(ControllerEvent::Call(Box::new(move |controller| controller.begin(path))));
+            drive.calls.post(Box::new(move |controller| controller.begin(path)));
         }
         shared.say("taken over", &[("controllers", registry.drives.len().into())]);
     }

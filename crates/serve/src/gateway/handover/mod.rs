@@ -7,7 +7,6 @@
 //! sent with its descriptors. The next one builds all of it, touches nothing, and says that it is ready; at the word to go
 //! it serves, and carries out what was withdrawn. Until that word the old one goes on as if nothing had been, whatever fails.
 
-pub(crate) mod ask;
 pub(crate) mod state;
 pub mod wire;
 

@@ -9,7 +9,7 @@ use super::Hardware;
 use super::Worker;
 use super::LAST;
 use crate::namespace::lane::Owner;
-use crate::namespace::lane::Step;
+use crate::namespace::steps::Step;
 use forebay_io::arena::Mem;
 use forebay_io::clock;
 use forebay_nvme::transport::tcp::Handle;

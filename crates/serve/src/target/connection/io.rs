@@ -1,12 +1,14 @@
 //! I/O commands: from their arrival to their completion. Each is a few steps on its namespace's source.
 
-use super::arena::ScratchBuffer;
-use super::command::{Command, Memory, Placed, State};
-use super::connection::{Arrival, Connection, Role};
-use super::log::Level;
-use super::resources::ThreadResources;
-use crate::namespace::executor::{self, Counters, Front, Work};
+use super::super::arena::ScratchBuffer;
+use super::super::command::{Command, Memory, Placed, State};
+use super::super::controller::Role;
+use super::super::log::Level;
+use super::super::resources::ThreadResources;
+use super::{Arrival, Connection};
+use crate::namespace::executor::{self, Front, Work};
 use crate::namespace::lane::Owner;
+use crate::namespace::stats::Counters;
 use crate::namespace::steps::{failure, scratch_bytes};
 use forebay_io::queue::Fault;
 use forebay_nvme::command::{io, Cqe};
@@ -61,12 +63,12 @@ impl Front for IoCommand<'_> {
     }
 
     fn next_cached(&self, nsid: u32) -> Option<u32> {
-        self.thread.queues.next_cached(self.c.role.entry()?.subsystem.index, nsid)
+        self.thread.queues.next_cached(self.c.role.entry()?.subsystem, nsid)
     }
 
     fn lane(&mut self, nsid: u32) -> Result<Option<u32>, Status> {
         let Some(entry) = self.c.role.entry() else { return Ok(None) };
-        self.thread.queues.open(entry.subsystem.index, nsid, &mut self.thread.reactor)
+        self.thread.queues.open(entry.subsystem, nsid, &mut self.thread.reactor)
     }
 
     fn given_up(&mut self) -> Option<Status> {
@@ -200,7 +202,7 @@ impl IoCommand<'_> {
                 command.state = State::Collecting;
                 self.c.collects(self.thread);
                 self.c.link.request(self.at, bytes);
-                self.thread.ready.mark_dirty(self.c);
+                self.thread.ready.mark_dirty(self.c.id.index, &mut self.c.marks);
             }
             _ => self.start(),
         }
@@ -279,7 +281,7 @@ impl IoCommand<'_> {
                 self.c.free(self.thread, at);
             }
         }
-        self.thread.ready.mark_dirty(self.c);
+        self.thread.ready.mark_dirty(self.c.id.index, &mut self.c.marks);
     }
 
     fn count(&mut self, status: Status) {

@@ -1,14 +1,14 @@
 //! Admin commands, and Fabrics commands on any queue: Connect above all, which gives a connection its role.
 
-use super::arena::ScratchBuffer;
-use super::auth::Authentication;
-use super::command::{Memory, State};
-use super::connect::Applicant;
-use super::connection::{Arrival, Connection, Role};
-use super::controller::{ControllerEntry, KeepAlive};
-use super::log::Level;
-use super::refusals::{self, Refused};
-use super::resources::ThreadResources;
+use super::super::arena::ScratchBuffer;
+use super::super::auth::Authentication;
+use super::super::command::{Memory, State};
+use super::super::connect::Applicant;
+use super::super::controller::{ControllerEntry, KeepAlive, Role};
+use super::super::log::Level;
+use super::super::refusals::{self, Refused};
+use super::super::resources::ThreadResources;
+use super::{Arrival, Connection};
 use crate::namespace::lane::Owner;
 use forebay_nvme::auth::{Outcome, MESSAGE_BYTES_MAX};
 use forebay_nvme::command::{admin, Cqe, Sqe, FABRICS};
@@ -56,7 +56,7 @@ impl AdminQueue<'_> {
         self.c.collects(self.thread);
         if in_capsule == 0 {
             self.c.link.request(at, bytes);
-            self.thread.ready.mark_dirty(self.c);
+            self.thread.ready.mark_dirty(self.c.id.index, &mut self.c.marks);
         }
     }
 
@@ -95,7 +95,7 @@ impl AdminQueue<'_> {
         let command = &self.c.commands[at.0 as usize];
         let sqe = &command.sqe;
         let is_smart = sqe.opcode == admin::GET_LOG_PAGE && sqe.cdw10.get() & 0xff == SMART;
-        let health = is_smart.then(|| self.health(entry.subsystem.index));
+        let health = is_smart.then(|| self.health(entry.subsystem));
         let data = command.memory.bytes(&self.thread.memory.pool, controller::ADMIN_DATA_MAX as usize);
         let mut controller = entry.controller();
         if let Some(health) = health {
@@ -143,7 +143,7 @@ impl AdminQueue<'_> {
                 self.c.last_words = true;
             }
         }
-        self.thread.ready.mark_dirty(self.c);
+        self.thread.ready.mark_dirty(self.c.id.index, &mut self.c.marks);
     }
 
     // Connect and authentication.
@@ -199,7 +199,7 @@ impl AdminQueue<'_> {
             &[
                 ("peer", c.peer.to_string().into()),
                 ("host", host_name(&connect.host_nqn).into()),
-                ("subsystem", entry.subsystem.nqn.clone().into()),
+                ("subsystem", connect.subsystem_nqn.clone().into()),
                 ("cntlid", entry.id.into()),
                 ("qid", admitted.qid.into()),
                 ("entries", admitted.entries.into()),
@@ -272,12 +272,12 @@ impl AdminQueue<'_> {
                     }
                 }
                 Some(Effect::CloseIoQueues) => {
-                    entry.close_queues(&self.thread.shared, "the controller was reset");
+                    self.thread.shared.close(entry.io_queues(), "the controller was reset");
                 }
                 Some(Effect::ShutDown) => self.shut_down(&entry),
                 Some(Effect::WriteCache { enabled }) => entry.write_cache.store(enabled, Ordering::Relaxed),
                 Some(Effect::Abort { tag, sqid, cid }) => {
-                    entry.ask_to_abort(&self.thread.shared, tag, sqid, cid);
+                    self.thread.shared.ask_to_abort(&entry, tag, sqid, cid);
                 }
             }
         }
@@ -288,10 +288,10 @@ impl AdminQueue<'_> {
 
     /// Everything that hosts wrote to the subsystem is made durable; then the controller says that it is shut down.
     fn shut_down(&mut self, entry: &ControllerEntry) {
-        entry.close_queues(&self.thread.shared, "the host shut the controller down");
+        self.thread.shared.close(entry.io_queues(), "the host shut the controller down");
         let owner = Owner { connection: self.c.id.index, command: SHUTDOWN };
         let ThreadResources { queues, reactor, .. } = &mut *self.thread;
-        let begun = queues.flush_subsystem(entry.subsystem.index, owner, reactor);
+        let begun = queues.flush_subsystem(entry.subsystem, owner, reactor);
         self.c.flushes += begun;
         self.c.running += begun;
         if self.c.flushes == 0 {

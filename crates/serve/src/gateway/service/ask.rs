@@ -1,10 +1,10 @@
 //! The next gateway's part before there is one: it listens, and asks the one that runs.
 
-use super::wire::Line;
-use super::FORMAT;
 use crate::gateway::config::{rpc_path, Config};
 use crate::gateway::handed::broken;
 use crate::gateway::handle::{Gateway, PATIENCE};
+use crate::gateway::handover::wire::Line;
+use crate::gateway::handover::FORMAT;
 use crate::gateway::rpc::client;
 use crate::gateway::socket::listen_at;
 use crate::target::log::Sink;
