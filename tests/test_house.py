@@ -113,41 +113,118 @@ def test_no_test_runs_in_a_folder_that_others_use() -> None:
 
 
 # The head of a block of methods: `impl Worker {`, `impl<T: Read> Stream<T> {`; of a trait for a type, none.
-METHODS_OF = re.compile(r"^impl(?:<[^{;]*?>)?\s+((?:\w+::)*\w+)(?:<[^{]*>)?\s*(?:where[^{]*)?\{", re.MULTILINE)
+METHODS_OF = re.compile(r"^impl(?:<[^{;]*?>)?\s+((?:\w+::)*\w+)(?:<(?:(?! for )[^{])*>)?\s*(?:where[^{]*)?\{", re.MULTILINE)
+TYPE = re.compile(r"^\s*(?:pub(?:\([^)]*\))? )?(?:struct|enum|union) (\w+)", re.MULTILINE)
+USE = re.compile(r"^(?:pub(?:\([^)]*\))? )?use ([^;]+);", re.MULTILINE)
 FILES_OF_OBJECT_MAX = 2
-# crate/module::Type → files that have methods of it today; it may lose some, and leaves the table with the third one.
+# crate::module::Type → files that have methods of it today; it may lose some, and leaves the table with the third one.
 CUT_OBJECTS: dict[str, int] = {
-    "bench/worker::Worker": 9,
-    "io/client::Client": 3,
-    "io/gpu::Device": 4,
-    "io/gpu::Driver": 4,
-    "model/job::JobSpec": 3,
-    "nvme/controller::Controller": 10,
-    "nvme/host::Session": 3,
-    "nvme/transport::CompletionQueue": 4,
-    "nvme/transport::Device": 4,
-    "nvme/transport::HostEnd": 4,
-    "nvme/transport::TargetEnd": 4,
-    "reader/worker::Worker": 4,
-    "storage/path::MappedQueue": 4,
-    "storage/path::Shared": 3,
-    "storage/source::NvmeTcpQueue": 3,
-    "storage/source::Shared": 4,
-    "training/emulate::Worker": 6,
-    "training/format::Walk": 3,
+    "bench::worker::Worker": 9,
+    "io::client::Client": 3,
+    "io::gpu::cuda::device::Device": 4,
+    "io::gpu::cufile::Driver": 3,
+    "model::job::fields::JobSpec": 3,
+    "nvme::controller::Controller": 10,
+    "nvme::host::Session": 3,
+    "nvme::transport::pcie::device::Device": 4,
+    "nvme::transport::pcie::queue::CompletionQueue": 4,
+    "nvme::transport::tcp::host::HostEnd": 3,
+    "nvme::transport::tcp::target::TargetEnd": 3,
+    "reader::worker::Worker": 4,
+    "storage::path::mapped::MappedQueue": 4,
+    "storage::source::nvme_tcp::queue::NvmeTcpQueue": 3,
+    "training::emulate::worker::Worker": 6,
 }
+
+
+def module_of(path: Path) -> tuple[str, ...]:
+    """Full path of the module that a source file is: crate first."""
+    crate, _, place = name(path).removeprefix("crates/").partition("/src/")
+    inside = place.removesuffix(".rs").split("/")
+    return (crate, *(inside[:-1] if inside[-1] in ("mod", "lib", "main") else inside))
+
+
+def rust_imports(code: str) -> dict[str, list[str]]:
+    """Name → the path that a `use` brings it from; `*` → modules of which all is brought."""
+    found: dict[str, list[str]] = {}
+
+    def branch(prefix: str, tree: str) -> None:
+        depth, start = 0, 0
+        for at, sign in enumerate(tree + ","):
+            depth += (sign == "{") - (sign == "}")
+            if sign == "," and depth == 0:
+                leaf, start = tree[start:at].strip(), at + 1
+                if leaf.endswith("}"):
+                    head, _, inner = leaf.partition("{")
+                    branch(prefix + head, inner[:-1])
+                elif leaf:
+                    path, _, alias = (prefix + leaf).partition(" as ")
+                    path = path.removesuffix("::self")
+                    found.setdefault(alias or path.split("::")[-1], []).append(path)
+
+    for tree in USE.findall(code):
+        branch("", " ".join(tree.split()))
+    return found
+
+
+class Modules:
+    """The modules of all crates, and what a type's name means in each."""
+
+    def __init__(self) -> None:
+        self.code: dict[tuple[str, ...], str] = {}
+        self.file: dict[tuple[str, ...], str] = {}
+        for path in files(".rs"):
+            if name(path).startswith("crates/") and "/src/" in name(path):
+                module = module_of(path)
+                if not {"tests", "main"} & set(module) and not module[-1].endswith("_tests"):
+                    self.code[module] = "\n".join(code_lines(text_of(path)))
+                    self.file[module] = name(path)
+        self.types = {module: set(TYPE.findall(code)) for module, code in self.code.items()}
+        self.uses = {module: rust_imports(code) for module, code in self.code.items()}
+
+    def absolute(self, module: tuple[str, ...], path: str) -> tuple[str, ...]:
+        """The module, or the thing in it, that `path` means in `module`."""
+        at, parts = module, path.split("::")
+        if parts[0] == "crate":
+            at, parts = module[:1], parts[1:]
+        while parts and parts[0] in ("self", "super"):
+            at, parts = (at[:-1] if parts[0] == "super" else at), parts[1:]
+        if parts and at == module and (*module, parts[0]) not in self.code and parts[0] in self.uses.get(module, {}):
+            via = self.uses[module][parts[0]][0]
+            if via != path and via.split("::")[0] in ("crate", "self", "super"):
+                return (*self.absolute(module, via), *parts[1:])
+        return (*at, *parts)
+
+    def home_of(self, module: tuple[str, ...], path: str, depth: int = 0) -> tuple[str, ...] | None:
+        """Full path of the type that `path` means in `module`: its own, one that it imports, or one handed on."""
+        *way, last = self.absolute(module, path)
+        at = tuple(way)
+        if last in self.types.get(at, ()):
+            return (*at, last)
+        uses = self.uses.get(at, {})
+        sources = [*uses.get(last, []), *(glob.removesuffix("*") + last for glob in uses.get("*", []))]
+        if depth < 8:
+            homes = [self.home_of(at, source, depth + 1) for source in sources if source != path or at != module]
+            if any(homes):
+                return next(filter(None, homes))
+        # Made by a macro, where no `use` brings it from elsewhere.
+        return (*at, last) if at in self.code and last not in uses else None
 
 
 @pytest.mark.promise("HSE-8")
 def test_an_object_lies_in_one_or_two_files() -> None:
-    """A type of one crate's module and its methods, but for tests."""
+    """A type, by its full path, and its methods, but for tests. Two types of one name are two objects."""
+    modules = Modules()
     found: dict[str, set[str]] = {}
-    for path in files(".rs"):
-        crate, _, place = name(path).removeprefix("crates/").partition("/src/")
-        if place and "tests" not in re.split(r"[/.]", place):
-            for head in METHODS_OF.finditer(text_of(path)):
-                module = re.split(r"[/.]", place)[0]
-                found.setdefault(f"{crate}/{module}::{head[1].split('::')[-1]}", set()).add(name(path))
+    lost = []
+    for module, code in modules.code.items():
+        for head in METHODS_OF.finditer(code):
+            home = modules.home_of(module, head[1])
+            if home:
+                found.setdefault("::".join(home), set()).add(modules.file[module])
+            else:
+                lost.append(f"{modules.file[module]}: whose methods are those of {head[1]}?")
+    assert not lost, "\n".join(lost)
     cut = {object_: len(where) for object_, where in found.items() if len(where) > FILES_OF_OBJECT_MAX}
     assert len(found) > 500, "the search for objects finds few"
     allowed = {object_: CUT_OBJECTS.get(object_, FILES_OF_OBJECT_MAX) for object_ in cut}
