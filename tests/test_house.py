@@ -119,7 +119,6 @@ USE = re.compile(r"^(?:pub(?:\([^)]*\))? )?use ([^;]+);", re.MULTILINE)
 FILES_OF_OBJECT_MAX = 2
 # crate::module::Type → files that have methods of it today; it may lose some, and leaves the table with the third one.
 CUT_OBJECTS: dict[str, int] = {
-    "bench::worker::Worker": 9,
     "io::client::Client": 3,
     "io::gpu::cuda::device::Device": 4,
     "io::gpu::cufile::Driver": 3,
@@ -277,7 +276,7 @@ LAYERS = {
         meter multicast""".split(),
     "storage": "outputs source inspect path opening".split(),
     "bench": """doctor run_kit minimum_rate schedule series pause batches verify share host_capacity io_log io_list replay
-        worker worker_setup flow fleet watchdog warnings record virtual_time prediction requirements calibration purpose run
+        worker_setup worker flow fleet watchdog warnings record virtual_time prediction requirements calibration purpose run
         checksum files""".split(),
     "serve": "namespace target ublk gateway".split(),
     "training": "format generate emulate opened checkpoint kvcache".split(),

@@ -1,33 +1,39 @@
-//! One worker: a thread with its own reactor, slots and queues, which keeps its I/Os in flight and counts their
-//! results.
+//! One worker: a thread with its own reactor, slots and queues, which keeps its I/Os in flight.
+//!
+//! It coordinates five parts, none of which knows another one or the worker: the `generator` says which I/O starts next, and
+//! when; the `client` has queues execute it; `content` is made before a write and checked after a read; the `recorder`
+//! books what came of it, against the measured time; `timeouts` finds what takes too long. Decisions about the whole are the
+//! worker's own: that it starts nothing more, that the run can't be what was asked for, that all workers stop.
 
-mod aside;
-mod completion;
+mod content;
+mod generator;
+mod measured_time;
+mod recorder;
+mod timeouts;
 
-use super::batches::{Batches, Queries};
+use super::batches;
 use super::io_list::IoList;
-use super::io_log::IoLog;
-use super::pause::{Left, Pause};
-use super::replay::Player;
-use super::run_kit::{guarded, Resources, Shared, Snapshot, Tally, WorkerSpec};
-use super::schedule::{schedule_of, Schedule};
-use super::verify::{Contents, Ended, NameOf};
-use super::worker_setup::{self, Memory};
-use aside::Aside;
-use forebay_io::client::{Client, Late, Order};
+use super::run_kit::{guarded, Resources, Shared, Snapshot, Tally, Timed, WorkerSpec};
+use super::verify::{Chore, Ended};
+use super::worker_setup::{self, Memory, BATCH_IO_BYTES_MAX};
+use content::{SlotContent, Step};
+use forebay_io::arena::Mem;
+use forebay_io::client::{Client, End, Late, Order, Over};
 use forebay_io::clock;
-use forebay_io::queue::Op;
-use forebay_io::reactor::Reactor;
+use forebay_io::queue::{Fault, Op};
+use forebay_io::reactor::{self, Reactor};
 use forebay_io::threads;
+use forebay_model::content as content_rules;
 use forebay_model::job::Sync;
-use forebay_model::pattern::{Next, Pattern};
+use forebay_model::pattern::Next;
 use forebay_model::Error;
-use rows::{Load, Together};
-use std::cell::Cell;
+use generator::{Generator, Request, Turn};
+use recorder::{Found, Recorder, Went};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use timeouts::{Look, Timeouts};
 
 /// Failed I/Os after which a worker gives up, because the medium is gone rather than unreliable.
 const FAILURES_MAX: u64 = 1000;
@@ -35,11 +41,6 @@ const FAILURES_MAX: u64 = 1000;
 /// completion waits no longer than `BATCH_PATIENCE`, which adds to its latency: half of what a fast drive takes.
 const BATCH_SHARE: u32 = 8;
 const BATCH_PATIENCE: Duration = Duration::from_micros(30);
-/// Longer I/Os are submitted one by one: submitted together, the kernel merges adjacent ones, and a drive then gave 0.9
-/// of its rate.
-pub(crate) const BATCH_IO_BYTES_MAX: u64 = 128 << 10;
-/// Interval at which time-outs and stop requests are checked while nothing completes, whatever the reporting interval.
-const LOOK: Duration = Duration::from_millis(250);
 
 /// Messages from a worker to the driver, in this order: Ready, any number of Snapshots, Ended, Finished. Failed can
 /// come at any point and is the last.
@@ -78,7 +79,7 @@ fn work_on(
     let mut worker = match settled.and_then(|()| Worker::open(spec, shared, reports.clone())) {
         Ok((mut worker, resources)) => {
             let _ = reports.send(Report::Ready(resources));
-            worker.tally.numa = numa;
+            worker.recorder.tally.numa = numa;
             worker
         }
         Err(e) => {
@@ -92,59 +93,51 @@ fn work_on(
     worker.close();
 }
 
-/// The names that content may carry: those of the run's targets.
-fn names_of(shared: &Arc<Shared>) -> NameOf {
-    let shared = shared.clone();
-    Box::new(move |id| shared.targets.iter().find(|t| t.content_id == id).map(|t| t.label.clone()))
+/// What the worker knows of an I/O that it has started.
+#[derive(Clone, Copy)]
+struct Issued {
+    /// Latency counts from here: in an open loop when the I/O was due.
+    started: Instant,
+    target: u32,
+    /// It is among the bytes that the run moved: in its measured time, and not after its end.
+    counted: bool,
+    /// The batch that it is of, or `batches::NONE`.
+    batch: u32,
+    /// Reads of the job that it is.
+    rows: u32,
 }
 
-type Ticket = forebay_io::client::Ticket<Load>;
+impl Issued {
+    /// A single read or write, of no batch.
+    fn of(target: u32, started: Instant) -> Issued {
+        Issued { started, target, counted: false, batch: batches::NONE, rows: 1 }
+    }
+}
+
+type Ticket = forebay_io::client::Ticket<Issued>;
 
 struct Worker {
-    index: u32,
     shared: Arc<Shared>,
     reports: Sender<Report>,
-    begin: Instant,
-    /// The last `until_ns` that was seen, and the instant that it stands for.
-    until_known: Cell<(u64, Instant)>,
-    pattern: Pattern,
-    upcoming: Option<Next>,
-    /// Of a list of I/Os, instead of the pattern.
-    player: Option<Box<Player>>,
-    schedule: Option<Schedule>,
-    pause: Option<Pause>,
-    /// I/Os and bytes that it may still start.
-    left: Left,
+    index: u32,
+    generator: Generator,
     // Field order is drop order: queues, then the ring, then the memory that both point to.
-    client: Client<Load>,
+    client: Client<Issued>,
     reactor: Reactor,
-    contents: Contents,
+    content: SlotContent,
     memory: Memory,
     /// The queue of each target.
     queue_of: Vec<u32>,
-    batches: Option<Batches>,
-    /// Queries, whose rounds are batches.
-    queries: Option<Queries>,
-    /// State of I/Os that consist of several reads.
-    together: Option<Together>,
+    recorder: Recorder,
+    timeouts: Timeouts,
+    /// The list of started I/Os, where one is written.
+    list: Option<Box<IoList>>,
     /// The next I/O waits for its queue although a slot is free.
     held_back: bool,
-    tally: Tally,
-    log: Option<Box<IoLog>>,
-    list: Option<Box<IoList>>,
-    /// When it booked something last, and what it couldn't yet.
-    ran: Instant,
-    asides: Vec<Aside>,
-    /// Standstills that no I/O under way is blamed for any more.
-    forgiven: Duration,
-    next_tick: Instant,
-    next_look: Instant,
-    tick_index: u64,
+    /// No further I/O is started.
     closing: bool,
     /// Queues whose final flush has been started.
     flushed: u32,
-    late: Vec<(u32, Late)>,
-    ended: Vec<Ended>,
     /// Why the run can't be what was asked for, found out by what was read.
     refusal: Option<Error>,
 }
@@ -156,48 +149,28 @@ impl Worker {
         reports: Sender<Report>,
     ) -> Result<(Worker, Resources), Error> {
         let mut setup = worker_setup::of(&spec, &shared)?;
-        let device = shared.destination.device_of(spec.index);
-        let (contents, why_not) =
-            Contents::open(&shared.job, spec.index, names_of(&shared), device, setup.slots as usize)?;
+        let (content, why_not) = SlotContent::open(&shared, spec.index, setup.slots)?;
         setup.resources.content_on_host = why_not;
-        let now = clock::now();
-        let idle = Load::of(0, now);
+        let (job, now) = (&shared.job, clock::now());
+        let idle = Issued::of(0, now);
         let mut client = Client::new(setup.slots, setup.in_turn, idle, |slot| setup.memory.slot(slot));
         for queue in setup.queues {
             client.add(queue);
         }
         let worker = Worker {
             index: spec.index,
-            tally: Tally::new(spec.index, spec.cpu, shared.targets.len()),
-            log: IoLog::open(&shared.job, spec.index)?,
-            list: IoList::open(&shared.job, spec.index, &shared.targets, now)?,
-            player: Player::open(&shared.job, spec.index, now)?,
-            begin: now,
-            until_known: Cell::new((u64::MAX, now)),
-            pattern: Pattern::new(spec.pattern)?,
-            upcoming: None,
-            schedule: schedule_of(&shared.job, spec.index),
-            pause: Pause::of(&shared.job)?,
-            left: Left::of(&shared.job),
+            recorder: Recorder::open(&spec, &shared, now)?,
+            list: IoList::open(job, spec.index, &shared.targets, now)?,
+            generator: Generator::open(job, spec.pattern, spec.index, setup.rows, now)?,
             client,
             reactor: setup.reactor,
-            contents,
+            content,
             memory: setup.memory,
             queue_of: setup.queue_of,
-            batches: Batches::of(shared.job.batch).filter(|_| setup.rows.is_none()),
-            queries: shared.job.parsed_rounds()?.map(|rounds| Queries::of(rounds.hops, now)),
-            together: setup.rows.map(|most| Together::of(most, &shared.job)),
+            timeouts: Timeouts::of(Duration::from_secs_f64(job.timeout_s), shared.interval, now),
             held_back: false,
-            ran: now,
-            asides: Vec::new(),
-            forgiven: Duration::ZERO,
-            next_tick: now,
-            next_look: now,
-            tick_index: 0,
             closing: false,
             flushed: 0,
-            late: Vec::new(),
-            ended: Vec::new(),
             refusal: None,
             shared,
             reports,
@@ -207,25 +180,17 @@ impl Worker {
     }
 
     fn run(&mut self, begin: Instant) {
-        (self.begin, self.ran) = (begin, begin);
-        self.until_known.set((u64::MAX, begin));
-        self.player.iter_mut().for_each(|player| player.begin(begin));
-        if let Some(schedule) = &mut self.schedule {
-            let share = f64::from(self.index) / f64::from(self.shared.job.workers);
-            schedule.next =
-                begin + Duration::from_nanos((share * schedule.ns_after(self.shared.job.io_bytes)) as u64);
-        }
-        self.next_tick = begin + self.first_tick();
-        self.next_look = begin;
-        self.tally.measures(self.shared.from_ns.load(Ordering::Relaxed) == 0);
+        self.recorder.begin(begin);
+        self.generator.begin(begin, f64::from(self.index) / f64::from(self.shared.job.workers));
+        self.timeouts.next_look = begin;
         loop {
             let now = clock::now();
             self.closing |= self.shared.stop.load(Ordering::Relaxed) || self.starts_no_more(now);
-            if now >= self.next_look {
+            if now >= self.timeouts.next_look {
                 self.look(now);
             }
             self.start_ios(now);
-            if now >= self.next_tick {
+            if now >= self.recorder.next_tick() {
                 // Schedules of round rates and ticks coincide: what is due now doesn't wait for a snapshot.
                 self.reactor.submit();
                 self.tick(now);
@@ -252,35 +217,19 @@ impl Worker {
         }
         let now = clock::now();
         self.book_what_never_came(now);
-        self.await_beats();
-        self.tally.ended = now.duration_since(self.begin);
-        self.finish_log(now);
-        self.snapshot(now);
+        self.recorder.finish(now);
+        self.list.iter_mut().for_each(|list| list.finish(now));
+        self.refuse_broken_log();
+        let snapshot = self.recorder.snapshot(now);
+        let _ = self.reports.send(Report::Snapshot(Box::new(snapshot)));
         let _ = self.reports.send(Report::Ended(self.index));
     }
 
-    /// When the measured time ends. It is asked for with every I/O, and calculated when it has changed.
-    #[inline]
-    fn until(&self) -> Instant {
-        let ns = self.shared.until_ns.load(Ordering::Relaxed);
-        let (known, at) = self.until_known.get();
-        if known == ns {
-            return at;
-        }
-        let at = self.begin + Duration::from_nanos(ns);
-        self.until_known.set((ns, at));
-        at
-    }
-
-    fn from(&self) -> Instant {
-        self.begin + Duration::from_nanos(self.shared.from_ns.load(Ordering::Relaxed))
-    }
-
-    /// Ticks fall on the end of the warm-up, so that no interval belongs to both sides.
-    fn first_tick(&self) -> Duration {
-        let interval = self.shared.interval.as_nanos() as u64;
-        let rest = self.shared.from_ns.load(Ordering::Relaxed) % interval;
-        Duration::from_nanos(if rest == 0 { interval } else { rest })
+    /// Returns whether no further I/O is to be started, but for failures and the last pass. In an open loop those that were due
+    /// before the end, and found no free slot, are started after it, for a while.
+    fn starts_no_more(&self, now: Instant) -> bool {
+        let until = self.recorder.time.until();
+        now >= until && !(now < self.recorder.time.drains_until() && self.generator.owes(until))
     }
 
     /// Nothing is in flight: is there nothing left to start?
@@ -300,7 +249,7 @@ impl Worker {
     }
 
     fn given_up(&self) -> bool {
-        self.tally.errors.failed > FAILURES_MAX || self.shared.stop.load(Ordering::Relaxed)
+        self.recorder.tally.errors.failed > FAILURES_MAX || self.shared.stop.load(Ordering::Relaxed)
     }
 
     /// Flushes the next queues, as many as there are free slots.
@@ -308,10 +257,10 @@ impl Worker {
         while self.flushed < self.client.queue_count() {
             let now = clock::now();
             let target = self.queue_of.iter().position(|queue| *queue == self.flushed).unwrap_or(0) as u32;
-            let owner = Load::of(target, now);
+            let owner = Issued::of(target, now);
             let order = Order { queue: self.flushed, op: Op::Flush, offset: 0, len: 0, want: 0, owner };
             let Some(tag) = self.client.begin(order, now) else { return };
-            self.list.iter_mut().for_each(|list| list.note(now, target, "datasync", 0, 0));
+            self.list_one(now, &order);
             self.client.push(tag, &mut self.reactor);
             self.client.queue(self.flushed).submit(&mut self.reactor);
             self.flushed += 1;
@@ -319,158 +268,447 @@ impl Worker {
     }
 
     fn start_ios(&mut self, mut now: Instant) {
-        self.settle_chores();
+        self.settle_content();
         self.client.push_again(&mut self.reactor);
         self.held_back = false;
         while !self.closing && !self.client.is_owed() && self.start_one(now) {
-            self.send_batch(&mut now);
+            // A batch is sent before the next one begins.
+            if self.generator.is_between_batches() {
+                self.client.submit(&mut self.reactor);
+                now = clock::now();
+            }
         }
         self.client.submit(&mut self.reactor);
-        self.contents.submit();
+        self.content.submit();
     }
 
-    /// False when there is no slot, when the next I/O isn't due yet, or after the last pass.
+    /// False when there is no slot, when the next I/O isn't due yet, or after the last one.
     #[inline]
     fn start_one(&mut self, now: Instant) -> bool {
         if !self.client.has_free() {
             return false;
         }
-        if self.together.is_some() {
-            return self.start_rows(now);
-        }
-        if self.player.is_some() {
-            return self.start_replayed(now);
-        }
-        let Some(started) = self.start_of_next(now) else { return false };
-        let next = self.upcoming.take().unwrap_or_else(|| self.pattern.next());
-        if self.left.is_none() || self.shared.job.passes.is_some_and(|p| next.pass >= p) {
-            self.upcoming = Some(next);
-            self.closing = true;
-            self.batches.iter_mut().for_each(Batches::cut);
-            return false;
-        }
-        let queue = self.queue_of[next.target as usize];
+        let (time, free) = (&self.recorder.time, self.client.free_count());
+        let request = match self.generator.turn(now, time, free, self.client.in_flight()) {
+            Turn::Io(request) => request,
+            Turn::Later => return false,
+            Turn::NoRoom => {
+                self.held_back = true;
+                return false;
+            }
+            Turn::Over => {
+                self.closing = true;
+                return false;
+            }
+            Turn::Broken(why) => {
+                self.closing = true;
+                self.refuse(why);
+                return false;
+            }
+        };
+        let queue = self.queue_of[request.io.target as usize];
         if !self.client.queue(queue).takes_more() {
-            self.upcoming = Some(next);
+            self.generator.put_back(&request);
             self.held_back = true;
             return false;
         }
-        let op = match next.is_read {
-            true => Op::Read,
-            false => Op::Write { durable: self.shared.job.sync == Sync::Each },
-        };
-        let owner = Load::of(next.target, started);
-        let order = Order { queue, op, offset: next.offset, len: next.len, want: next.len, owner };
+        if self.generator.draws_rows() {
+            self.issue_rows(queue, &request, now)
+        } else {
+            self.issue(queue, &request, now)
+        }
+    }
+
+    #[inline]
+    fn issue(&mut self, queue: u32, request: &Request, now: Instant) -> bool {
+        let Request { io: Next { target, offset, len, .. }, op, started } = *request;
+        let want = if request.moves() { len } else { 0 };
+        let order = Order { queue, op, offset, len, want, owner: Issued::of(target, started) };
         let Some(tag) = self.client.begin(order, now) else { return false };
-        if let Some(schedule) = &mut self.schedule {
-            schedule.advance(u64::from(next.len));
-        }
-        if let Some(batches) = &mut self.batches {
-            if batches.is_between() {
-                self.queries.iter_mut().for_each(|queries| queries.begin_round(started));
-            }
-            self.client.order(tag).owner.batch = batches.start(started);
-        }
-        if let Some(pause) = &mut self.pause {
-            pause.count();
-        }
-        self.left.take(u64::from(next.len));
+        self.client.order(tag).owner.batch = self.generator.started(request, now);
         if self.list.is_some() {
             self.list_one(now, &order);
         }
-        if next.is_read || !(self.shared.job.verify || self.shared.job.refill) {
-            self.client.push(tag, &mut self.reactor);
-        } else {
+        if matches!(op, Op::Write { .. }) && self.content.makes() {
             self.fill(tag);
+        } else {
+            self.client.push(tag, &mut self.reactor);
         }
         true
     }
 
-    /// From when the next I/O counts: the start of its batch, the moment when it was due, or now. None while it may not start.
-    #[inline]
-    fn start_of_next(&mut self, now: Instant) -> Option<Instant> {
-        if let Some(pause) = &mut self.pause {
-            if !pause.is_over(now, self.client.in_flight()) {
-                return None;
-            }
+    /// Starts as many reads as one I/O of rows holds, the first of which is `first`.
+    fn issue_rows(&mut self, queue: u32, first: &Request, now: Instant) -> bool {
+        let Next { target, len: row_bytes, .. } = first.io;
+        let offsets = self.generator.draw_rows(&first.io);
+        let rows = offsets.len() as u32;
+        let len = row_bytes * rows;
+        let owner = Issued { rows, ..Issued::of(target, now) };
+        let order = Order { queue, op: Op::Read, offset: 0, len, want: len, owner };
+        let Some(tag) = self.client.begin(order, now) else { return false };
+        if !self.client.push_rows(tag, offsets, &mut self.reactor) {
+            self.failed(tag, &Fault::note(libc::EAGAIN, "the queue had no room for it, though it said so"));
         }
-        match &self.batches {
-            Some(batches) if !batches.may_start(self.client.free_count()) => {
-                self.held_back = true;
-                return None;
-            }
-            Some(batches) if batches.began().is_some() => return batches.began(),
-            _ => {}
-        }
-        match &self.schedule {
-            Some(schedule) if schedule.next > now || !schedule.is_due_before(self.until()) => None,
-            Some(schedule) => Some(schedule.next),
-            None => Some(now),
-        }
+        true
+    }
+
+    /// A line of the list of started I/Os, where there is one.
+    #[cold]
+    fn list_one(&mut self, now: Instant, order: &Order<Issued>) {
+        let what = match order.op {
+            Op::Read => "read",
+            Op::Deallocate => "trim",
+            Op::Flush => "datasync",
+            _ => "write",
+        };
+        let (target, offset, len) = (order.owner.target, order.offset, order.len);
+        self.list.iter_mut().for_each(|list| list.note(now, target, what, offset, len));
     }
 
     fn wait(&mut self, now: Instant) {
-        let mut until = self.next_tick.min(self.next_look);
+        let mut until = self.recorder.next_tick().min(self.timeouts.next_look);
         let mut paced = None;
         if !self.closing {
-            until = until.min(self.next_edge(now));
-            let schedule = self.schedule.as_ref().filter(|_| self.client.has_free() && !self.held_back);
-            paced = schedule.map(|schedule| schedule.wakes_at(self.shared.job.io_bytes));
-            until = paced.map_or(until, |at| until.min(at));
-            if let Some(over) = self.pause.as_ref().and_then(Pause::until) {
-                until = until.min(over);
-            }
-            if let Some(due) = self.player_is_due(now) {
-                until = until.min(due);
+            until = until.min(self.recorder.time.next_edge(now));
+            let has_free = self.client.has_free();
+            paced = self.generator.wakes_at().filter(|_| has_free && !self.held_back);
+            let due = self.generator.list_is_due(now).filter(|_| has_free);
+            for at in paced.into_iter().chain(self.generator.pauses_until()).chain(due) {
+                until = until.min(at);
             }
         }
-        for due in self.client.next_due().into_iter().chain(self.contents.next_due()) {
+        for due in self.client.next_due().into_iter().chain(self.content.next_due()) {
             until = until.min(due);
         }
         if until > now {
-            let (at_least, patience) = self.batch();
+            let (at_least, patience) = self.patience();
             self.reactor.wait(at_least, until, patience);
-            if let Some(schedule) = self.schedule.as_mut().filter(|_| paced == Some(until)) {
-                let late = clock::now().saturating_duration_since(until);
-                if !late.is_zero() {
-                    schedule.overslept(late);
-                }
+            if paced == Some(until) {
+                self.generator.overslept(clock::now().saturating_duration_since(until));
             }
         } else {
             self.reactor.flush();
         }
     }
 
-    fn tick(&mut self, now: Instant) {
-        self.snapshot(now);
-        self.refuse_broken_log();
-        while self.next_tick <= now {
-            self.next_tick += self.shared.interval;
-            self.tick_index += 1;
+    /// Returns the number of completions to wait for, and how long the first may wait for the others.
+    fn patience(&self) -> (u32, Duration) {
+        // Long I/Os keep the device busy one by one (`RingOptions::one_by_one`).
+        if self.client.wakes_at_first()
+            || self.generator.is_open_loop()
+            || self.shared.job.io_bytes_largest() > BATCH_IO_BYTES_MAX
+        {
+            return (1, Duration::ZERO);
+        }
+        ((self.client.in_flight() / BATCH_SHARE).max(1), BATCH_PATIENCE)
+    }
+
+    fn complete(&mut self) {
+        if !self.client.has_done() {
+            return;
+        }
+        let now = clock::now();
+        // Ticks come before bookings, so that an interval lies on one side of the warm-up's end.
+        if now >= self.recorder.next_tick() {
+            self.tick(now);
+        }
+        // Time that ends with a flush includes the last I/Os, so they count too.
+        let mut found = self.recorder.find(now, self.ends_with_flush());
+        let mut done = self.client.take_done();
+        for d in done.drain(..) {
+            if let Some(over) = self.client.settle(d) {
+                self.complete_one(over, &mut found);
+            }
+        }
+        self.client.spare(done);
+        self.recorder.end_round(now);
+    }
+
+    #[inline]
+    fn complete_one(&mut self, over: Over, found: &mut Found) {
+        let tag = over.tag;
+        match over.end {
+            End::Whole => self.complete_whole(&over, found),
+            End::Early => {
+                let fault = self.ended_early(self.client.ticket(tag));
+                self.failed(tag, &fault);
+            }
+            End::GivenUp(_) => {
+                self.book_unfinished(tag, found.now);
+                self.release(tag);
+            }
+            End::Failed(fault) => self.failed(tag, &fault),
         }
     }
 
-    fn snapshot(&mut self, now: Instant) {
-        let measures_next = now >= self.from();
-        // What drains after the end counts for nothing, so its time doesn't either.
-        let at = now.min(self.until()).duration_since(self.begin);
-        let with_histogram = self.shared.with_histograms;
-        let snapshot =
-            Snapshot { index: self.tick_index, ..self.tally.snapshot(at, measures_next, with_histogram) };
-        let _ = self.reports.send(Report::Snapshot(Box::new(snapshot)));
+    #[inline]
+    fn complete_whole(&mut self, over: &Over, found: &mut Found) {
+        let (tag, now) = (over.tag, found.now);
+        self.client.order(tag).owner.counted = found.counted && self.recorder.is_measuring();
+        let Order { queue, op, offset, len, owner, .. } = self.client.ticket(tag).order;
+        match op {
+            Op::Deallocate => return self.release(tag),
+            Op::Flush => {
+                self.recorder.book_flush(owner.started, found);
+                return self.release(tag);
+            }
+            _ => {}
+        }
+        let (target, is_read) = (owner.target, op == Op::Read);
+        if self.generator.draws_rows() {
+            let staged = self.client.queue(queue).staged_of(tag).into();
+            let each = Next { target, offset: 0, len: len / owner.rows, is_read, pass: 0 };
+            self.recorder.book(&each, &owner, Went { via: over.via, staged, copy_ns: over.copy_ns }, found);
+            if found.counted && self.generator.is_batch(owner.rows) {
+                self.recorder.book_whole(Timed::Batch, now, now.duration_since(owner.started));
+            }
+            return self.release(tag);
+        }
+        let at = Next { target, offset, len, is_read, pass: 0 };
+        self.recorder.book(&at, &owner, Went { via: over.via, staged: 0, copy_ns: over.copy_ns }, found);
+        self.end_of_batch(tag, now, found.counted);
+        if is_read && self.shared.job.checks_reads() {
+            self.check(tag);
+        } else {
+            self.release(tag);
+        }
     }
 
-    /// Adds the client's counters to the tally.
-    fn take_stock(&mut self) {
-        let Client { short, retried, .. } = self.client;
-        (self.tally.errors.short, self.tally.errors.retried) = (short, retried);
-        self.tally.lost = self.client.lost();
+    /// The I/O has ended as far as its batch goes. `came`: whole, and in time.
+    #[inline]
+    fn end_of_batch(&mut self, tag: u32, now: Instant, came: bool) {
+        let batch = std::mem::replace(&mut self.client.order(tag).owner.batch, batches::NONE);
+        if batch == batches::NONE {
+            return;
+        }
+        let ended = self.generator.ended(batch, now, came);
+        if let Some(took) = ended.batch {
+            self.recorder.book_whole(Timed::Batch, now, took);
+        }
+        if let Some(took) = ended.query {
+            self.recorder.book_whole(Timed::Query, now, took);
+        }
+    }
+
+    /// The I/O's slot is free. A batch whose I/O ends without having come is no whole one.
+    #[inline]
+    fn release(&mut self, tag: u32) {
+        self.end_of_batch(tag, self.recorder.time.begin, false);
+        self.client.release(tag);
+    }
+
+    /// Makes the content of a write, which goes on from there.
+    fn fill(&mut self, tag: u32) {
+        match self.content.fill(tag, self.client.ticket(tag)) {
+            Step::OnGpu => self.client.hold(tag),
+            Step::Done(Ok(())) => self.client.push(tag, &mut self.reactor),
+            Step::Done(Err(why)) => self.failed(tag, &Fault::note(libc::EIO, why)),
+        }
+    }
+
+    /// Checks the content of a finished read, and gives its slot free.
+    fn check(&mut self, tag: u32) {
+        match self.content.check(tag, self.client.ticket(tag)) {
+            Step::OnGpu => self.client.hold(tag),
+            Step::Done(result) => self.checked(tag, result),
+        }
+    }
+
+    /// Goes on with the I/Os whose content the GPU has made or checked.
+    fn settle_content(&mut self) {
+        let mut ended = self.content.reap();
+        for Ended { tag, chore, result } in ended.drain(..) {
+            if !self.client.unhold(tag) {
+                continue;
+            }
+            match (chore, result) {
+                (Chore::Check, result) => self.checked(tag, result),
+                (Chore::Fill, _) if self.client.ticket(tag).is_abandoned() => self.release(tag),
+                (Chore::Fill, Ok(())) => self.client.push(tag, &mut self.reactor),
+                (Chore::Fill, Err(why)) => self.failed(tag, &Fault::note(libc::EIO, why)),
+            }
+        }
+        self.content.spare(ended);
+    }
+
+    /// Bytes that are right count where they count as moved: those of the warm-up do for neither. Wrong ones are told.
+    fn checked(&mut self, tag: u32, result: Result<(), String>) {
+        let ticket = self.client.ticket(tag);
+        let tally = &mut self.recorder.tally;
+        match result {
+            Ok(()) if ticket.mem == Mem::None || !ticket.order.owner.counted => {}
+            Ok(()) => tally.verified_bytes += u64::from(ticket.order.len),
+            Err(why) if why.contains(content_rules::UNVERIFIED) => {
+                let target = ticket.order.owner.target;
+                self.cannot_verify(target);
+            }
+            Err(why) => {
+                tally.errors.verify_failed += 1;
+                tally.example(why);
+            }
+        }
+        self.release(tag);
+    }
+
+    /// Ends the run: of data that no verifying write made, each block would be called wrong, and storage is not to blame.
+    fn cannot_verify(&mut self, target: u32) {
+        if self.shared.stop.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let asked = format!("‹verify› of {}", self.shared.targets[target as usize].label);
+        let next = "write it first: ‹op› write ‹verify›";
+        self.refusal = Some(Error::request(asked, format!("it {}", content_rules::UNVERIFIED), next));
+    }
+
+    /// The run can't be what was asked for: all workers stop.
+    fn refuse(&mut self, why: Error) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.refusal = Some(why);
+    }
+
+    /// A log that lacks lines is not what was asked for.
+    fn refuse_broken_log(&mut self) {
+        let log = self.recorder.log_failure();
+        if let Some(why) = log.or_else(|| self.list.as_mut()?.failure()) {
+            self.refuse(why);
+        }
+    }
+
+    fn failed(&mut self, tag: u32, fault: &Fault) {
+        let name = self.name(self.client.ticket(tag));
+        let rows = u64::from(self.client.ticket(tag).order.owner.rows);
+        let tally = &mut self.recorder.tally;
+        tally.errors.failed += rows;
+        if fault.errno == libc::EINVAL {
+            tally.errors.misaligned += rows;
+        }
+        tally.example(format!("{name}: {fault}"));
+        self.release(tag);
+        let hopeless =
+            matches!(fault.errno, libc::ENOSPC | libc::EROFS | libc::EDQUOT | libc::ENODEV | libc::ENXIO);
+        if hopeless || self.recorder.tally.errors.failed > FAILURES_MAX {
+            self.shared.stop.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the fault of an I/O that ended early; in a stripe it names the member, which the I/O's own name doesn't
+    /// tell.
+    fn ended_early(&self, ticket: &Ticket) -> Fault {
+        let Order { offset, owner, .. } = ticket.order;
+        let target = &self.shared.targets[owner.target as usize];
+        let source = target.source_at(offset + u64::from(ticket.moved));
+        let member = if std::ptr::eq(source, target) { String::new() } else { format!("{}: ", source.label) };
+        let found = "the data ended early: the file is shorter than it was when the run began";
+        Fault::note(libc::EIO, member + found)
+    }
+
+    /// The I/O's name in messages.
+    fn name(&self, ticket: &Ticket) -> String {
+        let Order { op, offset, len, owner, .. } = ticket.order;
+        let what = match op {
+            Op::Flush => "flush",
+            Op::Read => "read",
+            Op::Deallocate => "trim",
+            _ => "write",
+        };
+        let label = &self.shared.targets[owner.target as usize].label;
+        if self.generator.draws_rows() {
+            return format!("{what} of {} rows of {} bytes of {label}", owner.rows, len / owner.rows);
+        }
+        format!("{what} of {} bytes at {} of {label}", len - ticket.moved, offset + u64::from(ticket.moved))
+    }
+
+    fn look(&mut self, now: Instant) {
+        let begin = self.recorder.time.begin;
+        self.recorder.settle_deferred();
+        match self.timeouts.look(now, begin, &self.shared.standstills, &mut self.client) {
+            Look::AllInTime | Look::Unsure => return,
+            Look::Late => {}
+        }
+        self.reactor.flush();
+        self.client.collect(&mut self.reactor);
+        self.complete();
+        self.settle_content();
+        self.abandon_overdue(now);
+    }
+
+    /// Names I/Os that took longer than the time-out, and stops the run.
+    fn abandon_overdue(&mut self, now: Instant) {
+        let mut late = self.timeouts.give_up(now, &mut self.client, &mut self.reactor);
+        for (tag, what) in late.drain(..) {
+            match what {
+                Late::TimedOut => {
+                    let name = self.name(self.client.ticket(tag));
+                    let tally = &mut self.recorder.tally;
+                    tally.errors.timed_out += u64::from(self.client.ticket(tag).order.owner.rows);
+                    let timeout_s = self.shared.job.timeout_s;
+                    tally.example(format!("{name}: unfinished after ‹timeout_s› {timeout_s} s"));
+                    self.shared.stop.store(true, Ordering::Relaxed);
+                }
+                Late::NeverTaken => {
+                    self.book_unfinished(tag, now);
+                    self.release(tag);
+                }
+                Late::Lost => self.book_unfinished(tag, now),
+            }
+        }
+        self.timeouts.spare(late);
+    }
+
+    /// The kernel takes no calls for the ring any more, so that nothing that is under way is ever heard of: the run
+    /// ends, with what was measured before, and memory that the kernel may still write to is left to it.
+    fn give_up_all(&mut self, why: &std::io::Error) {
+        let now = clock::now();
+        let why = format!("{}; ‹engine› pread does without", reactor::refusal(why));
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if self.client.in_flight() == 0 && !self.closing {
+            self.recorder.tally.errors.failed += 1;
+            self.recorder.tally.example(why.clone());
+        }
+        for (tag, what) in self.client.give_up_all() {
+            let name = self.name(self.client.ticket(tag));
+            self.recorder.tally.errors.failed += u64::from(self.client.ticket(tag).order.owner.rows);
+            self.recorder.tally.example(format!("{name}: {why}"));
+            self.book_unfinished(tag, now);
+            if what == Late::NeverTaken {
+                self.release(tag);
+            }
+        }
+    }
+
+    /// Books an I/O that was given up.
+    fn book_unfinished(&mut self, tag: u32, now: Instant) {
+        let Order { op, owner, .. } = self.client.ticket(tag).order;
+        if op != Op::Flush {
+            self.recorder.book_unfinished(op == Op::Read, &owner, now);
+        }
+    }
+
+    /// At the very end: rests that no queue took any more, and what was due and never started.
+    fn book_what_never_came(&mut self, now: Instant) {
+        for tag in self.client.take_owed(|_| true) {
+            self.book_unfinished(tag, now);
+        }
+        let Recorder { time, tally, .. } = &mut self.recorder;
+        if time.has_measured(now) {
+            self.generator.never_started(time.until(), now, |is_read, waited, ios| {
+                tally.leave_unfinished(is_read, waited, ios);
+            });
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        let snapshot = self.recorder.tick(now);
+        let _ = self.reports.send(Report::Snapshot(Box::new(snapshot)));
+        self.refuse_broken_log();
     }
 
     /// Releases everything except memory that the kernel may still write to.
     fn close(mut self) {
-        self.take_stock();
-        let tally = std::mem::take(&mut self.tally);
+        let mut tally = std::mem::take(&mut self.recorder.tally);
+        let Client { short, retried, .. } = self.client;
+        (tally.errors.short, tally.errors.retried) = (short, retried);
+        tally.lost = self.client.lost();
         let (reports, refusal) = (self.reports.clone(), self.refusal.take());
         if tally.lost > 0 {
             std::mem::forget(self);
@@ -492,11 +730,5 @@ impl Drop for Worker {
     }
 }
 
-mod chores;
-mod ending;
-mod overdue;
-mod replayed;
-mod requests;
-mod rows;
 #[cfg(test)]
 mod tests;

@@ -116,10 +116,13 @@ fn an_io_that_comes_back_after_it_was_given_up_is_taken_back() {
     let timeout = Duration::from_secs_f64(worker.shared.job.timeout_s);
     worker.abandon_overdue(now + timeout + Duration::from_secs(1));
     worker.abandon_overdue(now + timeout + GRACE + Duration::from_secs(1));
-    assert_eq!((worker.client.in_flight(), worker.client.lost(), worker.tally.errors.timed_out), (0, 2, 2));
+    assert_eq!(
+        (worker.client.in_flight(), worker.client.lost(), worker.recorder.tally.errors.timed_out),
+        (0, 2, 2)
+    );
     worker.client.came(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 0 });
     worker.complete();
-    assert_eq!((worker.client.in_flight(), worker.client.lost(), worker.tally.ios()), (0, 1, 0));
+    assert_eq!((worker.client.in_flight(), worker.client.lost(), worker.recorder.tally.ios()), (0, 1, 0));
     assert_eq!(worker.client.free_tags(), [1]);
 }
 
@@ -147,22 +150,25 @@ fn an_io_that_no_queue_has_is_not_lost() {
 fn an_io_that_started_late_has_not_timed_out() {
     let (mut worker, _, _reports) = worker_over(JobSpec { rate_iops: Some(1e9), ..job() }, 1, true);
     let now = clock::now();
-    worker.schedule.as_mut().unwrap().next = now - Duration::from_secs(1000);
+    worker.generator.schedule.as_mut().unwrap().next = now - Duration::from_secs(1000);
     worker.start_ios(now);
     worker.abandon_overdue(now + Duration::from_secs(1));
-    assert_eq!((worker.client.in_flight(), worker.tally.errors.timed_out), (2, 0));
+    assert_eq!((worker.client.in_flight(), worker.recorder.tally.errors.timed_out), (2, 0));
 }
 
 #[test]
 fn what_is_done_already_is_collected_before_it_could_be_called_overdue() {
     let (mut worker, ..) = worker_over(JobSpec { timeout_s: 4.0, ..job() }, 1, false);
     let now = clock::now();
-    worker.tally.measures(true);
+    worker.recorder.tally.measures(true);
     worker.start_ios(now);
     let late = now + Duration::from_secs(100);
-    worker.next_look = late;
+    worker.timeouts.next_look = late;
     worker.look(late);
-    assert_eq!((worker.client.in_flight(), worker.tally.ios(), worker.tally.errors.timed_out), (0, 2, 0));
+    assert_eq!(
+        (worker.client.in_flight(), worker.recorder.tally.ios(), worker.recorder.tally.errors.timed_out),
+        (0, 2, 0)
+    );
 }
 
 #[test]
@@ -170,21 +176,22 @@ fn time_in_which_the_process_stood_still_is_nobodys_time_out() {
     let (mut worker, ..) = worker_over(JobSpec { timeout_s: 4.0, ..job() }, 1, true);
     let now = clock::now();
     worker.start_ios(now);
-    worker.next_look = now + LOOK;
+    worker.timeouts.next_look = now + timeouts::LOOK;
     let after = |s| now + Duration::from_secs(s);
     worker.look(after(100));
-    assert_eq!((worker.client.in_flight(), worker.tally.errors.timed_out), (2, 0));
+    assert_eq!((worker.client.in_flight(), worker.recorder.tally.errors.timed_out), (2, 0));
     worker.look(after(101));
-    assert_eq!(worker.tally.errors.timed_out, 0, "what was left of their time is still theirs");
-    worker.next_look = after(105);
+    assert_eq!(worker.recorder.tally.errors.timed_out, 0, "what was left of their time is still theirs");
+    worker.timeouts.next_look = after(105);
     worker.look(after(105));
-    assert_eq!(worker.tally.errors.timed_out, 2);
+    assert_eq!(worker.recorder.tally.errors.timed_out, 2);
 }
 
 /// Ends both I/Os of a worker that began them at `started`, 3 ms after it had booked something last.
 fn come_after(worker: &mut Worker, started: Instant) {
-    (worker.ran, worker.begin) = (started - Duration::from_millis(3), started - Duration::from_secs(1));
-    worker.tally.measures(true);
+    (worker.recorder.booked, worker.recorder.time.begin) =
+        (started - Duration::from_millis(3), started - Duration::from_secs(1));
+    worker.recorder.tally.measures(true);
     worker.start_ios(started);
     for tag in 0..2 {
         worker.client.came(Done { tag, result: Ok(4096), via: Via::Nothing, copy_ns: 0 });
@@ -203,17 +210,21 @@ fn latencies_have_no_standstill_in_them_and_all_of_a_slow_drive() {
         shared.standstills.beat_at(began);
         come_after(&mut worker, began);
         let most = clock::now() - began;
-        worker.snapshot(clock::now());
-        assert_eq!((worker.tally.ios(), worker.tally.latency().count()), (2, 0), "moved, and not yet timed");
+        worker.recorder.snapshot(clock::now());
+        assert_eq!(
+            (worker.recorder.tally.ios(), worker.recorder.tally.latency().count()),
+            (2, 0),
+            "moved, and not yet timed"
+        );
         let stood_still = Duration::from_millis(stood_still_ms);
         if !stood_still.is_zero() {
             shared.standstills.tell(began, began + stood_still);
         }
         shared.standstills.beat_at(clock::now());
-        worker.await_beats();
-        worker.snapshot(clock::now());
-        let latency = worker.tally.latency();
-        assert_eq!((worker.tally.ios(), latency.count()), (2, 2));
+        worker.recorder.await_beats();
+        worker.recorder.snapshot(clock::now());
+        let latency = worker.recorder.tally.latency();
+        assert_eq!((worker.recorder.tally.ios(), latency.count()), (2, 2));
         let (least, most) =
             (0.99 * (1e9 - stood_still_ms as f64 * 1e6), (most - stood_still).as_nanos() as f64 * 1.01);
         assert!(latency.percentile_ns(0.0) as f64 >= least && latency.percentile_ns(100.0) as f64 <= most);
@@ -227,8 +238,8 @@ fn an_io_of_which_next_to_nothing_is_left_beside_a_standstill_has_no_latency() {
     let began = clock::now() - Duration::from_secs(2);
     worker.shared.standstills.tell(began, clock::now() + Duration::from_secs(3600));
     come_after(&mut worker, began);
-    worker.snapshot(clock::now());
-    assert_eq!((worker.tally.ios(), worker.tally.latency().count()), (2, 0));
+    worker.recorder.snapshot(clock::now());
+    assert_eq!((worker.recorder.tally.ios(), worker.recorder.tally.latency().count()), (2, 0));
 }
 
 /// As where a filter is loaded, or changed, while a run is under way.
@@ -248,7 +259,7 @@ fn a_ring_that_may_not_be_entered_any_more_ends_the_run_with_that_and_with_no_ti
         let begin = clock::now();
         measured_until(&mut worker, begin, Duration::from_secs(3600));
         worker.start_ios(begin);
-        while worker.tally.ios() < 2 {
+        while worker.recorder.tally.ios() < 2 {
             worker.wait(begin);
             worker.client.collect(&mut worker.reactor);
             worker.complete();
@@ -288,7 +299,7 @@ fn memory_of_an_io_that_was_given_up_stays_mapped_after_a_panic() {
     let (mut worker, ..) = worker_of(job(), vec![target], true);
     let now = clock::now();
     worker.start_ios(now);
-    let timeout = worker.timeout();
+    let timeout = worker.timeouts.timeout;
     worker.abandon_overdue(now + timeout + Duration::from_secs(1));
     worker.abandon_overdue(now + timeout + GRACE + Duration::from_secs(1));
     assert_eq!((worker.client.in_flight(), worker.client.lost()), (0, 2));
@@ -316,8 +327,8 @@ fn what_ends_before_the_flush_counts_as_its_time_does() {
     let job = JobSpec { op: forebay_model::job::Op::Write, sync: Sync::End, passes: None, ..job() };
     let (mut worker, _, reports) = worker_over(job, 1, false);
     let begin = clock::now();
-    worker.begin = begin;
-    worker.tally.measures(true);
+    worker.recorder.time.begin = begin;
+    worker.recorder.tally.measures(true);
     worker.start_ios(begin);
     worker.shared.until_ns.store(0, Ordering::Relaxed);
     worker.run(begin);
@@ -327,8 +338,8 @@ fn what_ends_before_the_flush_counts_as_its_time_does() {
 
 /// Ends the measured time at `until` after it began, with all of it measured.
 fn measured_until(worker: &mut Worker, begin: Instant, until: Duration) {
-    worker.begin = begin;
-    worker.tally.measures(true);
+    worker.recorder.time.begin = begin;
+    worker.recorder.tally.measures(true);
     worker.shared.until_ns.store(until.as_nanos() as u64, Ordering::Relaxed);
 }
 
@@ -340,7 +351,7 @@ fn what_comes_back_after_the_end_is_in_the_latency_and_in_no_other_count() {
     worker.start_ios(begin + Duration::from_secs(2));
     worker.client.came(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 5 });
     worker.complete();
-    let tally = &worker.tally;
+    let tally = &worker.recorder.tally;
     assert_eq!((tally.late, tally.ios(), tally.ways[READ].bytes, tally.latency().count()), (1, 0, 0, 1));
     assert!(tally.latency().percentile_ns(100.0) >= 7_000_000_000);
     assert_eq!(tally.copy.as_ref().unwrap().count(), 1);
@@ -356,7 +367,7 @@ fn what_is_given_up_has_waited_until_then() {
     let late = begin + Duration::from_secs(20);
     worker.abandon_overdue(late);
     worker.abandon_overdue(late);
-    let tally = &worker.tally;
+    let tally = &worker.recorder.tally;
     assert_eq!((worker.client.lost(), tally.unfinished, tally.latency().count()), (2, 2, 2));
     assert_eq!(tally.unfinished_oldest, Duration::from_secs(19));
     assert!(tally.latency().percentile_ns(0.0) > 18_900_000_000);
@@ -404,27 +415,35 @@ fn what_an_open_loop_owes_beyond_its_patience_is_counted_with_its_wait() {
 fn a_run_that_ended_in_its_warm_up_has_no_latency() {
     let (mut worker, ..) = worker_over(JobSpec { rate_iops: Some(1000.0), passes: None, ..job() }, 1, true);
     let begin = clock::now() - Duration::from_secs(9);
-    worker.schedule.as_mut().unwrap().next = begin;
+    worker.generator.schedule.as_mut().unwrap().next = begin;
     measured_until(&mut worker, begin, Duration::from_secs(3));
     worker.shared.from_ns.store(4_000_000_000, Ordering::Relaxed);
     worker.start_ios(begin + Duration::from_secs(2));
     worker.client.came(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 0 });
     worker.complete();
     worker.book_what_never_came(clock::now());
-    assert_eq!((worker.tally.late, worker.tally.unfinished, worker.tally.latency().count()), (0, 0, 0));
+    assert_eq!(
+        (
+            worker.recorder.tally.late,
+            worker.recorder.tally.unfinished,
+            worker.recorder.tally.latency().count()
+        ),
+        (0, 0, 0)
+    );
 }
 
 #[test]
 fn a_rate_in_bytes_holds_for_any_sizes() {
     let job = JobSpec { rate_gib_s: Some(1.0), rate_iops: None, workers: 3, ..job() };
-    let mut schedule = schedule_of(&job, 0).unwrap();
+    let mut schedule = crate::schedule::schedule_of(&job, 0).unwrap();
     let from = schedule.next;
     for bytes in [1u64 << 20, 1 << 10, 3 << 28] {
         schedule.advance(bytes);
     }
     let wanted = 3.0 * ((1u64 << 20) + (1 << 10) + (3 << 28)) as f64 / BYTES_PER_GIB;
     assert!((schedule.next.duration_since(from).as_secs_f64() - wanted).abs() < 1e-6);
-    let mut schedule = schedule_of(&JobSpec { rate_gib_s: None, rate_iops: Some(3e9), ..job }, 0).unwrap();
+    let mut schedule =
+        crate::schedule::schedule_of(&JobSpec { rate_gib_s: None, rate_iops: Some(3e9), ..job }, 0).unwrap();
     let from = schedule.next;
     (0..1000).for_each(|_| schedule.advance(4096));
     assert_eq!(schedule.next.duration_since(from), Duration::from_nanos(1000));
