@@ -123,7 +123,6 @@ CUT_OBJECTS: dict[str, int] = {
     "io::gpu::cuda::device::Device": 4,
     "io::gpu::cufile::Driver": 3,
     "model::job::fields::JobSpec": 3,
-    "nvme::controller::Controller": 10,
     "nvme::host::Session": 3,
     "nvme::transport::pcie::device::Device": 4,
     "nvme::transport::pcie::queue::CompletionQueue": 4,

@@ -1,6 +1,6 @@
 //! The I/Os that a worker starts, one after the other: drawn from a pattern, or read from a list; when each is due, and
-//! until the job's limits are reached. It knows neither queues nor slots: its owner says how many are free, and gives back what found
-//! no room.
+//! until the job's limits are reached. It knows neither queues nor slots: its owner says how many are free, and gives
+//! back what found no room.
 
 use super::measured_time::MeasuredTime;
 use crate::batches::{self, Batches, Queries};

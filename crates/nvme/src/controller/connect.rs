@@ -1,21 +1,19 @@
 //! The Connect command, and access control (base, section 6.3).
 
 use super::subsystem::{HostSettings, Subsystem};
-use super::Controller;
 use crate::command::{Cqe, Sqe, FABRICS};
 use crate::fabrics::{self, cattr, fctype, Connect as Command, ConnectData, Connected, InvalidParameter};
 use crate::nqn::{self, NqnField};
 use crate::status::{Code, Status};
 use std::mem::offset_of;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
-const QID: InvalidParameter = InvalidParameter::Command(offset_of!(Command, qid) as u16);
+pub(super) const QID: InvalidParameter = InvalidParameter::Command(offset_of!(Command, qid) as u16);
 const SQSIZE: InvalidParameter = InvalidParameter::Command(offset_of!(Command, sqsize) as u16);
-const HOSTID: InvalidParameter = InvalidParameter::Data(offset_of!(ConnectData, hostid) as u16);
+pub(super) const HOSTID: InvalidParameter = InvalidParameter::Data(offset_of!(ConnectData, hostid) as u16);
 const CNTLID: InvalidParameter = InvalidParameter::Data(offset_of!(ConnectData, cntlid) as u16);
-const SUBNQN: InvalidParameter = InvalidParameter::Data(offset_of!(ConnectData, subnqn) as u16);
-const HOSTNQN: InvalidParameter = InvalidParameter::Data(offset_of!(ConnectData, hostnqn) as u16);
+pub(super) const SUBNQN: InvalidParameter = InvalidParameter::Data(offset_of!(ConnectData, subnqn) as u16);
+pub(super) const HOSTNQN: InvalidParameter = InvalidParameter::Data(offset_of!(ConnectData, hostnqn) as u16);
 
 /// Entries that an admin queue may always have, however few an I/O queue has.
 pub const ADMIN_ENTRIES_MAX: u16 = 128;
@@ -110,7 +108,7 @@ impl Connect {
         })
     }
 
-    fn admitted(&self, cntlid: u16, authentication: bool) -> Admitted {
+    pub(super) fn admitted(&self, cntlid: u16, authentication: bool) -> Admitted {
         let connected =
             Connected { cntlid, secure_channel_required: false, authentication_required: authentication };
         Admitted {
@@ -145,16 +143,16 @@ impl Admitted {
 }
 
 impl Refusal {
-    fn plain(code: Code, what: impl Into<String>) -> Refusal {
+    pub(super) fn plain(code: Code, what: impl Into<String>) -> Refusal {
         Refusal { status: Status::fatal(code), result: 0, what: what.into() }
     }
 
-    fn invalid(parameter: InvalidParameter, what: impl Into<String>) -> Refusal {
+    pub(super) fn invalid(parameter: InvalidParameter, what: impl Into<String>) -> Refusal {
         let status = Status::fatal(Code::CONNECT_INVALID_PARAMETERS);
         Refusal { status, result: parameter.to_result(), what: what.into() }
     }
 
-    fn queue_size(sqsize: u16, entries_max: u16) -> Refusal {
+    pub(super) fn queue_size(sqsize: u16, entries_max: u16) -> Refusal {
         let entries = u32::from(sqsize) + 1;
         Refusal::invalid(SQSIZE, format!("a queue of {entries} entries, where 2 to {entries_max} may be"))
     }
@@ -230,70 +228,5 @@ impl Ids {
 
     pub fn give_back(&mut self, id: u16) {
         self.taken.remove(&id);
-    }
-}
-
-impl Controller {
-    /// Admits the Connect of an admin queue. `cntlid`: free in the subsystem (see `Ids`). `now_ms`, here and
-    /// elsewhere: any clock that never goes back.
-    pub fn connect(
-        subsystem: Arc<Subsystem>,
-        connect: &Connect,
-        cntlid: u16,
-        now_ms: u64,
-    ) -> Result<(Controller, Admitted), Refusal> {
-        let settings = *admit(&subsystem, connect)?;
-        let admitted = connect.admitted(cntlid, settings.authentication);
-        Ok((Controller::new(subsystem, connect, &settings, cntlid, now_ms), admitted))
-    }
-
-    /// Admits the Connect of an I/O queue to this controller.
-    pub fn connect_io(&mut self, connect: &Connect, now_ms: u64) -> Result<Admitted, Refusal> {
-        self.check_owner(connect)?;
-        if !self.authenticated {
-            return Err(Refusal::plain(
-                Code::AUTHENTICATION_REQUIRED,
-                "the admin queue is not authenticated",
-            ));
-        }
-        if !self.ready() {
-            return Err(Refusal::plain(Code::COMMAND_SEQUENCE_ERROR, "the controller is not enabled"));
-        }
-        if connect.qid == 0 || connect.qid > self.queues {
-            let what = format!("queue {}, where I/O queues are 1 to {}", connect.qid, self.queues);
-            return Err(Refusal::invalid(QID, what));
-        }
-        if connect.entries > self.queue_entries {
-            return Err(Refusal::queue_size(connect.entries - 1, self.queue_entries));
-        }
-        if !self.io_queues.insert(connect.qid) {
-            let what = format!("queue {} is connected already", connect.qid);
-            return Err(Refusal::plain(Code::COMMAND_SEQUENCE_ERROR, what));
-        }
-        self.keep_alive.restart(now_ms);
-        Ok(connect.admitted(self.id, self.authentication))
-    }
-
-    /// An I/O queue belongs to the host and the subsystem that the admin queue named.
-    fn check_owner(&self, connect: &Connect) -> Result<(), Refusal> {
-        if connect.cntlid != self.id {
-            return Err(connect.no_controller());
-        }
-        if connect.subsystem_nqn != self.subsystem_nqn {
-            let what = format!("controller {} is of {}", self.id, self.subsystem_nqn);
-            return Err(Refusal::invalid(SUBNQN, what));
-        }
-        if connect.host_nqn != self.host_nqn {
-            return Err(Refusal::invalid(HOSTNQN, format!("controller {} is another host's", self.id)));
-        }
-        if connect.host_id != self.host_id {
-            return Err(Refusal::invalid(HOSTID, "its host identifier is not that of the admin queue"));
-        }
-        Ok(())
-    }
-
-    /// The connection of an I/O queue is gone: its QID may be connected anew.
-    pub fn disconnect_io(&mut self, qid: u16) {
-        self.io_queues.remove(&qid);
     }
 }

@@ -1,6 +1,7 @@
 //! The Error Information log: commands that failed, the newest kept (base, section 5.16.1.2).
 
-use super::{Controller, Mishap};
+use super::function::Transport;
+use super::Mishap;
 use crate::discovery::trtype;
 use crate::log::ErrorEntry;
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,14 @@ pub(super) struct Errors {
 }
 
 impl Errors {
-    fn add(&mut self, mishap: Mishap, trtype: u8) -> u64 {
+    /// Adds a command that failed, of a controller of that transport; the number of its entry.
+    pub(super) fn add(&mut self, mishap: Mishap, transport: Transport) -> u64 {
+        let trtype = match (transport.is_pcie(), transport.is_keyed()) {
+            // Nothing is to say of it.
+            (true, _) => 0,
+            (false, true) => trtype::RDMA,
+            (false, false) => trtype::TCP,
+        };
         self.count += 1;
         self.entries.truncate(ENTRIES_MAX - 1);
         self.entries.push_front(ErrorEntry {
@@ -69,19 +77,5 @@ mod dwords {
         let entry = |dwords: &Vec<u32>| ErrorEntry::read_from_bytes(dwords.as_bytes()).ok();
         let entries: Option<VecDeque<ErrorEntry>> = all.iter().take(ENTRIES_MAX).map(entry).collect();
         entries.ok_or_else(|| serde::de::Error::custom("an entry of another length"))
-    }
-}
-
-impl Controller {
-    /// Puts a failed I/O command into the Error Information log; the number of its entry. The completion should say
-    /// that there is more (`Status::more`).
-    pub fn record(&mut self, mishap: Mishap) -> u64 {
-        let transport = match (self.transport.is_pcie(), self.transport.is_keyed()) {
-            // Nothing is to say of it.
-            (true, _) => 0,
-            (false, true) => trtype::RDMA,
-            (false, false) => trtype::TCP,
-        };
-        self.errors.add(mishap, transport)
     }
 }

@@ -3,8 +3,8 @@
 //! Once reported, an event is masked until the host has read its log page with
 //! RAE cleared: what happens in between shows in that log.
 
-use super::{Answer, Controller, Effect};
-use crate::command::{Cqe, Sqe};
+use super::Effect;
+use crate::command::Cqe;
 use crate::feature::{event_mask, event_type, AsyncEvent};
 use crate::log::lid;
 use crate::status::{Code, Status};
@@ -72,64 +72,47 @@ impl Events {
         self.waiting.retain(|event| event.lid != lid);
     }
 
-    /// The next event that has a request to answer.
-    fn pair(&mut self) -> Option<Effect> {
+    /// A request, of which there may be `most` at once.
+    pub(super) fn park(&mut self, request: Parked, most: u8) -> Result<(), Code> {
+        if self.parked.len() >= usize::from(most.max(1)) {
+            return Err(Code::ASYNC_EVENT_LIMIT);
+        }
+        self.parked.push_back(request);
+        Ok(())
+    }
+
+    /// Abort of a request; None: none has that command identifier.
+    pub(super) fn abort(&mut self, cid: u16) -> Option<Effect> {
+        let at = self.parked.iter().position(|request| request.cid == cid)?;
+        let request = self.parked.remove(at)?;
+        Some(request.answer(Status::again(Code::ABORT_REQUESTED), 0))
+    }
+
+    /// An event has happened, to a host that asked to hear of `enabled`. What it hasn't asked to hear of is forgotten.
+    pub(super) fn raise(&mut self, event: AsyncEvent, enabled: u32) {
+        // Errors are always told of.
+        let wanted = enabled & enabled_by(event) != 0 || event.kind == event_type::ERROR;
+        if wanted && !self.masked.contains(&event) && !self.waiting.contains(&event) {
+            self.waiting.push_back(event);
+        }
+    }
+
+    /// Critical warnings are `new` where they were `old`: those that are new and asked for are events.
+    pub(super) fn raise_warnings(&mut self, old: u8, new: u8, enabled: u32) {
+        let fresh = u32::from(new & !old) & enabled;
+        for (warnings, event) in HEALTH_EVENTS {
+            if fresh & u32::from(warnings) != 0 {
+                self.raise(event, enabled);
+            }
+        }
+    }
+
+    /// The next event that has a request to answer: to be told.
+    pub(super) fn pair(&mut self) -> Option<Effect> {
         let request = *self.parked.front()?;
         let event = self.waiting.pop_front()?;
         self.parked.pop_front();
         self.masked.push(event);
         Some(request.answer(Status::SUCCESS, event.to_result()))
-    }
-}
-
-impl Controller {
-    pub(super) fn async_event_request(&mut self, tag: u16, sqe: &Sqe) -> Answer {
-        if self.events.parked.len() >= usize::from(self.subsystem.limits.async_events.max(1)) {
-            return Answer::Complete(Cqe::new(sqe.cid.get(), Status::fatal(Code::ASYNC_EVENT_LIMIT), 0));
-        }
-        self.events.parked.push_back(Parked { tag, cid: sqe.cid.get() });
-        self.pair_events();
-        Answer::Parked
-    }
-
-    /// Abort of an Asynchronous Event Request; false: none has that command identifier.
-    pub(super) fn abort_event_request(&mut self, cid: u16) -> bool {
-        let Some(at) = self.events.parked.iter().position(|request| request.cid == cid) else {
-            return false;
-        };
-        let request = self.events.parked.remove(at);
-        self.effects.extend(request.map(|r| r.answer(Status::again(Code::ABORT_REQUESTED), 0)));
-        true
-    }
-
-    /// Tells the host, or keeps it for its next request. What it hasn't asked to hear of is forgotten.
-    pub(super) fn raise(&mut self, event: AsyncEvent) {
-        // Errors are always told of.
-        let asked = self.features.async_events & enabled_by(event) != 0;
-        let wanted = asked || event.kind == event_type::ERROR;
-        if wanted && !self.events.masked.contains(&event) && !self.events.waiting.contains(&event) {
-            self.events.waiting.push_back(event);
-            self.pair_events();
-        }
-    }
-
-    /// Events of critical warnings that are new and asked for.
-    pub(super) fn raise_warnings(&mut self, old: u8, new: u8) {
-        let fresh = u32::from(new & !old) & self.features.async_events;
-        for (warnings, event) in HEALTH_EVENTS {
-            if fresh & u32::from(warnings) != 0 {
-                self.raise(event);
-            }
-        }
-    }
-
-    /// Nothing happens any more for a host that has shut its controller down.
-    fn pair_events(&mut self) {
-        if self.status.shutdown() != 0 {
-            return;
-        }
-        while let Some(effect) = self.events.pair() {
-            self.effects.push_back(effect);
-        }
     }
 }

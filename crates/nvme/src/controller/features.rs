@@ -3,17 +3,18 @@
 //! Nothing is saved over resets: a feature's saved value is its default. Features
 //! of the controller are the same under every NSID that a host may name.
 
-use super::function::{Interrupts, COALESCING_DISABLE};
-use super::identify::DISCOVERY_EVENTS;
+use super::association::Association;
+use super::identify::events_of;
+use super::keep_alive::KeepAlive;
 use super::subsystem::NAMESPACES_MAX;
-use super::{Answer, Controller, Effect};
-use crate::command::{Cqe, Sqe};
 use crate::feature::{
     capability, error_recovery, fid, write_protection, GetFeatures, Queues, Select, SetFeatures,
     TemperatureThreshold, DISABLE_NORMAL, EXTENDED_HOST_ID, WRITE_CACHE_ENABLE,
 };
-use crate::status::{Code, Status};
+use crate::status::Code;
+use crate::transport::pcie::queue::Coalescing;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// NWPC: namespaces may be write protected; here by their configuration.
 pub(super) const WRITE_PROTECTION_CAPABILITIES: u8 = 1;
@@ -32,23 +33,45 @@ pub(super) struct Feature {
 const CHANGEABLE: Feature = Feature { changeable: true, namespace_specific: false };
 const FIXED: Feature = Feature { changeable: false, namespace_specific: false };
 
-/// Current values, where they aren't kept elsewhere.
+/// Interrupt features of a function (base, sections 5.27.1.6 and 5.27.1.7).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Interrupts {
+    /// THR in bits 7:0, TIME in bits 15:8.
+    coalescing: u32,
+    /// Vectors with Coalescing Disable.
+    excepted: BTreeSet<u16>,
+}
+
+/// Interrupt Vector Configuration: CD, Coalescing Disable.
+const COALESCING_DISABLE: u32 = 1 << 16;
+
+impl Interrupts {
+    /// Interrupt Vector Configuration.
+    fn configure(&mut self, vector: u16, value: u32) {
+        match value & COALESCING_DISABLE {
+            0 => self.excepted.remove(&vector),
+            _ => self.excepted.insert(vector),
+        };
+    }
+}
+
+/// Values that the host sets, and that a reset takes back to where they began.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Features {
+pub(super) struct Values {
     /// AB in bits 2:0; the weights behind it are of an arbitration that CAP doesn't offer.
     arbitration: u32,
     temperature_over: u16,
     temperature_under: u16,
     error_recovery: u32,
     write_atomicity: u32,
-    pub(super) async_events: u32,
-    pub(super) write_cache: bool,
-    pub(super) interrupts: Interrupts,
+    async_events: u32,
+    write_cache: bool,
+    interrupts: Interrupts,
 }
 
-impl Default for Features {
-    fn default() -> Features {
-        Features {
+impl Default for Values {
+    fn default() -> Values {
+        Values {
             arbitration: NO_BURST_LIMIT,
             temperature_over: u16::MAX,
             temperature_under: 0,
@@ -61,7 +84,7 @@ impl Default for Features {
     }
 }
 
-impl Features {
+impl Values {
     fn threshold(&self, dword: u32) -> Result<u32, Code> {
         let asked = TemperatureThreshold::from_dword(dword);
         match (asked.sensor, asked.kind) {
@@ -109,190 +132,227 @@ impl Timestamp {
     }
 }
 
-impl Controller {
-    /// The features that this controller has.
-    pub(super) fn supported_features(&self) -> impl Iterator<Item = (u8, Feature)> + '_ {
-        (0..=u8::MAX).filter_map(|fid| self.feature(fid).map(|feature| (fid, feature)))
+/// A value as Get Features returns it: in its completion, or as data.
+pub(super) enum Value {
+    Dword(u32),
+    Bytes(Vec<u8>),
+}
+
+/// What setting a feature means beyond its value.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Change {
+    WriteCache {
+        enabled: bool,
+    },
+    /// The host now asks for events that it didn't ask for: bits of the Asynchronous Event Configuration.
+    Events {
+        fresh: u32,
+    },
+}
+
+/// The features of one controller.
+#[derive(Debug)]
+pub(super) struct Features {
+    values: Values,
+    timestamp: Timestamp,
+    pub(super) keep_alive: KeepAlive,
+}
+
+impl Features {
+    pub(super) fn new(keep_alive: KeepAlive, now_ms: u64) -> Features {
+        Features { values: Values::default(), timestamp: Timestamp::new(now_ms), keep_alive }
     }
 
-    fn feature(&self, fid: u8) -> Option<Feature> {
-        let of_nvm = !self.subsystem.is_discovery();
-        Some(match fid {
-            fid::ASYNC_EVENT_CONFIG => CHANGEABLE,
-            fid::INTERRUPT_COALESCING | fid::INTERRUPT_VECTOR_CONFIG if self.transport.is_pcie() => {
-                CHANGEABLE
-            }
-            // A function's host neither keeps alive nor introduces itself.
-            fid::KEEP_ALIVE_TIMER | fid::HOST_IDENTIFIER if self.transport.is_pcie() => return None,
-            fid::KEEP_ALIVE_TIMER => CHANGEABLE,
-            fid::HOST_IDENTIFIER => FIXED,
-            _ if !of_nvm => return None,
-            // Over fabrics each queue has a connection of its own, and nothing to arbitrate.
-            fid::ARBITRATION if !self.transport.is_pcie() => FIXED,
-            fid::ARBITRATION
-            | fid::POWER_MANAGEMENT
-            | fid::TEMPERATURE_THRESHOLD
-            | fid::ERROR_RECOVERY
-            | fid::NUMBER_OF_QUEUES
-            | fid::TIMESTAMP
-            | fid::WRITE_ATOMICITY => CHANGEABLE,
-            fid::VOLATILE_WRITE_CACHE if self.has_write_cache() => CHANGEABLE,
-            fid::COMMAND_SET_PROFILE => FIXED,
-            fid::NAMESPACE_WRITE_PROTECTION => Feature { changeable: false, namespace_specific: true },
-            _ => return None,
-        })
+    /// What a function keeps over the life of its gateway.
+    pub(super) fn state(&self) -> (Values, Timestamp) {
+        (self.values.clone(), self.timestamp.clone())
+    }
+
+    pub(super) fn restore(&mut self, values: Values, timestamp: Timestamp) {
+        (self.values, self.timestamp) = (values, timestamp);
+    }
+
+    /// The controller was reset.
+    pub(super) fn reset(&mut self) {
+        self.values = Values::default();
+    }
+
+    pub(super) fn write_cache(&self) -> bool {
+        self.values.write_cache
+    }
+
+    /// The Asynchronous Event Configuration.
+    pub(super) fn async_events(&self) -> u32 {
+        self.values.async_events
     }
 
     /// Commands that may be fetched from one submission queue before others have their turn (Arbitration Burst). None:
     /// as many as it has.
-    pub fn arbitration_burst(&self) -> Option<u32> {
-        let exponent = self.features.arbitration & NO_BURST_LIMIT;
+    pub(super) fn arbitration_burst(&self) -> Option<u32> {
+        let exponent = self.values.arbitration & NO_BURST_LIMIT;
         (exponent != NO_BURST_LIMIT).then_some(1 << exponent)
     }
 
-    pub(super) fn has_write_cache(&self) -> bool {
-        self.subsystem.namespaces().is_some_and(|all| all.values().any(|one| one.volatile_write_cache))
-    }
-
-    pub(super) fn get_features(&self, sqe: &Sqe, now_ms: u64) -> Answer {
-        let asked = GetFeatures::parse(sqe);
-        match (self.value(&asked), asked.fid) {
-            (Err(code), _) => Answer::refuse(sqe, code),
-            (Ok(_), fid::HOST_IDENTIFIER) if asked.select != Some(Select::Capabilities) => {
-                Answer::data(sqe, self.host_id.to_vec())
-            }
-            (Ok(_), fid::TIMESTAMP) if asked.select != Some(Select::Capabilities) => {
-                Answer::data(sqe, self.timestamp.bytes(now_ms).to_vec())
-            }
-            (Ok(value), _) => Answer::Complete(Cqe::new(sqe.cid.get(), Status::SUCCESS, value.into())),
+    pub(super) fn coalescing(&self) -> Coalescing {
+        let interrupts = &self.values.interrupts;
+        let (threshold, time) = (interrupts.coalescing & 0xff, interrupts.coalescing >> 8 & 0xff);
+        Coalescing {
+            completions: threshold as u16 + 1,
+            time_us: time * 100,
+            excepted: interrupts.excepted.iter().copied().collect(),
         }
     }
 
-    fn value(&self, asked: &GetFeatures) -> Result<u32, Code> {
-        let feature = self.feature(asked.fid).ok_or(Code::INVALID_FIELD)?;
-        let defaults = Features::default();
-        match asked.select.ok_or(Code::INVALID_FIELD)? {
+    pub(super) fn get(&self, asked: &GetFeatures, of: &Association, now_ms: u64) -> Result<Value, Code> {
+        let feature = feature(of, asked.fid).ok_or(Code::INVALID_FIELD)?;
+        let value = match asked.select.ok_or(Code::INVALID_FIELD)? {
             Select::Capabilities => {
                 let specific = if feature.namespace_specific { capability::NAMESPACE_SPECIFIC } else { 0 };
-                Ok(specific | if feature.changeable { capability::CHANGEABLE } else { 0 })
+                return Ok(Value::Dword(
+                    specific | if feature.changeable { capability::CHANGEABLE } else { 0 },
+                ));
             }
-            Select::Current => self.current(asked, &self.features),
-            Select::Default | Select::Saved => self.current(asked, &defaults),
-        }
+            Select::Current => self.value(asked, &self.values, of)?,
+            Select::Default | Select::Saved => self.value(asked, &Values::default(), of)?,
+        };
+        Ok(match asked.fid {
+            fid::HOST_IDENTIFIER => Value::Bytes(of.host_id.to_vec()),
+            fid::TIMESTAMP => Value::Bytes(self.timestamp.bytes(now_ms).to_vec()),
+            _ => Value::Dword(value),
+        })
     }
 
-    fn current(&self, asked: &GetFeatures, features: &Features) -> Result<u32, Code> {
+    fn value(&self, asked: &GetFeatures, values: &Values, of: &Association) -> Result<u32, Code> {
         Ok(match asked.fid {
-            fid::ARBITRATION => features.arbitration,
-            fid::TEMPERATURE_THRESHOLD => features.threshold(asked.cdw11)?,
-            fid::ERROR_RECOVERY => features.error_recovery,
-            fid::VOLATILE_WRITE_CACHE => features.write_cache.into(),
-            fid::NUMBER_OF_QUEUES => Queues::both(self.queues.into()).to_dword(),
-            fid::INTERRUPT_COALESCING => features.interrupts.coalescing,
+            fid::ARBITRATION => values.arbitration,
+            fid::TEMPERATURE_THRESHOLD => values.threshold(asked.cdw11)?,
+            fid::ERROR_RECOVERY => values.error_recovery,
+            fid::VOLATILE_WRITE_CACHE => values.write_cache.into(),
+            fid::NUMBER_OF_QUEUES => Queues::both(of.queues.into()).to_dword(),
+            fid::INTERRUPT_COALESCING => values.interrupts.coalescing,
             fid::INTERRUPT_VECTOR_CONFIG => {
-                let vector = self.vector(asked.cdw11)?;
-                let excepted = features.interrupts.excepted.contains(&vector);
+                let vector = vector(of, asked.cdw11)?;
+                let excepted = values.interrupts.excepted.contains(&vector);
                 u32::from(vector) | if excepted { COALESCING_DISABLE } else { 0 }
             }
-            fid::WRITE_ATOMICITY => features.write_atomicity,
-            fid::ASYNC_EVENT_CONFIG => features.async_events,
+            fid::WRITE_ATOMICITY => values.write_atomicity,
+            fid::ASYNC_EVENT_CONFIG => values.async_events,
             fid::KEEP_ALIVE_TIMER => self.keep_alive.asked_ms(),
             // Only identifiers of 128 bits, over fabrics (base, section 5.27.1.25).
             fid::HOST_IDENTIFIER if asked.cdw11 & EXTENDED_HOST_ID == 0 => return Err(Code::INVALID_FIELD),
-            fid::NAMESPACE_WRITE_PROTECTION => self.write_protection(asked.nsid)?,
+            fid::NAMESPACE_WRITE_PROTECTION => write_protection(of, asked.nsid)?,
             _ => 0,
         })
     }
 
-    fn write_protection(&self, nsid: u32) -> Result<u32, Code> {
-        match self.subsystem.namespace(nsid) {
-            Some(namespace) if namespace.read_only => Ok(write_protection::PROTECT),
-            Some(_) => Ok(write_protection::NONE),
-            None if (1..=NAMESPACES_MAX).contains(&nsid) => Err(Code::INVALID_FIELD),
-            None => Err(Code::INVALID_NAMESPACE),
-        }
-    }
-
-    pub(super) fn set_features(&mut self, sqe: &Sqe, data: &[u8], now_ms: u64) -> Answer {
-        match self.set(&SetFeatures::parse(sqe), data, now_ms) {
-            Ok(result) => Answer::Complete(Cqe::new(sqe.cid.get(), Status::SUCCESS, result.into())),
-            Err(code) => Answer::refuse(sqe, code),
-        }
-    }
-
-    fn set(&mut self, asked: &SetFeatures, data: &[u8], now_ms: u64) -> Result<u32, Code> {
-        self.feature(asked.fid).ok_or(Code::INVALID_FIELD)?;
+    /// Returns the result of the completion, and what else follows.
+    pub(super) fn set(
+        &mut self,
+        asked: &SetFeatures,
+        data: &[u8],
+        of: &Association,
+        has_io_queues: bool,
+        now_ms: u64,
+    ) -> Result<(u32, Option<Change>), Code> {
+        feature(of, asked.fid).ok_or(Code::INVALID_FIELD)?;
         if asked.save {
             return Err(Code::FEATURE_NOT_SAVEABLE);
         }
+        let values = &mut self.values;
         let value = asked.cdw11;
         match asked.fid {
-            fid::ARBITRATION if self.transport.is_pcie() => {
-                self.features.arbitration = value & ARBITRATION_BITS;
+            fid::ARBITRATION if of.is_pcie() => {
+                values.arbitration = value & ARBITRATION_BITS;
             }
             // There is one power state, and one combination of command sets: number 0.
             fid::POWER_MANAGEMENT if value & 0x1f != 0 => return Err(Code::INVALID_FIELD),
             fid::POWER_MANAGEMENT => {}
             fid::COMMAND_SET_PROFILE if value & 0x1ff != 0 => return Err(Code::INVALID_FIELD),
             fid::COMMAND_SET_PROFILE => {}
-            fid::TEMPERATURE_THRESHOLD => self.features.set_threshold(value)?,
+            fid::TEMPERATURE_THRESHOLD => values.set_threshold(value)?,
             fid::ERROR_RECOVERY if value & error_recovery::DEALLOCATED_ERROR != 0 => {
                 return Err(Code::INVALID_FIELD)
             }
-            fid::ERROR_RECOVERY => self.features.error_recovery = value & 0xffff,
-            fid::VOLATILE_WRITE_CACHE => self.set_write_cache(value & WRITE_CACHE_ENABLE != 0),
-            fid::NUMBER_OF_QUEUES => return self.set_queues(value),
-            fid::INTERRUPT_COALESCING => self.set_coalescing(value)?,
-            fid::INTERRUPT_VECTOR_CONFIG => self.set_vector(value)?,
-            fid::WRITE_ATOMICITY => self.features.write_atomicity = value & DISABLE_NORMAL,
-            fid::ASYNC_EVENT_CONFIG => self.set_async_events(value)?,
+            fid::ERROR_RECOVERY => values.error_recovery = value & 0xffff,
+            fid::VOLATILE_WRITE_CACHE => {
+                let enabled = value & WRITE_CACHE_ENABLE != 0;
+                let old = std::mem::replace(&mut values.write_cache, enabled);
+                return Ok((0, (old != enabled).then_some(Change::WriteCache { enabled })));
+            }
+            fid::NUMBER_OF_QUEUES => return Ok((granted_queues(of, value, has_io_queues)?, None)),
+            fid::INTERRUPT_COALESCING => values.interrupts.coalescing = value & 0xffff,
+            fid::INTERRUPT_VECTOR_CONFIG => values.interrupts.configure(vector(of, value)?, value),
+            fid::WRITE_ATOMICITY => values.write_atomicity = value & DISABLE_NORMAL,
+            fid::ASYNC_EVENT_CONFIG if value & !events_of(of) != 0 => return Err(Code::INVALID_FIELD),
+            fid::ASYNC_EVENT_CONFIG => {
+                let old = std::mem::replace(&mut values.async_events, value);
+                return Ok((0, Some(Change::Events { fresh: value & !old })));
+            }
             fid::TIMESTAMP => self.timestamp.set(data, now_ms)?,
-            fid::KEEP_ALIVE_TIMER => self.keep_alive.set(&self.subsystem.limits, value, now_ms),
+            fid::KEEP_ALIVE_TIMER => self.keep_alive.set(&of.subsystem.limits, value, now_ms),
             // It came with Connect, and stays (base, section 5.27.1.25).
             fid::HOST_IDENTIFIER => return Err(Code::COMMAND_SEQUENCE_ERROR),
-            fid::NAMESPACE_WRITE_PROTECTION if value & 0b111 == self.write_protection(asked.nsid)? => {}
+            fid::NAMESPACE_WRITE_PROTECTION if value & 0b111 == write_protection(of, asked.nsid)? => {}
             _ => return Err(Code::FEATURE_NOT_CHANGEABLE),
         }
-        Ok(0)
+        Ok((0, None))
     }
+}
 
-    fn set_write_cache(&mut self, enabled: bool) {
-        if self.features.write_cache != enabled {
-            self.features.write_cache = enabled;
-            self.effects.push_back(Effect::WriteCache { enabled });
-        }
-    }
+/// The features that a controller has.
+pub(super) fn supported(of: &Association) -> impl Iterator<Item = (u8, Feature)> + '_ {
+    (0..=u8::MAX).filter_map(|fid| feature(of, fid).map(|feature| (fid, feature)))
+}
 
-    /// Sets the number of queues: what is granted doesn't depend on what is asked for, but it may only be asked before
-    /// there are I/O queues.
-    fn set_queues(&mut self, value: u32) -> Result<u32, Code> {
-        if value & 0xffff == 0xffff || value >> 16 == 0xffff {
-            return Err(Code::INVALID_FIELD);
-        }
-        if !self.io_queues.is_empty() {
-            return Err(Code::COMMAND_SEQUENCE_ERROR);
-        }
-        Ok(Queues::both(self.queues.into()).to_dword())
-    }
+fn feature(of: &Association, fid: u8) -> Option<Feature> {
+    let of_nvm = !of.subsystem.is_discovery();
+    Some(match fid {
+        fid::ASYNC_EVENT_CONFIG => CHANGEABLE,
+        fid::INTERRUPT_COALESCING | fid::INTERRUPT_VECTOR_CONFIG if of.is_pcie() => CHANGEABLE,
+        // A function's host neither keeps alive nor introduces itself.
+        fid::KEEP_ALIVE_TIMER | fid::HOST_IDENTIFIER if of.is_pcie() => return None,
+        fid::KEEP_ALIVE_TIMER => CHANGEABLE,
+        fid::HOST_IDENTIFIER => FIXED,
+        _ if !of_nvm => return None,
+        // Over fabrics each queue has a connection of its own, and nothing to arbitrate.
+        fid::ARBITRATION if !of.is_pcie() => FIXED,
+        fid::ARBITRATION
+        | fid::POWER_MANAGEMENT
+        | fid::TEMPERATURE_THRESHOLD
+        | fid::ERROR_RECOVERY
+        | fid::NUMBER_OF_QUEUES
+        | fid::TIMESTAMP
+        | fid::WRITE_ATOMICITY => CHANGEABLE,
+        fid::VOLATILE_WRITE_CACHE if of.has_write_cache() => CHANGEABLE,
+        fid::COMMAND_SET_PROFILE => FIXED,
+        fid::NAMESPACE_WRITE_PROTECTION => Feature { changeable: false, namespace_specific: true },
+        _ => return None,
+    })
+}
 
-    /// Fewer I/O queues than its settings allow (or, later, more again), while it has none: what the driver can still take.
-    /// Never less than one, the least that can be granted.
-    pub fn limit_queues(&mut self, most: u16) {
-        let allowed = self.subsystem.settings(&self.host_nqn).map(|own| self.subsystem.queues_of(own));
-        if let Some(allowed) = allowed.filter(|_| self.io_queues.is_empty()) {
-            self.queues = allowed.min(most.max(1));
-        }
+/// Number of Queues: what is granted doesn't depend on what is asked for, but it may only be asked before there are I/O
+/// queues.
+fn granted_queues(of: &Association, value: u32, has_io_queues: bool) -> Result<u32, Code> {
+    if value & 0xffff == 0xffff || value >> 16 == 0xffff {
+        return Err(Code::INVALID_FIELD);
     }
+    if has_io_queues {
+        return Err(Code::COMMAND_SEQUENCE_ERROR);
+    }
+    Ok(Queues::both(of.queues.into()).to_dword())
+}
 
-    fn set_async_events(&mut self, value: u32) -> Result<(), Code> {
-        let known = if self.subsystem.is_discovery() { DISCOVERY_EVENTS } else { self.nvm_events() };
-        if value & !known != 0 {
-            return Err(Code::INVALID_FIELD);
-        }
-        let old = std::mem::replace(&mut self.features.async_events, value);
-        // Warnings that are there already are news to a host that only now asks for them.
-        let (warnings, fresh) = (self.health.critical_warning, (value & !old) as u8);
-        self.raise_warnings(warnings & !fresh, warnings);
-        Ok(())
+fn write_protection(of: &Association, nsid: u32) -> Result<u32, Code> {
+    match of.subsystem.namespace(nsid) {
+        Some(namespace) if namespace.read_only => Ok(write_protection::PROTECT),
+        Some(_) => Ok(write_protection::NONE),
+        None if (1..=NAMESPACES_MAX).contains(&nsid) => Err(Code::INVALID_FIELD),
+        None => Err(Code::INVALID_NAMESPACE),
     }
+}
+
+/// The interrupt vector that CDW11 names.
+fn vector(of: &Association, value: u32) -> Result<u16, Code> {
+    let vectors = of.function().map_or(0, |function| function.vectors);
+    Some(value as u16).filter(|vector| *vector < vectors).ok_or(Code::INVALID_FIELD)
 }

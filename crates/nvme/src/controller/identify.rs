@@ -1,17 +1,17 @@
 //! Identify (base, section 5.17): the data structures of the controller and its namespaces.
 
+use super::association::Association;
 use super::events::HEALTH_WARNINGS;
 use super::features::WRITE_PROTECTION_CAPABILITIES;
 use super::property::VERSION;
 use super::subsystem::{Limits, Namespace, ANA_GROUPS_MAX, NAMESPACES_MAX};
-use super::{errors, Answer, Controller, Function};
-use crate::command::Sqe;
+use super::{errors, Function};
 use crate::feature::event_mask;
 use crate::identify::{
     self as layout, anacap, cmic, cns, cntrltype, csi, ctratt, lpa, nsfeat, oacs, oncs, sgls, vwc,
     Descriptor, Identify, NamespaceList,
 };
-use crate::status::{Code, Status};
+use crate::status::Code;
 use crate::text::Text;
 use std::collections::BTreeMap;
 use zerocopy::IntoBytes;
@@ -27,156 +27,155 @@ const ONE_FIRMWARE_SLOT: u8 = 0b11;
 
 /// Bits of the Asynchronous Event Configuration that an NVM subsystem's controller takes.
 const NVM_EVENTS: u32 = event_mask::NAMESPACE_ATTRIBUTES | event_mask::ANA_CHANGE | HEALTH_WARNINGS;
-pub(super) const DISCOVERY_EVENTS: u32 = event_mask::DISCOVERY_CHANGE;
+const DISCOVERY_EVENTS: u32 = event_mask::DISCOVERY_CHANGE;
 
-impl Controller {
-    /// A function is the only way to its namespaces: there is no ANA.
-    pub(super) fn nvm_events(&self) -> u32 {
-        NVM_EVENTS & if self.transport.is_pcie() { !event_mask::ANA_CHANGE } else { u32::MAX }
+/// Events that a host may ask to hear of: bits of the Asynchronous Event Configuration.
+pub(super) fn events_of(of: &Association) -> u32 {
+    if of.subsystem.is_discovery() {
+        DISCOVERY_EVENTS
+    } else {
+        nvm_events(of)
     }
+}
 
-    pub(super) fn identify(&self, sqe: &Sqe) -> Answer {
-        match self.identity(&Identify::parse(sqe)) {
-            Ok(bytes) => Answer::data(sqe, bytes),
-            Err(code) => Answer::refuse(sqe, code),
-        }
+/// A function is the only way to its namespaces: there is no ANA.
+fn nvm_events(of: &Association) -> u32 {
+    NVM_EVENTS & if of.is_pcie() { !event_mask::ANA_CHANGE } else { u32::MAX }
+}
+
+/// The data structure that was asked for.
+pub(super) fn identify(of: &Association, asked: &Identify) -> Result<Vec<u8>, Code> {
+    let Some(all) = of.subsystem.namespaces() else {
+        let known = asked.cns == cns::CONTROLLER;
+        return if known { Ok(identify_discovery(of)) } else { Err(Code::INVALID_FIELD) };
+    };
+    let specific = matches!(
+        asked.cns,
+        cns::COMMAND_SET_NAMESPACE | cns::COMMAND_SET_CONTROLLER | cns::COMMAND_SET_ACTIVE_NAMESPACES
+    );
+    if specific && asked.csi != csi::NVM {
+        return Err(Code::INVALID_FIELD);
     }
-
-    fn identity(&self, asked: &Identify) -> Result<Vec<u8>, Code> {
-        let Some(all) = self.subsystem.namespaces() else {
-            let known = asked.cns == cns::CONTROLLER;
-            return if known { Ok(self.identify_discovery()) } else { Err(Code::INVALID_FIELD) };
-        };
-        let specific = matches!(
-            asked.cns,
-            cns::COMMAND_SET_NAMESPACE | cns::COMMAND_SET_CONTROLLER | cns::COMMAND_SET_ACTIVE_NAMESPACES
-        );
-        if specific && asked.csi != csi::NVM {
-            return Err(Code::INVALID_FIELD);
-        }
-        Ok(match asked.cns {
-            cns::CONTROLLER => self.identify_nvm(all),
-            cns::NAMESPACE => match named(all, asked.nsid)? {
-                Some(namespace) => self.alone(describe(namespace)).as_bytes().to_vec(),
-                None => blank(),
-            },
-            cns::ACTIVE_NAMESPACES | cns::COMMAND_SET_ACTIVE_NAMESPACES => {
-                // FFFFFFFEh and FFFFFFFFh are not to be listed from (base, section 5.17.2.2).
-                if asked.nsid >= u32::MAX - 1 {
-                    return Err(Code::INVALID_NAMESPACE);
-                }
-                NamespaceList::new(asked.nsid, all.keys().copied()).as_bytes().to_vec()
+    Ok(match asked.cns {
+        cns::CONTROLLER => identify_nvm(of, all),
+        cns::NAMESPACE => match named(all, asked.nsid)? {
+            Some(namespace) => alone(of, describe(namespace)).as_bytes().to_vec(),
+            None => blank(),
+        },
+        cns::ACTIVE_NAMESPACES | cns::COMMAND_SET_ACTIVE_NAMESPACES => {
+            // FFFFFFFEh and FFFFFFFFh are not to be listed from (base, section 5.17.2.2).
+            if asked.nsid >= u32::MAX - 1 {
+                return Err(Code::INVALID_NAMESPACE);
             }
-            cns::NAMESPACE_DESCRIPTORS => {
-                let namespace = named(all, asked.nsid)?.ok_or(Code::INVALID_NAMESPACE)?;
-                layout::descriptors(&identifiers(namespace)).to_vec()
-            }
-            cns::COMMAND_SET_NAMESPACE => named(all, asked.nsid).map(|_| blank())?,
-            cns::COMMAND_SET_CONTROLLER => blank(),
-            cns::INDEPENDENT_NAMESPACE => match named(all, asked.nsid)? {
-                Some(namespace) => {
-                    self.alone_independent(describe_independent(namespace)).as_bytes().to_vec()
-                }
-                None => blank(),
-            },
-            cns::COMMAND_SETS => layout::CommandSets::nvm().as_bytes().to_vec(),
-            _ => return Err(Code::INVALID_FIELD),
-        })
-    }
-
-    /// The fields that both kinds of controller have in common.
-    fn common(&self) -> layout::Controller {
-        let subsystem = &*self.subsystem;
-        let limits = &subsystem.limits;
-        let moves = if self.transport.is_keyed() { sgls::KEYED } else { sgls::TRANSPORT };
-        let mut subnqn = [0; 256];
-        let name = &subsystem.nqn.as_bytes()[..subsystem.nqn.len().min(223)];
-        subnqn[..name.len()].copy_from_slice(name);
-        layout::Controller {
-            sn: Text::new(&subsystem.serial),
-            mn: Text::new(&subsystem.model),
-            fr: Text::new(&subsystem.firmware),
-            mdts: limits.transfer_exponent(),
-            cntlid: self.id.into(),
-            ver: VERSION.0.into(),
-            rtd3e: SHUTDOWN_US.into(),
-            ctratt: (ctratt::HOST_ID_128 | ctratt::TRAFFIC_BASED_KEEP_ALIVE).into(),
-            acl: ABORTS,
-            aerl: limits.async_events.max(1) - 1,
-            frmw: ONE_FIRMWARE_SLOT,
-            lpa: lpa::COMMAND_EFFECTS | lpa::EXTENDED_DATA | lpa::SUPPORTED_LOG_PAGES,
-            elpe: (errors::ENTRIES_MAX - 1) as u8,
-            kas: limits.keep_alive_units().into(),
-            maxcmd: self.queue_entries.into(),
-            sgls: (sgls::SUPPORTED | sgls::OFFSET | moves).into(),
-            subnqn,
-            ioccsz: in_sixteens(limits).into(),
-            iorcsz: 1.into(),
-            msdbd: 1,
-            ofcs: 1.into(),
-            ..layout::Controller::default()
+            NamespaceList::new(asked.nsid, all.keys().copied()).as_bytes().to_vec()
         }
-    }
-
-    fn identify_nvm(&self, namespaces: &BTreeMap<u32, Namespace>) -> Vec<u8> {
-        let cached = namespaces.values().any(|namespace| namespace.volatile_write_cache);
-        let commands = oncs::COMPARE
-            | oncs::DATASET_MANAGEMENT
-            | oncs::WRITE_ZEROES
-            | oncs::SAVE
-            | oncs::TIMESTAMP
-            | oncs::VERIFY;
-        let states = anacap::OPTIMIZED
-            | anacap::NON_OPTIMIZED
-            | anacap::INACCESSIBLE
-            | anacap::PERSISTENT_LOSS
-            | anacap::CHANGE;
-        let controller = layout::Controller {
-            cntrltype: cntrltype::IO,
-            cmic: cmic::MULTIPLE_PORTS | cmic::MULTIPLE_CONTROLLERS | cmic::ANA_REPORTING,
-            oaes: (self.nvm_events() & !HEALTH_WARNINGS).into(),
-            anatt: ANA_TRANSITION_S,
-            anacap: states,
-            anagrpmax: ANA_GROUPS_MAX.into(),
-            nanagrpid: ANA_GROUPS_MAX.into(),
-            sqes: 0x66,
-            cqes: 0x44,
-            nn: NAMESPACES_MAX.into(),
-            mnan: NAMESPACES_MAX.into(),
-            oncs: commands.into(),
-            vwc: if cached { vwc::PRESENT | vwc::FLUSH_ALL } else { vwc::FLUSH_ALL },
-            nwpc: WRITE_PROTECTION_CAPABILITIES,
-            ..self.common()
-        };
-        match self.transport.function() {
-            Some(function) => of_function(controller, function).as_bytes().to_vec(),
-            None => controller.as_bytes().to_vec(),
+        cns::NAMESPACE_DESCRIPTORS => {
+            let namespace = named(all, asked.nsid)?.ok_or(Code::INVALID_NAMESPACE)?;
+            layout::descriptors(&identifiers(namespace)).to_vec()
         }
-    }
+        cns::COMMAND_SET_NAMESPACE => named(all, asked.nsid).map(|_| blank())?,
+        cns::COMMAND_SET_CONTROLLER => blank(),
+        cns::INDEPENDENT_NAMESPACE => match named(all, asked.nsid)? {
+            Some(namespace) => alone_independent(of, describe_independent(namespace)).as_bytes().to_vec(),
+            None => blank(),
+        },
+        cns::COMMAND_SETS => layout::CommandSets::nvm().as_bytes().to_vec(),
+        _ => return Err(Code::INVALID_FIELD),
+    })
+}
 
-    /// A function's namespace belongs to no other controller, and to no ANA group.
-    fn alone(&self, namespace: layout::Namespace) -> layout::Namespace {
-        match self.transport.is_pcie() {
-            true => layout::Namespace { nmic: 0, anagrpid: 0.into(), ..namespace },
-            false => namespace,
-        }
+/// The fields that both kinds of controller have in common.
+fn common(of: &Association) -> layout::Controller {
+    let subsystem = &*of.subsystem;
+    let limits = &subsystem.limits;
+    let moves = if of.transport.is_keyed() { sgls::KEYED } else { sgls::TRANSPORT };
+    let mut subnqn = [0; 256];
+    let name = &subsystem.nqn.as_bytes()[..subsystem.nqn.len().min(223)];
+    subnqn[..name.len()].copy_from_slice(name);
+    layout::Controller {
+        sn: Text::new(&subsystem.serial),
+        mn: Text::new(&subsystem.model),
+        fr: Text::new(&subsystem.firmware),
+        mdts: limits.transfer_exponent(),
+        cntlid: of.id.into(),
+        ver: VERSION.0.into(),
+        rtd3e: SHUTDOWN_US.into(),
+        ctratt: (ctratt::HOST_ID_128 | ctratt::TRAFFIC_BASED_KEEP_ALIVE).into(),
+        acl: ABORTS,
+        aerl: limits.async_events.max(1) - 1,
+        frmw: ONE_FIRMWARE_SLOT,
+        lpa: lpa::COMMAND_EFFECTS | lpa::EXTENDED_DATA | lpa::SUPPORTED_LOG_PAGES,
+        elpe: (errors::ENTRIES_MAX - 1) as u8,
+        kas: limits.keep_alive_units().into(),
+        maxcmd: of.queue_entries.into(),
+        sgls: (sgls::SUPPORTED | sgls::OFFSET | moves).into(),
+        subnqn,
+        ioccsz: in_sixteens(limits).into(),
+        iorcsz: 1.into(),
+        msdbd: 1,
+        ofcs: 1.into(),
+        ..layout::Controller::default()
     }
+}
 
-    fn alone_independent(&self, namespace: layout::IndependentNamespace) -> layout::IndependentNamespace {
-        match self.transport.is_pcie() {
-            true => layout::IndependentNamespace { nmic: 0, anagrpid: 0.into(), ..namespace },
-            false => namespace,
-        }
+fn identify_nvm(of: &Association, namespaces: &BTreeMap<u32, Namespace>) -> Vec<u8> {
+    let cached = namespaces.values().any(|namespace| namespace.volatile_write_cache);
+    let commands = oncs::COMPARE
+        | oncs::DATASET_MANAGEMENT
+        | oncs::WRITE_ZEROES
+        | oncs::SAVE
+        | oncs::TIMESTAMP
+        | oncs::VERIFY;
+    let states = anacap::OPTIMIZED
+        | anacap::NON_OPTIMIZED
+        | anacap::INACCESSIBLE
+        | anacap::PERSISTENT_LOSS
+        | anacap::CHANGE;
+    let controller = layout::Controller {
+        cntrltype: cntrltype::IO,
+        cmic: cmic::MULTIPLE_PORTS | cmic::MULTIPLE_CONTROLLERS | cmic::ANA_REPORTING,
+        oaes: (nvm_events(of) & !HEALTH_WARNINGS).into(),
+        anatt: ANA_TRANSITION_S,
+        anacap: states,
+        anagrpmax: ANA_GROUPS_MAX.into(),
+        nanagrpid: ANA_GROUPS_MAX.into(),
+        sqes: 0x66,
+        cqes: 0x44,
+        nn: NAMESPACES_MAX.into(),
+        mnan: NAMESPACES_MAX.into(),
+        oncs: commands.into(),
+        vwc: if cached { vwc::PRESENT | vwc::FLUSH_ALL } else { vwc::FLUSH_ALL },
+        nwpc: WRITE_PROTECTION_CAPABILITIES,
+        ..common(of)
+    };
+    match of.function() {
+        Some(function) => of_function(controller, function).as_bytes().to_vec(),
+        None => controller.as_bytes().to_vec(),
     }
+}
 
-    fn identify_discovery(&self) -> Vec<u8> {
-        let controller = layout::Controller {
-            cntrltype: cntrltype::DISCOVERY,
-            oaes: DISCOVERY_EVENTS.into(),
-            ..self.common()
-        };
-        controller.as_bytes().to_vec()
+/// A function's namespace belongs to no other controller, and to no ANA group.
+fn alone(of: &Association, namespace: layout::Namespace) -> layout::Namespace {
+    match of.is_pcie() {
+        true => layout::Namespace { nmic: 0, anagrpid: 0.into(), ..namespace },
+        false => namespace,
     }
+}
+
+fn alone_independent(
+    of: &Association,
+    namespace: layout::IndependentNamespace,
+) -> layout::IndependentNamespace {
+    match of.is_pcie() {
+        true => layout::IndependentNamespace { nmic: 0, anagrpid: 0.into(), ..namespace },
+        false => namespace,
+    }
+}
+
+fn identify_discovery(of: &Association) -> Vec<u8> {
+    let controller =
+        layout::Controller { cntrltype: cntrltype::DISCOVERY, oaes: DISCOVERY_EVENTS.into(), ..common(of) };
+    controller.as_bytes().to_vec()
 }
 
 /// IOCCSZ: a command and its data, in units of 16 bytes.
@@ -267,18 +266,5 @@ fn attributes(namespace: &Namespace) -> u8 {
         layout::NSATTR_WRITE_PROTECTED
     } else {
         0
-    }
-}
-
-impl Answer {
-    /// Bytes for the host, as many as it has room for.
-    pub(super) fn data(sqe: &Sqe, mut data: Vec<u8>) -> Answer {
-        data.truncate(sqe.sgl.length.get() as usize);
-        let cqe = crate::command::Cqe::new(sqe.cid.get(), Status::SUCCESS, 0);
-        if data.is_empty() {
-            Answer::Complete(cqe)
-        } else {
-            Answer::Data { data, cqe }
-        }
     }
 }

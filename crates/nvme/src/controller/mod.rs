@@ -8,6 +8,7 @@
 //! Everything besides answers (the completion of a pending Asynchronous Event Request, queues that must be closed) is
 //! queued as `Effect`s: the driver drains `next_effect` after each call that takes `&mut self`.
 
+mod association;
 pub mod connect;
 mod errors;
 mod events;
@@ -17,25 +18,30 @@ mod identify;
 mod keep_alive;
 mod log;
 mod property;
-pub(crate) use property::{READY_MS, VERSION};
 pub(crate) mod state;
 pub mod subsystem;
 
 use crate::command::{admin, Cqe, Sqe, FABRICS};
-use crate::fabrics::{self, fctype, Cc, ConnectData, Csts};
-use crate::feature::AsyncEvent;
+use crate::fabrics::{self, fctype, Cap, ConnectData};
+use crate::feature::{event_type, AsyncEvent, GetFeatures, SetFeatures};
+use crate::identify::Identify;
+use crate::log::{lid, GetLogPage};
 use crate::status::{Code, Status};
-use connect::Connect;
-use errors::Errors;
+use crate::transport::pcie::queue::{Coalescing, QueueState};
+use association::Association;
+use connect::{Admitted, Connect, Refusal};
 use events::{Events, Parked};
-use features::{Features, Timestamp};
+use features::{Change, Features, Value};
 use function::Transport;
 pub use function::{ErrorEvent, Function};
 use keep_alive::KeepAlive;
-use log::AnaCounts;
+use log::Logs;
+use property::Registers;
+pub(crate) use property::{READY_MS, VERSION};
+use state::ControllerState;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use subsystem::{HostSettings, Namespace, Subsystem};
+use subsystem::{HostSettings, Subsystem};
 
 /// Maximum data sent with an admin command, bytes: the capacity of an admin queue's capsule (tcp, section 3.3.2.2).
 pub const ADMIN_DATA_MAX: u32 = 8192;
@@ -105,120 +111,178 @@ pub struct Mishap {
 }
 
 /// One association between a host and a subsystem, on the subsystem's side.
+///
+/// Its parts know nothing of it: the `association` says what is supported, `registers`, `features`, `events` and `logs` keep
+/// what the host sets and reads. It executes commands with them, and has what concerns several: its queues, pending
+/// commands and effects.
 #[derive(Debug)]
 pub struct Controller {
-    subsystem: Arc<Subsystem>,
-    transport: Transport,
-    id: u16,
-    /// The name that the host used: a discovery subsystem also has the well-known name.
-    subsystem_nqn: String,
-    host_nqn: String,
-    host_id: [u8; 16],
-    /// I/O queues that this host may have, and entries of each.
-    queues: u16,
-    queue_entries: u16,
-    authentication: bool,
-    authenticated: bool,
-    configuration: Cc,
-    status: Csts,
-    keep_alive: KeepAlive,
+    association: Association,
+    registers: Registers,
     features: Features,
-    timestamp: Timestamp,
     events: Events,
+    logs: Logs,
     /// Aborts of I/O commands, until the driver reports their outcome.
     aborts: Vec<Parked>,
-    errors: Errors,
-    ana: AnaCounts,
-    health: Health,
-    /// Namespaces that changed since the host read their list.
-    changed: BTreeSet<u32>,
     /// Connected.
     io_queues: BTreeSet<u16>,
     effects: VecDeque<Effect>,
 }
 
 impl Controller {
-    fn new(
+    /// Admits the Connect of an admin queue. `cntlid`: free in the subsystem (see `Ids`). `now_ms`, here and
+    /// elsewhere: any clock that never goes back.
+    pub fn connect(
         subsystem: Arc<Subsystem>,
         connect: &Connect,
-        settings: &HostSettings,
-        id: u16,
+        cntlid: u16,
+        now_ms: u64,
+    ) -> Result<(Controller, Admitted), Refusal> {
+        let settings = *connect::admit(&subsystem, connect)?;
+        let keep_alive = KeepAlive::new(&subsystem, connect.keep_alive_ms, now_ms);
+        let association = Association::new(
+            subsystem,
+            connect,
+            &settings,
+            Transport::Fabrics { keyed: connect.keyed },
+            cntlid,
+        );
+        let admitted = association.admitted(connect);
+        Ok((Controller::new(association, keep_alive, now_ms), admitted))
+    }
+
+    /// The controller of a function.
+    pub fn of_function(
+        subsystem: Arc<Subsystem>,
+        function: Function,
+        host: (&str, [u8; 16]),
+        cntlid: u16,
         now_ms: u64,
     ) -> Controller {
-        let limits = &subsystem.limits;
+        let connect = Function::connect(&subsystem, host);
+        let association = Association::new(
+            subsystem,
+            &connect,
+            &HostSettings::default(),
+            Transport::Pcie(function),
+            cntlid,
+        );
+        Controller::new(association, KeepAlive::off(), now_ms)
+    }
+
+    fn new(association: Association, keep_alive: KeepAlive, now_ms: u64) -> Controller {
         Controller {
-            id,
-            transport: Transport::Fabrics { keyed: connect.keyed },
-            subsystem_nqn: connect.subsystem_nqn.clone(),
-            host_nqn: connect.host_nqn.clone(),
-            host_id: connect.host_id,
-            queues: subsystem.queues_of(settings),
-            queue_entries: settings
-                .queue_entries
-                .map_or(limits.queue_entries, |n| n.min(limits.queue_entries)),
-            authentication: settings.authentication,
-            authenticated: !settings.authentication,
-            configuration: Cc(0),
-            status: Csts(0),
-            keep_alive: KeepAlive::new(&subsystem, connect.keep_alive_ms, now_ms),
-            features: Features::default(),
-            timestamp: Timestamp::new(now_ms),
+            association,
+            registers: Registers::new(),
+            features: Features::new(keep_alive, now_ms),
             events: Events::default(),
+            logs: Logs::default(),
             aborts: Vec::new(),
-            errors: Errors::default(),
-            ana: AnaCounts::default(),
-            health: Health::default(),
-            changed: BTreeSet::new(),
             io_queues: BTreeSet::new(),
             effects: VecDeque::new(),
-            subsystem,
+        }
+    }
+
+    /// Admits the Connect of an I/O queue to this controller.
+    pub fn connect_io(&mut self, connect: &Connect, now_ms: u64) -> Result<Admitted, Refusal> {
+        self.association.check_io(connect, self.ready())?;
+        if !self.io_queues.insert(connect.qid) {
+            let what = format!("queue {} is connected already", connect.qid);
+            return Err(Refusal::plain(Code::COMMAND_SEQUENCE_ERROR, what));
+        }
+        self.features.keep_alive.restart(now_ms);
+        Ok(self.association.admitted(connect))
+    }
+
+    /// The connection of an I/O queue is gone: its QID may be connected anew.
+    pub fn disconnect_io(&mut self, qid: u16) {
+        self.io_queues.remove(&qid);
+    }
+
+    /// The queues that a function's host has created.
+    pub(crate) fn has_queues(&mut self, queues: impl Iterator<Item = u16>) {
+        self.io_queues = queues.collect();
+    }
+
+    /// Fewer I/O queues than its settings allow (or, later, more again), while it has none: what the driver can still take.
+    /// Never less than one, the least that can be granted.
+    pub fn limit_queues(&mut self, most: u16) {
+        if self.io_queues.is_empty() {
+            self.association.limit_queues(most);
         }
     }
 
     pub fn id(&self) -> u16 {
-        self.id
+        self.association.id
     }
 
     pub fn host_nqn(&self) -> &str {
-        &self.host_nqn
+        &self.association.host_nqn
     }
 
     pub fn host_id(&self) -> [u8; 16] {
-        self.host_id
+        self.association.host_id
     }
 
     pub fn subsystem(&self) -> &Arc<Subsystem> {
-        &self.subsystem
+        &self.association.subsystem
     }
 
     /// CC.EN and CSTS.RDY are set: I/O queues may be connected, I/O commands executed.
     pub fn ready(&self) -> bool {
-        self.status.ready() && self.status.shutdown() == 0
+        self.registers.ready()
     }
 
     /// Writes may be completed before they are durable.
     pub fn write_cache(&self) -> bool {
-        self.features.write_cache && self.has_write_cache()
+        self.features.write_cache() && self.association.has_write_cache()
     }
 
     /// The admin queue's authentication succeeded: commands are executed from now on.
     pub fn authenticated(&mut self) {
-        self.authenticated = true;
+        self.association.authenticated = true;
+    }
+
+    /// See `Features::arbitration_burst`.
+    pub fn arbitration_burst(&self) -> Option<u32> {
+        self.features.arbitration_burst()
+    }
+
+    pub(crate) fn coalescing(&self) -> Coalescing {
+        self.features.coalescing()
+    }
+
+    pub(crate) fn function_capabilities(&self, timeout_ms: u32, stride: u8) -> Cap {
+        self.association.function_capabilities(timeout_ms, stride)
+    }
+
+    /// I/O queues that the host may have.
+    pub(crate) fn queues(&self) -> u16 {
+        self.association.queues
+    }
+
+    pub(crate) fn queue_entries(&self) -> u16 {
+        self.association.queue_entries
+    }
+
+    /// Longest transfer, bytes; None: no limit.
+    pub(crate) fn transfer_bytes_max(&self) -> Option<u32> {
+        self.association.subsystem.limits.transfer_bytes
     }
 
     /// Executes a command of the admin queue. `tag`: the driver's identifier for it. `data`: the data sent with it
     /// (`data_out` bytes).
     pub fn execute(&mut self, tag: u16, sqe: &Sqe, data: &[u8], now_ms: u64) -> Answer {
-        self.keep_alive.restart(now_ms);
+        self.features.keep_alive.restart(now_ms);
         let answer = self.dispatch(tag, sqe, data, now_ms);
         self.note_failure(sqe, answer)
     }
 
     fn dispatch(&mut self, tag: u16, sqe: &Sqe, data: &[u8], now_ms: u64) -> Answer {
-        if sqe.opcode == FABRICS && !self.transport.is_pcie() {
+        if sqe.opcode == FABRICS && !self.association.is_pcie() {
             return self.fabrics(sqe);
         }
-        if !self.authenticated {
+        if !self.association.authenticated {
             return Answer::refuse(sqe, Code::AUTHENTICATION_REQUIRED);
         }
         if !self.ready() {
@@ -234,25 +298,127 @@ impl Controller {
             admin::GET_FEATURES => self.get_features(sqe, now_ms),
             admin::ASYNC_EVENT_REQUEST => self.async_event_request(tag, sqe),
             admin::ABORT => self.abort(tag, sqe),
-            admin::KEEP_ALIVE if !self.transport.is_pcie() => {
-                Answer::Complete(Cqe::new(sqe.cid.get(), Status::SUCCESS, 0))
-            }
+            admin::KEEP_ALIVE if !self.association.is_pcie() => Answer::success(sqe, 0),
             _ => Answer::refuse(sqe, Code::INVALID_OPCODE),
         }
     }
 
     fn fabrics(&mut self, sqe: &Sqe) -> Answer {
         match fabrics::command_type(sqe) {
-            fctype::AUTHENTICATION_SEND | fctype::AUTHENTICATION_RECEIVE if self.authentication => {
+            fctype::AUTHENTICATION_SEND | fctype::AUTHENTICATION_RECEIVE
+                if self.association.authentication =>
+            {
                 Answer::Authenticate
             }
             fctype::CONNECT => Answer::refuse(sqe, Code::COMMAND_SEQUENCE_ERROR),
-            _ if !self.authenticated => Answer::refuse(sqe, Code::AUTHENTICATION_REQUIRED),
-            fctype::PROPERTY_GET => Answer::Complete(self.property_get(sqe)),
+            _ if !self.association.authenticated => Answer::refuse(sqe, Code::AUTHENTICATION_REQUIRED),
+            fctype::PROPERTY_GET => Answer::Complete(self.registers.get(sqe, &self.association)),
             fctype::PROPERTY_SET => Answer::Complete(self.property_set(sqe)),
             // The admin queue ends with its connection (base, section 6.4).
             fctype::DISCONNECT => Answer::refuse(sqe, Code::INVALID_QUEUE_TYPE),
             _ => Answer::refuse(sqe, Code::INVALID_OPCODE),
+        }
+    }
+
+    fn property_set(&mut self, sqe: &Sqe) -> Cqe {
+        let (cqe, asked) = self.registers.set(sqe, &self.association);
+        if asked.reset {
+            self.reset();
+        }
+        if asked.shut_down {
+            self.shut_down();
+        }
+        cqe
+    }
+
+    fn identify(&self, sqe: &Sqe) -> Answer {
+        match identify::identify(&self.association, &Identify::parse(sqe)) {
+            Ok(bytes) => Answer::data(sqe, bytes),
+            Err(code) => Answer::refuse(sqe, code),
+        }
+    }
+
+    fn get_log_page(&mut self, sqe: &Sqe) -> Answer {
+        let asked = GetLogPage::parse(sqe);
+        match self.logs.get(&asked, &self.association) {
+            Ok(part) => {
+                if !asked.rae {
+                    self.logs.was_read(asked.lid);
+                    self.events.log_was_read(asked.lid);
+                }
+                Answer::data(sqe, part)
+            }
+            Err(code) => Answer::refuse(sqe, code),
+        }
+    }
+
+    fn get_features(&self, sqe: &Sqe, now_ms: u64) -> Answer {
+        match self.features.get(&GetFeatures::parse(sqe), &self.association, now_ms) {
+            Ok(Value::Dword(value)) => Answer::success(sqe, value),
+            Ok(Value::Bytes(bytes)) => Answer::data(sqe, bytes),
+            Err(code) => Answer::refuse(sqe, code),
+        }
+    }
+
+    fn set_features(&mut self, sqe: &Sqe, data: &[u8], now_ms: u64) -> Answer {
+        let has_io_queues = !self.io_queues.is_empty();
+        let asked = SetFeatures::parse(sqe);
+        let (result, change) = match self.features.set(&asked, data, &self.association, has_io_queues, now_ms)
+        {
+            Ok(set) => set,
+            Err(code) => return Answer::refuse(sqe, code),
+        };
+        match change {
+            Some(Change::WriteCache { enabled }) => self.effects.push_back(Effect::WriteCache { enabled }),
+            // Warnings that are there already are news to a host that only now asks for them.
+            Some(Change::Events { fresh }) => {
+                let warnings = self.logs.critical_warning();
+                self.raise_warnings(warnings & !(fresh as u8), warnings);
+            }
+            None => {}
+        }
+        Answer::success(sqe, result)
+    }
+
+    fn async_event_request(&mut self, tag: u16, sqe: &Sqe) -> Answer {
+        let most = self.association.subsystem.limits.async_events;
+        if let Err(code) = self.events.park(Parked { tag, cid: sqe.cid.get() }, most) {
+            return Answer::refuse(sqe, code);
+        }
+        self.tell_events();
+        Answer::Parked
+    }
+
+    /// Abort of a parked Asynchronous Event Request. False: there is none with that identifier.
+    pub(crate) fn abort_event_request(&mut self, cid: u16) -> bool {
+        let answer = self.events.abort(cid);
+        let found = answer.is_some();
+        self.effects.extend(answer);
+        found
+    }
+
+    /// Tells the host of an error that no completion tells of.
+    pub(crate) fn raise_error(&mut self, error: ErrorEvent) {
+        let lid = lid::ERROR_INFORMATION;
+        let event = AsyncEvent { kind: event_type::ERROR, information: error as u8, lid };
+        self.events.raise(event, self.features.async_events());
+        self.tell_events();
+    }
+
+    /// Events of critical warnings that are new and asked for.
+    fn raise_warnings(&mut self, old: u8, new: u8) {
+        self.events.raise_warnings(old, new, self.features.async_events());
+        self.tell_events();
+    }
+
+    /// Answers requests with the events that there are. Nothing happens any more for a host that has shut its controller
+    /// down.
+    fn tell_events(&mut self) {
+        if self.registers.is_shut_down() {
+            return;
+        }
+        while let Some(effect) = self.events.pair() {
+            self.effects.push_back(effect);
         }
     }
 
@@ -262,7 +428,7 @@ impl Controller {
         let (sqid, cid) = (sqe.cdw10.get() as u16, (sqe.cdw10.get() >> 16) as u16);
         if !self.io_queues.contains(&sqid) {
             let aborted = sqid == 0 && self.abort_event_request(cid);
-            return Answer::Complete(Cqe::new(sqe.cid.get(), Status::SUCCESS, (!aborted).into()));
+            return Answer::success(sqe, (!aborted).into());
         }
         if self.aborts.len() > usize::from(identify::ABORTS) {
             return Answer::refuse(sqe, Code::ABORT_LIMIT);
@@ -278,6 +444,61 @@ impl Controller {
         if let Some(at) = self.aborts.iter().position(|abort| abort.tag == tag) {
             let abort = self.aborts.remove(at);
             self.effects.push_back(abort.answer(Status::SUCCESS, (!aborted).into()));
+        }
+    }
+
+    /// Controller level reset by CC.EN (base, section 3.7.2): queues and features go back to where they began.
+    fn reset(&mut self) {
+        self.registers = Registers::new();
+        self.drop_queues();
+        let code = Code::ABORTED_SQ_DELETION;
+        let answers = self.events.drain().map(|request| request.answer(Status::again(code), 0));
+        self.effects.extend(answers);
+        self.features.reset();
+        self.effects.push_back(Effect::CloseIoQueues);
+    }
+
+    /// CSTS.SHST says that it is under way until the driver has made everything durable. Event requests stay, unanswered:
+    /// SPDK's host has given them up before, and takes an answer for a violation of the protocol.
+    fn shut_down(&mut self) {
+        self.registers.shut_down_begins();
+        self.drop_queues();
+        self.effects.push_back(Effect::ShutDown);
+    }
+
+    /// Completes `Effect::ShutDown`: the host sees its shutdown complete.
+    pub fn shut_down_complete(&mut self) {
+        self.registers.shut_down_ends();
+    }
+
+    fn drop_queues(&mut self) {
+        self.io_queues.clear();
+        // Their commands go with their queues, unanswered.
+        self.effects.extend(self.aborts.drain(..).map(|abort| abort.answer(Status::SUCCESS, 1)));
+    }
+
+    /// A function: CC.EN was set, and what it asks for can be had.
+    pub(crate) fn enabled(&mut self) {
+        self.registers.enabled();
+    }
+
+    /// A function's reset: parked commands are forgotten, features go back to where they began.
+    pub(crate) fn disabled(&mut self) {
+        self.reset();
+        self.effects.clear();
+    }
+
+    /// Puts a failed I/O command into the Error Information log; the number of its entry. The completion should say
+    /// that there is more (`Status::more`).
+    pub fn record(&mut self, mishap: Mishap) -> u64 {
+        self.logs.record(mishap, &self.association)
+    }
+
+    /// The completion of a command that failed before it came here: it is in the Error Information log.
+    pub(crate) fn refuse(&mut self, sqe: &Sqe, status: Status) -> Cqe {
+        match self.note_failure(sqe, Answer::Complete(Cqe::new(sqe.cid.get(), status, 0))) {
+            Answer::Complete(cqe) => cqe,
+            _ => Cqe::new(sqe.cid.get(), status, 0),
         }
     }
 
@@ -301,36 +522,28 @@ impl Controller {
 
     /// The keep-alive time-out (KATO) granted to the host. None: it requested none.
     pub fn keep_alive_ms(&self) -> Option<u32> {
-        Some(self.keep_alive.asked_ms()).filter(|ms| *ms > 0)
+        Some(self.features.keep_alive.asked_ms()).filter(|ms| *ms > 0)
     }
 
     /// Replaces the subsystem: added, removed or changed namespaces, ANA states, discovery entries. The host is
     /// notified by asynchronous events if it has enabled them. Limits and hosts apply only to new connections.
     pub fn update(&mut self, subsystem: Arc<Subsystem>) {
-        let old = std::mem::replace(&mut self.subsystem, subsystem.clone());
-        let changed = differing(&old, &subsystem);
-        if !changed.is_empty() {
-            self.changed.extend(changed);
-            self.raise(AsyncEvent::NAMESPACE_CHANGED);
+        let old = std::mem::replace(&mut self.association.subsystem, subsystem);
+        for event in self.logs.follow(&old, &self.association) {
+            self.events.raise(event, self.features.async_events());
         }
-        self.ana.count(&old, &subsystem);
-        if reached_otherwise(&old, &subsystem) {
-            self.raise(AsyncEvent::ANA_CHANGED);
-        }
-        if !old.offers_to(&self.host_nqn).eq(subsystem.offers_to(&self.host_nqn)) {
-            self.raise(AsyncEvent::DISCOVERY_CHANGED);
-        }
+        self.tell_events();
     }
 
     /// Sets the content of the SMART/Health log; new critical warnings cause an asynchronous event.
     pub fn set_health(&mut self, health: Health) {
-        let old = std::mem::replace(&mut self.health, health);
-        self.raise_warnings(old.critical_warning, health.critical_warning);
+        let old = self.logs.set_health(health);
+        self.raise_warnings(old, health.critical_warning);
     }
 
     /// When `tick` is to be called: the end of the keep-alive timer. None: it is off.
     pub fn deadline_ms(&self) -> Option<u64> {
-        self.keep_alive.deadline_ms()
+        self.features.keep_alive.deadline_ms()
     }
 
     /// True: the keep-alive timer expired; close all connections of the host. `traffic`: whether commands arrived on
@@ -340,41 +553,68 @@ impl Controller {
             return false;
         }
         if traffic {
-            self.keep_alive.restart(now_ms);
+            self.features.keep_alive.restart(now_ms);
         }
         !traffic
+    }
+
+    pub(crate) fn state(&self) -> ControllerState {
+        let (features, timestamp) = self.features.state();
+        let (errors, ana, changed) = self.logs.state();
+        ControllerState {
+            csts: self.registers.status(),
+            queues: self.association.queues,
+            queue_entries: self.association.queue_entries,
+            features,
+            timestamp,
+            events: self.events.clone(),
+            errors,
+            ana,
+            changed,
+        }
+    }
+
+    /// `admin`: the queue that parked requests wait in. Err: what can't be.
+    pub(crate) fn restore(
+        &mut self,
+        state: &ControllerState,
+        admin: Option<&QueueState>,
+    ) -> Result<(), &'static str> {
+        let mut waiting: BTreeSet<(u16, u16)> = admin.iter().flat_map(|queue| queue.pending()).collect();
+        if !state.events.parked().all(|one| waiting.remove(&one)) || !waiting.is_empty() {
+            return Err("event requests that are not those of the admin queue");
+        }
+        let state = state.clone();
+        self.registers.restore(state.csts);
+        (self.association.queues, self.association.queue_entries) = (state.queues, state.queue_entries);
+        self.features.restore(state.features, state.timestamp);
+        self.events = state.events;
+        self.logs.restore(state.errors, state.ana, state.changed);
+        Ok(())
     }
 }
 
 /// FUSE of a command's flags: part of a fused operation, of which there are none.
 const FUSE: u8 = 0b11;
 
-/// Added, removed or changed namespaces. A move to another ANA group doesn't count (base, figure 147).
-fn differing(old: &Subsystem, new: &Subsystem) -> Vec<u32> {
-    let (Some(old), Some(new)) = (old.namespaces(), new.namespaces()) else { return Vec::new() };
-    let same = |a: &Namespace, b: &Namespace| *a == Namespace { ana_group: a.ana_group, ..b.clone() };
-    let nsids: BTreeSet<u32> = old.keys().chain(new.keys()).copied().collect();
-    let differs = |nsid: &u32| match (old.get(nsid), new.get(nsid)) {
-        (Some(a), Some(b)) => !same(a, b),
-        _ => true,
-    };
-    nsids.into_iter().filter(differs).collect()
-}
-
-/// Returns whether a remaining namespace moved to another ANA group, or its group to another state. Added and removed
-/// namespaces change the ANA log, too, but are reported as such (base, figure 147).
-fn reached_otherwise(old: &Subsystem, new: &Subsystem) -> bool {
-    let path = |subsystem: &Subsystem, nsid: u32| {
-        subsystem.namespace(nsid).map(|one| (one.ana_group, subsystem.ana_state(one.ana_group)))
-    };
-    let moved =
-        |nsid: &u32| path(new, *nsid).is_some_and(|new| path(old, *nsid).is_some_and(|old| old != new));
-    old.namespaces().is_some_and(|all| all.keys().any(moved))
-}
-
 impl Answer {
     fn refuse(sqe: &Sqe, code: Code) -> Answer {
         Answer::Complete(Cqe::new(sqe.cid.get(), Status::fatal(code), 0))
+    }
+
+    fn success(sqe: &Sqe, result: u32) -> Answer {
+        Answer::Complete(Cqe::new(sqe.cid.get(), Status::SUCCESS, result.into()))
+    }
+
+    /// Bytes for the host, as many as it has room for.
+    fn data(sqe: &Sqe, mut data: Vec<u8>) -> Answer {
+        data.truncate(sqe.sgl.length.get() as usize);
+        let cqe = Cqe::new(sqe.cid.get(), Status::SUCCESS, 0);
+        if data.is_empty() {
+            Answer::Complete(cqe)
+        } else {
+            Answer::Data { data, cqe }
+        }
     }
 }
 

@@ -254,7 +254,7 @@ impl Device {
     fn abort(&mut self, slot: u16, sqe: &Sqe) -> Outcome {
         let (sqid, cid) = (sqe.cdw10.get() as u16, (sqe.cdw10.get() >> 16) as u16);
         if sqid == 0 {
-            return Ok(Some((!self.controller.abort_parked(cid)).into()));
+            return Ok(Some((!self.controller.abort_event_request(cid)).into()));
         }
         let Some(queue) = self.submissions.get(&sqid) else { return Ok(Some(1)) };
         if self.aborts.len() >= ABORTS_MAX {
