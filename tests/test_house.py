@@ -131,7 +131,6 @@ CUT_OBJECTS: dict[str, int] = {
     "reader::worker::Worker": 4,
     "storage::path::mapped::MappedQueue": 4,
     "storage::source::nvme_tcp::queue::NvmeTcpQueue": 3,
-    "training::emulate::worker::Worker": 6,
 }
 
 

@@ -1,140 +1,73 @@
 //! One thread that reads whatever is needed next: takes streams, keeps reads in
 //! flight, has what arrived parsed while it is in the processor's cache, and gives
 //! streams back where they may not be read further.
+//!
+//! Its `reads` bring bytes, its `copies` take them on to their destination, `errors` says what an error in the data means, and
+//! `accounts` has its figures. The worker knows its streams and the scheduler.
 
-mod blame;
-mod digest;
-mod ending;
-mod opening;
-mod straight;
+mod accounts;
+mod copies;
+mod read_errors;
+mod reads;
+mod stream;
 
-use super::board::{add, Board, Counters, ACCOUNT_NS};
-use super::reading::{Opened, Reading, BLOCK};
-use super::supply::Delays;
-use super::uring::{Reading as OpenFiles, Slots};
+use super::board::{add, Board};
+use super::reading::{Opened, Reading};
 use super::Shared;
 use crate::format::Damage;
-use forebay_io::arena::Mem;
-use forebay_io::client::{Client, Order};
+use accounts::Accounts;
+pub(crate) use accounts::Latencies;
+use copies::Copies;
 use forebay_io::clock;
-use forebay_io::gpu::cuda::Pinned;
-use forebay_io::queue::{Fault, Op, Via};
-use forebay_io::reactor::{self, Reactor};
+use forebay_io::queue::{Fault, Via};
+use forebay_io::{reactor, threads};
 use forebay_model::training::{Grant, Stream};
-use forebay_model::Latency;
-use forebay_storage::path::straight::Lanes;
-use forebay_storage::path::Copier;
-use forebay_storage::source::Loan;
-use std::collections::VecDeque;
+use forebay_model::Error;
+use read_errors::ReadErrors;
+use reads::{Flight, Reads, Unopened};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
+use stream::ActiveStream;
 
 /// Longest wait for anything, so that a stop is seen.
 const LOOK: Duration = Duration::from_millis(100);
-/// Longest time for reads under way to come back when the run ends.
-const GRACE: Duration = Duration::from_secs(2);
 /// Streams that a worker reads side by side at most.
 const STREAMS_MAX: usize = 16;
-
-/// The number of the queue that fills slots, at the worker's client.
-const READS: u32 = 0;
-
-/// Manner in which slots are filled.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reads {
-    /// By the worker itself: what is in memory.
-    Inline,
-    Ring,
-    /// One address space that holds all files.
-    Whole {
-        align: u32,
-    },
-}
-
-/// A stream in this worker's hands.
-struct Active {
-    epoch: u32,
-    rank: u32,
-    lane: u32,
-    file: u32,
-    upto: u32,
-    /// The number of a queue of its own, which goes straight into a GPU.
-    straight: Option<u32>,
-    reading: Reading,
-    /// Bytes of the file that were asked for, and how far to go for what is wanted.
-    pushed: u64,
-    goal: u64,
-    /// Slots in the order of their bytes.
-    slots: VecDeque<u32>,
-    /// Samples of the stream that were reported as whole.
-    reported: u32,
-    /// Time at which the last whole sample became so.
-    since: u64,
-    seen: u32,
-    stream: Stream,
-    batch: u64,
-    /// Slots on their way to the destination, in order.
-    copying: VecDeque<u32>,
-}
-
-/// A read, until its bytes were parsed.
-#[derive(Clone, Copy, Debug, Default)]
-struct Flight {
-    /// Offset in the file; and how many bytes before the wanted ones a block begins.
-    offset: u64,
-    head: u32,
-    want: u32,
-    got: u32,
-    began: u64,
-    /// It may not be seen before; 0: it may.
-    due: u64,
-    landed: bool,
-    errno: i32,
-    /// Memory in which its bytes stay, and the samples that are whole once they are there.
-    to: Option<Mem>,
-    copied: bool,
-    whole: u32,
-}
-
-/// Latencies of a worker.
-#[derive(Default)]
-pub(crate) struct Latencies {
-    pub read: Latency,
-    pub sample: Latency,
-}
 
 pub(crate) struct Worker {
     index: usize,
     shared: Arc<Shared>,
-    // Field order is drop order: queues go before the files and lanes that they stand on, and what points to the slots
-    // before these.
-    client: Client<()>,
-    actives: Vec<Option<Active>>,
-    lanes: Option<Box<dyn Lanes>>,
+    // Copies end before the slots go.
+    copies: Copies,
     reads: Reads,
-    /// By tag: the file that a read is of.
-    files: OpenFiles,
-    reactor: Reactor,
-    /// To the destination, one for each GPU.
-    copiers: Vec<Box<dyn Copier>>,
-    _pin: Option<Pinned>,
-    /// The slots, as emulated drives have them mapped.
-    _lent: Vec<Loan>,
-    slots: Slots,
-    delays: Delays,
-    flights: Vec<Flight>,
-    /// Way of bytes that bypass the slots.
+    streams: Vec<Option<ActiveStream>>,
+    errors: ReadErrors,
+    accounts: Accounts,
+    /// Way of bytes that end in the slots, or are copied from there.
     via: Via,
-    /// Why reads failed, in words, by tag.
-    notes: Vec<(u32, Box<str>)>,
-    in_flight: u32,
-    latencies: Latencies,
-    accounted: u64,
-    copies: Vec<(u32, Option<Fault>)>,
 }
 
 impl Worker {
+    pub(crate) fn open(index: usize, shared: Arc<Shared>) -> Result<Worker, Error> {
+        threads::settle_in(shared.cpus.get(index % shared.cpus.len().max(1)).copied(), None)?;
+        let mut reads = Reads::open(&shared, index)?;
+        let copies = Copies::open(&shared)?;
+        shared.board.set_waker(index, reads.waker()?);
+        shared.board.equipment.get_or_init(|| reads.equipment());
+        let feeds_gpu = shared.board.destination.as_ref().is_some_and(|to| to.feeds_gpu());
+        Ok(Worker {
+            index,
+            copies,
+            streams: (0..STREAMS_MAX.min(reads.slot_count() as usize)).map(|_| None).collect(),
+            reads,
+            errors: ReadErrors::of(shared.clone()),
+            accounts: Accounts::of(shared.clone(), index),
+            via: if shared.how.direct && !feeds_gpu { Via::Direct } else { Via::Staged },
+            shared,
+        })
+    }
+
     /// Works until the run ends.
     pub(crate) fn run(mut self) -> Latencies {
         while !self.board().stop.load(Ordering::Relaxed) {
@@ -143,12 +76,13 @@ impl Worker {
                 self.board().change(|s| s.advance(now));
             }
             let began = self.start();
-            let landed = self.collect();
+            let shared = &self.shared;
+            let landed = self.reads.collect(|| shared.since(clock::now()));
             let parsed = self.digest();
             if !(began || landed || parsed) {
                 self.wait();
             }
-            if let Some(why) = self.reactor.refused() {
+            if let Some(why) = self.reads.refused() {
                 self.board().fail(reactor::refused(&why));
             }
         }
@@ -163,15 +97,10 @@ impl Worker {
         self.shared.since(clock::now())
     }
 
-    fn counters(&self) -> &Counters {
-        &self.shared.board.counters[self.index]
-    }
-
     /// Takes streams and asks for bytes, as long as there are slots.
     fn start(&mut self) -> bool {
-        let mut any = self.client.is_owed();
-        self.client.push_again(&mut self.reactor);
-        while self.client.has_free() && !self.board().stop.load(Ordering::Relaxed) {
+        let mut any = self.reads.push_again();
+        while self.reads.has_free() && !self.board().stop.load(Ordering::Relaxed) {
             if self.has_room() && self.board().has_work() && self.take() {
                 any = true;
             }
@@ -180,70 +109,44 @@ impl Worker {
             any = true;
         }
         let began = self.now();
-        self.client.submit(&mut self.reactor);
-        if any && self.reads == Reads::Inline {
-            // Where slots are filled, it is done here.
-            add(&self.counters().read_ns, self.now().saturating_sub(began));
-        } else if any {
-            self.reactor.submit();
+        if self.reads.submit(any) {
+            add(&self.accounts.counters().read_ns, self.now().saturating_sub(began));
         }
         any
     }
 
     fn has_room(&self) -> bool {
-        self.actives.iter().any(Option::is_none)
+        self.streams.iter().any(Option::is_none)
     }
 
     fn take(&mut self) -> bool {
         let Some(grant) = self.board().change(|s| s.take()) else { return false };
-        let place = self.actives.iter().position(Option::is_none).expect("there is room");
+        let place = self.streams.iter().position(Option::is_none).expect("there is room");
         if let Some(active) = self.begin(grant) {
-            self.actives[place] = Some(active);
+            self.streams[place] = Some(active);
         }
         true
     }
 
     /// The stream, with its file open. None: nothing can be had of it, and that was dealt with.
-    fn begin(&mut self, grant: Grant<Reading>) -> Option<Active> {
+    fn begin(&mut self, mut grant: Grant<Reading>) -> Option<ActiveStream> {
         let now = self.now();
-        let Grant { epoch, rank, lane, stream, done, upto, work, is_new } = grant;
-        let mut reading = work.unwrap_or_else(|| self.shared.reading());
-        let number = stream.position + u64::from(done) * u64::from(stream.stride);
-        if is_new {
-            self.open_stream(stream, rank, &mut reading);
+        let mut reading = grant.work.take().unwrap_or_else(|| self.shared.reading());
+        if grant.is_new {
+            self.open_stream(grant.stream, grant.rank, &mut reading);
         }
-        let mut active = Active {
-            epoch,
-            rank,
-            lane,
-            file: stream.file,
-            upto,
-            straight: None,
-            pushed: reading.at,
-            goal: reading.goal(upto),
-            reading,
-            slots: VecDeque::new(),
-            copying: VecDeque::new(),
-            stream,
-            reported: done,
-            since: now,
-            seen: done,
-            batch: number / u64::from(self.shared.plan.batch),
-        };
-        if active.reading.is_dead {
-            self.skip(&mut active);
-            self.give_back(active);
-            return None;
-        }
-        if !self.go_straight(&mut active) {
+        let mut active = ActiveStream::new(&grant, reading, &self.shared, now);
+        if !active.reading.is_dead && !self.go_straight(&mut active) {
             active.reading.give_up();
+        }
+        if active.reading.is_dead {
             self.skip(&mut active);
             self.give_back(active);
             return None;
         }
         if active.pushed >= active.goal {
             // What an earlier read went beyond.
-            let samples = active.reading.samples().min(active.upto);
+            let samples = active.whole();
             self.report(&mut active, samples, now);
             self.give_back(active);
             return None;
@@ -253,133 +156,327 @@ impl Worker {
 
     /// Opens its file. What can't be read is given up.
     fn open_stream(&self, stream: Stream, rank: u32, reading: &mut Reading) {
-        match self.open_file(stream.file, rank) {
-            Ok(None) => reading.give_up(),
-            Ok(Some(Opened { bytes: 0, .. })) => {
+        match self.reads.open_file(stream.file, rank) {
+            Ok(Opened { bytes: 0, .. }) => {
                 reading.give_up();
-                self.damaged(stream.file, &Damage::new(0, 0, "the file is empty"));
+                self.errors.damaged(stream.file, &Damage::new(0, 0, "the file is empty"));
             }
-            Ok(Some(opened)) => {
+            Ok(opened) => {
                 if let Err(damage) = reading.begin(stream, opened) {
                     reading.give_up();
-                    self.damaged(stream.file, &damage);
+                    self.errors.damaged(stream.file, &damage);
                 }
             }
-            Err(e) => {
+            Err(Unopened::Refused(error)) => {
+                self.errors.refused(stream.file, error);
                 reading.give_up();
-                self.unreadable(stream.file, &e);
+            }
+            Err(Unopened::Io(e)) => {
+                reading.give_up();
+                self.errors.unreadable(stream.file, &e);
             }
         }
+    }
+
+    /// Gives the stream a queue of its own, where its file goes straight. False where it can't have one.
+    fn go_straight(&mut self, active: &mut ActiveStream) -> bool {
+        let turn = self.shared.board.destination.as_ref().map_or(0, |to| to.turn_of(active.rank));
+        match self.reads.add_straight(active.reading.held.as_deref(), turn) {
+            Ok(queue) => active.straight = queue,
+            Err(error) => {
+                self.errors.refused(active.file, error);
+                return false;
+            }
+        }
+        true
     }
 
     /// Returns the stream that asks for bytes next: the one whose batch is needed first, then the one with the fewest
     /// reads under way.
     fn next_to_push(&self) -> Option<usize> {
-        let wants = |a: &Active| a.pushed < a.goal && !a.reading.is_dead;
-        let all = self.actives.iter().enumerate().filter_map(|(i, a)| a.as_ref().map(|a| (i, a)));
-        all.filter(|(_, a)| wants(a)).min_by_key(|(_, a)| (a.batch, a.slots.len())).map(|(i, _)| i)
+        let all = self.streams.iter().enumerate().filter_map(|(i, a)| a.as_ref().map(|a| (i, a)));
+        all.filter(|(_, a)| a.wants_bytes()).min_by_key(|(_, a)| (a.batch, a.slots.len())).map(|(i, _)| i)
     }
 
     fn push(&mut self, index: usize) {
-        let Some(to) = self.place_for(index) else { return };
-        let (io_bytes, began) = (self.shared.how.io_bytes, self.now());
-        let active = self.actives[index].as_mut().expect("it was chosen");
-        let (begins, left) = active.reading.place(active.pushed);
-        let most = match &self.shared.straight {
-            Some(straight) if to.is_some() => straight.io_bytes_max(begins).min(io_bytes),
-            _ => io_bytes - begins % BLOCK,
-        };
-        let bytes = (active.goal - active.pushed).min(left).min(most) as u32;
-        active.pushed += u64::from(bytes);
-        // What goes straight begins anywhere.
-        let align = if to.is_some() { 1 } else { u64::from(self.shared.how.align) };
-        let head = (begins % align) as u32;
-        let (offset, want) = (begins - u64::from(head), head + bytes);
-        let at = active.reading.base + offset;
-        let due = if self.delays.any() { self.delays.of(&self.shared, began, at, want) } else { 0 };
-        let len = self.length_of(index, want);
-        let active = self.actives[index].as_ref().expect("it was chosen");
-        let (queue, offset_there) = match (active.straight, self.reads) {
-            (Some(queue), _) => (queue, offset),
-            (None, Reads::Whole { .. }) => (READS, at),
-            (None, _) => (READS, offset),
-        };
-        let order = Order { queue, op: Op::Read, offset: offset_there, len, want, owner: () };
-        let tag = self.client.begin(order, clock::now()).expect("a slot is free");
-        self.actives[index].as_mut().expect("it was chosen").slots.push_back(tag);
-        let mem = match to {
-            Some(to) => to,
-            None => self.slots.lend(tag),
-        };
-        self.client.set_mem(tag, mem);
-        self.flights[tag as usize] = Flight { offset, head, want, began, due, to, ..Flight::default() };
-        self.in_flight += 1;
-        self.notes.retain(|(of, _)| *of != tag);
-        let file = self.actives[index].as_ref().and_then(|active| active.reading.file.clone());
-        self.files.borrow_mut()[tag as usize] = file;
-        self.client.push(tag, &mut self.reactor);
-    }
-
-    /// Bytes to ask for, so that those that are wanted come.
-    fn length_of(&self, index: usize, want: u32) -> u32 {
-        let active = self.actives[index].as_ref().expect("it was chosen");
-        match (active.straight, self.reads) {
-            (Some(_), _) => want,
-            (None, Reads::Whole { align }) => want.next_multiple_of(align),
-            (None, _) => self.shared.how.ask(want),
-        }
-    }
-
-    /// Takes what arrived, and lets through what is due.
-    fn collect(&mut self) -> bool {
-        self.client.collect(&mut self.reactor);
-        let mut any = self.client.has_done();
-        let mut done = self.client.take_done();
-        for done in done.drain(..) {
-            if let Some(over) = self.client.settle(done) {
-                self.arrive(over);
+        let now = self.now();
+        let active = self.streams[index].as_mut().expect("it was chosen");
+        let destination = self.shared.board.destination.as_ref().filter(|_| active.straight.is_some());
+        let to = match destination.map(|to| to.take(to.turn_of(active.rank))).transpose() {
+            Ok(to) => to,
+            Err(error) => {
+                // There is no room, which ends the run.
+                active.goal = active.pushed;
+                return self.shared.board.fail(error);
             }
-        }
-        self.client.spare(done);
-        if self.delays.any() {
-            let now = self.now();
-            while let Some(tag) = self.delays.next(now) {
-                self.flights[tag as usize].landed = true;
-                any = true;
-            }
-        }
-        any
+        };
+        self.reads.push(active, to, now);
     }
 
     /// Sleeps until something lands, is due or is to be read.
     fn wait(&mut self) {
-        let could_begin = self.client.has_free() && self.has_room();
+        let could_begin = self.reads.has_free() && self.has_room();
         let Some(keeps) = self.board().rest(self.index, could_begin) else { return };
         let now = clock::now();
-        let mut until = now + LOOK;
         let instant = |ns: u64| self.shared.begin + Duration::from_nanos(ns);
-        if let Some(due) = self.board().due().filter(|_| keeps) {
-            until = until.min(instant(due));
-        }
-        if let Some(due) = self.delays.due() {
-            until = until.min(instant(due));
-        }
-        for due in self.copiers.iter().filter_map(|copier| copier.next_due()) {
-            until = until.min(due);
-        }
-        until = self.client.next_due().map_or(until, |due| until.min(due));
+        let (due, delayed) = self.reads.next_due();
+        let board = self.board().due().filter(|_| keeps);
+        let all = board.into_iter().chain(delayed).map(instant).chain(due).chain(self.copies.next_due());
+        let until = all.fold(now + LOOK, |until, due| until.min(due));
         if until > now && !self.board().stop.load(Ordering::Relaxed) {
-            self.reactor.wait(1, until, Duration::ZERO);
+            self.reads.wait(until);
         } else {
-            self.reactor.flush();
+            self.reads.flush();
         }
         self.board().rise(self.index);
         let slept = clock::now().duration_since(now).as_nanos() as u64;
-        let counters = self.counters();
-        add(if self.in_flight > 0 { &counters.waited_ns } else { &counters.idle_ns }, slept);
+        self.accounts.slept(slept, self.reads.are_under_way());
         let now = self.now();
-        if now - self.accounted >= ACCOUNT_NS {
-            self.account(now);
+        self.accounts.account_if_due(now);
+    }
+
+    /// Parses what has landed, stream by stream, in the order of its bytes.
+    fn digest(&mut self) -> bool {
+        let mut any = false;
+        for index in 0..self.streams.len() {
+            let Some(mut active) = self.streams[index].take() else { continue };
+            while let Some(tag) = active.slots.front().copied().filter(|tag| self.reads.flight(*tag).landed) {
+                active.slots.pop_front();
+                self.digest_one(&mut active, tag);
+                any = true;
+                active.aim_again();
+            }
+            self.copies.submit();
+            any |= self.settle_copies(&mut active);
+            if !active.is_over() {
+                self.streams[index] = Some(active);
+                continue;
+            }
+            if active.reading.is_dead {
+                self.skip(&mut active);
+                any = true;
+            }
+            self.give_back(active);
+        }
+        any
+    }
+
+    fn digest_one(&mut self, active: &mut ActiveStream, tag: u32) {
+        let flight = self.reads.land(tag);
+        let begin = self.now();
+        self.accounts.latencies.read.record(begin.saturating_sub(flight.began));
+        let found = self.parse(active, tag, &flight);
+        let end = self.now();
+        self.count(&flight, end - begin);
+        let found = found.and_then(|()| is_long_enough(&active.reading));
+        for (damage, samples) in active.reading.take_lost() {
+            self.errors.lost(active.file, &damage, samples);
+        }
+        let samples = active.whole();
+        if let Err(damage) = found {
+            self.let_go(active, tag);
+            self.report(active, samples, end);
+            active.reading.give_up();
+            self.errors.damaged(active.file, &damage);
+            return;
+        }
+        if samples > active.seen {
+            let count = u64::from(samples - active.seen);
+            self.accounts.latencies.sample.record_n((end - active.since) / count, count);
+            (active.seen, active.since) = (samples, end);
+        }
+        self.pass_on(active, tag, samples, end);
+        self.accounts.account_if_due(end);
+    }
+
+    /// Takes the bytes of a read as the next ones of their file. An error says what is wrong with them.
+    fn parse(&mut self, active: &mut ActiveStream, tag: u32, flight: &Flight) -> Result<(), Damage> {
+        let reading = &mut active.reading;
+        match flight.errno {
+            _ if reading.is_dead => Ok(()),
+            0 if active.straight.is_some() => {
+                reading.pass((flight.want - flight.head).into());
+                Ok(())
+            }
+            0 => reading.take(self.reads.bytes(tag)),
+            libc::ENODATA => {
+                let ends = flight.offset + u64::from(flight.got);
+                let what = format!("the file ends there; it had {} bytes when it was opened", reading.bytes);
+                Err(Damage::new(reading.records(), ends, what))
+            }
+            errno => {
+                let what = match self.reads.note_of(tag) {
+                    Some(note) => note.into(),
+                    None => format!("reading failed: {}", std::io::Error::from_raw_os_error(errno)),
+                };
+                Err(Damage::new(reading.records(), flight.offset, what))
+            }
         }
     }
+
+    /// Books what a read brought, and how long it took to parse.
+    fn count(&self, flight: &Flight, parse_ns: u64) {
+        let counters = self.accounts.counters();
+        add(&counters.parse_ns, parse_ns);
+        add(&counters.ios, 1);
+        if !self.copies.are_made() {
+            // Others are counted where they end.
+            let whole = flight.errno == 0;
+            let got = if whole { flight.want } else { flight.got };
+            counters.ways.add(self.via, got.saturating_sub(flight.head).into());
+        }
+    }
+
+    /// Copies parsed data to its destination, or drops it.
+    fn pass_on(&mut self, active: &mut ActiveStream, tag: u32, samples: u32, now: u64) {
+        if active.reading.is_dead || !self.copies.are_made() {
+            self.let_go(active, tag);
+            self.report(active, samples, now);
+        } else if active.straight.is_some() {
+            self.reads.flight(tag).whole = samples;
+            self.keep(active, tag);
+            self.report(active, samples, now);
+        } else {
+            self.copy_on(active, tag, samples);
+        }
+    }
+
+    /// Sends what was parsed to the destination.
+    fn copy_on(&mut self, active: &mut ActiveStream, tag: u32, samples: u32) {
+        let Some(destination) = self.shared.board.destination.as_ref() else { return };
+        let turn = destination.turn_of(active.rank);
+        let to = match destination.take(turn) {
+            Ok(to) => to,
+            Err(error) => {
+                self.reads.release(tag);
+                active.reading.give_up();
+                self.board().fail(error);
+                return;
+            }
+        };
+        let flight = self.reads.flight(tag);
+        (flight.to, flight.whole) = (Some(to), samples);
+        let bytes = (flight.want - flight.head) as usize;
+        active.copying.push_back(tag);
+        self.copies.start(turn, tag, self.reads.lend(tag), to, bytes);
+    }
+
+    /// Completes samples whose bytes arrived at the destination, where they stay until their step.
+    fn settle_copies(&mut self, active: &mut ActiveStream) -> bool {
+        if !self.copies.are_made() {
+            return false;
+        }
+        let mut ended = self.copies.reap();
+        for (tag, fault) in ended.drain(..) {
+            self.end_copy(tag, fault);
+        }
+        self.copies.spare(ended);
+        let mut any = false;
+        while let Some(tag) = active.copying.front().copied().filter(|tag| self.reads.flight(*tag).copied) {
+            active.copying.pop_front();
+            let whole = self.reads.flight(tag).whole;
+            self.keep(active, tag);
+            let now = self.now();
+            self.report(active, whole, now);
+            any = true;
+        }
+        any
+    }
+
+    /// A copy to the destination has ended, and its bytes count.
+    fn end_copy(&mut self, tag: u32, fault: Option<Fault>) {
+        let bytes = self.reads.is_copied(tag);
+        match fault {
+            None => self.accounts.counters().ways.add(self.via, bytes.into()),
+            Some(fault) => {
+                let asked = format!("copy to {}", self.shared.spec.destination);
+                self.board().fail(Error::run(asked, fault.to_string(), "nvidia-smi; dmesg | tail"));
+            }
+        }
+    }
+
+    /// Keeps what lies at the destination until its step.
+    fn keep(&mut self, active: &ActiveStream, tag: u32) {
+        self.reads.release(tag);
+        let Flight { to, whole, .. } = *self.reads.flight(tag);
+        if let (Some(destination), Some(piece)) = (&self.shared.board.destination, to) {
+            destination.keep(active.batch_after(whole), destination.turn_of(active.rank), piece);
+        }
+    }
+
+    /// Releases what was read, and is not wanted.
+    fn let_go(&mut self, active: &ActiveStream, tag: u32) {
+        self.reads.release(tag);
+        let piece = self.reads.flight(tag).to.take();
+        if let (Some(destination), Some(piece)) = (&self.shared.board.destination, piece) {
+            destination.give_back(destination.turn_of(active.rank), piece);
+        }
+    }
+
+    /// Tells the scheduler of samples that are whole.
+    fn report(&mut self, active: &mut ActiveStream, samples: u32, now: u64) {
+        if samples <= active.reported {
+            return;
+        }
+        let sound = active.reading.sound(samples - active.reported);
+        add(&self.accounts.counters().samples, sound.into());
+        active.reported = samples;
+        self.tell(active, samples, now);
+    }
+
+    /// Counts what is wanted of an unreadable stream as left out.
+    fn skip(&mut self, active: &mut ActiveStream) {
+        let left = active.upto.saturating_sub(active.reported);
+        active.reported = active.upto;
+        let now = self.now();
+        self.board().lock().skipped.count += u64::from(left);
+        self.tell(active, active.upto, now);
+    }
+
+    fn give_back(&mut self, mut active: ActiveStream) {
+        if let Some(queue) = active.straight.take() {
+            self.reads.remove_straight(queue);
+        }
+        add(&self.accounts.counters().payload_bytes, active.reading.take_payload());
+        // The epoch may have ended with its last sample, and the next one begun.
+        self.board().change(|s| match s.begun() == active.epoch {
+            true => s.give_back(active.rank, active.lane, active.reading),
+            false => s.drop_off(active.reading),
+        });
+    }
+
+    fn tell(&self, active: &ActiveStream, samples: u32, now: u64) {
+        self.board().change(|s| {
+            if s.begun() == active.epoch {
+                s.report(active.rank, active.lane, samples, now);
+            }
+        });
+    }
+
+    /// Waits for what the kernel still writes to; memory that it won't let go of is left to it.
+    fn close(mut self) -> Latencies {
+        for (tag, fault) in self.copies.finish() {
+            self.end_copy(tag, fault);
+        }
+        let is_back = self.reads.drain();
+        let now = self.now();
+        self.accounts.account(now);
+        let latencies = std::mem::take(&mut self.accounts.latencies);
+        if is_back {
+            self.reads.close();
+        } else {
+            std::mem::forget(self);
+        }
+        latencies
+    }
+}
+
+/// A file that holds fewer samples than were expected of it is damaged.
+fn is_long_enough(reading: &Reading) -> Result<(), Damage> {
+    if !reading.is_short() {
+        return Ok(());
+    }
+    let records = reading.records();
+    let what = format!("the file holds {records} samples, fewer than the workload says");
+    Err(Damage::new(records, reading.at, what))
 }

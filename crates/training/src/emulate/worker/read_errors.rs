@@ -1,20 +1,21 @@
 //! Errors in the data, by file: the error ends the run, or the file is excluded.
 
-use super::{Active, Worker};
+use super::super::Shared;
 use crate::format::{Damage, Fault};
 use forebay_model::training::OnError;
 use forebay_model::Error;
+use std::sync::Arc;
 
-impl Worker {
-    /// Counts what is wanted of an unreadable stream as left out.
-    pub(super) fn skip(&mut self, active: &mut Active) {
-        let left = active.upto.saturating_sub(active.reported);
-        active.reported = active.upto;
-        let now = self.now();
-        self.board().lock().skipped.count += u64::from(left);
-        self.tell(active, active.upto, now);
+pub(super) struct ReadErrors {
+    shared: Arc<Shared>,
+}
+
+impl ReadErrors {
+    pub(super) fn of(shared: Arc<Shared>) -> ReadErrors {
+        ReadErrors { shared }
     }
 
+    /// A file that can't be opened.
     pub(super) fn unreadable(&self, file: u32, e: &std::io::Error) {
         let name = self.shared.data.name(file);
         let (found, next) = match e.raw_os_error() {
@@ -42,6 +43,7 @@ impl Worker {
         }
     }
 
+    /// A file that isn't what it should be.
     pub(super) fn damaged(&self, file: u32, damage: &Damage) {
         self.forget(file);
         let name = self.shared.data.name(file);
@@ -69,13 +71,13 @@ impl Worker {
     /// A record that was damaged between others that weren't.
     pub(super) fn lost(&self, file: u32, damage: &Damage, samples: u32) {
         let example = format!("{}: {damage}", self.shared.data.name(file));
-        self.board().lock().skipped.add(samples.into(), example);
+        self.shared.board.lock().skipped.add(samples.into(), example);
     }
 
     fn wrong(&self, example: String, error: Error) {
         match self.shared.spec.on_error {
-            OnError::Fail => self.board().fail(error),
-            OnError::Skip => self.board().lock().skipped.add(0, example),
+            OnError::Fail => self.shared.board.fail(error),
+            OnError::Skip => self.shared.board.lock().skipped.add(0, example),
         }
     }
 }
