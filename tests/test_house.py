@@ -128,7 +128,6 @@ CUT_OBJECTS: dict[str, int] = {
     "nvme::transport::pcie::queue::CompletionQueue": 4,
     "nvme::transport::tcp::host::HostEnd": 3,
     "nvme::transport::tcp::target::TargetEnd": 3,
-    "reader::worker::Worker": 4,
     "storage::path::mapped::MappedQueue": 4,
     "storage::source::nvme_tcp::queue::NvmeTcpQueue": 3,
 }
@@ -278,7 +277,7 @@ LAYERS = {
         checksum files""".split(),
     "serve": "namespace target ublk gateway".split(),
     "training": "format generate emulate opened checkpoint kvcache".split(),
-    "reader": "choice layout numbers gpu_numbers load windows map file request rows thread_pool worker many loader".split(),
+    "reader": "devices choice layout numbers gpu_numbers load windows map file request rows thread_pool worker many loader".split(),
 }
 
 

@@ -4,8 +4,8 @@ use super::choice::{Carrier, Choice, Load, Noted};
 use super::map::Map;
 use super::request::{Place, Range, Request};
 use super::rows::{Fetch, Layout, COPIED_ROW_BYTES_MAX, ROW_BYTES_MAX};
-use super::thread_pool;
 use super::windows::{cap_bytes, Windows};
+use super::{devices, thread_pool};
 use super::{
     AHEAD_SOONER, BESIDE_A_MODEL_WINDOW_BYTES, BESIDE_COPIES_WINDOW_BYTES, MIXED_WORKERS_MIN,
     REGISTERED_FOR_BYTES_MIN, WINDOWED_AT_ONCE_BYTES_MIN, WINDOWED_BYTES_MIN,
@@ -267,7 +267,7 @@ impl Reader {
                 (false, true) => BESIDE_COPIES_WINDOW_BYTES,
                 (false, false) => u64::MAX,
             };
-            thread_pool::device(gpu)
+            devices::device(gpu)
                 .and_then(|device| Windows::open(&self.cached, mapping, device, most))
                 .map(Arc::new)
         });
@@ -411,7 +411,7 @@ impl Reader {
         if let Some((_, rows)) = all.iter().find(|(of, _)| *of == gpu) {
             return Ok(rows.clone());
         }
-        let device = thread_pool::device(gpu)?;
+        let device = devices::device(gpu)?;
         if !device.reads_registered() {
             return Err(Error::machine(
                 format!("rows of {} fetched by GPU {gpu}", self.path.display()),

@@ -3,8 +3,8 @@
 
 #![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
 
+use super::devices;
 use super::rows::{many_repeat, SAMPLE};
-use super::thread_pool;
 use forebay_io::clock;
 use forebay_io::gpu::cuda::{Cuda, Device, DeviceMemory, Event, Stream};
 use forebay_io::gpu::kernels::{Numbers, Ordered};
@@ -59,7 +59,7 @@ impl GpuNumbers {
     /// # Errors
     /// The GPU failed.
     pub fn take(given: &Given, limit: u64) -> Result<Option<GpuNumbers>, Error> {
-        let device = thread_pool::device(given.gpu)?;
+        let device = devices::device(given.gpu)?;
         let Ok(kernel) = Numbers::open(&device) else { return Ok(None) };
         let failed = |why: forebay_io::gpu::cuda::CudaError| {
             let asked = format!("{} numbers of rows on GPU {}", given.count, given.gpu);

@@ -10,6 +10,7 @@
 #![warn(unreachable_pub)]
 
 mod choice;
+mod devices;
 mod file;
 mod gpu_numbers;
 mod layout;
@@ -25,6 +26,7 @@ mod windows;
 mod worker;
 
 pub use choice::preference;
+pub use devices::{device, device_of};
 pub use file::{Opening, Reader, Way};
 pub use gpu_numbers::{Given, GpuNumbers};
 pub use loader::{Batch, Column, Lease, Loader, Memory, Next, Part, Spec, Told};
@@ -32,7 +34,7 @@ pub use many::{read_files, sizes_of};
 pub use numbers::Copied;
 pub use request::{Place, Range, Report, Request};
 pub use rows::Layout;
-pub use thread_pool::{begin, device, device_of, release, submit, threads};
+pub use thread_pool::{begin, release, submit, threads};
 
 /// Size of slots that the thread pool reads into and copies from: large enough for the link, small enough that all of
 /// them stay in the last-level cache.

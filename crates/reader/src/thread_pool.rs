@@ -5,10 +5,10 @@ use super::gpu_numbers;
 use super::numbers;
 use super::request::Request;
 use super::windows::Windows;
-use super::worker::{copied_here, Worker};
+use super::worker::{self, copied_here, Worker};
 use super::{RELAYS_MAX, SLOT_BYTES};
 use forebay_io::clock;
-use forebay_io::gpu::cuda::{self, Device};
+use forebay_io::gpu::cuda::Device;
 use forebay_io::gpu::relay::{self, Memory, Relay};
 use forebay_io::process::{settle_in, PerProcess};
 use forebay_model::Error;
@@ -244,7 +244,9 @@ impl ThreadPool {
             worker.reap(false);
             match self.take(number >= WORKERS_MAX, !worker.has_flights()) {
                 Next::Part(request, index) => worker.serve(&request, index),
-                Next::Mix(request, index) => worker.mix(&request, index, &|| self.take_last(&request)),
+                Next::Mix(request, index) => {
+                    worker::mix(&mut worker, &request, index, &|| self.take_last(&request))
+                }
                 Next::Nothing => worker.reap(true),
                 Next::End => return,
             }
@@ -298,35 +300,6 @@ enum Next {
     Mix(Arc<Request>, usize),
     Nothing,
     End,
-}
-
-/// A GPU, opened once for the process.
-pub fn device(gpu: u32) -> Result<Arc<Device>, Error> {
-    static DEVICES: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
-    let mut devices = DEVICES.lock().expect("no holder panics");
-    if let Some(device) = devices.iter().find(|d| d.index() == gpu) {
-        return Ok(device.clone());
-    }
-    let device = Device::open(gpu).map_err(|e| {
-        let next = e.next.replace("‹path› host", "path=\"host\"");
-        Error { asked: format!("GPU {gpu}"), next, ..e }
-    })?;
-    devices.push(device.clone());
-    Ok(device)
-}
-
-/// The GPU that an address belongs to; None where CUDA doesn't know it.
-pub fn device_of(address: u64) -> Result<Option<u32>, Error> {
-    let (count, why) = cuda::devices();
-    if count == 0 {
-        let why = why.unwrap_or_else(|| "there is none".into());
-        return Err(Error::machine("memory of a GPU", why, "forebay doctor; host memory needs no GPU"));
-    }
-    let device = device(0)?;
-    device.enter().map_err(|why| {
-        Error::run("memory of a GPU", why.to_string(), "a new process, started with the spawn method")
-    })?;
-    Ok(device.owner_of(address))
 }
 
 #[cfg(test)]

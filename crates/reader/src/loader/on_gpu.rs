@@ -1,7 +1,7 @@
 //! The order of a loader, computed by the GPU that its batches go to.
 
+use crate::devices;
 use crate::gpu_numbers::GpuNumbers;
-use crate::thread_pool;
 use forebay_io::gpu::cuda::{Cuda, CudaError, DeviceMemory, Event, Stream};
 use forebay_io::gpu::kernels::Ordered;
 use forebay_model::feed::Order;
@@ -24,7 +24,7 @@ pub(super) struct OnGpu {
 impl OnGpu {
     /// None where there is no compiler for the kernel, or no memory: processors compute the order then.
     pub(super) fn open(gpu: u32) -> Option<OnGpu> {
-        let device = thread_pool::device(gpu).ok()?;
+        let device = devices::device(gpu).ok()?;
         let kernel = Ordered::open(&device).ok()?;
         let (stream, words) = (device.stream().ok()?, device.allocate(WORDS * WORD_BYTES).ok()?);
         Some(OnGpu { kernel, stream, words, next: 0, handed: Vec::new() })

@@ -1,7 +1,7 @@
 //! Slots of memory for batches: lent for as long as anything refers to a batch, and filled again once what used it on a GPU is
 //! done.
 
-use crate::{thread_pool, Place};
+use crate::{devices, Place};
 use forebay_io::arena::{Arena, Mem};
 use forebay_io::gpu::cuda::{Cuda, Device, DeviceMemory, Event, Pinned};
 use forebay_model::job::Pages;
@@ -89,7 +89,7 @@ impl Shelf {
     pub(super) fn new(memory: Memory, slot_bytes: usize, limit_bytes: usize) -> Result<Arc<Shelf>, Error> {
         let device = match memory {
             Memory::Host => None,
-            Memory::Pinned(gpu) | Memory::Gpu(gpu) => Some(thread_pool::device(gpu)?),
+            Memory::Pinned(gpu) | Memory::Gpu(gpu) => Some(devices::device(gpu)?),
         };
         Ok(Arc::new(Shelf { memory, device, slot_bytes, limit_bytes, state: Mutex::default() }))
     }

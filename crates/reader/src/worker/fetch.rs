@@ -2,16 +2,17 @@
 
 #![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
 
-use super::{copy_failed, in_turn, wakes_this_thread, Flight, From, Worker};
+use super::copies::{copy_failed, From, Launch};
+use super::{in_turn, wakes_this_thread, Worker};
 use crate::gpu_numbers::GpuNumbers;
 use crate::layout::{add, short, Run};
 use crate::load;
 use crate::request::{Place, Range, Request, Source};
 use crate::rows::{append, here, repeats_pay, told_apart, Fetch, Layout, Numbers, Table, NUMBERS_BYTES};
 use crate::windows::Windows;
-use crate::{PIECES_PER_PART, SLOTS};
+use crate::PIECES_PER_PART;
 use forebay_io::copy::{self, Stores};
-use forebay_io::gpu::cuda::{Cuda, Event, Stream};
+use forebay_io::gpu::cuda::Stream;
 use forebay_io::gpu::kernels::{Rows, ELSEWHERE};
 use forebay_model::Error;
 use std::sync::atomic::Ordering;
@@ -41,18 +42,21 @@ impl Part<'_> {
         at
     }
 
+    /// Row n from `from` + n × its step on, by numbers that lie in a slot.
+    fn launch<'b>(
+        &self,
+        kernel: &'b Rows,
+        (base, step): (*const u8, u64),
+        slot: usize,
+        numbers_at: usize,
+    ) -> Launch<'b> {
+        let (rows, row_bytes, to) = (self.numbers.len(), self.layout.row_bytes, self.to_device());
+        Launch { kernel, base, step, slot, numbers_at, rows, row_bytes, to }
+    }
+
     fn ranges(self) -> Vec<Range> {
         self.layout.ranges(self.numbers, self.to)
     }
-}
-
-/// Rows of a launch: row n at `base` + n × `step`, its numbers in a slot from byte `numbers_at` on.
-struct Launch<'a> {
-    kernel: &'a Rows,
-    base: *const u8,
-    step: u64,
-    slot: usize,
-    numbers_at: usize,
 }
 
 impl Worker {
@@ -93,8 +97,8 @@ impl Worker {
             }
             Place::Device { gpu, .. } => gpu,
         };
-        let (outlet, stream) = self.outlet_after(request, gpu)?;
-        let slot_bytes = self.free_slot_bytes(outlet)?;
+        let (outlet, stream) = self.copies.outlet_after(request, gpu)?;
+        let slot_bytes = self.copies.free_slot_bytes(outlet)?;
         match &table.fetch {
             // Hardly anything may be pinned, so hardly anything is registered.
             Fetch::Gpu(_) if slot_bytes < NUMBERS_BYTES => self.feed_rest(&part, &part.ranges(), outlet)?,
@@ -104,7 +108,7 @@ impl Worker {
             }
             Fetch::Processors(scatter) => self.send_rows(&part, scatter.as_ref(), outlet)?,
         }
-        self.ends_with_the_last(request);
+        self.copies.ends_with_the_last(request);
         Ok(Some(stream))
     }
 
@@ -112,8 +116,6 @@ impl Worker {
         rest.chunks(PIECES_PER_PART)
             .try_for_each(|some| self.feed_slots(part.request, part.source, some, outlet))
     }
-
-    // Fetched by the GPU --------------------------------------------------------------------------------
 
     /// Each row once, where many come twice, and through slots those that lie in no window that the GPU may read.
     fn fetch_rows(&mut self, part: &Part, kernel: &Rows, outlet: usize) -> Result<(), Error> {
@@ -129,20 +131,20 @@ impl Worker {
             return Ok(());
         }
         // On the stream that carried the first of each.
-        let (slot, _) = self.free_slot(Some(outlet))?;
-        self.numbers_in(slot, 0, again.len()).copy_from_slice(&again);
+        let (slot, _) = self.copies.free_slot(Some(outlet))?;
+        self.copies.numbers_in(slot, 0, again.len()).copy_from_slice(&again);
         let (base, step) = (part.to_device() as *const u8, part.layout.row_bytes as u64);
-        let launch = Launch { kernel, base, step, slot, numbers_at: 0 };
-        match self.launch(&launch, &Part { numbers: &again, dense: false, ..*part }, outlet) {
+        let part = &Part { numbers: &again, dense: false, ..*part };
+        match self.copies.launch(&part.launch(kernel, (base, step), slot, 0), outlet) {
             Ok(event) => {
                 let bytes = here(&again) * part.layout.row_bytes;
                 add(&part.request.counts.repeated, bytes);
-                self.fly(outlet, From::Slot(slot), bytes, event);
+                self.copies.fly(outlet, From::Slot(slot), bytes, event);
                 Ok(())
             }
             Err(why) => {
-                self.give_slot_up(outlet, slot);
-                Err(copy_failed(self.outlets[outlet].device.index(), &why))
+                self.copies.give_slot_up(outlet, slot);
+                Err(self.copies.failed(outlet, &why))
             }
         }
     }
@@ -152,32 +154,32 @@ impl Worker {
         let Source::One { reader, .. } = part.source else { unreachable!("tables are of one file") };
         let windows = reader.windows().expect("made before the request was").clone();
         let wakeup = self.wakeup.get_or_insert_with(wakes_this_thread).clone();
-        let (slot, _) = self.free_slot(Some(outlet))?;
-        let laid = self.numbers_in(slot, 0, part.numbers.len());
+        let (slot, _) = self.copies.free_slot(Some(outlet))?;
+        let laid = self.copies.numbers_in(slot, 0, part.numbers.len());
         let meanwhile = || {
-            self.reap(false);
+            self.copies.reap(false);
             !part.request.is_dropped()
         };
         let (held, rest) = part.layout.lay(&windows, part.numbers, part.to, &wakeup, meanwhile, laid);
         let Some(held) = held else {
-            self.give_slot_back(slot, true);
+            self.copies.give_slot_back(slot, true);
             return Ok(rest);
         };
         let elsewhere: usize = rest.iter().map(|range| range.bytes).sum();
         let fetched = here(part.numbers) * part.layout.row_bytes - elsewhere;
         let base = windows.base().wrapping_add(part.layout.start as usize);
-        let launch = Launch { kernel, base, step: part.layout.step, slot, numbers_at: 0 };
-        match windows.queue(&wakeup, || self.launch(&launch, part, outlet)) {
+        let launch = part.launch(kernel, (base, part.layout.step), slot, 0);
+        match windows.queue(&wakeup, || self.copies.launch(&launch, outlet)) {
             Ok(event) => {
                 let from = From::Rows(windows, held, Some(slot), part.request.clone());
-                self.fly(outlet, from, as_long_as(fetched, part.layout), event);
+                self.copies.fly(outlet, from, as_long_as(fetched, part.layout), event);
                 add(&part.request.counts.mapped, fetched);
                 Ok(rest)
             }
             Err(why) => {
-                self.give_slot_up(outlet, slot);
+                self.copies.give_slot_up(outlet, slot);
                 windows.release_all(&held);
-                Err(copy_failed(self.outlets[outlet].device.index(), &why))
+                Err(self.copies.failed(outlet, &why))
             }
         }
     }
@@ -196,106 +198,70 @@ impl Worker {
         };
         let (span, Place::Device { gpu, at: to }) = table.part(index) else { unreachable!("rows for a GPU") };
         let windows: Arc<Windows> = reader.windows().expect("made before the request was").clone();
-        let (outlet, stream) = self.outlet_after(request, gpu)?;
+        let (outlet, stream) = self.copies.outlet_after(request, gpu)?;
         let wakeup = self.wakeup.get_or_insert_with(wakes_this_thread).clone();
         let Some(held) = windows.hold_whole() else { return Ok(None) };
         let Layout { start, step, row_bytes } = table.layout;
         let (base, rows) = (windows.base().wrapping_add(start as usize), span.len());
+        let at = numbers.address(span.start);
         let queued = windows.queue(&wakeup, || {
-            let outlet = &mut self.outlets[outlet];
-            let stream = outlet.stream.lock().expect("no holder panics");
-            let at = numbers.address(span.start);
-            // SAFETY: the windows are held until the event below has passed, and so stay the numbers, each of which is a row
-            // inside; the destination is its owner's promise.
-            unsafe { kernel.queue(&stream, base, step, at, to, rows as u64, row_bytes as u64)? };
-            let event = outlet.spare.pop().map_or_else(|| outlet.device.event(), Ok)?;
-            stream.record(&event).map(|()| event)
+            self.copies.queue(outlet, |stream| {
+                // SAFETY: the windows are held until the event has passed, and so stay the numbers, each of which is a row
+                // inside; the destination is its owner's promise.
+                unsafe { kernel.queue(stream, base, step, at, to, rows as u64, row_bytes as u64) }
+            })
         });
         match queued {
             Ok(event) => {
                 let from = From::Rows(windows, held, None, request.clone());
-                self.fly(outlet, from, as_long_as(rows * row_bytes, table.layout), event);
-                self.ends_with_the_last(request);
+                self.copies.fly(outlet, from, as_long_as(rows * row_bytes, table.layout), event);
+                self.copies.ends_with_the_last(request);
                 add(&request.counts.mapped, rows * row_bytes);
                 Ok(Some(stream))
             }
             Err(why) => {
-                let _ = stream.lock().expect("no holder panics").synchronize();
+                self.copies.wait_for(outlet);
                 windows.release_all(&held);
                 Err(copy_failed(gpu, &why))
             }
         }
     }
 
-    fn launch(&mut self, launch: &Launch, part: &Part, outlet: usize) -> Cuda<Event> {
-        let (rows, row_bytes) = (part.numbers.len(), part.layout.row_bytes as u64);
-        let from = self.slot_at(launch.slot).wrapping_add(launch.numbers_at);
-        let outlet = &mut self.outlets[outlet];
-        let numbers = match outlet.numbers.take() {
-            Some(there) => there,
-            None => outlet.device.allocate(SLOTS * NUMBERS_BYTES)?,
-        };
-        let at = outlet.numbers.insert(numbers).address() + (launch.slot * NUMBERS_BYTES) as u64;
-        let stream = outlet.stream.lock().expect("no holder panics");
-        // SAFETY: slot and numbers are this launch's until the event below has passed, and what it reads stays as long:
-        // windows that are held, the slot, or the destination, which is its owner's promise.
-        unsafe {
-            stream.copy_to_device(at, from, rows * size_of::<u64>())?;
-            let to = part.to_device();
-            launch.kernel.queue(&stream, launch.base, launch.step, at, to, rows as u64, row_bytes)?;
-        }
-        let event = outlet.spare.pop().map_or_else(|| outlet.device.event(), Ok)?;
-        stream.record(&event).map(|()| event)
-    }
-
-    fn fly(&mut self, outlet: usize, from: From, bytes: usize, event: Event) {
-        let gpu = self.outlets[outlet].device.index();
-        self.flights.push_back(Flight { gpu, from, bytes, event, ends: None });
-    }
-
-    /// Room for `count` numbers in a slot that was taken, from byte `at` on.
-    fn numbers_in<'a>(&self, slot: usize, at: usize, count: usize) -> &'a mut [u64] {
-        // SAFETY: nothing is copied from the slot, which is ours until it is given back and has room for them.
-        unsafe { std::slice::from_raw_parts_mut(self.slot_at(slot).add(at).cast::<u64>(), count) }
-    }
-
-    // Copied by processors ------------------------------------------------------------------------------
-
     /// Rows copied out of the mapping into a slot, and from there to their places by one copy; by one launch where others
     /// lie between them.
     fn send_rows(&mut self, part: &Part, scatter: Option<&Rows>, outlet: usize) -> Result<(), Error> {
-        let (slot, _) = self.free_slot(Some(outlet))?;
-        let (base, row_bytes) = (self.slot_at(slot), part.layout.row_bytes);
+        let (slot, _) = self.copies.free_slot(Some(outlet))?;
+        let (base, row_bytes) = (self.copies.slot_at(slot), part.layout.row_bytes);
         let (rest, runs) = match copy_rows(part, base) {
             Ok(copied) => copied,
             Err(error) => {
-                self.give_slot_back(slot, true);
+                self.copies.give_slot_back(slot, true);
                 return Err(error);
             }
         };
         let sent = match scatter {
             _ if runs.is_empty() => {
-                self.give_slot_back(slot, true);
+                self.copies.give_slot_back(slot, true);
                 Ok(())
             }
             Some(kernel) if runs.len() > COPIES_MAX => {
                 let numbers_at = (part.numbers.len() * row_bytes).next_multiple_of(size_of::<u64>());
-                let laid = self.numbers_in(slot, numbers_at, part.numbers.len());
+                let laid = self.copies.numbers_in(slot, numbers_at, part.numbers.len());
                 laid.fill(ELSEWHERE);
                 for run in &runs {
                     let first = run.from / row_bytes;
                     (first..first + run.bytes / row_bytes).for_each(|i| laid[i] = i as u64);
                 }
-                let launch = Launch { kernel, base, step: row_bytes as u64, slot, numbers_at };
+                let launch = part.launch(kernel, (base, row_bytes as u64), slot, numbers_at);
                 let bytes = runs.iter().map(|run| run.bytes).sum();
-                in_turn(part.source, || self.launch(&launch, part, outlet))
-                    .map(|event| self.fly(outlet, From::Slot(slot), bytes, event))
+                in_turn(part.source, || self.copies.launch(&launch, outlet))
+                    .map(|event| self.copies.fly(outlet, From::Slot(slot), bytes, event))
             }
-            _ => in_turn(part.source, || self.send(outlet, slot, base, &runs)),
+            _ => in_turn(part.source, || self.copies.send(outlet, slot, base, &runs)),
         };
         if let Err(why) = sent {
-            self.give_slot_up(outlet, slot);
-            return Err(copy_failed(self.outlets[outlet].device.index(), &why));
+            self.copies.give_slot_up(outlet, slot);
+            return Err(self.copies.failed(outlet, &why));
         }
         self.feed_rest(part, &rest, outlet)
     }

@@ -5,7 +5,8 @@
 
 #![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
 
-use super::{copy_failed, Worker};
+use super::copies::{copy_failed, Copies};
+use super::Worker;
 use crate::layout::{add, failed, short};
 use crate::load;
 use crate::request::{Place, Range, Request, Source};
@@ -45,78 +46,80 @@ struct Mix<'a> {
     queued: Vec<Queued>,
 }
 
-impl Worker {
-    /// Reads the part `first`, and others as `more` names them, by relays.
-    pub(crate) fn mix(&mut self, request: &Arc<Request>, first: usize, more: &dyn Fn() -> Option<usize>) {
-        let source = request.source();
-        let gpu = request.part(first)[0].to.gpu();
-        let windows = match &*source {
-            Source::One { reader, .. } => reader.windows().cloned(),
-            Source::Many(_) => None,
-        };
-        let relays = gpu.zip(windows.as_ref()).and_then(|(gpu, windows)| self.relays(request, gpu, windows));
-        let (Some(gpu), Some(windows), Some(relays)) = (gpu, windows, relays) else {
-            drop(source);
-            return self.serve(request, first);
-        };
-        let current = relays.iter().map(|_| None).collect();
-        let mut mix = Mix { request, relays, current, queued: Vec::new() };
-        let mut first = Some(first);
-        let over = loop {
-            let over = mix.hand_over(gpu);
-            for relay in 0..mix.relays.len() {
-                while mix.current[relay].is_none() && !request.is_dropped() {
-                    let Some(index) = first.take().or_else(more) else { break };
-                    match request.part(index) {
-                        [piece] if piece.bytes > SLOT_BYTES => {
-                            mix.current[relay] = Some(Current { piece: *piece, queued: 0 });
-                        }
-                        _ => self.serve(request, index),
+/// Reads the part `first`, and others as `more` names them, by relays.
+pub(crate) fn mix(
+    worker: &mut Worker,
+    request: &Arc<Request>,
+    first: usize,
+    more: &dyn Fn() -> Option<usize>,
+) {
+    let source = request.source();
+    let gpu = request.part(first)[0].to.gpu();
+    let windows = match &*source {
+        Source::One { reader, .. } => reader.windows().cloned(),
+        Source::Many(_) => None,
+    };
+    let relays = gpu
+        .zip(windows.as_ref())
+        .and_then(|(gpu, windows)| relays(&mut worker.copies, request, gpu, windows));
+    let (Some(gpu), Some(windows), Some(relays)) = (gpu, windows, relays) else {
+        drop(source);
+        return worker.serve(request, first);
+    };
+    let current = relays.iter().map(|_| None).collect();
+    let mut mix = Mix { request, relays, current, queued: Vec::new() };
+    let mut first = Some(first);
+    let over = loop {
+        let over = mix.hand_over(gpu);
+        for relay in 0..mix.relays.len() {
+            while mix.current[relay].is_none() && !request.is_dropped() {
+                let Some(index) = first.take().or_else(more) else { break };
+                match request.part(index) {
+                    [piece] if piece.bytes > SLOT_BYTES => {
+                        mix.current[relay] = Some(Current { piece: *piece, queued: 0 });
                     }
+                    _ => worker.serve(request, index),
                 }
             }
-            if request.is_dropped() || mix.is_done() {
-                break over;
-            }
-            (0..over).for_each(|_| request.part_done());
-            if mix.has_room() {
-                // Out of turn every call of the driver may wait for several windows.
-                let queued = windows.turn(|| {
-                    self.reap(false);
-                    mix.queue(&source)
-                });
-                if let Err(why) = queued {
-                    request.fail(copy_failed(gpu, &why));
-                }
-            } else {
-                std::thread::park_timeout(LOOK_AGAIN);
-            }
-        };
-        // The request lets go of its file at its end, and so must we.
-        drop((source, windows));
-        (0..over).for_each(|_| request.part_done());
-        if let Some(index) = first {
-            self.serve(request, index);
         }
-        mix.end(request);
-        thread_pool::keep_relays(gpu, mix.relays);
+        if request.is_dropped() || mix.is_done() {
+            break over;
+        }
+        (0..over).for_each(|_| request.part_done());
+        if mix.has_room() {
+            // Out of turn every call of the driver may wait for several windows.
+            let queued = windows.turn(|| {
+                worker.reap(false);
+                mix.queue(&source)
+            });
+            if let Err(why) = queued {
+                request.fail(copy_failed(gpu, &why));
+            }
+        } else {
+            std::thread::park_timeout(LOOK_AGAIN);
+        }
+    };
+    // The request lets go of its file at its end, and so must we.
+    drop((source, windows));
+    (0..over).for_each(|_| request.part_done());
+    if let Some(index) = first {
+        worker.serve(request, index);
     }
+    mix.end(request);
+    thread_pool::keep_relays(gpu, mix.relays);
+}
 
-    /// Relays to this GPU, whose streams wait for what must end before bytes are written; None where there can be none.
-    fn relays(&mut self, request: &Request, gpu: u32, windows: &Windows) -> Option<Vec<Relay>> {
-        let outlet = self.outlet(gpu).ok()?;
-        let device = self.outlets[outlet].device.clone();
-        let relays = thread_pool::relays(&device, windows).ok()?;
-        let wait = |relay: &Relay| {
-            let stream = relay.stream().lock().expect("no holder panics");
-            request
-                .after
-                .iter()
-                .try_for_each(|after| stream.wait_for(&after.lock().expect("no holder panics")))
-        };
-        windows.turn(|| relays.iter().try_for_each(wait)).ok()?;
-        Some(relays)
-    }
+/// Relays to this GPU, whose streams wait for what must end before bytes are written; None where there can be none.
+fn relays(copies: &mut Copies, request: &Request, gpu: u32, windows: &Windows) -> Option<Vec<Relay>> {
+    let outlet = copies.outlet(gpu).ok()?;
+    let device = copies.device(outlet).clone();
+    let relays = thread_pool::relays(&device, windows).ok()?;
+    let wait = |relay: &Relay| {
+        let stream = relay.stream().lock().expect("no holder panics");
+        request.after.iter().try_for_each(|after| stream.wait_for(&after.lock().expect("no holder panics")))
+    };
+    windows.turn(|| relays.iter().try_for_each(wait)).ok()?;
+    Some(relays)
 }
 
 impl Mix<'_> {
