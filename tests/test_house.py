@@ -120,9 +120,6 @@ FILES_OF_OBJECT_MAX = 2
 # crate::module::Type → files that have methods of it today; it may lose some, and leaves the table with the third one.
 CUT_OBJECTS: dict[str, int] = {
     "io::client::Client": 3,
-    "io::gpu::cuda::device::Device": 4,
-    "io::gpu::cufile::Driver": 3,
-    "model::job::fields::JobSpec": 3,
     "nvme::host::Session": 3,
     "nvme::transport::pcie::device::Device": 4,
     "nvme::transport::pcie::queue::CompletionQueue": 4,

@@ -133,7 +133,11 @@ pub fn of_bytes(before: u32, bytes: &[u8]) -> u32 {
 /// memory is checked to be that GPU's.
 pub fn of_device_memory(gpu: u32, address: u64, bytes: u64, stream: u64) -> Result<u32, Error> {
     let device = Device::open(gpu)?;
-    forebay_io::gpu::kernels::Crc32c::open(&device)?.of(&device.borrowed_stream(stream), address, bytes)
+    forebay_io::gpu::kernels::Crc32c::open(&device)?.of(
+        &forebay_io::gpu::cuda::Stream::borrowed(&device, stream),
+        address,
+        bytes,
+    )
 }
 
 fn workers_by_default(pieces: usize) -> u32 {

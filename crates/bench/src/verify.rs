@@ -261,11 +261,11 @@ impl OnDevice {
         let refused = |why: forebay_io::gpu::cuda::CudaError| {
             Error::machine(format!("a stream on GPU {}", device.index()), why.to_string(), "nvidia-smi")
         };
-        let spare = (0..BATCHES).map(|list| device.event().map(|event| (list, event, Vec::new())));
+        let spare = (0..BATCHES).map(|list| Event::on(device).map(|event| (list, event, Vec::new())));
         Ok(OnDevice {
             batches: VecDeque::new(),
             spare: spare.collect::<Cuda<_>>().map_err(refused)?,
-            stream: device.stream().map_err(refused)?,
+            stream: Stream::on(device).map_err(refused)?,
             lists: Lists::new(device, BATCHES, depth)?,
             checker,
             filler,

@@ -365,6 +365,20 @@ impl JobSpec {
         self.pairs.iter().map(|text| Pair::parse(text)).collect()
     }
 
+    pub fn parsed_distribution(&self) -> Result<Distribution, Error> {
+        Distribution::parse(&self.distribution).ok_or_else(|| {
+            Error::request(
+                format!("‹distribution› {}", self.distribution),
+                "is not one of uniform, zipf:THETA with THETA between 0 and 3, zoned:IOS/DATA,… in percentages that add up to 100, list:BLOCK,… and list+:BLOCK,…",
+                "‹distribution› zipf:1.1",
+            )
+        })
+    }
+
+    pub fn parsed_mix(&self) -> Result<Option<IoMix>, Error> {
+        self.io_mix.as_deref().map(IoMix::parse).transpose()
+    }
+
     pub fn io_bytes_largest(&self) -> u64 {
         self.io_bytes_max.unwrap_or(self.io_bytes)
     }

@@ -279,7 +279,7 @@ impl Pending {
     fn order(&self, py: Python<'_>, gpu: u32, stream: u64, timeout: Option<f64>) -> PyResult<bool> {
         let ordered = self.by_turns(py, timeout, |turn| {
             let stream = match forebay_reader::device(gpu) {
-                Ok(device) => device.borrowed_stream(stream),
+                Ok(device) => Stream::borrowed(&device, stream),
                 Err(error) => return Some(Err(error)),
             };
             match self.request.order(&stream, Some(turn)) {
@@ -321,12 +321,12 @@ fn place(gpu: Option<u32>, at: u64) -> Place {
 /// For each (GPU, stream) an event after all that it was given so far.
 fn marks(after: Vec<(u32, u64)>) -> Result<Vec<Event>, Error> {
     let recorded = |stream: Stream| -> Cuda<Event> {
-        let event = stream.device().event()?;
+        let event = Event::on(stream.device())?;
         stream.record(&event)?;
         Ok(event)
     };
     let mark = |(gpu, handle): (u32, u64)| {
-        recorded(forebay_reader::device(gpu)?.borrowed_stream(handle)).map_err(|why| {
+        recorded(Stream::borrowed(&forebay_reader::device(gpu)?, handle)).map_err(|why| {
             let asked = format!("stream {handle:#x} of GPU {gpu}");
             Error::request(asked, why.to_string(), "a stream of the buffer's GPU")
         })
@@ -381,7 +381,7 @@ pub fn device_bytes<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let copied = py.detach(|| {
         let mut copied = vec![0; bytes];
-        let stream = forebay_reader::device(gpu)?.borrowed_stream(stream);
+        let stream = Stream::borrowed(&forebay_reader::device(gpu)?, stream);
         // SAFETY: the vector is there until the stream has passed; the memory is its owner's promise.
         let done = unsafe { stream.copy_to_host(copied.as_mut_ptr(), address, bytes) };
         done.and_then(|()| stream.synchronize()).map_err(|why| {

@@ -97,7 +97,7 @@ impl GpuNumbers {
             let some = (first, count as u64);
             kernel.queue(stream, permutation, some, order.hash_keys(), memory.address(), sum)?;
         }
-        let event = device.event()?;
+        let event = Event::on(device)?;
         stream.record(&event)?;
         let numbers = GpuNumbers { count, device: device.clone(), memory: Mutex::new(Some(memory)) };
         Ok(Some((numbers, event)))
@@ -158,8 +158,8 @@ fn words(bytes: &[u8]) -> Vec<u64> {
 
 /// Copies and checks them; how many are wrong, and the first of them.
 fn look(kernel: &Numbers, device: &Arc<Device>, given: &Given, limit: u64, to: u64) -> Cuda<Vec<u64>> {
-    let stream = device.borrowed_stream(given.stream);
-    let event = device.event()?;
+    let stream = Stream::borrowed(device, given.stream);
+    let event = Event::on(device)?;
     let mut seen = vec![0; (1 + given.count.min(SAMPLE)) * NUMBER_BYTES];
     // SAFETY: `to` has room for the count and the numbers, which nobody else uses; what was given is its owner's promise.
     unsafe {

@@ -550,9 +550,7 @@ impl Request {
         }
         for own in &state.streams {
             let own = own.lock().expect("no holder panics");
-            let ordered = own
-                .device()
-                .event()
+            let ordered = Event::on(own.device())
                 .and_then(|event| own.record(&event).and_then(|()| stream.wait_for(&event)));
             ordered.map_err(|why| Error::run("ordering a stream", why.to_string(), "Future.result()"))?;
         }

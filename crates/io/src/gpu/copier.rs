@@ -163,7 +163,7 @@ pub struct CudaCopier {
 
 impl CudaCopier {
     pub fn new(device: Arc<Device>) -> Result<CudaCopier, Error> {
-        let stream = device.stream().map_err(|why| {
+        let stream = Stream::on(&device).map_err(|why| {
             Error::machine(format!("a stream on GPU {}", device.index()), why.to_string(), "nvidia-smi")
         })?;
         Ok(CudaCopier::on(Rc::new(stream)))
@@ -300,7 +300,7 @@ impl CudaCopier {
     fn event(&mut self) -> Cuda<(Event, Vec<u32>)> {
         match self.spare.pop() {
             Some(spare) => Ok(spare),
-            None => Ok((self.device.event()?, Vec::new())),
+            None => Ok((Event::on(&self.device)?, Vec::new())),
         }
     }
 

@@ -257,7 +257,7 @@ impl Built {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => new.insert(nvrtc.compile(name, source, target)?),
         };
-        let module = device.load(image)?;
+        let module = Module::load(device, image)?;
         self.modules.insert((device.index(), name), Arc::downgrade(&module));
         Ok(module)
     }

@@ -132,7 +132,7 @@ impl Relay {
         if !device.awaits_values() {
             return Err(failed(CudaError::new("the driver or the GPU knows no waits for values")));
         }
-        let stream = device.stream().map_err(failed)?;
+        let stream = Stream::on(device).map_err(failed)?;
         let Memory { slots, words } = memory;
         let mut pinned = Vec::new();
         for arena in [&slots, &words] {

@@ -44,8 +44,8 @@ impl Summer {
         };
         Ok(Summer {
             sent: (0..slots).map(|_| None).collect(),
-            spare: (0..slots).map(|_| device.event()).collect::<Cuda<_>>().map_err(refused)?,
-            stream: device.stream().map_err(refused)?,
+            spare: (0..slots).map(|_| Event::on(device)).collect::<Cuda<_>>().map_err(refused)?,
+            stream: Stream::on(device).map_err(refused)?,
             crc,
             sums: Sums::new(device, slots)?,
             memory: device.slots(slots, arena.slot_bytes())?,
@@ -77,7 +77,7 @@ impl Summer {
         }
         let event = match self.spare.pop() {
             Some(event) => event,
-            None => self.stream.device().event()?,
+            None => Event::on(self.stream.device())?,
         };
         self.stream.record(&event)?;
         self.sent[index] = Some(Sent { tag, event });

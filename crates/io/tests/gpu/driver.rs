@@ -1,7 +1,7 @@
 //! The driver's wrappers: what they make they unmake, and each error says which.
 
 use forebay_io::arena::Arena;
-use forebay_io::gpu::cuda::{devices, Device};
+use forebay_io::gpu::cuda::{devices, Device, Event, Stream};
 use forebay_model::job::Pages;
 use forebay_model::Kind;
 use forebay_rigs::gpu::{home, Scenario};
@@ -47,7 +47,7 @@ fn a_stream_works_in_order_and_its_event_says_how_far() {
         let mut arena = Arena::new(2, 1 << 20, Pages::Small).unwrap();
         let pinned = gpu.pin(&arena).unwrap();
         let memory = gpu.allocate(1 << 20).unwrap();
-        let (stream, event) = (gpu.stream().unwrap(), gpu.event().unwrap());
+        let (stream, event) = (Stream::on(&gpu).unwrap(), Event::on(&gpu).unwrap());
         assert!(event.is_done().unwrap(), "an event that nobody recorded stands for nothing");
         for round in 0..20u8 {
             bytes_of(&mut arena)[..1 << 20].fill(round);
@@ -79,7 +79,7 @@ fn a_slot_changed_under_its_copy_is_seen() {
                 let mut arena = Arena::new(1, 4096, Pages::Small).unwrap();
                 let _pinned = gpu.pin(&arena).unwrap();
                 let memory = gpu.allocate(4096).unwrap();
-                let stream = gpu.stream().unwrap();
+                let stream = Stream::on(&gpu).unwrap();
                 bytes_of(&mut arena).fill(1);
                 // SAFETY: live until the stream is synchronised.
                 unsafe { stream.copy_to_device(memory.address(), arena.slot(0).host_ptr(), 4096).unwrap() };
@@ -173,7 +173,7 @@ fn a_context_destroyed_under_us_is_an_error_of_every_call() {
         || {
             let gpu = gpu();
             let memory = gpu.allocate(4096).unwrap();
-            let stream = gpu.stream().unwrap();
+            let stream = Stream::on(&gpu).unwrap();
             let failed = (0..20).find_map(|_| stream.synchronize().err()).unwrap();
             assert_eq!(failed.code, 709);
             assert!(failed.to_string().contains("CUDA_ERROR_CONTEXT_IS_DESTROYED (709)"), "{failed}");
@@ -192,7 +192,7 @@ fn a_fault_of_the_device_is_seen_by_the_next_to_ask() {
         let memory = gpu.allocate(4096).unwrap();
         gpu.write(memory.address(), &[1; 4096]).unwrap();
         assert_eq!(gpu.write(memory.address(), &[2; 4096]).unwrap_err().code, 700);
-        assert_eq!(gpu.event().err().unwrap().code, 700, "the error stays");
+        assert_eq!(Event::on(&gpu).err().unwrap().code, 700, "the error stays");
     });
 }
 

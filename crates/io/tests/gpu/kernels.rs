@@ -28,7 +28,7 @@ struct Bench {
 impl Bench {
     fn new() -> Bench {
         let gpu = Device::open(0).unwrap();
-        let (stream, memory) = (gpu.stream().unwrap(), gpu.allocate(ROOM).unwrap());
+        let (stream, memory) = (Stream::on(&gpu).unwrap(), gpu.allocate(ROOM).unwrap());
         Bench { gpu, stream, memory }
     }
 

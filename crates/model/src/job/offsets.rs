@@ -1,6 +1,6 @@
 //! The offsets of a job's I/Os: the values of `--distribution` and `--io-mix`.
 
-use super::{JobSpec, IO_BYTES_MAX};
+use super::IO_BYTES_MAX;
 use crate::units::parse_bytes;
 use crate::Error;
 
@@ -132,22 +132,6 @@ impl IoMix {
         };
         let reads = f64::from(reads_pct) / 100.0;
         reads * mean(&self.reads) + (1.0 - reads) * mean(&self.writes)
-    }
-}
-
-impl JobSpec {
-    pub fn parsed_distribution(&self) -> Result<Distribution, Error> {
-        Distribution::parse(&self.distribution).ok_or_else(|| {
-            Error::request(
-                format!("‹distribution› {}", self.distribution),
-                "is not one of uniform, zipf:THETA with THETA between 0 and 3, zoned:IOS/DATA,… in percentages that add up to 100, list:BLOCK,… and list+:BLOCK,…",
-                "‹distribution› zipf:1.1",
-            )
-        })
-    }
-
-    pub fn parsed_mix(&self) -> Result<Option<IoMix>, Error> {
-        self.io_mix.as_deref().map(IoMix::parse).transpose()
     }
 }
 

@@ -26,7 +26,7 @@ impl OnGpu {
     pub(super) fn open(gpu: u32) -> Option<OnGpu> {
         let device = devices::device(gpu).ok()?;
         let kernel = Ordered::open(&device).ok()?;
-        let (stream, words) = (device.stream().ok()?, device.allocate(WORDS * WORD_BYTES).ok()?);
+        let (stream, words) = (Stream::on(&device).ok()?, device.allocate(WORDS * WORD_BYTES).ok()?);
         Some(OnGpu { kernel, stream, words, next: 0, handed: Vec::new() })
     }
 

@@ -3,7 +3,7 @@
 
 use crate::{devices, Place};
 use forebay_io::arena::{Arena, Mem};
-use forebay_io::gpu::cuda::{Cuda, Device, DeviceMemory, Event, Pinned};
+use forebay_io::gpu::cuda::{Cuda, Device, DeviceMemory, Event, Pinned, Stream};
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -243,11 +243,11 @@ impl Lease {
             return Vec::new();
         }
         let again = || -> Cuda<Event> {
-            let stream = device.stream()?;
+            let stream = Stream::on(device)?;
             for event in &slot.after {
                 stream.wait_for(event)?;
             }
-            let event = device.event()?;
+            let event = Event::on(device)?;
             stream.record(&event).map(|()| event)
         };
         match again() {
@@ -271,8 +271,8 @@ impl Drop for Lease {
             let default =
                 (self.shelf.memory == Memory::Pinned(device.index()) && streams.is_empty()).then_some(0);
             for handle in streams.into_iter().chain(default) {
-                let stream = device.borrowed_stream(handle);
-                let marked = device.event().and_then(|event| stream.record(&event).map(|()| event));
+                let stream = Stream::borrowed(device, handle);
+                let marked = Event::on(device).and_then(|event| stream.record(&event).map(|()| event));
                 match marked {
                     Ok(event) => slot.after.push(event),
                     // A stream that has gone has no work left that would run.

@@ -83,7 +83,7 @@ struct Outlet {
 
 impl Outlet {
     fn event(&mut self) -> Cuda<Event> {
-        self.spare.pop().map_or_else(|| self.device.event(), Ok)
+        self.spare.pop().map_or_else(|| Event::on(&self.device), Ok)
     }
 
     /// Queues by `call` on its stream; the event that passes when it has ended.
@@ -251,7 +251,7 @@ impl Copies {
             return Ok(at);
         }
         let device = devices::device(gpu)?;
-        let stream = device.stream().map_err(|why| copy_failed(gpu, &why))?;
+        let stream = Stream::on(&device).map_err(|why| copy_failed(gpu, &why))?;
         self.outlets.push(Outlet {
             device,
             stream: Arc::new(Mutex::new(stream)),

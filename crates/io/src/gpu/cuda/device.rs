@@ -127,6 +127,11 @@ impl Device {
         self.attribute(91).is_ok_and(|v| v != 0)
     }
 
+    /// Returns whether its streams wait for values in memory that it reads at the host's addresses.
+    pub fn awaits_values(&self) -> bool {
+        self.driver.on_values.is_some() && self.reads_registered()
+    }
+
     /// (free, total) bytes of its memory.
     pub fn memory_info(&self) -> Cuda<(u64, u64)> {
         self.enter()?;

@@ -1,6 +1,6 @@
 //! Device memory, and host memory that a GPU may read by DMA.
 
-use super::{Cuda, CudaError, Device};
+use super::{Cuda, CudaError, Device, Stream};
 use crate::arena::{Arena, Mem};
 use forebay_model::Error;
 use std::ffi::{c_int, c_uint, c_void};
@@ -22,6 +22,7 @@ const ORDERED_FOR_OWNER: i32 = 100;
 /// Alignment of a dma-buf's beginning and end.
 const PAGE: u64 = 4096;
 
+/// Its memory, and the host's that it reaches; all else of a GPU is in `device`.
 impl Device {
     /// `bytes` of device memory, as one slot.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Cuda<DeviceMemory> {
@@ -76,6 +77,22 @@ impl Device {
         // SAFETY: the caller's promise.
         self.driver.check(unsafe { (self.driver.calls.host_register)(at.cast(), bytes, flags) })?;
         Ok(Registered { device: self.clone(), at: at as usize, bytes })
+    }
+
+    /// Copies device memory to `to` and waits.
+    pub fn read_back(self: &Arc<Self>, from: u64, to: &mut [u8]) -> Cuda<()> {
+        let stream = Stream::borrowed(self, 0);
+        // SAFETY: `to` is a live slice, and the stream is synchronised before it is looked at.
+        unsafe { stream.copy_to_host(to.as_mut_ptr(), from, to.len())? };
+        stream.synchronize()
+    }
+
+    /// Copies `from` to device memory and waits.
+    pub fn write(self: &Arc<Self>, to: u64, from: &[u8]) -> Cuda<()> {
+        let stream = Stream::borrowed(self, 0);
+        // SAFETY: `from` is a live slice until the stream is synchronised.
+        unsafe { stream.copy_to_device(to, from.as_ptr(), from.len())? };
+        stream.synchronize()
     }
 }
 

@@ -16,18 +16,16 @@ unsafe impl Send for Module {}
 // SAFETY: as above; nothing here changes a module.
 unsafe impl Sync for Module {}
 
-impl Device {
-    /// Loads a cubin, or PTX that ends with a zero byte.
-    pub fn load(self: &Arc<Self>, image: &[u8]) -> Cuda<Arc<Module>> {
-        let mut raw = std::ptr::null_mut();
-        self.enter()?;
-        // SAFETY: fills a local; the driver copies the image.
-        self.driver.check(unsafe { (self.driver.calls.module_load)(&mut raw, image.as_ptr().cast()) })?;
-        Ok(Arc::new(Module { device: self.clone(), raw }))
-    }
-}
-
 impl Module {
+    /// Loads a cubin, or PTX that ends with a zero byte.
+    pub fn load(device: &Arc<Device>, image: &[u8]) -> Cuda<Arc<Module>> {
+        let mut raw = std::ptr::null_mut();
+        device.enter()?;
+        // SAFETY: fills a local; the driver copies the image.
+        device.driver.check(unsafe { (device.driver.calls.module_load)(&mut raw, image.as_ptr().cast()) })?;
+        Ok(Arc::new(Module { device: device.clone(), raw }))
+    }
+
     /// A kernel by its C name.
     pub fn function(self: &Arc<Self>, name: &str) -> Cuda<Function> {
         let name = CString::new(name).map_err(|_| CudaError::new("a kernel's name holds no zero byte"))?;

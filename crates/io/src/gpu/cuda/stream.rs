@@ -17,40 +17,22 @@ pub struct Stream {
 // SAFETY: CUDA streams may be used from any thread; every call makes the context current first.
 unsafe impl Send for Stream {}
 
-impl Device {
+impl Stream {
     /// A stream that doesn't wait for the legacy default stream.
-    pub fn stream(self: &Arc<Self>) -> Cuda<Stream> {
+    pub fn on(device: &Arc<Device>) -> Cuda<Stream> {
         const NON_BLOCKING: c_uint = 1;
         let mut raw = std::ptr::null_mut();
-        self.enter()?;
+        device.enter()?;
         // SAFETY: fills a local.
-        self.driver.check(unsafe { (self.driver.calls.stream_create)(&mut raw, NON_BLOCKING) })?;
-        Ok(Stream { device: self.clone(), raw, owned: true })
+        device.driver.check(unsafe { (device.driver.calls.stream_create)(&mut raw, NON_BLOCKING) })?;
+        Ok(Stream { device: device.clone(), raw, owned: true })
     }
 
     /// Borrows a stream (PyTorch's, CuPy's) by its handle; 0 is the default stream. It must outlive this.
-    pub fn borrowed_stream(self: &Arc<Self>, handle: u64) -> Stream {
-        Stream { device: self.clone(), raw: handle as RawStream, owned: false }
+    pub fn borrowed(device: &Arc<Device>, handle: u64) -> Stream {
+        Stream { device: device.clone(), raw: handle as RawStream, owned: false }
     }
 
-    /// Returns whether its streams wait for values in memory that it reads at the host's addresses.
-    pub fn awaits_values(&self) -> bool {
-        self.driver.on_values.is_some() && self.reads_registered()
-    }
-
-    /// An event that is asked for: one that a thread may sleep for would have the device interrupt a processor each time, which
-    /// takes 2 µs of a stream, and more of a virtual machine.
-    pub fn event(self: &Arc<Self>) -> Cuda<Event> {
-        const DISABLE_TIMING: c_uint = 2;
-        let mut raw = std::ptr::null_mut();
-        self.enter()?;
-        // SAFETY: fills a local.
-        self.driver.check(unsafe { (self.driver.calls.event_create)(&mut raw, DISABLE_TIMING) })?;
-        Ok(Event { device: self.clone(), raw })
-    }
-}
-
-impl Stream {
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -168,6 +150,17 @@ pub struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
+    /// An event that is asked for: one that a thread may sleep for would have the device interrupt a processor each time, which
+    /// takes 2 µs of a stream, and more of a virtual machine.
+    pub fn on(device: &Arc<Device>) -> Cuda<Event> {
+        const DISABLE_TIMING: c_uint = 2;
+        let mut raw = std::ptr::null_mut();
+        device.enter()?;
+        // SAFETY: fills a local.
+        device.driver.check(unsafe { (device.driver.calls.event_create)(&mut raw, DISABLE_TIMING) })?;
+        Ok(Event { device: device.clone(), raw })
+    }
+
     /// Returns whether the device has passed it. An error comes only after waiting for it, as far as the driver still
     /// waits: what was queued before it is at an end, and its memory the caller's again.
     pub fn is_done(&self) -> Cuda<bool> {
@@ -194,23 +187,5 @@ impl Drop for Event {
         let _ = self.device.enter();
         // SAFETY: our event; the driver defers its end to when the device has passed it.
         unsafe { (self.device.driver.calls.event_destroy)(self.raw) };
-    }
-}
-
-impl Device {
-    /// Copies device memory to `to` and waits.
-    pub fn read_back(self: &Arc<Self>, from: u64, to: &mut [u8]) -> Cuda<()> {
-        let stream = self.borrowed_stream(0);
-        // SAFETY: `to` is a live slice, and the stream is synchronised before it is looked at.
-        unsafe { stream.copy_to_host(to.as_mut_ptr(), from, to.len())? };
-        stream.synchronize()
-    }
-
-    /// Copies `from` to device memory and waits.
-    pub fn write(self: &Arc<Self>, to: u64, from: &[u8]) -> Cuda<()> {
-        let stream = self.borrowed_stream(0);
-        // SAFETY: `from` is a live slice until the stream is synchronised.
-        unsafe { stream.copy_to_device(to, from.as_ptr(), from.len())? };
-        stream.synchronize()
     }
 }

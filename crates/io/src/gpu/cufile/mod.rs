@@ -120,7 +120,7 @@ impl CuFile {
         }
         if !opened.is_open {
             let forbidden = self.set_compat(compat, &mut opened.configured);
-            self.set_stats_level();
+            stats::set_level(&self.calls);
             // SAFETY: no arguments.
             match error::check("cuFileDriverOpen", unsafe { (self.calls.driver_open)() }) {
                 // Another library of this process opened it, with settings of its own.
@@ -129,7 +129,7 @@ impl CuFile {
                 Ok(()) => opened.forbidden = forbidden,
             }
             opened.is_open = true;
-            self.start_stats();
+            stats::start(&self.calls);
             close_at_exit();
         }
         opened.users += 1;

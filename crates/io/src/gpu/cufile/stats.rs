@@ -1,8 +1,8 @@
 //! cuFile's own counters: by which way its calls went, per GPU. In libcufile
 //! since 1.15; before that there is no telling from within.
 
-use super::calls::{GpuStats, StatsLevel1, StatsLevel3, STATS_GPUS_MAX};
-use super::{error, Cu, CuFile, Driver};
+use super::calls::{Calls, GpuStats, StatsLevel1, StatsLevel3, STATS_GPUS_MAX};
+use super::{error, Cu, Driver};
 use forebay_model::record::{CufileBatches, CufileCalls, CufileGpu};
 
 /// Per-GPU counters are its third level.
@@ -15,24 +15,22 @@ pub struct Stats {
     pub batches: CufileBatches,
 }
 
-impl CuFile {
-    /// Asked before the driver opens and, with `start_stats`, after: either may be what counts.
-    pub(super) fn set_stats_level(&self) {
-        // SAFETY: a plain value.
-        unsafe { self.calls.set_stats_level.map(|set| set(PER_GPU)) };
-    }
-
-    pub(super) fn start_stats(&self) {
-        self.set_stats_level();
-        // SAFETY: no arguments.
-        unsafe { self.calls.stats_start.map(|start| start()) };
-    }
+/// Asked before the driver opens and, with `start`, after: either may be what counts.
+pub(super) fn set_level(calls: &Calls) {
+    // SAFETY: a plain value.
+    unsafe { calls.set_stats_level.map(|set| set(PER_GPU)) };
 }
 
-impl Driver {
+pub(super) fn start(calls: &Calls) {
+    set_level(calls);
+    // SAFETY: no arguments.
+    unsafe { calls.stats_start.map(|start| start()) };
+}
+
+impl Stats {
     /// The counters, or why there are none.
-    pub fn stats(&self) -> Cu<Stats> {
-        let cufile = self.cufile();
+    pub fn of(driver: &Driver) -> Cu<Stats> {
+        let cufile = driver.cufile();
         let get = cufile.calls.stats.ok_or_else(|| cufile.missing("cuFileGetStatsL3"))?;
         // SAFETY: all zeroes are valid for numbers.
         let mut told: Box<StatsLevel3> = unsafe { Box::new(std::mem::zeroed()) };

@@ -162,7 +162,7 @@ impl Session {
 
     /// From here on the counters count for the record.
     pub fn begin(&self) {
-        *lock(&self.before) = Some(self.driver.stats().map_err(|e| e.to_string()));
+        *lock(&self.before) = Some(Stats::of(&self.driver).map_err(|e| e.to_string()));
     }
 
     pub fn file(&self, target: &FileTarget) -> Result<GdsFile, Error> {
@@ -207,11 +207,11 @@ impl Session {
     ) -> Result<Route, Error> {
         let start = if self.asked.start < target.bytes { self.asked.start } else { 0 };
         let bytes = self.asked.io_bytes.min(LOOK_BYTES_MAX).min(target.bytes - start) as usize;
-        let before = self.driver.stats();
+        let before = Stats::of(&self.driver);
         if bytes > 0 {
             self.read_once(target, handle, device, start, bytes)?;
         }
-        let told = before.and_then(|before| self.driver.stats().map(|after| after.since(&before)));
+        let told = before.and_then(|before| Stats::of(&self.driver).map(|after| after.since(&before)));
         Ok(self.judge_look(target, told, bytes))
     }
 
@@ -336,7 +336,7 @@ impl Session {
 
     fn told(&self) -> Result<Stats, String> {
         let before = lock(&self.before).clone().unwrap_or_else(|| Err("no run began".into()))?;
-        self.driver.stats().map(|now| now.since(&before)).map_err(|e| e.to_string())
+        Stats::of(&self.driver).map(|now| now.since(&before)).map_err(|e| e.to_string())
     }
 
     /// Returns cuFile's part of the record, the way of the bytes, and reasons for nulls.

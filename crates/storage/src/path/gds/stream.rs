@@ -33,7 +33,7 @@ pub(crate) struct Streams {
 impl Streams {
     pub(crate) fn new(device: &Arc<Device>, count: u32) -> Result<Rc<RefCell<Streams>>, Error> {
         let lane = |_| {
-            device.stream().map_err(|why| {
+            Stream::on(device).map_err(|why| {
                 Error::machine(format!("a stream on GPU {}", device.index()), why.to_string(), "nvidia-smi")
             })
         };
@@ -56,7 +56,8 @@ impl Streams {
         let at = self.next % self.lanes.len();
         self.next += 1;
         let stream = &self.lanes[at];
-        let event = self.spare.pop().map_or_else(|| self.device.event(), Ok).map_err(|e| e.to_string())?;
+        let event =
+            self.spare.pop().map_or_else(|| Event::on(&self.device), Ok).map_err(|e| e.to_string())?;
         let started = ios.iter_mut().map(|(_, call)| {
             // SAFETY: the call is boxed, kept until the event, and left to cuFile if the queue goes first; the slot
             // belongs to the I/O until it is reaped.
