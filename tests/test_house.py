@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 import resource
@@ -114,7 +115,13 @@ def test_no_test_runs_in_a_folder_that_others_use() -> None:
 
 # The head of a block of methods: `impl Worker {`, `impl<T: Read> Stream<T> {`; of a trait for a type, none.
 METHODS_OF = re.compile(r"^impl(?:<[^{;]*?>)?\s+((?:\w+::)*\w+)(?:<(?:(?! for )[^{])*>)?\s*(?:where[^{]*)?\{", re.MULTILINE)
+ITEM = re.compile(
+    r"^\s*(?:pub(?:\([^)]*\))? )?"
+    r"(?:(?:const |unsafe |extern \"\s*\" )*fn|struct|enum|union|trait|const|static|type|macro_rules!) (\w+)",
+    re.MULTILINE,
+)
 TYPE = re.compile(r"^\s*(?:pub(?:\([^)]*\))? )?(?:struct|enum|union) (\w+)", re.MULTILINE)
+PATH_IN_CODE = re.compile(r"\b(?:crate|super|self)(?:::\w+)+")
 USE = re.compile(r"^(?:pub(?:\([^)]*\))? )?use ([^;]+);", re.MULTILINE)
 FILES_OF_OBJECT_MAX = 2
 # crate::module::Type → files that have methods of it today; it may lose some, and leaves the table with the third one.
@@ -170,9 +177,11 @@ class Modules:
             if name(path).startswith("crates/") and "/src/" in name(path):
                 module = module_of(path)
                 if not {"tests", "main"} & set(module) and not module[-1].endswith("_tests"):
-                    self.code[module] = "\n".join(code_lines(text_of(path)))
+                    code = re.split(r"#\[cfg\(test\)\]\s*(?:pub(?:\(\w+\))? )?mod \w+ \{", text_of(path))[0]
+                    self.code[module] = "\n".join(code_lines(code))
                     self.file[module] = name(path)
         self.types = {module: set(TYPE.findall(code)) for module, code in self.code.items()}
+        self.items = {module: set(ITEM.findall(code)) for module, code in self.code.items()}
         self.uses = {module: rust_imports(code) for module, code in self.code.items()}
 
     def absolute(self, module: tuple[str, ...], path: str) -> tuple[str, ...]:
@@ -204,10 +213,110 @@ class Modules:
         return (*at, last) if at in self.code and last not in uses else None
 
 
+    def source_of(self, module: tuple[str, ...], path: str, depth: int = 0) -> tuple[str, ...] | None:
+        """The module that has what `path` means in `module`, behind whatever hands it on; None: another crate's."""
+        to = self.absolute(module, path)
+        at = next((to[:n] for n in range(len(to), 0, -1) if to[:n] in self.code), None)
+        if at is None or at == module and len(to) == len(module) + 1 and path.split("::")[0] not in ("crate", "self", "super"):
+            return None
+        rest = to[len(at) :]
+        if not rest or rest[0] in self.items[at] or depth > 8:
+            return at
+        uses = self.uses[at]
+        sources = [*uses.get(rest[0], []), *(glob.removesuffix("*") + rest[0] for glob in uses.get("*", []))]
+        found = [self.source_of(at, source, depth + 1) for source in sources if source != path or at != module]
+        return next(filter(None, found), at)
+
+    def knows(self, module: tuple[str, ...]) -> set[tuple[str, ...]]:
+        """Modules of its crate whose things it names."""
+        code = self.code[module]
+        paths = {path for paths in self.uses[module].values() for path in paths} | set(PATH_IN_CODE.findall(USE.sub("", code)))
+        return {source for path in paths if (source := self.source_of(module, path.removesuffix("::*")))}
+
+
+@functools.cache
+def all_modules() -> Modules:
+    return Modules()
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes each of which reaches all others of its group."""
+    def reach(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            for node in edges.get(todo.pop(), ()):
+                if node not in seen:
+                    seen.add(node)
+                    todo.append(node)
+        return seen
+
+    reached = {node: reach(node) for node in edges}
+    groups = {tuple(sorted(n for n in reached if n in reached[node] and node in reached[n])) for node in edges}
+    return sorted(list(group) for group in groups if len(group) > 1)
+
+
+# Parent → circles of modules in it that each know the next, today. They may only go, and with them their line.
+CIRCLES: dict[str, list[str]] = {
+    "bench": ["calibration purpose", "fleet host_capacity worker", "run virtual_time"],
+    "bench::doctor": [
+        "cache conditions cufile drives fabric filesystem gds gpu host memory nvme_rdma nvme_tcp pageable power "
+        "probe raid report source target topology ublk uring verdict",
+    ],
+    "io::rdma": ["manager verbs"],
+    "io::reactor": ["memlock ring"],
+    "model": [
+        "cached checkpoint device error feed fio_blocks glob histogram iolog job kvcache pattern record stats "
+        "training units warnings wording",
+    ],
+    "model::checkpoint": ["record rules"],
+    "nvme": ["controller discovery host transport"],
+    "nvme::transport::pcie": ["data prp sgl"],
+    "reader": ["file gpu_numbers layout many request rows thread_pool worker"],
+    "serve::gateway": ["controller function handle handover hold io keeper port worker"],
+    "serve::gateway::rpc": ["arguments verbs"],
+    "serve::namespace": ["executor lane steps", "health volume"],
+    "serve::target": ["access connection mail refusals site thread_pool worker", "config secrets"],
+    "storage::path": ["bounce destination gds mapped site straight"],
+    "storage::path::mapped": ["row straight"],
+    "storage::source": ["draft file model nil nvme nvme_tcp uri vfio_user"],
+    "storage::source::nvme": ["host identity"],
+    "storage::source::nvme_tcp": ["association auth connection rdma tcp tls"],
+    "storage::source::vfio_user": ["client wire"],
+    "training::emulate": ["dataset how packed reading route straight"],
+    "training::format::hdf5": ["newer walk"],
+    "training::kvcache": ["conduct results"],
+}
+
+
+@pytest.mark.promise("HSE-8")
+def test_siblings_do_not_know_each_other_in_circles() -> None:
+    """Parent and child may know each other; of the children of one parent, those below are unaware of those above."""
+    modules = all_modules()
+    edges: dict[str, dict[str, set[str]]] = {}
+    for module in modules.code:
+        for other in modules.knows(module):
+            shared = next((n for n, (a, b) in enumerate(zip(module, other, strict=False)) if a != b), None)
+            if shared is not None:
+                edges.setdefault("::".join(module[:shared]), {}).setdefault(module[shared], set()).add(other[shared])
+    assert sum(len(to) for of in edges.values() for to in of.values()) > 1000, "the search for what modules know finds little"
+    found = {parent: [" ".join(group) for group in circles(of)] for parent, of in edges.items()}
+    found = {parent: groups for parent, groups in sorted(found.items()) if groups}
+    assert found == CIRCLES, "\n".join(f"{parent}: {group}" for parent, groups in found.items() for group in groups)
+
+
+def test_the_search_for_circles_reads_imports_and_follows_them() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}}) == [["b", "c"]]
+    found = rust_imports("use super::a::{self, b as c, d::{E, *}};\npub(crate) use crate::f;\n")
+    assert found == {"a": ["super::a"], "c": ["super::a::b"], "E": ["super::a::d::E"], "*": ["super::a::d::*"], "f": ["crate::f"]}
+    modules = all_modules()
+    assert modules.source_of(("reader", "worker", "mix"), "crate::Range") == ("reader", "request"), "handed on by the crate"
+
+
 @pytest.mark.promise("HSE-8")
 def test_an_object_lies_in_one_or_two_files() -> None:
     """A type, by its full path, and its methods, but for tests. Two types of one name are two objects."""
-    modules = Modules()
+    modules = all_modules()
     found: dict[str, set[str]] = {}
     lost = []
     for module, code in modules.code.items():
@@ -274,7 +383,8 @@ LAYERS = {
         checksum files""".split(),
     "serve": "namespace target ublk gateway".split(),
     "training": "format generate emulate opened checkpoint kvcache".split(),
-    "reader": "devices choice layout numbers gpu_numbers load windows map file request rows thread_pool worker many loader".split(),
+    "reader": """devices choice layout numbers gpu_numbers load windows map file request rows thread_pool worker many
+        loader""".split(),
 }
 
 

@@ -3,6 +3,7 @@
 //! Once reported, an event is masked until the host has read its log page with
 //! RAE cleared: what happens in between shows in that log.
 
+use super::association::Association;
 use super::Effect;
 use crate::command::Cqe;
 use crate::feature::{event_mask, event_type, AsyncEvent};
@@ -17,6 +18,10 @@ const HEALTH_EVENTS: [(u8, AsyncEvent); 3] =
 /// Critical warnings that may be reported: bits of the Asynchronous Event Configuration.
 pub(super) const HEALTH_WARNINGS: u32 = 0b0011_1111;
 
+/// Bits of the Asynchronous Event Configuration that an NVM subsystem's controller takes.
+const NVM_EVENTS: u32 = event_mask::NAMESPACE_ATTRIBUTES | event_mask::ANA_CHANGE | HEALTH_WARNINGS;
+const DISCOVERY_EVENTS: u32 = event_mask::DISCOVERY_CHANGE;
+
 const fn health(information: u8) -> AsyncEvent {
     AsyncEvent { kind: event_type::SMART, information, lid: lid::SMART }
 }
@@ -29,6 +34,20 @@ fn enabled_by(event: AsyncEvent) -> u32 {
         AsyncEvent::DISCOVERY_CHANGED => event_mask::DISCOVERY_CHANGE,
         _ => HEALTH_EVENTS.iter().find(|(_, e)| *e == event).map_or(0, |(warnings, _)| (*warnings).into()),
     }
+}
+
+/// Events that a host may ask to hear of: bits of the Asynchronous Event Configuration.
+pub(super) fn events_of(of: &Association) -> u32 {
+    if of.subsystem.is_discovery() {
+        DISCOVERY_EVENTS
+    } else {
+        nvm_events(of)
+    }
+}
+
+/// A function is the only way to its namespaces: there is no ANA.
+fn nvm_events(of: &Association) -> u32 {
+    NVM_EVENTS & if of.is_pcie() { !event_mask::ANA_CHANGE } else { u32::MAX }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

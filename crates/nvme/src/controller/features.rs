@@ -4,7 +4,7 @@
 //! of the controller are the same under every NSID that a host may name.
 
 use super::association::Association;
-use super::identify::events_of;
+use super::events::events_of;
 use super::keep_alive::KeepAlive;
 use super::subsystem::NAMESPACES_MAX;
 use crate::feature::{

@@ -1,12 +1,11 @@
 //! Identify (base, section 5.17): the data structures of the controller and its namespaces.
 
 use super::association::Association;
-use super::events::HEALTH_WARNINGS;
+use super::events::{events_of, HEALTH_WARNINGS};
 use super::features::WRITE_PROTECTION_CAPABILITIES;
 use super::property::VERSION;
 use super::subsystem::{Limits, Namespace, ANA_GROUPS_MAX, NAMESPACES_MAX};
 use super::{errors, Function};
-use crate::feature::event_mask;
 use crate::identify::{
     self as layout, anacap, cmic, cns, cntrltype, csi, ctratt, lpa, nsfeat, oacs, oncs, sgls, vwc,
     Descriptor, Identify, NamespaceList,
@@ -24,24 +23,6 @@ const ANA_TRANSITION_S: u8 = 10;
 pub(super) const ABORTS: u8 = 3;
 /// A single firmware slot, read-only (FRMW).
 const ONE_FIRMWARE_SLOT: u8 = 0b11;
-
-/// Bits of the Asynchronous Event Configuration that an NVM subsystem's controller takes.
-const NVM_EVENTS: u32 = event_mask::NAMESPACE_ATTRIBUTES | event_mask::ANA_CHANGE | HEALTH_WARNINGS;
-const DISCOVERY_EVENTS: u32 = event_mask::DISCOVERY_CHANGE;
-
-/// Events that a host may ask to hear of: bits of the Asynchronous Event Configuration.
-pub(super) fn events_of(of: &Association) -> u32 {
-    if of.subsystem.is_discovery() {
-        DISCOVERY_EVENTS
-    } else {
-        nvm_events(of)
-    }
-}
-
-/// A function is the only way to its namespaces: there is no ANA.
-fn nvm_events(of: &Association) -> u32 {
-    NVM_EVENTS & if of.is_pcie() { !event_mask::ANA_CHANGE } else { u32::MAX }
-}
 
 /// The data structure that was asked for.
 pub(super) fn identify(of: &Association, asked: &Identify) -> Result<Vec<u8>, Code> {
@@ -134,7 +115,7 @@ fn identify_nvm(of: &Association, namespaces: &BTreeMap<u32, Namespace>) -> Vec<
     let controller = layout::Controller {
         cntrltype: cntrltype::IO,
         cmic: cmic::MULTIPLE_PORTS | cmic::MULTIPLE_CONTROLLERS | cmic::ANA_REPORTING,
-        oaes: (nvm_events(of) & !HEALTH_WARNINGS).into(),
+        oaes: (events_of(of) & !HEALTH_WARNINGS).into(),
         anatt: ANA_TRANSITION_S,
         anacap: states,
         anagrpmax: ANA_GROUPS_MAX.into(),
@@ -174,7 +155,7 @@ fn alone_independent(
 
 fn identify_discovery(of: &Association) -> Vec<u8> {
     let controller =
-        layout::Controller { cntrltype: cntrltype::DISCOVERY, oaes: DISCOVERY_EVENTS.into(), ..common(of) };
+        layout::Controller { cntrltype: cntrltype::DISCOVERY, oaes: events_of(of).into(), ..common(of) };
     controller.as_bytes().to_vec()
 }
 
