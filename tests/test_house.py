@@ -258,34 +258,24 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
 
 # Parent → circles of modules in it that each know the next, today. They may only go, and with them their line.
 CIRCLES: dict[str, list[str]] = {
-    "bench": ["calibration purpose", "fleet host_capacity worker", "run virtual_time"],
     "bench::doctor": [
         "cache conditions cufile drives fabric filesystem gds gpu host memory nvme_rdma nvme_tcp pageable power "
         "probe raid report source target topology ublk uring verdict",
     ],
     "io::rdma": ["manager verbs"],
-    "io::reactor": ["memlock ring"],
     "model": [
         "cached checkpoint device error feed fio_blocks glob histogram iolog job kvcache pattern record stats "
         "training units warnings wording",
     ],
-    "model::checkpoint": ["record rules"],
     "nvme": ["controller discovery host transport"],
-    "nvme::transport::pcie": ["data prp sgl"],
     "reader": ["file gpu_numbers layout many request rows thread_pool worker"],
     "serve::gateway": ["controller function handle handover hold io keeper port worker"],
     "serve::gateway::rpc": ["arguments verbs"],
     "serve::namespace": ["executor lane steps", "health volume"],
     "serve::target": ["access connection mail refusals site thread_pool worker", "config secrets"],
     "storage::path": ["bounce destination gds mapped site straight"],
-    "storage::path::mapped": ["row straight"],
     "storage::source": ["draft file model nil nvme nvme_tcp uri vfio_user"],
-    "storage::source::nvme": ["host identity"],
     "storage::source::nvme_tcp": ["association auth connection rdma tcp tls"],
-    "storage::source::vfio_user": ["client wire"],
-    "training::emulate": ["dataset how packed reading route straight"],
-    "training::format::hdf5": ["newer walk"],
-    "training::kvcache": ["conduct results"],
 }
 
 

@@ -295,7 +295,8 @@ impl Settler<'_> {
     /// The target opened for this way.
     fn routed(&self, target: &Target, way: Way) -> Result<Target, Error> {
         let warm = way.cached && resident(target).is_some_and(|share| share > 0.99);
-        let opened = opening::reopened(&purpose::of(&self.job)?, target, way, warm, self.ring)?;
+        let opened =
+            opening::reopened(&purpose::of(&self.job, workers_most())?, target, way, warm, self.ring)?;
         Ok(Target { route: Route { path: way.path, ..target.route }, ..opened })
     }
 

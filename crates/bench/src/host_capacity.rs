@@ -3,6 +3,7 @@
 //! moment: I/Os with a model that takes no time; content, by copying.
 
 use super::fleet;
+use super::schedule::mean_io_bytes;
 use super::{Observer, Progress};
 use forebay_io::clock;
 use forebay_io::threads;
@@ -62,15 +63,6 @@ fn next(specs: &[&str], other: &str) -> String {
     format!(
         "model:{spec}{joint}time=virtual, which has no such limit; or {other}, or a ‹rate_gib_s› below that"
     )
-}
-
-pub(crate) fn mean_io_bytes(job: &JobSpec) -> f64 {
-    if let Ok(Some(mix)) = job.parsed_mix() {
-        return mix.mean_bytes(job.reads_pct());
-    }
-    let step = job.io_bytes_step.unwrap_or(job.io_bytes);
-    let most = job.io_bytes + (job.io_bytes_largest() - job.io_bytes) / step * step;
-    (job.io_bytes + most) as f64 / 2.0
 }
 
 /// I/Os per second of a model with so many in flight.

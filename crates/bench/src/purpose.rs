@@ -1,6 +1,5 @@
 //! The purpose for which a job opens its targets, and filling the files that it creates.
 
-use super::calibration::workers_most;
 use super::fleet;
 use super::{Observer, Phase, Progress};
 use forebay_model::job::{JobSpec, Op, Origin, PathKind, Priorities, Sync};
@@ -12,7 +11,8 @@ use std::sync::Arc;
 const FILL_WORKERS: u32 = 4;
 const FILL_IO_BYTES: u64 = 1 << 20;
 
-pub(crate) fn of(job: &JobSpec) -> Result<Purpose, Error> {
+/// `most`: workers that trials are run with for each GPU, at most.
+pub(crate) fn of(job: &JobSpec, most: u32) -> Result<Purpose, Error> {
     let step = job.io_bytes_max.map(|_| job.io_bytes_step.unwrap_or(job.io_bytes));
     let units = [
         ("‹io_bytes›", Some(job.io_bytes)),
@@ -27,7 +27,7 @@ pub(crate) fn of(job: &JobSpec) -> Result<Purpose, Error> {
     // A calibration may settle on more workers than there are now.
     let workers_most = match job.workers_from {
         Origin::Given => job.workers,
-        _ => workers_most() * job.gpus.len().max(job.pairs.len()).max(1) as u32,
+        _ => most * job.gpus.len().max(job.pairs.len()).max(1) as u32,
     };
     Ok(Purpose {
         sources: job.source_uris()?,

@@ -17,11 +17,18 @@ use forebay_model::job::JobSpec;
 use forebay_model::job::PathKind;
 use forebay_model::record::*;
 pub use forebay_model::units::BYTES_PER_GIB as GIB;
-use forebay_model::{stats, Latency};
+use forebay_model::{stats, Error, Latency};
 use forebay_storage::path::{self, gds, Destination, Ends};
 use forebay_storage::source::Target;
 use missing::{cache_state, note_missing};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// A record, and the error if the run failed.
+#[derive(Debug)]
+pub struct Outcome {
+    pub record: RunRecord,
+    pub failure: Option<Error>,
+}
 
 pub struct Context<'a> {
     pub job: &'a JobSpec,

@@ -1,6 +1,7 @@
 //! Requirements: options that contradict the job, or that the opened targets don't support, are refused with the
 //! reason, and a finished run is checked against what it required.
 
+use super::calibration::workers_most;
 use super::{purpose, share, worker_setup};
 use forebay_model::cached;
 use forebay_model::job::{Cache, Engine, JobSpec, Sync};
@@ -70,7 +71,7 @@ pub(crate) fn of_machine(job: &JobSpec, looked: &Looked) -> Result<(), Error> {
         return Ok(());
     }
     share::cpus_of(job)?;
-    let targets = looked.rehearsed(&purpose::of(job)?)?;
+    let targets = looked.rehearsed(&purpose::of(job, workers_most())?)?;
     of_targets(job, &targets)?;
     if path::find(job.path).is_none_or(|path| path.ends() != path::Ends::Host) {
         // Their buffers depend on the GPU.

@@ -1,5 +1,7 @@
 //! From a job to its record: plan, prepare, run as often as requested, and report.
 
+use crate::calibration::workers_most;
+use crate::record::Outcome;
 use crate::run_kit::{run_thread, Observer, Progress, Ran};
 use crate::{
     calibration, fleet, host_capacity, prediction, purpose, record, replay, requirements, share,
@@ -17,13 +19,6 @@ use forebay_storage::source::fault::FaultPlan;
 use forebay_storage::source::{Action, Draft, FilePlan, Target, Uri};
 use serde::Serialize;
 use std::sync::Arc;
-
-/// A record, and the error if the run failed.
-#[derive(Debug)]
-pub struct Outcome {
-    pub record: RunRecord,
-    pub failure: Option<Error>,
-}
 
 /// Plan of `run`, without running it.
 #[derive(Debug, Serialize)]
@@ -56,7 +51,7 @@ pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     check(job)?;
     let replay = replay::of(job)?;
     let job = replay.as_ref().map_or(job, |replay| &replay.job);
-    let looked = opening::look(&purpose::of(job)?)?;
+    let looked = opening::look(&purpose::of(job, workers_most())?)?;
     replay.as_ref().map_or(Ok(()), |replay| replay.fits(&looked.drafts))?;
     prediction::check(job, &looked.drafts)?;
     requirements::of_machine(&into_host_memory(&with_a_worker_each(job)).0, &looked)?;
@@ -162,7 +157,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     let replay = replay::of(job)?;
     let job = &with_a_worker_each(replay.as_ref().map_or(job, |replay| &replay.job));
     let started = clock::wall_seconds();
-    let mut looked = opening::look(&purpose::of(job)?)?;
+    let mut looked = opening::look(&purpose::of(job, workers_most())?)?;
     replay.as_ref().map_or(Ok(()), |replay| replay.fits(&looked.drafts))?;
     prediction::check(job, &looked.drafts)?;
     if looked.drafts.iter().all(Draft::is_virtual) {
@@ -172,11 +167,11 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     let (job, no_gpu) = into_host_memory(job);
     let destination = Arc::new(Destination::open(&job)?);
     host_capacity::check(&job, &looked.drafts, observer)?;
-    if looked.changes(&purpose::of(&job)?) {
+    if looked.changes(&purpose::of(&job, workers_most())?) {
         requirements::of_machine(&job, &looked)?;
     }
-    let mut opened =
-        looked.open(&purpose::of(&job)?, &mut |targets| purpose::fill(&job, targets, observer))?;
+    let mut opened = looked
+        .open(&purpose::of(&job, workers_most())?, &mut |targets| purpose::fill(&job, targets, observer))?;
     let settled = settle(&job, &mut opened, &destination, observer);
     let calibration::Calibrated { job, reasons, calibration } = match settled {
         Ok(settled) => settled,

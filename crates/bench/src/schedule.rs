@@ -91,6 +91,16 @@ pub(crate) fn schedule_of(job: &JobSpec, worker: u32) -> Option<Schedule> {
     })
 }
 
+/// Mean size of the job's I/Os, bytes.
+pub(crate) fn mean_io_bytes(job: &JobSpec) -> f64 {
+    if let Ok(Some(mix)) = job.parsed_mix() {
+        return mix.mean_bytes(job.reads_pct());
+    }
+    let step = job.io_bytes_step.unwrap_or(job.io_bytes);
+    let most = job.io_bytes + (job.io_bytes_largest() - job.io_bytes) / step * step;
+    (job.io_bytes + most) as f64 / 2.0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,10 +4,9 @@
 
 use super::measured_time::MeasuredTime;
 use crate::batches::{self, Batches, Queries};
-use crate::host_capacity::mean_io_bytes;
 use crate::pause::{Left, Pause};
 use crate::replay::{self, Player};
-use crate::schedule::{schedule_of, Schedule};
+use crate::schedule::{mean_io_bytes, schedule_of, Schedule};
 use forebay_io::queue::Op;
 use forebay_model::iolog::Kind;
 use forebay_model::job::{JobSpec, Sync};

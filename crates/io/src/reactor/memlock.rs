@@ -4,8 +4,6 @@
 //! Every kernel charges registered buffers, a huge page as a whole; some charge rings, too. A ring's memory is given
 //! back a little after its end.
 
-use super::ring::build;
-use super::RingOptions;
 use crate::clock;
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
@@ -27,7 +25,7 @@ pub(super) const ENTRIES_MIN: u32 = 64;
 const PATIENCE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(5);
 /// Rings that are tried at a time: each takes a descriptor, which others of the process may need.
-const TRIED_MAX: u32 = 64;
+pub(super) const TRIED_MAX: u32 = 64;
 /// Bytes of a limit that registered buffers leave to rings, and to this user's other processes.
 pub const LEFT_BYTES: u64 = 8 << 20;
 /// At most this part of a limit that is hardly more, or less.
@@ -59,24 +57,6 @@ pub fn patiently<T>(ring: impl Fn() -> io::Result<T>) -> io::Result<T> {
             told => return told,
         }
     }
-}
-
-/// Checks that locked memory allows that many rings at a time.
-///
-/// # Errors
-/// The kernel's.
-pub fn room_for(rings: u32, options: RingOptions) -> io::Result<()> {
-    let mut had = vec![build(options)?];
-    let together = if limit().is_some() { rings.min(TRIED_MAX) } else { 1 };
-    while had.len() < together as usize {
-        match build(options) {
-            Ok(ring) => had.push(ring),
-            Err(e) if e.raw_os_error() == Some(libc::ENOMEM) => return Err(e),
-            // Of descriptors, too few are named where they are needed.
-            Err(_) => break,
-        }
-    }
-    Ok(())
 }
 
 /// Bytes that are registered by leave of the limit, until this is dropped.

@@ -124,6 +124,24 @@ pub(super) fn build(options: RingOptions) -> std::io::Result<(IoUring, Vec<&'sta
     Ok((uring, features))
 }
 
+/// Checks that locked memory allows that many rings at a time.
+///
+/// # Errors
+/// The kernel's.
+pub fn room_for(rings: u32, options: RingOptions) -> std::io::Result<()> {
+    let mut had = vec![build(options)?];
+    let together = if memlock::limit().is_some() { rings.min(memlock::TRIED_MAX) } else { 1 };
+    while had.len() < together as usize {
+        match build(options) {
+            Ok(ring) => had.push(ring),
+            Err(e) if e.raw_os_error() == Some(libc::ENOMEM) => return Err(e),
+            // Of descriptors, too few are named where they are needed.
+            Err(_) => break,
+        }
+    }
+    Ok(())
+}
+
 fn best(options: RingOptions, entries: u32, wanted: u32) -> std::io::Result<(IoUring, Vec<&'static str>)> {
     let at_most = if entries < wanted { entries * 2 } else { 65536 };
     let completions = options.depth.saturating_mul(2).clamp(entries * 2, at_most).next_power_of_two();

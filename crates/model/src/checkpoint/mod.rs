@@ -8,12 +8,20 @@ pub mod rules;
 
 pub use layout::{Model, Part, Sizes};
 pub use record::Checkpoint;
-pub use rules::Edition;
 
 use crate::job::{Cache, Engine, PathKind};
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
+
+/// Edition of the rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Edition {
+    #[serde(rename = "v2.0")]
+    V20,
+    #[serde(rename = "v3.0")]
+    V30,
+}
 
 /// Checkpoints of one run.
 const STEPS_MAX: u32 = 10_000;

@@ -1,7 +1,6 @@
 //! The results of a run over checkpoints: the part `checkpoint` of a record.
 
-use super::rules::Edition;
-use super::{Mode, Model};
+use super::{Edition, Mode, Model};
 use crate::record::{Cpu, LatencySummary};
 use crate::units::BYTES_PER_GIB as GIB;
 use crate::Latency;

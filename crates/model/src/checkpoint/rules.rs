@@ -1,10 +1,9 @@
 //! The rules of MLPerf Storage for checkpoints, by edition: which apply to a run, and why.
 
 use super::record::{Checkpoint, Rule};
-use super::{CheckpointSpec, Mode};
+use super::{CheckpointSpec, Edition, Mode};
 use crate::job::Cache;
 use crate::Error;
-use serde::{Deserialize, Serialize};
 
 /// Checkpoints to write, and to read.
 pub const CHECKPOINTS: u32 = 10;
@@ -20,14 +19,6 @@ const TURN_S: f64 = 30.0;
 const RESIDENT_MAX: f64 = 0.01;
 /// The one model that v3.0 lets run as a subset.
 const SUBSET_V30: &str = "llama3-8b";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Edition {
-    #[serde(rename = "v2.0")]
-    V20,
-    #[serde(rename = "v3.0")]
-    V30,
-}
 
 /// Facts that only the run itself could determine.
 #[derive(Clone, Copy, Debug, Default)]

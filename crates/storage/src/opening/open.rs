@@ -6,7 +6,7 @@ use crate::path::{self, auto::Way};
 use crate::source::file::{misaligned, FileAccess, FileTarget};
 use crate::source::{Action, Backing, Draft, FileBacking, FilePlan, Open, Route, SharedDrive, Target};
 use forebay_io::meter::cache;
-use forebay_io::reactor::{memlock, RingOptions};
+use forebay_io::reactor::{self, memlock, RingOptions};
 use forebay_model::content;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{Cache, Engine};
@@ -73,7 +73,7 @@ pub fn has_rings(
 ) -> Result<Result<(), String>, Error> {
     let insists = sqpoll || iopoll || engine == Engine::Uring;
     let options = RingOptions { depth: 8, sqpoll, iopoll, one_by_one: false };
-    match memlock::room_for(workers, options) {
+    match reactor::room_for(workers, options) {
         Ok(()) => Ok(Ok(())),
         Err(e) if insists => {
             Err(memlock::refusal("the run", &e, "forebay doctor for the reason, or ‹engine› pread"))

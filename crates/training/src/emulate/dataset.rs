@@ -1,7 +1,6 @@
 //! Input of a run: the files of a data set, listed once by name and opened when their turn comes. Half a million names
 //! are held side by side in one text.
 
-use super::how;
 use super::manifest::Manifest;
 use super::packed::Packed;
 use super::reading::Opened;
@@ -185,14 +184,11 @@ pub(crate) fn check_globs(spec: &EmulateSpec) -> Result<(), Error> {
     }
 }
 
-/// Refuses engines that the data set can't be read by.
-pub(crate) fn check_engine(spec: &EmulateSpec) -> Result<(), Error> {
+/// Returns whether the data set is files that have to be read, or one space that is read as itself.
+pub(crate) fn is_files(spec: &EmulateSpec) -> Result<bool, Error> {
     let uris = uris_of(spec)?;
     let has_content = !matches!(uris.as_slice(), [uri] if uri.model().is_some_and(|m| m.over.is_none()));
-    if has_content && is_one_space(&uris) {
-        return Ok(());
-    }
-    how::check_engine(spec.engine)
+    Ok(!(has_content && is_one_space(&uris)))
 }
 
 /// Models of drives want a place for each file.

@@ -12,6 +12,7 @@ mod conduct;
 mod dataset;
 mod destination;
 mod headroom;
+mod held;
 mod how;
 mod manifest;
 mod packed;
@@ -83,7 +84,9 @@ pub fn check(spec: &EmulateSpec) -> Result<(), Error> {
     let row = row_of(spec)?;
     check_decode(spec, row)?;
     route::check(spec, row)?;
-    dataset::check_engine(spec)?;
+    if dataset::is_files(spec)? {
+        how::check_engine(spec.engine)?;
+    }
     dataset::check_globs(spec)?;
     cpus_of(spec).map(|_| ())
 }

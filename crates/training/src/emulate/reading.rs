@@ -2,7 +2,7 @@
 //! samples that are wanted, and how many samples are whole. It waits with its stream,
 //! goes from worker to worker, and on to the next stream after this one.
 
-use super::straight::Held;
+use super::held::Held;
 use crate::format::pick::{self, Index, Picker, Wanted};
 use crate::format::{Damage, Lost, Parser};
 use forebay_model::training::Stream;

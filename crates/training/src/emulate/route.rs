@@ -6,12 +6,13 @@ use crate::format::pick::PickSpec;
 use crate::format::FormatRow;
 use forebay_bench::doctor;
 use forebay_io::gpu::cuda::Device;
-use forebay_model::job::PathKind;
+use forebay_model::job::{Engine, PathKind};
 use forebay_model::training::{EmulateSpec, Level};
 use forebay_model::Error;
 use forebay_storage::path::auto::{self, Known, Situation};
 use forebay_storage::path::{self, Destination, Ends, PATHS};
 use forebay_storage::source::file::FileTarget;
+use forebay_storage::source::{FileBacking, Target};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -115,7 +116,7 @@ fn situation(
     devices: &[Arc<Device>],
 ) -> Situation {
     let destination = Destination::on(devices.to_vec());
-    let target = super::straight::target_of(probe.clone());
+    let target = target_of(probe.clone());
     let (mut cannot, mut known) = (BTreeMap::new(), Known::by(doctor::gds_verdict));
     for path in PATHS {
         let able = path.can(&target, &destination, &mut known);
@@ -136,4 +137,9 @@ fn situation(
         cannot,
         require_direct: spec.require_direct,
     }
+}
+
+fn target_of(file: FileTarget) -> Target {
+    let label = file.path.display().to_string();
+    Target::new(label, file.bytes, FileBacking { target: file, engine: Engine::Inline })
 }

@@ -3,11 +3,12 @@
 //! them; either way they are let go of when the last one who reads them is done.
 
 use super::destination::Destination;
+use super::held::Held;
 use super::how::How;
 use super::route::Route;
 use forebay_io::gpu::cuda::Device;
 use forebay_io::reactor::Reactor;
-use forebay_model::job::{Engine, JobSpec};
+use forebay_model::job::JobSpec;
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
 use forebay_storage::path::gds::Session;
@@ -15,25 +16,12 @@ use forebay_storage::path::mapped::Registry;
 use forebay_storage::path::straight::{LaneNeeds, Lanes, Means};
 use forebay_storage::path::{self, limits};
 use forebay_storage::source::file::FileTarget;
-use forebay_storage::source::{FileBacking, Target};
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::{Arc, Mutex};
 
 /// Files that stay mapped from epoch to epoch, with what of them is registered: a process may have 65,530 mappings.
 const KEPT_MAX: u64 = 16_384;
-
-/// A file that the means know, as long as anybody has this.
-pub(crate) struct Held {
-    pub target: FileTarget,
-    means: Arc<dyn Means>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.means.forget(&self.target);
-    }
-}
 
 pub(crate) struct Straight {
     /// By the number of the file. They go before the means do.
@@ -126,7 +114,7 @@ impl Straight {
         }
         let target = FileTarget { path, file: file.clone(), bytes, ..self.probe.clone() };
         self.means.hold(&target, &self.devices[turn])?;
-        let held = Arc::new(Held { target, means: self.means.clone() });
+        let held = Arc::new(Held::new(target, self.means.clone()));
         let mut kept = self.lock();
         if kept.len() < self.kept_max {
             kept.insert(number, held.clone());
@@ -170,9 +158,4 @@ pub(crate) fn descriptors(route: &Route, files: u32) -> u64 {
     } else {
         0
     }
-}
-
-pub(crate) fn target_of(file: FileTarget) -> Target {
-    let label = file.path.display().to_string();
-    Target::new(label, file.bytes, FileBacking { target: file, engine: Engine::Inline })
 }

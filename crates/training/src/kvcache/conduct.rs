@@ -1,6 +1,7 @@
 //! A run on files: requests come by the clock, workers move what they ask for, meters see the window.
 
 use super::folder::Folder;
+use super::results::Ran;
 use super::worker::{Moved, Order, Part, Report, Sums, Told, Worker};
 use super::{job_of, results, Done};
 use crate::opened::kit::{spec_of, Kit};
@@ -21,7 +22,7 @@ use forebay_model::Error;
 use forebay_storage::opening;
 use forebay_storage::path::{self, Destination};
 use forebay_storage::source::fault::FaultPlan;
-use forebay_storage::source::{Made as Schemes, Target};
+use forebay_storage::source::Made as Schemes;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
@@ -68,26 +69,6 @@ pub(super) fn run(
         }));
     }
     Ok(results::outcome(spec, job, command, started, &folder, ran))
-}
-
-/// What came of it.
-pub(super) struct Ran {
-    pub services: Vec<Service>,
-    pub sums: Arc<Sums>,
-    pub reports: Vec<Report>,
-    pub readings: Readings,
-    pub points: Vec<Point>,
-    pub resources: Resources,
-    pub target: Target,
-    pub destination: Arc<Destination>,
-    pub failed: Option<Error>,
-    /// How long the window was, and whether it and the requests after it were seen to their end.
-    pub window: Duration,
-    pub whole_window: bool,
-    pub drained: bool,
-    pub was_stopped: bool,
-    /// When the run was over.
-    pub last: Duration,
 }
 
 struct Run {

@@ -1,17 +1,41 @@
 //! Record of a run: the driver's for the window, with the part about the cache.
 
-use super::conduct::Ran;
 use super::folder::Folder;
+use super::worker::{Report, Sums};
 use super::{no_entry, Done, RankDone};
-use forebay_bench::run_kit::{Ran as Window, READ, WRITE};
+use forebay_bench::run_kit::{Ran as Window, Readings, Resources, READ, WRITE};
 use forebay_bench::{record, requirements, Outcome};
 use forebay_model::job::JobSpec;
 use forebay_model::kvcache::record::{Circumstance, Moved, Spread};
 use forebay_model::kvcache::simulate::{counted, OF_REFERENCE};
-use forebay_model::kvcache::{KvCache, KvSpec};
-use forebay_model::record::Warning;
+use forebay_model::kvcache::{KvCache, KvSpec, Service};
+use forebay_model::record::{Point, Warning};
 use forebay_model::{warnings, Error, Latency};
+use forebay_storage::path::Destination;
+use forebay_storage::source::Target;
 use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What came of a run on files.
+pub(super) struct Ran {
+    pub services: Vec<Service>,
+    pub sums: Arc<Sums>,
+    pub reports: Vec<Report>,
+    pub readings: Readings,
+    pub points: Vec<Point>,
+    pub resources: Resources,
+    pub target: Target,
+    pub destination: Arc<Destination>,
+    pub failed: Option<Error>,
+    /// How long the window was, and whether it and the requests after it were seen to their end.
+    pub window: Duration,
+    pub whole_window: bool,
+    pub drained: bool,
+    pub was_stopped: bool,
+    /// When the run was over.
+    pub last: Duration,
+}
 
 /// What a run on files takes for granted, beside what it has of the reference.
 const OF_FILES: &str = "entries in the memory tier are counted, and their bytes aren't moved";

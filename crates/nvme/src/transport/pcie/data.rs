@@ -1,19 +1,12 @@
 //! The data pointer of a command (base, section 4.1): PRPs, or an SGL.
 
 use super::memory::{HostMemory, Unmapped};
+pub(super) use super::merged::unreachable_data;
+use super::merged::Merged;
+pub use super::merged::{Piece, DESCRIPTORS_MAX};
 use super::{prp, sgl};
 use crate::command::Sqe;
 use crate::status::{Code, Status};
-
-/// A part of a command's data, in the host's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    pub address: u64,
-    pub bytes: u32,
-}
-
-/// SGL descriptors that a command may have, over all segments. PRPs end by themselves: each covers a page.
-pub const DESCRIPTORS_MAX: u32 = 4096;
 
 /// Tells `sink` of each part of the `bytes` that a command moves, in order; neighbours come as one. `page_bytes`: CC.MPS.
 /// `sink` refuses what it can't reach. Err: complete the command with this; what was told until then is to be
@@ -25,7 +18,7 @@ pub fn walk<M: HostMemory + ?Sized>(
     page_bytes: u32,
     sink: &mut dyn FnMut(Piece) -> Result<(), Unmapped>,
 ) -> Result<(), Status> {
-    let mut merged = Merged { sink, last: None };
+    let mut merged = Merged::into(sink);
     match sqe.flags >> 6 {
         _ if bytes == 0 => {}
         PSDT_PRP => {
@@ -53,41 +46,4 @@ pub fn prps(sqe: &Sqe) -> [u64; 2] {
 pub fn with_prps(sqe: Sqe, prps: [u64; 2]) -> Sqe {
     let bytes: [u8; 16] = zerocopy::transmute!(prps.map(u64::to_le));
     Sqe { sgl: zerocopy::transmute!(bytes), flags: sqe.flags & 0b11, ..sqe }
-}
-
-/// Pieces on their way to the sink, the last one held back for its neighbour.
-pub(super) struct Merged<'a> {
-    sink: &'a mut dyn FnMut(Piece) -> Result<(), Unmapped>,
-    last: Option<Piece>,
-}
-
-impl Merged<'_> {
-    pub(super) fn push(&mut self, address: u64, bytes: u32) -> Result<(), Status> {
-        // The last byte of the address space may be part of it.
-        address.checked_add(u64::from(bytes.max(1)) - 1).ok_or(unreachable_data())?;
-        if let Some(last) = &mut self.last {
-            let end = last.address.checked_add(last.bytes.into());
-            match last.bytes.checked_add(bytes).filter(|_| end == Some(address)) {
-                Some(both) => {
-                    last.bytes = both;
-                    return Ok(());
-                }
-                None => (self.sink)(*last).map_err(|_| unreachable_data())?,
-            }
-        }
-        self.last = Some(Piece { address, bytes });
-        Ok(())
-    }
-
-    fn end(mut self) -> Result<(), Status> {
-        match self.last.take() {
-            Some(last) => (self.sink)(last).map_err(|_| unreachable_data()),
-            None => Ok(()),
-        }
-    }
-}
-
-/// The data, or a list of where they are, aren't in the host's memory.
-pub(super) fn unreachable_data() -> Status {
-    Status::fatal(Code::DATA_TRANSFER_ERROR)
 }

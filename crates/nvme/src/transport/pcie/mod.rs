@@ -9,6 +9,7 @@ pub mod data;
 pub mod device;
 pub mod host;
 pub mod memory;
+mod merged;
 mod prp;
 pub mod queue;
 pub mod registers;

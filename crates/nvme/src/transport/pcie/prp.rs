@@ -2,8 +2,8 @@
 //!
 //! A walk ends: every list but the first starts at a page, so each has at least one page of data.
 
-use super::data::{unreachable_data, Merged};
 use super::memory::HostMemory;
+use super::merged::{unreachable_data, Merged};
 use crate::status::{Code, Status};
 use zerocopy::little_endian::U64;
 use zerocopy::IntoBytes;

@@ -2,8 +2,8 @@
 //!
 //! A walk ends: over all segments it reads `DESCRIPTORS_MAX` descriptors at most.
 
-use super::data::{unreachable_data, Merged, DESCRIPTORS_MAX};
 use super::memory::HostMemory;
+use super::merged::{unreachable_data, Merged, DESCRIPTORS_MAX};
 use crate::command::Sgl;
 use crate::status::{Code, Status};
 use zerocopy::IntoBytes;

@@ -14,6 +14,11 @@ use forebay_io::reactor::Reactor;
 use std::cell::RefCell;
 use std::rc::Rc;
 
+/// Slots for bytes that can't be mapped, and the size of each; longer I/Os are split. As in `bounce`, copies of 4 MiB
+/// keep the device busy.
+pub(super) const ASIDE_SLOTS: u32 = 4;
+pub(super) const ASIDE_BYTES_MAX: u64 = 4 << 20;
+
 /// Staging slots of a worker, shared by its queues: each goes by its number.
 #[derive(Clone)]
 pub struct Staging {

@@ -1,5 +1,6 @@
 //! Row of `mapped` in the table of paths, and its part of a worker.
 
+use super::copies::{ASIDE_BYTES_MAX, ASIDE_SLOTS};
 use super::relays::{relays_of, Relays};
 use super::straight::MappedMeans;
 use super::{Limits, MappedQueue, Staging};
@@ -28,10 +29,6 @@ const IO_BYTES_UNTRIED: u64 = 64 << 10;
 /// In flight of reads in order, so that windows are long and relays copy some of them meanwhile.
 const IN_ORDER_BYTES: u64 = 256 << 20;
 const IN_ORDER_IO_BYTES: u64 = 16 << 20;
-/// Slots for bytes that can't be mapped, and the size of each; longer I/Os are split. As in `bounce`, copies of 4 MiB
-/// keep the device busy.
-pub(super) const ASIDE_SLOTS: u32 = 4;
-pub(super) const ASIDE_BYTES_MAX: u64 = 4 << 20;
 
 pub struct Mapped;
 

@@ -1,6 +1,6 @@
 //! `mapped` for many files, which come and go while a run reads them.
 
-use super::row::{ASIDE_BYTES_MAX, ASIDE_SLOTS};
+use super::copies::{ASIDE_BYTES_MAX, ASIDE_SLOTS};
 use super::{DevicePinner, Limits, MappedQueue, Registry, Staging, LEAST_BYTES};
 use crate::path::straight::{LaneNeeds, Lanes, Means};
 use crate::path::{BounceQueue, Copier};

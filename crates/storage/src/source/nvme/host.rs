@@ -1,11 +1,10 @@
 //! State that every host of a namespace keeps, whatever leads to its controllers.
 
-use super::{Identity, Notes, Shares, Wakers};
+use super::{Cause, Identity, Notes, Shares, Wakers};
 use forebay_io::clock;
 use forebay_model::record::{FabricPath, FabricRan};
 use forebay_model::Error;
-use forebay_nvme::host::{ControllerInfo, Failure, FailureKind, NamespaceInfo};
-use forebay_nvme::status::Code;
+use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -22,41 +21,6 @@ pub enum Standing {
     Failed(String, Cause),
     /// The first attempt hasn't ended.
     Trying,
-}
-
-/// Cause of a controller's failure, as far as it decides what to type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
-    /// The controller, or the way to it.
-    Other,
-    /// It was asked for something that this host may not have.
-    Refused,
-    /// It doesn't let this host in.
-    Unlisted,
-    /// It has no such namespace.
-    Namespace,
-    /// This host didn't prove who it is.
-    Unproven,
-    /// Taken by another host.
-    Taken,
-    /// It grants so many I/O queues and no more.
-    Few(u16),
-}
-
-impl Cause {
-    pub fn of(failure: &Failure) -> Cause {
-        match (failure.kind, failure.status.map(|status| status.code)) {
-            (FailureKind::Refused, Some(Code::CONNECT_INVALID_HOST)) => Cause::Unlisted,
-            (FailureKind::Refused, Some(_)) => Cause::Refused,
-            (FailureKind::Refused, None) => Cause::Namespace,
-            (FailureKind::Protocol | FailureKind::Again, _) => Cause::Other,
-        }
-    }
-
-    /// Another request would do.
-    pub fn is_request(self) -> bool {
-        matches!(self, Cause::Refused | Cause::Unlisted | Cause::Namespace | Cause::Unproven)
-    }
 }
 
 pub struct Host {

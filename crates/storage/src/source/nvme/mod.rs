@@ -3,6 +3,7 @@
 //! what is there again is what was there before.
 
 mod attempts;
+mod cause;
 mod host;
 mod identity;
 mod namespace;
@@ -14,7 +15,8 @@ pub(crate) mod status;
 mod work;
 
 pub use attempts::{Attempts, Episode};
-pub use host::{Cause, Host, Standing};
+pub use cause::Cause;
+pub use host::{Host, Standing};
 pub use identity::{Identity, Stranger};
 pub use namespace::{Namespace, NamespaceBacking, NamespaceDraft};
 pub use notes::{Connected, Notes, Traffic};

@@ -5,7 +5,7 @@
 //! What a server sends is bounded and never trusted: a length out of range, an
 //! answer that is too short, or silence end the connection, nothing more.
 
-use super::wire::{self, Command, DeviceInfo, Header, IoFd, IrqInfo, Region, HEADER_BYTES};
+use super::wire::{self, Answer, Command, DeviceInfo, Header, IoFd, IrqInfo, Region, HEADER_BYTES};
 use forebay_io::clock;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -140,13 +140,6 @@ fn ready(socket: &OwnedFd, what: PollFlags, until: Instant) -> Result<(), Wrong>
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(e) => Err(Wrong::Gone(e.to_string())),
     }
-}
-
-/// An answer without its header.
-#[derive(Debug, Default)]
-pub(crate) struct Answer {
-    pub body: Vec<u8>,
-    pub fds: Vec<OwnedFd>,
 }
 
 /// One connection with a server; requests belong to one thread.

@@ -2,7 +2,6 @@
 //! ends are on one machine. Numbers are those of the vfio-user specification
 //! (libvfio-user, docs/vfio-user.rst) and of linux/vfio.h.
 
-use super::client::Answer;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -245,6 +244,13 @@ const IO_FD_BYTES_MIN: usize = 40;
 /// `bytes`: of the longest answer that is taken.
 pub(crate) fn io_fds(index: u32, bytes: u32) -> Vec<u8> {
     numbers(&[bytes, 0, index, 0])
+}
+
+/// An answer without its header.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    pub body: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
 }
 
 /// Returns those that are plain eventfds of four bytes without a condition.

@@ -3,8 +3,8 @@
 
 use super::super::board::Equipment;
 use super::super::dataset::place_of;
+use super::super::held::Held;
 use super::super::reading::{Opened, BLOCK};
-use super::super::straight::Held;
 use super::super::supply::Delays;
 use super::super::uring::{Files, Reading as OpenFiles, Slots};
 use super::super::Shared;

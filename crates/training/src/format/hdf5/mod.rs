@@ -7,7 +7,10 @@ pub(super) mod walk;
 
 use super::bounded::{u64_at, Gather};
 use super::{Damage, ParseSpec, Parser};
-use walk::{DataSet, Walk, SIGNATURE};
+use walk::{DataSet, Walk};
+
+/// Beginning of a file.
+const SIGNATURE: &[u8; 8] = b"\x89HDF\r\n\x1a\n";
 
 /// Up to the end-of-file address, of every version.
 const HEAD_BYTES: usize = 52;

@@ -3,7 +3,7 @@
 //! version 4. Each ends in a checksum, which is held against the bytes before it.
 
 use super::super::bounded::{u16_at, u32_at, u64_at};
-use super::walk::SIGNATURE;
+use super::SIGNATURE;
 
 pub(super) const SUPERBLOCK_BYTES: usize = 48;
 /// Longest that an object header's prefix can be, up to the length of its messages.

@@ -8,7 +8,6 @@
 use super::super::bounded::{u16_at, u32_at, u64_at};
 use super::newer::{self, Array, Chunks, Link};
 
-pub(crate) const SIGNATURE: &[u8; 8] = b"\x89HDF\r\n\x1a\n";
 const UNDEFINED: u64 = u64::MAX;
 /// Up to the root group's entry and its scratch space, of version 1.
 const SUPERBLOCK_BYTES: u64 = 100;
@@ -198,7 +197,7 @@ impl Walk {
     }
 
     fn superblock(&mut self, head: &[u8]) -> Result<(), String> {
-        if head.len() < SUPERBLOCK_BYTES as usize || &head[..8] != SIGNATURE {
+        if head.len() < SUPERBLOCK_BYTES as usize || &head[..8] != super::SIGNATURE {
             return Err("it doesn't begin as an HDF5 file does".into());
         }
         let more = match head[8] {

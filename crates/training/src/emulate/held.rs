@@ -1,0 +1,24 @@
+//! A file that goes straight into a GPU, while anybody reads it.
+
+use forebay_storage::path::straight::Means;
+use forebay_storage::source::file::FileTarget;
+use std::sync::Arc;
+
+/// A file that the means know, as long as anybody has this.
+pub(crate) struct Held {
+    pub target: FileTarget,
+    means: Arc<dyn Means>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.means.forget(&self.target);
+    }
+}
+
+impl Held {
+    /// The means know it already.
+    pub(crate) fn new(target: FileTarget, means: Arc<dyn Means>) -> Held {
+        Held { target, means }
+    }
+}
