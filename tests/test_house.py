@@ -268,7 +268,6 @@ CIRCLES: dict[str, list[str]] = {
         "training units warnings wording",
     ],
     "nvme": ["controller discovery host transport"],
-    "reader": ["file gpu_numbers layout many request rows thread_pool worker"],
     "serve::gateway": ["controller function handle handover hold io keeper port worker"],
     "serve::gateway::rpc": ["arguments verbs"],
     "serve::namespace": ["executor lane steps", "health volume"],
@@ -300,7 +299,7 @@ def test_the_search_for_circles_reads_imports_and_follows_them() -> None:
     found = rust_imports("use super::a::{self, b as c, d::{E, *}};\npub(crate) use crate::f;\n")
     assert found == {"a": ["super::a"], "c": ["super::a::b"], "E": ["super::a::d::E"], "*": ["super::a::d::*"], "f": ["crate::f"]}
     modules = all_modules()
-    assert modules.source_of(("reader", "worker", "mix"), "crate::Range") == ("reader", "request"), "handed on by the crate"
+    assert modules.source_of(("reader", "worker", "mix"), "crate::Range") == ("reader", "place"), "handed on by the crate"
 
 
 @pytest.mark.promise("HSE-8")
@@ -373,8 +372,8 @@ LAYERS = {
         checksum files""".split(),
     "serve": "namespace target ublk gateway".split(),
     "training": "format generate emulate opened checkpoint kvcache".split(),
-    "reader": """devices choice layout numbers gpu_numbers load windows map file request rows thread_pool worker many
-        loader""".split(),
+    "reader": """processors place devices choice numbers repeats gpu_numbers load windows map rows leaving file request opened
+        layout relays worker thread_pool many loader""".split(),
 }
 
 

@@ -2,10 +2,10 @@
 
 use super::choice::{Carrier, Choice, Load, Noted};
 use super::map::Map;
-use super::request::{Place, Range, Request};
+use super::place::{Place, Range};
 use super::rows::{Fetch, Layout, COPIED_ROW_BYTES_MAX, ROW_BYTES_MAX};
 use super::windows::{cap_bytes, Windows};
-use super::{devices, thread_pool};
+use super::{devices, leaving, processors};
 use super::{
     AHEAD_SOONER, BESIDE_A_MODEL_WINDOW_BYTES, BESIDE_COPIES_WINDOW_BYTES, MIXED_WORKERS_MIN,
     REGISTERED_FOR_BYTES_MIN, WINDOWED_AT_ONCE_BYTES_MIN, WINDOWED_BYTES_MIN,
@@ -14,7 +14,7 @@ use forebay_io::clock;
 use forebay_io::copy;
 use forebay_io::gpu::kernels::Rows;
 use forebay_io::meter::cache;
-use forebay_io::process::PerProcess;
+use forebay_io::process::{self, PerProcess};
 use forebay_model::job::Prefer;
 use forebay_model::Error;
 use forebay_storage::source::file::{FileAccess, FileTarget};
@@ -22,7 +22,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Instant;
 
 /// From this share of its windows on a file counts as registered: the others weren't cached, and go through slots.
@@ -106,7 +106,7 @@ pub struct Reader {
     /// Fetchers of rows, by GPU.
     rows: Mutex<Vec<(u32, Rows)>>,
     /// Requests of this process: what its parent reads doesn't end here.
-    under_way: PerProcess<Mutex<Vec<Weak<Request>>>>,
+    under_way: PerProcess<Arc<UnderWay>>,
     _open: Open,
 }
 
@@ -321,7 +321,7 @@ impl Reader {
     fn would_spare(&self, load: Load) -> bool {
         load.row_bytes <= ROW_BYTES_MAX
             && self.may_be_registered()
-            && self.choice.is_for_gpu(load, thread_pool::all_threads(), self.prefer)
+            && self.choice.is_for_gpu(load, processors::all_threads(), self.prefer)
     }
 
     /// Notes a request of ranges through slots.
@@ -340,7 +340,7 @@ impl Reader {
     /// Notes a request's end. Has the file registered in the background, once as much time was spent as that takes: not before,
     /// since it would leave no memory to pin for slots where little may be pinned.
     pub(super) fn note_end(&self, noted: Noted, began: Instant) {
-        self.choice.note(noted, thread_pool::all_threads(), began, clock::now());
+        self.choice.note(noted, processors::all_threads(), began, clock::now());
         let open = || !self.is_registered() && !self.is_registering();
         // What a loader reads is read again, epoch after epoch.
         let worth = if self.ahead { self.cached.bytes / AHEAD_SOONER } else { self.cached.bytes };
@@ -354,7 +354,7 @@ impl Reader {
 
     /// Returns the number of workers for rows that processors bring one by one.
     pub(super) fn hands(&self) -> usize {
-        thread_pool::all_threads()
+        processors::all_threads()
     }
 
     fn may_be_registered(&self) -> bool {
@@ -430,7 +430,7 @@ impl Reader {
         self.once
             && self.way == Way::Auto
             && bytes >= WINDOWED_AT_ONCE_BYTES_MIN
-            && thread_pool::threads() >= MIXED_WORKERS_MIN
+            && processors::threads() >= MIXED_WORKERS_MIN
             && self.windows().is_some_and(|windows| windows.is_untouched())
     }
 
@@ -446,10 +446,9 @@ impl Reader {
         self.windows.get().and_then(|made| made.as_ref().ok())
     }
 
-    pub(super) fn note(&self, request: &Arc<Request>) {
-        let mut all = self.under_way.lock().expect("no holder panics");
-        all.retain(|r| r.upgrade().is_some_and(|r| !r.is_done()));
-        all.push(Arc::downgrade(request));
+    /// Held by a request that reads from it.
+    pub(super) fn reading(&self) -> Reading {
+        Reading::begin(&self.under_way)
     }
 
     /// Waits until no request reads from it, and lets go of it: in the background where it was opened for one reading.
@@ -457,15 +456,55 @@ impl Reader {
         self.settle();
         if self.once && self.windows().is_some() {
             let bytes = self.cached.bytes;
-            thread_pool::drop_aside(self, bytes, cap_bytes());
+            leaving::drop_aside(self, bytes, cap_bytes());
         }
     }
 
     /// Waits until no request reads from it.
     pub fn settle(&self) {
-        let all = std::mem::take(&mut *self.under_way.lock().expect("no holder panics"));
-        for request in all.iter().filter_map(Weak::upgrade) {
-            request.wait(None);
+        self.under_way.wait();
+    }
+}
+
+/// Requests that read from a file.
+#[derive(Default)]
+struct UnderWay {
+    count: Mutex<usize>,
+    ended: Condvar,
+}
+
+impl UnderWay {
+    fn wait(&self) {
+        let mut count = self.count.lock().expect("no holder panics");
+        while *count > 0 {
+            count = self.ended.wait(count).expect("no holder panics");
+        }
+    }
+}
+
+/// A request reads from a file, until this is dropped.
+pub(super) struct Reading {
+    of: Arc<UnderWay>,
+    process: u32,
+}
+
+impl Reading {
+    fn begin(of: &Arc<UnderWay>) -> Reading {
+        *of.count.lock().expect("no holder panics") += 1;
+        Reading { of: of.clone(), process: process::id() }
+    }
+}
+
+impl Drop for Reading {
+    /// After a fork a thread of the parent may have had the lock, and nobody in the child waits.
+    fn drop(&mut self) {
+        if self.process != process::id() {
+            return;
+        }
+        let mut count = self.of.count.lock().expect("no holder panics");
+        *count -= 1;
+        if *count == 0 {
+            self.of.ended.notify_all();
         }
     }
 }

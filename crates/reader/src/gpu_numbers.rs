@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
 
 use super::devices;
-use super::rows::{many_repeat, SAMPLE};
+use super::repeats::{many_repeat, SAMPLE};
 use forebay_io::clock;
 use forebay_io::gpu::cuda::{Cuda, Device, DeviceMemory, Event, Stream};
 use forebay_io::gpu::kernels::{Numbers, Ordered};

@@ -4,9 +4,10 @@
 
 use super::file::Reader;
 use super::load::{self, Load};
-use super::many::{self, Opened};
-use super::request::{Place, Range, Request, Source};
-use super::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
+use super::opened::{self, Opened};
+use super::place::{Place, Range};
+use super::request::{Request, Source};
+use super::PAGE;
 use forebay_io::copy::Choice;
 use forebay_model::Error;
 use std::borrow::Cow;
@@ -16,9 +17,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Shorter ranges are asked of the page cache at once; longer ones are worth a look at what is cached.
 const LONG: usize = 64 << 10;
-
-/// Shorter parts cost more to hand out than they gain.
-const PART_BYTES_MIN: usize = 512 << 10;
 
 /// A copy to be: place in the slot, place on the GPU, length.
 #[derive(Clone, Copy)]
@@ -196,7 +194,7 @@ pub(super) fn add(count: &AtomicU64, bytes: usize) {
 }
 
 pub(super) fn asked(source: &Source, piece: &Range) -> String {
-    let path = many::path_of(source, piece.file);
+    let path = opened::path_of(source, piece.file);
     format!("read {} bytes from {} of {}", piece.bytes, piece.offset, path.display())
 }
 
@@ -207,52 +205,4 @@ pub(super) fn failed(source: &Source, piece: &Range, why: &std::io::Error) -> Er
 pub(super) fn short(source: &Source, piece: &Range, end: u64) -> Error {
     let found = format!("the file ended at {end}: it was truncated while it was read");
     Error::run(asked(source, piece), found, "read again once nothing writes to it")
-}
-
-/// Ranges cut into pieces of at most a slot, and pieces gathered into parts: enough of them for every worker, none
-/// larger than a slot, none so small that handing it out costs more than reading it. What is read through windows
-/// is cut at their edges, and each such piece is a part of its own, longer than a slot.
-pub(super) fn cut(ranges: &[Range], workers: usize, windows: Option<u64>) -> (Vec<Range>, Vec<u32>) {
-    let total: usize = ranges.iter().map(|r| r.bytes).sum();
-    let part_bytes = (total / (2 * workers.max(1))).clamp(PART_BYTES_MIN, SLOT_BYTES).next_multiple_of(PAGE);
-    let mut pieces: Vec<Range> = Vec::with_capacity(ranges.len() + total / part_bytes);
-    let mut parts = vec![0u32];
-    let mut gathered = 0;
-    for range in ranges {
-        let mut done = 0;
-        let window = windows.filter(|_| range.to.gpu().is_some() && range.bytes >= WINDOWED_BYTES_MIN);
-        while done < range.bytes {
-            let at = range.offset + done as u64;
-            let in_window = window.map_or(0, |w| (range.bytes - done).min((w - at % w) as usize));
-            if in_window > SLOT_BYTES {
-                if pieces.len() > *parts.last().expect("never empty") as usize {
-                    parts.push(pieces.len() as u32);
-                }
-                pieces.push(Range { offset: at, bytes: in_window, to: range.to.after(done), ..*range });
-                parts.push(pieces.len() as u32);
-                gathered = 0;
-                done += in_window;
-                continue;
-            }
-            // Pieces end where the file's pages do, so that O_DIRECT reads no page twice.
-            let bytes = (range.bytes - done).min(part_bytes - at as usize % PAGE);
-            let begun = *parts.last().expect("never empty") as usize;
-            let gpu_before = pieces.last().map(|p: &Range| p.to.gpu());
-            if pieces.len() > begun
-                && (gathered + bytes > part_bytes
-                    || pieces.len() - begun == PIECES_PER_PART
-                    || gpu_before != Some(range.to.gpu()))
-            {
-                parts.push(pieces.len() as u32);
-                gathered = 0;
-            }
-            pieces.push(Range { offset: at, bytes, to: range.to.after(done), ..*range });
-            gathered += bytes;
-            done += bytes;
-        }
-    }
-    if pieces.len() > *parts.last().expect("never empty") as usize {
-        parts.push(pieces.len() as u32);
-    }
-    (pieces, parts)
 }

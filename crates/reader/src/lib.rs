@@ -14,11 +14,17 @@ mod devices;
 mod file;
 mod gpu_numbers;
 mod layout;
+mod leaving;
 mod load;
 mod loader;
 mod many;
 mod map;
 mod numbers;
+mod opened;
+mod place;
+mod processors;
+mod relays;
+mod repeats;
 mod request;
 mod rows;
 mod thread_pool;
@@ -32,9 +38,11 @@ pub use gpu_numbers::{Given, GpuNumbers};
 pub use loader::{Batch, Column, Lease, Loader, Memory, Next, Part, Spec, Told};
 pub use many::{read_files, sizes_of};
 pub use numbers::Copied;
-pub use request::{Place, Range, Report, Request};
+pub use place::{Place, Range};
+pub use processors::threads;
+pub use request::{Report, Request};
 pub use rows::Layout;
-pub use thread_pool::{begin, release, submit, threads};
+pub use thread_pool::{begin, release, submit};
 
 /// Size of slots that the thread pool reads into and copies from: large enough for the link, small enough that all of
 /// them stay in the last-level cache.

@@ -1,10 +1,10 @@
 //! One read request: its destinations, its progress and its result.
 
 use super::choice::{Load, Noted};
-use super::file::{Reader, Rowwise, Stamp};
+use super::file::{Reader, Reading, Rowwise, Stamp};
 use super::gpu_numbers::{Given, GpuNumbers};
-use super::layout::cut;
 use super::numbers::Copied;
+use super::place::{cut, Place, Range};
 use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::REGISTERED_FOR_BYTES_MIN;
 use forebay_io::gpu::cuda::{Event, Stream};
@@ -16,43 +16,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Memory to be filled. Its owner keeps it until the request has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    Host(u64),
-    Device { gpu: u32, at: u64 },
-}
-
-impl Place {
-    pub fn after(self, bytes: usize) -> Place {
-        match self {
-            Place::Host(at) => Place::Host(at + bytes as u64),
-            Place::Device { gpu, at } => Place::Device { gpu, at: at + bytes as u64 },
-        }
-    }
-
-    pub fn gpu(self) -> Option<u32> {
-        let Place::Device { gpu, .. } = self else { return None };
-        Some(gpu)
-    }
-}
-
-/// `bytes` from `offset` of a file (by its number in the request) to `to`.
-#[derive(Clone, Copy, Debug)]
-pub struct Range {
-    pub file: u32,
-    pub offset: u64,
-    pub bytes: usize,
-    pub to: Place,
-}
-
 pub(super) enum Source {
     One {
         reader: Arc<Reader>,
         before: Stamp,
+        _reading: Reading,
     },
     /// Each with its size; opened, read whole and closed by the worker that gets it.
     Many(Vec<(PathBuf, u64)>),
+}
+
+impl Source {
+    fn of(reader: &Arc<Reader>, before: Stamp) -> Source {
+        Source::One { reader: reader.clone(), before, _reading: reader.reading() }
+    }
 }
 
 /// Report on how the bytes of a request travelled.
@@ -132,9 +109,7 @@ impl Request {
         after: Vec<Event>,
         workers: usize,
     ) -> Result<Arc<Request>, Error> {
-        let request = Arc::new(Request::of_ranges(reader, ranges, after, workers)?);
-        reader.note(&request);
-        Ok(request)
+        Ok(Arc::new(Request::of_ranges(reader, ranges, after, workers)?))
     }
 
     fn of_ranges(
@@ -158,7 +133,7 @@ impl Request {
             true => reader.windows_for(ranges)?.map(|w| w.bytes_each),
             false => None,
         };
-        let source = Source::One { reader: reader.clone(), before };
+        let source = Source::of(reader, before);
         let mut request = Request::new(source, ranges, after, workers, windows);
         let bytes = ranges.iter().map(|r| r.bytes).sum();
         request.mixes = AtomicBool::new(windows.is_some() && reader.mixes(bytes));
@@ -221,19 +196,15 @@ impl Request {
                 let mut request = Request::of_ranges(reader, &ranges, after, hands)?;
                 request.for_all = hands > workers && request.noted.is_none();
                 request.noted = noted.or(request.noted);
-                let request = Arc::new(request);
-                reader.note(&request);
-                return Ok(request);
+                return Ok(Arc::new(request));
             }
         };
-        let source = Source::One { reader: reader.clone(), before };
+        let source = Source::of(reader, before);
         let mut request = Request::new(source, &[], after, workers, None);
         let rows = numbers.rows();
         request.table = Some(Table::new(fetch, (Numbers::Here(numbers), rows), layout, to));
         request.noted = noted;
-        let request = Arc::new(request);
-        reader.note(&request);
-        Ok(request)
+        Ok(Arc::new(request))
     }
 
     /// As `of_rows`, for samples of an order that are rows of the file, each computed by the worker that brings it.
@@ -256,13 +227,10 @@ impl Request {
             let load = Load { rows: of.count, row_bytes: layout.row_bytes, ahead: true };
             let rowwise = reader.rows_for(to, load)?;
             if let Rowwise { fetch: Some(fetch), noted } = rowwise {
-                let mut request =
-                    Request::new(Source::One { reader: reader.clone(), before }, &[], after, workers, None);
+                let mut request = Request::new(Source::of(reader, before), &[], after, workers, None);
                 request.table = Some(Table::new(fetch, (Numbers::Ordered(*of), of.count), layout, to));
                 request.noted = noted;
-                let request = Arc::new(request);
-                reader.note(&request);
-                return Ok(request);
+                return Ok(Arc::new(request));
             }
             let (numbers, hash) = of.all();
             let both = (layout, layout);
@@ -335,13 +303,11 @@ impl Request {
                 return other.map(|_| None);
             }
         };
-        let mut request = Request::new(Source::One { reader: reader.clone(), before }, &[], after, 1, None);
+        let mut request = Request::new(Source::of(reader, before), &[], after, 1, None);
         let rows = numbers.len();
         request.table = Some(Table::new(fetch, (Numbers::GpuNumbers(numbers), rows), layout, to));
         request.noted = noted;
-        let request = Arc::new(request);
-        reader.note(&request);
-        Ok(Some(request))
+        Ok(Some(Arc::new(request)))
     }
 
     /// `windows`: bytes of those that long ranges are read through.
@@ -441,7 +407,7 @@ impl Request {
     /// The error of a copy out of a window that changed under it. For a request that has a part left.
     pub(super) fn changed(&self) -> Error {
         match &*self.source() {
-            Source::One { reader, before } => {
+            Source::One { reader, before, .. } => {
                 let now = reader.stamp().map_or(before.bytes, |now| now.bytes);
                 changed(&reader.path.display().to_string(), before.bytes, now)
             }
@@ -451,7 +417,7 @@ impl Request {
 
     fn check_unchanged(&self) {
         let source = self.source();
-        let Source::One { reader, before } = &*source else { return };
+        let Source::One { reader, before, .. } = &*source else { return };
         match reader.stamp() {
             Ok(now) if now == *before => {}
             Ok(now) => self.fail(changed(&reader.path.display().to_string(), before.bytes, now.bytes)),

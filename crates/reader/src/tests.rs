@@ -182,7 +182,7 @@ fn the_crew_ends_and_starts_again() {
 
 #[test]
 fn rows_are_told_apart_where_many_of_them_come_twice() {
-    use super::rows::{repeats_pay, told_apart};
+    use super::repeats::{repeats_pay, told_apart};
     let all: Vec<u64> = (0..32 << 10).collect();
     let pairs: Vec<u64> = all.iter().map(|n| n / 2).collect();
     assert!(!repeats_pay(&all) && repeats_pay(&pairs) && repeats_pay(&all[..1024]));

@@ -1,60 +1,30 @@
 //! The threads that do the reading: started when first needed, shared by all that is open in the process.
 
-use super::file::Reader;
-use super::gpu_numbers;
-use super::numbers;
+use super::processors::{self, WORKERS_MAX};
 use super::request::Request;
-use super::windows::Windows;
 use super::worker::{self, copied_here, Worker};
-use super::{RELAYS_MAX, SLOT_BYTES};
-use forebay_io::clock;
-use forebay_io::gpu::cuda::Device;
-use forebay_io::gpu::relay::{self, Memory, Relay};
+use super::{file, gpu_numbers, leaving, numbers, relays};
 use forebay_io::process::{settle_in, PerProcess};
 use forebay_model::Error;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-/// More workers than this don't fill a link faster, and compete for the caches; only where each row is copied by a CPU,
-/// all CPUs take part, up to `HANDS_ALL_MAX`.
-const WORKERS_MAX: usize = 8;
-const HANDS_ALL_MAX: usize = 64;
 /// Bytes that the thread that asks copies by itself: as many as take it no longer than handing them to another; where it
 /// would only wait, as many as take the others no less processor time.
 const COPIED_ASIDE_MAX: u64 = 512 << 10;
 const COPIED_WAITING_MAX: u64 = 2 << 20;
-/// Time after the last part was begun at which reading counts as over, and files that were read one time are released.
-const QUIET: Duration = Duration::from_millis(200);
-
 #[derive(Default)]
 struct ThreadPool {
     todo: Mutex<Todo>,
     /// Signals of the first `WORKERS_MAX` workers, and of the others.
     more: [Condvar; 2],
     workers: Mutex<Vec<JoinHandle<()>>>,
-    /// To the GPU of this number, while no worker uses them.
-    relays: Mutex<Option<(u32, Vec<Relay>)>>,
-    leaving: Mutex<Leaving>,
-    /// Files are to be let go of at once.
-    hurry: Condvar,
-}
-
-/// Files that were read one time, each with the thread that lets go of it when nobody reads.
-#[derive(Default)]
-struct Leaving {
-    threads: Vec<JoinHandle<()>>,
-    /// Their bytes, which may all be registered.
-    bytes: u64,
-    ending: bool,
 }
 
 #[derive(Default)]
 struct Todo {
-    /// When a part was last begun.
-    began: Option<Instant>,
     /// Each with the parts that are left of it.
     requests: VecDeque<(Arc<Request>, Range<usize>)>,
     idle: [usize; 2],
@@ -63,17 +33,6 @@ struct Todo {
 
 /// Threads don't survive a fork: a child's first request makes a thread pool of its own.
 static POOL: PerProcess<ThreadPool> = PerProcess::new();
-
-/// Threads that the thread pool has, or will have, for most requests.
-pub fn threads() -> usize {
-    all_threads().min(WORKERS_MAX)
-}
-
-/// Processors that this process may use.
-pub(super) fn all_threads() -> usize {
-    static COUNT: OnceLock<usize> = OnceLock::new();
-    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(2, |n| n.get()).min(HANDS_ALL_MAX))
-}
 
 fn pool() -> &'static ThreadPool {
     &POOL
@@ -96,7 +55,8 @@ pub fn submit(request: &Arc<Request>) -> Result<(), Error> {
     }
     let pool = pool();
     // Held, so that the thread pool doesn't end between being there and being told.
-    let _hands = pool.start(if request.is_for_all() { all_threads() } else { threads() })?;
+    let _hands =
+        pool.start(if request.is_for_all() { processors::all_threads() } else { processors::threads() })?;
     let mut todo = pool.todo();
     todo.requests.push_back((request.clone(), 0..parts));
     // No more are woken than have something to do.
@@ -108,35 +68,11 @@ pub fn submit(request: &Arc<Request>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Lets go of a file on a thread of its own, once nobody reads: unregistering what a GPU read takes the driver 7 ms a
-/// GiB, in which it registers nothing for the next file. At once where those that wait come to `most` bytes.
-pub(super) fn drop_aside(reader: Arc<Reader>, bytes: u64, most: u64) {
-    let pool = pool();
-    let mut leaving = pool.leaving();
-    leaving.threads.retain(|thread| !thread.is_finished());
-    leaving.bytes += bytes;
-    let wait = leaving.bytes <= most;
-    let name = "forebay-let-go".to_string();
-    let started = std::thread::Builder::new().name(name).spawn(move || {
-        settle_in();
-        if wait {
-            pool.wait_until_quiet();
-        }
-        drop(reader);
-        pool.leaving().bytes -= bytes;
-    });
-    // Where there can be no thread, what it was given is dropped already.
-    match started {
-        Ok(thread) => leaving.threads.push(thread),
-        Err(_) => leaving.bytes -= bytes,
-    }
-}
-
 /// Ends the thread pool, once it has done what it was given: its threads, pinned slots and streams are given back, and what
 /// is let go of in the background is gone. The next request starts it anew.
 pub fn release() {
     let pool = pool();
-    pool.let_go();
+    leaving::end();
     let mut workers = pool.workers.lock().expect("no holder panics");
     pool.todo().ending = true;
     pool.more.iter().for_each(Condvar::notify_all);
@@ -144,79 +80,21 @@ pub fn release() {
         let _ = worker.join();
     }
     pool.todo().ending = false;
-    drop(pool.relays().take());
+    relays::release();
     gpu_numbers::release();
     numbers::release();
 }
 
 /// Ends the thread pool if no file is open. It doesn't matter if one is opened meanwhile: its first request starts it anew.
 pub(super) fn release_if_unused() {
-    if !super::file::any_open() {
+    if !file::any_open() {
         release();
     }
 }
 
-/// Relays to a GPU, for the calling worker until `keep_relays`. Those that aren't there yet are opened in a turn with the driver,
-/// which would otherwise keep each call waiting for a registration; their memory is got before that, while it registers.
-pub(super) fn relays(device: &Arc<Device>, windows: &Windows) -> Result<Vec<Relay>, Error> {
-    let kept = pool().relays().take();
-    let relays = match kept {
-        Some((gpu, relays)) if gpu == device.index() => relays,
-        _ => {
-            let memory = Memory::of(relay::useful().min(RELAYS_MAX), SLOT_BYTES)?;
-            windows.turn(|| memory.into_iter().map(|m| Relay::open(device, m)).collect::<Result<_, _>>())?
-        }
-    };
-    relays.iter().for_each(Relay::belongs_here);
-    Ok(relays)
-}
-
-/// Relays to the GPU of this number, with nothing under way, for the next worker that needs some.
-pub(super) fn keep_relays(gpu: u32, relays: Vec<Relay>) {
-    let whole = !relays.iter().any(Relay::is_broken);
-    // What was there before is dropped behind the lock.
-    let _before = std::mem::replace(&mut *pool().relays(), whole.then_some((gpu, relays)));
-}
-
 impl ThreadPool {
-    fn relays(&self) -> MutexGuard<'_, Option<(u32, Vec<Relay>)>> {
-        self.relays.lock().expect("no holder panics")
-    }
-
     fn todo(&self) -> MutexGuard<'_, Todo> {
         self.todo.lock().expect("no holder panics")
-    }
-
-    fn leaving(&self) -> MutexGuard<'_, Leaving> {
-        self.leaving.lock().expect("no holder panics")
-    }
-
-    fn wait_until_quiet(&self) {
-        loop {
-            let began = self.todo().began;
-            let left = began.and_then(|at| QUIET.checked_sub(at.elapsed()));
-            let leaving = self.leaving();
-            match left {
-                Some(left) if !leaving.ending => {
-                    drop(self.hurry.wait_timeout(leaving, left).expect("no holder panics"));
-                }
-                _ => return,
-            }
-        }
-    }
-
-    /// Waits until what is let go of in the background is gone.
-    fn let_go(&self) {
-        let threads = {
-            let mut leaving = self.leaving();
-            leaving.ending = true;
-            std::mem::take(&mut leaving.threads)
-        };
-        self.hurry.notify_all();
-        for thread in threads {
-            let _ = thread.join();
-        }
-        self.leaving().ending = false;
     }
 
     fn start(&'static self, count: usize) -> Result<MutexGuard<'static, Vec<JoinHandle<()>>>, Error> {
@@ -274,7 +152,7 @@ impl ThreadPool {
                 let mixes = request.begins_to_mix();
                 let index = if mixes { left.next_back() } else { left.next() }.expect("done with otherwise");
                 let (request, is_empty) = (request.clone(), left.start == left.end);
-                todo.began = Some(clock::now());
+                leaving::reading_goes_on();
                 if is_empty {
                     todo.requests.remove(at);
                 }
@@ -305,7 +183,7 @@ enum Next {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Layout, Opening, Place, Range, Way};
+    use crate::{Layout, Opening, Place, Range, Reader, Way};
     use std::io::Write;
 
     #[test]

@@ -12,8 +12,9 @@ pub(crate) use mix::mix;
 
 use super::layout::{add, aligned, choose, copy_out, direct, failed, plain, short, split, Layout, Manner};
 use super::load::{self, Load, Loader};
-use super::many::Opened;
-use super::request::{Place, Range, Request, Source};
+use super::opened::Opened;
+use super::place::{Place, Range};
+use super::request::{Request, Source};
 use super::SLOT_BYTES;
 use copies::{copy_failed, Copies, From};
 use forebay_io::gpu::cuda::Stream;

@@ -1,9 +1,10 @@
 //! Files as one table of samples, and the requests that bring some of them.
 
 use crate::file::{Reader, Stamp};
-use crate::request::{changed, Place, Range, Request};
+use crate::place::{Place, Range};
+use crate::request::{changed, Request};
 use crate::rows::{append, Ordered};
-use crate::{thread_pool, Layout, Opening};
+use crate::{Layout, Opening};
 use forebay_io::gpu::cuda::Event;
 use forebay_io::gpu::kernels::ELSEWHERE;
 use forebay_model::Error;
@@ -177,7 +178,7 @@ impl Table {
         }
         for ((column, start), place) in self.columns.iter().zip(&file.begins).zip(places) {
             let layout = Layout { start: *start, step: column.step, row_bytes: column.bytes };
-            begin(Request::of_order(reader, of, layout, *place, after(), thread_pool::threads())?)?;
+            begin(Request::of_order(reader, of, layout, *place, after(), crate::threads())?)?;
         }
         Ok(true)
     }
@@ -232,7 +233,7 @@ impl Table {
                 to: place.after(done * layout.row_bytes),
             };
             if let Some(reader) = self.files[file].unchanged()? {
-                begin(Request::of_file(reader, &[range], after(), thread_pool::threads())?)?;
+                begin(Request::of_file(reader, &[range], after(), crate::threads())?)?;
             }
             done += rows;
         }
@@ -247,7 +248,7 @@ impl Table {
         after: &impl Fn() -> Vec<Event>,
         begin: &mut impl FnMut(Arc<Request>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let workers = thread_pool::threads();
+        let workers = crate::threads();
         if self.files.len() == 1 {
             let numbers = samples.to_vec();
             let Some(reader) = self.files[0].unchanged()? else { return Ok(()) };

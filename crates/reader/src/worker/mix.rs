@@ -9,9 +9,10 @@ use super::copies::{copy_failed, Copies};
 use super::Worker;
 use crate::layout::{add, failed, short};
 use crate::load;
-use crate::request::{Place, Range, Request, Source};
+use crate::place::{Place, Range};
+use crate::request::{Request, Source};
 use crate::windows::Windows;
-use crate::{thread_pool, SLOT_BYTES};
+use crate::{relays, SLOT_BYTES};
 use forebay_io::clock;
 use forebay_io::gpu::cuda::{Cuda, CudaError};
 use forebay_io::gpu::relay::{Fill, Relay, TOGETHER};
@@ -61,7 +62,7 @@ pub(crate) fn mix(
     };
     let relays = gpu
         .zip(windows.as_ref())
-        .and_then(|(gpu, windows)| relays(&mut worker.copies, request, gpu, windows));
+        .and_then(|(gpu, windows)| relays_to(&mut worker.copies, request, gpu, windows));
     let (Some(gpu), Some(windows), Some(relays)) = (gpu, windows, relays) else {
         drop(source);
         return worker.serve(request, first);
@@ -106,14 +107,14 @@ pub(crate) fn mix(
         worker.serve(request, index);
     }
     mix.end(request);
-    thread_pool::keep_relays(gpu, mix.relays);
+    relays::keep(gpu, mix.relays);
 }
 
 /// Relays to this GPU, whose streams wait for what must end before bytes are written; None where there can be none.
-fn relays(copies: &mut Copies, request: &Request, gpu: u32, windows: &Windows) -> Option<Vec<Relay>> {
+fn relays_to(copies: &mut Copies, request: &Request, gpu: u32, windows: &Windows) -> Option<Vec<Relay>> {
     let outlet = copies.outlet(gpu).ok()?;
     let device = copies.device(outlet).clone();
-    let relays = thread_pool::relays(&device, windows).ok()?;
+    let relays = relays::take(&device, windows).ok()?;
     let wait = |relay: &Relay| {
         let stream = relay.stream().lock().expect("no holder panics");
         request.after.iter().try_for_each(|after| stream.wait_for(&after.lock().expect("no holder panics")))

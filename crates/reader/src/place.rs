@@ -1,0 +1,84 @@
+//! Ranges of files and the memory that they go to, and how they are cut into parts.
+
+use super::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
+
+/// Shorter parts cost more to hand out than they gain.
+const PART_BYTES_MIN: usize = 512 << 10;
+
+/// Memory to be filled. Its owner keeps it until the request has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Host(u64),
+    Device { gpu: u32, at: u64 },
+}
+
+impl Place {
+    pub fn after(self, bytes: usize) -> Place {
+        match self {
+            Place::Host(at) => Place::Host(at + bytes as u64),
+            Place::Device { gpu, at } => Place::Device { gpu, at: at + bytes as u64 },
+        }
+    }
+
+    pub fn gpu(self) -> Option<u32> {
+        let Place::Device { gpu, .. } = self else { return None };
+        Some(gpu)
+    }
+}
+
+/// `bytes` from `offset` of a file (by its number in the request) to `to`.
+#[derive(Clone, Copy, Debug)]
+pub struct Range {
+    pub file: u32,
+    pub offset: u64,
+    pub bytes: usize,
+    pub to: Place,
+}
+
+/// Ranges cut into pieces of at most a slot, and pieces gathered into parts: enough of them for every worker, none
+/// larger than a slot, none so small that handing it out costs more than reading it. What is read through windows
+/// is cut at their edges, and each such piece is a part of its own, longer than a slot.
+pub(super) fn cut(ranges: &[Range], workers: usize, windows: Option<u64>) -> (Vec<Range>, Vec<u32>) {
+    let total: usize = ranges.iter().map(|r| r.bytes).sum();
+    let part_bytes = (total / (2 * workers.max(1))).clamp(PART_BYTES_MIN, SLOT_BYTES).next_multiple_of(PAGE);
+    let mut pieces: Vec<Range> = Vec::with_capacity(ranges.len() + total / part_bytes);
+    let mut parts = vec![0u32];
+    let mut gathered = 0;
+    for range in ranges {
+        let mut done = 0;
+        let window = windows.filter(|_| range.to.gpu().is_some() && range.bytes >= WINDOWED_BYTES_MIN);
+        while done < range.bytes {
+            let at = range.offset + done as u64;
+            let in_window = window.map_or(0, |w| (range.bytes - done).min((w - at % w) as usize));
+            if in_window > SLOT_BYTES {
+                if pieces.len() > *parts.last().expect("never empty") as usize {
+                    parts.push(pieces.len() as u32);
+                }
+                pieces.push(Range { offset: at, bytes: in_window, to: range.to.after(done), ..*range });
+                parts.push(pieces.len() as u32);
+                gathered = 0;
+                done += in_window;
+                continue;
+            }
+            // Pieces end where the file's pages do, so that O_DIRECT reads no page twice.
+            let bytes = (range.bytes - done).min(part_bytes - at as usize % PAGE);
+            let begun = *parts.last().expect("never empty") as usize;
+            let gpu_before = pieces.last().map(|p: &Range| p.to.gpu());
+            if pieces.len() > begun
+                && (gathered + bytes > part_bytes
+                    || pieces.len() - begun == PIECES_PER_PART
+                    || gpu_before != Some(range.to.gpu()))
+            {
+                parts.push(pieces.len() as u32);
+                gathered = 0;
+            }
+            pieces.push(Range { offset: at, bytes, to: range.to.after(done), ..*range });
+            gathered += bytes;
+            done += bytes;
+        }
+    }
+    if pieces.len() > *parts.last().expect("never empty") as usize {
+        parts.push(pieces.len() as u32);
+    }
+    (pieces, parts)
+}
