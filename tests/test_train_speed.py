@@ -221,7 +221,8 @@ def test_a_run_ends_at_its_quality(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     part = ran.record()["train"]
     assert [(e["samples"], e["quality"]) for e in part["evaluations"]] == [(16, 0.16), (32, 0.32), (48, 0.48)]
     assert part["samples_to_target"] == 48 and part["quality_name"] == "accuracy of the next byte"
-    assert part["quality"] == 0.48 and part["data"]["sources"]["sha256"] and "; target 0.4000 · target reached" in show.quality(part, {})
+    assert part["quality"] == 0.48 and part["data"]["sources"]["sha256"]
+    assert "; target 0.4000 · target reached" in show.quality(part, {})
     speed = samples.generate(tmp_path / "s", forms.form("lora", forms.SMALL), 0, 64)
     with pytest.raises(RequestError, match="for speed alone"):
         command.Request(speed, supply.parse(None), 8, target=0.4).check("cpu")
