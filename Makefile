@@ -197,9 +197,7 @@ forebayd: | $(MADE)/ready ## dist/forebayd-ARCH for any Linux with glibc 2.28 (A
 	# Without debugging information, which is five times the program and names paths of the building machine.
 	for arch in $(ARCHS); do \
 		target=$$arch-unknown-linux-gnu; \
-		[ -d "$$(rustc --print target-libdir --target $$target)" ] || rustup -q target add $$target || { echo \
-			"make forebayd: no standard library of Rust for $$target; try: rustup target add $$target, or: make forebayd ARCHS=$$(uname -m)" >&2; \
-			exit 3; }; \
+		$(call std_of,forebayd); \
 		CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_STRIP=debuginfo RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" \
 			.ci/cause cargo zigbuild --release --locked -p forebayd --target $$target.2.28; \
 		install target/$$target/release/forebayd dist/forebayd-$$arch; \
@@ -209,14 +207,20 @@ forebayd: | $(MADE)/ready ## dist/forebayd-ARCH for any Linux with glibc 2.28 (A
 
 dist: | $(MADE)/ready ## dist/: source, wheels and forebayd for ARCHS, Debian packages, a list of what is inside, checksums
 	@.ci/last begun $@
-	@$(MAKE) --no-print-directory $(MADE)/tested-with
+	@$(MAKE) --no-print-directory $(MADE)/tools
 	.ci/cause $(BIN)/python -m pip install --quiet 'ziglang>=0.13'
 	rm -rf dist
 	$(BIN)/maturin sdist --out dist
 	for arch in $(ARCHS); do \
+		$(call std_of,dist); \
 		RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" .ci/cause $(BIN)/maturin build --release --locked --zig \
 			--compatibility manylinux_2_28 --target $$arch-unknown-linux-gnu --out dist || exit; \
 	done
+	# What writes the manual pages is what was just built; another machine's wheel can't.
+	rm -f $(MADE)/installed
+	wheel=$$(ls dist/*_$$(uname -m).whl 2>/dev/null) || exec $(MAKE) --no-print-directory $(MADE)/tested-with; \
+	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps "$$wheel" && \
+	.ci/cause $(BIN)/python -m pip install --quiet "$$wheel[report,test]"
 	$(MAKE) --no-print-directory forebayd
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 0) $(BIN)/python deploy/dist.py dist $(BIN)/forebay
 	@.ci/last passed $@
@@ -306,6 +310,10 @@ types:
 	$(BIN)/mypy
 	$(BIN)/mypy tests/vm
 	$(BIN)/stubtest forebay._core --mypy-config-file pyproject.toml
+
+# Sees to it that the compiler has a standard library for $arch.
+std_of = [ -d "$$(rustc --print target-libdir --target $$arch-unknown-linux-gnu)" ] || rustup -q target add $$arch-unknown-linux-gnu \
+	|| { echo "make $(1): no standard library of Rust for $$arch-unknown-linux-gnu; try: rustup target add $$arch-unknown-linux-gnu, or: make $(1) ARCHS=$$(uname -m)" >&2; exit 3; }
 
 # Runs the tests of a marker. pytest's exit code 5 means that there are none, which is no failure.
 define pytest_marked
