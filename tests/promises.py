@@ -1,7 +1,8 @@
 """The promises of SPECIFICATION.md and the tests that hold them: `make promises` prints them.
 
-A test carries the numbers of what it holds: `@pytest.mark.promise("BEN-9")` in Python, `// promise: BEN-9` above a `#[test]`
-in Rust, and `PROMISES = ("MSR-1",)` in a command of bench/ whose bounds are promises.
+A test carries the numbers of what it holds: `@pytest.mark.promise("BEN-9")` in Python, above a test or as the mark of rows
+of a table, `// promise: BEN-9` above a `#[test]` in Rust, and `PROMISES = ("MSR-1",)` in a command of bench/ whose bounds
+are promises.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ def marks() -> Iterator[tuple[str, str]]:
 
 
 def python_marks(file: str, text: str) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    tree = ast.parse(text)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    holders = {id(mark): node for node in functions for mark in node.decorator_list}
+    for mark in ast.walk(tree):
+        if not isinstance(mark, ast.Call) or ast.unparse(mark.func) != "pytest.mark.promise":
             continue
-        for mark in node.decorator_list:
-            if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.promise":
-                test = f"{file}::{node.name}" if node.name.startswith("test_") else ""
-                yield from ((a.value, test) for a in mark.args if isinstance(a, ast.Constant))
+        holder = holders.get(id(mark))
+        test = file if holder is None else f"{file}::{holder.name}" if holder.name.startswith("test_") else ""
+        yield from ((a.value, test) for a in mark.args if isinstance(a, ast.Constant))
 
 
 def rust_marks(file: str, text: str) -> Iterator[tuple[str, str]]:

@@ -123,26 +123,6 @@ def test_without_rules_the_first_set_that_has_the_accelerator_is_taken() -> None
     assert workloads.load("resnet50", "h100", "text")[1] == "text"
 
 
-@pytest.mark.parametrize(
-    ("name", "accelerator", "rules", "told"),
-    [
-        ("unet", None, None, "unet3d"),
-        ("unet3d", None, None, "--accelerator, one of a100, h100, b200"),
-        ("unet3d", "v100", None, "a100, h100, b200"),
-        ("unet3d", "h100", "v3.0", "v1.0 or v2.0 or text"),
-        ("unet3d", "h100", "v4", "one of v1.0, v2.0, v3.0, text"),
-        ("llama3-8b", None, None, "forebay emulate checkpoint"),
-        ("nowhere/a.toml", None, None, "a file that exists"),
-    ],
-)
-def test_what_is_not_there_is_refused_with_what_is(
-    name: str, accelerator: str | None, rules: str | None, told: str
-) -> None:
-    with pytest.raises(RequestError) as refused:
-        workloads.load(name, accelerator, rules)
-    assert told in str(refused.value)
-
-
 OWN = """
 title = "mine"
 format = "raw"
@@ -166,37 +146,6 @@ def test_a_file_of_ones_own_is_a_workload_for_any_rules(tmp_path: Path) -> None:
         found, chosen = workloads.load(str(file), None, rules)
         assert (found.name, found.batch, found.status, found.mib_s) == ("mine", 2, "own", 4.0)
         assert chosen == (rules or "v1.0")
-
-
-@pytest.mark.promise("EMU-2", "PLN-18")
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (("batch = 2", "bacth = 2"), "key 'bacth': is not a key of a workload\n  try: 'batch'"),
-        (("batch = 2", "batch = 0"), "key 'batch': is 0"),
-        (("batch = 2", "batch = true"), "key 'batch': is True"),
-        (("batch = 2", 'batch = "2"'), "key 'batch': is '2'"),
-        (("batch = 2\n", ""), "key 'batch': is missing"),
-        (("compute_s = 0.5", "compute_s = 0"), "above 0"),
-        (("compute_s = 0.5", "compute_s = nan"), "key 'compute_s': is nan"),
-        (('"raw"', '"zip"'), "one of npz"),
-        (('"raw"', '"parquet"'), "key 'columns': is missing"),
-        (('title = "mine"', "variant = 3"), "[[variant]]"),
-        (('title = "mine"', 'rules = ["v9"]'), "a list of v1.0"),
-        (('title = "mine"', 'columns = [{ name = "a" }]'), "key 'type': is missing"),
-        (('title = "mine"', 'columns = [{ name = "a", type = "int8", size = 3 }]'), "key 'size'"),
-        (('title = "mine"', 'kind = "both"'), "training or checkpoint"),
-        (('title = "mine"', 'kind = "checkpoint"'), "key 'format'"),
-        (('title = "mine"', "title = "), "is not TOML"),
-        (("au_pct_min = 90", "au_pct_min = 90\n[[variant]]\n[[variant]]\nbtach = 1"), "variant 2: key 'btach'"),
-    ],
-)
-def test_a_bad_file_is_refused_by_its_key(change: tuple[str, str], told: str) -> None:
-    text = OWN.replace(*change)
-    assert text != OWN
-    with pytest.raises(RequestError) as refused:
-        workloads.parse(text, "mine", "mine.toml")
-    assert told in str(refused.value) and str(refused.value).startswith("mine.toml")
 
 
 @pytest.mark.promise("EMU-2")

@@ -11,7 +11,7 @@ from typing import Any
 import processes
 import pytest
 from forebay.emulate.kvcache import prefix, replay, traces
-from forebay.errors import MachineError, RequestError
+from forebay.errors import MachineError
 
 TOKEN = 131_072
 BLOCK = 512 * TOKEN
@@ -118,52 +118,11 @@ GOOD = '{"timestamp": 5, "input_length": 600, "hash_ids": [1, 2]}\n'
 
 
 @pytest.mark.promise("KVC-44")
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (GOOD + GOOD.replace("5,", "4,"), "line 2: goes back in time"),
-        (GOOD + GOOD[:20], "line 2: is no JSON document, which ends within it"),
-        (GOOD.replace("600", "0"), "line 1: has an input_length of 0"),
-        (GOOD.replace("600", "1000000000"), "line 1: has an input_length of 1000000000"),
-        (GOOD.replace("600", "5000"), "2 hash_ids for 5000 tokens, which are 10 blocks"),
-        (GOOD.replace("[1, 2]", "[1, null]"), "hash_ids that are no list"),
-        (GOOD.replace("5,", '"x",'), "has the time x"),
-        ("[" * 9000, "begins neither"),
-        ("{" + "[" * 9000, "is no JSON document"),
-        ("", "is empty"),
-        (traces.REFERENCE + "\n1,Read,5,T,k", "line 2: has 5 columns, not 6"),
-        (traces.REFERENCE + "\n1,Grow,5,T,k,P", "has the operation Grow"),
-        (traces.REFERENCE + "\n1,Read,0,T,k,P", "has 0 bytes"),
-        (traces.BURST + "\n1,m,1000000000,3", "has request tokens of 1000000000"),
-    ],
-)
-def test_what_is_no_trace_is_an_error_with_its_line(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "t").write_text(text)
-    with pytest.raises(RequestError) as refused:
-        replay.replayed(str(tmp_path / "t"), replay.Asked(options()))
-    assert said in str(refused.value)
-
-
-@pytest.mark.promise("KVC-44")
-def test_what_cannot_be_unpacked_or_asked_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "torn").write_bytes(gzip.compress(GOOD.encode() * 1000)[:60])
-    with pytest.raises(RequestError, match="can't be unpacked"):
-        replay.replayed(str(tmp_path / "torn"), replay.Asked(options()))
+def test_a_packed_trace_without_its_library_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     (tmp_path / "z").write_bytes(traces.ZSTD + b"rest")
     with pytest.raises(MachineError, match="zstandard"):
         replay.replayed(str(tmp_path / "z"), replay.Asked(options()))
-    for more, said in (
-        ({"folder": None}, "no drive was given"),
-        ({"folder": str(tmp_path)}, "virtual time"),
-        ({"folder": "model:d9"}, "in no catalogue"),
-        ({"folder": "model:d7-ps1010?latency_us=5"}, "a replay knows drives"),
-        ({"speed": "0"}, "must be"),
-        ({"prefill_rate": "x"}, "is not a number"),
-        ({"model": "gpt-9"}, "gpt-9"),
-    ):
-        with pytest.raises(RequestError, match=said):
-            replay.Asked(options(**more))
 
 
 @pytest.mark.promise("KVC-43")

@@ -306,29 +306,6 @@ def test_checkpoints_take_their_bytes_at_the_rate_of_drives_or_link() -> None:
         answer.answer(Planner({}, [sheet]), system.make({"drive": "Mine", "workload": "llama3-8b"}, [sheet]))
 
 
-@pytest.mark.promise("PLN-18")
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"accelerators": 8}, "are for emulated workloads, and io is not one"),
-        ({"workload": "dlrm", "accelerators": 8}, "and dlrm is not one"),
-        ({"workload": "job"}, "needs a training rate"),
-        ({"workload": "unet3d", "samples_per_s": 3.0}, "has a rate of its own"),
-        ({"workload": "retinanet"}, "has no constants for it"),
-        ({"workload": "unet3d", "rules": "v3.0"}, "v1.0 or v2.0"),
-        ({"workload": "bert"}, "is not known"),
-        ({"rules": "v1.0"}, "are for emulated workloads"),
-        ({"link": "100 furlongs"}, "is not a number of GiB/s"),
-        ({"link": "0Gb/s"}, "is not a number above 0"),
-        ({"cores": 40, "threads": 8}, "the host has 8 threads"),
-    ],
-)
-def test_settings_that_contradict_are_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(RequestError) as refused:
-        system.make({"drive": "D7-PS1010", **given}, [])
-    assert said in str(refused.value) and refused.value.next
-
-
 def test_more_cores_than_the_usual_host_has_are_a_larger_host() -> None:
     assert system.make({"drive": "D7-PS1010", "cores": 400}, []).threads == 400
     assert system.make({"drive": "D7-PS1010", "cores": 4}, []).threads == system.System.threads

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 
 import pytest
-from forebay.errors import RequestError
 from forebay.plan import answer, calibrate, catalogue, cores, cpu, limits, pcie, system
 from forebay.plan.estimate import Z80
 from forebay.plan.planner import Planner, published
@@ -87,29 +86,6 @@ def test_emulated_accelerators_feel_the_tree_too() -> None:
     narrow = planned(drives=8, workload="unet3d", pcie=[{"name": "a", "gib_s": 6.0, "drives": 8}])
     wide = planned(drives=8, workload="unet3d", pcie=[{"name": "a", "gib_s": 60.0, "drives": 8}])
     assert narrow["accelerators_max"] <= 2 < wide["accelerators_max"]
-
-
-@pytest.mark.promise("PLN-13")
-@pytest.mark.parametrize(
-    ("tables", "said"),
-    [
-        ([{"name": "a", "gib_s": 10.0, "under": "b"}], "which doesn't exist"),
-        ([{"name": "a", "gib_s": 10.0, "under": "b"}, {"name": "b", "gib_s": 10.0, "under": "a"}], "is under itself"),
-        ([{"name": "a", "gib_s": 10.0}, {"name": "a", "gib_s": 10.0}], "is given twice"),
-        ([{"name": "a"}], "needs the speed of its link"),
-        ([{"name": "a", "gib_s": 10.0, "gen": 5, "lanes": 16}], "needs the speed of its link, given once"),
-        ([{"name": "a", "gen": 9, "lanes": 16}], "is not a PCIe link"),
-        ([{"name": "a", "gib_s": -1.0}], "is not a number above 0"),
-        ([{"name": "a", "gib_s": 10.0, "drives": 2.5}], "is not a whole number"),
-        ([{"name": "a", "gib_s": 10.0, "drives": 9}], "the PCIe tree has 9"),
-        ([{"name": "a", "gib_s": 10.0, "disks": 1}], "has no key 'disks'"),
-        ([{"gib_s": 10.0}], "has no name"),
-        ("a", "is not a list"),
-    ],
-)
-def test_a_tree_that_cannot_exist_is_refused(tables, said) -> None:
-    with pytest.raises(RequestError, match=said):
-        system.make({"drive": "D7-PS1010", "drives": 4, "pcie": tables}, [])
 
 
 def test_a_tree_comes_from_the_file_and_is_answered(forebay, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import itertools
 import numpy as np
 import pytest
 from forebay.emulate import workloads
-from forebay.errors import RequestError
 from forebay.plan import catalogue, dlrm, flow, jobs, random_reads, show, training, whatif
 from forebay.plan import system as systems
 from forebay.plan.planner import Planner, published
@@ -216,31 +215,6 @@ def test_unseen_rows_in_each_tables_own_columns_are_all_filled(planner: Planner,
 HEAD = "drive,location,path,io_size_kib,throughput_gibps,gdsio_workers,snap_queues\n"
 RUNS = "workload,drive,n_drives,system,accelerators_h100_emulated,dataset_gib,au_1_pct\n"
 TRAIN = "system,drive,n_drives,training_time_min\n"
-
-
-@pytest.mark.promise("PLN-2")
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (HEAD + "D7-PS1010,local,gds,64,abc,32,\n", "column throughput_gibps: 'abc' is not a number"),
-        (HEAD + "D7-PS1010,local,gds,64,,32,7\n", "a local drive has no DPU queues"),
-        (HEAD + "D7-PS1010,remote,gds,64,,32,33\n", "at most 31"),
-        (HEAD + "D7-PS1010,remote,gds,64,,32,2.5\n", "is 2.5, not a whole number"),
-        (HEAD + "D7-PS1010,remote,gds,64,,32,-3\n", "row 2, column snap_queues: is -3"),
-        (HEAD + "D7-PS1010,remote,gds,64,,32,0\n", "row 2, column snap_queues: is 0"),
-        (HEAD + "D7-PS1010,local,gds,64,,0,\n", "column gdsio_workers: is 0"),
-        (HEAD + "D7-PS1010,local,gds,inf,,32,\n", "'inf' is not a number"),
-        (RUNS + "unet3d,D7-PS1010,2,D54U-3U,-4,5030,\n", "column accelerators_h100_emulated: is -4"),
-        (RUNS + "unet3d,D7-PS1010,2,D54U-3U,4.5,5030,\n", "is 4.5, not a whole number"),
-        (RUNS + "unet3d,D7-PS1010,2.5,D54U-3U,4,5030,\n", "column n_drives: is 2.5"),
-        (RUNS + "unet3d,D7-PS1010,2,D54U-3U,4,0,\n", "column dataset_gib: is 0"),
-        (TRAIN + "D74H-7U,D7-PS1010,,\n", "column n_drives: is blank"),
-    ],
-)
-def test_cells_that_cannot_be_are_refused_by_row_and_column(planner: Planner, text: str, said: str) -> None:
-    with pytest.raises(RequestError) as refused:
-        predict_text(text, "q.csv", planner)
-    assert said in str(refused.value) and refused.value.next
 
 
 def test_a_what_if_marks_what_it_extrapolates() -> None:

@@ -251,40 +251,6 @@ def test_ctrl_c_leaves_what_was_simulated(monkeypatch, capfd) -> None:
     assert found["jobs"][0]["au_pct"]["value"] > 0
 
 
-@pytest.mark.promise("PLN-11")
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"hosts": 0}, "hosts 0"),
-        ({"hours": -1.0}, "hours -1"),
-        ({"hours": float("nan")}, "hours nan"),
-        ({"storage": "shared"}, "contradicts location local"),
-        ({"storage": "cloud"}, "is not known"),
-        ({"sizes": "large"}, "is not known"),
-        ({"jitter": ("compute=-1",)}, "is not a distribution"),
-        ({"jitter": ("weather=1",)}, "is neither compute nor requests"),
-        ({"jitter": ("compute=exponential:0.3",)}, "coefficient of variation is 1"),
-        ({"fault": ("drive",)}, "has no time"),
-        ({"fault": ("drive@60:drive=4",)}, "doesn't exist"),
-        ({"fault": ("drive@60:until=30",)}, "is not after it"),
-        ({"fault": ("drive@9999",)}, "is outside the 3600 simulated"),
-        ({"fault": ("host@60:back=90,without=80",)}, "both back and without"),
-        ({"fault": ("moon@60",)}, "is not a kind of fault"),
-        ({"job": ("workload=llama3-8b",), "fault": ("host@60:without=90,job=1",)}, "never complete"),
-        ({"job": ("drives=3",)}, "is not a setting of a job"),
-        ({"job": ("workload=io,start=60,stop=30",)}, "stops before it starts"),
-        ({"seeds": 1000}, "from 1 to 100"),
-        ({"copies": "yes"}, "neither true nor false"),
-        ({"weather": 1}, "is not a setting of a simulation"),
-    ],
-)
-def test_what_cannot_happen_is_refused_with_what_would_do(flags, said) -> None:
-    asked = {"drive": "D7-PS1010", "drives": 4, "accelerators": 2, "workload": "unet3d"}
-    with pytest.raises(RequestError) as refused:
-        scenario.make_scenario(system.make(asked, []), flags, {}, [], "plan.toml")
-    assert said in str(refused.value) and refused.value.next
-
-
 def test_what_the_engine_or_the_command_refuses_ends_with_2(forebay) -> None:
     for more, said in ((("--dataset", "0.001"), "doesn't fill one step"), (("--fault", "drive"), "has no time")):
         done = forebay("plan", "run", *UNET, "--simulate", *more)
