@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -42,3 +43,24 @@ def test_a_failed_step_says_in_its_last_line_what_it_lacked(
 def test_a_step_that_succeeds_is_left_alone() -> None:
     done = subprocess.run([ROOT / ".ci/cause", "echo", "pip"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "pip\n", "")
+
+
+@pytest.mark.parametrize(
+    ("without", "programs", "said"),
+    [
+        ("cargo", {}, "cargo: not found; a build needs Rust 1.85 or newer: https://rustup.rs"),
+        ("cargo", {"cargo": "echo cargo 1.63.0"}, "is older than 1.85, which a build needs; try: rustup update stable"),
+        ("gcc", {"cargo": "echo cargo 1.90.0"}, "gcc: not found; try: apt install gcc"),
+        ("python3", {"cargo": "echo cargo 1.90.0", "python3": "exit 1"}, "try: apt install python3-venv"),
+    ],
+)
+def test_what_a_build_lacks_is_named_before_it_begins(without: str, programs: dict[str, str], said: str, tmp_path: Path) -> None:
+    """On a system that has nothing else, and no way to install it."""
+    for name in {"bash", "cut", "sed", "sort", "gcc", "make", "python3"} - {without}:
+        (tmp_path / name).symlink_to(shutil.which(name) or pytest.skip(f"no {name}"))
+    for name, does in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    command = [shutil.which("bash") or "bash", ROOT / ".ci/prepare", "build"]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 3 and said in done.stderr.splitlines()[-1], done

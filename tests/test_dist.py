@@ -106,8 +106,14 @@ def test_a_workflow_parses_and_runs_what_is_there(path: Path) -> None:
         for step in job.get("steps", []):
             assert ("uses" in step) != ("run" in step)
             assert "@" in step.get("uses", "@")
-            for target in re.findall(r"^\s*make ([\w-]+)", step.get("run", ""), re.M):
+            for target in re.findall(r"^\s*(?:sudo )?make ([\w-]+)", step.get("run", ""), re.M):
                 assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_what_is_released_was_installed_on_bare_systems_before() -> None:
+    runs = [step.get("run", step.get("uses", "")) for step in yaml.safe_load(WORKFLOWS[-1].read_text())["jobs"]["build"]["steps"]]
+    made, tried, kept = (next(n for n, run in enumerate(runs) if word in run) for word in ("make dist", "test-dist", "upload"))
+    assert WORKFLOWS[-1].stem == "wheels" and made < tried < kept
 
 
 def test_issue_forms_ask_for_the_doctors_view() -> None:
