@@ -69,7 +69,7 @@ def test_flags_win_over_the_file_and_contradictions_are_refused(forebay, tmp_pat
         (("--location", "remote", "--queues", "33"), "at most 31"),
         (("--queues", "3"), "a local drive has none"),
         (("--io-size", "128"), "has no unit"),
-        (("--workload", "bert"), "is not known"),
+        (("--workload", "bort"), "is not known"),
         (("--drive", "D9"), "is in no catalogue"),
         (("--sharers", "2"), "needs the link that they share"),
         (("--link", "nan"), "is not a number"),

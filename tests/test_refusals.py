@@ -208,7 +208,7 @@ PLANS = [
         ("--workload unet3d --samples-per-s 3", "has a rate of its own"),
         ("--workload retinanet", "has no constants for it"),
         ("--workload unet3d --rules v3.0", "v1.0 or v2.0"),
-        ("--workload bert", "is not known"),
+        ("--workload bort", "is not known"),
         ("--rules v1.0", "are for emulated workloads"),
         ("--link '100 furlongs'", "is not a number of GiB/s"),
         ("--link 0Gb/s", "is not a number above 0"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from forebay.plan import assume, checkpoint, cpu, decide, dlrm, flow, limits, training
+from forebay.plan import assume, checkpoint, cpu, decide, dlrm, flow, limits, models, training
 from forebay.plan.estimate import Z80, Estimate, capped, from_log
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
@@ -36,10 +36,15 @@ def answer(planner: Planner, system: System) -> dict[str, Any]:
     row["elasticity"] = elasticities(planner, system)
     row["next"] = next_of_job(system, limits_it) if of_job else headroom(planner, system, reads)
     row["enough"] = enough(planner, system)
-    row["warnings"] = planner.notes + warnings(system) + of_page_cache(system) + [e.note for e in estimates.values() if e.note]
+    notes = [e.note for e in estimates.values() if e.note]
+    row["warnings"] = planner.notes + models.doubts(planner) + warnings(system) + of_page_cache(system) + notes
     row["parameters"] = [p.document() for p in parameters(planner, system)]
     own = planner.own_of(system.drive)
-    row["own_runs"] = own.said([name for name in estimates if name not in NOT_OF_RUNS]) if own else None
+    from_memory = (OF_MEMORY,) if system.loads else ()
+    row["own_runs"] = own.said([n for n in estimates if n not in (*NOT_OF_RUNS, *from_memory)]) if own else None
+    # What `au_pct` is a share of: the rate of a training that is no benchmark's.
+    row["of_rate"] = system.emulated and not system.ask.benchmark
+    row["need"] = models.document(planner, system) if system.modelled else None
     row["assumed"] = [a.document() for a in assume.listed(planner, system)]
     row["decision"] = decide.decision(planner, system, row)
     row["schema"] = "forebay.plan/1"
@@ -49,6 +54,8 @@ def answer(planner: Planner, system: System) -> dict[str, Any]:
 
 # Figures that no run of reads says anything of.
 NOT_OF_RUNS = ("cpu_user_pct", "checkpoint_write_s", "write_gib_s")
+# Nor of a rate from memory.
+OF_MEMORY = "samples_per_s"
 
 
 def estimated(planner: Planner, system: System, reads: Estimate, of_job: dict[str, Estimate]) -> dict[str, Estimate]:
@@ -76,6 +83,12 @@ def moved_gibps(planner: Planner, system: System, of_job: dict[str, Estimate]) -
     if system.saves:
         size, read = checkpoint.gib(system.workload), of_job["checkpoint_read_s"]
         return Estimate(size / read.value, size / read.p90, size / read.p10, "GiB/s", read.bottleneck, read.stations)
+    if system.loads:
+        took = of_job.get("load_s") or of_job["start_s"]
+        size = models.load_bytes(planner, system) / GIB
+        rest = models.rest_s(planner, system)
+        value, low, high = (size / (seconds - rest) for seconds in (took.value, took.p90, took.p10))
+        return Estimate(value, low, high, "GiB/s", took.bottleneck, took.stations)
     au, greatest = of_job["au_pct"], of_job["accelerators_max"]
     each = system.ask.mibps / 1024 / 100
     full = numbered(system, greatest) * each
@@ -122,7 +135,7 @@ def parameters(planner: Planner, system: System) -> list[Any]:
 def limiting(system: System, estimates: dict[str, Estimate]) -> Estimate:
     """The estimate whose bottleneck is the plan's: that of its job, at the number of accelerators that was asked for."""
     number = "accelerators_max" if system.accelerators is None else "au_pct"
-    for name in ("training_time_min", "checkpoint_write_s", number):
+    for name in ("training_time_min", "checkpoint_write_s", "load_s", "start_s", number):
         if name in estimates:
             return estimates[name]
     return estimates["throughput_gib_s"]
@@ -227,6 +240,8 @@ def setup_of(planner: Planner, system: System, accelerators: int | None) -> trai
 
 def delivered(planner: Planner, system: System) -> tuple[float, float]:
     """GiB/s that the user's own runs say of these drives, and the standard deviation of its logarithm; 0 without runs."""
+    if models.of_training(planner, system):
+        return models.fed(planner, system)
     own = planner.own_of(system.drive)
     if own is None:
         return 0.0, 0.0
@@ -247,6 +262,8 @@ def jobs_estimates(planner: Planner, systems: Sequence[System]) -> list[dict[str
         found[i] = {"training_time_min": estimate}
     for i in (i for i, s in enumerate(systems) if s.saves):
         found[i] = checkpoint.seconds(planner, systems[i])
+    for i in (i for i, s in enumerate(systems) if s.loads):
+        found[i] = models.seconds(planner, systems[i])
     emulated = [i for i, s in enumerate(systems) if s.emulated]
     if emulated:
         setups = [setup_of(planner, systems[i], systems[i].accelerators) for i in emulated]
@@ -258,6 +275,8 @@ def jobs_estimates(planner: Planner, systems: Sequence[System]) -> list[dict[str
         for i, most, au, setup in zip(emulated, greatest, planner.training.au(at), at, strict=True):
             agreed = training.consistent(au, most, setup.accelerators or 1.0, setup.asks.least_pct)
             found[i] = {"accelerators_max": most, "au_pct": agreed}
+            if models.infers(systems[i].workload):
+                found[i]["samples_per_s"] = models.answers(systems[i], setup.accelerators or 1.0, agreed)
     return found
 
 

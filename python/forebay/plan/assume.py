@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forebay.numbers import figure
-from forebay.plan import flow, jobs, limits, training
+from forebay.plan import flow, jobs, limits, models, training
 from forebay.plan.estimate import Z80
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
-from forebay.units import format_bytes
+from forebay.units import GIB, format_bytes
 
 GIVEN, DEFAULT, DERIVED = "given", "default", "derived"
 # Requests in flight at each drive that are tried: up to 96 were measured, and small ones need more; one alone never was.
@@ -49,6 +49,9 @@ def settle(planner: Planner, system: System) -> System:
 
 def settle_all(planner: Planner, systems: Sequence[System]) -> list[System]:
     """As `settle`, many at once: one evaluation of the law for all that have the same drive."""
+    systems = [
+        replace(s, accelerators=models.gpus(s)) if s.modelled and s.workload != models.GNN else s for s in systems
+    ]
     found: list[System | tuple[System, dict[int, int], list[int]]] = []
     missing: dict[str, list[tuple[dict[int, int], int, System]]] = {}
     asked: set[tuple[int, int]] = set()
@@ -100,7 +103,7 @@ def listed(planner: Planner, system: System) -> list[Assumption]:
         shared = f", shared by {system.sharers}" if system.sharers > 1 else ""
         found.append(Assumption("link", f"a link of {figure(system.link)} GiB/s{shared}", ("--link", "--sharers"), GIVEN))
     if system.workload != jobs.IO:
-        found += _workload(system)
+        found += _model(planner, system) if system.modelled else _workload(planner, system)
     return [*found, *_hosts(system)]
 
 
@@ -115,6 +118,10 @@ def _drives(planner: Planner, system: System) -> Assumption:
     text = f"{system.drives} × {system.drive}{raid}{each}"
     if own is not None:
         return Assumption("drives", text, ("--drive", "--drives"), GIVEN, f"as fast as in {len(own.runs)} runs of yours")
+    if models.of_training(planner, system):
+        share, _ = models.efficiency()
+        seen = f"at {share:.2f} of the sheet's rate, which training got"
+        return Assumption("drives", text, ("--drive", "--drives", "--runs"), GIVEN, seen)
     seen = "as published" if system.drive.lower() in planner.flow.measured_drives else "by the data sheet"
     return Assumption("drives", text, ("--drive", "--drives"), GIVEN, seen)
 
@@ -141,7 +148,7 @@ def _requests(system: System) -> Assumption:
     return Assumption("requests", text, flags, DERIVED, why)
 
 
-def _workload(system: System) -> list[Assumption]:
+def _workload(planner: Planner, system: System) -> list[Assumption]:
     name = "a job" if system.workload == jobs.JOB else system.workload
     if system.caches or system.saves:
         return [Assumption("workload", name, ("--workload",), GIVEN)]
@@ -154,10 +161,37 @@ def _workload(system: System) -> list[Assumption]:
         flags = ("--workload", "--sample-bytes", "--samples-per-s")
     else:
         each = f"{name} on {system.accelerator.upper()}, {figure(ask.mibps / 1024)} GiB/s each"
-    found = [Assumption("workload", each, flags, _source(system, "accelerator", "samples_per_s"))]
+    own = models.source(planner, system) if system.workload == jobs.JOB and planner.demand else ""
+    found = [Assumption("workload", each, flags, _source(system, "accelerator", "samples_per_s"), own)]
     what = "of its rate" if system.workload == jobs.JOB else "accelerator utilisation"
     of = f"the rules of {system.rules}" if system.rules else "the rules" if ask.benchmark else "usual"
     found.append(Assumption("target", f"at least {ask.least_pct:g} % {what}", ("--rules",), _source(system, "rules"), of))
+    return found
+
+
+def _model(planner: Planner, system: System) -> list[Assumption]:
+    """What a model takes or loads, who says so, and of how many GPUs."""
+    model, why = system.need, models.source(planner, system)
+    own = system.given & {"samples_per_s", "sample_bytes", "dataset"}
+    source = GIVEN if own and planner.demand is None else DERIVED
+    gib = figure(models.load_bytes(planner, system) / GIB)
+    if system.workload == models.GNN:
+        text = f"gnn, which loads {gib} GiB of features"
+        return [Assumption("workload", text, ("--workload", "--dataset", "--runs"), source, why)]
+    flags: tuple[str, ...] = ("--workload", "--samples-per-s", "--sample-bytes", "--runs")
+    each = f"{figure(model.mb_s)} MB/s a GPU, {figure(model.samples_per_s)} samples/s of {figure(model.sample_bytes)} bytes"
+    if system.loads:
+        what = "weights" if system.mode == models.COLDSTART else "samples"
+        each = f"{gib} GiB of {what} for all GPUs together"
+        flags = ("--workload", "--runs") if what == "weights" else flags
+    of_mode, flags = (f", {system.mode}", (*flags, "--mode")) if models.infers(system.workload) else ("", flags)
+    text = f"{system.workload}{of_mode}, {each}"
+    counted = DERIVED if "accelerators" not in system.given else GIVEN
+    found = [Assumption("workload", text, flags, source, why)]
+    usual = "" if counted == GIVEN else f"{models.GPUS} in a host"
+    found.append(Assumption("accelerators", models.of_gpus(planner, system), ("--accelerators", "--accelerator"), counted, usual))
+    if not system.loads:
+        found.append(Assumption("target", f"at least {system.ask.least_pct:g} % of its rate", (), DERIVED, "usual"))
     return found
 
 
@@ -168,7 +202,7 @@ def _hosts(system: System) -> list[Assumption]:
     source = _source(system, "hosts", "threads", "memory")
     why = "" if source == GIVEN else "like the published ones"
     found = [Assumption("hosts", text, ("--hosts", "--threads", "--memory"), source, why)]
-    if system.emulated:
+    if system.emulated and not system.modelled:
         gib = system.dataset or training.RULE_OF_FIVE * system.memory * system.hosts
         why = "" if system.dataset else "five times the memory"
         source = _source(system, "dataset") if system.dataset else DERIVED

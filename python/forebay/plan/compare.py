@@ -21,6 +21,8 @@ ROWS_MAX = 2_000
 BY = (
     ("training_time_min", "minutes to train", True),
     ("checkpoint_read_s", "seconds to read the checkpoint", True),
+    ("load_s", "seconds to load", True),
+    ("start_s", "seconds to start", True),
     ("accelerators_max", "accelerators", False),
     ("throughput_gib_s", "GiB/s", False),
 )

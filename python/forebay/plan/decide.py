@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from forebay.numbers import figure
+from forebay.plan import models
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
+from forebay.units import GIB
 
 Row = Mapping[str, Any]
 # Stations that are the drives themselves.
@@ -40,6 +42,9 @@ def words(limit: str) -> str:
 
 def decision(planner: Planner, system: System, row: Row) -> str:
     """Returns the sentence: what passes, how busy the drives are, what limits and what would next."""
+    if system.modelled:
+        said = _loaded(planner, system, row) if system.loads else _fed(planner, system, row)
+        return "; ".join([*said, *(_drives(row) if system.loads else busy_and_limits(row))]) + "."
     if system.emulated:
         said = _accelerators(system, row)
     elif system.in_minutes:
@@ -82,6 +87,54 @@ def _accelerators(system: System, row: Row) -> list[str]:
     said = f"{system.accelerators} {name} {'pass' if passes else 'fail'} on {_system(system)}{hosts}"
     found = [f"{said}: {_with(row, 'au_pct')} % {what} of at least {least:g} %", f"{_with(row, 'accelerators_max')} pass at most"]
     return found
+
+
+# A share of a rate, in per cent, above which more of anything changes nothing.
+ALL_PCT = 99.0
+SPELLED = {1: "one"}
+
+
+def _fed(planner: Planner, system: System, row: Row) -> list[str]:
+    """Returns who is fed, and whether faster drives would change anything, of a model that reads while it computes."""
+    gpus = models.of_gpus(planner, system)
+    count = SPELLED.get(system.drives, str(system.drives))
+    remote = " remote" if system.location == "remote" else ""
+    drives, s = f"{count}{remote} {system.drive}", "s" if system.drives == 1 else ""
+    share, most = row["au_pct"], row["accelerators_max"]
+    found = [f"{system.workload} needs {figure(system.need.mb_s)} MB/s a GPU: "]
+    if row["au_pct_p10"] >= ALL_PCT:
+        found[0] += f"{drives} feed{s} {gpus}"
+        found += [f"{_with(row, 'accelerators_max')} at most", "faster drives change nothing"]
+    else:
+        least = "" if share >= system.ask.least_pct else f", and {system.ask.least_pct:g} % are asked for"
+        whose = "their" if system.accelerators != 1 else "its"
+        found[0] += f"{drives} keep{s} {gpus} at {_with(row, 'au_pct')} % of {whose} rate{least}"
+        found.append(f"{_with(row, 'accelerators_max')} at most" if most >= 1 else "not even one is fed")
+        gain = 100 / max(share, 0.1)
+        more = f"{100 * (gain - 1):.0f} % more" if gain < 2 else f"{figure(gain)} times as much"
+        found.append(f"what is faster or more of it brings up to {more}")
+    if "samples_per_s" in row:
+        found.insert(1, f"they answer {_with(row, 'samples_per_s')} samples/s")
+    return found
+
+
+def _loaded(planner: Planner, system: System, row: Row) -> list[str]:
+    """Seconds that depend on the drives, and what doesn't."""
+    size = figure(models.load_bytes(planner, system) / GIB)
+    if "start_s" in row:
+        rest = models.rest_s(planner, system)
+        at_once = f"{system.accelerators} × {size_each(planner, system)} GiB of weights"
+        said = f"{system.workload} answers {_with(row, 'start_s')} s after its start on {_system(system)}: reading {at_once}"
+        return [said, f"{figure(rest)} s of it depend on no drive"]
+    said = f"{system.workload} loads {size} GiB in {_with(row, 'load_s')} s from {_system(system)}"
+    if system.workload == models.GNN:
+        return [said, "it trains from memory then, and drives change nothing but the load"]
+    rate = f"it answers {figure(row['samples_per_s'])} samples/s from memory then, whatever the drives"
+    return [said, rate]
+
+
+def size_each(planner: Planner, system: System) -> str:
+    return figure(models.load_bytes(planner, system) / models.gpus(system) / GIB)
 
 
 def _drives(row: Row) -> list[str]:

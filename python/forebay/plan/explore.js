@@ -2,7 +2,7 @@
 const D = JSON.parse(document.getElementById("plan-data").textContent);
 const $ = id => document.getElementById("plan-" + id), NS = "http://www.w3.org/2000/svg";
 const CONTROLS = {
-  workload: D.workloads.map(w => w === "io" ? "plain reads" : w), drive: D.drives, drives: D.counts, hosts: D.hosts,
+  workload: D.workloads.map(w => w === "io" ? "plain reads" : D.trained.find(t => t.workload === w).said), drive: D.drives, drives: D.counts, hosts: D.hosts,
   queues: D.queues.map(q => q ? `remote, ${q} DPU queue${q > 1 ? "s" : ""}` : "local"), path: D.paths, requests: D.requests,
   size: D.sizes,
 };
@@ -83,8 +83,8 @@ function draw() {
     let last = -1;
     trained.numbers.forEach((n, i) => { if (n <= g[0]) last = i; });
     chart($("au"), trained.numbers, au, last < 0 ? null : last, [], trained.least);
-    $("au-title").textContent = `AU of ${trained.workload}, %, by ${trained.accelerator}`;
-    said = `${where}: at most ${g[0]} ${trained.accelerator} (${g[1]} to ${g[2]}) pass ${trained.workload}; what limits it: ${D.limits[g[3]]}. ` + said;
+    $("au-title").textContent = `${trained.measure} of ${trained.said}, %, by ${trained.accelerator}`;
+    said = `${where}: at most ${g[0]} ${trained.accelerator} (${g[1]} to ${g[2]}) pass ${trained.said}; what limits it: ${D.limits[g[3]]}. ` + said;
   }
   if ($("table")) table(trained, drive, requests, size, hosts);
   $("answer").textContent = said;

@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Any
 
 import forebay
-from forebay.plan import answer, assume, catalogue, decide, flow
+from forebay.plan import answer, assume, catalogue, decide, flow, models
 from forebay.plan.planner import SMALL_KIB, WORKERS_LARGE, WORKERS_SMALL, Planner, published
 from forebay.plan.system import IO, System, make
 from forebay.units import format_bytes
@@ -32,6 +32,8 @@ AUTO, AS_PUBLISHED, EACH = "enough", "as published", (8, 32, 96)
 PATHS = ("gds", "cpu")
 NUMBERS = 16
 MLPERF = ("unet3d", "resnet50", "cosmoflow")
+# Models that read while they compute: what loads first is planned in seconds, by `plan run`.
+MODELS = tuple(name for name in models.TABLE if not models.loads(name, models.COLD))
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def page(planner: Planner, system: System, own: bool) -> str:
     from markupsafe import Markup
 
     names = [d.name for d in {d.name: d for d in [*catalogue.drives().values(), *planner.more]}.values()]
-    workloads = [IO, *MLPERF, *([system.workload] if system.emulated and system.workload not in MLPERF else [])]
+    workloads = list(dict.fromkeys([IO, *MLPERF, *MODELS, *([system.workload] if system.emulated else [])]))
     asked = [f"{system.workers * system.depth} as asked"] if system.given & {"workers", "depth"} else []
     choices = Choices(names, PATHS, [*asked, AUTO, AS_PUBLISHED, *(f"{n} a drive" for n in EACH)], workloads)
     made = section(planner, system, "h2", own, choices=choices)
@@ -254,13 +256,15 @@ def emulation(planner: Planner, system: System, choices: Choices, workload: str,
     base = system if system.workload == workload else _of_workload(system, workload, planner)
     asked = [_at(base, name, place) for name in choices.names for place in choices.places]
     most = [found["accelerators_max"] for found in answer.jobs_estimates(planner, asked)]
-    numbers = _numbers(max(e.value for e in most))
+    numbers = _numbers(max(e.value for e in most), 8 if base.modelled else NUMBERS)
     every = [replace(s, accelerators=n) for s in asked for n in numbers]
     found = answer.jobs_estimates(planner, every)
     cells = [_hundredths(f["au_pct"]) for f in found]
     width = len(numbers)
     return {
         "workload": workload,
+        "said": f"{workload}, cold" if models.infers(workload) else workload,
+        "measure": "AU" if base.ask.benchmark else "share of the full rate",
         "accelerator": "accelerators" if base.workload == "job" else f"{base.accelerator.upper()}s",
         "least": base.ask.least_pct,
         "numbers": numbers,
@@ -272,10 +276,12 @@ def emulation(planner: Planner, system: System, choices: Choices, workload: str,
 def _of_workload(system: System, workload: str, planner: Planner) -> System:
     """The same hosts and links for a workload of the package, on its usual accelerator."""
     kept = {k: v for k, v in system.settings.items() if k in ("drive", "threads", "memory", "link", "sharers", "cores", "pcie")}
-    return make({**kept, "workload": workload}, list(planner.more))
+    mode = {"mode": models.COLD} if models.infers(workload) else {}
+    return make({**kept, **mode, "workload": workload}, list(planner.more))
 
 
-def _numbers(most: float) -> list[int]:
+def _numbers(most: float, count: int) -> list[int]:
     """Numbers of accelerators from one to half as many again as ever pass, close together where they are few."""
     top = max(4, int(1.25 * most))
-    return sorted({max(1, round(top ** (i / (NUMBERS - 1)))) for i in range(NUMBERS)} | {1, 2, 3, 4, 6, 8})
+    few = {1, 2, 3, 4, 6, 8} if count == NUMBERS else {1, 4, models.GPUS}
+    return sorted({max(1, round(top ** (i / (count - 1)))) for i in range(count)} | few)

@@ -1,7 +1,8 @@
 """The kind of a plan's workload, and its demand on storage.
 
 `io` reads; `kvcache` is a serving engine's; `dlrm` (on h100) is MLPerf Training's, planned in minutes; `job` is any training job
-by its bytes per sample and its rate; every other name is a workload as `forebay emulate workloads` lists it, or a TOML file of
+by its bytes per sample and its rate; `bert` to `gnn` and `infer-…` are models that `forebay train` and `forebay infer` run
+(forebay.plan.models); every other name is a workload as `forebay emulate workloads` lists it, or a TOML file of
 one: training, planned in accelerators and AU, or a checkpoint, planned in seconds.
 """
 
@@ -11,6 +12,7 @@ import math
 from functools import lru_cache
 
 from forebay.errors import RequestError
+from forebay.plan import models
 from forebay.plan.training import DEMAND_MIBPS, SMALL_FILE, Ask, usual_ask
 
 IO, DLRM, JOB, KVCACHE = "io", "dlrm", "job", "kvcache"
@@ -21,7 +23,7 @@ LEAST_PCT = 90.0
 
 def is_checkpoint(workload: str) -> bool:
     """RequestError for a workload that isn't known."""
-    if workload in (IO, DLRM, JOB, KVCACHE) or (workload, H100) in DEMAND_MIBPS:
+    if workload in (IO, DLRM, JOB, KVCACHE) or (workload, H100) in DEMAND_MIBPS or models.known(workload):
         return False
     from forebay.emulate import workloads
 
@@ -41,14 +43,19 @@ def _variants(workload: str) -> tuple:
     except RequestError as error:
         if not error.found.startswith("is not known"):
             raise
-        known = ", ".join((IO, JOB, KVCACHE, *workloads.builtin()))
+        known = ", ".join((IO, JOB, KVCACHE, *workloads.builtin(), *models.TABLE))
         raise RequestError(f"workload '{workload}'", error.found, f"one of {known}; or a TOML file of one") from None
 
 
 @lru_cache(maxsize=256)
-def ask(workload: str, accelerator: str, rules: str | None, sample_bytes: float, samples_per_s: float | None) -> Ask:
-    """Returns the demand of one accelerator. RequestError where the workload has no constants for it, or the job no rate."""
+def ask(workload: str, accelerator: str, rules: str | None, sample_bytes: float | None, samples_per_s: float | None) -> Ask:
+    """Returns the demand of one accelerator. RequestError where the workload has no constants for it, or the job no rate.
+    `sample_bytes`: None for a model's own, where nobody says otherwise."""
+    if models.known(workload):
+        mb_s = models.need(workload, accelerator, sample_bytes, samples_per_s).mb_s
+        return Ask(mb_s * 1e6 / 2**20, LEAST_PCT, benchmark=False)
     if workload == JOB:
+        assert sample_bytes is not None
         if samples_per_s is None:
             raise RequestError("workload job", "needs a training rate", "--samples-per-s 1500 (of one accelerator)")
         return Ask(sample_bytes * samples_per_s / 2**20, LEAST_PCT, benchmark=False)

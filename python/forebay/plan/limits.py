@@ -17,7 +17,7 @@ def links(system: System) -> dict[str, float]:
     if system.link is not None:
         found["link"] = system.link / system.sharers
     # Emulated accelerators, and entries of a KV cache, end in memory; a real job's bytes go on to GPUs.
-    in_memory = system.caches or system.emulated and system.workload != JOB
+    in_memory = system.caches or system.emulated and system.workload != JOB and not system.modelled
     if system.pcie:
         to = pcie.MEMORY if in_memory else pcie.DIRECT if system.path == "gds" else pcie.STAGED
         remote = system.location == "remote"

@@ -7,12 +7,15 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.errors import RequestError
 from forebay.plan import catalogue, cores, cpu, dlrm, flow, others, random_reads, starting, training
 from forebay.plan.own import Own
 from forebay.plan.published import Row, below, count, number, positive, table
+
+if TYPE_CHECKING:
+    from forebay.plan.trained import Demand
 
 TABLES = (
     "gds_vs_cpu",
@@ -53,6 +56,8 @@ class Planner:
         # What there is to know of the runs that calibrated it.
         self.notes: list[str] = []
         self.own: Own | None = None
+        # What the user's runs of a training or an inference took.
+        self.demand: Demand | None = None
         # Requests in flight that systems need, by their number of drives: forebay.plan.assume keeps them here.
         self.fewest: dict[Any, dict[int, int]] = {}
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from forebay.errors import RequestError
 from forebay.numbers import figure
-from forebay.plan import answer, assume, catalogue, decide, flow
+from forebay.plan import answer, assume, catalogue, decide, flow, models
 from forebay.plan.decide import OF_DRIVES, READERS, words
 from forebay.plan.estimate import Estimate
 from forebay.plan.jobs import DLRM, H100
@@ -36,23 +36,30 @@ DAYS, YEARS = 365.0, 5.0
 
 @dataclass(frozen=True)
 class Target:
-    """One of: accelerators that pass, GiB/s, minutes to train."""
+    """One of: accelerators that pass, GiB/s, minutes to train, seconds to load, to start, or for a checkpoint."""
 
     accelerators: int | None = None
     gibps: float | None = None
     minutes: float | None = None
+    seconds: float | None = None
+
+    @property
+    def longest(self) -> float | None:
+        """Returns the time that it may take at most, where a time is asked for."""
+        return self.seconds if self.minutes is None else self.minutes
 
     def check(self) -> None:
-        given = [v for v in (self.accelerators, self.gibps, self.minutes) if v is not None]
+        given = [v for v in (self.accelerators, self.gibps, self.minutes, self.seconds) if v is not None]
         if len(given) != 1:
-            raise RequestError("the target", f"{len(given)} were given", "one of --accelerators 8, --gib-s 20, --minutes 6")
+            next_ = "one of --accelerators 8, --gib-s 20, --minutes 6, --seconds 30"
+            raise RequestError("the target", f"{len(given)} were given", next_)
         if not 0 < given[0] < TARGET_MAX:
             raise RequestError(f"the target {str(given[0])[:60]}", "must be a number above 0", "a target above 0")
 
     def met(self, estimate: Estimate) -> bool:
         """Returns whether it is met nine times in ten."""
-        if self.minutes is not None:
-            return estimate.p90 <= self.minutes
+        if self.longest is not None:
+            return estimate.p90 <= self.longest
         wanted = self.gibps if self.gibps is not None else self.accelerators
         assert wanted is not None
         return estimate.p10 >= wanted
@@ -186,6 +193,9 @@ class Search:
         """A settled system of so many data drives, and what the target asks for of it."""
         given = self.system.given | {"drives", "hosts"}
         made = replace(self.system, hosts=hosts, drives=drives, queues=queues or self.system.queues, given=given)
+        if made.modelled and self.target.accelerators is not None:
+            # Of as many GPUs as are asked for, which the plan of a choice then says, too.
+            made = replace(made, accelerators=self.target.accelerators, given=given | {"accelerators"})
         made = assume.settle(self.planner, made)
         return made, estimates(self.planner, [made], self.target)[0]
 
@@ -202,8 +212,11 @@ class Search:
 
     def choice(self, sheet: catalogue.Drive, least: int) -> tuple[Choice, bool]:
         """The choice; where nothing meets the target the most that was tried, and False."""
-        fixed = "hosts" in self.system.given or self.target.minutes is not None
+        # Further hosts would have GPUs that start, too.
+        fixed = "hosts" in self.system.given or self.target.minutes is not None or models.infers(self.system.workload)
         low, high = (self.system.hosts, self.system.hosts) if fixed else (1, HOSTS_MAX)
+        if self.system.modelled and not fixed:
+            low = max(low, math.ceil((self.target.accelerators or 1) / models.GPUS))
         if self.local:
             low = max(low, math.ceil(least / max(1, self.needs.bays - self.needs.parity))) if not fixed else low
         hosts = fewest(lambda n: self.room(n) >= least and self.meets(n, self._most(n)), low, high)
@@ -230,7 +243,7 @@ class Search:
         if high not in tried:
             tried = [high]
         found = [self.at(n, self._most(n))[1] for n in tried]
-        ends = [1 / e.p90 if self.target.minutes is not None else e.p10 for e in found]
+        ends = [1 / e.p90 if self.target.longest is not None else e.p10 for e in found]
         return next(n for n, end in zip(tried, ends, strict=True) if end >= 0.99 * max(ends))
 
     def _enough(self, hosts: int) -> int:
@@ -239,7 +252,7 @@ class Search:
 
         def end(drives: int) -> float:
             estimate = self.at(hosts, drives)[1]
-            return 1 / estimate.p90 if self.target.minutes is not None else estimate.p10
+            return 1 / estimate.p90 if self.target.longest is not None else estimate.p10
 
         best = end(most)
         return (fewest(lambda n: end(n * step) >= 0.99 * best, 1, most // step) or most // step) * step
@@ -277,6 +290,9 @@ def recommend(
     needs = needs or Needs()
     needs.check()
     ranked(by, drives)
+    if target.seconds is not None and not (system.loads or system.saves):
+        said = f"{system.workload} isn't planned in seconds"
+        raise RequestError(f"--seconds {target.seconds:g}", said, "--workload gnn, infer-bert --mode coldstart, or llama3-8b")
     if target.minutes is not None:
         system = replace(system, workload=DLRM, accelerator=H100, accelerators=None)
     best: list[Choice] = []
@@ -290,12 +306,13 @@ def recommend(
             continue
         choice, met = Search(planner, replace(system, drive=drive.name), target, needs).choice(drive, least)
         (best if met else short).append(choice)
-    best.sort(key=lambda c: (c.cost(by), c.system.hosts, c.estimate.p10 * -1))
+    best.sort(key=lambda c: (c.cost(by), c.system.hosts, c.estimate.p10 * (-1 if target.longest is None else 1)))
     short.sort(key=lambda c: c.system.drive)
     best = [replace(c, lacks=_beside(best[0], c)) for c in best]
     short = [replace(c, lacks=[_lacking(planner, c, target)]) for c in short]
-    first = (best or short)[0] if best or short else None
-    told = replace(first.system, given=system.given) if first else system
+    first = best[0] if best else _nearest(target, short) if short else None
+    given = system.given | ({"accelerators"} if system.modelled and target.accelerators is not None else set())
+    told = replace(first.system, given=given) if first else system
     return {
         "schema": "forebay.recommend/1",
         "target": {k: v for k, v in target.__dict__.items() if v is not None},
@@ -325,10 +342,19 @@ def estimates(planner: Planner, systems: Sequence[System], target: Target) -> li
         return answer.rates(planner, list(systems))
     if target.minutes is not None:
         return answer.minutes(planner, list(systems))
+    if target.seconds is not None:
+        return [_seconds(found) for found in answer.jobs_estimates(planner, systems)]
     if not systems[0].emulated:
         asked = f"--accelerators with workload {systems[0].workload}"
+        if systems[0].loads or systems[0].saves:
+            raise RequestError(asked, "is planned in seconds", "--seconds 30")
         raise RequestError(asked, "isn't emulated", "--workload unet3d, resnet50 or cosmoflow")
     return planner.training.greatest([answer.setup_of(planner, s, None) for s in systems])
+
+
+def _seconds(found: dict[str, Estimate]) -> Estimate:
+    """To load or to start; of a checkpoint the longer of writing and reading it."""
+    return max((e for key, e in found.items() if key.endswith("_s") and e.unit == "s"), key=lambda e: e.p90)
 
 
 def wanted(target: Target, system: System) -> str:
@@ -337,6 +363,8 @@ def wanted(target: Target, system: System) -> str:
         return f"{figure(target.gibps)} GiB/s"
     if target.minutes is not None:
         return f"DLRM in {figure(target.minutes)} minutes"
+    if target.seconds is not None:
+        return f"{system.workload} in {figure(target.seconds)} s"
     name = "accelerators" if system.workload == "job" else f"× {system.accelerator.upper()}"
     return f"{target.accelerators} {name}"
 
@@ -377,7 +405,11 @@ def _beside(first: Choice, other: Choice) -> list[str]:
 def _lacking(planner: Planner, choice: Choice, target: Target) -> str:
     """Returns why a system doesn't meet the target, and what to type where that is a setting."""
     e, system = choice.estimate, choice.system
-    got = f"{figure(e.p90)} minutes at the high end" if target.minutes is not None else f"{figure(e.p10)} at the low end"
+    unit = "minutes" if target.minutes is not None else "s"
+    got = f"{figure(e.p90)} {unit} at the high end" if target.longest is not None else f"{figure(e.p10)} at the low end"
+    fixed = models.rest_s(planner, system) if system.loads else 0.0
+    if target.seconds is not None and target.seconds <= fixed:
+        return f"{got}; {figure(fixed)} s of it depend on no drive"
     return f"{got}; what limits it is {words(e.bottleneck)}{remedy(planner, system, target, e.bottleneck)}"
 
 
@@ -399,15 +431,19 @@ def remedy(planner: Planner, system: System, target: Target, limit: str) -> str:
     return ""
 
 
+def _nearest(target: Target, short: Sequence[Choice]) -> Choice:
+    return max(short, key=lambda c: c.estimate.p10 if target.longest is None else -c.estimate.p90)
+
+
 def _why_not(target: Target, short: Sequence[Choice]) -> str:
     if not short:
         return "no drive of the catalogue could be tried"
-    best = max(short, key=lambda c: c.estimate.p10 if target.minutes is None else -c.estimate.p90)
+    best = _nearest(target, short)
     count = "one host" if best.system.hosts == 1 else f"{best.system.hosts} hosts"
     limit = best.estimate.bottleneck
     nearest = f"{best.drives} × {best.system.drive} on {count} come nearest: {best.lacks[0]}"
     said = f"nothing meets {wanted(target, best.system)}; {nearest}"
-    if any(name in limit for name in OF_DRIVES):
+    if any(name in limit for name in OF_DRIVES) and "depend on no drive" not in nearest:
         return f"{said}; more drives or hosts than {best.drives} and {best.system.hosts} aren't tried"
     return f"{said}; more drives don't change that"
 

@@ -24,6 +24,9 @@ NAMES = (
     ("cpu_cores", "CPU in all", "cores"),
     ("accelerators_max", "accelerators, at most", ""),
     ("au_pct", "AU", "%"),
+    ("samples_per_s", "answers", "samples/s"),
+    ("load_s", "load", "s"),
+    ("start_s", "start", "s"),
     ("training_time_min", "time to train", "min"),
     ("checkpoint_write_s", "checkpoint, written", "s"),
     ("checkpoint_read_s", "checkpoint, read", "s"),
@@ -44,7 +47,9 @@ def run(row: Mapping[str, Any], explain: bool = False) -> str:
     rows: list[tuple[str, ...]] = [("", "", "80 % interval", "")]
     for key, name, unit in NAMES:
         if key in row:
-            rows.append((name, figure(row[key]), f"{figure(row[f'{key}_p10'])} to {figure(row[f'{key}_p90'])}", unit))
+            # The benchmark alone calls it so.
+            shown = "share of the full rate" if key == "au_pct" and row["of_rate"] else name
+            rows.append((shown, figure(row[key]), f"{figure(row[f'{key}_p10'])} to {figure(row[f'{key}_p90'])}", unit))
     lines = [*assumed(row), *folded("decision", row["decision"]), *own_runs(row.get("own_runs")), "", *table(rows), ""]
     lines.append("utilisation  " + " · ".join(f"{n} {100 * v:.0f} %" for n, v in row["utilisation"].items()))
     for text in row["warnings"]:
@@ -76,8 +81,8 @@ def assumed(row: Mapping[str, Any]) -> list[str]:
     """One sentence of all that an answer takes for granted, each with where it comes from and the flags that change it."""
     parts = []
     for one in row["assumed"]:
-        notes = [text for text in (SOURCES[one["source"]], one["why"]) if text] + [" ".join(one["flags"])]
-        parts.append(f"{one['text']} ({'; '.join(notes)})")
+        notes = [text for text in (SOURCES[one["source"]], one["why"], " ".join(one["flags"])) if text]
+        parts.append(f"{one['text']} ({'; '.join(notes)})" if notes else one["text"])
     return folded("assumed", ", ".join(parts) + ".")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from forebay.errors import RequestError
-from forebay.plan import catalogue, flow, jobs, pcie
+from forebay.plan import catalogue, flow, jobs, models, pcie
 from forebay.plan.jobs import IO, JOB, KVCACHE
 from forebay.plan.training import Ask
 from forebay.units import parse_bytes, parse_gib_s
@@ -28,7 +28,8 @@ class System:
     are of each host.
     `link`: GiB/s of the narrowest link that all bytes pass (an uplink, a NIC), `sharers` of it alike; `gpu_link`: of each GPU.
     Sizes in bytes; memory and data set in GiB. `gpus`: the published system whose GPUs train (dlrm). `samples_per_s`: of
-    one accelerator that never waits (job). `rules`: whose variant of an emulated workload; None: the first that has it.
+    one accelerator that never waits (job, models). `mode`: of an inference, where its samples are at first. `rules`: whose
+    variant of an emulated workload; None: the first that has it.
     `option` to `admission`: of a KV cache, as `forebay emulate kvcache` has them; None: the option's.
     `given`: the settings that were said; forebay.plan.assume settles others.
     """
@@ -62,6 +63,7 @@ class System:
     ranks: int | None = None
     admission: int | None = None
     hosts: int = 1
+    mode: str = models.RAM
     given: frozenset[str] = frozenset()
 
     @property
@@ -80,7 +82,27 @@ class System:
     @property
     def emulated(self) -> bool:
         """Returns whether it trains on accelerators whose AU is asked for."""
-        return self.workload not in (IO, KVCACHE) and not self.in_minutes and not self.saves
+        return self.workload not in (IO, KVCACHE) and not self.in_minutes and not self.saves and not self.loads
+
+    @property
+    def loads(self) -> bool:
+        """Returns whether it is a model that is planned in seconds of what it loads first."""
+        return models.loads(self.workload, self.mode)
+
+    @property
+    def modelled(self) -> bool:
+        """Returns whether it is a model of `forebay train` or `forebay infer`."""
+        return models.known(self.workload)
+
+    @property
+    def need(self) -> models.Model:
+        """Returns what one GPU of a model takes."""
+        return models.need(self.workload, self.accelerator, self._own_bytes, self.samples_per_s)
+
+    @property
+    def _own_bytes(self) -> float | None:
+        """The bytes of a model's sample where they were said."""
+        return self.sample_bytes if "sample_bytes" in self.given else None
 
     @property
     def caches(self) -> bool:
@@ -90,7 +112,8 @@ class System:
     @property
     def ask(self) -> Ask:
         """Returns the demand of one accelerator, of a workload that is emulated."""
-        return jobs.ask(self.workload, self.accelerator, self.rules, self.sample_bytes, self.samples_per_s)
+        size = self._own_bytes if self.modelled else self.sample_bytes
+        return jobs.ask(self.workload, self.accelerator, self.rules, size, self.samples_per_s)
 
     def load(self) -> flow.Load:
         cap = None if self.link is None else self.link / self.sharers
@@ -107,7 +130,7 @@ WHOLE = ("drives", "hosts", "queues", "workers", "depth", "sharers", "accelerato
 REAL_MAX = 1e15
 RATES = ("link", "gpu_link")
 REAL = (*RATES, "dataset", "memory", "sample_bytes", "samples_per_s")
-CHOICES = {"location": LOCATIONS, "path": PATHS, "accelerator": jobs.ACCELERATORS, "rules": RULES}
+CHOICES = {"location": LOCATIONS, "path": PATHS, "accelerator": jobs.ACCELERATORS, "rules": RULES, "mode": models.MODES}
 KEYS = tuple(f.name for f in fields(System) if f.name != "given")
 
 
@@ -155,22 +178,32 @@ def _spread(system: System, where: str) -> None:
 
 def _suits(system: System, where: str) -> None:
     """RequestError for a workload that isn't known, or settings that it has no use for."""
+    infers = models.infers(system.workload)
     if system.emulated:
         _ = system.ask
+    elif infers:
+        _ = system.need
     elif system.accelerators is not None:
         said = f"are for emulated workloads, and {system.workload} is not one"
+        said = "change nothing: a graph's features are loaded once" if system.workload == models.GNN else said
         raise RequestError(f"{where}: accelerators {system.accelerators}", said, "--workload unet3d, or no accelerators")
     if system.in_minutes and system.hosts > 1:
         said = f"are more than the one that trains {system.workload}, {system.gpus}"
         raise RequestError(f"{where}: hosts {system.hosts}", said, "no hosts")
-    if system.samples_per_s is not None and system.workload != JOB:
+    if "mode" in system.given and not infers:
+        names = "--workload, one of " + ", ".join(name for name in models.TABLE if models.infers(name))
+        raise RequestError(f"{where}: mode {system.mode}", f"is of an inference, not of {system.workload}", names)
+    takes = system.workload == JOB or system.modelled and (not system.loads or infers and system.mode == models.RAM)
+    if system.samples_per_s is not None and not takes:
         said = f"is for workload job; {system.workload} has a rate of its own"
-        raise RequestError(f"{where}: samples_per_s {system.samples_per_s:g}", said, "--workload job")
+        said = "changes nothing: what is planned is what loads first" if system.loads else said
+        next_ = "no samples_per_s" if system.loads else "--workload job"
+        raise RequestError(f"{where}: samples_per_s {system.samples_per_s:g}", said, next_)
     of_cache = [key for key in (*KV_WHOLE, "model") if getattr(system, key) is not None]
     if of_cache and not system.caches:
         said = f"is for workload {KVCACHE}, not for {system.workload}"
         raise RequestError(f"{where}: {of_cache[0]} {getattr(system, of_cache[0])}", said, f"--workload {KVCACHE}")
-    if system.rules is not None and not system.emulated:
+    if system.rules is not None and (not system.emulated or system.modelled):
         raise RequestError(f"{where}: rules {system.rules}", f"are for emulated workloads, not for {system.workload}", "no rules")
 
 

@@ -1,4 +1,4 @@
-"""The demand that runs of training measured: bytes a second that one GPU takes at its own peak, as the target of a purchase.
+"""The demand that runs of training, or of inference, measured: bytes a second that one GPU takes at its own peak.
 
 What a supply held a run back to says nothing of it; the peak does, which each run measures on batches in its memory. Runs of
 one model and batch on one kind of GPU count together; of several the answer would be of none.
@@ -20,7 +20,7 @@ from forebay.units import GIB
 
 Record = dict[str, Any]
 AGAIN = "forebay train dlrm … -o runs.jsonl"
-RATE_MAX = 1e12
+RATE_MAX, BYTES_MAX = 1e12, 1e18
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ class Demand:
     high: float | None
     runs: int
     gpus: int
+    kind: str = "train"
+    # What is loaded first, of whoever measured it: a graph's features; weights, and the rest of a start's seconds.
+    load_bytes: float | None = None
+    rest_s: float | None = None
 
     @property
     def gib_s(self) -> float:
@@ -80,16 +84,19 @@ class Demand:
         return self.device.startswith("CPU")
 
 
-def read(text: str, where: str) -> Demand | None:
-    """The demand of a file's runs of training; None where it holds none. RequestError where there are several."""
+def read(text: str, where: str, kind: str = "train") -> Demand | None:
+    """The demand of a file's runs of training, or of inference (`kind` infer); None where it holds none. RequestError where
+    there are several."""
     found: dict[tuple[str, int, str], list[Record]] = {}
     for record in _records(text):
-        part = record.get("train")
+        part = record.get(kind)
         if isinstance(part, dict) and _number(part.get("peak_samples_per_s")) and _number(part.get("demand_gib_s")):
-            found.setdefault((str(part.get("model")), int(_number(part.get("batch")) or 0), _device(record)), []).append(part)
+            key = (str(part.get("model")), int(_number(part.get("batch")) or 0), _device(record, kind))
+            found.setdefault(key, []).append(part)
     if not found:
-        if any(isinstance(r.get("train"), dict) for r in _records(text)):
-            raise RequestError(where, "its runs of training measured no peak", AGAIN)
+        if any(isinstance(r.get(kind), dict) for r in _records(text)):
+            what, again = ("training", AGAIN) if kind == "train" else ("inference", "those of --mode ram or cold beside them")
+            raise RequestError(where, f"its runs of {what} measured no peak", again)
         return None
     if len(found) > 1:
         several = "; ".join(f"{model}, batches of {whole(batch)}, {device}" for model, batch, device in found)
@@ -100,14 +107,32 @@ def read(text: str, where: str) -> Demand | None:
     low, high = _interval(parts, peaks)
     supplies = [part["supply"] for part in parts if isinstance(part.get("supply"), dict)]
     gpus = max([1, *(int(_number(supply.get("gpus")) or 1) for supply in supplies)])
-    return Demand(model, batch, device, each, statistics.fmean(peaks), low, high, len(peaks), gpus)
+    first = _loaded(text, model, kind)
+    return Demand(model, batch, device, each, statistics.fmean(peaks), low, high, len(peaks), gpus, kind, *first)
+
+
+def _loaded(text: str, model: str, kind: str) -> tuple[float | None, float | None]:
+    """Bytes that its runs loaded first, and the seconds of a start besides reading them, of the last run that says so."""
+    size = rest = None
+    for record in _records(text):
+        part = record.get(kind)
+        if not isinstance(part, dict) or part.get("model") != model:
+            continue
+        graph, start = part.get("graph"), part.get("coldstart")
+        if kind == "train" and isinstance(graph, dict):
+            size = _number(graph.get("feature_bytes"), BYTES_MAX) or size
+        if kind == "infer" and isinstance(start, dict):
+            total, took = _number(start.get("total_s")), _number(start.get("read_s"))
+            size = _number(part.get("weights_bytes"), BYTES_MAX) or size
+            rest = max(0.0, total - took) if total and took else rest
+    return size, rest
 
 
 def has_others(text: str) -> bool:
     """Returns whether runs of drives are among them: records that trained nothing, or gdsio's lines."""
     from forebay.plan.calibrate import LINE
 
-    return any("job" in r and "train" not in r for r in _records(text)) or LINE.search(text) is not None
+    return any("job" in r and "train" not in r and "infer" not in r for r in _records(text)) or LINE.search(text) is not None
 
 
 def _interval(parts: list[Record], peaks: list[float]) -> tuple[float | None, float | None]:
@@ -120,16 +145,16 @@ def _interval(parts: list[Record], peaks: list[float]) -> tuple[float | None, fl
     return None, None
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any, most: float = RATE_MAX) -> float | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) and 0 < value < RATE_MAX else None
+    return float(value) if is_number and math.isfinite(value) and 0 < value < most else None
 
 
-def _device(record: Record) -> str:
+def _device(record: Record, kind: str) -> str:
     found = record.get("environment")
     environment = found if isinstance(found, dict) else {}
     gpus = environment.get("gpus") or []
-    device = str(record["train"].get("device") or "?")
+    device = str(record[kind].get("device") or "?")
     if device.startswith("cuda") and isinstance(gpus, list) and gpus and isinstance(gpus[0], dict):
         return str(gpus[0].get("name") or "GPU")
     return f"CPU ({environment.get('cpu') or '?'})" if device == "cpu" else device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,7 +60,8 @@ OPTIONS = (
     ("--sharers", int, "N", "How many share that link equally (1)."),
     ("--gpu-link", str, "GIB_S", "Bandwidth of each GPU's link."),
     ("--cores", int, "N", "Limit on the CPU cores of each host that I/O may use (its threads)."),
-    ("--workload", str, "NAME", "io, dlrm, job, kvcache, a workload listed by forebay emulate workloads, or a TOML file (io)."),
+    ("--workload", str, "NAME", "io, job, kvcache, a model of train, infer-MODEL, one of emulate workloads, a TOML file (io)."),
+    ("--mode", str, "MODE", "Of infer-MODEL: ram, cold or coldstart (ram)."),
     ("--accelerator", str, "NAME", "h100, a100, b200 or mi355 (h100)."),
     ("--rules", str, "SET", "Edition of the workload: v1.0, v2.0 or v3.0 (the first that has it)."),
     ("--accelerators", int, "N", "Number of accelerators, of all hosts; default: the greatest number that passes."),
@@ -67,8 +69,8 @@ OPTIONS = (
     ("--memory", float, "GIB", "Memory of each host (2048)."),
     ("--threads", int, "N", "Hardware threads of each host (208)."),
     ("--gpus", str, "SYSTEM", "System whose GPUs train, for dlrm (D74H-7U)."),
-    ("--sample-bytes", float, "BYTES", "Size of a training sample, for dlrm and job (912)."),
-    ("--samples-per-s", float, "RATE", "Rate of one accelerator that never waits, for job."),
+    ("--sample-bytes", float, "BYTES", "Size of a sample, for job, dlrm (912) and models."),
+    ("--samples-per-s", float, "RATE", "Rate of one accelerator that never waits, for job and models."),
     ("--option", int, "1|2|3", "MLPerf Storage v3.0's option, for kvcache (1)."),
     ("--users", int, "N", "Users of each rank, for kvcache (the option's)."),
     ("--model", str, "NAME", "Language model, for kvcache (the option's)."),
@@ -99,7 +101,7 @@ def prepared(values: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     """The planner, the system and the user's drives, out of a command's flags, which are taken away."""
     from forebay.plan import calibrate as calibration
     from forebay.plan import catalogue as sheets
-    from forebay.plan import saved
+    from forebay.plan import models, saved, trained
     from forebay.plan import system as systems
     from forebay.plan.planner import published
     from forebay.plan.simulation.verb import of_file as of_simulation
@@ -112,16 +114,36 @@ def prepared(values: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     if kept:
         settings.setdefault("drive", kept.drive.name)
         more = [kept.drive, *more]
+    found = None
+    if runs:
+        text = text or sheets.read_text(runs, "--runs")
+        if (found := trained_in(text, f"--runs {runs}")) is not None:
+            settings = models.asked_of(found, settings)
+            runs = runs if trained.has_others(text) else None
     system = systems.make(settings, more, file or "plan")
     planner = published().with_drives(more) if more else published()
     if runs:
-        found = calibration.read(text or sheets.read_text(runs, "--runs"), runs, system.drive, None)
-        planner = saved.planner(planner, found, sheets.drive(system.drive, more), more)
+        read = calibration.read(text, runs, system.drive, None)
+        planner = saved.planner(planner, read, sheets.drive(system.drive, more), more)
     elif kept:
         planner = saved.planner(planner, kept.runs, kept.drive, more)
         if kept.drive.name != system.drive:
             planner.notes.append(f"calibrated by runs of {kept.drive.name}: {system.drive} is predicted from its data sheet")
+    if found is not None:
+        # The planner may be everybody's.
+        planner = copy.copy(planner)
+        planner.demand = found
     return planner, system, more
+
+
+def trained_in(text: str, where: str) -> Any:
+    """Demand of a GPU by the runs of training or inference among others; None where there are none."""
+    from forebay.plan import trained
+
+    found = [one for kind in ("train", "infer") if (one := trained.read(text, where, kind)) is not None]
+    if len(found) > 1:
+        raise RequestError(where, "has runs of training and of inference", "a file with those of one")
+    return found[0] if found else None
 
 
 def calibration_of(path: str | None, runs: str | None = None) -> Any:
@@ -205,6 +227,7 @@ def recommend_kvcache(planner: Any, system: Any, asked: Any, pool: list[Any], ne
 @click.option("--accelerators", type=int, metavar="N", help="Target: number of accelerators that must pass.")
 @click.option("--gib-s", type=float, metavar="RATE", help="Target: GiB/s.")
 @click.option("--minutes", type=float, metavar="TIME", help="Target: minutes to train (dlrm).")
+@click.option("--seconds", type=float, metavar="TIME", help="Target: seconds to load, to start, or for a checkpoint.")
 @click.option("--drive", "only", metavar="NAME,...", help="Only these drives (the catalogue's).")
 @click.option("--capacity", type=float, metavar="TB", help="Capacity that the data drives must have together.")
 @click.option("--parity", type=int, metavar="N", help="Drives of each RAID that may fail, 0 to 2: bought in addition (0).")
@@ -216,8 +239,8 @@ def recommend_kvcache(planner: Any, system: Any, asked: Any, pool: list[Any], ne
 @CATALOGUE
 @JSON
 def recommend(
-    as_json: bool, accelerators: int | None, gib_s: float | None, minutes: float | None, kv_users: int | None,
-    p95: str | None, by: str, only: str | None, **values: Any,
+    as_json: bool, accelerators: int | None, gib_s: float | None, minutes: float | None, seconds: float | None,
+    kv_users: int | None, p95: str | None, by: str, only: str | None, **values: Any,
 ) -> int:  # fmt: skip
     """The cheapest complete system that meets a target: drives, hosts, requests in flight, DPU queues; and the alternatives.
 
@@ -231,7 +254,7 @@ def recommend(
     if by not in advice.BY:
         raise RequestError(f"--by {by}", "is not a measure", "one of " + ", ".join(advice.BY))
     trained, drive_runs = demand_of(values)
-    target, needs = advice.Target(accelerators, gib_s, minutes), needs_of(values)
+    target, needs = advice.Target(accelerators, gib_s, minutes, seconds), needs_of(values)
     if trained is not None:
         target = target_of(trained, target, kv_users, values)
     asked = kv_target(target, kv_users, p95, values)
@@ -289,7 +312,7 @@ def target_of(trained: Any, given: Any, kv_users: int | None, values: dict[str, 
     from forebay.plan.recommend import Target
 
     gpus = given.accelerators
-    if any(value is not None for value in (given.gibps, given.minutes, kv_users)):
+    if any(value is not None for value in (given.gibps, given.longest, kv_users)):
         found = f"the runs train {trained.model}, whose demand is the target"
         raise RequestError("recommend --runs with another target", found, "--accelerators 8, or runs of forebay bench")
     if values["workload"] is not None:

@@ -141,18 +141,22 @@ def _stations(planner: Planner, scenario: Scenario, job: Job) -> dict[str, float
     return found
 
 
-def setups(scenario: Scenario, job: Job, drives: Sequence[float], number: int) -> list[training.Setup]:
+def setups(
+    planner: Planner, scenario: Scenario, job: Job, drives: Sequence[float], number: int
+) -> list[training.Setup]:
     links = limits.links(job.system)
     name = min(links, key=lambda n: links[n]) if links else "link"
     base = answer.training_setup(job.system, number, links.get(name), name)
     link = limits.links(job.system).get("link")
+    own, own_sd = answer.delivered(planner, job.system)
     found = []
     for d in drives:
         cap = base.supply_cap_mibps
         if scenario.storage == SHARED and link is not None:
             others = [v for n, v in limits.links(job.system).items() if n != "link"]
             cap = min([link * d / job.system.drives, *others]) * 1024
-        found.append(replace(base, drives=d, supply_cap_mibps=cap))
+        rate = own * d / job.system.drives * 1024 or None
+        found.append(replace(base, drives=d, supply_cap_mibps=cap, own_mibps=rate, own_sd=own_sd))
     return found
 
 
@@ -174,7 +178,7 @@ def _bounds(planner: Planner, setups: list[training.Setup]) -> dict[str, Any]:
 def _training(planner: Planner, scenario: Scenario, job: Job) -> Class:
     system, drives = job.system, _drives(scenario, job)
     number = system.accelerators or _greatest(planner, scenario, job)
-    found_setups = setups(scenario, job, drives, number)
+    found_setups = setups(planner, scenario, job, drives, number)
     bounds, fabric = _bounds(planner, found_setups), _fabric(planner, system, drives)
     rates = [float(s) / 1024 * f for s, f in zip(bounds["supply"], fabric, strict=True)]
     uncapped = _bounds(planner, [replace(found_setups[-1], supply_cap_mibps=None)])["full"][0]
@@ -183,7 +187,8 @@ def _training(planner: Planner, scenario: Scenario, job: Job) -> Class:
     others = _stations(planner, scenario, replace(job, system=replace(system, cores=None)))
     stations |= {n: v for n, v in others.items() if n not in ("drive bandwidth", "requests in flight")}
     harness = float(bounds["overhead"][0] + bounds["barrier"][0] * number)
-    found = _own(system) if system.workload == JOB else workloads.load(system.workload, system.accelerator, system.rules)[0]
+    own_job = system.workload == JOB or system.modelled
+    found = _own(system) if own_job else workloads.load(system.workload, system.accelerator, system.rules)[0]
     way = _way(drives, rates, _pressure(planner, system))
     return Class(job, number, stations, way, harness, float(bounds["slots"][0]), found)
 
@@ -198,9 +203,11 @@ def _steps(name: str, accelerator: str, batch: int, rate: float, sample_bytes: f
 
 def _own(system: System) -> workloads.Training:
     """A job by its bytes per sample and its rate, which say nothing of its steps: four a second."""
-    assert system.samples_per_s is not None
-    batch = max(1, round(system.samples_per_s / STEPS_PER_S))
-    return _steps(JOB, system.accelerator, batch, system.samples_per_s, system.sample_bytes, 2)
+    rate, size = system.samples_per_s, system.sample_bytes
+    if system.modelled:
+        rate, size = system.need.samples_per_s, system.need.sample_bytes
+    assert rate is not None
+    return _steps(JOB, system.accelerator, max(1, round(rate / STEPS_PER_S)), rate, size, 2)
 
 
 def cap_of_host(planner: Planner, scenario: Scenario, job: Job, drives: float) -> tuple[float, str]:
@@ -252,7 +259,7 @@ def _checkpoint(planner: Planner, scenario: Scenario, job: Job) -> Class:
 
 def _greatest(planner: Planner, scenario: Scenario, job: Job) -> int:
     """The formula's, of each host with its even share of the drives."""
-    setup = setups(scenario, job, [even_share(scenario, job)], 1)[0]
+    setup = setups(planner, scenario, job, [even_share(scenario, job)], 1)[0]
     return int(max(1, planner.training.greatest([replace(setup, accelerators=None)])[0].value))
 
 

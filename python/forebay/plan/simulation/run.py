@@ -200,7 +200,7 @@ def formula(planner: Planner, scenario: Scenario, entry: Class) -> dict[str, Any
         return {"throughput_gib_s": rate, "bottleneck": found.bottleneck}
     if job.system.in_minutes:
         return _minutes(planner, scenario, entry, share)
-    setup = fleets.setups(scenario, job, [share], entry.accelerators)[0]
+    setup = fleets.setups(planner, scenario, job, [share], entry.accelerators)[0]
     if job.system.location == "remote":
         queues, sd = planner.flow.queues_gibps(job.system.queues)
         if queues * 1024 < (setup.supply_cap_mibps or math.inf):

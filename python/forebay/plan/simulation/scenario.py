@@ -17,6 +17,7 @@ NUMBER_MAX = 1e15
 SHAPES = ("lognormal", "pareto", "exponential")
 JITTERED = ("compute", "requests")
 # Of a system's settings, those that another job may have otherwise.
+OF_SAMPLES = ("mode", "sample_bytes", "samples_per_s")
 OF_JOB = ("workload", "accelerator", "accelerators", "workers", "depth", "io_size", "path", "dataset")
 JOB_KEYS = ("name", "hosts", "start", "stop", *OF_JOB)
 FAULT_KEYS = {
@@ -96,6 +97,7 @@ def make_scenario(system: System, of_file: Mapping[str, Any], flags: Mapping[str
         raise RequestError("--storage shared", "contradicts drives in the PCIe tree of one host", "nics in the tree")
     hosts = _whole("hosts", given.get("hosts", 1), 1, HOSTS_MAX)
     first = Job(system.workload, system, hosts)
+    _refuse_loads(system, "--simulate")
     others = [_job(t, system, hours * 3600.0, more) for t in _tables("job", given.get("job", ()), _settings)]
     jobs = _named((first, *others))
     jitter = _jitter(given.get("jitter", ()))
@@ -164,11 +166,14 @@ def _job(table: dict[str, Any], system: System, seconds: float, more: list[Any])
     unknown = sorted(set(table) - set(JOB_KEYS))
     if unknown:
         raise RequestError(f"{where}: {unknown[0]}", "is not a setting of a job", "one of " + ", ".join(JOB_KEYS))
-    skipped = ("accelerators", "hosts", "given", *(("sharers",) if system.link is None else ()))
+    skipped = ["accelerators", "hosts", "given", *(("sharers",) if system.link is None else ())]
+    # What a sample is belongs to a workload; of another one nothing was said.
+    skipped += [key for key in OF_SAMPLES if key not in system.given or table.get("workload", IO) != system.workload]
     base = {k: v for k, v in system.__dict__.items() if v is not None and k not in skipped}
     own = make({**base, "workload": IO, **{k: v for k, v in table.items() if k in OF_JOB}}, more, where)
     if own.caches:
         raise RequestError(f"{where}: workload kvcache", "can't be one job among others", "plan run --workload kvcache")
+    _refuse_loads(own, where)
     start = _number(f"{where}: start", table.get("start", 0.0), -1.0, seconds)
     stop = table.get("stop")
     if start < 0 or stop is not None and _number(f"{where}: stop", stop, 0.0, math.inf) <= start:
@@ -178,6 +183,13 @@ def _job(table: dict[str, Any], system: System, seconds: float, more: list[Any])
         raise RequestError(f"{where}: name {name}", "is not text", 'name = "scan"')
     hosts = _whole(f"{where}: hosts", table.get("hosts", 1), 1, HOSTS_MAX)
     return Job(name, own, hosts, start, None if stop is None else float(stop))
+
+
+def _refuse_loads(system: System, where: str) -> None:
+    """RequestError for a model that loads first: it is one read of so many bytes, of which a plan tells all."""
+    if system.loads:
+        said = f"{system.workload} loads first and then needs no storage"
+        raise RequestError(where, said, "no --simulate" if system.workload == "gnn" else "--mode cold, or no --simulate")
 
 
 def _jitter(given: Any) -> dict[str, tuple[str, float]]:
