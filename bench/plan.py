@@ -33,7 +33,7 @@ def works() -> dict[str, Callable[[], object]]:
         return answer.answer(published(), one)
 
     def thousand() -> object:
-        axes = [whatif.axis("drives=1:40"), whatif.axis("workers=1:25")]
+        axes = [whatif.axis("drives=1:40:1"), whatif.axis("workers=1:25:1")]
         return whatif.points(planner, whatif.systems(one, axes, []))
 
     return dict(zip(BOUNDS, (lambda: answer.answer(planner, one), first, thousand), strict=True))

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from forebay.plan import answer, calibrate, catalogue, decide, saved, system, training, verb, whatif
 from forebay.plan.planner import Planner, published
+from forebay.sweep import vary
 
 SEED = 20261128
 # Sizes in KiB and workers of runs that a drive's bandwidth limits.
@@ -249,6 +250,20 @@ def test_a_whatif_takes_the_names_of_the_flags_and_lists() -> None:
     assert len(found["points"]) == 32 and {p["query"]["path"] for p in found["points"]} == {"gds", "cpu"}
     said = text("whatif", "--drive", "D7-PS1010", "--vary", "workload=io,unet3d")
     assert "–" in said
+
+
+@pytest.mark.promise("PLN-23")
+def test_a_range_of_a_whatif_means_what_it_means_in_a_sweep() -> None:
+    for words in ("1:96", "1:8,12", "8:32:8", "3:3", "1:5:2"):
+        of_sweep = [int(next(iter(s.values()))) for s in vary.axes([f"depth={words}"])[0]]
+        assert whatif.axis(f"depth={words}") == ("depth", of_sweep)
+    assert whatif.axis("io-size=64k:1m") == ("io_size", [65536, 131072, 262144, 524288, 1048576])
+    assert whatif.axis("drives=1:8")[1] == [1, 2, 4, 8] and whatif.axis("drives=1:4:1")[1] == [1, 2, 3, 4]
+    for wrong in ("drives=8:1", "drives=0:8", "drives=1:8:0"):
+        with pytest.raises(RequestError, match="is not a range from the least to the most"):
+            whatif.axis(wrong)
+    with pytest.raises(RequestError, match="is not a number"):
+        whatif.axis("drives=1:x")
 
 
 def test_words_for_limits_are_a_readers() -> None:

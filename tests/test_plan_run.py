@@ -107,7 +107,7 @@ def test_plans_cost_what_formulas_cost_and_many_together_cost_less() -> None:
     """Processor time, ten times what bench/plan.py holds a quiet machine to: a search or a loop would show even so."""
     planner = published()
     one = system.make({"drive": "D7-PS1010", "drives": 4, "workload": "unet3d"}, [])
-    asked = whatif.systems(one, [whatif.axis("drives=1:40"), whatif.axis("workers=1:25")], [])
+    asked = whatif.systems(one, [whatif.axis("drives=1:40:1"), whatif.axis("workers=1:25:1")], [])
     answer.answer(planner, one)
     assert spent_s(lambda: answer.answer(planner, one)) < 0.5
     assert spent_s(lambda: whatif.points(planner, asked)) < 10.0
@@ -292,4 +292,4 @@ def test_whatif_varies_all_combinations_and_refuses_what_cannot_vary(forebay) ->
     assert "varies nothing" in refusal(forebay, "whatif", "--drive", "D7-PS1010")
     assert "given twice" in refusal(forebay, "whatif", "--drive", "D7-PS1010", "--vary", "drives=1:3", "--vary", "drives=2:4")
     assert "names no setting" in refusal(forebay, "whatif", "--drive", "D7-PS1010", "--vary", "colour=1:3")
-    assert "at most" in refusal(forebay, "whatif", "--drive", "D7-PS1010", "--vary", "drives=1:99999999")
+    assert "at most" in refusal(forebay, "whatif", "--drive", "D7-PS1010", "--vary", "drives=1:99999999:1")

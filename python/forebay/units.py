@@ -81,3 +81,14 @@ def parse_percent(text: str | float, what: str = "percentage") -> float:
     if not math.isfinite(value):
         raise RequestError(f"{what} {text}", "is not a percentage", "a number, as 2%")
     return value
+
+
+def spread(first: int, last: int, step: int, most: int) -> list[int]:
+    """The numbers of a range as `--vary` writes them: 1:96 doubles and ends with 96, 8:32:8 goes by steps. `step` 0 doubles.
+    More than `most` of them aren't made: one too many tells that there are."""
+    values = [first]
+    while len(values) <= most and (after := values[-1] + step if step else values[-1] * 2) <= last:
+        values.append(after)
+    if not step and values[-1] != last and len(values) <= most:
+        values.append(last)
+    return values

@@ -354,7 +354,10 @@ def kv_target(target: Any, users: int | None, p95: str | None, values: dict[str,
 
 @command.command(name="whatif")
 @system_options()
-@click.option("--vary", multiple=True, metavar="SETTING=RANGE", help="drives=1:8, io-size=64k,1m; repeat it for more axes.")
+@click.option(
+    "--vary", multiple=True, metavar="SETTING=RANGE",
+    help="drives=1:8 doubles, drives=1:8:1 goes by ones, io-size=64k,1m; repeat it for more axes.",
+)  # fmt: skip
 @click.option("--page", metavar="HTML", help="Write one page with sliders and curves; it needs no network.")
 @simulation_options
 @CATALOGUE

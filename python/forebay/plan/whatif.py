@@ -12,16 +12,16 @@ from forebay.errors import RequestError
 from forebay.plan import answer, assume
 from forebay.plan.planner import Planner
 from forebay.plan.system import KEYS, KV_WHOLE, RATES, REAL, WHOLE, System, make
-from forebay.units import parse_bytes
+from forebay.units import parse_bytes, spread
 
 POINTS_MAX = 10_000
 # A KV cache isn't planned over ranges, and a tree of switches is no list.
 AXES = tuple(key for key in KEYS if key not in (*KV_WHOLE, "model", "pcie"))
-RANGE = re.compile(r"^(\d+):(\d+)(?::(\d+))?$")
+RANGE = re.compile(r"^([0-9][^:]*):([^:]+)(?::([^:]+))?$")
 
 
 def axis(text: str) -> tuple[str, list[Any]]:
-    """`drives=1:8`, `queues=1:31:5`, `io-size=64k,128k`, `drive=A,B` → name and values; names are those of the flags.
+    """`drives=1:8` (1, 2, 4, 8), `queues=1:31:5`, `io-size=64k,128k`, `drive=A,B` → name and values, by the names of flags.
 
     RequestError for others.
     """
@@ -36,14 +36,25 @@ def axis(text: str) -> tuple[str, list[Any]]:
 
 
 def listed(name: str, values: str, asked: str) -> list[Any]:
-    """The values of a setting: `1:8`, `1:31:5` for whole numbers, else a list with commas."""
-    match = RANGE.match(values)
-    if match and name in WHOLE:
-        low, high, step = int(match[1]), int(match[2]), int(match[3] or 1)
-        if step < 1 or high < low or (high - low) // step > POINTS_MAX:
-            raise RequestError(asked, f"is not a range of at most {POINTS_MAX} points", f"{name}=1:8")
-        return list(range(low, high + 1, step))
-    return [_one(name, value.strip(), asked) for value in values.split(",")]
+    """The values of a setting, a list with commas. Of whole numbers and sizes also ranges, as a sweep has them: `1:8` doubles,
+    `1:31:5` goes by steps."""
+    found = [one for value in values.split(",") for one in _spread(name, value.strip(), asked)]
+    return list(dict.fromkeys(found))
+
+
+def _spread(name: str, text: str, asked: str) -> list[Any]:
+    match = RANGE.match(text)
+    if match is None or name not in (*WHOLE, "io_size"):
+        return [_one(name, text, asked)]
+    flag = name.replace("_", "-")
+    low, high = (_one(name, part, asked) for part in match.groups()[:2])
+    step = 0 if match[3] is None else _one(name, match[3], asked)
+    if high < low or low < 1 or match[3] is not None and step < 1:
+        raise RequestError(asked, f"{text} is not a range from the least to the most", f"{flag}=1:8, which doubles, or 1:8:1")
+    found = spread(low, high, step, POINTS_MAX)
+    if len(found) > POINTS_MAX:
+        raise RequestError(asked, f"{text} has more points than the at most {POINTS_MAX:,}", f"{flag}={match[1]}:{match[2]}")
+    return found
 
 
 def _one(name: str, text: str, asked: str) -> Any:

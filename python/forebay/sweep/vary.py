@@ -10,7 +10,7 @@ from typing import Any
 from forebay.errors import RequestError
 from forebay.flags import by_name, fields, set_field
 from forebay.sweep.file import Setting, Sweep, load, presets
-from forebay.units import format_bytes, parse_bytes
+from forebay.units import format_bytes, parse_bytes, spread
 
 NAME = "vary"
 _RANGE = re.compile(r"([0-9][^:]*):([^:]+)(?::([^:]+))?")
@@ -57,13 +57,9 @@ def _spread(name: str, text: str, asked: str) -> list[str]:
         raise RequestError(asked, f"{text} is not a range of whole numbers", f"--vary {name}=1:96, or 8:32:8") from None
     if last < first or (match[3] is not None and step < 1) or (step == 0 and first < 1):
         raise RequestError(asked, f"{text} is not a range from the least to the most", f"--vary {name}=1:96, or 8:32:8")
-    values = [first]
-    while len(values) <= VALUES_MAX and (after := values[-1] + step if step else values[-1] * 2) <= last:
-        values.append(after)
+    values = spread(first, last, step, VALUES_MAX)
     if len(values) > VALUES_MAX:
         raise RequestError(asked, f"{text} has more than {VALUES_MAX:,} values", f"--vary {name}={match[1]}:{match[2]}")
-    if not step and values[-1] != last:
-        values.append(last)
     return [format_bytes(v) if is_size else str(v) for v in values]
 
 
