@@ -40,6 +40,21 @@ def words(limit: str) -> str:
     return WORDS.get(limit, limit)
 
 
+# The same where there is room for a word or two.
+SHORT = {"storage": "drives", "compute": "GPUs"}
+
+
+def short(limit: str) -> str:
+    """A bottleneck for a column: "balanced: storage, link" → "balanced: drives, link"."""
+    head, colon, names = limit.rpartition(": ")
+    return head + colon + ", ".join(SHORT.get(name, name) for name in names.split(", "))
+
+
+def utilised(row: Row) -> str:
+    """The line of how busy each station is."""
+    return "utilisation  " + " · ".join(f"{short(n)} {100 * v:.0f} %" for n, v in row["utilisation"].items())
+
+
 def decision(planner: Planner, system: System, row: Row) -> str:
     """Returns the sentence: what passes, how busy the drives are, what limits and what would next."""
     if system.modelled:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forebay.numbers import figure
+from forebay.plan import decide
 from forebay.table import table
 from forebay.units import format_bytes
 
@@ -51,7 +52,7 @@ def run(row: Mapping[str, Any], explain: bool = False) -> str:
             shown = "share of the full rate" if key == "au_pct" and row["of_rate"] else name
             rows.append((shown, figure(row[key]), f"{figure(row[f'{key}_p10'])} to {figure(row[f'{key}_p90'])}", unit))
     lines = [*assumed(row), *folded("decision", row["decision"]), *own_runs(row.get("own_runs")), "", *table(rows), ""]
-    lines.append("utilisation  " + " · ".join(f"{n} {100 * v:.0f} %" for n, v in row["utilisation"].items()))
+    lines.append(decide.utilised(row))
     for text in row["warnings"]:
         if explain or not text.startswith(BACKGROUND):
             lines += folded("warning", text)
@@ -63,7 +64,8 @@ def run(row: Mapping[str, Any], explain: bool = False) -> str:
         after = row["next"]
         gain = f"{100 * (after['gain'] - 1):+.0f} %"
         gain += f" to {figure(after['throughput_gib_s'])} GiB/s" if "throughput_gib_s" in after else ""
-        lines.append(f"next         without {after['without']}: {gain}, then {after['limit'] or 'nothing that is modelled'}")
+        then = decide.words(after["limit"]) or "nothing that is modelled"
+        lines.append(f"next         without {decide.words(after['without'])}: {gain}, then {then}")
     if "latency_us" in row:
         lines.append("enough       " + " · ".join(_enough(k, v) for k, v in row["enough"].items()))
     return "\n".join([*lines, "", *parameters(row["parameters"])])
@@ -173,7 +175,7 @@ def compare(document: Mapping[str, Any]) -> str:
             (
                 query["drive"], str(query["drives"]), query["location"], PATH_WORDS[query["path"]], figure(row[by]),
                 f"{figure(row[f'{by}_p10'])} to {figure(row[f'{by}_p90'])}", "–" if ratio is None else f"{ratio:.2f}",
-                str(query["workers"] * query["depth"]), figure(row["cpu_cores"]), row["bottleneck"],
+                str(query["workers"] * query["depth"]), figure(row["cpu_cores"]), decide.short(row["bottleneck"]),
             )
         )  # fmt: skip
     lines = [*assumed(document), ""]
@@ -195,8 +197,8 @@ def whatif(axes: Sequence[str], points: Sequence[Mapping[str, Any]]) -> str:
         for key, _, _ in given:
             low, high = (figure(point.get(f"{key}_{end}")) for end in ("p10", "p90"))
             cells.append(f"{figure(point[key])} ({low} to {high})" if key in point else "–")
-        limit = point["bottleneck"] + ("; extrapolated" if point["warnings"] else "")
-        shown = [point[key] if isinstance(point[key], str) else figure(point[key]) for key, _ in played]
+        limit = decide.short(point["bottleneck"]) + ("; extrapolated" if point["warnings"] else "")
+        shown = [decide.short(point[key]) if isinstance(point[key], str) else figure(point[key]) for key, _ in played]
         rows.append((*cells, limit, *shown))
     return "\n".join(table(rows))
 
@@ -240,7 +242,7 @@ def kvcache(row: Mapping[str, Any]) -> str:
     lines = [*assumed(row), *folded("decision", row["decision"]), *own_runs(row["own_runs"]), ""]
     lines += [f"option {asked['option']}: {asked['model']}, {asked['users']} users, {at_once}", ""]
     lines += [*table(rows), "", f"bottleneck   {row['bottleneck']}: {row['limit_reason']}"]
-    lines.append("utilisation  " + " · ".join(f"{n} {100 * v:.0f} %" for n, v in row["utilisation"].items()))
+    lines.append(decide.utilised(row))
     for head, texts in (("interval", [row["interval"]]), ("also assumed", row["assumptions"]), ("warning", row["warnings"])):
         for text in texts:
             lines += folded(head, text)

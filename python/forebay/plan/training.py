@@ -1,8 +1,8 @@
 """Emulated accelerators: accelerator utilisation (AU) at a given number, and the greatest number that passes.
 
-AU is a smooth minimum of two shares: 1 / (1 + o + j·N), what the harness and its barriers leave of the time, and
-supply ÷ demand. A host also runs out of process slots, whatever the bytes: so many per hardware thread, of which an
-accelerator takes what its workload's readers need. Supply is the drives' specification times an efficiency of the
+AU is a smooth minimum of two shares: 1 / (1 + o + j·N), what the benchmark and its barriers leave of the time, and
+supply ÷ demand. A host also runs out of room for reader processes, whatever the bytes: so many per hardware thread, of
+which an accelerator takes what its workload's readers need. Supply is the drives' specification times an efficiency of the
 workload's reads, and more where part of the data set stays in the page cache. It is less where files are small and
 readers few: a reader is at one file, and a small file lies on one drive or two, so that some drives have nothing to do.
 Of k drives that n readers ask at random, n ÷ (n + k − 1) are busy (a closed network of equal servers). Where a user's own

@@ -166,7 +166,7 @@ def _time(trained: dict[str, Any], seconds: float, harness: float) -> dict[str, 
     between = 100 * trained["barrier_s"] / seconds
     return {
         "computing": computing,
-        "harness": min(between, computing * harness),
+        "benchmark overhead": min(between, computing * harness),
         "waiting for data": 100 * trained["waiting_s"] / seconds,
         "waiting for others": max(0.0, between - computing * harness),
     }
@@ -179,7 +179,7 @@ def limit(busy: dict[str, float], jobs: Sequence[dict[str, Any]]) -> str:
     if waits is None or max(full.values(), default=0.0) >= FULL:
         return bottleneck(full)
     longest = max(WAITS, key=lambda name: waits[name])
-    return WAITS[longest] if waits[longest] > waits["harness"] else bottleneck(full)
+    return WAITS[longest] if waits[longest] > waits["benchmark overhead"] else bottleneck(full)
 
 
 def _latency(entry: Class, runs: Sequence[dict[str, Any]]) -> float | None:

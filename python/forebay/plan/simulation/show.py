@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forebay.numbers import figure
+from forebay.plan import decide
 from forebay.stages import format_duration
 from forebay.table import table
 
@@ -17,10 +18,9 @@ def text(document: Mapping[str, Any]) -> str:
     for job in document["jobs"]:
         rows += _job(job)
     lines += [*table(rows), ""]
-    busy = document["utilisation"]
-    lines.append("utilisation  " + " · ".join(f"{name} {100 * share:.0f} %" for name, share in busy.items()))
-    formulas = " · ".join(f"{job['name']}: {job['formula']['bottleneck']}" for job in document["jobs"])
-    lines.append(f"bottleneck   {document['bottleneck']} (formula: {formulas})")
+    lines.append(decide.utilised(document))
+    formulas = " · ".join(f"{job['name']}: {decide.short(job['formula']['bottleneck'])}" for job in document["jobs"])
+    lines.append(f"bottleneck   {decide.short(document['bottleneck'])} (formula: {formulas})")
     lines += ["warning      " + text for text in document["warnings"]]
     return "\n".join(lines)
 
