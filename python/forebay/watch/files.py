@@ -23,6 +23,7 @@ from forebay.watch.stats import Stated
 
 # Programs and their settings are files, too, and no data.
 _PROGRAM_SUFFIXES = {"py", "pyc", "pyi", "pyd", "so", "pth", "dll", "js", "sh", "cu", "ptx", "cubin", "ko"}
+_SCRIPTS = {"py", "pyc"}
 _PROGRAM_PLACES = ("/usr/", "/lib", "/bin/", "/sbin/", "/etc/", "/proc/", "/sys/", "/dev/", "/snap/", "/nix/store/")
 _PROGRAM_PARTS = ("/site-packages/", "/dist-packages/", "/__pycache__/", "/lib/python", ".dist-info/", ".so.")
 _PROGRAM_NAMES = {"pyvenv.cfg", "python", "ld.so.cache"}
@@ -99,7 +100,9 @@ class Seen:
     under: str | None = None
     files: dict[tuple[int, int], File] = field(default_factory=dict)
     suffixes: dict[str, Suffix] = field(default_factory=dict)
-    programs: set[tuple[int, int]] = field(default_factory=set)
+    # Of each what an import of it reads: shared objects are mapped.
+    programs: dict[tuple[int, int], int] = field(default_factory=dict)
+    program_bytes: int = 0
     overfull: bool = False
 
     def see(self, found: Stated | os.stat_result, path_of: Iterator[str] | None, opened: bool, path: str = "") -> File | None:
@@ -108,11 +111,13 @@ class Seen:
         file = self.files.get(key)
         if file is None:
             if key in self.programs or not stat.S_ISREG(found.st_mode):
+                self.program_bytes += self.programs.get(key, 0) if opened else 0
                 return None
             path = path or next(path_of or iter(("",)))
             if not self._is_data(path, found):
                 if len(self.programs) < FILES_MAX:
-                    self.programs.add(key)
+                    self.programs[key] = found.st_size if suffix_of(path) in _SCRIPTS else 0
+                    self.program_bytes += self.programs[key] if opened else 0
                 return None
             if len(self.files) >= FILES_MAX:
                 self.overfull = True
@@ -151,6 +156,11 @@ class Seen:
         runs = bool(found.st_mode & 0o111) and not suffix
         return not runs and suffix not in _PROGRAM_SUFFIXES and name not in _PROGRAM_NAMES
 
+    @property
+    def read_suffixes(self) -> set[str]:
+        """Returns those of which there are files that nobody wrote, as far as is known now."""
+        return {name for name, group in self.suffixes.items() if group.files > 0}
+
     def main_suffix(self) -> str | None:
         """The suffix under which most bytes were opened or lie open; of a model's files only where there are no others."""
         known = {name: group for name, group in self.suffixes.items() if group.files > 0 and group.bytes > 0}
@@ -159,6 +169,12 @@ class Seen:
         if found is not None and self.under is None and max(data[found].bytes_opened, data[found].bytes) < DATA_BYTES_MIN:
             return None
         return found
+
+    @property
+    def opens(self) -> int:
+        """Opens of the files that are the data, as far as is known now."""
+        name = self.main_suffix()
+        return self.suffixes[name].opens if name is not None else 0
 
     def of(self, suffix: str) -> list[File]:
         return [f for f in self.files.values() if not f.written and suffix_of(f.path) == suffix]

@@ -92,6 +92,7 @@ def _moved(figures: Figures) -> dict[str, Any] | None:
         "read_call_bytes_s": moved["rchar"] / seconds,
         "read_calls": moved["syscr"],
         "bytes_per_call": watch.bytes_per_call(),
+        "program_bytes": watch.program_bytes(),
         "device_bytes": moved["read_bytes"],
         "device_bytes_s": moved["read_bytes"] / seconds,
         "written_bytes": moved["write_bytes"],
@@ -172,7 +173,7 @@ def _files(figures: Figures) -> dict[str, Any]:
     return {
         "ways": [w.document() for w in ways],
         "every_open": watch.opens.refused is None and not watch.opens.lost,
-        "data": None if group is None else _group(suffix or "", group, watch.seconds, data),
+        "data": None if group is None else _group(suffix or "", group, watch.reading_seconds, data),
         "by_suffix": {
             name: {"files": g.files, "opens": g.opens, "bytes": g.bytes}
             for name, g in sorted(seen.suffixes.items(), key=lambda one: -one[1].bytes)[:SUFFIXES_MAX]

@@ -54,6 +54,8 @@ class Start:
     counted: dict[str, int]
     # As counted a moment later: the size of a read is that of those since then, without those of a program's start.
     steady: dict[str, int]
+    # Of the programs' own files that were opened until then.
+    program_bytes: int
 
 
 class Watch:
@@ -73,7 +75,9 @@ class Watch:
         self.start: Start | None = None
         self.last: dict[str, int] | None = None
         self._before_data: dict[str, int] | None = None
-        self._data_began = False
+        self._read_until = self.began
+        # Suffixes of data with whose first file the counting began anew.
+        self._begun: set[str] = set()
         self.cpu_s = self._delay_s = 0.0
         self.counts_delay = _counts_delay()
         self._processor_before = time.process_time()
@@ -132,7 +136,7 @@ class Watch:
 
     def _begin(self, counted: dict[str, int] | None = None) -> None:
         now = self.tree.total() or {}
-        self.start = Start(time.monotonic(), counted or now, now)
+        self.start = Start(time.monotonic(), counted or now, now, self.seen.program_bytes)
         self.waits = Waits()
 
     def _wait(self, until: float) -> None:
@@ -156,7 +160,10 @@ class Watch:
                 self._drained.run(now)
 
     def _drain(self) -> None:
+        before = self.seen.opens
         all_seen = self.opens.drain(self.tree, self.seen)
+        if self.seen.opens > before:
+            self._read_until = time.monotonic()
         if not self._opens_unknown() and (all_seen or self.seen.files):
             self._begin_with_data()
 
@@ -167,16 +174,19 @@ class Watch:
     def _begin_with_data(self) -> None:
         """A command that was started has imported its program by then: what counts begins anew.
 
-        Counters are those from before any file of data was open, or the first batch would be lost.
+        Counters are those from before any file of data was open, or the first batch would be lost. Settings, and files that
+        turn out to be written (programs make some while they are imported), are no data: until one kind of files has enough
+        bytes to be it, each further kind may be.
         """
-        if self.child is None or self._data_began:
+        if self.child is None or self._begun and self.seen.main_suffix() in self._begun:
             return
-        if self.seen.files:
-            self._data_began = True
+        suffixes = self.seen.read_suffixes
+        found = suffixes - self._begun
+        self._begun = suffixes
+        if found:
             self.tree.count()
             self._begin(self._before_data)
-        else:
-            self._before_data = self.last
+        self._before_data = self.last
 
     def _opens_unknown(self) -> bool:
         return self.opens.refused is not None
@@ -216,11 +226,22 @@ class Watch:
         """Seconds in which things counted."""
         return max(1e-6, self.over - (self.start.at if self.start is not None else self.began))
 
+    @property
+    def reading_seconds(self) -> float:
+        """Seconds until its last file was opened, of a training that ended: saving and its end read nothing."""
+        if not self.ended or self._opens_unknown() or self.start is None or self._read_until <= self.start.at:
+            return self.seconds
+        return min(self.seconds, self._read_until - self.start.at)
+
     def moved(self) -> dict[str, int] | None:
         """The counters' growth while things counted; None where none may be read."""
         if self.last is None or self.start is None:
             return None
         return {key: self.last[key] - self.start.counted.get(key, 0) for key in self.last}
+
+    def program_bytes(self) -> int:
+        """Bytes of its own modules that were opened while things counted: by workers that are no forks."""
+        return self.seen.program_bytes - (self.start.program_bytes if self.start is not None else 0)
 
     def bytes_per_call(self) -> float | None:
         """The mean size of a read; None without one."""

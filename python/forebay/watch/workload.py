@@ -120,7 +120,7 @@ def _samples(read: int, made: dict[str, Any], given: Given) -> Samples | None:
             max(per_s / each, 1e-9), each, 0.0, max(1, round(size / each)), "the size that was given, and the bytes read"
         )
     opened = data["opens"] * size
-    whole = WHOLE_SHARE * opened <= read <= REREAD_MAX * opened or read < PAGE_BYTES
+    whole = WHOLE_SHARE * opened <= read <= REREAD_MAX * opened + moved["program_bytes"] or read < PAGE_BYTES
     whole = whole or data["mapped"] > 0 or made["waits"]["in_ring"]  # of which nobody counts what comes from memory
     # A file that each thread opens once, and keeps, holds more than a sample.
     if data["opens"] > 2 * made["waits"]["reading_threads"] and made["files"]["every_open"] and whole:
