@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from forebay.plan import catalogue, flow, score
+from forebay.plan import catalogue, flow, page, score
 from forebay.plan.estimate import Z80
 from forebay.plan.fit import Data, Prior, fit, prior_only
 from forebay.plan.planner import FLOW_TABLES, flow_cells, load_of
@@ -27,6 +27,23 @@ def test_chance_is_what_forecasters_with_the_true_spread_reach() -> None:
         above += found.score / found.constant_score > score.chance(7)
     assert 20 <= above <= 62
     assert score.chance(3) > score.chance(9) > score.chance(40) > 1
+
+
+@pytest.mark.promise("PLN-4")
+def test_how_often_intervals_hold_so_many_by_chance_is_the_binomial_tail() -> None:
+    assert score.by_chance(9, 9) == pytest.approx(0.8**9) and score.by_chance(18, 18) < 0.02
+    assert score.by_chance(0, 3) == pytest.approx(0.2**3) and score.by_chance(14, 18) > 0.4
+    draw = random.Random(5)
+    drawn = [sum(draw.random() < 0.8 for _ in range(17)) for _ in range(20_000)]
+    for count in (10, 12, 15, 16):
+        few = count < 0.8 * 17
+        seen = sum(n <= count if few else n >= count for n in drawn) / len(drawn)
+        assert score.by_chance(count, 17) == pytest.approx(seen, abs=0.015)
+    cells = [score.Cell(str(i), f"g{i % 2}", 1.0, 1.0, 0.5, 1.5, None, "pct") for i in range(18)]
+    # Were cells trials it would be one in fifty; of two groups nobody can tell.
+    assert page.held(score.summarise(cells)) == "18 of 18: too few to tell"
+    apart = [score.Cell(str(i), str(i), 1.0, 1.0, 0.5, 1.5, None, "pct") for i in range(18)]
+    assert page.held(score.summarise(apart)) == "18 of 18: wide"
 
 
 @pytest.mark.promise("PLN-4")

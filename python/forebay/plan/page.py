@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from forebay.plan.backtest import MODULES
-from forebay.plan.score import Cell, Summary, chance, possible, summarise
+from forebay.plan.score import Cell, Summary, by_chance, chance, possible, summarise
 from forebay.table import table
 
 Results = Mapping[str, Mapping[str, Sequence[Cell]]]
@@ -30,7 +30,7 @@ WANTED = {
 }
 HEADER = (
     "module", "left out", "cells in groups", "mean error", "worst", "baseline: mean, worst", "inside 80 %", "70 to 90 % is",
-    "÷ constant width's", "by chance up to",
+    "as far off by chance: cells, groups", "÷ constant width's", "by chance up to",
 )  # fmt: skip
 SIDES = (
     "module", "left out", "mean error", "inside 80 %", "left out together", "mean error", "inside 80 %", "baseline's mean error"
@@ -39,6 +39,8 @@ SIDES = (
 LISTED, MISSED_LISTED = 40, 6
 # Fewer cells than these are judged by their interval score, and together.
 SMALL = 6
+# What happens by chance so often isn't evidence.
+EVIDENCE = 0.1
 
 
 def document(results: Results, folder: str | None) -> dict[str, Any]:
@@ -95,18 +97,27 @@ def _figures(s: Summary, measure: str) -> tuple[str, ...]:
     ratio = "–" if not s.constant_score else f"{s.score / s.constant_score:.2f}"
     luck = f"{chance(s.n):.2f}" if s.constant_score else "–"
     cells = f"{s.n} in {s.groups}"
-    return (cells, shown(s.mean) + good, shown(s.worst), theirs, held(s), _counts(s.n), ratio, luck)
+    odds = ", ".join(f"{100 * found:.0f} %" for found in chances(s))
+    return (cells, shown(s.mean) + good, shown(s.worst), theirs, held(s), _counts(s.n), odds, ratio, luck)
 
 
 def held(s: Summary) -> str:
     """Returns the count of cells inside, and the word for it where that is too few or too many of enough cells to tell."""
     count, verdict = round(s.inside * s.n), judged(s)
     told = f"{count} of {s.n}" + (f", {s.ends} at an end" if s.ends else "")
+    if verdict and max(chances(s)) >= EVIDENCE:
+        verdict = "too few to tell"
     return f"{told}: {verdict}" if verdict else told
 
 
+def chances(s: Summary) -> tuple[float, float]:
+    """How often as many cells, or more, would be inside by chance (or as few): if each cell is a trial, if each group is."""
+    count = s.inside * s.n - s.ends / 2
+    return by_chance(count, s.n), by_chance(round(count / s.n * s.groups), s.groups)
+
+
 def judged(s: Summary) -> str:
-    """`narrow` or `wide`; empty where 70 to 90 % are inside, or too few cells are there to tell. An end counts half."""
+    """`narrow` or `wide` by the count alone; empty where 70 to 90 % are inside, or of fewer than six. An end counts half."""
     count, allowed = s.inside * s.n - s.ends / 2, possible(s.n)
     if s.n < SMALL or allowed[0] <= count <= allowed[-1]:
         return ""
@@ -166,6 +177,9 @@ Errors are in per cent of the published value unless stated otherwise. What is o
   four only three. *Narrow* or *wide* is said where it isn't so, of six cells or more; fewer are judged by their interval score.
   Cells of one group miss together: 18 cells in two groups are hardly more than two trials. A whole number at an end of its
   interval is inside, and counts half for the verdict: half of what it stands for lies beyond, on average.
+- *As far off by chance*: how often intervals that hold four in five would hold as many of these as they did, or more (or as few,
+  or fewer), were each cell a trial by itself, and were each group one. From 10 % on in either it is no evidence, and *too few to
+  tell* stands in place of the verdict: nine of nine come in 13 %.
 - *÷ constant width's*: the interval score (width and misses, smaller is better) divided by that of intervals of one width,
   tuned on the *other* cells of the same group. Below 1 is better. Nine in ten forecasters who know the true spread stay below
   *by chance up to*; more means too wide, as where nothing at all is known of another fabric.

@@ -83,6 +83,15 @@ def possible(n: int) -> range:
     return range(math.ceil(LEAST * n - 1e-9), math.floor(MOST * n + 1e-9) + 1)
 
 
+def by_chance(count: float, trials: int) -> float:
+    """The chance that intervals which hold four in five would hold so many of so many trials, or more; or so few, or fewer,
+    where it is less than four in five. Half counts are those of the next whole number towards four in five."""
+    share = 1 - OUTSIDE
+    few = count < share * trials
+    least, most = (0, math.ceil(count - 1e-9)) if few else (math.floor(count + 1e-9), trials)
+    return sum(math.comb(trials, k) * share**k * OUTSIDE ** (trials - k) for k in range(least, most + 1))
+
+
 @dataclass(frozen=True)
 class Summary:
     n: int
