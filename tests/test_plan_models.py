@@ -84,6 +84,9 @@ def test_a_need_that_drives_do_not_meet_is_said_with_what_more_would_bring() -> 
         assert again["au_pct_p10"] >= 90 and again["query"]["accelerators"] == 8
     many = plan("recommend", "--workload", "resnet", "--accelerators", "64")["choices"][0]
     assert many["hosts"] == 8 and many["drives_per_host"] == 1
+    # Beyond as many hosts as are tried they have more GPUs each.
+    most = plan("recommend", "--workload", "bert", "--accelerators", "100000", "--drive", "D7-PS1010")
+    assert most["choices"][0]["hosts"] == 256
 
 
 @pytest.mark.promise("PLN-24")
@@ -137,6 +140,10 @@ def test_own_runs_say_what_a_gpu_takes_and_flags_outrank_them(tmp_path: Path) ->
     assert "8 × NVIDIA H200" in row["decision"] and row["need"]["source"] == "as 2 runs of yours measured"
     said = plan("run", "--drive", "D3-S4520", "--runs", file, "--samples-per-s", "1000")
     assert said["need"]["mb_s"] == pytest.approx(4.712) and said["need"]["source"] == "as you say"
+    bought = plan("recommend", "--workload", "bert", "--runs", file, "--accelerators", "8", "--drive", "D3-S4520,D7-PS1010")
+    assert {c["drives"] for c in bought["choices"]} == {1}
+    assert any(a["why"] == "as 2 runs of yours measured" for a in bought["assumed"])
+    assert "--samples-per-s 250" in bought["choices"][0]["command"]
     assert "the runs train bert" in refused("run", "--drive", "D3-S4520", "--runs", file, "--workload", "ssd")
     cpu = written(tmp_path / "c.jsonl", run("train", "bert", 2.0, 4712, device="cpu"))
     assert any("say nothing about a GPU" in text for text in plan("run", "--drive", "D3-S4520", "--runs", cpu)["warnings"])
@@ -226,6 +233,7 @@ def test_what_a_model_has_no_use_for_is_refused(words: tuple[str, ...], said: st
         (("--workload", "gnn", "--accelerators", "4"), "is planned in seconds; --seconds 30"),
         (("--workload", "unet3d", "--seconds", "4"), "isn't planned in seconds"),
         (("--seconds", "4", "--gib-s", "4"), "2 were given"),
+        (("--workload", "bert", "--gib-s", "3"), "bert is planned in accelerators"),
     ],
 )
 def test_a_target_that_does_not_suit_is_refused(words: tuple[str, ...], said: str) -> None:

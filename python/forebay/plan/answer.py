@@ -42,14 +42,18 @@ def answer(planner: Planner, system: System) -> dict[str, Any]:
     own = planner.own_of(system.drive)
     from_memory = (OF_MEMORY,) if system.loads else ()
     row["own_runs"] = own.said([n for n in estimates if n not in (*NOT_OF_RUNS, *from_memory)]) if own else None
-    # What `au_pct` is a share of: the rate of a training that is no benchmark's.
-    row["of_rate"] = system.emulated and not system.ask.benchmark
+    row["of_rate"] = of_rate(system)
     row["need"] = models.document(planner, system) if system.modelled else None
     row["assumed"] = [a.document() for a in assume.listed(planner, system)]
     row["decision"] = decide.decision(planner, system, row)
     row["schema"] = "forebay.plan/1"
     row["origin"] = "predicted"
     return row
+
+
+def of_rate(system: System) -> bool:
+    """Returns whether `au_pct` is a share of the rate of a training that is no benchmark's."""
+    return system.emulated and not system.ask.benchmark
 
 
 # Figures that no run of reads says anything of.

@@ -131,6 +131,8 @@ def _place(system: System) -> Assumption:
         return Assumption("location", "local", ("--location",), _source(system, "location"))
     queues = system.queues or flow.QUEUES_MAX
     text = f"remote through a DPU with {queues} queue{'s' if queues > 1 else ''}"
+    if system.queues is not None and "queues" not in system.given:
+        return Assumption("location", text, ("--location", "--queues"), DERIVED, "the fewest that meet the target")
     return Assumption("location", text, ("--location", "--queues"), _source(system, "queues"))
 
 

@@ -106,13 +106,12 @@ def _accelerators(system: System, row: Row) -> list[str]:
 
 # A share of a rate, in per cent, above which more of anything changes nothing.
 ALL_PCT = 99.0
-SPELLED = {1: "one"}
 
 
 def _fed(planner: Planner, system: System, row: Row) -> list[str]:
     """Returns who is fed, and whether faster drives would change anything, of a model that reads while it computes."""
     gpus = models.of_gpus(planner, system)
-    count = SPELLED.get(system.drives, str(system.drives))
+    count = "one" if system.drives == 1 else f"{system.drives} ×"
     remote = " remote" if system.location == "remote" else ""
     drives, s = f"{count}{remote} {system.drive}", "s" if system.drives == 1 else ""
     share, most = row["au_pct"], row["accelerators_max"]

@@ -18,7 +18,7 @@ from forebay.numbers import figure
 from forebay.plan import answer, assume, catalogue, decide, flow, models
 from forebay.plan.decide import OF_DRIVES, READERS, words
 from forebay.plan.estimate import Estimate
-from forebay.plan.jobs import DLRM, H100
+from forebay.plan.jobs import DLRM, H100, IO
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
 
@@ -216,7 +216,7 @@ class Search:
         fixed = "hosts" in self.system.given or self.target.minutes is not None or models.infers(self.system.workload)
         low, high = (self.system.hosts, self.system.hosts) if fixed else (1, HOSTS_MAX)
         if self.system.modelled and not fixed:
-            low = max(low, math.ceil((self.target.accelerators or 1) / models.GPUS))
+            low = min(high, max(low, math.ceil((self.target.accelerators or 1) / models.GPUS)))
         if self.local:
             low = max(low, math.ceil(least / max(1, self.needs.bays - self.needs.parity))) if not fixed else low
         hosts = fewest(lambda n: self.room(n) >= least and self.meets(n, self._most(n)), low, high)
@@ -290,6 +290,10 @@ def recommend(
     needs = needs or Needs()
     needs.check()
     ranked(by, drives)
+    if target.gibps is not None and system.workload != IO:
+        said = f"are of plain reads, and {system.workload} is planned in {_measure(system)}"
+        asked = f"--gib-s {target.gibps:g} with --workload {system.workload}"
+        raise RequestError(asked, said, "no --workload, or another target")
     if target.seconds is not None and not (system.loads or system.saves):
         said = f"{system.workload} isn't planned in seconds"
         raise RequestError(f"--seconds {target.seconds:g}", said, "--workload gnn, infer-bert --mode coldstart, or llama3-8b")
@@ -330,6 +334,10 @@ def recommend(
     }
 
 
+def _measure(system: System) -> str:
+    return "minutes" if system.in_minutes else "accelerators" if system.emulated else "seconds"
+
+
 def ranked(by: str, drives: Sequence[catalogue.Drive]) -> None:
     """RequestError where nothing tells what the drives are ranked by."""
     if by != "drives" and not any(getattr(d, by) for d in drives):
@@ -362,7 +370,7 @@ def wanted(target: Target, system: System) -> str:
     if target.gibps is not None:
         return f"{figure(target.gibps)} GiB/s"
     if target.minutes is not None:
-        return f"DLRM in {figure(target.minutes)} minutes"
+        return f"DLRM in {figure(target.minutes)} minute{'' if target.minutes == 1 else 's'}"
     if target.seconds is not None:
         return f"{system.workload} in {figure(target.seconds)} s"
     name = "accelerators" if system.workload == "job" else f"× {system.accelerator.upper()}"

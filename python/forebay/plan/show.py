@@ -189,6 +189,8 @@ PATH_WORDS = {"gds": "gds", "cpu": "bounce"}
 
 def whatif(axes: Sequence[str], points: Sequence[Mapping[str, Any]]) -> str:
     given = [(key, name, unit) for key, name, unit in NAMES if any(key in point for point in points)]
+    if any(point.get("of_rate") for point in points):
+        given = [(key, "AU or share of the rate" if key == "au_pct" else name, unit) for key, name, unit in given]
     played = [(key, name) for key, name in SIMULATED if key in points[0]]
     head = (*axes, *(f"{name} {unit}".strip() for _, name, unit in given), "limit", *(name for _, name in played))
     rows: list[tuple[str, ...]] = [head]

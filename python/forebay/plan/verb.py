@@ -97,8 +97,9 @@ def system_options(less: tuple[str, ...] = ()) -> Callable[[Any], Any]:
     return add
 
 
-def prepared(values: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
-    """The planner, the system and the user's drives, out of a command's flags, which are taken away."""
+def prepared(values: dict[str, Any], takes_demand: bool = True) -> tuple[Any, Any, list[Any]]:
+    """The planner, the system and the user's drives, out of a command's flags, which are taken away. `takes_demand`: runs of a
+    training among --runs are the workload."""
     from forebay.plan import calibrate as calibration
     from forebay.plan import catalogue as sheets
     from forebay.plan import models, saved, trained
@@ -117,7 +118,7 @@ def prepared(values: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     found = None
     if runs:
         text = text or sheets.read_text(runs, "--runs")
-        if (found := trained_in(text, f"--runs {runs}")) is not None:
+        if takes_demand and (found := trained_in(text, f"--runs {runs}")) is not None:
             settings = models.asked_of(found, settings)
             runs = runs if trained.has_others(text) else None
     system = systems.make(settings, more, file or "plan")
@@ -254,6 +255,9 @@ def recommend(
     if by not in advice.BY:
         raise RequestError(f"--by {by}", "is not a measure", "one of " + ", ".join(advice.BY))
     trained, drive_runs = demand_of(values)
+    if trained is None and values["runs"] is not None and values["workload"] is not None:
+        # The runs may be of that model's, and of no drive.
+        drive_runs = has_drive_runs(values)
     target, needs = advice.Target(accelerators, gib_s, minutes, seconds), needs_of(values)
     if trained is not None:
         target = target_of(trained, target, kv_users, values)
@@ -263,13 +267,13 @@ def recommend(
     if asked is None:
         target.check()
     names = [name.strip() for name in only.split(",")] if only else []
-    if values["file"] is None and values["runs"] is not None and len(names) != 1:
+    if values["file"] is None and drive_runs and len(names) != 1:
         raise RequestError("recommend --runs", "doesn't say which drive the runs read", "--drive NAME, of the runs")
     if names:
         values["drive"] = names[0]
     elif values["file"] is None and values["calibration"] is None:
         values["drive"] = next(iter(sheets.drives().values())).name
-    planner, system, more = prepared(values)
+    planner, system, more = prepared(values, trained is None)
     system = replace(system, given=system.given - {"drive", "drives"}, drives=1 if system.location == "remote" else system.hosts)
     pool = more if by != "drives" and more else list({d.name: d for d in [*sheets.drives().values(), *more]}.values())
     pool = [sheets.drive(name, more) for name in names] if names else pool
@@ -292,9 +296,10 @@ def demand_of(values: dict[str, Any]) -> tuple[Any, bool]:
     """The demand that --runs measured in training, and whether the file has runs of drives as well; else there are none to
     calibrate with, and the flag is taken away."""
     from forebay.plan import catalogue as sheets
-    from forebay.plan import trained
+    from forebay.plan import models, trained
 
-    if values["runs"] is None:
+    # With a model of the table as its workload, the runs say what a GPU takes, and the target is in GPUs or seconds.
+    if values["runs"] is None or models.known(values["workload"] or ""):
         return None, False
     path = values["runs"]
     text = values[RUNS_TEXT] = sheets.read_text(path, "--runs")
@@ -304,6 +309,15 @@ def demand_of(values: dict[str, Any]) -> tuple[Any, bool]:
     if not trained.has_others(text):
         values["runs"] = values[RUNS_TEXT] = None
     return found, values["runs"] is not None
+
+
+def has_drive_runs(values: dict[str, Any]) -> bool:
+    """Returns whether --runs has runs of drives; its text is kept, for a pipe can't be read again."""
+    from forebay.plan import catalogue as sheets
+    from forebay.plan import trained
+
+    text = values[RUNS_TEXT] = values.get(RUNS_TEXT) or sheets.read_text(values["runs"], "--runs")
+    return trained.has_others(text)
 
 
 def target_of(trained: Any, given: Any, kv_users: int | None, values: dict[str, Any]) -> Any:

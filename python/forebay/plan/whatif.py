@@ -94,6 +94,7 @@ def points(planner: Planner, asked: list[System]) -> list[dict[str, Any]]:
     for system, rate, more in zip(settled, rates, extra, strict=True):
         estimates = {"throughput_gib_s": answer.moved_gibps(planner, system, more) if more else rate, **more}
         row = answer.flat(system, estimates)
+        row["of_rate"] = answer.of_rate(system)
         row["warnings"] = answer.warnings(system)
         row["bottleneck"] = answer.limiting(system, estimates).bottleneck
         found.append(row)
