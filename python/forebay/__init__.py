@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from forebay import datasets as datasets
     from forebay import feed, safetensors
     from forebay import graphs as graphs
+    from forebay import kv as kv
     from forebay import torch as torch
     from forebay.checksum import crc32c
     from forebay.reader import File, FilesRead, Future, Report, open, read_files, release
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "File", "FilesRead", "Future", "Report", "Table", "crc32c", "feed", "open", "read_files", "release", "safetensors",
+    "File", "FilesRead", "Future", "Report", "Table", "crc32c", "feed", "kv", "open", "read_files", "release", "safetensors",
 ]  # fmt: skip
 # Modules that are imported when they are used. Those that need PyTorch aren't among what `import *` brings.
-MODULES = ("datasets", "feed", "graphs", "safetensors", "torch")
+MODULES = ("datasets", "feed", "graphs", "kv", "safetensors", "torch")
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,804 @@
+"""Blocks of a key-value cache on storage, and paged memory that they are loaded into: `forebay.kv`.
+
+A serving engine keeps keys and values in pages: one tensor, layers × pages × bytes of a page. A block is some pages of every
+layer, and its block table says which. On storage a block is one run of bytes, layer after layer; `load` scatters it into its
+pages where they lie, `store` gathers it from them. How a store lies in its file: docs/kvcache.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import itertools
+import json
+import os
+import stat
+import struct
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from forebay import _core, reader
+from forebay.buffers import Memory, memory_of, streams_before
+from forebay.errors import CheckFailed, ForebayError, MachineError, RequestError, RunError
+from forebay.names import Path, file_name
+from forebay.reader import Report, together
+from forebay.rows import check_whole
+
+if TYPE_CHECKING:
+    import numpy
+
+Key = int | str | bytes
+
+SCHEMA = "forebay.kv/1"
+# As the number of a row: its place stays as it is.
+ELSEWHERE = (1 << 64) - 1
+HEAD_BYTES = 4096
+DATA_ALIGN = 64 << 10
+RECORD = struct.Struct("<4sIQQBBHII")
+RECORD_BYTES, KEY_AT, KEY_BYTES = 128, 64, 64
+MAGIC = b"FBkv"
+BEGUN, STORED, REMOVED = 3, 1, 2
+HAS_SUM = 1
+BLOCKS_MAX = 1 << 31
+# A layer's rows are fetched straight into their pages where at least one in so many of the pages between them is one of them.
+DENSE = 2
+# Of GPU memory, packed, before they are scattered; and what `store` moves at a time.
+STAGE_BYTES = 64 << 20
+WRITERS = 8
+IOV_MAX = 1024
+
+
+class Pages:
+    """Paged memory of the host or of a GPU: layers × pages × bytes of a page, in one tensor."""
+
+    def __init__(self, tensor: Any, layers: int | None = None, pages: int | None = None) -> None:
+        """`layers`, `pages`: where the tensor's first two dimensions don't say them."""
+        self.tensor, self.memory = tensor, memory_of(tensor)
+        shape = tuple(int(n) for n in getattr(tensor, "shape", ()))
+        if layers is None and pages is None and len(shape) >= 2:
+            layers, pages = shape[:2]
+        if layers is None or pages is None or layers < 1 or pages < 1 or self.memory.bytes % (layers * pages):
+            found = f"{self.memory.bytes} bytes of shape {shape} are no layers × pages"
+            raise RequestError("paged memory", found, "a tensor of shape (layers, pages, …), or layers=, pages=")
+        self.layers, self.pages = check_whole(layers, "layers"), check_whole(pages, "pages")
+        self.page_bytes = self.memory.bytes // (layers * pages)
+        if not self.page_bytes:
+            raise RequestError("paged memory", "its pages have no bytes", "numpy.zeros((32, 1024, 65536), numpy.uint8)")
+
+    @property
+    def gpu(self) -> int | None:
+        return self.memory.gpu
+
+    def rows(self) -> Any:
+        """(layers × pages, bytes of a page), sharing the memory: a NumPy array, or a PyTorch tensor on its GPU. None where
+        neither can show it."""
+        shape = (self.layers * self.pages, self.page_bytes)
+        if self.memory.gpu is None:
+            import numpy as np
+
+            lent = memoryview((ctypes.c_char * self.memory.bytes).from_address(self.memory.address))
+            return np.frombuffer(lent.cast("B"), np.uint8).reshape(shape)
+        torch = _torch(self.tensor)
+        return None if torch is None else self.tensor.view(-1).view(torch.uint8).view(shape)
+
+
+def _torch(tensor: Any) -> Any:
+    import sys
+
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(tensor, torch.Tensor) else None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A store's blocks: `block_pages` pages of `page_bytes` in each of `layers`."""
+
+    layers: int
+    page_bytes: int
+    block_pages: int
+    blocks: int
+
+    @property
+    def block_bytes(self) -> int:
+        return self.layers * self.block_pages * self.page_bytes
+
+    @property
+    def log_bytes(self) -> int:
+        """Of one half."""
+        return -(-max(64, 4 * self.blocks + 1) * RECORD_BYTES // HEAD_BYTES) * HEAD_BYTES
+
+    @property
+    def data_at(self) -> int:
+        return -(-(HEAD_BYTES + 2 * self.log_bytes) // DATA_ALIGN) * DATA_ALIGN
+
+    @property
+    def file_bytes(self) -> int:
+        return self.data_at + self.blocks * self.block_bytes
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Result of `store`: bytes and seconds, the keys that had to go for lack of room."""
+
+    bytes: int
+    seconds: float
+    evicted: list[Key]
+
+
+def create(
+    name: Path, *, layers: int, page_bytes: int, blocks: int, block_pages: int = 1, sums: bool = False, **way: Any
+) -> Store:
+    """Makes a store of `blocks` blocks, in a new file or on a block device, and opens it. `sums`: each block gets a CRC32C, which
+    `load(verify=True)` compares. `way`: path, direct and prefer as for `forebay.open`.
+
+    Raises RequestError where a file is there, or where the device isn't empty.
+    """
+    for what, number, least in (
+        ("layers", layers, 1), ("page_bytes", page_bytes, 1), ("blocks", blocks, 1), ("block_pages", block_pages, 1),
+    ):  # fmt: skip
+        if not least <= check_whole(number, what) < BLOCKS_MAX:
+            raise RequestError(f"{what}={number}", f"must be {least} to {BLOCKS_MAX - 1}", f"{what}=1024")
+    shape = Shape(layers, page_bytes, block_pages, blocks)
+    name = file_name(name)
+    asked = f"make the store {name}"
+    head = json.dumps({"schema": SCHEMA, **vars(shape), "sums": bool(sums)}).encode()
+    try:
+        device = stat.S_ISBLK(os.stat(name).st_mode) if os.path.exists(name) else False
+        flags = os.O_RDWR | os.O_CLOEXEC | (0 if device else os.O_CREAT | os.O_EXCL)
+        made = os.open(name, flags, 0o644)
+    except FileExistsError:
+        raise RequestError(asked, "a file is there", "forebay.kv.open, or another name") from None
+    except OSError as error:
+        raise RunError(asked, error.strerror or str(error), "a folder that you can write to") from None
+    try:
+        if device:
+            if os.lseek(made, 0, os.SEEK_END) < shape.file_bytes:
+                raise RequestError(asked, f"the device has less than {shape.file_bytes} bytes", "fewer blocks")
+            if os.pread(made, HEAD_BYTES, 0).strip(b"\0"):
+                raise RequestError(asked, "the device isn't empty", f"blkdiscard -z {name}, if nobody needs it")
+        else:
+            os.ftruncate(made, shape.file_bytes)
+        begun = head.ljust(HEAD_BYTES, b"\0") + _record(0, 1, BEGUN)
+        # Whole, without a hole: what is cached whole may be registered for a GPU.
+        for at in range(0, shape.data_at, 1 << 20):
+            piece = begun if not at else b""
+            os.pwrite(made, piece.ljust(min(1 << 20, shape.data_at - at), b"\0"), at)
+        os.fsync(made)
+    except OSError as error:
+        if not device:
+            os.unlink(name)
+        raise RunError(asked, error.strerror or str(error), "df -h; fewer blocks") from None
+    finally:
+        os.close(made)
+    return Store(name, **way)
+
+
+def open(name: Path, **way: Any) -> Store:
+    """Opens a store. `way`: path, direct and prefer as for `forebay.open`."""
+    return Store(file_name(name), **way)
+
+
+def _record(sequence: int, generation: int, kind: int, key: bytes = b"", slot: int = 0, sum_: int | None = None) -> bytes:
+    flags = 0 if sum_ is None else HAS_SUM
+    body = RECORD.pack(MAGIC, 0, sequence, generation, kind, len(key), flags, slot, sum_ or 0)
+    whole = body.ljust(KEY_AT, b"\0") + key.ljust(KEY_BYTES, b"\0")
+    return whole[:4] + struct.pack("<I", _core.crc32c(whole[8:], 0)) + whole[8:]
+
+
+def _key_bytes(key: Key) -> bytes:
+    if isinstance(key, bytes):
+        made = b"b" + key
+    elif isinstance(key, str):
+        made = b"s" + key.encode()
+    else:
+        try:
+            made = b"i%d" % key.__index__()
+        except AttributeError:
+            raise RequestError(f"key {key!r:.80}", f"is of type {type(key).__name__}", "a whole number, text or bytes") from None
+    if len(made) > KEY_BYTES:
+        raise RequestError(f"key {key!r:.80}", f"takes {len(made)} bytes; a record holds {KEY_BYTES}", "a hash of it")
+    return made
+
+
+def _key_of(made: bytes) -> Key:
+    kind, rest = made[:1], made[1:]
+    return rest if kind == b"b" else rest.decode() if kind == b"s" else int(rest)
+
+
+class _Turns:
+    """Loads go together, stores alone: a file that changes while it is read gives an error."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._loads = 0
+        self._stores = False
+
+    def begin_load(self) -> None:
+        with self._changed:
+            # Also while a store waits: a thread that has one in flight may begin the next.
+            self._changed.wait_for(lambda: not self._stores)
+            self._loads += 1
+
+    def end_load(self) -> None:
+        with self._changed:
+            self._loads -= 1
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def store(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._stores and not self._loads)
+            self._stores = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._stores = False
+                self._changed.notify_all()
+
+
+class Load:
+    """A load in flight: `result` waits for it."""
+
+    def __init__(self, store: Store, futures: list[Any], keys: Sequence[Key]) -> None:
+        self._store, self._futures, self.keys = store, futures, keys
+        self._is_over = False
+
+    def result(self) -> Report:
+        """Waits until all pages are in place. Raises what went wrong, with a block's key and its offset."""
+        try:
+            return together([future.report() for future in self._futures])
+        except ForebayError as error:
+            raise self._store._named(error, self.keys) from None
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._store._turns.end_load()
+
+    def cancel(self) -> None:
+        """Ends it: what is in flight is waited for, and what its pages hold then is undefined."""
+        self._futures.clear()
+        self._end()
+
+    def __del__(self) -> None:
+        """As `cancel`: nothing writes to pages that nobody waits for."""
+        self.cancel()
+
+
+class LayerLoad:
+    """Layers of a load in their order: iterate, and calculate each while the next are on their way.
+
+    exposed_s  seconds that the iteration waited: what wasn't hidden behind the calculation
+    first_s    of these, until the first layer was there
+    seconds    from the first request to the last layer's arrival
+    """
+
+    def __init__(self, store: Store, keys: Sequence[Key], tables: Any, pages: Pages, ahead: int) -> None:
+        if check_whole(ahead, "ahead") < 1:
+            raise RequestError(f"ahead={ahead}", "must be 1 or more", "ahead=2")
+        self._of = (store, keys, store._table(keys, tables, pages), pages)
+        self._ahead = ahead
+        self.exposed_s = self.first_s = self.seconds = 0.0
+        self.reports: list[Report] = []
+
+    @property
+    def report(self) -> Report:
+        return replace(together(self.reports), seconds=self.seconds)
+
+    def __iter__(self) -> Iterator[int]:
+        store, keys, table, pages = self._of
+        began = time.monotonic()
+        under_way: list[Load] = []
+        layers = iter(range(pages.layers))
+        for layer in range(pages.layers):
+            for next_ in itertools.islice(layers, self._ahead + 1 - len(under_way)):
+                under_way.append(store._begin(keys, table, pages, range(next_, next_ + 1)))
+            waits = time.monotonic()
+            self.reports.append(under_way.pop(0).result())
+            now = time.monotonic()
+            self.exposed_s += now - waits
+            self.seconds = now - began
+            if layer == 0:
+                self.first_s = self.exposed_s
+            yield layer
+
+
+class Store:
+    """Blocks in a file or on a block device, by key. One process at a time has it open; its threads may share it: loads go
+    together, stores and removals one after another, and between loads.
+
+    What was used longest ago goes where there is no more room. Use it as a context manager, or `close` it.
+    """
+
+    def __init__(self, name: str, path: str = "auto", direct: bool | None = None, prefer: str = "balance") -> None:
+        self.name = name
+        try:
+            self._file = os.open(name, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise RequestError(f"open the store {name}", error.strerror or str(error), "forebay.kv.create") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.shape, self.has_sums = self._head()
+            self._held: OrderedDict[Key, int] = OrderedDict()
+            self._sums: dict[int, int] = {}
+            self._replay()
+            self._reader = reader.File(name, path, direct, prefer=prefer)
+        except BlockingIOError:
+            os.close(self._file)
+            raise MachineError(f"open the store {name}", "another process has it open", "lsof, or another store") from None
+        except BaseException:
+            os.close(self._file)
+            raise
+        used = set(self._held.values())
+        self._free = [slot for slot in range(self.shape.blocks - 1, -1, -1) if slot not in used]
+        self._turns, self._lock = _Turns(), threading.Lock()
+        self._writers: ThreadPoolExecutor | None = None
+        self._stage: list[Any] = []
+        self._closed = False
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._held
+
+    def keys(self) -> list[Key]:
+        """Those that it has, the one used longest ago first."""
+        return list(self._held)
+
+    def prefix(self, keys: Iterable[Key]) -> int:
+        """How many of `keys`, from the first on, it has."""
+        return sum(1 for _ in itertools.takewhile(self._held.__contains__, keys))
+
+    def offset(self, key: Key) -> int:
+        """Where a block begins in the file."""
+        return self.shape.data_at + self._slot(key) * self.shape.block_bytes
+
+    def close(self) -> None:
+        """Waits for what is in flight, and lets go of the file."""
+        if self._closed:
+            return
+        with self._turns.store():
+            self._closed = True
+            self._reader.close()
+            self._stage.clear()
+            if self._writers is not None:
+                self._writers.shutdown()
+            os.close(self._file)
+
+    # Loading
+
+    def load(self, keys: Sequence[Key], tables: Any, pages: Pages, *, verify: bool = False) -> Report:
+        """Reads blocks into their pages. `tables`: the pages of each block, `len(keys)` × `block_pages` integers. No page may be
+        named twice. `verify` compares the store's sums once they are there."""
+        report = self.load_async(keys, tables, pages).result()
+        if verify:
+            self._verify(keys, self._table(keys, tables, pages), pages)
+        return report
+
+    def load_async(self, keys: Sequence[Key], tables: Any, pages: Pages) -> Load:
+        """As `load`, returning a Load instead of waiting."""
+        return self._begin(keys, self._table(keys, tables, pages), pages, range(pages.layers))
+
+    def load_layers(self, keys: Sequence[Key], tables: Any, pages: Pages, *, ahead: int = 2) -> LayerLoad:
+        """As `load`, layer after layer, `ahead` of them in flight beside the one that is waited for."""
+        return LayerLoad(self, keys, tables, pages, ahead)
+
+    def _begin(self, keys: Sequence[Key], table: numpy.ndarray, pages: Pages, layers: range) -> Load:
+        self._refuse_closed()
+        self._turns.begin_load()
+        load = Load(self, [], keys)
+        try:
+            slots = [self._slot(key) for key in keys]
+            with self._lock:
+                for key in keys:
+                    self._held.move_to_end(key)
+            if slots:
+                self._ask(slots, table, pages, layers, load)
+        except BaseException:
+            load.cancel()
+            raise
+        return load
+
+    def _ask(self, slots: list[int], table: numpy.ndarray, pages: Pages, layers: range, load: Load) -> None:
+        import numpy as np
+
+        shape = self.shape
+        first = np.arange(layers.start, layers.stop, dtype=np.uint64)
+        each = np.arange(shape.block_pages, dtype=np.uint64)
+        # Rows of the file, and of the pages, of every page of every layer of every block.
+        blocks = np.array(slots, np.uint64)[:, None, None]
+        rows = ((blocks * shape.layers + first[None, :, None]) * shape.block_pages + each[None, None, :]).ravel()
+        places = (first[None, :, None] * pages.pages + table[:, None, :]).ravel()
+        try:
+            self._fetch(rows, places, pages, load)
+        except ForebayError as error:
+            raise self._named(error, load.keys) from None
+
+    def _fetch(self, rows: numpy.ndarray, places: numpy.ndarray, pages: Pages, load: Load) -> None:
+        """Begins to read these rows of the file to these rows of the pages."""
+        import numpy as np
+
+        low, high = int(places.min()), int(places.max()) + 1
+        view = pages.rows() if pages.gpu is not None and (high - low) > DENSE * places.size else None
+        if view is not None:
+            return self._fetch_packed(rows, places, pages, view, load)
+        order = np.argsort(places)
+        places, rows = places[order], rows[order]
+        # Pages far from each other are asked for apart, so that nothing is said of those between.
+        far = np.flatnonzero(np.diff(places) > np.uint64(max(64, places.size // 16))) + 1
+        for some, at in zip(np.split(rows, far), np.split(places, far), strict=True):
+            begin = int(at[0])
+            numbers = np.full(int(at[-1]) - begin + 1, ELSEWHERE, np.uint64)
+            numbers[(at - np.uint64(begin)).astype(np.int64)] = some
+            load._futures.append(self._gather(numbers, pages.memory, pages.memory.address + begin * pages.page_bytes))
+
+    def _gather(self, numbers: numpy.ndarray, memory: Memory, at: int) -> reader.Future:
+        shape = self.shape
+        (address, _) = numbers.__array_interface__["data"]
+        pending = self._reader._reader.gather(
+            address, numbers.size, shape.data_at, shape.page_bytes, shape.page_bytes, None, memory.gpu, at,
+            [memory], streams_before([memory], None), False,
+        )  # fmt: skip
+        return reader.Future(pending, [memory], self._reader)
+
+    def _fetch_packed(self, rows: numpy.ndarray, places: numpy.ndarray, pages: Pages, view: Any, load: Load) -> None:
+        """Through memory of the GPU in which they are packed: its own copy to their pages takes little of what the link takes."""
+        import numpy as np
+
+        torch = _torch(pages.tensor)
+        each = max(1, STAGE_BYTES // pages.page_bytes)
+        for begin in range(0, rows.size, each):
+            some = rows[begin : begin + each]
+            stage = torch.empty((some.size, pages.page_bytes), dtype=torch.uint8, device=pages.tensor.device)
+            to = torch.from_numpy(places[begin : begin + each].astype(np.int64)).to(pages.tensor.device, non_blocking=True)
+            memory = memory_of(stage)
+            future = self._gather(np.ascontiguousarray(some), memory, memory.address)
+            load._futures.append(_Scattered(future, view, to, stage, torch))
+
+    def _slot(self, key: Key) -> int:
+        slot = self._held.get(key)
+        if slot is None:
+            told = f"isn't there; {len(self)} are"
+            raise RequestError(f"block {key!r:.80} of {self.name}", told, "Store.prefix says which are")
+        return slot
+
+    def _table(self, keys: Sequence[Key], tables: Any, pages: Pages) -> numpy.ndarray:
+        """The block tables, checked, as 64-bit numbers."""
+        import numpy as np
+
+        shape = self.shape
+        if (pages.layers, pages.page_bytes) != (shape.layers, shape.page_bytes):
+            found = f"{pages.layers} layers of {pages.page_bytes} bytes a page, not {shape.layers} of {shape.page_bytes}"
+            raise RequestError("pages", found, "pages of the store's shape")
+        try:
+            table = np.asarray(tables.cpu() if hasattr(tables, "cpu") else tables)
+        except (TypeError, ValueError) as error:
+            raise RequestError("block tables", str(error), "an array of len(keys) × block_pages integers") from None
+        wanted = (len(keys), shape.block_pages)
+        if table.shape not in (wanted, (wanted[0] * wanted[1],)) or (table.size and table.dtype.kind not in "iu"):
+            found = f"an array of {table.dtype} of shape {table.shape}"
+            raise RequestError("block tables", found, f"integers of shape {wanted}")
+        table = table.reshape(wanted)
+        if table.size and not 0 <= int(table.min()) <= int(table.max()) < pages.pages:
+            worst = int(table.max()) if int(table.min()) >= 0 else int(table.min())
+            raise RequestError("block tables", f"page {worst} isn't one of {pages.pages}", "pages that are there")
+        if np.unique(table).size != table.size:
+            raise RequestError("block tables", "a page is named twice", "a page for each page of each block")
+        if len(set(keys)) != len(keys):
+            raise RequestError("keys", "a key is named twice", "each block once")
+        return table.astype(np.uint64)
+
+    def _named(self, error: ForebayError, keys: Sequence[Key]) -> ForebayError:
+        """The first block that can't be read, by its key and its place."""
+        spare = bytearray(self.shape.block_bytes)
+        for key in keys:
+            at = self.offset(key)
+            try:
+                got = self._reader.read_into(spare, at, self.shape.block_bytes)
+                found = None if got == self.shape.block_bytes else f"{got} of {self.shape.block_bytes} bytes are there"
+            except ForebayError as why:
+                found = why.found
+            if found is not None:
+                return type(error)(f"block {key!r:.80} at offset {at} of {self.name}", found, "Store.remove; then store it again")
+        return error
+
+    def _verify(self, keys: Sequence[Key], table: numpy.ndarray, pages: Pages) -> None:
+        if not self.has_sums:
+            raise RequestError(f"verify={True} of {self.name}", "its blocks have no sums", "forebay.kv.create(…, sums=True)")
+        for key, its in zip(keys, table, strict=True):
+            if self._sum(its, pages) != self._sums[self._slot(key)]:
+                found = "its content isn't what was stored"
+                raise CheckFailed(f"block {key!r:.80} at offset {self.offset(key)} of {self.name}", found, "Store.remove")
+
+    def _sum(self, its: numpy.ndarray, pages: Pages) -> int:
+        """CRC32C of the block that lies in these pages."""
+        total = 0
+        for data in self._parts(its, pages):
+            total = _core.crc32c(bytes(data), total)
+        return total
+
+    def _parts(self, its: numpy.ndarray, pages: Pages) -> Iterator[Any]:
+        """A block's bytes out of its pages, in order: of the host as they lie there, of a GPU copied."""
+        view = pages.rows()
+        places = [layer * pages.pages + int(page) for layer in range(pages.layers) for page in its]
+        if pages.gpu is None:
+            yield from (view[place] for place in places)
+        elif view is not None:
+            torch = _torch(pages.tensor)
+            yield view.index_select(0, torch.tensor(places, device=view.device)).cpu().numpy().reshape(-1)
+        else:
+            stream = max(pages.memory.stream, 0)
+            for place in places:
+                at = pages.memory.address + place * pages.page_bytes
+                yield _core.device_bytes(pages.gpu, stream, at, pages.page_bytes)
+
+    # Storing
+
+    def store(self, keys: Sequence[Key], tables: Any, pages: Pages, *, sync: bool = False) -> Stored:
+        """Writes blocks out of their pages; a key that is there gets the new content. `sync`: they have reached the device when
+        this returns. Raises RequestError for more blocks than the store holds, RunError with a block's key and offset."""
+        began = time.monotonic()
+        table = self._table(keys, tables, pages)
+        made = [_key_bytes(key) for key in keys]
+        if len(keys) > self.shape.blocks:
+            raise RequestError(f"store {len(keys)} blocks", f"{self.name} holds {self.shape.blocks}", "fewer at a time")
+        self._refuse_closed()
+        with self._turns.store():
+            slots, evicted = self._room(keys)
+            gone: list[Key] = [*evicted, *(key for key in keys if key in self._held)]
+            # Nobody finds what is being overwritten, also after a crash.
+            self._note([(_key_bytes(key), REMOVED, self._held[key], None) for key in gone])
+            for key in gone:
+                self._held.pop(key)
+            try:
+                self._write(keys, slots, table, pages)
+                sums = [self._sum(its, pages) for its in table] if self.has_sums else [None] * len(keys)
+                if sync:
+                    os.fdatasync(self._file)
+                self._note([(name, STORED, slot, sum_) for name, slot, sum_ in zip(made, slots, sums, strict=True)])
+                if sync:
+                    os.fdatasync(self._file)
+            except BaseException:
+                self._free += slots
+                raise
+            for key, slot, sum_ in zip(keys, slots, sums, strict=True):
+                self._held[key] = slot
+                if sum_ is not None:
+                    self._sums[slot] = sum_
+        return Stored(len(keys) * self.shape.block_bytes, time.monotonic() - began, evicted)
+
+    def remove(self, keys: Iterable[Key]) -> int:
+        """Forgets blocks; returns how many of them there were."""
+        self._refuse_closed()
+        with self._turns.store():
+            there = [key for key in dict.fromkeys(keys) if key in self._held]
+            self._note([(_key_bytes(key), REMOVED, self._held[key], None) for key in there])
+            self._free += [self._held.pop(key) for key in there]
+        return len(there)
+
+    def _room(self, keys: Sequence[Key]) -> tuple[list[int], list[Key]]:
+        """Slots for these blocks: their own where they are there, free ones, and those of the blocks used longest ago."""
+        wanted = set(keys)
+        spare = len(keys) - sum(key in self._held for key in keys) - len(self._free)
+        evicted = list(itertools.islice((key for key in self._held if key not in wanted), max(0, spare)))
+        free = [self._held[key] for key in evicted] + self._free
+        slots = [self._held[key] if key in self._held else free.pop() for key in keys]
+        self._free = free
+        return slots, evicted
+
+    def _write(self, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages) -> None:
+        view = pages.rows()
+        if pages.gpu is not None and view is not None:
+            return self._write_from_gpu(keys, slots, table, pages, view)
+        if pages.gpu is not None:
+            for key, slot, its in zip(keys, slots, table, strict=True):
+                self._put(key, slot, 0, [b"".join(self._parts(its, pages))])
+            return
+        jobs = [
+            self._pool().submit(self._put, key, slot, 0, [memoryview(part) for part in self._parts(its, pages)])
+            for key, slot, its in zip(keys, slots, table, strict=True)
+        ]
+        self._await(jobs)
+
+    def _write_from_gpu(self, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages, view: Any) -> None:
+        """Packed on the GPU, copied to pinned memory, and written by a few threads, one stage while the next is copied."""
+        import numpy as np
+
+        torch = _torch(pages.tensor)
+        shape = self.shape
+        each = max(1, STAGE_BYTES // shape.block_bytes)
+        layers = np.arange(shape.layers, dtype=np.uint64)
+        stages: list[tuple[Any, list[Any]]] = []
+        for number, begin in enumerate(range(0, len(keys), each)):
+            some = table[begin : begin + each]
+            if number >= 2:
+                self._await(stages[number % 2][1])
+            else:
+                stages.append((self._pinned(number, each * shape.block_bytes, torch), []))
+            host, jobs = stages[number % 2]
+            jobs.clear()
+            places = (layers[None, :, None] * pages.pages + some[:, None, :]).reshape(-1).astype(np.int64)
+            packed = view.index_select(0, torch.from_numpy(places).to(view.device)).view(-1)
+            host[: packed.numel()].copy_(packed, non_blocking=True)
+            torch.cuda.current_stream(view.device).synchronize()
+            whole = memoryview(host.numpy())
+            piece = max(1 << 20, -(-shape.block_bytes // WRITERS // HEAD_BYTES) * HEAD_BYTES)
+            for i in range(len(some)):
+                at = i * shape.block_bytes
+                for part in range(0, shape.block_bytes, piece):
+                    data = whole[at + part : at + min(part + piece, shape.block_bytes)]
+                    jobs.append(self._pool().submit(self._put, keys[begin + i], slots[begin + i], part, [data]))
+        for _, jobs in stages:
+            self._await(jobs)
+
+    def _pinned(self, number: int, size: int, torch: Any) -> Any:
+        while len(self._stage) <= number:
+            self._stage.append(None)
+        if self._stage[number] is None or self._stage[number].numel() < size:
+            self._stage[number] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return self._stage[number]
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._writers is None:
+            self._writers = ThreadPoolExecutor(min(WRITERS, os.cpu_count() or 1), "forebay-kv")
+        return self._writers
+
+    @staticmethod
+    def _await(jobs: list[Any]) -> None:
+        """Until all have ended; then the first failure."""
+        failed = [why for why in [job.exception() for job in jobs] if why is not None]
+        if failed:
+            raise failed[0]
+
+    def _put(self, key: Key, slot: int, begin: int, parts: Sequence[Any]) -> None:
+        """Writes one block, or a part of it from `begin` on, from several places in memory."""
+        at = self.shape.data_at + slot * self.shape.block_bytes + begin
+        left = [memoryview(part).cast("B") for part in parts]
+        try:
+            while left:
+                wrote = os.pwritev(self._file, left[:IOV_MAX], at)
+                at += wrote
+                while left and wrote >= len(left[0]):
+                    wrote -= len(left.pop(0))
+                if wrote:
+                    left[0] = left[0][wrote:]
+        except OSError as error:
+            asked = f"store block {key!r:.80} at offset {at} of {self.name}"
+            raise RunError(asked, error.strerror or str(error), "df -h; dmesg | tail") from None
+
+    # The log
+
+    def _head(self) -> tuple[Shape, bool]:
+        asked = f"open the store {self.name}"
+        try:
+            head = json.loads(os.pread(self._file, HEAD_BYTES, 0).rstrip(b"\0"))
+            assert head["schema"] == SCHEMA
+            numbers = [head[key] for key in ("layers", "page_bytes", "block_pages", "blocks")]
+            assert all(type(n) is int and 0 < n < BLOCKS_MAX for n in numbers)
+            shape = Shape(*numbers)
+            has_sums = head["sums"] is True
+        except OSError as error:
+            raise RequestError(asked, error.strerror or str(error), "a file that forebay.kv.create made") from None
+        except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
+            raise RequestError(asked, f"it doesn't begin with {SCHEMA}", "a file that forebay.kv.create made") from None
+        size = os.lseek(self._file, 0, os.SEEK_END)
+        if size < shape.data_at:
+            raise RequestError(asked, f"it has {size} bytes; its log alone takes {shape.data_at}", "a copy that is whole")
+        return shape, has_sums
+
+    def _replay(self) -> None:
+        """What the log says is there. The half that was begun last counts, up to its first record that isn't whole."""
+        shape = self.shape
+        best: tuple[int, int] | None = None
+        for half in range(2):
+            begun = self._parsed(os.pread(self._file, RECORD_BYTES, HEAD_BYTES + half * shape.log_bytes))
+            if begun is not None and begun[2] == BEGUN:
+                best = max(best or (0, 0), (begun[1], half))
+        if best is None:
+            raise RunError(f"open the store {self.name}", "neither half of its log begins", "forebay.kv.create a new one")
+        self._generation, self._half = best
+        self._sequence = 1
+        at = HEAD_BYTES + self._half * shape.log_bytes
+        log = os.pread(self._file, shape.log_bytes, at)
+        owner: dict[int, Key] = {}
+        for begin in range(RECORD_BYTES, len(log) - RECORD_BYTES + 1, RECORD_BYTES):
+            found = self._parsed(log[begin : begin + RECORD_BYTES])
+            if found is None or found[:2] != (self._sequence, self._generation):
+                break
+            _, _, kind, name, slot, sum_ = found
+            key = _key_of(name)
+            if slot >= shape.blocks:
+                raise RunError(f"open the store {self.name}", f"block {key!r} lies beyond its end", "forebay.kv.create a new one")
+            self._held.pop(key, None)
+            if kind == STORED:
+                if owner.get(slot) is not None:
+                    self._held.pop(owner[slot], None)
+                self._held[key], owner[slot] = slot, key
+                if sum_ is not None:
+                    self._sums[slot] = sum_
+            self._sequence += 1
+
+    @staticmethod
+    def _parsed(raw: bytes) -> tuple[int, int, int, bytes, int, int | None] | None:
+        """Sequence, generation, kind, key, slot and sum; None for what is no record."""
+        if len(raw) < RECORD_BYTES or raw[:4] != MAGIC:
+            return None
+        _, crc, sequence, generation, kind, length, flags, slot, sum_ = RECORD.unpack_from(raw)
+        if _core.crc32c(raw[8:], 0) != crc or length > KEY_BYTES or kind not in (BEGUN, STORED, REMOVED):
+            return None
+        return sequence, generation, kind, raw[KEY_AT : KEY_AT + length], slot, sum_ if flags & HAS_SUM else None
+
+    def _note(self, entries: list[tuple[bytes, int, int, int | None]]) -> None:
+        """Appends to the log, in its other half where this one is full."""
+        if not entries:
+            return
+        records = self.shape.log_bytes // RECORD_BYTES
+        if self._sequence + len(entries) > records:
+            self._turn_over()
+        base = HEAD_BYTES + self._half * self.shape.log_bytes
+        raw = b"".join(
+            _record(self._sequence + i, self._generation, kind, name, slot, sum_)
+            for i, (name, kind, slot, sum_) in enumerate(entries)
+        )
+        self._append(raw, base + self._sequence * RECORD_BYTES)
+        self._sequence += len(entries)
+
+    def _turn_over(self) -> None:
+        """Writes what is there to the other half; that counts once its first record is written."""
+        self._generation, self._half = self._generation + 1, 1 - self._half
+        base = HEAD_BYTES + self._half * self.shape.log_bytes
+        live = [
+            _record(i, self._generation, STORED, _key_bytes(key), slot, self._sums.get(slot))
+            for i, (key, slot) in enumerate(self._held.items(), 1)
+        ]
+        self._append(b"\0" * RECORD_BYTES, base)
+        self._append(b"".join(live), base + RECORD_BYTES)
+        os.fdatasync(self._file)
+        self._append(_record(0, self._generation, BEGUN), base)
+        self._sequence = len(live) + 1
+
+    def _append(self, raw: bytes, at: int) -> None:
+        try:
+            while raw:
+                wrote = os.pwrite(self._file, raw, at)
+                raw, at = raw[wrote:], at + wrote
+        except OSError as error:
+            raise RunError(f"log of {self.name} at {at}", error.strerror or str(error), "df -h; dmesg | tail") from None
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ValueError(f"{self.name} is closed")
+
+
+class _Scattered:
+    """Rows that a GPU copies to their pages once they are there."""
+
+    def __init__(self, future: reader.Future, view: Any, to: Any, stage: Any, torch: Any) -> None:
+        self._future, self._view, self._to, self._stage, self._torch = future, view, to, stage, torch
+
+    def report(self) -> Report:
+        stream = self._torch.cuda.current_stream(self._view.device)
+        self._future.wait_on_stream(stream)
+        self._view.index_copy_(0, self._to, self._stage)
+        report = self._future.report()
+        stream.synchronize()
+        return report
+
+
+__all__ = ["Key", "LayerLoad", "Load", "Pages", "Shape", "Store", "Stored", "create", "open"]

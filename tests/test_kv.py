@@ -1,0 +1,194 @@
+"""Blocks of a key-value cache: every byte of a load into pages apart from each other, what stays of a store, what it refuses."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forebay import kv
+from forebay.errors import CheckFailed, ForebayError, MachineError, RequestError
+
+LAYERS, PAGES, PAGE_BYTES = 3, 40, 4096
+
+
+def filled(seed: int, pages: int = PAGES, page_bytes: int = PAGE_BYTES) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, (LAYERS, pages, page_bytes), np.uint8)
+
+
+def drawn(chance: random.Random, blocks: int, block_pages: int, pages: int = PAGES) -> Any:
+    return np.array(chance.sample(range(pages), blocks * block_pages)).reshape(blocks, block_pages)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[kv.Store]:
+    with kv.create(tmp_path / "s", layers=LAYERS, page_bytes=PAGE_BYTES, block_pages=2, blocks=12, sums=True) as made:
+        yield made
+
+
+@pytest.mark.promise("KVC-45")
+@pytest.mark.parametrize(("page_bytes", "block_pages", "path"), [(4096, 1, "auto"), (4096, 3, "auto"), (1000, 2, "host")])
+def test_a_load_brings_each_byte_to_its_page_and_touches_no_other(
+    tmp_path: Path, page_bytes: int, block_pages: int, path: str
+) -> None:
+    chance = random.Random(page_bytes + block_pages)
+    held = filled(1, page_bytes=page_bytes)
+    shape = {"layers": LAYERS, "page_bytes": page_bytes, "block_pages": block_pages, "blocks": 12}
+    with kv.create(tmp_path / "s", **shape, path=path) as made:
+        there = drawn(chance, 12, block_pages)
+        keys: list[kv.Key] = [*range(10), "eleven", b"\0twelve"]
+        assert made.store(keys, there, kv.Pages(held)).bytes == 12 * made.shape.block_bytes
+        for count in (0, 1, 5, 12):
+            some = chance.sample(range(12), count)
+            to = drawn(chance, count, block_pages)
+            into = filled(2, page_bytes=page_bytes)
+            wanted = into.copy()
+            for block, places in zip(some, to, strict=True):
+                wanted[:, places] = held[:, there[block]]
+            assert made.load([keys[block] for block in some], to, kv.Pages(into)).bytes == count * made.shape.block_bytes
+            assert (into == wanted).all(), count
+            # Layer after layer: each is there when it is its turn.
+            into = filled(2, page_bytes=page_bytes)
+            layers = made.load_layers([keys[block] for block in some], to, kv.Pages(into), ahead=1)
+            for layer in layers:
+                assert (into[layer] == wanted[layer]).all()
+            assert (into == wanted).all() and layers.report.bytes == count * made.shape.block_bytes
+            assert 0 <= layers.first_s <= layers.exposed_s <= layers.seconds
+
+
+@pytest.mark.promise("KVC-46")
+def test_a_store_keeps_its_blocks_over_closing_and_a_log_that_was_filled_many_times(tmp_path: Path) -> None:
+    chance, name = random.Random(4), tmp_path / "s"
+    held = filled(7)
+    there: dict[int, int] = {}
+    for _ in range(12):
+        opened = kv.open(name) if name.exists() else kv.create(name, layers=LAYERS, page_bytes=PAGE_BYTES, blocks=6, sums=True)
+        with opened as s:
+            assert set(s.keys()) == set(there)
+            for key, page in there.items():
+                into = filled(8)
+                s.load([key], [[3]], kv.Pages(into), verify=True)
+                assert (into[:, 3] == held[:, page]).all()
+            for _ in range(20):
+                if there and chance.random() < 0.2:
+                    gone = chance.choice(list(there))
+                    assert s.remove([gone, 999]) == 1
+                    del there[gone]
+                    continue
+                keys, pages = chance.sample(range(20), 2), chance.sample(range(PAGES), 2)
+                done = s.store(keys, np.array([pages]).T, kv.Pages(held))
+                there = {key: page for key, page in there.items() if key not in done.evicted}
+                there |= dict(zip(keys, pages, strict=True))
+            assert len(s) == len(there) <= 6 and set(s.keys()) == set(there)
+    # What was half written to the log, or damaged there, ends it.
+    with open(name, "r+b") as raw, kv.open(name) as s:
+        assert s._sequence > 1
+        raw.seek(4096 + s._half * s.shape.log_bytes + (s._sequence - 1) * 128 + 70)
+        raw.write(b"\xff\xff")
+    with kv.open(name) as s:
+        assert len(set(s.keys()) ^ set(there)) <= 2
+
+
+@pytest.mark.promise("KVC-46")
+def test_the_block_that_was_used_longest_ago_goes_and_a_key_gets_its_new_content(store: kv.Store) -> None:
+    held = filled(3)
+    pages = kv.Pages(held)
+    tables = np.arange(24).reshape(12, 2)
+    store.store(range(12), tables, pages)
+    store.load([0, 1], tables[:2], kv.Pages(filled(4)))
+    assert store.store([50, 51, 3], [[30, 31], [32, 33], [34, 35]], pages).evicted == [2, 4]
+    assert 0 in store and 2 not in store and store.prefix([0, 1, 3, 2, 5]) == 3
+    into = filled(4)
+    store.load([3, 51], [[0, 9], [5, 2]], kv.Pages(into), verify=True)
+    assert (into[:, [0, 9, 5, 2]] == held[:, [34, 35, 32, 33]]).all()
+
+
+@pytest.mark.promise("KVC-45")
+def test_what_is_damaged_missing_or_cut_off_is_named_with_its_key_and_offset(store: kv.Store) -> None:
+    pages = kv.Pages(filled(3))
+    store.store(["a", "b"], [[0, 1], [2, 3]], pages)
+    with open(store.name, "r+b") as raw:
+        raw.seek(store.offset("b") + 5000)
+        raw.write(b"damage")
+    into = kv.Pages(filled(4))
+    store.load(["a"], [[6, 7]], into, verify=True)
+    with pytest.raises(CheckFailed, match=f"block 'b' at offset {store.offset('b')} of"):
+        store.load(["a", "b"], [[6, 7], [9, 8]], into, verify=True)
+    os.truncate(store.name, store.offset("b") + 100)
+    with pytest.raises(ForebayError, match=f"block 'b' at offset {store.offset('b')} of"):
+        store.load(["a", "b"], [[6, 7], [9, 8]], into)
+    # It goes on; stores aren't kept waiting by a load that failed.
+    assert store.remove(["b"]) == 1
+    store.store(["c"], [[1, 2]], pages)
+    with pytest.raises(RequestError, match="block 'd' of .* isn't there; 2 are"):
+        store.load(["a", "d"], [[6, 7], [9, 8]], into)
+
+
+def test_loads_and_stores_of_several_threads_take_turns(store: kv.Store) -> None:
+    held = filled(3)
+    tables = np.arange(24).reshape(12, 2)
+    store.store(range(12), tables, kv.Pages(held))
+    failures: list[BaseException] = []
+
+    def load(seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            for _ in range(20):
+                into, some = filled(4), chance.sample(range(6), 3)
+                store.load(some, tables[some], kv.Pages(into))
+                assert (into[:, tables[some].ravel()] == held[:, tables[some].ravel()]).all()
+        except BaseException as error:
+            failures.append(error)
+
+    def write() -> None:
+        try:
+            for _ in range(20):
+                store.store([6, 7], tables[6:8], kv.Pages(held))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [*(threading.Thread(target=load, args=(n,)) for n in range(2)), threading.Thread(target=write)]
+    [thread.start() for thread in threads]
+    [thread.join(60) for thread in threads]
+    assert not failures, failures
+
+
+@pytest.mark.promise("KVC-45")
+def test_what_does_not_fit_is_refused_before_anything_is_touched(store: kv.Store, tmp_path: Path) -> None:
+    pages = kv.Pages(filled(3))
+    store.store([1], [[0, 1]], pages)
+    for keys, tables, to, said in (
+        ([1], [[0, PAGES]], pages, f"page {PAGES} isn't one of {PAGES}"),
+        ([1], [[0, -1]], pages, "page -1 isn't one"),
+        ([1], [[5, 5]], pages, "a page is named twice"),
+        ([1], [[1]], pages, "of shape"),
+        ([1], [[0.5, 1]], pages, "float64"),
+        ([1, 1], [[0, 1], [2, 3]], pages, "a key is named twice"),
+        ([1], [[0, 1]], kv.Pages(np.zeros((LAYERS, PAGES, 512), np.uint8)), "bytes a page"),
+    ):
+        for move in (store.load, store.store):
+            with pytest.raises(RequestError, match=said):
+                move(keys, tables, to)
+    for keys, said in (([1.5], "of type float"), (["x" * 70], "takes 71 bytes")):
+        with pytest.raises(RequestError, match=said):
+            store.store(keys, [[0, 1]], pages)
+    with pytest.raises(RequestError, match="holds 12"):
+        store.store(range(13), np.arange(26).reshape(13, 2), pages)
+    with pytest.raises(MachineError, match="another process has it open"):
+        kv.open(store.name)
+    with pytest.raises(RequestError, match="a file is there"):
+        kv.create(store.name, layers=1, page_bytes=1, blocks=1)
+    with pytest.raises(RequestError, match="layers=0"):
+        kv.create(tmp_path / "t", layers=0, page_bytes=1, blocks=1)
+    for content in (b"", b"{}", b'{"schema": "forebay.kv/1", "layers": 3}', b"[" * 4096, bytes(8192)):
+        (tmp_path / "u").write_bytes(content)
+        with pytest.raises(RequestError, match="doesn't begin with forebay.kv/1"):
+            kv.open(tmp_path / "u")
+    with pytest.raises(RequestError, match="no layers × pages"):
+        kv.Pages(bytearray(100))
+    assert store.keys() == [1]

@@ -1,0 +1,64 @@
+"""Blocks into paged memory of a GPU, scattered where the pages lie: against the stand-in, or the real one."""
+
+# ruff: noqa: F811  (fixtures are imported and named again as arguments)
+from __future__ import annotations
+
+import pytest
+from feed_gpu_support import Scenario, run_again_on_it, scenario, stub  # noqa: F401 - fixtures
+
+BLOCKS = """
+import numpy as np
+from forebay import kv
+
+layers, pages, page, blocks, each = 4, 96, 16384, 24, 2
+draw = np.random.default_rng(3)
+held = draw.integers(0, 256, (layers, pages, page), np.uint8)
+
+def on_gpu(content):
+    made = Array(content.nbytes)
+    begin()
+    call("cuMemcpyHtoDAsync_v2", made.at, content.ctypes.data_as(void), ctypes.c_size_t(content.nbytes), None)
+    call("cuStreamSynchronize", None)
+    return made
+
+there = draw.permutation(pages)[: blocks * each].reshape(blocks, each)
+with kv.create(path + ".kv", layers=layers, page_bytes=page, block_pages=each, blocks=blocks, sums=True, path=way) as store:
+    source = on_gpu(held)
+    store.store(range(blocks), there, kv.Pages(source, layers, pages))
+    for turn in range(3):
+        for count in (1, 7, blocks):
+            some = draw.permutation(blocks)[:count]
+            to = draw.permutation(pages)[: count * each].reshape(count, each)
+            into = draw.integers(0, 256, held.shape, np.uint8)
+            there_now = on_gpu(into)
+            paged = kv.Pages(there_now, layers, pages)
+            assert paged.gpu == 0
+            report = store.load([int(n) for n in some], to, paged, verify=turn == 2)
+            for block, places in zip(some, to):
+                into[:, places] = held[:, there[block]]
+            assert there_now.bytes() == into.tobytes(), (turn, count)
+            for layer in store.load_layers([int(n) for n in some], to, paged):
+                pass
+            assert there_now.bytes() == into.tobytes()
+            there_now.free()
+    if way == "mapped":
+        assert report.mapped_bytes + report.repeated_bytes == report.bytes and not report.staged_bytes, report
+    if way == "bounce":
+        assert report.staged_bytes == report.bytes, report
+    source.free()
+forebay.release()
+gc.collect()
+left = live()["live"]
+assert left["registrations"] == left["streams"] == left["events"] == 0, left
+"""
+
+
+@pytest.mark.promise("KVC-45")
+@pytest.mark.parametrize("way", ["mapped", "bounce", "auto"])
+def test_blocks_reach_their_pages_on_a_gpu_and_no_other(scenario: Scenario, way: str) -> None:
+    scenario(f"way = {way!r}\n" + BLOCKS, "hash=0")
+
+
+@pytest.mark.gpu
+def test_these_on_the_real_gpu() -> None:
+    run_again_on_it(__file__)
