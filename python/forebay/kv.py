@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import itertools
 import json
+import mmap
 import os
 import stat
 import struct
@@ -43,6 +44,7 @@ DATA_ALIGN = 64 << 10
 RECORD = struct.Struct("<4sIQQBBHII")
 RECORD_BYTES, KEY_AT, KEY_BYTES = 128, 64, 64
 MAGIC = b"FBkv"
+TMPFS = 0x01021994
 BEGUN, STORED, REMOVED = 3, 1, 2
 HAS_SUM = 1
 BLOCKS_MAX = 1 << 31
@@ -50,6 +52,7 @@ BLOCKS_MAX = 1 << 31
 DENSE = 2
 # Of GPU memory, packed, before they are scattered; and what `store` moves at a time.
 STAGE_BYTES = 64 << 20
+STAGES = 4
 WRITERS = 8
 IOV_MAX = 1024
 
@@ -164,6 +167,9 @@ def create(
                 raise RequestError(asked, "the device isn't empty", f"blkdiscard -z {name}, if nobody needs it")
         else:
             os.ftruncate(made, shape.file_bytes)
+            if _in_memory(made):
+                # All of it now: what is written through a mapping later can't be told that there is no room.
+                os.posix_fallocate(made, 0, shape.file_bytes)
         begun = head.ljust(HEAD_BYTES, b"\0") + _record(0, 1, BEGUN)
         # Whole, without a hole: what is cached whole may be registered for a GPU.
         for at in range(0, shape.data_at, 1 << 20):
@@ -182,6 +188,13 @@ def create(
 def open(name: Path, **way: Any) -> Store:
     """Opens a store. `way`: path, direct and prefer as for `forebay.open`."""
     return Store(file_name(name), **way)
+
+
+def _in_memory(file: int) -> bool:
+    """True where it lies in the host's memory, the only place where a mapping can be written to without failing."""
+    statfs = ctypes.CDLL(None, use_errno=True).fstatfs
+    found = (ctypes.c_long * 32)()
+    return statfs(file, found) == 0 and found[0] == TMPFS
 
 
 def _record(sequence: int, generation: int, kind: int, key: bytes = b"", slot: int = 0, sum_: int | None = None) -> bytes:
@@ -341,6 +354,7 @@ class Store:
         used = set(self._held.values())
         self._free = [slot for slot in range(self.shape.blocks - 1, -1, -1) if slot not in used]
         self._turns, self._lock = _Turns(), threading.Lock()
+        self._mapped = self._map()
         self._writers: ThreadPoolExecutor | None = None
         self._stage: list[Any] = []
         self._closed = False
@@ -377,6 +391,7 @@ class Store:
             self._closed = True
             self._reader.close()
             self._stage.clear()
+            self._mapped = None
             if self._writers is not None:
                 self._writers.shutdown()
             os.close(self._file)
@@ -463,7 +478,9 @@ class Store:
 
         torch = _torch(pages.tensor)
         each = max(1, STAGE_BYTES // pages.page_bytes)
-        for begin in range(0, rows.size, each):
+        for number, begin in enumerate(range(0, rows.size, each)):
+            if number >= STAGES:
+                load._futures[number - STAGES].scatter()
             some = rows[begin : begin + each]
             stage = torch.empty((some.size, pages.page_bytes), dtype=torch.uint8, device=pages.tensor.device)
             to = torch.from_numpy(places[begin : begin + each].astype(np.int64)).to(pages.tensor.device, non_blocking=True)
@@ -603,6 +620,9 @@ class Store:
         return slots, evicted
 
     def _write(self, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages) -> None:
+        if self._mapped is not None and os.fstat(self._file).st_size < self.shape.file_bytes:
+            # Somebody cut it off: writing there would end the process.
+            self._mapped = None
         view = pages.rows()
         if pages.gpu is not None and view is not None:
             return self._write_from_gpu(keys, slots, table, pages, view)
@@ -636,7 +656,7 @@ class Store:
             places = (layers[None, :, None] * pages.pages + some[:, None, :]).reshape(-1).astype(np.int64)
             packed = view.index_select(0, torch.from_numpy(places).to(view.device)).view(-1)
             host[: packed.numel()].copy_(packed, non_blocking=True)
-            torch.cuda.current_stream(view.device).synchronize()
+            _recorded(torch, torch.cuda.current_stream(view.device)).synchronize()
             whole = memoryview(host.numpy())
             piece = max(1 << 20, -(-shape.block_bytes // WRITERS // HEAD_BYTES) * HEAD_BYTES)
             for i in range(len(some)):
@@ -670,6 +690,12 @@ class Store:
         """Writes one block, or a part of it from `begin` on, from several places in memory."""
         at = self.shape.data_at + slot * self.shape.block_bytes + begin
         left = [memoryview(part).cast("B") for part in parts]
+        if self._mapped is not None:
+            # A write would keep all other threads out of the file.
+            for part in left:
+                self._mapped[at : at + len(part)] = _bytes_of(part)
+                at += len(part)
+            return
         try:
             while left:
                 wrote = os.pwritev(self._file, left[:IOV_MAX], at)
@@ -681,6 +707,15 @@ class Store:
         except OSError as error:
             asked = f"store block {key!r:.80} at offset {at} of {self.name}"
             raise RunError(asked, error.strerror or str(error), "df -h; dmesg | tail") from None
+
+    def _map(self) -> Any:
+        """All of a file in memory as an array; None for any other."""
+        import numpy as np
+
+        status = os.fstat(self._file)
+        if not _in_memory(self._file) or status.st_blocks * 512 < self.shape.file_bytes or status.st_size < self.shape.file_bytes:
+            return None
+        return np.frombuffer(mmap.mmap(self._file, self.shape.file_bytes), np.uint8)
 
     # The log
 
@@ -786,19 +821,43 @@ class Store:
             raise ValueError(f"{self.name} is closed")
 
 
+def _bytes_of(part: memoryview) -> Any:
+    import numpy as np
+
+    return np.frombuffer(part, np.uint8)
+
+
 class _Scattered:
-    """Rows that a GPU copies to their pages once they are there."""
+    """Rows that a GPU copies to their pages once they are there, and lets go of their stage."""
 
     def __init__(self, future: reader.Future, view: Any, to: Any, stage: Any, torch: Any) -> None:
-        self._future, self._view, self._to, self._stage, self._torch = future, view, to, stage, torch
+        self._of: tuple[reader.Future, Any, Any, Any] | None = (future, view, to, stage)
+        self._torch = torch
+        self._report: Report | None = None
+        self._copied: Any = None
+
+    def scatter(self) -> None:
+        if self._of is None:
+            return
+        future, view, to, stage = self._of
+        stream = self._torch.cuda.current_stream(view.device)
+        future.wait_on_stream(stream)
+        view.index_copy_(0, to, stage)
+        self._copied = _recorded(self._torch, stream)
+        self._report, self._of = future.report(), None
 
     def report(self) -> Report:
-        stream = self._torch.cuda.current_stream(self._view.device)
-        self._future.wait_on_stream(stream)
-        self._view.index_copy_(0, self._to, self._stage)
-        report = self._future.report()
-        stream.synchronize()
-        return report
+        self.scatter()
+        self._copied.synchronize()
+        assert self._report is not None
+        return self._report
+
+
+def _recorded(torch: Any, stream: Any) -> Any:
+    """An event that waits asleep: a spinning wait would be most of a load's CPU time."""
+    event = torch.cuda.Event(blocking=True)
+    event.record(stream)
+    return event
 
 
 __all__ = ["Key", "LayerLoad", "Load", "Pages", "Shape", "Store", "Stored", "create", "open"]

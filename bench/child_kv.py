@@ -1,0 +1,361 @@
+"""Blocks of a key-value cache into paged memory, as bench/child.py asks it.
+
+`child_kv.py WHO DEVICE FILE BLOCKS BLOCK_PAGES PAGES`: WHO is `forebay`, `threads` (preadv of a pool; on a GPU torch's two pinned
+buffers, the usual tuned loop), `kvikio`, or `nixl PLUGIN[:PARAMETER]`. All read the same file at the same places, drawn from the
+same seed, into pages drawn alike. A request:
+  op       load (whole blocks), layers (one layer of all blocks after another), first (open, load, close) or store
+  count    blocks of a call
+After the time is over, the pages of the last call are compared with the file, byte by byte.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from child import Answer, Stopwatch, serve
+
+LAYERS, PAGE = 32, 64 << 10
+THREADS = 16
+STAGE = 64 << 20
+
+
+class Paged:
+    """The memory, and what every contender is asked for."""
+
+    def __init__(self, device: str, name: str, blocks: int, each: int, pages: int) -> None:
+        self.name, self.blocks, self.each, self.pages = name, blocks, each, pages
+        self.data_at = os.path.getsize(name) - blocks * LAYERS * each * PAGE
+        self.device = device
+        if device == "cpu":
+            self.tensor: Any = np.zeros((LAYERS, pages, PAGE), np.uint8)
+            self.rows = self.tensor.reshape(LAYERS * pages, PAGE)
+        else:
+            import torch
+
+            self.torch = torch
+            self.tensor = torch.zeros((LAYERS, pages, PAGE), dtype=torch.uint8, device=device)
+            self.rows = self.tensor.view(LAYERS * pages, PAGE)
+        self.draw = np.random.default_rng(11)
+
+    def drawn(self, count: int) -> tuple[Any, Any]:
+        slots = self.draw.permutation(self.blocks)[:count]
+        return slots, self.draw.permutation(self.pages)[: count * self.each].reshape(count, self.each)
+
+    def moves(self, slots: Any, table: Any, layers: range) -> tuple[Any, Any]:
+        """Rows of the file's data, and of the memory."""
+        first, each = np.arange(layers.start, layers.stop), np.arange(self.each)
+        rows = (slots[:, None, None] * LAYERS + first[None, :, None]) * self.each + each[None, None, :]
+        return rows.ravel(), (first[None, :, None] * self.pages + table[:, None, :]).ravel()
+
+    def check(self, slots: Any, table: Any, name: str = "") -> int:
+        """Bytes that were compared. Raises where one differs."""
+        rows, places = self.moves(slots, table, range(LAYERS))
+        held = np.memmap(name or self.name, np.uint8, "r", self.data_at, (self.blocks * LAYERS * self.each, PAGE))
+        for begin in range(0, rows.size, 1024):
+            part = places[begin : begin + 1024]
+            if self.device == "cpu":
+                got = self.rows[part]
+            else:
+                got = self.rows.index_select(0, self.torch.from_numpy(part).to(self.device)).cpu().numpy()
+            if not np.array_equal(got, held[rows[begin : begin + 1024]]):
+                raise AssertionError("the pages don't hold what the file does")
+        return int(rows.size) * PAGE
+
+    def synchronize(self) -> None:
+        if self.device != "cpu":
+            self.torch.cuda.synchronize()
+
+
+class Ours:
+    def __init__(self, paged: Paged, path: str = "auto") -> None:
+        from forebay import kv
+
+        self.paged, self.kv, self.path = paged, kv, path
+        self.memory = kv.Pages(paged.tensor)
+        self.store: Any = None
+
+    def open(self) -> None:
+        self.store = self.kv.open(self.paged.name, path=self.path)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def load(self, slots: Any, table: Any) -> None:
+        self.last = self.store.load(slots.tolist(), table, self.memory)
+
+    def layers(self, slots: Any, table: Any) -> None:
+        loads = self.store.load_layers(slots.tolist(), table, self.memory, ahead=4)
+        for _ in loads:
+            pass
+        self.last = loads.report
+
+    def write(self, slots: Any, table: Any) -> None:
+        self.store.store(slots.tolist(), table, self.memory)
+
+    def proof(self) -> dict[str, Any]:
+        from dataclasses import asdict
+
+        return asdict(self.last) if hasattr(self, "last") else {}
+
+
+class Threads:
+    """A pool of threads. On the host preadv straight into the pages; towards a GPU two pinned buffers in turn."""
+
+    def __init__(self, paged: Paged) -> None:
+        self.paged = paged
+        self.pool = ThreadPoolExecutor(min(THREADS, 4 * (os.cpu_count() or 1)))
+        if paged.device != "cpu":
+            torch = paged.torch
+            self.pinned = [torch.empty(STAGE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+            self.staged = [torch.empty(STAGE, dtype=torch.uint8, device=paged.device) for _ in range(2)]
+            self.done = [torch.cuda.Event() for _ in range(2)]
+
+    def open(self) -> None:
+        self.file = os.open(self.paged.name, os.O_RDWR)
+
+    def close(self) -> None:
+        os.close(self.file)
+
+    def proof(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, slots: Any, table: Any) -> None:
+        self.move(slots, table, range(LAYERS))
+
+    def layers(self, slots: Any, table: Any) -> None:
+        for layer in range(LAYERS):
+            self.move(slots, table, range(layer, layer + 1))
+
+    def write(self, slots: Any, table: Any) -> None:
+        self.move(slots, table, range(LAYERS), is_write=True)
+
+    def move(self, slots: Any, table: Any, layers: range, is_write: bool = False) -> None:
+        rows, places = self.paged.moves(slots, table, layers)
+        if self.paged.device == "cpu":
+            begins = np.flatnonzero(np.r_[True, np.diff(rows) != 1])
+            jobs = []
+            for run, at in zip(np.split(rows, begins[1:]), np.split(places, begins[1:]), strict=True):
+                for part in range(0, run.size, 32):
+                    views = [self.paged.rows[place] for place in at[part : part + 32]]
+                    offset = self.paged.data_at + int(run[part]) * PAGE
+                    jobs.append(self.pool.submit(os.pwritev if is_write else os.preadv, self.file, views, offset))
+            [job.result() for job in jobs]
+            return
+        self.through_pinned(rows, places, is_write)
+
+    def through_pinned(self, rows: Any, places: Any, is_write: bool) -> None:
+        torch, each = self.paged.torch, STAGE // PAGE
+        waiting: list[Any] = [[], []]
+        for number, begin in enumerate(range(0, rows.size, each)):
+            turn, part = number % 2, rows[begin : begin + each]
+            to = torch.from_numpy(places[begin : begin + each]).to(self.paged.device)
+            [job.result() for job in waiting[turn]]
+            self.done[turn].synchronize()
+            host = self.pinned[turn]
+            if is_write:
+                host[: part.size * PAGE].copy_(self.paged.rows.index_select(0, to).view(-1), non_blocking=True)
+                self.done[turn].record()
+                self.done[turn].synchronize()
+            view = memoryview(host.numpy())
+            begins = np.r_[np.flatnonzero(np.r_[True, np.diff(part) != 1]), part.size]
+            jobs = []
+            for a, b in zip(begins[:-1], begins[1:], strict=True):
+                for i in range(int(a), int(b), 16):
+                    some = view[i * PAGE : min(i + 16, int(b)) * PAGE]
+                    offset = self.paged.data_at + int(part[i]) * PAGE
+                    jobs.append(self.pool.submit(os.pwritev if is_write else os.preadv, self.file, [some], offset))
+            if is_write:
+                waiting[turn] = jobs
+                continue
+            [job.result() for job in jobs]
+            staged = self.staged[turn][: part.size * PAGE]
+            staged.copy_(host[: part.size * PAGE], non_blocking=True)
+            self.paged.rows.index_copy_(0, to, staged.view(-1, PAGE))
+            self.done[turn].record()
+        [job.result() for jobs in waiting for job in jobs]
+        self.paged.synchronize()
+
+
+class KvikIO:
+    """A future for each piece that lies in one run, in the file and in memory."""
+
+    def __init__(self, paged: Paged) -> None:
+        import kvikio
+        import kvikio.defaults
+
+        if paged.device == "cpu":
+            raise RuntimeError("it is compared on a GPU")
+        self.paged, self.kvikio = paged, kvikio
+        kvikio.defaults.set({"num_threads": THREADS})
+
+    def open(self) -> None:
+        self.file = self.kvikio.CuFile(self.paged.name, "r+")
+
+    def close(self) -> None:
+        self.file.close()
+
+    def proof(self) -> dict[str, Any]:
+        return {"compat_mode": str(self.kvikio.defaults.get("compat_mode"))}
+
+    def load(self, slots: Any, table: Any) -> None:
+        self.move(slots, table, range(LAYERS), self.file.pread)
+
+    def layers(self, slots: Any, table: Any) -> None:
+        for layer in range(LAYERS):
+            self.move(slots, table, range(layer, layer + 1), self.file.pread)
+
+    def write(self, slots: Any, table: Any) -> None:
+        self.paged.synchronize()
+        self.move(slots, table, range(LAYERS), self.file.pwrite)
+
+    def move(self, slots: Any, table: Any, layers: range, go: Any) -> None:
+        rows, places = self.paged.moves(slots, table, layers)
+        view, at = self.paged.rows, self.paged.data_at
+        futures = [go(view[p], PAGE, at + r * PAGE) for r, p in zip(rows.tolist(), places.tolist(), strict=True)]
+        [future.get() for future in futures]
+
+
+class Nixl:
+    """Both sides prepared once, page by page; a call names them by their indices. A plug-in that knows no memory of a GPU reads
+    to pinned memory, and the GPU copies from there."""
+
+    def __init__(self, paged: Paged, plugin: str) -> None:
+        import importlib
+
+        for module in ("nixl._api", "nixl_cu13._api", "nixl_cu12._api"):
+            try:
+                api = importlib.import_module(module)
+                break
+            except ImportError as error:
+                missing = error
+        else:
+            raise missing
+        self.paged = paged
+        self.plugin, _, parameter = plugin.partition(":")
+        self.agent = api.nixl_agent("bench", api.nixl_agent_config(backends=[]))
+        parameters = {parameter: "true"} if parameter else {}
+        if self.plugin == "GDS_MT":
+            parameters["thread_count"] = str(THREADS)
+        self.agent.create_backend(self.plugin, parameters)
+        self.kinds = self.agent.get_backend_mem_types(self.plugin)
+        self.bounces = paged.device != "cpu" and not any("VRAM" in str(kind) for kind in self.kinds)
+        rows = LAYERS * paged.pages
+        if self.bounces:
+            self.rows_staged = 16 * STAGE // PAGE
+            self.pinned = paged.torch.empty((self.rows_staged, PAGE), dtype=paged.torch.uint8, pin_memory=True)
+            address, rows, kind = self.pinned.data_ptr(), self.rows_staged, "DRAM"
+        elif paged.device == "cpu":
+            address, kind = paged.tensor.ctypes.data, "DRAM"
+        else:
+            address, kind = paged.tensor.data_ptr(), "VRAM"
+        self.agent.register_memory([(address, rows * PAGE, 0, "")], kind, [self.plugin])
+        mine = np.array([[address, PAGE, 0, PAGE, rows]], np.uint64)
+        try:
+            self.local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", mine, kind, [self.plugin])
+        except Exception:
+            each = np.stack([address + np.arange(rows) * PAGE, np.full(rows, PAGE), np.zeros(rows, int)], 1).astype(np.uint64)
+            self.local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", each, kind, [self.plugin])
+
+    def open(self) -> None:
+        paged = self.paged
+        self.file = os.open(paged.name, os.O_RDWR)
+        self.registered = self.agent.register_memory([(0, os.path.getsize(paged.name), self.file, "")], "FILE", [self.plugin])
+        count = paged.blocks * LAYERS * paged.each
+        each = np.stack([paged.data_at + np.arange(count) * PAGE, np.full(count, PAGE), np.full(count, self.file)], 1)
+        self.remote = self.agent.prep_xfer_dlist("bench", each.astype(np.uint64), "FILE", [self.plugin])
+
+    def close(self) -> None:
+        self.remote.release()
+        self.agent.deregister_memory(self.registered, [self.plugin])
+        os.close(self.file)
+
+    def proof(self) -> dict[str, Any]:
+        return {"plugin": self.plugin, "memory": [str(kind) for kind in self.kinds]}
+
+    def load(self, slots: Any, table: Any) -> None:
+        self.move(slots, table, range(LAYERS), "READ")
+
+    def layers(self, slots: Any, table: Any) -> None:
+        for layer in range(LAYERS):
+            self.move(slots, table, range(layer, layer + 1), "READ")
+
+    def write(self, slots: Any, table: Any) -> None:
+        self.paged.synchronize()
+        self.move(slots, table, range(LAYERS), "WRITE")
+
+    def move(self, slots: Any, table: Any, layers: range, way: str) -> None:
+        rows, places = self.paged.moves(slots, table, layers)
+        if not self.bounces:
+            return self.transfer(way, places, rows)
+        torch = self.paged.torch
+        for begin in range(0, rows.size, self.rows_staged):
+            part = rows[begin : begin + self.rows_staged]
+            to = torch.from_numpy(places[begin : begin + self.rows_staged]).to(self.paged.device)
+            mine = np.arange(part.size)
+            if way == "WRITE":
+                self.pinned[: part.size].copy_(self.paged.rows.index_select(0, to))
+            self.transfer(way, mine, part)
+            if way == "READ":
+                self.paged.rows.index_copy_(0, to, self.pinned[: part.size].to(self.paged.device, non_blocking=True))
+            self.paged.synchronize()
+
+    def transfer(self, way: str, mine: Any, theirs: Any) -> None:
+        handle = self.agent.make_prepped_xfer(
+            way, self.local, mine.astype(np.int32), self.remote, theirs.astype(np.int32), b"", [self.plugin]
+        )
+        state = self.agent.transfer(handle)
+        while state == "PROC":
+            state = self.agent.check_xfer_state(handle)
+        self.agent.release_xfer_handle(handle)
+        if state != "DONE":
+            raise RuntimeError(f"NIXL says {state}")
+
+
+def made(who: str, paged: Paged) -> Any:
+    name, _, more = who.partition(" ")
+    return {"forebay": Ours, "threads": Threads, "kvikio": KvikIO, "nixl": Nixl}[name](paged, *([more] if more else []))
+
+
+def prepare(arguments: Sequence[str]) -> Callable[[dict[str, Any]], Answer]:
+    who, device, name, *numbers = arguments
+    paged = Paged(device, name, *map(int, numbers))
+    contender = made(who, paged)
+    contender.open()
+    contender.load(*paged.drawn(min(4, paged.blocks)))
+
+    def run(request: dict[str, Any]) -> Answer:
+        count, op = request["count"], request["op"]
+        moved = compared = 0
+        if op == "first":
+            contender.close()
+        watch = Stopwatch()
+        while not moved or watch.seconds() < request["seconds"]:
+            slots, table = paged.drawn(count)
+            if op == "first":
+                contender.open()
+                contender.load(slots, table)
+                contender.close()
+            elif op == "store":
+                contender.write(slots, table)
+            else:
+                {"load": contender.load, "layers": contender.layers}[op](slots, table)
+            moved += count * LAYERS * paged.each * PAGE
+        paged.synchronize()
+        answer = watch.answer(moved, moved // PAGE)
+        if op == "first":
+            contender.open()
+        if op != "store" or not isinstance(contender, Ours):
+            compared = paged.check(slots, table)
+        answer["proof"] = contender.proof() | {"compared_bytes": compared}
+        return answer
+
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(serve(prepare))
