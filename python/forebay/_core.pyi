@@ -115,9 +115,11 @@ def kvcache_run(
     observer: Callable[[str], None] | None = None,
     barrier: Callable[[], object] | None = None,
     ranks: Callable[[str], object] | None = None,
+    replay: str | None = None,
 ) -> str:
     """Runs a KvSpec; returns its RunRecord, with the section `kvcache`. `barrier` is called before the first request;
-    `ranks` once at the end, with a list of {rank, kvcache, requests, trace}. Otherwise like `run`."""
+    `ranks` once at the end, with a list of {rank, kvcache, requests, trace, replayed}. `replay`, a Script, is played in
+    place of the users. Otherwise like `run`."""
 
 def kvcache_plan(spec: str) -> str:
     """What `kvcache_run` would do: entries, workers, the hash of its requests. Changes nothing."""

@@ -3,15 +3,18 @@
 use crate::checkpoint::Called;
 use crate::observe::{stop_requested, Watcher};
 use crate::{ended, json, raise};
+use forebay_model::kvcache::script::Script;
 use forebay_model::kvcache::KvSpec;
 use forebay_training::{kvcache, Barrier};
 use pyo3::prelude::*;
 use std::sync::atomic::Ordering;
+use std::sync::Arc;
 
 /// Runs a KvSpec and returns its RunRecord. What broke midway is raised as RunError with the record, as JSON text, in its
-/// attribute `record`. `ranks` is called once, with what each rank's own files tell, as JSON text.
+/// attribute `record`. `ranks` is called once, with what each rank's own files tell, as JSON text. `replay` is a Script, as JSON
+/// text, that is played in place of the users.
 #[pyfunction]
-#[pyo3(name = "kvcache_run", signature = (spec, command, observer=None, barrier=None, ranks=None))]
+#[pyo3(name = "kvcache_run", signature = (spec, command, observer=None, barrier=None, ranks=None, replay=None))]
 pub fn run(
     py: Python<'_>,
     spec: &str,
@@ -19,8 +22,11 @@ pub fn run(
     observer: Option<Py<PyAny>>,
     barrier: Option<Py<PyAny>>,
     ranks: Option<Py<PyAny>>,
+    replay: Option<&str>,
 ) -> PyResult<String> {
-    let spec = KvSpec::from_json(spec).map_err(|error| raise(py, error))?;
+    let mut spec = KvSpec::from_json(spec).map_err(|error| raise(py, error))?;
+    let script = replay.map(Script::from_json).transpose().map_err(|error| raise(py, error))?;
+    spec.replay = script.map(Arc::new);
     stop_requested().store(false, Ordering::Relaxed);
     let mut watcher = Watcher::new(observer);
     let mut called = barrier.map(Called::new);

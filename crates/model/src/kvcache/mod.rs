@@ -10,6 +10,7 @@ pub mod merge;
 pub mod models;
 mod python;
 pub mod record;
+pub mod script;
 pub mod service;
 pub mod simulate;
 mod tally;
@@ -21,8 +22,10 @@ pub use service::{Act, Ended, Service};
 use crate::job::{Cache, Engine};
 use crate::Error;
 use models::Shape;
+use script::Script;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Threads of the reference that serve requests, at most; each has one request at a time.
 const SERVED_AT_ONCE_MAX: u32 = 500;
@@ -94,6 +97,10 @@ pub struct KvSpec {
     pub trace: bool,
     /// Faults to inject (tests).
     pub faults: Option<String>,
+    /// A recorded trace in place of the users; `users` then is how many blocks move at once, `duration_s` until its last
+    /// request.
+    #[serde(skip)]
+    pub replay: Option<Arc<Script>>,
 }
 
 impl Default for KvSpec {
@@ -124,6 +131,7 @@ impl Default for KvSpec {
             power: Vec::new(),
             trace: false,
             faults: None,
+            replay: None,
         }
     }
 }
@@ -166,13 +174,14 @@ impl KvSpec {
     }
 
     fn load_bounds(&self) -> Vec<Bound> {
-        let requests =
-            f64::from(self.users) * self.duration_s * users::USER_RATE * f64::from(self.ranks_here());
+        let made = f64::from(self.users) * self.duration_s * users::USER_RATE * f64::from(self.ranks_here());
+        let requests = self.replay.as_ref().map_or(made, |_| 0.0);
+        let duration_max = self.replay.as_ref().map_or(86_400.0, |_| 1e9);
         vec![
             (self.dir.is_empty(), "--dir".into(), "no folder was given", "--dir DIR"),
             (self.users == 0, format!("--users {}", self.users), "must be above 0", "--users 200"),
             (
-                !(self.duration_s > 0.0 && self.duration_s <= 86_400.0),
+                !(self.duration_s > 0.0 && self.duration_s <= duration_max),
                 format!("‹duration_s› {}", self.duration_s),
                 "must be above 0 and at most a day",
                 "‹duration_s› 300",
@@ -270,6 +279,10 @@ impl KvSpec {
     /// When the reference counts what it has, at the latest: requests go on after the window, while it waits for the
     /// threads that serve them.
     pub fn counted_until_ns(&self) -> u64 {
+        if self.replay.is_some() {
+            // A trace is played to its end.
+            return u64::MAX / 2;
+        }
         self.window_ns() + u64::from(self.served_at_once()) * JOIN_NS
     }
 }

@@ -5,6 +5,7 @@
 //! tokens of output. Time is an argument: whoever plays the service moves the bytes, in whatever time that takes.
 
 use super::cache::{Reserved, Tier, Tiers};
+use super::script::{Over, Player, Replayed};
 use super::users::{rank_hash, Class, Remembered, Request, User};
 use super::{KvSpec, Phase, JOIN_NS};
 use crate::{Error, Latency};
@@ -108,6 +109,8 @@ pub struct Service {
     pub written: Latency,
     pub served: Vec<Served>,
     pub trace: Vec<Traced>,
+    /// In place of the users.
+    replay: Option<Player>,
     spec: KvSpec,
 }
 
@@ -172,6 +175,7 @@ impl Service {
             written: Latency::default(),
             served: Vec::new(),
             trace: Vec::new(),
+            replay: spec.replay.clone().map(|script| Player::new(script, spec.served_at_once())),
             spec: spec.clone(),
         })
     }
@@ -194,17 +198,28 @@ impl Service {
 
     /// When the next request comes; None once the window has no more.
     pub fn next_arrival_ns(&self) -> Option<u64> {
+        if let Some(player) = &self.replay {
+            return player.next_arrival_ns();
+        }
         self.arrivals.peek().map(|next| next.0 .0).filter(|at| *at < self.window_ns)
     }
 
     /// Nothing is being served, and nothing will be.
     pub fn is_over(&self, now_ns: u64) -> bool {
+        if let Some(player) = &self.replay {
+            return now_ns >= self.window_ns && player.is_over();
+        }
         now_ns >= self.window_ns && self.free.len() == self.slots.len()
     }
 
     /// Requests that came and haven't been taken up.
     pub fn queued(&self) -> u64 {
-        self.queue.len() as u64
+        self.replay.as_ref().map_or(self.queue.len() as u64, Player::queued)
+    }
+
+    /// Outcome of a recorded trace so far.
+    pub fn replayed(&self) -> Option<&Replayed> {
+        self.replay.as_ref().map(|player| &player.done)
     }
 
     /// Stands for every request that was made so far.
@@ -215,6 +230,9 @@ impl Service {
     /// Moves time on: requests come, and are taken up where a place is free. What is to be done is added to `acts`.
     pub fn advance(&mut self, now_ns: u64, acts: &mut Vec<Act>) {
         self.mark(now_ns);
+        if let Some(player) = &mut self.replay {
+            return player.advance(now_ns, acts);
+        }
         while let Some(at) = self.next_arrival_ns().filter(|at| *at <= now_ns) {
             let Some(Reverse((_, user))) = self.arrivals.pop() else { break };
             let next = self.users[user as usize].next_after(&self.upcoming[user as usize]);
@@ -240,6 +258,10 @@ impl Service {
     /// The read or write of `slot` is over.
     pub fn ended(&mut self, slot: u32, ended: Ended, now_ns: u64, acts: &mut Vec<Act>) {
         self.mark(now_ns);
+        if let Some(player) = &mut self.replay {
+            let over = player.ended(slot, ended, now_ns, acts);
+            return over.into_iter().for_each(|over| self.count_replayed(over));
+        }
         let Some(run) = &mut self.slots[slot as usize] else { return };
         let took = now_ns.saturating_sub(run.since_ns);
         let doing = std::mem::replace(&mut run.doing, Doing::Nothing);
@@ -597,6 +619,18 @@ impl Service {
         acts.extend(gone.into_iter().map(|key| Act::Remove { key }));
         acts.push(Act::Write { slot, key, bytes });
         true
+    }
+
+    fn count_replayed(&mut self, over: Over) {
+        let Over { is_write, bytes, took_ns } = over;
+        if is_write {
+            self.counts.entry_bytes.push(bytes);
+            return self.count_written(bytes, took_ns);
+        }
+        self.count(self.now_ns, [bytes, 0]);
+        self.counts.storage.reads += 1;
+        self.counts.storage.read_bytes += bytes;
+        self.read.record(took_ns);
     }
 
     fn count_written(&mut self, bytes: u64, took: u64) {

@@ -31,6 +31,8 @@ pub const OF_REFERENCE: [&str; 3] = [
 const REQUESTED: f64 = 24.0 / 512.0 + 8.0 / 256.0;
 /// Nanoseconds between two looks at whether to go on.
 const LOOK_NS: u64 = 1_000_000_000;
+/// At most, of a trace that took months.
+const LOOKS: u64 = 100;
 
 /// Whose transfer it is: rank and slot.
 type Of = (u32, u32);
@@ -179,7 +181,8 @@ impl Play<'_> {
     /// True where all was served to its end.
     fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> bool {
         let (window, latest) = (self.spec.window_ns(), self.spec.counted_until_ns());
-        let mut next_look = LOOK_NS;
+        let each = if self.spec.replay.is_some() { LOOK_NS.max(window / LOOKS) } else { LOOK_NS };
+        let mut next_look = each;
         let mut answers = 0u64;
         loop {
             for index in 0..self.ranks.len() {
@@ -193,7 +196,7 @@ impl Play<'_> {
             self.move_to(next, window);
             if next >= next_look {
                 self.series.push(self.stage.moved);
-                next_look += LOOK_NS;
+                next_look += each;
                 if !go_on() {
                     return false;
                 }

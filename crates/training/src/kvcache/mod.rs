@@ -18,6 +18,7 @@ use forebay_bench::run_kit::{run_thread, Observer};
 use forebay_bench::{requirements, Outcome};
 use forebay_model::job::{JobSpec, Op, PathKind, Sync};
 use forebay_model::kvcache::record::{Circumstance, Moved};
+use forebay_model::kvcache::script::Replayed;
 use forebay_model::kvcache::service::{self, Served};
 use forebay_model::kvcache::users::stream_hash;
 use forebay_model::kvcache::{KvCache, KvSpec, Service};
@@ -46,6 +47,8 @@ pub struct RankDone {
     pub requests: Vec<Request>,
     /// What was read and written, if the spec asked for a trace.
     pub trace: Vec<Traced>,
+    /// Of a recorded trace.
+    pub replayed: Option<Replayed>,
 }
 
 /// A request that was served; all times in seconds, since the run began.
@@ -91,6 +94,7 @@ impl RankDone {
             kvcache: KvCache::of(spec, std::slice::from_ref(service), &moved, how),
             requests: service.served.iter().map(Request::of).collect(),
             trace: service.trace.iter().map(Traced::of).collect(),
+            replayed: service.replayed().cloned(),
         }
     }
 }

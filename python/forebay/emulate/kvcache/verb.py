@@ -316,11 +316,13 @@ def engine_run(
     observer: Callable[[dict[str, Any]], None] | None = None,
     barrier: Callable[[], None] | None = None,
     ranks: Callable[[list[Rank]], object] | None = None,
+    replay: str | None = None,
 ) -> Record:
     """Runs `spec` and returns its RunRecord, whose part `kvcache` tells of the cache.
 
     `observer` gets Progress dicts about four times a second; `barrier` is called before the first request; `ranks` once at the
-    end, with what each rank's own files tell. Raises RequestError, MachineError, CheckError or RunError (with `.record`).
+    end, with what each rank's own files tell; `replay` is a recorded trace in place of the users. Raises RequestError,
+    MachineError, CheckError or RunError (with `.record`).
     """
     from forebay import _core, run
 
@@ -332,7 +334,7 @@ def engine_run(
         if ranks is not None:
             ranks(json.loads(text))
 
-    return json.loads(_core.kvcache_run(json.dumps(spec), run.typed(), relay, barrier, hand_over))
+    return json.loads(_core.kvcache_run(json.dumps(spec), run.typed(), relay, barrier, hand_over, replay))
 
 
 def engine_plan(spec: Spec) -> dict[str, Any]:
