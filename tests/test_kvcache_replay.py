@@ -70,8 +70,8 @@ def test_hits_are_the_longest_prefix_that_a_simpler_cache_has_and_time_is_what_t
     assert found["load_s"]["max"] == pytest.approx(loaded, rel=1e-6)
     assert found["ttft_s"]["load"]["p50"] == pytest.approx(loaded, rel=1e-6)
     assert found["ttft_s"]["recompute"]["max"] == pytest.approx(1536 / 10000)
-    # What is stored meanwhile costs the loads what the drive fetches for it, as of --dir model:DRIVE without a trace.
-    more = mooncake(tmp_path / "more", (0, [1, 2, 3]), (1000, [1, 2, 3, 4]))
+    # What another stores meanwhile costs the loads what the drive fetches for it, as of --dir model:DRIVE without a trace.
+    more = mooncake(tmp_path / "more", (0, [1, 2, 3]), (948.8, [9]), (1000, [1, 2, 3]))
     found = replay.replayed(more, replay.Asked(options()))
     assert found["load_s"]["max"] == pytest.approx(75e-6 + (3 + 24 / 512 + 8 / 256) * BLOCK / 14.5e9, rel=1e-6)
     # Two at once take twice as long; twice the drives take them as long as one.

@@ -1,13 +1,15 @@
 //! A recorded trace as a rank plays it: which blocks are read, written and removed by which request, and when that comes.
 //!
 //! What is found where was decided from the trace alone. Here it is done in that order: a block's reads wait for its
-//! write and go together, its write and its removal wait for what came before. So many blocks move at once as have a
-//! place; the others wait in the order in which they were asked for.
+//! write and go together, its write and its removal wait for what came before. A request writes once it has read what it
+//! reads and calculated the rest. So many blocks move at once as have a place; the others wait in the order in which they
+//! were asked for.
 
 use super::service::{Act, Ended, Key};
 use crate::Error;
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Deed of a request to a block.
@@ -24,6 +26,8 @@ enum Deed {
 pub struct Script {
     /// When each request comes, in order.
     pub at_ns: Vec<u64>,
+    /// How long it calculates, from its last read until it writes.
+    pub then_ns: Vec<u64>,
     /// Where its deeds end among all.
     pub ends: Vec<u64>,
     pub deeds: Vec<u64>,
@@ -40,7 +44,8 @@ impl Script {
         let script: Script = serde_json::from_str(text).map_err(|e| wrong(e.to_string()))?;
         let is_sorted = |all: &[u64]| all.windows(2).all(|two| two[0] <= two[1]);
         let all = script.deeds.len() as u64;
-        if script.at_ns.len() != script.ends.len() || script.ends.last().copied().unwrap_or(0) != all {
+        let counts = [script.ends.len(), script.then_ns.len()];
+        if counts != [script.at_ns.len(); 2] || script.ends.last().copied().unwrap_or(0) != all {
             return Err(wrong("its requests and their deeds don't agree".into()));
         }
         if !is_sorted(&script.at_ns) || !is_sorted(&script.ends) {
@@ -92,6 +97,9 @@ pub(super) struct Player {
     free: Vec<u32>,
     /// Reads and writes of each request that haven't ended.
     left: Vec<[u32; 2]>,
+    /// Requests that calculate, until when; and the writes of those that read or calculate.
+    calculate: BinaryHeap<Reverse<(u64, u32)>>,
+    writes: HashMap<u32, Vec<u32>>,
     pub done: Replayed,
 }
 
@@ -106,17 +114,26 @@ impl Player {
             doing: vec![None; places as usize],
             free: (0..places).rev().collect(),
             left: vec![[0; 2]; count],
+            calculate: BinaryHeap::new(),
+            writes: HashMap::new(),
             done: Replayed { load_ns: none.clone(), store_ns: none, lost: 0, given_up: 0 },
             script,
         }
     }
 
+    /// When it goes on by itself: a request comes, or has calculated.
     pub(super) fn next_arrival_ns(&self) -> Option<u64> {
+        let written = self.calculate.peek().map(|Reverse((at, _))| *at);
+        self.next_request_ns().into_iter().chain(written).min()
+    }
+
+    fn next_request_ns(&self) -> Option<u64> {
         self.script.at_ns.get(self.next).copied()
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.next == self.script.at_ns.len() && self.ready.is_empty() && self.free.len() == self.doing.len()
+        let comes = self.next_arrival_ns().is_some();
+        !comes && self.ready.is_empty() && self.free.len() == self.doing.len()
     }
 
     pub(super) fn queued(&self) -> u64 {
@@ -125,7 +142,7 @@ impl Player {
 
     pub(super) fn advance(&mut self, now_ns: u64, acts: &mut Vec<Act>) {
         let script = self.script.clone();
-        while self.next_arrival_ns().is_some_and(|at| at <= now_ns) {
+        while self.next_request_ns().is_some_and(|at| at <= now_ns) {
             let request = self.next;
             self.next += 1;
             let first = request.checked_sub(1).map_or(0, |before| script.ends[before]);
@@ -137,6 +154,12 @@ impl Player {
                     self.times(way as usize)[request] = Some(0);
                 }
             }
+            if self.left[request][1] > 0 {
+                self.writes.insert(request as u32, Vec::new());
+            }
+            if self.left[request][0] == 0 {
+                self.calculates(request, script.at_ns[request]);
+            }
             for deed in deeds {
                 let what = [Deed::Read, Deed::Write, Deed::Remove][(deed % 4) as usize];
                 let block = (deed / 4) as u32;
@@ -144,7 +167,22 @@ impl Player {
                 self.let_in(block, acts);
             }
         }
+        while let Some(Reverse((at, request))) = self.calculate.peek().copied() {
+            if at > now_ns {
+                break;
+            }
+            self.calculate.pop();
+            let writes = self.writes.remove(&request).unwrap_or_default();
+            self.ready.extend(writes.into_iter().map(|block| (block, Deed::Write, request)));
+        }
         self.go_on(now_ns, acts);
+    }
+
+    /// It has read what it reads, and writes after a while.
+    fn calculates(&mut self, request: usize, now_ns: u64) {
+        if self.left[request][1] > 0 {
+            self.calculate.push(Reverse((now_ns + self.script.then_ns[request], request as u32)));
+        }
     }
 
     /// A block's next deeds, as far as those before have ended.
@@ -162,8 +200,10 @@ impl Player {
                 }
             }
             block.waits.pop_front();
-            if deed != Deed::Remove {
-                self.ready.push_back((number, deed, request));
+            match (deed, self.writes.get_mut(&request)) {
+                (Deed::Remove, _) => {}
+                (Deed::Write, Some(waiting)) => waiting.push(number),
+                _ => self.ready.push_back((number, deed, request)),
             }
         }
     }
@@ -198,6 +238,9 @@ impl Player {
         if self.left[request][way] == 0 {
             let took = now_ns.saturating_sub(self.script.at_ns[request]);
             self.times(way)[request] = Some(took);
+            if way == 0 {
+                self.calculates(request, now_ns);
+            }
         }
         self.let_in(number, acts);
     }
@@ -244,6 +287,7 @@ mod tests {
         let mut made = Script { bytes: vec![100; blocks], ..Script::default() };
         for (at, deeds) in requests {
             made.at_ns.push(*at);
+            made.then_ns.push(3);
             made.deeds.extend_from_slice(deeds);
             made.ends.push(made.deeds.len() as u64);
         }
@@ -257,6 +301,8 @@ mod tests {
         player.advance(4, &mut acts);
         assert!(acts.is_empty() && player.next_arrival_ns() == Some(5));
         player.advance(7, &mut acts);
+        assert!(acts.is_empty() && player.next_arrival_ns() == Some(8));
+        player.advance(8, &mut acts);
         let write = |slot, block| Act::Write { slot, key: key_of(block), bytes: 100 };
         let read = |slot, block| Act::Read { slot, key: key_of(block), bytes: 100 };
         assert_eq!(std::mem::take(&mut acts), [write(0, 0), write(1, 1)]);
@@ -278,7 +324,7 @@ mod tests {
         let all: Vec<u64> = (0..10).map(|block| block * 4 + 1).collect();
         let mut player = Player::new(script(&[(0, &all)], 10), 3);
         let mut acts = Vec::new();
-        player.advance(0, &mut acts);
+        player.advance(3, &mut acts);
         let mut moved = 0;
         while let Some(Act::Write { slot, .. }) = acts.pop() {
             moved += 1;
@@ -293,14 +339,16 @@ mod tests {
         for wrong in [
             "",
             "{}",
-            r#"{"at_ns":[1],"ends":[],"deeds":[],"bytes":[]}"#,
-            r#"{"at_ns":[2,1],"ends":[0,0],"deeds":[],"bytes":[]}"#,
-            r#"{"at_ns":[1],"ends":[1],"deeds":[4],"bytes":[9]}"#,
-            r#"{"at_ns":[1],"ends":[1],"deeds":[3],"bytes":[9]}"#,
-            r#"{"at_ns":[1],"ends":[1],"deeds":[0],"bytes":[0]}"#,
+            r#"{"at_ns":[1],"then_ns":[0],"ends":[],"deeds":[],"bytes":[]}"#,
+            r#"{"at_ns":[2,1],"then_ns":[0,0],"ends":[0,0],"deeds":[],"bytes":[]}"#,
+            r#"{"at_ns":[1],"then_ns":[0],"ends":[1],"deeds":[4],"bytes":[9]}"#,
+            r#"{"at_ns":[1],"then_ns":[0],"ends":[1],"deeds":[3],"bytes":[9]}"#,
+            r#"{"at_ns":[1],"then_ns":[0],"ends":[1],"deeds":[0],"bytes":[0]}"#,
         ] {
             assert!(Script::from_json(wrong).is_err(), "{wrong}");
         }
-        assert!(Script::from_json(r#"{"at_ns":[1],"ends":[1],"deeds":[1],"bytes":[9]}"#).is_ok());
+        assert!(
+            Script::from_json(r#"{"at_ns":[1],"then_ns":[0],"ends":[1],"deeds":[1],"bytes":[9]}"#).is_ok()
+        );
     }
 }

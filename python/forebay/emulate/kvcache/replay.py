@@ -32,6 +32,7 @@ ASSUMED = (
     "a block that is being written is read once it is there; what is found where is decided from the trace alone",
     "blocks in the memory of GPUs and of the host cost no time",
     "one GPU's prefill is never busy with another request: TTFT has no queue but the drive's",
+    "a request stores once it has loaded and calculated",
     "answers aren't kept",
     "all blocks that move share the drive evenly, as of --dir model:DRIVE without a trace",
 )
@@ -168,9 +169,10 @@ class Played:
 class Script:
     """The trace as the engine plays it; all but the times is the same at every speed."""
 
-    def __init__(self, moves: prefix.Moves) -> None:
+    def __init__(self, moves: prefix.Moves, prefill: float) -> None:
         self._at_s = moves.at_s
-        rest = {"ends": moves.ends.tolist(), "deeds": moves.deeds.tolist(), "bytes": moves.written.tolist()}
+        then = [int(tokens / prefill * 1e9) for tokens in moves.calculated]
+        rest = {"then_ns": then, "ends": moves.ends.tolist(), "deeds": moves.deeds.tolist(), "bytes": moves.written.tolist()}
         self._rest = json.dumps(rest, separators=(",", ":"))[1:]
 
     def at(self, speed: float) -> str:
@@ -224,7 +226,7 @@ def replayed(path: str, asked: Asked, interrupt: Interrupt | None = None, quiet:
     moves = prefix.follow(requests, prefix.Tiers(asked.sizes), asked.token_bytes)
     if not moves.at_s:
         raise RequestError(f"trace {path}", "has no requests", "a trace with some")
-    script = Script(moves)
+    script = Script(moves, asked.prefill)
     run = played(script, asked, asked.speed, interrupt, quiet) if any(moves.loads) or any(moves.stores) else None
     span = script.span_s(asked.speed)
     took = run.took if run is not None else [0.0] * len(moves.at_s)
