@@ -79,6 +79,7 @@ COMMANDS: dict[str, str] = {
     "emulate checkpoint": "emulate checkpoint --workload llama3-8b --dir ck --ranks 4 --scale 0.0002 --writes 1 --reads 1",
     "emulate kvcache": "emulate kvcache --dir kv --users 2 --duration 1 --model layers=2,kv_heads=1,head_dim=64,dtype=bf16",
     "emulate kvcache check": "emulate kvcache check d",
+    "emulate kvcache run": "emulate kvcache run --dir d --size 8m --tokens 64 --requests 2",
     "emulate kvcache replay": "emulate kvcache replay d/trace.jsonl --dir model:d7-ps1010",
     "emulate workloads": "emulate workloads",
     "plan backtest": "plan backtest d",

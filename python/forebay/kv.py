@@ -403,8 +403,17 @@ class Store:
         named twice. `verify` compares the store's sums once they are there."""
         report = self.load_async(keys, tables, pages).result()
         if verify:
-            self._verify(keys, self._table(keys, tables, pages), pages)
+            self.verify(keys, tables, pages)
         return report
+
+    def verify(self, keys: Sequence[Key], tables: Any, pages: Pages) -> None:
+        """Raises CheckFailed where pages don't hold what was stored as these blocks."""
+        if not self.has_sums:
+            raise RequestError(f"verify {self.name}", "its blocks have no sums", "forebay.kv.create(…, sums=True)")
+        for key, its in zip(keys, self._table(keys, tables, pages), strict=True):
+            if self._sum(its, pages) != self._sums[self._slot(key)]:
+                found = "its content isn't what was stored"
+                raise CheckFailed(f"block {key!r:.80} at offset {self.offset(key)} of {self.name}", found, "Store.remove")
 
     def load_async(self, keys: Sequence[Key], tables: Any, pages: Pages) -> Load:
         """As `load`, returning a Load instead of waiting."""
@@ -534,14 +543,6 @@ class Store:
             if found is not None:
                 return type(error)(f"block {key!r:.80} at offset {at} of {self.name}", found, "Store.remove; then store it again")
         return error
-
-    def _verify(self, keys: Sequence[Key], table: numpy.ndarray, pages: Pages) -> None:
-        if not self.has_sums:
-            raise RequestError(f"verify={True} of {self.name}", "its blocks have no sums", "forebay.kv.create(…, sums=True)")
-        for key, its in zip(keys, table, strict=True):
-            if self._sum(its, pages) != self._sums[self._slot(key)]:
-                found = "its content isn't what was stored"
-                raise CheckFailed(f"block {key!r:.80} at offset {self.offset(key)} of {self.name}", found, "Store.remove")
 
     def _sum(self, its: numpy.ndarray, pages: Pages) -> int:
         """CRC32C of the block that lies in these pages."""

@@ -31,6 +31,7 @@ Examples:
   forebay emulate kvcache --dir /data/kv --users 20 --duration 30 --verify
   mpirun -n 2 -host a,b forebay emulate kvcache --option 3 --dir /data/kv --results results
   forebay emulate kvcache check results
+  forebay emulate kvcache run --dir /data/kv --blocks 2m
   forebay emulate kvcache replay mooncake.jsonl --dir model:d7-ps1010 --host-tier 200g"""
 
 Spec = dict[str, Any]
@@ -41,6 +42,7 @@ Rank = dict[str, Any]
 class KvVerbs(LazyGroup):
     table = {
         "check": ("forebay.emulate.kvcache.check:command", "What were the rates of these results really?"),
+        "run": ("forebay.emulate.kvcache.blocks:command", "How fast do a serving engine's blocks reach their pages?"),
         "replay": ("forebay.emulate.kvcache.replay:command", "What would this drive have done for recorded requests?"),
     }
     noun = "verb of emulate kvcache"
