@@ -154,7 +154,7 @@ def test_a_damaged_block_is_named_with_its_key_and_offset(capsys: Any, tmp_path:
         (("--dir", "model:d7-ps1010", "--verify"), "--verify"),
         (("--dir", "model:micron-9300-pro?x=1"), "'x'"),
         (("--dir", "/no/such/place/at/all"), "mkdir -p"),
-        (("--dir", "/dev/null"), "not a folder"),
+        (("--dir", "/dev/null"), "it holds nothing"),
         (("--dir", "/tmp", "--io-size", "1000"), "4096"),
         (("--dir", "/tmp", "--closed", "--users", "7"), "--closed"),
         (("--users", "7"), "--dir"),

@@ -54,7 +54,7 @@ assert left["registrations"] == left["streams"] == left["events"] == 0, left
 
 
 @pytest.mark.promise("KVC-45")
-@pytest.mark.parametrize("way", ["mapped", "bounce", "auto"])
+@pytest.mark.parametrize("way", ["mapped", "bounce"])
 def test_blocks_reach_their_pages_on_a_gpu_and_no_other(scenario: Scenario, way: str) -> None:
     scenario(f"way = {way!r}\n" + BLOCKS, "hash=0")
 

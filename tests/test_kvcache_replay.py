@@ -23,7 +23,7 @@ BLOCK = 512 * TOKEN
 def options(**more: Any) -> dict[str, Any]:
     given = {"folder": "model:d7-ps1010", "model": "llama3.1-8b", "speed": "1", "prefill_rate": "10000"}
     unsaid = ("gpu_tier", "host_tier", "storage_tier", "p95", "dwpd", "user_interval", "blocks", "depth", "workers", "verify")
-    return {**dict.fromkeys(unsaid), **given, **more}
+    return {**dict.fromkeys((*unsaid, "overwrite", "overwrite_device")), **given, **more}
 
 
 def mooncake(path: Path, *requests: tuple[float, list[int]], end: str = "\n") -> str:

@@ -70,7 +70,7 @@ pub struct KvSpec {
     /// Processes of the run, one on each host.
     pub hosts: u32,
     pub seed: u64,
-    /// Folder of the entries, below it one of each rank; or `model:DRIVE`.
+    /// Folder of the entries, below it one of each rank; a source without files, all of it; or `model:DRIVE`.
     pub dir: String,
     /// Entries that are written at once.
     pub admission: u32,
@@ -95,6 +95,9 @@ pub struct KvSpec {
     pub power: Vec<String>,
     /// Keep what is read and written, entry by entry.
     pub trace: bool,
+    /// Files and devices that may be written over, as of a job: where `dir` is a source without files.
+    pub overwrite: Vec<String>,
+    pub overwrite_devices: Vec<String>,
     /// Faults to inject (tests).
     pub faults: Option<String>,
     /// A recorded trace in place of the users; `users` then is how many blocks move at once, `duration_s` until its last
@@ -130,6 +133,8 @@ impl Default for KvSpec {
             interval_ms: 250,
             power: Vec::new(),
             trace: false,
+            overwrite: Vec::new(),
+            overwrite_devices: Vec::new(),
             faults: None,
             replay: None,
         }

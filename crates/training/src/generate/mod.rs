@@ -4,7 +4,7 @@
 mod folder;
 pub(crate) mod manifest;
 mod packed;
-mod pump;
+pub(crate) mod pump;
 mod spec;
 #[cfg(test)]
 mod tests;

@@ -149,6 +149,16 @@ impl Pump {
         Ok(())
     }
 
+    /// Writes bytes that fit a slot, durably; their length and place are multiples of any block.
+    pub(crate) fn put_at(&mut self, offset: u64, bytes: &[u8], shared: &Shared) -> Result<(), Halt> {
+        let tag = self
+            .begin(Op::Write { durable: true }, offset, bytes.len() as u32)
+            .expect("nothing is under way");
+        self.arena().slot_bytes_mut(tag as usize)[..bytes.len()].copy_from_slice(bytes);
+        self.push(tag);
+        self.drain(shared)
+    }
+
     /// Makes what was written durable.
     pub(crate) fn flush(&mut self, shared: &Shared) -> Result<(), Halt> {
         let tag = self.begin(Op::Flush, 0, 0).expect("nothing is under way");

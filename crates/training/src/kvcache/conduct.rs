@@ -1,10 +1,12 @@
 //! A run on files: requests come by the clock, workers move what they ask for, meters see the window.
 
+use super::extents;
 use super::folder::Folder;
 use super::results::Ran;
 use super::worker::{Moved, Order, Part, Report, Sums, Told, Worker};
 use super::{job_of, results, Done};
 use crate::opened::kit::{spec_of, Kit};
+use crate::opened::Way;
 use crate::Barrier;
 use forebay_bench::run_kit::{
     guarded, Meters, Observer, Phase, Progress, Readings, Resources, Shared, Threads,
@@ -23,6 +25,7 @@ use forebay_storage::opening;
 use forebay_storage::path::{self, Destination};
 use forebay_storage::source::fault::FaultPlan;
 use forebay_storage::source::Made as Schemes;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
@@ -46,8 +49,10 @@ pub(super) fn run(
 ) -> Result<Done, Error> {
     let started = clock::wall_seconds();
     let job = job_of(spec);
-    path::legal(job.path, &spec.dir, &Schemes::file())?;
     let mut folder = Folder::look(spec)?;
+    if !extents::is_source(spec)? {
+        path::legal(job.path, &spec.dir, &Schemes::file())?;
+    }
     let destination = Arc::new(Destination::open(&job)?);
     let at_once = u64::from(spec.served_at_once()) * u64::from(spec.ranks_here());
     opening::allow_descriptors(2 * at_once + u64::from(job.workers) * 8);
@@ -84,6 +89,8 @@ struct Run {
     /// Entries that each worker has in hand, and whose they are.
     in_hand: Vec<u64>,
     held_by: std::collections::HashMap<(u32, u32), usize>,
+    /// Bytes of the entry that each slot moves.
+    bytes_of: std::collections::HashMap<(u32, u32), u64>,
     meters: Meters,
     readings: Option<Readings>,
     points: Vec<Point>,
@@ -141,6 +148,7 @@ impl Run {
             acts: Vec::new(),
             in_hand: vec![0; job.workers as usize],
             held_by: std::collections::HashMap::new(),
+            bytes_of: std::collections::HashMap::new(),
             meters,
             readings: None,
             points: Vec::new(),
@@ -192,18 +200,25 @@ impl Run {
         while !(waiting.is_empty() && under_way.is_empty()) && self.failed.is_none() && !self.is_gone {
             while under_way.len() < self.spec.admission as usize {
                 let Some((rank, key, bytes)) = waiting.pop() else { break };
+                let Ok(extent) = folder.reserve(rank, key, bytes) else {
+                    waiting.clear();
+                    break;
+                };
                 under_way.insert((rank, key.user), bytes);
-                let place = folder.place(rank, key, bytes);
-                self.hand_out(Order { rank, slot: key.user, key, place, identity: None });
+                let (place, way) = (folder.place(rank, key, bytes), Way::Write);
+                self.hand_out(Order { rank, slot: key.user, key, place, way, identity: None, extent });
             }
             match self.answers.recv_timeout(POLL) {
-                Ok(Answer::Moved(Moved { rank, slot, key, ended, made })) => {
+                Ok(Answer::Moved(Moved { rank, slot, key, ended, made, .. })) => {
                     if let Some(worker) = self.held_by.remove(&(rank, slot)) {
                         self.in_hand[worker] = self.in_hand[worker].saturating_sub(1);
                     }
                     let bytes = under_way.remove(&(rank, slot)).unwrap_or(0);
-                    if let Some(made) = made.filter(|_| ended == Ended::Whole) {
-                        folder.note(rank, key, made);
+                    if let Err(error) = folder.was_written(rank, key, bytes, ended) {
+                        self.failed.get_or_insert(error);
+                    }
+                    if ended == Ended::Whole {
+                        made.into_iter().for_each(|made| folder.note(rank, key, made));
                         self.services[(rank - self.spec.first_rank) as usize].is_stocked(key, bytes);
                     }
                     // A full disk has no more room for the others either.
@@ -312,17 +327,27 @@ impl Run {
 
     fn act(&mut self, index: usize, acts: &mut Vec<Act>, folder: &mut Folder) {
         let rank = self.services[index].rank();
-        for act in acts.drain(..) {
+        let mut waiting: VecDeque<Act> = acts.drain(..).collect();
+        while let Some(act) = waiting.pop_front() {
             match act {
                 Act::Remove { key } => folder.remove(rank, key),
                 Act::Read { slot, key, bytes } => {
-                    let identity = folder.identity(rank, key);
-                    self.hand_out(Order { rank, slot, key, place: folder.place(rank, key, bytes), identity });
+                    let (place, way) = (folder.place(rank, key, bytes), Way::Read);
+                    let (identity, extent) = (folder.identity(rank, key), folder.extent(rank, key));
+                    self.hand_out(Order { rank, slot, key, place, way, identity, extent });
                 }
-                Act::Write { slot, key, bytes } => {
-                    let place = folder.place(rank, key, bytes);
-                    self.hand_out(Order { rank, slot, key, place, identity: None });
-                }
+                Act::Write { slot, key, bytes } => match folder.reserve(rank, key, bytes) {
+                    Ok(extent) => {
+                        let (place, way) = (folder.place(rank, key, bytes), Way::Write);
+                        self.hand_out(Order { rank, slot, key, place, way, identity: None, extent });
+                    }
+                    // As of a file system that is full: there is no run of free bytes as long.
+                    Err(()) => {
+                        let now_ns = self.since(clock::now());
+                        self.services[index].ended(slot, Ended::Full, now_ns, acts);
+                        waiting.extend(acts.drain(..));
+                    }
+                },
             }
         }
     }
@@ -331,6 +356,7 @@ impl Run {
     fn hand_out(&mut self, order: Order) {
         let Some((worker, _)) = self.in_hand.iter().enumerate().min_by_key(|(_, n)| **n) else { return };
         self.in_hand[worker] += 1;
+        self.bytes_of.insert((order.rank, order.slot), order.place.bytes);
         self.held_by.insert((order.rank, order.slot), worker);
         let (orders, waker) = &self.orders[worker];
         self.is_gone |= orders.send(Told::Move(order)).is_err();
@@ -363,9 +389,15 @@ impl Run {
     }
 
     fn was_moved(&mut self, moved: Moved, folder: &mut Folder) {
-        let Moved { rank, slot, key, ended, made } = moved;
+        let Moved { rank, slot, key, way, ended, made } = moved;
         if let Some(worker) = self.held_by.remove(&(rank, slot)) {
             self.in_hand[worker] = self.in_hand[worker].saturating_sub(1);
+        }
+        if way == Way::Write {
+            let bytes = self.bytes_of.remove(&(rank, slot)).unwrap_or(0);
+            if let Err(error) = folder.was_written(rank, key, bytes, ended) {
+                self.failed.get_or_insert(error);
+            }
         }
         self.forget_lost(folder, rank, key, ended);
         if let Some(made) = made {

@@ -1,10 +1,12 @@
 //! The folder that entries are kept in. Each run has one of its own below it, which nobody else writes to and which is
 //! gone when the run is over.
 
+use super::extents::{self, Extents};
+use super::job_of;
 use crate::opened::file::{align_of, Made, Place};
 use forebay_io::identity::{new_id, Identity};
 use forebay_model::job::{Cache, JobSpec};
-use forebay_model::kvcache::service::Key;
+use forebay_model::kvcache::service::{Ended, Key};
 use forebay_model::kvcache::KvSpec;
 use forebay_model::{Error, Kind};
 use forebay_storage::opening::has_rings;
@@ -24,6 +26,8 @@ const OF_FREE: f64 = 0.95;
 
 pub(super) struct Folder {
     spec: KvSpec,
+    /// In place of files, where the entries lie in a source that has none.
+    extents: Option<Extents>,
     dir: PathBuf,
     own: PathBuf,
     free_bytes: Option<u64>,
@@ -36,9 +40,13 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Examines the folder without changing anything.
+    /// Examines the folder, or the source, without changing anything.
     pub(super) fn look(spec: &KvSpec) -> Result<Folder, Error> {
         let dir = PathBuf::from(&spec.dir);
+        if extents::is_source(spec)? {
+            let extents = Extents::look(spec, &job_of(spec))?;
+            return Ok(Folder { extents: Some(extents), ..Folder::new(spec, dir, None) });
+        }
         let asked = || format!("--dir {}", spec.dir);
         let there = match std::fs::metadata(&dir) {
             Ok(meta) if !meta.is_dir() => {
@@ -56,7 +64,14 @@ impl Folder {
             Err(e) => return Err(Error::request(asked(), e.to_string(), "ls -ld; another folder")),
         };
         let free_bytes = rustix::fs::statvfs(&there).ok().map(|fs| fs.f_bavail.saturating_mul(fs.f_frsize));
-        let mut folder = Folder {
+        let mut folder = Folder::new(spec, dir, free_bytes);
+        folder.look_for_others()?;
+        Ok(folder)
+    }
+
+    fn new(spec: &KvSpec, dir: PathBuf, free_bytes: Option<u64>) -> Folder {
+        Folder {
+            extents: None,
             own: dir.join(format!("{PREFIX}{}", new_id())),
             dir,
             free_bytes,
@@ -66,9 +81,7 @@ impl Folder {
             entries: HashMap::new(),
             left: Vec::new(),
             spec: spec.clone(),
-        };
-        folder.look_for_others()?;
-        Ok(folder)
+        }
     }
 
     /// Another run of this command in the same folder is refused: each would measure the other.
@@ -95,6 +108,10 @@ impl Folder {
     /// Room for entries of each rank: what was asked for, or 95 % of what is free, divided by the ranks of the run.
     pub(super) fn capacity_bytes(&self) -> Option<u64> {
         let of_free = |free: u64| (free as f64 * OF_FREE) as u64 / u64::from(self.spec.ranks.max(1));
+        if let Some(extents) = &self.extents {
+            let there = extents.capacity_bytes();
+            return Some(self.spec.capacity_bytes.map_or(there, |asked| asked.min(there)));
+        }
         self.spec.capacity_bytes.or(self.free_bytes.map(of_free))
     }
 
@@ -104,6 +121,9 @@ impl Folder {
 
     /// Makes the run's own folder, and looks at a file there: engine, alignment, device.
     pub(super) fn target(&mut self, job: &JobSpec) -> Result<Target, Error> {
+        if let Some(extents) = &mut self.extents {
+            return extents.open(job);
+        }
         self.made_dir = make_folder(&self.dir.clone())?;
         make_folder(&self.own.clone())?;
         self.held = Some(Held::alone(&self.own)?);
@@ -144,6 +164,30 @@ impl Folder {
         Place { path: self.own.join(format!("{name}.kv")), content: name, bytes }
     }
 
+    /// A place for an entry that is to be written: of a source without files, where. Err: there is none.
+    pub(super) fn reserve(&mut self, rank: u32, key: Key, bytes: u64) -> Result<Option<u64>, ()> {
+        let Some(extents) = &mut self.extents else { return Ok(None) };
+        extents.reserve(rank, key, bytes).map(|extent| Some(extent.at)).ok_or(())
+    }
+
+    /// Where it lies in a source without files.
+    pub(super) fn extent(&self, rank: u32, key: Key) -> Option<u64> {
+        self.extents.as_ref()?.extent(rank, key).map(|extent| extent.at)
+    }
+
+    /// An entry was written whole, or wasn't: of a source without files, its record, or its place for others.
+    pub(super) fn was_written(&mut self, rank: u32, key: Key, bytes: u64, ended: Ended) -> Result<(), Error> {
+        let name = self.place(rank, key, bytes).content;
+        match &mut self.extents {
+            Some(extents) if ended == Ended::Whole => extents.log(rank, key, bytes, &name),
+            Some(extents) => {
+                extents.remove(rank, key);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Which file of ours an entry is; None where it wasn't written.
     pub(super) fn identity(&self, rank: u32, key: Key) -> Option<Identity> {
         self.entries.get(&(rank, key)).map(|Made(_, identity)| *identity)
@@ -154,6 +198,9 @@ impl Folder {
     }
 
     pub(super) fn remove(&mut self, rank: u32, key: Key) {
+        if let Some(extents) = &mut self.extents {
+            return extents.remove(rank, key);
+        }
         if let Some(Made(place, identity)) = self.entries.remove(&(rank, key)) {
             let _ = identity.remove(&place.path);
         }
@@ -161,6 +208,9 @@ impl Folder {
 
     /// Takes away what this run made.
     pub(super) fn close(&mut self) {
+        if let Some(extents) = &mut self.extents {
+            return extents.close();
+        }
         for (_, Made(place, identity)) in std::mem::take(&mut self.entries) {
             let _ = identity.remove(&place.path);
         }

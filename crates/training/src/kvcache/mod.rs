@@ -1,10 +1,11 @@
 //! A serving engine's key-value cache on storage, as MLPerf Storage v3.0 measures it.
 //!
 //! Who asks for what, and what that reads and writes, is a `Service` of `forebay_model::kvcache`; here its entries are
-//! files that a few threads move whole, many I/Os of each in flight (`worker`), in a folder (`folder`), for as long as
+//! files, or extents of a source without any (`extents`), that a few threads move whole, many I/Os of each in flight (`worker`), in a folder (`folder`), for as long as
 //! the run lasts (`conduct`).
 
 mod conduct;
+mod extents;
 mod folder;
 mod results;
 mod virtual_time;

@@ -32,8 +32,11 @@ pub(super) struct Order {
     pub slot: u32,
     pub key: Key,
     pub place: Place,
+    pub way: Way,
     /// The file that it was written to, for a read.
     pub identity: Option<Identity>,
+    /// Where it lies in a source without files.
+    pub extent: Option<u64>,
 }
 
 /// What a worker is told.
@@ -48,6 +51,7 @@ pub(super) struct Moved {
     pub rank: u32,
     pub slot: u32,
     pub key: Key,
+    pub way: Way,
     pub ended: Ended,
     /// What was written.
     pub made: Option<Made>,
@@ -221,9 +225,11 @@ impl Worker {
 
     /// Opens an entry's file.
     fn take(&mut self, order: Order) {
-        let Order { rank, slot, key, place, identity } = order;
-        let way = if identity.is_some() { Way::Read } else { Way::Write };
-        let tells = |ended| Moved { rank, slot, key, ended, made: None };
+        let Order { rank, slot, key, place, way, identity, extent } = order;
+        let tells = |ended| Moved { rank, slot, key, way, ended, made: None };
+        if way == Way::Read && identity.is_none() && extent.is_none() {
+            return self.done.push(tells(Ended::Lost));
+        }
         if identity.is_some_and(|identity| !identity.is_at(&place.path)) {
             return self.done.push(tells(Ended::Lost));
         }
@@ -231,12 +237,23 @@ impl Worker {
         if at == self.entries.len() {
             self.entries.push(None);
         }
+        if let Some(base) = extent {
+            match OpenFile::extent(place, base, way, at, &mut self.kit) {
+                Ok(file) => {
+                    self.entries[at] = Some(Moving { file, rank, slot, key, way, made: None, broken: None });
+                }
+                Err(error) => self.fail(error),
+            }
+            return;
+        }
         let access = FileAccess { write: way == Way::Write, direct: self.spec.cache == Cache::Bypass };
         let (mut made, path) = (Vec::new(), place.path.clone());
         match OpenFile::open(access, place, at, &mut self.kit, &mut made) {
             Ok(file) => {
                 if way == Way::Read && self.spec.cache == Cache::Drop {
-                    let _ = cache::drop(file.handle(), 0, file.place.bytes);
+                    file.handle().into_iter().for_each(|handle| {
+                        let _ = cache::drop(handle, 0, file.place.bytes);
+                    });
                 }
                 let made = made.pop();
                 self.entries[at] = Some(Moving { file, rank, slot, key, way, made, broken: None });
@@ -316,7 +333,8 @@ impl Worker {
         let want = if op == Op::Read { span.len } else { span.io_len };
         let owner = Part { entry, span, started: now };
         let queue = moving.file.queue;
-        let asked = Asked { queue, op, offset: span.offset, len: span.io_len, want, owner };
+        let offset = if op == Op::Flush { 0 } else { moving.file.base + span.offset };
+        let asked = Asked { queue, op, offset, len: span.io_len, want, owner };
         let tag = self.kit.client.begin(asked, now)?;
         self.in_flight += 1;
         moving.file.in_flight += 1;
@@ -443,14 +461,14 @@ impl Worker {
             return;
         }
         let Some(moving) = self.entries[entry].take() else { return };
-        let Moving { file, rank, slot, key, made, broken, .. } = moving;
+        let Moving { file, rank, slot, key, way, made, broken } = moving;
         file.close(&mut self.kit);
         let ended = broken.unwrap_or(Ended::Whole);
         if ended != Ended::Whole {
             made.iter().for_each(|Made(place, identity)| drop(identity.remove(&place.path)));
         }
         let made = made.filter(|_| ended == Ended::Whole);
-        self.done.push(Moved { rank, slot, key, ended, made });
+        self.done.push(Moved { rank, slot, key, way, ended, made });
     }
 
     fn name(&self, asked: &Asked<Part>) -> String {

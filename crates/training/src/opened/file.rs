@@ -50,7 +50,10 @@ pub(crate) struct OpenFile {
     pub flow: usize,
     /// Its number at the client.
     pub queue: u32,
-    target: FileTarget,
+    /// None where it lies in a source that has no files, from `base` on.
+    target: Option<FileTarget>,
+    pub base: u64,
+    align: u32,
     way: Way,
     /// Offset of the next I/O.
     next: u64,
@@ -90,20 +93,40 @@ impl OpenFile {
         if !access.write && target.bytes < place.bytes {
             return Err(Refused::Short(place, target.bytes));
         }
-        let target = FileTarget { align: kit.align(), ..target };
+        let align = kit.align();
+        let target = FileTarget { align, ..target };
         let queue = kit.queue(&target)?;
-        Ok(OpenFile {
+        let way = if access.write { Way::Write } else { Way::Read };
+        Ok(OpenFile { target: Some(target), ..OpenFile::new(place, flow, queue, way, 0, align) })
+    }
+
+    /// An entry of a source without files, from `base` on.
+    pub(crate) fn extent<P: Copy>(
+        place: Place,
+        base: u64,
+        way: Way,
+        flow: usize,
+        kit: &mut Kit<P>,
+    ) -> Result<OpenFile, Error> {
+        let queue = kit.whole()?;
+        Ok(OpenFile::new(place, flow, queue, way, base, kit.align()))
+    }
+
+    fn new(place: Place, flow: usize, queue: u32, way: Way, base: u64, align: u32) -> OpenFile {
+        OpenFile {
             id: place.content_id(),
             place,
             flow,
             queue,
-            target,
-            way: if access.write { Way::Write } else { Way::Read },
+            target: None,
+            base,
+            align: align.max(1),
+            way,
             next: 0,
             in_flight: 0,
             flush_from: None,
             is_flushed: false,
-        })
+        }
     }
 
     /// The next part; None when all of the file is on its way. What ends with the file is as long as O_DIRECT wants it:
@@ -114,13 +137,13 @@ impl OpenFile {
             return None;
         }
         let len = left.min(io_bytes) as u32;
-        let span = Span { offset: self.next, len, io_len: len.next_multiple_of(self.target.align) };
+        let span = Span { offset: self.next, len, io_len: len.next_multiple_of(self.align) };
         self.next += u64::from(len);
         Some(span)
     }
 
-    pub(crate) fn handle(&self) -> &std::fs::File {
-        &self.target.file
+    pub(crate) fn handle(&self) -> Option<&std::fs::File> {
+        self.target.as_ref().map(|target| &*target.file)
     }
 
     pub(crate) fn is_all_asked_for(&self) -> bool {
@@ -134,10 +157,11 @@ impl OpenFile {
 
     /// Truncates the file to its length, which the last, aligned write may have exceeded.
     pub(crate) fn cut(&self) -> Result<(), Error> {
-        if self.way == Way::Read || self.place.bytes % u64::from(self.target.align) == 0 {
+        let Some(target) = &self.target else { return Ok(()) };
+        if self.way == Way::Read || self.place.bytes % u64::from(self.align) == 0 {
             return Ok(());
         }
-        let cut = self.target.file.set_len(self.place.bytes);
+        let cut = target.file.set_len(self.place.bytes);
         cut.map_err(|e| Error::run(format!("cut {}", self.place.path.display()), e.to_string(), "df -h"))
     }
 
@@ -147,10 +171,11 @@ impl OpenFile {
 
     /// Closes the file, and removes its registration from the ring.
     pub(crate) fn close<P: Copy>(self, kit: &mut Kit<P>) {
+        // The queue of a whole source is its worker's.
+        let Some(target) = self.target else { return };
         let mut queue = kit.client.remove(self.queue);
         queue.close(&mut kit.reactor);
-        kit.forget(&self.target);
-        let OpenFile { target, .. } = self;
+        kit.forget(&target);
         drop(queue);
         drop(target);
         kit.reactor.forget_files();

@@ -33,6 +33,8 @@ pub(crate) struct Kit<P: Copy> {
     needs: QueueNeeds,
     /// Files that faults were injected into.
     opened: u32,
+    /// The queue of the whole target, once somebody asked for it.
+    whole: Option<u32>,
 }
 
 impl<P: Copy> Kit<P> {
@@ -73,7 +75,19 @@ impl<P: Copy> Kit<P> {
         let shared = shared.clone();
         let client = Client::new(job.depth, shared.destination.feeds_gpu(), idle, |slot| memory.slot(slot));
         Ok((
-            Kit { client, factory, copiers, reactor, contents, memory, shared, index, needs, opened: 0 },
+            Kit {
+                client,
+                factory,
+                copiers,
+                reactor,
+                contents,
+                memory,
+                shared,
+                index,
+                needs,
+                opened: 0,
+                whole: None,
+            },
             told,
         ))
     }
@@ -98,10 +112,25 @@ impl<P: Copy> Kit<P> {
 
     /// A queue on a file that was just opened, by the run's path: its number at the client.
     pub(crate) fn queue(&mut self, file: &FileTarget) -> Result<u32, Error> {
-        let (shared, kind) = (&self.shared, self.shared.job.path);
         let backing = Arc::new(FileBacking { target: file.clone(), engine: self.engine() });
         let target = Target { backing, bytes: file.bytes, ..self.folder().clone() };
-        path::of(kind).attach(&shared.job, &target, &shared.destination, self.index)?;
+        self.queue_on(&target)
+    }
+
+    /// The queue of the run's target itself, where that is no folder: one for all entries.
+    pub(crate) fn whole(&mut self) -> Result<u32, Error> {
+        if let Some(queue) = self.whole {
+            return Ok(queue);
+        }
+        let target = self.folder().clone();
+        let queue = self.queue_on(&target)?;
+        self.whole = Some(queue);
+        Ok(queue)
+    }
+
+    fn queue_on(&mut self, target: &Target) -> Result<u32, Error> {
+        let (shared, kind) = (&self.shared, self.shared.job.path);
+        path::of(kind).attach(&shared.job, target, &shared.destination, self.index)?;
         // Each file meets faults of its own.
         self.opened = self.opened.wrapping_add(1);
         let salt = self.index.wrapping_add(self.opened.wrapping_mul(shared.job.workers));
@@ -112,10 +141,10 @@ impl<P: Copy> Kit<P> {
             }
         };
         let device = shared.destination.device_of(self.index);
-        let targets = [&target];
+        let targets = [target];
         let site = self.memory.site(shared, device, &self.copiers, &targets, self.needs);
         let site = Site { beside: self.memory.beside_of(kind), ..site };
-        let queue = self.factory.queue(&target, &faults, &site, &mut self.reactor)?;
+        let queue = self.factory.queue(target, &faults, &site, &mut self.reactor)?;
         Ok(self.client.add(queue))
     }
 

@@ -52,7 +52,7 @@ class KvVerbs(LazyGroup):
     "kvcache", cls=KvVerbs, invoke_without_command=True, epilog=EXAMPLES, context_settings={"max_content_width": 110}
 )
 @click.option("--option", metavar="1|2|3", help="MLPerf Storage v3.0's option. Default: 1.")
-@click.option("--dir", "folder", metavar="DIR", help="Where entries are kept: a folder, or model:DRIVE in virtual time.")
+@click.option("--dir", "folder", metavar="DIR|SOURCE", help="Where entries are kept: a folder, a source, or model:DRIVE.")
 @click.option("--users", metavar="N", help="Users of each rank. Default: the option's, 200, 100 or 70.")
 @click.option("--model", metavar="NAME", help="llama3.1-8b …, or layers=32,kv_heads=8,head_dim=128,dtype=bf16.")
 @click.option("--duration", metavar="SECONDS", help="The window. Default: 300. Requests under way go on after it.")
@@ -75,6 +75,8 @@ class KvVerbs(LazyGroup):
 @click.option("--trial", metavar="N", help="Number of this trial in --results. Default: the first that is free.")
 @click.option("--trace", metavar="FILE", help="Also write the reference's trace there, as CSV or .zst.")
 @click.option("--timeout", metavar="SECONDS", help="Fail the run if an I/O takes longer than this. Default: 30.")
+@click.option("--overwrite", metavar="FILE", help="Keep entries in this file, which Forebay didn't create, in place of a folder.")
+@click.option("--overwrite-device", metavar="DEVICE", help="Keep entries on this device or namespace, over all that it holds.")
 @click.option("--power", metavar="LIST", help="Power meters, as for bench.")
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option(
@@ -141,6 +143,8 @@ FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "workers": ("workers", flags._integer),
     "timeout": ("timeout_s", parse_seconds),
     "power": ("power", flags._list),
+    "overwrite": ("overwrite", flags._list),
+    "overwrite_device": ("overwrite_devices", flags._list),
 }
 # What an option of the closed division fixes.
 FIXED = {
