@@ -565,3 +565,49 @@ def test_a_report_shows_queries_and_what_storage_delivered(
     page = Path("page.html").read_text()
     assert "Toy answered its first query" in page and "From storage, timed" in page and "MLPerf-style, unverified" in page
     assert threading.active_count() < 20 and replace(load("Offline", 1.0), rate=2.0).rate == 2.0
+
+
+@pytest.mark.promise("INF-8")
+@pytest.mark.parametrize(("model", "scenario"), [("unet3d", "Server"), ("llama", "SingleStream"), ("gptj", "MultiStream")])
+def test_a_scenario_that_a_model_of_a_configuration_hasnt_got(model: str, scenario: str, tmp_path: Path, capsys: Any) -> None:
+    code, _, error = typed(capsys, "infer", model, "--dir", str(tmp_path), "--scenario", scenario)
+    assert code == 2 and ", ".join(rules.MODELS[model].scenarios) in error
+
+
+@pytest.mark.promise("INF-13")
+def test_a_model_that_doesnt_fit_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    class Memory(library.HostMemory):
+        device = "cuda:0"
+
+        def free_bytes(self) -> int:
+            return 24 << 30
+
+    of = data.About("llama", 0, 4, data.row_bytes("llama"), 13_476_000_000)
+    request = command.Request("llama", "ram", "Offline", tmp_path, of, supply.parse(None), "cuda:0")
+    with pytest.raises(MachineError, match=r"33\.1 GiB are needed, 20\.6 GiB of them .* 32 queries at a time, and 24 GiB"):
+        command.Run(request)._refuse_too_much(Memory())
+    request.batch = 4
+    command.Run(request)._refuse_too_much(Memory())
+    request.about = replace(of, model="sdxl", weights_bytes=30 << 30)
+    request.model = "sdxl"
+    with pytest.raises(MachineError, match="datagen sdxl --small"):
+        command.Run(request)._refuse_too_much(Memory())
+
+
+@pytest.mark.promise("INF-9")
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+def test_weights_are_drawn_as_they_are_written(kind: str, tmp_path: Path) -> None:
+    shapes = {"words.weight": (40, 16), "layers.0.q.weight": (64, 300), "norm.weight": (16,), "norm.bias": (16,)}
+    of = data.About("llama", 5, 3, data.row_bytes("llama", True), 0, 0, True)
+    made = [data.generate(tmp_path / name, of, data.drawn(shapes, kind, 5)) for name in "ab"]
+    assert made[0].weights_bytes == made[1].weights_bytes
+    assert (tmp_path / "a" / data.WEIGHTS).read_bytes() == (tmp_path / "b" / data.WEIGHTS).read_bytes()
+    read = weights.read(tmp_path / "a" / data.WEIGHTS, library.HostMemory(), shapes, kind=kind).tensors
+    values = {name: v if kind == "F32" else (v.astype(np.uint32) << 16).view(np.float32) for name, v in read.items()}
+    assert (values["norm.weight"] == 1).all() and (values["norm.bias"] == 0).all()
+    assert values["layers.0.q.weight"].std() == pytest.approx(300**-0.5, rel=0.05)
+    assert values["words.weight"].std() == pytest.approx(0.02, rel=0.15)
+    other = {"F32": "BF16", "BF16": "F32"}[kind]
+    with pytest.raises(RequestError, match=f"is {kind} of shape"):
+        weights.read(tmp_path / "a" / data.WEIGHTS, library.HostMemory(), shapes, kind=other)
+    assert data.open_folder(tmp_path / "a", "llama").small

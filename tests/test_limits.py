@@ -68,6 +68,7 @@ COMMANDS: dict[str, str] = {
     "infer resnet50": "infer resnet50 --dir set",
     "infer bert": "infer bert --dir set",
     "infer dlrm": "infer dlrm --dir set",
+    **{f"infer {name}": f"infer {name} --dir set" for name in ("retinanet", "unet3d", "gptj", "llama", "mixtral", "sdxl")},
     "infer datagen": "infer datagen toy --dir set --samples 100",
     "emulate run": f"emulate run {SMALL} --data own",
     "emulate search": f"emulate search {SMALL} --data own",

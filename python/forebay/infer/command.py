@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ForebayError, MachineError, RequestError, RunError
-from forebay.infer import data, logs, rules, search, toy, weights
+from forebay.infer import data, forms, logs, rules, search, toy, weights
 from forebay.infer.engine import Engine, Outcome
 from forebay.infer.library import FromStorage, HostMemory, InMemory, Link, Memory
 from forebay.infer.record import Record, finish
 from forebay.model_runs import prepare_cache, refuse_cached
-from forebay.numbers import significant, whole
+from forebay.numbers import bytes_, significant, whole
 from forebay.train import supply
 from forebay.train.supply import bytes_per_s
 
@@ -34,6 +34,8 @@ SEARCH = "search.json"
 PEAK_S = 0.5
 # The load may be so much slower than the supply asked for before that is refused.
 SUPPLY_SHORT = 0.10
+# Of free memory, what weights and caches may take: a batch needs some, too.
+FITS = 0.9
 
 
 @dataclass
@@ -86,15 +88,17 @@ class Request:
         offline = own.offline_samples if not self.short else 1
         return rules.Load(
             self.scenario, self.seconds if seconds is None else seconds, rate, own.server_ms, offline, self.accuracy,
-            rules.seeds_of(self.seed),
+            rules.seeds_of(self.seed), own.token_ms, own.equal and not self.short,
         )  # fmt: skip
 
 
 class Run:
     """The phases of one run, and what each of them measured so far."""
 
-    def __init__(self, request: Request, say: Callable[[str], None] | None = None, model: Any = None) -> None:
-        """`model`: one that is there already, and stays."""
+    def __init__(
+        self, request: Request, say: Callable[[str], None] | None = None, model: Any = None, peak: float | None = None
+    ) -> None:
+        """`model`: one that is there already, and stays; `peak`: its samples a second, where they are known."""
         self.request = request
         self._say = say or (lambda text: None)
         self.model, self._keeps_model = model, model is not None
@@ -104,7 +108,7 @@ class Run:
         self.engine: Engine | None = None
         self.search: search.Search | None = None
         self.tries = 0
-        self.peak: float | None = None
+        self.peak, self._knows_peak = peak, peak is not None
         self.start: dict[str, float] | None = None
         self.intact: bool | None = None
         self.checked: dict[str, Any] | None = None
@@ -162,7 +166,8 @@ class Run:
         memory = self._held(self.memory())
         if self.model is None:
             self._say("weights")
-            self.weights = weights.read(request.folder / data.WEIGHTS, memory, self._shapes())
+            self._refuse_too_much(memory)
+            self.weights = weights.read(request.folder / data.WEIGHTS, memory, self._shapes(), kind=self._kind())
             self.model = self._built(self.weights)
         prepare_cache([request.folder / data.SAMPLES], request.cache)
         share = request.supply.gib_s
@@ -187,7 +192,8 @@ class Run:
         self.model.prepare({"SingleStream": (1,), "MultiStream": (rules.PER_QUERY,)}.get(request.scenario, self.model.sizes()))
         self.engine = Engine(self._lg, self.model, self.library, request.batch, request.timeout_s)
         engine = self.engine
-        self.peak = engine.watched("the model's peak", lambda: engine.peak_s(PEAK_S))
+        if not self._knows_peak:
+            self.peak = engine.watched("the model's peak", lambda: engine.peak_s(PEAK_S))
 
     def _held(self, memory: Memory) -> Memory:
         """Raises RequestError where the folder has fewer samples than were asked for."""
@@ -197,9 +203,41 @@ class Run:
             raise RequestError(f"--samples {request.samples}", found, f"--samples {request.about.samples}")
         return memory
 
+    @property
+    def form(self) -> forms.Form | None:
+        """The form of a model that has one."""
+        request = self.request
+        return forms.form(request.model, request.about.small) if request.model in forms.NAMES else None
+
+    def _kind(self) -> str:
+        return "F32" if self.form is None else self.form.kind
+
+    def _refuse_too_much(self, memory: Memory) -> None:
+        """Raises MachineError where weights, and keys and values of the queries at a time, don't fit into the model's memory."""
+        request, form = self.request, self.form
+        if form is None:
+            return
+        on_gpu, weights_bytes = request.device != "cpu", request.about.weights_bytes
+        # Of another kind than it computes in, a second copy.
+        copy = {(True, "F32"): 0.5, (False, "BF16"): 2.0}.get((on_gpu, form.kind), 0.0)
+        slots = request.batch or form.batches[0 if on_gpu else 1]
+        kept = slots * form.cache_bytes(2 if on_gpu else 4)
+        wanted, free = int((1 + copy) * weights_bytes) + kept, memory.free_bytes()
+        if wanted > FITS * free:
+            found = f"{bytes_(wanted)} are needed"
+            if kept:
+                found += f", {bytes_(kept)} of them for keys and values of {whole(slots)} queries at a time"
+            next = f"forebay infer datagen {request.model} --small --dir ANOTHER"
+            next = f"--batch-size 1; or {next}" if kept > wanted / 2 else next
+            raise MachineError(f"infer {request.model}", f"{found}, and {bytes_(free)} are free", next)
+
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         if self.request.model == "toy":
             return toy.shapes()
+        if self.form is not None:
+            from forebay.infer import large
+
+            return large.shapes(self.form)
         from forebay.infer import networks
 
         return networks.shapes(self.request.model, self.request.about.table_rows)
@@ -207,6 +245,11 @@ class Run:
     def _built(self, read: weights.Read) -> Any:
         if self.request.model == "toy":
             return toy.Model(read.tensors)
+        if self.form is not None:
+            from forebay.infer import language, large
+
+            of = language.Model if self.form.inputs else large.Model
+            return of(self.form, read.tensors, self.request.device, self.request.batch)
         from forebay.infer import networks
 
         return networks.Model(self.request.model, read.tensors, self.request.device, self.request.about.table_rows)
@@ -217,6 +260,9 @@ class Run:
         rate = request.target_qps
         if request.accuracy:
             rate = rate or max(1.0, 0.5 * engine.watched("the probe", lambda: engine.samples_s(search.PROBE_S)))
+        elif rate is None and self._knows_peak and request.scenario in ("Server", "Offline"):
+            assert self.peak is not None
+            rate = self.peak * (search.SHARE_OF_OFFLINE if request.scenario == "Offline" else 1.0)
         elif rate is None:
             rate = search.expected(engine, request.scenario, self._say)
         load = request.load(rate)
@@ -257,24 +303,24 @@ class Run:
         """An accuracy test's answers beside the model's float32 ones, and rows as the model saw them beside their digests."""
         import numpy as np
 
-        count, width = self.library.count, self.model.width
-        found = logs.answers(folder, count, width + 2)
+        many, width = self.library.count, self.model.width
+        found = logs.answers(folder, many, width + 2)
         given = np.ascontiguousarray(found[:, :width])
         seen = np.ascontiguousarray(found[:, width:]).view(np.uint64)[:, 0]
-        listed = np.fromfile(self.request.folder / data.DIGESTS, np.uint64, count)
+        listed = np.fromfile(self.request.folder / data.DIGESTS, np.uint64, many)
         wrong = np.flatnonzero(seen != listed)
         wanted = np.empty_like(given)
-        for at in range(0, count, self.engine.batch if self.engine else 64):
-            numbers = list(range(at, min(count, at + (self.engine.batch if self.engine else 64))))
+        for at in range(0, many, self.engine.batch if self.engine else 64):
+            numbers = list(range(at, min(many, at + (self.engine.batch if self.engine else 64))))
             rows = self.library.rows(self.library.ask(numbers))
             wanted[at : at + len(numbers)] = self.model.reference(rows)
         same = (self.model.decisions(given) == self.model.decisions(wanted)).all(axis=1)
-        place = np.arange(count, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        place = np.arange(many, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         words = given.view(np.uint32).astype(np.uint64)
         factors = np.arange(1, 2 * width, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         return {
-            "samples": count,
-            "rows_intact": int(count - len(wrong)),
+            "samples": many,
+            "rows_intact": int(many - len(wrong)),
             "first_damaged": int(wrong[0]) if len(wrong) else None,
             "agree_pct": 100 * float(same.mean()),
             "identical_pct": 100 * float((given == wanted).all(axis=1).mean()),
@@ -286,6 +332,7 @@ class Run:
         """From the weights' file to the first answer, by the clock; afterwards what was read is compared with the file."""
         request = self.request
         memory = self._held(self.memory())
+        self._refuse_too_much(memory)
         shapes = self._shapes()
         files = [request.folder / data.WEIGHTS, request.folder / data.SAMPLES]
         prepare_cache(files, request.cache)
@@ -294,7 +341,7 @@ class Run:
         self.base = empty_record(self.library)
         self._say("weights")
         began = time.perf_counter()
-        self.weights = weights.read(files[0], memory, shapes, self._link(), request.path)
+        self.weights = weights.read(files[0], memory, shapes, self._link(), request.path, self._kind())
         loaded = time.perf_counter()
         self.model = self._built(self.weights)
         self.model.prepare((1,))

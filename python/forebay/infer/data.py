@@ -7,6 +7,7 @@ or on the disk, is found whatever the model makes of it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import RequestError
+from forebay.infer import forms
 from forebay.model_runs import place_for
 from forebay.numbers import bytes_, whole
 from forebay.train.data import ROW_BYTES, Teacher, files_together
@@ -41,7 +43,7 @@ ABOUT_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True)
 class About:
-    """Description of a model's files. `table_rows`: of DLRM's large tables; 0 for other models."""
+    """Description of a model's files. `table_rows`: of DLRM's large tables; 0 for others. `small`: the form for a CPU."""
 
     model: str
     seed: int
@@ -49,22 +51,67 @@ class About:
     row_bytes: int
     weights_bytes: int
     table_rows: int = 0
+    small: bool = False
 
     def document(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
 
 
-def row_bytes(model: str) -> int:
+class Drawn:
+    """A tensor of random weights, made piece by piece as it is written: signs and fractions are drawn, and of two powers of two
+    the one or the other, so that the mean square is what the layer before would keep. Vectors are the ones of norms, or zeros."""
+
+    PIECE = 1 << 22
+
+    def __init__(self, name: str, shape: tuple[int, ...], kind: str, seed: int, number: int) -> None:
+        self.shape, self.dtype, self._key = shape, kind, [seed, 71, number]
+        self.count = math.prod(shape)
+        self.nbytes = self.count * forms.KINDS[kind]
+        self._constant = None if len(shape) > 1 else 0.0 if name.endswith((".bias", "running_mean")) else 1.0
+        # Of convolutions behind ReLU half the square is kept; those of a kernel of its own stride add up no neighbours.
+        inputs = shape[0] if name.startswith("up.") and len(shape) == 5 else math.prod(shape[1:]) if len(shape) != 3 else shape[2]
+        self._spread = 0.02 if name.startswith("words.") else (2.0 if len(shape) > 3 else 1.0) ** 0.5 / max(1, inputs) ** 0.5
+
+    def parts(self) -> Iterator[Any]:
+        import numpy as np
+
+        word, shift = (np.uint16, 7) if self.dtype == "BF16" else (np.uint32, 23)
+        # Fractions of 1 to 2 have a mean square of 7/3, and four times that with the next power.
+        scale = self._spread / (7 / 3) ** 0.5
+        power = math.floor(math.log2(scale))
+        share = round(256 * ((scale / 2.0**power) ** 2 - 1) / 3)
+        keep = word((1 << (8 * np.dtype(word).itemsize - 1)) | ((1 << shift) - 1))
+        for piece, at in enumerate(range(0, self.count, self.PIECE)):
+            count = min(self.PIECE, self.count - at)
+            if self._constant is not None:
+                found = np.full(count, self._constant, np.float32)
+                yield ((found.view(np.uint32) >> 16).astype(np.uint16) if self.dtype == "BF16" else found).data
+                continue
+            drawn = np.frombuffer(np.random.default_rng([*self._key, piece]).bytes(count * word().itemsize), word)
+            larger = ((drawn >> word(shift)) & word(255)) < share
+            yield ((drawn & keep) | ((word(127 + power) + larger.astype(word)) << word(shift))).data
+
+
+def drawn(shapes: Mapping[str, tuple[int, ...]], kind: str, seed: int) -> dict[str, Drawn]:
+    """Weights of these shapes, none of which is in memory yet."""
+    return {name: Drawn(name, shape, kind, seed, number) for number, (name, shape) in enumerate(shapes.items())}
+
+
+def row_bytes(model: str, small: bool = False) -> int:
+    if model in forms.NAMES:
+        return forms.form(model, small).row_bytes
     return {"toy": TOY_PIXELS, "resnet50": 3 * IMAGE * IMAGE, "bert": 3 * 4 * TOKENS, "dlrm": PAIRS * ROW_BYTES}[model]
 
 
-def rows_of(model: str, seed: int, chunk: int, count: int, table_rows: int) -> Array:
+def rows_of(model: str, seed: int, chunk: int, count: int, table_rows: int, small: bool = False) -> Array:
     """Samples of a chunk, as bytes: (count, row_bytes)."""
     import numpy as np
 
     if model == "dlrm":
         return Teacher(seed, table_rows).rows(2, chunk, count * PAIRS)[0].view(np.uint8).reshape(count, -1)
     draw = np.random.default_rng([seed, 51, chunk])
+    if model in forms.NAMES and model != "retinanet":
+        return _of_form(forms.form(model, small), draw, count)
     if model == "bert":
         # Token numbers, segments, and the mask of as many tokens as a question with its passage has.
         made = np.zeros((count, 3, TOKENS), np.int32)
@@ -74,7 +121,22 @@ def rows_of(model: str, seed: int, chunk: int, count: int, table_rows: int) -> A
         made[:, 1] = (np.arange(TOKENS)[None] >= draw.integers(8, 64, count)[:, None]) & inside
         made[:, 2] = inside
         return made.view(np.uint8).reshape(count, -1)
-    return draw.integers(0, 256, (count, row_bytes(model)), np.uint8)
+    return draw.integers(0, 256, (count, row_bytes(model, small)), np.uint8)
+
+
+def _of_form(form: forms.Form, draw: Any, count: int) -> Array:
+    """Texts with their lengths; scans; states of texts."""
+    import numpy as np
+
+    if form.inputs:
+        made = np.zeros((count, form.row_bytes // 4), np.int32)
+        made[:, 0] = draw.integers(form.inputs // 8, form.inputs + 1, count)
+        inside = np.arange(form.inputs)[None] < made[:, :1]
+        made[:, 1 : 1 + form.inputs] = draw.integers(0, form.net["vocabulary"], (count, form.inputs)) * inside
+        return made.view(np.uint8)
+    kind = np.float32 if form.model == "unet3d" else np.float16
+    values = draw.standard_normal((count, form.row_bytes // np.dtype(kind).itemsize), np.float32)
+    return values.astype(kind).view(np.uint8)
 
 
 @cache
@@ -98,11 +160,11 @@ def chunks(about: About) -> Iterator[Array]:
     """All samples, as they lie in the file."""
     each = max(1, CHUNK_BYTES // about.row_bytes)
     for chunk, at in enumerate(range(0, about.samples, each)):
-        yield rows_of(about.model, about.seed, chunk, min(each, about.samples - at), about.table_rows)
+        yield rows_of(about.model, about.seed, chunk, min(each, about.samples - at), about.table_rows, about.small)
 
 
 def generate(
-    folder: Path, about: About, weights: Mapping[str, Array], progress: Callable[[str], None] | None = None
+    folder: Path, about: About, weights: Mapping[str, Array | Drawn], progress: Callable[[str], None] | None = None
 ) -> About:
     """Writes a model's files; nothing that is there is replaced. Raises RequestError, RunError. An interrupt leaves nothing."""
     header = safetensors_header(weights)
@@ -117,17 +179,21 @@ def generate(
             if progress:
                 progress(f"{whole(done)} of {whole(about.samples)} samples of {folder}")
         model.write(header)
-        for values in weights.values():
-            model.write(values.data)
+        for name, values in weights.items():
+            for part in values.parts() if isinstance(values, Drawn) else [values.data]:
+                model.write(part)
+            if progress and isinstance(values, Drawn):
+                progress(f"weights of {folder}: {name}")
         told.write((json.dumps(about.document(), indent=1) + "\n").encode())
     return about
 
 
-def safetensors_header(weights: Mapping[str, Array]) -> bytes:
-    """The file's first bytes: the header's length, and where each tensor of float32 lies behind it."""
+def safetensors_header(weights: Mapping[str, Array | Drawn]) -> bytes:
+    """The file's first bytes: the header's length, and where each tensor lies behind it; arrays are of float32."""
     at, listed = 0, {}
     for name, values in weights.items():
-        listed[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
+        kind = values.dtype if isinstance(values, Drawn) else "F32"
+        listed[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
         at += values.nbytes
     text = json.dumps(listed, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGN)
@@ -160,21 +226,24 @@ def open_folder(folder: Path, model: str) -> About:
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise RequestError(asked, f"{ABOUT} is not of schema {SCHEMA!r}", "another --dir; " + make)
     try:
-        numbers = [int(found[key]) for key in ("seed", "samples", "row_bytes", "weights_bytes", "table_rows")]
-        about = About(str(found["model"]), *numbers)
+        seed, samples, size, of_weights, rows = (
+            int(found[key]) for key in ("seed", "samples", "row_bytes", "weights_bytes", "table_rows")
+        )
+        about = About(str(found["model"]), seed, samples, size, of_weights, rows, bool(found.get("small", False)))
     except (ValueError, KeyError, TypeError) as error:
         raise RequestError(asked, f"{ABOUT} isn't what datagen writes ({error!r:.80})", make) from None
     if about.model != model:
         raise RequestError(asked, f"it has the files of {about.model!r}, not of {model}", "another --dir; " + make)
-    if about.row_bytes != row_bytes(model) or about.samples < 1 or about.table_rows < 0:
-        told = f"{whole(about.samples)} samples of {about.row_bytes} bytes aren't {model}'s, which have {row_bytes(model)}"
+    if about.row_bytes != row_bytes(model, about.small) or about.samples < 1 or about.table_rows < 0:
+        wanted = row_bytes(model, about.small)
+        told = f"{whole(about.samples)} samples of {about.row_bytes} bytes aren't {model}'s, which have {wanted}"
         raise RequestError(asked, told, make)
     sizes = {SAMPLES: about.samples * about.row_bytes, DIGESTS: about.samples * 8, WEIGHTS: about.weights_bytes}
-    for name, wanted in sizes.items():
+    for name, bytes_there in sizes.items():
         try:
             size = (folder / name).stat().st_size
         except OSError as error:
             raise RequestError(asked, f"{name}: {error.strerror}", f"ls -l {folder}") from None
-        if size != wanted:
-            raise RequestError(asked, f"{name} has {whole(size)} bytes, not {whole(wanted)}", "another --dir; " + make)
+        if size != bytes_there:
+            raise RequestError(asked, f"{name} has {whole(size)} bytes, not {whole(bytes_there)}", "another --dir; " + make)
     return about

@@ -56,6 +56,9 @@ class Outcome:
     interrupted: bool = False
     failure: ForebayError | None = None
     latencies_ms: dict[str, float] | None = None
+    # Of the first token, and of each one after it, where the rules judge by them.
+    first_ms: dict[str, float] | None = None
+    token_ms: dict[str, float] | None = None
 
     @property
     def valid(self) -> bool | None:
@@ -91,6 +94,9 @@ class Engine:
         self._lg, self.model, self.library = lg, model, library
         self.batch = batch or model.batch
         self.timeout_s = timeout_s
+        # Of an answer, where the model gives it token by token.
+        self.tokens: int = getattr(model, "tokens", 0)
+        self._told_first = False
         self.abandoned = False
         self._turn = Turn()
         self._queue: SimpleQueue[tuple[list[int], list[int]] | None] = SimpleQueue()
@@ -102,12 +108,13 @@ class Engine:
         """Runs one test of LoadGen's, whose logs go into the folder. KeyboardInterrupt ends it; what was measured is returned."""
         lg = self._lg
         turn = self._turn = Turn()
-        self._accuracy = load.accuracy
+        self._accuracy, self._told_first = load.accuracy, load.token_ms is not None
         self._queue = SimpleQueue()
-        inline = load.scenario in ("SingleStream", "MultiStream")
+        inline = load.scenario in ("SingleStream", "MultiStream") and not self.tokens
         sut = lg.ConstructFastSUT(self._inline if inline else self._put, lambda: None)
         qsl = lg.ConstructQSL(self.library.count, self.library.count, self._load, lambda numbers: None)
-        worker = None if inline else threading.Thread(target=self._work, name="forebay-infer", daemon=True)
+        work = self._work_tokens if self.tokens else self._work
+        worker = None if inline else threading.Thread(target=work, name="forebay-infer", daemon=True)
         ended = threading.Event()
 
         def run() -> None:
@@ -149,6 +156,8 @@ class Engine:
             if outcome.failure is None and not outcome.interrupted:
                 outcome.log = logs.read(folder)
                 outcome.latencies_ms = outcome.log.latency_ms(load.scenario)
+                if load.token_ms:
+                    outcome.first_ms, outcome.token_ms = (outcome.log.token_ms(first) for first in (True, False))
         return outcome
 
     def _watch(self, turn: Turn, ended: threading.Event, say: Callable[[str], None] | None) -> None:
@@ -265,6 +274,69 @@ class Engine:
                 asked.clear()
                 turn.waiting = None
 
+    def _work_tokens(self) -> None:
+        """The same of a language model: queries join and leave while others get their tokens, one of them between two tokens."""
+        turn, model = self._turn, self.model
+        taken = Taken(self._queue, 1)
+        asked: deque[list[Any]] = deque()
+        active: dict[int, list[Any]] = {}
+        free = list(reversed(range(model.batch)))
+        while True:
+            try:
+                while len(asked) < AHEAD and (chunk := taken.next(wait=not asked and not active)) is not None:
+                    turn.waiting = turn.waiting or (chunk[1], time.perf_counter())
+                    asked.append([chunk[0][0], chunk[1], None])
+                    if not turn.broken:
+                        asked[-1][2] = self.library.ask(chunk[1])
+                if turn.broken:
+                    self._answer_nothing([each[0] for each in (*active.values(), *asked)])
+                    free += active
+                    active.clear()
+                    asked.clear()
+                    turn.waiting = None
+                    if taken.closed:
+                        return
+                    continue
+                if not asked and not active:
+                    turn.waiting = None
+                    return
+                if asked and free:
+                    query, numbers, handle = asked[0]
+                    rows = self.library.rows(handle)
+                    digest = model.digests(rows) if self._accuracy else None
+                    first = model.admit(free[-1], rows)
+                    asked.popleft()
+                    active[free.pop()] = [query, numbers, self.tokens - 1, digest]
+                    turn.moved_at = time.perf_counter()
+                    if self._told_first:
+                        self._lg.FirstTokenComplete(self._responses([query], first, 1))
+                model.step()
+                done = []
+                for slot, each in active.items():
+                    each[2] -= 1
+                    if each[2] <= 0:
+                        done.append(slot)
+                if done:
+                    self._answer_slots(done, active)
+                    free += done
+                turn.moved_at = time.perf_counter()
+                oldest = next(iter(active.values()), asked[0] if asked else None)
+                turn.waiting = None if oldest is None else (oldest[1], turn.moved_at)
+            except BaseException as error:
+                self._break(error)
+
+    def _answer_slots(self, done: list[int], active: dict[int, list[Any]]) -> None:
+        import numpy as np
+
+        answers = self.model.answer(done)
+        self._check([active[slot][1][0] for slot in done], answers)
+        if self._accuracy:
+            digests = np.concatenate([active[slot][3] for slot in done])
+            answers = np.ascontiguousarray(np.hstack([answers, digests.view(np.float32).reshape(len(done), 2)]))
+        self._send([active[slot][0] for slot in done], answers)
+        for slot in done:
+            del active[slot]
+
     # Answers ------------------------------------------------------------------------------------------
 
     def _filled(self, numbers: list[int]) -> list[int]:
@@ -300,15 +372,16 @@ class Engine:
     def _send(self, ids: list[int], answers: Array) -> None:
         """Hands answers over: their bytes in an accuracy test, else that they are there."""
         turn = self._turn
-        if self._accuracy:
-            address, step = answers.__array_interface__["data"][0], answers.strides[0]
-            response = self._lg.QuerySampleResponse
-            made = [response(each, address + n * step, step) for n, each in enumerate(ids)]
-        else:
-            made = self._empty(ids)
-        self._lg.QuerySamplesComplete(made)
+        self._lg.QuerySamplesComplete(self._responses(ids, answers, self.tokens))
         turn.samples += len(ids)
         turn.ended = turn.moved_at = time.perf_counter()
+
+    def _responses(self, ids: list[int], answers: Array, tokens: int) -> list[Any]:
+        response, told = self._lg.QuerySampleResponse, (tokens,) if tokens else ()
+        if not self._accuracy:
+            return [response(each, 0, 0, *told) for each in ids] if tokens else self._empty(ids)
+        address, step = answers.__array_interface__["data"][0], answers.strides[0]
+        return [response(each, address + n * step, step, *told) for n, each in enumerate(ids)]
 
     def _empty(self, ids: list[int]) -> list[Any]:
         """Responses without the answers' bytes, which LoadGen passes over but in an accuracy test."""
@@ -414,6 +487,10 @@ class Taken:
         self._numbers: list[int] = []
         self._at = 0
         self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def more(self) -> bool:
         """True where something has arrived."""

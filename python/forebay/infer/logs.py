@@ -52,6 +52,13 @@ class Log:
             return None
         return {name: value / 1e6 for name, value in found.items() if value is not None}
 
+    def token_ms(self, first: bool) -> dict[str, float] | None:
+        """Percentiles of the time to the first token, or to each one after it; None where none was logged."""
+        what, of = ("first_token_", "latency_ns") if first else ("time_per_output_token_", "ns")
+        found = {f"p{name}": self.number(f"result_{what}{at}_percentile_{of}") for name, at in
+                 (("50", "50.00"), ("90", "90.00"), ("99", "99.00"), ("999", "99.90"))}  # fmt: skip
+        return None if found["p50"] is None else {name: value / 1e6 for name, value in found.items() if value is not None}
+
 
 def read(folder: Path) -> Log:
     """The detailed log of a test. Lines that aren't LoadGen's, or are cut off, are passed over. Raises RunError."""

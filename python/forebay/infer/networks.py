@@ -7,11 +7,12 @@ float32. Values of weights change no speed; what the answers are worth, a traine
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import MachineError, RunError
-from forebay.infer import data
+from forebay.infer import data, forms
 from forebay.train.data import DENSE, FIRST_DENSE, FIRST_LOOKUP, LOOKUPS, WORDS, starts, tables
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ CHECKED = 64
 
 def needs_or_say(model: str) -> Any:
     """PyTorch, once all that the model needs can be imported. Raises MachineError."""
-    for name in NEEDS[model]:
+    for name in NEEDS.get(model, ("torch",)):
         try:
             importlib.import_module(name)
         except ImportError as error:
             found = f"it is a model of {name}, which can't be imported ({error})"
-            next = f"pip install {' '.join(NEEDS[model])}; or forebay infer toy, which needs none"
+            next = f"pip install {' '.join(NEEDS.get(model, ('torch',)))}; or forebay infer toy, which needs none"
             raise MachineError(f"infer {model}", found, next) from None
     return importlib.import_module("torch")
 
@@ -61,9 +62,14 @@ def network(model: str, table_rows: int, device: str) -> Any:
     return made.eval().requires_grad_(False)
 
 
-def weights(model: str, seed: int, table_rows: int) -> dict[str, Array]:
-    """Random weights of a seed, by name, in host memory."""
+def weights(model: str, seed: int, table_rows: int, small: bool = False) -> dict[str, Any]:
+    """Random weights of a seed, by name: in host memory, or of a form as they are written."""
     torch = needs_or_say(model)
+    if model in forms.NAMES:
+        from forebay.infer import large
+
+        form = forms.form(model, small)
+        return dict(data.drawn(large.shapes(form), form.kind, seed))
     torch.manual_seed(seed)
     made = network(model, table_rows, "cpu")
     if model == "dlrm":
@@ -83,10 +89,13 @@ def shapes(model: str, table_rows: int) -> dict[str, tuple[int, ...]]:
 class Model:
     """Answers batches of rows in the device's memory: (n, row_bytes) → (n, width) float32 in host memory."""
 
+    checked = CHECKED
+
     def __init__(self, model: str, tensors: Mapping[str, Any], device: str, table_rows: int) -> None:
         torch = self._torch = needs_or_say(model)
         self.name, self.device, self.table_rows = model, device, table_rows
         self.on_gpu = device != "cpu"
+        self.row_bytes, self.graphed = data.row_bytes(model), True
         self.batch, self.width = BATCHES[model][0 if self.on_gpu else 1], WIDTHS[model]
         self.checked_batch = self.batch
         self._tensors = {name: self._tensor(values) for name, values in tensors.items()}
@@ -115,8 +124,12 @@ class Model:
 
     def prepare(self, sizes: tuple[int, ...]) -> None:
         """Captures the graphs of batches up to these sizes."""
-        for size in sizes:
-            self._graph(size)
+        for size in sizes if self.on_gpu else ():
+            if self.graphed:
+                self._graph(size)
+            else:
+                with self._room(size):
+                    self.launch(self._torch.zeros((size, self.row_bytes), dtype=self._torch.uint8, device=self.device))
 
     def sizes(self) -> tuple[int, ...]:
         """The batch sizes that are computed: powers of two up to the largest. Others are padded."""
@@ -128,23 +141,31 @@ class Model:
     def launch(self, rows: Any) -> Any:
         """Gives a batch to the device. Raises RunError where its memory doesn't hold it."""
         torch, count = self._torch, len(rows)
-        try:
-            with torch.inference_mode():
-                if not self.on_gpu:
-                    return self._answers(self._net, self._input(self._tensor(rows), torch.float32)).float(), None
-                with torch.cuda.device(self.device):
+        with self._room(count), torch.inference_mode():
+            if not self.on_gpu:
+                return self._answers(self._net, self._input(self._tensor(rows), torch.float32)).float(), None
+            with torch.cuda.device(self.device):
+                if self.graphed:
                     size = next((n for n in self.sizes() if n >= count), count)
                     graph, put, found = self._graph(size)
                     put[:count].copy_(rows)
                     graph.replay()
-                    host = torch.empty((count, self.width), dtype=torch.float32, pin_memory=True)
-                    host.copy_(found[:count], non_blocking=True)
-                    done = torch.cuda.Event()
-                    done.record()
-                    return host, done
-        except torch.OutOfMemoryError as error:
-            found = f"a batch of {count} takes more memory than the GPU has ({str(error).split('. ')[0]})"
-            raise RunError(f"--batch-size {count}", found, f"--batch-size {max(1, count // 2)}") from None
+                else:
+                    found = self._answers(self._net, self._input(rows, self._kind)).float()
+                host = torch.empty((count, self.width), dtype=torch.float32, pin_memory=True)
+                host.copy_(found[:count], non_blocking=True)
+                done = torch.cuda.Event()
+                done.record()
+                return host, done
+
+    @contextmanager
+    def _room(self, count: int) -> Iterator[None]:
+        """Makes an error of one line of a batch that the device's memory doesn't hold."""
+        try:
+            yield
+        except self._torch.OutOfMemoryError as error:
+            told = f"a batch of {count} takes more memory than the GPU has ({str(error).split('. ')[0]})"
+            raise RunError(f"--batch-size {count}", told, f"--batch-size {max(1, count // 2)}") from None
 
     def _tensor(self, values: Any) -> Any:
         """Memory of the host as a tensor; a tensor as it is."""
@@ -162,7 +183,7 @@ class Model:
         if not self.on_gpu or size in self._graphs:
             return self._graphs.get(size, (None, None, None))
         with torch.inference_mode(), torch.cuda.device(self.device):
-            put = torch.zeros((size, data.row_bytes(self.name)), dtype=torch.uint8, device=self.device)
+            put = torch.zeros((size, self.row_bytes), dtype=torch.uint8, device=self.device)
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -214,23 +235,22 @@ class Model:
 
     def reference(self, rows: Any) -> Array:
         """The float32 network's own answers."""
-        torch = self._torch
+        torch, net = self._torch, self._exact()
+        with exactly(torch), torch.inference_mode():
+            rows = self._tensor(rows)
+            parts = [
+                self._answers(net, self._input(rows[at : at + self.checked], torch.float32)).float().cpu()
+                for at in range(0, len(rows), self.checked)
+            ]
+        found: Array = torch.cat(parts).numpy()
+        return found
+
+    def _exact(self) -> Any:
+        """The float32 network, made once."""
         if self._float is None:
             self._float = network(self.name, self.table_rows, self.device)
             self._float.load_state_dict(self._tensors, strict=False, assign=True)
-        kept = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        try:
-            with torch.inference_mode():
-                rows = self._tensor(rows)
-                parts = [
-                    self._answers(self._float, self._input(rows[at : at + CHECKED], torch.float32)).float().cpu()
-                    for at in range(0, len(rows), CHECKED)
-                ]
-        finally:
-            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = kept
-        found: Array = torch.cat(parts).numpy()
-        return found
+        return self._float
 
     def decisions(self, answers: Array) -> Array:
         """What an answer says, rounding aside: the class, the span; of each pair, the side of one half."""
@@ -256,6 +276,62 @@ class Model:
         self._tensors = {}
         if self.on_gpu:
             self._torch.cuda.empty_cache()
+
+
+class Sized(Model):
+    """A model of a form: `_make` has its network. Nothing is allocated beside the weights that were read."""
+
+    def __init__(self, form: forms.Form, tensors: Mapping[str, Any], device: str, batch: int | None = None) -> None:
+        torch = self._torch = needs_or_say(form.model)
+        self.form, self.name, self.device = form, form.model, device
+        self.on_gpu = device != "cpu"
+        self.row_bytes, self.width, self.graphed = form.row_bytes, form.width, form.graphed
+        usual = form.batches[0 if self.on_gpu else 1]
+        # Slots of a language model are as many as were asked for; other batches are cut by who asks.
+        self.batch = batch or usual if form.inputs else usual
+        self.checked_batch = self.checked = self.batch
+        self._tensors = {name: self._tensor(values) for name, values in tensors.items()}
+        self._kind = torch.bfloat16 if self.on_gpu else torch.float32
+        self._net = self._ready(self._loaded(not self.on_gpu)).to(self._kind)
+        self._float: Any = None
+        self._graphs: dict[int, tuple[Any, Any, Any]] = {}
+        self._pool: Any = None
+        self.beyond = None
+
+    def _make(self) -> Any:
+        raise NotImplementedError
+
+    def _ready(self, net: Any) -> Any:
+        return net
+
+    def _loaded(self, wide: bool) -> Any:
+        """The network with the weights as they were read, or in float32."""
+        with self._torch.device("meta"):
+            net = self._make()
+        held = {name: values.float() if wide else values for name, values in self._tensors.items()}
+        net.load_state_dict(held, strict=False, assign=True)
+        return net.eval().requires_grad_(False)
+
+    def _exact(self) -> Any:
+        if self._float is None:
+            self._float = self._loaded(True)
+        return self._float
+
+    def _tensor(self, values: Any) -> Any:
+        torch = self._torch
+        found = super()._tensor(values)
+        return found.view(torch.bfloat16) if found.dtype == torch.uint16 else found
+
+
+@contextmanager
+def exactly(torch: Any) -> Iterator[None]:
+    """Matrices and convolutions are multiplied in float32 itself."""
+    kept = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = kept
 
 
 def narrowed(net: Any, kind: Any) -> Any:

@@ -22,6 +22,7 @@ def finish(run: Run, base: Record) -> Record:
     missing: dict[str, str] = {}
     part: Record = {
         "model": request.model,
+        "form": "small" if request.about.small else "full",
         "device": request.device,
         "mode": request.mode,
         "scenario": request.scenario,
@@ -74,9 +75,14 @@ def _rates(run: Run, missing: dict[str, str]) -> Record:
     outcome, load = run.outcome, None if run.outcome is None else run.outcome.load
     names = ("queries_per_s", "samples_per_s", "latency_ms", "samples", "queries", "seconds", "expected_per_s")
     found: Record = dict.fromkeys(names)
-    found["latency_bound_ms"] = rules.MODELS[run.request.model].server_ms if run.request.scenario == "Server" else None
+    own = rules.MODELS[run.request.model]
+    found["latency_bound_ms"] = own.server_ms if run.request.scenario == "Server" and not own.token_ms else None
     if found["latency_bound_ms"] is None:
-        missing["latency_bound_ms"] = "Server alone has a bound"
+        told = "the rules bound the first token and those after it: tokens.bounds_ms"
+        missing["latency_bound_ms"] = told if own.token_ms else "Server alone has a bound"
+    found["tokens"] = None if run.model is None else _tokens(run, own)
+    if found["tokens"] is None:
+        missing["tokens"] = "this model doesn't answer token by token"
     if outcome is None or load is None or not outcome.samples:
         why = "a cold start has one answer" if run.request.mode == "coldstart" else NOT_MEASURED
         missing.update(dict.fromkeys(names, why))
@@ -91,6 +97,21 @@ def _rates(run: Run, missing: dict[str, str]) -> Record:
     if outcome.seconds <= 0:
         missing["queries_per_s"] = missing["samples_per_s"] = "the test took no time"
     return found
+
+
+def _tokens(run: Run, own: rules.Rules) -> Record | None:
+    """Of a language model's answers. LoadGen logs times to the first token, and to each after it, where the rules bound them."""
+    each, outcome = getattr(run.model, "tokens", 0), run.outcome
+    if not each:
+        return None
+    rate = None if outcome is None else outcome.samples_per_s
+    return {
+        "each": each,
+        "per_s": each * rate if rate else None,
+        "first_ms": None if outcome is None else outcome.first_ms,
+        "after_ms": None if outcome is None else outcome.token_ms,
+        "bounds_ms": list(own.token_ms) if own.token_ms and run.request.scenario == "Server" else None,
+    }
 
 
 def _storage(run: Run, missing: dict[str, str]) -> Record:

@@ -36,6 +36,8 @@ class Rules:
     made             how many datagen makes unless told, where so many would take much room
     offline_samples  of the one query of Offline at least
     server_ms        bound of Server's 99th percentile
+    token_ms         bounds of Server's 99th percentiles of the first token, and of each one after it, in place of that
+    equal            each sample is asked for as often as every other, as queries differ in length
     """
 
     scenarios: tuple[str, ...]
@@ -43,6 +45,8 @@ class Rules:
     offline_samples: int
     server_ms: float
     made: int | None = None
+    token_ms: tuple[float, float] | None = None
+    equal: bool = False
 
     def made_samples(self) -> int:
         return self.samples if self.made is None else self.made
@@ -55,6 +59,13 @@ MODELS = {
     "bert": Rules(("SingleStream", "Server", "Offline"), 10_833, 10_833, 130.0),
     # 204,800 samples take 50 GB.
     "dlrm": Rules(("Server", "Offline"), 204_800, 24_576, 60.0, made=4096),
+    "retinanet": Rules(SCENARIOS, 64, 24_576, 100.0),
+    "unet3d": Rules(("SingleStream", "Offline"), 43, 43, 0.0, equal=True),
+    "gptj": Rules(("SingleStream", "Server", "Offline"), 13_368, 13_368, 20_000.0, equal=True),
+    # Bounds and counts of llama2-70b.
+    "llama": Rules(("Server", "Offline"), 24_576, 24_576, 0.0, token_ms=(2000.0, 200.0), equal=True),
+    "mixtral": Rules(("Server", "Offline"), 15_000, 15_000, 0.0, token_ms=(2000.0, 200.0), equal=True),
+    "sdxl": Rules(("SingleStream", "Server", "Offline"), 5000, 5000, 20_000.0),
 }
 
 
@@ -87,6 +98,13 @@ class Load:
     offline_samples: int = 1
     accuracy: bool = False
     seeds: tuple[int, int, int] = SEEDS
+    token_ms: tuple[float, float] | None = None
+    equal: bool = False
+
+    @property
+    def bound_ms(self) -> float:
+        """Within which Server has to answer, or to give the first token."""
+        return self.token_ms[0] if self.token_ms else self.server_ms
 
 
 def refuse_too_many(load: Load, free_bytes: int) -> None:
@@ -108,6 +126,10 @@ def settings(lg: Any, load: Load) -> Any:
     made.min_duration_ms = max(1, int(load.seconds * 1000))
     made.min_query_count = load.offline_samples if load.scenario == "Offline" else QUERIES_MIN[load.scenario]
     made.qsl_rng_seed, made.sample_index_rng_seed, made.schedule_rng_seed = load.seeds
+    made.sample_concatenate_permutation = load.equal
+    if load.token_ms:
+        made.use_token_latencies = True
+        made.ttft_latency, made.tpot_latency = (int(bound * 1e6) for bound in load.token_ms)
     each = max(1, int(NS / load.rate))
     if load.scenario == "SingleStream":
         made.single_stream_expected_latency_ns = each

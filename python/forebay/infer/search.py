@@ -114,11 +114,16 @@ def server(
         if outcome.log is None:
             return rate, outcome
         late = (outcome.latencies_ms or {}).get("p99")
-        passed = bool(outcome.valid) and late is not None and late <= OF_BOUND * load.server_ms
+        if load.token_ms:
+            late, each = ((found or {}).get("p99") for found in (outcome.first_ms, outcome.token_ms))
+            passed = bool(outcome.valid) and each is not None and each <= OF_BOUND * load.token_ms[1]
+        else:
+            passed = bool(outcome.valid)
+        passed = passed and late is not None and late <= OF_BOUND * load.bound_ms
         search.add(Trial(rate, passed, late))
         if rate < 1e-3 * most:
             break
-    return sustained(search.found() or min(t.rate for t in search.trials), seconds, load.server_ms), None
+    return sustained(search.found() or min(t.rate for t in search.trials), seconds, load.bound_ms), None
 
 
 def sustained(rate: float, seconds: float, bound_ms: float) -> float:

@@ -19,6 +19,7 @@ def text(record: dict[str, Any], width: int = 110) -> str:
         ("why", part["why"] or ""),
         ("rate", rate(part, missing)),
         ("latency", latency(part)),
+        ("tokens", tokens(part)),
         ("accuracy", accuracy(part)),
         ("storage", storage(part)),
         ("start", text_of_start(part["coldstart"]) if part["coldstart"] else ""),
@@ -40,8 +41,9 @@ def model(record: dict[str, Any]) -> str:
         "cold": "samples read inside their queries: not MLPerf",
         "coldstart": "a cold start: not MLPerf",
     }
+    form = ", small form" if part.get("form") == "small" else ""
     short = " · short" if part["short"] and part["mode"] != "coldstart" else ""
-    return f"{part['model']} on {where} · {part['scenario']} · {kind[part['mode']]}{short} · MLPerf-style, unverified"
+    return f"{part['model']}{form} on {where} · {part['scenario']} · {kind[part['mode']]}{short} · MLPerf-style, unverified"
 
 
 def result(part: dict[str, Any], missing: dict[str, str]) -> str:
@@ -73,6 +75,19 @@ def latency(part: dict[str, Any]) -> str:
     listed = ", ".join(f"{name} {significant(found[name])} ms" for name in ("p50", "p90", "p99") if name in found)
     bound = part["latency_bound_ms"]
     return listed + (f" (99 % have to come within {significant(bound)} ms)" if bound else "")
+
+
+def tokens(part: dict[str, Any]) -> str:
+    found = part.get("tokens")
+    if not found or not found["per_s"]:
+        return ""
+    told = f"{_short(found['per_s'])}/s, {found['each']} of each answer"
+    for name, key in (("first", "first_ms"), ("each after it", "after_ms")):
+        if found[key] and found["bounds_ms"]:
+            bound = found["bounds_ms"][0 if key == "first_ms" else 1]
+            told += f" · {name}: p50 {significant(found[key]['p50'])} ms, p99 {significant(found[key]['p99'])} ms "
+            told += f"(within {significant(bound)} ms)"
+    return told
 
 
 def accuracy(part: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ import click
 
 from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError
 from forebay.flags import _integer, _number, _seed
-from forebay.infer import rules
+from forebay.infer import forms, rules
 from forebay.lazy import LazyGroup
 from forebay.model_runs import CACHES, PATHS, count, device_of, few_threads, progress
 from forebay.units import parse_seconds
@@ -34,6 +34,12 @@ QUESTIONS = {
     "resnet50": "ResNet-50 in PyTorch: images of 224 × 224.",
     "bert": "BERT-large in PyTorch: questions on texts of 384 tokens.",
     "dlrm": "DLRMv2 in PyTorch: 26 tables, samples of 270 user-item pairs of 214 look-ups.",
+    "retinanet": "RetinaNet on ResNeXt-50 in PyTorch: images of 800 × 800.",
+    "unet3d": "3D U-Net in PyTorch: scans of 192 × 256 × 256, by windows of 128³.",
+    "gptj": "GPT-J 6B in PyTorch: 128 tokens of an answer to at most 1,919.",
+    "llama": "Llama 2 7B in PyTorch: 294 tokens of an answer to at most 1,024.",
+    "mixtral": f"Mixtral 8x7B in PyTorch, {forms.MIXTRAL_LAYERS} of its {forms.MIXTRAL_OF} layers: 145 tokens to at most 2,048.",
+    "sdxl": "The UNet of SDXL in PyTorch: 20 steps from stored states of texts to latents of 1024 × 1024.",
 }
 MODES = ("ram", "cold", "coldstart")
 SECONDS_MAX = 86_400.0
@@ -132,6 +138,7 @@ def of_torch(name: str) -> click.Command:
 
 
 resnet50, bert, dlrm = (of_torch(name) for name in ("resnet50", "bert", "dlrm"))
+retinanet, unet3d, gptj, llama, mixtral, sdxl = (of_torch(name) for name in forms.NAMES)
 
 
 @click.command("datagen", context_settings={"max_content_width": 110})
@@ -139,28 +146,31 @@ resnet50, bert, dlrm = (of_torch(name) for name in ("resnet50", "bert", "dlrm"))
 @click.option("--dir", "folder", metavar="DIR", required=True, help="Folder that is made, or has none of these files.")
 @click.option("--samples", metavar="N", help="Samples. Default: as many as the rules want in memory; of dlrm 4096.")
 @click.option("--table-rows", metavar="N", help="dlrm: large tables are cut to that. Default: 200000.")
+@click.option("--small", is_flag=True, help="A narrow form of the network, for a CPU.")
 @click.option("--seed", metavar="N", default="0", help="Seed of samples and weights. Default: 0.")
 @click.option("--json", "as_json", is_flag=True, help="What was made as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
 def datagen(
-    model: str, folder: str, samples: str | None, table_rows: str | None, seed: str, as_json: bool, quiet: bool
+    model: str, folder: str, samples: str | None, table_rows: str | None, small: bool, seed: str, as_json: bool, quiet: bool
 ) -> int:
     """Samples as the model reads them, a digest of each, and random weights as safetensors, all from a seed."""
     from forebay.infer import data, networks
-    from forebay.infer import toy as small
+    from forebay.infer import toy as of_numpy
     from forebay.numbers import bytes_, whole
 
     if table_rows is not None and model != "dlrm":
         raise RequestError(f"--table-rows {table_rows}", f"{model} has no tables", "forebay infer datagen dlrm")
+    if small and model not in forms.NAMES:
+        raise RequestError(f"datagen {model} --small", f"{model} has one form", f"one of {', '.join(forms.NAMES)}")
     wanted = count(samples, "--samples", 1 << 31) if samples else rules.MODELS[model].made_samples()
     tables = 0
     if model == "dlrm":
         tables = count(table_rows, "--table-rows", 40_000_000) if table_rows else data.TABLE_ROWS
     number = _seed(seed, "--seed")
-    about = data.About(model, number, wanted, data.row_bytes(model), 0, tables)
+    about = data.About(model, number, wanted, data.row_bytes(model, small), 0, tables, small)
     with progress(quiet) as say:
         say("weights")
-        weights = small.weights(number) if model == "toy" else networks.weights(model, number, tables)
+        weights = of_numpy.weights(number) if model == "toy" else networks.weights(model, number, tables, small)
         about = data.generate(Path(folder), about, weights, say)
     if as_json:
         click.echo(json.dumps(about.document(), indent=1))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import RequestError
+from forebay.infer.forms import KINDS
 from forebay.infer.library import Link, Memory
 from forebay.reader import Report
 from forebay.safetensors import SafetensorsFile, gaps
@@ -19,7 +20,7 @@ PIECE = 4 << 20
 
 @dataclass
 class Read:
-    """Weights in memory, by name, as the memory's arrays of float32; and what reading them took."""
+    """Weights in memory, by name, as the memory's arrays; and what reading them took."""
 
     tensors: dict[str, Any]
     blob: Any
@@ -30,11 +31,16 @@ class Read:
     report: Report
 
 
-def read(path: Path, memory: Memory, shapes: dict[str, tuple[int, ...]], link: Link | None = None, way: str = "auto") -> Read:
-    """All weights, which have to be of these shapes and float32. Raises RequestError for others, or a header that lies."""
+def read(
+    path: Path, memory: Memory, shapes: dict[str, tuple[int, ...]], link: Link | None = None, way: str = "auto", kind: str = "F32"
+) -> Read:
+    """All weights, which have to be of these shapes and of this kind. Raises RequestError for others, or a header that lies.
+
+    Of bfloat16, which NumPy hasn't got, host memory has the words.
+    """
     began = time.perf_counter()
     with SafetensorsFile(path, way if memory.device != "cpu" else "auto", once=True) as file:
-        _refuse_others(path, file, shapes)
+        _refuse_others(path, file, shapes, kind)
         wanted = sorted(file.tensors.values(), key=lambda t: t.offset)
         begin, total = wanted[0].offset, sum(t.bytes for t in wanted)
         allocating = time.perf_counter()
@@ -55,35 +61,35 @@ def read(path: Path, memory: Memory, shapes: dict[str, tuple[int, ...]], link: L
     tensors = {}
     for tensor in wanted:
         at = tensor.offset - begin
-        tensors[tensor.name] = _float32(blob[at : at + tensor.bytes]).reshape(tensor.shape)
+        tensors[tensor.name] = _typed(blob[at : at + tensor.bytes], kind).reshape(tensor.shape)
     ended = time.perf_counter()
     return Read(tensors, blob, begin, total, allocated - allocating, ended - began - (allocated - allocating), report)
 
 
-def _float32(part: Any) -> Any:
+def _typed(part: Any, kind: str) -> Any:
     import numpy as np
 
     if isinstance(part, np.ndarray):
-        return part.view(np.float32)
+        return part.view(np.uint16 if kind == "BF16" else np.float32)
     import torch
 
-    return part.view(torch.float32)
+    return part.view(torch.bfloat16 if kind == "BF16" else torch.float32)
 
 
-def _refuse_others(path: Path, file: SafetensorsFile, shapes: dict[str, tuple[int, ...]]) -> None:
+def _refuse_others(path: Path, file: SafetensorsFile, shapes: dict[str, tuple[int, ...]], kind: str) -> None:
     asked, next = f"the weights {path}", "forebay infer datagen into another --dir"
     for name, shape in shapes.items():
         found = file.tensors.get(name)
         if found is None:
             raise RequestError(asked, f"have no tensor {name!r}, which the model has", next)
-        if tuple(found.shape) != tuple(shape) or found.dtype != "F32":
-            told = f"{name!r} is {found.dtype} of shape {list(found.shape)}; the model's is F32 of shape {list(shape)}"
+        if tuple(found.shape) != tuple(shape) or found.dtype != kind:
+            told = f"{name!r} is {found.dtype} of shape {list(found.shape)}; the model's is {kind} of shape {list(shape)}"
             raise RequestError(asked, told, next)
     more = [name for name in file.tensors if name not in shapes]
     if more:
         raise RequestError(asked, f"have a tensor {more[0]!r}, which the model hasn't", next)
     listed = sorted(file.tensors.values(), key=lambda t: t.offset)
-    if gaps(listed) or any(t.bytes != 4 * prod(t.shape) for t in listed):
+    if gaps(listed) or any(t.bytes != KINDS[kind] * prod(t.shape) for t in listed):
         raise RequestError(asked, "their tensors don't lie one behind the other", next)
 
 

@@ -29,12 +29,14 @@ ALPHA, GAMMA = 0.25, 2.0
 
 
 class Bottleneck(nn.Module):
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    """`groups`, `wide`: of the layer of 3 × 3, as ResNeXt has it."""
+
+    def __init__(self, inputs: int, width: int, stride: int, groups: int = 1, wide: int = 1) -> None:
         super().__init__()
-        outputs = 4 * width
-        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        outputs, inner = 4 * width, wide * width
+        self.conv1, self.bn1 = nn.Conv2d(inputs, inner, 1, bias=False), nn.BatchNorm2d(inner)
+        self.conv2, self.bn2 = nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False), nn.BatchNorm2d(inner)
+        self.conv3, self.bn3 = nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = None
         if stride != 1 or inputs != outputs:
@@ -50,7 +52,9 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """As its paper has it, the stride in the layer of 3 × 3. `classes` None: a trunk, without the last layer."""
 
-    def __init__(self, width: int, depths: Sequence[int], classes: int | None) -> None:
+    def __init__(
+        self, width: int, depths: Sequence[int], classes: int | None, groups: int = 1, inner: int = 1
+    ) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width)
         inputs = width
@@ -58,7 +62,7 @@ class ResNet(nn.Module):
             wide = width << number
             blocks = []
             for block in range(depth):
-                blocks.append(Bottleneck(inputs, wide, 2 if number and not block else 1))
+                blocks.append(Bottleneck(inputs, wide, 2 if number and not block else 1, groups, inner))
                 inputs = 4 * wide
             setattr(self, f"layer{number + 1}", nn.Sequential(*blocks))
         self.outputs = inputs
@@ -137,7 +141,7 @@ class RetinaNet(nn.Module):
     def __init__(self, net: dict[str, Any]) -> None:
         super().__init__()
         self.side, self.classes = net["side"], net["classes"]
-        trunk = ResNet(net["width"], net["depths"], None)
+        trunk = ResNet(net["width"], net["depths"], None, net.get("groups", 1), net.get("wide", 1))
         wide = [trunk.outputs >> 2, trunk.outputs >> 1, trunk.outputs]
         self.backbone = nn.ModuleDict({"body": trunk, "fpn": Pyramid(wide, net["inner"])})
         self.head = nn.ModuleDict({

@@ -114,9 +114,9 @@ class LlamaLayer(nn.Module):
         return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
 
 
-def turns(tokens: int, size: int, device: Any, half: Any) -> tuple[Any, Any]:
+def turns(tokens: int, size: int, device: Any, half: Any, base: float = 10_000.0) -> tuple[Any, Any]:
     """Cosines and sines of the angles by which places turn pairs of numbers."""
-    steps = 10_000.0 ** (-torch.arange(0, size, 2, device=device, dtype=torch.float32) / size)
+    steps = base ** (-torch.arange(0, size, 2, device=device, dtype=torch.float32) / size)
     angles = torch.arange(tokens, device=device, dtype=torch.float32)[:, None] * steps
     both = torch.cat([angles, angles], dim=1)
     return both.cos().to(half), both.sin().to(half)

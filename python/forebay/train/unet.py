@@ -98,16 +98,18 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, width: int, text: int, heads: int) -> None:
+    def __init__(self, width: int, text: int, heads: int, depth: int) -> None:
         super().__init__()
         self.norm, self.proj_in = _norm(width, 1e-6), nn.Linear(width, width)
-        self.transformer_blocks = nn.ModuleList([Block(width, text, heads)])
+        self.transformer_blocks = nn.ModuleList(Block(width, text, heads) for _ in range(depth))
         self.proj_out = nn.Linear(width, width)
 
     def forward(self, x: Any, text: Any) -> Any:
         n, width, high, wide = x.shape
         flat = self.proj_in(self.norm(x).permute(0, 2, 3, 1).reshape(n, high * wide, width))
-        flat = self.proj_out(self.transformer_blocks[0](flat, text))
+        for block in self.transformer_blocks:
+            flat = block(flat, text)
+        flat = self.proj_out(flat)
         return x + flat.view(n, high, wide, width).permute(0, 3, 1, 2)
 
 
@@ -126,13 +128,15 @@ class Resized(nn.Module):
 class Level(nn.Module):
     """Blocks of one size; what follows them changes it."""
 
-    def __init__(self, sizes: list[tuple[int, int]], net: dict[str, Any], heads: int | None, resize: str | None) -> None:
+    def __init__(
+        self, sizes: list[tuple[int, int]], net: dict[str, Any], heads: int, depth: int, resize: str | None
+    ) -> None:
         super().__init__()
         width = sizes[0][1]
         self.resnets = nn.ModuleList(ResBlock(inputs, outputs, 4 * net["widths"][0]) for inputs, outputs in sizes)
-        if heads is not None:
+        if depth:
             count = len(sizes) - 1 if resize == "middle" else len(sizes)
-            self.attentions = nn.ModuleList(Transformer(width, net["text"], heads) for _ in range(count))
+            self.attentions = nn.ModuleList(Transformer(width, net["text"], heads, depth) for _ in range(count))
         if resize in ("downsamplers", "upsamplers"):
             self.add_module(resize, nn.ModuleList([Resized(width, resize == "upsamplers")]))
         self._resize = resize
@@ -146,6 +150,8 @@ class UNet(nn.Module):
         super().__init__()
         widths, heads, blocks = net["widths"], net["heads"], net["blocks"]
         first, last = widths[0], len(widths) - 1
+        # Blocks of attention of each size; Stable Diffusion v2 has none at the last.
+        depths = net.get("depths") or [int(number != last) for number in range(len(widths))]
         self.first = first
         self.conv_in = nn.Conv2d(4, first, 3, padding=1)
         two = {"linear_1": nn.Linear(first, 4 * first), "linear_2": nn.Linear(4 * first, 4 * first)}
@@ -154,28 +160,37 @@ class UNet(nn.Module):
         for number, width in enumerate(widths):
             sizes = [(before if not block else width, width) for block in range(blocks)]
             kept += [width] * (blocks + (number != last))
-            down.append(Level(sizes, net, heads[number] if number != last else None, "downsamplers" if number != last else None))
+            down.append(Level(sizes, net, heads[number], depths[number], "downsamplers" if number != last else None))
             before = width
         self.down_blocks = nn.ModuleList(down)
-        self.mid_block = Level([(before, before)] * 2, net, heads[-1], "middle")
+        self.mid_block = Level([(before, before)] * 2, net, heads[-1], depths[-1] or 1, "middle")
         up = []
         for number in reversed(range(len(widths))):
             width, sizes = widths[number], []
             for _ in range(blocks + 1):
                 sizes.append((before + kept.pop(), width))
                 before = width
-            up.append(Level(sizes, net, heads[number] if number != last else None, "upsamplers" if number else None))
+            up.append(Level(sizes, net, heads[number], depths[number], "upsamplers" if number else None))
         self.up_blocks = nn.ModuleList(up)
         self.conv_norm_out, self.conv_out = _norm(first), nn.Conv2d(first, 4, 3, padding=1)
         betas = torch.linspace(BETAS[0] ** 0.5, BETAS[1] ** 0.5, TIMES, dtype=torch.float64) ** 2
         self.register_buffer("kept_share", (1 - betas).cumprod(0).float(), persistent=False)
 
     def velocity(self, x: Any, times: Any, text: Any) -> Any:
-        half = self.first // 2
-        steps = torch.exp(-math.log(10_000) * torch.arange(half, device=x.device, dtype=torch.float32) / half)
-        angles = times[:, None].float() * steps
-        time = self.time_embedding["linear_1"](torch.cat([angles.cos(), angles.sin()], dim=1))
-        time = self.time_embedding["linear_2"](functional.silu(time))
+        return self.through(x, self.timed(times), text)
+
+    def angles(self, values: Any, size: int) -> Any:
+        """Cosines and sines of values at so many rates."""
+        half = size // 2
+        steps = torch.exp(-math.log(10_000) * torch.arange(half, device=values.device, dtype=torch.float32) / half)
+        found = values[:, None].float() * steps
+        return torch.cat([found.cos(), found.sin()], dim=1)
+
+    def timed(self, times: Any) -> Any:
+        time = self.time_embedding["linear_1"](self.angles(times, self.first).to(self.conv_in.weight.dtype))
+        return self.time_embedding["linear_2"](functional.silu(time))
+
+    def through(self, x: Any, time: Any, text: Any) -> Any:
         x = self.conv_in(x)
         kept = [x]
         for level in self.down_blocks:
