@@ -59,6 +59,8 @@ class Request:
     cache: str = "any"
     logs: Path | None = None
     timeout_s: float = 60.0
+    # A load that its supply should have brought sooner is refused.
+    strict: bool = True
 
     @property
     def short(self) -> bool:
@@ -96,9 +98,11 @@ class Run:
     """The phases of one run, and what each of them measured so far."""
 
     def __init__(
-        self, request: Request, say: Callable[[str], None] | None = None, model: Any = None, peak: float | None = None
-    ) -> None:
-        """`model`: one that is there already, and stays; `peak`: its samples a second, where they are known."""
+        self, request: Request, say: Callable[[str], None] | None = None, model: Any = None, peak: float | None = None,
+        expected: float | None = None,
+    ) -> None:  # fmt: skip
+        """`model`: one that is there already, and stays; `peak`: its samples a second, and `expected`: the rate that LoadGen is
+        told of Offline, where they are known."""
         self.request = request
         self._say = say or (lambda text: None)
         self.model, self._keeps_model = model, model is not None
@@ -108,7 +112,7 @@ class Run:
         self.engine: Engine | None = None
         self.search: search.Search | None = None
         self.tries = 0
-        self.peak, self._knows_peak = peak, peak is not None
+        self.peak, self._expected = peak, expected
         self.start: dict[str, float] | None = None
         self.intact: bool | None = None
         self.checked: dict[str, Any] | None = None
@@ -185,14 +189,14 @@ class Run:
         self.base = self.library.record if request.mode == RAM else empty_record(self.library)
         if request.mode == RAM and share is not None and self.library.load_s > 0:
             found = self.library.load_bytes / self.library.load_s / bytes_per_s(1.0)
-            if found < (1 - SUPPLY_SHORT) * share:
+            if request.strict and found < (1 - SUPPLY_SHORT) * share:
                 told = f"the loader brings {significant(found)} GiB/s from {request.folder}"
                 raise MachineError(f"--supply {request.supply.text}", told, f"--supply {significant(0.9 * found)}")
         self._say("the model")
         self.model.prepare({"SingleStream": (1,), "MultiStream": (rules.PER_QUERY,)}.get(request.scenario, self.model.sizes()))
         self.engine = Engine(self._lg, self.model, self.library, request.batch, request.timeout_s)
         engine = self.engine
-        if not self._knows_peak:
+        if self.peak is None:
             self.peak = engine.watched("the model's peak", lambda: engine.peak_s(PEAK_S))
 
     def _held(self, memory: Memory) -> Memory:
@@ -260,9 +264,8 @@ class Run:
         rate = request.target_qps
         if request.accuracy:
             rate = rate or max(1.0, 0.5 * engine.watched("the probe", lambda: engine.samples_s(search.PROBE_S)))
-        elif rate is None and self._knows_peak and request.scenario in ("Server", "Offline"):
-            assert self.peak is not None
-            rate = self.peak * (search.SHARE_OF_OFFLINE if request.scenario == "Offline" else 1.0)
+        elif rate is None and self._expected is not None and request.scenario == "Offline":
+            rate = self._expected
         elif rate is None:
             rate = search.expected(engine, request.scenario, self._say)
         load = request.load(rate)
@@ -379,6 +382,10 @@ class Run:
         if self.checked is not None:
             return bool(self.checked["rows_intact"] == self.checked["samples"])
         return self.outcome is not None and self.outcome.valid is True
+
+    def keep_model(self) -> None:
+        """The model outlives this run."""
+        self._keeps_model = True
 
     def close(self) -> None:
         """Gives files and memory back, unless LoadGen's threads still hold them."""

@@ -211,6 +211,16 @@ def is_there(folder: Path) -> bool:
     return os.path.lexists(folder / ABOUT)
 
 
+def model_of(folder: Path) -> str:
+    """The model whose files a folder holds. Raises RequestError."""
+    try:
+        found = json.loads((folder / ABOUT).read_bytes()[:ABOUT_BYTES_MAX])
+        return str(found["model"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        found = f"{ABOUT} can't be read ({error!r:.80})"
+        raise RequestError(f"SOURCE {folder}", found, "a folder of forebay infer datagen") from None
+
+
 def open_folder(folder: Path, model: str) -> About:
     """The files of a model. Raises RequestError where they aren't there, or not what the file beside them says."""
     path, make = folder / ABOUT, f"forebay infer datagen {model} --dir {folder}"

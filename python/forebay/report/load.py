@@ -42,6 +42,7 @@ class Entry:
     point: dict[str, Any] = field(default_factory=dict)
     # what the sweep calls itself
     title: str | None = None
+    round: int = 0
 
 
 @dataclass
@@ -249,6 +250,7 @@ def _entry(document: Any, schema: Any, path: str, line: int | None) -> Entry:
             line,
             preset if isinstance(preset, str) else None,
             point if isinstance(point, dict) else {},
+            round=number if type(number := document.get("round")) is int else 0,
         )
     return Entry(_record(document), path, line)
 

@@ -17,6 +17,7 @@ from forebay.bench.save import unwritable, write_whole
 from forebay.errors import RequestError
 from forebay.report import (
     advice,
+    answering,
     caching,
     documents,
     draw,
@@ -45,6 +46,7 @@ COMMANDS_MAX = 60
 KINDS: tuple[tuple[Any, Callable[[Entry], bool]], ...] = (
     (training, training.is_training),
     (scaling, scaling.is_scaling),
+    (answering, answering.is_answering),
     (inference, inference.is_inference),
     (caching, caching.is_caching),
     (feeding, feeding.is_feeding),
@@ -115,7 +117,7 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
         comparisons=comparisons,
         trainings=sections[training],
         scalings=sections[scaling],
-        answered=sections[inference],
+        answered=[*sections[answering], *sections[inference]],
         loaders=sections[feeding],
         caches=sections[caching],
         tunings=tunings,

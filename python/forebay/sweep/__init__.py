@@ -12,6 +12,7 @@ import click
 from forebay import run as engine
 from forebay.bench import listen
 from forebay.errors import BAD_REQUEST, DONE, MACHINE, RequestError
+from forebay.infer.scaling import PRESET as INFERENCE_DRIVES
 from forebay.stages import format_duration
 from forebay.sweep import drives
 from forebay.sweep import plan as planning
@@ -36,6 +37,7 @@ Examples:
   forebay sweep micron-4k --pair 0=/dev/nvme0n1 --pair 1=/dev/nvme1n1
   forebay sweep solidigm-snap-queues /data --netns --link-delay 30us --link-rate 25gbit
   forebay sweep drive-scaling --system d74h-7u --scale-to-peak
+  forebay sweep inference-drives /data/infer --models resnet50,llama
   forebay sweep mine.toml /data --rounds 5 --set duration=2
   forebay sweep /data/big --vary workers=1:96 --vary io-size=4k,64k --set op=randread"""
 
@@ -97,6 +99,10 @@ def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
     if values["list_presets"]:
         return _list(values["as_json"])
     asked, source = asked_for(sweep, source, values["vary"])
+    if asked.systems and asked.name == INFERENCE_DRIVES:
+        from forebay.sweep import inference
+
+        return inference.command(asked, source, values)
     if asked.systems:
         return drives.command(asked, source, values)
     drives.refuse_own(values, asked.name)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -51,18 +51,22 @@ OTHERS = {
 }  # fmt: skip
 OWN = {
     "system": "--system", "models": "--models", "scale_to_peak": "--scale-to-peak", "seconds": "--seconds",
-    "batch_size": "--batch-size",
+    "batch_size": "--batch-size", "scenarios": "--scenarios", "drives_of": "--drives-of",
 }  # fmt: skip
+# Of those, what inference alone has.
+INFERENCE = {"scenarios": "--scenarios", "drives_of": "--drives-of"}
 
 
 def options(function: Any) -> Any:
-    """Flags of `forebay sweep` for sweeps of trainings."""
+    """Flags of `forebay sweep` for sweeps of models."""
     for option in reversed((
-        click.option("--system", metavar="NAME", help="Of drive-scaling: whose drives and GPUs."),
+        click.option("--system", metavar="NAME", help="Of drive-scaling, inference-drives: whose drives and GPUs."),
         click.option("--models", "--model", metavar="NAME,…", help="Default: those whose data the SOURCEs are; else toy."),
         click.option("--scale-to-peak", is_flag=True, help="Scale the supply by this model's peak ÷ that of the system's GPUs."),
         click.option("--seconds", metavar="TIME", help="Training of each point. Default: 3 s of toy, else 10 s."),
-        click.option("--batch-size", metavar="N", help="Samples of a batch. Default: that of forebay train."),
+        click.option("--batch-size", metavar="N", help="Samples of a batch. Default: that of the model's own command."),
+        click.option("--scenarios", metavar="NAME,…", help="Of inference-drives. Default: Server,Offline."),
+        click.option("--drives-of", metavar="DRIVE,…", help="Of inference-drives: kinds of drives. Default: the system's."),
     )):  # fmt: skip
         function = option(function)
     return function
@@ -123,7 +127,7 @@ class Asked:
 def asked_of(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) -> Asked:
     """Raises RequestError for what can't be."""
 
-    for key, flag in OTHERS.items():
+    for key, flag in {**OTHERS, **INFERENCE}.items():
         if values[key]:
             raise RequestError(flag, f"means nothing to {sweep.name}, which trains and runs no jobs", f"no {flag}")
     known = {system.name.lower(): system for system in sweep.systems}
@@ -210,7 +214,7 @@ def command(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) ->
     named = f"{sweep.name}-{asked.system.name.lower()}-{'-'.join(asked.models)}"
     output = Path(values["output"] or time.strftime(f"{named}-%Y%m%d-%H%M%S.jsonl"))
     with Results(output) as results:
-        frozen = _begin(asked, predicted, results, values["restart"])
+        frozen = begin(asked, {"prediction": predicted, **parts_of(asked.system), "peaks": {}}, results, values["restart"])
         for line in _heading(asked):
             click.echo(line, err=True)
         outcome = _play(asked, frozen, results)
@@ -224,8 +228,18 @@ def command(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) ->
 # The file -----------------------------------------------------------------------------------------------
 
 
-def _begin(asked: Asked, predicted: list[dict[str, Any]], results: Results, restart: bool) -> dict[str, Any]:
-    """What was decided once for this file, with the predictions on disk before anything is measured."""
+class Definite(Protocol):
+    """A sweep of models as it was asked for, as its file's header tells of it."""
+
+    @property
+    def sweep(self) -> Sweep: ...
+    @property
+    def folders(self) -> Mapping[str, str]: ...
+    def definition(self) -> dict[str, Any]: ...
+
+
+def begin(asked: Definite, frozen: dict[str, Any], results: Results, restart: bool) -> dict[str, Any]:
+    """What was decided once for this file: what it holds already, or `frozen`, on disk before anything is measured."""
     if restart and (results.contents.headers or results.contents.lines or results.contents.damaged):
         click.echo(f"the old results are in {results.restart()}", err=True)
     headers = results.contents.headers
@@ -235,12 +249,11 @@ def _begin(asked: Asked, predicted: list[dict[str, Any]], results: Results, rest
         results.mend_end()
         kept: dict[str, Any] = headers[-1]["frozen"]
         return kept
-    frozen = {"prediction": predicted, **parts_of(asked.system), "peaks": {}}
-    results.append(_header(asked, frozen))
+    results.append(header(asked, frozen))
     return frozen
 
 
-def _refuse_another(asked: Asked, old: Mapping[str, Any], results: Results) -> None:
+def _refuse_another(asked: Definite, old: Mapping[str, Any], results: Results) -> None:
     new = asked.definition()
     if canonical(dict(old)) == canonical(new):
         return
@@ -252,7 +265,7 @@ def _refuse_another(asked: Asked, old: Mapping[str, Any], results: Results) -> N
     )
 
 
-def _header(asked: Asked, frozen: Mapping[str, Any]) -> dict[str, Any]:
+def header(asked: Definite, frozen: Mapping[str, Any]) -> dict[str, Any]:
     definition = asked.definition()
     return {
         "schema": HEADER,
@@ -374,7 +387,7 @@ def _measure_peak(asked: Asked, name: str, frozen: dict[str, Any], results: Resu
     # Of another model than DLRM, the rate of the system's GPUs isn't known.
     factor = rate / frozen["rate_of_a_gpu"] if asked.scale_to_peak and name in PLANNED else None
     frozen["peaks"][name] = {"samples_per_s": rate, "factor": factor}
-    results.append(_header(asked, frozen))
+    results.append(header(asked, frozen))
     told = f"{name}: own peak {whole(rate)} samples/s, {significant(rate * about.row_bytes / GIB)} GiB/s"
     if name in PLANNED:
         told += f"; a GPU of {asked.system.name}: {whole(frozen['rate_of_a_gpu'])} samples/s"

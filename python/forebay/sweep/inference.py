@@ -1,0 +1,397 @@
+"""A sweep of inference over drives: models in turn, a supply for each kind and number of drives, in memory and as a control not.
+
+Each model's own peak, and the rate at which Server asks, are measured once and on disk before the points; then the points
+in random order, each a run of `forebay infer` whose record is on disk before the next one begins.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forebay.errors import ForebayError, RequestError
+from forebay.infer import data, rules, scaling
+from forebay.model_runs import count, device_of, few_threads
+from forebay.numbers import significant, whole
+from forebay.stages import format_duration
+from forebay.sweep import drives
+from forebay.sweep.file import Sweep, System
+from forebay.sweep.results import POINT, Results
+from forebay.sweep.runner import Outcome, failure_of, now
+from forebay.table import table
+from forebay.train import supply
+from forebay.units import GIB, parse_seconds
+
+if TYPE_CHECKING:
+    from forebay.infer.command import Run
+
+TOY = "toy"
+MODES = (scaling.RAM, scaling.COLD)
+SCENARIOS = ("Server", "Offline")
+# Seconds of a test; Server is asked at so much of its highest rate, and a control at so much of what its supply brings.
+SECONDS, OF_HIGHEST, OF_SUPPLY = {TOY: 2.0}, 0.8, 1.05
+SECONDS_GPU = 10.0
+# Beside a test: a loader, a verdict.
+BESIDE_S = 2.0
+# The need whose ratio to the supply --scale-to-peak keeps: ResNet-50 on an H100, 11,500 images/s of 150,528 bytes.
+NEED_GIB_S = 11_500 * 150_528 / GIB
+# Times the need, beyond which a control's supply isn't simulated.
+NEEDS_MAX = 4.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The sweep as it was asked for."""
+
+    sweep: Sweep
+    system: System
+    folders: Mapping[str, str]
+    scenarios: tuple[str, ...]
+    kinds: tuple[str, ...]
+    batch: int | None
+    seconds: float | None
+    rounds: int
+    scale_to_peak: bool
+
+    def points(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "system": self.system.name, "gpus": self.system.gpus, "model": model, "mode": mode, "scenario": scenario,
+                "drive": drive, "drives": number, "batch": self.batch, "seconds": self.seconds_of(model),
+                "scale_to_peak": self.scale_to_peak,
+            }
+            for model in self.folders
+            for mode in MODES
+            for scenario in self.scenarios
+            if scenario in rules.MODELS[model].scenarios
+            for drive in self.kinds
+            for number in self.sweep.drives
+        ]  # fmt: skip
+
+    def turns(self) -> list[tuple[dict[str, Any], int]]:
+        """Points of each round in an order of its own, so that a drift of the machine is in all drives alike."""
+        made = []
+        for model in self.folders:
+            own = [point for point in self.points() if point["model"] == model]
+            for number in range(self.rounds):
+                order = random.Random(f"{self.sweep.seed} {number}").sample(own, len(own))
+                made += [(point, number) for point in order]
+        return made
+
+    def seconds_of(self, model: str) -> float:
+        return SECONDS.get(model, SECONDS_GPU) if self.seconds is None else self.seconds
+
+    def definition(self) -> dict[str, Any]:
+        return {"rounds": self.rounds, "points": self.points()}
+
+    def share(self, point: Mapping[str, Any]) -> supply.Supply:
+        return supply.parse(f"{supply.SCHEME}{point['drive']}?drives={point['drives']}", self.system.gpus)
+
+    def seconds_in_all(self) -> float:
+        return sum(point["seconds"] + BESIDE_S for point in self.points()) * self.rounds
+
+
+def name_of(point: Mapping[str, Any]) -> str:
+    return f"{point['model']}, {point['scenario']}, {point['mode']}, {point['drives']} × {point['drive']}"
+
+
+def asked_of(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) -> Asked:
+    """Raises RequestError for what can't be."""
+    for key, flag in drives.OTHERS.items():
+        if values[key]:
+            raise RequestError(flag, f"means nothing to {sweep.name}, which has models answer and runs no jobs", f"no {flag}")
+    known = {system.name.lower(): system for system in sweep.systems}
+    system = known.get((values["system"] or sweep.systems[0].name).lower())
+    if system is None:
+        raise RequestError(f"--system {values['system']}", f"isn't one of {sweep.origin}", f"--system {sweep.systems[0].name}")
+    scenarios = _scenarios(values["scenarios"])
+    kinds = system.drives
+    if values["drives_of"]:
+        kinds = tuple(dict.fromkeys(supply.drive_of(name.strip()).name for name in values["drives_of"].split(",")))
+    folders = folders_of(source, values["models"], sweep.name)
+    for model in folders:
+        if not set(scenarios) & set(rules.MODELS[model].scenarios):
+            rules.refuse_unknown(model, scenarios[0])
+    seconds = parse_seconds(values["seconds"], "--seconds") if values["seconds"] else None
+    if seconds is not None and not 0.05 <= seconds <= 3600:
+        raise RequestError(f"--seconds {values['seconds']}", "is not 50 ms to an hour", "--seconds 10")
+    batch = count(values["batch_size"], "--batch-size", 1 << 20) if values["batch_size"] else None
+    rounds = values["rounds"] or sweep.rounds
+    return Asked(sweep, system, folders, scenarios, kinds, batch, seconds, rounds, values["scale_to_peak"])
+
+
+def _scenarios(asked: str | None) -> tuple[str, ...]:
+    if asked is None:
+        return SCENARIOS
+    known = {name.lower(): name for name in SCENARIOS}
+    found = [known.get(name.strip().lower()) for name in asked.split(",")]
+    if None in found or len(set(found)) < len(found):
+        raise RequestError(f"--scenarios {asked}", "isn't of Server and Offline, each once", "--scenarios Server,Offline")
+    return tuple(name for name in found if name)
+
+
+def folders_of(source: Sequence[str], asked: str | None, sweep: str) -> dict[str, str]:
+    """Models in the order asked for, each with its folder: a SOURCE, or one of its name below. The toy makes its own."""
+    names = [name.strip() for name in asked.split(",")] if asked else []
+    for name in names:
+        if name not in rules.MODELS or names.count(name) > 1:
+            found = "is there twice" if name in rules.MODELS else "is no model of forebay infer"
+            raise RequestError(f"--models {asked}", f"{name!r} {found}", "--models resnet50,bert")
+    there: dict[str, str] = {}
+    for given in map(Path, source):
+        if data.is_there(given):
+            there[data.model_of(given)] = str(given)
+            continue
+        for model in rules.MODELS:
+            if data.is_there(given / model):
+                there.setdefault(model, str(given / model))
+    wanted = names or list(there) or [TOY]
+    for name in wanted:
+        if name in there:
+            continue
+        if not source:
+            raise RequestError(f"sweep {sweep}", "names no folder of models' files", f"forebay sweep {sweep} DIR")
+        folder = str(Path(source[0]) / name)
+        if name != TOY:
+            raise RequestError(f"--models {name}", "no SOURCE has its files", f"forebay infer datagen {name} --dir {folder}")
+        there[name] = folder
+    return {name: there[name] for name in wanted}
+
+
+def command(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) -> int:
+    asked = asked_of(sweep, source, values)
+    as_json: bool = values["as_json"]
+    if TOY in asked.folders:
+        few_threads()
+    if values["only_show"]:
+        click.echo(json.dumps(_listing(asked)) if as_json else "\n".join(_listed(asked)))
+        return 0
+    rules.loadgen()
+    output = Path(values["output"] or time.strftime(f"{sweep.name}-{'-'.join(asked.folders)}-%Y%m%d-%H%M%S.jsonl"))
+    with Results(output) as results:
+        frozen = drives.begin(asked, {"peaks": {}}, results, values["restart"])
+        for line in _heading(asked):
+            click.echo(line, err=True)
+        outcome = _play(asked, frozen, results)
+        document = _summary(asked, results, outcome)
+    click.echo(json.dumps(document) if as_json else "\n".join(_shown(document)))
+    if outcome.interrupted:
+        click.echo(f"forebay: interrupted; the same command with -o {output} continues", err=True)
+    return outcome.exit_code
+
+
+# The runs -----------------------------------------------------------------------------------------------
+
+
+def _play(asked: Asked, frozen: dict[str, Any], results: Results) -> Outcome:
+    """Every point that isn't finished. Ctrl-C ends it after saving what the one in progress had measured."""
+    outcome = Outcome()
+    finished = results.contents.finished()
+    turns = asked.turns()
+    left = [(point, number) for point, number in turns if (drives.key_of(point), number) not in finished]
+    outcome.skipped = len(turns) - len(left)
+    try:
+        for model in dict.fromkeys(point["model"] for point, _ in left):
+            subject = Subject(asked, model)
+            try:
+                subject.begin(frozen, results)
+                for point, number in left:
+                    if point["model"] == model:
+                        _turn(asked, subject, point, number, frozen["peaks"][model], results, outcome, len(turns))
+                    if outcome.interrupted:
+                        return outcome
+            finally:
+                subject.close()
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+    return outcome
+
+
+def _turn(
+    asked: Asked, subject: Subject, point: dict[str, Any], number: int, own: Mapping[str, Any], results: Results,
+    outcome: Outcome, every: int,
+) -> None:  # fmt: skip
+    line, told = _one(asked, subject, point, number, own)
+    results.append(line)
+    done = outcome.skipped + outcome.finished + len(outcome.failures) + 1
+    click.echo(f"[{done}/{every}] {line['name']}  {told}", err=True)
+    if line.get("partial"):
+        outcome.interrupted = True
+    elif "error" in line:
+        outcome.failures.append(failure_of(line["error"]))
+    else:
+        outcome.finished += 1
+
+
+class Subject:
+    """A model that all its points share, and its files."""
+
+    def __init__(self, asked: Asked, model: str) -> None:
+        self.asked, self.model, self.folder = asked, model, Path(asked.folders[model])
+        if model == TOY and not data.is_there(self.folder):
+            from forebay.infer import toy
+
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            about = data.About(TOY, 0, rules.MODELS[TOY].samples, data.row_bytes(TOY), 0)
+            data.generate(self.folder, about, toy.weights(0))
+        self.about = data.open_folder(self.folder, model)
+        self.device = "cpu" if model == TOY else device_of(f"infer {model}", None)
+        self._model: Any = None
+
+    def run(
+        self, mode: str, scenario: str, of: supply.Supply, seconds: float, target: float | None = None,
+        peak: float | None = None, expected: float | None = None,
+    ) -> tuple[Run, dict[str, Any]]:  # fmt: skip
+        """One run of `forebay infer`, and its record."""
+        from forebay.infer import command
+
+        request = command.Request(
+            self.model, mode, scenario, self.folder, self.about, of, self.device, seconds=seconds, cache="warm",
+            target_qps=target, batch=self.asked.batch, strict=False,
+        )  # fmt: skip
+        request.check()
+        run = command.Run(request, model=self._model, peak=peak, expected=expected)
+        try:
+            failure = run.measure()
+            if failure is not None:
+                raise failure
+            self._model = run.model
+            return run, run.record()
+        finally:
+            # The model stays.
+            run.keep_model()
+            run.close()
+
+    def begin(self, frozen: dict[str, Any], results: Results) -> None:
+        """The model's own rates, kept with what was decided."""
+        if self.model in frozen["peaks"]:
+            return
+        asked, seconds = self.asked, self.asked.seconds_of(self.model)
+        scenarios = [name for name in asked.scenarios if name in rules.MODELS[self.model].scenarios]
+        _, record = self.run(scaling.RAM, "Offline", supply.Supply(None), min(seconds, 2.0))
+        peak = record["infer"]["samples_per_s"]
+        own: dict[str, Any] = {"samples_per_s": peak, "factor": None, "server_per_s": None}
+        need = peak * self.about.row_bytes / GIB
+        if asked.scale_to_peak:
+            own["factor"] = need / NEED_GIB_S
+        told = f"{self.model}: own peak {whole(peak)} samples/s, {significant(need)} GiB/s"
+        if "Server" in scenarios:
+            _, record = self.run(scaling.RAM, "Server", supply.Supply(None), min(seconds, 5.0), peak=peak)
+            own["server_per_s"] = OF_HIGHEST * record["infer"]["expected_per_s"]
+            told += f"; Server is asked at {significant(own['server_per_s'])} queries/s"
+        frozen["peaks"][self.model] = own
+        results.append(drives.header(asked, frozen))
+        click.echo(told + (f"; supplies scaled by {significant(own['factor'])}" if own["factor"] else ""), err=True)
+
+    def close(self) -> None:
+        if self._model is not None:
+            self._model.close()
+
+
+def _one(
+    asked: Asked, subject: Subject, point: dict[str, Any], number: int, own: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """The line of a point, and what to tell of it."""
+    name, size = name_of(point), subject.about.row_bytes
+    share, cold = asked.share(point), point["mode"] == scaling.COLD
+    need = own["samples_per_s"] * size / GIB
+    of = share.scaled(own["factor"], NEEDS_MAX * need if cold else float("inf"))
+    assert of.gib_s is not None
+    brought = OF_SUPPLY * supply.bytes_per_s(of.gib_s) / size if cold else float("inf")
+    target = min(own["server_per_s"], brought) if point["scenario"] == "Server" else None
+    line: dict[str, Any] = {
+        "schema": POINT, "preset": asked.sweep.name, "key": drives.key_of(point), "round": number, "name": name, "changes": [],
+        "point": {
+            **point, "supply_gib_s": of.gib_s, "share_gib_s": share.gib_s, "factor": own["factor"],
+            "weights_bytes": subject.about.weights_bytes,
+        },
+    }  # fmt: skip
+    try:
+        run, record = subject.run(
+            point["mode"], point["scenario"], of, point["seconds"], target, own["samples_per_s"],
+            OF_SUPPLY * min(own["samples_per_s"], brought),
+        )  # fmt: skip
+    except ForebayError as error:
+        found = {"exit_code": error.exit_code, "asked": error.asked, "found": error.found, "next": error.next}
+        return {**line, "finished": now(), "error": found}, f"failed: {error.asked}: {error.found}"
+    partial = {"partial": True} if run.interrupted else {}
+    part = record["infer"]
+    told = f"{significant(of.gib_s)} GiB/s  " + (f"{whole(part['queries_per_s'])}/s" if part["queries_per_s"] else "no rate")
+    return {**line, "finished": now(), **partial, "record": record}, told
+
+
+# What is shown ------------------------------------------------------------------------------------------
+
+
+def _heading(asked: Asked) -> list[str]:
+    first = f"{asked.sweep.name}: {asked.sweep.title}, {', '.join(asked.folders)}, a GPU's share of {asked.system.name}"
+    runs = len(asked.points()) * asked.rounds
+    lines = [first, f"  {runs} tests, about {format_duration(asked.seconds_in_all())} in all; {scaling.LABEL}"]
+    for model in asked.folders:
+        without = [name for name in asked.scenarios if name not in rules.MODELS[model].scenarios]
+        lines += [f"  {model} has no {name}, which is left out" for name in without]
+    return lines
+
+
+def _listing(asked: Asked) -> dict[str, Any]:
+    return {
+        "schema": "forebay.sweep-plan/1",
+        "preset": asked.sweep.name,
+        "seconds": asked.seconds_in_all(),
+        "points": [
+            {"key": drives.key_of(p), "name": name_of(p), "point": p, "share_gib_s": asked.share(p).gib_s} for p in asked.points()
+        ],
+    }
+
+
+def _listed(asked: Asked) -> list[str]:
+    listed = [(name_of(point), significant(asked.share(point).gib_s or 0.0)) for point in asked.points()]
+    return [*_heading(asked), *table([("test", "GiB/s a GPU"), *listed])]
+
+
+def _summary(asked: Asked, results: Results, outcome: Outcome) -> dict[str, Any]:
+    """Schema forebay.inference-drives/1."""
+    keys = {drives.key_of(point) for point in asked.points()}
+    lines = [line for (key, _), line in results.contents.finished().items() if key in keys]
+    made = scaling.rows([(line["point"], line["round"], line["record"].get("infer") or {}) for line in lines])
+    return {
+        "schema": "forebay.inference-drives/1",
+        "label": scaling.LABEL,
+        "system": asked.system.name,
+        "model": ", ".join(asked.folders),
+        "output": str(results.path),
+        "rows": made,
+        "flat": scaling.flat(made),
+        "control": scaling.control(made),
+        "advice": scaling.advice(made),
+        "finished": outcome.finished + outcome.skipped,
+        "finished_before": outcome.skipped,
+        "failed": [{"asked": e.asked, "found": e.found, "next": e.next} for e in outcome.failures],
+        "interrupted": outcome.interrupted,
+    }
+
+
+def _shown(document: Mapping[str, Any]) -> list[str]:
+    head = ("test", "GiB/s", "queries/s", "÷ fewest drives", "95 %", "p99, ms", "load, s")
+    body = [
+        (
+            name_of(r), significant(r["supply_gib_s"]), whole(r["queries_per_s"]), f"{r['ratio']:.4f}" if r["ratio"] else "",
+            f"{r['low']:.4f} to {r['high']:.4f}" if r["low"] is not None else "", significant(r["p99_ms"]) if r["p99_ms"] else "",
+            significant(r["load_s"]) if r["load_s"] else "",
+        )
+        for r in document["rows"]
+    ]  # fmt: skip
+    made = [f"{document['model']}, a GPU's share of {document['system']} ({document['label']})"]
+    made += table([head, *body]) if body else []
+    made += [f"memory    {scaling.sentence(row)}" for row in document["flat"]]
+    made += [f"control   {scaling.told_of_control(row)}" for row in document["control"]]
+    made += [f"advice    {row['model']}: {row['text']}" for row in document["advice"]]
+    made += [f"failed    {e['asked']}: {e['found']} (try: {e['next']})" for e in document["failed"]]
+    return [*made, f"kept      {document['output']}; forebay report {document['output']} shows it"]

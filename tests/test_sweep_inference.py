@@ -1,0 +1,194 @@
+"""`forebay sweep inference-drives`: models over drives in memory and, as a control, not; by arithmetic, and once by the toy."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_machine import typed
+from forebay.infer import command, data, rules, scaling, search, toy
+from forebay.sweep import inference
+from forebay.train import supply
+from forebay.units import GIB
+
+PEAK, BYTES, NOISE = 11_500.0, 150_528, 0.0003
+SMALL = """
+title = "one kind of drive, twice"
+drives = [1, 2]
+rounds = 1
+[[system]]
+name = "MINE"
+gpus = 8
+drives = ["D7-PS1010"]
+"""
+
+
+class Ideal:
+    """A model at its peak in memory, and at the lesser of that and its supply from storage."""
+
+    runs: list[tuple[str, str, float | None]] = []
+    template: dict[str, Any] = {}
+    peak_of, fail_at, stop_at, slow_memory = PEAK, 0, 0, False
+
+    def __init__(self, asked: Any, model: str) -> None:
+        self.asked, self.model, self.device = asked, model, "cuda:0"
+        self.about = SimpleNamespace(row_bytes=BYTES, weights_bytes=GIB)
+        self._draw = random.Random(5)
+
+    begin = inference.Subject.begin
+
+    def run(
+        self, mode: str, scenario: str, of: supply.Supply, seconds: float, target: float | None = None,
+        peak: float | None = None, expected: float | None = None,
+    ) -> Any:  # fmt: skip
+        from forebay.errors import RunError
+
+        Ideal.runs.append((mode, scenario, of.gib_s))
+        if len(Ideal.runs) == self.fail_at:
+            raise RunError("the system under test", "broke", "another run")
+        if len(Ideal.runs) == self.stop_at:
+            raise KeyboardInterrupt
+        most = self.peak_of * self._draw.uniform(1 - NOISE, 1 + NOISE)
+        if of.gib_s is not None and (mode == scaling.COLD or self.slow_memory):
+            most = min(most, of.gib_s * GIB / BYTES)
+        rate = min(most, target or most)
+        part = {
+            "model": self.model, "mode": mode, "scenario": scenario, "device": self.device, "queries_per_s": rate,
+            "samples_per_s": rate, "expected_per_s": target or rate, "latency_ms": {"p99": 4.0}, "seconds": seconds,
+            "load_s": 1024 * BYTES / GIB / of.gib_s if of.gib_s and mode == scaling.RAM else None,
+            "timed_storage_bytes": 0 if mode == scaling.RAM else 5,
+        }  # fmt: skip
+        record: dict[str, Any] = json.loads(json.dumps(self.template))
+        record["id"] = None
+        record["infer"].update(part)
+        return SimpleNamespace(interrupted=False), record
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The record of a real cold start."""
+    folder = tmp_path_factory.mktemp("inference") / "toy"
+    about = data.generate(folder, data.About("toy", 0, 8, data.row_bytes("toy"), 0), toy.weights(0))
+    run = command.Run(command.Request("toy", "coldstart", "Offline", folder, about, supply.Supply(None)))
+    assert run.measure() is None
+    record = run.record()
+    run.close()
+    return record
+
+
+@pytest.fixture
+def ideal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, template: dict[str, Any]) -> type[Ideal]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Ideal, "template", template)
+    monkeypatch.setattr(inference, "Subject", Ideal)
+    monkeypatch.setattr(rules, "loadgen", lambda: None)
+    for name in ("fail_at", "stop_at"):
+        monkeypatch.setattr(Ideal, name, 0)
+    monkeypatch.setattr(Ideal, "runs", [])
+    return Ideal
+
+
+def swept(capsys: Any, *words: Any, expected: int = 0) -> dict[str, Any]:
+    code, out, err = typed(capsys, "sweep", "inference-drives", "models", *words, "-o", "out.jsonl", "--json")
+    assert code == expected, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+@pytest.mark.promise("INF-15")
+def test_memory_is_flat_over_drives_where_the_control_isnt(ideal: type[Ideal], capsys: Any) -> None:
+    found = swept(capsys, "--models", "toy", "--rounds", "2", "--drives-of", "d7-ps1010,d3-s4520")
+    # Two kinds of drives, four numbers of them, two modes, two scenarios; two rounds.
+    assert len(found["rows"]) == 32 and found["finished"] == 64 and not found["failed"]
+    assert all(row["rounds"] == 2 for row in found["rows"])
+    assert len(found["flat"]) == 4 and all(row["holds"] and row["bound"] == 0.01 for row in found["flat"])
+    assert len(found["control"]) == 2 and all(row["shows"] and row["ratio"] > 10 for row in found["control"])
+    (said,) = found["advice"]
+    assert said["text"].startswith("drives: no effect on queries; start-up: ") and "spend on GPUs" in said["text"]
+    slow = next(r for r in found["rows"] if (r["mode"], r["drive"], r["drives"]) == ("ram", "D3-S4520", 1))
+    assert slow["load_s"] == pytest.approx(1024 * BYTES / GIB / slow["supply_gib_s"])
+    # Random order, another one in each round; each point once in each.
+    order = [run for run in ideal.runs[2:]]
+    assert sorted(map(str, order[:32])) == sorted(map(str, order[32:])) and order[:32] != order[32:]
+    code, _, err = typed(capsys, "report", "out.jsonl", "-o", "page.html")
+    page = Path("page.html").read_text()
+    assert code == 0 and "within their bound in 4 of 4 cases" in page and "no effect on queries" in page, err
+
+
+@pytest.mark.promise("INF-15")
+def test_an_effect_is_told_and_a_flat_control_proves_nothing(
+    ideal: type[Ideal], capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ideal, "slow_memory", True)
+    found = swept(capsys, "--models", "toy", "--scenarios", "Offline", "--drives-of", "d3-s4520", "--rounds", "2")
+    assert not found["flat"][0]["holds"] and found["advice"][0]["text"].startswith("drives: an effect")
+    monkeypatch.setattr(ideal, "slow_memory", False)
+    monkeypatch.setattr(ideal, "peak_of", 100.0)
+    found = swept(capsys, "--models", "toy", "--scenarios", "Offline", "--drives-of", "d7-ps1010", "--rounds", "2", "--restart")
+    assert found["flat"][0]["holds"] and not found["control"][0]["shows"]
+    assert "proves nothing" in scaling.told_of_control(found["control"][0])
+    assert "nor has the control" in found["advice"][0]["text"]
+    # Supplies that stand to this need as the drives' do to ResNet-50's: the control shows again.
+    found = swept(capsys, "--models", "toy", "--scenarios", "Offline", "--scale-to-peak", "--rounds", "1", "--restart")
+    assert found["control"][0]["shows"]
+
+
+@pytest.mark.promise("INF-15")
+def test_a_broken_off_sweep_goes_on_where_it_was(ideal: type[Ideal], capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = ("--models", "toy", "--scenarios", "Offline", "--drives-of", "d7-ps1010", "--rounds", "2")
+    monkeypatch.setattr(ideal, "fail_at", 4)
+    monkeypatch.setattr(ideal, "stop_at", 9)
+    found = swept(capsys, *some, expected=130)
+    assert found["interrupted"] and found["finished"] == 6 and len(found["failed"]) == 1
+    found = swept(capsys, *some)
+    # The model's own peak is known; what failed runs again.
+    assert found["finished_before"] == 6 and found["finished"] == 16 and len(ideal.runs) == 9 + 10
+    code, _, err = typed(capsys, "sweep", "inference-drives", "models", *some, "--seconds", "1", "-o", "out.jsonl")
+    assert code == 2 and "seconds: 2.0 → 1" in err
+
+
+@pytest.mark.promise("INF-15")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--models", "toy"], "names no folder"),
+        (["d", "--models", "llama"], "infer datagen llama --dir d/llama"),
+        (["d", "--models", "gpt2"], "is no model of forebay infer"),
+        (["d", "--scenarios", "SingleStream"], "isn't of Server and Offline"),
+        (["d", "--drives-of", "d8"], "--supply model:d8"),
+        (["d", "--system", "mine"], "--system D74H-7U"),
+        (["d", "--vary", "workers=1"], "--vary"),
+        (["d", "--seconds", "0.01"], "50 ms"),
+    ],
+)
+def test_what_cant_be_is_refused(words: list[str], told: str, ideal: type[Ideal], capsys: Any) -> None:
+    code, _, err = typed(capsys, "sweep", "inference-drives", *words)
+    assert code == 2 and told in err
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.promise("INF-15")
+def test_the_toy_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    pytest.importorskip("mlperf_loadgen", reason="MLCommons' LoadGen has no wheel for this machine")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "PEAK_S", 0.05)
+    monkeypatch.setattr(search, "PROBE_S", 0.05)
+    Path("inference-drives.toml").write_text(SMALL)
+    code, out, err = typed(
+        capsys, "sweep", "inference-drives.toml", "here", "--scenarios", "Offline", "--seconds", "0.05", "--scale-to-peak",
+        "--json", "-o", "out.jsonl",
+    )  # fmt: skip
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["finished"] == 4 and {(r["mode"], r["drives"]) for r in found["rows"]} == {
+        (mode, count) for mode in ("ram", "cold") for count in (1, 2)
+    }
+    assert all(row["timed_storage_bytes"] == 0 for row in found["rows"] if row["mode"] == "ram")
+    assert found["flat"][0]["holds"] is None and "one round" in scaling.sentence(found["flat"][0])
