@@ -1,9 +1,11 @@
-"""Inference over drives: `python bench/infer.py --dir DIR [--gpu [--only resnet50]]`.
+"""Inference over drives: `python bench/infer.py --dir DIR [--gpu [--only resnet50,llama]]`.
 
 The toy on the host, or the models in PyTorch on the first GPU: queries a second with samples in memory, over the supply of 1
 and more drives, in random order; the control, samples read inside their queries; the highest rate of Server over supplies; cold
 starts; answers over modes. On the host also the engine's cost beside a bare Python system under test that answers at once, and
-how many runs are VALID at the first try. Each line is a run of `forebay infer` in this process.
+how many runs are VALID at the first try. Models of a configuration are told their own Offline rate, measured once, in place of
+probes; gptj and sdxl are asked in Offline alone, and language models in Server at a share of that rate. Each line is a run of
+`forebay infer` in this process.
 Exit: 0 if every bound holds, 1 if one does not.
 """
 
@@ -25,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import ForebayError
-from forebay.infer import command, data, engine, library, rules, toy
+from forebay.infer import command, data, engine, forms, library, rules, toy
 from forebay.stats import mean_interval
 from forebay.train import supply
 from side_by_side import GIB, arguments, middle, publish, save, say, section
@@ -44,6 +46,9 @@ NEAR = 0.8
 READ_S = 0.05
 # Server is asked at so much of its highest rate.
 OF_HIGHEST = 0.8
+# Of Offline's rate, at which Server asks a language model; what Offline is told to expect; models that are asked in it alone; and
+# how many of their answers are compared.
+OF_OFFLINE, EXPECTED, OFFLINE_ALONE, CHECKED_OF_FORMS = 0.7, 1.05, ("gptj", "sdxl"), 8
 
 Row = dict[str, Any]
 HOLDS = {True: "holds", False: "**does not hold**"}
@@ -76,6 +81,8 @@ class Bench:
         self.rows: list[Row] = []
         self.others: list[str] = []
         self.models: dict[str, Any] = {}
+        # Samples a second of models of a configuration, in Offline.
+        self.rates: dict[str, float] = {}
 
     def folder(self, name: str) -> Path:
         path: Path = self.options.dir / f"infer-{name}"
@@ -104,21 +111,39 @@ class Bench:
         device = self.options.device if self.gpu else "cpu"
         request = command.Request(
             name, mode, scenario, folder, data.open_folder(folder, name), of, device,
-            seconds=self.options.seconds if seconds is None else seconds, cache="warm", **more,
+            seconds=self.options.seconds if seconds is None else seconds, cache="warm",
+            strict=name not in forms.NAMES, **more,
         )  # fmt: skip
         request.check()
-        made = command.Run(request, model=self.models.get(name) if mode != "coldstart" else None)
+        peak = self.rates.get(name)
+        expected = None if peak is None or mode == "coldstart" else EXPECTED * min(peak, self.brought(of, mode, request.about))
+        model = self.models.get(name) if mode != "coldstart" else None
+        made = command.Run(request, model=model, peak=peak if mode != "coldstart" else None, expected=expected)
         failure = made.measure()
         if failure is not None:
             raise failure
         part: Row = made.record()["infer"]
         if mode != "coldstart":
             self.models[name] = made.model
-            made._keeps_model = True
+            made.keep_model()
         made.close()
         rate = f"{part['queries_per_s']:,.1f} queries/s" if part["queries_per_s"] else f"{part['coldstart']['total_s']:.3f} s"
         say(f"{name}, {mode}, {scenario}, {drives or 'all'} drives: {rate} {'' if part['valid'] is not False else part['why']}")
         return {"model": name, "drives": drives, **part}
+
+    def brought(self, of: supply.Supply, mode: str, about: data.About) -> float:
+        """Samples a second that a supply brings where each is read inside its query."""
+        return of.gib_s * GIB / about.row_bytes if of.gib_s and mode == "cold" else float("inf")
+
+    def scenarios(self, name: str) -> list[str]:
+        asked = self.options.scenarios.split(",")
+        known = ("Offline",) if name in OFFLINE_ALONE else rules.MODELS[name].scenarios
+        return [scenario for scenario in asked if scenario in known]
+
+    def offline_rate(self, name: str) -> None:
+        """Of a model of a configuration, once: probes of it take longer than its tests."""
+        if name in forms.NAMES and name not in self.rates:
+            self.rates[name] = self.run(name, "ram", "Offline", None)["samples_per_s"]
 
     def add(self, row: Row) -> Row:
         self.rows.append(row)
@@ -135,9 +160,12 @@ class Bench:
         flat = FLAT_GPU if self.gpu else FLAT_HOST
         order = random.Random(7)
         for name in self.names:
-            for scenario in self.options.scenarios.split(","):
+            self.offline_rate(name)
+            for scenario in self.scenarios(name):
                 rate = {}
-                if scenario == "Server":
+                if scenario == "Server" and name in forms.NAMES and forms.form(name).inputs:
+                    rate = {"target_qps": OF_OFFLINE * self.rates[name]}
+                elif scenario == "Server":
                     highest = self.run(name, "ram", "Server", None, min(5.0, self.options.seconds))["expected_per_s"]
                     rate = {"target_qps": OF_HIGHEST * highest}
                 first = len(self.rows)
@@ -165,6 +193,7 @@ class Bench:
     def control(self) -> None:
         """Samples read inside their queries: the lesser of peak and supply, and Server's highest rate."""
         name = self.names[0]
+        self.offline_rate(name)
         shares: list[float] = []
         for drives in GPU_DRIVES if self.gpu else TOY_DRIVES:
             for _ in range(max(1, self.options.rounds // 2)):
@@ -181,6 +210,8 @@ class Bench:
         if between:
             self.bound(f"{name}, cold, Offline where both are about equal ÷ the lesser ≥ 0.8", between, min(between) >= 0.8)
         rates = []
+        if name in forms.NAMES:
+            return
         for drives in GPU_DRIVES if self.gpu else TOY_DRIVES:
             row = self.add(self.run(name, "cold", "Server", drives, min(5.0, self.options.seconds)))
             rates.append(row["expected_per_s"])
@@ -203,10 +234,13 @@ class Bench:
     def answers(self) -> None:
         """One hash of the answers over modes, scenarios and, on a GPU, paths."""
         for name in self.names:
-            scenarios = [s for s in rules.MODELS[name].scenarios if s in ("Server", "Offline")]
+            of_forms = name in forms.NAMES
+            self.offline_rate(name)
+            scenarios = [s for s in rules.MODELS[name].scenarios if s == "Offline" or (s == "Server" and not of_forms)]
+            checked = CHECKED_OF_FORMS if of_forms else self.options.checked
             ways = ("mapped", "bounce") if self.gpu else ("auto",)
             found = [
-                self.run(name, mode, scenario, None, 1.0, accuracy=True, path=way, samples=self.options.checked)
+                self.run(name, mode, scenario, None, 1.0, accuracy=True, path=way, samples=checked)
                 for mode in ("ram", "cold") for scenario in scenarios for way in ways
             ]  # fmt: skip
             hashes = {row["accuracy"]["answers_hash"] for row in found}

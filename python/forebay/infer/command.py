@@ -263,7 +263,7 @@ class Run:
         assert engine is not None
         rate = request.target_qps
         if request.accuracy:
-            rate = rate or max(1.0, 0.5 * engine.watched("the probe", lambda: engine.samples_s(search.PROBE_S)))
+            rate = rate or self._expected or max(1.0, 0.5 * engine.watched("the probe", lambda: engine.samples_s(search.PROBE_S)))
         elif rate is None and self._expected is not None and request.scenario == "Offline":
             rate = self._expected
         elif rate is None:
