@@ -376,11 +376,11 @@ class Store:
         return list(self._held)
 
     def prefix(self, keys: Iterable[Key]) -> int:
-        """How many of `keys`, from the first on, it has."""
+        """Number of `keys`, from the first on, that it has."""
         return sum(1 for _ in itertools.takewhile(self._held.__contains__, keys))
 
     def offset(self, key: Key) -> int:
-        """Where a block begins in the file."""
+        """Offset of a block in the file."""
         return self.shape.data_at + self._slot(key) * self.shape.block_bytes
 
     def close(self) -> None:

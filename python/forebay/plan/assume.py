@@ -172,7 +172,7 @@ def _workload(planner: Planner, system: System) -> list[Assumption]:
 
 
 def _model(planner: Planner, system: System) -> list[Assumption]:
-    """What a model takes or loads, who says so, and of how many GPUs."""
+    """Bytes that a model takes or loads, who says so, and of how many GPUs."""
     model, why = system.need, models.source(planner, system)
     own = system.given & {"samples_per_s", "sample_bytes", "dataset"}
     source = GIVEN if own and planner.demand is None else DERIVED

@@ -65,7 +65,7 @@ class Form:
 
     @property
     def flag(self) -> str:
-        """What `datagen` is told for it."""
+        """Flag of `datagen` that asks for it."""
         return {FULL: "", SMALL: " --small", REAL: " --quality"}[self.size]
 
     @property

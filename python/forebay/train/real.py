@@ -98,7 +98,7 @@ def photographs() -> tuple[list[Array], list[Array]]:
 
 
 def sources(model: str) -> dict[str, Any]:
-    """What rows of a model are made of, and a digest of it. Raises MachineError."""
+    """Sources of a model's rows, and a digest of them. Raises MachineError."""
     if model in ("bert", "lora"):
         name, parts = "the sources of Python's library", [*texts()]
     elif model == "diffusion":

@@ -5,6 +5,7 @@
 //! Nothing here moves a byte or looks at a clock: the engine in `crates/training` plays a `Service` on files, `simulate`
 //! plays the same one in virtual time.
 
+mod act;
 mod cache;
 pub mod merge;
 pub mod models;

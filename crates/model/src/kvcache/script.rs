@@ -5,7 +5,8 @@
 //! reads and calculated the rest. So many blocks move at once as have a place; the others wait in the order in which they
 //! were asked for.
 
-use super::service::{Act, Ended, Key};
+use super::act::{Act, Ended};
+use super::cache::Key;
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;

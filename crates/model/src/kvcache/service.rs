@@ -12,6 +12,7 @@ use crate::{Error, Latency};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+pub use super::act::{Act, Ended};
 pub use super::cache::Key;
 pub use super::tally::{Counts, Occupied, Served, TierCount, Traced};
 
@@ -19,27 +20,6 @@ pub use super::tally::{Counts, Occupied, Served, TierCount, Traced};
 const TOKENS_A_READ: u32 = 32;
 /// Completed requests that are listed one by one.
 const LISTED_MAX: usize = 1_000_000;
-
-/// What is to be done on storage. Each read and write is answered by `Service::ended`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
-    /// Read all of an entry.
-    Read { slot: u32, key: Key, bytes: u64 },
-    /// Write all of it, so that it has reached storage.
-    Write { slot: u32, key: Key, bytes: u64 },
-    /// Remove it. It comes before the write that needs the room.
-    Remove { key: Key },
-}
-
-/// What came of a read or a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    Whole,
-    /// The entry isn't there any more, or isn't whole.
-    Lost,
-    /// Storage has no room for it.
-    Full,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
