@@ -194,10 +194,11 @@ forebayd: | $(MADE)/ready ## dist/forebayd-ARCH for any Linux with glibc 2.28 (A
 	@$(MAKE) --no-print-directory $(MADE)/tools
 	.ci/cause $(BIN)/python -m pip install --quiet 'ziglang>=0.13' 'cargo-zigbuild>=0.20,<1'
 	mkdir -p dist
+	# Without debugging information, which is five times the program and names paths of the building machine.
 	for arch in $(ARCHS); do \
 		target=$$arch-unknown-linux-gnu; \
 		$(call std_of,forebayd); \
-		RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" \
+		CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_STRIP=debuginfo RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" \
 			.ci/cause cargo zigbuild --release --locked -p forebayd --target $$target.2.28; \
 		install target/$$target/release/forebayd dist/forebayd-$$arch; \
 	done
