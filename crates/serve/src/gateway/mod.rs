@@ -1,4 +1,10 @@
 //! The gateway: drives that look local and stand on any source.
+//!
+//! A drive has a `ControllerThread`, for its client, its registers and its admin queue. Its I/O queues belong to workers:
+//! a `Worker` is one thread's loop, and lends the `ThreadResources` to the `ControllerQueues` that it has of each
+//! controller; those have an `IoQueue` for each completion queue, and carry out commands by `IoCommand`. `ControllerShared` is
+//! what a drive's threads share, `GatewayShared` what all do. `Gateway`, the handle, makes and changes all of it, and gives
+//! it to the next process (`handover`, `keeper`).
 
 mod command;
 pub mod config;

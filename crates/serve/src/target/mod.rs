@@ -2,6 +2,11 @@
 //!
 //! A few threads, each with its own reactor, slots and source queues; a connection belongs to one of them from
 //! accept to close. What an I/O needs is never shared between threads; admin commands take a lock.
+//!
+//! A `Worker` is one thread's loop. It has `Connections`, and lends each the `ThreadResources` for what it does: queues of
+//! namespaces, memory, timers. A `Connection` has what concerns it alone; its commands are carried out by `IoCommand` and
+//! `AdminQueue`. Threads share `TargetShared`, and through it a `SubsystemEntry` each with its `ControllerEntry`s and `Host`s;
+//! they tell each other by `Message`s.
 
 mod aborts;
 pub(crate) mod accept;
