@@ -33,6 +33,7 @@ GATEWAY_TOML = """
 nqn = "{nqn}"
 [[subsystems.namespaces]]
 source = "{file}"
+writable = true
 [[subsystems.controllers]]
 socket = "{socket}"
 """
@@ -46,16 +47,19 @@ def made(folder: Path, name: str, gib: float) -> Path:
 
 
 @contextlib.contextmanager
-def service(words: list[str], ready: str) -> Iterator[str]:
-    """Runs until the end of the block; the line with which it said that it was ready."""
+def service(words: list[str], ready: str = "", socket: Path | None = None) -> Iterator[str]:
+    """Runs until the end of the block; the line with which it said that it was ready, or nothing where its socket says it."""
     with tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen([installed(), *words], stdout=subprocess.PIPE, stderr=err, text=True, start_new_session=True)
         try:
             assert process.stdout is not None
             until, line = time.monotonic() + PATIENCE_S, ""
-            while not re.search(ready, line):
-                line = process.stdout.readline()
-                if not line or time.monotonic() > until:
+            while not (socket.exists() if socket is not None else re.search(ready, line)):
+                if socket is None:
+                    line = process.stdout.readline()
+                else:
+                    time.sleep(0.05)
+                if (socket is None and not line) or process.poll() is not None or time.monotonic() > until:
                     err.seek(0)
                     raise Unavailable(f"{words[0]} wasn't ready: {err.read()[-300:]}")
             yield line
@@ -68,7 +72,8 @@ def service(words: list[str], ready: str) -> Iterator[str]:
 
 
 def place(name: str, source: str, flag: str, options: argparse.Namespace) -> Contender:
-    words = ["emulate", "kvcache", "--option", "1", "--dir", source, flag, source, "--users", str(options.users), "--json", "-q"]
+    words = ["emulate", "kvcache", "--dir", source, flag, source, "--users", str(options.users), "--model", options.model]
+    words += ["--json", "-q"]
 
     def measure(seconds: float) -> Figure:
         record = json.loads(run([installed(), *words, "--duration", str(seconds)], 900).stdout)
@@ -99,6 +104,7 @@ def cell(options: argparse.Namespace, sources: dict[str, tuple[str, str]]) -> Ce
 def main() -> int:
     parser = arguments(__doc__ or "", 5.0)
     parser.add_argument("--users", type=int, default=20, help="users of option 1 (20)")
+    parser.add_argument("--model", default="llama3.1-8b", help="as of emulate kvcache (llama3.1-8b)")
     parser.add_argument("--gib", type=float, default=8, help="size of each file (8)")
     options = parser.parse_args()
     options.hashes = set()
@@ -114,7 +120,7 @@ def main() -> int:
                 uri = f"nvme+tcp://{address[0] if address else ''}/{NQN}"
                 sources[TCP] = (uri, "--overwrite-device")
                 (home / "snap.toml").write_text(GATEWAY_TOML.format(nqn=NQN, file=files[2], socket=home / "s.sock"))
-                stack.enter_context(service(["snap", str(home / "snap.toml"), "--rpc", "off"], "s.sock"))
+                stack.enter_context(service(["snap", str(home / "snap.toml"), "--rpc", "off"], socket=home / "s.sock"))
                 sources[GATEWAY] = (f"vfio-user:{home / 's.sock'}", "--overwrite-device")
             except Unavailable as reason:
                 say(str(reason))

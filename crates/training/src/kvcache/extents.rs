@@ -251,7 +251,7 @@ mod tests {
         for _ in 0..2000 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let (draw, bytes) = ((state >> 33) as usize, (state >> 20) % 90 + 1);
-            match (draw % 3 == 0).then(|| held.len()).filter(|n| *n > 0) {
+            match (draw % 3 == 0).then_some(held.len()).filter(|n| *n > 0) {
                 Some(count) => {
                     let (at, bytes) = held.swap_remove(draw % count);
                     free.give(at, bytes);
