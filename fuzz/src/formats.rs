@@ -1,6 +1,7 @@
 //! Files of training data: a byte that says which format, one for the samples, two for the length of a piece, the file.
 
 use forebay_training::format::decode::Decoder;
+use forebay_training::format::index;
 use forebay_training::format::pick::{self, Index, PickSpec, Picker, Wanted};
 use forebay_training::format::{Damage, FormatRow, ParseSpec, Parser, FORMATS};
 
@@ -19,6 +20,11 @@ pub fn formats(data: &[u8]) {
     front_to_back(row, &spec, file, piece);
     if row.name == "webdataset" {
         front_to_back(row, &spec, &with_sums(file), piece);
+        indexed_shard(row, file);
+        indexed_shard(row, &with_sums(file));
+    }
+    if row.name == "parquet" {
+        indexed_columns(file);
     }
     if let Some(decoder) = row.decoder {
         decode(decoder, file);
@@ -41,6 +47,36 @@ fn with_sums(file: &[u8]) -> Vec<u8> {
         block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
     }
     file
+}
+
+/// Reads from a file that lies in memory.
+fn read_at(file: &[u8]) -> impl FnMut(u64, &mut [u8]) -> std::io::Result<()> + '_ {
+    |at, to| {
+        to.copy_from_slice(&file[at as usize..at as usize + to.len()]);
+        Ok(())
+    }
+}
+
+/// A shard has an index where it can be read, and its files lie in it.
+fn indexed_shard(row: &FormatRow, file: &[u8]) {
+    let found = index::shard(file.len() as u64, &mut read_at(file));
+    let mut parser = (row.parser)(&ParseSpec::default());
+    let whole = seen(&mut *parser, file, file.len().max(1));
+    assert_eq!(found.is_ok(), whole.is_ok());
+    let (Ok(members), Ok((_, payload))) = (found, whole) else { return };
+    assert!(members.iter().all(|m| m.key_bytes < m.name.len() && m.offset + m.bytes <= file.len() as u64));
+    assert_eq!(members.iter().map(|m| m.bytes).sum::<u64>(), payload);
+}
+
+/// Values of plain columns lie in the file, as many of each as it has rows.
+fn indexed_columns(file: &[u8]) {
+    let found = index::plain_columns(file.len() as u64, None, &mut read_at(file));
+    let Ok((rows, columns)) = found else { return };
+    for column in columns {
+        assert_eq!(column.runs.iter().map(|(values, _)| values).sum::<u64>(), rows);
+        let fits = |(values, begin): &(u64, u64)| begin + values * column.bytes <= file.len() as u64;
+        assert!(column.runs.iter().all(fits));
+    }
 }
 
 fn front_to_back(row: &FormatRow, spec: &ParseSpec, file: &[u8], piece: usize) {

@@ -39,6 +39,7 @@ __all__ = [
     "kvcache_plan",
     "kvcache_run",
     "merge",
+    "parquet_index",
     "plan",
     "read_files",
     "read_record",
@@ -49,6 +50,7 @@ __all__ = [
     "safetensors_header",
     "schema",
     "serve_check",
+    "shard_index",
     "simulate_fleet",
     "sizes_of",
     "snap_check",
@@ -468,6 +470,15 @@ def device_of(address: int) -> int | None:
 
 def recognise(head: bytes) -> tuple[str, str] | None:
     """What a file is by its first bytes, and what to do about it; None where they say nothing."""
+
+def shard_index(path: str) -> list[tuple[builtins.bytes, int, int, int]]:
+    """(name, bytes of the name up to its extension, offset, bytes) of each file of a sample in a shard of WebDataset."""
+
+def parquet_index(
+    path: str, columns: list[str] | None = None
+) -> tuple[int, list[tuple[str, str, int, list[tuple[int, int]]]]]:
+    """Rows of a Parquet file, and (name, type, bytes of a value, [(values, byte of the first)]) of its plain columns, the named
+    or all. Raises RequestError for a column that isn't plain."""
 
 def release() -> None:
     """Ends the reading threads and frees their pinned memory; the next read starts them again."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from forebay.errors import MachineError, RequestError
 from forebay.feed import Loader as FeedLoader
+from forebay.feed.samples import Batch, Bytes
 
 try:
     import torch
@@ -30,9 +31,11 @@ class Loader(FeedLoader):
         if distributed:
             self._agree()
 
-    def take(self) -> dict[str, torch.Tensor] | None:
-        """The next batch as tensors; None at the epoch's end."""
-        batch = super().take()
+    def _take(self) -> dict[str, Any] | None:
+        """The next batch as tensors, of samples of different sizes one and its offsets; None at the epoch's end."""
+        batch = super()._take()
+        if isinstance(batch, Batch):
+            return {name: Bytes(torch.from_numpy(b.data), torch.from_numpy(b.offsets)) for name, b in batch.items()}
         return None if batch is None else {name: torch.from_dlpack(batch[name]) for name in batch.keys()}  # noqa: SIM118 - not a dict
 
     def _agree(self) -> None:

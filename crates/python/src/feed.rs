@@ -7,10 +7,14 @@ use crate::{array, raise};
 use forebay_io::gpu::cuda::{Cuda, Event, Stream};
 use forebay_model::{safetensors, Error, Kind};
 use forebay_reader::{Copied, Given, Layout, Opening, Place, Range, Request, Way};
+use forebay_training::format::{index, Damage};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
+use std::fs::File;
+use std::io;
 use std::os::fd::IntoRawFd;
-use std::path::PathBuf;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -418,4 +422,52 @@ pub fn safetensors_header(
     let tensors =
         parsed.tensors.into_iter().map(|t| (t.name, t.dtype.name, t.shape, t.begin, t.end)).collect();
     Ok((tensors, parsed.metadata))
+}
+
+/// Files of samples in a shard of WebDataset: (name, bytes of the name up to its extension, offset, bytes) each.
+#[pyfunction]
+#[allow(clippy::type_complexity)]
+pub fn shard_index(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(Vec<u8>, usize, u64, u64)>> {
+    let next = "tar tf FILE; a shard that tar, tarfile or webdataset wrote, whole and not compressed";
+    let members = py.detach(|| indexed(&path, "the samples of", next, index::shard));
+    let listed = members.map_err(|e| raise(py, e))?;
+    Ok(listed.into_iter().map(|m| (m.name, m.key_bytes, m.offset, m.bytes)).collect())
+}
+
+/// Plain columns of a Parquet file, the named or all: its rows, and (name, type, bytes of a value, [(values, byte of the first)])
+/// of each column.
+#[pyfunction]
+#[pyo3(signature = (path, columns=None))]
+#[allow(clippy::type_complexity)]
+pub fn parquet_index(
+    py: Python<'_>,
+    path: PathBuf,
+    columns: Option<Vec<String>>,
+) -> PyResult<(u64, Vec<(String, &'static str, u64, Vec<(u64, u64)>)>)> {
+    let next =
+        "columns= without it; or written with compression=\"none\", use_dictionary=False, without nulls";
+    let found = py.detach(|| {
+        indexed(&path, "the columns of", next, |bytes, read| {
+            index::plain_columns(bytes, columns.as_deref(), read)
+        })
+    });
+    let (rows, found) = found.map_err(|e| raise(py, e))?;
+    Ok((rows, found.into_iter().map(|c| (c.name, c.kind, c.bytes, c.runs)).collect()))
+}
+
+/// An index of a file, or what is wrong with it, and where.
+fn indexed<T>(
+    path: &Path,
+    what: &str,
+    next: &str,
+    index: impl FnOnce(u64, &mut index::ReadAt<'_>) -> Result<T, Damage>,
+) -> Result<T, Error> {
+    let asked = format!("{what} {}", path.display());
+    let failed =
+        |error: io::Error| Error::machine(&asked, error.to_string(), format!("ls -l {}", path.display()));
+    let file = File::open(path).map_err(failed)?;
+    let bytes = file.metadata().map_err(failed)?.len();
+    let mut read = |at: u64, to: &mut [u8]| file.read_exact_at(to, at);
+    index(bytes, &mut read)
+        .map_err(|damage| Error::request(&asked, format!("at byte {}: {}", damage.offset, damage.what), next))
 }

@@ -94,6 +94,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(feed::release, module)?)?;
     module.add_function(wrap_pyfunction!(feed::recognise, module)?)?;
     module.add_function(wrap_pyfunction!(feed::safetensors_header, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::shard_index, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::parquet_index, module)?)?;
     Ok(())
 }
 

@@ -46,7 +46,7 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "moved", moved(record["result"])
     yield "rate", rate(record["result"])
     if record["result"].get("files"):
-        yield "files", files(record["result"]["files"])
+        yield "files", files(record["result"]["files"], record["job"].get("glob") or ())
     gpus = record["result"].get("gpus") or []
     if len(gpus) > 1:
         yield "gpus", " · ".join(f"GPU {g['gpu']} {significant(g['throughput_gib_s'])} GiB/s" for g in gpus)
@@ -165,9 +165,11 @@ def rate(result: dict[str, Any]) -> str:
     return line
 
 
-def files(found: dict[str, Any]) -> str:
+def files(found: dict[str, Any], patterns: Iterable[str] = ()) -> str:
     """Number of files that were read, and whole ones per second."""
     line = f"{found['read']:,} of {found['found']:,} read"
+    if any(pattern.endswith(".tar") for pattern in patterns):
+        line += ", a shard as one file (its members: forebay emulate run, forebay.feed)"
     if found.get("whole") is None or found.get("files_per_s") is None:
         return line
     return f"{line} · {significant(found['files_per_s'])} files/s ({found['whole']:,.0f} read from beginning to end)"

@@ -10,5 +10,19 @@
 
 from forebay.feed.dataset import Dataset, npy, open_dataset, rows, safetensors
 from forebay.feed.loader import Loader, UncachedRowsWarning
+from forebay.feed.parquet_columns import parquet
+from forebay.feed.samples import Samples, files, webdataset
 
-__all__ = ["Dataset", "Loader", "UncachedRowsWarning", "npy", "open_dataset", "rows", "safetensors"]
+__all__ = [
+    "Dataset",
+    "Loader",
+    "Samples",
+    "UncachedRowsWarning",
+    "files",
+    "npy",
+    "open_dataset",
+    "parquet",
+    "rows",
+    "safetensors",
+    "webdataset",
+]

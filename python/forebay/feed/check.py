@@ -21,9 +21,12 @@ class Check:
         self._maps: list[Any] = []
         self._firsts: list[int] = []
         first = 0
+        opened: dict[str, Any] = {}
         for part in dataset.parts:
             self._firsts.append(first)
-            self._maps.append(None if part.name is None or not part.rows else np.memmap(part.name, np.uint8, "r"))
+            if part.name is not None and part.rows and part.name not in opened:
+                opened[part.name] = np.memmap(part.name, np.uint8, "r")
+            self._maps.append(opened.get(part.name or "") if part.rows else None)
             first += part.rows
 
     def differences(self, batch: Any, samples: list[int]) -> list[str]:

@@ -141,24 +141,27 @@ class Dataset:
         return not field.offset % field.item and not column[0] % field.item
 
 
-def open_dataset(data: Any, schema: Any = None) -> Dataset:
-    """`data` as a data set: one already, names of files that say what they hold (.npy, .safetensors), a folder of such, or any
-    files with a schema. Raises RequestError."""
-    if isinstance(data, Dataset):
-        return data
+def open_dataset(data: Any, schema: Any = None, columns: Iterable[str] | None = None) -> Any:
+    """`data` as a data set of `columns` or all: one already, names of files of a format that says what it holds, a folder of
+    such, or any files with a schema. Raises RequestError."""
+    from forebay.feed import formats, samples
+
+    if isinstance(data, (Dataset, samples.Samples)):
+        return data if columns is None else data.only(columns)
     if schema is not None:
-        return rows(data, schema)
+        whole = rows(data, schema)
+        return whole if columns is None else whole.only(columns)
     names = files_of(data)
-    endings = {os.path.splitext(name)[1] for name in names}
-    if endings == {".npy"}:
-        return npy(names)
-    if endings == {".safetensors"}:
-        return safetensors(names)
-    raise RequestError(
-        f"the samples of {names[0]}",
-        "neither .npy nor .safetensors: the file doesn't say how long a sample is",
-        'forebay.feed.rows(FILES, {"x": ("float32", (228,))}); on the command line --row-bytes 912',
-    )
+    row = formats.of(os.path.splitext(names[0])[1])
+    odd = next((name for name in names if row is None or os.path.splitext(name)[1] not in row.endings), None)
+    if row is None or odd is not None:
+        known = ", ".join(one.name for one in formats.FORMATS)
+        raise RequestError(
+            f"the samples of {odd or names[0]}",
+            f"none of {known}, or not of one format with {names[0]}: the file doesn't say how long a sample is",
+            'forebay.feed.rows(FILES, {"x": ("float32", (228,))}), or .files(FILES); on the command line --row-bytes 912',
+        )
+    return row.open(names, columns)
 
 
 def files_of(paths: Any, endings: tuple[str, ...] = ()) -> list[str]:

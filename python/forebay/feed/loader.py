@@ -7,12 +7,13 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from forebay import _core
 from forebay.errors import RequestError
-from forebay.feed.dataset import Dataset, open_dataset
+from forebay.feed.dataset import UNNAMED, Dataset, Field, Part, open_dataset
+from forebay.feed.samples import Ahead, Samples
 from forebay.rows import check_whole
 
 # Variables of launchers: (rank, size) of torchrun, Open MPI, MPICH, MVAPICH and Slurm.
@@ -29,6 +30,8 @@ SHORT_ROW_BYTES = 64 << 10
 PAGE = 4096
 # Below this share of the files in the page cache, what isn't cached decides the rate.
 CACHED_SHARE_MIN = 0.5
+# Samples of different sizes count as no longer than this when blocks of them are made.
+BLOCK_ROW_BYTES_MAX = 64 << 10
 
 
 class UncachedRowsWarning(UserWarning):
@@ -38,7 +41,8 @@ class UncachedRowsWarning(UserWarning):
 class Loader:
     """Batches of `batch_size` samples by field name, in an order that seed, epoch and position alone decide.
 
-    data        a Dataset (`forebay.feed.rows`, `.npy`, `.safetensors`), or names of .npy or .safetensors files, or a folder
+    data        a Dataset (`forebay.feed.rows`), Samples (`forebay.feed.files`), or names of files of a format that says what it
+                holds (.npy, .safetensors, .parquet, shards .tar, .jpg), or a folder of such
     batch_size  samples of each rank's batch
     shuffle     "rows": any sample may come anywhere; "blocks": blocks of 6 MB in random order, the samples of 16 mixed, which
                 reads storage in long pieces; "none": as they lie
@@ -50,6 +54,7 @@ class Loader:
     rank, world of a distributed run; None: as torchrun, MPI or Slurm says, in that order, else one rank
     pin_limit   bytes of memory of all batches together; None: 1 GiB, or what a few batches need
     columns     names of fields: of each sample only their bytes are read
+    transform   called with each batch, whose result is handed out instead: decoding, augmentation
 
     Iterating hands out one epoch. A batch is a mapping from names to columns, which NumPy, PyTorch, CuPy and JAX take by
     `from_dlpack` without a copy. Its memory is used again once the batch and all arrays made of it are gone, and on a GPU once
@@ -72,9 +77,10 @@ class Loader:
         world: int | None = None,
         pin_limit: int | None = None,
         columns: Iterable[str] | None = None,
+        transform: Callable[[Any], Any] | None = None,
     ) -> None:
-        dataset = open_dataset(data)
-        self.dataset: Dataset = dataset if columns is None else dataset.only(columns)
+        self.dataset: Any = open_dataset(data, columns=columns)
+        self.transform = transform
         self.batch_size = at_least(1, batch_size, "batch_size")
         self.shuffle, self.seed = shuffle, at_least(0, seed, "seed")
         self.rank, self.world = ranks(rank, world)
@@ -82,12 +88,17 @@ class Loader:
         self.data_hash = f"{self.dataset.identity:016x}"
         self._resumed = False
         self._process = os.getpid()
+        differ = isinstance(self.dataset, Samples)
+        if differ and memory_of(self.device)[0] != "host":
+            found = "samples of different sizes are handed out in host memory"
+            raise RequestError(f"device={self.device!r}", found, 'device="cpu", and a copy of its own')
+        table: Dataset = order_of(self.dataset, str(shuffle)) if differ else self.dataset
         self._loader = _core.Loader(
-            [(part.name, part.rows, list(part.begins)) for part in self.dataset.parts],
-            list(self.dataset.columns),
+            [(part.name, part.rows, list(part.begins)) for part in table.parts],
+            list(table.columns),
             [
-                (f.name, f.column, f.offset, self.dataset.columns[f.column][0], f.code, f.bits, f.typestr, list(f.shape))
-                for f in self.dataset.fields
+                (f.name, f.column, f.offset, table.columns[f.column][0], f.code, f.bits, f.typestr, list(f.shape))
+                for f in table.fields
             ],
             batch=self.batch_size,
             memory=memory_of(self.device),
@@ -98,9 +109,11 @@ class Loader:
             rank=self.rank,
             world=self.world,
             drop_last=bool(drop_last),
-            prefetch=None if prefetch is None else at_least(1, prefetch, "prefetch"),
+            prefetch=1 if differ else None if prefetch is None else at_least(1, prefetch, "prefetch"),
             limit=None if pin_limit is None else at_least(1, pin_limit, "pin_limit"),
         )
+        ahead = None if prefetch is None else at_least(1, prefetch, "prefetch")
+        self._ahead = Ahead(self.dataset, self._loader, self.batch_size, ahead) if differ else None
         told = self.doubt()
         if told:
             warnings.warn(UncachedRowsWarning(told), stacklevel=2)
@@ -111,15 +124,26 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Hands out the epoch from its begin on; after `load_state_dict` from where that one stood."""
-        epoch, position = self._loader.position()
+        epoch, position = self._position()
         if position and not self._resumed:
-            self._loader.seek(epoch, 0)
+            self._seek(epoch, 0)
         self._resumed = False
         return Epoch(self)
 
     def take(self) -> Any:
         """The next batch; None at the epoch's end, after which the next epoch begins."""
-        return self._loader.next()
+        batch = self._take()
+        return batch if batch is None or self.transform is None else self.transform(batch)
+
+    def _take(self) -> Any:
+        return self._loader.next() if self._ahead is None else self._ahead.take()
+
+    def _position(self) -> tuple[int, int]:
+        """Epoch, and position up to which all ranks were handed samples."""
+        return self._loader.position() if self._ahead is None else self._ahead.position
+
+    def _seek(self, epoch: int, position: int) -> None:
+        (self._loader if self._ahead is None else self._ahead).seek(epoch, position)
 
     def __enter__(self) -> Loader:
         return self
@@ -129,6 +153,8 @@ class Loader:
 
     def close(self) -> None:
         """Ends what is being read and closes the files. Batches that were handed out stay as they are."""
+        if self._ahead is not None:
+            self._ahead.close()
         self._loader.close()
 
     @property
@@ -138,11 +164,11 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        return int(self._loader.position()[0])
+        return self._position()[0]
 
     def set_epoch(self, epoch: int) -> None:
         """Begins with the first batch of this epoch, as torch.utils.data.DistributedSampler would."""
-        self._loader.seek(at_least(0, epoch, "epoch"), 0)
+        self._seek(at_least(0, epoch, "epoch"), 0)
 
     def samples_at(self, position: int, count: int, epoch: int | None = None) -> list[int]:
         """Numbers of the samples at `count` positions of an epoch (default: this one) from `position` on."""
@@ -152,11 +178,11 @@ class Loader:
     def hash(self) -> str:
         """16 hexadecimal digits: the sum over all samples that this loader handed out. The sums of all ranks, and of the parts
         of an interrupted run, add up (modulo 2 to the 64) to that of the whole: equal sums are equal streams."""
-        return f"{self._loader.hash():016x}"
+        return f"{self._loader.hash() if self._ahead is None else self._ahead.hash:016x}"
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch begins, in less than 1 KiB: the same for all ranks, and valid for any number of them."""
-        epoch, position = self._loader.position()
+        epoch, position = self._position()
         return {
             "version": STATE_VERSION,
             "epoch": epoch,
@@ -179,19 +205,25 @@ class Loader:
                 found = f"the state is of {key} {state.get(key)!r}, the loader of {have!r}"
                 next = "the files that the state is of" if key in ("data", "samples") else f"Loader(…, {key}={state.get(key)!r})"
                 raise RequestError("load_state_dict", found, next)
-        self._loader.seek(at_least(0, state.get("epoch"), "epoch"), at_least(0, state.get("position"), "position"))
+        self._seek(at_least(0, state.get("epoch"), "epoch"), at_least(0, state.get("position"), "position"))
         self._resumed = True
 
     def record(self, *, verified: int | None = None, interrupted: bool = False) -> dict[str, Any]:
         """The RunRecord of all that was handed out so far: rate, input wait, CPU of this process, bytes by path, order, hash."""
         from forebay.run import typed
 
-        sources = [part.name or "nil:" for part in self.dataset.parts]
+        if self._ahead is not None:
+            found = "a record counts samples of one size"
+            raise RequestError("the record of samples of different sizes", found, "loader.hash, and a clock of your own")
+        # A file whose rows lie in several places is one source.
+        sources = list(dict.fromkeys(part.name or "nil:" for part in self.dataset.parts))
         record: dict[str, Any] = json.loads(self._loader.record(typed(), sources, verified, interrupted))
         return record
 
     def doubt(self) -> str | None:
         """Why another order would read less, if one would."""
+        if self._ahead is not None:
+            return None
         row = sum(bytes for bytes, _ in self.dataset.columns)
         if self.shuffle != "rows" or row >= SHORT_ROW_BYTES:
             return None
@@ -221,6 +253,13 @@ class Epoch:
             self._loader = None
             raise StopIteration
         return batch
+
+
+def order_of(samples: Samples, shuffle: str) -> Dataset:
+    """A table of as many samples of which nothing is read: their order, and blocks of about as many as lie in 6 MB."""
+    size = min(samples.mean_bytes, BLOCK_ROW_BYTES_MAX) if shuffle == "blocks" else 1
+    field = Field(UNNAMED, 0, 0, 1, 8, "|u1", (size,))
+    return Dataset((Part(None, len(samples), (0,)),), ((size, size),), (field,), samples.identity)
 
 
 def at_least(least: int, value: Any, what: str) -> int:

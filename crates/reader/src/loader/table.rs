@@ -64,9 +64,15 @@ pub(super) struct Table {
 impl Table {
     pub(super) fn open(parts: Vec<Part>, columns: Vec<Column>, opening: Opening) -> Result<Table, Error> {
         let mut table = Table { files: Vec::with_capacity(parts.len()), columns, rows: 0 };
+        // Of a file whose rows lie in several places each place is a part.
+        let mut before: Option<(PathBuf, Arc<Reader>)> = None;
         for part in parts.into_iter().filter(|part| part.rows > 0) {
-            let reader =
-                part.path.as_ref().map(|path| Reader::open(path, opening).map(Arc::new)).transpose()?;
+            let reader = match (&part.path, before.take()) {
+                (Some(path), Some((opened, reader))) if *path == opened => Some(reader),
+                (Some(path), _) => Some(Arc::new(Reader::open(path, opening)?)),
+                (None, _) => None,
+            };
+            before = part.path.clone().zip(reader.clone());
             if let Some(reader) = &reader {
                 table.check(&part, reader)?;
             }
@@ -115,8 +121,11 @@ impl Table {
         Ok(file.unchanged()?.map(|reader| (reader, layout)))
     }
 
+    /// Each file once.
     pub(super) fn files(&self) -> impl Iterator<Item = &Arc<Reader>> {
-        self.files.iter().filter_map(|file| file.reader.as_ref())
+        let mut before: Option<&Arc<Reader>> = None;
+        let readers = self.files.iter().filter_map(|file| file.reader.as_ref());
+        readers.filter(move |reader| before.replace(*reader).is_none_or(|b| !Arc::ptr_eq(b, *reader)))
     }
 
     /// Block devices below the files.

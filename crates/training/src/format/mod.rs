@@ -9,6 +9,7 @@ pub mod decode;
 mod example;
 mod fletcher;
 pub(crate) mod hdf5;
+pub mod index;
 pub(crate) mod jpeg;
 pub(crate) mod npy;
 pub(crate) mod npz;

@@ -283,6 +283,11 @@ impl<'a> Reader<'a> {
         Reader { bytes }
     }
 
+    /// Bytes that weren't looked at.
+    pub(crate) fn left(&self) -> usize {
+        self.bytes.len()
+    }
+
     fn byte(&mut self) -> Read<u8> {
         let (first, rest) = self.bytes.split_first().ok_or("it ends inside a field")?;
         self.bytes = rest;

@@ -31,6 +31,16 @@ enum State {
     },
 }
 
+/// A file of a sample in a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    pub name: Vec<u8>,
+    /// Bytes of the name that its sample's files share.
+    pub key_bytes: usize,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
 pub(crate) struct WebDataset {
     samples_per_file: u64,
     file_bytes: u64,
@@ -49,6 +59,8 @@ pub(crate) struct WebDataset {
     is_open: bool,
     samples: u64,
     payload: u64,
+    /// Files of samples so far, where somebody asked for them.
+    listed: Option<Vec<Member>>,
 }
 
 impl WebDataset {
@@ -68,7 +80,29 @@ impl WebDataset {
             is_open: false,
             samples: 0,
             payload: 0,
+            listed: None,
         }
+    }
+
+    /// Has the files of samples listed.
+    pub(super) fn listing() -> WebDataset {
+        WebDataset { listed: Some(Vec::new()), ..WebDataset::new(&ParseSpec::default()) }
+    }
+
+    pub(super) fn into_listed(self) -> Vec<Member> {
+        self.listed.unwrap_or_default()
+    }
+
+    /// Goes past content without having seen it: how far.
+    pub(super) fn pass_content(&mut self) -> u64 {
+        let State::Content { left, of_sample } = self.state else { return 0 };
+        self.at += left;
+        self.payload += if of_sample { left } else { 0 };
+        let padding = tar::padding(self.at);
+        self.content_ended(padding);
+        self.at += padding;
+        self.goes_on_behind(0);
+        left + padding
     }
 
     fn damage(&self, what: impl Into<String>) -> Damage {
@@ -145,6 +179,9 @@ impl WebDataset {
         self.fits(bytes)?;
         let key = if header.kind == Kind::File { key(&name) } else { None };
         let of_sample = key.is_some();
+        if let (Some(listed), Some(key)) = (&mut self.listed, key) {
+            listed.push(Member { name: name.clone(), key_bytes: key.len(), offset: self.at, bytes });
+        }
         if let Some(key) = key.filter(|key| !self.is_open || *key != &self.key[..]) {
             self.sample_ends();
             self.is_open = true;

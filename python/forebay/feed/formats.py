@@ -1,0 +1,36 @@
+"""The formats that a loader takes by a file's ending. A further one is a file of its own, and a row here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.feed import dataset, parquet_columns, samples
+
+
+@dataclass(frozen=True)
+class Format:
+    """`open` takes paths, and names of columns or None for all."""
+
+    name: str
+    endings: tuple[str, ...]
+    open: Callable[[Any, Any], Any]
+
+
+def _chosen(open: Callable[[Any], dataset.Dataset]) -> Callable[[Any, Any], dataset.Dataset]:
+    return lambda paths, columns: open(paths) if columns is None else open(paths).only(columns)
+
+
+FORMATS = (
+    Format(".npy", (".npy",), _chosen(dataset.npy)),
+    Format(".safetensors", (".safetensors",), _chosen(dataset.safetensors)),
+    Format("Parquet", parquet_columns.ENDINGS, parquet_columns.parquet),
+    Format("WebDataset", samples.SHARDS, samples.webdataset),
+    Format("JPEG", samples.IMAGES, samples.images),
+)
+
+
+def of(ending: str) -> Format | None:
+    """The format of files with this ending."""
+    return next((row for row in FORMATS if ending in row.endings), None)

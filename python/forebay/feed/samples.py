@@ -1,0 +1,297 @@
+"""Samples of different sizes: files in the shards of WebDataset, and whole files. A batch has one buffer of each field, and
+offsets into it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any
+
+from forebay import _core
+from forebay.errors import RequestError, RunError
+from forebay.feed.dataset import UNNAMED, Paths, files_of, identity_of, size_of
+
+SHARDS = (".tar",)
+IMAGES = (".jpg", ".jpeg", ".JPG", ".JPEG")
+# Files that are kept open at a time.
+OPEN_MAX = 256
+# Bytes that are read ahead, in batches between these numbers.
+AHEAD_BYTES = 64 << 20
+AHEAD = (2, 16)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Files as samples of different sizes.
+
+    names, stamps  of the files; a stamp is (bytes, time of the last change in ns)
+    fields         names of a sample's parts
+    file           of each sample, the number of its file (NumPy)
+    offsets, sizes of each sample and field, (samples, fields): where its bytes lie in the file
+    identity       64 bits of a hash over the files' names (without folders) and sizes, and where samples lie
+    """
+
+    names: tuple[str, ...]
+    stamps: tuple[tuple[int, int], ...]
+    fields: tuple[str, ...]
+    file: Any
+    offsets: Any
+    sizes: Any
+    identity: int
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def only(self, names: Iterable[str]) -> Samples:
+        """The data set of these fields alone. Raises RequestError."""
+        wanted = [names] if isinstance(names, str) else list(names)
+        for name in wanted:
+            if name not in self.fields:
+                raise RequestError(f"columns={wanted}", f"a sample has no {name!r}", f"of {', '.join(self.fields)}")
+        if not wanted:
+            raise RequestError("columns=[]", "nothing would be read", f"of {', '.join(self.fields)}")
+        kept = [number for number, field in enumerate(self.fields) if field in wanted]
+        fields = tuple(self.fields[number] for number in kept)
+        return replace(self, fields=fields, offsets=self.offsets[:, kept], sizes=self.sizes[:, kept])
+
+    @property
+    def mean_bytes(self) -> int:
+        return max(1, int(self.sizes.sum()) // max(1, len(self)))
+
+
+class Bytes:
+    """One field of a batch: the bytes of all samples, one behind the other, and where each begins (and the last ends)."""
+
+    def __init__(self, data: Any, offsets: Any) -> None:
+        self.data, self.offsets = data, offsets
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, number: int) -> Any:
+        """The bytes of a sample, without a copy."""
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self)}")
+        number %= len(self)
+        return self.data[int(self.offsets[number]) : int(self.offsets[number + 1])]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))
+
+
+class Batch(Mapping[str, Bytes]):
+    """Fields by name."""
+
+    def __init__(self, fields: dict[str, Bytes], numbers: Sequence[int], position: int, epoch: int) -> None:
+        self._fields, self.samples = fields, numbers
+        self.rows, self.position, self.epoch = len(numbers), position, epoch
+
+    def __getitem__(self, name: str) -> Bytes:
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+
+def webdataset(paths: Paths, columns: Iterable[str] | None = None) -> Samples:
+    """Shards of WebDataset: files of an archive whose names are alike up to the first dot are one sample, and the rest of a name
+    is its field. With `columns` a sample needs to have those alone. Raises RequestError."""
+    import numpy as np
+
+    names = files_of(paths, SHARDS)
+    wanted = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    fields: list[str] | None = wanted
+    stamps, files, offsets, sizes = [], [], [], []
+    for number, name in enumerate(names):
+        stamps.append(stamp_of(name))
+        shard = list(grouped(_core.shard_index(name)))
+        if shard and fields is None:
+            fields = list(shard[0][1])
+        for key, members in shard:
+            has = [field for field in fields or () if field in members]
+            if len(has) != len(fields or ()) or (wanted is None and len(members) != len(has)):
+                asked = f"sample {key} of {name}"
+                found = f"it has {', '.join(members)}, and the data set's fields are {', '.join(fields or ())}"
+                raise RequestError(asked, found, f"columns=[…] of fields that every sample has: columns={has[:3]}")
+            files.append(number)
+            offsets.append([members[field][0] for field in fields or ()])
+            sizes.append([members[field][1] for field in fields or ()])
+    if fields is None or not files:
+        raise RequestError(f"the samples of {names[0]}", "it has none", "files with names such as 000017.jpg, 000017.cls")
+    places = np.array(offsets, np.int64), np.array(sizes, np.int64)
+    identity = identity_of(names, [size for size, _ in stamps], ["webdataset", digest(places[1])])
+    return Samples(tuple(names), tuple(stamps), tuple(fields), np.array(files, np.int32), *places, identity)
+
+
+def grouped(members: Iterable[tuple[bytes, int, int, int]]) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """Neighbours of one key: (key, {field: (offset, bytes)})."""
+    key: bytes | None = None
+    found: dict[str, tuple[int, int]] = {}
+    for name, length, offset, size in members:
+        if name[:length] != key:
+            if key is not None:
+                yield os.fsdecode(key), found
+            key, found = name[:length], {}
+        field = os.fsdecode(name[length + 1 :])
+        if field in found:
+            asked = f"sample {os.fsdecode(name[:length])}"
+            raise RequestError(asked, f"it has two files .{field}, the second at byte {offset}", "a shard without duplicates")
+        found[field] = (offset, size)
+    if key is not None:
+        yield os.fsdecode(key), found
+
+
+def files(paths: Paths, endings: tuple[str, ...] = ()) -> Samples:
+    """Whole files, each a sample with one field `data`; of a folder those with one of the endings. Raises RequestError."""
+    import numpy as np
+
+    names = files_of(paths, endings)
+    stamps = [stamp_of(name) for name in names]
+    sizes = np.array([[size] for size, _ in stamps], np.int64)
+    identity = identity_of(names, [size for size, _ in stamps], ["files"])
+    number = np.arange(len(names), dtype=np.int32)
+    return Samples(tuple(names), tuple(stamps), (UNNAMED,), number, np.zeros_like(sizes), sizes, identity)
+
+
+def images(paths: Paths, columns: Iterable[str] | None = None) -> Samples:
+    """Folders of JPEG files."""
+    found = files(paths, IMAGES)
+    return found if columns is None else found.only(columns)
+
+
+def digest(values: Any) -> str:
+    return hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
+
+
+def stamp_of(name: str) -> tuple[int, int]:
+    try:
+        found = os.stat(name)
+    except OSError:
+        return size_of(name), 0
+    return found.st_size, found.st_mtime_ns
+
+
+@dataclass
+class Flight:
+    """A batch that is being read; None: the epoch's end. `position`: of the loader once it was handed out; `hash`: its sum."""
+
+    batch: Batch | None
+    reads: list[Any]
+    position: tuple[int, int]
+    hash: int
+
+
+class Ahead:
+    """Batches of samples in the order of a core loader that reads nothing, several of them in flight."""
+
+    def __init__(self, samples: Samples, order: Any, batch: int, prefetch: int | None) -> None:
+        self.samples, self._order = samples, order
+        most = AHEAD_BYTES // (batch * samples.mean_bytes)
+        self.prefetch = prefetch or min(max(most, AHEAD[0]), AHEAD[1])
+        self._flights: deque[Flight] = deque()
+        self._open: OrderedDict[int, _core.Reader] = OrderedDict()
+        self.position: tuple[int, int] = order.position()
+        self.hash, self.bytes, self.waited_s = 0, 0, 0.0
+        self._lock = Lock()
+
+    def take(self) -> Batch | None:
+        """The next batch; None at the epoch's end. Raises what failed; the next call reads the same batch again."""
+        with self._lock:
+            began = time.perf_counter()
+            try:
+                return self._take()
+            finally:
+                self.waited_s += time.perf_counter() - began
+
+    def _take(self) -> Batch | None:
+        while len(self._flights) < self.prefetch and not (self._flights and self._flights[-1].batch is None):
+            self._begin()
+        flight = self._flights[0]
+        try:
+            for read in flight.reads:
+                read.wait()
+                self.bytes += read.report()[0]
+        except BaseException:
+            # The batch that failed is drawn again.
+            self.seek(*self.position)
+            raise
+        self._flights.popleft()
+        self.position, self.hash = flight.position, (self.hash + flight.hash) % (1 << 64)
+        return flight.batch
+
+    def _begin(self) -> None:
+        before, drawn = self._order.hash(), self._order.next()
+        batch: Batch | None = None
+        reads: list[Any] = []
+        if drawn is not None:
+            numbers = self._order.samples_at(drawn.epoch, drawn.position, drawn.rows)
+            batch, reads = self._read(numbers, drawn.position, drawn.epoch)
+        self._flights.append(Flight(batch, reads, self._order.position(), self._order.hash() - before))
+
+    def seek(self, epoch: int, position: int) -> None:
+        self.cancel()
+        self._order.seek(epoch, position)
+        self.position = (epoch, position)
+
+    def cancel(self) -> None:
+        for flight in self._flights:
+            for read in flight.reads:
+                read.cancel()
+        self._flights.clear()
+
+    def close(self) -> None:
+        self.cancel()
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _read(self, numbers: list[int], position: int, epoch: int) -> tuple[Batch, list[Any]]:
+        import numpy as np
+
+        index = np.asarray(numbers, np.int64)
+        fields, asked = {}, []
+        for number, name in enumerate(self.samples.fields):
+            sizes = self.samples.sizes[index, number]
+            offsets = np.zeros(len(index) + 1, np.int64)
+            np.cumsum(sizes, out=offsets[1:])
+            data = np.empty(int(offsets[-1]), np.uint8)
+            fields[name] = Bytes(data, offsets)
+            begins = (data.ctypes.data + offsets[:-1]).tolist()
+            places = self.samples.offsets[index, number].tolist()
+            asked.append(zip(places, sizes.tolist(), begins, strict=True))
+        by_file: dict[int, list[tuple[int, int, int | None, int]]] = {}
+        files = self.samples.file[index].tolist()
+        for column in asked:
+            for file, (offset, size, begin) in zip(files, column, strict=True):
+                if size:
+                    by_file.setdefault(file, []).append((offset, size, None, begin))
+        held = [field.data for field in fields.values()]
+        reads: list[Any] = []
+        try:
+            for file, ranges in by_file.items():
+                reads.append(self._reader(file).start(sorted(ranges), held, []))
+        except BaseException:
+            for read in reads:
+                read.cancel()
+            self._order.seek(*(self._flights[-1].position if self._flights else self.position))
+            raise
+        return Batch(fields, numbers, position, epoch), reads
+
+    def _reader(self, file: int) -> _core.Reader:
+        name, stamp = self.samples.names[file], self.samples.stamps[file]
+        now = stamp_of(name)
+        if now != stamp:
+            found = f"it changed: {stamp[0]} bytes when the loader was made, {now[0]} now"
+            raise RunError(f"read {name}", found, "another Loader of the files as they are")
+        reader = self._open.pop(file, None) or _core.Reader(name, "host")
+        self._open[file] = reader
+        if len(self._open) > OPEN_MAX:
+            self._open.popitem(last=False)[1].close()
+        return reader

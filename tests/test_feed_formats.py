@@ -1,0 +1,246 @@
+"""Formats in a loader: shards of WebDataset, Parquet and whole files, against those that write and read them."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forebay import _core, feed
+from forebay.errors import RequestError, RunError
+
+Forebay = Callable[..., subprocess.CompletedProcess[str]]
+
+KINDS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+LONG = "folder/" * 30
+
+
+def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+def shard(path: Path, samples: dict[str, dict[str, bytes]], kind: int = tarfile.USTAR_FORMAT) -> Path:
+    with tarfile.open(path, "w", format=kind) as archive:
+        for key, fields in samples.items():
+            for field, content in fields.items():
+                add(archive, f"{key}.{field}", content)
+    return path
+
+
+@pytest.fixture(scope="module")
+def content() -> dict[str, dict[str, bytes]]:
+    draw = random.Random(1)
+    return {
+        f"{LONG if n % 50 == 7 else ''}{n:05}": {"bin": draw.randbytes(draw.randrange(0, 3000)), "cls": b"%d" % n}
+        for n in range(150)
+    }
+
+
+@pytest.fixture(scope="module")
+def shards(content: dict[str, dict[str, bytes]], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three shards of 20, 50 and 80 samples, each of another kind of header."""
+    folder, items, begin = tmp_path_factory.mktemp("shards"), list(content.items()), 0
+    made = []
+    for number, count in enumerate((20, 50, 80)):
+        # ustar has no room for the long names.
+        kind = KINDS[1 + number % 2]
+        made.append(shard(folder / f"{number}.tar", dict(items[begin : begin + count]), kind))
+        begin += count
+    return made
+
+
+def handed_out(loader: Any) -> list[tuple[int, bytes]]:
+    return [(int(bytes(c)), bytes(b)) for batch in loader for c, b in zip(batch["cls"], batch["bin"], strict=True)]
+
+
+def expected(content: dict[str, dict[str, bytes]]) -> list[tuple[int, bytes]]:
+    return [(int(fields["cls"]), fields["bin"]) for fields in content.values()]
+
+
+@pytest.mark.promise("FEED-14")
+@pytest.mark.parametrize("shuffle", ["rows", "blocks", "none"])
+def test_each_sample_of_a_shard_comes_once_and_whole(shards: list[Path], content: Any, shuffle: str) -> None:
+    loader = feed.Loader(shards, 7, shuffle=shuffle, seed=3)
+    first, second = handed_out(loader), handed_out(loader)
+    assert len(loader) == 22
+    assert sorted(first) == sorted(second) == expected(content)
+    assert (first == expected(content)) == (shuffle == "none")
+    assert (first == second) == (shuffle == "none")
+
+
+@pytest.mark.promise("FEED-14")
+def test_a_batch_is_one_buffer_and_offsets(shards: list[Path], content: Any) -> None:
+    batch = next(iter(feed.Loader(shards, 7, shuffle="none")))
+    wanted = [fields["bin"] for fields in list(content.values())[:7]]
+    assert bytes(batch["bin"].data) == b"".join(wanted)
+    assert batch["bin"].offsets.tolist() == np.cumsum([0, *map(len, wanted)]).tolist()
+    assert list(batch) == ["bin", "cls"] and batch.rows == 7 and bytes(batch["cls"][-1]) == b"6"
+    with pytest.raises(IndexError):
+        batch["bin"][7]
+
+
+@pytest.mark.promise("FEED-14")
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 4), (4, 3)])
+def test_a_stream_of_shards_goes_on_exactly_with_any_number_of_ranks(shards: list[Path], before: int, after: int) -> None:
+    def loaders(world: int) -> list[feed.Loader]:
+        return [feed.Loader(shards, 3, seed=5, rank=rank, world=world) for rank in range(world)]
+
+    alone = feed.Loader(shards, 3, seed=5)
+    whole = sorted(handed_out(alone))
+    begun, got = loaders(before), []
+    for _ in range(4):
+        got += [c for loader in begun for c in map(bytes, loader.take()["cls"])]
+    state = begun[0].state_dict()
+    assert len(repr(state)) < 1024 and state["position"] == 12 * before
+    others = loaders(after)
+    for loader in others:
+        loader.load_state_dict(state)
+        got += [c for batch in loader for c in map(bytes, batch["cls"])]
+    assert sorted(map(int, got)) == [number for number, _ in whole]
+    assert sum(int(loader.hash, 16) for loader in begun + others) % (1 << 64) == int(alone.hash, 16)
+
+
+@pytest.mark.promise("FEED-14")
+def test_samples_that_differ_in_their_fields_are_refused_or_read_by_column(tmp_path: Path) -> None:
+    made = shard(tmp_path / "odd.tar", {"0": {"jpg": b"a", "cls": b"1"}, "1": {"jpg": b"bc"}})
+    with pytest.raises(RequestError, match=r"sample 1 of .*odd\.tar: it has jpg, .*jpg, cls"):
+        feed.Loader(made, 1)
+    loader = feed.Loader(made, 2, shuffle="none", columns=["jpg"], transform=lambda batch: [bytes(b) for b in batch["jpg"]])
+    assert list(loader) == [[b"a", b"bc"]]
+    with pytest.raises(RequestError, match="in host memory"):
+        feed.Loader(made, 1, columns=["jpg"], device="cuda:0")
+
+
+@pytest.mark.promise("FEED-14")
+def test_a_shard_that_is_cut_off_or_changes_is_an_error_that_names_it(tmp_path: Path, shards: list[Path]) -> None:
+    whole = shards[1].read_bytes()
+    (tmp_path / "cut.tar").write_bytes(whole[:5000])
+    with pytest.raises(RequestError, match=r"cut\.tar: at byte \d+: "):
+        feed.Loader(tmp_path / "cut.tar", 4)
+    changing = tmp_path / "changing.tar"
+    changing.write_bytes(whole)
+    loader = feed.Loader(changing, 4, prefetch=1)
+    loader.take()
+    state = loader.state_dict()
+    os.truncate(changing, 10240)
+    for _ in range(2):
+        with pytest.raises(RunError, match="changing.tar"):
+            loader.take()
+    assert loader.state_dict() == state
+
+
+@pytest.mark.promise("FEED-14")
+def test_damaged_indexes_are_errors_and_nothing_else(tmp_path: Path, shards: list[Path]) -> None:
+    draw, whole = random.Random(11), bytearray(shards[0].read_bytes())
+    path = tmp_path / "damaged.tar"
+    for _ in range(150):
+        damaged = bytearray(whole[: draw.randrange(1, len(whole))] if draw.random() < 0.3 else whole)
+        for _ in range(draw.randrange(1, 8)):
+            damaged[draw.randrange(min(len(damaged), 4096))] = draw.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            members = _core.shard_index(os.fspath(path))
+        except RequestError:
+            continue
+        assert all(offset + size <= len(damaged) for _, _, offset, size in members)
+
+
+@pytest.mark.promise("FEED-14")
+def test_shards_of_the_package_are_read_as_it_reads_them(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    with webdataset.TarWriter(os.fspath(tmp_path / "w.tar")) as writer:
+        for n in range(20):
+            writer.write({"__key__": f"{n:04}", "txt": "x" * n, "npy": np.arange(n)})
+    theirs = [s for s in webdataset.WebDataset(os.fspath(tmp_path / "w.tar"), shardshuffle=False)]
+    batch = feed.Loader(tmp_path / "w.tar", 20, shuffle="none").take()
+    for field in ("txt", "npy"):
+        assert [bytes(b) for b in batch[field]] == [sample[field] for sample in theirs]
+
+
+@pytest.mark.promise("FEED-15")
+def test_plain_columns_of_parquet_are_handed_out_as_pyarrow_reads_them(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    n, draw = 5000, np.random.default_rng(4)
+    columns = {"i": draw.integers(-9, 9, n, np.int32), "l": draw.integers(0, 1 << 60, n), "f": draw.random(n, np.float32)}
+    columns |= {"d": draw.random(n), "k": np.arange(n)}
+    schema = pa.schema([pa.field(name, pa.from_numpy_dtype(c.dtype), nullable=name != "f") for name, c in columns.items()])
+    table = pa.table(list(columns.values()), schema=schema)
+    plain: dict[str, Any] = {"compression": "none", "use_dictionary": False, "row_group_size": 1700}
+    for version in ("1.0", "2.0"):
+        for number, part in enumerate((table[:3000], table[3000:])):
+            kept = tmp_path / f"{version}-{number}.parquet"
+            parquet.write_table(part, kept, data_page_size=3000, write_batch_size=100, data_page_version=version, **plain)
+        files = sorted(tmp_path.glob(f"{version}-*.parquet"))
+        got = [{name: np.from_dlpack(batch[name]).copy() for name in columns} for batch in feed.Loader(files, 512, seed=1)]
+        order = np.concatenate([batch["k"] for batch in got])
+        assert sorted(order) == list(range(n))
+        for name, column in columns.items():
+            np.testing.assert_array_equal(np.concatenate([batch[name] for batch in got]), column[order])
+        for batch in feed.Loader(files, 512, columns=["d", "i"], shuffle="none"):
+            assert sorted(batch.keys()) == ["d", "i"]
+            begin = batch.position
+            np.testing.assert_array_equal(np.from_dlpack(batch["d"]), columns["d"][begin : begin + batch.rows])
+
+
+@pytest.mark.promise("FEED-15")
+def test_columns_that_are_not_plain_are_refused_by_name_and_left_out_on_request(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"good": [1, 2, 3], "bad": [1.0, None, 2.0], "text": ["a", "b", "c"], "flag": [True, False, True]})
+    path, plain = tmp_path / "t.parquet", {"compression": "none", "use_dictionary": False}
+    for column, settings, said in (
+        ("good", {"compression": "snappy"}, "column good is compressed by SNAPPY"),
+        ("good", {"compression": "none"}, "column good is encoded by a dictionary"),
+        ("bad", plain, "column bad has nulls"),
+        ("text", plain, "column text is of type BYTE_ARRAY"),
+        ("flag", plain, "column flag is of type BOOLEAN"),
+        ("absent", plain, "no column absent, of good, bad, text, flag"),
+    ):
+        parquet.write_table(table, path, **settings)
+        with pytest.raises(RequestError, match=said):
+            feed.Loader(path, 2, columns=[column])
+    assert list(np.from_dlpack(feed.Loader(path, 3, columns=["good"], shuffle="none").take()["good"])) == [1, 2, 3]
+
+
+@pytest.mark.promise("FEED-15")
+def test_damaged_parquet_is_an_error_and_nothing_else(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path, draw = tmp_path / "t.parquet", random.Random(7)
+    parquet.write_table(pa.table({"a": list(range(200))}), path, compression="none", use_dictionary=False)
+    whole = path.read_bytes()
+    for _ in range(200):
+        damaged = bytearray(whole)
+        for _ in range(draw.randrange(1, 5)):
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            rows, columns = _core.parquet_index(os.fspath(path))
+        except RequestError:
+            continue
+        for _, _, width, runs in columns:
+            assert sum(values for values, _ in runs) == rows
+            assert all(begin + values * width <= len(whole) for values, begin in runs)
+
+
+@pytest.mark.promise("FEED-14")
+def test_whole_files_are_samples(tmp_path: Path, forebay: Forebay) -> None:
+    draw = random.Random(2)
+    wanted = {f"{n:03}.jpg": draw.randbytes(draw.randrange(1, 9000)) for n in range(40)}
+    for name, content in wanted.items():
+        (tmp_path / name).write_bytes(content)
+    loader = feed.Loader(tmp_path, 16, seed=9)
+    got = [bytes(b) for batch in loader for b in batch["data"]]
+    assert sorted(got) == sorted(wanted.values()) and got != list(wanted.values())
+    refused = forebay("feed", tmp_path)
+    assert refused.returncode == 2 and "different sizes" in refused.stderr
