@@ -611,3 +611,20 @@ def test_weights_are_drawn_as_they_are_written(kind: str, tmp_path: Path) -> Non
     with pytest.raises(RequestError, match=f"is {kind} of shape"):
         weights.read(tmp_path / "a" / data.WEIGHTS, library.HostMemory(), shapes, kind=other)
     assert data.open_folder(tmp_path / "a", "llama").small
+
+
+@pytest.mark.promise("INF-16")
+def test_tables_are_dlrms_and_as_large_as_was_asked_for(folder: Path, capsys: Any) -> None:
+    from forebay.train.data import tables
+
+    code, _, error = typed(capsys, "infer", "toy", "--dir", str(folder), "--mode", "tables")
+    assert code == 2 and "toy has no tables" in error and "infer dlrm --mode tables" in error
+    request = command.Request("dlrm", "ram", "Offline", folder, data.About("dlrm", 0, 1, 8, 0), supply.parse(None), table_bytes=5)
+    with pytest.raises(RequestError, match="--mode tables"):
+        request.check()
+    for words, told in ((["toy", "--table-gib", "1"], "toy has no tables"), (["dlrm", "--table-gib", "200"], "at most 97")):
+        code, _, error = typed(capsys, "infer", "datagen", *words, "--dir", str(folder / "new"))
+        assert code == 2 and told in error
+    # The file that finds it needs no PyTorch but through what it imports of it.
+    networks = pytest.importorskip("forebay.infer.tabled")
+    assert sum(tables(networks.cap_for(40))) * 512 == pytest.approx(40 << 30, rel=1e-3)

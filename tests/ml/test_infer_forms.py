@@ -107,3 +107,36 @@ def test_what_the_cache_keeps_changes_no_token(name: str) -> None:
     words[1, 5] = form.net["vocabulary"]
     model.launch(rows)
     assert "1 tokens or lengths" in (model.problem() or "")
+
+
+@pytest.mark.promise("INF-16")
+@pytest.mark.usefixtures("quick")
+def test_tables_in_their_file_give_the_bits_of_tables_in_memory(tmp_path: Path) -> None:
+    from forebay.infer import library, networks, tabled, weights
+
+    folder, cap = tmp_path / "dlrm", 60
+    about = data.generate(folder, data.About("dlrm", 1, 2, data.row_bytes("dlrm"), 0, cap), tabled.drawn(1, cap))
+    path, shapes = folder / data.WEIGHTS, networks.shapes("dlrm", cap)
+    rows = data.rows_of("dlrm", 1, 0, 2, cap)
+    whole = networks.Model("dlrm", weights.read(path, library.HostMemory(), shapes).tensors, "cpu", cap)
+    wanted = whole.finish(whole.launch(rows))
+    rest = weights.read(path, library.HostMemory(), shapes, without=tabled.VECTORS)
+    assert tabled.VECTORS not in rest.tensors and rest.bytes < about.weights_bytes
+    model = tabled.Model(rest.tensors, "cpu", cap, path)
+    assert (model.finish(model.launch(rows)) == wanted).all()
+    # Each distinct row once.
+    assert model.delivered == model.distinct * tabled.ROW_BYTES < model.lookups * tabled.ROW_BYTES
+    held = library.InMemory(folder, about, 2, library.HostMemory())
+    held.load()
+    model.keep(held, 40 * tabled.ROW_BYTES)
+    assert model.cached_rows == 40 and model.delivered == 0
+    before = model.distinct
+    assert (model.finish(model.launch(rows)) == wanted).all() and (model.reference(rows) == wanted).all()
+    assert model.delivered == (model.distinct - before - model.hits) * tabled.ROW_BYTES > 0
+    assert model.problem() is None
+    rows.view(np.int32)[1, 2 * 228 + 20] = 1 << 30
+    model.launch(rows)
+    assert model.problem() == "1 look-ups of the samples are beyond their table"
+    model.close()
+    part = ran(folder, "dlrm", "tables", table_bytes=40 * 512)
+    assert part["tables"]["cached_rows"] == 40 and 0 < part["tables"]["hit_pct"] < 100 and part["timed_storage_bytes"] > 0

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
     Array = numpy.ndarray[Any, Any]
 
-RAM, COLD, COLDSTART = "ram", "cold", "coldstart"
-MODES = (RAM, COLD, COLDSTART)
+RAM, COLD, COLDSTART, TABLES = "ram", "cold", "coldstart", "tables"
+MODES = (RAM, COLD, COLDSTART, TABLES)
+# Samples are in memory before LoadGen's clock starts.
+LOADED = (RAM, TABLES)
 SEARCH = "search.json"
 PEAK_S = 0.5
 # The load may be so much slower than the supply asked for before that is refused.
@@ -61,6 +63,8 @@ class Request:
     timeout_s: float = 60.0
     # A load that its supply should have brought sooner is refused.
     strict: bool = True
+    # Of tables that stay in their file, what the device's memory holds.
+    table_bytes: int = 0
 
     @property
     def short(self) -> bool:
@@ -71,6 +75,10 @@ class Request:
         if self.path != "auto" and self.device == "cpu":
             found = "the model runs on the CPU, and its bytes go no further than host memory"
             raise RequestError(f"--path {self.path}", found, "--path auto")
+        if self.mode == TABLES and self.model != "dlrm":
+            raise RequestError("--mode tables", f"{self.model} has no tables", "forebay infer dlrm --mode tables")
+        if self.table_bytes and self.mode != TABLES:
+            raise RequestError("--table-memory", f"{self.mode} has all tables in memory", "--mode tables")
         if self.path == "gds":
             raise RequestError("--path gds", "the loader doesn't read by gds", "--path auto")
         if self.target_qps is not None and self.scenario != "Server":
@@ -171,14 +179,15 @@ class Run:
         if self.model is None:
             self._say("weights")
             self._refuse_too_much(memory)
-            self.weights = weights.read(request.folder / data.WEIGHTS, memory, self._shapes(), kind=self._kind())
+            left = "vectors.weight" if request.mode == TABLES else None
+            self.weights = weights.read(request.folder / data.WEIGHTS, memory, self._shapes(), kind=self._kind(), without=left)
             self.model = self._built(self.weights)
         prepare_cache([request.folder / data.SAMPLES], request.cache)
         share = request.supply.gib_s
         rate = None if share is None else bytes_per_s(share)
         arguments = (request.folder, request.about, request.count(), memory, request.path, rate)
         batch = request.batch or self.model.batch
-        if request.mode == RAM:
+        if request.mode in LOADED:
             self.library = InMemory(*arguments)
         else:
             self.library = FromStorage(*arguments, batch=batch, direct=True if request.cache == "cold" else None)
@@ -186,12 +195,16 @@ class Run:
             refuse_cached(cached_share(self.library))
         self._say("samples")
         self.library.load()
-        self.base = self.library.record if request.mode == RAM else empty_record(self.library)
-        if request.mode == RAM and share is not None and self.library.load_s > 0:
+        self.base = self.library.record if request.mode in LOADED else empty_record(self.library)
+        if request.mode in LOADED and share is not None and self.library.load_s > 0:
             found = self.library.load_bytes / self.library.load_s / bytes_per_s(1.0)
             if request.strict and found < (1 - SUPPLY_SHORT) * share:
                 told = f"the loader brings {significant(found)} GiB/s from {request.folder}"
                 raise MachineError(f"--supply {request.supply.text}", told, f"--supply {significant(0.9 * found)}")
+        if request.table_bytes and self.model.cached_rows == 0:
+            self._say("the hottest rows of the tables")
+            self._refuse_cache(memory)
+            self.model.keep(self.library, request.table_bytes)
         self._say("the model")
         self.model.prepare({"SingleStream": (1,), "MultiStream": (rules.PER_QUERY,)}.get(request.scenario, self.model.sizes()))
         self.engine = Engine(self._lg, self.model, self.library, request.batch, request.timeout_s)
@@ -206,6 +219,12 @@ class Run:
             found = f"{request.folder} has {whole(request.about.samples)}"
             raise RequestError(f"--samples {request.samples}", found, f"--samples {request.about.samples}")
         return memory
+
+    def _refuse_cache(self, memory: Memory) -> None:
+        wanted, free = self.request.table_bytes + 4 * self.model.rows, memory.free_bytes()
+        if wanted > FITS * free:
+            found = f"{bytes_(wanted)} are needed with a number for each row, and {bytes_(free)} are free"
+            raise MachineError(f"--table-memory {bytes_(self.request.table_bytes)}", found, "a smaller --table-memory")
 
     @property
     def form(self) -> forms.Form | None:
@@ -254,6 +273,11 @@ class Run:
 
             of = language.Model if self.form.inputs else large.Model
             return of(self.form, read.tensors, self.request.device, self.request.batch)
+        if self.request.mode == TABLES:
+            from forebay.infer import tabled
+
+            path = self.request.folder / data.WEIGHTS
+            return tabled.Model(read.tensors, self.request.device, self.request.about.table_rows, path, self.request.path)
         from forebay.infer import networks
 
         return networks.Model(self.request.model, read.tensors, self.request.device, self.request.about.table_rows)
@@ -298,8 +322,8 @@ class Run:
         request = self.request
         return {
             "model": request.model, "mode": request.mode, "device": request.device, "samples": request.count(),
-            "supply": request.supply.gib_s, "batch": request.batch, "path": request.path, "cache": request.cache,
-            "seeds": list(rules.seeds_of(request.seed)), "short": request.short,
+            "tables": request.table_bytes, "supply": request.supply.gib_s, "batch": request.batch, "path": request.path,
+            "cache": request.cache, "seeds": list(rules.seeds_of(request.seed)), "short": request.short,
         }  # fmt: skip
 
     def _compare(self, folder: Path) -> dict[str, Any]:

@@ -70,7 +70,9 @@ class Drawn:
         self._constant = None if len(shape) > 1 else 0.0 if name.endswith((".bias", "running_mean")) else 1.0
         # Of convolutions behind ReLU half the square is kept; those of a kernel of its own stride add up no neighbours.
         inputs = shape[0] if name.startswith("up.") and len(shape) == 5 else math.prod(shape[1:]) if len(shape) != 3 else shape[2]
-        self._spread = 0.02 if name.startswith("words.") else (2.0 if len(shape) > 3 else 1.0) ** 0.5 / max(1, inputs) ** 0.5
+        self._spread = (2.0 if len(shape) > 3 else 1.0) ** 0.5 / max(1, inputs) ** 0.5
+        if name.startswith(("words.", "vectors.")):
+            self._spread = 0.02
 
     def parts(self) -> Iterator[Any]:
         import numpy as np

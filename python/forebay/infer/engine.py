@@ -142,7 +142,7 @@ class Engine:
         self.abandoned = not over
         outcome.samples, outcome.queries = turn.samples, turn.queries
         outcome.seconds = max(0.0, turn.ended - turn.began) if turn.began else 0.0
-        outcome.storage_bytes = self.library.delivered - turn.loaded_bytes
+        outcome.storage_bytes = self._delivered() - turn.loaded_bytes
         now = device_bytes()
         if now is not None and turn.device_before is not None:
             outcome.device_bytes = now - turn.device_before
@@ -191,8 +191,13 @@ class Engine:
         except BaseException as error:  # would end the process from within LoadGen
             turn.failure = turn.failure or error
             turn.broken = True
-        turn.loaded_bytes = self.library.delivered
+        turn.loaded_bytes = self._delivered()
         turn.device_before = device_bytes()
+
+    def _delivered(self) -> int:
+        """Bytes that storage has brought: samples, and rows of tables that stay in their file."""
+        count: int = self.library.delivered + getattr(self.model, "delivered", 0)
+        return count
 
     def _inline(self, ids: list[int], numbers: list[int]) -> None:
         """A query of a stream, answered before it returns."""

@@ -100,7 +100,7 @@ class Model:
         self.checked_batch = self.batch
         self._tensors = {name: self._tensor(values) for name, values in tensors.items()}
         self._kind = torch.bfloat16 if self.on_gpu else torch.float32
-        net = network(model, table_rows, device)
+        net = self._made()
         net.load_state_dict(self._tensors, strict=False, assign=True)
         if model == "resnet50":
             fold(torch, net)
@@ -121,6 +121,9 @@ class Model:
             self.mean = torch.tensor(MEAN, device=device, dtype=self._kind) * 255
             self.scale = 1 / (torch.tensor(DEVIATION, device=device, dtype=self._kind) * 255)
             self.beyond = None
+
+    def _made(self) -> Any:
+        return network(self.name, self.table_rows, self.device)
 
     def prepare(self, sizes: tuple[int, ...]) -> None:
         """Captures the graphs of batches up to these sizes."""

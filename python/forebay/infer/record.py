@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from forebay.infer.command import Run
 
 Record = dict[str, Any]
+LOADED = ("ram", "tables")
 NOT_MEASURED = "no test of LoadGen's ended"
 
 
@@ -36,6 +37,9 @@ def finish(run: Run, base: Record) -> Record:
         **_search(run, missing),
         **_start(run, missing),
     }
+    part["tables"] = run.model.document() if request.mode == "tables" and run.model is not None else None
+    if part["tables"] is None:
+        missing["tables"] = "--mode tables measures them"
     part["advice"] = advice.advice(part)
     record = base
     _as_read(run, record)
@@ -120,7 +124,7 @@ def _storage(run: Run, missing: dict[str, str]) -> Record:
     found: Record = {
         "sample_bytes": request.about.row_bytes,
         "library_samples": request.count(),
-        "samples_in": ("a GPU's memory" if request.device != "cpu" else "host memory") if request.mode == "ram" else "their file",
+        "samples_in": "their file",
         "supply_gib_s": share,
         "supply": request.supply.document(),
         "prepare_s": None,
@@ -134,9 +138,11 @@ def _storage(run: Run, missing: dict[str, str]) -> Record:
         "batch": run.engine.batch if run.engine is not None else 1,
         "cache": request.cache,
     }
+    if request.mode in LOADED:
+        found["samples_in"] = "a GPU's memory" if request.device != "cpu" else "host memory"
     if share is None:
         missing["supply_gib_s"] = "no supply was asked for: bytes came as fast as they can"
-    if request.mode == "ram" and library is not None and library.load_s:
+    if request.mode in LOADED and library is not None and library.load_s:
         found |= {"load_s": library.load_s, "load_bytes": library.load_bytes, "prepare_s": library.prepare_s}
         found["load_gib_s"] = library.load_bytes / library.load_s / GIB
     elif request.mode == "coldstart" and run.weights is not None:
@@ -198,7 +204,7 @@ def _as_read(run: Run, record: Record) -> None:
     library, outcome, read, mode = run.library, run.outcome, run.weights, run.request.mode
     source = str(run.request.folder / (data.WEIGHTS if mode == "coldstart" else data.SAMPLES))
     record["job"] |= {"source": source, "sources": [source]}
-    if mode == "ram":
+    if mode in LOADED:
         count, ios, took, ways = library.load_bytes, library.count, library.load_s, library.ways
     elif mode == "cold":
         # What the probe read is no part of it.
@@ -213,7 +219,7 @@ def _as_read(run: Run, record: Record) -> None:
     else:
         count, ios, took, ways = 0, 0, 0.0, {"direct": 0, "mapped": 0, "staged": 0}
     record["path"] |= {f"{way}_bytes": n for way, n in ways.items()}
-    if mode != "ram":
+    if mode not in LOADED:
         record["path"]["engine"] = "reader"
         if count and run.request.device != "cpu":
             most = max(ways, key=lambda way: ways[way])

@@ -20,6 +20,7 @@ def text(record: dict[str, Any], width: int = 110) -> str:
         ("rate", rate(part, missing)),
         ("latency", latency(part)),
         ("tokens", tokens(part)),
+        ("tables", tables(part)),
         ("accuracy", accuracy(part)),
         ("storage", storage(part)),
         ("start", text_of_start(part["coldstart"]) if part["coldstart"] else ""),
@@ -38,6 +39,7 @@ def model(record: dict[str, Any]) -> str:
     where = gpus[0]["name"] if part["device"] != "cpu" and gpus else f"{found['cpu']}, {found['cores']} cores"
     kind = {
         "ram": "samples in memory",
+        "tables": "samples in memory, tables in their file: not MLPerf",
         "cold": "samples read inside their queries: not MLPerf",
         "coldstart": "a cold start: not MLPerf",
     }
@@ -75,6 +77,18 @@ def latency(part: dict[str, Any]) -> str:
     listed = ", ".join(f"{name} {significant(found[name])} ms" for name in ("p50", "p90", "p99") if name in found)
     bound = part["latency_bound_ms"]
     return listed + (f" (99 % have to come within {significant(bound)} ms)" if bound else "")
+
+
+def tables(part: dict[str, Any]) -> str:
+    found = part.get("tables")
+    if not found:
+        return ""
+    told = f"{whole(found['rows'])} rows ({bytes_(found['bytes'])}) in their file"
+    told += f", {whole(found['cached_rows'])} of them in memory"
+    if found["lookups"]:
+        told += f" · {percent(found['distinct'] / found['lookups'])} of the look-ups were distinct in their batch"
+        told += f", {significant(found['hit_pct'])} % of those in memory"
+    return told
 
 
 def tokens(part: dict[str, Any]) -> str:

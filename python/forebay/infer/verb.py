@@ -17,7 +17,7 @@ from forebay.flags import _integer, _number, _seed
 from forebay.infer import forms, rules
 from forebay.lazy import LazyGroup
 from forebay.model_runs import CACHES, PATHS, count, device_of, few_threads, progress
-from forebay.units import parse_seconds
+from forebay.units import GIB, parse_seconds
 
 if TYPE_CHECKING:
     from forebay.infer.command import Request
@@ -41,7 +41,7 @@ QUESTIONS = {
     "mixtral": f"Mixtral 8x7B in PyTorch, {forms.MIXTRAL_LAYERS} of its {forms.MIXTRAL_OF} layers: 145 tokens to at most 2,048.",
     "sdxl": "The UNet of SDXL in PyTorch: 20 steps from stored states of texts to latents of 1024 × 1024.",
 }
-MODES = ("ram", "cold", "coldstart")
+MODES = ("ram", "cold", "coldstart", "tables")
 SECONDS_MAX = 86_400.0
 SCENARIO = click.Choice(rules.SCENARIOS, case_sensitive=False)
 
@@ -133,6 +133,9 @@ def of_torch(name: str) -> click.Command:
     callback.__doc__ = (
         f"{QUESTIONS[name]}\n\nIts samples and weights are those of forebay infer datagen {name}. A GPU computes in bfloat16."
     )
+    if name == "dlrm":
+        told = "Mode tables: GiB of the device's memory for the hottest rows. Default: 0."
+        callback = click.option("--table-memory", metavar="GIB", help=told)(callback)
     made = click.option("--device", metavar="NAME", help="cpu, cuda:0. Default: the first GPU, else cpu.")(shared(callback))
     return click.command(name, context_settings={"max_content_width": 110})(made)
 
@@ -146,13 +149,15 @@ retinanet, unet3d, gptj, llama, mixtral, sdxl = (of_torch(name) for name in form
 @click.option("--dir", "folder", metavar="DIR", required=True, help="Folder that is made, or has none of these files.")
 @click.option("--samples", metavar="N", help="Samples. Default: as many as the rules want in memory; of dlrm 4096.")
 @click.option("--table-rows", metavar="N", help="dlrm: large tables are cut to that. Default: 200000.")
+@click.option("--table-gib", metavar="N", help="dlrm: tables of so many GiB in all, in place of --table-rows.")
 @click.option("--small", is_flag=True, help="A narrow form of the network, for a CPU.")
 @click.option("--seed", metavar="N", default="0", help="Seed of samples and weights. Default: 0.")
 @click.option("--json", "as_json", is_flag=True, help="What was made as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
 def datagen(
-    model: str, folder: str, samples: str | None, table_rows: str | None, small: bool, seed: str, as_json: bool, quiet: bool
-) -> int:
+    model: str, folder: str, samples: str | None, table_rows: str | None, table_gib: str | None, small: bool, seed: str,
+    as_json: bool, quiet: bool,
+) -> int:  # fmt: skip
     """Samples as the model reads them, a digest of each, and random weights as safetensors, all from a seed."""
     from forebay.infer import data, networks
     from forebay.infer import toy as of_numpy
@@ -160,17 +165,27 @@ def datagen(
 
     if table_rows is not None and model != "dlrm":
         raise RequestError(f"--table-rows {table_rows}", f"{model} has no tables", "forebay infer datagen dlrm")
+    if table_gib is not None and (model != "dlrm" or table_rows is not None):
+        found = "and --table-rows both say how large tables are" if model == "dlrm" else f"is dlrm's; {model} has no tables"
+        raise RequestError(f"--table-gib {table_gib}", found, "forebay infer datagen dlrm --table-gib 40")
     if small and model not in forms.NAMES:
         raise RequestError(f"datagen {model} --small", f"{model} has one form", f"one of {', '.join(forms.NAMES)}")
     wanted = count(samples, "--samples", 1 << 31) if samples else rules.MODELS[model].made_samples()
     tables = 0
     if model == "dlrm":
         tables = count(table_rows, "--table-rows", 40_000_000) if table_rows else data.TABLE_ROWS
+        if table_gib is not None:
+            tables = _cap(table_gib)
     number = _seed(seed, "--seed")
     about = data.About(model, number, wanted, data.row_bytes(model, small), 0, tables, small)
     with progress(quiet) as say:
         say("weights")
-        weights = of_numpy.weights(number) if model == "toy" else networks.weights(model, number, tables, small)
+        if table_gib is not None:
+            from forebay.infer import tabled
+
+            weights = tabled.drawn(number, tables)
+        else:
+            weights = of_numpy.weights(number) if model == "toy" else networks.weights(model, number, tables, small)
         about = data.generate(Path(folder), about, weights, say)
     if as_json:
         click.echo(json.dumps(about.document(), indent=1))
@@ -179,6 +194,16 @@ def datagen(
         click.echo(f"{folder}: {whole(about.samples)} samples ({size}) and {bytes_(about.weights_bytes)} of weights")
         click.echo(f"next: forebay infer {model} --dir {folder} --short")
     return DONE
+
+
+def _cap(text: str) -> int:
+    from forebay.infer import tabled
+
+    gib, most = _number(text, "--table-gib"), 97.0
+    if not 0 < gib <= most:
+        found = f"is not above 0 and at most {most:g}, all rows of the benchmark"
+        raise RequestError(f"--table-gib {text}", found, "--table-gib 40")
+    return tabled.cap_for(gib)
 
 
 def _request(model: str, folder: str, device: str, flags: dict[str, Any]) -> Request:
@@ -220,9 +245,19 @@ def _request(model: str, folder: str, device: str, flags: dict[str, Any]) -> Req
         cache=flags["cache"],
         logs=Path(flags["logs"]) if flags["logs"] else None,
         timeout_s=timeout_s,
+        table_bytes=_table_bytes(flags.get("table_memory")),
     )
     made.check()
     return made
+
+
+def _table_bytes(text: str | None) -> int:
+    if text is None:
+        return 0
+    gib = _number(text, "--table-memory")
+    if not 0 <= gib < 1e6:
+        raise RequestError(f"--table-memory {text}", "is no number of GiB", "--table-memory 4")
+    return int(gib * GIB)
 
 
 def _run(request: Request, as_json: bool, out: str | None, quiet: bool) -> int:

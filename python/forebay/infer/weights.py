@@ -32,16 +32,18 @@ class Read:
 
 
 def read(
-    path: Path, memory: Memory, shapes: dict[str, tuple[int, ...]], link: Link | None = None, way: str = "auto", kind: str = "F32"
-) -> Read:
+    path: Path, memory: Memory, shapes: dict[str, tuple[int, ...]], link: Link | None = None, way: str = "auto",
+    kind: str = "F32", without: str | None = None,
+) -> Read:  # fmt: skip
     """All weights, which have to be of these shapes and of this kind. Raises RequestError for others, or a header that lies.
 
-    Of bfloat16, which NumPy hasn't got, host memory has the words.
+    `without`: a tensor that stays in the file, where it is the first. Of bfloat16, which NumPy hasn't got, host memory has
+    the words.
     """
     began = time.perf_counter()
     with SafetensorsFile(path, way if memory.device != "cpu" else "auto", once=True) as file:
         _refuse_others(path, file, shapes, kind)
-        wanted = sorted(file.tensors.values(), key=lambda t: t.offset)
+        wanted = sorted((t for t in file.tensors.values() if t.name != without), key=lambda t: t.offset)
         begin, total = wanted[0].offset, sum(t.bytes for t in wanted)
         allocating = time.perf_counter()
         blob = memory.empty(1, total)[0]
@@ -64,6 +66,12 @@ def read(
         tensors[tensor.name] = _typed(blob[at : at + tensor.bytes], kind).reshape(tensor.shape)
     ended = time.perf_counter()
     return Read(tensors, blob, begin, total, allocated - allocating, ended - began - (allocated - allocating), report)
+
+
+def place_of(path: Path, name: str) -> int:
+    """The byte of the file at which a tensor begins."""
+    with SafetensorsFile(path) as file:
+        return file._named(name).offset
 
 
 def _typed(part: Any, kind: str) -> Any:
