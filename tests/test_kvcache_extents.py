@@ -64,6 +64,7 @@ def test_entries_of_a_file_are_verified_logged_and_where_the_log_says(capsys: An
     assert all(raw[r["at"] : r["at"] + r["bytes"]].count(0) < r["bytes"] // 64 for r in held)
 
 
+@pytest.mark.long
 @pytest.mark.promise("KVC-49")
 def test_a_stripe_and_a_namespace_over_tcp_serve_the_same_stream(capsys: Any, tmp_path: Path) -> None:
     for name in "ab":
