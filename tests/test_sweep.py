@@ -194,37 +194,6 @@ def test_the_json_document_has_medians_over_the_rounds(
 # Wrong requests ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("FLT-8")
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("[job]\n\ndept = 3", "t.toml:3: field 'dept'"),
-        ("rouns = 3", "t.toml:1: key 'rouns'"),
-        ("[[point]]\ndepth = 1\n[[point]]\nqueue = 1", "t.toml:4: field 'queue'"),
-        ("[matrix]\nio-size = ['64k', '12q']", "t.toml:2: --io-size 12q"),
-        ("[matrix]\ndepth = []", "t.toml:2: key 'depth'"),
-        ("[job]\ndepth = [1, 2]", "[matrix] for lists"),
-        ("[matrix]\ndepth = [{a = 1}]", "has a dict for a value"),
-        ("order = 'sideways'", "t.toml:1: key 'order': is \"sideways\""),
-        ("rounds = 0", "rounds"),
-        ("rounds = true", "rounds"),
-        ("alternate = 'speed'", "speed"),
-        ("alternate = 'path'\norder = 'random'", "alternate"),
-        ("matrix = 3", "is not a table"),
-        ("point = 3", "is not a list of tables"),
-        ("[fallback]\ngds = ['teleport']", "teleport"),
-        ("[job\n", "is not TOML"),
-        ("a = " + "[" * 5000, "t.toml"),
-    ],
-)
-def test_a_wrong_file_is_refused_with_its_line_and_key(text: str, named: str) -> None:
-    from forebay.errors import RequestError
-
-    with pytest.raises(RequestError) as error:
-        parse(text, "t", "t.toml")
-    assert named in str(error.value)
-
-
 def test_a_line_is_found_in_its_own_table() -> None:
     text = "[job]\ndepth = 1\n[[point]]\ndepth = 2\n[[point]]\n'depth' = 3\n"
     assert [line_of(text, w, "depth") for w in ("job", "point 1", "point 2", "matrix")] == [2, 4, 6, None]
