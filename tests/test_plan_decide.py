@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from forebay.errors import RequestError
 from forebay.plan import answer, calibrate, catalogue, decide, saved, system, training, verb, whatif
 from forebay.plan.planner import Planner, published
 from forebay.sweep import vary
