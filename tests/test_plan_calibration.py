@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from forebay.errors import RequestError
-from forebay.plan import calibrate, catalogue, output, saved, verb
+from forebay.plan import calibrate, catalogue, explore, output, saved, verb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,8 +148,9 @@ def test_what_is_written_is_whole_or_refused_and_a_link_stays_one(tmp_path: Path
     assert sorted(p.name for p in tmp_path.iterdir()) == ["kept", "link", "plain"]
 
 
-def test_a_file_of_the_users_is_never_replaced(folder: Path, tmp_path: Path) -> None:
+def test_a_file_of_the_users_is_never_replaced(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file that plans write replaces an older one of its kind, and refuses any other, the inputs too."""
+    monkeypatch.setattr(explore, "document", lambda *_: {})  # what a page says, which takes seconds, decides nothing here
     query = tmp_path / "cells.csv"
     query.write_text("drive,path,io_size_kib,throughput_gibps,cpu_usr_pct\nD7-P5520,gds,128,,\n")
     runs = folder / "runs.jsonl"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from forebay import cli
+from forebay.plan import explore
 
 SWEEP = 'title = "two depths"\n[job]\nduration = 0.05\n[[point]]\ndepth = [1, 2]\n'
 # What is planted under a name; `precious` lies elsewhere, and stays as it is.
@@ -83,6 +84,7 @@ def test_what_is_there_stays_and_is_judged_before_anything_is_made(
     given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, command: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(explore, "document", lambda *_: {})  # what a page says, which takes seconds, decides nothing here
     command, home = command.format(given=given), tmp_path / "home"
     precious = tmp_path / "precious"
     precious.write_text("a thesis")
