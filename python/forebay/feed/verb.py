@@ -130,7 +130,7 @@ def open_loader(files: tuple[str, ...], flags: dict[str, Any]) -> Loader:
         data = data.only([name.strip() for name in columns.split(",") if name.strip()])
     if isinstance(data, Samples):
         found = "their samples are of different sizes, and what is measured here is samples of one size"
-        raise RequestError(f"feed {files[0]}", found, "forebay.feed.Loader in a script; or forebay emulate run, which reads such files")
+        raise RequestError(f"feed {files[0]}", found, "forebay.feed.Loader in a script; or forebay emulate run on these files")
     sample = sum(bytes_ for bytes_, _ in data.columns)
     batch, limit = flags["batch_size"], flags["pin_limit"]
     count = {key: None if flags[key] is None else _number(flags[key], f"--{key}", 0) for key in ("rank", "world")}
