@@ -444,8 +444,9 @@ impl Worker {
     #[inline]
     fn complete_whole(&mut self, over: &Over, found: &mut Found) {
         let (tag, now) = (over.tag, found.now);
-        self.client.order(tag).owner.counted = found.counted && self.recorder.is_measuring();
+        // Read before a part of it is written: the processor would wait for the whole.
         let Order { queue, op, offset, len, owner, .. } = self.client.ticket(tag).order;
+        self.client.order(tag).owner.counted = found.counted && self.recorder.is_measuring();
         match op {
             Op::Deallocate => return self.release(tag),
             Op::Flush => {
@@ -458,14 +459,20 @@ impl Worker {
         if self.generator.draws_rows() {
             let staged = self.client.queue(queue).staged_of(tag).into();
             let each = Next { target, offset: 0, len: len / owner.rows, is_read, pass: 0 };
-            self.recorder.book(&each, &owner, Went { via: over.via, staged, copy_ns: over.copy_ns }, found);
+            self.recorder.book(
+                &each,
+                owner.rows,
+                &owner,
+                Went { via: over.via, staged, copy_ns: over.copy_ns },
+                found,
+            );
             if found.counted && self.generator.is_batch(owner.rows) {
                 self.recorder.book_whole(Timed::Batch, now, now.duration_since(owner.started));
             }
             return self.release(tag);
         }
         let at = Next { target, offset, len, is_read, pass: 0 };
-        self.recorder.book(&at, &owner, Went { via: over.via, staged: 0, copy_ns: over.copy_ns }, found);
+        self.recorder.book(&at, 1, &owner, Went { via: over.via, staged: 0, copy_ns: over.copy_ns }, found);
         self.end_of_batch(tag, now, found.counted);
         if is_read && self.shared.job.checks_reads() {
             self.check(tag);
@@ -477,10 +484,13 @@ impl Worker {
     /// The I/O has ended as far as its batch goes. `came`: whole, and in time.
     #[inline]
     fn end_of_batch(&mut self, tag: u32, now: Instant, came: bool) {
-        let batch = std::mem::replace(&mut self.client.order(tag).owner.batch, batches::NONE);
-        if batch == batches::NONE {
-            return;
+        if self.client.ticket(tag).order.owner.batch != batches::NONE {
+            self.end_batch_of(tag, now, came);
         }
+    }
+
+    fn end_batch_of(&mut self, tag: u32, now: Instant, came: bool) {
+        let batch = std::mem::replace(&mut self.client.order(tag).owner.batch, batches::NONE);
         let ended = self.generator.ended(batch, now, came);
         if let Some(took) = ended.batch {
             self.recorder.book_whole(Timed::Batch, now, took);

@@ -215,7 +215,7 @@ impl Tally {
     }
 
     /// Books `count` I/Os that were one, as `io` each. `went`: their way, and bytes of them that were staged instead.
-    #[inline]
+    #[inline(always)]
     pub fn complete_rows(&mut self, io: &Next, count: u64, took: Duration, went: (Via, u64), copy_ns: u32) {
         let ns = took.as_nanos() as u64;
         if ns != self.interval.ns {
@@ -227,7 +227,7 @@ impl Tally {
     }
 
     /// Books what I/Os moved, as `complete_rows` does, without their latency.
-    #[inline]
+    #[inline(always)]
     pub fn move_rows(&mut self, io: &Next, count: u64, went: (Via, u64), copy_ns: u32) {
         let bytes = u64::from(io.len) * count;
         let (_, way) = &mut self.interval.ways[way_of(io.is_read)];

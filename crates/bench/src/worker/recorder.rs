@@ -135,9 +135,10 @@ impl Recorder {
         Found { now, counted, started: now, took: Duration::ZERO }
     }
 
-    /// Books an I/O that came whole: as many reads or writes as it stands for, each as `io`.
-    #[inline]
-    pub(super) fn book(&mut self, io: &Next, of: &Issued, went: Went, found: &mut Found) {
+    /// Books an I/O that came whole: `rows` reads or writes, each as `io`. Inlined where `rows` is known to be 1: it is
+    /// what each I/O goes through.
+    #[inline(always)]
+    pub(super) fn book(&mut self, io: &Next, rows: u32, of: &Issued, went: Went, found: &mut Found) {
         if !found.counted {
             return self.book_late(io.is_read, of, found.now, went.copy_ns);
         }
@@ -145,9 +146,9 @@ impl Recorder {
         if took >= STANDSTILL_MIN {
             return self.book_long(io, of, went, found.now);
         }
-        self.tally.complete_rows(io, of.rows.into(), took, (went.via, went.staged), went.copy_ns);
+        self.tally.complete_rows(io, rows.into(), took, (went.via, went.staged), went.copy_ns);
         if self.log.is_some() && self.is_measuring() {
-            (0..of.rows).for_each(|_| self.log_one(io, took, found.now));
+            (0..rows).for_each(|_| self.log_one(io, took, found.now));
         }
     }
 
@@ -164,6 +165,7 @@ impl Recorder {
     }
 
     /// Books an I/O that finished after the end.
+    #[cold]
     fn book_late(&mut self, is_read: bool, of: &Issued, now: Instant, copy_ns: u32) {
         if self.time.has_measured(now) {
             let count = of.rows.into();
