@@ -302,9 +302,9 @@ def open_folder(folder: Path, model: str) -> About:
     if bytes_ != form.row_bytes or told.get("fields") != form.document():
         said = f"has rows of {bytes_} bytes, or fields that aren't those of {model}, whose rows have {form.row_bytes}"
         raise RequestError(f"the data set {folder}", said, make)
-    check_length(folder / TRAIN, about.rows, form.row_bytes, make)
+    check_length(folder / TRAIN, about.rows, form.row_bytes, about.make("ANOTHER"))
     if form.quality:
-        check_length(folder / EVALUATE, about.evaluation_rows, form.row_bytes, make)
+        check_length(folder / EVALUATE, about.evaluation_rows, form.row_bytes, about.make("ANOTHER"))
     return about
 
 
