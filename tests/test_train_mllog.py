@@ -104,6 +104,37 @@ def test_a_run_that_ended_earlier_is_aborted_and_its_last_block_is_there() -> No
             mllog.text(made_up(**damage))
 
 
+def of_quality(model: str, **more: Any) -> dict[str, Any]:
+    """A run of `--quality` of one of the models that are trained for speed."""
+    optimizer = "Adam" if model == "ssd" else "AdamW"
+    data = {"folder": "/d", "seed": 0, "rows": 4096, "table_rows": None, "evaluation_rows": 100, "sources": {"name": "texts"}}
+    reached = [{"samples": 2048, "quality": 0.72, "seconds": 0.25, "began_s": 3.0}]
+    return made_up(model=model, optimizer=optimizer, learning_rate=1e-4, data=data, evaluations=reached, **more)
+
+
+@pytest.mark.promise("TRN-50")
+@pytest.mark.parametrize(("model", "benchmark"), [("bert", "bert"), ("ssd", "ssd"), ("lora", "llama2_70b_lora")])
+def test_a_run_on_real_data_is_logged_as_its_benchmark(model: str, benchmark: str) -> None:
+    text = mllog.text(of_quality(model))
+    lines = short(text).splitlines()
+    assert f'submission_benchmark 1000 "{benchmark}"' in lines and "the network is narrow, on other data" in text.splitlines()[0]
+    assert 'eval_accuracy 8250 0.72 {"samples_count": 2048, "epoch_num": 0.5}' in lines
+    assert "opt_base_learning_rate 1000 0.0001" in lines
+    assert ("opt_adamw_weight_decay 1000 0.01" in lines) == (model != "ssd")
+    points, left = mllog.rcp([of_quality(model) | {"id": str(n)} for n in range(1)])
+    assert not points and "1 of 3 seeds" in left[0]
+    (point,) = mllog.rcp([of_quality(model, seed=n) for n in range(3)])[0].values()
+    counted = {"samples to converge": [2048] * 3} if model == "lora" else {"Epochs to converge": [0.5] * 3}
+    assert point == {**point, "Benchmark": benchmark, **counted}
+
+
+@pytest.mark.promise("TRN-50")
+@pytest.mark.parametrize(("model", "found"), [("diffusion", "ask for FID and CLIP"), ("resnet", "has no benchmark that resnet")])
+def test_a_model_that_has_no_such_log_is_refused_with_the_reason(model: str, found: str) -> None:
+    with pytest.raises(RequestError, match=found):
+        mllog.asked("log.txt", model, True)
+
+
 @pytest.mark.promise("TRN-50")
 def test_the_toy_writes_a_log_that_calls_it_toy(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -66,6 +66,21 @@ def test_the_compliance_checker_takes_our_log_and_objects_to_planted_faults(fold
 
 
 @pytest.mark.promise("TRN-50")
+def test_the_compliance_checker_takes_the_log_of_a_run_on_real_data(tmp_path: Path) -> None:
+    run(tmp_path, "datagen", "bert", "--quality", "--dir", "texts", "--rows", "256", "-q")
+    words = ("--batch-size", "16", "--samples", "64", "--evaluate-every", "32", "--target", "0.0001", "--peak-seconds", "0.05")
+    run(tmp_path, "bert", "--dir", "texts", *words, "--device", "cpu", "--mllog", "bert.txt", "-q")
+    assert valid(tmp_path / "bert.txt")
+    text = (tmp_path / "bert.txt").read_text()
+    for benchmark in ("ssd", "llama2_70b_lora"):
+        named = f'"submission_benchmark", "value": "{benchmark}"'
+        (tmp_path / benchmark).write_text(text.replace('"submission_benchmark", "value": "bert"', named))
+    assert valid(tmp_path / "ssd")
+    # Its list of the open division lacks a benchmark of which it has a file of rules.
+    assert not valid(tmp_path / "llama2_70b_lora")
+
+
+@pytest.mark.promise("TRN-50")
 def test_of_the_toys_log_it_has_no_rules_for_the_name_alone(folder: Path, tmp_path: Path) -> None:
     text = (folder / "toy.txt").read_text()
     with pytest.raises(FileNotFoundError, match="open_toy.yaml"):
