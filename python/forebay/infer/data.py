@@ -6,11 +6,15 @@ or on the disk, is found whatever the model makes of it.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -74,24 +78,33 @@ class Drawn:
         if name.startswith(("words.", "vectors.")):
             self._spread = 0.02
 
-    def parts(self) -> Iterator[Any]:
+    @property
+    def parts(self) -> int:
+        return -(-self.count // self.PIECE)
+
+    def part(self, number: int) -> Any:
+        """The bytes of one piece, which no other decides."""
         import numpy as np
 
+        count = min(self.PIECE, self.count - number * self.PIECE)
+        if self._constant is not None:
+            found = np.full(count, self._constant, np.float32)
+            return ((found.view(np.uint32) >> 16).astype(np.uint16) if self.dtype == "BF16" else found).data
         word, shift = (np.uint16, 7) if self.dtype == "BF16" else (np.uint32, 23)
         # Fractions of 1 to 2 have a mean square of 7/3, and four times that with the next power.
         scale = self._spread / (7 / 3) ** 0.5
         power = math.floor(math.log2(scale))
         share = round(256 * ((scale / 2.0**power) ** 2 - 1) / 3)
         keep = word((1 << (8 * np.dtype(word).itemsize - 1)) | ((1 << shift) - 1))
-        for piece, at in enumerate(range(0, self.count, self.PIECE)):
-            count = min(self.PIECE, self.count - at)
-            if self._constant is not None:
-                found = np.full(count, self._constant, np.float32)
-                yield ((found.view(np.uint32) >> 16).astype(np.uint16) if self.dtype == "BF16" else found).data
-                continue
-            drawn = np.frombuffer(np.random.default_rng([*self._key, piece]).bytes(count * word().itemsize), word)
-            larger = ((drawn >> word(shift)) & word(255)) < share
-            yield ((drawn & keep) | ((word(127 + power) + larger.astype(word)) << word(shift))).data
+        draw = np.random.default_rng([*self._key, number])
+        drawn = draw.integers(0, 1 << 64, -(-count * word().itemsize // 8), np.uint64).view(word)[:count]
+        powers = (drawn >> word(shift)) & word(255)
+        powers = (powers < share).astype(word)
+        powers += word(127 + power)
+        powers <<= word(shift)
+        drawn &= keep
+        drawn |= powers
+        return drawn.data
 
 
 def drawn(shapes: Mapping[str, tuple[int, ...]], kind: str, seed: int) -> dict[str, Drawn]:
@@ -158,11 +171,15 @@ def digests(rows: Array) -> Array:
         return np.einsum("ij,j->i", words, odd_numbers(words.shape[1])).view(np.uint64)
 
 
-def chunks(about: About) -> Iterator[Array]:
-    """All samples, as they lie in the file."""
-    each = max(1, CHUNK_BYTES // about.row_bytes)
-    for chunk, at in enumerate(range(0, about.samples, each)):
-        yield rows_of(about.model, about.seed, chunk, min(each, about.samples - at), about.table_rows, about.small)
+def chunk_samples(about: About) -> int:
+    return max(1, CHUNK_BYTES // about.row_bytes)
+
+
+def chunk(about: About, number: int) -> Array:
+    """Samples of one chunk, as they lie in the file."""
+    each = chunk_samples(about)
+    count = min(each, about.samples - number * each)
+    return rows_of(about.model, about.seed, number, count, about.table_rows, about.small)
 
 
 def generate(
@@ -172,22 +189,66 @@ def generate(
     header = safetensors_header(weights)
     about = About(**{**asdict(about), "weights_bytes": len(header) + sum(w.nbytes for w in weights.values())})
     _refuse(folder, about)
-    with files_together(folder, NAMES) as (samples, listed, model, told):
-        done = 0
-        for rows in chunks(about):
-            samples.write(rows.data)
-            listed.write(digests(rows).tobytes())
-            done += len(rows)
-            if progress:
-                progress(f"{whole(done)} of {whole(about.samples)} samples of {folder}")
-        model.write(header)
-        for name, values in weights.items():
-            for part in values.parts() if isinstance(values, Drawn) else [values.data]:
-                model.write(part)
-            if progress and isinstance(values, Drawn):
-                progress(f"weights of {folder}: {name}")
-        told.write((json.dumps(about.document(), indent=1) + "\n").encode())
+    told = progress or (lambda text: None)
+    with files_together(folder, NAMES) as (samples, listed, model, document):
+        each, done = chunk_samples(about), 0
+
+        def fill(number: int) -> None:
+            rows = chunk(about, number)
+            write_at(samples, number * each * about.row_bytes, rows.data)
+            write_at(listed, number * each * 8, digests(rows).data)
+
+        # Closed before the files are, whatever ends it: no thread writes any more then.
+        with closing(in_threads(functools.partial(fill, number) for number in range(-(-about.samples // each)))) as filled:
+            for _ in filled:
+                done = min(done + each, about.samples)
+                told(f"{whole(done)} of {whole(about.samples)} samples of {folder}")
+        write_at(model, 0, header)
+        with closing(in_threads(_pieces(weights, model, len(header)))) as written:
+            for name in written:
+                told(f"weights of {folder}: {name}")
+        document.write((json.dumps(about.document(), indent=1) + "\n").encode())
     return about
+
+
+def _pieces(weights: Mapping[str, Array | Drawn], file: Any, at: int) -> Iterator[Callable[[], str]]:
+    """Writing of the weights one behind the other, piece by piece; each answers with the tensor's name."""
+
+    def put(name: str, values: Array | Drawn, number: int, at: int) -> str:
+        if isinstance(values, Drawn):
+            part = values.part(number)
+            write_at(file, at + number * Drawn.PIECE * part.itemsize, part)
+        else:
+            write_at(file, at, values.data)
+        return name
+
+    for name, values in weights.items():
+        for number in range(values.parts if isinstance(values, Drawn) else 1):
+            yield functools.partial(put, name, values, number, at)
+        at += values.nbytes
+
+
+def in_threads(jobs: Iterable[Callable[[], Any]]) -> Generator[Any]:
+    """Answers of jobs in their order, by as many threads as there are processors. No more than twice as many have begun."""
+    threads = max(1, len(os.sched_getaffinity(0)))
+    pool, begun = ThreadPoolExecutor(threads), deque[Future[Any]]()
+    try:
+        for job in jobs:
+            begun.append(pool.submit(job))
+            if len(begun) >= 2 * threads:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def write_at(file: Any, at: int, part: Any) -> None:
+    """All bytes of a buffer, from that byte of the file on."""
+    left = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
+    while left:
+        count = os.pwrite(file.fileno(), left, at)
+        left, at = left[count:], at + count
 
 
 def safetensors_header(weights: Mapping[str, Array | Drawn]) -> bytes:
