@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake_machine import typed
 from forebay.errors import RequestError
+from forebay.safetensors import SafetensorsFile
 from forebay.train import mllog
 
 
@@ -139,11 +140,15 @@ def test_a_model_that_has_no_such_log_is_refused_with_the_reason(model: str, fou
 def test_the_toy_writes_a_log_that_calls_it_toy(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("train", "toy", "--dir", "d", "--rows", "2048", "--samples", "1024", "--peak-seconds", "0.05", "-q")
-    assert typed(capsys, *words, "--mllog", "log.txt", "-o", "run.json")[0] == 0
+    assert typed(capsys, *words, "--mllog", "log.txt", "-o", "run.json", "--weights", "w")[0] == 0
+    weights = SafetensorsFile("w")
+    assert weights.tensors["top2"].shape == (32, 1) and weights.tensors["vectors"].dtype == "F32"
     text = Path("log.txt").read_text()
     assert text == mllog.text(json.loads(Path("run.json").read_text()))
     assert '"submission_benchmark", "value": "toy"' in text and '"MLPerf-style, unverified"' in text
     for more, said in ((("--mllog", "log.txt"), "is there already"), (("--mllog", "no/x"), "no folder"),
+                       (("--weights", "log.txt"), "is there already"), (("--weights", "no/x"), "no folder"),
+                       (("--weights", "w", "--seeds", "2"), "is one run's"),
                        (("--mllog", "x", "--target-auc", "none"), "a log has evaluations")):  # fmt: skip
         code, _, err = typed(capsys, *words, *more)
         assert code == 2 and said in err

@@ -4,7 +4,8 @@ rate. The header is checked in full before a byte is read: it may come from anyb
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -55,6 +56,18 @@ class Tensor:
     shape: tuple[int, ...]
     offset: int
     bytes: int
+
+
+def header(tensors: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The first bytes of a file whose tensors lie one behind the other: of each its type, shape and bytes by name."""
+    at = 0
+    listed: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    for name, (dtype, shape, count) in tensors.items():
+        listed[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + count]}
+        at += count
+    text = json.dumps(listed, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGN_TO)
+    return len(text).to_bytes(8, "little") + text
 
 
 class SafetensorsFile:

@@ -73,3 +73,34 @@ def test_lookups_beyond_their_table_are_told(tmp_path: Path) -> None:
     rows.view(np.int32)[1, 2 * 228 + 20] = 1 << 30
     model.finish(model.launch(torch.from_numpy(rows.copy())))
     assert model.problem() == "1 look-ups of the samples are beyond their table"
+
+
+@pytest.mark.promise("INF-11")
+def test_trained_weights_answer_with_the_quality_that_their_training_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlperf_loadgen")
+    torch = pytest.importorskip("torch")
+    from forebay.errors import RequestError
+    from forebay.infer import command, data, search, trained
+    from forebay.train import data as rows_of
+    from forebay.train import dlrm, saved, supply
+
+    monkeypatch.setattr(command, "PEAK_S", 0.05)
+    monkeypatch.setattr(search, "PROBE_S", 0.05)
+    about = rows_of.generate(tmp_path / "rows", 3, 300, 2 * data.PAIRS, 50)
+    model = dlrm.Model(about.tables, 3, "cpu")
+    model.step(torch.as_tensor(np.fromfile(tmp_path / "rows" / rows_of.TRAIN, np.int32).reshape(-1, rows_of.WORDS)))
+    part = {"model": "dlrm", "seed": 3, "samples": 300, "data": {"seed": 3, "rows": 300}, "quality_name": "AUC"}
+    saved.Weights(str(tmp_path / "w")).write(model.state(), {"train": {**part, "quality": about.evaluation()(model)}})
+    made = trained.generate(tmp_path / "made", tmp_path / "w", tmp_path / "rows")
+    found = data.open_folder(tmp_path / "made", "dlrm")
+    assert found == made and made.samples == 2
+    run = command.Run(
+        command.Request("dlrm", "ram", "Offline", tmp_path / "made", found, supply.parse(None), "cpu", seconds=0.2, accuracy=True)
+    )
+    assert run.measure() is None
+    quality = run.record()["infer"]["accuracy"]["quality"]
+    run.close()
+    assert quality["name"] == "AUC" and quality["value"] == pytest.approx(quality["trained"], abs=1e-5)
+    other = rows_of.generate(tmp_path / "other", 3, 300, 2 * data.PAIRS, 60)
+    with pytest.raises(RequestError, match="of shape"):
+        trained.generate(tmp_path / "no", tmp_path / "w", other.folder)

@@ -353,7 +353,21 @@ class Run:
             "identical_pct": 100 * float((given == wanted).all(axis=1).mean()),
             "max_abs_difference": float(np.abs(given - wanted).max()),
             "answers_hash": f"{int((((words * factors).sum(1)) * place).sum()):016x}",
+            **self._quality(given),
         }
+
+    def _quality(self, given: Array) -> dict[str, Any]:
+        """Of trained weights the quality of the answers beside that which the training had."""
+        from forebay.infer import trained
+
+        about = self.request.about
+        if about.metric is None:
+            return {}
+        try:
+            value = trained.auc(self.request.folder, given)
+        except ValueError:
+            value = None
+        return {"quality": {"name": about.metric, "value": value, "trained": about.quality}}
 
     def _cold_start(self) -> None:
         """From the weights' file to the first answer, by the clock; afterwards what was read is compared with the file."""

@@ -24,6 +24,7 @@ from forebay.errors import RequestError
 from forebay.infer import forms
 from forebay.model_runs import place_for
 from forebay.numbers import bytes_, whole
+from forebay.safetensors import header
 from forebay.train.data import ROW_BYTES, Teacher, files_together
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ SAMPLES, DIGESTS, WEIGHTS, ABOUT = "samples.bin", "digests.bin", "weights.safete
 NAMES = (SAMPLES, DIGESTS, WEIGHTS, ABOUT)
 # Bytes of samples made at once; each chunk has a generator of its own.
 CHUNK_BYTES = 8 << 20
-# The header ends on such a boundary, so that tensors begin on one.
-ALIGN = 64
 TOY_PIXELS, IMAGE, TOKENS, VOCABULARY = 3072, 224, 384, 30_522
 TABLE_ROWS = 200_000
 # User-item pairs of a sample of DLRM: the benchmark's have 100 to 700, and so many on average (89,137,319 in 330,067).
@@ -47,7 +46,8 @@ ABOUT_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True)
 class About:
-    """Description of a model's files. `table_rows`: of DLRM's large tables; 0 for others. `small`: the form for a CPU."""
+    """Description of a model's files. `table_rows`: of DLRM's large tables; 0 for others. `small`: the form for a CPU. `metric`:
+    of samples with labels and trained weights, what their quality is measured by, and `quality`, that which the training had."""
 
     model: str
     seed: int
@@ -56,9 +56,12 @@ class About:
     weights_bytes: int
     table_rows: int = 0
     small: bool = False
+    metric: str | None = None
+    quality: float | None = None
 
     def document(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **asdict(self)}
+        found = {"schema": SCHEMA, **asdict(self)}
+        return found if self.metric else {key: value for key, value in found.items() if key not in ("metric", "quality")}
 
 
 class Drawn:
@@ -188,7 +191,7 @@ def generate(
     """Writes a model's files; nothing that is there is replaced. Raises RequestError, RunError. An interrupt leaves nothing."""
     header = safetensors_header(weights)
     about = About(**{**asdict(about), "weights_bytes": len(header) + sum(w.nbytes for w in weights.values())})
-    _refuse(folder, about)
+    refuse(folder, about)
     told = progress or (lambda text: None)
     with files_together(folder, NAMES) as (samples, listed, model, document):
         each, done = chunk_samples(about), 0
@@ -252,18 +255,13 @@ def write_at(file: Any, at: int, part: Any) -> None:
 
 
 def safetensors_header(weights: Mapping[str, Array | Drawn]) -> bytes:
-    """The file's first bytes: the header's length, and where each tensor lies behind it; arrays are of float32."""
-    at, listed = 0, {}
-    for name, values in weights.items():
-        kind = values.dtype if isinstance(values, Drawn) else "F32"
-        listed[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
-        at += values.nbytes
-    text = json.dumps(listed, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGN)
-    return len(text).to_bytes(8, "little") + text
+    """The file's first bytes; arrays are of float32."""
+    kinds = {name: w.dtype if isinstance(w, Drawn) else "F32" for name, w in weights.items()}
+    return header({name: (kinds[name], tuple(w.shape), w.nbytes) for name, w in weights.items()})
 
 
-def _refuse(folder: Path, about: About) -> None:
+def refuse(folder: Path, about: About) -> None:
+    """Raises RequestError where a file is there already, or there is no room for these."""
     parent = place_for(folder, NAMES)
     free, wanted = shutil.disk_usage(parent).free, about.samples * (about.row_bytes + 8) + about.weights_bytes
     if wanted > free:
@@ -302,7 +300,10 @@ def open_folder(folder: Path, model: str) -> About:
         seed, samples, size, of_weights, rows = (
             int(found[key]) for key in ("seed", "samples", "row_bytes", "weights_bytes", "table_rows")
         )
-        about = About(str(found["model"]), seed, samples, size, of_weights, rows, bool(found.get("small", False)))
+        metric, quality = found.get("metric"), found.get("quality")
+        small = bool(found.get("small", False))
+        of_trained = (None if metric is None else str(metric), None if quality is None else float(quality))
+        about = About(str(found["model"]), seed, samples, size, of_weights, rows, small, *of_trained)
     except (ValueError, KeyError, TypeError) as error:
         raise RequestError(asked, f"{ABOUT} isn't what datagen writes ({error!r:.80})", make) from None
     if about.model != model:

@@ -110,7 +110,15 @@ def accuracy(part: dict[str, Any]) -> str:
         return ""
     rows = f"{whole(found['rows_intact'])} of {whole(found['samples'])} rows reached the model as datagen made them"
     agree = f"{significant(found['agree_pct'])} % of the answers agree with the model's float32 ones"
-    return f"{rows} · {agree} (integrity, not quality) · hash {found['answers_hash']}"
+    return f"{rows} · {agree} (integrity, not quality) · hash {found['answers_hash']}{_quality(found.get('quality'))}"
+
+
+def _quality(found: dict[str, Any] | None) -> str:
+    """Of trained weights."""
+    if not found or found["value"] is None:
+        return ""
+    told = f" · {found['name']} of the answers {found['value']:.4f}"
+    return told if found["trained"] is None else f"{told}; the training had {found['trained']:.4f}"
 
 
 def storage(part: dict[str, Any]) -> str:

@@ -150,18 +150,19 @@ retinanet, unet3d, gptj, llama, mixtral, sdxl = (of_torch(name) for name in form
 @click.option("--samples", metavar="N", help="Samples. Default: as many as the rules want in memory; of dlrm 4096.")
 @click.option("--table-rows", metavar="N", help="dlrm: large tables are cut to that. Default: 200000.")
 @click.option("--table-gib", metavar="N", help="dlrm: tables of so many GiB in all, in place of --table-rows.")
+@click.option("--trained", metavar="FILE", help="dlrm: weights of forebay train dlrm --weights, in place of random ones.")
+@click.option("--rows-of", metavar="DIR", help="With --trained: the data set, whose evaluation rows are the samples.")
 @click.option("--small", is_flag=True, help="A narrow form of the network, for a CPU.")
 @click.option("--seed", metavar="N", default="0", help="Seed of samples and weights. Default: 0.")
 @click.option("--json", "as_json", is_flag=True, help="What was made as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
 def datagen(
-    model: str, folder: str, samples: str | None, table_rows: str | None, table_gib: str | None, small: bool, seed: str,
-    as_json: bool, quiet: bool,
+    model: str, folder: str, samples: str | None, table_rows: str | None, table_gib: str | None, trained: str | None,
+    rows_of: str | None, small: bool, seed: str, as_json: bool, quiet: bool,
 ) -> int:  # fmt: skip
     """Samples as the model reads them, a digest of each, and random weights as safetensors, all from a seed."""
     from forebay.infer import data, networks
     from forebay.infer import toy as of_numpy
-    from forebay.numbers import bytes_, whole
 
     if table_rows is not None and model != "dlrm":
         raise RequestError(f"--table-rows {table_rows}", f"{model} has no tables", "forebay infer datagen dlrm")
@@ -170,6 +171,10 @@ def datagen(
         raise RequestError(f"--table-gib {table_gib}", found, "forebay infer datagen dlrm --table-gib 40")
     if small and model not in forms.NAMES:
         raise RequestError(f"datagen {model} --small", f"{model} has one form", f"one of {', '.join(forms.NAMES)}")
+    if trained is not None or rows_of is not None:
+        others = {"--samples": samples, "--table-rows": table_rows, "--table-gib": table_gib}
+        more = [flag for flag, value in others.items() if value]
+        return _of_training(model, Path(folder), trained, rows_of, more, as_json, quiet)
     wanted = count(samples, "--samples", 1 << 31) if samples else rules.MODELS[model].made_samples()
     tables = 0
     if model == "dlrm":
@@ -187,13 +192,39 @@ def datagen(
         else:
             weights = of_numpy.weights(number) if model == "toy" else networks.weights(model, number, tables, small)
         about = data.generate(Path(folder), about, weights, say)
+    return _made(model, folder, about, as_json, quiet)
+
+
+def _made(model: str, folder: Path | str, about: Any, as_json: bool, quiet: bool, next: str = "--short") -> int:
+    from forebay.numbers import bytes_, whole
+
     if as_json:
         click.echo(json.dumps(about.document(), indent=1))
     elif not quiet:
         size = bytes_(about.samples * about.row_bytes)
         click.echo(f"{folder}: {whole(about.samples)} samples ({size}) and {bytes_(about.weights_bytes)} of weights")
-        click.echo(f"next: forebay infer {model} --dir {folder} --short")
+        click.echo(f"next: forebay infer {model} --dir {folder} {next}")
     return DONE
+
+
+def _of_training(
+    model: str, folder: Path, weights: str | None, source: str | None, others: list[str], as_json: bool, quiet: bool
+) -> int:
+    """`infer datagen dlrm --trained FILE --rows-of DIR`."""
+    from forebay.infer import trained
+
+    both = "forebay infer datagen dlrm --dir DIR --trained FILE --rows-of DATA"
+    flag = f"--trained {weights}" if weights is not None else f"--rows-of {source}"
+    if model != "dlrm":
+        raise RequestError(flag, f"{model} has no form here that is trained to a quality", both)
+    if weights is None or source is None:
+        lacks = "--rows-of, the data set that it was trained on" if source is None else "--trained, the weights"
+        raise RequestError(flag, f"lacks {lacks}", both)
+    if others:
+        raise RequestError(others[0], "is decided by the training's data", f"no {others[0]}")
+    with progress(quiet) as say:
+        about = trained.generate(folder, Path(weights), Path(source), say)
+    return _made(model, folder, about, as_json, quiet, "--accuracy --scenario Offline")
 
 
 def _cap(text: str) -> int:

@@ -42,7 +42,7 @@ def read(
     """
     began = time.perf_counter()
     with SafetensorsFile(path, way if memory.device != "cpu" else "auto", once=True) as file:
-        _refuse_others(path, file, shapes, kind)
+        refuse_others(path, file, shapes, kind)
         wanted = sorted((t for t in file.tensors.values() if t.name != without), key=lambda t: t.offset)
         begin, total = wanted[0].offset, sum(t.bytes for t in wanted)
         allocating = time.perf_counter()
@@ -84,7 +84,8 @@ def _typed(part: Any, kind: str) -> Any:
     return part.view(torch.bfloat16 if kind == "BF16" else torch.float32)
 
 
-def _refuse_others(path: Path, file: SafetensorsFile, shapes: dict[str, tuple[int, ...]], kind: str) -> None:
+def refuse_others(path: Path, file: SafetensorsFile, shapes: dict[str, tuple[int, ...]], kind: str) -> None:
+    """Raises RequestError where a file's tensors aren't a model's, by name, shape and type."""
     asked, next = f"the weights {path}", "forebay infer datagen into another --dir"
     for name, shape in shapes.items():
         found = file.tensors.get(name)

@@ -63,8 +63,15 @@ class Steps:
         self._flight: deque[Any] = deque()
         self._odd: Any = None
 
+    _net: Any
+
     def _step(self, rows: Any) -> None:
         raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """The network's tensors by name, where they are."""
+        found: dict[str, Any] = self._net.state_dict()
+        return found
 
     def meter(self) -> Any:
         return Meter() if self.queued else OfTheHost()

@@ -63,6 +63,10 @@ class Model:
     def close(self) -> None:
         """Nothing is held outside this process."""
 
+    def state(self) -> dict[str, Array]:
+        """The network's tensors by name."""
+        return self.weights
+
     def wait(self) -> None:
         """Every step is done when it returns."""
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forebay.train.command import Request
     from forebay.train.data import About
     from forebay.train.mllog import Logs
+    from forebay.train.saved import Weights
 
 EXAMPLES = """\b
 Examples:
@@ -98,6 +99,7 @@ def shared(function: Callable[..., Any], target: str = "auc") -> Callable[..., A
         click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout."),
         click.option("-o", "--out", metavar="FILE", help="Save the record to FILE; .jsonl appends a line."),
         click.option("--mllog", metavar="FILE", help="MLPerf's log of the run, unverified; of --seeds a folder of logs."),
+        click.option("--weights", metavar="FILE", help="Save the trained weights to FILE, as safetensors."),
         click.option("--quiet", "-q", is_flag=True, help="No progress and no summary."),
     ]  # fmt: skip
     for option in reversed(options):
@@ -374,25 +376,27 @@ def _run(
     request: Request, make: Callable[[int], Any], torch: bool, flags: dict[str, Any], as_json: bool, out: str | None, quiet: bool
 ) -> int:
     """One run, or one for each seed. `make`: a model of a seed."""
-    from forebay.train import mllog
+    from forebay.train import mllog, saved
 
     many = None if flags["seeds"] is None else _integer(flags["seeds"], "--seeds")
     seeds = None if many is None else range(request.seed, request.seed + many)
     logs = mllog.asked(flags["mllog"], str(click.get_current_context().info_name), request.quality, seeds)
+    weights = None if flags["weights"] is None else saved.Weights(flags["weights"], many)
     if many is not None:
         from forebay.train import series
 
         return series.conduct(request, make, torch, many, as_json, out, quiet, logs)
     model = make(request.seed)
     try:
-        return _run_one(request, model, torch, as_json, out, quiet, logs)
+        return _run_one(request, model, torch, as_json, out, quiet, logs, weights)
     finally:
         model.close()
 
 
 def _run_one(
-    request: Request, model: Any, torch: bool, as_json: bool, out: str | None, quiet: bool, logs: Logs | None
-) -> int:
+    request: Request, model: Any, torch: bool, as_json: bool, out: str | None, quiet: bool, logs: Logs | None,
+    weights: Weights | None = None,
+) -> int:  # fmt: skip
     from forebay.bench import save, terminal
     from forebay.train import show
 
@@ -405,6 +409,10 @@ def _run_one(
     save.conclude(record, output, as_json, None if quiet else show.text(record, terminal.text_width()))
     if logs is not None:
         logs.write([record])
+    # Of a run that broke off they are no training's.
+    if weights is not None and failure is None:
+        model.wait()
+        weights.write(model.state(), record)
     if failure is not None:
         raise failure
     if run.interrupted:
