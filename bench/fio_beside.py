@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forebay import fio, fio_file, fio_values
+from forebay import fio
 from forebay import run as engine
 from forebay.errors import ForebayError
+from forebay.fio import file, values
 
 SIZE, FILE_BYTES = 1 << 20, 4 << 20
 RUN_S = 60
@@ -71,16 +72,16 @@ def small(path: Path) -> tuple[str, list[str]]:
     # Threads end with fio; its processes would outlast it.
     lines: list[str] = ["[global]", "thread"]
     names: dict[str, str] = {}
-    for section in fio_file.sections(str(path)):
+    for section in file.sections(str(path)):
         lines.append(f"[{section.name}]")
         for key, value in section.settings:
-            value = fio_file.expanded(section.name, key, value)
+            value = file.expanded(section.name, key, value)
             if key == "filename":
                 value = ":".join(names.setdefault(name, f"data{len(names)}") for name in fio.named_files(value))
             elif key in SIZES:
-                value = str(min(SIZE, fio_values.size(value, 1024)))
+                value = str(min(SIZE, values.size(value, 1024)))
             elif key in ("zonesize", "zoneskip"):
-                value = str(fio_values.size(value, 1024) // 4096)
+                value = str(values.size(value, 1024) // 4096)
             elif key == "rate_iops":
                 value = ",".join(str(100 * int(rate)) for rate in value.split(","))
             if not DROPPED.fullmatch(key):

@@ -20,8 +20,9 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from fio_beside import FILE_BYTES, RUN_S, inside, small  # noqa: E402
-from forebay import fio, fio_file  # noqa: E402
+from forebay import fio  # noqa: E402
 from forebay.errors import ForebayError  # noqa: E402
+from forebay.fio import file as fio_file  # noqa: E402
 from fuse_support import Device  # noqa: E402
 
 # When, how fast and beside whom, in place of where; what the data is; what leaves nothing to be seen.

@@ -191,9 +191,10 @@ def test_each_command_in_a_document_has_flags_that_exist(page: str, command: str
     verb = command.split()[1]
     assert verb in VERBS or verb.startswith("-"), f"{page}: no verb {verb}"
     if verb == "fio":
-        from forebay import fio, fio_line
+        from forebay import fio
+        from forebay.fio import command_line
 
-        line = fio_line.parse(command.split()[2:])
+        line = command_line.parse(command.split()[2:])
         fio.of_sections(line.sections, page) if line.has_jobs else None
         return
     if verb not in VERBS or verb == "gdsio":  # gdsio has its own reader, and its own test of its page

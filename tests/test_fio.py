@@ -14,7 +14,8 @@ from typing import Any
 import processes
 import pytest
 from fio_support import bench, one, read  # noqa: F401 - fixtures
-from forebay import cli, fio, fio_keys
+from forebay import cli, fio
+from forebay.fio import keys as fio_keys
 
 
 def test_an_offset_by_share_is_of_the_file_that_is_there_whatever_the_size(read: Any, tmp_path: Path) -> None:

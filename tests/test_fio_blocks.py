@@ -8,14 +8,15 @@ from typing import Any
 
 import processes
 import pytest
-from forebay import fio, fio_checks, fio_values
+from forebay import fio
 from forebay import run as engine
 from forebay.errors import RequestError
+from forebay.fio import checks, values
 
 BYTES = 64 << 10
 # What each section of fio's writes with; reading with the same settings checks it.
 WRITTEN = {
-    **{kind: f"verify={kind} bs=4k" for kind in fio_checks.FIOS if not kind.startswith("pattern")},
+    **{kind: f"verify={kind} bs=4k" for kind in checks.FIOS if not kind.startswith("pattern")},
     "pattern": "verify=pattern bs=4k verify_pattern=0xaa5501",
     "headed": "verify_pattern=0x1234 bs=8k verify_interval=512",
     "typed": 'verify=meta bs=8k verify_pattern="abc"-10',
@@ -122,7 +123,7 @@ def test_a_section_that_reads_checks_what_fio_wrote_and_one_that_writes_its_own(
     ],
 )
 def test_patterns_are_what_fio_takes_them_for(text: str, bytes_: bytes | None) -> None:
-    assert fio_values.pattern(text) == bytes_
+    assert values.pattern(text) == bytes_
 
 
 def test_what_fio_must_have_written_is_not_advised_to_be_created(tmp_path: Path) -> None:

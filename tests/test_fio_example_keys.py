@@ -10,8 +10,9 @@ import re
 from pathlib import Path
 
 import pytest
-from forebay import fio, fio_file
+from forebay import fio
 from forebay.errors import RequestError
+from forebay.fio import file
 
 PAGE = (Path(__file__).parent.parent / "docs/fio.md").read_text()
 FOLDER = os.environ.get("FOREBAY_FIO_EXAMPLES", "")
@@ -148,7 +149,7 @@ def keys(path: Path) -> set[frozenset[str]]:
     """What each of the sections sets, by itself or in [global]."""
     shared: frozenset[str] = frozenset()
     found = set()
-    for section in fio_file.sections(str(path)):
+    for section in file.sections(str(path)):
         own = frozenset(key for key, _ in section.settings)
         if section.name == "global":
             shared |= own

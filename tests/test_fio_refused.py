@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from fio_support import one, read  # noqa: F401 - fixtures
-from forebay import fio, fio_keys
+from forebay import fio
 from forebay.errors import RequestError
+from forebay.fio import keys
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -124,17 +125,17 @@ def test_all_that_stands_in_the_way_is_named_at_once(read: Any) -> None:
         assert key in str(refused.value)
 
 
-@pytest.mark.parametrize("key", sorted(fio_keys.REFUSED))
+@pytest.mark.parametrize("key", sorted(keys.REFUSED))
 def test_a_refused_key_may_ask_for_what_holds_anyway(read: Any, key: str) -> None:
-    op = "rw=write" if key in fio_keys.OF_WRITES else "rw=read"
-    for value in fio_keys.HARMLESS[key]:
+    op = "rw=write" if key in keys.OF_WRITES else "rw=read"
+    for value in keys.HARMLESS[key]:
         assert one(read, op, f"{key}={value}").unsupported == ()
     with pytest.raises(RequestError, match=re.escape(f"[job] {key}=odd")):
         one(read, op, f"{key}=odd")
     assert one(read, op, f"{key}=odd", lenient=True).unsupported[0].startswith(f"{key}=odd: ")
 
 
-@pytest.mark.parametrize("key", fio_keys.OF_WRITES)
+@pytest.mark.parametrize("key", keys.OF_WRITES)
 def test_how_writes_are_made_doesnt_concern_a_job_that_only_reads(read: Any, key: str) -> None:
     assert one(read, "rw=randread", f"{key}=1").unsupported == ()
     with pytest.raises(RequestError, match=re.escape(f"[job] {key}=odd")):

@@ -10,8 +10,10 @@ from typing import Any
 
 import processes
 import pytest
-from forebay import fio_json, fio_line, fio_logs
 from forebay.errors import RequestError
+from forebay.fio import command_line
+from forebay.fio import document as fio_document
+from forebay.fio import logs as fio_logs
 
 FIO = shutil.which("fio")
 needs_fio = pytest.mark.skipif(FIO is None, reason="fio isn't installed; apt install fio")
@@ -112,12 +114,12 @@ def test_buckets_are_fios(data: Path) -> None:
     words = ["--name=x", "--filename=F", *COUNTED.split(), "--rw=randread", "--output-format=json+"]
     theirs = json.loads(ran([str(FIO)], *words, cwd=data).stdout)
     bins = [int(ns) for ns in theirs["jobs"][0]["read"]["clat_ns"]["bins"]]
-    assert bins and all(fio_json.bin_of(ns) == ns for ns in bins)
+    assert bins and all(fio_document.bin_of(ns) == ns for ns in bins)
 
 
 def test_a_bucket_is_the_middle_of_its_width() -> None:
     widths = {0: 0, 1: 1, 127: 127, 128: 129, 129: 129, 255: 255, 256: 258, 259: 258, 41_300: 41_216}
-    assert {ns: fio_json.bin_of(ns) for ns in widths} == widths
+    assert {ns: fio_document.bin_of(ns) for ns in widths} == widths
 
 
 @needs_fio
@@ -213,7 +215,8 @@ def test_what_changes_the_workload_or_would_lose_something_is_refused(words: str
 
 @pytest.mark.promise("BEN-46")
 def test_a_line_is_taken_apart_as_getopt_does() -> None:
-    line = fio_line.parse("--bs=4k --time_based --name x -rw=read --name=y --direct=1 a.fio --output-format=normal,json".split())
+    typed = "--bs=4k --time_based --name x -rw=read --name=y --direct=1 a.fio --output-format=normal,json"
+    line = command_line.parse(typed.split())
     assert [(s.name, s.settings) for s in line.sections] == [
         ("global", (("bs", "4k"), ("time_based", "1"))),
         ("x", (("name", "x"), ("rw", "read"))),
@@ -221,4 +224,4 @@ def test_a_line_is_taken_apart_as_getopt_does() -> None:
     ]
     assert line.files == ["a.fio"] and line.formats == ("normal", "json")
     with pytest.raises(RequestError, match="--iodepth"):
-        fio_line.parse(["--iodeph"])
+        command_line.parse(["--iodeph"])

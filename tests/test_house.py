@@ -422,7 +422,7 @@ PYTHON_WRITERS = {
     "bench/save.py": "the one place: nothing that isn't ours is replaced, and a file is whole or not there",
     "sweep/results.py": "a file that is added to line by line, and locked",
     "demo.py": "second names of its own files, in its own folder",
-    "fio_logs.py": "logs as long as the run, in place of nothing but earlier logs",
+    "fio/logs.py": "logs as long as the run, in place of nothing but earlier logs",
     "pipes.py": "/dev/null in the place of a closed output",
     "train/data.py": "data sets as long as the disk, without a name until they are whole",
     "plan/starting.py": "package data, written anew in the source tree",

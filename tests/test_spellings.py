@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 import processes
 import pytest
-from forebay import answering, fio_keys, run
+from forebay import answering, run
 from forebay.cli import forebay
 from forebay.errors import RequestError
+from forebay.fio import keys as fio_keys
 from forebay.flags import fields, job_from_flags, parse_settings
 from forebay.spellings import ANSWERS, SAME
 

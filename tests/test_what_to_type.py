@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import click
-from forebay import fio_line
 from forebay.cli import forebay
 from forebay.errors import RequestError
+from forebay.fio import command_line
 
 ROOT = Path(__file__).resolve().parent.parent
 # A command in a text: words of lower case, then flags with whatever stands between them.
@@ -39,7 +39,7 @@ def wrong(verbs: list[str], rest: str) -> str:
         command = found
     if command.name == "fio":  # its settings are fio's
         try:
-            fio_line.parse(rest.split())
+            command_line.parse(rest.split())
         except RequestError as error:
             return str(error)
         return ""

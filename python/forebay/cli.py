@@ -30,7 +30,7 @@ VERBS = {
     "sweep": ("forebay.sweep:command", "The same over any matrix of settings, or by a published method."),
     "compare": ("forebay.compare:command", "Is A faster than B, and how sure is that?"),
     "tune": ("forebay.tune:command", "Which depth, workers and size reach the peak at the least CPU?"),
-    "fio": ("forebay.fio_verb:command", "fio's own command line, job files and output."),
+    "fio": ("forebay.fio.verb:command", "fio's own command line, job files and output."),
     "gdsio": ("forebay.gdsio:command", "gdsio's own flags and output line."),
     "feed": ("forebay.feed.verb:command", "How fast does a loader hand these files to a training script?"),
     "train": ("forebay.train.verb:command", "Does faster storage shorten this training, and what should I change?"),

@@ -161,13 +161,13 @@ def answer_to(flag: str) -> str | None:
     if flag.startswith("--s3"):
         return "a file, a device, or a remote namespace: object stores are out of scope"
     # Needed by nobody whose flags are right, and `forebay --help` is to start at once.
-    from forebay import fio_keys
+    from forebay.fio import keys
 
-    key = fio_keys.ALIASES.get(flag[2:], flag[2:])
-    becomes = fio_keys.DONE.get(key)
+    key = keys.ALIASES.get(flag[2:], flag[2:])
+    becomes = keys.DONE.get(key)
     if becomes is not None:
         return becomes if becomes.startswith("--") else "a job file of fio's, which may have it: --fio FILE"
-    why = fio_keys.HOLDS.get(key) or fio_keys.TOLD.get(key) or fio_keys.REFUSED.get(key)
+    why = keys.HOLDS.get(key) or keys.TOLD.get(key) or keys.REFUSED.get(key)
     return _LEAVE + why if why else None
 
 

@@ -18,7 +18,7 @@ from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError,
 from forebay.flags import job_from_flags, job_options
 
 if TYPE_CHECKING:
-    from forebay.fio_job import FioJob
+    from forebay.fio.job import FioJob
 
 # No job file of fio's is larger.
 JOB_FILE_BYTES_MAX = 1 << 20
@@ -146,10 +146,10 @@ def tasks_of(
 
 def tasks_of_jobs(found: Sequence[FioJob], where: str, over: dict[str, Any]) -> list[Task]:
     """A task for each job of fio's that was read from `where`, with the fields `over` laid over each; says what differs."""
-    from forebay import fio_wording
+    from forebay.fio import wording
 
     for job in found:
-        fio_wording.check(job.name, {**job.job, **over}, over)
+        wording.check(job.name, {**job.job, **over}, over)
     for message in (message for job in found for message in job.messages()):
         click.echo(f"forebay: {where} {message}", err=True)
     return [

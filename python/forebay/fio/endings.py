@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from forebay.fio_offsets import Offsets
+from forebay.fio.offsets import Offsets
 from forebay.units import GIB
 
 _STEADY = re.compile(r"(iops|bw|lat)(_slope)?:([0-9]{1,12}(?:\.[0-9]{1,9})?)%")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from forebay import fio_values
 from forebay.errors import RequestError
+from forebay.fio import values
 
 # fio's units of time in seconds.
 SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "msec": 1e-3, "us": 1e-6, "usec": 1e-6}
@@ -52,8 +52,8 @@ class Settings:
         if text is None:
             return default
         exact = re.fullmatch(r"([0-9]{1,19})|0[xX]([0-9a-fA-F]{1,16})", text)
-        value = (int(exact[1]) if exact[1] else int(exact[2], 16)) if exact else fio_values.VALUE_MAX + 1
-        if value > fio_values.VALUE_MAX:
+        value = (int(exact[1]) if exact[1] else int(exact[2], 16)) if exact else values.VALUE_MAX + 1
+        if value > values.VALUE_MAX:
             raise self.wrong(key, text, *self.not_a("is not a whole number", key, text, str(default or 1)))
         return value
 
@@ -74,8 +74,8 @@ class Settings:
 
     def size(self, key: str, text: str) -> int:
         try:
-            return fio_values.size(text, self.kb_base)
-        except fio_values.Malformed as error:
+            return values.size(text, self.kb_base)
+        except values.Malformed as error:
             usual = "1g" if "overflows" in str(error) else "128k"
             raise self.wrong(key, text, *self.not_a(str(error), key, text, usual)) from None
 

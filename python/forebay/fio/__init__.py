@@ -1,9 +1,9 @@
 """fio's job files: converts each section to a job; settings that would change the workload are refused by name.
 
-fio_keys.py says of every key what becomes of it, fio_file.py reads the file, fio_values.py what may be calculated,
-fio_settings.py the values of a section, fio_offsets.py where its I/Os go, fio_data.py in which files, fio_checks.py how they
-are checked. Only the file format and the meaning of the keys are shared with fio, out of its documentation. Sizes follow
-fio's default (`kb_base=1024`): k and kb are 1024, kib is 1000.
+`keys` says of every key what becomes of it, `file` reads the file, `values` what may be calculated, `settings` the values of a
+section, `offsets` where its I/Os go, `data` in which files, `checks` how they are checked; `verb` is the command. Only the file
+format and the meaning of the keys are shared with fio, out of its documentation. Sizes follow fio's default (`kb_base=1024`):
+k and kb are 1024, kib is 1000.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from forebay import fio_lists
 from forebay.errors import RequestError
-from forebay.fio_checks import Checks
-from forebay.fio_data import NOTHING
-from forebay.fio_data import named_files as named_files
-from forebay.fio_file import FILE_BYTES_MAX as FILE_BYTES_MAX
-from forebay.fio_file import Section as Section
-from forebay.fio_file import expanded, sections
-from forebay.fio_job import CHECK as CHECK
-from forebay.fio_job import FioJob as FioJob
-from forebay.fio_job import among, resolved, running
-from forebay.fio_keys import ALIASES, DONE, ELSEWHERE, HARMLESS, HOLDS, OF_WRITES, REFUSED, TOLD
+from forebay.fio import lists
+from forebay.fio.checks import Checks
+from forebay.fio.data import NOTHING
+from forebay.fio.data import named_files as named_files
+from forebay.fio.file import FILE_BYTES_MAX as FILE_BYTES_MAX
+from forebay.fio.file import Section as Section
+from forebay.fio.file import expanded, sections
+from forebay.fio.job import CHECK as CHECK
+from forebay.fio.job import FioJob as FioJob
+from forebay.fio.job import among, resolved, running
+from forebay.fio.keys import ALIASES, DONE, ELSEWHERE, HARMLESS, HOLDS, OF_WRITES, REFUSED, TOLD
 from forebay.units import GIB, parse_bytes
 
 
@@ -128,9 +128,9 @@ class _Reader(Checks):
         engine, threads = self.left.pop("ioengine", "psync"), self.number("numjobs", 1)
         engine = ENGINE_ALIASES.get(engine, engine)
         self.fields.update(workers=threads)
-        fio_lists.written(self, threads)
+        lists.written(self, threads)
         if self.left.get("read_iolog"):
-            fio_lists.replayed(self, frozenset(DONE))
+            lists.replayed(self, frozenset(DONE))
             self.engine(engine)
         else:
             self.pattern()

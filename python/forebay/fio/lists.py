@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.fio_settings import Settings
+from forebay.fio.settings import Settings
 
 # What a list says by itself; fio, too, leaves these aside.
 OF_LISTS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 
-from forebay import fio_values
 from forebay.errors import RequestError
-from forebay.fio_side import Sides
+from forebay.fio import values
+from forebay.fio.side import Sides
 
 # fio's example of an engine in C++ does what null does.
 NOTHING = ("null", "cpp_null")
@@ -25,7 +25,7 @@ class Data(Sides):
     uneven = False
 
     def data(self, engine: str, threads: int) -> None:
-        size_pct = fio_values.share(self.left.get("size", ""))
+        size_pct = values.share(self.left.get("size", ""))
         if size_pct in (0, 100):
             size_pct = None
         size = self.file_size("size") if size_pct is None else None
@@ -104,7 +104,7 @@ class Data(Sides):
         sources = self.fields["sources"]
         if len(sources) != 1 or "file_name" in self.fields:
             return None
-        return fio_values.bytes_there(sources[0].removeprefix("file:"))
+        return values.bytes_there(sources[0].removeprefix("file:"))
 
     def whole(self, filename: str, directory: str, each: int | None) -> int | None:
         """Returns the whole that shares are of: `filesize`, or the one file or device that is there. None where that isn't
@@ -112,15 +112,15 @@ class Data(Sides):
         if each is not None or not filename:
             return each
         names = named_files(filename)
-        return fio_values.bytes_there(os.path.join(directory, names[0])) if len(names) == 1 else None
+        return values.bytes_there(os.path.join(directory, names[0])) if len(names) == 1 else None
 
     def shared_size(self, size_pct: int, whole: int | None, start: int) -> None:
         """`size=50%`."""
         self.left.pop("size")
         if not whole:
-            self.leave_out("size", f"{size_pct}%", fio_values.NO_WHOLE)
+            self.leave_out("size", f"{size_pct}%", values.NO_WHOLE)
             return
-        part = fio_values.part_of(whole, size_pct, start, self.fields["io_bytes"])
+        part = values.part_of(whole, size_pct, start, self.fields["io_bytes"])
         if part == 0:
             raise self.wrong("size", f"{size_pct}%", f"is less than an I/O (of {whole:,} bytes)", "size=100%")
         self.fields["file_bytes"] = start + part
@@ -280,14 +280,14 @@ class Data(Sides):
 
     def offset(self, text: str, whole: int | None) -> int | None:
         """`1g`, or `25%` of the file, from the next I/O on."""
-        share = fio_values.share(text)
+        share = values.share(text)
         if share is None:
             return self.size("offset", text)
         align = self.size("offset_align", self.left["offset_align"]) if "offset_align" in self.left else 0
         if not whole:
-            self.leave_out("offset", text, fio_values.NO_WHOLE)
+            self.leave_out("offset", text, values.NO_WHOLE)
             return None
-        return fio_values.start_of(whole, share, align or self.fields["io_bytes"])
+        return values.start_of(whole, share, align or self.fields["io_bytes"])
 
     def files(self, filename: str, directory: str) -> int:
         """Named files, which all of the section's jobs share. Returns how many."""

@@ -16,11 +16,13 @@ from typing import Any
 
 import click
 
-from forebay import fio, fio_disks, fio_json, fio_keys, fio_line, fio_logs
+from forebay import fio
 from forebay.bench import save, summary, verb
 from forebay.errors import DONE, RequestError, RunError
-from forebay.fio_file import Section, expanded
-from forebay.fio_job import CHECK, FioJob
+from forebay.fio import command_line, document, keys, logs
+from forebay.fio import disks as fio_disks
+from forebay.fio.file import Section, expanded
+from forebay.fio.job import CHECK, FioJob
 
 EXAMPLES = """\b
 Examples:
@@ -46,11 +48,11 @@ def command(context: click.Context, words: tuple[str, ...], record: str | None, 
     --output-format=json and json+ print fio's document, normal Forebay's summary. A setting that would make another workload
     than fio's is refused by name; one that has no effect is accepted.
     """
-    line = fio_line.parse(words)
+    line = command_line.parse(words)
     if line.wants == "version":
         from forebay import __version__
 
-        click.echo(f"{fio_json.VERSION} (options and output; forebay {__version__})")
+        click.echo(f"{document.VERSION} (options and output; forebay {__version__})")
         return DONE
     if line.wants == "help":
         click.echo(context.get_help())
@@ -61,7 +63,7 @@ def command(context: click.Context, words: tuple[str, ...], record: str | None, 
 class _Command:
     """One command: its sections, their jobs, and what comes of them."""
 
-    def __init__(self, line: fio_line.Line, record: str | None, own: dict[str, Any]) -> None:
+    def __init__(self, line: command_line.Line, record: str | None, own: dict[str, Any]) -> None:
         self.line, self.began = line, time.time()
         sections = line.read()
         self.sections = [_without_output(section) for section in sections]
@@ -69,15 +71,15 @@ class _Command:
         self.jobs = fio.of_sections(self.sections, line.name, own["fio_lenient"])
         _refuse_unsized(self.jobs)
         if line.readonly:
-            fio_line.refuse_writes((job.name, job.job) for job in self.jobs)
+            command_line.refuse_writes((job.name, job.job) for job in self.jobs)
         over = {"overwrite": list(own["overwrite"]), "overwrite_devices": list(own["overwrite_device"])}
         self.asked = [_asked(job.name, self.settings[job.section], line.formats) for job in self.jobs]
-        self.logs = [fio_logs.of(job.name, self.settings[job.section]) for job in self.jobs]
+        self.logs = [logs.of(job.name, self.settings[job.section]) for job in self.jobs]
         self.tasks = verb.tasks_of_jobs(self.jobs, line.name, {key: value for key, value in over.items() if value})
         self.saved = save.Output(record, save.RUN, "--record") if record else None
         self.output = _Output(line.output) if line.output else None
         self.disks = fio_disks.Watch()
-        self.entries: list[fio_json.Entry] = []
+        self.entries: list[document.Entry] = []
         self.devices: set[str] = set()
         self.told: list[str] = []
         self._heard, self._usage = 0, _usage()
@@ -159,18 +161,18 @@ class _Command:
                            entry.usage[2] + usage[2] - self._usage[2])  # fmt: skip
             self._usage = usage
 
-    def _entry(self, job: FioJob, settings: Mapping[str, str], asked: fio_json.Asked) -> fio_json.Entry:
+    def _entry(self, job: FioJob, settings: Mapping[str, str], asked: document.Asked) -> document.Entry:
         """The entry that the job's record goes into: that of its section, or of its group."""
         last = self.entries[-1] if self.entries else None
         grouped = _is_on(settings, "group_reporting")
         if last is not None and job.name.endswith(CHECK):
             return last
         own = dict(self.sections[job.section].settings)
-        options = {key: value for key, value in own.items() if key not in fio_line.SWITCHES}
+        options = {key: value for key, value in own.items() if key not in command_line.SWITCHES}
         if last is not None and grouped and last.group == job.group:
             last.options = options  # as fio has it: the first one's name, the last one's settings
             return last
-        self.entries.append(fio_json.Entry(job.name, job.group, options, asked))
+        self.entries.append(document.Entry(job.name, job.group, options, asked))
         return self.entries[-1]
 
     def _show(self) -> None:
@@ -180,7 +182,7 @@ class _Command:
         if any(form.startswith("json") for form in self.line.formats):
             with_disks = all(settings.get("disk_util", "1") != "0" for settings in self.settings)
             disks = self.disks.util(self.devices) if with_disks else []
-            found = fio_json.document(self.entries, self.shared, disks, self.began)
+            found = document.document(self.entries, self.shared, disks, self.began)
             parts.append(json.dumps(found, indent=2))
         text = "\n".join(parts)
         if self.output is None:
@@ -231,7 +233,7 @@ def _refuse_unsized(jobs: Sequence[FioJob]) -> None:
 
 
 def _without_output(section: Section) -> Section:
-    return Section(section.name, tuple((key, value) for key, value in section.settings if key not in fio_logs.KEYS))
+    return Section(section.name, tuple((key, value) for key, value in section.settings if key not in logs.KEYS))
 
 
 def _settings(sections: Sequence[Section]) -> tuple[list[dict[str, str]], dict[str, str]]:
@@ -240,10 +242,10 @@ def _settings(sections: Sequence[Section]) -> tuple[list[dict[str, str]], dict[s
     typed: dict[str, str] = {}
     found: list[dict[str, str]] = []
     for section in sections:
-        own = {fio_keys.ALIASES.get(key, key): expanded(section.name, key, value) for key, value in section.settings}
+        own = {keys.ALIASES.get(key, key): expanded(section.name, key, value) for key, value in section.settings}
         if section.name == "global":
             shared |= own
-            typed |= {key: value for key, value in section.settings if key not in fio_line.SWITCHES}
+            typed |= {key: value for key, value in section.settings if key not in command_line.SWITCHES}
         found.append({**shared, **own})
     return found, typed
 
@@ -252,11 +254,11 @@ def _is_on(settings: Mapping[str, str], key: str) -> bool:
     return settings.get(key, "0") not in ("0", "false")
 
 
-def _asked(name: str, settings: Mapping[str, str], formats: Sequence[str]) -> fio_json.Asked:
+def _asked(name: str, settings: Mapping[str, str], formats: Sequence[str]) -> document.Asked:
     """Reads the settings that are about the output. RequestError for malformed ones."""
     text = settings.get("percentile_list", "")
     try:
-        shares = tuple(float(part) for part in text.split(":")) if text else fio_json.PERCENTILES
+        shares = tuple(float(part) for part in text.split(":")) if text else document.PERCENTILES
     except ValueError:
         shares = (-1.0,)
     if len(shares) > 20 or not all(0 < share <= 100 for share in shares):
@@ -266,15 +268,15 @@ def _asked(name: str, settings: Mapping[str, str], formats: Sequence[str]) -> fi
     if how not in unified:
         raise RequestError(f"[{name}] unified_rw_reporting={how}", "is not none, mixed or both", "unified_rw_reporting=mixed")
     of_clat, of_lat = settings.get("clat_percentiles", "1") != "0", _is_on(settings, "lat_percentiles")
-    return fio_json.Asked(shares, of_clat, of_lat, "json+" in formats, unified[how])
+    return document.Asked(shares, of_clat, of_lat, "json+" in formats, unified[how])
 
 
 def _error(outcome: verb.Outcome) -> int:
     """fio's number of what went wrong; 0 where nothing did."""
     found = outcome.record["result"]["errors"] if outcome.record else {}
     if found.get("verify_failed"):
-        return fio_json.EILSEQ
-    return fio_json.EIO if outcome.error is not None or found.get("failed") or found.get("timed_out") else 0
+        return document.EILSEQ
+    return document.EIO if outcome.error is not None or found.get("failed") or found.get("timed_out") else 0
 
 
 def _usage() -> tuple[int, int, int]:

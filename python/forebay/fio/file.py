@@ -6,8 +6,9 @@ import os
 import re
 from dataclasses import dataclass
 
-from forebay import fio_values, pipes
+from forebay import pipes
 from forebay.errors import RequestError
+from forebay.fio import values
 
 FILE_BYTES_MAX = 1 << 20
 SECTIONS_MAX = 1000
@@ -91,6 +92,6 @@ def expanded(section: str, key: str, value: str) -> str:
 
     expanded = re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", replace, value)
     try:
-        return fio_values.keywords(expanded)
-    except fio_values.Malformed as error:
+        return values.keywords(expanded)
+    except values.Malformed as error:
         raise RequestError(f"[{section}] {key}={value}", str(error), "the number itself") from None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from forebay import fio_values
-from forebay.fio_data import NOTHING, Data
-from forebay.fio_job import CHECK, FioJob
+from forebay.fio import values
+from forebay.fio.data import NOTHING, Data
+from forebay.fio.job import CHECK, FioJob
 from forebay.units import parse_bytes
 
 # What a job that reads back does without.
@@ -80,7 +80,7 @@ class Checks(Data):
     def fios_own(self, kind: str, pattern: str, interval: str, offset: str) -> None:
         """A job that reads, and checks, what fio wrote with `verify`."""
         headed = kind in FIOS and FIOS[kind] not in ("meta", "pattern")
-        known = None if headed or not pattern else fio_values.pattern(pattern)
+        known = None if headed or not pattern else values.pattern(pattern)
         why = None
         if kind not in FIOS:
             why = f"of fio's checksums, {', '.join(FIOS)} are supported"

@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from forebay import fio_file, fio_keys
 from forebay.errors import RequestError
-from forebay.fio_file import Section
+from forebay.fio import file, keys
+from forebay.fio.file import Section
 
 NAME = "the command line"
 # Settings that need no value.
@@ -66,7 +66,7 @@ class Line:
         """The sections to run, those of the job files behind the command line's. RequestError where there are none."""
         found = list(self.sections)
         for path in self.files:
-            found += fio_file.sections(path)
+            found += file.sections(path)
         names = [section.name for section in found if section.name != "global"]
         if not names:
             raise RequestError(
@@ -108,7 +108,7 @@ def parse(words: Sequence[str]) -> Line:
 
 def _value(word: str, key: str, left: list[str]) -> str:
     """The word behind, as getopt takes it; RequestError where there is none, or the key is nobody's."""
-    known = (fio_keys.DONE, fio_keys.HOLDS, fio_keys.TOLD, fio_keys.REFUSED, fio_keys.ALIASES, _OWN, _HARMLESS)
+    known = (keys.DONE, keys.HOLDS, keys.TOLD, keys.REFUSED, keys.ALIASES, _OWN, _HARMLESS)
     if not any(key in table for table in known):
         near = difflib.get_close_matches(key, [name for table in known for name in table], 1)
         raise RequestError(word, "is neither a setting nor an option of fio's", f"--{near[0]}" if near else "--name=x --rw=read")

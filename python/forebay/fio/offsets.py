@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from forebay.fio_settings import Settings
+from forebay.fio.settings import Settings
 from forebay.units import format_bytes
 
 # Of fio, for one direction.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from forebay.fio_endings import Endings
+from forebay.fio.endings import Endings
 
 CLASSES = {1: "rt", 2: "be", 3: "idle"}
 FLOW_MAX = 1000
