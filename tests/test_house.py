@@ -128,7 +128,6 @@ FILES_OF_OBJECT_MAX = 2
 CUT_OBJECTS: dict[str, int] = {
     "nvme::host::Session": 3,
     "nvme::transport::pcie::device::Device": 4,
-    "nvme::transport::pcie::queue::CompletionQueue": 4,
     "nvme::transport::tcp::host::HostEnd": 3,
     "nvme::transport::tcp::target::TargetEnd": 3,
     "storage::path::mapped::MappedQueue": 4,

@@ -4,8 +4,9 @@
 //! A command is fetched only where its completion will have room, so that completing never waits.
 
 pub mod book;
-mod doorbells;
-mod interrupts;
+mod doorbell;
+mod in_flight;
+mod notices;
 mod state;
 mod submission;
 
@@ -16,8 +17,14 @@ use super::shadow::Shadow;
 use crate::command::{Cqe, Sqe};
 use crate::status::{Code, Status};
 use book::Book;
+use doorbell::{Bell, Rung};
+pub use in_flight::Fetched;
+use in_flight::{InFlight, Slot};
+use notices::Notices;
+pub use notices::{Coalescing, Interrupt};
 use serde::{Deserialize, Serialize};
 pub use state::QueueState;
+use std::sync::atomic::{fence, Ordering};
 pub use submission::SubmissionQueue;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -25,15 +32,6 @@ const SQE_BYTES: u64 = size_of::<Sqe>() as u64;
 const CQE_BYTES: u64 = size_of::<Cqe>() as u64;
 /// Bytes of a completion before the dword with its phase tag.
 const BEFORE_PHASE: usize = 12;
-
-/// A command that is to be carried out. `slot` is free again once it is completed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fetched {
-    /// Below `CompletionQueue::slots`.
-    pub slot: u16,
-    pub sqid: u16,
-    pub sqe: Sqe,
-}
 
 /// A doorbell that was written wrongly (base, figure 146): an asynchronous event tells the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,36 +56,6 @@ impl From<Unmapped> for QueueFault {
     }
 }
 
-/// Interrupt Coalescing (base, section 5.27.1.6), and the vectors that are excepted from it (section 5.27.1.7).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Coalescing {
-    /// Completions for which to interrupt at once; 0 and 1: each.
-    pub completions: u16,
-    /// Longest time for which a completion waits for others; 0: not at all.
-    pub time_us: u32,
-    pub excepted: Vec<u16>,
-}
-
-/// Decision on an interrupt of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interrupt {
-    None,
-    /// This vector.
-    Now(u16),
-    /// Ask again at this time, µs.
-    At(u64),
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    sqid: u16,
-    /// In flight; a free slot's `sqe` means nothing.
-    taken: bool,
-    /// Its identifier is entered in its submission queue.
-    entered: bool,
-    sqe: Sqe,
-}
-
 /// A completion queue, and the submission queues that name it.
 #[derive(Debug)]
 pub struct CompletionQueue {
@@ -97,21 +65,12 @@ pub struct CompletionQueue {
     ring: Ring,
     /// Phase tag of the entries that are written now.
     phase: bool,
-    /// None: the host polls it (IEN 0).
-    vector: Option<u16>,
-    /// Its own doorbell and EventIdx, and the same of them as for submission queues.
-    own_shadow: Option<(u64, u64)>,
-    own_seen: u32,
-    own_fresh: bool,
+    notices: Notices,
+    bell: Bell,
     submissions: Vec<SubmissionQueue>,
     /// Index of the next one.
     turn: usize,
-    slots: Vec<Slot>,
-    free: Vec<u16>,
-    coalescing: Coalescing,
-    /// Completions of which the host was not told, and since when.
-    untold: u16,
-    untold_since_us: Option<u64>,
+    in_flight: InFlight,
     /// Book for another process, should this one be killed.
     book: Option<Book>,
     /// Completions to be written by `publish`. None: each is at once.
@@ -137,24 +96,16 @@ impl Entry {
 impl CompletionQueue {
     pub fn new(id: u16, address: u64, entries: u16, vector: Option<u16>) -> CompletionQueue {
         let ring = Ring::new(entries);
-        let slots = ring.entries() - 1;
-        let free = Slot { sqid: 0, taken: false, entered: false, sqe: Sqe::default() };
         CompletionQueue {
             id,
             address,
             ring,
             phase: true,
-            vector,
-            own_shadow: None,
-            own_seen: 0,
-            own_fresh: false,
+            notices: Notices::new(vector),
+            bell: Bell::default(),
             submissions: Vec::new(),
             turn: 0,
-            slots: vec![free; slots.into()],
-            free: (0..slots).rev().collect(),
-            coalescing: Coalescing::default(),
-            untold: 0,
-            untold_since_us: None,
+            in_flight: InFlight::new(ring.entries() - 1),
             book: None,
             held_back: None,
         }
@@ -163,7 +114,7 @@ impl CompletionQueue {
     /// From here on it notes what another process goes on by. To be called while it is new, before its host hears that it
     /// is there.
     pub fn note_in(&mut self, book: Book) {
-        book.begin(self.slots(), self.own_shadow.is_some() && !self.own_fresh);
+        book.begin(self.slots(), self.bell.is_heard());
         self.book = Some(book);
     }
 
@@ -187,7 +138,7 @@ impl CompletionQueue {
         }
         if !entries.is_empty() {
             self.held_back = Some(entries.to_vec());
-            self.untold = 1;
+            self.notices.owe();
         }
         Ok(())
     }
@@ -212,23 +163,23 @@ impl CompletionQueue {
         self.ring.entries()
     }
 
-    /// The interrupt vector. None: the host doesn't want interrupts of it.
     /// The host's head, and the next entry to write.
     pub fn ends(&self) -> (u16, u16) {
         (self.ring.head(), self.ring.tail())
     }
 
+    /// The interrupt vector. None: the host doesn't want interrupts of it.
     pub fn vector(&self) -> Option<u16> {
-        self.vector
+        self.notices.vector()
     }
 
     /// Commands that may be in flight.
     pub fn slots(&self) -> u16 {
-        self.slots.len() as u16
+        self.in_flight.slots()
     }
 
     pub fn in_flight(&self) -> u16 {
-        self.slots() - self.free.len() as u16
+        self.in_flight.count()
     }
 
     pub fn submissions(&self) -> impl Iterator<Item = &SubmissionQueue> {
@@ -242,20 +193,15 @@ impl CompletionQueue {
                 return Ok(None);
             }
             let queue = &mut self.submissions[at];
-            let mut sqe = Sqe::default();
-            memory.read(queue.address + u64::from(queue.ring.head()) * SQE_BYTES, sqe.as_mut_bytes())?;
-            queue.ring.take();
-            queue.passed = queue.passed.saturating_add(1);
-            let slot = self.free.pop().expect("there is room for its completion");
-            let (cid, sqid) = (sqe.cid.get(), queue.id);
-            let entered = queue.enter(cid);
-            queue.in_flight += 1;
-            self.slots[usize::from(slot)] = Slot { sqid, taken: true, entered, sqe };
+            let sqe = queue.take(memory)?;
+            let sqid = queue.id();
+            let entered = queue.enter(sqe.cid.get());
+            let slot = self.in_flight.add(sqid, entered, sqe).expect("there is room for its completion");
             if let Some(book) = &self.book {
                 book.take(slot, sqid, &sqe);
             }
             self.turn = at + 1;
-            self.keep_quiet(memory, at)?;
+            self.submissions[at].keep_quiet(memory)?;
             if entered {
                 return Ok(Some(Fetched { slot, sqid, sqe }));
             }
@@ -266,20 +212,13 @@ impl CompletionQueue {
 
     /// Commands that hosts have rung for, and that wait to be fetched.
     pub fn waits(&self) -> u32 {
-        self.submissions
-            .iter()
-            .filter(|queue| !queue.closing)
-            .map(|queue| u32::from(queue.ring.occupied()))
-            .sum()
+        self.submissions.iter().map(|queue| u32::from(queue.waits())).sum()
     }
 
     /// The next submission queue with a command.
     fn waiting(&self) -> Option<usize> {
         let count = self.submissions.len();
-        let has = |at: &usize| {
-            let queue = &self.submissions[*at];
-            !queue.closing && !queue.ring.is_empty()
-        };
+        let has = |at: &usize| self.submissions[*at].has_command();
         (0..count).map(|n| (self.turn + n) % count).find(has)
     }
 
@@ -292,31 +231,15 @@ impl CompletionQueue {
     }
 
     fn look_at_head<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), QueueFault> {
-        let Some((doorbell, event_index)) = self.own_shadow else { return Ok(()) };
-        let value = memory.load(doorbell)?;
-        if std::mem::replace(&mut self.own_seen, value) == value {
-            return Ok(());
-        }
-        if let (true, Some(book)) = (self.own_fresh, &self.book) {
+        let Some(Rung { value, first }) = self.bell.look(memory)? else { return Ok(()) };
+        if let (true, Some(book)) = (first, &self.book) {
             book.set_heard(true);
         }
-        self.own_fresh = false;
         if !self.move_head(value) {
             let doorbell = Doorbell::Completion(self.id);
             return Err(QueueFault::Doorbell(InvalidDoorbell { doorbell, value, known: true }));
         }
-        memory.store(event_index, self.ring.previous(self.ring.head()).into())?;
-        Ok(())
-    }
-
-    /// Keeps EventIdx where the host doesn't pass it while this end looks by itself: behind its tail, moved on every
-    /// half round.
-    fn keep_quiet<M: HostMemory + ?Sized>(&mut self, memory: &M, at: usize) -> Result<(), QueueFault> {
-        let queue = &mut self.submissions[at];
-        if let (Some((_, event_index)), true) = (queue.shadow, queue.passed > queue.ring.entries() / 2) {
-            queue.passed = 0;
-            memory.store(event_index, queue.ring.previous(queue.ring.tail()).into())?;
-        }
+        self.bell.want_beyond(memory, self.ring.previous(self.ring.head()))?;
         Ok(())
     }
 
@@ -329,7 +252,7 @@ impl CompletionQueue {
         result: u64,
     ) -> Result<(), QueueFault> {
         let Some(Slot { sqid, sqe, .. }) = self.release(slot) else { return Ok(()) };
-        let head = self.at(sqid).map_or(0, |at| self.submissions[at].ring.head());
+        let head = self.at(sqid).map_or(0, |at| self.submissions[at].ends().0);
         let cqe = Cqe { sqhd: head.into(), sqid: sqid.into(), ..Cqe::new(sqe.cid.get(), status, result) };
         let at = self.address + u64::from(self.ring.tail()) * CQE_BYTES;
         let mut dwords = <[u32; 4]>::read_from_bytes(cqe.as_bytes()).unwrap_or_default();
@@ -346,7 +269,7 @@ impl CompletionQueue {
         if self.ring.add() {
             self.phase = !self.phase;
         }
-        self.untold = self.untold.saturating_add(1);
+        self.notices.add();
         Ok(())
     }
 
@@ -373,54 +296,44 @@ impl CompletionQueue {
 
     /// None: it is free already.
     fn release(&mut self, slot: u16) -> Option<Slot> {
-        let place = self.slots.get_mut(usize::from(slot)).filter(|place| place.taken)?;
-        place.taken = false;
-        let gone = *place;
-        self.free.push(slot);
+        let gone = self.in_flight.remove(slot)?;
         if let Some(at) = self.at(gone.sqid) {
-            let queue = &mut self.submissions[at];
-            queue.in_flight -= 1;
-            if gone.entered {
-                queue.leave(gone.sqe.cid.get());
-            }
+            self.submissions[at].leave(gone.entered.then_some(gone.sqe.cid.get()));
         }
         Some(gone)
     }
 
     /// The slot of a command in flight.
     pub fn find(&self, sqid: u16, cid: u16) -> Option<u16> {
-        let is = |slot: &Slot| slot.taken && slot.entered && (slot.sqid, slot.sqe.cid.get()) == (sqid, cid);
-        self.slots.iter().position(is).map(|slot| slot as u16)
+        self.in_flight.find(|slot| slot.entered && (slot.sqid, slot.sqe.cid.get()) == (sqid, cid))
     }
 
     /// A command in flight.
     pub fn command(&self, slot: u16) -> Option<Fetched> {
-        let place = self.slots.get(usize::from(slot)).filter(|place| place.taken)?;
-        Some(Fetched { slot, sqid: place.sqid, sqe: place.sqe })
+        self.in_flight.command(slot)
     }
 
     /// Slots of all commands in flight.
     pub fn in_flight_slots(&self) -> impl Iterator<Item = u16> + '_ {
-        (0..).zip(&self.slots).filter(|(_, slot)| slot.taken).map(|(at, _)| at)
+        self.in_flight.iter().map(|(slot, _)| slot)
     }
 
     /// Slots of a submission queue's commands in flight.
     pub fn in_flight_of(&self, sqid: u16) -> impl Iterator<Item = u16> + '_ {
-        let is = move |slot: &&Slot| slot.taken && slot.sqid == sqid;
-        (0..).zip(&self.slots).filter(move |(_, slot)| is(slot)).map(|(at, _)| at)
+        self.in_flight.iter().filter(move |(_, command)| command.sqid == sqid).map(|(slot, _)| slot)
     }
 
     /// A submission queue is being deleted: nothing more is fetched from it.
     pub fn close(&mut self, sqid: u16) {
         if let Some(at) = self.at(sqid) {
-            self.submissions[at].closing = true;
+            self.submissions[at].close();
         }
     }
 
     /// Takes a submission queue away, once nothing of it is in flight; false: there is. Not there: true.
     pub fn remove(&mut self, sqid: u16) -> bool {
         let Some(at) = self.at(sqid) else { return true };
-        let idle = self.submissions[at].in_flight == 0;
+        let idle = self.submissions[at].in_flight() == 0;
         if idle {
             self.submissions.remove(at);
             self.turn = 0;
@@ -435,26 +348,105 @@ impl CompletionQueue {
         memory: &M,
         shadow: Shadow,
     ) -> Result<(), QueueFault> {
-        self.own_shadow = shadow.of(Doorbell::Completion(self.id));
-        if let Some((doorbell, event_index)) = self.own_shadow {
-            memory.store(event_index, self.ring.previous(self.ring.head()).into())?;
-            self.own_fresh = memory.load(doorbell)? == 0;
-            self.own_seen = if self.own_fresh { 0 } else { self.ring.head().into() };
-            if let Some(book) = &self.book {
-                book.set_heard(!self.own_fresh);
-            }
+        let places = shadow.of(Doorbell::Completion(self.id));
+        let head = self.ring.head();
+        self.bell.announce(memory, places, self.ring.previous(head), head)?;
+        if let (true, Some(book)) = (self.bell.has_shadow(), &self.book) {
+            book.set_heard(self.bell.is_heard());
         }
         for queue in &mut self.submissions {
-            queue.shadow = shadow.of(Doorbell::Submission(queue.id));
-            if let Some((doorbell, event_index)) = queue.shadow {
-                memory.store(event_index, queue.ring.tail().into())?;
-                queue.fresh = memory.load(doorbell)? == 0;
-                queue.seen = if queue.fresh { 0 } else { queue.ring.tail().into() };
-                if let Some(book) = &self.book {
-                    book.set_submission_heard(queue.id, !queue.fresh);
-                }
-            }
+            queue.set_shadow(memory, shadow, self.book.as_ref())?;
         }
         self.poll(memory)
+    }
+
+    /// A new queue's shadow doorbell starts at 0, whatever a queue of that number left behind.
+    pub(crate) fn begin_shadow<M: HostMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        shadow: Shadow,
+    ) -> Result<(), Unmapped> {
+        self.bell.begin(memory, shadow.of(Doorbell::Completion(self.id)), self.ring.previous(0))
+    }
+
+    /// The admin queue's: without shadow doorbells.
+    pub(crate) fn open_plain(&mut self, queue: SubmissionQueue) {
+        self.submissions.push(queue);
+    }
+
+    /// A submission queue of this completion queue was created. The host may have put commands into it by now.
+    pub fn open<M: HostMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        queue: SubmissionQueue,
+    ) -> Result<(), QueueFault> {
+        self.submissions.push(queue);
+        self.poll(memory)
+    }
+
+    #[inline]
+    fn at(&self, sqid: u16) -> Option<usize> {
+        self.submissions.iter().position(|queue| queue.id() == sqid)
+    }
+
+    /// A doorbell register was written. Err: it changed nothing, and the host is to be told. The value of a queue with
+    /// a shadow doorbell is the one there: the write only says that there is something to see (`poll`).
+    pub fn ring(&mut self, doorbell: Doorbell, value: u32) -> Result<(), InvalidDoorbell> {
+        let wrong = |known| InvalidDoorbell { doorbell, value, known };
+        match doorbell {
+            Doorbell::Completion(cqid) if cqid != self.id => Err(wrong(false)),
+            Doorbell::Completion(_) => {
+                let there = !self.bell.register_counts() || self.move_head(value);
+                (there || self.bell.has_shadow()).then_some(()).ok_or(wrong(true))
+            }
+            Doorbell::Submission(sqid) => {
+                let at = self.at(sqid).ok_or(wrong(false))?;
+                self.submissions[at].ring(value).then_some(()).ok_or(wrong(true))
+            }
+        }
+    }
+
+    fn move_head(&mut self, value: u32) -> bool {
+        let moved = self.ring.move_head(value);
+        if let (true, Some(book)) = (moved, &self.book) {
+            book.set_head(self.ring.head());
+        }
+        moved
+    }
+
+    /// Looks at the shadow doorbells of the submission queues. Nothing to do where there are none.
+    pub fn poll<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), QueueFault> {
+        self.submissions.iter_mut().try_for_each(|queue| queue.look(memory, self.book.as_ref()))
+    }
+
+    /// Decides whether to interrupt the host for what was completed. Once in each turn of the owner's loop; `Now` is
+    /// said once.
+    pub fn interrupt(&mut self, now_us: u64) -> Interrupt {
+        self.notices.interrupt(now_us)
+    }
+
+    pub fn set_coalescing(&mut self, coalescing: Coalescing) {
+        self.notices.set_coalescing(coalescing);
+    }
+
+    /// Before its owner sleeps: asks the host to write the doorbell registers, then looks once more. False: there is
+    /// something to do.
+    pub fn sleep<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<bool, QueueFault> {
+        self.submissions.iter().try_for_each(|queue| queue.want_register(memory))?;
+        // Either the host sees the index, or this end sees what the host wrote before it looked.
+        fence(Ordering::SeqCst);
+        self.poll(memory)?;
+        if self.waiting().is_none() {
+            return Ok(true);
+        }
+        // Commands wait for room in the completion queue.
+        if self.has_room(memory)? {
+            return Ok(false);
+        }
+        if !self.bell.want_beyond(memory, self.ring.head())? {
+            return Ok(true);
+        }
+        fence(Ordering::SeqCst);
+        Ok(!self.has_room(memory)?)
     }
 }

@@ -1,6 +1,7 @@
 //! Queues as plain data, with which another process goes on.
 
 use super::book::{Book, Noted};
+use super::doorbell::Bell;
 use super::{Coalescing, CompletionQueue, Slot, SubmissionQueue, BEFORE_PHASE, CQE_BYTES, SQE_BYTES};
 use crate::command::Sqe;
 use crate::status::{Code, Status};
@@ -81,41 +82,42 @@ impl Pending {
 
 impl SubmissionQueue {
     fn state(&self) -> SubmissionState {
-        let SubmissionQueue { id, address, ring, shadow, seen, fresh, passed, .. } = *self;
+        let SubmissionQueue { id, address, ring, bell: Bell { shadow, seen, fresh }, passed, .. } = *self;
         SubmissionState { id, address, ring, shadow, seen, fresh, passed }
     }
 
     fn restore(state: &SubmissionState) -> Result<SubmissionQueue, &'static str> {
         let SubmissionState { id, address, ring, shadow, seen, fresh, passed } = *state;
         placed(address, ring, SQE_BYTES)?;
-        let queue = SubmissionQueue::new(id, address, ring.entries());
-        Ok(SubmissionQueue { ring, shadow, seen, fresh, passed, ..queue })
+        let mut queue = SubmissionQueue::new(id, address, ring.entries());
+        (queue.ring, queue.bell, queue.passed) = (ring, Bell { shadow, seen, fresh }, passed);
+        Ok(queue)
     }
 }
 
 impl CompletionQueue {
     /// As it is. No submission queue of it may be in the course of its deletion.
     pub fn state(&self) -> QueueState {
-        let taken = (0..).zip(&self.slots).filter(|(_, slot)| slot.taken);
-        let pending = taken.map(|(slot, Slot { sqid, sqe, .. })| Pending {
+        let pending = self.in_flight.iter().map(|(slot, Slot { sqid, sqe, .. })| Pending {
             slot,
             sqid: *sqid,
             sqe: <[u32; 16]>::read_from_bytes(sqe.as_bytes()).unwrap_or_default(),
         });
+        let Bell { shadow, seen, fresh } = self.bell;
         QueueState {
             id: self.id,
             address: self.address,
             ring: self.ring,
             phase: self.phase,
-            vector: self.vector,
-            shadow: self.own_shadow,
-            seen: self.own_seen,
-            fresh: self.own_fresh,
+            vector: self.notices.vector(),
+            shadow,
+            seen,
+            fresh,
             submissions: self.submissions.iter().map(SubmissionQueue::state).collect(),
             turn: self.turn as u16,
-            coalescing: self.coalescing.clone(),
-            untold: self.untold,
-            untold_since_us: self.untold_since_us,
+            coalescing: self.notices.coalescing.clone(),
+            untold: self.notices.untold,
+            untold_since_us: self.notices.untold_since_us,
             pending: pending.collect(),
         }
     }
@@ -127,15 +129,13 @@ impl CompletionQueue {
         let mut queue = CompletionQueue {
             ring: state.ring,
             phase: state.phase,
-            own_shadow: state.shadow,
-            own_seen: state.seen,
-            own_fresh: state.fresh,
+            bell: Bell { shadow: state.shadow, seen: state.seen, fresh: state.fresh },
             turn: state.turn.into(),
-            coalescing: state.coalescing.clone(),
-            untold: state.untold,
-            untold_since_us: state.untold_since_us,
             ..fresh
         };
+        queue.notices.set_coalescing(state.coalescing.clone());
+        queue.notices.untold = state.untold;
+        queue.notices.untold_since_us = state.untold_since_us;
         for one in &state.submissions {
             if queue.at(one.id).is_some() {
                 return Err("a submission queue is there twice");
@@ -150,17 +150,20 @@ impl CompletionQueue {
     }
 
     fn take_up(&mut self, one: &Pending) -> Result<(), &'static str> {
-        let (slot, sqe) = (one.slot, one.sqe());
-        let at = self.at(one.sqid).ok_or("a command of a queue that is not there")?;
-        let free = self.free.iter().position(|other| *other == slot).ok_or("a slot that is not free")?;
-        self.free.remove(free);
-        let queue = &mut self.submissions[at];
-        if !queue.enter(sqe.cid.get()) {
-            return Err("an identifier is in flight twice");
+        match self.put_back(one.slot, one.sqid, one.sqe())? {
+            true => Ok(()),
+            false => Err("an identifier is in flight twice"),
         }
-        queue.in_flight += 1;
-        self.slots[usize::from(slot)] = Slot { sqid: one.sqid, taken: true, entered: true, sqe };
-        Ok(())
+    }
+
+    /// A command is in flight again. False: so is another with its identifier.
+    fn put_back(&mut self, slot: u16, sqid: u16, sqe: Sqe) -> Result<bool, &'static str> {
+        let at = self.at(sqid).ok_or("a command of a queue that is not there")?;
+        let entered = self.submissions[at].enter(sqe.cid.get());
+        match self.in_flight.put_back(slot, sqid, entered, sqe) {
+            true => Ok(entered),
+            false => Err("a slot that is not free"),
+        }
     }
 }
 
@@ -196,11 +199,10 @@ impl SubmissionQueue {
         let entries = state.ring.entries();
         placed(state.address, state.ring, SQE_BYTES)?;
         let head = (book.taken_of(state.id) % u64::from(entries)) as u16;
-        let ring = Ring::at(entries, head, head).ok_or("a submission queue without entries")?;
-        let fresh = !book.submission_heard(state.id);
-        let seen = if fresh { 0 } else { u32::MAX };
-        let queue = SubmissionQueue::new(state.id, state.address, entries);
-        Ok(SubmissionQueue { ring, shadow: state.shadow, seen, fresh, ..queue })
+        let mut queue = SubmissionQueue::new(state.id, state.address, entries);
+        queue.ring = Ring::at(entries, head, head).ok_or("a submission queue without entries")?;
+        queue.bell = Bell::recovered(state.shadow, book.submission_heard(state.id));
+        Ok(queue)
     }
 }
 
@@ -221,18 +223,15 @@ impl CompletionQueue {
         let tail = (completed % u64::from(entries)) as u16;
         let head = u16::try_from(book.head()).map_err(|_| "a head beyond its queue")?;
         let ring = Ring::at(entries, head, tail).ok_or("indices beyond their queue")?;
-        let own_fresh = !book.heard();
         let made = CompletionQueue::new(state.id, state.address, entries, state.vector);
         let mut queue = CompletionQueue {
             ring,
             phase: completed / u64::from(entries) % 2 == 0,
-            own_shadow: state.shadow,
-            own_fresh,
-            own_seen: if own_fresh { 0 } else { u32::MAX },
-            coalescing: state.coalescing.clone(),
-            untold: 1,
+            bell: Bell::recovered(state.shadow, book.heard()),
             ..made
         };
+        queue.notices.set_coalescing(state.coalescing.clone());
+        queue.notices.owe();
         for one in &state.submissions {
             if queue.at(one.id).is_some() {
                 return Err("a submission queue is there twice");
@@ -245,24 +244,15 @@ impl CompletionQueue {
         (0..queue.slots()).filter(uncounted).for_each(|slot| book.free(slot));
         noted.sort_by_key(|one| (one.sqid, one.position));
         queue.book = Some(book);
-        noted.iter().try_for_each(|one| queue.take_again(one))?;
+        for one in &noted {
+            queue.put_back(one.slot, one.sqid, one.sqe)?;
+        }
         queue.count_published(memory)?;
         if queue.in_flight() > queue.ring.room() {
             return Err("commands in flight have no room for their completions");
         }
         queue.refuse_again(memory)?;
         Ok(queue)
-    }
-
-    fn take_again(&mut self, one: &Noted) -> Result<(), &'static str> {
-        let at = self.at(one.sqid).ok_or("a command of a queue that is not there")?;
-        let free = self.free.iter().position(|other| *other == one.slot).ok_or("a slot that is not free")?;
-        self.free.remove(free);
-        let queue = &mut self.submissions[at];
-        let entered = queue.enter(one.sqe.cid.get());
-        queue.in_flight += 1;
-        self.slots[usize::from(one.slot)] = Slot { sqid: one.sqid, taken: true, entered, sqe: one.sqe };
-        Ok(())
     }
 
     /// The completion that was written, but not counted, if there is one.
@@ -279,11 +269,9 @@ impl CompletionQueue {
         }
         let (sqid, cid) = ((queue >> 16) as u16, last as u16);
         let conflict = Status::from_bits((last >> 16) as u16).code == Code::COMMAND_ID_CONFLICT;
-        let is = |slot: &Slot| {
-            slot.taken && slot.entered != conflict && (slot.sqid, slot.sqe.cid.get()) == (sqid, cid)
-        };
-        if let Some(slot) = self.slots.iter().position(is) {
-            self.forget(slot as u16);
+        let is = |slot: &Slot| slot.entered != conflict && (slot.sqid, slot.sqe.cid.get()) == (sqid, cid);
+        if let Some(slot) = self.in_flight.find(is) {
+            self.forget(slot);
         }
         self.book.iter().for_each(Book::complete);
         if self.ring.add() {
@@ -294,10 +282,9 @@ impl CompletionQueue {
 
     /// Commands whose identifier was in flight already.
     fn refuse_again<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), &'static str> {
-        let wrong = |slot: &Slot| slot.taken && !slot.entered;
-        while let Some(slot) = self.slots.iter().position(wrong) {
+        while let Some(slot) = self.in_flight.find(|slot| !slot.entered) {
             let status = Status::fatal(Code::COMMAND_ID_CONFLICT);
-            let refused = self.complete(memory, slot as u16, status, 0);
+            let refused = self.complete(memory, slot, status, 0);
             refused.map_err(|_| "its memory is out of reach")?;
         }
         Ok(())
