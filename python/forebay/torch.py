@@ -48,3 +48,39 @@ class Loader(FeedLoader):
                 found = f"rank {rank} has data {other[0]}, seed {other[1]}, order {other[2]}, batches of {other[3]}"
                 asked = f"rank {self.rank} of data {own[0]}, seed {own[1]}, order {own[2]}, batches of {own[3]}"
                 raise RequestError(asked, found, "the same files, seed, shuffle and batch_size on every rank")
+
+
+def load_file(filename: Any, device: Any = "cpu") -> dict[str, torch.Tensor]:
+    """Tensors of a safetensors file by name, as `safetensors.torch.load_file` gives them: on a GPU as views of one allocation.
+
+    Raises RequestError for a file that isn't one, or whose header lies.
+    """
+    from forebay import safetensors
+
+    index = isinstance(device, int) and not isinstance(device, bool)
+    return safetensors.load(filename, torch.device("cuda", device) if index else torch.device(device))
+
+
+def load_model(
+    model: torch.nn.Module, filename: Any, strict: bool = True, device: Any = "cpu"
+) -> tuple[set[str], list[str]]:
+    """Fills a model from a safetensors file, as `safetensors.torch.load_model` does: names that are missing, and unexpected.
+
+    A name that the file lacks isn't missing where the model has that memory by another name, too, which the file has: tied
+    weights are saved once. Raises RuntimeError where `strict` is true and either is left, as torch's own load_state_dict.
+    """
+    found = load_file(filename, device)
+    missing, unexpected = model.load_state_dict(found, strict=False)
+    own = model.state_dict(keep_vars=True)
+    filled = {_memory(own[name]) for name in found if name in own}
+    left = {name for name in missing if _memory(own[name]) not in filled}
+    if strict and (left or unexpected):
+        told = [f"missing: {', '.join(sorted(left))}"] * bool(left) + [f"unexpected: {', '.join(unexpected)}"] * bool(unexpected)
+        raise RuntimeError(f"{filename} doesn't fit {type(model).__name__}: {'; '.join(told)}")
+    return left, list(unexpected)
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What two tensors have in common that are one; of one without memory nothing."""
+    place = tensor.data_ptr() or id(tensor)
+    return tensor.device, place, tensor.dtype, tensor.shape, tensor.stride()
