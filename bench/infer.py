@@ -1,17 +1,21 @@
-"""Inference over drives: `python bench/infer.py --dir DIR [--gpu [--only resnet50,llama]]`.
+"""Inference over drives: `python bench/infer.py --dir DIR [--gpu [--only resnet50,llama|tables]]`.
 
 The toy on the host, or the models in PyTorch on the first GPU: queries a second with samples in memory, over the supply of 1
 and more drives, in random order; the control, samples read inside their queries; the highest rate of Server over supplies; cold
 starts; answers over modes. On the host also the engine's cost beside a bare Python system under test that answers at once, and
 how many runs are VALID at the first try. Models of a configuration are told their own Offline rate, measured once, in place of
-probes; gptj and sdxl are asked in Offline alone, and language models in Server at a share of that rate. Each line is a run of
-`forebay infer` in this process.
+probes; gptj and sdxl are asked in Offline alone, and language models in Server at a share of that rate. `--only tables`: DLRM
+whose tables stay in their file, over the memory for hot rows, beside PyTorch's own best way to fetch rows, on all cores and on
+two, and beside tables that are all in the GPU's memory. Each line is a run of `forebay infer` in this process.
+With --json FILE each run is kept in FILE.runs as it ends, and the same command with --resume measures what is missing.
 Exit: 0 if every bound holds, 1 if one does not.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import sys
 
 # Before NumPy: on few cores more threads of linear algebra wait for LoadGen's.
@@ -22,14 +26,17 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from forebay.errors import ForebayError
-from forebay.infer import command, data, engine, forms, library, rules, toy
+from forebay.infer import command, data, engine, forms, library, rules, tabled, toy, verb, weights
 from forebay.stats import mean_interval
 from forebay.train import supply
+from infer_tables import Tuned, cpu_s, on_cores
 from side_by_side import GIB, arguments, middle, publish, save, say, section
 
 PROMISES = ("INF-12",)
@@ -49,6 +56,15 @@ OF_HIGHEST = 0.8
 # Of Offline's rate, at which Server asks a language model; what Offline is told to expect; models that are asked in it alone; and
 # how many of their answers are compared.
 OF_OFFLINE, EXPECTED, OFFLINE_ALONE, CHECKED_OF_FORMS = 0.7, 1.05, ("gptj", "sdxl"), 8
+# A test of Server asks so many queries that a slow model takes longer than that, and is left out.
+SERVER_MOST_S = 30.0
+# Tables: samples of a batch, those in memory, and those of the model whose tables are all in the GPU's memory; bounds on
+# user-item pairs a second with no memory for rows, on rate and CPU beside PyTorch, and on the rate beside it on few cores.
+TABLES, TABLE_BATCH, TABLE_SAMPLES, WHOLE_SAMPLES, FEW_CORES = "tables", 256, 4096, 1024, 2
+PAIRS_LEAST, OF_TUNED, OF_TUNED_CPU, OF_TUNED_FEW = 0.35e6, 1.0, 0.1, 4.0
+
+# Of a run, what doesn't tell it from others: the rate is found anew.
+UNTOLD = ("target_qps",)
 
 Row = dict[str, Any]
 HOLDS = {True: "holds", False: "**does not hold**"}
@@ -78,8 +94,13 @@ class Bench:
     def __init__(self, options: Any) -> None:
         self.options, self.gpu = options, bool(options.gpu)
         self.names = (options.only or "resnet50,dlrm,bert").split(",") if self.gpu else ["toy"]
+        self.counts: tuple[int, ...] = GPU_DRIVES if self.gpu else TOY_DRIVES
+        if options.drives:
+            self.counts = tuple(int(number) for number in options.drives.split(","))
         self.rows: list[Row] = []
+        self.tables: list[Row] = []
         self.others: list[str] = []
+        self.journal = Journal(options.json and options.json.with_name(options.json.name + ".runs"), options.resume)
         self.models: dict[str, Any] = {}
         # Samples a second of models of a configuration, in Offline.
         self.rates: dict[str, float] = {}
@@ -88,16 +109,25 @@ class Bench:
         path: Path = self.options.dir / f"infer-{name}"
         if not data.is_there(path):
             say(f"writing {path}")
-            made = rules.MODELS[name]
-            tables = data.TABLE_ROWS if name == "dlrm" else 0
+            made, model = rules.MODELS["dlrm" if name == TABLES else name].made_samples(), name
+            rows = data.TABLE_ROWS if name == "dlrm" else 0
+            if name == "dlrm" and self.options.only == TABLES:
+                made, rows = WHOLE_SAMPLES, min(rows, tabled.cap_for(self.options.table_gib))
             if name == "toy":
-                weights = toy.weights(0)
+                drawn: Any = toy.weights(0)
+            elif name == TABLES:
+                model, made, rows = "dlrm", TABLE_SAMPLES, tabled.cap_for(self.options.table_gib)
+                drawn = tabled.drawn(0, rows)
             else:
                 from forebay.infer import networks
 
-                weights = networks.weights(name, 0, tables)
-            data.generate(path, data.About(name, 0, made.made_samples(), data.row_bytes(name), 0, tables), weights)
+                drawn = networks.weights(name, 0, rows, self.small(name))
+            samples, small = min(made, self.options.samples or made), self.small(name)
+            data.generate(path, data.About(model, 0, samples, data.row_bytes(model, small), 0, rows, small), drawn)
         return path
+
+    def small(self, name: str) -> bool:
+        return bool(self.options.small) and name in forms.NAMES
 
     def supply(self, drives: int) -> supply.Supply:
         if self.gpu:
@@ -106,7 +136,14 @@ class Bench:
 
     def run(self, name: str, mode: str, scenario: str, drives: int | None, seconds: float | None = None, **more: Any) -> Row:
         """One run: the part `infer` of its record. The model of its name is built once."""
+        key = [name, mode, scenario, drives, seconds, {k: v for k, v in more.items() if k not in UNTOLD}]
+        there = self.journal.take(key)
+        return there or self.journal.add(key, self.measured(name, mode, scenario, drives, seconds, **more))
+
+    def measured(self, name: str, mode: str, scenario: str, drives: int | None, seconds: float | None, **more: Any) -> Row:
         folder = self.folder(name)
+        if name in forms.NAMES and mode != "coldstart":
+            more = {"batch": self.options.batch_size, **more}
         of = supply.parse(None) if drives is None else self.supply(drives)
         device = self.options.device if self.gpu else "cpu"
         request = command.Request(
@@ -122,6 +159,8 @@ class Bench:
         failure = made.measure()
         if failure is not None:
             raise failure
+        if made.interrupted:
+            raise KeyboardInterrupt
         part: Row = made.record()["infer"]
         if mode != "coldstart":
             self.models[name] = made.model
@@ -143,7 +182,11 @@ class Bench:
     def offline_rate(self, name: str) -> None:
         """Of a model of a configuration, once: probes of it take longer than its tests."""
         if name in forms.NAMES and name not in self.rates:
-            self.rates[name] = self.run(name, "ram", "Offline", None)["samples_per_s"]
+            if self.options.rate:
+                self.rates[name] = self.options.rate
+            found = self.run(name, "ram", "Offline", None)["samples_per_s"]
+            # The first run may be slow: fewer queries than a test takes would end it too soon.
+            self.rates[name] = max(found, self.options.rate or 0.0)
 
     def add(self, row: Row) -> Row:
         self.rows.append(row)
@@ -155,8 +198,14 @@ class Bench:
     # What is measured -----------------------------------------------------------------------------------
 
     def in_memory(self) -> None:
-        """Queries a second over drives, interleaved in random order."""
-        counts = GPU_DRIVES if self.gpu else TOY_DRIVES
+        """Queries a second over drives, interleaved in random order; whatever ends it, loads are judged."""
+        try:
+            self.over_drives()
+        finally:
+            self.loads()
+
+    def over_drives(self) -> None:
+        counts = self.counts
         flat = FLAT_GPU if self.gpu else FLAT_HOST
         order = random.Random(7)
         for name in self.names:
@@ -165,16 +214,26 @@ class Bench:
                 rate = {}
                 if scenario == "Server" and name in forms.NAMES and forms.form(name).inputs:
                     rate = {"target_qps": OF_OFFLINE * self.rates[name]}
+                    least = rules.QUERIES_MIN[scenario]
+                    if (takes := least / rate["target_qps"]) > SERVER_MOST_S:
+                        self.others.append(f"- {name}, Server: left out: its {least} queries take {takes:.0f} s")
+                        continue
                 elif scenario == "Server":
                     highest = self.run(name, "ram", "Server", None, min(5.0, self.options.seconds))["expected_per_s"]
                     rate = {"target_qps": OF_HIGHEST * highest}
                 first = len(self.rows)
-                for _ in range(self.options.rounds):
-                    for drives in order.sample(counts, len(counts)):
-                        self.add(self.run(name, "ram", scenario, drives, **rate))
-                found = self.rows[first:]
-                self.flat(name, scenario, found, counts, flat)
+                try:
+                    for _ in range(self.options.rounds):
+                        for drives in order.sample(counts, len(counts)):
+                            self.add(self.run(name, "ram", scenario, drives, **rate))
+                finally:
+                    self.flat(name, scenario, self.rows[first:], counts, flat)
+
+    def loads(self) -> None:
+        """The rate of loads beside the supply, and what storage delivered in timed parts."""
         loads = [row for row in self.rows if row["mode"] == "ram" and row["load_gib_s"]]
+        if not loads:
+            return
         off = [row["load_gib_s"] / row["supply_gib_s"] for row in loads]
         within = abs(statistics.median(off) - 1) <= OF_SUPPLY
         self.bound(f"rate of the load ÷ supply within {100 * OF_SUPPLY:g} %", off, within)
@@ -183,8 +242,10 @@ class Bench:
 
     def flat(self, name: str, scenario: str, found: list[Row], counts: tuple[int, ...], most: float) -> None:
         by = {n: [row["queries_per_s"] for row in found if row["drives"] == n] for n in counts}
-        for n in counts[1:]:
-            ratios = [a / b for a, b in zip(by[n], by[counts[0]], strict=True)]
+        # Of rounds that ended.
+        rounds = min(len(values) for values in by.values())
+        for n in counts[1:] if rounds else ():
+            ratios = [a / b for a, b in zip(by[n][:rounds], by[counts[0]][:rounds], strict=True)]
             interval = mean_interval(ratios)
             low, high = interval.low or min(ratios), interval.high or max(ratios)
             text = f"{name}, ram, {scenario}: {n} ÷ {counts[0]} drives 1.00 ± {most}, 95 % interval {low:.4f} to {high:.4f}"
@@ -195,7 +256,7 @@ class Bench:
         name = self.names[0]
         self.offline_rate(name)
         shares: list[float] = []
-        for drives in GPU_DRIVES if self.gpu else TOY_DRIVES:
+        for drives in self.counts:
             for _ in range(max(1, self.options.rounds // 2)):
                 row = self.add(self.run(name, "cold", "Offline", drives))
                 lesser = min(row["peak_samples_per_s"], row["supply_gib_s"] * GIB / row["sample_bytes"])
@@ -212,7 +273,7 @@ class Bench:
         rates = []
         if name in forms.NAMES:
             return
-        for drives in GPU_DRIVES if self.gpu else TOY_DRIVES:
+        for drives in self.counts:
             row = self.add(self.run(name, "cold", "Server", drives, min(5.0, self.options.seconds)))
             rates.append(row["expected_per_s"])
         grows = all(b >= 0.9 * a for a, b in zip(rates, rates[1:], strict=False))
@@ -222,7 +283,7 @@ class Bench:
         """Cold starts over drives: reading by the clock beside the supply."""
         for name in self.names:
             off = []
-            for drives in GPU_DRIVES if self.gpu else TOY_DRIVES:
+            for drives in self.counts:
                 row = self.add(self.run(name, "coldstart", "Offline", drives))
                 if row["load_s"] >= READ_S:
                     off.append(row["load_gib_s"] / row["supply_gib_s"])
@@ -246,6 +307,116 @@ class Bench:
             hashes = {row["accuracy"]["answers_hash"] for row in found}
             said = f"{name}: answers over modes, scenarios and paths have {len(hashes)} hash"
             self.others.append(f"- {said}, {HOLDS[len(hashes) == 1]}")
+
+    def tables_in_their_file(self) -> None:
+        """Pairs a second over the memory for hot rows; those of tables that are all in the GPU's memory beside them."""
+        batch = TABLE_BATCH if self.gpu else None
+        whole = [self.run("dlrm", "ram", "Offline", None, batch=batch) for _ in range(self.options.rounds)]
+        if "dlrm" in self.models:
+            self.models.pop("dlrm").close()
+        for row in whole:
+            self.tables.append({**row, "who": "all in memory", "gib": None, "cores": None})
+        best = statistics.median(row["samples_per_s"] for row in whole)
+        for gib in (float(text) for text in self.options.table_memory.split(",")):
+            self.with_memory(gib, best)
+
+    def with_memory(self, gib: float, best: float) -> None:
+        """Contenders in turn, round by round, with so many GiB for hot rows."""
+        folder = self.folder(TABLES)
+        about = data.open_folder(folder, "dlrm")
+        ways: dict[str, Any] = {"mapped": None, "torch": None} | ({"bounce": None} if self.gpu and not gib else {})
+        cases = [(way, cores) for way in ways for cores in (None, FEW_CORES) if cores is None or way != "bounce"]
+        found: dict[tuple[str, int | None], list[Row]] = {case: [] for case in cases}
+        answers: set[bytes] = set()
+        try:
+            for number in range(self.options.rounds):
+                for way, cores in cases if number % 2 == 0 else reversed(cases):
+                    row = self.tabled(way, cores, gib, ways, folder, about)
+                    found[way, cores].append(row)
+                    self.tables.append(row)
+            for model in ways.values():
+                if model is not None:
+                    answers.add(self.answers_of(model, folder, about))
+        finally:
+            for model in ways.values():
+                if model is not None:
+                    model.close()
+            self.judge_tables(gib, found, best)
+        if answers:
+            self.others.append(f"- tables, {gib:g} GiB: all ways have {len(answers)} answer, {HOLDS[len(answers) == 1]}")
+
+    def tabled(self, way: str, cores: int | None, gib: float, ways: dict[str, Any], folder: Path, about: data.About) -> Row:
+        """One run of a way to fetch rows. Its model is built once, and has its hot rows from then on."""
+        key = [TABLES, way, cores, gib, self.options.seconds]
+        there = self.journal.take(key)
+        if there:
+            return there
+        device = self.options.device if self.gpu else "cpu"
+        request = command.Request(
+            "dlrm", "tables", "Offline", folder, about, supply.parse(None), device, seconds=self.options.seconds,
+            batch=TABLE_BATCH if self.gpu else None, table_bytes=int(gib * GIB), strict=False,
+        )  # fmt: skip
+        if ways[way] is None:
+            path = folder / data.WEIGHTS
+            memory = command.Run(request).memory()
+            read = weights.read(path, memory, networks_of(about), without=tabled.VECTORS)
+            model = Tuned(read.tensors, device, about.table_rows, path) if way == "torch" else None
+            ways[way] = model or tabled.Model(read.tensors, device, about.table_rows, path, way if self.gpu else "auto")
+        known = next((row["samples_per_s"] for row in reversed(self.tables) if case_of(row) == (gib, way, cores)), None)
+        run = command.Run(request, model=ways[way], peak=known, expected=known and EXPECTED * known)
+        try:
+            with on_cores(cores), counted() as used:
+                failure = run.measure()
+            if failure is not None:
+                raise failure
+            if run.interrupted:
+                raise KeyboardInterrupt
+            part = run.record()["infer"]
+        finally:
+            run.close()
+        answered = run.outcome.samples if run.outcome else 0
+        row = {**part, "who": way, "gib": gib, "cores": cores, "cpu_s": used[-1], "in_test": answered}
+        pairs = row["samples_per_s"] * data.PAIRS
+        say(f"tables, {gib:g} GiB, {way}, {cores or 'all'} cores: {pairs / 1e6:.3f} M pairs/s, {row['tables']['hit_pct']} % hit")
+        return self.journal.add(key, row)
+
+    def answers_of(self, model: Any, folder: Path, about: data.About) -> bytes:
+        import numpy as np
+
+        rows = np.fromfile(folder / data.SAMPLES, np.uint8, 4 * about.row_bytes).reshape(4, -1)
+        if self.gpu:
+            rows = model._tensor(rows).to(model.device)
+        found: bytes = model.finish(model.launch(rows)).tobytes()
+        return found
+
+    def judge_tables(self, gib: float, found: dict[tuple[str, int | None], list[Row]], best: float) -> None:
+        def ratios(what: Callable[[Row], float], ours: tuple[str, int | None], other: tuple[str, int | None]) -> list[float]:
+            return [what(a) / what(b) for a, b in zip(found[ours], found[other], strict=False)]
+
+        def rate(row: Row) -> float:
+            return float(row["samples_per_s"])
+
+        for row in (row for rows in found.values() for row in rows):
+            row["of_best"] = rate(row) / best
+        if not all(found.values()):
+            return
+        name, mapped, tuned = f"tables, {gib:g} GiB", ("mapped", None), ("torch", None)
+        if not gib and self.gpu:
+            most = [max(rate(a), rate(b)) * data.PAIRS / 1e6 for a, b in zip(found[mapped], found["bounce", None], strict=False)]
+            text = f"{name}: million pairs a second ≥ {PAIRS_LEAST / 1e6:g}"
+            self.bound(text, most, statistics.median(most) >= PAIRS_LEAST / 1e6)
+        for text, values, holds in (
+            (f"rate ÷ tuned torch's ≥ {OF_TUNED:g}", ratios(rate, mapped, tuned), lambda m: m >= OF_TUNED),
+            (
+                f"CPU of a pair ÷ tuned torch's ≤ {OF_TUNED_CPU:g}",
+                ratios(cpu_of_pair, mapped, tuned), lambda m: m <= OF_TUNED_CPU,
+            ),
+            (
+                f"rate ÷ tuned torch's, both on {FEW_CORES} cores, ≥ {OF_TUNED_FEW:g}",
+                ratios(rate, ("mapped", FEW_CORES), ("torch", FEW_CORES)), lambda m: m >= OF_TUNED_FEW,
+            ),
+        ):  # fmt: skip
+            self.bound(f"{name}, mapped: {text}", values, holds(statistics.median(values)))
 
     def first_tries(self) -> None:
         """Runs over all scenarios that are VALID at the first try."""
@@ -285,6 +456,63 @@ class Bench:
             told = f"{statistics.median(mine) * scale:,.2f} against {statistics.median(other) * scale:,.2f}"
             bound = f"≥ {RATE_LEAST:g}" if scenario == "Offline" else f"≤ {LATENCY_MOST:g}"
             self.bound(f"{scenario}, {what}, the engine ÷ a bare system under test {bound} ({told})", ratios, holds, 2)
+
+
+class Journal:
+    """Runs as they end, a line each. With `resume`, those that are there stand for the same ones now, in their order."""
+
+    def __init__(self, path: Path | None, resume: bool) -> None:
+        self.path, self._there = path, dict[str, list[Row]]()
+        if path is None:
+            return
+        if resume and path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    found = json.loads(line)
+                    self._there.setdefault(json.dumps(found["key"]), []).append(found["row"])
+                except (ValueError, KeyError):  # cut off
+                    continue
+        else:
+            path.write_text("")
+
+    def take(self, key: list[Any]) -> Row | None:
+        found = self._there.get(json.dumps(key))
+        return found.pop(0) if found else None
+
+    def add(self, key: list[Any], row: Row) -> Row:
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps({"key": key, "row": row}) + "\n")
+        return row
+
+
+@contextmanager
+def counted() -> Iterator[list[float]]:
+    """CPU seconds of each of LoadGen's tests meanwhile."""
+    test, used = engine.Engine.test, list[float]()
+
+    def timed(*arguments: Any, **more: Any) -> engine.Outcome:
+        before = cpu_s()
+        outcome = test(*arguments, **more)
+        used.append(cpu_s() - before)
+        return outcome
+
+    with mock.patch.object(engine.Engine, "test", timed):
+        yield used
+
+
+def case_of(row: Row) -> tuple[Any, ...]:
+    return row["gib"], row["who"], row["cores"]
+
+
+def cpu_of_pair(row: Row) -> float:
+    return float(row["cpu_s"]) / (row["in_test"] * data.PAIRS)
+
+
+def networks_of(about: data.About) -> dict[str, tuple[int, ...]]:
+    from forebay.infer import networks
+
+    return networks.shapes("dlrm", about.table_rows)
 
 
 def bare(load: rules.Load, folder: Path) -> engine.Outcome:
@@ -335,17 +563,52 @@ def table(rows: list[Row]) -> list[str]:
     return lines
 
 
+def table_of_tables(rows: list[Row]) -> list[str]:
+    if not rows:
+        return []
+    head = (
+        "memory for rows, GiB", "way", "cores", "million pairs/s", "CPU, ns a pair", "hits, %", "distinct a look-up",
+        "of all in memory",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for key in dict.fromkeys(case_of(row) for row in rows):
+        found = [row for row in rows if case_of(row) == key]
+        cells = ["–" if key[0] is None else f"{key[0]:g}", key[1], "all" if key[2] is None else str(key[2])]
+        cells.append(middle([row["samples_per_s"] * data.PAIRS / 1e6 for row in found], 3))
+        cells.append(middle([1e9 * cpu_of_pair(row) if "cpu_s" in row else None for row in found], 0))
+        of = [row.get("tables") or {} for row in found]
+        cells.append(middle([each.get("hit_pct") for each in of], 1))
+        cells.append(middle([each["distinct"] / each["lookups"] if each.get("lookups") else None for each in of], 3))
+        cells.append(middle([row.get("of_best") for row in found], 3))
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
 def main() -> int:
     parser = arguments(__doc__ or "", 2.0)
     parser.add_argument("--gpu", action="store_true", help="models in PyTorch on the first GPU")
     parser.add_argument("--device", default="cuda:0", help="where they run")
     parser.add_argument("--scenarios", default="Offline,Server", help="of the samples in memory, separated by commas")
     parser.add_argument("--parts", default="", help="which of them, separated by commas; all")
+    parser.add_argument("--drives", default="", help="how many of them, separated by commas (1,8 on a GPU, else 1,2,4,8)")
+    parser.add_argument("--batch-size", type=int, help="of models of a configuration: samples, or queries at a time")
+    parser.add_argument("--small", action="store_true", help="models of a configuration in the narrow form, to try them on a CPU")
+    parser.add_argument("--samples", type=int, help="that are made of a model at most")
+    parser.add_argument("--rate", type=float, help="of a model of a configuration: samples a second, in place of probes")
+    parser.add_argument("--table-gib", type=float, default=40.0, help="of tables: GiB of them (40)")
+    parser.add_argument("--table-memory", default="0,1,4,16", help="of tables: GiB of memory for rows, separated by commas")
+    parser.add_argument("--resume", action="store_true", help="go on with the runs that --json FILE has kept")
     parser.add_argument("--checked", type=int, default=1024, help="samples whose answers are compared")
     options = parser.parse_args()
+    own = (("drives", options.drives), ("batch-size", options.batch_size), ("samples", options.samples), ("parts", options.parts))
+    options.more = "".join(f" --{flag} {value}" for flag, value in own if value)
+    # Whatever ends it keeps what was measured.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     bench = Bench(options)
     parts: list[Callable[[], None]] = [bench.in_memory, bench.control, bench.starts, bench.answers]
     parts += [] if options.gpu else [bench.own_cost, bench.first_tries]
+    if options.only == TABLES:
+        parts = [bench.tables_in_their_file]
     wanted = options.parts.split(",") if options.parts else [part.__name__ for part in parts]
     title = TITLE_GPU if options.gpu else TITLE
     began = time.perf_counter()
@@ -356,13 +619,18 @@ def main() -> int:
                 part()
     except ForebayError as error:
         bench.others.append(f"- ended: {error.asked}: {error.found}: {HOLDS[False]}")
+    except KeyboardInterrupt:
+        bench.others.append(f"- ended: interrupted after {time.perf_counter() - began:.0f} s: {HOLDS[False]}")
     finally:
         # What was measured stays, whatever ended it.
-        text = section(title, options, "\n".join([*table(bench.rows), "", *bench.others, ""]))
-        save(options.json, title, options, [{"rows": bench.rows, "bounds": bench.others}], text)
+        lines = [*table_of_tables(bench.tables), *([*table(bench.rows), ""] if bench.rows or not bench.tables else [])]
+        text = section(title, options, "\n".join([*lines, *bench.others, ""]))
+        measured = [{"rows": bench.rows, "tables": bench.tables, "bounds": bench.others}]
+        save(options.json, title, options, measured, text)
     publish(title, options, text)
     return 1 if any("does not hold" in line for line in bench.others) else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    # LoadGen's threads may still be there.
+    verb.leave(main())

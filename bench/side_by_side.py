@@ -412,7 +412,7 @@ def command_line(options: argparse.Namespace) -> str:
         command += " --gpu"
     if getattr(options, "only", None):
         command += f" --only {shlex.quote(options.only)}"
-    return command
+    return command + getattr(options, "more", "")
 
 
 def section(title: str, options: argparse.Namespace, text: str) -> str:

@@ -90,6 +90,8 @@ class Model:
     """Answers batches of rows in the device's memory: (n, row_bytes) → (n, width) float32 in host memory."""
 
     checked = CHECKED
+    # Sizes of batches that were computed once, where no graph is captured.
+    _tried: set[int]
 
     def __init__(self, model: str, tensors: Mapping[str, Any], device: str, table_rows: int) -> None:
         torch = self._torch = needs_or_say(model)
@@ -109,6 +111,7 @@ class Model:
         self._float: Any = None
         self._graphs: dict[int, tuple[Any, Any, Any]] = {}
         self._pool: Any = None
+        self._tried = set()
         self._bags: dict[int, Any] = {}
         if model == "dlrm":
             repeats = torch.as_tensor(LOOKUPS, device=device)
@@ -126,13 +129,14 @@ class Model:
         return network(self.name, self.table_rows, self.device)
 
     def prepare(self, sizes: tuple[int, ...]) -> None:
-        """Captures the graphs of batches up to these sizes."""
+        """Captures the graphs of batches up to these sizes, or computes one of each; those that are new."""
         for size in sizes if self.on_gpu else ():
             if self.graphed:
                 self._graph(size)
-            else:
+            elif size not in self._tried:
                 with self._room(size):
                     self.launch(self._torch.zeros((size, self.row_bytes), dtype=self._torch.uint8, device=self.device))
+                self._tried.add(size)
 
     def sizes(self) -> tuple[int, ...]:
         """The batch sizes that are computed: powers of two up to the largest. Others are padded."""
@@ -157,7 +161,8 @@ class Model:
                     found = self._answers(self._net, self._input(rows, self._kind)).float()
                 host = torch.empty((count, self.width), dtype=torch.float32, pin_memory=True)
                 host.copy_(found[:count], non_blocking=True)
-                done = torch.cuda.Event()
+                # A thread that waits for a long batch sleeps.
+                done = torch.cuda.Event(blocking=not self.graphed)
                 done.record()
                 return host, done
 
@@ -299,6 +304,7 @@ class Sized(Model):
         self._float: Any = None
         self._graphs: dict[int, tuple[Any, Any, Any]] = {}
         self._pool: Any = None
+        self._tried = set()
         self.beyond = None
 
     def _make(self) -> Any:

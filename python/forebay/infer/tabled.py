@@ -16,6 +16,8 @@ from forebay.train.data import tables
 from forebay.units import GIB
 
 VECTORS, ROW_BYTES = "vectors.weight", 512
+# Samples of a batch on a GPU: the more they are, the fewer distinct rows each has, and the less the wait for their first.
+BATCH = 256
 
 
 class Model(networks.Model):
@@ -24,6 +26,8 @@ class Model(networks.Model):
     def __init__(self, tensors: Mapping[str, Any], device: str, table_rows: int, path: Path, way: str = "auto") -> None:
         super().__init__("dlrm", tensors, device, table_rows)
         self.graphed = False
+        if self.on_gpu:
+            self.batch = self.checked_batch = BATCH
         self._start, self.rows = weights.place_of(path, VECTORS), sum(tables(table_rows))
         self._file = forebay.open(path, way if self.on_gpu else "auto")
         self._cache: Any = None
@@ -58,7 +62,7 @@ class Model(networks.Model):
                 rows = library.rows(library.ask(list(range(at, min(library.count, at + self.batch)))))
                 numbers = self._input(self._tensor(rows), torch.float32)[1]
                 times += torch.bincount(numbers, minlength=self.rows).int()
-            hottest = times.topk(most).indices.sort().values
+            hottest = times.topk(most, sorted=False).indices.sort().values
             hottest = hottest[times[hottest] > 0]
             self._slot = torch.full((self.rows,), -1, dtype=torch.int32, device=self.device)
             self._slot[hottest] = torch.arange(len(hottest), dtype=torch.int32, device=self.device)
