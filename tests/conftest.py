@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -69,6 +70,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | 
             return "guest" if "tests/vm/" in nodeid else super()._split_scope(nodeid)
 
     return ByFile(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Workers share the rewriting of assertions, most of what collecting takes: each keeps its part for the others.
+
+    Without this all come to each file at the same time, and all of them rewrite it.
+    """
+    worker, workers = (os.environ.get(f"PYTEST_XDIST_WORKER{name}", "") for name in ("", "_COUNT"))
+    here = Path(__file__).parent
+    if not worker or [Path(argument).resolve() for argument in session.config.args] != [here.resolve()]:
+        return
+    files = sorted(here.glob("test_*.py"))
+    first = int(worker.removeprefix("gw")) * len(files) // int(workers)
+    kept, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    for file in files[first:] + files[:first]:
+        # What is wrong with it is said when it is collected.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(file.stem)
+    sys.dont_write_bytecode = kept
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

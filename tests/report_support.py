@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -13,13 +14,8 @@ import pytest
 from forebay.report import write_report
 from report_records import record
 
-try:
-    import altair  # noqa: F401
-    import vl_convert  # noqa: F401
-
-    HAS_CHARTS = True
-except ImportError:
-    HAS_CHARTS = False
+# Looked for alone: every worker would import them to collect, whoever draws.
+HAS_CHARTS = all(importlib.util.find_spec(name) for name in ("altair", "vl_convert"))
 
 charts = pytest.mark.skipif(not HAS_CHARTS, reason="needs charts; try: pip install 'forebay[report]'")
 
