@@ -132,11 +132,11 @@ def nothing_left_at_the_end() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A test that leaves a process, a mount, a loop device or a network namespace fails, and what it left is ended."""
-    mark = uuid.uuid4().hex
+    mark, newest = uuid.uuid4().hex, processes.newest()
     monkeypatch.setenv(processes.MARK, mark)
     yield
     folder = request.node.funcargs.get("tmp_path")
-    left = processes.leftovers(mark, folder)
+    left = processes.leftovers(mark, folder, newest)
     assert not left, f"this test left behind: {'; '.join(left)}"
 
 

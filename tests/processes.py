@@ -144,12 +144,18 @@ def has_workers(process: subprocess.Popen[Any]) -> bool:
 # What a test leaves behind ---------------------------------------------------------------------------------
 
 
-def marked(mark: str) -> list[int]:
-    """Processes that carry the mark, but for this one."""
+def newest() -> int:
+    """The last number that was given to a process or thread; they are given in turn."""
+    return int(Path("/proc/loadavg").read_text().split()[-1])
+
+
+def marked(mark: str, after: int = 0) -> list[int]:
+    """Processes that carry the mark, but for this one; `after`: only those that have been started since `newest` said so."""
     wanted = f"{MARK}={mark}".encode()
     found = []
+    began_anew = after and newest() < after
     for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid() or (int(entry.name) <= after and not began_anew):
             continue
         with contextlib.suppress(OSError):
             with open(f"/proc/{entry.name}/environ", "rb") as file:
@@ -158,10 +164,10 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def leftovers(mark: str, folder: Path | None) -> list[str]:
+def leftovers(mark: str, folder: Path | None, after: int = 0) -> list[str]:
     """What the marked test left: processes (ended here, after a grace), and mounts or loop devices in its folder."""
     end = time.monotonic() + GRACE_S
-    while (alive := marked(mark)) and time.monotonic() < end:
+    while (alive := marked(mark, after)) and time.monotonic() < end:
         time.sleep(0.02)
     found = [f"process {_told(pid)}" for pid in alive]
     for pid in alive:
