@@ -36,11 +36,13 @@ def marks() -> Iterator[tuple[str, str]]:
 
 
 def python_marks(file: str, text: str) -> Iterator[tuple[str, str]]:
-    tree = ast.parse(text)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    nodes = list(ast.walk(ast.parse(text)))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     holders = {id(mark): node for node in functions for mark in node.decorator_list}
-    for mark in ast.walk(tree):
-        if not isinstance(mark, ast.Call) or ast.unparse(mark.func) != "pytest.mark.promise":
+    for mark in nodes:
+        if not (isinstance(mark, ast.Call) and isinstance(mark.func, ast.Attribute) and mark.func.attr == "promise"):
+            continue
+        if ast.unparse(mark.func) != "pytest.mark.promise":
             continue
         holder = holders.get(id(mark))
         test = file if holder is None else f"{file}::{holder.name}" if holder.name.startswith("test_") else ""

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+import gpu_stub_support
 import processes
 import pytest
 
@@ -277,14 +278,9 @@ def test_our_python_interface_is_asked_for_whole_files_ranges_and_many(
 # On stand-ins for NVIDIA's libraries ----------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stubs")
-    built = processes.run(["sh", str(ROOT / "tests/gpu_stubs/build"), str(folder)])
-    if built.returncode == 3:
-        pytest.skip(built.stderr.strip())
-    assert built.returncode == 0, built.stderr
-    return folder
+@pytest.fixture
+def stubs() -> Path:
+    return gpu_stub_support.built()
 
 
 @pytest.mark.parametrize(
