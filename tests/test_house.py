@@ -269,7 +269,6 @@ CIRCLES: dict[str, list[str]] = {
     "serve::target": ["config secrets"],
     "storage::path": ["bounce destination gds mapped site straight"],
     "storage::source": ["draft file model nil nvme nvme_tcp uri vfio_user"],
-    "storage::source::nvme_tcp": ["association auth connection rdma tcp tls"],
 }
 
 

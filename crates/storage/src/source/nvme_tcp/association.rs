@@ -1,10 +1,10 @@
 //! An admin queue's connection and the session that cares for its controller.
 
 use super::auth::{Progress, Proof, Unproven, NO_PROOF, NO_SECRET};
-use super::connection::{Broken, Connection, Report, Unsent, Way};
+use super::connection::{memory_of, Connection, Way};
 use super::options::Address;
+use super::report::{Broken, Report, Unsent};
 use crate::source::nvme::{Cause, Stranger};
-use forebay_io::arena::{Mem, UNREGISTERED};
 use forebay_io::clock;
 use forebay_io::reactor::{self, memlock, Completion, Reactor, RingOptions};
 use forebay_model::Error;
@@ -12,13 +12,9 @@ use forebay_nvme::auth::{Agreement, Credentials};
 use forebay_nvme::host::{self, Action, Care, Event, Failure, Ticket};
 use forebay_nvme::transport::tcp::host::{Data, Options};
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest time to connect and initialise: a target on a busy machine may need seconds for each of its answers, and
-/// Linux's own host gives it a minute.
-pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(20);
 /// Longest time of an admin command.
 pub(super) const COMMAND_WITHIN: Duration = Duration::from_secs(20);
 /// Longest time for the kernel to let go of a closed connection's memory.
@@ -275,14 +271,6 @@ fn not_refused(reactor: &Reactor) -> Result<(), Ended> {
 fn take(connection: &mut Connection, reactor: &mut Reactor, token: u32, completions: &mut Vec<Completion>) {
     reactor.take(token, completions);
     completions.drain(..).for_each(|c| connection.completed(c));
-}
-
-/// Returns the memory of a buffer. It stays there while it is in flight: only its owner moves.
-pub(super) fn memory_of(data: &mut [u8]) -> Mem {
-    match NonNull::new(data.as_mut_ptr()) {
-        Some(at) if !data.is_empty() => Mem::Host { at, piece: UNREGISTERED },
-        _ => Mem::None,
-    }
 }
 
 /// A connection that is initialised, to the first of the addresses that gives one.

@@ -1,8 +1,8 @@
 //! This host's proof of who it is, on one queue: DH-HMAC-CHAP, a command at a time.
 
-use super::association::memory_of;
-use super::connection::{Connection, Unsent};
+use super::connection::{memory_of, Connection};
 use super::options::Options;
+use super::report::Unsent;
 use crate::source::nvme::status::words;
 use forebay_io::auth;
 use forebay_model::Error;

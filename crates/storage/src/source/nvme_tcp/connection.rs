@@ -2,60 +2,19 @@
 //! go in with the memory of their data, and come out completed.
 
 use super::rdma::Rdma;
+use super::report::{Broken, Report, Unsent};
 use super::tcp::Tcp;
 use super::tls::Tls;
-use forebay_io::arena::Mem;
-use forebay_io::queue::Fault;
+use forebay_io::arena::{Mem, UNREGISTERED};
 use forebay_io::rdma::Domains;
 use forebay_io::reactor::{Completion, Reactor};
-use forebay_nvme::command::{Cqe, Sqe};
+use forebay_nvme::command::Sqe;
 use forebay_nvme::transport::tcp::host::{Data, Options};
 use forebay_nvme::transport::tcp::Handle;
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::ptr::NonNull;
 use std::sync::Arc;
-
-#[derive(Debug)]
-pub(super) enum Report {
-    /// The connection is initialised; commands are sent from now on.
-    Ready,
-    Completed {
-        command: Handle,
-        cqe: Cqe,
-        received: u32,
-        /// Some of its data was copied once more within this process.
-        copied: bool,
-    },
-}
-
-/// The connection is over, for this reason.
-#[derive(Debug)]
-pub(super) struct Broken(pub String);
-
-impl From<io::Error> for Broken {
-    fn from(e: io::Error) -> Broken {
-        Broken(e.to_string())
-    }
-}
-
-/// A command that wasn't taken.
-#[derive(Debug)]
-pub(super) enum Unsent {
-    /// Until another one completed.
-    Busy,
-    /// Its memory can't go this way.
-    Unfit(Fault),
-}
-
-impl fmt::Display for Unsent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Unsent::Busy => f.write_str("too many commands at once on its queue"),
-            Unsent::Unfit(fault) => fault.fmt(f),
-        }
-    }
-}
 
 /// Why a connection over TLS may come to nothing.
 pub const OVER_TLS: &str = " (over TLS: as happens where keys differ, or there is none at that port)";
@@ -174,5 +133,13 @@ impl Connection {
             Connection::Tcp(tcp) => tcp.is_quiet(),
             Connection::Rdma(rdma) => rdma.is_quiet(),
         }
+    }
+}
+
+/// Returns the memory of a buffer. It stays there while it is in flight: only its owner moves.
+pub(super) fn memory_of(data: &mut [u8]) -> Mem {
+    match NonNull::new(data.as_mut_ptr()) {
+        Some(at) if !data.is_empty() => Mem::Host { at, piece: UNREGISTERED },
+        _ => Mem::None,
     }
 }

@@ -1,9 +1,10 @@
 //! One I/O queue of one path: its connection, and which commands are on it.
 
-use super::association::{memory_of, CONNECT_WITHIN};
 use super::auth::{self, Progress, Proof, Unproven};
-use super::connection::{Broken, Connection, Report, Unsent};
+use super::connection::{memory_of, Connection};
+use super::options::CONNECT_WITHIN;
 use super::path::Live;
+use super::report::{Broken, Report, Unsent};
 use super::Shared;
 use crate::source::nvme::status::words;
 use crate::source::nvme::{Connected as Up, Traffic};

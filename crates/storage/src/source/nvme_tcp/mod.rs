@@ -17,6 +17,7 @@ mod options;
 mod path;
 mod queue;
 mod rdma;
+mod report;
 mod tcp;
 mod tls;
 

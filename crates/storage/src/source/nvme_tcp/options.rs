@@ -15,6 +15,9 @@ use std::time::Duration;
 pub const PORT: u16 = 4420;
 /// Addresses of one namespace.
 pub(crate) const PATHS_MAX: usize = 16;
+/// Longest time to connect and initialise: a target on a busy machine may need seconds for each of its answers, and
+/// Linux's own host gives it a minute.
+pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(20);
 const QUEUES_MAX: u32 = 1024;
 const DEPTH_MAX: u32 = 65535;
 /// Commands in flight per queue, as Linux has it.

@@ -1,8 +1,8 @@
 //! One path to a namespace: an address, the controller there, and the thread
 //! that connects to it, cares for it, and connects again.
 
-use super::association::{self, Association, Ended, Peer, COMMAND_WITHIN, CONNECT_WITHIN};
-use super::options::Address;
+use super::association::{self, Association, Ended, Peer, COMMAND_WITHIN};
+use super::options::{Address, CONNECT_WITHIN};
 use super::Shared;
 use crate::source::nvme::{lock, Attempts, Cause, Episode, Standing};
 use forebay_io::clock;

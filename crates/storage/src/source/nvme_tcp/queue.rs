@@ -2,10 +2,10 @@
 
 mod late;
 
-use super::connection::Unsent;
 use super::lane::{Finished, Lane};
 use super::options::{Policy, Transport};
 use super::path::{Live, Path, State};
+use super::report::Unsent;
 use super::Remote;
 use crate::source::nvme::{Outcome, Work, REST};
 use crate::source::QueueNeeds;

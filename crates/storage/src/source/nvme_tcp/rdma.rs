@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code, reason = "calls into libibverbs and librdmacm, and memory that a network card reaches")]
 
-use super::connection::{Broken, Report, Unsent};
+use super::report::{Broken, Report, Unsent};
 use forebay_io::arena::Mem;
 use forebay_io::queue::Fault;
 use forebay_io::rdma::{

@@ -1,6 +1,6 @@
 //! One queue's TCP connection.
 
-use super::connection::{Broken, Report};
+use super::report::{Broken, Report};
 use super::tls::Tls;
 use forebay_io::arena::Mem;
 use forebay_io::reactor::{Completion, Reactor};

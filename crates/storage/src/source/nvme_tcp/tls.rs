@@ -1,7 +1,6 @@
 //! TLS 1.3 under a source's connections, where its URI asks for it.
 
-use super::association::CONNECT_WITHIN;
-use super::options::Options;
+use super::options::{Options, CONNECT_WITHIN};
 use forebay_io::auth;
 use forebay_io::tls::bridge::Bridge;
 use forebay_io::tls::openssl::Context;
