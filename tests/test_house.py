@@ -267,7 +267,6 @@ CIRCLES: dict[str, list[str]] = {
     "nvme": ["controller discovery host transport"],
     "serve::gateway::rpc": ["arguments verbs"],
     "serve::target": ["config secrets"],
-    "storage::path": ["bounce destination gds mapped site straight"],
     "storage::source": ["draft file model nil nvme nvme_tcp uri vfio_user"],
 }
 

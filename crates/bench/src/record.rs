@@ -18,6 +18,8 @@ use forebay_model::job::PathKind;
 use forebay_model::record::*;
 pub use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{stats, Error, Latency};
+use forebay_storage::path::gds::Session;
+use forebay_storage::path::mapped::Registry;
 use forebay_storage::path::{self, gds, Destination, Ends};
 use forebay_storage::source::Target;
 use missing::{cache_state, note_missing};
@@ -80,7 +82,8 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
     path.ran = joined(ran.iter().map(|name| (*name).to_owned()));
     let result = result_of(&context, &ran, runs);
     note_missing(&context, runs, &result, &mut missing);
-    let warnings = warnings::of(runs, context.destination.cufile().map(|session| &**session));
+    let session = context.destination.set_up::<Session>();
+    let warnings = warnings::of(runs, session.as_deref());
     let paths: Vec<_> = context.targets.iter().flat_map(Target::files).map(|(f, _)| f.path.clone()).collect();
     let simulated = context.targets.iter().any(Target::is_simulated);
     RunRecord {
@@ -456,7 +459,7 @@ fn path_of(context: &Context, runs: &[Ran]) -> PathRan {
         slots_pinned: context.destination.feeds_gpu()
             && context.targets.iter().any(|t| path::of(t.route.path).pins()),
         calibration: context.calibration.clone(),
-        mapped: context.destination.registered().map(|registry| registry.report()),
+        mapped: context.destination.set_up::<Registry>().map(|registry| registry.report()),
         fabric: {
             let remotes = context.targets.iter().flat_map(Target::remotes).map(|remote| remote.report());
             remotes
@@ -500,7 +503,7 @@ fn reason(context: &Context, runs: &[Ran]) -> Option<String> {
     }
     let staged = |t: &Tally| t.travelled.staged;
     let staged_bytes: u64 = runs.iter().flat_map(|r| &r.tallies).map(staged).sum();
-    if let Some(registry) = context.destination.registered() {
+    if let Some(registry) = context.destination.set_up::<Registry>() {
         let all = runs.iter().map(Ran::bytes).sum();
         reasons.extend(staged_reason(&registry.report(), staged_bytes, all));
     }

@@ -4,8 +4,6 @@
 //! The staging buffers are pinned for the GPU and registered with the ring, so that neither stage pins pages for each
 //! I/O.
 
-#![allow(unsafe_code, reason = "copies between slots of two arenas")]
-
 use super::{About, Beside, DataPath, Ends, Layer, QueueFactory, Refusal, Site};
 use crate::source::{QueueNeeds, Target};
 use forebay_io::arena::{Arena, Mem};
@@ -106,26 +104,6 @@ const SEND_BYTES_MIN: usize = 64 << 10;
 const HANDFUL_BYTES: usize = 64 << 10;
 /// While reads are in flight that will wake the worker, completed copies may wait this long to be noticed.
 const PATIENCE: Duration = Duration::from_micros(30);
-
-/// The destination is host memory: one memcpy by the worker.
-#[derive(Default)]
-pub struct HostCopier(Vec<u32>);
-
-impl Copier for HostCopier {
-    fn start(&mut self, tag: u32, from: Mem, to: Mem, bytes: usize) {
-        // SAFETY: both are slots of at least `bytes`, of different arenas, and belong to this I/O until it is reaped.
-        unsafe { std::ptr::copy_nonoverlapping(from.host_ptr(), to.host_ptr(), bytes) };
-        self.0.push(tag);
-    }
-
-    fn reap(&mut self, done: &mut Vec<(u32, Option<Fault>)>) {
-        done.extend(self.0.drain(..).map(|tag| (tag, None)));
-    }
-
-    fn at_once(&self) -> usize {
-        1
-    }
-}
 
 #[derive(Clone, Copy)]
 struct Pending {

@@ -4,6 +4,7 @@
 pub mod auto;
 mod bounce;
 mod buffers;
+mod copiers;
 mod destination;
 pub mod gds;
 mod host;
@@ -11,11 +12,13 @@ pub mod mapped;
 mod site;
 pub mod straight;
 
-pub use bounce::{BounceQueue, HostCopier};
+pub use bounce::BounceQueue;
 pub use buffers::{depth_of_short, Buffers, Under};
-pub use destination::{limits, Destination};
+pub use copiers::{Copiers, HostCopier};
+pub use destination::Destination;
 pub use forebay_io::gpu::Copier;
-pub use site::{Copiers, Layer, QueueFactory, Site};
+pub use mapped::limits;
+pub use site::{Layer, QueueFactory, Site};
 
 use crate::source::file::FileTarget;
 use crate::source::{FileBacking, Made, SourceRow, Target, SOURCES};
@@ -196,6 +199,12 @@ pub trait DataPath: Sync {
     fn attach(&self, _: &JobSpec, _: &Target, _: &Destination, _pair: u32) -> Result<(), Error> {
         Ok(())
     }
+
+    /// Called once the targets of all paths are attached.
+    fn attached(&self, _: &Destination) {}
+
+    /// Deregisters a file that is about to be closed.
+    fn forget(&self, _: &FileTarget, _: &Destination) {}
 
     /// Slots that each worker keeps for it, in addition to the `slots` of `slot_bytes` that are the destination.
     fn beside(&self, _slots: u32, _slot_bytes: u64, _into_gpu: bool) -> Option<Beside> {

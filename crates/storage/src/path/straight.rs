@@ -1,15 +1,16 @@
 //! Direct reads of many files into GPUs, without host buffers: the resources of a whole run, and of each worker.
 //! Files are opened, registered, read and deregistered during the run.
 
-use super::gds::{Base, Session};
-use super::mapped::Registry;
 use crate::source::file::FileTarget;
+use forebay_io::arena::Mem;
 use forebay_io::gpu::cuda::Device;
 use forebay_io::queue::Queue;
 use forebay_io::reactor::Reactor;
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
-use std::sync::Arc;
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::{Arc, RwLock};
 
 /// A run's resources for reading files into GPUs on one path.
 pub trait Means: Send + Sync {
@@ -48,21 +49,35 @@ pub trait Means: Send + Sync {
     /// Memory, or the path's library, can't be had.
     fn lanes(&self, needs: &LaneNeeds, reactor: &mut Reactor) -> Result<Box<dyn Lanes>, Error>;
 
-    /// The registrations of the page cache, for the record.
-    fn registry(&self) -> Option<&Arc<Registry>> {
-        None
+    /// The path's set-up for the run: for the record, and for whoever allocates memory that its library is to know.
+    fn set_up(&self) -> Arc<dyn Any + Send + Sync>;
+}
+
+/// Device memory that a path's library knows: ranges of addresses, which may come to be more meanwhile. Of other device memory
+/// it is told as it is.
+#[derive(Clone, Debug, Default)]
+pub struct Base(Arc<RwLock<BTreeMap<u64, u64>>>);
+
+impl Base {
+    /// `bytes` from `at` on were registered.
+    pub fn add(&self, at: u64, bytes: u64) {
+        self.0.write().expect("nothing panics while it holds the ranges").insert(at, bytes);
     }
 
-    /// cuFile, for the record, and for whoever allocates memory that it is to know.
-    fn session(&self) -> Option<&Arc<Session>> {
-        None
+    /// The address as the library wants it: what was registered, and how far behind that; None for memory that isn't a GPU's.
+    pub(crate) fn place(&self, mem: Mem) -> Option<(u64, u64)> {
+        let Mem::Device { at, .. } = mem else { return None };
+        let ranges = self.0.read().expect("nothing panics while it holds the ranges");
+        let before = ranges.range(..=at).next_back();
+        let inside = before.filter(|(from, bytes)| at - **from < **bytes);
+        Some(inside.map_or((at, 0), |(from, _)| (*from, at - from)))
     }
 }
 
 /// Requirements of a worker's queues.
 pub struct LaneNeeds<'a> {
     pub job: &'a JobSpec,
-    /// The GPUs in turn, and what of their memory cuFile knows.
+    /// The GPUs in turn, and what of their memory the path's library knows.
     pub devices: Vec<(&'a Arc<Device>, &'a Base)>,
     /// Reads in flight on all queues.
     pub depth: u32,
@@ -76,4 +91,30 @@ pub trait Lanes {
     /// # Errors
     /// The file can't be mapped, or isn't known.
     fn queue(&self, file: &FileTarget, turn: usize, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Inside of what was registered a library is told its begin and the way from there, elsewhere the address itself.
+        #[test]
+        fn an_address_is_told_from_the_begin_of_its_range(
+            lengths in prop::collection::vec((1u64..5000, 0u64..3000), 0..12), at in 0u64..60_000,
+        ) {
+            let (base, mut from, mut holds) = (Base::default(), 100, None);
+            for (bytes, gap) in lengths {
+                base.add(from, bytes);
+                if (from..from + bytes).contains(&at) {
+                    holds = Some(from);
+                }
+                from += bytes + gap;
+            }
+            let told = base.place(Mem::Device { gpu: 0, at });
+            prop_assert_eq!(told, Some(holds.map_or((at, 0), |from| (from, at - from))));
+            prop_assert_eq!(base.place(Mem::None), None);
+        }
+    }
 }

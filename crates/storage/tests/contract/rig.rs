@@ -166,7 +166,7 @@ impl Rig {
         let job = job_of(path, needs, registered);
         let destination = Destination::on(device.iter().cloned().collect());
         let destination = match row.cached() {
-            Some(true) => destination.with_registry(mapped::registry(device.as_ref())),
+            Some(true) => destination.with(mapped::registry(device.as_ref())),
             _ => destination,
         };
         row.attach(&job, target, &destination, 0).unwrap();

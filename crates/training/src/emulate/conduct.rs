@@ -121,7 +121,7 @@ fn prepare(spec: &EmulateSpec, awaits_others: bool, begin: Instant) -> Result<Sh
         Some(straight) => straight.within(how),
         None => how,
     };
-    let session = straight.as_ref().and_then(|straight| straight.session().cloned());
+    let session = straight.as_ref().and_then(Straight::set_up);
     let destination = Destination::new(spec, devices, how.io_bytes as usize, session);
     let board = Board::new(Scheduler::new(plan), how.workers as usize, destination);
     let (supply, cpus) = (supply::rate_of(spec), cpus_of(spec)?);

@@ -27,6 +27,7 @@ use forebay_storage::path::mapped::Registry;
 use forebay_storage::path::{self, Ends};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Measurements of a run.
 pub(crate) struct Ran {
@@ -304,19 +305,19 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
     }
 }
 
-fn registry_of(shared: &Shared) -> Option<&Registry> {
-    shared.straight.as_ref()?.registry().map(|registry| &**registry)
+fn registry_of(shared: &Shared) -> Option<Arc<Registry>> {
+    shared.straight.as_ref()?.set_up()
 }
 
-fn session_of(shared: &Shared) -> Option<&Session> {
-    shared.straight.as_ref()?.session().map(|session| &**session)
+fn session_of(shared: &Shared) -> Option<Arc<Session>> {
+    shared.straight.as_ref()?.set_up()
 }
 
 /// Returns cuFile's counters of the run, and names its bytes by them.
 fn cufile_of(shared: &Shared, path: &mut PathRan, missing: &mut BTreeMap<String, String>) -> Option<Cufile> {
     let session = session_of(shared)?;
     let direct = path.direct_bytes;
-    Some(judge_cufile(session, direct, true, path, missing).0)
+    Some(judge_cufile(&session, direct, true, path, missing).0)
 }
 
 fn training_of(shared: &Shared, ran: &Ran, totals: &Totals, result: &RunResult) -> Training {
@@ -393,5 +394,7 @@ fn warnings_of(shared: &Shared) -> Vec<Warning> {
         text: format!("bytes were delivered at {rate} GiB/s at most"),
         next: "no --supply".into(),
     });
-    held.into_iter().chain(session_of(shared).into_iter().flat_map(warnings::of_session)).collect()
+    held.into_iter()
+        .chain(session_of(shared).iter().flat_map(|session| warnings::of_session(session)))
+        .collect()
 }

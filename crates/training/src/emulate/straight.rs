@@ -11,8 +11,6 @@ use forebay_io::reactor::Reactor;
 use forebay_model::job::JobSpec;
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
-use forebay_storage::path::gds::Session;
-use forebay_storage::path::mapped::Registry;
 use forebay_storage::path::straight::{LaneNeeds, Lanes, Means};
 use forebay_storage::path::{self, limits};
 use forebay_storage::source::file::FileTarget;
@@ -73,12 +71,9 @@ impl Straight {
         Ok(Some(straight))
     }
 
-    pub(crate) fn registry(&self) -> Option<&Arc<Registry>> {
-        self.means.registry()
-    }
-
-    pub(crate) fn session(&self) -> Option<&Arc<Session>> {
-        self.means.session()
+    /// Returns the path's set-up of this type, if that is its.
+    pub(crate) fn set_up<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
+        self.means.set_up().downcast().ok()
     }
 
     /// Returns the lanes for a worker's streams, on the worker's thread.

@@ -20,32 +20,9 @@ pub use session::{GdsFile, Note, Session, PAGE};
 pub use station::{Duty, Station};
 pub use verdict::{judge, Verdict};
 
-use forebay_io::arena::Mem;
+use crate::path::straight::Base;
 use forebay_io::queue::{Done, Fault, Io, Op, Via};
-use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, RwLock};
-
-/// Device memory that cuFile knows: ranges of addresses, which may come to be more meanwhile. Of other device memory
-/// it is told as it is.
-#[derive(Clone, Debug, Default)]
-pub struct Base(Arc<RwLock<BTreeMap<u64, u64>>>);
-
-impl Base {
-    /// `bytes` from `at` on were registered.
-    pub fn add(&self, at: u64, bytes: u64) {
-        self.0.write().expect("nothing panics while it holds the ranges").insert(at, bytes);
-    }
-
-    /// The address as cuFile wants it: what was registered, and how far behind that; None for memory that isn't a GPU's.
-    fn place(&self, mem: Mem) -> Option<(u64, u64)> {
-        let Mem::Device { at, .. } = mem else { return None };
-        let ranges = self.0.read().expect("nothing panics while it holds the ranges");
-        let before = ranges.range(..=at).next_back();
-        let inside = before.filter(|(from, bytes)| at - **from < **bytes);
-        Some(inside.map_or((at, 0), |(from, _)| (*from, at - from)))
-    }
-}
 
 fn ended(io: &Io, result: Result<u32, Fault>, via: Via) -> Done {
     let via = if matches!(result, Ok(1..)) { via } else { Via::Nothing };
@@ -104,31 +81,5 @@ fn sync_data(file: &GdsFile) -> Result<(), Fault> {
     match unsafe { libc::fdatasync(file.file.as_raw_fd()) } {
         0 => Ok(()),
         _ => Err(last_error()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        /// Inside of what was registered cuFile is told its begin and the way from there, elsewhere the address itself.
-        #[test]
-        fn an_address_is_told_from_the_begin_of_its_range(
-            lengths in prop::collection::vec((1u64..5000, 0u64..3000), 0..12), at in 0u64..60_000,
-        ) {
-            let (base, mut from, mut holds) = (Base::default(), 100, None);
-            for (bytes, gap) in lengths {
-                base.add(from, bytes);
-                if (from..from + bytes).contains(&at) {
-                    holds = Some(from);
-                }
-                from += bytes + gap;
-            }
-            let told = base.place(Mem::Device { gpu: 0, at });
-            prop_assert_eq!(told, Some(holds.map_or((at, 0), |from| (from, at - from))));
-            prop_assert_eq!(base.place(Mem::None), None);
-        }
     }
 }

@@ -9,7 +9,7 @@ use crate::path::straight::Means;
 use crate::path::{About, DataPath, Destination, Ends, Layer, QueueFactory, Readers, Refusal, Settled, Site};
 use crate::source::file::FileTarget;
 use crate::source::{FileBacking, Made, MadeOf, Target, Uri};
-use forebay_io::gpu::cuda::Device;
+use forebay_io::gpu::cuda::{self, Device};
 use forebay_io::gpu::cufile::Buffer;
 use forebay_io::machine::finding::{remark, Check, State};
 use forebay_io::machine::verdict::{Answer, Verdicts};
@@ -146,7 +146,7 @@ impl DataPath for Gds {
 
     fn begin(&self, job: &JobSpec, destination: &Destination) -> Result<(), Error> {
         if !by_card(job)? {
-            destination.through_cufile(job)?;
+            through_cufile(job, destination)?;
         }
         Ok(())
     }
@@ -161,9 +161,21 @@ impl DataPath for Gds {
         if target.by_card().is_some() {
             return Ok(());
         }
-        let session = destination.through_cufile(job)?;
+        let session = through_cufile(job, destination)?;
         let device = destination.device_of(pair).expect("cuFile is open, so there is a GPU");
         session.attach(target, device)
+    }
+
+    fn attached(&self, destination: &Destination) {
+        if let Some(session) = destination.set_up::<Session>() {
+            session.begin();
+        }
+    }
+
+    fn forget(&self, file: &FileTarget, destination: &Destination) {
+        if let Some(session) = destination.set_up::<Session>() {
+            session.detach(file);
+        }
     }
 
     /// Each read under way is a thread that waits in a call of cuFile's, and many of them spin for each other.
@@ -185,8 +197,8 @@ impl DataPath for Gds {
 
     /// A station, where anything goes through cuFile; the worker's memory is registered once.
     fn equip(&self, site: &Site, reactor: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
-        let (Some(session), Some(device), Some(slots)) = (site.destination.cufile(), site.device, site.slots)
-        else {
+        let session = site.destination.set_up::<Session>();
+        let (Some(session), Some(device), Some(slots)) = (session, site.device, site.slots) else {
             return Ok(Box::new(Own { station: None, buffer: None }));
         };
         device.enter().map_err(|why| Error::machine("‹path› gds", why.to_string(), "nvidia-smi"))?;
@@ -203,7 +215,7 @@ impl DataPath for Gds {
         let targets = || site.targets.iter();
         let depth = targets().map(|t| t.ring_depth(site.needs)).max().unwrap_or(1).max(site.needs.depth);
         let duty = Duty { job: site.job, depth, plain: targets().all(|t| t.is_file()) };
-        let station = Station::open(session, device, base, &duty, reactor)?;
+        let station = Station::open(&session, device, base, &duty, reactor)?;
         Ok(Box::new(Own { station: Some(station), buffer }))
     }
 
@@ -259,6 +271,17 @@ impl QueueFactory for Own {
     }
 }
 
+/// cuFile, opened if it wasn't.
+fn through_cufile(job: &JobSpec, destination: &Destination) -> Result<Arc<Session>, Error> {
+    destination.set_up_or(|| {
+        let device = destination.devices.first().ok_or_else(|| {
+            let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
+            Error::machine("‹path› gds", why, "forebay doctor; ‹path› host needs no GPU")
+        })?;
+        Session::open(job, device)
+    })
+}
+
 /// Checks that cuFile would move the target's bytes by direct DMA: once for each device.
 fn direct_dma_to(target: &Target, known: &mut Known) -> Result<(), String> {
     if target.remotes().next().is_some() {
@@ -277,7 +300,7 @@ pub fn judge_run(
     path: &mut PathRan,
     missing: &mut BTreeMap<String, String>,
 ) -> Option<Cufile> {
-    let session = destination.cufile()?;
+    let session = destination.set_up::<Session>()?;
     let through = |t: &Target, ran: &str| ran == Gds.name() && t.by_card().is_none();
     let alone = targets.iter().zip(ran.iter()).all(|(t, ran)| through(t, ran));
     // Where other paths took part, direct bytes may be theirs too.
@@ -287,7 +310,7 @@ pub fn judge_run(
         true => path.direct_bytes,
         false => path.direct_bytes.min(own.saturating_sub(path.compat_bytes)),
     };
-    let (cufile, verdict) = judge_cufile(session, direct, alone, path, missing);
+    let (cufile, verdict) = judge_cufile(&session, direct, alone, path, missing);
     let by_cufile = targets.iter().zip(ran.iter_mut()).filter(|(t, ran)| through(t, ran));
     by_cufile.for_each(|(_, ran)| *ran = verdict);
     Some(cufile)

@@ -9,6 +9,7 @@ use forebay_io::queue::Queue;
 use forebay_io::reactor::Reactor;
 use forebay_model::job::Engine;
 use forebay_model::Error;
+use std::any::Any;
 use std::sync::Arc;
 
 pub(crate) struct CufileMeans(pub Arc<Session>);
@@ -42,8 +43,8 @@ impl Means for CufileMeans {
         Ok(Box::new(Stations { stations, depth: needs.depth }))
     }
 
-    fn session(&self) -> Option<&Arc<Session>> {
-        Some(&self.0)
+    fn set_up(&self) -> Arc<dyn Any + Send + Sync> {
+        self.0.clone()
     }
 }
 

@@ -20,8 +20,7 @@ pub use file::{MappedFile, Phase, Window};
 pub use map::{DevicePinner, Mapping, Pin, Pinner};
 pub use policy::{window_bytes, Key, Policy, Verdict};
 pub use registry::{Limits, Registry, Wakeup, LEAST_BYTES};
-pub use relays::{relays_of, RELAYED_WINDOW_BYTES_MAX, WINDOWS_IN_FLIGHT};
-pub use row::Mapped;
+pub use row::{limits, Mapped};
 
 use super::Copier;
 use crate::source::file::FileTarget;

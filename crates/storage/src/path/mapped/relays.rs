@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 const WORKERS_MAX: u32 = 2;
 /// Windows of an eighth of what is in flight: some are being registered, one is copied, and others are read
 /// meanwhile. Shorter ones register at a lower rate.
-pub const WINDOWS_IN_FLIGHT: u64 = 8;
+pub(crate) const WINDOWS_IN_FLIGHT: u64 = 8;
 /// Longer ones register no faster then, and the relays need longer for one than others take to be registered.
-pub const RELAYED_WINDOW_BYTES_MAX: u64 = 32 << 20;
+pub(crate) const RELAYED_WINDOW_BYTES_MAX: u64 = 32 << 20;
 const IN_FLIGHT_BYTES_MIN: u64 = WINDOWS_IN_FLIGHT * (16 << 20);
 /// Interval at which copies are checked: a look at a word of memory.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
@@ -33,7 +33,7 @@ const LATE: Duration = Duration::from_secs(1);
 
 /// Returns the number of relays of each worker of a job, whose readers keep so many bytes under way together; 0: all
 /// its windows are registered, if they may be.
-pub fn relays_of(job: &JobSpec, in_flight_bytes: u64) -> u32 {
+pub(crate) fn relays_of(job: &JobSpec, in_flight_bytes: u64) -> u32 {
     let pays = !job.op.is_random() && in_flight_bytes >= IN_FLIGHT_BYTES_MIN;
     let has_room = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
     if !pays || !has_room || job.workers > WORKERS_MAX {

@@ -1,9 +1,10 @@
 //! Row of `mapped` in the table of paths, and its part of a worker.
 
 use super::copies::{ASIDE_BYTES_MAX, ASIDE_SLOTS};
-use super::relays::{relays_of, Relays};
+use super::policy::window_bytes;
+use super::relays::{relays_of, Relays, RELAYED_WINDOW_BYTES_MAX, WINDOWS_IN_FLIGHT};
 use super::straight::MappedMeans;
-use super::{Limits, MappedQueue, Staging};
+use super::{DevicePinner, Limits, MappedQueue, Registry, Staging, LEAST_BYTES};
 use crate::path::auto::{Known, Situation};
 use crate::path::buffers::{depth_of_short, LAUNCHED_ROW_BYTES_MAX, ROW_BYTES_MAX};
 use crate::path::straight::Means;
@@ -12,11 +13,13 @@ use crate::path::{
 };
 use crate::source::{Made, MadeOf, QueueNeeds, Target};
 use forebay_io::gpu::cuda::{self, Device};
+use forebay_io::machine;
 use forebay_io::machine::finding::{Check, State};
 use forebay_io::machine::verdict::Verdicts;
 use forebay_io::queue::Queue;
 use forebay_io::reactor::Reactor;
 use forebay_model::job::{Cache, JobSpec, PathKind};
+use forebay_model::units::GIB;
 use forebay_model::Error;
 use std::sync::Arc;
 
@@ -29,6 +32,9 @@ const IO_BYTES_UNTRIED: u64 = 64 << 10;
 /// In flight of reads in order, so that windows are long and relays copy some of them meanwhile.
 const IN_ORDER_BYTES: u64 = 256 << 20;
 const IN_ORDER_IO_BYTES: u64 = 16 << 20;
+
+/// Bytes of the page cache that may stay registered if the amount of free memory is unknown.
+const PIN_BYTES_DEFAULT: u64 = 4 * GIB;
 
 pub struct Mapped;
 
@@ -203,7 +209,7 @@ impl QueueFactory for Aside {
         reactor: &mut Reactor,
     ) -> Result<Box<dyn Queue>, Error> {
         let arena = site.beside.expect("it was there when the worker was equipped");
-        let registry = site.destination.registry(site.job)?;
+        let registry = registry_of(site.job, site.destination)?;
         let queue = target.queue_over(site.needs, reactor, &mut |file, engine, needs, reactor| {
             let slots = QueueNeeds {
                 depth: arena.count() as u32,
@@ -221,4 +227,30 @@ impl QueueFactory for Aside {
         })?;
         Ok(layer(queue))
     }
+}
+
+/// Returns the limits on registration by `mapped` for readers that keep so many bytes under way, where `--pin-limit`
+/// may be given. `relays`: threads that copy windows meanwhile, when the files are first read.
+pub fn limits(pin_limit_bytes: Option<u64>, in_flight_bytes: u64, relays: u32) -> Limits {
+    let half_of_free = || machine::memory_free_bytes().map_or(PIN_BYTES_DEFAULT, |free| free / 2);
+    let cap_bytes = pin_limit_bytes.unwrap_or_else(half_of_free);
+    // A window is half of that.
+    let share = if relays > 0 { WINDOWS_IN_FLIGHT / 2 } else { 1 };
+    let most = if relays > 0 { RELAYED_WINDOW_BYTES_MAX } else { u64::MAX };
+    let window_bytes = window_bytes(in_flight_bytes / share, cap_bytes).min(most);
+    Limits { cap_bytes, window_bytes, least_bytes: LEAST_BYTES, relays }
+}
+
+/// Registrations of all workers and repeats. One that any of the GPUs made serves them all.
+fn registry_of(job: &JobSpec, destination: &Destination) -> Result<Arc<Registry>, Error> {
+    destination.set_up_or(|| {
+        let device = destination.devices.first().ok_or_else(|| {
+            let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
+            Error::machine("‹path› mapped", why, "forebay doctor; ‹path› host needs no GPU")
+        })?;
+        let in_flight = destination.in_flight_bytes(job);
+        let relays = if device.awaits_values() { relays_of(job, in_flight) * job.workers } else { 0 };
+        let limits = limits(job.pin_limit_bytes, in_flight, relays);
+        Ok(Arc::new(Registry::new(Box::new(DevicePinner(device.clone())), limits)?))
+    })
 }

@@ -13,6 +13,7 @@ use forebay_io::queue::Queue;
 use forebay_io::reactor::Reactor;
 use forebay_model::job::{Engine, Pages};
 use forebay_model::Error;
+use std::any::Any;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -61,8 +62,8 @@ impl Means for MappedMeans {
         }))
     }
 
-    fn registry(&self) -> Option<&Arc<Registry>> {
-        Some(&self.registry)
+    fn set_up(&self) -> Arc<dyn Any + Send + Sync> {
+        self.registry.clone()
     }
 }
 
