@@ -5,19 +5,24 @@
 //! A host that breaks the rules gets a status, an asynchronous event, or CSTS.CFS, as the specification has it.
 
 mod admin;
-mod reset;
+mod admin_queue;
+mod io_queues;
+mod registers;
 pub mod state;
 
 use super::memory::HostMemory;
-use super::queue::{Coalescing, CompletionQueue, Interrupt, InvalidDoorbell, QueueFault, SubmissionQueue};
-use super::registers::{self, offset, Aqa, Doorbell};
+use super::queue::{Coalescing, CompletionQueue, InvalidDoorbell, QueueFault, QueueState, SubmissionQueue};
+use super::registers::{offset, Aqa, Doorbell, DOORBELLS};
 use super::shadow::Shadow;
 use crate::controller::subsystem::Subsystem;
-use crate::controller::{Controller, ErrorEvent, Function, Health, Mishap, READY_MS, VERSION};
+use crate::controller::{Controller, ErrorEvent, Function, Health, Mishap, READY_MS};
 use crate::fabrics::{Cc, Csts};
 use crate::status::{Code, Status};
-use reset::Closing;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use admin_queue::AdminQueue;
+use io_queues::IoQueues;
+use registers::{Depth, Registers, Written};
+use state::DeviceState;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Smallest BAR0, bytes.
@@ -91,28 +96,6 @@ pub enum Effect {
     Fatal(String),
 }
 
-/// A submission queue as the device knows it.
-#[derive(Debug)]
-struct Submission {
-    cqid: u16,
-    /// The Delete command that waits for its end.
-    deletion: Option<u16>,
-}
-
-#[derive(Debug)]
-struct Completion {
-    submissions: BTreeSet<u16>,
-    deletion: Option<u16>,
-}
-
-/// An Abort that waits for its command to end.
-#[derive(Clone, Copy, Debug)]
-struct Abort {
-    slot: u16,
-    sqid: u16,
-    cid: u16,
-}
-
 /// State of the admin queue. Without entries: the host has not enabled the controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Admin {
@@ -123,32 +106,27 @@ pub struct Admin {
     pub failed: u64,
 }
 
+/// Why the I/O queues are being closed; what comes later in this list includes what came before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Closing {
+    Fatal,
+    ShutDown,
+    Reset(Depth),
+}
+
 /// The controller of a function.
 #[derive(Debug)]
 pub struct Device {
     settings: Settings,
     controller: Controller,
-    configuration: Cc,
-    status: Csts,
-    admin_attributes: Aqa,
-    admin_submission: u64,
-    admin_completion: u64,
-    interrupt_mask: u32,
-    /// Enabled, and not fatally wrong.
-    admin: Option<CompletionQueue>,
-    submissions: BTreeMap<u16, Submission>,
-    completions: BTreeMap<u16, Completion>,
-    aborts: Vec<Abort>,
-    /// Commands whose time has come, by slot, with their result.
-    late: Vec<(u16, u64)>,
+    registers: Registers,
+    /// Open where enabled, and not fatally wrong.
+    admin: AdminQueue,
+    queues: IoQueues,
     shadow: Option<Shadow>,
     /// I/O queues are being closed.
     closing: Option<Closing>,
     effects: VecDeque<Effect>,
-    admin_completed: u64,
-    admin_failed: u64,
-    /// Completions of the admin queue wait for `publish`.
-    holds_back: bool,
 }
 
 impl Device {
@@ -164,45 +142,32 @@ impl Device {
         Device {
             settings,
             controller,
-            configuration: Cc(0),
-            status: Csts(0),
-            admin_attributes: Aqa(0),
-            admin_submission: 0,
-            admin_completion: 0,
-            interrupt_mask: 0,
-            admin: None,
-            submissions: BTreeMap::new(),
-            completions: BTreeMap::new(),
-            aborts: Vec::new(),
-            late: Vec::new(),
+            registers: Registers::default(),
+            admin: AdminQueue::default(),
+            queues: IoQueues::default(),
             shadow: None,
             closing: None,
             effects: VecDeque::new(),
-            admin_completed: 0,
-            admin_failed: 0,
-            holds_back: false,
         }
     }
 
     /// From here on the host is told nothing of the admin queue before `publish`: until then its commands can be carried
     /// out again from an earlier `state`, and nobody knows that they were.
     pub fn hold_back(&mut self) {
-        self.holds_back = true;
-        self.admin.iter_mut().for_each(CompletionQueue::hold_back);
+        self.admin.hold_back();
     }
 
     /// The host is to be told of completions in the admin queue.
     pub fn has_held_back(&self) -> bool {
-        self.admin.as_ref().is_some_and(|admin| !admin.held_back().is_empty())
+        !self.admin.held_back().is_empty()
     }
 
     /// Tells the host what was held back. Twice is as once: another process may have done so, and been killed.
     pub fn publish<M: HostMemory + ?Sized>(&mut self, memory: &M) {
-        let Some(admin) = &mut self.admin else { return };
-        if let Err(fault) = admin.publish(memory) {
+        if let Err(fault) = self.admin.publish(memory) {
             self.fault(fault);
         }
-        self.signal();
+        self.effects.extend(self.admin.signal().map(Effect::Interrupt));
     }
 
     pub fn controller(&self) -> &Controller {
@@ -210,28 +175,23 @@ impl Device {
     }
 
     pub fn admin(&self) -> Admin {
-        let queue = self.admin.as_ref();
-        Admin {
-            entries: queue.and_then(|q| q.submissions().next()).map_or(0, SubmissionQueue::entries),
-            in_flight: queue.map_or(0, CompletionQueue::in_flight),
-            completed: self.admin_completed,
-            failed: self.admin_failed,
-        }
+        self.admin.figures()
     }
 
     /// CSTS.
     pub fn status(&self) -> Csts {
-        self.status
+        self.registers.status
     }
 
     /// Commands are executed.
     pub fn ready(&self) -> bool {
-        self.status.ready() && !self.status.fatal() && self.status.shutdown() == 0 && self.closing.is_none()
+        let status = self.status();
+        status.ready() && !status.fatal() && status.shutdown() == 0 && self.closing.is_none()
     }
 
     /// Memory page of the host, bytes (CC.MPS).
     pub fn page_bytes(&self) -> u32 {
-        self.configuration.page_bytes()
+        self.registers.configuration.page_bytes()
     }
 
     /// Size of BAR0: registers and doorbells, a power of two.
@@ -254,17 +214,9 @@ impl Device {
 
     /// Eight bytes of registers, from a multiple of eight on.
     fn register(&self, at: u64) -> u64 {
-        let two = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         match at {
             offset::CAP => self.controller.function_capabilities(READY_MS, self.settings.stride).0,
-            offset::VS => two(VERSION.0, self.interrupt_mask),
-            offset::INTMC => two(self.interrupt_mask, self.configuration.0),
-            0x18 => two(0, self.status.0),
-            offset::NSSR => two(0, self.admin_attributes.0),
-            offset::ASQ => self.admin_submission,
-            offset::ACQ => self.admin_completion,
-            offset::CRTO => (READY_MS / 500).into(),
-            _ => 0,
+            _ => self.registers.read(at),
         }
     }
 
@@ -275,7 +227,7 @@ impl Device {
         match from.len() {
             _ if offset % 4 != 0 => {}
             4 => self.write_dword(memory, offset, dword(from)),
-            8 if offset < registers::DOORBELLS - 4 => {
+            8 if offset < DOORBELLS - 4 => {
                 self.write_dword(memory, offset, dword(from));
                 self.write_dword(memory, offset + 4, dword(&from[4..]));
             }
@@ -284,23 +236,13 @@ impl Device {
     }
 
     fn write_dword<M: HostMemory + ?Sized>(&mut self, memory: &M, offset: u64, value: u32) {
-        let low = |old: u64| old & !0xffff_ffff | u64::from(value);
-        let high = |old: u64| old & 0xffff_ffff | u64::from(value) << 32;
-        match offset {
-            offset::INTMS => self.interrupt_mask |= value,
-            offset::INTMC => self.interrupt_mask &= !value,
-            offset::CC => self.configure(Cc(value)),
-            // Write 1 to clear.
-            offset::CSTS => self.status.0 &= !(value & registers::SUBSYSTEM_RESET_OCCURRED),
-            offset::NSSR if value == registers::SUBSYSTEM_RESET => self.subsystem_reset(),
-            offset::AQA => self.admin_attributes = Aqa(value & 0x0fff_0fff),
-            // Bits 11:0 are reserved: the queues begin with a page.
-            offset::ASQ => self.admin_submission = low(self.admin_submission) & !0xfff,
-            0x2c => self.admin_submission = high(self.admin_submission),
-            offset::ACQ => self.admin_completion = low(self.admin_completion) & !0xfff,
-            0x34 => self.admin_completion = high(self.admin_completion),
-            registers::DOORBELLS.. => self.doorbell(memory, offset, value),
-            _ => {}
+        if offset >= DOORBELLS {
+            return self.doorbell(memory, offset, value);
+        }
+        match self.registers.write(offset, value) {
+            Written::Plain => {}
+            Written::Configuration(old) => self.configure(old),
+            Written::SubsystemReset => self.reset_with_registers(Depth::Subsystem),
         }
     }
 
@@ -308,24 +250,20 @@ impl Device {
         let Some(doorbell) = Doorbell::at(offset, self.settings.stride).filter(|_| self.ready()) else {
             return;
         };
-        let cqid = match doorbell {
-            Doorbell::Submission(0) | Doorbell::Completion(0) => {
-                return self.ring_admin(memory, doorbell, value)
-            }
-            Doorbell::Submission(sqid) => self.submissions.get(&sqid).map(|queue| queue.cqid),
-            Doorbell::Completion(cqid) => self.completions.contains_key(&cqid).then_some(cqid),
-        };
-        match cqid {
+        if matches!(doorbell, Doorbell::Submission(0) | Doorbell::Completion(0)) {
+            return self.ring_admin(memory, doorbell, value);
+        }
+        match self.queues.owner_of(doorbell) {
             Some(cqid) => self.effects.push_back(Effect::Ring { cqid, doorbell, value }),
             None => self.invalid_doorbell(InvalidDoorbell { doorbell, value, known: false }),
         }
     }
 
     fn ring_admin<M: HostMemory + ?Sized>(&mut self, memory: &M, doorbell: Doorbell, value: u32) {
-        let Some(admin) = &mut self.admin else { return };
-        match admin.ring(doorbell, value) {
-            Ok(()) => self.want_admin_doorbells(memory, doorbell, value),
-            Err(invalid) => self.invalid_doorbell(invalid),
+        match self.admin.ring(doorbell, value) {
+            None => {}
+            Some(Ok(())) => self.want_admin_doorbells(memory, doorbell, value),
+            Some(Err(invalid)) => self.invalid_doorbell(invalid),
         }
     }
 
@@ -374,16 +312,183 @@ impl Device {
         self.controller.set_health(health);
     }
 
-    /// Tells of completions in the admin queue.
-    fn interrupt(&mut self) {
-        if !self.holds_back {
-            self.signal();
+    /// CC was written, and was `old` before.
+    fn configure(&mut self, old: Cc) {
+        let new = self.registers.configuration;
+        match (old.enable(), new.enable()) {
+            // A reset that is under way enables when it is over.
+            (false, true) if self.closing.is_none() => self.enable(),
+            (true, false) => self.reset(Depth::Controller),
+            _ => {}
+        }
+        if new.shn() != 0 && old.shn() == 0 && self.status().shutdown() == 0 {
+            self.registers.set_shutting_down();
+            self.close(Closing::ShutDown);
         }
     }
 
-    fn signal(&mut self) {
-        if let Some(Interrupt::Now(vector)) = self.admin.as_mut().map(|admin| admin.interrupt(0)) {
-            self.effects.push_back(Effect::Interrupt(vector));
+    fn enable(&mut self) {
+        if let Err(why) = self.registers.acceptable() {
+            return self.fail(format!("the host enables the controller with {why}"));
         }
+        self.admin.open(&self.registers);
+        self.controller.enabled();
+        self.registers.set_ready();
+    }
+
+    fn reset(&mut self, depth: Depth) {
+        self.admin.close();
+        self.queues.forget_commands();
+        self.controller.disabled();
+        self.close(Closing::Reset(depth));
+    }
+
+    fn reset_with_registers(&mut self, depth: Depth) {
+        self.registers.configuration = Cc(0);
+        self.reset(depth);
+    }
+
+    /// A reset of the function, as PCI has it (FLR): all its registers go back to where they began. It is over when
+    /// `CloseQueues`, if it comes, is answered.
+    pub fn function_reset(&mut self) {
+        self.reset_with_registers(Depth::Function);
+    }
+
+    /// Something is wrong that no completion can tell of: CSTS.CFS, and nothing is done until the host resets.
+    fn fail(&mut self, why: String) {
+        if self.status().fatal() {
+            return;
+        }
+        self.controller.raise_error(ErrorEvent::PersistentInternalError);
+        self.registers.set_fatal();
+        self.effects.push_back(Effect::Fatal(why));
+        self.close(Closing::Fatal);
+    }
+
+    fn close(&mut self, why: Closing) {
+        match self.closing {
+            // Of two that take all registers back the later one says whether a subsystem reset is told of (CSTS.NSSRO).
+            Some(_) if why >= Closing::Reset(Depth::Function) => self.closing = Some(why),
+            Some(already) => self.closing = Some(already.max(why)),
+            None if self.queues.is_empty() => self.closed(why),
+            None => {
+                self.closing = Some(why);
+                self.effects.push_back(Effect::CloseQueues);
+            }
+        }
+    }
+
+    /// Completes `Effect::CloseQueues`.
+    pub fn queues_closed(&mut self) {
+        if let Some(why) = self.closing.take() {
+            self.queues.clear();
+            self.note_queues();
+            self.closed(why);
+        }
+    }
+
+    fn closed(&mut self, why: Closing) {
+        match why {
+            Closing::Fatal => {}
+            Closing::ShutDown => self.effects.push_back(Effect::ShutDown),
+            Closing::Reset(depth) => {
+                self.shadow = None;
+                self.registers.reset(depth);
+                if self.registers.configuration.enable() {
+                    self.enable();
+                }
+            }
+        }
+    }
+
+    /// Completes `Effect::ShutDown`: the host sees its shutdown complete.
+    pub fn shut_down_complete(&mut self) {
+        self.registers.set_shut_down();
+    }
+
+    fn note_queues(&mut self) {
+        self.controller.has_queues(self.queues.ids());
+    }
+
+    /// `Effect::CloseSubmission` is carried out.
+    pub fn submission_closed(&mut self, sqid: u16) {
+        self.queues.submission_closed(sqid);
+    }
+
+    /// `Effect::CloseCompletion` is carried out.
+    pub fn completion_closed(&mut self, cqid: u16) {
+        if self.queues.completion_closed(cqid) {
+            self.note_queues();
+        }
+    }
+
+    /// `Effect::Abort` is carried out. `aborted`: the command was completed with Command Abort Requested; else it ended as
+    /// it would have, or wasn't in flight.
+    pub fn aborted(&mut self, sqid: u16, cid: u16, aborted: bool) {
+        self.queues.aborted(sqid, cid, aborted);
+    }
+
+    /// Nothing is under way that somebody else has yet to answer: `state` is all there is. It becomes so by itself where no
+    /// more commands are fetched.
+    pub fn is_calm(&self) -> bool {
+        let busy = self.closing.is_some() || self.status().shutdown() == 1 || !self.effects.is_empty();
+        !busy && self.queues.is_calm()
+    }
+
+    /// To be asked for after `settle`, and while it is calm.
+    pub fn state(&self) -> DeviceState {
+        DeviceState {
+            cc: self.registers.configuration.0,
+            csts: self.status().0,
+            aqa: self.registers.admin_attributes.0,
+            asq: self.registers.admin_submission,
+            acq: self.registers.admin_completion,
+            interrupt_mask: self.registers.interrupt_mask,
+            admin: self.admin.state(),
+            held_back: self.admin.held_back().to_vec(),
+            shadow: self.shadow.map(|shadow| (shadow.doorbells, shadow.event_indices, shadow.page_bytes)),
+            completed: self.admin().completed,
+            failed: self.admin().failed,
+            controller: self.controller.state(),
+        }
+    }
+
+    /// The function as `state` has it, with these I/O queues, which others own. `settings` and `subsystem` are what they
+    /// were. Err: what can't be of it.
+    pub fn restore(
+        subsystem: Arc<Subsystem>,
+        settings: Settings,
+        state: &DeviceState,
+        queues: &[QueueState],
+    ) -> Result<Device, &'static str> {
+        let mut device = Device::new(subsystem, settings, 0);
+        let registers = Registers {
+            configuration: Cc(state.cc),
+            status: Csts(state.csts),
+            admin_attributes: Aqa(state.aqa),
+            admin_submission: state.asq,
+            admin_completion: state.acq,
+            interrupt_mask: state.interrupt_mask,
+        };
+        device.registers = registers.restored();
+        let (admin, held_back) = (state.admin.as_ref(), &state.held_back);
+        device.admin = AdminQueue::restore(admin, held_back, state.completed, state.failed)?;
+        device.shadow = state.shadow.map(|places| device.shadow_at(places)).transpose()?;
+        device.controller.restore(&state.controller, state.admin.as_ref())?;
+        let (most, vectors) = (device.controller.queues(), device.settings.vectors.max(1));
+        queues.iter().try_for_each(|queue| device.queues.adopt(queue, most, vectors))?;
+        device.note_queues();
+        Ok(device)
+    }
+
+    fn shadow_at(
+        &self,
+        (doorbells, event_indices, page_bytes): (u64, u64, u32),
+    ) -> Result<Shadow, &'static str> {
+        let beyond = |at: u64| at.checked_add(page_bytes.into()).is_none();
+        if beyond(doorbells) || beyond(event_indices) {
+            return Err("shadow doorbells beyond all addresses");
+        }
+        Ok(Shadow { doorbells, event_indices, stride: self.settings.stride, page_bytes })
     }
 }

@@ -1,6 +1,6 @@
 //! The admin queue: commands for queues are carried out here, all others by the controller.
 
-use super::{Abort, Completion, Device, Effect, Submission};
+use super::{Device, Effect};
 use crate::command::{admin, Cqe, Sgl, Sqe};
 use crate::controller::{Answer, Effect as ControllerEffect};
 use crate::feature::fid;
@@ -10,12 +10,9 @@ use crate::transport::pcie::data::{self, Piece};
 use crate::transport::pcie::memory::{HostMemory, Unmapped};
 use crate::transport::pcie::queue::{CompletionQueue, Fetched, SubmissionQueue};
 use crate::transport::pcie::shadow::Shadow;
-use std::collections::BTreeSet;
 
 /// Commands in one call of `work`.
 const COMMANDS_AT_ONCE: u32 = 64;
-/// Aborts that may wait at once (ACL + 1, as the controller's Identify says).
-const ABORTS_MAX: usize = 4;
 /// Entries of queues, bytes as a power of two (CC.IOSQES, CC.IOCQES).
 const SQE_POWER: u8 = 6;
 const CQE_POWER: u8 = 4;
@@ -34,21 +31,25 @@ impl Device {
     pub fn work<M: HostMemory + ?Sized>(&mut self, memory: &M, now_ms: u64) -> bool {
         let mut executed = 0;
         while executed < COMMANDS_AT_ONCE && self.ready() {
-            let Some(admin) = &mut self.admin else { break };
-            match admin.fetch(memory) {
+            match self.admin.fetch(memory) {
                 Ok(Some(fetched)) => self.execute(memory, &fetched, now_ms),
                 Ok(None) => break,
                 Err(fault) => self.fault(fault),
             }
             executed += 1;
         }
-        self.answer_parked(memory);
-        self.interrupt();
+        self.settle(memory);
         executed == COMMANDS_AT_ONCE
     }
 
+    /// Answers what is over, and fetches nothing.
+    pub fn settle<M: HostMemory + ?Sized>(&mut self, memory: &M) {
+        self.answer_parked(memory);
+        self.effects.extend(self.admin.interrupt().map(Effect::Interrupt));
+    }
+
     /// Answers what was put off: parked commands whose event came, deletions and aborts that are over.
-    pub(super) fn answer_parked<M: HostMemory + ?Sized>(&mut self, memory: &M) {
+    fn answer_parked<M: HostMemory + ?Sized>(&mut self, memory: &M) {
         while let Some(effect) = self.controller.next_effect() {
             match effect {
                 ControllerEffect::Complete { tag, cqe } => self.complete(memory, tag, &cqe),
@@ -61,18 +62,13 @@ impl Device {
                 | ControllerEffect::Abort { .. } => {}
             }
         }
-        for (slot, result) in std::mem::take(&mut self.late) {
+        for (slot, result) in self.queues.take_late() {
             self.complete(memory, slot, &Cqe::new(0, Status::SUCCESS, result));
         }
     }
 
     fn complete<M: HostMemory + ?Sized>(&mut self, memory: &M, slot: u16, cqe: &Cqe) {
-        let Some(admin) = &mut self.admin else { return };
-        match cqe.status().is_success() {
-            true => self.admin_completed += 1,
-            false => self.admin_failed += 1,
-        }
-        if let Err(fault) = admin.complete(memory, slot, cqe.status(), cqe.result.get()) {
+        if let Err(fault) = self.admin.complete(memory, slot, cqe) {
             self.fault(fault);
         }
     }
@@ -104,11 +100,6 @@ impl Device {
         self.complete(memory, slot, &cqe);
     }
 
-    /// A queue identifier that a queue may have (base, section 5.4).
-    pub(super) fn may_be_queue(&self, qid: u16) -> bool {
-        (1..=self.controller.queues()).contains(&qid)
-    }
-
     /// Entries and place of a queue to be created, checked.
     fn queue_place<M: HostMemory + ?Sized>(
         &self,
@@ -137,10 +128,8 @@ impl Device {
     /// Create I/O Completion Queue (base, section 5.4).
     fn create_completion<M: HostMemory + ?Sized>(&mut self, memory: &M, sqe: &Sqe) -> Outcome {
         let cqid = sqe.cdw10.get() as u16;
-        if !self.may_be_queue(cqid) || self.completions.contains_key(&cqid) {
-            return Err(Code::INVALID_QUEUE_ID);
-        }
-        if self.configuration.iocqes() != CQE_POWER {
+        self.queues.check_completion(cqid, self.controller.queues())?;
+        if self.registers.configuration.iocqes() != CQE_POWER {
             return Err(Code::INVALID_QUEUE_SIZE);
         }
         let (entries, address) = self.queue_place(memory, sqe, 1 << CQE_POWER)?;
@@ -154,7 +143,7 @@ impl Device {
         if let Some(shadow) = self.shadow {
             queue.begin_shadow(memory, shadow).map_err(|_| Code::DATA_TRANSFER_ERROR)?;
         }
-        self.completions.insert(cqid, Completion { submissions: BTreeSet::new(), deletion: None });
+        self.queues.open_completion(cqid);
         self.effects.push_back(Effect::OpenCompletion(queue));
         self.note_queues();
         Ok(Some(0))
@@ -163,13 +152,8 @@ impl Device {
     /// Create I/O Submission Queue (base, section 5.5).
     fn create_submission<M: HostMemory + ?Sized>(&mut self, memory: &M, sqe: &Sqe) -> Outcome {
         let (sqid, cqid) = (sqe.cdw10.get() as u16, (sqe.cdw11.get() >> 16) as u16);
-        if !self.may_be_queue(sqid) || self.submissions.contains_key(&sqid) || !self.may_be_queue(cqid) {
-            return Err(Code::INVALID_QUEUE_ID);
-        }
-        if self.completions.get(&cqid).is_none_or(|queue| queue.deletion.is_some()) {
-            return Err(Code::COMPLETION_QUEUE_INVALID);
-        }
-        if self.configuration.iosqes() != SQE_POWER {
+        self.queues.check_submission(sqid, cqid, self.controller.queues())?;
+        if self.registers.configuration.iosqes() != SQE_POWER {
             return Err(Code::INVALID_QUEUE_SIZE);
         }
         let (entries, address) = self.queue_place(memory, sqe, 1 << SQE_POWER)?;
@@ -177,60 +161,25 @@ impl Device {
         if let Some(shadow) = self.shadow {
             queue.begin_shadow(memory, shadow).map_err(|_| Code::DATA_TRANSFER_ERROR)?;
         }
-        self.submissions.insert(sqid, Submission { cqid, deletion: None });
-        self.completions.entry(cqid).and_modify(|queue| {
-            queue.submissions.insert(sqid);
-        });
+        self.queues.open_submission(sqid, cqid);
         self.effects.push_back(Effect::OpenSubmission { cqid, queue });
         Ok(Some(0))
-    }
-
-    pub(super) fn note_queues(&mut self) {
-        self.controller.has_queues(self.completions.keys().copied());
     }
 
     /// Delete I/O Submission Queue (base, section 5.7): completes once its commands have.
     fn delete_submission(&mut self, slot: u16, sqe: &Sqe) -> Outcome {
         let sqid = sqe.cdw10.get() as u16;
-        let queue = self.submissions.get_mut(&sqid).filter(|queue| queue.deletion.is_none());
-        let queue = queue.ok_or(Code::INVALID_QUEUE_ID)?;
-        queue.deletion = Some(slot);
-        self.effects.push_back(Effect::CloseSubmission { cqid: queue.cqid, sqid });
+        let cqid = self.queues.delete_submission(slot, sqid)?;
+        self.effects.push_back(Effect::CloseSubmission { cqid, sqid });
         Ok(None)
-    }
-
-    /// `Effect::CloseSubmission` is carried out.
-    pub fn submission_closed(&mut self, sqid: u16) {
-        let Some(&Submission { cqid, deletion: Some(slot) }) = self.submissions.get(&sqid) else { return };
-        self.submissions.remove(&sqid);
-        self.completions.entry(cqid).and_modify(|queue| {
-            queue.submissions.remove(&sqid);
-        });
-        while let Some(abort) = self.aborts.iter().find(|abort| abort.sqid == sqid).copied() {
-            self.aborted(sqid, abort.cid, false);
-        }
-        self.late.push((slot, 0));
     }
 
     /// Delete I/O Completion Queue (base, section 5.6): its submission queues go first.
     fn delete_completion(&mut self, slot: u16, sqe: &Sqe) -> Outcome {
         let cqid = sqe.cdw10.get() as u16;
-        let queue = self.completions.get_mut(&cqid).filter(|queue| queue.deletion.is_none());
-        let queue = queue.ok_or(Code::INVALID_QUEUE_ID)?;
-        if !queue.submissions.is_empty() {
-            return Err(Code::INVALID_QUEUE_DELETION);
-        }
-        queue.deletion = Some(slot);
+        self.queues.delete_completion(slot, cqid)?;
         self.effects.push_back(Effect::CloseCompletion { cqid });
         Ok(None)
-    }
-
-    /// `Effect::CloseCompletion` is carried out.
-    pub fn completion_closed(&mut self, cqid: u16) {
-        let Some(&Completion { deletion: Some(slot), .. }) = self.completions.get(&cqid) else { return };
-        self.completions.remove(&cqid);
-        self.note_queues();
-        self.late.push((slot, 0));
     }
 
     /// Doorbell Buffer Config (base, section 5.8).
@@ -256,21 +205,9 @@ impl Device {
         if sqid == 0 {
             return Ok(Some((!self.controller.abort_event_request(cid)).into()));
         }
-        let Some(queue) = self.submissions.get(&sqid) else { return Ok(Some(1)) };
-        if self.aborts.len() >= ABORTS_MAX {
-            return Err(Code::ABORT_LIMIT);
-        }
-        self.aborts.push(Abort { slot, sqid, cid });
-        self.effects.push_back(Effect::Abort { cqid: queue.cqid, sqid, cid });
+        let Some(cqid) = self.queues.abort(slot, sqid, cid)? else { return Ok(Some(1)) };
+        self.effects.push_back(Effect::Abort { cqid, sqid, cid });
         Ok(None)
-    }
-
-    /// `Effect::Abort` is carried out. `aborted`: the command was completed with Command Abort Requested; else it ended as
-    /// it would have, or wasn't in flight.
-    pub fn aborted(&mut self, sqid: u16, cid: u16, aborted: bool) {
-        let Some(at) = self.aborts.iter().position(|one| (one.sqid, one.cid) == (sqid, cid)) else { return };
-        let Abort { slot, .. } = self.aborts.remove(at);
-        self.late.push((slot, (!aborted).into()));
     }
 
     fn execute_by_controller<M: HostMemory + ?Sized>(
