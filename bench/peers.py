@@ -50,14 +50,23 @@ def run(
             command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, start_new_session=True
         )
         most = 0.0
-        while True:
-            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
-            if pid:
-                break
-            if time.monotonic() - begin > timeout_s:
-                os.killpg(child.pid, signal.SIGKILL)
-            most = max(most, watch() if watch else 0.0)
-            time.sleep(0.05)
+        pid = 0
+        try:
+            while not pid:
+                if time.monotonic() - begin > timeout_s:
+                    os.killpg(child.pid, signal.SIGKILL)
+                most = max(most, watch() if watch else 0.0)
+                time.sleep(0.05)
+                pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+        finally:
+            # Ctrl-C, or whoever asked is ended: what it started doesn't go on.
+            if not pid:
+                os.killpg(child.pid, signal.SIGTERM)
+                try:
+                    child.wait(10)
+                except subprocess.TimeoutExpired:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
         wall_s = time.monotonic() - begin
         child.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0), err.seek(0)
