@@ -412,7 +412,8 @@ def test_the_command_measures_the_loader_and_checks_what_it_hands_out(forebay: F
     record = json.loads(done.stdout)
     assert record == json.loads(out.read_text()) and record["schema"] == "forebay.run/1"
     told, result = record["feed"], record["result"]
-    assert (told["samples"], told["verified"], told["order"], told["batches"]) == (2 * ROWS, 2 * ROWS, "rows", 2 * -(-ROWS // 100))
+    assert (told["samples"], told["verified"], told["order"]) == (2 * ROWS, 2 * ROWS, "rows")
+    assert told["batches"] == 2 * -(-ROWS // 100)
     ways = [record["path"][f"{way}_bytes"] for way in ("staged", "mapped", "direct")]
     assert result["bytes"] == 2 * ROWS * ROW.itemsize == sum(ways)
     assert 0 <= told["input_wait_pct"] <= 100 and told["samples_per_s"] > 0 and result["cpu"]["cpu_s_per_gib"] > 0
