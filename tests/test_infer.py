@@ -544,7 +544,10 @@ def test_advice_follows_from_the_record_alone() -> None:
     }  # fmt: skip
     for gib_s, said in ((0.1, "50 % of what the model takes"), (0.4, "More drives gain nothing"), (0.2, "about balanced")):
         assert said in advice.advice({**cold, "supply_gib_s": gib_s})[0]["text"]
-    assert "0.0931 GiB/s" in advice.advice({**cold, "supply_gib_s": None})[0]["text"]
+    freely = {**cold, "supply_gib_s": None}
+    said = [advice.advice({**freely, "cached_pct": share})[0]["text"] for share in (None, 5.0, 40.0)]
+    assert all("0.0931 GiB/s" in text for text in said)
+    assert ["40 % of their file lay in the page cache" in text for text in said] == [False, False, True]
     assert advice.advice({**cold, "samples_per_s": None}) == []
     start = {"read_s": 0.9, "allocate_s": 0.0, "compile_s": 0.05, "first_answer_s": 0.05, "total_s": 1.0, "at_supply": []}
     said = advice.advice({**cold, "mode": "coldstart", "coldstart": start, "weights_bytes": 1 << 30})

@@ -220,6 +220,13 @@ class Loader:
         record: dict[str, Any] = json.loads(self._loader.record(typed(), sources, verified, interrupted))
         return record
 
+    def cached_share(self) -> float | None:
+        """Share of the files' bytes that the page cache holds now; None where that can't be told."""
+        if self._ahead is not None:
+            return None
+        share: float | None = self._loader.cached_share()
+        return share
+
     def doubt(self) -> str | None:
         """Why another order would read less, if one would."""
         if self._ahead is not None:
@@ -227,7 +234,7 @@ class Loader:
         row = sum(bytes for bytes, _ in self.dataset.columns)
         if self.shuffle != "rows" or row >= SHORT_ROW_BYTES:
             return None
-        share = self._loader.cached_share()
+        share = self.cached_share()
         if share is None or share >= CACHED_SHARE_MIN:
             return None
         # A row lies in one page more than its length fills, but for where it begins at a page's begin.

@@ -9,6 +9,8 @@ from forebay.units import GIB
 
 # Supply ÷ need: below the first a test is bound by its supply, above the second by its compute.
 BOUND_BELOW, FREE_ABOVE = 0.95, 1.05
+# Of the file in the page cache, per cent from which on a rate says nothing of drives.
+CACHED_LEAST = 10.0
 
 
 def advice(infer: dict[str, Any]) -> list[dict[str, str]]:
@@ -28,10 +30,14 @@ def _storage(infer: dict[str, Any]) -> str | None:
     supply, need = infer["supply_gib_s"], infer["demand_gib_s"]
     took = rate * infer["sample_bytes"] / GIB
     if supply is None:
-        return (
+        told = (
             f"Samples read inside their queries took {significant(took)} GiB/s; the model alone would take {significant(need)} "
             f"({percent(rate / peak)} of its peak was reached)."
         )
+        cached = infer.get("cached_pct") or 0.0
+        if cached < CACHED_LEAST:
+            return told
+        return f"{told} {percent(cached / 100)} of their file lay in the page cache: --cache cold asks the drives."
     if supply < BOUND_BELOW * need:
         return (
             f"The supply limits this test: {significant(supply)} GiB/s is {percent(supply / need)} of what the model takes; "

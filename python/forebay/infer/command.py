@@ -123,6 +123,8 @@ class Run:
         self.peak, self._expected = peak, expected
         self.start: dict[str, float] | None = None
         self.intact: bool | None = None
+        # Of the samples' file in the page cache, before a cold test.
+        self.cached: float | None = None
         self.checked: dict[str, Any] | None = None
         self.warnings: list[dict[str, str]] = []
         self.interrupted = False
@@ -191,8 +193,10 @@ class Run:
             self.library = InMemory(*arguments)
         else:
             self.library = FromStorage(*arguments, batch=batch, direct=True if request.cache == "cold" else None)
-        if self.request.cache == "cold":
-            refuse_cached(cached_share(self.library))
+        if request.mode == COLD or request.cache == "cold":
+            self.cached = cached_share(self.library)
+        if request.cache == "cold":
+            refuse_cached(self.cached)
         self._say("samples")
         self.library.load()
         self.base = self.library.record if request.mode in LOADED else empty_record(self.library)
@@ -448,7 +452,7 @@ def cached_share(library: Any) -> float | None:
     """Of a library's file, what is in the page cache; None where that can't be told."""
     loader = library.loader()
     try:
-        share: float | None = loader._loader.cached_share()
+        share: float | None = loader.cached_share()
         return share
     finally:
         loader.close()

@@ -137,7 +137,10 @@ def _storage(run: Run, missing: dict[str, str]) -> Record:
         "demand_gib_s": None if run.peak is None else run.peak * request.about.row_bytes / GIB,
         "batch": run.engine.batch if run.engine is not None else 1,
         "cache": request.cache,
+        "cached_pct": None if run.cached is None else 100 * run.cached,
     }
+    if run.cached is None:
+        missing["cached_pct"] = "it is asked before a test that reads its samples, of files whose pages can be told"
     if request.mode in LOADED:
         found["samples_in"] = "a GPU's memory" if request.device != "cpu" else "host memory"
     if share is None:

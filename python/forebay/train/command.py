@@ -146,7 +146,7 @@ class Source:
 
     def cached_share(self) -> float | None:
         """Of the files in the page cache; None where that can't be told."""
-        share: float | None = self.loader._loader.cached_share()
+        share: float | None = self.loader.cached_share()
         return share
 
     def close(self) -> None:

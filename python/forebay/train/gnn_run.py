@@ -303,7 +303,7 @@ class Run:
     def _cached_share(self) -> float | None:
         loader = loader_of(self.request)
         try:
-            share: float | None = loader._loader.cached_share()
+            share: float | None = loader.cached_share()
             return share
         finally:
             loader.close()
