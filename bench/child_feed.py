@@ -21,6 +21,8 @@ from child import Answer, cpu_s, serve
 
 # Samples of a shard.
 SHARD_BYTES = 256 << 20
+# Reads by O_DIRECT that are under way, and their bytes.
+DIRECT_THREADS, DIRECT_BYTES = 16, 2 << 20
 # Of samples that WebDataset and Streaming mix.
 WINDOW_BYTES = 96 << 20
 
@@ -258,6 +260,89 @@ def forebay_first(case: Case) -> Iterator[int]:
         loader.close()
 
 
+def forebay_cold(case: Case) -> Iterator[int]:
+    """From the disk: before each epoch the page cache lets go of the file."""
+    from forebay.torch import Loader
+
+    loader = Loader(rows_of(case), case.batch, shuffle=case.order, device="cuda:0")
+    while True:
+        forget(case.file)
+        for batch in loader:
+            yield batch["data"].numel()
+
+
+def forget(file: str) -> None:
+    handle = os.open(file, os.O_RDONLY)
+    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(handle)
+
+
+def direct(case: Case) -> Iterator[int]:
+    """The disk's rate by O_DIRECT: DIRECT_THREADS threads, each with a piece of its own under way, into host memory."""
+    import mmap
+    from concurrent.futures import ThreadPoolExecutor
+
+    handle = os.open(case.file, os.O_RDONLY | os.O_DIRECT)
+    rooms = [mmap.mmap(-1, DIRECT_BYTES) for _ in range(DIRECT_THREADS)]
+    pieces = os.path.getsize(case.file) // DIRECT_BYTES
+
+    def read(turn: int, piece: int) -> int:
+        return os.preadv(handle, [rooms[turn]], piece % pieces * DIRECT_BYTES)
+
+    with ThreadPoolExecutor(DIRECT_THREADS) as threads:
+        under_way = [threads.submit(read, turn, turn) for turn in range(DIRECT_THREADS)]
+        piece = DIRECT_THREADS
+        while True:
+            turn = piece % DIRECT_THREADS
+            moved = under_way[turn].result()
+            under_way[turn] = threads.submit(read, turn, piece)
+            piece += 1
+            yield moved
+
+
+def forebay_nothing(case: Case) -> Iterator[int]:
+    """Batches of memory as it is. An "I/O" is a batch."""
+    import numpy as np
+    from forebay import feed
+    from forebay.torch import Loader
+
+    data = feed.rows(f"nil:{os.path.getsize(case.file)}", np.dtype((np.uint8, (case.row,))))
+    loader = Loader(data, case.batch, shuffle=case.order, device="cuda:0")
+    while True:
+        for batch in loader:
+            del batch
+            yield case.row
+
+
+def forebay_start(case: Case) -> Iterator[int]:
+    """From nothing to the first batch on the GPU. An "I/O" is a start."""
+    import torch
+    from forebay.torch import Loader
+
+    while True:
+        loader = Loader(rows_of(case), case.batch, shuffle=case.order, device="cuda:0")
+        loader.take()
+        torch.cuda.synchronize()
+        loader.close()
+        yield case.row
+
+
+def torch_start(case: Case) -> Iterator[int]:
+    """DataLoader, which draws the order of all rows first."""
+    while True:
+        batches = torch_workers(case, 0, pin=True)
+        next(batches)
+        batches.close()  # type: ignore[attr-defined]
+        yield case.row
+
+
+def on_two_cores(side: Any, case: Case) -> Iterator[int]:
+    """A side whose process, from its begin on, may use two of the machine's cores."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    made: Iterator[int] = side(case)
+    return made
+
+
 def rows_of(case: Case) -> Any:
     import numpy as np
     from forebay import feed
@@ -302,6 +387,13 @@ SIDES = {
     "forebay-gpu": forebay_gpu,
     "forebay-mapped": lambda case: forebay_gpu(case, "mapped"),
     "forebay-first": forebay_first,
+    "forebay-cold": forebay_cold,
+    "forebay-nothing": forebay_nothing,
+    "forebay-start": forebay_start,
+    "forebay-gpu-2-cores": lambda case: on_two_cores(forebay_gpu, case),
+    "torch-tuned-2-cores": lambda case: on_two_cores(torch_tuned, case),
+    "torch-start": torch_start,
+    "direct": direct,
     "torch-tuned": torch_tuned,
     "torch-loader": torch_loader_gpu,
     "forebay": forebay,

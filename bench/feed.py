@@ -3,7 +3,8 @@
 forebay.torch.Loader beside a bare pread loop, PyTorch's DataLoader without and with workers, SPDL, WebDataset, MosaicML Streaming
 and Grain, over the same samples in the page cache. --ml names a Python that has forebay, torch and the peers; who isn't
 installed there is left out and named. With --gpu, shuffled samples go into the first GPU, beside PyTorch's DataLoader and a
-loop of index_select with two pinned buffers. Exit: 0 if every bound holds, 1 if one does not.
+loop of index_select with two pinned buffers; `--only cost:` has what surrounds that: two cores alone, samples that come from
+the disk, batches without anything to read, and the time to the first batch. Exit: 0 if every bound holds, 1 if one does not.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from child import HERE, Child, asked, closing
-from side_by_side import GIB, Bound, Cell, arguments, compare, say
+from side_by_side import GIB, Bound, Cell, Contender, arguments, compare, say
 
 PROMISES = ("MSR-26", "MSR-27")
 TITLE = "Batches for training, on the host"
@@ -29,6 +30,11 @@ GPU_FILE_BYTES = 12 * GIB
 GPU_SAMPLES = ((150_528, 256, 40.0, 100.0), (912, 8192, 27e6, 100.0), (2048, 8192, 22e6, 100.0), (128, 65536, 100e6, None))
 # Of first epochs, in GiB/s.
 GPU_FIRST = 30.0
+# On two cores, times the tuned loop's rate. From the disk, of what reads by O_DIRECT reach.
+GPU_FEW, GPU_COLD = 5.0, 0.97
+# CPU ns to hand over a batch of nothing; first batches of 10⁸ rows a second.
+HAND_OVER_NS, STARTS = 20_000.0, 2.0
+START_ROWS, START_ROW = 100_000_000, 16
 MIB = 1 << 20
 # A multiple of each length.
 GPU_UNIT = 150_528 * 912 * 128 // 48
@@ -52,6 +58,9 @@ def main() -> int:
                     options, children, n, (r, b), at_least, at_most
                 )
             )
+    for name, build in COSTS if options.gpu else ():
+        if not options.only or options.only in name:
+            cells.append(lambda n=name, b=build: b(options, children, n))  # type: ignore[misc]
     for row, batch in () if options.gpu else SAMPLES:
         for order in ("none", "rows"):
             name = f"{row:,}-byte samples, {'shuffled' if order == 'rows' else 'in order'}"
@@ -75,14 +84,7 @@ def cell(options: argparse.Namespace, children: list[Child], name: str, row: int
             [options.ml, str(HERE / "child_feed.py"), "make", str(file), str(row), str(batch), order, str(folder)], check=True
         )
     sides = ("forebay", "pread", "torch-in-order") if order == "none" else ("forebay", *ALONE, *WITH_WORKERS)
-    contenders = []
-    for old in children:
-        old.close()
-    children.clear()
-    for side in sides:
-        child = Child("child_feed.py", side, str(file), str(row), str(batch), order, str(folder), python=options.ml)
-        children.append(child)
-        contenders.append(asked(side, child))
+    contenders = taking_turns(options, children, sides, file, (row, batch), order, folder)
     return Cell(name, contenders, bounds(order))
 
 
@@ -95,16 +97,8 @@ def gpu_cell(
     most: float | None,
 ) -> Cell:
     row, batch = case
-    # Whole samples of every length.
-    file = samples(options.dir / "feed-gpu.bin", GPU_FILE_BYTES // GPU_UNIT * GPU_UNIT)
-    contenders = []
-    for old in children:
-        old.close()
-    children.clear()
-    for side in ("forebay-gpu", "forebay-mapped", "forebay-first", "torch-tuned", "torch-loader"):
-        child = Child("child_feed.py", side, str(file), str(row), str(batch), "rows", str(options.dir), python=options.ml)
-        children.append(child)
-        contenders.append(asked(side, child))
+    sides = ("forebay-gpu", "forebay-mapped", "forebay-first", "torch-tuned", "torch-loader")
+    contenders = taking_turns(options, children, sides, gpu_file(options), case)
     per = "GiB" if least < 1e6 else "I/O"
     bounds = [Bound("rate", (), at_least=least)]
     bounds += [Bound("cost", (), at_most=most)] if most is not None else []
@@ -112,13 +106,73 @@ def gpu_cell(
     return Cell(name, contenders, bounds, per=per, ours="forebay-gpu")
 
 
+def gpu_file(options: argparse.Namespace) -> Path:
+    """Whole samples of every length."""
+    return samples(options.dir / "feed-gpu.bin", GPU_FILE_BYTES // GPU_UNIT * GPU_UNIT)
+
+
+def taking_turns(
+    options: argparse.Namespace,
+    children: list[Child],
+    sides: Sequence[str],
+    file: Path,
+    case: tuple[int, int],
+    order: str = "rows",
+    made: Path | None = None,
+) -> list[Contender]:
+    """Contenders of one cell. Those of the cell before are ended: their memory is needed."""
+    for old in children:
+        old.close()
+    children.clear()
+    for side in sides:
+        given = [str(part) for part in (file, *case, order, made or options.dir)]
+        children.append(Child("child_feed.py", side, *given, python=options.ml))
+    return [asked(side, child) for side, child in zip(sides, children, strict=True)]
+
+
+def few_cell(options: argparse.Namespace, children: list[Child], name: str) -> Cell:
+    sides = ("forebay-gpu-2-cores", "torch-tuned-2-cores")
+    contenders = taking_turns(options, children, sides, gpu_file(options), (912, 8192))
+    return Cell(name, contenders, [Bound("rate", sides[1:], at_least=GPU_FEW)], per="I/O", ours=sides[0])
+
+
+def cold_cell(options: argparse.Namespace, children: list[Child], name: str) -> Cell:
+    sides = ("forebay-cold", "direct")
+    contenders = taking_turns(options, children, sides, gpu_file(options), (150_528, 256), "blocks")
+    return Cell(name, contenders, [Bound("rate", sides[1:], at_least=GPU_COLD)], ours=sides[0])
+
+
+def nothing_cell(options: argparse.Namespace, children: list[Child], name: str) -> Cell:
+    contenders = taking_turns(options, children, ("forebay-nothing",), gpu_file(options), (912, 8192))
+    return Cell(name, contenders, [Bound("cost", (), at_most=HAND_OVER_NS)], per="I/O", ours="forebay-nothing")
+
+
+def start_cell(options: argparse.Namespace, children: list[Child], name: str) -> Cell:
+    file = options.dir / "feed-rows.bin"
+    with open(file, "wb") as handle:
+        handle.truncate(START_ROWS * START_ROW)
+    contenders = taking_turns(options, children, ("forebay-start", "torch-start"), file, (START_ROW, 8192))
+    return Cell(name, contenders, [Bound("rate", (), at_least=STARTS)], per="I/O", ours="forebay-start")
+
+
+COSTS: tuple[tuple[str, Callable[[argparse.Namespace, list[Child], str], Cell]], ...] = (
+    ("cost: 912-byte samples into a GPU, shuffled, on two cores", few_cell),
+    ("cost: 150,528-byte samples into a GPU, from the disk", cold_cell),
+    ("cost: a batch handed over on a GPU, nothing read", nothing_cell),
+    (f"cost: the first batch of {START_ROWS:,} rows on a GPU", start_cell),
+)
+
+
 def samples(file: Path, size: int) -> Path:
     """A file of random bytes in the page cache, made once."""
     if not file.exists() or file.stat().st_size != size:
+        import numpy as np
+
         say(f"writing {file} ({size >> 20} MiB)")
+        draw = np.random.Generator(np.random.SFC64(1))
         with open(file, "wb") as handle:
-            for at in range(0, size, MIB):
-                handle.write(os.urandom(min(MIB, size - at)))
+            for at in range(0, size, 16 * MIB):
+                handle.write(draw.bytes(min(16 * MIB, size - at)))
             handle.flush()
             os.fsync(handle.fileno())
     with open(file, "rb", buffering=0) as handle:
