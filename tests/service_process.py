@@ -1,22 +1,20 @@
-"""A verb that runs until a signal comes, as a process over a fake of its engine."""
+"""A verb that runs until a signal comes, as a process."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
-from processes import PATIENCE_S
+from processes import FOREBAY, PATIENCE_S
 
 
 class Running:
-    """`fake SCRIPT ARGUMENTS` with both streams as pipes; killed when it is left."""
+    """`forebay WORDS` with both streams as pipes; killed when it is left."""
 
-    def __init__(self, fake: Path, *arguments: str, **environment: str) -> None:
+    def __init__(self, *words: object, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(fake), *arguments],
+            [*FOREBAY, *map(str, words)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -203,7 +203,7 @@ def test_each_command_in_a_document_has_flags_that_exist(page: str, command: str
         from forebay import _core
 
         rpc, *words = command.removeprefix("forebay snap rpc ").split()
-        flags = dict(_core.snap_verbs())[rpc]
+        flags = dict(_core.snap_rpcs())[rpc]
         assert {w.partition("=")[0] for w in words if w.startswith("-")} <= set(flags), f"{page}: {command}"
         return
     module, attribute = VERBS[verb][0].split(":")

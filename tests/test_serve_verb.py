@@ -1,24 +1,22 @@
-"""`forebay serve` without a target behind it: flags and files, what is refused, signals, systemd, words."""
+"""`forebay serve` without a host: flags and files, what is refused, signals, systemd."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
-import fake_server
+import processes
 import pytest
-import service_process
-from forebay.serve import config, show
-from forebay.serve.notify import Systemd
-from processes import PATIENCE_S
+import serve_support
+from service_process import Running
 
 NQN = "nqn.2026-01.io.example:a"
 HERE = Path(__file__).parent
@@ -163,9 +161,12 @@ def test_what_is_no_text_is_no_configuration(forebay, tmp_path):
     file.write_bytes(b"\xff\xfe")
     done = forebay("serve", file)
     assert done.returncode == 2 and "UTF-8 at byte 0" in done.stderr
-    file.write_bytes(b"#" * (config.FILE_BYTES_MAX + 1))
+    file.write_bytes(b"#" * ((4 << 20) + 1))
     assert "4 MiB" in forebay("serve", file).stderr
     assert forebay("serve", "--check", "/dev/zero/x.toml").returncode == 2
+    file.unlink()
+    os.mkfifo(file)
+    assert "is a FIFO" in forebay("serve", file).stderr
 
 
 @pytest.mark.promise("SRV-2")
@@ -181,185 +182,91 @@ def test_a_key_is_never_shown(forebay, tmp_path):
     assert "1 host, 1 of them with a key" in forebay("serve", "--check", file).stdout
 
 
-@pytest.mark.parametrize(
-    ("address", "loopback"),
-    [
-        ("127.0.0.1:4420", True),
-        ("127.1.2.3", True),
-        ("[::1]:4420", True),
-        ("::1", True),
-        ("4420", True),
-        (":4420", True),
-        ("0.0.0.0:4420", False),
-        ("10.0.0.1", False),
-        ("[fe80::1%eth0]:4420", False),
-        ("::", False),
-    ],
-)
-def test_what_others_can_reach_is_known(address, loopback):
-    assert config.is_loopback(address) == loopback
-
-
-@pytest.mark.promise("SRV-2")
-def test_whoever_may_reach_it_is_warned_about():
-    open_ = {"nqn": NQN, "allow_any_host": True, "namespaces": [{"writable": True}]}
-    closed = {**open_, "allow_any_host": False}
-    (warning,) = config.warnings(
-        {"listen": ["127.0.0.1:1", "0.0.0.0:4420"], "listen_rdma": [], "subsystems": [open_, closed]}
-    )
-    assert "may read and write" in warning and "0.0.0.0:4420" in warning and "--allow" in warning
-    rdma = {"listen": [], "listen_rdma": ["10.0.0.1"], "subsystems": [open_]}
-    assert next(config.warnings(rdma)).startswith("any host that reaches 10.0.0.1 may read")
-    assert not list(config.warnings({"listen": ["127.0.0.1:1"], "listen_rdma": [], "subsystems": [open_]}))
-
-
 # Its life ------------------------------------------------------------------------------------------
 
 
-class Running(service_process.Running):
-    def __init__(self, *arguments: str, fake: str = "", **environment: str) -> None:
-        super().__init__(HERE / "fake_server.py", *arguments, FAKE_SERVER=fake, **environment)
+SERVE = ("serve", "nil:?size=1g", "--nqn", NQN, "--listen", "127.0.0.1:0")
 
 
 @pytest.mark.promise("SRV-3")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_gracefully_with_0_and_totals(number):
-    with Running("nil:", "--nqn", NQN) as running:
-        assert running.wait_for("stdout", "listening") == "listening on 127.0.0.1:4420, [::1]:4420"
+    with Running(*SERVE) as running:
+        line = running.wait_for("stderr", "nsid 1")
+        assert line == f"{NQN} nsid 1: nil:?size=1g, 1 GiB, blocks of 512, read-only"
+        assert re.fullmatch(r"listening on 127\.0\.0\.1:\d+", running.wait_for("stdout", "listening"))
         code, out, err = running.end(number)
     assert code == 0
-    assert "waiting up to 10 s for commands to finish" in err and '"stopped"' in err
-    assert out.startswith("served    0 B read, 0 B written in ")
-
-
-def test_what_is_served_is_said_before_hosts_may_come():
-    with Running("nil:", "--nqn", NQN) as running:
-        line = running.wait_for("stderr", "nsid 1")
-        assert line == f"{NQN} nsid 1: /data/a, 1 GiB, blocks of 512, read-only"
+    assert "waiting up to 10 s for commands to finish" in err and "event=stopped" in err
+    assert re.fullmatch(r"served    0 B read, 0 B written in .* · 0 connections · 0 errors\n", out)
 
 
 def test_with_json_one_document_is_all_of_stdout():
-    with Running("nil:", "--nqn", NQN, "--json") as running:
-        running.wait_for("stderr", "listening on")
+    with Running(*SERVE, "--json") as running:
+        line = running.wait_for("stderr", "listening on")
         code, out, _ = running.end()
     document = json.loads(out)
     assert code == 0 and document["schema"] == "forebay.serve/1" and document["drained"] is True
-    assert document["listen"] == ["127.0.0.1:4420", "[::1]:4420"]
-    assert document["stats"]["connections_accepted"] == 4
+    assert document["listen"] == [line.removeprefix("listening on ")]
+    assert document["stats"]["connections_accepted"] == 0
 
 
 @pytest.mark.promise("SRV-3")
-def test_commands_that_were_cut_off_are_said_with_exit_code_4():
-    with Running("nil:", "--nqn", NQN, "--drain", "0.1", fake="cut") as running:
-        running.wait_for("stdout", "listening")
-        code, _, err = running.end()
-    assert code == 4 and "cut off" in err and "--drain 0.3" in err
-
-
-@pytest.mark.promise("ENG-6")
-def test_a_thread_that_cannot_go_on_ends_it_with_exit_code_4_and_totals():
-    with Running("nil:", "--nqn", NQN, "--json", fake="failing") as running:
-        out, err = running.process.communicate(timeout=PATIENCE_S)
-    document = json.loads(out)
-    assert running.process.returncode == 4 and document["drained"] is False and document["stats"]["connections_accepted"] == 4
-    assert "forebay: io_uring: refused\n  try: forebay doctor" in err and "letting commands finish" not in err
-
-
-@pytest.mark.promise("SRV-3")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_it_at_once_even_while_the_engine_drains(number):
-    with Running("nil:", "--nqn", NQN, "--drain", "600", fake="drain=600") as running:
-        running.wait_for("stdout", "listening")
-        running.process.send_signal(number)
-        running.wait_for("stderr", "interrupt again to abort")
-        time.sleep(0.2)
-        code, _, _ = running.end(number)
-    assert code == -number
+@pytest.mark.parametrize("drain", ["0.1", "600"])
+def test_commands_that_do_not_end_are_cut_off_with_exit_code_4_or_by_a_second_signal_at_once(tmp_path, drain):
+    namespace = 'source = "nil:?size=1g"\nfaults = "seed=1,stall=1"'
+    file = serve_support.toml(tmp_path / "serve.toml", [namespace], head='metrics = "127.0.0.1:0"')
+    with serve_support.Target(file, "--drain", drain) as target:
+        bench = [*processes.FOREBAY, "bench", target.uri(), "--passes", "1", "--quiet"]
+        with processes.running(bench, cwd=tmp_path):
+            in_flight = re.compile(r'^forebay_queue_in_flight\{.*qid="1".*\} [1-9]', re.M)
+            serve_support.eventually(lambda: in_flight.search(target.metrics()), "a command in flight")
+            target.process.send_signal(signal.SIGTERM)
+            target.wait_for("interrupt again to abort")
+            code = target.end() if drain == "600" else target.process.wait(processes.PATIENCE_S)
+            said = "".join(target.err)
+    assert code == (-signal.SIGTERM if drain == "600" else 4)
+    assert ("were cut off\n  try: --drain 0.3" in said) == (drain == "0.1")
 
 
 @pytest.mark.promise("SRV-4")
 def test_a_reload_reads_the_file_again_and_one_that_cannot_be_changes_nothing(tmp_path):
-    file = tmp_path / "serve.toml"
+    file, address = tmp_path / "serve.toml", tmp_path / "notify"
     file.write_text(GOOD)
-    with Running(str(file)) as running:
-        running.wait_for("stdout", "listening")
-        running.process.send_signal(signal.SIGHUP)
-        assert "nsid 2 of nqn.x added (/data/b)" in running.wait_for("stderr", "reload")
-        file.write_text("# bad\n" + GOOD)
-        running.process.send_signal(signal.SIGHUP)
-        assert "refused, serving as before: listen: differs" in running.wait_for("stderr", "reload")
-        file.unlink()
-        running.process.send_signal(signal.SIGHUP)
-        assert "No such file" in running.wait_for("stderr", "reload")
-        code, _, _ = running.end()
-    assert code == 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(address))
+        manager.settimeout(processes.PATIENCE_S)
+
+        def hear(word: str) -> str:
+            while word not in (heard := manager.recv(4096).decode()):
+                pass
+            return heard
+
+        with Running("serve", file, "--quiet", NOTIFY_SOCKET=str(address), WATCHDOG_USEC="1000000") as running:
+            listening = running.wait_for("stdout", "listening")
+            assert hear("READY=1") == f"READY=1\nSTATUS={listening}"
+            hear("WATCHDOG=1")
+            file.write_text(GOOD + '[[subsystems.namespaces]]\nsource = "nil:?size=2g"\n')
+            running.process.send_signal(signal.SIGHUP)
+            assert "MONOTONIC_USEC=" in hear("RELOADING=1")
+            assert f"nsid 2 of {NQN} added (nil:?size=2g)" in running.wait_for("stderr", "reload")
+            assert "STATUS=reload: nsid 2" in hear("READY=1")
+            file.write_text(GOOD.replace("127.0.0.1:0", "127.0.0.1:1"))
+            running.process.send_signal(signal.SIGHUP)
+            assert "refused, serving as before:" in running.wait_for("stderr", "reload")
+            file.unlink()
+            running.process.send_signal(signal.SIGHUP)
+            assert "No such file" in running.wait_for("stderr", "reload")
+            assert running.end()[0] == 0
+            hear("STOPPING=1")
 
 
-def test_a_reload_without_a_file_says_that_there_is_none():
-    with Running("nil:", "--nqn", NQN) as running:
+def test_a_reload_without_a_file_and_a_manager_that_is_gone_change_nothing():
+    with Running(*SERVE, NOTIFY_SOCKET="@gone") as running:
         running.wait_for("stdout", "listening")
         running.process.send_signal(signal.SIGHUP)
         assert "no CONFIG.toml" in running.wait_for("stderr", "reload")
         assert running.end()[0] == 0
-
-
-@pytest.mark.promise("SRV-3")
-def test_systemd_hears_ready_reloading_and_stopping(tmp_path):
-    file = tmp_path / "serve.toml"
-    file.write_text(GOOD)
-    address = tmp_path / "notify"
-    heard: list[str] = []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(str(address))
-        manager.settimeout(60)
-
-        def hear(word: str) -> str:
-            while not any(word in h for h in heard):
-                heard.append(manager.recv(4096).decode())
-            return heard[-1]
-
-        with Running(str(file), "--quiet", NOTIFY_SOCKET=str(address), WATCHDOG_USEC="1000000") as running:
-            assert hear("READY=1") == "READY=1\nSTATUS=listening on 127.0.0.1:4420, [::1]:4420"
-            hear("WATCHDOG=1")
-            heard.clear()
-            running.process.send_signal(signal.SIGHUP)
-            assert "MONOTONIC_USEC=" in hear("RELOADING=1")
-            assert "STATUS=reload: nsid 2" in hear("READY=1")
-            code, _, _ = running.end()
-            hear("STOPPING=1")
-    assert code == 0
-
-
-def test_a_service_manager_that_is_gone_changes_nothing(tmp_path):
-    for address in (str(tmp_path / "gone"), "@gone", "vsock:1", ""):
-        Systemd(address).ready("x")
-
-
-# Words ---------------------------------------------------------------------------------------------
-
-
-def test_the_line_on_a_terminal_has_rates_of_the_last_second():
-    before = fake_server.stats(10.0, reads=5, read_bytes=1 << 30)
-    now = fake_server.stats(12.0, reads=2005, read_bytes=5 << 30, writes=10, write_bytes=1 << 29, errors=1)
-    assert show.line(now, before, 0.5) == (
-        "1 host · 3 connections · read 2.00 GiB/s · write 0.250 GiB/s · 1,005 IOPS · 0.500 cores · 1 error"
-    )
-    # Counts of a namespace that went are gone, too: never a negative rate.
-    assert "read 0 GiB/s" in show.line(before, now, 0.0)
-
-
-def test_the_end_says_what_was_served_refused_and_broken():
-    told = {**fake_server.stats(100.0, read_bytes=3 << 30), "connections_refused": 2, "connections_broken": 1}
-    assert list(show.closing(told)) == [
-        "served    3 GiB read, 0 B written in 1 min 40 s · 4 connections · 0 errors",
-        "          2 connections refused",
-        "          1 connection broken off",
-    ]
-
-
-def test_a_reload_that_changed_nothing_says_so():
-    assert show.changes({"removed": [], "added": [], "ana": []}) == "nothing changed"
-    assert show.changes({"removed": [], "added": [], "ana": [{"subsystem": "nqn.x"}]}) == "ANA states of nqn.x changed"
 
 
 # What is handed out with it ------------------------------------------------------------------------

@@ -7,46 +7,9 @@ from typing import Any
 
 import pytest
 from forebay import fio, flags, run
-from forebay.cli import main
 from forebay.errors import RequestError
 from forebay.gdsio import job_file
-from forebay.serve import config
-from forebay.serve import engine as serving
-from forebay.snap import engine
 from forebay.sweep import file as sweep_file
-
-
-@pytest.fixture
-def snap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """`forebay snap WORDS` → (what is typed next, the words that a gateway would get)."""
-    asked: list[list[str]] = []
-    monkeypatch.setattr(engine, "rpc", lambda words: asked.append(words) or "[]")
-
-    def run(*words: str) -> tuple[str, list[list[str]]]:
-        asked.clear()
-        with pytest.raises(SystemExit) as ended:
-            main(["snap", *words])
-        said = capsys.readouterr().err
-        assert ended.value.code == (2 if said else 0), said
-        return said.partition("try: ")[2].strip(), asked
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        (["--rpc", "/tmp/p", "rpc", "nvme_controller_list"], ["--socket", "/tmp/p", "nvme_controller_list"]),
-        (["--rpc=/tmp/p", "rpc", "snap_stats_get"], ["--socket", "/tmp/p", "snap_stats_get"]),
-    ],
-)
-def test_a_slip_in_an_rpc_is_answered_with_what_parses(snap: Any, typed: list[str], meant: list[str]) -> None:
-    import shlex
-
-    next, asked = snap(*typed)
-    words = shlex.split(next)
-    assert words[:3] == ["forebay", "snap", "rpc"] and words[3:] == meant and not asked
-    assert snap(*words[2:]) == ("", [meant])
 
 
 @pytest.mark.parametrize(
@@ -66,16 +29,17 @@ def test_a_slip_in_a_uri_is_answered_with_the_uri_as_it_was_meant(typed: str, me
     run.source(meant)
 
 
-def test_a_slip_in_a_configuration_or_a_verb_of_rpcs_is_answered_with_the_nearest(tmp_path: Path) -> None:
+def test_a_slip_in_the_words_or_the_file_of_a_service_is_answered_with_the_nearest(forebay: Any, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('[[subsystems]]\nnqm = "nqn.2024-01.test:x"\n')
-    with pytest.raises(RequestError) as refused:
-        serving.check(config.Asked((tmp_path / "c.toml").read_text(), "toml", tmp_path / "c.toml"))
-    assert refused.value.next.startswith("nqn; ")
-    for words, meant in ((["nvme_controler_list"], "forebay snap rpc nvme_controller_list"),
-                         (["nvme_controller_suspend", "--ctr", "X"], "--ctrl")):  # fmt: skip
-        with pytest.raises(RequestError) as refused:
-            engine.rpc(words)
-        assert refused.value.next == meant
+    for words, meant in (
+        (["serve", "--check", tmp_path / "c.toml"], "nqn; "),
+        (["serve", "nil:", "--nq", "x"], "--nqn"),
+        (["snap", "--rpc", "/tmp/p", "rpc", "snap_stats_get"], "forebay snap rpc --socket /tmp/p snap_stats_get"),
+        (["snap", "rpc", "nvme_controler_list"], "forebay snap rpc nvme_controller_list"),
+        (["snap", "rpc", "nvme_controller_suspend", "--ctr", "X"], "--ctrl"),
+    ):
+        done = forebay(*words)
+        assert done.returncode == 2 and done.stderr.partition("try: ")[2].startswith(meant), done.stderr
 
 
 def test_a_value_of_a_short_list_is_answered_with_the_nearest() -> None:

@@ -7,11 +7,10 @@ from typing import final
 __all__ = [
     "Batch",
     "Column",
-    "Gateway",
     "Loader",
+    "NO_SUCH_FLAG",
     "Pending",
     "Reader",
-    "Server",
     "answer_for_memory",
     "browse",
     "buckets",
@@ -24,7 +23,6 @@ __all__ = [
     "cufile_answers",
     "device_bytes",
     "device_of",
-    "dhchap_secret",
     "discover",
     "doctor",
     "emulate_check",
@@ -49,14 +47,12 @@ __all__ = [
     "run_beside_others",
     "safetensors_header",
     "schema",
-    "serve_check",
+    "service",
+    "service_table",
     "shard_index",
     "simulate_fleet",
     "sizes_of",
-    "snap_check",
-    "snap_keep",
-    "snap_rpc",
-    "snap_verbs",
+    "snap_rpcs",
     "source",
     "stop",
     "tables",
@@ -188,82 +184,17 @@ def browse(wait_s: float) -> str:
 def identify(uri: str, host_nqn: str | None, timeout_s: float) -> str:
     """What the controller at a URI (nvme+tcp:, nvme+rdma:, vfio-user:) reports about itself and its namespaces."""
 
-def dhchap_secret(transform: str) -> str:
-    """A new DH-HMAC-CHAP secret, transformed with sha256, sha384 or sha512 before use, or as it is: none."""
+NO_SUCH_FLAG: str
 
-def serve_check(text: str, form: str) -> str:
-    """A configuration (`form`: toml or json) with its defaults, keys hidden; RequestError if invalid. Opens nothing."""
+def service(verb: str, words: list[str], command: list[str], ascii: bool) -> int:
+    """Runs `forebay serve` or `forebay snap` with the words behind it, until a signal comes; returns its exit code. `command`
+    starts this program again, for `--keep`; `ascii`: the terminal takes nothing else."""
 
-@final
-class Server:
-    """An NVMe/TCP and NVMe/RDMA target, which serves once created. `log`: text, json or off, on stderr."""
+def service_table() -> str:
+    """Flags, help and examples of `serve` and `snap`."""
 
-    def __new__(cls, text: str, form: str, log: str, warnings_only: bool) -> Server: ...
-    def addresses(self) -> list[str]:
-        """Addresses that it listens on over TCP, with the actual ports."""
-
-    def rdma_addresses(self) -> list[str]:
-        """Addresses that it listens on over RDMA."""
-
-    def metrics_address(self) -> str | None: ...
-    def stats(self) -> str:
-        """Statistics since the start."""
-
-    def reload(self, text: str, form: str) -> str:
-        """Adds and removes namespaces to match this configuration; returns what changed. RequestError if anything
-        other than namespaces differs; nothing has changed then."""
-
-    def failure(self) -> str | None:
-        """Why one of its threads can't continue and serves its hosts no longer; None while all of them serve."""
-
-    def drain(self, timeout_s: float) -> bool:
-        """Accepts no more commands and lets those in flight finish. True: none was cut off."""
-
-    def stop(self) -> None:
-        """Closes the remaining connections, flushes writes, and waits for the threads."""
-
-def snap_check(text: str, form: str, rpc: str | None) -> str:
-    """A gateway's configuration (`form`: toml or json) with its defaults; RequestError if invalid. Opens nothing."""
-
-def snap_keep(words: list[str], log: str, warnings_only: bool) -> int:
-    """Runs a gateway with the command `words`, and restarts it whenever it is killed. Returns its exit code. RunError if
-    gateways keep ending at once."""
-
-def snap_rpc(words: list[str]) -> str:
-    """What `forebay snap rpc WORDS` prints: an answer as JSON, or help. RequestError, MachineError if no gateway
-    is listening, RunError if it ended or took too long."""
-
-def snap_verbs() -> list[tuple[str, list[str]]]:
+def snap_rpcs() -> list[tuple[str, list[str]]]:
     """(verb, its flags) of each RPC."""
-
-@final
-class Gateway:
-    """A gateway, which presents its drives once created. `log`: text, json or off, on stderr. `rpc`: overrides the
-    configuration's socket path, or off. `take_over`: replaces the gateway running there."""
-
-    def __new__(
-        cls, text: str, form: str, log: str, warnings_only: bool, rpc: str | None, take_over: bool
-    ) -> Gateway: ...
-    def has_left(self) -> bool:
-        """Another process has taken over."""
-
-    def rpc_path(self) -> str | None:
-        """Path of the RPC socket."""
-
-    def metrics_address(self) -> str | None:
-        """Where its counters are handed out."""
-
-    def stats(self) -> str:
-        """Statistics since the start."""
-
-    def failure(self) -> str | None:
-        """Why one of its threads can't continue and serves its hosts no longer; None while all of them serve."""
-
-    def drain(self, timeout_s: float) -> bool:
-        """Takes no more commands from hosts' queues and lets those in flight finish. True: none was cut off."""
-
-    def stop(self) -> None:
-        """Releases hosts and sources, and waits for the threads."""
 
 def merge(records: list[str]) -> str:
     """Merges the records of several hosts that ran together into one."""

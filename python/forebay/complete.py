@@ -120,7 +120,7 @@ VALUES: dict[str, Names] = {
     "--workload": _trainings,
     "checkpoint --workload": _checkpoints,
     "compare --metric": _metrics,
-    "snap file": _are("rpc"),
+    "snap subject": _are("rpc"),
     "--accelerator": _accelerators,
     "--drive": _drives,
     "report --plan": _drives,
@@ -216,9 +216,9 @@ class Completing(click.types.StringParamType):
 
 def rpc(words: list[str], incomplete: str) -> list[CompletionItem]:
     """Behind `forebay snap rpc WORDS`: its verbs, then the flags of the one that stands there."""
-    from forebay.snap import engine
+    from forebay import _core
 
-    verbs = dict(engine.verbs())
+    verbs = dict(_core.snap_rpcs())
     verb = next((word for word in words if word in verbs), None)
     if verb is None and words[-1:] in (["-s"], ["--socket"]):
         return [CompletionItem(incomplete, type="file")]

@@ -2,8 +2,10 @@
 
 use crate::flags::Given;
 use crate::life::Options;
+use crate::output::strerror;
 use forebay_model::Error;
 use std::io::Read;
+use std::os::unix::fs::FileTypeExt;
 use std::time::Duration;
 
 /// Larger than any that somebody wrote; a bound against a device that doesn't end.
@@ -40,8 +42,12 @@ fn seconds(text: &str, flag: &str) -> Result<Duration, Error> {
     })
 }
 
-/// A file's text.
+/// A file's text. A FIFO that has a name in a file system is refused: opening it may wait for ever.
 pub fn read(path: &str) -> Result<String, Error> {
+    if is_fifo(path) {
+        let found = "is a FIFO, and to open it would wait until something writes to it";
+        return Err(Error::request(path, found, "a file"));
+    }
     let mut bytes = Vec::new();
     let whole = std::fs::File::open(path).and_then(|f| f.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
     whole.map_err(|e| Error::request(path, strerror(&e), format!("ls -l {path}")))?;
@@ -54,9 +60,11 @@ pub fn read(path: &str) -> Result<String, Error> {
     })
 }
 
-/// `No such file or directory`, without the number.
-fn strerror(error: &std::io::Error) -> String {
-    error.to_string().split(" (os error").next().unwrap_or_default().into()
+/// Whether it is one in a file system, itself or by links: where /dev/fd/N is a pipe of the shell's, that has no place.
+fn is_fifo(path: &str) -> bool {
+    let place = || std::fs::canonicalize(path).and_then(std::fs::symlink_metadata);
+    let is_fifo = |found: std::fs::Metadata| found.file_type().is_fifo();
+    std::fs::metadata(path).is_ok_and(is_fifo) && place().is_ok_and(is_fifo)
 }
 
 /// An error of a file's content, with the file's name in front.

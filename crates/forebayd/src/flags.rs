@@ -1,6 +1,6 @@
-//! Flags as tables: what a command line is read by, and what its help is made of. `tests/test_forebayd.py` holds them to
-//! those of the Python command, words and all.
+//! Flags as tables: what a command line is read by, and what help, completion and manual pages are made of.
 
+use forebay_model::wording::nearest;
 use forebay_model::Error;
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
@@ -22,9 +22,15 @@ pub struct Verb {
     pub name: &'static str,
     /// The positional argument in help.
     pub subject: &'static str,
+    /// Paragraphs.
     pub about: &'static str,
     pub flags: &'static [Flag],
+    /// Words behind the verb, one example a line.
+    pub examples: &'static [&'static str],
 }
+
+/// What somebody asks a verb for who gives a flag that it hasn't.
+pub const NO_SUCH_FLAG: &str = "there is no such flag";
 
 /// A command line of one verb.
 #[derive(Debug, Default, PartialEq)]
@@ -57,7 +63,7 @@ impl Given {
 impl Verb {
     /// # Errors
     /// `Request`: a flag that there isn't, a value too few or too many, two subjects.
-    pub fn parse(&self, words: &[String]) -> Result<Given, Error> {
+    pub fn parse(&self, program: &str, words: &[String]) -> Result<Given, Error> {
         let mut given = Given::default();
         let mut words = words.iter();
         let mut flags_ended = false;
@@ -65,14 +71,14 @@ impl Verb {
             if flags_ended || word == "-" || !word.starts_with('-') {
                 if given.subject.replace(word.clone()).is_some() {
                     let found = format!("there is one {} already", self.subject);
-                    return Err(Error::request(word, found, self.try_help()));
+                    return Err(Error::request(word, found, self.try_help(program)));
                 }
             } else if word == "--" {
                 flags_ended = true;
-            } else if word == "--help" {
+            } else if word == "--help" || word == "-h" {
                 given.help = true;
             } else {
-                self.flag(word, &mut words, &mut given)?;
+                self.flag(program, word, &mut words, &mut given)?;
             }
         }
         Ok(given)
@@ -80,6 +86,7 @@ impl Verb {
 
     fn flag<'a>(
         &self,
+        program: &str,
         word: &str,
         words: &mut (impl Iterator<Item = &'a String> + Clone),
         given: &mut Given,
@@ -90,7 +97,7 @@ impl Verb {
         };
         let matches = |f: &&Flag| name.strip_prefix("--") == Some(f.long) || f.short == Some(name);
         let Some(flag) = self.flags.iter().find(matches) else {
-            return Err(Error::request(name, "there is no such flag", self.try_help()));
+            return Err(Error::request(name, NO_SUCH_FLAG, self.meant(program, name)));
         };
         let value = match (flag.value, inline, flag.bare) {
             (None, None, _) => String::new(),
@@ -105,7 +112,7 @@ impl Verb {
                 }
                 match next.map(String::as_str).or(bare) {
                     Some(value) => value.to_string(),
-                    None => return Err(Error::request(name, "has no value", self.try_help())),
+                    None => return Err(Error::request(name, "has no value", flag.spelled())),
                 }
             }
         };
@@ -117,37 +124,54 @@ impl Verb {
         Ok(())
     }
 
-    fn try_help(&self) -> String {
-        format!("forebayd {} --help", self.name)
+    fn try_help(&self, program: &str) -> String {
+        format!("{program} {} --help", self.name)
     }
 
-    pub fn help(&self) -> String {
-        let mut text = format!(
-            "Usage: forebayd {} [OPTIONS] {}\n\n{}\n\nOptions:\n",
-            self.name, self.subject, self.about
-        );
-        let left: Vec<String> = self.flags.iter().map(spelled).collect();
-        let width = left.iter().map(String::len).max().unwrap_or(0);
-        for (flag, left) in self.flags.iter().zip(&left) {
-            let _ = writeln!(text, "  {left:width$}  {}", flag.help);
+    /// The flag nearest to one that there isn't, else how to see all.
+    fn meant(&self, program: &str, name: &str) -> String {
+        let long = name.strip_prefix("--");
+        let near = long.and_then(|long| nearest(long, self.flags.iter().map(|f| f.long)));
+        near.map_or_else(|| self.try_help(program), |near| format!("--{near}"))
+    }
+
+    pub fn help(&self, program: &str) -> String {
+        let (name, about) = (self.name, self.about.replace('\n', "\n  ").replace("\n  \n", "\n\n"));
+        let mut text =
+            format!("Usage: {program} {name} [OPTIONS] {}\n\n  {about}\n\nOptions:\n", self.subject);
+        let help = Flag { short: Some("-h"), ..flag("help", "Show this message and exit.") };
+        let flags = || self.flags.iter().chain([&help]);
+        let width = flags().map(|flag| flag.spelled().len()).max().unwrap_or(0);
+        for flag in flags() {
+            let _ = writeln!(text, "  {:width$}  {}", flag.spelled(), flag.help);
         }
+        text.push_str("\nExamples:\n");
+        self.examples.iter().for_each(|words| text.push_str(&format!("  {program} {name} {words}\n")));
         text
     }
 
-    /// For those who compare.
+    /// For who makes completion and manual pages of it.
     pub fn table(&self) -> Value {
         let flag = |f: &Flag| {
             let names: Vec<String> =
                 [Some(format!("--{}", f.long)), f.short.map(Into::into)].into_iter().flatten().collect();
             json!({ "names": names, "value": f.value, "many": f.many, "bare": f.bare, "help": f.help })
         };
-        json!({ "verb": self.name, "subject": self.subject, "flags": self.flags.iter().map(flag).collect::<Vec<_>>() })
+        json!({
+            "verb": self.name,
+            "subject": self.subject,
+            "about": self.about,
+            "flags": self.flags.iter().map(flag).collect::<Vec<_>>(),
+            "examples": self.examples,
+        })
     }
 }
 
-fn spelled(flag: &Flag) -> String {
-    let short = flag.short.map_or(String::new(), |s| format!("{s}, "));
-    format!("{short}--{}{}", flag.long, flag.value.map_or(String::new(), |v| format!(" {v}")))
+impl Flag {
+    fn spelled(&self) -> String {
+        let short = self.short.map_or(String::new(), |s| format!("{s}, "));
+        format!("{short}--{}{}", self.long, self.value.map_or(String::new(), |v| format!(" {v}")))
+    }
 }
 
 const fn flag(long: &'static str, help: &'static str) -> Flag {
@@ -167,7 +191,10 @@ pub const SERVE: Verb = Verb {
     subject: "SOURCE|CONFIG.toml",
     about:
         "Serve SOURCE (a file, a block device, stripe:, nil:, model:, nvme+tcp:) to NVMe/TCP and NVMe/RDMA\n\
-            hosts, or all that CONFIG.toml names (docs/serve.md).",
+            hosts, or all that CONFIG.toml names (docs/serve.md).\n\n\
+            Prints \"listening on ...\" once it is ready for hosts. SIGHUP rereads CONFIG.toml: it adds and removes\n\
+            namespaces and sets their ANA states. On SIGINT and SIGTERM commands may finish before it ends; a\n\
+            second signal ends it at once.",
     flags: &[
         valued("nqn", "NQN", "The name that hosts connect to, e.g. nqn.2026-01.io.example:big."),
         Flag {
@@ -214,13 +241,23 @@ pub const SERVE: Verb = Verb {
         flag("json", "Print totals as one JSON document on stdout at the end."),
         quiet(),
     ],
+    examples: &[
+        "/data/big.bin --nqn nqn.2026-01.io.example:big",
+        "/dev/nvme0n1 --nqn nqn.2026-01.io.example:raw --listen 0.0.0.0:4420 --allow HOSTNQN",
+        "'stripe:?m=/nvme0/a&m=/nvme1/a' --nqn nqn.2026-01.io.example:s --writable",
+        "/etc/forebay/serve.toml",
+        "--check /etc/forebay/serve.toml",
+    ],
 };
 
 pub const SNAP: Verb = Verb {
     name: "snap",
     subject: "CONFIG.toml|rpc VERB …",
     about: "Present sources (above all nvme+tcp:) as NVMe drives to virtual machines (vfio-user), as CONFIG.toml says\n\
-            (docs/snap.md). forebayd snap rpc VERB controls a running gateway.",
+            (docs/snap.md).\n\n\
+            Prints \"ready: ...\" once it is ready for hosts. snap rpc VERB controls a running gateway with the commands\n\
+            of NVIDIA's SNAP: list, create, attach, suspend, resume, statistics. On SIGINT and SIGTERM commands may\n\
+            finish before it ends; a second signal ends it at once.",
     flags: &[
         valued("rpc", "PATH", "Socket for RPCs, or off. Default: the file's, or snap.sock in the runtime directory."),
         flag(
@@ -234,6 +271,15 @@ pub const SNAP: Verb = Verb {
         flag("json", "Print totals as one JSON document on stdout at the end."),
         quiet(),
     ],
+    examples: &[
+        "/etc/forebay/snap.toml",
+        "--check /etc/forebay/snap.toml",
+        "--take-over /etc/forebay/snap.toml",
+        "--keep /etc/forebay/snap.toml",
+        "rpc nvme_controller_list",
+        "rpc nvme_controller_suspend --ctrl NVMeCtrl1",
+        "rpc --help",
+    ],
 };
 
 #[cfg(test)]
@@ -241,7 +287,7 @@ mod tests {
     use super::*;
 
     fn parsed(line: &str) -> Result<Given, Error> {
-        SERVE.parse(&line.split_whitespace().map(Into::into).collect::<Vec<_>>())
+        SERVE.parse("forebayd", &line.split_whitespace().map(Into::into).collect::<Vec<_>>())
     }
 
     #[test]
@@ -258,27 +304,33 @@ mod tests {
         assert_eq!(parsed("--new-key none").unwrap().text("new-key"), Some("none"));
         assert_eq!(parsed("--new-key --quiet").unwrap().text("new-key"), Some("sha256"));
         assert_eq!(parsed("-- --odd").unwrap().subject.as_deref(), Some("--odd"));
-        assert!(parsed("--help").unwrap().help);
+        assert!(parsed("--help").unwrap().help && parsed("a -h").unwrap().help);
     }
 
     #[test]
     fn what_cannot_be_read_is_named() {
-        for (line, found) in
-            [("--nq a", "no such flag"), ("--nqn", "no value"), ("a b", "already"), ("--check=1", "no value")]
-        {
+        for (line, found, next) in [
+            ("--nq a", NO_SUCH_FLAG, "--nqn"),
+            ("--verbosity", NO_SUCH_FLAG, "forebayd serve --help"),
+            ("-x", NO_SUCH_FLAG, "forebayd serve --help"),
+            ("--nqn", "has no value", "--nqn NQN"),
+            ("a b", "there is one SOURCE|CONFIG.toml already", "forebayd serve --help"),
+            ("--check=1", "takes no value", "--check alone"),
+        ] {
             let error = parsed(line).unwrap_err();
-            assert!(error.to_string().contains(found), "{line}: {error}");
+            assert_eq!((error.found.as_str(), error.next.as_str()), (found, next), "{line}");
         }
     }
 
     #[test]
     fn help_has_every_flag() {
         for verb in [SERVE, SNAP] {
-            let text = verb.help();
+            let text = verb.help("forebay");
+            assert!(verb.flags.iter().all(|f| text.contains(&f.spelled()) && text.contains(f.help)));
             assert!(verb
-                .flags
+                .examples
                 .iter()
-                .all(|f| text.contains(&format!("--{}", f.long)) && text.contains(f.help)));
+                .all(|words| text.contains(&format!("\n  forebay {} {words}\n", verb.name))));
         }
     }
 }

@@ -1,20 +1,11 @@
-//! `forebayd`: the services `serve` and `snap` of the command `forebay`, with the same flags, files, words and exit codes,
-//! in a program that needs neither Python nor anything else than glibc.
+//! `forebayd`: the services `serve` and `snap` of the command `forebay`, in a program that needs neither Python nor
+//! anything else than glibc.
 
 #![deny(unsafe_code)]
 
-mod asked;
-mod flags;
-mod life;
-mod notify;
-mod serve;
-mod signals;
-mod snap;
-mod words;
-
-use flags::{Verb, SERVE, SNAP};
 use forebay_model::{Error, Kind};
-use life::tell;
+use forebayd::{tell, Program, Signals};
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 const USAGE: &str = "Usage: forebayd VERB …
@@ -29,46 +20,43 @@ static ALLOCATOR: forebay_io::scarce::Allocator = forebay_io::scarce::Allocator;
 
 fn main() -> ExitCode {
     forebay_io::scarce::answer(|| true);
-    forebay_io::build::built_from(option_env!("FOREBAY_COMMIT"));
-    let words: Vec<String> = std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
-    run(&words).unwrap_or_else(|error| {
+    forebay_io::build::built_from(forebayd::COMMIT);
+    let done = std::env::args_os().skip(1).map(text).collect::<Result<Vec<_>, _>>().and_then(|w| run(&w));
+    ExitCode::from(done.unwrap_or_else(|error| {
         tell(&format!("forebay: {error}"), false);
-        ExitCode::from(error.kind.exit_code() as u8)
+        error.kind.exit_code() as u8
+    }))
+}
+
+/// A word of the command line. Configurations and RPCs are JSON, which can only name what is UTF-8.
+fn text(word: OsString) -> Result<String, Error> {
+    word.into_string().map_err(|word| {
+        let shown = word.as_encoded_bytes().escape_ascii();
+        Error::request(
+            format!("argument '{shown}'"),
+            "isn't UTF-8, so a record couldn't name it",
+            "a link to it: ln -s OLD NEW",
+        )
     })
 }
 
-fn run(words: &[String]) -> Result<ExitCode, Error> {
+fn run(words: &[String]) -> Result<u8, Error> {
     let Some((verb, rest)) = words.split_first() else {
         tell(USAGE, false);
-        return Ok(ExitCode::from(Kind::Request.exit_code() as u8));
+        return Ok(Kind::Request.exit_code() as u8);
     };
-    match verb.as_str() {
-        "serve" => with(&SERVE, rest, serve::command),
-        "snap" if rest.first().is_some_and(|w| w == "rpc") => snap::rpc(&rest[1..]),
-        "snap" => with(&SNAP, rest, snap::command),
-        "--help" | "-h" => say(USAGE),
-        "--version" => say(&version()),
-        // What tests compare with the Python command's.
-        "--flags" => say(&serde_json::json!([SERVE.table(), SNAP.table()]).to_string()),
-        other => Err(Error::request(format!("forebayd {other}"), "there is no such verb", "forebayd --help")),
-    }
-}
-
-fn with(
-    verb: &Verb,
-    words: &[String],
-    command: fn(&flags::Given) -> Result<ExitCode, Error>,
-) -> Result<ExitCode, Error> {
-    let given = verb.parse(words)?;
-    if given.help {
-        return say(verb.help().trim_end());
-    }
-    command(&given)
-}
-
-fn say(text: &str) -> Result<ExitCode, Error> {
-    tell(text, true);
-    Ok(ExitCode::SUCCESS)
+    let told = match verb.as_str() {
+        "--help" | "-h" => USAGE.to_string(),
+        "--version" => version(),
+        _ => {
+            let program = Program { name: "forebayd", command: Vec::new(), ascii: forebayd::locale_is_c() };
+            return forebayd::run(&program, verb, rest, &mut Signals::listen()?).unwrap_or_else(|| {
+                Err(Error::request(format!("forebayd {verb}"), "there is no such verb", "forebayd --help"))
+            });
+        }
+    };
+    tell(&told, true);
+    Ok(0)
 }
 
 fn version() -> String {

@@ -1,9 +1,12 @@
-//! `forebayd serve`: an NVMe/TCP target, by the flags and files of `forebay serve`.
+//! `serve`: an NVMe/TCP and NVMe/RDMA target, by flags or by a file.
 
 use crate::asked::{log_form, of_file, options, read};
 use crate::flags::{Given, SERVE};
-use crate::life::{self, tell, Service};
+use crate::life::{self, Service};
+use crate::output::{print, tell};
+use crate::signals::Signals;
 use crate::words::{bytes, count, grouped, seconds, significant};
+use crate::Program;
 use forebay_model::units::{parse_bytes, BYTES_PER_GIB};
 use forebay_model::Error;
 use forebay_serve::target::config::{Caching, Host, Namespace, Subsystem};
@@ -11,37 +14,34 @@ use forebay_serve::target::stats::{Counts, NamespaceStats};
 use forebay_serve::target::{log, reload, Config, Server, Stats};
 use forebay_storage::source::Uri;
 use serde_json::{json, Value};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::process::ExitCode;
 use std::time::Duration;
 
-pub fn command(given: &Given) -> Result<ExitCode, Error> {
+pub fn command(program: &Program, given: &Given, signals: &mut Signals) -> Result<u8, Error> {
     if let Some(hash) = given.text("new-key") {
-        tell(&forebay_io::auth::generate(hash)?, true);
-        return Ok(ExitCode::SUCCESS);
+        return print(&forebay_io::auth::generate(hash)?);
     }
     let (log, options) = (log_form(given)?, options(given)?);
-    let file = file_of(given)?;
+    let file = file_of(program.name, given)?;
     let config = configuration(given, file, None)?;
     if given.is("check") {
         let text = serde_json::to_string_pretty(&config).expect("plain data");
-        tell(&if options.json { text } else { checked(&config).join("\n") }, true);
-        return Ok(ExitCode::SUCCESS);
+        return print(&if options.json { text } else { checked(&config).join("\n") });
     }
-    warnings(&config).iter().for_each(|w| eprintln!("forebay: warning: {w}"));
-    let server = Server::start(config.clone(), log::to_stderr(log, options.quiet))?;
+    warnings(&config).iter().for_each(|w| tell(&format!("forebay: warning: {w}"), false));
+    let started = signals.during(|| Server::start(config.clone(), log::to_stderr(log, options.quiet)))?;
+    let server = started.map_err(|e| named(file, e))?;
     let before = server.stats();
-    life::run(Serving { server, config, file: file.map(Into::into), before, reloads: (0, 0) }, &options)
+    let serving = Serving { server, config, file: file.map(Into::into), before, reloads: (0, 0) };
+    life::run(serving, &options, signals)
 }
 
 /// CONFIG.toml, where that was given; alone, then.
-fn file_of(given: &Given) -> Result<Option<&str>, Error> {
+fn file_of<'a>(program: &str, given: &'a Given) -> Result<Option<&'a str>, Error> {
     let Some(subject) = given.subject.as_deref() else {
-        return Err(Error::request(
-            "forebayd serve",
-            "has no SOURCE or CONFIG.toml",
-            "forebayd serve --help",
-        ));
+        let (asked, next) = (format!("{program} serve"), format!("{program} serve --help"));
+        return Err(Error::request(asked, "has no SOURCE or CONFIG.toml", next));
     };
     if !subject.ends_with(".toml") || subject.starts_with("file:") {
         return Ok(None);
@@ -52,7 +52,7 @@ fn file_of(given: &Given) -> Result<Option<&str>, Error> {
         Some(long) => Err(Error::request(
             format!("--{long} with {subject}"),
             "is set in the file",
-            format!("forebayd serve {subject}, or SOURCE --{long} …"),
+            format!("{program} serve {subject}, or SOURCE --{long} …"),
         )),
     }
 }
@@ -64,16 +64,24 @@ fn configuration(given: &Given, file: Option<&str>, running: Option<&Config>) ->
     };
     let mut sources = config.subsystems.iter().flat_map(|s| &s.namespaces).map(|n| &n.source);
     let known = sources.try_for_each(|s| Uri::parse(s).map(drop));
-    known.map_err(|e| file.map_or(e.clone(), |path| of_file(path, e)))?;
+    known.map_err(|e| named(file, e))?;
     reload::number(&mut config, running);
     Ok(config)
 }
 
+/// An error with the file's name in front, where there is one.
+fn named(file: Option<&str>, error: Error) -> Error {
+    match file {
+        Some(path) => of_file(path, error),
+        None => error,
+    }
+}
+
 /// One subsystem with one namespace.
 fn from_flags(given: &Given) -> Result<Config, Error> {
-    let Some(nqn) = given.text("nqn") else {
+    let Some(nqn) = given.text("nqn").filter(|nqn| !nqn.is_empty()) else {
         let found = "has no --nqn, the name that hosts connect to";
-        return Err(Error::request("forebay serve SOURCE", found, "--nqn nqn.2026-01.io.example:disk"));
+        return Err(Error::request("forebay serve SOURCE", found, format!("--nqn {}", example_nqn())));
     };
     let size = |long: &str| given.text(long).map(|text| sized(text, long)).transpose();
     let number = |long: &str| given.text(long).map(|text| integer(text, long)).transpose();
@@ -112,6 +120,15 @@ fn from_flags(given: &Given) -> Result<Config, Error> {
     Ok(config)
 }
 
+/// A name of the right shape, with this host in it.
+fn example_nqn() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
+    let host: String =
+        host.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(100).collect();
+    let host = host.trim_matches('-');
+    format!("nqn.2026-01.io.example:{}", if host.is_empty() { "host" } else { host })
+}
+
 fn caching(text: Option<&str>) -> Result<Caching, Error> {
     match text {
         None | Some("auto") => Ok(Caching::Auto),
@@ -134,23 +151,22 @@ fn integer(text: &str, long: &str) -> Result<u32, Error> {
     text.parse().map_err(|_| wrong())
 }
 
+/// Whether an address as a configuration spells it is of the loopback: `127.0.0.1:4420`, `[::1]:4420`, `::1`, `4420`.
+fn is_loopback(address: &str) -> bool {
+    let host = match address.strip_prefix('[') {
+        Some(inside) => inside.split(']').next().unwrap_or_default(),
+        None if address.matches(':').count() == 1 => address.split(':').next().unwrap_or_default(),
+        None => address,
+    };
+    let host = host.split('%').next().unwrap_or_default();
+    // A port alone is of the loopback interface.
+    host.bytes().all(|b| b.is_ascii_digit()) || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
 /// Warnings about what this configuration lets anyone do who can reach it.
 fn warnings(config: &Config) -> Vec<String> {
-    let loopback = |text: &&String| {
-        let host = text.strip_prefix('[').and_then(|t| t.split(']').next());
-        let host = host.unwrap_or_else(|| {
-            if text.matches(':').count() == 1 {
-                text.split(':').next().unwrap_or("")
-            } else {
-                text
-            }
-        });
-        host.is_empty()
-            || host.bytes().all(|b| b.is_ascii_digit())
-            || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
-    };
     let mut all = config.listen.iter().chain(&config.listen_rdma);
-    let Some(beyond) = all.find(|text| !loopback(text)) else { return Vec::new() };
+    let Some(beyond) = all.find(|address| !is_loopback(address)) else { return Vec::new() };
     let open = config.subsystems.iter().filter(|s| s.allow_any_host);
     let warning = |s: &Subsystem| {
         let write = if s.namespaces.iter().any(|n| n.writable) { " and write" } else { "" };
@@ -205,12 +221,21 @@ impl Serving {
         let asked = configuration(&Given::default(), Some(path), Some(&self.config))?;
         let changes = reload::changes(&self.config, &asked).map_err(|e| of_file(path, e))?;
         reload::apply(&self.server, &mut self.config, &changes).map_err(|e| of_file(path, e))?;
-        let removed = changes.removed.iter().map(|c| format!("nsid {} of {} removed", c.nsid, c.subsystem));
-        let added =
-            changes.added.iter().map(|c| format!("nsid {} of {} added ({})", c.nsid, c.subsystem, c.source));
-        let states = changes.ana.iter().map(|s| format!("ANA states of {} changed", s.subsystem));
-        let told: Vec<String> = removed.chain(added).chain(states).collect();
-        Ok(if told.is_empty() { "nothing changed".into() } else { told.join(", ") })
+        Ok(changed(&changes))
+    }
+}
+
+/// `nsid 2 of nqn.x removed, nsid 3 of nqn.x added (file)`; `nothing changed`.
+fn changed(changes: &reload::Changes) -> String {
+    let removed = changes.removed.iter().map(|c| format!("nsid {} of {} removed", c.nsid, c.subsystem));
+    let added =
+        changes.added.iter().map(|c| format!("nsid {} of {} added ({})", c.nsid, c.subsystem, c.source));
+    let states = changes.ana.iter().map(|s| format!("ANA states of {} changed", s.subsystem));
+    let told: Vec<String> = removed.chain(added).chain(states).collect();
+    if told.is_empty() {
+        "nothing changed".into()
+    } else {
+        told.join(", ")
     }
 }
 
@@ -245,6 +270,23 @@ pub fn rates(new: &Counts, old: &Counts, span_s: f64) -> String {
     )
 }
 
+/// Summary of what was served, when it is over.
+fn served(stats: &Stats) -> Vec<String> {
+    let all = sums(stats);
+    let mut lines = vec![format!(
+        "served    {} read, {} written in {} · {} · {}",
+        bytes(all.read_bytes),
+        bytes(all.write_bytes),
+        seconds(stats.seconds),
+        count(stats.connections_accepted, "connection"),
+        count(all.errors, "error")
+    )];
+    let ended = [(stats.connections_refused, "refused"), (stats.connections_broken, "broken off")];
+    let ended = ended.iter().filter(|(connections, _)| *connections > 0);
+    lines.extend(ended.map(|(number, words)| format!("          {} {words}", count(*number, "connection"))));
+    lines
+}
+
 impl Service for Serving {
     fn ready(&self) -> String {
         let [tcp, rdma] = self.addresses();
@@ -257,17 +299,19 @@ impl Service for Serving {
         namespaces.map(|(s, n)| namespace(&s.nqn, n)).collect()
     }
 
-    fn line(&mut self, span_s: f64) -> String {
+    fn line(&mut self, span_s: f64) -> (String, u64) {
         let now = self.server.stats();
-        let hosts = now.subsystems.iter().flat_map(|s| &s.hosts).filter(|h| h.connections > 0).count();
+        let all = sums(&now);
+        let connected = now.subsystems.iter().flat_map(|s| &s.hosts).filter(|h| h.connections > 0);
+        let hosts: BTreeSet<&str> = connected.map(|h| h.nqn.as_str()).collect();
         let told = format!(
             "{} · {} · {}",
-            count(hosts as u64, "host"),
+            count(hosts.len() as u64, "host"),
             count(now.connections, "connection"),
-            rates(&sums(&now), &sums(&self.before), span_s)
+            rates(&all, &sums(&self.before), span_s)
         );
         self.before = now;
-        told
+        (told, all.errors)
     }
 
     fn reload(&mut self) -> String {
@@ -296,22 +340,7 @@ impl Service for Serving {
 
     fn closing(&self, drained: bool) -> (Vec<String>, Value) {
         let stats = self.server.stats();
-        let all = sums(&stats);
-        let mut lines = vec![format!(
-            "served    {} read, {} written in {} · {} · {}",
-            bytes(all.read_bytes),
-            bytes(all.write_bytes),
-            seconds(stats.seconds),
-            count(stats.connections_accepted, "connection"),
-            count(all.errors, "error")
-        )];
-        for (ended, words) in
-            [(stats.connections_refused, "refused"), (stats.connections_broken, "broken off")]
-        {
-            if ended > 0 {
-                lines.push(format!("          {} {words}", count(ended, "connection")));
-            }
-        }
+        let lines = served(&stats);
         let [tcp, rdma] = self.addresses();
         let document = json!({
             "schema": "forebay.serve/1",
@@ -324,5 +353,76 @@ impl Service for Serving {
             "stats": stats,
         });
         (lines, document)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_serve::target::reload::Changes;
+
+    #[test]
+    fn addresses_that_others_can_reach_are_known() {
+        for address in ["127.0.0.1:4420", "127.1.2.3", "[::1]:4420", "::1", "[::1%lo]:4420", "4420", ":4420"]
+        {
+            assert!(is_loopback(address), "{address}");
+        }
+        for address in ["0.0.0.0:4420", "10.0.0.1", "[fe80::1%eth0]:4420", "::", "here"] {
+            assert!(!is_loopback(address), "{address}");
+        }
+    }
+
+    // promise: SRV-2
+    #[test]
+    fn whoever_may_reach_a_namespace_is_warned_about() {
+        let subsystem = |allow_any_host, writable| Subsystem {
+            nqn: "nqn.x".into(),
+            allow_any_host,
+            namespaces: vec![Namespace { writable, ..Namespace::default() }],
+            ..Subsystem::default()
+        };
+        let warned = |listen: &[&str], rdma: &[&str]| {
+            let own = |all: &[&str]| all.iter().map(ToString::to_string).collect();
+            let subsystems = vec![subsystem(true, true), subsystem(false, true)];
+            warnings(&Config { listen: own(listen), listen_rdma: own(rdma), subsystems, ..Config::default() })
+        };
+        let found = warned(&["127.0.0.1:1", "0.0.0.0:4420"], &[]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0]
+            .starts_with("any host that reaches 0.0.0.0:4420 may read and write nqn.x\n  try: --allow"));
+        assert!(warned(&[], &["10.0.0.1"])[0].starts_with("any host that reaches 10.0.0.1 may read"));
+        assert!(warned(&["127.0.0.1:1"], &[]).is_empty());
+    }
+
+    #[test]
+    fn the_line_on_a_terminal_has_rates_since_the_last_one() {
+        let gib = 1 << 30;
+        let before = Counts { reads: 5, read_bytes: gib, ..Counts::default() };
+        let now = Counts { reads: 2005, read_bytes: 5 * gib, writes: 10, write_bytes: gib / 2, ..before };
+        assert_eq!(rates(&now, &before, 2.0), "read 2.00 GiB/s · write 0.250 GiB/s · 1,005 IOPS");
+        // Counts of a namespace that went are gone, too: never a negative rate.
+        assert!(rates(&before, &now, 2.0).starts_with("read 0 GiB/s"));
+    }
+
+    #[test]
+    fn the_end_says_what_was_served_refused_and_broken_off() {
+        let stats = Stats {
+            seconds: 100.0,
+            connections_accepted: 4,
+            connections_refused: 2,
+            connections_broken: 1,
+            ..Stats::default()
+        };
+        let lines = [
+            "served    0 B read, 0 B written in 1 min 40 s · 4 connections · 0 errors",
+            "          2 connections refused",
+            "          1 connection broken off",
+        ];
+        assert_eq!(served(&stats), lines);
+    }
+
+    #[test]
+    fn a_reload_that_changed_nothing_says_so() {
+        assert_eq!(changed(&Changes::default()), "nothing changed");
     }
 }

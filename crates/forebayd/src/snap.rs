@@ -1,10 +1,13 @@
-//! `forebayd snap`: a gateway, and RPCs to one that runs, as `forebay snap` has them.
+//! `snap`: a gateway, and RPCs to one that runs.
 
 use crate::asked::{log_form, of_file, options, read};
 use crate::flags::Given;
-use crate::life::{self, tell, Service};
+use crate::life::{self, Service};
+use crate::output::{print, tell};
 use crate::serve::{namespace, rates, totals};
+use crate::signals::{interrupted, Signals};
 use crate::words::{bytes, count, grouped, seconds};
+use crate::Program;
 use forebay_model::Error;
 use forebay_serve::gateway::config::{Config, Controller, Front, Qos};
 use forebay_serve::gateway::keeper::{self, Keeper};
@@ -14,53 +17,99 @@ use forebay_serve::gateway::stats::{State, Stats};
 use forebay_serve::target::log;
 use forebay_serve::target::stats::Counts;
 use serde_json::{json, Value};
-use std::process::ExitCode;
+use std::ffi::OsString;
 use std::time::Duration;
 
-/// `forebayd snap rpc WORDS`.
-pub fn rpc(words: &[String]) -> Result<ExitCode, Error> {
-    tell(client::run(words, &mut || true)?.trim_end(), true);
-    Ok(ExitCode::SUCCESS)
+/// `snap rpc WORDS`. A signal ends the wait for an answer.
+pub fn rpc(words: &[String], signals: &Signals) -> Result<u8, Error> {
+    let mut ended = false;
+    let answer = client::run(words, &mut || {
+        ended |= signals.end_asked() || signals.take_reload();
+        !ended
+    });
+    match answer {
+        Ok(answer) => print(&answer),
+        Err(waited_for) if ended => {
+            tell(&format!("forebay: {waited_for}"), false);
+            Ok(interrupted())
+        }
+        Err(error) => Err(error),
+    }
 }
 
-pub fn command(given: &Given) -> Result<ExitCode, Error> {
+/// Refuses `--rpc PATH rpc VERB`: the flags of a gateway don't go with `rpc`, whose own name the socket.
+///
+/// # Errors
+/// `Request`: that.
+pub fn refuse_flags_before_rpc(words: &[String]) -> Result<(), Error> {
+    let Some(at) = words.iter().position(|word| word == "rpc") else { return Ok(()) };
+    let path = match &words[..at] {
+        [flag, path] if flag == "--rpc" => path,
+        [flag] => match flag.strip_prefix("--rpc=") {
+            Some(path) => path,
+            None => return Ok(()),
+        },
+        _ => return Ok(()),
+    };
+    let call = ["forebay", "snap", "rpc", "--socket", path].into_iter();
+    let next: Vec<String> = call.chain(words[at + 1..].iter().map(String::as_str)).map(quoted).collect();
+    let found = "flags of rpc come behind it; --socket names the socket";
+    Err(Error::request(format!("--rpc {path} before rpc"), found, next.join(" ")))
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "@%+=:,./-_".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.into(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+/// `words`: all behind the verb, for a keeper.
+pub fn command(
+    program: &Program,
+    words: &[String],
+    given: &Given,
+    signals: &mut Signals,
+) -> Result<u8, Error> {
     let (log, options) = (log_form(given)?, options(given)?);
     let Some(path) = given.subject.as_deref() else {
-        return Err(Error::request("forebayd snap", "has no CONFIG.toml", "forebayd snap --help"));
+        let (asked, next) = (format!("{} snap", program.name), format!("{} snap --help", program.name));
+        return Err(Error::request(asked, "has no CONFIG.toml", next));
     };
     let config = configuration(path)?;
+    let with_rpc = config.clone().with_rpc(given.text("rpc")).map_err(|e| of_file(path, e))?;
     if given.is("check") {
-        let config = config.with_rpc(given.text("rpc")).map_err(|e| of_file(path, e))?;
-        let text = serde_json::to_string_pretty(&config).expect("plain data");
-        tell(&if options.json { text } else { checked(&config).join("\n") }, true);
-        return Ok(ExitCode::SUCCESS);
+        let text = serde_json::to_string_pretty(&with_rpc).expect("plain data");
+        return print(&if options.json { text } else { checked(&with_rpc).join("\n") });
     }
     let sink = log::to_stderr(log, options.quiet);
     if given.is("keep") {
-        return keep(given, sink);
+        return keep(program, words, given, sink);
     }
     let rpc = given.text("rpc");
-    let started = match (Keeper::here()?, given.is("take-over")) {
+    let keeper = Keeper::here()?;
+    let started = signals.during(|| match (keeper, given.is("take-over")) {
         (Some(keeper), _) => service::Service::kept(config, rpc, sink, keeper),
         (None, true) => service::Service::take_over(config, rpc, sink),
         (None, false) => service::Service::start(config, rpc, sink),
-    };
+    })?;
     let service = started.map_err(|e| of_file(path, e))?;
     let before = service.stats();
-    life::run(Showing { service, before }, &options)
+    life::run(Showing { service, before }, &options, signals)
 }
 
 /// Runs the same command without `--keep`, and again whenever it is killed.
-fn keep(given: &Given, sink: log::Sink) -> Result<ExitCode, Error> {
+fn keep(program: &Program, words: &[String], given: &Given, sink: log::Sink) -> Result<u8, Error> {
     if given.is("take-over") {
         let found = "a keeper can't take over a running gateway";
         return Err(Error::request("--keep --take-over", found, "stop the running gateway, then use --keep"));
     }
-    let own =
-        std::env::current_exe().map_err(|e| Error::machine("forebayd", e.to_string(), "forebayd --help"))?;
-    let mut words = vec![own.into_os_string(), "snap".into()];
-    words.extend(std::env::args_os().skip(2).filter(|word| word != "--keep"));
-    Ok(ExitCode::from(keeper::keep(words, sink)? as u8))
+    let mut again = program.command()?;
+    again.push("snap".into());
+    again.extend(words.iter().filter(|word| *word != "--keep").map(OsString::from));
+    Ok(keeper::keep(again, sink)? as u8)
 }
 
 /// CONFIG.toml, or CONFIG.json as `snap_config_get` prints it.
@@ -151,17 +200,18 @@ impl Service for Showing {
         lines
     }
 
-    fn line(&mut self, span_s: f64) -> String {
+    fn line(&mut self, span_s: f64) -> (String, u64) {
         let now = self.service.stats();
+        let all = sums(&now);
         let used = now.controllers.iter().filter(|c| c.state == State::Enabled).count();
         let told = format!(
             "{used} of {} in use · {} · staged {}",
             count(now.controllers.len() as u64, "drive"),
-            rates(&sums(&now), &sums(&self.before), span_s),
+            rates(&all, &sums(&self.before), span_s),
             bytes(now.staged_bytes)
         );
         self.before = now;
-        told
+        (told, all.errors)
     }
 
     fn reload(&mut self) -> String {
@@ -207,5 +257,22 @@ impl Service for Showing {
             "stats": stats,
         });
         (lines, document)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_before_rpc_are_answered_with_what_parses() {
+        let refused = |line: &str| {
+            let words: Vec<String> = line.split(' ').map(Into::into).collect();
+            refuse_flags_before_rpc(&words).map_err(|e| e.next)
+        };
+        let meant = |words: &str| Err(["forebay", "snap", "rpc", "--socket", words].join(" "));
+        assert_eq!(refused("--rpc /tmp/p rpc snap_stats_get"), meant("/tmp/p snap_stats_get"));
+        assert_eq!(refused("--rpc=/tmp/it's rpc x"), meant(r"'/tmp/it'\''s' x"));
+        assert_eq!([refused("rpc x"), refused("snap.toml --rpc off")], [Ok(()), Ok(())]);
     }
 }

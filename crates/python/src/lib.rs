@@ -15,9 +15,8 @@ mod kvcache;
 mod loader;
 mod observe;
 mod scarce;
-mod serve;
+mod service;
 mod simulate;
-mod snap;
 
 use forebay_bench::doctor;
 use forebay_io::gpu::library;
@@ -39,7 +38,7 @@ static ALLOCATOR: forebay_io::scarce::Allocator = forebay_io::scarce::Allocator;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    forebay_io::build::built_from(option_env!("FOREBAY_COMMIT"));
+    forebay_io::build::built_from(forebayd::COMMIT);
     library::search_packages(packages(module.py()).unwrap_or_default());
     module.add_function(wrap_pyfunction!(run, module)?)?;
     module.add_function(wrap_pyfunction!(run_beside_others, module)?)?;
@@ -74,14 +73,10 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(inspect::discover, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::browse, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::identify, module)?)?;
-    module.add_function(wrap_pyfunction!(serve::check, module)?)?;
-    module.add_function(wrap_pyfunction!(serve::dhchap_secret, module)?)?;
-    module.add_class::<serve::Server>()?;
-    module.add_function(wrap_pyfunction!(snap::check, module)?)?;
-    module.add_function(wrap_pyfunction!(snap::keep, module)?)?;
-    module.add_function(wrap_pyfunction!(snap::rpc, module)?)?;
-    module.add_function(wrap_pyfunction!(snap::verbs, module)?)?;
-    module.add_class::<snap::Gateway>()?;
+    module.add("NO_SUCH_FLAG", forebayd::NO_SUCH_FLAG)?;
+    module.add_function(wrap_pyfunction!(service::run, module)?)?;
+    module.add_function(wrap_pyfunction!(service::table, module)?)?;
+    module.add_function(wrap_pyfunction!(service::rpcs, module)?)?;
     module.add_class::<feed::Reader>()?;
     module.add_class::<feed::Pending>()?;
     module.add_class::<loader::Loader>()?;

@@ -1,4 +1,4 @@
-//! Puts the commit into the build as FOREBAY_COMMIT, for records and `--version`; also forebayd's build script.
+//! Puts the commit into the build as FOREBAY_COMMIT, for records and `--version` of both programs.
 //! A build without git, as from a source archive, has none and says so.
 
 use std::process::Command;
