@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_machine import typed
 from forebay.infer import command, data, rules, scaling, search, toy
-from forebay.sweep import inference
+from forebay.sweep import inference, models
 from forebay.train import supply
 from forebay.units import GIB
 
@@ -58,7 +58,7 @@ class Ideal:
         rate = min(most, target or most)
         part = {
             "model": self.model, "mode": mode, "scenario": scenario, "device": self.device, "queries_per_s": rate,
-            "samples_per_s": rate, "expected_per_s": target or rate, "latency_ms": {"p99": 4.0}, "seconds": seconds,
+            "samples_per_s": rate, "expected_per_s": target or rate, "latency_ms": {"p99": 4.0}, "seconds": seconds, "batch": 64,
             "load_s": 1024 * BYTES / GIB / of.gib_s if of.gib_s and mode == scaling.RAM else None,
             "timed_storage_bytes": 0 if mode == scaling.RAM else 5,
         }  # fmt: skip
@@ -192,3 +192,11 @@ def test_the_toy_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     }
     assert all(row["timed_storage_bytes"] == 0 for row in found["rows"] if row["mode"] == "ram")
     assert found["flat"][0]["holds"] is None and "one round" in scaling.sentence(found["flat"][0])
+
+
+@pytest.mark.promise("INF-15")
+def test_a_peak_is_of_batches_enough() -> None:
+    """Of two seconds a large network computes a few."""
+    assert models.peak_s(64, 11_500.0) < 0.1
+    assert models.peak_s(4, 1.6) == pytest.approx(30.0) == models.PEAK_MOST_S
+    assert models.peak_s(1, 4.0) == models.BATCHES_MIN / 4

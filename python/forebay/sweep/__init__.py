@@ -14,7 +14,7 @@ from forebay.bench import listen
 from forebay.errors import BAD_REQUEST, DONE, MACHINE, RequestError
 from forebay.infer.scaling import PRESET as INFERENCE_DRIVES
 from forebay.stages import format_duration
-from forebay.sweep import drives
+from forebay.sweep import drives, models
 from forebay.sweep import plan as planning
 from forebay.sweep.fabric import Fabric, Link, parse_elsewhere
 from forebay.sweep.file import ROUNDS_MAX, parse, presets
@@ -86,7 +86,7 @@ Examples:
 @click.option(
     "--list", "list_presets", is_flag=True, help="List the presets and where their methods come from."
 )
-@drives.options
+@models.options
 @listen.option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
@@ -105,7 +105,7 @@ def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
         return inference.command(asked, source, values)
     if asked.systems:
         return drives.command(asked, source, values)
-    drives.refuse_own(values, asked.name)
+    models.refuse_own(values, asked.name)
     scale = values["scale"] or ("auto" if asked.origin.startswith("preset ") else "1")
     settings = parse_overrides(values["settings"])
     refuse_settled(settings, values["vary"])

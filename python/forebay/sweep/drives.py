@@ -8,91 +8,44 @@ known of DLRM alone; what other models gain is told of their rate, over the law 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from forebay import run as engine
-from forebay.errors import ForebayError, MachineError, RequestError, RunError
-from forebay.model_runs import count, device_of, few_threads, torch_or_say
+from forebay.errors import MachineError, RequestError, RunError
+from forebay.model_runs import device_of, few_threads, torch_or_say
 from forebay.numbers import percent, significant, whole
 from forebay.stages import format_duration
+from forebay.sweep import models
 from forebay.sweep.file import Sweep, System
-from forebay.sweep.points import canonical
-from forebay.sweep.results import HEADER, POINT, Results
-from forebay.sweep.runner import Outcome, failure_of, now
+from forebay.sweep.results import Results
+from forebay.sweep.runner import Outcome
 from forebay.table import table
 from forebay.train import forms, samples, scaling, supply
-from forebay.units import GIB, parse_seconds
+from forebay.units import GIB
 
 if TYPE_CHECKING:
     from forebay.train.command import Run
 
-TOY, DLRM = "toy", "dlrm"
+TOY, DLRM = models.TOY, "dlrm"
 # Those whose minutes plans know.
 PLANNED = (TOY, DLRM)
 # Of each model: seconds of a point's training, and of its peak; samples of a batch are those of `forebay train`.
 SECONDS = {TOY: (3.0, 1.0), **dict.fromkeys((DLRM, *forms.NAMES), (10.0, 2.0))}
-# Batches of a point at least, however slow its supply. What a point takes beside its training: two checks, and its start.
-BATCHES_MIN, BESIDE_S = 16, 3.0
-# Times the need, beyond which a supply isn't simulated: a model takes no more, and the loader may bring no more.
-NEEDS_MAX = 4.0
-# Flags that mean nothing here, and those that mean nothing elsewhere.
-OTHERS = {
-    "vary": "--vary", "scale": "--scale", "max_time": "--max-time", "settings": "--set", "pairs": "--pair",
-    "elsewhere": "--fabric",
-    "netns": "--netns", "delay": "--link-delay", "rate": "--link-rate", "extend": "--extend", "metrics": "--metrics",
-}  # fmt: skip
-OWN = {
-    "system": "--system", "models": "--models", "scale_to_peak": "--scale-to-peak", "seconds": "--seconds",
-    "batch_size": "--batch-size", "scenarios": "--scenarios", "drives_of": "--drives-of",
-}  # fmt: skip
-# Of those, what inference alone has.
-INFERENCE = {"scenarios": "--scenarios", "drives_of": "--drives-of"}
-
-
-def options(function: Any) -> Any:
-    """Flags of `forebay sweep` for sweeps of models."""
-    for option in reversed((
-        click.option("--system", metavar="NAME", help="Of drive-scaling, inference-drives: whose drives and GPUs."),
-        click.option("--models", "--model", metavar="NAME,…", help="Default: those whose data the SOURCEs are; else toy."),
-        click.option("--scale-to-peak", is_flag=True, help="Scale the supply by this model's peak ÷ that of the system's GPUs."),
-        click.option("--seconds", metavar="TIME", help="Training of each point. Default: 3 s of toy, else 10 s."),
-        click.option("--batch-size", metavar="N", help="Samples of a batch. Default: that of the model's own command."),
-        click.option("--scenarios", metavar="NAME,…", help="Of inference-drives. Default: Server,Offline."),
-        click.option("--drives-of", metavar="DRIVE,…", help="Of inference-drives: kinds of drives. Default: the system's."),
-    )):  # fmt: skip
-        function = option(function)
-    return function
-
-
-def refuse_own(values: Mapping[str, Any], name: str) -> None:
-    """RequestError for a flag of a sweep of trainings on another."""
-    for key, flag in OWN.items():
-        if values[key]:
-            raise RequestError(flag, f"{name} runs jobs and trains nothing", f"forebay sweep {scaling.PRESET} {flag} …")
+# Beside a point's training: two checks, and its start.
+BESIDE_S = 3.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class Asked(models.Asked):
     """The sweep as it was asked for."""
 
-    sweep: Sweep
-    system: System
     models: tuple[str, ...]
-    # Of each model that has one.
-    folders: Mapping[str, str]
-    batch: int | None
-    # Of each point; None: each model's own.
-    seconds: float | None
-    rounds: int
-    scale_to_peak: bool
 
     def points(self) -> list[dict[str, Any]]:
         return [
@@ -112,13 +65,6 @@ class Asked:
         name = f"{point['drives']} × {point['drive']}"
         return name if len(self.models) == 1 else f"{point['model']}, {name}"
 
-    def definition(self) -> dict[str, Any]:
-        return {"rounds": self.rounds, "points": self.points()}
-
-    def share(self, point: Mapping[str, Any]) -> supply.Supply:
-        """One GPU's of the drives."""
-        return supply.parse(f"{supply.SCHEME}{point['drive']}?drives={point['drives']}", self.system.gpus)
-
     def seconds_in_all(self) -> float:
         each = sum(self.seconds_of(model) + SECONDS[model][1] + BESIDE_S for model in self.models)
         return each * len(self.points()) / len(self.models) * self.rounds
@@ -127,7 +73,7 @@ class Asked:
 def asked_of(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) -> Asked:
     """Raises RequestError for what can't be."""
 
-    for key, flag in {**OTHERS, **INFERENCE}.items():
+    for key, flag in {**models.OTHERS, **models.INFERENCE}.items():
         if values[key]:
             raise RequestError(flag, f"means nothing to {sweep.name}, which trains and runs no jobs", f"no {flag}")
     known = {system.name.lower(): system for system in sweep.systems}
@@ -140,13 +86,8 @@ def asked_of(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) -
     folders = folders_of(source, values["models"], sweep.name)
     for drive in system.drives:
         supply.drive_of(drive)
-    seconds = parse_seconds(values["seconds"], "--seconds") if values["seconds"] else None
-    if seconds is not None and not 0.5 <= seconds <= 3600:
-        raise RequestError(f"--seconds {values['seconds']}", "is not 0.5 s to an hour", "--seconds 10")
-    batch = count(values["batch_size"], "--batch-size", 1 << 24) if values["batch_size"] else None
-    rounds = values["rounds"] or sweep.rounds
     there = {model: folder for model, folder in folders.items() if folder is not None}
-    return Asked(sweep, system, tuple(folders), there, batch, seconds, rounds, values["scale_to_peak"])
+    return Asked(**models.shared(sweep, system, there, values, 0.5, 1 << 24), models=tuple(folders))
 
 
 def folders_of(source: Sequence[str], asked: str | None, sweep: str) -> dict[str, str | None]:
@@ -214,7 +155,7 @@ def command(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) ->
     named = f"{sweep.name}-{asked.system.name.lower()}-{'-'.join(asked.models)}"
     output = Path(values["output"] or time.strftime(f"{named}-%Y%m%d-%H%M%S.jsonl"))
     with Results(output) as results:
-        frozen = begin(asked, {"prediction": predicted, **parts_of(asked.system), "peaks": {}}, results, values["restart"])
+        frozen = models.begin(asked, {"prediction": predicted, **parts_of(asked.system), "peaks": {}}, results, values["restart"])
         for line in _heading(asked):
             click.echo(line, err=True)
         outcome = _play(asked, frozen, results)
@@ -225,113 +166,21 @@ def command(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) ->
     return outcome.exit_code
 
 
-# The file -----------------------------------------------------------------------------------------------
-
-
-class Definite(Protocol):
-    """A sweep of models as it was asked for, as its file's header tells of it."""
-
-    @property
-    def sweep(self) -> Sweep: ...
-    @property
-    def folders(self) -> Mapping[str, str]: ...
-    def definition(self) -> dict[str, Any]: ...
-
-
-def begin(asked: Definite, frozen: dict[str, Any], results: Results, restart: bool) -> dict[str, Any]:
-    """What was decided once for this file: what it holds already, or `frozen`, on disk before anything is measured."""
-    if restart and (results.contents.headers or results.contents.lines or results.contents.damaged):
-        click.echo(f"the old results are in {results.restart()}", err=True)
-    headers = results.contents.headers
-    if headers:
-        _refuse_another(asked, headers[-1]["definition"], results)
-        results.put_damage_aside()
-        results.mend_end()
-        kept: dict[str, Any] = headers[-1]["frozen"]
-        return kept
-    results.append(header(asked, frozen))
-    return frozen
-
-
-def _refuse_another(asked: Definite, old: Mapping[str, Any], results: Results) -> None:
-    new = asked.definition()
-    if canonical(dict(old)) == canonical(new):
-        return
-    before, after = ({**d, **(d.get("points") or [{}])[0]} for d in (old, new))
-    keys = [k for k in after if k != "points" and before.get(k) != after[k]]
-    told = "; ".join(f"{k}: {before.get(k)} → {after[k]}" for k in keys) or "other points"
-    raise RequestError(
-        f"-o {results.path}", f"holds a sweep that differs: {told}", "--restart to start over, or -o another file"
-    )
-
-
-def header(asked: Definite, frozen: Mapping[str, Any]) -> dict[str, Any]:
-    definition = asked.definition()
-    return {
-        "schema": HEADER,
-        "preset": asked.sweep.name,
-        "origin": asked.sweep.origin,
-        "title": asked.sweep.title,
-        "method": asked.sweep.method,
-        "cites": asked.sweep.cites,
-        "sweep": hashlib.sha256(canonical(definition).encode()).hexdigest()[:16],
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": engine.typed(),
-        "sources": list(asked.folders.values()),
-        "definition": definition,
-        "frozen": frozen,
-        "changes": [],
-        "dropped": [],
-    }
-
-
-def key_of(point: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(dict(point)).encode()).hexdigest()[:16]
-
-
 # The runs -----------------------------------------------------------------------------------------------
 
 
 def _play(asked: Asked, frozen: dict[str, Any], results: Results) -> Outcome:
-    """Every point that isn't finished. Ctrl-C ends it after saving what the one in progress had measured."""
-    outcome = Outcome()
-    finished = results.contents.finished()
     # A round after the other, so that a slow drift of the machine is in all points alike.
     turns = [(point, number) for number in range(asked.rounds) for point in asked.points()]
-    left = [(point, number) for point, number in turns if (key_of(point), number) not in finished]
-    outcome.skipped = len(turns) - len(left)
-    if not left:
-        return outcome
-    try:
-        for name in dict.fromkeys(point["model"] for point, _ in left):
-            _play_one(asked, name, [turn for turn in left if turn[0]["model"] == name], frozen, results, outcome)
-            if outcome.interrupted:
-                break
-    except KeyboardInterrupt:
-        outcome.interrupted = True
-    return outcome
 
+    @contextlib.contextmanager
+    def model(name: str) -> Iterator[models.One]:
+        with _model(asked, name) as (about, made):
+            if name not in frozen["peaks"]:
+                _measure_peak(asked, name, frozen, results, about, made)
+            yield lambda point, turn: _one(asked, point, turn, frozen, about, made)
 
-def _play_one(
-    asked: Asked, name: str, left: list[tuple[dict[str, Any], int]], frozen: dict[str, Any], results: Results, outcome: Outcome
-) -> None:
-    """The points of one model, which they share."""
-    every = len(asked.points()) * asked.rounds
-    with _model(asked, name) as (about, model):
-        if name not in frozen["peaks"]:
-            _measure_peak(asked, name, frozen, results, about, model)
-        for point, turn in left:
-            line, told = _one(asked, point, turn, frozen, about, model)
-            results.append(line)
-            done = outcome.skipped + outcome.finished + len(outcome.failures) + 1
-            click.echo(f"[{done}/{every}] {line['name']}  {told}", err=True)
-            if line.get("partial"):
-                outcome.interrupted = True
-                break
-            if "error" in line:
-                outcome.failures.append(failure_of(line["error"]))
-            else:
-                outcome.finished += 1
+    return models.play(turns, results, model)
 
 
 @contextlib.contextmanager
@@ -346,14 +195,15 @@ def _model(asked: Asked, name: str) -> Iterator[tuple[Any, Any]]:
         with verb._toy_data(folder, nothing, True) as about:
             yield about, toy.Model(about.tables, 0)
         return
-    from forebay.train import dlrm, models
+    from forebay.train import dlrm
+    from forebay.train import models as of_speed
 
     torch_or_say(f"train {name}")
     assert folder is not None
     made: Any
     found = verb._opened(Path(folder), nothing, name)
     device = device_of(f"train {name}", None)
-    made = dlrm.Model(found.tables, 0, device) if name == DLRM else models.Model(found.form, 0, device)
+    made = dlrm.Model(found.tables, 0, device) if name == DLRM else of_speed.Model(found.form, 0, device)
     try:
         yield found, made
     finally:
@@ -370,8 +220,8 @@ def _run_of(asked: Asked, of: supply.Supply, about: Any, model: Any, peak: float
     batch_s = batch * about.row_bytes / supply.bytes_per_s(of.gib_s) if of.gib_s else 0.0
     batch_s = max(batch_s, batch / peak if peak else 0.0)
     request = command.Request(
-        about, of, batch, cache="warm", quality=False, seconds=max(asked.seconds_of(model.name), BATCHES_MIN * batch_s),
-        peak_s=peak_s, check_s=peak_s / 2,
+        about, of, batch, cache="warm", quality=False, seconds=max(asked.seconds_of(model.name), models.BATCHES_MIN * batch_s),
+        peak_s=peak_s, peak_batches=models.BATCHES_MIN, check_s=peak_s / 2,
     )  # fmt: skip
     request.check(model.device)
     return command.Run(request, model, model.name != TOY)
@@ -387,7 +237,7 @@ def _measure_peak(asked: Asked, name: str, frozen: dict[str, Any], results: Resu
     # Of another model than DLRM, the rate of the system's GPUs isn't known.
     factor = rate / frozen["rate_of_a_gpu"] if asked.scale_to_peak and name in PLANNED else None
     frozen["peaks"][name] = {"samples_per_s": rate, "factor": factor}
-    results.append(header(asked, frozen))
+    results.append(models.header(asked, frozen))
     told = f"{name}: own peak {whole(rate)} samples/s, {significant(rate * about.row_bytes / GIB)} GiB/s"
     if name in PLANNED:
         told += f"; a GPU of {asked.system.name}: {whole(frozen['rate_of_a_gpu'])} samples/s"
@@ -410,17 +260,14 @@ def _one(
     """The line of a point, and what to tell of it."""
     own = frozen["peaks"][point["model"]]
     share, factor = asked.share(point), own["factor"]
-    most = NEEDS_MAX * own["samples_per_s"] * about.row_bytes / GIB
-    of = share.scaled(factor, most)
-    name = asked.name_of(point)
-    line: dict[str, Any] = {
-        "schema": POINT, "preset": asked.sweep.name, "key": key_of(point), "round": turn, "name": name, "changes": [],
-        "point": {
-            **point, "supply_gib_s": of.gib_s, "share_gib_s": share.gib_s, "factor": factor, "capped": of.gib_s == most,
-            **_planned(frozen, point, share, about.row_bytes),
-        },
+    most = models.NEEDS_MAX * own["samples_per_s"] * about.row_bytes / GIB
+    of, name = share.scaled(factor, most), asked.name_of(point)
+    more = {
+        "supply_gib_s": of.gib_s, "share_gib_s": share.gib_s, "factor": factor, "capped": of.gib_s == most,
+        **_planned(frozen, point, share, about.row_bytes),
     }  # fmt: skip
-    try:
+
+    def measure() -> tuple[Any, bool, str]:
         model.reset()
         run = _run_of(asked, of, about, model, own["samples_per_s"])
         failure = run.measure()
@@ -429,11 +276,9 @@ def _one(
         record = run.record()
         if not record["train"]["samples_per_s"] and not run.interrupted:
             raise RunError(name, record["missing"].get("train.samples_per_s", "no rate was measured"), "a longer --seconds")
-    except ForebayError as error:
-        found = {"exit_code": error.exit_code, "asked": error.asked, "found": error.found, "next": error.next}
-        return {**line, "finished": now(), "error": found}, f"failed: {error.asked}: {error.found}"
-    partial = {"partial": True} if run.interrupted else {}
-    return {**line, "finished": now(), **partial, "record": record}, _told(record["train"])
+        return record, run.interrupted, _told(record["train"])
+
+    return models.line_of(asked, point, turn, name, more, measure)
 
 
 def _told(part: Mapping[str, Any]) -> str:
@@ -455,7 +300,8 @@ def _heading(asked: Asked) -> list[str]:
 
 def _listing(asked: Asked, predicted: list[dict[str, Any]]) -> dict[str, Any]:
     points: list[dict[str, Any]] = [
-        {"key": key_of(p), "name": asked.name_of(p), "point": p, "share_gib_s": asked.share(p).gib_s} for p in asked.points()
+        {"key": models.key_of(p), "name": asked.name_of(p), "point": p, "share_gib_s": asked.share(p).gib_s}
+        for p in asked.points()
     ]
     return {
         "schema": "forebay.sweep-plan/1",
@@ -492,7 +338,7 @@ def _summary(asked: Asked, results: Results, outcome: Outcome) -> dict[str, Any]
     """Schema forebay.drive-scaling/1."""
     from forebay.report import published
 
-    keys = {key_of(point) for point in asked.points()}
+    keys = {models.key_of(point) for point in asked.points()}
     lines = [line for (key, _), line in results.contents.finished().items() if key in keys]
     measured = [(line["point"], *rates(line["record"])) for line in lines]
     made = scaling.rows(measured, published.rows(published.TRAINING_TIME))
@@ -506,10 +352,7 @@ def _summary(asked: Asked, results: Results, outcome: Outcome) -> dict[str, Any]
         "enough": scaling.enough_of(made),
         "advice": scaling.advice_of([(line["point"], line["record"].get("train") or {}) for line in lines]),
         "unsteady": scaling.unsteady(made),
-        "finished": outcome.finished + outcome.skipped,
-        "finished_before": outcome.skipped,
-        "failed": [{"asked": e.asked, "found": e.found, "next": e.next} for e in outcome.failures],
-        "interrupted": outcome.interrupted,
+        **models.counts_of(outcome),
     }
 
 

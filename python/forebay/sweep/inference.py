@@ -9,30 +9,31 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from forebay.errors import ForebayError, RequestError
+from forebay.errors import RequestError
 from forebay.infer import data, rules, scaling
-from forebay.model_runs import count, device_of, few_threads
+from forebay.model_runs import device_of, few_threads
 from forebay.numbers import significant, whole
 from forebay.stages import format_duration
-from forebay.sweep import drives
-from forebay.sweep.file import Sweep, System
-from forebay.sweep.results import POINT, Results
-from forebay.sweep.runner import Outcome, failure_of, now
+from forebay.sweep import models
+from forebay.sweep.file import Sweep
+from forebay.sweep.results import Results
+from forebay.sweep.runner import Outcome
 from forebay.table import table
 from forebay.train import supply
-from forebay.units import GIB, parse_seconds
+from forebay.units import GIB
 
 if TYPE_CHECKING:
     from forebay.infer.command import Run
 
-TOY = "toy"
+TOY = models.TOY
 MODES = (scaling.RAM, scaling.COLD)
 SCENARIOS = ("Server", "Offline")
 # Seconds of a test; Server is asked at so much of its highest rate, and a control at so much of what its supply brings.
@@ -42,23 +43,14 @@ SECONDS_GPU = 10.0
 BESIDE_S = 2.0
 # The need whose ratio to the supply --scale-to-peak keeps: ResNet-50 on an H100, 11,500 images/s of 150,528 bytes.
 NEED_GIB_S = 11_500 * 150_528 / GIB
-# Times the need, beyond which a control's supply isn't simulated.
-NEEDS_MAX = 4.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class Asked(models.Asked):
     """The sweep as it was asked for."""
 
-    sweep: Sweep
-    system: System
-    folders: Mapping[str, str]
     scenarios: tuple[str, ...]
     kinds: tuple[str, ...]
-    batch: int | None
-    seconds: float | None
-    rounds: int
-    scale_to_peak: bool
 
     def points(self) -> list[dict[str, Any]]:
         return [
@@ -88,12 +80,6 @@ class Asked:
     def seconds_of(self, model: str) -> float:
         return SECONDS.get(model, SECONDS_GPU) if self.seconds is None else self.seconds
 
-    def definition(self) -> dict[str, Any]:
-        return {"rounds": self.rounds, "points": self.points()}
-
-    def share(self, point: Mapping[str, Any]) -> supply.Supply:
-        return supply.parse(f"{supply.SCHEME}{point['drive']}?drives={point['drives']}", self.system.gpus)
-
     def seconds_in_all(self) -> float:
         return sum(point["seconds"] + BESIDE_S for point in self.points()) * self.rounds
 
@@ -104,7 +90,7 @@ def name_of(point: Mapping[str, Any]) -> str:
 
 def asked_of(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) -> Asked:
     """Raises RequestError for what can't be."""
-    for key, flag in drives.OTHERS.items():
+    for key, flag in models.OTHERS.items():
         if values[key]:
             raise RequestError(flag, f"means nothing to {sweep.name}, which has models answer and runs no jobs", f"no {flag}")
     known = {system.name.lower(): system for system in sweep.systems}
@@ -119,12 +105,7 @@ def asked_of(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) -
     for model in folders:
         if not set(scenarios) & set(rules.MODELS[model].scenarios):
             rules.refuse_unknown(model, scenarios[0])
-    seconds = parse_seconds(values["seconds"], "--seconds") if values["seconds"] else None
-    if seconds is not None and not 0.05 <= seconds <= 3600:
-        raise RequestError(f"--seconds {values['seconds']}", "is not 50 ms to an hour", "--seconds 10")
-    batch = count(values["batch_size"], "--batch-size", 1 << 20) if values["batch_size"] else None
-    rounds = values["rounds"] or sweep.rounds
-    return Asked(sweep, system, folders, scenarios, kinds, batch, seconds, rounds, values["scale_to_peak"])
+    return Asked(**models.shared(sweep, system, folders, values, 0.05, 1 << 20), scenarios=scenarios, kinds=kinds)
 
 
 def _scenarios(asked: str | None) -> tuple[str, ...]:
@@ -176,7 +157,7 @@ def command(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) ->
     rules.loadgen()
     output = Path(values["output"] or time.strftime(f"{sweep.name}-{'-'.join(asked.folders)}-%Y%m%d-%H%M%S.jsonl"))
     with Results(output) as results:
-        frozen = drives.begin(asked, {"peaks": {}}, results, values["restart"])
+        frozen = models.begin(asked, {"peaks": {}}, results, values["restart"])
         for line in _heading(asked):
             click.echo(line, err=True)
         outcome = _play(asked, frozen, results)
@@ -191,43 +172,16 @@ def command(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) ->
 
 
 def _play(asked: Asked, frozen: dict[str, Any], results: Results) -> Outcome:
-    """Every point that isn't finished. Ctrl-C ends it after saving what the one in progress had measured."""
-    outcome = Outcome()
-    finished = results.contents.finished()
-    turns = asked.turns()
-    left = [(point, number) for point, number in turns if (drives.key_of(point), number) not in finished]
-    outcome.skipped = len(turns) - len(left)
-    try:
-        for model in dict.fromkeys(point["model"] for point, _ in left):
-            subject = Subject(asked, model)
-            try:
-                subject.begin(frozen, results)
-                for point, number in left:
-                    if point["model"] == model:
-                        _turn(asked, subject, point, number, frozen["peaks"][model], results, outcome, len(turns))
-                    if outcome.interrupted:
-                        return outcome
-            finally:
-                subject.close()
-    except KeyboardInterrupt:
-        outcome.interrupted = True
-    return outcome
+    @contextmanager
+    def model(name: str) -> Iterator[models.One]:
+        subject = Subject(asked, name)
+        try:
+            subject.begin(frozen, results)
+            yield lambda point, number: _one(asked, subject, point, number, frozen["peaks"][name])
+        finally:
+            subject.close()
 
-
-def _turn(
-    asked: Asked, subject: Subject, point: dict[str, Any], number: int, own: Mapping[str, Any], results: Results,
-    outcome: Outcome, every: int,
-) -> None:  # fmt: skip
-    line, told = _one(asked, subject, point, number, own)
-    results.append(line)
-    done = outcome.skipped + outcome.finished + len(outcome.failures) + 1
-    click.echo(f"[{done}/{every}] {line['name']}  {told}", err=True)
-    if line.get("partial"):
-        outcome.interrupted = True
-    elif "error" in line:
-        outcome.failures.append(failure_of(line["error"]))
-    else:
-        outcome.finished += 1
+    return models.play(asked.turns(), results, model)
 
 
 class Subject:
@@ -275,8 +229,13 @@ class Subject:
             return
         asked, seconds = self.asked, self.asked.seconds_of(self.model)
         scenarios = [name for name in asked.scenarios if name in rules.MODELS[self.model].scenarios]
-        _, record = self.run(scaling.RAM, "Offline", supply.Supply(None), min(seconds, 2.0))
+        first_s = min(seconds, 2.0)
+        _, record = self.run(scaling.RAM, "Offline", supply.Supply(None), first_s)
         peak = record["infer"]["samples_per_s"]
+        # A rate of few batches is of their edges, too.
+        if (longer := models.peak_s(record["infer"]["batch"], peak)) > first_s:
+            _, record = self.run(scaling.RAM, "Offline", supply.Supply(None), longer, peak=peak, expected=OF_SUPPLY * peak)
+            peak = record["infer"]["samples_per_s"]
         own: dict[str, Any] = {"samples_per_s": peak, "factor": None, "server_per_s": None}
         need = peak * self.about.row_bytes / GIB
         if asked.scale_to_peak:
@@ -287,7 +246,7 @@ class Subject:
             own["server_per_s"] = OF_HIGHEST * record["infer"]["expected_per_s"]
             told += f"; Server is asked at {significant(own['server_per_s'])} queries/s"
         frozen["peaks"][self.model] = own
-        results.append(drives.header(asked, frozen))
+        results.append(models.header(asked, frozen))
         click.echo(told + (f"; supplies scaled by {significant(own['factor'])}" if own["factor"] else ""), err=True)
 
     def close(self) -> None:
@@ -302,29 +261,25 @@ def _one(
     name, size = name_of(point), subject.about.row_bytes
     share, cold = asked.share(point), point["mode"] == scaling.COLD
     need = own["samples_per_s"] * size / GIB
-    of = share.scaled(own["factor"], NEEDS_MAX * need if cold else float("inf"))
+    of = share.scaled(own["factor"], models.NEEDS_MAX * need if cold else float("inf"))
     assert of.gib_s is not None
-    brought = OF_SUPPLY * supply.bytes_per_s(of.gib_s) / size if cold else float("inf")
+    rate = of.gib_s
+    brought = OF_SUPPLY * supply.bytes_per_s(rate) / size if cold else float("inf")
     target = min(own["server_per_s"], brought) if point["scenario"] == "Server" else None
-    line: dict[str, Any] = {
-        "schema": POINT, "preset": asked.sweep.name, "key": drives.key_of(point), "round": number, "name": name, "changes": [],
-        "point": {
-            **point, "supply_gib_s": of.gib_s, "share_gib_s": share.gib_s, "factor": own["factor"],
-            "weights_bytes": subject.about.weights_bytes,
-        },
+    more = {
+        "supply_gib_s": rate, "share_gib_s": share.gib_s, "factor": own["factor"], "weights_bytes": subject.about.weights_bytes,
     }  # fmt: skip
-    try:
+
+    def measure() -> tuple[Any, bool, str]:
         run, record = subject.run(
             point["mode"], point["scenario"], of, point["seconds"], target, own["samples_per_s"],
             OF_SUPPLY * min(own["samples_per_s"], brought),
         )  # fmt: skip
-    except ForebayError as error:
-        found = {"exit_code": error.exit_code, "asked": error.asked, "found": error.found, "next": error.next}
-        return {**line, "finished": now(), "error": found}, f"failed: {error.asked}: {error.found}"
-    partial = {"partial": True} if run.interrupted else {}
-    part = record["infer"]
-    told = f"{significant(of.gib_s)} GiB/s  " + (f"{whole(part['queries_per_s'])}/s" if part["queries_per_s"] else "no rate")
-    return {**line, "finished": now(), **partial, "record": record}, told
+        part = record["infer"]
+        told = f"{significant(rate)} GiB/s  " + (f"{whole(part['queries_per_s'])}/s" if part["queries_per_s"] else "no rate")
+        return record, run.interrupted, told
+
+    return models.line_of(asked, point, number, name, more, measure)
 
 
 # What is shown ------------------------------------------------------------------------------------------
@@ -346,7 +301,7 @@ def _listing(asked: Asked) -> dict[str, Any]:
         "preset": asked.sweep.name,
         "seconds": asked.seconds_in_all(),
         "points": [
-            {"key": drives.key_of(p), "name": name_of(p), "point": p, "share_gib_s": asked.share(p).gib_s} for p in asked.points()
+            {"key": models.key_of(p), "name": name_of(p), "point": p, "share_gib_s": asked.share(p).gib_s} for p in asked.points()
         ],
     }
 
@@ -358,7 +313,7 @@ def _listed(asked: Asked) -> list[str]:
 
 def _summary(asked: Asked, results: Results, outcome: Outcome) -> dict[str, Any]:
     """Schema forebay.inference-drives/1."""
-    keys = {drives.key_of(point) for point in asked.points()}
+    keys = {models.key_of(point) for point in asked.points()}
     lines = [line for (key, _), line in results.contents.finished().items() if key in keys]
     made = scaling.rows([(line["point"], line["round"], line["record"].get("infer") or {}) for line in lines])
     return {
@@ -371,10 +326,7 @@ def _summary(asked: Asked, results: Results, outcome: Outcome) -> dict[str, Any]
         "flat": scaling.flat(made),
         "control": scaling.control(made),
         "advice": scaling.advice(made),
-        "finished": outcome.finished + outcome.skipped,
-        "finished_before": outcome.skipped,
-        "failed": [{"asked": e.asked, "found": e.found, "next": e.next} for e in outcome.failures],
-        "interrupted": outcome.interrupted,
+        **models.counts_of(outcome),
     }
 
 

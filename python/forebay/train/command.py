@@ -46,6 +46,8 @@ class Request:
     quality: bool = True
     evaluate_every: int | None = None
     peak_s: float = PEAK_S
+    # Batches of the peak at least.
+    peak_batches: int = 0
     check_s: float = run.CHECK_S
 
     def runner(self, model: Any, torch: bool, say: Callable[[str], None] | None = None) -> Run:
@@ -230,7 +232,7 @@ class Run:
             kept = source.kept(max(1, min(run.KEPT, run.KEPT_BYTES // batch_bytes)))
         finally:
             source.close()
-        self.peak, _ = run.peak(self.model, kept, self.request.peak_s)
+        self.peak, _ = run.peak(self.model, kept, self.request.peak_s, self.request.peak_batches)
         del kept
         problem = self.model.problem()
         # Steps that can't look up are no measure. A loss that is no number takes as long as another.

@@ -380,22 +380,23 @@ class Pieces:
         fed.cpu = Cpu.now().since(self._cpu).since(self._cpu_paused)
 
 
-def peak(model: Model, kept: list[Any], seconds: float) -> tuple[Rate, Cpu]:
-    """The model's own rate on batches that lie in its memory."""
+def peak(model: Model, kept: list[Any], seconds: float, batches: int = 0) -> tuple[Rate, Cpu]:
+    """The model's own rate on batches that lie in its memory, for so long and over so many of them at least."""
     for rows in kept[:WARM_STEPS]:
         model.step(rows)
     model.wait()
     found, cpu = Rate(), Cpu.now()
     turn = cycle(kept)
     for _ in range(PIECES):
-        began, samples = time.perf_counter(), 0
+        began, samples, steps = time.perf_counter(), 0, 0
         while True:
             rows = next(turn)
             model.step(rows)
             samples += len(rows)
+            steps += 1
             if model.queued:
                 model.hold_back()  # type: ignore[attr-defined]
-            if time.perf_counter() - began >= seconds / PIECES:
+            if time.perf_counter() - began >= seconds / PIECES and steps * PIECES >= batches:
                 break
         model.wait()
         took = time.perf_counter() - began
