@@ -2,11 +2,12 @@
 
 The toy on the host, or the models in PyTorch on the first GPU: queries a second with samples in memory, over the supply of 1
 and more drives, in random order; the control, samples read inside their queries; the highest rate of Server over supplies; cold
-starts; answers over modes. On the host also the engine's cost beside a bare Python system under test that answers at once, and
-how many runs are VALID at the first try. Models of a configuration are told their own Offline rate, measured once, in place of
-probes; gptj and sdxl are asked in Offline alone, and language models in Server at a share of that rate. `--only tables`: DLRM
-whose tables stay in their file, over the memory for hot rows, beside PyTorch's own best way to fetch rows, on all cores and on
-two, and beside tables that are all in the GPU's memory. Each line is a run of `forebay infer` in this process.
+starts; answers over modes. On the host also the engine's cost beside a bare Python system under test that answers at once, how
+many runs are VALID at the first try, and a search that is broken off and gone on with. Models of a configuration are told their
+own Offline rate, measured once, in place of probes; gptj and sdxl are asked in Offline alone, and language models in Server at a
+share of that rate. `--only tables`: DLRM whose tables stay in their file, over the memory for hot rows, beside PyTorch's own best
+way to fetch rows, on all cores and on two, and beside tables that are all in the GPU's memory. Each line is a run of
+`forebay infer` in this process.
 With --json FILE each run is kept in FILE.runs as it ends, and the same command with --resume measures what is missing.
 Exit: 0 if every bound holds, 1 if one does not.
 """
@@ -24,6 +25,7 @@ if "--gpu" not in sys.argv:
 
 import random
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -58,6 +60,8 @@ OF_HIGHEST = 0.8
 OF_OFFLINE, EXPECTED, OFFLINE_ALONE, CHECKED_OF_FORMS = 0.7, 1.05, ("gptj", "sdxl"), 8
 # A test of Server asks so many queries that a slow model takes longer than that, and is left out.
 SERVER_MOST_S = 30.0
+# Trials of a search, after which it is broken off.
+BROKEN_AFTER = 2
 # Tables: samples of a batch, those in memory, and those of the model whose tables are all in the GPU's memory; bounds on
 # user-item pairs a second with no memory for rows, on rate and CPU beside PyTorch, and on the rate beside it on few cores.
 TABLES, TABLE_BATCH, TABLE_SAMPLES, WHOLE_SAMPLES, FEW_CORES = "tables", 256, 4096, 1024, 2
@@ -427,6 +431,34 @@ class Bench:
             valid += row["valid"] is True and row["tries"] == 1
         self.bound(f"VALID at the first try, of 20: ≥ {FIRST_TRIES}", [float(valid)], valid >= FIRST_TRIES, 0)
 
+    def resumption(self) -> None:
+        """A search for Server's highest rate that SIGINT breaks off, and the same command again: no trial is made twice."""
+        kept, twice = [], []
+        for _ in range(max(1, self.options.rounds // 2)):
+            with tempfile.TemporaryDirectory() as folder:
+                logs = Path(folder) / "logs"
+                words = ["--dir", str(self.folder("toy")), "--scenario", "Server", "--short", "--logs", str(logs), "--json"]
+                command_ = [sys.executable, "-c", "from forebay.cli import main; main()", "infer", "toy", *words]
+                first = subprocess.Popen(command_, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                try:
+                    while first.poll() is None and len(trials_in(logs)) < BROKEN_AFTER:
+                        time.sleep(0.05)
+                    first.send_signal(signal.SIGINT)
+                    first.wait()
+                finally:
+                    first.kill()
+                    first.wait()
+                before = trials_in(logs)
+                again = subprocess.run(command_, capture_output=True, text=True)
+                part = json.loads(again.stdout)["infer"]
+            tried = [round(trial["queries_per_s"], 6) for trial in part["search"]]
+            lost = [rate for rate in before if rate not in tried]
+            kept.append(float(len(before)))
+            twice.append(float(len(tried) - len(set(tried)) + len(lost)))
+            say(f"broken off after {len(before)} trials, {len(tried)} in all, {'VALID' if part['valid'] else part['why']}")
+        text = f"Server's search, broken off after {statistics.median(kept):g} trials and gone on with: made twice or lost: 0"
+        self.bound(text, twice, max(twice) == 0, 0)
+
     def own_cost(self) -> None:
         """The engine beside a bare Python system under test, both of which answer at once."""
         of = library.InMemory(self.folder("toy"), data.open_folder(self.folder("toy"), "toy"), 2048, library.HostMemory())
@@ -513,6 +545,15 @@ def networks_of(about: data.About) -> dict[str, tuple[int, ...]]:
     from forebay.infer import networks
 
     return networks.shapes("dlrm", about.table_rows)
+
+
+def trials_in(logs: Path) -> list[float]:
+    """Rates that a search has tried so far."""
+    try:
+        found = json.loads((logs / command.SEARCH).read_text())["trials"]
+        return [round(trial["rate"], 6) for trial in found]
+    except (OSError, ValueError):
+        return []
 
 
 def bare(load: rules.Load, folder: Path) -> engine.Outcome:
@@ -606,7 +647,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     bench = Bench(options)
     parts: list[Callable[[], None]] = [bench.in_memory, bench.control, bench.starts, bench.answers]
-    parts += [] if options.gpu else [bench.own_cost, bench.first_tries]
+    parts += [] if options.gpu else [bench.own_cost, bench.first_tries, bench.resumption]
     if options.only == TABLES:
         parts = [bench.tables_in_their_file]
     wanted = options.parts.split(",") if options.parts else [part.__name__ for part in parts]
