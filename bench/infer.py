@@ -347,7 +347,8 @@ class Bench:
                     model.close()
             self.judge_tables(gib, found, best)
         if answers:
-            self.others.append(f"- tables, {gib:g} GiB: all ways have {len(answers)} answer, {HOLDS[len(answers) == 1]}")
+            found_ = [float(len(answers))]
+            self.bound(f"tables, {gib:g} GiB: different answers over the ways to rows: 1", found_, len(answers) == 1, 0)
 
     def tabled(self, way: str, cores: int | None, gib: float, ways: dict[str, Any], folder: Path, about: data.About) -> Row:
         """One run of a way to fetch rows. Its model is built once, and has its hot rows from then on."""
