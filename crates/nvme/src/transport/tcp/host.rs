@@ -1,7 +1,7 @@
 //! The host's end of a connection.
 
-mod incoming;
-mod outgoing;
+mod backlog;
+mod commands;
 
 use super::frame::{Framer, Step};
 use super::pdu;
@@ -11,17 +11,21 @@ use super::pdu::kind;
 use super::pdu::read;
 use super::pdu::CapsuleResp;
 use super::pdu::Carries;
+use super::pdu::CommonHeader;
 use super::pdu::Parts;
 use super::pdu::Rules;
 use super::Expect;
 use super::Fatal;
 use super::FatalStatus;
 use super::Handle;
+use super::Outgoing;
 use super::Place;
 use crate::command::{Cqe, Sgl, Sqe};
 use crate::status::Status;
-use std::collections::VecDeque;
+use backlog::{Asked, Backlog};
+use commands::Commands;
 use std::ops::Range;
+use zerocopy::IntoBytes;
 
 /// Reads up to this many bytes are cheaper copied than received by themselves.
 pub const COPIED_MAX: u32 = 8192;
@@ -90,21 +94,8 @@ pub struct HostEnd {
     outgoing: Rules,
     max_h2c: u32,
     in_capsule_max: u32,
-    slots: Vec<Slot>,
-    free: Vec<u16>,
-    /// Low bits of a command identifier: its slot. Above them: how often that slot was used.
-    slot_mask: u16,
-    in_flight: u16,
-    /// Reads in flight above `COPIED_MAX`.
-    large: u16,
-    /// The last read was not: the next one, which an idle connection waits for, won't be either.
-    small: bool,
-    /// Commands to send, in order.
-    commands: VecDeque<u16>,
-    /// R2Ts to answer, in order.
-    asked: VecDeque<Asked>,
-    /// Counts lists made by `take_outgoing`.
-    round: u32,
+    commands: Commands,
+    backlog: Backlog,
     /// The data PDU that is coming has SUCCESS set: it completes its command.
     success: bool,
     completed: Option<(Handle, Cqe)>,
@@ -117,32 +108,6 @@ enum State {
     Greeted,
     Ready,
     Ended(Fatal),
-}
-
-struct Slot {
-    sqe: Sqe,
-    data: Data,
-    in_flight: bool,
-    sent: bool,
-    in_capsule: bool,
-    /// The controller said that no data follow.
-    last: bool,
-    /// A data digest differed.
-    failed: bool,
-    /// Bytes of a read that came, or of a write that were asked for.
-    moved: u32,
-    r2ts: u32,
-    /// The list that has payload of it.
-    listed: u32,
-}
-
-/// An R2T to answer.
-struct Asked {
-    slot: u16,
-    cid: u16,
-    tag: u16,
-    offset: u32,
-    len: u32,
 }
 
 /// An event, before it borrows.
@@ -165,7 +130,6 @@ impl HostEnd {
     /// The ICReq is outgoing at once.
     pub fn new(options: Options) -> HostEnd {
         let depth = options.depth.clamp(1, 1 << 14);
-        let slots = usize::from(depth) * 2;
         HostEnd {
             options: Options { depth, r2ts: options.r2ts.max(1), ..options },
             framer: Framer::new(options.bulk),
@@ -174,15 +138,8 @@ impl HostEnd {
             outgoing: Rules { align: 4, ..Rules::default() },
             max_h2c: 0,
             in_capsule_max: 0,
-            slots: Vec::with_capacity(slots),
-            free: Vec::with_capacity(slots),
-            slot_mask: (slots.next_power_of_two() - 1) as u16,
-            in_flight: 0,
-            large: 0,
-            small: false,
-            commands: VecDeque::with_capacity(usize::from(depth)),
-            asked: VecDeque::with_capacity(usize::from(depth)),
-            round: 0,
+            commands: Commands::new(depth),
+            backlog: Backlog::new(depth),
             success: false,
             completed: None,
             term: None,
@@ -198,7 +155,7 @@ impl HostEnd {
     /// Queues a command. The command identifier, PSDT and the SGL are filled in here. Err: `depth` are in flight, or
     /// the connection is over.
     pub fn submit(&mut self, mut sqe: Sqe, data: Data) -> Result<Handle, Busy> {
-        if self.in_flight == self.options.depth || matches!(self.state, State::Ended(_)) {
+        if self.commands.is_full() || matches!(self.state, State::Ended(_)) {
             return Err(Busy);
         }
         let in_capsule = matches!(data, Data::Out { len } if len > 0 && len <= self.in_capsule_max);
@@ -208,38 +165,19 @@ impl HostEnd {
             Data::None => Sgl::transport(0),
             Data::In { len } | Data::Out { len } => Sgl::transport(len),
         };
-        let index = self.slot();
-        let slot = &mut self.slots[usize::from(index)];
-        sqe.cid = slot.sqe.cid;
-        *slot = Slot { sqe, data, in_flight: true, in_capsule, ..Slot::default() };
-        self.in_flight += 1;
-        self.large += u16::from(data.is_large_read());
-        if let Data::In { .. } = data {
-            self.small = !data.is_large_read();
-        }
-        self.commands.push_back(index);
+        let index = self.commands.add(sqe, data, in_capsule);
+        self.backlog.push(index);
         Ok(Handle(index))
-    }
-
-    /// A free slot; its command identifier is set.
-    fn slot(&mut self) -> u16 {
-        if let Some(index) = self.free.pop() {
-            return index;
-        }
-        let index = self.slots.len() as u16;
-        let sqe = Sqe { cid: index.into(), ..Sqe::default() };
-        self.slots.push(Slot { sqe, ..Slot::default() });
-        index
     }
 
     /// The command identifier that a command in flight has on the wire.
     pub fn cid(&self, command: Handle) -> u16 {
-        self.slots[usize::from(command.0)].sqe.cid.get()
+        self.commands.cid(command)
     }
 
     /// Commands submitted and not completed.
     pub fn in_flight(&self) -> u16 {
-        self.in_flight
+        self.commands.in_flight()
     }
 
     pub fn expect(&mut self) -> Expect<'_> {
@@ -249,7 +187,7 @@ impl HostEnd {
             State::Ended(_) => (usize::MAX, 0),
             State::Ready => {
                 let lead = HEADER + if self.incoming.header_digest { pdu::DIGEST_LEN } else { 0 };
-                (lead, if self.small && self.large == 0 { self.options.bulk } else { 0 })
+                (lead, if self.commands.reads_are_small() { self.options.bulk } else { 0 })
             }
         };
         self.framer.expect(lead, bulk)
@@ -280,13 +218,18 @@ impl HostEnd {
             Found::Placed(place) => Event::Placed(place),
             Found::Copy(place, range) => Event::Copy { place, bytes: self.framer.slice(range) },
             Found::DataEnd(place, digest) => Event::DataEnd { place, digest },
-            Found::Completed(command, cqe) => self.complete(command, cqe),
+            Found::Completed(command, cqe) => self.commands.complete(command, cqe, self.backlog.round()),
         }))
     }
 
     /// The digest of a data PDU differed: the command will complete with Transient Transport Error.
     pub fn digest_failed(&mut self, command: Handle) {
-        self.slots[usize::from(command.0)].failed = true;
+        self.commands.fail(command);
+    }
+
+    /// A command that completed as `held`: nothing of its data is still to be sent.
+    pub fn release(&mut self, command: Handle) {
+        self.commands.release(command);
     }
 
     fn end(&mut self, fatal: Fatal) -> Fatal {
@@ -333,7 +276,7 @@ impl HostEnd {
 
     /// The completion that a data PDU with SUCCESS stands for (tcp, section 3.3.2).
     fn success_cqe(&self, command: Handle) -> Cqe {
-        Cqe::new(self.slots[usize::from(command.0)].sqe.cid.get(), Status::SUCCESS, 0)
+        Cqe::new(self.commands.cid(command), Status::SUCCESS, 0)
     }
 
     fn header(&mut self) -> Result<Header, Fatal> {
@@ -413,27 +356,66 @@ impl HostEnd {
         self.state = State::Ready;
         Ok(Header::Found(Found::Ready))
     }
+
+    fn response(&mut self, cqe: Cqe, parts: &Parts) -> Result<Header, Fatal> {
+        let index = self.commands.find(cqe.cid.get(), field::RESP_CID)?;
+        self.framer.consume(parts);
+        Ok(Header::Found(Found::Completed(Handle(index), cqe)))
+    }
+
+    fn data(&mut self, header: &pdu::Transfer, parts: &Parts) -> Result<Header, Fatal> {
+        let index = self.commands.find(header.cid.get(), field::CID)?;
+        let (offset, success) = self.commands.slot(index).data_comes(header, parts.data)?;
+        self.success = success;
+        self.framer.begin(parts, Handle(index), offset, true);
+        Ok(Header::Taken)
+    }
+
+    fn asked_for(&mut self, header: &pdu::Transfer, parts: &Parts) -> Result<Header, Fatal> {
+        let (cid, tag) = (header.cid.get(), header.tag.get());
+        let slot = self.commands.find(cid, field::CID)?;
+        let (offset, len) = self.commands.slot(slot).asked_for(header, self.options.r2ts)?;
+        self.backlog.ask(Asked { slot, cid, tag, offset, len });
+        self.framer.consume(parts);
+        Ok(Header::Taken)
+    }
+
+    /// Appends all that can be sent now. What it lists is sent before it is called again.
+    pub fn take_outgoing(&mut self, out: &mut Outgoing) {
+        self.backlog.begin();
+        match self.state {
+            State::Greeting => {
+                self.state = State::Greeted;
+                out.push_bytes(self.ic_req().as_bytes());
+            }
+            State::Greeted => {}
+            State::Ready => {
+                self.backlog.list(&mut self.commands, &self.outgoing, self.max_h2c, out);
+            }
+            State::Ended(_) => {
+                if let Some(term) = self.term.take() {
+                    out.push_bytes(&term);
+                }
+            }
+        }
+    }
+
+    fn ic_req(&self) -> pdu::IcReq {
+        let header = if self.options.header_digest { pdu::digest::HEADER } else { 0 };
+        let data = if self.options.data_digest { pdu::digest::DATA } else { 0 };
+        pdu::IcReq {
+            ch: CommonHeader::plain(kind::IC_REQ, size_of::<pdu::IcReq>(), 0),
+            format: 0.into(),
+            hpda: 0,
+            digests: header | data,
+            max_r2t: (self.options.r2ts - 1).into(),
+            reserved: [0; 112],
+        }
+    }
 }
 
 impl Data {
     fn is_large_read(self) -> bool {
         matches!(self, Data::In { len } if len > COPIED_MAX)
-    }
-}
-
-impl Default for Slot {
-    fn default() -> Slot {
-        Slot {
-            sqe: Sqe::default(),
-            data: Data::None,
-            in_flight: false,
-            sent: false,
-            in_capsule: false,
-            last: false,
-            failed: false,
-            moved: 0,
-            r2ts: 0,
-            listed: 0,
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! The controller's end of a connection.
 
-mod incoming;
-mod outgoing;
+mod backlog;
+mod commands;
 
 use super::frame::{Framer, Step};
 use super::pdu;
@@ -11,25 +11,24 @@ use super::pdu::kind;
 use super::pdu::read;
 use super::pdu::CapsuleCmd;
 use super::pdu::Carries;
+use super::pdu::CommonHeader;
 use super::pdu::{Parts, Rules, Transfer};
 use super::Expect;
 use super::Fatal;
 use super::FatalStatus;
 use super::Handle;
+use super::Outgoing;
 use super::Place;
 use crate::command::{Cqe, Sgl, Sqe, FABRICS};
-use crate::status::Code;
+use crate::status::{Code, Status};
 use crate::transport::flow::Flow;
-use std::collections::VecDeque;
+use backlog::Backlog;
+use commands::{Commands, Ended};
 use std::ops::Range;
+use zerocopy::IntoBytes;
 
 /// Data that any Fabrics or admin command may carry in its capsule (tcp, section 3.3.1).
 const IN_CAPSULE_LEAST: u32 = 8192;
-/// Commands that may be in flight before Connect has said how many: it comes alone.
-const DEPTH_BEFORE_CONNECT: u16 = 2;
-/// A place in `TargetEnd::cids` that no identifier equals.
-const NO_CID: u32 = u32::MAX;
-
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Digest that a host may have.
@@ -82,19 +81,8 @@ pub struct TargetEnd {
     state: State,
     incoming: Rules,
     outgoing: Rules,
-    slots: Vec<Slot>,
-    /// Command identifiers of the slots, `NO_CID` where none is in flight that another may conflict with.
-    cids: Vec<u32>,
-    free: Vec<u16>,
-    /// Answered, while the list that holds their payload may still be on its way.
-    parked: Vec<u16>,
-    depth: u16,
-    in_flight: u16,
-    flow: Flow,
-    /// Bytes asked for by R2T that haven't come.
-    awaited: u64,
-    /// Segments ready to be sent, in order.
-    ready: VecDeque<Ready>,
+    commands: Commands,
+    backlog: Backlog,
     /// All data of this command are here, to be told behind their digest.
     arrived: Option<Handle>,
     term: Option<Vec<u8>>,
@@ -107,33 +95,6 @@ enum State {
     Answering,
     Ready,
     Ended(Fatal),
-}
-
-#[derive(Clone, Copy)]
-struct Ready {
-    slot: u16,
-    what: What,
-}
-
-#[derive(Clone, Copy)]
-enum What {
-    R2t,
-    Response,
-    Data { len: u32 },
-}
-
-#[derive(Clone, Copy, Default)]
-struct Slot {
-    cid: u16,
-    cqe: Cqe,
-    /// Bytes of data to come from the host: wanted in all, asked for by R2T (or in the capsule), here.
-    wanted: u32,
-    granted: u32,
-    arrived: u32,
-    /// An R2T is to be sent, or its data are still to come.
-    asking: bool,
-    /// Its completion is set: data that still come are dropped.
-    over: bool,
 }
 
 /// An event, before it borrows.
@@ -167,15 +128,8 @@ impl TargetEnd {
             state: State::Start,
             incoming: Rules { align: 4, ..Rules::default() },
             outgoing: Rules { align: 4, ..Rules::default() },
-            slots: Vec::new(),
-            cids: Vec::new(),
-            free: Vec::new(),
-            parked: Vec::new(),
-            depth: DEPTH_BEFORE_CONNECT,
-            in_flight: 0,
-            flow: Flow::None,
-            awaited: 0,
-            ready: VecDeque::new(),
+            commands: Commands::new(),
+            backlog: Backlog::new(options.max_c2h),
             arrived: None,
             term: None,
         }
@@ -185,25 +139,20 @@ impl TargetEnd {
     /// many is fatal), and whether the host left SQ flow control on (CATTR bit 2 clear). Without it completions
     /// carry no SQHD, and only then may a read end with the SUCCESS flag (tcp, section 3.3.2).
     pub fn set_depth(&mut self, entries: u16, flow_control: bool) {
-        self.depth = entries.clamp(DEPTH_BEFORE_CONNECT, 1 << 15);
-        self.flow = Flow::of(self.depth, flow_control);
+        let depth = self.commands.set_depth(entries);
+        self.backlog.set_flow(Flow::of(depth, flow_control));
     }
 
     /// Commands that came and whose answer wasn't listed yet.
     pub fn in_flight(&self) -> u16 {
-        self.in_flight
+        self.commands.in_flight()
     }
 
     /// Asks for the next `len` bytes of the command's data by R2T. They may be asked for piece by piece;
     /// `DataComplete` comes when all that were asked for so far are here.
     pub fn request(&mut self, command: Handle, len: u32) {
-        let slot = &mut self.slots[usize::from(command.0)];
-        assert!(!slot.over, "data are asked for by a command that is completed");
-        slot.wanted += len;
-        self.awaited += u64::from(len);
-        if len > 0 && !slot.asking {
-            slot.asking = true;
-            self.ready.push_back(Ready { slot: command.0, what: What::R2t });
+        if self.commands.want(command.0, len) {
+            self.backlog.ask(command.0);
         }
     }
 
@@ -211,29 +160,21 @@ impl TargetEnd {
     /// where flow control is off and `cqe` says no more than success. Ends with `Segment::Release`; the handle is
     /// free when that is sent.
     pub fn send(&mut self, command: Handle, len: u32, cqe: Cqe) {
-        let slot = &mut self.slots[usize::from(command.0)];
+        let slot = self.commands.slot(command.0);
         assert!(
             !slot.over && slot.arrived == slot.wanted,
             "a read is completed once, and has no data to come"
         );
-        slot.over = true;
-        slot.cqe = cqe;
-        self.ready.push_back(Ready { slot: command.0, what: What::Data { len } });
+        slot.end(cqe);
+        self.backlog.send(command.0, len);
     }
 
     /// Completes a command without data to the host. Its handle is free. SQHD and CID are filled in here. It may come
     /// before `DataComplete`, but not while a receive into that command's payload is under way: data still to come
     /// are dropped here, and the completion goes out behind them.
     pub fn complete(&mut self, command: Handle, cqe: Cqe) {
-        let slot = &mut self.slots[usize::from(command.0)];
-        assert!(!slot.over, "a command is completed once");
-        slot.over = true;
-        slot.cqe = cqe;
-        // What was never asked for never comes.
-        self.awaited -= u64::from(slot.wanted - slot.granted);
-        slot.wanted = slot.granted;
-        if slot.arrived == slot.wanted {
-            self.ready.push_back(Ready { slot: command.0, what: What::Response });
+        if self.commands.complete(command.0, cqe) {
+            self.backlog.respond(command.0);
         } else {
             self.framer.forget(command);
         }
@@ -242,13 +183,7 @@ impl TargetEnd {
     /// An Asynchronous Event Request is kept until there is an event. No other command conflicts with its identifier:
     /// SPDK's host gives its requests up before it shuts a controller down, and uses their identifiers for that.
     pub fn keep_event_request(&mut self, command: Handle) {
-        self.cids[usize::from(command.0)] = NO_CID;
-    }
-
-    /// A command is answered.
-    fn release(&mut self, index: u16) {
-        self.cids[usize::from(index)] = NO_CID;
-        self.in_flight -= 1;
+        self.commands.forget_cid(command);
     }
 
     pub fn expect(&mut self) -> Expect<'_> {
@@ -258,7 +193,7 @@ impl TargetEnd {
             // Whatever still comes is taken, and dropped.
             State::Ended(_) => (usize::MAX, 0),
             // Data of a large write would mostly be copied where the own buffer took all it can.
-            _ if self.awaited > self.options.bulk as u64 => (size_of::<CapsuleCmd>() + header, 0),
+            _ if self.commands.awaited() > self.options.bulk as u64 => (size_of::<CapsuleCmd>() + header, 0),
             _ => (size_of::<CapsuleCmd>() + header, self.options.bulk),
         };
         self.framer.expect(lead, bulk)
@@ -308,7 +243,7 @@ impl TargetEnd {
         }
         if let Some(command) = self.arrived.take() {
             // A wrong digest may have completed it already.
-            if !self.slots[usize::from(command.0)].over {
+            if !self.commands.slot(command.0).over {
                 return Ok(Some(Found::DataComplete(command)));
             }
         }
@@ -342,21 +277,13 @@ impl TargetEnd {
     /// Books the data of a PDU. Some: all that were asked for are here, and wanted.
     fn data_ended(&mut self, place: &Place) -> Option<Handle> {
         let index = place.command.0;
-        let slot = &mut self.slots[usize::from(index)];
-        slot.arrived += place.len;
-        if slot.arrived < slot.granted {
-            return None;
+        match self.commands.slot(index).data_ended(place.len) {
+            Ended::Waits => {}
+            Ended::Respond => self.backlog.respond(index),
+            Ended::Ask => self.backlog.ask(index),
+            Ended::Whole => return Some(place.command),
         }
-        if slot.over {
-            self.ready.push_back(Ready { slot: index, what: What::Response });
-            return None;
-        }
-        slot.asking = slot.wanted > slot.granted;
-        if slot.asking {
-            self.ready.push_back(Ready { slot: index, what: What::R2t });
-            return None;
-        }
-        Some(place.command)
+        None
     }
 
     fn header(&mut self) -> Result<Header, Fatal> {
@@ -420,6 +347,84 @@ impl TargetEnd {
         self.outgoing = Rules { align: 4 * (u32::from(request.hpda) + 1), ..self.incoming };
         self.state = State::Answering;
         Ok(Header::Found(Found::Ready))
+    }
+
+    /// CapsuleCmd (tcp, section 3.6.2.6).
+    fn capsule(&mut self, sqe: Sqe, parts: &Parts) -> Result<Header, Fatal> {
+        if parts.data > self.options.in_capsule_max {
+            return Err(invalid(pdu::at::PLEN, "a capsule carries more data than capsules may"));
+        }
+        if self.commands.is_full() {
+            return Err(Fatal::new(
+                FatalStatus::SequenceError,
+                0,
+                "more commands than the queue has entries",
+            ));
+        }
+        let refusal = self.refusal(&sqe, parts.data);
+        let index = self.commands.add(sqe.cid.get(), parts.data);
+        let command = Handle(index);
+        if let Some(code) = refusal {
+            self.commands.slot(index).end(Cqe::new(sqe.cid.get(), Status::fatal(code), 0));
+            if parts.data == 0 {
+                self.backlog.respond(index);
+            }
+        }
+        if parts.data > 0 {
+            self.framer.begin(parts, command, 0, refusal.is_none());
+        } else {
+            self.framer.consume(parts);
+        }
+        Ok(match refusal {
+            Some(_) => Header::Taken,
+            None => Header::Found(Found::Command(command, sqe, parts.data)),
+        })
+    }
+
+    /// Why a command is completed here, and never seen by a controller.
+    fn refusal(&self, sqe: &Sqe, in_capsule: u32) -> Option<Code> {
+        if self.commands.conflicts(sqe.cid.get()) {
+            return Some(Code::COMMAND_ID_CONFLICT);
+        }
+        check_sgl(sqe, in_capsule).err()
+    }
+
+    /// H2CData (tcp, section 3.6.2.8).
+    fn data(&mut self, header: &Transfer, parts: &Parts) -> Result<Header, Fatal> {
+        let most = self.options.max_h2c;
+        let (index, offset, wanted) = self.commands.data_comes(header, parts.data, most)?;
+        self.framer.begin(parts, Handle(index), offset, wanted);
+        Ok(Header::Taken)
+    }
+
+    pub fn take_outgoing(&mut self, out: &mut Outgoing) {
+        self.commands.list_is_sent();
+        match self.state {
+            State::Start => {}
+            State::Answering => {
+                self.state = State::Ready;
+                out.push_bytes(self.ic_resp().as_bytes());
+            }
+            State::Ready => self.backlog.list(&mut self.commands, &self.outgoing, out),
+            State::Ended(_) => {
+                if let Some(term) = self.term.take() {
+                    out.push_bytes(&term);
+                }
+            }
+        }
+    }
+
+    fn ic_resp(&self) -> pdu::IcResp {
+        let header = if self.incoming.header_digest { pdu::digest::HEADER } else { 0 };
+        let data = if self.incoming.data_digest { pdu::digest::DATA } else { 0 };
+        pdu::IcResp {
+            ch: CommonHeader::plain(kind::IC_RESP, size_of::<pdu::IcResp>(), 0),
+            format: 0.into(),
+            cpda: 0,
+            digests: header | data,
+            max_h2c: self.options.max_h2c.into(),
+            reserved: [0; 112],
+        }
     }
 }
 
