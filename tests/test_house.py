@@ -126,7 +126,6 @@ USE = re.compile(r"^(?:pub(?:\([^)]*\))? )?use ([^;]+);", re.MULTILINE)
 FILES_OF_OBJECT_MAX = 2
 # crate::module::Type → files that have methods of it today; it may lose some, and leaves the table with the third one.
 CUT_OBJECTS: dict[str, int] = {
-    "nvme::host::Session": 3,
     "storage::path::mapped::MappedQueue": 4,
 }
 

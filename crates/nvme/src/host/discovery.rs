@@ -2,7 +2,8 @@
 
 use super::{Action, ControllerInfo, Failure, Options, Session, Ticket};
 use crate::command::Cqe;
-use crate::discovery::{Log, Reader};
+use crate::discovery::{Log, ReadError, Reader};
+use crate::log::GetLogPage;
 use crate::nqn;
 
 /// Bytes of the log that are asked for at once.
@@ -11,8 +12,8 @@ const PART_BYTES: u32 = 4096;
 /// The log as it is being read, and as it was read last.
 #[derive(Debug)]
 pub(super) struct Reading {
-    pub(super) reader: Reader,
-    pub(super) log: Log,
+    reader: Reader,
+    log: Log,
 }
 
 impl Reading {
@@ -20,9 +21,21 @@ impl Reading {
         Reading { reader: Reader::new(PART_BYTES), log: Log::default() }
     }
 
-    /// All of it is here: the next reading begins at its start.
-    pub(super) fn complete(&mut self) {
-        self.log = std::mem::replace(&mut self.reader, Reader::new(PART_BYTES)).into_log();
+    /// The next part to ask for. None: all of it is here, and the next reading begins at its start.
+    pub(super) fn next(&mut self) -> Option<GetLogPage> {
+        let page = self.reader.next_command();
+        if page.is_none() {
+            self.log = std::mem::replace(&mut self.reader, Reader::new(PART_BYTES)).into_log();
+        }
+        page
+    }
+
+    /// Takes the part that came.
+    pub(super) fn take(&mut self, data: &[u8]) -> Result<(), Failure> {
+        self.reader.take(data).map_err(|why| match why {
+            ReadError::Unsteady => Failure::again("Get Log Page, Discovery", why.to_string()),
+            why => Failure::protocol("Get Log Page, Discovery", why.to_string()),
+        })
     }
 }
 

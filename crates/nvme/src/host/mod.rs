@@ -20,18 +20,18 @@
 mod admin;
 mod care;
 pub mod discovery;
-mod scan;
+mod namespaces;
 mod steps;
 
 use crate::command::{Cqe, Sqe};
 use crate::fabrics::{self, Cap, Cc};
-use crate::log::{AnaLog, AnaState};
+use crate::log::AnaState;
 use crate::status::Status;
 pub(crate) use admin::expect_success;
 use admin::{Admin, Asked, EventPace, KeepAlive};
 pub use care::Care;
 use discovery::Reading;
-use scan::Scan;
+use namespaces::Namespaces;
 use std::collections::{BTreeMap, VecDeque};
 use steps::{Job, Step};
 
@@ -206,9 +206,7 @@ pub struct Session {
     capabilities: Cap,
     configuration: Cc,
     info: ControllerInfo,
-    namespaces: BTreeMap<u32, NamespaceInfo>,
-    ana: AnaLog,
-    scan: Scan,
+    namespaces: Namespaces,
     discovery: Option<Reading>,
     keep_alive: KeepAlive,
     event_pace: EventPace,
@@ -225,6 +223,7 @@ impl Session {
             admin: Admin::new(options.timeout_ms),
             keep_alive: KeepAlive::new(options.keep_alive_ms),
             event_pace: EventPace::default(),
+            namespaces: Namespaces::new(options.namespace),
             options,
             step: Step::Idle,
             jobs: VecDeque::new(),
@@ -234,9 +233,6 @@ impl Session {
             capabilities: Cap(0),
             configuration: Cc(0),
             info: ControllerInfo::default(),
-            namespaces: BTreeMap::new(),
-            ana: AnaLog::default(),
-            scan: Scan::default(),
             discovery,
             ready: false,
         };
@@ -306,7 +302,7 @@ impl Session {
 
     /// The namespaces by identifier. Complete after `Event::Ready`.
     pub fn namespaces(&self) -> &BTreeMap<u32, NamespaceInfo> {
-        &self.namespaces
+        self.namespaces.known()
     }
 
     /// The Connect of I/O queue `qid` (from 1): the first command on a connection of its own, with

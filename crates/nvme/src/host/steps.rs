@@ -4,6 +4,8 @@
 mod text;
 
 use super::admin::{expect_success, spelled, Asked};
+use super::discovery::Reading;
+use super::namespaces::{ana_page, Look};
 use super::{Data, Event, Failure, Options, Session, NOT_LET_IN};
 use crate::command::{admin, Cqe, Sqe};
 use crate::fabrics::{
@@ -12,7 +14,7 @@ use crate::fabrics::{
 };
 use crate::feature::{event_mask, event_type, fid, AsyncEvent, Queues, SetFeatures};
 use crate::identify::{cmic, cns, vwc, Controller, Identify, BYTES};
-use crate::log::{lid, GetLogPage};
+use crate::log::{lid, AnaLog, GetLogPage};
 use crate::status::Code;
 use text::{field, parameter, text, whole};
 use zerocopy::IntoBytes;
@@ -49,11 +51,7 @@ pub(super) enum Step {
     Events {
         bits: u32,
     },
-    ActiveNamespaces {
-        after: u32,
-    },
-    Namespace(u32),
-    Descriptors(u32),
+    Look(Look),
     Ana,
     ChangedNamespaces,
     /// A log page that is read only so that its events come again.
@@ -98,9 +96,7 @@ impl Step {
             Step::IdentifyController => "Identify of the controller".into(),
             Step::Queues => "Set Features, Number of Queues".into(),
             Step::Events { .. } => "Set Features, Asynchronous Event Configuration".into(),
-            Step::ActiveNamespaces { .. } => "Identify of the active namespaces".into(),
-            Step::Namespace(nsid) => format!("Identify of namespace {nsid}"),
-            Step::Descriptors(nsid) => format!("Identify of the descriptors of namespace {nsid}"),
+            Step::Look(look) => look.name(),
             Step::Ana => "Get Log Page, Asymmetric Namespace Access".into(),
             Step::ChangedNamespaces => "Get Log Page, Changed Namespace List".into(),
             Step::Clear(lid) => format!("Get Log Page {lid:#04x}"),
@@ -187,7 +183,10 @@ impl Session {
     fn next_job(&mut self, now_ms: u64) {
         let Some(job) = self.jobs.pop_front() else { return };
         match job {
-            Job::Scan => self.begin_scan(None, now_ms),
+            Job::Scan => {
+                let first = self.namespaces.begin(None);
+                self.look(Some(first), now_ms);
+            }
             Job::Changes => {
                 self.read(Step::ChangedNamespaces, GetLogPage::new(lid::CHANGED_NAMESPACES, 0, 4096), now_ms)
             }
@@ -196,6 +195,7 @@ impl Session {
             Job::Clear(lid) => self.read(Step::Clear(lid), GetLogPage::new(lid, 0, 512), now_ms),
             Job::Ready => {
                 self.ready = true;
+                self.namespaces.watch();
                 self.events.push_back(Event::Ready);
             }
         }
@@ -227,7 +227,10 @@ impl Session {
         let step = std::mem::replace(&mut self.step, Step::Idle);
         let name = step.name();
         // A controller need not have events, nor descriptors, nor pages that are only read to hear of their events again.
-        if !matches!(step, Step::Connect | Step::Events { .. } | Step::Descriptors(_) | Step::Clear(_)) {
+        if !matches!(
+            step,
+            Step::Connect | Step::Events { .. } | Step::Look(Look::Descriptors(_)) | Step::Clear(_)
+        ) {
             expect_success(&name, cqe)?;
         }
         match step {
@@ -248,13 +251,16 @@ impl Session {
                 self.configure_events(bits & !WARNINGS, now_ms);
             }
             Step::Events { .. } => self.configured(now_ms),
-            Step::ActiveNamespaces { after } => self.listed(after, whole(&name, data)?, now_ms)?,
-            Step::Namespace(nsid) => self.described(nsid, whole(&name, data)?, now_ms)?,
-            Step::Descriptors(nsid) => {
-                self.named(nsid, if cqe.status().is_success() { data } else { &[] }, now_ms)
+            Step::Look(look) => self.looked(look, cqe, data, now_ms)?,
+            Step::Ana => {
+                let log = AnaLog::parse(data).map_err(|e| Failure::protocol(name, e.to_string()))?;
+                self.namespaces.set_ana(log);
+                self.look(None, now_ms);
             }
-            Step::Ana => self.ana_came(data)?,
-            Step::ChangedNamespaces => self.changes_came(whole(&name, data)?, now_ms),
+            Step::ChangedNamespaces => {
+                let first = self.namespaces.changes_came(whole(&name, data)?);
+                self.look(Some(first), now_ms);
+            }
             Step::Discovery => self.discovery_came(data, now_ms)?,
             Step::StartShutdown => {
                 let until_ms = now_ms.saturating_add(self.admin.timeout_ms());
@@ -269,6 +275,52 @@ impl Session {
                 self.step = step;
             }
         }
+        Ok(())
+    }
+
+    /// A look of the scan for namespaces is answered.
+    fn looked(&mut self, look: Look, cqe: &Cqe, data: &[u8], now_ms: u64) -> Result<(), Failure> {
+        let next = match look {
+            Look::List { after } => self.namespaces.listed(after, whole(&look.name(), data)?)?,
+            Look::Namespace(nsid) => {
+                let (next, new_group) = self.namespaces.described(nsid, whole(&look.name(), data)?)?;
+                if self.info.ana && new_group {
+                    self.add_job(Job::Ana);
+                }
+                next
+            }
+            Look::Descriptors(nsid) => {
+                self.namespaces.named(nsid, if cqe.status().is_success() { data } else { &[] })
+            }
+        };
+        self.look(next, now_ms);
+        Ok(())
+    }
+
+    /// Tells what was seen, and looks on.
+    fn look(&mut self, next: Option<Look>, now_ms: u64) {
+        self.events.extend(self.namespaces.take_news());
+        if let Some(look) = next {
+            let (cns, nsid) = look.identify();
+            self.identify(Step::Look(look), cns, nsid, now_ms);
+        }
+    }
+
+    fn read_ana(&mut self, now_ms: u64) {
+        if let Some(page) = ana_page(&self.info) {
+            self.read(Step::Ana, page, now_ms);
+        }
+    }
+
+    fn read_discovery(&mut self, now_ms: u64) {
+        if let Some(page) = self.discovery.as_mut().and_then(Reading::next) {
+            self.read(Step::Discovery, page, now_ms);
+        }
+    }
+
+    fn discovery_came(&mut self, data: &[u8], now_ms: u64) -> Result<(), Failure> {
+        self.discovery.as_mut().map_or(Ok(()), |reading| reading.take(data))?;
+        self.read_discovery(now_ms);
         Ok(())
     }
 
