@@ -4,9 +4,10 @@ use crate::input::Input;
 use forebay_nvme::command::{admin, Sgl, Sqe, FABRICS};
 use forebay_nvme::controller::connect::{Admitted, Connect};
 use forebay_nvme::controller::subsystem::{
-    Endpoint, HostSettings, Hosts, Kind, Limits, Namespace, Offer, Optimal, Subsystem,
+    HostSettings, Hosts, Kind, Limits, Namespace, Offer, Optimal, Subsystem,
 };
 use forebay_nvme::controller::{self, Answer, Controller, Effect, Health};
+use forebay_nvme::discovery::Endpoint;
 use forebay_nvme::fabrics::{self, fctype, ConnectData};
 use forebay_nvme::log::AnaState;
 use forebay_nvme::nqn::Nqn;

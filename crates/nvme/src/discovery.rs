@@ -1,6 +1,5 @@
 //! The discovery log (LID 70h; base, section 5.16.1.23): the subsystems of a discovery service, and its referrals.
 
-use crate::controller::subsystem::Endpoint;
 use crate::layout::layout;
 use crate::log::{lid, GetLogPage};
 use crate::nqn::{Nqn, NqnError, NqnField};
@@ -121,6 +120,34 @@ const RDMA_TSAS: [u8; 3] = [1, 1, 1];
 /// A value's name in one of the tables here; None: it has none.
 pub fn name_of(names: &[(u8, &'static str)], value: u8) -> Option<&'static str> {
     names.iter().find(|(known, _)| *known == value).map(|(_, name)| *name)
+}
+
+/// Endpoint of a subsystem (base, figure 263, Discovery Log Page Entry).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// 3: TCP, 1: RDMA.
+    pub transport: u8,
+    /// 1: IPv4, 2: IPv6.
+    pub family: u8,
+    /// 1: referral to another discovery service, 2: NVM subsystem, 3: this discovery subsystem.
+    pub kind: u8,
+    /// TREQ: bits 1:0 secure channel not specified, required, not required.
+    pub requirements: u8,
+    /// PORTID.
+    pub port: u16,
+    /// 0xffff: controllers are given dynamically.
+    pub controller: u16,
+    /// ASQSZ: entries of the admin queue.
+    pub admin_entries: u16,
+    /// EFLAGS.
+    pub flags: u16,
+    /// TRSVCID: the port number in decimal.
+    pub service: String,
+    pub nqn: String,
+    /// TRADDR.
+    pub address: String,
+    /// SECTYPE of TCP's TSAS: 0 none, 2 TLS 1.3.
+    pub security: u8,
 }
 
 impl Entry {

@@ -57,6 +57,16 @@ pub struct SetFeatures {
     pub cdw15: u32,
 }
 
+/// Interrupt Coalescing (base, section 5.27.1.6), and the vectors that are excepted from it (section 5.27.1.7).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Coalescing {
+    /// Completions for which to interrupt at once; 0 and 1: each.
+    pub completions: u16,
+    /// Longest time for which a completion waits for others; 0: not at all.
+    pub time_us: u32,
+    pub excepted: Vec<u16>,
+}
+
 impl SetFeatures {
     pub fn new(fid: u8, value: u32) -> SetFeatures {
         SetFeatures { fid, cdw11: value, ..SetFeatures::default() }

@@ -8,11 +8,10 @@ use super::events::events_of;
 use super::keep_alive::KeepAlive;
 use super::subsystem::NAMESPACES_MAX;
 use crate::feature::{
-    capability, error_recovery, fid, write_protection, GetFeatures, Queues, Select, SetFeatures,
+    capability, error_recovery, fid, write_protection, Coalescing, GetFeatures, Queues, Select, SetFeatures,
     TemperatureThreshold, DISABLE_NORMAL, EXTENDED_HOST_ID, WRITE_CACHE_ENABLE,
 };
 use crate::status::Code;
-use crate::transport::pcie::queue::Coalescing;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 

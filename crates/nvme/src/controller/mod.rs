@@ -23,11 +23,10 @@ pub mod subsystem;
 
 use crate::command::{admin, Cqe, Sqe, FABRICS};
 use crate::fabrics::{self, fctype, Cap, ConnectData};
-use crate::feature::{event_type, AsyncEvent, GetFeatures, SetFeatures};
+use crate::feature::{event_type, AsyncEvent, Coalescing, GetFeatures, SetFeatures};
 use crate::identify::Identify;
 use crate::log::{lid, GetLogPage};
 use crate::status::{Code, Status};
-use crate::transport::pcie::queue::{Coalescing, QueueState};
 use association::Association;
 use connect::{Admitted, Connect, Refusal};
 use events::{Events, Parked};
@@ -574,13 +573,13 @@ impl Controller {
         }
     }
 
-    /// `admin`: the queue that parked requests wait in. Err: what can't be.
+    /// `waiting`: slots and identifiers of the admin queue's commands in flight, which parked requests are. Err: what can't
+    /// be.
     pub(crate) fn restore(
         &mut self,
         state: &ControllerState,
-        admin: Option<&QueueState>,
+        mut waiting: BTreeSet<(u16, u16)>,
     ) -> Result<(), &'static str> {
-        let mut waiting: BTreeSet<(u16, u16)> = admin.iter().flat_map(|queue| queue.pending()).collect();
         if !state.events.parked().all(|one| waiting.remove(&one)) || !waiting.is_empty() {
             return Err("event requests that are not those of the admin queue");
         }

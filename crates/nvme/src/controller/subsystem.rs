@@ -1,5 +1,6 @@
 //! The configuration of a subsystem: plain data.
 
+use crate::discovery::Endpoint;
 pub use crate::log::AnaState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -135,34 +136,6 @@ pub struct Offer {
     pub endpoint: Endpoint,
     /// None: all.
     pub hosts: Option<BTreeSet<String>>,
-}
-
-/// Endpoint of a subsystem (base, figure 263, Discovery Log Page Entry).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    /// 3: TCP, 1: RDMA.
-    pub transport: u8,
-    /// 1: IPv4, 2: IPv6.
-    pub family: u8,
-    /// 1: referral to another discovery service, 2: NVM subsystem, 3: this discovery subsystem.
-    pub kind: u8,
-    /// TREQ: bits 1:0 secure channel not specified, required, not required.
-    pub requirements: u8,
-    /// PORTID.
-    pub port: u16,
-    /// 0xffff: controllers are given dynamically.
-    pub controller: u16,
-    /// ASQSZ: entries of the admin queue.
-    pub admin_entries: u16,
-    /// EFLAGS.
-    pub flags: u16,
-    /// TRSVCID: the port number in decimal.
-    pub service: String,
-    pub nqn: String,
-    /// TRADDR.
-    pub address: String,
-    /// SECTYPE of TCP's TSAS: 0 none, 2 TLS 1.3.
-    pub security: u8,
 }
 
 impl Subsystem {

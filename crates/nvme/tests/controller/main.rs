@@ -8,9 +8,10 @@ mod describe;
 use forebay_nvme::command::{admin, io, Cqe, Sgl, Sqe, FABRICS};
 use forebay_nvme::controller::connect::{host_name, Connect};
 use forebay_nvme::controller::subsystem::{
-    AnaState, Endpoint, HostSettings, Hosts, Kind, Limits, Namespace, Offer, Optimal, Subsystem,
+    AnaState, HostSettings, Hosts, Kind, Limits, Namespace, Offer, Optimal, Subsystem,
 };
 use forebay_nvme::controller::{data_out, fabrics_on_io_queue, Answer, Controller, Effect, Health, Mishap};
+use forebay_nvme::discovery::Endpoint;
 use forebay_nvme::fabrics::{
     self, cattr, Cap, Cc, ConnectData, Csts, Disconnect, InvalidParameter, Property, PropertyGet, PropertySet,
 };

@@ -1,7 +1,8 @@
 //! Sessions with a discovery controller: what their log holds, and how changes of it are heard of.
 
 use super::*;
-use forebay_nvme::controller::subsystem::{Endpoint, Offer};
+use forebay_nvme::controller::subsystem::Offer;
+use forebay_nvme::discovery::Endpoint;
 use forebay_nvme::nqn::DISCOVERY;
 use std::collections::BTreeSet;
 

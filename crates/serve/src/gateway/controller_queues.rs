@@ -15,9 +15,10 @@ use crate::namespace::steps::FLUSH;
 use crate::target::log::Level;
 use forebay_io::queue::Fault;
 use forebay_io::reactor::Reactor;
+use forebay_nvme::feature::Coalescing;
 use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::pcie::queue::{
-    Coalescing, CompletionQueue, Fetched, Interrupt, QueueFault, SubmissionQueue,
+    CompletionQueue, Fetched, Interrupt, QueueFault, SubmissionQueue,
 };
 use forebay_nvme::transport::pcie::shadow::Shadow;
 use io::IoCommand;

@@ -4,7 +4,7 @@ use super::config::{self, PORT};
 use super::shared::TargetShared;
 use super::subsystem::DISCOVERY;
 use forebay_nvme::controller::subsystem as nvme;
-use forebay_nvme::discovery::{adrfam, eflags, sectype, subtype, treq, trtype};
+use forebay_nvme::discovery::{adrfam, eflags, sectype, subtype, treq, trtype, Endpoint};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl TargetShared {
             self.config.subsystems.iter().for_each(|given| entries.extend(offers(port, given)));
             let here = port.endpoint(subtype::CURRENT, DISCOVERY);
             // A host may keep its connection (EPCSD).
-            let endpoint = nvme::Endpoint { flags: eflags::PERSISTENT, ..here };
+            let endpoint = Endpoint { flags: eflags::PERSISTENT, ..here };
             entries.push(nvme::Offer { endpoint, hosts: None });
         }
         entries.extend(self.config.referrals.iter().filter_map(referral));
@@ -57,7 +57,7 @@ impl TargetShared {
 fn offers(port: Port, given: &config::Subsystem) -> impl Iterator<Item = nvme::Offer> {
     let plain = port.endpoint(subtype::NVM, &given.nqn);
     let required = plain.requirements & NO_FLOW_CONTROL | treq::REQUIRED;
-    let secure = nvme::Endpoint { requirements: required, security: sectype::TLS_1_3, ..plain.clone() };
+    let secure = Endpoint { requirements: required, security: sectype::TLS_1_3, ..plain.clone() };
     let listed = |keyed: bool| -> BTreeSet<String> {
         given.hosts.iter().filter(|h| h.tls_key.is_some() == keyed).map(|h| h.nqn.clone()).collect()
     };
@@ -86,8 +86,8 @@ fn reachable(listener: IpAddr, local: IpAddr) -> Option<IpAddr> {
 }
 
 impl Port {
-    fn endpoint(self, kind: u8, nqn: &str) -> nvme::Endpoint {
-        nvme::Endpoint {
+    fn endpoint(self, kind: u8, nqn: &str) -> Endpoint {
+        Endpoint {
             transport: self.transport,
             family: if self.at.is_ipv4() { adrfam::IPV4 } else { adrfam::IPV6 },
             kind,

@@ -11,12 +11,13 @@ mod registers;
 pub mod state;
 
 use super::memory::HostMemory;
-use super::queue::{Coalescing, CompletionQueue, InvalidDoorbell, QueueFault, QueueState, SubmissionQueue};
+use super::queue::{CompletionQueue, InvalidDoorbell, QueueFault, QueueState, SubmissionQueue};
 use super::registers::{offset, Aqa, Doorbell, DOORBELLS};
 use super::shadow::Shadow;
 use crate::controller::subsystem::Subsystem;
 use crate::controller::{Controller, ErrorEvent, Function, Health, Mishap, READY_MS};
 use crate::fabrics::{Cc, Csts};
+use crate::feature::Coalescing;
 use crate::status::{Code, Status};
 use admin_queue::AdminQueue;
 use io_queues::IoQueues;
@@ -474,7 +475,8 @@ impl Device {
         let (admin, held_back) = (state.admin.as_ref(), &state.held_back);
         device.admin = AdminQueue::restore(admin, held_back, state.completed, state.failed)?;
         device.shadow = state.shadow.map(|places| device.shadow_at(places)).transpose()?;
-        device.controller.restore(&state.controller, state.admin.as_ref())?;
+        let waiting = state.admin.iter().flat_map(QueueState::pending).collect();
+        device.controller.restore(&state.controller, waiting)?;
         let (most, vectors) = (device.controller.queues(), device.settings.vectors.max(1));
         queues.iter().try_for_each(|queue| device.queues.adopt(queue, most, vectors))?;
         device.note_queues();

@@ -1,16 +1,6 @@
 //! When a completion queue interrupts its driver.
 
-use serde::{Deserialize, Serialize};
-
-/// Interrupt Coalescing (base, section 5.27.1.6), and the vectors that are excepted from it (section 5.27.1.7).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Coalescing {
-    /// Completions for which to interrupt at once; 0 and 1: each.
-    pub completions: u16,
-    /// Longest time for which a completion waits for others; 0: not at all.
-    pub time_us: u32,
-    pub excepted: Vec<u16>,
-}
+use crate::feature::Coalescing;
 
 /// Decision on an interrupt of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

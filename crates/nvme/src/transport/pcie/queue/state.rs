@@ -2,8 +2,9 @@
 
 use super::book::{Book, Noted};
 use super::doorbell::Bell;
-use super::{Coalescing, CompletionQueue, Slot, SubmissionQueue, BEFORE_PHASE, CQE_BYTES, SQE_BYTES};
+use super::{CompletionQueue, Slot, SubmissionQueue, BEFORE_PHASE, CQE_BYTES, SQE_BYTES};
 use crate::command::Sqe;
+use crate::feature::Coalescing;
 use crate::status::{Code, Status};
 use crate::transport::pcie::memory::HostMemory;
 use crate::transport::pcie::registers::Doorbell;
