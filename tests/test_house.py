@@ -255,7 +255,6 @@ CIRCLES: dict[str, list[str]] = {
         "cache conditions cufile drives fabric filesystem gds gpu host memory nvme_rdma nvme_tcp pageable power "
         "probe raid report source target topology ublk uring verdict",
     ],
-    "io::rdma": ["manager verbs"],
     "model": [
         "cached checkpoint device error feed fio_blocks glob histogram iolog job kvcache pattern record stats "
         "training units warnings wording",

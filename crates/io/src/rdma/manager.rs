@@ -1,8 +1,9 @@
 //! The connection manager: a channel of events, and connections with their queue pairs.
 
+use super::layout::Sge;
 use super::layout::{CmEvent, CmId, ConnParam, Context, EventChannel, QpInit, ALL_READS, PS_TCP, QPT_RC};
 use super::library::Library;
-use super::verbs::{CompletionQueue, Domain};
+use super::verbs::{CompletionQueue, Domain, Pair, Post};
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::net::SocketAddr;
@@ -290,9 +291,22 @@ impl Id {
         let _ = unsafe { (self.library.manager.disconnect)(self.raw.as_ptr()) };
     }
 
-    pub(super) fn pair(&self) -> Option<NonNull<super::layout::Qp>> {
+    fn pair(&self) -> io::Result<Pair<'_>> {
         // SAFETY: ours, and nobody changes it but calls of ours.
-        NonNull::new(unsafe { self.raw.as_ref() }.qp).filter(|_| self.has_pair)
+        let raw = NonNull::new(unsafe { self.raw.as_ref() }.qp).filter(|_| self.has_pair);
+        let raw = raw.ok_or(io::ErrorKind::NotConnected)?;
+        // SAFETY: as above; it is destroyed with the connection.
+        Ok(unsafe { Pair::new(raw) })
+    }
+
+    /// Posts in order, with one call.
+    pub fn send(&self, posts: &mut [Post]) -> io::Result<()> {
+        self.pair()?.send(posts)
+    }
+
+    /// Posts a buffer for the next message.
+    pub fn receive(&self, id: u64, into: Sge) -> io::Result<()> {
+        self.pair()?.receive(id, into)
     }
 }
 

@@ -1,15 +1,15 @@
 //! A device: its protection domain, memory registered with it, completion queues, and what is posted to a queue pair.
 
 use super::layout::{
-    CompChannel, Context, Cq, Mr, Pd, ReceiveWork, SendWork, Sge, WorkCompletion, ACCESS_LOCAL_WRITE,
+    CompChannel, Context, Cq, Mr, Pd, Qp, ReceiveWork, SendWork, Sge, WorkCompletion, ACCESS_LOCAL_WRITE,
     ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_SIGNALED, WC_FLUSHED, WC_SUCCESS, WR_RDMA_READ,
     WR_RDMA_WRITE, WR_SEND, WR_SEND_WITH_INV,
 };
 use super::library::Library;
-use super::manager::Id;
 use std::alloc::{alloc_zeroed, dealloc, Layout};
 use std::ffi::{c_int, CStr};
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{null_mut, NonNull};
 use std::sync::Arc;
@@ -381,10 +381,25 @@ pub struct Post {
     pub signaled: bool,
 }
 
-impl Id {
+/// The queue pair of a connection, which takes posts.
+#[derive(Clone, Copy)]
+pub(super) struct Pair<'a> {
+    raw: NonNull<Qp>,
+    /// The connection that has it.
+    held: PhantomData<&'a Qp>,
+}
+
+impl Pair<'_> {
+    /// # Safety
+    /// It is there for as long as `'a` lasts, and nobody but the library changes it.
+    pub(super) unsafe fn new<'a>(raw: NonNull<Qp>) -> Pair<'a> {
+        Pair { raw, held: PhantomData }
+    }
+
     /// Posts in order, with one call.
-    pub fn send(&self, posts: &mut [Post]) -> io::Result<()> {
-        let Some(pair) = self.pair() else { return Err(io::ErrorKind::NotConnected.into()) };
+    #[inline]
+    pub(super) fn send(self, posts: &mut [Post]) -> io::Result<()> {
+        let pair = self.raw;
         let mut work: Vec<SendWork> = posts.iter_mut().map(send_work).collect();
         for next in (1..work.len()).rev() {
             let after: *mut SendWork = &mut work[next];
@@ -402,8 +417,9 @@ impl Id {
     }
 
     /// Posts a buffer for the next message.
-    pub fn receive(&self, id: u64, mut into: Sge) -> io::Result<()> {
-        let Some(pair) = self.pair() else { return Err(io::ErrorKind::NotConnected.into()) };
+    #[inline]
+    pub(super) fn receive(self, id: u64, mut into: Sge) -> io::Result<()> {
+        let pair = self.raw;
         let mut work = ReceiveWork { wr_id: id, next: null_mut(), sg_list: &mut into, num_sge: 1 };
         let mut bad = null_mut();
         // SAFETY: as of `send`.
