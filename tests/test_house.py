@@ -260,7 +260,6 @@ CIRCLES: dict[str, list[str]] = {
         "training units warnings wording",
     ],
     "serve::gateway::rpc": ["arguments verbs"],
-    "serve::target": ["config secrets"],
     "storage::source": ["draft file model nil nvme nvme_tcp uri vfio_user"],
 }
 

@@ -1,8 +1,7 @@
 //! Hosts that must prove who they are: DH-HMAC-CHAP on each of their queues, before it may do anything else (base,
 //! section 8.13).
 
-use super::config::Config;
-use super::secrets;
+use super::config::{secrets, Config};
 use forebay_io::auth;
 use forebay_nvme::auth::{Outcome, TargetAuth};
 use forebay_nvme::command::{Cqe, Sqe};

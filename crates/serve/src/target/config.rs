@@ -3,6 +3,7 @@
 
 mod ana;
 mod rules;
+pub(super) mod secrets;
 
 pub use crate::namespace::config::{parse_uuid, Caching, Namespace};
 pub use ana::Ana;
@@ -384,8 +385,8 @@ impl Host {
         known(&self.nqn, "dhchap_hashes", &self.dhchap_hashes, &["sha256", "sha384", "sha512"])?;
         let groups = ["null", "ffdhe2048", "ffdhe3072", "ffdhe4096", "ffdhe6144", "ffdhe8192"];
         known(&self.nqn, "dhchap_groups", &self.dhchap_groups, &groups)?;
-        super::secrets::credentials(self, "")?;
-        super::secrets::tls_key(self)?;
+        secrets::credentials(self, "")?;
+        secrets::tls_key(self)?;
         self.limits.map_or(Ok(()), |l| l.check(&self.nqn))
     }
 }

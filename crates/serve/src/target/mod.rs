@@ -37,7 +37,6 @@ mod ready;
 mod refusals;
 pub mod reload;
 mod resources;
-mod secrets;
 mod server;
 pub(crate) mod shared;
 pub mod stats;

@@ -1,10 +1,9 @@
 //! Hosts that must come over TLS 1.3 with a key of their own (tcp, section 3.6.1): on the same port as the others.
 
-use super::config::Config;
+use super::config::{secrets, Config};
 use super::inbox::Inbox;
 use super::log::Level;
 use super::message::{Message, NewConnection, Way};
-use super::secrets;
 use super::shared::TargetShared;
 use super::subsystem::DISCOVERY;
 use forebay_io::tls::bridge::{Arrival, Bridge};

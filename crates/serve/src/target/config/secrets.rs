@@ -1,6 +1,6 @@
 //! Keys of the hosts in a configuration.
 
-use super::config::Host;
+use super::Host;
 use forebay_model::Error;
 use forebay_nvme::auth::psk::{ConfiguredPsk, PskError};
 use forebay_nvme::auth::{Credentials, Policy, Secret};
@@ -10,7 +10,10 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// Kind `Request`: a key that is none, or a name that is unknown.
-pub(super) fn credentials(host: &Host, subsystem_nqn: &str) -> Result<Option<Arc<Credentials>>, Error> {
+pub(in crate::target) fn credentials(
+    host: &Host,
+    subsystem_nqn: &str,
+) -> Result<Option<Arc<Credentials>>, Error> {
     let asked = |field: &str| format!("{field} of {}", host.nqn);
     let key = |field: &str, text: Option<&str>| match text {
         None => Ok(None),
@@ -42,7 +45,7 @@ pub(super) fn credentials(host: &Host, subsystem_nqn: &str) -> Result<Option<Arc
 ///
 /// # Errors
 /// Kind `Request`: a key that is none.
-pub(super) fn tls_key(host: &Host) -> Result<Option<ConfiguredPsk>, Error> {
+pub(in crate::target) fn tls_key(host: &Host) -> Result<Option<ConfiguredPsk>, Error> {
     let Some(key) = &host.tls_key else { return Ok(None) };
     let next = "the line that `nvme gen-tls-key` prints";
     let wrong = |e: PskError| Error::request(format!("tls_key of {}", host.nqn), e.to_string(), next);
