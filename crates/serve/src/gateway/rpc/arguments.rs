@@ -1,10 +1,72 @@
-//! Parameters of a verb, checked against its table before it runs.
+//! A verb with its parameters, and arguments, which are checked against those before it runs.
 
-use super::verbs::{Kind, Parameter, Verb};
+use super::Control;
 use forebay_model::units::parse_bytes;
 use forebay_model::Error;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+
+/// Kind of a parameter's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Text,
+    Number,
+    /// Bytes: a number, or text such as `64k`.
+    Size,
+    /// True where it is given.
+    Flag,
+}
+
+impl Kind {
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Text => "text",
+            Kind::Number => "number",
+            Kind::Size => "size",
+            Kind::Flag => "true or false",
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Parameter {
+    /// In JSON; with `--`, on the command line.
+    pub name: &'static str,
+    /// Other names in JSON, and other flags: those with one `-` are flags alone.
+    pub also: &'static [&'static str],
+    pub kind: Kind,
+    pub required: bool,
+    pub help: &'static str,
+}
+
+impl Parameter {
+    pub fn flag(&self) -> String {
+        format!("--{}", self.name)
+    }
+
+    fn of(&self, verb: &Verb) -> String {
+        format!("{} of {}", self.name, verb.name)
+    }
+}
+
+type Call = fn(&dyn Control, &Arguments) -> Result<Value, Error>;
+
+pub struct Verb {
+    pub name: &'static str,
+    /// SNAP has it.
+    pub snap: bool,
+    pub help: &'static str,
+    pub parameters: &'static [Parameter],
+    pub call: Call,
+}
+
+impl Verb {
+    /// By its name in JSON.
+    pub fn parameter(&self, name: &str) -> Option<&'static Parameter> {
+        let named = |p: &&Parameter| p.name == name || (!name.starts_with('-') && p.also.contains(&name));
+        self.parameters.iter().find(named)
+    }
+}
 
 /// Arguments under the parameters' own names.
 pub struct Arguments {

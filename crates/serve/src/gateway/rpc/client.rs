@@ -1,7 +1,8 @@
 //! `forebay snap rpc`: words of a command line as one request, sent, and its answer.
 
+use super::arguments::{Kind, Parameter, Verb};
 pub use super::call::{call, call_while};
-use super::verbs::{Kind, Parameter, Verb, VERBS};
+use super::verbs::VERBS;
 use crate::gateway::config;
 use forebay_model::wording::nearest;
 use forebay_model::Error;

@@ -15,10 +15,11 @@ mod server;
 mod show;
 mod verbs;
 
+pub use arguments::{Kind, Parameter, Verb};
 pub use frame::{Broken, Frames};
 pub use message::answer;
 pub use server::{Door, Server};
-pub use verbs::{Kind, Parameter, Verb, VERBS};
+pub use verbs::VERBS;
 
 use super::config::{Config, Controller, Namespace, Qos, Subsystem};
 use super::stats::Stats;

@@ -1,6 +1,6 @@
 //! The verbs: their names and parameters, and what each does. Names are those of SNAP-4 where it has one.
 
-use super::arguments::Arguments;
+use super::arguments::{Arguments, Kind, Parameter, Verb};
 use super::show;
 use super::Control;
 use crate::gateway::config::{
@@ -12,68 +12,6 @@ use forebay_model::Error;
 use serde_json::{json, Value};
 use std::path::Path;
 use std::time::Duration;
-
-/// Kind of a parameter's value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Text,
-    Number,
-    /// Bytes: a number, or text such as `64k`.
-    Size,
-    /// True where it is given.
-    Flag,
-}
-
-impl Kind {
-    pub fn word(self) -> &'static str {
-        match self {
-            Kind::Text => "text",
-            Kind::Number => "number",
-            Kind::Size => "size",
-            Kind::Flag => "true or false",
-        }
-    }
-}
-
-#[derive(Debug)]
-pub struct Parameter {
-    /// In JSON; with `--`, on the command line.
-    pub name: &'static str,
-    /// Other names in JSON, and other flags: those with one `-` are flags alone.
-    pub also: &'static [&'static str],
-    pub kind: Kind,
-    pub required: bool,
-    pub help: &'static str,
-}
-
-impl Parameter {
-    pub fn flag(&self) -> String {
-        format!("--{}", self.name)
-    }
-
-    pub(super) fn of(&self, verb: &Verb) -> String {
-        format!("{} of {}", self.name, verb.name)
-    }
-}
-
-type Call = fn(&dyn Control, &Arguments) -> Result<Value, Error>;
-
-pub struct Verb {
-    pub name: &'static str,
-    /// SNAP has it.
-    pub snap: bool,
-    pub help: &'static str,
-    pub parameters: &'static [Parameter],
-    pub call: Call,
-}
-
-impl Verb {
-    /// By its name in JSON.
-    pub fn parameter(&self, name: &str) -> Option<&'static Parameter> {
-        let named = |p: &&Parameter| p.name == name || (!name.starts_with('-') && p.also.contains(&name));
-        self.parameters.iter().find(named)
-    }
-}
 
 pub(super) fn unknown(method: &str) -> Error {
     let shown: String = method.escape_debug().take(80).collect();
