@@ -12,6 +12,7 @@ from typing import Any
 
 from forebay.numbers import figure
 from forebay.plan import flow, jobs, limits, models, training
+from forebay.plan.cpu import PATH_WORDS
 from forebay.plan.estimate import Z80
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
@@ -24,7 +25,6 @@ EACH = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 AT_ONCE = 128
 # Of what the most of them bring, so much is enough.
 ENOUGH = 0.98
-PATHS = {"gds": "GPUDirect Storage", "cpu": "through CPU memory"}
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _place(system: System) -> Assumption:
 
 
 def _path(system: System) -> Assumption:
-    return Assumption("path", PATHS[system.path], ("--path",), _source(system, "path"))
+    return Assumption("path", PATH_WORDS[system.path], ("--path",), _source(system, "path"))
 
 
 def _requests(system: System) -> Assumption:

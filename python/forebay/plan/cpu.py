@@ -18,7 +18,9 @@ from forebay.plan.fit import Data, Posterior, Prior, fit
 if TYPE_CHECKING:
     from forebay.plan.fit import Array
 
-PATHS = ("gds", "cpu")
+# Paths that plans know, and what an answer calls them.
+PATH_WORDS = {"gds": "GPUDirect Storage", "cpu": "through CPU memory"}
+PATHS = tuple(PATH_WORDS)
 NOISE = 0.05
 # Two decimals of a per cent: uniform within half a unit of the last.
 ROUNDING_PCT = 0.01 / math.sqrt(12)

@@ -18,6 +18,7 @@ from typing import Any
 
 import forebay
 from forebay.plan import answer, assume, catalogue, decide, flow, models
+from forebay.plan.cpu import PATHS
 from forebay.plan.planner import SMALL_KIB, WORKERS_LARGE, WORKERS_SMALL, Planner, published
 from forebay.plan.system import IO, System, make
 from forebay.units import format_bytes
@@ -29,7 +30,6 @@ QUEUES = (0, 1, 4, 15, 31)
 SIZES = (4096, 16384, 65536, 131072, 262144, 524288, 1 << 20, 4 << 20)
 # Requests in flight: as many as are enough, as the published runs had, and numbers for each drive.
 AUTO, AS_PUBLISHED, EACH = "enough", "as published", (8, 32, 96)
-PATHS = ("gds", "cpu")
 NUMBERS = 16
 MLPERF = ("unet3d", "resnet50", "cosmoflow")
 # Models that read while they compute: what loads first is planned in seconds, by `plan run`.

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from forebay.plan.fit import Array
 
 METRICS = ("throughput_gbps", "latency_us_mean", "cpu_cores_busy")
-PATHS = ("gds", "cpu")
 SHARP = 4.0
 NOISE = {"throughput_gbps": 0.03, "latency_us_mean": 0.03, "cpu_cores_busy": 0.1}
 # What a model of four numbers may be off by, where sizes and metrics weren't measured.

@@ -8,12 +8,12 @@ from typing import Any
 
 from forebay.errors import RequestError
 from forebay.plan import catalogue, flow, jobs, models, pcie
+from forebay.plan.cpu import PATHS
 from forebay.plan.jobs import IO, JOB, KVCACHE
 from forebay.plan.training import Ask
 from forebay.units import parse_bytes, parse_gib_s
 
 LOCATIONS = ("local", "remote")
-PATHS = ("gds", "cpu")
 # Elsewhere in Forebay the path through CPU memory is called by what it does there.
 ALIASES = {"path": {"bounce": "cpu"}}
 RULES = ("v1.0", "v2.0", "v3.0", "text")

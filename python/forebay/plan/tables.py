@@ -156,7 +156,7 @@ def _random(planner: Planner, rows: Sequence[Row], where: Sequence[str]) -> list
             asked = f"{at}, column workload"
             raise RequestError(asked, f"'{row['workload']}': no write of this kind was measured", "rand read, or a blank cell")
         _choice(row, "metric", random_reads.METRICS, at)
-        _choice(row, "path", random_reads.PATHS, at)
+        _choice(row, "path", cpu.PATHS, at)
     points = [point_of(row, at) for row, at in zip(rows, where, strict=True)]
     return [{"value": e} for e in planner.random_reads.predict(points)]
 
