@@ -7,7 +7,8 @@ import json
 import os
 
 import pytest
-from forebay import cufile_json, doctor
+from forebay import doctor
+from forebay.doctor import cufile_json
 from forebay.gdsio import cufile
 
 

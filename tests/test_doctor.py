@@ -9,7 +9,8 @@ import time
 from typing import Any
 
 import pytest
-from forebay import doctor, gdscheck
+from forebay import doctor
+from forebay.doctor import gdscheck
 from gpu_stub_support import Gpu, built
 
 STATES = {"works", "limited", "missing", "unknown", "not_applicable"}

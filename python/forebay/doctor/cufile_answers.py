@@ -46,7 +46,7 @@ def ask() -> tuple[dict[str, Any] | None, str | None]:
     environment = {"CUFILE_LOGFILE_PATH": os.devnull, **os.environ}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "forebay.cufile_answers"],
+            [sys.executable, "-m", "forebay.doctor.cufile_answers"],
             env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
         )  # fmt: skip
         said = json.loads(done.stdout.splitlines()[-1])

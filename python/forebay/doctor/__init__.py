@@ -88,7 +88,7 @@ def command(
     if as_json:
         click.echo(json.dumps(report, indent=2))
     elif gdscheck:
-        from forebay.gdscheck import render
+        from forebay.doctor.gdscheck import render
 
         click.echo(render(report), nl=False)
     elif sys.stdout.isatty():
@@ -103,7 +103,7 @@ def _write_cufile_json(
 ) -> int:
     from pathlib import Path
 
-    from forebay import cufile_json
+    from forebay.doctor import cufile_json
 
     path = Path(write_to)
     cufile_json.write(path, cufile_json.render(report, allow_compat), overwrite)
@@ -122,7 +122,7 @@ def _write_cufile_json(
 
 
 def _show_udev(report: Report, as_json: bool) -> int:
-    from forebay import cufile_json
+    from forebay.doctor import cufile_json
 
     commands = cufile_json.udev_commands(report)
     if as_json:
@@ -137,7 +137,9 @@ def _show_udev(report: Report, as_json: bool) -> int:
 
 def examine(source: str | None = None, cufile_json: str | None = None) -> Report:
     """The report as a dict of schema forebay.doctor/1. Raises RequestError where SOURCE isn't there."""
-    from forebay import _core, cufile_answers, files_left
+    from forebay import _core
+    from forebay.doctor import cufile_answers
+    from forebay.files import left as files_left
 
     report = json.loads(_core.doctor(source, cufile_json))
     cufile_answers.add(report, cufile_json)

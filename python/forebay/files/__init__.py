@@ -93,11 +93,11 @@ def command(
 
 
 def _clean(directory: str, as_json: bool) -> int:
-    from forebay import files_left
+    from forebay.files import left
 
     if not os.path.isdir(directory):
         raise RequestError(f"--clean in {directory}", "there is no such directory", "the one that was measured")
-    removed = {str(folder): files_left.remove(folder) for folder in files_left.found(directory)}
+    removed = {str(folder): left.remove(folder) for folder in left.found(directory)}
     if as_json:
         rows = [{"directory": folder, "files": count} for folder, count in removed.items()]
         click.echo(json.dumps({"schema": "forebay.files-clean/1", "removed": rows}))
