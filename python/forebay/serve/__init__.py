@@ -28,6 +28,7 @@ class Service(click.Command):
             epilog=f"\b\nExamples:\n{examples}",
             short_help=short_help,
         )
+        self.verb = verb
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # a shell asks
@@ -39,7 +40,7 @@ class Service(click.Command):
         from forebay import answering, plain
 
         try:
-            return _core.service(ctx.command.name, ctx.args, [sys.executable, "-m", "forebay.cli"], plain.wanted())
+            return _core.service(self.verb, ctx.args, [sys.executable, "-m", "forebay.cli"], plain.wanted())
         except RequestError as refused:
             answer = None
             if refused.found == _core.NO_SUCH_FLAG:
