@@ -598,6 +598,22 @@ def test_a_model_that_doesnt_fit_is_refused_with_both_numbers(tmp_path: Path) ->
 
 
 @pytest.mark.promise("INF-9")
+@pytest.mark.parametrize("at", ["samples of", "weights of"])
+def test_datagen_that_is_broken_off_leaves_nothing(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data.Drawn, "PIECE", 1000)
+    monkeypatch.setattr(data, "CHUNK_BYTES", 1)
+
+    def told(text: str) -> None:
+        if at in text:
+            raise KeyboardInterrupt
+
+    of, before = data.About("llama", 5, 60, data.row_bytes("llama", True), 0, 0, True), threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        data.generate(tmp_path / "made", of, data.drawn({"words.weight": (400, 60)}, "F32", 5), told)
+    assert not list(tmp_path.iterdir()) and threading.active_count() == before
+
+
+@pytest.mark.promise("INF-9")
 @pytest.mark.parametrize("kind", ["F32", "BF16"])
 def test_weights_are_drawn_as_they_are_written(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data.Drawn, "PIECE", 1000)
