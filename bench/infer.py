@@ -60,8 +60,12 @@ OF_HIGHEST = 0.8
 OF_OFFLINE, EXPECTED, OFFLINE_ALONE, CHECKED_OF_FORMS = 0.7, 1.05, ("gptj", "sdxl"), 8
 # A test of Server asks so many queries that a slow model takes longer than that, and is left out.
 SERVER_MOST_S = 30.0
+# LoadGen makes so many times the samples that it expects of a test; of the time that they take, its least duration.
+MADE_OF_EXPECTED, OF_DURATION = 1.1, 0.8
 # Trials of a search, after which it is broken off.
 BROKEN_AFTER = 2
+# Per cent of the rows in memory, from which on no way to fetch rows is told from another.
+NOTHING_LEFT = 99.0
 # Tables: samples of a batch, those in memory, and those of the model whose tables are all in the GPU's memory; bounds on
 # user-item pairs a second with no memory for rows, on rate and CPU beside PyTorch, and on the rate beside it on few cores.
 TABLES, TABLE_BATCH, TABLE_SAMPLES, WHOLE_SAMPLES, FEW_CORES = "tables", 256, 4096, 1024, 2
@@ -146,18 +150,21 @@ class Bench:
 
     def measured(self, name: str, mode: str, scenario: str, drives: int | None, seconds: float | None, **more: Any) -> Row:
         folder = self.folder(name)
+        seconds = self.options.seconds if seconds is None else seconds
         if name in forms.NAMES and mode != "coldstart":
             more = {"batch": self.options.batch_size, **more}
         of = supply.parse(None) if drives is None else self.supply(drives)
-        device = self.options.device if self.gpu else "cpu"
+        device, peak, expected = self.options.device if self.gpu else "cpu", self.rates.get(name), None
+        if peak is not None and mode == "ram" and scenario == "Offline" and not more.get("accuracy"):
+            seconds, expected = self.whole_batches(name, seconds, peak)
         request = command.Request(
             name, mode, scenario, folder, data.open_folder(folder, name), of, device,
-            seconds=self.options.seconds if seconds is None else seconds, cache="warm",
+            seconds=seconds, cache="warm",
             strict=name not in forms.NAMES, **more,
         )  # fmt: skip
         request.check()
-        peak = self.rates.get(name)
-        expected = None if peak is None or mode == "coldstart" else EXPECTED * min(peak, self.brought(of, mode, request.about))
+        if peak is not None and mode != "coldstart" and expected is None:
+            expected = EXPECTED * min(peak, self.brought(of, mode, request.about))
         model = self.models.get(name) if mode != "coldstart" else None
         made = command.Run(request, model=model, peak=peak if mode != "coldstart" else None, expected=expected)
         failure = made.measure()
@@ -173,6 +180,15 @@ class Bench:
         rate = f"{part['queries_per_s']:,.1f} queries/s" if part["queries_per_s"] else f"{part['coldstart']['total_s']:.3f} s"
         say(f"{name}, {mode}, {scenario}, {drives or 'all'} drives: {rate} {'' if part['valid'] is not False else part['why']}")
         return {"model": name, "drives": drives, **part}
+
+    def whole_batches(self, name: str, seconds: float, rate: float) -> tuple[float, float]:
+        """Seconds, and the rate to expect, of which LoadGen makes a query of whole batches: parts of them are slower, and where
+        there are few, another number of samples is another rate."""
+        batch = self.options.batch_size or forms.form(name, self.small(name)).batches[0 if self.gpu else 1]
+        made = batch * max(1, round(seconds * rate / batch))
+        # Shorter than it takes, so that its least duration is over in any case.
+        seconds = OF_DURATION * made / rate
+        return seconds, (made + 0.5) / (MADE_OF_EXPECTED * seconds)
 
     def brought(self, of: supply.Supply, mode: str, about: data.About) -> float:
         """Samples a second that a supply brings where each is read inside its query."""
@@ -404,6 +420,9 @@ class Bench:
         for row in (row for rows in found.values() for row in rows):
             row["of_best"] = rate(row) / best
         if not all(found.values()):
+            return
+        if min(row["tables"]["hit_pct"] for row in found["mapped", None]) > NOTHING_LEFT:
+            self.others.append(f"- tables, {gib:g} GiB, beside tuned torch: left out: all rows that are looked up lie in memory")
             return
         name, mapped, tuned = f"tables, {gib:g} GiB", ("mapped", None), ("torch", None)
         if not gib and self.gpu:
