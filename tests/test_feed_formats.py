@@ -244,3 +244,21 @@ def test_whole_files_are_samples(tmp_path: Path, forebay: Forebay) -> None:
     assert sorted(got) == sorted(wanted.values()) and got != list(wanted.values())
     refused = forebay("feed", tmp_path)
     assert refused.returncode == 2 and "different sizes" in refused.stderr
+
+
+@pytest.mark.promise("FEED-14")
+def test_memory_of_batches_is_used_again_and_not_before_their_arrays_are_gone(shards: list[Path]) -> None:
+    loader = feed.Loader(shards, 10, seed=2, prefetch=2)
+    kept = [(batch["bin"].data, batch["bin"].data.tobytes()) for batch in loader]
+    assert all(array.tobytes() == content for array, content in kept)
+    del kept
+    # Of 45 batches a few places, two of which are read ahead to.
+    assert len({batch["bin"].data.ctypes.data for _ in range(3) for batch in loader}) <= 15
+    small = feed.Loader(shards, 10, seed=2, pin_limit=120_000)
+    few = []
+    with pytest.raises(RequestError, match=r"pin_limit=120000: \d+ batches of \d+ bytes are kept"):
+        while True:
+            few.append(small.take())
+    taken = len(few)
+    few.clear()
+    assert taken + sum(1 for _ in iter(small.take, None)) == 15

@@ -110,10 +110,11 @@ class Loader:
             world=self.world,
             drop_last=bool(drop_last),
             prefetch=1 if differ else None if prefetch is None else at_least(1, prefetch, "prefetch"),
-            limit=None if pin_limit is None else at_least(1, pin_limit, "pin_limit"),
+            limit=None if pin_limit is None or differ else at_least(1, pin_limit, "pin_limit"),
         )
         ahead = None if prefetch is None else at_least(1, prefetch, "prefetch")
-        self._ahead = Ahead(self.dataset, self._loader, self.batch_size, ahead) if differ else None
+        limit = None if pin_limit is None else at_least(1, pin_limit, "pin_limit")
+        self._ahead = Ahead(self.dataset, self._loader, self.batch_size, ahead, limit) if differ else None
         told = self.doubt()
         if told:
             warnings.warn(UncachedRowsWarning(told), stacklevel=2)

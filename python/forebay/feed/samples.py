@@ -1,14 +1,16 @@
-"""Samples of different sizes: files in the shards of WebDataset, and whole files. A batch has one buffer of each field, and
-offsets into it."""
+"""Samples of different sizes: files in the shards of WebDataset, and whole files. A batch is one buffer, in which the samples of
+each field lie one behind the other, and offsets into it."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import sys
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -23,6 +25,14 @@ OPEN_MAX = 256
 # Bytes that are read ahead, in batches between these numbers.
 AHEAD_BYTES = 64 << 20
 AHEAD = (2, 16)
+# Fields of a batch begin at multiples of this.
+ALIGN = 64
+# Without a limit from the user, so much memory is used in any case.
+LIMIT_BYTES_MIN = 1 << 30
+# Batches beside those that are read ahead, for whoever keeps some.
+KEPT = 4
+# Times are counted in classes, of which so many lie between a time and its double.
+TIME_CLASSES = 64
 
 
 @dataclass(frozen=True)
@@ -179,6 +189,47 @@ def stamp_of(name: str) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
+class Room:
+    """Memory of batches: used again once a batch, and every array made of it, is gone."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit, self._all = limit, list[Any]()
+        self.bytes = 0
+        # References to memory that nobody has: those of the list and of the loop that asks.
+        self._alone = self._references([object()])[0]
+
+    @staticmethod
+    def _references(all: list[Any]) -> list[int]:
+        return [sys.getrefcount(one) for one in all]
+
+    def take(self, size: int, ahead: int, is_first: bool) -> Any:
+        """Memory of at least so many bytes; None where others have to be gone first. Raises RequestError where the batch that is
+        asked for itself finds none."""
+        import numpy as np
+
+        free = [one for one, count in zip(self._all, self._references(self._all), strict=True) if count == self._alone]
+        fits = [one for one in free if len(one) >= size]
+        if fits:
+            return min(fits, key=len)
+        # Sizes of batches differ little: a sixteenth more serves most of those to come.
+        wanted = -(-(size + size // 16) // 4096) * 4096
+        limit = self._limit or max(LIMIT_BYTES_MIN, (ahead + 2 + KEPT) * wanted)
+        # What is too small makes room for what isn't.
+        for one in sorted(free, key=len):
+            if self.bytes + wanted <= limit:
+                break
+            self._all = [other for other in self._all if other is not one]
+            self.bytes -= len(one)
+        if self.bytes + wanted > limit and not is_first:
+            return None
+        if self.bytes + wanted > limit:
+            kept = f"{len(self._all)} batches of {self.bytes} bytes are kept, or a batch of {size} bytes is longer than allowed"
+            raise RequestError(f"pin_limit={limit}", kept, f"pin_limit={max(2 * limit, self.bytes + 2 * wanted)}; or keep fewer")
+        self._all.append(np.empty(wanted, np.uint8))
+        self.bytes += wanted
+        return self._all[-1]
+
+
 @dataclass
 class Flight:
     """A batch that is being read; None: the epoch's end. `position`: of the loader once it was handed out; `hash`: its sum."""
@@ -189,52 +240,103 @@ class Flight:
     hash: int
 
 
+@dataclass
+class Counts:
+    """What was handed out."""
+
+    began: float | None = None
+    ended: float = 0.0
+    waited_s: float = 0.0
+    batches: int = 0
+    samples: int = 0
+    bytes: int = 0
+    hash: int = 0
+    took: Counter[int] = field(default_factory=Counter)
+
+    def note(self, flight: Flight, reports: list[Any]) -> None:
+        self.hash = (self.hash + flight.hash) % (1 << 64)
+        if flight.batch is None:
+            return
+        self.batches += 1
+        self.samples += flight.batch.rows
+        self.bytes += sum(report[0] for report in reports)
+        slowest = max((report[5] for report in reports), default=0.0)
+        self.took[math.floor(TIME_CLASSES * math.log2(max(1.0, slowest * 1e9)))] += 1
+
+    def times(self) -> list[tuple[int, int]]:
+        """(ns, batches that took so long)"""
+        return [(round(2 ** ((number + 0.5) / TIME_CLASSES)), count) for number, count in sorted(self.took.items())]
+
+
 class Ahead:
     """Batches of samples in the order of a core loader that reads nothing, several of them in flight."""
 
-    def __init__(self, samples: Samples, order: Any, batch: int, prefetch: int | None) -> None:
+    def __init__(self, samples: Samples, order: Any, batch: int, prefetch: int | None, limit: int | None = None) -> None:
         self.samples, self._order = samples, order
         most = AHEAD_BYTES // (batch * samples.mean_bytes)
         self.prefetch = prefetch or min(max(most, AHEAD[0]), AHEAD[1])
         self._flights: deque[Flight] = deque()
         self._open: OrderedDict[int, _core.Reader] = OrderedDict()
+        self._room = Room(limit)
+        sizes = [size for size, _ in samples.stamps]
+        # Each sample is a file of its own, whole.
+        self._is_whole = len(samples.fields) == 1 and len(samples) == len(sizes) and samples.sizes[:, 0].tolist() == sizes
         self.position: tuple[int, int] = order.position()
-        self.hash, self.bytes, self.waited_s = 0, 0, 0.0
+        self.counts = Counts()
         self._lock = Lock()
+
+    @property
+    def hash(self) -> int:
+        return self.counts.hash
 
     def take(self) -> Batch | None:
         """The next batch; None at the epoch's end. Raises what failed; the next call reads the same batch again."""
         with self._lock:
             began = time.perf_counter()
+            if self.counts.began is None:
+                self.counts.began = began
             try:
                 return self._take()
             finally:
-                self.waited_s += time.perf_counter() - began
+                self.counts.ended = time.perf_counter()
+                self.counts.waited_s += self.counts.ended - began
 
     def _take(self) -> Batch | None:
-        while len(self._flights) < self.prefetch and not (self._flights and self._flights[-1].batch is None):
-            self._begin()
+        while len(self._flights) <= self.prefetch and not (self._flights and self._flights[-1].batch is None):
+            if not self._begin():
+                break
         flight = self._flights[0]
         try:
             for read in flight.reads:
                 read.wait()
-                self.bytes += read.report()[0]
+            self.counts.note(flight, [read.report() for read in flight.reads])
         except BaseException:
             # The batch that failed is drawn again.
             self.seek(*self.position)
             raise
         self._flights.popleft()
-        self.position, self.hash = flight.position, (self.hash + flight.hash) % (1 << 64)
+        self.position = flight.position
         return flight.batch
 
-    def _begin(self) -> None:
-        before, drawn = self._order.hash(), self._order.next()
+    def _begin(self) -> bool:
+        """Begins another batch; false where there is no memory for it yet."""
+        at, before, drawn = self._order.position(), self._order.hash(), self._order.next()
         batch: Batch | None = None
         reads: list[Any] = []
         if drawn is not None:
-            numbers = self._order.samples_at(drawn.epoch, drawn.position, drawn.rows)
-            batch, reads = self._read(numbers, drawn.position, drawn.epoch)
-        self._flights.append(Flight(batch, reads, self._order.position(), self._order.hash() - before))
+            try:
+                numbers = self._order.samples_at(drawn.epoch, drawn.position, drawn.rows)
+                begun = self._read(numbers, drawn.position, drawn.epoch)
+            except BaseException:
+                self._order.seek(*at)
+                raise
+            if begun is None:
+                self._order.seek(*at)
+                return False
+            batch, reads = begun
+        gone = (self._order.hash() - before) % (1 << 64)
+        self._flights.append(Flight(batch, reads, self._order.position(), gone))
+        return True
 
     def seek(self, epoch: int, position: int) -> None:
         self.cancel()
@@ -252,44 +354,60 @@ class Ahead:
         while self._open:
             self._open.popitem()[1].close()
 
-    def _read(self, numbers: list[int], position: int, epoch: int) -> tuple[Batch, list[Any]]:
+    def _read(self, numbers: list[int], position: int, epoch: int) -> tuple[Batch, list[Any]] | None:
         import numpy as np
 
         index = np.asarray(numbers, np.int64)
-        fields, asked = {}, []
+        sizes, places = self.samples.sizes[index], self.samples.offsets[index]
+        offsets = np.zeros((len(index) + 1, len(self.samples.fields)), np.int64)
+        np.cumsum(sizes, axis=0, out=offsets[1:])
+        lengths = offsets[-1].tolist()
+        begins = [0]
+        for length in lengths:
+            begins.append(-(-(begins[-1] + length) // ALIGN) * ALIGN)
+        whole = self._room.take(begins[-1], self.prefetch, not self._flights)
+        if whole is None:
+            return None
+        fields = {}
         for number, name in enumerate(self.samples.fields):
-            sizes = self.samples.sizes[index, number]
-            offsets = np.zeros(len(index) + 1, np.int64)
-            np.cumsum(sizes, out=offsets[1:])
-            data = np.empty(int(offsets[-1]), np.uint8)
-            fields[name] = Bytes(data, offsets)
-            begins = (data.ctypes.data + offsets[:-1]).tolist()
-            places = self.samples.offsets[index, number].tolist()
-            asked.append(zip(places, sizes.tolist(), begins, strict=True))
+            begin = begins[number]
+            fields[name] = Bytes(whole[begin : begin + lengths[number]], np.ascontiguousarray(offsets[:, number]))
+        to = whole.ctypes.data + np.asarray(begins[:-1], np.int64) + offsets[:-1]
+        reads = self._started(self.samples.file[index], places, sizes, to, whole)
+        return Batch(fields, numbers, position, epoch), reads
+
+    def _started(self, files: Any, places: Any, sizes: Any, to: Any, whole: Any) -> list[Any]:
+        """Reads of the ranges, one of each file; of whole files one of all."""
+        if self._is_whole:
+            some = [number for number, size in enumerate(sizes[:, 0].tolist()) if size]
+            names = [self._unchanged(file) for file in files[some].tolist()]
+            return [_core.read_files(names, sizes[some, 0].tolist(), [None], to[some, 0].tolist(), [whole], [])] if some else []
         by_file: dict[int, list[tuple[int, int, int | None, int]]] = {}
-        files = self.samples.file[index].tolist()
-        for column in asked:
-            for file, (offset, size, begin) in zip(files, column, strict=True):
+        for file, *columns in zip(files.tolist(), places.tolist(), sizes.tolist(), to.tolist(), strict=True):
+            for offset, size, begin in zip(*columns, strict=True):
                 if size:
                     by_file.setdefault(file, []).append((offset, size, None, begin))
-        held = [field.data for field in fields.values()]
         reads: list[Any] = []
         try:
             for file, ranges in by_file.items():
-                reads.append(self._reader(file).start(sorted(ranges), held, []))
+                reads.append(self._reader(file).start(sorted(ranges), [whole], []))
         except BaseException:
             for read in reads:
                 read.cancel()
-            self._order.seek(*(self._flights[-1].position if self._flights else self.position))
             raise
-        return Batch(fields, numbers, position, epoch), reads
+        return reads
 
-    def _reader(self, file: int) -> _core.Reader:
+    def _unchanged(self, file: int) -> str:
+        """Name of a file that is as it was when the loader was made. Raises RunError."""
         name, stamp = self.samples.names[file], self.samples.stamps[file]
         now = stamp_of(name)
         if now != stamp:
             found = f"it changed: {stamp[0]} bytes when the loader was made, {now[0]} now"
             raise RunError(f"read {name}", found, "another Loader of the files as they are")
+        return name
+
+    def _reader(self, file: int) -> _core.Reader:
+        name = self._unchanged(file)
         reader = self._open.pop(file, None) or _core.Reader(name, "host")
         self._open[file] = reader
         if len(self._open) > OPEN_MAX:
