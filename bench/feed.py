@@ -143,7 +143,7 @@ def cold_cell(options: argparse.Namespace, children: list[Child], name: str) -> 
 
 
 def nothing_cell(options: argparse.Namespace, children: list[Child], name: str) -> Cell:
-    contenders = taking_turns(options, children, ("forebay-nothing",), gpu_file(options), (912, 8192))
+    contenders = taking_turns(options, children, ("forebay-nothing",), gpu_file(options), (912, 8192), "none")
     return Cell(name, contenders, [Bound("cost", (), at_most=HAND_OVER_NS)], per="I/O", ours="forebay-nothing")
 
 
@@ -158,7 +158,7 @@ def start_cell(options: argparse.Namespace, children: list[Child], name: str) ->
 COSTS: tuple[tuple[str, Callable[[argparse.Namespace, list[Child], str], Cell]], ...] = (
     ("cost: 912-byte samples into a GPU, shuffled, on two cores", few_cell),
     ("cost: 150,528-byte samples into a GPU, from the disk", cold_cell),
-    ("cost: a batch handed over on a GPU, nothing read", nothing_cell),
+    ("cost: a batch handed over on a GPU, in order, nothing read", nothing_cell),
     (f"cost: the first batch of {START_ROWS:,} rows on a GPU", start_cell),
 )
 
