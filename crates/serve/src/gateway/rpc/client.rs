@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 /// Request of the words after `forebay snap rpc`.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Asked {
+pub enum Asked {
     Call {
         /// The gateway's socket, where it was named.
         socket: Option<String>,
@@ -43,7 +43,7 @@ pub fn run(words: &[String], go_on: &mut dyn FnMut() -> bool) -> Result<String, 
 ///
 /// # Errors
 /// `Request`: no such verb or flag, a value that is missing or no number.
-pub(crate) fn parse(words: &[String]) -> Result<Asked, Error> {
+pub fn parse(words: &[String]) -> Result<Asked, Error> {
     let (socket, words) = socket_of(words)?;
     let Some((method, rest)) = words.split_first() else { return Ok(Asked::Help(overview())) };
     if ["--help", "-h", "help"].contains(&method.as_str()) {

@@ -80,6 +80,3 @@ pub trait Control: Send + Sync {
         None
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,19 +1,23 @@
 //! The verbs over a gateway that only keeps its configuration: what is asked, how it is answered, what is refused.
 
-use super::*;
-use client::Asked;
+use forebay_model::Error;
+use forebay_serve::gateway::config::{Config, Controller, Namespace, Qos, Subsystem};
+use forebay_serve::gateway::rpc::client::{self, Asked};
+use forebay_serve::gateway::rpc::{answer, Control, Server, VERBS};
+use forebay_serve::gateway::stats::{ControllerStats, State, Stats};
 use serde_json::{json, Map, Value};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Keeps what it is told, and says what it is told.
 #[derive(Default)]
 struct Kept {
     config: Mutex<Config>,
-    states: Mutex<BTreeMap<String, crate::gateway::stats::State>>,
+    states: Mutex<BTreeMap<String, State>>,
 }
 
 impl Kept {
@@ -36,7 +40,6 @@ impl Control for Kept {
     }
 
     fn stats(&self) -> Stats {
-        use crate::gateway::stats::ControllerStats;
         let states = self.states.lock().unwrap();
         let config = self.config();
         let controllers = config.controllers().map(|(s, c)| ControllerStats {
@@ -111,7 +114,7 @@ impl Control for Kept {
         if timeout < Duration::from_millis(10) {
             return Err(Error::run(name, "3 commands were still in flight", "a longer timeout_ms"));
         }
-        self.states.lock().unwrap().insert(name.into(), crate::gateway::stats::State::Suspended);
+        self.states.lock().unwrap().insert(name.into(), State::Suspended);
         Ok(())
     }
 
