@@ -251,10 +251,6 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
 
 # Parent → circles of modules in it that each know the next, today. They may only go, and with them their line.
 CIRCLES: dict[str, list[str]] = {
-    "bench::doctor": [
-        "cache conditions cufile drives fabric filesystem gds gpu host memory nvme_rdma nvme_tcp pageable power "
-        "probe raid report source target topology ublk uring verdict",
-    ],
     "model": [
         "cached checkpoint device error feed fio_blocks glob histogram iolog job kvcache pattern record stats "
         "training units warnings wording",

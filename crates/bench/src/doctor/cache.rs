@@ -1,8 +1,8 @@
 //! Control over the page cache: which operations drop pages, and which query residency.
 
 use super::probe::CacheProbe;
-use super::report::{Area, Check, State};
 use super::roots::Roots;
+use forebay_io::machine::finding::{Area, Check, State};
 use serde::Serialize;
 
 #[derive(Clone, Debug, Default, Serialize)]

@@ -4,10 +4,10 @@ mod properties;
 
 pub use properties::{ask, Answers};
 
-use super::report::{Area, Check, State};
 use super::roots::{bytes, names, text, Roots};
 use forebay_io::gpu::library;
 use forebay_io::gpu::places::{self, mapped_sites, Places};
+use forebay_io::machine::finding::{Area, Check, State};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};

@@ -1,9 +1,10 @@
 //! Block devices: their limits, and the remedies.
 
-use super::report::{count, size, Area, Check, State};
 pub(crate) use forebay_io::machine::drives::{all, behind, block, describe, DriveFacts};
+use forebay_io::machine::finding::{count, Area, Check, State};
 use forebay_io::machine::pci;
 use forebay_model::record::Drive;
+use forebay_model::units::readable_bytes as size;
 
 /// Temperature at which most drives begin to slow down; each has its own limit.
 const HOT_C: f64 = 70.0;

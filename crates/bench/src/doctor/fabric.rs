@@ -1,8 +1,8 @@
 //! Network and RDMA devices.
 
 use super::pci;
-use super::report::{Area, Check, State};
 use super::roots::{line, names, number, Roots};
+use forebay_io::machine::finding::{Area, Check, State};
 use serde::Serialize;
 
 const DEVICES_MAX: usize = 256;

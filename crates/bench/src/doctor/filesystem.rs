@@ -1,12 +1,11 @@
 //! The file system of a path: kind, mount options, alignment for O_DIRECT, and what direct I/O on it shows.
 
 use super::probe::{self, DirectProbe};
-use super::report::{size, Area, Check, State};
 use super::roots::{text, Roots};
-pub(crate) use forebay_io::machine::filesystem::alignment;
 use forebay_io::machine::filesystem::facts;
+use forebay_io::machine::finding::{Area, Check, State};
 use forebay_model::record::Filesystem;
-use rustix::fs::{Mode, OFlags};
+use forebay_model::units::readable_bytes as size;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -85,11 +84,6 @@ fn journal_mode(roots: &Roots, filesystem: &Filesystem) -> Option<String> {
 /// Returns whether a directory lets us make files in it.
 pub(crate) fn writable(path: &Path) -> bool {
     rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok()
-}
-
-pub(crate) fn open_direct(path: &Path) -> rustix::io::Result<rustix::fd::OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    rustix::fs::open(path, flags, Mode::empty())
 }
 
 /// `gpu`: there is a GPU (or libcufile), so that what direct DMA asks of a file system matters.

@@ -1,11 +1,10 @@
 //! Requirements of direct DMA from storage into a GPU: nvidia-fs, or PCI P2PDMA in the kernel; an IOMMU and switches
 //! that let peers talk; udev's entry for the file system.
 
-use super::conditions::{Finding, Ground, Stops, CONDITIONS};
 use super::filesystem::Examined;
 use super::pci;
-use super::report::{count, Area, Check, State};
 use super::roots::{field, line, names, text, Roots};
+use forebay_io::machine::finding::{count, Area, Check, State};
 use forebay_io::machine::kernel::{has_option, kernel_config};
 use serde::Serialize;
 
@@ -185,9 +184,9 @@ fn udev(roots: &Roots, examined: &[Examined]) -> Vec<Udev> {
     found
 }
 
-pub(crate) fn checks(ground: &Ground) -> Vec<Check> {
-    let (gds, here) = (ground.gds, super::gpu::present(ground.gpu));
-    let mut checks = vec![nvidia_fs_check(&gds.nvidia_fs, here), p2pdma_check(ground)];
+/// `here`: there is a GPU. `p2pdma`: the check of P2PDMA, which stands among these.
+pub(crate) fn checks(gds: &Gds, here: bool, p2pdma: Check) -> Vec<Check> {
+    let mut checks = vec![nvidia_fs_check(&gds.nvidia_fs, here), p2pdma];
     checks.push(iommu_check(&gds.iommu, here));
     checks.push(acs_check(&gds.acs, here));
     checks.extend(gds.udev.iter().map(|udev| udev_check(udev, here)));
@@ -195,7 +194,7 @@ pub(crate) fn checks(ground: &Ground) -> Vec<Check> {
 }
 
 /// A fault where there is a GPU; without one nothing that matters.
-fn fault(here: bool) -> State {
+pub(crate) fn fault(here: bool) -> State {
     if here {
         State::Missing
     } else {
@@ -221,33 +220,6 @@ fn nvidia_fs_check(facts: &NvidiaFs, here: bool) -> Check {
             .next("install MLNX_OFED or DOCA-OFED with its NVMe driver (--with-nvmf), or use P2PDMA; then: cat /proc/driver/nvidia-fs/modules");
     }
     check(State::Works, format!("{version}, serving {}", facts.drivers.join(" ")))
-}
-
-/// The conditions of P2PDMA in one line; each has its own line with what to type.
-fn p2pdma_check(ground: &Ground) -> Check {
-    let here = super::gpu::present(ground.gpu);
-    let check = |state, found: String| Check::new(Area::Gds, "gds.p2pdma", "PCI P2PDMA", state, found);
-    match ground.gds.p2pdma.in_kernel {
-        Some(false) => {
-            return check(fault(here), "off in the kernel (CONFIG_PCI_P2PDMA)".into())
-                .why("the kernel can't let a drive write into a GPU")
-        }
-        None => {
-            return check(State::Unknown, "not reported".into())
-                .why("no kernel configuration can be read")
-                .next("grep p2pdma_pgmap_ops /proc/kallsyms   # a line means that the kernel has it")
-        }
-        Some(true) if !here => return check(State::NotApplicable, "in the kernel; no GPU for it".into()),
-        Some(true) => {}
-    }
-    let ours = CONDITIONS.iter().filter(|c| c.stops == Stops::P2pdma);
-    let amiss: Vec<&str> =
-        ours.filter(|c| matches!((c.judge)(ground), Finding::Fails { .. })).map(|c| c.title).collect();
-    match amiss.is_empty() {
-        true => check(State::Works, "in the kernel, the driver and cufile.json".into()),
-        false => check(State::Missing, "in the kernel, not set up".into())
-            .why(format!("amiss: {}", amiss.join(", "))),
-    }
 }
 
 fn iommu_check(iommu: &Iommu, here: bool) -> Check {

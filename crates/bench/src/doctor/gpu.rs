@@ -1,8 +1,9 @@
 //! NVIDIA GPUs and their driver.
 
 use super::pageable;
-use super::report::{count, size, Area, Check, State};
+use forebay_io::machine::finding::{count, Area, Check, State};
 pub(crate) use forebay_io::machine::gpu::{facts, present, GpuDevice, GpuFacts};
+use forebay_model::units::readable_bytes as size;
 
 pub(crate) fn checks(facts: &GpuFacts) -> Vec<Check> {
     let mut checks = vec![driver(facts)];

@@ -1,7 +1,7 @@
 //! Processor, kernel, NUMA nodes, and virtualisation.
 
-use super::report::{count, Area, Check, State};
 use super::roots::show_list;
+use forebay_io::machine::finding::{count, Area, Check, State};
 pub(crate) use forebay_io::machine::host::{facts, Host};
 
 pub(crate) fn checks(host: &Host) -> Vec<Check> {

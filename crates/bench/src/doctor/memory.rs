@@ -1,8 +1,9 @@
 //! Memory, the locked-memory limit, and huge pages: whether they suffice.
 
-use super::report::{count, size, Area, Check, State};
+use forebay_io::machine::finding::{count, Area, Check, State};
 pub(crate) use forebay_io::machine::memory::{facts, HugetlbPool, Locked, Memory};
 use forebay_io::reactor::memlock::LEFT_BYTES;
+use forebay_model::units::readable_bytes as size;
 
 /// Memory registered by four workers with 32 slots of 1 MiB.
 const LOCKED_BYTES_WANTED: u64 = 128 << 20;

@@ -35,9 +35,9 @@ mod uring;
 mod verdict;
 
 pub use cufile::{ask as cufile_answers, Answers};
+pub(crate) use forebay_io::machine::finding::Check;
 pub use forebay_io::machine::roots::Roots;
 pub use forebay_io::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable, Verdicts};
-pub(crate) use report::Check;
 pub use report::{Report, SCHEMA};
 pub use verdict::{gds_verdict, path_verdicts};
 
@@ -186,7 +186,7 @@ fn checks(roots: &Roots, report: &Report) -> Vec<Check> {
     }
     checks.extend(gpu::checks(&report.gpu));
     checks.extend(cufile::checks(&report.cufile, gpu));
-    checks.extend(gds::checks(&ground));
+    checks.extend(gds::checks(ground.gds, gpu, conditions::p2pdma_check(&ground)));
     if gpu {
         checks.extend(conditions::checks(&ground, verdict::needless(&report.verdicts.gds)));
     }

@@ -2,8 +2,8 @@
 
 use super::fabric::Fabric;
 use super::memory::Locked;
-use super::report::{Area, Check, State};
 use super::roots::Roots;
+use forebay_io::machine::finding::{Area, Check, State};
 use forebay_io::rdma::{library, DmaBuf, INSTALL, MAKE_DEVICE, SHOW_DEVICE};
 use forebay_model::units::format_bytes;
 use serde::Serialize;

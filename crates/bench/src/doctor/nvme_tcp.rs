@@ -1,8 +1,8 @@
 //! NVMe over TCP: what this machine can serve and reach, with Forebay's own ends and with the kernel's host.
 
-use super::report::{Area, Check, State};
 use super::roots::{names, text, Roots};
 use super::uring::Uring;
+use forebay_io::machine::finding::{Area, Check, State};
 use serde::Serialize;
 
 /// IANA's port for NVMe over TCP.

@@ -2,7 +2,7 @@
 //! NVLink-C2C), or because the kernel mirrors them for the driver (HMM). `mapped` registers its windows all the same,
 //! and the check says why.
 
-use super::report::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, State};
 use forebay_io::machine::pageable::{Pageable, PageableGpu};
 
 /// Reports the consequences for the paths. `open_modules`: the driver's kernel modules are the open ones.

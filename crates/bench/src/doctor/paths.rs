@@ -1,8 +1,8 @@
 //! The data paths: which of them are available on this machine, for this source.
 
 use super::filesystem::Examined;
-use super::report::{count, Area, Check, State};
 use super::verdict::Verdicts;
+use forebay_io::machine::finding::{count, Area, Check, State};
 use forebay_storage::path::PATHS;
 use forebay_storage::source::Made;
 

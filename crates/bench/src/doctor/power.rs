@@ -1,7 +1,7 @@
 //! Power meters: which of them are readable, and the requirements of the others.
 
-use super::report::{count, Area, Check, State};
 use super::roots::{line, names, Roots};
+use forebay_io::machine::finding::{count, Area, Check, State};
 use forebay_io::machine::nvml::Nvml;
 use forebay_io::meter::power::{
     ipmi,

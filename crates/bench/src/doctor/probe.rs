@@ -2,7 +2,7 @@
 //! cache's own answers. Each has a time limit, so that a dead drive or a lost
 //! file server can't hang the examination.
 
-use super::filesystem::{alignment, open_direct};
+use forebay_io::machine::filesystem::alignment;
 use forebay_io::machine::within;
 use forebay_storage::source::file::{told_alignment, NO_DIRECT};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -96,6 +96,11 @@ fn in_directory(directory: &Path) -> DirectProbe {
         return probe;
     }
     finest_step(&file, probe)
+}
+
+fn open_direct(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open(path, flags, Mode::empty())
 }
 
 /// A file without a name: nothing is left behind, whatever happens to us.

@@ -1,9 +1,10 @@
 //! Several drives as one: md, dm, and forebay's own `stripe:`.
 
 use super::drives::block;
-use super::report::{count, size, Area, Check, State};
 use super::roots::{line, number, text, Roots};
 use super::source::Asked;
+use forebay_io::machine::finding::{count, Area, Check, State};
+use forebay_model::units::readable_bytes as size;
 use serde::Serialize;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -5,11 +5,9 @@ use super::{
     source,
 };
 use super::{topology, ublk, uring, verdict};
+use forebay_io::machine::finding::Check;
 use forebay_model::record::Environment;
 use serde::Serialize;
-
-pub(crate) use forebay_io::machine::finding::{count, Area, Check, State};
-pub(crate) use forebay_model::units::readable_bytes as size;
 
 pub const SCHEMA: &str = "forebay.doctor/1";
 

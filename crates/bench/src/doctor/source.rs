@@ -1,9 +1,10 @@
 //! The subject of the examination: the paths, sockets and hosts that a source URI names.
 
-use super::report::{count, size, Area, Check, State};
 use super::roots::Roots;
 use super::target;
 use forebay_io::machine;
+use forebay_io::machine::finding::{count, Area, Check, State};
+use forebay_model::units::readable_bytes as size;
 use forebay_model::Error;
 use forebay_storage::source::file::{is_neither, is_source};
 use forebay_storage::source::nvme_tcp::{Address, Options};

@@ -1,11 +1,12 @@
 //! Examination of an NVMe/TCP target and the way to it: its handshake, what it grants, the namespace, and how much one
 //! connection carries. Nothing is read or written there.
 
-use super::report::{size, Area, Check, State};
 use super::roots::{text, Roots};
 use crate::Error;
 use forebay_io::auth::TLS_KEY_VARIABLE;
+use forebay_io::machine::finding::{Area, Check, State};
 use forebay_io::machine::nvme_host::Identity;
+use forebay_model::units::readable_bytes as size;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_nvme::host::{self, ControllerInfo, NamespaceInfo, Session};
 use forebay_nvme::log::AnaState;

@@ -5,7 +5,7 @@ mod machine;
 
 use super::verdict::Facts;
 use super::*;
-use crate::doctor::report::State;
+use forebay_io::machine::finding::State;
 use machine::{Machine, GPU};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -421,7 +421,8 @@ proptest! {
         let gds = gds::facts(&roots, &[]);
         let cufile = cufile::facts(&roots, &Surroundings::default());
         let facts = verdict::Facts { gpu, cufile, gds, ..Facts::gather(&roots, Vec::new(), &Surroundings::default()) };
-        gds::checks(&facts.ground());
+        let ground = facts.ground();
+        gds::checks(ground.gds, gpu::present(ground.gpu), conditions::p2pdma_check(&ground));
         conditions::checks(&facts.ground(), None);
         verdict::judge(&facts.ground(), true);
         fabric::checks(&fabric::facts(&roots), true);

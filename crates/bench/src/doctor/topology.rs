@@ -4,8 +4,8 @@ use super::drives::DriveFacts;
 use super::fabric::Fabric;
 use super::gpu::GpuFacts;
 use super::pci;
-use super::report::{Area, Check, State};
 use super::roots::Roots;
+use forebay_io::machine::finding::{Area, Check, State};
 use serde::Serialize;
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! ublk: whether this machine can have block devices whose requests Forebay answers.
 
-use super::report::{Area, Check, State};
 use super::roots::{names, Roots};
+use forebay_io::machine::finding::{Area, Check, State};
 use rustix::fs::{access, Access};
 use serde::Serialize;
 

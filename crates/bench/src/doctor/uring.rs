@@ -3,8 +3,8 @@
 //! Versions say little: distributions backport, containers forbid by seccomp,
 //! and `io_uring_disabled` forbids by sysctl. So this asks the kernel.
 
-use super::report::{Area, Check, State};
 use super::roots::{number, Roots};
+use forebay_io::machine::finding::{Area, Check, State};
 use io_uring::{cqueue, opcode, squeue, types, Builder, IoUring, Probe};
 use serde::Serialize;
 use std::io;

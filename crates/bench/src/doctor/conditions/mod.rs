@@ -12,10 +12,9 @@ use super::filesystem::Examined;
 use super::gds::Gds;
 use super::gpu::GpuFacts;
 use super::raid::Raid;
-use super::report::Area;
-use super::report::Check;
-use super::report::State;
 use super::topology::{Distance, Relation};
+use forebay_io::machine::finding::{Area, Check, State};
+pub(crate) use p2pdma::p2pdma_check;
 use software::{bar1, counters, forced, gpu, gpu_class, libcuda, library, udev, versions};
 
 /// Facts of the other areas, about one storage location or the machine as a whole.

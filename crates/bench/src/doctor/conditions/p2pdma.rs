@@ -1,10 +1,39 @@
 //! The requirements of the kernel's PCI P2PDMA: the kernel itself, the driver, the GPU, the drive, cufile.json.
 
 use super::software::library_version;
-use super::{fails, holds, open, physical, rdma_driver, version, Finding, Ground};
+use super::{fails, holds, open, physical, rdma_driver, version, Finding, Ground, Stops, CONDITIONS};
 use crate::doctor::drives::DriveFacts;
+use crate::doctor::gds::fault;
 use crate::doctor::gpu::present;
-use crate::doctor::report::size;
+use forebay_io::machine::finding::{Area, Check, State};
+use forebay_model::units::readable_bytes as size;
+
+/// The conditions of P2PDMA in one line; each has its own line with what to type.
+pub(crate) fn p2pdma_check(ground: &Ground) -> Check {
+    let here = present(ground.gpu);
+    let check = |state, found: String| Check::new(Area::Gds, "gds.p2pdma", "PCI P2PDMA", state, found);
+    match ground.gds.p2pdma.in_kernel {
+        Some(false) => {
+            return check(fault(here), "off in the kernel (CONFIG_PCI_P2PDMA)".into())
+                .why("the kernel can't let a drive write into a GPU")
+        }
+        None => {
+            return check(State::Unknown, "not reported".into())
+                .why("no kernel configuration can be read")
+                .next("grep p2pdma_pgmap_ops /proc/kallsyms   # a line means that the kernel has it")
+        }
+        Some(true) if !here => return check(State::NotApplicable, "in the kernel; no GPU for it".into()),
+        Some(true) => {}
+    }
+    let ours = CONDITIONS.iter().filter(|c| c.stops == Stops::P2pdma);
+    let amiss: Vec<&str> =
+        ours.filter(|c| matches!((c.judge)(ground), Finding::Fails { .. })).map(|c| c.title).collect();
+    match amiss.is_empty() {
+        true => check(State::Works, "in the kernel, the driver and cufile.json".into()),
+        false => check(State::Missing, "in the kernel, not set up".into())
+            .why(format!("amiss: {}", amiss.join(", "))),
+    }
+}
 
 pub(crate) fn kernel(ground: &Ground) -> Finding {
     match ground.gds.p2pdma.in_kernel {

@@ -1,13 +1,13 @@
 //! Conditions that software sets: libraries, drivers, settings.
 
 use super::super::gds::udev_commands;
-use super::super::report::size;
 use super::fails;
 use super::holds;
 use super::open;
 use super::version;
 use super::Finding;
 use super::Ground;
+use forebay_model::units::readable_bytes as size;
 
 pub(super) fn gpu(ground: &Ground) -> Finding {
     let facts = ground.gpu;

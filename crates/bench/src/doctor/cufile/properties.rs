@@ -1,9 +1,9 @@
 //! The settings of cuFile that users ask for: as cufile.json has them, and as cuFile itself says once its driver is open.
 
-use super::super::report::{Area, Check, State};
 use super::Config;
 use forebay_io::gpu::cuda::Device;
 use forebay_io::gpu::cufile::cufile;
+use forebay_io::machine::finding::{Area, Check, State};
 use forebay_model::record::CufileProperties;
 use forebay_model::Error;
 use serde::Serialize;
