@@ -255,7 +255,6 @@ CIRCLES: dict[str, list[str]] = {
         "cached checkpoint device error feed fio_blocks glob histogram iolog job kvcache pattern record stats "
         "training units warnings wording",
     ],
-    "storage::source": ["draft file model nil nvme nvme_tcp uri vfio_user"],
 }
 
 

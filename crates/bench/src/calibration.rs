@@ -144,7 +144,7 @@ impl Settler<'_> {
     fn open(&self, target: &Target, known: &mut Known) -> Open {
         let situation = self.situation(target, known);
         let mut open = auto::open(&situation);
-        if let Some(why) = situation.no_direct().filter(|_| target.by_card().is_some()) {
+        if let Some(why) = situation.no_direct().filter(|_| target.is_by_card()) {
             open.because = why;
         }
         if let Some(path) = path::find(self.job.path) {
@@ -208,8 +208,8 @@ impl Settler<'_> {
         let short = if ways.len() > 1 && !tries { "; too few bytes for a trial" } else { "" };
         let chose = if self.job.path == PathKind::Auto { "auto chose" } else { "‹cache› auto:" };
         if targets[group.targets[0]].files().is_empty() {
-            let because = match targets[group.targets[0]].by_card() {
-                Some(_) if self.job.path == PathKind::Auto && self.destination.feeds_gpu() => {
+            let because = match targets[group.targets[0]].is_by_card() {
+                true if self.job.path == PathKind::Auto && self.destination.feeds_gpu() => {
                     match path::of(way.path).may_go_direct() {
                         true => " (the card takes the GPU's memory, by dma-buf)".to_owned(),
                         false => format!(" ({because})"),

@@ -12,7 +12,7 @@ use forebay_model::job::{JobSpec, Op, PathKind};
 use forebay_model::simulate::mean_value_analysis;
 use forebay_model::units::GIB;
 use forebay_model::Error;
-use forebay_storage::source::{Draft, ModelBacking, ModelDraft, SharedDrive, Target};
+use forebay_storage::source::{ModelBacking, SharedDrive, SourcePlan, Target, Timing};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,25 +27,26 @@ const COPIED: Duration = Duration::from_millis(40);
 const CUSTOMERS_MAX: u32 = 1 << 16;
 
 /// Refuses modelled drives that are faster than this host.
-pub(crate) fn check(job: &JobSpec, drafts: &[Draft], observer: &mut dyn Observer) -> Result<(), Error> {
-    let models: Vec<&ModelDraft> = drafts.iter().flat_map(Draft::models).collect();
+pub(crate) fn check(job: &JobSpec, plans: &[SourcePlan], observer: &mut dyn Observer) -> Result<(), Error> {
+    let models: Vec<(&SourcePlan, &Timing)> = plans.iter().flat_map(SourcePlan::modelled).collect();
     if models.is_empty() {
         return Ok(());
     }
-    let specs: Vec<&str> = models.iter().map(|m| m.spec.as_str()).collect();
+    let specs: Vec<&str> = models.iter().map(|(_, timing)| timing.spec.as_str()).collect();
     let asked = format!("model:{} in real time", specs.join(" and "));
     let customers = (job.workers * job.depth).div_ceil(models.len() as u32);
-    let modelled: f64 = models.iter().map(|m| iops(job, &m.drive, customers)).sum();
+    let modelled: f64 = models.iter().map(|(_, timing)| iops(job, &timing.drive, customers)).sum();
     let paced = job.rate_iops.or(job.rate_gib_s.map(|r| r * GIB as f64 / mean_io_bytes(job)));
     let wanted = modelled.min(paced.unwrap_or(f64::INFINITY));
     if wanted > EASY_IOPS {
-        let can = loop_iops(job, &models[0].drive, observer)?;
+        let can = loop_iops(job, &models[0].1.drive, observer)?;
         if wanted > can {
             let found = format!("it does {wanted:.0} I/Os per second; this host starts and ends {can:.0}");
             return Err(Error::machine(asked, found, next(&specs, "larger ‹io_bytes›")));
         }
     }
-    let (bytes, has_content) = (wanted * mean_io_bytes(job), models.iter().any(|m| m.over.is_some()));
+    let (bytes, has_content) =
+        (wanted * mean_io_bytes(job), models.iter().any(|(plan, _)| !plan.parts.is_empty()));
     if has_content && bytes > EASY_BYTES_S {
         let can = copy_bytes_s() * f64::from(job.workers.min(threads::online()));
         if bytes > can {

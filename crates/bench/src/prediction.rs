@@ -12,7 +12,7 @@ use forebay_model::record::{Foretold, RunRecord};
 use forebay_model::simulate::{closed_loop, Load};
 use forebay_model::units::GIB;
 use forebay_model::{warnings, Error};
-use forebay_storage::source::{Draft, ModelDraft};
+use forebay_storage::source::SourcePlan;
 
 /// Most commands that are simulated: this takes some tenths of a second.
 const COMMANDS_MAX: f64 = 2e6;
@@ -27,12 +27,12 @@ const ROUNDS: f64 = 20.0;
 const FIELD: &str = "result.foretold";
 
 /// Refuses `--require-model` where no law can be held against the run.
-pub(crate) fn check(job: &JobSpec, drafts: &[Draft]) -> Result<(), Error> {
+pub(crate) fn check(job: &JobSpec, plans: &[SourcePlan]) -> Result<(), Error> {
     // In virtual time a run is its law.
-    if !job.require_model || drafts.iter().all(Draft::is_virtual) {
+    if !job.require_model || plans.iter().all(SourcePlan::is_virtual) {
         return Ok(());
     }
-    let law = Law::of(job, drafts).and_then(|law| {
+    let law = Law::of(job, plans).and_then(|law| {
         let seconds = job.duration_s.unwrap_or(DURATION_DEFAULT_S) * f64::from(job.repeat);
         law.enough(seconds)
     });
@@ -40,9 +40,14 @@ pub(crate) fn check(job: &JobSpec, drafts: &[Draft]) -> Result<(), Error> {
 }
 
 /// Holds the runs against their law, and says so in the record. The error is that of `--require-model`.
-pub(crate) fn judge(job: &JobSpec, drafts: &[Draft], runs: &[Ran], record: &mut RunRecord) -> Option<Error> {
+pub(crate) fn judge(
+    job: &JobSpec,
+    plans: &[SourcePlan],
+    runs: &[Ran],
+    record: &mut RunRecord,
+) -> Option<Error> {
     let seconds: f64 = runs.iter().map(|r| r.seconds).sum();
-    let told = Law::of(job, drafts).and_then(|law| {
+    let told = Law::of(job, plans).and_then(|law| {
         law.enough(seconds)?;
         law.iops(seconds / runs.len().max(1) as f64)
     });
@@ -86,14 +91,14 @@ struct Law {
 
 impl Law {
     /// The law of the job's one model in real time, or why there is none.
-    fn of(job: &JobSpec, drafts: &[Draft]) -> Result<Law, String> {
-        let alone = match drafts {
-            [draft] => draft.model().filter(|model| model.real_time),
+    fn of(job: &JobSpec, plans: &[SourcePlan]) -> Result<Law, String> {
+        let alone = match plans {
+            [plan] => plan.timing.as_ref().filter(|timing| timing.real_time).map(|timing| (plan, timing)),
             _ => None,
         };
-        let ModelDraft { drive, bytes, .. } = match alone {
-            Some(model) => model.clone(),
-            None if drafts.iter().all(|d| d.models().is_empty()) => {
+        let (drive, bytes) = match alone {
+            Some((plan, timing)) => (timing.drive.clone(), plan.bytes),
+            None if plans.iter().all(|plan| plan.modelled().is_empty()) => {
                 return Err("no model in real time took part".into())
             }
             None => return Err("a model among other sources or members can't be simulated by itself".into()),
@@ -184,10 +189,15 @@ impl Law {
 mod tests {
     use super::*;
     use forebay_model::job::Op;
-    use forebay_storage::source::{NilDraft, StripeDraft};
+    use forebay_storage::opening::{look, Purpose};
 
-    fn model(spec: &str) -> Vec<Draft> {
-        vec![ModelDraft::new(spec).unwrap().into()]
+    fn planned(uri: &str) -> Vec<SourcePlan> {
+        look(&Purpose { sources: vec![uri.into()], ..Purpose::default() }).unwrap().plans
+    }
+
+    fn model(spec: &str) -> Vec<SourcePlan> {
+        let joint = if spec.contains('?') { '&' } else { '?' };
+        planned(&format!("model:{spec}{joint}time=real"))
     }
 
     fn job() -> JobSpec {
@@ -225,9 +235,9 @@ mod tests {
 
     #[test]
     fn what_has_no_law_says_why() {
-        let of = |job: JobSpec, drafts: &[Draft]| Law::of(&job, drafts).err().unwrap();
-        assert!(of(job(), &[NilDraft { bytes: 1 }.into()]).contains("no model"));
-        let stripe = [StripeDraft { chunk: 1 << 16, members: model("d7-ps1010") }.into()];
+        let of = |job: JobSpec, plans: &[SourcePlan]| Law::of(&job, plans).err().unwrap();
+        assert!(of(job(), &planned("nil:")).contains("no model"));
+        let stripe = planned("stripe:?chunk=64k&m=model:d7-ps1010%3Ftime=real");
         assert!(of(job(), &stripe).contains("among other sources"));
         assert!(of(JobSpec { passes: Some(1), ..job() }, &model("d7-ps1010")).contains("passes"));
         assert!(
@@ -254,7 +264,7 @@ mod tests {
     fn to_require_a_model_there_must_be_one() {
         let required = JobSpec { require_model: true, ..job() };
         assert!(check(&required, &model("d7-ps1010")).is_ok());
-        assert!(check(&required, &[NilDraft { bytes: 1 }.into()]).unwrap_err().found.contains("no model"));
+        assert!(check(&required, &planned("nil:")).unwrap_err().found.contains("no model"));
         let slow = model("d7-ps1010?latency_us=1000000&channels=1");
         assert!(check(&required, &slow).unwrap_err().found.contains("too few"));
         assert!(check(&JobSpec { require_model: false, ..required }, &slow).is_ok());

@@ -21,6 +21,7 @@ use forebay_model::{stats, Error, Latency};
 use forebay_storage::path::gds::Session;
 use forebay_storage::path::mapped::Registry;
 use forebay_storage::path::{self, gds, Destination, Ends};
+use forebay_storage::source::nvme::Connection;
 use forebay_storage::source::Target;
 use missing::{cache_state, note_missing};
 use std::collections::{BTreeMap, BTreeSet};
@@ -363,7 +364,7 @@ fn targets_of(tallies: &[&Tally], targets: &[Target], paths: &[&str]) -> Vec<Tar
 /// The files that were read; None of a job that writes, or has one file, or none.
 fn files_of(context: &Context, moved: &[TargetResult], seconds: f64) -> Option<FilesRead> {
     let job = context.job;
-    let is_file = |t: &Target| t.backing.file().is_some_and(|(file, _)| !file.is_device);
+    let is_file = |t: &Target| t.backing.descriptor().is_some_and(|(file, _)| !file.is_device);
     let files: Vec<_> = context.targets.iter().zip(moved).filter(|(t, _)| is_file(t)).collect();
     if job.writes() || (files.len() < 2 && !job.whole_files) {
         return None;
@@ -460,12 +461,7 @@ fn path_of(context: &Context, runs: &[Ran]) -> PathRan {
             && context.targets.iter().any(|t| path::of(t.route.path).pins()),
         calibration: context.calibration.clone(),
         mapped: context.destination.set_up::<Registry>().map(|registry| registry.report()),
-        fabric: {
-            let remotes = context.targets.iter().flat_map(Target::remotes).map(|remote| remote.report());
-            remotes
-                .chain(context.targets.iter().flat_map(Target::drives).map(|drive| drive.report()))
-                .collect()
-        },
+        fabric: context.targets.iter().flat_map(Target::connections).map(Connection::report).collect(),
     }
 }
 

@@ -5,7 +5,7 @@ use forebay_model::iolog::{Io, Kind, Line, Parser, Recast, LINE_BYTES_MAX};
 use forebay_model::job::{JobSpec, Op};
 use forebay_model::units::format_bytes;
 use forebay_model::Error;
-use forebay_storage::source::Draft;
+use forebay_storage::source::SourcePlan;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::time::{Duration, Instant};
@@ -193,24 +193,24 @@ fn gcd(a: u64, b: u64) -> u64 {
 
 impl Replay {
     /// Refuses lists that go on behind the end of what they are replayed on.
-    pub(crate) fn fits(&self, drafts: &[Draft]) -> Result<(), Error> {
-        let one = drafts.len() == 1;
-        if !one && drafts.len() != self.files.len() {
+    pub(crate) fn fits(&self, plans: &[SourcePlan]) -> Result<(), Error> {
+        let one = plans.len() == 1;
+        if !one && plans.len() != self.files.len() {
             let asked = format!("‹read_iolog› on {}", self.job.sources.join(" "));
             return Err(Error::request(
                 asked,
-                format!("it is {} files, and all I/Os go to one", drafts.len()),
+                format!("it is {} files, and all I/Os go to one", plans.len()),
                 "a file",
             ));
         }
         for (n, file) in self.files.iter().enumerate() {
-            let draft = if one { &drafts[0] } else { &drafts[n] };
-            if file.end > draft.bytes() {
+            let plan = if one { &plans[0] } else { &plans[n] };
+            if file.end > plan.bytes {
                 let found = format!(
                     "an I/O ends at {} bytes, and {} has {}",
                     file.end,
-                    draft.label(),
-                    format_bytes(draft.bytes())
+                    plan.label,
+                    format_bytes(plan.bytes)
                 );
                 return Err(Error::request(format!("‹read_iolog› {}", file.from), found, "a larger SOURCE"));
             }

@@ -10,7 +10,7 @@ use forebay_model::record::{PathRan, RunRecord};
 use forebay_model::Error;
 use forebay_storage::opening::Looked;
 use forebay_storage::path;
-use forebay_storage::source::{Draft, Target};
+use forebay_storage::source::{SourcePlan, Target};
 
 const PIN_LIMIT_MIN: u64 = 1 << 20;
 
@@ -67,7 +67,7 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
 
 /// Checks what shows of this machine while nothing has been changed yet: processors, alignment, room, memory.
 pub(crate) fn of_machine(job: &JobSpec, looked: &Looked) -> Result<(), Error> {
-    if looked.drafts.iter().all(Draft::is_virtual) {
+    if looked.plans.iter().all(SourcePlan::is_virtual) {
         return Ok(());
     }
     share::cpus_of(job)?;
@@ -93,12 +93,13 @@ pub(crate) fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error>
     share::check_whole_files(job, targets)?;
     check_nodes(job, targets)?;
     let files: Vec<_> = targets.iter().flat_map(Target::files).collect();
-    if let Some(remote) = targets.iter().flat_map(Target::remotes).next() {
+    let mut connections = targets.iter().flat_map(Target::connections);
+    if let Some(connection) = connections.find(|connection| !connection.maps_slots()) {
         if job.iopoll || job.require_direct {
             let asked = if job.iopoll { "‹iopoll›" } else { "‹require_direct›" };
             let found = "its bytes come through a socket, which the kernel copies from";
             return Err(Error::request(
-                format!("{asked} with {}", remote.options()),
+                format!("{asked} with {}", connection.host().name),
                 found,
                 format!("no {asked}"),
             ));

@@ -16,7 +16,7 @@ use forebay_model::{stats, Error, Kind};
 use forebay_storage::opening::{self, Opened};
 use forebay_storage::path::{self, Buffers, DataPath, Destination, Ends, Under, PATHS};
 use forebay_storage::source::fault::FaultPlan;
-use forebay_storage::source::{Action, Draft, FilePlan, Target, Uri};
+use forebay_storage::source::{Action, FilePlan, SourcePlan, Target, Uri};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub struct PlannedTarget {
     pub label: String,
     pub bytes: u64,
     #[serde(flatten)]
-    draft: Draft,
+    plan: SourcePlan,
 }
 
 /// Checks everything that can be checked without changing anything, and returns the resolved job.
@@ -52,30 +52,30 @@ pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     let replay = replay::of(job)?;
     let job = replay.as_ref().map_or(job, |replay| &replay.job);
     let looked = opening::look(&purpose::of(job, workers_most())?)?;
-    replay.as_ref().map_or(Ok(()), |replay| replay.fits(&looked.drafts))?;
-    prediction::check(job, &looked.drafts)?;
+    replay.as_ref().map_or(Ok(()), |replay| replay.fits(&looked.plans))?;
+    prediction::check(job, &looked.plans)?;
     requirements::of_machine(&into_host_memory(&with_a_worker_each(job)).0, &looked)?;
-    let drafts = looked.drafts;
-    let virtual_time = drafts.iter().all(Draft::is_virtual);
+    let plans = looked.plans;
+    let virtual_time = plans.iter().all(SourcePlan::is_virtual);
     let paths = candidates(job, virtual_time)?;
     let (buffer_bytes, gpu_buffer_bytes) = if virtual_time { (0, 0) } else { buffers(job, &paths)? };
     let names = |keep: fn(&FilePlan) -> bool| -> Vec<String> {
-        let files = drafts.iter().flat_map(Draft::files).filter(|f| keep(f));
+        let files = plans.iter().flat_map(SourcePlan::files).filter(|f| keep(f));
         files.map(|f| f.path.display().to_string()).collect()
     };
     let paths: Vec<_> = paths.iter().map(|path| path.name()).collect();
     Ok(Plan {
         path: if paths.len() == 1 { paths[0] } else { path::name_of(job.path) },
         paths,
-        data_bytes: drafts.iter().map(|d| d.bytes()).fold(0, u64::saturating_add),
+        data_bytes: plans.iter().map(|p| p.bytes).fold(0, u64::saturating_add),
         buffer_bytes,
         gpu_buffer_bytes,
         files_to_make: names(|f| f.action == Action::Make),
         files_to_overwrite: if job.writes() { names(|f| f.action == Action::Use) } else { Vec::new() },
         virtual_time,
-        targets: drafts
+        targets: plans
             .into_iter()
-            .map(|draft| PlannedTarget { label: draft.label(), bytes: draft.bytes(), draft })
+            .map(|plan| PlannedTarget { label: plan.label.clone(), bytes: plan.bytes, plan })
             .collect(),
         job: job.clone(),
     })
@@ -158,15 +158,15 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     let job = &with_a_worker_each(replay.as_ref().map_or(job, |replay| &replay.job));
     let started = clock::wall_seconds();
     let mut looked = opening::look(&purpose::of(job, workers_most())?)?;
-    replay.as_ref().map_or(Ok(()), |replay| replay.fits(&looked.drafts))?;
-    prediction::check(job, &looked.drafts)?;
-    if looked.drafts.iter().all(Draft::is_virtual) {
-        return virtual_time::run(job, &looked.drafts, command, started);
+    replay.as_ref().map_or(Ok(()), |replay| replay.fits(&looked.plans))?;
+    prediction::check(job, &looked.plans)?;
+    if looked.plans.iter().all(SourcePlan::is_virtual) {
+        return virtual_time::run(job, &looked.plans, command, started);
     }
     let requested = job.path;
     let (job, no_gpu) = into_host_memory(job);
     let destination = Arc::new(Destination::open(&job)?);
-    host_capacity::check(&job, &looked.drafts, observer)?;
+    host_capacity::check(&job, &looked.plans, observer)?;
     if looked.changes(&purpose::of(&job, workers_most())?) {
         requirements::of_machine(&job, &looked)?;
     }
@@ -197,7 +197,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
         resident_after,
     };
     let mut record = record::of(context, &runs);
-    let off_model = prediction::judge(&job, &looked.drafts, &runs, &mut record);
+    let off_model = prediction::judge(&job, &looked.plans, &runs, &mut record);
     forebay_model::warnings::add(&mut record);
     // What was measured is kept, whatever becomes of the list of files.
     let closed = opened.close(purpose::covers(&job) && failed.is_ok() && !record.result.interrupted);

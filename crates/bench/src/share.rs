@@ -128,7 +128,7 @@ pub(crate) fn check_whole_files(job: &JobSpec, targets: &[Target]) -> Result<(),
     if !job.whole_files {
         return Ok(());
     }
-    let is_file = |t: &Target| t.backing.file().is_some_and(|(file, _)| !file.is_device);
+    let is_file = |t: &Target| t.backing.descriptor().is_some_and(|(file, _)| !file.is_device);
     if let Some(other) = targets.iter().find(|t| !is_file(t)) {
         return Err(no_files(&other.label));
     }

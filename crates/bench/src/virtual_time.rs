@@ -13,7 +13,7 @@ use forebay_model::record::*;
 use forebay_model::simulate::{self, closed_loop, dependent, Load};
 use forebay_model::{stats, Error, Latency};
 use forebay_storage::path;
-use forebay_storage::source::Draft;
+use forebay_storage::source::SourcePlan;
 use std::collections::BTreeMap;
 
 const NO_MACHINE: &str = "virtual time: no machine took part";
@@ -41,13 +41,13 @@ const NULL_FIELDS: &[&str] = &[
 
 pub(crate) fn run(
     job: &JobSpec,
-    drafts: &[Draft],
+    plans: &[SourcePlan],
     command: Vec<String>,
     started: u64,
 ) -> Result<Outcome, Error> {
-    let model = one_model(drafts)?;
+    let model = one_model(plans)?;
     refuse_what_time_cannot_show(job)?;
-    let data_bytes = drafts[0].bytes().saturating_sub(job.start_bytes);
+    let data_bytes = plans[0].bytes.saturating_sub(job.start_bytes);
     let load = |n: u32| Load {
         workers: job.workers,
         depth: job.depth,
@@ -59,7 +59,7 @@ pub(crate) fn run(
         seed: job.seed.wrapping_add(u64::from(n)),
         interval_s: f64::from(job.interval_ms) / 1e3,
     };
-    let result = played(job, &model, &load, &drafts[0].label())?;
+    let result = played(job, &model, &load, &plans[0].label)?;
     let job_ran = Job {
         source: job.source_uris()?.join(" "),
         pattern: pattern_of(job),
@@ -177,9 +177,9 @@ fn direction_of(outcomes: &[&simulate::Outcome], at: usize, with_histogram: bool
     Some(if with_histogram { found.with(&latency) } else { found })
 }
 
-fn one_model(drafts: &[Draft]) -> Result<DriveModel, Error> {
-    match drafts {
-        [draft] if draft.model().is_some() => Ok(draft.model().expect("as asked").drive.clone()),
+fn one_model(plans: &[SourcePlan]) -> Result<DriveModel, Error> {
+    match plans {
+        [SourcePlan { timing: Some(timing), .. }] => Ok(timing.drive.clone()),
         _ => Err(Error::request(
             "several models at once",
             "virtual time simulates one",

@@ -230,16 +230,16 @@ impl Memory {
             let lent = lent.collect::<Result<Vec<_>, _>>()?;
             self.lent.extend(lent.into_iter().flatten());
             // Where payload goes through no other slots, the card is to reach those of the GPU.
-            let by_card = target.by_card().filter(|_| self.beside_of(target.route.path).is_none());
-            if let (Some(remote), Some(device)) = (by_card, &self.device) {
-                let lent = remote.lend_device(device).map_err(|why| {
+            let by_card = target.is_by_card() && self.beside_of(target.route.path).is_none();
+            if let Some(device) = self.device.as_ref().filter(|_| by_card) {
+                let lent = target.backing.lend_device(device).map_err(|why| {
                     Error::machine(
                         format!("‹path› gds from {}", target.label),
                         why,
                         "‹path› bounce; forebay doctor",
                     )
                 })?;
-                self.lent.push(Loan::Fabric(lent));
+                self.lent.push(lent);
             }
         }
         Ok(())
@@ -283,10 +283,10 @@ fn fill_device(memory: &DeviceMemory, seed: u64, worker: u32) -> Result<(), Erro
     Ok(())
 }
 
-/// Only memory with a descriptor can be mapped into emulated drives.
+/// Only memory with a descriptor can be mapped into what moves it by itself.
 fn arena_for(shared: &Shared, count: usize, bytes_each: usize) -> Result<Arena, Error> {
     let pages = shared.job.pages;
-    match shared.targets.iter().any(|t| t.drives().next().is_some()) {
+    match shared.targets.iter().any(|t| t.maps_slots()) {
         true => Arena::shared(count, bytes_each, pages),
         false if bytes_each % 4096 != 0 => Arena::tight(count, bytes_each, pages),
         false => Arena::new(count, bytes_each, pages),

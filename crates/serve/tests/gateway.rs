@@ -7,7 +7,7 @@ use forebay_rigs::worker::{content, Rig, LONG};
 use forebay_serve::gateway::config::{self, Config};
 use forebay_serve::gateway::Gateway;
 use forebay_serve::target;
-use forebay_storage::source::vfio_user::Drive;
+use forebay_storage::source::vfio_user::{Drive, Options};
 use forebay_storage::source::Uri;
 use std::path::Path;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ fn with(namespace: config::Namespace, socket: &Path, spin_us: u32) -> Gateway {
 
 fn drive(socket: &Path, more: &str) -> Arc<Drive> {
     let uri = format!("vfio-user:{}?reconnect_delay=0.1{more}", socket.display());
-    let options = Uri::parse(&uri).unwrap().drive().unwrap().clone();
+    let options = Options::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
     Drive::open(&options, 1).unwrap_or_else(|e| panic!("{e}"))
 }
 

@@ -8,7 +8,7 @@ use forebay_serve::gateway::config::{self, Config};
 use forebay_serve::gateway::handover::wire::Line;
 use forebay_serve::gateway::rpc::client;
 use forebay_serve::gateway::service::Service;
-use forebay_storage::source::vfio_user::Drive;
+use forebay_storage::source::vfio_user::{Drive, Options};
 use forebay_storage::source::Uri;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ impl Home {
 
     fn drive(&self, more: &str) -> Arc<Drive> {
         let uri = format!("vfio-user:{}?reconnect_delay=0.1&io_timeout=-1{more}", self.socket.display());
-        let options = Uri::parse(&uri).unwrap().drive().unwrap().clone();
+        let options = Options::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
         Drive::open(&options, 1).unwrap_or_else(|e| panic!("{e}"))
     }
 }

@@ -39,7 +39,7 @@ fn options_to(addresses: &[SocketAddr], more: &str) -> Options {
     let patient: Vec<&str> = PATIENT.split('&').filter(own).collect();
     let patient = patient.join("&");
     let uri = format!("nvme+tcp://{}/{NQN}?kato=1&reconnect_delay=0.1&{patient}{paths}{more}", addresses[0]);
-    Uri::parse(&uri).unwrap().fabric().unwrap().clone()
+    Options::of(&Uri::parse(&uri).unwrap()).unwrap().clone()
 }
 
 fn worker(remote: &Arc<Remote>, depth: u32, slot_bytes: usize) -> Rig {

@@ -68,7 +68,7 @@ impl Keys {
 fn options(rig: &Rig, more: &str) -> Options {
     let host = if more.contains("hostnqn=") { String::new() } else { format!("&hostnqn={HOST}") };
     let uri = format!("nvme+tcp://{}/{SUBSYSTEM}?queues=2{host}{more}", rig.address());
-    Uri::parse(&uri).unwrap().fabric().unwrap().clone()
+    Options::of(&Uri::parse(&uri).unwrap()).unwrap().clone()
 }
 
 /// Reads the first 64 KiB by each of two workers.

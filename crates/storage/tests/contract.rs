@@ -340,7 +340,7 @@ fn bytes_travel_as_the_queue_says() {
     each_case("via", |target, path| {
         // As the source has it, where the path adds nothing.
         let own = passes_on(path::of(path));
-        let wanted = match (target.backing.file(), path) {
+        let wanted = match (target.backing.descriptor(), path) {
             (Some(_), PathKind::Bounce) => Via::Staged,
             (Some(_), PathKind::Mapped) => Via::Mapped,
             // As the stand-in does unless it is told otherwise.

@@ -20,7 +20,8 @@ fn disk() -> Arc<Mutex<Vec<u8>>> {
 }
 
 fn options(drive: &Drive, more: &str) -> vfio_user::Options {
-    Uri::parse(&drive.uri(&format!("reconnect_delay=0.1{more}"))).unwrap().drive().unwrap().clone()
+    let uri = drive.uri(&format!("reconnect_delay=0.1{more}"));
+    vfio_user::Options::of(&Uri::parse(&uri).unwrap()).unwrap().clone()
 }
 
 fn open(drive: &Drive, more: &str) -> Arc<vfio_user::Drive> {

@@ -7,8 +7,8 @@ use forebay_io::machine::finding::{count, Area, Check, State};
 use forebay_model::units::readable_bytes as size;
 use forebay_model::Error;
 use forebay_storage::source::file::{is_neither, is_source};
-use forebay_storage::source::nvme_tcp::{Address, Options};
-use forebay_storage::source::{Examiner, Made, Uri};
+use forebay_storage::source::nvme_tcp::{Address, Options, Transport};
+use forebay_storage::source::{Made, Uri};
 use serde::Serialize;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -107,16 +107,15 @@ pub(crate) fn checks(roots: &Roots, asked: &Asked) -> Vec<Check> {
         }
         checks.push(Check::new(Area::Source, "source", "source", State::Works, found));
     }
-    checks.extend(asked.others.iter().flat_map(|other| other.source.examine(&FromHere(roots))));
+    checks.extend(asked.others.iter().flat_map(|other| from_here(roots, &other.source)));
     checks
 }
 
-/// Connects from this machine.
-struct FromHere<'a>(&'a Roots);
-
-impl Examiner for FromHere<'_> {
-    fn targets(&self, options: &Options) -> Vec<Check> {
-        targets(self.0, options)
+/// The source's own checks; of a target over TCP those that connect from this machine.
+fn from_here(roots: &Roots, source: &Uri) -> Vec<Check> {
+    match Options::of(source).filter(|options| options.transport == Transport::Tcp) {
+        Some(options) => targets(roots, options),
+        None => source.checks(),
     }
 }
 

@@ -350,7 +350,7 @@ mod tests {
     const NQN: &str = "nqn.2026-11.io.example:a";
 
     fn options(uri: &str) -> Options {
-        Uri::recognise(uri).unwrap().fabric().unwrap().clone()
+        Options::of(&Uri::recognise(uri).unwrap()).unwrap().clone()
     }
 
     fn server(settings: &str, host: &str) -> Server {

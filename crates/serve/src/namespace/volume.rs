@@ -15,14 +15,13 @@ use forebay_nvme::controller::Health;
 use forebay_storage::opening::mounts;
 use forebay_storage::source::fault::{FaultPlan, FaultQueue};
 use forebay_storage::source::file::{is_endless, FileAccess, FileTarget};
-use forebay_storage::source::nvme_tcp::{self, Remote};
-use forebay_storage::source::vfio_user::{self, Drive};
+use forebay_storage::source::nvme::Connection;
 use forebay_storage::source::{
-    Action, Draft, FileBacking, FilePlan, Look, Open, QueueNeeds, Route, SharedDrive, Target, Uri,
+    Action, Backing, FileBacking, FilePlan, Found, Look, Open, QueueNeeds, Route, SharedDrive, Source,
+    SourcePlan, Target, Uri, Workers,
 };
 use rustix::fs::{flock, FlockOperation};
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -103,7 +102,7 @@ impl Volume {
         given: &config::Namespace,
         threads: u32,
     ) -> Result<Arc<Volume>, Error> {
-        if self.target.remotes().next().is_none() {
+        if !self.target.connections().any(Connection::is_shared) {
             return Ok(self.clone());
         }
         // Files below that are written to are claimed by the one that there is.
@@ -340,26 +339,16 @@ impl Look for Opener {
         Ok(plan)
     }
 
-    fn remote(
-        &mut self,
-        options: &nvme_tcp::Options,
-        _wanted: Option<u64>,
-    ) -> Result<(Arc<Remote>, u64), Error> {
-        let remote = Remote::open(options, self.threads)?;
-        self.may_write(options, remote.namespace().read_only)?;
-        let bytes = remote.bytes();
-        Ok((remote, bytes))
+    fn may_connect(&mut self, _source: &dyn Source) -> Result<Workers, Error> {
+        Ok(Workers { now: self.threads, most: self.threads })
     }
 
-    fn drive(
-        &mut self,
-        options: &vfio_user::Options,
-        _wanted: Option<u64>,
-    ) -> Result<(Arc<Drive>, u64), Error> {
-        let drive = Drive::open(options, self.threads)?;
-        self.may_write(options, drive.namespace().read_only)?;
-        let bytes = drive.bytes();
-        Ok((drive, bytes))
+    fn part_of(&mut self, source: &dyn Source, found: Found, _wanted: Option<u64>) -> Result<u64, Error> {
+        if self.writable && found.read_only {
+            let found = "the controller says that the namespace is write protected";
+            return Err(Error::request(format!("serve {source} to write"), found, "writable = false"));
+        }
+        Ok(found.bytes)
     }
 
     fn model(&mut self, _drive: &DriveModel) -> Result<(), Error> {
@@ -368,9 +357,10 @@ impl Look for Opener {
 }
 
 impl Open for Opener {
-    fn file(&self, file: &FilePlan) -> Result<FileBacking, Error> {
+    fn file(&self, file: &FilePlan) -> Result<Arc<dyn Backing>, Error> {
         let target = self.files[&file.path].clone();
-        Ok(FileBacking { engine: target.choose(Engine::Auto, !self.writable, false, true), target })
+        let engine = target.choose(Engine::Auto, !self.writable, false, true);
+        Ok(Arc::new(FileBacking { target, engine }))
     }
 
     /// Hosts live in real time, whatever the URI says.
@@ -378,24 +368,16 @@ impl Open for Opener {
         SharedDrive::new(drive, 7, false)
     }
 
-    fn target(&self, draft: &Draft) -> Result<Target, Error> {
-        let (label, backing) = (draft.label(), draft.open(self)?);
-        Ok(Target { label, content_id: 0, bytes: draft.bytes(), backing, route: Route::default() })
+    fn target(&self, plan: &SourcePlan) -> Result<Target, Error> {
+        let (label, backing) = (plan.label.clone(), plan.open(self)?);
+        Ok(Target { label, content_id: 0, bytes: plan.bytes, backing, route: Route::default() })
     }
 }
 
 impl Opener {
     fn open(&mut self, uri: &Uri) -> Result<Target, Error> {
-        let draft = uri.draft(self, None)?;
-        Ok(Target { label: uri.to_string(), ..self.target(&draft)? })
-    }
-
-    fn may_write(&self, source: &dyn Display, read_only: bool) -> Result<(), Error> {
-        if !self.writable || !read_only {
-            return Ok(());
-        }
-        let found = "the controller says that the namespace is write protected";
-        Err(Error::request(format!("serve {source} to write"), found, "writable = false"))
+        let plan = uri.examine(self, None)?;
+        Ok(Target { label: uri.to_string(), ..self.target(&plan)? })
     }
 
     fn open_file(&self, path: &Path) -> Result<FileTarget, Error> {

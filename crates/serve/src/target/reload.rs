@@ -85,10 +85,7 @@ fn open(server: &Server, changes: &Changes) -> Result<Vec<Option<Volume>>, Error
     let opened = changes.added.iter().map(|c| {
         let mut same_source = changes.removed.iter().filter(|r| r.source == c.source);
         let volumes = same_source.clone().filter_map(|r| server.volume(&r.subsystem, r.nsid));
-        if volumes
-            .into_iter()
-            .any(|v| v.target.remotes().next().is_some() || v.target.drives().next().is_some())
-        {
+        if volumes.into_iter().any(|v| v.target.connections().next().is_some()) {
             return Ok(None);
         }
         // Its lock is ours, and let go of with the old namespace.

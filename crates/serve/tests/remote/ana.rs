@@ -5,7 +5,7 @@ use forebay_io::queue::Op;
 use forebay_rigs::worker::{content, Rig, LONG};
 use forebay_serve::target::config::Ana;
 use forebay_serve::target::{Config, Server};
-use forebay_storage::source::nvme_tcp::Remote;
+use forebay_storage::source::nvme_tcp::{Options, Remote};
 use forebay_storage::source::Uri;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ fn the_best_path_is_taken_and_changes_while_it_runs() {
     set(&server, ["optimized", "non-optimized"]);
     let [a, b] = [0, 1].map(|at| server.addresses()[at]);
     let uri = format!("nvme+tcp://{a}/{NQN}?path={b}&io_timeout=-1&fast_io_fail_tmo=-1&ctrl_loss_tmo=-1");
-    let remote: Arc<Remote> = Remote::open(Uri::parse(&uri).unwrap().fabric().unwrap(), 1).unwrap();
+    let remote: Arc<Remote> = Remote::open(Options::of(&Uri::parse(&uri).unwrap()).unwrap(), 1).unwrap();
     let mut rig = worker(&remote, 4, LEN as usize);
     goes_by(&mut rig, &remote, 0, &bytes);
     set(&server, ["non-optimized", "optimized"]);

@@ -276,7 +276,7 @@ mod tests {
         let uri = record(&endpoint).uri.unwrap();
         assert_eq!(uri, "nvme+tcp://[::1]:4420/nqn.2026-01.io.example:q%3Fx=1%26y=50%25%23é");
         let parsed = crate::source::Uri::recognise(&uri).unwrap();
-        assert_eq!(parsed.fabric().unwrap().nqn, endpoint.nqn);
+        assert_eq!(Options::of(&parsed).unwrap().nqn, endpoint.nqn);
         assert_eq!(crate::source::Uri::recognise(&parsed.to_string()).unwrap(), parsed);
         endpoint.transport = 1;
         assert!(record(&endpoint).uri.unwrap().starts_with("nvme+rdma://[::1]:4420/nqn."));

@@ -112,10 +112,10 @@ const EVENTS: [(u16, &str); 5] = [
 /// answers there. `Run`: what answers doesn't keep to the protocol.
 pub fn identify(text: &str, looking: &Looking) -> Result<Identified, Error> {
     let uri = Uri::recognise(text)?;
-    if let Some(asked) = uri.drive() {
+    if let Some(asked) = vfio_user::Options::of(&uri) {
         return emulated(asked, text.contains("nsid="), looking);
     }
-    let asked = uri.fabric().ok_or_else(|| {
+    let asked = nvme_tcp::Options::of(&uri).ok_or_else(|| {
         let found = "is neither a nvme+tcp:, a nvme+rdma: nor a vfio-user: URI";
         let next = "nvme+tcp://HOST:4420/NQN (forebay discover HOST shows them), or vfio-user:SOCKET";
         Error::request(format!("'{text}'"), found, next)

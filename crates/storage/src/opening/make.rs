@@ -6,7 +6,7 @@ use super::plan::parent_of;
 use super::undo::Undo;
 use super::{Fill, Locked, Ours, Purpose, Written};
 use crate::outputs;
-use crate::source::{Action, Draft, FilePlan, Target};
+use crate::source::{Action, FilePlan, SourcePlan, Target};
 use forebay_io::identity::{taken, Identity};
 use forebay_model::content;
 use forebay_model::job::{Cache, Engine, PathKind};
@@ -25,44 +25,44 @@ type Made = (Vec<Target>, Vec<u64>, Vec<Written>);
 
 pub(super) fn make_and_open(
     purpose: &Purpose,
-    drafts: &[Draft],
+    plans: &[SourcePlan],
     held: &mut Locked,
     undo: &mut Undo,
     fill: Fill,
 ) -> Result<Made, Error> {
-    check_room_and_content(purpose, drafts, held)?;
-    lock_what_changes(purpose, drafts, held)?;
-    let missing = missing_of(drafts);
-    let mut ours = still_ours(purpose, drafts, held)?;
-    make_all(purpose, drafts, &missing, held, fill, &mut ours, undo)?;
+    check_room_and_content(purpose, plans, held)?;
+    lock_what_changes(purpose, plans, held)?;
+    let missing = missing_of(plans);
+    let mut ours = still_ours(purpose, plans, held)?;
+    make_all(purpose, plans, &missing, held, fill, &mut ours, undo)?;
     let opener = Opener::new(purpose, &ours)?;
-    let targets = drafts.iter().map(|d| opener.aligned(d)).collect::<Result<Vec<_>, _>>()?;
-    let written = note_written(purpose, drafts, held, &ours, undo)?;
-    let known_seed = |d: &Draft| d.files().first().and_then(|f| f.seed).unwrap_or(purpose.seed);
+    let targets = plans.iter().map(|p| opener.aligned(p)).collect::<Result<Vec<_>, _>>()?;
+    let written = note_written(purpose, plans, held, &ours, undo)?;
+    let known_seed = |p: &SourcePlan| p.files().first().and_then(|f| f.seed).unwrap_or(purpose.seed);
     let content_seeds =
-        drafts.iter().map(|d| if purpose.writes { purpose.seed } else { known_seed(d) }).collect();
+        plans.iter().map(|p| if purpose.writes { purpose.seed } else { known_seed(p) }).collect();
     Ok((targets, content_seeds, written))
 }
 
-fn missing_of(drafts: &[Draft]) -> Vec<&FilePlan> {
-    drafts.iter().flat_map(Draft::files).filter(|f| f.action == Action::Make).collect()
+fn missing_of(plans: &[SourcePlan]) -> Vec<&FilePlan> {
+    plans.iter().flat_map(SourcePlan::files).filter(|f| f.action == Action::Make).collect()
 }
 
 /// Checks room and content before anything is made or locked.
 pub(super) fn check_room_and_content(
     purpose: &Purpose,
-    drafts: &[Draft],
+    plans: &[SourcePlan],
     held: &Locked,
 ) -> Result<(), Error> {
-    know_what_to_verify(purpose, drafts, held)?;
-    let missing = missing_of(drafts);
+    know_what_to_verify(purpose, plans, held)?;
+    let missing = missing_of(plans);
     let dirs: BTreeSet<PathBuf> = missing.iter().map(|f| parent_of(&f.path)).collect();
     dirs.iter().try_for_each(|dir| may_write(dir))?;
     check_room(&missing)
 }
 
 /// A read verifies against what was written. Where that is known to be something else, each block would fail.
-fn know_what_to_verify(purpose: &Purpose, drafts: &[Draft], held: &Locked) -> Result<(), Error> {
+fn know_what_to_verify(purpose: &Purpose, plans: &[SourcePlan], held: &Locked) -> Result<(), Error> {
     if !purpose.verify || purpose.writes {
         return Ok(());
     }
@@ -70,7 +70,7 @@ fn know_what_to_verify(purpose: &Purpose, drafts: &[Draft], held: &Locked) -> Re
         let entry = held.get(&parent_of(&f.path)).and_then(|h| h.entry(&f.path));
         f.action == Action::Use && entry.is_some_and(|e| e.seed.is_none() && e.partly.is_none())
     };
-    match drafts.iter().flat_map(Draft::files).find(unknown) {
+    match plans.iter().flat_map(SourcePlan::files).find(unknown) {
         Some(file) => Err(Error::request(
             format!("‹verify› of {}", file.path.display()),
             format!("it {}", content::UNVERIFIED),
@@ -81,10 +81,10 @@ fn know_what_to_verify(purpose: &Purpose, drafts: &[Draft], held: &Locked) -> Re
 }
 
 /// Writers hold their directories alone; readers keep the shared lock of the plan.
-fn lock_what_changes(purpose: &Purpose, drafts: &[Draft], held: &mut Locked) -> Result<(), Error> {
+fn lock_what_changes(purpose: &Purpose, plans: &[SourcePlan], held: &mut Locked) -> Result<(), Error> {
     let changes = |f: &&FilePlan| !f.is_device && (purpose.writes || f.action == Action::Make);
     let dirs: BTreeSet<PathBuf> =
-        drafts.iter().flat_map(Draft::files).filter(changes).map(|f| parent_of(&f.path)).collect();
+        plans.iter().flat_map(SourcePlan::files).filter(changes).map(|f| parent_of(&f.path)).collect();
     for dir in dirs {
         held.remove(&dir);
         held.insert(dir.clone(), Held::alone(&dir)?);
@@ -93,13 +93,13 @@ fn lock_what_changes(purpose: &Purpose, drafts: &[Draft], held: &mut Locked) -> 
 }
 
 /// Files of ours that are to change, looked at again now that nobody else's run may.
-fn still_ours(purpose: &Purpose, drafts: &[Draft], held: &Locked) -> Result<Ours, Error> {
+fn still_ours(purpose: &Purpose, plans: &[SourcePlan], held: &Locked) -> Result<Ours, Error> {
     let changes = |f: &&FilePlan| f.ours && !f.is_new && (purpose.writes || f.action == Action::Make);
     let known = |f: &FilePlan| {
         let found = held.get(&parent_of(&f.path)).and_then(|h| h.identity(&f.path));
         Ok((f.path.clone(), found.ok_or_else(|| taken(&f.path))?))
     };
-    drafts.iter().flat_map(Draft::files).filter(changes).map(known).collect()
+    plans.iter().flat_map(SourcePlan::files).filter(changes).map(known).collect()
 }
 
 /// Space that missing files need on one file system.
@@ -159,7 +159,7 @@ impl Need {
 
 fn make_all(
     purpose: &Purpose,
-    drafts: &[Draft],
+    plans: &[SourcePlan],
     missing: &[&FilePlan],
     held: &mut Locked,
     fill: Fill,
@@ -181,22 +181,22 @@ fn make_all(
         return Ok(());
     }
     held.values_mut().try_for_each(Held::save)?;
-    let to_fill: Vec<&Draft> = drafts
+    let to_fill: Vec<&SourcePlan> = plans
         .iter()
-        .filter(|d| purpose.reads && d.files().iter().any(|f| f.action == Action::Make && f.ours))
+        .filter(|p| purpose.reads && p.files().iter().any(|f| f.action == Action::Make && f.ours))
         .collect();
     if to_fill.is_empty() {
         return Ok(());
     }
     // What can't be opened as it is to be used is filled for nothing.
     let opener = Opener::new(purpose, ours)?;
-    drafts.iter().try_for_each(|draft| opener.aligned(draft).map(drop))?;
-    to_fill.iter().flat_map(|d| d.files()).for_each(|file| undo.forget_content(&file.path));
+    plans.iter().try_for_each(|plan| opener.aligned(plan).map(drop))?;
+    to_fill.iter().flat_map(|p| p.files()).for_each(|file| undo.forget_content(&file.path));
     fill(&opened_to_fill(purpose, &to_fill, ours)?)?;
-    for draft in to_fill {
-        for file in draft.files().into_iter().filter(|f| f.ours) {
+    for plan in to_fill {
+        for file in plan.files().into_iter().filter(|f| f.ours) {
             let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
-            let content = Content { seed: Some(purpose.seed), name: &draft.content_name() };
+            let content = Content { seed: Some(purpose.seed), name: &plan.content_name };
             dir.leave(&file.path, ours[&file.path], &content)?;
         }
     }
@@ -263,7 +263,7 @@ fn allocate(file: &FilePlan, ours: Option<Identity>, undo: &mut Undo) -> Result<
 }
 
 /// Opens targets to be filled by the queues that they will be read with, whatever the page cache is to do then.
-fn opened_to_fill(purpose: &Purpose, drafts: &[&Draft], ours: &Ours) -> Result<Vec<Target>, Error> {
+fn opened_to_fill(purpose: &Purpose, plans: &[&SourcePlan], ours: &Ours) -> Result<Vec<Target>, Error> {
     let purpose = Purpose {
         path: PathKind::Host,
         cache: Cache::Bypass,
@@ -275,22 +275,22 @@ fn opened_to_fill(purpose: &Purpose, drafts: &[&Draft], ours: &Ours) -> Result<V
         ..purpose.clone()
     };
     let opener = Opener::new(&purpose, ours)?;
-    drafts.iter().map(|draft| open_to_fill(draft, &opener)).collect()
+    plans.iter().map(|plan| open_to_fill(plan, &opener)).collect()
 }
 
 /// O_DIRECT where it can be had; a tail that isn't a whole block goes through the page cache.
-fn open_to_fill(draft: &Draft, opener: &Opener) -> Result<Target, Error> {
-    let direct = opener.opened(draft).ok().filter(|t| t.bytes % u64::from(t.align()) == 0);
+fn open_to_fill(plan: &SourcePlan, opener: &Opener) -> Result<Target, Error> {
+    let direct = opener.opened(plan).ok().filter(|t| t.bytes % u64::from(t.align()) == 0);
     match direct {
         Some(target) => Ok(target),
-        None => opener.through_cache().opened(draft),
+        None => opener.through_cache().opened(plan),
     }
 }
 
 /// Files of ours that are about to hold something else: until the run has ended well nobody knows what.
 fn note_written(
     purpose: &Purpose,
-    drafts: &[Draft],
+    plans: &[SourcePlan],
     held: &mut Locked,
     ours: &Ours,
     undo: &mut Undo,
@@ -299,10 +299,10 @@ fn note_written(
     if !purpose.writes {
         return Ok(written);
     }
-    for draft in drafts {
-        for file in draft.files().into_iter().filter(|f| !f.is_device && f.ours) {
+    for plan in plans {
+        for file in plan.files().into_iter().filter(|f| !f.is_device && f.ours) {
             let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
-            let (path, made, content) = (file.path.clone(), ours[&file.path], draft.content_name());
+            let (path, made, content) = (file.path.clone(), ours[&file.path], plan.content_name.clone());
             undo.begin(&path, made, dir.entry(&path).cloned());
             dir.begin(&path, made, file.bytes, &content);
             written.push(Written { path, made, content, bytes: file.bytes, seed: file.seed });
@@ -338,7 +338,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let (users, path) = (home.path().join("users"), home.path().join("ours"));
         fs::write(&users, vec![7u8; 2 << 20]).unwrap();
-        let plan = FilePlan {
+        let file = FilePlan {
             path: path.clone(),
             action: Action::Make,
             is_new: true,
@@ -348,15 +348,17 @@ mod tests {
             ours: true,
         };
         let mut undo = Undo::default();
-        let ours = Ours::from([(path.clone(), allocate(&plan, None, &mut undo).unwrap())]);
-        let (purpose, draft) =
-            (Purpose { cache: Cache::Allow, writes: true, ..Purpose::default() }, Draft::from(plan.clone()));
+        let ours = Ours::from([(path.clone(), allocate(&file, None, &mut undo).unwrap())]);
+        let (purpose, plan) = (
+            Purpose { cache: Cache::Allow, writes: true, ..Purpose::default() },
+            SourcePlan::from(file.clone()),
+        );
         let opener = Opener::new(&purpose, &ours).unwrap();
-        open_to_fill(&draft, &opener).expect("it is the one that was made");
+        open_to_fill(&plan, &opener).expect("it is the one that was made");
         fs::rename(&users, &path).unwrap();
-        let error = open_to_fill(&draft, &opener).unwrap_err();
+        let error = open_to_fill(&plan, &opener).unwrap_err();
         assert!(error.found.contains("another file"), "{error}");
-        let again = FilePlan { is_new: false, bytes: 4 << 20, ..plan };
+        let again = FilePlan { is_new: false, bytes: 4 << 20, ..file };
         allocate(&again, ours.get(&path).copied(), &mut Undo::default()).expect_err("to make it larger");
         undo.run(&mut Locked::new(), true);
         assert!(fs::read(&path).unwrap() == vec![7u8; 2 << 20]);

@@ -14,7 +14,7 @@ pub use manifest::run_beside_others;
 pub use open::{allow_descriptors, has_rings, reopened};
 pub use plan::look;
 
-use crate::source::{Action, Draft, Target};
+use crate::source::{Action, SourcePlan, Target};
 use forebay_io::identity::Identity;
 use forebay_model::glob::Glob;
 use forebay_model::job::{Cache, Engine, Hint, PathKind, Priority, FILE_NAME_DEFAULT};
@@ -123,9 +123,9 @@ pub fn fills_nothing(_: &[Target]) -> Result<(), Error> {
     Err(Error::run("making files", "nobody fills them", "a path that exists"))
 }
 
-/// The drafts of all sources; nothing has been changed.
+/// The plans of all sources; nothing has been changed.
 pub struct Looked {
-    pub drafts: Vec<Draft>,
+    pub plans: Vec<SourcePlan>,
     /// The pair that each belongs to, where there are pairs.
     pair_of: Vec<Option<u32>>,
     manifests: Manifests,
@@ -161,25 +161,25 @@ struct Written {
 impl Looked {
     /// The targets as they would be, with nothing made or changed: what can't work shows before anything is.
     pub fn rehearsed(&self, purpose: &Purpose) -> Result<Vec<Target>, Error> {
-        let files = self.drafts.iter().map(|d| d.files().len()).sum::<usize>() as u64;
+        let files = self.plans.iter().map(|p| p.files().len()).sum::<usize>() as u64;
         allow_descriptors(files);
-        make::check_room_and_content(purpose, &self.drafts, &self.manifests.0)?;
+        make::check_room_and_content(purpose, &self.plans, &self.manifests.0)?;
         let ours = Ours::new();
         let opener = Opener::new(purpose, &ours)?.rehearsing();
-        self.drafts.iter().map(|draft| opener.aligned(draft)).collect()
+        self.plans.iter().map(|plan| opener.aligned(plan)).collect()
     }
 
     /// Returns whether `open` makes or changes a file.
     pub fn changes(&self, purpose: &Purpose) -> bool {
-        purpose.writes || self.drafts.iter().flat_map(Draft::files).any(|f| f.action == Action::Make)
+        purpose.writes || self.plans.iter().flat_map(SourcePlan::files).any(|f| f.action == Action::Make)
     }
 
     /// Makes what is missing, and opens everything. The locks of what was looked at go over.
     pub fn open(&mut self, purpose: &Purpose, fill: Fill) -> Result<Opened, Error> {
-        let files = self.drafts.iter().map(|d| d.files().len()).sum::<usize>() as u64;
+        let files = self.plans.iter().map(|p| p.files().len()).sum::<usize>() as u64;
         allow_descriptors(files.saturating_add(u64::from(purpose.workers) * 8));
         let (mut held, mut undo) = (std::mem::take(&mut self.manifests).0, Undo::default());
-        match make::make_and_open(purpose, &self.drafts, &mut held, &mut undo, fill) {
+        match make::make_and_open(purpose, &self.plans, &mut held, &mut undo, fill) {
             Ok((mut targets, content_seeds, written)) => {
                 targets.iter_mut().zip(&self.pair_of).for_each(|(target, pair)| target.route.pair = *pair);
                 let seed = purpose.writes_content.then_some(purpose.seed);
@@ -289,8 +289,8 @@ mod tests {
             assert!(!home.path().join("forebay.2").exists());
             let kept = if wrote { ([3 << 20; 2], 0) } else { ([1 << 20; 2], 2) };
             assert_eq!((lens(), seeds()), kept);
-            let ours = look(&more).unwrap().drafts;
-            assert!(ours.iter().flat_map(Draft::files).all(|f| f.ours), "they are still known as ours");
+            let ours = look(&more).unwrap().plans;
+            assert!(ours.iter().flat_map(SourcePlan::files).all(|f| f.ours), "they are still known as ours");
         }
     }
 

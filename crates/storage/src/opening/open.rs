@@ -1,10 +1,10 @@
-//! Opens what a draft names, and refuses what can't work, before a single byte is moved.
+//! Opens what a plan names, and refuses what can't work, before a single byte is moved.
 
 use super::plan::parent_of;
 use super::{Ours, Purpose};
 use crate::path::{self, auto::Way};
 use crate::source::file::{misaligned, FileAccess, FileTarget};
-use crate::source::{Action, Backing, Draft, FileBacking, FilePlan, Open, Route, SharedDrive, Target};
+use crate::source::{Action, Backing, FileBacking, FilePlan, Open, Route, SharedDrive, SourcePlan, Target};
 use forebay_io::meter::cache;
 use forebay_io::reactor::{self, memlock, RingOptions};
 use forebay_model::content;
@@ -37,7 +37,7 @@ pub fn reopened(
     ring: bool,
 ) -> Result<Target, Error> {
     let again = |t: &Target| reopened(purpose, t, way, warm, ring);
-    let backing: Arc<dyn Backing> = match target.backing.file() {
+    let backing: Arc<dyn Backing> = match target.backing.descriptor() {
         Some((file, _)) => {
             let access = FileAccess { write: purpose.writes, direct: !way.cached };
             let file = match file.direct == (access.direct && !file.in_memory) {
@@ -108,14 +108,14 @@ impl<'a> Opener<'a> {
         Opener { purpose: Cow::Owned(purpose), ..self.clone() }
     }
 
-    pub(crate) fn opened(&self, draft: &Draft) -> Result<Target, Error> {
-        Open::target(self, draft)
+    pub(crate) fn opened(&self, plan: &SourcePlan) -> Result<Target, Error> {
+        Open::target(self, plan)
     }
 
     /// The target, past the page cache where that was asked for; left to us, where it can be.
-    pub(crate) fn aligned(&self, draft: &Draft) -> Result<Target, Error> {
+    pub(crate) fn aligned(&self, plan: &SourcePlan) -> Result<Target, Error> {
         let aligned = |opener: &Opener| {
-            let opened = opener.opened(draft)?;
+            let opened = opener.opened(plan)?;
             check_alignment(&self.purpose, &opened).map(|()| opened)
         };
         let opened = aligned(self);
@@ -139,13 +139,13 @@ fn stand_in(file: &FilePlan, access: FileAccess) -> Result<FileTarget, Error> {
 }
 
 impl Open for Opener<'_> {
-    fn target(&self, draft: &Draft) -> Result<Target, Error> {
+    fn target(&self, plan: &SourcePlan) -> Result<Target, Error> {
         Ok(Target {
             route: Route { path: self.purpose.path, pair: None },
-            label: draft.label(),
-            content_id: content::file_id(&draft.content_name()),
-            bytes: draft.bytes(),
-            backing: draft.open(self)?,
+            label: plan.label.clone(),
+            content_id: content::file_id(&plan.content_name),
+            bytes: plan.bytes,
+            backing: plan.open(self)?,
         })
     }
 
@@ -153,7 +153,7 @@ impl Open for Opener<'_> {
         SharedDrive::new(drive, self.purpose.seed, self.purpose.random)
     }
 
-    fn file(&self, file: &FilePlan) -> Result<FileBacking, Error> {
+    fn file(&self, file: &FilePlan) -> Result<Arc<dyn Backing>, Error> {
         let purpose = &*self.purpose;
         let direct = matches!(purpose.cache, Cache::Auto | Cache::Bypass) && purpose.engine != Engine::Map;
         let access = FileAccess { write: purpose.writes, direct };
@@ -177,13 +177,13 @@ impl Open for Opener<'_> {
             Cache::Auto | Cache::Bypass | Cache::Drop => false,
         };
         if let Some(own) = path::find(purpose.path).and_then(|path| path.opens(&target)) {
-            return Ok(own);
+            return Ok(Arc::new(own));
         }
         let engine = target.choose(purpose.engine, !purpose.writes, resident, self.rings);
         if engine == Engine::Map && purpose.writes {
             return Err(Error::request("‹engine› map", "it only reads", "‹engine› inline"));
         }
-        Ok(FileBacking { target, engine })
+        Ok(Arc::new(FileBacking { target, engine }))
     }
 }
 

@@ -4,9 +4,7 @@ use super::found;
 use super::manifest::Held;
 use super::{mounts, Looked, Purpose};
 use crate::source::file::{is_endless, is_neither};
-use crate::source::nvme_tcp::{self, Remote};
-use crate::source::vfio_user::{self, Drive};
-use crate::source::{Action, Draft, FilePlan, Look, Uri};
+use crate::source::{Action, FilePlan, Found, Look, Source, SourcePlan, Uri, Workers};
 use forebay_model::device::DriveModel;
 use forebay_model::job::Op;
 use forebay_model::units::{format_bytes, GIB};
@@ -15,7 +13,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Size of files that are made where nobody said.
 const FILE_BYTES_DEFAULT: u64 = GIB;
@@ -48,29 +45,28 @@ pub fn look(purpose: &Purpose) -> Result<Looked, Error> {
     let uris = sources.iter().map(|source| Uri::parse(source)).collect::<Result<Vec<_>, _>>()?;
     has_directory_for_files(purpose, &uris)?;
     let mut planner = Planner { purpose, manifests: &mut manifests };
-    let (mut drafts, mut pair_of) = (Vec::new(), Vec::new());
+    let (mut plans, mut pair_of) = (Vec::new(), Vec::new());
     for (n, uri) in uris.into_iter().enumerate() {
         match uri.path().filter(|path| path.is_dir()) {
             Some(dir) => {
                 for (file, size) in files_in(dir, purpose)? {
-                    drafts.push(planner.sized(&file, size)?.into());
+                    plans.push(planner.sized(&file, size)?.into());
                 }
             }
-            None => drafts.push(uri.draft(&mut planner, purpose.file_bytes)?),
+            None => plans.push(uri.examine(&mut planner, purpose.file_bytes)?),
         }
-        pair_of.resize(drafts.len(), purpose.by_pairs.then_some(n as u32));
+        pair_of.resize(plans.len(), purpose.by_pairs.then_some(n as u32));
     }
-    distinct(purpose, &drafts)?;
-    drafts.iter().try_for_each(|d| spare_members(purpose, d))?;
-    if drafts.iter().any(Draft::is_virtual) && !drafts.iter().all(Draft::is_virtual) {
+    distinct(purpose, &plans)?;
+    plans.iter().try_for_each(|p| spare_members(purpose, p))?;
+    if plans.iter().any(SourcePlan::is_virtual) && !plans.iter().all(SourcePlan::is_virtual) {
         return Err(Error::request(
             sources.join(" "),
             "a model in virtual time can't run beside sources in real time",
             "model:NAME?time=real",
         ));
     }
-    let used =
-        drafts.iter().map(|d| d.bytes().saturating_sub(purpose.start_bytes)).fold(0, u64::saturating_add);
+    let used = plans.iter().map(|p| p.bytes.saturating_sub(purpose.start_bytes)).fold(0, u64::saturating_add);
     if used == 0 {
         return Err(Error::request(
             sources.join(" "),
@@ -78,12 +74,12 @@ pub fn look(purpose: &Purpose) -> Result<Looked, Error> {
             "‹file_bytes› 1g, or a smaller ‹start_bytes›",
         ));
     }
-    Ok(Looked { drafts, pair_of, manifests })
+    Ok(Looked { plans, pair_of, manifests })
 }
 
 /// Content is made for a target as a whole: what it would write over must be ours, or named by the user.
-fn spare_members(purpose: &Purpose, draft: &Draft) -> Result<(), Error> {
-    let files = draft.files();
+fn spare_members(purpose: &Purpose, plan: &SourcePlan) -> Result<(), Error> {
+    let files = plan.files();
     if !purpose.reads || !files.iter().any(|f| f.action == Action::Make && f.ours) {
         return Ok(());
     }
@@ -92,7 +88,7 @@ fn spare_members(purpose: &Purpose, draft: &Draft) -> Result<(), Error> {
     };
     match files.iter().find(|f| !f.ours && !named(f)) {
         Some(file) => Err(Error::request(
-            format!("create the missing members of {}", draft.label()),
+            format!("create the missing members of {}", plan.label),
             format!("that would overwrite {}, which Forebay didn't create", file.path.display()),
             "members that all exist, or new names for all of them",
         )),
@@ -101,9 +97,9 @@ fn spare_members(purpose: &Purpose, draft: &Draft) -> Result<(), Error> {
 }
 
 /// One file or device under two names would write over itself.
-fn distinct(purpose: &Purpose, drafts: &[Draft]) -> Result<(), Error> {
+fn distinct(purpose: &Purpose, plans: &[SourcePlan]) -> Result<(), Error> {
     let mut seen = BTreeSet::new();
-    for file in drafts.iter().flat_map(Draft::files) {
+    for file in plans.iter().flat_map(SourcePlan::files) {
         let path = std::fs::canonicalize(&file.path).unwrap_or_else(|_| file.path.clone());
         if !seen.insert(path) {
             return Err(Error::request(
@@ -114,7 +110,7 @@ fn distinct(purpose: &Purpose, drafts: &[Draft]) -> Result<(), Error> {
         }
     }
     let mut known: BTreeMap<(u64, u64), &Path> = BTreeMap::new();
-    let files = || drafts.iter().flat_map(Draft::files);
+    let files = || plans.iter().flat_map(SourcePlan::files);
     let writes = purpose.writes || files().any(|f| f.action == Action::Make);
     for file in files().filter(|_| writes) {
         let Ok(meta) = std::fs::metadata(&file.path) else { continue };
@@ -188,28 +184,30 @@ impl Look for Planner<'_> {
         }
     }
 
-    fn remote(
-        &mut self,
-        options: &nvme_tcp::Options,
-        wanted: Option<u64>,
-    ) -> Result<(Arc<Remote>, u64), Error> {
-        let same = |uri: Uri| uri.fabric().is_some_and(|o| o.is_same(options));
-        self.may_write(options, self.is_named(same))?;
-        let remote = Remote::open_for(options, self.purpose.workers, self.purpose.workers_most)?;
-        let bytes = self.part_of(options, remote.bytes(), remote.namespace().read_only, wanted)?;
-        Ok((remote, bytes))
+    /// Permits it: a namespace is written to as a block device is, only where it was named.
+    fn may_connect(&mut self, source: &dyn Source) -> Result<Workers, Error> {
+        if self.purpose.writes && !self.is_named(source) {
+            return Err(would_be_lost(&source, "namespace"));
+        }
+        Ok(Workers { now: self.purpose.workers, most: self.purpose.workers_most })
     }
 
-    fn drive(
-        &mut self,
-        options: &vfio_user::Options,
-        wanted: Option<u64>,
-    ) -> Result<(Arc<Drive>, u64), Error> {
-        let same = |uri: Uri| uri.drive().is_some_and(|o| o.is_same(options));
-        self.may_write(options, self.is_named(same))?;
-        let drive = Drive::open_for(options, self.purpose.workers, self.purpose.workers_most)?;
-        let bytes = self.part_of(options, drive.bytes(), drive.namespace().read_only, wanted)?;
-        Ok((drive, bytes))
+    /// Returns the part of a namespace that is used.
+    fn part_of(&mut self, source: &dyn Source, found: Found, wanted: Option<u64>) -> Result<u64, Error> {
+        if self.purpose.writes && found.read_only {
+            return Err(Error::request(
+                format!("write to {source}"),
+                "the controller says that the namespace is write protected",
+                "a namespace that is writable",
+            ));
+        }
+        let bytes = found.bytes;
+        match wanted {
+            Some(wanted) if wanted > bytes => {
+                Err(too_small(wanted, &source, bytes, format!("the namespace has {bytes} bytes")))
+            }
+            wanted => Ok(wanted.unwrap_or(bytes)),
+        }
     }
 
     fn model(&mut self, drive: &DriveModel) -> Result<(), Error> {
@@ -226,39 +224,11 @@ impl Look for Planner<'_> {
 
 impl Planner<'_> {
     /// Returns whether the user named that namespace as one to write to.
-    fn is_named(&self, same: impl Fn(Uri) -> bool) -> bool {
-        self.purpose.overwrite_devices.iter().any(|name| Uri::parse(name).is_ok_and(&same))
-    }
-
-    /// A namespace is written to as a block device is: only where it was named.
-    fn may_write(&self, source: &dyn Display, named: bool) -> Result<(), Error> {
-        if !self.purpose.writes || named {
-            return Ok(());
-        }
-        Err(would_be_lost(source, "namespace"))
-    }
-
-    /// Returns the part of a namespace of `bytes` that is used.
-    fn part_of(
-        &self,
-        source: &dyn Display,
-        bytes: u64,
-        read_only: bool,
-        wanted: Option<u64>,
-    ) -> Result<u64, Error> {
-        if self.purpose.writes && read_only {
-            return Err(Error::request(
-                format!("write to {source}"),
-                "the controller says that the namespace is write protected",
-                "a namespace that is writable",
-            ));
-        }
-        match wanted {
-            Some(wanted) if wanted > bytes => {
-                Err(too_small(wanted, source, bytes, format!("the namespace has {bytes} bytes")))
-            }
-            wanted => Ok(wanted.unwrap_or(bytes)),
-        }
+    fn is_named(&self, source: &dyn Source) -> bool {
+        self.purpose
+            .overwrite_devices
+            .iter()
+            .any(|name| Uri::parse(name).is_ok_and(|uri| uri.is_same(source)))
     }
 
     fn sized(&mut self, path: &Path, size: Size) -> Result<FilePlan, Error> {

@@ -1,39 +1,39 @@
 //! Sources named by URI, and the targets they resolve to.
 
 pub(crate) mod at_once;
-mod draft;
 pub mod fault;
 pub mod file;
 mod model;
 mod nil;
 pub mod nvme;
 pub mod nvme_tcp;
+mod plan;
+mod shared_drive;
 pub mod stripe;
 pub(crate) mod uri;
 pub mod vfio_user;
 
-pub use draft::{Action, Draft, Drafted, FilePlan, Look, Open};
 pub use file::FileBacking;
-pub use model::{ModelBacking, ModelDraft, ModelQueue, ModelUri, SharedDrive};
-pub use nil::{NilBacking, NilDraft, NilQueue};
+pub use model::{ModelBacking, ModelQueue};
+pub use nil::{NilBacking, NilQueue};
 pub use nvme::NamespaceBacking;
-pub use stripe::{StripeBacking, StripeDraft};
-pub use uri::{Examiner, Source, Uri};
+pub use plan::{Action, FilePlan, Found, Look, Open, Source, SourcePlan, Timing, Uri, Workers};
+pub use shared_drive::SharedDrive;
+pub use stripe::StripeBacking;
 
 use file::FileTarget;
 use forebay_io::arena::Arena;
-use forebay_io::gpu::cuda::Device;
+use forebay_io::gpu::cuda::{Device, DeviceMemory};
 use forebay_io::queue::Queue;
-use forebay_io::rdma::Lent;
 use forebay_io::reactor::Reactor;
 use forebay_model::job::{Engine, PathKind};
 use forebay_model::Error;
-use nvme::SourceReport;
-use nvme_tcp::{Remote, Transport};
+use nvme::{Connection, SourceReport};
+use nvme_tcp::Transport;
 use serde::Serialize;
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use vfio_user::Drive;
 
 /// One kind of source, for help, docs and the contract suite.
 pub struct SourceRow {
@@ -173,18 +173,13 @@ pub trait Backing: fmt::Debug + Send + Sync {
         None
     }
 
-    /// The file, if it is one, and what reads it.
-    fn file(&self) -> Option<(&FileTarget, Engine)> {
+    /// The open file whose descriptor a path may read by itself, and what reads it else.
+    fn descriptor(&self) -> Option<(&FileTarget, Engine)> {
         None
     }
 
-    /// The namespace over a fabric, if it is one.
-    fn remote(&self) -> Option<&Arc<Remote>> {
-        None
-    }
-
-    /// The emulated drive, if it is one.
-    fn drive(&self) -> Option<&Arc<Drive>> {
+    /// The connection by which its bytes come, where it has one.
+    fn connection(&self) -> Option<&dyn Connection> {
         None
     }
 
@@ -206,6 +201,14 @@ pub trait Backing: fmt::Debug + Send + Sync {
     /// Moves bytes by itself, out of memory that it was given before.
     fn lend(&self, _arena: &Arena) -> Result<Option<Loan>, Error> {
         Ok(None)
+    }
+
+    /// As `lend`, of a GPU's memory.
+    ///
+    /// # Errors
+    /// Why it can't be had.
+    fn lend_device(&self, _memory: &DeviceMemory) -> Result<Loan, String> {
+        Err("no RDMA card moves its bytes".into())
     }
 }
 
@@ -264,9 +267,14 @@ impl Made {
 const TRIED_BYTES: usize = 2 << 20;
 
 /// Memory that a drive or a network card reaches by itself as long as this lives; drop it before the memory.
-pub enum Loan {
-    Drive(vfio_user::Mapping),
-    Fabric(Lent),
+pub struct Loan {
+    _kept: Box<dyn Any>,
+}
+
+impl Loan {
+    pub(crate) fn of(kept: impl Any) -> Loan {
+        Loan { _kept: Box::new(kept) }
+    }
 }
 
 /// Requirements of a queue.
@@ -344,49 +352,42 @@ impl Target {
 
     /// The files below, each with its engine.
     pub fn files(&self) -> Vec<(&FileTarget, Engine)> {
-        self.walk().into_iter().filter_map(|t| t.backing.file()).collect()
+        self.walk().into_iter().filter_map(|t| t.backing.descriptor()).collect()
     }
 
     /// It is a file itself.
     pub fn is_file(&self) -> bool {
-        self.backing.file().is_some()
+        self.backing.descriptor().is_some()
     }
 
-    /// The remote namespaces below.
-    pub fn remotes(&self) -> impl Iterator<Item = &Arc<Remote>> {
-        self.walk().into_iter().filter_map(|t| t.backing.remote())
+    /// The connections below, by which bytes come.
+    pub fn connections(&self) -> impl Iterator<Item = &dyn Connection> {
+        self.walk().into_iter().filter_map(|t| t.backing.connection())
     }
 
-    /// Has remote namespaces move payload straight to and from its place (`Remote::keep_straight`); before the queues
-    /// are opened.
+    /// Has connections move payload straight to and from its place; before the queues are opened.
     pub fn keep_straight(&self) {
-        self.remotes().for_each(|remote| remote.keep_straight());
+        self.connections().for_each(Connection::keep_straight);
     }
 
-    /// The emulated drives below.
-    pub fn drives(&self) -> impl Iterator<Item = &Arc<Drive>> {
-        self.walk().into_iter().filter_map(|t| t.backing.drive())
-    }
-
-    /// The state of all namespaces below that are reached over a fabric or a socket.
+    /// The state of all namespaces below that are connected to.
     pub fn reports(&self) -> Vec<SourceReport> {
-        let remotes = self.remotes().map(|remote| remote.now());
-        remotes.chain(self.drives().map(|drive| drive.now())).collect()
+        self.connections().map(Connection::now).collect()
     }
 
-    /// The hosts of the namespaces below, whose I/O queues workers share.
-    fn hosts(&self) -> impl Iterator<Item = &nvme::Host> {
-        self.remotes().map(|remote| &***remote).chain(self.drives().map(|drive| &***drive))
+    /// Returns whether slots can be mapped into something below, so that they need a descriptor: `Arena::shared`.
+    pub fn maps_slots(&self) -> bool {
+        self.connections().any(Connection::maps_slots)
     }
 
     /// Divides it among so many workers, which open it next; none has it open.
     pub fn divide_among(&self, workers: u32) {
-        self.hosts().for_each(|host| host.shares.among(workers));
+        self.connections().for_each(|connection| connection.host().shares.among(workers));
     }
 
     /// The most workers that can have it open at once.
     pub fn workers_most(&self) -> u32 {
-        self.hosts().map(|host| host.shares.workers_most()).min().unwrap_or(u32::MAX)
+        self.connections().map(|connection| connection.host().shares.workers_most()).min().unwrap_or(u32::MAX)
     }
 
     /// Gives what is below, where it moves bytes by itself, a worker's slots to move them to and from: nothing is staged
@@ -398,9 +399,9 @@ impl Target {
         self.walk().into_iter().filter_map(|t| t.backing.lend(arena).transpose()).collect()
     }
 
-    /// The namespace whose bytes a network card could move to and from a GPU's memory by itself.
-    pub fn by_card(&self) -> Option<&Arc<Remote>> {
-        self.backing.remote().filter(|remote| remote.options().transport == Transport::Rdma)
+    /// A network card could move its bytes to and from a GPU's memory by itself.
+    pub fn is_by_card(&self) -> bool {
+        self.backing.made_of() == MadeOf::Card
     }
 
     /// Checks that the card takes that GPU's memory.
@@ -408,14 +409,13 @@ impl Target {
     /// # Errors
     /// Why not.
     pub fn reaches(&self, device: &Arc<Device>) -> Result<(), String> {
-        let remote = self.by_card().ok_or("no RDMA card moves its bytes")?;
         let tried = device.slots(1, TRIED_BYTES).map_err(|e| e.to_string())?;
-        remote.lend_device(&tried).map(drop)
+        self.backing.lend_device(&tried).map(drop)
     }
 
     /// Its queues wait for what only a ring brings, whatever engine its files are read with.
     pub fn needs_ring(&self) -> bool {
-        self.remotes().next().is_some() || self.drives().next().is_some()
+        self.connections().next().is_some()
     }
 
     /// Bytes come from somewhere, so that I/Os need memory.
@@ -435,7 +435,7 @@ impl Target {
 
     /// Every I/O finishes in `submit`, so that more than one in flight has no meaning.
     pub fn is_inline(&self) -> bool {
-        self.backing.file().is_some_and(|(_, engine)| engine.is_inline())
+        self.backing.descriptor().is_some_and(|(_, engine)| engine.is_inline())
     }
 
     /// A modelled drive is part of it.

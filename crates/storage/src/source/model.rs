@@ -1,74 +1,33 @@
 //! `model:` in real time: I/Os complete when the modelled drive would complete
 //! them, over content from another source or none.
 
-use super::draft::{Draft, Drafted, Look, Open};
 use super::nil::inside;
-use super::uri::{query, Examiner, Source, Text, Uri};
+use super::plan::{Look, Open, Source, SourcePlan, Timing, Uri};
+use super::shared_drive::SharedDrive;
+use super::uri::{query, Text};
 use super::{Backing, MadeOf, OpenFile, QueueNeeds, Target};
 use forebay_io::arena::Mem;
-use forebay_io::clock;
 use forebay_io::machine::finding::{Check, State};
-use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
+use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
 use forebay_io::reactor::Reactor;
-use forebay_model::device::{DriveModel, Timeline};
-use forebay_model::{job, Error};
+use forebay_model::device::DriveModel;
+use forebay_model::Error;
 use serde_json::json;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
-/// A modelled drive that several workers use at once: its channels and its bandwidth are shared.
-#[derive(Clone, Debug)]
-pub struct SharedDrive {
-    timeline: Arc<Mutex<Timeline>>,
-    began: Instant,
-    random: bool,
-}
-
-impl SharedDrive {
-    /// `random`: the job draws its offsets, and the drive serves it at its random rates.
-    pub fn new(model: &DriveModel, seed: u64, random: bool) -> SharedDrive {
-        SharedDrive {
-            timeline: Arc::new(Mutex::new(Timeline::new(model, seed))),
-            began: clock::now(),
-            random,
-        }
-    }
-
-    /// When a read that begins now would be done.
-    pub fn ready_at(&self, offset: u64, bytes: u64) -> Instant {
-        let op = if self.random { job::Op::RandRead } else { job::Op::Read };
-        let mut timeline = self.timeline.lock().expect("no thread panics while it holds the timeline");
-        self.began + Duration::from_nanos(timeline.complete_at(self.since(), op, offset, bytes))
-    }
-
-    fn since(&self) -> u64 {
-        clock::now().duration_since(self.began).as_nanos() as u64
-    }
-
-    fn complete_at(&self, io: &Io) -> u64 {
-        let op = match (io.op, self.random) {
-            (Op::Read, false) => job::Op::Read,
-            (Op::Read, true) => job::Op::RandRead,
-            (_, false) => job::Op::Write,
-            (_, true) => job::Op::RandWrite,
-        };
-        let mut timeline = self.timeline.lock().expect("no thread panics while it holds the timeline");
-        timeline.complete_at(self.since(), op, io.offset, u64::from(io.len))
-    }
-}
+use std::sync::Arc;
+use std::time::Instant;
 
 /// Address space of a drive without content.
 const BYTES: u64 = 1 << 40;
 
 #[derive(Clone, Debug)]
-pub struct ModelUri {
+struct ModelUri {
     /// The text after `model:`, without `over` and `time`.
-    pub spec: String,
-    pub over: Option<Uri>,
-    pub real_time: bool,
+    spec: String,
+    over: Option<Uri>,
+    real_time: bool,
 }
 
 pub(crate) fn parse(text: Text) -> Result<Uri, Error> {
@@ -125,79 +84,47 @@ impl Source for ModelUri {
         self.over.as_slice()
     }
 
-    fn model(&self) -> Option<&ModelUri> {
-        Some(self)
+    fn timed(&self) -> Option<&str> {
+        Some(&self.spec)
     }
 
     fn told(&self) -> Option<serde_json::Value> {
         Some(json!({"kind": "model", "name": self.name()}))
     }
 
-    fn examine(&self, _: &dyn Examiner) -> Vec<Check> {
+    fn checks(&self) -> Vec<Check> {
         let found =
             format!("a timed model of {}: results are simulated, whatever hardware is here", self.name());
         vec![Check::of_source("model", self, &self.to_string(), State::Works, found)]
     }
 
-    fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
+    fn examine(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {
         let drive = DriveModel::parse(&self.spec)?;
         look.model(&drive)?;
-        let over = self.over.as_ref().map(|uri| uri.draft(look, wanted)).transpose()?;
-        if over.as_ref().is_some_and(Draft::is_virtual) {
+        let over = self.over.as_ref().map(|uri| uri.examine(look, wanted)).transpose()?;
+        if over.as_ref().is_some_and(SourcePlan::is_virtual) {
             let asked = format!("model:{}", self.spec);
             return Err(Error::request(asked, "its content is itself a model", "over=FILE"));
         }
-        let bytes = over.as_ref().map_or(wanted.unwrap_or(BYTES), |over| over.bytes());
-        Ok(ModelDraft { spec: self.spec.clone(), drive, over, bytes, real_time: self.real_time }.into())
-    }
-}
-
-#[derive(Clone, Debug)]
-pub struct ModelDraft {
-    pub spec: String,
-    pub drive: DriveModel,
-    pub over: Option<Draft>,
-    pub bytes: u64,
-    pub real_time: bool,
-}
-
-impl ModelDraft {
-    /// One without content, in real time.
-    pub fn new(spec: &str) -> Result<ModelDraft, Error> {
-        let drive = DriveModel::parse(spec)?;
-        Ok(ModelDraft { spec: spec.into(), drive, over: None, bytes: BYTES, real_time: true })
-    }
-}
-
-impl Drafted for ModelDraft {
-    fn label(&self) -> String {
-        format!("model:{}", self.spec)
+        let bytes = over.as_ref().map_or(wanted.unwrap_or(BYTES), |over| over.bytes);
+        Ok(SourcePlan {
+            content_name: over.as_ref().map_or_else(String::new, |over| over.content_name.clone()),
+            timing: Some(Timing { spec: self.spec.clone(), drive, real_time: self.real_time }),
+            parts: over.into_iter().collect(),
+            ..SourcePlan::new(self.clone(), format!("model:{}", self.spec), bytes)
+        })
     }
 
-    fn content_name(&self) -> String {
-        self.over.as_ref().map_or_else(String::new, |over| over.content_name())
+    fn open(&self, plan: &SourcePlan, open: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+        let over = plan.parts.first().map(|over| open.target(over)).transpose()?;
+        let timing = plan.timing.as_ref().expect("each plan of a model has its drive");
+        Ok(Arc::new(ModelBacking { drive: open.timed(&timing.drive), over }))
     }
 
-    fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    fn parts(&self) -> &[Draft] {
-        self.over.as_slice()
-    }
-
-    fn model(&self) -> Option<&ModelDraft> {
-        Some(self)
-    }
-
-    fn open(&self, open: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
-        let over = self.over.as_ref().map(|over| open.target(over)).transpose()?;
-        Ok(Arc::new(ModelBacking { drive: open.timed(&self.drive), over }))
-    }
-
-    fn document(&self) -> serde_json::Value {
+    fn document(&self, plan: &SourcePlan) -> serde_json::Value {
         json!({
-            "kind": "model", "spec": self.spec, "over": self.over, "bytes": self.bytes, "real_time": self.real_time,
+            "kind": "model", "spec": self.spec, "over": plan.parts.first(), "bytes": plan.bytes,
+            "real_time": self.real_time,
         })
     }
 }
@@ -355,7 +282,7 @@ impl Queue for ModelQueue {
     }
 
     fn next_due(&self) -> Option<Instant> {
-        let own = self.due.peek().map(|d| self.drive.began + Duration::from_nanos(d.0 .0));
+        let own = self.due.peek().map(|d| self.drive.time_of(d.0 .0));
         [own, self.inner.as_ref().and_then(|q| q.next_due())].into_iter().flatten().min()
     }
 

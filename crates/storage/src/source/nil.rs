@@ -1,7 +1,7 @@
 //! `nil:` — completes at once and moves nothing: the cost of our own loop.
 
-use super::draft::{Draft, Drafted, Look, Open};
-use super::uri::{query, Examiner, Source, Text, Uri};
+use super::plan::{Look, Open, Source, SourcePlan, Uri};
+use super::uri::{query, Text};
 use super::{Backing, MadeOf, OpenFile, QueueNeeds};
 use forebay_io::machine::finding::{Check, State};
 use forebay_io::queue::{Done, Full, Geometry, Io, Queue, Via};
@@ -55,40 +55,21 @@ impl Source for NilUri {
         Some(json!({"kind": "nil"}))
     }
 
-    fn examine(&self, _: &dyn Examiner) -> Vec<Check> {
+    fn checks(&self) -> Vec<Check> {
         let found = "completes at once: the cost of our own loop; no hardware applies";
         vec![Check::of_source("nil", self, &self.to_string(), State::Works, found)]
     }
 
-    fn draft(&self, _: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
-        Ok(NilDraft { bytes: wanted.map_or(self.bytes, |w| w.min(self.bytes)) }.into())
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-pub struct NilDraft {
-    pub bytes: u64,
-}
-
-impl Drafted for NilDraft {
-    fn label(&self) -> String {
-        "nil:".into()
+    fn examine(&self, _: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {
+        Ok(SourcePlan::new(*self, "nil:", wanted.map_or(self.bytes, |w| w.min(self.bytes))))
     }
 
-    fn content_name(&self) -> String {
-        String::new()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    fn open(&self, _: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+    fn open(&self, _: &SourcePlan, _: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
         Ok(Arc::new(NilBacking))
     }
 
-    fn document(&self) -> serde_json::Value {
-        json!({"kind": "nil", "bytes": self.bytes})
+    fn document(&self, plan: &SourcePlan) -> serde_json::Value {
+        json!({"kind": "nil", "bytes": plan.bytes})
     }
 }
 

@@ -2,9 +2,9 @@
 //! member i mod n. Members are queues of the same worker, so they run in parallel
 //! and nothing here waits.
 
-use super::draft::{Draft, Drafted, Look, Open};
 use super::nvme::query::instead;
-use super::uri::{query, Source, Text, Uri};
+use super::plan::{Look, Open, Source, SourcePlan, Uri};
+use super::uri::{query, Text};
 use super::{Backing, MadeOf, OpenFile, QueueNeeds, Target};
 use forebay_io::arena::Mem;
 use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
@@ -83,44 +83,27 @@ impl Source for StripeUri {
         Some(self.chunk)
     }
 
-    fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
+    fn examine(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {
         let share = wanted.map(|w| w.div_ceil(self.members.len() as u64).next_multiple_of(self.chunk));
-        let members = self.members.iter().map(|m| m.draft(look, share)).collect::<Result<_, _>>()?;
-        Ok(StripeDraft { chunk: self.chunk, members }.into())
-    }
-}
-
-#[derive(Clone, Debug)]
-pub struct StripeDraft {
-    pub chunk: u64,
-    pub members: Vec<Draft>,
-}
-
-impl Drafted for StripeDraft {
-    fn label(&self) -> String {
-        uri_of(self.chunk, self.members.iter().map(|m| m.label()))
+        let members: Vec<SourcePlan> =
+            self.members.iter().map(|m| m.examine(look, share)).collect::<Result<_, _>>()?;
+        let names: Vec<_> = members.iter().map(|m| m.content_name.as_str()).collect();
+        let bytes = stripe_bytes(&members.iter().map(|m| m.bytes).collect::<Vec<_>>(), self.chunk);
+        let label = uri_of(self.chunk, members.iter().map(|m| &m.label));
+        Ok(SourcePlan {
+            content_name: format!("stripe {} {}", self.chunk, names.join(" ")),
+            parts: members,
+            ..SourcePlan::new(self.clone(), label, bytes)
+        })
     }
 
-    fn content_name(&self) -> String {
-        let names: Vec<_> = self.members.iter().map(|m| m.content_name()).collect();
-        format!("stripe {} {}", self.chunk, names.join(" "))
-    }
-
-    fn bytes(&self) -> u64 {
-        stripe_bytes(&self.members.iter().map(|m| m.bytes()).collect::<Vec<_>>(), self.chunk)
-    }
-
-    fn parts(&self) -> &[Draft] {
-        &self.members
-    }
-
-    fn open(&self, open: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
-        let members = self.members.iter().map(|m| open.target(m)).collect::<Result<_, _>>()?;
+    fn open(&self, plan: &SourcePlan, open: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+        let members = plan.parts.iter().map(|m| open.target(m)).collect::<Result<_, _>>()?;
         Ok(Arc::new(StripeBacking { chunk: self.chunk, members }))
     }
 
-    fn document(&self) -> serde_json::Value {
-        json!({"kind": "stripe", "chunk": self.chunk, "members": self.members})
+    fn document(&self, plan: &SourcePlan) -> serde_json::Value {
+        json!({"kind": "stripe", "chunk": self.chunk, "members": plan.parts})
     }
 }
 

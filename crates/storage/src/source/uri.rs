@@ -1,117 +1,19 @@
 //! Source URIs, parsed into what can't be wrong.
 
-use super::draft::{Draft, Look};
-use super::file::FileUri;
-use super::model::ModelUri;
-use super::{nvme_tcp, vfio_user, Made, MadeOf, SOURCES};
-use forebay_io::machine::finding::Check;
+use super::plan::Uri;
+use super::{Made, SOURCES};
 use forebay_model::Error;
-use std::fmt;
-use std::ops::Deref;
-use std::path::Path;
-use std::sync::Arc;
 
 /// Longest URI that is read, and how deep stripes may nest.
 const TEXT_BYTES_MAX: usize = 64 << 10;
 const NESTING_MAX: u32 = 4;
-
-/// A source as its URI names it: nothing is looked at. Each kind has one, in its own file.
-pub trait Source: fmt::Display + fmt::Debug + Send + Sync {
-    /// Returns the scheme of its row in `SOURCES`.
-    fn scheme(&self) -> &'static str;
-
-    fn made_of(&self) -> MadeOf;
-
-    /// Sources that it is made of.
-    fn parts(&self) -> &[Uri] {
-        &[]
-    }
-
-    /// The file or folder, if it is one.
-    fn path(&self) -> Option<&Path> {
-        None
-    }
-
-    /// Returns the chunk of a stripe, if it is one.
-    fn chunk(&self) -> Option<u64> {
-        None
-    }
-
-    fn model(&self) -> Option<&ModelUri> {
-        None
-    }
-
-    /// The namespace over a fabric, if it is one.
-    fn fabric(&self) -> Option<&nvme_tcp::Options> {
-        None
-    }
-
-    /// The emulated drive, if it is one.
-    fn drive(&self) -> Option<&vfio_user::Options> {
-        None
-    }
-
-    /// Returns `doctor`'s description of a source that is no file: an object with `kind`.
-    fn told(&self) -> Option<serde_json::Value> {
-        None
-    }
-
-    /// The checks of `doctor` for a source that isn't a file.
-    fn examine(&self, _by: &dyn Examiner) -> Vec<Check> {
-        Vec::new()
-    }
-
-    /// Returns the draft of the source here, of which `wanted` bytes are to be used where a number was given.
-    ///
-    /// # Errors
-    /// Of `look`; and where the parts don't fit each other.
-    fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error>;
-}
-
-/// Examines what a source can only name; implemented by `doctor`, which is above all sources.
-pub trait Examiner {
-    /// Checks of each address of an NVMe/TCP namespace.
-    fn targets(&self, options: &nvme_tcp::Options) -> Vec<Check>;
-}
-
-/// A parsed source.
-#[derive(Clone, Debug)]
-pub struct Uri(Arc<dyn Source>);
-
-impl<S: Source + 'static> From<S> for Uri {
-    fn from(source: S) -> Uri {
-        Uri(Arc::new(source))
-    }
-}
-
-impl Deref for Uri {
-    type Target = dyn Source;
-
-    fn deref(&self) -> &(dyn Source + 'static) {
-        &*self.0
-    }
-}
-
-/// By all that was read.
-impl PartialEq for Uri {
-    fn eq(&self, other: &Uri) -> bool {
-        format!("{self:?}") == format!("{other:?}")
-    }
-}
-
-/// One line for messages: as typed, but for what stands for a default.
-impl fmt::Display for Uri {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// The text of a URI, for the one that reads its kind.
 #[derive(Clone, Copy)]
 pub struct Text<'a> {
     /// All of it.
     pub whole: &'a str,
-    /// Behind `scheme:`.
+    /// Behind `scheme:`; all of it, where none is named.
     pub rest: &'a str,
     depth: u32,
 }
@@ -168,34 +70,13 @@ impl Uri {
         let row = |scheme| SOURCES.iter().find(|row| row.scheme == scheme);
         match text.split_once(':').and_then(|(scheme, rest)| Some((row(scheme)?, rest))) {
             Some((row, rest)) => (row.parse)(Text { whole: text, rest, depth }),
-            None => parse_path(text),
+            None => (SOURCES[0].parse)(Text { whole: text, rest: text, depth }),
         }
     }
 }
 
-fn bad(text: &str, found: &str, next: &str) -> Error {
+pub(crate) fn bad(text: &str, found: &str, next: &str) -> Error {
     Error::request(format!("source '{}'", shorten(text)), found, next)
-}
-
-pub(crate) fn parse_path(text: &str) -> Result<Uri, Error> {
-    if text.is_empty() {
-        return Err(bad(text, "is empty", "a path, stripe:?m=A&m=B, nil: or model:NAME"));
-    }
-    let scheme = text.split_once(':').map_or("", |(s, _)| s);
-    if looks_like_scheme(scheme) && !Path::new(text).exists() {
-        let all: Vec<_> = SOURCES.iter().map(|row| row.scheme).collect();
-        return Err(bad(
-            text,
-            &format!("has a scheme that isn't one of {}", all.join(", ")),
-            &format!("file:{text} if it is a file"),
-        ));
-    }
-    Ok(FileUri(text.into()).into())
-}
-
-fn looks_like_scheme(scheme: &str) -> bool {
-    let letters = scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
-    scheme.len() > 1 && letters && scheme.starts_with(|c: char| c.is_ascii_alphabetic())
 }
 
 /// `a=b&c=d` → pairs, percent-decoded. A word without `=` is a key with an empty value.
@@ -274,21 +155,23 @@ fn shorten(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::nvme_tcp::Options;
     use super::*;
     use proptest::prelude::*;
+    use std::path::Path;
 
     #[test]
     fn each_kind_parses() {
         let uri = |text: &str| Uri::parse(text).unwrap();
         assert_eq!(uri("/a/b").path(), Some(Path::new("/a/b")));
+        assert_eq!(uri("//a/b").path(), Some(Path::new("//a/b")));
         assert_eq!(uri("file:///a").path(), Some(Path::new("/a")));
         assert_eq!(uri("nil:?size=1m").to_string(), "nil:?size=1m");
         let stripe = uri("stripe:?chunk=64k&m=/a&m=nil:%3Fsize=1m");
         assert_eq!((stripe.scheme(), stripe.chunk()), ("stripe", Some(65536)));
         assert_eq!(stripe.parts(), [uri("/a"), uri("nil:?size=1m")]);
         let model = uri("model:d7-ps1010?drives=2&over=/x");
-        let read = model.model().unwrap();
-        assert_eq!((read.spec.as_str(), read.real_time), ("d7-ps1010?drives=2", true));
+        assert_eq!(model.timed(), Some("d7-ps1010?drives=2"));
         assert_eq!(model.parts(), [uri("/x")]);
         assert_ne!(uri("model:d7-ps1010"), uri("model:d7-ps1010?time=real"), "they read alike and aren't");
     }
@@ -321,7 +204,7 @@ mod tests {
     #[test]
     fn remote_addresses_come_with_and_without_brackets_and_port() {
         let address = |text: &str| match Uri::parse(&format!("nvme+tcp:{text}")) {
-            Ok(uri) => uri.fabric().map(|o| (o.addresses[0].host.clone(), o.addresses[0].port, o.nsid)),
+            Ok(uri) => Options::of(&uri).map(|o| (o.addresses[0].host.clone(), o.addresses[0].port, o.nsid)),
             Err(_) => None,
         };
         let nqn = "nqn.2014-08.org.example:a";

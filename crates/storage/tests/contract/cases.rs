@@ -105,7 +105,7 @@ pub fn truth(target: &Target) -> Option<Vec<u8>> {
     let backing = &target.backing;
     match backing.scheme() {
         "file" => {
-            let mut bytes = std::fs::read(&backing.file().unwrap().0.path).unwrap();
+            let mut bytes = std::fs::read(&backing.descriptor().unwrap().0.path).unwrap();
             bytes.truncate(target.bytes as usize);
             Some(bytes)
         }

@@ -2,7 +2,7 @@
 
 use forebay_rigs::drive::{Control, Drive};
 use forebay_rigs::fake::{Fake, NQN};
-use forebay_storage::source::nvme_tcp::Remote;
+use forebay_storage::source::nvme_tcp::{Options, Remote};
 use forebay_storage::source::vfio_user;
 use forebay_storage::source::{NamespaceBacking, Target, Uri};
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,7 @@ pub fn target(data: Vec<u8>, more: &str) -> Target {
     let disk = Arc::new(Mutex::new(data));
     let fake = Fake::start(disk.clone(), 0);
     let uri = format!("nvme+tcp://{}/{NQN}?{more}", fake.address);
-    let options = Uri::parse(&uri).unwrap().fabric().unwrap().clone();
+    let options = Options::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
     // Tests open queues for several workers at once.
     let remote = Remote::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
     let label = format!("{uri} of {} bytes", remote.bytes());
@@ -39,7 +39,7 @@ pub fn drive(data: Vec<u8>, more: &str, plain_doorbells: bool) -> Target {
     let control = Control { plain_doorbells: plain_doorbells.into(), ..Control::default() };
     let device = Drive::with(disk.clone(), control);
     let uri = device.uri(more);
-    let options = Uri::parse(&uri).unwrap().drive().unwrap().clone();
+    let options = vfio_user::Options::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
     let drive = vfio_user::Drive::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
     let label = format!("{uri} of {} bytes", drive.bytes());
     SERVED.lock().unwrap().push((label.clone(), disk, Server::Drive(device)));

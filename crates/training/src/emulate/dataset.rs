@@ -160,9 +160,9 @@ fn is_one_space(uris: &[Uri]) -> bool {
 /// A modelled drive, by its name and settings, and the folder whose files take its time.
 fn paced_folder(uris: &[Uri]) -> Option<(&str, &Path)> {
     let [uri] = uris else { return None };
-    let model = uri.model()?;
-    let folder = model.over.as_ref()?.path().filter(|path| path.is_dir())?;
-    Some((&model.spec, folder))
+    let drive = uri.timed()?;
+    let folder = uri.parts().first()?.path().filter(|path| path.is_dir())?;
+    Some((drive, folder))
 }
 
 fn globs_of(spec: &EmulateSpec) -> Result<Vec<Glob>, Error> {
@@ -187,7 +187,7 @@ pub(crate) fn check_globs(spec: &EmulateSpec) -> Result<(), Error> {
 /// Returns whether the data set is files that have to be read, or one space that is read as itself.
 pub(crate) fn is_files(spec: &EmulateSpec) -> Result<bool, Error> {
     let uris = uris_of(spec)?;
-    let has_content = !matches!(uris.as_slice(), [uri] if uri.model().is_some_and(|m| m.over.is_none()));
+    let has_content = !matches!(uris.as_slice(), [uri] if uri.timed().is_some() && uri.parts().is_empty());
     Ok(!(has_content && is_one_space(&uris)))
 }
 

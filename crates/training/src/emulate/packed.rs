@@ -106,7 +106,7 @@ fn read_manifest(target: &Target) -> Result<Manifest, Error> {
     let needs = QueueNeeds { depth: 1, io_bytes_max: PIECE_BYTES, then_copied: true, seat: 0 };
     let options = RingOptions { depth: target.ring_depth(needs).max(8), ..RingOptions::default() };
     let mut reactor = Reactor::with_ring(options).unwrap_or_else(|_| Reactor::without_ring());
-    let mut arena = match target.drives().next().is_some() {
+    let mut arena = match target.maps_slots() {
         true => Arena::shared(1, PIECE_BYTES as usize, Pages::Auto)?,
         false => Arena::new(1, PIECE_BYTES as usize, Pages::Auto)?,
     };

@@ -40,8 +40,8 @@ const NULL_FIELDS: &[&str] = &[
 pub(crate) fn model_of(spec: &EmulateSpec) -> Result<Option<DriveModel>, Error> {
     let [data] = spec.data.as_slice() else { return Ok(None) };
     let uri = Uri::parse(data)?;
-    let alone = uri.model().filter(|model| model.over.is_none());
-    alone.map(|model| DriveModel::parse(&model.spec)).transpose()
+    let alone = uri.timed().filter(|_| uri.parts().is_empty());
+    alone.map(DriveModel::parse).transpose()
 }
 
 /// Plays `spec` on `model`. `has_others`: hosts of an MPI run, which virtual time knows none of.

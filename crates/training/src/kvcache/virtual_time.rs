@@ -30,8 +30,8 @@ const NULL_FIELDS: &[&str] = &[
 /// The drive, where the folder is one without content.
 pub(super) fn model_of(spec: &KvSpec) -> Result<Option<DriveModel>, Error> {
     let uri = Uri::parse(&spec.dir)?;
-    let Some(model) = uri.model() else { return Ok(None) };
-    if model.over.is_some() {
+    let Some(drive) = uri.timed() else { return Ok(None) };
+    if !uri.parts().is_empty() {
         let asked = format!("--dir {}", spec.dir);
         return Err(Error::request(
             asked,
@@ -39,7 +39,7 @@ pub(super) fn model_of(spec: &KvSpec) -> Result<Option<DriveModel>, Error> {
             "--dir DIR",
         ));
     }
-    DriveModel::parse(&model.spec).map(Some)
+    DriveModel::parse(drive).map(Some)
 }
 
 pub(super) fn run(

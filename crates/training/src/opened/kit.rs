@@ -149,7 +149,7 @@ impl<P: Copy> Kit<P> {
     }
 
     fn engine(&self) -> Engine {
-        self.folder().backing.file().map_or(Engine::Auto, |(_, engine)| engine)
+        self.folder().backing.descriptor().map_or(Engine::Auto, |(_, engine)| engine)
     }
 
     /// Before a file is closed: nobody else keeps it open.

@@ -106,7 +106,7 @@ impl DataPath for Gds {
 
     fn can(&self, target: &Target, destination: &Destination, known: &mut Known) -> Result<(), String> {
         match destination.devices.first() {
-            Some(device) if target.by_card().is_some() => target.reaches(device),
+            Some(device) if target.is_by_card() => target.reaches(device),
             Some(_) => direct_dma_to(target, known),
             None => Err("no GPU".into()),
         }
@@ -114,7 +114,7 @@ impl DataPath for Gds {
 
     /// Settles the route: what cards can't move into the GPU goes through pinned memory where that is allowed.
     fn settle(&self, job: &JobSpec, target: &Target, destination: &Destination) -> Settled {
-        let (Some(device), Some(_)) = (destination.devices.first(), target.by_card()) else {
+        let Some(device) = destination.devices.first().filter(|_| target.is_by_card()) else {
             return Ok((self.kind(), None));
         };
         match target.reaches(device) {
@@ -158,7 +158,7 @@ impl DataPath for Gds {
         destination: &Destination,
         pair: u32,
     ) -> Result<(), Error> {
-        if target.by_card().is_some() {
+        if target.is_by_card() {
             return Ok(());
         }
         let session = through_cufile(job, destination)?;
@@ -255,7 +255,7 @@ impl QueueFactory for Own {
     ) -> Result<Box<dyn Queue>, Error> {
         let queue = match &self.station {
             // Its card knows the slots.
-            _ if target.by_card().is_some() => target.queue(site.needs, reactor)?,
+            _ if target.is_by_card() => target.queue(site.needs, reactor)?,
             Some(station) => target
                 .queue_over(site.needs, reactor, &mut |file, _, needs, _| station.queue(file, needs.depth))?,
             None => {
@@ -284,7 +284,7 @@ fn through_cufile(job: &JobSpec, destination: &Destination) -> Result<Arc<Sessio
 
 /// Checks that cuFile would move the target's bytes by direct DMA: once for each device.
 fn direct_dma_to(target: &Target, known: &mut Known) -> Result<(), String> {
-    if target.remotes().next().is_some() {
+    if target.connections().next().is_some() {
         return Err("it is not a file on this machine".into());
     }
     target.files().iter().try_for_each(|(file, _)| known.goes_direct(file))
@@ -301,7 +301,7 @@ pub fn judge_run(
     missing: &mut BTreeMap<String, String>,
 ) -> Option<Cufile> {
     let session = destination.set_up::<Session>()?;
-    let through = |t: &Target, ran: &str| ran == Gds.name() && t.by_card().is_none();
+    let through = |t: &Target, ran: &str| ran == Gds.name() && !t.is_by_card();
     let alone = targets.iter().zip(ran.iter()).all(|(t, ran)| through(t, ran));
     // Where other paths took part, direct bytes may be theirs too.
     let own = targets.iter().zip(ran.iter()).zip(moved).filter(|((t, ran), _)| through(t, ran));

@@ -15,9 +15,9 @@ pub use pool::PoolQueue;
 pub use uring::UringQueue;
 
 use super::at_once::AtOnceQueue;
-use super::draft::{Draft, Drafted, FilePlan, Look, Open};
-use super::uri::{parse_path, Source, Text, Uri};
-use super::{Backing, MadeOf, OpenFile, QueueNeeds};
+use super::plan::{FilePlan, Look, Open, Source, SourcePlan, Uri};
+use super::uri::{bad, Text};
+use super::{Backing, MadeOf, OpenFile, QueueNeeds, SOURCES};
 use forebay_io::queue::{Geometry, Queue};
 use forebay_io::reactor::Reactor;
 use forebay_model::job::{Engine, Hint, Priority};
@@ -73,8 +73,28 @@ pub struct FileTarget {
 #[derive(Clone, Debug)]
 pub(crate) struct FileUri(pub PathBuf);
 
+/// Parses `file:PATH`, or a path as it is.
 pub(crate) fn parse(text: Text) -> Result<Uri, Error> {
-    parse_path(text.rest.strip_prefix("//").unwrap_or(text.rest))
+    let is_named = text.rest.len() < text.whole.len();
+    let path = text.rest.strip_prefix("//").filter(|_| is_named).unwrap_or(text.rest);
+    if path.is_empty() {
+        return Err(bad(path, "is empty", "a path, stripe:?m=A&m=B, nil: or model:NAME"));
+    }
+    let scheme = path.split_once(':').map_or("", |(s, _)| s);
+    if looks_like_scheme(scheme) && !Path::new(path).exists() {
+        let all: Vec<_> = SOURCES.iter().map(|row| row.scheme).collect();
+        return Err(bad(
+            path,
+            &format!("has a scheme that isn't one of {}", all.join(", ")),
+            &format!("file:{path} if it is a file"),
+        ));
+    }
+    Ok(FileUri(path.into()).into())
+}
+
+fn looks_like_scheme(scheme: &str) -> bool {
+    let letters = scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    scheme.len() > 1 && letters && scheme.starts_with(|c: char| c.is_ascii_alphabetic())
 }
 
 impl fmt::Display for FileUri {
@@ -96,38 +116,28 @@ impl Source for FileUri {
         Some(&self.0)
     }
 
-    fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
+    fn examine(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {
         Ok(look.file(&self.0, wanted)?.into())
     }
-}
 
-impl Drafted for FilePlan {
-    fn label(&self) -> String {
-        self.path.display().to_string()
+    fn open(&self, plan: &SourcePlan, open: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+        open.file(plan.file.as_ref().expect("each plan of a file has it"))
     }
 
-    fn content_name(&self) -> String {
-        self.path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
-    }
-
-    fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    fn file(&self) -> Option<&FilePlan> {
-        Some(self)
-    }
-
-    fn open(&self, open: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
-        Ok(Arc::new(open.file(self)?))
-    }
-
-    fn document(&self) -> serde_json::Value {
+    fn document(&self, plan: &SourcePlan) -> serde_json::Value {
         let mut told = serde_json::Map::from_iter([("kind".to_string(), "file".into())]);
-        if let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(self) {
+        if let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(&plan.file) {
             told.extend(fields);
         }
         told.into()
+    }
+}
+
+impl From<FilePlan> for SourcePlan {
+    fn from(file: FilePlan) -> SourcePlan {
+        let name = file.path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+        let plan = SourcePlan::new(FileUri(file.path.clone()), file.path.display().to_string(), file.bytes);
+        SourcePlan { content_name: name, file: Some(file), ..plan }
     }
 }
 
@@ -166,7 +176,7 @@ impl Backing for FileBacking {
         open(&self.target, self.engine, needs, reactor)
     }
 
-    fn file(&self) -> Option<(&FileTarget, Engine)> {
+    fn descriptor(&self) -> Option<(&FileTarget, Engine)> {
         Some((&self.target, self.engine))
     }
 

@@ -1,24 +1,42 @@
-//! A namespace as a source, whoever is its host: what a draft of it is, and what is
+//! A namespace as a source, whoever is its host: what is planned of it, and what is
 //! open of it.
 
-use super::Host;
-use crate::source::nvme_tcp::Remote;
-use crate::source::vfio_user::Drive;
-use crate::source::{Backing, Drafted, Loan, MadeOf, Open, OpenFile, QueueNeeds};
+use super::{Host, SourceReport};
+use crate::source::plan::{Found, Look, Source, SourcePlan, Workers};
+use crate::source::{Backing, Loan, MadeOf, OpenFile, QueueNeeds};
 use forebay_io::arena::Arena;
+use forebay_io::gpu::cuda::DeviceMemory;
 use forebay_io::queue::Queue;
 use forebay_io::reactor::Reactor;
+use forebay_model::record::FabricRan;
 use forebay_model::Error;
-use serde_json::json;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A host's connection to a namespace.
-pub trait Namespace: Deref<Target = Host> + fmt::Debug + Send + Sync + 'static {
-    /// `kind` of documents.
-    const KIND: &'static str;
+/// A host's connection to a namespace, as those who use its source see it.
+pub trait Connection {
+    fn host(&self) -> &Host;
 
+    /// All of it, for a record.
+    fn report(&self) -> FabricRan;
+
+    /// The same while it is in use.
+    fn now(&self) -> SourceReport;
+
+    /// Has payload go straight to and from its place, where it would pass a buffer of the connection's; before queues
+    /// are opened.
+    fn keep_straight(&self) {}
+
+    /// Returns whether others may be connected to the namespace meanwhile.
+    fn is_shared(&self) -> bool;
+
+    /// Returns whether slots that have a descriptor of their own can be mapped into it.
+    fn maps_slots(&self) -> bool;
+}
+
+/// Implementation of a connection.
+pub trait Namespace: Connection + Deref<Target = Host> + fmt::Debug + Send + Sync + 'static {
     fn scheme(&self) -> &'static str;
 
     fn made_of(&self) -> MadeOf;
@@ -32,42 +50,30 @@ pub trait Namespace: Deref<Target = Host> + fmt::Debug + Send + Sync + 'static {
 
     fn lend(self: &Arc<Self>, arena: &Arena) -> Result<Option<Loan>, Error>;
 
-    fn as_remote(self: &Arc<Self>) -> Option<&Arc<Remote>> {
-        None
-    }
-
-    fn as_drive(self: &Arc<Self>) -> Option<&Arc<Drive>> {
-        None
+    fn lend_device(&self, _: &DeviceMemory) -> Result<Loan, String> {
+        Err("no RDMA card moves its bytes".into())
     }
 }
 
-/// Connected to already: only the controller knows what it is.
-#[derive(Debug)]
-pub struct NamespaceDraft<N> {
-    pub namespace: Arc<N>,
-    pub bytes: u64,
+/// Plans a namespace: connected to at once, for only the controller knows what it is.
+pub(crate) fn examine<S: Source + Clone, N: Namespace>(
+    source: &S,
+    look: &mut dyn Look,
+    wanted: Option<u64>,
+    connect: impl FnOnce(&S, Workers) -> Result<Arc<N>, Error>,
+) -> Result<SourcePlan, Error> {
+    let workers = look.may_connect(source)?;
+    let namespace = connect(source, workers)?;
+    let found = Found { bytes: namespace.bytes(), read_only: namespace.namespace().read_only };
+    let bytes = look.part_of(source, found, wanted)?;
+    let plan = SourcePlan::new(source.clone(), namespace.name.clone(), bytes);
+    let content_name = namespace.content_name();
+    Ok(SourcePlan { content_name, connected: Some(Arc::new(NamespaceBacking(namespace))), ..plan })
 }
 
-impl<N: Namespace> Drafted for NamespaceDraft<N> {
-    fn label(&self) -> String {
-        self.namespace.name.clone()
-    }
-
-    fn content_name(&self) -> String {
-        self.namespace.content_name()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    fn open(&self, _: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
-        Ok(Arc::new(NamespaceBacking(self.namespace.clone())))
-    }
-
-    fn document(&self) -> serde_json::Value {
-        json!({"kind": N::KIND, "uri": self.label(), "bytes": self.bytes})
-    }
+/// Opens what was planned.
+pub(crate) fn open(plan: &SourcePlan) -> Arc<dyn Backing> {
+    plan.connected.clone().expect("each plan of a namespace is connected to it")
 }
 
 #[derive(Debug)]
@@ -96,12 +102,8 @@ impl<N: Namespace> Backing for NamespaceBacking<N> {
         self.0.queue(needs, reactor)
     }
 
-    fn remote(&self) -> Option<&Arc<Remote>> {
-        self.0.as_remote()
-    }
-
-    fn drive(&self) -> Option<&Arc<Drive>> {
-        self.0.as_drive()
+    fn connection(&self) -> Option<&dyn Connection> {
+        Some(&*self.0)
     }
 
     fn align(&self) -> u32 {
@@ -114,5 +116,9 @@ impl<N: Namespace> Backing for NamespaceBacking<N> {
 
     fn lend(&self, arena: &Arena) -> Result<Option<Loan>, Error> {
         self.0.lend(arena)
+    }
+
+    fn lend_device(&self, memory: &DeviceMemory) -> Result<Loan, String> {
+        self.0.lend_device(memory)
     }
 }

@@ -27,11 +27,13 @@ pub use options::{Address, Options, Policy, Transport, PORT};
 pub use queue::NvmeTcpQueue;
 pub use tls::Tls;
 
-use super::draft::{Draft, Look};
 use super::nvme::query::{instead, Keys};
-use super::nvme::{await_end, lock, Cause, Host, Namespace, NamespaceDraft, PathReport, SourceReport};
-use super::uri::{decode, encode, query_once, Examiner, Source, Text, Uri};
-use super::{Loan, MadeOf, QueueNeeds};
+use super::nvme::{
+    await_end, examine, lock, open, Cause, Connection, Host, Namespace, PathReport, SourceReport,
+};
+use super::plan::{Look, Open, Source, SourcePlan, Uri};
+use super::uri::{decode, encode, query_once, Text};
+use super::{Backing, Loan, MadeOf, QueueNeeds};
 use connection::Way;
 use forebay_io::arena::Arena;
 use forebay_io::gpu::cuda::DeviceMemory;
@@ -46,6 +48,7 @@ use forebay_nvme::auth::Credentials;
 use forebay_nvme::nqn;
 use path::{Path, State};
 use serde_json::json;
+use std::any::Any;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -155,8 +158,8 @@ impl Source for Options {
         self.transport.made_of()
     }
 
-    fn fabric(&self) -> Option<&Options> {
-        Some(self)
+    fn is_same(&self, other: &dyn Source) -> bool {
+        (other as &dyn Any).downcast_ref().is_some_and(|other| Options::is_same(self, other))
     }
 
     fn told(&self) -> Option<serde_json::Value> {
@@ -167,10 +170,7 @@ impl Source for Options {
         })
     }
 
-    fn examine(&self, by: &dyn Examiner) -> Vec<Check> {
-        if self.transport == Transport::Tcp {
-            return by.targets(self);
-        }
+    fn checks(&self) -> Vec<Check> {
         // Nothing is tried: a connection is a run's.
         let found = format!(
             "{}, not connected to here: forebay identify {}; what this machine can: nvme_rdma",
@@ -180,15 +180,48 @@ impl Source for Options {
         vec![Check::of_source("nvme_rdma", self, "NVMe/RDMA target", Found::Unknown, found)]
     }
 
-    fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
-        let (remote, bytes) = look.remote(self, wanted)?;
-        Ok(NamespaceDraft { namespace: remote, bytes }.into())
+    fn examine(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {
+        examine(self, look, wanted, |options, workers| Remote::open_for(options, workers.now, workers.most))
+    }
+
+    fn open(&self, plan: &SourcePlan, _: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+        Ok(open(plan))
+    }
+
+    fn document(&self, plan: &SourcePlan) -> serde_json::Value {
+        json!({"kind": "nvme_tcp", "uri": plan.label, "bytes": plan.bytes})
+    }
+}
+
+impl Connection for Remote {
+    fn host(&self) -> &Host {
+        &self.shared.host
+    }
+
+    fn report(&self) -> FabricRan {
+        Remote::report(self)
+    }
+
+    fn now(&self) -> SourceReport {
+        SourceReport::new(self.report(), self.paths())
+    }
+
+    /// From the next connection on, payload goes between the socket and its place and nowhere else: for memory of
+    /// others, where no byte may lie elsewhere on its way. Many small reads then cost a receive each.
+    fn keep_straight(&self) {
+        self.shared.straight.store(true, Ordering::Relaxed);
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn maps_slots(&self) -> bool {
+        false
     }
 }
 
 impl Namespace for Remote {
-    const KIND: &'static str = "nvme_tcp";
-
     fn scheme(&self) -> &'static str {
         self.options().transport.scheme()
     }
@@ -211,11 +244,11 @@ impl Namespace for Remote {
     }
 
     fn lend(self: &Arc<Remote>, arena: &Arena) -> Result<Option<Loan>, Error> {
-        Ok(Remote::lend(self, arena)?.map(Loan::Fabric))
+        Ok(Remote::lend(self, arena)?.map(Loan::of))
     }
 
-    fn as_remote(self: &Arc<Remote>) -> Option<&Arc<Remote>> {
-        Some(self)
+    fn lend_device(&self, memory: &DeviceMemory) -> Result<Loan, String> {
+        Remote::lend_device(self, memory).map(Loan::of)
     }
 }
 
@@ -266,12 +299,6 @@ impl Remote {
         Ok(Arc::new(remote))
     }
 
-    /// From the next connection on, payload goes between the socket and its place and nowhere else: for memory of
-    /// others, where no byte may lie elsewhere on its way. Many small reads then cost a receive each.
-    pub fn keep_straight(&self) {
-        self.shared.straight.store(true, Ordering::Relaxed);
-    }
-
     /// Registers a worker's slots with the devices that the paths are on, so that no command need register its own
     /// memory. None: nothing need be, over TCP.
     ///
@@ -308,11 +335,6 @@ impl Remote {
         let paths = self.paths().into_iter().map(PathReport::ended).collect();
         let (header_digest, data_digest) = (options.header_digest, options.data_digest);
         FabricRan { header_digest, data_digest, ..self.report_on(paths) }
-    }
-
-    /// The same while it is in use.
-    pub fn now(&self) -> SourceReport {
-        SourceReport::new(self.report(), self.paths())
     }
 
     /// Opens a worker's share of the I/O queues, on the worker's thread.

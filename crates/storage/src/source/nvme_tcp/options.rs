@@ -2,6 +2,7 @@
 
 use super::MadeOf;
 use crate::source::nvme::query::{count, seconds, seconds_above_zero, spin, switch};
+use crate::source::plan::Uri;
 use crate::source::uri::encode;
 use forebay_io::machine::nvme_host::parse_uuid;
 use forebay_io::queue::Via;
@@ -274,6 +275,11 @@ impl Options {
     /// Its URI, without keys.
     pub fn base(&self) -> String {
         format!("{}://{}/{}", self.transport.scheme(), self.addresses[0], encode(&self.nqn))
+    }
+
+    /// Options of a URI of either transport; None: it is another source's.
+    pub fn of(uri: &Uri) -> Option<&Options> {
+        uri.of_kind()
     }
 
     /// Returns whether both name the same namespace, by an address that they share.

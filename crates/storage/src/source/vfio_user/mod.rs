@@ -26,13 +26,13 @@ pub use look::look;
 pub use options::Options;
 pub use queue::VfioUserQueue;
 
-use super::draft::{Draft, Look};
 use super::nvme::query::{instead, Keys};
 use super::nvme::{
-    await_end, lock, Cause, Host, Namespace, NamespaceDraft, PathReport, SourceReport, Standing,
+    await_end, examine, lock, open, Cause, Connection, Host, Namespace, PathReport, SourceReport, Standing,
 };
-use super::uri::{decode, query_once, Examiner, Source, Text, Uri};
-use super::{Loan, MadeOf, QueueNeeds};
+use super::plan::{Look, Open, Source, SourcePlan, Uri};
+use super::uri::{decode, query_once, Text};
+use super::{Backing, Loan, MadeOf, QueueNeeds};
 use care::State;
 use forebay_io::arena::Arena;
 use forebay_io::clock;
@@ -47,6 +47,7 @@ use maps::Table;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fd::OwnedFd;
 use serde_json::json;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Deref;
@@ -162,27 +163,55 @@ impl Source for Options {
         MadeOf::Elsewhere
     }
 
-    fn drive(&self) -> Option<&Options> {
-        Some(self)
+    fn is_same(&self, other: &dyn Source) -> bool {
+        (other as &dyn Any).downcast_ref().is_some_and(|other| Options::is_same(self, other))
     }
 
     fn told(&self) -> Option<serde_json::Value> {
         Some(json!({"kind": "vfio_user", "socket": self.socket}))
     }
 
-    fn examine(&self, _: &dyn Examiner) -> Vec<Check> {
+    fn checks(&self) -> Vec<Check> {
         vec![about_socket(&self.socket)]
     }
 
-    fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
-        let (drive, bytes) = look.drive(self, wanted)?;
-        Ok(NamespaceDraft { namespace: drive, bytes }.into())
+    fn examine(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {
+        examine(self, look, wanted, |options, workers| Drive::open_for(options, workers.now, workers.most))
+    }
+
+    fn open(&self, plan: &SourcePlan, _: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+        Ok(open(plan))
+    }
+
+    fn document(&self, plan: &SourcePlan) -> serde_json::Value {
+        json!({"kind": "vfio_user", "uri": plan.label, "bytes": plan.bytes})
+    }
+}
+
+impl Connection for Drive {
+    fn host(&self) -> &Host {
+        &self.shared.host
+    }
+
+    fn report(&self) -> FabricRan {
+        Drive::report(self)
+    }
+
+    fn now(&self) -> SourceReport {
+        SourceReport::new(self.report(), vec![self.path()])
+    }
+
+    /// One client at a time.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    fn maps_slots(&self) -> bool {
+        true
     }
 }
 
 impl Namespace for Drive {
-    const KIND: &'static str = "vfio_user";
-
     fn scheme(&self) -> &'static str {
         "vfio-user"
     }
@@ -204,11 +233,7 @@ impl Namespace for Drive {
     }
 
     fn lend(self: &Arc<Drive>, arena: &Arena) -> Result<Option<Loan>, Error> {
-        Ok(Drive::lend(self, arena)?.map(Loan::Drive))
-    }
-
-    fn as_drive(self: &Arc<Drive>) -> Option<&Arc<Drive>> {
-        Some(self)
+        Ok(Drive::lend(self, arena)?.map(Loan::of))
     }
 }
 
@@ -319,11 +344,6 @@ impl Drive {
     /// All of it, for a record.
     pub fn report(&self) -> FabricRan {
         self.report_on(vec![self.path().ended()])
-    }
-
-    /// The same while it is in use.
-    pub fn now(&self) -> SourceReport {
-        SourceReport::new(self.report(), vec![self.path()])
     }
 }
 

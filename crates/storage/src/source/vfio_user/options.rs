@@ -1,6 +1,7 @@
 //! Options of a `vfio-user:` URI.
 
 use crate::source::nvme::query::{count, seconds, seconds_above_zero, spin, switch};
+use crate::source::plan::Uri;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -69,6 +70,11 @@ impl Options {
             _ => return Err(format!("'{key}' is not a key of vfio-user:")),
         }
         Ok(())
+    }
+
+    /// Options of such a URI; None: it is another source's.
+    pub fn of(uri: &Uri) -> Option<&Options> {
+        uri.of_kind()
     }
 
     /// Returns whether both name the same namespace.

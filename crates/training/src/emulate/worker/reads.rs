@@ -391,8 +391,8 @@ fn slots(shared: &Shared, depth: u32, reactor: &mut Reactor) -> Result<(Slots, V
         // Nothing goes through them.
         false => BLOCK as usize,
     };
-    let has_drives = target.into_iter().flat_map(|target| target.drives()).next().is_some();
-    let mut slots = Slots::new(depth, bytes, has_drives)?;
+    let mapped = target.is_some_and(|target| target.maps_slots());
+    let mut slots = Slots::new(depth, bytes, mapped)?;
     let lent = target.map_or(Ok(Vec::new()), |target| target.lend(slots.arena()))?;
     if reactor.has_ring() && target.is_none() {
         // Where it is refused, each read pins its own pages.
