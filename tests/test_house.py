@@ -121,6 +121,7 @@ ITEM = re.compile(
     re.MULTILINE,
 )
 TYPE = re.compile(r"^\s*(?:pub(?:\([^)]*\))? )?(?:struct|enum|union) (\w+)", re.MULTILINE)
+IN_STORAGE = re.compile(r"\bforebay_storage(?:::\w+)+")
 PATH_IN_CODE = re.compile(r"\b(?:crate|super|self)(?:::\w+)+")
 USE = re.compile(r"^(?:pub(?:\([^)]*\))? )?use ([^;]+);", re.MULTILINE)
 FILES_OF_OBJECT_MAX = 2
@@ -330,6 +331,19 @@ def has_safety_comment(lines: list[str], at: int) -> bool:
     return False
 
 
+# Modules that are about one kind of source by their purpose → the kinds that they name. They may only become fewer.
+ABOUT_ONE_KIND: dict[str, str] = {
+    "bench::doctor::source": "nvme_tcp",
+    "bench::doctor::target": "nvme_tcp",
+    "bench::host_capacity": "model",
+    "rigs::worker": "vfio_user",
+    "storage::inspect": "nvme_tcp",
+    "storage::inspect::discover": "nvme_tcp",
+    "storage::inspect::identify": "nvme_tcp vfio_user",
+    "storage::inspect::link": "nvme_tcp",
+}
+
+
 @pytest.mark.promise("HSE-7")
 def test_only_a_source_knows_its_kind() -> None:
     """Whoever uses a source asks what it can do: a new one is one file and one row."""
@@ -340,6 +354,22 @@ def test_only_a_source_knows_its_kind() -> None:
             lines = text_of(path).splitlines()
             found += [f"{name(path)}:{n}: {line.strip()}" for n, line in enumerate(lines, 1) if asked.search(line)]
     assert not found, "\n".join(found)
+    modules = all_modules()
+    rows = set(re.findall(r"parse: (?:\|text\| )?(\w+)::parse", modules.code["storage", "source"]))
+    kinds = rows - {"file"}  # What paths and jobs have to do with open files has no other name.
+    assert len(kinds) >= 5, "the search for the rows of SOURCES finds few"
+    source = ("storage", "source")
+    named: dict[str, set[str]] = {}
+    for module, code in modules.code.items():
+        if module == source or module[:2] == source and module[2] in rows:
+            continue
+        paths = {path for paths in modules.uses[module].values() for path in paths} | set(IN_STORAGE.findall(code))
+        of_storage = [path.replace("forebay_storage", "crate", 1) for path in paths if "forebay_storage::" in path]
+        homes = [modules.source_of(source, path) for path in of_storage]
+        for home in [*homes, *(modules.knows(module) if module[0] == "storage" else ())]:
+            if home and home[:2] == source and home[2:3] and home[2] in kinds:
+                named.setdefault("::".join(module), set()).add(home[2])
+    assert {module: " ".join(sorted(of)) for module, of in named.items()} == ABOUT_ONE_KIND
 
 
 # Modules of each crate, each above those that it may use.
