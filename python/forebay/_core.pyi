@@ -107,6 +107,9 @@ def checkpoint_run(
 def checkpoint_plan(spec: str) -> str:
     """What `checkpoint_run` would do: bytes, files, folders. Changes nothing."""
 
+def checkpoint_bytes(model: str) -> tuple[int, int]:
+    """Bytes of the files of a Model (JSON) and of its optimizer's, of one checkpoint by all ranks."""
+
 def kvcache_run(
     spec: str,
     command: list[str],
@@ -208,6 +211,9 @@ def buckets(histogram: str) -> list[tuple[int, int]]:
 
 def schema() -> str:
     """The schema that this build writes."""
+
+def student_t(freedom: int, confidence: float) -> float:
+    """The t that a Student variable with `freedom` degrees, from 1 on, stays within, either side, with that probability."""
 
 def features() -> str:
     """Version, commit, build features as JSON."""

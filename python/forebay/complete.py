@@ -79,6 +79,12 @@ def _models() -> Iterable[str]:
     return ()
 
 
+def _plan_paths() -> Iterable[str]:
+    from forebay.plan.cpu import PATHS
+
+    return PATHS
+
+
 def _metrics() -> Iterable[str]:
     from forebay.metrics import ALL
 
@@ -127,18 +133,14 @@ VALUES: dict[str, Names] = {
     "--rules": _are(*_RULES),
     "--power": _are(*_METERS),
     "--distribution": _are("uniform", "zipf:"),
-    "--level": _are("parse", "bytes"),
-    "--on-error": _are("fail", "skip"),
     "--destination": _are("drop", "host", "gpu:0"),
     "--location": _are("local", "remote"),
     "--by": _are("drives", "price", "watts"),
     "--log": _are(*_LOGS),
     "--new-key": _are("sha256", "sha384", "sha512", "none"),
     "--only": _steps,
-    "--phases": _are("mkdir", "create", "stat", "read", "delete"),
-    "files --cache": _are("drop", "allow"),
     "serve --cache": _are("auto", "bypass", "allow"),
-    **{f"plan {verb} --path": _are("gds", "cpu") for verb in ("run", "recommend", "whatif")},
+    **{f"plan {verb} --path": _plan_paths for verb in ("run", "recommend", "whatif")},
     **{f"plan {verb} --workload": _plannable for verb in ("run", "recommend", "whatif")},
     "gdsio -x": _are(*"01234567"),
     "gdsio -I": _are(*"0123"),
@@ -189,6 +191,9 @@ def _kind(parameter: click.Parameter) -> str:
 
 
 def _names(parameter: click.Parameter, path: str) -> Names | None:
+    words = getattr(parameter, "words", ())
+    if words:
+        return _are(*words)
     own = parameter.opts[-1] if isinstance(parameter, click.Option) else str(parameter.name)
     for key in (f"{path} {own}", f"{path.split(' ')[-1]} {own}", own):
         if key in VALUES:

@@ -1,4 +1,4 @@
-"""The job's fields as flags, settings and TOML keys: one table, the engine's, serves every verb.
+"""Fields of requests as flags, settings and TOML keys: the engine's tables serve every verb.
 
 A field is spelled the same everywhere: `--io-size 128k` on the command line, `io-size=128k` in
 `compare --a`, `io-size = ["64k", "128k"]` in a sweep. The engine's own name (`io_bytes`) is understood too.
@@ -106,6 +106,19 @@ def _one_or_more(text: Any, what: str) -> list[str]:
     return [str(t) for t in text] if isinstance(text, (list, tuple)) else [str(text)]
 
 
+def _names(allowed: tuple[str, ...], text: Any, what: str) -> list[str]:
+    names = [word.strip() for word in str(text).split(",") if word.strip()]
+    for name in names:
+        if name not in allowed:
+            near = (difflib.get_close_matches(name.lower(), allowed, n=1) or allowed)[0]
+            raise RequestError(f"{what} {text}", f"'{name}' is not one of {', '.join(allowed)}", f"{what} {near}")
+    return names
+
+
+def _milliseconds(text: Any, what: str) -> float:
+    return _integer(text, what) / 1e3
+
+
 def _integers(text: Any, what: str) -> list[int]:
     numbers = [_integer(t, what, example="0") for t in _list(text, what)]
     if isinstance(text, str) and not numbers:
@@ -114,8 +127,25 @@ def _integers(text: Any, what: str) -> list[int]:
 
 
 @dataclass(frozen=True)
+class Bound:
+    """Bound of a number; None: unbounded on that side."""
+
+    least: float | None
+    most: float | None
+    with_least: bool
+    with_most: bool
+    must: str
+    # A good value, as it is typed.
+    example: str
+
+    def holds(self, value: float) -> bool:
+        above = self.least is None or value > self.least or (self.with_least and value == self.least)
+        return above and (self.most is None or value < self.most or (self.with_most and value == self.most))
+
+
+@dataclass(frozen=True)
 class Field:
-    """One field of the job, as the engine's table has it: flag name, JobSpec key, help.
+    """One field of a request, as the engine's table has it: flag name, key, help.
 
     `kind`: how its value is typed, a key of `PARSERS`; `words`: all that it may be, where that is a short list.
     `tells`: runs that differ in it are different runs, which a report never takes for repeats of one.
@@ -130,23 +160,37 @@ class Field:
     metavar: str | None
     tells: bool
     ends: bool
-    # A good value of a number, as it is typed.
-    example: str | None = None
+    bound: Bound | None = None
+    needed: bool = False
 
     def parse(self, value: Any, what: str) -> Any:
         """The value as the engine takes it. Raises RequestError naming `what`."""
+        if self.kind == "names":
+            return _names(self.words, value, what)
         if self.values:
             return one_of(self.values, value, what)
         try:
             return PARSERS[self.kind](value, what)
         except RequestError as error:
-            if self.example is None:
+            if self.bound is None:
                 raise
-            raise RequestError(error.asked, error.found, f"{what} {self.example}") from None
+            raise RequestError(error.asked, error.found, f"{what} {self.bound.example}") from None
+
+    def parse_within(self, value: Any, what: str) -> Any:
+        """As `parse`; also raises RequestError for a number out of its bounds."""
+        parsed = self.parse(value, what)
+        if self.bound is not None and not self.bound.holds(parsed):
+            raise RequestError(f"{what} {value}", self.bound.must, f"{what} {self.bound.example}")
+        return parsed
+
+    @property
+    def name(self) -> str:
+        """Name of the argument that its flag arrives in."""
+        return self.flag.replace("-", "_")
 
     @property
     def is_flag(self) -> bool:
-        return self.kind == "flag"
+        return self.kind in ("flag", "off")
 
     @property
     def multiple(self) -> bool:
@@ -164,12 +208,13 @@ class Field:
         return SAME.get(self.flag, ())
 
 
-# How the engine's kinds of fields are typed; `Kind` in crates/model/src/job/field.rs says what each is.
+# How the engine's kinds of fields are typed; `Kind` in crates/model/src/request.rs says what each is.
 PARSERS: dict[str, Callable[[Any, str], Any]] = {
     "text": _text,
     "list": _list,
     "words": _one_or_more,
     "flag": _flag,
+    "off": lambda text, what: not _flag(text, what),
     "integer": _integer,
     "integers": _integers,
     "whole": _whole,
@@ -179,6 +224,7 @@ PARSERS: dict[str, Callable[[Any, str], Any]] = {
     "share": _share,
     "percent": parse_percent,
     "seconds": parse_seconds,
+    "milliseconds": _milliseconds,
     "size": parse_bytes,
     "signed_size": _signed_bytes,
     "sizes": _text,
@@ -195,14 +241,20 @@ def _field(row: dict[str, Any]) -> Field:
     if isinstance(kind, dict):
         [(kind, words)] = kind.items()
     text = row["help"].replace("{paths}", ", ".join(run.paths()))
-    told = (row["metavar"] or None, row["tells"], row["ends"], row["example"])
+    bound = Bound(**row["bound"]) if row["bound"] else None
+    told = (row["metavar"] or None, row["tells"], row["ends"], bound, row["needed"])
     return Field(row["flag"], row["key"], kind, tuple(words), text, *told)
 
 
 @cache
-def fields() -> tuple[Field, ...]:
-    """The fields that users can set, in the order in which `--help` lists them."""
-    return tuple(_field(row) for row in run.tables()["fields"])
+def fields(request: str = "job") -> tuple[Field, ...]:
+    """The fields of a request that users can set, in the order in which `--help` lists them."""
+    return tuple(_field(row) for row in run.tables()["requests"][request]["fields"])
+
+
+def defaults(request: str) -> dict[str, Any]:
+    """A request for which nothing was typed, as the engine takes it."""
+    return dict(run.tables()["requests"][request]["defaults"])
 
 
 @cache
@@ -260,20 +312,44 @@ def _settled(flag: str, value: str) -> dict[str, Any]:
     return job
 
 
+def _option(field: Field, spelled: bool = True, reads: Callable[[str, str], Any] | None = None) -> Callable[..., Any]:
+    """The field as an option of a click command; `spelled`: also by its names in other tools."""
+    if field.is_flag:
+        return click.option(f"--{field.flag}", field.name, is_flag=True, default=None, help=field.help)
+    return click.option(
+        f"--{field.flag}", field.name, multiple=field.multiple, metavar=field.metavar, help=field.help, required=field.needed,
+        cls=Spelled, spellings=field.spellings if spelled else (), words=field.values, reads=reads,
+    )  # fmt: skip
+
+
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds every field of the job to a click command; its values arrive as `flags`-ready keyword arguments."""
-    for f in reversed(fields()):
-        name, text = f.flag.replace("-", "_"), f.help
-        if f.is_flag:
-            option = click.option(f"--{f.flag}", name, is_flag=True, default=None, help=text)
-        else:
-            option = click.option(
-                f"--{f.flag}", name, default=None, multiple=f.multiple, metavar=f.metavar, help=text,
-                cls=Spelled, spellings=f.spellings, reads=_settled,
-            )  # fmt: skip
-        command = option(command)
+    for field in reversed(fields()):
+        command = _option(field, reads=_settled)(command)
     command = click.option("--direct/--buffered", "direct", default=None, help="--cache bypass, or --cache allow.")(command)
     return command
+
+
+def request_options(request: str, spelled: bool = False) -> Callable[..., Any]:
+    """Adds every field of a request to a click command, for `request_from_flags`; `spelled`: also by its names in other tools."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for field in reversed(fields(request)):
+            command = _option(field, spelled)(command)
+        return command
+
+    return add
+
+
+def request_from_flags(request: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request out of what click parsed, by the engine's keys; absent flags stay absent. Pops what it uses from
+    `values`. Raises RequestError naming the flag."""
+    found: dict[str, Any] = {}
+    for field in fields(request):
+        value = values.pop(field.name, None)
+        if value is not None and value != ():
+            found[field.key] = field.parse_within(value, f"--{field.flag}")
+    return found
 
 
 def job_from_flags(sources: tuple[str, ...] | list[str], values: dict[str, Any]) -> dict[str, Any]:
@@ -283,7 +359,7 @@ def job_from_flags(sources: tuple[str, ...] | list[str], values: dict[str, Any])
     if direct is not None:
         job["cache"] = "bypass" if direct else "allow"
     for f in fields():
-        value = values.pop(f.flag.replace("-", "_"), None)
+        value = values.pop(f.name, None)
         if value is not None and value != ():
             set_field(job, f.flag, value)
     if direct is not None and job["cache"] != "auto" and (job["cache"] == "bypass") != direct:

@@ -174,18 +174,21 @@ def answer_to(flag: str) -> str | None:
 class Spelled(click.Option):
     """An option that the command line also understands by other names, which --help doesn't list.
 
-    `reads`: what a flag and its text mean: two names that mean different things contradict each other.
+    `reads`: what a flag and its text mean: two names that mean different things contradict each other. `words`: all that its
+    value may be, where that is a short list.
     """
 
     def __init__(
         self,
         *args: Any,
         spellings: tuple[str, ...] = (),
+        words: tuple[str, ...] = (),
         reads: Callable[[str, str], Any] | None = None,
         **attributes: Any,
     ) -> None:
         super().__init__(*args, **attributes)
         self.spellings = spellings
+        self.words = words
         self.reads = reads
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:

@@ -1,6 +1,9 @@
 //! Many-file metadata phases: the request and its results. Schema `forebay.files/1`.
 
+use crate::no_numbers;
 use crate::record::{Cpu, LatencySummary, Warning};
+use crate::request::Kind::*;
+use crate::request::{check_bounds, flag, switch};
 use crate::units::format_bytes;
 use crate::Error;
 use serde::{Deserialize, Serialize};
@@ -48,41 +51,41 @@ pub enum Cache {
     Allow,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct FilesSpec {
-    /// Directory in which the run creates its own directory.
-    pub directory: String,
-    /// Files of all workers together.
-    pub files: u64,
-    /// Bytes in each file; 0 makes empty ones.
-    pub file_bytes: u64,
-    /// Threads; file number i belongs to worker i mod `workers`.
-    pub workers: u32,
-    /// In the order given; but for `mkdir`, the first is `create`. What no `delete` removed is removed at the end, untimed.
-    pub phases: Vec<Phase>,
-    /// Directories that the files are spread over. None: one per worker.
-    pub directories: Option<u32>,
-    /// fsync each file before it is closed.
-    pub sync: bool,
-    pub cache: Cache,
-    pub seed: u64,
-}
+/// Names of all phases.
+const PHASES: &[&str] = &["mkdir", "create", "stat", "read", "delete"];
 
-impl Default for FilesSpec {
-    fn default() -> Self {
-        FilesSpec {
-            directory: String::new(),
-            files: 10_000,
-            file_bytes: 64 << 10,
-            workers: 8,
-            phases: vec![Phase::Create, Phase::Stat, Phase::Read, Phase::Delete],
-            directories: None,
-            sync: false,
-            cache: Cache::Drop,
-            seed: 7,
-        }
-    }
+no_numbers!(Cache);
+
+crate::request! {
+    /// Phases over many files, as asked for.
+    pub struct FilesSpec;
+    /// Directory in which the run creates its own directory.
+    directory: String = String::new();
+    /// Files of all workers together.
+    files: u64 = 10_000,
+        flag("files", Whole, "N", "Files of all workers together.")
+            .within(1.0, FILES_MAX as f64, "must be 1 to 100,000,000", "10000");
+    /// Bytes in each file; 0 makes empty ones.
+    file_bytes: u64 = 64 << 10,
+        flag("file-size", Size, "SIZE", "Bytes in each file; 0 makes empty ones.");
+    /// Threads; file number i belongs to worker i mod `workers`.
+    workers: u32 = 8,
+        flag("workers", Integer, "N", "Threads.").within(1.0, WORKERS_MAX as f64, "must be 1 to 1024", "8");
+    /// In the order given; but for `mkdir`, the first is `create`. What no `delete` removed is removed at the end, untimed.
+    phases: Vec<Phase> = vec![Phase::Create, Phase::Stat, Phase::Read, Phase::Delete],
+        flag("phases", Names(PHASES), "LIST", "Phases in order: create comes first; mkdir may be anywhere.");
+    /// Directories that the files are spread over. None: one per worker.
+    directories: Option<u32> = None,
+        flag("directories", Integer, "N", "Directories to spread the files over. Default: one per worker.")
+            .within(1.0, 1e6, "must be 1 to 1,000,000", "8");
+    /// fsync each file before it is closed.
+    sync: bool = false,
+        switch("sync", "fsync each file before it is closed.");
+    cache: Cache = Cache::Drop,
+        flag("cache", Choice(&["drop", "allow"]), "POLICY",
+            "Page cache before reading: drop the files' pages, or allow them.");
+    seed: u64 = 7,
+        flag("seed", Seed, "N", "Seed for the content.");
 }
 
 impl FilesSpec {
@@ -104,19 +107,7 @@ impl FilesSpec {
         if self.directory.is_empty() {
             return refuse("DIR".into(), "no directory was given", "forebay files DIR");
         }
-        if self.files == 0 || self.files > FILES_MAX {
-            return refuse(format!("‹files› {}", self.files), "must be 1 to 100,000,000", "‹files› 10000");
-        }
-        if self.workers == 0 || self.workers > WORKERS_MAX {
-            return refuse(format!("‹workers› {}", self.workers), "must be 1 to 1024", "‹workers› 8");
-        }
-        if self.directories.is_some_and(|d| d == 0 || d > 1_000_000) {
-            return refuse(
-                format!("--directories {}", self.directories()),
-                "must be 1 to 1,000,000",
-                "--directories 8",
-            );
-        }
+        check_bounds(Self::FIELDS, self)?;
         if self.file_bytes.checked_mul(self.files).is_none_or(|all| all > i64::MAX as u64) {
             let asked = format!("‹file_bytes› {} × ‹files› {}", format_bytes(self.file_bytes), self.files);
             return refuse(asked, "overflows (more than 8 EiB)", "‹file_bytes› 64k");

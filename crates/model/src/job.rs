@@ -4,7 +4,6 @@
 mod check;
 mod content;
 mod cufile;
-mod field;
 mod fields;
 mod offsets;
 mod path;
@@ -14,8 +13,7 @@ mod steady;
 
 pub use content::{Blend, Blender};
 pub use cufile::CuFileMode;
-pub use field::{Bound, Field, Kind};
-pub use fields::{JobSpec, FIELDS};
+pub use fields::JobSpec;
 pub use offsets::{Distribution, IoMix, SizeShare, Zone};
 pub use path::PathKind;
 pub use rounds::Rounds;
@@ -337,7 +335,7 @@ impl JobSpec {
     /// The job for a moment, to see how fast its I/Os go: nothing else ends, paces or checks them, and no power meter runs.
     pub fn trial(&self, seconds: f64, warmup_s: f64) -> JobSpec {
         let mut trial = self.clone();
-        FIELDS.iter().filter(|field| !field.tried).for_each(|field| (field.reset)(&mut trial));
+        JobSpec::FIELDS.iter().filter(|field| !field.tried).for_each(|field| (field.reset)(&mut trial));
         let power = vec!["none".into()];
         JobSpec { duration_s: Some(seconds), warmup_s: Some(warmup_s), power, ..trial }
     }

@@ -24,6 +24,7 @@ pub mod merge;
 pub mod pattern;
 pub mod random;
 pub mod record;
+pub mod request;
 pub mod safetensors;
 pub mod simulate;
 mod soonest;

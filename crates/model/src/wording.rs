@@ -1,11 +1,12 @@
 //! Names of a job's fields in texts: the key between `‹` and `›`, as in `a smaller ‹depth›`. Nothing here knows how it
 //! was typed: whoever shows a text says each field in its own words, of a command line or of another tool's.
 
-use crate::job::{Field, FIELDS};
+use crate::request::Field;
+use crate::JobSpec;
 use std::borrow::Cow;
 
 /// `text`, with `word` of each field that it names. What stands between the marks and is no field's key stays as it is.
-pub fn said(text: &str, word: impl Fn(&Field) -> String) -> Cow<'_, str> {
+pub fn said(text: &str, word: impl Fn(&Field<JobSpec>) -> String) -> Cow<'_, str> {
     let mut rest = text;
     let mut out = String::new();
     while let Some((before, behind)) = rest.split_once('‹') {
@@ -33,8 +34,8 @@ pub fn as_flags(text: &str) -> Cow<'_, str> {
     said(text, |field| format!("--{}", field.flag))
 }
 
-fn field(key: &str) -> Option<&'static Field> {
-    FIELDS.iter().find(|field| field.key == key)
+fn field(key: &str) -> Option<&'static Field<JobSpec>> {
+    JobSpec::FIELDS.iter().find(|field| field.key == key)
 }
 
 /// Returns the word of `known` that somebody who typed `word` may have meant: within a third of its letters.
@@ -71,7 +72,7 @@ mod tests {
             said(text, |field| field.key.to_uppercase()),
             "a smaller DEPTH, WORKERS or IO_BYTES; DEPTH 4"
         );
-        for field in FIELDS {
+        for field in JobSpec::FIELDS {
             assert_eq!(as_flags(&format!("‹{}›", field.key)), format!("--{}", field.flag));
         }
     }

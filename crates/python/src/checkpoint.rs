@@ -2,7 +2,7 @@
 
 use crate::observe::{stop_requested, Watcher};
 use crate::{ended, json, raise};
-use forebay_model::checkpoint::CheckpointSpec;
+use forebay_model::checkpoint::{CheckpointSpec, Model};
 use forebay_model::Error;
 use forebay_training::checkpoint;
 use forebay_training::Barrier;
@@ -71,4 +71,14 @@ pub fn run(
 pub fn plan(py: Python<'_>, spec: &str) -> PyResult<String> {
     let planned = CheckpointSpec::from_json(spec).and_then(|spec| py.detach(|| checkpoint::plan(&spec)));
     json(py, &planned.map_err(|error| raise(py, error))?)
+}
+
+/// Bytes of a model's files and of its optimizer's, of one checkpoint by all ranks.
+#[pyfunction]
+#[pyo3(name = "checkpoint_bytes")]
+pub fn bytes(py: Python<'_>, model: &str) -> PyResult<(u64, u64)> {
+    let read: Result<Model, _> = serde_json::from_str(model);
+    let read = read.map_err(|e| Error::request("a model", e.to_string(), "forebay emulate workloads list"));
+    let sizes = read.and_then(|model| model.check().map(|()| model.sizes(0..model.ranks(), 1.0)));
+    sizes.map(|sizes| (sizes.model, sizes.optimizer)).map_err(|error| raise(py, error))
 }

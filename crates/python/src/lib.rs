@@ -20,12 +20,18 @@ mod simulate;
 
 use forebay_bench::doctor;
 use forebay_io::gpu::library;
+use forebay_model::checkpoint::CheckpointSpec;
+use forebay_model::files::FilesSpec;
 use forebay_model::job::{self, JobSpec};
+use forebay_model::kvcache::KvSpec;
+use forebay_model::request::Field;
+use forebay_model::training::EmulateSpec;
 use forebay_model::wording::as_flags;
-use forebay_model::{merge, record, warnings, Latency, RunRecord};
+use forebay_model::{merge, record, stats, warnings, Latency, RunRecord};
 use forebay_model::{Error, Kind};
 use forebay_storage::path::{self, PATHS};
 use forebay_storage::source::{MadeOf, Uri, SOURCES};
+use forebay_training::generate::DatagenSpec;
 use observe::{stop_requested, Watcher};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
@@ -55,6 +61,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(read_record, module)?)?;
     module.add_function(wrap_pyfunction!(buckets, module)?)?;
     module.add_function(wrap_pyfunction!(schema, module)?)?;
+    module.add_function(wrap_pyfunction!(student_t, module)?)?;
     module.add_function(wrap_pyfunction!(features, module)?)?;
     module.add_function(wrap_pyfunction!(examine, module)?)?;
     module.add_function(wrap_pyfunction!(cufile_answers, module)?)?;
@@ -67,6 +74,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(checksum::crc32c_on_gpu, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::run, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint::bytes, module)?)?;
     module.add_function(wrap_pyfunction!(kvcache::run, module)?)?;
     module.add_function(wrap_pyfunction!(kvcache::plan, module)?)?;
     module.add_function(wrap_pyfunction!(kvcache::option, module)?)?;
@@ -174,7 +182,12 @@ fn source(py: Python<'_>, uri: &str) -> PyResult<String> {
     json(py, &named(&uri))
 }
 
-/// The tables of sources, of data paths and of a job's fields, as JSON.
+/// A request's table: {fields, defaults}.
+fn request<R: serde::Serialize>(fields: &[Field<R>], defaults: R) -> serde_json::Value {
+    serde_json::json!({"fields": fields, "defaults": defaults})
+}
+
+/// The tables of sources, of data paths and of the fields of each request, as JSON.
 #[pyfunction]
 fn tables(py: Python<'_>) -> PyResult<String> {
     let sources = SOURCES.iter().map(|s| {
@@ -186,7 +199,14 @@ fn tables(py: Python<'_>) -> PyResult<String> {
     let tables = serde_json::json!({
         "sources": sources.collect::<Vec<_>>(),
         "paths": paths.collect::<Vec<_>>(),
-        "fields": job::FIELDS,
+        "requests": {
+            "job": request(JobSpec::FIELDS, JobSpec::default()),
+            "files": request(FilesSpec::FIELDS, FilesSpec::default()),
+            "datagen": request(DatagenSpec::FIELDS, DatagenSpec::default()),
+            "checkpoint": request(CheckpointSpec::FIELDS, CheckpointSpec::default()),
+            "emulate": request(EmulateSpec::FIELDS, EmulateSpec::default()),
+            "kvcache": request(KvSpec::FIELDS, KvSpec::default()),
+        },
         "duration_default_s": job::DURATION_DEFAULT_S,
     });
     json(py, &tables)
@@ -226,6 +246,12 @@ fn read_record(py: Python<'_>, text: &str) -> PyResult<String> {
 #[pyfunction]
 fn buckets(py: Python<'_>, histogram: &str) -> PyResult<Vec<(u64, u64)>> {
     Latency::decode(histogram).map(|latency| latency.buckets()).map_err(|error| raise(py, error))
+}
+
+/// The t that a Student variable stays within, either side, with probability `confidence`; `freedom` from 1 on.
+#[pyfunction]
+fn student_t(freedom: u32, confidence: f64) -> f64 {
+    stats::student_t(confidence, freedom)
 }
 
 /// The schema that this build writes.

@@ -10,6 +10,9 @@ pub use layout::{Model, Part, Sizes};
 pub use record::Checkpoint;
 
 use crate::job::{Cache, Engine, PathKind};
+use crate::no_numbers;
+use crate::request::Kind::*;
+use crate::request::{as_job, check_bounds, flag, switch, switch_off};
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -31,105 +34,101 @@ const RANKS_HERE_MAX: u64 = 16_384;
 const RANKS_MAX: u64 = 1 << 18;
 const IO_BYTES_MAX: u64 = 64 << 20;
 
-/// A run as asked for. Sizes in bytes, times in seconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct CheckpointSpec {
-    pub workload: String,
-    /// Edition of the workload's constants.
-    pub version: String,
-    pub model: Model,
-    pub rules: Edition,
-    /// Below it each checkpoint is a folder, `global_epoch1_stepN`.
-    pub dir: String,
-    /// Ranks of the whole run. None: as many as the model is divided into.
-    pub ranks: Option<u64>,
-    /// This process has ranks `first_rank` and the `ranks_here - 1` after it. None: all.
-    pub first_rank: u64,
-    pub ranks_here: Option<u64>,
-    /// Processes of this run, one on each host.
-    pub hosts: u32,
-    pub writes: u32,
-    pub reads: u32,
-    /// Seconds from the end of one checkpoint to the start of the next.
-    pub between_s: f64,
-    /// Every file's length is multiplied by this.
-    pub scale: f64,
-    pub io_bytes: u64,
-    /// I/Os in flight per rank, as far as the buffers go.
-    pub depth: u32,
-    /// Threads. None: as many as there are processors, or ranks where those are fewer.
-    pub workers: Option<u32>,
-    /// Buffers of this process.
-    pub buffer_bytes: u64,
-    pub seed: u64,
-    pub fsync: bool,
-    /// Every byte written is made from the seed, and every byte read is compared with that.
-    pub verify: bool,
-    /// Read what another host wrote: each rank reads as the one `ranks_here` after it.
-    pub shift: bool,
-    /// Files stay after the last read.
-    pub keep: bool,
-    /// Checkpoints of ours that are there already are removed first.
-    pub replace: bool,
-    pub path: PathKind,
-    /// cuFile may run in its compatibility mode.
-    pub allow_compat: bool,
-    /// Anything but direct DMA is an error.
-    pub require_direct: bool,
-    pub gpus: Vec<u32>,
-    pub cache: Cache,
-    pub engine: Engine,
-    /// An I/O unfinished after this many seconds fails the run.
-    pub timeout_s: f64,
-    pub interval_ms: u32,
-    /// Power meters, as of a job.
-    pub power: Vec<String>,
-    /// Apply the rules of the closed division: a setting that breaks one is refused before anything runs.
-    pub closed: bool,
-    /// Faults to inject (tests).
-    pub faults: Option<String>,
-}
+no_numbers!(Edition);
 
-impl Default for CheckpointSpec {
-    fn default() -> Self {
-        CheckpointSpec {
-            workload: String::new(),
-            version: String::new(),
-            model: Model::default(),
-            rules: Edition::V20,
-            dir: String::new(),
-            ranks: None,
-            first_rank: 0,
-            ranks_here: None,
-            hosts: 1,
-            writes: rules::CHECKPOINTS,
-            reads: rules::CHECKPOINTS,
-            between_s: rules::BETWEEN_S,
-            scale: 1.0,
-            io_bytes: 1 << 20,
-            depth: 4,
-            workers: None,
-            buffer_bytes: 256 << 20,
-            seed: 7,
-            fsync: true,
-            verify: true,
-            shift: false,
-            keep: false,
-            replace: false,
-            path: PathKind::Auto,
-            allow_compat: false,
-            require_direct: false,
-            gpus: Vec::new(),
-            cache: Cache::Bypass,
-            engine: Engine::Auto,
-            timeout_s: 30.0,
-            interval_ms: 250,
-            power: Vec::new(),
-            closed: false,
-            faults: None,
-        }
-    }
+crate::request! {
+    /// A run as asked for. Sizes in bytes, times in seconds.
+    pub struct CheckpointSpec;
+    workload: String = String::new();
+    /// Below it each checkpoint is a folder, `global_epoch1_stepN`.
+    dir: String = String::new(),
+        flag("dir", Text, "DIR", "Where to write the checkpoints, each in its own folder.").needed();
+    /// Edition of the workload's constants.
+    version: String = String::new();
+    model: Model = Model::default();
+    rules: Edition = Edition::V20,
+        flag("rules", Choice(&["v2.0", "v3.0"]), "SET", "Edition of the rules to judge by: v2.0 or v3.0. Default: v2.0.");
+    /// Ranks of the whole run. None: as many as the model is divided into.
+    ranks: Option<u64> = None,
+        flag("ranks", Integer, "N",
+            "Number of ranks. Default: as many as the model is divided into; fewer: a subset.");
+    /// This process has ranks `first_rank` and the `ranks_here - 1` after it. None: all.
+    first_rank: u64 = 0;
+    ranks_here: Option<u64> = None;
+    /// Processes of this run, one on each host.
+    hosts: u32 = 1;
+    writes: u32 = rules::CHECKPOINTS,
+        flag("writes", Integer, "N", "Checkpoints to write. Default: the workload's, 10.")
+            .within(0.0, STEPS_MAX as f64, "must be at most 10000", "10");
+    reads: u32 = rules::CHECKPOINTS,
+        flag("reads", Integer, "N", "Checkpoints to read. Default: the workload's, 10.")
+            .within(0.0, STEPS_MAX as f64, "must be at most 10000", "10");
+    /// Seconds from the end of one checkpoint to the start of the next.
+    between_s: f64 = rules::BETWEEN_S,
+        flag("between", Seconds, "SECONDS", "Time between checkpoints. Default: the workload's, 5.")
+            .within(0.0, 86_400.0, "must be 0 to 86400 seconds", "5");
+    /// Every file's length is multiplied by this.
+    scale: f64 = 1.0,
+        flag("scale", Number, "SHARE", "Multiply every file's size by this. Default: 1.")
+            .above(0.0, 1.0, "must be above 0 and at most 1", "0.01");
+    io_bytes: u64 = 1 << 20,
+        flag("io-size", Size, "SIZE", "Bytes per I/O. Default: 1m.");
+    /// I/Os in flight per rank, as far as the buffers go.
+    depth: u32 = 4,
+        flag("depth", Integer, "N", "I/Os in flight per rank. Default: 4.")
+            .within(1.0, 1024.0, "must be 1 to 1024", "4");
+    /// Threads. None: as many as there are processors, or ranks where those are fewer.
+    workers: Option<u32> = None,
+        flag("workers", Integer, "N", "Threads that emulate the ranks. Default: one per CPU.")
+            .within(1.0, 1024.0, "must be 1 to 1024", "2");
+    /// Buffers of this process.
+    buffer_bytes: u64 = 256 << 20,
+        flag("buffers", Size, "SIZE", "Buffer memory of all ranks on this host. Default: 256m.");
+    fsync: bool = true,
+        switch_off("no-fsync", "Don't flush files before they are closed.");
+    /// Every byte written is made from the seed, and every byte read is compared with that.
+    verify: bool = true,
+        switch_off("no-verify", "Write the same bytes repeatedly, and don't compare what is read.");
+    /// Read what another host wrote: each rank reads as the one `ranks_here` after it.
+    shift: bool = false,
+        switch("shift", "Under mpirun: each host reads what the next one wrote.");
+    /// Files stay after the last read.
+    keep: bool = false,
+        switch("keep", "Keep the files after the last read.");
+    /// Checkpoints of ours that are there already are removed first.
+    replace: bool = false,
+        switch("replace", "Remove existing checkpoints that Forebay wrote.");
+    path: PathKind = PathKind::Auto,
+        flag("path", Choice(&["auto", "host", "bounce", "gds"]), "PATH", "host, bounce or gds. Default: auto.");
+    /// cuFile may run in its compatibility mode.
+    allow_compat: bool = false,
+        switch("allow-compat", "With gds: allow cuFile's compatibility mode.");
+    /// Anything but direct DMA is an error.
+    require_direct: bool = false,
+        as_job("require_direct");
+    gpus: Vec<u32> = Vec::new(),
+        flag("gpu", Integers, "LIST", "GPUs whose memory is written from and read into, e.g. 0,1.");
+    cache: Cache = Cache::Bypass,
+        flag("cache", Choice(&["bypass", "drop", "allow"]), "POLICY",
+            "Page cache: bypass, drop or allow. Default: bypass (O_DIRECT).");
+    engine: Engine = Engine::Auto,
+        flag("engine", Choice(&["auto", "uring", "pread", "inline"]), "NAME",
+            "I/O engine: auto, uring (io_uring), pread or inline.");
+    /// An I/O unfinished after this many seconds fails the run.
+    timeout_s: f64 = 30.0,
+        flag("timeout", Seconds, "SECONDS", "Fail the run if an I/O takes longer than this. Default: 30.")
+            .within(0.01, 86_400.0, "must be 0.01 to 86400 seconds", "5");
+    interval_ms: u32 = 250;
+    /// Power meters, as of a job.
+    power: Vec<String> = Vec::new(),
+        as_job("power");
+    /// Apply the rules of the closed division: a setting that breaks one is refused before anything runs.
+    closed: bool = false,
+        switch("closed", "Refuse settings that break a rule of the closed division.");
+    seed: u64 = 7,
+        flag("seed", Seed, "N", "Seed of the content. Default: 7.");
+    /// Faults to inject (tests).
+    faults: Option<String> = None;
 }
 
 /// Parallelism of the model over `ranks`.
@@ -154,6 +153,7 @@ impl CheckpointSpec {
     /// Errors that don't depend on the machine.
     pub fn check(&self) -> Result<(), Error> {
         self.model.check()?;
+        check_bounds(Self::FIELDS, self)?;
         self.check_counts()?;
         self.check_bounds()?;
         if self.closed {
@@ -188,12 +188,6 @@ impl CheckpointSpec {
         if self.writes == 0 && self.reads == 0 {
             return bound("--writes 0 --reads 0".into(), "leaves nothing to do".into(), "--writes 10".into());
         }
-        for (flag, count) in [("--writes", self.writes), ("--reads", self.reads)] {
-            if count > STEPS_MAX {
-                let found = format!("must be at most {STEPS_MAX}");
-                return bound(format!("{flag} {count}"), found, format!("{flag} 10"));
-            }
-        }
         if self.writes > 0 && self.reads > self.writes {
             return bound(
                 format!("--reads {} with --writes {}", self.reads, self.writes),
@@ -215,28 +209,9 @@ impl CheckpointSpec {
         if self.dir.is_empty() {
             return bound("--dir".into(), "no folder was given".into(), "--dir DIR".into());
         }
-        if !(self.scale > 0.0 && self.scale <= 1.0) {
-            let found = "must be above 0 and at most 1".into();
-            return bound(format!("--scale {}", self.scale), found, "--scale 0.01".into());
-        }
         if self.io_bytes == 0 || self.io_bytes > IO_BYTES_MAX || self.io_bytes % 512 != 0 {
             let found = "must be a multiple of 512 bytes, up to 64 MiB".into();
             return bound(format!("‹io_bytes› {}", self.io_bytes), found, "‹io_bytes› 1m".into());
-        }
-        if self.depth == 0 || self.depth > 1024 {
-            return bound(format!("‹depth› {}", self.depth), "must be 1 to 1024".into(), "‹depth› 4".into());
-        }
-        if self.workers.is_some_and(|w| w == 0 || w > 1024) {
-            let asked = format!("‹workers› {}", self.workers.unwrap_or(0));
-            return bound(asked, "must be 1 to 1024".into(), "‹workers› 2".into());
-        }
-        for (flag, seconds, least, most) in
-            [("--between", self.between_s, 0.0, 86_400.0), ("‹timeout_s›", self.timeout_s, 0.01, 86_400.0)]
-        {
-            if !(seconds >= least && seconds <= most) {
-                let found = format!("must be {least} to {most} seconds");
-                return bound(format!("{flag} {seconds}"), found, format!("{flag} 5"));
-            }
         }
         if self.interval_ms < 10 {
             let found = "must be at least 10 ms".into();

@@ -2,10 +2,11 @@
 
 use super::{
     Arrivals, Blend, Cache, Flow, JobSpec, Origin, PathKind, Priorities, SteadyRule, ARENA_BYTES_MAX,
-    DEPTH_MAX, FIELDS, FILE_NAME_DEFAULT, IO_BYTES_MAX,
+    DEPTH_MAX, FILE_NAME_DEFAULT, IO_BYTES_MAX,
 };
 use crate::fio_blocks::Rule;
 use crate::iolog::Recast;
+use crate::request::check_bounds;
 use crate::units::format_bytes;
 use crate::Error;
 
@@ -24,12 +25,7 @@ impl JobSpec {
             let next = "forebay bench FILE, a directory, stripe:?m=A&m=B, nil: or model:NAME";
             return refused("SOURCE", "no source was given", next);
         }
-        for (field, bound) in FIELDS.iter().filter_map(|field| Some((field, field.bound?))) {
-            if let Some(value) = (field.number)(self).filter(|value| !bound.holds(*value)) {
-                let key = field.key;
-                return refused(format!("‹{key}› {value}"), bound.must, format!("‹{key}› {}", bound.example));
-            }
-        }
+        check_bounds(Self::FIELDS, self)?;
         self.check_sizes()?;
         self.check_bytes()?;
         self.check_batch()?;

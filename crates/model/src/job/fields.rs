@@ -2,17 +2,21 @@
 //! and their help, settings of `compare`, keys of a sweep, checks and records
 //! come from here; without a row after its default, a field isn't for users to set.
 
-use super::field::Kind::*;
-use super::field::{flag, job, switch, AsNumber, Field, ANY};
 use super::{
     Arrivals, Cache, CuFileMode, Engine, FileOrder, Hint, Op, Origin, Pages, PathKind, Prefer, Sync,
 };
 use super::{DEPTH_MAX, FILES_MAX, FILE_NAME_DEFAULT, REPEATS_MAX, SECONDS_MAX, WORKERS_MAX};
-use serde::{Deserialize, Serialize};
+use crate::no_numbers;
+use crate::request::Kind::*;
+use crate::request::{flag, switch, ANY};
 
 const SECONDS: &str = "must be a number of seconds from 0.001 to a year";
 
-job! {
+no_numbers!(Arrivals, Cache, CuFileMode, Engine, FileOrder, Hint, Op, Pages, PathKind, Prefer, Sync);
+
+crate::request! {
+    /// A job as asked for. Sizes in bytes, times in seconds.
+    pub struct JobSpec;
     /// Source URIs: a path, `file:`, `stripe:?chunk=512k&m=A&m=B`, `nil:`, `model:NAME`.
     sources: Vec<String> = Vec::new();
     path: PathKind = PathKind::Host,
@@ -348,7 +352,7 @@ job! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::field::{Bound, Kind};
+    use crate::request::{Bound, Kind};
     use serde_json::{json, Value};
 
     fn job(key: &str, value: Value) -> Result<JobSpec, crate::Error> {
@@ -365,7 +369,7 @@ mod tests {
 
     /// Just outside, on a side that the field's type can hold.
     fn beyond(bound: &Bound) -> f64 {
-        match bound.open {
+        match !bound.with_least {
             true => bound.least,
             false if bound.least >= 1.0 => bound.least - 1.0,
             false => bound.most + 1.0,
@@ -375,20 +379,20 @@ mod tests {
     // promise: FLT-6
     #[test]
     fn each_number_is_refused_beyond_its_bounds_and_by_its_flag_alone() {
-        let bounded = FIELDS.iter().filter_map(|field| Some((field, field.bound?)));
+        let bounded = JobSpec::FIELDS.iter().filter_map(|field| Some((field, field.bound?)));
         assert!(bounded.clone().count() > 20);
         for (field, bound) in bounded {
             let value = beyond(&bound);
             let error = job(field.key, whole(value)).unwrap_err();
             assert_eq!(error.asked, format!("‹{}› {value}", field.key));
             assert_eq!(error.next, format!("‹{}› {}", field.key, bound.example));
-            assert!(!bound.holds(f64::NAN) && (bound.most < ANY || !bound.open || !bound.holds(ANY)));
+            assert!(!bound.holds(f64::NAN) && (bound.most < ANY || bound.with_most || !bound.holds(ANY)));
         }
     }
 
     #[test]
     fn a_field_takes_the_words_that_its_row_lists_and_no_others() {
-        for field in FIELDS {
+        for field in JobSpec::FIELDS {
             let Kind::Choice(words) = field.kind else { continue };
             for word in words {
                 let asked = json!({"sources": ["nil:"], "rate_iops": 1.0, field.key: word});
@@ -401,11 +405,11 @@ mod tests {
 
     #[test]
     fn what_a_row_says_ends_a_run_does() {
-        for field in FIELDS.iter().filter(|field| matches!(field.kind, Integer | Whole | Size)) {
+        for field in JobSpec::FIELDS.iter().filter(|field| matches!(field.kind, Integer | Whole | Size)) {
             let Ok(job) = job(field.key, json!(10)) else { continue };
             assert_eq!(job.ends_by_count(), field.ends, "{}", field.key);
         }
-        assert_eq!(FIELDS.iter().filter(|field| field.ends).count(), 3);
+        assert_eq!(JobSpec::FIELDS.iter().filter(|field| field.ends).count(), 3);
     }
 
     #[test]
@@ -424,9 +428,9 @@ mod tests {
 
     #[test]
     fn each_flag_is_one_fields() {
-        let flags: std::collections::BTreeSet<_> = FIELDS.iter().map(|field| field.flag).collect();
-        assert_eq!(flags.len(), FIELDS.len());
-        for field in FIELDS {
+        let flags: std::collections::BTreeSet<_> = JobSpec::FIELDS.iter().map(|field| field.flag).collect();
+        assert_eq!(flags.len(), JobSpec::FIELDS.len());
+        for field in JobSpec::FIELDS {
             assert_eq!(field.metavar.is_empty(), field.kind == Kind::Flag, "{}", field.key);
             assert!(field.help.ends_with('.') && field.help.len() < 170, "{}", field.key);
         }

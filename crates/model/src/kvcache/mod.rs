@@ -21,6 +21,9 @@ pub use record::KvCache;
 pub use service::{Act, Ended, Service};
 
 use crate::job::{Cache, Engine};
+use crate::no_numbers;
+use crate::request::Kind::*;
+use crate::request::{as_job, check_bounds, flag, switch, ANY};
 use crate::Error;
 use models::Shape;
 use script::Script;
@@ -52,94 +55,93 @@ pub enum Phase {
     Decode,
 }
 
-/// A run as asked for. Sizes in bytes, times in seconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct KvSpec {
+no_numbers!(Phase);
+
+crate::request! {
+    /// A run as asked for. Sizes in bytes, times in seconds.
+    pub struct KvSpec;
     /// 1, 2 or 3 of MLPerf Storage v3.0; other settings of the same run may differ from it.
-    pub option: u32,
-    /// A name, or dimensions (`Shape::parse`).
-    pub model: String,
-    /// Users of each rank.
-    pub users: u32,
-    pub duration_s: f64,
-    /// Ranks of the whole run; a rank is a client of the reference, with users of its own.
-    pub ranks: u32,
-    /// This process has `first_rank` and the `ranks_here - 1` after it. None: all.
-    pub first_rank: u32,
-    pub ranks_here: Option<u32>,
-    /// Processes of the run, one on each host.
-    pub hosts: u32,
-    pub seed: u64,
+    option: u32 = 1,
+        flag("option", Integer, "1|2|3", "MLPerf Storage v3.0's option. Default: 1.");
     /// Folder of the entries, below it one of each rank; a source without files, all of it; or `model:DRIVE`.
-    pub dir: String,
+    dir: String = String::new(),
+        flag("dir", Text, "DIR|SOURCE", "Where entries are kept: a folder, a source, or model:DRIVE.");
+    /// Users of each rank.
+    users: u32 = 200,
+        flag("users", Integer, "N", "Users of each rank. Default: the option's, 200, 100 or 70.")
+            .within(1.0, ANY, "must be above 0", "200");
+    /// A name, or dimensions (`Shape::parse`).
+    model: String = "llama3.1-8b".into(),
+        flag("model", Text, "NAME", "llama3.1-8b …, or layers=32,kv_heads=8,head_dim=128,dtype=bf16.");
+    duration_s: f64 = 300.0,
+        flag("duration", Seconds, "SECONDS", "The window. Default: 300. Requests under way go on after it.");
+    /// Ranks of the whole run; a rank is a client of the reference, with users of its own.
+    ranks: u32 = 1,
+        flag("ranks", Integer, "N", "Clients, each with users of its own. Default: 1; under mpirun: its ranks.")
+            .within(1.0, RANKS_MAX as f64, "must be 1 to 65536", "1");
+    /// This process has `first_rank` and the `ranks_here - 1` after it. None: all.
+    first_rank: u32 = 0;
+    ranks_here: Option<u32> = None;
+    /// Processes of the run, one on each host.
+    hosts: u32 = 1;
+    seed: u64 = 42,
+        flag("seed", Seed, "N",
+            "Seed of users, requests and content; a rank adds its number. Default: 42.");
     /// Entries that are written at once.
-    pub admission: u32,
+    admission: u32 = 16,
+        flag("admission", Integer, "N", "Entries written at once by each rank. Default: the option's, 16 or 4.")
+            .within(1.0, 65_536.0, "must be 1 to 65536", "16");
     /// Memory tier of each rank in front of storage; 0: none.
-    pub host_tier_bytes: u64,
+    host_tier_bytes: u64 = 0,
+        flag("host-tier", Size, "SIZE", "Memory tier in front of storage. Default: the option's, 0 or 4g.");
     /// Room for entries of each rank. None: what the file system has free, to 95 %.
-    pub capacity_bytes: Option<u64>,
-    pub io_bytes: u64,
+    capacity_bytes: Option<u64> = None,
+        flag("capacity", Size, "SIZE", "Room for the entries of each rank. Default: 95 % of what is free.");
+    io_bytes: u64 = 1 << 20,
+        flag("io-size", Size, "SIZE", "Bytes per I/O. Default: 1m.");
     /// I/Os in flight per worker.
-    pub depth: u32,
+    depth: u32 = 32,
+        flag("depth", Integer, "N", "I/Os in flight per worker. Default: 32.")
+            .within(1.0, 1024.0, "must be 1 to 1024", "32");
     /// Threads that do I/O. None: as many as pay.
-    pub workers: Option<u32>,
-    pub cache: Cache,
-    pub engine: Engine,
-    pub phase: Phase,
+    workers: Option<u32> = None,
+        flag("workers", Integer, "N", "Threads that move entries. Default: one per CPU, at most 4.")
+            .within(1.0, 1024.0, "must be 1 to 1024", "2");
+    cache: Cache = Cache::Bypass,
+        flag("cache", Choice(&["bypass", "drop"]), "POLICY",
+            "bypass (O_DIRECT), or drop: the page cache, emptied. Default: bypass.");
+    engine: Engine = Engine::Auto,
+        flag("engine", Choice(&["auto", "uring", "pread", "inline"]), "NAME",
+            "I/O engine: auto, uring (io_uring), pread or inline.");
+    phase: Phase = Phase::Both,
+        flag("phase", Choice(&["both", "prefill", "decode"]), "PHASE",
+            "Only write entries (prefill), or only read what is there before (decode).");
     /// Every byte read is compared with what was written.
-    pub verify: bool,
+    verify: bool = false,
+        switch("verify", "Compare every byte that is read with what was written.");
     /// An I/O unfinished after this many seconds fails the run.
-    pub timeout_s: f64,
-    pub interval_ms: u32,
+    timeout_s: f64 = 30.0,
+        flag("timeout", Seconds, "SECONDS", "Fail the run if an I/O takes longer than this. Default: 30.")
+            .above(0.0, 3600.0, "must be above 0 and at most 3600", "30");
+    interval_ms: u32 = 250;
     /// Power meters, as of a job.
-    pub power: Vec<String>,
+    power: Vec<String> = Vec::new(),
+        as_job("power");
     /// Keep what is read and written, entry by entry.
-    pub trace: bool,
+    trace: bool = false;
     /// Files and devices that may be written over, as of a job: where `dir` is a source without files.
-    pub overwrite: Vec<String>,
-    pub overwrite_devices: Vec<String>,
+    overwrite: Vec<String> = Vec::new(),
+        flag("overwrite", Words, "FILE",
+            "Keep entries in this file, which Forebay didn't create, in place of a folder.");
+    overwrite_devices: Vec<String> = Vec::new(),
+        flag("overwrite-device", Words, "DEVICE",
+            "Keep entries on this device or namespace, over all that it holds.");
     /// Faults to inject (tests).
-    pub faults: Option<String>,
+    faults: Option<String> = None;
     /// A recorded trace in place of the users; `users` then is how many blocks move at once, `duration_s` until its last
     /// request.
     #[serde(skip)]
-    pub replay: Option<Arc<Script>>,
-}
-
-impl Default for KvSpec {
-    fn default() -> Self {
-        KvSpec {
-            option: 1,
-            model: "llama3.1-8b".into(),
-            users: 200,
-            duration_s: 300.0,
-            ranks: 1,
-            first_rank: 0,
-            ranks_here: None,
-            hosts: 1,
-            seed: 42,
-            dir: String::new(),
-            admission: 16,
-            host_tier_bytes: 0,
-            capacity_bytes: None,
-            io_bytes: 1 << 20,
-            depth: 32,
-            workers: None,
-            cache: Cache::Bypass,
-            engine: Engine::Auto,
-            phase: Phase::Both,
-            verify: false,
-            timeout_s: 30.0,
-            interval_ms: 250,
-            power: Vec::new(),
-            trace: false,
-            overwrite: Vec::new(),
-            overwrite_devices: Vec::new(),
-            faults: None,
-            replay: None,
-        }
-    }
+    replay: Option<Arc<Script>> = None;
 }
 
 impl KvSpec {
@@ -175,6 +177,7 @@ impl KvSpec {
     pub fn check(&self) -> Result<(), Error> {
         KvSpec::of_option(self.option)?;
         self.token_bytes()?;
+        check_bounds(Self::FIELDS, self)?;
         let wrong = self.load_bounds().into_iter().chain(self.io_bounds()).find(|row| row.0);
         wrong.map_or(Ok(()), |(_, asked, found, next)| Err(Error::request(asked, found, next)))
     }
@@ -185,7 +188,6 @@ impl KvSpec {
         let duration_max = self.replay.as_ref().map_or(86_400.0, |_| 1e9);
         vec![
             (self.dir.is_empty(), "--dir".into(), "no folder was given", "--dir DIR"),
-            (self.users == 0, format!("--users {}", self.users), "must be above 0", "--users 200"),
             (
                 !(self.duration_s > 0.0 && self.duration_s <= duration_max),
                 format!("‹duration_s› {}", self.duration_s),
@@ -198,18 +200,7 @@ impl KvSpec {
                 "make more requests than their queue may hold (5 million)",
                 "fewer users, a shorter run, or more ranks under mpirun",
             ),
-            (
-                self.admission == 0 || self.admission > 65_536,
-                format!("--admission {}", self.admission),
-                "must be 1 to 65536",
-                "--admission 16",
-            ),
-            (
-                self.ranks == 0 || self.ranks > RANKS_MAX || self.hosts == 0,
-                format!("--ranks {}", self.ranks),
-                "must be 1 to 65536",
-                "--ranks 1",
-            ),
+            (self.hosts == 0, format!("--ranks {}", self.ranks), "must be 1 to 65536", "--ranks 1"),
             (
                 self.ranks_here() == 0
                     || u64::from(self.first_rank) + u64::from(self.ranks_here()) > u64::from(self.ranks),
@@ -227,24 +218,6 @@ impl KvSpec {
                 format!("‹io_bytes› {}", self.io_bytes),
                 "must be a multiple of 4096 bytes, up to 64 MiB",
                 "‹io_bytes› 1m",
-            ),
-            (
-                self.depth == 0 || self.depth > 1024,
-                format!("‹depth› {}", self.depth),
-                "must be 1 to 1024",
-                "‹depth› 32",
-            ),
-            (
-                self.workers.is_some_and(|n| n == 0 || n > 1024),
-                format!("‹workers› {}", self.workers.unwrap_or(0)),
-                "must be 1 to 1024",
-                "‹workers› 2",
-            ),
-            (
-                !(self.timeout_s > 0.0 && self.timeout_s <= 3600.0),
-                format!("‹timeout_s› {}", self.timeout_s),
-                "must be above 0 and at most 3600",
-                "‹timeout_s› 30",
             ),
             (
                 !matches!(self.cache, Cache::Bypass | Cache::Drop),

@@ -1,7 +1,10 @@
 //! One emulated training run as asked for. Names of workloads mean nothing here:
 //! whoever asks has looked up the constants.
 
-use crate::job::{Cache, Engine, PathKind};
+use crate::job::{Cache, Engine, PathKind, IO_BYTES_MAX, WORKERS_MAX};
+use crate::no_numbers;
+use crate::request::Kind::*;
+use crate::request::{as_job, check_bounds, flag, switch, ANY};
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -105,97 +108,99 @@ pub struct Workload {
     pub columns: Option<Vec<String>>,
 }
 
-/// A run. Sizes in bytes, times in seconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct EmulateSpec {
-    pub workload: Workload,
-    pub rules: RuleSet,
-    pub level: Level,
-    /// How the workload was asked for, as flags: for what to type next. Empty: by its name.
-    pub asked: String,
-    /// Images are decoded once they are whole.
-    pub decode: bool,
-    /// Folders of files, or one source URI that holds a packed data set.
-    pub data: Vec<String>,
-    /// Patterns of the files that are read, whatever their extension. Empty: those of the workload's format.
-    pub glob: Vec<String>,
-    /// Emulated accelerators of this process.
-    pub accelerators: u32,
-    /// Rank of the first of them, and ranks of all processes together.
-    pub first_rank: u32,
-    pub ranks: u32,
-    pub epochs: u32,
-    /// Most steps of an epoch. None: as many as there are full batches.
-    pub steps_max: Option<u32>,
-    pub seed: u64,
-    /// Batches that may be read ahead of the one that is computed on.
-    pub prefetch: u32,
-    /// Files that one accelerator reads side by side.
-    pub read_threads: u32,
-    pub io_bytes: Option<u64>,
-    /// I/Os in flight per worker.
-    pub depth: Option<u32>,
-    /// `drop`, `host` or `gpu:0`, `gpu:0,1`.
-    pub destination: String,
-    pub path: PathKind,
-    /// cuFile may run in its compatibility mode; anything but direct DMA is an error.
-    pub allow_compat: bool,
-    pub require_direct: bool,
-    /// Page cache that `mapped` may keep registered. None: half of the free memory.
-    pub pin_limit_bytes: Option<u64>,
-    /// Auto: by what was found in the page cache before the run, through it where the files are there, past it where not.
-    pub cache: Cache,
-    pub engine: Engine,
-    pub on_error: OnError,
-    /// Bytes are handed on at this rate at most.
-    pub supply_gib_s: Option<f64>,
-    pub workers: Option<u32>,
-    /// CPUs to pin workers to, in turn: `0-3,8`.
-    pub cpus: Option<String>,
-    pub interval_s: f64,
-    /// Power meters, as a job's.
-    pub power: Vec<String>,
-    /// True if settings that the closed division forbids are refused.
-    pub closed: bool,
-}
+no_numbers!(Level, OnError);
 
-impl Default for EmulateSpec {
-    fn default() -> Self {
-        EmulateSpec {
-            workload: Workload::default(),
-            rules: RuleSet::V20,
-            level: Level::Parse,
-            asked: String::new(),
-            decode: false,
-            data: Vec::new(),
-            glob: Vec::new(),
-            accelerators: 1,
-            first_rank: 0,
-            ranks: 1,
-            epochs: 1,
-            steps_max: None,
-            seed: 7,
-            prefetch: 2,
-            read_threads: 1,
-            io_bytes: None,
-            depth: None,
-            destination: "drop".into(),
-            path: PathKind::Auto,
-            allow_compat: false,
-            require_direct: false,
-            pin_limit_bytes: None,
-            cache: Cache::Auto,
-            engine: Engine::Auto,
-            on_error: OnError::Fail,
-            supply_gib_s: None,
-            workers: None,
-            cpus: None,
-            interval_s: 0.5,
-            power: Vec::new(),
-            closed: false,
-        }
-    }
+crate::request! {
+    /// A run. Sizes in bytes, times in seconds.
+    pub struct EmulateSpec;
+    workload: Workload = Workload::default();
+    rules: RuleSet = RuleSet::V20;
+    /// How the workload was asked for, as flags: for what to type next. Empty: by its name.
+    asked: String = String::new();
+    /// Folders of files, or one source URI that holds a packed data set.
+    data: Vec<String> = Vec::new(),
+        flag("data", Words, "DIR|URI",
+            "Folder of the data set, or a source that holds it, e.g. model:NAME; can be repeated.");
+    /// Patterns of the files that are read, whatever their extension. Empty: those of the workload's format.
+    glob: Vec<String> = Vec::new(),
+        flag("glob", Words, "PATTERN",
+            "Read the files below DIR that match, whatever their extension, e.g. '*.tar'; can be repeated.");
+    /// Emulated accelerators of this process.
+    accelerators: u32 = 1;
+    /// Rank of the first of them, and ranks of all processes together.
+    first_rank: u32 = 0;
+    ranks: u32 = 1;
+    epochs: u32 = 1,
+        flag("epochs", Integer, "N", "Passes over the data. Default: the workload's.")
+            .within(1.0, EPOCHS_MAX as f64, "must be 1 to 10,000", "5");
+    /// Most steps of an epoch. None: as many as there are full batches.
+    steps_max: Option<u32> = None,
+        flag("steps", Integer, "N", "Maximum number of steps per epoch.").within(1.0, ANY, "must be 1 or more", "50");
+    level: Level = Level::Parse,
+        flag("level", Choice(&["parse", "bytes"]), "LEVEL",
+            "parse (check framing and checksums) or bytes (only read every byte). Default: as the rules do.");
+    /// Images are decoded once they are whole.
+    decode: bool = false,
+        switch("decode", "Also decode JPEGs and PNGs, as training would.");
+    /// Batches that may be read ahead of the one that is computed on.
+    prefetch: u32 = 2,
+        flag("prefetch", Integer, "N", "Number of batches to read ahead. Default: the workload's.")
+            .within(0.0, PREFETCH_MAX as f64, "must be at most 1024 batches", "2");
+    /// Files that one accelerator reads side by side.
+    read_threads: u32 = 1,
+        flag("read-threads", Integer, "N", "Files that each accelerator reads at a time. Default: the workload's.")
+            .within(1.0, READ_THREADS_MAX as f64, "must be 1 to 1024", "4");
+    seed: u64 = 7,
+        flag("seed", Seed, "N",
+            "Seed of the shuffling. Default: 123, as in DLIO; a new one for each run of a v2.0 or v3.0 submission.");
+    on_error: OnError = OnError::Fail,
+        flag("on-error", Choice(&["fail", "skip"]), "WHAT",
+            "What to do about a damaged record or a missing file: fail or skip. Default: fail.");
+    /// `drop`, `host` or `gpu:0`, `gpu:0,1`.
+    destination: String = "drop".into(),
+        flag("destination", Text, "WHERE",
+            "Where batches go: drop (checked, then discarded), host, gpu:0 or gpu:0,1. Default: drop.");
+    /// Bytes are handed on at this rate at most.
+    supply_gib_s: Option<f64> = None,
+        flag("supply", Number, "GIB_S", "Limit the supply to this many GiB/s: what if the storage were slower?")
+            .above(0.0, 1e6, "must be above 0 and at most 1,000,000 GiB/s", "2.5");
+    path: PathKind = PathKind::Auto,
+        as_job("path")
+            .saying("How batches reach GPUs: bounce, mapped, gds or auto; mapped and gds need --level bytes.");
+    /// cuFile may run in its compatibility mode; anything but direct DMA is an error.
+    allow_compat: bool = false,
+        as_job("allow_compat");
+    require_direct: bool = false,
+        as_job("require_direct");
+    /// Page cache that `mapped` may keep registered. None: half of the free memory.
+    pin_limit_bytes: Option<u64> = None,
+        as_job("pin_limit_bytes");
+    /// Auto: by what was found in the page cache before the run, through it where the files are there, past it where not.
+    cache: Cache = Cache::Auto,
+        as_job("cache").saying(
+            "Page cache: bypass (O_DIRECT), drop, allow, warm or auto (depends on what is cached). Default: auto.");
+    engine: Engine = Engine::Auto,
+        as_job("engine").saying("I/O engine: auto, uring (io_uring) or inline. Default: auto.");
+    io_bytes: Option<u64> = None,
+        flag("io-size", Size, "SIZE", "Bytes per I/O, e.g. 1m.")
+            .within(512.0, IO_BYTES_MAX as f64, "must be 512 bytes to 1 GiB", "1m");
+    /// I/Os in flight per worker.
+    depth: Option<u32> = None,
+        as_job("depth");
+    workers: Option<u32> = None,
+        flag("workers", Integer, "N", "Threads. Default: one per CPU.")
+            .within(1.0, WORKERS_MAX as f64, "must be 1 to 4096", "4");
+    /// CPUs to pin workers to, in turn: `0-3,8`.
+    cpus: Option<String> = None,
+        as_job("cpus");
+    interval_s: f64 = 0.5,
+        flag("interval", Milliseconds, "MS", "Milliseconds between points of the time series.")
+            .within(1e-3, 3600.0, "must be 1 ms to an hour", "500");
+    /// Power meters, as a job's.
+    power: Vec<String> = Vec::new(),
+        as_job("power");
+    /// True if settings that the closed division forbids are refused.
+    closed: bool = false;
 }
 
 pub const RANKS_MAX: u32 = 1 << 20;
@@ -275,26 +280,7 @@ impl EmulateSpec {
         if self.decode && self.level == Level::Bytes {
             return refuse("--decode --level bytes", "level bytes doesn't look into files", "--level parse");
         }
-        if self.epochs == 0 || self.epochs > EPOCHS_MAX {
-            return refuse(format!("--epochs {}", self.epochs), "must be 1 to 10,000", "--epochs 5");
-        }
-        if self.steps_max == Some(0) {
-            return refuse("--steps 0", "must be 1 or more", "--steps 50");
-        }
-        if self.prefetch > PREFETCH_MAX {
-            return refuse(
-                format!("--prefetch {}", self.prefetch),
-                "must be at most 1024 batches",
-                "--prefetch 2",
-            );
-        }
-        if self.read_threads == 0 || self.read_threads > READ_THREADS_MAX {
-            return refuse(
-                format!("--read-threads {}", self.read_threads),
-                "must be 1 to 1024",
-                "--read-threads 4",
-            );
-        }
+        check_bounds(Self::FIELDS, self)?;
         self.check_machine()?;
         self.check_path()
     }
@@ -320,30 +306,6 @@ impl EmulateSpec {
     }
 
     fn check_machine(&self) -> Result<(), Error> {
-        use crate::job::{DEPTH_MAX, IO_BYTES_MAX, WORKERS_MAX};
-        if self.io_bytes.is_some_and(|bytes| !(512..=IO_BYTES_MAX).contains(&bytes)) {
-            let asked = format!("‹io_bytes› {}", self.io_bytes.unwrap_or(0));
-            return refuse(asked, "must be 512 bytes to 1 GiB", "‹io_bytes› 1m");
-        }
-        if self.depth.is_some_and(|depth| depth == 0 || depth > DEPTH_MAX) {
-            let asked = format!("‹depth› {}", self.depth.unwrap_or(0));
-            return refuse(asked, "must be 1 to 4096 (I/Os in flight per worker)", "‹depth› 32");
-        }
-        if self.workers.is_some_and(|workers| workers == 0 || workers > WORKERS_MAX) {
-            let asked = format!("‹workers› {}", self.workers.unwrap_or(0));
-            return refuse(asked, "must be 1 to 4096", "‹workers› 4");
-        }
-        if self.supply_gib_s.is_some_and(|rate| !(rate > 0.0 && rate <= 1e6)) {
-            let asked = format!("--supply {}", self.supply_gib_s.unwrap_or(0.0));
-            return refuse(asked, "must be above 0 and at most 1,000,000 GiB/s", "--supply 2.5");
-        }
-        if !(self.interval_s >= 1e-3 && self.interval_s <= 3600.0) {
-            return refuse(
-                format!("‹interval_ms› {}", self.interval_s),
-                "must be 1 ms to an hour",
-                "‹interval_ms› 500",
-            );
-        }
         if !is_destination(&self.destination) {
             return refuse(
                 format!("--destination {}", self.destination),

@@ -2,8 +2,9 @@
 
 use crate::format::write::{Column, FileShape, WriteSpec, Writer, PAGE_BYTES_MAX};
 use crate::format::{self, FormatRow};
+use forebay_model::request::Kind::*;
+use forebay_model::request::{check_bounds, flag, switch};
 use forebay_model::Error;
-use serde::{Deserialize, Serialize};
 
 const FILES_MAX: u32 = 1 << 26;
 const WORKERS_MAX: u32 = 1024;
@@ -12,61 +13,55 @@ const IO_BYTES_MAX: u64 = 64 << 20;
 const IO_BYTES_STEP: u64 = 4096;
 const SUBFOLDERS_MAX: u32 = 1 << 20;
 
-/// A data set to be made. Lengths are bytes.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct DatagenSpec {
+forebay_model::request! {
+    /// A data set to be made. Lengths are bytes.
+    pub struct DatagenSpec;
     /// A folder, or the URI of a source that takes the files one after another.
-    pub data: String,
+    data: String = String::new(),
+        flag("data", Text, "DIR|URI", "A folder (created if missing), or a source to write the files to.").needed();
     /// Name of the workload that it is for; kept in the manifest.
-    pub workload: String,
+    workload: String = String::new();
     /// Name of a row of `FORMATS`.
-    pub format: String,
-    pub files: u32,
-    pub samples_per_file: u32,
+    format: String = String::new();
+    files: u32 = 0,
+        flag("files", Integer, "N",
+            "Number of files. Default: the workload's; see forebay emulate datasize for what the rules require.")
+            .within(1.0, FILES_MAX as f64, "is not between 1 and 67,108,864", "8");
+    samples_per_file: u32 = 0;
     /// Both sides of a sample, file by file, as DLIO draws them; one pair stands for all files.
-    pub dimensions: Vec<[u32; 2]>,
+    dimensions: Vec<[u32; 2]> = Vec::new();
     /// Side of a record's nominal mean.
-    pub dimension: u32,
+    dimension: u32 = 0;
     /// Nominal mean and standard deviation of a sample; kept in the manifest.
-    pub record_bytes: f64,
-    #[serde(default)]
-    pub record_bytes_stdev: f64,
+    record_bytes: f64 = 0.0;
+    record_bytes_stdev: f64 = 0.0;
     /// Columns of Parquet, and samples in a row group; 0: all of a file's.
-    #[serde(default)]
-    pub columns: Vec<Column>,
-    #[serde(default)]
-    pub row_group: u32,
+    columns: Vec<Column> = Vec::new();
+    row_group: u32 = 0;
     /// Seed of the content.
-    #[serde(default)]
-    pub seed: u64,
+    seed: u64 = 0,
+        flag("seed", Seed, "N", "Seed for the content. File sizes don't depend on it.");
     /// Folders that the files are dealt out to; 0 or 1: none.
-    #[serde(default)]
-    pub subfolders: u32,
-    #[serde(default = "img")]
-    pub prefix: String,
+    subfolders: u32 = 0,
+        flag("subfolders", Integer, "N", "Distribute the files over N folders. Default: a DLIO file's, else none.")
+            .within(0.0, SUBFOLDERS_MAX as f64, "is not between 0 and 1,048,576", "10");
+    prefix: String = "img".into();
     /// Threads; None: twice the processors, at least 4.
-    #[serde(default)]
-    pub workers: Option<u32>,
-    #[serde(default = "mebibyte")]
-    pub io_bytes: u64,
+    workers: Option<u32> = None,
+        flag("workers", Integer, "N", "Threads. Default: twice the number of CPUs, at least 4.")
+            .within(1.0, WORKERS_MAX as f64, "is not between 1 and 1,024", "8");
+    io_bytes: u64 = 1 << 20,
+        flag("io-size", Size, "SIZE", "Bytes per write, a multiple of 4096. Default: 1m.")
+            .within(IO_BYTES_STEP as f64, IO_BYTES_MAX as f64, "is not between 4k and 64m", "1m");
     /// Reads everything back and checks it.
-    #[serde(default)]
-    pub check: bool,
+    check: bool = false,
+        switch("check", "Read everything back, and check framing and checksums.");
     /// Says what would be made, and makes nothing.
-    #[serde(default)]
-    pub dry_run: bool,
+    dry_run: bool = false,
+        switch("dry-run", "Show what would be created, and create nothing.");
     /// Devices, namespaces and files whose content may be lost.
-    #[serde(default)]
-    pub overwrite: Vec<String>,
-}
-
-fn img() -> String {
-    "img".into()
-}
-
-fn mebibyte() -> u64 {
-    1 << 20
+    overwrite: Vec<String> = Vec::new(),
+        flag("overwrite-device", Words, "NAME", "A device, namespace or file whose content may be lost.");
 }
 
 impl DatagenSpec {
@@ -79,19 +74,11 @@ impl DatagenSpec {
     }
 
     pub fn check(&self) -> Result<(), Error> {
-        let within = |flag: &str, value: u64, low: u64, high: u64| {
-            if (low..=high).contains(&value) {
-                return Ok(());
-            }
-            let asked = format!("{flag} {value}");
-            Err(Error::request(asked, format!("is not between {low} and {high}"), format!("{flag} {low}")))
-        };
         self.row()?;
-        within("‹files›", self.files.into(), 1, FILES_MAX.into())?;
-        within("samples per file", self.samples_per_file.into(), 1, u32::MAX.into())?;
-        within("--subfolders", self.subfolders.into(), 0, SUBFOLDERS_MAX.into())?;
-        within("‹workers›", self.workers.unwrap_or(1).into(), 1, WORKERS_MAX.into())?;
-        within("‹io_bytes›", self.io_bytes, IO_BYTES_STEP, IO_BYTES_MAX)?;
+        check_bounds(Self::FIELDS, self)?;
+        if self.samples_per_file == 0 {
+            return Err(Error::request("samples per file 0", "must be 1 or more", "samples_per_file = 1"));
+        }
         if self.io_bytes % IO_BYTES_STEP != 0 {
             let asked = format!("‹io_bytes› {}", self.io_bytes);
             return Err(Error::request(asked, "is not a multiple of 4096", "‹io_bytes› 1m"));

@@ -90,7 +90,7 @@ fn each_bound_is_refused_with_the_flag_and_the_value() {
         ("‹depth› 0", EmulateSpec { depth: Some(0), ..spec() }),
         ("‹workers› 0", EmulateSpec { workers: Some(0), ..spec() }),
         ("--supply NaN", EmulateSpec { supply_gib_s: Some(f64::NAN), ..spec() }),
-        ("‹interval_ms› 0", EmulateSpec { interval_s: 0.0, ..spec() }),
+        ("--interval 0", EmulateSpec { interval_s: 0.0, ..spec() }),
         ("--destination tape", EmulateSpec { destination: "tape".into(), ..spec() }),
         ("--destination gpu:0,0", EmulateSpec { destination: "gpu:0,0".into(), ..spec() }),
         ("‹path› host to --destination gpu:0", EmulateSpec { path: PathKind::Host, ..to_gpu() }),
