@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -15,43 +14,20 @@ import click
 
 from forebay.bench import listen
 from forebay.errors import BROKE, DONE, INTERRUPTED, MACHINE, RequestError
-from forebay.flags import _integer
-from forebay.spellings import SAME, Spelled
-from forebay.units import parse_bytes
+from forebay.flags import defaults, request_from_flags, request_options
 
 if TYPE_CHECKING:
     from forebay.bench.endpoint import Endpoint
 
-PHASES = ("create", "stat", "read", "delete")
-# What --phases may name beside them.
-MORE_PHASES = ("mkdir",)
 EXAMPLES = """\b
 Examples:
   forebay files /data --files 10000 --file-size 64k --workers 8
   forebay files /data --file-size 0 --phases create,delete --json"""
 
 
-def _spelled(flag: str, metavar: str, default: str, help: str) -> Callable[..., Any]:
-    """An option that fio's and elbencho's hands find, too."""
-    return click.option(f"--{flag}", cls=Spelled, spellings=SAME[flag], default=default, metavar=metavar, help=help)
-
-
 @click.command("files", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("directory", metavar="DIR")
-@_spelled("files", "N", "10000", "Files of all workers together.")
-@_spelled("file-size", "SIZE", "64k", "Bytes in each file; 0 makes empty ones.")
-@_spelled("workers", "N", "8", "Threads.")
-@click.option(
-    "--phases", default=",".join(PHASES), metavar="LIST", help="Phases in order: create comes first; mkdir may be anywhere."
-)
-@click.option(
-    "--directories", metavar="N", help="Directories to spread the files over. Default: one per worker."
-)
-@click.option("--sync", is_flag=True, help="fsync each file before it is closed.")
-@click.option(
-    "--cache", default="drop", metavar="POLICY", help="Page cache before reading: drop the files' pages, or allow them."
-)
-@click.option("--seed", default="7", metavar="N", help="Seed for the content.")
+@request_options("files", spelled=True)
 @click.option("--clean", is_flag=True, help="Measure nothing; remove what killed runs left behind in DIR.")
 @listen.option
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
@@ -111,33 +87,7 @@ def _clean(directory: str, as_json: bool) -> int:
 
 def spec_of(directory: str, flags: dict[str, Any]) -> dict[str, Any]:
     """The flags as FilesSpec's fields; RequestError names a flag that doesn't fit."""
-    phases = [p.strip() for p in flags["phases"].split(",") if p.strip()]
-    for phase in phases:
-        if phase not in (*MORE_PHASES, *PHASES):
-            known = ", ".join((*MORE_PHASES, *PHASES))
-            raise RequestError(f"--phases {flags['phases']}", f"'{phase}' is not one of {known}", ",".join(PHASES))
-    if flags["cache"] not in ("drop", "allow"):
-        raise RequestError(f"--cache {flags['cache']}", "is neither drop nor allow", "--cache drop")
-    spec = {
-        "directory": directory,
-        "files": _natural(flags["files"], "--files"),
-        "file_bytes": parse_bytes(flags["file_size"], "--file-size"),
-        "workers": _natural(flags["workers"], "--workers"),
-        "phases": phases,
-        "sync": flags["sync"],
-        "cache": flags["cache"],
-        "seed": _natural(flags["seed"], "--seed"),
-    }
-    if flags["directories"] is not None:
-        spec["directories"] = _natural(flags["directories"], "--directories")
-    return spec
-
-
-def _natural(value: str, flag: str) -> int:
-    number = _integer(value, flag)
-    if not 0 <= number < 1 << 32:
-        raise RequestError(f"{flag} {value}", "is not between 0 and 4,294,967,295", f"{flag} 8")
-    return number
+    return {**defaults("files"), "directory": directory, **request_from_flags("files", flags)}
 
 
 def run(spec: dict[str, Any], quiet: bool = True, listens: Endpoint | None = None) -> dict[str, Any]:
