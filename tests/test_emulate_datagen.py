@@ -46,7 +46,7 @@ def make(data: Path, format: str, **changes: Any) -> dict[str, Any]:
 
 
 def planned(workload: str, files: int) -> int:
-    asked = datagen.spec_of(datagen.workload_of(workload)[0], "nowhere", files=str(files), dry_run=True)
+    asked = datagen.spec_of(datagen.workload_of(workload)[0], "nowhere", files=files, dry_run=True)
     return int(json.loads(_core.emulate_datagen(json.dumps(asked)))["bytes"])
 
 

@@ -15,17 +15,15 @@ from forebay.bench import listen
 from forebay.emulate import datasize, request
 from forebay.emulate.workloads import Training, variants
 from forebay.errors import DONE, INTERRUPTED, MachineError, RequestError
-from forebay.flags import _integer
+from forebay.flags import defaults, request_from_flags, request_options
 from forebay.stages import format_duration
-from forebay.units import GIB, parse_bytes
+from forebay.units import GIB
 
 if TYPE_CHECKING:
     from forebay.bench.endpoint import Endpoint
 
 # DLIO draws its files' sizes from numpy's RandomState with this seed, whatever a run's own seed is.
 SIZES_SEED = 10
-# The engine's own limit.
-FILES_MAX = 1 << 26
 # More than this take long to draw the sizes of.
 FILES_MANY = 1_000_000
 EXAMPLES = """\b
@@ -41,26 +39,10 @@ Examples:
 @click.option("--dlio", metavar="FILE.yaml", help="A DLIO workload file, instead of --workload.")
 @click.option("--accelerator", metavar="NAME", help="As for run. Optional: the data is the same for all of them.")
 @click.option("--rules", metavar="SET", help="As for run: v1.0, v2.0, v3.0 or text.")
-@click.option(
-    "--data", required=True, metavar="DIR|URI", help="A folder (created if missing), or a source to write the files to."
-)
-@click.option(
-    "--files", metavar="N",
-    help="Number of files. Default: the workload's; see forebay emulate datasize for what the rules require.",
-)
 @click.option("--accelerators", metavar="N", help="Instead of --files: as many files as the rules require for N accelerators.")
 @click.option("--hosts", metavar="N", help="With --accelerators: number of hosts that read. Default: 1.")
 @click.option("--memory", metavar="SIZE", help="With --accelerators: memory of each host, e.g. 64g. Default: this machine's.")
-@click.option("--subfolders", metavar="N", help="Distribute the files over N folders. Default: a DLIO file's, else none.")
-@click.option("--seed", default="0", metavar="N", help="Seed for the content. File sizes don't depend on it.")
-@click.option("--workers", metavar="N", help="Threads. Default: twice the number of CPUs, at least 4.")
-@click.option("--io-size", default="1m", metavar="SIZE", help="Bytes per write, a multiple of 4096.")
-@click.option("--check", is_flag=True, help="Read everything back, and check framing and checksums.")
-@click.option("--dry-run", is_flag=True, help="Show what would be created, and create nothing.")
-@click.option(
-    "--overwrite-device", "overwrite", multiple=True, metavar="NAME",
-    help="A device, namespace or file whose content may be lost.",
-)
+@request_options("datagen")
 @listen.option
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
@@ -70,13 +52,14 @@ def command(metrics: str | None, as_json: bool, quiet: bool, **flags: Any) -> in
     Files have DLIO's names and sizes. If a run ends early, finished files are kept and the same command continues.
     """
     asked = {key: flags.pop(key) for key in ("accelerators", "hosts", "memory")}
+    given = request_from_flags("datagen", flags)
     wanted = any(value is not None for value in asked.values())
-    if wanted and flags["files"] is not None:
+    if wanted and "files" in given:
         raise RequestError("--files and --accelerators", "both say how many files", "one of them")
-    chosen, rules, flags = workload_of(**flags, any_accelerator=not wanted)
+    chosen, rules, more = workload_of(**flags, any_accelerator=not wanted)
     if wanted:
-        flags["files"] = str(datasize.asked_for(chosen, rules, **asked).files)
-    spec = spec_of(chosen, **{k: v for k, v in flags.items() if v is not None})
+        given["files"] = datasize.asked_for(chosen, rules, **asked).files
+    spec = spec_of(chosen, **{**more, **given})
     try:
         with listen.listening(None if spec["dry_run"] else metrics, quiet) as listens:
             record = run(spec, quiet, listens)
@@ -96,33 +79,19 @@ def workload_of(
     accelerator: str | None = None,
     rules: str | None = None,
     any_accelerator: bool = True,
-    **flags: Any,
 ) -> tuple[Training, str, dict[str, Any]]:
-    """The training workload of that name or file, the rule set, and the other flags: a DLIO file's subfolders, unless
-    others are asked for. Data are the same for all accelerators (`any_accelerator`); how many the rules want isn't."""
+    """The training workload of that name or file, the rule set, and a DLIO file's subfolders. Data are the same for all
+    accelerators (`any_accelerator`); how many the rules want isn't."""
     if workload is not None and accelerator is None and any_accelerator:
         fit = (w for w in variants(workload) if isinstance(w, Training) and rules in (None, "text", *w.rules))
         accelerator = next((w.accelerator for w in fit), None)
     asked = {"workload": workload, "dlio": dlio, "accelerator": accelerator, "rules": rules}
     chosen, edition, more = request.workload_of(asked, needs_training=False)
-    if flags.get("subfolders") is None and "subfolders" in more:
-        flags["subfolders"] = str(more["subfolders"])
-    return chosen, edition, flags
+    return chosen, edition, {key: value for key, value in more.items() if key == "subfolders"}
 
 
-def spec_of(
-    workload: Training,
-    data: str,
-    files: str | None = None,
-    subfolders: str = "0",
-    seed: str = "0",
-    workers: str | None = None,
-    io_size: str = "1m",
-    check: bool = False,
-    dry_run: bool = False,
-    overwrite: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """The engine's DatagenSpec. RequestError names a flag that doesn't fit."""
+def spec_of(workload: Training, data: str, files: int | None = None, **asked: Any) -> dict[str, Any]:
+    """The engine's DatagenSpec, of which `asked` are fields. RequestError for a data set that can't be."""
     known = formats()
     if workload.format not in known:
         raise RequestError(
@@ -130,9 +99,10 @@ def spec_of(
             f"its format, {workload.format}, can't be generated",
             "a workload of " + ", ".join(known),
         )
-    count = workload.files if files is None else natural(files, "--files", 1, FILES_MAX)
+    count = workload.files if files is None else files
     check_room(workload, data, count)
     return {
+        **defaults("datagen"),
         "data": data,
         "workload": workload.name,
         "format": workload.format,
@@ -144,21 +114,8 @@ def spec_of(
         "record_bytes_stdev": workload.record_bytes_stdev,
         "columns": [{"name": c.name, "type": c.type, "values": c.values} for c in workload.columns],
         "row_group": workload.row_group or 0,
-        "subfolders": natural(subfolders, "--subfolders"),
-        "seed": natural(seed, "--seed"),
-        "workers": None if workers is None else natural(workers, "--workers", 1),
-        "io_bytes": parse_bytes(io_size, "--io-size"),
-        "check": check,
-        "dry_run": dry_run,
-        "overwrite": list(overwrite),
+        **asked,
     }
-
-
-def natural(value: str, flag: str, low: int = 0, high: int = (1 << 32) - 1) -> int:
-    number = _integer(value, flag)
-    if not low <= number <= high:
-        raise RequestError(f"{flag} {value}", f"is not between {low} and {high:,}", f"{flag} {max(low, 8)}")
-    return number
 
 
 def check_room(workload: Training, data: str, files: int) -> None:
