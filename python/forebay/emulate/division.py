@@ -43,12 +43,11 @@ FLAGS = {
     "data": "dataset.data_folder",
     "read_threads": "reader.read_threads",
     "prefetch": "reader.prefetch_size",
-    "io_bytes": "reader.transfer_size",
+    "io_size": "reader.transfer_size",
     "epochs": "train.epochs",
     "steps": "train.total_training_steps",
     "seed": "train.seed",
 }
-SPELLED = {"io_bytes": "--io-size"}
 # Constant of a workload → the parameter that it is.
 CONSTANTS = {
     "format": "dataset.format",
@@ -126,7 +125,7 @@ def breaches(request: Request) -> Iterator[Breach]:
     may = allowed(request.rules, division)
     for flag, parameter in FLAGS.items():
         if flag in request.given and parameter not in may:
-            spelled = SPELLED.get(flag, "--" + flag.replace("_", "-"))
+            spelled = "--" + flag.replace("_", "-")
             yield Breach("parameters", f"{spelled} sets {parameter}, which must not be changed", f"without {spelled}")
     if division == "closed" and request.prefetch > PREFETCH_MAX:
         yield Breach("prefetch", f"reader.prefetch_size is {request.prefetch}, at most {PREFETCH_MAX}", "--prefetch 2")

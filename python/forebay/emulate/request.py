@@ -13,12 +13,10 @@ import click
 from forebay.emulate import division, workloads
 from forebay.emulate.workloads import Training
 from forebay.errors import RequestError
-from forebay.flags import by_name
-from forebay.units import parse_bytes
+from forebay.flags import request_from_flags, request_options
 
 # What DLIO shuffles by where nothing else is said.
 SEED = 123
-LEVELS = ("parse", "bytes")
 # What the readers of each rule set's own tool do to the bytes.
 LEVEL_OF = {"v1.0": "parse", "v2.0": "parse", "v3.0": "bytes", "text": "parse"}
 
@@ -29,32 +27,6 @@ WORKLOAD_OPTIONS = (
     ("--accelerator", "NAME", "Accelerator to emulate: h100, a100, b200 or mi355. Default: the workload's, if it has only one."),
     ("--rules", "SET", "Rule set: v1.0, v2.0, v3.0 or text. Default: the first that has the workload."),
 )
-RUN_OPTIONS = (
-    ("--data", "DIR|URI", "Folder of the data set, or a source that holds it, e.g. model:NAME; can be repeated."),
-    ("--glob", "PATTERN", "Read the files below DIR that match, whatever their extension, e.g. '*.tar'; can be repeated."),
-    ("--files", "N", "Use the first N files of the data set. Default: all."),
-    ("--epochs", "N", "Passes over the data. Default: the workload's."),
-    ("--steps", "N", "Maximum number of steps per epoch."),
-    ("--level", "LEVEL", "parse (check framing and checksums) or bytes (only read every byte). Default: as the rules do."),
-    ("--prefetch", "N", "Number of batches to read ahead. Default: the workload's."),
-    ("--read-threads", "N", "Files that each accelerator reads at a time. Default: the workload's."),
-    ("--seed", "N", "Seed of the shuffling. Default: 123, as in DLIO; a new one for each run of a v2.0 or v3.0 submission."),
-    ("--on-error", "WHAT", "What to do about a damaged record or a missing file: fail or skip. Default: fail."),
-    ("--destination", "WHERE", "Where batches go: drop (checked, then discarded), host, gpu:0 or gpu:0,1. Default: drop."),
-    ("--supply", "GIB_S", "Limit the supply to this many GiB/s: what if the storage were slower?"),
-)
-# Fields of a job that mean the same here.
-JOB_OPTIONS = (
-    "path", "allow_compat", "require_direct", "pin_limit_bytes", "cache", "engine", "io_bytes", "depth", "workers", "cpus",
-    "interval_ms", "power",
-)  # fmt: skip
-OWN_HELP = {
-    "path": "How batches reach GPUs: bounce, mapped, gds or auto; mapped and gds need --level bytes.",
-    "cache": "Page cache: bypass (O_DIRECT), drop, allow, warm or auto (depends on what is cached). Default: auto.",
-    "engine": "I/O engine: auto, uring (io_uring) or inline. Default: auto.",
-    "io_bytes": "Bytes per I/O, e.g. 1m.",
-    "workers": "Threads. Default: one per CPU.",
-}
 
 
 def workload_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,17 +38,8 @@ def workload_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The flags that say what is read, and how."""
-    for key in reversed(JOB_OPTIONS):
-        known = by_name()[key]
-        text = OWN_HELP.get(key, known.help)
-        if known.is_flag:
-            option = click.option(f"--{known.flag}", key, is_flag=True, default=None, help=text)
-        else:
-            option = click.option(f"--{known.flag}", key, metavar=known.metavar, multiple=known.multiple, help=text)
-        command = option(command)
-    for name, metavar, text in reversed(RUN_OPTIONS):
-        command = click.option(name, metavar=metavar, multiple=name in ("--data", "--glob"), help=text)(command)
-    command = click.option("--decode", is_flag=True, default=None, help="Also decode JPEGs and PNGs, as training would.")(command)
+    command = request_options("emulate")(command)
+    command = click.option("--files", metavar="N", help="Use the first N files of the data set. Default: all.")(command)
     command = click.option("--open", "division", flag_value="open", help="Refuse what the open division forbids.")(command)
     return click.option("--closed", "division", flag_value="closed", help="Refuse what the closed division forbids.")(command)
 
@@ -211,67 +174,44 @@ def request_of(values: dict[str, Any]) -> Request:
     given = frozenset(k for k, v in values.items() if v not in (None, ()))
     asked = typed(values)
     workload, rules, more = workload_of(values)
-    taken = {name: values.pop(name) for name in [o[0].removeprefix("--").replace("-", "_") for o in RUN_OPTIONS]}
-    data = tuple(taken["data"]) or tuple(more.get("data", ()))
+    own = request_from_flags("emulate", values)
+    data = tuple(own.pop("data", ())) or tuple(more.get("data", ()))
     if not data:
         raise RequestError("--data", "no data set was given", "--data DIR; forebay emulate datagen makes one")
-    job = _job(values)
     for theirs, ours in (("transfer_bytes", "io_bytes"), ("cache", "cache")):
         if theirs in more:
-            job.setdefault(ours, more[theirs])
-    which = values.pop("division")
-    if which is not None and job.get("path") != "mapped" and not job.get("require_direct"):
+            own.setdefault(ours, more[theirs])
+    which, glob = values.pop("division"), tuple(own.pop("glob", ()))
+    if which is not None and own.get("path") != "mapped" and not own.get("require_direct"):
         # `auto` reads by O_DIRECT what isn't cached, and out of a warm cache what is: no rules have both.
-        job.setdefault("cache", "drop")
-    if which is not None and taken["glob"]:
-        asked_for = f"--{which} --glob {shlex.quote(taken['glob'][0])}"
+        own.setdefault("cache", "drop")
+    if which is not None and glob:
+        asked_for = f"--{which} --glob {shlex.quote(glob[0])}"
         raise RequestError(asked_for, "a submission reads its data set by the names that the rules give it", "one of the two")
-    decode = bool(values.pop("decode"))
-    level = _choice("--level", taken["level"], LEVELS) or ("parse" if decode else LEVEL_OF[rules])
+    decode = own.pop("decode", False)
+    files = values.pop("files")
     return Request(
         workload=workload,
         rules=rules,
-        level=level,
+        level=own.pop("level", "parse" if decode else LEVEL_OF[rules]),
         data=data,
-        glob=tuple(taken["glob"]),
+        glob=glob,
         asked=asked,
         division=which,
-        files=_whole("--files", taken["files"], 1, more.get("files")),
-        files_by_dlio=taken["files"] is None and "files" in more,
-        steps=_whole("--steps", taken["steps"], 1, more.get("steps")),
-        epochs=_whole("--epochs", taken["epochs"], 1, workload.epochs) or 1,
-        prefetch=_zero(_whole("--prefetch", taken["prefetch"], 0, workload.prefetch)),
-        read_threads=_whole("--read-threads", taken["read_threads"], 1, workload.read_threads) or 1,
-        seed=_whole("--seed", taken["seed"], 0, more.get("seed"), (1 << 64) - 1),
-        on_error=_choice("--on-error", taken["on_error"], ("fail", "skip")) or "fail",
-        destination=taken["destination"] or "drop",
-        supply_gib_s=_rate(taken["supply"]),
+        files=_whole("--files", files, 1, more.get("files")),
+        files_by_dlio=files is None and "files" in more,
+        steps=own.pop("steps_max", more.get("steps")),
+        epochs=own.pop("epochs", workload.epochs),
+        prefetch=own.pop("prefetch", workload.prefetch),
+        read_threads=own.pop("read_threads", workload.read_threads),
+        seed=own.pop("seed", more.get("seed")),
+        on_error=own.pop("on_error", "fail"),
+        destination=own.pop("destination", "drop"),
+        supply_gib_s=own.pop("supply_gib_s", None),
         decode=decode,
-        job=job,
+        job=own,
         given=given | (more.keys() - {"subfolders"}),
     )
-
-
-def _job(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields that a job has, too, as the engine's spec names them."""
-    job: dict[str, Any] = {}
-    for key in JOB_OPTIONS:
-        value = values.pop(key)
-        if value in (None, ()):
-            continue
-        parse = parse_bytes if key == "io_bytes" else by_name()[key].parse
-        job[key] = parse(value, f"--{by_name()[key].flag}")
-    if job.get("workers") == "auto":
-        raise RequestError("--workers auto", "an emulated run uses one worker per CPU by default", "a number, or none")
-    if "interval_ms" in job:
-        job["interval_s"] = job.pop("interval_ms") / 1e3
-    return job
-
-
-def _choice(flag: str, value: str | None, choices: tuple[str, ...]) -> str | None:
-    if value is not None and value not in choices:
-        raise RequestError(f"{flag} {value}", f"is not one of {', '.join(choices)}", f"{flag} {choices[0]}")
-    return value
 
 
 def _whole(flag: str, text: Any, low: int, otherwise: int | None, high: int = (1 << 32) - 1) -> int | None:
@@ -280,19 +220,6 @@ def _whole(flag: str, text: Any, low: int, otherwise: int | None, high: int = (1
     if not (str(text).isascii() and str(text).isdigit() and len(str(text)) < 30 and low <= int(text) <= high):
         raise RequestError(f"{flag} {text}", f"is not a whole number from {low} to {high}", f"{flag} {max(low, 4)}")
     return int(text)
-
-
-def _zero(value: int | None) -> int:
-    return 0 if value is None else value
-
-
-def _rate(text: str | None) -> float | None:
-    if text is None:
-        return None
-    rate: float = by_name()["rate_gib_s"].parse(text, "--supply")
-    if rate <= 0:
-        raise RequestError(f"--supply {text}", "must be above 0 GiB/s", "--supply 2.5")
-    return rate
 
 
 def count(text: Any, flag: str = "--accelerators") -> int:
