@@ -18,7 +18,6 @@ from forebay.bench.interrupt import Interrupt
 from forebay.bench.verb import Outcome
 from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError, RequestError, RunError
 from forebay.lazy import LazyGroup
-from forebay.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from forebay.bench.endpoint import Endpoint
@@ -51,33 +50,11 @@ class KvVerbs(LazyGroup):
 @click.group(
     "kvcache", cls=KvVerbs, invoke_without_command=True, epilog=EXAMPLES, context_settings={"max_content_width": 110}
 )
-@click.option("--option", metavar="1|2|3", help="MLPerf Storage v3.0's option. Default: 1.")
-@click.option("--dir", "folder", metavar="DIR|SOURCE", help="Where entries are kept: a folder, a source, or model:DRIVE.")
-@click.option("--users", metavar="N", help="Users of each rank. Default: the option's, 200, 100 or 70.")
-@click.option("--model", metavar="NAME", help="llama3.1-8b …, or layers=32,kv_heads=8,head_dim=128,dtype=bf16.")
-@click.option("--duration", metavar="SECONDS", help="The window. Default: 300. Requests under way go on after it.")
-@click.option("--ranks", metavar="N", help="Clients, each with users of its own. Default: 1; under mpirun: its ranks.")
-@click.option("--seed", metavar="N", help="Seed of users, requests and content; a rank adds its number. Default: 42.")
-@click.option("--admission", metavar="N", help="Entries written at once by each rank. Default: the option's, 16 or 4.")
-@click.option("--host-tier", metavar="SIZE", help="Memory tier in front of storage. Default: the option's, 0 or 4g.")
-@click.option("--capacity", metavar="SIZE", help="Room for the entries of each rank. Default: 95 % of what is free.")
-@click.option("--io-size", metavar="SIZE", help="Bytes per I/O. Default: 1m.")
-@click.option("--depth", metavar="N", help="I/Os in flight per worker. Default: 32.")
-@click.option("--workers", metavar="N", help="Threads that move entries. Default: one per CPU, at most 4.")
-@click.option("--cache", type=click.Choice(("bypass", "drop")), help="O_DIRECT, or the page cache, emptied. Default: bypass.")
-@click.option("--engine", type=click.Choice(("auto", "uring", "pread", "inline")), help="I/O engine.")
-@click.option(
-    "--phase", type=click.Choice(("both", "prefill", "decode")), help="Only write entries, or only read what is there before."
-)
-@click.option("--verify", is_flag=True, help="Compare every byte that is read with what was written.")
+@flags.request_options("kvcache")
 @click.option("--closed", is_flag=True, help="Refuse settings that the closed division fixes otherwise.")
 @click.option("--results", metavar="DIR", help="Also write the reference's files there: rank files and summary.json.")
 @click.option("--trial", metavar="N", help="Number of this trial in --results. Default: the first that is free.")
 @click.option("--trace", metavar="FILE", help="Also write the reference's trace there, as CSV or .zst.")
-@click.option("--timeout", metavar="SECONDS", help="Fail the run if an I/O takes longer than this. Default: 30.")
-@click.option("--overwrite", metavar="FILE", help="Keep entries in this file, which Forebay didn't create, in place of a folder.")
-@click.option("--overwrite-device", metavar="DEVICE", help="Keep entries on this device or namespace, over all that it holds.")
-@click.option("--power", metavar="LIST", help="Power meters, as for bench.")
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option(
     "-o", "--out", metavar="FILE", help="Save the record to FILE: .jsonl appends a line; otherwise only a record is replaced."
@@ -110,11 +87,12 @@ def command(
         return DONE
     from forebay import mpi as launch
 
+    ranks = options["ranks"]
     spec = spec_of(options, trace is not None)
     saved = save.Output(out, save.RUN) if out else None
     world = launch.world(explicit=mpi)
     if world is not None:
-        spec = share_of(spec, options["ranks"], world.rank, world.size)
+        spec = share_of(spec, ranks, world.rank, world.size)
     if dry_run:
         return show_plan(spec, as_json) if world is None or world.leads else DONE
     files = Files(results, trial, trace, spec) if results or trace else None
@@ -129,23 +107,6 @@ def command(
     return world.agree(code) if world is not None else code
 
 
-# flag → (key of the engine's spec, parser)
-FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
-    "users": ("users", flags._integer),
-    "duration": ("duration_s", parse_seconds),
-    "ranks": ("ranks", flags._integer),
-    "seed": ("seed", flags._seed),
-    "admission": ("admission", flags._integer),
-    "host_tier": ("host_tier_bytes", parse_bytes),
-    "capacity": ("capacity_bytes", parse_bytes),
-    "io_size": ("io_bytes", parse_bytes),
-    "depth": ("depth", flags._integer),
-    "workers": ("workers", flags._integer),
-    "timeout": ("timeout_s", parse_seconds),
-    "power": ("power", flags._list),
-    "overwrite": ("overwrite", flags._list),
-    "overwrite_device": ("overwrite_devices", flags._list),
-}
 # What an option of the closed division fixes.
 FIXED = {
     "model": "--model",
@@ -160,15 +121,12 @@ FIXED = {
 
 def spec_of(options: dict[str, Any], traces: bool = False) -> Spec:
     """The engine's KvSpec. Raises RequestError for what can't be understood."""
-    if options["folder"] is None:
+    asked = flags.request_from_flags("kvcache", options)
+    if "dir" not in asked:
         raise RequestError("--dir", "no folder was given", "--dir DIR, or --dir model:d7-ps1010")
-    number = flags._integer(options["option"], "--option") if options["option"] is not None else 1
+    number = asked.get("option", 1)
     closed = option_of(number)
-    spec = closed | {"dir": options["folder"], "verify": options["verify"], "trace": traces}
-    for flag, (key, parse) in FIELDS.items():
-        if options[flag] is not None:
-            spec[key] = parse(options[flag], "--" + flag.replace("_", "-"))
-    spec |= {key: options[key] for key in ("model", "cache", "engine", "phase") if options[key] is not None}
+    spec = closed | asked | {"trace": traces}
     if options["closed"]:
         for key, flag in FIXED.items():
             if spec[key] != closed[key]:
