@@ -42,7 +42,7 @@ def test_student_t_agrees_with_the_printed_table(df: int, confidence: float, t: 
 
 
 def test_student_t_with_many_degrees_of_freedom_is_the_normal_distribution() -> None:
-    assert student_t(1e6) == pytest.approx(statistics.NormalDist().inv_cdf(0.975), abs=1e-4)
+    assert student_t(1_000_000) == pytest.approx(statistics.NormalDist().inv_cdf(0.975), abs=1e-4)
 
 
 @given(st.lists(POSITIVE, min_size=2, max_size=20))

@@ -52,51 +52,12 @@ class Pair:
         return math.log(self.a / self.b)
 
 
-def _beta_fraction(a: float, b: float, x: float) -> float:
-    """The continued fraction of the incomplete beta function (DLMF 8.17.22), by Lentz's method."""
-    tiny = 1e-300
-    c, d = 1.0, 1.0 - (a + b) * x / (a + 1)
-    d = 1.0 / (d if abs(d) > tiny else tiny)
-    value = d
-    for m in range(1, 400):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for term in (even, odd):
-            d = 1.0 + term * d
-            c = 1.0 + term / c
-            d = 1.0 / (d if abs(d) > tiny else tiny)
-            c = c if abs(c) > tiny else tiny
-            value *= c * d
-        if abs(c * d - 1.0) < 1e-15:
-            break
-    return value
-
-
-def student_t_tails(t: float, df: float) -> float:
-    """The probability of |T| > t ≥ 0 under Student's t with `df` degrees of freedom."""
-    a, b, x = df / 2, 0.5, df / (df + t * t)
-    if x >= 1.0:
-        return 1.0
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
-    if x < (a + 1) / (a + b + 2):
-        return front * _beta_fraction(a, b, x) / a
-    return 1.0 - front * _beta_fraction(b, a, 1 - x) / b
-
-
 @lru_cache(maxsize=1024)
-def student_t(df: float, confidence: float = 0.95) -> float:
-    """The t with P(|T| ≤ t) = confidence. `df` may be fractional (Welch), above 0."""
-    low, high = 0.0, 1.0
-    while student_t_tails(high, df) > 1 - confidence:
-        high *= 2
-        if high > 1e12:
-            return high
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_t_tails(middle, df) > 1 - confidence else (low, middle)
-    return (low + high) / 2
+def student_t(df: int, confidence: float = 0.95) -> float:
+    """The t with P(|T| ≤ t) = confidence, under Student's t with `df` degrees of freedom, above 0."""
+    from forebay import _core
+
+    return _core.student_t(df, confidence)
 
 
 def exp(value: float) -> float:
