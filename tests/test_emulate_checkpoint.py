@@ -19,7 +19,7 @@ import processes
 import pytest
 from fake_machine import typed
 from forebay import _core
-from forebay.emulate import checkpoint, checkpoint_size, workloads
+from forebay.emulate import checkpoint, workloads
 from gpu_stub_support import Gpu, built
 from mpi_support import AS_ROOT, MPIRUN, needs_mpi
 
@@ -77,7 +77,7 @@ def test_the_size_that_is_listed_is_the_one_that_is_written(capsys: Any, name: s
     code, out, err = typed(capsys, "emulate", "checkpoint", "--workload", name, "--dir", tmp_path, *flags)
     assert code == 0, err
     planned = [json.loads(out)[f"{part}_bytes"] * 10_000 for part in ("model", "optimizer")]
-    assert checkpoint_size.written_bytes(workloads.load_checkpoint(name)) == pytest.approx(planned, rel=1e-4)
+    assert workloads.load_checkpoint(name).written_bytes() == pytest.approx(planned, rel=1e-4)
 
 
 @pytest.mark.promise("EMU-24")
@@ -89,9 +89,9 @@ def test_the_size_follows_the_writer_to_the_byte_however_a_model_is_cut(
     shape = {"layers": 5, "hidden": 70, "ffn_hidden": 111, "heads": 7, "kv_heads": 3, "vocab": 301}
     cut = {"tensor": tensor, "pipeline": pipeline, "data": data, "zero_stage": zero_stage}
     small = replace(workloads.load_checkpoint("llama3-8b"), **shape, **cut, model_type="bf16", optimizer_type="fp64")
-    spec = {"workload": "small", "version": "v2.0", "rules": "v2.0", "model": checkpoint.model_of(small), "dir": str(tmp_path)}
+    spec = {"workload": "small", "version": "v2.0", "rules": "v2.0", "model": small.model(), "dir": str(tmp_path)}
     plan = checkpoint.engine_plan({**spec, "writes": 1, "reads": 0, "between_s": 0.0})
-    assert checkpoint_size.written_bytes(small) == (plan["model_bytes"], plan["optimizer_bytes"])
+    assert small.written_bytes() == (plan["model_bytes"], plan["optimizer_bytes"])
 
 
 @pytest.mark.promise("CKP-3")

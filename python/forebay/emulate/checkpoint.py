@@ -14,9 +14,7 @@ from forebay.bench import listen, save, terminal
 from forebay.bench.interrupt import Interrupt
 from forebay.bench.verb import Outcome
 from forebay.emulate import workloads
-from forebay.emulate.checkpoint_size import TYPE_BYTES
 from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError, RequestError, RunError
-from forebay.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from forebay.bench.endpoint import Endpoint
@@ -37,32 +35,7 @@ Record = dict[str, Any]
 @click.command("checkpoint", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.option("--workload", metavar="NAME", help="llama3-8b, -70b, -405b or -1t, or a TOML file.")
 @click.option("--dlio", metavar="FILE.yaml", help="A DLIO checkpoint file, instead of --workload.")
-@click.option("--dir", "folder", required=True, metavar="DIR", help="Where to write the checkpoints, each in its own folder.")
-@click.option("--rules", type=click.Choice(EDITIONS), help="Edition of the rules to judge by. Default: v2.0.")
-@click.option("--ranks", metavar="N", help="Number of ranks. Default: as many as the model is divided into; fewer: a subset.")
-@click.option("--writes", metavar="N", help="Checkpoints to write. Default: the workload's, 10.")
-@click.option("--reads", metavar="N", help="Checkpoints to read. Default: the workload's, 10.")
-@click.option("--between", metavar="SECONDS", help="Time between checkpoints. Default: the workload's, 5.")
-@click.option("--scale", metavar="SHARE", help="Multiply every file's size by this. Default: 1.")
-@click.option("--io-size", metavar="SIZE", help="Bytes per I/O. Default: 1m.")
-@click.option("--depth", metavar="N", help="I/Os in flight per rank. Default: 4.")
-@click.option("--workers", metavar="N", help="Threads that emulate the ranks. Default: one per CPU.")
-@click.option("--buffers", metavar="SIZE", help="Buffer memory of all ranks on this host. Default: 256m.")
-@click.option("--path", type=click.Choice(("auto", "host", "bounce", "gds")), help="host, bounce or gds. Default: auto.")
-@click.option("--allow-compat", is_flag=True, help="With gds: allow cuFile's compatibility mode.")
-@click.option("--require-direct", is_flag=True, help="Treat anything but direct DMA as an error.")
-@click.option("--gpu", metavar="LIST", help="GPUs whose memory is written from and read into, e.g. 0,1.")
-@click.option("--cache", type=click.Choice(("bypass", "drop", "allow")), help="Page cache. Default: bypass (O_DIRECT).")
-@click.option("--engine", type=click.Choice(("auto", "uring", "pread", "inline")), help="I/O engine.")
-@click.option("--no-fsync", is_flag=True, help="Don't flush files before they are closed.")
-@click.option("--no-verify", is_flag=True, help="Write the same bytes repeatedly, and don't compare what is read.")
-@click.option("--shift", is_flag=True, help="Under mpirun: each host reads what the next one wrote.")
-@click.option("--keep", is_flag=True, help="Keep the files after the last read.")
-@click.option("--replace", is_flag=True, help="Remove existing checkpoints that Forebay wrote.")
-@click.option("--closed", is_flag=True, help="Refuse settings that break a rule of the closed division.")
-@click.option("--seed", metavar="N", help="Seed of the content. Default: 7.")
-@click.option("--timeout", metavar="SECONDS", help="Fail the run if an I/O takes longer than this. Default: 30.")
-@click.option("--power", metavar="LIST", help="Power meters, as for bench.")
+@flags.request_options("checkpoint")
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option(
     "-o", "--out", metavar="FILE", help="Save the record to FILE: .jsonl appends a line; otherwise only a record is replaced."
@@ -101,50 +74,26 @@ def command(
     return world.agree(code) if world is not None else code
 
 
-# flag → (key of the engine's spec, parser)
-FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
-    "ranks": ("ranks", flags._integer),
-    "writes": ("writes", flags._integer),
-    "reads": ("reads", flags._integer),
-    "between": ("between_s", parse_seconds),
-    "scale": ("scale", flags._number),
-    "io_size": ("io_bytes", parse_bytes),
-    "depth": ("depth", flags._integer),
-    "workers": ("workers", flags._integer),
-    "buffers": ("buffer_bytes", parse_bytes),
-    "gpu": ("gpus", flags._integers),
-    "seed": ("seed", flags._seed),
-    "timeout": ("timeout_s", parse_seconds),
-    "power": ("power", flags._list),
-}
-
-
 def spec_of(options: dict[str, Any]) -> Spec:
     """The engine's CheckpointSpec. Raises RequestError for what can't be understood."""
-    ranks = flags._integer(options["ranks"], "--ranks") if options["ranks"] is not None else None
-    workload = workload_of(options["workload"], options.get("dlio"), options["closed"], ranks)
-    rules = options["rules"] or workload.rules[0]
+    asked = flags.request_from_flags("checkpoint", options)
+    workload = workload_of(options["workload"], options["dlio"], asked.get("closed", False), asked.get("ranks"))
+    rules = workload.rules[0]
     spec: Spec = {
         "workload": workload.name,
         "version": ", ".join(workload.rules),
-        "model": model_of(workload),
+        "model": workload.model(),
         "rules": rules if rules in EDITIONS else EDITIONS[0],
-        "dir": options["folder"],
         "writes": workload.writes,
         "reads": workload.reads,
         "between_s": workload.pause_s,
-        "fsync": workload.fsync and not options["no_fsync"],
-        "verify": not options["no_verify"],
+        **asked,
+        "fsync": workload.fsync and asked.get("fsync", True),
     }
-    for flag, (key, parse) in FIELDS.items():
-        if options[flag] is not None:
-            spec[key] = parse(options[flag], "--" + flag.replace("_", "-"))
-    if options["writes"] is not None and options["reads"] is None:
+    if "writes" in asked and "reads" not in asked:
         # A shorter run reads no more than it wrote; one that only reads, what is there.
         spec["reads"] = min(spec["reads"], spec["writes"]) if spec["writes"] else spec["reads"]
-    spec |= {key: options[key] for key in ("path", "cache", "engine") if options[key] is not None}
-    given = {key: True for key in ("allow_compat", "require_direct") if options[key]}
-    return spec | given | {key: options[key] for key in ("shift", "keep", "replace", "closed")}
+    return spec
 
 
 def workload_of(name: str | None, file: str | None, closed: bool, ranks: int | None = None) -> workloads.Checkpoint:
@@ -161,16 +110,6 @@ def workload_of(name: str | None, file: str | None, closed: bool, ranks: int | N
     if closed:
         dlio_checkpoint.check_closed(file, workload)
     return workload
-
-
-def model_of(workload: workloads.Checkpoint) -> dict[str, int]:
-    """The model as the engine knows it: dimensions, how it is cut, and the length of its elements."""
-    keys = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab", "tensor", "pipeline", "data", "zero_stage")
-    lengths = {
-        "model_type_bytes": TYPE_BYTES[workload.model_type],
-        "optimizer_type_bytes": TYPE_BYTES[workload.optimizer_type],
-    }
-    return {key: getattr(workload, key) for key in keys} | lengths
 
 
 def share_of(spec: Spec, process: int, processes: int) -> Spec:

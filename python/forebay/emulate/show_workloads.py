@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from forebay.emulate.checkpoint_size import written_bytes
 from forebay.emulate.workloads import Checkpoint, Training, Workload, builtin, variants
 from forebay.errors import DONE, RequestError
 from forebay.numbers import bytes_
@@ -70,7 +69,7 @@ def _training_row(w: Training) -> tuple[str, ...]:
 
 def _checkpoint_row(w: Checkpoint) -> tuple[str, ...]:
     split = f"{w.tensor} x {w.pipeline} x {w.data}"
-    return (w.name, ",".join(w.rules), str(w.processes), split, str(w.zero_stage), bytes_(sum(written_bytes(w))))
+    return (w.name, ",".join(w.rules), str(w.processes), split, str(w.zero_stage), bytes_(sum(w.written_bytes())))
 
 
 def constants(workload: Workload) -> list[str]:

@@ -7,6 +7,7 @@ may set any of them anew. The constants are MLCommons': mlcommons/storage v1.0, 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
@@ -24,7 +25,8 @@ FORMATS = ("npz", "tfrecord", "jpeg", "png", "hdf5", "npy", "parquet", "indexed_
 ENDINGS = {"webdataset": "tar"}
 STATUSES = ("closed", "whatif", "own")
 COLUMN_BYTES = {"int8": 1, "uint8": 1, "float16": 2, "int16": 2, "float32": 4, "int32": 4, "float64": 8, "int64": 8}
-DATA_TYPES = ("fp16", "bf16", "fp32", "fp64", "int8")
+# Bytes of a value of a checkpoint.
+TYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8, "int8": 1}
 PAGE = "docs/emulate.md"
 FILE_BYTES_MAX = 1 << 20
 VARIANTS_MAX = 1000
@@ -131,10 +133,21 @@ class Checkpoint:
     optimizer_gib: float | None = None
     note: str = ""
 
-    def document(self) -> dict[str, Any]:
-        from forebay.emulate.checkpoint_size import written_bytes
+    def model(self) -> dict[str, int]:
+        """The model as the engine knows it: dimensions, how it is cut, and the length of its elements."""
+        keys = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab", "tensor", "pipeline", "data", "zero_stage")
+        lengths = {"model_type_bytes": TYPE_BYTES[self.model_type], "optimizer_type_bytes": TYPE_BYTES[self.optimizer_type]}
+        return {key: getattr(self, key) for key in keys} | lengths
 
-        model, optimizer = written_bytes(self)
+    def written_bytes(self) -> tuple[int, int]:
+        """Bytes of the model's files and of the optimizer's as Forebay writes them, of one checkpoint by all ranks. That isn't
+        always what the rules state."""
+        from forebay import _core
+
+        return _core.checkpoint_bytes(json.dumps(self.model()))
+
+    def document(self) -> dict[str, Any]:
+        model, optimizer = self.written_bytes()
         return {"kind": "checkpoint", **asdict(self), "model_bytes": model, "optimizer_bytes": optimizer}
 
 
@@ -204,7 +217,7 @@ TRAINING: dict[str, Check] = {
 CHECKPOINT: dict[str, Check] = {
     **COMMON,
     **{key: _whole(1, 1 << 30) for key in ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab")},
-    **{key: _one_of(*DATA_TYPES) for key in ("model_type", "optimizer_type")},
+    **{key: _one_of(*TYPE_BYTES) for key in ("model_type", "optimizer_type")},
     **{key: _whole(1, 1 << 20) for key in ("tensor", "pipeline", "data", "processes", "processes_subset")},
     "zero_stage": _whole(0, 3),
     "writes": _whole(0, 10_000),

@@ -23,9 +23,8 @@ NOISE = 0.02
 def gib(workload: str) -> float:
     """GiB of a whole checkpoint, the model and its optimizer, as `emulate checkpoint` writes it."""
     from forebay.emulate import workloads
-    from forebay.emulate.checkpoint_size import written_bytes
 
-    return sum(written_bytes(workloads.load_checkpoint(workload))) / GIB
+    return sum(workloads.load_checkpoint(workload).written_bytes()) / GIB
 
 
 def drive_gibps(planner: Planner, system: System) -> tuple[float, float]:
