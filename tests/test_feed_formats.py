@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import os
 import random
+import struct
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,137 @@ def test_columns_that_are_not_plain_are_refused_by_name_and_left_out_on_request(
         with pytest.raises(RequestError, match=said):
             feed.Loader(path, 2, columns=[column])
     assert list(np.from_dlpack(feed.Loader(path, 3, columns=["good"], shuffle="none").take()["good"])) == [1, 2, 3]
+
+
+def damaged(path: Path, index: Callable[[str], Any], turns: int, seed: int) -> Iterator[Any]:
+    """What the index of a file says with some of its bytes changed, where it says anything. Its ranges must lie in the file."""
+    draw, whole = random.Random(seed), path.read_bytes()
+    for _ in range(turns):
+        changed = bytearray(whole[: draw.randrange(1, len(whole))] if draw.random() < 0.3 else whole)
+        for _ in range(draw.randrange(1, 5)):
+            changed[draw.randrange(len(changed))] = draw.randrange(256)
+        path.write_bytes(changed)
+        try:
+            yield len(changed), index(os.fspath(path))
+        except RequestError:
+            continue
+
+
+def tfrecords(path: Path, records: list[bytes]) -> Path:
+    def masked(content: bytes) -> bytes:
+        crc = int(_core.crc32c(content))
+        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    lengths = [struct.pack("<Q", len(record)) for record in records]
+    path.write_bytes(b"".join(n + masked(n) + r + masked(r) for n, r in zip(lengths, records, strict=True)))
+    return path
+
+
+@pytest.mark.promise("FEED-15")
+def test_records_of_tfrecord_are_samples(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    records = [draw.randbytes(draw.choice([0, 9, 700, 6000])) for _ in range(300)]
+    files = [tfrecords(tmp_path / f"{n}.tfrecord", records[100 * n : 100 * n + 100]) for n in range(3)]
+    assert [bytes(r) for batch in feed.Loader(files, 7, shuffle="none") for r in batch["data"]] == records
+    shuffled = [bytes(r) for batch in feed.Loader(tmp_path, 7, seed=1) for r in batch["data"]]
+    assert shuffled != records and sorted(shuffled) == sorted(records)
+    # Without an ending that says it, as TensorFlow's own examples name their files.
+    plain = files[0].rename(tmp_path / "train-00000-of-00003")
+    assert len(feed.tfrecord(plain)) == 100
+    for size, places in damaged(plain, _core.record_index, 60, 3):
+        assert all(offset + length <= size for offset, length in places)
+    tfrecords(plain, records[:3])
+    plain.write_bytes(plain.read_bytes()[:-5])
+    with pytest.raises(RequestError, match=r"train-00000-of-00003: at byte \d+: the record says \d+ bytes"):
+        feed.tfrecord(plain)
+
+
+@pytest.mark.promise("FEED-15")
+def test_arrays_of_npz_are_columns_or_files_are_samples(tmp_path: Path) -> None:
+    draw = np.random.default_rng(6)
+    x, y = draw.random((90, 3, 2), np.float32), draw.integers(0, 99, 90)
+    for n in range(3):
+        np.savez(tmp_path / f"{n}.npz", x=x[30 * n : 30 * n + 30], y=y[30 * n : 30 * n + 30])
+    for batch in feed.Loader(tmp_path, 20, seed=1):
+        rows = batch.rows
+        for one, label in zip(np.from_dlpack(batch["x"]), np.from_dlpack(batch["y"]), strict=True):
+            (place,) = np.flatnonzero((x == one).all(axis=(1, 2)))
+            assert y[place] == label
+        assert rows in (20, 10)
+    only = [np.from_dlpack(batch["y"]).copy() for batch in feed.Loader(tmp_path, 20, shuffle="none", columns="y")]
+    assert np.array_equal(np.concatenate(only), y)
+    whole = feed.Loader(feed.npz(tmp_path, each="file"), 2, shuffle="none")
+    arrays = [np.load(io.BytesIO(bytes(one))) for batch in whole for one in batch["x"]]
+    assert np.array_equal(np.concatenate(arrays), x)
+    one = tmp_path / "0.npz"
+    for size, members in damaged(one, _core.archive_index, 60, 4):
+        assert all(offset + length <= size for _, offset, length, altered in members if altered is None)
+    for write, said in (
+        (lambda: np.savez(one, x=x, y=y[:3]), r"don't all have as many rows\s+try: .*each=.file."),
+        (lambda: np.savez(one, x=x, y=np.int64(1)), "array y has no dimension"),
+        (lambda: np.savez_compressed(one, x=x, y=y), r"array x of .*0\.npz: it is compressed by deflate\s+try: numpy\.savez"),
+        (lambda: np.savez(one, x=np.asfortranarray(x), y=y), "Fortran order"),
+        (lambda: np.savez(one, z=x, y=y), "it has y, z, and"),
+    ):
+        write()
+        with pytest.raises(RequestError, match=said):
+            feed.Loader([tmp_path / "1.npz", one] if "and" in said else one, 5)
+    with pytest.raises(RequestError, match="neither row nor file"):
+        feed.npz(one, each="sample")
+
+
+@pytest.mark.promise("FEED-15")
+@pytest.mark.parametrize("version", ["earliest", "latest"])
+def test_plain_data_sets_of_hdf5_are_handed_out_as_h5py_reads_them(tmp_path: Path, version: str) -> None:
+    h5py = pytest.importorskip("h5py")
+    draw = np.random.default_rng(8)
+    sets = {"a": draw.random((100, 4)), "b": draw.integers(-9, 9, 100, np.int16), "f": draw.random((100, 2), np.float32) > 0.5}
+    sets["k"], sets["s"] = np.arange(100), np.array([b"%03d" % n for n in range(100)])
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", libver=version) as file:
+        for name, values in sets.items():
+            chunks = (7, *values.shape[1:]) if name in "bk" else None
+            file.create_dataset(name, data=values, chunks=chunks)
+        file.create_group("more")["deep"] = [1, 2]
+    loader = feed.Loader(path, 16, seed=3)
+    seen = []
+    for batch in loader:
+        keys = np.from_dlpack(batch["k"]).copy()
+        seen += keys.tolist()
+        assert np.array_equal(np.from_dlpack(batch["a"]), sets["a"][keys])
+        assert np.array_equal(np.from_dlpack(batch["b"]), sets["b"][keys])
+        assert np.array_equal(np.from_dlpack(batch["f"]), sets["f"][keys].view(np.int8))
+        assert [bytes(s) for s in np.from_dlpack(batch["s"])] == sets["s"][keys].tolist()
+    assert sorted(seen) == list(range(100))
+    for size, found in damaged(path, _core.hdf5_index, 60, 5):
+        assert all(begin + rows * width <= size for *_, width, runs in found for rows, begin in runs)
+
+
+@pytest.mark.promise("FEED-15")
+def test_data_sets_that_are_not_plain_are_refused_by_name(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    path, wide = tmp_path / "x.hdf5", np.zeros((40, 6), np.float32)
+    with h5py.File(path, "w") as file:
+        file["good"] = wide
+        file["short"] = wide[:3]
+        file["big"] = wide.astype(">f4")
+        file.create_dataset("packed", data=wide, compression="gzip")
+        file.create_dataset("light", data=wide, compression="lzf")
+        file.create_dataset("split", data=wide, chunks=(40, 3))
+        file.create_dataset("text", data=["a"] * 40, dtype=h5py.string_dtype())
+    for name, said in (
+        ("packed", "data set packed went through deflate"),
+        ("light", "data set light went through LZF"),
+        ("split", "data set split has chunks that split its rows"),
+        ("big", "data set big has big-endian numbers"),
+        ("text", "data set text has items of any length"),
+        ("absent", "no data set absent, of "),
+    ):
+        with pytest.raises(RequestError, match=said):
+            feed.Loader(path, 2, columns=[name])
+    with pytest.raises(RequestError, match="as many rows: good 40, short 3"):
+        feed.Loader(path, 2, columns=["good", "short"])
+    assert np.from_dlpack(feed.Loader(path, 40, columns=["good"]).take()["good"]).shape == (40, 6)
 
 
 @pytest.mark.promise("FEED-15")

@@ -26,6 +26,12 @@ pub fn formats(data: &[u8]) {
     if row.name == "parquet" {
         indexed_columns(file);
     }
+    match row.name {
+        "tfrecord" => indexed_records(row, file),
+        "npz" => indexed_arrays(file),
+        "hdf5" => indexed_data_sets(file),
+        _ => {}
+    }
     if let Some(decoder) = row.decoder {
         decode(decoder, file);
     }
@@ -76,6 +82,34 @@ fn indexed_columns(file: &[u8]) {
         assert_eq!(column.runs.iter().map(|(values, _)| values).sum::<u64>(), rows);
         let fits = |(values, begin): &(u64, u64)| begin + values * column.bytes <= file.len() as u64;
         assert!(column.runs.iter().all(fits));
+    }
+}
+
+/// Records lie in the file one behind the other; where it is read to its end, there are as many.
+fn indexed_records(row: &FormatRow, file: &[u8]) {
+    let found = index::records(file.len() as u64, &mut read_at(file));
+    let mut parser = (row.parser)(&ParseSpec { skips: true, ..ParseSpec::default() });
+    let whole = seen(&mut *parser, file, file.len().max(1));
+    let Ok(records) = found else { return assert!(whole.is_err()) };
+    assert_eq!(whole.map(|(samples, _)| samples), Ok(records.len() as u64));
+    let ends = records.iter().map(|(begin, bytes)| begin + bytes + 4);
+    assert!(records.iter().skip(1).zip(ends).all(|((begin, _), end)| *begin == end + 12));
+}
+
+/// Arrays lie in the file.
+fn indexed_arrays(file: &[u8]) {
+    let Ok(arrays) = index::archive(file.len() as u64, &mut read_at(file)) else { return };
+    let fits = |array: &index::Array| array.offset + array.bytes <= file.len() as u64;
+    assert!(arrays.iter().filter(|array| array.altered.is_none()).all(fits));
+}
+
+/// Rows of plain data sets lie in the file, as many as its first side says.
+fn indexed_data_sets(file: &[u8]) {
+    let Ok(sets) = index::data_sets(file.len() as u64, None, &mut read_at(file)) else { return };
+    for set in sets {
+        assert_eq!(set.runs.iter().map(|(rows, _)| rows).sum::<u64>(), set.dims[0]);
+        let fits = |(rows, begin): &(u64, u64)| begin + rows * set.row_bytes <= file.len() as u64;
+        assert!(set.runs.iter().all(fits));
     }
 }
 

@@ -12,6 +12,7 @@ __all__ = [
     "Pending",
     "Reader",
     "answer_for_memory",
+    "archive_index",
     "browse",
     "buckets",
     "check",
@@ -32,6 +33,7 @@ __all__ = [
     "features",
     "files",
     "formats",
+    "hdf5_index",
     "identify",
     "kvcache_option",
     "kvcache_plan",
@@ -42,6 +44,7 @@ __all__ = [
     "read_files",
     "read_record",
     "recognise",
+    "record_index",
     "release",
     "run",
     "run_beside_others",
@@ -416,6 +419,18 @@ def parquet_index(
 ) -> tuple[int, list[tuple[str, str, int, list[tuple[int, int]]]]]:
     """Rows of a Parquet file, and (name, type, bytes of a value, [(values, byte of the first)]) of its plain columns, the named
     or all. Raises RequestError for a column that isn't plain."""
+
+def record_index(path: str) -> list[tuple[int, int]]:
+    """(offset, bytes) of the data of each record of a TFRecord file."""
+
+def archive_index(path: str) -> list[tuple[str, int, int, str | None]]:
+    """(name, offset, bytes, what its bytes went through or None) of each member of an .npz archive."""
+
+def hdf5_index(
+    path: str, columns: list[str] | None = None
+) -> list[tuple[str, list[int], str, int, list[tuple[int, int]]]]:
+    """(name, sides, NumPy's type, bytes of a row, [(rows, byte of the first)]) of the plain data sets of an HDF5 file's root
+    group, the named or all. Raises RequestError for a data set that isn't plain."""
 
 def release() -> None:
     """Ends the reading threads and frees their pinned memory; the next read starts them again."""

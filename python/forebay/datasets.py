@@ -25,9 +25,9 @@ UNDER_WAY_MAX = 3
 # How files begin that are more than rows: what they are, and what reads them.
 MAGIC = (
     (b"\x93NUMPY", "NumPy's .npy", "forebay.feed.npy"),
-    (b"\x89HDF\r\n\x1a\n", "HDF5", "h5py"),
-    (b"PAR1", "Parquet", "pyarrow.parquet"),
-    (b"PK\x03\x04", "a ZIP archive, as .npz is", "numpy.load"),
+    (b"\x89HDF\r\n\x1a\n", "HDF5", "forebay.feed.hdf5, or h5py"),
+    (b"PAR1", "Parquet", "forebay.feed.parquet, or pyarrow.parquet"),
+    (b"PK\x03\x04", "a ZIP archive, as .npz is", "forebay.feed.npz, or numpy.load"),
 )
 
 

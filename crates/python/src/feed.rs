@@ -455,6 +455,43 @@ pub fn parquet_index(
     Ok((rows, found.into_iter().map(|c| (c.name, c.kind, c.bytes, c.runs)).collect()))
 }
 
+/// Records of a TFRecord file: (offset, bytes) of the data of each.
+#[pyfunction]
+pub fn record_index(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(u64, u64)>> {
+    let next = "a TFRecord file as TensorFlow writes it, whole and not compressed";
+    py.detach(|| indexed(&path, "the records of", next, index::records)).map_err(|e| raise(py, e))
+}
+
+/// Members of an .npz archive: (name, offset, bytes, what its bytes went through or None) each.
+#[pyfunction]
+#[allow(clippy::type_complexity)]
+pub fn archive_index(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(String, u64, u64, Option<String>)>> {
+    let next = "an .npz of numpy.savez, whole";
+    let found = py.detach(|| indexed(&path, "the arrays of", next, index::archive));
+    let found = found.map_err(|e| raise(py, e))?;
+    Ok(found.into_iter().map(|a| (a.name, a.offset, a.bytes, a.altered)).collect())
+}
+
+/// Data sets of an HDF5 file's root group, the named or all: (name, sides, NumPy's type, bytes of a row, [(rows, byte of the
+/// first)]) each.
+#[pyfunction]
+#[pyo3(signature = (path, columns=None))]
+#[allow(clippy::type_complexity)]
+pub fn hdf5_index(
+    py: Python<'_>,
+    path: PathBuf,
+    columns: Option<Vec<String>>,
+) -> PyResult<Vec<(String, Vec<u64>, String, u64, Vec<(u64, u64)>)>> {
+    let next = "columns= without it; or written without compression, in chunks of whole rows or none";
+    let found = py.detach(|| {
+        indexed(&path, "the data sets of", next, |bytes, read| {
+            index::data_sets(bytes, columns.as_deref(), read)
+        })
+    });
+    let found = found.map_err(|e| raise(py, e))?;
+    Ok(found.into_iter().map(|d| (d.name, d.dims, d.item, d.row_bytes, d.runs)).collect())
+}
+
 /// An index of a file, or what is wrong with it, and where.
 fn indexed<T>(
     path: &Path,

@@ -99,6 +99,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(feed::safetensors_header, module)?)?;
     module.add_function(wrap_pyfunction!(feed::shard_index, module)?)?;
     module.add_function(wrap_pyfunction!(feed::parquet_index, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::record_index, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::archive_index, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::hdf5_index, module)?)?;
     Ok(())
 }
 

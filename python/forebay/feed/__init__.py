@@ -9,8 +9,11 @@
 """
 
 from forebay.feed.dataset import Dataset, npy, open_dataset, rows, safetensors
+from forebay.feed.hdf5_sets import hdf5
 from forebay.feed.loader import Loader, UncachedRowsWarning
+from forebay.feed.npz_arrays import npz
 from forebay.feed.parquet_columns import parquet
+from forebay.feed.records import tfrecord
 from forebay.feed.samples import Samples, files, webdataset
 
 __all__ = [
@@ -19,10 +22,13 @@ __all__ = [
     "Samples",
     "UncachedRowsWarning",
     "files",
+    "hdf5",
     "npy",
+    "npz",
     "open_dataset",
     "parquet",
     "rows",
     "safetensors",
+    "tfrecord",
     "webdataset",
 ]

@@ -272,30 +272,43 @@ def np_is_big() -> bool:
     return sys.byteorder == "big"
 
 
+def array_header(name: str, begin: int, end: int, asked: str) -> tuple[tuple[int, ...], Any, int]:
+    """(shape, dtype, first byte of its numbers) of a .npy that lies between two bytes of a file. Raises RequestError."""
+    from numpy.lib import format as layout
+
+    try:
+        with open(name, "rb") as file:
+            file.seek(begin)
+            version = layout.read_magic(file)
+            read = layout.read_array_header_1_0 if version == (1, 0) else layout.read_array_header_2_0
+            shape, fortran, dtype = read(file)
+            at = file.tell()
+    except (ValueError, EOFError, SyntaxError) as error:
+        raise RequestError(f"read {name} as .npy", str(error), "a file of numpy.save") from None
+    if fortran and len(shape) > 1:
+        found = "its array is in Fortran order: a sample isn't contiguous"
+        raise RequestError(asked, found, "numpy.save of numpy.ascontiguousarray(it)")
+    size = dtype.itemsize * prod(shape)
+    if at + size > end and not dtype.hasobject:
+        row = size // shape[0] if shape and shape[0] else size
+        found = f"its header promises {shape[0] if shape else 1} samples of {row} bytes, and it has {end - begin} bytes"
+        raise RequestError(asked, found, "the whole file: it may have been cut off while it was copied")
+    return tuple(int(side) for side in shape), dtype, at
+
+
 def npy(paths: Paths) -> Dataset:
     """Files of NumPy's .npy as one table, whose samples are the first axis. Raises RequestError."""
     import numpy as np
-    from numpy.lib import format as layout
 
     names, parts, sizes = files_of(paths, (".npy",)), [], []
     kinds: dict[tuple[Any, tuple[int, ...]], str] = {}
     for name in names:
         sizes.append(size_of(name))
-        try:
-            with open(name, "rb") as file:
-                version = layout.read_magic(file)
-                read = layout.read_array_header_1_0 if version == (1, 0) else layout.read_array_header_2_0
-                shape, fortran, dtype = read(file)
-                begin = file.tell()
-        except (ValueError, EOFError, SyntaxError) as error:
-            raise RequestError(f"read {name} as .npy", str(error), "a file of numpy.save") from None
-        if fortran and len(shape) > 1:
-            found = "its array is in Fortran order: a sample isn't contiguous"
-            raise RequestError(f"samples of {name}", found, "numpy.save of numpy.ascontiguousarray(it)")
+        shape, dtype, begin = array_header(name, 0, sizes[-1], f"samples of {name}")
         if not shape:
             raise RequestError(f"samples of {name}", "its array has no dimension", "an array whose first axis counts samples")
         kinds.setdefault((dtype, tuple(shape[1:])), name)
-        parts.append((name, int(shape[0]), begin))
+        parts.append(Part(name, shape[0], (begin,)))
     if len(kinds) > 1:
         (one, a), (other, b) = list(kinds.items())[:2]
         found = f"{a} has samples of {one[0]} {one[1]}, and {b} of {other[0]} {other[1]}"
@@ -304,13 +317,8 @@ def npy(paths: Paths) -> Dataset:
     row_bytes, fields = fields_of(np.dtype((dtype, shape)) if dtype.names is None else dtype)
     if dtype.names is not None and shape:
         raise RequestError(f"samples of {names[0]}", "records in more than one dimension", "forebay.feed.rows with start=")
-    for (name, count, begin), size in zip(parts, sizes, strict=True):
-        if begin + count * row_bytes > size:
-            found = f"its header promises {count} samples of {row_bytes} bytes, and it has {size} bytes"
-            raise RequestError(f"samples of {name}", found, "the whole file: it may have been cut off while it was copied")
     identity = identity_of(names, sizes, ["npy", str(dtype), list(shape)])
-    placed = tuple(Part(name, count, (begin,)) for name, count, begin in parts)
-    whole = Dataset(placed, ((row_bytes, row_bytes),), tuple(fields), identity)
+    whole = Dataset(tuple(parts), ((row_bytes, row_bytes),), tuple(fields), identity)
     aligned = all(Dataset._is_aligned(field, (row_bytes, row_bytes)) for field in fields)
     return whole if aligned else whole._cut(fields)
 

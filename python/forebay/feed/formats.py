@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.feed import dataset, parquet_columns, samples
+from forebay.feed import dataset, hdf5_sets, npz_arrays, parquet_columns, records, samples
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ FORMATS = (
     Format(".npy", (".npy",), _chosen(dataset.npy)),
     Format(".safetensors", (".safetensors",), _chosen(dataset.safetensors)),
     Format("Parquet", parquet_columns.ENDINGS, parquet_columns.parquet),
+    Format(".npz", npz_arrays.ENDINGS, npz_arrays.npz),
+    Format("HDF5", hdf5_sets.ENDINGS, hdf5_sets.hdf5),
+    Format("TFRecord", records.ENDINGS, records.tfrecord),
     Format("WebDataset", samples.SHARDS, samples.webdataset),
     Format("JPEG", samples.IMAGES, samples.images),
 )

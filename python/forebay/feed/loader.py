@@ -42,7 +42,7 @@ class Loader:
     """Batches of `batch_size` samples by field name, in an order that seed, epoch and position alone decide.
 
     data        a Dataset (`forebay.feed.rows`), Samples (`forebay.feed.files`), or names of files of a format that says what it
-                holds (.npy, .safetensors, .parquet, shards .tar, .jpg), or a folder of such
+                holds (.npy, .npz, .safetensors, .parquet, .hdf5, .tfrecord, shards .tar, .jpg), or a folder of such
     batch_size  samples of each rank's batch
     shuffle     "rows": any sample may come anywhere; "blocks": blocks of 6 MB in random order, the samples of 16 mixed, which
                 reads storage in long pieces; "none": as they lie

@@ -1,5 +1,13 @@
-//! Where samples lie in files that don't hold them as rows: files in the shards of WebDataset, and values of fixed width in the
-//! pages of Parquet. Only headers are read; nothing is trusted.
+//! Where samples lie in files that don't hold them as rows: files in the shards of WebDataset, values of fixed width in the
+//! pages of Parquet, records of TFRecord, arrays of .npz, data sets of HDF5. Only headers are read; nothing is trusted.
+
+mod archive;
+mod data_sets;
+mod records;
+
+pub use archive::{archive, Array};
+pub use data_sets::{data_sets, DataSet};
+pub use records::records;
 
 use super::bounded::u32_at;
 use super::parquet::{MAGIC, TAIL_BYTES};

@@ -103,9 +103,20 @@ fn usable(entry: &Entry) -> Result<(), String> {
     }
 }
 
+/// What a member went through, if its bytes don't lie in the archive as they are.
+pub(crate) fn altered(entry: &Entry) -> Option<String> {
+    match entry.method {
+        _ if entry.flags & FLAGS_UNKNOWN != 0 => Some("encrypted or patched".into()),
+        STORED if entry.packed_bytes != entry.bytes => Some("stored in another length than its own".into()),
+        STORED => None,
+        method => Some(format!("compressed by {}", method_name(method))),
+    }
+}
+
 /// As PKWARE's APPNOTE 6.3.10 (4.4.5) names it.
 fn method_name(method: u16) -> String {
     match method {
+        DEFLATED => "deflate".into(),
         9 => "Deflate64".into(),
         12 => "bzip2".into(),
         14 => "LZMA".into(),

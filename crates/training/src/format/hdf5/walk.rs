@@ -17,6 +17,8 @@ const BLOCK_BYTES_MAX: u64 = 1 << 20;
 const OBJECTS_MAX: usize = 1024;
 const RANK_MAX: usize = 32;
 const CHUNKS_MAX: u64 = 1 << 24;
+/// Kept of a message that says what an item is: as much as a number, or an enumeration's, takes.
+const ITEM_BYTES_MAX: usize = 32;
 /// The filter that appends a Fletcher-32 sum.
 const FLETCHER: u16 = 3;
 
@@ -31,6 +33,14 @@ pub(crate) struct DataSet {
     pub place: Place,
     /// Chunks that end in a Fletcher-32 sum of the bytes before it.
     pub summed: Vec<SummedChunk>,
+    /// The bytes of a message that says what an item is.
+    pub item: Vec<u8>,
+    /// Identifier of the last filter that its chunks went through; 0 of a pipeline without one.
+    pub filter: Option<u16>,
+    /// Rows that each chunk has whole; None where chunks split rows, or there are none.
+    pub rows_a_chunk: Option<u64>,
+    /// The first row of each chunk with whole rows, and where it lies. Only of a walk that lists them.
+    pub chunks: Vec<(u64, u64)>,
 }
 
 /// A chunk whose last four bytes are the sum of the others.
@@ -121,6 +131,8 @@ pub(crate) struct Walk {
     /// (name in the list, header), those to be read last first.
     symbols: Vec<(u64, u64)>,
     object: Object,
+    /// Chunks are kept, one by one.
+    lists: bool,
     pub sets: Vec<DataSet>,
 }
 
@@ -137,8 +149,14 @@ impl Walk {
             names: Vec::new(),
             symbols: Vec::new(),
             object: Object::default(),
+            lists: false,
             sets: Vec::new(),
         }
+    }
+
+    /// A walk that keeps where each chunk lies.
+    pub(crate) fn listing(file_bytes: u64) -> Walk {
+        Walk { lists: true, ..Walk::begin(file_bytes) }
     }
 
     /// The bytes that it needs next: offset and length, within the file. None: it is through.
@@ -309,14 +327,16 @@ impl Walk {
             0x03 => {
                 short(8)?;
                 self.object.set.item_bytes = u32_at(body, 4).into();
+                self.object.set.item = body[..body.len().min(ITEM_BYTES_MAX)].to_vec();
             }
             // Such a data set's layout names no place; whichever of both messages comes first.
             0x07 => self.object.set.place = Place::Absent("its data is in other files (external storage)"),
             0x08 => self.layout(body)?,
             0x0B => {
                 self.object.is_packed = true;
-                self.object.summed_by =
-                    last_filter(body)?.and_then(|(number, id)| (id == FLETCHER).then_some(number));
+                let last = last_filter(body)?;
+                self.object.set.filter = Some(last.map_or(0, |(_, id)| id));
+                self.object.summed_by = last.and_then(|(number, id)| (id == FLETCHER).then_some(number));
             }
             0x02 if self.in_root && newer::is_dense(body) => {
                 return Err(
@@ -408,6 +428,7 @@ impl Walk {
         let Some(wanted) = wanted else { return Err("it has more chunks than can be".into()) };
         let rows = set.dims[0].div_ceil(chunk_dims[0]);
         set.place = Place::Chunked { rows_each: chunk_dims[0], ends: vec![0; rows.min(wanted) as usize] };
+        set.rows_a_chunk = (chunk_dims[1..] == set.dims[1..]).then_some(chunk_dims[0]);
         if wanted == 0 {
             return Ok(());
         }
@@ -564,6 +585,9 @@ impl Walk {
                 return Err((at, format!("a chunk of {bytes} bytes has no room for its checksum")));
             }
             set.summed.push(SummedChunk { at, bytes, row: offsets[0] });
+        }
+        if fits && self.lists && set.rows_a_chunk.is_some() {
+            set.chunks.push((offsets[0], at));
         }
         let Place::Chunked { ends, .. } = &mut set.place else { return Ok(()) };
         match ends.get_mut(row).filter(|_| fits) {
