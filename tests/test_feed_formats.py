@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
+import re
 import struct
 import subprocess
 import tarfile
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 from forebay import _core, feed
 from forebay.errors import RequestError, RunError
+from forebay.feed.check import check_of
 
 Forebay = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -374,8 +377,22 @@ def test_whole_files_are_samples(tmp_path: Path, forebay: Forebay) -> None:
     loader = feed.Loader(tmp_path, 16, seed=9)
     got = [bytes(b) for batch in loader for b in batch["data"]]
     assert sorted(got) == sorted(wanted.values()) and got != list(wanted.values())
-    refused = forebay("feed", tmp_path)
-    assert refused.returncode == 2 and "different sizes" in refused.stderr
+    done = forebay("feed", tmp_path, "--batch-size", "16", "--seed", "9", "--verify", "--json")
+    record = json.loads(done.stdout)
+    assert done.returncode == 0 and record["feed"]["verified"] == record["feed"]["samples"] == 40
+    assert record["feed"]["hash"] == loader.hash and record["result"]["bytes"] == sum(map(len, wanted.values()))
+    assert record["feed"]["batches"] == 3 and record["result"]["latency_us"]["p50"] > 0
+    assert record["feed"]["sample_bytes"] == sum(map(len, wanted.values())) // 40 and record["cache"]["device_bytes"] is None
+
+
+@pytest.mark.promise("FEED-11")
+def test_a_sample_of_a_shard_that_differs_from_it_is_found(shards: list[Path]) -> None:
+    loader = feed.Loader(shards, 50, shuffle="none")
+    batch, check = loader.take(), check_of(loader.dataset)
+    assert check.differences(batch, batch.samples) == []
+    batch["bin"].data[int(batch["bin"].offsets[7])] ^= 1
+    (told,) = check.differences(batch, batch.samples)
+    assert re.search(r"0\.tar: \d+ bytes from \d+ of bin differ", told)
 
 
 @pytest.mark.promise("FEED-14")

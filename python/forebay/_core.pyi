@@ -260,6 +260,17 @@ class Batch:
     def __contains__(self, key: str, /) -> bool: ...
     def __getitem__(self, key: str, /) -> Column: ...
 
+# (seconds, of them waited), (batches, samples, bytes, hash), (epoch, position), [(ns, batches that took so long)],
+# (batches ahead, bytes of memory), (mean bytes of a sample, bytes of all)
+Counted = tuple[
+    tuple[float, float],
+    tuple[int, int, int, int],
+    tuple[int, int],
+    list[tuple[int, int]],
+    tuple[int, int],
+    tuple[int, int],
+]
+
 @final
 class Loader:
     """Batches of a data set, read ahead; see forebay.feed.Loader."""
@@ -297,7 +308,12 @@ class Loader:
     def hash(self) -> int: ...
     def cached_share(self) -> float | None: ...
     def record(
-        self, command: list[str], sources: list[str], verified: int | None = None, interrupted: bool = False
+        self,
+        command: list[str],
+        sources: list[str],
+        verified: int | None = None,
+        interrupted: bool = False,
+        elsewhere: Counted | None = None,
     ) -> str: ...
     def close(self) -> None: ...
 

@@ -4,7 +4,7 @@ use crate::dlpack::{Column, Kind, Layout};
 use crate::{json, raise};
 use forebay_model::feed::{Share, Shuffle};
 use forebay_model::Error;
-use forebay_reader::{Lease, Memory, Next, Part, Spec, Told, Way};
+use forebay_reader::{Elsewhere, Lease, Memory, Next, Part, Spec, Told, Way};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -16,6 +16,30 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// (name, column, offset, step, DLPack's code, bits, typestr, shape)
 type Field = (String, usize, usize, usize, u8, u8, String, Vec<i64>);
+
+/// What a caller counted, in the parts that `record` names.
+type Counted = ((f64, f64), (u64, u64, u64, u64), (u64, u64), Vec<(u64, u64)>, (u32, u64), (u64, u64));
+
+fn counted(of: Counted) -> Elsewhere {
+    let ((seconds, waited_s), (batches, samples, bytes, hash), (epoch, position), waits, memory, lengths) =
+        of;
+    let ((prefetch, memory_bytes), (sample_bytes, data_bytes)) = (memory, lengths);
+    Elsewhere {
+        seconds,
+        waited_s,
+        batches,
+        samples,
+        bytes,
+        hash,
+        waits,
+        epoch,
+        position,
+        prefetch,
+        memory_bytes,
+        sample_bytes,
+        data_bytes,
+    }
+}
 
 /// Batches of a data set, read ahead.
 #[pyclass(module = "forebay._core", frozen)]
@@ -148,8 +172,10 @@ impl Loader {
         Ok(py.detach(|| loader.cached_share()))
     }
 
-    /// The RunRecord of all that was handed out, as JSON.
-    #[pyo3(signature = (command, sources, verified=None, interrupted=false))]
+    /// The RunRecord of all that was handed out, as JSON; of samples that the caller read in this order itself with what came
+    /// `elsewhere`: (seconds, of them waited), (batches, samples, bytes, hash), (epoch, position), [(ns, batches that took so
+    /// long)], (batches ahead, bytes of memory), (mean bytes of a sample, bytes of all).
+    #[pyo3(signature = (command, sources, verified=None, interrupted=false, elsewhere=None))]
     fn record(
         &self,
         py: Python<'_>,
@@ -157,9 +183,12 @@ impl Loader {
         sources: Vec<String>,
         verified: Option<u64>,
         interrupted: bool,
+        elsewhere: Option<Counted>,
     ) -> PyResult<String> {
         let loader = self.open(py)?;
-        let record = py.detach(|| loader.record(Told { command, sources, verified, interrupted }));
+        let elsewhere = elsewhere.map(counted);
+        let told = Told { command, sources, verified, interrupted, elsewhere };
+        let record = py.detach(|| loader.record(told));
         json(py, &record)
     }
 

@@ -35,7 +35,7 @@ pub use choice::preference;
 pub use devices::{device, device_of};
 pub use file::{Opening, Reader, Way};
 pub use gpu_numbers::{Given, GpuNumbers};
-pub use loader::{Batch, Column, Lease, Loader, Memory, Next, Part, Spec, Told};
+pub use loader::{Batch, Column, Elsewhere, Lease, Loader, Memory, Next, Part, Spec, Told};
 pub use many::{read_files, sizes_of};
 pub use numbers::Copied;
 pub use place::{Place, Range};

@@ -8,7 +8,7 @@ mod record;
 mod shelf;
 mod table;
 
-pub use record::Told;
+pub use record::{Elsewhere, Told};
 pub use shelf::{Lease, Memory};
 pub use table::{Column, Part};
 

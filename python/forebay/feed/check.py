@@ -6,9 +6,35 @@ from typing import Any
 
 from forebay import _core
 from forebay.feed.dataset import Dataset
+from forebay.feed.samples import Samples
 
 # Rows that are compared at a time, in bytes.
 PIECE_BYTES = 16 << 20
+
+
+def check_of(data: Any) -> Check | CheckOfSamples:
+    """The comparison that a data set needs."""
+    return CheckOfSamples(data) if isinstance(data, Samples) else Check(data)
+
+
+class CheckOfSamples:
+    """Files of samples of different sizes. The ranges that samples are must be what a batch holds."""
+
+    def __init__(self, data: Samples) -> None:
+        self.data = data
+
+    def differences(self, batch: Any, samples: list[int]) -> list[str]:
+        """A line for each field of a sample that isn't as its file has it, with file and offset."""
+        found = []
+        for at, number in enumerate(samples):
+            name = self.data.names[int(self.data.file[number])]
+            with open(name, "rb", buffering=0) as file:
+                for column, field in enumerate(self.data.fields):
+                    offset, size = int(self.data.offsets[number, column]), int(self.data.sizes[number, column])
+                    file.seek(offset)
+                    if file.read(size) != bytes(batch[field][at]):
+                        found.append(f"{name}: {size} bytes from {offset} of {field} differ from the file")
+        return found
 
 
 class Check:

@@ -354,6 +354,19 @@ class Ahead:
         while self._open:
             self._open.popitem()[1].close()
 
+    def counted(self) -> _core.Counted:
+        """What a record says of it."""
+        counts, all_bytes = self.counts, int(self.samples.sizes.sum())
+        seconds = 0.0 if counts.began is None else counts.ended - counts.began
+        return (
+            (seconds, counts.waited_s),
+            (counts.batches, counts.samples, counts.bytes, counts.hash),
+            self.position,
+            counts.times(),
+            (self.prefetch, self._room.bytes),
+            (self.samples.mean_bytes, all_bytes),
+        )
+
     def _read(self, numbers: list[int], position: int, epoch: int) -> tuple[Batch, list[Any]] | None:
         import numpy as np
 

@@ -42,7 +42,9 @@ def data(record: dict[str, Any]) -> str:
     named = sources[0] if len(sources) == 1 else f"{count(len(sources), 'file')}, {sources[0]} the first"
     cached = record["cache"]["resident_after"]
     told = "" if cached is None else f", {percent(cached)} of the files in the page cache at the end"
-    return f"{named}: {bytes_(job['data_bytes'])} in samples of {part['sample_bytes']:,} bytes{told}"
+    # Samples of one size make whole multiples of it.
+    mean = " on average" if part["sample_bytes"] and job["data_bytes"] % part["sample_bytes"] else ""
+    return f"{named}: {bytes_(job['data_bytes'])} in samples of {part['sample_bytes']:,} bytes{mean}{told}"
 
 
 def machine(record: dict[str, Any]) -> str:

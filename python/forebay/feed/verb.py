@@ -35,7 +35,7 @@ Record = dict[str, Any]
 
 @click.command("feed", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option("--row-bytes", metavar="SIZE", help="Bytes of a sample. Default: as .npy, .safetensors and .parquet say.")
+@click.option("--row-bytes", metavar="SIZE", help="Bytes of a sample. Default: as the format says (.npy, .tar …).")
 @click.option("--start", metavar="SIZE", help="Byte of each file where its samples begin. Default: 0.")
 @click.option("--batch-size", metavar="N", help="Samples of a batch. Default: about 8 MiB of them.")
 @click.option(
@@ -128,10 +128,7 @@ def open_loader(files: tuple[str, ...], flags: dict[str, Any]) -> Loader:
     columns = flags["columns"]
     if columns is not None:
         data = data.only([name.strip() for name in columns.split(",") if name.strip()])
-    if isinstance(data, Samples):
-        found = "their samples are of different sizes, and what is measured here is samples of one size"
-        raise RequestError(f"feed {files[0]}", found, "forebay.feed.Loader in a script; or forebay emulate run on these files")
-    sample = sum(bytes_ for bytes_, _ in data.columns)
+    sample = data.mean_bytes if isinstance(data, Samples) else sum(bytes_ for bytes_, _ in data.columns)
     batch, limit = flags["batch_size"], flags["pin_limit"]
     count = {key: None if flags[key] is None else _number(flags[key], f"--{key}", 0) for key in ("rank", "world")}
     with warnings.catch_warnings(), in_flags():
@@ -160,9 +157,9 @@ def run(loader: Loader, epochs: int, verify: bool, quiet: bool = True) -> tuple[
     doubt, last = loader.doubt(), time.monotonic()
     check = None
     if verify:
-        from forebay.feed.check import Check
+        from forebay.feed.check import check_of
 
-        check = Check(loader.dataset)
+        check = check_of(loader.dataset)
     batches, done = epochs * len(loader), 0
     try:
         for _ in range(epochs):

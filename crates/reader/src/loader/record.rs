@@ -30,12 +30,18 @@ const NEVER: &[(&str, &str)] = &[
     ("noise.stood_still_s", "not looked for by a loader"),
 ];
 
-/// Counts of a loader, from its first batch on.
+/// Meters and counts of a loader, from its first batch on.
 #[derive(Default)]
 pub(super) struct Figures {
     meters: Option<Meters>,
     /// When the last batch was handed out, or the last epoch ended.
     last: Option<Instant>,
+    counts: Counts,
+}
+
+/// Counts of what was handed out.
+#[derive(Default)]
+struct Counts {
     waited: Duration,
     batches: u64,
     samples: u64,
@@ -65,15 +71,15 @@ impl Figures {
     }
 
     pub(super) fn waited(&mut self, since: Instant) {
-        self.waited += since.elapsed();
+        self.counts.waited += since.elapsed();
     }
 
     pub(super) fn add_hash(&mut self, hash: u64) {
-        self.hash = self.hash.wrapping_add(hash);
+        self.counts.hash = self.counts.hash.wrapping_add(hash);
     }
 
     pub(super) fn hash(&self) -> u64 {
-        self.hash
+        self.counts.hash
     }
 
     pub(super) fn end(&mut self, now: Instant) {
@@ -82,18 +88,19 @@ impl Figures {
 
     pub(super) fn note(&mut self, reports: &[Report], samples: u64, hash: u64) {
         self.last = Some(clock::now());
-        self.batches += 1;
-        self.samples += samples;
-        self.hash = self.hash.wrapping_add(hash);
+        let counts = &mut self.counts;
+        counts.batches += 1;
+        counts.samples += samples;
+        counts.hash = counts.hash.wrapping_add(hash);
         let slowest = reports.iter().map(|r| r.seconds).fold(0.0, f64::max);
-        self.waits.record((slowest * 1e9) as u64);
+        counts.waits.record((slowest * 1e9) as u64);
         for report in reports {
-            self.moved.bytes += report.bytes;
-            self.moved.staged_bytes += report.staged_bytes;
-            self.moved.mapped_bytes += report.mapped_bytes;
-            self.moved.direct_bytes += report.direct_bytes;
-            self.moved.uncached_bytes += report.uncached_bytes;
-            self.moved.repeated_bytes += report.repeated_bytes;
+            counts.moved.bytes += report.bytes;
+            counts.moved.staged_bytes += report.staged_bytes;
+            counts.moved.mapped_bytes += report.mapped_bytes;
+            counts.moved.direct_bytes += report.direct_bytes;
+            counts.moved.uncached_bytes += report.uncached_bytes;
+            counts.moved.repeated_bytes += report.repeated_bytes;
         }
     }
 }
@@ -104,6 +111,44 @@ pub struct Told {
     pub sources: Vec<String>,
     pub verified: Option<u64>,
     pub interrupted: bool,
+    /// Where the loader gave the order alone, and its consumer read the samples.
+    pub elsewhere: Option<Elsewhere>,
+}
+
+/// Samples that the consumer read itself, in the order of a loader that reads nothing.
+pub struct Elsewhere {
+    /// From the first batch to the last.
+    pub seconds: f64,
+    pub waited_s: f64,
+    pub batches: u64,
+    pub samples: u64,
+    pub bytes: u64,
+    pub hash: u64,
+    /// (ns, batches): how long batches took.
+    pub waits: Vec<(u64, u64)>,
+    pub epoch: u64,
+    pub position: u64,
+    pub prefetch: u32,
+    pub memory_bytes: u64,
+    /// Of a sample on average.
+    pub sample_bytes: u64,
+    /// Of all samples.
+    pub data_bytes: u64,
+}
+
+impl Elsewhere {
+    fn counts(&self) -> Counts {
+        let mut waits = Latency::default();
+        self.waits.iter().for_each(|(ns, batches)| waits.record_n(*ns, *batches));
+        Counts {
+            waited: Duration::try_from_secs_f64(self.waited_s).unwrap_or_default(),
+            batches: self.batches,
+            samples: self.samples,
+            hash: self.hash,
+            moved: Report { bytes: self.bytes, ..Report::default() },
+            waits,
+        }
+    }
 }
 
 impl Loader {
@@ -116,23 +161,27 @@ impl Loader {
     pub fn record(&self, told: Told) -> RunRecord {
         let mut missing = BTreeMap::new();
         let mut inner = self.inner();
-        let hash = inner.hash();
+        let own_hash = inner.hash();
         let figures = &inner.figures;
         let meters = figures.meters.as_ref();
-        let seconds = match (meters, figures.last) {
-            (Some(meters), Some(last)) => last.saturating_duration_since(meters.began).as_secs_f64(),
+        let others = told.elsewhere.as_ref().map(Elsewhere::counts);
+        let counts = others.as_ref().unwrap_or(&figures.counts);
+        let hash = others.as_ref().map_or(own_hash, |others| others.hash);
+        let seconds = match (&told.elsewhere, meters, figures.last) {
+            (Some(elsewhere), ..) => elsewhere.seconds,
+            (None, Some(meters), Some(last)) => last.saturating_duration_since(meters.began).as_secs_f64(),
             _ => 0.0,
         };
-        let result = result_of(figures, seconds, told.interrupted, &mut missing);
+        let result = result_of((counts, meters), seconds, told.interrupted, &mut missing);
         let per_s = |n: u64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
-        let feed = Feed {
-            samples: figures.samples,
-            samples_per_s: per_s(figures.samples),
-            input_wait_pct: if seconds > 0.0 { 100.0 * figures.waited.as_secs_f64() / seconds } else { 0.0 },
+        let mut feed = Feed {
+            samples: counts.samples,
+            samples_per_s: per_s(counts.samples),
+            input_wait_pct: if seconds > 0.0 { 100.0 * counts.waited.as_secs_f64() / seconds } else { 0.0 },
             order: self.shuffle.name().into(),
             hash: format!("{hash:016x}"),
             data: format!("{:016x}", self.identity),
-            batches: figures.batches,
+            batches: counts.batches,
             batch_size: self.share.batch,
             sample_bytes: self.table.sample_bytes(),
             seed: self.seed,
@@ -144,13 +193,29 @@ impl Loader {
             memory_bytes: self.shelf.bytes() as u64,
             verified: told.verified,
         };
+        if let Some(elsewhere) = &told.elsewhere {
+            (feed.epoch, feed.position) = (elsewhere.epoch, elsewhere.position);
+            (feed.prefetch, feed.memory_bytes) = (elsewhere.prefetch, elsewhere.memory_bytes);
+            feed.sample_bytes = elsewhere.sample_bytes;
+        }
         missing.extend(
             told.verified.is_none().then(|| ("feed.verified".into(), "--verify wasn't requested".into())),
         );
-        let cache = self.cache_of(meters, &mut missing);
-        let path = self.path_of(&figures.moved);
+        let cache = match &told.elsewhere {
+            Some(_) => cache_of_others(&mut missing),
+            None => self.cache_of(meters, &mut missing),
+        };
+        let path = self.path_of(&counts.moved);
         let started = meters.map_or_else(clock::wall_seconds, |meters| meters.wall);
         drop(inner);
+        let paths = match &told.elsewhere {
+            Some(_) => told.sources.iter().map(PathBuf::from).collect(),
+            None => self.paths(),
+        };
+        let mut job = self.job_of(told.sources);
+        if let Some(elsewhere) = told.elsewhere {
+            (job.data_bytes, job.spec.io_bytes) = (elsewhere.data_bytes, elsewhere.sample_bytes);
+        }
         let mut record = RunRecord {
             schema: SCHEMA.into(),
             id: new_id(),
@@ -158,8 +223,8 @@ impl Loader {
             command: told.command,
             origin: "measured".into(),
             forebay: build(),
-            environment: environment::of(&self.paths()),
-            job: self.job_of(told.sources),
+            environment: environment::of(&paths),
+            job,
             path,
             cache,
             result,
@@ -191,7 +256,7 @@ impl Loader {
         Job {
             source: sources.join(" "),
             pattern: if self.shuffle == Shuffle::None { "sequential" } else { "random" }.into(),
-            direct: self.inner().figures.moved.uncached_bytes > 0,
+            direct: self.inner().figures.counts.moved.uncached_bytes > 0,
             data_bytes: self.table.rows() * self.table.sample_bytes(),
             queues: crate::threads() as u32,
             spec,
@@ -259,15 +324,24 @@ impl Loader {
     }
 }
 
+/// Files that the consumer reads itself aren't watched.
+fn cache_of_others(missing: &mut BTreeMap<String, String>) -> CacheState {
+    for field in ["resident_before", "resident_after", "device_bytes"] {
+        let why = "samples of different sizes are read file by file, and not watched";
+        missing.insert(format!("cache.{field}"), why.into());
+    }
+    CacheState { policy: "allow".into(), ..CacheState::default() }
+}
+
 fn result_of(
-    figures: &Figures,
+    (counts, meters): (&Counts, Option<&Meters>),
     seconds: f64,
     interrupted: bool,
     missing: &mut BTreeMap<String, String>,
 ) -> RunResult {
     let cores = threads::online();
-    let (bytes, ios) = (figures.moved.bytes, figures.samples);
-    let reading = figures.meters.as_ref().map(|meters| (meters, meters.cpu.stop()));
+    let (bytes, ios) = (counts.moved.bytes, counts.samples);
+    let reading = meters.map(|meters| (meters, meters.cpu.stop()));
     let (cpu, noise) = match &reading {
         Some((meters, reading)) => {
             let (noise, why) = meters.noise.judge(reading);
@@ -288,7 +362,7 @@ fn result_of(
         ios,
         throughput_gib_s: per(bytes as f64 / GIB),
         iops: per(ios as f64),
-        latency_us: figures.waits.summary(),
+        latency_us: counts.waits.summary(),
         cpu: cpu.clone(),
         power: Vec::new(),
         noise: noise.clone(),
@@ -304,7 +378,7 @@ fn result_of(
         throughput_gib_s: repeat.throughput_gib_s,
         iops: repeat.iops,
         latency_us: repeat.latency_us.clone(),
-        histogram: figures.waits.encode(),
+        histogram: counts.waits.encode(),
         cpu,
         noise,
         summary: stats::summarize(std::slice::from_ref(&repeat), stats::Stop::Counted),
