@@ -12,6 +12,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import preloaded
 import processes
@@ -158,6 +159,20 @@ def forebay() -> Callable[..., subprocess.CompletedProcess[str]]:
         return processes.run([*processes.FOREBAY, *arguments], within_s=timeout, **options)
 
     return run
+
+
+def of_all_workers(factory: pytest.TempPathFactory) -> Path:
+    """The folder of this run's workers, for what they share."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A report with every chart of runs (`report_support.Whole`)."""
+    import report_support
+
+    return report_support.drawn_whole(of_all_workers(tmp_path_factory) / "whole-report")
 
 
 @pytest.fixture(scope="session")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import html
 import importlib.util
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import processes
 import pytest
 from forebay.report import write_report
-from report_records import record
+from report_records import record, sweep
 
 # Looked for alone: every worker would import them to collect, whoever draws.
 HAS_CHARTS = all(importlib.util.find_spec(name) for name in ("altair", "vl_convert"))
@@ -96,6 +98,35 @@ TUNED = {
     },
     "probes": [_tried(d, r) for d, r in ((1, 1.0), (4, 2.8), (8, 3.16), (32, 3.2))],
 }
+
+
+@dataclass
+class Whole:
+    """A page with every chart of runs, as the command writes it, beside a run that is only simulated and a hostile record."""
+
+    folder: Path
+    summary: dict[str, Any]
+    runs = property(lambda self: self.folder / "runs.jsonl")
+    page = property(lambda self: self.folder / "r.html")
+    csv = property(lambda self: self.folder / "csv")
+
+
+def drawn_whole(folder: Path) -> Whole:
+    """Drawn by the first that comes, since that takes seconds; nobody changes what is in the folder."""
+    folder.mkdir(exist_ok=True)
+    made, told = Whole(folder, {}), folder / "told.json"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not told.exists():
+            save(made.runs, *sweep(watts=80.0, paths=("host", "bounce", "mapped")), record(), COMPARED, TUNED)
+            model = record("host", gib_s=13.4, origin="simulated", source="model:d7-ps1010")
+            more = save(folder / "more.jsonl", record("gds", ran="gds-compat"), model, evil_record())
+            command = [*processes.FOREBAY, "report", made.runs, more, "-o", made.page, "--csv", made.csv, "--json"]
+            done = processes.run(command, within_s=2 * processes.PATIENCE_S)
+            assert done.returncode == 0, done.stderr
+            told.write_text(done.stdout)
+    made.summary.update(json.loads(told.read_text()))
+    return made
 
 
 def evil_record() -> dict[str, Any]:

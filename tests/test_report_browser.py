@@ -8,23 +8,16 @@ from typing import Any
 
 import processes
 import pytest
-from forebay.report import write_report
 from report_browser import Browser, executable
-from report_records import record, sweep
-from report_support import COMPARED, TUNED, charts, evil_record, save
+from report_support import Whole, charts
 
 browser = pytest.mark.skipif(executable() is None, reason="needs a browser; try: apt-get install chromium")
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("page")
-    model = record("host", gib_s=13.4, origin="simulated", source="model:d7-ps1010")
-    runs = save(folder / "r.jsonl", *sweep(watts=80.0, paths=("host", "bounce", "mapped")), COMPARED, TUNED)
-    more = save(folder / "m.jsonl", record("gds", ran="gds-compat"), model, evil_record())
-    write_report([runs, more], str(folder / "r.html"))
+def shown(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> Any:
     with Browser() as one:
-        yield one, folder / "r.html", folder
+        yield one, whole.page, tmp_path_factory.mktemp("page")
 
 
 @pytest.mark.promise("REP-1", "REP-2")

@@ -15,9 +15,21 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from forebay.errors import MachineError, RequestError
-from forebay.report import command, load, write_report
+from forebay.report import command, export, load, marks, write_report
 from report_records import record, sweep
-from report_support import COMPARED, EVIL, HAS_CHARTS, TUNED, charts, evil_record, page_of, run, save, text_of
+from report_support import (
+    COMPARED,
+    EVIL,
+    HAS_CHARTS,
+    TUNED,
+    Whole,
+    charts,
+    evil_record,
+    page_of,
+    run,
+    save,
+    text_of,
+)
 
 
 def test_what_is_not_a_report_of_ours_is_never_written_over(tmp_path: Path) -> None:
@@ -75,48 +87,42 @@ def references(page: str) -> list[str]:
 
 @pytest.mark.promise("REP-1", "REP-3")
 @charts
-def test_a_page_refers_to_nothing_outside_itself_and_has_the_data_of_every_chart(tmp_path: Path) -> None:
-    """One page for both: its charts take seconds."""
-    runs = save(tmp_path / "r.jsonl", *sweep(watts=80.0), record(), COMPARED, TUNED)
-    folder = tmp_path / "csv"
-    summary = write_report([runs], str(tmp_path / "r.html"), csv_folder=str(folder))
-    page = (tmp_path / "r.html").read_text()
+def test_a_page_refers_to_nothing_outside_itself_and_has_the_data_of_every_chart(whole: Whole, tmp_path: Path) -> None:
+    page, folder = whole.page.read_text(), tmp_path / "csv"
     assert not [str(r) for r in references(page) if not str(r).startswith("data:") and "#" not in str(r)]
     assert "<script" not in page and "default-src 'none'" in page
     assert (
-        len(summary["charts"])
+        len(whole.summary["charts"])
         == page.count("<figure")
         == page.count("data:text/csv")
-        == len(list(folder.iterdir()))
+        == len(list(whole.csv.iterdir()))
         > 10
     )
-    rows = list(csv.DictReader((folder / "forebay-s1-throughput.csv").open(newline="")))
-    assert len(rows) == 10 and {r["unit"] for r in rows} == {"GiB/s"}
+    rows = list(csv.DictReader((whole.csv / "forebay-s1-throughput.csv").open(newline="")))
+    assert len(rows) == 15 and {r["unit"] for r in rows} == {"GiB/s"}
     one = next(r for r in rows if r["io_bytes"] == "65536" and r["path"] == "bounce")
     assert (
         float(one["low"]) <= float(one["value"]) <= float(one["high"]) and one["interval"] == "95 % interval"
     )
-    kinds = {r["kind"] for r in csv.DictReader((folder / "forebay-s1-cpu-cost.csv").open(newline=""))}
+    kinds = {r["kind"] for r in csv.DictReader((whole.csv / "forebay-s1-cpu-cost.csv").open(newline=""))}
     assert kinds == {"user", "system"}
-    (folder / "forebay-s1-iops.csv").write_text("mine,all mine\n")
+    name = "forebay-s1-throughput.csv"
+    folder.mkdir()
+    (folder / name).write_text("mine,all mine\n")
+    chart = marks.Chart("s1-throughput", "", "", [{"x": 1}], dict, csv="x\r\n1\r\n")
     with pytest.raises(RequestError, match="isn't a Forebay export"):
-        write_report([runs], str(tmp_path / "r.html"), csv_folder=str(folder))
+        export.write([chart], str(folder), False)
+    assert (folder / name).read_text() == "mine,all mine\n"
 
 
-@charts
-def test_a_formula_in_a_label_stays_text_in_a_spreadsheet(tmp_path: Path) -> None:
-    runs = save(tmp_path / "r.jsonl", record(label="a", source="=1+1"), record(label="b"))
-    made = write_report([runs], str(tmp_path / "r.html"), csv_folder=str(tmp_path / "csv"))
-    assert made["charts"]
-    from forebay.report.export import as_csv
-
-    assert as_csv([{"x": "=1+1", "y": -1.5, "z": None}]) == "x,y,z\r\n'=1+1,-1.5,\r\n"
+def test_a_formula_in_a_label_stays_text_in_a_spreadsheet() -> None:
+    assert export.as_csv([{"x": "=1+1", "y": -1.5, "z": None}]) == "x,y,z\r\n'=1+1,-1.5,\r\n"
 
 
 @pytest.mark.promise("REP-2")
 @charts
-def test_colours_follow_the_page_and_every_picture_has_words(tmp_path: Path) -> None:
-    page = page_of(tmp_path, *sweep(), charts=True)
+def test_colours_follow_the_page_and_every_picture_has_words(whole: Whole) -> None:
+    page = whole.page.read_text()
     pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     assert len(pictures) >= 10
     for picture in pictures:
@@ -147,15 +153,9 @@ def test_a_long_series_is_thinned_in_the_picture_only(tmp_path: Path) -> None:
 
 @pytest.mark.promise("CMD-7")
 @charts
-def test_json_says_what_was_written(tmp_path: Path) -> None:
-    runs = save(tmp_path / "r.jsonl", *sweep())
-    code, out, err = run([runs, "-o", str(tmp_path / "r.html"), "--json"])
-    summary = json.loads(out)
-    assert (
-        code == 0
-        and summary["schema"] == "forebay.report/1"
-        and summary["output"] == str(tmp_path / "r.html")
-    )
-    assert summary["records"] == 10 and any(
-        c["id"] == "s1-throughput" and c["drawn"] for c in summary["charts"]
-    )
+def test_json_says_what_was_written(whole: Whole) -> None:
+    summary = whole.summary
+    assert summary["schema"] == "forebay.report/1" and summary["output"] == str(whole.page)
+    assert summary["records"] == 19 and summary["comparisons"] == summary["tunings"] == 1
+    assert all(c["drawn"] and Path(c["csv"]).parent == whole.csv for c in summary["charts"])
+    assert any(c["id"] == "s1-throughput" for c in summary["charts"])
