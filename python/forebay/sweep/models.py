@@ -98,7 +98,7 @@ class Asked:
 def shared(
     sweep: Sweep, system: System, folders: Mapping[str, str], values: Mapping[str, Any], least_s: float, batch_most: int
 ) -> dict[str, Any]:
-    """What both kinds of sweeps are asked for alike. Raises RequestError."""
+    """Fields of a request that both kinds of sweeps have in common. Raises RequestError."""
     seconds = parse_seconds(values["seconds"], "--seconds") if values["seconds"] else None
     if seconds is not None and not least_s <= seconds <= 3600:
         least = f"{least_s:g} s" if least_s >= 0.1 else f"{1000 * least_s:g} ms"
@@ -119,7 +119,7 @@ def peak_s(batch: int, samples_per_s: float) -> float:
 
 
 def begin(asked: Asked, frozen: dict[str, Any], results: Results, restart: bool) -> dict[str, Any]:
-    """What was decided once for this file: what it holds already, or `frozen`, on disk before anything is measured."""
+    """Decisions made once for this file: those that it holds already, or `frozen`, on disk before anything is measured."""
     if restart and (results.contents.headers or results.contents.lines or results.contents.damaged):
         click.echo(f"the old results are in {results.restart()}", err=True)
     headers = results.contents.headers
