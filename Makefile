@@ -138,7 +138,7 @@ test-ml: | $(MADE)/ready ## The tests with real PyTorch on the host, in an envir
 	@.ci/last begun $@
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	@[ -x target/ml/bin/python ] || $(PYTHON) -m venv target/ml
-	target/ml/bin/pip install -q torch torchvision transformers safetensors torch_geometric 'mlperf-logging==4.1.68'
+	target/ml/bin/pip install -q torch torchvision transformers accelerate lightning safetensors torch_geometric 'mlperf-logging==4.1.68'
 	target/ml/bin/pip install -q "$$(ls -t $(MADE)/wheels/*.whl | head -1)[test]"
 	target/ml/bin/pip install -q --force-reinstall --no-deps "$$(ls -t $(MADE)/wheels/*.whl | head -1)"
 	target/ml/bin/python -m pytest -m ml tests/ml $(ARGS)

@@ -15,6 +15,8 @@ EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples" / "trainin
 # What each needs, its flags, and what it says once it has checked itself.
 SMALL = {
     "plain.py": ("torch", ["--rows", "3000", "--batch", "64", "--stop", "30"], "the same weights"),
+    "with_lightning.py": ("lightning", ["--rows", "2000", "--batch", "64", "--stop", "17"], "each of 2000 once"),
+    "with_trainer.py": ("accelerate", ["--rows", "640", "--batch", "32"], "in the middle 10 batches are left"),
     "jpeg.py": ("torchvision", ["--images", "70", "--batch", "16", "--device", "cpu"], "70 images on cpu, each once"),
 }
 
