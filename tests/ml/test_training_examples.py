@@ -35,3 +35,13 @@ def test_an_example_of_training_checks_what_it_did(name: str, tmp_path: Path) ->
     done = subprocess.run(launch, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert says in done.stdout
+
+
+@pytest.mark.promise("PYT-20", "FEED-13")
+def test_the_plain_example_goes_on_on_two_ranks(tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    flags = ["--dir", tmp_path, "--rows", "3000", "--batch", "64", "--stop", "15"]
+    command = [*launch, EXAMPLES / "plain.py", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same weights" in done.stdout
