@@ -42,7 +42,7 @@ def npz(paths: Paths, columns: Iterable[str] | None = None, *, each: str = "row"
 def arrays_of(name: str, wanted: list[str] | None) -> Members:
     """The wanted arrays of a file, or all, by name. Raises RequestError."""
     size_of(name)
-    listed = {member: rest for member, *rest in _core.archive_index(name)}
+    listed = {member: (offset, size, altered) for member, offset, size, altered in _core.archive_index(name)}
     known = sorted(member[: -len(NPY)] for member in listed if member.endswith(NPY))
     asked = f"the arrays of {name}"
     if not known:
