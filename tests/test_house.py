@@ -382,8 +382,8 @@ LAYERS = {
         checksum files""".split(),
     "serve": "namespace target ublk gateway".split(),
     "training": "format generate emulate opened checkpoint kvcache".split(),
-    "reader": """processors place devices choice numbers repeats gpu_numbers load windows map rows leaving file request opened
-        layout relays worker thread_pool many loader""".split(),
+    "reader": """processors place devices choice numbers repeats gpu_numbers host_memory room load windows map rows pages
+        leaving file request opened layout relays worker thread_pool many loader""".split(),
 }
 
 

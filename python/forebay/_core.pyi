@@ -357,6 +357,22 @@ class Reader:
         `limit`, RequestError unless each number is below it. `waits`: the caller will wait for the end, so that more of what
         is cached is copied before this returns."""
 
+    def load_pages(
+        self,
+        rows: int,
+        places: int,
+        count: int,
+        begin: int,
+        page_bytes: int,
+        groups: Sequence[int],
+        gpu: int,
+        base: int,
+        hold: object,
+        after: Sequence[tuple[int, int]],
+    ) -> Pending:
+        """Like `gather`, for pages of a file, each to its own place in a GPU's memory from `base` on: `count` rows and places, 64
+        bits each, at their addresses. `groups`: the end of each group that `Pending.wait_group` waits for."""
+
     def gather_arrays(
         self, rows: object, row_bytes: object, start: object, out: object, waits: bool
     ) -> Pending | tuple[int, int, int, int, int, float, int] | None:
@@ -385,11 +401,27 @@ class Reader:
         """Waits for reads in flight, and closes the file."""
 
 @final
+class Lent:
+    """Memory of the host that a GPU writes to by itself: `bytes` at `address`, both whole pages, mapped until `close`."""
+
+    def __new__(cls, gpu: int, address: int, bytes: int) -> Lent: ...
+    def fill(
+        self, from_: int, to: int, count: int, bytes_each: int, after: Sequence[tuple[int, int]]
+    ) -> None:
+        """Has the GPU copy `bytes_each` from each of its addresses to each byte of this memory; both are `count` words of 64
+        bits, at addresses. Waits until all is there."""
+
+    def close(self) -> None:
+        """Takes it back, once the GPU has ended."""
+
 class Pending:
     """A read in flight. Dropping it waits until it has finished."""
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until it has finished; False after `timeout` seconds. Handles signals while waiting."""
+
+    def wait_group(self, group: int) -> bool:
+        """Waits for a group of `load_pages`; False if the load failed, and `report` says why. Handles signals while waiting."""
 
     def done(self) -> bool: ...
     def cancel(self) -> bool:

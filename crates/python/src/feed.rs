@@ -6,7 +6,7 @@
 use crate::{array, raise};
 use forebay_io::gpu::cuda::{Cuda, Event, Stream};
 use forebay_model::{safetensors, Error, Kind};
-use forebay_reader::{Copied, Given, Layout, Opening, Place, Range, Request, Way};
+use forebay_reader::{Copied, Given, HostMemory, Layout, Opening, Place, Range, Request, Way};
 use forebay_training::format::{index, Damage};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -120,6 +120,35 @@ impl Reader {
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
     }
 
+    /// As `gather`, to a GPU's memory from `base` on: page `rows[i]` of the file to place `places[i]` there, both `count` words of
+    /// 64 bits at their addresses. `groups` are waited for apart: the end of each.
+    #[allow(clippy::too_many_arguments)]
+    fn load_pages(
+        &self,
+        py: Python<'_>,
+        rows: usize,
+        places: usize,
+        count: usize,
+        begin: u64,
+        page_bytes: usize,
+        groups: Vec<usize>,
+        gpu: u32,
+        base: u64,
+        hold: Py<PyAny>,
+        after: Vec<(u32, u64)>,
+    ) -> PyResult<Pending> {
+        let reader = self.open();
+        let begun = py.detach(|| {
+            let (rows, places) = (Copied::from_address(rows, count), Copied::from_address(places, count));
+            let to = |(row, place): (&u64, &u64)| (*row, base + place * page_bytes as u64);
+            let pages: Vec<(u64, u64)> = rows.numbers().iter().zip(places.numbers()).map(to).collect();
+            let layout = Layout { start: begin, step: page_bytes as u64, row_bytes: page_bytes };
+            let request = Request::of_pages(&reader?, &pages, layout, gpu, &groups, marks(after)?)?;
+            forebay_reader::submit(&request).map(|()| request)
+        });
+        begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
+    }
+
     /// As `gather`, for arrays of NumPy's in host memory: rows by their numbers, each `row_bytes` long, that the file has from
     /// `start` on. None, and nothing done, where something about them isn't plain or right: whoever asks looks again, and says
     /// what. `waits`: the caller will wait for the end; a report where that has come already.
@@ -203,6 +232,48 @@ impl Reader {
     }
 }
 
+/// Memory of the host that a GPU writes to by itself.
+#[pyclass(module = "forebay._core", frozen)]
+pub struct Lent(Mutex<Option<HostMemory>>);
+
+#[pymethods]
+impl Lent {
+    /// `bytes` at `address`, both whole pages, which stay mapped until `close`.
+    #[new]
+    fn new(py: Python<'_>, gpu: u32, address: u64, bytes: usize) -> PyResult<Lent> {
+        // SAFETY: the package keeps the mapping for as long.
+        let lent = py.detach(|| unsafe { HostMemory::lend(gpu, address, bytes) });
+        Ok(Lent(Mutex::new(Some(lent.map_err(|e| raise(py, e))?))))
+    }
+
+    /// Has the GPU copy `bytes_each` from each of its addresses to each byte of this memory; both are `count` words of 64 bits, at
+    /// addresses. `after` as of `Reader.gather`. Waits until all is there.
+    fn fill(
+        &self,
+        py: Python<'_>,
+        from_: usize,
+        to: usize,
+        count: usize,
+        bytes_each: usize,
+        after: Vec<(u32, u64)>,
+    ) -> PyResult<()> {
+        let done = py.detach(|| {
+            let lent = self.0.lock().expect("no holder panics");
+            let Some(lent) = lent.as_ref() else {
+                return Err(Error::request("memory that was lent to a GPU", "it was taken back", ""));
+            };
+            let (from, to) = (Copied::from_address(from_, count), Copied::from_address(to, count));
+            lent.fill(from.numbers(), to.numbers(), bytes_each, &marks(after)?)
+        });
+        done.map_err(|e| raise(py, e))
+    }
+
+    /// Takes it back, once the GPU has ended.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.0.lock().expect("no holder panics").take()));
+    }
+}
+
 /// A read under way.
 #[pyclass(module = "forebay._core", frozen)]
 pub struct Pending {
@@ -260,6 +331,12 @@ impl Pending {
             self.let_go();
         }
         Ok(met)
+    }
+
+    /// Waits for a group of `load_pages`, in turns as `wait`. False where what was asked for has failed: `report` says why.
+    fn wait_group(&self, py: Python<'_>, group: usize) -> PyResult<bool> {
+        self.by_turns(py, None, |turn| self.request.wait_group(group, Some(turn)).then_some(()))?;
+        Ok(!self.request.is_dropped())
     }
 
     fn done(&self) -> bool {

@@ -87,6 +87,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(service::rpcs, module)?)?;
     module.add_class::<feed::Reader>()?;
     module.add_class::<feed::Pending>()?;
+    module.add_class::<feed::Lent>()?;
     module.add_class::<loader::Loader>()?;
     module.add_class::<loader::Batch>()?;
     module.add_class::<dlpack::Column>()?;

@@ -12,7 +12,7 @@ use super::{
 };
 use forebay_io::clock;
 use forebay_io::copy;
-use forebay_io::gpu::kernels::Rows;
+use forebay_io::gpu::kernels::{Rows, Scatter};
 use forebay_io::meter::cache;
 use forebay_io::process::{self, PerProcess};
 use forebay_model::job::Prefer;
@@ -280,6 +280,23 @@ impl Reader {
     /// # Errors
     /// With `Way::Mapped`: why it can't. A file that is longer than may be registered goes through slots.
     pub(super) fn rows_for(&self, to: Place, load: Load) -> Result<Rowwise, Error> {
+        self.rows_where(to, load, || self.is_registered())
+    }
+
+    /// As `rows_for`, of pages of which each (byte, bytes) lies in one of `runs`: a file that is registered as far as they go is
+    /// registered, though the rest of it was never written.
+    pub(super) fn pages_for(&self, to: Place, load: Load, runs: &[(u64, usize)]) -> Result<Rowwise, Error> {
+        self.rows_where(to, load, || self.is_registered_there(runs))
+    }
+
+    /// Returns whether the GPU may read all of these.
+    pub(super) fn is_registered_there(&self, runs: &[(u64, usize)]) -> bool {
+        let ready =
+            |windows: &Arc<Windows>| runs.iter().all(|(offset, bytes)| windows.are_ready(*offset, *bytes));
+        self.windows().is_some_and(ready)
+    }
+
+    fn rows_where(&self, to: Place, load: Load, is_registered: impl Fn() -> bool) -> Result<Rowwise, Error> {
         if self.map.is_none() || load.rows * load.row_bytes == 0 {
             return Ok(Rowwise::default());
         }
@@ -293,14 +310,20 @@ impl Reader {
             }
             Way::Mapped => Ok(Rowwise::by(Some(self.fetched_by(gpu)?))),
             Way::Auto if self.direct == Some(true) => Ok(Rowwise::default()),
-            Way::Auto => Ok(self.chosen_for(gpu, load, by_cpus)),
+            Way::Auto => Ok(self.chosen_for(gpu, load, by_cpus, is_registered)),
         }
     }
 
     /// The GPU where it is to bring such rows and may; CPUs meanwhile and else.
-    fn chosen_for(&self, gpu: u32, load: Load, by_cpus: impl Fn(&Reader) -> Option<Fetch>) -> Rowwise {
+    fn chosen_for(
+        &self,
+        gpu: u32,
+        load: Load,
+        by_cpus: impl Fn(&Reader) -> Option<Fetch>,
+        is_registered: impl Fn() -> bool,
+    ) -> Rowwise {
         let counts = self.would_spare(load);
-        if counts && self.is_registered() {
+        if counts && is_registered() {
             if let Ok(fetch) = self.fetched_by(gpu) {
                 let noted = Noted { gpu, load, by: Carrier::Gpu, counts: false, settled: true };
                 return Rowwise { fetch: Some(fetch), noted: Some(noted) };
@@ -422,6 +445,13 @@ impl Reader {
         let rows = Rows::open(&device)?;
         all.push((gpu, rows.clone()));
         Ok(rows)
+    }
+
+    /// Kernel that takes pieces to places apart from each other.
+    pub(super) fn scatter_on(&self, gpu: u32) -> Result<Scatter, Error> {
+        // Says whether it reads what is registered.
+        self.rows_on(gpu)?;
+        Scatter::open(&devices::device(gpu)?)
     }
 
     /// Returns whether processors copy a part of data that is read once, while the rest is registered: at more CPU

@@ -5,7 +5,7 @@
 use super::file::Reader;
 use super::load::{self, Load};
 use super::opened::{self, Opened};
-use super::place::{Place, Range};
+use super::place::{Place, Range, Run};
 use super::request::{Request, Source};
 use super::PAGE;
 use forebay_io::copy::Choice;
@@ -17,14 +17,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Shorter ranges are asked of the page cache at once; longer ones are worth a look at what is cached.
 const LONG: usize = 64 << 10;
-
-/// A copy to be: place in the slot, place on the GPU, length.
-#[derive(Clone, Copy)]
-pub(super) struct Run {
-    pub from: usize,
-    pub to: u64,
-    pub bytes: usize,
-}
 
 /// Layout of a slot that is being filled.
 pub(super) struct Layout {

@@ -35,6 +35,14 @@ pub struct Range {
     pub to: Place,
 }
 
+/// A copy to be: place in the slot, place on the GPU, length.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    pub from: usize,
+    pub to: u64,
+    pub bytes: usize,
+}
+
 /// Ranges cut into pieces of at most a slot, and pieces gathered into parts: enough of them for every worker, none
 /// larger than a slot, none so small that handing it out costs more than reading it. What is read through windows
 /// is cut at their edges, and each such piece is a part of its own, longer than a slot.

@@ -4,6 +4,7 @@ use super::choice::{Load, Noted};
 use super::file::{Reader, Reading, Rowwise, Stamp};
 use super::gpu_numbers::{Given, GpuNumbers};
 use super::numbers::Copied;
+use super::pages::{By, Page, Pages};
 use super::place::{cut, Place, Range};
 use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::REGISTERED_FOR_BYTES_MIN;
@@ -69,6 +70,8 @@ struct State {
     queued: bool,
     failure: Option<Error>,
     seconds: f64,
+    /// Parts that are left of each group of pages.
+    left: Vec<usize>,
     /// Streams that carry copies of it.
     streams: Vec<Arc<Mutex<Stream>>>,
     /// Threads that wait for a change.
@@ -85,6 +88,8 @@ pub struct Request {
     parts: Vec<u32>,
     /// In place of pieces: rows that a GPU fetches.
     table: Option<Table>,
+    /// Likewise: pages that go to places apart from each other.
+    pages: Option<Pages>,
     pub(super) counts: Counts,
     /// Work of the destination's user that must end before a byte is written.
     pub(super) after: Vec<Mutex<Event>>,
@@ -310,6 +315,52 @@ impl Request {
         Ok(Some(Arc::new(request)))
     }
 
+    /// Pages of `layout`, row `pages[i].0` of the file to the device address `pages[i].1`, by groups: the end of each among them.
+    ///
+    /// # Errors
+    /// `Request`: a page that doesn't lie in the file. Nothing is read then.
+    pub fn of_pages(
+        reader: &Arc<Reader>,
+        pages: &[(u64, u64)],
+        layout: Layout,
+        gpu: u32,
+        groups: &[usize],
+        after: Vec<Event>,
+    ) -> Result<Arc<Request>, Error> {
+        let before = reader.stamp()?;
+        let last = pages.iter().map(|(row, _)| *row).max().filter(|_| layout.row_bytes > 0);
+        let mut mapped = true;
+        if let Some(last) = last {
+            let end = layout.end(last);
+            mapped = end.is_some_and(|end| reader.was_as_long(end));
+            if end.is_none_or(|end| end > before.bytes) {
+                return Err(layout.outside(last, &reader.path, before.bytes));
+            }
+        }
+        let pieces = layout.in_pieces(pages.len()).0;
+        let rows = pages.len() * (layout.row_bytes / pieces.row_bytes.max(1));
+        let load = Load { rows, row_bytes: pieces.row_bytes, ahead: false };
+        let to = Place::Device { gpu, at: 0 };
+        let there = |(row, _): &(u64, u64)| (layout.offset(*row), layout.row_bytes);
+        let runs: Vec<(u64, usize)> = pages.iter().map(there).collect();
+        let Rowwise { fetch, noted } =
+            if mapped { reader.pages_for(to, load, &runs)? } else { Rowwise::default() };
+        let by = match fetch {
+            Some(Fetch::Gpu(_)) if reader.is_registered_there(&runs) => By::Gpu,
+            Some(Fetch::Gpu(_)) => By::GpuLater,
+            _ => By::Processors,
+        };
+        let scatter = reader.scatter_on(gpu).ok();
+        let page = |(row, to): &(u64, u64)| Page { offset: layout.offset(*row), to: *to };
+        let placed = pages.iter().map(page).collect();
+        let mut request = Request::new(Source::of(reader, before), &[], after, 1, None);
+        let pages = Pages::new((by, scatter), gpu, layout.row_bytes, placed, groups);
+        request.state.get_mut().expect("nobody has it").left = pages.parts_by_group();
+        request.pages = Some(pages);
+        request.noted = noted;
+        Ok(Arc::new(request))
+    }
+
     /// `windows`: bytes of those that long ranges are read through.
     pub(super) fn new(
         source: Source,
@@ -324,6 +375,7 @@ impl Request {
             pieces,
             parts,
             table: None,
+            pages: None,
             counts: Counts::default(),
             after: after.into_iter().map(Mutex::new).collect(),
             dropped: AtomicBool::new(false),
@@ -343,7 +395,23 @@ impl Request {
     }
 
     pub(super) fn part_count(&self) -> usize {
-        self.table.as_ref().map_or(self.parts.len() - 1, Table::parts)
+        match (&self.pages, &self.table) {
+            (Some(pages), _) => pages.parts(),
+            (_, Some(table)) => table.parts(),
+            _ => self.parts.len() - 1,
+        }
+    }
+
+    /// Number of times that a worker is to take something of it: once where one tells the GPU all of it.
+    pub(super) fn takings(&self) -> usize {
+        match &self.pages {
+            Some(Pages { by: By::Gpu, .. }) => self.part_count().min(1),
+            _ => self.part_count(),
+        }
+    }
+
+    pub(super) fn pages(&self) -> Option<&Pages> {
+        self.pages.as_ref()
     }
 
     /// Worth a worker on every processor: each row is copied by one.
@@ -365,7 +433,7 @@ impl Request {
     }
 
     /// Returns whether the rest needn't be read: it was cancelled or has failed.
-    pub(super) fn is_dropped(&self) -> bool {
+    pub fn is_dropped(&self) -> bool {
         self.dropped.load(Ordering::Acquire)
     }
 
@@ -425,12 +493,25 @@ impl Request {
         }
     }
 
-    pub(super) fn part_done(&self) {
+    pub(super) fn part_done(&self, index: usize) {
         let mut state = self.state();
         state.done += 1;
+        let group = self.pages.as_ref().map(|pages| pages.group_of(index));
+        let left = group.map(|group| &mut state.left[group]);
+        let group_done = left.is_some_and(|left| {
+            *left -= 1;
+            *left == 0
+        });
         if state.done == self.part_count() {
             self.end(&mut state);
+        } else if group_done {
+            self.notify(&state);
         }
+    }
+
+    /// Waits for a group of pages; false where `at_most` passed first. What failed is in `outcome`, after the end.
+    pub fn wait_group(&self, group: usize, at_most: Option<Duration>) -> bool {
+        self.wait_for(at_most, |state| state.left.get(group).is_none_or(|left| *left == 0))
     }
 
     /// Ends the request; waiters go on once the state is free: the file is released by then.
@@ -532,7 +613,8 @@ impl Request {
         let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
         Ok(Report {
             bytes: self.pieces.iter().map(|p| p.bytes as u64).sum::<u64>()
-                + self.table.as_ref().map_or(0, Table::bytes),
+                + self.table.as_ref().map_or(0, Table::bytes)
+                + self.pages.as_ref().map_or(0, Pages::bytes),
             staged_bytes: count(&self.counts.staged),
             mapped_bytes: count(&self.counts.mapped),
             direct_bytes: count(&self.counts.direct),

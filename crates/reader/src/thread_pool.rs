@@ -3,7 +3,7 @@
 use super::processors::{self, WORKERS_MAX};
 use super::request::Request;
 use super::worker::{self, copied_here, Worker};
-use super::{file, gpu_numbers, leaving, numbers, relays};
+use super::{file, gpu_numbers, leaving, numbers, relays, room};
 use forebay_io::process::{settle_in, PerProcess};
 use forebay_model::Error;
 use std::collections::VecDeque;
@@ -49,7 +49,7 @@ pub fn begin(request: &Arc<Request>, waits: bool) -> Result<(), Error> {
 
 /// Queues a request; its parts are read in order, as workers come free.
 pub fn submit(request: &Arc<Request>) -> Result<(), Error> {
-    let parts = request.part_count();
+    let parts = request.takings();
     if parts == 0 {
         return Ok(());
     }
@@ -81,6 +81,7 @@ pub fn release() {
     }
     pool.todo().ending = false;
     relays::release();
+    room::release();
     gpu_numbers::release();
     numbers::release();
 }

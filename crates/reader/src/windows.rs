@@ -136,6 +136,12 @@ impl Windows {
         self.file.address(0).as_ptr()
     }
 
+    /// Returns whether the windows of a range may be read.
+    pub(crate) fn are_ready(&self, offset: u64, bytes: usize) -> bool {
+        let last = self.number_of(offset + (bytes as u64).max(1) - 1);
+        (self.number_of(offset)..=last).all(|n| self.file.window(n).phase() == Phase::Ready)
+    }
+
     /// Returns whether all windows may be read.
     pub(crate) fn is_whole(&self) -> bool {
         (0..self.count()).all(|n| self.file.window(n).phase() == Phase::Ready)

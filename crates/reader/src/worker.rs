@@ -13,8 +13,10 @@ pub(crate) use mix::mix;
 use super::layout::{add, aligned, choose, copy_out, direct, failed, plain, short, split, Layout, Manner};
 use super::load::{self, Load, Loader};
 use super::opened::Opened;
+use super::pages::{data_bytes, By, Pages};
 use super::place::{Place, Range};
 use super::request::{Request, Source};
+use super::room::Room;
 use super::SLOT_BYTES;
 use copies::{copy_failed, Copies, From};
 use forebay_io::gpu::cuda::Stream;
@@ -31,6 +33,8 @@ pub(crate) struct Worker {
     /// Reads into host memory.
     loader: Loader,
     wakeup: Option<Arc<Wakeup>>,
+    /// Memory of a GPU that pages pass through, while one request is served.
+    room: Option<Arc<Room>>,
 }
 
 // SAFETY: a worker moves to its thread before it has any slot, and stays there.
@@ -52,13 +56,25 @@ impl Worker {
         self.copies.drain();
     }
 
-    /// Reads one part, and queues its copies where it goes to a GPU.
+    /// Does what was taken of a request: one part, or all of them in their order.
     pub(crate) fn serve(&mut self, request: &Arc<Request>, index: usize) {
+        match request.pages() {
+            Some(Pages { by: By::Gpu, .. }) => {
+                (0..request.part_count()).for_each(|part| self.serve_part(request, part));
+            }
+            _ => self.serve_part(request, index),
+        }
+        self.room = None;
+    }
+
+    /// Reads one part, and queues its copies where it goes to a GPU.
+    fn serve_part(&mut self, request: &Arc<Request>, index: usize) {
         let source = request.source();
-        let done = match request.table() {
+        let done = match (request.pages(), request.table()) {
             _ if request.is_dropped() => Ok(None),
-            Some(table) => self.fill_rows(request, &source, table, index),
-            None => {
+            (Some(pages), _) => self.bring_pages(request, &source, pages, index).map(Some),
+            (None, Some(table)) => self.fill_rows(request, &source, table, index),
+            (None, None) => {
                 let part = request.part(index);
                 match part[0].to.gpu() {
                     None => self.fill_host(request, &source, part).map(|()| None),
@@ -73,13 +89,13 @@ impl Worker {
             Ok(Some(stream)) => request.part_queued(Some(&stream)),
             Ok(None) => {
                 request.part_queued(None);
-                request.part_done();
+                request.part_done(index);
             }
             Err(error) => {
                 request.fail(error);
                 self.drain();
                 request.part_queued(None);
-                request.part_done();
+                request.part_done(index);
             }
         }
     }
@@ -151,25 +167,26 @@ impl Worker {
         if part[0].bytes > SLOT_BYTES && self.queue_window(request, source, &part[0], outlet)? {
             return Ok(stream);
         }
-        self.feed_slots(request, source, part, outlet)?;
-        self.copies.ends_with_the_last(request);
+        self.feed_slots(request, source, part, outlet, None)?;
+        self.copies.ends_with_the_last(request, 0);
         Ok(stream)
     }
 
-    /// Through slots, and from there to the GPU.
+    /// Through slots, and from there to the GPU: each range to its place, or to that of the pages whose bytes it has.
     fn feed_slots(
         &mut self,
         request: &Request,
         source: &Source,
         part: &[Range],
         outlet: usize,
+        pages: Option<(&Pages, usize)>,
     ) -> Result<(), Error> {
-        let slot_bytes = self.copies.free_slot_bytes(outlet)?;
+        let slot_bytes = data_bytes(self.copies.free_slot_bytes(outlet)?, pages.is_some());
         let mut rest: Cow<[Range]> = split(part, slot_bytes);
         let mut uncached = Vec::new();
         let mut past_cache = false;
         loop {
-            let taken = self.fill_slot(request, source, &rest, &mut uncached, past_cache, outlet)?;
+            let taken = self.fill_slot(request, source, (&rest, pages), &mut uncached, past_cache, outlet)?;
             rest = Cow::Owned(rest[taken..].to_vec());
             if rest.is_empty() && !uncached.is_empty() {
                 // What the page cache lacks comes by O_DIRECT, all at once.
@@ -211,7 +228,7 @@ impl Worker {
             Ok(event) => {
                 let from = From::Window(windows.clone(), held.number, held.generation);
                 self.copies.fly(outlet, from, piece.bytes, event);
-                self.copies.ends_with_the_last(request);
+                self.copies.ends_with_the_last(request, 0);
                 add(&request.counts.mapped, piece.bytes);
                 Ok(true)
             }
@@ -229,14 +246,14 @@ impl Worker {
         &mut self,
         request: &Request,
         source: &Source,
-        pieces: &[Range],
+        (pieces, pages): (&[Range], Option<(&Pages, usize)>),
         uncached: &mut Vec<Range>,
         past_cache: bool,
         outlet: usize,
     ) -> Result<usize, Error> {
         let (slot, slot_bytes) = self.copies.free_slot(Some(outlet))?;
         let base = self.copies.slot_at(slot);
-        let mut layout = Layout::new(base, slot_bytes);
+        let mut layout = Layout::new(base, data_bytes(slot_bytes, pages.is_some()));
         let mut opened = Opened::default();
         let laid = layout.lay(request, source, pieces, uncached, past_cache, &mut opened);
         let Layout { mut loads, runs, .. } = layout;
@@ -248,7 +265,10 @@ impl Worker {
             let sent = if runs.is_empty() {
                 Ok(())
             } else {
-                in_turn(source, || self.copies.send(outlet, slot, base, &runs))
+                in_turn(source, || match pages {
+                    None => self.copies.send(outlet, slot, base, &runs),
+                    Some((pages, part)) => self.copies.send_pages(outlet, slot, (pages, part), &runs),
+                })
             };
             sent.map(|()| taken).map_err(|why| self.copies.failed(outlet, &why))
         });

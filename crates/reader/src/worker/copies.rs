@@ -4,16 +4,18 @@
 #![allow(unsafe_code, reason = "memory that Python lends, by address")]
 
 use crate::devices;
-use crate::layout::Run;
+use crate::pages::{data_bytes, Pages, LIST_BYTES, PIECES_MAX};
+use crate::place::Run;
 use crate::request::Request;
+use crate::room::Room;
 use crate::rows::NUMBERS_BYTES;
 use crate::windows::{Gathered, Windows};
 use crate::{SLOTS, SLOT_BYTES};
 use forebay_io::arena::Arena;
 use forebay_io::clock;
 use forebay_io::gpu::cuda::{Cuda, CudaError, Device, DeviceMemory, Event, Registered, Stream};
-use forebay_io::gpu::kernels::Rows;
-use forebay_model::job::Pages;
+use forebay_io::gpu::kernels::{Piece, Rows, Scatter, PIECE_BYTES};
+use forebay_model::job;
 use forebay_model::Error;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -29,6 +31,9 @@ const NAP_LONG: Duration = Duration::from_micros(250);
 /// At most this much is lost at the end of a request, and this much where it came sooner than the one before.
 const NAP_MAX: Duration = Duration::from_millis(1);
 const NAP_FIRST_MAX: Duration = Duration::from_millis(4);
+/// More copies than this take longer than one launch that scatters.
+pub(super) const COPIES_MAX: usize = 4;
+const _: () = assert!(LIST_BYTES <= NUMBERS_BYTES);
 /// Copies below this are over before a nap would be.
 const SHORT_COPY: usize = 256 << 10;
 /// Copies above this take a millisecond or more.
@@ -76,6 +81,8 @@ impl Stage {
 struct Outlet {
     device: Arc<Device>,
     stream: Arc<Mutex<Stream>>,
+    /// Takes pages to their places, while the next are on their way.
+    aside: Option<Arc<Mutex<Stream>>>,
     spare: Vec<Event>,
     /// Numbers of rows, for each slot.
     numbers: Option<DeviceMemory>,
@@ -84,6 +91,13 @@ struct Outlet {
 impl Outlet {
     fn event(&mut self) -> Cuda<Event> {
         self.spare.pop().map_or_else(|| Event::on(&self.device), Ok)
+    }
+
+    /// Waits for all that is queued on its streams.
+    fn synchronize(&self) -> Cuda<()> {
+        let streams = std::iter::once(&self.stream).chain(&self.aside);
+        let ended = |stream: &Arc<Mutex<Stream>>| stream.lock().expect("no holder panics").synchronize();
+        streams.map(ended).fold(Ok(()), Result::and)
     }
 
     /// Queues by `call` on its stream; the event that passes when it has ended.
@@ -103,6 +117,8 @@ pub(super) enum From {
     Window(Arc<Windows>, u32, u64),
     /// Rows out of several, whose numbers came through the slot, or lay there; for a request that others of its copies may end.
     Rows(Arc<Windows>, Gathered, Option<usize>, Arc<Request>),
+    /// Pages out of several, whose list came through the slot; in the room they lie packed on their way.
+    Pages(Arc<Windows>, Gathered, usize, Arc<Request>, Option<Arc<Room>>),
 }
 
 /// Copies under way.
@@ -111,8 +127,8 @@ struct Flight {
     from: From,
     bytes: usize,
     event: Event,
-    /// The request of which a part ends with it.
-    ends: Option<Arc<Request>>,
+    /// The request of which a part ends with it, and which.
+    ends: Option<(Arc<Request>, usize)>,
 }
 
 /// Rows that a launch brings to `to`: row n from `base` + n × `step`, by numbers in a slot from byte `numbers_at` on.
@@ -174,23 +190,24 @@ impl Copies {
                 if let Some(slot) = slot {
                     self.give_slot_back(slot, failed.is_none());
                 }
-                let unchanged = windows.release_all(&held);
-                if !unchanged && flight.ends.is_none() {
-                    request.fail(request.changed());
-                }
-                unchanged
+                released(&windows, &held, &request, flight.ends.is_some())
+            }
+            From::Pages(windows, held, slot, request, room) => {
+                drop(room);
+                self.give_slot_back(slot, failed.is_none());
+                released(&windows, &held, &request, flight.ends.is_some())
             }
         };
         if let Some(outlet) = self.outlets.iter_mut().find(|o| o.device.index() == flight.gpu) {
             outlet.spare.push(flight.event);
         }
-        if let Some(request) = flight.ends {
+        if let Some((request, part)) = flight.ends {
             if let Some(why) = failed {
                 request.fail(copy_failed(flight.gpu, why));
             } else if !unchanged {
                 request.fail(request.changed());
             }
-            request.part_done();
+            request.part_done(part);
         }
     }
 
@@ -198,7 +215,7 @@ impl Copies {
     pub(super) fn drain(&mut self) {
         for outlet in &self.outlets {
             // What fails here fails again when its event is looked at.
-            let _ = outlet.stream.lock().expect("no holder panics").synchronize();
+            let _ = outlet.synchronize();
         }
         while self.any() {
             self.reap(true);
@@ -222,9 +239,9 @@ impl Copies {
     }
 
     /// The request's part ends with the last of its copies.
-    pub(super) fn ends_with_the_last(&mut self, request: &Arc<Request>) {
+    pub(super) fn ends_with_the_last(&mut self, request: &Arc<Request>, part: usize) {
         match self.flights.back_mut() {
-            Some(last) => last.ends = Some(request.clone()),
+            Some(last) => last.ends = Some((request.clone(), part)),
             None => unreachable!("a part has a byte at least, and its copy a flight"),
         }
     }
@@ -241,7 +258,7 @@ impl Copies {
 
     /// After a failure: some copies of the slot may be under way.
     pub(super) fn give_slot_up(&mut self, outlet: usize, slot: usize) {
-        let ended = self.outlets[outlet].stream.lock().expect("no holder panics").synchronize().is_ok();
+        let ended = self.outlets[outlet].synchronize().is_ok();
         self.give_slot_back(slot, ended);
     }
 
@@ -255,6 +272,7 @@ impl Copies {
         self.outlets.push(Outlet {
             device,
             stream: Arc::new(Mutex::new(stream)),
+            aside: None,
             spare: Vec::new(),
             numbers: None,
         });
@@ -277,7 +295,7 @@ impl Copies {
 
     /// Waits for all that is queued on the GPU's stream.
     pub(super) fn wait_for(&self, outlet: usize) {
-        let _ = self.outlets[outlet].stream.lock().expect("no holder panics").synchronize();
+        let _ = self.outlets[outlet].synchronize();
     }
 
     /// Size of slots that a GPU can be fed from.
@@ -318,7 +336,7 @@ impl Copies {
         for slot_bytes in SLOT_BYTES_TRIED {
             let arena = match self.stage.take() {
                 Some(stage) if stage.arena.slot_bytes() == slot_bytes => stage.arena,
-                _ => Arena::new(SLOTS, slot_bytes, Pages::Thp)?,
+                _ => Arena::new(SLOTS, slot_bytes, job::Pages::Thp)?,
             };
             let Some(device) = &device else {
                 self.stage = Some(Stage::new(arena, None));
@@ -375,6 +393,92 @@ impl Copies {
         unsafe { std::slice::from_raw_parts_mut(self.slot_at(slot).add(at).cast::<u64>(), count) }
     }
 
+    /// Writes a list of pieces to the end of a slot that was taken, and returns where it is to lie on the GPU.
+    fn list_in(&mut self, outlet: usize, slot: usize, pieces: &[Piece]) -> Cuda<(*const u8, u64)> {
+        let stage = self.stage.as_ref().expect("it gave the slot");
+        let at = self.slot_at(slot).wrapping_add(stage.arena.slot_bytes() - LIST_BYTES);
+        // SAFETY: nothing is copied from the slot, which is ours; `data_bytes` leaves room for a list, and slots end on pages.
+        unsafe { std::ptr::copy_nonoverlapping(pieces.as_ptr(), at.cast::<Piece>(), pieces.len()) };
+        let outlet = &mut self.outlets[outlet];
+        let lists = match outlet.numbers.take() {
+            Some(there) => there,
+            None => outlet.device.allocate(SLOTS * NUMBERS_BYTES)?,
+        };
+        Ok((at, outlet.numbers.insert(lists).address() + (slot * NUMBERS_BYTES) as u64))
+    }
+
+    /// Whether slots have room for a list of pieces.
+    pub(super) fn takes_lists(&self) -> bool {
+        let slot_bytes = self.stage.as_ref().map_or(0, |stage| stage.arena.slot_bytes());
+        data_bytes(slot_bytes, true) < slot_bytes
+    }
+
+    /// Queues the copies of `runs` out of registered memory into a room, if one is given, and a launch that takes `pieces` from
+    /// there, or from where they lie, to their places; the event after it, and the stream that has it.
+    pub(super) fn scatter(
+        &mut self,
+        outlet: usize,
+        slot: usize,
+        (kernel, pieces): (&Scatter, &[Piece]),
+        packs: &[(*const u8, u64, usize)],
+    ) -> Cuda<(Event, Arc<Mutex<Stream>>)> {
+        let (list, there) = self.list_in(outlet, slot, pieces)?;
+        let outlet = &mut self.outlets[outlet];
+        let longest = pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
+        let launch = |stream: &Stream| {
+            // SAFETY: the list is this launch's until its event has passed; so is what it reads (windows that are held, the slot,
+            // or the room), and the places are their owner's promise.
+            unsafe {
+                stream.copy_to_device(there, list, pieces.len() * PIECE_BYTES)?;
+                kernel.queue(stream, there, pieces.len() as u64, longest)
+            }
+        };
+        if packs.is_empty() {
+            return outlet.queue(launch).map(|event| (event, outlet.stream.clone()));
+        }
+        let aside = match &outlet.aside {
+            Some(aside) => aside.clone(),
+            None => outlet.aside.insert(Arc::new(Mutex::new(Stream::on(&outlet.device)?))).clone(),
+        };
+        let packed = outlet.queue(|stream| {
+            // SAFETY: the run lies in windows that are held, and the room is this flight's.
+            packs
+                .iter()
+                .try_for_each(|(from, to, bytes)| unsafe { stream.copy_to_device(*to, *from, *bytes) })
+        })?;
+        let event = outlet.event()?;
+        {
+            let stream = aside.lock().expect("no holder panics");
+            stream.wait_for(&packed)?;
+            launch(&stream)?;
+            stream.record(&event)?;
+        }
+        // It has been waited for as it is now.
+        outlet.spare.push(packed);
+        Ok((event, aside))
+    }
+
+    /// Queues what takes a slot's `runs` to the pages of a part: one launch, or where that can't be, or isn't worth it, a copy
+    /// for each.
+    pub(super) fn send_pages(
+        &mut self,
+        outlet: usize,
+        slot: usize,
+        (pages, part): (&Pages, usize),
+        runs: &[Run],
+    ) -> Cuda<()> {
+        let base = self.slot_at(slot);
+        let pieces = pages.pieces(part, base as u64, runs);
+        let apart = joined(&pieces, base);
+        let kernel = pages.scatter.as_ref().filter(|_| self.takes_lists() && pieces.len() <= PIECES_MAX);
+        let Some(kernel) = kernel.filter(|_| apart.len() > COPIES_MAX) else {
+            return self.send(outlet, slot, base, &apart);
+        };
+        let (event, _) = self.scatter(outlet, slot, (kernel, &pieces), &[])?;
+        self.fly(outlet, From::Slot(slot), runs.iter().map(|run| run.bytes).sum(), event);
+        Ok(())
+    }
+
     /// Queues copies of a slot's `runs` to their places.
     pub(super) fn send(&mut self, outlet: usize, slot: usize, base: *mut u8, runs: &[Run]) -> Cuda<()> {
         let event = self.outlets[outlet].queue(|stream| {
@@ -386,6 +490,30 @@ impl Copies {
         self.fly(outlet, From::Slot(slot), runs.iter().map(|r| r.bytes).sum(), event);
         Ok(())
     }
+}
+
+/// Pieces of a slot at `base`, those that touch on both sides as one.
+fn joined(pieces: &[Piece], base: *mut u8) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for piece in pieces {
+        let (from, bytes) = (piece.from as usize - base as usize, piece.bytes as usize);
+        match runs.last_mut() {
+            Some(run) if run.from + run.bytes == from && run.to + run.bytes as u64 == piece.to => {
+                run.bytes += bytes
+            }
+            _ => runs.push(Run { from, to: piece.to, bytes }),
+        }
+    }
+    runs
+}
+
+/// Lets go of windows. False where the file changed, which the request is told here if no part ends with this.
+fn released(windows: &Windows, held: &Gathered, request: &Request, ends: bool) -> bool {
+    let unchanged = windows.release_all(held);
+    if !unchanged && !ends {
+        request.fail(request.changed());
+    }
+    unchanged
 }
 
 impl Drop for Copies {

@@ -1,30 +1,34 @@
-//! Rows of a table: fetched by the GPU itself out of registered windows, or copied out of the mapping by this worker.
+//! Rows of a table, and pages: fetched by the GPU itself out of registered windows, or copied out of the mapping, or into slots, by
+//! this worker.
 
 #![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
 
-use super::copies::{copy_failed, From, Launch};
+use super::copies::{copy_failed, From, Launch, COPIES_MAX};
 use super::{in_turn, wakes_this_thread, Worker};
 use crate::gpu_numbers::GpuNumbers;
-use crate::layout::{add, short, Run};
+use crate::layout::{add, short};
 use crate::load;
-use crate::place::{Place, Range};
+use crate::pages::{By, Pages, PIECES_MAX};
+use crate::place::{Place, Range, Run};
 use crate::repeats::{here, repeats_pay, told_apart};
 use crate::request::{Request, Source};
+use crate::room::Room;
 use crate::rows::{append, Fetch, Layout, Numbers, Table, NUMBERS_BYTES};
-use crate::windows::Windows;
-use crate::PIECES_PER_PART;
+use crate::windows::{Gathered, Windows};
+use crate::{PIECES_PER_PART, SLOTS};
 use forebay_io::copy::{self, Stores};
 use forebay_io::gpu::cuda::Stream;
-use forebay_io::gpu::kernels::{Rows, ELSEWHERE};
+use forebay_io::gpu::kernels::{Piece, Rows, Scatter, ELSEWHERE};
 use forebay_model::Error;
+use forebay_storage::path::mapped::Wakeup;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-/// More copies than this take longer than one launch that scatters.
-const COPIES_MAX: usize = 4;
-
 /// Least bytes of link time that a row read by the GPU takes, however short it is.
 const ROW_TAKES_BYTES: usize = 1500;
+
+/// Runs of this length on the average take the copy engine less time than a launch that reads them across the link.
+const PACKED_RUN_BYTES: usize = 4 << 20;
 
 /// Rows that this worker is to bring: the i-th of `numbers` to `to` + i × `row_bytes`.
 #[derive(Clone, Copy)]
@@ -110,13 +114,13 @@ impl Worker {
             }
             Fetch::Processors(scatter) => self.send_rows(&part, scatter.as_ref(), outlet)?,
         }
-        self.copies.ends_with_the_last(request);
+        self.copies.ends_with_the_last(request, index);
         Ok(Some(stream))
     }
 
     fn feed_rest(&mut self, part: &Part, rest: &[Range], outlet: usize) -> Result<(), Error> {
         rest.chunks(PIECES_PER_PART)
-            .try_for_each(|some| self.feed_slots(part.request, part.source, some, outlet))
+            .try_for_each(|some| self.feed_slots(part.request, part.source, some, outlet, None))
     }
 
     /// Each row once, where many come twice, and through slots those that lie in no window that the GPU may read.
@@ -217,7 +221,7 @@ impl Worker {
             Ok(event) => {
                 let from = From::Rows(windows, held, None, request.clone());
                 self.copies.fly(outlet, from, as_long_as(rows * row_bytes, table.layout), event);
-                self.copies.ends_with_the_last(request);
+                self.copies.ends_with_the_last(request, index);
                 add(&request.counts.mapped, rows * row_bytes);
                 Ok(Some(stream))
             }
@@ -269,6 +273,162 @@ impl Worker {
     }
 }
 
+/// What a launch for a part of pages reads: windows that are held.
+struct Open<'a> {
+    windows: &'a Arc<Windows>,
+    held: Gathered,
+    wakeup: Arc<Wakeup>,
+}
+
+impl Worker {
+    /// Queues what brings the pages of a part; the stream that carries the last of it.
+    pub(super) fn bring_pages(
+        &mut self,
+        request: &Arc<Request>,
+        source: &Source,
+        pages: &Pages,
+        index: usize,
+    ) -> Result<Arc<Mutex<Stream>>, Error> {
+        let (outlet, stream) = self.copies.outlet_after(request, pages.gpu)?;
+        let runs = pages.runs(index);
+        self.copies.free_slot_bytes(outlet)?;
+        let kernel =
+            pages.scatter.as_ref().filter(|_| pages.by != By::Processors && self.copies.takes_lists());
+        if let Some(kernel) = kernel {
+            if let Some(stream) = self.fetch_pages(request, source, (pages, index), &runs, kernel, outlet)? {
+                self.copies.ends_with_the_last(request, index);
+                return Ok(stream);
+            }
+        }
+        self.feed_slots(request, source, &runs, outlet, Some((pages, index)))?;
+        self.copies.ends_with_the_last(request, index);
+        Ok(stream)
+    }
+
+    /// None where some of them lie in windows that the GPU may not read.
+    fn fetch_pages(
+        &mut self,
+        request: &Arc<Request>,
+        source: &Source,
+        (pages, index): (&Pages, usize),
+        runs: &[Range],
+        kernel: &Scatter,
+        outlet: usize,
+    ) -> Result<Option<Arc<Mutex<Stream>>>, Error> {
+        let Source::One { reader, .. } = source else { unreachable!("pages are of one file") };
+        let Some(windows) = reader.windows() else { return Ok(None) };
+        let bytes: usize = runs.iter().map(|run| run.bytes).sum();
+        // One that lies in the mapping is called by its byte there.
+        let there: Vec<Run> =
+            runs.iter().map(|r| Run { from: r.offset as usize, to: r.offset, bytes: r.bytes }).collect();
+        let base = windows.base() as u64;
+        let mut pieces = pages.pieces(index, base, &there);
+        if pieces.len() > PIECES_MAX {
+            return Ok(None);
+        }
+        let (slot, _) = self.copies.free_slot(Some(outlet))?;
+        let Some(open) = self.opened(request, windows, runs) else {
+            self.copies.give_slot_back(slot, true);
+            return Ok(None);
+        };
+        let room = self.room_for(runs, bytes, pages.part_bytes_max(), outlet);
+        let mut packs = Vec::new();
+        if let Some(room) = &room {
+            let to = room.address() + (slot * pages.part_bytes_max()) as u64;
+            let mut packed = there;
+            let mut at = 0;
+            for run in &mut packed {
+                // A copy may not go over the edge of what was registered at once.
+                let mut done = 0;
+                while done < run.bytes {
+                    let begin = run.from + done;
+                    let in_window = windows.bytes_each as usize - begin % windows.bytes_each as usize;
+                    let bytes = in_window.min(run.bytes - done);
+                    packs.push((windows.base().wrapping_add(begin), to + (at + done) as u64, bytes));
+                    done += bytes;
+                }
+                run.from = at;
+                at += run.bytes;
+            }
+            pieces = pages.pieces(index, to, &packed);
+        }
+        self.launched(request, open, (slot, outlet), (kernel, &pieces), &packs, room, bytes).map(Some)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn launched(
+        &mut self,
+        request: &Arc<Request>,
+        open: Open,
+        (slot, outlet): (usize, usize),
+        what: (&Scatter, &[Piece]),
+        packs: &[(*const u8, u64, usize)],
+        room: Option<Arc<Room>>,
+        bytes: usize,
+    ) -> Result<Arc<Mutex<Stream>>, Error> {
+        let Open { windows, held, wakeup } = open;
+        let queued = windows.queue(&wakeup, || self.copies.scatter(outlet, slot, what, packs));
+        match queued {
+            Ok((event, stream)) => {
+                let from = From::Pages(windows.clone(), held, slot, request.clone(), room);
+                self.copies.fly(outlet, from, bytes, event);
+                add(&request.counts.mapped, bytes);
+                Ok(stream)
+            }
+            Err(why) => {
+                self.copies.give_slot_up(outlet, slot);
+                windows.release_all(&held);
+                Err(copy_failed(self.copies.device(outlet).index(), &why))
+            }
+        }
+    }
+
+    /// Holds the windows of these runs, which are registered first if they aren't; None where one may not be read.
+    fn opened<'a>(
+        &mut self,
+        request: &Request,
+        windows: &'a Arc<Windows>,
+        runs: &[Range],
+    ) -> Option<Open<'a>> {
+        let wakeup = self.wakeup.get_or_insert_with(wakes_this_thread).clone();
+        if let Some(held) = windows.hold_whole() {
+            return Some(Open { windows, held, wakeup });
+        }
+        let mut wanted: Vec<(u32, u64)> = Vec::new();
+        for run in runs {
+            let last = windows.number_of(run.offset + run.bytes as u64 - 1);
+            for number in windows.number_of(run.offset)..=last {
+                match wanted.last_mut() {
+                    Some((of, bytes)) if *of == number => *bytes += run.bytes as u64,
+                    _ => wanted.push((number, run.bytes as u64)),
+                }
+            }
+        }
+        let meanwhile = || {
+            self.copies.reap(false);
+            !request.is_dropped()
+        };
+        let held = windows.hold_all(&wanted, &wakeup, meanwhile)?;
+        if held.numbers.len() < wanted.len() {
+            windows.release_all(&held);
+            return None;
+        }
+        Some(Open { windows, held, wakeup })
+    }
+
+    /// Room in which long runs are packed, for as many parts as there are slots; None for short ones, or where there is no memory.
+    fn room_for(&mut self, runs: &[Range], bytes: usize, each: usize, outlet: usize) -> Option<Arc<Room>> {
+        if bytes < runs.len() * PACKED_RUN_BYTES {
+            return None;
+        }
+        let device = self.copies.device(outlet);
+        if !self.room.as_ref().is_some_and(|room| room.holds(device, SLOTS * each)) {
+            self.room = Room::take(device, SLOTS * each).ok().map(Arc::new);
+        }
+        self.room.clone()
+    }
+}
+
 /// The length of a copy that takes as long as these rows: how often it is asked whether they have come goes by that.
 fn as_long_as(bytes: usize, layout: Layout) -> usize {
     bytes.max(bytes / layout.row_bytes * ROW_TAKES_BYTES)
@@ -294,9 +454,9 @@ pub(crate) fn copied_here(request: &Arc<Request>, most: u64) -> bool {
     }
     // The request lets go of its file at its end, and so must we.
     drop(source);
-    for _ in 0..request.part_count() {
+    for part in 0..request.part_count() {
         request.part_queued(None);
-        request.part_done();
+        request.part_done(part);
     }
     true
 }

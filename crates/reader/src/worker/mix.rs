@@ -86,7 +86,7 @@ pub(crate) fn mix(
         if request.is_dropped() || mix.is_done() {
             break over;
         }
-        (0..over).for_each(|_| request.part_done());
+        (0..over).for_each(|_| request.part_done(0));
         if mix.has_room() {
             // Out of turn every call of the driver may wait for several windows.
             let queued = windows.turn(|| {
@@ -102,7 +102,7 @@ pub(crate) fn mix(
     };
     // The request lets go of its file at its end, and so must we.
     drop((source, windows));
-    (0..over).for_each(|_| request.part_done());
+    (0..over).for_each(|_| request.part_done(0));
     if let Some(index) = first {
         worker.serve(request, index);
     }
@@ -189,7 +189,7 @@ impl Mix<'_> {
         }
         let untold = self.queued.iter().filter(|part| !part.is_told).count() + begun;
         (0..untold).for_each(|_| request.part_queued(None));
-        (0..self.queued.len() + begun).for_each(|_| request.part_done());
+        (0..self.queued.len() + begun).for_each(|_| request.part_done(0));
         self.queued.clear();
     }
 }
