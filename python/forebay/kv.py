@@ -45,14 +45,12 @@ RECORD = struct.Struct("<4sIQQBBHII")
 RECORD_BYTES, KEY_AT, KEY_BYTES = 128, 64, 64
 MAGIC = b"FBkv"
 TMPFS = 0x01021994
+MADV_POPULATE_WRITE = 23
 BEGUN, STORED, REMOVED = 3, 1, 2
 HAS_SUM = 1
 BLOCKS_MAX = 1 << 31
-# A layer's rows are fetched straight into their pages where at least one in so many of the pages between them is one of them.
-DENSE = 2
-# Of GPU memory, packed, before they are scattered; and what `store` moves at a time.
+# What `store` moves at a time.
 STAGE_BYTES = 64 << 20
-STAGES = 4
 WRITERS = 8
 IOV_MAX = 1024
 
@@ -259,9 +257,16 @@ class _Turns:
 class Load:
     """A load in flight: `result` waits for it."""
 
-    def __init__(self, store: Store, futures: list[Any], keys: Sequence[Key]) -> None:
-        self._store, self._futures, self.keys = store, futures, keys
+    def __init__(self, store: Store, keys: Sequence[Key], by_layer: bool = False) -> None:
+        self._store, self.keys, self.by_layer = store, keys, by_layer
+        self._futures: list[reader.Future] = []
+        self._pending: Any = None
         self._is_over = False
+
+    def _await_layer(self, layer: int) -> None:
+        """Waits until all pages of a layer are in place. For one that was begun by layers."""
+        if not self._pending.wait_group(layer):
+            self.result()
 
     def result(self) -> Report:
         """Waits until all pages are in place. Raises what went wrong, with a block's key and its offset."""
@@ -280,6 +285,7 @@ class Load:
     def cancel(self) -> None:
         """Ends it: what is in flight is waited for, and what its pages hold then is undefined."""
         self._futures.clear()
+        self._pending = None
         self._end()
 
     def __del__(self) -> None:
@@ -312,11 +318,18 @@ class LayerLoad:
         began = time.monotonic()
         under_way: list[Load] = []
         layers = iter(range(pages.layers))
+        # A GPU is told of all layers at once.
+        whole = store._begin(keys, table, pages, range(pages.layers), True) if pages.gpu is not None and keys else None
         for layer in range(pages.layers):
-            for next_ in itertools.islice(layers, self._ahead + 1 - len(under_way)):
-                under_way.append(store._begin(keys, table, pages, range(next_, next_ + 1)))
             waits = time.monotonic()
-            self.reports.append(under_way.pop(0).result())
+            if whole is not None:
+                whole._await_layer(layer)
+                if layer == pages.layers - 1:
+                    self.reports.append(whole.result())
+            else:
+                for next_ in itertools.islice(layers, self._ahead + 1 - len(under_way)):
+                    under_way.append(store._begin(keys, table, pages, range(next_, next_ + 1)))
+                self.reports.append(under_way.pop(0).result())
             now = time.monotonic()
             self.exposed_s += now - waits
             self.seconds = now - began
@@ -333,7 +346,7 @@ class Store:
     """
 
     def __init__(self, name: str, path: str = "auto", direct: bool | None = None, prefer: str = "balance") -> None:
-        self.name = name
+        self.name, self._path = name, path
         try:
             self._file = os.open(name, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -355,6 +368,9 @@ class Store:
         self._free = [slot for slot in range(self.shape.blocks - 1, -1, -1) if slot not in used]
         self._turns, self._lock = _Turns(), threading.Lock()
         self._mapped = self._map()
+        # The same memory as GPUs write to it, by GPU; None where it can't be lent.
+        self._lent: dict[int, _core.Lent | None] = {}
+        self._stored_bytes = 0
         self._writers: ThreadPoolExecutor | None = None
         self._stage: list[Any] = []
         self._closed = False
@@ -391,6 +407,7 @@ class Store:
             self._closed = True
             self._reader.close()
             self._stage.clear()
+            self._take_back()
             self._mapped = None
             if self._writers is not None:
                 self._writers.shutdown()
@@ -420,13 +437,15 @@ class Store:
         return self._begin(keys, self._table(keys, tables, pages), pages, range(pages.layers))
 
     def load_layers(self, keys: Sequence[Key], tables: Any, pages: Pages, *, ahead: int = 2) -> LayerLoad:
-        """As `load`, layer after layer, `ahead` of them in flight beside the one that is waited for."""
+        """As `load`, layer after layer, `ahead` of them in flight beside the one that is waited for; a GPU is told of all."""
         return LayerLoad(self, keys, tables, pages, ahead)
 
-    def _begin(self, keys: Sequence[Key], table: numpy.ndarray, pages: Pages, layers: range) -> Load:
+    def _begin(
+        self, keys: Sequence[Key], table: numpy.ndarray, pages: Pages, layers: range, by_layer: bool = False
+    ) -> Load:
         self._refuse_closed()
         self._turns.begin_load()
-        load = Load(self, [], keys)
+        load = Load(self, keys, by_layer)
         try:
             slots = [self._slot(key) for key in keys]
             with self._lock:
@@ -447,21 +466,37 @@ class Store:
         each = np.arange(shape.block_pages, dtype=np.uint64)
         # Rows of the file, and of the pages, of every page of every layer of every block.
         blocks = np.array(slots, np.uint64)[:, None, None]
-        rows = ((blocks * shape.layers + first[None, :, None]) * shape.block_pages + each[None, None, :]).ravel()
-        places = (first[None, :, None] * pages.pages + table[:, None, :]).ravel()
+        rows = (blocks * shape.layers + first[None, :, None]) * shape.block_pages + each[None, None, :]
+        places = first[None, :, None] * pages.pages + table[:, None, :]
         try:
-            self._fetch(rows, places, pages, load)
+            if pages.gpu is not None:
+                return self._ask_gpu(rows, places, pages, load)
+            self._fetch(rows.ravel(), places.ravel(), pages, load)
         except ForebayError as error:
             raise self._named(error, load.keys) from None
 
-    def _fetch(self, rows: numpy.ndarray, places: numpy.ndarray, pages: Pages, load: Load) -> None:
-        """Begins to read these rows of the file to these rows of the pages."""
+    def _ask_gpu(self, rows: numpy.ndarray, places: numpy.ndarray, pages: Pages, load: Load) -> None:
+        """Begins to read all of these pages, in the order of the file, or layer after layer."""
         import numpy as np
 
-        low, high = int(places.min()), int(places.max()) + 1
-        view = pages.rows() if pages.gpu is not None and (high - low) > DENSE * places.size else None
-        if view is not None:
-            return self._fetch_packed(rows, places, pages, view, load)
+        ends = [rows.size]
+        if load.by_layer:
+            rows, places = rows.swapaxes(0, 1), places.swapaxes(0, 1)
+            ends = [rows[0].size * (layer + 1) for layer in range(len(rows))]
+        words = [np.ascontiguousarray(numbers, np.uint64).ravel() for numbers in (rows, places)]
+        at = [int(numbers.__array_interface__["data"][0]) for numbers in words]
+        memory, gpu = pages.memory, pages.gpu or 0
+        pending = self._reader._reader.load_pages(
+            at[0], at[1], rows.size, self.shape.data_at, self.shape.page_bytes, ends, gpu, memory.address,
+            [memory], streams_before([memory], None),
+        )  # fmt: skip
+        load._pending = pending
+        load._futures.append(reader.Future(pending, [memory], self._reader))
+
+    def _fetch(self, rows: numpy.ndarray, places: numpy.ndarray, pages: Pages, load: Load) -> None:
+        """Begins to read these rows of the file to these rows of the host's pages."""
+        import numpy as np
+
         order = np.argsort(places)
         places, rows = places[order], rows[order]
         # Pages far from each other are asked for apart, so that nothing is said of those between.
@@ -480,22 +515,6 @@ class Store:
             [memory], streams_before([memory], None), False,
         )  # fmt: skip
         return reader.Future(pending, [memory], self._reader)
-
-    def _fetch_packed(self, rows: numpy.ndarray, places: numpy.ndarray, pages: Pages, view: Any, load: Load) -> None:
-        """Through memory of the GPU in which they are packed: its own copy to their pages takes little of what the link takes."""
-        import numpy as np
-
-        torch = _torch(pages.tensor)
-        each = max(1, STAGE_BYTES // pages.page_bytes)
-        for number, begin in enumerate(range(0, rows.size, each)):
-            if number >= STAGES:
-                load._futures[number - STAGES].scatter()
-            some = rows[begin : begin + each]
-            stage = torch.empty((some.size, pages.page_bytes), dtype=torch.uint8, device=pages.tensor.device)
-            to = torch.from_numpy(places[begin : begin + each].astype(np.int64)).to(pages.tensor.device, non_blocking=True)
-            memory = memory_of(stage)
-            future = self._gather(np.ascontiguousarray(some), memory, memory.address)
-            load._futures.append(_Scattered(future, view, to, stage, torch))
 
     def _slot(self, key: Key) -> int:
         slot = self._held.get(key)
@@ -578,6 +597,7 @@ class Store:
             raise RequestError(f"store {len(keys)} blocks", f"{self.name} holds {self.shape.blocks}", "fewer at a time")
         self._refuse_closed()
         with self._turns.store():
+            self._look()
             slots, evicted = self._room(keys)
             gone: list[Key] = [*evicted, *(key for key in keys if key in self._held)]
             # Nobody finds what is being overwritten, also after a crash.
@@ -605,10 +625,17 @@ class Store:
         """Forgets blocks; returns how many of them there were."""
         self._refuse_closed()
         with self._turns.store():
+            self._look()
             there = [key for key in dict.fromkeys(keys) if key in self._held]
             self._note([(_key_bytes(key), REMOVED, self._held[key], None) for key in there])
             self._free += [self._held.pop(key) for key in there]
         return len(there)
+
+    def _look(self) -> None:
+        if self._mapped is not None and os.fstat(self._file).st_size < self.shape.file_bytes:
+            # Somebody cut it off: writing there would end the process.
+            self._take_back()
+            self._mapped = None
 
     def _room(self, keys: Sequence[Key]) -> tuple[list[int], list[Key]]:
         """Slots for these blocks: their own where they are there, free ones, and those of the blocks used longest ago."""
@@ -621,9 +648,9 @@ class Store:
         return slots, evicted
 
     def _write(self, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages) -> None:
-        if self._mapped is not None and os.fstat(self._file).st_size < self.shape.file_bytes:
-            # Somebody cut it off: writing there would end the process.
-            self._mapped = None
+        lent = self._lend(pages.gpu, len(keys) * self.shape.block_bytes) if pages.gpu is not None else None
+        if lent is not None:
+            return self._write_by_gpu(lent, slots, table, pages)
         view = pages.rows()
         if pages.gpu is not None and view is not None:
             return self._write_from_gpu(keys, slots, table, pages, view)
@@ -636,6 +663,40 @@ class Store:
             for key, slot, its in zip(keys, slots, table, strict=True)
         ]
         self._await(jobs)
+
+    def _lend(self, gpu: int, size: int) -> _core.Lent | None:
+        """The store's memory, where a GPU may write to it. Registering takes as long as processors copy half of it."""
+        self._stored_bytes += size
+        if self._mapped is None or self._path == "bounce" or 2 * self._stored_bytes < self.shape.file_bytes:
+            return None
+        if gpu not in self._lent:
+            at = int(self._mapped.__array_interface__["data"][0])
+            try:
+                self._lent[gpu] = _core.Lent(gpu, at, -(-self.shape.file_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+            except ForebayError:
+                # Processors copy there all the same.
+                self._lent[gpu] = None
+        return self._lent[gpu]
+
+    def _take_back(self) -> None:
+        for lent in self._lent.values():
+            if lent is not None:
+                lent.close()
+        self._lent.clear()
+
+    def _write_by_gpu(self, lent: _core.Lent, slots: list[int], table: numpy.ndarray, pages: Pages) -> None:
+        """Each page straight to its place in the store's memory, by one launch for thousands."""
+        import numpy as np
+
+        shape = self.shape
+        layers, each = np.arange(shape.layers, dtype=np.uint64), np.arange(shape.block_pages, dtype=np.uint64)
+        blocks = np.array(slots, np.uint64)[:, None, None]
+        rows = (blocks * shape.layers + layers[None, :, None]) * shape.block_pages + each[None, None, :]
+        to = (rows * shape.page_bytes + shape.data_at).ravel()
+        places = (layers[None, :, None] * pages.pages + table[:, None, :]).ravel()
+        begins = places * pages.page_bytes + pages.memory.address
+        at = [int(numbers.__array_interface__["data"][0]) for numbers in (begins, to)]
+        lent.fill(at[0], at[1], to.size, pages.page_bytes, streams_before([pages.memory], None))
 
     def _write_from_gpu(self, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages, view: Any) -> None:
         """Packed on the GPU, copied to pinned memory, and written by a few threads, one stage while the next is copied."""
@@ -659,12 +720,16 @@ class Store:
             host[: packed.numel()].copy_(packed, non_blocking=True)
             _recorded(torch, torch.cuda.current_stream(view.device)).synchronize()
             whole = memoryview(host.numpy())
-            piece = max(1 << 20, -(-shape.block_bytes // WRITERS // HEAD_BYTES) * HEAD_BYTES)
-            for i in range(len(some)):
-                at = i * shape.block_bytes
-                for part in range(0, shape.block_bytes, piece):
-                    data = whole[at + part : at + min(part + piece, shape.block_bytes)]
-                    jobs.append(self._pool().submit(self._put, keys[begin + i], slots[begin + i], part, [data]))
+            # Few long jobs: handing one over takes as long as copying half a MiB.
+            piece = block = shape.block_bytes
+            if len(some) < WRITERS:
+                piece = max(1 << 20, -(-block // WRITERS // HEAD_BYTES) * HEAD_BYTES)
+            parts = [
+                (keys[begin + i], slots[begin + i], part, [whole[i * block + part : i * block + min(part + piece, block)]])
+                for i in range(len(some))
+                for part in range(0, block, piece)
+            ]
+            jobs += [self._pool().submit(self._put_all, parts[n::WRITERS]) for n in range(min(WRITERS, len(parts)))]
         for _, jobs in stages:
             self._await(jobs)
 
@@ -686,6 +751,10 @@ class Store:
         failed = [why for why in [job.exception() for job in jobs] if why is not None]
         if failed:
             raise failed[0]
+
+    def _put_all(self, parts: Sequence[tuple[Key, int, int, Sequence[Any]]]) -> None:
+        for part in parts:
+            self._put(*part)
 
     def _put(self, key: Key, slot: int, begin: int, parts: Sequence[Any]) -> None:
         """Writes one block, or a part of it from `begin` on, from several places in memory."""
@@ -716,7 +785,11 @@ class Store:
         status = os.fstat(self._file)
         if not _in_memory(self._file) or status.st_blocks * 512 < self.shape.file_bytes or status.st_size < self.shape.file_bytes:
             return None
-        return np.frombuffer(mmap.mmap(self._file, self.shape.file_bytes), np.uint8)
+        mapped = mmap.mmap(self._file, self.shape.file_bytes)
+        # The first write to a page changes the file's time stamp; of the log, here.
+        with contextlib.suppress(OSError):
+            mapped.madvise(MADV_POPULATE_WRITE, 0, self.shape.data_at)
+        return np.frombuffer(mapped, np.uint8)
 
     # The log
 
@@ -810,6 +883,10 @@ class Store:
         self._sequence = len(live) + 1
 
     def _append(self, raw: bytes, at: int) -> None:
+        if self._mapped is not None:
+            # A write would change the file's time stamp, and what GPUs have registered of it would be let go of.
+            self._mapped[at : at + len(raw)] = _bytes_of(memoryview(raw))
+            return
         try:
             while raw:
                 wrote = os.pwrite(self._file, raw, at)
@@ -826,32 +903,6 @@ def _bytes_of(part: memoryview) -> Any:
     import numpy as np
 
     return np.frombuffer(part, np.uint8)
-
-
-class _Scattered:
-    """Rows that a GPU copies to their pages once they are there, and lets go of their stage."""
-
-    def __init__(self, future: reader.Future, view: Any, to: Any, stage: Any, torch: Any) -> None:
-        self._of: tuple[reader.Future, Any, Any, Any] | None = (future, view, to, stage)
-        self._torch = torch
-        self._report: Report | None = None
-        self._copied: Any = None
-
-    def scatter(self) -> None:
-        if self._of is None:
-            return
-        future, view, to, stage = self._of
-        stream = self._torch.cuda.current_stream(view.device)
-        future.wait_on_stream(stream)
-        view.index_copy_(0, to, stage)
-        self._copied = _recorded(self._torch, stream)
-        self._report, self._of = future.report(), None
-
-    def report(self) -> Report:
-        self.scatter()
-        self._copied.synchronize()
-        assert self._report is not None
-        return self._report
 
 
 def _recorded(torch: Any, stream: Any) -> Any:
