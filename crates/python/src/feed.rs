@@ -120,8 +120,8 @@ impl Reader {
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
     }
 
-    /// As `gather`, to a GPU's memory from `base` on: page `rows[i]` of the file to place `places[i]` there, both `count` words of
-    /// 64 bits at their addresses. `groups` are waited for apart: the end of each.
+    /// As `gather`, to a GPU's memory from `base` on: page `rows[i]` of the file to place `places[i]` there, both `count` words
+    /// of 64 bits at their addresses. `groups` are waited for apart: the end of each.
     #[allow(clippy::too_many_arguments)]
     fn load_pages(
         &self,
@@ -246,8 +246,8 @@ impl Lent {
         Ok(Lent(Mutex::new(Some(lent.map_err(|e| raise(py, e))?))))
     }
 
-    /// Has the GPU copy `bytes_each` from each of its addresses to each byte of this memory; both are `count` words of 64 bits, at
-    /// addresses. `after` as of `Reader.gather`. Waits until all is there.
+    /// Has the GPU copy `bytes_each` from each of its addresses to each byte of this memory; both are `count` words of 64 bits,
+    /// at addresses. `after` as of `Reader.gather`. Waits until all is there.
     fn fill(
         &self,
         py: Python<'_>,

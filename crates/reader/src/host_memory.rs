@@ -112,8 +112,8 @@ impl HostMemory {
         let event = Event::on(&self.device)?;
         for some in pieces.chunks(PIECES_MAX) {
             let at = list.slot(0).host_ptr();
-            // SAFETY: the list has room for them and no launch reads it any more; the places lie in memory that was lent, and what
-            // is copied is its owner's promise.
+            // SAFETY: the list has room for them and no launch reads it any more; the places lie in memory that was lent, and
+            // what is copied is its owner's promise.
             unsafe {
                 std::ptr::copy_nonoverlapping(some.as_ptr(), at.cast::<Piece>(), some.len());
                 stream.copy_to_device(there.address(), at, some.len() * PIECE_BYTES)?;

@@ -1,5 +1,5 @@
-//! Rows of a table, and pages: fetched by the GPU itself out of registered windows, or copied out of the mapping, or into slots, by
-//! this worker.
+//! Rows of a table, and pages: fetched by the GPU itself out of registered windows, or copied out of the mapping, or into
+//! slots, by this worker.
 
 #![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
 
@@ -416,7 +416,7 @@ impl Worker {
         Some(Open { windows, held, wakeup })
     }
 
-    /// Room in which long runs are packed, for as many parts as there are slots; None for short ones, or where there is no memory.
+    /// Room in which long runs are packed, for as many parts as there are slots; None for short ones, or without memory for it.
     fn room_for(&mut self, runs: &[Range], bytes: usize, each: usize, outlet: usize) -> Option<Arc<Room>> {
         if bytes < runs.len() * PACKED_RUN_BYTES {
             return None;
