@@ -7,6 +7,7 @@ from typing import final
 __all__ = [
     "Batch",
     "Column",
+    "Lent",
     "Loader",
     "NO_SUCH_FLAG",
     "Pending",
@@ -414,6 +415,7 @@ class Lent:
     def close(self) -> None:
         """Takes it back, once the GPU has ended."""
 
+@final
 class Pending:
     """A read in flight. Dropping it waits until it has finished."""
 
