@@ -36,7 +36,7 @@ STEP := .ci/step
 # Of each property an eighth of proptest's usual cases; `make soak` and `make fuzz` try more.
 RUST_TESTS := env PROPTEST_CASES=32 RUST_TEST_THREADS=$(TEST_WORKERS) .ci/rust-tests
 # Those of guests are looked at by mypy; importing them in each worker takes seconds.
-PYTHON_TESTS = $(PYTEST) -n $(TEST_WORKERS) --dist worksteal --durations 10 --ignore tests/vm \
+PYTHON_TESTS = $(PYTEST) -n $(TEST_WORKERS) --dist worksteal --durations 10 --ignore tests/vm --ignore tests/ml \
 	-m "not vm and not wheel and not long and not soak and not ml" $(ARGS)
 
 # One interpreter for every build, or PyO3 is compiled anew at each change between them.

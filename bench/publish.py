@@ -275,6 +275,10 @@ def beside(part: Part, rows: list[list[Any]], units: tuple[str, str]) -> list[st
     return [*pace(ours, units), best[1], *pace(best, units), shown(best[-1])]
 
 
+# As a bound says it, where it isn't one of the table's columns.
+INTERVAL = re.compile(r", 95 % interval ([\d.]+) to ([\d.]+)")
+
+
 def about(result: dict[str, Any]) -> str:
     """A result's command, machine and date, and the bounds that don't hold."""
     command = result["command"].removeprefix("python bench/").replace(" --dir DIR", "")
@@ -283,6 +287,7 @@ def about(result: dict[str, Any]) -> str:
     bounds = result["bounds"]
     # The median alone: how far it ranges is in the data, and where it decides is in the tables.
     missed = [b["bound"] + (f": {shown(b['value']).partition(' (')[0]}" if b["value"] else "") for b in bounds if not b["holds"]]
+    missed = [INTERVAL.sub(r" (\1–\2)", text) for text in missed]
     if bounds and not missed:
         told += f": all {len(bounds)} bounds hold" if len(bounds) > 1 else ": its bound holds"
     elif bounds:

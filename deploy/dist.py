@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import configparser
 import datetime
 import gzip
 import hashlib
@@ -81,7 +82,11 @@ def forebay_package(wheel: Path, dist: Path, forebay: str) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(tree / "usr/lib/python3/dist-packages")
             points = archive.read(next(n for n in archive.namelist() if n.endswith("entry_points.txt"))).decode()
-        for command, module, name in re.findall(r"^([\w-]+)\s*=\s*([\w.]+):(\w+)$", points, re.M):
+        # Other groups name what other programs look for, such as vLLM its plug-ins.
+        commands = configparser.ConfigParser()
+        commands.read_string(points)
+        for command, place in commands["console_scripts"].items():
+            module, _, name = place.partition(":")
             put(tree / "usr/bin" / command, SCRIPT.format(module=module, name=name), 0o755)
         pages = tree / "usr/share/man/man1"
         subprocess.run([forebay, "man", "--out", pages], check=True, stdout=subprocess.DEVNULL)
