@@ -17,6 +17,7 @@ __all__ = [
     "browse",
     "buckets",
     "check",
+    "checkpoint_bytes",
     "checkpoint_plan",
     "checkpoint_run",
     "checksum",
@@ -59,6 +60,7 @@ __all__ = [
     "snap_rpcs",
     "source",
     "stop",
+    "student_t",
     "tables",
 ]
 
@@ -263,7 +265,7 @@ class Batch:
 
 # (seconds, of them waited), (batches, samples, bytes, hash), (epoch, position), [(ns, batches that took so long)],
 # (batches ahead, bytes of memory), (mean bytes of a sample, bytes of all)
-Counted = tuple[
+_Counted = tuple[
     tuple[float, float],
     tuple[int, int, int, int],
     tuple[int, int],
@@ -314,7 +316,7 @@ class Loader:
         sources: list[str],
         verified: int | None = None,
         interrupted: bool = False,
-        elsewhere: Counted | None = None,
+        elsewhere: _Counted | None = None,
     ) -> str: ...
     def close(self) -> None: ...
 

@@ -354,7 +354,7 @@ class Ahead:
         while self._open:
             self._open.popitem()[1].close()
 
-    def counted(self) -> _core.Counted:
+    def counted(self) -> _core._Counted:
         """What a record says of it."""
         counts, all_bytes = self.counts, int(self.samples.sizes.sum())
         seconds = 0.0 if counts.began is None else counts.ended - counts.began
