@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from forebay.errors import MachineError, RequestError
-from forebay.report import command, export, load, marks, write_report
+from forebay.report import command, draw, export, load, marks, write_report
 from report_records import record, sweep
 from report_support import (
     COMPARED,
@@ -117,6 +117,21 @@ def test_a_page_refers_to_nothing_outside_itself_and_has_the_data_of_every_chart
 
 def test_a_formula_in_a_label_stays_text_in_a_spreadsheet() -> None:
     assert export.as_csv([{"x": "=1+1", "y": -1.5, "z": None}]) == "x,y,z\r\n'=1+1,-1.5,\r\n"
+
+
+@charts
+def test_every_chart_fits_the_schema_of_vega_lite(
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def checked(chart: marks.Chart) -> str:
+        asked.append(draw.specification(chart, checked=True)["$schema"])
+        return ""
+
+    monkeypatch.setattr(draw, "draw", checked)
+    write_report([str(whole.runs)], str(tmp_path / "r.html"))
+    assert len(asked) > 10 and len(set(asked)) == 1
 
 
 @pytest.mark.promise("REP-2")

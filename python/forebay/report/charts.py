@@ -96,7 +96,7 @@ def _ratios(study: Study, name: str, title: str, path: str) -> Chart | None:
 def _draw_lines(study: Study, rows: list[Row], unit: str) -> Any:
     import altair as alt
 
-    base = alt.Chart(alt.Data(values=marks.visible(study, rows)))
+    base = marks.chart(marks.visible(study, rows))
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=True), axis=marks.plain_axis(unit))
     x, offset = marks.place(study), marks.offset(study, outer=1)
     lines = base.mark_line(strokeWidth=2).encode(
@@ -120,7 +120,7 @@ def _draw_bars(study: Study, rows: list[Row], unit: str) -> Any:
         {**r, "label": numbers.short(r["value"]) if unit == "1/s" else numbers.rate(r["value"])}
         for r in marks.visible(study, rows)
     ]
-    base = alt.Chart(alt.Data(values=shown))
+    base = marks.chart(shown)
     y = _names(study)
     x = alt.X("value:Q", title=None, axis=marks.plain_axis(unit, ticks=4))
     bars = base.mark_bar(height=16).encode(y=y, x=x, color=marks.colour(study, legend=False))
@@ -189,7 +189,7 @@ def _draw_stacked(study: Study, rows: list[Row]) -> Any:
     import altair as alt
 
     shown = [{**r, "order": 0 if r["kind"] == "user" else 1} for r in marks.visible(study, rows)]
-    base = alt.Chart(alt.Data(values=shown))
+    base = marks.chart(shown)
     whole = base.transform_filter("datum.kind == 'user' && isValid(datum.low)")
     shade = alt.FillOpacity("kind:N", scale=alt.Scale(domain=["user", "system"], range=[1, 0.3]), legend=None)
     inks = {
@@ -258,7 +258,7 @@ def _repeats(study: Study) -> list[Chart]:
     def draw() -> Any:
         import altair as alt
 
-        base = alt.Chart(alt.Data(values=rows))
+        base = marks.chart(rows)
         x = alt.X("repeat:O", title="Repeat", axis=alt.Axis(labelAngle=0, ticks=False, labelOverlap=True))
         y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=True), axis=marks.plain_axis(""))
         return (

@@ -354,7 +354,7 @@ def _curve_drawer(rows: list[Row], title: str) -> Callable[[], Any]:
     def draw() -> Any:
         import altair as alt
 
-        base = alt.Chart(alt.Data(values=rows))
+        base = marks.chart(rows)
         labels = alt.Axis(labelAngle=0 if len(rows) <= 7 else -45, ticks=False)
         x = alt.X("place:N", sort=[r["place"] for r in rows], title=title, axis=labels)
         y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=5))

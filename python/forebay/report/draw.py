@@ -17,6 +17,22 @@ VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SHADE: "shade"} | {
 }
 # Labels are a little wider in some readers' fonts than where they were laid out.
 PADDING = {"left": 12, "right": 10, "top": 4, "bottom": 4}
+FONT = {"labelFont": "sans-serif", "titleFont": "sans-serif"}
+CONFIG: dict[str, Any] = {
+    "background": "transparent", "font": "sans-serif", "padding": PADDING, "aria": False,
+    "view": {"stroke": None},
+    "axis": {
+        "domainColor": MUTED, "gridColor": GRID, "tickColor": MUTED, "labelColor": MUTED, "titleColor": MUTED,
+        "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 8, "domainWidth": 1,
+        "gridWidth": 1, **FONT,
+    },
+    "axisX": {"grid": False, "labelPadding": 6},
+    "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
+    "legend": {
+        "labelColor": INK, "labelFontSize": 12, "titleColor": INK, "padding": 0, "offset": 8, "columnPadding": 14,
+        "rowPadding": 4, **FONT,
+    },
+}  # fmt: skip
 _ALLOWED = {
     "svg",
     "g",
@@ -51,26 +67,21 @@ def draw(chart: Chart) -> str:
     import altair as alt
     import vl_convert
 
-    spec = _styled(chart.draw()).to_dict()
     version = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-    return _page_svg(vl_convert.vegalite_to_svg(spec, vl_version=version), chart)
+    return _page_svg(vl_convert.vegalite_to_svg(specification(chart), vl_version=version), chart)
 
 
-def _styled(chart: Any) -> Any:
-    font = {"labelFont": "sans-serif", "titleFont": "sans-serif"}
-    return (
-        chart.configure(background="transparent", font="sans-serif", padding=PADDING, aria=False)
-        .configure_view(stroke=None)
-        .configure_axis(
-            domainColor=MUTED, gridColor=GRID, tickColor=MUTED, labelColor=MUTED, titleColor=MUTED,
-            labelFontSize=12, titleFontSize=12, titleFontWeight="normal", titlePadding=8, domainWidth=1, gridWidth=1, **font,
-        )
-        .configure_axisY(domain=False, ticks=False, labelPadding=6)
-        .configure_axisX(grid=False, labelPadding=6)
-        .configure_legend(labelColor=INK, labelFontSize=12, titleColor=INK, padding=0, offset=8, columnPadding=14,
-            rowPadding=4, **font,
-        )
-    )  # fmt: skip
+def specification(chart: Chart, checked: bool = False) -> dict[str, Any]:
+    """The chart in Vega-Lite, `checked` by its schema: that takes longer than drawing does, and no record changes it."""
+    from altair.utils.schemapi import debug_mode
+
+    with debug_mode(checked):
+        made = chart.draw().to_dict(validate=checked)
+    # Set here: Altair copies the whole chart at each `configure`.
+    own = made.setdefault("config", {})
+    for part, settings in CONFIG.items():
+        own[part] = {**own.get(part, {}), **settings} if isinstance(settings, dict) else settings
+    return made
 
 
 def _page_svg(text: str, chart: Chart) -> str:

@@ -50,7 +50,7 @@ def _draw_percentiles(study: Study, rows: list[Row]) -> Any:
     import altair as alt
 
     shown = marks.visible(study, rows)
-    base = alt.Chart(alt.Data(values=shown))
+    base = marks.chart(shown)
     scale, ticks = marks.latency_axis([r["latency_us"] for r in shown])
     y = alt.Y("latency_us:Q", title=None, scale=scale, axis=ticks)
     names = [name for name, _ in PERCENTILES]
@@ -140,7 +140,7 @@ def _curve_drawer(study: Study, rows: list[Row]) -> Callable[[], Any]:
     def draw() -> Any:
         import altair as alt
 
-        base = alt.Chart(alt.Data(values=[r for r in marks.visible(study, rows) if r["latency_us"] > 0]))
+        base = marks.chart([r for r in marks.visible(study, rows) if r["latency_us"] > 0])
         # the share of I/Os above the value is what is drawn; the labels say the percentile
         labels = "datum.value > 0.6 ? '0' : format(100 - 100 * datum.value, '.6~r') + ' %'"
         axis = alt.Axis(values=[1, 0.1, 0.01, 0.001, 0.0001, 0.00001], labelExpr=labels, grid=True)

@@ -78,6 +78,13 @@ def visible(study: Study, rows: list[Row]) -> list[Row]:
     return [r for r in rows if r["series"] in keep]
 
 
+def chart(rows: list[Row]) -> Any:
+    """A chart of these rows, which are in a tuple: Altair copies every list again at each step, row by row."""
+    import altair as alt
+
+    return alt.Chart(alt.Data(values=tuple(rows)))
+
+
 def place(study: Study) -> Any:
     import altair as alt
 

@@ -125,7 +125,7 @@ def _drawer(points: Sequence[Row], series: Sequence[str], unit: str) -> Callable
         import altair as alt
 
         shown = list(series)[: marks.SERIES_MAX]
-        base = alt.Chart(alt.Data(values=[p for p in points if p["series"] in shown]))
+        base = marks.chart([p for p in points if p["series"] in shown])
         looks: dict[str, Any] = {"orient": "bottom", "columns": 1, "labelLimit": 340}
         legend = alt.Legend(title=None, symbolType="stroke", symbolSize=400, symbolOpacity=1, **looks)
         inks, dashes = list(marks.PALETTE[: len(shown)]), list(marks.DASHES[: len(shown)])

@@ -90,7 +90,7 @@ def _time_drawer(study: Study, rows: list[Row]) -> Callable[[], Any]:
             axis=alt.Axis(grid=False, tickCount=6),
         )
         y = alt.Y("gib_s:Q", title=None, scale=alt.Scale(zero=True), axis=marks.plain_axis(""))
-        base = alt.Chart(alt.Data(values=shown))
+        base = marks.chart(shown)
         lines = base.mark_line(strokeWidth=1.6).encode(
             x=x,
             y=y,
@@ -102,7 +102,7 @@ def _time_drawer(study: Study, rows: list[Row]) -> Callable[[], Any]:
         if not warm:
             return lines.properties(width=marks.WIDTH, height=marks.HEIGHT)
         area = (
-            alt.Chart(alt.Data(values=[{"from": 0, "to": warm}]))
+            marks.chart([{"from": 0, "to": warm}])
             .mark_rect(color=marks.SHADE, opacity=1)
             .encode(x=alt.X("from:Q", title="Seconds"), x2="to:Q")
         )

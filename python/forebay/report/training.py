@@ -272,7 +272,7 @@ def _drawer(made: list[Row], x: str, y: str, title: str, unit: str, line: float 
             legend = alt.Legend(title=None, orient="bottom", columns=1, labelLimit=300, symbolType="stroke", symbolSize=400)
         colour = alt.Color("series:N", scale=alt.Scale(domain=series, range=colours), legend=legend)
         dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=series, range=dashes), legend=legend)
-        base = alt.Chart(alt.Data(values=[r for r in made if r["series"] in series]))
+        base = marks.chart([r for r in made if r["series"] in series])
         across = alt.X(f"{x}:Q", title=title, axis=alt.Axis(tickMinStep=1, ticks=False, labelOverlap=True))
         up = alt.Y(f"{y}:Q", title=None, scale=alt.Scale(zero=True), axis=marks.plain_axis(unit))
         lines = base.mark_line(strokeWidth=2).encode(x=across, y=up, color=colour, strokeDash=dash)
@@ -284,7 +284,7 @@ def _drawer(made: list[Row], x: str, y: str, title: str, unit: str, line: float 
             points = points.encode(shape=shape)
         picture = lines + points
         if line is not None:
-            rule = alt.Chart(alt.Data(values=[{"y": line}]))
+            rule = marks.chart([{"y": line}])
             picture += rule.mark_rule(strokeDash=[4, 4], color=marks.MUTED).encode(y="y:Q")
         return picture.properties(width=marks.WIDTH, height=marks.HEIGHT)
 
