@@ -75,7 +75,7 @@ all-tests disturbed: export CARGO_TARGET_DIR = $(CURDIR)/target/tested
 all-tests disturbed: export CARGO_BUILD_JOBS = $(shell echo $$((2 * $$(nproc))))
 all-tests disturbed: export CARGO_INCREMENTAL = 0
 all-tests disturbed: export CARGO_PROFILE_DEV_DEBUG = 0
-all-tests disturbed: export RUSTC_WORKSPACE_WRAPPER = $(wildcard $(shell rustc --print sysroot)/bin/clippy-driver)
+all-tests disturbed: export RUSTC_WORKSPACE_WRAPPER = $(if $(wildcard $(shell rustc --print sysroot)/bin/clippy-driver),$(CURDIR)/.ci/lint)
 all-tests disturbed: export CLIPPY_ARGS = -D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 all-tests disturbed: export FOREBAYD = $(CURDIR)/target/tested/debug/forebayd
 all-tests:
