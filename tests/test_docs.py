@@ -32,6 +32,7 @@ SNAP = (ROOT / "docs/snap.md").read_text()
 SCHEMA = {
     **structs(MODEL / "record.rs"),
     **structs(MODEL / "record/direction.rs"),
+    **{name: found for part in ("cpu", "histogram", "series") for name, found in structs(MODEL / f"{part}.rs").items()},
     **structs(MODEL / "training/record.rs"),
     "Figures": structs(MODEL / "training/rules.rs")["Figures"],
     "JobSpec": list(json.loads(_core.check('{"sources": ["nil:"]}'))),
@@ -108,7 +109,7 @@ def test_records_names_the_schema_that_is_written() -> None:
     text = (MODEL / "record.rs").read_text()
     written = re.search(r'pub const SCHEMA: &str = "(.*?)"', text)
     assert written and f"schema `{written[1]}`" in RECORDS
-    older = re.findall(r'"(forebay\.run/\d+)" =>', (MODEL / "record/read.rs").read_text())
+    older = re.findall(r'"(forebay\.run/\d+)" =>', (MODEL / "reading.rs").read_text())
     assert older and all(f"`{schema}`" in RECORDS for schema in older)
 
 

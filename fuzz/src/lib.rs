@@ -40,7 +40,7 @@ use forebay_model::device::DriveModel;
 use forebay_model::fio_blocks::{check, Rule};
 use forebay_model::iolog::{Kind, Line, Parser};
 use forebay_model::safetensors::Header;
-use forebay_model::{record, units, JobSpec, Latency};
+use forebay_model::{reading, record, units, JobSpec, Latency};
 #[cfg(feature = "engine")]
 use forebay_serve::target::config::Config;
 #[cfg(feature = "engine")]
@@ -115,10 +115,10 @@ pub fn job(data: &[u8]) {
 /// A record of this or an older schema.
 pub fn record(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let Ok(run) = record::read(text) else { return };
+    let Ok(run) = reading::read(text) else { return };
     assert_eq!(run.schema, record::SCHEMA);
     let written = serde_json::to_string(&run).expect("a record is JSON");
-    record::read(&written).expect("what was read can be read again");
+    reading::read(&written).expect("what was read can be read again");
 }
 
 /// A size as people type it.

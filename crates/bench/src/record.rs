@@ -12,10 +12,12 @@ use forebay_io::identity::new_id;
 use forebay_io::machine::environment;
 use forebay_io::meter::{cpu, noise};
 use forebay_io::threads;
+use forebay_model::cpu::Cpu;
 use forebay_model::job::Engine;
 use forebay_model::job::JobSpec;
 use forebay_model::job::PathKind;
 use forebay_model::record::*;
+use forebay_model::series::Point;
 pub use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{stats, Error, Latency};
 use forebay_storage::path::gds::Session;
@@ -160,7 +162,7 @@ fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
         noise: mean_noise(&repeats, &series),
         verified_bytes: sum(|t| t.verified_bytes),
         verified_on: verified_on(context, runs),
-        summary: stats::summarize(&repeats, stats::Stop::of(context.job)),
+        summary: Summary::of(&repeats, context.job.stop()),
         targets,
         gpus: gpus_of(&workers, seconds),
         workers,

@@ -293,7 +293,7 @@ fn narrow_enough(job: &JobSpec, runs: &[Ran]) -> bool {
         return false;
     };
     let rates: Vec<f64> = runs.iter().map(record::throughput).collect();
-    stats::ci95_half_pct(&rates, stats::Stop::of(job)).is_some_and(|half| half <= pct)
+    stats::ci95_half_pct(&rates, job.stop()).is_some_and(|half| half <= pct)
 }
 
 fn set_cache(job: &JobSpec, targets: &[Target], observer: &mut dyn Observer) -> Result<(), Error> {

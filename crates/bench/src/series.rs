@@ -4,7 +4,7 @@ use super::run_kit::{Moved, Snapshot, READ, WRITE};
 use super::{TargetRate, WorkerRate};
 use forebay_io::clock;
 use forebay_io::meter::{self, cpu};
-use forebay_model::record::{Point, PointPart};
+use forebay_model::series::{Point, PointPart};
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::Latency;
 use std::collections::BTreeMap;

@@ -7,9 +7,11 @@ use forebay_io::build::build;
 use forebay_io::clock;
 use forebay_io::identity::new_id;
 use forebay_io::machine::environment;
+use forebay_model::cpu::Cpu;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, PathKind, DURATION_DEFAULT_S};
 use forebay_model::record::*;
+use forebay_model::series::Point;
 use forebay_model::simulate::{self, closed_loop, dependent, Load};
 use forebay_model::{stats, Error, Latency};
 use forebay_storage::path;
@@ -151,7 +153,7 @@ fn result_of(outcomes: &[simulate::Outcome], label: &str) -> RunResult {
         write: direction_of(&all, 1, true),
         late: outcomes.iter().map(|o| o.late).sum(),
         histogram: latency.encode(),
-        summary: stats::summarize(&repeats, stats::Stop::Counted),
+        summary: Summary::of(&repeats, stats::Stop::Counted),
         series: outcomes.iter().enumerate().flat_map(numbered).collect(),
         targets: vec![TargetResult {
             target: label.into(),

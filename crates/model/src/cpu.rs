@@ -1,7 +1,26 @@
-//! Figures derived from the processor time of a run.
+//! The processor time of a run, and the figures derived from it.
 
-use crate::record::Cpu;
 use crate::units::BYTES_PER_GIB;
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Cpu {
+    /// None, like all fields, if no meter covered the run's time.
+    pub user_s: Option<f64>,
+    pub system_s: Option<f64>,
+    /// (user + system) / seconds, of this process and its threads.
+    pub cores_busy: Option<f64>,
+    /// Per cent of all cores of the machine, this process.
+    pub user_pct: Option<f64>,
+    pub system_pct: Option<f64>,
+    pub cpu_s_per_gib: Option<f64>,
+    pub ns_per_io: Option<f64>,
+    /// The whole machine over the same seconds, in cores (irq and softirq included).
+    pub machine_cores_busy: Option<f64>,
+    /// Cores kept busy by other processes and kernel threads.
+    pub others_cores_busy: Option<f64>,
+}
 
 impl Cpu {
     /// Returns the figures that follow from `user_s` and `system_s`, spent within `seconds` in which `bytes` and `ios`

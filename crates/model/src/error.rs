@@ -1,5 +1,4 @@
-use crate::wording::as_flags;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 /// The kind of an error, which determines the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,28 +25,14 @@ impl Kind {
     }
 }
 
-/// An error as the user sees it: what was requested, what was found, what to type next. Its texts name a job's fields by their
-/// keys (`wording`); shown or written out, it speaks as the command line does.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-#[error(
-    "{}: {}{}{}",
-    as_flags(.asked),
-    as_flags(.found),
-    if .next.is_empty() { "" } else { "\n  try: " },
-    as_flags(.next)
-)]
+/// An error: what was requested, what was found, what to type next. Its texts name a job's fields by their keys; `wording` says
+/// how they are shown and written out.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Error {
     pub kind: Kind,
-    #[serde(serialize_with = "shown")]
     pub asked: String,
-    #[serde(serialize_with = "shown")]
     pub found: String,
-    #[serde(serialize_with = "shown")]
     pub next: String,
-}
-
-fn shown<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&as_flags(text))
 }
 
 impl Error {

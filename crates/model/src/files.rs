@@ -1,10 +1,13 @@
 //! Many-file metadata phases: the request and its results. Schema `forebay.files/1`.
 
+use crate::cpu::Cpu;
+use crate::histogram::LatencySummary;
 use crate::no_numbers;
-use crate::record::{Cpu, LatencySummary, Warning};
+use crate::record::Warning;
 use crate::request::Kind::*;
 use crate::request::{check_bounds, flag, switch};
 use crate::units::format_bytes;
+use crate::wording::named;
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -107,7 +110,7 @@ impl FilesSpec {
         if self.directory.is_empty() {
             return refuse("DIR".into(), "no directory was given", "forebay files DIR");
         }
-        check_bounds(Self::FIELDS, self)?;
+        check_bounds(Self::FIELDS, self, named)?;
         if self.file_bytes.checked_mul(self.files).is_none_or(|all| all > i64::MAX as u64) {
             let asked = format!("‹file_bytes› {} × ‹files› {}", format_bytes(self.file_bytes), self.files);
             return refuse(asked, "overflows (more than 8 EiB)", "‹file_bytes› 64k");

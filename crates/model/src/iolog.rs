@@ -1,6 +1,6 @@
 //! fio's lists of I/Os (iolog), versions 2 and 3: read line by line, in memory that grows with the number of files only.
 
-use crate::job::IO_BYTES_MAX;
+use crate::units::IO_BYTES_MAX;
 use crate::Error;
 use std::collections::HashMap;
 

@@ -13,7 +13,7 @@ mod steady;
 
 pub use content::{Blend, Blender};
 pub use cufile::CuFileMode;
-pub use fields::JobSpec;
+pub use fields::{as_job, JobSpec};
 pub use offsets::{Distribution, IoMix, SizeShare, Zone};
 pub use path::PathKind;
 pub use rounds::Rounds;
@@ -21,7 +21,7 @@ pub use side::{Flow, Priorities, Priority};
 pub use steady::{Judge, SteadyRule};
 
 use crate::glob::Glob;
-use crate::units::GIB;
+use crate::stats::Stop;
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -200,7 +200,6 @@ const DRAIN_MIN_S: f64 = 1.0;
 pub const FILE_NAME_DEFAULT: &str = "forebay.%d";
 pub const WORKERS_MAX: u32 = 4096;
 pub const DEPTH_MAX: u32 = 4096;
-pub const IO_BYTES_MAX: u64 = GIB;
 const FILES_MAX: u32 = 10_000_000;
 const REPEATS_MAX: u32 = 10_000;
 /// A year.
@@ -418,6 +417,14 @@ impl JobSpec {
     /// Returns whether a number of bytes or I/Os ends a repeat, instead of the time.
     pub fn ends_by_count(&self) -> bool {
         self.passes.is_some() || self.limit_bytes.is_some() || self.limit_ios.is_some()
+    }
+
+    /// What ends the repeats.
+    pub fn stop(&self) -> Stop {
+        match self.until_ci_pct {
+            Some(_) => Stop::Narrow,
+            None => Stop::Counted,
+        }
     }
 
     /// Measured seconds of a repeat; None if a count ends it.

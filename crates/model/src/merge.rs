@@ -6,9 +6,12 @@
 //! host. Each rank's own figures stay under `result.hosts`.
 
 use crate::checkpoint;
+use crate::cpu::Cpu;
+use crate::histogram::LatencySummary;
 use crate::job::{JobSpec, Origin, PathKind};
 use crate::kvcache;
 use crate::record::*;
+use crate::series::{Point, PointPart};
 use crate::training::Training;
 use crate::units::BYTES_PER_GIB as GIB;
 use crate::warnings::{self, is_of_others, of_others};
@@ -31,7 +34,7 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
     let results: Vec<&RunResult> = records.iter().map(|r| &r.result).collect();
     let hosts = Hosts::of(&records);
     let mut merged = first.clone();
-    merged.result = merge_results(&results, &hosts, stats::Stop::of(&first.job.spec))?;
+    merged.result = merge_results(&results, &hosts, first.job.spec.stop())?;
     merged.result.hosts = records.iter().map(host).collect();
     merged.path.direct_bytes = records.iter().map(|r| r.path.direct_bytes).sum();
     merged.path.staged_bytes = records.iter().map(|r| r.path.staged_bytes).sum();
@@ -305,7 +308,7 @@ fn merge_results(parts: &[&RunResult], hosts: &Hosts, stop: stats::Stop) -> Resu
         noise: merge_noise(parts, hosts),
         verified_bytes: sum(|p| p.verified_bytes),
         verified_on: merge_places(parts),
-        summary: stats::summarize(&repeats, stop),
+        summary: Summary::of(&repeats, stop),
         series: merge_series(parts),
         workers: renumbered(parts),
         targets: parts.iter().flat_map(|p| p.targets.clone()).collect(),

@@ -13,8 +13,9 @@ mod sizes;
 mod walk;
 mod zipf;
 
-use crate::job::{Distribution, IoMix, SizeShare, Zone, IO_BYTES_MAX};
+use crate::job::{Distribution, IoMix, SizeShare, Zone};
 use crate::random::{derive, Below, Xoshiro256};
+use crate::units::IO_BYTES_MAX;
 use crate::Error;
 use covered::{Covered, BLOCKS_MAX};
 use line::Line;

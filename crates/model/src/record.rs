@@ -8,22 +8,22 @@ mod cufile;
 mod direction;
 
 use crate::checkpoint::Checkpoint;
+use crate::cpu::Cpu;
 use crate::feed::Feed;
+use crate::histogram::LatencySummary;
 use crate::job::JobSpec;
 use crate::kvcache::KvCache;
+use crate::series::Point;
+use crate::stats::{self, Stop};
 use crate::training::Training;
 pub use cufile::{
     Cufile, CufileBatches, CufileCalls, CufileGpu, CufileProperties, CufileRoute, FabricEvent, FabricPath,
     FabricQueue, FabricRan, MappedRan,
 };
-pub use direction::{Direction, PointPart};
+pub use direction::Direction;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-
-mod read;
-
-pub use read::{migrate, read};
 
 pub const SCHEMA: &str = "forebay.run/1";
 
@@ -351,21 +351,6 @@ impl QueryResult {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct LatencySummary {
-    pub min: f64,
-    pub mean: f64,
-    pub stdev: f64,
-    pub p50: f64,
-    pub p90: f64,
-    pub p95: f64,
-    pub p99: f64,
-    pub p999: f64,
-    pub p9999: f64,
-    pub max: f64,
-}
-
 /// I/Os that were in flight, or due, when the measured time ended, and never completed. Latency counts each as completed
 /// when it was given up, which is less than it really took.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -393,25 +378,6 @@ pub struct Foretold {
     pub throughput_gib_s: f64,
     /// Deviation of the run from it, in per cent; below 0 the run was slower.
     pub off_pct: f64,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Cpu {
-    /// None, like all fields, if no meter covered the run's time.
-    pub user_s: Option<f64>,
-    pub system_s: Option<f64>,
-    /// (user + system) / seconds, of this process and its threads.
-    pub cores_busy: Option<f64>,
-    /// Per cent of all cores of the machine, this process.
-    pub user_pct: Option<f64>,
-    pub system_pct: Option<f64>,
-    pub cpu_s_per_gib: Option<f64>,
-    pub ns_per_io: Option<f64>,
-    /// The whole machine over the same seconds, in cores (irq and softirq included).
-    pub machine_cores_busy: Option<f64>,
-    /// Cores kept busy by other processes and kernel threads.
-    pub others_cores_busy: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -514,24 +480,23 @@ pub struct Summary {
     pub cpu_s_per_gib_median: Option<f64>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Point {
-    /// Seconds since the first I/O; the end of the interval.
-    pub t_s: f64,
-    pub gib_s: f64,
-    pub iops: f64,
-    pub latency_us_mean: Option<f64>,
-    pub latency_us_p99: Option<f64>,
-    /// Of a job that reads and writes: its reads and writes apart.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub read: Option<PointPart>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub write: Option<PointPart>,
-    pub cores_busy: Option<f64>,
-    /// True before the measured time.
-    pub warmup: bool,
-    pub repeat: u32,
+impl Summary {
+    /// Of the repeats of one job, which ended by `stop`. No repeats: all zero or None.
+    pub fn of(repeats: &[Repeat], stop: Stop) -> Summary {
+        if repeats.is_empty() {
+            return Summary::default();
+        }
+        let rates: Vec<f64> = repeats.iter().map(|r| r.throughput_gib_s).collect();
+        let costs: Vec<f64> = repeats.iter().filter_map(|r| r.cpu.cpu_s_per_gib).collect();
+        Summary {
+            throughput_gib_s_median: stats::median(&rates),
+            throughput_gib_s_min: rates.iter().copied().fold(f64::INFINITY, f64::min),
+            throughput_gib_s_max: rates.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            throughput_gib_s_sd: stats::sd(&rates),
+            throughput_gib_s_ci95: stats::ci95(&rates, stop),
+            cpu_s_per_gib_median: (!costs.is_empty()).then(|| stats::median(&costs)),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -581,4 +546,27 @@ pub struct Warning {
     pub text: String,
     /// Advice about it.
     pub next: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_keeps_what_is_missing_missing() {
+        let repeat = |rate, cost| Repeat {
+            throughput_gib_s: rate,
+            cpu: Cpu { cpu_s_per_gib: cost, ..Cpu::default() },
+            ..Repeat::default()
+        };
+        let one = Summary::of(&[repeat(2.0, None)], Stop::Counted);
+        assert_eq!((one.throughput_gib_s_median, one.throughput_gib_s_sd), (2.0, None));
+        assert_eq!((one.throughput_gib_s_ci95, one.cpu_s_per_gib_median), (None, None));
+        let three =
+            Summary::of(&[repeat(1.0, Some(0.1)), repeat(3.0, None), repeat(2.0, Some(0.3))], Stop::Counted);
+        assert_eq!((three.throughput_gib_s_min, three.throughput_gib_s_max), (1.0, 3.0));
+        assert_eq!(three.throughput_gib_s_sd, Some(1.0));
+        assert_eq!(three.cpu_s_per_gib_median, Some(0.2));
+        assert_eq!(Summary::of(&[], Stop::Counted), Summary::default());
+    }
 }

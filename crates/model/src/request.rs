@@ -1,7 +1,7 @@
 //! Tables of requests: each field of one is a row that says its type, its default, its flag, its help and its bounds, and for a
 //! job its meaning for comparisons of runs. Structs, command lines, settings and checks are made of it.
 
-use crate::{Error, JobSpec};
+use crate::Error;
 use serde::Serialize;
 
 /// No greatest value; of `between`, any finite one.
@@ -131,30 +131,15 @@ pub const fn switch_off<R>(name: &'static str, help: &'static str) -> Field<R> {
     flag(name, Kind::Off, "", help)
 }
 
-/// A field that is typed as the job's of that key, and says the same.
-pub const fn as_job<R>(key: &str) -> Field<R> {
-    let mut at = 0;
-    while !same(JobSpec::FIELDS[at].key, key) {
-        at += 1;
-    }
-    let found = &JobSpec::FIELDS[at];
-    Field { bound: found.bound, ..flag(found.flag, found.kind, found.metavar, found.help) }
-}
-
-const fn same(one: &str, other: &str) -> bool {
-    let (one, other) = (one.as_bytes(), other.as_bytes());
-    let mut at = 0;
-    while at < one.len() && at < other.len() && one[at] == other[at] {
-        at += 1;
-    }
-    at == one.len() && at == other.len()
-}
-
-/// Refuses the first number that lies out of its bounds.
-pub fn check_bounds<R>(fields: &[Field<R>], request: &R) -> Result<(), Error> {
+/// Refuses the first number that lies out of its bounds, by the name that `name_of` gives its field.
+pub fn check_bounds<R>(
+    fields: &[Field<R>],
+    request: &R,
+    name_of: impl Fn(&Field<R>) -> String,
+) -> Result<(), Error> {
     for (field, bound) in fields.iter().filter_map(|field| Some((field, field.bound?))) {
         if let Some(value) = (field.number)(request).filter(|value| !bound.holds(*value)) {
-            let name = named(field);
+            let name = name_of(field);
             return Err(Error::request(
                 format!("{name} {value}"),
                 bound.must,
@@ -165,15 +150,12 @@ pub fn check_bounds<R>(fields: &[Field<R>], request: &R) -> Result<(), Error> {
     Ok(())
 }
 
-/// The name of a field in an error: marked, as texts name a job's, where it is one of those; else its flag.
-pub fn named<R>(field: &Field<R>) -> String {
-    match JobSpec::FIELDS.iter().any(|of_job| (of_job.key, of_job.flag) == (field.key, field.flag)) {
-        true => format!("‹{}›", field.key),
-        false => format!("--{}", field.flag),
-    }
-}
-
 impl<R> Field<R> {
+    /// Its name in texts about a job, of which it is a field: `‹io_bytes›`.
+    pub fn marked(&self) -> String {
+        format!("‹{}›", self.key)
+    }
+
     pub const fn within(self, least: f64, most: f64, must: &'static str, example: &'static str) -> Self {
         Field { bound: Some(Bound { least, most, with_least: true, with_most: true, must, example }), ..self }
     }

@@ -7,7 +7,7 @@ use crate::device::{DriveModel, Timeline};
 use crate::job::{Op, Rounds};
 use crate::pattern::{Pattern, PatternSpec, Span};
 use crate::random::derive;
-use crate::record::Point;
+use crate::series::Point;
 use crate::soonest::Soonest;
 use crate::units::GIB;
 use crate::{Error, Latency};

@@ -1,8 +1,6 @@
 //! Statistics of repeats and of series: medians, Student's intervals, and when a
 //! throughput has become steady.
 
-use crate::job::JobSpec;
-use crate::record::{Repeat, Summary};
 use std::collections::VecDeque;
 
 /// Repeating until the interval is narrow favours intervals that are narrow by chance: of plain 95 % intervals,
@@ -53,15 +51,6 @@ pub enum Stop {
 }
 
 impl Stop {
-    /// The stopping rule of a job.
-    pub fn of(job: &JobSpec) -> Stop {
-        if job.until_ci_pct.is_some() {
-            Stop::Narrow
-        } else {
-            Stop::Counted
-        }
-    }
-
     /// The confidence at which intervals are computed, so that 95 % of them hold the true mean.
     fn confidence(self) -> f64 {
         match self {
@@ -160,23 +149,6 @@ fn normal_within(confidence: f64) -> f64 {
     low
 }
 
-/// Over the repeats of one job. No repeats: all zero or None.
-pub fn summarize(repeats: &[Repeat], stop: Stop) -> Summary {
-    if repeats.is_empty() {
-        return Summary::default();
-    }
-    let rates: Vec<f64> = repeats.iter().map(|r| r.throughput_gib_s).collect();
-    let costs: Vec<f64> = repeats.iter().filter_map(|r| r.cpu.cpu_s_per_gib).collect();
-    Summary {
-        throughput_gib_s_median: median(&rates),
-        throughput_gib_s_min: rates.iter().copied().fold(f64::INFINITY, f64::min),
-        throughput_gib_s_max: rates.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-        throughput_gib_s_sd: sd(&rates),
-        throughput_gib_s_ci95: ci95(&rates, stop),
-        cpu_s_per_gib_median: (!costs.is_empty()).then(|| median(&costs)),
-    }
-}
-
 /// The criterion for a steady series.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SteadySpec {
@@ -242,7 +214,6 @@ impl Steady {
 mod tests {
     use super::*;
     use crate::random::Xoshiro256;
-    use crate::record::Cpu;
 
     #[test]
     fn medians_and_deviations_of_small_samples() {
@@ -339,24 +310,6 @@ mod tests {
         }
         let plain = held_after_stopping(&mut random, 0.035, Stop::Counted);
         assert!(plain < 3700, "the correction is for something: {plain} of 4000 without it");
-    }
-
-    #[test]
-    fn a_summary_keeps_what_is_missing_missing() {
-        let repeat = |rate, cost| Repeat {
-            throughput_gib_s: rate,
-            cpu: Cpu { cpu_s_per_gib: cost, ..Cpu::default() },
-            ..Repeat::default()
-        };
-        let one = summarize(&[repeat(2.0, None)], Stop::Counted);
-        assert_eq!((one.throughput_gib_s_median, one.throughput_gib_s_sd), (2.0, None));
-        assert_eq!((one.throughput_gib_s_ci95, one.cpu_s_per_gib_median), (None, None));
-        let three =
-            summarize(&[repeat(1.0, Some(0.1)), repeat(3.0, None), repeat(2.0, Some(0.3))], Stop::Counted);
-        assert_eq!((three.throughput_gib_s_min, three.throughput_gib_s_max), (1.0, 3.0));
-        assert_eq!(three.throughput_gib_s_sd, Some(1.0));
-        assert_eq!(three.cpu_s_per_gib_median, Some(0.2));
-        assert_eq!(summarize(&[], Stop::Counted), Summary::default());
     }
 
     fn first_steady(values: impl Iterator<Item = f64>) -> Option<usize> {

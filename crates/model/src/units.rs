@@ -7,6 +7,8 @@ pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 /// The same, for rates.
 pub const BYTES_PER_GIB: f64 = GIB as f64;
+/// The largest I/O.
+pub const IO_BYTES_MAX: u64 = GIB;
 
 /// Processors of one list: the kernel's own bound on their numbers is far below.
 const CPUS_MAX: u32 = 65_536;

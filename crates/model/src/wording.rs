@@ -2,8 +2,33 @@
 //! was typed: whoever shows a text says each field in its own words, of a command line or of another tool's.
 
 use crate::request::Field;
-use crate::JobSpec;
+use crate::{Error, JobSpec};
+use serde::ser::{Serialize, SerializeStruct, Serializer};
 use std::borrow::Cow;
+use std::fmt;
+
+/// Shown as the command line speaks.
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (asked, found, next) = (as_flags(&self.asked), as_flags(&self.found), as_flags(&self.next));
+        let advice = if next.is_empty() { "" } else { "\n  try: " };
+        write!(f, "{asked}: {found}{advice}{next}")
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Written out as it is shown.
+impl Serialize for Error {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Error", 4)?;
+        fields.serialize_field("kind", &self.kind)?;
+        fields.serialize_field("asked", &as_flags(&self.asked))?;
+        fields.serialize_field("found", &as_flags(&self.found))?;
+        fields.serialize_field("next", &as_flags(&self.next))?;
+        fields.end()
+    }
+}
 
 /// `text`, with `word` of each field that it names. What stands between the marks and is no field's key stays as it is.
 pub fn said(text: &str, word: impl Fn(&Field<JobSpec>) -> String) -> Cow<'_, str> {
@@ -34,6 +59,14 @@ pub fn as_flags(text: &str) -> Cow<'_, str> {
     said(text, |field| format!("--{}", field.flag))
 }
 
+/// The name of a field in an error: marked where it is one of a job's; else its flag.
+pub fn named<R>(field: &Field<R>) -> String {
+    match JobSpec::FIELDS.iter().any(|of_job| (of_job.key, of_job.flag) == (field.key, field.flag)) {
+        true => field.marked(),
+        false => format!("--{}", field.flag),
+    }
+}
+
 fn field(key: &str) -> Option<&'static Field<JobSpec>> {
     JobSpec::FIELDS.iter().find(|field| field.key == key)
 }
@@ -62,7 +95,6 @@ fn changes(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Error;
 
     #[test]
     fn a_field_is_said_in_the_words_of_who_shows_it() {

@@ -27,7 +27,7 @@ use forebay_model::kvcache::KvSpec;
 use forebay_model::request::Field;
 use forebay_model::training::EmulateSpec;
 use forebay_model::wording::as_flags;
-use forebay_model::{merge, record, stats, warnings, Latency, RunRecord};
+use forebay_model::{merge, reading, record, stats, warnings, Latency, RunRecord};
 use forebay_model::{Error, Kind};
 use forebay_storage::path::{self, PATHS};
 use forebay_storage::source::{MadeOf, Uri, SOURCES};
@@ -234,7 +234,7 @@ fn check(py: Python<'_>, job: &str) -> PyResult<String> {
 #[pyfunction]
 #[pyo3(name = "merge")]
 fn merge_records(py: Python<'_>, records: Vec<String>) -> PyResult<String> {
-    let read: Result<Vec<_>, _> = records.iter().map(|text| record::read(text)).collect();
+    let read: Result<Vec<_>, _> = records.iter().map(|text| reading::read(text)).collect();
     let merged = read.and_then(merge::merge);
     json(py, &merged.map_err(|error| raise(py, error))?)
 }
@@ -243,7 +243,7 @@ fn merge_records(py: Python<'_>, records: Vec<String>) -> PyResult<String> {
 /// says, and one without `warnings` is judged.
 #[pyfunction]
 fn read_record(py: Python<'_>, text: &str) -> PyResult<String> {
-    json(py, &record::read(text).map_err(|error| raise(py, error))?)
+    json(py, &reading::read(text).map_err(|error| raise(py, error))?)
 }
 
 /// (ns, count) of each occupied bucket of a record's histogram.

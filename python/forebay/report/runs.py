@@ -21,7 +21,7 @@ from forebay import environment, flags, numbers
 from forebay.metrics import is_about_latency
 from forebay.report.load import Entry
 
-# As the engine says it of a record that it reads (crates/model/src/record/read.rs).
+# As the engine says it of a record that it reads (crates/model/src/reading.rs).
 ABSENT = "the record has no such field"
 PATH_ORDER = ("host", "bounce", "mapped", "gds", "gds-mixed", "gds-compat")
 OP_NAMES = {

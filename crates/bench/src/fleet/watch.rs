@@ -13,7 +13,7 @@ use forebay_io::clock;
 use forebay_model::job::JobSpec;
 use forebay_model::job::Judge;
 use forebay_model::job::Sync;
-use forebay_model::record::Point;
+use forebay_model::series::Point;
 use forebay_model::Error;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;

@@ -2,7 +2,8 @@
 
 use super::workers::Resources;
 use super::{Readings, Tally};
-use forebay_model::record::{Errors, Point};
+use forebay_model::record::Errors;
+use forebay_model::series::Point;
 use forebay_model::Error;
 
 /// The results of one run.

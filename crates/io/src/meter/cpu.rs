@@ -6,7 +6,7 @@
 //! target on the same machine. That is why the machine's own account stands beside it.
 
 use super::{Missing, Reason};
-use forebay_model::record;
+use forebay_model::cpu;
 use rustix::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -121,18 +121,13 @@ pub fn thread_seconds() -> Times {
 
 /// The record's CPU section: `seconds` measured, in which `bytes` and `ios` went through,
 /// on a machine of `cores` logical processors.
-pub fn fill(reading: &CpuReading, seconds: f64, bytes: u64, ios: u64, cores: u32) -> record::Cpu {
+pub fn fill(reading: &CpuReading, seconds: f64, bytes: u64, ios: u64, cores: u32) -> cpu::Cpu {
     let ours = reading.process;
     let machine = reading.machine.as_ref().ok().filter(|_| seconds > 0.0);
-    record::Cpu {
+    cpu::Cpu {
         machine_cores_busy: machine.map(|m| m.busy_s() / seconds),
         others_cores_busy: machine.map(|m| (m.busy_s() - ours.total_s()).max(0.0) / seconds),
-        ..record::Cpu::spent(
-            (Some(ours.user_s), Some(ours.system_s)),
-            seconds,
-            (bytes, ios),
-            f64::from(cores),
-        )
+        ..cpu::Cpu::spent((Some(ours.user_s), Some(ours.system_s)), seconds, (bytes, ios), f64::from(cores))
     }
 }
 

@@ -2,7 +2,7 @@
 //! rank is, wherever that ran.
 
 use super::record::{rate, Checkpoint, Phase, Rule, Turn};
-use crate::record::Cpu;
+use crate::cpu::Cpu;
 use crate::{Error, Latency};
 use std::collections::BTreeMap;
 

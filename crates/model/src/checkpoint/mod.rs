@@ -9,10 +9,11 @@ pub mod rules;
 pub use layout::{Model, Part, Sizes};
 pub use record::Checkpoint;
 
-use crate::job::{Cache, Engine, PathKind};
+use crate::job::{as_job, Cache, Engine, PathKind};
 use crate::no_numbers;
 use crate::request::Kind::*;
-use crate::request::{as_job, check_bounds, flag, switch, switch_off};
+use crate::request::{check_bounds, flag, switch, switch_off};
+use crate::wording::named;
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -153,7 +154,7 @@ impl CheckpointSpec {
     /// Errors that don't depend on the machine.
     pub fn check(&self) -> Result<(), Error> {
         self.model.check()?;
-        check_bounds(Self::FIELDS, self)?;
+        check_bounds(Self::FIELDS, self, named)?;
         self.check_counts()?;
         self.check_bounds()?;
         if self.closed {

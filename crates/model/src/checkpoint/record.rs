@@ -1,7 +1,8 @@
 //! The results of a run over checkpoints: the part `checkpoint` of a record.
 
 use super::{Edition, Mode, Model};
-use crate::record::{Cpu, LatencySummary};
+use crate::cpu::Cpu;
+use crate::histogram::LatencySummary;
 use crate::units::BYTES_PER_GIB as GIB;
 use crate::Latency;
 use serde::{Deserialize, Serialize};

@@ -2,12 +2,12 @@
 
 use super::{
     Arrivals, Blend, Cache, Flow, JobSpec, Origin, PathKind, Priorities, SteadyRule, ARENA_BYTES_MAX,
-    DEPTH_MAX, FILE_NAME_DEFAULT, IO_BYTES_MAX,
+    DEPTH_MAX, FILE_NAME_DEFAULT,
 };
 use crate::fio_blocks::Rule;
 use crate::iolog::Recast;
-use crate::request::check_bounds;
-use crate::units::format_bytes;
+use crate::request::{check_bounds, Field};
+use crate::units::{format_bytes, IO_BYTES_MAX};
 use crate::Error;
 
 /// File offsets are signed.
@@ -25,7 +25,7 @@ impl JobSpec {
             let next = "forebay bench FILE, a directory, stripe:?m=A&m=B, nil: or model:NAME";
             return refused("SOURCE", "no source was given", next);
         }
-        check_bounds(Self::FIELDS, self)?;
+        check_bounds(Self::FIELDS, self, Field::marked)?;
         self.check_sizes()?;
         self.check_bytes()?;
         self.check_batch()?;

@@ -8,7 +8,7 @@ use super::{
 use super::{DEPTH_MAX, FILES_MAX, FILE_NAME_DEFAULT, REPEATS_MAX, SECONDS_MAX, WORKERS_MAX};
 use crate::no_numbers;
 use crate::request::Kind::*;
-use crate::request::{flag, switch, ANY};
+use crate::request::{flag, switch, Field, ANY};
 
 const SECONDS: &str = "must be a number of seconds from 0.001 to a year";
 
@@ -347,6 +347,25 @@ crate::request! {
     /// Free text kept in the record.
     label: Option<String> = None,
         flag("label", Text, "TEXT", "Free text to store in the record.");
+}
+
+/// A field of another request, typed as the job's of that key, and says the same.
+pub const fn as_job<R>(key: &str) -> Field<R> {
+    let mut at = 0;
+    while !same(JobSpec::FIELDS[at].key, key) {
+        at += 1;
+    }
+    let found = &JobSpec::FIELDS[at];
+    Field { bound: found.bound, ..flag(found.flag, found.kind, found.metavar, found.help) }
+}
+
+const fn same(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
 }
 
 #[cfg(test)]

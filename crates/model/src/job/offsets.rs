@@ -1,7 +1,6 @@
 //! The offsets of a job's I/Os: the values of `--distribution` and `--io-mix`.
 
-use super::IO_BYTES_MAX;
-use crate::units::parse_bytes;
+use crate::units::{parse_bytes, IO_BYTES_MAX};
 use crate::Error;
 
 /// Entries of a mix, zones, or blocks of a list, at most.

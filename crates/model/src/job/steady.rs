@@ -1,7 +1,7 @@
 //! The criterion of a steady state: the range and the slope of throughput, or the value of `--steady`.
 
 use super::JobSpec;
-use crate::record::Point;
+use crate::series::Point;
 use crate::stats::{Steady, SteadySpec};
 use crate::Error;
 use std::collections::VecDeque;

@@ -20,10 +20,11 @@ pub mod users;
 pub use record::KvCache;
 pub use service::{Act, Ended, Service};
 
-use crate::job::{Cache, Engine};
+use crate::job::{as_job, Cache, Engine};
 use crate::no_numbers;
 use crate::request::Kind::*;
-use crate::request::{as_job, check_bounds, flag, switch, ANY};
+use crate::request::{check_bounds, flag, switch, ANY};
+use crate::wording::named;
 use crate::Error;
 use models::Shape;
 use script::Script;
@@ -177,7 +178,7 @@ impl KvSpec {
     pub fn check(&self) -> Result<(), Error> {
         KvSpec::of_option(self.option)?;
         self.token_bytes()?;
-        check_bounds(Self::FIELDS, self)?;
+        check_bounds(Self::FIELDS, self, named)?;
         let wrong = self.load_bounds().into_iter().chain(self.io_bounds()).find(|row| row.0);
         wrong.map_or(Ok(()), |(_, asked, found, next)| Err(Error::request(asked, found, next)))
     }

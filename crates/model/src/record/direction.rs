@@ -1,6 +1,7 @@
 //! Reads, writes and flushes of a run, each by itself.
 
-use super::{LatencySummary, RunResult};
+use super::RunResult;
+use crate::histogram::LatencySummary;
 use crate::units::BYTES_PER_GIB as GIB;
 use crate::{Error, Latency};
 use serde::{Deserialize, Serialize};
@@ -17,15 +18,6 @@ pub struct Direction {
     /// As `RunResult::histogram`; absent where that is it, because all I/Os had this direction.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub histogram: String,
-}
-
-/// The I/Os of one direction in an interval.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct PointPart {
-    pub gib_s: f64,
-    pub iops: f64,
-    pub latency_us_mean: Option<f64>,
 }
 
 impl Direction {

@@ -177,7 +177,7 @@ pub struct Trained {
     pub barrier_s: f64,
     /// Since its last step ended, where that is more than ten usual steps.
     pub stalled_s: f64,
-    pub step_us: crate::record::LatencySummary,
+    pub step_us: crate::histogram::LatencySummary,
 }
 
 /// Totals up to a time, by job.

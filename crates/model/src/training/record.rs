@@ -2,7 +2,7 @@
 
 use super::rules::{self, Figures};
 use super::spec::{EmulateSpec, Level, Loader, RuleSet};
-use crate::record::LatencySummary;
+use crate::histogram::LatencySummary;
 use crate::units::readable_bytes;
 use crate::{Error, Latency};
 use serde::{Deserialize, Serialize};

@@ -11,7 +11,7 @@ use super::trace::{Stream, Trace};
 use crate::device::{DriveModel, Timeline};
 use crate::job::Op;
 use crate::random::{derive, Xoshiro256};
-use crate::record::Point;
+use crate::series::Point;
 use crate::units::GIB;
 use crate::{Error, Latency};
 use std::cmp::Reverse;

@@ -1,10 +1,12 @@
 //! One emulated training run as asked for. Names of workloads mean nothing here:
 //! whoever asks has looked up the constants.
 
-use crate::job::{Cache, Engine, PathKind, IO_BYTES_MAX, WORKERS_MAX};
+use crate::job::{as_job, Cache, Engine, PathKind, WORKERS_MAX};
 use crate::no_numbers;
 use crate::request::Kind::*;
-use crate::request::{as_job, check_bounds, flag, switch, ANY};
+use crate::request::{check_bounds, flag, switch, ANY};
+use crate::units::IO_BYTES_MAX;
+use crate::wording::named;
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -280,7 +282,7 @@ impl EmulateSpec {
         if self.decode && self.level == Level::Bytes {
             return refuse("--decode --level bytes", "level bytes doesn't look into files", "--level parse");
         }
-        check_bounds(Self::FIELDS, self)?;
+        check_bounds(Self::FIELDS, self, named)?;
         self.check_machine()?;
         self.check_path()
     }

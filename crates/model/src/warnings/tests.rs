@@ -1,4 +1,5 @@
 use super::*;
+use crate::reading::read;
 use crate::record::*;
 use crate::training::EmulateSpec;
 

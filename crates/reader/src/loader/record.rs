@@ -8,6 +8,7 @@ use forebay_io::identity::new_id;
 use forebay_io::machine::environment;
 use forebay_io::meter::{cpu, disk, noise};
 use forebay_io::threads;
+use forebay_model::cpu::Cpu;
 use forebay_model::feed::{Feed, Shuffle};
 use forebay_model::job::{JobSpec, Op, PathKind};
 use forebay_model::record::*;
@@ -381,7 +382,7 @@ fn result_of(
         histogram: counts.waits.encode(),
         cpu,
         noise,
-        summary: stats::summarize(std::slice::from_ref(&repeat), stats::Stop::Counted),
+        summary: Summary::of(std::slice::from_ref(&repeat), stats::Stop::Counted),
         repeats: vec![repeat],
         interrupted,
         ..RunResult::default()

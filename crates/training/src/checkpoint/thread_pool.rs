@@ -13,7 +13,7 @@ use forebay_io::threads;
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::content;
 use forebay_model::job::JobSpec;
-use forebay_model::record::Point;
+use forebay_model::series::Point;
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{Error, Latency};
 use forebay_storage::path::Destination;

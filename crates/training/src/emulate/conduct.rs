@@ -15,7 +15,7 @@ use forebay_bench::requirements;
 use forebay_bench::run_kit::{guarded, run_thread, Meters, Observer, Threads};
 use forebay_io::clock;
 use forebay_io::meter::cpu;
-use forebay_model::record::Point;
+use forebay_model::series::Point;
 use forebay_model::training::{rules, EmulateSpec, Plan, RankStreams, Scheduler, Trace};
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{Error, Latency};

@@ -13,8 +13,10 @@ use forebay_io::identity::new_id;
 use forebay_io::machine::environment;
 use forebay_io::meter::{cpu, noise};
 use forebay_io::threads;
+use forebay_model::cpu::Cpu;
 use forebay_model::job::{JobSpec, Op, Origin, PathKind};
 use forebay_model::record::*;
+use forebay_model::series::Point;
 use forebay_model::training::record::{
     Latencies, Skipped, Timing, Training, TrainingMemory, Waited as WaitedPart,
 };
@@ -199,7 +201,7 @@ fn result_of(
         power,
         errors: Errors { verify_failed: skipped.count, examples: skipped.examples, ..Errors::default() },
         noise,
-        summary: stats::summarize(std::slice::from_ref(&repeat), stats::Stop::Counted),
+        summary: Summary::of(std::slice::from_ref(&repeat), stats::Stop::Counted),
         repeats: vec![repeat],
         series: ran.points.clone(),
         interrupted: ran.interrupted,

@@ -4,6 +4,7 @@ use crate::format::write::{Column, FileShape, WriteSpec, Writer, PAGE_BYTES_MAX}
 use crate::format::{self, FormatRow};
 use forebay_model::request::Kind::*;
 use forebay_model::request::{check_bounds, flag, switch};
+use forebay_model::wording::named;
 use forebay_model::Error;
 
 const FILES_MAX: u32 = 1 << 26;
@@ -75,7 +76,7 @@ impl DatagenSpec {
 
     pub fn check(&self) -> Result<(), Error> {
         self.row()?;
-        check_bounds(Self::FIELDS, self)?;
+        check_bounds(Self::FIELDS, self, named)?;
         if self.samples_per_file == 0 {
             return Err(Error::request("samples per file 0", "must be 1 or more", "samples_per_file = 1"));
         }

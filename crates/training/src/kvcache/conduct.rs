@@ -18,7 +18,7 @@ use forebay_io::threads;
 use forebay_model::job::JobSpec;
 use forebay_model::kvcache::service::Key;
 use forebay_model::kvcache::{Act, Ended, KvSpec, Service};
-use forebay_model::record::Point;
+use forebay_model::series::Point;
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::Error;
 use forebay_storage::opening;

@@ -14,6 +14,7 @@ use forebay_model::kvcache::record::Circumstance;
 use forebay_model::kvcache::simulate::{simulate, Simulated};
 use forebay_model::kvcache::KvSpec;
 use forebay_model::record::*;
+use forebay_model::series::Point;
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{stats, warnings, Error};
 use forebay_storage::source::Uri;
@@ -192,7 +193,7 @@ fn result_of(spec: &KvSpec, played: &Simulated) -> RunResult {
         write_bytes,
         throughput_gib_s: repeat.throughput_gib_s,
         iops: repeat.iops,
-        summary: stats::summarize(std::slice::from_ref(&repeat), stats::Stop::Counted),
+        summary: Summary::of(std::slice::from_ref(&repeat), stats::Stop::Counted),
         series: points.collect(),
         targets: vec![target],
         repeats: vec![repeat],

@@ -1,6 +1,6 @@
 //! Reading records from files: of this or an older schema, complete or without fields that their writer didn't know.
 
-use super::{RunRecord, SCHEMA};
+use crate::record::{RunRecord, SCHEMA};
 use crate::{warnings, Error};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -92,9 +92,11 @@ fn from_0(object: &mut Map<String, Value>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::*;
     use super::*;
-    use crate::checkpoint::record::{Phase, Rule, Turn};
+    use crate::checkpoint::record::{Checkpoint, Phase, Rule, Turn};
+    use crate::histogram::LatencySummary;
+    use crate::record::*;
+    use crate::series::Point;
     use crate::training::{EmulateSpec, Training};
 
     /// A record with each of its parts, and an entry in each of its lists.
