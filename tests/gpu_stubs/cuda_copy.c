@@ -106,6 +106,8 @@ static CUresult queue_copy(struct copy c, void *stream)
         return INVALID_HANDLE;
     bool host = c.to_device < 0 || c.from_device < 0;
     c.pinned = !host || stub_is_pinned((void *)(c.to_device < 0 ? c.to : c.from), c.bytes, c.to_device < 0);
+    if (host && c.pinned && stub_crosses_registrations((void *)(c.to_device < 0 ? c.to : c.from), c.bytes))
+        return INVALID_VALUE;
     if (c.from_device < 0 && settings.hash && c.pinned) {
         c.early = stub_awaits_value(s);
         c.sum = c.early ? 0 : sum_of_source(&c);

@@ -401,6 +401,19 @@ bool stub_is_pinned(const void *at, size_t bytes, bool for_write)
     return next >= end;
 }
 
+/* The driver refuses a copy whose host end begins in one registration and ends in another. */
+bool stub_crosses_registrations(const void *at, size_t bytes)
+{
+    const char *first = at;
+    bool crosses = false;
+    pthread_mutex_lock(&stub_lock);
+    for (struct registration *r = registrations; r; r = r->next)
+        if (first >= r->at && first < r->at + r->bytes)
+            crosses = (size_t)(r->at + r->bytes - first) < bytes;
+    pthread_mutex_unlock(&stub_lock);
+    return crosses;
+}
+
 void stub_forget_memory(int device)
 {
     while (memories[device].first)

@@ -111,6 +111,7 @@ void stub_open_memory(void);
 void stub_close_memory(void);
 /* Whether all of it is pinned, for reading or for writing. */
 bool stub_is_pinned(const void *at, size_t bytes, bool for_write);
+bool stub_crosses_registrations(const void *at, size_t bytes);
 /* The device that an address belongs to; -1 for none. */
 int stub_device_of(CUdeviceptr at);
 void stub_forget_memory(int device);
