@@ -360,21 +360,25 @@ class Reader:
         `limit`, RequestError unless each number is below it. `waits`: the caller will wait for the end, so that more of what
         is cached is copied before this returns."""
 
-    def load_pages(
+    def load_blocks(
         self,
-        rows: int,
-        places: int,
+        slots: int,
+        tables: int,
         count: int,
-        begin: int,
+        start: int,
         page_bytes: int,
-        groups: Sequence[int],
+        layers: int,
+        pages_each: int,
         gpu: int,
         base: int,
+        pages_of_layer: int,
+        by_layer: bool,
         hold: object,
         after: Sequence[tuple[int, int]],
     ) -> Pending:
-        """Like `gather`, for pages of a file, each to its own place in a GPU's memory from `base` on: `count` rows and places, 64
-        bits each, at their addresses. `groups`: the end of each group that `Pending.wait_group` waits for."""
+        """Reads blocks of layers × pages into pages of a GPU's memory. `slots`: the address of `count` 64-bit numbers of blocks,
+        which lie from byte `start` on; `tables`: of `pages_each` for each, the pages that it goes to in every layer, of which one
+        has `pages_of_layer` from the device address `base` on. `by_layer`: `Pending.wait_group` waits for each."""
 
     def gather_arrays(
         self, rows: object, row_bytes: object, start: object, out: object, waits: bool
@@ -425,7 +429,7 @@ class Pending:
         """Waits until it has finished; False after `timeout` seconds. Handles signals while waiting."""
 
     def wait_group(self, group: int) -> bool:
-        """Waits for a group of `load_pages`; False if the load failed, and `report` says why. Handles signals while waiting."""
+        """Waits for a layer of `load_blocks`; False if the load failed, and `report` says why. Handles signals while waiting."""
 
     def done(self) -> bool: ...
     def cancel(self) -> bool:

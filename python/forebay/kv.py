@@ -459,6 +459,29 @@ class Store:
         return load
 
     def _ask(self, slots: list[int], table: numpy.ndarray, pages: Pages, layers: range, load: Load) -> None:
+        try:
+            if pages.gpu is not None:
+                return self._ask_gpu(slots, table, pages, load)
+            self._ask_host(slots, table, pages, layers, load)
+        except ForebayError as error:
+            raise self._named(error, load.keys) from None
+
+    def _ask_gpu(self, slots: list[int], table: numpy.ndarray, pages: Pages, load: Load) -> None:
+        """Begins to read all pages of these blocks, in the order of the file, or layer after layer."""
+        import numpy as np
+
+        shape, memory, gpu = self.shape, pages.memory, pages.gpu or 0
+        words = [np.array(slots, np.uint64), np.ascontiguousarray(table, np.uint64)]
+        at = [int(numbers.__array_interface__["data"][0]) for numbers in words]
+        pending = self._reader._reader.load_blocks(
+            at[0], at[1], len(slots), shape.data_at, shape.page_bytes, shape.layers, shape.block_pages, gpu, memory.address,
+            pages.pages, load.by_layer, [memory], streams_before([memory], None),
+        )  # fmt: skip
+        load._pending = pending
+        load._futures.append(reader.Future(pending, [memory], self._reader))
+
+    def _ask_host(self, slots: list[int], table: numpy.ndarray, pages: Pages, layers: range, load: Load) -> None:
+        """Begins to read these layers."""
         import numpy as np
 
         shape = self.shape
@@ -468,30 +491,7 @@ class Store:
         blocks = np.array(slots, np.uint64)[:, None, None]
         rows = (blocks * shape.layers + first[None, :, None]) * shape.block_pages + each[None, None, :]
         places = first[None, :, None] * pages.pages + table[:, None, :]
-        try:
-            if pages.gpu is not None:
-                return self._ask_gpu(rows, places, pages, load)
-            self._fetch(rows.ravel(), places.ravel(), pages, load)
-        except ForebayError as error:
-            raise self._named(error, load.keys) from None
-
-    def _ask_gpu(self, rows: numpy.ndarray, places: numpy.ndarray, pages: Pages, load: Load) -> None:
-        """Begins to read all of these pages, in the order of the file, or layer after layer."""
-        import numpy as np
-
-        ends = [rows.size]
-        if load.by_layer:
-            rows, places = rows.swapaxes(0, 1), places.swapaxes(0, 1)
-            ends = [rows[0].size * (layer + 1) for layer in range(len(rows))]
-        words = [np.ascontiguousarray(numbers, np.uint64).ravel() for numbers in (rows, places)]
-        at = [int(numbers.__array_interface__["data"][0]) for numbers in words]
-        memory, gpu = pages.memory, pages.gpu or 0
-        pending = self._reader._reader.load_pages(
-            at[0], at[1], rows.size, self.shape.data_at, self.shape.page_bytes, ends, gpu, memory.address,
-            [memory], streams_before([memory], None),
-        )  # fmt: skip
-        load._pending = pending
-        load._futures.append(reader.Future(pending, [memory], self._reader))
+        self._fetch(rows.ravel(), places.ravel(), pages, load)
 
     def _fetch(self, rows: numpy.ndarray, places: numpy.ndarray, pages: Pages, load: Load) -> None:
         """Begins to read these rows of the file to these rows of the host's pages."""

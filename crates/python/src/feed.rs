@@ -6,7 +6,7 @@
 use crate::{array, raise};
 use forebay_io::gpu::cuda::{Cuda, Event, Stream};
 use forebay_model::{safetensors, Error, Kind};
-use forebay_reader::{Copied, Given, HostMemory, Layout, Opening, Place, Range, Request, Way};
+use forebay_reader::{Blocks, Copied, Given, HostMemory, Layout, Opening, Place, Range, Request, Way};
 use forebay_training::format::{index, Damage};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -120,30 +120,43 @@ impl Reader {
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
     }
 
-    /// As `gather`, to a GPU's memory from `base` on: page `rows[i]` of the file to place `places[i]` there, both `count` words
-    /// of 64 bits at their addresses. `groups` are waited for apart: the end of each.
+    /// Reads blocks of `layers` × `pages_each` pages into pages of a GPU's memory. `slots` and `tables` are addresses of 64-bit
+    /// numbers: of `count` blocks from byte `start` on, and `pages_each` for each block: the pages of every layer that it goes to,
+    /// of which a layer has `pages_of_layer` from the device address `base` on. `by_layer`: layers can be waited for apart.
     #[allow(clippy::too_many_arguments)]
-    fn load_pages(
+    fn load_blocks(
         &self,
         py: Python<'_>,
-        rows: usize,
-        places: usize,
+        slots: usize,
+        tables: usize,
         count: usize,
-        begin: u64,
+        start: u64,
         page_bytes: usize,
-        groups: Vec<usize>,
+        layers: usize,
+        pages_each: usize,
         gpu: u32,
         base: u64,
+        pages_of_layer: u64,
+        by_layer: bool,
         hold: Py<PyAny>,
         after: Vec<(u32, u64)>,
     ) -> PyResult<Pending> {
         let reader = self.open();
         let begun = py.detach(|| {
-            let (rows, places) = (Copied::from_address(rows, count), Copied::from_address(places, count));
-            let to = |(row, place): (&u64, &u64)| (*row, base + place * page_bytes as u64);
-            let pages: Vec<(u64, u64)> = rows.numbers().iter().zip(places.numbers()).map(to).collect();
-            let layout = Layout { start: begin, step: page_bytes as u64, row_bytes: page_bytes };
-            let request = Request::of_pages(&reader?, &pages, layout, gpu, &groups, marks(after)?)?;
+            let numbers = |address, count| Copied::from_address(address, count).numbers().to_vec();
+            let (slots, tables) = (numbers(slots, count), numbers(tables, count * pages_each));
+            let blocks = Blocks {
+                start,
+                page_bytes,
+                layers,
+                pages_each,
+                slots,
+                tables,
+                base,
+                pages_of_layer,
+                by_layer,
+            };
+            let request = Request::of_blocks(&reader?, blocks, gpu, marks(after)?)?;
             forebay_reader::submit(&request).map(|()| request)
         });
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
@@ -333,7 +346,7 @@ impl Pending {
         Ok(met)
     }
 
-    /// Waits for a group of `load_pages`, in turns as `wait`. False where what was asked for has failed: `report` says why.
+    /// Waits for a layer of `load_blocks`, in turns as `wait`. False where what was asked for has failed: `report` says why.
     fn wait_group(&self, py: Python<'_>, group: usize) -> PyResult<bool> {
         self.by_turns(py, None, |turn| self.request.wait_group(group, Some(turn)).then_some(()))?;
         Ok(!self.request.is_dropped())

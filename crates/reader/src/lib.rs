@@ -42,6 +42,7 @@ pub use host_memory::HostMemory;
 pub use loader::{Batch, Column, Elsewhere, Lease, Loader, Memory, Next, Part, Spec, Told};
 pub use many::{read_files, sizes_of};
 pub use numbers::Copied;
+pub use pages::Blocks;
 pub use place::{Place, Range};
 pub use processors::threads;
 pub use request::{Report, Request};

@@ -36,6 +36,71 @@ pub(super) struct Page {
     pub to: u64,
 }
 
+/// Blocks of the file and the pages that they go to. A block lies in the file layer after layer, with `pages_each` pages of each;
+/// in memory a layer's pages lie together.
+pub struct Blocks {
+    /// Of the first block in the file.
+    pub start: u64,
+    pub page_bytes: usize,
+    pub layers: usize,
+    pub pages_each: usize,
+    /// Numbers of blocks, and for each `pages_each` numbers of pages of a layer.
+    pub slots: Vec<u64>,
+    pub tables: Vec<u64>,
+    /// Device address of the first layer's first page, and pages of a layer there.
+    pub base: u64,
+    pub pages_of_layer: u64,
+    /// Layers are brought one after another, and waited for apart.
+    pub by_layer: bool,
+}
+
+impl Blocks {
+    pub(super) fn count(&self) -> usize {
+        self.slots.len() * self.layers * self.pages_each
+    }
+
+    pub(super) fn block_bytes(&self) -> usize {
+        self.layers * self.pages_each * self.page_bytes
+    }
+
+    /// Byte in the file; None where no file is that long.
+    fn offset(&self, slot: u64) -> Option<u64> {
+        slot.checked_mul(self.block_bytes() as u64)?.checked_add(self.start)
+    }
+
+    /// The range of the file that the last of them takes; None where no file is that long, or there are none.
+    pub(super) fn end(&self) -> Option<u64> {
+        self.slots.iter().max().and_then(|slot| self.offset(*slot)?.checked_add(self.block_bytes() as u64))
+    }
+
+    /// The range of the file of each.
+    pub(super) fn runs(&self) -> Vec<(u64, usize)> {
+        let run = |slot: &u64| (self.offset(*slot).expect("its end was looked at"), self.block_bytes());
+        self.slots.iter().map(run).collect()
+    }
+
+    /// In the order in which they are brought: block after block, or layer after layer, each in the order of the file, so that
+    /// neighbours travel together.
+    fn page(&self, order: &[u32], i: usize) -> Page {
+        let (block, layer, page) = match self.by_layer {
+            true => {
+                let each = order.len() * self.pages_each;
+                (i % each / self.pages_each, i / each, i % self.pages_each)
+            }
+            false => {
+                let each = self.layers * self.pages_each;
+                (i / each, i % each / self.pages_each, i % self.pages_each)
+            }
+        };
+        let block = order[block] as usize;
+        let row =
+            (self.slots[block] * self.layers as u64 + layer as u64) * self.pages_each as u64 + page as u64;
+        let place = layer as u64 * self.pages_of_layer + self.tables[block * self.pages_each + page];
+        let bytes = self.page_bytes as u64;
+        Page { offset: self.start + row * bytes, to: self.base + place * bytes }
+    }
+}
+
 /// Who brings them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
@@ -53,36 +118,30 @@ pub(super) struct Pages {
     /// Kernel that takes pieces to their places; without it each is a copy.
     pub(super) scatter: Option<Scatter>,
     pub(super) gpu: u32,
-    pub(super) page_bytes: usize,
-    pages: Vec<Page>,
-    /// Each with the group that it belongs to.
+    blocks: Blocks,
+    /// Blocks in the order of the file.
+    order: Vec<u32>,
+    /// Each with the group that it belongs to: the layer, where layers are waited for apart.
     parts: Vec<(Span<usize>, usize)>,
     groups: usize,
 }
 
 impl Pages {
-    /// `groups`: the end of each in `pages`.
-    pub(super) fn new(
-        (by, scatter): (By, Option<Scatter>),
-        gpu: u32,
-        page_bytes: usize,
-        mut pages: Vec<Page>,
-        groups: &[usize],
-    ) -> Pages {
+    pub(super) fn new((by, scatter): (By, Option<Scatter>), gpu: u32, blocks: Blocks) -> Pages {
+        let mut order: Vec<u32> = (0..blocks.slots.len() as u32).collect();
+        order.sort_unstable_by_key(|block| blocks.slots[*block as usize]);
         let part_bytes = if by == By::Processors { COPIED_PART_BYTES } else { FETCHED_PART_BYTES };
-        let each = (part_bytes / page_bytes).clamp(1, PAGES_PER_PART_MAX);
+        let each = (part_bytes / blocks.page_bytes).clamp(1, PAGES_PER_PART_MAX);
+        let groups = if blocks.by_layer { blocks.layers } else { 1 };
+        let in_group = blocks.count() / groups;
         let mut parts = Vec::new();
-        let mut begin = 0;
-        for (group, end) in groups.iter().enumerate() {
-            // Neighbours in the file travel together.
-            pages[begin..*end].sort_unstable_by_key(|page| page.offset);
-            while begin < *end {
-                let until = (*end).min(begin + each);
-                parts.push((begin..until, group));
-                begin = until;
+        for group in 0..groups {
+            let end = (group + 1) * in_group;
+            for begin in (group * in_group..end).step_by(each) {
+                parts.push((begin..end.min(begin + each), group));
             }
         }
-        Pages { by, scatter, gpu, page_bytes, pages, parts, groups: groups.len() }
+        Pages { by, scatter, gpu, blocks, order, parts, groups }
     }
 
     pub(super) fn parts(&self) -> usize {
@@ -102,21 +161,31 @@ impl Pages {
 
     /// Bytes of the longest part that may be.
     pub(super) fn part_bytes_max(&self) -> usize {
-        FETCHED_PART_BYTES.max(self.page_bytes)
+        FETCHED_PART_BYTES.max(self.blocks.page_bytes)
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        (self.pages.len() * self.page_bytes) as u64
+        (self.blocks.count() * self.blocks.page_bytes) as u64
     }
 
-    pub(super) fn part(&self, index: usize) -> &[Page] {
-        &self.pages[self.parts[index].0.clone()]
+    pub(super) fn part(&self, index: usize) -> PagePart {
+        let pages = self.parts[index].0.clone().map(|i| self.blocks.page(&self.order, i)).collect();
+        PagePart { gpu: self.gpu, page_bytes: self.blocks.page_bytes, pages }
     }
+}
 
-    /// Runs of the file that a part's pages make. The place of each is what its bytes are called by in `pieces`.
-    pub(super) fn runs(&self, index: usize) -> Vec<Range> {
+/// Pages that are brought together, in the order of the file.
+pub(super) struct PagePart {
+    gpu: u32,
+    page_bytes: usize,
+    pages: Vec<Page>,
+}
+
+impl PagePart {
+    /// Runs of the file that its pages make. The place of each is what its bytes are called by in `pieces`.
+    pub(super) fn runs(&self) -> Vec<Range> {
         let mut runs: Vec<Range> = Vec::new();
-        for page in self.part(index) {
+        for page in &self.pages {
             match runs.last_mut() {
                 Some(run) if run.offset + run.bytes as u64 == page.offset => run.bytes += self.page_bytes,
                 _ => {
@@ -128,16 +197,16 @@ impl Pages {
         runs
     }
 
-    /// Pieces that take what lies in `runs` (from `base` on, called by its byte in the file) to the pages of a part.
-    pub(super) fn pieces(&self, index: usize, base: u64, runs: &[Run]) -> Vec<Piece> {
+    /// Pieces that take what lies in `runs` (from `base` on, called by its byte in the file) to its pages.
+    pub(super) fn pieces(&self, base: u64, runs: &[Run]) -> Vec<Piece> {
         let total: usize = runs.iter().map(|run| run.bytes).sum();
         let most = piece_bytes(total);
-        let mut pieces = Vec::new();
-        let (pages, page_bytes) = (self.part(index), self.page_bytes as u64);
+        let mut pieces = Vec::with_capacity(total.div_ceil(most).max(self.pages.len()));
+        let page_bytes = self.page_bytes as u64;
         for run in runs {
             let end = run.to + run.bytes as u64;
-            let first = pages.partition_point(|page| page.offset + page_bytes <= run.to);
-            for page in pages[first..].iter().take_while(|page| page.offset < end) {
+            let first = self.pages.partition_point(|page| page.offset + page_bytes <= run.to);
+            for page in self.pages[first..].iter().take_while(|page| page.offset < end) {
                 let (first, last) = (page.offset.max(run.to), (page.offset + page_bytes).min(end));
                 let mut at = first;
                 while at < last {
@@ -161,49 +230,64 @@ fn piece_bytes(total: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// Pages of 5,000 bytes in two groups, some of them neighbours, as runs that a slot may also cut.
+    /// Blocks of two layers with three pages of 5,000 bytes each, some of them neighbours, as runs that a slot may also cut.
     #[test]
     fn pieces_take_each_byte_of_a_page_to_its_place_wherever_its_run_was_cut() {
-        let page_bytes = 5000;
-        let rows = [7u64, 3, 4, 5, 0, 9, 8, 1];
-        let placed =
-            rows.iter().zip(0u64..).map(|(row, i)| Page { offset: row * 5000, to: (i * 3 % 8) * 5000 });
-        let placed: Vec<Page> = placed.collect();
-        let file: Vec<u8> = (0..50_000u32).map(|i| ((i * 7919) >> 5) as u8).collect();
-        let pages = Pages::new((By::Processors, None), 0, page_bytes, placed.clone(), &[5, 8]);
-        assert_eq!((pages.parts(), pages.parts_by_group(), pages.bytes()), (2, vec![1, 1], 40_000));
-        assert_eq!((pages.group_of(0), pages.group_of(1)), (0, 1));
-        let mut got = vec![0u8; 40_000];
-        for part in 0..2 {
-            let runs = pages.runs(part);
-            assert_eq!(
-                runs.iter().map(|run| run.bytes).collect::<Vec<_>>(),
-                [[5000, 15_000, 5000], [5000, 10_000, 0]][part][..runs.len()]
-            );
+        let (page_bytes, layers, each, of_layer) = (5000, 2, 3, 10u64);
+        let (slots, tables) = (vec![3u64, 0, 1], vec![7u64, 2, 9, 0, 4, 1, 8, 5, 3]);
+        let file: Vec<u8> = (0..125_000u32).map(|i| ((i * 7919) >> 5) as u8).collect();
+        let start = 5000;
+        for by_layer in [false, true] {
+            let blocks = Blocks {
+                start,
+                page_bytes,
+                layers,
+                pages_each: each,
+                slots: slots.clone(),
+                tables: tables.clone(),
+                base: 0,
+                pages_of_layer: of_layer,
+                by_layer,
+            };
+            assert_eq!(blocks.end(), Some(5000 + 4 * 30_000));
+            let pages = Pages::new((By::Processors, None), 0, blocks);
+            assert_eq!(pages.bytes(), 90_000);
+            assert_eq!(pages.parts_by_group(), if by_layer { vec![1, 1] } else { vec![1] });
             for cut in [1, 700, 4096, 20_000] {
-                let mut slot = Vec::new();
-                let mut laid = Vec::new();
-                for run in &runs {
-                    for begin in (0..run.bytes).step_by(cut) {
-                        let bytes = cut.min(run.bytes - begin);
-                        let at = run.offset + begin as u64;
-                        laid.push(Run { from: slot.len(), to: at, bytes });
-                        slot.extend_from_slice(&file[at as usize..at as usize + bytes]);
+                let mut got = vec![0u8; 20 * page_bytes];
+                for part in (0..pages.parts()).map(|index| pages.part(index)) {
+                    let runs = part.runs();
+                    let lengths: Vec<usize> = runs.iter().map(|run| run.bytes).collect();
+                    // Blocks 0 and 1 are neighbours; their layers aren't.
+                    assert_eq!(lengths, if by_layer { vec![15_000; 3] } else { vec![60_000, 30_000] });
+                    let (mut slot, mut laid) = (Vec::new(), Vec::new());
+                    for run in &runs {
+                        for begin in (0..run.bytes).step_by(cut) {
+                            let bytes = cut.min(run.bytes - begin);
+                            let at = run.offset + begin as u64;
+                            laid.push(Run { from: slot.len(), to: at, bytes });
+                            slot.extend_from_slice(&file[at as usize..at as usize + bytes]);
+                        }
+                    }
+                    for piece in part.pieces(1 << 40, &laid) {
+                        let (from, to) = ((piece.from - (1 << 40)) as usize, piece.to as usize);
+                        got[to..to + piece.bytes as usize]
+                            .copy_from_slice(&slot[from..from + piece.bytes as usize]);
                     }
                 }
-                for piece in pages.pieces(part, 1 << 40, &laid) {
-                    let (from, to) = ((piece.from - (1 << 40)) as usize, piece.to as usize);
-                    got[to..to + piece.bytes as usize]
-                        .copy_from_slice(&slot[from..from + piece.bytes as usize]);
+                let mut expected = vec![0u8; got.len()];
+                for (block, slot) in slots.iter().enumerate() {
+                    for (layer, page) in
+                        (0..layers).flat_map(|layer| (0..each).map(move |page| (layer, page)))
+                    {
+                        let row = (*slot as usize * layers + layer) * each + page;
+                        let place = layer * of_layer as usize + tables[block * each + page] as usize;
+                        let from = start as usize + row * page_bytes;
+                        expected[place * page_bytes..][..page_bytes]
+                            .copy_from_slice(&file[from..][..page_bytes]);
+                    }
                 }
-                for page in &placed[[0..5, 5..8][part].clone()] {
-                    let (from, to) = (page.offset as usize, page.to as usize);
-                    assert!(
-                        got[to..to + page_bytes] == file[from..from + page_bytes],
-                        "{part} {cut} {page:?}"
-                    );
-                    got[to..to + page_bytes].fill(0);
-                }
+                assert!(got == expected, "{by_layer} {cut}");
             }
         }
     }

@@ -4,7 +4,7 @@ use super::choice::{Load, Noted};
 use super::file::{Reader, Reading, Rowwise, Stamp};
 use super::gpu_numbers::{Given, GpuNumbers};
 use super::numbers::Copied;
-use super::pages::{By, Page, Pages};
+use super::pages::{Blocks, By, Pages};
 use super::place::{cut, Place, Range};
 use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::REGISTERED_FOR_BYTES_MIN;
@@ -315,34 +315,38 @@ impl Request {
         Ok(Some(Arc::new(request)))
     }
 
-    /// Pages of `layout`, row `pages[i].0` of the file to the device address `pages[i].1`, by groups: the end of each among them.
+    /// Blocks, each page of which goes to its place in a GPU's memory.
     ///
     /// # Errors
-    /// `Request`: a page that doesn't lie in the file. Nothing is read then.
-    pub fn of_pages(
+    /// `Request`: a block that doesn't lie in the file. Nothing is read then.
+    pub fn of_blocks(
         reader: &Arc<Reader>,
-        pages: &[(u64, u64)],
-        layout: Layout,
+        blocks: Blocks,
         gpu: u32,
-        groups: &[usize],
         after: Vec<Event>,
     ) -> Result<Arc<Request>, Error> {
         let before = reader.stamp()?;
-        let last = pages.iter().map(|(row, _)| *row).max().filter(|_| layout.row_bytes > 0);
+        let layout = Layout {
+            start: blocks.start,
+            step: blocks.block_bytes() as u64,
+            row_bytes: blocks.block_bytes(),
+        };
         let mut mapped = true;
-        if let Some(last) = last {
-            let end = layout.end(last);
+        if let Some(last) = blocks.slots.iter().max() {
+            let end = blocks.end();
             mapped = end.is_some_and(|end| reader.was_as_long(end));
             if end.is_none_or(|end| end > before.bytes) {
-                return Err(layout.outside(last, &reader.path, before.bytes));
+                return Err(layout.outside(*last, &reader.path, before.bytes));
             }
         }
-        let pieces = layout.in_pieces(pages.len()).0;
-        let rows = pages.len() * (layout.row_bytes / pieces.row_bytes.max(1));
+        let pages =
+            Layout { start: blocks.start, step: blocks.page_bytes as u64, row_bytes: blocks.page_bytes };
+        let count = blocks.count();
+        let pieces = pages.in_pieces(count).0;
+        let rows = count * (blocks.page_bytes / pieces.row_bytes.max(1));
         let load = Load { rows, row_bytes: pieces.row_bytes, ahead: false };
         let to = Place::Device { gpu, at: 0 };
-        let there = |(row, _): &(u64, u64)| (layout.offset(*row), layout.row_bytes);
-        let runs: Vec<(u64, usize)> = pages.iter().map(there).collect();
+        let runs = blocks.runs();
         let Rowwise { fetch, noted } =
             if mapped { reader.pages_for(to, load, &runs)? } else { Rowwise::default() };
         let by = match fetch {
@@ -351,10 +355,8 @@ impl Request {
             _ => By::Processors,
         };
         let scatter = reader.scatter_on(gpu).ok();
-        let page = |(row, to): &(u64, u64)| Page { offset: layout.offset(*row), to: *to };
-        let placed = pages.iter().map(page).collect();
         let mut request = Request::new(Source::of(reader, before), &[], after, 1, None);
-        let pages = Pages::new((by, scatter), gpu, layout.row_bytes, placed, groups);
+        let pages = Pages::new((by, scatter), gpu, blocks);
         request.state.get_mut().expect("nobody has it").left = pages.parts_by_group();
         request.pages = Some(pages);
         request.noted = noted;

@@ -13,7 +13,7 @@ pub(crate) use mix::mix;
 use super::layout::{add, aligned, choose, copy_out, direct, failed, plain, short, split, Layout, Manner};
 use super::load::{self, Load, Loader};
 use super::opened::Opened;
-use super::pages::{data_bytes, By, Pages};
+use super::pages::{data_bytes, By, PagePart, Pages};
 use super::place::{Place, Range};
 use super::request::{Request, Source};
 use super::room::Room;
@@ -179,7 +179,7 @@ impl Worker {
         source: &Source,
         part: &[Range],
         outlet: usize,
-        pages: Option<(&Pages, usize)>,
+        pages: Option<(&Pages, &PagePart)>,
     ) -> Result<(), Error> {
         let slot_bytes = data_bytes(self.copies.free_slot_bytes(outlet)?, pages.is_some());
         let mut rest: Cow<[Range]> = split(part, slot_bytes);
@@ -246,7 +246,7 @@ impl Worker {
         &mut self,
         request: &Request,
         source: &Source,
-        (pieces, pages): (&[Range], Option<(&Pages, usize)>),
+        (pieces, pages): (&[Range], Option<(&Pages, &PagePart)>),
         uncached: &mut Vec<Range>,
         past_cache: bool,
         outlet: usize,

@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "memory that Python lends, by address")]
 
 use crate::devices;
-use crate::pages::{data_bytes, Pages, LIST_BYTES, PIECES_MAX};
+use crate::pages::{data_bytes, PagePart, Pages, LIST_BYTES, PIECES_MAX};
 use crate::place::Run;
 use crate::request::Request;
 use crate::room::Room;
@@ -13,8 +13,8 @@ use crate::windows::{Gathered, Windows};
 use crate::{SLOTS, SLOT_BYTES};
 use forebay_io::arena::Arena;
 use forebay_io::clock;
-use forebay_io::gpu::cuda::{Cuda, CudaError, Device, DeviceMemory, Event, Registered, Stream};
-use forebay_io::gpu::kernels::{Piece, Rows, Scatter, PIECE_BYTES};
+use forebay_io::gpu::cuda::{Cuda, CudaError, Device, DeviceMemory, Event, HostCopies, Registered, Stream};
+use forebay_io::gpu::kernels::{Piece, Rows, Scatter};
 use forebay_model::job;
 use forebay_model::Error;
 use std::collections::VecDeque;
@@ -33,7 +33,6 @@ const NAP_MAX: Duration = Duration::from_millis(1);
 const NAP_FIRST_MAX: Duration = Duration::from_millis(4);
 /// More copies than this take longer than one launch that scatters.
 pub(super) const COPIES_MAX: usize = 4;
-const _: () = assert!(LIST_BYTES <= NUMBERS_BYTES);
 /// Copies below this are over before a nap would be.
 const SHORT_COPY: usize = 256 << 10;
 /// Copies above this take a millisecond or more.
@@ -81,8 +80,10 @@ impl Stage {
 struct Outlet {
     device: Arc<Device>,
     stream: Arc<Mutex<Stream>>,
-    /// Takes pages to their places, while the next are on their way.
+    /// Takes pages to their places beside the other: while the next are on their way, or at the other's ends.
     aside: Option<Arc<Mutex<Stream>>>,
+    /// The last launch for pages out of the host's memory was its.
+    was_aside: bool,
     spare: Vec<Event>,
     /// Numbers of rows, for each slot.
     numbers: Option<DeviceMemory>,
@@ -103,6 +104,11 @@ impl Outlet {
     /// Queues by `call` on its stream; the event that passes when it has ended.
     fn queue(&mut self, call: impl FnOnce(&Stream) -> Cuda<()>) -> Cuda<Event> {
         let stream = self.stream.clone();
+        self.queue_on(&stream, call)
+    }
+
+    /// As `queue`, on one of its streams.
+    fn queue_on(&mut self, stream: &Mutex<Stream>, call: impl FnOnce(&Stream) -> Cuda<()>) -> Cuda<Event> {
         let stream = stream.lock().expect("no holder panics");
         call(&stream)?;
         let event = self.event()?;
@@ -222,20 +228,36 @@ impl Copies {
         }
     }
 
-    /// The GPU's outlet, whose stream waits for what must end before bytes are written.
+    /// The GPU's outlet, whose streams wait for what must end before bytes are written.
     pub(super) fn outlet_after(
         &mut self,
         request: &Request,
         gpu: u32,
     ) -> Result<(usize, Arc<Mutex<Stream>>), Error> {
         let outlet = self.outlet(gpu)?;
-        let stream = self.outlets[outlet].stream.clone();
+        let Outlet { stream, aside, .. } = &self.outlets[outlet];
         for after in &request.after {
             let after = after.lock().expect("no holder panics");
-            let waits = stream.lock().expect("no holder panics").wait_for(&after);
+            let mut streams = std::iter::once(stream).chain(aside);
+            let waits = streams.try_for_each(|one| one.lock().expect("no holder panics").wait_for(&after));
             waits.map_err(|why| copy_failed(gpu, &why))?;
         }
-        Ok((outlet, stream))
+        Ok((outlet, stream.clone()))
+    }
+
+    /// As `outlet_after`, with a second stream: pages are taken to their places by both.
+    pub(super) fn outlet_of_two_after(
+        &mut self,
+        request: &Request,
+        gpu: u32,
+    ) -> Result<(usize, Arc<Mutex<Stream>>), Error> {
+        let outlet = self.outlet(gpu)?;
+        let Outlet { device, aside, .. } = &mut self.outlets[outlet];
+        if aside.is_none() {
+            let made = Stream::on(device).map_err(|why| copy_failed(gpu, &why))?;
+            *aside = Some(Arc::new(Mutex::new(made)));
+        }
+        self.outlet_after(request, gpu)
     }
 
     /// The request's part ends with the last of its copies.
@@ -273,6 +295,7 @@ impl Copies {
             device,
             stream: Arc::new(Mutex::new(stream)),
             aside: None,
+            was_aside: false,
             spare: Vec::new(),
             numbers: None,
         });
@@ -393,18 +416,14 @@ impl Copies {
         unsafe { std::slice::from_raw_parts_mut(self.slot_at(slot).add(at).cast::<u64>(), count) }
     }
 
-    /// Writes a list of pieces to the end of a slot that was taken, and returns where it is to lie on the GPU.
-    fn list_in(&mut self, outlet: usize, slot: usize, pieces: &[Piece]) -> Cuda<(*const u8, u64)> {
+    /// Writes a list of pieces to the end of a slot that was taken, where the GPU reads it: a copy of it would keep the link's
+    /// engine from its long ones, and a launch waiting. Returns where it lies.
+    fn list_in(&mut self, slot: usize, pieces: &[Piece]) -> u64 {
         let stage = self.stage.as_ref().expect("it gave the slot");
         let at = self.slot_at(slot).wrapping_add(stage.arena.slot_bytes() - LIST_BYTES);
         // SAFETY: nothing is copied from the slot, which is ours; `data_bytes` leaves room for a list, and slots end on pages.
         unsafe { std::ptr::copy_nonoverlapping(pieces.as_ptr(), at.cast::<Piece>(), pieces.len()) };
-        let outlet = &mut self.outlets[outlet];
-        let lists = match outlet.numbers.take() {
-            Some(there) => there,
-            None => outlet.device.allocate(SLOTS * NUMBERS_BYTES)?,
-        };
-        Ok((at, outlet.numbers.insert(lists).address() + (slot * NUMBERS_BYTES) as u64))
+        at as u64
     }
 
     /// Whether slots have room for a list of pieces.
@@ -414,45 +433,34 @@ impl Copies {
     }
 
     /// Queues the copies of `runs` out of registered memory into a room, if one is given, and a launch that takes `pieces` from
-    /// there, or from where they lie, to their places; the event after it, and the stream that has it.
+    /// there, or from where they lie, to their places; the event after it, and the stream that has it. For an outlet of two streams.
     pub(super) fn scatter(
         &mut self,
         outlet: usize,
         slot: usize,
         (kernel, pieces): (&Scatter, &[Piece]),
-        packs: &[(*const u8, u64, usize)],
+        packs: &HostCopies,
     ) -> Cuda<(Event, Arc<Mutex<Stream>>)> {
-        let (list, there) = self.list_in(outlet, slot, pieces)?;
+        let list = self.list_in(slot, pieces);
         let outlet = &mut self.outlets[outlet];
-        let longest = pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
         let launch = |stream: &Stream| {
             // SAFETY: the list is this launch's until its event has passed; so is what it reads (windows that are held, the slot,
             // or the room), and the places are their owner's promise.
-            unsafe {
-                stream.copy_to_device(there, list, pieces.len() * PIECE_BYTES)?;
-                kernel.queue(stream, there, pieces.len() as u64, longest)
-            }
+            unsafe { kernel.queue(stream, list, pieces.len() as u64, longest(pieces)) }
         };
+        let aside = outlet.aside.clone().expect("it has two streams");
         if packs.is_empty() {
-            return outlet.queue(launch).map(|event| (event, outlet.stream.clone()));
+            // In turn: one launch fills the link where the other's ends.
+            outlet.was_aside = !outlet.was_aside;
+            let stream = if outlet.was_aside { aside } else { outlet.stream.clone() };
+            return outlet.queue_on(&stream, launch).map(|event| (event, stream));
         }
-        let aside = match &outlet.aside {
-            Some(aside) => aside.clone(),
-            None => outlet.aside.insert(Arc::new(Mutex::new(Stream::on(&outlet.device)?))).clone(),
-        };
         let packed = outlet.queue(|stream| {
             // SAFETY: the run lies in windows that are held, and the room is this flight's.
-            packs
-                .iter()
-                .try_for_each(|(from, to, bytes)| unsafe { stream.copy_to_device(*to, *from, *bytes) })
+            unsafe { stream.copy_all_to_device(packs) }
         })?;
-        let event = outlet.event()?;
-        {
-            let stream = aside.lock().expect("no holder panics");
-            stream.wait_for(&packed)?;
-            launch(&stream)?;
-            stream.record(&event)?;
-        }
+        let event =
+            outlet.queue_on(&aside, |stream| stream.wait_for(&packed).and_then(|()| launch(stream)))?;
         // It has been waited for as it is now.
         outlet.spare.push(packed);
         Ok((event, aside))
@@ -464,17 +472,21 @@ impl Copies {
         &mut self,
         outlet: usize,
         slot: usize,
-        (pages, part): (&Pages, usize),
+        (pages, part): (&Pages, &PagePart),
         runs: &[Run],
     ) -> Cuda<()> {
         let base = self.slot_at(slot);
-        let pieces = pages.pieces(part, base as u64, runs);
+        let pieces = part.pieces(base as u64, runs);
         let apart = joined(&pieces, base);
         let kernel = pages.scatter.as_ref().filter(|_| self.takes_lists() && pieces.len() <= PIECES_MAX);
         let Some(kernel) = kernel.filter(|_| apart.len() > COPIES_MAX) else {
             return self.send(outlet, slot, base, &apart);
         };
-        let (event, _) = self.scatter(outlet, slot, (kernel, &pieces), &[])?;
+        let list = self.list_in(slot, &pieces);
+        let event = self.outlets[outlet].queue(|stream| {
+            // SAFETY: slot and list are this launch's until its event has passed; the places are their owner's promise.
+            unsafe { kernel.queue(stream, list, pieces.len() as u64, longest(&pieces)) }
+        })?;
         self.fly(outlet, From::Slot(slot), runs.iter().map(|run| run.bytes).sum(), event);
         Ok(())
     }
@@ -490,6 +502,10 @@ impl Copies {
         self.fly(outlet, From::Slot(slot), runs.iter().map(|r| r.bytes).sum(), event);
         Ok(())
     }
+}
+
+fn longest(pieces: &[Piece]) -> u64 {
+    pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0)
 }
 
 /// Pieces of a slot at `base`, those that touch on both sides as one.

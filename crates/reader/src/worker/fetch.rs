@@ -8,7 +8,7 @@ use super::{in_turn, wakes_this_thread, Worker};
 use crate::gpu_numbers::GpuNumbers;
 use crate::layout::{add, short};
 use crate::load;
-use crate::pages::{By, Pages, PIECES_MAX};
+use crate::pages::{By, PagePart, Pages, PIECES_MAX};
 use crate::place::{Place, Range, Run};
 use crate::repeats::{here, repeats_pay, told_apart};
 use crate::request::{Request, Source};
@@ -17,7 +17,7 @@ use crate::rows::{append, Fetch, Layout, Numbers, Table, NUMBERS_BYTES};
 use crate::windows::{Gathered, Windows};
 use crate::{PIECES_PER_PART, SLOTS};
 use forebay_io::copy::{self, Stores};
-use forebay_io::gpu::cuda::Stream;
+use forebay_io::gpu::cuda::{HostCopies, Stream};
 use forebay_io::gpu::kernels::{Piece, Rows, Scatter, ELSEWHERE};
 use forebay_model::Error;
 use forebay_storage::path::mapped::Wakeup;
@@ -27,8 +27,10 @@ use std::sync::{Arc, Mutex};
 /// Least bytes of link time that a row read by the GPU takes, however short it is.
 const ROW_TAKES_BYTES: usize = 1500;
 
-/// Runs of this length on the average take the copy engine less time than a launch that reads them across the link.
+/// Runs of this length on the average take the copy engine less time than a launch that reads them across the link: by a call
+/// each, and many by one call.
 const PACKED_RUN_BYTES: usize = 4 << 20;
+const PACKED_IN_BATCHES_BYTES: usize = 256 << 10;
 
 /// Rows that this worker is to bring: the i-th of `numbers` to `to` + i × `row_bytes`.
 #[derive(Clone, Copy)]
@@ -289,18 +291,22 @@ impl Worker {
         pages: &Pages,
         index: usize,
     ) -> Result<Arc<Mutex<Stream>>, Error> {
-        let (outlet, stream) = self.copies.outlet_after(request, pages.gpu)?;
-        let runs = pages.runs(index);
+        let (outlet, stream) = match pages.by {
+            By::Processors => self.copies.outlet_after(request, pages.gpu)?,
+            _ => self.copies.outlet_of_two_after(request, pages.gpu)?,
+        };
+        let part = pages.part(index);
+        let runs = part.runs();
         self.copies.free_slot_bytes(outlet)?;
         let kernel =
             pages.scatter.as_ref().filter(|_| pages.by != By::Processors && self.copies.takes_lists());
         if let Some(kernel) = kernel {
-            if let Some(stream) = self.fetch_pages(request, source, (pages, index), &runs, kernel, outlet)? {
+            if let Some(stream) = self.fetch_pages(request, source, (pages, &part), &runs, kernel, outlet)? {
                 self.copies.ends_with_the_last(request, index);
                 return Ok(stream);
             }
         }
-        self.feed_slots(request, source, &runs, outlet, Some((pages, index)))?;
+        self.feed_slots(request, source, &runs, outlet, Some((pages, &part)))?;
         self.copies.ends_with_the_last(request, index);
         Ok(stream)
     }
@@ -310,7 +316,7 @@ impl Worker {
         &mut self,
         request: &Arc<Request>,
         source: &Source,
-        (pages, index): (&Pages, usize),
+        (pages, part): (&Pages, &PagePart),
         runs: &[Range],
         kernel: &Scatter,
         outlet: usize,
@@ -322,7 +328,7 @@ impl Worker {
         let there: Vec<Run> =
             runs.iter().map(|r| Run { from: r.offset as usize, to: r.offset, bytes: r.bytes }).collect();
         let base = windows.base() as u64;
-        let mut pieces = pages.pieces(index, base, &there);
+        let mut pieces = part.pieces(base, &there);
         if pieces.len() > PIECES_MAX {
             return Ok(None);
         }
@@ -332,7 +338,7 @@ impl Worker {
             return Ok(None);
         };
         let room = self.room_for(runs, bytes, pages.part_bytes_max(), outlet);
-        let mut packs = Vec::new();
+        let mut packs = HostCopies::default();
         if let Some(room) = &room {
             let to = room.address() + (slot * pages.part_bytes_max()) as u64;
             let mut packed = there;
@@ -344,13 +350,13 @@ impl Worker {
                     let begin = run.from + done;
                     let in_window = windows.bytes_each as usize - begin % windows.bytes_each as usize;
                     let bytes = in_window.min(run.bytes - done);
-                    packs.push((windows.base().wrapping_add(begin), to + (at + done) as u64, bytes));
+                    packs.push(windows.base().wrapping_add(begin), to + (at + done) as u64, bytes);
                     done += bytes;
                 }
                 run.from = at;
                 at += run.bytes;
             }
-            pieces = pages.pieces(index, to, &packed);
+            pieces = part.pieces(to, &packed);
         }
         self.launched(request, open, (slot, outlet), (kernel, &pieces), &packs, room, bytes).map(Some)
     }
@@ -362,7 +368,7 @@ impl Worker {
         open: Open,
         (slot, outlet): (usize, usize),
         what: (&Scatter, &[Piece]),
-        packs: &[(*const u8, u64, usize)],
+        packs: &HostCopies,
         room: Option<Arc<Room>>,
         bytes: usize,
     ) -> Result<Arc<Mutex<Stream>>, Error> {
@@ -418,10 +424,11 @@ impl Worker {
 
     /// Room in which long runs are packed, for as many parts as there are slots; None for short ones, or without memory for it.
     fn room_for(&mut self, runs: &[Range], bytes: usize, each: usize, outlet: usize) -> Option<Arc<Room>> {
-        if bytes < runs.len() * PACKED_RUN_BYTES {
+        let device = self.copies.device(outlet);
+        let least = if device.copies_batches() { PACKED_IN_BATCHES_BYTES } else { PACKED_RUN_BYTES };
+        if bytes < runs.len() * least {
             return None;
         }
-        let device = self.copies.device(outlet);
         if !self.room.as_ref().is_some_and(|room| room.holds(device, SLOTS * each)) {
             self.room = Room::take(device, SLOTS * each).ok().map(Arc::new);
         }

@@ -15,6 +15,102 @@ pub(crate) type HandleOfRange = unsafe extern "C" fn(*mut c_void, u64, usize, c_
 /// cuStreamWaitValue32_v2 and cuStreamWriteValue32_v2: stream, address, value, flags.
 pub(crate) type OnValue = unsafe extern "C" fn(RawStream, u64, u32, c_uint) -> CuResult;
 
+/// CUmemLocation: a kind (0: none is said) and a number.
+#[repr(C)]
+pub(crate) struct Location {
+    kind: c_int,
+    id: c_int,
+}
+
+/// CUmemcpyAttributes, of copies whose sources are read in the stream's order.
+#[repr(C)]
+pub(crate) struct CopyAttributes {
+    source_order: c_int,
+    source: Location,
+    destination: Location,
+    flags: c_uint,
+}
+
+impl CopyAttributes {
+    const fn in_stream_order() -> CopyAttributes {
+        const STREAM: c_int = 1;
+        const NOWHERE: Location = Location { kind: 0, id: 0 };
+        CopyAttributes { source_order: STREAM, source: NOWHERE, destination: NOWHERE, flags: 0 }
+    }
+}
+
+/// cuMemcpyBatchAsync_v2 of CUDA 13: destinations, sources, lengths, how many, attributes and the copies from which on they hold,
+/// how many of those, stream.
+type CopyBatch13 = unsafe extern "C" fn(
+    *const u64,
+    *const u64,
+    *const usize,
+    usize,
+    *const CopyAttributes,
+    *const usize,
+    usize,
+    RawStream,
+) -> CuResult;
+/// cuMemcpyBatchAsync of CUDA 12.8: before the stream it takes room for the number of the copy that failed.
+type CopyBatch12 = unsafe extern "C" fn(
+    *const u64,
+    *const u64,
+    *const usize,
+    usize,
+    *const CopyAttributes,
+    *const usize,
+    usize,
+    *mut usize,
+    RawStream,
+) -> CuResult;
+
+/// A call that queues many copies.
+#[derive(Clone, Copy)]
+pub(crate) enum CopyBatch {
+    Cuda13(CopyBatch13),
+    Cuda12(CopyBatch12),
+}
+
+impl CopyBatch {
+    /// # Safety
+    /// The library is NVIDIA's driver API (or has its ABI).
+    pub(crate) unsafe fn load(library: &Library) -> Option<CopyBatch> {
+        // SAFETY: the caller's promise; the signatures are cuda.h's.
+        unsafe {
+            let newer = library.get::<CopyBatch13>(b"cuMemcpyBatchAsync_v2\0");
+            newer.map(|call| CopyBatch::Cuda13(*call)).ok().or_else(|| {
+                library.get::<CopyBatch12>(b"cuMemcpyBatchAsync\0").map(|call| CopyBatch::Cuda12(*call)).ok()
+            })
+        }
+    }
+
+    /// # Safety
+    /// All three lists have the same length, not 0; the stream isn't a default one. Else as for the call itself.
+    pub(crate) unsafe fn queue(
+        self,
+        to: &[u64],
+        from: &[u64],
+        bytes: &[usize],
+        stream: RawStream,
+    ) -> CuResult {
+        const ATTRIBUTES: CopyAttributes = CopyAttributes::in_stream_order();
+        const FROM_THE_FIRST: usize = 0;
+        let (count, to, from, bytes) = (to.len(), to.as_ptr(), from.as_ptr(), bytes.as_ptr());
+        let mut failed = 0;
+        // SAFETY: the lists are as long as it is told; the rest is the caller's promise.
+        unsafe {
+            match self {
+                CopyBatch::Cuda13(call) => {
+                    call(to, from, bytes, count, &ATTRIBUTES, &FROM_THE_FIRST, 1, stream)
+                }
+                CopyBatch::Cuda12(call) => {
+                    call(to, from, bytes, count, &ATTRIBUTES, &FROM_THE_FIRST, 1, &mut failed, stream)
+                }
+            }
+        }
+    }
+}
+
 macro_rules! driver_calls {
     ($($name:ident: $symbol:literal ($($arg:ty),*);)*) => {
         pub(crate) struct Calls {

@@ -132,6 +132,11 @@ impl Device {
         self.driver.on_values.is_some() && self.reads_registered()
     }
 
+    /// Returns whether one call of its driver queues many copies, between which the link isn't idle.
+    pub fn copies_batches(&self) -> bool {
+        self.driver.copy_batch.is_some()
+    }
+
     /// (free, total) bytes of its memory.
     pub fn memory_info(&self) -> Cuda<(u64, u64)> {
         self.enter()?;

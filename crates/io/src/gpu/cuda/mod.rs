@@ -11,9 +11,9 @@ mod stream;
 pub use device::{attribute_of, devices, Device};
 pub use memory::{DeviceMemory, Pinned, Registered};
 pub use module::{Function, Module};
-pub use stream::{Event, Stream};
+pub use stream::{Event, HostCopies, Stream};
 
-use calls::{Calls, CuResult, HandleOfRange, OnValue};
+use calls::{Calls, CopyBatch, CuResult, HandleOfRange, OnValue};
 use libloading::Library;
 use std::ffi::{c_char, c_int, CStr};
 use std::fmt;
@@ -71,6 +71,8 @@ pub(crate) struct Driver {
     handle_of_range: Option<HandleOfRange>,
     /// Waiting for a value, and writing one. None: before CUDA 11.7.
     on_values: Option<(OnValue, OnValue)>,
+    /// None: before CUDA 12.8.
+    copy_batch: Option<CopyBatch>,
     devices: u32,
     /// As cuDriverGetVersion says: 13000 is 13.0.
     version: i32,
@@ -101,7 +103,10 @@ fn open() -> Result<Driver, String> {
     // SAFETY: as above.
     let on_value = |name: &[u8]| unsafe { library.get::<OnValue>(name) }.ok().map(|symbol| *symbol);
     let on_values = on_value(b"cuStreamWaitValue32_v2\0").zip(on_value(b"cuStreamWriteValue32_v2\0"));
-    let driver = Driver { calls, handle_of_range, on_values, devices: 0, version: 0, _library: library };
+    // SAFETY: as above.
+    let copy_batch = unsafe { CopyBatch::load(&library) };
+    let driver =
+        Driver { calls, handle_of_range, on_values, copy_batch, devices: 0, version: 0, _library: library };
     let (mut count, mut version) = (0, 0);
     // SAFETY: plain calls that fill locals; the handler only sets a flag.
     unsafe {

@@ -50,6 +50,25 @@ impl Stream {
         self.check(unsafe { (self.device.driver.calls.copy_to_device)(to, from.cast(), bytes, self.raw) })
     }
 
+    /// Queues all of them, by one call where the driver has one for many.
+    ///
+    /// # Safety
+    /// As for `copy_to_device`, of each; the host's end of each lies in one registration.
+    pub unsafe fn copy_all_to_device(&self, copies: &HostCopies) -> Cuda<()> {
+        let HostCopies { to, from, bytes } = copies;
+        let batch = self.device.driver.copy_batch.filter(|_| to.len() > 1 && self.owned);
+        let Some(batch) = batch else {
+            let mut each = to.iter().zip(from).zip(bytes);
+            // SAFETY: the caller's promise.
+            return each.try_for_each(|((to, from), bytes)| unsafe {
+                self.copy_to_device(*to, *from as *const u8, *bytes)
+            });
+        };
+        self.device.enter()?;
+        // SAFETY: the lists are of one length, and the stream is ours; the rest is the caller's promise.
+        self.check(unsafe { batch.queue(to, from, bytes, self.raw) })
+    }
+
     /// # Safety
     /// As for `copy_to_device`.
     pub unsafe fn copy_to_host(&self, to: *mut u8, from: u64, bytes: usize) -> Cuda<()> {
@@ -137,6 +156,26 @@ impl Drop for Stream {
             // SAFETY: our stream; what is still queued on it runs to its end.
             unsafe { (self.device.driver.calls.stream_destroy)(self.raw) };
         }
+    }
+}
+
+/// Copies out of host memory, as lists of what each takes from where to where.
+#[derive(Default)]
+pub struct HostCopies {
+    to: Vec<u64>,
+    from: Vec<u64>,
+    bytes: Vec<usize>,
+}
+
+impl HostCopies {
+    pub fn push(&mut self, from: *const u8, to: u64, bytes: usize) {
+        self.to.push(to);
+        self.from.push(from as u64);
+        self.bytes.push(bytes);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.to.is_empty()
     }
 }
 
