@@ -321,7 +321,7 @@ def test_a_run_that_warms_up_is_kept_and_decides_nothing(
 @pytest.mark.promise("EMU-5")
 def test_what_is_no_folder_is_no_submission_unless_its_files_are_counted(capsys: Any, storage: FakeStorage) -> None:
     assert "is simulated with a modelled drive [measured]" in run(capsys, *UNET, "--data", "model:d7-ps1010", "--closed")[2]
-    stripe = (*UNET, "--data", "stripe:/dev/a,/dev/b", "--closed")
+    stripe = (*UNET, "--data", "stripe:?m=/dev/a&m=/dev/b", "--closed")
     code, _, err = run(capsys, *stripe)
     assert code == 2 and "isn't known in advance" in err and "[data-size]" in err and not storage.specs
     assert run(capsys, *stripe, "--files", re.findall(r"try: --files (\d+)", err)[0])[0] == 0

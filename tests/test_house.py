@@ -8,6 +8,7 @@ import json
 import re
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import processes
@@ -360,6 +361,51 @@ def test_only_a_source_knows_its_kind() -> None:
             if home and home[:2] == source and home[2:3] and home[2] in kinds:
                 named.setdefault("::".join(module), set()).add(home[2])
     assert {module: " ".join(sorted(of)) for module, of in named.items()} == ABOUT_ONE_KIND
+
+
+# Python's modules likewise.
+PYTHON_ABOUT_ONE_KIND: dict[str, str] = {
+    "sweep/fabric.py": "nvme+tcp",
+}
+# Methods whose texts are compared with another text, and functions of `re`.
+COMPARING = {"startswith", "endswith", "removeprefix", "partition", "rpartition", "split", "index", "find", "count"}
+COMPARING |= {"match", "fullmatch", "search", "compile", "sub", "findall", "finditer"}
+
+
+def texts_compared(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
+    """(line, text, whole) of each text that a module compares another with, or looks up; `whole`: nothing may follow it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            held, whole = [node.left, *node.comparators], True
+        elif isinstance(node, ast.Dict):
+            held, whole = [key for key in node.keys if key is not None], True
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in COMPARING:
+            held, whole = node.args, False
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+            held, whole = [node.value], False
+        else:
+            continue
+        for part in held:
+            inside = part.elts if isinstance(part, (ast.Tuple, ast.List, ast.Set)) else [part]
+            yield from ((c.lineno, c.value, whole) for c in inside if isinstance(c, ast.Constant) and isinstance(c.value, str))
+
+
+@pytest.mark.promise("HSE-7")
+def test_python_asks_the_engine_what_a_source_is() -> None:
+    """No text is compared with a scheme; `model`, `file` and the like alone are also other words. `uri.py` asks."""
+    schemes = re.findall(r'scheme: "([^"]+)"', text_of(ROOT / "crates/storage/src/source/mod.rs"))
+    assert {"file", "vfio-user"} <= set(schemes), "the search for the rows of SOURCES finds few"
+    begins = re.compile(rf"({'|'.join(map(re.escape, schemes))}):")
+    unlike_words = {scheme for scheme in schemes if not scheme.isalpha()} | {"nil"}
+    package, named = ROOT / "python/forebay", dict[str, set[str]]()
+    for path in files(".py"):
+        if path.is_relative_to(package):
+            for _, text, whole in texts_compared(ast.parse(text_of(path))):
+                begun = begins.match(re.sub(r"\\(?=[+.-])|[(^]|\?:", "", text))
+                scheme = begun[1] if begun else text if whole and text in unlike_words else None
+                if scheme:
+                    named.setdefault(path.relative_to(package).as_posix(), set()).add(scheme)
+    assert {module: " ".join(sorted(of)) for module, of in named.items()} == PYTHON_ABOUT_ONE_KIND
 
 
 # Modules of each crate, each above those that it may use.

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forebay import fio, flags, run
+from forebay import fio, flags
 from forebay.errors import RequestError
 from forebay.gdsio import job_file
 from forebay.sweep import file as sweep_file
+from forebay.uri import parsed
 
 
 @pytest.mark.parametrize(
@@ -24,9 +25,9 @@ from forebay.sweep import file as sweep_file
 )
 def test_a_slip_in_a_uri_is_answered_with_the_uri_as_it_was_meant(typed: str, meant: str) -> None:
     with pytest.raises(RequestError) as refused:
-        run.source(typed)
+        parsed(typed)
     assert refused.value.next == meant
-    run.source(meant)
+    parsed(meant)
 
 
 def test_a_slip_in_the_words_or_the_file_of_a_service_is_answered_with_the_nearest(forebay: Any, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ __all__ = [
     "sizes_of",
     "snap_rpcs",
     "source",
+    "source_kind",
     "stop",
     "student_t",
     "tables",
@@ -138,13 +139,16 @@ def plan(job: str) -> str:
     """What `run` would do: resolved targets, engine, path, files to be created. Changes nothing."""
 
 def source(uri: str) -> str:
-    """What a source's URI says: {scheme, path, made_of, parts}; `path` is null if it names no file or folder.
-
-    Only parses the text.
+    """What a source's URI says: {scheme, made_of, path, host, drive, settings, bytes, chunk, parts}, null or empty for what it
+    doesn't name. Only parses the text.
     """
 
+def source_kind(text: str) -> tuple[str, bool, str | None]:
+    """(scheme, whether sources of that kind are reached by a connection, what readers of files read in its place or None for
+    the name of a file) of a text that may be a source or not."""
+
 def tables() -> str:
-    """The engine's tables: {sources: [{scheme, example, what, available}], paths: [{name, what, needs, schemes}],
+    """The engine's tables: {sources: [{scheme, example, what, available, names}], paths: [{name, what, needs, schemes}],
     fields: [{key, flag, kind, metavar, help, tells, ends}], duration_default_s}.
 
     `fields` are the job's; `kind` is a word, or {choice: words}.

@@ -67,16 +67,13 @@ def _drives() -> Iterable[str]:
     return [d.name for d in drives().values()]
 
 
-def _models() -> Iterable[str]:
-    """Drives that `model:` knows, as the engine lists them to whoever names another."""
+def _named_sources(incomplete: str) -> Iterable[str]:
+    """Sources whose names the engine lists, of the scheme that stands there."""
     from forebay import run
-    from forebay.errors import RequestError
 
-    try:
-        run.plan({"sources": ["model:"]})
-    except RequestError as error:
-        return [f"model:{name}" for name in error.next.removeprefix("one of ").split(", ")]
-    return ()
+    scheme, colon, _ = incomplete.partition(":")
+    rows = run.tables()["sources"] if colon else ()
+    return [f"{scheme}:{name}" for row in rows if row["scheme"] == scheme for name in row["names"]]
 
 
 def _plan_paths() -> Iterable[str]:
@@ -212,8 +209,8 @@ class Completing(click.types.StringParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         names = [*(self.names() if self.names else ())]
-        if self.may_be_a_source and incomplete.startswith("model:"):
-            names += _models()
+        if self.may_be_a_source:
+            names += _named_sources(incomplete)
         found = [CompletionItem(n) for n in names if n.startswith(incomplete)]
         # Bash empties its list at a path's line, so that one comes first and serves where no name fits.
         return [CompletionItem(incomplete, type=self.kind), *found] if self.kind else found

@@ -11,6 +11,7 @@ import click
 from forebay.discover import TIMEOUT, waiting
 from forebay.errors import DONE
 from forebay.numbers import bytes_, count
+from forebay.uri import parsed
 
 EXAMPLES = """\b
 Examples:
@@ -52,15 +53,15 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     reach = "any length" if most is None else f"up to {bytes_(most)} a command"
     capsule, pdu = bytes_(what["in_capsule_bytes"]), bytes_(what["max_h2c_bytes"])
     volatile = what["volatile_write_cache"]
-    scheme = found["uri"].partition(":")[0]
-    pdus = f" · PDUs of write data up to {pdu}" if scheme == "nvme+tcp" else ""
+    asked = parsed(found["uri"])
+    pdus = f" · PDUs of write data up to {pdu}" if asked.is_by_socket else ""
     rows = {
         "subsystem": f"{what['nqn']} at {found['address']}",
         "controller": f"{what['model']}, serial {what['serial']}, firmware {what['firmware']}, "
         f"NVMe {what['version']}, cntlid {what['cntlid']}",
         "queues": f"{count(what['queues'], 'I/O queue')} of depth {what['queue_depth']}",
         "transfers": reach
-        if scheme == "vfio-user"
+        if asked.host is None
         else f"{reach} · writes up to {capsule} travel with their command{pdus}",
         "digests": f"header {_offered(what['header_digest'])}, data {_offered(what['data_digest'])}",
         "keep alive": f"in steps of {what['keep_alive_granularity_ms']} ms",
@@ -68,9 +69,9 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         "commands": f"besides read, write and flush: {', '.join(what['commands']) or 'none'}",
         "events": ", ".join(what["events"]) or "none",
     }
-    if scheme != "nvme+tcp":
+    if not asked.is_by_socket:
         del rows["digests"]
-    if scheme == "vfio-user":
+    if asked.host is None:
         # Nothing travels over a network.
         del rows["keep alive"]
     yield from (f"{label:<12}{text}" for label, text in rows.items())

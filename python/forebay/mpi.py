@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import ForebayError, MachineError, RequestError, RunError
+from forebay.uri import parsed
 
 Job = dict[str, Any]
 Record = dict[str, Any]
@@ -133,7 +134,7 @@ def check_targets(jobs: Sequence[tuple[str, Job]]) -> None:
     writers: dict[tuple[str, str], int] = {}
     for rank, (host, job) in enumerate(jobs):
         for source in job["sources"] if writes(job) else ():
-            if source.startswith(("nil:", "model:")):
+            if parsed(source).has_no_files:
                 continue
             other = writers.setdefault((host, source), rank)
             if other != rank:

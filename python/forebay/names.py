@@ -6,19 +6,9 @@ import os
 from typing import Union
 
 from forebay.errors import RequestError
+from forebay.uri import instead_of
 
 Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
-
-# Scheme → what the loader reads in its place.
-_INSTEAD = {
-    "file": "the path without file:",
-    "stripe": "forebay.open([…], stripe_bytes=…) with the names of its members",
-    "nvme+tcp": "the namespace as a block device: nvme connect -t tcp …, then /dev/nvme1n1",
-    "nvme+rdma": "the namespace as a block device: nvme connect -t rdma …, then /dev/nvme1n1",
-    "vfio-user": 'the drive as a block device: front = "ublk" in the file of forebay snap, then /dev/ublkb0',
-    "nil": "a file; forebay bench runs on nil:",
-    "model": "a file; forebay bench runs on model:",
-}
 
 
 def file_name(name: Path) -> str:
@@ -33,11 +23,7 @@ def file_name(name: Path) -> str:
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise RequestError(f"open {ascii(os.fsencode(text))[1:]}", "its name isn't UTF-8", "a link to it: ln -s OLD NEW")
     # Most names have no colon, and are not looked at twice.
-    scheme, colon, rest = text.partition(":")
-    if colon and (scheme in _INSTEAD or rest.startswith("//")) and not os.path.lexists(text):
-        raise RequestError(
-            f"open {text} to read",
-            "it is a URI, and forebay.open, read_files, Rows and safetensors take files and block devices",
-            _INSTEAD.get(scheme, "a file, also of a network file system that is mounted"),
-        )
+    if ":" in text and not os.path.lexists(text) and (instead := instead_of(text)):
+        found = "it is a URI, and forebay.open, read_files, Rows and safetensors take files and block devices"
+        raise RequestError(f"open {text} to read", found, instead)
     return text

@@ -13,6 +13,7 @@ from typing import Any
 
 from forebay import run as engine
 from forebay.errors import RequestError
+from forebay.uri import parsed
 
 Job = dict[str, Any]
 SWEEP, TUNE = "forebay-sweep", "forebay-tune"
@@ -81,13 +82,12 @@ def run(
 
 def _placeless(source: str) -> bool:
     """Returns whether it has no files: what moves no bytes, and what only paces another source."""
-    return engine.source(source)["made_of"] in ("nothing", "timed")
+    return parsed(source).has_no_files
 
 
 def path_of(source: str) -> Path | None:
     """The file or folder that it is, if any."""
-    path = engine.source(source)["path"]
-    return Path(path) if path is not None else None
+    return parsed(source).path
 
 
 def is_folder(source: str) -> bool:

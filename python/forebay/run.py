@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from forebay.errors import RequestError
+from forebay.uri import parsed
 
 Job = dict[str, Any]
 Record = dict[str, Any]
@@ -39,21 +39,12 @@ def plan(job: Job) -> dict[str, Any]:
     return json.loads(_core.plan(json.dumps(job)))
 
 
-def source(uri: str) -> dict[str, Any]:
-    """Returns the parts of a source's URI: {scheme, path, made_of, parts}, `parts` being such again; `path` is None where it
-    names no file or folder. `made_of`: `file`, `card`, `elsewhere`, `parts`, `timed` (parts that it holds back) or
-    `nothing`. Looks at nothing. Raises RequestError."""
-    from forebay import _core
-
-    return json.loads(_core.source(uri))
-
-
-def readable(uri: str) -> None:
+def readable(source: str) -> None:
     """Raises RequestError for a file that no job could read; folders, and what isn't a path, aren't looked into."""
-    path = source(uri)["path"]
-    if path is not None and not os.path.isdir(path):
+    path = parsed(source).path
+    if path is not None and not path.is_dir():
         try:
-            plan({"sources": [uri], "path": "host", "cache": "allow"})
+            plan({"sources": [source], "path": "host", "cache": "allow"})
         except RequestError as error:  # flags of bench, which have a file made, are none of everybody's
             raise RequestError(error.asked, error.found, error.next.partition(", or --create")[0]) from None
 
@@ -82,7 +73,8 @@ def lacks(job: Job) -> str | None:
     if path != "gds":
         return None
     # A network card writes into GPUs without cuFile.
-    by_card = all(str(source).startswith("nvme+rdma:") for source in job.get("sources") or [""])
+    sources = job.get("sources")
+    by_card = bool(sources) and all(parsed(source).made_of == "card" for source in sources or ())
     ids = ("gpu", "libcuda") if by_card else ("gpu", "libcuda", "library")
     return next((row["because"] for row in _verdicts()["gds"]["both"] if row["id"] in ids), None)
 

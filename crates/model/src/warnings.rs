@@ -99,13 +99,7 @@ fn of_path(record: &RunRecord, list: &mut Vec<Warning>) {
 pub fn look_for_reason(record: &RunRecord) -> String {
     match record.path.fabric.first() {
         None => "dmesg | tail; forebay doctor SOURCE".into(),
-        Some(ran) if ran.uri.starts_with("vfio-user:") => {
-            format!("the gateway's log; forebay identify {}", ran.uri)
-        }
-        Some(ran) if ran.uri.starts_with("nvme+tcp:") => {
-            format!("the target's log; forebay identify '{}'", ran.uri)
-        }
-        Some(_) => "the target's log; forebay doctor".into(),
+        Some(ran) => format!("the log of the target or gateway; forebay identify '{}'", ran.uri),
     }
 }
 

@@ -30,7 +30,7 @@ use forebay_model::wording::as_flags;
 use forebay_model::{merge, reading, record, stats, warnings, Latency, RunRecord};
 use forebay_model::{Error, Kind};
 use forebay_storage::path::{self, PATHS};
-use forebay_storage::source::{MadeOf, Uri, SOURCES};
+use forebay_storage::source::{MadeOf, SourceRow, Uri, SOURCES};
 use forebay_training::generate::DatagenSpec;
 use observe::{stop_requested, Watcher};
 use pyo3::exceptions::PyKeyboardInterrupt;
@@ -52,6 +52,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(scarce::answer, module)?)?;
     module.add_function(wrap_pyfunction!(plan, module)?)?;
     module.add_function(wrap_pyfunction!(source, module)?)?;
+    module.add_function(wrap_pyfunction!(source_kind, module)?)?;
     module.add_function(wrap_pyfunction!(tables, module)?)?;
     module.add_function(wrap_pyfunction!(check, module)?)?;
     module.add_function(wrap_pyfunction!(merge_records, module)?)?;
@@ -161,22 +162,44 @@ fn run_beside_others(written: Vec<std::path::PathBuf>) {
     forebay_bench::run_beside_others(&written);
 }
 
-/// A source as its URI reads: {scheme, path, made_of, parts}; `path` null where it is no file or folder.
+/// A source as its URI reads; `path` null where it is no file or folder, and likewise the rest.
 #[derive(serde::Serialize)]
 struct Named<'a> {
     scheme: &'static str,
-    path: Option<&'a Path>,
     made_of: MadeOf,
+    path: Option<&'a Path>,
+    host: Option<&'a str>,
+    /// The drive whose times it keeps: its name, and what the URI sets of it.
+    drive: Option<&'a str>,
+    settings: Vec<(&'a str, &'a str)>,
+    bytes: Option<u64>,
+    chunk: Option<u64>,
     parts: Vec<Named<'a>>,
 }
 
 fn named(uri: &Uri) -> Named<'_> {
+    let drive = uri.timed().map(|timed| timed.split_once('?').unwrap_or((timed, "")));
+    let settings = drive.map_or("", |(_, settings)| settings).split('&').filter(|one| !one.is_empty());
     Named {
         scheme: uri.scheme(),
-        path: uri.path(),
         made_of: uri.made_of(),
+        path: uri.path(),
+        host: uri.host(),
+        drive: drive.map(|(name, _)| name),
+        settings: settings.map(|one| one.split_once('=').unwrap_or((one, ""))).collect(),
+        bytes: uri.bytes(),
+        chunk: uri.chunk(),
         parts: uri.parts().iter().map(named).collect(),
     }
+}
+
+/// Returns the scheme of a text that may be a source or not, whether its kind is reached by a connection, and what readers of
+/// files read in its place, where it is no file's name.
+#[pyfunction]
+fn source_kind(text: &str) -> (&'static str, bool, Option<&'static str>) {
+    let row = SourceRow::of(text);
+    let connects = row.named().is_ok_and(|uri| matches!(uri.made_of(), MadeOf::Card | MadeOf::Elsewhere));
+    (row.scheme, connects, SourceRow::instead_of(text))
 }
 
 /// Returns the parts of a source's URI, as JSON. Looks at nothing.
@@ -195,7 +218,8 @@ fn request<R: serde::Serialize>(fields: &[Field<R>], defaults: R) -> serde_json:
 #[pyfunction]
 fn tables(py: Python<'_>) -> PyResult<String> {
     let sources = SOURCES.iter().map(|s| {
-        serde_json::json!({"scheme": s.scheme, "example": s.example, "what": s.what, "available": s.available.is_ok()})
+        serde_json::json!({"scheme": s.scheme, "example": s.example, "what": s.what, "available": s.available.is_ok(),
+            "names": (s.names)()})
     });
     let paths = PATHS.iter().map(|p| {
         serde_json::json!({"name": p.name(), "what": p.what(), "needs": p.needs(), "schemes": path::schemes(*p)})

@@ -13,6 +13,7 @@ from forebay.emulate.request import Request
 from forebay.emulate.workloads import ENDINGS
 from forebay.errors import MachineError, RequestError
 from forebay.units import GIB
+from forebay.uri import parsed
 
 # Usual spellings that the engine reads too (`is_spelled` of crates/training/src/emulate/dataset.rs).
 SPELLINGS = {
@@ -54,8 +55,8 @@ def found_files(request: Request) -> int | None:
 
 def files_of(sources: Sequence[str], format: str) -> int | None:
     """Files of a format in all these folders; None where one is no folder."""
-    folders = [Path(source.removeprefix("file:")) for source in sources]
-    if not all(f.is_dir() for f in folders):
+    folders = [f for f in (parsed(source).path for source in sources) if f is not None and f.is_dir()]
+    if len(folders) < len(sources):
         return None
     try:
         return sum(files_in(f, format) for f in folders)
@@ -73,8 +74,8 @@ def check_exists(request: Request) -> None:
 
 def is_missing(source: str) -> bool:
     """Returns whether a source that is a path doesn't exist. Only the engine knows of the others."""
-    path = source.removeprefix("file:")
-    return ":" not in path and not Path(path).exists()
+    path = parsed(source).path
+    return path is not None and not path.exists()
 
 
 def making(request: Request) -> str:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +17,7 @@ from forebay.errors import DONE, INTERRUPTED, MachineError, RequestError
 from forebay.flags import defaults, request_from_flags, request_options
 from forebay.stages import format_duration
 from forebay.units import GIB
+from forebay.uri import parsed
 
 if TYPE_CHECKING:
     from forebay.bench.endpoint import Endpoint
@@ -123,9 +123,10 @@ def check_room(workload: Training, data: str, files: int) -> None:
     sizes that take a minute to draw of so many."""
     if files <= FILES_MANY:
         return
-    folder = Path(data.removeprefix("file:")).absolute()
-    if ":" in data.removeprefix("file:") or folder.exists() and not folder.is_dir():
+    path = parsed(data).path
+    if path is None or path.exists() and not path.is_dir():
         return
+    folder = path.absolute()
     there = next(f for f in (folder, *folder.parents) if f.exists())
     known = os.statvfs(there)
     wanted, has = files * workload.samples_per_file * workload.record_bytes, known.f_blocks * known.f_frsize

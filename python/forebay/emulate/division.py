@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.emulate.workloads import Training, builtin
 from forebay.errors import RequestError
+from forebay.uri import parsed
 
 if TYPE_CHECKING:
     from forebay.emulate.request import Request
@@ -145,7 +146,7 @@ def _of_reading(request: Request, division: str) -> Iterator[Breach]:
         yield Breach("level", f"--level bytes leaves out checks that {request.rules}'s readers make", "--level parse")
     if request.on_error == "skip":
         yield Breach("on-error", "--on-error skip counts samples that were never read", "--on-error fail")
-    models = [source for source in request.data if source.startswith("model:")]
+    models = [source for source in request.data if parsed(source).drive is not None]
     if models:
         yield Breach("measured", f"--data {models[0]} is simulated with a modelled drive", "--data DIR")
     if request.supply_gib_s is not None:

@@ -19,6 +19,7 @@ from typing import Any
 from forebay.emulate import data, engine
 from forebay.errors import ForebayError, RequestError, RunError
 from forebay.mpi import GRACE_S, World, replace
+from forebay.uri import parsed
 
 Spec = dict[str, Any]
 Record = dict[str, Any]
@@ -138,7 +139,8 @@ def files_read(spec: Spec, ranks: int) -> int | None:
     would refuse once all hosts have begun."""
     engine.check(spec)
     sources = " ".join(spec["data"])
-    if ranks > 1 and sources.startswith("model:") and "over=" not in sources:
+    named = [parsed(source) for source in spec["data"]]
+    if ranks > 1 and any(source.drive is not None and not source.parts for source in named):
         told = "a modelled drive in virtual time can't be shared by several processes"
         raise RequestError(f"--data {sources}", told, "all accelerators in one process, without mpirun")
     missing = [source for source in spec["data"] if data.is_missing(source)]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from forebay import environment
 from forebay.bench import summary
 from forebay.numbers import bytes_, count, micros, seconds, significant
+from forebay.uri import known
 
 # Below this share of their time that the accelerators waited, they set the pace themselves.
 IDLE_PCT = 2.0
-# A modelled drive, and how many of it.
-MODELLED = re.compile(r"model:(?P<drive>[\w.-]+)(?:\?(?:.*&)?drives=(?P<drives>\d+))?")
 CAUSES = {
     "storage_s": "storage",
     "parse_s": "parsing",
@@ -37,9 +35,9 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "data", data(record)
     if record.get("origin") != "measured":
         yield "origin", f"{record.get('origin')}: no device was measured"
-        if found := MODELLED.match(str(record["job"].get("source") or "")):
-            drives = f" --drives {found['drives']}" if found["drives"] else ""
-            asked = f"forebay plan run --drive {found['drive']}{drives} --workload {training['workload']}"
+        if (source := known(record["job"].get("source"))) and source.drive:
+            drives = f" --drives {source.settings['drives']}" if "drives" in source.settings else ""
+            asked = f"forebay plan run --drive {source.drive}{drives} --workload {training['workload']}"
             left_out = "its reader processes may limit first, and its memory serves part of the reads"
             yield "host", f"not simulated: {left_out} → {asked}"
     if training["destination"].startswith("gpu"):

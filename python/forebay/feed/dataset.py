@@ -14,6 +14,8 @@ from forebay import _core
 from forebay.errors import MachineError, RequestError
 from forebay.names import Path, file_name
 from forebay.rows import check_whole
+from forebay.units import GIB
+from forebay.uri import known, parsed
 
 Paths = Path | Sequence[Path]
 
@@ -184,15 +186,14 @@ def files_of(paths: Any, endings: tuple[str, ...] = ()) -> list[str]:
 
 
 def is_nothing(path: Any) -> bool:
-    return isinstance(path, str) and path.startswith("nil:")
+    """Returns whether it is a source of no bytes, and no file's name."""
+    return isinstance(path, str) and ":" in path and (named := known(path)) is not None and named.is_idle
 
 
 def size_of(name: str) -> int:
-    """Bytes of a file or device, or of `nil:SIZE`. Raises what `forebay.open` would."""
+    """Bytes of a file or device, or of a source of no bytes. Raises what `forebay.open` would."""
     if is_nothing(name):
-        from forebay.units import parse_bytes
-
-        return parse_bytes(name.partition(":")[2] or "1g", name)
+        return parsed(name).bytes or GIB
     try:
         with open(name, "rb", buffering=0) as file:
             return file.seek(0, os.SEEK_END)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import RunError
+from forebay.uri import parsed
 
 _FOLDER = re.compile(r"forebay-files-[0-9a-f]{16}")
 _INNER, _FILE = re.compile(r"d\d{4,}"), re.compile(r"f\d{8,}")
@@ -75,8 +76,8 @@ def _matching(folder: Path, name: re.Pattern[str]) -> list[Path]:
 
 def check(source: str) -> dict[str, Any] | None:
     """A line of doctor's about the folder that SOURCE is; None where it is none, or nothing was left in it."""
-    directory = source.removeprefix("file:")
-    left = found(directory)
+    directory = parsed(source).path
+    left = found(str(directory)) if directory is not None else []
     if not left:
         return None
     names = ", ".join(folder.name for folder in left[:3]) + (" …" if len(left) > 3 else "")

@@ -8,6 +8,7 @@ from forebay.fio import values
 from forebay.fio.data import NOTHING, Data
 from forebay.fio.job import CHECK, FioJob
 from forebay.units import parse_bytes
+from forebay.uri import parsed
 
 # What a job that reads back does without.
 WRITES_ALONE = ("sync", "refill", "atomic", "flow", "rate_min_gib_s", "rate_min_iops", "until_steady", "steady")
@@ -84,7 +85,7 @@ class Checks(Data):
         why = None
         if kind not in FIOS:
             why = f"of fio's checksums, {', '.join(FIOS)} are supported"
-        elif self.fields["sources"] == ["nil:"]:
+        elif any(parsed(source).is_idle for source in self.fields["sources"]):
             why = f"ioengine={NOTHING[0]} moves no bytes that could be checked"
         elif pattern and not headed and known is None:
             self.leave_out("verify_pattern", pattern, 'a pattern consists of numbers and "text", up to 512 bytes')

@@ -8,6 +8,7 @@ import re
 from forebay.errors import RequestError
 from forebay.fio import values
 from forebay.fio.side import Sides
+from forebay.uri import of_file, parsed
 
 # fio's example of an engine in C++ does what null does.
 NOTHING = ("null", "cpp_null")
@@ -104,7 +105,8 @@ class Data(Sides):
         sources = self.fields["sources"]
         if len(sources) != 1 or "file_name" in self.fields:
             return None
-        return values.bytes_there(sources[0].removeprefix("file:"))
+        path = parsed(sources[0]).path
+        return None if path is None else values.bytes_there(str(path))
 
     def whole(self, filename: str, directory: str, each: int | None) -> int | None:
         """Returns the whole that shares are of: `filesize`, or the one file or device that is there. None where that isn't
@@ -295,7 +297,7 @@ class Data(Sides):
         if not names:
             raise self.wrong("filename", filename, "names no file", "filename=FILE")
         paths = [os.path.join(directory, name) for name in names]
-        self.fields["sources"] = [f"file:{path}" if ":" in path else path for path in paths]
+        self.fields["sources"] = [of_file(path) for path in paths]
         return len(names)
 
     def directory(self, directory: str, name: str, threads: int, count: int) -> int:

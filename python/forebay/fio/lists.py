@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forebay.fio.settings import Settings
+from forebay.uri import of_file
 
 # What a list says by itself; fio, too, leaves these aside.
 OF_LISTS = (
@@ -33,7 +34,7 @@ def replayed(reader: Settings, done: frozenset[str]) -> None:
     log = reader.left.pop("read_iolog")
     reader.fields.update(read_iolog=log, op="read", passes=1, sources=[])
     if redirect := reader.left.pop("replay_redirect", ""):
-        reader.fields["sources"] = [f"file:{redirect}" if ":" in redirect else redirect]
+        reader.fields["sources"] = [of_file(redirect)]
     if reader.flag("replay_no_stall", False):
         reader.fields["replay_no_stall"] = True
     scale = reader.number("replay_time_scale", 100)

@@ -12,6 +12,7 @@ from forebay.errors import MachineError, RequestError
 from forebay.gdsio.request import Group, Request
 from forebay.gdsio.wording import in_gdsios_words
 from forebay.units import format_bytes
+from forebay.uri import is_connection, of_file
 
 FILE_NAME = "gdsio.%d"
 SECTOR_BYTES = 512
@@ -26,7 +27,8 @@ def job(request: Request, *, allow_compat: bool = True) -> dict[str, Any]:
     refuse(request)
     groups = request.groups
     fields: dict[str, Any] = {
-        "sources": [_source(g.target) for g in groups],
+        # gdsio's targets are paths, also `a:b`; a namespace of a drive is named as elsewhere.
+        "sources": [g.target if is_connection(g.target) else of_file(g.target) for g in groups],
         "path": request.xfer.path,
         "op": request.op,
         "workers": 1 if request.one_thread_batches() else request.threads,
@@ -135,23 +137,13 @@ def without_effect(request: Request) -> list[str]:
     return [f"{flag} has no effect: {why}" for holds, flag, why in given if holds]
 
 
-def _source(target: str) -> str:
-    """A path as a source URI: gdsio's targets are paths, also `a:b`; a namespace of a drive is named as elsewhere."""
-    return f"file:{target}" if ":" in target and not is_remote(target) else target
-
-
-def is_remote(target: str) -> bool:
-    """Returns whether it is a namespace of a drive that this process reaches by itself, and no path."""
-    return target.startswith(("nvme+tcp://", "nvme+rdma://", "vfio-user:"))
-
-
 def check_targets(request: Request) -> None:
     """-D must be a directory and -f must not. Raises RequestError."""
     for group in request.groups:
-        if is_remote(group.target) and not group.is_directory and request.size_bytes is None:
+        if is_connection(group.target) and not group.is_directory and request.size_bytes is None:
             raise RequestError(f"-f {group.target}", "needs the size of the data", "-s 1G")
         target, is_directory = group.target, os.path.isdir(group.target)
-        if group.is_directory and is_remote(target):
+        if group.is_directory and is_connection(target):
             named = f"-f {shlex.quote(target)} -s 1G"
             raise RequestError(f"-D {target}", "is a namespace of a drive, which is no directory", named)
         if group.is_directory and not is_directory:
@@ -167,7 +159,7 @@ def check_files(request: Request, fields: dict[str, Any]) -> None:
     if request.writes:
         return
     needed = (request.size_bytes or 1) + request.start_bytes
-    for path in (p for p in files(request) if not is_remote(p)):
+    for path in (p for p in files(request) if not is_connection(p)):
         try:
             status = os.stat(path)
         except OSError as error:

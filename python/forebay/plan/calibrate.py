@@ -19,6 +19,7 @@ from forebay.plan import catalogue, cores, cpu, flow
 from forebay.plan.fit import gain_nats
 from forebay.plan.recommend import doubtful
 from forebay.units import GIB
+from forebay.uri import Uri, known
 
 LINE = re.compile(
     r"XferType: (?P<type>\S+) Threads: (?P<threads>\d+) .*?IOSize: (?P<kib>[\d.]+)(?:-\S+)?\(KiB\) "
@@ -30,10 +31,6 @@ WORKERS = (1, 4, 16, 32, 64)
 POINTS_LEAST, POINTS_MAX = 2, 1000
 # fio's engines that have one request in flight, whatever its iodepth says.
 SYNCHRONOUS = ("sync", "psync", "vsync", "pvsync", "pvsync2", "mmap")
-# Sources that lie across a network.
-REMOTE = ("nvme+tcp:",)
-# Sources without a block device of this host below, whose data come from a drive or a model of one all the same.
-UNCOUNTED = ("nvme+tcp:", "nvme+rdma:", "vfio-user:", "model:")
 # Block devices that keep their data in memory.
 MEMORY = re.compile(r"(?:.*:)?(?:ram|zram|nullb|pmem)\d")
 # Below this share of what was read, delivered by the devices, memory took part, or nothing was stored there.
@@ -122,7 +119,7 @@ def _of_record(document: Any, where: str, drive: str, drives: int | None) -> lis
     if not rate or not size or job.get("op", "read") not in ("read", "randread"):
         return []
     path = "gds" if (record.get("path") or {}).get("ran") == "gds" else "cpu"
-    remote = str(job.get("source") or "").startswith(REMOTE)
+    remote = any(source.is_by_socket for source in _sources(job))
     queues = min(float(job.get("queues") or flow.QUEUES_MAX), flow.QUEUES_MAX) if remote else None
     load = flow.Load(
         drive, size / 1024, float(job.get("workers") or 1), path, remote, drives or _members(result),
@@ -141,14 +138,16 @@ def _of_record(document: Any, where: str, drive: str, drives: int | None) -> lis
 def _of_no_drive(record: dict[str, Any], job: dict[str, Any], result: dict[str, Any]) -> str:
     """Why what a record reports isn't what a drive delivered; empty where nothing says so."""
     cache, source = record.get("cache") or {}, str(job.get("source") or "")
-    if any(part.startswith("nil:") or "m=nil:" in part for part in source.split()):
+    sources = _sources(job)
+    if any(leaf.is_idle for one in sources for leaf in one.leaves()):
         return f"{source} completes at once, without storage"
     if cache.get("policy") == "memory":
         return f"{source} lives in memory"
     named = sorted(name for name in cache.get("devices") or {} if MEMORY.match(name))
     if named:
         return f"{source} lies on {named[0]}, which keeps its data in memory"
-    if "device_bytes" not in cache or source.startswith(UNCOUNTED):
+    # Their data come from a drive or a model of one, and no block device of this host lies below.
+    if "device_bytes" not in cache or any(one.connects or one.drive is not None for one in sources):
         return ""
     device, asked = cache["device_bytes"], float(result.get("bytes") or 0)
     if device is None:
@@ -157,6 +156,12 @@ def _of_no_drive(record: dict[str, Any], job: dict[str, Any], result: dict[str, 
     if float(device) >= DELIVERED_LEAST * asked:
         return ""
     return f"the devices delivered {100 * float(device) / asked:.0f} % of what was read from {source}"
+
+
+def _sources(job: dict[str, Any]) -> list[Uri]:
+    """The job's sources, as far as their texts are those of sources."""
+    named = job.get("sources") or str(job.get("source") or "").split()
+    return [source for source in map(known, named if isinstance(named, list) else ()) if source is not None]
 
 
 def _members(result: dict[str, Any]) -> int:

@@ -12,14 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.report.load import Loaded
+from forebay.uri import is_made
 
 # Keys whose whole value is a name, and what it becomes.
 KEYS = {
     "host": "host", "hostname": "host", "serial": "serial", "uuid": "serial", "nqn": "nqn", "address": "address", "uri": "source",
     "source": "path", "sources": "path", "dir": "path", "folder": "path", "mount_point": "path", "device": "path", "file": "path",
 }  # fmt: skip
-# Sources that say how they are made: of those only what the patterns find is a name.
-MADE = re.compile(r"(model|nil|stripe|nvme\+tcp|nvme\+rdma|vfio-user|mem|memory):")
 PATTERNS = (
     ("nqn", re.compile(r"\bnqn\.[^\s,;&?'\"]+")),
     ("address", re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\[?\b(?:[0-9a-f]{1,4}:){3,7}[0-9a-f]{1,4}\b\]?")),
@@ -82,7 +81,8 @@ def _names(value: Any, key: str) -> Iterator[tuple[str, str]]:
             yield from _names(part, key)
     elif isinstance(value, str):
         kind = KEYS.get(key)
-        if kind is not None and not MADE.match(value):
+        # Of sources that say how they are made only what the patterns find is a name.
+        if kind is not None and not is_made(value):
             yield kind, value
         for kind, pattern in PATTERNS:
             for found in pattern.finditer(value):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any
 from forebay import environment, flags, numbers
 from forebay.metrics import is_about_latency
 from forebay.report.load import Entry
+from forebay.uri import known
 
 # As the engine says it of a record that it reads (crates/model/src/reading.rs).
 ABSENT = "the record has no such field"
@@ -294,7 +294,13 @@ def _source(run: Run) -> str:
 
 
 def _is_remote(run: Run) -> bool:
-    return run.text("job.label") == "remote" or any(s.startswith(("nvme+", "{target}", "{gateway")) for s in sources_of(run))
+    return run.text("job.label") == "remote" or any(s.startswith(("{target}", "{gateway")) or _host(s) for s in sources_of(run))
+
+
+def _host(source: str) -> str | None:
+    """The machine across a network that it is read from."""
+    named = known(source)
+    return None if named is None else named.host
 
 
 def short_source(run: Run) -> str:
@@ -305,12 +311,12 @@ def short_source(run: Run) -> str:
     first = sources[0]
     if count := members(run):
         name = f"stripe of {count}"
-    elif remote := re.match(r"(nvme\+[a-z]+)://(\[[^]]*\]|[^:/]+)", first):
-        name = f"{remote[1]} at {remote[2]}"
-    elif re.match(r"(?!file:)[a-z][a-z+-]+:", first):
+    elif (source := known(first)) is None:
         name = first
+    elif source.host is not None:
+        name = f"{source.scheme} at " + (f"[{source.host}]" if ":" in source.host else source.host)
     else:
-        name = first.removeprefix("file:").rstrip("/").rsplit("/", 1)[-1] or first
+        name = first if source.path is None else source.path.name or first
     return name if len(sources) == 1 else f"{name} + {len(sources) - 1} more"
 
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from forebay import run as engine
 from forebay.bench.save import place
 from forebay.errors import MachineError, RequestError, RunError
+from forebay.uri import parsed
 
 if TYPE_CHECKING:
     from forebay.sweep.plan import Plan
@@ -102,7 +103,7 @@ def offered(place: str) -> str:
     for record in found["records"]:
         uri = record["uri"] or ""
         # One that has several addresses is read at the one that was asked.
-        if uri.startswith("nvme+tcp://") and (record["subnqn"] not in uris or f"//{found['address']}/" in uri):
+        if record["trtype"] == "tcp" and uri and (record["subnqn"] not in uris or f"//{found['address']}/" in uri):
             uris[record["subnqn"]] = uri
     if not uris:
         said = f"{found['address']} offers no subsystem over TCP to this host, {found['host_nqn']}"
@@ -118,12 +119,12 @@ def local_source(given: Sequence[str], needs: Sequence[str], name: str) -> str:
     if len(given) != 1:
         found = "none is given" if not given else f"{len(given)} are given"
         raise RequestError("SOURCE", f"{name} needs exactly one; {found}", f"forebay sweep {name} FILE-OR-FOLDER")
-    source = given[0].removeprefix("file:")
-    if re.match(r"^[a-z+-]+:", source):
-        raise RequestError(source, f"{name} starts a target itself, for a file or a device", "a path")
-    if not Path(source).exists():
-        raise RequestError(source, "there is no such file", f"{ELSE}, or forebay bench {source} --create --file-size 16g")
-    return str(Path(source) / FILE) if Path(source).is_dir() else source
+    path = parsed(given[0]).path
+    if path is None:
+        raise RequestError(given[0], f"{name} starts a target itself, for a file or a device", "a path")
+    if not path.exists():
+        raise RequestError(str(path), "there is no such file", f"{ELSE}, or forebay bench {path} --create --file-size 16g")
+    return str(path / FILE) if path.is_dir() else str(path)
 
 
 def named(job: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from forebay.errors import ForebayError, MachineError, RequestError
 from forebay.sweep.file import Sweep
 from forebay.sweep.points import canonical
 from forebay.units import format_bytes
+from forebay.uri import Uri, parsed
 
 WORKERS_PER_CORE_MAX = 8
 # Of the space that is free, what a sweep may fill.
@@ -134,15 +135,14 @@ def _fitting(jobs: list[dict[str, Any]]) -> float:
 
 def folder_of(source: str) -> Path | None:
     """The folder that files of this source would be made in; None for what makes no files."""
-    return _folder_in(engine.source(source))
+    return _folder_in(parsed(source))
 
 
-def _folder_in(source: dict[str, Any]) -> Path | None:
-    if source["path"] is not None:
-        path = Path(source["path"])
-        return path if path.is_dir() else None
+def _folder_in(source: Uri) -> Path | None:
+    if source.path is not None:
+        return source.path if source.path.is_dir() else None
     # What a model has its content from is only read.
-    members = source["parts"] if source["scheme"] == "stripe" else []
+    members = source.parts if source.is_striped else ()
     return next((folder for member in members if (folder := _folder_in(member))), None)
 
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
 
 from forebay.errors import RequestError
 from forebay.units import GIB, parse_gib_s
+from forebay.uri import Uri, is_made, parsed
 
 if TYPE_CHECKING:
     from forebay.plan.catalogue import Drive
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SIMULATED = "simulated supply"
 LOADER = "the loader"
 SCHEME = "model:"
+NEXT = "--supply 1.5, in GiB/s, or --supply 'model:d7-ps1010?drives=4'"
 # Half of a normal distribution's central 80 %.
 P90 = 1.2816
 DRIVES_MAX, GPUS_MAX = 1024, 4096
@@ -89,26 +90,25 @@ def parse(text: str | None, gpus: int = 1) -> Supply:
                 f"--gpus {gpus}", "divides a supply, and none is given", f"--supply 13.5 --gpus {gpus}"
             )
         return Supply(None)
-    if text.startswith(SCHEME):
-        return _of_drives(text, gpus)
+    if is_made(text):
+        return _of_drives(text, parsed(text), gpus)
     whole = parse_gib_s(text, "--supply")
     if not math.isfinite(whole) or whole <= 0:
-        next = "--supply 1.5, in GiB/s, or --supply 'model:d7-ps1010?drives=4'"
-        raise RequestError(f"--supply {text}", "is no rate above 0", next)
+        raise RequestError(f"--supply {text}", "is no rate above 0", NEXT)
     return Supply(whole / gpus, text, gpus)
 
 
-def _of_drives(text: str, gpus: int) -> Supply:
-    name, _, query = text.removeprefix(SCHEME).partition("?")
-    asked = f"--supply {text}"
-    keys = parse_qsl(query, keep_blank_values=True)
-    for key, _ in keys:
+def _of_drives(text: str, source: Uri, gpus: int) -> Supply:
+    asked, name = f"--supply {text}", source.drive
+    if name is None:
+        raise RequestError(asked, "is neither a rate nor a drive", NEXT)
+    for key in (*source.settings, *("over" for _ in source.parts)):
         if key != "drives":
             known = "drives is the only key of a supply: its bytes come from the data set, in real time"
             raise RequestError(
                 asked, f"it has the key {key!r}; {known}", f"--supply '{SCHEME}{name}?drives=4'"
             )
-    number = dict(keys).get("drives", "1")
+    number = source.settings.get("drives", "1")
     if not number.isascii() or not number.isdigit() or not 1 <= int(number) <= DRIVES_MAX:
         raise RequestError(
             asked, f"drives={number} is not between 1 and {DRIVES_MAX}", f"--supply '{SCHEME}{name}?drives=4'"

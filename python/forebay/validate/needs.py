@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forebay.uri import parsed
+
 Report = dict[str, Any]
 GDSIO_PLACES = ("cuda*/gds/tools/gdsio", "cuda*/gds/tools/gdsio.x86_64")
 
@@ -32,7 +34,9 @@ class Ground:
 
 def kind_of(source: str) -> str:
     """`directory`, `device`, `file`, or `other` for what isn't in the file system."""
-    path = Path(source.removeprefix("file:"))
+    path = parsed(source).path
+    if path is None:
+        return "other"
     if path.is_dir():
         return "directory"
     if path.is_block_device():

@@ -13,6 +13,7 @@ from forebay import run as engine
 from forebay.bench.save import place as place_file
 from forebay.errors import MachineError, RequestError
 from forebay.units import GIB
+from forebay.uri import parsed
 from forebay.validate.needs import kind_of
 from forebay.validate.steps import Run, Step
 
@@ -42,9 +43,8 @@ class Options:
 
 def place(source: str) -> str:
     """Returns the place where a job reads: our folder in a directory, else the source itself."""
-    if kind_of(source) != "directory":
-        return source
-    return str(Path(source.removeprefix("file:")) / FOLDER)
+    path = parsed(source).path
+    return str(path / FOLDER) if path is not None and path.is_dir() else source
 
 
 def job_of(step: Step, run: Run, options: Options) -> dict[str, Any]:
@@ -98,9 +98,9 @@ def _pairs(job: dict[str, Any], options: Options, count: int) -> None:
 def fitting(sources: tuple[str, ...]) -> int:
     """Bytes of one set of files: what each directory has room for several times over."""
     room = [
-        int(shutil.disk_usage(source.removeprefix("file:")).free * FILL / SETS)
-        for source in sources
-        if kind_of(source) == "directory"
+        int(shutil.disk_usage(path).free * FILL / SETS)
+        for path in (parsed(source).path for source in sources)
+        if path is not None and path.is_dir()
     ]
     bytes_ = min([FILE_BYTES_MAX, *room]) // (FILES << 20) * (FILES << 20)
     if bytes_ < FILE_BYTES_MIN:

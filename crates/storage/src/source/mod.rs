@@ -26,6 +26,7 @@ use forebay_io::arena::Arena;
 use forebay_io::gpu::cuda::{Device, DeviceMemory};
 use forebay_io::queue::Queue;
 use forebay_io::reactor::Reactor;
+use forebay_model::device::DriveModel;
 use forebay_model::job::{Engine, PathKind};
 use forebay_model::Error;
 use nvme::{Connection, SourceReport};
@@ -44,9 +45,29 @@ pub struct SourceRow {
     pub parse: fn(uri::Text) -> Result<Uri, Error>,
     /// Availability in this version, or what it waits for.
     pub available: Result<(), &'static str>,
+    /// Names that may stand behind `scheme:`, where these are known.
+    pub names: fn() -> Vec<&'static str>,
+    /// What readers read in its place, which take only the names of files and block devices.
+    pub instead: &'static str,
 }
 
 impl SourceRow {
+    /// The row of the scheme that a text begins with; that of files, where it names none.
+    pub fn of(text: &str) -> &'static SourceRow {
+        uri::named(text).map_or(&SOURCES[0], |(row, _)| row)
+    }
+
+    /// What readers read in the place of a URI of any kind, also one that names no source; None for the name of a file.
+    pub fn instead_of(text: &str) -> Option<&'static str> {
+        match (uri::named(text), text.split_once(':')) {
+            (Some((row, _)), _) => Some(row.instead),
+            (None, Some((_, rest))) if rest.starts_with("//") => {
+                Some("a file, also of a network file system that is mounted")
+            }
+            _ => None,
+        }
+    }
+
     /// The source that its example names.
     pub fn named(&self) -> Result<Uri, Error> {
         Uri::recognise(self.example.split(", ").next().unwrap_or_default())
@@ -60,6 +81,8 @@ pub const SOURCES: &[SourceRow] = &[
         what: "a file, a directory of files, a block device",
         parse: file::parse,
         available: Ok(()),
+        names: Vec::new,
+        instead: "the path without file:",
     },
     SourceRow {
         scheme: "stripe",
@@ -67,6 +90,8 @@ pub const SOURCES: &[SourceRow] = &[
         what: "RAID0 over 1 to 64 sources",
         parse: stripe::parse,
         available: Ok(()),
+        names: Vec::new,
+        instead: "forebay.open([…], stripe_bytes=…) with the names of its members",
     },
     SourceRow {
         scheme: "nil",
@@ -74,6 +99,8 @@ pub const SOURCES: &[SourceRow] = &[
         what: "completes at once: the cost of our own loop",
         parse: nil::parse,
         available: Ok(()),
+        names: Vec::new,
+        instead: "a file; forebay bench runs on nil:",
     },
     SourceRow {
         scheme: "model",
@@ -81,6 +108,8 @@ pub const SOURCES: &[SourceRow] = &[
         what: "a timed model of a drive; over=PATH gives it content",
         parse: model::parse,
         available: Ok(()),
+        names: DriveModel::names,
+        instead: "a file; forebay bench runs on model:",
     },
     SourceRow {
         scheme: "nvme+tcp",
@@ -88,6 +117,8 @@ pub const SOURCES: &[SourceRow] = &[
         what: "a namespace over NVMe/TCP",
         parse: |text| nvme_tcp::parse(text, Transport::Tcp),
         available: Ok(()),
+        names: Vec::new,
+        instead: "the namespace as a block device: nvme connect -t tcp …, then /dev/nvme1n1",
     },
     SourceRow {
         scheme: "nvme+rdma",
@@ -95,6 +126,8 @@ pub const SOURCES: &[SourceRow] = &[
         what: "a namespace over NVMe/RDMA",
         parse: |text| nvme_tcp::parse(text, Transport::Rdma),
         available: Ok(()),
+        names: Vec::new,
+        instead: "the namespace as a block device: nvme connect -t rdma …, then /dev/nvme1n1",
     },
     SourceRow {
         scheme: "vfio-user",
@@ -102,6 +135,8 @@ pub const SOURCES: &[SourceRow] = &[
         what: "an emulated NVMe drive",
         parse: vfio_user::parse,
         available: Ok(()),
+        names: Vec::new,
+        instead: r#"the drive as a block device: front = "ublk" in the file of forebay snap, then /dev/ublkb0"#,
     },
 ];
 

@@ -24,6 +24,7 @@ pub(crate) fn parse(text: Text) -> Result<Uri, Error> {
     for (key, value) in query(text.rest.trim_start_matches('?')) {
         match key.as_str() {
             "size" => bytes = parse_bytes(&value)?,
+            size if text.rest == size => bytes = parse_bytes(size)?,
             _ => return Err(text.wrong(&format!("'{key}' is not a key of nil:"), "nil:?size=64g")),
         }
     }
@@ -49,6 +50,10 @@ impl Source for NilUri {
 
     fn made_of(&self) -> MadeOf {
         MadeOf::Nothing
+    }
+
+    fn bytes(&self) -> Option<u64> {
+        (self.bytes != BYTES_DEFAULT).then_some(self.bytes)
     }
 
     fn told(&self) -> Option<serde_json::Value> {

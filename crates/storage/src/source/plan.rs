@@ -39,6 +39,16 @@ pub trait Source: Any + fmt::Display + fmt::Debug + Send + Sync {
         None
     }
 
+    /// Bytes that it has, where its text says so.
+    fn bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// The machine across a network that it is reached at.
+    fn host(&self) -> Option<&str> {
+        None
+    }
+
     /// Returns whether both name the same bytes, whatever else their URIs say.
     fn is_same(&self, _: &dyn Source) -> bool {
         false

@@ -1,7 +1,7 @@
 //! Source URIs, parsed into what can't be wrong.
 
 use super::plan::Uri;
-use super::{Made, SOURCES};
+use super::{Made, SourceRow, SOURCES};
 use forebay_model::Error;
 
 /// Longest URI that is read, and how deep stripes may nest.
@@ -67,12 +67,17 @@ impl Uri {
         if depth > NESTING_MAX {
             return Err(bad(text, "nests more than four deep", "a flat stripe"));
         }
-        let row = |scheme| SOURCES.iter().find(|row| row.scheme == scheme);
-        match text.split_once(':').and_then(|(scheme, rest)| Some((row(scheme)?, rest))) {
+        match named(text) {
             Some((row, rest)) => (row.parse)(Text { whole: text, rest, depth }),
             None => (SOURCES[0].parse)(Text { whole: text, rest: text, depth }),
         }
     }
+}
+
+/// The row of the scheme that a text begins with, and what stands behind `scheme:`.
+pub(super) fn named(text: &str) -> Option<(&'static SourceRow, &str)> {
+    let (scheme, rest) = text.split_once(':')?;
+    Some((SOURCES.iter().find(|row| row.scheme == scheme)?, rest))
 }
 
 pub(crate) fn bad(text: &str, found: &str, next: &str) -> Error {

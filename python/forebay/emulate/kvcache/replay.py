@@ -18,6 +18,7 @@ from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError,
 from forebay.numbers import bytes_, significant
 from forebay.plan import catalogue
 from forebay.units import parse_bytes, parse_seconds
+from forebay.uri import parsed
 
 SCHEMA = "forebay.kvcache-replay/1"
 EXAMPLES = """\b
@@ -86,8 +87,9 @@ class Asked:
             raise RequestError("--dir", "no folder was given, and no drive", "--dir DIR, or --dir model:d7-ps1010")
         self.drive: catalogue.Drive | None = None
         self.drives = 1
-        if folder.startswith("model:"):
-            self._take_drive(folder)
+        source = parsed(folder)
+        if source.drive is not None:
+            self._take_drive(folder, source.drive, source.settings)
         self.model = options["model"]
         self.speed = positive(options["speed"], "--speed", *SPEEDS)
         self.prefill = positive(options["prefill_rate"], "--prefill-rate", 1e-3, 1e12)
@@ -101,11 +103,9 @@ class Asked:
         self.token_bytes = int(plan["bytes_per_token"])
         self.sizes = self._sizes(folder, options, plan["capacity_bytes"])
 
-    def _take_drive(self, folder: str) -> None:
-        name, _, query = folder.removeprefix("model:").partition("?")
+    def _take_drive(self, folder: str, name: str, settings: dict[str, str]) -> None:
         self.drive = catalogue.drive(name)
-        if query:
-            key, _, value = query.partition("=")
+        for key, value in settings.items():
             if key != "drives":
                 told = f"has the key '{key}'; a replay knows drives"
                 raise RequestError(f"--dir {folder}", told, f"--dir 'model:{name}?drives=2'")

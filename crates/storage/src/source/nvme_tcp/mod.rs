@@ -162,6 +162,10 @@ impl Source for Options {
         (other as &dyn Any).downcast_ref().is_some_and(|other| Options::is_same(self, other))
     }
 
+    fn host(&self) -> Option<&str> {
+        Some(&self.addresses[0].host)
+    }
+
     fn told(&self) -> Option<serde_json::Value> {
         let Address { host, port } = &self.addresses[0];
         Some(match self.transport {
