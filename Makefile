@@ -71,6 +71,7 @@ QUICK := PROFILE=dev VENV=target/tested/venv MADE=target/tested/made
 .PHONY: all-tests disturbed python-part
 # Each `forebay` that a test runs is started anew; `make test` forks most of them from one that has loaded it.
 test-long test-root soak: export FOREBAY_TEST_ANEW = 1
+test-long soak: export FOREBAY_TEST_ALL = 1
 all-tests disturbed: export CARGO_TARGET_DIR = $(CURDIR)/target/tested
 all-tests disturbed: export CARGO_BUILD_JOBS = $(shell echo $$((2 * $$(nproc))))
 all-tests disturbed: export CARGO_INCREMENTAL = 0
@@ -105,8 +106,8 @@ test-long: | $(MADE)/ready ## The tests of many processes: several hosts, kills 
 	@.ci/last begun $@
 	@.ci/prepare test
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
-	$(PYTEST) -n $(TEST_WORKERS) -m long $(ARGS)
-	FOREBAY_TEST_ALL=1 cargo test $(MOVING) --test contract --test faults --test gpu --quiet -- --include-ignored
+	$(PYTEST) -n $(TEST_WORKERS) -m "long or (hypothesis and not soak and not ml)" $(ARGS)
+	cargo test $(MOVING) --test contract --test faults --test gpu --quiet -- --include-ignored
 	@.ci/last passed $@
 
 test-vm: | $(MADE)/ready ## The tests with real Linux kernels, in guests of QEMU
@@ -237,7 +238,7 @@ soak: | $(MADE)/ready ## Signals at hundreds of moments, kills in turn, what a c
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	FOREBAY_TEST_MOMENTS=$(MOMENTS) $(PYTEST) -n $(TEST_WORKERS) --dist worksteal --timeout 7200 tests/test_interruptions.py tests/test_interrupted_verbs.py $(ARGS)
 	$(PYTEST) -m soak $(ARGS)
-	FOREBAY_TEST_ALL=1 PROPTEST_CASES=2000 cargo test --workspace --quiet -- --include-ignored
+	PROPTEST_CASES=2000 cargo test --workspace --quiet -- --include-ignored
 	@$(MAKE) --no-print-directory fuzz FUZZ_S=600
 	@.ci/last passed $@
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import preloaded
 import processes
+import properties
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -41,7 +42,7 @@ for _name in ("LC_ALL", "LC_CTYPE", "LANG"):
 
 # A machine that is busy with other work is slow, not wrong.
 settings.register_profile(
-    "forebay", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "forebay", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], max_examples=properties.share(100)
 )
 settings.load_profile("forebay")
 

@@ -16,8 +16,9 @@ from forebay.emulate import data, datagen, datasize
 from forebay.emulate.datasize import size
 from forebay.emulate.workloads import load
 from forebay.errors import MachineError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 UNET = ("--workload", "unet3d", "--accelerator", "h100")
 
@@ -49,7 +50,7 @@ def test_the_data_set_is_as_large_as_the_rules_tools_say(
 
 
 @pytest.mark.promise("EMU-6")
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     which=st.sampled_from([("unet3d", "h100"), ("resnet50", "a100"), ("cosmoflow", "h100")]),
     accelerators=st.integers(1, 4096),

@@ -12,8 +12,9 @@ from fake_storage import FakeStorage
 from forebay.emulate import dlio, yaml_subset
 from forebay.emulate.workloads import TRAINING, load
 from forebay.errors import RequestError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 # The keys of DLIO's 3D U-Net as v2.0 spells them, in a text of ours.
 UNET = """\
@@ -335,7 +336,7 @@ TREES = st.dictionaries(
 
 
 @pytest.mark.promise("EMU-9")
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(TREES, st.booleans())
 def test_it_reads_what_a_yaml_library_writes(tree: dict[str, Any], flow: bool) -> None:
     yaml = pytest.importorskip("yaml")
@@ -351,7 +352,7 @@ def test_it_reads_what_a_yaml_library_writes(tree: dict[str, Any], flow: bool) -
     assert found == yaml.safe_load(text) == tree
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(st.text("ab:- \n#'\"[]{},\t&*0.1e|>\\", max_size=80))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
@@ -361,7 +362,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 @pytest.mark.promise("EMU-9")
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_any_change_of_a_line_is_a_workload_or_refused(data: st.DataObject) -> None:
     lines = UNET.splitlines()

@@ -16,8 +16,9 @@ from fake_storage import FakeStorage
 from forebay.emulate import live, show
 from forebay.emulate.workloads import Training, builtin, load
 from forebay.errors import RequestError, RunError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 UNET = ("--workload", "unet3d", "--accelerator", "h100")
 
@@ -405,7 +406,7 @@ def test_a_workload_of_ones_own_is_no_submission(capsys: Any, storage: FakeStora
 # Progress and pages ---------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     width=st.integers(1, 200),
     epoch=st.integers(0, 9),

@@ -14,8 +14,9 @@ from forebay.emulate import datasize
 from forebay.emulate.greatest import MARGIN, WARM_UP, Greatest, Trial, curve
 from forebay.emulate.workloads import Training, builtin
 from forebay.errors import RequestError, RunError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 
 def builtin_workload(name: str, accelerator: str) -> Training:
@@ -48,7 +49,7 @@ class Truth:
 
 
 @pytest.mark.promise("EMU-7")
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(
     capacity=st.floats(0.05, 3000),
     needed=st.sampled_from([90.0, 85.0, 70.0]),
@@ -69,7 +70,7 @@ def test_without_noise_the_answer_is_the_arithmetic(capacity: float, needed: flo
 
 
 @pytest.mark.promise("EMU-7")
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(capacity=st.floats(0.3, 60), noise=st.floats(0.1, 3), seed=st.integers(0, 1 << 30))
 def test_with_noise_it_ends_and_every_full_run_of_the_answer_passed(capacity: float, noise: float, seed: int) -> None:
     truth = Truth(capacity, 90.0, noise, seed)
@@ -101,7 +102,7 @@ def test_a_full_run_that_passes_overrules_the_probe_that_failed() -> None:
 
 
 @pytest.mark.promise("EMU-7")
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(capacity=st.floats(0.05, 300), noise=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 1 << 30))
 def test_a_run_that_warms_up_comes_right_before_those_that_count(capacity: float, noise: float, seed: int) -> None:
     truth = Truth(capacity, 90.0, noise, seed)

@@ -12,8 +12,9 @@ from fake_machine import typed
 from forebay.emulate import workloads
 from forebay.emulate.workloads import Checkpoint, Training
 from forebay.errors import RequestError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 UNET3D = dict(
     format="npz", loader="pytorch", batch=7, record_bytes=146600628, record_bytes_stdev=68341808,
@@ -149,7 +150,7 @@ def test_a_file_of_ones_own_is_a_workload_for_any_rules(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("EMU-2")
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.dictionaries(
         st.sampled_from([*workloads.TRAINING, "kind", "variant", "tensor", "x"]),

@@ -19,8 +19,9 @@ import pytest
 from forebay import feed
 from forebay.errors import RequestError, RunError
 from forebay.feed.loader import ranks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 Forebay = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -71,7 +72,7 @@ def test_an_epoch_has_each_sample_once_as_its_file_has_it(path: Path, table: Any
 
 
 @pytest.mark.promise("FEED-2")
-@settings(max_examples=8)
+@examples(8)
 @given(
     batch=st.integers(20, 900), seed=st.integers(0, 1 << 40), prefetch=st.integers(1, 9), world=st.integers(1, 5),
     files=st.integers(1, 9), shuffle=st.sampled_from(["rows", "blocks", "none"]),
@@ -99,7 +100,7 @@ def test_ranks_depths_and_files_change_nothing_of_an_epoch(
 
 
 @pytest.mark.promise("FEED-3")
-@settings(max_examples=8)
+@examples(8)
 @given(data=st.data())
 def test_a_run_goes_on_exactly_where_it_was_ended_with_any_number_of_ranks(path: Path, data: Any) -> None:
     of = feed.rows(path, ROW)
@@ -249,7 +250,7 @@ def test_only_the_named_columns_are_read(path: Path, table: Any) -> None:
 
 
 @pytest.mark.promise("FEED-7")
-@settings(max_examples=12)
+@examples(12)
 @given(
     st.lists(st.sampled_from(["<f4", "<f8", "<i2", "|u1", "|b1", "<c8", "S3", "V5", "<i8"]), min_size=1, max_size=6),
     st.sampled_from(["rows", "none"]),

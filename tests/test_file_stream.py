@@ -15,8 +15,9 @@ import forebay
 import numpy as np
 import pytest
 from forebay.errors import RequestError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 SIZE = 300_321
 CONTENT = np.random.default_rng(5).integers(0, 256, SIZE, dtype=np.uint8).tobytes()
@@ -56,7 +57,7 @@ def done(stream: Any, step: tuple[Any, ...]) -> Any:
 
 
 @pytest.mark.promise("PYT-26")
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(steps=STEPS)
 def test_it_moves_as_a_file_of_pythons_does(path: Path, steps: list[tuple[Any, ...]]) -> None:
     with forebay.open(path, direct=False) as ours, open(path, "rb", buffering=0) as theirs:

@@ -13,8 +13,9 @@ from fio_support import one, read  # noqa: F401 - fixtures
 from forebay import fio
 from forebay.errors import RequestError
 from forebay.fio import keys
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from properties import examples
 
 ANOTHER_WORKLOAD = [
     "verify=md5",
@@ -194,7 +195,7 @@ VALUES = st.one_of(
 
 
 @given(st.lists(st.tuples(st.sampled_from(KEYS), VALUES), max_size=12), st.booleans())
-@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_settings_are_read_or_refused(read: Any, pairs: list[tuple[str, str]], lenient: bool) -> None:
     text = "[global]\nfilename=/f\n[job]\n" + "\n".join(f"{k}={v}" for k, v in pairs)
     try:
@@ -209,7 +210,7 @@ def test_any_settings_are_read_or_refused(read: Any, pairs: list[tuple[str, str]
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_read_or_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.fio").write_bytes(b"[a]\nsize=1g\n" + data)
     try:

@@ -20,8 +20,9 @@ from gdsio_support import (  # noqa: F401
     with_cufile,
     written,
 )
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from properties import examples
 
 
 def test_libcufile_is_found_where_the_wheel_puts_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_require_direct_overrides_cufile_json(
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_cufile_json_is_read_or_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "c.json").write_bytes(data)
     try:
@@ -201,7 +202,7 @@ def test_a_wrong_job_file_is_refused_by_name(tmp_path: Path, capsys: Capture, te
         )
     )
 )
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_job_file_is_read_or_refused(tmp_path: Path, lines: list[str]) -> None:
     (tmp_path / "f.gdsio").write_text("\n".join(lines))
     try:
@@ -217,7 +218,7 @@ def test_any_job_file_is_read_or_refused(tmp_path: Path, lines: list[str]) -> No
         )
     )
 )
-@settings(max_examples=150)
+@examples(150)
 def test_any_flags_are_understood_or_refused(words: list[str]) -> None:
     import click
 

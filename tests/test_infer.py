@@ -20,8 +20,9 @@ from fake_machine import typed
 from forebay.errors import MachineError, RequestError, RunError
 from forebay.infer import advice, command, data, engine, library, logs, rules, search, toy, weights
 from forebay.train import supply
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from whole_records import whole
 
 Forebay = Callable[..., subprocess.CompletedProcess[str]]
@@ -226,7 +227,7 @@ def test_a_log_is_read_whatever_it_holds() -> None:
     assert logs.parse("").latency_ms("Server") is None
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.text(), st.lists(st.binary(max_size=40), max_size=4))
 def test_logs_of_strangers_are_errors_and_no_tracebacks(text: str, more: list[bytes]) -> None:
     logs.parse("".join(f":::MLLOG {part.decode(errors='replace')}\n" for part in more) + text)
@@ -256,7 +257,7 @@ def test_an_answer_that_is_missing_or_there_twice_is_an_error(listed: Any, said:
 
 
 @pytest.mark.promise("INF-6")
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.floats(0.01, 3.0), st.sampled_from([search.NARROW, search.NARROW_SHORT]))
 def test_bisection_closes_in_on_the_highest_rate_that_passes(share: float, narrow: float) -> None:
     most, highest = 1000.0, 1000.0 * share

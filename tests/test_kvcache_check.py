@@ -20,9 +20,10 @@ from forebay.emulate.kvcache.formula import aggregate
 from forebay.emulate.kvcache.limits import Asked
 from forebay.errors import RequestError
 from forebay.units import GIB
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kvcache_support import STAMP, Typed, check, findings, put, rank_document, rank_of, trials  # noqa: F401
+from properties import examples
 
 BEGAN = datetime.strptime(STAMP, "%Y%m%d_%H%M%S").timestamp()
 
@@ -300,7 +301,7 @@ def survives(content: bytes, summary: bytes = b"") -> dict[str, Any]:
 
 
 @pytest.mark.promise("KVC-23")
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.tuples(st.sampled_from(SPOTS), VALUES), min_size=1, max_size=4), st.booleans())
 @example([(("summary", "cache_stats", "storage_write_device_p50_ms"), 1e-12)], False)
 @example([(("summary", "cache_stats", "storage_tokens_processed"), 1e-12)], False)
@@ -321,7 +322,7 @@ def test_any_value_in_any_place_is_counted_named_or_skipped(changes: list[tuple[
 
 
 @pytest.mark.promise("KVC-23")
-@settings(max_examples=40)
+@examples(40)
 @given(st.randoms(use_true_random=False), st.integers(1, 6))
 def test_any_bytes_are_counted_named_or_skipped(rng: random.Random, number: int) -> None:
     whole = json.dumps(rank_document()).encode()
@@ -333,7 +334,7 @@ def test_any_bytes_are_counted_named_or_skipped(rng: random.Random, number: int)
 
 
 @pytest.mark.promise("KVC-20")
-@settings(max_examples=40)
+@examples(40)
 @given(
     gib=st.floats(1.0, 1e5),
     last_s=st.floats(1.0, 2000.0),

@@ -15,9 +15,10 @@ import pytest
 from forebay.emulate.kvcache import rank_files, tree
 from forebay.errors import MachineError, RequestError
 from forebay.units import GIB
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kvcache_support import STAMP, Typed, check, findings, put, rank_of  # noqa: F401
+from properties import examples
 
 # As the reference's files have them.
 KEYS = """requests_completed total_tokens_generated total_storage_io_latency total_generation_latency end_to_end_latencies
@@ -185,7 +186,7 @@ def made_up(rng: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.promise("KVC-25")
-@settings(max_examples=12)
+@examples(12)
 @given(st.integers(0, 1 << 32), st.integers(1, 4), st.integers(1, 4), st.sampled_from([0.0, 0.3]))
 @example(1, 4, 3, 0.0)
 def test_the_summary_is_the_references_formula(seed: int, ranks: int, trials: int, missing: float) -> None:

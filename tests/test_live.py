@@ -21,8 +21,9 @@ import fake_engine
 import processes
 import pytest
 from forebay.bench import live
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 HERE = Path(__file__).parent
 JOB = {"sources": ["/data"], "op": "read", "io_bytes": 1 << 20, "workers": 2, "depth": 8, "path": "host"}
@@ -35,7 +36,7 @@ forebay.cli.main(["bench", "/data", "--live"])
 """
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     width=st.integers(1, 250),
     height=st.integers(1, 80),

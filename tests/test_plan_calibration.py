@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 from forebay.errors import RequestError
 from forebay.plan import calibrate, catalogue, explore, output, saved, verb
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 SIZES = {64: 5.0, 128: 6.1, 512: 6.6, 4096: 6.7}
 
@@ -224,7 +225,7 @@ def test_a_file_that_is_no_calibration_is_refused_by_name(folder: Path) -> None:
 
 
 @pytest.mark.promise("PLN-15")
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(data=st.data())
 def test_a_damaged_file_is_refused_and_never_a_crash(data: st.DataObject) -> None:
     sheet = {"name": "Mine", "kind": "nvme-tlc", "seq_read_mbps": 7200, "source": "s"}
@@ -370,7 +371,7 @@ def test_output_that_is_cut_or_empty_is_no_run() -> None:
         assert calibrate.of_record(document, "r", "D7-P5520", 1) == []
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.text(max_size=60), st.sampled_from(sorted(FIO)), st.recursive(st.none() | st.floats() | st.text(max_size=4), st.lists))
 def test_any_text_is_runs_or_a_refusal(text: str, key: str, value: Any) -> None:
     for file in (text, json.dumps({**FIO, key: value}), json.dumps(FIO)[: len(text) + 20]):

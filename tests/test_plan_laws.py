@@ -12,14 +12,15 @@ from forebay.errors import RequestError
 from forebay.plan import answer, catalogue, limits, recommend, system
 from forebay.plan.estimate import Z80
 from forebay.plan.planner import Planner, published
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from properties import examples
 
 # What the smooth rest may bend a curve back by.
 BEND = 0.013
 TRAINED = [("unet3d", "h100"), ("unet3d", "a100"), ("unet3d", "b200"), ("resnet50", "h100"), ("cosmoflow", "h100"),
            ("retinanet", "b200"), ("flux", "mi355"), ("dlrm", "b200"), ("job", "h100")]  # fmt: skip
-FAST = settings(max_examples=15, deadline=None)
+FAST = examples(15)
 
 
 @st.composite
@@ -209,7 +210,7 @@ def test_more_of_anything_never_costs_accelerators_or_utilisation(drawn: tuple[P
 
 
 @pytest.mark.promise("PLN-17")
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(sheets(), st.data())
 def test_a_faster_data_sheet_is_never_slower(sheet: catalogue.Drive, data: st.DataObject) -> None:
     found = settings_of(data.draw, "Mine")
@@ -241,7 +242,7 @@ def test_minutes_know_the_way_from_the_drives_to_the_gpus(gpus: str) -> None:
 
 
 @pytest.mark.promise("PLN-17")
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(st.sampled_from(sorted(catalogue.drives())), st.floats(1, 400), st.integers(4, 64))
 def test_advice_does_what_it_says(drive: str, wanted: float, workers: int) -> None:
     """The choice meets the target and one drive less in each host doesn't; where more workers are advised, they do it."""

@@ -18,8 +18,9 @@ import numpy as np
 import processes
 import pytest
 from forebay.errors import MachineError, RequestError, RunError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 SIZE = 5_000_321
 CONTENT = np.random.default_rng(7).integers(0, 256, SIZE, dtype=np.uint8).tobytes()
@@ -61,7 +62,7 @@ def test_whatever_lends_a_buffer_is_filled(path: Path, buffer: object, direct: b
 
 
 @pytest.mark.promise("PYT-2")
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, 700_000)), max_size=20))
 def test_ranges_arrive_each_in_its_place(path: Path, ranges: list[tuple[int, int]]) -> None:
     buffers = [np.full(size + 2, 0xEE, np.uint8) for _, size in ranges]
@@ -81,7 +82,7 @@ def test_ranges_arrive_each_in_its_place(path: Path, ranges: list[tuple[int, int
         assert buffer[0] == 0xEE and buffer[-1] == 0xEE and (beside == 0xAA).all(), "written beyond the range"
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.integers(0, SIZE - 5000), max_size=600), st.integers(0, 5000), st.sampled_from(["i8", "u4", "i4"]))
 def test_short_reads_lie_one_behind_the_other(path: Path, offsets: list[int], size: int, kind: str) -> None:
     buffer = np.full(len(offsets) * size + 1, 0xEE, np.uint8)
@@ -111,7 +112,7 @@ def test_what_cannot_be_read_at_once_is_refused(path: Path, offsets: list, size:
 
 
 @pytest.mark.promise("PYT-14")
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.lists(st.integers(0, 2**20), max_size=300), st.integers(1, 5000), st.integers(0, 9000), st.sampled_from(["i8", "u4", "u8"])
 )

@@ -11,8 +11,9 @@ import forebay
 import numpy as np
 import pytest
 from forebay.errors import ForebayError, MachineError, RequestError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 
 def packed(tensors: dict[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
@@ -159,7 +160,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes, 
 
 
 @pytest.mark.promise("PYT-10")
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(at=st.integers(0, 4000), byte=st.integers(0, 255), cut=st.integers(0, 200))
 def test_a_damaged_file_is_read_inside_its_bounds_or_refused(
     tmp_path_factory: pytest.TempPathFactory, at: int, byte: int, cut: int

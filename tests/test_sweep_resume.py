@@ -17,8 +17,9 @@ import pytest
 from fake_machine import FakeMachine, typed
 from forebay.errors import MachineError, RunError
 from forebay.sweep import results as results_file
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from properties import examples
 from sweep_support import SWEEP, machine, points_of, ran, sweep  # noqa: F401 - fixtures
 
 
@@ -327,7 +328,7 @@ def test_a_machine_that_can_do_none_of_it_ends_with_3(
     assert typed(capsys, "sweep", sweep, "/x", "-o", "o")[0] == 3
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=400))
 def test_no_bytes_in_a_results_file_are_a_traceback(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "any"

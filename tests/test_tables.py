@@ -11,8 +11,9 @@ import forebay
 import numpy as np
 import pytest
 from forebay.errors import MachineError, RequestError, RunError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 SIZES = (100_003, 9, 4096 * 30, 65_536)
 CONTENTS = [np.random.default_rng(n).integers(256, size=size, dtype=np.uint8).tobytes() for n, size in enumerate(SIZES)]
@@ -31,7 +32,7 @@ def rows_of(content: bytes, row: int, start: int) -> list[bytes]:
 
 
 @pytest.mark.promise("PYT-15")
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.integers(0, 2**20), max_size=400), st.integers(1, 5000), st.integers(0, 200))
 def test_rows_are_numbered_through_the_files_in_their_order(
     paths: list[Path], draws: list[int], row: int, start: int

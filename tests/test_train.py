@@ -21,8 +21,9 @@ from forebay.errors import RequestError, RunError
 from forebay.plan import catalogue
 from forebay.train import advice, command, data, run, supply, toy
 from forebay.units import GIB
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 Forebay = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -205,7 +206,7 @@ class Clock:
 
 
 @pytest.mark.promise("TRN-3")
-@settings(max_examples=40)
+@examples(40)
 @given(share=st.floats(0.05, 4), ahead=st.integers(2, 16), late=st.floats(0, 0.0004), jitter=st.floats(0, 0.5))
 def test_a_rate_is_the_lesser_of_supply_and_peak(share: float, ahead: int, late: float, jitter: float) -> None:
     """By the arithmetic of `Pace` on a clock of its own; bench/train.py measures the same on a real one."""
@@ -274,7 +275,7 @@ def test_what_is_no_supply_is_refused(text: str | None, gpus: int, said: str) ->
 
 
 @pytest.mark.promise("TRN-5")
-@settings(max_examples=15)
+@examples(15)
 @given(cuts=st.sets(st.integers(1, 2999)), row=st.integers(0, 2999), word=st.integers(0, 227), bit=st.integers(0, 30))
 def test_a_hash_is_of_content_and_order_and_not_of_batches(words: Any, cuts: set[int], row: int, word: int, bit: int) -> None:
     whole, cut = run.Digest(), run.Digest()

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from forebay.cli import main
 from forebay.validate import counters, document, promises, proofs
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from validate_support import QUICK, Server, drives, four_directories, judged, server, validate  # noqa: F401 - fixtures
 
 
@@ -165,7 +166,7 @@ def finished(tmp_path_factory):
     return json.dumps(document)
 
 
-@settings(max_examples=75, deadline=None)
+@examples(75)
 @given(st.data())
 def test_whatever_a_file_holds_it_is_judged_or_refused(finished, data):
     broken = json.loads(finished)
