@@ -425,15 +425,24 @@ fn mappings_now() -> Arc<Vec<Mapping>> {
     }
 }
 
-/// Parses the text of `/proc/PID/smaps`.
+/// Parses the text of `/proc/PID/smaps`: a score of lines a mapping, told apart by their first letter, since each worker's
+/// memory is looked up so.
 fn mappings(smaps: &str) -> Vec<Mapping> {
     let mut found: Vec<Mapping> = Vec::new();
     for line in smaps.lines() {
-        if let Some((start, end)) = range_of(line) {
-            found.push(Mapping { start, end, huge_bytes: 0 });
-        } else if let (Some(mapping), Some(rest)) = (found.last_mut(), huge_pages_of(line)) {
-            let kib: usize = rest.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
-            mapping.huge_bytes += kib * 1024;
+        match line.as_bytes().first() {
+            Some(b'0'..=b'9' | b'a'..=b'f') => {
+                if let Some((start, end)) = range_of(line) {
+                    found.push(Mapping { start, end, huge_bytes: 0 });
+                }
+            }
+            Some(b'A' | b'S') => {
+                if let (Some(mapping), Some(rest)) = (found.last_mut(), huge_pages_of(line)) {
+                    let kib: usize = rest.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
+                    mapping.huge_bytes += kib * 1024;
+                }
+            }
+            _ => {}
         }
     }
     found
