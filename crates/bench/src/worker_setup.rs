@@ -63,7 +63,7 @@ pub(crate) fn of(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, Erro
     let buffers = buffers_of(job, &shared.targets, &targets, device.is_some());
     let rows = buffers.rows.unwrap_or(1);
     let io_bytes_max = job.io_bytes_largest() * u64::from(rows);
-    let needs = QueueNeeds { depth: buffers.slots, io_bytes_max, then_copied: false, seat: spec.index };
+    let needs = QueueNeeds::new(buffers.slots, io_bytes_max).with_seat(spec.index);
     let mut reactor = reactor_for(shared, &used, needs)?;
     let mut memory = Memory::new(shared, device, &buffers)?;
     let warning = memory.register(&mut reactor);

@@ -37,7 +37,7 @@ impl Rig {
         };
         let lent = lend(&arena);
         assert_eq!(lent.is_some(), shared);
-        let needs = QueueNeeds { depth, io_bytes_max: slot_bytes as u64, then_copied: false, seat: 0 };
+        let needs = QueueNeeds::new(depth, slot_bytes as u64);
         let queue = open(needs, &mut reactor).unwrap();
         Rig { queue, reactor, lent, arena, done: Vec::new() }
     }

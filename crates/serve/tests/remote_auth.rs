@@ -76,7 +76,7 @@ fn check(remote: &Arc<Remote>) {
     const LEN: u32 = 64 << 10;
     for _ in 0..2 {
         let mut reactor = Reactor::with_ring(RingOptions { depth: 64, ..RingOptions::default() }).unwrap();
-        let needs = QueueNeeds { depth: 1, io_bytes_max: LEN.into(), then_copied: false, seat: 0 };
+        let needs = QueueNeeds::new(1, LEN.into());
         let mut queue = remote.queue(needs, &mut reactor).unwrap();
         let arena = Arena::new(1, LEN as usize, Pages::Small).unwrap();
         queue

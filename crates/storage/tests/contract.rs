@@ -309,7 +309,7 @@ fn what_is_lent_holds_the_data_and_a_read_into_it_moves_nothing() {
         cases::model(Some(map("b", 2))),
         cases::striped(64 << 10, vec![map("c", 3), map("d", 4), map("e", 5)]),
     ];
-    let needs = QueueNeeds { depth: 1, io_bytes_max: IO_BYTES as u64, then_copied: false, seat: 0 };
+    let needs = QueueNeeds::new(1, IO_BYTES as u64);
     for target in &targets {
         let wanted = truth(target).unwrap();
         let mut reactor = Reactor::without_ring();
@@ -416,8 +416,7 @@ fn several_queues_share_a_reactor_and_get_their_own_completions() {
         .collect();
     let truths: Vec<Vec<u8>> = targets.iter().map(|t| truth(t).unwrap()).collect();
     let stripe = cases::striped(4096, targets.clone());
-    let needs =
-        forebay_storage::source::QueueNeeds { depth: 4, io_bytes_max: 4096, then_copied: false, seat: 0 };
+    let needs = forebay_storage::source::QueueNeeds::new(4, 4096);
     let mut rig = Rig::open(&stripe, PathKind::Host, 12, IO_BYTES, true, &plain);
     let mut queues: Vec<Box<dyn Queue>> =
         targets.iter().map(|t| t.queue(needs, &mut rig.reactor).unwrap()).collect();

@@ -225,12 +225,12 @@ fn faulty_members(
     depth: u32,
     io_bytes: usize,
 ) -> Rig {
-    let needs = QueueNeeds { depth, io_bytes_max: io_bytes as u64, then_copied: false, seat: 0 };
+    let needs = QueueNeeds::new(depth, io_bytes as u64);
     let members: Vec<Target> = stripe.walk()[1..].iter().map(|t| (*t).clone()).collect();
     let layer = |queue: Box<dyn Queue>| queue;
     let mut rig = Rig::open(stripe, PathKind::Host, depth, io_bytes, true, &layer);
     let member_depth = StripeQueue::member_depth(needs.depth, needs.io_bytes_max, chunk, members.len());
-    let needs = QueueNeeds { depth: member_depth, ..needs };
+    let needs = QueueNeeds::new(member_depth, needs.io_bytes_max);
     let queues = members
         .iter()
         .enumerate()

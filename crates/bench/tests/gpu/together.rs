@@ -60,7 +60,7 @@ impl Bench {
         let target = Target::new("rows", BYTES as u64, FileBacking { target, engine: Engine::Map });
         let path = path::of(kind);
         assert!(path.takes_rows(&target));
-        let needs = QueueNeeds { depth: 1, io_bytes_max: (row * rows) as u64, then_copied: false, seat: 0 };
+        let needs = QueueNeeds::new(1, (row * rows) as u64);
         let copiers = Copiers::new(Some(&gpu), needs).with_rows(rows as u32, row as u64);
         let destination = Destination::on(vec![gpu.clone()]).with(registry(&gpu, cap_bytes));
         let job = JobSpec { path: kind, batch: Some(rows as u32), ..JobSpec::default() };

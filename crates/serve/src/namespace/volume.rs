@@ -249,12 +249,7 @@ impl Volume {
         thread: u32,
         reactor: &mut Reactor,
     ) -> Result<Box<dyn Queue>, Error> {
-        let needs = QueueNeeds {
-            depth: LANE_DEPTH,
-            io_bytes_max: io_bytes_max.into(),
-            then_copied: true,
-            seat: thread,
-        };
+        let needs = QueueNeeds::new(LANE_DEPTH, io_bytes_max.into()).then_copied().with_seat(thread);
         let queue = self.target.queue(needs, reactor)?;
         Ok(match self.faults {
             Some(plan) => Box::new(FaultQueue::new(queue, plan, thread)),

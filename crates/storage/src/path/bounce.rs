@@ -5,7 +5,7 @@
 //! I/O.
 
 use super::{About, Beside, DataPath, Ends, Layer, QueueFactory, Refusal, Site};
-use crate::source::{QueueNeeds, Target};
+use crate::source::Target;
 use forebay_io::arena::{Arena, Mem};
 use forebay_io::clock;
 use forebay_io::gpu::Copier;
@@ -87,7 +87,7 @@ impl QueueFactory for Bouncing {
         reactor: &mut Reactor,
     ) -> Result<Box<dyn Queue>, Error> {
         let staging = site.beside.expect("it asked for slots of its own");
-        let inner = layer(target.queue(QueueNeeds { then_copied: true, ..site.needs }, reactor)?);
+        let inner = layer(target.queue(site.needs.then_copied(), reactor)?);
         let inline = target.is_inline() && !site.layered;
         let bounce = BounceQueue::new(inner, inline, site.copiers.next_from_slots()?, staging);
         let bounce = if site.job.batch.is_some() { bounce.sending_whole() } else { bounce };

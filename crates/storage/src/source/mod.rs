@@ -312,8 +312,9 @@ impl Loan {
     }
 }
 
-/// Requirements of a queue.
+/// Requirements of a queue: those of `QueueNeeds::new`, and what else its user says.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct QueueNeeds {
     pub depth: u32,
     pub io_bytes_max: u64,
@@ -321,6 +322,21 @@ pub struct QueueNeeds {
     pub then_copied: bool,
     /// The worker's number: those of one run get the same queues of a drive in each run.
     pub seat: u32,
+}
+
+impl QueueNeeds {
+    /// Of a lone worker, whose data stay where they are put.
+    pub fn new(depth: u32, io_bytes_max: u64) -> QueueNeeds {
+        QueueNeeds { depth, io_bytes_max, then_copied: false, seat: 0 }
+    }
+
+    pub fn then_copied(self) -> QueueNeeds {
+        QueueNeeds { then_copied: true, ..self }
+    }
+
+    pub fn with_seat(self, seat: u32) -> QueueNeeds {
+        QueueNeeds { seat, ..self }
+    }
 }
 
 /// Opens the queue of one file, for a path that puts its own over or in place of the engine's.

@@ -150,7 +150,7 @@ impl Rig {
         registered: bool,
         layer: Layer,
     ) -> Rig {
-        let needs = QueueNeeds { depth, io_bytes_max: io_bytes as u64, then_copied: false, seat: 0 };
+        let needs = QueueNeeds::new(depth, io_bytes as u64);
         let mut reactor = reactor_for(target, needs);
         let path = row.kind();
         let device = gpu_under(row);

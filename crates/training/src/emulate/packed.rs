@@ -103,7 +103,7 @@ pub(crate) fn lay_out(manifest: &Manifest, bytes: u64) -> Result<Vec<u64>, Strin
 
 /// The text at the begin, up to its NUL.
 fn read_manifest(target: &Target) -> Result<Manifest, Error> {
-    let needs = QueueNeeds { depth: 1, io_bytes_max: PIECE_BYTES, then_copied: true, seat: 0 };
+    let needs = QueueNeeds::new(1, PIECE_BYTES).then_copied();
     let options = RingOptions { depth: target.ring_depth(needs).max(8), ..RingOptions::default() };
     let mut reactor = Reactor::with_ring(options).unwrap_or_else(|_| Reactor::without_ring());
     let mut arena = match target.maps_slots() {

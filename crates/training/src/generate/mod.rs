@@ -256,7 +256,7 @@ impl Site<'_> {
     }
 
     fn needs(&self) -> QueueNeeds {
-        QueueNeeds { depth: 1, io_bytes_max: self.spec.io_bytes, then_copied: false, seat: 0 }
+        QueueNeeds::new(1, self.spec.io_bytes)
     }
 
     fn make(&self, work: &Work) -> Result<(), Error> {

@@ -146,8 +146,7 @@ impl<'a> Place<'a> {
     }
 
     fn open(&self) -> Result<Pump, Error> {
-        let needs =
-            QueueNeeds { depth: DEPTH, io_bytes_max: self.spec.io_bytes, then_copied: false, seat: 0 };
+        let needs = QueueNeeds::new(DEPTH, self.spec.io_bytes);
         let depth = self.target.ring_depth(needs);
         let reactor = Reactor::with_ring(RingOptions { depth, ..RingOptions::default() });
         let mut pump =

@@ -210,7 +210,7 @@ fn a_ring_that_may_not_be_entered_any_more_ends_the_work_with_that() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let access = FileAccess { write: true, direct: false };
         let target = FileTarget::open(file.path(), access).expect("it is ours");
-        let needs = QueueNeeds { depth: 2, io_bytes_max: io_bytes, then_copied: false, seat: 0 };
+        let needs = QueueNeeds::new(2, io_bytes);
         let queue = target.queue(Engine::Uring, needs, &mut pump.reactor).expect("a queue of the ring");
         pump.take_on(queue);
         let shared = Shared::default();

@@ -99,7 +99,7 @@ impl Extents {
         let opened = opening::look(&purpose)?.open(&purpose, &mut opening::fills_nothing)?;
         let target = only(&self.spec, &opened.targets)?.clone();
         self.opened = Some(opened);
-        let needs = QueueNeeds { depth: 1, io_bytes_max: UNIT, then_copied: false, seat: job.workers };
+        let needs = QueueNeeds::new(1, UNIT).with_seat(job.workers);
         let depth = target.ring_depth(needs);
         let reactor = Reactor::with_ring(RingOptions { depth, ..RingOptions::default() });
         let mut pump = Pump::new(reactor.unwrap_or_else(|_| Reactor::without_ring()), 1, UNIT)?;

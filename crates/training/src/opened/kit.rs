@@ -47,8 +47,7 @@ impl<P: Copy> Kit<P> {
     ) -> Result<(Kit<P>, Resources), Error> {
         let job = &shared.job;
         let device = shared.destination.device_of(index);
-        let needs =
-            QueueNeeds { depth: job.depth, io_bytes_max: job.io_bytes, then_copied: false, seat: index };
+        let needs = QueueNeeds::new(job.depth, job.io_bytes).with_seat(index);
         let folder = &shared.targets[FOLDER as usize];
         let mut reactor = worker_setup::reactor_for(shared, &[FOLDER], needs)?;
         let buffers = Buffers::with_slots(job, &[Under::of(folder)], job.depth, device.is_some());

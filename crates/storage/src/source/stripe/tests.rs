@@ -10,13 +10,9 @@ use proptest::prelude::*;
 fn the_ring_has_room_for_the_members_of_members() {
     let stripe = |members: Vec<Target>, chunk| Target::new("s", 1 << 30, StripeBacking { chunk, members });
     let nil = || Target::new("n", 1 << 30, NilBacking);
-    let needs = QueueNeeds { depth: 8, io_bytes_max: 1 << 20, then_copied: false, seat: 0 };
+    let needs = QueueNeeds::new(8, 1 << 20);
     let flat = stripe(vec![nil(), nil()], 64 << 10);
-    let inner = QueueNeeds {
-        depth: StripeQueue::member_depth(8, 1 << 20, 512 << 10, 2),
-        io_bytes_max: 512 << 10,
-        ..needs
-    };
+    let inner = QueueNeeds::new(StripeQueue::member_depth(8, 1 << 20, 512 << 10, 2), 512 << 10);
     let nested = stripe(vec![flat.clone(), flat.clone()], 512 << 10);
     assert_eq!(nested.ring_depth(needs), 2 * flat.ring_depth(inner));
     assert!(flat.ring_depth(inner) > inner.depth, "several pieces of each I/O are under way");

@@ -411,7 +411,7 @@ fn add_slots_queue(
 ) -> Result<SlotsFilled, Error> {
     let how = &shared.how;
     if let Some(target) = shared.data.target() {
-        let needs = QueueNeeds { depth, io_bytes_max: how.io_bytes, then_copied: true, seat: 0 };
+        let needs = QueueNeeds::new(depth, how.io_bytes).then_copied();
         let queue = target.queue(needs, reactor)?;
         let align = queue.geometry().align.max(1);
         client.add(queue);
