@@ -12,9 +12,7 @@ use forebay_io::clock;
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
 use forebay_storage::path::Destination;
-use forebay_storage::source::fault::FaultPlan;
 use forebay_storage::source::Target;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::sync::Arc;
@@ -45,18 +43,11 @@ pub(crate) fn run_once(
         target.divide_among(specs.iter().filter(uses).count() as u32);
     }
     let shared = Arc::new(Shared {
-        job: job.clone(),
-        targets: targets.to_vec(),
-        content_seeds: content_seeds.to_vec(),
-        destination,
-        faults: job.faults.as_deref().map(FaultPlan::parse).transpose()?,
-        stop: AtomicBool::new(false),
         from_ns: AtomicU64::new(warmup.as_nanos() as u64),
         until_ns: AtomicU64::new(measured.map_or(u64::MAX / 2, |d| (warmup + d).as_nanos() as u64)),
         drain_ns: AtomicU64::new(drain.as_nanos() as u64),
-        interval: Duration::from_millis(u64::from(job.interval_ms)),
         with_histograms: job.workers <= WORKERS_WITH_HISTOGRAMS,
-        standstills: Arc::default(),
+        ..Shared::of(job, targets.to_vec(), content_seeds.to_vec(), destination)?
     });
     let mut fleet = Fleet::launch(specs, &shared, observer)?;
     fleet.await_ready(observer)?;

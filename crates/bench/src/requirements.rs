@@ -10,6 +10,7 @@ use forebay_model::record::{PathRan, RunRecord};
 use forebay_model::Error;
 use forebay_storage::opening::Looked;
 use forebay_storage::path;
+use forebay_storage::source::fault::FaultPlan;
 use forebay_storage::source::{SourcePlan, Target};
 
 const PIN_LIMIT_MIN: u64 = 1 << 20;
@@ -62,7 +63,8 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
     }
     // The order of offsets doesn't depend on the data, so what is wrong with it shows on any.
     let any = Span { target: 0, start: 0, bytes: 1 << 40 };
-    Pattern::new(share::pattern(job, 0, vec![any])?).map(|_| ())
+    Pattern::new(share::pattern(job, 0, vec![any])?)?;
+    job.faults.as_deref().map(FaultPlan::parse).transpose().map(drop)
 }
 
 /// Checks what shows of this machine while nothing has been changed yet: processors, alignment, room, memory.

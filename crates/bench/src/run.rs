@@ -15,7 +15,6 @@ use forebay_model::record::RunRecord;
 use forebay_model::{stats, Error, Kind};
 use forebay_storage::opening::{self, Opened};
 use forebay_storage::path::{self, Buffers, DataPath, Destination, Ends, Under, PATHS};
-use forebay_storage::source::fault::FaultPlan;
 use forebay_storage::source::{Action, FilePlan, SourcePlan, Target, Uri};
 use serde::Serialize;
 use std::sync::Arc;
@@ -131,7 +130,6 @@ pub fn check(job: &JobSpec) -> Result<(), Error> {
     job.check()?;
     requirements::of_job(job)?;
     job.power.iter().try_for_each(|name| power::Name::parse(name).map(|_| ()))?;
-    job.faults.as_deref().map(FaultPlan::parse).transpose()?;
     job.source_uris()?.iter().try_for_each(|source| {
         let uri = Uri::parse(source)?;
         if job.whole_files && uri.path().is_none() {

@@ -3,6 +3,7 @@
 use super::Standstills;
 use forebay_model::job::JobSpec;
 use forebay_model::pattern::PatternSpec;
+use forebay_model::Error;
 use forebay_storage::path::Destination;
 use forebay_storage::source::fault::FaultPlan;
 use forebay_storage::source::Target;
@@ -30,6 +31,34 @@ pub struct Shared {
     /// Snapshots carry their histogram.
     pub with_histograms: bool,
     pub standstills: Arc<Standstills>,
+}
+
+impl Shared {
+    /// Of workers that go on until they are told to stop, and are measured all the while.
+    ///
+    /// # Errors
+    /// `Request`: the job's faults aren't any.
+    pub fn of(
+        job: &JobSpec,
+        targets: Vec<Target>,
+        content_seeds: Vec<u64>,
+        destination: Arc<Destination>,
+    ) -> Result<Shared, Error> {
+        Ok(Shared {
+            job: job.clone(),
+            targets,
+            content_seeds,
+            destination,
+            faults: job.faults.as_deref().map(FaultPlan::parse).transpose()?,
+            stop: AtomicBool::new(false),
+            from_ns: AtomicU64::new(0),
+            until_ns: AtomicU64::new(u64::MAX / 2),
+            drain_ns: AtomicU64::new(0),
+            interval: Duration::from_millis(u64::from(job.interval_ms)),
+            with_histograms: false,
+            standstills: Arc::default(),
+        })
+    }
 }
 
 /// The assignment of one worker.

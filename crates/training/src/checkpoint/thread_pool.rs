@@ -17,9 +17,8 @@ use forebay_model::series::Point;
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{Error, Latency};
 use forebay_storage::path::Destination;
-use forebay_storage::source::fault::FaultPlan;
 use forebay_storage::source::Target;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,20 +67,7 @@ impl ThreadPool {
         ground: &Ground,
         destination: Arc<Destination>,
     ) -> Result<ThreadPool, Error> {
-        let shared = Arc::new(Shared {
-            job: job.clone(),
-            content_seeds: vec![ground.seed(1)],
-            targets: vec![target],
-            destination,
-            faults: job.faults.as_deref().map(FaultPlan::parse).transpose()?,
-            stop: AtomicBool::new(false),
-            from_ns: AtomicU64::new(0),
-            until_ns: AtomicU64::new(u64::MAX / 2),
-            drain_ns: AtomicU64::new(0),
-            interval: Duration::from_millis(u64::from(job.interval_ms)),
-            with_histograms: false,
-            standstills: Arc::default(),
-        });
+        let shared = Arc::new(Shared::of(job, vec![target], vec![ground.seed(1)], destination)?);
         let (sender, answers) = channel();
         let resources = Resources { pages: "none", ..Resources::default() };
         let spec = Arc::new(spec.clone());

@@ -23,10 +23,9 @@ use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::Error;
 use forebay_storage::opening;
 use forebay_storage::path::{self, Destination};
-use forebay_storage::source::fault::FaultPlan;
 use forebay_storage::source::Made as Schemes;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -120,20 +119,7 @@ impl Run {
         let capacity = folder.capacity_bytes().unwrap_or(u64::MAX);
         let services = spec.ranks_of_process().map(|rank| Service::new(spec, rank, capacity));
         let services = services.collect::<Result<Vec<_>, _>>()?;
-        let shared = Arc::new(Shared {
-            job: job.clone(),
-            content_seeds: vec![spec.seed],
-            targets: vec![target],
-            destination,
-            faults: job.faults.as_deref().map(FaultPlan::parse).transpose()?,
-            stop: AtomicBool::new(false),
-            from_ns: AtomicU64::new(0),
-            until_ns: AtomicU64::new(u64::MAX / 2),
-            drain_ns: AtomicU64::new(0),
-            interval: Duration::from_millis(u64::from(job.interval_ms)),
-            with_histograms: false,
-            standstills: Arc::default(),
-        });
+        let shared = Arc::new(Shared::of(job, vec![target], vec![spec.seed], destination)?);
         let meters = Meters::new(job, &shared.targets);
         let (sender, answers) = channel();
         let mut run = Run {

@@ -24,7 +24,6 @@ use forebay_model::kvcache::service::{self, Served};
 use forebay_model::kvcache::users::stream_hash;
 use forebay_model::kvcache::{KvCache, KvSpec, Service};
 use forebay_model::Error;
-use forebay_storage::source::fault::FaultPlan;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -182,8 +181,7 @@ pub fn plan(spec: &KvSpec) -> Result<Plan, Error> {
 
 fn check(spec: &KvSpec) -> Result<(), Error> {
     spec.check()?;
-    requirements::of_job(&job_of(spec))?;
-    spec.faults.as_deref().map(FaultPlan::parse).transpose().map(|_| ())
+    requirements::of_job(&job_of(spec))
 }
 
 /// Plays the workload. An error means that nothing was measured; what broke midway stands in the outcome.
