@@ -519,8 +519,7 @@ pub fn safetensors_header(
 #[allow(clippy::type_complexity)]
 pub fn shard_index(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(Vec<u8>, usize, u64, u64)>> {
     let next = "tar tf FILE; a shard that tar, tarfile or webdataset wrote, whole and not compressed";
-    let members = py.detach(|| indexed(&path, "the samples of", next, index::shard));
-    let listed = members.map_err(|e| raise(py, e))?;
+    let listed = indexed(py, &path, "the samples of", next, index::shard)?;
     Ok(listed.into_iter().map(|m| (m.name, m.key_bytes, m.offset, m.bytes)).collect())
 }
 
@@ -536,12 +535,9 @@ pub fn parquet_index(
 ) -> PyResult<(u64, Vec<(String, &'static str, u64, Vec<(u64, u64)>)>)> {
     let next =
         "columns= without it; or written with compression=\"none\", use_dictionary=False, without nulls";
-    let found = py.detach(|| {
-        indexed(&path, "the columns of", next, |bytes, read| {
-            index::plain_columns(bytes, columns.as_deref(), read)
-        })
-    });
-    let (rows, found) = found.map_err(|e| raise(py, e))?;
+    let (rows, found) = indexed(py, &path, "the columns of", next, |bytes, read| {
+        index::plain_columns(bytes, columns.as_deref(), read)
+    })?;
     Ok((rows, found.into_iter().map(|c| (c.name, c.kind, c.bytes, c.runs)).collect()))
 }
 
@@ -549,7 +545,7 @@ pub fn parquet_index(
 #[pyfunction]
 pub fn record_index(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(u64, u64)>> {
     let next = "a TFRecord file as TensorFlow writes it, whole and not compressed";
-    py.detach(|| indexed(&path, "the records of", next, index::records)).map_err(|e| raise(py, e))
+    indexed(py, &path, "the records of", next, index::records)
 }
 
 /// Members of an .npz archive: (name, offset, bytes, what its bytes went through or None) each.
@@ -557,8 +553,7 @@ pub fn record_index(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(u64, u64)>> 
 #[allow(clippy::type_complexity)]
 pub fn archive_index(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(String, u64, u64, Option<String>)>> {
     let next = "an .npz of numpy.savez, whole";
-    let found = py.detach(|| indexed(&path, "the arrays of", next, index::archive));
-    let found = found.map_err(|e| raise(py, e))?;
+    let found = indexed(py, &path, "the arrays of", next, index::archive)?;
     Ok(found.into_iter().map(|a| (a.name, a.offset, a.bytes, a.altered)).collect())
 }
 
@@ -573,28 +568,29 @@ pub fn hdf5_index(
     columns: Option<Vec<String>>,
 ) -> PyResult<Vec<(String, Vec<u64>, String, u64, Vec<(u64, u64)>)>> {
     let next = "columns= without it; or written without compression, in chunks of whole rows or none";
-    let found = py.detach(|| {
-        indexed(&path, "the data sets of", next, |bytes, read| {
-            index::data_sets(bytes, columns.as_deref(), read)
-        })
-    });
-    let found = found.map_err(|e| raise(py, e))?;
+    let found = indexed(py, &path, "the data sets of", next, |bytes, read| {
+        index::data_sets(bytes, columns.as_deref(), read)
+    })?;
     Ok(found.into_iter().map(|d| (d.name, d.dims, d.item, d.row_bytes, d.runs)).collect())
 }
 
-/// An index of a file, or what is wrong with it, and where.
-fn indexed<T>(
+/// An index of a file; raises what is wrong with it, and where. Other threads of Python go on meanwhile.
+fn indexed<T: Send>(
+    py: Python<'_>,
     path: &Path,
     what: &str,
     next: &str,
-    index: impl FnOnce(u64, &mut index::ReadAt<'_>) -> Result<T, Damage>,
-) -> Result<T, Error> {
+    index: impl FnOnce(u64, &mut index::ReadAt<'_>) -> Result<T, Damage> + Send,
+) -> PyResult<T> {
     let asked = format!("{what} {}", path.display());
     let failed =
         |error: io::Error| Error::machine(&asked, error.to_string(), format!("ls -l {}", path.display()));
-    let file = File::open(path).map_err(failed)?;
-    let bytes = file.metadata().map_err(failed)?.len();
-    let mut read = |at: u64, to: &mut [u8]| file.read_exact_at(to, at);
-    index(bytes, &mut read)
-        .map_err(|damage| Error::request(&asked, format!("at byte {}: {}", damage.offset, damage.what), next))
+    let found = py.detach(|| {
+        let file = File::open(path).map_err(failed)?;
+        let bytes = file.metadata().map_err(failed)?.len();
+        let mut read = |at: u64, to: &mut [u8]| file.read_exact_at(to, at);
+        let wrong = |damage: Damage| format!("at byte {}: {}", damage.offset, damage.what);
+        index(bytes, &mut read).map_err(|damage| Error::request(&asked, wrong(damage), next))
+    });
+    found.map_err(|error| raise(py, error))
 }

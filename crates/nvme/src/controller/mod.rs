@@ -109,6 +109,14 @@ pub struct Mishap {
     pub lba: u64,
 }
 
+impl Mishap {
+    /// A command on blocks that ended with this status.
+    pub fn of(sqid: u16, sqe: &Sqe, status: Status) -> Mishap {
+        let lba = u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32;
+        Mishap { sqid, cid: sqe.cid.get(), status, nsid: sqe.nsid.get(), lba }
+    }
+}
+
 /// One association between a host and a subsystem, on the subsystem's side.
 ///
 /// Its parts know nothing of it: the `association` says what is supported, `registers`, `features`, `events` and `logs` keep

@@ -401,13 +401,11 @@ impl HostEnd {
     }
 
     fn ic_req(&self) -> pdu::IcReq {
-        let header = if self.options.header_digest { pdu::digest::HEADER } else { 0 };
-        let data = if self.options.data_digest { pdu::digest::DATA } else { 0 };
         pdu::IcReq {
             ch: CommonHeader::plain(kind::IC_REQ, size_of::<pdu::IcReq>(), 0),
             format: 0.into(),
             hpda: 0,
-            digests: header | data,
+            digests: pdu::digest::used(self.options.header_digest, self.options.data_digest),
             max_r2t: (self.options.r2ts - 1).into(),
             reserved: [0; 112],
         }

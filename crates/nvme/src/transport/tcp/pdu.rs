@@ -34,6 +34,11 @@ pub mod flag {
 pub mod digest {
     pub const HEADER: u8 = 1 << 0;
     pub const DATA: u8 = 1 << 1;
+
+    /// The byte of a connection that uses these.
+    pub fn used(header: bool, data: bool) -> u8 {
+        (u8::from(header) * HEADER) | (u8::from(data) * DATA)
+    }
 }
 
 /// Length of a header or data digest (CRC32C, little-endian).

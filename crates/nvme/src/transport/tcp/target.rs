@@ -415,13 +415,11 @@ impl TargetEnd {
     }
 
     fn ic_resp(&self) -> pdu::IcResp {
-        let header = if self.incoming.header_digest { pdu::digest::HEADER } else { 0 };
-        let data = if self.incoming.data_digest { pdu::digest::DATA } else { 0 };
         pdu::IcResp {
             ch: CommonHeader::plain(kind::IC_RESP, size_of::<pdu::IcResp>(), 0),
             format: 0.into(),
             cpda: 0,
-            digests: header | data,
+            digests: pdu::digest::used(self.incoming.header_digest, self.incoming.data_digest),
             max_h2c: self.options.max_h2c.into(),
             reserved: [0; 112],
         }

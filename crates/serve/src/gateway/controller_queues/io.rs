@@ -212,11 +212,9 @@ impl IoCommand<'_> {
         io.count(namespace_queues, Some(tally.counters()), status, now_ns);
         if !status.is_success() {
             let errors = tally.counts.errors;
-            let lba = u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32;
-            let mishap = Mishap { sqid, cid: sqe.cid.get(), status, nsid: sqe.nsid.get(), lba };
             // A flood of failing commands says nothing new.
             if errors <= 64 || errors.is_power_of_two() {
-                self.c.shared.say(ControllerEvent::Mishap(mishap));
+                self.c.shared.say(ControllerEvent::Mishap(Mishap::of(sqid, &sqe, status)));
             }
         }
     }

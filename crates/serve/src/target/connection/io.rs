@@ -291,10 +291,7 @@ impl IoCommand<'_> {
         let queue = Counters { counts, read_latency, write_latency };
         command.io.count(self.thread.queues.as_mut_slice(), Some(queue), status, now_ns);
         if let (false, Role::Io { entry, qid }) = (status.is_success(), role) {
-            let sqe = &command.sqe;
-            let lba = u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32;
-            let mishap = Mishap { sqid: *qid, cid: sqe.cid.get(), status, nsid: sqe.nsid.get(), lba };
-            entry.controller().record(mishap);
+            entry.controller().record(Mishap::of(*qid, &command.sqe, status));
         }
     }
 }
