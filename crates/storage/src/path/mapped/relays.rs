@@ -2,7 +2,10 @@
 //! 0.85 of the link's rate, and what it leaves of the link is theirs. The next pass finds the others registered, and has
 //! these registered, too.
 
-use super::{MappedQueue, Place};
+use super::bounced::Bounced;
+use super::file::Phase;
+use super::flights::{Flights, Place};
+use super::windows::Windows;
 use forebay_io::arena::Mem;
 use forebay_io::clock;
 use forebay_io::gpu::cuda::Device;
@@ -11,6 +14,7 @@ use forebay_io::queue::{Fault, Via};
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
@@ -68,7 +72,7 @@ struct Outcome {
 }
 
 /// A piece on its way by a relay.
-pub(super) struct Relayed {
+struct Relayed {
     id: u32,
     relay: usize,
     block: u32,
@@ -76,101 +80,114 @@ pub(super) struct Relayed {
     since: Instant,
 }
 
-impl MappedQueue {
-    /// Hands pieces of windows that were left out to relays, as far as those have room.
-    pub(super) fn relay(&mut self) {
-        if self.left.is_empty() {
+/// Pieces of windows that were left out, which the worker's relays carry.
+pub(super) struct LeftOut {
+    /// None: its worker has none, and nothing is carried.
+    relays: Option<Relays>,
+    /// Pieces that wait for a relay, and those that have one.
+    waiting: VecDeque<u32>,
+    relayed: Vec<Relayed>,
+}
+
+impl LeftOut {
+    pub(super) fn new(relays: Option<Relays>) -> LeftOut {
+        LeftOut { relays, waiting: VecDeque::new(), relayed: Vec::new() }
+    }
+
+    /// Returns whether pieces of a window in this phase belong here.
+    pub(super) fn takes(&self, phase: Phase) -> bool {
+        self.relays.is_some() && phase == Phase::Left
+    }
+
+    /// Takes a piece that is no longer than a staging slot.
+    pub(super) fn add(&mut self, id: u32) {
+        self.waiting.push_back(id);
+    }
+
+    /// Hands pieces to relays, as far as those have room; what none can carry is bounced, as what isn't cached is.
+    pub(super) fn relay(&mut self, flights: &mut Flights, windows: &Windows, bounced: &mut Bounced) {
+        if self.waiting.is_empty() {
             return;
         }
-        let Some(relays) = self.relays.clone().filter(Relays::are_whole) else {
-            return self.bounce_left();
+        let Some(relays) = self.relays.as_ref().filter(|relays| relays.are_whole()) else {
+            return self.waiting.drain(..).for_each(|id| bounced.add(id));
         };
         let mut open = relays.0.borrow_mut();
-        let worth = TOGETHER.min(self.left.len() as u32);
+        let worth = TOGETHER.min(self.waiting.len() as u32);
         if !open.iter().any(|relay| relay.room() >= worth) {
             return;
         }
-        let registry = self.registry.clone();
-        let _turn = registry.turns().enter();
-        while let Some(id) = self.left.front().copied() {
+        let _turn = windows.turn();
+        while let Some(id) = self.waiting.front().copied() {
             let (number, relay) =
                 open.iter_mut().enumerate().max_by_key(|(_, relay)| relay.room()).expect("there are some");
             if relay.room() == 0 {
                 return;
             }
-            self.left.pop_front();
-            let piece = self.pieces[id as usize];
-            let Mem::Device { at: to, .. } = self.flight(piece.tag).io.mem.after(piece.at as usize) else {
-                unreachable!("bytes for a GPU")
-            };
+            self.waiting.pop_front();
+            let piece = flights.piece(id);
+            let Mem::Device { at: to, .. } = flights.mem_of(id) else { unreachable!("bytes for a GPU") };
             let (before, outcome) = (relay.last(), Arc::new(Outcome::default()));
-            let fill = filling(self.file.target.file.clone(), piece.offset, outcome.clone());
-            let queued = relay.queue(fill, to, piece.len as usize);
-            match queued {
+            let fill = filling(windows.file().target.file.clone(), piece.offset, outcome.clone());
+            match relay.queue(fill, to, piece.len as usize) {
                 Ok(()) => {
-                    self.pieces[id as usize].place = Place::Relayed;
+                    flights.piece_mut(id).place = Place::Relayed;
                     let block = relay.last();
                     self.relayed.push(Relayed { id, relay: number, block, outcome, since: clock::now() });
                 }
                 // Nothing of it was queued.
                 Err(_) if relay.last() == before => {
                     relay.drain();
-                    self.unstaged.push_back(id);
+                    bounced.add(id);
                     return;
                 }
                 Err(why) => {
                     relay.drain();
-                    self.end_piece(id, Err(Fault::note(libc::EIO, why.to_string())), Via::Nothing, 0);
+                    flights.end(id, Err(Fault::note(libc::EIO, why.to_string())), Via::Nothing, 0);
                     return;
                 }
             }
         }
     }
 
-    /// Without relays, what was left to them is read as what isn't cached is.
-    pub(super) fn bounce_left(&mut self) {
-        while let Some(id) = self.left.pop_front() {
-            self.unstaged.push_back(id);
-        }
-    }
-
-    pub(super) fn reap_relayed(&mut self) {
-        if self.relayed.is_empty() {
-            return;
-        }
-        let relays = self.relays.clone().expect("it has pieces");
+    /// Ends the pieces that have arrived.
+    pub(super) fn reap(&mut self, flights: &mut Flights) {
+        let Some(relays) = self.relays.as_ref().filter(|_| !self.relayed.is_empty()) else { return };
         let mut open = relays.0.borrow_mut();
         let now = clock::now();
         if self.relayed.iter().any(|r| now.duration_since(r.since) > LATE) {
             open.iter_mut().for_each(Relay::drain);
         }
-        let mut ended = Vec::new();
         self.relayed.retain(|r| {
-            let over = open[r.relay].is_over(r.block);
-            if over {
-                ended.push((r.id, r.outcome.clone(), open[r.relay].has_copied(r.block)));
+            let is_over = open[r.relay].is_over(r.block);
+            if is_over {
+                let result = match r.outcome.errno.load(Ordering::Acquire) {
+                    _ if !open[r.relay].has_copied(r.block) => {
+                        Err(Fault::note(libc::EIO, "a copy to the GPU failed; forebay doctor"))
+                    }
+                    0 => Ok(r.outcome.bytes.load(Ordering::Acquire)),
+                    errno => Err(Fault::errno(errno)),
+                };
+                flights.end(r.id, result, Via::Staged, 0);
             }
-            !over
+            !is_over
         });
-        for (id, outcome, has_copied) in ended {
-            let result = match outcome.errno.load(Ordering::Acquire) {
-                _ if !has_copied => Err(Fault::note(libc::EIO, "a copy to the GPU failed; forebay doctor")),
-                0 => Ok(outcome.bytes.load(Ordering::Acquire)),
-                errno => Err(Fault::errno(errno)),
-            };
-            self.end_piece(id, result, Via::Staged, 0);
-        }
+    }
+
+    /// Ends an I/O's pieces that wait.
+    pub(super) fn abandon(&mut self, tag: u32, flights: &mut Flights) {
+        flights.cancel_of(tag, &mut self.waiting);
     }
 
     /// Waits until nothing is written any more for this queue.
-    pub(super) fn end_relayed(&mut self) {
+    pub(super) fn finish(&mut self) {
         if let (false, Some(relays)) = (self.relayed.is_empty(), &self.relays) {
             relays.0.borrow_mut().iter_mut().for_each(Relay::drain);
         }
     }
 
-    pub(super) fn relays_due(&self) -> Option<Instant> {
-        (!self.relayed.is_empty() || !self.left.is_empty()).then(|| clock::now() + LOOK_AGAIN)
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        (!self.relayed.is_empty() || !self.waiting.is_empty()).then(|| clock::now() + LOOK_AGAIN)
     }
 }
 

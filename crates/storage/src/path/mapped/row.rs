@@ -1,6 +1,6 @@
 //! Row of `mapped` in the table of paths, and its part of a worker.
 
-use super::copies::{ASIDE_BYTES_MAX, ASIDE_SLOTS};
+use super::bounced::{ASIDE_BYTES_MAX, ASIDE_SLOTS};
 use super::policy::window_bytes;
 use super::relays::{relays_of, Relays, RELAYED_WINDOW_BYTES_MAX, WINDOWS_IN_FLIGHT};
 use super::straight::MappedMeans;
@@ -214,8 +214,7 @@ impl QueueFactory for Aside {
             let slots = QueueNeeds {
                 depth: arena.count() as u32,
                 io_bytes_max: arena.slot_bytes() as u64,
-                then_copied: true,
-                ..needs
+                ..needs.then_copied()
             };
             let inner = file.queue(engine, slots, reactor)?;
             let copier = site.copiers.next()?;

@@ -1,6 +1,6 @@
 //! `mapped` for many files, which come and go while a run reads them.
 
-use super::copies::{ASIDE_BYTES_MAX, ASIDE_SLOTS};
+use super::bounced::{ASIDE_BYTES_MAX, ASIDE_SLOTS};
 use super::{DevicePinner, Limits, MappedQueue, Registry, Staging, LEAST_BYTES};
 use crate::path::straight::{LaneNeeds, Lanes, Means};
 use crate::path::{BounceQueue, Copier};
@@ -80,12 +80,7 @@ struct MappedLanes {
 impl Lanes for MappedLanes {
     fn queue(&self, file: &FileTarget, turn: usize, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error> {
         let copier = || Box::new(CudaCopier::on(self.streams[turn].clone())) as Box<dyn Copier>;
-        let needs = QueueNeeds {
-            depth: ASIDE_SLOTS,
-            io_bytes_max: self.aside.slot_bytes() as u64,
-            then_copied: true,
-            seat: 0,
-        };
+        let needs = QueueNeeds::new(ASIDE_SLOTS, self.aside.slot_bytes() as u64).then_copied();
         // What isn't cached is the exception: the worker reads it itself.
         let inner = file.queue(Engine::Inline, needs, reactor)?;
         let bounce = Box::new(BounceQueue::new(inner, true, copier(), &self.aside));
