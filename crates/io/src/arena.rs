@@ -188,7 +188,7 @@ impl Arena {
     }
 
     /// From now on slots name the registered piece that contains them.
-    pub fn mark_registered(&mut self) {
+    pub(crate) fn mark_registered(&mut self) {
         self.registered = true;
     }
 

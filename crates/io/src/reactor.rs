@@ -284,7 +284,7 @@ impl Reactor {
 
     /// Something waits behind what `push_soon` queued and isn't complete: a full socket takes a small send late, and
     /// what is to be sent next must not wait for other completions, of which there may be none.
-    pub fn await_soon(&mut self) {
+    pub(crate) fn await_soon(&mut self) {
         if let Some(ring) = self.ring.as_mut() {
             ring.soon_awaited = ring.soon_left > 0;
         }
@@ -313,7 +313,7 @@ impl Reactor {
     }
 
     /// `cancel` for what `push_soon` queued as `soon`.
-    pub fn cancel_soon(&mut self, token: u32, tag: u32) {
+    pub(crate) fn cancel_soon(&mut self, token: u32, tag: u32) {
         self.cancel_named(user_data(token, tag) | SOON);
     }
 

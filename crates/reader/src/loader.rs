@@ -253,11 +253,6 @@ impl Loader {
         self.table.rows()
     }
 
-    /// Batches of this rank that are left of the epoch.
-    pub fn batches_left(&self) -> u64 {
-        self.share.batches(self.inner().given, self.samples())
-    }
-
     /// Batches of this rank in a whole epoch.
     pub fn batches(&self) -> u64 {
         self.share.batches(0, self.samples())

@@ -67,7 +67,7 @@ pub struct Udev {
 }
 
 impl Udev {
-    pub fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.control && self.filesystem_type.is_some()
     }
 }

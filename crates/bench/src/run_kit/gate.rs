@@ -44,7 +44,7 @@ impl Gate {
     }
 
     /// Lets all threads go that still wait, with no start.
-    pub fn call_off(&self) {
+    pub(crate) fn call_off(&self) {
         self.lock().begin.get_or_insert(None);
         self.opened.notify_all();
     }

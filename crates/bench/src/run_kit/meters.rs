@@ -25,7 +25,7 @@ pub struct Readings {
 impl Readings {
     /// Returns readings of meters that ran over `own` for a run that lasted over `run`, both as (from, to): none where
     /// the two differ by too much.
-    pub fn of_time(self, own: (Duration, Duration), run: (Duration, Duration)) -> Readings {
+    pub(crate) fn of_time(self, own: (Duration, Duration), run: (Duration, Duration)) -> Readings {
         // A run that ended in its warm-up has no time to be compared with.
         let length = run.1.saturating_sub(run.0);
         let off = own.0.abs_diff(run.0) + own.1.abs_diff(run.1);

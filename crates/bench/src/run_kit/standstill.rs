@@ -218,7 +218,7 @@ impl Standstills {
     }
 
     /// Returns whether all standstills before `now` are known: else the next beat will tell.
-    pub fn are_known_at(&self, now: Instant) -> bool {
+    pub(crate) fn are_known_at(&self, now: Instant) -> bool {
         let now = self.ns(now);
         let told = |beat: &AtomicU64| {
             let beat = beat.load(Ordering::Acquire);
@@ -229,7 +229,7 @@ impl Standstills {
     }
 
     /// Returns how long the process stood still while an I/O was under way, at a worker that booked something at `ran` last.
-    pub fn while_under_way(&self, started: Instant, now: Instant, ran: Instant) -> Duration {
+    pub(crate) fn while_under_way(&self, started: Instant, now: Instant, ran: Instant) -> Duration {
         let (started, now, ran) = (self.ns(started), self.ns(now), self.ns(ran));
         if self.last_beat.load(Ordering::Acquire) <= started {
             return Duration::ZERO;

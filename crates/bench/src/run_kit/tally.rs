@@ -204,7 +204,7 @@ impl Tally {
     }
 
     /// Returns whether bookings count for the run now, and not for the series alone.
-    pub fn is_measuring(&self) -> bool {
+    pub(crate) fn is_measuring(&self) -> bool {
         self.interval.measured
     }
 
@@ -216,7 +216,14 @@ impl Tally {
 
     /// Books `count` I/Os that were one, as `io` each. `went`: their way, and bytes of them that were staged instead.
     #[inline(always)]
-    pub fn complete_rows(&mut self, io: &Next, count: u64, took: Duration, went: (Via, u64), copy_ns: u32) {
+    pub(crate) fn complete_rows(
+        &mut self,
+        io: &Next,
+        count: u64,
+        took: Duration,
+        went: (Via, u64),
+        copy_ns: u32,
+    ) {
         let ns = took.as_nanos() as u64;
         if ns != self.interval.ns {
             self.interval.flush();
@@ -228,7 +235,7 @@ impl Tally {
 
     /// Books what I/Os moved, as `complete_rows` does, without their latency.
     #[inline(always)]
-    pub fn move_rows(&mut self, io: &Next, count: u64, went: (Via, u64), copy_ns: u32) {
+    pub(crate) fn move_rows(&mut self, io: &Next, count: u64, went: (Via, u64), copy_ns: u32) {
         let bytes = u64::from(io.len) * count;
         let (_, way) = &mut self.interval.ways[way_of(io.is_read)];
         way.bytes += bytes;
@@ -265,7 +272,7 @@ impl Tally {
     }
 
     /// Counts I/Os that finished after the end; their latency, which counts as well, is told with `time`.
-    pub fn count_late(&mut self, count: u64, copy_ns: u32) {
+    pub(crate) fn count_late(&mut self, count: u64, copy_ns: u32) {
         self.late += count;
         if copy_ns > 0 {
             self.copy.get_or_insert_default().record_n(u64::from(copy_ns), count);
@@ -273,7 +280,7 @@ impl Tally {
     }
 
     /// Books I/Os that had waited for so long when they were given up.
-    pub fn leave_unfinished(&mut self, is_read: bool, waited: Duration, ios: u64) {
+    pub(crate) fn leave_unfinished(&mut self, is_read: bool, waited: Duration, ios: u64) {
         self.unfinished += ios;
         self.unfinished_oldest = self.unfinished_oldest.max(waited);
         self.ways[way_of(is_read)].latency.record_n(waited.as_nanos() as u64, ios);

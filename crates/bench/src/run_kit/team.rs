@@ -64,7 +64,7 @@ impl<'a> Team<'a> {
 
     /// Makes do with fewer threads if `yes` and the system refuses more: the leader does the part of `Lead::missing`
     /// ones. Otherwise that is an error, and the threads that were started are stopped.
-    pub fn or_fewer(self, yes: bool) -> Team<'a> {
+    pub(crate) fn or_fewer(self, yes: bool) -> Team<'a> {
         Team { takes_fewer: yes, ..self }
     }
 
@@ -125,13 +125,13 @@ impl Lead<'_> {
     }
 
     /// Opens the gate once all threads have come to it. The start is what `begin` returns, which is called right before.
-    pub fn open_gate(&self, begin: impl FnOnce() -> Instant) {
+    pub(crate) fn open_gate(&self, begin: impl FnOnce() -> Instant) {
         self.gate.await_arrival(self.started);
         self.gate.open(begin());
     }
 
     /// Whether any thread hasn't ended.
-    pub fn is_working(&self) -> bool {
+    pub(crate) fn is_working(&self) -> bool {
         self.gate.has_any_of(self.started)
     }
 

@@ -55,7 +55,7 @@ impl Threads {
     }
 
     /// Ends the threads that wait at the gate, and joins all.
-    pub fn call_off(&mut self) {
+    pub(crate) fn call_off(&mut self) {
         self.gate.call_off();
         self.join();
     }
@@ -67,7 +67,7 @@ impl Threads {
 
     /// Waits for all threads to end except those that are lost, which are left behind: a thread with an I/O that the
     /// kernel won't give back can't end.
-    pub fn join_all_but(&mut self, is_lost: impl Fn(u32) -> bool) {
+    pub(crate) fn join_all_but(&mut self, is_lost: impl Fn(u32) -> bool) {
         for (number, thread) in self.threads.drain(..) {
             if !is_lost(number) {
                 let _ = thread.join();

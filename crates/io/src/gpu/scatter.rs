@@ -46,7 +46,7 @@ impl Scattering {
         self.capacity
     }
 
-    pub fn has_list(&self) -> bool {
+    pub(crate) fn has_list(&self) -> bool {
         !self.free.borrow().is_empty()
     }
 

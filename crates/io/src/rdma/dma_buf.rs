@@ -30,7 +30,7 @@ impl Library {
 
 impl Domain {
     /// Why its device takes no dma-bufs. Offered a descriptor that is none, one that does complains of that.
-    pub fn refuses_dma_bufs(&self) -> Option<String> {
+    pub(crate) fn refuses_dma_bufs(&self) -> Option<String> {
         const NONE: i32 = -1;
         let Some(register) = self.library().reg_dmabuf else {
             return Some("libibverbs has no ibv_reg_dmabuf_mr: rdma-core 34 or newer has".into());

@@ -130,7 +130,7 @@ impl Region {
     ///
     /// # Safety
     /// The GPU's memory is there as long as the region, and nothing relies on what it holds while a peer has its key.
-    pub unsafe fn register_dma_buf(
+    pub(crate) unsafe fn register_dma_buf(
         domain: &Arc<Domain>,
         dma_buf: BorrowedFd<'_>,
         at: u64,

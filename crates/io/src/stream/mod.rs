@@ -217,7 +217,8 @@ impl<E: End> Stream<E> {
     }
 
     /// The connection stands, as far as this side knows.
-    pub fn is_connected(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_connected(&self) -> bool {
         !self.connecting && self.error.is_none() && !self.closed
     }
 

@@ -365,7 +365,7 @@ impl Controller {
     }
 
     /// I/O queue pairs of an emulated drive.
-    pub fn queues_max(&self) -> u16 {
+    pub(crate) fn queues_max(&self) -> u16 {
         self.queues.unwrap_or(QUEUES)
     }
 

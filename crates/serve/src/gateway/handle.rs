@@ -72,7 +72,7 @@ impl Gateway {
     ///
     /// # Errors
     /// Of `start`.
-    pub fn start_kept(config: &Config, sink: Sink, keeper: Arc<Keeper>) -> Result<Gateway, Error> {
+    pub(crate) fn start_kept(config: &Config, sink: Sink, keeper: Arc<Keeper>) -> Result<Gateway, Error> {
         Gateway::begin(config, sink, clock::now(), Locks::new(), Some(keeper))
     }
 
@@ -390,7 +390,7 @@ impl Gateway {
     // Its place, and its keeper.
 
     /// Keeps the RPC socket, which is handed on, too.
-    pub fn set_door(&self, door: Door) {
+    pub(crate) fn set_door(&self, door: Door) {
         self.place.set_door(door);
     }
 
@@ -400,7 +400,7 @@ impl Gateway {
     }
 
     /// Refuses changes by RPCs while another process is told of the state, and afterwards.
-    pub fn may_change(&self) -> Result<(), Error> {
+    pub(crate) fn may_change(&self) -> Result<(), Error> {
         self.place.may_change()
     }
 
@@ -433,7 +433,7 @@ impl Gateway {
     }
 
     /// Has its keeper know what the next one is to be. Nothing to do where it has none.
-    pub fn tell_keeper(&self) {
+    pub(crate) fn tell_keeper(&self) {
         let Some(keeper) = &self.keeper else { return };
         if let Err(e) = self.tell_state(keeper) {
             self.shared.log.say(Level::Error, "keeper not told", &[("why", e.to_string().into())]);
@@ -460,13 +460,13 @@ impl Gateway {
     ///
     /// # Errors
     /// The keeper is gone.
-    pub fn tell_serving(&self) -> Result<(), Error> {
+    pub(crate) fn tell_serving(&self) -> Result<(), Error> {
         self.tell_keeper();
         self.keeper.as_ref().map_or(Ok(()), |keeper| keeper.tell(&Told::Serving, &[]))
     }
 
     /// It ends, and no other is to be started.
-    pub fn tell_ending(&self) {
+    pub(crate) fn tell_ending(&self) {
         self.keeper.iter().for_each(|keeper| drop(keeper.tell(&Told::Ending, &[])));
     }
 

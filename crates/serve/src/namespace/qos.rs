@@ -65,12 +65,12 @@ impl Limiter {
     }
 
     /// As many waited before, under another process.
-    pub fn add_held_back(&self, commands: u64) {
+    pub(crate) fn add_held_back(&self, commands: u64) {
         self.held_back.fetch_add(commands, Ordering::Relaxed);
     }
 
     /// Commands that had to wait.
-    pub fn commands_held_back(&self) -> u64 {
+    pub(crate) fn commands_held_back(&self) -> u64 {
         self.held_back.load(Ordering::Relaxed)
     }
 
@@ -99,7 +99,7 @@ pub struct Share {
 }
 
 impl Share {
-    pub fn is_of(&self, limiter: &Arc<Limiter>) -> bool {
+    pub(crate) fn is_of(&self, limiter: &Arc<Limiter>) -> bool {
         Arc::ptr_eq(&self.limiter, limiter)
     }
 

@@ -82,7 +82,7 @@ impl Counts {
     }
 
     /// A command that failed.
-    pub fn count_failed(&mut self, status: Status) {
+    pub(crate) fn count_failed(&mut self, status: Status) {
         self.errors += 1;
         self.media_errors += u64::from(matches!(status.code, Code::WRITE_FAULT | Code::UNRECOVERED_READ));
     }
@@ -129,7 +129,7 @@ impl Histogram {
     }
 
     /// Adds these to a snapshot, whose buckets are cumulative.
-    pub fn add_to(&self, stats: &mut LatencyStats) {
+    pub(crate) fn add_to(&self, stats: &mut LatencyStats) {
         if stats.buckets.is_empty() {
             stats.buckets = (0..Histogram::BUCKETS - 1).map(|at| ((1u64 << at) as f64 * 1e-6, 0)).collect();
         }

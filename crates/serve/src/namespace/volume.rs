@@ -112,7 +112,12 @@ impl Volume {
     }
 
     /// As `open`, with no lock on its files yet.
-    pub fn unclaimed(nqn: &str, nsid: u32, given: &config::Namespace, threads: u32) -> Result<Volume, Error> {
+    pub(crate) fn unclaimed(
+        nqn: &str,
+        nsid: u32,
+        given: &config::Namespace,
+        threads: u32,
+    ) -> Result<Volume, Error> {
         let uri = Uri::parse(&given.source)?;
         let faults = given.faults.as_deref().map(FaultPlan::parse).transpose()?;
         let Namespace { writable, cache, block_bytes, .. } = *given;
@@ -158,7 +163,7 @@ impl Volume {
     ///
     /// # Errors
     /// Of `open`.
-    pub fn open_straight(
+    pub(crate) fn open_straight(
         nqn: &str,
         nsid: u32,
         given: &config::Namespace,
@@ -172,7 +177,7 @@ impl Volume {
     ///
     /// # Errors
     /// Of `open`.
-    pub fn open_straight_locked(
+    pub(crate) fn open_straight_locked(
         nqn: &str,
         nsid: u32,
         given: &config::Namespace,
@@ -257,7 +262,7 @@ impl Volume {
         })
     }
 
-    pub fn as_namespace(&self) -> nvme::Namespace {
+    pub(crate) fn as_namespace(&self) -> nvme::Namespace {
         let in_blocks = |bytes: u32| (bytes / self.block_bytes).min(u32::from(u16::MAX)) as u16;
         nvme::Namespace {
             block_bytes: self.block_bytes,

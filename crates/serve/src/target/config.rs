@@ -129,7 +129,7 @@ impl Default for KeepAlive {
 }
 
 impl KeepAlive {
-    pub fn range_ms(&self) -> RangeInclusive<u32> {
+    pub(crate) fn range_ms(&self) -> RangeInclusive<u32> {
         (self.min_s * 1e3).round() as u32..=(self.max_s * 1e3).round() as u32
     }
 }
@@ -221,7 +221,7 @@ impl<'de> Deserialize<'de> for Size {
 pub struct Secret(String);
 
 impl Secret {
-    pub fn reveal(&self) -> &str {
+    pub(crate) fn reveal(&self) -> &str {
         &self.0
     }
 }

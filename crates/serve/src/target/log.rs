@@ -47,7 +47,7 @@ impl Entry {
         line
     }
 
-    pub fn to_json(&self) -> String {
+    pub(crate) fn to_json(&self) -> String {
         serde_json::to_string(self).expect("an entry is plain data")
     }
 }
@@ -93,7 +93,7 @@ impl Log {
     }
 
     /// Says nothing less than this from now on.
-    pub fn set_least(&self, level: Level) {
+    pub(crate) fn set_least(&self, level: Level) {
         self.least.store(level as u8, Ordering::Relaxed);
     }
 

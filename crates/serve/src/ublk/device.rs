@@ -80,7 +80,7 @@ impl Ublk {
     ///
     /// # Errors
     /// Of `start`.
-    pub fn start_limited(
+    pub(crate) fn start_limited(
         volume: Arc<Volume>,
         options: &Options,
         throttle: Option<Throttle>,

@@ -142,7 +142,7 @@ impl Options {
     }
 
     /// Hardware queues to ask for.
-    pub fn queues_asked(&self) -> u16 {
+    pub(crate) fn queues_asked(&self) -> u16 {
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         match self.queues {
             0 => processors.clamp(1, QUEUES_MAX) as u16,

@@ -210,7 +210,7 @@ impl Held {
     }
 
     /// Returns whether it is the file that we made, and was changed since.
-    pub fn is_changed(&self, file: &Path) -> bool {
+    pub(crate) fn is_changed(&self, file: &Path) -> bool {
         self.made(file).is_some_and(|(entry, meta)| !entry.is_as_left(&meta))
     }
 
@@ -286,7 +286,7 @@ impl Held {
     }
 
     /// Parts of a file that `leave` just told of hold seeded content.
-    pub fn note_part(&mut self, file: &Path, seed: u64) {
+    pub(crate) fn note_part(&mut self, file: &Path, seed: u64) {
         if is_written_by_others(file) {
             return;
         }

@@ -85,7 +85,7 @@ impl Known {
     }
 
     /// Checks that cuFile would move the file's bytes by direct DMA; else says why not.
-    pub fn goes_direct(&mut self, file: &FileTarget) -> Result<(), String> {
+    pub(crate) fn goes_direct(&mut self, file: &FileTarget) -> Result<(), String> {
         let number = |(major, minor)| u64::from(major) << 32 | u64::from(minor);
         let device = file.device().map_or(u64::MAX, number);
         let judge = self.judge;

@@ -167,12 +167,12 @@ impl BounceQueue {
 
     /// Limits the inner queue to this many I/Os, so that the additional slots hold data that is being copied while
     /// the source keeps the requested depth.
-    pub fn with_below_max(self, below_max: u32) -> Self {
+    pub(crate) fn with_below_max(self, below_max: u32) -> Self {
         BounceQueue { below_max, ..self }
     }
 
     /// Everything pushed before a `submit` is copied together.
-    pub fn sending_whole(self) -> Self {
+    pub(crate) fn sending_whole(self) -> Self {
         BounceQueue { send_bytes: usize::MAX, ..self }
     }
 

@@ -75,7 +75,7 @@ impl Copiers {
     }
 
     /// Returns a copier for a path that copies all of its bytes from slots, as other workers do at the same time.
-    pub fn next_from_slots(&self) -> Result<Box<dyn Copier>, Error> {
+    pub(crate) fn next_from_slots(&self) -> Result<Box<dyn Copier>, Error> {
         self.made(|copier, device| {
             copier.with_scattering(self.scattering(device)).with_pulling(self.pulling(device))
         })

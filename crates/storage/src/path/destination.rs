@@ -60,7 +60,7 @@ impl Destination {
     ///
     /// # Errors
     /// Of `make`.
-    pub fn set_up_or<T: Send + Sync + 'static>(
+    pub(crate) fn set_up_or<T: Send + Sync + 'static>(
         &self,
         make: impl FnOnce() -> Result<Arc<T>, Error>,
     ) -> Result<Arc<T>, Error> {
@@ -91,7 +91,7 @@ impl Destination {
     }
 
     /// Returns the bytes that all workers of a job keep under way.
-    pub fn in_flight_bytes(&self, job: &JobSpec) -> u64 {
+    pub(crate) fn in_flight_bytes(&self, job: &JobSpec) -> u64 {
         let of_one = job.io_bytes_largest().saturating_mul(u64::from(job.depth));
         of_one.saturating_mul(u64::from(job.workers))
     }

@@ -284,7 +284,7 @@ impl Made {
     }
 
     /// It is that, or has it for parts, and nothing else.
-    pub fn is_all(&self, of: MadeOf) -> bool {
+    pub(crate) fn is_all(&self, of: MadeOf) -> bool {
         self.below.iter().all(|made| *made == of)
     }
 
@@ -357,7 +357,7 @@ impl Target {
     }
 
     /// `queue`, with each file below opened by `open`.
-    pub fn queue_over(
+    pub(crate) fn queue_over(
         &self,
         needs: QueueNeeds,
         reactor: &mut Reactor,

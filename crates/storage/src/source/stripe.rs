@@ -279,7 +279,7 @@ impl StripeQueue {
 
     /// With a name for each member, in order.
     #[must_use]
-    pub fn labelled(self, labels: Vec<String>) -> Self {
+    pub(crate) fn labelled(self, labels: Vec<String>) -> Self {
         StripeQueue { labels, ..self }
     }
 

@@ -40,7 +40,7 @@ impl Manifest {
     }
 
     /// Files that were made and are gone.
-    pub fn has_all(&self, found: usize, at: &Path) -> Result<(), Error> {
+    pub(crate) fn has_all(&self, found: usize, at: &Path) -> Result<(), Error> {
         if found as u64 >= self.files {
             return Ok(());
         }

@@ -206,7 +206,7 @@ impl DatagenSpec {
     }
 
     /// Below the data set's folder; None where files lie side by side.
-    pub fn subfolder(&self, index: u32) -> Option<String> {
+    pub(crate) fn subfolder(&self, index: u32) -> Option<String> {
         let width = self.subfolders.to_string().len();
         (self.subfolders > 1).then(|| format!("train/{index:0width$}"))
     }

@@ -109,11 +109,11 @@ impl Device {
     }
 
     /// `sm_90` as (9, 0).
-    pub fn compute_capability(&self) -> Cuda<(i32, i32)> {
+    pub(crate) fn compute_capability(&self) -> Cuda<(i32, i32)> {
         Ok((self.attribute(75)?, self.attribute(76)?))
     }
 
-    pub fn multiprocessors(&self) -> Cuda<i32> {
+    pub(crate) fn multiprocessors(&self) -> Cuda<i32> {
         self.attribute(16)
     }
 

@@ -107,7 +107,7 @@ impl Stream {
     /// # Safety
     /// The word stays registered until the wait has ended. Another thread that makes no call of the driver sets it: such
     /// calls may wait for all that is queued.
-    pub unsafe fn await_value(&self, at: *const AtomicU32, value: u32) -> Cuda<()> {
+    pub(crate) unsafe fn await_value(&self, at: *const AtomicU32, value: u32) -> Cuda<()> {
         const AT_LEAST: c_uint = 0;
         let Some((wait, _)) = self.device.driver.on_values else { return Err(no_values()) };
         self.device.enter()?;
@@ -122,7 +122,7 @@ impl Stream {
     ///
     /// # Safety
     /// The word stays registered until it is written.
-    pub unsafe fn write_value(&self, at: *const AtomicU32, value: u32) -> Cuda<()> {
+    pub(crate) unsafe fn write_value(&self, at: *const AtomicU32, value: u32) -> Cuda<()> {
         let Some((_, write)) = self.device.driver.on_values else { return Err(no_values()) };
         self.device.enter()?;
         // SAFETY: the caller's promise.

@@ -75,7 +75,7 @@ impl CuFileError {
         CuFileError::with_errno(libc::EIO, text)
     }
 
-    pub fn with_errno(errno: i32, text: impl Into<String>) -> CuFileError {
+    pub(crate) fn with_errno(errno: i32, text: impl Into<String>) -> CuFileError {
         CuFileError { code: 0, errno, text: text.into() }
     }
 

@@ -95,7 +95,7 @@ impl Login {
         Login(None)
     }
 
-    pub fn from_env() -> Result<Login, Reason> {
+    pub(crate) fn from_env() -> Result<Login, Reason> {
         match (std::env::var(USER_ENV).ok(), std::env::var(PASSWORD_ENV).ok()) {
             (Some(user), Some(password)) => Ok(Login::new(user, password)),
             (None, None) => Ok(Login::none()),

@@ -33,7 +33,7 @@ impl Line {
     }
 
     /// For anything from now on.
-    pub fn set_patience(&self, patience: Duration) -> Result<(), Error> {
+    pub(crate) fn set_patience(&self, patience: Duration) -> Result<(), Error> {
         let set = self.0.set_read_timeout(Some(patience)).and(self.0.set_write_timeout(Some(patience)));
         set.map_err(|e| broken(&e.to_string()))
     }
@@ -55,7 +55,7 @@ impl Line {
     ///
     /// # Errors
     /// As `send`.
-    pub fn send_text(&mut self, text: &[u8], fds: &[OwnedFd]) -> Result<(), Error> {
+    pub(crate) fn send_text(&mut self, text: &[u8], fds: &[OwnedFd]) -> Result<(), Error> {
         let mut head = Vec::with_capacity(HEAD_BYTES);
         head.extend(MAGIC);
         head.extend((text.len() as u64).to_le_bytes());
@@ -95,7 +95,7 @@ impl Line {
     ///
     /// # Errors
     /// `Run`: the other end is gone, or says nothing in time.
-    pub fn receive_text(&mut self) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
+    pub(crate) fn receive_text(&mut self) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
         let mut head = [0; HEAD_BYTES];
         self.0.read_exact(&mut head).map_err(|e| silent(&e))?;
         let (text_bytes, count) = read_head(&head).ok_or_else(|| broken("what came is no such message"))?;

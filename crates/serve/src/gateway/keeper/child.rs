@@ -54,7 +54,7 @@ impl Keeper {
     }
 
     /// It takes the place of a gateway that was killed.
-    pub fn is_again(&self) -> bool {
+    pub(crate) fn is_again(&self) -> bool {
         self.again
     }
 

@@ -22,7 +22,7 @@ mod flags {
 /// Regions of a PCI function (linux/vfio.h, VFIO_PCI_*_REGION_INDEX).
 pub mod region {
     pub const BAR0: u32 = 0;
-    pub const BAR4: u32 = 4;
+    pub(crate) const BAR4: u32 = 4;
     pub const CONFIG: u32 = 7;
     pub const COUNT: u32 = 9;
 }
@@ -76,11 +76,11 @@ impl Header {
         Some(size as usize - HEADER_BYTES)
     }
 
-    pub fn is_command(&self) -> bool {
+    pub(crate) fn is_command(&self) -> bool {
         self.flags & flags::TYPE == 0
     }
 
-    pub fn wants_reply(&self) -> bool {
+    pub(crate) fn wants_reply(&self) -> bool {
         self.flags & flags::NO_REPLY == 0
     }
 

@@ -33,7 +33,7 @@ pub struct GdsFile {
 
 impl GdsFile {
     /// Returns the present end of its data; a device's end isn't looked for.
-    pub fn bytes_now(&self) -> u64 {
+    pub(crate) fn bytes_now(&self) -> u64 {
         self.file.metadata().ok().filter(std::fs::Metadata::is_file).map_or(u64::MAX, |m| m.len())
     }
 }
@@ -325,12 +325,12 @@ impl Session {
         );
     }
 
-    pub fn batches_of(&self, entries: u32) {
+    pub(crate) fn batches_of(&self, entries: u32) {
         self.batch.store(entries, Ordering::Relaxed);
     }
 
     /// Everything below goes direct, as far as was seen beforehand.
-    pub fn goes_direct(&self) -> bool {
+    pub(crate) fn goes_direct(&self) -> bool {
         lock(&self.files).values().all(|f| f.via == Via::Direct)
     }
 

@@ -213,7 +213,7 @@ impl MappedFile {
     }
 
     /// The fault of a read whose copy belongs to a generation that has passed.
-    pub fn outdated(&self) -> Fault {
+    pub(crate) fn outdated(&self) -> Fault {
         let watch = self.watch.lock().expect("nothing panics while it holds the watch");
         stale(&self.target.path, watch.words)
     }

@@ -75,11 +75,11 @@ impl Policy {
         self.cap_bytes
     }
 
-    pub fn registered_bytes(&self) -> u64 {
+    pub(crate) fn registered_bytes(&self) -> u64 {
         self.resident_bytes + self.transient_bytes
     }
 
-    pub fn peak_bytes(&self) -> u64 {
+    pub(crate) fn peak_bytes(&self) -> u64 {
         self.peak_bytes
     }
 
@@ -89,7 +89,7 @@ impl Policy {
     }
 
     /// Returns the part of the cap kept for windows that pass through.
-    pub fn reserve_bytes(&self) -> u64 {
+    pub(crate) fn reserve_bytes(&self) -> u64 {
         if self.fits() {
             return 0;
         }
@@ -97,7 +97,7 @@ impl Policy {
     }
 
     /// A file of so many bytes takes part.
-    pub fn add_file(&mut self, bytes: u64) {
+    pub(crate) fn add_file(&mut self, bytes: u64) {
         self.data_bytes = self.data_bytes.saturating_add(bytes);
         self.make_reserve();
     }

@@ -285,10 +285,6 @@ impl Registry {
         }
     }
 
-    pub fn registered_bytes(&self) -> u64 {
-        self.shared.lock().policy.registered_bytes()
-    }
-
     /// Returns its part of a record.
     pub fn report(&self) -> MappedRan {
         let state = self.shared.lock();

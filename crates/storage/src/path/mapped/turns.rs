@@ -40,7 +40,7 @@ impl Turns {
     }
 
     /// The registrar's: waits until nobody wants a turn, and no longer than `at_most`.
-    pub fn give_way(&self, at_most: Duration) {
+    pub(crate) fn give_way(&self, at_most: Duration) {
         self.registrar.get_or_init(std::thread::current);
         let until = clock::now() + at_most;
         self.parked.store(true, Ordering::SeqCst);

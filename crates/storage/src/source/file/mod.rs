@@ -202,7 +202,7 @@ impl FileTarget {
 
     /// Returns a target for a file yet to be made, by one without a name in `dir`, which is gone when it is closed.
     /// Where the file system has none such, its alignment isn't known, and is 1.
-    pub fn yet_to_be_made(path: &Path, dir: &Path, access: FileAccess) -> Result<FileTarget, Error> {
+    pub(crate) fn yet_to_be_made(path: &Path, dir: &Path, access: FileAccess) -> Result<FileTarget, Error> {
         let nameless = |flags: i32| open_with(dir, true, libc::O_TMPFILE | flags);
         let (file, is_file) = match nameless(0) {
             Ok(file) => (file, true),
@@ -285,7 +285,7 @@ impl FileTarget {
 
     /// Tells the kernel how it is read, once for all who share it: as fio does, so that reads here and there bring no more than they
     /// ask for.
-    pub fn hinted(self, hint: Hint) -> FileTarget {
+    pub(crate) fn hinted(self, hint: Hint) -> FileTarget {
         let advice = match hint {
             Hint::Random => rustix::fs::Advice::Random,
             Hint::Sequential => rustix::fs::Advice::Sequential,

@@ -33,7 +33,7 @@ impl Cause {
     }
 
     /// Another request would do.
-    pub fn is_request(self) -> bool {
+    pub(crate) fn is_request(self) -> bool {
         matches!(self, Cause::Refused | Cause::Unlisted | Cause::Namespace | Cause::Unproven)
     }
 }

@@ -136,7 +136,7 @@ impl Host {
     }
 
     /// All of it, for a record, without digests.
-    pub fn report_on(&self, paths: Vec<FabricPath>) -> FabricRan {
+    pub(crate) fn report_on(&self, paths: Vec<FabricPath>) -> FabricRan {
         let (events, events_dropped) = self.notes.events();
         FabricRan {
             uri: self.name.clone(),

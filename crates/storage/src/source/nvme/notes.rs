@@ -78,7 +78,7 @@ impl Notes {
         traffic
     }
 
-    pub fn all_traffic(&self) -> Vec<Arc<Traffic>> {
+    pub(crate) fn all_traffic(&self) -> Vec<Arc<Traffic>> {
         lock(&self.inner).queues.clone()
     }
 

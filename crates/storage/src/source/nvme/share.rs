@@ -134,7 +134,7 @@ impl Wakers {
         id
     }
 
-    pub fn unwatch(&self, id: u64) {
+    pub(crate) fn unwatch(&self, id: u64) {
         lock(&self.0).on.retain(|(other, _)| *other != id);
     }
 

@@ -104,7 +104,7 @@ impl<X: Default> Work<X> {
 
     /// A card moves payload by itself. From now on no command's is scattered: where an I/O's is, it takes more commands.
     /// And it may lie in a GPU.
-    pub fn move_by_card(&mut self) {
+    pub(crate) fn move_by_card(&mut self) {
         self.by_card = true;
     }
 
@@ -118,7 +118,7 @@ impl<X: Default> Work<X> {
     }
 
     /// I/Os with commands.
-    pub fn has_commands(&self) -> bool {
+    pub(crate) fn has_commands(&self) -> bool {
         self.in_flight > 0
     }
 

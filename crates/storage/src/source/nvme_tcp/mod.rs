@@ -267,7 +267,7 @@ impl Remote {
 
     /// As `open`, for a number of workers that isn't known yet: as many queues as the controller grants up to
     /// `workers_most`, and one for each of `workers` at least.
-    pub fn open_for(options: &Options, workers: u32, workers_most: u32) -> Result<Arc<Remote>, Error> {
+    pub(crate) fn open_for(options: &Options, workers: u32, workers_most: u32) -> Result<Arc<Remote>, Error> {
         let host = Host::new(options, options.queues, workers, workers_most)?;
         let own = options
             .host_nqn

@@ -30,7 +30,7 @@ const FIXED_LEN_BYTE_ARRAY: i64 = 7;
 
 impl Column {
     /// Length of one value; None for an unknown type.
-    pub fn value_bytes(&self) -> Option<u64> {
+    pub(crate) fn value_bytes(&self) -> Option<u64> {
         match self.kind.as_str() {
             "int8" | "uint8" => Some(1),
             "int16" | "float16" => Some(2),
