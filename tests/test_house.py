@@ -324,7 +324,6 @@ ABOUT_ONE_KIND: dict[str, str] = {
     "storage::inspect": "nvme_tcp",
     "storage::inspect::discover": "nvme_tcp",
     "storage::inspect::identify": "nvme_tcp vfio_user",
-    "storage::inspect::link": "nvme_tcp",
 }
 
 

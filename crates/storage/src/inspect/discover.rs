@@ -1,8 +1,7 @@
 //! The discovery log page of a target, record by record.
 
-use super::link::Link;
 use super::{first, resolve, Looking};
-use crate::source::nvme_tcp::{look, Address, Options, Tls, Transport};
+use crate::source::nvme_tcp::{look, Address, Link, Options, Tls, Transport};
 use crate::source::uri::{decode, encode, query_once};
 use crate::Error;
 use forebay_io::machine::nvme_host::Identity;

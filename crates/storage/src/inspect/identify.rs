@@ -1,9 +1,8 @@
 //! One controller and its namespaces: every field of Identify by its name in the specification, and what matters
 //! of them in units that can be used.
 
-use super::link::{Accepted, Link};
 use super::{first, resolve, Looking};
-use crate::source::nvme_tcp::{self, Address, Transport};
+use crate::source::nvme_tcp::{self, Accepted, Address, Link, Transport};
 use crate::source::vfio_user;
 use crate::source::Uri;
 use crate::Error;

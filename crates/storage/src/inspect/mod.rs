@@ -4,12 +4,10 @@
 mod browse;
 mod discover;
 mod identify;
-mod link;
 
 pub use browse::{browse, Announced};
 pub use discover::{discover, Discovered, Record};
 pub use identify::{identify, Identified};
-pub use link::Link;
 
 use crate::source::nvme_tcp::Options;
 use crate::Error;

@@ -1,8 +1,8 @@
 //! The admin queue of one controller over a blocking socket: one command after another, no I/O queues. For looking
 //! at a controller, where nothing is in a hurry.
 
+use super::{refused, By, Tls, Transport, OVER_TLS};
 use crate::source::nvme::Cause;
-use crate::source::nvme_tcp::{self, By, Tls, Transport, OVER_TLS};
 use crate::Error;
 use forebay_io::auth;
 use forebay_nvme::auth::{Credentials, HostAuth, HostStep, Policy};
@@ -385,7 +385,7 @@ impl Link {
             FailureKind::Refused => Error::request(
                 asked,
                 failure.found.clone(),
-                nvme_tcp::refused(
+                refused(
                     Cause::of(failure),
                     &self.peer,
                     (&self.subsystem_nqn, &self.host_nqn),

@@ -8,6 +8,7 @@
 //! and wait where none is. What a lost connection left unfinished is read again
 //! over another one; a write in that place fails, and says why.
 
+mod admin_link;
 mod association;
 mod auth;
 mod connection;
@@ -21,6 +22,7 @@ mod report;
 mod tcp;
 mod tls;
 
+pub use admin_link::{Accepted, Link};
 pub use connection::OVER_TLS;
 pub use look::look;
 pub use options::{Address, Options, Policy, Transport, PORT};
