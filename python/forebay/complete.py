@@ -21,7 +21,6 @@ _FOLDERS = re.compile(r"\[?DIR\]?")
 _PATH_ARGUMENTS = {"source", "sources", "folder", "out", "sweep"}
 _RULES = ("v1.0", "v2.0", "v3.0", "text")
 _METERS = ("rapl", "nvml", "ipmi", "redfish:", "none")
-_LOGS = ("text", "json", "off")
 
 
 def _sweeps() -> Iterable[str]:
@@ -133,10 +132,7 @@ VALUES: dict[str, Names] = {
     "--destination": _are("drop", "host", "gpu:0"),
     "--location": _are("local", "remote"),
     "--by": _are("drives", "price", "watts"),
-    "--log": _are(*_LOGS),
-    "--new-key": _are("sha256", "sha384", "sha512", "none"),
     "--only": _steps,
-    "serve --cache": _are("auto", "bypass", "allow"),
     **{f"plan {verb} --path": _plan_paths for verb in ("run", "recommend", "whatif")},
     **{f"plan {verb} --workload": _plannable for verb in ("run", "recommend", "whatif")},
     "gdsio -x": _are(*"01234567"),

@@ -15,6 +15,8 @@ pub struct Flag {
     pub many: bool,
     /// Its value where it is given without one.
     pub bare: Option<&'static str>,
+    /// Its values, where it takes no others; the first is the one to suggest.
+    pub words: &'static [&'static str],
     pub help: &'static str,
 }
 
@@ -116,6 +118,14 @@ impl Verb {
                 }
             }
         };
+        if !flag.words.is_empty() && flag.value.is_some() && !flag.words.contains(&value.as_str()) {
+            let found = format!("is not one of {}", flag.words.join(", "));
+            return Err(Error::request(
+                format!("{name} {value}"),
+                found,
+                format!("{name} {}", flag.words[0]),
+            ));
+        }
         let all = given.values.entry(flag.long).or_default();
         if !flag.many {
             all.clear();
@@ -155,7 +165,7 @@ impl Verb {
         let flag = |f: &Flag| {
             let names: Vec<String> =
                 [Some(format!("--{}", f.long)), f.short.map(Into::into)].into_iter().flatten().collect();
-            json!({ "names": names, "value": f.value, "many": f.many, "bare": f.bare, "help": f.help })
+            json!({ "names": names, "value": f.value, "many": f.many, "bare": f.bare, "words": f.words, "help": f.help })
         };
         json!({
             "verb": self.name,
@@ -175,15 +185,22 @@ impl Flag {
 }
 
 const fn flag(long: &'static str, help: &'static str) -> Flag {
-    Flag { long, short: None, value: None, many: false, bare: None, help }
+    Flag { long, short: None, value: None, many: false, bare: None, words: &[], help }
 }
 
 const fn valued(long: &'static str, value: &'static str, help: &'static str) -> Flag {
-    Flag { long, short: None, value: Some(value), many: false, bare: None, help }
+    Flag { long, short: None, value: Some(value), many: false, bare: None, words: &[], help }
 }
 
 const fn quiet() -> Flag {
     Flag { short: Some("-q"), ..flag("quiet", "Log only warnings and errors; print no totals.") }
+}
+
+const fn log() -> Flag {
+    Flag {
+        words: &["json", "text", "off"],
+        ..valued("log", "FORMAT", "Log on stderr: text, json or off. Default: text.")
+    }
 }
 
 pub const SERVE: Verb = Verb {
@@ -216,7 +233,10 @@ pub const SERVE: Verb = Verb {
         },
         valued("serial", "TEXT", "Serial number, at most 20 characters. Default: derived from the NQN."),
         valued("block-size", "SIZE", "Logical block: 512 or 4096."),
-        valued("cache", "POLICY", "Page cache: auto, bypass (O_DIRECT) or allow."),
+        Flag {
+            words: &["auto", "bypass", "allow"],
+            ..valued("cache", "POLICY", "Page cache: auto, bypass (O_DIRECT) or allow.")
+        },
         valued("threads", "N", "Number of serving threads. Default: one per CPU, at most 8."),
         valued("cpus", "LIST", "CPUs to pin the threads to, in turn, e.g. 0-3,8. Default: not pinned."),
         valued(
@@ -228,10 +248,11 @@ pub const SERVE: Verb = Verb {
         flag("mdns", "Announce the discovery service on the local network, by multicast DNS."),
         valued("metrics", "ADDRESS", "Serve Prometheus metrics on this port (loopback only) or HOST:PORT."),
         valued("drain", "SECONDS", "Time for commands to finish at shutdown. Default: 10."),
-        valued("log", "FORMAT", "Log on stderr: text, json or off. Default: text."),
+        log(),
         flag("check", "Check the configuration without opening anything, then exit."),
         Flag {
             bare: Some("sha256"),
+            words: &["sha256", "sha384", "sha512", "none"],
             ..valued(
                 "new-key",
                 "HASH",
@@ -266,7 +287,7 @@ pub const SNAP: Verb = Verb {
         ),
         flag("keep", "Restart the gateway if it is killed; hosts stay connected."),
         valued("drain", "SECONDS", "Time for commands to finish at shutdown. Default: 10."),
-        valued("log", "FORMAT", "Log on stderr: text, json or off. Default: text."),
+        log(),
         flag("check", "Check the configuration without opening anything, then exit."),
         flag("json", "Print totals as one JSON document on stdout at the end."),
         quiet(),

@@ -22,7 +22,7 @@ pub fn command(program: &Program, given: &Given, signals: &mut Signals) -> Resul
     if let Some(hash) = given.text("new-key") {
         return print(&forebay_io::auth::generate(hash)?);
     }
-    let (log, options) = (log_form(given)?, options(given)?);
+    let (log, options) = (log_form(given), options(given)?);
     let file = file_of(program.name, given)?;
     let config = configuration(given, file, None)?;
     if given.is("check") {
@@ -89,7 +89,7 @@ fn from_flags(given: &Given) -> Result<Config, Error> {
         source: given.subject.clone().unwrap_or_default(),
         writable: given.is("writable"),
         block_bytes: size("block-size")?.map(|b| b.min(u32::MAX.into()) as u32),
-        cache: caching(given.text("cache"))?,
+        cache: caching(given.text("cache")),
         ..Namespace::default()
     };
     let subsystem = Subsystem {
@@ -129,16 +129,12 @@ fn example_nqn() -> String {
     format!("nqn.2026-01.io.example:{}", if host.is_empty() { "host" } else { host })
 }
 
-fn caching(text: Option<&str>) -> Result<Caching, Error> {
+/// What one of the words of `--cache` means.
+fn caching(text: Option<&str>) -> Caching {
     match text {
-        None | Some("auto") => Ok(Caching::Auto),
-        Some("bypass") => Ok(Caching::Bypass),
-        Some("allow") => Ok(Caching::Allow),
-        Some(other) => Err(Error::request(
-            format!("--cache {other}"),
-            "is not one of auto, bypass, allow",
-            "--cache auto",
-        )),
+        Some("bypass") => Caching::Bypass,
+        Some("allow") => Caching::Allow,
+        _ => Caching::Auto,
     }
 }
 

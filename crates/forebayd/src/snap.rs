@@ -73,7 +73,7 @@ pub fn command(
     given: &Given,
     signals: &mut Signals,
 ) -> Result<u8, Error> {
-    let (log, options) = (log_form(given)?, options(given)?);
+    let (log, options) = (log_form(given), options(given)?);
     let Some(path) = given.subject.as_deref() else {
         let (asked, next) = (format!("{} snap", program.name), format!("{} snap --help", program.name));
         return Err(Error::request(asked, "has no CONFIG.toml", next));

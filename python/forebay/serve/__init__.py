@@ -50,7 +50,8 @@ class Service(click.Command):
 
 def _option(flag: dict[str, Any]) -> click.Option:
     bare = {"is_flag": False, "flag_value": flag["bare"]} if flag["bare"] else {"is_flag": flag["value"] is None}
-    return click.Option(flag["names"], metavar=flag["value"], multiple=flag["many"], help=flag["help"], **bare)
+    type = click.Choice(flag["words"]) if flag["words"] else None
+    return click.Option(flag["names"], metavar=flag["value"], multiple=flag["many"], help=flag["help"], type=type, **bare)
 
 
 command = Service("serve", "Let other machines read this storage over NVMe/TCP and NVMe/RDMA.")
