@@ -159,16 +159,26 @@ def _workload(planner: Planner, system: System) -> list[Assumption]:
     ask = system.ask
     each = f"{name}, {figure(ask.mibps / 1024)} GiB/s for each accelerator"
     flags: tuple[str, ...] = ("--workload", "--accelerator", "--rules")
-    if system.workload == jobs.JOB:
+    source = _source(system, "accelerator", "samples_per_s")
+    if system.trains_on:
+        each = f"{name} on {system.trains_on}, {figure(ask.mibps / 1024)} GiB/s each"
+    elif system.workload == jobs.JOB:
         flags = ("--workload", "--sample-bytes", "--samples-per-s")
     else:
-        each = f"{name} on {system.accelerator.upper()}, {figure(ask.mibps / 1024)} GiB/s each"
+        flags, source = ("--workload",), GIVEN
     own = models.source(planner, system) if system.workload == jobs.JOB and planner.demand else ""
-    found = [Assumption("workload", each, flags, _source(system, "accelerator", "samples_per_s"), own)]
-    what = "of its rate" if system.workload == jobs.JOB else "accelerator utilisation"
-    of = f"the rules of {system.rules}" if system.rules else "the rules" if ask.benchmark else "usual"
-    found.append(Assumption("target", f"at least {ask.least_pct:g} % {what}", ("--rules",), _source(system, "rules"), of))
-    return found
+    return [Assumption("workload", each, flags, source, own), _target(system)]
+
+
+def _target(system: System) -> Assumption:
+    """The share that accelerators must keep: the rules', a file's own, or the usual one."""
+    ask = system.ask
+    if ask.benchmark:
+        why = f"the rules of {system.rules}" if system.rules else "the rules, in the first edition that has it"
+        text = f"at least {ask.least_pct:g} % accelerator utilisation"
+        return Assumption("target", text, ("--rules",), _source(system, "rules"), why)
+    source, why = (DEFAULT, "usual") if system.workload == jobs.JOB else (GIVEN, "au_pct_min of the file")
+    return Assumption("target", f"at least {ask.least_pct:g} % of its rate", (), source, why)
 
 
 def _model(planner: Planner, system: System) -> list[Assumption]:

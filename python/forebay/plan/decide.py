@@ -89,19 +89,27 @@ def _system(system: System) -> str:
 
 
 def _accelerators(system: System, row: Row) -> list[str]:
-    name = "accelerators" if system.workload == "job" else f"{system.accelerator.upper()}s"
+    one = system.trains_on or "accelerator"
     least, most = system.ask.least_pct, row["accelerators_max"]
-    what = "of its rate" if not system.ask.benchmark else "AU"
+    asked = 1.0 if system.accelerators is None and most < 1 else system.accelerators or most
+    s = "" if asked == 1 else "s"
+    what = "AU" if system.ask.benchmark else "of its rate" if asked == 1 else "of their rate"
     hosts = "" if system.hosts == 1 else f" on {system.hosts} hosts"
     if system.accelerators is None:
         if most < 1:
-            return [f"not even one of {name} passes: it reaches {_with(row, 'au_pct')} % {what} of at least {least:g} %"]
-        said = f"{_with(row, 'accelerators_max')} {name} pass on {_system(system)}{hosts}"
-        return [said, f"they reach {_with(row, 'au_pct')} % {what} and read {_with(row, 'throughput_gib_s')} GiB/s"]
-    passes = row["au_pct"] >= least
-    said = f"{system.accelerators} {name} {'pass' if passes else 'fail'} on {_system(system)}{hosts}"
-    found = [f"{said}: {_with(row, 'au_pct')} % {what} of at least {least:g} %", f"{_with(row, 'accelerators_max')} pass at most"]
-    return found
+            return [f"not even one {one} passes: it reaches {_with(row, 'au_pct')} % {what} of at least {least:g} %"]
+        said = f"{_with(row, 'accelerators_max')} {one}{s} {_verb('pass', asked)} on {_system(system)}{hosts}"
+        they = f"{'they' if s else 'it'} {_verb('reach', asked)} {_with(row, 'au_pct')} % {what}"
+        return [said, f"{they} and {_verb('read', asked)} {_with(row, 'throughput_gib_s')} GiB/s"]
+    verb = _verb("pass" if row["au_pct"] >= least else "fail", asked)
+    said = f"{system.accelerators} {one}{s} {verb} on {_system(system)}{hosts}"
+    found = f"{said}: {_with(row, 'au_pct')} % {what} of at least {least:g} %"
+    return [found, f"{_with(row, 'accelerators_max')} {_verb('pass', most)} at most"]
+
+
+def _verb(verb: str, number: float) -> str:
+    """A verb of so many: `pass`, and `passes` of one."""
+    return verb if number != 1 else verb + ("es" if verb.endswith(("ss", "ch")) else "s")
 
 
 # A share of a rate, in per cent, above which more of anything changes nothing.

@@ -48,6 +48,16 @@ def _variants(workload: str) -> tuple:
 
 
 @lru_cache(maxsize=256)
+def names_no_accelerator(workload: str) -> bool:
+    """Returns whether it is a user's own training, of the accelerator that it ran on: a job, or a file as `watch` writes it."""
+    from forebay.emulate import workloads
+
+    if workload in (JOB, IO, DLRM, KVCACHE) or (workload, H100) in DEMAND_MIBPS or models.known(workload):
+        return workload == JOB
+    return all(getattr(v, "accelerator", None) == workloads.OWN["accelerator"] for v in _variants(workload))
+
+
+@lru_cache(maxsize=256)
 def ask(workload: str, accelerator: str, rules: str | None, sample_bytes: float | None, samples_per_s: float | None) -> Ask:
     """Returns the demand of one accelerator. RequestError where the workload has no constants for it, or the job no rate.
     `sample_bytes`: None for a model's own, where nobody says otherwise."""
@@ -63,9 +73,7 @@ def ask(workload: str, accelerator: str, rules: str | None, sample_bytes: float 
         return usual_ask(workload, accelerator)
     from forebay.emulate import workloads
 
-    # A file that names no accelerator, as `watch` writes it, is of the one that its training ran on.
-    unnamed = all(getattr(v, "accelerator", None) == workloads.OWN["accelerator"] for v in _variants(workload))
-    made = workloads.load(workload, None if unnamed else accelerator, rules)[0]
+    made = workloads.load(workload, None if names_no_accelerator(workload) else accelerator, rules)[0]
     small = made.record_bytes * made.samples_per_file < SMALL_FILE
     readers = float(made.read_threads) if small else math.inf
     # A file of the user's describes a training that MLPerf's client doesn't run.

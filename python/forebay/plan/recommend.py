@@ -373,7 +373,7 @@ def wanted(target: Target, system: System) -> str:
         return f"DLRM in {figure(target.minutes)} minute{'' if target.minutes == 1 else 's'}"
     if target.seconds is not None:
         return f"{system.workload} in {figure(target.seconds)} s"
-    name = "accelerators" if system.workload == "job" else f"× {system.accelerator.upper()}"
+    name = f"× {system.trains_on}" if system.trains_on else "accelerators"
     return f"{target.accelerators} {name}"
 
 

@@ -85,6 +85,11 @@ class System:
         return self.workload not in (IO, KVCACHE) and not self.in_minutes and not self.saves and not self.loads
 
     @property
+    def trains_on(self) -> str | None:
+        """Returns the name of its accelerator; None of a user's own training, whose accelerator nobody named."""
+        return None if jobs.names_no_accelerator(self.workload) else self.accelerator.upper()
+
+    @property
     def loads(self) -> bool:
         """Returns whether it is a model that is planned in seconds of what it loads first."""
         return models.loads(self.workload, self.mode)
@@ -203,7 +208,7 @@ def _suits(system: System, where: str) -> None:
     if of_cache and not system.caches:
         said = f"is for workload {KVCACHE}, not for {system.workload}"
         raise RequestError(f"{where}: {of_cache[0]} {getattr(system, of_cache[0])}", said, f"--workload {KVCACHE}")
-    if system.rules is not None and (not system.emulated or system.modelled):
+    if system.rules is not None and (not system.emulated or system.modelled or system.workload == JOB):
         raise RequestError(f"{where}: rules {system.rules}", f"are for emulated workloads, not for {system.workload}", "no rules")
 
 
