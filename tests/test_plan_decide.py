@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from forebay.errors import RequestError
-from forebay.plan import answer, calibrate, catalogue, decide, saved, system, training, verb, whatif
+from forebay.plan import answer, calibrate, catalogue, decide, saved, show, system, training, verb, whatif
 from forebay.plan.planner import Planner, published
 from forebay.sweep import vary
 
@@ -65,7 +65,7 @@ def test_own_runs_decide_every_figure_that_rests_on_the_drives(slow: Path, workl
     assert row["accelerators_max"] <= most and row["throughput_gib_s"] < 4.0
     assert {"throughput_gib_s", "accelerators_max", "au_pct"} <= set(row["own_runs"]["figures"])
     said = text("run", "--drive", "D7-PS1010", "--workload", workload, "--runs", slow)
-    assert "4 runs of D7-PS1010 on mine" in said and "accelerators, at most" in said
+    assert "4 runs of D7-PS1010 on mine" in said and "decide: throughput · " in said and " · accelerators, at most · AU." in said
     # Another drive is planned as ever.
     other, _ = plan("run", "--drive", "D5-P5336", "--workload", workload)
     assert other["own_runs"] is None
@@ -205,6 +205,9 @@ def test_an_answer_opens_with_its_assumptions_and_decides_in_words() -> None:
     assert "sharpness" not in said and "bandwidth[" not in said
     explained = text("run", "--drive", "D7-PS1010", "--drives", "4", "--workload", "unet3d", "--explain")
     assert "how sharply rate bends" in explained and "bandwidth[D7-PS1010]" in explained
+    for workload in ("unet3d", "dlrm"):
+        parameters = plan("run", "--drive", "D7-PS1010", "--workload", workload)[0]["parameters"]
+        assert {p["name"].partition("[")[0] for p in parameters} <= set(show.MEANINGS)
     row, _ = plan("run", "--drive", "D7-PS1010", "--drives", "4", "--workload", "unet3d")
     assert row["decision"] in said and {a["source"] for a in row["assumed"]} <= {"given", "default", "derived"}
     assert all(a["flags"] for a in row["assumed"])

@@ -127,12 +127,16 @@ def utilisation(planner: Planner, system: System, moved: Estimate, limits_it: Es
 def parameters(planner: Planner, system: System) -> list[Any]:
     """Returns the parameters that the answer rests on: shared ones and this drive's."""
     found = [p for p in planner.flow.posterior.parameters() if "[" not in p.name or f"[{system.drive}]" in p.name]
-    found += [p for p in planner.cores.posterior.parameters() if p.name.endswith(f"[{system.path}]")]
+    of_cpu = [*planner.cores.posterior.parameters(), *planner.user_cpu.posterior.parameters()]
+    found += [p for p in of_cpu if "[" not in p.name or p.name.endswith(f"[{system.path}]")]
     if system.emulated:
         setup = setup_of(planner, system, None)
         drive = setup.drive.lower() if setup.drive.lower() in planner.training.drives else training.NO_RUNS
         tags = (f"[{setup.kind}]", f"[{drive}]")
         found += [p for p in planner.training.posterior.parameters() if "[" not in p.name or p.name.endswith(tags)]
+    if system.in_minutes:
+        of_gpus = planner.training_time([system.gpus]).posterior.parameters()
+        found += [p for p in of_gpus if "[" not in p.name or p.name.endswith(f"[{system.gpus}]")]
     return found
 
 
@@ -335,9 +339,12 @@ def next_of_job(system: System, found: Estimate) -> dict[str, Any]:
     if len(order) < 2:
         return {}
     first, second = order[:2]
-    # A station is as busy as what is had is of what it allows: without the first there is so much more, AU up to all.
+    # A station is as busy as what is had is of what it allows: without the first there is so much more.
     gain = found.stations[first] / max(found.stations[second], 1e-9)
-    return {"without": first, "limit": second, "gain": min(gain, 100 / found.value) if found.unit == "%" else gain}
+    # Until accelerators compute all the time, which then limits.
+    if found.unit == "%" and first != training.COMPUTE and gain > 100 / found.value:
+        second, gain = training.COMPUTE, 100 / found.value
+    return {"without": first, "limit": second, "gain": gain}
 
 
 def headroom(planner: Planner, system: System, rate: Estimate) -> dict[str, Any]:

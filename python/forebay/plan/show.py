@@ -51,7 +51,7 @@ def run(row: Mapping[str, Any], explain: bool = False) -> str:
             # The benchmark alone calls it so.
             shown = "share of the full rate" if key == "au_pct" and row["of_rate"] else name
             rows.append((shown, figure(row[key]), f"{figure(row[f'{key}_p10'])} to {figure(row[f'{key}_p90'])}", unit))
-    lines = [*assumed(row), *folded("decision", row["decision"]), *own_runs(row.get("own_runs")), "", *table(rows), ""]
+    lines = [*assumed(row), *folded("decision", row["decision"]), *own_runs(row.get("own_runs"), NAMES), "", *table(rows), ""]
     lines.append(decide.utilised(row))
     for text in row["warnings"]:
         if explain or not text.startswith(BACKGROUND):
@@ -88,15 +88,14 @@ def assumed(row: Mapping[str, Any]) -> list[str]:
     return folded("assumed", ", ".join(parts) + ".")
 
 
-def own_runs(own: Mapping[str, Any] | None) -> list[str]:
-    """Which figures rest on the user's runs."""
+def own_runs(own: Mapping[str, Any] | None, names: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Which figures rest on the user's runs, as `names` has them."""
     if not own:
         return []
     host = f" on {own['host']}" if own["host"] else ""
     rates = f"{figure(own['gib_s_least'])} to {figure(own['gib_s_most'])} GiB/s a drive"
     simulated = f", {own['simulated']} of them simulated" if own["simulated"] else ""
-    named = {key: name for key, name, _ in (*NAMES, *KV_NAMES)}
-    figures = ", ".join(named.get(key, key) for key in own["figures"])
+    figures = " · ".join(name for key, name, _ in names if key in own["figures"])
     return folded("your runs", f"{own['runs']} runs of {own['drive']}{host}{simulated}, {rates}, decide: {figures}.")
 
 
@@ -123,6 +122,18 @@ MEANINGS = {
     "delay": "an idle read, with software",
     "delay_64k": "what 64 KiB add to it",
     "bandwidth": "a drive's bandwidth",
+    "user_core_request": "user mode, each request",
+    "user_core_mib": "user mode, each MiB",
+    "system_core_request": "kernel, each request",
+    "system_core_mib": "kernel, each MiB",
+    "user_request": "user mode as published, each request",
+    "user_mib": "user mode as published, each MiB",
+    "user_crowding": "user mode grows as the rate to this power",
+    "efficiency": "share of the data sheet that DLRM's reads reach",
+    "overlap": "how sharply compute and storage meet",
+    "epochs": "epochs until DLRM has learned",
+    "compute": "the GPUs' rate that never waits",
+    "evaluation": "one evaluation",
 }
 
 
@@ -241,7 +252,7 @@ def kvcache(row: Mapping[str, Any]) -> str:
         if key in row:
             rows.append((name, figure(row[key]), f"{figure(row[f'{key}_p10'])} to {figure(row[f'{key}_p90'])}", unit))
     at_once = f"{asked['admission']} entries written at once"
-    lines = [*assumed(row), *folded("decision", row["decision"]), *own_runs(row["own_runs"]), ""]
+    lines = [*assumed(row), *folded("decision", row["decision"]), *own_runs(row["own_runs"], KV_NAMES), ""]
     lines += [f"option {asked['option']}: {asked['model']}, {asked['users']} users, {at_once}", ""]
     lines += [*table(rows), "", f"bottleneck   {row['bottleneck']}: {row['limit_reason']}"]
     lines.append(decide.utilised(row))
