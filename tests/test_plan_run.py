@@ -58,6 +58,11 @@ def test_flags_win_over_the_file_and_contradictions_are_refused(forebay, tmp_pat
     assert "is both 2 and 3" in refusal(forebay, "run", plan)
     plan.write_text("drive = [")
     assert "is not TOML" in refusal(forebay, "run", plan)
+    plan.write_text('[system]\ndrive = "D7-PS1010"\nworkload = "unet3d"\naccelerators = 1\n[simulate]\nhosts = 1\nseeds = 2\n')
+    row = document(forebay, "run", plan)
+    assert row["warnings"][-1] == f"[simulate] is left out (seeds): forebay plan run {plan} --simulate plays it"
+    # A drive that is hardly busy isn't the next limit: an accelerator that never waits is.
+    assert row["decision"].startswith("1 H100 passes on 1 × D7-PS1010: ") and row["next"]["limit"] == "compute"
 
 
 @pytest.mark.promise("PLN-7")
@@ -72,6 +77,7 @@ def test_flags_win_over_the_file_and_contradictions_are_refused(forebay, tmp_pat
         (("--workload", "bort"), "is not known"),
         (("--drive", "D9"), "is in no catalogue"),
         (("--sharers", "2"), "needs the link that they share"),
+        (("--workload", "job", "--samples-per-s", "9", "--rules", "v2.0"), "are for emulated workloads"),
         (("--link", "nan"), "is not a number"),
     ],
 )

@@ -137,6 +137,14 @@ def prepared(values: dict[str, Any], takes_demand: bool = True) -> tuple[Any, An
     return planner, system, more
 
 
+def left_out(file: str | None) -> list[str]:
+    """Returns what an answer by formulas alone says of a file's [simulate], of which it only takes the hosts."""
+    from forebay.plan.simulation.verb import of_file
+
+    keys = [key for key in of_file(file) if key != "hosts"]
+    return [f"[simulate] is left out ({', '.join(keys)}): forebay plan run {file} --simulate plays it"] if keys else []
+
+
 def trained_in(text: str, where: str) -> Any:
     """Demand of a GPU by the runs of training or inference among others; None where there are none."""
     from forebay.plan import trained
@@ -181,6 +189,7 @@ def run(as_json: bool, explain: bool, **values: Any) -> int:
         return run_kvcache(planner, system, simulated, calibrated, as_json)
     if not simulated:
         row = answer.answer(planner, system)
+        row["warnings"] += left_out(file)
         click.echo(json.dumps(row) if as_json else show.run(row, explain))
         return DONE
     from forebay.plan.simulation import verb
@@ -273,6 +282,7 @@ def recommend(
         values["drive"] = names[0]
     elif values["file"] is None and values["calibration"] is None:
         values["drive"] = next(iter(sheets.drives().values())).name
+    file = values["file"]
     planner, system, more = prepared(values, trained is None)
     system = replace(system, given=system.given - {"drive", "drives"}, drives=1 if system.location == "remote" else system.hosts)
     pool = more if by != "drives" and more else list({d.name: d for d in [*sheets.drives().values(), *more]}.values())
@@ -281,6 +291,7 @@ def recommend(
         advice.ranked(by, pool)
         return recommend_kvcache(planner, system, asked, pool, needs, by, as_json)
     document = advice.recommend(planner, system, target, by, pool, needs)
+    document["warnings"] += left_out(file)
     if trained is not None:
         gpus = accelerators or trained.gpus
         document["demand"] = trained.document(gpus)
@@ -409,6 +420,8 @@ def whatif(as_json: bool, vary: tuple[str, ...], page: str | None, **values: Any
         from forebay.plan.simulation import verb
 
         rows, whole = verb.simulate_points(planner, asked, rows, lambda s: verb.asked_for(s, flags, more, file))
+    for text in () if simulated else left_out(file):
+        click.echo(f"forebay: {text}", err=True)
     document = {"schema": "forebay.whatif/1", "axes": {n: v for n, v in axes}, "points": rows}
     click.echo(json.dumps(document) if as_json else show.whatif([n for n, _ in axes], rows))
     return DONE if whole else INTERRUPTED
@@ -427,8 +440,10 @@ def compare(as_json: bool, **values: Any) -> int:
     from forebay.plan import compare as compared
     from forebay.plan import show
 
-    axes = compared.axes({key: values.pop(f"{key}_list") for key in compared.AXES}, values)
+    axes, file = compared.axes({key: values.pop(f"{key}_list") for key in compared.AXES}, values), values["file"]
     planner, system, more = prepared(values)
+    for text in left_out(file):
+        click.echo(f"forebay: {text}", err=True)
     document = compared.compare(planner, system, axes, more)
     click.echo(json.dumps(document) if as_json else show.compare(document))
     return DONE
