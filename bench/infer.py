@@ -661,7 +661,11 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="go on with the runs that --json FILE has kept")
     parser.add_argument("--checked", type=int, default=1024, help="samples whose answers are compared")
     options = parser.parse_args()
-    own = (("drives", options.drives), ("batch-size", options.batch_size), ("samples", options.samples), ("parts", options.parts))
+    scenarios = options.scenarios if options.scenarios != parser.get_default("scenarios") else ""
+    own = (
+        ("drives", options.drives), ("scenarios", scenarios), ("batch-size", options.batch_size), ("samples", options.samples),
+        ("parts", options.parts),
+    )  # fmt: skip
     options.more = "".join(f" --{flag} {value}" for flag, value in own if value)
     # Whatever ends it keeps what was measured.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -74,7 +74,9 @@ def name(found: dict[str, Any]) -> str:
     """The file that a result is kept in: a newer one of the same command and kind of machine replaces it."""
     script, _, flags = found["command"].partition(".py")
     only = re.search(r"--only ('[^']*'|\"[^\"]*\"|\S+)", flags)
-    parts = [script.rsplit("/", 1)[-1], kind(found["machine"]), only[1] if only else ""]
+    scenarios = re.search(r"--scenarios (\S+)", flags)
+    chosen = [found[1] for found in (only, scenarios) if found]
+    parts = [script.rsplit("/", 1)[-1], kind(found["machine"]), *chosen]
     return "-".join(re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in parts if part) + ".json"
 
 
