@@ -57,6 +57,22 @@ with kv.create(home.name + "/kv", layers=layers, page_bytes=page, block_pages=ea
     if way == "bounce":
         assert report.staged_bytes == report.bytes, report
     source.free()
+
+# A store that is half full: the rest of its file was never written.
+with kv.create(home.name + "/half", layers=layers, page_bytes=page, block_pages=each, blocks=16 * blocks, path=way) as store:
+    source = on_gpu(held)
+    for turn in range(8):
+        store.store(range(turn * blocks, (turn + 1) * blocks), there, kv.Pages(source, layers, pages))
+    for turn in range(3):
+        into = draw.integers(0, 256, held.shape, np.uint8)
+        there_now = on_gpu(into)
+        report = store.load(range(blocks), there, kv.Pages(there_now, layers, pages))
+        into[:, there.ravel()] = held[:, there.ravel()]
+        assert there_now.bytes() == into.tobytes(), turn
+        there_now.free()
+    if way == "mapped":
+        assert report.mapped_bytes == report.bytes, report
+    source.free()
 home.cleanup()
 forebay.release()
 gc.collect()
