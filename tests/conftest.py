@@ -19,6 +19,7 @@ import processes
 import properties
 import pytest
 from hypothesis import HealthCheck, settings
+from made_once import of_all_workers
 
 ROOT = Path(__file__).resolve().parent.parent
 # What Python itself starts with. A shell starts what it puts into the background with SIGINT ignored, nohup with SIGHUP,
@@ -160,12 +161,6 @@ def forebay() -> Callable[..., subprocess.CompletedProcess[str]]:
         return processes.run([*processes.FOREBAY, *arguments], within_s=timeout, **options)
 
     return run
-
-
-def of_all_workers(factory: pytest.TempPathFactory) -> Path:
-    """The folder of this run's workers, for what they share."""
-    own = factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")

@@ -12,16 +12,20 @@ import forebay
 import pytest
 from forebay.plan import answer, decide, explore, system
 from forebay.plan.planner import published
+from made_once import made_once, of_all_workers
 from report_browser import Browser, executable
 
 browser = pytest.mark.skipif(executable() is None, reason="needs a browser; try: apt-get install chromium")
 
 
-@pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    page = tmp_path_factory.mktemp("plan") / "whatif.html"
+def _write(page: Path) -> None:
     made = system.make({"drive": "D7-PS1010", "workload": "unet3d"}, [])
     page.write_text(explore.page(published(), made, own=False), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    page = made_once(of_all_workers(tmp_path_factory) / "plan-page" / "whatif.html", _write)
     with Browser() as one:
         yield one, page
 
