@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from forebay.plan import assume, checkpoint, cpu, decide, dlrm, flow, limits, models, training
 from forebay.plan.estimate import Z80, Estimate, capped, from_log
+from forebay.plan.frozen import replace
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
 from forebay.units import GIB

@@ -7,13 +7,14 @@ number that nobody chose.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from forebay.numbers import figure
 from forebay.plan import flow, jobs, limits, models, training
 from forebay.plan.cpu import PATH_WORDS
 from forebay.plan.estimate import Z80
+from forebay.plan.frozen import replace
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
 from forebay.units import GIB, format_bytes

@@ -10,13 +10,14 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from forebay.doubts import contradictions
 from forebay.errors import RequestError
 from forebay.plan import catalogue, cores, cpu, flow
 from forebay.plan.fit import gain_nats
+from forebay.plan.frozen import replace
 from forebay.plan.recommend import doubtful
 from forebay.units import GIB
 from forebay.uri import Uri, known

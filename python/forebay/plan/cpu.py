@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forebay.plan.estimate import Z80, Estimate, capped, from_log
 from forebay.plan.fit import Data, Posterior, Prior, fit
+from forebay.plan.frozen import replace
 
 if TYPE_CHECKING:
     from forebay.plan.fit import Array

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forebay.plan import catalogue
 from forebay.plan.estimate import Estimate, bottleneck, from_sides
 from forebay.plan.fit import Data, Posterior, Prior, fit
+from forebay.plan.frozen import replace
 from forebay.units import GIB
 
 if TYPE_CHECKING:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.plan.fit import Z80, Parameter
+from forebay.plan.frozen import replace
 
 # Stations whose utilisations lie within this factor of each other limit together.
 BALANCED = 0.9

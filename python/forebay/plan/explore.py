@@ -12,13 +12,14 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 import forebay
 from forebay.plan import answer, assume, catalogue, decide, flow, models
 from forebay.plan.cpu import PATHS
+from forebay.plan.frozen import replace
 from forebay.plan.planner import SMALL_KIB, WORKERS_LARGE, WORKERS_SMALL, Planner, published
 from forebay.plan.system import IO, System, make
 from forebay.units import format_bytes

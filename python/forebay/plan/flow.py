@@ -24,7 +24,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from forebay.errors import RequestError
 from forebay.plan import catalogue
 from forebay.plan.estimate import FAR_SD, Estimate, bottleneck, capped, far, from_sides
 from forebay.plan.fit import Data, Posterior, Prior, fit, likelihood, weights
+from forebay.plan.frozen import replace
 
 if TYPE_CHECKING:
     from forebay.plan.fit import Array

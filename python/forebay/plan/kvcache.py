@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from forebay.errors import RequestError
@@ -17,6 +17,7 @@ from forebay.numbers import figure
 from forebay.plan import answer, assume, catalogue, decide, limits
 from forebay.plan.estimate import Z80, Estimate
 from forebay.plan.fit import Parameter
+from forebay.plan.frozen import replace
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
 from forebay.stats import student_t

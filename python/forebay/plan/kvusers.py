@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from forebay.errors import RequestError
 from forebay.plan import catalogue, kvcache
+from forebay.plan.frozen import replace
 from forebay.plan.kvcache import LEFT_MOST, Part, Play, Spec
 from forebay.plan.planner import Planner
 from forebay.plan.recommend import DAYS, Needs, fewest

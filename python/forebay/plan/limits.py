@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from forebay.plan import flow, pcie
 from forebay.plan.estimate import Z80
+from forebay.plan.frozen import replace
 from forebay.plan.planner import Planner
 from forebay.plan.system import JOB, System
 

@@ -9,12 +9,13 @@ their sequential rate that training got in published times, or what the user's o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import RequestError
 from forebay.plan.estimate import Z80, Estimate, bottleneck
+from forebay.plan.frozen import replace
 from forebay.units import GIB
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forebay.plan.estimate import Estimate, from_log
+from forebay.plan.frozen import replace
 
 if TYPE_CHECKING:
     from forebay.plan.calibrate import Found

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import RequestError
 from forebay.plan import catalogue, cores, cpu, dlrm, flow, others, random_reads, starting, training
+from forebay.plan.frozen import replace
 from forebay.plan.own import Own
 from forebay.plan.published import Row, below, count, number, positive, table
 

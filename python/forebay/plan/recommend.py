@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.errors import RequestError
@@ -18,6 +18,7 @@ from forebay.numbers import figure
 from forebay.plan import answer, assume, catalogue, decide, flow, models
 from forebay.plan.decide import OF_DRIVES, READERS, words
 from forebay.plan.estimate import Estimate
+from forebay.plan.frozen import replace
 from forebay.plan.jobs import DLRM, H100, IO
 from forebay.plan.planner import Planner
 from forebay.plan.system import System

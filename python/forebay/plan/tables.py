@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from forebay.errors import RequestError
 from forebay.plan import cpu, flow, identity, random_reads, runs, training
 from forebay.plan.estimate import Z80, Estimate, from_log
+from forebay.plan.frozen import replace
 from forebay.plan.planner import (
     AU_COLUMNS,
     SYSTEMS,

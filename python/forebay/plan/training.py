@@ -16,12 +16,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forebay.plan import catalogue
 from forebay.plan.estimate import FAR_SD, Z80, Estimate, bottleneck, capped, far, from_logit
 from forebay.plan.fit import Data, Posterior, Prior, fit
+from forebay.plan.frozen import replace
 
 if TYPE_CHECKING:
     from forebay.plan.fit import Array

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import click
 
 from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError
 from forebay.plan import output
+from forebay.plan.frozen import replace
 from forebay.plan.simulation.options import simulation_options, taken
 
 EXAMPLES = """\b
