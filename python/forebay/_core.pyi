@@ -139,8 +139,8 @@ def plan(job: str) -> str:
     """What `run` would do: resolved targets, engine, path, files to be created. Changes nothing."""
 
 def source(uri: str) -> str:
-    """What a source's URI says: {scheme, made_of, path, host, drive, settings, bytes, chunk, parts}, null or empty for what it
-    doesn't name. Only parses the text.
+    """What a source's URI says: {scheme, made_of, path, host, drive, settings, real_time, bytes, chunk, parts}, null or
+    empty for what it doesn't name. Only parses the text.
     """
 
 def source_kind(text: str) -> tuple[str, bool, str | None]:
@@ -148,10 +148,11 @@ def source_kind(text: str) -> tuple[str, bool, str | None]:
     the name of a file) of a text that may be a source or not."""
 
 def tables() -> str:
-    """The engine's tables: {sources: [{scheme, example, what, available, names}], paths: [{name, what, needs, schemes}],
-    fields: [{key, flag, kind, metavar, help, tells, ends}], duration_default_s}.
+    """The engine's tables: {sources: [{scheme, example, what, available, names}], paths: [{name, what, needs, schemes,
+    into_gpu}], requests: {job, files, datagen, checkpoint, emulate, kvcache: {fields, defaults}}, rules,
+    duration_default_s}.
 
-    `fields` are the job's; `kind` is a word, or {choice: words}.
+    A field: {key, flag, kind, metavar, help, tells, ends}, `kind` a word, or {choice: words}.
     """
 
 def check(job: str) -> str:

@@ -17,7 +17,7 @@ class Uri:
 
     path        file or folder
     host        machine across a network
-    drive       modelled drive whose times it keeps, and `settings` of it
+    drive       modelled drive whose times it keeps, with `settings`; `real_time`: I/Os take these times
     bytes       size, where the text gives one
     chunk       bytes that go to each part in turn
     made_of     `file`, `card`, `elsewhere`, `parts`, `timed` (parts that it holds back) or `nothing`
@@ -29,6 +29,7 @@ class Uri:
     host: str | None
     drive: str | None
     settings: dict[str, str]
+    real_time: bool
     bytes: int | None
     chunk: int | None
     parts: tuple[Uri, ...]

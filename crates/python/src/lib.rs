@@ -25,11 +25,11 @@ use forebay_model::files::FilesSpec;
 use forebay_model::job::{self, JobSpec};
 use forebay_model::kvcache::KvSpec;
 use forebay_model::request::Field;
-use forebay_model::training::EmulateSpec;
+use forebay_model::training::{EmulateSpec, RuleSet};
 use forebay_model::wording::as_flags;
 use forebay_model::{merge, reading, record, stats, warnings, Latency, RunRecord};
 use forebay_model::{Error, Kind};
-use forebay_storage::path::{self, PATHS};
+use forebay_storage::path::{self, Ends, PATHS};
 use forebay_storage::source::{MadeOf, SourceRow, Uri, SOURCES};
 use forebay_training::generate::DatagenSpec;
 use observe::{stop_requested, Watcher};
@@ -172,6 +172,7 @@ struct Named<'a> {
     /// The drive whose times it keeps: its name, and what the URI sets of it.
     drive: Option<&'a str>,
     settings: Vec<(&'a str, &'a str)>,
+    real_time: bool,
     bytes: Option<u64>,
     chunk: Option<u64>,
     parts: Vec<Named<'a>>,
@@ -187,6 +188,7 @@ fn named(uri: &Uri) -> Named<'_> {
         host: uri.host(),
         drive: drive.map(|(name, _)| name),
         settings: settings.map(|one| one.split_once('=').unwrap_or((one, ""))).collect(),
+        real_time: uri.is_in_real_time(),
         bytes: uri.bytes(),
         chunk: uri.chunk(),
         parts: uri.parts().iter().map(named).collect(),
@@ -222,7 +224,8 @@ fn tables(py: Python<'_>) -> PyResult<String> {
             "names": (s.names)()})
     });
     let paths = PATHS.iter().map(|p| {
-        serde_json::json!({"name": p.name(), "what": p.what(), "needs": p.needs(), "schemes": path::schemes(*p)})
+        serde_json::json!({"name": p.name(), "what": p.what(), "needs": p.needs(), "schemes": path::schemes(*p),
+            "into_gpu": p.ends() != Ends::Host})
     });
     let tables = serde_json::json!({
         "sources": sources.collect::<Vec<_>>(),
@@ -235,6 +238,7 @@ fn tables(py: Python<'_>) -> PyResult<String> {
             "emulate": request(EmulateSpec::FIELDS, EmulateSpec::default()),
             "kvcache": request(KvSpec::FIELDS, KvSpec::default()),
         },
+        "rules": RuleSet::ALL,
         "duration_default_s": job::DURATION_DEFAULT_S,
     });
     json(py, &tables)

@@ -102,7 +102,8 @@ def _of_drives(text: str, source: Uri, gpus: int) -> Supply:
     asked, name = f"--supply {text}", source.drive
     if name is None:
         raise RequestError(asked, "is neither a rate nor a drive", NEXT)
-    for key in (*source.settings, *("over" for _ in source.parts)):
+    others = "over" if source.parts else "time" if source.real_time else None
+    for key in (*source.settings, *([others] if others else ())):
         if key != "drives":
             known = "drives is the only key of a supply: its bytes come from the data set, in real time"
             raise RequestError(

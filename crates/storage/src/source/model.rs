@@ -88,6 +88,10 @@ impl Source for ModelUri {
         Some(&self.spec)
     }
 
+    fn is_in_real_time(&self) -> bool {
+        self.real_time
+    }
+
     fn told(&self) -> Option<serde_json::Value> {
         Some(json!({"kind": "model", "name": self.name()}))
     }

@@ -39,6 +39,11 @@ pub trait Source: Any + fmt::Display + fmt::Debug + Send + Sync {
         None
     }
 
+    /// I/Os take the times of its drive, instead of being played in virtual time.
+    fn is_in_real_time(&self) -> bool {
+        false
+    }
+
     /// Bytes that it has, where its text says so.
     fn bytes(&self) -> Option<u64> {
         None
