@@ -10,16 +10,32 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
+
 from forebay.errors import MachineError, RequestError
 from forebay.flags import _integer
 
-PATHS = ("auto", "mapped", "bounce", "gds")
 CACHES = ("any", "warm", "cold")
 PROGRESS_EVERY_S = 0.25
 # Of a cold run's files, what may stay in the page cache.
 CACHED_MAX = 0.05
 # Threads of linear algebra: beside the loader's, on few cores, more of them wait for each other.
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class PathChoice(click.Choice[str]):
+    """A path that leads to a GPU. The engine, which has their names, is asked once somebody wants to know."""
+
+    def __init__(self) -> None:
+        self.case_sensitive = True
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "choices":
+            raise AttributeError(name)
+        from forebay import run
+
+        self.choices = run.gpu_paths()
+        return self.choices
 
 
 def torch_or_say(asked: str) -> Any:

@@ -62,6 +62,11 @@ def paths() -> tuple[str, ...]:
     return tuple(path["name"] for path in tables()["paths"])
 
 
+def gpu_paths() -> tuple[str, ...]:
+    """Names of the paths that lead to a GPU, and `auto`, which finds one."""
+    return ("auto", *(path["name"] for path in tables()["paths"] if path["into_gpu"]))
+
+
 def lacks(job: Job) -> str | None:
     """The lack of a GPU or a library without which no job can go by its path, in words; None where none is known.
 

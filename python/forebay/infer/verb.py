@@ -16,7 +16,7 @@ from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError
 from forebay.flags import _integer, _number, _seed
 from forebay.infer import forms, rules
 from forebay.lazy import LazyGroup
-from forebay.model_runs import CACHES, PATHS, count, device_of, few_threads, progress
+from forebay.model_runs import CACHES, PathChoice, count, device_of, few_threads, progress
 from forebay.units import GIB, parse_seconds
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def shared(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--samples", metavar="N", help="Samples of the library. Default: the rules' count, or what the folder has."),
         click.option("--batch-size", metavar="N", help="Samples of a batch at most."),
         click.option("--seed", metavar="N", help="Seed of LoadGen's order and arrivals. Default: the round's own."),
-        click.option("--path", default="auto", type=click.Choice(PATHS), help="How bytes reach a GPU."),
+        click.option("--path", default="auto", type=PathChoice(), help="How bytes reach a GPU."),
         click.option("--cache", default="any", type=click.Choice(CACHES), help="The files in the page cache, or out of it."),
         click.option("--logs", metavar="DIR", help="Keep LoadGen's logs there; a search that was broken off goes on there."),
         click.option("--query-timeout", metavar="TIME", default="60s", help="End where no answer comes. Default: 60s."),

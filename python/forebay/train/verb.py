@@ -15,7 +15,7 @@ import click
 from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError
 from forebay.flags import _integer, _number, _seed
 from forebay.lazy import LazyGroup
-from forebay.model_runs import CACHES, PATHS, count, device_of, few_threads, progress, torch_or_say
+from forebay.model_runs import CACHES, PathChoice, count, device_of, few_threads, progress, torch_or_say
 from forebay.train import forms
 from forebay.units import parse_seconds
 
@@ -87,7 +87,7 @@ def shared(function: Callable[..., Any], target: str = "auc") -> Callable[..., A
         click.option("--gpus", default="1", metavar="N", help="GPUs that share the supply; this run is one of them. Default: 1."),
         click.option("--seed", default="0", metavar="N", help="Seed of weights and order. Default: 0."),
         click.option("--seeds", metavar="N", help="As many runs, from --seed on, and the spread over them."),
-        click.option("--path", default="auto", type=click.Choice(PATHS), help="How bytes reach a GPU."),
+        click.option("--path", default="auto", type=PathChoice(), help="How bytes reach a GPU."),
         click.option("--batch-size", metavar="N", help="Samples of a batch."),
         click.option("--samples", metavar="N", help="End after so many samples."),
         click.option("--seconds", metavar="TIME", help="End after so much time of training, evaluations not counted."),
