@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_machine import typed
+from forebay import run as engine
 from forebay.emulate import workloads
 from forebay.emulate.workloads import Checkpoint, Training
 from forebay.errors import RequestError
@@ -78,6 +79,7 @@ CHECKPOINTS = {
 
 @pytest.mark.promise("EMU-1")
 def test_the_workloads_are_those_that_the_rules_have() -> None:
+    assert list(workloads.RULES) == engine.tables()["rules"]
     found = [w for ws in workloads.builtin().values() for w in ws]
     assert {(w.name, w.accelerator) for w in found if isinstance(w, Training)} == set(FACTS)
     assert {w.name for w in found if isinstance(w, Checkpoint)} == set(CHECKPOINTS)

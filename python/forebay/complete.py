@@ -19,7 +19,6 @@ from forebay.spellings import Spelled
 _PATHS = re.compile(r"FILE|SOURCE|DIR|RUNS|CONFIG|TOML|CSV|\bMD\b|HTML|URI|DEVICE|PATH|PYTHON")
 _FOLDERS = re.compile(r"\[?DIR\]?")
 _PATH_ARGUMENTS = {"source", "sources", "folder", "out", "sweep"}
-_RULES = ("v1.0", "v2.0", "v3.0", "text")
 _METERS = ("rapl", "nvml", "ipmi", "redfish:", "none")
 
 
@@ -58,6 +57,12 @@ def _accelerators() -> Iterable[str]:
     from forebay.emulate.workloads import builtin
 
     return sorted({w.accelerator for found in builtin().values() for w in found if hasattr(w, "accelerator")})
+
+
+def _rules() -> Iterable[str]:
+    from forebay.emulate.workloads import RULES
+
+    return RULES
 
 
 def _drives() -> Iterable[str]:
@@ -126,7 +131,7 @@ VALUES: dict[str, Names] = {
     "--accelerator": _accelerators,
     "--drive": _drives,
     "report --plan": _drives,
-    "--rules": _are(*_RULES),
+    "--rules": _rules,
     "--power": _are(*_METERS),
     "--distribution": _are("uniform", "zipf:"),
     "--destination": _are("drop", "host", "gpu:0"),

@@ -13,8 +13,8 @@ import click
 from forebay.emulate import judge, results
 from forebay.emulate.judge import Verdict
 from forebay.emulate.results import Damaged, Run
-from forebay.emulate.workloads import RULES
-from forebay.errors import CHECK_FAILED, DONE, RequestError
+from forebay.emulate.workloads import RULES, check_rules
+from forebay.errors import CHECK_FAILED, DONE
 
 SCHEMA = "forebay.emulate-check/1"
 LABEL = "MLPerf-style, unverified"
@@ -40,8 +40,7 @@ def command(folder: str, rules: str | None, division: str, as_json: bool) -> int
     FOLDER holds records saved by `forebay emulate run --results`, a search (the runs that confirm its answer are judged), or
     results of DLIO or MLCommons' own tool.
     """
-    if rules is not None and rules not in RULES:
-        raise RequestError(f"--rules {rules}", "is not a rule set", "one of " + ", ".join(RULES))
+    check_rules(rules)
     found = results.survey(folder)
     runs, damaged = found.runs, found.damaged
     chosen = rules or (runs[0].edition if runs and runs[0].edition in RULES else "v1.0")

@@ -23,6 +23,7 @@ from forebay.emulate.workloads import (
     Column,
     Training,
     builtin,
+    check_rules,
 )
 from forebay.errors import RequestError
 
@@ -125,8 +126,7 @@ def load(
     named = accelerator or (stem.rsplit("_", 1)[1].lower() if "_" in stem else "own")
     workload = found.workload(stem, named, needs_training)
     has = [w for w in builtin().get(workload.name, ()) if isinstance(w, Training) and w.accelerator == named]
-    if rules is not None and rules not in RULES:
-        raise RequestError(f"--rules {rules}", "is not a rule set", "one of " + ", ".join(RULES))
+    check_rules(rules)
     without = found.without_effect
     if not needs_training:
         without = [key for key in without if key != SUBFOLDERS]

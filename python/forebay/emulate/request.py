@@ -150,8 +150,7 @@ def workload_of(values: dict[str, Any], needs_training: bool = True) -> tuple[Tr
     """
     name, file = values.pop("workload"), values.pop("dlio")
     accelerator, rules = values.pop("accelerator"), values.pop("rules")
-    if rules is not None and rules not in workloads.RULES:
-        raise RequestError(f"--rules {rules}", "is not a rule set", "one of " + ", ".join(workloads.RULES))
+    workloads.check_rules(rules)
     if file is not None:
         if name is not None:
             raise RequestError(f"--dlio {file} --workload {name}", "both name a workload", "one of them")

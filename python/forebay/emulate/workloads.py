@@ -17,6 +17,7 @@ from typing import Any
 
 from forebay.errors import RequestError
 
+# As the engine has them (`tables`), which plans do without.
 RULES = ("v1.0", "v2.0", "v3.0", "text")
 EDITIONS = RULES[:3]
 LOADERS = ("pytorch", "tensorflow")
@@ -260,14 +261,19 @@ def variants(name: str) -> tuple[Workload, ...]:
     return known[name]
 
 
+def check_rules(rules: str | None) -> None:
+    """Raises RequestError for what is no rule set; None stands for the default."""
+    if rules is not None and rules not in RULES:
+        raise RequestError(f"--rules {rules}", "is not a rule set", "one of " + ", ".join(RULES))
+
+
 def load(name: str, accelerator: str | None = None, rules: str | None = None) -> tuple[Training, str]:
     """The training workload on an accelerator, and the rule set: the one asked for, else the first that has it."""
     found = [w for w in variants(name) if isinstance(w, Training)]
     asked = f"--workload {name}"
     if not found:
         raise RequestError(asked, "is a checkpoint workload", f"forebay emulate checkpoint {asked}")
-    if rules is not None and rules not in RULES:
-        raise RequestError(f"--rules {rules}", "is not a rule set", "one of " + ", ".join(RULES))
+    check_rules(rules)
     if accelerator is not None:
         asked += f" --accelerator {accelerator}"
         having = [w for w in found if w.accelerator == accelerator]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from forebay.emulate.workloads import RULES
 from forebay.errors import RequestError
 from forebay.plan import catalogue, flow, jobs, models, pcie
 from forebay.plan.cpu import PATHS
@@ -16,7 +17,6 @@ from forebay.units import parse_bytes, parse_gib_s
 LOCATIONS = ("local", "remote")
 # Elsewhere in Forebay the path through CPU memory is called by what it does there.
 ALIASES = {"path": {"bounce": "cpu"}}
-RULES = ("v1.0", "v2.0", "v3.0", "text")
 COUNT_MAX = 1_000_000
 
 
