@@ -14,14 +14,18 @@ function node(svg, name, attributes, text) {
   if (text !== undefined) n.textContent = text;
   svg.appendChild(n);
 }
+// The least of 1, 2, 2.5 and 5 times a power of ten that isn't below: the step of an axis.
+function round(least) {
+  const unit = 10 ** Math.floor(Math.log10(least));
+  return unit * [1, 2, 2.5, 5, 10].find(n => n * unit >= least);
+}
 function chart(svg, names, cells, here, seen, least) {
   svg.replaceChildren();
-  const top = Math.max(...cells.map(c => c[2]), ...seen.map(s => s[1])) * 1.05 || 1, n = Math.max(names.length - 1, 1);
+  const top = Math.max(...cells.map(c => c[2]), ...seen.map(s => 100 * s[1])) * 1.05 || 1, n = Math.max(names.length - 1, 1);
   const x = i => 50 + 730 * i / n, y = v => 290 - 270 * v / top;
-  for (let k = 0; k <= 4; k++) {
-    const v = top * k / 4;
+  for (let v = 0, by = round(top / 6); v <= top; v += by) {
     node(svg, "line", {x1: 50, x2: 780, y1: y(v), y2: y(v), class: "grid"});
-    node(svg, "text", {x: 44, y: y(v) + 4, "text-anchor": "end"}, (v / 100).toPrecision(3));
+    node(svg, "text", {x: 44, y: y(v) + 4, "text-anchor": "end"}, +(v / 100).toPrecision(3));
   }
   const step = Math.ceil(names.length / 10);
   names.forEach((name, i) => { if (i % step === 0) node(svg, "text", {x: x(i), y: 310, "text-anchor": "middle"}, name); });
@@ -83,8 +87,8 @@ function draw() {
     let last = -1;
     trained.numbers.forEach((n, i) => { if (n <= g[0]) last = i; });
     chart($("au"), trained.numbers, au, last < 0 ? null : last, [], trained.least);
-    $("au-title").textContent = `${trained.measure} of ${trained.said}, %, by ${trained.accelerator}`;
-    said = `${where}: at most ${g[0]} ${trained.accelerator} (${g[1]} to ${g[2]}) pass ${trained.said}; what limits it: ${D.limits[g[3]]}. ` + said;
+    $("au-title").textContent = `${trained.measure} of ${trained.said}, %, by ${trained.accelerator}s`;
+    said = `${where}: at most ${count(g[0], trained.accelerator)} (${g[1]} to ${g[2]}) pass${g[0] === 1 ? "es" : ""} ${trained.said}; what limits it: ${D.limits[g[3]]}. ` + said;
   }
   if ($("table")) table(trained, drive, requests, size, hosts);
   $("answer").textContent = said;
