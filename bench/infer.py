@@ -615,7 +615,7 @@ def table(rows: list[Row]) -> list[str]:
         rates = [row["queries_per_s"] for row in found]
         if key[1] == "coldstart":
             rates = [1 / row["coldstart"]["total_s"] for row in found]
-        cells = [f"{supply_:.3g}" if supply_ else "–", middle(rates, 1)]
+        cells = [f"{supply_:.3g}" if supply_ else "–", middle(rates, 1 if statistics.median(rates) >= 100 else 3)]
         cells.append(middle([(row["latency_ms"] or {}).get("p99") if row["scenario"] == "Server" else None for row in found], 1))
         cells.append(middle([row["load_gib_s"] for row in found], 3))
         cells.append(middle([row["timed_storage_bytes"] for row in found], 0))
