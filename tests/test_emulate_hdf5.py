@@ -42,7 +42,12 @@ LAYOUTS = {
     "many packed chunks": {"chunks": (1, 4, 8), "compression": "gzip"},
 }
 # What wrote the file: HDF5 1.6's structures, 1.8's, 1.10's, and those of the library that is here.
-GENERATIONS = ("earliest", "v108", "v110", "latest")
+GENERATIONS = (
+    "earliest",
+    pytest.param("v108", marks=pytest.mark.long),
+    pytest.param("v110", marks=pytest.mark.long),
+    "latest",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -363,6 +363,7 @@ with forebay.open(long, "mapped") as file:
     assert ON_REAL_GPU or books["stale_reads"] == 0
 
 
+@pytest.mark.long
 def test_what_is_read_one_time_is_registered_at_once_and_let_go_of_in_the_background(scenario: Scenario) -> None:
     books = scenario(
         LONG
@@ -412,7 +413,14 @@ assert not hasattr(cuda, "forebay_stub_ledger") or live()["live"]["registered_by
 
 
 @pytest.mark.promise("PYT-12")
-@pytest.mark.parametrize("settings", ["pin=60m,hash=0", "read_only=0,hash=0", "fail=cuMemHostRegister_v2:9+:2,hash=0"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "pin=60m,hash=0",
+        pytest.param("read_only=0,hash=0", marks=pytest.mark.long),
+        pytest.param("fail=cuMemHostRegister_v2:9+:2,hash=0", marks=pytest.mark.long),
+    ],
+)
 def test_where_windows_cannot_be_registered_bytes_go_through_slots(scenario: Scenario, settings: str) -> None:
     scenario(
         LONG

@@ -44,14 +44,16 @@ def settled():
 
 
 @pytest.mark.promise("GPU-23")
-def test_both_ends_meet_and_every_byte_is_right(scenario: Scenario) -> None:
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_both_ends_meet_and_every_byte_is_right(scenario: Scenario, times: int) -> None:
     scenario(
         MIXED
+        + f"times = {times}"
         + """
 before = descriptors()
 met, reports = 0, []
 # Where a page has left the cache, or one end gets no processor, the other reads it all, and rightly.
-while met < 3 and len(reports) < 20:
+while met < times and len(reports) < 20:
     clear(array)
     file = File(long, once=True)
     assert file.read_into(array) == BYTES
@@ -101,12 +103,13 @@ settled()
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
         "fail=cuStreamWaitValue32_v2:1+:801",
-        pytest.param("fail=cuMemHostRegister_v2:1:2", marks=pytest.mark.long),
-        pytest.param("fail=cuStreamCreate:1:2", marks=pytest.mark.long),
+        "fail=cuMemHostRegister_v2:1:2",
+        "fail=cuStreamCreate:1:2",
     ],
 )
 def test_where_nothing_can_be_copied_in_the_meantime_it_is_read_all_the_same(scenario: Scenario, settings: str) -> None:
@@ -157,6 +160,7 @@ forebay.release()
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("GPU-23")
 def test_a_file_that_is_cut_off_meanwhile_is_an_error(scenario: Scenario) -> None:
     scenario(
@@ -187,6 +191,7 @@ settled()
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("GPU-23")
 def test_a_reading_that_is_cancelled_writes_nothing_afterwards(scenario: Scenario) -> None:
     scenario(
@@ -208,6 +213,7 @@ settled()
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("GPU-23")
 @pytest.mark.skipif(ON_REAL_GPU, reason="a stand-in's context can be destroyed")
 def test_a_context_that_ends_meanwhile_is_an_error_and_nothing_hangs(scenario: Scenario) -> None:

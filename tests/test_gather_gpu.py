@@ -336,7 +336,7 @@ forebay.release()
 
 
 @pytest.mark.promise("PYT-15")
-@pytest.mark.parametrize("way", ["mapped", "auto", "bounce"])
+@pytest.mark.parametrize("way", ["mapped", "bounce", pytest.param("auto", marks=pytest.mark.long)])
 def test_several_files_are_one_table(scenario: Scenario, way: str) -> None:
     scenario(
         ROWS

@@ -298,6 +298,7 @@ def test_a_search_goes_on_where_it_was_left(folder: Path, tmp_path: Path) -> Non
         assert search.Search({}, file).trials == []
 
 
+@pytest.mark.long
 @pytest.mark.promise("INF-6")
 def test_the_highest_rate_of_server_is_searched_for_and_confirmed(folder: Path, tmp_path: Path) -> None:
     made = command.Run(asked(folder, "cold", "Server", gib_s="0.004", logs=tmp_path / "logs", batch=16))

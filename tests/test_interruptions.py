@@ -128,7 +128,9 @@ def check_usable(home: Path, flags: tuple[str, ...], where: str) -> None:
 # The end of the command ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)], ids=["int", "term"]
+)
 def test_a_signal_while_the_command_ends_leaves_its_code_and_its_record_whole(
     tmp_path: Path, number: signal.Signals
 ) -> None:

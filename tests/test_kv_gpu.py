@@ -82,7 +82,7 @@ assert left["registrations"] == left["streams"] == left["events"] == 0, left
 
 
 @pytest.mark.promise("KVC-45")
-@pytest.mark.parametrize("way", ["mapped", "bounce", "auto"])
+@pytest.mark.parametrize("way", ["mapped", "bounce", pytest.param("auto", marks=pytest.mark.long)])
 def test_blocks_reach_their_pages_on_a_gpu_and_no_other(scenario: Scenario, way: str) -> None:
     scenario(f"way = {way!r}\n" + BLOCKS, "hash=0")
 

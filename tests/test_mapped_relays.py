@@ -67,7 +67,14 @@ def test_later_passes_register_the_rest(gpu: Gpu, made: Path) -> None:
 
 
 @pytest.mark.promise("GPU-23")
-@pytest.mark.parametrize("flags", [["--pin-limit", "128m"], ["--depth", "8"], ["--op", "randread"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--pin-limit", "128m"],
+        pytest.param(["--depth", "8"], marks=pytest.mark.long),
+        pytest.param(["--op", "randread"], marks=pytest.mark.long),
+    ],
+)
 def test_it_is_not_mixed(gpu: Gpu, made: Path, flags: list[str]) -> None:
     """Where not all of it may stay registered, where too little is in flight, and out of order."""
     ran = read(gpu, made, "--passes", "1", *flags, cuda=SLOW).balanced()
@@ -77,7 +84,11 @@ def test_it_is_not_mixed(gpu: Gpu, made: Path, flags: list[str]) -> None:
 @pytest.mark.promise("GPU-23")
 @pytest.mark.parametrize(
     "settings",
-    ["fail=cuStreamWaitValue32_v2:1+:801", "fail=cuStreamWriteValue32_v2:1+:801", "fail=cuStreamWaitValue32_v2:4+:801"],
+    [
+        "fail=cuStreamWaitValue32_v2:4+:801",
+        pytest.param("fail=cuStreamWaitValue32_v2:1+:801", marks=pytest.mark.long),
+        pytest.param("fail=cuStreamWriteValue32_v2:1+:801", marks=pytest.mark.long),
+    ],
 )
 def test_without_waits_for_values_what_was_left_is_bounced(gpu: Gpu, made: Path, settings: str) -> None:
     ran = read(gpu, made, "--passes", "1", cuda=f"{SLOW},{settings}").balanced()

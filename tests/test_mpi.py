@@ -302,6 +302,7 @@ def test_a_dry_run_is_printed_once(tmp_path):
     assert code == 0 and out.count("nothing was changed") == 1, err
 
 
+@pytest.mark.long
 @needs_mpi
 def test_two_ranks_over_the_real_engine(tmp_path):
     launcher = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "-n", "2", *processes.FOREBAY]

@@ -255,6 +255,7 @@ def held(found: dict[str, dict[str, list[score.Cell]]]) -> None:
             assert told == "" or known, (name, kind, page.held(found_), by_chance)
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-4")
 def test_whole_groups_left_out_lie_in_their_intervals_as_often_as_those_say() -> None:
     """Sizes, numbers of queues and drives. Not by width alone: means stay, too."""

@@ -140,6 +140,7 @@ def test_print_cuts_nothing(shown: Any) -> None:
     assert (folder / "r.pdf").read_bytes().startswith(b"%PDF") and (folder / "r.pdf").stat().st_size > 50_000
 
 
+@pytest.mark.long
 @charts
 @browser
 def test_chromium_as_a_command_shows_it_too(shown: Any, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_closed_stream_changes_neither_the_code_nor_a_file(tmp_path: Path, num
 
 
 @pytest.mark.promise("FLT-22")
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
+@pytest.mark.parametrize("encoding", ["ascii", *(pytest.param(e, marks=pytest.mark.long) for e in ("latin-1", "cp1252"))])
 def test_an_encoding_that_lacks_a_character_is_no_obstacle(run: Run, encoding: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     (tmp_path / "d.bin").write_bytes(os.urandom(1 << 20))
@@ -57,7 +57,14 @@ def test_an_encoding_that_lacks_a_character_is_no_obstacle(run: Run, encoding: s
 
 
 @pytest.mark.promise("CMD-22")
-@pytest.mark.parametrize("locale", [{"LANG": "C"}, {"LC_ALL": "POSIX"}, {"LC_CTYPE": "C", "LANG": "de_DE.UTF-8"}])
+@pytest.mark.parametrize(
+    "locale",
+    [
+        {"LC_ALL": "POSIX"},
+        pytest.param({"LANG": "C"}, marks=pytest.mark.long),
+        pytest.param({"LC_CTYPE": "C", "LANG": "de_DE.UTF-8"}, marks=pytest.mark.long),
+    ],
+)
 def test_a_locale_of_c_gets_ascii(run: Run, locale: dict[str, str], tmp_path: Path) -> None:
     others = {k: v for k, v in os.environ.items() if k not in ("LANG", "LC_ALL", "LC_CTYPE", "PYTHONUTF8", "PYTHONIOENCODING")}
     (tmp_path / "ü.bin").write_bytes(os.urandom(1 << 16))

@@ -66,6 +66,7 @@ def test_local_and_remote_are_read_and_the_page_has_the_papers_cells(tmp_path: P
     assert "published: D7-PS1010" in page and "13.41" in page and "remote ÷ local" in page and "loopback" in page
 
 
+@pytest.mark.long
 @pytest.mark.promise("SWP-7")
 def test_queues_of_an_emulated_drive_are_swept(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "q.jsonl"

@@ -409,7 +409,11 @@ def test_a_record_has_a_reason_for_each_null(folder: Path) -> None:
 @pytest.mark.promise("TRN-8")
 @pytest.mark.parametrize(
     ("word", "value", "said"),
-    [(0, 2, "label 2"), (data.FIRST_LOOKUP, CAP, "of table 0, which has 50"), (data.FIRST_LOOKUP + 3, -1, "look")],
+    [
+        (data.FIRST_LOOKUP, CAP, "of table 0, which has 50"),
+        pytest.param(0, 2, "label 2", marks=pytest.mark.long),
+        pytest.param(data.FIRST_LOOKUP + 3, -1, "look", marks=pytest.mark.long),
+    ],
 )
 def test_what_no_model_can_read_ends_the_run_and_names_the_sample(
     folder: Path, words: Any, tmp_path: Path, word: int, value: int, said: str

@@ -138,6 +138,7 @@ def test_each_promise_that_a_step_is_evidence_for_names_the_step():
             assert named and step.name in re.split(r", | and ", named[1].strip()), (promise, step.name)
 
 
+@pytest.mark.long
 def test_steps_ask_for_the_paths_and_forms_that_they_name(capsys, server, drives, tmp_path):
     validate(capsys, *drives, "-o", tmp_path / "v.json", *QUICK)
     jobs = {str(j.get("label")): j for j in server.jobs}

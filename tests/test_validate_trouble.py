@@ -12,6 +12,7 @@ from forebay.validate import plan
 from validate_support import QUICK, drives, judged, server, states, validate  # noqa: F401 - fixtures
 
 
+@pytest.mark.long
 def test_a_run_that_fails_is_kept_with_its_reason_and_the_rest_goes_on(capsys, server, drives, tmp_path):
     server.break_at = {
         "validate bounce: cold 1m": RunError("reading", "Input/output error", "dmesg"),
@@ -33,6 +34,7 @@ def test_a_run_that_fails_is_kept_with_its_reason_and_the_rest_goes_on(capsys, s
     assert judged(output, "bounce")["GPU-7"]["verdict"] == "does not hold"
 
 
+@pytest.mark.long
 @pytest.mark.promise("GPU-16")
 def test_after_ctrl_c_the_same_command_goes_on_where_it_stopped(capsys, server, drives, tmp_path):
     output = tmp_path / "v.json"
