@@ -189,6 +189,7 @@ fn a_write_whose_content_cannot_be_made_fails() {
 
 // promise: VER-3
 #[test]
+#[ignore = "seconds of processor time: make test-long, make test-gpu"]
 fn what_cufile_writes_from_gpu_memory_is_right_in_the_file_and_read_back_by_it() {
     let name = "content::what_cufile_writes_from_gpu_memory_is_right_in_the_file_and_read_back_by_it";
     for mode in ["mode=p2p", "mode=compat"] {

@@ -94,6 +94,7 @@ fn a_stripe_over_files_is_mapped() {
 
 // promise: ENG-12
 #[test]
+#[ignore = "seconds of processor time: make test-long, make test-gpu"]
 fn no_more_is_registered_than_the_limit() {
     Scenario::new("mapped::no_more_is_registered_than_the_limit").run(|| {
         let home = forebay_rigs::gpu::home();
@@ -121,6 +122,7 @@ fn no_more_is_registered_than_the_limit() {
 
 // promise: ENG-12
 #[test]
+#[ignore = "seconds of processor time: make test-long, make test-gpu"]
 fn pages_that_the_system_does_not_pin_go_through_bounce() {
     Scenario::new("mapped::pages_that_the_system_does_not_pin_go_through_bounce").settings("pin=40m").run(
         || {

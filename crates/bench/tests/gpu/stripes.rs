@@ -99,6 +99,7 @@ impl Observer for Once<'_> {
 
 // promise: FLT-3
 #[test]
+#[ignore = "seconds of processor time: make test-long, make test-gpu"]
 fn members_on_unlike_devices_come_whole_and_one_that_fails_is_named_alone() {
     let name = "stripes::members_on_unlike_devices_come_whole_and_one_that_fails_is_named_alone";
     Scenario::new(name).variable("FOREBAY_STUB_CUFILE", "mode=p2p").run(|| {

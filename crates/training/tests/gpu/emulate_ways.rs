@@ -330,6 +330,7 @@ fn what_the_system_will_not_pin_goes_through_slots_and_is_told() {
 
 // promise: TRA-37
 #[test]
+#[ignore = "seconds of processor time: make test-long, make test-gpu"]
 fn a_run_that_is_stopped_tells_of_every_byte_that_got_there() {
     for (n, path) in PATHS.into_iter().enumerate() {
         let name = "a_run_that_is_stopped_tells_of_every_byte_that_got_there";
