@@ -700,7 +700,7 @@ def test_help_imports_what_it_needs_and_no_more() -> None:
     # What starts with every Python here (an editable install's finder, say) isn't ours.
     started = set(processes.run([sys.executable, "-c", "import sys; print(*sys.modules)"]).stdout.split())
     others = {m for m in found - started if m.split(".")[0] not in {*sys.stdlib_module_names, "click"}}
-    needed = {"forebay", "forebay.cli", "forebay.errors", "forebay.lazy", "forebay.plain", "forebay.scarce"}
+    needed = {"forebay", *(f"forebay.{m}" for m in ("cli", "command_line", "command_line.lazy", "errors", "plain", "scarce"))}
     assert done.returncode == 0 and others <= needed, sorted(others)
 
 

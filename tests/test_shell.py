@@ -11,9 +11,9 @@ import sys
 
 import processes
 import pytest
-from forebay import shell
 from forebay.cli import VERBS
-from forebay.complete import _joined
+from forebay.command_line import shell
+from forebay.command_line.complete import _joined
 
 
 def forebay(*arguments, **environment):
@@ -206,6 +206,7 @@ def test_what_roff_would_misread_is_escaped(text, escaped):
 
 def test_a_page_leaves_its_verb_as_it_was():
     """click keeps a command's --help from the first context that asked for it."""
-    script = "from forebay import cli, shell; print(shell.page('gdsio')); cli.main(['gdsio', '-h'])"
+    imports = "from forebay import cli\nfrom forebay.command_line import shell\n"
+    script = f"{imports}print(shell.page('gdsio')); cli.main(['gdsio', '-h'])"
     done = processes.run([sys.executable, "-c", script])
     assert done.returncode == 0 and "\\-h, \\-\\-help" in done.stdout, done.stderr

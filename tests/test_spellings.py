@@ -10,12 +10,13 @@ from pathlib import Path
 import click
 import processes
 import pytest
-from forebay import answering, run
+from forebay import run
 from forebay.cli import forebay
+from forebay.command_line import answering
+from forebay.command_line.spellings import ANSWERS, SAME
 from forebay.errors import RequestError
 from forebay.fio import keys as fio_keys
 from forebay.flags import fields, job_from_flags, parse_settings
-from forebay.spellings import ANSWERS, SAME
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/bench.md").read_text()

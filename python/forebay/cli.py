@@ -19,8 +19,8 @@ from typing import Any
 import click
 
 from forebay import scarce
+from forebay.command_line.lazy import LazyGroup
 from forebay.errors import BAD_REQUEST, BROKE, INTERRUPTED, ForebayError, RequestError
-from forebay.lazy import LazyGroup
 
 # verb → (module:command, the question it answers)
 VERBS = {
@@ -47,8 +47,8 @@ VERBS = {
     "watch": ("forebay.watch:command", "Is my training waiting for storage, and as which workload can it be planned?"),
     "report": ("forebay.report:command", "One self-contained page to share."),
     "export": ("forebay.export:command", "The same runs as CSV, Parquet or Prometheus text, one row each."),
-    "completion": ("forebay.shell:completion", "Tab completion for bash, zsh or fish."),
-    "man": ("forebay.shell:man", "The manual pages."),
+    "completion": ("forebay.command_line.shell:completion", "Tab completion for bash, zsh or fish."),
+    "man": ("forebay.command_line.shell:man", "The manual pages."),
 }
 
 # Signals that end a run and keep what it measured. SIGHUP comes where the terminal goes, as of a lost SSH connection.
@@ -75,7 +75,7 @@ class Verbs(LazyGroup):
         except BrokenPipeError:
             raise _NobodyReads from None
         except click.UsageError as error:
-            from forebay import answering
+            from forebay.command_line import answering
 
             answer = answering.answer(error)
             if answer is None:
@@ -129,7 +129,7 @@ def _code_of(arguments: list[str] | None) -> int:
     try:
         _refuse_other_encodings(sys.argv[1:] if arguments is None else arguments)
         if "_FOREBAY_COMPLETE" in os.environ:  # a shell asks
-            from forebay import complete
+            from forebay.command_line import complete
 
             complete.register()
         code = forebay.main(args=arguments, prog_name="forebay", standalone_mode=False)

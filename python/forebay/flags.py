@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from forebay import run
+from forebay.command_line.spellings import SAME, Spelled, value_of
 from forebay.errors import RequestError
-from forebay.spellings import SAME, Spelled, value_of
 from forebay.units import format_bytes, parse_bytes, parse_percent, parse_seconds
 
 # Engines that records and flags name otherwise than the system calls that they use.

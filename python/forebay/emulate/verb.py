@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from forebay.lazy import LazyGroup
+from forebay.command_line.lazy import LazyGroup
 
 EXAMPLES = """\b
 Examples:

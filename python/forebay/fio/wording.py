@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 from forebay import run as engine
+from forebay.command_line.spellings import SAME
 from forebay.errors import ForebayError, RequestError
 from forebay.flags import fields
-from forebay.spellings import SAME
 from forebay.wording import reworded
 
 # A field with its value, where it has one.

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forebay.command_line.lazy import LazyGroup
 from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError
 from forebay.flags import _integer, _number, _seed
 from forebay.infer import forms, rules
-from forebay.lazy import LazyGroup
 from forebay.model_runs import CACHES, PathChoice, count, device_of, few_threads, progress
 from forebay.units import GIB, parse_seconds
 

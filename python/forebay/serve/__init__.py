@@ -37,7 +37,8 @@ class Service(click.Command):
         return args
 
     def invoke(self, ctx: click.Context) -> int:
-        from forebay import answering, plain
+        from forebay import plain
+        from forebay.command_line import answering
 
         try:
             return _core.service(self.verb, ctx.args, [sys.executable, "-m", "forebay.cli"], plain.wanted())

@@ -21,7 +21,7 @@ class Snap(Service):
         return super().parse_args(ctx, ["rpc"])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
-        from forebay import complete
+        from forebay.command_line import complete
 
         return super().shell_complete(ctx, incomplete) if self.rpc is None else complete.rpc(self.rpc, incomplete)
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forebay.command_line.lazy import LazyGroup
 from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError
 from forebay.flags import _integer, _number, _seed
-from forebay.lazy import LazyGroup
 from forebay.model_runs import CACHES, PathChoice, count, device_of, few_threads, progress, torch_or_say
 from forebay.train import forms
 from forebay.units import parse_seconds

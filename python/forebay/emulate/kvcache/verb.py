@@ -16,8 +16,8 @@ from forebay import flags
 from forebay.bench import listen, save, terminal
 from forebay.bench.interrupt import Interrupt
 from forebay.bench.verb import Outcome
+from forebay.command_line.lazy import LazyGroup
 from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError, RequestError, RunError
-from forebay.lazy import LazyGroup
 
 if TYPE_CHECKING:
     from forebay.bench.endpoint import Endpoint

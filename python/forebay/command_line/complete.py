@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
-from forebay.spellings import Spelled
+from forebay.command_line.spellings import Spelled
 
 # A metavar that names a file, a folder, or a source, which may be one.
 _PATHS = re.compile(r"FILE|SOURCE|DIR|RUNS|CONFIG|TOML|CSV|\bMD\b|HTML|URI|DEVICE|PATH|PYTHON")
@@ -105,7 +105,7 @@ def _verbs() -> Iterable[str]:
 
 
 def _shells() -> Iterable[str]:
-    from forebay.shell import SHELLS
+    from forebay.command_line.shell import SHELLS
 
     return SHELLS
 

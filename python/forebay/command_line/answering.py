@@ -1,6 +1,6 @@
 """Answers to flags that a verb lacks and another tool, or `forebay bench`, has: its own flag of that meaning.
 
-A flag's meaning is the job's field that it sets, as forebay.spellings has it. A verb with a flag for that field is
+A flag's meaning is the job's field that it sets, as forebay.command_line.spellings has it. A verb with a flag for that field is
 answered with it, a sweep with --set, and a verb that says the same in another way by a row of INSTEAD.
 """
 
@@ -10,9 +10,9 @@ import re
 
 import click
 
+from forebay.command_line.lazy import ONE_DASH
+from forebay.command_line.spellings import SAME, SWITCHES, answer_to
 from forebay.errors import RequestError
-from forebay.lazy import ONE_DASH
-from forebay.spellings import SAME, SWITCHES, answer_to
 
 _DATA = dict.fromkeys(("emulate run", "emulate search", "emulate datagen"), "--data DIR")
 # Field → a verb, or the first word of several → what says the same there. "source" is what is read or written, and

@@ -28,7 +28,7 @@ class LazyGroup(click.Group):
         module, attribute = self.table[name][0].split(":")
         command = getattr(importlib.import_module(module), attribute)
         if "_FOREBAY_COMPLETE" in os.environ:  # a shell asks
-            from forebay import complete
+            from forebay.command_line import complete
 
             complete.dress(command, name)
         return command
@@ -43,7 +43,7 @@ class LazyGroup(click.Group):
             ctx.fail(f"There is no {self.noun} '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and any(len(word) > 2 and ONE_DASH.fullmatch(word) for word in rest):
-            from forebay import answering
+            from forebay.command_line import answering
 
             answering.refuse_one_dash(click.Context(command, ctx, name), rest)
         return name, command, rest
