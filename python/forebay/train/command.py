@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from forebay.errors import ForebayError, MachineError, RequestError
 from forebay.model_runs import CACHED_MAX, prepare_cache, refuse_cached
@@ -29,11 +29,24 @@ BATCH_S_MAX = 5.0
 SHORT_S = 3.0
 
 
-@dataclass
-class Request:
-    """Request for one run. `target` None: the data set's own; `quality` False: nothing is evaluated."""
+class Trained(Protocol):
+    """Data set of any model, as far as requests know it."""
 
-    about: data.About | samples.About
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def target_auc(self) -> float | None: ...
+
+
+About = TypeVar("About", bound=Trained)
+
+
+@dataclass
+class Asked(Generic[About]):
+    """Request for one run of any model. `target` None: the data set's own; `quality` False: nothing is evaluated."""
+
+    about: About
     supply: supply.Supply
     batch: int
     seed: int = 0
@@ -46,9 +59,26 @@ class Request:
     quality: bool = True
     evaluate_every: int | None = None
     peak_s: float = PEAK_S
+    check_s: float = run.CHECK_S
+
+    def aim(self) -> float:
+        return (self.about.target_auc or 0.0) if self.target is None else self.target
+
+    def limits(self) -> Record:
+        """Limits beside the target, and the path that was asked for: as its record has them."""
+        return {"samples": self.samples, "seconds": self.seconds, "path": self.path}
+
+    def every(self) -> int:
+        """Samples from one evaluation to the next."""
+        return self.evaluate_every or max(self.about.rows // EVALUATIONS, EVALUATE_BATCHES * self.batch)
+
+
+@dataclass
+class Request(Asked[data.About | samples.About]):
+    """Request for one run of DLRM, or of another model whose samples are rows of a file."""
+
     # Batches of the peak at least.
     peak_batches: int = 0
-    check_s: float = run.CHECK_S
 
     def runner(self, model: Any, torch: bool, say: Callable[[str], None] | None = None) -> Run:
         return Run(self, model, torch, say)
@@ -83,20 +113,9 @@ class Request:
             found = f"the best that can be reached on these data is {about.best_auc:.4f}, by the planted teacher itself"
             raise RequestError(f"--target-auc {self.aim():g}", found, f"--target-auc {about.target_auc:g}")
 
-    def aim(self) -> float:
-        return (self.about.target_auc or 0.0) if self.target is None else self.target
-
     def no_target(self) -> str:
         """The flag that asks for speed alone; empty where nothing is evaluated anyway."""
         return {None: "", "AUC": "--target-auc none"}.get(self.about.metric, "--target none")
-
-    def limits(self) -> Record:
-        """Limits beside the target, and the path that was asked for: as its record has them."""
-        return {"samples": self.samples, "seconds": self.seconds, "path": self.path}
-
-    def every(self) -> int:
-        """Samples from one evaluation to the next."""
-        return self.evaluate_every or max(self.about.rows // EVALUATIONS, EVALUATE_BATCHES * self.batch)
 
 
 class Source:

@@ -441,13 +441,20 @@ def first_fault(about: About) -> str | None:
 
 
 def refuse_another_seed(about: About) -> None:
-    """Raises RequestError where the first rows aren't those that the seed makes: somebody else's file of the same length."""
+    """Raises RequestError where the training part isn't of the seed that the file beside it says."""
+    made, _ = Teacher(about.seed, about.table_rows).rows(0, 0, min(CHUNK, about.rows))
+    refuse_other_rows(about.folder / TRAIN, made, about.seed, "forebay train datagen dlrm --dir ANOTHER")
+
+
+def refuse_other_rows(path: Path, made: Array, seed: int, make: str) -> None:
+    """Raises RequestError where most of a file's first rows aren't those made of the seed: somebody else's of the same length."""
     import numpy as np
 
-    count = min(CHUNK, about.rows)
-    made, _ = Teacher(about.seed, about.table_rows).rows(0, 0, count)
-    there = np.fromfile(about.folder / TRAIN, np.int32, count * WORDS).reshape(-1, WORDS)
-    wrong = np.flatnonzero((made != there).any(axis=1))
-    if len(wrong) > count // 2:
-        found = f"{TRAIN} doesn't hold the rows of seed {about.seed}, as {ABOUT} has it"
-        raise RequestError(f"the data set {about.folder}", found, "forebay train datagen dlrm --dir ANOTHER")
+    there = np.fromfile(path, made.dtype, made.size)
+    if there.size != made.size or (made != there.reshape(made.shape)).any(axis=1).sum() > len(made) // 2:
+        raise another_seed(path, seed, make)
+
+
+def another_seed(path: Path, seed: int, make: str) -> RequestError:
+    found = f"{path.name} doesn't hold the rows of seed {seed}, as {ABOUT} has it"
+    return RequestError(f"the data set {path.parent}", found, make)

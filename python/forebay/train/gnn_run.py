@@ -18,7 +18,7 @@ from forebay.errors import ForebayError, MachineError, RequestError
 from forebay.model_runs import prepare_cache, refuse_cached, torch_or_say
 from forebay.numbers import bytes_, significant, whole
 from forebay.train import gnn, graph, run, supply
-from forebay.train.command import EVALUATE_BATCHES, EVALUATIONS, PEAK_S, SUPPLY_SHORT
+from forebay.train.command import SUPPLY_SHORT, Asked
 
 Record = dict[str, Any]
 BULK, GATHER = "bulk", "gather"
@@ -30,26 +30,12 @@ PROBE_BYTES = 2 << 30
 
 
 @dataclass
-class Request:
-    """Request for one run; as `command.Request`, of R-GAT."""
+class Request(Asked[graph.About]):
+    """Request for one run of R-GAT."""
 
-    about: graph.About
-    supply: supply.Supply
-    batch: int
     way: str = GATHER
     fan_out: tuple[int, ...] = gnn.FAN_OUT
     hidden: int = gnn.HIDDEN
-    seed: int = 0
-    path: str = "auto"
-    cache: str = "any"
-    samples: int | None = None
-    seconds: float | None = None
-    target: float | None = None
-    quality: bool = True
-    evaluate_every: int | None = None
-    peak_s: float = PEAK_S
-    check_s: float = run.CHECK_S
-    shuffle: str = "none"
 
     def runner(self, model: gnn.Model, torch: bool, say: Callable[[str], None] | None = None) -> Run:
         return Run(self, model, say)
@@ -71,16 +57,8 @@ class Request:
         if self.way == BULK:
             gnn.refuse_too_large(about, device, torch_or_say("train gnn"))
 
-    def aim(self) -> float:
-        return self.about.target_auc if self.target is None else self.target
-
     def limits(self) -> Record:
-        own = {"way": self.way, "fan_out": list(self.fan_out), "hidden": self.hidden}
-        return {"samples": self.samples, "seconds": self.seconds, "path": self.path, **own}
-
-    def every(self) -> int:
-        """Samples from one evaluation to the next."""
-        return self.evaluate_every or max(self.about.rows // EVALUATIONS, EVALUATE_BATCHES * self.batch)
+        return {**super().limits(), "way": self.way, "fan_out": list(self.fan_out), "hidden": self.hidden}
 
 
 class Run:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import RequestError
 from forebay.model_runs import place_for
 from forebay.numbers import bytes_, whole
-from forebay.train.data import ABOUT, files_together
+from forebay.train.data import ABOUT, files_together, refuse_other_rows
 
 if TYPE_CHECKING:
     import numpy
@@ -294,14 +294,9 @@ def _check_range(numbers: Array, limit: int, wrong: Callable[..., RequestError])
 
 
 def refuse_another_seed(about: About) -> None:
-    """Raises RequestError where the first rows aren't those that the seed makes."""
-    import numpy as np
-
+    """Raises RequestError where the features aren't of the seed that the file beside them says."""
     made = features(about.seed, about.classes, 0, 64)
-    there = np.fromfile(about.folder / FEATURES, np.float16, made.size).reshape(-1, WIDTH)
-    if (made != there).any(axis=1).sum() > len(made) // 2:
-        found = f"{FEATURES} doesn't hold the rows of seed {about.seed}, as {ABOUT} has it"
-        raise RequestError(f"the data set {about.folder}", found, "forebay train datagen gnn --dir ANOTHER")
+    refuse_other_rows(about.folder / FEATURES, made, about.seed, "forebay train datagen gnn --dir ANOTHER")
 
 
 def fan_out(text: str) -> tuple[int, ...]:

@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import RequestError
 from forebay.numbers import whole
 from forebay.train import forms
-from forebay.train.data import ABOUT, EVALUATE, TRAIN, check_length, chunks, files_together, refuse
+from forebay.train.data import (
+    ABOUT,
+    EVALUATE,
+    TRAIN,
+    another_seed,
+    check_length,
+    chunks,
+    files_together,
+    refuse,
+    refuse_other_rows,
+)
 
 if TYPE_CHECKING:
     import numpy
@@ -313,17 +323,12 @@ def _digest(rows: Array) -> str:
 
 
 def refuse_another_seed(about: About) -> None:
-    """Raises RequestError where the first rows aren't those that the seed makes: somebody else's file of the same length."""
+    """Raises RequestError where the training part isn't of the seed that the file beside it says."""
     import numpy as np
 
-    form, count = about.form, min(about.form.chunk, about.rows)
-    there = np.fromfile(about.folder / TRAIN, np.int32, count * form.words).reshape(-1, form.words)
-    if form.quality:
-        # What they were made of may be another here, or absent.
-        differs = _digest(there) != about.first
-    else:
-        made = rows_of(form, about.seed, 0, count)
-        differs = len(there) != count or bool((made != there).any(axis=1).sum() > count // 2)
-    if differs:
-        found = f"{TRAIN} doesn't hold the rows of seed {about.seed}, as {ABOUT} has it"
-        raise RequestError(f"the data set {about.folder}", found, about.make("ANOTHER"))
+    form, count, path = about.form, min(about.form.chunk, about.rows), about.folder / TRAIN
+    if not form.quality:
+        refuse_other_rows(path, rows_of(form, about.seed, 0, count), about.seed, about.make("ANOTHER"))
+    # What they were made of may be another here, or absent.
+    elif _digest(np.fromfile(path, np.int32, count * form.words)) != about.first:
+        raise another_seed(path, about.seed, about.make("ANOTHER"))
