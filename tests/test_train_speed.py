@@ -215,7 +215,7 @@ def test_a_run_ends_at_its_quality(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         def quality_of(self, rows: Any) -> float:
             return min(0.9, self.seen / 100)
 
-    request = command.Request(about, supply.parse("0.02"), 8, target=0.4, evaluate_every=16, peak_s=0.04, check_s=0.02)
+    request = command.Request(about, supply.parse("0.0005"), 8, target=0.4, evaluate_every=16, peak_s=0.04, check_s=0.02)
     ran = command.Run(request, Learner(), False)
     assert ran.measure() is None
     part = ran.record()["train"]
