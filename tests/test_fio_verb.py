@@ -83,6 +83,9 @@ def test_each_field_of_fios_document_is_there_and_counts_the_same(case: str, dat
     done = ours("--overwrite", "F", *words, cwd=data)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
+    # Either lists the disks only if a run is long enough for a look at them.
+    if not (theirs.get("disk_util") and found.get("disk_util")):
+        theirs.pop("disk_util", None), found.pop("disk_util", None)
     missing = shape(theirs).items() - shape(found).items()
     # fio times submissions too.
     assert not {(path, kind) for path, kind in missing if "slat_ns" not in path}
