@@ -386,10 +386,11 @@ def ran(folder: Path, **more: Any) -> tuple[dict[str, Any], Any]:
 
 @pytest.mark.promise("TRN-5", "TRN-9")
 def test_supplies_and_cache_states_see_the_same_batches_and_reach_the_same_quality(folder: Path) -> None:
-    found = [ran(folder, **more)[0]["train"] for more in ({}, {"supply": "0.02"}, {"cache": "warm"}, {"samples": 2048})]
+    # A seventh of what the loader brings where other work has both processors.
+    found = [ran(folder, **more)[0]["train"] for more in ({}, {"supply": "0.003"}, {"cache": "warm"}, {"samples": 2048})]
     assert len({f["batch_hash"] for f in found[:3]}) == 1 and len({f["quality"] for f in found[:3]}) == 1
     assert found[3]["batch_hash_at"] == found[0]["batch_hash_at"][: len(found[3]["batch_hash_at"])]
-    assert found[1]["supply"]["kind"] == "simulated supply" and found[1]["supply"]["asked_gib_s"] == 0.02
+    assert found[1]["supply"]["kind"] == "simulated supply" and found[1]["supply"]["asked_gib_s"] == 0.003
 
 
 @pytest.mark.promise("TRN-9")
