@@ -105,7 +105,14 @@ impl Contents {
         }
     }
 
+    /// Returns whether a GPU makes and checks what lies in its memory.
+    #[inline]
+    pub fn has_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
     /// Launches what waits, as far as there is room.
+    #[inline]
     pub fn submit(&mut self) {
         if let Some(gpu) = &mut self.gpu {
             gpu.submit();

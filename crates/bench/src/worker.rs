@@ -268,7 +268,9 @@ impl Worker {
     }
 
     fn start_ios(&mut self, mut now: Instant) {
-        self.settle_content();
+        if self.content.is_made_aside() {
+            self.settle_content();
+        }
         self.client.push_again(&mut self.reactor);
         self.held_back = false;
         while !self.closing && !self.client.is_owed() && self.start_one(now) {

@@ -73,6 +73,12 @@ impl SlotContent {
         self.contents.submit();
     }
 
+    /// Returns whether the GPU makes or checks content, so that there may be something to reap.
+    #[inline]
+    pub(super) fn is_made_aside(&self) -> bool {
+        self.contents.has_gpu()
+    }
+
     /// What the GPU has done; `spare` gives the list back.
     pub(super) fn reap(&mut self) -> Vec<Ended> {
         let mut ended = std::mem::take(&mut self.ended);
