@@ -329,6 +329,8 @@ impl Worker {
         let Some(tag) = self.client.begin(order, now) else { return false };
         self.client.order(tag).owner.batch = self.generator.started(request, now);
         if self.list.is_some() {
+            // The client's, since one of its own that is lent has to lie in memory for every I/O.
+            let order = self.client.ticket(tag).order;
             self.list_one(now, &order);
         }
         if matches!(op, Op::Write { .. }) && self.content.makes() {

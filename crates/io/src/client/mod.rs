@@ -261,10 +261,12 @@ impl<O: Copy> Client<O> {
     #[inline]
     pub fn begin(&mut self, order: Order<O>, now: Instant) -> Option<u32> {
         let tag = self.free.take()?;
+        // Field by field: its memory stays as it is, and a copy of all by way of the stack would wait for its stores.
         let ticket = &mut self.tickets[tag as usize];
-        let mem = ticket.mem;
-        *ticket =
-            Ticket { order, mem, moved: 0, issued: now, state: State::Held, abandoned: false, rows: false };
+        ticket.order = order;
+        ticket.moved = 0;
+        ticket.issued = now;
+        (ticket.state, ticket.abandoned, ticket.rows) = (State::Held, false, false);
         Some(tag)
     }
 
