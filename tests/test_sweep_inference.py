@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_machine import typed
 from forebay.infer import command, data, rules, scaling, search, toy
@@ -43,11 +44,11 @@ class Ideal:
 
     def run(
         self, mode: str, scenario: str, of: supply.Supply, seconds: float, target: float | None = None,
-        peak: float | None = None, expected: float | None = None,
+        peak: float | None = None, expected: float | None = None, effort: search.Effort | None = None, trials: Path | None = None,
     ) -> Any:  # fmt: skip
         from forebay.errors import RunError
 
-        Ideal.runs.append((mode, scenario, of.gib_s))
+        Ideal.runs.append((mode, f"{scenario} highest" if effort else scenario, of.gib_s))
         if len(Ideal.runs) == self.fail_at:
             raise RunError("the system under test", "broke", "another run")
         if len(Ideal.runs) == self.stop_at:
@@ -65,6 +66,11 @@ class Ideal:
         record: dict[str, Any] = json.loads(json.dumps(self.template))
         record["id"] = None
         record["infer"].update(part)
+        if effort:
+            # Server passes up to 0.9 of what it answers, and never where that is less than the hundredth of its peak.
+            low = 0.9 * rate
+            tried = [{"queries_per_s": low * step, "passed": step <= 1, "p99_ms": 4.0} for step in (1.02, 1.0, 1.25, 1.05)]
+            record["infer"].update(expected_per_s=low, search=tried, valid=rate > self.peak_of / 100)
         return SimpleNamespace(interrupted=False), record
 
     def close(self) -> None:
@@ -105,8 +111,8 @@ def swept(capsys: Any, *words: Any, expected: int = 0) -> dict[str, Any]:
 @pytest.mark.promise("INF-15")
 def test_memory_is_flat_over_drives_where_the_control_isnt(ideal: type[Ideal], capsys: Any) -> None:
     found = swept(capsys, "--models", "toy", "--rounds", "2", "--drives-of", "d7-ps1010,d3-s4520")
-    # Two kinds of drives, four numbers of them, two modes, two scenarios; two rounds.
-    assert len(found["rows"]) == 32 and found["finished"] == 64 and not found["failed"]
+    # Two kinds of drives, four numbers of them, Offline in both modes, Server's highest too, Server's other in one; two rounds.
+    assert len(found["rows"]) == 40 and found["finished"] == 80 and not found["failed"]
     assert all(row["rounds"] == 2 for row in found["rows"])
     assert len(found["flat"]) == 4 and all(row["holds"] and row["bound"] == 0.01 for row in found["flat"])
     assert len(found["control"]) == 2 and all(row["shows"] and row["ratio"] > 10 for row in found["control"])
@@ -116,10 +122,44 @@ def test_memory_is_flat_over_drives_where_the_control_isnt(ideal: type[Ideal], c
     assert slow["load_s"] == pytest.approx(1024 * BYTES / GIB / slow["supply_gib_s"])
     # Random order, another one in each round; each point once in each.
     order = [run for run in ideal.runs[2:]]
-    assert sorted(map(str, order[:32])) == sorted(map(str, order[32:])) and order[:32] != order[32:]
+    assert sorted(map(str, order[:40])) == sorted(map(str, order[40:])) and order[:40] != order[40:]
     code, _, err = typed(capsys, "report", "out.jsonl", "-o", "page.html")
     page = Path("page.html").read_text()
     assert code == 0 and "within their bound in 4 of 4 cases" in page and "no effect on queries" in page, err
+    # Server's highest rate: one in memory, a curve where samples are read; on the page beside its p99, with its interval.
+    memory, cold = found["highest"]
+    assert (memory["mode"], memory["same"], memory["rises"]) == ("ram", True, False)
+    assert (cold["mode"], cold["monotonic"], cold["rises"], cold["same"]) == ("cold", True, True, False)
+    assert all(p["low_per_s"] <= p["queries_per_s"] <= p["high_per_s"] and p["p99_ms"] for p in cold["points"])
+    assert "Server, highest rate" in page and "monotonic within its intervals" in page
+
+
+@pytest.mark.promise("INF-15")
+def test_a_curve_is_judged_by_its_intervals() -> None:
+    """A fall beyond them, an end that isn't known, and supplies at which nothing passes."""
+
+    def curve(*rates: float, valid: float = 1.0, rounds: int = 2, failed: float = 1.05) -> dict[str, Any]:
+        measured = []
+        for at, rate in enumerate(rates):
+            point = {"model": "toy", "mode": "cold", "scenario": "Server", "highest": True, "drive": "d", "drives": 1 << at}
+            for number in range(rounds):
+                passed = rate * (1 + 0.001 * number)
+                trials = [{"queries_per_s": passed * failed, "passed": False, "p99_ms": None}] if failed else []
+                part = {"queries_per_s": passed, "expected_per_s": passed, "valid": passed >= valid, "search": trials}
+                measured.append(({**point, "supply_gib_s": 1.0 + at}, number, part))
+        (found,) = scaling.curves(scaling.rows(measured))
+        return found
+
+    assert curve(100, 200, 190)["monotonic"] and not curve(100, 200, 150)["monotonic"]
+    assert "not monotonic" in scaling.told_of_curve(curve(100, 200, 150))
+    assert curve(100, 101)["same"] and not curve(100, 101)["rises"]
+    open_end = curve(100, 200, failed=0)
+    assert open_end["monotonic"] is None and open_end["points"][0]["high_per_s"] is None
+    assert "open end" in scaling.told_of_curve(open_end) and "(at least " in scaling.told_of_curve(open_end)
+    assert "none passes at 1 of the supplies" in scaling.told_of_curve(curve(100, 200, valid=150))
+    assert "no rate of Server's passes" in scaling.told_of_curve(curve(100, 200, valid=500))
+    # Of one round the search's own bounds.
+    assert [curve(100, rounds=1)["points"][0][end] for end in ("low_per_s", "high_per_s")] == [100, 105]
 
 
 @pytest.mark.promise("INF-15")
@@ -192,6 +232,79 @@ def test_the_toy_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     }
     assert all(row["timed_storage_bytes"] == 0 for row in found["rows"] if row["mode"] == "ram")
     assert found["flat"][0]["holds"] is None and "one round" in scaling.sentence(found["flat"][0])
+
+
+class Nothing:
+    """A model that answers at once."""
+
+    name, device, batch, width, checked_batch = "nothing", "cpu", 512, 1, 1
+
+    def launch(self, rows: Any) -> Any:
+        return np.zeros((len(rows), 1), np.float32)
+
+    def finish(self, launched: Any) -> Any:
+        return launched
+
+    def sizes(self) -> tuple[int, ...]:
+        return (1,)
+
+    def prepare(self, sizes: Any) -> None:
+        """Nothing is to be made ready."""
+
+    def problem(self) -> None:
+        """No sample is wrong to it."""
+
+    close = problem
+
+
+class AtOnce(inference.Subject):
+    def __init__(self, asked: Any, model: str) -> None:
+        super().__init__(asked, model)
+        self._model = Nothing()
+
+
+@pytest.mark.long
+@pytest.mark.promise("INF-15")
+@pytest.mark.parametrize("subject", [inference.Subject, AtOnce])
+def test_the_highest_rate_of_a_real_server_grows_with_the_supply_of_its_samples(
+    subject: type[inference.Subject], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The toy, and a system that answers at once, both of them held back to 1 and 16 drives; broken off in a search."""
+    pytest.importorskip("mlperf_loadgen", reason="MLCommons' LoadGen has no wheel for this machine")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "PEAK_S", 0.05)
+    monkeypatch.setattr(search, "PROBE_S", 0.05)
+    monkeypatch.setattr(inference, "Subject", subject)
+    small = SMALL.replace("[1, 2]", "[1, 16]").replace("gpus = 8", "gpus = 64").replace("D7-PS1010", "D3-S4520")
+    Path("inference-drives.toml").write_text(small)
+    add, tried = search.Search.add, list[search.Trial]()
+
+    def twice(self: search.Search, trial: search.Trial) -> None:
+        add(self, trial)
+        if self.file is not None:
+            tried.append(trial)
+            if len(tried) == 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(search.Search, "add", twice)
+    words = ("sweep", "inference-drives.toml", "here", "--scenarios", "Server", "--seconds", "0.4", "--json", "-o", "out.jsonl")
+    code, out, err = typed(capsys, *words)
+    assert code == 130 and json.loads(out)["interrupted"] and Path("out.jsonl.trials").exists(), err
+    code, out, err = typed(capsys, *words)
+    found = json.loads(out)
+    assert code == 0 and found["finished"] == 6, err
+    lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    ended = [line for line in lines if line.get("point", {}).get("highest") and not line.get("partial")]
+    searches = [line["record"]["infer"]["search"] for line in ended]
+    # No trial was made twice or lost, and none is left for another search.
+    assert sum(map(len, searches)) == len(tried) and not Path("out.jsonl.trials").exists()
+    memory, cold = found["highest"]
+    assert memory["mode"] == "ram" and cold["rises"] and cold["monotonic"]
+    size = data.row_bytes("toy")
+    for point in cold["points"]:
+        assert point["low_per_s"] < 1.1 * point["supply_gib_s"] * GIB / size
+    # What samples read inside their queries can't reach, samples in memory can.
+    assert memory["points"][0]["queries_per_s"] > cold["points"][0]["high_per_s"]
 
 
 @pytest.mark.promise("INF-15")

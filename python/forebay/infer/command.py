@@ -65,6 +65,9 @@ class Request:
     strict: bool = True
     # Of tables that stay in their file, what the device's memory holds.
     table_bytes: int = 0
+    # Of a search for Server's highest rate; and the file of its trials where there are no logs.
+    effort: search.Effort | None = None
+    trials: Path | None = None
 
     @property
     def short(self) -> bool:
@@ -298,9 +301,11 @@ class Run:
             rate = search.expected(engine, request.scenario, self._say)
         load = request.load(rate)
         if request.scenario == "Server" and request.target_qps is None and not request.accuracy:
-            self.search = search.Search(self._key(), None if request.logs is None else request.logs / SEARCH)
+            kept = request.trials if request.logs is None else request.logs / SEARCH
+            self.search = search.Search(self._key(), kept)
+            effort = request.effort or (search.SHORT if request.short else search.Effort())
             with temporary() as aside:
-                rate, broken = search.server(engine, load, self.search, request.short, aside, self._say)
+                rate, broken = search.server(engine, load, self.search, effort, aside, self._say)
             if broken is not None:
                 self.outcome = broken
                 return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forebay.numbers import bytes_, ratio, seconds
+from forebay.numbers import bytes_, ratio, seconds, whole
 from forebay.stats import mean_interval
 from forebay.units import GIB
 
@@ -17,6 +18,8 @@ RAM, COLD = "ram", "cold"
 FLAT_GPU, FLAT_HOST = 0.01, 0.03
 # A control that grows by less from its least supply to its greatest shows nothing.
 GROWS = 1.1
+# Of two rounds that differ, an interval may have no end to speak of.
+LOG_MOST = 60.0
 
 Row = dict[str, Any]
 # Of one record's part `infer`: (point, round, part).
@@ -25,27 +28,35 @@ Measured = tuple[Mapping[str, Any], int, Mapping[str, Any]]
 
 def rows(measured: Sequence[Measured]) -> list[Row]:
     """One row for each point: medians over its rounds, and the ratio to the fewest drives of that kind, round by round."""
-    found: dict[tuple[str, str, str, str, int], dict[int, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
+    found: dict[tuple[str, str, str, bool, str, int], dict[int, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
     for point, number, part in measured:
         if part.get("queries_per_s"):
-            key = (point["model"], point["mode"], point["scenario"], point["drive"], point["drives"])
+            key = (
+                point["model"], point["mode"], point["scenario"], bool(point.get("highest")), point["drive"], point["drives"],
+            )  # fmt: skip
             found.setdefault(key, {})[number] = (point, part)
     made: list[Row] = []
-    for (model, mode, scenario, drive, count), each in found.items():
+    for (model, mode, scenario, highest, drive, count), each in found.items():
         point, part = next(iter(each.values()))
-        fewest = min(key[4] for key in found if key[:4] == (model, mode, scenario, drive))
-        base = found[model, mode, scenario, drive, fewest]
+        fewest = min(key[5] for key in found if key[:5] == (model, mode, scenario, highest, drive))
+        base = found[model, mode, scenario, highest, drive, fewest]
+        # Highest rates are a curve, with intervals of its own.
         ratios = [
-            each[n][1]["queries_per_s"] / base[n][1]["queries_per_s"] for n in sorted(each) if n in base and count != fewest
-        ]
+            each[n][1]["queries_per_s"] / base[n][1]["queries_per_s"]
+            for n in sorted(each) if n in base and count != fewest and not highest
+        ]  # fmt: skip
         interval = mean_interval(ratios) if ratios else None
+        rates = [rate for _, p in each.values() if (rate := _rate(p, highest))]
+        passing = [p for _, p in each.values() if p.get("valid")] if highest else []
         loads = [p["load_s"] for _, p in each.values() if p.get("load_s")]
         delivered = [p["timed_storage_bytes"] for _, p in each.values() if p.get("timed_storage_bytes") is not None]
-        late = [value for _, p in each.values() if (value := (p.get("latency_ms") or {}).get("p99")) is not None]
+        of = passing if highest else [p for _, p in each.values()]
+        late = [value for p in of if (value := (p.get("latency_ms") or {}).get("p99")) is not None]
         made.append({
-            "model": model, "mode": mode, "scenario": scenario, "drive": drive, "drives": count, "rounds": len(each),
+            "model": model, "mode": mode, "scenario": scenario, "highest": highest, "drive": drive, "drives": count,
+            "rounds": len(each), "passed": len(rates), **_span(passing),
             "supply_gib_s": point["supply_gib_s"], "gpu": part.get("device") not in (None, "cpu"),
-            "queries_per_s": statistics.median(p["queries_per_s"] for _, p in each.values()),
+            "queries_per_s": _middle(rates, highest),
             "p99_ms": statistics.median(late) if scenario == "Server" and late else None,
             "ratio": interval.estimate if interval else None, "low": interval.low if interval else None,
             "high": interval.high if interval else None, "load_s": statistics.median(loads) if loads else None,
@@ -53,14 +64,48 @@ def rows(measured: Sequence[Measured]) -> list[Row]:
             "timed_storage_bytes": max(delivered) if delivered else None, "seconds": part.get("seconds"),
         })  # fmt: skip
     order = list(dict.fromkeys(row["model"] for row in made))
-    return sorted(made, key=lambda r: (order.index(r["model"]), r["mode"] != RAM, r["scenario"], r["drive"], r["drives"]))
+    return sorted(
+        made,
+        key=lambda r: (order.index(r["model"]), r["mode"] != RAM, r["scenario"], r["highest"], r["drive"], r["drives"]),
+    )
+
+
+def _rate(part: Mapping[str, Any], highest: bool) -> float | None:
+    """Queries a second that were answered; of a search the rate that LoadGen offered when it was confirmed, None if none was."""
+    found: float | None = (part.get("expected_per_s") if part.get("valid") else None) if highest else part["queries_per_s"]
+    return found
+
+
+def _middle(rates: Sequence[float], highest: bool) -> float | None:
+    """A median; of highest rates the mean of their logarithms, which the interval is of."""
+    if not rates:
+        return None
+    return statistics.geometric_mean(rates) if highest else statistics.median(rates)
+
+
+def _span(passing: Sequence[Mapping[str, Any]]) -> Row:
+    """Interval of a highest passing rate: between what passed and the next trial above it that didn't, over rounds of 95 %."""
+    lows = [p["expected_per_s"] for p in passing]
+    failed = [
+        [t["queries_per_s"] for t in p.get("search") or [] if not t["passed"] and t["queries_per_s"] > p["expected_per_s"]]
+        for p in passing
+    ]
+    ends: list[float | None] = [None, None]
+    for at, values in enumerate((lows, [min(rates) for rates in failed if rates])):
+        # An end that a round lacks isn't known.
+        if values and len(values) == len(passing):
+            interval = mean_interval([math.log(value) for value in values])
+            end = (interval.low, interval.high)[at]
+            ends[at] = values[0] if end is None else math.exp(min(end, LOG_MOST))
+    return {"low_per_s": ends[0], "high_per_s": ends[1]}
 
 
 def flat(made: Sequence[Row]) -> list[Row]:
     """Of each model, scenario and kind of drive with samples in memory: all ratios, with their intervals, beside the bound."""
     found = []
-    for key in dict.fromkeys((r["model"], r["scenario"], r["drive"]) for r in made if r["mode"] == RAM):
-        own = [r for r in made if r["mode"] == RAM and (r["model"], r["scenario"], r["drive"]) == key]
+    of = [r for r in made if r["mode"] == RAM and not r["highest"]]
+    for key in dict.fromkeys((r["model"], r["scenario"], r["drive"]) for r in of):
+        own = [r for r in of if (r["model"], r["scenario"], r["drive"]) == key]
         ratios = [r for r in own if r["ratio"] is not None]
         if not ratios:
             continue
@@ -80,8 +125,9 @@ def flat(made: Sequence[Row]) -> list[Row]:
 def control(made: Sequence[Row]) -> list[Row]:
     """Of each model and scenario with samples read inside their queries: the rate at the greatest supply over the least."""
     found = []
-    for model, scenario in dict.fromkeys((r["model"], r["scenario"]) for r in made if r["mode"] == COLD):
-        own = [r for r in made if r["mode"] == COLD and (r["model"], r["scenario"]) == (model, scenario)]
+    of = [r for r in made if r["mode"] == COLD and r["queries_per_s"]]
+    for model, scenario in dict.fromkeys((r["model"], r["scenario"]) for r in of):
+        own = [r for r in of if (r["model"], r["scenario"]) == (model, scenario)]
         least, most = (pick(own, key=lambda r: r["supply_gib_s"]) for pick in (min, max))
         grows = most["queries_per_s"] / least["queries_per_s"]
         found.append({
@@ -89,6 +135,63 @@ def control(made: Sequence[Row]) -> list[Row]:
             "shows": grows >= GROWS,
         })  # fmt: skip
     return found
+
+
+def curves(made: Sequence[Row]) -> list[Row]:
+    """Of each model, in memory and not: Server's highest passing rate over the supply, of all kinds of drives together.
+
+    Monotonic where no interval lies wholly below that of a lesser supply; rising where the last lies above the first; the same
+    where all have a rate in common. None where an end of an interval isn't known."""
+    found = []
+    of = sorted((r for r in made if r["highest"]), key=lambda r: r["supply_gib_s"])
+    for model, mode in dict.fromkeys((r["model"], r["mode"]) for r in made if r["highest"]):
+        own = [r for r in of if (r["model"], r["mode"]) == (model, mode)]
+        some = [r for r in own if r["queries_per_s"]]
+        lows, highs = [r["low_per_s"] for r in some], [r["high_per_s"] for r in some]
+        known = len(some) > 1 and None not in lows and None not in highs
+        found.append({
+            "model": model, "mode": mode, "points": [_point(r) for r in own], "least": _name(some[0]) if some else None,
+            "most": _name(some[-1]) if some else None,
+            "monotonic": all(high >= max(lows[:at], default=0.0) for at, high in enumerate(highs)) if known else None,
+            "rises": lows[-1] > highs[0] if known else None, "same": max(lows) <= min(highs) if known else None,
+        })  # fmt: skip
+    return found
+
+
+def _point(row: Row) -> Row:
+    taken = ("supply_gib_s", "drive", "drives", "queries_per_s", "low_per_s", "high_per_s", "p99_ms", "rounds", "passed")
+    return {key: row[key] for key in taken}
+
+
+def told_of_curve(row: Row) -> str:
+    """`toy, read inside queries: Server's highest rate rises from 310 (300 to 330) queries/s with … to …, monotonic …`."""
+    points = [p for p in row["points"] if p["queries_per_s"]]
+    where = {RAM: "samples in memory", COLD: "samples read inside their queries"}[row["mode"]]
+    told, none = f"{row['model']}, {where}: ", len(row["points"]) - len(points)
+    if not points:
+        return told + "no rate of Server's passes at any supply"
+    first, last = (f"{whole(p['queries_per_s'])}{between(p)}" for p in (points[0], points[-1]))
+    told += f"Server's highest rate is {first} queries/s with {row['least']}"
+    if len(points) > 1:
+        told += f" and {last} with {row['most']}"
+        told += {True: ", and grows", False: ", the same within its intervals" if row["same"] else "", None: ""}[row["rises"]]
+        if row["monotonic"] is None:
+            told += "; an interval has an open end: more --rounds, a longer --seconds"
+        elif not row["same"]:
+            told += "; monotonic within its intervals" if row["monotonic"] else "; not monotonic within its intervals"
+    return told + (f"; none passes at {none} of the supplies" if none else "")
+
+
+def between(row: Row) -> str:
+    """` (300 to 330)`, or nothing."""
+    low, high = row["low_per_s"], row["high_per_s"]
+    if low is None:
+        return ""
+    return f" ({whole(low)} to {whole(high)})" if high is not None else f" (at least {whole(low)})"
+
+
+def scenario_of(row: Mapping[str, Any]) -> str:
+    return f"{row['scenario']}, highest rate" if row.get("highest") else str(row["scenario"])
 
 
 def _name(row: Row) -> str:

@@ -8,6 +8,7 @@ confirmed by the run itself, with a few per cent less where chance was against i
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,6 +30,18 @@ TRIAL_S, TRIAL_SHORT_S, OF_BOUND = 10.0, 1.0, 0.9
 CONFIRMED_AT = (1.0, 0.95, 0.87, 0.72, 0.5)
 SURE = 0.98
 STATE_SCHEMA = "forebay.infer.search/1"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Seconds of a trial, how narrow the rates that pass and that don't have to be, and seconds after which no trial begins."""
+
+    trial_s: float = TRIAL_S
+    narrow: float = NARROW
+    most_s: float = float("inf")
+
+
+SHORT = Effort(TRIAL_SHORT_S, NARROW_SHORT)
 
 
 @dataclass
@@ -102,13 +115,14 @@ def expected(engine: Engine, scenario: str, say: Callable[[str], None]) -> float
 
 
 def server(
-    engine: Engine, load: rules.Load, search: Search, short: bool, folder: Path, say: Callable[[str], None]
+    engine: Engine, load: rules.Load, search: Search, effort: Effort, folder: Path, say: Callable[[str], None]
 ) -> tuple[float, Outcome | None]:
     """Server's highest passing rate over trials, and the trial that broke the search off, if one did."""
-    seconds = TRIAL_SHORT_S if short else TRIAL_S
-    most = load.rate
-    while (rate := search.next(FIRST_SHARE * most, NARROW_SHORT if short else NARROW)) is not None:
-        trial = replace(load, rate=rate, seconds=seconds)
+    began, most = time.perf_counter(), load.rate
+    while (rate := search.next(FIRST_SHARE * most, effort.narrow)) is not None:
+        if search.trials and time.perf_counter() - began > effort.most_s:
+            break
+        trial = replace(load, rate=rate, seconds=effort.trial_s)
         say(f"a trial of {rate:.4g} queries/s")
         outcome = engine.test(trial, folder, say)
         if outcome.log is None:
@@ -123,7 +137,7 @@ def server(
         search.add(Trial(rate, passed, late))
         if rate < 1e-3 * most:
             break
-    return sustained(search.found() or min(t.rate for t in search.trials), seconds, load.bound_ms), None
+    return sustained(search.found() or min(t.rate for t in search.trials), effort.trial_s, load.bound_ms), None
 
 
 def sustained(rate: float, seconds: float, bound_ms: float) -> float:

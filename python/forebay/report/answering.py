@@ -19,11 +19,12 @@ COLUMNS = [
 ]
 FOOT = (
     "Supply: of one GPU, simulated. Over the fewest drives: the mean over rounds of the ratio in each, with its 95 % interval. "
+    "Highest rate: of Server's, by bisection, between what passed and the next that didn't. "
     "Loaded in: before LoadGen's clock starts. Samples read inside their queries aren't MLPerf's: they are the control, without "
     "which equal rates would prove nothing. MLPerf-style, unverified."
 )
 NEEDED = ("model", "mode", "scenario", "drive")
-ONE = "it is the one with the fewest drives, or ran in one round"
+ONE, OWN = "it is the one with the fewest drives, or ran in one round", "highest rates have intervals of their own"
 
 
 def is_answering(entry: Entry) -> bool:
@@ -38,6 +39,12 @@ def is_answering(entry: Entry) -> bool:
     if not (latency is None or isinstance(latency, dict)):
         return False
     others += list((latency or {}).values())
+    if point.get("highest"):
+        figures.append(part.get("expected_per_s"))
+        trials = part.get("search") or []
+        if not isinstance(trials, list) or not all(isinstance(t, dict) and type(t.get("passed")) is bool for t in trials):
+            return False
+        figures += [t.get("queries_per_s") for t in trials]
     return all(_number(v) and v > 0 for v in figures) and all(v is None or (_number(v) and v >= 0) for v in others)
 
 
@@ -48,7 +55,7 @@ def _number(value: Any) -> TypeGuard[float]:
 def name(entry: Entry) -> str:
     """`toy, Offline, ram, 4 × D7-PS1010`."""
     point = entry.point
-    return f"{point['model']}, {point['scenario']}, {point['mode']}, {point['drives']} × {point['drive']}"
+    return f"{point['model']}, {scaling.scenario_of(point)}, {point['mode']}, {point['drives']} × {point['drive']}"
 
 
 def sections(entries: Sequence[Entry], notes: Notes) -> list[Section]:
@@ -62,6 +69,7 @@ def sections(entries: Sequence[Entry], notes: Notes) -> list[Section]:
     shows = [row for row in control if row["shows"]]
     finding += f"; the control grows in {len(shows)} of {len(control)}" if control else ""
     facts = [("Memory", scaling.sentence(row)) for row in flat] + [("Control", scaling.told_of_control(row)) for row in control]
+    facts += [("Highest rate", scaling.told_of_curve(row)) for row in scaling.curves(made)]
     facts += [("Advice", f"{row['model']}: {row['text']}") for row in scaling.advice(made)]
     table = Table(f"{IDENT}-points", "By drives", [], COLUMNS, [_row(row, notes) for row in made], FOOT)
     command = next((c for c in (command_line(Run(entry).at("command")) for entry in entries) if c), "")
@@ -73,11 +81,13 @@ def _row(row: scaling.Row, notes: Notes) -> list[Cell]:
     return [
         text(row["model"]),
         text({scaling.RAM: "in memory", scaling.COLD: "read inside queries"}[row["mode"]]),
-        text(row["scenario"]),
+        text(scaling.scenario_of(row)),
         text(f"{row['drives']} × {row['drive']}"),
         Cell(numbers.significant(row["supply_gib_s"])),
-        Cell(numbers.whole(row["queries_per_s"])),
-        Cell(f"{row['ratio']:.4f}", interval) if row["ratio"] else notes.missing(ONE),
+        Cell(numbers.whole(row["queries_per_s"]), scaling.between(row).strip(" ()"))
+        if row["queries_per_s"]
+        else notes.missing("no rate of Server's passed"),
+        Cell(f"{row['ratio']:.4f}", interval) if row["ratio"] else notes.missing(OWN if row["highest"] else ONE),
         notes.value(row["p99_ms"], numbers.significant, "Server alone is judged by it"),
         notes.value(row["load_s"], numbers.seconds, "nothing is loaded before a cold test"),
     ]

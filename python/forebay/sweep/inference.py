@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forebay.errors import RequestError
-from forebay.infer import data, rules, scaling
+from forebay.errors import ForebayError, RequestError
+from forebay.infer import data, rules, scaling, search
 from forebay.model_runs import device_of, few_threads
 from forebay.numbers import significant, whole
 from forebay.stages import format_duration
@@ -34,13 +34,20 @@ if TYPE_CHECKING:
     from forebay.infer.command import Run
 
 TOY = models.TOY
-MODES = (scaling.RAM, scaling.COLD)
 SCENARIOS = ("Server", "Offline")
+# Mode, scenario, and whether Server's highest rate is searched for: asked at a rate that passes, it answers just that.
+WAYS = (
+    *((scaling.RAM, "Server", False), (scaling.RAM, "Server", True), (scaling.RAM, "Offline", False)),
+    *((scaling.COLD, "Server", True), (scaling.COLD, "Offline", False)),
+)
 # Seconds of a test; Server is asked at so much of its highest rate, and a control at so much of what its supply brings.
 SECONDS, OF_HIGHEST, OF_SUPPLY = {TOY: 2.0}, 0.8, 1.05
 SECONDS_GPU = 10.0
 # Beside a test: a loader, a verdict.
 BESIDE_S = 2.0
+# A search: seconds of a trial, bounds as narrow as rates repeat, and trials until they are, about; no trial begins after the time
+# of so many, or so many seconds.
+TRIAL_S, NARROW, TRIALS_USUAL, TRIALS_MOST, SEARCH_MOST_S = 2.0, 1.05, 7, 15, 120.0
 # The need whose ratio to the supply --scale-to-peak keeps: ResNet-50 on an H100, 11,500 images/s of 150,528 bytes.
 NEED_GIB_S = 11_500 * 150_528 / GIB
 
@@ -57,12 +64,11 @@ class Asked(models.Asked):
             {
                 "system": self.system.name, "gpus": self.system.gpus, "model": model, "mode": mode, "scenario": scenario,
                 "drive": drive, "drives": number, "batch": self.batch, "seconds": self.seconds_of(model),
-                "scale_to_peak": self.scale_to_peak,
+                "scale_to_peak": self.scale_to_peak, **({"highest": True} if highest else {}),
             }
             for model in self.folders
-            for mode in MODES
-            for scenario in self.scenarios
-            if scenario in rules.MODELS[model].scenarios
+            for mode, scenario, highest in WAYS
+            if scenario in self.scenarios and scenario in rules.MODELS[model].scenarios
             for drive in self.kinds
             for number in self.sweep.drives
         ]  # fmt: skip
@@ -81,11 +87,20 @@ class Asked(models.Asked):
         return SECONDS.get(model, SECONDS_GPU) if self.seconds is None else self.seconds
 
     def seconds_in_all(self) -> float:
-        return sum(point["seconds"] + BESIDE_S for point in self.points()) * self.rounds
+        tests = sum(point["seconds"] + BESIDE_S for point in self.points())
+        searches = [TRIALS_USUAL * min(TRIAL_S, point["seconds"]) for point in self.points() if point.get("highest")]
+        return (tests + sum(searches)) * self.rounds
+
+
+def effort(seconds: float, rate: float) -> search.Effort:
+    """Of a search at a point, for a rate of about that: LoadGen asks so many queries at least."""
+    trial_s = min(TRIAL_S, seconds)
+    takes_s = max(trial_s, rules.QUERIES_MIN["Server"] / rate)
+    return search.Effort(trial_s, NARROW, min(SEARCH_MOST_S, TRIALS_MOST * takes_s))
 
 
 def name_of(point: Mapping[str, Any]) -> str:
-    return f"{point['model']}, {point['scenario']}, {point['mode']}, {point['drives']} × {point['drive']}"
+    return f"{point['model']}, {scaling.scenario_of(point)}, {point['mode']}, {point['drives']} × {point['drive']}"
 
 
 def asked_of(sweep: Sweep, source: tuple[str, ...], values: Mapping[str, Any]) -> Asked:
@@ -177,7 +192,8 @@ def _play(asked: Asked, frozen: dict[str, Any], results: Results) -> Outcome:
         subject = Subject(asked, name)
         try:
             subject.begin(frozen, results)
-            yield lambda point, number: _one(asked, subject, point, number, frozen["peaks"][name])
+            trials = results.path.with_name(results.path.name + ".trials")
+            yield lambda point, number: _one(asked, subject, point, number, frozen["peaks"][name], trials)
         finally:
             subject.close()
 
@@ -201,14 +217,14 @@ class Subject:
 
     def run(
         self, mode: str, scenario: str, of: supply.Supply, seconds: float, target: float | None = None,
-        peak: float | None = None, expected: float | None = None,
+        peak: float | None = None, expected: float | None = None, effort: search.Effort | None = None, trials: Path | None = None,
     ) -> tuple[Run, dict[str, Any]]:  # fmt: skip
         """One run of `forebay infer`, and its record."""
         from forebay.infer import command
 
         request = command.Request(
             self.model, mode, scenario, self.folder, self.about, of, self.device, seconds=seconds, cache="warm",
-            target_qps=target, batch=self.asked.batch, strict=False,
+            target_qps=target, batch=self.asked.batch, strict=False, effort=effort, trials=trials,
         )  # fmt: skip
         request.check()
         run = command.Run(request, model=self._model, peak=peak, expected=expected)
@@ -255,9 +271,9 @@ class Subject:
 
 
 def _one(
-    asked: Asked, subject: Subject, point: dict[str, Any], number: int, own: Mapping[str, Any]
+    asked: Asked, subject: Subject, point: dict[str, Any], number: int, own: Mapping[str, Any], trials: Path
 ) -> tuple[dict[str, Any], str]:
-    """The line of a point, and what to tell of it."""
+    """The line of a point, and what to tell of it. `trials`: the file of a search while it goes on."""
     name, size = name_of(point), subject.about.row_bytes
     share, cold = asked.share(point), point["mode"] == scaling.COLD
     need = own["samples_per_s"] * size / GIB
@@ -265,19 +281,31 @@ def _one(
     assert of.gib_s is not None
     rate = of.gib_s
     brought = OF_SUPPLY * supply.bytes_per_s(rate) / size if cold else float("inf")
-    target = min(own["server_per_s"], brought) if point["scenario"] == "Server" else None
+    highest = bool(point.get("highest"))
+    target = own["server_per_s"] if point["scenario"] == "Server" and not highest else None
+    tried = effort(point["seconds"], min(own["server_per_s"], brought)) if highest else None
     more = {
         "supply_gib_s": rate, "share_gib_s": share.gib_s, "factor": own["factor"], "weights_bytes": subject.about.weights_bytes,
     }  # fmt: skip
 
     def measure() -> tuple[Any, bool, str]:
-        run, record = subject.run(
-            point["mode"], point["scenario"], of, point["seconds"], target, own["samples_per_s"],
-            OF_SUPPLY * min(own["samples_per_s"], brought),
-        )  # fmt: skip
+        interrupted = True
+        try:
+            run, record = subject.run(
+                point["mode"], point["scenario"], of, point["seconds"], target, own["samples_per_s"],
+                OF_SUPPLY * min(own["samples_per_s"], brought), tried,
+                trials if highest else None,
+            )  # fmt: skip
+            interrupted = run.interrupted
+        except ForebayError:
+            interrupted = False
+            raise
+        finally:
+            if highest and not interrupted:
+                trials.unlink(missing_ok=True)
         part = record["infer"]
-        told = f"{significant(rate)} GiB/s  " + (f"{whole(part['queries_per_s'])}/s" if part["queries_per_s"] else "no rate")
-        return record, run.interrupted, told
+        answered = part["queries_per_s"] if not highest else part["expected_per_s"] if part["valid"] else None
+        return record, interrupted, f"{significant(rate)} GiB/s  " + (f"{whole(answered)}/s" if answered else "no rate")
 
     return models.line_of(asked, point, number, name, more, measure)
 
@@ -325,6 +353,7 @@ def _summary(asked: Asked, results: Results, outcome: Outcome) -> dict[str, Any]
         "rows": made,
         "flat": scaling.flat(made),
         "control": scaling.control(made),
+        "highest": scaling.curves(made),
         "advice": scaling.advice(made),
         **models.counts_of(outcome),
     }
@@ -334,7 +363,9 @@ def _shown(document: Mapping[str, Any]) -> list[str]:
     head = ("test", "GiB/s", "queries/s", "÷ fewest drives", "95 %", "p99, ms", "load, s")
     body = [
         (
-            name_of(r), significant(r["supply_gib_s"]), whole(r["queries_per_s"]), f"{r['ratio']:.4f}" if r["ratio"] else "",
+            name_of(r), significant(r["supply_gib_s"]),
+            whole(r["queries_per_s"]) + scaling.between(r) if r["queries_per_s"] else "none passes",
+            f"{r['ratio']:.4f}" if r["ratio"] else "",
             f"{r['low']:.4f} to {r['high']:.4f}" if r["low"] is not None else "", significant(r["p99_ms"]) if r["p99_ms"] else "",
             significant(r["load_s"]) if r["load_s"] else "",
         )
@@ -344,6 +375,7 @@ def _shown(document: Mapping[str, Any]) -> list[str]:
     made += table([head, *body]) if body else []
     made += [f"memory    {scaling.sentence(row)}" for row in document["flat"]]
     made += [f"control   {scaling.told_of_control(row)}" for row in document["control"]]
+    made += [f"highest   {scaling.told_of_curve(row)}" for row in document["highest"]]
     made += [f"advice    {row['model']}: {row['text']}" for row in document["advice"]]
     made += [f"failed    {e['asked']}: {e['found']} (try: {e['next']})" for e in document["failed"]]
     return [*made, f"kept      {document['output']}; forebay report {document['output']} shows it"]
