@@ -157,7 +157,8 @@ def serve(prepare: Callable[[Sequence[str]], Callable[[dict[str, Any]], Answer]]
 
 def versions() -> dict[str, str]:
     """Of the libraries that this process has imported."""
-    names = ("kvikio", "cupy", "torch", "safetensors", "fastsafetensors", "forebay", "numpy")
+    peers = ("safetensors", "fastsafetensors", "instanttensor", "runai_model_streamer")
+    names = ("kvikio", "cupy", "torch", *peers, "forebay", "numpy")
     return {n: str(getattr(m, "__version__", "?")) for n in names if (m := sys.modules.get(n))}
 
 

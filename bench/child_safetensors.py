@@ -1,4 +1,4 @@
-"""safetensors and fastsafetensors, as bench/child.py asks them: `child_safetensors.py safetensors|fastsafetensors FILE`.
+"""Loaders of safetensors, as bench/child.py asks them: `child_safetensors.py LOADER FILE`, of LOADERS.
 
 A run loads every tensor of the file into the GPU and lets go of them afterwards. A request to fastsafetensors may
 hold `threads` and `gds` (0: its own bounce; 1: cuFile).
@@ -51,11 +51,41 @@ def fast(path: str) -> Run:
     return run
 
 
+def instant(path: str) -> Run:
+    import torch
+    from instanttensor import safe_open
+
+    def once() -> int:
+        with safe_open(path, framework="pt", device=0) as file:
+            loaded = dict(file.tensors())
+        torch.cuda.synchronize()
+        return total(loaded.values())
+
+    return lambda request: repeated(once, request["seconds"])
+
+
+def streamed(path: str) -> Run:
+    import torch
+    from runai_model_streamer import SafetensorsStreamer
+
+    def once() -> int:
+        with SafetensorsStreamer() as streamer:
+            streamer.stream_file(path)
+            loaded = {name: tensor.to("cuda:0") for name, tensor in streamer.get_tensors()}
+        torch.cuda.synchronize()
+        return total(loaded.values())
+
+    return lambda request: repeated(once, request["seconds"])
+
+
+LOADERS = {"safetensors": plain, "fastsafetensors": fast, "instanttensor": instant, "runai": streamed}
+
+
 def prepare(arguments: Sequence[str]) -> Run:
     import torch
 
     torch.empty(1, device="cuda:0")
-    run = {"safetensors": plain, "fastsafetensors": fast}[arguments[0]](arguments[1])
+    run = LOADERS[arguments[0]](arguments[1])
     run({"seconds": 0.0})
     return run
 

@@ -1,4 +1,4 @@
-"""A cached safetensors file of many tensors → the GPU: forebay.safetensors beside fastsafetensors and safetensors.
+"""A cached safetensors file of many tensors → the GPU: forebay.safetensors beside four other loaders.
 
 The file has the tensors of a decoder-only language model: per layer four attention and three MLP matrices and two
 norms, in bfloat16, plus an embedding and a head. Every run loads all of it into new tensors.
@@ -19,9 +19,11 @@ from side_by_side import GIB, Bound, Cell, compare, say
 PROMISES = ("MSR-11",)
 
 OURS, FAST, PLAIN = "forebay.safetensors.load", "fastsafetensors", "safetensors"
+INSTANT, STREAMED = "InstantTensor", "Run:ai's streamer"
+PEERS = (FAST, PLAIN, INSTANT, STREAMED)
 BOUNDS = [
-    Bound("rate", (FAST, PLAIN), at_least=1.0, pick="fastest"),
-    Bound("cost", (FAST, PLAIN), at_most=0.5, pick="fastest"),
+    Bound("rate", PEERS, at_least=1.0, pick="fastest"),
+    Bound("cost", PEERS, at_most=0.5, pick="fastest"),
     Bound("rate", (COPY,), at_least=0.9),
 ]
 HIDDEN, MLP, KEYS, VOCABULARY = 4096, 14336, 1024, 128256
@@ -92,7 +94,8 @@ def cell(options: argparse.Namespace, children: dict[str, Child]) -> Cell:
 
     fastest(made, options, OURS, lambda _: asked(OURS, children[OURS]))
     fastest(made, options, FAST, fast, settings, lambda s: f"{s['threads']} threads{', cuFile' if s['gds'] else ''}")
-    fastest(made, options, PLAIN, lambda _: asked(PLAIN, children[PLAIN]))
+    for name in (PLAIN, INSTANT, STREAMED):
+        fastest(made, options, name, lambda _, name=name: asked(name, children[name]))  # type: ignore[misc]
     fastest(made, options, COPY, lambda _: copy_rate(children[COPY]))
     return made
 
@@ -106,6 +109,8 @@ def main() -> int:
         OURS: Child("child_forebay.py", "safetensors", "0", file),
         FAST: Child("child_safetensors.py", "fastsafetensors", file),
         PLAIN: Child("child_safetensors.py", "safetensors", file),
+        INSTANT: Child("child_safetensors.py", "instanttensor", file),
+        STREAMED: Child("child_safetensors.py", "runai", file),
         COPY: Child("child_copy.py", "0"),
     }
     with closing(*children.values()):

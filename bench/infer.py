@@ -1,13 +1,14 @@
 """Inference over drives: `python bench/infer.py --dir DIR [--gpu [--only resnet50,llama|tables]]`.
 
 The toy on the host, or the models in PyTorch on the first GPU: queries a second with samples in memory, over the supply of 1
-and more drives, in random order; the control, samples read inside their queries; the highest rate of Server over supplies; cold
-starts; answers over modes. On the host also the engine's cost beside a bare Python system under test that answers at once, how
-many runs are VALID at the first try, and a search that is broken off and gone on with. Models of a configuration are told their
-own Offline rate, measured once, in place of probes; gptj and sdxl are asked in Offline alone, and language models in Server at a
-share of that rate. `--only tables`: DLRM whose tables stay in their file, over the memory for hot rows, beside PyTorch's own best
-way to fetch rows, on all cores and on two, and beside tables that are all in the GPU's memory. Each line is a run of
-`forebay infer` in this process.
+and more drives, in random order; the control, samples read inside their queries; the highest rate of Server over supplies;
+cold starts, on a GPU also beside other loaders of safetensors, those that are installed; answers over modes. On the host also
+the engine's cost beside a bare Python system under test that answers at once, how many runs are VALID at the first try, and a
+search that is broken off and gone on with. `--kinds d7-ps1010,d5-p5336,d3-s4520`: of so many kinds of drives, in one random
+order. Models of a configuration are told their own Offline rate, measured once, in place of probes; gptj and sdxl are asked
+in Offline alone, and language models in Server at a share of that rate. `--only tables`: DLRM whose tables stay in their
+file, over the memory for hot rows, beside PyTorch's own best way to fetch rows, on all cores and on two, and beside tables
+that are all in the GPU's memory. Each line is a run of `forebay infer` in this process.
 With --json FILE each run is kept in FILE.runs as it ends, and the same command with --resume measures what is missing.
 Exit: 0 if every bound holds, 1 if one does not.
 """
@@ -34,8 +35,23 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import infer_starts
+from child import closing
 from forebay.errors import ForebayError
-from forebay.infer import command, data, engine, forms, library, rules, tabled, toy, verb, weights
+from forebay.infer import (
+    command,
+    data,
+    engine,
+    forms,
+    library,
+    rules,
+    scaling,
+    search,
+    tabled,
+    toy,
+    verb,
+    weights,
+)
 from forebay.stats import mean_interval
 from forebay.train import supply
 from infer_tables import Tuned, cpu_s, on_cores
@@ -45,7 +61,7 @@ PROMISES = ("INF-12",)
 TITLE, TITLE_GPU = "Inference over drives, on the host", "Inference over drives, on a GPU"
 # One drive's supply of the toy, GiB/s, and how many of them; on a GPU one of eight shares drives of the catalogue.
 TOY_DRIVE, TOY_DRIVES = 0.02, (1, 2, 4, 8)
-GPU_DRIVE, GPU_DRIVES, GPUS = "model:d7-ps1010", (1, 8), 8
+GPU_DRIVE, GPU_DRIVES, GPUS = "d7-ps1010", (1, 8), 8
 # Bounds: queries a second over drives; of the load by its supply; of the lesser of peak and supply; of a bare system under test.
 FLAT_HOST, FLAT_GPU, OF_SUPPLY, OF_LESSER = 0.03, 0.01, 0.05, 0.05
 LATENCY_MOST, RATE_LEAST, FIRST_TRIES = 2.0, 0.5, 19
@@ -71,8 +87,11 @@ NOTHING_LEFT = 99.0
 TABLES, TABLE_BATCH, TABLE_SAMPLES, WHOLE_SAMPLES, FEW_CORES = "tables", 256, 4096, 1024, 2
 PAIRS_LEAST, OF_TUNED, OF_TUNED_CPU, OF_TUNED_FEW = 0.35e6, 1.0, 0.1, 4.0
 
-# Of a run, what doesn't tell it from others: the rate is found anew.
-UNTOLD = ("target_qps",)
+# Of a run, what doesn't tell it from others: the rate is found anew, by such a search.
+UNTOLD = ("target_qps", "effort")
+EFFORT, HIGHEST_ROUNDS = search.Effort(1.0, 1.05, 60.0), 3
+# Kind and number of drives.
+Case = tuple[str, int]
 
 Row = dict[str, Any]
 HOLDS = {True: "holds", False: "**does not hold**"}
@@ -105,9 +124,12 @@ class Bench:
         self.counts: tuple[int, ...] = GPU_DRIVES if self.gpu else TOY_DRIVES
         if options.drives:
             self.counts = tuple(int(number) for number in options.drives.split(","))
+        self.kinds = tuple(supply.drive_of(kind).name for kind in (options.kinds or GPU_DRIVE).split(","))
+        self.supplies: list[Case] = [(kind, number) for kind in self.kinds for number in self.counts]
         self.rows: list[Row] = []
         self.tables: list[Row] = []
         self.others: list[str] = []
+        self.starts_table: list[str] = []
         self.journal = Journal(options.json and options.json.with_name(options.json.name + ".runs"), options.resume)
         self.models: dict[str, Any] = {}
         # Samples a second of models of a configuration, in Offline.
@@ -137,18 +159,25 @@ class Bench:
     def small(self, name: str) -> bool:
         return bool(self.options.small) and name in forms.NAMES
 
-    def supply(self, drives: int) -> supply.Supply:
+    def supply(self, of: Case) -> supply.Supply:
+        """A GPU's share of so many drives; on the host in the same ratios, at what two cores can bring."""
+        share, one = (supply.parse(f"model:{kind}?drives={n}", GPUS) for kind, n in (of, (GPU_DRIVE, 1)))
         if self.gpu:
-            return supply.parse(f"{GPU_DRIVE}?drives={drives}", GPUS)
-        return supply.parse(f"{TOY_DRIVE * drives:g}")
+            return share
+        assert share.gib_s is not None and one.gib_s is not None
+        rate = TOY_DRIVE * of[1] if len(self.kinds) == 1 else TOY_DRIVE * share.gib_s / one.gib_s
+        return supply.parse(f"{rate:g}")
 
-    def run(self, name: str, mode: str, scenario: str, drives: int | None, seconds: float | None = None, **more: Any) -> Row:
+    def by_supply(self) -> list[Case]:
+        return sorted(self.supplies, key=lambda of: self.supply(of).gib_s or 0.0)
+
+    def run(self, name: str, mode: str, scenario: str, drives: Case | None, seconds: float | None = None, **more: Any) -> Row:
         """One run: the part `infer` of its record. The model of its name is built once."""
         key = [name, mode, scenario, drives, seconds, {k: v for k, v in more.items() if k not in UNTOLD}]
         there = self.journal.take(key)
         return there or self.journal.add(key, self.measured(name, mode, scenario, drives, seconds, **more))
 
-    def measured(self, name: str, mode: str, scenario: str, drives: int | None, seconds: float | None, **more: Any) -> Row:
+    def measured(self, name: str, mode: str, scenario: str, drives: Case | None, seconds: float | None, **more: Any) -> Row:
         folder = self.folder(name)
         seconds = self.options.seconds if seconds is None else seconds
         if name in forms.NAMES and mode != "coldstart":
@@ -159,8 +188,7 @@ class Bench:
             seconds, expected = self.whole_batches(name, seconds, peak)
         request = command.Request(
             name, mode, scenario, folder, data.open_folder(folder, name), of, device,
-            seconds=seconds, cache="warm",
-            strict=name not in forms.NAMES, **more,
+            seconds=seconds, **{"cache": "warm", "strict": name not in forms.NAMES, **more},
         )  # fmt: skip
         request.check()
         if peak is not None and mode != "coldstart" and expected is None:
@@ -178,8 +206,10 @@ class Bench:
             made.keep_model()
         made.close()
         rate = f"{part['queries_per_s']:,.1f} queries/s" if part["queries_per_s"] else f"{part['coldstart']['total_s']:.3f} s"
-        say(f"{name}, {mode}, {scenario}, {drives or 'all'} drives: {rate} {'' if part['valid'] is not False else part['why']}")
-        return {"model": name, "drives": drives, **part}
+        kind, number = drives or (None, None)
+        of_drives = f"{number} × {kind}" if drives else "all drives"
+        say(f"{name}, {mode}, {scenario}, {of_drives}: {rate} {'' if part['valid'] is not False else part['why']}")
+        return {"model": name, "drive": kind, "drives": number, **part}
 
     def whole_batches(self, name: str, seconds: float, rate: float) -> tuple[float, float]:
         """Seconds, and the rate to expect, of which LoadGen makes a query of whole batches: parts of them are slower, and where
@@ -225,7 +255,6 @@ class Bench:
             self.loads()
 
     def over_drives(self) -> None:
-        counts = self.counts
         flat = FLAT_GPU if self.gpu else FLAT_HOST
         order = random.Random(7)
         for name in self.names:
@@ -244,10 +273,11 @@ class Bench:
                 first = len(self.rows)
                 try:
                     for _ in range(self.options.rounds):
-                        for drives in order.sample(counts, len(counts)):
+                        for drives in order.sample(self.supplies, len(self.supplies)):
                             self.add(self.run(name, "ram", scenario, drives, **rate))
                 finally:
-                    self.flat(name, scenario, self.rows[first:], counts, flat)
+                    for kind in self.kinds:
+                        self.flat(name, scenario, [r for r in self.rows[first:] if r["drive"] == kind], kind, flat)
 
     def loads(self) -> None:
         """The rate of loads beside the supply, and what storage delivered in timed parts."""
@@ -260,7 +290,8 @@ class Bench:
         bytes_ = [float(row["timed_storage_bytes"]) for row in loads]
         self.bound("bytes from storage inside the timed part of ram: 0", bytes_, max(bytes_) == 0, 0)
 
-    def flat(self, name: str, scenario: str, found: list[Row], counts: tuple[int, ...], most: float) -> None:
+    def flat(self, name: str, scenario: str, found: list[Row], kind: str, most: float) -> None:
+        counts = self.counts
         by = {n: [row["queries_per_s"] for row in found if row["drives"] == n] for n in counts}
         # Of rounds that ended.
         rounds = min(len(values) for values in by.values())
@@ -268,15 +299,15 @@ class Bench:
             ratios = [a / b for a, b in zip(by[n][:rounds], by[counts[0]][:rounds], strict=True)]
             interval = mean_interval(ratios)
             low, high = interval.low or min(ratios), interval.high or max(ratios)
-            text = f"{name}, ram, {scenario}: {n} ÷ {counts[0]} drives 1.00 ± {most}, 95 % interval {low:.4f} to {high:.4f}"
-            self.bound(text, ratios, 1 - most <= low and high <= 1 + most, 4)
+            text = f"{name}, ram, {scenario}: {n} ÷ {counts[0]} {self.said(kind)} 1.00 ± {most}"
+            self.bound(f"{text}, 95 % interval {low:.4f} to {high:.4f}", ratios, 1 - most <= low and high <= 1 + most, 4)
 
     def control(self) -> None:
-        """Samples read inside their queries: the lesser of peak and supply, and Server's highest rate."""
+        """Samples read inside their queries: the lesser of peak and supply."""
         name = self.names[0]
         self.offline_rate(name)
         shares: list[float] = []
-        for drives in self.counts:
+        for drives in self.supplies:
             for _ in range(max(1, self.options.rounds // 2)):
                 row = self.add(self.run(name, "cold", "Offline", drives))
                 lesser = min(row["peak_samples_per_s"], row["supply_gib_s"] * GIB / row["sample_bytes"])
@@ -290,20 +321,37 @@ class Bench:
         self.bound(f"{name}, cold, Offline ÷ the lesser of peak and supply within {100 * OF_LESSER:g} %", clear, holds)
         if between:
             self.bound(f"{name}, cold, Offline where both are about equal ÷ the lesser ≥ 0.8", between, min(between) >= 0.8)
-        rates = []
-        if name in forms.NAMES:
-            return
-        for drives in self.counts:
-            row = self.add(self.run(name, "cold", "Server", drives, min(5.0, self.options.seconds)))
-            rates.append(row["expected_per_s"])
-        grows = all(b >= 0.9 * a for a, b in zip(rates, rates[1:], strict=False))
-        self.bound(f"{name}, cold, Server: the highest rate doesn't fall with drives", rates, grows, 0)
+
+    def said(self, kind: str) -> str:
+        return "drives" if len(self.kinds) == 1 else kind
+
+    def highest(self) -> None:
+        """Server's highest passing rate over supplies, in memory and not, in random order; large models are left out."""
+        order = random.Random(11)
+        for name in self.names:
+            if name in forms.NAMES or "Server" not in self.scenarios(name):
+                continue
+            measured = []
+            seconds = min(5.0, self.options.seconds)
+            for number in range(max(2, min(HIGHEST_ROUNDS, self.options.rounds))):
+                ways = [(mode, drives) for mode in (scaling.RAM, scaling.COLD) for drives in self.supplies]
+                for mode, drives in order.sample(ways, len(ways)):
+                    row = self.add(self.run(name, mode, "Server", drives, seconds, effort=EFFORT, strict=False))
+                    row["highest"] = True
+                    point = {key: row[key] for key in ("model", "mode", "scenario", "drive", "drives", "supply_gib_s")}
+                    measured.append(({**point, "highest": True}, number, row))
+            for curve in scaling.curves(scaling.rows(measured)):
+                cold = curve["mode"] == scaling.COLD
+                rates = [point["queries_per_s"] for point in curve["points"] if point["queries_per_s"]]
+                what = "grows, monotonic within its intervals" if cold else "the same within its intervals"
+                holds = bool(curve["rises"] and curve["monotonic"] if cold else curve["same"])
+                self.bound(f"{scaling.told_of_curve(curve)}: {what}", rates, holds, 0)
 
     def starts(self) -> None:
         """Cold starts over drives: reading by the clock beside the supply."""
         for name in self.names:
             off = []
-            for drives in self.counts:
+            for drives in self.supplies:
                 row = self.add(self.run(name, "coldstart", "Offline", drives))
                 if row["load_s"] >= READ_S:
                     off.append(row["load_gib_s"] / row["supply_gib_s"])
@@ -311,6 +359,25 @@ class Bench:
             if off:
                 text = f"{name}, coldstart: rate of reading for {READ_S:g} s and more ÷ supply within {100 * OF_SUPPLY:g} %"
                 self.bound(text, off, within)
+
+    def beside(self) -> None:
+        """Cold starts as fast as storage goes, beside other loaders of the same file."""
+        for name in self.names:
+            file, measured = self.folder(name) / data.WEIGHTS, []
+
+            def ours(cache: str, name: str = name) -> float:
+                row = self.measured(name, "coldstart", "Offline", None, None, cache=cache)
+                return float(row["load_bytes"] / GIB / (row["coldstart"]["read_s"] + row["coldstart"]["allocate_s"]))
+
+            for cache in ("warm", "cold"):
+                others = infer_starts.children(file)
+                with closing(*others.values()):
+                    key = ["beside", name, cache, self.options.rounds]
+                    there = self.journal.take(key)
+                    measured.append(there or self.journal.add(
+                        key, infer_starts.rates(ours, others, file, cache, self.options.rounds)
+                    ))  # fmt: skip
+            self.starts_table += infer_starts.judge(name, measured, self.bound, self.others.append)
 
     def answers(self) -> None:
         """One hash of the answers over modes, scenarios and, on a GPU, paths."""
@@ -608,11 +675,22 @@ def bare(load: rules.Load, folder: Path) -> engine.Outcome:
 
 def table(rows: list[Row]) -> list[str]:
     lines = [HEAD, "|---|---|---|" + "---|" * 7]
-    keys = list(dict.fromkeys((row["model"], row["mode"], row["scenario"], row["drives"]) for row in rows))
-    for key in keys:
-        found = [row for row in rows if (row["model"], row["mode"], row["scenario"], row["drives"]) == key]
+    kinds = {row["drive"] for row in rows if row["drive"]}
+
+    def key_of(row: Row) -> tuple[str, ...]:
+        drives = "–" if row["drives"] is None else str(row["drives"]) + (f" × {row['drive']}" if len(kinds) > 1 else "")
+        return row["model"], row["mode"], scaling.scenario_of(row), drives
+
+    for key in dict.fromkeys(map(key_of, rows)):
+        found = [row for row in rows if key_of(row) == key]
         supply_ = found[0]["supply_gib_s"]
         rates = [row["queries_per_s"] for row in found]
+        if "highest" in found[0]:
+            found = [row for row in found if row["valid"]]
+            rates = [row["expected_per_s"] for row in found]
+            if not rates:
+                lines.append(f"| {' | '.join(key)} | {supply_ or 0:.3g} | none passes | – | – | – | – |")
+                continue
         if key[1] == "coldstart":
             rates = [1 / row["coldstart"]["total_s"] for row in found]
         cells = [f"{supply_:.3g}" if supply_ else "–", middle(rates, 1 if statistics.median(rates) >= 100 else 3)]
@@ -620,7 +698,7 @@ def table(rows: list[Row]) -> list[str]:
         cells.append(middle([row["load_gib_s"] for row in found], 3))
         cells.append(middle([row["timed_storage_bytes"] for row in found], 0))
         cells.append(middle([row.get("of_lesser") for row in found], 3))
-        lines.append(f"| {' | '.join(str(part) for part in key)} | {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(key)} | {' | '.join(cells)} |")
     return lines
 
 
@@ -651,6 +729,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0", help="where they run")
     parser.add_argument("--scenarios", default="Offline,Server", help="of the samples in memory, separated by commas")
     parser.add_argument("--parts", default="", help="which of them, separated by commas; all")
+    parser.add_argument("--kinds", default="", help="kinds of drives, separated by commas (d7-ps1010)")
     parser.add_argument("--drives", default="", help="how many of them, separated by commas (1,8 on a GPU, else 1,2,4,8)")
     parser.add_argument("--batch-size", type=int, help="of models of a configuration: samples, or queries at a time")
     parser.add_argument("--small", action="store_true", help="models of a configuration in the narrow form, to try them on a CPU")
@@ -664,14 +743,14 @@ def main() -> int:
     scenarios = options.scenarios if options.scenarios != parser.get_default("scenarios") else ""
     own = (
         ("drives", options.drives), ("scenarios", scenarios), ("batch-size", options.batch_size), ("samples", options.samples),
-        ("parts", options.parts),
+        ("parts", options.parts), ("kinds", options.kinds),
     )  # fmt: skip
     options.more = "".join(f" --{flag} {value}" for flag, value in own if value)
     # Whatever ends it keeps what was measured.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     bench = Bench(options)
-    parts: list[Callable[[], None]] = [bench.in_memory, bench.control, bench.starts, bench.answers]
-    parts += [] if options.gpu else [bench.own_cost, bench.first_tries, bench.resumption]
+    parts: list[Callable[[], None]] = [bench.in_memory, bench.control, bench.highest, bench.starts, bench.answers]
+    parts += [bench.beside] if options.gpu else [bench.own_cost, bench.first_tries, bench.resumption]
     if options.only == TABLES:
         parts = [bench.tables_in_their_file]
     wanted = options.parts.split(",") if options.parts else [part.__name__ for part in parts]
@@ -689,7 +768,7 @@ def main() -> int:
     finally:
         # What was measured stays, whatever ended it.
         lines = [*table_of_tables(bench.tables), *([*table(bench.rows), ""] if bench.rows or not bench.tables else [])]
-        text = section(title, options, "\n".join([*lines, *bench.others, ""]))
+        text = section(title, options, "\n".join([*lines, *bench.starts_table, *bench.others, ""]))
         measured = [{"rows": bench.rows, "tables": bench.tables, "bounds": bench.others}]
         save(options.json, title, options, measured, text)
     publish(title, options, text)

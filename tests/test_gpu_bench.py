@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import gpu_stub_support
 import processes
@@ -19,6 +20,7 @@ sys.path.insert(0, str(BENCH))
 import gpu_cufile  # noqa: E402
 import gpu_gdsio  # noqa: E402
 import gpu_safetensors  # noqa: E402
+import infer_starts  # noqa: E402
 import publish  # noqa: E402
 import small_files  # noqa: E402
 from child import Child, asked  # noqa: E402
@@ -394,3 +396,41 @@ def test_gdsios_line_is_read_and_anything_else_refused() -> None:
 def test_saved_sections_are_read_back_one_or_many() -> None:
     both = '{"study": "a", "section": "x"}\n{"study": "b", "section": "y"}\n'
     assert [d["study"] for d in publish.documents(both)] == ["a", "b"]
+
+
+class Loads:
+    """A loader of a child's answers at a rate, GiB/s; at none it isn't installed."""
+
+    def __init__(self, rate: float | None) -> None:
+        self.rate, self.asked = rate, 0
+
+    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        self.asked += 1
+        if self.rate is None:
+            raise Unavailable("instanttensor isn't installed for this Python")
+        return {"bytes": GIB, "seconds": 1 / self.rate}
+
+
+def test_cold_starts_stand_beside_the_loaders_that_are_installed(tmp_path: Path) -> None:
+    """Of one that isn't, the reason; the best of the others is the measure, and the link where the file is cached."""
+    (tmp_path / "w").write_bytes(b"weights")
+    names = ("InstantTensor", "Run:ai's streamer", "fastsafetensors", "safetensors", infer_starts.LINK)
+    assert set(infer_starts.children(tmp_path / "w")) == set(names)
+
+    def measured(ours: float) -> tuple[list[str], dict[str, bool], list[str]]:
+        told: list[str] = []
+        bounds: dict[str, bool] = {}
+        found = []
+        for cache in ("warm", "cold"):
+            others = dict(zip(names, map(Loads, (None, 8.0, 10.0, 2.0, 20.0)), strict=True))
+            found.append(infer_starts.rates(lambda _: ours, others, tmp_path / "w", cache, 3))
+            # One that can't run is asked once; the link is of a cached file alone.
+            assert [others[name].asked for name in (names[0], names[4])] == [1, 3 if cache == "warm" else 0]
+        lines = infer_starts.judge("m", found, lambda text, _, holds: bounds.update({text: holds}), told.append)
+        return lines, bounds, told
+
+    lines, bounds, told = measured(19.0)
+    assert list(bounds.values()) == [True, True, True] and all("fastsafetensors" in text for text in list(bounds)[:1])
+    assert [text.count("left out: instanttensor isn't installed") for text in told] == [1, 1]
+    assert len([line for line in lines if "safetensors |" in line]) == 4
+    assert list(measured(9.0)[1].values()) == [False, False, False]

@@ -285,6 +285,19 @@ def test_what_a_short_trial_passes_is_not_more_than_a_long_test_can_have(
 
 
 @pytest.mark.promise("INF-6")
+def test_time_in_which_the_process_was_stopped_is_nobodys_delay() -> None:
+    now = [0.0]
+    patience = engine.Patience(lambda: now[0])
+    for now[0] in (1.0, 2.0):
+        assert patience.waited_s(0.5) == now[0] - 0.5
+    # Stopped for a minute and a half; from there on an answer is waited for anew, and that which came later counts.
+    now[0] = 92.0
+    assert patience.waited_s(0.5) == 0.0
+    now[0] = 94.0
+    assert patience.waited_s(0.5) == 2.0 and patience.waited_s(93.5) == 0.5
+
+
+@pytest.mark.promise("INF-6")
 def test_a_search_goes_on_where_it_was_left(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / search.__name__.rpartition(".")[2]
     first = search.Search({"model": "toy"}, file)

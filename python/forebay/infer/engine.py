@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 COMPUTED_AHEAD = 2
 # Between two looks of the main thread, and how long LoadGen may take to end by itself once all is answered.
 LOOK_S, ENDS_S = 0.05, 2.0
+# Between two looks; where it is longer, the whole process was stopped.
+STOPPED_S = 5.0
 QUERY_TIMEOUT_S = 60.0
 
 
@@ -85,6 +87,20 @@ class Turn:
     loaded_bytes: int = 0
     device_before: int | None = None
     done: threading.Event = field(default_factory=threading.Event)
+
+
+class Patience:
+    """Seconds of a wait, asked at every look, without those in which the process was stopped: no answer could come in them."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._looked, self._resumed = clock, clock(), float("-inf")
+
+    def waited_s(self, since: float) -> float:
+        now = self._clock()
+        if now - self._looked > STOPPED_S:
+            self._resumed = now
+        self._looked = now
+        return now - max(since, self._resumed)
 
 
 class Engine:
@@ -161,11 +177,13 @@ class Engine:
         return outcome
 
     def _watch(self, turn: Turn, ended: threading.Event, say: Callable[[str], None] | None) -> None:
+        patience = Patience()
         while not ended.wait(LOOK_S):
             if turn.failure is not None:
                 raise Broken
             waiting = turn.waiting
-            if waiting is not None and time.perf_counter() - max(waiting[1], turn.moved_at) > self.timeout_s:
+            waited_s = patience.waited_s(turn.moved_at if waiting is None else max(waiting[1], turn.moved_at))
+            if waiting is not None and waited_s > self.timeout_s:
                 numbers = ", ".join(str(n) for n in list(waiting[0])[:4]) + (", …" if len(waiting[0]) > 4 else "")
                 told = f"query {whole(turn.queries)} (samples {numbers}) has had no answer for {seconds(self.timeout_s)}"
                 turn.failure = RunError("the system under test", told, "a longer --query-timeout; or another --path")
@@ -417,8 +435,9 @@ class Engine:
 
         threading.Thread(target=run, name="forebay-probe", daemon=True).start()
         try:
+            patience = Patience()
             while not turn.done.wait(LOOK_S):
-                if time.perf_counter() - turn.moved_at > self.timeout_s:
+                if patience.waited_s(turn.moved_at) > self.timeout_s:
                     told = f"a batch of {what} has had no answer for {seconds(self.timeout_s)}"
                     raise RunError("the system under test", told, "a longer --query-timeout; or another --path")
         finally:

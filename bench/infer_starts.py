@@ -1,0 +1,86 @@
+"""Cold starts beside other loaders of safetensors, for bench/infer.py: the same file, in turn, cached and not."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from child import Child
+from forebay.model_runs import prepare_cache
+from side_by_side import GIB, Unavailable, middle, say
+
+OURS, LINK = "forebay infer, coldstart", "the link (pinned copies)"
+# Names of contenders, and what bench/child_safetensors.py calls them.
+PEERS = {
+    "InstantTensor": "instanttensor", "Run:ai's streamer": "runai", "fastsafetensors": "fastsafetensors",
+    "safetensors": "safetensors",
+}  # fmt: skip
+# Bounds: of the best peer's rate, and of the link's where the file is cached.
+OF_BEST, OF_LINK = 1.0, 0.9
+# Of a load, and of copies over the link.
+TIMEOUT_S, COPIES_S = 600.0, 0.5
+
+Row = dict[str, Any]
+Said = Callable[[str, list[float], bool], None]
+
+
+class Asked(Protocol):
+    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]: ...
+
+
+def children(file: Path) -> dict[str, Child]:
+    """Each in a process of its own, which imports its library when it is asked first."""
+    made = {name: Child("child_safetensors.py", kind, str(file)) for name, kind in PEERS.items()}
+    return {**made, LINK: Child("child_copy.py", "0")}
+
+
+def rates(ours: Callable[[str], float], others: dict[str, Asked], file: Path, cache: str, rounds: int) -> dict[str, Any]:
+    """GiB/s of each contender in each round, in turn, forwards and backwards; of one that can't run the reason."""
+    found: dict[str, list[float]] = {}
+    left_out: dict[str, str] = {}
+    for number in range(rounds):
+        names = [OURS, *(name for name in others if cache == "warm" or name != LINK)]
+        for name in names if number % 2 == 0 else reversed(names):
+            if name in left_out:
+                continue
+            try:
+                rate = ours(cache) if name == OURS else _asked(others[name], name, file, cache)
+            except Unavailable as error:
+                left_out[name] = str(error)
+                continue
+            say(f"{file.parent.name}, {cache}, {name}: {rate:.2f} GiB/s")
+            found.setdefault(name, []).append(rate)
+    return {"cache": cache, "rates": found, "left_out": left_out}
+
+
+def _asked(child: Asked, name: str, file: Path, cache: str) -> float:
+    if name != LINK:
+        # What it does first, and once, is in no figure: it has loaded the file before this.
+        child.ask({"seconds": 0.0}, TIMEOUT_S)
+        prepare_cache([file], cache)
+    told = child.ask({"seconds": COPIES_S if name == LINK else 0.0}, TIMEOUT_S)
+    return float(told["bytes"] / told["seconds"] / GIB)
+
+
+def judge(model: str, measured: Sequence[dict[str, Any]], bound: Said, tell: Callable[[str], None]) -> list[str]:
+    """Bounds beside the best of the others and the link; lines of a table."""
+    lines = ["| weights of | cache | contender | GiB/s |", "|---|---|---|---|"]
+    for one in measured:
+        found, cache = one["rates"], one["cache"]
+        lines += [f"| {model} | {cache} | {name} | {middle(values, 2)} |" for name, values in found.items()]
+        for name, why in one["left_out"].items():
+            tell(f"- {model}, coldstart, {cache}: {name} left out: {why}")
+        peers = {name: statistics.median(values) for name, values in found.items() if name in PEERS}
+        if OURS not in found:
+            continue
+        if peers:
+            best = max(peers, key=lambda name: peers[name])
+            ratios = [a / b for a, b in zip(found[OURS], found[best], strict=False)]
+            text = f"{model}, coldstart, {cache}: rate of reading and allocating ÷ {best}'s, the best, ≥ {OF_BEST:g}"
+            bound(text, ratios, statistics.median(ratios) >= OF_BEST)
+        if LINK in found:
+            ratios = [a / b for a, b in zip(found[OURS], found[LINK], strict=False)]
+            bound(f"{model}, coldstart, {cache}: ÷ the link ≥ {OF_LINK:g}", ratios, statistics.median(ratios) >= OF_LINK)
+    return [*lines, ""]
