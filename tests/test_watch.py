@@ -18,6 +18,7 @@ import processes
 import pytest
 from forebay.emulate import workloads
 from forebay.watch.fanotify import Fanotify
+from forebay.watch.files import File, Seen
 
 Forebay = Callable[..., "subprocess.CompletedProcess[str]"]
 FILES, EPOCHS, BATCH, SLEEP_S = 40, 2, 4, 0.03
@@ -149,6 +150,44 @@ def test_one_that_never_reads_has_no_workload(forebay: Forebay, tmp_path: Path) 
     assert record["answer"]["waiting"] in ("no", "can't be told here") and record["cache"]["hit_share"] is None
     nulls = [key for key in ("moved", "waits", "gpus", "workload") if record[key] is None]
     assert all(key in record["missing"] for key in nulls)
+
+
+OWN = """
+import sys, time
+with open(sys.argv[1], "w+b", 0) as file:
+    file.write(bytes(int(sys.argv[2])))
+    for again in range(3):
+        file.seek(0)
+        while file.read(1 << 18): pass
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.promise("WAT-1", "WAT-4")
+def test_what_was_seen_instead_of_data_is_told_with_what_to_type(forebay: Forebay, tmp_path: Path) -> None:
+    file = tmp_path / "own.bin"
+    command = python(OWN, file, 1 << 20)
+    record = watched(forebay("watch", "--json", "-q", "--", *command))[0]
+    assert record["files"]["data"] is None and record["files"]["written"] == 1
+    why = record["missing"]["workload"]
+    assert why.startswith("no file of data was seen: 1 file it had open for writing (") and str(file) in why and "--data" in why
+    assert why.removeprefix("no file of data was seen: ") in record["missing"]["files.data"]
+    # What is to be typed helps.
+    data = watched(forebay("watch", "--json", "-q", "--data", tmp_path, "--", *command))[0]["files"]["data"]
+    assert data["files"] == 1 and data["bytes"] == 1 << 20
+
+
+@pytest.mark.promise("WAT-4")
+def test_each_reason_for_no_data_has_a_sentence() -> None:
+    def seen(*files: File, under: str | None = None, programs: int = 0) -> str:
+        made = Seen(under, {(0, at): file for at, file in enumerate(files)}, programs={(1, n): 0 for n in range(programs)})
+        return made.nothing()
+
+    small = File("/d/a.json", 100, 1)
+    told = "1 file of 100 B in all (/d/a.json), less than 256 KiB, which settings have, too; --data DIR if they are data"
+    assert seen(small) == told
+    assert "2 files it had open" in (both := seen(*[File("*.bin", 5, 1, written=True)] * 2, small)) and "1 file of" in both
+    assert "3 files of programs" in seen(programs=3) and "none meanwhile" in seen() and "under /d" in seen(under="/d")
 
 
 @pytest.mark.promise("WAT-1", "WAT-5")

@@ -116,7 +116,7 @@ def test_strange_names_stay_out_of_trouble_in_json_and_toml(tmp_path: Path) -> N
         assert seen.see(os.stat(path), None, True, path) is not None
     assert seen.suffixes["npz"].files == len(NAMES)
     for name in NAMES:
-        text = record.shown(os.path.join(folder, name))
+        text = files.shown(os.path.join(folder, name))
         assert text.isprintable() and text.encode() and "\n" not in text
     made: dict[str, Any] = {
         "process": {"name": 'a"\n\\\udcff'}, "seconds": 60.0, "started": "2024-01-01T00:00:00Z",

@@ -13,9 +13,10 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from forebay.numbers import bytes_
 from forebay.watch import stats
 from forebay.watch.fanotify import FAN_CLOSE_WRITE, FAN_OPEN, Fanotify
 from forebay.watch.process import Process, Tree
@@ -136,8 +137,8 @@ class Seen:
         return self.suffixes.setdefault(suffix_of(path), Suffix())
 
     def wrote(self, file: File) -> None:
-        """A file that was open for writing isn't read by a training."""
-        if not file.written:
+        """A file that was open for writing isn't read by a training, unless it lies where the data was said to be."""
+        if not file.written and self.under is None:
             file.written = True
             group = self._suffix(file, file.path)
             group.remove(file.bytes)
@@ -170,6 +171,24 @@ class Seen:
             return None
         return found
 
+    def nothing(self) -> str:
+        """What was seen where none of it is data, and what to type."""
+        if self.under is not None:
+            return f"it opened nothing with bytes in it under {shown(self.under)}: another --data"
+        written = [f for f in self.files.values() if f.written]
+        small = [f for f in self.files.values() if not f.written]
+        told = []
+        if written:
+            folder = _example(written)
+            told.append(f"{_counted(written, 'file')} it had open for writing{folder}; --data DIR if that is what it reads")
+        if small:
+            sizes = f"{_counted(small, 'file')} of {bytes_(sum(f.bytes for f in small))} in all{_example(small)}"
+            told.append(f"{sizes}, less than {bytes_(DATA_BYTES_MIN)}, which settings have, too; --data DIR if they are data")
+        if self.programs and not told:
+            kinds = "programs, libraries and their modules"
+            told.append(f"{len(self.programs)} files of {kinds} alone; --data DIR if its data lies among them")
+        return "; ".join(told) or "it opened none meanwhile: watch it while it reads, or for longer (--seconds)"
+
     @property
     def opens(self) -> int:
         """Opens of the files that are the data, as far as is known now."""
@@ -178,6 +197,22 @@ class Seen:
 
     def of(self, suffix: str) -> list[File]:
         return [f for f in self.files.values() if not f.written and suffix_of(f.path) == suffix]
+
+
+def _counted(files: Sequence[File], word: str) -> str:
+    return f"{len(files)} {word}{'' if len(files) == 1 else 's'}"
+
+
+def _example(files: Sequence[File]) -> str:
+    """` (/data/x.bin)`: the largest of which the path is known."""
+    known = [f for f in files if f.path.startswith("/")]
+    return f" ({shown(max(known, key=lambda f: f.bytes).path)})" if known else ""
+
+
+def shown(path: str) -> str:
+    """A name as JSON and TOML can have it: what isn't UTF-8, or would break a line, as Python writes it."""
+    text = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def suffix_of(path: str) -> str:

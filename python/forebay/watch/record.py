@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from forebay.watch import waits as kinds
-from forebay.watch.files import File, Suffix
+from forebay.watch.files import File, Suffix, shown
 from forebay.watch.machine import Pages, disk_of
 from forebay.watch.waits import uncertainty
 from forebay.watch.watching import Watch
@@ -157,9 +157,8 @@ def _files(figures: Figures) -> dict[str, Any]:
     ways = [watch.opens, watch.open]
     data = _data(watch)
     if suffix is None:
-        found = sum(g.files for g in seen.suffixes.values())
-        small = f"; of {found} small files none is taken for data: --data DIR says which are" if found else ""
-        figures.lack("files.data", f"no file of data was seen ({'; '.join(w.refused or w.name for w in ways)}){small}")
+        by = "; ".join(w.refused or w.name for w in ways)
+        figures.lack("files.data", f"no file of data was seen (by {by}): {seen.nothing()}")
     elif watch.opens.refused is not None:
         figures.lack("files.data.opens", f"counted by looking from time to time: {watch.opens.refused}")
     steps = watch.open.steps
@@ -207,12 +206,6 @@ def _directory(data: list[File]) -> str | None:
     """The deepest folder that all of them lie in."""
     folders = {os.path.dirname(f.path) for f in data if f.path.startswith("/")}
     return shown(os.path.commonpath(folders)) if folders else None
-
-
-def shown(path: str) -> str:
-    """A name as JSON and TOML can have it: what isn't UTF-8, or would break a line, as Python writes it."""
-    text = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _cache(figures: Figures, moved: dict[str, Any] | None) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def derive(made: dict[str, Any], watch: Watch, given: Given) -> tuple[dict[str, 
     """(keys of the workload, how they were derived, None), or (None, None, the reason why there is none)."""
     moved, waits, data = made["moved"], made["waits"], made["files"]["data"]
     if data is None:
-        return None, None, "no file of data was seen"
+        return None, None, f"no file of data was seen: {watch.seen.nothing()}"
     if moved is None or waits is None:
         return None, None, "what it read, or its threads, couldn't be looked at"
     read = max(moved["read_call_bytes"], moved["device_bytes"])
