@@ -345,7 +345,8 @@ class Bench:
                 rates = [point["queries_per_s"] for point in curve["points"] if point["queries_per_s"]]
                 what = "grows, monotonic within its intervals" if cold else "the same within its intervals"
                 holds = bool(curve["rises"] and curve["monotonic"] if cold else curve["same"])
-                self.bound(f"{scaling.told_of_curve(curve)}: {what}", rates, holds, 0)
+                self.others.append(f"- {scaling.told_of_curve(curve)}")
+                self.bound(f"{name}, {curve['mode']}, Server: the highest rate over supplies: {what}", rates, holds, 0)
 
     def starts(self) -> None:
         """Cold starts over drives: reading by the clock beside the supply."""
