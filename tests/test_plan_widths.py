@@ -47,6 +47,33 @@ def test_how_often_intervals_hold_so_many_by_chance_is_the_binomial_tail() -> No
 
 
 @pytest.mark.promise("PLN-4")
+def test_conformal_widths_hold_four_in_five_of_groups_that_miss_together() -> None:
+    draw = random.Random(11)
+
+    def drawn(groups: int, spread: float) -> list[score.Cell]:
+        made = []
+        for g in range(groups):
+            together = draw.gauss(0, 0.8)
+            for _ in range(3):
+                at = spread * (together + 0.6 * draw.gauss(0, 1))
+                made.append(score.Cell("", str(g), at, 0.0, -Z80, Z80, None, "points"))
+        return made
+
+    # Of intervals that are half as wide as they should be, and of such as are twice as wide: 80 % of a new group, and some more.
+    for spread in (2.0, 0.5):
+        found = [score.conformal(drawn(12, spread)) for _ in range(60)]
+        inside = sum(f.inside for f in found if f) / (60 * 36)
+        assert 0.76 < inside < 0.92
+    # Where the spread is known already, learning it costs.
+    ratios = [f.score for _ in range(60) if (f := score.conformal(drawn(6, 1.0)))]
+    assert len(ratios) == 60 and sum(ratios) / 60 > 1.02
+    assert score.stretch([[1.0], [2.0], [3.0]]) == math.inf and score.stretch([[1.0], [2.0], [3.0], [9.0]]) == 9.0
+    assert score.conformal(drawn(4, 1.0)) is None
+    # Groups count alike, however many cells they have.
+    assert score.stretch([[0.1] * 50, [1.0], [2.0], [3.0], [4.0], [5.0]]) == 5.0
+
+
+@pytest.mark.promise("PLN-4")
 def test_widths_are_what_leaving_measurements_out_shows() -> None:
     """Closed form against refitting, on a law that is linear in its logarithms."""
     priors = [Prior("a", 1.0, 1.0, "", "prior", ""), Prior("b", 1.0, 1.0, "", "prior", "")]

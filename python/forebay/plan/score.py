@@ -93,6 +93,52 @@ def by_chance(count: float, trials: int) -> float:
 
 
 @dataclass(frozen=True)
+class Conformal:
+    """Intervals stretched to what left-out groups show: cells inside, and their interval score ÷ that of those as they are."""
+
+    inside: int
+    score: float
+
+
+def stretch(groups: Sequence[Sequence[float]]) -> float:
+    """Half-widths' factor by conformal prediction over groups (Dunn, Wasserman and Ramdas 2023): of cells' misses, each in its
+    own half-width, what four in five stay below, groups alike, and one more group beyond all. Infinite of fewer than four."""
+    wanted, share = (1 - OUTSIDE) * (len(groups) + 1) - 1e-9, 0.0
+    for miss, weight in sorted((miss, 1 / len(group)) for group in groups for miss in group):
+        share += weight
+        if share >= wanted:
+            return miss
+    return math.inf
+
+
+def conformal(cells: Sequence[Cell]) -> Conformal | None:
+    """Each group's intervals by the factor that the *other* groups show; None where those are too few for one."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.left_out, []).append(cell)
+    inside, theirs, ours = 0, 0.0, 0.0
+    for out, group in groups.items():
+        factor = stretch([[_miss(c) for c in others] for name, others in groups.items() if name != out])
+        if not math.isfinite(factor):
+            return None
+        for cell in group:
+            low, middle, high, value = (_scale(v, cell.measure) for v in (cell.p10, cell.predicted, cell.p90, cell.published))
+            ends = middle - factor * (middle - low), middle + factor * (high - middle)
+            inside += ends[0] - 1e-12 <= value <= ends[1] + 1e-12
+            theirs += interval_score(*ends, value)
+            ours += interval_score(low, high, value)
+    return Conformal(inside, theirs / ours if ours else math.nan)
+
+
+def _miss(cell: Cell) -> float:
+    """Distance of what was published, in half-widths of that side of its interval."""
+    low, middle, high, value = (_scale(v, cell.measure) for v in (cell.p10, cell.predicted, cell.p90, cell.published))
+    half = high - middle if value > middle else middle - low
+    off = abs(value - middle)
+    return off / half if half > 0 else 0.0 if off < 1e-12 else math.inf
+
+
+@dataclass(frozen=True)
 class Summary:
     n: int
     groups: int
@@ -108,6 +154,7 @@ class Summary:
     baseline_worst: float | None
     score: float
     constant_score: float | None
+    conformal: Conformal | None
 
 
 def summarise(cells: Sequence[Cell]) -> Summary:
@@ -131,6 +178,7 @@ def summarise(cells: Sequence[Cell]) -> Summary:
         baseline_worst=max(theirs) if theirs else None,
         score=statistics.fmean(scores),
         constant_score=statistics.fmean(constant) if constant else None,
+        conformal=conformal(cells),
     )
 
 
