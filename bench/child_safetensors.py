@@ -1,7 +1,7 @@
 """Loaders of safetensors, as bench/child.py asks them: `child_safetensors.py LOADER FILE`, of LOADERS.
 
 A run loads every tensor of the file into the GPU and lets go of them afterwards. A request to fastsafetensors may
-hold `threads` and `gds` (0: its own bounce; 1: cuFile).
+hold `threads` and `gds` (0: its own bounce; 1: cuFile), one to InstantTensor `buffered` (1: through the page cache).
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def fast(path: str) -> Run:
 
 def instant(path: str) -> Run:
     import torch
-    from instanttensor import safe_open
+    from instanttensor import BackendPolicy, safe_open
 
-    def once() -> int:
-        with safe_open(path, framework="pt", device=0) as file:
+    def once(buffered: int) -> int:
+        with safe_open(path, framework="pt", device=0, backend=BackendPolicy.BUFFERED if buffered else None) as file:
             loaded = dict(file.tensors())
         torch.cuda.synchronize()
         return total(loaded.values())
 
-    return lambda request: repeated(once, request["seconds"])
+    return lambda request: repeated(lambda: once(request.get("buffered", 0)), request["seconds"])
 
 
 def streamed(path: str) -> Run:
@@ -70,8 +70,8 @@ def streamed(path: str) -> Run:
 
     def once() -> int:
         with SafetensorsStreamer() as streamer:
-            streamer.stream_file(path)
-            loaded = {name: tensor.to("cuda:0") for name, tensor in streamer.get_tensors()}
+            streamer.stream_file(path, device="cuda:0")
+            loaded = dict(streamer.get_tensors())
         torch.cuda.synchronize()
         return total(loaded.values())
 

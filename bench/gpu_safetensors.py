@@ -94,7 +94,13 @@ def cell(options: argparse.Namespace, children: dict[str, Child]) -> Cell:
 
     fastest(made, options, OURS, lambda _: asked(OURS, children[OURS]))
     fastest(made, options, FAST, fast, settings, lambda s: f"{s['threads']} threads{', cuFile' if s['gds'] else ''}")
-    for name in (PLAIN, INSTANT, STREAMED):
+    backends = [{"buffered": 1}, {"buffered": 0}]
+
+    def instant(setting: dict[str, Any]) -> Any:
+        return asked(INSTANT, children[INSTANT], **setting)
+
+    fastest(made, options, INSTANT, instant, backends, lambda s: f"buffered {s['buffered']}")
+    for name in (PLAIN, STREAMED):
         fastest(made, options, name, lambda _, name=name: asked(name, children[name]))  # type: ignore[misc]
     fastest(made, options, COPY, lambda _: copy_rate(children[COPY]))
     return made
