@@ -1,4 +1,4 @@
-"""Gateways with a keeper, killed again and again while `forebay bench` verifies what it reads and writes."""
+"""Gateways with a supervisor, killed again and again while `forebay bench` verifies what it reads and writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONTENT = 16 << 20
 
 
 class Kept:
-    """A keeper, and the gateways that it runs one after the other."""
+    """A supervisor, and the gateways that it runs one after the other."""
 
     def __init__(self, folder: Path, more: str = "", source: str = "", program: list[str] = FOREBAY) -> None:
         self.program = program
@@ -106,7 +106,7 @@ class Kept:
             gateway = self.gateway()
             self.process.kill()
             self.process.communicate()
-            # Its keeper's end is its own.
+            # Its supervisor's end is its own.
             eventually(lambda: not gateway or not Path(f"/proc/{gateway}").exists(), self.told)
 
 
@@ -243,7 +243,7 @@ def test_a_gateway_and_its_target_are_killed_in_turn_under_verified_load(tmp_pat
 @pytest.mark.promise("SNP-10")
 @pytest.mark.parametrize("deaths", [FEW, pytest.param(6, marks=SOAK)])
 def test_hosts_that_die_with_their_gateway_leave_the_drive_to_the_next(kept, deaths):
-    """Whichever dies first, nothing of the host stays with the keeper or with the next gateway."""
+    """Whichever dies first, nothing of the host stays with the supervisor or with the next gateway."""
     kept.start()
     own, held = ["--overwrite-device", kept.uri, "--verify"], []
     record(kept.bench("--op", "write", "--passes", "1", *own))
@@ -259,7 +259,7 @@ def test_hosts_that_die_with_their_gateway_leave_the_drive_to_the_next(kept, dea
         controller = kept.ask("snap_stats_get")["controllers"][0]
         assert (controller["mapped_bytes"], controller["queues"], controller["protocol_errors"]) == (0, [], 0)
         held.append(len(os.listdir(f"/proc/{kept.process.pid}/fd")))
-    assert held == held[:1] * len(held), "the keeper's descriptors"
+    assert held == held[:1] * len(held), "the supervisor's descriptors"
     record(kept.bench("--op", "read", "--passes", "1", "--verify"))
     kept.end()
 
@@ -295,7 +295,7 @@ def test_a_signal_ends_both_gracefully(kept, how):
 
 
 @pytest.mark.promise("SNP-10")
-def test_a_gateway_whose_keeper_is_killed_ends(kept):
+def test_a_gateway_whose_supervisor_is_killed_ends(kept):
     kept.start()
     gateway = kept.gateway()
     assert kept.process is not None
@@ -309,7 +309,7 @@ def test_a_gateway_whose_keeper_is_killed_ends(kept):
 
 @pytest.mark.promise("SNP-10")
 def test_hosts_wait_while_the_source_is_away(kept):
-    """The keeper says what keeps the next gateway from starting, and tries again."""
+    """The supervisor says what keeps the next gateway from starting, and tries again."""
     kept.start()
     away = kept.content.with_suffix(".away")
     run = kept.bench("--op", "randread", "--duration", "600", "--warmup", "0")

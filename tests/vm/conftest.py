@@ -166,7 +166,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
 @pytest.fixture
 def snap(tmp_path: Path) -> Iterator[gateway.MakeGateway]:
     """`snap(Drive([Namespace(file)]), threads=2)` → `forebay snap` with that configuration, until the test ends.
-    `keep=True`: with a keeper."""
+    `keep=True`: with a supervisor."""
     started: list[gateway.Gateway] = []
 
     def start(*drives: gateway.Drive, keep: bool = False, **top: object) -> gateway.Gateway:

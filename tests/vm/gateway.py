@@ -65,7 +65,7 @@ class Gateway(Daemon):
     ) -> None:
         super().__init__("snap", folder)
         self.drives, self.top = drives, top or {}
-        # The process is a keeper, and the gateway its child.
+        # The process is a supervisor, and the gateway its child.
         self.keep = ["--keep"] if keep else []
         self.config = folder / "snap.toml"
         # pytest's folders have paths longer than a socket's may be.
@@ -102,7 +102,7 @@ class Gateway(Daemon):
         assert json.loads(document.read_text())["handed_over"] is True
 
     def kept(self) -> int:
-        """The process of the gateway that its keeper runs; 0 where there is none just now."""
+        """The process of the gateway that its supervisor runs; 0 where there is none just now."""
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return int(children[0]) if children else 0

@@ -221,7 +221,7 @@ def test_a_gateway_that_is_killed_over_a_target(
 
 
 @pytest.mark.promise("SNP-10")
-def test_a_gateway_with_a_keeper_is_killed_again_and_again(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
+def test_a_gateway_with_a_supervisor_is_killed_again_and_again(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
     """The guest's driver sees nothing of it: no time-out, no reset, no error, and no byte that is wrong."""
     rng = random.Random(11)
     served = snap(Drive([Namespace(disk(tmp_path / "a", 32), writable=True)]), keep=True)
@@ -250,7 +250,7 @@ def test_a_gateway_with_a_keeper_is_killed_again_and_again(vmm: Guest, snap: Mak
 
 
 @pytest.mark.promise("SNP-10")
-def test_a_gateway_with_a_keeper_and_its_target_are_killed_in_turn(
+def test_a_gateway_with_a_supervisor_and_its_target_are_killed_in_turn(
     vmm: Guest, snap: MakeGateway, serve: Serve, tmp_path: Path
 ) -> None:
     """Over NVMe/TCP: the gateway alone, its target, then both, so that the next gateway has nothing to stand on."""

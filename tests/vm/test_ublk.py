@@ -401,7 +401,7 @@ def test_a_gateway_that_ends_under_load_is_followed_by_the_next(
 def test_a_kept_gateway_that_is_killed_under_load_has_its_device_again(
     guest: Guest, make: Make, target: linux.Target
 ) -> None:
-    """Its keeper starts the next one, which takes the device over; while its target is away, too."""
+    """Its supervisor starts the next one, which takes the device over; while its target is away, too."""
     gateway = Snap(guest, remote(target, replay_writes=1), {"queues": 2}, keep=True).start()
     device = gateway.stats()["place"]
     load = guest.start(linux.fio_until(ENOUGH, device, block="16k"), LOAD_S)

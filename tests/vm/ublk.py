@@ -217,7 +217,7 @@ class Snap:
     source: str
     # Fields of its controller: device, queues, when_down, …
     controller: dict[str, Any] = field(default_factory=dict)
-    # With a keeper, whose process `pid` is then.
+    # With a supervisor, whose process `pid` is then.
     keep: bool = False
     # Port of its metrics; 0: none.
     metrics_port: int = 0
@@ -276,11 +276,11 @@ class Snap:
         return found
 
     def kill_kept(self) -> None:
-        """Kills the gateway that its keeper runs."""
+        """Kills the gateway that its supervisor runs."""
         self.guest.run(f"kill -9 $(cat /proc/{self.pid}/task/{self.pid}/children)")
 
     def has_started(self, times: int) -> None:
-        """Waits until so many gateways of its keeper were ready."""
+        """Waits until so many gateways of its supervisor were ready."""
         self.guest.until(f"grep -c ^ready {THERE}/snap.out", lambda out: int(out) >= times, 120)
 
     def said(self) -> str:

@@ -157,11 +157,11 @@ impl Settler<'_> {
     fn situation(&self, target: &Target, known: &mut Known) -> Situation {
         let job = &self.job;
         let files = target.files();
-        let made = target.made();
+        let medium = target.medium();
         let mut cannot = BTreeMap::new();
         // What the path asked for can't do shows when it is tried.
         for path in PATHS.iter().filter(|_| job.path == PathKind::Auto && self.destination.feeds_gpu()) {
-            let able = match path.accepts(&made) {
+            let able = match path.accepts(&medium) {
                 true => path.can(target, self.destination, known),
                 false => Err(format!("it can only serve {}", path.serves())),
             };
@@ -282,11 +282,11 @@ impl Settler<'_> {
             let other = self.trial(of, targets, numbers, most)?;
             first = if other.gib_s > first.gib_s { other } else { first };
         }
-        let mut words = format!("; {way} {}", told(&first));
+        let mut words = format!("; {way} {}", reported(&first));
         let mut later = None;
         if keeps && !self.is_one_pass() {
             let trial = self.trial(Measures::LaterPasses { set_up: false }, targets, numbers, workers)?;
-            words.push_str(&format!(" at first, then {}", told(&trial)));
+            words.push_str(&format!(" at first, then {}", reported(&trial)));
             later = Some(gave(&trial));
         }
         Ok((Tried { way, gave: gave(&first), later }, words))
@@ -486,7 +486,7 @@ fn gave(trial: &Trial) -> Gave {
     Gave { gib_s: trial.gib_s, cpu_s_per_gib: trial.cpu_s_per_gib }
 }
 
-fn told(trial: &Trial) -> String {
+fn reported(trial: &Trial) -> String {
     let cost = trial.cpu_s_per_gib.map(|c| format!(" at {c:.3} CPU-s/GiB")).unwrap_or_default();
     format!("{:.3} GiB/s{cost}", trial.gib_s)
 }

@@ -4,7 +4,7 @@
 //! of the user's is ever in reach. Plain system calls on purpose: this measures the file
 //! system as programs meet it, a path at a time.
 
-mod site;
+mod run_folder;
 
 use super::run_kit::{Gate, Lead, Stop, Team};
 use forebay_io::identity::taken;
@@ -13,8 +13,8 @@ use forebay_model::files::{Cache, FilesRecord, FilesSpec, Phase, PhaseResult, SC
 use forebay_model::record::Warning;
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{Error, Latency};
+use run_folder::{Buffer, RunFolder};
 use serde::Serialize;
-use site::{Buffer, Site};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -47,12 +47,12 @@ pub fn run(
     observe: &mut dyn FnMut(&Progress) -> bool,
 ) -> Result<FilesRecord, Error> {
     spec.check()?;
-    let site = Site::make(spec, id)?;
+    let folder = RunFolder::make(spec, id)?;
     let mut record = FilesRecord {
         schema: SCHEMA.into(),
         id: id.into(),
         job: spec.clone(),
-        directory: site.root.display().to_string(),
+        directory: folder.root.display().to_string(),
         phases: Vec::new(),
         interrupted: false,
         failure: None,
@@ -61,36 +61,36 @@ pub fn run(
         warnings: Vec::new(),
     };
     for &phase in &spec.phases {
-        let resident = (phase == Phase::Read).then(|| before_reading(&site, spec, &mut record, observe));
+        let resident = (phase == Phase::Read).then(|| before_reading(&folder, spec, &mut record, observe));
         if record.failure.is_some() || record.interrupted {
             break;
         }
-        measure(&site, phase, resident.flatten(), &mut record, observe);
+        measure(&folder, phase, resident.flatten(), &mut record, observe);
         if record.failure.is_some() || record.interrupted {
             break;
         }
     }
-    record.left = clean_up(&site, observe);
+    record.left = clean_up(&folder, observe);
     warn(&mut record);
     Ok(record)
 }
 
 /// Drops the files' pages where that was asked, then says what share of a sample is cached.
 fn before_reading(
-    site: &Site,
+    folder: &RunFolder,
     spec: &FilesSpec,
     record: &mut FilesRecord,
     observe: &mut dyn FnMut(&Progress) -> bool,
 ) -> Option<f64> {
     if spec.cache == Cache::Drop {
         // One flush of the file system is far cheaper than one per file.
-        site.flush();
-        let work = Work { site, name: "prepare", call: Call::DropPages };
+        folder.flush();
+        let work = Work { folder, name: "prepare", call: Call::DropPages };
         let outcome = work.on_threads(observe);
         record.interrupted |= outcome.interrupted;
         record.failure = record.failure.take().or(outcome.failure);
     }
-    match site.resident_share() {
+    match folder.resident_share() {
         Ok(share) => Some(share),
         Err(reason) => {
             record.missing.insert(format!("phases.{}.resident_before", record.phases.len()), reason);
@@ -100,16 +100,16 @@ fn before_reading(
 }
 
 fn measure(
-    site: &Site,
+    folder: &RunFolder,
     phase: Phase,
     resident: Option<f64>,
     record: &mut FilesRecord,
     observe: &mut dyn FnMut(&Progress) -> bool,
 ) {
     let place = format!("phases.{}", record.phases.len());
-    let devices = disk::devices_behind(&site.root).map(|behind| behind.numbers());
+    let devices = disk::devices_behind(&folder.root).map(|behind| behind.numbers());
     let before = devices.and_then(|numbers| Ok((disk::Counters::read(&numbers)?, numbers)));
-    let outcome = Work { site, name: phase.name(), call: Call::Timed(phase) }.on_threads(observe);
+    let outcome = Work { folder, name: phase.name(), call: Call::Timed(phase) }.on_threads(observe);
     let reading = &outcome.cpu;
     let traffic = before.and_then(|(before, numbers)| disk::Counters::read(&numbers)?.since(&before));
 
@@ -145,20 +145,20 @@ fn measure(
         resident_before: resident,
         device_read_bytes: traffic.map(|t| t.read_bytes),
         device_written_bytes: traffic.map(|t| t.written_bytes),
-        complete: outcome.files == site.files,
+        complete: outcome.files == folder.files,
     });
     record.interrupted |= outcome.interrupted;
     record.failure = outcome.failure;
 }
 
 /// Removes what is left of the files, then the directories. Some(what and why) where that failed.
-fn clean_up(site: &Site, observe: &mut dyn FnMut(&Progress) -> bool) -> Option<String> {
-    let shown = site.root.display();
+fn clean_up(folder: &RunFolder, observe: &mut dyn FnMut(&Progress) -> bool) -> Option<String> {
+    let shown = folder.root.display();
     for call in [Call::Remove, Call::RemoveDirectory] {
-        if matches!(call, Call::RemoveDirectory) && !site.has_begun_directories() {
+        if matches!(call, Call::RemoveDirectory) && !folder.has_begun_directories() {
             continue;
         }
-        let outcome = Work { site, name: "cleanup", call }.on_threads(observe);
+        let outcome = Work { folder, name: "cleanup", call }.on_threads(observe);
         if outcome.interrupted {
             return Some(format!("{shown}: cleaning up was interrupted"));
         }
@@ -166,7 +166,7 @@ fn clean_up(site: &Site, observe: &mut dyn FnMut(&Progress) -> bool) -> Option<S
             return Some(format!("{shown}: {}", error.found));
         }
     }
-    site.remove_directories().err().map(|e| format!("{shown}: {e}"))
+    folder.remove_directories().err().map(|e| format!("{shown}: {e}"))
 }
 
 fn warn(record: &mut FilesRecord) {
@@ -205,7 +205,7 @@ enum Call {
 }
 
 struct Work<'a> {
-    site: &'a Site,
+    folder: &'a RunFolder,
     name: &'static str,
     call: Call,
 }
@@ -258,7 +258,7 @@ struct Outcome {
 impl Work<'_> {
     /// Runs the call over all files; the calling thread watches and lets `observe` end it.
     fn on_threads(&self, observe: &mut dyn FnMut(&Progress) -> bool) -> Outcome {
-        let workers = self.site.workers.min(self.site.files.try_into().unwrap_or(u32::MAX));
+        let workers = self.folder.workers.min(self.folder.files.try_into().unwrap_or(u32::MAX));
         let shared = Shared::new(workers);
         // Before anything is done, so that an observer may say no to all of it.
         let refused = !observe(&self.progress(&shared, Duration::ZERO));
@@ -268,7 +268,7 @@ impl Work<'_> {
         // What can't be done by all is done by none. Only cleaning up goes on with fewer.
         let cleans_up = matches!(self.call, Call::Remove | Call::RemoveDirectory);
         let team =
-            Team::new("files", workers, &shared.stop).of_workers(self.site.workers).or_fewer(cleans_up);
+            Team::new("files", workers, &shared.stop).of_workers(self.folder.workers).or_fewer(cleans_up);
         let work = |worker, gate: &Gate| Ok(self.one_thread(worker, workers, &shared, gate));
         let ((interrupted, begun), parts) = team.run(work, |lead| {
             lead.open_gate(|| {
@@ -327,7 +327,7 @@ impl Work<'_> {
         Progress {
             phase: self.name,
             done,
-            files: self.site.files,
+            files: self.folder.files,
             bytes: shared.bytes.load(Relaxed),
             t_s,
             ops_s: if t_s > 0.0 { done as f64 / t_s } else { 0.0 },
@@ -342,21 +342,22 @@ impl Work<'_> {
         gate: &Gate,
     ) -> (Latency, Instant, Instant) {
         let mut latency = Latency::default();
-        let mut buffer = Buffer::new(self.site, self.call.needs_content(), worker);
+        let mut buffer = Buffer::new(self.folder, self.call.needs_content(), worker);
         gate.pass();
         let started = Instant::now();
-        let mine = (u64::from(worker)..self.site.files).step_by(workers as usize);
+        let mine = (u64::from(worker)..self.folder.files).step_by(workers as usize);
         let of_directories = self.call.is_of_directories();
-        let most = if self.creates() { usize::MAX } else { self.site.begun(worker, of_directories) };
+        let most = if self.creates() { usize::MAX } else { self.folder.begun(worker, of_directories) };
         for file in mine.take(most) {
             if shared.stop.is_set() {
                 break;
             }
             if self.creates() {
-                self.site.begin(worker, of_directories);
+                self.folder.begin(worker, of_directories);
             }
-            let path = if of_directories { self.site.path_of_directory(file) } else { self.site.path(file) };
-            if self.removes() && !self.site.is_ours(&path, file) {
+            let path =
+                if of_directories { self.folder.path_of_directory(file) } else { self.folder.path(file) };
+            if self.removes() && !self.folder.is_ours(&path, file) {
                 if matches!(self.call, Call::Remove) {
                     continue;
                 }
@@ -371,7 +372,7 @@ impl Work<'_> {
                     shared.bytes.fetch_add(bytes, Relaxed);
                 }
                 Err(error) => {
-                    shared.stop.fail(self.site.explain(self.name, &path, &error));
+                    shared.stop.fail(self.folder.explain(self.name, &path, &error));
                     break;
                 }
             }
@@ -392,12 +393,12 @@ impl Work<'_> {
     /// Bytes moved, and time within that isn't the call's.
     fn one_file(&self, path: &Path, file: u64, buffer: &mut Buffer) -> io::Result<(u64, Duration)> {
         let bytes = match self.call {
-            Call::Timed(Phase::Create) => return self.site.create(path, file, buffer.content(file)),
+            Call::Timed(Phase::Create) => return self.folder.create(path, file, buffer.content(file)),
             Call::Timed(Phase::Mkdir) => std::fs::create_dir(path).map(|()| 0),
             Call::Timed(Phase::Stat) => std::fs::symlink_metadata(path).map(|_| 0),
-            Call::Timed(Phase::Read) => self.site.read(path, buffer.space()),
+            Call::Timed(Phase::Read) => self.folder.read(path, buffer.space()),
             Call::Timed(Phase::Delete) => std::fs::remove_file(path).map(|()| 0),
-            Call::DropPages => self.site.drop_pages(path).map(|()| 0),
+            Call::DropPages => self.folder.drop_pages(path).map(|()| 0),
             Call::Remove => or_not_there(std::fs::remove_file(path)),
             Call::RemoveDirectory => or_not_there(std::fs::remove_dir(path)),
         };

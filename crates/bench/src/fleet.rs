@@ -119,7 +119,7 @@ impl Fleet {
             watch.meters_first();
         }
         self.threads.gate().open(watch.begin);
-        while watch.told() < self.threads.len() {
+        while watch.reported() < self.threads.len() {
             watch.keep_time();
             let (asked, patience) = (clock::now(), watch.patience());
             let report = self.reports.recv_timeout(patience);

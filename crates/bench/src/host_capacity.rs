@@ -12,7 +12,7 @@ use forebay_model::job::{JobSpec, Op, PathKind};
 use forebay_model::simulate::mean_value_analysis;
 use forebay_model::units::GIB;
 use forebay_model::Error;
-use forebay_storage::source::{ModelBacking, SharedDrive, SourcePlan, Target, Timing};
+use forebay_storage::source::{OpenModel, SharedDrive, SourcePlan, Target, Timing};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -100,7 +100,7 @@ fn loop_iops(job: &JobSpec, drive: &DriveModel, observer: &mut dyn Observer) -> 
     let tried = job.trial(TRIED.as_secs_f64(), TRIED.as_secs_f64() / 4.0);
     let tried = JobSpec { path: PathKind::Host, start_bytes: 0, ..tried };
     let drive = SharedDrive::new(&instant, job.seed, job.op.is_random());
-    let target = Target::new("model", 1 << 40, ModelBacking { drive, over: None });
+    let target = Target::new("model", 1 << 40, OpenModel { drive, over: None });
     let ran = fleet::run_once(&tried, &[target], &[job.seed], Arc::default(), &mut Unseen(observer))?;
     Ok(if ran.interrupted { f64::INFINITY } else { ran.ios() as f64 / ran.seconds.max(1e-9) })
 }
@@ -148,8 +148,8 @@ mod tests {
             let drive = DriveModel::parse(spec).unwrap();
             let job = JobSpec { depth, io_bytes, op, ..JobSpec::default() };
             let load = Load { depth, io_bytes, op, duration_s: 0.2, ..Load::default() };
-            let (told, seen) = (iops(&job, &drive, depth), closed_loop(&drive, &load).unwrap().iops());
-            assert!((told / seen - 1.0).abs() < 0.15, "{spec} {depth} {io_bytes}: {told} {seen}");
+            let (reported, seen) = (iops(&job, &drive, depth), closed_loop(&drive, &load).unwrap().iops());
+            assert!((reported / seen - 1.0).abs() < 0.15, "{spec} {depth} {io_bytes}: {reported} {seen}");
         }
     }
 }

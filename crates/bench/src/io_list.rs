@@ -78,7 +78,7 @@ impl IoList {
 
 /// A file's path, or what the source is called: one word, as short as fio's names.
 fn name_of(target: &Target) -> Result<String, Error> {
-    let path = target.backing.descriptor().map(|(file, _)| file.path.display().to_string());
+    let path = target.source.descriptor().map(|(file, _)| file.path.display().to_string());
     let name = path.unwrap_or_else(|| target.label.clone());
     if name.len() > NAME_BYTES_MAX || name.chars().any(char::is_whitespace) {
         let found = format!("fio's lists hold names of up to {NAME_BYTES_MAX} bytes without spaces");

@@ -47,12 +47,12 @@ pub(crate) fn judge(
     record: &mut RunRecord,
 ) -> Option<Error> {
     let seconds: f64 = runs.iter().map(|r| r.seconds).sum();
-    let told = Law::of(job, plans).and_then(|law| {
+    let reported = Law::of(job, plans).and_then(|law| {
         law.enough(seconds)?;
         law.iops(seconds / runs.len().max(1) as f64)
     });
     let asked = "‹require_model›";
-    match told {
+    match reported {
         Ok(iops) => {
             let foretold = compare(record.result.iops, iops, job.io_bytes);
             record.result.foretold = Some(foretold);
@@ -69,11 +69,11 @@ pub(crate) fn judge(
     }
 }
 
-fn compare(iops: f64, told: f64, io_bytes: u64) -> Foretold {
+fn compare(iops: f64, reported: f64, io_bytes: u64) -> Foretold {
     Foretold {
-        iops: told,
-        throughput_gib_s: told * io_bytes as f64 / GIB as f64,
-        off_pct: 100.0 * (iops / told - 1.0),
+        iops: reported,
+        throughput_gib_s: reported * io_bytes as f64 / GIB as f64,
+        off_pct: 100.0 * (iops / reported - 1.0),
     }
 }
 

@@ -366,7 +366,7 @@ fn targets_of(tallies: &[&Tally], targets: &[Target], paths: &[&str]) -> Vec<Tar
 /// The files that were read; None of a job that writes, or has one file, or none.
 fn files_of(context: &Context, moved: &[TargetResult], seconds: f64) -> Option<FilesRead> {
     let job = context.job;
-    let is_file = |t: &Target| t.backing.descriptor().is_some_and(|(file, _)| !file.is_device);
+    let is_file = |t: &Target| t.source.descriptor().is_some_and(|(file, _)| !file.is_device);
     let files: Vec<_> = context.targets.iter().zip(moved).filter(|(t, _)| is_file(t)).collect();
     if job.writes() || (files.len() < 2 && !job.whole_files) {
         return None;
@@ -526,7 +526,7 @@ fn reason(context: &Context, runs: &[Ran]) -> Option<String> {
 }
 
 fn engines(targets: &[Target]) -> String {
-    let name = |t: &Target| t.backing.engine();
+    let name = |t: &Target| t.source.engine();
     let names: BTreeSet<&str> = targets.iter().flat_map(Target::walk).filter_map(name).collect();
     names.into_iter().collect::<Vec<_>>().join("+")
 }

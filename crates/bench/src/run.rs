@@ -87,11 +87,11 @@ fn candidates(job: &JobSpec, virtual_time: bool) -> Result<Vec<&'static dyn Data
     if let Some(path) = path::find(kind) {
         return Ok(vec![path]);
     }
-    let made =
-        job.source_uris()?.iter().map(|s| Ok(Uri::parse(s)?.made())).collect::<Result<Vec<_>, Error>>()?;
+    let media =
+        job.source_uris()?.iter().map(|s| Ok(Uri::parse(s)?.medium())).collect::<Result<Vec<_>, Error>>()?;
     let mut open = Vec::new();
     for path in PATHS.iter().rev().filter(|path| path.ends() != Ends::Host) {
-        if made.iter().any(|made| path.accepts(made)) && path.refuses(job)?.is_none() {
+        if media.iter().any(|medium| path.accepts(medium)) && path.refuses(job)?.is_none() {
             open.push(*path);
         }
     }
@@ -101,8 +101,10 @@ fn candidates(job: &JobSpec, virtual_time: bool) -> Result<Vec<&'static dyn Data
 /// Host and GPU memory of all workers, at most.
 fn buffers(job: &JobSpec, paths: &[&'static dyn DataPath]) -> Result<(u64, u64), Error> {
     let sources = job.source_uris()?;
-    let moves =
-        sources.iter().map(|s| Ok(Uri::parse(s)?.made().moves_bytes())).collect::<Result<Vec<_>, Error>>()?;
+    let moves = sources
+        .iter()
+        .map(|s| Ok(Uri::parse(s)?.medium().moves_bytes()))
+        .collect::<Result<Vec<_>, Error>>()?;
     let of = |job: &JobSpec, path: &&'static dyn DataPath| {
         let under: Vec<Under> = moves
             .iter()
@@ -135,7 +137,7 @@ pub fn check(job: &JobSpec) -> Result<(), Error> {
         if job.whole_files && uri.path().is_none() {
             return Err(share::no_files(source));
         }
-        path::legal(job.path, &uri, &uri.made())
+        path::legal(job.path, &uri, &uri.medium())
     })
 }
 

@@ -128,7 +128,7 @@ pub(crate) fn check_whole_files(job: &JobSpec, targets: &[Target]) -> Result<(),
     if !job.whole_files {
         return Ok(());
     }
-    let is_file = |t: &Target| t.backing.descriptor().is_some_and(|(file, _)| !file.is_device);
+    let is_file = |t: &Target| t.source.descriptor().is_some_and(|(file, _)| !file.is_device);
     if let Some(other) = targets.iter().find(|t| !is_file(t)) {
         return Err(no_files(&other.label));
     }
@@ -171,12 +171,12 @@ mod tests {
     use super::*;
     use forebay_model::job::Engine;
     use forebay_storage::source::file::{FileAccess, FileTarget};
-    use forebay_storage::source::{FileBacking, NilBacking, Route};
+    use forebay_storage::source::{OpenFileSource, OpenNil, Route};
     use proptest::prelude::*;
 
     fn target(pair: Option<u32>) -> Target {
         let route = Route { pair, ..Route::default() };
-        Target { route, ..Target::new("t", 1 << 20, NilBacking) }
+        Target { route, ..Target::new("t", 1 << 20, OpenNil) }
     }
 
     #[test]
@@ -207,8 +207,8 @@ mod tests {
             std::fs::write(&path, "data").unwrap();
             let access = FileAccess { write: false, direct: false };
             let file = FileTarget::open(&path, access).unwrap();
-            let backing = FileBacking { target: file, engine: Engine::Pread };
-            Target { route: Route { pair, ..Route::default() }, ..Target::new("f", 4, backing) }
+            let source = OpenFileSource { target: file, engine: Engine::Pread };
+            Target { route: Route { pair, ..Route::default() }, ..Target::new("f", 4, source) }
         };
         let pairs = vec!["0=/a".to_string(), "1=/b".into()];
         let whole = |workers, pairs| JobSpec { whole_files: true, workers, pairs, ..JobSpec::default() };

@@ -1,7 +1,7 @@
 //! Content in a worker's slots: checked after reads, made before writes.
 //!
 //! Slots in a GPU's memory are looked after there, by kernels on a stream of this
-//! worker's: several slots in one launch, and a slot belongs to its chore until
+//! worker's: several slots in one launch, and a slot belongs to its task until
 //! the device has done it. Where there is no NVRTC the host reads back and writes
 //! through a buffer, and says so.
 
@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Launches under way at once. More chores wait, and go together when one has ended.
+/// Launches under way at once. More tasks wait, and go together when one has ended.
 const BATCHES: usize = 4;
 /// A batch that should have ended by now is asked for again after this long.
 const AGAIN: Duration = Duration::from_micros(25);
@@ -41,17 +41,18 @@ pub struct Part {
     pub len: u32,
 }
 
+/// Work on the content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Chore {
+pub enum VerifyTask {
     Check,
     Fill,
 }
 
-/// A chore that ended. A text is why content isn't what it should be, or couldn't be made.
+/// A task that ended. A text is why content isn't what it should be, or couldn't be made.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ended {
     pub tag: u32,
-    pub chore: Chore,
+    pub task: VerifyTask,
     pub result: Result<(), String>,
 }
 
@@ -92,16 +93,16 @@ impl Contents {
         Ok((Contents { gpu, device: device.cloned(), name_of, scratch: Vec::new(), blender, fio }, why_not))
     }
 
-    /// Returns whether a chore on this memory runs on the GPU: begun by `start`, ended in `reap`.
+    /// Returns whether a task on this memory runs on the GPU: begun by `start`, ended in `reap`.
     pub fn is_on_gpu(&self, mem: Mem) -> bool {
         self.gpu.is_some() && matches!(mem, Mem::Device { .. })
     }
 
-    /// Takes a chore for the next launch. The slot is the chore's until it ends.
-    pub fn start(&mut self, tag: u32, chore: Chore, mem: Mem, part: Part) {
+    /// Takes a task for the next launch. The slot is the task's until it ends.
+    pub fn start(&mut self, tag: u32, task: VerifyTask, mem: Mem, part: Part) {
         let range = range_of(mem, part);
         if let Some(gpu) = &mut self.gpu {
-            gpu.waiting.push(Job { tag, chore, mem, part, range });
+            gpu.waiting.push(Job { tag, task, mem, part, range });
         }
     }
 
@@ -129,7 +130,7 @@ impl Contents {
                 Ok(_) => Ok(()),
                 Err(why) => Err(why),
             };
-            ended.push(Ended { tag: job.tag, chore: job.chore, result });
+            ended.push(Ended { tag: job.tag, task: job.task, result });
         }
         if let Some(gpu) = &mut self.gpu {
             gpu.done = done;
@@ -207,7 +208,7 @@ impl Contents {
             .map_err(|mismatch| mismatch.describe(&self.name_of))
     }
 
-    /// Describes the difference in the host's words: the slot is still the chore's, so its bytes are what the GPU saw.
+    /// Describes the difference in the host's words: the slot is still the task's, so its bytes are what the GPU saw.
     fn diagnose(&mut self, job: &Job, finding: Finding) -> String {
         let Mem::Device { gpu, at } = job.mem else { return String::new() };
         let first = finding.first_bad.unwrap_or(0);
@@ -228,11 +229,11 @@ fn range_of(mem: Mem, part: Part) -> Range {
     Range { at, bytes: u64::from(part.len), seed: part.seed, file: part.file, offset: part.offset }
 }
 
-/// A chore on its way.
+/// A task on its way.
 #[derive(Clone, Copy)]
 struct Job {
     tag: u32,
-    chore: Chore,
+    task: VerifyTask,
     mem: Mem,
     part: Part,
     range: Range,
@@ -283,23 +284,23 @@ impl OnDevice {
     }
 
     fn submit(&mut self) {
-        for chore in [Chore::Fill, Chore::Check] {
-            if self.waiting.iter().any(|job| job.chore == chore) {
+        for task in [VerifyTask::Fill, VerifyTask::Check] {
+            if self.waiting.iter().any(|job| job.task == task) {
                 let Some((list, event, mut jobs)) = self.spare.pop() else { return };
-                jobs.extend(self.waiting.iter().filter(|job| job.chore == chore));
-                self.waiting.retain(|job| job.chore != chore);
-                self.launch(Batch { list, event, jobs, due: clock::now() }, chore);
+                jobs.extend(self.waiting.iter().filter(|job| job.task == task));
+                self.waiting.retain(|job| job.task != task);
+                self.launch(Batch { list, event, jobs, due: clock::now() }, task);
             }
         }
     }
 
-    fn launch(&mut self, mut batch: Batch, chore: Chore) {
+    fn launch(&mut self, mut batch: Batch, task: VerifyTask) {
         let ranges: Vec<Range> = batch.jobs.iter().map(|job| job.range).collect();
-        // SAFETY: the ranges are slots that belong to their chores, and the list to this batch, until it is reaped.
+        // SAFETY: the ranges are slots that belong to their tasks, and the list to this batch, until it is reaped.
         let queued = unsafe {
-            match chore {
-                Chore::Check => self.checker.queue(&self.stream, &self.lists, batch.list, &ranges),
-                Chore::Fill => self.filler.queue(&self.stream, &self.lists, batch.list, &ranges),
+            match task {
+                VerifyTask::Check => self.checker.queue(&self.stream, &self.lists, batch.list, &ranges),
+                VerifyTask::Fill => self.filler.queue(&self.stream, &self.lists, batch.list, &ranges),
             }
         };
         match queued.and_then(|()| self.stream.record(&batch.event)) {
@@ -330,7 +331,7 @@ impl OnDevice {
             };
             let Some(mut batch) = self.batches.pop_front() else { return };
             for (index, job) in batch.jobs.drain(..).enumerate() {
-                let finding = (job.chore == Chore::Check).then(|| self.lists.finding(batch.list, index));
+                let finding = (job.task == VerifyTask::Check).then(|| self.lists.finding(batch.list, index));
                 done.push((job, passed.clone().map(|()| finding)));
             }
             self.spare.push((batch.list, batch.event, batch.jobs));

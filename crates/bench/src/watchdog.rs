@@ -1,6 +1,6 @@
 //! Watchdog for workers that don't respond. If an engine reads in the worker itself (`inline`, `map`), or the kernel
 //! blocks in a submission, a device that never responds blocks the thread, and no time-out within it can end that.
-//! The driver then continues without the worker, using its last snapshots.
+//! The run then continues without the worker, using its last snapshots.
 
 use super::run_kit::{Snapshot, Tally, READ, WRITE};
 use forebay_io::clock;
@@ -23,13 +23,13 @@ struct Worker {
     heard: Instant,
     ended: bool,
     /// Tally of its measured time, by its snapshots.
-    told: Tally,
+    reported: Tally,
 }
 
 impl Watchdog {
     pub(crate) fn new(job: &JobSpec) -> Watchdog {
         let heard = clock::now();
-        let worker = |index| Worker { heard, ended: false, told: Tally::new(index, None, 0) };
+        let worker = |index| Worker { heard, ended: false, reported: Tally::new(index, None, 0) };
         Watchdog {
             timeout_s: job.timeout_s,
             interval: Duration::from_millis(u64::from(job.interval_ms)),
@@ -48,20 +48,20 @@ impl Watchdog {
         if !snapshot.measured {
             return;
         }
-        let told = &mut worker.told;
+        let reported = &mut worker.reported;
         let so_far = snapshot.so_far;
-        for (way, moved) in told.ways.iter_mut().zip(so_far.ways) {
+        for (way, moved) in reported.ways.iter_mut().zip(so_far.ways) {
             (way.bytes, way.ios) = (moved.bytes, moved.ios);
         }
-        (told.travelled, told.verified_bytes) = (so_far.travelled, so_far.verified_bytes);
-        told.targets.resize(snapshot.targets.len(), (0, 0));
-        for (target, bytes) in told.targets.iter_mut().zip(&snapshot.targets) {
+        (reported.travelled, reported.verified_bytes) = (so_far.travelled, so_far.verified_bytes);
+        reported.targets.resize(snapshot.targets.len(), (0, 0));
+        for (target, bytes) in reported.targets.iter_mut().zip(&snapshot.targets) {
             target.0 += bytes;
         }
-        for (way, latency) in told.ways.iter_mut().zip(&snapshot.latency) {
+        for (way, latency) in reported.ways.iter_mut().zip(&snapshot.latency) {
             latency.iter().for_each(|latency| way.latency.merge(latency));
         }
-        told.ended = snapshot.at;
+        reported.ended = snapshot.at;
     }
 
     pub(crate) fn ended(&mut self, worker: u32) {
@@ -86,7 +86,7 @@ impl Watchdog {
                 continue;
             }
             worker.ended = true;
-            let mut tally = std::mem::take(&mut worker.told);
+            let mut tally = std::mem::take(&mut worker.reported);
             tally.lost = 1;
             tally.errors.timed_out = 1;
             // It may have been a write: what it had moved most is as good a guess as any.

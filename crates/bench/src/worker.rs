@@ -14,11 +14,11 @@ mod timeouts;
 use super::batches;
 use super::io_list::IoList;
 use super::run_kit::{guarded, Resources, Shared, Snapshot, Tally, Timed, WorkerSpec};
-use super::verify::{Chore, Ended};
+use super::verify::{Ended, VerifyTask};
 use super::worker_setup::{self, Memory, BATCH_IO_BYTES_MAX};
 use content::{SlotContent, Step};
 use forebay_io::arena::Mem;
-use forebay_io::client::{Client, End, Late, Order, Over};
+use forebay_io::client::{Client, Completion, End, Late, Submission};
 use forebay_io::clock;
 use forebay_io::queue::{Fault, Op};
 use forebay_io::reactor::{self, Reactor};
@@ -42,7 +42,7 @@ const FAILURES_MAX: u64 = 1000;
 const BATCH_SHARE: u32 = 8;
 const BATCH_PATIENCE: Duration = Duration::from_micros(30);
 
-/// Messages from a worker to the driver, in this order: Ready, any number of Snapshots, Ended, Finished. Failed can
+/// Messages from a worker to the run's thread, in this order: Ready, any number of Snapshots, Ended, Finished. Failed can
 /// come at any point and is the last.
 pub(crate) enum Report {
     Ready(Resources),
@@ -114,7 +114,7 @@ impl Issued {
     }
 }
 
-type Ticket = forebay_io::client::Ticket<Issued>;
+type InFlight = forebay_io::client::InFlight<Issued>;
 
 struct Worker {
     shared: Arc<Shared>,
@@ -258,9 +258,10 @@ impl Worker {
             let now = clock::now();
             let target = self.queue_of.iter().position(|queue| *queue == self.flushed).unwrap_or(0) as u32;
             let owner = Issued::of(target, now);
-            let order = Order { queue: self.flushed, op: Op::Flush, offset: 0, len: 0, want: 0, owner };
-            let Some(tag) = self.client.begin(order, now) else { return };
-            self.list_one(now, &order);
+            let submission =
+                Submission { queue: self.flushed, op: Op::Flush, offset: 0, len: 0, want: 0, owner };
+            let Some(tag) = self.client.begin(submission, now) else { return };
+            self.list_one(now, &submission);
             self.client.push(tag, &mut self.reactor);
             self.client.queue(self.flushed).submit(&mut self.reactor);
             self.flushed += 1;
@@ -325,13 +326,13 @@ impl Worker {
     fn issue(&mut self, queue: u32, request: &Request, now: Instant) -> bool {
         let Request { io: Next { target, offset, len, .. }, op, started } = *request;
         let want = if request.moves() { len } else { 0 };
-        let order = Order { queue, op, offset, len, want, owner: Issued::of(target, started) };
-        let Some(tag) = self.client.begin(order, now) else { return false };
-        self.client.order(tag).owner.batch = self.generator.started(request, now);
+        let submission = Submission { queue, op, offset, len, want, owner: Issued::of(target, started) };
+        let Some(tag) = self.client.begin(submission, now) else { return false };
+        self.client.submission(tag).owner.batch = self.generator.started(request, now);
         if self.list.is_some() {
             // The client's, since one of its own that is lent has to lie in memory for every I/O.
-            let order = self.client.ticket(tag).order;
-            self.list_one(now, &order);
+            let submission = self.client.io(tag).submission;
+            self.list_one(now, &submission);
         }
         if matches!(op, Op::Write { .. }) && self.content.makes() {
             self.fill(tag);
@@ -348,8 +349,8 @@ impl Worker {
         let rows = offsets.len() as u32;
         let len = row_bytes * rows;
         let owner = Issued { rows, ..Issued::of(target, now) };
-        let order = Order { queue, op: Op::Read, offset: 0, len, want: len, owner };
-        let Some(tag) = self.client.begin(order, now) else { return false };
+        let submission = Submission { queue, op: Op::Read, offset: 0, len, want: len, owner };
+        let Some(tag) = self.client.begin(submission, now) else { return false };
         if !self.client.push_rows(tag, offsets, &mut self.reactor) {
             self.failed(tag, &Fault::note(libc::EAGAIN, "the queue had no room for it, though it said so"));
         }
@@ -358,14 +359,14 @@ impl Worker {
 
     /// A line of the list of started I/Os, where there is one.
     #[cold]
-    fn list_one(&mut self, now: Instant, order: &Order<Issued>) {
-        let what = match order.op {
+    fn list_one(&mut self, now: Instant, submission: &Submission<Issued>) {
+        let what = match submission.op {
             Op::Read => "read",
             Op::Deallocate => "trim",
             Op::Flush => "datasync",
             _ => "write",
         };
-        let (target, offset, len) = (order.owner.target, order.offset, order.len);
+        let (target, offset, len) = (submission.owner.target, submission.offset, submission.len);
         self.list.iter_mut().for_each(|list| list.note(now, target, what, offset, len));
     }
 
@@ -429,12 +430,12 @@ impl Worker {
     }
 
     #[inline]
-    fn complete_one(&mut self, over: Over, found: &mut Found) {
+    fn complete_one(&mut self, over: Completion, found: &mut Found) {
         let tag = over.tag;
         match over.end {
             End::Whole => self.complete_whole(&over, found),
             End::Early => {
-                let fault = self.ended_early(self.client.ticket(tag));
+                let fault = self.ended_early(self.client.io(tag));
                 self.failed(tag, &fault);
             }
             End::GivenUp(_) => {
@@ -446,11 +447,11 @@ impl Worker {
     }
 
     #[inline]
-    fn complete_whole(&mut self, over: &Over, found: &mut Found) {
+    fn complete_whole(&mut self, over: &Completion, found: &mut Found) {
         let (tag, now) = (over.tag, found.now);
         // Read before a part of it is written: the processor would wait for the whole.
-        let Order { queue, op, offset, len, owner, .. } = self.client.ticket(tag).order;
-        self.client.order(tag).owner.counted = found.counted && self.recorder.is_measuring();
+        let Submission { queue, op, offset, len, owner, .. } = self.client.io(tag).submission;
+        self.client.submission(tag).owner.counted = found.counted && self.recorder.is_measuring();
         match op {
             Op::Deallocate => return self.release(tag),
             Op::Flush => {
@@ -488,13 +489,13 @@ impl Worker {
     /// The I/O has ended as far as its batch goes. `came`: whole, and in time.
     #[inline]
     fn end_of_batch(&mut self, tag: u32, now: Instant, came: bool) {
-        if self.client.ticket(tag).order.owner.batch != batches::NONE {
+        if self.client.io(tag).submission.owner.batch != batches::NONE {
             self.end_batch_of(tag, now, came);
         }
     }
 
     fn end_batch_of(&mut self, tag: u32, now: Instant, came: bool) {
-        let batch = std::mem::replace(&mut self.client.order(tag).owner.batch, batches::NONE);
+        let batch = std::mem::replace(&mut self.client.submission(tag).owner.batch, batches::NONE);
         let ended = self.generator.ended(batch, now, came);
         if let Some(took) = ended.batch {
             self.recorder.book_whole(Timed::Batch, now, took);
@@ -513,7 +514,7 @@ impl Worker {
 
     /// Makes the content of a write, which goes on from there.
     fn fill(&mut self, tag: u32) {
-        match self.content.fill(tag, self.client.ticket(tag)) {
+        match self.content.fill(tag, self.client.io(tag)) {
             Step::OnGpu => self.client.hold(tag),
             Step::Done(Ok(())) => self.client.push(tag, &mut self.reactor),
             Step::Done(Err(why)) => self.failed(tag, &Fault::note(libc::EIO, why)),
@@ -522,7 +523,7 @@ impl Worker {
 
     /// Checks the content of a finished read, and gives its slot free.
     fn check(&mut self, tag: u32) {
-        match self.content.check(tag, self.client.ticket(tag)) {
+        match self.content.check(tag, self.client.io(tag)) {
             Step::OnGpu => self.client.hold(tag),
             Step::Done(result) => self.checked(tag, result),
         }
@@ -531,15 +532,15 @@ impl Worker {
     /// Goes on with the I/Os whose content the GPU has made or checked.
     fn settle_content(&mut self) {
         let mut ended = self.content.reap();
-        for Ended { tag, chore, result } in ended.drain(..) {
+        for Ended { tag, task, result } in ended.drain(..) {
             if !self.client.unhold(tag) {
                 continue;
             }
-            match (chore, result) {
-                (Chore::Check, result) => self.checked(tag, result),
-                (Chore::Fill, _) if self.client.ticket(tag).is_abandoned() => self.release(tag),
-                (Chore::Fill, Ok(())) => self.client.push(tag, &mut self.reactor),
-                (Chore::Fill, Err(why)) => self.failed(tag, &Fault::note(libc::EIO, why)),
+            match (task, result) {
+                (VerifyTask::Check, result) => self.checked(tag, result),
+                (VerifyTask::Fill, _) if self.client.io(tag).is_abandoned() => self.release(tag),
+                (VerifyTask::Fill, Ok(())) => self.client.push(tag, &mut self.reactor),
+                (VerifyTask::Fill, Err(why)) => self.failed(tag, &Fault::note(libc::EIO, why)),
             }
         }
         self.content.spare(ended);
@@ -547,13 +548,13 @@ impl Worker {
 
     /// Bytes that are right count where they count as moved: those of the warm-up do for neither. Wrong ones are told.
     fn checked(&mut self, tag: u32, result: Result<(), String>) {
-        let ticket = self.client.ticket(tag);
+        let pending = self.client.io(tag);
         let tally = &mut self.recorder.tally;
         match result {
-            Ok(()) if ticket.mem == Mem::None || !ticket.order.owner.counted => {}
-            Ok(()) => tally.verified_bytes += u64::from(ticket.order.len),
+            Ok(()) if pending.mem == Mem::None || !pending.submission.owner.counted => {}
+            Ok(()) => tally.verified_bytes += u64::from(pending.submission.len),
             Err(why) if why.contains(content_rules::UNVERIFIED) => {
-                let target = ticket.order.owner.target;
+                let target = pending.submission.owner.target;
                 self.cannot_verify(target);
             }
             Err(why) => {
@@ -589,8 +590,8 @@ impl Worker {
     }
 
     fn failed(&mut self, tag: u32, fault: &Fault) {
-        let name = self.name(self.client.ticket(tag));
-        let rows = u64::from(self.client.ticket(tag).order.owner.rows);
+        let name = self.name(self.client.io(tag));
+        let rows = u64::from(self.client.io(tag).submission.owner.rows);
         let tally = &mut self.recorder.tally;
         tally.errors.failed += rows;
         if fault.errno == libc::EINVAL {
@@ -607,18 +608,18 @@ impl Worker {
 
     /// Returns the fault of an I/O that ended early; in a stripe it names the member, which the I/O's own name doesn't
     /// tell.
-    fn ended_early(&self, ticket: &Ticket) -> Fault {
-        let Order { offset, owner, .. } = ticket.order;
+    fn ended_early(&self, pending: &InFlight) -> Fault {
+        let Submission { offset, owner, .. } = pending.submission;
         let target = &self.shared.targets[owner.target as usize];
-        let source = target.source_at(offset + u64::from(ticket.moved));
+        let source = target.source_at(offset + u64::from(pending.moved));
         let member = if std::ptr::eq(source, target) { String::new() } else { format!("{}: ", source.label) };
         let found = "the data ended early: the file is shorter than it was when the run began";
         Fault::note(libc::EIO, member + found)
     }
 
     /// The I/O's name in messages.
-    fn name(&self, ticket: &Ticket) -> String {
-        let Order { op, offset, len, owner, .. } = ticket.order;
+    fn name(&self, pending: &InFlight) -> String {
+        let Submission { op, offset, len, owner, .. } = pending.submission;
         let what = match op {
             Op::Flush => "flush",
             Op::Read => "read",
@@ -629,7 +630,7 @@ impl Worker {
         if self.generator.draws_rows() {
             return format!("{what} of {} rows of {} bytes of {label}", owner.rows, len / owner.rows);
         }
-        format!("{what} of {} bytes at {} of {label}", len - ticket.moved, offset + u64::from(ticket.moved))
+        format!("{what} of {} bytes at {} of {label}", len - pending.moved, offset + u64::from(pending.moved))
     }
 
     fn look(&mut self, now: Instant) {
@@ -652,9 +653,9 @@ impl Worker {
         for (tag, what) in late.drain(..) {
             match what {
                 Late::TimedOut => {
-                    let name = self.name(self.client.ticket(tag));
+                    let name = self.name(self.client.io(tag));
                     let tally = &mut self.recorder.tally;
-                    tally.errors.timed_out += u64::from(self.client.ticket(tag).order.owner.rows);
+                    tally.errors.timed_out += u64::from(self.client.io(tag).submission.owner.rows);
                     let timeout_s = self.shared.job.timeout_s;
                     tally.example(format!("{name}: unfinished after ‹timeout_s› {timeout_s} s"));
                     self.shared.stop.store(true, Ordering::Relaxed);
@@ -680,8 +681,8 @@ impl Worker {
             self.recorder.tally.example(why.clone());
         }
         for (tag, what) in self.client.give_up_all() {
-            let name = self.name(self.client.ticket(tag));
-            self.recorder.tally.errors.failed += u64::from(self.client.ticket(tag).order.owner.rows);
+            let name = self.name(self.client.io(tag));
+            self.recorder.tally.errors.failed += u64::from(self.client.io(tag).submission.owner.rows);
             self.recorder.tally.example(format!("{name}: {why}"));
             self.book_unfinished(tag, now);
             if what == Late::NeverTaken {
@@ -692,7 +693,7 @@ impl Worker {
 
     /// Books an I/O that was given up.
     fn book_unfinished(&mut self, tag: u32, now: Instant) {
-        let Order { op, owner, .. } = self.client.ticket(tag).order;
+        let Submission { op, owner, .. } = self.client.io(tag).submission;
         if op != Op::Flush {
             self.recorder.book_unfinished(op == Op::Read, &owner, now);
         }

@@ -14,9 +14,9 @@ use forebay_model::job::{Engine, JobSpec, Pages, PathKind};
 use forebay_model::pattern::PatternSpec;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::Error;
-use forebay_storage::path::{self, Buffers, Copiers, QueueFactory, Site, Under};
+use forebay_storage::path::{self, Buffers, Copiers, QueueFactory, Under, WorkerContext};
 use forebay_storage::source::fault::FaultQueue;
-use forebay_storage::source::Loan;
+use forebay_storage::source::MemoryRegistration;
 use forebay_storage::source::{QueueNeeds, Target};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ pub(crate) struct WorkerSetup {
 #[derive(Default)]
 pub struct Memory {
     /// Into emulated drives.
-    lent: Vec<Loan>,
+    lent: Vec<MemoryRegistration>,
     /// State that paths keep.
     kept: Vec<Box<dyn Any>>,
     _pins: Vec<Pinned>,
@@ -78,22 +78,22 @@ pub(crate) fn of(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, Erro
     let (mut queue_of, mut ran) = (vec![u32::MAX; shared.targets.len()], BTreeMap::new());
     let mut queues: Vec<Box<dyn Queue>> = Vec::new();
     let mut factories: Vec<(PathKind, Box<dyn QueueFactory>)> = Vec::new();
-    let site = memory.site(shared, device, &copiers, &targets, needs);
+    let context = memory.context(shared, device, &copiers, &targets, needs);
     for (t, target) in used.into_iter().zip(&targets) {
         let kind = target.route.path;
-        let site = Site { beside: memory.beside_of(kind), at_work: buffers.at_work, ..site };
+        let context = WorkerContext { beside: memory.beside_of(kind), at_work: buffers.at_work, ..context };
         let known = factories.iter().position(|(of, _)| *of == kind);
         let at = match known {
             Some(at) => at,
             None => {
-                factories.push((kind, path::of(kind).equip(&site, &mut reactor)?));
+                factories.push((kind, path::of(kind).equip(&context, &mut reactor)?));
                 factories.len() - 1
             }
         };
         let factory = &factories[at].1;
         queue_of[t as usize] = queues.len() as u32;
         ran.insert(t, factory.ran());
-        queues.push(factory.queue(target, &faults, &site, &mut reactor)?);
+        queues.push(factory.queue(target, &faults, &context, &mut reactor)?);
     }
     memory.kept.extend(factories.into_iter().filter_map(|(_, factory)| factory.kept()));
     let (pages, slot_bytes) = memory.pages();
@@ -174,15 +174,15 @@ impl Memory {
     }
 
     /// The resources that paths build on, each with its own additional slots.
-    pub fn site<'a>(
+    pub fn context<'a>(
         &'a self,
         shared: &'a Shared,
         device: Option<&'a Arc<Device>>,
         copiers: &'a Copiers,
         targets: &'a [&'a Target],
         needs: QueueNeeds,
-    ) -> Site<'a> {
-        Site {
+    ) -> WorkerContext<'a> {
+        WorkerContext {
             job: &shared.job,
             destination: &shared.destination,
             device,
@@ -232,7 +232,7 @@ impl Memory {
             // Where payload goes through no other slots, the card is to reach those of the GPU.
             let by_card = target.is_by_card() && self.beside_of(target.route.path).is_none();
             if let Some(device) = self.device.as_ref().filter(|_| by_card) {
-                let lent = target.backing.lend_device(device).map_err(|why| {
+                let lent = target.source.lend_device(device).map_err(|why| {
                     Error::machine(
                         format!("‹path› gds from {}", target.label),
                         why,

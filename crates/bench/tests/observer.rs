@@ -55,8 +55,8 @@ fn a_held_up_observer_takes_nothing_from_the_meters() {
     assert_eq!(record.result.repeats.len(), 2);
     for (n, repeat) in record.result.repeats.iter().enumerate() {
         // Meters that began when the workers were gone would find next to no time for millions of I/Os.
-        let told = repeat.cpu.ns_per_io.unwrap_or(f64::INFINITY);
-        assert!(told > 1.0, "repeat {n}: {told} ns per I/O, {} I/Os", repeat.ios);
-        assert!(told.is_finite() || record.missing.contains_key("result.cpu"), "{:?}", record.missing);
+        let reported = repeat.cpu.ns_per_io.unwrap_or(f64::INFINITY);
+        assert!(reported > 1.0, "repeat {n}: {reported} ns per I/O, {} I/Os", repeat.ios);
+        assert!(reported.is_finite() || record.missing.contains_key("result.cpu"), "{:?}", record.missing);
     }
 }

@@ -69,9 +69,9 @@ pub fn run(mut service: impl Service, options: &Options, signals: &mut Signals) 
         signals.wait(TICK);
         if signals.take_reload() {
             systemd.reloading();
-            let told = service.reload();
-            say(&format!("forebay: {told}"), on_terminal);
-            systemd.ready(told.lines().next().unwrap_or_default());
+            let reported = service.reload();
+            say(&format!("forebay: {reported}"), on_terminal);
+            systemd.ready(reported.lines().next().unwrap_or_default());
         }
         systemd.alive();
         if on_terminal {
@@ -92,20 +92,20 @@ fn announce(service: &impl Service, systemd: &Systemd, options: &Options) {
     if !options.quiet {
         service.offered().iter().for_each(|line| tell(line, false));
     }
-    let told = service.ready();
-    tell(&told, !options.json);
-    systemd.ready(&told);
+    let reported = service.ready();
+    tell(&reported, !options.json);
+    systemd.ready(&reported);
 }
 
 fn end(mut service: impl Service, options: &Options, on_terminal: bool) -> Result<u8, Error> {
     let drain_s = options.drain.as_secs_f64();
-    let told = match service.has_left() {
+    let reported = match service.has_left() {
         true => "forebay: another gateway has taken over".to_string(),
         false => {
             format!("forebay: waiting up to {drain_s} s for commands to finish (interrupt again to abort)")
         }
     };
-    say(&told, on_terminal);
+    say(&reported, on_terminal);
     let drained = service.drain(options.drain);
     let code = stop(service, options, drained)?;
     if drained {

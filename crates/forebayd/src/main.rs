@@ -45,7 +45,7 @@ fn run(words: &[String]) -> Result<u8, Error> {
         tell(USAGE, false);
         return Ok(Kind::Request.exit_code() as u8);
     };
-    let told = match verb.as_str() {
+    let reported = match verb.as_str() {
         "--help" | "-h" => USAGE.to_string(),
         "--version" => version(),
         _ => {
@@ -55,7 +55,7 @@ fn run(words: &[String]) -> Result<u8, Error> {
             });
         }
     };
-    tell(&told, true);
+    tell(&reported, true);
     Ok(0)
 }
 

@@ -227,11 +227,11 @@ fn changed(changes: &reload::Changes) -> String {
     let added =
         changes.added.iter().map(|c| format!("nsid {} of {} added ({})", c.nsid, c.subsystem, c.source));
     let states = changes.ana.iter().map(|s| format!("ANA states of {} changed", s.subsystem));
-    let told: Vec<String> = removed.chain(added).chain(states).collect();
-    if told.is_empty() {
+    let reported: Vec<String> = removed.chain(added).chain(states).collect();
+    if reported.is_empty() {
         "nothing changed".into()
     } else {
-        told.join(", ")
+        reported.join(", ")
     }
 }
 
@@ -300,14 +300,14 @@ impl Service for Serving {
         let all = sums(&now);
         let connected = now.subsystems.iter().flat_map(|s| &s.hosts).filter(|h| h.connections > 0);
         let hosts: BTreeSet<&str> = connected.map(|h| h.nqn.as_str()).collect();
-        let told = format!(
+        let reported = format!(
             "{} · {} · {}",
             count(hosts.len() as u64, "host"),
             count(now.connections, "connection"),
             rates(&all, &sums(&self.before), span_s)
         );
         self.before = now;
-        (told, all.errors)
+        (reported, all.errors)
     }
 
     fn reload(&mut self) -> String {
@@ -315,9 +315,9 @@ impl Service for Serving {
             return "reload ignored: there is no CONFIG.toml to read again".into();
         };
         match self.read_again(&path) {
-            Ok(told) => {
+            Ok(reported) => {
                 self.reloads.0 += 1;
-                format!("reload: {told}")
+                format!("reload: {reported}")
             }
             Err(e) => {
                 self.reloads.1 += 1;

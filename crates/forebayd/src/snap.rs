@@ -9,11 +9,11 @@ use crate::signals::{interrupted, Signals};
 use crate::words::{bytes, count, grouped, seconds};
 use crate::Program;
 use forebay_model::Error;
-use forebay_serve::gateway::config::{Config, Controller, Front, Qos};
-use forebay_serve::gateway::keeper::{self, Keeper};
+use forebay_serve::gateway::config::{Config, Controller, Frontend, Qos};
 use forebay_serve::gateway::rpc::client;
 use forebay_serve::gateway::service;
 use forebay_serve::gateway::stats::{State, Stats};
+use forebay_serve::gateway::supervisor::{self, Supervisor};
 use forebay_serve::target::log;
 use forebay_serve::target::stats::Counts;
 use serde_json::{json, Value};
@@ -66,7 +66,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// `words`: all behind the verb, for a keeper.
+/// `words`: all behind the verb, for a supervisor.
 pub fn command(
     program: &Program,
     words: &[String],
@@ -89,9 +89,9 @@ pub fn command(
         return keep(program, words, given, sink);
     }
     let rpc = given.text("rpc");
-    let keeper = Keeper::here()?;
-    let started = signals.during(|| match (keeper, given.is("take-over")) {
-        (Some(keeper), _) => service::Service::kept(config, rpc, sink, keeper),
+    let supervisor = Supervisor::here()?;
+    let started = signals.during(|| match (supervisor, given.is("take-over")) {
+        (Some(supervisor), _) => service::Service::kept(config, rpc, sink, supervisor),
         (None, true) => service::Service::take_over(config, rpc, sink),
         (None, false) => service::Service::start(config, rpc, sink),
     })?;
@@ -103,13 +103,13 @@ pub fn command(
 /// Runs the same command without `--keep`, and again whenever it is killed.
 fn keep(program: &Program, words: &[String], given: &Given, sink: log::Sink) -> Result<u8, Error> {
     if given.is("take-over") {
-        let found = "a keeper can't take over a running gateway";
+        let found = "a supervisor can't take over a running gateway";
         return Err(Error::request("--keep --take-over", found, "stop the running gateway, then use --keep"));
     }
     let mut again = program.command()?;
     again.push("snap".into());
     again.extend(words.iter().filter(|word| *word != "--keep").map(OsString::from));
-    Ok(keeper::keep(again, sink)? as u8)
+    Ok(supervisor::keep(again, sink)? as u8)
 }
 
 /// CONFIG.toml, or CONFIG.json as `snap_config_get` prints it.
@@ -148,8 +148,8 @@ fn shown(controller: &Controller) -> String {
     let nsids = controller.namespaces.as_ref().map_or("all namespaces".into(), list);
     let device = controller.device.map_or("any free device".into(), |n| format!("/dev/ublkb{n}"));
     let (front, place) = match controller.front {
-        Front::VfioUser => ("vfio-user", controller.socket.clone().unwrap_or(device)),
-        Front::Ublk => ("ublk", device),
+        Frontend::VfioUser => ("vfio-user", controller.socket.clone().unwrap_or(device)),
+        Frontend::Ublk => ("ublk", device),
     };
     format!("           {}: {front} at {place}, {nsids}", controller.name)
 }
@@ -204,14 +204,14 @@ impl Service for Showing {
         let now = self.service.stats();
         let all = sums(&now);
         let used = now.controllers.iter().filter(|c| c.state == State::Enabled).count();
-        let told = format!(
+        let reported = format!(
             "{used} of {} in use · {} · staged {}",
             count(now.controllers.len() as u64, "drive"),
             rates(&all, &sums(&self.before), span_s),
             bytes(now.staged_bytes)
         );
         self.before = now;
-        (told, all.errors)
+        (reported, all.errors)
     }
 
     fn reload(&mut self) -> String {

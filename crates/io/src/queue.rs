@@ -41,7 +41,7 @@ pub struct Full(pub Io);
 /// Path of one I/O's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Via {
-    /// DMA straight into its destination.
+    /// DMA directly into its destination.
     Direct,
     /// By cuFile in its compatibility mode, or not provably without it.
     Compat,

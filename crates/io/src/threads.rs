@@ -7,7 +7,7 @@ use forebay_model::units::parse_cpu_list;
 use forebay_model::Error;
 use std::path::Path;
 
-/// Pins the calling thread and its memory. The driver has checked that both exist.
+/// Pins the calling thread and its memory. The caller has checked that both exist.
 ///
 /// # Errors
 /// Containers may forbid either, and a process may be kept from a node's CPUs.

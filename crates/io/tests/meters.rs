@@ -1,4 +1,4 @@
-//! The meters as the driver uses them: on this machine where it has what they read, and on
+//! The meters as a run uses them: on this machine where it has what they read, and on
 //! look-alike trees, programs, libraries and servers where it hasn't.
 
 use forebay_io::meter::{cache, cpu, disk, noise};

@@ -127,7 +127,7 @@ impl Hint {
         match self {
             Hint::Auto if random => Hint::Random,
             Hint::Auto => Hint::Sequential,
-            told => told,
+            reported => reported,
         }
     }
 }

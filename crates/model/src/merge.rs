@@ -117,8 +117,8 @@ fn missing_of(record: &RunRecord, n: usize) -> impl Iterator<Item = (String, Str
 
 /// The GPUs of all hosts; None where a host's cuFile doesn't tell.
 fn gpus_of(records: &[RunRecord]) -> Option<Vec<CufileGpu>> {
-    let told = records.iter().map(|r| r.cufile.as_ref().and_then(|c| c.gpus.clone()));
-    Some(told.collect::<Option<Vec<_>>>()?.concat())
+    let reported = records.iter().map(|r| r.cufile.as_ref().and_then(|c| c.gpus.clone()));
+    Some(reported.collect::<Option<Vec<_>>>()?.concat())
 }
 
 /// Sources, seed and files may differ by host; what is done to them may not.
@@ -220,11 +220,11 @@ impl Hosts {
                     *kept = (power, seconds);
                 }
             }
-            let told = |(power, seconds): (&Power, f64)| Power {
+            let reported = |(power, seconds): (&Power, f64)| Power {
                 joules_per_gib: (bytes > 0).then(|| power.watts_mean * seconds / (bytes as f64 / GIB)),
                 ..power.clone()
             };
-            meters.into_values().map(told).collect::<Vec<_>>()
+            meters.into_values().map(reported).collect::<Vec<_>>()
         };
         self.ranks.iter().flat_map(of).collect()
     }
@@ -246,8 +246,8 @@ fn gather(records: &[RunRecord], hosts: &Hosts) -> Vec<Warning> {
     for (ranks, cores) in hosts.ranks.iter().zip(others).filter(|(ranks, _)| ranks.len() > 1) {
         let Environment { host, cores: of_host, .. } = &records[ranks[0]].environment;
         let may_pin = ranks.iter().any(|n| records[*n].job.spec.cpus.is_none());
-        let told = cores.and_then(|busy| of_others(busy, (*of_host).into(), may_pin));
-        all.extend(told.map(|w| Warning { text: format!("{host}: {}", w.text), ..w }));
+        let reported = cores.and_then(|busy| of_others(busy, (*of_host).into(), may_pin));
+        all.extend(reported.map(|w| Warning { text: format!("{host}: {}", w.text), ..w }));
     }
     all
 }
@@ -373,8 +373,8 @@ fn merge_places(parts: &[&RunResult]) -> Option<String> {
 
 /// The models of all hosts together, and what the hosts together are off them.
 fn merge_foretold(parts: &[&RunResult], iops: f64) -> Option<Foretold> {
-    let told = parts.iter().map(|p| p.foretold.as_ref()).collect::<Option<Vec<_>>>()?;
-    let sum = |f: fn(&Foretold) -> f64| told.iter().map(|t| f(t)).sum::<f64>();
+    let reported = parts.iter().map(|p| p.foretold.as_ref()).collect::<Option<Vec<_>>>()?;
+    let sum = |f: fn(&Foretold) -> f64| reported.iter().map(|t| f(t)).sum::<f64>();
     let all = sum(|t| t.iops);
     (all > 0.0).then(|| Foretold {
         iops: all,

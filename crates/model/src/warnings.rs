@@ -112,10 +112,11 @@ fn of_errors(record: &RunRecord, list: &mut Vec<Warning>) {
         (errors.retried, "were retried"),
         (errors.misaligned, "were misaligned"),
     ];
-    let told: Vec<_> = counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    let reported: Vec<_> =
+        counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
     let first = errors.examples.first().map_or(String::new(), |e| format!("; the first one: {e}"));
-    if !told.is_empty() {
-        let text = format!("of the I/Os {}{first}", told.join(", "));
+    if !reported.is_empty() {
+        let text = format!("of the I/Os {}{first}", reported.join(", "));
         warn(list, "failed_io", text, look_for_reason(record));
     }
     if errors.verify_failed > 0 {

@@ -74,8 +74,9 @@ fn field(key: &str) -> Option<&'static Field<JobSpec>> {
 /// Returns the word of `known` that somebody who typed `word` may have meant: within a third of its letters.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let most = (word.chars().count() / 3).max(1);
-    let told = known.into_iter().map(|one| (changes(word, one), one)).min_by_key(|(changes, _)| *changes)?;
-    (told.0 <= most).then_some(told.1)
+    let reported =
+        known.into_iter().map(|one| (changes(word, one), one)).min_by_key(|(changes, _)| *changes)?;
+    (reported.0 <= most).then_some(reported.1)
 }
 
 /// Letters to put in, leave out or exchange, to make `b` of `a`.

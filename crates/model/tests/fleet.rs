@@ -73,14 +73,14 @@ proptest! {
         let ranks = hosts * accelerators;
         let work = Training { overhead_s, ..training(accelerators, ranks * 4 * 100) };
         let pools = vec![f64::from(drives); if own { hosts as usize } else { 1 }];
-        let told = outcome(&fleet(pools, vec![job(hosts, own, work, way(drive_s, 1e15))], 60.0));
+        let reported = outcome(&fleet(pools, vec![job(hosts, own, work, way(drive_s, 1e15))], 60.0));
         let step_s = (COMPUTE_S + overhead_s).max(COMPUTE_S / load);
         let au = 100.0 * COMPUTE_S / step_s;
-        let found = trained(&told).au_pct.unwrap();
+        let found = trained(&reported).au_pct.unwrap();
         // An epoch of 100 steps begins with nothing read.
         prop_assert!((found / au - 1.0).abs() < 0.03, "{found} {au}");
-        let bytes = trained(&told).steps as f64 * step_bytes * f64::from(hosts);
-        prop_assert!((told.jobs[0].bytes / bytes - 1.0).abs() < 0.15);
+        let bytes = trained(&reported).steps as f64 * step_bytes * f64::from(hosts);
+        prop_assert!((reported.jobs[0].bytes / bytes - 1.0).abs() < 0.15);
     }
 
     /// The same run with every request followed through a modelled drive: the same utilisation, though one knows
@@ -102,10 +102,10 @@ proptest! {
         let service_s = command as f64 / model.read_bandwidth_bytes_s;
         let rate = mean_value_analysis(model.read_latency_s, &[service_s], in_flight) * command as f64;
         let flat = Way { drives: vec![0.5, 1.0], bytes_s: vec![rate / 2.0, rate], pressure: 1.0 };
-        let told = outcome(&fleet(vec![1.0], vec![job(1, true, training(accelerators, files), flat)], 60.0));
+        let reported = outcome(&fleet(vec![1.0], vec![job(1, true, training(accelerators, files), flat)], 60.0));
         let epoch = &followed.training.epochs[0];
         let au = epoch.by_rules.iter().find(|f| f.rule_set.name() == "text").unwrap().au_pct.unwrap();
-        let found = trained(&told).au_pct.unwrap();
+        let found = trained(&reported).au_pct.unwrap();
         prop_assert!((found - au).abs() < 3.0, "{found} {au} at load {load}");
     }
 }
@@ -131,9 +131,9 @@ fn a_step_of_many_waits_for_the_slowest_of_all() {
         let mut work = training(accelerators, hosts * accelerators * 4 * 400);
         work.compute = Some(Shape::Exponential);
         let plenty = way(1e15, 1e15);
-        let told = outcome(&fleet(vec![1.0], vec![job(hosts, false, work, plenty)], 200.0));
+        let reported = outcome(&fleet(vec![1.0], vec![job(hosts, false, work, plenty)], 200.0));
         let harmonic: f64 = (1..=hosts * accelerators).map(|k| 1.0 / f64::from(k)).sum();
-        let found = trained(&told).au_pct.unwrap();
+        let found = trained(&reported).au_pct.unwrap();
         assert!((found * harmonic / 100.0 - 1.0).abs() < 0.06, "{found} {harmonic}");
     }
 }
@@ -146,8 +146,8 @@ fn long_requests_hold_batches_up_where_many_hosts_must_be_whole() {
         // Just enough, and little read ahead.
         work.workload.prefetch = 1;
         work.workload.read_threads = 1;
-        let told = outcome(&fleet(vec![64.0], vec![job(64, false, work, way(1.1e9, 1e15))], 60.0));
-        trained(&told).au_pct.unwrap()
+        let reported = outcome(&fleet(vec![64.0], vec![job(64, false, work, way(1.1e9, 1e15))], 60.0));
+        trained(&reported).au_pct.unwrap()
     };
     let requests = Requests { shape: Shape::Pareto(1.0), in_flight: 16.0, bytes: 1e6 };
     let (even, uneven) = (au(None), au(Some(requests)));
@@ -192,8 +192,8 @@ fn all_wait_for_a_host_that_went_and_go_on_without_it_where_they_may() {
     let samples = 300.0 * 4.0 * 8.0 + 500.0 * 3.0 * 8.0;
     assert!((trained(&without).samples as f64 / samples - 1.0).abs() < 0.02);
     // Four hosts for 30 s and three for 50 s are busy; the three lose 20 s.
-    for (told, au) in [(&back, 80.0), (&without, 100.0 * 270.0 / 330.0)] {
-        assert!((trained(told).au_pct.unwrap() - au).abs() < 1.5, "{:?}", trained(told));
+    for (reported, au) in [(&back, 80.0), (&without, 100.0 * 270.0 / 330.0)] {
+        assert!((trained(reported).au_pct.unwrap() - au).abs() < 1.5, "{:?}", trained(reported));
     }
 }
 
@@ -209,12 +209,12 @@ fn jobs_that_come_and_go_take_turns_at_the_drives() {
         work: Work::Reads,
     };
     // Enough for the training alone; with an equal beside it there is half of that.
-    let told = outcome(&fleet(vec![4.0], vec![job(1, false, work, way(1e9, 1e15)), reads], 100.0));
-    assert_eq!(told.jobs[1].seconds, 30.0);
-    assert!((told.jobs[1].bytes / 30.0 / 2e9 - 1.0).abs() < 0.01, "{}", told.jobs[1].bytes);
-    let beside = told.series[4].bytes[0] - told.series[3].bytes[0];
+    let reported = outcome(&fleet(vec![4.0], vec![job(1, false, work, way(1e9, 1e15)), reads], 100.0));
+    assert_eq!(reported.jobs[1].seconds, 30.0);
+    assert!((reported.jobs[1].bytes / 30.0 / 2e9 - 1.0).abs() < 0.01, "{}", reported.jobs[1].bytes);
+    let beside = reported.series[4].bytes[0] - reported.series[3].bytes[0];
     assert!((beside / 10.0 / 2e9 - 1.0).abs() < 0.01, "{beside}");
-    assert_eq!(told.series[2].bytes[1], 0.0);
+    assert_eq!(reported.series[2].bytes[1], 0.0);
 }
 
 #[test]
@@ -222,13 +222,13 @@ fn an_interrupted_play_keeps_what_it_has() {
     let work = training(1, 16 * 4 * 1000);
     let whole = fleet(vec![1.0], vec![job(16, false, work, way(1e12, 1e15))], 5000.0);
     let mut asked = 0;
-    let told = play(&whole, &mut |_| {
+    let reported = play(&whole, &mut |_| {
         asked += 1;
         asked < 3
     })
     .unwrap();
-    assert!(told.interrupted && told.seconds > 0.0 && told.seconds < 5000.0);
-    assert!(trained(&told).steps > 0 && trained(&told).au_pct.unwrap() > 90.0);
+    assert!(reported.interrupted && reported.seconds > 0.0 && reported.seconds < 5000.0);
+    assert!(trained(&reported).steps > 0 && trained(&reported).au_pct.unwrap() > 90.0);
 }
 
 #[test]

@@ -35,13 +35,13 @@ proptest! {
         let work = Work::Checkpoint(checkpoint(bytes, way(write, host_s)));
         let (writes, reads) = (seconds(write), seconds(write * faster));
         let all = 3.0 * writes + 2.0 * reads + 4.0 * 5.0;
-        let told = outcome(&fleet(pools.clone(), vec![job(hosts, own, work.clone(), way(write * faster, host_s))], all * 1.1));
-        let found = saved(&told);
+        let reported = outcome(&fleet(pools.clone(), vec![job(hosts, own, work.clone(), way(write * faster, host_s))], all * 1.1));
+        let found = saved(&reported);
         prop_assert_eq!((found.write_s.len(), found.read_s.len()), (3, 2));
         prop_assert!(found.write_s.iter().all(|s| (s / writes - 1.0).abs() < 0.01), "{:?} {writes}", found.write_s);
         prop_assert!(found.read_s.iter().all(|s| (s / reads - 1.0).abs() < 0.01), "{:?} {reads}", found.read_s);
         prop_assert!((found.written_bytes / (3.0 * bytes * f64::from(hosts)) - 1.0).abs() < 1e-6);
-        prop_assert!((told.jobs[0].bytes / (5.0 * bytes * f64::from(hosts)) - 1.0).abs() < 1e-6);
+        prop_assert!((reported.jobs[0].bytes / (5.0 * bytes * f64::from(hosts)) - 1.0).abs() < 1e-6);
         // Cut short before the last one is whole, it isn't counted.
         let short = outcome(&fleet(pools, vec![job(hosts, own, work, way(write * faster, host_s))], all - reads * 0.5));
         prop_assert_eq!((saved(&short).write_s.len(), saved(&short).read_s.len()), (3, 1));
@@ -81,10 +81,10 @@ fn a_checkpoint_waits_for_a_host_that_goes_and_comes_again_or_for_ever() {
 fn a_checkpoint_beside_readers_gets_its_part_of_the_drives() {
     let work = Work::Checkpoint(checkpoint(10e9, way(1e9, 1e15)));
     let jobs = vec![job(1, false, work, way(2e9, 1e15)), job(1, false, Work::Reads, way(2e9, 1e15))];
-    let told = outcome(&fleet(vec![1.0], jobs, 1000.0));
-    assert!(saved(&told).write_s.iter().all(|s| (s - 20.0).abs() < 0.1), "{:?}", saved(&told));
-    assert!(saved(&told).read_s.iter().all(|s| (s - 10.0).abs() < 0.1), "{:?}", saved(&told));
-    assert!(told.jobs[1].checkpoint.is_none());
+    let reported = outcome(&fleet(vec![1.0], jobs, 1000.0));
+    assert!(saved(&reported).write_s.iter().all(|s| (s - 20.0).abs() < 0.1), "{:?}", saved(&reported));
+    assert!(saved(&reported).read_s.iter().all(|s| (s - 10.0).abs() < 0.1), "{:?}", saved(&reported));
+    assert!(reported.jobs[1].checkpoint.is_none());
 }
 
 #[test]

@@ -317,12 +317,12 @@ fn answers(capsules: &[Vec<u8>]) -> Vec<(u16, Code)> {
         end.came(receive, capsule).unwrap();
     }
     while end.next().unwrap().is_some() {}
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     while let Some(op) = end.next_op(64) {
         let Op::Answer { response, bytes: 0, .. } = op else { panic!("{op:?}") };
-        told.push((response.cid.get(), response.status().code));
+        reported.push((response.cid.get(), response.status().code));
     }
-    told
+    reported
 }
 
 // promise: RHO-14

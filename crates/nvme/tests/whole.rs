@@ -10,7 +10,7 @@ use forebay_nvme::host::{self as session, Action, Event, Session, Ticket};
 use forebay_nvme::nvm::{self, Op};
 use forebay_nvme::transport::tcp::host::{Data, Options};
 use link::{content, Host, Random};
-use served::{Role, Served, Site};
+use served::{Role, Served, TargetShared};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -60,20 +60,20 @@ impl Pipe {
     }
 
     /// Some bytes move, some commands are carried out. False: nothing was left to do.
-    fn turn(&mut self, site: &mut Site, random: &mut Random) -> bool {
+    fn turn(&mut self, shared: &mut TargetShared, random: &mut Random) -> bool {
         let mut moved = false;
         self.to_target.extend(self.host.sends());
         if !self.to_target.is_empty() {
             let n = 1 + random.below(self.to_target.len());
-            let n = self.served.receives(&self.to_target[..n], site);
+            let n = self.served.receives(&self.to_target[..n], shared);
             self.to_target.drain(..n);
             moved = true;
         }
         while !self.served.ready.is_empty() && (random.below(3) > 0 || !moved) {
-            self.served.work(random.below(1 << 16), site);
+            self.served.work(random.below(1 << 16), shared);
             moved = true;
         }
-        self.served.effects(site);
+        self.served.effects(shared);
         self.to_host.extend(self.served.sends());
         if !self.to_host.is_empty() {
             let n = 1 + random.below(self.to_host.len());
@@ -87,7 +87,7 @@ impl Pipe {
 
 /// A host with a controller that is up.
 struct Association {
-    site: Site,
+    shared: TargetShared,
     session: Session,
     admin: Pipe,
     tickets: HashMap<u16, Ticket>,
@@ -97,7 +97,7 @@ struct Association {
 
 impl Association {
     fn new(digests: bool, seed: u64) -> Association {
-        let site = Site {
+        let shared = TargetShared {
             subsystem: Arc::new(subsystem()),
             ids: Ids::new(1..=100),
             controllers: BTreeMap::new(),
@@ -114,10 +114,11 @@ impl Association {
             timeout_ms: 1 << 30,
             namespace: None,
         };
-        let session = Session::new(options, site.now_ms);
+        let session = Session::new(options, shared.now_ms);
         let admin = Pipe::new(digests, session::ADMIN_ENTRIES - 1, 4096);
         let random = Random::new(seed);
-        let mut association = Association { site, session, admin, tickets: HashMap::new(), random, digests };
+        let mut association =
+            Association { shared, session, admin, tickets: HashMap::new(), random, digests };
         assert_eq!(association.until_event(), Event::Ready);
         association
     }
@@ -125,13 +126,13 @@ impl Association {
     /// The next thing that the session tells of.
     fn until_event(&mut self) -> Event {
         for _ in 0..1_000_000 {
-            match self.session.next(self.site.now_ms).expect("a session that goes well") {
+            match self.session.next(self.shared.now_ms).expect("a session that goes well") {
                 Action::Event(event) => return event,
                 Action::Submit(request) => self.submit(request),
                 Action::Authenticate { .. } => panic!("nobody asked for that"),
                 Action::Wait { until_ms } => {
-                    if !self.admin.turn(&mut self.site, &mut self.random) {
-                        self.site.now_ms = until_ms;
+                    if !self.admin.turn(&mut self.shared, &mut self.random) {
+                        self.shared.now_ms = until_ms;
                     }
                     self.reap();
                 }
@@ -154,7 +155,7 @@ impl Association {
         for done in self.admin.host.done.drain(..) {
             let ticket = self.tickets.remove(&done.command.0).expect("submitted");
             let data = &done.data[..done.received as usize];
-            self.session.completed(ticket, &done.cqe, data, self.site.now_ms);
+            self.session.completed(ticket, &done.cqe, data, self.shared.now_ms);
         }
     }
 
@@ -166,7 +167,7 @@ impl Association {
         let len = data.len() as u32;
         pipe.host.submit(request.sqe, Data::Out { len }, data).expect("room");
         while pipe.host.done.is_empty() {
-            pipe.turn(&mut self.site, &mut self.random);
+            pipe.turn(&mut self.shared, &mut self.random);
         }
         let done = pipe.host.done.remove(0);
         assert_eq!(self.session.connected_io(1, &done.cqe), Ok(None));
@@ -177,10 +178,10 @@ impl Association {
     /// The link of the I/O queue is cut. What the target had received it may still carry out, or not.
     fn cut(&mut self, mut pipe: Pipe) {
         while !pipe.served.ready.is_empty() && self.random.below(2) == 0 {
-            pipe.served.work(self.random.below(1 << 16), &mut self.site);
+            pipe.served.work(self.random.below(1 << 16), &mut self.shared);
         }
         let Role::Io(id, qid) = pipe.served.role else { panic!("an I/O queue") };
-        self.site.controllers.get_mut(&id).expect("its controller").disconnect_io(qid);
+        self.shared.controllers.get_mut(&id).expect("its controller").disconnect_io(qid);
     }
 }
 
@@ -279,27 +280,27 @@ fn run(digests: bool, bulk: usize, seed: u64, cuts: usize, commands: usize) {
         let mut done = 0;
         while done < commands {
             start(&mut pipe, &mut association.random, &mut regions, &mut jobs);
-            pipe.turn(&mut association.site, &mut association.random);
+            pipe.turn(&mut association.shared, &mut association.random);
             done += check(&mut pipe, &mut regions, &mut jobs);
         }
         if cut < cuts {
             association.cut(pipe);
             continue;
         }
-        while pipe.turn(&mut association.site, &mut association.random) {}
+        while pipe.turn(&mut association.shared, &mut association.random) {}
         check(&mut pipe, &mut regions, &mut jobs);
         assert!(jobs.is_empty(), "all is answered");
     }
-    for (region, on_disk) in regions.iter().zip(association.site.disk.chunks(REGION)) {
+    for (region, on_disk) in regions.iter().zip(association.shared.disk.chunks(REGION)) {
         assert!(region.may_hold.iter().any(|held| held == on_disk), "a wrong byte on the disk");
     }
-    association.session.shut_down(association.site.now_ms);
+    association.session.shut_down(association.shared.now_ms);
     while !association.session.is_shut_down() {
-        match association.session.next(association.site.now_ms).expect("a session that goes well") {
+        match association.session.next(association.shared.now_ms).expect("a session that goes well") {
             Action::Submit(request) => association.submit(request),
             Action::Wait { until_ms } => {
-                if !association.admin.turn(&mut association.site, &mut association.random) {
-                    association.site.now_ms = until_ms;
+                if !association.admin.turn(&mut association.shared, &mut association.random) {
+                    association.shared.now_ms = until_ms;
                 }
                 association.reap();
             }

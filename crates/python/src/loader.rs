@@ -187,8 +187,8 @@ impl Loader {
     ) -> PyResult<String> {
         let loader = self.open(py)?;
         let elsewhere = elsewhere.map(counted);
-        let told = Told { command, sources, verified, interrupted, elsewhere };
-        let record = py.detach(|| loader.record(told));
+        let reported = Told { command, sources, verified, interrupted, elsewhere };
+        let record = py.detach(|| loader.record(reported));
         json(py, &record)
     }
 

@@ -24,11 +24,11 @@ pub fn simulate_fleet(py: Python<'_>, fleet: &str, observer: Option<Py<PyAny>>) 
     let fleet = Fleet::from_json(fleet).map_err(|error| raise(py, error))?;
     stop_requested().store(false, Ordering::Relaxed);
     let mut watcher = Watcher::new(observer);
-    let mut told = Instant::now();
+    let mut reported = Instant::now();
     let outcome = py.detach(|| {
         fleet::play(&fleet, &mut |share| {
-            if told.elapsed() >= TELL_EVERY {
-                told = Instant::now();
+            if reported.elapsed() >= TELL_EVERY {
+                reported = Instant::now();
                 watcher.progress(&Progress { share });
             }
             !Observer::<Progress>::stop(&mut watcher)

@@ -359,8 +359,8 @@ fn what_rpcs_changed_goes_along() {
     call("nvme_controller_suspend", serde_json::json!({ "ctrl": "drive" }));
     let second = take_over(&config);
     drop(first);
-    let told = call("snap_config_get", serde_json::json!({}));
-    assert_eq!(told["subsystems"][0]["namespaces"][0]["qos"]["iops"], 5000);
+    let reported = call("snap_config_get", serde_json::json!({}));
+    assert_eq!(reported["subsystems"][0]["namespaces"][0]["qos"]["iops"], 5000);
     let drives = call("nvme_controller_list", serde_json::json!({}));
     assert_eq!(drives[0]["state"], "suspended", "{drives}");
     call("nvme_controller_resume", serde_json::json!({ "ctrl": "drive" }));

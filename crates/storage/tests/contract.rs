@@ -70,7 +70,7 @@ fn cases_of(what: &str, runs: impl Fn(&dyn DataPath) -> bool, check: impl Fn(&Ta
             skipped.push(format!("{pair}: {lacking} isn't there yet"));
             continue;
         }
-        if !path.accepts(&source.named().unwrap().made()) {
+        if !path.accepts(&source.named().unwrap().medium()) {
             skipped.push(format!("{pair}: it can only serve {}", path.serves()));
             continue;
         }
@@ -79,7 +79,7 @@ fn cases_of(what: &str, runs: impl Fn(&dyn DataPath) -> bool, check: impl Fn(&Ta
         skipped.extend(missing.iter().map(|(what, why)| format!("{pair}: {what}: {why}")));
         for target in targets.iter().step_by(if is_short() && forebay_rigs::gpu::is_inside() { 2 } else { 1 })
         {
-            if !path.accepts(&target.made()) || !is_opened_for(*path, target) {
+            if !path.accepts(&target.medium()) || !is_opened_for(*path, target) {
                 skipped.push(format!("{pair}: what isn't read as it reads, or is no file"));
                 continue;
             }
@@ -340,7 +340,7 @@ fn bytes_travel_as_the_queue_says() {
     each_case("via", |target, path| {
         // As the source has it, where the path adds nothing.
         let own = passes_on(path::of(path));
-        let wanted = match (target.backing.descriptor(), path) {
+        let wanted = match (target.source.descriptor(), path) {
             (Some(_), PathKind::Bounce) => Via::Staged,
             (Some(_), PathKind::Mapped) => Via::Mapped,
             // As the stand-in does unless it is told otherwise.
@@ -348,7 +348,7 @@ fn bytes_travel_as_the_queue_says() {
             (Some((_, Engine::Map)), _) if own => Via::Mapped,
             (Some((file, _)), _) if own && file.direct => Via::Direct,
             (Some(_), _) if own => Via::Staged,
-            (None, PathKind::Host) if target.backing.scheme() == "nil" => Via::Nothing,
+            (None, PathKind::Host) if target.source.scheme() == "nil" => Via::Nothing,
             _ => return,
         };
         let mut rig = Rig::open(target, path, 2, IO_BYTES, true, &plain);

@@ -256,8 +256,8 @@ fn an_io_that_is_swallowed_comes_back_once_it_is_abandoned_and_only_then() {
             }
             // The device is done with all of them, and nothing is told.
             for _ in 0..3 {
-                let told = rig.settle(&awaited);
-                assert!(told.is_empty(), "{}: reported before it was abandoned: {told:?}", rig.name);
+                let reported = rig.settle(&awaited);
+                assert!(reported.is_empty(), "{}: reported before it was abandoned: {reported:?}", rig.name);
             }
             rig.abandon_all();
             let answers = rig.finish();
@@ -272,10 +272,10 @@ fn an_io_that_is_swallowed_comes_back_once_it_is_abandoned_and_only_then() {
 #[test]
 fn a_model_that_takes_an_hour_lets_go_when_it_is_asked_to() {
     use forebay_model::device::DriveModel;
-    use forebay_storage::source::{ModelBacking, SharedDrive, Target};
+    use forebay_storage::source::{OpenModel, SharedDrive, Target};
     let drive = DriveModel::parse("d7-ps1010?latency_us=10000000&read_mb_s=0.001").unwrap();
-    let backing = ModelBacking { drive: SharedDrive::new(&drive, 1, false), over: None };
-    let target = Target::new("slow", 1 << 20, backing);
+    let source = OpenModel { drive: SharedDrive::new(&drive, 1, false), over: None };
+    let target = Target::new("slow", 1 << 20, source);
     let mut rig = Rig::open(&target, PathKind::Host, 2, 65536, false, &|q| q);
     let reads = [Request::read(0, 65536), Request::read(65536, 65536)];
     for (id, request) in reads.iter().enumerate() {

@@ -111,19 +111,19 @@ fn columns_are_read_row_group_by_row_group_by_every_engine() {
             let named = ["c1", "c3"].iter().map(|name| (*name).to_string()).collect();
             spec.workload.columns = Some(named).filter(|_| columns == 2);
             let training = trained(&spec);
-            let told = format!("{cache:?} {engine:?} {level:?} {columns}");
-            assert_eq!(training.samples, u64::from(FILES * SAMPLES), "{told}");
+            let reported = format!("{cache:?} {engine:?} {level:?} {columns}");
+            assert_eq!(training.samples, u64::from(FILES * SAMPLES), "{reported}");
             let content = u64::from(FILES * SAMPLES) * columns * COLUMN_BYTES;
             let least = if level == Level::Parse { content } else { content + 1 };
             assert!(
                 (least..content + 40_000).contains(&training.payload_bytes),
-                "{told}: {}",
+                "{reported}: {}",
                 training.payload_bytes
             );
             // Besides, each file's tail and what frames the pages.
             let tails = u64::from(FILES) * (64 << 10);
-            assert!((content..content + tails + 40_000).contains(&training.read_bytes), "{told}");
-            assert_eq!(training.read_bytes < whole, columns == 2, "{told}");
+            assert!((content..content + tails + 40_000).contains(&training.read_bytes), "{reported}");
+            assert_eq!(training.read_bytes < whole, columns == 2, "{reported}");
         }
     }
 }
@@ -205,13 +205,13 @@ fn parts_of_packed_files_are_read_through_any_source() {
             (format!("model:d7-ps1010?time=real&over={path}"), Engine::Auto),
         ] {
             for level in [Level::Parse, Level::Bytes] {
-                let told = format!("{format} {uri} {engine:?} {level:?}");
+                let reported = format!("{format} {uri} {engine:?} {level:?}");
                 let training =
                     trained(&EmulateSpec { data: vec![uri.clone()], engine, level, ..spec.clone() });
-                assert_eq!(training.samples, plain.samples, "{told}");
-                assert_eq!(training.read_bytes, plain.read_bytes, "{told}");
+                assert_eq!(training.samples, plain.samples, "{reported}");
+                assert_eq!(training.read_bytes, plain.read_bytes, "{reported}");
                 if level == Level::Parse {
-                    assert_eq!(training.payload_bytes, plain.payload_bytes, "{told}");
+                    assert_eq!(training.payload_bytes, plain.payload_bytes, "{reported}");
                 }
             }
         }

@@ -213,8 +213,8 @@ fn version_by_call(path: &Path) -> Result<Option<String>, String> {
     let mut version = 0;
     // SAFETY: writes one integer.
     let answer = unsafe { call(&mut version) };
-    let told = answer.code == 0 && answer.cuda == 0 && version > 0;
-    Ok(told.then(|| format!("{}.{}", version / 1000, version % 1000 / 10)))
+    let reported = answer.code == 0 && answer.cuda == 0 && version > 0;
+    Ok(reported.then(|| format!("{}.{}", version / 1000, version % 1000 / 10)))
 }
 
 fn config(roots: &Roots, around: &Surroundings) -> Config {

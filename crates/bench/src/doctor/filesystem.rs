@@ -53,9 +53,9 @@ pub(crate) fn examine(roots: &Roots, path: &Path, trial: Trial) -> Option<Examin
         Trial::Read | Trial::Write => probe::direct(path, trial == Trial::Write),
     };
     // A directory without files: the temporary file knows.
-    if let (Some(fs), Some(told)) = (&mut filesystem, direct.as_ref().and_then(|d| d.told)) {
-        fs.direct_memory_align.get_or_insert(told.0);
-        fs.direct_offset_align.get_or_insert(told.1);
+    if let (Some(fs), Some(reported)) = (&mut filesystem, direct.as_ref().and_then(|d| d.reported)) {
+        fs.direct_memory_align.get_or_insert(reported.0);
+        fs.direct_offset_align.get_or_insert(reported.1);
     }
     let device = filesystem.as_ref().and_then(|f| device_of(f, device)).unwrap_or(device);
     let journal_mode = filesystem.as_ref().and_then(|f| journal_mode(roots, f));
@@ -212,8 +212,8 @@ fn direct_check(examined: &Examined) -> Check {
     let id = format!("direct {}", examined.path.display());
     let check = |state, found: String| Check::new(Area::Filesystem, id, "O_DIRECT", state, found);
     let fs = examined.filesystem.as_ref();
-    let told = fs.and_then(|f| Some((f.direct_memory_align?, f.direct_offset_align?)));
-    let says = told.map(|(memory, offset)| {
+    let reported = fs.and_then(|f| Some((f.direct_memory_align?, f.direct_offset_align?)));
+    let says = reported.map(|(memory, offset)| {
         format!("memory aligned to {memory} B, offsets and lengths to {offset} B (statx)")
     });
     let Some(direct) = &examined.direct else {

@@ -127,7 +127,7 @@ fn examine_found(
         nvme_tcp,
         ublk,
     };
-    report.verdicts = verdict::judge(&ground(&report), maps(&report.source));
+    report.verdicts = verdict::judge(&view(&report), maps(&report.source));
     report.checks = checks(roots, &report);
     report.verdict = paths::verdict(&report.checks, &report.filesystems);
     report
@@ -149,12 +149,12 @@ fn has_files(asked: &source::Asked) -> bool {
 
 /// `mapped` could serve it: it reads files themselves, and none through something else.
 fn maps(asked: &source::Asked) -> bool {
-    asked.made.as_ref().is_none_or(|made| forebay_storage::path::mapped::Mapped.accepts(made))
+    asked.medium.as_ref().is_none_or(|medium| forebay_storage::path::mapped::Mapped.accepts(medium))
 }
 
 /// The facts that decide about direct DMA.
-fn ground(report: &Report) -> conditions::Ground<'_> {
-    conditions::Ground {
+fn view(report: &Report) -> conditions::FactsView<'_> {
+    conditions::FactsView {
         gpu: &report.gpu,
         cufile: &report.cufile,
         gds: &report.gds,
@@ -171,7 +171,7 @@ fn ground(report: &Report) -> conditions::Ground<'_> {
 /// All checks, in the order in which areas are shown.
 fn checks(roots: &Roots, report: &Report) -> Vec<Check> {
     let gpu = gpu::present(&report.gpu);
-    let ground = ground(report);
+    let view = view(report);
     let for_gpu = gpu || !report.cufile.libraries.is_empty();
     let mut checks = source::checks(roots, &report.source);
     checks.extend(host::checks(&report.host));
@@ -186,9 +186,9 @@ fn checks(roots: &Roots, report: &Report) -> Vec<Check> {
     }
     checks.extend(gpu::checks(&report.gpu));
     checks.extend(cufile::checks(&report.cufile, gpu));
-    checks.extend(gds::checks(ground.gds, gpu, conditions::p2pdma_check(&ground)));
+    checks.extend(gds::checks(view.gds, gpu, conditions::p2pdma_check(&view)));
     if gpu {
-        checks.extend(conditions::checks(&ground, verdict::needless(&report.verdicts.gds)));
+        checks.extend(conditions::checks(&view, verdict::needless(&report.verdicts.gds)));
     }
     checks.extend(fabric::checks(&report.fabric, gpu));
     checks.extend(nvme_tcp::checks(&report.nvme_tcp, &report.uring));
@@ -196,7 +196,7 @@ fn checks(roots: &Roots, report: &Report) -> Vec<Check> {
     checks.extend(ublk::checks(report.ublk));
     checks.extend(power::checks(&report.power, gpu, &report.gpu.nvml, report.host.virtualization.is_some()));
     checks.extend(topology::checks(&report.topology, gpu));
-    checks.extend(paths::checks(&report.verdicts, report.source.made.as_ref()));
+    checks.extend(paths::checks(&report.verdicts, report.source.medium.as_ref()));
     // Members of a stripe may share a file system: what is said of it is said once.
     let mut said = std::collections::HashSet::new();
     checks.retain(|check| said.insert(check.id.clone()));

@@ -4,12 +4,12 @@ use super::filesystem::Examined;
 use super::verdict::Verdicts;
 use forebay_io::machine::finding::{count, Area, Check, State};
 use forebay_storage::path::PATHS;
-use forebay_storage::source::Made;
+use forebay_storage::source::SourceMedium;
 
-/// `made`: what the source is made of; None of the machine as a whole.
-pub(crate) fn checks(verdicts: &Verdicts, made: Option<&Made>) -> Vec<Check> {
-    let examined = |path: &&dyn forebay_storage::path::DataPath| match made {
-        Some(made) if !path.accepts(made) => {
+/// `medium`: what the source is made of; None of the machine as a whole.
+pub(crate) fn checks(verdicts: &Verdicts, medium: Option<&SourceMedium>) -> Vec<Check> {
+    let examined = |path: &&dyn forebay_storage::path::DataPath| match medium {
+        Some(medium) if !path.accepts(medium) => {
             let found = format!("it can only serve {}", path.serves());
             Check::of_path(path.name(), State::NotApplicable, found)
         }

@@ -21,7 +21,8 @@ pub struct DirectProbe {
     /// Operation that was tried.
     pub tried: String,
     /// (memory, offset) alignment that statx gives for the temporary file.
-    pub told: Option<(u32, u32)>,
+    #[serde(rename = "told")]
+    pub reported: Option<(u32, u32)>,
     /// The finest step of offset and length that was accepted.
     pub offset_align: Option<u32>,
     /// The kernel's answer where direct I/O failed.
@@ -54,16 +55,16 @@ pub(crate) fn direct(path: &Path, write: bool) -> Option<DirectProbe> {
 
 fn on_file(path: &Path) -> DirectProbe {
     let tried = format!("a read of {}", path.display());
-    let told = alignment(path);
+    let reported = alignment(path);
     match open_direct(path) {
         Ok(file) if is_buffered(&file) => {
             let refused = Some(format!("{}: {NO_DIRECT}", path.display()));
             DirectProbe { tried, refused, ..DirectProbe::default() }
         }
-        Ok(file) => finest_step(&file, DirectProbe { tried, told, ..DirectProbe::default() }),
+        Ok(file) => finest_step(&file, DirectProbe { tried, reported, ..DirectProbe::default() }),
         Err(error) => DirectProbe {
             tried,
-            told,
+            reported,
             inconclusive: error != rustix::io::Errno::INVAL,
             refused: Some(format!("{}: {error}", path.display())),
             ..DirectProbe::default()
@@ -86,8 +87,8 @@ fn in_directory(directory: &Path) -> DirectProbe {
         let refused = Some(format!("a temporary file with O_DIRECT: {NO_DIRECT}"));
         return DirectProbe { tried, refused, ..DirectProbe::default() };
     }
-    let told = told(file.as_fd());
-    let mut probe = DirectProbe { tried, told, ..DirectProbe::default() };
+    let reported = reported(file.as_fd());
+    let mut probe = DirectProbe { tried, reported, ..DirectProbe::default() };
     let buffer = vec![0x5au8; BLOCK_BYTES * 2];
     let start = aligned_start(&buffer, 4096);
     if let Err(error) = rustix::io::pwrite(&file, &buffer[start..start + BLOCK_BYTES], 0) {
@@ -123,7 +124,7 @@ fn is_buffered(file: &OwnedFd) -> bool {
     told_alignment(file).is_some_and(|(offset, _)| offset == 0)
 }
 
-fn told(file: BorrowedFd<'_>) -> Option<(u32, u32)> {
+fn reported(file: BorrowedFd<'_>) -> Option<(u32, u32)> {
     let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     (stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && stat.stx_dio_offset_align > 0)
         .then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))

@@ -8,7 +8,7 @@ use forebay_model::units::readable_bytes as size;
 use forebay_model::Error;
 use forebay_storage::source::file::{is_neither, is_source};
 use forebay_storage::source::nvme_tcp::{Address, Options, Transport};
-use forebay_storage::source::{Made, Uri};
+use forebay_storage::source::{SourceMedium, Uri};
 use serde::Serialize;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ pub struct Asked {
     pub chunk_bytes: Option<u64>,
     /// Composition of the source; None for the machine.
     #[serde(skip)]
-    pub made: Option<Made>,
+    pub medium: Option<SourceMedium>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -42,7 +42,7 @@ pub struct Other {
     pub uri: String,
     /// `kind`, and what the source tells of itself.
     #[serde(flatten)]
-    pub told: serde_json::Value,
+    pub reported: serde_json::Value,
     #[serde(skip)]
     source: Uri,
 }
@@ -52,7 +52,7 @@ pub(crate) fn parse(text: Option<&str>) -> Result<Asked, Error> {
     let Some(text) = text else { return Ok(Asked { kind: "machine", ..Asked::default() }) };
     let uri = Uri::recognise(text)?;
     let mut asked =
-        Asked { uri: Some(text.into()), kind: uri.scheme(), made: Some(uri.made()), ..Asked::default() };
+        Asked { uri: Some(text.into()), kind: uri.scheme(), medium: Some(uri.medium()), ..Asked::default() };
     collect(&uri, &mut asked);
     for path in &asked.paths {
         present(text, path)?;
@@ -91,8 +91,8 @@ fn present(text: &str, path: &std::path::Path) -> Result<(), Error> {
 fn collect(uri: &Uri, asked: &mut Asked) {
     asked.paths.extend(uri.path().map(Path::to_path_buf));
     asked.chunk_bytes = asked.chunk_bytes.or(uri.chunk());
-    let other = |told| Other { uri: uri.to_string(), told, source: uri.clone() };
-    asked.others.extend(uri.told().map(other));
+    let other = |reported| Other { uri: uri.to_string(), reported, source: uri.clone() };
+    asked.others.extend(uri.reported().map(other));
     uri.parts().iter().for_each(|part| collect(part, asked));
 }
 

@@ -421,10 +421,10 @@ proptest! {
         let gds = gds::facts(&roots, &[]);
         let cufile = cufile::facts(&roots, &Surroundings::default());
         let facts = verdict::Facts { gpu, cufile, gds, ..Facts::gather(&roots, Vec::new(), &Surroundings::default()) };
-        let ground = facts.ground();
-        gds::checks(ground.gds, gpu::present(ground.gpu), conditions::p2pdma_check(&ground));
-        conditions::checks(&facts.ground(), None);
-        verdict::judge(&facts.ground(), true);
+        let view = facts.view();
+        gds::checks(view.gds, gpu::present(view.gpu), conditions::p2pdma_check(&view));
+        conditions::checks(&facts.view(), None);
+        verdict::judge(&facts.view(), true);
         fabric::checks(&fabric::facts(&roots), true);
         power::facts(&roots, &Default::default(), &[]);
     }

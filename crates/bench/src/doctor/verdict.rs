@@ -1,7 +1,7 @@
 //! One verdict for each data path: what would carry bytes from a storage location to a GPU
 //! here. A forecast: what a run did stands in its record, from cuFile's own counters.
 
-use super::conditions::{Finding, Ground, Stops, CONDITIONS};
+use super::conditions::{FactsView, Finding, Stops, CONDITIONS};
 use super::cufile::{self, Surroundings};
 use super::drives::{self, DriveFacts};
 use super::filesystem::{self, Examined};
@@ -27,7 +27,7 @@ pub fn path_verdicts(paths: &[PathBuf]) -> Verdicts {
     let examine = |path: &PathBuf| filesystem::examine(&roots, path, filesystem::Trial::Read);
     let filesystems = paths.iter().filter_map(examine).collect();
     let facts = Facts::gather(&roots, filesystems, &Surroundings::of_process(None));
-    judge(&facts.ground(), !paths.is_empty())
+    judge(&facts.view(), !paths.is_empty())
 }
 
 /// The facts of some storage locations, on their own: less than a whole examination.
@@ -60,8 +60,8 @@ impl Facts {
         }
     }
 
-    pub(crate) fn ground(&self) -> Ground<'_> {
-        Ground {
+    pub(crate) fn view(&self) -> FactsView<'_> {
+        FactsView {
             gpu: &self.gpu,
             cufile: &self.cufile,
             gds: &self.gds,
@@ -76,37 +76,37 @@ impl Facts {
     }
 }
 
-pub(crate) fn judge(ground: &Ground, files: bool) -> Verdicts {
-    let no_gpu = no_gpu(ground);
+pub(crate) fn judge(view: &FactsView, files: bool) -> Verdicts {
+    let no_gpu = no_gpu(view);
     let usable = |because: Option<String>| Usable { runs: because.is_none(), because };
     let mapped = match files {
         true => no_gpu.clone(),
         false => Some("only files can be mapped".to_string()),
     };
-    Verdicts { gds: gds_of(ground), mapped: usable(mapped), bounce: usable(no_gpu) }
+    Verdicts { gds: gds_of(view), mapped: usable(mapped), bounce: usable(no_gpu) }
 }
 
-pub(crate) fn no_gpu(ground: &Ground) -> Option<String> {
-    match &ground.gpu.libcuda_refused {
-        _ if !super::gpu::present(ground.gpu) => Some("there is no NVIDIA GPU that could be used".into()),
+pub(crate) fn no_gpu(view: &FactsView) -> Option<String> {
+    match &view.gpu.libcuda_refused {
+        _ if !super::gpu::present(view.gpu) => Some("there is no NVIDIA GPU that could be used".into()),
         Some(refused) => Some(format!("libcuda doesn't load: {refused}")),
         None => None,
     }
 }
 
-fn gds_of(ground: &Ground) -> GdsVerdict {
-    let compat_allowed = ground.cufile.config.allow_compat_mode;
+fn gds_of(view: &FactsView) -> GdsVerdict {
+    let compat_allowed = view.cufile.config.allow_compat_mode;
     let mut verdict = GdsVerdict { compat_allowed, ..GdsVerdict::default() };
     let mut refused = false;
     for condition in CONDITIONS {
-        let (because, next, told) = match (condition.judge)(ground) {
+        let (because, next, reported) = match (condition.judge)(view) {
             Finding::Fails { why, next, .. } => (why, next, true),
             Finding::Open { why, next, .. } => (why, next, false),
             Finding::Holds(_) | Finding::Moot => continue,
         };
         let cause = Cause { id: condition.id, because, next };
         match condition.stops {
-            _ if !told => verdict.doubts.push(cause),
+            _ if !reported => verdict.doubts.push(cause),
             Stops::Nothing => verdict.doubts.push(cause),
             Stops::NvidiaFs => verdict.nvidia_fs.push(cause),
             Stops::P2pdma => verdict.p2pdma.push(cause),
@@ -119,7 +119,7 @@ fn gds_of(ground: &Ground) -> GdsVerdict {
     }
     verdict.through = match verdict.both.is_empty() {
         true if verdict.nvidia_fs.is_empty() => Some(Through::NvidiaFs),
-        true if verdict.p2pdma.is_empty() && p2pdma_known(ground) => Some(Through::P2pdma),
+        true if verdict.p2pdma.is_empty() && p2pdma_known(view) => Some(Through::P2pdma),
         _ => None,
     };
     verdict.answer = match verdict.through {
@@ -131,8 +131,8 @@ fn gds_of(ground: &Ground) -> GdsVerdict {
 }
 
 /// An unread kernel configuration is no proof that P2PDMA is there.
-fn p2pdma_known(ground: &Ground) -> bool {
-    ground.gds.p2pdma.in_kernel == Some(true)
+fn p2pdma_known(view: &FactsView) -> bool {
+    view.gds.p2pdma.in_kernel == Some(true)
 }
 
 /// The way to direct DMA that isn't needed, since the other works.

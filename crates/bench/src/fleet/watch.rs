@@ -1,4 +1,4 @@
-//! The driver's side of the clock while workers run.
+//! The run's side of the clock while workers run.
 
 use super::super::minimum_rate::MinimumRate;
 use super::super::run_kit::{
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
-/// The driver's side of the clock while workers run.
+/// The run's side of the clock while workers run.
 pub(super) struct Watch {
     pub(super) shared: Arc<Shared>,
     pub(super) begin: Instant,
@@ -89,7 +89,7 @@ impl Watch {
     }
 
     /// Workers that have nothing more to say.
-    pub(super) fn told(&self) -> usize {
+    pub(super) fn reported(&self) -> usize {
         self.tallies.len() + self.broken.len()
     }
 
@@ -152,7 +152,7 @@ impl Watch {
 
     /// One that was written off has been counted, and may come back all the same.
     pub(super) fn finish(&mut self, tally: Tally) {
-        if self.tallies.iter().all(|told| told.worker != tally.worker) {
+        if self.tallies.iter().all(|reported| reported.worker != tally.worker) {
             self.tallies.push(tally);
         }
     }

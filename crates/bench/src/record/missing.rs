@@ -22,13 +22,13 @@ pub(super) fn cache_state(
         Cache::Drop => "drop",
         Cache::Warm => "warm",
     };
-    let mut told = |field: &str, value: &Result<f64, String>| {
+    let mut reported = |field: &str, value: &Result<f64, String>| {
         value.as_ref().map_err(|why| missing.insert(format!("cache.{field}"), why.clone())).ok().copied()
     };
     CacheState {
         policy: policy.into(),
-        resident_before: told("resident_before", &context.resident_before),
-        resident_after: told("resident_after", &context.resident_after),
+        resident_before: reported("resident_before", &context.resident_before),
+        resident_after: reported("resident_after", &context.resident_after),
         device_bytes: runs.iter().map(|r| r.readings.device_bytes).sum::<Option<u64>>(),
         devices: runs.iter().flat_map(|r| &r.readings.devices).fold(
             BTreeMap::new(),
@@ -75,7 +75,7 @@ fn absences<'a>(
         true => "nothing was read",
         false => "‹verify› wasn't requested",
     };
-    let late = "read too late: the driver's thread got no processor when the interval ended";
+    let late = "read too late: the run's thread got no processor when the interval ended";
     let anywhere =
         "the machine has one node, the GPU doesn't say which it is near, or ‹cpus› or ‹numa› decided";
     let unmeasured = runs.iter().any(|r| r.readings.device_bytes.is_none());

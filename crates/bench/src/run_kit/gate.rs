@@ -10,7 +10,7 @@ pub struct Gate {
     /// Threads wait for this at the gate.
     opened: Condvar,
     /// The leader of a team waits for this: one of its threads has come, or has ended.
-    told: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -28,7 +28,7 @@ impl Gate {
     pub fn pass(&self) -> Option<Instant> {
         let mut state = self.lock();
         state.came += 1;
-        self.told.notify_one();
+        self.changed.notify_one();
         loop {
             if let Some(begin) = state.begin {
                 return begin;
@@ -52,7 +52,7 @@ impl Gate {
     /// Counts a thread that has ended.
     pub(super) fn one_ended(&self) {
         self.lock().ended += 1;
-        self.told.notify_one();
+        self.changed.notify_one();
     }
 
     /// Returns whether any of `threads` hasn't ended.
@@ -63,13 +63,13 @@ impl Gate {
     /// Waits until each of `threads` has come to the gate, or ended before.
     pub(super) fn await_arrival(&self, threads: u32) {
         let is_missing = |state: &mut State| state.came + state.ended < threads;
-        drop(self.told.wait_while(self.lock(), is_missing));
+        drop(self.changed.wait_while(self.lock(), is_missing));
     }
 
     /// Waits until all of `threads` have ended, for at most `time`.
     pub(super) fn await_end(&self, threads: u32, time: Duration) {
         let is_working = |state: &mut State| state.ended < threads;
-        drop(self.told.wait_timeout_while(self.lock(), time, is_working));
+        drop(self.changed.wait_timeout_while(self.lock(), time, is_working));
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

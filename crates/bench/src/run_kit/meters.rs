@@ -180,12 +180,13 @@ mod tests {
         }
         // As long as the run, and a second late.
         for left_out in [over(2_000, 12_000), over(1_000, 11_201), over(10_000, 10_001)] {
-            let told = readings().of_time(left_out, run);
-            assert_eq!((&told.cpu, told.device_bytes), (&None, None), "{left_out:?}");
-            assert!(told.astray.as_ref().unwrap().contains("10.000 s"));
-            assert_eq!((told.noise.cpu_limited_pct, told.noise.steal_pct), (Some(30.0), None));
+            let reported = readings().of_time(left_out, run);
+            assert_eq!((&reported.cpu, reported.device_bytes), (&None, None), "{left_out:?}");
+            assert!(reported.astray.as_ref().unwrap().contains("10.000 s"));
+            assert_eq!((reported.noise.cpu_limited_pct, reported.noise.steal_pct), (Some(30.0), None));
             let mut missing = BTreeMap::new();
-            told.explain(&RunResult { noise: told.noise.clone(), ..RunResult::default() }, &mut missing);
+            reported
+                .explain(&RunResult { noise: reported.noise.clone(), ..RunResult::default() }, &mut missing);
             let nulls = [
                 "result.cpu.user_s",
                 "result.cpu.system_s",

@@ -23,9 +23,9 @@ pub fn with<W: Clone + Send, T: Send>(
 ) -> Result<T, Error> {
     let (latest, stop) = (Mutex::new(None), AtomicBool::new(false));
     let (news, heard) = sync_channel(1);
-    let mut word = Word { latest: &latest, news, stop: &stop, flag: observer.stop_flag() };
+    let mut run_observer = RunObserver { latest: &latest, news, stop: &stop, flag: observer.stop_flag() };
     thread::scope(|scope| {
-        let body = move || work(&mut word);
+        let body = move || work(&mut run_observer);
         let running = thread::Builder::new().name("run".into()).spawn_scoped(scope, body).map_err(|e| {
             Error::machine(
                 "a thread for the run",
@@ -39,7 +39,7 @@ pub fn with<W: Clone + Send, T: Send>(
 }
 
 /// The run's side: an observer that never blocks. Its end, even by a panic, is the end of the news.
-struct Word<'a, W> {
+struct RunObserver<'a, W> {
     /// Not yet shown.
     latest: &'a Mutex<Option<W>>,
     news: SyncSender<()>,
@@ -47,7 +47,7 @@ struct Word<'a, W> {
     flag: Option<&'static AtomicBool>,
 }
 
-impl<W: Clone> Observer<W> for Word<'_, W> {
+impl<W: Clone> Observer<W> for RunObserver<'_, W> {
     fn progress(&mut self, progress: &W) {
         *self.latest.lock().expect("no thread panics while it has it") = Some(progress.clone());
         // Full: there is news already that wasn't heard.
@@ -156,14 +156,14 @@ mod tests {
     #[test]
     fn a_run_goes_on_while_its_observer_is_held_up_and_shows_it_the_latest_alone() {
         let (mut observer, was_called, go) = slow();
-        let done = with(&mut observer, move |word| {
-            word.progress(&at(1.0));
+        let done = with(&mut observer, move |observer| {
+            observer.progress(&at(1.0));
             was_called.recv().unwrap();
-            assert!(!word.stop());
+            assert!(!observer.stop());
             // The flag is seen though nobody can ask the observer.
             FLAG.store(true, Ordering::Relaxed);
-            assert!(word.stop());
-            (2..100).for_each(|t| word.progress(&at(f64::from(t))));
+            assert!(observer.stop());
+            (2..100).for_each(|t| observer.progress(&at(f64::from(t))));
             drop(go);
             Ok(7)
         });
@@ -174,8 +174,8 @@ mod tests {
     fn an_observer_that_says_stop_is_heard() {
         let (mut observer, ..) = slow();
         observer.asks_to_stop = true;
-        let heard = with(&mut observer, |word| {
-            while !word.stop() {
+        let heard = with(&mut observer, |observer| {
+            while !observer.stop() {
                 thread::yield_now();
             }
             Ok(())

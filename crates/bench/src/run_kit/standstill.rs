@@ -220,12 +220,12 @@ impl Standstills {
     /// Returns whether all standstills before `now` are known: else the next beat will tell.
     pub(crate) fn are_known_at(&self, now: Instant) -> bool {
         let now = self.ns(now);
-        let told = |beat: &AtomicU64| {
+        let reported = |beat: &AtomicU64| {
             let beat = beat.load(Ordering::Acquire);
             now < beat.saturating_add(ns_of(BEAT + STANDSTILL_MIN))
                 || self.ns(clock::now()) > beat.saturating_add(ns_of(SILENT_MAX))
         };
-        !self.is_watched() || self.beats.iter().all(told)
+        !self.is_watched() || self.beats.iter().all(reported)
     }
 
     /// Returns how long the process stood still while an I/O was under way, at a worker that booked something at `ran` last.

@@ -1,8 +1,8 @@
 //! Content of a worker's I/Os: generated before a write, verified after a read, by the host at once or by the GPU in a while.
 
-use super::{Issued, Ticket};
+use super::{InFlight, Issued};
 use crate::run_kit::Shared;
-use crate::verify::{Chore, Contents, Ended, NameOf, Part};
+use crate::verify::{Contents, Ended, NameOf, Part, VerifyTask};
 use forebay_model::Error;
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,28 +41,28 @@ impl SlotContent {
     }
 
     /// Makes the content of a write.
-    pub(super) fn fill(&mut self, tag: u32, ticket: &Ticket) -> Step {
-        let part = self.part_of(ticket);
-        if self.is_on_gpu(tag, Chore::Fill, ticket, part) {
+    pub(super) fn fill(&mut self, tag: u32, pending: &InFlight) -> Step {
+        let part = self.part_of(pending);
+        if self.is_on_gpu(tag, VerifyTask::Fill, pending, part) {
             return Step::OnGpu;
         }
-        Step::Done(self.contents.fill(ticket.mem, part))
+        Step::Done(self.contents.fill(pending.mem, part))
     }
 
     /// Checks the content of a finished read.
-    pub(super) fn check(&mut self, tag: u32, ticket: &Ticket) -> Step {
-        let part = self.part_of(ticket);
-        if self.is_on_gpu(tag, Chore::Check, ticket, part) {
+    pub(super) fn check(&mut self, tag: u32, pending: &InFlight) -> Step {
+        let part = self.part_of(pending);
+        if self.is_on_gpu(tag, VerifyTask::Check, pending, part) {
             return Step::OnGpu;
         }
-        Step::Done(self.contents.check(ticket.mem, part))
+        Step::Done(self.contents.check(pending.mem, part))
     }
 
     /// Leaves the slot to the GPU for a while, where that has it.
-    fn is_on_gpu(&mut self, tag: u32, chore: Chore, ticket: &Ticket, part: Part) -> bool {
-        let is_on_gpu = self.contents.is_on_gpu(ticket.mem);
+    fn is_on_gpu(&mut self, tag: u32, task: VerifyTask, pending: &InFlight, part: Part) -> bool {
+        let is_on_gpu = self.contents.is_on_gpu(pending.mem);
         if is_on_gpu {
-            self.contents.start(tag, chore, ticket.mem, part);
+            self.contents.start(tag, task, pending.mem, part);
         }
         is_on_gpu
     }
@@ -95,11 +95,11 @@ impl SlotContent {
         self.contents.next_due()
     }
 
-    fn part_of(&self, ticket: &Ticket) -> Part {
-        let Issued { target, .. } = ticket.order.owner;
+    fn part_of(&self, pending: &InFlight) -> Part {
+        let Issued { target, .. } = pending.submission.owner;
         let (seed, file) =
             (self.shared.content_seeds[target as usize], self.shared.targets[target as usize].content_id);
-        Part { seed, file, offset: ticket.order.offset, len: ticket.order.len }
+        Part { seed, file, offset: pending.submission.offset, len: pending.submission.len }
     }
 }
 

@@ -9,8 +9,8 @@ use forebay_model::job::{Engine, JobSpec};
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_rigs::seccomp::forbid_entering;
 use forebay_storage::path::Destination;
-use forebay_storage::source::file::{FileAccess, FileBacking, FileTarget};
-use forebay_storage::source::{NilBacking, Target};
+use forebay_storage::source::file::{FileAccess, FileTarget, OpenFileSource};
+use forebay_storage::source::{OpenNil, Target};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{channel, Receiver};
 
@@ -53,7 +53,7 @@ fn done_well(io: &Io) -> Done {
 }
 
 fn worker_over(job: JobSpec, targets: usize, keep: bool) -> (Worker, Vec<Arc<AtomicU64>>, Receiver<Report>) {
-    let target = |n: usize| Target::new(format!("nil {n}"), 1 << 20, NilBacking);
+    let target = |n: usize| Target::new(format!("nil {n}"), 1 << 20, OpenNil);
     worker_of(job, (0..targets).map(target).collect(), keep)
 }
 
@@ -250,7 +250,7 @@ fn a_ring_that_may_not_be_entered_any_more_ends_the_run_with_that_and_with_no_ti
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         let target = FileTarget::open(file.path(), FileAccess { write: true, direct: false }).unwrap();
-        let target = Target::new("file", 1 << 20, FileBacking { target, engine: Engine::Uring });
+        let target = Target::new("file", 1 << 20, OpenFileSource { target, engine: Engine::Uring });
         // Reads of what is in the page cache need no ring.
         let writes = JobSpec { op: forebay_model::job::Op::Write, sync: Sync::None, ..job() };
         let (worker, reports) = opened(writes, vec![target]);
@@ -295,7 +295,7 @@ fn memory_of_an_io_that_was_given_up_stays_mapped_after_a_panic() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(1 << 20).unwrap();
     let target = FileTarget::open(file.path(), FileAccess { write: false, direct: false }).unwrap();
-    let target = Target::new("file", 1 << 20, FileBacking { target, engine: Engine::Pread });
+    let target = Target::new("file", 1 << 20, OpenFileSource { target, engine: Engine::Pread });
     let (mut worker, ..) = worker_of(job(), vec![target], true);
     let now = clock::now();
     worker.start_ios(now);
@@ -303,7 +303,7 @@ fn memory_of_an_io_that_was_given_up_stays_mapped_after_a_panic() {
     worker.abandon_overdue(now + timeout + Duration::from_secs(1));
     worker.abandon_overdue(now + timeout + GRACE + Duration::from_secs(1));
     assert_eq!((worker.client.in_flight(), worker.client.lost()), (0, 2));
-    let at = worker.client.ticket(0).mem.host_ptr();
+    let at = worker.client.io(0).mem.host_ptr();
     assert!(mapped(at));
     let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
         let _worker = worker;

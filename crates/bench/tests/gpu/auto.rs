@@ -254,9 +254,9 @@ fn reads_through_the_page_cache_that_touch_the_device_are_said() {
         let source = file(&home, "f", 32 << 20);
         cold(&source);
         let record = go(&JobSpec { workers: 1, ..job(&source) });
-        let told = record.warnings.iter().any(|w| w.id == "cold_and_warm");
+        let reported = record.warnings.iter().any(|w| w.id == "cold_and_warm");
         let device = record.cache.device_bytes.unwrap_or(0);
-        assert_eq!(told, device > 1 << 20, "{device} bytes from the device; {:?}", record.warnings);
+        assert_eq!(reported, device > 1 << 20, "{device} bytes from the device; {:?}", record.warnings);
     });
 }
 

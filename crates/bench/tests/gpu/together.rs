@@ -8,9 +8,9 @@ use forebay_io::reactor::Reactor;
 use forebay_model::job::{Cache, Engine, JobSpec, Op as JobOp, Pages, PathKind};
 use forebay_rigs::gpu::Scenario;
 use forebay_storage::path::mapped::{DevicePinner, Limits, Registry};
-use forebay_storage::path::{self, Copiers, Destination, Site};
+use forebay_storage::path::{self, Copiers, Destination, WorkerContext};
 use forebay_storage::source::file::{FileAccess, FileTarget};
-use forebay_storage::source::{FileBacking, QueueNeeds, Target};
+use forebay_storage::source::{OpenFileSource, QueueNeeds, Target};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,14 +57,14 @@ impl Bench {
         let beside = Arena::new(count, each, Pages::Small).unwrap();
         let pin = gpu.pin(&beside).unwrap();
         let target = FileTarget::open(source, FileAccess { write: false, direct: false }).unwrap();
-        let target = Target::new("rows", BYTES as u64, FileBacking { target, engine: Engine::Map });
+        let target = Target::new("rows", BYTES as u64, OpenFileSource { target, engine: Engine::Map });
         let path = path::of(kind);
         assert!(path.takes_rows(&target));
         let needs = QueueNeeds::new(1, (row * rows) as u64);
         let copiers = Copiers::new(Some(&gpu), needs).with_rows(rows as u32, row as u64);
         let destination = Destination::on(vec![gpu.clone()]).with(registry(&gpu, cap_bytes));
         let job = JobSpec { path: kind, batch: Some(rows as u32), ..JobSpec::default() };
-        let site = Site {
+        let context = WorkerContext {
             job: &job,
             destination: &destination,
             device: Some(&gpu),
@@ -77,8 +77,8 @@ impl Bench {
             layered: false,
         };
         let mut reactor = Reactor::without_ring();
-        let factory = path.equip(&site, &mut reactor).unwrap();
-        let queue = factory.queue(&target, &|queue| queue, &site, &mut reactor).unwrap();
+        let factory = path.equip(&context, &mut reactor).unwrap();
+        let queue = factory.queue(&target, &|queue| queue, &context, &mut reactor).unwrap();
         assert!(queue.takes_rows());
         Bench { queue, reactor, gpu, slot, _pin: pin, _beside: beside, row, rows }
     }

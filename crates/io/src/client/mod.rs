@@ -21,7 +21,7 @@ pub const GRACE: Duration = Duration::from_secs(2);
 
 /// A requested I/O.
 #[derive(Clone, Copy, Debug)]
-pub struct Order<O> {
+pub struct Submission<O> {
     /// Number of the queue, as returned by `add`.
     pub queue: u32,
     pub op: Op,
@@ -38,8 +38,8 @@ enum State {
     Free,
     /// The caller has it.
     Held,
-    /// Slot of a chore, which counts as under way.
-    Chore,
+    /// Slot whose content is made or checked, which counts as under way.
+    Verifying,
     /// No queue had room for it, or what a short one left is to go on.
     Again,
     Pushed,
@@ -49,8 +49,8 @@ enum State {
 
 /// An I/O, or the rest of it after a short transfer.
 #[derive(Clone, Copy, Debug)]
-pub struct Ticket<O> {
-    pub order: Order<O>,
+pub struct InFlight<O> {
+    pub submission: Submission<O>,
     pub mem: Mem,
     /// Bytes that were moved.
     pub moved: u32,
@@ -62,7 +62,7 @@ pub struct Ticket<O> {
     rows: bool,
 }
 
-impl<O> Ticket<O> {
+impl<O> InFlight<O> {
     /// It was cancelled before it was over.
     pub fn is_abandoned(&self) -> bool {
         self.abandoned
@@ -83,7 +83,7 @@ pub enum End {
 
 /// An I/O that is over: the caller has it, until `release`.
 #[derive(Debug)]
-pub struct Over {
+pub struct Completion {
     pub tag: u32,
     pub end: End,
     pub via: Via,
@@ -111,7 +111,7 @@ pub enum Patience {
     None,
 }
 
-struct Lane {
+struct Entry {
     queue: Option<Box<dyn Queue>>,
     in_flight: u32,
     /// It stands in `busy`.
@@ -120,10 +120,10 @@ struct Lane {
 
 /// Doesn't own the memory, which must outlive the I/Os in flight and the lost ones.
 pub struct Client<O> {
-    lanes: Vec<Lane>,
+    entries: Vec<Entry>,
     /// Queues with something in flight, and some that just ran dry.
     busy: Vec<u32>,
-    tickets: Vec<Ticket<O>>,
+    ios: Vec<InFlight<O>>,
     free: FreeSlots,
     /// I/Os that a full queue returned, and rests of short transfers.
     again: Vec<u32>,
@@ -144,10 +144,10 @@ impl<O: Copy> Client<O> {
     /// `FreeSlots`.
     pub fn new(depth: u32, in_turn: bool, idle: O, slot: impl Fn(usize) -> Mem) -> Client<O> {
         let (queue, op) = (0, Op::Read);
-        let order = Order { queue, op, offset: 0, len: 0, want: 0, owner: idle };
+        let submission = Submission { queue, op, offset: 0, len: 0, want: 0, owner: idle };
         let now = clock::now();
-        let ticket = |n| Ticket {
-            order,
+        let pending = |n| InFlight {
+            submission,
             mem: slot(n),
             moved: 0,
             issued: now,
@@ -156,9 +156,9 @@ impl<O: Copy> Client<O> {
             rows: false,
         };
         Client {
-            lanes: Vec::new(),
+            entries: Vec::new(),
             busy: Vec::new(),
-            tickets: (0..depth as usize).map(ticket).collect(),
+            ios: (0..depth as usize).map(pending).collect(),
             free: FreeSlots::new(depth, in_turn),
             again: Vec::new(),
             in_flight: 0,
@@ -182,36 +182,37 @@ impl<O: Copy> Client<O> {
 
     /// Adds a queue and returns its number.
     pub fn add(&mut self, queue: Box<dyn Queue>) -> u32 {
-        let at = self.lanes.iter().position(|l| l.queue.is_none() && !l.listed).unwrap_or(self.lanes.len());
-        if at == self.lanes.len() {
-            self.lanes.push(Lane { queue: None, in_flight: 0, listed: false });
+        let at =
+            self.entries.iter().position(|l| l.queue.is_none() && !l.listed).unwrap_or(self.entries.len());
+        if at == self.entries.len() {
+            self.entries.push(Entry { queue: None, in_flight: 0, listed: false });
         }
-        self.lanes[at].queue = Some(queue);
+        self.entries[at].queue = Some(queue);
         at as u32
     }
 
     /// Removes a queue. Those of its I/Os that were lost won't be found again.
     pub fn remove(&mut self, queue: u32) -> Box<dyn Queue> {
-        let lane = &mut self.lanes[queue as usize];
-        lane.in_flight = 0;
-        if std::mem::take(&mut lane.listed) {
+        let entry = &mut self.entries[queue as usize];
+        entry.in_flight = 0;
+        if std::mem::take(&mut entry.listed) {
             self.busy.retain(|busy| *busy != queue);
         }
-        lane.queue.take().expect("its number names it until it is removed")
+        entry.queue.take().expect("its number names it until it is removed")
     }
 
     pub fn queue_count(&self) -> u32 {
-        self.lanes.iter().filter(|lane| lane.queue.is_some()).count() as u32
+        self.entries.iter().filter(|entry| entry.queue.is_some()).count() as u32
     }
 
     #[inline]
     pub fn queue(&mut self, number: u32) -> &mut dyn Queue {
-        queue_of(&mut self.lanes, number)
+        queue_of(&mut self.entries, number)
     }
 
     /// The next time at which the queue has something to do, whether it holds an I/O or not.
     pub fn due_of(&self, number: u32) -> Option<Instant> {
-        self.lanes[number as usize].queue.as_ref()?.next_due()
+        self.entries[number as usize].queue.as_ref()?.next_due()
     }
 
     #[inline]
@@ -225,13 +226,13 @@ impl<O: Copy> Client<O> {
     }
 
     #[inline]
-    pub fn ticket(&self, tag: u32) -> &Ticket<O> {
-        &self.tickets[tag as usize]
+    pub fn io(&self, tag: u32) -> &InFlight<O> {
+        &self.ios[tag as usize]
     }
 
     #[inline]
-    pub fn order(&mut self, tag: u32) -> &mut Order<O> {
-        &mut self.tickets[tag as usize].order
+    pub fn submission(&mut self, tag: u32) -> &mut Submission<O> {
+        &mut self.ios[tag as usize].submission
     }
 
     /// I/Os that are under way: their queues have them, or the caller said so by `hold`.
@@ -253,53 +254,53 @@ impl<O: Copy> Client<O> {
 
     /// Tags whose I/Os are the client's.
     pub fn tags(&self) -> impl Iterator<Item = u32> + '_ {
-        let busy = |(_, t): &(usize, &Ticket<O>)| matches!(t.state, State::Again | State::Pushed);
-        self.tickets.iter().enumerate().filter(busy).map(|(tag, _)| tag as u32)
+        let busy = |(_, t): &(usize, &InFlight<O>)| matches!(t.state, State::Again | State::Pushed);
+        self.ios.iter().enumerate().filter(busy).map(|(tag, _)| tag as u32)
     }
 
     /// Assigns a tag to this I/O, which belongs to the caller until it is pushed. None: all are in use.
     #[inline]
-    pub fn begin(&mut self, order: Order<O>, now: Instant) -> Option<u32> {
+    pub fn begin(&mut self, submission: Submission<O>, now: Instant) -> Option<u32> {
         let tag = self.free.take()?;
         // Field by field: its memory stays as it is, and a copy of all by way of the stack would wait for its stores.
-        let ticket = &mut self.tickets[tag as usize];
-        ticket.order = order;
-        ticket.moved = 0;
-        ticket.issued = now;
-        (ticket.state, ticket.abandoned, ticket.rows) = (State::Held, false, false);
+        let pending = &mut self.ios[tag as usize];
+        pending.submission = submission;
+        pending.moved = 0;
+        pending.issued = now;
+        (pending.state, pending.abandoned, pending.rows) = (State::Held, false, false);
         Some(tag)
     }
 
     /// Sets the memory of an I/O that the caller holds.
     pub fn set_mem(&mut self, tag: u32, mem: Mem) {
-        self.tickets[tag as usize].mem = mem;
+        self.ios[tag as usize].mem = mem;
     }
 
     /// The tag is free; or was lost, and stays so.
     #[inline]
     pub fn release(&mut self, tag: u32) {
-        debug_assert_eq!(self.tickets[tag as usize].state, State::Held);
-        self.tickets[tag as usize].state = State::Free;
+        debug_assert_eq!(self.ios[tag as usize].state, State::Held);
+        self.ios[tag as usize].state = State::Free;
         self.free.give(tag);
     }
 
     /// Pushes the I/O, or the rest of it, to its queue; if that is full, it is kept for `push_again`.
     #[inline]
     pub fn push(&mut self, tag: u32, reactor: &mut Reactor) {
-        let ticket = &mut self.tickets[tag as usize];
-        let (Order { queue, op, offset, len, .. }, moved) = (&ticket.order, ticket.moved);
+        let pending = &mut self.ios[tag as usize];
+        let (Submission { queue, op, offset, len, .. }, moved) = (&pending.submission, pending.moved);
         let io = Io {
             tag,
             op: *op,
             offset: offset + u64::from(moved),
             len: len - moved,
-            mem: ticket.mem.after(moved as usize),
+            mem: pending.mem.after(moved as usize),
         };
         let number = *queue;
-        match queue_of(&mut self.lanes, number).push(io, reactor) {
+        match queue_of(&mut self.entries, number).push(io, reactor) {
             Ok(()) => self.is_pushed(tag, number),
             Err(Full(_)) => {
-                ticket.state = State::Again;
+                pending.state = State::Again;
                 self.again.push(tag);
             }
         }
@@ -309,11 +310,11 @@ impl<O: Copy> Client<O> {
     /// for it: the caller has it still.
     #[inline]
     pub fn push_rows(&mut self, tag: u32, rows: &[u64], reactor: &mut Reactor) -> bool {
-        let ticket = &mut self.tickets[tag as usize];
-        ticket.rows = true;
-        let Order { queue, op, len, .. } = ticket.order;
-        let io = Io { tag, op, offset: 0, len, mem: ticket.mem };
-        let taken = queue_of(&mut self.lanes, queue).push_rows(io, rows, reactor).is_ok();
+        let pending = &mut self.ios[tag as usize];
+        pending.rows = true;
+        let Submission { queue, op, len, .. } = pending.submission;
+        let io = Io { tag, op, offset: 0, len, mem: pending.mem };
+        let taken = queue_of(&mut self.entries, queue).push_rows(io, rows, reactor).is_ok();
         if taken {
             self.is_pushed(tag, queue);
         }
@@ -322,12 +323,12 @@ impl<O: Copy> Client<O> {
 
     #[inline]
     fn is_pushed(&mut self, tag: u32, number: u32) {
-        self.tickets[tag as usize].state = State::Pushed;
+        self.ios[tag as usize].state = State::Pushed;
         self.in_flight += 1;
-        let lane = &mut self.lanes[number as usize];
-        lane.in_flight += 1;
-        if !lane.listed {
-            lane.listed = true;
+        let entry = &mut self.entries[number as usize];
+        entry.in_flight += 1;
+        if !entry.listed {
+            entry.listed = true;
             self.busy.push(number);
         }
     }
@@ -348,12 +349,12 @@ impl<O: Copy> Client<O> {
 
     /// Ends an I/O that is owed to a queue that accepts nothing although it holds nothing.
     fn refuse(&mut self) {
-        let Client { again, lanes, tickets, refused, .. } = self;
+        let Client { again, entries, ios, refused, .. } = self;
         again.retain(|tag| {
-            let ticket = &mut tickets[*tag as usize];
-            let never = queue_of(lanes, ticket.order.queue).in_flight() == 0;
+            let pending = &mut ios[*tag as usize];
+            let never = queue_of(entries, pending.submission.queue).in_flight() == 0;
             if never {
-                ticket.state = State::Held;
+                pending.state = State::Held;
                 refused.push(*tag);
             }
             !never
@@ -364,7 +365,7 @@ impl<O: Copy> Client<O> {
     #[inline]
     pub fn submit(&mut self, reactor: &mut Reactor) {
         for queue in &self.busy {
-            queue_of(&mut self.lanes, *queue).submit(reactor);
+            queue_of(&mut self.entries, *queue).submit(reactor);
         }
     }
 
@@ -374,12 +375,12 @@ impl<O: Copy> Client<O> {
         let mut i = 0;
         while i < self.busy.len() {
             let number = self.busy[i];
-            let lane = &mut self.lanes[number as usize];
-            if lane.in_flight == 0 {
-                lane.listed = false;
+            let entry = &mut self.entries[number as usize];
+            if entry.in_flight == 0 {
+                entry.listed = false;
                 self.busy.swap_remove(i);
             } else {
-                queue_of(&mut self.lanes, number).reap(reactor, &mut self.done);
+                queue_of(&mut self.entries, number).reap(reactor, &mut self.done);
                 i += 1;
             }
         }
@@ -399,60 +400,60 @@ impl<O: Copy> Client<O> {
     }
 
     /// I/Os that no queue would ever accept.
-    pub fn take_refused(&mut self) -> Option<Over> {
+    pub fn take_refused(&mut self) -> Option<Completion> {
         let tag = self.refused.pop()?;
         let end = End::Failed(Fault::errno(libc::EINVAL));
-        Some(Over { tag, end, via: Via::Nothing, copy_ns: 0 })
+        Some(Completion { tag, end, via: Via::Nothing, copy_ns: 0 })
     }
 
     /// Processes a completion. None: the I/O continues, or its lost tag was found again.
     #[inline]
-    pub fn settle(&mut self, done: Done) -> Option<Over> {
+    pub fn settle(&mut self, done: Done) -> Option<Completion> {
         let Done { tag, result, via, copy_ns } = done;
-        let ticket = &mut self.tickets[tag as usize];
-        self.lanes[ticket.order.queue as usize].in_flight -= 1;
-        if ticket.state == State::Lost {
+        let pending = &mut self.ios[tag as usize];
+        self.entries[pending.submission.queue as usize].in_flight -= 1;
+        if pending.state == State::Lost {
             self.is_found_again(tag);
             return None;
         }
         self.in_flight -= 1;
-        ticket.state = State::Held;
-        let left = ticket.order.want - ticket.moved;
+        pending.state = State::Held;
+        let left = pending.submission.want - pending.moved;
         let end = match result {
             Ok(moved) if moved >= left => {
-                ticket.moved += moved;
+                pending.moved += moved;
                 End::Whole
             }
-            Ok(moved) => return self.go_on(tag, moved).map(|end| Over { tag, end, via, copy_ns }),
-            Err(fault) if ticket.abandoned => End::GivenUp(fault),
-            Err(fault) if self.patience != Patience::None && is_passing(&fault) && !ticket.rows => {
+            Ok(moved) => return self.go_on(tag, moved).map(|end| Completion { tag, end, via, copy_ns }),
+            Err(fault) if pending.abandoned => End::GivenUp(fault),
+            Err(fault) if self.patience != Patience::None && is_passing(&fault) && !pending.rows => {
                 self.retried += 1;
-                ticket.state = State::Again;
+                pending.state = State::Again;
                 self.again.push(tag);
                 return None;
             }
             Err(fault) => End::Failed(fault),
         };
-        Some(Over { tag, end, via, copy_ns })
+        Some(Completion { tag, end, via, copy_ns })
     }
 
     /// After a short transfer: the rest is asked for, from a whole unit on. Where that leads no further, the data has ended.
     #[cold]
     fn go_on(&mut self, tag: u32, moved: u32) -> Option<End> {
-        let ticket = &mut self.tickets[tag as usize];
-        let before = ticket.moved;
+        let pending = &mut self.ios[tag as usize];
+        let before = pending.moved;
         let reached = before + moved;
         let whole = reached - reached % self.unit;
-        if moved == 0 || whole <= before || ticket.rows {
-            ticket.moved = reached;
+        if moved == 0 || whole <= before || pending.rows {
+            pending.moved = reached;
             return Some(End::Early);
         }
-        if ticket.abandoned {
+        if pending.abandoned {
             return Some(End::GivenUp(Fault::errno(libc::ECANCELED)));
         }
-        ticket.moved = whole;
+        pending.moved = whole;
         self.short += 1;
-        ticket.state = State::Again;
+        pending.state = State::Again;
         self.again.push(tag);
         None
     }
@@ -470,8 +471,11 @@ impl<O: Copy> Client<O> {
 
     /// The same for all queues: one may have something to do although none of our I/Os is in flight.
     pub fn collect_all(&mut self, reactor: &mut Reactor) {
-        let Client { lanes, done, .. } = self;
-        lanes.iter_mut().filter_map(|lane| lane.queue.as_mut()).for_each(|queue| queue.reap(reactor, done));
+        let Client { entries, done, .. } = self;
+        entries
+            .iter_mut()
+            .filter_map(|entry| entry.queue.as_mut())
+            .for_each(|queue| queue.reap(reactor, done));
     }
 
     /// Continues until nothing is in flight, or `until`, or the ring is refused; returns true if nothing is left. Passes I/Os that are
@@ -480,7 +484,7 @@ impl<O: Copy> Client<O> {
         &mut self,
         reactor: &mut Reactor,
         until: Instant,
-        mut each: impl FnMut(&mut Self, Over),
+        mut each: impl FnMut(&mut Self, Completion),
     ) -> bool {
         loop {
             self.turn(reactor, &mut each);
@@ -497,7 +501,7 @@ impl<O: Copy> Client<O> {
     }
 
     /// One round: pushes, submits and reaps, and passes completed I/Os to `each`.
-    pub fn turn(&mut self, reactor: &mut Reactor, each: &mut impl FnMut(&mut Self, Over)) {
+    pub fn turn(&mut self, reactor: &mut Reactor, each: &mut impl FnMut(&mut Self, Completion)) {
         self.push_again(reactor);
         self.submit(reactor);
         self.collect(reactor);
@@ -525,18 +529,21 @@ impl<O: Copy> Client<O> {
 
     /// Makes the queues take back everything that the ring still holds; nothing may be in flight.
     pub fn close(&mut self, reactor: &mut Reactor) {
-        self.lanes.iter_mut().filter_map(|lane| lane.queue.as_mut()).for_each(|queue| queue.close(reactor));
+        self.entries
+            .iter_mut()
+            .filter_map(|entry| entry.queue.as_mut())
+            .for_each(|queue| queue.close(reactor));
     }
 
     #[inline]
     fn busy_queues(&self) -> impl Iterator<Item = &dyn Queue> {
-        self.busy.iter().filter_map(|queue| self.lanes[*queue as usize].queue.as_deref())
+        self.busy.iter().filter_map(|queue| self.entries[*queue as usize].queue.as_deref())
     }
 }
 
 #[inline]
-fn queue_of(lanes: &mut [Lane], number: u32) -> &mut dyn Queue {
-    lanes[number as usize].queue.as_deref_mut().expect("its number names it until it is removed")
+fn queue_of(entries: &mut [Entry], number: u32) -> &mut dyn Queue {
+    entries[number as usize].queue.as_deref_mut().expect("its number names it until it is removed")
 }
 
 fn is_passing(fault: &Fault) -> bool {

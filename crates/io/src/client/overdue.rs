@@ -2,9 +2,9 @@
 
 use super::queue_of;
 use super::Client;
+use super::InFlight;
 use super::Late;
 use super::State;
-use super::Ticket;
 use super::GRACE;
 use crate::clock;
 use crate::reactor::Reactor;
@@ -19,8 +19,8 @@ impl<O: Copy> Client<O> {
 
     /// The caller's work on it takes time, and may time out: it counts as in flight until `unhold`.
     pub fn hold(&mut self, tag: u32) {
-        let ticket = &mut self.tickets[tag as usize];
-        (ticket.state, ticket.issued) = (State::Chore, clock::now());
+        let pending = &mut self.ios[tag as usize];
+        (pending.state, pending.issued) = (State::Verifying, clock::now());
         self.in_flight += 1;
     }
 
@@ -29,17 +29,17 @@ impl<O: Copy> Client<O> {
         if self.is_found_again(tag) {
             return false;
         }
-        self.tickets[tag as usize].state = State::Held;
+        self.ios[tag as usize].state = State::Held;
         self.in_flight -= 1;
         true
     }
 
     /// It was given up as lost and has completed after all: its memory can be used again.
     pub(super) fn is_found_again(&mut self, tag: u32) -> bool {
-        let ticket = &mut self.tickets[tag as usize];
-        let found = ticket.state == State::Lost;
+        let pending = &mut self.ios[tag as usize];
+        let found = pending.state == State::Lost;
         if found {
-            ticket.state = State::Held;
+            pending.state = State::Held;
             self.lost -= 1;
             self.release(tag);
         }
@@ -48,12 +48,12 @@ impl<O: Copy> Client<O> {
 
     /// Some I/O has been under way for longer than that.
     pub fn any_late(&self, now: Instant, timeout: Duration) -> bool {
-        self.tickets.iter().any(|t| is_under_way(t) && now.saturating_duration_since(t.issued) > timeout)
+        self.ios.iter().any(|t| is_under_way(t) && now.saturating_duration_since(t.issued) > timeout)
     }
 
     /// Excludes a period from all time-outs, because whatever executes the I/Os may have been suspended, too.
     pub fn forgive(&mut self, stood_still: Duration) {
-        self.tickets.iter_mut().filter(|t| is_under_way(t)).for_each(|t| t.issued += stood_still);
+        self.ios.iter_mut().filter(|t| is_under_way(t)).for_each(|t| t.issued += stood_still);
     }
 
     /// Cancels I/Os that took longer than `timeout`; one that doesn't complete within `GRACE` even then is abandoned
@@ -65,18 +65,18 @@ impl<O: Copy> Client<O> {
         reactor: &mut Reactor,
         late: &mut Vec<(u32, Late)>,
     ) {
-        for tag in 0..self.tickets.len() as u32 {
-            let ticket = &self.tickets[tag as usize];
-            let age = now.saturating_duration_since(ticket.issued);
-            if !is_under_way(ticket) || age <= timeout {
+        for tag in 0..self.ios.len() as u32 {
+            let pending = &self.ios[tag as usize];
+            let age = now.saturating_duration_since(pending.issued);
+            if !is_under_way(pending) || age <= timeout {
                 continue;
             }
-            if !ticket.abandoned {
+            if !pending.abandoned {
                 self.abandon(tag, reactor);
                 late.push((tag, Late::TimedOut));
-            } else if ticket.state == State::Again {
+            } else if pending.state == State::Again {
                 self.again.retain(|again| *again != tag);
-                self.tickets[tag as usize].state = State::Held;
+                self.ios[tag as usize].state = State::Held;
                 late.push((tag, Late::NeverTaken));
             } else if age > timeout + GRACE {
                 self.lose(tag);
@@ -90,8 +90,8 @@ impl<O: Copy> Client<O> {
     pub fn give_up_all(&mut self) -> Vec<(u32, Late)> {
         let owed = self.take_owed(|_| true).into_iter();
         let mut late: Vec<_> = owed.map(|tag| (tag, Late::NeverTaken)).collect();
-        for tag in 0..self.tickets.len() as u32 {
-            if self.tickets[tag as usize].state == State::Pushed {
+        for tag in 0..self.ios.len() as u32 {
+            if self.ios[tag as usize].state == State::Pushed {
                 self.lose(tag);
                 late.push((tag, Late::Lost));
             }
@@ -100,31 +100,31 @@ impl<O: Copy> Client<O> {
     }
 
     fn lose(&mut self, tag: u32) {
-        self.tickets[tag as usize].state = State::Lost;
+        self.ios[tag as usize].state = State::Lost;
         (self.lost, self.in_flight) = (self.lost + 1, self.in_flight - 1);
     }
 
     /// Asks the queue of an I/O to cancel it.
     pub fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
-        let ticket = &mut self.tickets[tag as usize];
-        ticket.abandoned = true;
-        if ticket.state == State::Pushed {
-            queue_of(&mut self.lanes, ticket.order.queue).abandon(tag, reactor);
+        let pending = &mut self.ios[tag as usize];
+        pending.abandoned = true;
+        if pending.state == State::Pushed {
+            queue_of(&mut self.entries, pending.submission.queue).abandon(tag, reactor);
         }
     }
 
     /// I/Os that no queue has: they are over and belong to the caller.
     pub fn take_owed(&mut self, whose: impl Fn(&O) -> bool) -> Vec<u32> {
-        let tickets = &self.tickets;
+        let ios = &self.ios;
         let (gone, kept): (Vec<u32>, Vec<u32>) = std::mem::take(&mut self.again)
             .into_iter()
-            .partition(|t| whose(&tickets[*t as usize].order.owner));
+            .partition(|t| whose(&ios[*t as usize].submission.owner));
         self.again = kept;
-        gone.iter().for_each(|tag| self.tickets[*tag as usize].state = State::Held);
+        gone.iter().for_each(|tag| self.ios[*tag as usize].state = State::Held);
         gone
     }
 }
 
-pub(super) fn is_under_way<O>(ticket: &Ticket<O>) -> bool {
-    matches!(ticket.state, State::Again | State::Pushed | State::Chore)
+pub(super) fn is_under_way<O>(pending: &InFlight<O>) -> bool {
+    matches!(pending.state, State::Again | State::Pushed | State::Verifying)
 }

@@ -98,14 +98,14 @@ pub fn describe(roots: &Roots, name: &str) -> DriveFacts {
     let address = device.as_deref().and_then(|d| pci::ancestry(d).pop());
     let link = address.as_deref().map(|a| pci::link(roots, a)).unwrap_or_default();
     let kib = |file: &str| number::<u64>(&queue.join(file)).and_then(|k| k.checked_mul(1024));
-    let told = |file: &str| line(&device.as_ref()?.join(file));
+    let reported = |file: &str| line(&device.as_ref()?.join(file));
     let drive = Drive {
         name: name.into(),
-        model: told("model").or_else(|| line(&directory.join("device/model"))),
-        serial: told("serial")
+        model: reported("model").or_else(|| line(&directory.join("device/model"))),
+        serial: reported("serial")
             .or_else(|| line(&directory.join("serial")))
             .or_else(|| scsi_serial(&directory)),
-        firmware: told("firmware_rev").or_else(|| line(&directory.join("device/rev"))),
+        firmware: reported("firmware_rev").or_else(|| line(&directory.join("device/rev"))),
         size_bytes: number::<u64>(&directory.join("size")).and_then(|s| s.checked_mul(SECTOR_BYTES)),
         kind: kind(name, device.as_deref()),
         rotational: number::<u8>(&queue.join("rotational")).map(|v| v != 0),
@@ -130,7 +130,7 @@ pub fn describe(roots: &Roots, name: &str) -> DriveFacts {
         queues: Some(names(&directory.join("mq")).len() as u32).filter(|n| *n > 0),
         polled: number::<u8>(&queue.join("io_poll")).map(|v| v != 0),
         write_cache: line(&queue.join("write_cache")),
-        transport: told("transport"),
+        transport: reported("transport"),
         backing_file: line(&directory.join("loop/backing_file")),
         members: members(roots, name),
     }

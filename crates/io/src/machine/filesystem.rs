@@ -86,8 +86,8 @@ pub fn facts(roots: &Roots, path: &Path) -> Option<Filesystem> {
 pub fn alignment(path: &Path) -> Option<(u32, u32)> {
     let file = if path.is_dir() { first_file(path)? } else { path.to_path_buf() };
     let stat = rustix::fs::statx(CWD, &file, AtFlags::empty(), StatxFlags::DIOALIGN).ok()?;
-    let told = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
-    (told && stat.stx_dio_offset_align > 0).then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
+    let reported = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+    (reported && stat.stx_dio_offset_align > 0).then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
 }
 
 fn first_file(directory: &Path) -> Option<PathBuf> {

@@ -24,7 +24,7 @@ impl Guard {
         Guard { clock: Clock::start(), throttles: throttle_counters().read(), limit: Limit::find() }
     }
 
-    /// The noise since `start`. The series' variation is the driver's to fill in.
+    /// The noise since `start`. The series' variation is the run's to fill in.
     pub fn stop(&self) -> Noise {
         self.judge(&self.clock.stop()).0
     }

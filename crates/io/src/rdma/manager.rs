@@ -111,11 +111,11 @@ impl Channel {
         let event = unsafe { &*raw };
         let what = Happened::of(event.event);
         let request = (what == Happened::Request).then(|| Id::of(self.clone(), event.id)).flatten();
-        let told =
+        let reported =
             Event { what, key: event.id as usize, status: event.status, private: private(event), request };
         // SAFETY: the event is this channel's, and nothing refers to it any more.
         unsafe { (self.library.manager.ack_cm_event)(raw) };
-        Ok(Some(told))
+        Ok(Some(reported))
     }
 }
 

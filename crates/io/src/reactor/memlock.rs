@@ -54,7 +54,7 @@ pub fn patiently<T>(ring: impl Fn() -> io::Result<T>) -> io::Result<T> {
             Err(e) if e.raw_os_error() == Some(libc::ENOMEM) && limit().is_some() && clock::now() < until => {
                 std::thread::sleep(LOOK);
             }
-            told => return told,
+            reported => return reported,
         }
     }
 }

@@ -118,7 +118,7 @@ pub(super) fn build(options: RingOptions) -> std::io::Result<(IoUring, Vec<&'sta
             entries = entries.min(memlock::ENTRIES_MIN);
             memlock::patiently(|| best(options, entries, wanted))?
         }
-        told => told?,
+        reported => reported?,
     };
     features.extend((entries < wanted).then_some(memlock::SHORT));
     Ok((uring, features))
@@ -227,17 +227,17 @@ impl Ring {
         let flags = if asleep { ENTER_SQ_WAKEUP } else { 0 };
         while queued > self.together {
             // SAFETY: plain submission; entries were pushed under `push`'s contract.
-            let told =
+            let reported =
                 unsafe { self.uring.submitter().enter::<libc::sigset_t>(self.together, 0, flags, None) };
-            match self.heed(told) {
+            match self.heed(reported) {
                 0 => break,
                 taken => queued -= (taken as u32).min(queued),
             }
         }
         let Some(until) = until else {
             // SAFETY: plain submission; entries were pushed under `push`'s contract.
-            let told = unsafe { self.uring.submitter().enter::<libc::sigset_t>(queued, 0, flags, None) };
-            self.heed(told);
+            let reported = unsafe { self.uring.submitter().enter::<libc::sigset_t>(queued, 0, flags, None) };
+            self.heed(reported);
             return false;
         };
         // A kernel before 6.12 can't be told to be content with fewer after a while.
@@ -247,10 +247,10 @@ impl Ring {
         let left = until.saturating_duration_since(clock::now());
         if rings && batch_us == 0 && left >= SOON_WITHIN {
             // SAFETY: plain submission and waiting; entries were pushed under `push`'s contract.
-            let told = unsafe {
+            let reported = unsafe {
                 self.uring.submitter().enter::<libc::sigset_t>(queued, wanted, flags | ENTER_GETEVENTS, None)
             };
-            self.heed(told);
+            self.heed(reported);
             return counts;
         }
         let patience_us = if counts && batch_us == 0 { SOON_WITHIN.as_micros() as u32 } else { batch_us };
@@ -262,10 +262,10 @@ impl Ring {
             timeout: std::ptr::addr_of!(timeout) as u64,
         };
         // SAFETY: the argument and its timespec live on this stack frame until the call returns.
-        let told = unsafe {
+        let reported = unsafe {
             self.uring.submitter().enter(queued, wanted, flags | ENTER_GETEVENTS | ENTER_EXT_ARG, Some(&arg))
         };
-        self.heed(told);
+        self.heed(reported);
         counts
     }
 
@@ -292,8 +292,8 @@ impl Ring {
 
     /// Counts the submissions that a call of the kernel took. After an error that means "nothing yet" the caller looks
     /// at the clock and comes back. Others come back, too.
-    fn heed(&mut self, told: std::io::Result<usize>) -> usize {
-        told.unwrap_or_else(|e| {
+    fn heed(&mut self, reported: std::io::Result<usize>) -> usize {
+        reported.unwrap_or_else(|e| {
             let errno = e.raw_os_error().unwrap_or(libc::EIO);
             if !is_nothing_yet(errno) {
                 self.refused.get_or_insert(errno);

@@ -3,7 +3,7 @@
 //! nothing.
 //!
 //! Out: one `sendmsg` at a time goes through the ring, headers and payload
-//! gathered from where they lie. In: what is there is received at once, straight
+//! gathered from where they lie. In: what is there is received at once, directly
 //! to its place; a receive waits in the ring only when nothing is. So an I/O at
 //! depth 1 costs one `io_uring_enter`, which sends, waits and receives its header,
 //! and one `recvmsg` for its payload; at depth, one `recvmsg` for each I/O and one

@@ -57,14 +57,14 @@ impl Client {
 
 type Tell = Box<dyn FnOnce(Arrival) + Send>;
 
-enum Letter {
+enum Message {
     Accept { socket: TcpStream, context: Arc<Context>, by: Instant, tell: Tell },
     Connect { socket: TcpStream, context: Arc<Context>, by: Instant, inner: UnixStream },
 }
 
 /// The thread's handle; it ends, and its tunnels with it, when this is dropped.
 pub struct Bridge {
-    letters: Option<Sender<Letter>>,
+    messages: Option<Sender<Message>>,
     bell: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -80,27 +80,27 @@ impl Bridge {
         let poll = epoll::create(CreateFlags::CLOEXEC).map_err(|e| refused(e.into()))?;
         epoll::add(&poll, &bell, EventData::new_u64(MAIL), EventFlags::IN).map_err(|e| refused(e.into()))?;
         let bell = Arc::new(bell);
-        let (letters, mail) = channel();
-        let keeper = Keeper {
+        let (messages, inbox) = channel();
+        let bridge = BridgeThread {
             poll,
             bell: bell.clone(),
-            mail,
+            inbox,
             tunnels: BTreeMap::new(),
             next: 0,
             buffer: vec![0; CHUNK],
         };
         let thread = std::thread::Builder::new()
             .name("forebay-tls".into())
-            .spawn(move || keeper.run())
+            .spawn(move || bridge.run())
             .map_err(refused)?;
-        Ok(Bridge { letters: Some(letters), bell, thread: Some(thread) })
+        Ok(Bridge { messages: Some(messages), bell, thread: Some(thread) })
     }
 
     /// Takes over a socket that was just accepted, and tells within `limit`, on its own thread, what became of it.
     pub fn accept(&self, socket: OwnedFd, context: &Arc<Context>, limit: Duration, tell: Tell) {
         let socket = TcpStream::from(socket);
         let by = Instant::now() + limit;
-        self.post(Letter::Accept { socket, context: context.clone(), by, tell });
+        self.post(Message::Accept { socket, context: context.clone(), by, tell });
     }
 
     /// A connection to a server that speaks TLS. It may be used at once; what is written waits until hands are
@@ -119,13 +119,13 @@ impl Bridge {
         }
         let (ours, theirs) = UnixStream::pair()?;
         let by = Instant::now() + limit;
-        self.post(Letter::Connect { socket: outer.into(), context: context.clone(), by, inner: ours });
+        self.post(Message::Connect { socket: outer.into(), context: context.clone(), by, inner: ours });
         Ok(theirs.into())
     }
 
-    fn post(&self, letter: Letter) {
-        if let Some(letters) = &self.letters {
-            let _ = letters.send(letter);
+    fn post(&self, message: Message) {
+        if let Some(messages) = &self.messages {
+            let _ = messages.send(message);
         }
         let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
     }
@@ -133,7 +133,7 @@ impl Bridge {
 
 impl Drop for Bridge {
     fn drop(&mut self) {
-        self.letters = None;
+        self.messages = None;
         let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -141,16 +141,16 @@ impl Drop for Bridge {
     }
 }
 
-struct Keeper {
+struct BridgeThread {
     poll: OwnedFd,
     bell: Arc<OwnedFd>,
-    mail: Receiver<Letter>,
+    inbox: Receiver<Message>,
     tunnels: BTreeMap<u64, Tunnel>,
     next: u64,
     buffer: Vec<u8>,
 }
 
-impl Keeper {
+impl BridgeThread {
     fn run(mut self) {
         let mut events = Vec::with_capacity(64);
         let mut busy: Vec<u64> = Vec::new();
@@ -190,15 +190,15 @@ impl Keeper {
     /// False: the bridge is gone.
     fn read_mail(&mut self, due: &mut Vec<u64>) -> bool {
         loop {
-            let letter = match self.mail.try_recv() {
-                Ok(letter) => letter,
+            let message = match self.inbox.try_recv() {
+                Ok(message) => message,
                 Err(std::sync::mpsc::TryRecvError::Empty) => return true,
                 Err(std::sync::mpsc::TryRecvError::Disconnected) => return false,
             };
             let number = self.next;
             self.next += 1;
-            let tunnel = match letter {
-                Letter::Accept { socket, context, by, tell } => {
+            let tunnel = match message {
+                Message::Accept { socket, context, by, tell } => {
                     match Tunnel::accepted(socket, &context, by) {
                         Ok(tunnel) => Tunnel { tell: Some(tell), ..tunnel },
                         Err(why) => {
@@ -207,7 +207,7 @@ impl Keeper {
                         }
                     }
                 }
-                Letter::Connect { socket, context, by, inner } => {
+                Message::Connect { socket, context, by, inner } => {
                     let Ok(tunnel) = Tunnel::connecting(socket, inner, &context, by) else { continue };
                     tunnel
                 }

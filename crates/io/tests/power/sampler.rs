@@ -128,11 +128,11 @@ fn a_slow_meter_holds_nobody_up_and_counts_though_the_run_was_shorter() {
         });
         let asked = Instant::now();
         let powers = sampler.stop(1 << 30);
-        let told: Vec<_> = powers.iter().map(|power| (power.watts_mean, power.samples)).collect();
+        let reported: Vec<_> = powers.iter().map(|power| (power.watts_mean, power.samples)).collect();
         // It waits up to 6 s for a meter that doesn't answer.
-        match told == [(400.0, 1)] && asked.elapsed() < Duration::from_secs(5) {
+        match reported == [(400.0, 1)] && asked.elapsed() < Duration::from_secs(5) {
             true => Ok(()),
-            false => Err(format!("{told:?} after {:?}; {:?}", asked.elapsed(), sampler.failures())),
+            false => Err(format!("{reported:?} after {:?}; {:?}", asked.elapsed(), sampler.failures())),
         }
     });
 }

@@ -121,7 +121,7 @@ fn cache(spec: &CheckpointSpec, ran: &Checkpoint, seen: Seen) -> Rule {
         return rule(ID, true, format!("each client wrote {times:.1} times its memory"));
     }
     let less = format!("each client wrote {times:.2} times its memory, less than {TIMES_MEMORY}");
-    let how = match spec.cache {
+    let policy = match spec.cache {
         Cache::Bypass => "files were written and read bypassing the page cache",
         Cache::Drop => "the page cache was dropped before reading",
         _ => return rule(ID, false, format!("{less}, and ‹cache› allow left the page cache as it was")),
@@ -130,12 +130,12 @@ fn cache(spec: &CheckpointSpec, ran: &Checkpoint, seen: Seen) -> Rule {
         Some(share) => rule(
             ID,
             share <= RESIDENT_MAX,
-            format!("{less}; {how}, and {:.2} % of the files' pages were in it", 100.0 * share),
+            format!("{less}; {policy}, and {:.2} % of the files' pages were in it", 100.0 * share),
         ),
         None => Rule {
             id: ID.into(),
             ok: None,
-            why: format!("{less}; {how}; what was left in it can't be determined"),
+            why: format!("{less}; {policy}; what was left in it can't be determined"),
         },
     }
 }

@@ -307,7 +307,7 @@ impl Moved {
 
 impl KvCache {
     /// The result of the ranks of one process.
-    pub fn of(spec: &KvSpec, ranks: &[Service], moved: &Moved, how: Circumstance) -> KvCache {
+    pub fn of(spec: &KvSpec, ranks: &[Service], moved: &Moved, circumstance: Circumstance) -> KvCache {
         let counts = sum(ranks.iter().map(Service::counts));
         let served: Vec<&Served> = ranks.iter().flat_map(|rank| &rank.served).collect();
         let window_s = moved.window_ns as f64 / 1e9;
@@ -315,7 +315,7 @@ impl KvCache {
         let per_window = |amount: u64| if window_s > 0.0 { amount as f64 / window_s } else { 0.0 };
         let hash = ranks.iter().fold(0u64, |all, rank| all.wrapping_add(rank.hash()));
         let states = occupied(ranks);
-        let (limit, limit_reason) = limit_of(spec, ranks.len(), &states, how.cores);
+        let (limit, limit_reason) = limit_of(spec, ranks.len(), &states, circumstance.cores);
         KvCache {
             option: spec.option,
             model: spec.model.clone(),
@@ -325,7 +325,7 @@ impl KvCache {
             seed: spec.seed,
             duration_s: spec.duration_s,
             last_s: moved.last_ns as f64 / 1e9,
-            drained: how.drained,
+            drained: circumstance.drained,
             served_at_once: spec.served_at_once(),
             admission: spec.admission,
             host_tier_bytes: spec.host_tier_bytes,
@@ -348,17 +348,17 @@ impl KvCache {
             storage_tokens_per_s: (storage_s > 0.0).then(|| counts.output_tokens as f64 / storage_s),
             output_tokens_per_s: per_window(counts.output_tokens),
             requests_per_s: per_window(served.len() as u64),
-            stream_hash: how.whole_window.then(|| format!("{hash:016x}")),
+            stream_hash: circumstance.whole_window.then(|| format!("{hash:016x}")),
             limit,
             limit_reason,
             entries: entries_of(&counts),
-            latency_ms: latencies_of(ranks, &served, &how),
+            latency_ms: latencies_of(ranks, &served, &circumstance),
             classes: Classes::of(&served),
             hits: hits_of(&counts),
             tiers: Tiers { host: TierResult::of(counts.host), storage: TierResult::of(counts.storage) },
             waited_s: waited_of(&served),
             occupied: states,
-            assumptions: how.assumptions,
+            assumptions: circumstance.assumptions,
             ..KvCache::default()
         }
     }
@@ -420,15 +420,18 @@ fn limit_of(
 ) -> (Option<String>, String) {
     let places = f64::from(spec.served_at_once()) * ranks as f64;
     let busy = states.serving / places;
-    let told = |limit: &str, why: String| (Some(limit.to_string()), why);
+    let reported = |limit: &str, why: String| (Some(limit.to_string()), why);
     if states.serving <= 0.0 {
         return (None, "no request was served".into());
     }
     if busy < 0.9 {
-        return told("users", format!("{:.0} % of the places to serve a request were taken", 100.0 * busy));
+        return reported(
+            "users",
+            format!("{:.0} % of the places to serve a request were taken", 100.0 * busy),
+        );
     }
     if let Some((used, may)) = cores.filter(|(used, may)| *used > 0.9 * may) {
-        return told("cpu", format!("{used:.1} of {may:.1} cores were busy"));
+        return reported("cpu", format!("{used:.1} of {may:.1} cores were busy"));
     }
     if states.admission_full > 0.9 && states.admission > states.reading + states.writing {
         let why = format!(
@@ -437,9 +440,12 @@ fn limit_of(
             spec.admission,
             states.reading + states.writing,
         );
-        return told("admission", why);
+        return reported("admission", why);
     }
-    told("drive", format!("{:.0} requests read and {:.0} wrote at a time", states.reading, states.writing))
+    reported(
+        "drive",
+        format!("{:.0} requests read and {:.0} wrote at a time", states.reading, states.writing),
+    )
 }
 
 fn entries_of(counts: &Counts) -> Entries {
@@ -469,7 +475,7 @@ fn hits_of(counts: &Counts) -> Hits {
     }
 }
 
-fn latencies_of(ranks: &[Service], served: &[&Served], how: &Circumstance) -> Latencies {
+fn latencies_of(ranks: &[Service], served: &[&Served], circumstance: &Circumstance) -> Latencies {
     let merged = |which: fn(&Service) -> &Latency| {
         ranks.iter().fold(Latency::default(), |mut all, rank| {
             all.merge(which(rank));
@@ -480,9 +486,9 @@ fn latencies_of(ranks: &[Service], served: &[&Served], how: &Circumstance) -> La
     Latencies {
         entry_read: Spread::of_latency(&merged(|rank| &rank.read)),
         entry_write: Spread::of_latency(&merged(|rank| &rank.written)),
-        flush: how.flush,
-        block_read: how.blocks[0],
-        block_write: how.blocks[1],
+        flush: circumstance.flush,
+        block_read: circumstance.blocks[0],
+        block_write: circumstance.blocks[1],
         request: of(|s| s.ended_ns - s.request.arrives_ns),
         storage: of(|s| s.storage_ns),
         queued: of(|s| s.started_ns - s.request.arrives_ns),

@@ -163,12 +163,12 @@ fn hosts_may_have_found_other_paths_and_workers_for_the_same_job() {
     };
     let (a, b) = (found("a", PathKind::Mapped, 2), found("b", PathKind::Bounce, 8));
     assert!(merge(vec![a.clone(), b.clone()]).is_ok());
-    let mut told = b.clone();
-    told.job.spec.workers_from = Origin::Given;
-    assert!(merge(vec![a.clone(), told]).is_err());
-    let mut told = b;
-    told.job.spec.depth_from = Origin::Given;
-    assert!(merge(vec![a, told]).is_err());
+    let mut reported = b.clone();
+    reported.job.spec.workers_from = Origin::Given;
+    assert!(merge(vec![a.clone(), reported]).is_err());
+    let mut reported = b;
+    reported.job.spec.depth_from = Origin::Given;
+    assert!(merge(vec![a, reported]).is_err());
 }
 
 // promise: BEN-18
@@ -184,10 +184,10 @@ fn what_never_came_back_adds_up_and_the_oldest_stays() {
 
 #[test]
 fn the_laws_of_all_hosts_are_one() {
-    let told = |iops, off_pct| Some(Foretold { iops, throughput_gib_s: 1.0, off_pct });
+    let reported = |iops, off_pct| Some(Foretold { iops, throughput_gib_s: 1.0, off_pct });
     let mut parts = vec![record("a", 90, 1, 1.0), record("b", 60, 1, 1.0)];
     assert_eq!(merge(parts.clone()).unwrap().result.foretold, None);
-    (parts[0].result.foretold, parts[1].result.foretold) = (told(100.0, -10.0), told(100.0, -40.0));
+    (parts[0].result.foretold, parts[1].result.foretold) = (reported(100.0, -10.0), reported(100.0, -40.0));
     let merged = merge(parts).unwrap().result.foretold.unwrap();
     assert_eq!((merged.iops, merged.throughput_gib_s, merged.off_pct), (200.0, 2.0, -25.0));
 }

@@ -51,7 +51,7 @@ pub struct Grant<W> {
     pub is_new: bool,
 }
 
-struct Lane<W> {
+struct OpenStream<W> {
     stream: Stream,
     done: u32,
     upto: u32,
@@ -63,7 +63,7 @@ struct Lane<W> {
 
 struct Rank<W> {
     streams: RankStreams,
-    lanes: Vec<Option<Lane<W>>>,
+    lanes: Vec<Option<OpenStream<W>>>,
     /// Batches taken, which is the step that it hasn't begun.
     taken: u32,
     /// Samples missing of the batches `taken`, `taken + 1`, …
@@ -176,7 +176,7 @@ impl<W> Scheduler<W> {
     }
 
     /// Epochs that began. Whoever still holds a stream of an earlier one, whose samples were all taken, is to `drop_off`
-    /// what it read with: its lane is another stream's by now.
+    /// what it read with: its place is another stream's by now.
     pub fn begun(&self) -> u32 {
         self.begun
     }
@@ -341,7 +341,8 @@ impl<W> Scheduler<W> {
         while open < plan.read_threads as usize {
             let Some(stream) = of.streams.next() else { break };
             let upto = samples_before(&stream, limit);
-            let lane = Lane { stream, done: 0, upto, held: false, queued: false, begun: false, work: None };
+            let lane =
+                OpenStream { stream, done: 0, upto, held: false, queued: false, begun: false, work: None };
             match of.lanes.iter().position(Option::is_none) {
                 Some(at) => of.lanes[at] = Some(lane),
                 None => of.lanes.push(Some(lane)),

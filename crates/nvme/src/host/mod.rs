@@ -257,8 +257,8 @@ impl Session {
         if let Some(request) = self.admin.take() {
             return Ok(Action::Submit(request));
         }
-        if let Step::Authenticate { secure_channel, told: false } = self.step {
-            self.step = Step::Authenticate { secure_channel, told: true };
+        if let Step::Authenticate { secure_channel, reported: false } = self.step {
+            self.step = Step::Authenticate { secure_channel, reported: true };
             return Ok(Action::Authenticate { secure_channel });
         }
         let times = [

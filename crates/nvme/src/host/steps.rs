@@ -33,7 +33,7 @@ pub(super) enum Step {
     Connect,
     Authenticate {
         secure_channel: bool,
-        told: bool,
+        reported: bool,
     },
     Capabilities,
     Version,
@@ -365,7 +365,8 @@ impl Session {
         let connected = self.check_connected(name, cqe)?;
         self.info.cntlid = connected.cntlid;
         if connected.authentication_required || connected.secure_channel_required {
-            self.step = Step::Authenticate { secure_channel: connected.secure_channel_required, told: false };
+            self.step =
+                Step::Authenticate { secure_channel: connected.secure_channel_required, reported: false };
         } else {
             self.begin_setup(now_ms);
         }

@@ -12,7 +12,7 @@ fn found(messages: &[&[u8]]) -> Vec<Found> {
     finder.found()
 }
 
-fn told() -> Found {
+fn reported() -> Found {
     Found {
         title: "NVMe discovery on store 192.0.2.7:4420".into(),
         addresses: vec![IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7))],
@@ -35,10 +35,10 @@ fn question(labels: &[&str], kind: u16, class: u16) -> Vec<u8> {
 fn who_asks_finds_it_in_one_answer() {
     let answer = service().answer(&query(), 40000).unwrap();
     assert!(answer.alone, "who asks from a port of its own hears nothing that goes to all");
-    assert_eq!(found(&[&answer.bytes]), [told()]);
+    assert_eq!(found(&[&answer.bytes]), [reported()]);
     let to_all = service().answer(&query(), PORT).unwrap();
     assert!(!to_all.alone);
-    assert_eq!(found(&[&to_all.bytes]), [told()]);
+    assert_eq!(found(&[&to_all.bytes]), [reported()]);
 }
 
 /// RFC 6762, section 6.7.
@@ -100,7 +100,7 @@ fn who_knows_it_already_isnt_told_again() {
 #[test]
 fn a_farewell_takes_back_what_was_announced() {
     let service = service();
-    assert_eq!(found(&[&service.announcement()]), [told()]);
+    assert_eq!(found(&[&service.announcement()]), [reported()]);
     assert_eq!(found(&[&service.announcement(), &service.farewell()]), []);
 }
 

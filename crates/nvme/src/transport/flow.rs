@@ -13,7 +13,7 @@ pub(super) enum Flow {
     },
     /// Flow control is off, and the response to Connect has yet to say so.
     Off {
-        told: bool,
+        reported: bool,
     },
 }
 
@@ -22,7 +22,7 @@ impl Flow {
     pub fn of(entries: u16, flow_control: bool) -> Flow {
         match flow_control {
             true => Flow::On { entries, head: 0 },
-            false => Flow::Off { told: false },
+            false => Flow::Off { reported: false },
         }
     }
 
@@ -35,8 +35,8 @@ impl Flow {
                 *head
             }
             // FFFFh in Connect's response says that flow control is off; reserved from then on.
-            Flow::Off { told } => {
-                if std::mem::replace(told, true) {
+            Flow::Off { reported } => {
+                if std::mem::replace(reported, true) {
                     0
                 } else {
                     u16::MAX
@@ -47,6 +47,6 @@ impl Flow {
 
     /// Only where SQHD needn't be told, and nothing else (tcp, section 3.3.2).
     pub fn may_say_success(&self, cqe: &Cqe) -> bool {
-        matches!(self, Flow::Off { told: true }) && cqe.status.get() == 0 && cqe.result.get() == 0
+        matches!(self, Flow::Off { reported: true }) && cqe.status.get() == 0 && cqe.result.get() == 0
     }
 }

@@ -280,8 +280,8 @@ fn a_discovery_controller_has_its_log_and_little_else() {
     controller.update(Arc::new(discovery_subsystem(2)));
     assert_eq!(effects(&mut controller), [], "nothing changed");
     controller.update(Arc::new(discovery_subsystem(3)));
-    let told = Effect::Complete { tag: 8, cqe: Cqe::new(8, Status::SUCCESS, 0x70_f002) };
-    assert_eq!(effects(&mut controller), [told]);
+    let reported = Effect::Complete { tag: 8, cqe: Cqe::new(8, Status::SUCCESS, 0x70_f002) };
+    assert_eq!(effects(&mut controller), [reported]);
     let refusal = controller.connect_io(&io, 0).unwrap_err();
     assert_eq!(refusal.result, InvalidParameter::Command(42).to_result(), "it has no I/O queues: {refusal}");
 }

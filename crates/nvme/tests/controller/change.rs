@@ -113,9 +113,9 @@ fn events_wait_for_a_request_and_requests_for_an_event() {
     }
     let fourth = request_event(c, 4);
     assert!(matches!(fourth, Answer::Complete(cqe) if cqe.status().code == Code::ASYNC_EVENT_LIMIT));
-    let told = |tag: u16, result| Effect::Complete { tag, cqe: Cqe::new(tag, Status::SUCCESS, result) };
+    let reported = |tag: u16, result| Effect::Complete { tag, cqe: Cqe::new(tag, Status::SUCCESS, result) };
     c.update(changed(|all, _| _ = all.remove(&7)));
-    assert_eq!(effects(c), [told(1, 0x04_0002)]);
+    assert_eq!(effects(c), [reported(1, 0x04_0002)]);
     c.update(changed(|all, _| _ = all.insert(9, namespace(5))));
     assert_eq!(effects(c), [], "masked until the log is read");
     let retained = GetLogPage { rae: true, ..GetLogPage::new(lid::CHANGED_NAMESPACES, 0, 4096) };
@@ -129,14 +129,14 @@ fn events_wait_for_a_request_and_requests_for_an_event() {
     c.update(changed(|_, ana| _ = ana.insert(2, AnaState::Inaccessible)));
     assert_eq!(
         effects(c),
-        [told(2, 0x04_0002), told(3, 0x0c_0302)],
+        [reported(2, 0x04_0002), reported(3, 0x0c_0302)],
         "namespaces came and went, and a state changed"
     );
     log(c, GetLogPage::new(lid::ANA, 0, 1024)).unwrap();
     c.update(changed(|_, ana| _ = ana.insert(2, AnaState::Optimized)));
     assert_eq!(effects(c), [], "no request is left");
     assert_eq!(request_event(c, 5), Answer::Parked);
-    assert_eq!(effects(c), [told(5, 0x0c_0302)], "it was kept");
+    assert_eq!(effects(c), [reported(5, 0x0c_0302)], "it was kept");
 }
 
 // promise: NCT-4
@@ -148,8 +148,8 @@ fn events_that_nobody_asked_for_are_not_sent() {
     controller.set_health(Health { critical_warning: 0x3f, ..Health::default() });
     assert_eq!(effects(&mut controller), []);
     set_feature(&mut controller, fid::ASYNC_EVENT_CONFIG, 0b10).unwrap();
-    let told = Effect::Complete { tag: 1, cqe: Cqe::new(1, Status::SUCCESS, 0x02_0101) };
-    assert_eq!(effects(&mut controller), [told], "a warning that is there is told to who asks");
+    let reported = Effect::Complete { tag: 1, cqe: Cqe::new(1, Status::SUCCESS, 0x02_0101) };
+    assert_eq!(effects(&mut controller), [reported], "a warning that is there is told to who asks");
 }
 
 #[test]
@@ -191,8 +191,8 @@ fn an_abort_of_an_io_command_is_answered_when_the_driver_says_what_came_of_it() 
     assert_eq!(effects(&mut controller), [answer(21, 0), answer(20, 1)]);
     assert_eq!(abort(&mut controller, 25), Answer::Parked, "there is room again");
     set(&mut controller, Cc(0x0046_0000));
-    let told = effects(&mut controller);
-    assert_eq!(told[1..], [answer(22, 1), answer(23, 1), answer(25, 1), Effect::CloseIoQueues]);
+    let reported = effects(&mut controller);
+    assert_eq!(reported[1..], [answer(22, 1), answer(23, 1), answer(25, 1), Effect::CloseIoQueues]);
     controller.aborted(22, true);
     assert_eq!(effects(&mut controller), [], "what the reset answered isn't answered again");
 }

@@ -120,16 +120,16 @@ fn wrong_doorbells_are_told_by_asynchronous_events() {
     let event = raw.event();
     raw.write(Doorbell::Submission(5).offset(0), 1);
     let cqe = raw.answer(event).expect("an event");
-    let told = AsyncEvent::from_result(cqe.result.get());
-    assert_eq!((told.kind, told.information, told.lid), (0, 0, lid::ERROR_INFORMATION));
+    let reported = AsyncEvent::from_result(cqe.result.get());
+    assert_eq!((reported.kind, reported.information, reported.lid), (0, 0, lid::ERROR_INFORMATION));
     // Masked until the log is read; then told anew.
     let event = raw.event();
     raw.write(Doorbell::Completion(5).offset(0), 1);
     assert!(raw.answer(event).is_none());
     raw.ask_data(GetLogPage::new(lid::ERROR_INFORMATION, 0, 64).to_sqe(), 64);
     raw.write(Doorbell::Completion(0).offset(0), 1000);
-    let told = AsyncEvent::from_result(raw.answer(event).expect("an event").result.get());
-    assert_eq!((told.kind, told.information), (0, 1));
+    let reported = AsyncEvent::from_result(raw.answer(event).expect("an event").result.get());
+    assert_eq!((reported.kind, reported.information), (0, 1));
     // Garbage all over the doorbells changes nothing.
     for qid in 0..=u16::MAX {
         raw.write(Doorbell::Submission(qid).offset(0), u32::from(qid) | 0x10_0000);
@@ -273,8 +273,8 @@ fn shadow_doorbells_must_be_pages_in_the_hosts_memory() {
     raw.world.memory.store(doorbell, 77).unwrap();
     raw.write(Doorbell::Submission(1).offset(0), 77);
     (0..50).for_each(|_| raw.world.turn());
-    let told = AsyncEvent::from_result(raw.answer(event).expect("an event").result.get());
-    assert_eq!((told.kind, told.information), (0, 1));
+    let reported = AsyncEvent::from_result(raw.answer(event).expect("an event").result.get());
+    assert_eq!((reported.kind, reported.information), (0, 1));
     let flush = Sqe { nsid: 1.into(), cid: 5.into(), ..Sqe::default() };
     raw.world.memory.write(IO + 0x2000 + 0x1000, flush.as_bytes()).unwrap();
     raw.world.memory.store(doorbell, 1).unwrap();
@@ -366,13 +366,13 @@ fn warnings_and_changes_reach_the_host() {
     let event = raw.event();
     raw.world.device.set_health(Health { critical_warning: 1, ..Health::default() });
     raw.world.admin();
-    let told = AsyncEvent::from_result(raw.answer(event).expect("an event").result.get());
-    assert_eq!((told.kind, told.lid), (1, lid::SMART));
+    let reported = AsyncEvent::from_result(raw.answer(event).expect("an event").result.get());
+    assert_eq!((reported.kind, reported.lid), (1, lid::SMART));
     let event = raw.event();
     let mut subsystem = crate::world::subsystem();
     subsystem.kind = forebay_nvme::controller::subsystem::Kind::Nvm { namespaces: [].into(), ana: [].into() };
     raw.world.device.update(std::sync::Arc::new(subsystem));
     raw.world.admin();
-    let told = AsyncEvent::from_result(raw.answer(event).expect("an event").result.get());
-    assert_eq!(told, AsyncEvent::NAMESPACE_CHANGED);
+    let reported = AsyncEvent::from_result(raw.answer(event).expect("an event").result.get());
+    assert_eq!(reported, AsyncEvent::NAMESPACE_CHANGED);
 }

@@ -274,8 +274,8 @@ impl Stage {
         let pending = queue.in_flight_slots().collect();
         self.process = Process { queue, memory, pending, seen: BTreeMap::new() };
         self.process.begin(&self.host);
-        let told = self.process.queue.interrupt(0);
-        assert_ne!(told, Interrupt::None, "the host may not have heard the last one");
+        let reported = self.process.queue.interrupt(0);
+        assert_ne!(reported, Interrupt::None, "the host may not have heard the last one");
     }
 
     fn play(&mut self, steps: &[(u8, usize)]) {
@@ -404,11 +404,11 @@ fn what_is_held_back_is_told_by_whoever_goes_on() {
         device.publish(&memory);
         assert!(!device.has_held_back() && matches!(device.next_effect(), Some(Effect::Interrupt(0))));
     }
-    let told = ended(&memory);
-    assert_eq!(Cqe::read_from_bytes(&told).unwrap().cid.get(), 77);
+    let reported = ended(&memory);
+    assert_eq!(Cqe::read_from_bytes(&reported).unwrap().cid.get(), 77);
     // Killed before it noted: the command is carried out again, to the same end.
     let mut device = restored(&before);
     ask(&mut device);
     device.publish(&memory);
-    assert_eq!(ended(&memory), told);
+    assert_eq!(ended(&memory), reported);
 }

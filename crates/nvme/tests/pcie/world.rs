@@ -257,10 +257,11 @@ impl World {
         if self.closing || self.shutting_down || underway || !self.device.is_calm() {
             return;
         }
-        let told = (self.device.state(), self.owners.values().map(|o| o.queue.state()).collect::<Vec<_>>());
+        let reported =
+            (self.device.state(), self.owners.values().map(|o| o.queue.state()).collect::<Vec<_>>());
         let heard: (DeviceState, Vec<QueueState>) =
-            serde_json::from_str(&serde_json::to_string(&told).unwrap()).unwrap();
-        assert_eq!(heard, told);
+            serde_json::from_str(&serde_json::to_string(&reported).unwrap()).unwrap();
+        assert_eq!(heard, reported);
         let (state, queues) = heard;
         let subsystem = Arc::new(subsystem());
         self.device = Device::restore(subsystem, self.settings.clone(), &state, &queues).unwrap();

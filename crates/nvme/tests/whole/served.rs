@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// State that all connections of the target share.
-pub struct Site {
+pub struct TargetShared {
     pub subsystem: Arc<Subsystem>,
     pub ids: Ids,
     pub controllers: BTreeMap<u16, Controller>,
@@ -68,14 +68,14 @@ impl Served {
         bytes
     }
 
-    pub fn receives(&mut self, bytes: &[u8], site: &Site) -> usize {
+    pub fn receives(&mut self, bytes: &[u8], shared: &TargetShared) -> usize {
         let taken = self.memory.receive(self.end.expect(), bytes);
         self.end.received(taken);
         loop {
             match self.end.next().expect("no fatal error") {
                 None => return taken,
                 Some(target::Event::Command { command, sqe, in_capsule }) => {
-                    self.command(command, sqe, in_capsule, site);
+                    self.command(command, sqe, in_capsule, shared);
                 }
                 Some(target::Event::Copy { place, bytes }) => self.memory.copy(&place, bytes),
                 Some(target::Event::DataEnd { place, digest }) => {
@@ -91,9 +91,9 @@ impl Served {
     }
 
     /// A command came: its data are awaited, if it has any.
-    pub fn command(&mut self, command: Handle, sqe: Sqe, in_capsule: u32, site: &Site) {
+    pub fn command(&mut self, command: Handle, sqe: Sqe, in_capsule: u32, shared: &TargetShared) {
         let len = match self.role {
-            Role::Io(..) if sqe.opcode != FABRICS => match io(&sqe, in_capsule, site) {
+            Role::Io(..) if sqe.opcode != FABRICS => match io(&sqe, in_capsule, shared) {
                 Ok(request) => match request.transfer {
                     Transfer::InCapsule(len) | Transfer::FromHost(len) => len,
                     _ => 0,
@@ -113,18 +113,18 @@ impl Served {
     }
 
     /// Carries one command out.
-    pub fn work(&mut self, pick: usize, site: &mut Site) {
+    pub fn work(&mut self, pick: usize, shared: &mut TargetShared) {
         let (command, sqe) = self.ready.swap_remove(pick % self.ready.len());
         let data = self.memory.data.remove(&command.0).unwrap_or_default();
         let answer = match self.role {
-            Role::New => self.connect(&sqe, &data, site),
+            Role::New => self.connect(&sqe, &data, shared),
             Role::Admin(id) => {
-                let now_ms = site.now_ms;
-                let controller = site.controllers.get_mut(&id).expect("its controller");
+                let now_ms = shared.now_ms;
+                let controller = shared.controllers.get_mut(&id).expect("its controller");
                 controller.execute(command.0, &sqe, &data, now_ms)
             }
             Role::Io(..) if sqe.opcode == FABRICS => fabrics_on_io_queue(&sqe, false),
-            Role::Io(..) => carry_out(&sqe, &data, site),
+            Role::Io(..) => carry_out(&sqe, &data, shared),
         };
         match answer {
             Answer::Complete(cqe) => self.end.complete(command, cqe),
@@ -136,31 +136,31 @@ impl Served {
             Answer::Parked => {}
             Answer::Authenticate | Answer::Close(_) => panic!("nobody asked for that"),
         }
-        self.effects(site);
+        self.effects(shared);
     }
 
-    pub fn connect(&mut self, sqe: &Sqe, data: &[u8], site: &mut Site) -> Answer {
+    pub fn connect(&mut self, sqe: &Sqe, data: &[u8], shared: &mut TargetShared) -> Answer {
         let connect = Connect::parse(sqe, data).expect("a Connect");
         let admitted = if connect.qid == 0 {
-            let id = site.ids.take().expect("an identifier");
+            let id = shared.ids.take().expect("an identifier");
             let (controller, admitted) =
-                Controller::connect(site.subsystem.clone(), &connect, id, site.now_ms).expect("admitted");
-            site.controllers.insert(id, controller);
+                Controller::connect(shared.subsystem.clone(), &connect, id, shared.now_ms).expect("admitted");
+            shared.controllers.insert(id, controller);
             self.role = Role::Admin(id);
             admitted
         } else {
-            let controller = site.controllers.get_mut(&connect.cntlid).expect("its controller");
+            let controller = shared.controllers.get_mut(&connect.cntlid).expect("its controller");
             self.role = Role::Io(connect.cntlid, connect.qid);
-            controller.connect_io(&connect, site.now_ms).expect("admitted")
+            controller.connect_io(&connect, shared.now_ms).expect("admitted")
         };
         assert!(admitted.no_flow_control, "our host does without SQHD");
         self.end.set_depth(admitted.entries, !admitted.no_flow_control);
         Answer::Complete(admitted.completion(0))
     }
 
-    pub fn effects(&mut self, site: &mut Site) {
+    pub fn effects(&mut self, shared: &mut TargetShared) {
         let Role::Admin(id) = self.role else { return };
-        let controller = site.controllers.get_mut(&id).expect("its controller");
+        let controller = shared.controllers.get_mut(&id).expect("its controller");
         while let Some(effect) = controller.next_effect() {
             match effect {
                 Effect::Complete { tag, cqe } => self.end.complete(Handle(tag), cqe),
@@ -171,25 +171,25 @@ impl Served {
     }
 }
 
-pub fn io(sqe: &Sqe, in_capsule: u32, site: &Site) -> Result<Request, Status> {
-    let namespace = site.subsystem.namespaces().and_then(|all| all.get(&sqe.nsid.get()));
+pub fn io(sqe: &Sqe, in_capsule: u32, shared: &TargetShared) -> Result<Request, Status> {
+    let namespace = shared.subsystem.namespaces().and_then(|all| all.get(&sqe.nsid.get()));
     let geometry = namespace.map(|n| Geometry::new(n, AnaState::Optimized, Some(1 << 20)));
     Request::parse(sqe, geometry.as_ref(), in_capsule)
 }
 
 /// An I/O command on the disk.
-pub fn carry_out(sqe: &Sqe, data: &[u8], site: &mut Site) -> Answer {
+pub fn carry_out(sqe: &Sqe, data: &[u8], shared: &mut TargetShared) -> Answer {
     let in_capsule = if sqe.sgl.kind == forebay_nvme::command::Sgl::IN_CAPSULE { data.len() } else { 0 };
-    let request = io(sqe, in_capsule as u32, site).expect("it was good when it came");
+    let request = io(sqe, in_capsule as u32, shared).expect("it was good when it came");
     let range = request.offset as usize..(request.offset + request.bytes) as usize;
     let success = Cqe::new(0, Status::SUCCESS, 0);
     match request.op {
-        Op::Read => return Answer::Data { data: site.disk[range].to_vec(), cqe: success },
-        Op::Write => site.disk[range].copy_from_slice(data),
-        Op::Compare if site.disk[range.clone()] != *data => {
+        Op::Read => return Answer::Data { data: shared.disk[range].to_vec(), cqe: success },
+        Op::Write => shared.disk[range].copy_from_slice(data),
+        Op::Compare if shared.disk[range.clone()] != *data => {
             return Answer::Complete(Cqe::new(0, Status::fatal(Code::COMPARE_FAILURE), 0));
         }
-        Op::WriteZeroes { .. } => site.disk[range].fill(0),
+        Op::WriteZeroes { .. } => shared.disk[range].fill(0),
         Op::Compare | Op::Verify | Op::Flush | Op::DatasetManagement { .. } => {}
     }
     Answer::Complete(success)

@@ -159,21 +159,21 @@ impl Loader {
     }
 
     /// The record of all that was handed out so far. CPU is the whole process's, from the first batch to now.
-    pub fn record(&self, told: Told) -> RunRecord {
+    pub fn record(&self, reported: Told) -> RunRecord {
         let mut missing = BTreeMap::new();
         let mut inner = self.inner();
         let own_hash = inner.hash();
         let figures = &inner.figures;
         let meters = figures.meters.as_ref();
-        let others = told.elsewhere.as_ref().map(Elsewhere::counts);
+        let others = reported.elsewhere.as_ref().map(Elsewhere::counts);
         let counts = others.as_ref().unwrap_or(&figures.counts);
         let hash = others.as_ref().map_or(own_hash, |others| others.hash);
-        let seconds = match (&told.elsewhere, meters, figures.last) {
+        let seconds = match (&reported.elsewhere, meters, figures.last) {
             (Some(elsewhere), ..) => elsewhere.seconds,
             (None, Some(meters), Some(last)) => last.saturating_duration_since(meters.began).as_secs_f64(),
             _ => 0.0,
         };
-        let result = result_of((counts, meters), seconds, told.interrupted, &mut missing);
+        let result = result_of((counts, meters), seconds, reported.interrupted, &mut missing);
         let per_s = |n: u64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
         let mut feed = Feed {
             samples: counts.samples,
@@ -192,36 +192,36 @@ impl Loader {
             world: self.share.world as u32,
             prefetch: self.prefetch as u32,
             memory_bytes: self.shelf.bytes() as u64,
-            verified: told.verified,
+            verified: reported.verified,
         };
-        if let Some(elsewhere) = &told.elsewhere {
+        if let Some(elsewhere) = &reported.elsewhere {
             (feed.epoch, feed.position) = (elsewhere.epoch, elsewhere.position);
             (feed.prefetch, feed.memory_bytes) = (elsewhere.prefetch, elsewhere.memory_bytes);
             feed.sample_bytes = elsewhere.sample_bytes;
         }
         missing.extend(
-            told.verified.is_none().then(|| ("feed.verified".into(), "--verify wasn't requested".into())),
+            reported.verified.is_none().then(|| ("feed.verified".into(), "--verify wasn't requested".into())),
         );
-        let cache = match &told.elsewhere {
+        let cache = match &reported.elsewhere {
             Some(_) => cache_of_others(&mut missing),
             None => self.cache_of(meters, &mut missing),
         };
         let path = self.path_of(&counts.moved);
         let started = meters.map_or_else(clock::wall_seconds, |meters| meters.wall);
         drop(inner);
-        let paths = match &told.elsewhere {
-            Some(_) => told.sources.iter().map(PathBuf::from).collect(),
+        let paths = match &reported.elsewhere {
+            Some(_) => reported.sources.iter().map(PathBuf::from).collect(),
             None => self.paths(),
         };
-        let mut job = self.job_of(told.sources);
-        if let Some(elsewhere) = told.elsewhere {
+        let mut job = self.job_of(reported.sources);
+        if let Some(elsewhere) = reported.elsewhere {
             (job.data_bytes, job.spec.io_bytes) = (elsewhere.data_bytes, elsewhere.sample_bytes);
         }
         let mut record = RunRecord {
             schema: SCHEMA.into(),
             id: new_id(),
             started: clock::rfc3339(started),
-            command: told.command,
+            command: reported.command,
             origin: "measured".into(),
             forebay: build(),
             environment: environment::of(&paths),

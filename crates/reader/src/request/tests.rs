@@ -59,11 +59,11 @@ fn in_a_forked_child_a_request_of_the_parent_is_over_whoever_had_its_lock() {
         // SAFETY: no handler, no pointers.
         unsafe { libc::alarm(60) };
         let over = request.is_done() && request.wait(None) && !request.cancel();
-        let told = request.outcome().is_err_and(|error| error.to_string().contains("forked"));
+        let reported = request.outcome().is_err_and(|error| error.to_string().contains("forked"));
         let wakeup = request.wakeup().unwrap();
         let rung = rustix::io::read(&wakeup, &mut [0; 8]).is_ok();
         // SAFETY: ends the child, whatever else it has.
-        unsafe { libc::_exit(if over && told && rung { 0 } else { 1 }) };
+        unsafe { libc::_exit(if over && reported && rung { 0 } else { 1 }) };
     }
     let mut status = 0;
     // SAFETY: waits for our child.

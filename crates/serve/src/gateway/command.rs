@@ -2,7 +2,7 @@
 
 use super::dma::{self, Access, Held, Map};
 use crate::namespace::executor;
-use crate::namespace::lane::Lane;
+use crate::namespace::namespace_queue::NamespaceQueue;
 use crate::namespace::steps::{scratch_bytes, Places};
 use crate::namespace::volume::Content;
 use crate::target::arena::ScratchBuffer;
@@ -94,7 +94,7 @@ impl Memory {
     pub(super) fn prepare<O: Copy>(
         &mut self,
         request: &Request,
-        queue: Option<&Lane<O>>,
+        queue: Option<&NamespaceQueue<O>>,
         blank: &Pages,
     ) -> Result<bool, Status> {
         if request.op.list_bytes() > 0 {

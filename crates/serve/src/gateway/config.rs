@@ -96,7 +96,7 @@ pub struct Qos {
 pub struct Controller {
     /// Letters, digits, `.`, `_` and `-`. RPCs, logs and statistics call it so. Empty: NVMeCtrl and a number.
     pub name: String,
-    pub front: Front,
+    pub front: Frontend,
     /// Socket of vfio-user that a VMM, or `vfio-user:PATH`, connects to. Made with permissions 0600.
     pub socket: Option<String>,
     /// ublk: N of /dev/ublkbN. None: the lowest that is free.
@@ -122,7 +122,7 @@ impl Default for Controller {
     fn default() -> Controller {
         Controller {
             name: String::new(),
-            front: Front::default(),
+            front: Frontend::default(),
             socket: None,
             device: None,
             queues: None,
@@ -138,7 +138,7 @@ impl Default for Controller {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Front {
+pub enum Frontend {
     /// An NVMe controller on a PCI function, for a VMM or for our own host driver.
     #[default]
     VfioUser,
@@ -306,29 +306,29 @@ impl Controller {
         let of = |field: &str| format!("{field} of {}", self.name);
         let least = |other: &str| format!("{} of another front: {other}", of("front"));
         match (self.front, &self.socket, self.device) {
-            (Front::VfioUser, Some(path), None) => socket_path(&of("socket"), path)?,
-            (Front::VfioUser, None, _) => {
+            (Frontend::VfioUser, Some(path), None) => socket_path(&of("socket"), path)?,
+            (Frontend::VfioUser, None, _) => {
                 let next = format!("socket = \"/run/forebay/{}.sock\"", self.name);
                 return Err(Error::request(of("socket"), "is missing: front = \"vfio-user\" needs it", next));
             }
-            (Front::VfioUser, _, Some(_)) => {
+            (Frontend::VfioUser, _, Some(_)) => {
                 return Err(Error::request(of("device"), least("vfio-user has a socket"), "socket = \"…\""));
             }
-            (Front::Ublk, Some(_), _) => {
+            (Frontend::Ublk, Some(_), _) => {
                 return Err(Error::request(of("socket"), least("ublk has a device"), "device = 0"));
             }
-            (Front::Ublk, None, device) => {
+            (Frontend::Ublk, None, device) => {
                 within(&of("device"), device.unwrap_or(0).into(), 0, DEVICE_MAX)?;
             }
         }
-        if self.front == Front::Ublk && self.poll {
+        if self.front == Frontend::Ublk && self.poll {
             return Err(Error::request(
                 of("poll"),
                 "a block device has no doorbells to look at",
                 "spin_us at the top",
             ));
         }
-        let entries_max = if self.front == Front::Ublk { UBLK_ENTRIES_MAX } else { ENTRIES_MAX };
+        let entries_max = if self.front == Frontend::Ublk { UBLK_ENTRIES_MAX } else { ENTRIES_MAX };
         within(&of("queues"), self.queues.unwrap_or(1).into(), 1, QUEUES_MAX.into())?;
         within(&of("queue_depth"), self.queue_depth.unwrap_or(2).into(), 2, entries_max.into())?;
         within(&format!("{} in KiB", of("max_transfer")), self.max_transfer.0 >> 10, 8, 4096)?;
@@ -357,7 +357,7 @@ impl Controller {
             let asked = format!("namespaces of {}", self.name);
             return Err(Error::request(asked, format!("there is no nsid {odd}"), next));
         }
-        if self.front == Front::Ublk && attached.len() > 1 {
+        if self.front == Frontend::Ublk && attached.len() > 1 {
             let found = format!("a block device is one namespace, and there are {}", attached.len());
             return Err(Error::request(format!("namespaces of {}", self.name), found, "namespaces = [1]"));
         }

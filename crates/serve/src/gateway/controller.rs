@@ -10,8 +10,8 @@ mod standstill;
 use super::controller_shared::{ControllerEvent, ControllerShared, View};
 use super::dma::Asked;
 use super::gateway_shared::GatewayShared;
-use super::keeper::Link;
 use super::shm;
+use super::supervisor::Link;
 use super::vfio_user::config_space;
 use super::vfio_user::message::{self, irq, region, Access, Bytes, Header, Request};
 use super::vfio_user::socket::{Ended, Listener, Message, Session};
@@ -152,7 +152,7 @@ impl ControllerThread {
             }
         }
         if !self.parted {
-            self.leave_keeper();
+            self.leave_supervisor();
         }
         self.queues.post_all(WorkerMessage::Detach);
     }
@@ -194,7 +194,7 @@ impl ControllerThread {
         }
     }
 
-    /// A client, whose connection may be its keeper's.
+    /// A client, whose connection may be its supervisor's.
     fn meet(&mut self, session: Option<Session>) {
         self.tally.connections += 1;
         self.say(Level::Info, "client connected", "");
@@ -505,8 +505,8 @@ impl ControllerThread {
                 self.queues.ring(self.queues.worker_of(cqid), doorbell, value);
             }
             Effect::Shadow(shadow) => self.queues.post_all(|id| WorkerMessage::Shadow(id, shadow)),
-            Effect::Coalescing(how) => {
-                self.queues.post_all(|id| WorkerMessage::Coalescing(id, how.clone()));
+            Effect::Coalescing(settings) => {
+                self.queues.post_all(|id| WorkerMessage::Coalescing(id, settings.clone()));
             }
             // Its queues are gone, so any worker may flush for all.
             Effect::ShutDown => self.queues.post_one(WorkerMessage::Flush),

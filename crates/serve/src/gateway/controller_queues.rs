@@ -9,7 +9,7 @@ use super::handover::state::QueueKept;
 use super::io_queue::{IoQueue, Taken};
 use super::resources::ThreadResources;
 use super::stats::QueueStats;
-use crate::namespace::lane::{Finished, Lane};
+use crate::namespace::namespace_queue::{Finished, NamespaceQueue};
 use crate::namespace::queues::QueueTable;
 use crate::namespace::steps::FLUSH;
 use crate::target::log::Level;
@@ -494,7 +494,8 @@ impl ControllerQueues {
         let owner = self.owner(0, Owner::SHUTDOWN);
         for (nsid, _) in view.iter().filter(|(_, shown)| shown.volume.write_cache) {
             if let Ok(Some(number)) = self.open_namespace(thread, *nsid) {
-                let queue: &mut Lane<Owner> = thread.queues.get_mut(number).expect("it was just found");
+                let queue: &mut NamespaceQueue<Owner> =
+                    thread.queues.get_mut(number).expect("it was just found");
                 queue.start(owner, FLUSH, &mut thread.reactor);
                 self.flushes += 1;
             }

@@ -16,7 +16,7 @@ pub(super) struct GatewayShared {
     pub spin: Duration,
     pub log: Log,
     pub began: Instant,
-    /// File by which a keeper waits for the end of all rings.
+    /// File by which a supervisor waits for the end of all rings.
     pub life: Option<Arc<File>>,
     pub failure: Failure,
 }

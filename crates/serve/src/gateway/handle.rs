@@ -11,14 +11,14 @@ mod take;
 
 pub(crate) use give::PATIENCE;
 
-use super::config::{self, Config, Front, Qos};
+use super::config::{self, Config, Frontend, Qos};
 use super::gateway_shared::GatewayShared;
 use super::handed::{broken, Given};
 use super::handover::wire::Line;
 use super::handover::{Kept, Message, FORMAT};
-use super::keeper::{Keeper, Told};
 use super::rpc::Door;
 use super::stats::{Stats, SubsystemStats};
+use super::supervisor::{Supervisor, SupervisorNotice};
 use super::worker::{Worker, WorkerMessage, STOP};
 use crate::namespace::qos::Limiter;
 use crate::namespace::volume::Volume;
@@ -52,7 +52,7 @@ pub struct Gateway {
     locks: Mutex<Locks>,
     place: GatewayPlace,
     /// Outlives this process, and starts the next.
-    keeper: Option<Arc<Keeper>>,
+    supervisor: Option<Arc<Supervisor>>,
 }
 
 /// Holders of locks on files of namespaces that another process's gateway had, by NQN and nsid.
@@ -68,12 +68,16 @@ impl Gateway {
         Gateway::begin(config, sink, clock::now(), Locks::new(), None)
     }
 
-    /// As `start`, by a process that has a keeper.
+    /// As `start`, by a process that has a supervisor.
     ///
     /// # Errors
     /// Of `start`.
-    pub(crate) fn start_kept(config: &Config, sink: Sink, keeper: Arc<Keeper>) -> Result<Gateway, Error> {
-        Gateway::begin(config, sink, clock::now(), Locks::new(), Some(keeper))
+    pub(crate) fn start_kept(
+        config: &Config,
+        sink: Sink,
+        supervisor: Arc<Supervisor>,
+    ) -> Result<Gateway, Error> {
+        Gateway::begin(config, sink, clock::now(), Locks::new(), Some(supervisor))
     }
 
     /// Takes over what the gateway at the other end of `line` gives, and serves it. With it comes the socket of its RPCs.
@@ -91,8 +95,8 @@ impl Gateway {
     ///
     /// # Errors
     /// A source can't be opened, or isn't what it was; what came was noted by another version.
-    pub fn go_on(keeper: Arc<Keeper>, sink: Sink) -> Result<(Gateway, Option<OwnedFd>), Error> {
-        take::go_on(keeper, sink)
+    pub fn go_on(supervisor: Arc<Supervisor>, sink: Sink) -> Result<(Gateway, Option<OwnedFd>), Error> {
+        take::go_on(supervisor, sink)
     }
 
     /// `began`: where it goes on for another, when that one did.
@@ -101,14 +105,14 @@ impl Gateway {
         sink: Sink,
         began: Instant,
         locks: Locks,
-        keeper: Option<Arc<Keeper>>,
+        supervisor: Option<Arc<Supervisor>>,
     ) -> Result<Gateway, Error> {
         config.check()?;
         let cpus = crate::target::config::cpus(&config.cpus)?;
         let threads = thread_pool::threads(config.threads, &cpus);
         let (log, log_thread) = Log::start(sink)?;
         let spin = Duration::from_micros(config.spin_us.into());
-        let life = keeper.as_ref().map(|keeper| keeper.life());
+        let life = supervisor.as_ref().map(|supervisor| supervisor.life());
         let failure = Failure::default();
         let shared = Arc::new(GatewayShared { threads, cpus, spin, log, began, life, failure });
         let of_threads = shared.clone();
@@ -120,7 +124,7 @@ impl Gateway {
                 shared: shared.clone(),
                 registry: registry.clone(),
                 workers: pool.inboxes.into(),
-                keeper: keeper.clone(),
+                supervisor: supervisor.clone(),
             },
             blocks: BlockDevices { shared: shared.clone(), registry: registry.clone() },
             shared,
@@ -129,7 +133,7 @@ impl Gateway {
             log: Some(log_thread),
             locks: Mutex::new(locks),
             place: GatewayPlace::default(),
-            keeper,
+            supervisor,
         };
         let made = config.subsystems.iter().try_for_each(|given| gateway.subsystem_create(given));
         made.inspect_err(|_| gateway.blocks.undo(|_| true))?;
@@ -155,7 +159,7 @@ impl Gateway {
         };
         all().inspect_err(|_| {
             for controller in &given.controllers {
-                if controller.front == Front::VfioUser {
+                if controller.front == Frontend::VfioUser {
                     let _ = self.controller_destroy(&controller.name, true);
                 }
             }
@@ -185,7 +189,7 @@ impl Gateway {
         let locks = self.locks().remove(&(nqn.to_string(), nsid));
         // It may take its time: the registry isn't held.
         let threads = self.shared.threads as u32;
-        let volume = Arc::new(Volume::open_straight_locked(nqn, nsid, &given.served(), threads, locks)?);
+        let volume = Arc::new(Volume::open_direct_locked(nqn, nsid, &given.served(), threads, locks)?);
         let mut registry = self.registry.lock();
         let subsystem = registry.subsystem_mut(nqn)?;
         if subsystem.namespaces.contains_key(&nsid) {
@@ -233,7 +237,7 @@ impl Gateway {
         let given = config::Namespace { nsid, ..given.clone() };
         given.check()?;
         let threads = self.shared.threads as u32;
-        let volume = Arc::new(Volume::open_straight(nqn, nsid, &given.served(), threads)?);
+        let volume = Arc::new(Volume::open_direct(nqn, nsid, &given.served(), threads)?);
         let shape = |v: &Volume| (v.blocks, v.block_bytes, v.writable);
         if shape(&volume) != shape(&old) {
             let (blocks, bytes, writable) = shape(&volume);
@@ -278,8 +282,8 @@ impl Gateway {
     pub fn controller_create(&self, nqn: &str, given: &config::Controller) -> Result<(), Error> {
         given.check()?;
         match given.front {
-            Front::Ublk => self.blocks.create(nqn, given),
-            Front::VfioUser => self.drives.create(nqn, given),
+            Frontend::Ublk => self.blocks.create(nqn, given),
+            Frontend::VfioUser => self.drives.create(nqn, given),
         }
     }
 
@@ -387,7 +391,7 @@ impl Gateway {
         self.shared.log.clone()
     }
 
-    // Its place, and its keeper.
+    // Its place, and its supervisor.
 
     /// Keeps the RPC socket, which is handed on, too.
     pub(crate) fn set_door(&self, door: Door) {
@@ -415,9 +419,9 @@ impl Gateway {
             let next = "end this one first: hosts see their drives go and come again";
             return Err(Error::request(format!("a hand-over in format {format}"), found, next));
         }
-        if self.keeper.is_some() {
-            let next = "kill -9 this gateway's process: its keeper then starts the installed version";
-            return Err(Error::request("a hand-over", "this gateway has a keeper (--keep)", next));
+        if self.supervisor.is_some() {
+            let next = "kill -9 this gateway's process: its supervisor then starts the installed version";
+            return Err(Error::request("a hand-over", "this gateway has a supervisor (--keep)", next));
         }
         self.place.leave(|| {
             let given = Giving::to(socket, self).and_then(Giving::run);
@@ -432,15 +436,15 @@ impl Gateway {
         })
     }
 
-    /// Has its keeper know what the next one is to be. Nothing to do where it has none.
-    pub(crate) fn tell_keeper(&self) {
-        let Some(keeper) = &self.keeper else { return };
-        if let Err(e) = self.tell_state(keeper) {
-            self.shared.log.say(Level::Error, "keeper not told", &[("why", e.to_string().into())]);
+    /// Has its supervisor know what the next one is to be. Nothing to do where it has none.
+    pub(crate) fn tell_supervisor(&self) {
+        let Some(supervisor) = &self.supervisor else { return };
+        if let Err(e) = self.tell_state(supervisor) {
+            self.shared.log.say(Level::Error, "supervisor not told", &[("why", e.to_string().into())]);
         }
     }
 
-    fn tell_state(&self, keeper: &Keeper) -> Result<(), Error> {
+    fn tell_state(&self, supervisor: &Supervisor) -> Result<(), Error> {
         let (mut offer, _) = give::offer(self)?;
         // The next one takes them anew, once the kernel has let go of them.
         offer.namespaces.iter_mut().for_each(|namespace| namespace.locks.clear());
@@ -448,26 +452,26 @@ impl Gateway {
         self.place.give_door(&mut given)?;
         let kept = Kept { format: FORMAT, offer };
         let text = serde_json::to_string(&kept).map_err(|e| broken(&e.to_string()))?;
-        keeper.tell(&Told::Gateway { text, age_ns }, &given.0)
+        supervisor.tell(&SupervisorNotice::Gateway { text, age_ns }, &given.0)
     }
 
     /// After what an RPC changed.
     pub fn changed<T>(&self, done: Result<T, Error>) -> Result<T, Error> {
-        done.inspect(|_| self.tell_keeper())
+        done.inspect(|_| self.tell_supervisor())
     }
 
     /// It serves.
     ///
     /// # Errors
-    /// The keeper is gone.
+    /// The supervisor is gone.
     pub(crate) fn tell_serving(&self) -> Result<(), Error> {
-        self.tell_keeper();
-        self.keeper.as_ref().map_or(Ok(()), |keeper| keeper.tell(&Told::Serving, &[]))
+        self.tell_supervisor();
+        self.supervisor.as_ref().map_or(Ok(()), |supervisor| supervisor.tell(&SupervisorNotice::Serving, &[]))
     }
 
     /// It ends, and no other is to be started.
     pub(crate) fn tell_ending(&self) {
-        self.keeper.iter().for_each(|keeper| drop(keeper.tell(&Told::Ending, &[])));
+        self.supervisor.iter().for_each(|supervisor| drop(supervisor.tell(&SupervisorNotice::Ending, &[])));
     }
 
     /// Disconnects all clients, lets I/O end, and waits for the threads. Block devices wait for the next gateway.

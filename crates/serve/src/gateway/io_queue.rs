@@ -5,7 +5,7 @@ use super::controller_shared::ControllerShared;
 use super::dma::Map;
 use super::handover::state::QueueKept;
 use super::stats::{Ends, QueueStats, SubmissionTally};
-use crate::namespace::hold::Lines;
+use crate::namespace::rate_limit_queue::RateLimitQueue;
 use crate::namespace::steps::is_repeatable;
 use forebay_nvme::transport::pcie::queue::{CompletionQueue, QueueFault, SubmissionQueue};
 use forebay_nvme::transport::pcie::registers::Doorbell;
@@ -27,7 +27,7 @@ pub(super) struct IoQueue {
     /// MSI-X vectors that were raised.
     pub interrupts: u64,
     /// Commands that wait for their namespace's limits.
-    pub lines: Lines,
+    pub lines: RateLimitQueue,
     /// Commands that begin anew once it is held no more, here or in another process.
     parked: Vec<u16>,
     /// Submission queues that are being deleted.
@@ -48,7 +48,7 @@ impl IoQueue {
             cq,
             tallies: Vec::new(),
             interrupts: 0,
-            lines: Lines::default(),
+            lines: RateLimitQueue::default(),
             parked: Vec::new(),
             closing: Vec::new(),
             broken: false,

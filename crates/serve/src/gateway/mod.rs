@@ -4,7 +4,7 @@
 //! a `Worker` is one thread's loop, and lends the `ThreadResources` to the `ControllerQueues` that it has of each
 //! controller; those have an `IoQueue` for each completion queue, and carry out commands by `IoCommand`. `ControllerShared` is
 //! what a drive's threads share, `GatewayShared` what all do. `Gateway`, the handle, makes and changes all of it, and gives
-//! it to the next process (`handover`, `keeper`).
+//! it to the next process (`handover`, `supervisor`).
 
 mod command;
 pub mod config;
@@ -17,7 +17,6 @@ pub(crate) mod handed;
 pub(crate) mod handle;
 pub mod handover;
 mod io_queue;
-pub mod keeper;
 pub(crate) mod metrics;
 mod resources;
 pub mod rpc;
@@ -25,6 +24,7 @@ pub mod service;
 mod shm;
 pub(crate) mod socket;
 pub mod stats;
+pub mod supervisor;
 pub mod vfio_user;
 mod worker;
 

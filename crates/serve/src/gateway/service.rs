@@ -4,11 +4,11 @@ mod ask;
 
 use super::config::{rpc_path, Config, Controller, Namespace, Qos, Subsystem};
 use super::handle::Gateway;
-use super::keeper::Keeper;
 use super::metrics::Exporter;
 use super::rpc::{Control, Server};
 use super::socket::listen_at;
 use super::stats::Stats;
+use super::supervisor::Supervisor;
 use crate::target::log::{Log, Sink};
 use forebay_io::clock;
 use forebay_model::Error;
@@ -54,17 +54,22 @@ impl Service {
         }
     }
 
-    /// As `start`, by a process that has a keeper: in the place of one that was killed, if there was one, as that one was.
+    /// As `start`, by a process that has a supervisor: in the place of one that was killed, if there was one, as that one was.
     ///
     /// # Errors
     /// Those of `start`.
-    pub fn kept(config: Config, rpc: Option<&str>, sink: Sink, keeper: Keeper) -> Result<Service, Error> {
+    pub fn kept(
+        config: Config,
+        rpc: Option<&str>,
+        sink: Sink,
+        supervisor: Supervisor,
+    ) -> Result<Service, Error> {
         let config = config.with_rpc(rpc)?;
-        let (again, keeper) = (keeper.is_again(), Arc::new(keeper));
+        let (again, supervisor) = (supervisor.is_again(), Arc::new(supervisor));
         let socket = rpc_path(config.rpc.as_deref());
         let (gateway, listener) = match again {
-            true => Gateway::go_on(keeper, sink)?,
-            false => (Gateway::start_kept(&config, sink, keeper)?, None),
+            true => Gateway::go_on(supervisor, sink)?,
+            false => (Gateway::start_kept(&config, sink, supervisor)?, None),
         };
         let listener = match (socket, listener) {
             (None, _) => None,

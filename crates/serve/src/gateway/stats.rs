@@ -51,7 +51,7 @@ pub enum State {
     Enabled,
     /// By RPC: what a host asks for stays in its queues.
     Suspended,
-    /// CSTS.CFS, or a front that broke: a reset, or a new controller, may help.
+    /// CSTS.CFS, or a frontend that broke: a reset, or a new controller, may help.
     Failed,
 }
 

@@ -12,7 +12,7 @@ use super::handover::state::QueueKept;
 use super::io_queue::Taken;
 use super::resources::ThreadResources;
 use super::stats::QueueStats;
-use crate::namespace::lane::Finished;
+use crate::namespace::namespace_queue::Finished;
 use crate::namespace::queues::QueueTable;
 use crate::target::inbox::Inbox;
 use crate::target::log::Level;
@@ -262,7 +262,7 @@ impl Worker {
                     self.with(controller, |c, thread| c.abort(thread, cqid, sqid, cid));
                 }
                 WorkerMessage::Shadow(id, shadow) => self.with(id, |c, _| c.set_shadow(shadow)),
-                WorkerMessage::Coalescing(id, how) => self.with(id, |c, _| c.set_coalescing(&how)),
+                WorkerMessage::Coalescing(id, settings) => self.with(id, |c, _| c.set_coalescing(&settings)),
                 WorkerMessage::Suspend(id) => self.with(id, |c, _| c.suspend(true)),
                 WorkerMessage::Resume(id) => self.with(id, |c, _| c.suspend(false)),
                 WorkerMessage::Hold(id) => self.with(id, ControllerQueues::hold),

@@ -6,10 +6,10 @@ pub(crate) mod config;
 pub(crate) mod executor;
 mod fault;
 pub(crate) mod health;
-pub(crate) mod hold;
-pub(crate) mod lane;
+pub(crate) mod namespace_queue;
 pub(crate) mod qos;
 pub(crate) mod queues;
+pub(crate) mod rate_limit_queue;
 #[cfg(test)]
 pub(crate) mod recorded;
 pub(crate) mod stats;

@@ -1,6 +1,6 @@
 //! A thread's queues of namespaces, by number.
 
-use super::lane::{Finished, Lane, Owner};
+use super::namespace_queue::{Finished, NamespaceQueue, Owner};
 use super::volume::Volume;
 use forebay_io::reactor::Reactor;
 use forebay_model::Error;
@@ -11,7 +11,7 @@ use std::time::Instant;
 /// may have the number.
 pub(crate) struct QueueTable<O = Owner> {
     thread: usize,
-    queues: Vec<Option<Lane<O>>>,
+    queues: Vec<Option<NamespaceQueue<O>>>,
 }
 
 impl<O: Copy> QueueTable<O> {
@@ -26,7 +26,7 @@ impl<O: Copy> QueueTable<O> {
         io_bytes_max: u32,
         reactor: &mut Reactor,
     ) -> Result<u32, Error> {
-        let queue = Lane::open(volume, io_bytes_max, self.thread as u32, reactor)?;
+        let queue = NamespaceQueue::open(volume, io_bytes_max, self.thread as u32, reactor)?;
         let number = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
         if number == self.queues.len() {
             self.queues.push(None);
@@ -37,30 +37,30 @@ impl<O: Copy> QueueTable<O> {
 
     /// The number of the volume's queue, if it has one here.
     pub(crate) fn of(&self, volume: &Arc<Volume>) -> Option<u32> {
-        let is = |queue: &Lane<O>| Arc::ptr_eq(&queue.volume, volume);
+        let is = |queue: &NamespaceQueue<O>| Arc::ptr_eq(&queue.volume, volume);
         self.queues.iter().position(|queue| queue.as_ref().is_some_and(is)).map(|number| number as u32)
     }
 
     #[inline]
-    pub(crate) fn get(&self, number: u32) -> Option<&Lane<O>> {
+    pub(crate) fn get(&self, number: u32) -> Option<&NamespaceQueue<O>> {
         self.queues.get(number as usize)?.as_ref()
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut Lane<O>> {
+    pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut NamespaceQueue<O>> {
         self.queues.get_mut(number as usize)?.as_mut()
     }
 
     /// By number, as the executor counts in them.
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [Option<Lane<O>>] {
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [Option<NamespaceQueue<O>>] {
         &mut self.queues
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Lane<O>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &NamespaceQueue<O>> {
         self.queues.iter().flatten()
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Lane<O>> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut NamespaceQueue<O>> {
         self.queues.iter_mut().flatten()
     }
 
@@ -86,7 +86,7 @@ impl<O: Copy> QueueTable<O> {
     pub(crate) fn end_retired(&mut self, is_used: impl Fn(u32) -> bool) -> bool {
         let mut some = false;
         for (number, place) in (0..).zip(&mut self.queues) {
-            let over = |queue: &mut Lane<O>| queue.retired && queue.is_idle() && !is_used(number);
+            let over = |queue: &mut NamespaceQueue<O>| queue.retired && queue.is_idle() && !is_used(number);
             if let Some(queue) = place.take_if(over) {
                 queue.end(self.thread);
                 some = true;
@@ -102,16 +102,16 @@ impl<O: Copy> QueueTable<O> {
 
     /// Something was pushed that isn't started.
     pub(crate) fn is_pushed(&self) -> bool {
-        self.iter().any(Lane::is_pushed)
+        self.iter().any(NamespaceQueue::is_pushed)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.iter().all(Lane::is_idle)
+        self.iter().all(NamespaceQueue::is_idle)
     }
 
     /// When one of them has something due though nothing comes.
     pub(crate) fn next_due(&self) -> Option<Instant> {
-        self.iter().filter_map(Lane::next_due).min()
+        self.iter().filter_map(NamespaceQueue::next_due).min()
     }
 
     /// Shows other threads what was counted here, up to `now`.

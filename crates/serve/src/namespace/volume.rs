@@ -17,7 +17,7 @@ use forebay_storage::source::fault::{FaultPlan, FaultQueue};
 use forebay_storage::source::file::{is_endless, FileAccess, FileTarget};
 use forebay_storage::source::nvme::Connection;
 use forebay_storage::source::{
-    Action, Backing, FileBacking, FilePlan, Found, Look, Open, QueueNeeds, Route, SharedDrive, Source,
+    Action, FilePlan, Found, Look, Open, OpenFileSource, OpenSource, QueueNeeds, Route, SharedDrive, Source,
     SourcePlan, Target, Uri, Workers,
 };
 use rustix::fs::{flock, FlockOperation};
@@ -91,7 +91,7 @@ impl Volume {
         self.target.files().into_iter().try_for_each(|(f, _)| claim(&f.file, &f.path))
     }
 
-    /// The same for a front with threads of its own: what is remote is connected to once more, so that these have the
+    /// The same for a frontend with threads of its own: what is remote is connected to once more, so that these have the
     /// fabric's queues to themselves; everything else is shared.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ impl Volume {
         }
         // Files below that are written to are claimed by the one that there is.
         let volume = Volume::unclaimed(nqn, self.nsid, given, threads)?;
-        volume.target.keep_straight();
+        volume.target.keep_direct();
         Ok(Arc::new(volume))
     }
 
@@ -158,26 +158,26 @@ impl Volume {
         })
     }
 
-    /// As `open`, for a front whose payload is memory of others: no source lets it lie elsewhere on its way, where it has
+    /// As `open`, for a frontend whose payload is memory of others: no source lets it lie elsewhere on its way, where it has
     /// the choice.
     ///
     /// # Errors
     /// Of `open`.
-    pub(crate) fn open_straight(
+    pub(crate) fn open_direct(
         nqn: &str,
         nsid: u32,
         given: &config::Namespace,
         threads: u32,
     ) -> Result<Volume, Error> {
-        Volume::open_straight_locked(nqn, nsid, given, threads, None)
+        Volume::open_direct_locked(nqn, nsid, given, threads, None)
     }
 
-    /// As `open_straight`, of a volume that another process has open, too. `locks`: what holds the locks on its files, which
+    /// As `open_direct`, of a volume that another process has open, too. `locks`: what holds the locks on its files, which
     /// are that one's until `own`.
     ///
     /// # Errors
     /// Of `open`.
-    pub(crate) fn open_straight_locked(
+    pub(crate) fn open_direct_locked(
         nqn: &str,
         nsid: u32,
         given: &config::Namespace,
@@ -192,7 +192,7 @@ impl Volume {
                 volume
             }
         };
-        volume.target.keep_straight();
+        volume.target.keep_direct();
         Ok(volume)
     }
 
@@ -357,10 +357,10 @@ impl Look for Opener {
 }
 
 impl Open for Opener {
-    fn file(&self, file: &FilePlan) -> Result<Arc<dyn Backing>, Error> {
+    fn file(&self, file: &FilePlan) -> Result<Arc<dyn OpenSource>, Error> {
         let target = self.files[&file.path].clone();
         let engine = target.choose(Engine::Auto, !self.writable, false, true);
-        Ok(Arc::new(FileBacking { target, engine }))
+        Ok(Arc::new(OpenFileSource { target, engine }))
     }
 
     /// Hosts live in real time, whatever the URI says.
@@ -369,8 +369,8 @@ impl Open for Opener {
     }
 
     fn target(&self, plan: &SourcePlan) -> Result<Target, Error> {
-        let (label, backing) = (plan.label.clone(), plan.open(self)?);
-        Ok(Target { label, content_id: 0, bytes: plan.bytes, backing, route: Route::default() })
+        let (label, source) = (plan.label.clone(), plan.open(self)?);
+        Ok(Target { label, content_id: 0, bytes: plan.bytes, source, route: Route::default() })
     }
 }
 

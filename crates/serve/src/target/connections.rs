@@ -53,7 +53,7 @@ impl Connections {
 
     /// Commands of some connection are between two steps on that namespace's queue.
     pub(super) fn use_queue(&self, number: u32) -> bool {
-        self.iter().any(|c| c.commands.iter().any(|c| c.io.request.is_some() && c.io.lane == number))
+        self.iter().any(|c| c.commands.iter().any(|c| c.io.request.is_some() && c.io.queue == number))
     }
 
     pub(super) fn add_to(&self, report: &mut Report) {

@@ -116,7 +116,7 @@ mod tests {
     }
 
     /// Requirements and security of each offer, and to whom it is made.
-    fn told(transport: u8, hosts: &str) -> Vec<(u8, u8, Option<Vec<String>>)> {
+    fn reported(transport: u8, hosts: &str) -> Vec<(u8, u8, Option<Vec<String>>)> {
         let text = format!("[[subsystems]]\nnqn = \"nqn.2026-11.io.example:a\"\n{hosts}");
         let config = Config::from_toml(&text).unwrap();
         let shown = |o: nvme::Offer| {
@@ -134,11 +134,11 @@ mod tests {
             format!("hosts = [{{nqn = \"{}\", tls_key = \"{KEY}\"}}, {{nqn = \"{}\"}}]", names[0], names[1]);
         let (secure, plain) = ((0b101, 2), (0b110, 0));
         let [k, p] = names.map(|n| Some(vec![n]));
-        assert_eq!(told(trtype::TCP, "allow_any_host = true"), [(plain.0, plain.1, None)]);
-        assert_eq!(told(trtype::TCP, &keyed), [(secure.0, secure.1, k.clone())]);
-        assert_eq!(told(trtype::TCP, &both), [(secure.0, secure.1, k), (plain.0, plain.1, p.clone())]);
-        assert_eq!(told(trtype::RDMA, &both), [(plain.0, plain.1, p)], "there is no TLS over RDMA");
-        assert_eq!(told(trtype::RDMA, &keyed), []);
+        assert_eq!(reported(trtype::TCP, "allow_any_host = true"), [(plain.0, plain.1, None)]);
+        assert_eq!(reported(trtype::TCP, &keyed), [(secure.0, secure.1, k.clone())]);
+        assert_eq!(reported(trtype::TCP, &both), [(secure.0, secure.1, k), (plain.0, plain.1, p.clone())]);
+        assert_eq!(reported(trtype::RDMA, &both), [(plain.0, plain.1, p)], "there is no TLS over RDMA");
+        assert_eq!(reported(trtype::RDMA, &keyed), []);
     }
 
     #[test]

@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_line_reads_as_words_and_as_json() {
-        let (tell, told) = channel();
+        let (tell, reported) = channel();
         let (log, thread) =
             Log::start(Box::new(move |e| tell.send((e.to_line(), e.to_json())).unwrap())).unwrap();
         log.say(
@@ -137,7 +137,7 @@ mod tests {
         );
         log.close();
         thread.join().unwrap();
-        let (line, json) = told.recv().unwrap();
+        let (line, json) = reported.recv().unwrap();
         assert!(line.contains(" level=warning event=refused host=nqn.x why=\"not allowed\" n=3"), "{line}");
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!((json["event"].as_str(), json["n"].as_u64()), (Some("refused"), Some(3)));
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn what_is_less_than_asked_for_is_not_said() {
-        let (tell, told) = channel();
+        let (tell, reported) = channel();
         let (log, thread) = Log::start(Box::new(move |e| tell.send(e.event).unwrap())).unwrap();
         let say = |event| log.say(Level::Warning, event, &[]);
         log.set_least(Level::Error);
@@ -156,7 +156,7 @@ mod tests {
         log.say(Level::Info, "all", &[]);
         log.close();
         thread.join().unwrap();
-        assert_eq!(told.iter().collect::<Vec<_>>(), ["heard", "all"]);
+        assert_eq!(reported.iter().collect::<Vec<_>>(), ["heard", "all"]);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use super::arena::{Held, Pool, ScratchBuffer, Slot};
 use super::command::{Command, Memory};
-use crate::namespace::lane::Lane;
+use crate::namespace::namespace_queue::NamespaceQueue;
 use crate::namespace::steps::scratch_bytes;
 use crate::namespace::volume::Content;
 use forebay_nvme::nvm::{Op, Request};
@@ -63,7 +63,7 @@ impl CommandMemory {
         &mut self,
         share: &mut MemoryShare,
         command: &mut Command,
-        queue: Option<&mut Lane>,
+        queue: Option<&mut NamespaceQueue>,
         from: SendsFrom,
     ) -> bool {
         let request = command.io.request.expect("only I/O commands need memory");
@@ -164,7 +164,7 @@ impl MemoryShare {
 
 /// Data that lie in memory already. With a digest they are copied: it would have to be computed where they lie, while the
 /// file may be cut short.
-fn lent(request: &Request, queue: Option<&mut Lane>, from: SendsFrom) -> Option<Memory> {
+fn lent(request: &Request, queue: Option<&mut NamespaceQueue>, from: SendsFrom) -> Option<Memory> {
     if request.op != Op::Read || from != SendsFrom::Anywhere {
         return None;
     }

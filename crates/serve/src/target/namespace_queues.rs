@@ -5,7 +5,7 @@ use super::message::Report;
 use super::shared::TargetShared;
 use super::stats::NamespaceStats;
 use super::subsystem::Volumes;
-use crate::namespace::lane::{Finished, Lane, Owner};
+use crate::namespace::namespace_queue::{Finished, NamespaceQueue, Owner};
 use crate::namespace::queues::QueueTable;
 use crate::namespace::steps::FLUSH;
 use crate::namespace::volume;
@@ -73,17 +73,17 @@ impl NamespaceQueues {
     }
 
     #[inline]
-    pub(super) fn get(&self, number: u32) -> Option<&Lane> {
+    pub(super) fn get(&self, number: u32) -> Option<&NamespaceQueue> {
         self.table.get(number)
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut Lane> {
+    pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut NamespaceQueue> {
         self.table.get_mut(number)
     }
 
     /// All, by number, as the executor counts in them.
-    pub(super) fn as_mut_slice(&mut self) -> &mut [Option<Lane>] {
+    pub(super) fn as_mut_slice(&mut self) -> &mut [Option<NamespaceQueue>] {
         self.table.as_mut_slice()
     }
 

@@ -202,9 +202,9 @@ mod tests {
         let asked = numbered("{source='c'}, {source='d'}, {source='a'}", Some(&running));
         assert_eq!(ids(&asked), [3, 4, 1]);
         let found = changes(&running, &asked).unwrap();
-        let told = |c: &[Change]| c.iter().map(|c| (c.nsid, c.source.clone())).collect::<Vec<_>>();
-        assert_eq!(told(&found.removed), [(2, "b".to_string())]);
-        assert_eq!(told(&found.added), [(4, "d".to_string())]);
+        let reported = |c: &[Change]| c.iter().map(|c| (c.nsid, c.source.clone())).collect::<Vec<_>>();
+        assert_eq!(reported(&found.removed), [(2, "b".to_string())]);
+        assert_eq!(reported(&found.added), [(4, "d".to_string())]);
         assert_eq!(changes(&asked, &asked).unwrap(), Changes::default());
     }
 

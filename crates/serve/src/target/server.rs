@@ -195,8 +195,8 @@ impl Server {
     pub fn remove_namespace(&self, subsystem: &str, nsid: u32) -> Result<(), Error> {
         let subsystem = self.subsystem(subsystem)?;
         let _one_at_a_time = subsystem.change();
-        let (removed, told) = subsystem.remove(nsid)?;
-        self.announce(told);
+        let (removed, reported) = subsystem.remove(nsid)?;
+        self.announce(reported);
         thread_pool::await_release(&removed, clock::now() + REPORT);
         drop(removed);
         // Now that nobody has its files open, the threads' rings can forget them.

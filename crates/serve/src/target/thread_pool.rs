@@ -83,7 +83,7 @@ pub(crate) fn begin<H: PoolWorker>(
     threads: usize,
     make: impl Fn(usize) -> Result<H, Error> + Clone + Send + 'static,
 ) -> Result<ThreadPool<H::Message>, Error> {
-    let (tell, told) = channel();
+    let (tell, reported) = channel();
     let mut begun = Vec::new();
     for number in 0..threads {
         let (make, tell) = (make.clone(), tell.clone());
@@ -100,7 +100,7 @@ pub(crate) fn begin<H: PoolWorker>(
         begun.push(spawn(&format!("{name}-{number}"), work)?);
     }
     drop(tell);
-    let inboxes = told.iter().collect::<Result<BTreeMap<usize, _>, Error>>()?;
+    let inboxes = reported.iter().collect::<Result<BTreeMap<usize, _>, Error>>()?;
     if inboxes.len() < threads {
         return Err(Error::machine("the threads", "one of them has ended", "threads = 1"));
     }

@@ -20,7 +20,7 @@ use super::resources::ThreadResources;
 use super::shared::TargetShared;
 use super::thread_pool::{self, PoolWorker};
 use super::timers::Timers;
-use crate::namespace::lane::{Finished, Owner};
+use crate::namespace::namespace_queue::{Finished, Owner};
 use forebay_io::clock;
 use forebay_io::reactor::{memlock, Completion, Reactor, RingOptions};
 use forebay_io::stream::{self, Stream};

@@ -63,7 +63,7 @@ impl Ublk {
     /// Of `Volume::open` and `start`.
     pub fn open(namespace: &Namespace, options: &Options) -> Result<Ublk, Error> {
         options.check()?;
-        let volume = Volume::open_straight(NQN, namespace.nsid.max(1), namespace, options.workers())?;
+        let volume = Volume::open_direct(NQN, namespace.nsid.max(1), namespace, options.workers())?;
         Ublk::start(Arc::new(volume), options)
     }
 
@@ -126,10 +126,10 @@ impl Ublk {
         let id = self.info.dev_id;
         let device = Arc::new(open_node(Path::new(&format!("/dev/ublkc{id}")))?);
         let threads = options.workers().clamp(1, self.info.nr_hw_queues.into());
-        let (tell, told) = channel();
+        let (tell, reported) = channel();
         for number in 0..threads {
             let queues = (0..self.info.nr_hw_queues).filter(|q| u32::from(*q) % threads == number).collect();
-            let station = Station {
+            let start = ThreadStart {
                 setup: Setup {
                     number,
                     transfer_max: self.info.max_io_buf_bytes,
@@ -144,7 +144,7 @@ impl Ublk {
                 queues,
             };
             let tell = tell.clone();
-            let run = move || match station.worker() {
+            let run = move || match start.worker() {
                 Ok((worker, inbox)) => {
                     let _ = tell.send(Ok(inbox));
                     drop(tell);
@@ -160,7 +160,7 @@ impl Ublk {
             lock(&self.threads).push(thread);
         }
         drop((tell, device));
-        self.gather(&told, threads)?;
+        self.gather(&reported, threads)?;
         control::start(kernel, id, self.recovered).map_err(|errno| {
             let found = format!("the driver doesn't start it: {}", text(errno));
             Error::run(self.path().display().to_string(), found, "dmesg | tail; the source may not answer")
@@ -169,9 +169,9 @@ impl Ublk {
     }
 
     /// All threads have asked for their first requests.
-    fn gather(&mut self, told: &Receiver<Result<Arc<Inbox>, Error>>, threads: u32) -> Result<(), Error> {
+    fn gather(&mut self, reported: &Receiver<Result<Arc<Inbox>, Error>>, threads: u32) -> Result<(), Error> {
         let mut failed = None;
-        for answer in told {
+        for answer in reported {
             match answer {
                 Ok(inbox) => self.inboxes.push(inbox),
                 Err(e) => failed = failed.or(Some(e)),
@@ -344,7 +344,7 @@ impl Ublk {
     /// Of `Volume::open` and `replace`.
     pub fn replace_by(&self, namespace: &Namespace) -> Result<(), Error> {
         let threads = self.inboxes.len() as u32;
-        self.replace(Arc::new(Volume::open_straight(NQN, namespace.nsid.max(1), namespace, threads)?))
+        self.replace(Arc::new(Volume::open_direct(NQN, namespace.nsid.max(1), namespace, threads)?))
     }
 
     fn switch(&self, volume: &Arc<Volume>) -> Result<(), Error> {
@@ -444,7 +444,7 @@ fn opened() -> Result<(Kernel, u64), Error> {
 }
 
 /// Starting point of one thread.
-struct Station {
+struct ThreadStart {
     setup: Setup,
     info: DeviceInfo,
     spin: Duration,
@@ -453,10 +453,10 @@ struct Station {
     queues: Vec<u16>,
 }
 
-impl Station {
+impl ThreadStart {
     fn worker(self) -> Result<(Worker<DevicePort>, Arc<Inbox>), Error> {
         threads::settle_in(None, None)?;
-        let Station { setup, info, spin, device, volume, queues } = self;
+        let ThreadStart { setup, info, spin, device, volume, queues } = self;
         let depth = u32::from(info.queue_depth) * queues.len() as u32;
         let options = RingOptions { depth: depth.saturating_mul(2), ..RingOptions::default() };
         let mut reactor = Reactor::with_ring(options).map_err(|e| {

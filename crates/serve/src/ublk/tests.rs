@@ -129,7 +129,7 @@ impl Rig {
             answers,
             stopped: false,
         };
-        let (tell, told) = sync_channel(1);
+        let (tell, reported) = sync_channel(1);
         let failure = Arc::<Failure>::default();
         let of_thread = failure.clone();
         let thread = std::thread::spawn(move || {
@@ -142,7 +142,7 @@ impl Rig {
             tell.send((inbox, waker)).unwrap();
             worker.run()
         });
-        let (inbox, waker) = told.recv().unwrap();
+        let (inbox, waker) = reported.recv().unwrap();
         Rig { events, answers: answered, inbox, waker, thread, failure }
     }
 

@@ -6,10 +6,10 @@ mod ends;
 use super::inbox::{Inbox, Message, Report};
 use super::port::{Arrival, Port};
 use super::request::{errno_of, of_source, parse, Errno, Limits, Slot};
-use crate::namespace::executor::{self, Front, Work};
-use crate::namespace::hold::Lines;
-use crate::namespace::lane::{Finished, Lane, Owner};
+use crate::namespace::executor::{self, Frontend, Work};
+use crate::namespace::namespace_queue::{Finished, NamespaceQueue, Owner};
 use crate::namespace::qos::Limiter;
+use crate::namespace::rate_limit_queue::RateLimitQueue;
 use crate::namespace::stats::Counters;
 use crate::namespace::stats::Histogram;
 use crate::namespace::volume::{Content, Volume};
@@ -34,7 +34,7 @@ const FOREVER: Duration = Duration::from_secs(24 * 3600);
 /// Time for I/Os to come back when the thread ends.
 const LAST: Duration = Duration::from_secs(5);
 
-/// Limits that a device shares with other fronts of its namespace.
+/// Limits that a device shares with other frontends of its namespace.
 #[derive(Clone, Debug)]
 pub struct Throttle {
     pub limiter: Arc<Limiter>,
@@ -74,7 +74,7 @@ struct Hardware<P> {
     write_latency: Histogram,
     staged_bytes: u64,
     /// Requests that wait for limits. The source hasn't got them, and `working` doesn't know them.
-    lines: Lines,
+    lines: RateLimitQueue,
     /// By tag: when those came.
     waits_since: Vec<Instant>,
 }
@@ -83,10 +83,10 @@ pub(super) struct Worker<P> {
     setup: Setup,
     reactor: Reactor,
     inbox: Arc<Inbox>,
-    lane: Lane,
+    queue: NamespaceQueue,
     limits: Limits,
-    /// The queue of another source, ready to take the place of `lane`.
-    next_lane: Option<Box<Lane>>,
+    /// The queue of another source, ready to take the place of `queue`.
+    next_queue: Option<Box<NamespaceQueue>>,
     hardware: Vec<Hardware<P>>,
     /// Requests wait in `held`.
     suspended: bool,
@@ -114,7 +114,7 @@ impl<P: Port> Worker<P> {
         mut reactor: Reactor,
         inbox: Arc<Inbox>,
     ) -> Result<Worker<P>, Error> {
-        let lane = Lane::open(volume, setup.transfer_max, setup.number, &mut reactor)?;
+        let queue = NamespaceQueue::open(volume, setup.transfer_max, setup.number, &mut reactor)?;
         let now = clock::now();
         let hardware = |(queue, port): (u16, P)| Hardware {
             queue,
@@ -126,15 +126,15 @@ impl<P: Port> Worker<P> {
             read_latency: Histogram::default(),
             write_latency: Histogram::default(),
             staged_bytes: 0,
-            lines: Lines::default(),
+            lines: RateLimitQueue::default(),
         };
         let mut worker = Worker {
-            limits: limits(&lane, &setup),
+            limits: limits(&queue, &setup),
             setup,
             reactor,
             inbox,
-            lane,
-            next_lane: None,
+            queue,
+            next_queue: None,
             hardware: ports.into_iter().map(hardware).collect(),
             suspended: false,
             held: VecDeque::new(),
@@ -198,8 +198,8 @@ impl<P: Port> Worker<P> {
                 self.collect(at);
                 self.let_through(at);
             }
-            let busy = self.run_lane();
-            if !busy && !self.lane.is_pushed() {
+            let busy = self.run_queue();
+            if !busy && !self.queue.is_pushed() {
                 self.tell_quiet();
                 return false;
             }
@@ -267,7 +267,7 @@ impl<P: Port> Worker<P> {
     fn carry_out(&mut self, at: usize, tag: u16, request: Request, began: Instant) {
         let one = &mut self.hardware[at];
         // Of a source without content nothing is read but zeros: not what the slot held before.
-        if request.op == Op::Read && self.lane.volume.content != Content::Whole {
+        if request.op == Op::Read && self.queue.volume.content != Content::Whole {
             one.port.clear(tag, request.bytes as usize);
         }
         let io = executor::Command::of(request);
@@ -306,9 +306,9 @@ impl<P: Port> Worker<P> {
     }
 
     /// Starts what was pushed and answers what is done. True: something was.
-    fn run_lane(&mut self) -> bool {
+    fn run_queue(&mut self) -> bool {
         let mut finished = std::mem::take(&mut self.finished);
-        self.lane.turn(&mut self.reactor, &mut finished);
+        self.queue.turn(&mut self.reactor, &mut finished);
         let some = !finished.is_empty();
         if some {
             self.now = clock::now();
@@ -338,9 +338,13 @@ impl<P: Port> Worker<P> {
                 Message::Resume => self.resume(),
                 Message::Look => self.hardware.iter_mut().for_each(|h| h.lines.look_again()),
                 Message::Prepare(volume, to) => {
-                    let opened =
-                        Lane::open(volume, self.setup.transfer_max, self.setup.number, &mut self.reactor);
-                    let _ = to.send(opened.map(|lane| self.next_lane = Some(Box::new(lane))));
+                    let opened = NamespaceQueue::open(
+                        volume,
+                        self.setup.transfer_max,
+                        self.setup.number,
+                        &mut self.reactor,
+                    );
+                    let _ = to.send(opened.map(|queue| self.next_queue = Some(Box::new(queue))));
                 }
                 Message::Switch(to) => {
                     let switched = self.switch();
@@ -364,7 +368,7 @@ impl<P: Port> Worker<P> {
     }
 
     fn due(&self) -> Instant {
-        let all = [self.lane.next_due(), self.sweep_at, self.leave_by, self.admission_due()];
+        let all = [self.queue.next_due(), self.sweep_at, self.leave_by, self.admission_due()];
         all.into_iter().flatten().min().unwrap_or(self.now + FOREVER)
     }
 
@@ -391,7 +395,7 @@ impl<P> Running<'_, P> {
 }
 
 /// One namespace, and no Flush of all.
-impl<P: Port> Front for Running<'_, P> {
+impl<P: Port> Frontend for Running<'_, P> {
     type Owner = Owner;
     type Memory<'m>
         = Slot
@@ -404,7 +408,7 @@ impl<P: Port> Front for Running<'_, P> {
     }
 
     fn work(&mut self) -> Work<'_, Owner, Slot> {
-        let Worker { hardware, lane, reactor, limits, .. } = &mut *self.worker;
+        let Worker { hardware, queue, reactor, limits, .. } = &mut *self.worker;
         let Hardware { working, port, .. } = &mut hardware[self.at];
         let working = working[usize::from(self.tag)].as_mut();
         let Working { io, blank, .. } = working.expect("a request stays until it is completed");
@@ -416,7 +420,7 @@ impl<P: Port> Front for Running<'_, P> {
             owner: Owner { connection: self.at as u32, command: Handle(self.tag) },
             command: io,
             memory: Slot { mem: port.slot(self.tag), bytes: limits.transfer_max, range },
-            lane,
+            queue,
             reactor,
             // What must be durable says so.
             write_cache: true,
@@ -427,7 +431,7 @@ impl<P: Port> Front for Running<'_, P> {
         None
     }
 
-    fn lane(&mut self, _: u32) -> Result<Option<u32>, Status> {
+    fn queue(&mut self, _: u32) -> Result<Option<u32>, Status> {
         Ok(None)
     }
 
@@ -451,8 +455,8 @@ impl Throttle {
     }
 }
 
-fn limits(lane: &Lane, setup: &Setup) -> Limits {
-    super::control::limits(&lane.volume, setup.transfer_max, lane.piece_max)
+fn limits(queue: &NamespaceQueue, setup: &Setup) -> Limits {
+    super::control::limits(&queue.volume, setup.transfer_max, queue.piece_max)
 }
 
 /// The source hadn't got it yet.

@@ -428,9 +428,9 @@ fn idle_clients_make_room_and_a_crowd_that_is_busy_is_told_so() {
     loop {
         let mut next = UnixStream::connect(&rig.path).unwrap();
         next.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        let mut told = [0; 4096];
-        let told = next.read(&mut told).map(|n| String::from_utf8_lossy(&told[..n]).into_owned());
-        if told.is_ok_and(|told| told.contains("16 connections") && told.contains("busy")) {
+        let mut reported = [0; 4096];
+        let reported = next.read(&mut reported).map(|n| String::from_utf8_lossy(&reported[..n]).into_owned());
+        if reported.is_ok_and(|reported| reported.contains("16 connections") && reported.contains("busy")) {
             break;
         }
         assert!(forebay_io::clock::now() < until, "nobody was turned away");

@@ -65,7 +65,7 @@ impl Rig {
     }
 
     /// What the log entries of an event say in that field.
-    pub fn told(&self, event: &str, field: &str) -> Vec<String> {
+    pub fn reported(&self, event: &str, field: &str) -> Vec<String> {
         let said = self.said.lock().unwrap();
         let of = said.iter().filter(|e| e.event == event);
         of.filter_map(|e| e.fields.get(field)?.as_str()).map(str::to_string).collect()

@@ -117,7 +117,7 @@ fn a_host_that_does_as_spdks_is_served() {
         Host::up_as(rig.address(), SUBSYSTEM, "", 0, PLAIN).unwrap_or_else(|r| panic!("{:?}", r.0.status()));
     let mut queue = unnamed.queue(1, 9);
     assert_eq!(read(&mut queue, 1), Code::SUCCESS);
-    eventually("both are logged", || rig.told("connected", "host") == ["(without a name)"; 2]);
+    eventually("both are logged", || rig.reported("connected", "host") == ["(without a name)"; 2]);
     let unknown = Sqe { opcode: FABRICS, nsid: 1.into(), sgl: Sgl::transport(0), ..Sqe::default() };
     assert_eq!(queue.code(unknown, Data::None, vec![]), Code::INVALID_OPCODE, "a Connect without data");
     let event = unnamed.admin.submit(admin(opcode::ASYNC_EVENT_REQUEST, 0, 0), Data::None, vec![]);
@@ -139,7 +139,7 @@ fn a_host_without_a_name_is_on_no_list() {
     ));
     let refused = Host::up_as(rig.address(), SUBSYSTEM, "", 0, PLAIN).err().expect("it isn't let in");
     assert_eq!(refused.0.status().code, Code::CONNECT_INVALID_HOST);
-    eventually("it is logged", || rig.told("refused", "host") == ["(without a name)"]);
+    eventually("it is logged", || rig.reported("refused", "host") == ["(without a name)"]);
 }
 
 // promise: TGT-6
@@ -362,9 +362,9 @@ fn queues_are_granted_by_what_the_limit_leaves_and_refusals_are_counted_and_said
     assert_eq!(rig.heard("refused"), 2);
     assert_eq!(rig.server.stats().connections_refused, 20, "a limit has nothing to do with that");
     let said = rig.said.lock().unwrap();
-    let told = said.iter().find(|e| e.event == "refused").unwrap();
-    assert_eq!(told.fields["why"], "the host has all its 4 connections (limits.connections)");
-    assert_eq!(told.fields["host"], HOST);
+    let reported = said.iter().find(|e| e.event == "refused").unwrap();
+    assert_eq!(reported.fields["why"], "the host has all its 4 connections (limits.connections)");
+    assert_eq!(reported.fields["host"], HOST);
 }
 
 // promise: TGT-7

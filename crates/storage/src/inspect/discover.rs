@@ -133,13 +133,13 @@ fn by_tcp(
     link.secret_files = (options.secret_file.clone(), options.ctrl_secret_file.clone());
     let mut session = session(identity, looking, link.now_ms());
     link.bring_up(&mut session)?;
-    Ok(told(&session, address, identity))
+    Ok(reported(&session, address, identity))
 }
 
 fn by_rdma(options: &Options, identity: &Identity, looking: &Looking) -> Result<Discovered, Error> {
     let session = |now| session(identity, looking, now);
     let looked = look(options, &identity.nqn, looking.timeout, session)?;
-    let found = told(looked.session(), looked.at(), identity);
+    let found = reported(looked.session(), looked.at(), identity);
     looked.leave();
     Ok(found)
 }
@@ -149,7 +149,7 @@ fn session(identity: &Identity, looking: &Looking, now_ms: u64) -> Discovery {
 }
 
 /// Describes a discovery session that is ready.
-fn told(session: &Discovery, address: SocketAddr, identity: &Identity) -> Discovered {
+fn reported(session: &Discovery, address: SocketAddr, identity: &Identity) -> Discovered {
     let log = session.log();
     Discovered {
         schema: "forebay.discover/1",

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 /// Bytes left free on a file system, so that making files never fills it to the brim.
 pub const KEEP_FREE: u64 = 64 << 20;
 /// Targets, the seeds of their content, and files that are written.
-type Made = (Vec<Target>, Vec<u64>, Vec<Written>);
+type CreatedTargets = (Vec<Target>, Vec<u64>, Vec<Written>);
 
 pub(super) fn make_and_open(
     purpose: &Purpose,
@@ -29,7 +29,7 @@ pub(super) fn make_and_open(
     held: &mut Locked,
     undo: &mut Undo,
     fill: Fill,
-) -> Result<Made, Error> {
+) -> Result<CreatedTargets, Error> {
     check_room_and_content(purpose, plans, held)?;
     lock_what_changes(purpose, plans, held)?;
     let missing = missing_of(plans);

@@ -55,11 +55,11 @@ impl Turn {
         Turn::take(list, FlockOperation::NonBlockingLockExclusive)
     }
 
-    fn take(list: &File, how: FlockOperation) -> std::io::Result<Turn> {
+    fn take(list: &File, operation: FlockOperation) -> std::io::Result<Turn> {
         const PATIENCE: Duration = Duration::from_secs(20);
         let (held, end) = (list.as_fd().try_clone_to_owned()?, clock::now() + PATIENCE);
         loop {
-            match rustix::fs::fcntl_lock(&held, how) {
+            match rustix::fs::fcntl_lock(&held, operation) {
                 Err(Errno::AGAIN | Errno::ACCESS) if clock::now() < end => {
                     std::thread::sleep(Duration::from_millis(2));
                 }
@@ -181,11 +181,11 @@ impl Held {
         let mut file = loop {
             let opened = crate::outputs::share(&path, 0o666);
             let file = opened.map_err(|e| cannot_write(dir, &e))?;
-            let how = match BESIDE.get() {
+            let operation = match BESIDE.get() {
                 Some(_) => FlockOperation::NonBlockingLockShared,
                 None => FlockOperation::NonBlockingLockExclusive,
             };
-            lock(&file, how, dir)?;
+            lock(&file, operation, dir)?;
             // A run that ended in between may have removed the very file that is locked now.
             if is_still(&file, &path) {
                 break file;
@@ -406,11 +406,11 @@ fn cannot_write(dir: &Path, e: &std::io::Error) -> Error {
     }
 }
 
-fn lock(file: &File, how: FlockOperation, dir: &Path) -> Result<(), Error> {
-    if rustix::fs::flock(file, how).is_ok() {
+fn lock(file: &File, operation: FlockOperation, dir: &Path) -> Result<(), Error> {
+    if rustix::fs::flock(file, operation).is_ok() {
         return Ok(());
     }
-    let found = if matches!(how, FlockOperation::NonBlockingLockExclusive) {
+    let found = if matches!(operation, FlockOperation::NonBlockingLockExclusive) {
         "another Forebay run is using them"
     } else {
         "another Forebay run is writing them"

@@ -4,7 +4,9 @@ use super::plan::parent_of;
 use super::{Ours, Purpose};
 use crate::path::{self, auto::Way};
 use crate::source::file::{misaligned, FileAccess, FileTarget};
-use crate::source::{Action, Backing, FileBacking, FilePlan, Open, Route, SharedDrive, SourcePlan, Target};
+use crate::source::{
+    Action, FilePlan, Open, OpenFileSource, OpenSource, Route, SharedDrive, SourcePlan, Target,
+};
 use forebay_io::meter::cache;
 use forebay_io::reactor::{self, memlock, RingOptions};
 use forebay_model::content;
@@ -37,7 +39,7 @@ pub fn reopened(
     ring: bool,
 ) -> Result<Target, Error> {
     let again = |t: &Target| reopened(purpose, t, way, warm, ring);
-    let backing: Arc<dyn Backing> = match target.backing.descriptor() {
+    let source: Arc<dyn OpenSource> = match target.source.descriptor() {
         Some((file, _)) => {
             let access = FileAccess { write: purpose.writes, direct: !way.cached };
             let file = match file.direct == (access.direct && !file.in_memory) {
@@ -50,16 +52,16 @@ pub fn reopened(
                 Some(own) => Arc::new(own),
                 None => {
                     let engine = file.choose(purpose.engine, !purpose.writes, warm, ring);
-                    Arc::new(FileBacking { target: file, engine })
+                    Arc::new(OpenFileSource { target: file, engine })
                 }
             }
         }
         None => {
-            let parts = target.backing.parts().iter().map(again).collect::<Result<_, _>>()?;
-            target.backing.of_parts(parts).unwrap_or_else(|| target.backing.clone())
+            let parts = target.source.parts().iter().map(again).collect::<Result<_, _>>()?;
+            target.source.of_parts(parts).unwrap_or_else(|| target.source.clone())
         }
     };
-    let opened = Target { backing, ..target.clone() };
+    let opened = Target { source, ..target.clone() };
     check_alignment(purpose, &opened)?;
     Ok(opened)
 }
@@ -145,7 +147,7 @@ impl Open for Opener<'_> {
             label: plan.label.clone(),
             content_id: content::file_id(&plan.content_name),
             bytes: plan.bytes,
-            backing: plan.open(self)?,
+            source: plan.open(self)?,
         })
     }
 
@@ -153,7 +155,7 @@ impl Open for Opener<'_> {
         SharedDrive::new(drive, self.purpose.seed, self.purpose.random)
     }
 
-    fn file(&self, file: &FilePlan) -> Result<Arc<dyn Backing>, Error> {
+    fn file(&self, file: &FilePlan) -> Result<Arc<dyn OpenSource>, Error> {
         let purpose = &*self.purpose;
         let direct = matches!(purpose.cache, Cache::Auto | Cache::Bypass) && purpose.engine != Engine::Map;
         let access = FileAccess { write: purpose.writes, direct };
@@ -183,13 +185,13 @@ impl Open for Opener<'_> {
         if engine == Engine::Map && purpose.writes {
             return Err(Error::request("‹engine› map", "it only reads", "‹engine› inline"));
         }
-        Ok(Arc::new(FileBacking { target, engine }))
+        Ok(Arc::new(OpenFileSource { target, engine }))
     }
 }
 
 /// A stripe's chunks, and the end of a file that isn't used to its own.
 fn check_pieces(target: &Target, align: u32) -> Result<(), Error> {
-    let Some((what, value)) = target.backing.boundary(target.bytes) else { return Ok(()) };
+    let Some((what, value)) = target.source.boundary(target.bytes) else { return Ok(()) };
     if value % u64::from(align) == 0 {
         return Ok(());
     }

@@ -126,14 +126,14 @@ pub fn open(s: &Situation) -> Open {
 /// Decides whether to use the page cache, with the reason.
 fn page_cache(s: &Situation) -> (bool, String) {
     let share = s.resident.unwrap_or(0.0);
-    let told = match s.resident {
+    let reported = match s.resident {
         Some(share) => format!("{:.0} % cached", 100.0 * share),
         None => "it is unknown what is cached".into(),
     };
     match s.cache {
-        _ if !s.direct => (true, format!("{told}; O_DIRECT isn't available")),
+        _ if !s.direct => (true, format!("{reported}; O_DIRECT isn't available")),
         Cache::Drop => (true, "‹cache› drop".into()),
-        Cache::Allow => (true, told),
+        Cache::Allow => (true, reported),
         Cache::Warm => (true, "‹cache› warm".into()),
         Cache::Auto if s.writes => (false, "writes bypass the page cache".into()),
         Cache::Auto | Cache::Bypass if s.require_direct => match s.no_direct() {
@@ -141,7 +141,7 @@ fn page_cache(s: &Situation) -> (bool, String) {
             Some(why) => (false, why),
         },
         Cache::Bypass => (false, "‹cache› bypass".into()),
-        Cache::Auto => (share >= HALF_WARM_SHARE, told),
+        Cache::Auto => (share >= HALF_WARM_SHARE, reported),
     }
 }
 

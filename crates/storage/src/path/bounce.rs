@@ -4,7 +4,7 @@
 //! The staging buffers are pinned for the GPU and registered with the ring, so that neither stage pins pages for each
 //! I/O.
 
-use super::{About, Beside, DataPath, Ends, Layer, QueueFactory, Refusal, Site};
+use super::{About, Beside, DataPath, Ends, Layer, QueueFactory, Refusal, WorkerContext};
 use crate::source::Target;
 use forebay_io::arena::{Arena, Mem};
 use forebay_io::clock;
@@ -67,7 +67,7 @@ impl DataPath for Bounce {
         target.is_file() && target.files().iter().all(|(_, engine)| *engine == Engine::Map)
     }
 
-    fn equip(&self, _: &Site, _: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
+    fn equip(&self, _: &WorkerContext, _: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
         Ok(Box::new(Bouncing))
     }
 }
@@ -83,15 +83,15 @@ impl QueueFactory for Bouncing {
         &self,
         target: &Target,
         layer: Layer,
-        site: &Site,
+        context: &WorkerContext,
         reactor: &mut Reactor,
     ) -> Result<Box<dyn Queue>, Error> {
-        let staging = site.beside.expect("it asked for slots of its own");
-        let inner = layer(target.queue(site.needs.then_copied(), reactor)?);
-        let inline = target.is_inline() && !site.layered;
-        let bounce = BounceQueue::new(inner, inline, site.copiers.next_from_slots()?, staging);
-        let bounce = if site.job.batch.is_some() { bounce.sending_whole() } else { bounce };
-        Ok(Box::new(bounce.with_below_max(site.at_work)))
+        let staging = context.beside.expect("it asked for slots of its own");
+        let inner = layer(target.queue(context.needs.then_copied(), reactor)?);
+        let inline = target.is_inline() && !context.layered;
+        let bounce = BounceQueue::new(inner, inline, context.copiers.next_from_slots()?, staging);
+        let bounce = if context.job.batch.is_some() { bounce.sending_whole() } else { bounce };
+        Ok(Box::new(bounce.with_below_max(context.at_work)))
     }
 }
 

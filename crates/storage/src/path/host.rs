@@ -1,6 +1,6 @@
 //! `host`: storage to host memory only, through the source's own queue.
 
-use super::{About, DataPath, Ends, Layer, QueueFactory, Refusal, Site};
+use super::{About, DataPath, Ends, Layer, QueueFactory, Refusal, WorkerContext};
 use crate::source::Target;
 use forebay_io::machine::finding::{Check, State};
 use forebay_io::machine::verdict::Verdicts;
@@ -34,14 +34,14 @@ impl DataPath for Host {
         Ok((!job.gpus.is_empty()).then_some(refusal))
     }
 
-    fn equip(&self, _: &Site, _: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
-        Ok(Box::new(Straight))
+    fn equip(&self, _: &WorkerContext, _: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
+        Ok(Box::new(HostFactory))
     }
 }
 
-struct Straight;
+struct HostFactory;
 
-impl QueueFactory for Straight {
+impl QueueFactory for HostFactory {
     fn ran(&self) -> &'static str {
         Host.name()
     }
@@ -50,9 +50,9 @@ impl QueueFactory for Straight {
         &self,
         target: &Target,
         layer: Layer,
-        site: &Site,
+        context: &WorkerContext,
         reactor: &mut Reactor,
     ) -> Result<Box<dyn Queue>, Error> {
-        Ok(layer(target.queue(site.needs, reactor)?))
+        Ok(layer(target.queue(context.needs, reactor)?))
     }
 }

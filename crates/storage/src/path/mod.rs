@@ -6,11 +6,11 @@ mod bounce;
 mod buffers;
 mod copiers;
 mod destination;
+pub mod direct;
 pub mod gds;
 mod host;
 pub mod mapped;
-mod site;
-pub mod straight;
+mod worker_context;
 
 pub use bounce::BounceQueue;
 pub use buffers::{depth_of_short, Buffers, Under};
@@ -18,11 +18,12 @@ pub use copiers::{Copiers, HostCopier};
 pub use destination::Destination;
 pub use forebay_io::gpu::Copier;
 pub use mapped::limits;
-pub use site::{Layer, QueueFactory, Site};
+pub use worker_context::{Layer, QueueFactory, WorkerContext};
 
 use crate::source::file::FileTarget;
-use crate::source::{FileBacking, Made, SourceRow, Target, SOURCES};
+use crate::source::{OpenFileSource, SourceMedium, SourceRow, Target, SOURCES};
 use auto::{Known, Situation};
+use direct::Means;
 use forebay_io::gpu::cuda::Device;
 use forebay_io::machine::finding::Check;
 use forebay_io::machine::verdict::Verdicts;
@@ -32,7 +33,6 @@ use forebay_model::Error;
 use mapped::Limits;
 use std::fmt::Display;
 use std::sync::Arc;
-use straight::Means;
 
 /// Error of a path that copies payload when it is given scattered memory. This never happens, because its
 /// destinations are slots.
@@ -123,7 +123,7 @@ pub trait DataPath: Sync {
         self.about().may_go_direct
     }
 
-    fn accepts(&self, _made: &Made) -> bool {
+    fn accepts(&self, _medium: &SourceMedium) -> bool {
         true
     }
 
@@ -181,7 +181,7 @@ pub trait DataPath: Sync {
     }
 
     /// Its own method of reading a file, instead of an engine.
-    fn opens(&self, _file: &FileTarget) -> Option<FileBacking> {
+    fn opens(&self, _file: &FileTarget) -> Option<OpenFileSource> {
         None
     }
 
@@ -240,7 +240,7 @@ pub trait DataPath: Sync {
     /// Sets up a worker's part of it, after its slots.
     fn equip(
         &self,
-        site: &Site,
+        context: &WorkerContext,
         reactor: &mut forebay_io::reactor::Reactor,
     ) -> Result<Box<dyn QueueFactory>, Error>;
 
@@ -291,9 +291,9 @@ pub fn name_of(kind: PathKind) -> &'static str {
 }
 
 /// Checks that the path can serve a source made of these parts. `auto` serves whatever any path does.
-pub fn legal(kind: PathKind, source: &dyn Display, made: &Made) -> Result<(), Error> {
+pub fn legal(kind: PathKind, source: &dyn Display, medium: &SourceMedium) -> Result<(), Error> {
     let Some(path) = find(kind) else { return Ok(()) };
-    if path.accepts(made) {
+    if path.accepts(medium) {
         return Ok(());
     }
     Err(Error::request(
@@ -305,7 +305,7 @@ pub fn legal(kind: PathKind, source: &dyn Display, made: &Made) -> Result<(), Er
 
 /// Schemes of the sources that the path serves, in the order of their table.
 pub fn schemes(path: &dyn DataPath) -> Vec<&'static str> {
-    let served = |row: &&SourceRow| row.named().is_ok_and(|uri| path.accepts(&uri.made()));
+    let served = |row: &&SourceRow| row.named().is_ok_and(|uri| path.accepts(&uri.medium()));
     SOURCES.iter().filter(served).map(|row| row.scheme).collect()
 }
 
@@ -336,7 +336,7 @@ mod tests {
     // promise: DOC-5
     #[test]
     fn a_path_takes_what_its_source_is_made_of() {
-        let legal = |kind, text: &str| legal(kind, &text, &Uri::parse(text).unwrap().made());
+        let legal = |kind, text: &str| legal(kind, &text, &Uri::parse(text).unwrap().medium());
         let files = ["/a", "stripe:?m=/a&m=/b", "stripe:?m=/a&m=stripe:%3Fm=/b%26m=/c"];
         let others = ["nil:", "stripe:?m=/a&m=nil:", "model:d7-ps1010?over=/a", "nvme+tcp://h:1/nqn.x"];
         for kind in [PathKind::Mapped, PathKind::Gds] {

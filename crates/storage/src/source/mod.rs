@@ -13,13 +13,13 @@ pub mod stripe;
 pub(crate) mod uri;
 pub mod vfio_user;
 
-pub use file::FileBacking;
-pub use model::{ModelBacking, ModelQueue};
-pub use nil::{NilBacking, NilQueue};
-pub use nvme::NamespaceBacking;
+pub use file::OpenFileSource;
+pub use model::{ModelQueue, OpenModel};
+pub use nil::{NilQueue, OpenNil};
+pub use nvme::OpenNamespace;
 pub use plan::{Action, FilePlan, Found, Look, Open, Source, SourcePlan, Timing, Uri, Workers};
 pub use shared_drive::SharedDrive;
-pub use stripe::StripeBacking;
+pub use stripe::OpenStripe;
 
 use file::FileTarget;
 use forebay_io::arena::Arena;
@@ -149,7 +149,7 @@ pub struct Target {
     pub content_id: u64,
     /// Bytes that the job uses, from offset 0.
     pub bytes: u64,
-    pub backing: Arc<dyn Backing>,
+    pub source: Arc<dyn OpenSource>,
     pub route: Route,
 }
 
@@ -169,7 +169,7 @@ impl Default for Route {
 
 /// Opened origin of a target's bytes. Each kind of source has one, in its own file; whoever uses a target asks it what
 /// it needs to know, and never which kind it is.
-pub trait Backing: fmt::Debug + Send + Sync {
+pub trait OpenSource: fmt::Debug + Send + Sync {
     /// Returns the scheme of its row in `SOURCES`.
     fn scheme(&self) -> &'static str;
 
@@ -204,7 +204,7 @@ pub trait Backing: fmt::Debug + Send + Sync {
     }
 
     /// The same of other parts: as many, in the same order. None where it has none.
-    fn of_parts(&self, _parts: Vec<Target>) -> Option<Arc<dyn Backing>> {
+    fn of_parts(&self, _parts: Vec<Target>) -> Option<Arc<dyn OpenSource>> {
         None
     }
 
@@ -234,7 +234,7 @@ pub trait Backing: fmt::Debug + Send + Sync {
     }
 
     /// Moves bytes by itself, out of memory that it was given before.
-    fn lend(&self, _arena: &Arena) -> Result<Option<Loan>, Error> {
+    fn lend(&self, _arena: &Arena) -> Result<Option<MemoryRegistration>, Error> {
         Ok(None)
     }
 
@@ -242,7 +242,7 @@ pub trait Backing: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Why it can't be had.
-    fn lend_device(&self, _memory: &DeviceMemory) -> Result<Loan, String> {
+    fn lend_device(&self, _memory: &DeviceMemory) -> Result<MemoryRegistration, String> {
         Err("no RDMA card moves its bytes".into())
     }
 }
@@ -267,25 +267,25 @@ pub enum MadeOf {
 
 /// Composition of a source, with all below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Made {
+pub struct SourceMedium {
     pub whole: MadeOf,
     /// All that isn't `Parts`, depth first.
     pub below: Vec<MadeOf>,
 }
 
-impl Made {
-    fn of(whole: MadeOf, parts: impl Iterator<Item = Made>) -> Made {
+impl SourceMedium {
+    fn of(whole: MadeOf, parts: impl Iterator<Item = SourceMedium>) -> SourceMedium {
         let own = (whole != MadeOf::Parts).then_some(whole);
-        Made { whole, below: own.into_iter().chain(parts.flat_map(|part| part.below)).collect() }
+        SourceMedium { whole, below: own.into_iter().chain(parts.flat_map(|part| part.below)).collect() }
     }
 
-    pub fn file() -> Made {
-        Made::of(MadeOf::File, std::iter::empty())
+    pub fn file() -> SourceMedium {
+        SourceMedium::of(MadeOf::File, std::iter::empty())
     }
 
     /// It is that, or has it for parts, and nothing else.
     pub(crate) fn is_all(&self, of: MadeOf) -> bool {
-        self.below.iter().all(|made| *made == of)
+        self.below.iter().all(|medium| *medium == of)
     }
 
     pub fn has(&self, of: MadeOf) -> bool {
@@ -302,13 +302,13 @@ impl Made {
 const TRIED_BYTES: usize = 2 << 20;
 
 /// Memory that a drive or a network card reaches by itself as long as this lives; drop it before the memory.
-pub struct Loan {
+pub struct MemoryRegistration {
     _kept: Box<dyn Any>,
 }
 
-impl Loan {
-    pub(crate) fn of(kept: impl Any) -> Loan {
-        Loan { _kept: Box::new(kept) }
+impl MemoryRegistration {
+    pub(crate) fn keeping(kept: impl Any) -> MemoryRegistration {
+        MemoryRegistration { _kept: Box::new(kept) }
     }
 }
 
@@ -345,9 +345,9 @@ pub(crate) type OpenFile<'a> =
 
 impl Target {
     /// One that no seeded content is known of, on its way to host memory.
-    pub fn new(label: impl Into<String>, bytes: u64, backing: impl Backing + 'static) -> Target {
-        let (label, backing) = (label.into(), Arc::new(backing));
-        Target { label, content_id: 0, bytes, backing, route: Route::default() }
+    pub fn new(label: impl Into<String>, bytes: u64, source: impl OpenSource + 'static) -> Target {
+        let (label, source) = (label.into(), Arc::new(source));
+        Target { label, content_id: 0, bytes, source, route: Route::default() }
     }
 
     pub fn queue(&self, needs: QueueNeeds, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error> {
@@ -363,37 +363,37 @@ impl Target {
         reactor: &mut Reactor,
         open: OpenFile,
     ) -> Result<Box<dyn Queue>, Error> {
-        self.backing.queue(self.bytes, needs, reactor, open)
+        self.source.queue(self.bytes, needs, reactor, open)
     }
 
     /// Submissions that the worker's ring must carry for one queue of this target.
     pub fn ring_depth(&self, needs: QueueNeeds) -> u32 {
-        self.backing.ring_depth(needs)
+        self.source.ring_depth(needs)
     }
 
-    pub fn made(&self) -> Made {
-        Made::of(self.backing.made_of(), self.backing.parts().iter().map(Target::made))
+    pub fn medium(&self) -> SourceMedium {
+        SourceMedium::of(self.source.made_of(), self.source.parts().iter().map(Target::medium))
     }
 
     /// This target and all below it, depth first.
     pub fn walk(&self) -> Vec<&Target> {
         let mut all = vec![self];
-        all.extend(self.backing.parts().iter().flat_map(Target::walk));
+        all.extend(self.source.parts().iter().flat_map(Target::walk));
         all
     }
 
     /// The source that has the byte at `offset`: of a stripe a member, else this one.
     pub fn source_at(&self, offset: u64) -> &Target {
-        match self.backing.part_at(offset) {
-            Some((part, offset)) => self.backing.parts()[part].source_at(offset),
+        match self.source.part_at(offset) {
+            Some((part, offset)) => self.source.parts()[part].source_at(offset),
             None => self,
         }
     }
 
     /// Sources that a stripe is made of, those of stripes within it included; 0 for any other target.
     pub fn members(&self) -> u32 {
-        let striped = self.backing.made_of() == MadeOf::Parts;
-        let leaves = || self.walk().iter().filter(|target| target.backing.parts().is_empty()).count();
+        let striped = self.source.made_of() == MadeOf::Parts;
+        let leaves = || self.walk().iter().filter(|target| target.source.parts().is_empty()).count();
         if striped {
             leaves() as u32
         } else {
@@ -403,22 +403,22 @@ impl Target {
 
     /// The files below, each with its engine.
     pub fn files(&self) -> Vec<(&FileTarget, Engine)> {
-        self.walk().into_iter().filter_map(|t| t.backing.descriptor()).collect()
+        self.walk().into_iter().filter_map(|t| t.source.descriptor()).collect()
     }
 
     /// It is a file itself.
     pub fn is_file(&self) -> bool {
-        self.backing.descriptor().is_some()
+        self.source.descriptor().is_some()
     }
 
     /// The connections below, by which bytes come.
     pub fn connections(&self) -> impl Iterator<Item = &dyn Connection> {
-        self.walk().into_iter().filter_map(|t| t.backing.connection())
+        self.walk().into_iter().filter_map(|t| t.source.connection())
     }
 
-    /// Has connections move payload straight to and from its place; before the queues are opened.
-    pub fn keep_straight(&self) {
-        self.connections().for_each(Connection::keep_straight);
+    /// Has connections move payload directly to and from its place; before the queues are opened.
+    pub fn keep_direct(&self) {
+        self.connections().for_each(Connection::keep_direct);
     }
 
     /// The state of all namespaces below that are connected to.
@@ -446,13 +446,13 @@ impl Target {
     ///
     /// # Errors
     /// `Machine`: a device refuses them, or more would be locked than may be.
-    pub fn lend(&self, arena: &Arena) -> Result<Vec<Loan>, Error> {
-        self.walk().into_iter().filter_map(|t| t.backing.lend(arena).transpose()).collect()
+    pub fn lend(&self, arena: &Arena) -> Result<Vec<MemoryRegistration>, Error> {
+        self.walk().into_iter().filter_map(|t| t.source.lend(arena).transpose()).collect()
     }
 
     /// A network card could move its bytes to and from a GPU's memory by itself.
     pub fn is_by_card(&self) -> bool {
-        self.backing.made_of() == MadeOf::Card
+        self.source.made_of() == MadeOf::Card
     }
 
     /// Checks that the card takes that GPU's memory.
@@ -461,7 +461,7 @@ impl Target {
     /// Why not.
     pub fn reaches(&self, device: &Arc<Device>) -> Result<(), String> {
         let tried = device.slots(1, TRIED_BYTES).map_err(|e| e.to_string())?;
-        self.backing.lend_device(&tried).map(drop)
+        self.source.lend_device(&tried).map(drop)
     }
 
     /// Its queues wait for what only a ring brings, whatever engine its files are read with.
@@ -471,26 +471,26 @@ impl Target {
 
     /// Bytes come from somewhere, so that I/Os need memory.
     pub fn moves_bytes(&self) -> bool {
-        self.made().moves_bytes()
+        self.medium().moves_bytes()
     }
 
     /// Some of its I/Os move nothing.
     pub fn lacks_bytes(&self) -> bool {
-        self.made().has(MadeOf::Nothing)
+        self.medium().has(MadeOf::Nothing)
     }
 
     /// Alignment of offsets and lengths: the greatest below.
     pub fn align(&self) -> u32 {
-        self.walk().iter().map(|t| t.backing.align()).max().unwrap_or(1)
+        self.walk().iter().map(|t| t.source.align()).max().unwrap_or(1)
     }
 
     /// Every I/O finishes in `submit`, so that more than one in flight has no meaning.
     pub fn is_inline(&self) -> bool {
-        self.backing.descriptor().is_some_and(|(_, engine)| engine.is_inline())
+        self.source.descriptor().is_some_and(|(_, engine)| engine.is_inline())
     }
 
     /// A modelled drive is part of it.
     pub fn is_simulated(&self) -> bool {
-        self.walk().iter().any(|t| t.backing.is_simulated())
+        self.walk().iter().any(|t| t.source.is_simulated())
     }
 }

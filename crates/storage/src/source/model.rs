@@ -5,7 +5,7 @@ use super::nil::inside;
 use super::plan::{Look, Open, Source, SourcePlan, Timing, Uri};
 use super::shared_drive::SharedDrive;
 use super::uri::{query, Text};
-use super::{Backing, MadeOf, OpenFile, QueueNeeds, Target};
+use super::{MadeOf, OpenFile, OpenSource, QueueNeeds, Target};
 use forebay_io::arena::Mem;
 use forebay_io::machine::finding::{Check, State};
 use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
@@ -92,7 +92,7 @@ impl Source for ModelUri {
         self.real_time
     }
 
-    fn told(&self) -> Option<serde_json::Value> {
+    fn reported(&self) -> Option<serde_json::Value> {
         Some(json!({"kind": "model", "name": self.name()}))
     }
 
@@ -119,10 +119,10 @@ impl Source for ModelUri {
         })
     }
 
-    fn open(&self, plan: &SourcePlan, open: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+    fn open(&self, plan: &SourcePlan, open: &dyn Open) -> Result<Arc<dyn OpenSource>, Error> {
         let over = plan.parts.first().map(|over| open.target(over)).transpose()?;
         let timing = plan.timing.as_ref().expect("each plan of a model has its drive");
-        Ok(Arc::new(ModelBacking { drive: open.timed(&timing.drive), over }))
+        Ok(Arc::new(OpenModel { drive: open.timed(&timing.drive), over }))
     }
 
     fn document(&self, plan: &SourcePlan) -> serde_json::Value {
@@ -135,12 +135,12 @@ impl Source for ModelUri {
 
 /// A drive, and the target that it has content from.
 #[derive(Clone, Debug)]
-pub struct ModelBacking {
+pub struct OpenModel {
     pub drive: SharedDrive,
     pub over: Option<Target>,
 }
 
-impl Backing for ModelBacking {
+impl OpenSource for OpenModel {
     fn scheme(&self) -> &'static str {
         "model"
     }
@@ -176,9 +176,9 @@ impl Backing for ModelBacking {
         self.over.as_slice()
     }
 
-    fn of_parts(&self, parts: Vec<Target>) -> Option<Arc<dyn Backing>> {
+    fn of_parts(&self, parts: Vec<Target>) -> Option<Arc<dyn OpenSource>> {
         let over = Some(parts.into_iter().next()?);
-        Some(Arc::new(ModelBacking { over, ..self.clone() }))
+        Some(Arc::new(OpenModel { over, ..self.clone() }))
     }
 
     fn is_simulated(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use super::plan::{Look, Open, Source, SourcePlan, Uri};
 use super::uri::{query, Text};
-use super::{Backing, MadeOf, OpenFile, QueueNeeds};
+use super::{MadeOf, OpenFile, OpenSource, QueueNeeds};
 use forebay_io::machine::finding::{Check, State};
 use forebay_io::queue::{Done, Full, Geometry, Io, Queue, Via};
 use forebay_io::reactor::Reactor;
@@ -56,7 +56,7 @@ impl Source for NilUri {
         (self.bytes != BYTES_DEFAULT).then_some(self.bytes)
     }
 
-    fn told(&self) -> Option<serde_json::Value> {
+    fn reported(&self) -> Option<serde_json::Value> {
         Some(json!({"kind": "nil"}))
     }
 
@@ -69,8 +69,8 @@ impl Source for NilUri {
         Ok(SourcePlan::new(*self, "nil:", wanted.map_or(self.bytes, |w| w.min(self.bytes))))
     }
 
-    fn open(&self, _: &SourcePlan, _: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
-        Ok(Arc::new(NilBacking))
+    fn open(&self, _: &SourcePlan, _: &dyn Open) -> Result<Arc<dyn OpenSource>, Error> {
+        Ok(Arc::new(OpenNil))
     }
 
     fn document(&self, plan: &SourcePlan) -> serde_json::Value {
@@ -79,9 +79,9 @@ impl Source for NilUri {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct NilBacking;
+pub struct OpenNil;
 
-impl Backing for NilBacking {
+impl OpenSource for OpenNil {
     fn scheme(&self) -> &'static str {
         "nil"
     }

@@ -1,6 +1,6 @@
 //! A source, from its URI to what is open of it: parsed, examined on this machine with nothing touched, opened.
 
-use super::{Backing, MadeOf, SharedDrive, Target};
+use super::{MadeOf, OpenSource, SharedDrive, Target};
 use forebay_io::machine::finding::Check;
 use forebay_model::device::DriveModel;
 use forebay_model::Error;
@@ -60,7 +60,7 @@ pub trait Source: Any + fmt::Display + fmt::Debug + Send + Sync {
     }
 
     /// Returns `doctor`'s description of a source that isn't in the file system: an object with `kind`.
-    fn told(&self) -> Option<serde_json::Value> {
+    fn reported(&self) -> Option<serde_json::Value> {
         None
     }
 
@@ -79,7 +79,7 @@ pub trait Source: Any + fmt::Display + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Of `open`.
-    fn open(&self, plan: &SourcePlan, open: &dyn Open) -> Result<Arc<dyn Backing>, Error>;
+    fn open(&self, plan: &SourcePlan, open: &dyn Open) -> Result<Arc<dyn OpenSource>, Error>;
 
     /// Returns its plan for people's programs: an object with `kind`.
     fn document(&self, plan: &SourcePlan) -> serde_json::Value;
@@ -155,7 +155,7 @@ pub struct Found {
 
 /// Opener of plans.
 pub trait Open {
-    fn file(&self, file: &FilePlan) -> Result<Arc<dyn Backing>, Error>;
+    fn file(&self, file: &FilePlan) -> Result<Arc<dyn OpenSource>, Error>;
 
     /// A modelled drive at its beginning.
     fn timed(&self, drive: &DriveModel) -> SharedDrive;
@@ -211,7 +211,7 @@ pub struct SourcePlan {
     pub file: Option<FilePlan>,
     pub timing: Option<Timing>,
     /// Open already, where only who connects knows what is there.
-    pub connected: Option<Arc<dyn Backing>>,
+    pub connected: Option<Arc<dyn OpenSource>>,
 }
 
 impl Serialize for SourcePlan {
@@ -237,7 +237,7 @@ impl SourcePlan {
 
     /// # Errors
     /// Of `Source::open`.
-    pub fn open(&self, open: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+    pub fn open(&self, open: &dyn Open) -> Result<Arc<dyn OpenSource>, Error> {
         self.source.open(self, open)
     }
 

@@ -5,7 +5,7 @@
 use super::nvme::query::instead;
 use super::plan::{Look, Open, Source, SourcePlan, Uri};
 use super::uri::{query, Text};
-use super::{Backing, MadeOf, OpenFile, QueueNeeds, Target};
+use super::{MadeOf, OpenFile, OpenSource, QueueNeeds, Target};
 use forebay_io::arena::Mem;
 use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use forebay_io::reactor::Reactor;
@@ -97,9 +97,9 @@ impl Source for StripeUri {
         })
     }
 
-    fn open(&self, plan: &SourcePlan, open: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+    fn open(&self, plan: &SourcePlan, open: &dyn Open) -> Result<Arc<dyn OpenSource>, Error> {
         let members = plan.parts.iter().map(|m| open.target(m)).collect::<Result<_, _>>()?;
-        Ok(Arc::new(StripeBacking { chunk: self.chunk, members }))
+        Ok(Arc::new(OpenStripe { chunk: self.chunk, members }))
     }
 
     fn document(&self, plan: &SourcePlan) -> serde_json::Value {
@@ -108,12 +108,12 @@ impl Source for StripeUri {
 }
 
 #[derive(Clone, Debug)]
-pub struct StripeBacking {
+pub struct OpenStripe {
     pub chunk: u64,
     pub members: Vec<Target>,
 }
 
-impl StripeBacking {
+impl OpenStripe {
     /// Requirements on each member's queue.
     fn inner(&self, needs: QueueNeeds) -> QueueNeeds {
         let depth =
@@ -122,7 +122,7 @@ impl StripeBacking {
     }
 }
 
-impl Backing for StripeBacking {
+impl OpenSource for OpenStripe {
     fn scheme(&self) -> &'static str {
         "stripe"
     }
@@ -164,8 +164,8 @@ impl Backing for StripeBacking {
         Some((piece.member, piece.offset))
     }
 
-    fn of_parts(&self, members: Vec<Target>) -> Option<Arc<dyn Backing>> {
-        Some(Arc::new(StripeBacking { chunk: self.chunk, members }))
+    fn of_parts(&self, members: Vec<Target>) -> Option<Arc<dyn OpenSource>> {
+        Some(Arc::new(OpenStripe { chunk: self.chunk, members }))
     }
 
     fn boundary(&self, _: u64) -> Option<(&'static str, u64)> {

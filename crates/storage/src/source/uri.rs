@@ -1,7 +1,7 @@
 //! Source URIs, parsed into what can't be wrong.
 
 use super::plan::Uri;
-use super::{Made, SourceRow, SOURCES};
+use super::{SourceMedium, SourceRow, SOURCES};
 use forebay_model::Error;
 
 /// Longest URI that is read, and how deep stripes may nest.
@@ -46,8 +46,8 @@ impl Uri {
         Uri::nested(text, 0)
     }
 
-    pub fn made(&self) -> Made {
-        Made::of(self.made_of(), self.parts().iter().map(Uri::made))
+    pub fn medium(&self) -> SourceMedium {
+        SourceMedium::of(self.made_of(), self.parts().iter().map(Uri::medium))
     }
 
     /// Or what this version lacks for it.

@@ -8,9 +8,7 @@ use forebay_model::device::DriveModel;
 use forebay_model::job::Engine;
 pub use forebay_rigs::gpu::home;
 use forebay_storage::source::file::{FileAccess, FileTarget};
-use forebay_storage::source::{
-    stripe, FileBacking, ModelBacking, NilBacking, SharedDrive, StripeBacking, Target,
-};
+use forebay_storage::source::{stripe, OpenFileSource, OpenModel, OpenNil, OpenStripe, SharedDrive, Target};
 use rustix::fs::FallocateFlags;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -73,20 +71,20 @@ pub fn file(path: &Path, data: &[u8], engine: Engine, direct: bool) -> Target {
     let direct = direct && engine != Engine::Map;
     let target = FileTarget::open(path, FileAccess { write: writes, direct }).unwrap();
     let name = ENGINES.iter().find(|e| e.1 == engine).map_or("auto", |e| e.0);
-    let how = if target.direct { "direct" } else { "buffered" };
-    let label = format!("{name} {how} {}", path.file_name().unwrap().to_string_lossy());
-    Target::new(label, target.bytes, FileBacking { target, engine })
+    let access = if target.direct { "direct" } else { "buffered" };
+    let label = format!("{name} {access} {}", path.file_name().unwrap().to_string_lossy());
+    Target::new(label, target.bytes, OpenFileSource { target, engine })
 }
 
 pub fn striped(chunk: u64, members: Vec<Target>) -> Target {
     let sizes: Vec<u64> = members.iter().map(|m| m.bytes).collect();
     let names: Vec<&str> = members.iter().map(|m| m.label.as_str()).collect();
     let label = format!("stripe of {} by {chunk} over [{}]", members.len(), names.join(", "));
-    Target::new(label, stripe::stripe_bytes(&sizes, chunk), StripeBacking { chunk, members })
+    Target::new(label, stripe::stripe_bytes(&sizes, chunk), OpenStripe { chunk, members })
 }
 
 pub fn nil(bytes: u64) -> Target {
-    Target::new("nil", bytes, NilBacking)
+    Target::new("nil", bytes, OpenNil)
 }
 
 /// A drive so fast that the suite doesn't wait for it, over content or none.
@@ -96,29 +94,29 @@ pub fn model(over: Option<Target>) -> Target {
             .unwrap();
     let bytes = over.as_ref().map_or(1 << 20, |t| t.bytes);
     let label = over.as_ref().map_or("model".into(), |t| format!("model over {}", t.label));
-    Target::new(label, bytes, ModelBacking { drive: SharedDrive::new(&drive, 1, false), over })
+    Target::new(label, bytes, OpenModel { drive: SharedDrive::new(&drive, 1, false), over })
 }
 
 /// Returns the target's content, by reading its files plainly and putting chunks where RAID0 puts them. None where
 /// there is no content.
 pub fn truth(target: &Target) -> Option<Vec<u8>> {
-    let backing = &target.backing;
-    match backing.scheme() {
+    let source = &target.source;
+    match source.scheme() {
         "file" => {
-            let mut bytes = std::fs::read(&backing.descriptor().unwrap().0.path).unwrap();
+            let mut bytes = std::fs::read(&source.descriptor().unwrap().0.path).unwrap();
             bytes.truncate(target.bytes as usize);
             Some(bytes)
         }
         "stripe" => {
-            let members = backing.parts();
+            let members = source.parts();
             let parts: Vec<Vec<u8>> = members.iter().map(truth).collect::<Option<_>>()?;
-            let (chunk, count) = (backing.boundary(target.bytes).unwrap().1 as usize, members.len());
+            let (chunk, count) = (source.boundary(target.bytes).unwrap().1 as usize, members.len());
             let at = |i: usize| &parts[i % count][i / count * chunk..][..chunk];
             let whole = (0..target.bytes as usize / chunk).map(at).collect::<Vec<_>>().concat();
             assert_eq!(whole.len() as u64, target.bytes, "whole chunks");
             Some(whole)
         }
-        "model" => backing.parts().first().and_then(truth),
+        "model" => source.parts().first().and_then(truth),
         "nil" => None,
         _ => Some(crate::served::truth(target)),
     }

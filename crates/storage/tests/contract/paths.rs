@@ -12,7 +12,7 @@ use forebay_io::reactor::Reactor;
 use forebay_model::job::{Engine, PathKind};
 use forebay_model::Error;
 use forebay_rigs::gpu::{is_inside, Scenario};
-use forebay_storage::path::{self, About, DataPath, Ends, QueueFactory, Site, PATHS};
+use forebay_storage::path::{self, About, DataPath, Ends, QueueFactory, WorkerContext, PATHS};
 use std::time::{Duration, Instant};
 
 /// Why the path isn't one of its own: bytes travel as under `host`, whatever it is called.
@@ -64,8 +64,8 @@ impl DataPath for Hollow {
         path::of(PathKind::Host).examined(verdicts)
     }
 
-    fn equip(&self, site: &Site, reactor: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
-        path::of(PathKind::Host).equip(site, reactor)
+    fn equip(&self, context: &WorkerContext, reactor: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
+        path::of(PathKind::Host).equip(context, reactor)
     }
 }
 

@@ -9,7 +9,7 @@ use forebay_io::gpu::cuda::{Device, Pinned};
 use forebay_io::queue::{Done, Fault, Full, Io, Op, Queue};
 use forebay_io::reactor::{Reactor, RingOptions};
 use forebay_model::job::{CuFileMode, Engine, JobSpec, PathKind};
-use forebay_storage::path::{self, Copiers, DataPath, Destination, Ends, Site};
+use forebay_storage::path::{self, Copiers, DataPath, Destination, Ends, WorkerContext};
 use forebay_storage::source::{QueueNeeds, Target};
 use std::any::Any;
 use std::cell::Cell;
@@ -172,7 +172,7 @@ impl Rig {
         row.attach(&job, target, &destination, 0).unwrap();
         let copiers = Copiers::new(device.as_ref(), needs);
         let targets = [target];
-        let site = Site {
+        let context = WorkerContext {
             job: &job,
             destination: &destination,
             device: device.as_ref(),
@@ -184,9 +184,9 @@ impl Rig {
             at_work: depth,
             layered: true,
         };
-        let factory = row.equip(&site, &mut reactor).unwrap();
+        let factory = row.equip(&context, &mut reactor).unwrap();
         assert_eq!(factory.ran(), row.name(), "what runs under {} says that it is another path", row.name());
-        let queue = factory.queue(target, &|queue| layer(queue), &site, &mut reactor).unwrap();
+        let queue = factory.queue(target, &|queue| layer(queue), &context, &mut reactor).unwrap();
         let kept = factory.kept();
         Rig {
             queue,

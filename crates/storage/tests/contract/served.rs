@@ -4,7 +4,7 @@ use forebay_rigs::drive::{Control, Drive};
 use forebay_rigs::fake::{Fake, NQN};
 use forebay_storage::source::nvme_tcp::{Options, Remote};
 use forebay_storage::source::vfio_user;
-use forebay_storage::source::{NamespaceBacking, Target, Uri};
+use forebay_storage::source::{OpenNamespace, Target, Uri};
 use std::sync::{Arc, Mutex};
 
 type Disk = Arc<Mutex<Vec<u8>>>;
@@ -30,7 +30,7 @@ pub fn target(data: Vec<u8>, more: &str) -> Target {
     let remote = Remote::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
     let label = format!("{uri} of {} bytes", remote.bytes());
     SERVED.lock().unwrap().push((label.clone(), disk, Server::Target(fake)));
-    Target::new(label, remote.bytes(), NamespaceBacking(remote))
+    Target::new(label, remote.bytes(), OpenNamespace(remote))
 }
 
 /// An emulated drive with this content, connected to.
@@ -43,7 +43,7 @@ pub fn drive(data: Vec<u8>, more: &str, plain_doorbells: bool) -> Target {
     let drive = vfio_user::Drive::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
     let label = format!("{uri} of {} bytes", drive.bytes());
     SERVED.lock().unwrap().push((label.clone(), disk, Server::Drive(device)));
-    Target::new(label, drive.bytes(), NamespaceBacking(drive))
+    Target::new(label, drive.bytes(), OpenNamespace(drive))
 }
 
 pub fn truth(target: &Target) -> Vec<u8> {

@@ -1,10 +1,10 @@
 //! Checkpoints written and read back as the ranks of a large model do: each rank its own files, one after another,
 //! flushed before they are closed; a checkpoint is done when its last rank is.
 //!
-//! A few threads act as all ranks of this process. What moves bytes is the driver's: queues, reactors, slots, content.
+//! A few threads act as all ranks of this process. What moves bytes is bench's: queues, reactors, slots, content.
 
+mod checkpoint_dir;
 mod flow;
-mod ground;
 mod results;
 mod thread_pool;
 mod worker;
@@ -14,6 +14,7 @@ mod tests;
 
 use crate::opened::Way;
 use crate::Barrier;
+use checkpoint_dir::CheckpointDir;
 use forebay_bench::run_kit::{run_thread, Observer};
 use forebay_bench::{requirements, worker_setup, Outcome};
 use forebay_io::clock;
@@ -23,8 +24,7 @@ use forebay_model::job::{JobSpec, Op, PathKind, Sync, DEPTH_MAX};
 use forebay_model::Error;
 use forebay_storage::opening;
 use forebay_storage::path::{self, Destination};
-use forebay_storage::source::Made;
-use ground::Ground;
+use forebay_storage::source::SourceMedium;
 use results::Story;
 use serde::Serialize;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub struct Plan {
 /// Everything that can be found wrong without touching anything, and what the run comes to.
 pub fn plan(spec: &CheckpointSpec) -> Result<Plan, Error> {
     check(spec)?;
-    let (room_needed_bytes, room_bytes) = Ground::look(spec)?.room();
+    let (room_needed_bytes, room_bytes) = CheckpointDir::look(spec)?.room();
     let (job, _) = job_of(spec);
     let (sizes, here): (Sizes, Sizes) = (spec.sizes(), spec.sizes_here());
     Ok(Plan {
@@ -101,18 +101,18 @@ fn run_watched(
 ) -> Result<Outcome, Error> {
     check(spec)?;
     let started = clock::wall_seconds();
-    let mut ground = Ground::look(spec)?;
-    ground.check_room()?;
+    let mut dir = CheckpointDir::look(spec)?;
+    dir.check_room()?;
     let (job, reason) = job_of(spec);
-    path::legal(job.path, &spec.dir, &Made::file())?;
+    path::legal(job.path, &spec.dir, &SourceMedium::file())?;
     let destination = Arc::new(Destination::open(&job)?);
     opening::allow_descriptors(2 * spec.sizes_here().files + u64::from(job.workers) * 8);
-    let pool = gather(spec, &job, &mut ground, destination).inspect_err(|_| ground.close())?;
-    let mut show = Show { spec, pool, ground, story: Story::default(), barrier };
+    let pool = gather(spec, &job, &mut dir, destination).inspect_err(|_| dir.close())?;
+    let mut show = Show { spec, pool, dir, story: Story::default(), barrier };
     let failed = show.play(observer).err();
-    let Show { pool, story, ground, .. } = show;
+    let Show { pool, story, dir, .. } = show;
     let (target, destination) = pool.end();
-    ground.close();
+    dir.close();
     let failed = match failed {
         Some(e) if story.is_empty() => return Err(e),
         None if story.is_unbegun() => {
@@ -128,16 +128,16 @@ fn run_watched(
 fn gather(
     spec: &CheckpointSpec,
     job: &JobSpec,
-    ground: &mut Ground,
+    dir: &mut CheckpointDir,
     destination: Arc<Destination>,
 ) -> Result<ThreadPool, Error> {
-    let target = ground.target(job)?;
+    let target = dir.target(job)?;
     worker_setup::check_memory(job, std::slice::from_ref(&target), destination.feeds_gpu())?;
     destination.attach(job, std::slice::from_ref(&target))?;
-    ThreadPool::start(spec, job, target, ground, destination)
+    ThreadPool::start(spec, job, target, dir, destination)
 }
 
-/// The driver's job that has the same fields, for everything of the driver's that is used, and for the record; and what
+/// The job of bench that has the same fields, for everything of bench's that is used, and for the record; and what
 /// was settled of it, in words.
 fn job_of(spec: &CheckpointSpec) -> (JobSpec, Option<String>) {
     let (path, why) = settled(spec);
@@ -209,7 +209,7 @@ fn settled(spec: &CheckpointSpec) -> (PathKind, Option<String>) {
 struct Show<'a, 'b> {
     spec: &'a CheckpointSpec,
     pool: ThreadPool,
-    ground: Ground,
+    dir: CheckpointDir,
     story: Story,
     barrier: Option<&'b mut (dyn Barrier + 'b)>,
 }
@@ -234,7 +234,7 @@ impl Show<'_, '_> {
         if !self.meet()? {
             return Ok(());
         }
-        self.story.resident = self.ground.clear_cache()?;
+        self.story.resident = self.dir.clear_cache()?;
         for step in 1..=self.spec.reads {
             if (step > 1 || wrote_until.is_some()) && !self.rest(observer) {
                 return Ok(());
@@ -254,12 +254,12 @@ impl Show<'_, '_> {
 
     /// One checkpoint; false where the observer ended it.
     fn step(&mut self, way: Way, step: u32, observer: &mut dyn Observer) -> Result<bool, Error> {
-        let ran = self.pool.step(way, step, &self.ground, observer)?;
+        let ran = self.pool.step(way, step, &self.dir, observer)?;
         let (whole, failed) = (ran.is_whole(), ran.failed.clone());
         if way == Way::Write {
             match whole {
-                true => self.ground.note(step, &ran.made)?,
-                false => self.ground.take_away(step, &ran.made),
+                true => self.dir.note(step, &ran.made)?,
+                false => self.dir.take_away(step, &ran.made),
             }
         }
         self.story.add(way, ran);

@@ -1,4 +1,4 @@
-//! Record of a run: the driver's, with a repeat for each checkpoint and the part about checkpoints.
+//! Record of a run: bench's, with a repeat for each checkpoint and the part about checkpoints.
 
 use super::thread_pool::StepRan;
 use crate::opened::Way;

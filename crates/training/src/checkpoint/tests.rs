@@ -73,7 +73,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 
 /// Returns the files of a checkpoint according to its layout, by path below the folder.
 fn planned(spec: &CheckpointSpec, step: u32) -> Vec<(PathBuf, u64)> {
-    let all = (0..spec.ranks()).flat_map(|rank| ground::places(spec, step, rank));
+    let all = (0..spec.ranks()).flat_map(|rank| checkpoint_dir::places(spec, step, rank));
     let mut all: Vec<_> = all.map(|p| (p.path, p.bytes)).collect();
     all.sort();
     all

@@ -1,10 +1,10 @@
-//! The threads that play the ranks, and who gives them their orders: a checkpoint begins when the order goes out, and is
+//! Threads that play the ranks, and the tasks that they get: a checkpoint begins when its task goes out, and is
 //! over when the last of them has answered.
 
-use super::ground::{places, Ground};
-use super::worker::{Moved, Order, Part, Report, Worker};
-use crate::opened::file::Made;
-use crate::opened::kit::{spec_of, Kit};
+use super::checkpoint_dir::{places, CheckpointDir};
+use super::worker::{Moved, Part, Report, Task, Worker};
+use crate::opened::file::CreatedFile;
+use crate::opened::resources::{spec_of, WorkerResources};
 use crate::opened::Way;
 use forebay_bench::run_kit::{guarded, Meters, Observer, Phase, Progress, Ran, Resources, Shared, Threads};
 use forebay_bench::verify::NameOf;
@@ -38,7 +38,7 @@ pub(crate) struct ThreadPool {
     moved: Arc<Moved>,
     threads: Threads,
     /// To each thread. They end without.
-    orders: Vec<Sender<Order>>,
+    tasks: Vec<Sender<Task>>,
     answers: Receiver<Answer>,
     resources: Resources,
 }
@@ -49,7 +49,7 @@ pub(crate) struct StepRan {
     pub ran: Ran,
     pub ranks: Vec<(u64, f64)>,
     pub fsync: Latency,
-    pub made: Vec<Made>,
+    pub made: Vec<CreatedFile>,
     pub failed: Option<Error>,
 }
 
@@ -64,16 +64,16 @@ impl ThreadPool {
         spec: &CheckpointSpec,
         job: &JobSpec,
         target: Target,
-        ground: &Ground,
+        dir: &CheckpointDir,
         destination: Arc<Destination>,
     ) -> Result<ThreadPool, Error> {
-        let shared = Arc::new(Shared::of(job, vec![target], vec![ground.seed(1)], destination)?);
+        let shared = Arc::new(Shared::of(job, vec![target], vec![dir.seed(1)], destination)?);
         let (sender, answers) = channel();
         let resources = Resources { pages: "none", ..Resources::default() };
         let spec = Arc::new(spec.clone());
         let threads = Threads::new("ranks", job.workers);
-        let (moved, orders) = (Arc::default(), Vec::new());
-        let mut pool = ThreadPool { spec, shared, moved, threads, orders, answers, resources };
+        let (moved, tasks) = (Arc::default(), Vec::new());
+        let mut pool = ThreadPool { spec, shared, moved, threads, tasks, answers, resources };
         for index in 0..job.workers {
             pool.hire(index, sender.clone())?;
         }
@@ -85,7 +85,7 @@ impl ThreadPool {
     fn hire(&mut self, index: u32, answers: Sender<Answer>) -> Result<(), Error> {
         let ranks: Vec<u64> =
             self.spec.ranks_here().skip(index as usize).step_by(self.shared.job.workers as usize).collect();
-        let (orders, inbox) = channel();
+        let (tasks, inbox) = channel();
         let (shared, spec, moved) = (self.shared.clone(), self.spec.clone(), self.moved.clone());
         self.threads.start(index, move |_| {
             let work = || attend(index, &shared, spec, moved, ranks, &inbox, &answers);
@@ -94,7 +94,7 @@ impl ThreadPool {
                 let _ = answers.send(Answer::Failed(bug));
             }
         })?;
-        self.orders.push(orders);
+        self.tasks.push(tasks);
         Ok(())
     }
 
@@ -114,23 +114,23 @@ impl ThreadPool {
         &mut self,
         way: Way,
         step: u32,
-        ground: &Ground,
+        dir: &CheckpointDir,
         observer: &mut dyn Observer,
     ) -> Result<StepRan, Error> {
         self.moved.bytes.store(0, Ordering::Relaxed);
         self.moved.ios.store(0, Ordering::Relaxed);
         self.shared.stop.store(false, Ordering::Relaxed);
         if way == Way::Write {
-            ground.begin(step)?;
+            dir.begin(step)?;
         }
         let mut meters = Meters::new(&self.shared.job, &self.shared.targets);
         meters.start();
         let begin = clock::now();
-        let order = Order { way, step, seed: ground.seed(step), begin };
-        if self.orders.iter().any(|orders| orders.send(order).is_err()) {
+        let task = Task { way, step, seed: dir.seed(step), begin };
+        if self.tasks.iter().any(|tasks| tasks.send(task).is_err()) {
             return Err(gone());
         }
-        let mut watch = Watch::new(self, order);
+        let mut watch = Watch::new(self, task);
         let mut reports = Vec::new();
         let mut failed = None;
         while reports.len() < self.threads.len() {
@@ -173,39 +173,39 @@ impl ThreadPool {
 
     /// Lets the threads go, and gives back what they shared.
     pub(crate) fn end(mut self) -> (Target, Arc<Destination>) {
-        self.orders.clear();
+        self.tasks.clear();
         self.threads.join();
         (self.shared.targets[0].clone(), self.shared.destination.clone())
     }
 }
 
-/// A thread's life: opens what it works with, says so, and carries out orders until there are none.
+/// A thread's life: opens what it works with, says so, and carries out tasks until there are none.
 fn attend(
     index: u32,
     shared: &Arc<Shared>,
     spec: Arc<CheckpointSpec>,
     moved: Arc<Moved>,
     ranks: Vec<u64>,
-    orders: &Receiver<Order>,
+    tasks: &Receiver<Task>,
     answers: &Sender<Answer>,
 ) {
-    let told = spec_of(index, None, None);
+    let reported = spec_of(index, None, None);
     let idle = Part::nothing(clock::now());
-    let settled = threads::settle_in(told.cpu, told.near);
-    let (kit, about) = match settled.and_then(|()| Kit::open(index, shared, names_of((*spec).clone()), idle))
-    {
-        Ok(made) => made,
-        Err(e) => {
-            let _ = answers.send(Answer::Failed(e));
-            return;
-        }
-    };
+    let settled = threads::settle_in(reported.cpu, reported.near);
+    let (resources, about) =
+        match settled.and_then(|()| WorkerResources::open(index, shared, names_of((*spec).clone()), idle)) {
+            Ok(made) => made,
+            Err(e) => {
+                let _ = answers.send(Answer::Failed(e));
+                return;
+            }
+        };
     // Each rank has one queue at a time.
     let about = Resources { queues: ranks.len() as u32, ..about };
-    let mut worker = Worker::new(kit, index, shared.clone(), spec, moved, ranks);
+    let mut worker = Worker::new(resources, index, shared.clone(), spec, moved, ranks);
     let _ = answers.send(Answer::Ready(about));
-    while let Ok(order) = orders.recv() {
-        let report = worker.carry_out(order);
+    while let Ok(task) = tasks.recv() {
+        let report = worker.carry_out(task);
         let lost = report.tally.lost > 0;
         let _ = answers.send(Answer::Done(Box::new(report)));
         if lost {
@@ -234,7 +234,7 @@ fn gone() -> Error {
 
 /// Looks on while a checkpoint goes on.
 struct Watch {
-    order: Order,
+    task: Task,
     points: Vec<Point>,
     interrupted: bool,
     next_point: Instant,
@@ -244,14 +244,14 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(pool: &ThreadPool, order: Order) -> Watch {
+    fn new(pool: &ThreadPool, task: Task) -> Watch {
         let interval = pool.shared.interval;
         Watch {
-            order,
+            task,
             points: Vec::new(),
             interrupted: false,
-            next_point: order.begin + interval,
-            next_ask: order.begin + POLL,
+            next_point: task.begin + interval,
+            next_ask: task.begin + POLL,
             interval,
             before: (0.0, 0, 0),
         }
@@ -282,7 +282,7 @@ impl Watch {
     }
 
     fn point(&mut self, pool: &ThreadPool, now: Instant) -> Point {
-        let t_s = now.duration_since(self.order.begin).as_secs_f64();
+        let t_s = now.duration_since(self.task.begin).as_secs_f64();
         let bytes = pool.moved.bytes.load(Ordering::Relaxed);
         let ios = pool.moved.ios.load(Ordering::Relaxed);
         let span = (t_s - self.before.0).max(1e-9);
@@ -297,7 +297,7 @@ impl Watch {
     }
 
     fn progress(&self, pool: &ThreadPool, point: &Point) -> Progress {
-        let (what, of, before) = match self.order.way {
+        let (what, of, before) = match self.task.way {
             Way::Write => ("write", pool.spec.writes, 0),
             Way::Read => ("read", pool.spec.reads, pool.spec.writes),
         };
@@ -305,7 +305,7 @@ impl Watch {
         let share = 100.0 * self.before.1 as f64 / here as f64;
         Progress {
             phase: Phase::Measure,
-            repeat: before + self.order.step - 1,
+            repeat: before + self.task.step - 1,
             repeats: pool.spec.writes + pool.spec.reads,
             t_s: point.t_s,
             duration_s: None,
@@ -321,7 +321,7 @@ impl Watch {
             cores_busy: None,
             workers: Vec::new(),
             targets: Vec::new(),
-            message: Some(format!("{what} {} of {of}: {share:.0} %", self.order.step)),
+            message: Some(format!("{what} {} of {of}: {share:.0} %", self.task.step)),
         }
     }
 }

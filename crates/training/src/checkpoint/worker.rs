@@ -3,14 +3,14 @@
 
 mod overdue;
 
+use super::checkpoint_dir::{access, places, refused};
 use super::flow::Flow;
-use super::ground::{access, places, refused};
-use crate::opened::file::{Made, OpenFile, Span};
-use crate::opened::kit::Kit;
+use crate::opened::file::{CreatedFile, OpenFile, Span};
+use crate::opened::resources::WorkerResources;
 use crate::opened::Way;
 use forebay_bench::run_kit::{Shared, Tally};
-use forebay_bench::verify::{self as content, Chore, Ended};
-use forebay_io::client::{Client, End, Late, Order as Asked, Over, Ticket};
+use forebay_bench::verify::{self as content, Ended, VerifyTask};
+use forebay_io::client::{Client, Completion, End, InFlight, Late, Submission};
 use forebay_io::clock;
 use forebay_io::queue::{Fault, Op};
 use forebay_model::checkpoint::CheckpointSpec;
@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 
 /// Interval at which time-outs and a stop are checked while nothing completes.
 const LOOK: Duration = Duration::from_millis(100);
-/// An order to all workers.
+/// Task of all workers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Order {
+pub(crate) struct Task {
     pub way: Way,
     pub step: u32,
     pub seed: u64,
@@ -38,13 +38,13 @@ pub(crate) struct Moved {
     pub ios: AtomicU64,
 }
 
-/// The outcome of an order at one worker.
+/// The outcome of a task at one worker.
 pub(crate) struct Report {
     pub tally: Tally,
     /// Ranks that were done, and when.
     pub ranks: Vec<(u64, f64)>,
     pub fsync: Latency,
-    pub made: Vec<Made>,
+    pub made: Vec<CreatedFile>,
     pub failed: Option<Error>,
     /// All its ranks were done.
     pub is_whole: bool,
@@ -66,13 +66,13 @@ impl Part {
 
 pub(crate) struct Worker {
     files: Vec<Option<OpenFile>>,
-    kit: Kit<Part>,
+    resources: WorkerResources<Part>,
     index: u32,
     shared: Arc<Shared>,
     spec: Arc<CheckpointSpec>,
     moved: Arc<Moved>,
     ranks: Vec<u64>,
-    order: Order,
+    task: Task,
     flows: Vec<Flow>,
     /// The flow that is served next.
     turn: usize,
@@ -88,7 +88,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(
-        kit: Kit<Part>,
+        resources: WorkerResources<Part>,
         index: u32,
         shared: Arc<Shared>,
         spec: Arc<CheckpointSpec>,
@@ -98,13 +98,13 @@ impl Worker {
         let now = clock::now();
         Worker {
             files: Vec::new(),
-            kit,
+            resources,
             index,
             shared,
             spec,
             moved,
             ranks,
-            order: Order { way: Way::Write, step: 0, seed: 0, begin: now },
+            task: Task { way: Way::Write, step: 0, seed: 0, begin: now },
             flows: Vec::new(),
             turn: 0,
             to_flush: Vec::new(),
@@ -116,9 +116,9 @@ impl Worker {
         }
     }
 
-    /// Carries out an order to its end, or to the first failure anywhere.
-    pub(crate) fn carry_out(&mut self, order: Order) -> Report {
-        self.order = order;
+    /// Carries out a task to its end, or to the first failure anywhere.
+    pub(crate) fn carry_out(&mut self, task: Task) -> Report {
+        self.task = task;
         self.report = Report::new(self.index);
         self.report.tally.measures(true);
         self.flows = self.ranks.iter().map(|rank| self.flow_of(*rank)).collect();
@@ -131,15 +131,15 @@ impl Worker {
             }
             self.complete_chores();
             self.start();
-            self.kit.collect();
-            if !self.kit.client.has_done() && self.in_flight > 0 {
+            self.resources.collect();
+            if !self.resources.client.has_done() && self.in_flight > 0 {
                 self.wait(now);
-                self.kit.collect();
+                self.resources.collect();
             } else {
-                self.kit.reactor.submit();
+                self.resources.reactor.submit();
             }
             self.complete();
-            if let Some(why) = self.kit.reactor.refused() {
+            if let Some(why) = self.resources.reactor.refused() {
                 self.give_up_all(&why);
             }
         }
@@ -147,8 +147,8 @@ impl Worker {
     }
 
     fn flow_of(&self, rank: u64) -> Flow {
-        let of = if self.order.way == Way::Read { self.spec.reads_as(rank) } else { rank };
-        Flow::new(rank, places(&self.spec, self.order.step, of))
+        let of = if self.task.way == Way::Read { self.spec.reads_as(rank) } else { rank };
+        Flow::new(rank, places(&self.spec, self.task.step, of))
     }
 
     fn is_stopping(&self) -> bool {
@@ -162,33 +162,33 @@ impl Worker {
     /// Closes the files that are still open, and reports.
     fn put_away(&mut self) -> Report {
         for file in std::mem::take(&mut self.files).into_iter().flatten() {
-            file.close(&mut self.kit);
+            file.close(&mut self.resources);
         }
         self.to_flush.clear();
         let mut report = std::mem::replace(&mut self.report, Report::new(self.index));
         report.is_whole = self.flows.iter().all(|f| f.ended.is_some()) && report.failed.is_none();
         report.ranks = self.flows.iter().filter_map(|f| f.ended.map(|e| (f.rank, e.as_secs_f64()))).collect();
-        let took = self.order.begin.elapsed();
+        let took = self.task.begin.elapsed();
         report.tally.ended = took;
-        let Client { short, retried, .. } = &mut self.kit.client;
+        let Client { short, retried, .. } = &mut self.resources.client;
         report.tally.errors.short = std::mem::take(short);
         report.tally.errors.retried = std::mem::take(retried);
-        report.tally.lost = self.kit.client.lost();
+        report.tally.lost = self.resources.client.lost();
         report.tally.snapshot(took, false, false);
         report
     }
 
     fn start(&mut self) {
-        self.kit.client.push_again(&mut self.kit.reactor);
+        self.resources.client.push_again(&mut self.resources.reactor);
         if self.is_stopping() {
             return self.submit();
         }
-        while let Some(file) = self.to_flush.last().copied().filter(|_| self.kit.client.has_free()) {
+        while let Some(file) = self.to_flush.last().copied().filter(|_| self.resources.client.has_free()) {
             self.to_flush.pop();
             self.flush(file);
         }
         let mut idle = 0;
-        while idle < self.flows.len() && self.kit.client.has_free() && !self.is_stopping() {
+        while idle < self.flows.len() && self.resources.client.has_free() && !self.is_stopping() {
             let flow = self.turn % self.flows.len();
             self.turn = flow + 1;
             if self.start_one(flow) {
@@ -201,8 +201,8 @@ impl Worker {
     }
 
     fn submit(&mut self) {
-        self.kit.client.submit(&mut self.kit.reactor);
-        self.kit.contents.submit();
+        self.resources.client.submit(&mut self.resources.reactor);
+        self.resources.contents.submit();
     }
 
     /// False where the rank has as much in flight as it may, or nothing left to start.
@@ -216,14 +216,14 @@ impl Worker {
         if file.is_all_asked_for() {
             self.flows[flow].current = None;
         }
-        let op = match self.order.way {
+        let op = match self.task.way {
             Way::Write => Op::Write { durable: false },
             Way::Read => Op::Read,
         };
         let Some(tag) = self.begin(at, op, span) else { return false };
-        match self.order.way {
+        match self.task.way {
             Way::Write if self.spec.verify => self.fill(tag),
-            _ => self.kit.push(tag),
+            _ => self.resources.push(tag),
         }
         true
     }
@@ -234,8 +234,8 @@ impl Worker {
             return Some(at);
         }
         let place = self.flows[flow].waiting.pop_front()?;
-        let access = access(&self.spec, self.order.way == Way::Write);
-        let file = match OpenFile::open(access, place, flow, &mut self.kit, &mut self.report.made) {
+        let access = access(&self.spec, self.task.way == Way::Write);
+        let file = match OpenFile::open(access, place, flow, &mut self.resources, &mut self.report.made) {
             Ok(file) => file,
             Err(why) => {
                 self.fail(refused(why));
@@ -256,8 +256,8 @@ impl Worker {
         let (now, queue) = (clock::now(), self.files[at].as_ref()?.queue);
         let want = if op == Op::Read { span.len } else { span.io_len };
         let owner = Part { file: at, span, started: now };
-        let asked = Asked { queue, op, offset: span.offset, len: span.io_len, want, owner };
-        let tag = self.kit.client.begin(asked, now)?;
+        let asked = Submission { queue, op, offset: span.offset, len: span.io_len, want, owner };
+        let tag = self.resources.client.begin(asked, now)?;
         self.in_flight += 1;
         if let Some(file) = &mut self.files[at] {
             file.in_flight += 1;
@@ -268,36 +268,36 @@ impl Worker {
 
     fn content_of(&self, part: Part) -> content::Part {
         let file = self.files[part.file].as_ref().map_or(0, |f| f.id);
-        let (span, write) = (part.span, self.order.way == Way::Write);
+        let (span, write) = (part.span, self.task.way == Way::Write);
         let len = if write { span.io_len } else { span.len };
-        content::Part { seed: self.order.seed, file, offset: span.offset, len }
+        content::Part { seed: self.task.seed, file, offset: span.offset, len }
     }
 
     /// Makes the content of a write, which goes on from there.
     fn fill(&mut self, tag: u32) {
-        let Ticket { order, mem, .. } = *self.kit.client.ticket(tag);
-        let part = self.content_of(order.owner);
-        if self.kit.contents.is_on_gpu(mem) {
-            self.kit.client.hold(tag);
-            return self.kit.contents.start(tag, Chore::Fill, mem, part);
+        let InFlight { submission, mem, .. } = *self.resources.client.io(tag);
+        let part = self.content_of(submission.owner);
+        if self.resources.contents.is_on_gpu(mem) {
+            self.resources.client.hold(tag);
+            return self.resources.contents.start(tag, VerifyTask::Fill, mem, part);
         }
-        match self.kit.contents.fill(mem, part) {
-            Ok(()) => self.kit.push(tag),
+        match self.resources.contents.fill(mem, part) {
+            Ok(()) => self.resources.push(tag),
             Err(why) => self.io_failed(tag, &Fault::note(libc::EIO, why)),
         }
     }
 
     fn complete_chores(&mut self) {
         let mut ended = std::mem::take(&mut self.ended);
-        self.kit.contents.reap(&mut ended);
-        for Ended { tag, chore, result } in ended.drain(..) {
-            if !self.kit.client.unhold(tag) {
+        self.resources.contents.reap(&mut ended);
+        for Ended { tag, task, result } in ended.drain(..) {
+            if !self.resources.client.unhold(tag) {
                 continue;
             }
-            match (chore, result) {
-                (Chore::Check, result) => self.verified(tag, result),
-                (Chore::Fill, Ok(())) => self.kit.push(tag),
-                (Chore::Fill, Err(why)) => self.io_failed(tag, &Fault::note(libc::EIO, why)),
+            match (task, result) {
+                (VerifyTask::Check, result) => self.verified(tag, result),
+                (VerifyTask::Fill, Ok(())) => self.resources.push(tag),
+                (VerifyTask::Fill, Err(why)) => self.io_failed(tag, &Fault::note(libc::EIO, why)),
             }
         }
         self.ended = ended;
@@ -307,33 +307,33 @@ impl Worker {
         let Some(file) = &mut self.files[at] else { return };
         file.flushes();
         if let Some(tag) = self.begin(at, Op::Flush, Span { offset: 0, len: 0, io_len: 0 }) {
-            self.kit.push(tag);
+            self.resources.push(tag);
         }
     }
 
     fn wait(&mut self, now: Instant) {
-        let dues = self.kit.client.next_due().into_iter().chain(self.kit.contents.next_due());
+        let dues = self.resources.client.next_due().into_iter().chain(self.resources.contents.next_due());
         let until = dues.fold(self.next_look, Instant::min);
         if until > now {
-            self.kit.reactor.wait(1, until, Duration::ZERO);
+            self.resources.reactor.wait(1, until, Duration::ZERO);
         } else {
-            self.kit.reactor.flush();
+            self.resources.reactor.flush();
         }
     }
 
     fn complete(&mut self) {
         let now = clock::now();
-        let mut done = self.kit.client.take_done();
+        let mut done = self.resources.client.take_done();
         for d in done.drain(..) {
-            if let Some(over) = self.kit.client.settle(d) {
+            if let Some(over) = self.resources.client.settle(d) {
                 self.complete_one(over, now);
             }
         }
-        self.kit.client.spare(done);
+        self.resources.client.spare(done);
     }
 
-    fn complete_one(&mut self, over: Over, now: Instant) {
-        let (tag, Asked { op, owner, .. }) = (over.tag, self.kit.client.ticket(over.tag).order);
+    fn complete_one(&mut self, over: Completion, now: Instant) {
+        let (tag, Submission { op, owner, .. }) = (over.tag, self.resources.client.io(over.tag).submission);
         match over.end {
             End::Whole if op == Op::Flush => {
                 self.report.fsync.record(now.duration_since(owner.started).as_nanos() as u64);
@@ -362,18 +362,18 @@ impl Worker {
     }
 
     fn check(&mut self, tag: u32) {
-        let Ticket { order, mem, .. } = *self.kit.client.ticket(tag);
-        let part = self.content_of(order.owner);
-        if self.kit.contents.is_on_gpu(mem) {
-            self.kit.client.hold(tag);
-            return self.kit.contents.start(tag, Chore::Check, mem, part);
+        let InFlight { submission, mem, .. } = *self.resources.client.io(tag);
+        let part = self.content_of(submission.owner);
+        if self.resources.contents.is_on_gpu(mem) {
+            self.resources.client.hold(tag);
+            return self.resources.contents.start(tag, VerifyTask::Check, mem, part);
         }
-        let result = self.kit.contents.check(mem, part);
+        let result = self.resources.contents.check(mem, part);
         self.verified(tag, result);
     }
 
     fn verified(&mut self, tag: u32, result: Result<(), String>) {
-        let len = self.kit.client.ticket(tag).order.owner.span.len;
+        let len = self.resources.client.io(tag).submission.owner.span.len;
         match result {
             Ok(()) => self.report.tally.verified_bytes += u64::from(len),
             Err(why) => {
@@ -386,9 +386,9 @@ impl Worker {
 
     /// The slot is free again; what its file does next.
     fn release(&mut self, tag: u32) {
-        let Asked { op, owner, .. } = self.kit.client.ticket(tag).order;
+        let Submission { op, owner, .. } = self.resources.client.io(tag).submission;
         let at = owner.file;
-        self.kit.client.release(tag);
+        self.resources.client.release(tag);
         self.in_flight -= 1;
         let Some(file) = &mut self.files[at] else { return };
         file.in_flight -= 1;
@@ -406,7 +406,7 @@ impl Worker {
         if !file.is_moved() {
             return;
         }
-        let flushes = self.order.way == Way::Write && self.spec.fsync;
+        let flushes = self.task.way == Way::Write && self.spec.fsync;
         if flushes && !file.is_flushed {
             if file.flush_from.is_none() && !self.to_flush.contains(&at) {
                 match file.cut() {
@@ -422,7 +422,7 @@ impl Worker {
             }
         }
         if let Some(file) = self.files[at].take() {
-            file.close(&mut self.kit);
+            file.close(&mut self.resources);
         }
         self.flows[flow].open -= 1;
         self.look_whether_through(flow);
@@ -431,7 +431,7 @@ impl Worker {
     fn look_whether_through(&mut self, flow: usize) {
         let flow = &mut self.flows[flow];
         if flow.is_through() && flow.ended.is_none() {
-            flow.ended = Some(self.order.begin.elapsed());
+            flow.ended = Some(self.task.begin.elapsed());
         }
     }
 

@@ -1,6 +1,6 @@
 //! Client headroom: the difference between a measurement of storage and one of the machine that asks it.
 
-use super::board::{Totals, Waited};
+use super::run_state::{Totals, Waited};
 use forebay_model::training::record::Headroom;
 
 /// Accelerators computed for all but this share of their time: nobody set a pace.

@@ -1,6 +1,6 @@
-//! A file that goes straight into a GPU, while anybody reads it.
+//! A file that goes directly into a GPU, while anybody reads it.
 
-use forebay_storage::path::straight::Means;
+use forebay_storage::path::direct::Means;
 use forebay_storage::source::file::FileTarget;
 use std::sync::Arc;
 

@@ -7,43 +7,43 @@
 //! batches became whole, and a few workers read whatever is needed first. What a run
 //! came to is a record with a part `training`.
 
-mod board;
-mod conduct;
 mod dataset;
 mod destination;
+mod direct;
 mod headroom;
 mod held;
-mod how;
+mod io_mode;
 mod manifest;
 mod packed;
 mod reading;
 mod record;
 mod route;
-mod straight;
+mod run;
+mod run_state;
 mod supply;
 mod uring;
 mod virtual_time;
 mod worker;
 
-pub use conduct::run;
+pub use run::run;
 
 use crate::format::pick::PickSpec;
 use crate::format::{self, FormatRow, ParseSpec};
-use board::Board;
 use dataset::DataSet;
+use direct::DirectReads;
 use forebay_io::rate::Rate;
 use forebay_io::threads;
 use forebay_model::record::RunRecord;
 use forebay_model::training::{EmulateSpec, Level, OnError, Plan, Trace};
 use forebay_model::Error;
 use forebay_storage::source::SharedDrive;
-use how::How;
+use io_mode::IoMode;
 use reading::{Reading, Way};
 use route::Route;
+use run_state::RunState;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
-use straight::Straight;
 
 /// Accelerators of other hosts, with which every step ends together.
 pub trait StepBarrier: Send {
@@ -85,7 +85,7 @@ pub fn check(spec: &EmulateSpec) -> Result<(), Error> {
     check_decode(spec, row)?;
     route::check(spec, row)?;
     if dataset::is_files(spec)? {
-        how::check_engine(spec.engine)?;
+        io_mode::check_engine(spec.engine)?;
     }
     dataset::check_globs(spec)?;
     cpus_of(spec).map(|_| ())
@@ -121,13 +121,13 @@ pub(crate) struct Shared {
     pub row: &'static FormatRow,
     pub files: u32,
     pub data: DataSet,
-    pub how: How,
+    pub io_mode: IoMode,
     pub route: Route,
     pub plan: Plan,
     pub trace: Trace,
     // What reads and what they read into go before what both go through.
-    pub board: Board,
-    pub straight: Option<Straight>,
+    pub run_state: RunState,
+    pub direct_reads: Option<DirectReads>,
     pub supply: Option<Arc<Rate>>,
     pub model: Option<SharedDrive>,
     pub cpus: Vec<u32>,

@@ -4,7 +4,7 @@
 use super::manifest::{Manifest, FILE_ALIGN, TEXT_BYTES_MAX};
 use super::reading::Opened;
 use forebay_io::arena::Arena;
-use forebay_io::client::{Client, End, Order};
+use forebay_io::client::{Client, End, Submission};
 use forebay_io::clock;
 use forebay_io::queue::Op;
 use forebay_io::reactor::{self, Reactor, RingOptions};
@@ -120,8 +120,9 @@ fn read_manifest(target: &Target) -> Result<Manifest, Error> {
         if len == 0 || at >= TEXT_BYTES_MAX {
             break Err(bad(target, "there is no manifest of a data set at its beginning".into()));
         }
-        let order = Order { queue, op: Op::Read, offset: at, len: len as u32, want: len as u32, owner: () };
-        match read_piece(&mut client, &mut reactor, order) {
+        let submission =
+            Submission { queue, op: Op::Read, offset: at, len: len as u32, want: len as u32, owner: () };
+        match read_piece(&mut client, &mut reactor, submission) {
             Ok(()) => {}
             Err(found) => {
                 break Err(Error::run(
@@ -151,8 +152,12 @@ fn read_manifest(target: &Target) -> Result<Manifest, Error> {
     result
 }
 
-fn read_piece(client: &mut Client<()>, reactor: &mut Reactor, order: Order<()>) -> Result<(), String> {
-    let tag = client.begin(order, clock::now()).expect("nothing is under way");
+fn read_piece(
+    client: &mut Client<()>,
+    reactor: &mut Reactor,
+    submission: Submission<()>,
+) -> Result<(), String> {
+    let tag = client.begin(submission, clock::now()).expect("nothing is under way");
     client.push(tag, reactor);
     let mut ended = None;
     let drained = client.drain(reactor, clock::now() + PATIENCE, |client, over| {

@@ -26,7 +26,7 @@ pub(crate) struct Reading {
     way: Way,
     /// None where all files lie in one address space, or after an error.
     pub file: Option<Arc<File>>,
-    /// It is read straight into a GPU.
+    /// It is read directly into a GPU.
     pub held: Option<Arc<Held>>,
     /// Offset of the file in the address space.
     pub base: u64,

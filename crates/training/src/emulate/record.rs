@@ -1,7 +1,7 @@
 //! The results of an emulated run, as a `RunRecord` with a part `training`.
 
-use super::board::{Totals, Waited};
 use super::headroom::{self, Seen};
+use super::run_state::{Totals, Waited};
 use super::worker::Latencies as Measured;
 use super::Shared;
 use forebay_bench::record::staged_reason;
@@ -67,7 +67,7 @@ pub(crate) fn rss_bytes() -> Option<u64> {
 /// Returns the part of a job that applies, as requested: hosts of one run may settle differently what was left open,
 /// and `path.reason` has the results.
 pub(crate) fn job_of(shared: &Shared) -> Job {
-    let (spec, how, asked) = (&shared.spec, &shared.how, JobSpec::default());
+    let (spec, io_mode, asked) = (&shared.spec, &shared.io_mode, JobSpec::default());
     let job = JobSpec {
         sources: spec.data.clone(),
         glob: spec.glob.clone(),
@@ -98,15 +98,15 @@ pub(crate) fn job_of(shared: &Shared) -> Job {
             "sequential"
         }
         .into(),
-        direct: how.direct,
+        direct: io_mode.direct,
         data_bytes: 0,
-        queues: how.workers,
+        queues: io_mode.workers,
         spec: job,
     }
 }
 
 pub(crate) fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran) -> RunRecord {
-    let totals = shared.board.totals();
+    let totals = shared.run_state.totals();
     let mut missing: BTreeMap<String, String> = ran.readings.missing.clone();
     let result = result_of(shared, ran, &totals, &mut missing);
     let cache = cache_of(shared, ran, &mut missing);
@@ -115,7 +115,7 @@ pub(crate) fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran)
     let mut path = path_of(shared, &totals);
     let cufile = cufile_of(shared, &mut path, &mut missing);
     let job = Job { data_bytes: totals.bytes / u64::from(shared.spec.epochs.max(1)), ..job_of(shared) };
-    let simulated = shared.model.is_some() || shared.how.probe.is_simulated();
+    let simulated = shared.model.is_some() || shared.io_mode.probe.is_simulated();
     let mut record = RunRecord {
         schema: SCHEMA.into(),
         id: new_id(),
@@ -143,7 +143,7 @@ pub(crate) fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran)
 }
 
 fn paths_of(shared: &Shared) -> Vec<PathBuf> {
-    shared.how.probe.files().into_iter().map(|(file, _)| file.path.clone()).collect()
+    shared.io_mode.probe.files().into_iter().map(|(file, _)| file.path.clone()).collect()
 }
 
 fn per(value: f64, seconds: f64) -> f64 {
@@ -171,7 +171,7 @@ fn result_of(
     let joules = |p: &Power| (bytes > 0).then(|| p.watts_mean * seconds / (bytes as f64 / GIB));
     let power: Vec<Power> =
         readings.power.iter().map(|p| Power { joules_per_gib: joules(p), ..p.clone() }).collect();
-    let skipped = shared.board.lock().skipped.clone();
+    let skipped = shared.run_state.lock().skipped.clone();
     let repeat = Repeat {
         seconds,
         bytes,
@@ -240,14 +240,14 @@ fn note(missing: &mut BTreeMap<String, String>, cpu: &Cpu, noise: &Noise, power:
 }
 
 fn cache_of(shared: &Shared, ran: &Ran, missing: &mut BTreeMap<String, String>) -> CacheState {
-    let mut told = |field: &str, value: Result<f64, String>| {
+    let mut reported = |field: &str, value: Result<f64, String>| {
         value.map_err(|why| missing.insert(format!("cache.{field}"), why)).ok()
     };
-    let after = super::how::residency_now(&shared.data);
+    let after = super::io_mode::residency_now(&shared.data);
     let state = CacheState {
-        policy: shared.how.policy(&shared.spec).into(),
-        resident_before: told("resident_before", shared.how.resident_before.clone()),
-        resident_after: told("resident_after", after),
+        policy: shared.io_mode.policy(&shared.spec).into(),
+        resident_before: reported("resident_before", shared.io_mode.resident_before.clone()),
+        resident_after: reported("resident_after", after),
         device_bytes: ran.readings.device_bytes,
         devices: ran.readings.devices.clone(),
     };
@@ -259,37 +259,38 @@ fn cache_of(shared: &Shared, ran: &Ran, missing: &mut BTreeMap<String, String>) 
 }
 
 fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
-    let how = &shared.how;
-    let destination = shared.board.destination.as_ref();
+    let io_mode = &shared.io_mode;
+    let destination = shared.run_state.destination.as_ref();
     let to_gpu = destination.is_some_and(|to| to.feeds_gpu());
     let way = shared.route.path;
-    let straight = path::of(way).ends() == Ends::Gpu;
+    let into_gpu = path::of(way).ends() == Ends::Gpu;
     let stays = match (destination, path::of(way).cached()) {
         (None, _) => "bytes are discarded once they have been read and checked",
-        (Some(_), Some(true)) if straight => {
+        (Some(_), Some(true)) if into_gpu => {
             "the GPU reads them in place; batches stay on the GPU until their step"
         }
-        (Some(_), _) if straight => "cuFile reads into the GPU; batches stay there until their step",
+        (Some(_), _) if into_gpu => "cuFile reads into the GPU; batches stay there until their step",
         (Some(_), _) if !to_gpu => "batches stay in host memory until their step",
         (Some(_), _) => {
             "bytes are checked in pinned buffers and copied from there; batches stay on the GPU until their step"
         }
     };
-    let kib = how.io_bytes >> 10;
-    let how_read = format!("{}; {} workers read {kib} KiB at a time; {stays}", how.reason, how.workers);
+    let kib = io_mode.io_bytes >> 10;
+    let how_read =
+        format!("{}; {} workers read {kib} KiB at a time; {stays}", io_mode.reason, io_mode.workers);
     let mut reasons: Vec<String> = shared.route.because.iter().cloned().chain([how_read]).collect();
     let mapped = registry_of(shared).map(|registry| registry.report());
     let ways = totals.ways;
     if let Some(ran) = &mapped {
         reasons.extend(staged_reason(ran, ways.staged, totals.bytes));
     }
-    let equipment = shared.board.equipment.get().cloned().unwrap_or_default();
+    let resources = shared.run_state.resources.get().cloned().unwrap_or_default();
     PathRan {
         requested: path::name_of(shared.spec.path).into(),
         ran: path::name_of(way).into(),
         reason: Some(reasons.join("; ")),
-        engine: how.engine().into(),
-        engine_features: equipment.features.iter().map(|feature| (*feature).to_string()).collect(),
+        engine: io_mode.engine().into(),
+        engine_features: resources.features.iter().map(|feature| (*feature).to_string()).collect(),
         direct_bytes: ways.direct,
         staged_bytes: ways.staged,
         mapped_bytes: ways.mapped,
@@ -298,21 +299,21 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
         mapped,
         destination: destination.map_or("host", |to| to.name()).into(),
         slots_pinned: to_gpu,
-        slot_pages: if path::of(way).pins() { equipment.pages.into() } else { "none".into() },
+        slot_pages: if path::of(way).pins() { resources.pages.into() } else { "none".into() },
         slot_bytes: match path::of(way).pins() {
             false => destination.map_or(0, |to| to.bytes()),
-            true => equipment.slot_bytes * u64::from(how.workers),
+            true => resources.slot_bytes * u64::from(io_mode.workers),
         },
         ..PathRan::default()
     }
 }
 
 fn registry_of(shared: &Shared) -> Option<Arc<Registry>> {
-    shared.straight.as_ref()?.set_up()
+    shared.direct_reads.as_ref()?.set_up()
 }
 
 fn session_of(shared: &Shared) -> Option<Arc<Session>> {
-    shared.straight.as_ref()?.set_up()
+    shared.direct_reads.as_ref()?.set_up()
 }
 
 /// Returns cuFile's counters of the run, and names its bytes by them.
@@ -327,7 +328,7 @@ fn training_of(shared: &Shared, ran: &Ran, totals: &Totals, result: &RunResult) 
     for (steps, read_bytes) in &ran.epochs {
         training.push_epoch(steps, *read_bytes);
     }
-    let state = shared.board.lock();
+    let state = shared.run_state.lock();
     training.read_bytes = totals.bytes;
     training.payload_bytes = totals.payload_bytes;
     training.samples = totals.samples;
@@ -339,7 +340,7 @@ fn training_of(shared: &Shared, ran: &Ran, totals: &Totals, result: &RunResult) 
     };
     training.waited = waited_of(state.waited, ran);
     training.headroom = headroom::judge(&seen(shared, ran, totals, result, &training, state.waited));
-    let destination = shared.board.destination.as_ref();
+    let destination = shared.run_state.destination.as_ref();
     let on_gpus = destination.filter(|to| to.feeds_gpu()).map_or(0, |to| to.bytes());
     let grown = ran.rss.zip(ran.rss_before).map(|(now, before)| now.saturating_sub(before));
     training.memory_bytes = TrainingMemory {
@@ -377,7 +378,7 @@ fn seen(
     waited: Waited,
 ) -> Seen {
     Seen {
-        workers: shared.how.workers,
+        workers: shared.io_mode.workers,
         seconds: ran.readings.cpu.as_ref().map_or(result.seconds, |c| c.wall_s),
         totals: *totals,
         waited,

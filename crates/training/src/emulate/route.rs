@@ -12,7 +12,7 @@ use forebay_model::Error;
 use forebay_storage::path::auto::{self, Known, Situation};
 use forebay_storage::path::{self, Destination, Ends, PATHS};
 use forebay_storage::source::file::FileTarget;
-use forebay_storage::source::{FileBacking, Target};
+use forebay_storage::source::{OpenFileSource, Target};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -141,5 +141,5 @@ fn situation(
 
 fn target_of(file: FileTarget) -> Target {
     let label = file.path.display().to_string();
-    Target::new(label, file.bytes, FileBacking { target: file, engine: Engine::Inline })
+    Target::new(label, file.bytes, OpenFileSource { target: file, engine: Engine::Inline })
 }

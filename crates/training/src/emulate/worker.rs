@@ -11,8 +11,8 @@ mod read_errors;
 mod reads;
 mod stream;
 
-use super::board::{add, Board};
 use super::reading::{Opened, Reading};
+use super::run_state::{add, RunState};
 use super::Shared;
 use crate::format::Damage;
 use accounts::Accounts;
@@ -53,9 +53,9 @@ impl Worker {
         threads::settle_in(shared.cpus.get(index % shared.cpus.len().max(1)).copied(), None)?;
         let mut reads = Reads::open(&shared, index)?;
         let copies = Copies::open(&shared)?;
-        shared.board.set_waker(index, reads.waker()?);
-        shared.board.equipment.get_or_init(|| reads.equipment());
-        let feeds_gpu = shared.board.destination.as_ref().is_some_and(|to| to.feeds_gpu());
+        shared.run_state.set_waker(index, reads.waker()?);
+        shared.run_state.resources.get_or_init(|| reads.resources());
+        let feeds_gpu = shared.run_state.destination.as_ref().is_some_and(|to| to.feeds_gpu());
         Ok(Worker {
             index,
             copies,
@@ -63,17 +63,17 @@ impl Worker {
             reads,
             errors: ReadErrors::of(shared.clone()),
             accounts: Accounts::of(shared.clone(), index),
-            via: if shared.how.direct && !feeds_gpu { Via::Direct } else { Via::Staged },
+            via: if shared.io_mode.direct && !feeds_gpu { Via::Direct } else { Via::Staged },
             shared,
         })
     }
 
     /// Works until the run ends.
     pub(crate) fn run(mut self) -> Latencies {
-        while !self.board().stop.load(Ordering::Relaxed) {
+        while !self.run_state().stop.load(Ordering::Relaxed) {
             let now = self.now();
-            if self.board().is_due(now) {
-                self.board().change(|s| s.advance(now));
+            if self.run_state().is_due(now) {
+                self.run_state().change(|s| s.advance(now));
             }
             let began = self.start();
             let shared = &self.shared;
@@ -83,14 +83,14 @@ impl Worker {
                 self.wait();
             }
             if let Some(why) = self.reads.refused() {
-                self.board().fail(reactor::refused(&why));
+                self.run_state().fail(reactor::refused(&why));
             }
         }
         self.close()
     }
 
-    fn board(&self) -> &Board {
-        &self.shared.board
+    fn run_state(&self) -> &RunState {
+        &self.shared.run_state
     }
 
     fn now(&self) -> u64 {
@@ -100,8 +100,8 @@ impl Worker {
     /// Takes streams and asks for bytes, as long as there are slots.
     fn start(&mut self) -> bool {
         let mut any = self.reads.push_again();
-        while self.reads.has_free() && !self.board().stop.load(Ordering::Relaxed) {
-            if self.has_room() && self.board().has_work() && self.take() {
+        while self.reads.has_free() && !self.run_state().stop.load(Ordering::Relaxed) {
+            if self.has_room() && self.run_state().has_work() && self.take() {
                 any = true;
             }
             let Some(next) = self.next_to_push() else { break };
@@ -120,7 +120,7 @@ impl Worker {
     }
 
     fn take(&mut self) -> bool {
-        let Some(grant) = self.board().change(|s| s.take()) else { return false };
+        let Some(grant) = self.run_state().change(|s| s.take()) else { return false };
         let place = self.streams.iter().position(Option::is_none).expect("there is room");
         if let Some(active) = self.begin(grant) {
             self.streams[place] = Some(active);
@@ -136,7 +136,7 @@ impl Worker {
             self.open_stream(grant.stream, grant.rank, &mut reading);
         }
         let mut active = ActiveStream::new(&grant, reading, &self.shared, now);
-        if !active.reading.is_dead && !self.go_straight(&mut active) {
+        if !active.reading.is_dead && !self.go_direct(&mut active) {
             active.reading.give_up();
         }
         if active.reading.is_dead {
@@ -178,11 +178,11 @@ impl Worker {
         }
     }
 
-    /// Gives the stream a queue of its own, where its file goes straight. False where it can't have one.
-    fn go_straight(&mut self, active: &mut ActiveStream) -> bool {
-        let turn = self.shared.board.destination.as_ref().map_or(0, |to| to.turn_of(active.rank));
-        match self.reads.add_straight(active.reading.held.as_deref(), turn) {
-            Ok(queue) => active.straight = queue,
+    /// Gives the stream a queue of its own, where its file goes directly. False where it can't have one.
+    fn go_direct(&mut self, active: &mut ActiveStream) -> bool {
+        let turn = self.shared.run_state.destination.as_ref().map_or(0, |to| to.turn_of(active.rank));
+        match self.reads.add_direct_queue(active.reading.held.as_deref(), turn) {
+            Ok(queue) => active.direct_queue = queue,
             Err(error) => {
                 self.errors.refused(active.file, error);
                 return false;
@@ -201,13 +201,14 @@ impl Worker {
     fn push(&mut self, index: usize) {
         let now = self.now();
         let active = self.streams[index].as_mut().expect("it was chosen");
-        let destination = self.shared.board.destination.as_ref().filter(|_| active.straight.is_some());
+        let destination =
+            self.shared.run_state.destination.as_ref().filter(|_| active.direct_queue.is_some());
         let to = match destination.map(|to| to.take(to.turn_of(active.rank))).transpose() {
             Ok(to) => to,
             Err(error) => {
                 // There is no room, which ends the run.
                 active.goal = active.pushed;
-                return self.shared.board.fail(error);
+                return self.shared.run_state.fail(error);
             }
         };
         self.reads.push(active, to, now);
@@ -216,19 +217,19 @@ impl Worker {
     /// Sleeps until something lands, is due or is to be read.
     fn wait(&mut self) {
         let could_begin = self.reads.has_free() && self.has_room();
-        let Some(keeps) = self.board().rest(self.index, could_begin) else { return };
+        let Some(keeps) = self.run_state().rest(self.index, could_begin) else { return };
         let now = clock::now();
         let instant = |ns: u64| self.shared.begin + Duration::from_nanos(ns);
         let (due, delayed) = self.reads.next_due();
-        let board = self.board().due().filter(|_| keeps);
-        let all = board.into_iter().chain(delayed).map(instant).chain(due).chain(self.copies.next_due());
+        let run_state = self.run_state().due().filter(|_| keeps);
+        let all = run_state.into_iter().chain(delayed).map(instant).chain(due).chain(self.copies.next_due());
         let until = all.fold(now + LOOK, |until, due| until.min(due));
-        if until > now && !self.board().stop.load(Ordering::Relaxed) {
+        if until > now && !self.run_state().stop.load(Ordering::Relaxed) {
             self.reads.wait(until);
         } else {
             self.reads.flush();
         }
-        self.board().rise(self.index);
+        self.run_state().rise(self.index);
         let slept = clock::now().duration_since(now).as_nanos() as u64;
         self.accounts.slept(slept, self.reads.are_under_way());
         let now = self.now();
@@ -294,7 +295,7 @@ impl Worker {
         let reading = &mut active.reading;
         match flight.errno {
             _ if reading.is_dead => Ok(()),
-            0 if active.straight.is_some() => {
+            0 if active.direct_queue.is_some() => {
                 reading.pass((flight.want - flight.head).into());
                 Ok(())
             }
@@ -332,7 +333,7 @@ impl Worker {
         if active.reading.is_dead || !self.copies.are_made() {
             self.let_go(active, tag);
             self.report(active, samples, now);
-        } else if active.straight.is_some() {
+        } else if active.direct_queue.is_some() {
             self.reads.flight(tag).whole = samples;
             self.keep(active, tag);
             self.report(active, samples, now);
@@ -343,14 +344,14 @@ impl Worker {
 
     /// Sends what was parsed to the destination.
     fn copy_on(&mut self, active: &mut ActiveStream, tag: u32, samples: u32) {
-        let Some(destination) = self.shared.board.destination.as_ref() else { return };
+        let Some(destination) = self.shared.run_state.destination.as_ref() else { return };
         let turn = destination.turn_of(active.rank);
         let to = match destination.take(turn) {
             Ok(to) => to,
             Err(error) => {
                 self.reads.release(tag);
                 active.reading.give_up();
-                self.board().fail(error);
+                self.run_state().fail(error);
                 return;
             }
         };
@@ -390,7 +391,7 @@ impl Worker {
             None => self.accounts.counters().ways.add(self.via, bytes.into()),
             Some(fault) => {
                 let asked = format!("copy to {}", self.shared.spec.destination);
-                self.board().fail(Error::run(asked, fault.to_string(), "nvidia-smi; dmesg | tail"));
+                self.run_state().fail(Error::run(asked, fault.to_string(), "nvidia-smi; dmesg | tail"));
             }
         }
     }
@@ -399,7 +400,7 @@ impl Worker {
     fn keep(&mut self, active: &ActiveStream, tag: u32) {
         self.reads.release(tag);
         let Flight { to, whole, .. } = *self.reads.flight(tag);
-        if let (Some(destination), Some(piece)) = (&self.shared.board.destination, to) {
+        if let (Some(destination), Some(piece)) = (&self.shared.run_state.destination, to) {
             destination.keep(active.batch_after(whole), destination.turn_of(active.rank), piece);
         }
     }
@@ -408,7 +409,7 @@ impl Worker {
     fn let_go(&mut self, active: &ActiveStream, tag: u32) {
         self.reads.release(tag);
         let piece = self.reads.flight(tag).to.take();
-        if let (Some(destination), Some(piece)) = (&self.shared.board.destination, piece) {
+        if let (Some(destination), Some(piece)) = (&self.shared.run_state.destination, piece) {
             destination.give_back(destination.turn_of(active.rank), piece);
         }
     }
@@ -429,24 +430,24 @@ impl Worker {
         let left = active.upto.saturating_sub(active.reported);
         active.reported = active.upto;
         let now = self.now();
-        self.board().lock().skipped.count += u64::from(left);
+        self.run_state().lock().skipped.count += u64::from(left);
         self.tell(active, active.upto, now);
     }
 
     fn give_back(&mut self, mut active: ActiveStream) {
-        if let Some(queue) = active.straight.take() {
-            self.reads.remove_straight(queue);
+        if let Some(queue) = active.direct_queue.take() {
+            self.reads.remove_direct_queue(queue);
         }
         add(&self.accounts.counters().payload_bytes, active.reading.take_payload());
         // The epoch may have ended with its last sample, and the next one begun.
-        self.board().change(|s| match s.begun() == active.epoch {
+        self.run_state().change(|s| match s.begun() == active.epoch {
             true => s.give_back(active.rank, active.lane, active.reading),
             false => s.drop_off(active.reading),
         });
     }
 
     fn tell(&self, active: &ActiveStream, samples: u32, now: u64) {
-        self.board().change(|s| {
+        self.run_state().change(|s| {
             if s.begun() == active.epoch {
                 s.report(active.rank, active.lane, samples, now);
             }

@@ -83,7 +83,7 @@ impl Parquet {
     }
 
     /// A struct has ended: what was it?
-    fn told(&mut self) -> Result<(), Damage> {
+    fn reported(&mut self) -> Result<(), Damage> {
         let rest = self.file_bytes.saturating_sub(self.at);
         match self.walk.fields {
             // FileMetaData: version, schema, rows.
@@ -182,7 +182,7 @@ impl Parser for Parquet {
                     let ended = self.walk.take(&mut bytes).map_err(|what| self.damage(what))?;
                     self.at += (before - bytes.len()) as u64;
                     if ended {
-                        self.told()?;
+                        self.reported()?;
                     }
                 }
                 State::Magic | State::Tail { .. } => {

@@ -5,7 +5,7 @@
 
 use super::manifest::{self, Manifest};
 use super::spec::DatagenSpec;
-use super::Made;
+use super::PhaseResult;
 use crate::format::write::{Beside, BesidePlace, Writer};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
@@ -363,7 +363,7 @@ impl Folder {
         }
     }
 
-    pub(crate) fn interrupted(&self, made: &Made, files: u32) -> Error {
+    pub(crate) fn interrupted(&self, made: &PhaseResult, files: u32) -> Error {
         let done = self.finished() as u64 + made.files;
         let found = format!("was interrupted; {done} of {files} files are finished, and are kept");
         Error::run(format!("create a data set in {}", self.root.display()), found, SAME)

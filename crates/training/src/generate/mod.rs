@@ -89,7 +89,7 @@ pub struct Checked {
 
 /// Result of one phase.
 #[derive(Clone, Copy, Debug, Default)]
-struct Made {
+struct PhaseResult {
     files: u64,
     bytes: u64,
     seconds: f64,
@@ -111,7 +111,7 @@ pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error>
     }
     let bytes = spec.file_bytes()?;
     let folder = Folder::open(spec, &bytes)?;
-    let site = Site { spec, folder: &folder, bytes: &bytes, direct: AtomicBool::new(false) };
+    let task = FolderTask { spec, folder: &folder, bytes: &bytes, direct: AtomicBool::new(false) };
     let found = folder.finished() as u64;
     let mut record = record_of(spec, &bytes, found);
     record.manifest = Some(folder.manifest().display().to_string());
@@ -119,16 +119,16 @@ pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error>
         return Ok(record);
     }
     let missing: Vec<u32> = (0..spec.files).filter(|n| !folder.is_finished(*n)).collect();
-    let made = phase("make", spec, &missing, &bytes, observe, &|work| site.make(work))?;
+    let made = phase("make", spec, &missing, &bytes, observe, &|work| task.make(work))?;
     if made.files < missing.len() as u64 {
         return Err(folder.interrupted(&made, spec.files));
     }
     folder.close()?;
     record.add(&made);
-    record.direct = site.direct.load(Ordering::Relaxed);
+    record.direct = task.direct.load(Ordering::Relaxed);
     if spec.check {
         let all: Vec<u32> = (0..spec.files).collect();
-        let read = phase("check", spec, &all, &bytes, observe, &|work| site.check(work))?;
+        let read = phase("check", spec, &all, &bytes, observe, &|work| task.check(work))?;
         record.check = Some(checked(&read, spec.files)?);
     }
     Ok(record)
@@ -160,7 +160,7 @@ fn record_of(spec: &DatagenSpec, bytes: &[u64], found: u64) -> DatagenRecord {
 }
 
 impl DatagenRecord {
-    fn add(&mut self, made: &Made) {
+    fn add(&mut self, made: &PhaseResult) {
         self.files_made = made.files;
         self.written_bytes = made.bytes;
         (self.seconds, self.cpu_s) = (made.seconds, made.cpu_s);
@@ -172,7 +172,7 @@ impl DatagenRecord {
     }
 }
 
-fn checked(read: &Made, files: u32) -> Result<Checked, Error> {
+fn checked(read: &PhaseResult, files: u32) -> Result<Checked, Error> {
     if read.files < u64::from(files) {
         let found = format!("was interrupted after {} of {files} files, all of them good", read.files);
         return Err(Error::run("the check of the data set", found, "the same command again"));
@@ -208,7 +208,7 @@ fn phase(
     bytes: &[u64],
     observe: Observe,
     worker: Worker,
-) -> Result<Made, Error> {
+) -> Result<PhaseResult, Error> {
     let work = Work { files, next: AtomicU32::new(0), done: AtomicU64::new(0), shared: Shared::default() };
     let total = files.iter().map(|n| bytes[*n as usize]).sum();
     let (began, cpu_before) = (clock::now(), cpu::process().total_s());
@@ -219,7 +219,7 @@ fn phase(
     look();
     match work.shared.stop.take_failure() {
         Some(error) => Err(error),
-        None => Ok(Made {
+        None => Ok(PhaseResult {
             files: work.done.into_inner(),
             bytes: work.shared.bytes.into_inner(),
             seconds: began.elapsed().as_secs_f64(),
@@ -242,14 +242,14 @@ fn progress(phase: &'static str, work: &Work, bytes_total: u64, began: Instant) 
 }
 
 /// A folder that is being filled or checked.
-struct Site<'a> {
+struct FolderTask<'a> {
     spec: &'a DatagenSpec,
     folder: &'a Folder,
     bytes: &'a [u64],
     direct: AtomicBool,
 }
 
-impl Site<'_> {
+impl FolderTask<'_> {
     /// Each I/O is one call that lasts as long as the device takes: there are more threads than processors.
     fn pump(&self) -> Result<Pump, Error> {
         Pump::new(Reactor::without_ring(), 1, self.spec.io_bytes)

@@ -28,7 +28,7 @@ pub(crate) fn is_source(data: &str) -> bool {
 
 pub(crate) fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error> {
     let uri = Uri::parse(&spec.data)?;
-    if matches!(uri.made().whole, MadeOf::Timed | MadeOf::Nothing) {
+    if matches!(uri.medium().whole, MadeOf::Timed | MadeOf::Nothing) {
         let found = "it keeps no bytes of its own";
         return Err(Error::request(
             &spec.data,

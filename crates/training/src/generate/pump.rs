@@ -6,7 +6,7 @@ use crate::format::write::{FileShape, Writer};
 use crate::format::{Damage, Parser};
 use forebay_bench::run_kit::Stop;
 use forebay_io::arena::Arena;
-use forebay_io::client::{Client, End, Late, Order};
+use forebay_io::client::{Client, End, Late, Submission};
 use forebay_io::clock;
 use forebay_io::queue::{Fault, Op, Queue};
 use forebay_io::reactor::Reactor;
@@ -98,8 +98,8 @@ impl Pump {
             let filled = writer.fill(memory);
             let len = filled.next_multiple_of(align as usize);
             memory[filled..len].fill(0);
-            let order = self.client.order(tag);
-            (order.len, order.want) = (len as u32, len as u32);
+            let submission = self.client.submission(tag);
+            (submission.len, submission.want) = (len as u32, len as u32);
             self.push(tag);
             at += len as u64;
             left -= filled as u64;
@@ -167,7 +167,7 @@ impl Pump {
     }
 
     fn begin(&mut self, op: Op, offset: u64, len: u32) -> Option<u32> {
-        self.client.begin(Order { queue: QUEUE, op, offset, len, want: len, owner: () }, clock::now())
+        self.client.begin(Submission { queue: QUEUE, op, offset, len, want: len, owner: () }, clock::now())
     }
 
     fn push(&mut self, tag: u32) {
@@ -182,12 +182,12 @@ impl Pump {
             let (mut over, mut first) = (false, Ok(()));
             self.client.turn(&mut self.reactor, &mut |client, ended| {
                 over = true;
-                let ticket = client.ticket(ended.tag);
-                let Order { offset, len, .. } = ticket.order;
+                let pending = client.io(ended.tag);
+                let Submission { offset, len, .. } = pending.submission;
                 let fault = match ended.end {
                     End::Whole => None,
                     End::Early => {
-                        let found = format!("{} of {len} bytes were moved", ticket.moved);
+                        let found = format!("{} of {len} bytes were moved", pending.moved);
                         Some(Fault::note(libc::EIO, found))
                     }
                     End::Failed(fault) | End::GivenUp(fault) => Some(fault),

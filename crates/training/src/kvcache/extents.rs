@@ -56,7 +56,7 @@ pub(super) fn is_source(spec: &KvSpec) -> Result<bool, Error> {
 impl Extents {
     pub(super) fn look(spec: &KvSpec, job: &JobSpec) -> Result<Extents, Error> {
         let purpose = purpose_of(spec, job);
-        path::legal(job.path, &spec.dir, &Uri::parse(&spec.dir)?.made())?;
+        path::legal(job.path, &spec.dir, &Uri::parse(&spec.dir)?.medium())?;
         let rehearsed = opening::look(&purpose)?.rehearsed(&purpose)?;
         let target = only(spec, &rehearsed)?;
         let (bytes, align) = (target.bytes, u64::from(target.align().max(1)));

@@ -3,7 +3,7 @@
 
 use super::extents::{self, Extents};
 use super::job_of;
-use crate::opened::file::{align_of, Made, Place};
+use crate::opened::file::{align_of, CreatedFile, Place};
 use forebay_io::identity::{new_id, Identity};
 use forebay_model::job::{Cache, JobSpec};
 use forebay_model::kvcache::service::{Ended, Key};
@@ -12,7 +12,7 @@ use forebay_model::{Error, Kind};
 use forebay_storage::opening::has_rings;
 use forebay_storage::opening::manifest::Held;
 use forebay_storage::source::file::{misaligned, FileAccess, FileTarget};
-use forebay_storage::source::{FileBacking, Route, Target};
+use forebay_storage::source::{OpenFileSource, Route, Target};
 use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -34,7 +34,7 @@ pub(super) struct Folder {
     made_dir: bool,
     held: Option<Held>,
     pub in_memory: bool,
-    entries: HashMap<(u32, Key), Made>,
+    entries: HashMap<(u32, Key), CreatedFile>,
     /// Folders of runs that were killed.
     pub left: Vec<PathBuf>,
 }
@@ -154,7 +154,7 @@ impl Folder {
             label: self.spec.dir.clone(),
             content_id: 0,
             bytes: 0,
-            backing: Arc::new(FileBacking { target: file, engine }),
+            source: Arc::new(OpenFileSource { target: file, engine }),
             route: Route { path: job.path, pair: None },
         })
     }
@@ -190,10 +190,10 @@ impl Folder {
 
     /// Which file of ours an entry is; None where it wasn't written.
     pub(super) fn identity(&self, rank: u32, key: Key) -> Option<Identity> {
-        self.entries.get(&(rank, key)).map(|Made(_, identity)| *identity)
+        self.entries.get(&(rank, key)).map(|CreatedFile(_, identity)| *identity)
     }
 
-    pub(super) fn note(&mut self, rank: u32, key: Key, made: Made) {
+    pub(super) fn note(&mut self, rank: u32, key: Key, made: CreatedFile) {
         self.entries.insert((rank, key), made);
     }
 
@@ -201,7 +201,7 @@ impl Folder {
         if let Some(extents) = &mut self.extents {
             return extents.remove(rank, key);
         }
-        if let Some(Made(place, identity)) = self.entries.remove(&(rank, key)) {
+        if let Some(CreatedFile(place, identity)) = self.entries.remove(&(rank, key)) {
             let _ = identity.remove(&place.path);
         }
     }
@@ -211,7 +211,7 @@ impl Folder {
         if let Some(extents) = &mut self.extents {
             return extents.close();
         }
-        for (_, Made(place, identity)) in std::mem::take(&mut self.entries) {
+        for (_, CreatedFile(place, identity)) in std::mem::take(&mut self.entries) {
             let _ = identity.remove(&place.path);
         }
         for rank in self.spec.ranks_of_process() {

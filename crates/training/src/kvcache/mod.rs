@@ -2,12 +2,12 @@
 //!
 //! Who asks for what, and what that reads and writes, is a `Service` of `forebay_model::kvcache`; here its entries are
 //! files, or extents of a source without any (`extents`), that a few threads move whole, many I/Os of each in flight (`worker`), in a folder (`folder`), for as long as
-//! the run lasts (`conduct`).
+//! the run lasts (`run`).
 
-mod conduct;
 mod extents;
 mod folder;
 mod results;
+mod run;
 mod virtual_time;
 mod worker;
 
@@ -84,14 +84,20 @@ pub struct Traced {
 
 impl RankDone {
     /// `capacity_bytes`: what the rank's entries might take.
-    fn of(spec: &KvSpec, service: &Service, window_ns: u64, last_ns: u64, how: Circumstance) -> RankDone {
+    fn of(
+        spec: &KvSpec,
+        service: &Service,
+        window_ns: u64,
+        last_ns: u64,
+        circumstance: Circumstance,
+    ) -> RankDone {
         let counts = service.counts().storage;
         let (all, counted) = ([counts.read_bytes, counts.written_bytes], service.counted());
         let in_window = counted.map(|bytes| bytes as f64);
         let moved = Moved { all, counted, in_window, last_ns, window_ns };
         RankDone {
             rank: service.rank(),
-            kvcache: KvCache::of(spec, std::slice::from_ref(service), &moved, how),
+            kvcache: KvCache::of(spec, std::slice::from_ref(service), &moved, circumstance),
             requests: service.served.iter().map(Request::of).collect(),
             trace: service.trace.iter().map(Traced::of).collect(),
             replayed: service.replayed().cloned(),
@@ -194,11 +200,11 @@ pub fn run(
     check(spec)?;
     match virtual_time::model_of(spec)? {
         Some(model) => virtual_time::run(spec, &model, command, observer),
-        None => run_thread::with(observer, |word| conduct::run(spec, command, word, barrier)),
+        None => run_thread::with(observer, |word| run::run(spec, command, word, barrier)),
     }
 }
 
-/// The driver's job that has the same fields, for everything of the driver's that is used, and for the record.
+/// The job of bench that has the same fields, for everything of bench's that is used, and for the record.
 fn job_of(spec: &KvSpec) -> JobSpec {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     JobSpec {

@@ -1,4 +1,4 @@
-//! Record of a run: the driver's for the window, with the part about the cache.
+//! Record of a run: bench's for the window, with the part about the cache.
 
 use super::folder::Folder;
 use super::worker::{Report, Sums};
@@ -49,14 +49,14 @@ pub(super) fn outcome(
     folder: &Folder,
     mut ran: Ran,
 ) -> Done {
-    let (moved, how) = (moved_of(&ran), circumstance(spec, &ran));
+    let (moved, circumstance) = (moved_of(&ran), circumstance(spec, &ran));
     let with_room = KvSpec { capacity_bytes: folder.capacity_bytes(), ..spec.clone() };
-    let kvcache = KvCache::of(&with_room, &ran.services, &moved, how.clone());
+    let kvcache = KvCache::of(&with_room, &ran.services, &moved, circumstance.clone());
     let last_ns = moved.last_ns;
     let ranks = ran
         .services
         .iter()
-        .map(|service| RankDone::of(&with_room, service, moved.window_ns, last_ns, how.clone()));
+        .map(|service| RankDone::of(&with_room, service, moved.window_ns, last_ns, circumstance.clone()));
     let ranks = ranks.collect();
     let failed = ran.failed.take();
     let window = Window {

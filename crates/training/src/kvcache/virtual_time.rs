@@ -75,14 +75,15 @@ pub(super) fn run(
         ));
     }
     let (window_ns, last_ns) = (played.moved.window_ns, played.moved.last_ns);
-    let how = Circumstance {
+    let circumstance = Circumstance {
         whole_window: played.kvcache.stream_hash.is_some(),
         drained: played.kvcache.drained,
         assumptions: played.kvcache.assumptions.clone(),
         ..Circumstance::default()
     };
     let ranks = played.ranks.iter();
-    let ranks = ranks.map(|rank| RankDone::of(spec, rank, window_ns, last_ns, how.clone())).collect();
+    let ranks =
+        ranks.map(|rank| RankDone::of(spec, rank, window_ns, last_ns, circumstance.clone())).collect();
     let record = record_of(spec, model, played, command, started);
     Ok(Done { outcome: Outcome { record, failure: None }, ranks })
 }

@@ -1,12 +1,12 @@
 //! One thread: moves entries whole, several at a time in turn, and says when each is there.
 
 use super::folder::cannot_make;
-use crate::opened::file::{Made, OpenFile, Place, Refused, Span};
-use crate::opened::kit::Kit;
+use crate::opened::file::{CreatedFile, OpenFile, Place, Refused, Span};
+use crate::opened::resources::WorkerResources;
 use crate::opened::Way;
 use forebay_bench::run_kit::{Shared, Tally};
 use forebay_bench::verify as content;
-use forebay_io::client::{End, Late, Order as Asked, Over, Ticket};
+use forebay_io::client::{Completion, End, InFlight, Late, Submission};
 use forebay_io::clock;
 use forebay_io::identity::Identity;
 use forebay_io::meter::cache;
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(100);
 
 /// An entry to be moved.
-pub(super) struct Order {
+pub(super) struct Transfer {
     pub rank: u32,
     pub slot: u32,
     pub key: Key,
@@ -39,11 +39,11 @@ pub(super) struct Order {
     pub extent: Option<u64>,
 }
 
-/// What a worker is told.
-pub(super) enum Told {
+/// Message to a worker.
+pub(super) enum WorkerMessage {
     /// The window ends then.
     Begin(Instant),
-    Move(Order),
+    Move(Transfer),
 }
 
 /// An entry that has been moved, or couldn't be.
@@ -54,7 +54,7 @@ pub(super) struct Moved {
     pub way: Way,
     pub ended: Ended,
     /// What was written.
-    pub made: Option<Made>,
+    pub made: Option<CreatedFile>,
 }
 
 /// Bytes of all workers together: read, written; and when the last of them completed, in ns since the run began.
@@ -93,14 +93,14 @@ struct Moving {
     slot: u32,
     key: Key,
     way: Way,
-    made: Option<Made>,
+    made: Option<CreatedFile>,
     /// It can't be moved: nothing more of it is asked for.
     broken: Option<Ended>,
 }
 
 pub(super) struct Worker {
     entries: Vec<Option<Moving>>,
-    kit: Kit<Part>,
+    resources: WorkerResources<Part>,
     shared: Arc<Shared>,
     spec: Arc<KvSpec>,
     sums: Arc<Sums>,
@@ -118,7 +118,7 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn new(
-        kit: Kit<Part>,
+        resources: WorkerResources<Part>,
         index: u32,
         shared: Arc<Shared>,
         spec: Arc<KvSpec>,
@@ -129,7 +129,7 @@ impl Worker {
         tally.measures(true);
         Worker {
             entries: Vec::new(),
-            kit,
+            resources,
             shared,
             spec,
             sums,
@@ -147,10 +147,14 @@ impl Worker {
     }
 
     /// Moves entries until nobody asks for more, or the run is stopped. `tell` hears of each, and of a failure.
-    pub(super) fn work(&mut self, told: &Receiver<Told>, tell: &mut dyn FnMut(Result<Moved, Error>)) {
+    pub(super) fn work(
+        &mut self,
+        messages: &Receiver<WorkerMessage>,
+        tell: &mut dyn FnMut(Result<Moved, Error>),
+    ) {
         let mut is_asked = true;
         while is_asked || self.entries.iter().any(Option::is_some) {
-            is_asked = is_asked && self.listen(told);
+            is_asked = is_asked && self.listen(messages);
             let now = clock::now();
             if now >= self.next_look {
                 self.next_look = now + LOOK;
@@ -160,15 +164,15 @@ impl Worker {
                 break;
             }
             self.start();
-            self.kit.collect();
-            if !self.kit.client.has_done() && self.done.is_empty() {
+            self.resources.collect();
+            if !self.resources.client.has_done() && self.done.is_empty() {
                 self.wait(now);
-                self.kit.collect();
+                self.resources.collect();
             } else {
-                self.kit.reactor.submit();
+                self.resources.reactor.submit();
             }
             self.complete();
-            if let Some(why) = self.kit.reactor.refused() {
+            if let Some(why) = self.resources.reactor.refused() {
                 self.give_up_all(&why);
             }
             self.done.drain(..).for_each(|moved| tell(Ok(moved)));
@@ -182,7 +186,7 @@ impl Worker {
 
     pub(super) fn report(mut self) -> Report {
         let took = self.begin.elapsed();
-        let client = &mut self.kit.client;
+        let client = &mut self.resources.client;
         let tally = &mut self.report.tally;
         tally.ended = took;
         tally.errors.short = std::mem::take(&mut client.short);
@@ -201,10 +205,10 @@ impl Worker {
     }
 
     /// False once nobody asks any more.
-    fn listen(&mut self, told: &Receiver<Told>) -> bool {
+    fn listen(&mut self, messages: &Receiver<WorkerMessage>) -> bool {
         loop {
-            match told.try_recv() {
-                Ok(Told::Begin(end)) => {
+            match messages.try_recv() {
+                Ok(WorkerMessage::Begin(end)) => {
                     self.window_end = end;
                     self.begin = end - Duration::from_nanos(self.spec.window_ns());
                     // What was written before the first request isn't the run's.
@@ -212,7 +216,7 @@ impl Worker {
                     tally.measures(true);
                     self.report = Report { tally, blocks: Default::default(), flush: Latency::default() };
                 }
-                Ok(Told::Move(order)) => self.take(order),
+                Ok(WorkerMessage::Move(transfer)) => self.take(transfer),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
@@ -224,8 +228,8 @@ impl Worker {
     }
 
     /// Opens an entry's file.
-    fn take(&mut self, order: Order) {
-        let Order { rank, slot, key, place, way, identity, extent } = order;
+    fn take(&mut self, transfer: Transfer) {
+        let Transfer { rank, slot, key, place, way, identity, extent } = transfer;
         let tells = |ended| Moved { rank, slot, key, way, ended, made: None };
         if way == Way::Read && identity.is_none() && extent.is_none() {
             return self.done.push(tells(Ended::Lost));
@@ -238,7 +242,7 @@ impl Worker {
             self.entries.push(None);
         }
         if let Some(base) = extent {
-            match OpenFile::extent(place, base, way, at, &mut self.kit) {
+            match OpenFile::extent(place, base, way, at, &mut self.resources) {
                 Ok(file) => {
                     self.entries[at] = Some(Moving { file, rank, slot, key, way, made: None, broken: None });
                 }
@@ -248,7 +252,7 @@ impl Worker {
         }
         let access = FileAccess { write: way == Way::Write, direct: self.spec.cache == Cache::Bypass };
         let (mut made, path) = (Vec::new(), place.path.clone());
-        match OpenFile::open(access, place, at, &mut self.kit, &mut made) {
+        match OpenFile::open(access, place, at, &mut self.resources, &mut made) {
             Ok(file) => {
                 if way == Way::Read && self.spec.cache == Cache::Drop {
                     file.handle().into_iter().for_each(|handle| {
@@ -259,10 +263,10 @@ impl Worker {
                 self.entries[at] = Some(Moving { file, rank, slot, key, way, made, broken: None });
             }
             Err(why) => {
-                let mine = made.first().map(|Made(place, identity)| (place.path.clone(), *identity));
+                let mine = made.first().map(|CreatedFile(place, identity)| (place.path.clone(), *identity));
                 let mine = mine.or_else(|| identity.map(|identity| (path, identity)));
                 let is_gone = mine.is_some_and(|(path, identity)| !identity.is_at(&path));
-                made.iter().for_each(|Made(place, identity)| drop(identity.remove(&place.path)));
+                made.iter().for_each(|CreatedFile(place, identity)| drop(identity.remove(&place.path)));
                 match why {
                     _ if is_gone => self.done.push(tells(Ended::Lost)),
                     Refused::Make(_, e) if is_full(e.raw_os_error().unwrap_or(0)) => {
@@ -277,21 +281,21 @@ impl Worker {
     }
 
     fn start(&mut self) {
-        self.kit.client.push_again(&mut self.kit.reactor);
+        self.resources.client.push_again(&mut self.resources.reactor);
         if self.is_stopping() {
             return self.submit();
         }
-        while let Some(entry) = self.to_flush.last().copied().filter(|_| self.kit.client.has_free()) {
+        while let Some(entry) = self.to_flush.last().copied().filter(|_| self.resources.client.has_free()) {
             self.to_flush.pop();
             if let Some(moving) = &mut self.entries[entry] {
                 moving.file.flushes();
             }
             if let Some(tag) = self.begin(entry, Op::Flush, Span { offset: 0, len: 0, io_len: 0 }) {
-                self.kit.push(tag);
+                self.resources.push(tag);
             }
         }
         let mut idle = 0;
-        while idle < self.entries.len() && self.kit.client.has_free() {
+        while idle < self.entries.len() && self.resources.client.has_free() {
             let entry = self.turn % self.entries.len();
             self.turn = entry + 1;
             idle = if self.start_one(entry) { 0 } else { idle + 1 };
@@ -300,7 +304,7 @@ impl Worker {
     }
 
     fn submit(&mut self) {
-        self.kit.client.submit(&mut self.kit.reactor);
+        self.resources.client.submit(&mut self.resources.reactor);
     }
 
     /// False where all of the entry has been asked for.
@@ -316,14 +320,14 @@ impl Worker {
         };
         let Some(tag) = self.begin(entry, op, span) else { return false };
         if op != Op::Read {
-            let Ticket { order, mem, .. } = *self.kit.client.ticket(tag);
-            let part = self.content_of(order.owner, span.io_len);
-            if let Err(why) = self.kit.contents.fill(mem, part) {
+            let InFlight { submission, mem, .. } = *self.resources.client.io(tag);
+            let part = self.content_of(submission.owner, span.io_len);
+            if let Err(why) = self.resources.contents.fill(mem, part) {
                 self.io_failed(tag, &Fault::note(libc::EIO, why));
                 return true;
             }
         }
-        self.kit.push(tag);
+        self.resources.push(tag);
         true
     }
 
@@ -334,8 +338,8 @@ impl Worker {
         let owner = Part { entry, span, started: now };
         let queue = moving.file.queue;
         let offset = if op == Op::Flush { 0 } else { moving.file.base + span.offset };
-        let asked = Asked { queue, op, offset, len: span.io_len, want, owner };
-        let tag = self.kit.client.begin(asked, now)?;
+        let asked = Submission { queue, op, offset, len: span.io_len, want, owner };
+        let tag = self.resources.client.begin(asked, now)?;
         self.in_flight += 1;
         moving.file.in_flight += 1;
         Some(tag)
@@ -347,27 +351,27 @@ impl Worker {
     }
 
     fn wait(&mut self, now: Instant) {
-        let until = self.kit.client.next_due().into_iter().fold(self.next_look, Instant::min);
+        let until = self.resources.client.next_due().into_iter().fold(self.next_look, Instant::min);
         if until > now {
-            self.kit.reactor.wait(1, until, Duration::ZERO);
+            self.resources.reactor.wait(1, until, Duration::ZERO);
         } else {
-            self.kit.reactor.flush();
+            self.resources.reactor.flush();
         }
     }
 
     fn complete(&mut self) {
         let now = clock::now();
-        let mut done = self.kit.client.take_done();
+        let mut done = self.resources.client.take_done();
         for d in done.drain(..) {
-            if let Some(over) = self.kit.client.settle(d) {
+            if let Some(over) = self.resources.client.settle(d) {
                 self.complete_one(over, now);
             }
         }
-        self.kit.client.spare(done);
+        self.resources.client.spare(done);
     }
 
-    fn complete_one(&mut self, over: Over, now: Instant) {
-        let (tag, Asked { op, owner, .. }) = (over.tag, self.kit.client.ticket(over.tag).order);
+    fn complete_one(&mut self, over: Completion, now: Instant) {
+        let (tag, Submission { op, owner, .. }) = (over.tag, self.resources.client.io(over.tag).submission);
         match over.end {
             End::Whole if op == Op::Flush => {
                 self.report.flush.record(now.duration_since(owner.started).as_nanos() as u64);
@@ -393,7 +397,7 @@ impl Worker {
     }
 
     /// Counts an I/O: in the record's figures as far as it completed inside the window.
-    fn count(&mut self, is_read: bool, part: Part, over: &Over, now: Instant) {
+    fn count(&mut self, is_read: bool, part: Part, over: &Completion, now: Instant) {
         let Span { offset, len, .. } = part.span;
         let took = now.duration_since(part.started);
         if now <= self.window_end {
@@ -408,13 +412,13 @@ impl Worker {
     }
 
     fn check(&mut self, tag: u32) {
-        let Ticket { order, mem, .. } = *self.kit.client.ticket(tag);
-        let part = self.content_of(order.owner, order.owner.span.len);
-        match self.kit.contents.check(mem, part) {
+        let InFlight { submission, mem, .. } = *self.resources.client.io(tag);
+        let part = self.content_of(submission.owner, submission.owner.span.len);
+        match self.resources.contents.check(mem, part) {
             Ok(()) => self.report.tally.verified_bytes += u64::from(part.len),
             Err(why) => {
                 self.report.tally.errors.verify_failed += 1;
-                if let Some(moving) = &mut self.entries[order.owner.entry] {
+                if let Some(moving) = &mut self.entries[submission.owner.entry] {
                     let name = format!("{} of rank {}, offset {}", moving.key, moving.rank, part.offset);
                     moving.broken = Some(Ended::Lost);
                     self.report.tally.example(format!("{name}: {why}"));
@@ -425,7 +429,7 @@ impl Worker {
 
     /// The entry can't be moved; it is told of once none of its I/Os is under way.
     fn breaks(&mut self, tag: u32, ended: Ended) {
-        let entry = self.kit.client.ticket(tag).order.owner.entry;
+        let entry = self.resources.client.io(tag).submission.owner.entry;
         if let Some(moving) = &mut self.entries[entry] {
             moving.broken = Some(ended);
         }
@@ -434,8 +438,8 @@ impl Worker {
 
     /// The slot is free again; what its entry does next.
     fn release(&mut self, tag: u32) {
-        let Asked { op, owner, .. } = self.kit.client.ticket(tag).order;
-        self.kit.client.release(tag);
+        let Submission { op, owner, .. } = self.resources.client.io(tag).submission;
+        self.resources.client.release(tag);
         self.in_flight -= 1;
         let Some(moving) = &mut self.entries[owner.entry] else { return };
         moving.file.in_flight -= 1;
@@ -462,17 +466,17 @@ impl Worker {
         }
         let Some(moving) = self.entries[entry].take() else { return };
         let Moving { file, rank, slot, key, way, made, broken } = moving;
-        file.close(&mut self.kit);
+        file.close(&mut self.resources);
         let ended = broken.unwrap_or(Ended::Whole);
         if ended != Ended::Whole {
-            made.iter().for_each(|Made(place, identity)| drop(identity.remove(&place.path)));
+            made.iter().for_each(|CreatedFile(place, identity)| drop(identity.remove(&place.path)));
         }
         let made = made.filter(|_| ended == Ended::Whole);
         self.done.push(Moved { rank, slot, key, way, ended, made });
     }
 
-    fn name(&self, asked: &Asked<Part>) -> String {
-        let Asked { op, offset, owner, .. } = asked;
+    fn name(&self, asked: &Submission<Part>) -> String {
+        let Submission { op, offset, owner, .. } = asked;
         let what = match op {
             Op::Flush => "flush".into(),
             Op::Read => format!("read of {} bytes at {offset}", owner.span.len),
@@ -485,7 +489,7 @@ impl Worker {
     }
 
     fn io_failed(&mut self, tag: u32, fault: &Fault) {
-        let name = self.name(&self.kit.client.ticket(tag).order);
+        let name = self.name(&self.resources.client.io(tag).submission);
         let errors = &mut self.report.tally.errors;
         errors.failed += 1;
         errors.misaligned += u64::from(fault.errno == libc::EINVAL);
@@ -499,12 +503,12 @@ impl Worker {
     fn abandon_overdue(&mut self, now: Instant) {
         let timeout = Duration::from_secs_f64(self.spec.timeout_s);
         let mut late = std::mem::take(&mut self.late);
-        self.kit.client.give_up_late(now, timeout, &mut self.kit.reactor, &mut late);
+        self.resources.client.give_up_late(now, timeout, &mut self.resources.reactor, &mut late);
         for (tag, what) in late.drain(..) {
             match what {
                 Late::TimedOut => {
                     self.report.tally.errors.timed_out += 1;
-                    let name = self.name(&self.kit.client.ticket(tag).order);
+                    let name = self.name(&self.resources.client.io(tag).submission);
                     let found = format!("unfinished after ‹timeout_s› {} s", self.spec.timeout_s);
                     self.report.tally.example(format!("{name}: {found}"));
                     self.fail(Error::run(name, found, "dmesg | tail; a longer ‹timeout_s›"));
@@ -518,7 +522,7 @@ impl Worker {
     /// Nothing that is under way is ever heard of: memory that the kernel may still write to is left to it.
     fn give_up_all(&mut self, why: &std::io::Error) {
         self.fail(reactor::refused(why));
-        for (tag, what) in self.kit.client.give_up_all() {
+        for (tag, what) in self.resources.client.give_up_all() {
             match what {
                 Late::Lost => self.in_flight -= 1,
                 _ => self.release(tag),
@@ -536,8 +540,8 @@ impl Worker {
     fn put_away(&mut self) {
         for moving in std::mem::take(&mut self.entries).into_iter().flatten() {
             let Moving { file, made, .. } = moving;
-            file.close(&mut self.kit);
-            made.iter().for_each(|Made(place, identity)| drop(identity.remove(&place.path)));
+            file.close(&mut self.resources);
+            made.iter().for_each(|CreatedFile(place, identity)| drop(identity.remove(&place.path)));
         }
         self.to_flush.clear();
     }

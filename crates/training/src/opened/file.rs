@@ -1,6 +1,6 @@
 //! One file, open: made at its full length, filled by I/Os in order, cut to its bytes, flushed, closed.
 
-use super::kit::Kit;
+use super::resources::WorkerResources;
 use super::Way;
 use forebay_io::clock;
 use forebay_io::identity::Identity;
@@ -31,7 +31,7 @@ impl Place {
 
 /// A file that this run made, and which one it is: anybody may give its name to another.
 #[derive(Clone, Debug)]
-pub(crate) struct Made(pub Place, pub Identity);
+pub(crate) struct CreatedFile(pub Place, pub Identity);
 
 /// Why a file couldn't be opened.
 pub(crate) enum Refused {
@@ -78,14 +78,14 @@ impl OpenFile {
         access: FileAccess,
         place: Place,
         flow: usize,
-        kit: &mut Kit<P>,
-        made: &mut Vec<Made>,
+        resources: &mut WorkerResources<P>,
+        made: &mut Vec<CreatedFile>,
     ) -> Result<OpenFile, Refused> {
-        let ours = match access.write.then(|| make(&place, kit.align())).transpose() {
+        let ours = match access.write.then(|| make(&place, resources.align())).transpose() {
             Ok(ours) => ours,
             Err(e) => return Err(Refused::Make(place, e)),
         };
-        made.extend(ours.map(|identity| Made(place.clone(), identity)));
+        made.extend(ours.map(|identity| CreatedFile(place.clone(), identity)));
         let target = FileTarget::open(&place.path, access)?;
         if let Some(identity) = ours {
             identity.check(&place.path, &target.file)?;
@@ -93,9 +93,9 @@ impl OpenFile {
         if !access.write && target.bytes < place.bytes {
             return Err(Refused::Short(place, target.bytes));
         }
-        let align = kit.align();
+        let align = resources.align();
         let target = FileTarget { align, ..target };
-        let queue = kit.queue(&target)?;
+        let queue = resources.queue(&target)?;
         let way = if access.write { Way::Write } else { Way::Read };
         Ok(OpenFile { target: Some(target), ..OpenFile::new(place, flow, queue, way, 0, align) })
     }
@@ -106,10 +106,10 @@ impl OpenFile {
         base: u64,
         way: Way,
         flow: usize,
-        kit: &mut Kit<P>,
+        resources: &mut WorkerResources<P>,
     ) -> Result<OpenFile, Error> {
-        let queue = kit.whole()?;
-        Ok(OpenFile::new(place, flow, queue, way, base, kit.align()))
+        let queue = resources.whole()?;
+        Ok(OpenFile::new(place, flow, queue, way, base, resources.align()))
     }
 
     fn new(place: Place, flow: usize, queue: u32, way: Way, base: u64, align: u32) -> OpenFile {
@@ -170,15 +170,15 @@ impl OpenFile {
     }
 
     /// Closes the file, and removes its registration from the ring.
-    pub(crate) fn close<P: Copy>(self, kit: &mut Kit<P>) {
+    pub(crate) fn close<P: Copy>(self, resources: &mut WorkerResources<P>) {
         // The queue of a whole source is its worker's.
         let Some(target) = self.target else { return };
-        let mut queue = kit.client.remove(self.queue);
-        queue.close(&mut kit.reactor);
-        kit.forget(&target);
+        let mut queue = resources.client.remove(self.queue);
+        queue.close(&mut resources.reactor);
+        resources.forget(&target);
         drop(queue);
         drop(target);
-        kit.reactor.forget_files();
+        resources.reactor.forget_files();
     }
 }
 

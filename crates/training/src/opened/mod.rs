@@ -1,8 +1,8 @@
 //! Files that are opened, moved whole and closed again while a run goes on: those of checkpoints, and the entries of a
-//! key-value cache. `kit`: what one thread works with; `file`: one of them.
+//! key-value cache. `resources`: what one thread works with; `file`: one of them.
 
 pub(crate) mod file;
-pub(crate) mod kit;
+pub(crate) mod resources;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {

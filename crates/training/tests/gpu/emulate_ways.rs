@@ -16,7 +16,7 @@ use forebay_rigs::gpu::home;
 use forebay_rigs::gpu::{is_inside, on_real_gpu, Books, Scenario};
 use forebay_rigs::leaks::{assert_no_more_than, held};
 use forebay_storage::path::legal;
-use forebay_storage::source::Made;
+use forebay_storage::source::SourceMedium;
 use forebay_training::emulate::{run, EmulateProgress, Outcome};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -139,10 +139,10 @@ fn assert_exact(record: &RunRecord) -> u64 {
 
 /// A scenario whose inside tells its outside of a number of bytes.
 fn telling(scenario: Scenario, name: &str, body: impl FnOnce() -> u64) -> Option<(Books, u64)> {
-    let told = home().path().with_file_name(format!("told-{name}"));
-    let books = scenario.run(|| std::fs::write(&told, body().to_string()).unwrap())?;
-    let bytes = std::fs::read_to_string(&told).unwrap().parse().unwrap();
-    std::fs::remove_file(&told).unwrap();
+    let reported = home().path().with_file_name(format!("told-{name}"));
+    let books = scenario.run(|| std::fs::write(&reported, body().to_string()).unwrap())?;
+    let bytes = std::fs::read_to_string(&reported).unwrap().parse().unwrap();
+    std::fs::remove_file(&reported).unwrap();
     Some((books, bytes))
 }
 
@@ -212,7 +212,7 @@ fn chill(folder: &Path, files: usize, every: usize) {
 fn every_byte_is_told_of(name: &str, numbers: std::ops::Range<u64>) {
     let outside = numbers.clone();
     let scenario = Scenario::new(&format!("emulate_ways::{name}")).settings("gpus=2,delay_us=20");
-    let told = telling(scenario, name, || {
+    let reported = telling(scenario, name, || {
         let mut by_cufile = 0;
         for number in numbers {
             let home = home();
@@ -233,7 +233,7 @@ fn every_byte_is_told_of(name: &str, numbers: std::ops::Range<u64>) {
         }
         by_cufile
     });
-    let Some((books, by_cufile)) = told else { return };
+    let Some((books, by_cufile)) = reported else { return };
     let (mut bytes, mut sums) = (0, 0);
     for number in outside {
         let Case { sizes, spec, .. } = case(number, Path::new("/"));
@@ -270,7 +270,7 @@ fn so_it_is_of_other_files_and_settings() {
 #[test]
 fn what_is_cached_is_read_where_it_lies_and_stays_registered_for_later_epochs() {
     let name = "what_is_cached_is_read_where_it_lies_and_stays_registered_for_later_epochs";
-    let told = telling(Scenario::new(&format!("emulate_ways::{name}")), name, || {
+    let reported = telling(Scenario::new(&format!("emulate_ways::{name}")), name, || {
         let home = files(&[3 * MIB; 8]);
         let spec = EmulateSpec { cache: Cache::Warm, epochs: 5, ..spec(home.path(), PathKind::Mapped) };
         let record = record(&spec);
@@ -286,7 +286,7 @@ fn what_is_cached_is_read_where_it_lies_and_stays_registered_for_later_epochs() 
         assert!(path.slots_pinned && record.training.unwrap().level == Level::Bytes);
         bytes
     });
-    if let Some((books, bytes)) = told {
+    if let Some((books, bytes)) = reported {
         assert_eq!((bytes, books.over_gpus("to_device_bytes")), (5 * 24 * MIB as u64, bytes));
         assert_eq!(books.sum(), 5 * totals(&[3 * MIB; 8]).1);
     }
@@ -336,7 +336,7 @@ fn a_run_that_is_stopped_tells_of_every_byte_that_got_there() {
         let name = "a_run_that_is_stopped_tells_of_every_byte_that_got_there";
         let scenario = Scenario::new(&format!("emulate_ways::{name}")).settings("gpus=2,delay_us=300");
         let scenario = scenario.variable("FOREBAY_TEST_WAY", n.to_string());
-        let told = telling(scenario, name, || {
+        let reported = telling(scenario, name, || {
             let path = PATHS[std::env::var("FOREBAY_TEST_WAY").unwrap().parse::<usize>().unwrap()];
             let home = files(&[2 * MIB + 777; 12]);
             let spec = EmulateSpec {
@@ -356,7 +356,7 @@ fn a_run_that_is_stopped_tells_of_every_byte_that_got_there() {
         if is_inside() {
             return;
         }
-        if let Some((books, bytes)) = told {
+        if let Some((books, bytes)) = reported {
             let looks = if path == PathKind::Gds { 2 * (256 << 10) } else { 0 };
             assert_eq!(books.over_gpus("to_device_bytes") + books.by_cufile() - looks, bytes, "{path:?}");
         }
@@ -381,8 +381,8 @@ fn what_cufile_did_is_what_the_record_says() {
             .variable("FOREBAY_STUB_CUFILE", format!("mode={way}"))
             .variable("FOREBAY_TEST_WAY", format!("{way},{tail},{ran}"))
             .run(|| {
-                let told = std::env::var("FOREBAY_TEST_WAY").unwrap();
-                let words: Vec<&str> = told.split(',').collect();
+                let reported = std::env::var("FOREBAY_TEST_WAY").unwrap();
+                let words: Vec<&str> = reported.split(',').collect();
                 let home = files(&[3 * MIB + words[1].parse::<usize>().unwrap(); 4]);
                 let compat = EmulateSpec { cache: Cache::Auto, ..spec(home.path(), PathKind::Gds) };
                 let strict = EmulateSpec { allow_compat: false, require_direct: true, ..compat.clone() };
@@ -496,7 +496,7 @@ fn emulated_runs_give_back_all_that_they_took() {
     Scenario::new("emulate_ways::emulated_runs_give_back_all_that_they_took").run(|| {
         for path in [PathKind::Bounce, PathKind::Mapped, PathKind::Gds]
             .into_iter()
-            .filter(|p| legal(*p, &"a file", &Made::file()).is_ok())
+            .filter(|p| legal(*p, &"a file", &SourceMedium::file()).is_ok())
         {
             let once = || once(path);
             // A real driver opens some descriptors when it first has so many threads at once, and keeps them.

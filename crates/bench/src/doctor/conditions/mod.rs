@@ -18,7 +18,7 @@ pub(crate) use p2pdma::p2pdma_check;
 use software::{bar1, counters, forced, gpu, gpu_class, libcuda, library, udev, versions};
 
 /// Facts of the other areas, about one storage location or the machine as a whole.
-pub(crate) struct Ground<'a> {
+pub(crate) struct FactsView<'a> {
     pub gpu: &'a GpuFacts,
     pub cufile: &'a Cufile,
     pub gds: &'a Gds,
@@ -72,14 +72,14 @@ pub(crate) struct Condition {
     pub stops: Stops,
     /// The check of another area that shows it already.
     pub shown_by: Option<&'static str>,
-    pub judge: fn(&Ground) -> Finding,
+    pub judge: fn(&FactsView) -> Finding,
 }
 
 const fn row(
     id: &'static str,
     title: &'static str,
     stops: Stops,
-    judge: fn(&Ground) -> Finding,
+    judge: fn(&FactsView) -> Finding,
 ) -> Condition {
     Condition { id, title, stops, shown_by: None, judge }
 }
@@ -89,7 +89,7 @@ const fn shown(
     id: &'static str,
     title: &'static str,
     stops: Stops,
-    judge: fn(&Ground) -> Finding,
+    judge: fn(&FactsView) -> Finding,
 ) -> Condition {
     Condition { id, title, stops, shown_by: Some(by), judge }
 }
@@ -132,13 +132,13 @@ pub(crate) const CONDITIONS: &[Condition] = &[
 
 /// One line for each condition that no other check shows.
 /// `needless`: the way that isn't needed, since the other works.
-pub(crate) fn checks(ground: &Ground, needless: Option<Stops>) -> Vec<Check> {
+pub(crate) fn checks(view: &FactsView, needless: Option<Stops>) -> Vec<Check> {
     let own = CONDITIONS.iter().filter(|c| c.shown_by.is_none());
     own.filter_map(|condition| {
         let check = |state, found: String| {
             Check::new(Area::Gds, format!("gds.{}", condition.id), condition.title, state, found)
         };
-        Some(match (condition.judge)(ground) {
+        Some(match (condition.judge)(view) {
             Finding::Moot => return None,
             Finding::Holds(found) => check(State::Works, found),
             Finding::Fails { found, .. } if Some(condition.stops) == needless => {
@@ -180,17 +180,17 @@ const RDMA_FILESYSTEMS: [(&str, &str); 6] = [
 ];
 
 /// The driver that a location's bytes come through by RDMA; None for a local one.
-fn rdma_driver(ground: &Ground) -> Option<&'static str> {
-    let kind = ground.filesystems.iter().find_map(|e| e.filesystem.as_ref().map(|f| f.kind.as_str()))?;
+fn rdma_driver(view: &FactsView) -> Option<&'static str> {
+    let kind = view.filesystems.iter().find_map(|e| e.filesystem.as_ref().map(|f| f.kind.as_str()))?;
     RDMA_FILESYSTEMS.iter().find(|(name, _)| *name == kind).map(|(_, driver)| *driver)
 }
 
-fn filesystem(ground: &Ground) -> Finding {
-    if ground.whole || ground.filesystems.is_empty() {
+fn filesystem(view: &FactsView) -> Finding {
+    if view.whole || view.filesystems.is_empty() {
         return Finding::Moot;
     }
     let mut seen = Vec::new();
-    for examined in ground.filesystems {
+    for examined in view.filesystems {
         let Some(fs) = &examined.filesystem else {
             seen.push("a block device".to_string());
             continue;
@@ -210,12 +210,12 @@ fn filesystem(ground: &Ground) -> Finding {
     holds(seen.join(", "))
 }
 
-fn journal(ground: &Ground) -> Finding {
-    let ext4 = ground.filesystems.iter().find_map(|e| {
+fn journal(view: &FactsView) -> Finding {
+    let ext4 = view.filesystems.iter().find_map(|e| {
         let fs = e.filesystem.as_ref().filter(|f| f.kind == "ext4")?;
         Some((e, fs))
     });
-    let Some((examined, fs)) = ext4.filter(|_| !ground.whole) else { return Finding::Moot };
+    let Some((examined, fs)) = ext4.filter(|_| !view.whole) else { return Finding::Moot };
     let spelled = fs.options.iter().find_map(|o| o.strip_prefix("data="));
     let again = super::filesystem::ordered_again(fs);
     match (spelled, spelled.or(examined.journal_mode.as_deref())) {
@@ -233,11 +233,11 @@ fn journal(ground: &Ground) -> Finding {
     }
 }
 
-fn o_direct(ground: &Ground) -> Finding {
-    if ground.whole {
+fn o_direct(view: &FactsView) -> Finding {
+    if view.whole {
         return Finding::Moot;
     }
-    let refused = ground.filesystems.iter().find_map(|e| {
+    let refused = view.filesystems.iter().find_map(|e| {
         let direct = e.direct.as_ref().filter(|d| !d.inconclusive && !d.timed_out)?;
         Some((e, direct.refused.clone()?))
     });
@@ -252,27 +252,27 @@ fn o_direct(ground: &Ground) -> Finding {
 }
 
 /// Drives that aren't md, dm or the like: where the bytes lie in the end.
-fn physical<'a>(ground: &'a Ground) -> impl Iterator<Item = &'a DriveFacts> {
-    ground.drives.iter().filter(|d| !matches!(d.drive.kind.as_str(), "md" | "dm"))
+fn physical<'a>(view: &'a FactsView) -> impl Iterator<Item = &'a DriveFacts> {
+    view.drives.iter().filter(|d| !matches!(d.drive.kind.as_str(), "md" | "dm"))
 }
 
-fn drive(ground: &Ground) -> Finding {
-    if rdma_driver(ground).is_some() && !ground.whole {
+fn drive(view: &FactsView) -> Finding {
+    if rdma_driver(view).is_some() && !view.whole {
         return Finding::Moot;
     }
     let next = "forebay doctor   # lists the drives; name a directory on an NVMe drive";
-    let nvme: Vec<&DriveFacts> = physical(ground).filter(|d| d.drive.kind == "nvme").collect();
+    let nvme: Vec<&DriveFacts> = physical(view).filter(|d| d.drive.kind == "nvme").collect();
     let names: Vec<&str> = nvme.iter().map(|d| d.drive.name.as_str()).collect();
-    if ground.whole {
+    if view.whole {
         return match names.is_empty() {
             true => fails("none in this machine", "no NVMe drive is in this machine", "lspci -d ::0108"),
             false => holds(names.join(" ")),
         };
     }
-    let Some(first) = physical(ground).next() else {
+    let Some(first) = physical(view).next() else {
         return fails("no drive is visible", "no NVMe drive is behind this", next);
     };
-    if let Some(other) = physical(ground).find(|d| d.drive.kind != "nvme") {
+    if let Some(other) = physical(view).find(|d| d.drive.kind != "nvme") {
         let kind = &other.drive.kind;
         return fails(
             format!("{} is {kind}", other.drive.name),
@@ -293,12 +293,12 @@ fn drive(ground: &Ground) -> Finding {
     holds(names.join(" "))
 }
 
-fn layers(ground: &Ground) -> Finding {
-    if ground.whole {
+fn layers(view: &FactsView) -> Finding {
+    if view.whole {
         return Finding::Moot;
     }
     let stripe = "name the drives themselves: 'stripe:?chunk=512k&m=A&m=B'";
-    for raid in ground.raids {
+    for raid in view.raids {
         let level = raid.level.as_deref().unwrap_or("unknown kind");
         match (raid.kind.as_str(), level) {
             ("dm", _) => {
@@ -322,9 +322,9 @@ fn layers(ground: &Ground) -> Finding {
     holds("none in the way")
 }
 
-fn nvidia_fs(ground: &Ground) -> Finding {
-    match ground.gds.nvidia_fs.loaded {
-        true => holds(ground.gds.nvidia_fs.version.clone().unwrap_or_else(|| "loaded".into())),
+fn nvidia_fs(view: &FactsView) -> Finding {
+    match view.gds.nvidia_fs.loaded {
+        true => holds(view.gds.nvidia_fs.version.clone().unwrap_or_else(|| "loaded".into())),
         false => fails(
             "not loaded",
             "the kernel module nvidia-fs isn't loaded",
@@ -333,8 +333,8 @@ fn nvidia_fs(ground: &Ground) -> Finding {
     }
 }
 
-fn nvidia_fs_device(ground: &Ground) -> Finding {
-    match (ground.gds.nvidia_fs.loaded, ground.gds.nvidia_fs.devices) {
+fn nvidia_fs_device(view: &FactsView) -> Finding {
+    match (view.gds.nvidia_fs.loaded, view.gds.nvidia_fs.devices) {
         (false, _) => Finding::Moot,
         (true, 0) => fails(
             "no /dev/nvidia-fs*",
@@ -345,15 +345,15 @@ fn nvidia_fs_device(ground: &Ground) -> Finding {
     }
 }
 
-fn nvidia_fs_drivers(ground: &Ground) -> Finding {
-    if !ground.gds.nvidia_fs.loaded {
+fn nvidia_fs_drivers(view: &FactsView) -> Finding {
+    if !view.gds.nvidia_fs.loaded {
         return Finding::Moot;
     }
-    let serves = |name: &str| ground.gds.nvidia_fs.drivers.iter().any(|d| d == name);
+    let serves = |name: &str| view.gds.nvidia_fs.drivers.iter().any(|d| d == name);
     let over_fabric = |d: &DriveFacts| d.transport.as_deref() == Some("rdma");
-    let wanted = match rdma_driver(ground).filter(|_| !ground.whole) {
+    let wanted = match rdma_driver(view).filter(|_| !view.whole) {
         Some(driver) => driver,
-        None if !ground.whole && physical(ground).any(over_fabric) => "nvme_rdma",
+        None if !view.whole && physical(view).any(over_fabric) => "nvme_rdma",
         None => "nvme",
     };
     match serves(wanted) {
@@ -366,8 +366,8 @@ fn nvidia_fs_drivers(ground: &Ground) -> Finding {
     }
 }
 
-fn iommu(ground: &Ground) -> Finding {
-    match ground.gds.iommu.mode {
+fn iommu(view: &FactsView) -> Finding {
+    match view.gds.iommu.mode {
         "translating" => fails(
             "translating",
             "the IOMMU translates: traffic between drive and GPU goes through the root complex, or is refused",
@@ -377,8 +377,8 @@ fn iommu(ground: &Ground) -> Finding {
     }
 }
 
-fn acs(ground: &Ground) -> Finding {
-    match ground.gds.acs.redirecting.first() {
+fn acs(view: &FactsView) -> Finding {
+    match view.gds.acs.redirecting.first() {
         Some(first) => fails(
             format!("{first} redirects"),
             "PCIe access control sends peer traffic through the root complex",
@@ -388,13 +388,13 @@ fn acs(ground: &Ground) -> Finding {
     }
 }
 
-fn distance(ground: &Ground) -> Finding {
-    let ours = |d: &&Distance| ground.drives.iter().any(|f| f.drive.name == d.to);
-    if ground.whole {
+fn distance(view: &FactsView) -> Finding {
+    let ours = |d: &&Distance| view.drives.iter().any(|f| f.drive.name == d.to);
+    if view.whole {
         return Finding::Moot;
     }
     let far = |d: &&Distance| matches!(d.relation, Relation::CrossNode | Relation::SameNode);
-    match ground.topology.iter().filter(ours).find(far) {
+    match view.topology.iter().filter(ours).find(far) {
         Some(d) => fails(
             format!("GPU {} and {} are {}", d.gpu, d.to, d.relation.words()),
             format!(

@@ -1,7 +1,7 @@
 //! The requirements of the kernel's PCI P2PDMA: the kernel itself, the driver, the GPU, the drive, cufile.json.
 
 use super::software::library_version;
-use super::{fails, holds, open, physical, rdma_driver, version, Finding, Ground, Stops, CONDITIONS};
+use super::{fails, holds, open, physical, rdma_driver, version, FactsView, Finding, Stops, CONDITIONS};
 use crate::doctor::drives::DriveFacts;
 use crate::doctor::gds::fault;
 use crate::doctor::gpu::present;
@@ -9,10 +9,10 @@ use forebay_io::machine::finding::{Area, Check, State};
 use forebay_model::units::readable_bytes as size;
 
 /// The conditions of P2PDMA in one line; each has its own line with what to type.
-pub(crate) fn p2pdma_check(ground: &Ground) -> Check {
-    let here = present(ground.gpu);
+pub(crate) fn p2pdma_check(view: &FactsView) -> Check {
+    let here = present(view.gpu);
     let check = |state, found: String| Check::new(Area::Gds, "gds.p2pdma", "PCI P2PDMA", state, found);
-    match ground.gds.p2pdma.in_kernel {
+    match view.gds.p2pdma.in_kernel {
         Some(false) => {
             return check(fault(here), "off in the kernel (CONFIG_PCI_P2PDMA)".into())
                 .why("the kernel can't let a drive write into a GPU")
@@ -27,7 +27,7 @@ pub(crate) fn p2pdma_check(ground: &Ground) -> Check {
     }
     let ours = CONDITIONS.iter().filter(|c| c.stops == Stops::P2pdma);
     let amiss: Vec<&str> =
-        ours.filter(|c| matches!((c.judge)(ground), Finding::Fails { .. })).map(|c| c.title).collect();
+        ours.filter(|c| matches!((c.judge)(view), Finding::Fails { .. })).map(|c| c.title).collect();
     match amiss.is_empty() {
         true => check(State::Works, "in the kernel, the driver and cufile.json".into()),
         false => check(State::Missing, "in the kernel, not set up".into())
@@ -35,8 +35,8 @@ pub(crate) fn p2pdma_check(ground: &Ground) -> Check {
     }
 }
 
-pub(crate) fn kernel(ground: &Ground) -> Finding {
-    match ground.gds.p2pdma.in_kernel {
+pub(crate) fn kernel(view: &FactsView) -> Finding {
+    match view.gds.p2pdma.in_kernel {
         Some(true) => holds("CONFIG_PCI_P2PDMA"),
         Some(false) => fails(
             "CONFIG_PCI_P2PDMA is off",
@@ -58,23 +58,23 @@ const DRIVER_MIN: (u32, u32) = (565, 0);
 /// The first libcufile with `use_pci_p2pdma` (CUDA 12.8).
 const LIBCUFILE_MIN: (u32, u32) = (1, 13);
 
-pub(crate) fn kernel_version(ground: &Ground) -> Finding {
-    match version(ground.kernel) {
+pub(crate) fn kernel_version(view: &FactsView) -> Finding {
+    match version(view.kernel) {
         Some(found) if found < KERNEL_MIN => fails(
-            ground.kernel,
+            view.kernel,
             format!(
                 "Linux {} is older than 6.2, the first that reads into peer memory for a program",
-                ground.kernel
+                view.kernel
             ),
             "sudo apt install linux-generic-hwe-24.04 && sudo reboot   # or any kernel from 6.2 on",
         ),
-        Some(_) => holds(ground.kernel),
+        Some(_) => holds(view.kernel),
         None => Finding::Moot,
     }
 }
 
-pub(crate) fn modules(ground: &Ground) -> Finding {
-    match ground.gpu.open_modules {
+pub(crate) fn modules(view: &FactsView) -> Finding {
+    match view.gpu.open_modules {
         Some(false) => fails(
             "closed kernel modules",
             "P2PDMA needs the driver's open kernel modules",
@@ -85,8 +85,8 @@ pub(crate) fn modules(ground: &Ground) -> Finding {
     }
 }
 
-pub(crate) fn driver(ground: &Ground) -> Finding {
-    let Some(driver) = &ground.gpu.driver else { return Finding::Moot };
+pub(crate) fn driver(view: &FactsView) -> Finding {
+    let Some(driver) = &view.gpu.driver else { return Finding::Moot };
     match version(driver) {
         Some(found) if found < DRIVER_MIN => fails(
             driver,
@@ -97,9 +97,9 @@ pub(crate) fn driver(ground: &Ground) -> Finding {
     }
 }
 
-pub(crate) fn registry(ground: &Ground) -> Finding {
-    let facts = &ground.gds.p2pdma;
-    if ground.arch != "x86_64" || !present(ground.gpu) {
+pub(crate) fn registry(view: &FactsView) -> Finding {
+    let facts = &view.gds.p2pdma;
+    if view.arch != "x86_64" || !present(view.gpu) {
         return Finding::Moot;
     }
     let (fixed, uncombined) = (facts.static_bar1 == Some(true), facts.write_combining_off == Some(true));
@@ -121,24 +121,24 @@ pub(crate) fn registry(ground: &Ground) -> Finding {
 /// As NVIDIA's guide lists them.
 const P2PDMA_GPUS: [&str; 9] = ["A100", "A40", "L4", "L40S", "H100", "H200", "B100", "B200", "B300"];
 
-pub(crate) fn gpu(ground: &Ground) -> Finding {
+pub(crate) fn gpu(view: &FactsView) -> Finding {
     let listed = |name: &str| {
         let mut words = name.split(|c: char| !c.is_ascii_alphanumeric());
         words.any(|word| P2PDMA_GPUS.contains(&word))
     };
-    match ground.gpu.gpus.iter().find(|g| !listed(&g.gpu.name)) {
+    match view.gpu.gpus.iter().find(|g| !listed(&g.gpu.name)) {
         Some(device) => open(
             device.gpu.name.clone(),
             format!("NVIDIA's list of GPUs with P2PDMA doesn't name it: {}", P2PDMA_GPUS.join(", ")),
             "forebay validate --only gds-direct   # shows what it really does",
         ),
-        None if present(ground.gpu) => holds("listed"),
+        None if present(view.gpu) => holds("listed"),
         None => Finding::Moot,
     }
 }
 
-pub(crate) fn bar1(ground: &Ground) -> Finding {
-    for device in &ground.gpu.gpus {
+pub(crate) fn bar1(view: &FactsView) -> Finding {
+    for device in &view.gpu.gpus {
         let (Some(window), Some(memory)) = (device.bar1_bytes, device.gpu.memory_bytes) else { continue };
         if window < memory {
             return fails(
@@ -152,8 +152,8 @@ pub(crate) fn bar1(ground: &Ground) -> Finding {
     Finding::Moot
 }
 
-pub(crate) fn multipath(ground: &Ground) -> Finding {
-    match ground.gds.p2pdma.nvme_multipath {
+pub(crate) fn multipath(view: &FactsView) -> Finding {
+    match view.gds.p2pdma.nvme_multipath {
         Some(true) => fails(
             "on",
             "NVMe multipath is on, and P2PDMA doesn't pass through it",
@@ -164,13 +164,13 @@ pub(crate) fn multipath(ground: &Ground) -> Finding {
     }
 }
 
-pub(crate) fn transport(ground: &Ground) -> Finding {
-    if ground.whole {
+pub(crate) fn transport(view: &FactsView) -> Finding {
+    if view.whole {
         return Finding::Moot;
     }
     let remote = |d: &&DriveFacts| d.transport.as_deref().is_some_and(|t| t != "pcie");
-    let far = physical(ground).find(remote).map(|d| d.drive.name.clone());
-    match far.or_else(|| rdma_driver(ground).map(str::to_string)) {
+    let far = physical(view).find(remote).map(|d| d.drive.name.clone());
+    match far.or_else(|| rdma_driver(view).map(str::to_string)) {
         Some(name) => fails(
             format!("{name} is behind a network"),
             "P2PDMA reaches drives in this machine only",
@@ -180,11 +180,11 @@ pub(crate) fn transport(ground: &Ground) -> Finding {
     }
 }
 
-pub(crate) fn raid(ground: &Ground) -> Finding {
-    if ground.whole {
+pub(crate) fn raid(view: &FactsView) -> Finding {
+    if view.whole {
         return Finding::Moot;
     }
-    match ground.raids.iter().find(|r| r.kind == "md") {
+    match view.raids.iter().find(|r| r.kind == "md") {
         Some(raid) => fails(
             format!("{} is md {}", raid.name, raid.level.as_deref().unwrap_or("of unknown level")),
             "P2PDMA refuses md RAID, RAID0 as well",
@@ -194,8 +194,8 @@ pub(crate) fn raid(ground: &Ground) -> Finding {
     }
 }
 
-pub(crate) fn libcufile(ground: &Ground) -> Finding {
-    match library_version(ground) {
+pub(crate) fn libcufile(view: &FactsView) -> Finding {
+    match library_version(view) {
         Some((text, found)) if found < LIBCUFILE_MIN => fails(
             text,
             format!("libcufile {text} is older than 1.13, the first with P2PDMA"),
@@ -206,8 +206,8 @@ pub(crate) fn libcufile(ground: &Ground) -> Finding {
     }
 }
 
-pub(crate) fn json(ground: &Ground) -> Finding {
-    let config = &ground.cufile.config;
+pub(crate) fn json(view: &FactsView) -> Finding {
+    let config = &view.cufile.config;
     match config.use_pci_p2pdma {
         true => holds("use_pci_p2pdma"),
         false => fails(

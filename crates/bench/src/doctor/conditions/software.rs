@@ -5,12 +5,12 @@ use super::fails;
 use super::holds;
 use super::open;
 use super::version;
+use super::FactsView;
 use super::Finding;
-use super::Ground;
 use forebay_model::units::readable_bytes as size;
 
-pub(super) fn gpu(ground: &Ground) -> Finding {
-    let facts = ground.gpu;
+pub(super) fn gpu(view: &FactsView) -> Finding {
+    let facts = view.gpu;
     if crate::doctor::gpu::present(facts) {
         let names: Vec<&str> = facts.gpus.iter().map(|g| g.gpu.name.as_str()).collect();
         return holds(names.join(", "));
@@ -25,8 +25,8 @@ pub(super) fn gpu(ground: &Ground) -> Finding {
     }
 }
 
-pub(super) fn libcuda(ground: &Ground) -> Finding {
-    match &ground.gpu.libcuda_refused {
+pub(super) fn libcuda(view: &FactsView) -> Finding {
+    match &view.gpu.libcuda_refused {
         None => holds("loads"),
         Some(refused) => fails(
             refused,
@@ -36,11 +36,11 @@ pub(super) fn libcuda(ground: &Ground) -> Finding {
     }
 }
 
-pub(super) fn library(ground: &Ground) -> Finding {
-    let Some(first) = ground.cufile.libraries.first() else {
+pub(super) fn library(view: &FactsView) -> Finding {
+    let Some(first) = view.cufile.libraries.first() else {
         return fails("not found", "libcufile isn't found", "pip install nvidia-cufile");
     };
-    match &ground.cufile.refused {
+    match &view.cufile.refused {
         None => holds(first.path.display().to_string()),
         Some(refused) => fails(
             refused,
@@ -57,14 +57,14 @@ pub(super) const LIBCUFILE_13: (u32, u32) = (1, 15);
 pub(super) const DRIVER_13: (u32, u32) = (580, 0);
 
 /// The version that the library reports, else the one in its file's name.
-pub(super) fn library_version<'a>(ground: &Ground<'a>) -> Option<(&'a str, (u32, u32))> {
-    let first = ground.cufile.libraries.first();
-    let text = first.and_then(|l| l.version.as_ref()).or(ground.cufile.api_version.as_ref())?;
+pub(super) fn library_version<'a>(view: &FactsView<'a>) -> Option<(&'a str, (u32, u32))> {
+    let first = view.cufile.libraries.first();
+    let text = first.and_then(|l| l.version.as_ref()).or(view.cufile.api_version.as_ref())?;
     Some((text, version(text)?))
 }
 
-pub(super) fn versions(ground: &Ground) -> Finding {
-    let (Some((text, library)), Some(driver)) = (library_version(ground), &ground.gpu.driver) else {
+pub(super) fn versions(view: &FactsView) -> Finding {
+    let (Some((text, library)), Some(driver)) = (library_version(view), &view.gpu.driver) else {
         return Finding::Moot;
     };
     if library >= LIBCUFILE_13 && version(driver).is_some_and(|found| found < DRIVER_13) {
@@ -77,8 +77,8 @@ pub(super) fn versions(ground: &Ground) -> Finding {
     holds(format!("libcufile {text}, driver {driver}"))
 }
 
-pub(super) fn counters(ground: &Ground) -> Finding {
-    match library_version(ground) {
+pub(super) fn counters(view: &FactsView) -> Finding {
+    match library_version(view) {
         Some((text, library)) if library < LIBCUFILE_13 => fails(
             text,
             format!("libcufile {text} has no counters per GPU (1.15 has), so a run can't prove that it was direct"),
@@ -89,8 +89,8 @@ pub(super) fn counters(ground: &Ground) -> Finding {
     }
 }
 
-pub(super) fn udev(ground: &Ground) -> Finding {
-    match ground.gds.udev.iter().find(|u| !u.is_complete()) {
+pub(super) fn udev(view: &FactsView) -> Finding {
+    match view.gds.udev.iter().find(|u| !u.is_complete()) {
         None => holds("knows the file system"),
         Some(udev) => fails(
             format!("no udev entry for {}", udev.device),
@@ -100,8 +100,8 @@ pub(super) fn udev(ground: &Ground) -> Finding {
     }
 }
 
-pub(super) fn forced(ground: &Ground) -> Finding {
-    let config = &ground.cufile.config;
+pub(super) fn forced(view: &FactsView) -> Finding {
+    let config = &view.cufile.config;
     match (config.force_compat_mode, config.forced_by_environment) {
         (false, _) => holds("not forced"),
         (true, true) => fails(
@@ -117,21 +117,21 @@ pub(super) fn forced(ground: &Ground) -> Finding {
     }
 }
 
-pub(super) fn gpu_class(ground: &Ground) -> Finding {
+pub(super) fn gpu_class(view: &FactsView) -> Finding {
     let consumer = |name: &str| name.contains("GeForce") || name.contains("TITAN");
-    match ground.gpu.gpus.iter().find(|g| consumer(&g.gpu.name)) {
+    match view.gpu.gpus.iter().find(|g| consumer(&g.gpu.name)) {
         Some(device) => fails(
             device.gpu.name.clone(),
             format!("NVIDIA's drivers give no direct DMA from storage to a {}", device.gpu.name),
             "‹path› bounce; or a data-centre or professional GPU",
         ),
-        None if crate::doctor::gpu::present(ground.gpu) => holds("not a consumer GPU"),
+        None if crate::doctor::gpu::present(view.gpu) => holds("not a consumer GPU"),
         None => Finding::Moot,
     }
 }
 
-pub(super) fn bar1(ground: &Ground) -> Finding {
-    let windows: Vec<Option<u64>> = ground.gpu.gpus.iter().map(|g| g.bar1_bytes).collect();
+pub(super) fn bar1(view: &FactsView) -> Finding {
+    let windows: Vec<Option<u64>> = view.gpu.gpus.iter().map(|g| g.bar1_bytes).collect();
     if windows.contains(&Some(0)) {
         return fails(
             "none",

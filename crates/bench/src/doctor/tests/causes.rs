@@ -44,7 +44,7 @@ fn ready() -> Facts {
 }
 
 fn verdict_of(facts: &Facts) -> GdsVerdict {
-    judge(&facts.ground(), true).gds
+    judge(&facts.view(), true).gds
 }
 
 fn filesystem(facts: &mut Facts) -> &mut Filesystem {
@@ -263,7 +263,7 @@ fn the_other_way_is_not_nagged_about_where_one_works() {
     facts.cufile.config.use_pci_p2pdma = false;
     let verdict = verdict_of(&facts);
     let state = |needless| {
-        let checks = conditions::checks(&facts.ground(), needless);
+        let checks = conditions::checks(&facts.view(), needless);
         checks.into_iter().find(|c| c.id == "gds.p2pdma_json").unwrap().state
     };
     assert_eq!(state(crate::doctor::verdict::needless(&verdict)), State::NotApplicable);
@@ -273,7 +273,7 @@ fn the_other_way_is_not_nagged_about_where_one_works() {
 #[test]
 fn what_was_found_has_words_whatever_it_is() {
     for condition in CONDITIONS {
-        match (condition.judge)(&ready().ground()) {
+        match (condition.judge)(&ready().view()) {
             Finding::Holds(found) => assert!(!found.is_empty(), "{}", condition.id),
             Finding::Moot => {}
             finding => panic!("{}: {finding:?}", condition.id),

@@ -20,12 +20,12 @@ pub fn attribute_of(index: u32, number: i32) -> Result<i32, String> {
     let driver = driver()?;
     let (mut handle, mut value) = (0, 0);
     // SAFETY: plain calls that fill locals.
-    let told = unsafe {
+    let reported = unsafe {
         driver
             .check((driver.calls.device_get)(&mut handle, index as c_int))
             .and_then(|()| driver.check((driver.calls.device_attribute)(&mut value, number, handle)))
     };
-    told.map(|()| value).map_err(String::from)
+    reported.map(|()| value).map_err(String::from)
 }
 
 pub struct Device {

@@ -149,8 +149,8 @@ impl DeviceMemory {
         let mut fd: c_int = -1;
         let to = (&raw mut fd).cast();
         // SAFETY: fills a local with a descriptor, which is ours.
-        let told = unsafe { handle_of_range(to, self.at, self.bytes(), DMA_BUF_FD, 0) };
-        self.device.driver.check(told)?;
+        let reported = unsafe { handle_of_range(to, self.at, self.bytes(), DMA_BUF_FD, 0) };
+        self.device.driver.check(reported)?;
         if fd < 0 {
             return Err(CudaError::new("the driver gave no descriptor"));
         }

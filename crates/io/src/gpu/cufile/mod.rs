@@ -212,11 +212,11 @@ impl Driver {
         // Room for a structure that a newer library has made longer.
         #[repr(C)]
         struct Roomy(DriverProperties, [u64; 64]);
-        let mut told = Roomy(DriverProperties::default(), [0; 64]);
+        let mut reported = Roomy(DriverProperties::default(), [0; 64]);
         // SAFETY: fills the structure.
-        let status = unsafe { (self.cufile.calls.driver_properties)(&mut told.0) };
+        let status = unsafe { (self.cufile.calls.driver_properties)(&mut reported.0) };
         error::check("cuFileDriverGetProperties", status)?;
-        let p = told.0;
+        let p = reported.0;
         Ok(CufileProperties {
             nvidia_fs: format!("{}.{}", p.major, p.minor),
             direct: SUPPORTS

@@ -33,11 +33,14 @@ impl Stats {
         let cufile = driver.cufile();
         let get = cufile.calls.stats.ok_or_else(|| cufile.missing("cuFileGetStatsL3"))?;
         // SAFETY: all zeroes are valid for numbers.
-        let mut told: Box<StatsLevel3> = unsafe { Box::new(std::mem::zeroed()) };
+        let mut reported: Box<StatsLevel3> = unsafe { Box::new(std::mem::zeroed()) };
         // SAFETY: fills the structure, behind which there is room.
-        error::check("cuFileGetStatsL3", unsafe { get(&mut *told) })?;
-        let count = (told.gpus as usize).min(STATS_GPUS_MAX);
-        Ok(Stats { gpus: told.per_gpu[..count].iter().map(gpu).collect(), batches: batches(&told.basic) })
+        error::check("cuFileGetStatsL3", unsafe { get(&mut *reported) })?;
+        let count = (reported.gpus as usize).min(STATS_GPUS_MAX);
+        Ok(Stats {
+            gpus: reported.per_gpu[..count].iter().map(gpu).collect(),
+            batches: batches(&reported.basic),
+        })
     }
 }
 

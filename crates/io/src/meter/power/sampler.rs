@@ -2,7 +2,7 @@
 //!
 //! Each meter has a thread of its own, so that a management controller that takes seconds
 //! holds nobody up. Readings are kept with their times; what a span of time used is worked
-//! out from them afterwards. That leaves the driver free to measure several repeats, and
+//! out from them afterwards. That leaves the run free to measure several repeats, and
 //! to leave out the warm-up, with one sampler.
 
 use super::{Meter, Pace, Refused, Sample};
@@ -126,7 +126,7 @@ impl Sampler {
     /// Returns the power over `spans` together (say, all repeats without their warm-ups), in which `bytes` were moved.
     /// A meter without readings there is left out.
     pub fn over(&self, spans: &[Span], bytes: u64) -> Vec<Power> {
-        self.probes.iter().filter_map(|probe| self.told(probe, spans, bytes).ok()).collect()
+        self.probes.iter().filter_map(|probe| self.reported(probe, spans, bytes).ok()).collect()
     }
 
     /// Ends the sampling and answers for all the time since `start`.
@@ -150,7 +150,7 @@ impl Sampler {
         let mut powers = Vec::new();
         for probe in std::mem::take(&mut self.probes) {
             let name = format!("{}:{}", probe.source, probe.scope);
-            match self.told(&probe, spans, bytes) {
+            match self.reported(&probe, spans, bytes) {
                 Ok(power) => powers.push(power),
                 Err(reason) => self.failures.push((name.clone(), reason)),
             }
@@ -169,7 +169,7 @@ impl Sampler {
         &self.failures
     }
 
-    fn told(&self, probe: &Probe, spans: &[Span], bytes: u64) -> Result<Power, Reason> {
+    fn reported(&self, probe: &Probe, spans: &[Span], bytes: u64) -> Result<Power, Reason> {
         let seconds = |at: Instant| at.saturating_duration_since(self.started).as_secs_f64();
         let spans: Vec<_> = spans.iter().map(|&(from, to)| (seconds(from), seconds(to))).collect();
         let state = probe.log.lock();
@@ -204,7 +204,7 @@ fn complaint(state: &State) -> Option<Reason> {
     let last = state.last_failure.as_ref()?;
     let read = state.readings.len();
     match state.is_dead() {
-        _ if read == 0 => None, // `told` said it already.
+        _ if read == 0 => None, // `reported` said it already.
         true => Some(format!("stopped answering after {read} readings, which are kept: {last}")),
         false => {
             Some(format!("{} of {} readings failed: {last}", state.failed, read + state.failed as usize))
@@ -376,10 +376,10 @@ mod tests {
     fn a_counter_is_read_between_its_readings() {
         // 100 W for ten seconds, then 300 W.
         let readings = [(0.0, Joules(5.0)), (10.0, Joules(1005.0)), (20.0, Joules(4005.0))];
-        let told = |from, to| tally(&readings, &[(from, to)]).unwrap();
-        assert_eq!(told(0.0, 10.0), Tally { watts_mean: 100.0, samples: 2 });
-        assert_eq!(told(5.0, 15.0), Tally { watts_mean: 200.0, samples: 3 });
-        assert_eq!(told(-5.0, 99.0), Tally { watts_mean: 200.0, samples: 3 });
+        let reported = |from, to| tally(&readings, &[(from, to)]).unwrap();
+        assert_eq!(reported(0.0, 10.0), Tally { watts_mean: 100.0, samples: 2 });
+        assert_eq!(reported(5.0, 15.0), Tally { watts_mean: 200.0, samples: 3 });
+        assert_eq!(reported(-5.0, 99.0), Tally { watts_mean: 200.0, samples: 3 });
         let both = tally(&readings, &[(0.0, 5.0), (15.0, 20.0)]).unwrap();
         assert_eq!(both.watts_mean, 200.0);
     }
@@ -387,8 +387,8 @@ mod tests {
     #[test]
     fn power_readings_weigh_by_the_time_they_stand_for() {
         let readings = [(0.0, Watts(100.0)), (1.0, Watts(100.0)), (9.0, Watts(300.0)), (11.0, Watts(900.0))];
-        let told = tally(&readings, &[(0.0, 10.0)]).unwrap();
-        assert_eq!(told, Tally { watts_mean: (100.0 + 8.0 * 200.0) / 9.0, samples: 3 });
+        let reported = tally(&readings, &[(0.0, 10.0)]).unwrap();
+        assert_eq!(reported, Tally { watts_mean: (100.0 + 8.0 * 200.0) / 9.0, samples: 3 });
         assert_eq!(tally(&readings, &[(8.0, 10.0)]).unwrap(), Tally { watts_mean: 300.0, samples: 1 });
     }
 

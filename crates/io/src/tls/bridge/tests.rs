@@ -25,7 +25,7 @@ fn meet(bridge: &Bridge, client: TlsPsk) -> (UnixStream, mpsc::Receiver<Arrival>
     let to = listener.local_addr().expect("an address");
     let client = Context::client(client).expect("OpenSSL 3");
     let near = bridge.connect(to, &client, LIMIT).expect("a socket");
-    let (tell, told) = mpsc::channel();
+    let (tell, reported) = mpsc::channel();
     let (socket, _) = listener.accept().expect("a connection");
     bridge.accept(
         socket.into(),
@@ -33,17 +33,17 @@ fn meet(bridge: &Bridge, client: TlsPsk) -> (UnixStream, mpsc::Receiver<Arrival>
         LIMIT,
         Box::new(move |arrival| tell.send(arrival).expect("heard")),
     );
-    (near.into(), told)
+    (near.into(), reported)
 }
 
 // promise: TLS-2
 #[test]
 fn bytes_go_both_ways_and_the_end_goes_with_them() {
     let bridge = Bridge::start().expect("a thread");
-    let (mut near, told) = meet(&bridge, psk(1));
+    let (mut near, reported) = meet(&bridge, psk(1));
     // Written before hands are shaken.
     near.write_all(b"first").expect("taken");
-    let Arrival::Secure { socket, client } = told.recv_timeout(LIMIT).expect("an arrival") else {
+    let Arrival::Secure { socket, client } = reported.recv_timeout(LIMIT).expect("an arrival") else {
         panic!("no TLS")
     };
     assert_eq!(client.host_nqn, "nqn.2014-08.org.example:h");
@@ -72,8 +72,10 @@ fn bytes_go_both_ways_and_the_end_goes_with_them() {
 fn a_host_with_another_key_is_told_and_gone() {
     let bridge = Bridge::start().expect("a thread");
     let other = TlsPsk { identity: psk(1).identity, key: psk(2).key, suite: Hash::Sha256 };
-    let (mut near, told) = meet(&bridge, other);
-    let Arrival::Failed(why) = told.recv_timeout(LIMIT).expect("an arrival") else { panic!("it was let in") };
+    let (mut near, reported) = meet(&bridge, other);
+    let Arrival::Failed(why) = reported.recv_timeout(LIMIT).expect("an arrival") else {
+        panic!("it was let in")
+    };
     assert!(why.contains("binder"), "{why}");
     assert!(matches!(near.read(&mut [0; 8]), Ok(0) | Err(_)));
 }
@@ -85,10 +87,10 @@ fn a_host_without_tls_is_handed_on_as_it_came_and_one_that_keeps_silent_is_not()
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     let arrival = |limit| {
-        let (tell, told) = mpsc::channel();
+        let (tell, reported) = mpsc::channel();
         let (socket, _) = listener.accept().expect("a connection");
         bridge.accept(socket.into(), &server(), limit, Box::new(move |a| tell.send(a).expect("heard")));
-        told.recv_timeout(LIMIT).expect("an arrival")
+        reported.recv_timeout(LIMIT).expect("an arrival")
     };
     let mut plain = TcpStream::connect(address).expect("a connection");
     plain.write_all(&[0, 0, 128, 0]).expect("taken");

@@ -62,7 +62,7 @@ pub enum Data {
 pub enum Event<'a> {
     /// ICResp came: commands may be submitted. `max_h2c`: MAXH2CDATA.
     Ready { max_h2c: u32, header_digest: bool, data_digest: bool },
-    /// Bytes arrived straight at their place.
+    /// Bytes arrived directly at their place.
     Placed(Place),
     /// Bytes that lie in the own buffer: copy them to their place.
     Copy { place: Place, bytes: &'a [u8] },

@@ -7,7 +7,7 @@
 //!   from where it lies. A data digest is computed by the driver as it sends.
 //! - In: `expect` says where the next bytes belong: first into the payload of one
 //!   command, the rest into the end's own small buffer. The driver receives
-//!   straight into both (one `recvmsg`), calls `received`, then drains `next`.
+//!   directly into both (one `recvmsg`), calls `received`, then drains `next`.
 //!
 //! Payload that came into the own buffer together with its header is handed over
 //! as a slice, to be copied to its place; how much that may be is bounded by the

@@ -2,7 +2,7 @@
 
 use crate::gateway::dma::Retired;
 use crate::gateway::handed::{Given, Received};
-use crate::gateway::keeper::Link;
+use crate::gateway::supervisor::Link;
 use crate::gateway::vfio_user::message::Header;
 use crate::gateway::vfio_user::socket::{Ended, Listener, Message, Session};
 use crate::gateway::vfio_user::state::PeerState;
@@ -58,13 +58,13 @@ pub(super) enum Unmapping {
 }
 
 struct Peer {
-    /// None: its keeper has it.
+    /// None: its supervisor has it.
     session: Option<Session>,
     /// VERSION was exchanged.
     greeted: bool,
 }
 
-/// One at a time. It comes by the listener, or by the link to a keeper, which outlives this process.
+/// One at a time. It comes by the listener, or by the link to a supervisor, which outlives this process.
 pub(super) struct Client {
     listener: Listener,
     pub link: Option<Link>,
@@ -91,7 +91,7 @@ impl Client {
         self.listener.accept()
     }
 
-    /// It is there from now on. `session`: none where its keeper has that; `waits`: its predecessor's queues aren't gone.
+    /// It is there from now on. `session`: none where its supervisor has that; `waits`: its predecessor's queues aren't gone.
     pub(super) fn meet(&mut self, session: Option<Session>, waits: bool) {
         self.peer = Some(Peer { session, greeted: false });
         self.waiting = waits.then_some(Waiting::Predecessor);
@@ -251,7 +251,7 @@ impl Client {
         session.keep(*greeted, given).map(Some)
     }
 
-    /// As it was in another process. `kept`: at its keeper's, and whether VERSION was exchanged.
+    /// As it was in another process. `kept`: at its supervisor's, and whether VERSION was exchanged.
     pub(super) fn restore(
         &mut self,
         peer: Option<PeerState>,

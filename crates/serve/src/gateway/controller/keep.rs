@@ -1,5 +1,5 @@
-//! What of a controller outlives its thread: it is held still while another process takes it over, or its keeper is told
-//! how it stands (`gateway::keeper`), and it goes on elsewhere as it was.
+//! What of a controller outlives its thread: it is held still while another process takes it over, or its supervisor is told
+//! how it stands (`gateway::supervisor`), and it goes on elsewhere as it was.
 
 use super::standstill::Standstill;
 use super::{settings, ControllerThread, Parts, Tally};
@@ -7,9 +7,9 @@ use crate::gateway::dma::Map;
 use crate::gateway::handed::{broken, Fd, Given, Received};
 use crate::gateway::handover::state::{ControllerState, KeptState, MappingState, QueueKept, TallyState};
 use crate::gateway::io_queue::Taken;
-use crate::gateway::keeper::link::Arrived;
-use crate::gateway::keeper::Ends;
 use crate::gateway::shm;
+use crate::gateway::supervisor::link::Arrived;
+use crate::gateway::supervisor::Ends;
 use crate::gateway::vfio_user::message::{region, Request};
 use crate::gateway::vfio_user::socket::Ended;
 use crate::gateway::worker::WorkerMessage;
@@ -171,7 +171,7 @@ impl ControllerThread {
         self.queues.hand_out();
     }
 
-    // Its client comes by a keeper.
+    // Its client comes by a supervisor.
 
     /// Marks a change by a thread that wasn't asked for by the client: the next note has it.
     pub(super) fn mark_dirty(&mut self) {
@@ -180,21 +180,21 @@ impl ControllerThread {
         }
     }
 
-    /// Takes what the keeper has of the client. It gives one thing at a time.
+    /// Takes what the supervisor has of the client. It gives one thing at a time.
     pub(super) fn read_kept(&mut self) {
         loop {
             let Some(link) = &mut self.client.link else { return };
             match link.receive() {
                 Ok(None) => return,
                 Ok(Some(arrived)) => self.arrived(arrived),
-                Err(e) => return self.lose_keeper(&e.to_string()),
+                Err(e) => return self.lose_supervisor(&e.to_string()),
             }
             self.note();
         }
     }
 
-    fn lose_keeper(&mut self, why: &str) {
-        self.say(Level::Error, "keeper gone", why);
+    fn lose_supervisor(&mut self, why: &str) {
+        self.say(Level::Error, "supervisor gone", why);
         self.client.link = None;
         if self.client.is_there() {
             self.end_session(&Ended::Closed);
@@ -234,7 +234,7 @@ impl ControllerThread {
         }
     }
 
-    /// At the end of each round: answers what was asked, and has the keeper know how things are before anybody hears of it.
+    /// At the end of each round: answers what was asked, and has the supervisor know how things are before anybody hears of it.
     pub(super) fn note(&mut self) {
         loop {
             let (still, waits) = (self.is_noteworthy(), self.client.is_waiting());
@@ -247,11 +247,11 @@ impl ControllerThread {
             let ends = if std::mem::take(&mut link.ends_client) { Ends::Client } else { Ends::Nothing };
             let state = match noted.then(|| self.kept_state()).transpose() {
                 Ok(state) => state,
-                Err(why) => return self.lose_keeper(&why),
+                Err(why) => return self.lose_supervisor(&why),
             };
             let Some(link) = &mut self.client.link else { return };
             if let Err(e) = link.say(heard, state, ends) {
-                return self.lose_keeper(&e.to_string());
+                return self.lose_supervisor(&e.to_string());
             }
             if !noted {
                 return;
@@ -295,7 +295,7 @@ impl ControllerThread {
     }
 
     /// The drive ends with this controller, and not with the process.
-    pub(super) fn leave_keeper(&mut self) {
+    pub(super) fn leave_supervisor(&mut self) {
         if let Some(link) = &mut self.client.link {
             let _ = link.say(None, None, Ends::Drive);
         }
@@ -324,7 +324,7 @@ fn keep_mappings(map: &Map, given: &mut Given) -> Result<Vec<MappingState>, Erro
     Ok(all)
 }
 
-/// Returns whether a message only asks, or rings a doorbell whose value stands in memory that the keeper holds.
+/// Returns whether a message only asks, or rings a doorbell whose value stands in memory that the supervisor holds.
 fn changes_nothing(request: &Result<Request, i32>) -> bool {
     match request {
         Ok(Request::RegionWrite(access, _)) => {

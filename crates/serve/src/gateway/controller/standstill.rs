@@ -103,13 +103,13 @@ mod tests {
     #[test]
     fn it_is_suspended_once_the_last_worker_is_quiet() {
         let mut still = Standstill::new(false);
-        let (reply, told) = sync_channel(2);
+        let (reply, reported) = sync_channel(2);
         assert!(still.suspend(2, reply.clone()));
         still.quiet();
-        assert!(told.try_recv().is_err() && still.is_suspending() && !still.is_running());
+        assert!(reported.try_recv().is_err() && still.is_suspending() && !still.is_running());
         still.quiet();
-        assert!(told.try_recv().is_ok() && still.is_suspended());
-        assert!(!still.suspend(2, reply) && told.try_recv().is_ok(), "it was already");
+        assert!(reported.try_recv().is_ok() && still.is_suspended());
+        assert!(!still.suspend(2, reply) && reported.try_recv().is_ok(), "it was already");
         still.resume();
         assert!(still.is_running());
     }

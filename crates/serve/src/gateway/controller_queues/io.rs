@@ -6,7 +6,7 @@ use super::super::controller_shared::ControllerEvent;
 use super::super::io_queue::IoQueue;
 use super::super::resources::ThreadResources;
 use super::ControllerQueues;
-use crate::namespace::executor::{self, Front, Work};
+use crate::namespace::executor::{self, Frontend, Work};
 use crate::namespace::steps::{failure, is_repeatable};
 use crate::target::log::Level;
 use forebay_io::queue::Fault;
@@ -25,7 +25,7 @@ pub(super) struct IoCommand<'a> {
     pub owner: Owner,
 }
 
-impl Front for IoCommand<'_> {
+impl Frontend for IoCommand<'_> {
     type Owner = Owner;
     type Memory<'m>
         = Placed<'m>
@@ -44,7 +44,7 @@ impl Front for IoCommand<'_> {
         let Command { io, memory, .. } = &mut queue.commands[usize::from(self.owner.slot)];
         Work {
             owner: self.owner,
-            lane: queues.get_mut(io.lane).expect("a namespace's queue outlives its commands"),
+            queue: queues.get_mut(io.queue).expect("a namespace's queue outlives its commands"),
             command: io,
             memory: Placed(memory, blank),
             reactor,
@@ -57,7 +57,7 @@ impl Front for IoCommand<'_> {
         rest.find(|(_, shown)| shown.volume.write_cache).map(|(nsid, _)| *nsid)
     }
 
-    fn lane(&mut self, nsid: u32) -> Result<Option<u32>, Status> {
+    fn queue(&mut self, nsid: u32) -> Result<Option<u32>, Status> {
         self.c.open_namespace(self.thread, nsid)
     }
 
@@ -73,11 +73,11 @@ impl Front for IoCommand<'_> {
     }
 
     fn failed(&mut self, request: &Request, fault: &Fault) -> Status {
-        let Work { lane, .. } = self.work();
-        if let Some(faults) = lane.fault() {
+        let Work { queue, .. } = self.work();
+        if let Some(faults) = queue.fault() {
             let why = format!(
                 "{}: {:?} of {} bytes at {}: {fault} ({faults} so far)",
-                lane.volume.source, request.op, request.bytes, request.offset
+                queue.volume.source, request.op, request.bytes, request.offset
             );
             self.thread.say(Level::Error, "source failed", &self.c.shared.name, why);
         }
@@ -143,7 +143,7 @@ impl IoCommand<'_> {
         let ControllerQueues { map, queues, page_bytes, .. } = &mut *self.c;
         let q = &mut queues[self.owner.queue as usize];
         let Command { io, memory, .. } = &mut q.commands[usize::from(self.owner.slot)];
-        (io.request, io.lane) = (Some(request), number.unwrap_or(0));
+        (io.request, io.queue) = (Some(request), number.unwrap_or(0));
         memory.find(map, sqe, request.transfer, *page_bytes)?;
         if matches!(request.op, Op::DatasetManagement { deallocate: false, .. }) {
             return Err(Status::SUCCESS);
@@ -157,7 +157,7 @@ impl IoCommand<'_> {
     /// Returns the bytes that the source may copy at once.
     pub(super) fn copied_bytes(&mut self) -> u64 {
         let io = self.state().io;
-        let over_files = self.thread.queues.get(io.lane).is_some_and(|queue| queue.over_files);
+        let over_files = self.thread.queues.get(io.queue).is_some_and(|queue| queue.over_files);
         io.request.filter(|_| over_files).map_or(0, |request| request.transfer.bytes().into())
     }
 

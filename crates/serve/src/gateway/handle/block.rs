@@ -69,9 +69,9 @@ impl Block {
         };
         let mut moved = NamespaceStats::default();
         if let Some((_, device)) = shown {
-            let told = device.stats();
-            describe(&told, &mut stats);
-            moved = counted(&told);
+            let reported = device.stats();
+            describe(&reported, &mut stats);
+            moved = counted(&reported);
         }
         BlockStats { shown: stats, counted: moved }
     }

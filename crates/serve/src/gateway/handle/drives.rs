@@ -7,8 +7,8 @@ use crate::gateway::controller::{Call, ControllerThread, Parts, Tally};
 use crate::gateway::controller_shared::{ControllerEvent, ControllerShared, Lent, Options};
 use crate::gateway::gateway_shared::GatewayShared;
 use crate::gateway::handover::state::QueueKept;
-use crate::gateway::keeper::{Keeper, Link};
 use crate::gateway::shm::QUEUES_MAX;
+use crate::gateway::supervisor::{Link, Supervisor};
 use crate::gateway::vfio_user::socket::Listener;
 use crate::gateway::worker::{Report, WorkerMessage, STOP};
 use crate::target::inbox::Inbox;
@@ -30,7 +30,7 @@ pub(super) struct Drives {
     pub registry: SharedRegistry,
     pub workers: Arc<[Arc<Inbox<WorkerMessage>>]>,
     /// Their clients come by it, where there is one.
-    pub keeper: Option<Arc<Keeper>>,
+    pub supervisor: Option<Arc<Supervisor>>,
 }
 
 impl Drives {
@@ -56,9 +56,9 @@ impl Drives {
             Error::request(&given.name, "no controller identifier is left", "another subsystem")
         })?;
         let lent = Lent::new(self.shared.threads)?;
-        let link = match &self.keeper {
+        let link = match &self.supervisor {
             None => None,
-            Some(keeper) => Some(keeper.adopt(&given.name, nqn, &listener, sheets(given))?),
+            Some(supervisor) => Some(supervisor.adopt(&given.name, nqn, &listener, sheets(given))?),
         };
         let parts = self.parts(id, cntlid, given, subsystem, (listener, link), lent)?;
         let (shared, calls) = (parts.shared.clone(), parts.calls.clone());
@@ -250,7 +250,7 @@ impl Drives {
     }
 }
 
-/// Numbers of queues and entries of a queue that a keeper's paper has room for.
+/// Numbers of queues and entries of a queue that a supervisor's paper has room for.
 pub(super) fn sheets(given: &config::Controller) -> (u16, u16) {
     (given.queues.unwrap_or(config::QUEUES), given.entries_max())
 }

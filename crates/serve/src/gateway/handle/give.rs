@@ -2,7 +2,7 @@
 
 use super::registry::Namespace;
 use super::Gateway;
-use crate::gateway::config::{self, Front};
+use crate::gateway::config::{self, Frontend};
 use crate::gateway::controller::ControllerThread;
 use crate::gateway::handed::{broken, Given};
 use crate::gateway::handover::state::{
@@ -134,7 +134,7 @@ impl<'a> Giving<'a> {
     /// Controllers that are block devices, each with its subsystem.
     fn block_configs(&self) -> Vec<(String, config::Controller)> {
         let config = self.gateway.config();
-        let blocks = config.controllers().filter(|(_, c)| c.front == Front::Ublk);
+        let blocks = config.controllers().filter(|(_, c)| c.front == Frontend::Ublk);
         blocks.map(|(subsystem, given)| (subsystem.nqn.clone(), given.clone())).collect()
     }
 

@@ -1,9 +1,9 @@
 //! A gateway that takes the place of another: of another process's while hosts use it (`handover`), or of one that was
-//! killed, of which a keeper has what it noted (`gateway::keeper`).
+//! killed, of which a supervisor has what it noted (`gateway::supervisor`).
 
 use super::drives::sheets;
 use super::{Gateway, Locks};
-use crate::gateway::config::{self, Config, Front};
+use crate::gateway::config::{self, Config, Frontend};
 use crate::gateway::controller::ControllerThread;
 use crate::gateway::controller_shared::{ControllerShared, Lent};
 use crate::gateway::dma::Asked;
@@ -11,9 +11,9 @@ use crate::gateway::handed::{broken, Fd, Received};
 use crate::gateway::handover::state::{ControllerState, GatewayState, MappingState, NamespaceCounts, Offer};
 use crate::gateway::handover::wire::Line;
 use crate::gateway::handover::{Kept, Message, FORMAT};
-use crate::gateway::keeper::shm::Paper;
-use crate::gateway::keeper::{Keeper, Link, Past, Told};
 use crate::gateway::shm::Doorbells;
+use crate::gateway::supervisor::shm::Paper;
+use crate::gateway::supervisor::{Link, Past, Supervisor, SupervisorNotice};
 use crate::gateway::vfio_user::socket::Listener;
 use crate::target::log::Sink;
 use forebay_io::clock;
@@ -41,17 +41,17 @@ pub(super) fn take_over(line: &mut Line, sink: Sink) -> Result<(Gateway, Option<
 }
 
 /// As of `Gateway::go_on`.
-pub(super) fn go_on(keeper: Arc<Keeper>, sink: Sink) -> Result<(Gateway, Option<OwnedFd>), Error> {
-    let (Past { text, age_ns, drives }, rpc) = keeper.past()?;
+pub(super) fn go_on(supervisor: Arc<Supervisor>, sink: Sink) -> Result<(Gateway, Option<OwnedFd>), Error> {
+    let (Past { text, age_ns, drives }, rpc) = supervisor.past()?;
     let kept: Kept = serde_json::from_str(&text).map_err(|e| broken(&e.to_string()))?;
     if kept.format != FORMAT {
         let found = format!("it noted its state in format {}, and {FORMAT} is read here", kept.format);
         return Err(Error::request("the gateway that was killed", found, "the version that it had"));
     }
-    let next = Successor::beside(Offer { age_ns, ..kept.offer }, None, sink, Some(keeper.clone()))?;
-    keeper.tell(&Told::Opened, &[])?;
+    let next = Successor::beside(Offer { age_ns, ..kept.offer }, None, sink, Some(supervisor.clone()))?;
+    supervisor.tell(&SupervisorNotice::Opened, &[])?;
     for _ in 0..drives {
-        let (text, mut fds) = keeper.drive()?;
+        let (text, mut fds) = supervisor.drive()?;
         let one: ControllerState = serde_json::from_slice(&text).map_err(|e| broken(&e.to_string()))?;
         // One that was taken away, and its gateway killed at once: its line ends here.
         if fds.is_empty() || next.given(&one).is_none() {
@@ -79,7 +79,7 @@ impl Successor {
         offer: Offer,
         mut came: Option<Received>,
         sink: Sink,
-        keeper: Option<Arc<Keeper>>,
+        supervisor: Option<Arc<Supervisor>>,
     ) -> Result<Successor, Error> {
         let mut locks = Locks::new();
         for one in &offer.namespaces {
@@ -92,7 +92,7 @@ impl Successor {
         config.subsystems.iter_mut().for_each(|subsystem| subsystem.controllers.clear());
         let now = clock::now();
         let began = now.checked_sub(Duration::from_nanos(offer.age_ns)).unwrap_or(now);
-        let gateway = Gateway::begin(&config, sink, began, locks, keeper)?;
+        let gateway = Gateway::begin(&config, sink, began, locks, supervisor)?;
         for one in &offer.namespaces {
             let volume = gateway.registry.lock().namespace(&one.nqn, one.nsid)?.volume.clone();
             let shape = (volume.blocks, volume.block_bytes);
@@ -110,7 +110,7 @@ impl Successor {
     /// All drives, and what was counted. Returns the socket of RPCs.
     fn restore(&self, state: GatewayState, came: &mut Received) -> Result<Option<OwnedFd>, Error> {
         let GatewayState { rpc, counts, controllers } = state;
-        let wanted = self.given.controllers().filter(|(_, c)| c.front == Front::VfioUser).count();
+        let wanted = self.given.controllers().filter(|(_, c)| c.front == Frontend::VfioUser).count();
         if controllers.len() != wanted {
             return Err(broken(&format!("{} drives came, where {wanted} were offered", controllers.len())));
         }
@@ -137,7 +137,7 @@ impl Successor {
         all.find(|(s, c)| (&s.nqn, &c.name) == (&one.nqn, &one.name)).map(|(_, given)| given)
     }
 
-    /// One drive. `line`: to its client by its keeper.
+    /// One drive. `line`: to its client by its supervisor.
     fn restore_one(
         &self,
         mut one: ControllerState,
@@ -179,7 +179,7 @@ impl Successor {
     fn make_new_drives(&self) -> Result<(), Error> {
         for (subsystem, given) in self.given.controllers() {
             let known = || self.gateway.registry.lock().drives.contains_key(&given.name);
-            if given.front == Front::VfioUser && !known() {
+            if given.front == Frontend::VfioUser && !known() {
                 self.gateway.drives.create(&subsystem.nqn, given)?;
             }
         }
@@ -202,7 +202,7 @@ impl Successor {
 
     /// Block devices waited in the kernel.
     fn resume_blocks(&self) {
-        let blocks = self.given.controllers().filter(|(_, c)| c.front == Front::Ublk);
+        let blocks = self.given.controllers().filter(|(_, c)| c.front == Frontend::Ublk);
         let blocks: Vec<_> = blocks.map(|(s, c)| (s.nqn.clone(), c.clone())).collect();
         self.gateway.blocks.resume_all(&blocks);
     }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 /// is given.
 pub(crate) const FORMAT: u32 = 1;
 
-/// What a keeper is told of a gateway, and gives the next one.
+/// What a supervisor is told of a gateway, and gives the next one.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Kept {
     pub format: u32,

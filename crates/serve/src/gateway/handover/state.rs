@@ -79,7 +79,7 @@ pub struct ControllerState {
     pub peer: Option<PeerState>,
     pub tally: TallyState,
     pub queues: Vec<QueueKept>,
-    /// Its client's connection is its keeper's.
+    /// Its client's connection is its supervisor's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<KeptState>,
 }

@@ -44,8 +44,8 @@ pub fn call_while(
         ErrorKind::Interrupted => failed("the gateway hasn't answered yet".into()),
         _ => failed(e.to_string()),
     };
-    let told = params.get("timeout_ms").and_then(Value::as_u64).unwrap_or(0).min(verbs::SUSPEND_MS_MAX);
-    let mut wait = Wait { until: clock::now() + PATIENCE + Duration::from_millis(told), go_on };
+    let reported = params.get("timeout_ms").and_then(Value::as_u64).unwrap_or(0).min(verbs::SUSPEND_MS_MAX);
+    let mut wait = Wait { until: clock::now() + PATIENCE + Duration::from_millis(reported), go_on };
     let mut stream = wait.connect(path).map_err(|e| match e.kind() {
         ErrorKind::TimedOut | ErrorKind::Interrupted => broken(e),
         _ => nobody(path, &e),
@@ -153,8 +153,8 @@ fn understood(answer: &[u8]) -> Option<Result<Value, Error>> {
     let error = answer.get_mut("error")?;
     let message = error.get("message")?.as_str()?.to_string();
     let data = error.get_mut("data").map(Value::take).unwrap_or_default();
-    let told = serde_json::from_value(data).ok();
-    Some(Err(told.unwrap_or_else(|| Error::run("the request", message, "forebay snap rpc --help"))))
+    let reported = serde_json::from_value(data).ok();
+    Some(Err(reported.unwrap_or_else(|| Error::run("the request", message, "forebay snap rpc --help"))))
 }
 
 fn nobody(path: &Path, error: &IoError) -> Error {

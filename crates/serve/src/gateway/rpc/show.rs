@@ -1,6 +1,6 @@
 //! Lists of a gateway, under SNAP's names where it has one.
 
-use crate::gateway::config::{Config, Controller, Front, Namespace, Subsystem};
+use crate::gateway::config::{Config, Controller, Frontend, Namespace, Subsystem};
 use crate::gateway::stats::{ControllerStats, NamespaceStats, QueueStats, Stats};
 use forebay_model::Error;
 use serde_json::{json, Value};
@@ -79,11 +79,11 @@ pub(super) fn debug(stats: &Stats, name: &str) -> Result<Value, Error> {
 
 /// Returns the functions that hosts may find on a bus. `all`: block devices of this machine, too.
 pub(super) fn functions(config: &Config, stats: &Stats, all: bool) -> Value {
-    let shown = config.controllers().filter(|(_, c)| all || c.front == Front::VfioUser);
+    let shown = config.controllers().filter(|(_, c)| all || c.front == Frontend::VfioUser);
     let one = |(subsystem, given): (&Subsystem, &Controller)| {
         let found = stats.controllers.iter().find(|c| c.name == given.name);
         json!({
-            "emulation_type": if given.front == Front::VfioUser { "NVME" } else { "BLOCK" },
+            "emulation_type": if given.front == Frontend::VfioUser { "NVME" } else { "BLOCK" },
             "ctrl_id": given.name,
             "nqn": subsystem.nqn,
             "cntlid": found.map(|c| c.cntlid),

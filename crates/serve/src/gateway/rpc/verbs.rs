@@ -4,7 +4,7 @@ use super::arguments::{Arguments, Kind, Parameter, Verb};
 use super::show;
 use super::Control;
 use crate::gateway::config::{
-    free_name, rpc_path, runtime_directory, Caching, Controller, Front, Namespace, Qos, Size, Subsystem,
+    free_name, rpc_path, runtime_directory, Caching, Controller, Frontend, Namespace, Qos, Size, Subsystem,
     WhenDown,
 };
 use crate::target::log::Level;
@@ -366,8 +366,8 @@ fn controller_create(control: &dyn Control, given: &Arguments) -> Result<Value, 
     let taken = |name: &str| config.controllers().any(|(_, c)| c.name == name);
     let name = given.text("ctrl").map_or_else(|| free_name(taken), Into::into);
     let front = match given.text("front") {
-        None | Some("vfio-user") => Front::VfioUser,
-        Some("ublk") => Front::Ublk,
+        None | Some("vfio-user") => Frontend::VfioUser,
+        Some("ublk") => Frontend::Ublk,
         Some(other) => return Err(none_of("front", other, "vfio-user, ublk")),
     };
     let when_down = match given.text("when_down") {
@@ -385,7 +385,7 @@ fn controller_create(control: &dyn Control, given: &Arguments) -> Result<Value, 
         Some(other) => return Err(none_of("mdts", &other.to_string(), "1 to 10 (8 KiB to 4 MiB)")),
     };
     let controller = Controller {
-        socket: if front == Front::VfioUser { socket.or_else(|| Some(beside())) } else { socket },
+        socket: if front == Frontend::VfioUser { socket.or_else(|| Some(beside())) } else { socket },
         name,
         front,
         device: given.fit("device")?,

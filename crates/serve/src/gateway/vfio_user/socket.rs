@@ -89,7 +89,7 @@ pub(crate) enum Ended {
     Closed,
     /// It sent what can't be a message, or reads no answers.
     Violated(&'static str),
-    /// As its keeper found.
+    /// As its supervisor found.
     Broken(String),
 }
 

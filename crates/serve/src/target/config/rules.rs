@@ -33,8 +33,8 @@ pub fn read_json<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Err
 
 /// Words to type where a field is unknown: the one that was meant, of those that the message lists.
 fn field_meant(found: &str, fields: &str) -> String {
-    let told = found.split_once("unknown field `").and_then(|(_, told)| told.split_once('`'));
-    let near = told.and_then(|(typed, known)| nearest(typed, known.split('`').skip(1).step_by(2)));
+    let reported = found.split_once("unknown field `").and_then(|(_, reported)| reported.split_once('`'));
+    let near = reported.and_then(|(typed, known)| nearest(typed, known.split('`').skip(1).step_by(2)));
     near.map_or_else(|| format!("{fields} for its fields"), |name| format!("{name}; {fields} for its fields"))
 }
 

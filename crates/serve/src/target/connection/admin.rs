@@ -9,7 +9,7 @@ use super::super::log::Level;
 use super::super::refusals::{self, Refused};
 use super::super::resources::ThreadResources;
 use super::{Arrival, Connection};
-use crate::namespace::lane::Owner;
+use crate::namespace::namespace_queue::Owner;
 use forebay_nvme::auth::{Outcome, MESSAGE_BYTES_MAX};
 use forebay_nvme::command::{admin, Cqe, Sqe, FABRICS};
 use forebay_nvme::controller::connect::{host_name, Admitted, Connect, Refusal};

@@ -6,8 +6,8 @@ use super::super::controller::Role;
 use super::super::log::Level;
 use super::super::resources::ThreadResources;
 use super::{Arrival, Connection};
-use crate::namespace::executor::{self, Front, Work};
-use crate::namespace::lane::Owner;
+use crate::namespace::executor::{self, Frontend, Work};
+use crate::namespace::namespace_queue::Owner;
 use crate::namespace::stats::Counters;
 use crate::namespace::steps::{failure, scratch_bytes};
 use forebay_io::queue::Fault;
@@ -36,7 +36,7 @@ pub(super) struct IoCommand<'a> {
     pub at: Handle,
 }
 
-impl Front for IoCommand<'_> {
+impl Frontend for IoCommand<'_> {
     type Owner = Owner;
     type Memory<'m>
         = Placed<'m>
@@ -54,7 +54,7 @@ impl Front for IoCommand<'_> {
         let Command { io, memory, scratch, .. } = &mut commands[self.at.0 as usize];
         Work {
             owner: Owner { connection: id.index, command: self.at },
-            lane: queues.get_mut(io.lane).expect("a namespace's queue outlives its commands"),
+            queue: queues.get_mut(io.queue).expect("a namespace's queue outlives its commands"),
             command: io,
             memory: Placed { memory, scratch, pool: &shared.pool },
             reactor,
@@ -66,7 +66,7 @@ impl Front for IoCommand<'_> {
         self.thread.queues.next_cached(self.c.role.entry()?.subsystem, nsid)
     }
 
-    fn lane(&mut self, nsid: u32) -> Result<Option<u32>, Status> {
+    fn queue(&mut self, nsid: u32) -> Result<Option<u32>, Status> {
         let Some(entry) = self.c.role.entry() else { return Ok(None) };
         self.thread.queues.open(entry.subsystem, nsid, &mut self.thread.reactor)
     }
@@ -76,9 +76,9 @@ impl Front for IoCommand<'_> {
     }
 
     fn failed(&mut self, request: &Request, fault: &Fault) -> Status {
-        let Work { lane, .. } = self.work();
-        if let Some(faults) = lane.fault() {
-            let source = lane.volume.source.clone();
+        let Work { queue, .. } = self.work();
+        if let Some(faults) = queue.fault() {
+            let source = queue.volume.source.clone();
             let fields = [
                 ("source", source.into()),
                 ("op", format!("{:?}", request.op).into()),
@@ -138,7 +138,7 @@ impl IoCommand<'_> {
             }
         };
         let command = self.state();
-        (command.io.request, command.io.lane) = (Some(request), number.unwrap_or(0));
+        (command.io.request, command.io.queue) = (Some(request), number.unwrap_or(0));
         match request.transfer {
             Transfer::InCapsule(bytes) => self.collect_capsule(request.op, bytes),
             _ => {
@@ -194,7 +194,7 @@ impl IoCommand<'_> {
         let from = self.c.sends_from();
         let command = &mut self.c.commands[self.at.0 as usize];
         let ThreadResources { memory, queues, .. } = &mut *self.thread;
-        if !memory.equip(&mut self.c.memory, command, queues.get_mut(command.io.lane), from) {
+        if !memory.equip(&mut self.c.memory, command, queues.get_mut(command.io.queue), from) {
             return Begun::NoMemory;
         }
         match request.transfer {
@@ -238,7 +238,7 @@ impl IoCommand<'_> {
     /// Asks the source to let go of it.
     pub(super) fn cancel(&mut self) {
         let whose = Owner { connection: self.c.id.index, command: self.at };
-        let number = self.state().io.lane;
+        let number = self.state().io.queue;
         let Some(queue) = self.thread.queues.get_mut(number) else { return };
         for _ in queue.abandon(|owner| *owner == whose, &mut self.thread.reactor) {
             self.moved(Err(Fault::errno(libc::ECANCELED)));

@@ -1,4 +1,4 @@
-//! Limits of a namespace, which a device's threads share with all other fronts; of a request's time; and a thread's end.
+//! Limits of a namespace, which a device's threads share with all other frontends; of a request's time; and a thread's end.
 
 use super::*;
 use crate::namespace::qos::{Limiter, Limits};
@@ -19,7 +19,7 @@ fn iops(iops: u64) -> Limits {
 #[test]
 fn requests_keep_to_a_limit_that_others_use_up_too() {
     let (rig, limiter, began) = limited(iops(40));
-    // Another front has its part of it: a command for each 25 ms, which comes off what is left for the device.
+    // Another frontend has its part of it: a command for each 25 ms, which comes off what is left for the device.
     let mut elsewhere = limiter.share();
     let until = began + ANSWER;
     let other = std::thread::spawn(move || {

@@ -8,7 +8,7 @@ use super::timed_out;
 use super::Hardware;
 use super::Worker;
 use super::LAST;
-use crate::namespace::lane::Owner;
+use crate::namespace::namespace_queue::Owner;
 use crate::namespace::steps::Step;
 use forebay_io::arena::Mem;
 use forebay_io::clock;
@@ -20,18 +20,18 @@ impl<P: Port> Worker<P> {
     /// The prepared source takes the place of the last one. False: that one isn't idle.
     pub(super) fn switch(&mut self) -> bool {
         if !self.suspended || !self.is_quiet() {
-            self.next_lane = None;
+            self.next_queue = None;
             return false;
         }
-        if let Some(lane) = self.next_lane.take() {
-            self.lane = *lane;
-            self.limits = limits(&self.lane, &self.setup);
+        if let Some(queue) = self.next_queue.take() {
+            self.queue = *queue;
+            self.limits = limits(&self.queue, &self.setup);
         }
         true
     }
 
     pub(super) fn is_quiet(&self) -> bool {
-        self.lane.is_idle() && self.hardware.iter().all(|h| h.working.iter().all(Option::is_none))
+        self.queue.is_idle() && self.hardware.iter().all(|h| h.working.iter().all(Option::is_none))
     }
 
     pub(super) fn tell_quiet(&mut self) {
@@ -52,7 +52,7 @@ impl<P: Port> Worker<P> {
             for tag in self.hardware[at].lines.remove(|_| true) {
                 self.commit(at, tag, -libc::EIO);
             }
-            let owners = self.lane.abandon(|owner| owner.connection == at as u32, &mut self.reactor);
+            let owners = self.queue.abandon(|owner| owner.connection == at as u32, &mut self.reactor);
             owners.into_iter().for_each(|owner| self.finish(at, owner.command.0, Some(libc::EIO)));
         }
     }
@@ -73,7 +73,7 @@ impl<P: Port> Worker<P> {
                 }
                 working.given_up = true;
                 let owner = Owner { connection: at as u32, command: Handle(tag as u16) };
-                let unbegun = self.lane.abandon(|of| *of == owner, &mut self.reactor);
+                let unbegun = self.queue.abandon(|of| *of == owner, &mut self.reactor);
                 self.finished.extend(unbegun.into_iter().map(timed_out));
             }
         }
@@ -90,19 +90,19 @@ impl<P: Port> Worker<P> {
     /// Makes written data durable before the thread is gone.
     pub(super) fn flush(&mut self) {
         let refused = self.reactor.refused().is_some();
-        if !self.limits.write_cache || !self.lane.is_idle() || self.failing || refused {
+        if !self.limits.write_cache || !self.queue.is_idle() || self.failing || refused {
             return;
         }
         let nobody = Owner { connection: u32::MAX, command: Handle(0) };
         let flush = Step { op: forebay_io::queue::Op::Flush, offset: 0, len: 0, mem: Mem::None };
-        self.lane.start(nobody, flush, &mut self.reactor);
+        self.queue.start(nobody, flush, &mut self.reactor);
         let by = clock::now() + LAST;
-        while !self.lane.is_idle() && clock::now() < by {
-            self.run_lane();
-            if self.lane.is_idle() {
+        while !self.queue.is_idle() && clock::now() < by {
+            self.run_queue();
+            if self.queue.is_idle() {
                 return;
             }
-            let due = self.lane.next_due().map_or(by, |due| due.min(by));
+            let due = self.queue.next_due().map_or(by, |due| due.min(by));
             self.reactor.wait(1, due, Duration::ZERO);
         }
     }
@@ -135,11 +135,11 @@ impl<P: Port> Worker<P> {
     /// Memory that the driver or a source may still use is left to it.
     pub(super) fn let_go(self) {
         let (quiet, closed) = (self.is_quiet(), self.hardware.iter().all(|h| h.open == 0));
-        let Worker { reactor, lane, hardware, .. } = self;
+        let Worker { reactor, queue, hardware, .. } = self;
         if quiet {
-            drop(lane);
+            drop(queue);
         } else {
-            std::mem::forget(lane);
+            std::mem::forget(queue);
         }
         // The ring first: with it the driver learns that nobody serves these queues any more.
         drop(reactor);

@@ -1,26 +1,26 @@
 //! `gds`: storage to GPU memory through cuFile. What a job shares is a `Session`
 //! (the driver, the files known to it, its counters); what a worker has is a
-//! `Station` (its registered memory, and threads or streams for its calls); each
+//! `CuFileWorker` (its registered memory, and threads or streams for its calls); each
 //! file is a queue. Whether bytes went direct is judged from cuFile's own counters.
 
 #![allow(unsafe_code, reason = "handing cuFile memory that it may use until an I/O is over")]
 
 mod batch;
+mod direct;
 mod inline;
 mod row;
 mod session;
-mod station;
-mod straight;
 mod stream;
 mod thread_pool;
 mod verdict;
+mod worker;
 
 pub use row::{judge_cufile, judge_run, Gds};
 pub use session::{GdsFile, Note, Session, PAGE};
-pub use station::{Duty, Station};
 pub use verdict::{judge, Verdict};
+pub use worker::{CuFileWorker, Duty};
 
-use crate::path::straight::Base;
+use crate::path::direct::Base;
 use forebay_io::queue::{Done, Fault, Io, Op, Via};
 use std::os::fd::AsRawFd;
 

@@ -1,14 +1,16 @@
 //! Row of `gds` in the table of paths, its part of a worker, and the names of its bytes once cuFile has said how they
 //! went.
 
-use super::straight::CufileMeans;
-use super::{Base, Duty, Session, Station, PAGE};
+use super::direct::CufileMeans;
+use super::{Base, CuFileWorker, Duty, Session, PAGE};
 use crate::path::auto::Known;
+use crate::path::direct::Means;
 use crate::path::mapped::Limits;
-use crate::path::straight::Means;
-use crate::path::{About, DataPath, Destination, Ends, Layer, QueueFactory, Readers, Refusal, Settled, Site};
+use crate::path::{
+    About, DataPath, Destination, Ends, Layer, QueueFactory, Readers, Refusal, Settled, WorkerContext,
+};
 use crate::source::file::FileTarget;
-use crate::source::{FileBacking, Made, MadeOf, Target, Uri};
+use crate::source::{MadeOf, OpenFileSource, SourceMedium, Target, Uri};
 use forebay_io::gpu::cuda::{self, Device};
 use forebay_io::gpu::cufile::Buffer;
 use forebay_io::machine::finding::{remark, Check, State};
@@ -26,7 +28,7 @@ pub struct Gds;
 
 /// Only network cards move bytes, and nothing goes through cuFile.
 fn by_card(job: &JobSpec) -> Result<bool, Error> {
-    let is_card = |source: &String| Uri::parse(source).map(|uri| uri.made().whole == MadeOf::Card);
+    let is_card = |source: &String| Uri::parse(source).map(|uri| uri.medium().whole == MadeOf::Card);
     let sources = job.source_uris()?.iter().map(is_card).collect::<Result<Vec<_>, _>>()?;
     Ok(sources.into_iter().all(|card| card))
 }
@@ -48,8 +50,8 @@ impl DataPath for Gds {
         }
     }
 
-    fn accepts(&self, made: &Made) -> bool {
-        made.is_all(MadeOf::File) || made.whole == MadeOf::Card
+    fn accepts(&self, medium: &SourceMedium) -> bool {
+        medium.is_all(MadeOf::File) || medium.whole == MadeOf::Card
     }
 
     fn examined(&self, verdicts: &Verdicts) -> Check {
@@ -134,9 +136,9 @@ impl DataPath for Gds {
     }
 
     /// cuFile reads the file, by whatever offsets and lengths: it rounds them itself.
-    fn opens(&self, file: &FileTarget) -> Option<FileBacking> {
+    fn opens(&self, file: &FileTarget) -> Option<OpenFileSource> {
         let target = FileTarget { align: 1, mem_align: 1, ..file.clone() };
-        Some(FileBacking { target, engine: Engine::Pread })
+        Some(OpenFileSource { target, engine: Engine::Pread })
     }
 
     /// Whole pages: cuFile has no direct way for others.
@@ -195,15 +197,15 @@ impl DataPath for Gds {
         false
     }
 
-    /// A station, where anything goes through cuFile; the worker's memory is registered once.
-    fn equip(&self, site: &Site, reactor: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
-        let session = site.destination.set_up::<Session>();
-        let (Some(session), Some(device), Some(slots)) = (session, site.device, site.slots) else {
-            return Ok(Box::new(Own { station: None, buffer: None }));
+    /// A worker, where anything goes through cuFile; the worker's memory is registered once.
+    fn equip(&self, context: &WorkerContext, reactor: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
+        let session = context.destination.set_up::<Session>();
+        let (Some(session), Some(device), Some(slots)) = (session, context.device, context.slots) else {
+            return Ok(Box::new(Own { worker: None, buffer: None }));
         };
         device.enter().map_err(|why| Error::machine("‹path› gds", why.to_string(), "nvidia-smi"))?;
         let (base, mut buffer) = (Base::default(), None);
-        if Station::registers(site.job) {
+        if CuFileWorker::registers(context.job) {
             match session.driver().register_buffer(slots) {
                 Ok(known) => {
                     base.add(slots.address(), slots.bytes() as u64);
@@ -212,11 +214,12 @@ impl DataPath for Gds {
                 Err(e) => session.stays_unregistered(&e),
             }
         }
-        let targets = || site.targets.iter();
-        let depth = targets().map(|t| t.ring_depth(site.needs)).max().unwrap_or(1).max(site.needs.depth);
-        let duty = Duty { job: site.job, depth, plain: targets().all(|t| t.is_file()) };
-        let station = Station::open(&session, device, base, &duty, reactor)?;
-        Ok(Box::new(Own { station: Some(station), buffer }))
+        let targets = || context.targets.iter();
+        let depth =
+            targets().map(|t| t.ring_depth(context.needs)).max().unwrap_or(1).max(context.needs.depth);
+        let duty = Duty { job: context.job, depth, plain: targets().all(|t| t.is_file()) };
+        let worker = CuFileWorker::open(&session, device, base, &duty, reactor)?;
+        Ok(Box::new(Own { worker: Some(worker), buffer }))
     }
 
     fn means(&self, job: &JobSpec, device: &Arc<Device>, _: Limits) -> Result<Option<Arc<dyn Means>>, Error> {
@@ -237,7 +240,7 @@ impl DataPath for Gds {
 
 struct Own {
     /// None where only cards move bytes.
-    station: Option<Station>,
+    worker: Option<CuFileWorker>,
     buffer: Option<Buffer>,
 }
 
@@ -250,14 +253,15 @@ impl QueueFactory for Own {
         &self,
         target: &Target,
         layer: Layer,
-        site: &Site,
+        context: &WorkerContext,
         reactor: &mut Reactor,
     ) -> Result<Box<dyn Queue>, Error> {
-        let queue = match &self.station {
+        let queue = match &self.worker {
             // Its card knows the slots.
-            _ if target.is_by_card() => target.queue(site.needs, reactor)?,
-            Some(station) => target
-                .queue_over(site.needs, reactor, &mut |file, _, needs, _| station.queue(file, needs.depth))?,
+            _ if target.is_by_card() => target.queue(context.needs, reactor)?,
+            Some(worker) => target.queue_over(context.needs, reactor, &mut |file, _, needs, _| {
+                worker.queue(file, needs.depth)
+            })?,
             None => {
                 let next = "report this: it is a bug in Forebay";
                 return Err(Error::run(&target.label, "it isn't registered with cuFile", next));

@@ -211,13 +211,13 @@ impl Session {
         if bytes > 0 {
             self.read_once(target, handle, device, start, bytes)?;
         }
-        let told = before.and_then(|before| Stats::of(&self.driver).map(|after| after.since(&before)));
-        Ok(self.judge_look(target, told, bytes))
+        let reported = before.and_then(|before| Stats::of(&self.driver).map(|after| after.since(&before)));
+        Ok(self.judge_look(target, reported, bytes))
     }
 
-    fn judge_look(&self, target: &FileTarget, told: Result<Stats, CuFileError>, bytes: usize) -> Route {
-        let calls = told.as_ref().map(Stats::calls).unwrap_or_default();
-        let silent = match &told {
+    fn judge_look(&self, target: &FileTarget, reported: Result<Stats, CuFileError>, bytes: usize) -> Route {
+        let calls = reported.as_ref().map(Stats::calls).unwrap_or_default();
+        let silent = match &reported {
             Err(e) => e.to_string(),
             Ok(_) if bytes == 0 => "the file is empty".into(),
             Ok(_) => "cuFile's counters didn't move".into(),
@@ -334,19 +334,19 @@ impl Session {
         lock(&self.files).values().all(|f| f.via == Via::Direct)
     }
 
-    fn told(&self) -> Result<Stats, String> {
+    fn reported(&self) -> Result<Stats, String> {
         let before = lock(&self.before).clone().unwrap_or_else(|| Err("no run began".into()))?;
         Stats::of(&self.driver).map(|now| now.since(&before)).map_err(|e| e.to_string())
     }
 
     /// Returns cuFile's part of the record, the way of the bytes, and reasons for nulls.
     pub fn report(&self, direct: u64, compat: u64) -> (Cufile, Verdict, BTreeMap<String, String>) {
-        let told = self.told();
+        let reported = self.reported();
         let allows = self.driver.allows_compat();
         let no_fallback = self.driver.forbids_compat() || allows == Some(false);
         let by_route = ByRoute { direct, compat };
         let able = !self.properties.direct.is_empty();
-        let verdict = judge(by_route, told.as_ref().map_err(String::as_str), no_fallback, able);
+        let verdict = judge(by_route, reported.as_ref().map_err(String::as_str), no_fallback, able);
         let batch = self.batch.load(Ordering::Relaxed);
         let cufile = Cufile {
             library: self.driver.cufile().library.clone(),
@@ -358,11 +358,11 @@ impl Session {
             properties: self.properties.clone(),
             routes: lock(&self.routes).clone(),
             unaligned_ios: self.unaligned.load(Ordering::Relaxed),
-            gpus: told.as_ref().ok().map(|s| s.gpus.clone()),
-            batches: told.as_ref().ok().map(|s| s.batches.clone()),
+            gpus: reported.as_ref().ok().map(|s| s.gpus.clone()),
+            batches: reported.as_ref().ok().map(|s| s.batches.clone()),
         };
         let mut missing = BTreeMap::new();
-        if let Err(why) = told {
+        if let Err(why) = reported {
             missing.insert("cufile.gpus".into(), why.clone());
             missing.insert("cufile.batches".into(), why);
         }

@@ -25,26 +25,26 @@ const AGAIN: Duration = Duration::from_micros(30);
 /// came. Told of sizes that aren't pages, it brings other bytes than those asked for.
 pub(crate) struct Streams {
     device: Arc<Device>,
-    lanes: Vec<Stream>,
+    streams: Vec<Stream>,
     next: usize,
     spare: Vec<Event>,
 }
 
 impl Streams {
     pub(crate) fn new(device: &Arc<Device>, count: u32) -> Result<Rc<RefCell<Streams>>, Error> {
-        let lane = |_| {
+        let stream = |_| {
             Stream::on(device).map_err(|why| {
                 Error::machine(format!("a stream on GPU {}", device.index()), why.to_string(), "nvidia-smi")
             })
         };
-        let lanes = (0..count.clamp(1, STREAMS_MAX)).map(lane).collect::<Result<_, Error>>()?;
+        let streams = (0..count.clamp(1, STREAMS_MAX)).map(stream).collect::<Result<_, Error>>()?;
         let device = device.clone();
-        Ok(Rc::new(RefCell::new(Streams { device, lanes, next: 0, spare: Vec::new() })))
+        Ok(Rc::new(RefCell::new(Streams { device, streams, next: 0, spare: Vec::new() })))
     }
 
     /// Waits for everything on all of them.
     fn synchronize(&self) -> Result<(), String> {
-        self.lanes.iter().try_for_each(Stream::synchronize).map_err(|e| e.to_string())
+        self.streams.iter().try_for_each(Stream::synchronize).map_err(|e| e.to_string())
     }
 
     /// Queues the group, and an event behind it. Fails as a whole if the event can't be had.
@@ -53,9 +53,9 @@ impl Streams {
         file: &GdsFile,
         ios: &mut [(Io, Box<StreamIo>)],
     ) -> Result<(Event, Vec<Option<Fault>>), String> {
-        let at = self.next % self.lanes.len();
+        let at = self.next % self.streams.len();
         self.next += 1;
-        let stream = &self.lanes[at];
+        let stream = &self.streams[at];
         let event =
             self.spare.pop().map_or_else(|| Event::on(&self.device), Ok).map_err(|e| e.to_string())?;
         let started = ios.iter_mut().map(|(_, call)| {

@@ -19,13 +19,13 @@ pub struct Verdict {
     pub reason: String,
 }
 
-/// `told`: the counters' growth over the run, or why there are none. `no_fallback`: cuFile wasn't allowed its
+/// `reported`: the counters' growth over the run, or why there are none. `no_fallback`: cuFile wasn't allowed its
 /// compatibility mode. `able`: cuFile names storage that can go direct.
-pub fn judge(bytes: ByRoute, told: Result<&Stats, &str>, no_fallback: bool, able: bool) -> Verdict {
+pub fn judge(bytes: ByRoute, reported: Result<&Stats, &str>, no_fallback: bool, able: bool) -> Verdict {
     let total = bytes.direct + bytes.compat;
-    let counted = told.map(Counted::of);
+    let counted = reported.map(Counted::of);
     let (direct, reason) = match counted {
-        Ok(c) if c.straight() + c.astray() > 0 => (c.direct_share(bytes), c.words()),
+        Ok(c) if c.direct() + c.astray() > 0 => (c.direct_share(bytes), c.words()),
         silent => {
             let why = silent.err().unwrap_or("cuFile's counters didn't move");
             match (no_fallback, able) {
@@ -66,7 +66,7 @@ impl Counted {
     }
 
     /// From a drive into the GPU that the bytes were for.
-    fn straight(&self) -> u64 {
+    fn direct(&self) -> u64 {
         (self.p2p + self.nvfs).saturating_sub(self.rerouted)
     }
 
@@ -78,13 +78,13 @@ impl Counted {
     /// by calls.
     fn direct_share(&self, bytes: ByRoute) -> u64 {
         let total = bytes.direct + bytes.compat;
-        match (self.straight(), self.astray()) {
+        match (self.direct(), self.astray()) {
             (_, 0) => total,
             (0, _) => 0,
             _ if self.rerouted == 0 && bytes.direct > 0 && bytes.compat > 0 => bytes.direct,
             // Rounded down, and never all.
-            (straight, astray) => {
-                let share = u128::from(total) * u128::from(straight) / u128::from(straight + astray);
+            (direct, astray) => {
+                let share = u128::from(total) * u128::from(direct) / u128::from(direct + astray);
                 (share as u64).min(total.saturating_sub(1))
             }
         }

@@ -5,6 +5,7 @@
 
 mod bounced;
 mod copies;
+mod direct;
 mod file;
 mod flights;
 mod identity;
@@ -14,7 +15,6 @@ mod registry;
 mod relays;
 mod row;
 mod rows;
-mod straight;
 mod turns;
 mod windows;
 

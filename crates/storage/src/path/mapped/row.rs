@@ -1,17 +1,18 @@
 //! Row of `mapped` in the table of paths, and its part of a worker.
 
 use super::bounced::{ASIDE_BYTES_MAX, ASIDE_SLOTS};
+use super::direct::MappedMeans;
 use super::policy::window_bytes;
 use super::relays::{relays_of, Relays, RELAYED_WINDOW_BYTES_MAX, WINDOWS_IN_FLIGHT};
-use super::straight::MappedMeans;
 use super::{DevicePinner, Limits, MappedQueue, Registry, Staging, LEAST_BYTES};
 use crate::path::auto::{Known, Situation};
 use crate::path::buffers::{depth_of_short, LAUNCHED_ROW_BYTES_MAX, ROW_BYTES_MAX};
-use crate::path::straight::Means;
+use crate::path::direct::Means;
 use crate::path::{
-    About, Beside, BounceQueue, DataPath, Destination, Ends, Layer, QueueFactory, Readers, Refusal, Site,
+    About, Beside, BounceQueue, DataPath, Destination, Ends, Layer, QueueFactory, Readers, Refusal,
+    WorkerContext,
 };
-use crate::source::{Made, MadeOf, QueueNeeds, Target};
+use crate::source::{MadeOf, QueueNeeds, SourceMedium, Target};
 use forebay_io::gpu::cuda::{self, Device};
 use forebay_io::machine;
 use forebay_io::machine::finding::{Check, State};
@@ -51,8 +52,8 @@ impl DataPath for Mapped {
         }
     }
 
-    fn accepts(&self, made: &Made) -> bool {
-        made.is_all(MadeOf::File)
+    fn accepts(&self, medium: &SourceMedium) -> bool {
+        medium.is_all(MadeOf::File)
     }
 
     fn examined(&self, verdicts: &Verdicts) -> Check {
@@ -174,14 +175,14 @@ impl DataPath for Mapped {
         Ok(Some(Arc::new(MappedMeans::open(device, limits)?)))
     }
 
-    fn equip(&self, site: &Site, _: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
-        let Some(aside) = site.beside else {
+    fn equip(&self, context: &WorkerContext, _: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
+        let Some(aside) = context.beside else {
             let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
             return Err(Error::machine("‹path› mapped", why, "forebay doctor; ‹path› host needs no GPU"));
         };
-        let count = relays_of(site.job, site.destination.in_flight_bytes(site.job));
+        let count = relays_of(context.job, context.destination.in_flight_bytes(context.job));
         // Where there can be none, what was left to them is bounced.
-        let relays = site
+        let relays = context
             .device
             .filter(|device| count > 0 && device.awaits_values())
             .and_then(|device| Relays::open(device, count, aside.slot_bytes()).ok());
@@ -205,22 +206,22 @@ impl QueueFactory for Aside {
         &self,
         target: &Target,
         layer: Layer,
-        site: &Site,
+        context: &WorkerContext,
         reactor: &mut Reactor,
     ) -> Result<Box<dyn Queue>, Error> {
-        let arena = site.beside.expect("it was there when the worker was equipped");
-        let registry = registry_of(site.job, site.destination)?;
-        let queue = target.queue_over(site.needs, reactor, &mut |file, engine, needs, reactor| {
+        let arena = context.beside.expect("it was there when the worker was equipped");
+        let registry = registry_of(context.job, context.destination)?;
+        let queue = target.queue_over(context.needs, reactor, &mut |file, engine, needs, reactor| {
             let slots = QueueNeeds {
                 depth: arena.count() as u32,
                 io_bytes_max: arena.slot_bytes() as u64,
                 ..needs.then_copied()
             };
             let inner = file.queue(engine, slots, reactor)?;
-            let copier = site.copiers.next()?;
+            let copier = context.copiers.next()?;
             let bounce = Box::new(BounceQueue::new(inner, engine.is_inline(), copier, arena));
             let (registry, staging) = (registry.clone(), self.staging.clone());
-            let copier = site.copiers.next()?;
+            let copier = context.copiers.next()?;
             let queue = MappedQueue::new(file, needs.depth, registry, copier, bounce, staging, reactor)?;
             Ok(Box::new(queue.with_relays(self.relays.clone())))
         })?;

@@ -17,7 +17,7 @@ pub use uring::UringQueue;
 use super::at_once::AtOnceQueue;
 use super::plan::{FilePlan, Look, Open, Source, SourcePlan, Uri};
 use super::uri::{bad, Text};
-use super::{Backing, MadeOf, OpenFile, QueueNeeds, SOURCES};
+use super::{MadeOf, OpenFile, OpenSource, QueueNeeds, SOURCES};
 use forebay_io::queue::{Geometry, Queue};
 use forebay_io::reactor::Reactor;
 use forebay_model::job::{Engine, Hint, Priority};
@@ -120,16 +120,16 @@ impl Source for FileUri {
         Ok(look.file(&self.0, wanted)?.into())
     }
 
-    fn open(&self, plan: &SourcePlan, open: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+    fn open(&self, plan: &SourcePlan, open: &dyn Open) -> Result<Arc<dyn OpenSource>, Error> {
         open.file(plan.file.as_ref().expect("each plan of a file has it"))
     }
 
     fn document(&self, plan: &SourcePlan) -> serde_json::Value {
-        let mut told = serde_json::Map::from_iter([("kind".to_string(), "file".into())]);
+        let mut reported = serde_json::Map::from_iter([("kind".to_string(), "file".into())]);
         if let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(&plan.file) {
-            told.extend(fields);
+            reported.extend(fields);
         }
-        told.into()
+        reported.into()
     }
 }
 
@@ -143,12 +143,12 @@ impl From<FilePlan> for SourcePlan {
 
 /// A file, and what reads it.
 #[derive(Clone, Debug)]
-pub struct FileBacking {
+pub struct OpenFileSource {
     pub target: FileTarget,
     pub engine: Engine,
 }
 
-impl Backing for FileBacking {
+impl OpenSource for OpenFileSource {
     fn scheme(&self) -> &'static str {
         "file"
     }
@@ -459,8 +459,8 @@ pub const NO_DIRECT: &str =
     "statx gives it no direct I/O (ext4 with data=journal, inline data, encryption, verity)";
 
 /// (offset, memory) alignment for O_DIRECT: as statx told, or else the usual block. None: the file has no direct I/O.
-fn direct_alignment(told: Option<(u32, u32)>, is_device: bool) -> Option<(u32, u32)> {
-    match told {
+fn direct_alignment(reported: Option<(u32, u32)>, is_device: bool) -> Option<(u32, u32)> {
+    match reported {
         Some((0, _)) => None,
         Some((offset, memory)) => Some((offset, memory.max(1))),
         None if is_device => Some((512, 512)),
@@ -471,8 +471,8 @@ fn direct_alignment(told: Option<(u32, u32)>, is_device: bool) -> Option<(u32, u
 /// (offset, memory) alignment that statx tells, 0 for a file without direct I/O; None where the kernel doesn't say.
 pub fn told_alignment(file: &impl AsFd) -> Option<(u32, u32)> {
     let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
-    let told = stat.filter(|s| s.stx_mask & StatxFlags::DIOALIGN.bits() != 0)?;
-    Some((told.stx_dio_offset_align, told.stx_dio_mem_align))
+    let reported = stat.filter(|s| s.stx_mask & StatxFlags::DIOALIGN.bits() != 0)?;
+    Some((reported.stx_dio_offset_align, reported.stx_dio_mem_align))
 }
 
 /// The error for an I/O whose offset or length O_DIRECT can't take.

@@ -19,7 +19,7 @@ pub use cause::Cause;
 pub use host::{Host, Standing};
 pub use identity::{Identity, Stranger};
 pub(crate) use namespace::{examine, open};
-pub use namespace::{Connection, Namespace, NamespaceBacking};
+pub use namespace::{Connection, Namespace, OpenNamespace};
 pub use notes::{Connected, Notes, Traffic};
 pub use report::{PathReport, SourceReport};
 pub use share::{Shares, Wakers};

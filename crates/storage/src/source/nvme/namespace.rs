@@ -3,7 +3,7 @@
 
 use super::{Host, SourceReport};
 use crate::source::plan::{Found, Look, Source, SourcePlan, Workers};
-use crate::source::{Backing, Loan, MadeOf, OpenFile, QueueNeeds};
+use crate::source::{MadeOf, MemoryRegistration, OpenFile, OpenSource, QueueNeeds};
 use forebay_io::arena::Arena;
 use forebay_io::gpu::cuda::DeviceMemory;
 use forebay_io::queue::Queue;
@@ -24,9 +24,9 @@ pub trait Connection {
     /// The same while it is in use.
     fn now(&self) -> SourceReport;
 
-    /// Has payload go straight to and from its place, where it would pass a buffer of the connection's; before queues
+    /// Has payload go directly to and from its place, where it would pass a buffer of the connection's; before queues
     /// are opened.
-    fn keep_straight(&self) {}
+    fn keep_direct(&self) {}
 
     /// Returns whether others may be connected to the namespace meanwhile.
     fn is_shared(&self) -> bool;
@@ -48,9 +48,9 @@ pub trait Namespace: Connection + Deref<Target = Host> + fmt::Debug + Send + Syn
 
     fn queue(self: &Arc<Self>, needs: QueueNeeds, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error>;
 
-    fn lend(self: &Arc<Self>, arena: &Arena) -> Result<Option<Loan>, Error>;
+    fn lend(self: &Arc<Self>, arena: &Arena) -> Result<Option<MemoryRegistration>, Error>;
 
-    fn lend_device(&self, _: &DeviceMemory) -> Result<Loan, String> {
+    fn lend_device(&self, _: &DeviceMemory) -> Result<MemoryRegistration, String> {
         Err("no RDMA card moves its bytes".into())
     }
 }
@@ -68,18 +68,18 @@ pub(crate) fn examine<S: Source + Clone, N: Namespace>(
     let bytes = look.part_of(source, found, wanted)?;
     let plan = SourcePlan::new(source.clone(), namespace.name.clone(), bytes);
     let content_name = namespace.content_name();
-    Ok(SourcePlan { content_name, connected: Some(Arc::new(NamespaceBacking(namespace))), ..plan })
+    Ok(SourcePlan { content_name, connected: Some(Arc::new(OpenNamespace(namespace))), ..plan })
 }
 
 /// Opens what was planned.
-pub(crate) fn open(plan: &SourcePlan) -> Arc<dyn Backing> {
+pub(crate) fn open(plan: &SourcePlan) -> Arc<dyn OpenSource> {
     plan.connected.clone().expect("each plan of a namespace is connected to it")
 }
 
 #[derive(Debug)]
-pub struct NamespaceBacking<N>(pub Arc<N>);
+pub struct OpenNamespace<N>(pub Arc<N>);
 
-impl<N: Namespace> Backing for NamespaceBacking<N> {
+impl<N: Namespace> OpenSource for OpenNamespace<N> {
     fn scheme(&self) -> &'static str {
         self.0.scheme()
     }
@@ -114,11 +114,11 @@ impl<N: Namespace> Backing for NamespaceBacking<N> {
         Some(("‹file_bytes›", bytes))
     }
 
-    fn lend(&self, arena: &Arena) -> Result<Option<Loan>, Error> {
+    fn lend(&self, arena: &Arena) -> Result<Option<MemoryRegistration>, Error> {
         self.0.lend(arena)
     }
 
-    fn lend_device(&self, memory: &DeviceMemory) -> Result<Loan, String> {
+    fn lend_device(&self, memory: &DeviceMemory) -> Result<MemoryRegistration, String> {
         self.0.lend_device(memory)
     }
 }

@@ -175,10 +175,10 @@ mod tests {
         notes.traffic(0, 2);
         let queue = notes.traffic(1, 1);
         [1, 1000, 1001, 3000, 4000, 4001].into_iter().for_each(|ns| queue.took(Duration::from_nanos(ns)));
-        let told = notes.queues(|path| path.to_string());
-        assert_eq!(told.len(), 1, "what carried nothing isn't told of");
-        assert_eq!((&*told[0].address, told[0].qid, told[0].commands), ("1", 1, 6));
-        assert_eq!(told[0].latencies, [(1.0, 2), (2.0, 3), (4.0, 5), (8.0, 6)]);
+        let reported = notes.queues(|path| path.to_string());
+        assert_eq!(reported.len(), 1, "what carried nothing isn't told of");
+        assert_eq!((&*reported[0].address, reported[0].qid, reported[0].commands), ("1", 1, 6));
+        assert_eq!(reported[0].latencies, [(1.0, 2), (2.0, 3), (4.0, 5), (8.0, 6)]);
         queue.took(Duration::from_secs(1 << 40));
         assert_eq!(
             notes.queues(|_| String::new())[0].latencies.len(),

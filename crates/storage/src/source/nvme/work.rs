@@ -292,11 +292,11 @@ impl<X: Default> Work<X> {
 }
 
 impl Whole {
-    fn finish(self, tag: u32, straight: Via) -> Done {
+    fn finish(self, tag: u32, direct: Via) -> Done {
         let via = match () {
             () if !self.moves => Via::Nothing,
             () if self.staged => Via::Staged,
-            () => straight,
+            () => direct,
         };
         let result = match self.fault {
             Some(fault) => Err(fault),

@@ -12,11 +12,11 @@ mod admin_link;
 mod association;
 mod auth;
 mod connection;
-mod lane;
 mod look;
 mod options;
 mod path;
 mod queue;
+mod queue_pair;
 mod rdma;
 mod report;
 mod tcp;
@@ -35,7 +35,7 @@ use super::nvme::{
 };
 use super::plan::{Look, Open, Source, SourcePlan, Uri};
 use super::uri::{decode, encode, query_once, Text};
-use super::{Backing, Loan, MadeOf, QueueNeeds};
+use super::{MadeOf, MemoryRegistration, OpenSource, QueueNeeds};
 use connection::Way;
 use forebay_io::arena::Arena;
 use forebay_io::gpu::cuda::DeviceMemory;
@@ -73,7 +73,7 @@ struct Shared {
     /// Counts changes of any path.
     changes: (Mutex<u64>, Condvar),
     /// Payload never passes through a connection's own buffer.
-    straight: AtomicBool,
+    direct: AtomicBool,
 }
 
 /// A namespace, connected to. It stays so until the last handle is dropped.
@@ -168,7 +168,7 @@ impl Source for Options {
         Some(&self.addresses[0].host)
     }
 
-    fn told(&self) -> Option<serde_json::Value> {
+    fn reported(&self) -> Option<serde_json::Value> {
         let Address { host, port } = &self.addresses[0];
         Some(match self.transport {
             Transport::Tcp => json!({"kind": "nvme_tcp", "host": host, "port": port, "nqn": self.nqn}),
@@ -190,7 +190,7 @@ impl Source for Options {
         examine(self, look, wanted, |options, workers| Remote::open_for(options, workers.now, workers.most))
     }
 
-    fn open(&self, plan: &SourcePlan, _: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+    fn open(&self, plan: &SourcePlan, _: &dyn Open) -> Result<Arc<dyn OpenSource>, Error> {
         Ok(open(plan))
     }
 
@@ -214,8 +214,8 @@ impl Connection for Remote {
 
     /// From the next connection on, payload goes between the socket and its place and nowhere else: for memory of
     /// others, where no byte may lie elsewhere on its way. Many small reads then cost a receive each.
-    fn keep_straight(&self) {
-        self.shared.straight.store(true, Ordering::Relaxed);
+    fn keep_direct(&self) {
+        self.shared.direct.store(true, Ordering::Relaxed);
     }
 
     fn is_shared(&self) -> bool {
@@ -249,12 +249,12 @@ impl Namespace for Remote {
         Remote::queue(self, needs, reactor)
     }
 
-    fn lend(self: &Arc<Remote>, arena: &Arena) -> Result<Option<Loan>, Error> {
-        Ok(Remote::lend(self, arena)?.map(Loan::of))
+    fn lend(self: &Arc<Remote>, arena: &Arena) -> Result<Option<MemoryRegistration>, Error> {
+        Ok(Remote::lend(self, arena)?.map(MemoryRegistration::keeping))
     }
 
-    fn lend_device(&self, memory: &DeviceMemory) -> Result<Loan, String> {
-        Remote::lend_device(self, memory).map(Loan::of)
+    fn lend_device(&self, memory: &DeviceMemory) -> Result<MemoryRegistration, String> {
+        Remote::lend_device(self, memory).map(MemoryRegistration::keeping)
     }
 }
 
@@ -291,7 +291,7 @@ impl Remote {
             paths: options.addresses.iter().cloned().map(Path::new).collect(),
             host,
             changes: Default::default(),
-            straight: AtomicBool::new(false),
+            direct: AtomicBool::new(false),
         });
         // Owned from the first thread on: should another not start, dropping it ends those that did.
         let mut remote = Remote { shared, threads: Vec::new() };

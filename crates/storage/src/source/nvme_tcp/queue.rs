@@ -2,9 +2,9 @@
 
 mod late;
 
-use super::lane::{Finished, Lane};
 use super::options::{Policy, Transport};
 use super::path::{Live, Path, State};
+use super::queue_pair::{Finished, QueuePair};
 use super::report::Unsent;
 use super::Remote;
 use crate::source::nvme::{Outcome, Work, REST};
@@ -94,17 +94,17 @@ pub struct NvmeTcpQueue {
     watch: u64,
     share: Vec<u16>,
     views: Vec<View>,
-    lanes: Vec<Lane>,
+    pairs: Vec<QueuePair>,
     /// Since when commands wait for a path: until one of them completes.
     stranded: Option<Instant>,
     /// When abandoned I/Os cost their connection.
     cut: Option<Instant>,
     /// When to look for commands that take too long.
     look_at: Option<Instant>,
-    /// Lanes that aren't where their path is, or paths that rest.
+    /// Pairs that aren't where their path is, or paths that rest.
     unsettled: bool,
     turn: usize,
-    /// Commands that the lane whose turn it is has had.
+    /// Commands that the pair whose turn it is has had.
     run: u32,
     completions: Vec<Completion>,
     finished: Vec<Finished>,
@@ -132,11 +132,11 @@ impl NvmeTcpQueue {
         let share = remote.shared.host.shares.take(needs.seat)?;
         let paths = 0..remote.shared.paths.len();
         // One of each path, then the next of each: neighbours are on different paths.
-        let lanes: Vec<Lane> = share
+        let pairs: Vec<QueuePair> = share
             .iter()
             .flat_map(|qid| paths.clone().map(move |path| (path, *qid)))
             .enumerate()
-            .map(|(index, (path, qid))| Lane::new(path, qid, index as u32, &remote.shared))
+            .map(|(index, (path, qid))| QueuePair::new(path, qid, index as u32, &remote.shared))
             .collect();
         let nsid = remote.options().nsid;
         let mut queue = NvmeTcpQueue {
@@ -150,7 +150,7 @@ impl NvmeTcpQueue {
             token: reactor.token(),
             watch: remote.shared.host.wakers.watch(waker),
             views: paths.map(|_| View::default()).collect(),
-            lanes,
+            pairs,
             share,
             stranded: None,
             cut: None,
@@ -183,15 +183,15 @@ impl NvmeTcpQueue {
         loop {
             self.turn(reactor, &mut none);
             let mut missing =
-                self.lanes.iter().filter(|l| !l.is_live() && self.views[l.path].live.is_some()).peekable();
+                self.pairs.iter().filter(|l| !l.is_live() && self.views[l.path].live.is_some()).peekable();
             let now = clock::now();
             // Whether a queue that was refused just comes early is known soon.
-            let tried = missing.clone().any(|lane| lane.refusal().is_some()) && now < until + TRIED_WITHIN;
+            let tried = missing.clone().any(|pair| pair.refusal().is_some()) && now < until + TRIED_WITHIN;
             if missing.peek().is_none() || now >= until && !tried {
                 return Ok(());
             }
-            if let Some(lane) = missing.find(|lane| lane.is_refused()) {
-                return Err(self.refused(lane));
+            if let Some(pair) = missing.find(|pair| pair.is_refused()) {
+                return Err(self.refused(pair));
             }
             let due = self.next_due().unwrap_or(until);
             reactor.wait(1, due.min(until.max(now + LOOK)), Duration::ZERO);
@@ -199,10 +199,10 @@ impl NvmeTcpQueue {
     }
 
     /// Fewer queues than asked for.
-    fn refused(&self, lane: &Lane) -> Error {
-        let (shared, path) = (&self.remote.shared, &self.remote.shared.paths[lane.path]);
+    fn refused(&self, pair: &QueuePair) -> Error {
+        let (shared, path) = (&self.remote.shared, &self.remote.shared.paths[pair.path]);
         let (up, all) = (path.queues_up.load(Ordering::Relaxed), shared.host.shares.taken());
-        let why = lane.refusal().unwrap_or_default();
+        let why = pair.refusal().unwrap_or_default();
         let next = match up {
             0 => "a higher limit on connections at the target, and its log".into(),
             _ => format!("queues={up} in the URI, at most {up} ‹workers›, or a higher limit on connections at the target"),
@@ -218,15 +218,15 @@ impl NvmeTcpQueue {
         let mut last = usize::MAX;
         for completion in self.completions.drain(..) {
             let index = stream::index_of(completion);
-            self.lanes[index].completed(completion);
-            // Those of one lane come one after the other, most of the time.
+            self.pairs[index].completed(completion);
+            // Those of one pair come one after the other, most of the time.
             if last != index && last != usize::MAX {
-                self.unsettled |= !self.lanes[last].drive(&self.remote.shared, reactor, &mut finished);
+                self.unsettled |= !self.pairs[last].drive(&self.remote.shared, reactor, &mut finished);
             }
             last = index;
         }
-        if let Some(lane) = self.lanes.get_mut(last) {
-            self.unsettled |= !lane.drive(&self.remote.shared, reactor, &mut finished);
+        if let Some(pair) = self.pairs.get_mut(last) {
+            self.unsettled |= !pair.drive(&self.remote.shared, reactor, &mut finished);
         }
         let now = clock::now();
         finished.drain(..).for_each(|f| self.book(f, now, done));
@@ -245,7 +245,7 @@ impl NvmeTcpQueue {
             .any(|(view, path)| view.generation != path.generation())
     }
 
-    /// Brings lanes to where their paths are.
+    /// Brings pairs to where their paths are.
     fn settle(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Done>) {
         let shared = &self.remote.shared;
         for (view, path) in self.views.iter_mut().zip(&shared.paths) {
@@ -253,14 +253,14 @@ impl NvmeTcpQueue {
         }
         let mut gone = std::mem::take(&mut self.gone);
         self.unsettled = false;
-        for lane in &mut self.lanes {
-            lane.bury(shared, &mut gone);
-            let live = self.views[lane.path].live.as_deref();
-            lane.follow(live, shared, self.token, now, reactor);
-            if lane.bury(shared, &mut gone) {
-                lane.follow(live, shared, self.token, now, reactor);
+        for pair in &mut self.pairs {
+            pair.finish_close(shared, &mut gone);
+            let live = self.views[pair.path].live.as_deref();
+            pair.follow(live, shared, self.token, now, reactor);
+            if pair.finish_close(shared, &mut gone) {
+                pair.follow(live, shared, self.token, now, reactor);
             }
-            self.unsettled |= !(lane.is_live() || lane.is_down() && live.is_none());
+            self.unsettled |= !(pair.is_live() || pair.is_down() && live.is_none());
         }
         self.unsettled |= self.views.iter().any(|v| v.rests_until.is_some());
         // The last ones first, so that they stand in order.
@@ -274,8 +274,8 @@ impl NvmeTcpQueue {
     fn book(&mut self, finished: Finished, now: Instant, done: &mut Vec<Done>) {
         let Finished { command, cqe, received, copied, .. } = finished;
         let (status, c) = (cqe.status(), &self.work.commands[command as usize]);
-        let lane = &self.lanes[finished.lane];
-        lane.traffic.took(now.saturating_duration_since(c.started));
+        let pair = &self.pairs[finished.pair];
+        pair.traffic.took(now.saturating_duration_since(c.started));
         let (len, short) = (c.len, c.op == Op::Read && received != c.len);
         if copied {
             self.work.staged(command);
@@ -295,12 +295,12 @@ impl NvmeTcpQueue {
                 self.work.end(command, Err(fault), done);
             }
             Outcome::Elsewhere => {
-                self.views[lane.path].rests_until = Some(now + REST);
+                self.views[pair.path].rests_until = Some(now + REST);
                 self.unsettled = true;
                 self.work.pending.push_front(command);
             }
             Outcome::Again => {
-                lane.traffic.retries.fetch_add(1, Ordering::Relaxed);
+                pair.traffic.retries.fetch_add(1, Ordering::Relaxed);
                 self.work.pending.push_front(command);
             }
         }
@@ -321,12 +321,12 @@ impl NvmeTcpQueue {
         };
         let run = self.run_of(best);
         while let Some(command) = self.work.pending.front().copied() {
-            let Some(lane) = self.choose(best, run) else { break };
+            let Some(pair) = self.choose(best, run) else { break };
             self.work.pending.pop_front();
             let (sqe, data, mem) = self.put(command);
             let c = &mut self.work.commands[command as usize];
             (c.tries, c.started, c.own.asked) = (c.tries + 1, now, None);
-            match self.lanes[lane].submit(command, sqe, data, mem) {
+            match self.pairs[pair].submit(command, sqe, data, mem) {
                 Ok(()) => {}
                 Err(Unsent::Unfit(fault)) => {
                     let mut done = Vec::new();
@@ -339,7 +339,7 @@ impl NvmeTcpQueue {
                 }
             }
         }
-        self.lanes.iter_mut().for_each(|l| l.send(reactor));
+        self.pairs.iter_mut().for_each(|l| l.send(reactor));
         if self.look_at.is_none() {
             self.look_at = self.remote.options().io_timeout.map(|most| now + most);
         }
@@ -347,7 +347,7 @@ impl NvmeTcpQueue {
 
     /// The best state that a path with a queue is in; None: no path takes commands.
     fn best_ana(&self) -> Option<AnaState> {
-        let live = self.lanes.iter().filter(|l| l.is_live());
+        let live = self.pairs.iter().filter(|l| l.is_live());
         live.filter_map(|l| self.views[l.path].usable()).min_by_key(|a| *a as u8)
     }
 
@@ -356,26 +356,26 @@ impl NvmeTcpQueue {
         !self.work.pending.is_empty() && self.best_ana().is_none()
     }
 
-    fn takes(&self, lane: &Lane, ana: AnaState) -> bool {
-        lane.is_live() && self.views[lane.path].usable() == Some(ana)
+    fn takes(&self, pair: &QueuePair, ana: AnaState) -> bool {
+        pair.is_live() && self.views[pair.path].usable() == Some(ana)
     }
 
-    /// Returns the number of commands in a row that a lane gets, with as many lanes on paths in this state.
+    /// Returns the number of commands in a row that a pair gets, with as many pairs on paths in this state.
     fn run_of(&self, ana: AnaState) -> u32 {
-        let lanes = self.lanes.iter().filter(|lane| self.takes(lane, ana)).count();
-        run(lanes as u32, self.views.len() as u32, self.work.geometry().depth)
+        let pairs = self.pairs.iter().filter(|pair| self.takes(pair, ana)).count();
+        run(pairs as u32, self.views.len() as u32, self.work.geometry().depth)
     }
 
-    /// A lane with room, on a path in this state. Of one path's, the one with the fewest commands: what a lane completed
+    /// A pair with room, on a path in this state. Of one path's, the one with the fewest commands: what a pair completed
     /// goes back to it together, and one whose target is held up doesn't pile up what others would carry.
     fn choose(&mut self, ana: AnaState, run: u32) -> Option<usize> {
-        let count = self.lanes.len();
-        let fits = |i: &usize| self.lanes[*i].has_room() && self.takes(&self.lanes[*i], ana);
+        let count = self.pairs.len();
+        let fits = |i: &usize| self.pairs[*i].has_room() && self.takes(&self.pairs[*i], ana);
         let mut from_turn = (self.turn..self.turn + count).map(|i| i % count).filter(fits);
         let alone = self.views.len() == 1 && run == 1;
         let chosen = match self.remote.options().policy {
             Policy::RoundRobin if !alone => from_turn.next(),
-            _ => from_turn.min_by_key(|i| self.lanes[*i].in_flight()),
+            _ => from_turn.min_by_key(|i| self.pairs[*i].in_flight()),
         }?;
         self.run = if chosen == self.turn { self.run + 1 } else { 1 };
         self.turn = chosen;
@@ -430,10 +430,10 @@ impl Queue for NvmeTcpQueue {
     fn abandon(&mut self, tag: u32, _reactor: &mut Reactor) {
         let Some(waiting) = self.work.abandon(tag) else { return };
         self.cut.get_or_insert(clock::now() + ABANDON_AFTER);
-        for lane in &mut self.lanes {
+        for pair in &mut self.pairs {
             let is_its = |command: &u32| self.work.commands[*command as usize].tag == tag;
-            let its: Vec<u32> = lane.commands().filter(is_its).collect();
-            its.into_iter().for_each(|command| lane.abort(command, &self.remote.shared));
+            let its: Vec<u32> = pair.commands().filter(is_its).collect();
+            its.into_iter().for_each(|command| pair.abort(command, &self.remote.shared));
         }
         // What has no connection yet needn't wait for one.
         let mut done = Vec::new();
@@ -451,11 +451,11 @@ impl Queue for NvmeTcpQueue {
         if !self.unsettled && stranded.is_none() && self.cut.is_none() {
             return self.look_at;
         }
-        let lanes = self.lanes.iter().filter_map(Lane::due);
+        let pairs = self.pairs.iter().filter_map(QueuePair::due);
         let rests = self.views.iter().filter_map(|v| v.rests_until);
         let patience = self.remote.options().fast_io_fail;
         let stranded = stranded.and_then(|since| since.checked_add(patience?));
-        lanes.chain(rests).chain(stranded).chain(self.cut).chain(self.look_at).min()
+        pairs.chain(rests).chain(stranded).chain(self.cut).chain(self.look_at).min()
     }
 
     fn wakes_at_first(&self) -> bool {
@@ -464,19 +464,19 @@ impl Queue for NvmeTcpQueue {
 
     fn close(&mut self, reactor: &mut Reactor) {
         let until = clock::now() + CLOSE_WITHIN;
-        self.lanes.iter_mut().for_each(|l| l.close(reactor));
+        self.pairs.iter_mut().for_each(|l| l.close(reactor));
         loop {
             let mut gone = Vec::new();
-            self.lanes.iter_mut().for_each(|l| {
-                l.bury(&self.remote.shared, &mut gone);
+            self.pairs.iter_mut().for_each(|l| {
+                l.finish_close(&self.remote.shared, &mut gone);
             });
-            if self.lanes.iter().all(Lane::is_down) || clock::now() >= until {
+            if self.pairs.iter().all(QueuePair::is_down) || clock::now() >= until {
                 return;
             }
             reactor.wait(1, until, Duration::ZERO);
             reactor.take(self.token, &mut self.completions);
             for completion in self.completions.drain(..) {
-                self.lanes[stream::index_of(completion)].completed(completion);
+                self.pairs[stream::index_of(completion)].completed(completion);
             }
         }
     }
@@ -489,12 +489,12 @@ impl Drop for NvmeTcpQueue {
     }
 }
 
-/// All of `lanes` have commands at once where `depth` gives each of them as many as go together; else those that get
+/// All of `pairs` have commands at once where `depth` gives each of them as many as go together; else those that get
 /// so many, one of each path at least.
-fn run(lanes: u32, paths: u32, depth: u32) -> u32 {
+fn run(pairs: u32, paths: u32, depth: u32) -> u32 {
     let at_least = if depth < DEEP { 4 } else { 2 }.max(paths);
     let most = (depth / at_least).clamp(1, TOGETHER);
-    if lanes * most > depth {
+    if pairs * most > depth {
         most
     } else {
         1

@@ -1,6 +1,6 @@
-use super::super::{NilBacking, SharedDrive};
+use super::super::{OpenNil, SharedDrive};
 use super::*;
-use crate::source::ModelBacking;
+use crate::source::OpenModel;
 use forebay_model::device::DriveModel;
 use proptest::prelude::*;
 
@@ -8,8 +8,8 @@ use proptest::prelude::*;
 // promise: ENG-3
 #[test]
 fn the_ring_has_room_for_the_members_of_members() {
-    let stripe = |members: Vec<Target>, chunk| Target::new("s", 1 << 30, StripeBacking { chunk, members });
-    let nil = || Target::new("n", 1 << 30, NilBacking);
+    let stripe = |members: Vec<Target>, chunk| Target::new("s", 1 << 30, OpenStripe { chunk, members });
+    let nil = || Target::new("n", 1 << 30, OpenNil);
     let needs = QueueNeeds::new(8, 1 << 20);
     let flat = stripe(vec![nil(), nil()], 64 << 10);
     let inner = QueueNeeds::new(StripeQueue::member_depth(8, 1 << 20, 512 << 10, 2), 512 << 10);
@@ -17,7 +17,7 @@ fn the_ring_has_room_for_the_members_of_members() {
     assert_eq!(nested.ring_depth(needs), 2 * flat.ring_depth(inner));
     assert!(flat.ring_depth(inner) > inner.depth, "several pieces of each I/O are under way");
     let drive = SharedDrive::new(&DriveModel::parse("d7-ps1010").unwrap(), 1, false);
-    let paced = Target::new("m", 1 << 30, ModelBacking { drive, over: Some(flat.clone()) });
+    let paced = Target::new("m", 1 << 30, OpenModel { drive, over: Some(flat.clone()) });
     assert_eq!(paced.ring_depth(needs), flat.ring_depth(needs));
     assert_eq!([&nil(), &flat, &nested, &paced].map(|target| target.members()), [0, 2, 4, 0]);
 }

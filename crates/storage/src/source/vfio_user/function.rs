@@ -2,7 +2,7 @@
 //! the memory that their queues lie in. One thread drives it.
 
 use super::client::{Client, Trouble, Wrong};
-use super::lane::{Bell, Pair};
+use super::queue_pair::{Bell, PairParts};
 use super::shm;
 use super::wire::{IoFd, IRQ_MSIX, REGION_BAR0, REGION_CONFIG};
 use super::{Live, Options};
@@ -235,7 +235,7 @@ impl Function {
             let lists = (0..lists(self.entries)).map(|n| self.place(qid).1 + n * PAGE).collect();
             let bells = [Doorbell::Submission(qid), Doorbell::Completion(qid)].map(|bell| self.bell(bell));
             let interrupt = self.interrupts[usize::from(qid)].clone();
-            (qid, Pair { queue, memory: self.memory.clone(), interrupt, bells, lists })
+            (qid, PairParts { queue, memory: self.memory.clone(), interrupt, bells, lists })
         };
         let pairs = created.into_iter().map(pair).collect::<BTreeMap<_, _>>();
         let session = self.host.session();

@@ -4,7 +4,7 @@
 //!
 //! A thread cares for the drive: it connects, brings the controller up, maps
 //! memory into it, and connects again when it went away. Each worker's queue
-//! has its share of the I/O queues. Payload goes straight to and from slots
+//! has its share of the I/O queues. Payload goes directly to and from slots
 //! that are mapped into the device (`Arena::shared`); other memory is staged,
 //! which the record counts. What a lost device left unfinished is read again; a
 //! write in that place fails, and says why.
@@ -12,11 +12,11 @@
 mod care;
 mod client;
 mod function;
-mod lane;
 mod look;
 mod maps;
 mod options;
 mod queue;
+mod queue_pair;
 mod shm;
 mod stage;
 mod uring;
@@ -32,7 +32,7 @@ use super::nvme::{
 };
 use super::plan::{Look, Open, Source, SourcePlan, Uri};
 use super::uri::{decode, query_once, Text};
-use super::{Backing, Loan, MadeOf, QueueNeeds};
+use super::{MadeOf, MemoryRegistration, OpenSource, QueueNeeds};
 use care::State;
 use forebay_io::arena::Arena;
 use forebay_io::clock;
@@ -42,8 +42,8 @@ use forebay_io::reactor::Reactor;
 use forebay_model::record::FabricRan;
 use forebay_model::Error;
 use forebay_nvme::host::ControllerInfo;
-use lane::Pair;
 use maps::Table;
+use queue_pair::PairParts;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fd::OwnedFd;
 use serde_json::json;
@@ -73,7 +73,7 @@ struct Live {
     /// It takes SGLs.
     sgl: bool,
     /// Queues that no worker has taken yet.
-    pairs: Mutex<BTreeMap<u16, Pair>>,
+    pairs: Mutex<BTreeMap<u16, PairParts>>,
 }
 
 struct Inner {
@@ -167,7 +167,7 @@ impl Source for Options {
         (other as &dyn Any).downcast_ref().is_some_and(|other| Options::is_same(self, other))
     }
 
-    fn told(&self) -> Option<serde_json::Value> {
+    fn reported(&self) -> Option<serde_json::Value> {
         Some(json!({"kind": "vfio_user", "socket": self.socket}))
     }
 
@@ -179,7 +179,7 @@ impl Source for Options {
         examine(self, look, wanted, |options, workers| Drive::open_for(options, workers.now, workers.most))
     }
 
-    fn open(&self, plan: &SourcePlan, _: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+    fn open(&self, plan: &SourcePlan, _: &dyn Open) -> Result<Arc<dyn OpenSource>, Error> {
         Ok(open(plan))
     }
 
@@ -232,8 +232,8 @@ impl Namespace for Drive {
         Drive::queue(self, needs, reactor)
     }
 
-    fn lend(self: &Arc<Drive>, arena: &Arena) -> Result<Option<Loan>, Error> {
-        Ok(Drive::lend(self, arena)?.map(Loan::of))
+    fn lend(self: &Arc<Drive>, arena: &Arena) -> Result<Option<MemoryRegistration>, Error> {
+        Ok(Drive::lend(self, arena)?.map(MemoryRegistration::keeping))
     }
 }
 

@@ -1,8 +1,8 @@
 //! A worker's queue over its share of a drive's I/O queues.
 
 use super::care::State;
-use super::lane::{Lane, Payload};
 use super::maps::{covers, Span};
+use super::queue_pair::{Payload, QueuePair};
 use super::stage::Stage;
 use super::{Drive, Live};
 use crate::source::nvme::{lock, Command, Outcome, Work, REST};
@@ -44,8 +44,8 @@ pub struct VfioUserQueue {
     lost: Option<String>,
     maps_version: u64,
     spans: Vec<Span>,
-    lanes: Vec<Lane>,
-    lanes_made: u32,
+    pairs: Vec<QueuePair>,
+    pairs_made: u32,
     stage: Option<Stage>,
     /// Since when there is no drive for what is pending.
     stranded: Option<Instant>,
@@ -77,14 +77,14 @@ impl VfioUserQueue {
             spin,
             token: reactor.token(),
             watch: drive.shared.host.wakers.watch(waker),
-            lanes: Vec::with_capacity(share.len()),
+            pairs: Vec::with_capacity(share.len()),
             share,
             generation: 0,
             live: None,
             lost: None,
             maps_version: 0,
             spans: Vec::new(),
-            lanes_made: 0,
+            pairs_made: 0,
             stage: None,
             stranded: None,
             rests_until: None,
@@ -102,8 +102,8 @@ impl VfioUserQueue {
     fn turn(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
         reactor.take(self.token, &mut self.completions);
         for completion in self.completions.drain(..) {
-            if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.owns(completion)) {
-                lane.completed(completion);
+            if let Some(pair) = self.pairs.iter_mut().find(|pair| pair.owns(completion)) {
+                pair.completed(completion);
             }
         }
         let now = clock::now();
@@ -113,25 +113,25 @@ impl VfioUserQueue {
         }
         self.dispatch(reactor, now);
         self.give_up(now, done);
-        for lane in &mut self.lanes {
-            lane.ring_again(now, reactor, self.token);
-            lane.doze(now, self.spin, reactor, self.token);
+        for pair in &mut self.pairs {
+            pair.ring_again(now, reactor, self.token);
+            pair.doze(now, self.spin, reactor, self.token);
         }
     }
 
     /// Books what the device completed.
     fn collect(&mut self, now: Instant, reactor: &mut Reactor, done: &mut Vec<Done>) {
-        for index in 0..self.lanes.len() {
+        for index in 0..self.pairs.len() {
             let mut any = false;
-            while let Some((command, cqe)) = self.lanes[index].take() {
+            while let Some((command, cqe)) = self.pairs[index].take() {
                 any = true;
                 self.book(index, command, &cqe, now, done);
             }
-            let lane = &mut self.lanes[index];
+            let pair = &mut self.pairs[index];
             if any {
-                lane.release(now, reactor, self.token);
+                pair.release(now, reactor, self.token);
             }
-            if let (Some(why), Some(live)) = (&lane.broken, &self.live) {
+            if let (Some(why), Some(live)) = (&pair.broken, &self.live) {
                 self.drive.shared.trouble(live.number, why);
             }
         }
@@ -153,29 +153,29 @@ impl VfioUserQueue {
             State::Lost { why, .. } => Some(why.clone()),
             _ => None,
         };
-        self.bury(clean, reactor, done);
+        self.close_pairs(clean, reactor, done);
         self.live = live;
         self.maps_version = 0;
         let Some(live) = &self.live else { return };
         for qid in &self.share {
-            let pair = lock(&live.pairs).remove(qid);
-            let Some(pair) = pair else { continue };
+            let parts = lock(&live.pairs).remove(qid);
+            let Some(parts) = parts else { continue };
             let traffic = self.drive.shared.host.notes.traffic(0, *qid);
-            self.lanes.push(Lane::new(self.lanes_made, *qid, pair, live.sgl, traffic, reactor));
-            self.lanes_made = self.lanes_made.wrapping_add(1) % (u32::MAX / 2);
+            self.pairs.push(QueuePair::new(self.pairs_made, *qid, parts, live.sgl, traffic, reactor));
+            self.pairs_made = self.pairs_made.wrapping_add(1) % (u32::MAX / 2);
         }
     }
 
     /// Takes leave of a device's queues.
-    fn bury(&mut self, clean: bool, reactor: &mut Reactor, done: &mut Vec<Done>) {
+    fn close_pairs(&mut self, clean: bool, reactor: &mut Reactor, done: &mut Vec<Done>) {
         // What the ring was told of their descriptors must reach it before they are closed.
         reactor.submit();
         let mut gone = Vec::new();
-        for lane in &mut self.lanes {
-            lane.cancel(reactor, self.token);
-            lane.bury(&mut gone);
+        for pair in &mut self.pairs {
+            pair.cancel(reactor, self.token);
+            pair.close(&mut gone);
         }
-        self.lanes.clear();
+        self.pairs.clear();
         // The last ones first, so that they stand in order.
         gone.sort_by_key(|c| self.work.commands[*c as usize].started);
         for command in gone.into_iter().rev() {
@@ -209,11 +209,11 @@ impl VfioUserQueue {
     }
 
     /// Books a command that completed.
-    fn book(&mut self, lane: usize, command: u32, cqe: &Cqe, now: Instant, done: &mut Vec<Done>) {
-        let (status, lane) = (cqe.status(), &self.lanes[lane]);
+    fn book(&mut self, pair: usize, command: u32, cqe: &Cqe, now: Instant, done: &mut Vec<Done>) {
+        let (status, pair) = (cqe.status(), &self.pairs[pair]);
         let c = &mut self.work.commands[command as usize];
         c.own.out = false;
-        lane.traffic.took(now.saturating_duration_since(c.started));
+        pair.traffic.took(now.saturating_duration_since(c.started));
         if status.is_success() {
             if let (Op::Read, Some(slot), Some(stage)) = (c.op, c.own.slot, &self.stage) {
                 stage.copy_out(slot, c.mem, c.len as usize);
@@ -231,7 +231,7 @@ impl VfioUserQueue {
                 self.work.pending.push_front(command);
             }
             Outcome::Again => {
-                lane.traffic.retries.fetch_add(1, Ordering::Relaxed);
+                pair.traffic.retries.fetch_add(1, Ordering::Relaxed);
                 self.work.pending.push_front(command);
             }
         }
@@ -262,7 +262,7 @@ impl VfioUserQueue {
         self.look_at_maps();
         while let Some(command) = self.work.pending.front().copied() {
             let inline = self.work.commands[command as usize].op == Op::Deallocate;
-            let Some(lane) = self.choose(inline) else { break };
+            let Some(pair) = self.choose(inline) else { break };
             let Some(place) = self.place(command) else { break };
             self.work.pending.pop_front();
             let (sqe, range) = self.work.sqe(command);
@@ -273,10 +273,10 @@ impl VfioUserQueue {
             };
             let c = &mut self.work.commands[command as usize];
             (c.tries, c.started, c.own.out) = (c.tries + 1, now, true);
-            self.lanes[lane].put(command, sqe, payload, now);
+            self.pairs[pair].put(command, sqe, payload, now);
         }
-        for lane in &mut self.lanes {
-            lane.publish(reactor, self.token);
+        for pair in &mut self.pairs {
+            pair.publish(reactor, self.token);
         }
         if self.look_at.is_none() {
             self.look_at = self.drive.options().io_timeout.map(|most| now + most);
@@ -285,7 +285,7 @@ impl VfioUserQueue {
 
     /// No drive takes commands now.
     fn is_stranded(&self) -> bool {
-        self.lanes.is_empty() || self.rests_until.is_some()
+        self.pairs.is_empty() || self.rests_until.is_some()
     }
 
     fn look_at_maps(&mut self) {
@@ -296,11 +296,11 @@ impl VfioUserQueue {
         }
     }
 
-    /// A lane with room, in turn.
+    /// A pair with room, in turn.
     fn choose(&mut self, inline: bool) -> Option<usize> {
-        let count = self.lanes.len();
+        let count = self.pairs.len();
         let chosen =
-            (self.turn..self.turn + count).map(|i| i % count).find(|i| self.lanes[*i].has_room(inline))?;
+            (self.turn..self.turn + count).map(|i| i % count).find(|i| self.pairs[*i].has_room(inline))?;
         self.turn = (chosen + 1) % count;
         Some(chosen)
     }
@@ -412,8 +412,8 @@ impl Queue for VfioUserQueue {
         if !self.work.pending.is_empty() {
             let now = clock::now();
             self.dispatch(reactor, now);
-            for lane in &mut self.lanes {
-                lane.doze(now, self.spin, reactor, self.token);
+            for pair in &mut self.pairs {
+                pair.doze(now, self.spin, reactor, self.token);
             }
         }
     }
@@ -429,7 +429,7 @@ impl Queue for VfioUserQueue {
         if let Some(live) = &self.live {
             let out = |(_, c): &(u32, &Command<Own>)| c.own.out && c.tag == tag;
             for (command, _) in (0..).zip(&self.work.commands).filter(out) {
-                let place = self.lanes.iter().find_map(|l| Some((l.qid, l.cid_of(command)?)));
+                let place = self.pairs.iter().find_map(|l| Some((l.qid, l.cid_of(command)?)));
                 place.iter().for_each(|(qid, cid)| self.drive.shared.abort(live.number, *qid, *cid));
             }
         }
@@ -448,11 +448,11 @@ impl Queue for VfioUserQueue {
         if !self.work.has_commands() {
             return None;
         }
-        let lanes = self.lanes.iter().filter_map(|lane| lane.due(self.spin));
+        let pairs = self.pairs.iter().filter_map(|pair| pair.due(self.spin));
         let patience = self.drive.options().fast_io_fail;
         let stranded = self.stranded.filter(|_| self.is_stranded());
         let stranded = stranded.and_then(|since| since.checked_add(patience?));
-        lanes.chain(stranded).chain(self.rests_until).chain(self.cut).chain(self.look_at).min()
+        pairs.chain(stranded).chain(self.rests_until).chain(self.cut).chain(self.look_at).min()
     }
 
     fn wakes_at_first(&self) -> bool {
@@ -461,14 +461,14 @@ impl Queue for VfioUserQueue {
 
     fn close(&mut self, reactor: &mut Reactor) {
         let until = clock::now() + CLOSE_WITHIN;
-        self.lanes.iter_mut().for_each(|lane| lane.cancel(reactor, self.token));
+        self.pairs.iter_mut().for_each(|pair| pair.cancel(reactor, self.token));
         reactor.submit();
-        while self.lanes.iter().any(Lane::is_armed) && clock::now() < until {
+        while self.pairs.iter().any(QueuePair::is_armed) && clock::now() < until {
             reactor.wait(1, until, Duration::ZERO);
             reactor.take(self.token, &mut self.completions);
             for completion in self.completions.drain(..) {
-                if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.owns(completion)) {
-                    lane.completed(completion);
+                if let Some(pair) = self.pairs.iter_mut().find(|pair| pair.owns(completion)) {
+                    pair.completed(completion);
                 }
             }
         }
@@ -481,9 +481,9 @@ impl Drop for VfioUserQueue {
         let shared = &self.drive.shared;
         shared.host.wakers.unwatch(self.watch);
         if let Some(live) = &self.live {
-            for lane in self.lanes.drain(..) {
-                match lane.into_pair() {
-                    Some((qid, pair)) => drop(lock(&live.pairs).insert(qid, pair)),
+            for pair in self.pairs.drain(..) {
+                match pair.into_parts() {
+                    Some((qid, parts)) => drop(lock(&live.pairs).insert(qid, parts)),
                     None => shared.trouble(live.number, "a worker left its queue with commands in it"),
                 }
             }

@@ -3,7 +3,7 @@
 use super::Part;
 use super::Worker;
 use forebay_io::client::Late;
-use forebay_io::client::Order as Asked;
+use forebay_io::client::Submission;
 use forebay_io::queue::Fault;
 use forebay_io::queue::Op;
 use forebay_io::reactor;
@@ -12,8 +12,8 @@ use std::time::Duration;
 use std::time::Instant;
 
 impl Worker {
-    pub(super) fn name(&self, asked: &Asked<Part>) -> String {
-        let Asked { op, offset, owner, .. } = asked;
+    pub(super) fn name(&self, asked: &Submission<Part>) -> String {
+        let Submission { op, offset, owner, .. } = asked;
         let what = match op {
             Op::Flush => "flush".into(),
             Op::Read => format!("read of {} bytes at {offset}", owner.span.len),
@@ -28,7 +28,7 @@ impl Worker {
     }
 
     pub(super) fn io_failed(&mut self, tag: u32, fault: &Fault) {
-        let name = self.name(&self.kit.client.ticket(tag).order);
+        let name = self.name(&self.resources.client.io(tag).submission);
         let errors = &mut self.report.tally.errors;
         errors.failed += 1;
         if fault.errno == libc::EINVAL {
@@ -48,12 +48,12 @@ impl Worker {
     pub(super) fn abandon_overdue(&mut self, now: Instant) {
         let timeout = Duration::from_secs_f64(self.spec.timeout_s);
         let mut late = std::mem::take(&mut self.late);
-        self.kit.client.give_up_late(now, timeout, &mut self.kit.reactor, &mut late);
+        self.resources.client.give_up_late(now, timeout, &mut self.resources.reactor, &mut late);
         for (tag, what) in late.drain(..) {
             match what {
                 Late::TimedOut => {
                     self.report.tally.errors.timed_out += 1;
-                    let name = self.name(&self.kit.client.ticket(tag).order);
+                    let name = self.name(&self.resources.client.io(tag).submission);
                     let found = format!("unfinished after ‹timeout_s› {} s", self.spec.timeout_s);
                     self.report.tally.example(format!("{name}: {found}"));
                     self.fail(Error::run(name, found, "dmesg | tail; a longer ‹timeout_s›"));
@@ -67,7 +67,7 @@ impl Worker {
     /// Nothing that is under way is ever heard of: memory that the kernel may still write to is left to it.
     pub(super) fn give_up_all(&mut self, why: &std::io::Error) {
         self.fail(reactor::refused(why));
-        for (tag, what) in self.kit.client.give_up_all() {
+        for (tag, what) in self.resources.client.give_up_all() {
             match what {
                 Late::Lost => self.in_flight -= 1,
                 _ => self.release(tag),

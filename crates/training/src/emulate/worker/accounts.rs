@@ -1,6 +1,6 @@
 //! A worker's figures: latencies of what it read, and how its thread spent its time.
 
-use super::super::board::{add, Counters, ACCOUNT_NS};
+use super::super::run_state::{add, Counters, ACCOUNT_NS};
 use super::super::Shared;
 use forebay_model::Latency;
 use std::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ impl Accounts {
 
     /// Counters that the run reads while it goes on.
     pub(super) fn counters(&self) -> &Counters {
-        &self.shared.board.counters[self.index]
+        &self.shared.run_state.counters[self.index]
     }
 
     /// The thread has slept, while reads were under way or with nothing to do.

@@ -15,7 +15,7 @@ pub(super) struct Copies {
 
 impl Copies {
     pub(super) fn open(shared: &Shared) -> Result<Copies, Error> {
-        let copiers = shared.board.destination.as_ref().map_or(Ok(Vec::new()), |to| to.copiers())?;
+        let copiers = shared.run_state.destination.as_ref().map_or(Ok(Vec::new()), |to| to.copiers())?;
         Ok(Copies { copiers, ended: Vec::new() })
     }
 

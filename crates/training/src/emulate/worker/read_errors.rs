@@ -38,8 +38,8 @@ impl ReadErrors {
 
     /// Forgets a file: its next opening finds what it has become.
     fn forget(&self, file: u32) {
-        if let Some(straight) = &self.shared.straight {
-            straight.forget(file);
+        if let Some(direct_reads) = &self.shared.direct_reads {
+            direct_reads.forget(file);
         }
     }
 
@@ -71,13 +71,13 @@ impl ReadErrors {
     /// A record that was damaged between others that weren't.
     pub(super) fn lost(&self, file: u32, damage: &Damage, samples: u32) {
         let example = format!("{}: {damage}", self.shared.data.name(file));
-        self.shared.board.lock().skipped.add(samples.into(), example);
+        self.shared.run_state.lock().skipped.add(samples.into(), example);
     }
 
     fn wrong(&self, example: String, error: Error) {
         match self.shared.spec.on_error {
-            OnError::Fail => self.shared.board.fail(error),
-            OnError::Skip => self.shared.board.lock().skipped.add(0, example),
+            OnError::Fail => self.shared.run_state.fail(error),
+            OnError::Skip => self.shared.run_state.lock().skipped.add(0, example),
         }
     }
 }

@@ -1,24 +1,24 @@
-//! A worker's reads: of many files into its slots, or straight into a GPU by a queue of each stream's own; held back to a
+//! A worker's reads: of many files into its slots, or directly into a GPU by a queue of each stream's own; held back to a
 //! rate or to a modelled drive. It knows files and bytes, and nothing of what they hold.
 
-use super::super::board::Equipment;
 use super::super::dataset::place_of;
 use super::super::held::Held;
 use super::super::reading::{Opened, BLOCK};
+use super::super::run_state::ResourceFacts;
 use super::super::supply::Delays;
 use super::super::uring::{Files, Reading as OpenFiles, Slots};
 use super::super::Shared;
 use super::stream::ActiveStream;
 use forebay_io::arena::Mem;
-use forebay_io::client::{Client, End, Order, Over};
+use forebay_io::client::{Client, Completion, End, Submission};
 use forebay_io::clock;
 use forebay_io::gpu::cuda::Pinned;
 use forebay_io::queue::Op;
 use forebay_io::reactor::{memlock, Reactor, RingOptions, Waker};
 use forebay_model::Error;
 use forebay_storage::path;
-use forebay_storage::path::straight::Lanes;
-use forebay_storage::source::{Loan, QueueNeeds};
+use forebay_storage::path::direct::DirectQueues;
+use forebay_storage::source::{MemoryRegistration, QueueNeeds};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -64,24 +64,24 @@ pub(super) struct Flight {
 /// Why a file isn't open.
 pub(super) enum Unopened {
     Io(std::io::Error),
-    /// It can't go straight.
+    /// It can't go directly.
     Refused(Error),
 }
 
 pub(super) struct Reads {
     shared: Arc<Shared>,
     index: usize,
-    // Field order is drop order: queues go before the files and lanes that they stand on, and what points to the slots
+    // Field order is drop order: queues go before the files and resources that they stand on, and what points to the slots
     // before these.
     client: Client<()>,
-    lanes: Option<Box<dyn Lanes>>,
+    direct_queues: Option<Box<dyn DirectQueues>>,
     filled: SlotsFilled,
     /// By tag: the file that a read is of.
     files: OpenFiles,
     reactor: Reactor,
     _pin: Option<Pinned>,
     /// The slots, as emulated drives have them mapped.
-    _lent: Vec<Loan>,
+    _lent: Vec<MemoryRegistration>,
     slots: Slots,
     delays: Delays,
     flights: Vec<Flight>,
@@ -94,25 +94,26 @@ pub(super) struct Reads {
 impl Reads {
     /// Those of worker number `index`.
     pub(super) fn open(shared: &Arc<Shared>, index: usize) -> Result<Reads, Error> {
-        let how = &shared.how;
+        let io_mode = &shared.io_mode;
         let delays = Delays::new(shared);
-        let destination = shared.board.destination.as_ref();
+        let destination = shared.run_state.destination.as_ref();
         let feeds_gpu = destination.is_some_and(|to| to.feeds_gpu());
         // What is read inline is parsed before anything else is: one slot, which stays in the cache.
-        let depth = if how.is_inline && !delays.any() && !feeds_gpu { 1 } else { how.depth };
+        let depth = if io_mode.is_inline && !delays.any() && !feeds_gpu { 1 } else { io_mode.depth };
         let mut reactor = ring(shared, depth)?;
         let (slots, lent) = slots(shared, depth, &mut reactor)?;
         let files: OpenFiles = Rc::new(RefCell::new(vec![None; depth as usize]));
         // O_DIRECT goes on from a block.
-        let mut client = Client::new(depth, false, (), |slot| slots.mem(slot)).with_unit(how.align.max(1));
+        let mut client =
+            Client::new(depth, false, (), |slot| slots.mem(slot)).with_unit(io_mode.align.max(1));
         let filled = add_slots_queue(shared, &files, depth, &mut client, &mut reactor)?;
         let pin = destination.map_or(Ok(None), |to| to.pin(slots.arena()))?;
-        let lanes = lanes(shared, slots.count(), &mut reactor)?;
+        let direct_queues = direct_queues(shared, slots.count(), &mut reactor)?;
         Ok(Reads {
             shared: shared.clone(),
             index,
             client,
-            lanes,
+            direct_queues,
             filled,
             files,
             reactor,
@@ -126,10 +127,10 @@ impl Reads {
         })
     }
 
-    pub(super) fn equipment(&self) -> Equipment {
-        Equipment {
+    pub(super) fn resources(&self) -> ResourceFacts {
+        ResourceFacts {
             pages: self.slots.pages(),
-            slot_bytes: self.shared.how.io_bytes * u64::from(self.slots.count()),
+            slot_bytes: self.shared.io_mode.io_bytes * u64::from(self.slots.count()),
             features: self.reactor.features().to_vec(),
         }
     }
@@ -151,37 +152,41 @@ impl Reads {
         self.under_way > 0
     }
 
-    /// Opens a file whose turn has come, and has it known where it is to go straight.
+    /// Opens a file whose turn has come, and has it known where it is to go directly.
     pub(super) fn open_file(&self, file: u32, rank: u32) -> Result<Opened, Unopened> {
         let shared = &self.shared;
-        let open = || shared.data.open_file(file, shared.how.direct).map_err(Unopened::Io);
-        let Some(straight) = &shared.straight else { return open() };
-        if let Some(held) = straight.kept(file) {
+        let open = || shared.data.open_file(file, shared.io_mode.direct).map_err(Unopened::Io);
+        let Some(direct_reads) = &shared.direct_reads else { return open() };
+        if let Some(held) = direct_reads.kept(file) {
             let (bytes, base) = (held.target.bytes, place_of(file));
             let open = Some(held.target.file.clone());
             return Ok(Opened { file: open, held: Some(held), base, bytes, index: None });
         }
         let mut opened = open()?;
-        let (Some(file_of), Some(to)) = (&opened.file, &shared.board.destination) else {
+        let (Some(file_of), Some(to)) = (&opened.file, &shared.run_state.destination) else {
             return Ok(opened);
         };
         if opened.bytes > 0 {
             let path = shared.data.name(file).into();
-            let held = straight.hold(file, path, file_of, opened.bytes, to.turn_of(rank));
+            let held = direct_reads.hold(file, path, file_of, opened.bytes, to.turn_of(rank));
             opened.held = held.map_err(Unopened::Refused)?;
         }
         Ok(opened)
     }
 
-    /// A queue of its own for a stream whose file goes straight to GPU number `turn`; None: it goes through the slots.
-    pub(super) fn add_straight(&mut self, held: Option<&Held>, turn: usize) -> Result<Option<u32>, Error> {
-        let (Some(lanes), Some(held)) = (&self.lanes, held) else { return Ok(None) };
-        let queue = lanes.queue(&held.target, turn, &mut self.reactor)?;
+    /// A queue of its own for a stream whose file goes directly to GPU number `turn`; None: it goes through the slots.
+    pub(super) fn add_direct_queue(
+        &mut self,
+        held: Option<&Held>,
+        turn: usize,
+    ) -> Result<Option<u32>, Error> {
+        let (Some(direct_queues), Some(held)) = (&self.direct_queues, held) else { return Ok(None) };
+        let queue = direct_queues.queue(&held.target, turn, &mut self.reactor)?;
         Ok(Some(self.client.add(queue)))
     }
 
     /// The stream's queue goes: whoever reads it next has one of its own.
-    pub(super) fn remove_straight(&mut self, queue: u32) {
+    pub(super) fn remove_direct_queue(&mut self, queue: u32) {
         drop(self.client.remove(queue));
     }
 
@@ -194,27 +199,27 @@ impl Reads {
 
     /// Asks for the stream's next bytes: into a slot, or `to` a place at their destination.
     pub(super) fn push(&mut self, active: &mut ActiveStream, to: Option<Mem>, now: u64) {
-        let how = &self.shared.how;
+        let io_mode = &self.shared.io_mode;
         let (begins, left) = active.reading.place(active.pushed);
-        let most = match &self.shared.straight {
-            Some(straight) if to.is_some() => straight.io_bytes_max(begins).min(how.io_bytes),
-            _ => how.io_bytes - begins % BLOCK,
+        let most = match &self.shared.direct_reads {
+            Some(direct_reads) if to.is_some() => direct_reads.io_bytes_max(begins).min(io_mode.io_bytes),
+            _ => io_mode.io_bytes - begins % BLOCK,
         };
         let bytes = (active.goal - active.pushed).min(left).min(most) as u32;
         active.pushed += u64::from(bytes);
-        // What goes straight begins anywhere.
-        let align = if to.is_some() { 1 } else { u64::from(how.align) };
+        // What goes directly begins anywhere.
+        let align = if to.is_some() { 1 } else { u64::from(io_mode.align) };
         let head = (begins % align) as u32;
         let (offset, want) = (begins - u64::from(head), head + bytes);
         let at = active.reading.base + offset;
         let due = if self.delays.any() { self.delays.of(&self.shared, now, at, want) } else { 0 };
-        let (queue, offset_there, len) = match (active.straight, self.filled) {
+        let (queue, offset_there, len) = match (active.direct_queue, self.filled) {
             (Some(queue), _) => (queue, offset, want),
             (None, SlotsFilled::FromWhole { align }) => (SLOTS, at, want.next_multiple_of(align)),
-            (None, _) => (SLOTS, offset, how.ask(want)),
+            (None, _) => (SLOTS, offset, io_mode.ask(want)),
         };
-        let order = Order { queue, op: Op::Read, offset: offset_there, len, want, owner: () };
-        let tag = self.client.begin(order, clock::now()).expect("a slot is free");
+        let submission = Submission { queue, op: Op::Read, offset: offset_there, len, want, owner: () };
+        let tag = self.client.begin(submission, clock::now()).expect("a slot is free");
         active.slots.push_back(tag);
         let mem = to.unwrap_or_else(|| self.slots.lend(tag));
         self.client.set_mem(tag, mem);
@@ -256,9 +261,9 @@ impl Reads {
         any
     }
 
-    fn arrive(&mut self, over: Over) {
-        let Over { tag, end, via, .. } = over;
-        let moved = self.client.ticket(tag).moved;
+    fn arrive(&mut self, over: Completion) {
+        let Completion { tag, end, via, .. } = over;
+        let moved = self.client.io(tag).moved;
         let flight = &mut self.flights[tag as usize];
         flight.got = moved.min(flight.want);
         match end {
@@ -271,7 +276,7 @@ impl Reads {
         }
         if flight.to.is_some() {
             // It counts from here on, by the way that it took.
-            self.shared.board.counters[self.index].ways.add(via, flight.got.into());
+            self.shared.run_state.counters[self.index].ways.add(via, flight.got.into());
         } else {
             self.slots.is_back(tag);
         }
@@ -348,12 +353,12 @@ impl Reads {
             self.slots.is_back(tag);
         }
         let Reads { client, reactor, slots, flights, shared, index, .. } = self;
-        let ways = &shared.board.counters[*index].ways;
+        let ways = &shared.run_state.counters[*index].ways;
         let is_back = client.drain(reactor, clock::now() + GRACE, |client, over| {
             let flight = &flights[over.tag as usize];
             match flight.to {
                 // It got to the GPU, whoever waits for it.
-                Some(_) => ways.add(over.via, client.ticket(over.tag).moved.min(flight.want).into()),
+                Some(_) => ways.add(over.via, client.io(over.tag).moved.min(flight.want).into()),
                 None => slots.is_back(over.tag),
             }
         });
@@ -366,17 +371,21 @@ impl Reads {
     }
 }
 
-/// Returns the lanes that the worker's streams share; None if everything goes through the slots.
-fn lanes(shared: &Shared, depth: u32, reactor: &mut Reactor) -> Result<Option<Box<dyn Lanes>>, Error> {
-    let (Some(straight), Some(to)) = (&shared.straight, &shared.board.destination) else {
+/// Returns the direct queues that the worker's streams share; None if everything goes through the slots.
+fn direct_queues(
+    shared: &Shared,
+    depth: u32,
+    reactor: &mut Reactor,
+) -> Result<Option<Box<dyn DirectQueues>>, Error> {
+    let (Some(direct_reads), Some(to)) = (&shared.direct_reads, &shared.run_state.destination) else {
         return Ok(None);
     };
-    Ok(Some(straight.lanes(to, &shared.how, depth, reactor)?))
+    Ok(Some(direct_reads.queues(to, &shared.io_mode, depth, reactor)?))
 }
 
 /// Without io_uring where nothing is read through it.
 fn ring(shared: &Shared, depth: u32) -> Result<Reactor, Error> {
-    if shared.how.is_inline || !shared.how.has_ring {
+    if shared.io_mode.is_inline || !shared.io_mode.has_ring {
         return Ok(Reactor::without_ring());
     }
     let options = RingOptions { depth: depth.saturating_mul(2), one_by_one: true, ..RingOptions::default() };
@@ -384,10 +393,14 @@ fn ring(shared: &Shared, depth: u32) -> Result<Reactor, Error> {
 }
 
 /// Slots, and what emulated drives were lent of them.
-fn slots(shared: &Shared, depth: u32, reactor: &mut Reactor) -> Result<(Slots, Vec<Loan>), Error> {
+fn slots(
+    shared: &Shared,
+    depth: u32,
+    reactor: &mut Reactor,
+) -> Result<(Slots, Vec<MemoryRegistration>), Error> {
     let target = shared.data.target();
     let bytes = match path::of(shared.route.path).pins() {
-        true => shared.how.io_bytes as usize + 2 * BLOCK as usize,
+        true => shared.io_mode.io_bytes as usize + 2 * BLOCK as usize,
         // Nothing goes through them.
         false => BLOCK as usize,
     };
@@ -409,15 +422,15 @@ fn add_slots_queue(
     client: &mut Client<()>,
     reactor: &mut Reactor,
 ) -> Result<SlotsFilled, Error> {
-    let how = &shared.how;
+    let io_mode = &shared.io_mode;
     if let Some(target) = shared.data.target() {
-        let needs = QueueNeeds::new(depth, how.io_bytes).then_copied();
+        let needs = QueueNeeds::new(depth, io_mode.io_bytes).then_copied();
         let queue = target.queue(needs, reactor)?;
         let align = queue.geometry().align.max(1);
         client.add(queue);
         return Ok(SlotsFilled::FromWhole { align });
     }
-    let by_ring = !how.is_inline && how.has_ring;
+    let by_ring = !io_mode.is_inline && io_mode.has_ring;
     client.add(Box::new(Files::new(files.clone(), by_ring.then_some(reactor))));
     Ok(if by_ring { SlotsFilled::ByRing } else { SlotsFilled::Inline })
 }

@@ -11,8 +11,8 @@ pub(super) struct ActiveStream {
     pub(super) lane: u32,
     pub(super) file: u32,
     pub(super) upto: u32,
-    /// The number of a queue of its own, which goes straight into a GPU.
-    pub(super) straight: Option<u32>,
+    /// The number of a queue of its own, which goes directly into a GPU.
+    pub(super) direct_queue: Option<u32>,
     pub(super) reading: Reading,
     /// Bytes of the file that were asked for, and how far to go for what is wanted.
     pub(super) pushed: u64,
@@ -44,7 +44,7 @@ impl ActiveStream {
             lane,
             file: stream.file,
             upto,
-            straight: None,
+            direct_queue: None,
             pushed: reading.at,
             goal: reading.goal(upto),
             reading,

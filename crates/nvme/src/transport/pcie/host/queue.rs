@@ -37,7 +37,7 @@ struct Bell {
     /// Its shadow, and EventIdx.
     shadow: Option<(u64, u64)>,
     /// As the function was told last.
-    told: u16,
+    reported: u16,
 }
 
 impl Bell {
@@ -45,13 +45,13 @@ impl Bell {
         Bell {
             offset: doorbell.offset(stride),
             shadow: shadow.and_then(|shadow| shadow.of(doorbell)),
-            told: 0,
+            reported: 0,
         }
     }
 
     /// Tells the function. None: nothing new, or its shadow is enough.
     fn tell<M: HostMemory + ?Sized>(&mut self, memory: &M, value: u16) -> Result<Option<Rung>, Unmapped> {
-        let old = std::mem::replace(&mut self.told, value);
+        let old = std::mem::replace(&mut self.reported, value);
         if old == value {
             return Ok(None);
         }

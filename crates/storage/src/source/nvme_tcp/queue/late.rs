@@ -61,7 +61,7 @@ impl NvmeTcpQueue {
             (None, Some(ana)) => format!("{}: {ana}", p.address),
             (None, None) => format!("{}: {}, without the namespace", p.address, p.state),
         };
-        let refused = self.lanes.iter().find_map(|lane| lane.refusal());
+        let refused = self.pairs.iter().find_map(|pair| pair.refusal());
         let each = paths.iter().map(of).chain(refused).collect::<Vec<_>>().join("; ");
         match lost {
             true => format!("no path is left: {each}"),
@@ -78,16 +78,16 @@ impl NvmeTcpQueue {
         let Some(most) = shared.options.io_timeout else { return };
         let grace = most.min(ABORT_WITHIN);
         self.look_at = None;
-        for lane in &mut self.lanes {
+        for pair in &mut self.pairs {
             let mut ends = false;
-            let on_it: Vec<u32> = lane.commands().collect();
+            let on_it: Vec<u32> = pair.commands().collect();
             for command in on_it {
                 let c = &mut self.work.commands[command as usize];
                 let mut due = c.own.asked.map_or(c.started + most, |asked| asked + grace);
                 if now >= due {
                     ends |= c.own.asked.is_some();
                     c.own.asked = Some(now);
-                    lane.abort(command, shared);
+                    pair.abort(command, shared);
                     due = now + grace;
                 }
                 self.look_at = Some(self.look_at.map_or(due, |at| at.min(due)));
@@ -98,7 +98,7 @@ impl NvmeTcpQueue {
                     "a command took longer than {limit} s (io_timeout), and Abort didn't end it in {} s",
                     grace.as_secs_f64()
                 );
-                lane.fail(&why, shared, reactor);
+                pair.fail(&why, shared, reactor);
                 self.unsettled = true;
             }
         }
@@ -114,9 +114,9 @@ impl NvmeTcpQueue {
         for command in pending {
             self.work.end(command, Err(Fault::errno(libc::ECANCELED)), done);
         }
-        for lane in &mut self.lanes {
-            if out.iter().any(|command| lane.has(*command)) {
-                lane.fail("a command that was given up on never completed", &self.remote.shared, reactor);
+        for pair in &mut self.pairs {
+            if out.iter().any(|command| pair.has(*command)) {
+                pair.fail("a command that was given up on never completed", &self.remote.shared, reactor);
                 self.unsettled = true;
             }
         }

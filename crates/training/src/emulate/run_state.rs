@@ -1,4 +1,4 @@
-//! State that the workers of a run share: the scheduler, waiting workers, counters and failures.
+//! LockedState that the workers of a run share: the scheduler, waiting workers, counters and failures.
 
 use super::destination::Destination;
 use super::reading::Reading;
@@ -58,9 +58,9 @@ impl Ways {
     }
 }
 
-/// Equipment of a worker, for the record.
+/// Facts about the resources of a worker, for the record.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Equipment {
+pub(crate) struct ResourceFacts {
     /// Kind of pages of its slots, as `hugetlb`.
     pub pages: &'static str,
     pub slot_bytes: u64,
@@ -104,7 +104,7 @@ pub(crate) struct Skipped {
     pub examples: Vec<String>,
 }
 
-pub(crate) struct State {
+pub(crate) struct LockedState {
     pub scheduler: Scheduler<Reading>,
     /// Workers that wait and could begin something.
     idle: Vec<usize>,
@@ -119,27 +119,27 @@ pub(crate) struct State {
     seen_step: u32,
 }
 
-pub(crate) struct Board {
-    state: Mutex<State>,
+pub(crate) struct RunState {
+    state: Mutex<LockedState>,
     /// The conductor: an epoch is over, a step has ended here, something failed.
-    pub told: Condvar,
+    pub changed: Condvar,
     pub stop: AtomicBool,
     due: AtomicU64,
     waiting: AtomicUsize,
     pub counters: Vec<Counters>,
-    /// Equipment of the first worker, which is that of all.
-    pub equipment: OnceLock<Equipment>,
+    /// Those of the first worker, which are those of all.
+    pub resources: OnceLock<ResourceFacts>,
     pub destination: Option<Destination>,
     wakers: Mutex<Vec<Option<Arc<Waker>>>>,
 }
 
-impl Board {
+impl RunState {
     pub(crate) fn new(
         scheduler: Scheduler<Reading>,
         workers: usize,
         destination: Option<Destination>,
-    ) -> Board {
-        let state = State {
+    ) -> RunState {
+        let state = LockedState {
             scheduler,
             idle: Vec::new(),
             keeper: None,
@@ -150,21 +150,21 @@ impl Board {
             undealt_ns: 0,
             seen_step: 0,
         };
-        Board {
+        RunState {
             state: Mutex::new(state),
-            told: Condvar::new(),
+            changed: Condvar::new(),
             stop: AtomicBool::new(false),
             due: AtomicU64::new(NEVER),
             waiting: AtomicUsize::new(0),
             counters: (0..workers).map(|_| Counters::default()).collect(),
-            equipment: OnceLock::new(),
+            resources: OnceLock::new(),
             destination,
             wakers: Mutex::new(vec![None; workers]),
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nothing panics while it holds the board")
+    pub(crate) fn lock(&self) -> MutexGuard<'_, LockedState> {
+        self.state.lock().expect("nothing panics while it holds the run_state")
     }
 
     pub(crate) fn set_waker(&self, worker: usize, waker: Arc<Waker>) {
@@ -194,7 +194,7 @@ impl Board {
     }
 
     /// After the scheduler was changed: steps are accounted for, idle workers and the conductor told.
-    fn settle(&self, state: &mut State) {
+    fn settle(&self, state: &mut LockedState) {
         let scheduler = &mut state.scheduler;
         self.due.store(scheduler.due().unwrap_or(NEVER), Ordering::Relaxed);
         let waiting = scheduler.waiting();
@@ -205,10 +205,10 @@ impl Board {
                 destination.taken(state.seen_step);
             }
             if state.scheduler.is_over() || state.scheduler.awaits_others().is_some() {
-                self.told.notify_all();
+                self.changed.notify_all();
             }
         } else if state.scheduler.awaits_others().is_some() {
-            self.told.notify_all();
+            self.changed.notify_all();
         }
         if !state.idle.is_empty() && waiting > 0 {
             let wakers = self.wakers.lock().expect("nothing panics while it holds the wakers");
@@ -223,7 +223,7 @@ impl Board {
 
     /// Deals out what accelerators waited for, by what workers did meanwhile: once enough time has passed for the
     /// workers' own accounts to be fresh.
-    fn account(&self, state: &mut State) {
+    fn account(&self, state: &mut LockedState) {
         state.seen_step = state.scheduler.step();
         state.undealt_ns += state.scheduler.take_waited_ns();
         let now = self.totals();
@@ -303,7 +303,7 @@ impl Board {
     pub(crate) fn end(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.wake_all();
-        self.told.notify_all();
+        self.changed.notify_all();
     }
 
     fn wake_all(&self) {

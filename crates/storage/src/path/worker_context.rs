@@ -12,8 +12,9 @@ use forebay_model::Error;
 use std::any::Any;
 use std::sync::Arc;
 
+/// Resources of a worker for the queues that a path makes for it.
 #[derive(Clone, Copy)]
-pub struct Site<'a> {
+pub struct WorkerContext<'a> {
     pub job: &'a JobSpec,
     pub destination: &'a Destination,
     /// The GPU that the worker feeds.
@@ -45,7 +46,7 @@ pub trait QueueFactory {
         &self,
         target: &Target,
         layer: Layer,
-        site: &Site,
+        context: &WorkerContext,
         reactor: &mut Reactor,
     ) -> Result<Box<dyn Queue>, Error>;
 

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const NONE: u32 = u32::MAX;
 /// Time after which a doorbell is rung again for which the socket had no room.
 const AGAIN: Duration = Duration::from_micros(200);
-/// Kinds of a lane's completions on the ring.
+/// Kinds of a pair's completions on the ring.
 const KINDS: u32 = 2;
 const INTERRUPT: u32 = 0;
 const BELL: u32 = 1;
@@ -36,7 +36,7 @@ pub(super) enum Bell {
 
 /// A queue pair before a worker has it.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(super) struct PairParts {
     pub queue: HostQueue,
     pub memory: Arc<Shared>,
     pub interrupt: Arc<OwnedFd>,
@@ -84,13 +84,13 @@ pub(super) enum Payload<'a> {
     Inline(&'a [u8]),
 }
 
-pub(super) struct Lane {
-    /// Names its completions on the ring; no lane before had it.
+pub(super) struct QueuePair {
+    /// Names its completions on the ring; no pair before had it.
     id: u32,
     pub qid: u16,
     pub traffic: Arc<Traffic>,
     up: Option<Connected>,
-    pub pair: Pair,
+    pub parts: PairParts,
     sgl: bool,
     look: Arc<Look>,
     interrupt: Interrupt,
@@ -107,33 +107,33 @@ pub(super) struct Lane {
     pub broken: Option<String>,
 }
 
-impl Lane {
+impl QueuePair {
     pub(crate) fn new(
         id: u32,
         qid: u16,
-        pair: Pair,
+        parts: PairParts,
         sgl: bool,
         traffic: Arc<Traffic>,
         reactor: &mut Reactor,
-    ) -> Lane {
+    ) -> QueuePair {
         let look = Arc::new(Look {
-            memory: pair.memory.clone(),
+            memory: parts.memory.clone(),
             at: AtomicU64::new(0),
             phase: AtomicU32::new(0),
             on: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
         reactor.look_at(look.clone());
-        let lane = Lane {
+        let pair = QueuePair {
             id,
             qid,
             up: Some(Connected::new(&traffic)),
             traffic,
             sgl,
             look,
-            interrupt: Interrupt::new(pair.interrupt.clone()),
-            out: vec![(NONE, None); usize::from(pair.queue.depth())],
-            pair,
+            interrupt: Interrupt::new(parts.interrupt.clone()),
+            out: vec![(NONE, None); usize::from(parts.queue.depth())],
+            parts,
             in_flight: 0,
             filled: false,
             owed: [None; 2],
@@ -141,25 +141,25 @@ impl Lane {
             active: clock::now(),
             broken: None,
         };
-        lane.expect_next();
-        lane
+        pair.expect_next();
+        pair
     }
 
     /// A command can go in; `inline`: one whose few bytes go where lists of addresses do.
     pub(crate) fn has_room(&self, inline: bool) -> bool {
-        let listed = self.sgl && !inline || !self.pair.lists.is_empty();
-        self.broken.is_none() && self.pair.queue.room() > 0 && listed
+        let listed = self.sgl && !inline || !self.parts.lists.is_empty();
+        self.broken.is_none() && self.parts.queue.room() > 0 && listed
     }
 
     /// Puts a command into the queue; `publish` shows it to the device.
     pub(crate) fn put(&mut self, command: u32, sqe: Sqe, payload: Payload, now: Instant) {
-        let memory = &*self.pair.memory;
+        let memory = &*self.parts.memory;
         let listed = match payload {
             Payload::None => false,
             Payload::At(..) => !self.sgl,
             Payload::Inline(_) => true,
         };
-        let list = if listed { self.pair.lists.pop() } else { None };
+        let list = if listed { self.parts.lists.pop() } else { None };
         let at = list.unwrap_or(0);
         let pointed = match payload {
             Payload::None => Ok(sqe),
@@ -168,7 +168,7 @@ impl Lane {
                 memory.write(at, data).and_then(|()| point(memory, sqe, at, data.len() as u32, self.sgl, at))
             }
         };
-        match pointed.and_then(|sqe| self.pair.queue.push(memory, sqe)) {
+        match pointed.and_then(|sqe| self.parts.queue.push(memory, sqe)) {
             Ok(Some(cid)) => {
                 self.traffic.sends();
                 self.out[usize::from(cid)] = (command, list);
@@ -189,7 +189,7 @@ impl Lane {
         if !std::mem::take(&mut self.filled) {
             return;
         }
-        match self.pair.queue.ring(&*self.pair.memory) {
+        match self.parts.queue.ring(&*self.parts.memory) {
             Ok(None) => {}
             Ok(Some(bell)) => self.ring(0, bell, reactor, token),
             Err(unmapped) => self.fail(&unmapped.to_string()),
@@ -197,7 +197,7 @@ impl Lane {
     }
 
     fn ring(&mut self, which: usize, bell: Rung, reactor: &mut Reactor, token: u32) {
-        match &self.pair.bells[which] {
+        match &self.parts.bells[which] {
             Bell::Descriptor(fd) => uring::signal(fd, reactor, token, self.tag(BELL)),
             Bell::Line(line) => match line.post(REGION_BAR0, bell.offset, bell.value) {
                 Posted::Sent => self.owed[which] = None,
@@ -228,7 +228,7 @@ impl Lane {
         if self.in_flight == 0 || self.broken.is_some() {
             return None;
         }
-        match self.pair.queue.reap(&*self.pair.memory) {
+        match self.parts.queue.reap(&*self.parts.memory) {
             Ok(None) => None,
             Err(unmapped) => {
                 self.fail(&unmapped.to_string());
@@ -243,7 +243,7 @@ impl Lane {
                     self.fail(&format!("it completed command {cid}, which isn't out"));
                     return None;
                 };
-                self.pair.lists.extend(list);
+                self.parts.lists.extend(list);
                 self.in_flight -= 1;
                 Some((command, cqe))
             }
@@ -255,7 +255,7 @@ impl Lane {
         self.active = now;
         self.look.on.store(self.in_flight > 0, Ordering::Relaxed);
         self.expect_next();
-        match self.pair.queue.release(&*self.pair.memory) {
+        match self.parts.queue.release(&*self.parts.memory) {
             Ok(None) => {}
             Ok(Some(bell)) => self.ring(1, bell, reactor, token),
             Err(unmapped) => self.fail(&unmapped.to_string()),
@@ -263,7 +263,7 @@ impl Lane {
     }
 
     fn expect_next(&self) {
-        let (at, phase) = self.pair.queue.next_completion();
+        let (at, phase) = self.parts.queue.next_completion();
         self.look.at.store(at, Ordering::Relaxed);
         self.look.phase.store(if phase { PHASE } else { 0 }, Ordering::Relaxed);
     }
@@ -311,7 +311,7 @@ impl Lane {
     }
 
     /// Commands that are out; they are nobody's from now on.
-    pub(crate) fn bury(&mut self, into: &mut Vec<u32>) {
+    pub(crate) fn close(&mut self, into: &mut Vec<u32>) {
         into.extend(self.out.iter_mut().map(|p| std::mem::replace(p, (NONE, None)).0).filter(|c| *c != NONE));
         (self.in_flight, self.up) = (0, None);
         self.look.on.store(false, Ordering::Relaxed);
@@ -324,10 +324,10 @@ impl Lane {
     }
 
     /// For another worker; None where something of it is still out.
-    pub(crate) fn into_pair(self) -> Option<(u16, Pair)> {
+    pub(crate) fn into_parts(self) -> Option<(u16, PairParts)> {
         self.look.closed.store(true, Ordering::Relaxed);
         let idle = self.in_flight == 0 && self.broken.is_none() && !self.interrupt.is_armed();
-        idle.then_some((self.qid, self.pair))
+        idle.then_some((self.qid, self.parts))
     }
 
     pub(crate) fn is_armed(&self) -> bool {

@@ -44,16 +44,16 @@ enum Phase {
     Closing,
 }
 
-/// A command that completed on a lane.
+/// A command that completed on a pair.
 pub(super) struct Finished {
-    pub lane: usize,
+    pub pair: usize,
     pub command: u32,
     pub cqe: Cqe,
     pub received: u32,
     pub copied: bool,
 }
 
-pub(super) struct Lane {
+pub(super) struct QueuePair {
     pub path: usize,
     qid: u16,
     index: u32,
@@ -85,9 +85,9 @@ pub(super) struct Lane {
     live: Option<Up>,
 }
 
-impl Lane {
-    pub(crate) fn new(path: usize, qid: u16, index: u32, shared: &Shared) -> Lane {
-        Lane {
+impl QueuePair {
+    pub(crate) fn new(path: usize, qid: u16, index: u32, shared: &Shared) -> QueuePair {
+        QueuePair {
             path,
             qid,
             index,
@@ -177,7 +177,7 @@ impl Lane {
             data_digest: shared.options.data_digest,
             depth,
             r2ts: 1,
-            bulk: if shared.straight.load(Ordering::Relaxed) { 0 } else { shared.options.bulk },
+            bulk: if shared.direct.load(Ordering::Relaxed) { 0 } else { shared.options.bulk },
         };
         // A controller may grant fewer queues than one before it did.
         let Some(request) = live.connects.get(usize::from(self.qid) - 1) else {
@@ -264,8 +264,8 @@ impl Lane {
                     let owner = std::mem::replace(&mut self.owner[usize::from(command.0)], NOBODY);
                     if owner != NOBODY {
                         self.in_flight -= 1;
-                        let lane = self.index as usize;
-                        finished.push(Finished { lane, command: owner, cqe, received, copied });
+                        let pair = self.index as usize;
+                        finished.push(Finished { pair, command: owner, cqe, received, copied });
                     }
                 }
             }
@@ -380,7 +380,7 @@ impl Lane {
     }
 
     /// A closed connection is gone, and with it the commands on it, which are appended: their memory is free.
-    pub(crate) fn bury(&mut self, shared: &Shared, lost: &mut Vec<u32>) -> bool {
+    pub(crate) fn finish_close(&mut self, shared: &Shared, lost: &mut Vec<u32>) -> bool {
         if self.phase != Phase::Closing || !self.connection.as_ref().is_none_or(Connection::is_quiet) {
             return false;
         }
@@ -406,7 +406,7 @@ impl Lane {
         self.owner.iter().copied().filter(|owner| *owner != NOBODY)
     }
 
-    /// Asks the controller to give up on a command, if it is on this lane.
+    /// Asks the controller to give up on a command, if it is on this pair.
     pub(crate) fn abort(&mut self, command: u32, shared: &Shared) {
         let at = self.owner.iter().position(|owner| *owner == command);
         if let (Some(at), Some(connection)) = (at, &mut self.connection) {
@@ -427,7 +427,7 @@ impl From<Unproven> for Broken {
     }
 }
 
-impl Drop for Lane {
+impl Drop for QueuePair {
     /// The kernel may still be sending the Connect command's data.
     fn drop(&mut self) {
         if self.is_live() {

@@ -18,7 +18,8 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Files whose residency stands for all of them.
 const SAMPLE: u64 = 64;
 
-pub(crate) struct Site {
+/// Folder of a run of the metadata phases, with its files.
+pub(crate) struct RunFolder {
     /// Made by this run and by nothing else.
     pub root: PathBuf,
     pub files: u64,
@@ -37,9 +38,9 @@ pub(crate) struct Site {
     _lock: Option<File>,
 }
 
-impl Site {
+impl RunFolder {
     /// Makes `DIR/forebay-files-ID` and the directories in it.
-    pub(crate) fn make(spec: &FilesSpec, id: &str) -> Result<Site, Error> {
+    pub(crate) fn make(spec: &FilesSpec, id: &str) -> Result<RunFolder, Error> {
         let parent = Path::new(&spec.directory);
         let asked = format!("files in {}", parent.display());
         if !parent.is_dir() {
@@ -52,7 +53,7 @@ impl Site {
             });
         }
         room(parent, spec, &asked)?;
-        let mut site = Site {
+        let mut folder = RunFolder {
             root: parent.join(format!("forebay-files-{id}")),
             files: spec.files,
             workers: spec.workers,
@@ -65,19 +66,19 @@ impl Site {
             made: (0..spec.files).map(|_| AtomicU64::new(0)).collect(),
             _lock: None,
         };
-        fs::create_dir(&site.root).map_err(|e| site.explain_directory(&e))?;
-        site._lock = File::open(&site.root).ok();
-        if let Some(folder) = &site._lock {
+        fs::create_dir(&folder.root).map_err(|e| folder.explain_directory(&e))?;
+        folder._lock = File::open(&folder.root).ok();
+        if let Some(folder) = &folder._lock {
             // A file system without locks keeps its folders from being taken for left ones, too.
             let _ = rustix::fs::flock(folder, rustix::fs::FlockOperation::NonBlockingLockExclusive);
         }
-        for number in 0..site.directories {
-            if let Err(error) = fs::create_dir(site.directory(number)) {
-                let _ = site.remove_directories();
-                return Err(site.explain_directory(&error));
+        for number in 0..folder.directories {
+            if let Err(error) = fs::create_dir(folder.directory(number)) {
+                let _ = folder.remove_directories();
+                return Err(folder.explain_directory(&error));
             }
         }
-        Ok(site)
+        Ok(folder)
     }
 
     fn directory(&self, number: u64) -> PathBuf {
@@ -266,12 +267,12 @@ fn room(parent: &Path, spec: &FilesSpec, asked: &str) -> Result<(), Error> {
 pub(crate) struct Buffer(Vec<u8>);
 
 impl Buffer {
-    pub(crate) fn new(site: &Site, needed: bool, worker: u32) -> Buffer {
-        if !needed || site.file_bytes == 0 {
+    pub(crate) fn new(folder: &RunFolder, needed: bool, worker: u32) -> Buffer {
+        if !needed || folder.file_bytes == 0 {
             return Buffer(Vec::new());
         }
-        let piece = PIECE_BYTES.min(site.file_bytes as usize);
-        let mut random = Xoshiro256::new(site.seed ^ (u64::from(worker) << 32));
+        let piece = PIECE_BYTES.min(folder.file_bytes as usize);
+        let mut random = Xoshiro256::new(folder.seed ^ (u64::from(worker) << 32));
         let mut bytes = vec![0; (2 * piece).next_multiple_of(8)];
         for word in bytes.chunks_exact_mut(8) {
             word.copy_from_slice(&random.next_u64().to_le_bytes());

@@ -1,4 +1,4 @@
-//! Equipment of one thread, made once for all files: its ring, its slots in host or GPU memory, and the way to a
+//! Resources of one thread, made once for all files: its ring, its slots in host or GPU memory, and the way to a
 //! queue on a file that is opened later.
 
 use forebay_bench::run_kit::{Resources, Shared, WorkerSpec};
@@ -10,17 +10,17 @@ use forebay_io::reactor::Reactor;
 use forebay_model::job::Engine;
 use forebay_model::pattern::PatternSpec;
 use forebay_model::Error;
-use forebay_storage::path::{self, Buffers, Copiers, QueueFactory, Site, Under};
+use forebay_storage::path::{self, Buffers, Copiers, QueueFactory, Under, WorkerContext};
 use forebay_storage::source::fault::FaultQueue;
 use forebay_storage::source::file::FileTarget;
-use forebay_storage::source::{FileBacking, QueueNeeds, Target};
+use forebay_storage::source::{OpenFileSource, QueueNeeds, Target};
 use std::sync::Arc;
 
 /// The one target of `Shared`: the folder.
 const FOLDER: u32 = 0;
 
 /// `P`: what an I/O belongs to.
-pub(crate) struct Kit<P: Copy> {
+pub(crate) struct WorkerResources<P: Copy> {
     // Field order is drop order: queues go before the ring, and that before the memory that both point to.
     pub client: Client<P>,
     factory: Box<dyn QueueFactory>,
@@ -37,14 +37,14 @@ pub(crate) struct Kit<P: Copy> {
     whole: Option<u32>,
 }
 
-impl<P: Copy> Kit<P> {
+impl<P: Copy> WorkerResources<P> {
     /// `names`: the file to which a content claims to belong. `idle`: what a slot without an I/O belongs to.
     pub(crate) fn open(
         index: u32,
         shared: &Arc<Shared>,
         names: NameOf,
         idle: P,
-    ) -> Result<(Kit<P>, Resources), Error> {
+    ) -> Result<(WorkerResources<P>, Resources), Error> {
         let job = &shared.job;
         let device = shared.destination.device_of(index);
         let needs = QueueNeeds::new(job.depth, job.io_bytes).with_seat(index);
@@ -56,13 +56,13 @@ impl<P: Copy> Kit<P> {
         let copiers = Copiers::new(device, needs);
         let path = path::of(job.path);
         let targets = [folder];
-        let site = memory.site(shared, device, &copiers, &targets, needs);
-        let site = Site { beside: memory.beside_of(job.path), ..site };
-        let factory = path.equip(&site, &mut reactor)?;
+        let context = memory.context(shared, device, &copiers, &targets, needs);
+        let context = WorkerContext { beside: memory.beside_of(job.path), ..context };
+        let factory = path.equip(&context, &mut reactor)?;
         let (contents, content_on_host) = Contents::open(job, 0, names, device, job.depth as usize)?;
         memory.fill_for_writes(job, index)?;
         let (pages, slot_bytes) = memory.pages();
-        let told = Resources {
+        let reported = Resources {
             features: reactor.features().to_vec(),
             pages,
             slot_bytes,
@@ -74,7 +74,7 @@ impl<P: Copy> Kit<P> {
         let shared = shared.clone();
         let client = Client::new(job.depth, shared.destination.feeds_gpu(), idle, |slot| memory.slot(slot));
         Ok((
-            Kit {
+            WorkerResources {
                 client,
                 factory,
                 copiers,
@@ -87,7 +87,7 @@ impl<P: Copy> Kit<P> {
                 opened: 0,
                 whole: None,
             },
-            told,
+            reported,
         ))
     }
 
@@ -111,8 +111,8 @@ impl<P: Copy> Kit<P> {
 
     /// A queue on a file that was just opened, by the run's path: its number at the client.
     pub(crate) fn queue(&mut self, file: &FileTarget) -> Result<u32, Error> {
-        let backing = Arc::new(FileBacking { target: file.clone(), engine: self.engine() });
-        let target = Target { backing, bytes: file.bytes, ..self.folder().clone() };
+        let source = Arc::new(OpenFileSource { target: file.clone(), engine: self.engine() });
+        let target = Target { source, bytes: file.bytes, ..self.folder().clone() };
         self.queue_on(&target)
     }
 
@@ -141,14 +141,14 @@ impl<P: Copy> Kit<P> {
         };
         let device = shared.destination.device_of(self.index);
         let targets = [target];
-        let site = self.memory.site(shared, device, &self.copiers, &targets, self.needs);
-        let site = Site { beside: self.memory.beside_of(kind), ..site };
-        let queue = self.factory.queue(target, &faults, &site, &mut self.reactor)?;
+        let context = self.memory.context(shared, device, &self.copiers, &targets, self.needs);
+        let context = WorkerContext { beside: self.memory.beside_of(kind), ..context };
+        let queue = self.factory.queue(target, &faults, &context, &mut self.reactor)?;
         Ok(self.client.add(queue))
     }
 
     fn engine(&self) -> Engine {
-        self.folder().backing.descriptor().map_or(Engine::Auto, |(_, engine)| engine)
+        self.folder().source.descriptor().map_or(Engine::Auto, |(_, engine)| engine)
     }
 
     /// Before a file is closed: nobody else keeps it open.
@@ -157,7 +157,7 @@ impl<P: Copy> Kit<P> {
     }
 }
 
-/// A worker of the driver's vocabulary; its pattern is never drawn from.
+/// A worker in bench's vocabulary; its pattern is never drawn from.
 pub(crate) fn spec_of(index: u32, cpu: Option<u32>, near: Option<u32>) -> WorkerSpec {
     let pattern = PatternSpec { io_bytes: 1, align: 1, ..PatternSpec::default() };
     WorkerSpec { index, cpu, near, pattern }

@@ -1,7 +1,7 @@
 //! The folder that checkpoints are written to: what is there already, whose it is, whether there is room, and what is
 //! taken away again.
 
-use crate::opened::file::{align_of, Made, Place, Refused};
+use crate::opened::file::{align_of, CreatedFile, Place, Refused};
 use forebay_io::meter::cache;
 use forebay_model::checkpoint::layout::scaled;
 use forebay_model::checkpoint::{folder, CheckpointSpec};
@@ -11,7 +11,7 @@ use forebay_model::Error;
 use forebay_storage::opening::manifest::{Content, Held};
 use forebay_storage::opening::{has_rings, KEEP_FREE};
 use forebay_storage::source::file::{misaligned, FileAccess, FileTarget};
-use forebay_storage::source::{FileBacking, Route, Target};
+use forebay_storage::source::{OpenFileSource, Route, Target};
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,8 @@ use std::time::Duration;
 const LIST_WAIT: Duration = Duration::from_secs(20);
 const LIST_AGAIN: Duration = Duration::from_millis(20);
 
-pub(crate) struct Ground {
+/// Folder of a run's checkpoints.
+pub(crate) struct CheckpointDir {
     spec: CheckpointSpec,
     dir: PathBuf,
     /// Seeds of the checkpoints that were there already and are read; the run's own where it writes them.
@@ -46,9 +47,9 @@ pub(crate) fn places(spec: &CheckpointSpec, step: u32, rank: u64) -> Vec<Place> 
     spec.cut().files_of(rank).into_iter().map(place).collect()
 }
 
-impl Ground {
+impl CheckpointDir {
     /// Examines the folder without changing anything.
-    pub(crate) fn look(spec: &CheckpointSpec) -> Result<Ground, Error> {
+    pub(crate) fn look(spec: &CheckpointSpec) -> Result<CheckpointDir, Error> {
         let dir = PathBuf::from(&spec.dir);
         let asked = || format!("--dir {}", spec.dir);
         match std::fs::metadata(&dir) {
@@ -65,7 +66,7 @@ impl Ground {
             }
             Err(e) => return Err(Error::request(asked(), e.to_string(), "ls -ld; another folder")),
         }
-        let mut ground = Ground {
+        let mut checkpoint_dir = CheckpointDir {
             dir,
             seeds: vec![spec.seed; spec.writes.max(spec.reads) as usize],
             noted: Vec::new(),
@@ -74,11 +75,11 @@ impl Ground {
             spec: spec.clone(),
         };
         if spec.writes > 0 {
-            (1..=spec.writes).try_for_each(|step| ground.look_at_old(step))?;
+            (1..=spec.writes).try_for_each(|step| checkpoint_dir.look_at_old(step))?;
         } else {
-            ground.look_at_what_is_read()?;
+            checkpoint_dir.look_at_what_is_read()?;
         }
-        Ok(ground)
+        Ok(checkpoint_dir)
     }
 
     pub(crate) fn seed(&self, step: u32) -> u64 {
@@ -183,7 +184,7 @@ impl Ground {
         Ok(())
     }
 
-    /// The folder as a target, for what the driver wants to know of one: engine, alignment, device. Makes the folder,
+    /// The folder as a target, for what bench wants to know of one: engine, alignment, device. Makes the folder,
     /// and removes what is to be replaced.
     pub(crate) fn target(&mut self, job: &JobSpec) -> Result<Target, Error> {
         if self.spec.writes > 0 {
@@ -203,7 +204,7 @@ impl Ground {
             label: self.spec.dir.clone(),
             content_id: 0,
             bytes: self.spec.sizes_here().bytes(),
-            backing: Arc::new(FileBacking { target: file, engine }),
+            source: Arc::new(OpenFileSource { target: file, engine }),
             route: Route { path: job.path, pair: None },
         })
     }
@@ -287,10 +288,10 @@ impl Ground {
     }
 
     /// Adds what was written to the list of Forebay's files.
-    pub(crate) fn note(&mut self, step: u32, made: &[Made]) -> Result<(), Error> {
+    pub(crate) fn note(&mut self, step: u32, made: &[CreatedFile]) -> Result<(), Error> {
         let mut held = self.list_of(step)?;
         let seed = self.spec.verify.then_some(self.spec.seed);
-        for Made(place, identity) in made {
+        for CreatedFile(place, identity) in made {
             held.leave(&place.path, *identity, &Content { seed, name: &place.content })?;
         }
         held.save()?;
@@ -299,8 +300,8 @@ impl Ground {
     }
 
     /// Removes the files of a checkpoint that wasn't completed.
-    pub(crate) fn take_away(&self, step: u32, made: &[Made]) {
-        made.iter().for_each(|Made(place, identity)| drop(identity.remove(&place.path)));
+    pub(crate) fn take_away(&self, step: u32, made: &[CreatedFile]) {
+        made.iter().for_each(|CreatedFile(place, identity)| drop(identity.remove(&place.path)));
         if let Ok(mut held) = self.list_of(step) {
             self.places_here(step).for_each(|place| held.remove(&place.path));
             let _ = held.save();

@@ -18,26 +18,26 @@ mod process;
 mod run;
 pub(crate) mod shm;
 
-pub use child::Keeper;
+pub use child::Supervisor;
 pub use link::Link;
 pub use run::keep;
 
 use super::handed::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Environment variable by which a gateway finds its keeper: `LINE:LIFE:first` or `LINE:LIFE:again`, numbers of
+/// Environment variable by which a gateway finds its supervisor: `LINE:LIFE:first` or `LINE:LIFE:again`, numbers of
 /// descriptors.
 pub(crate) const VARIABLE: &str = "FOREBAY_KEEPER";
 
-/// From a gateway to its keeper.
+/// From a gateway to its supervisor.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Told {
+pub(super) enum SupervisorNotice {
     /// The state that the next gateway opens: an `Offer`, with the socket that takes RPCs. And how old the gateway is.
     Gateway {
         text: String,
         age_ns: u64,
     },
-    /// New drive. With the socket that it listens at, and the keeper's end of a line for it.
+    /// New drive. With the socket that it listens at, and the supervisor's end of a line for it.
     Drive {
         name: String,
     },
@@ -78,7 +78,7 @@ pub(super) enum Came {
     Gone(Option<String>),
 }
 
-/// From a drive's controller to its keeper. A state follows as text, or as a file where it is long.
+/// From a drive's controller to its supervisor. A state follows as text, or as a file where it is long.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Said {
     /// This event, and all before it, are dealt with.

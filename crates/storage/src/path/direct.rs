@@ -47,7 +47,7 @@ pub trait Means: Send + Sync {
     ///
     /// # Errors
     /// Memory, or the path's library, can't be had.
-    fn lanes(&self, needs: &LaneNeeds, reactor: &mut Reactor) -> Result<Box<dyn Lanes>, Error>;
+    fn queues(&self, needs: &DirectNeeds, reactor: &mut Reactor) -> Result<Box<dyn DirectQueues>, Error>;
 
     /// The path's set-up for the run: for the record, and for whoever allocates memory that its library is to know.
     fn set_up(&self) -> Arc<dyn Any + Send + Sync>;
@@ -75,7 +75,7 @@ impl Base {
 }
 
 /// Requirements of a worker's queues.
-pub struct LaneNeeds<'a> {
+pub struct DirectNeeds<'a> {
     pub job: &'a JobSpec,
     /// The GPUs in turn, and what of their memory the path's library knows.
     pub devices: Vec<(&'a Arc<Device>, &'a Base)>,
@@ -85,7 +85,7 @@ pub struct LaneNeeds<'a> {
 }
 
 /// Resources that a worker's queues share.
-pub trait Lanes {
+pub trait DirectQueues {
     /// A queue over a registered file, whose reads end in the memory of the GPU with this index.
     ///
     /// # Errors
@@ -112,8 +112,8 @@ mod tests {
                 }
                 from += bytes + gap;
             }
-            let told = base.place(Mem::Device { gpu: 0, at });
-            prop_assert_eq!(told, Some(holds.map_or((at, 0), |from| (from, at - from))));
+            let reported = base.place(Mem::Device { gpu: 0, at });
+            prop_assert_eq!(reported, Some(holds.map_or((at, 0), |from| (from, at - from))));
             prop_assert_eq!(base.place(Mem::None), None);
         }
     }

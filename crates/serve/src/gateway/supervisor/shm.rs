@@ -1,4 +1,4 @@
-//! Memory that outlives the process that writes in it: a file that its keeper holds, too. Each completion queue has a sheet
+//! Memory that outlives the process that writes in it: a file that its supervisor holds, too. Each completion queue has a sheet
 //! of its own, at a place that its number says.
 
 #![allow(unsafe_code, reason = "memory shared with another process")]

@@ -1,4 +1,4 @@
-//! The process that a keeper runs, and the signals that the keeper gets.
+//! The process that a supervisor runs, and the signals that the supervisor gets.
 
 #![allow(unsafe_code, reason = "starting a process, its signals, and descriptors that one was started with")]
 
@@ -60,7 +60,7 @@ impl Running {
         let way = if again { "again" } else { "first" };
         let mut command = Command::new(program);
         command.args(rest).env(VARIABLE, format!("{}:{}:{way}", given[0], given[1]));
-        // A terminal's signals come to the keeper, which passes them on.
+        // A terminal's signals come to the supervisor, which passes them on.
         command.process_group(0);
         // SAFETY: calls that are safe between fork and exec, on plain values.
         unsafe { command.pre_exec(move || prepare(given)) };
@@ -97,7 +97,7 @@ fn prepare(given: [i32; 2]) -> std::io::Result<()> {
         let mut none = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
-        // Without its keeper its clients are gone.
+        // Without its supervisor its clients are gone.
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
         for fd in given {
             if libc::fcntl(fd, libc::F_SETFD, 0) < 0 {
@@ -121,7 +121,7 @@ pub(super) fn adopted(number: RawFd) -> Option<OwnedFd> {
 }
 
 /// Describes the end of a process.
-pub(super) fn told(status: ExitStatus) -> String {
+pub(super) fn reported(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("it ended with exit code {code}"),
         (None, Some(libc::SIGKILL)) => "it was killed (SIGKILL)".into(),

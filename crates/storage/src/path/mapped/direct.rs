@@ -2,7 +2,7 @@
 
 use super::bounced::{ASIDE_BYTES_MAX, ASIDE_SLOTS};
 use super::{DevicePinner, Limits, MappedQueue, Registry, Staging, LEAST_BYTES};
-use crate::path::straight::{LaneNeeds, Lanes, Means};
+use crate::path::direct::{DirectNeeds, DirectQueues, Means};
 use crate::path::{BounceQueue, Copier};
 use crate::source::file::FileTarget;
 use crate::source::QueueNeeds;
@@ -44,7 +44,7 @@ impl Means for MappedMeans {
         self.registry.forget(file);
     }
 
-    fn lanes(&self, needs: &LaneNeeds, _: &mut Reactor) -> Result<Box<dyn Lanes>, Error> {
+    fn queues(&self, needs: &DirectNeeds, _: &mut Reactor) -> Result<Box<dyn DirectQueues>, Error> {
         let each = needs.io_bytes.min(ASIDE_BYTES_MAX);
         let aside = Arena::new(ASIDE_SLOTS as usize, each as usize, Pages::Auto)?;
         let (first, _) = needs.devices.first().expect("what passes the host ends on a GPU");
@@ -77,7 +77,7 @@ struct MappedLanes {
     depth: u32,
 }
 
-impl Lanes for MappedLanes {
+impl DirectQueues for MappedLanes {
     fn queue(&self, file: &FileTarget, turn: usize, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error> {
         let copier = || Box::new(CudaCopier::on(self.streams[turn].clone())) as Box<dyn Copier>;
         let needs = QueueNeeds::new(ASIDE_SLOTS, self.aside.slot_bytes() as u64).then_copied();

@@ -3,9 +3,9 @@
 use super::extents;
 use super::folder::Folder;
 use super::results::Ran;
-use super::worker::{Moved, Order, Part, Report, Sums, Told, Worker};
+use super::worker::{Moved, Part, Report, Sums, Transfer, Worker, WorkerMessage};
 use super::{job_of, results, Done};
-use crate::opened::kit::{spec_of, Kit};
+use crate::opened::resources::{spec_of, WorkerResources};
 use crate::opened::Way;
 use crate::Barrier;
 use forebay_bench::run_kit::{
@@ -23,7 +23,7 @@ use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::Error;
 use forebay_storage::opening;
 use forebay_storage::path::{self, Destination};
-use forebay_storage::source::Made as Schemes;
+use forebay_storage::source::SourceMedium;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
@@ -50,7 +50,7 @@ pub(super) fn run(
     let job = job_of(spec);
     let mut folder = Folder::look(spec)?;
     if !extents::is_source(spec)? {
-        path::legal(job.path, &spec.dir, &Schemes::file())?;
+        path::legal(job.path, &spec.dir, &SourceMedium::file())?;
     }
     let destination = Arc::new(Destination::open(&job)?);
     let at_once = u64::from(spec.served_at_once()) * u64::from(spec.ranks_here());
@@ -80,7 +80,7 @@ struct Run {
     shared: Arc<Shared>,
     sums: Arc<Sums>,
     threads: Threads,
-    orders: Vec<(Sender<Told>, Option<Arc<Waker>>)>,
+    messages: Vec<(Sender<WorkerMessage>, Option<Arc<Waker>>)>,
     answers: Receiver<Answer>,
     resources: Resources,
     services: Vec<Service>,
@@ -127,7 +127,7 @@ impl Run {
             shared,
             sums: Arc::default(),
             threads: Threads::new("workers", job.workers),
-            orders: Vec::new(),
+            messages: Vec::new(),
             answers,
             resources: Resources { pages: "none", ..Resources::default() },
             services,
@@ -155,10 +155,10 @@ impl Run {
     }
 
     fn hire(&mut self, index: u32, answers: Sender<Answer>) -> Result<(), Error> {
-        let (orders, told) = channel();
+        let (messages, inbox) = channel();
         let (shared, spec, sums) = (self.shared.clone(), self.spec.clone(), self.sums.clone());
         self.threads.start(index, move |_| {
-            let work = || attend(index, &shared, spec, sums, &told, &answers);
+            let work = || attend(index, &shared, spec, sums, &inbox, &answers);
             if let Err(bug) = guarded(format!("worker {index}"), work) {
                 shared.stop.store(true, Ordering::Relaxed);
                 let _ = answers.send(Answer::Failed(bug));
@@ -167,7 +167,7 @@ impl Run {
         match self.answers.recv() {
             Ok(Answer::Ready(resources, waker)) => {
                 self.resources.add(resources);
-                self.orders.push((orders, waker));
+                self.messages.push((messages, waker));
                 Ok(())
             }
             Ok(Answer::Failed(e)) => Err(e),
@@ -192,7 +192,7 @@ impl Run {
                 };
                 under_way.insert((rank, key.user), bytes);
                 let (place, way) = (folder.place(rank, key, bytes), Way::Write);
-                self.hand_out(Order { rank, slot: key.user, key, place, way, identity: None, extent });
+                self.hand_out(Transfer { rank, slot: key.user, key, place, way, identity: None, extent });
             }
             match self.answers.recv_timeout(POLL) {
                 Ok(Answer::Moved(Moved { rank, slot, key, ended, made, .. })) => {
@@ -249,8 +249,8 @@ impl Run {
         self.begin = clock::now();
         let window_end = self.begin + Duration::from_nanos(self.spec.window_ns());
         let latest = self.begin + Duration::from_nanos(self.spec.counted_until_ns());
-        for (orders, _) in &self.orders {
-            let _ = orders.send(Told::Begin(window_end));
+        for (messages, _) in &self.messages {
+            let _ = messages.send(WorkerMessage::Begin(window_end));
         }
         self.meters.start();
         let (mut next_point, mut next_ask) = (self.begin + self.shared.interval, self.begin + POLL);
@@ -320,12 +320,12 @@ impl Run {
                 Act::Read { slot, key, bytes } => {
                     let (place, way) = (folder.place(rank, key, bytes), Way::Read);
                     let (identity, extent) = (folder.identity(rank, key), folder.extent(rank, key));
-                    self.hand_out(Order { rank, slot, key, place, way, identity, extent });
+                    self.hand_out(Transfer { rank, slot, key, place, way, identity, extent });
                 }
                 Act::Write { slot, key, bytes } => match folder.reserve(rank, key, bytes) {
                     Ok(extent) => {
                         let (place, way) = (folder.place(rank, key, bytes), Way::Write);
-                        self.hand_out(Order { rank, slot, key, place, way, identity: None, extent });
+                        self.hand_out(Transfer { rank, slot, key, place, way, identity: None, extent });
                     }
                     // As of a file system that is full: there is no run of free bytes as long.
                     Err(()) => {
@@ -339,13 +339,13 @@ impl Run {
     }
 
     /// Gives an entry to the worker that has the fewest in hand.
-    fn hand_out(&mut self, order: Order) {
+    fn hand_out(&mut self, transfer: Transfer) {
         let Some((worker, _)) = self.in_hand.iter().enumerate().min_by_key(|(_, n)| **n) else { return };
         self.in_hand[worker] += 1;
-        self.bytes_of.insert((order.rank, order.slot), order.place.bytes);
-        self.held_by.insert((order.rank, order.slot), worker);
-        let (orders, waker) = &self.orders[worker];
-        self.is_gone |= orders.send(Told::Move(order)).is_err();
+        self.bytes_of.insert((transfer.rank, transfer.slot), transfer.place.bytes);
+        self.held_by.insert((transfer.rank, transfer.slot), worker);
+        let (messages, waker) = &self.messages[worker];
+        self.is_gone |= messages.send(WorkerMessage::Move(transfer)).is_err();
         waker.iter().for_each(|waker| waker.wake());
     }
 
@@ -454,8 +454,8 @@ impl Run {
         if !self.drained {
             self.shared.stop.store(true, Ordering::Relaxed);
         }
-        for (orders, waker) in std::mem::take(&mut self.orders) {
-            drop(orders);
+        for (messages, waker) in std::mem::take(&mut self.messages) {
+            drop(messages);
             waker.iter().for_each(|waker| waker.wake());
         }
         let mut reports = std::mem::take(&mut self.reports);
@@ -499,15 +499,15 @@ fn attend(
     shared: &Arc<Shared>,
     spec: Arc<KvSpec>,
     sums: Arc<Sums>,
-    told: &Receiver<Told>,
+    messages: &Receiver<WorkerMessage>,
     answers: &Sender<Answer>,
 ) {
     let worker = spec_of(index, None, None);
     let names = Box::new(|_| None);
-    let kit = threads::settle_in(worker.cpu, worker.near)
-        .and_then(|()| Kit::open(index, shared, names, Part::nothing(clock::now())))
-        .and_then(|(mut kit, about)| Ok((kit.reactor.waker()?, kit, about)));
-    let (waker, kit, about) = match kit {
+    let resources = threads::settle_in(worker.cpu, worker.near)
+        .and_then(|()| WorkerResources::open(index, shared, names, Part::nothing(clock::now())))
+        .and_then(|(mut resources, about)| Ok((resources.reactor.waker()?, resources, about)));
+    let (waker, resources, about) = match resources {
         Ok(made) => made,
         Err(e) => {
             let _ = answers.send(Answer::Failed(e));
@@ -515,8 +515,8 @@ fn attend(
         }
     };
     let _ = answers.send(Answer::Ready(Resources { queues: 1, ..about }, Some(waker)));
-    let mut worker = Worker::new(kit, index, shared.clone(), spec, sums);
-    worker.work(told, &mut |moved| {
+    let mut worker = Worker::new(resources, index, shared.clone(), spec, sums);
+    worker.work(messages, &mut |moved| {
         let _ = answers.send(match moved {
             Ok(moved) => Answer::Moved(moved),
             Err(error) => Answer::Failed(error),

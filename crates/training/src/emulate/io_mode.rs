@@ -11,7 +11,7 @@ use forebay_model::Error;
 use forebay_storage::opening;
 use forebay_storage::path::{self, DataPath};
 use forebay_storage::source::file::FileTarget;
-use forebay_storage::source::{FileBacking, Target};
+use forebay_storage::source::{OpenFileSource, Target};
 
 /// I/O size for data in memory: a slot stays in a core's own cache while it is parsed.
 const CACHED_IO_BYTES: u64 = 256 << 10;
@@ -26,7 +26,7 @@ const PROBED_BYTES: u64 = 8 << 20;
 const CACHED_SHARE: f64 = 0.95;
 
 #[derive(Clone, Debug)]
-pub(crate) struct How {
+pub(crate) struct IoMode {
     /// O_DIRECT, and what it wants offsets and lengths to be multiples of.
     pub direct: bool,
     pub align: u32,
@@ -44,25 +44,25 @@ pub(crate) struct How {
     pub probe: Target,
 }
 
-impl How {
+impl IoMode {
     pub(crate) fn of(
         spec: &EmulateSpec,
         data: &DataSet,
         resident: Result<f64, String>,
         path: PathKind,
-    ) -> Result<How, Error> {
+    ) -> Result<IoMode, Error> {
         let most = path::of(path).readers().workers_max.unwrap_or(u32::MAX);
         let workers = spec.workers.unwrap_or(workers_of(spec).min(most));
         let rings = opening::has_rings(Engine::Auto, false, false, workers)?;
-        let how = match data {
+        let io_mode = match data {
             DataSet::Folder(folder) => {
                 let probe = folder.probe(0, false)?;
-                How::of_files(spec, folder, probe, resident, path, rings)?
+                IoMode::of_files(spec, folder, probe, resident, path, rings)?
             }
-            DataSet::Packed(packed) => How::of_space(spec, &packed.target, rings.is_ok()),
+            DataSet::Packed(packed) => IoMode::of_space(spec, &packed.target, rings.is_ok()),
         };
-        let io_bytes = how.io_bytes.next_multiple_of(BLOCK);
-        Ok(How { workers, io_bytes, ..how })
+        let io_bytes = io_mode.io_bytes.next_multiple_of(BLOCK);
+        Ok(IoMode { workers, io_bytes, ..io_mode })
     }
 
     fn of_files(
@@ -72,7 +72,7 @@ impl How {
         resident: Result<f64, String>,
         path: PathKind,
         rings: Result<(), String>,
-    ) -> Result<How, Error> {
+    ) -> Result<IoMode, Error> {
         let cached = resident.as_ref().is_ok_and(|share| *share >= CACHED_SHARE);
         let readers = path::of(path).readers();
         let (mut direct, mut reason) = past_the_cache(spec, path::of(path), probe.in_memory, cached);
@@ -92,7 +92,7 @@ impl How {
         if let Some(why) = rings.as_ref().err().filter(|_| spec.engine == Engine::Auto && !by_hand) {
             reason.push_str(&format!(", and are read inline, since each worker {why}"));
         }
-        Ok(How {
+        Ok(IoMode {
             direct,
             align: if direct { probe.align.max(1) } else { 1 },
             is_inline,
@@ -115,9 +115,9 @@ impl How {
     }
 
     /// One address space, which says for itself how it is read.
-    fn of_space(spec: &EmulateSpec, target: &Target, has_ring: bool) -> How {
+    fn of_space(spec: &EmulateSpec, target: &Target, has_ring: bool) -> IoMode {
         let is_inline = target.is_inline();
-        How {
+        IoMode {
             direct: target.files().iter().any(|(file, _)| file.direct),
             align: target.align(),
             is_inline,
@@ -138,7 +138,7 @@ impl How {
     }
 
     pub(crate) fn engine(&self) -> &'static str {
-        self.probe.backing.engine().unwrap_or_else(|| self.probe.backing.scheme())
+        self.probe.source.engine().unwrap_or_else(|| self.probe.source.scheme())
     }
 
     pub(crate) fn policy(&self, spec: &EmulateSpec) -> &'static str {
@@ -204,7 +204,7 @@ pub(crate) fn depth_of(spec: &EmulateSpec) -> u32 {
 
 fn target_of(file: FileTarget, is_inline: bool) -> Target {
     let engine = if is_inline { Engine::Inline } else { Engine::Uring };
-    Target::new(file.path.display().to_string(), file.bytes, FileBacking { target: file, engine })
+    Target::new(file.path.display().to_string(), file.bytes, OpenFileSource { target: file, engine })
 }
 
 /// Share of the files' pages that are in the page cache, by files from all over the data set; and what the cache

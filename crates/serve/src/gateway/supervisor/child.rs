@@ -1,9 +1,9 @@
-//! A gateway's side: how it finds its keeper, and what it tells it.
+//! A gateway's side: how it finds its supervisor, and what it tells it.
 
 use super::link::Link;
 use super::process::adopted;
 use super::shm::Paper;
-use super::{Past, Told, VARIABLE};
+use super::{Past, SupervisorNotice, VARIABLE};
 use crate::gateway::handed::broken;
 use crate::gateway::handover::wire::Line;
 use forebay_model::Error;
@@ -13,28 +13,32 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// A keeper is at work on little else.
+/// A supervisor is at work on little else.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The process that started this one, and outlives it.
-pub struct Keeper {
+pub struct Supervisor {
     line: Mutex<Line>,
     life: Arc<File>,
     again: bool,
 }
 
-impl Keeper {
+impl Supervisor {
     /// None: nobody keeps this process. To be asked once, by a process that is to be a gateway: where a thread panics from
     /// here on, all of it ends, for then another takes its place.
     ///
     /// # Errors
     /// `Request`: what the environment says can't be.
-    pub fn here() -> Result<Option<Keeper>, Error> {
-        let Ok(told) = std::env::var(VARIABLE) else { return Ok(None) };
+    pub fn here() -> Result<Option<Supervisor>, Error> {
+        let Ok(reported) = std::env::var(VARIABLE) else { return Ok(None) };
         let wrong = || {
-            Error::request(format!("{VARIABLE}={told}"), "only a keeper sets it", format!("unset {VARIABLE}"))
+            Error::request(
+                format!("{VARIABLE}={reported}"),
+                "only a supervisor sets it",
+                format!("unset {VARIABLE}"),
+            )
         };
-        let mut parts = told.split(':');
+        let mut parts = reported.split(':');
         let mut descriptor = || parts.next()?.parse::<RawFd>().ok().and_then(adopted);
         let (Some(line), Some(life)) = (descriptor(), descriptor()) else { return Err(wrong()) };
         let again = match parts.next() {
@@ -50,7 +54,7 @@ impl Keeper {
             std::process::abort();
         }));
         let line = Mutex::new(Line::new(UnixStream::from(line), PATIENCE)?);
-        Ok(Some(Keeper { line, life: Arc::new(life.into()), again }))
+        Ok(Some(Supervisor { line, life: Arc::new(life.into()), again }))
     }
 
     /// It takes the place of a gateway that was killed.
@@ -58,7 +62,7 @@ impl Keeper {
         self.again
     }
 
-    /// Returns a file that rings hold until nothing of them is under way: the keeper sees when nobody holds it any
+    /// Returns a file that rings hold until nothing of them is under way: the supervisor sees when nobody holds it any
     /// more.
     pub fn life(&self) -> Arc<File> {
         self.life.clone()
@@ -68,8 +72,8 @@ impl Keeper {
         self.line.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub(in crate::gateway) fn tell(&self, told: &Told, fds: &[OwnedFd]) -> Result<(), Error> {
-        let text = serde_json::to_vec(told).map_err(|e| broken(&e.to_string()))?;
+    pub(in crate::gateway) fn tell(&self, reported: &SupervisorNotice, fds: &[OwnedFd]) -> Result<(), Error> {
+        let text = serde_json::to_vec(reported).map_err(|e| broken(&e.to_string()))?;
         self.line().send_text(&text, fds)
     }
 
@@ -84,7 +88,7 @@ impl Keeper {
         self.line().receive_text()
     }
 
-    /// A new drive's line, once the keeper has its socket.
+    /// A new drive's line, once the supervisor has its socket.
     ///
     /// # Errors
     /// `Machine`: no descriptor, no memory.
@@ -99,7 +103,7 @@ impl Keeper {
         let paper = Arc::new(Paper::new(queues, entries)?);
         let (ours, theirs) = UnixStream::pair().map_err(scarce)?;
         let listener = listener.as_fd().try_clone_to_owned().map_err(scarce)?;
-        self.tell(&Told::Drive { name: name.into() }, &[listener, theirs.into()])?;
+        self.tell(&SupervisorNotice::Drive { name: name.into() }, &[listener, theirs.into()])?;
         Link::new(ours, nqn, paper)
     }
 }

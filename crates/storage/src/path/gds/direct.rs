@@ -1,9 +1,9 @@
 //! `gds` for many files, which come and go while a run reads them.
 
-use super::{Duty, Session, Station};
-use crate::path::straight::{LaneNeeds, Lanes, Means};
+use super::{CuFileWorker, Duty, Session};
+use crate::path::direct::{DirectNeeds, DirectQueues, Means};
 use crate::source::file::FileTarget;
-use crate::source::{FileBacking, Target};
+use crate::source::{OpenFileSource, Target};
 use forebay_io::gpu::cuda::Device;
 use forebay_io::queue::Queue;
 use forebay_io::reactor::Reactor;
@@ -24,23 +24,23 @@ impl Means for CufileMeans {
     }
 
     fn hold(&self, file: &FileTarget, device: &Arc<Device>) -> Result<(), Error> {
-        let backing = FileBacking { target: file.clone(), engine: Engine::Inline };
-        self.0.attach(&Target::new(file.path.display().to_string(), file.bytes, backing), device)
+        let source = OpenFileSource { target: file.clone(), engine: Engine::Inline };
+        self.0.attach(&Target::new(file.path.display().to_string(), file.bytes, source), device)
     }
 
     fn forget(&self, file: &FileTarget) {
         self.0.detach(file);
     }
 
-    fn lanes(&self, needs: &LaneNeeds, reactor: &mut Reactor) -> Result<Box<dyn Lanes>, Error> {
+    fn queues(&self, needs: &DirectNeeds, reactor: &mut Reactor) -> Result<Box<dyn DirectQueues>, Error> {
         let plain = needs.devices.len() == 1;
         let duty = Duty { job: needs.job, depth: needs.depth, plain };
-        let mut stations = Vec::with_capacity(needs.devices.len());
+        let mut workers = Vec::with_capacity(needs.devices.len());
         for (device, base) in &needs.devices {
             device.enter().map_err(|why| Error::machine("‹path› gds", why.to_string(), "nvidia-smi"))?;
-            stations.push(Station::open(&self.0, device, (*base).clone(), &duty, reactor)?);
+            workers.push(CuFileWorker::open(&self.0, device, (*base).clone(), &duty, reactor)?);
         }
-        Ok(Box::new(Stations { stations, depth: needs.depth }))
+        Ok(Box::new(CuFileWorkers { workers, depth: needs.depth }))
     }
 
     fn set_up(&self) -> Arc<dyn Any + Send + Sync> {
@@ -49,13 +49,13 @@ impl Means for CufileMeans {
 }
 
 /// One for each GPU.
-struct Stations {
-    stations: Vec<Station>,
+struct CuFileWorkers {
+    workers: Vec<CuFileWorker>,
     depth: u32,
 }
 
-impl Lanes for Stations {
+impl DirectQueues for CuFileWorkers {
     fn queue(&self, file: &FileTarget, turn: usize, _: &mut Reactor) -> Result<Box<dyn Queue>, Error> {
-        self.stations[turn].queue(file, self.depth)
+        self.workers[turn].queue(file, self.depth)
     }
 }

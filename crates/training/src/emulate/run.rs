@@ -1,13 +1,13 @@
 //! An emulated run from its spec to its record: looks, starts the workers, leads
 //! through the epochs, and gathers what was counted.
 
-use super::board::{Board, Totals};
 use super::dataset::DataSet;
 use super::destination::Destination;
-use super::how::{self, How};
+use super::direct::{self, DirectReads};
+use super::io_mode::{self, IoMode};
 use super::record::{self, Ran};
 use super::route;
-use super::straight::{self, Straight};
+use super::run_state::{RunState, Totals};
 use super::supply;
 use super::worker::{Latencies, Worker};
 use super::{check, cpus_of, row_of, virtual_time, EmulateProgress, Outcome, Shared, StepBarrier};
@@ -56,20 +56,20 @@ fn run_watched(
     let shared = Arc::new(prepare(spec, barrier.is_some(), begin)?);
     let rss_before = record::rss_bytes();
     let mut workers = Workers::launch(&shared)?;
-    let mut meters = Meters::new(&record::job_of(&shared).spec, std::slice::from_ref(&shared.how.probe));
+    let mut meters = Meters::new(&record::job_of(&shared).spec, std::slice::from_ref(&shared.io_mode.probe));
     meters.start();
     let mut conductor = Conductor::new(&shared, observer, barrier);
     let broken = conductor.lead();
     let readings = meters.stop();
     let rss = record::rss_bytes();
-    let Conductor { mut epochs, points, step, interrupted, first_step_s, told, .. } = conductor;
+    let Conductor { mut epochs, points, step, interrupted, first_step_s, reported, .. } = conductor;
     // Counts are whole once every worker has ended.
     let latencies = workers.end();
-    if let (Some((_, bytes)), Some(told)) = (epochs.last_mut(), told) {
-        *bytes += shared.board.totals().bytes - told;
+    if let (Some((_, bytes)), Some(reported)) = (epochs.last_mut(), reported) {
+        *bytes += shared.run_state.totals().bytes - reported;
     }
-    shared.board.account_for_the_rest();
-    let failure = shared.board.lock().failure.take().or(broken.err());
+    shared.run_state.account_for_the_rest();
+    let failure = shared.run_state.lock().failure.take().or(broken.err());
     if let (Some(failure), true) = (&failure, epochs.is_empty()) {
         return Err(failure.clone());
     }
@@ -85,7 +85,7 @@ fn run_watched(
 
 fn prepare(spec: &EmulateSpec, awaits_others: bool, begin: Instant) -> Result<Shared, Error> {
     let row = row_of(spec)?;
-    let workers = how::workers_of(spec);
+    let workers = io_mode::workers_of(spec);
     let (data, model) = DataSet::open(spec, row.extension, workers)?;
     let found = u32::try_from(data.len()).unwrap_or(u32::MAX);
     let files = match spec.workload.files {
@@ -101,11 +101,11 @@ fn prepare(spec: &EmulateSpec, awaits_others: bool, begin: Instant) -> Result<Sh
     };
     let trace = Trace::new(spec, files)?;
     let devices = Destination::devices(spec)?;
-    let resident = how::residency(spec, &data)?;
+    let resident = io_mode::residency(spec, &data)?;
     let route = route::choose(spec, row, &data, &resident, &devices)?;
     // A file that may not be read further stays open until it may.
     let open = u64::from(spec.accelerators) * u64::from(spec.read_threads);
-    allow_descriptors(open + straight::descriptors(&route, files));
+    allow_descriptors(open + direct::descriptors(&route, files));
     let plan = Plan {
         ranks: spec.accelerators,
         batch: spec.workload.batch,
@@ -115,27 +115,27 @@ fn prepare(spec: &EmulateSpec, awaits_others: bool, begin: Instant) -> Result<Sh
         compute_ns: spec.workload.compute_ns(),
         awaits_others,
     };
-    let how = How::of(spec, &data, resident, route.path)?;
-    let straight = Straight::open(spec, &route, &how, &devices, files)?;
-    let how = match &straight {
-        Some(straight) => straight.within(how),
-        None => how,
+    let io_mode = IoMode::of(spec, &data, resident, route.path)?;
+    let direct_reads = DirectReads::open(spec, &route, &io_mode, &devices, files)?;
+    let io_mode = match &direct_reads {
+        Some(direct_reads) => direct_reads.within(io_mode),
+        None => io_mode,
     };
-    let session = straight.as_ref().and_then(Straight::set_up);
-    let destination = Destination::new(spec, devices, how.io_bytes as usize, session);
-    let board = Board::new(Scheduler::new(plan), how.workers as usize, destination);
+    let session = direct_reads.as_ref().and_then(DirectReads::set_up);
+    let destination = Destination::new(spec, devices, io_mode.io_bytes as usize, session);
+    let run_state = RunState::new(Scheduler::new(plan), io_mode.workers as usize, destination);
     let (supply, cpus) = (supply::rate_of(spec), cpus_of(spec)?);
     Ok(Shared {
         spec: spec.clone(),
         row,
         files,
         data,
-        how,
+        io_mode,
         route,
         plan,
         trace,
-        board,
-        straight,
+        run_state,
+        direct_reads,
         supply,
         model,
         cpus,
@@ -155,9 +155,9 @@ impl Workers {
     fn launch(shared: &Arc<Shared>) -> Result<Workers, Error> {
         let (sender, reports) = channel();
         let (ready, is_ready) = channel::<Result<(), Error>>();
-        let threads = Threads::new("worker", shared.how.workers);
+        let threads = Threads::new("worker", shared.io_mode.workers);
         let mut workers = Workers { shared: shared.clone(), threads, reports };
-        for index in 0..shared.how.workers {
+        for index in 0..shared.io_mode.workers {
             let (shared, sender, ready) = (shared.clone(), sender.clone(), ready.clone());
             let body = move |_: &_| work(index as usize, shared, &ready, &sender);
             if let Err(e) = workers.threads.start(index, body) {
@@ -180,7 +180,7 @@ impl Workers {
     }
 
     fn end(&mut self) -> Latencies {
-        self.shared.board.end();
+        self.shared.run_state.end();
         self.threads.join();
         let mut all = Latencies::default();
         for part in self.reports.try_iter() {
@@ -204,7 +204,7 @@ fn work(index: usize, shared: Arc<Shared>, ready: &Sender<Result<(), Error>>, re
         Ok(latencies) => {
             let _ = reports.send(latencies);
         }
-        Err(bug) => shared.board.fail(bug),
+        Err(bug) => shared.run_state.fail(bug),
     }
 }
 
@@ -220,7 +220,7 @@ struct Conductor<'a> {
     interrupted: bool,
     first_step_s: Option<f64>,
     /// All bytes when the last epoch ended, if it counts.
-    told: Option<u64>,
+    reported: Option<u64>,
     next_poll: Instant,
     next_tick: Instant,
     last: (Instant, Totals, cpu::Times),
@@ -251,7 +251,7 @@ impl<'a> Conductor<'a> {
             step: Latency::default(),
             interrupted: false,
             first_step_s: None,
-            told: None,
+            reported: None,
             next_poll: now,
             next_tick: now + Duration::from_secs_f64(shared.spec.interval_s),
             last: (now, Totals::default(), cpu::process()),
@@ -261,19 +261,19 @@ impl<'a> Conductor<'a> {
     /// All epochs, or as far as they go.
     fn lead(&mut self) -> Result<(), Error> {
         for epoch in 0..self.shared.spec.epochs {
-            let before = self.shared.board.totals().bytes;
+            let before = self.shared.run_state.totals().bytes;
             let led = self.lead_one(epoch);
-            let state = self.shared.board.lock();
+            let state = self.shared.run_state.lock();
             let steps = state.scheduler.epoch().to_vec();
             drop(state);
-            self.told = None;
+            self.reported = None;
             if steps.first().is_some_and(|s| s.steps > 0) {
-                let bytes = self.shared.board.totals().bytes;
+                let bytes = self.shared.run_state.totals().bytes;
                 self.epochs.push((steps, bytes - before));
-                self.told = Some(bytes);
+                self.reported = Some(bytes);
             }
             led?;
-            if self.interrupted || self.shared.board.lock().failure.is_some() {
+            if self.interrupted || self.shared.run_state.lock().failure.is_some() {
                 break;
             }
         }
@@ -287,7 +287,7 @@ impl<'a> Conductor<'a> {
         let now = shared.since(clock::now());
         // Nothing was read before the epoch began.
         shared.supply.iter().for_each(|rate| rate.forget_reserve(now));
-        shared.board.change(|s| s.begin(now, &mut streams));
+        shared.run_state.change(|s| s.begin(now, &mut streams));
         while !self.is_stopped() {
             match self.look() {
                 Await::End(at) if shared.since(clock::now()) >= at => break,
@@ -295,7 +295,7 @@ impl<'a> Conductor<'a> {
                     let barrier = self.barrier.as_mut().expect("others take part");
                     barrier.pass(epoch, step)?;
                     let now = shared.since(clock::now());
-                    shared.board.change(|s| s.passed(now));
+                    shared.run_state.change(|s| s.passed(now));
                 }
                 Await::End(at) | Await::Others(at, _) => self.rest(Some(at)),
                 Await::Steps => self.rest(None),
@@ -307,11 +307,11 @@ impl<'a> Conductor<'a> {
     }
 
     fn is_stopped(&self) -> bool {
-        self.interrupted || self.shared.board.stop.load(std::sync::atomic::Ordering::Relaxed)
+        self.interrupted || self.shared.run_state.stop.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     fn look(&mut self) -> Await {
-        let mut state = self.shared.board.lock();
+        let mut state = self.shared.run_state.lock();
         for length in state.scheduler.take_lengths() {
             self.step.record_n(length, self.shared.spec.accelerators.into());
         }
@@ -334,11 +334,11 @@ impl<'a> Conductor<'a> {
         if let Some(at) = at {
             until = until.min(self.shared.begin + Duration::from_nanos(at));
         }
-        let board = &self.shared.board;
-        let state = board.lock();
-        let told = state.scheduler.awaits_others().is_some() || state.scheduler.is_over();
-        if until > now && (at.is_some() || !told) {
-            drop(board.told.wait_timeout(state, until - now));
+        let run_state = &self.shared.run_state;
+        let state = run_state.lock();
+        let reported = state.scheduler.awaits_others().is_some() || state.scheduler.is_over();
+        if until > now && (at.is_some() || !reported) {
+            drop(run_state.changed.wait_timeout(state, until - now));
         }
     }
 
@@ -357,13 +357,13 @@ impl<'a> Conductor<'a> {
 
     fn progress(&mut self, epoch: u32, now: Instant) -> EmulateProgress {
         let shared = self.shared;
-        let (totals, used) = (shared.board.totals(), cpu::process());
+        let (totals, used) = (shared.run_state.totals(), cpu::process());
         let (then, before, used_before) = std::mem::replace(&mut self.last, (now, totals, used));
         let seconds = now.duration_since(then).as_secs_f64().max(1e-9);
         let spent = totals.since(&before);
         let gib_s = spent.bytes as f64 / GIB / seconds;
         let cores_busy = (used.total_s() - used_before.total_s()) / seconds;
-        let state = shared.board.lock();
+        let state = shared.run_state.lock();
         let steps = state.scheduler.epoch();
         let figures = rules::of_epoch(shared.spec.rules, steps, shared.spec.workload.batch);
         let t_s = shared.since(now) as f64 / 1e9;

@@ -1,4 +1,4 @@
-//! Equipment of a worker for cuFile: its memory, and the threads or streams that its queues share.
+//! Resources of a worker for cuFile: its memory, and the threads or streams that its queues share.
 
 use super::batch::batch_by_batch;
 use super::inline::InlineGds;
@@ -29,7 +29,8 @@ enum Means {
     },
 }
 
-pub struct Station {
+/// A worker's end of a session: its registered memory, and the threads or streams of its calls.
+pub struct CuFileWorker {
     session: Arc<Session>,
     base: Base,
     means: Means,
@@ -44,7 +45,7 @@ pub struct Duty<'a> {
     pub plain: bool,
 }
 
-impl Station {
+impl CuFileWorker {
     /// Returns whether cuFile should register the worker's memory. Not for its stream calls: into a registered buffer,
     /// libcufile 1.15.1 in compatibility mode moves bytes to and from its beginning, whatever offset in it the call
     /// names.
@@ -59,7 +60,7 @@ impl Station {
         base: Base,
         duty: &Duty,
         reactor: &mut Reactor,
-    ) -> Result<Station, Error> {
+    ) -> Result<CuFileWorker, Error> {
         let job = duty.job;
         let pool = |bodies: Vec<Body>, reactor: &mut Reactor| {
             ThreadPool::new(session.clone(), device, base.clone(), bodies, reactor)
@@ -82,7 +83,7 @@ impl Station {
                 Means::Streams { streams: streams(duty.depth.div_ceil(together))?, together, waits: false }
             }
         };
-        Ok(Station { session: session.clone(), base, means })
+        Ok(CuFileWorker { session: session.clone(), base, means })
     }
 
     pub fn queue(&self, target: &FileTarget, depth: u32) -> Result<Box<dyn Queue>, Error> {

@@ -1,4 +1,4 @@
-//! A controller's end of the line to its keeper.
+//! A controller's end of the line to its supervisor.
 
 use super::shm::Paper;
 use super::{Came, Ends, Event, Said, Stated};
@@ -40,7 +40,7 @@ pub struct Link {
     /// The event that is being dealt with, and whether it only asks.
     pub heard: Option<(u64, bool)>,
     pub answer: Option<(Vec<u8>, Vec<Arc<OwnedFd>>)>,
-    /// The keeper is to close the client's connection.
+    /// The supervisor is to close the client's connection.
     pub ends_client: bool,
     /// To be 0 once it is noted that their queues are gone. None among them: all.
     pub cleared: Vec<Option<Doorbell>>,
@@ -72,7 +72,7 @@ impl Link {
     /// Returns the next event, if there is one.
     ///
     /// # Errors
-    /// The keeper is gone.
+    /// The supervisor is gone.
     pub fn receive(&mut self) -> Result<Option<Arrived>, Error> {
         if !is_readable(&self.line) {
             return Ok(None);
@@ -93,10 +93,10 @@ impl Link {
         }))
     }
 
-    /// Tells the keeper what is dealt with (`heard`), and how things are.
+    /// Tells the supervisor what is dealt with (`heard`), and how things are.
     ///
     /// # Errors
-    /// The keeper is gone, no descriptor is left.
+    /// The supervisor is gone, no descriptor is left.
     pub(in crate::gateway) fn say(
         &mut self,
         heard: Option<(u64, bool)>,
@@ -137,7 +137,7 @@ impl Link {
         self.dirty = true;
     }
 
-    /// Queues write into the keeper's paper from their first command on, and how they were made is noted.
+    /// Queues write into the supervisor's paper from their first command on, and how they were made is noted.
     pub(in crate::gateway) fn note_effect(&mut self, effect: &mut Effect) {
         match effect {
             Effect::OpenCompletion(cq) => {

@@ -14,15 +14,15 @@ struct Line {
     waiting: VecDeque<(u16, u64)>,
 }
 
-/// All that wait of one queue.
+/// Commands of one queue that wait for their limits.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
+pub(crate) struct RateLimitQueue {
     lines: Vec<Line>,
     /// When to look again, ns.
     until: Option<u64>,
 }
 
-impl Lines {
+impl RateLimitQueue {
     /// True: the command may go now. Else it waits.
     pub(crate) fn ask(
         &mut self,

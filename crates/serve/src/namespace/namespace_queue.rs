@@ -4,7 +4,7 @@ use super::stats::{Counters, Counts, Histogram, NamespaceStats};
 use super::steps::{Bounds, Step};
 use super::volume::{Volume, LANE_DEPTH};
 use forebay_io::arena::Mem;
-use forebay_io::client::{Client, End, Order, Over, Patience};
+use forebay_io::client::{Client, Completion, End, Patience, Submission};
 use forebay_io::clock;
 use forebay_io::queue::{Fault, Travelled, Via};
 use forebay_io::reactor::Reactor;
@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The number of a lane's queue at its client.
+/// The number of a queue's queue at its client.
 const QUEUE: u32 = 0;
 
 /// A command of one of the thread's connections.
@@ -46,13 +46,13 @@ impl<O> Finished<O> {
 }
 
 /// `O`: how the thread names the command that a step belongs to.
-pub(crate) struct Lane<O = Owner> {
+pub(crate) struct NamespaceQueue<O = Owner> {
     pub volume: Arc<Volume>,
     pub counts: Counts,
     published: Counts,
     pub read_latency: Histogram,
     pub write_latency: Histogram,
-    /// The namespace is gone: what is in flight finishes, then the lane goes.
+    /// The namespace is gone: what is in flight finishes, then the queue goes.
     pub retired: bool,
     pub geometry: Geometry,
     /// I/Os that failed.
@@ -76,20 +76,20 @@ pub(crate) struct Lane<O = Owner> {
     opened: Instant,
 }
 
-impl<O: Copy> Lane<O> {
+impl<O: Copy> NamespaceQueue<O> {
     pub(crate) fn open(
         volume: Arc<Volume>,
         io_bytes_max: u32,
         thread: u32,
         reactor: &mut Reactor,
-    ) -> Result<Lane<O>, Error> {
+    ) -> Result<NamespaceQueue<O>, Error> {
         let queue = volume.queue(io_bytes_max, thread, reactor)?;
         let takes = (queue.geometry().mem_align, queue.geometry().align);
         let depth = queue.geometry().depth.min(LANE_DEPTH);
         let mut client = Client::new(depth, false, None, |_| Mem::None).with_patience(Patience::None);
         client.add(queue);
         let plain = volume.target.is_file();
-        Ok(Lane {
+        Ok(NamespaceQueue {
             over_files: !volume.target.files().is_empty(),
             takes,
             attentive: volume.target.needs_ring(),
@@ -131,8 +131,8 @@ impl<O: Copy> Lane<O> {
     /// False: all tags are taken.
     fn push(&mut self, owner: O, step: Step, reactor: &mut Reactor) -> bool {
         let Step { op, offset, len, mem } = step;
-        let order = Order { queue: QUEUE, op, offset, len, want: len, owner: Some(owner) };
-        let Some(tag) = self.client.begin(order, self.opened) else { return false };
+        let submission = Submission { queue: QUEUE, op, offset, len, want: len, owner: Some(owner) };
+        let Some(tag) = self.client.begin(submission, self.opened) else { return false };
         self.client.set_mem(tag, mem);
         #[cfg(test)]
         self.volume.recorded.begin(tag, op);
@@ -176,10 +176,10 @@ impl<O: Copy> Lane<O> {
         }
     }
 
-    fn finish(&mut self, over: Over) -> Finished<O> {
-        let ticket = self.client.ticket(over.tag);
-        let moved = ticket.moved;
-        let owner = ticket.order.owner.expect("a step has an owner");
+    fn finish(&mut self, over: Completion) -> Finished<O> {
+        let pending = self.client.io(over.tag);
+        let moved = pending.moved;
+        let owner = pending.submission.owner.expect("a step has an owner");
         let result = match over.end {
             End::Whole | End::Early => Ok(moved),
             End::Failed(fault) | End::GivenUp(fault) => Err(fault),
@@ -225,11 +225,11 @@ impl<O: Copy> Lane<O> {
         let named = |owner: &Option<O>| owner.as_ref().is_some_and(&whose);
         let mut over: Vec<O> = Vec::new();
         for tag in self.client.take_owed(named) {
-            over.extend(self.client.ticket(tag).order.owner);
+            over.extend(self.client.io(tag).submission.owner);
             self.client.release(tag);
         }
         let tags: Vec<u32> =
-            self.client.tags().filter(|tag| named(&self.client.ticket(*tag).order.owner)).collect();
+            self.client.tags().filter(|tag| named(&self.client.io(*tag).submission.owner)).collect();
         tags.into_iter().for_each(|tag| self.client.abandon(tag, reactor));
         let (gone, kept): (VecDeque<_>, _) =
             std::mem::take(&mut self.full).into_iter().partition(|(owner, _)| whose(owner));
@@ -247,7 +247,7 @@ impl<O: Copy> Lane<O> {
         }
     }
 
-    /// The lane goes: what it counted stays with its volume.
+    /// The queue goes: what it counted stays with its volume.
     pub(crate) fn end(&self, thread: usize) {
         let mut past = self.volume.past();
         self.add_to(&mut past);

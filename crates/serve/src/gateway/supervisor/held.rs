@@ -1,4 +1,4 @@
-//! A drive as its keeper holds it: its client's connection, and what its gateways are to know of it.
+//! A drive as its supervisor holds it: its client's connection, and what its gateways are to know of it.
 
 use super::link::{self, is_readable, Heard};
 use super::{Came, Ends, Event};
@@ -249,7 +249,7 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gateway::keeper::{Said, Stated};
+    use crate::gateway::supervisor::{Said, Stated};
     use std::io::{Read, Write};
     use std::net::Shutdown;
     use std::path::Path;

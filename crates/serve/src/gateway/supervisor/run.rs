@@ -1,9 +1,9 @@
-//! The keeper at work: one thread that waits for everybody.
+//! The supervisor at work: one thread that waits for everybody.
 
 use super::held::Held;
 use super::link::is_readable;
-use super::process::{told, Life, Running, Signals};
-use super::{Past, Told};
+use super::process::{reported, Life, Running, Signals};
+use super::{Past, SupervisorNotice};
 use crate::gateway::handed::broken;
 use crate::target::log::{Entry, Level, Sink};
 use forebay_io::clock;
@@ -77,7 +77,7 @@ struct Keeping {
     ending: bool,
 }
 
-/// Runs a gateway by these words, and the next one whenever it is killed or breaks; each finds its keeper by `VARIABLE`.
+/// Runs a gateway by these words, and the next one whenever it is killed or breaks; each finds its supervisor by `VARIABLE`.
 /// Returns the exit code of the one that ended as it was asked to, or that never served.
 ///
 /// # Errors
@@ -197,8 +197,8 @@ impl Keeping {
                 running.line = None;
                 return;
             };
-            let told = serde_json::from_slice(&text).map_err(|e| broken(&e.to_string()));
-            if let Err(e) = told.and_then(|told| self.told(told, fds)) {
+            let reported = serde_json::from_slice(&text).map_err(|e| broken(&e.to_string()));
+            if let Err(e) = reported.and_then(|reported| self.reported(reported, fds)) {
                 self.say(Level::Error, "gateway not understood", &[("why", e.to_string().into())]);
                 let Phase::Runs(running) = &self.phase else { return };
                 return running.signal(Signal::KILL);
@@ -206,28 +206,28 @@ impl Keeping {
         }
     }
 
-    fn told(&mut self, told: Told, mut fds: Vec<OwnedFd>) -> Result<(), Error> {
-        match told {
-            Told::Gateway { text, age_ns } => {
+    fn reported(&mut self, reported: SupervisorNotice, mut fds: Vec<OwnedFd>) -> Result<(), Error> {
+        match reported {
+            SupervisorNotice::Gateway { text, age_ns } => {
                 let age = Duration::from_nanos(age_ns);
                 self.gateway = Some(Gateway { text, age, as_of: clock::now(), rpc: fds.pop() });
             }
-            Told::Drive { name } => {
+            SupervisorNotice::Drive { name } => {
                 let (Some(link), Some(listener)) = (fds.pop(), fds.pop()) else {
                     return Err(broken("a drive without its socket"));
                 };
                 self.drives.retain(|drive| drive.name != name);
                 self.drives.push(Held::new(name, listener, link)?);
             }
-            Told::Opened => self.give_drives()?,
-            Told::Serving => {
+            SupervisorNotice::Opened => self.give_drives()?,
+            SupervisorNotice::Serving => {
                 self.drives.retain(|drive| !drive.is_alone());
                 self.served = true;
                 if let Phase::Runs(running) = &mut self.phase {
                     running.served_since = Some(clock::now());
                 }
             }
-            Told::Ending => self.ending = true,
+            SupervisorNotice::Ending => self.ending = true,
         }
         Ok(())
     }
@@ -254,7 +254,11 @@ impl Keeping {
             return Ok(Some(code));
         }
         if !self.served {
-            return Err(Error::run("the gateway", format!("{}, before it began to serve", told(status)), ""));
+            return Err(Error::run(
+                "the gateway",
+                format!("{}, before it began to serve", reported(status)),
+                "",
+            ));
         }
         self.count(&running, status)?;
         self.phase = Phase::Ebbs(running.life);
@@ -272,7 +276,7 @@ impl Keeping {
             self.broke += u32::from(!waits);
         }
         let down = now.duration_since(*self.down_since.get_or_insert(now));
-        let (why, failures) = (told(status), self.failures);
+        let (why, failures) = (reported(status), self.failures);
         let fields =
             [("why", why.clone().into()), ("process", running.id().into()), ("in_a_row", failures.into())];
         self.say(Level::Warning, "gateway ended", &fields);
@@ -356,10 +360,10 @@ mod tests {
     // promise: SNP-10
     #[test]
     fn a_gateway_that_ends_at_once_is_tried_a_few_times() {
-        for (end, told) in [("kill -9 $$", "SIGKILL"), ("exit 4", "exit code 4")] {
+        for (end, reported) in [("kill -9 $$", "SIGKILL"), ("exit 4", "exit code 4")] {
             let (done, again) = kept(&format!("{SERVES}; {end}"));
             let error = done.unwrap_err();
-            assert!(error.found.contains(told) && again == 3, "{error}");
+            assert!(error.found.contains(reported) && again == 3, "{error}");
         }
     }
 
@@ -381,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_served_is_not_begun_again_and_its_exit_code_is_the_keepers() {
+    fn what_never_served_is_not_begun_again_and_its_exit_code_is_the_supervisors() {
         assert_eq!(kept("exit 3"), (Ok(3), 0));
         let (done, again) = kept("kill -9 $$");
         assert!(done.unwrap_err().found.contains("SIGKILL") && again == 0);

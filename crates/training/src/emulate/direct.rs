@@ -1,17 +1,17 @@
-//! Straight into a GPU, past the workers' slots: what a whole run has for that. Files
+//! Directly into a GPU, past the workers' slots: what a whole run has for that. Files
 //! are mapped and read by the device where they lie in the page cache, or cuFile knows
 //! them; either way they are let go of when the last one who reads them is done.
 
 use super::destination::Destination;
 use super::held::Held;
-use super::how::How;
+use super::io_mode::IoMode;
 use super::route::Route;
 use forebay_io::gpu::cuda::Device;
 use forebay_io::reactor::Reactor;
 use forebay_model::job::JobSpec;
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
-use forebay_storage::path::straight::{LaneNeeds, Lanes, Means};
+use forebay_storage::path::direct::{DirectNeeds, DirectQueues, Means};
 use forebay_storage::path::{self, limits};
 use forebay_storage::source::file::FileTarget;
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 /// Files that stay mapped from epoch to epoch, with what of them is registered: a process may have 65,530 mappings.
 const KEPT_MAX: u64 = 16_384;
 
-pub(crate) struct Straight {
+pub(crate) struct DirectReads {
     /// By the number of the file. They go before the means do.
     kept: Mutex<HashMap<u32, Arc<Held>>>,
     kept_max: usize,
@@ -33,33 +33,37 @@ pub(crate) struct Straight {
     job: JobSpec,
 }
 
-impl Straight {
+impl DirectReads {
     /// None where bytes go through the workers' slots.
     pub(crate) fn open(
         spec: &EmulateSpec,
         route: &Route,
-        how: &How,
+        io_mode: &IoMode,
         devices: &[Arc<Device>],
         files: u32,
-    ) -> Result<Option<Straight>, Error> {
-        let Some((probe, _)) = how.probe.files().into_iter().next().filter(|_| route.passes_host()) else {
+    ) -> Result<Option<DirectReads>, Error> {
+        let Some((probe, _)) = io_mode.probe.files().into_iter().next().filter(|_| route.passes_host())
+        else {
             return Ok(None);
         };
         let device = devices.first().expect("what passes the host ends on a GPU");
         let job = JobSpec {
             path: route.path,
-            io_bytes: how.io_bytes,
-            workers: how.workers,
-            depth: how.depth,
+            io_bytes: io_mode.io_bytes,
+            workers: io_mode.workers,
+            depth: io_mode.depth,
             allow_compat: spec.allow_compat,
             require_direct: spec.require_direct,
             ..JobSpec::default()
         };
-        let limits =
-            limits(spec.pin_limit_bytes, how.io_bytes * u64::from(how.depth) * u64::from(how.workers), 0);
+        let limits = limits(
+            spec.pin_limit_bytes,
+            io_mode.io_bytes * u64::from(io_mode.depth) * u64::from(io_mode.workers),
+            0,
+        );
         let means = path::of(route.path).means(&job, device, limits)?;
         let means = means.expect("what passes the host has means to");
-        let straight = Straight {
+        let direct_reads = DirectReads {
             kept: Mutex::default(),
             kept_max: if path::of(route.path).keeps_what_it_paid_for() { kept_max(files) } else { 0 },
             means,
@@ -67,8 +71,8 @@ impl Straight {
             probe: probe.clone(),
             job,
         };
-        straight.means.begin(&straight.probe, &straight.devices)?;
-        Ok(Some(straight))
+        direct_reads.means.begin(&direct_reads.probe, &direct_reads.devices)?;
+        Ok(Some(direct_reads))
     }
 
     /// Returns the path's set-up of this type, if that is its.
@@ -76,17 +80,17 @@ impl Straight {
         self.means.set_up().downcast().ok()
     }
 
-    /// Returns the lanes for a worker's streams, on the worker's thread.
-    pub(crate) fn lanes(
+    /// Returns the queues for a worker's streams, on the worker's thread.
+    pub(crate) fn queues(
         &self,
         to: &Destination,
-        how: &How,
+        io_mode: &IoMode,
         depth: u32,
         reactor: &mut Reactor,
-    ) -> Result<Box<dyn Lanes>, Error> {
+    ) -> Result<Box<dyn DirectQueues>, Error> {
         let devices = (0..to.turns()).filter_map(|turn| to.device(turn)).collect();
-        let needs = LaneNeeds { job: &self.job, devices, depth, io_bytes: how.io_bytes };
-        self.means.lanes(&needs, reactor)
+        let needs = DirectNeeds { job: &self.job, devices, depth, io_bytes: io_mode.io_bytes };
+        self.means.queues(&needs, reactor)
     }
 
     /// A file that stayed mapped.
@@ -124,9 +128,9 @@ impl Straight {
     }
 
     /// No read is longer than what is registered as a whole: memory for it would lie idle.
-    pub(crate) fn within(&self, how: How) -> How {
-        let io_bytes = self.means.window_bytes().map_or(how.io_bytes, |most| how.io_bytes.min(most));
-        How { io_bytes, ..how }
+    pub(crate) fn within(&self, io_mode: IoMode) -> IoMode {
+        let io_bytes = self.means.window_bytes().map_or(io_mode.io_bytes, |most| io_mode.io_bytes.min(most));
+        IoMode { io_bytes, ..io_mode }
     }
 
     /// Most bytes that a read from `offset` on may have: none goes two ways.
