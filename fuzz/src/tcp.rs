@@ -8,7 +8,7 @@ mod target;
 pub use hostile::{nvme_host_end, nvme_target_end};
 
 use crate::input::Input;
-use forebay_nvme::transport::tcp::{self, Expect, Handle, Outgoing, Place, Segment};
+use forebay_nvme::transport::tcp::{self, Expect, Handle, Outgoing, PayloadPlace, Segment};
 use host::Host;
 use std::collections::BTreeMap;
 use target::Target;
@@ -22,16 +22,16 @@ impl Memory {
         assert!(self.0.insert(command.0, data).is_none(), "handle {} is free", command.0);
     }
 
-    fn at(&mut self, place: &Place) -> &mut [u8] {
+    fn at(&mut self, place: &PayloadPlace) -> &mut [u8] {
         let data = self.0.get_mut(&place.command.0).expect("a place belongs to a command in flight");
         &mut data[place.offset as usize..][..place.len as usize]
     }
 
-    fn copy(&mut self, place: &Place, bytes: &[u8]) {
+    fn copy(&mut self, place: &PayloadPlace, bytes: &[u8]) {
         self.at(place).copy_from_slice(bytes);
     }
 
-    fn crc(&mut self, place: &Place) -> u32 {
+    fn crc(&mut self, place: &PayloadPlace) -> u32 {
         crc32c::crc32c(self.at(place))
     }
 
@@ -60,7 +60,7 @@ impl Memory {
                     bytes.extend_from_slice(&out.bytes[start..end]);
                 }
                 Segment::Payload { command, offset, len } => {
-                    let payload = self.at(&Place { command, offset, len });
+                    let payload = self.at(&PayloadPlace { command, offset, len });
                     crc = crc32c::crc32c_append(crc, payload);
                     bytes.extend_from_slice(payload);
                 }

@@ -15,7 +15,7 @@ use forebay_model::record::Trial;
 use forebay_model::units::format_bytes;
 use forebay_model::Error;
 use forebay_storage::opening;
-use forebay_storage::path::auto::{self, Gave, Known, Open, Passes, Situation, Tried, Way};
+use forebay_storage::path::auto::{self, Gave, Known, Open, Passes, PathChoice, Situation, Tried};
 use forebay_storage::path::{self, Destination, PATHS};
 use forebay_storage::source::{Route, Target};
 use measures::Measures;
@@ -105,7 +105,7 @@ fn by_target(job: &JobSpec, targets: &mut [Target], destination: &Destination) -
     let mut said = Vec::new();
     for target in targets {
         let why;
-        (target.route.path, why) = path.settle(job, target, destination)?;
+        (target.route.path, why) = path.resolve(job, target, destination)?;
         said.extend(why);
     }
     said.dedup();
@@ -149,7 +149,7 @@ impl Settler<'_> {
         }
         if let Some(path) = path::find(self.job.path) {
             let cached = path.cached().unwrap_or_else(|| open.ways.iter().all(|w| w.cached));
-            open.ways = vec![Way { path: target.route.path, cached }];
+            open.ways = vec![PathChoice { path: target.route.path, cached }];
         }
         open
     }
@@ -186,7 +186,7 @@ impl Settler<'_> {
     /// Settles the way of a group: the only one, or the best of those tried.
     fn choose(&mut self, group: &Group, targets: &mut [Target]) -> Result<String, Error> {
         let Open { ways, because } = &group.open;
-        if self.job.require_direct && !path::of(ways[0].path).may_go_direct() {
+        if self.job.require_direct && !path::by_kind(ways[0].path).may_go_direct() {
             return Err(Error::machine(
                 "‹require_direct› with ‹path› auto",
                 because.clone(),
@@ -210,7 +210,7 @@ impl Settler<'_> {
         if targets[group.targets[0]].files().is_empty() {
             let because = match targets[group.targets[0]].is_by_card() {
                 true if self.job.path == PathKind::Auto && self.destination.feeds_gpu() => {
-                    match path::of(way.path).may_go_direct() {
+                    match path::by_kind(way.path).may_go_direct() {
                         true => " (the card takes the GPU's memory, by dma-buf)".to_owned(),
                         false => format!(" ({because})"),
                     }
@@ -223,7 +223,7 @@ impl Settler<'_> {
     }
 
     /// The way that is taken on trust: for a single pass one that doesn't first pay for later ones.
-    fn untried(&self, ways: &[Way]) -> Way {
+    fn untried(&self, ways: &[PathChoice]) -> PathChoice {
         let first_free = || ways.iter().find(|way| !keeps_what_it_paid_for(way.path)).copied();
         self.is_one_pass().then(first_free).flatten().unwrap_or(ways[0])
     }
@@ -234,7 +234,7 @@ impl Settler<'_> {
     }
 
     /// The best way, and what each gave, in words. A way that fails in its trial isn't one.
-    fn try_ways(&mut self, group: &Group, targets: &[Target]) -> Result<(Way, String), Error> {
+    fn try_ways(&mut self, group: &Group, targets: &[Target]) -> Result<(PathChoice, String), Error> {
         let workers = match self.job.workers_from {
             Origin::Given => self.job.workers,
             _ => WORKERS_TRYING.min(cores()) * self.destination.turns(),
@@ -267,7 +267,7 @@ impl Settler<'_> {
     /// Measures a way, and describes the result. What its first pass pays for, later ones have: both are tried.
     fn try_way(
         &mut self,
-        way: Way,
+        way: PathChoice,
         targets: &[Target],
         numbers: &[usize],
         workers: u32,
@@ -277,7 +277,7 @@ impl Settler<'_> {
         let mut first = self.trial(of, targets, numbers, workers)?;
         let most = cores().min(WORKERS_MOST) * self.destination.turns();
         let more = self.job.workers_from != Origin::Given && way.cached && !keeps && most > workers;
-        if more && path::of(way.path).tries_workers() {
+        if more && path::by_kind(way.path).tries_workers() {
             // Who copies by processors may need them all.
             let other = self.trial(of, targets, numbers, most)?;
             first = if other.gib_s > first.gib_s { other } else { first };
@@ -293,10 +293,10 @@ impl Settler<'_> {
     }
 
     /// The target opened for this way.
-    fn routed(&self, target: &Target, way: Way) -> Result<Target, Error> {
+    fn routed(&self, target: &Target, way: PathChoice) -> Result<Target, Error> {
         let warm = way.cached && resident(target).is_some_and(|share| share > 0.99);
         let opened =
-            opening::reopened(&purpose::of(&self.job, workers_most())?, target, way, warm, self.ring)?;
+            opening::reopened(&purpose::of_job(&self.job, workers_most())?, target, way, warm, self.ring)?;
         Ok(Target { route: Route { path: way.path, ..target.route }, ..opened })
     }
 
@@ -416,7 +416,7 @@ impl Settler<'_> {
     }
 
     fn finds_workers(&self, targets: &[Target]) -> bool {
-        let by_copies = |t: &Target| path::of(t.route.path).tries_workers();
+        let by_copies = |t: &Target| path::by_kind(t.route.path).tries_workers();
         match self.job.workers_from {
             Origin::Given => false,
             Origin::Auto => true,

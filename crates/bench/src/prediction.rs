@@ -189,10 +189,10 @@ impl Law {
 mod tests {
     use super::*;
     use forebay_model::job::Op;
-    use forebay_storage::opening::{look, Purpose};
+    use forebay_storage::opening::{examine, Purpose};
 
     fn planned(uri: &str) -> Vec<SourcePlan> {
-        look(&Purpose { sources: vec![uri.into()], ..Purpose::default() }).unwrap().plans
+        examine(&Purpose { sources: vec![uri.into()], ..Purpose::default() }).unwrap().plans
     }
 
     fn model(spec: &str) -> Vec<SourcePlan> {

@@ -12,7 +12,7 @@ const FILL_WORKERS: u32 = 4;
 const FILL_IO_BYTES: u64 = 1 << 20;
 
 /// `most`: workers that trials are run with for each GPU, at most.
-pub(crate) fn of(job: &JobSpec, most: u32) -> Result<Purpose, Error> {
+pub(crate) fn of_job(job: &JobSpec, most: u32) -> Result<Purpose, Error> {
     let step = job.io_bytes_max.map(|_| job.io_bytes_step.unwrap_or(job.io_bytes));
     let units = [
         ("‹io_bytes›", Some(job.io_bytes)),

@@ -2,7 +2,7 @@
 
 mod missing;
 
-use super::run_kit::{Ran, Tally, Way, READ, WRITE};
+use super::run_kit::{DirectionTally, Ran, Tally, READ, WRITE};
 use super::warnings;
 use super::worker_setup::buffers_of;
 use forebay_io::build::build;
@@ -71,7 +71,7 @@ pub(crate) fn pattern_of(job: &JobSpec) -> String {
 }
 
 /// Its warnings are what only the run knows; whoever completes the record has the rest judged.
-pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
+pub fn compose(context: Context, runs: &[Ran]) -> RunRecord {
     let mut missing = BTreeMap::new();
     let cache = cache_state(&context, runs, &mut missing);
     let mut ran = paths_of(&context, runs);
@@ -86,7 +86,7 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
     let result = result_of(&context, &ran, runs);
     note_missing(&context, runs, &result, &mut missing);
     let session = context.destination.set_up::<Session>();
-    let warnings = warnings::of(runs, session.as_deref());
+    let warnings = warnings::of_runs(runs, session.as_deref());
     let paths: Vec<_> = context.targets.iter().flat_map(Target::files).map(|(f, _)| f.path.clone()).collect();
     let simulated = context.targets.iter().any(Target::is_simulated);
     RunRecord {
@@ -95,7 +95,7 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
         started: clock::rfc3339(context.started),
         origin: if simulated { "simulated" } else { "measured" }.into(),
         forebay: build(),
-        environment: environment::of(&paths),
+        environment: environment::gather(&paths),
         job: job_of(&context, runs[0].resources.queues),
         path,
         command: context.command,
@@ -176,7 +176,7 @@ fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
 
 /// Reads, writes and flushes of several tallies.
 struct Sides {
-    ways: [Way; 2],
+    ways: [DirectionTally; 2],
     flush: Latency,
 }
 
@@ -185,7 +185,11 @@ impl Sides {
         let way = |at: usize| {
             let own = || tallies.iter().map(|t| &t.ways[at]);
             let latency = merged(own().map(|way| &way.latency));
-            Way { latency, bytes: own().map(|way| way.bytes).sum(), ios: own().map(|way| way.ios).sum() }
+            DirectionTally {
+                latency,
+                bytes: own().map(|way| way.bytes).sum(),
+                ios: own().map(|way| way.ios).sum(),
+            }
         };
         let flush = merged(tallies.iter().filter_map(|t| t.flush.as_deref()));
         Sides { ways: [way(READ), way(WRITE)], flush }
@@ -210,7 +214,8 @@ impl Sides {
 
 fn batch_of(ios: u32, context: &Context, tallies: &[&Tally]) -> BatchResult {
     let latency = merged(tallies.iter().filter_map(|t| t.batches.as_deref()));
-    let by = context.targets.iter().map(|t| path::of(t.route.path).brings_together(context.job).to_owned());
+    let by =
+        context.targets.iter().map(|t| path::by_kind(t.route.path).brings_together(context.job).to_owned());
     BatchResult {
         ios,
         count: latency.count(),
@@ -460,7 +465,7 @@ fn path_of(context: &Context, runs: &[Ran]) -> PathRan {
         slot_pages: resources.pages.into(),
         slot_bytes: resources.slot_bytes,
         slots_pinned: context.destination.feeds_gpu()
-            && context.targets.iter().any(|t| path::of(t.route.path).pins()),
+            && context.targets.iter().any(|t| path::by_kind(t.route.path).pins()),
         calibration: context.calibration.clone(),
         mapped: context.destination.set_up::<Registry>().map(|registry| registry.report()),
         fabric: context.targets.iter().flat_map(Target::connections).map(Connection::report).collect(),

@@ -96,7 +96,7 @@ struct Sums {
 ///
 /// # Errors
 /// `Request`: a malformed line, by its number, or lists without reads and writes.
-pub(crate) fn of(job: &JobSpec) -> Result<Option<Replay>, Error> {
+pub(crate) fn prepare(job: &JobSpec) -> Result<Option<Replay>, Error> {
     let Some(lists) = &job.read_iolog else { return Ok(None) };
     if job.sources.len() > 1 {
         let asked = format!("‹read_iolog› {lists} with {} sources", job.sources.len());

@@ -73,7 +73,7 @@ pub(crate) fn of_machine(job: &JobSpec, looked: &Looked) -> Result<(), Error> {
         return Ok(());
     }
     share::cpus_of(job)?;
-    let targets = looked.rehearsed(&purpose::of(job, workers_most())?)?;
+    let targets = looked.rehearsed(&purpose::of_job(job, workers_most())?)?;
     of_targets(job, &targets)?;
     if path::find(job.path).is_none_or(|path| path.ends() != path::Ends::Host) {
         // Their buffers depend on the GPU.

@@ -48,9 +48,9 @@ pub struct PlannedTarget {
 /// Checks everything that can be checked without changing anything, and returns the resolved job.
 pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     check(job)?;
-    let replay = replay::of(job)?;
+    let replay = replay::prepare(job)?;
     let job = replay.as_ref().map_or(job, |replay| &replay.job);
-    let looked = opening::look(&purpose::of(job, workers_most())?)?;
+    let looked = opening::examine(&purpose::of_job(job, workers_most())?)?;
     replay.as_ref().map_or(Ok(()), |replay| replay.fits(&looked.plans))?;
     prediction::check(job, &looked.plans)?;
     requirements::of_machine(&into_host_memory(&with_a_worker_each(job)).0, &looked)?;
@@ -154,10 +154,10 @@ pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
 
 fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
     check(job)?;
-    let replay = replay::of(job)?;
+    let replay = replay::prepare(job)?;
     let job = &with_a_worker_each(replay.as_ref().map_or(job, |replay| &replay.job));
     let started = clock::wall_seconds();
-    let mut looked = opening::look(&purpose::of(job, workers_most())?)?;
+    let mut looked = opening::examine(&purpose::of_job(job, workers_most())?)?;
     replay.as_ref().map_or(Ok(()), |replay| replay.fits(&looked.plans))?;
     prediction::check(job, &looked.plans)?;
     if looked.plans.iter().all(SourcePlan::is_virtual) {
@@ -167,11 +167,12 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     let (job, no_gpu) = into_host_memory(job);
     let destination = Arc::new(Destination::open(&job)?);
     host_capacity::check(&job, &looked.plans, observer)?;
-    if looked.changes(&purpose::of(&job, workers_most())?) {
+    if looked.changes(&purpose::of_job(&job, workers_most())?) {
         requirements::of_machine(&job, &looked)?;
     }
-    let mut opened = looked
-        .open(&purpose::of(&job, workers_most())?, &mut |targets| purpose::fill(&job, targets, observer))?;
+    let mut opened = looked.open(&purpose::of_job(&job, workers_most())?, &mut |targets| {
+        purpose::fill(&job, targets, observer)
+    })?;
     let settled = settle(&job, &mut opened, &destination, observer);
     let calibration::Calibrated { job, reasons, calibration } = match settled {
         Ok(settled) => settled,
@@ -196,7 +197,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
         resident_before,
         resident_after,
     };
-    let mut record = record::of(context, &runs);
+    let mut record = record::compose(context, &runs);
     let off_model = prediction::judge(&job, &looked.plans, &runs, &mut record);
     forebay_model::warnings::add(&mut record);
     // What was measured is kept, whatever becomes of the list of files.

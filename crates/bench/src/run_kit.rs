@@ -17,7 +17,7 @@ pub use observer::{Observer, Phase, Progress, TargetRate, WorkerRate};
 pub use ran::Ran;
 pub use standstill::{Standstills, STANDSTILL, STANDSTILL_EXACT, STANDSTILL_MIN};
 pub(crate) use tally::Snapshot;
-pub use tally::{Moved, Tally, Timed, Way, READ, WRITE};
+pub use tally::{DirectionTally, Moved, Tally, Timed, READ, WRITE};
 pub use team::{Lead, Stop, Team};
 pub use threads::{guarded, Threads};
 pub use workers::{Resources, Shared, WorkerSpec};

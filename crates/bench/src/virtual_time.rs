@@ -78,7 +78,7 @@ pub(crate) fn run(
         command,
         origin: "simulated".into(),
         forebay: build(),
-        environment: environment::of(&[]),
+        environment: environment::gather(&[]),
         job: job_ran,
         path: path_of(job.path, &model, "the path itself costs"),
         cufile: None,

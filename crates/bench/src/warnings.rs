@@ -5,7 +5,7 @@ use super::verify::FIO_ON_HOST;
 use forebay_model::record::Warning;
 use forebay_storage::path::gds::Session;
 
-pub(crate) fn of(runs: &[Ran], session: Option<&Session>) -> Vec<Warning> {
+pub(crate) fn of_runs(runs: &[Ran], session: Option<&Session>) -> Vec<Warning> {
     let mut list = Vec::new();
     if let Some(text) = runs.iter().find_map(|r| r.resources.warning.clone()) {
         warn(&mut list, "locked_memory", text, "ulimit -l unlimited");

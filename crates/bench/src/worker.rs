@@ -148,7 +148,7 @@ impl Worker {
         shared: Arc<Shared>,
         reports: Sender<Report>,
     ) -> Result<(Worker, Resources), Error> {
-        let mut setup = worker_setup::of(&spec, &shared)?;
+        let mut setup = worker_setup::set_up(&spec, &shared)?;
         let (content, why_not) = SlotContent::open(&shared, spec.index, setup.slots)?;
         setup.resources.content_on_host = why_not;
         let (job, now) = (&shared.job, clock::now());
@@ -421,7 +421,7 @@ impl Worker {
         let mut found = self.recorder.find(now, self.ends_with_flush());
         let mut done = self.client.take_done();
         for d in done.drain(..) {
-            if let Some(over) = self.client.settle(d) {
+            if let Some(over) = self.client.complete(d) {
                 self.complete_one(over, &mut found);
             }
         }

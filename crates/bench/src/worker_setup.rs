@@ -55,7 +55,7 @@ pub struct Memory {
     beside: Vec<(PathKind, Arena)>,
 }
 
-pub(crate) fn of(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, Error> {
+pub(crate) fn set_up(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, Error> {
     let job = &shared.job;
     let used = used_targets(&spec.pattern);
     let targets: Vec<&Target> = used.iter().map(|t| &shared.targets[*t as usize]).collect();
@@ -63,7 +63,7 @@ pub(crate) fn of(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, Erro
     let buffers = buffers_of(job, &shared.targets, &targets, device.is_some());
     let rows = buffers.rows.unwrap_or(1);
     let io_bytes_max = job.io_bytes_largest() * u64::from(rows);
-    let needs = QueueNeeds::new(buffers.slots, io_bytes_max).with_seat(spec.index);
+    let needs = QueueNeeds::new(buffers.slots, io_bytes_max).with_worker(spec.index);
     let mut reactor = reactor_for(shared, &used, needs)?;
     let mut memory = Memory::new(shared, device, &buffers)?;
     let warning = memory.register(&mut reactor);
@@ -86,7 +86,7 @@ pub(crate) fn of(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, Erro
         let at = match known {
             Some(at) => at,
             None => {
-                factories.push((kind, path::of(kind).equip(&context, &mut reactor)?));
+                factories.push((kind, path::by_kind(kind).equip(&context, &mut reactor)?));
                 factories.len() - 1
             }
         };

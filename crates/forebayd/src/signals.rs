@@ -77,19 +77,19 @@ impl Signals {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("signals".into()).spawn_scoped(scope, listen);
             thread.map_err(|e| Error::machine("a thread", e.to_string(), "ulimit -u"))?;
-            let _over = Over { over: &over, ring: &self.ring };
+            let _over = EndGuard { over: &over, ring: &self.ring };
             Ok(work())
         })
     }
 }
 
 /// Lets the thread that listens go, also where the work panics.
-struct Over<'a> {
+struct EndGuard<'a> {
     over: &'a AtomicBool,
     ring: &'a UnixStream,
 }
 
-impl Drop for Over<'_> {
+impl Drop for EndGuard<'_> {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Release);
         let _ = (&mut &*self.ring).write(&[0]);

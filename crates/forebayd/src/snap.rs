@@ -12,7 +12,7 @@ use forebay_model::Error;
 use forebay_serve::gateway::config::{Config, Controller, Frontend, Qos};
 use forebay_serve::gateway::rpc::client;
 use forebay_serve::gateway::service;
-use forebay_serve::gateway::stats::{State, Stats};
+use forebay_serve::gateway::stats::{ControllerState, Stats};
 use forebay_serve::gateway::supervisor::{self, Supervisor};
 use forebay_serve::target::log;
 use forebay_serve::target::stats::Counts;
@@ -203,7 +203,7 @@ impl Service for Showing {
     fn line(&mut self, span_s: f64) -> (String, u64) {
         let now = self.service.stats();
         let all = sums(&now);
-        let used = now.controllers.iter().filter(|c| c.state == State::Enabled).count();
+        let used = now.controllers.iter().filter(|c| c.state == ControllerState::Enabled).count();
         let reported = format!(
             "{used} of {} in use · {} · staged {}",
             count(now.controllers.len() as u64, "drive"),

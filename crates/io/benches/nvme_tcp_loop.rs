@@ -12,7 +12,7 @@ use forebay_model::units::BYTES_PER_GIB;
 use forebay_nvme::command::{io, Cqe, Sqe};
 use forebay_nvme::transport::tcp::host::{self, Data, HostEnd};
 use forebay_nvme::transport::tcp::target::{self, TargetEnd};
-use forebay_nvme::transport::tcp::Place;
+use forebay_nvme::transport::tcp::PayloadPlace;
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ struct Counts {
     cpu_s: f64,
 }
 
-fn at(arena: &Arena) -> impl Fn(Place) -> Mem + '_ {
+fn at(arena: &Arena) -> impl Fn(PayloadPlace) -> Mem + '_ {
     |place| arena.slot(usize::from(place.command.0)).after(place.offset as usize)
 }
 

@@ -14,18 +14,18 @@ use std::sync::OnceLock;
 /// Shorter pieces go to crc32c, whose first call costs less.
 const SHORT_BYTES: usize = 256;
 
-type Way = fn(u32, &[u8]) -> u32;
+type Crc32cFn = fn(u32, &[u8]) -> u32;
 
 /// Continues the CRC32C `so_far` (0 at first) over `bytes`.
 pub fn crc32c(so_far: u32, bytes: &[u8]) -> u32 {
-    static WAY: OnceLock<Way> = OnceLock::new();
+    static FASTEST: OnceLock<Crc32cFn> = OnceLock::new();
     if bytes.len() < SHORT_BYTES {
         return ::crc32c::crc32c_append(so_far, bytes);
     }
-    WAY.get_or_init(fastest)(so_far, bytes)
+    FASTEST.get_or_init(fastest)(so_far, bytes)
 }
 
-fn fastest() -> Way {
+fn fastest() -> Crc32cFn {
     #[cfg(target_arch = "x86_64")]
     if folded::is_possible() && !crc_fast::get_calculator_target(CrcAlgorithm::Crc32Iscsi).contains("avx512")
     {
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn every_way_says_the_same() {
         let bytes: Vec<u8> = (0..200_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
-        let mut ways: Vec<(&str, Way)> = vec![("the fastest", crc32c), ("crc-fast", by_crc_fast)];
+        let mut ways: Vec<(&str, Crc32cFn)> = vec![("the fastest", crc32c), ("crc-fast", by_crc_fast)];
         #[cfg(target_arch = "x86_64")]
         match folded::is_possible() {
             true => ways.push(("folded", folded::crc32c)),

@@ -373,7 +373,7 @@ impl Reactor {
             }
             return;
         }
-        if wanted > 0 && (self.look(self.spin, until) || self.polls(until)) {
+        if wanted > 0 && (self.poll_for(self.spin, until) || self.polls(until)) {
             self.was_woken();
             return;
         }
@@ -413,7 +413,7 @@ impl Reactor {
         }
         let Some(most) = self.patience.as_mut().and_then(Patience::allows) else { return false };
         let began = clock::now();
-        let came = self.look(most, until);
+        let came = self.poll_for(most, until);
         if let Some(patience) = &mut self.patience {
             patience.judge(clock::now().saturating_duration_since(began), came);
         }
@@ -421,7 +421,7 @@ impl Reactor {
     }
 
     /// Looks again and again for so long; whether there is something for which the next `wait` returns at once.
-    pub fn look(&mut self, at_most: Duration, until: Instant) -> bool {
+    pub fn poll_for(&mut self, at_most: Duration, until: Instant) -> bool {
         self.arm_wake();
         if at_most.is_zero() {
             return false;

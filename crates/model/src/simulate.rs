@@ -49,7 +49,7 @@ impl Default for Load {
 
 /// The I/Os of one direction: those that completed in time, and the latency of all.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Way {
+pub struct DirectionOutcome {
     pub ios: u64,
     pub bytes: u64,
     pub latency: Latency,
@@ -65,7 +65,7 @@ pub struct Outcome {
     pub read_bytes: u64,
     pub latency: Latency,
     /// Reads and writes of a load that has both.
-    pub ways: Option<Box<[Way; 2]>>,
+    pub ways: Option<Box<[DirectionOutcome; 2]>>,
     /// I/Os that completed after the end: in `latency` alone.
     pub late: u64,
     /// Busy share of the drives' bandwidth servers, 0 to 1.

@@ -48,12 +48,12 @@ const EXAMPLES_TOLD: usize = 5;
 /// Adds the warnings that follow from the record's figures, except those that it has already (by `id`).
 pub fn add(record: &mut RunRecord) {
     let found: Vec<_> =
-        of(record).into_iter().filter(|w| record.warnings.iter().all(|k| k.id != w.id)).collect();
+        derive(record).into_iter().filter(|w| record.warnings.iter().all(|k| k.id != w.id)).collect();
     record.warnings.extend(found);
 }
 
 /// All warnings that follow from the record's figures. Never reads `record.warnings`.
-pub fn of(record: &RunRecord) -> Vec<Warning> {
+pub fn derive(record: &RunRecord) -> Vec<Warning> {
     let mut list = Vec::new();
     of_path(record, &mut list);
     if record.training.is_none() {

@@ -5,7 +5,7 @@ mod fleets;
 use fleets::{fleet, outcome};
 use forebay_model::device::DriveModel;
 use forebay_model::simulate::fleet::{
-    play, Fault, Fleet, Job, Outcome, Requests, Shape, Trained, Training, Way, Work,
+    play, Fault, Fleet, HostRate, Job, Outcome, Requests, Shape, Trained, Training, Work,
 };
 use forebay_model::simulate::mean_value_analysis;
 use forebay_model::training::simulate::{file_sizes, simulate, Setup};
@@ -34,7 +34,7 @@ fn workload() -> Workload {
     }
 }
 
-fn way(drive_s: f64, host_s: f64) -> Way {
+fn way(drive_s: f64, host_s: f64) -> HostRate {
     fleets::way(drive_s, host_s, 8)
 }
 
@@ -50,7 +50,7 @@ fn training(accelerators: u32, files: u32) -> Training {
     }
 }
 
-fn job(hosts: u32, own: bool, work: Training, way: Way) -> Job {
+fn job(hosts: u32, own: bool, work: Training, way: HostRate) -> Job {
     fleets::job(hosts, own, Work::Training(Box::new(work)), way)
 }
 
@@ -101,7 +101,7 @@ proptest! {
         let followed = simulate(&spec, &model, &setup, &mut || true).unwrap();
         let service_s = command as f64 / model.read_bandwidth_bytes_s;
         let rate = mean_value_analysis(model.read_latency_s, &[service_s], in_flight) * command as f64;
-        let flat = Way { drives: vec![0.5, 1.0], bytes_s: vec![rate / 2.0, rate], pressure: 1.0 };
+        let flat = HostRate { drives: vec![0.5, 1.0], bytes_s: vec![rate / 2.0, rate], pressure: 1.0 };
         let reported = outcome(&fleet(vec![1.0], vec![job(1, true, training(accelerators, files), flat)], 60.0));
         let epoch = &followed.training.epochs[0];
         let au = epoch.by_rules.iter().find(|f| f.rule_set.name() == "text").unwrap().au_pct.unwrap();

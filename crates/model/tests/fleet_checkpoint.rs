@@ -3,14 +3,14 @@
 mod fleets;
 
 use fleets::{fleet, job, outcome};
-use forebay_model::simulate::fleet::{Checkpoint, Fault, Outcome, Saved, Way, Work};
+use forebay_model::simulate::fleet::{Checkpoint, Fault, HostRate, Outcome, Saved, Work};
 use proptest::prelude::*;
 
-fn way(drive_s: f64, host_s: f64) -> Way {
+fn way(drive_s: f64, host_s: f64) -> HostRate {
     fleets::way(drive_s, host_s, 40)
 }
 
-fn checkpoint(bytes: f64, write_way: Way) -> Checkpoint {
+fn checkpoint(bytes: f64, write_way: HostRate) -> Checkpoint {
     Checkpoint { bytes, writes: 3, reads: 2, pause_s: 5.0, write_way }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::raise;
 use forebay_model::Error;
-use forebay_reader::{Lease, Memory, Place};
+use forebay_reader::{Address, Lease, Memory};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -54,7 +54,7 @@ pub struct Column {
 
 impl Column {
     pub fn new(lease: Arc<Lease>, begin: usize, rows: usize, layout: &Layout) -> Column {
-        let (Place::Host(at) | Place::Device { at, .. }) = lease.place();
+        let (Address::Host(at) | Address::Device { at, .. }) = lease.place();
         let mut shape = vec![rows as i64];
         shape.extend(&layout.shape);
         let item = i64::from(layout.kind.bits) / 8;

@@ -6,7 +6,7 @@
 use crate::{array, raise};
 use forebay_io::gpu::cuda::{Cuda, Event, Stream};
 use forebay_model::{safetensors, Error, Kind};
-use forebay_reader::{Blocks, Copied, Given, HostMemory, Layout, Opening, Place, Range, Request, Way};
+use forebay_reader::{Address, Blocks, Copied, Given, HostMemory, Layout, Opening, Range, ReadPath, Request};
 use forebay_training::format::{index, Damage};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -50,7 +50,7 @@ impl Reader {
     ) -> PyResult<Reader> {
         let opened = py.detach(|| {
             let opening = Opening {
-                way: Way::parse(way)?,
+                way: ReadPath::parse(way)?,
                 direct,
                 once,
                 ahead: false,
@@ -186,7 +186,7 @@ impl Reader {
         let layout = Layout { start, step: row_bytes as u64, row_bytes };
         let begun = py.detach(|| {
             let numbers = Copied::from_address(numbers.address, numbers.count);
-            let (to, workers) = (Place::Host(room.address as u64), forebay_reader::threads());
+            let (to, workers) = (Address::Host(room.address as u64), forebay_reader::threads());
             if !numbers.are_below(u64::MAX) {
                 return Ok(None);
             }
@@ -408,8 +408,8 @@ fn counts(report: &forebay_reader::Report) -> Counts {
     (r.bytes, r.staged_bytes, r.mapped_bytes, r.direct_bytes, r.uncached_bytes, r.seconds, r.repeated_bytes)
 }
 
-fn place(gpu: Option<u32>, at: u64) -> Place {
-    gpu.map_or(Place::Host(at), |gpu| Place::Device { gpu, at })
+fn place(gpu: Option<u32>, at: u64) -> Address {
+    gpu.map_or(Address::Host(at), |gpu| Address::Device { gpu, at })
 }
 
 /// For each (GPU, stream) an event after all that it was given so far.
@@ -452,7 +452,8 @@ pub fn read_files(
             return Err(Error::request("read_files", "a size and a place for each file are needed", ""));
         }
         let gpu_of = |i: usize| gpus[if gpus.len() == 1 { 0 } else { i }];
-        let places: Vec<Place> = addresses.iter().enumerate().map(|(i, at)| place(gpu_of(i), *at)).collect();
+        let places: Vec<Address> =
+            addresses.iter().enumerate().map(|(i, at)| place(gpu_of(i), *at)).collect();
         forebay_reader::read_files(paths, &sizes, &places, marks(after)?)
     });
     begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))

@@ -315,7 +315,7 @@ fn cufile_answers(py: Python<'_>) -> PyResult<String> {
 /// The environment part of a record.
 #[pyfunction]
 fn environment(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<String> {
-    json(py, &py.detach(|| forebay_io::environment::of(&paths)))
+    json(py, &py.detach(|| forebay_io::environment::gather(&paths)))
 }
 
 fn json(py: Python<'_>, value: &impl serde::Serialize) -> PyResult<String> {

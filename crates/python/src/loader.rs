@@ -4,7 +4,7 @@ use crate::dlpack::{Column, Kind, Layout};
 use crate::{json, raise};
 use forebay_model::feed::{Share, Shuffle};
 use forebay_model::Error;
-use forebay_reader::{Elsewhere, Lease, Memory, Next, Part, Spec, Told, Way};
+use forebay_reader::{Elsewhere, Lease, Memory, Next, Part, ReadPath, RecordFacts, Spec};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -93,7 +93,7 @@ impl Loader {
                     "pinned" => Memory::Pinned(memory.1),
                     _ => Memory::Host,
                 },
-                way: Way::parse(way)?,
+                way: ReadPath::parse(way)?,
                 share: Share { batch, rank, world, drop_last },
                 shuffle: Shuffle::parse(shuffle)?,
                 seed,
@@ -187,7 +187,7 @@ impl Loader {
     ) -> PyResult<String> {
         let loader = self.open(py)?;
         let elsewhere = elsewhere.map(counted);
-        let reported = Told { command, sources, verified, interrupted, elsewhere };
+        let reported = RecordFacts { command, sources, verified, interrupted, elsewhere };
         let record = py.detach(|| loader.record(reported));
         json(py, &record)
     }

@@ -2,7 +2,7 @@
 
 use super::choice::{Carrier, Choice, Load, Noted};
 use super::map::Map;
-use super::place::{Place, Range};
+use super::place::{Address, Range};
 use super::rows::{Fetch, Layout, COPIED_ROW_BYTES_MAX, ROW_BYTES_MAX};
 use super::windows::{cap_bytes, Windows};
 use super::{devices, leaving, processors};
@@ -30,7 +30,7 @@ const REGISTERED_SHARE_MIN: f64 = 0.9;
 
 /// Way of bytes to a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum ReadPath {
     /// Whatever suits each range.
     Auto,
     /// Through pinned slots.
@@ -41,18 +41,22 @@ pub enum Way {
     Host,
 }
 
-impl Way {
-    pub const NAMES: &[(&str, Way)] =
-        &[("auto", Way::Auto), ("bounce", Way::Bounce), ("mapped", Way::Mapped), ("host", Way::Host)];
+impl ReadPath {
+    pub const NAMES: &[(&str, ReadPath)] = &[
+        ("auto", ReadPath::Auto),
+        ("bounce", ReadPath::Bounce),
+        ("mapped", ReadPath::Mapped),
+        ("host", ReadPath::Host),
+    ];
 
     pub fn name(self) -> &'static str {
-        Way::NAMES.iter().find(|(_, way)| *way == self).map_or("", |(name, _)| name)
+        ReadPath::NAMES.iter().find(|(_, way)| *way == self).map_or("", |(name, _)| name)
     }
 
-    pub fn parse(text: &str) -> Result<Way, Error> {
-        let named = Way::NAMES.iter().find(|(name, _)| *name == text);
+    pub fn parse(text: &str) -> Result<ReadPath, Error> {
+        let named = ReadPath::NAMES.iter().find(|(name, _)| *name == text);
         named.map(|(_, way)| *way).ok_or_else(|| {
-            let known: Vec<&str> = Way::NAMES.iter().map(|(name, _)| *name).collect();
+            let known: Vec<&str> = ReadPath::NAMES.iter().map(|(name, _)| *name).collect();
             Error::request(format!("path={text:?}"), "no such path for reading from Python", known.join(", "))
         })
     }
@@ -61,7 +65,7 @@ impl Way {
 /// Options for opening a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
-    pub way: Way,
+    pub way: ReadPath,
     /// Some(true): always past the page cache. Some(false): never. None: past it for what isn't in it.
     pub direct: Option<bool>,
     /// It is read one time and let go of in the background, so that unregistering what was read costs nobody's wait.
@@ -73,7 +77,7 @@ pub struct Opening {
 
 impl Default for Opening {
     fn default() -> Opening {
-        Opening { way: Way::Auto, direct: None, once: false, ahead: false, prefer: Prefer::Balance }
+        Opening { way: ReadPath::Auto, direct: None, once: false, ahead: false, prefer: Prefer::Balance }
     }
 }
 
@@ -87,7 +91,7 @@ pub(crate) struct Stamp {
 /// An open file; what it holds is given back when the last request and the last handle let go of it.
 pub struct Reader {
     pub path: PathBuf,
-    pub way: Way,
+    pub way: ReadPath,
     pub direct: Option<bool>,
     once: bool,
     ahead: bool,
@@ -239,21 +243,21 @@ impl Reader {
         };
         let again = |r: &Range| map.was_read(r.offset, r.bytes);
         let wanted = match self.way {
-            Way::Mapped => true,
-            Way::Auto => {
+            ReadPath::Mapped => true,
+            ReadPath::Auto => {
                 self.direct != Some(true)
                     && (self.is_registered()
                         || ranges.iter().any(|r| long(&r))
                             && (ranges.iter().filter(long).all(again) || self.pays_at_once(ranges)))
                     && self.may_be_registered()
             }
-            Way::Bounce | Way::Host => false,
+            ReadPath::Bounce | ReadPath::Host => false,
         };
         if !wanted {
             return Ok(None);
         }
         match self.fresh_windows(gpu) {
-            Err(error) if self.way == Way::Mapped => Err(error),
+            Err(error) if self.way == ReadPath::Mapped => Err(error),
             fresh => Ok(fresh.ok()),
         }
     }
@@ -261,7 +265,7 @@ impl Reader {
     fn fresh_windows(&self, gpu: u32) -> Result<&Arc<Windows>, Error> {
         let made = self.windows.get_or_init(|| {
             let mapping = self.map.as_ref().map(|map| map.mapping.clone());
-            let beside_copies = self.once || self.way == Way::Auto;
+            let beside_copies = self.once || self.way == ReadPath::Auto;
             let most = match (self.ahead, beside_copies) {
                 (true, _) => BESIDE_A_MODEL_WINDOW_BYTES,
                 (false, true) => BESIDE_COPIES_WINDOW_BYTES,
@@ -279,13 +283,13 @@ impl Reader {
     ///
     /// # Errors
     /// With `Way::Mapped`: why it can't. A file that is longer than may be registered goes through slots.
-    pub(super) fn rows_for(&self, to: Place, load: Load) -> Result<Rowwise, Error> {
+    pub(super) fn rows_for(&self, to: Address, load: Load) -> Result<Rowwise, Error> {
         self.rows_where(to, load, || self.is_registered())
     }
 
     /// As `rows_for`, of pages of which each (byte, bytes) lies in one of `runs`: a file that is registered as far as they go is
     /// registered, though the rest of it was never written.
-    pub(super) fn pages_for(&self, to: Place, load: Load, runs: &[(u64, usize)]) -> Result<Rowwise, Error> {
+    pub(super) fn pages_for(&self, to: Address, load: Load, runs: &[(u64, usize)]) -> Result<Rowwise, Error> {
         self.rows_where(to, load, || self.is_registered_there(runs))
     }
 
@@ -296,21 +300,26 @@ impl Reader {
         self.windows().is_some_and(ready)
     }
 
-    fn rows_where(&self, to: Place, load: Load, is_registered: impl Fn() -> bool) -> Result<Rowwise, Error> {
+    fn rows_where(
+        &self,
+        to: Address,
+        load: Load,
+        is_registered: impl Fn() -> bool,
+    ) -> Result<Rowwise, Error> {
         if self.map.is_none() || load.rows * load.row_bytes == 0 {
             return Ok(Rowwise::default());
         }
         let by_cpus = |reader: &Reader| reader.copied_for(to, load.rows, load.row_bytes);
         let Some(gpu) = to.gpu() else { return Ok(Rowwise::by(by_cpus(self))) };
         match self.way {
-            Way::Bounce => Ok(Rowwise::by(by_cpus(self))),
-            Way::Host => Ok(Rowwise::default()),
-            Way::Mapped if load.row_bytes > ROW_BYTES_MAX || !self.may_be_registered() => {
+            ReadPath::Bounce => Ok(Rowwise::by(by_cpus(self))),
+            ReadPath::Host => Ok(Rowwise::default()),
+            ReadPath::Mapped if load.row_bytes > ROW_BYTES_MAX || !self.may_be_registered() => {
                 Ok(Rowwise::default())
             }
-            Way::Mapped => Ok(Rowwise::by(Some(self.fetched_by(gpu)?))),
-            Way::Auto if self.direct == Some(true) => Ok(Rowwise::default()),
-            Way::Auto => Ok(self.chosen_for(gpu, load, by_cpus, is_registered)),
+            ReadPath::Mapped => Ok(Rowwise::by(Some(self.fetched_by(gpu)?))),
+            ReadPath::Auto if self.direct == Some(true) => Ok(Rowwise::default()),
+            ReadPath::Auto => Ok(self.chosen_for(gpu, load, by_cpus, is_registered)),
         }
     }
 
@@ -350,7 +359,7 @@ impl Reader {
     /// Notes a request of ranges through slots.
     pub(super) fn note_ranges(&self, ranges: &[Range]) -> Option<Noted> {
         let gpu = ranges.first()?.to.gpu()?;
-        let auto = self.way == Way::Auto && self.direct != Some(true) && self.map.is_some();
+        let auto = self.way == ReadPath::Auto && self.direct != Some(true) && self.map.is_some();
         if !auto || ranges.iter().any(|r| r.bytes < WINDOWED_BYTES_MIN) {
             return None;
         }
@@ -398,7 +407,7 @@ impl Reader {
 
     /// Rows that processors copy out of the mapping, where the system tells what is cached, once so many were asked for
     /// that filling page tables pays.
-    fn copied_for(&self, to: Place, count: usize, row_bytes: usize) -> Option<Fetch> {
+    fn copied_for(&self, to: Address, count: usize, row_bytes: usize) -> Option<Fetch> {
         let map = self.map.as_ref().filter(|_| self.direct != Some(true))?;
         let asked = self.copied.fetch_add(count as u64, Ordering::Relaxed) + count as u64;
         if !map.pays(asked) || row_bytes > COPIED_ROW_BYTES_MAX || !self.tells() {
@@ -458,7 +467,7 @@ impl Reader {
     /// time, and the link's rate.
     pub(super) fn mixes(&self, bytes: usize) -> bool {
         self.once
-            && self.way == Way::Auto
+            && self.way == ReadPath::Auto
             && bytes >= WINDOWED_AT_ONCE_BYTES_MIN
             && processors::threads() >= MIXED_WORKERS_MIN
             && self.windows().is_some_and(|windows| windows.is_untouched())

@@ -5,7 +5,7 @@
 use super::file::Reader;
 use super::load::{self, Load};
 use super::opened::{self, Opened};
-use super::place::{Place, Range, Run};
+use super::place::{Address, Range, Run};
 use super::request::{Request, Source};
 use super::PAGE;
 use forebay_io::copy::Choice;
@@ -87,7 +87,7 @@ impl Layout {
 
     /// Adjacent at both ends, two pieces travel as one copy.
     fn note(&mut self, from: usize, piece: &Range) {
-        let Place::Device { at: to, .. } = piece.to else { unreachable!("parts have one kind of place") };
+        let Address::Device { at: to, .. } = piece.to else { unreachable!("parts have one kind of place") };
         match self.runs.last_mut() {
             Some(run) if run.from + run.bytes == from && run.to + run.bytes as u64 == to => {
                 run.bytes += piece.bytes;

@@ -36,14 +36,14 @@ mod worker;
 
 pub use choice::preference;
 pub use devices::{device, device_of};
-pub use file::{Opening, Reader, Way};
+pub use file::{Opening, ReadPath, Reader};
 pub use gpu_numbers::{Given, GpuNumbers};
 pub use host_memory::HostMemory;
-pub use loader::{Batch, Column, Elsewhere, Lease, Loader, Memory, Next, Part, Spec, Told};
+pub use loader::{Batch, Column, Elsewhere, Lease, Loader, Memory, Next, Part, RecordFacts, Spec};
 pub use many::{read_files, sizes_of};
 pub use numbers::Copied;
 pub use pages::Blocks;
-pub use place::{Place, Range};
+pub use place::{Address, Range};
 pub use processors::threads;
 pub use request::{Report, Request};
 pub use rows::Layout;

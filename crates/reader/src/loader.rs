@@ -8,13 +8,13 @@ mod record;
 mod shelf;
 mod table;
 
-pub use record::{Elsewhere, Told};
+pub use record::{Elsewhere, RecordFacts};
 pub use shelf::{Lease, Memory};
 pub use table::{Column, Part};
 
 use crate::request::Request;
 use crate::rows::Ordered;
-use crate::{thread_pool, Opening, Place, Report, Way};
+use crate::{thread_pool, Address, Opening, ReadPath, Report};
 use forebay_io::clock;
 use forebay_io::machine;
 use forebay_model::feed::{Order, Share, Shuffle};
@@ -44,7 +44,7 @@ pub struct Spec {
     pub parts: Vec<Part>,
     pub columns: Vec<Column>,
     pub memory: Memory,
-    pub way: Way,
+    pub way: ReadPath,
     pub share: Share,
     pub shuffle: Shuffle,
     pub seed: u64,
@@ -181,7 +181,7 @@ impl Loader {
             ));
         }
         let opening = Opening {
-            way: if spec.memory.gpu().is_some() { spec.way } else { Way::Host },
+            way: if spec.memory.gpu().is_some() { spec.way } else { ReadPath::Host },
             ahead: true,
             ..Opening::default()
         };
@@ -386,7 +386,7 @@ impl Loader {
         let (hash, requests) = (Hash::Here(0), Vec::new());
         let mut flight = Flight { first: positions.start, rows, after, hash, requests, lease };
         let places = self.table.begins(self.share.batch).into_iter().map(|at| flight.lease.place().after(at));
-        let places: Vec<Place> = places.collect();
+        let places: Vec<Address> = places.collect();
         let lease = flight.lease.clone();
         let requests = &mut flight.requests;
         let together = inner.order.is_as_they_lie();

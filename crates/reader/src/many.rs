@@ -1,7 +1,7 @@
 //! Many files, each read whole: opened, read and closed by the thread pool.
 
 use super::opened::size_of;
-use super::place::{Place, Range};
+use super::place::{Address, Range};
 use super::processors;
 use super::request::{Request, Source};
 use super::thread_pool;
@@ -30,7 +30,7 @@ pub fn sizes_of(paths: &[PathBuf]) -> Result<Vec<u64>, Error> {
 pub fn read_files(
     paths: Vec<PathBuf>,
     sizes: &[u64],
-    places: &[Place],
+    places: &[Address],
     after: Vec<Event>,
 ) -> Result<Arc<Request>, Error> {
     assert!(paths.len() == sizes.len() && paths.len() == places.len(), "a size and a place for each file");

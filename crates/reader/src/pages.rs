@@ -1,7 +1,7 @@
 //! Pages of a file, each to its own place in a GPU's memory, and groups of them that are waited for apart: layers of a
 //! key-value cache's blocks.
 
-use super::place::{Place, Range, Run};
+use super::place::{Address, Range, Run};
 use forebay_io::gpu::kernels::{Piece, Scatter, PIECE_BYTES};
 use std::ops::Range as Span;
 
@@ -189,7 +189,7 @@ impl PagePart {
             match runs.last_mut() {
                 Some(run) if run.offset + run.bytes as u64 == page.offset => run.bytes += self.page_bytes,
                 _ => {
-                    let to = Place::Device { gpu: self.gpu, at: page.offset };
+                    let to = Address::Device { gpu: self.gpu, at: page.offset };
                     runs.push(Range { file: 0, offset: page.offset, bytes: self.page_bytes, to });
                 }
             }

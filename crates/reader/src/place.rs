@@ -7,21 +7,21 @@ const PART_BYTES_MIN: usize = 512 << 10;
 
 /// Memory to be filled. Its owner keeps it until the request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Address {
     Host(u64),
     Device { gpu: u32, at: u64 },
 }
 
-impl Place {
-    pub fn after(self, bytes: usize) -> Place {
+impl Address {
+    pub fn after(self, bytes: usize) -> Address {
         match self {
-            Place::Host(at) => Place::Host(at + bytes as u64),
-            Place::Device { gpu, at } => Place::Device { gpu, at: at + bytes as u64 },
+            Address::Host(at) => Address::Host(at + bytes as u64),
+            Address::Device { gpu, at } => Address::Device { gpu, at: at + bytes as u64 },
         }
     }
 
     pub fn gpu(self) -> Option<u32> {
-        let Place::Device { gpu, .. } = self else { return None };
+        let Address::Device { gpu, .. } = self else { return None };
         Some(gpu)
     }
 }
@@ -32,7 +32,7 @@ pub struct Range {
     pub file: u32,
     pub offset: u64,
     pub bytes: usize,
-    pub to: Place,
+    pub to: Address,
 }
 
 /// A copy to be: place in the slot, place on the GPU, length.

@@ -5,7 +5,7 @@ use super::file::{Reader, Reading, Rowwise, Stamp};
 use super::gpu_numbers::{Given, GpuNumbers};
 use super::numbers::Copied;
 use super::pages::{Blocks, By, Pages};
-use super::place::{cut, Place, Range};
+use super::place::{cut, Address, Range};
 use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::REGISTERED_FOR_BYTES_MIN;
 use forebay_io::gpu::cuda::{Event, Stream};
@@ -155,7 +155,7 @@ impl Request {
         reader: &Arc<Reader>,
         numbers: impl Into<Copied>,
         layout: Layout,
-        to: Place,
+        to: Address,
         after: Vec<Event>,
         workers: usize,
     ) -> Result<Arc<Request>, Error> {
@@ -185,7 +185,7 @@ impl Request {
         before: Stamp,
         numbers: Copied,
         (layout, pieces): (Layout, Layout),
-        to: Place,
+        to: Address,
         after: Vec<Event>,
         workers: usize,
         Rowwise { fetch, noted }: Rowwise,
@@ -220,7 +220,7 @@ impl Request {
         reader: &Arc<Reader>,
         of: &Ordered,
         layout: Layout,
-        to: Place,
+        to: Address,
         after: Vec<Event>,
         workers: usize,
     ) -> Result<Arc<Request>, Error> {
@@ -265,7 +265,7 @@ impl Request {
         given: &Given,
         limit: u64,
         layout: Layout,
-        to: Place,
+        to: Address,
         after: Vec<Event>,
     ) -> Result<Option<Arc<Request>>, Error> {
         if to.gpu() != Some(given.gpu) {
@@ -286,7 +286,7 @@ impl Request {
         count: usize,
         limit: u64,
         layout: Layout,
-        to: Place,
+        to: Address,
         mut after: Vec<Event>,
         ahead: bool,
         take: impl FnOnce() -> Result<Option<(GpuNumbers, Option<Event>)>, Error>,
@@ -345,7 +345,7 @@ impl Request {
         let pieces = pages.in_pieces(count).0;
         let rows = count * (blocks.page_bytes / pieces.row_bytes.max(1));
         let load = Load { rows, row_bytes: pieces.row_bytes, ahead: false };
-        let to = Place::Device { gpu, at: 0 };
+        let to = Address::Device { gpu, at: 0 };
         let runs = blocks.runs();
         let Rowwise { fetch, noted } =
             if mapped { reader.pages_for(to, load, &runs)? } else { Rowwise::default() };

@@ -3,7 +3,7 @@
 
 use super::gpu_numbers::GpuNumbers;
 use super::numbers::Copied;
-use super::place::{Place, Range};
+use super::place::{Address, Range};
 use super::processors;
 use super::windows::{Gathered, Windows};
 use forebay_io::gpu::kernels::{Rows, ELSEWHERE};
@@ -52,7 +52,7 @@ impl Layout {
     }
 
     /// These rows one behind the other, for who fetches them by hand: `ELSEWHERE` leaves its place as it is.
-    pub(super) fn ranges(self, numbers: &[u64], to: Place) -> Vec<Range> {
+    pub(super) fn ranges(self, numbers: &[u64], to: Address) -> Vec<Range> {
         let mut ranges = Vec::with_capacity(numbers.len());
         for (i, number) in numbers.iter().enumerate().filter(|(_, number)| **number != ELSEWHERE) {
             append(&mut ranges, self.range(i, *number, to));
@@ -82,7 +82,7 @@ impl Layout {
         numbers.iter().flat_map(pieces).collect()
     }
 
-    pub(super) fn range(self, i: usize, number: u64, to: Place) -> Range {
+    pub(super) fn range(self, i: usize, number: u64, to: Address) -> Range {
         let (offset, bytes) = (self.offset(number), self.row_bytes);
         Range { file: 0, offset, bytes, to: to.after(i * bytes) }
     }
@@ -181,12 +181,12 @@ pub(super) struct Table {
     /// Number of them that are rows of the file.
     pub rows: usize,
     pub layout: Layout,
-    pub to: Place,
+    pub to: Address,
     part_bytes: usize,
 }
 
 impl Table {
-    pub(crate) fn new(fetch: Fetch, (numbers, rows): (Numbers, usize), layout: Layout, to: Place) -> Table {
+    pub(crate) fn new(fetch: Fetch, (numbers, rows): (Numbers, usize), layout: Layout, to: Address) -> Table {
         let part_bytes = match fetch {
             Fetch::Gpu(_) => PART_BYTES,
             Fetch::Processors(_) => copied_part_bytes(rows * layout.row_bytes, processors::all_threads()),
@@ -218,7 +218,7 @@ impl Table {
     }
 
     /// Returns the numbers of a part, and the destination of its first row.
-    pub(crate) fn part(&self, index: usize) -> (Span<usize>, Place) {
+    pub(crate) fn part(&self, index: usize) -> (Span<usize>, Address) {
         let first = index * self.rows_each();
         let end = self.numbers.len().min(first + self.rows_each());
         (first..end, self.to.after(first * self.layout.row_bytes))
@@ -236,7 +236,7 @@ impl Layout {
         self,
         windows: &Windows,
         numbers: &[u64],
-        to: Place,
+        to: Address,
         wakeup: &Arc<Wakeup>,
         go_on: impl FnMut() -> bool,
         laid: &mut [u64],

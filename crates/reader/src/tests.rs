@@ -35,7 +35,7 @@ fn read(
             file: 0,
             offset,
             bytes,
-            to: Place::Host(to.as_mut_ptr() as u64),
+            to: Address::Host(to.as_mut_ptr() as u64),
         })
         .collect();
     let request = Request::of_file(reader, &asked, Vec::new(), threads())?;
@@ -97,7 +97,7 @@ fn a_file_that_is_cut_or_written_to_between_the_stamps_fails_the_read() {
         let path = written(dir.path(), "a", 9 << 20);
         let reader = open(&path, None);
         let mut buffer = vec![0u8; 9 << 20];
-        let to = Place::Host(buffer.as_mut_ptr() as u64);
+        let to = Address::Host(buffer.as_mut_ptr() as u64);
         let request =
             Request::of_file(&reader, &[Range { file: 0, offset: 0, bytes: 9 << 20, to }], Vec::new(), 2)
                 .unwrap();
@@ -128,7 +128,7 @@ fn many_files_arrive_in_order_and_a_wrong_size_is_an_error() {
     let mut at = buffer.as_mut_ptr() as u64;
     let mut places = Vec::new();
     for size in &sizes {
-        places.push(Place::Host(at));
+        places.push(Address::Host(at));
         at += size;
     }
     let request = read_files(paths.clone(), &sizes, &places, Vec::new()).unwrap();
@@ -157,7 +157,7 @@ fn after_a_cancel_nothing_is_written() {
     let reader = open(&written(dir.path(), "a", 32 << 20), None);
     for _ in 0..20 {
         let mut buffer = vec![0u8; 32 << 20];
-        let to = Place::Host(buffer.as_mut_ptr() as u64);
+        let to = Address::Host(buffer.as_mut_ptr() as u64);
         let range = Range { file: 0, offset: 0, bytes: buffer.len(), to };
         let request = Request::of_file(&reader, &[range], Vec::new(), threads()).unwrap();
         submit(&request).unwrap();
@@ -195,7 +195,7 @@ fn hundred_rows(path: &Path, to: &mut [u8]) -> Arc<Request> {
     let reader = open(path, None);
     let numbers: Vec<u64> = (0..100).map(|i| i * 3).collect();
     let layout = Layout { start: 7, step: 600, row_bytes: 600 };
-    let place = Place::Host(to.as_mut_ptr() as u64);
+    let place = Address::Host(to.as_mut_ptr() as u64);
     Request::of_rows(&reader, numbers, layout, place, Vec::new(), threads()).unwrap()
 }
 

@@ -184,17 +184,18 @@ enum Next {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Layout, Opening, Place, Range, Reader, Way};
+    use crate::{Address, Layout, Opening, Range, ReadPath, Reader};
     use std::io::Write;
 
     #[test]
     fn hands_beyond_the_usual_take_only_rows_that_processors_copy() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&[7; 1 << 16]).unwrap();
-        let reader =
-            Arc::new(Reader::open(file.path(), Opening { way: Way::Host, ..Default::default() }).unwrap());
+        let reader = Arc::new(
+            Reader::open(file.path(), Opening { way: ReadPath::Host, ..Default::default() }).unwrap(),
+        );
         let mut to = vec![0u8; 1 << 16];
-        let place = Place::Host(to.as_mut_ptr() as u64);
+        let place = Address::Host(to.as_mut_ptr() as u64);
         let range = Range { file: 0, offset: 0, bytes: 4096, to: place };
         let plain = Request::of_file(&reader, &[range], Vec::new(), 1).unwrap();
         let layout = Layout { start: 0, step: 64, row_bytes: 64 };

@@ -49,7 +49,10 @@ impl Windows {
 
     /// Takes the file as it is now, for reads that begin now; what was registered of another one is dropped.
     pub(crate) fn refresh(&self) -> Result<(), Error> {
-        let looked = self.registry.look(&self.file).or_else(|_| self.registry.look(&self.file));
+        let looked = self
+            .registry
+            .current_generation(&self.file)
+            .or_else(|_| self.registry.current_generation(&self.file));
         looked.map(|_| ()).map_err(|fault| {
             Error::run(format!("map {}", self.file.target.path.display()), fault.to_string(), "open it again")
         })
@@ -62,7 +65,7 @@ impl Windows {
         offset: u64,
         wakeup: &Arc<Wakeup>,
         mut go_on: impl FnMut() -> bool,
-    ) -> Option<Held<'_>> {
+    ) -> Option<HeldWindow<'_>> {
         let number = self.file.window_of(offset);
         let window = self.file.window(number);
         window.hold();
@@ -71,12 +74,12 @@ impl Windows {
             std::thread::park_timeout(LOOK_AGAIN);
             phase = window.phase();
         }
-        let seen = self.registry.look(&self.file);
+        let seen = self.registry.current_generation(&self.file);
         match seen {
             // What is ready after the look was registered in this generation.
             Ok(generation) if window.phase() == Phase::Ready => {
                 let at = self.file.address(offset).as_ptr();
-                Some(Held { windows: self, number, at, generation })
+                Some(HeldWindow { windows: self, number, at, generation })
             }
             _ => {
                 window.release();
@@ -194,7 +197,7 @@ impl Windows {
 
     /// Returns the held windows with their generation; releases them if the file changed.
     fn settled(&self, held: Vec<u32>) -> Option<Gathered> {
-        let seen = self.registry.look(&self.file);
+        let seen = self.registry.current_generation(&self.file);
         // What is ready after the look was registered in this generation.
         let ready = |n: &u32| self.file.window(*n).phase() == Phase::Ready;
         match seen {
@@ -231,18 +234,18 @@ impl Windows {
     /// `release` for several.
     pub(crate) fn release_all(&self, held: &Gathered) -> bool {
         held.numbers.iter().for_each(|number| self.file.window(*number).release());
-        matches!(self.registry.look(&self.file), Ok(now) if now == held.generation)
+        matches!(self.registry.current_generation(&self.file), Ok(now) if now == held.generation)
     }
 
     /// Lets go of a window whose copy has ended; false where the file changed since it was queued.
     pub(crate) fn release(&self, number: u32, generation: u64) -> bool {
         self.file.window(number).release();
-        matches!(self.registry.look(&self.file), Ok(now) if now == generation)
+        matches!(self.registry.current_generation(&self.file), Ok(now) if now == generation)
     }
 }
 
 /// A window that stays registered until `Windows::release`.
-pub(super) struct Held<'a> {
+pub(super) struct HeldWindow<'a> {
     windows: &'a Windows,
     pub number: u32,
     /// Address of the requested byte.
@@ -250,7 +253,7 @@ pub(super) struct Held<'a> {
     pub generation: u64,
 }
 
-impl Held<'_> {
+impl HeldWindow<'_> {
     /// Queues its copy, with the registrar out of the way.
     pub(crate) fn queue<T>(&self, wakeup: &Wakeup, copy: impl FnOnce() -> T) -> T {
         self.windows.queue(wakeup, copy)

@@ -14,7 +14,7 @@ use super::layout::{add, aligned, choose, copy_out, direct, failed, plain, short
 use super::load::{self, Load, Loader};
 use super::opened::Opened;
 use super::pages::{data_bytes, By, PagePart, Pages};
-use super::place::{Place, Range};
+use super::place::{Address, Range};
 use super::request::{Request, Source};
 use super::room::Room;
 use super::SLOT_BYTES;
@@ -104,7 +104,7 @@ impl Worker {
         let mut loads = Vec::new();
         let mut opened = Opened::default();
         for (tag, piece) in part.iter().enumerate() {
-            let Place::Host(at) = piece.to else { unreachable!("parts have one kind of place") };
+            let Address::Host(at) = piece.to else { unreachable!("parts have one kind of place") };
             let at = at as *mut u8;
             let way = choose(source, piece, &mut opened)?;
             match way {
@@ -207,7 +207,7 @@ impl Worker {
         piece: &Range,
         outlet: usize,
     ) -> Result<bool, Error> {
-        let (Source::One { reader, .. }, Place::Device { gpu, at: to }) = (source, piece.to) else {
+        let (Source::One { reader, .. }, Address::Device { gpu, at: to }) = (source, piece.to) else {
             return Ok(false);
         };
         let Some(windows) = reader.windows() else { return Ok(false) };

@@ -8,7 +8,7 @@ use forebay_nvme::log::AnaState;
 use forebay_nvme::nvm::{self, Geometry, Op, Transfer};
 use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::tcp::target::{Event, Options, TargetEnd};
-use forebay_nvme::transport::tcp::{Handle, Outgoing, Place, Segment};
+use forebay_nvme::transport::tcp::{Handle, Outgoing, PayloadPlace, Segment};
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -422,7 +422,7 @@ impl<'a> Served<'a> {
                     bytes.extend_from_slice(&out.bytes[start..end]);
                 }
                 Segment::Payload { command, offset, len } => {
-                    let Place { offset, len, .. } = Place { command, offset, len };
+                    let PayloadPlace { offset, len, .. } = PayloadPlace { command, offset, len };
                     let payload = &self.commands[&command.0].data[offset as usize..][..len as usize];
                     crc = crc32c::crc32c_append(crc, payload);
                     bytes.extend_from_slice(payload);

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 /// Resources that a process may leak: open descriptors, mappings, threads, GPU memory.
 #[derive(Debug)]
-pub struct Held {
+pub struct ProcessResources {
     descriptors: Vec<String>,
     threads: usize,
     gpu_bytes_used: u64,
@@ -13,7 +13,7 @@ pub struct Held {
 }
 
 /// What this process holds now; GPU memory is that of the first GPU.
-pub fn held() -> Held {
+pub fn held() -> ProcessResources {
     let count = |dir: &str| std::fs::read_dir(dir).unwrap().count();
     let (free, total) = Device::open(0).unwrap().memory_info().unwrap();
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -21,7 +21,7 @@ pub fn held() -> Held {
     let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|fd| std::fs::read_link(fd.unwrap().path()));
     let mut descriptors: Vec<String> = open.flatten().map(|to| to.to_string_lossy().into_owned()).collect();
     descriptors.sort();
-    Held {
+    ProcessResources {
         descriptors,
         threads: count("/proc/self/task"),
         gpu_bytes_used: total - free,
@@ -29,9 +29,9 @@ pub fn held() -> Held {
     }
 }
 
-impl Held {
+impl ProcessResources {
     /// The driver's own threads and memory come and go: fewer than before is no leak.
-    fn is_within(&self, before: &Held) -> bool {
+    fn is_within(&self, before: &ProcessResources) -> bool {
         self.descriptors.len() <= before.descriptors.len()
             && self.threads <= before.threads
             && self.gpu_bytes_used <= before.gpu_bytes_used
@@ -40,7 +40,7 @@ impl Held {
 }
 
 /// Threads end a moment after what they did, and on a real GPU other tests hold memory meanwhile.
-pub fn assert_no_more_than(first: &Held, what: impl Debug) {
+pub fn assert_no_more_than(first: &ProcessResources, what: impl Debug) {
     let mut now = held();
     for _ in 0..3000 {
         if now.is_within(first) {

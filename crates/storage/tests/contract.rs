@@ -125,7 +125,7 @@ fn each_rig(target: &Target, path: PathKind, check: impl Fn(&mut Rig, &Target)) 
         let mut rig = Rig::open(target, path, depth, IO_BYTES, registered, layer);
         check(&mut rig, target);
     }
-    if !passes_on(path::of(path)) {
+    if !passes_on(path::by_kind(path)) {
         return;
     }
     for (layer, depth, registered) in
@@ -259,7 +259,7 @@ fn a_full_queue_hands_the_io_back_and_loses_nothing() {
 fn writes_zeroes_and_holes_land_where_they_belong() {
     each_case("writes", |target, path| {
         let write = JobSpec { op: job::Op::Write, ..JobSpec::default() };
-        if !is_writable(target) || path::of(path).refuses(&write).unwrap().is_some() {
+        if !is_writable(target) || path::by_kind(path).refuses(&write).unwrap().is_some() {
             return;
         }
         each_rig(target, path, |rig, target| {
@@ -339,7 +339,7 @@ fn what_is_lent_holds_the_data_and_a_read_into_it_moves_nothing() {
 fn bytes_travel_as_the_queue_says() {
     each_case("via", |target, path| {
         // As the source has it, where the path adds nothing.
-        let own = passes_on(path::of(path));
+        let own = passes_on(path::by_kind(path));
         let wanted = match (target.source.descriptor(), path) {
             (Some(_), PathKind::Bounce) => Via::Staged,
             (Some(_), PathKind::Mapped) => Via::Mapped,

@@ -2,7 +2,7 @@
 
 use super::probe::CacheProbe;
 use super::roots::Roots;
-use forebay_io::machine::finding::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 use serde::Serialize;
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -28,11 +28,11 @@ fn fadvise(cache: &Cache) -> Check {
         Check::new(Area::PageCache, "cache.fadvise", "drop a file's pages", state, found)
     };
     match cache.probe.fadvise_drops {
-        Some(true) => check(State::Works, "posix_fadvise empties it (tried)"),
-        Some(false) => check(State::Limited, "posix_fadvise left pages behind (tried)")
+        Some(true) => check(CheckState::Works, "posix_fadvise empties it (tried)"),
+        Some(false) => check(CheckState::Limited, "posix_fadvise left pages behind (tried)")
             .why("the file system keeps its pages: a run with ‹cache› drop may be warm, and says so")
             .next("‹cache› bypass"),
-        None => check(State::Unknown, "not tried")
+        None => check(CheckState::Unknown, "not tried")
             .why("it needs a temporary file in the place in question")
             .next("forebay doctor DIRECTORY"),
     }
@@ -42,9 +42,9 @@ fn drop_caches(cache: &Cache) -> Check {
     let check =
         |state, found: &str| Check::new(Area::PageCache, "cache.drop_caches", "drop all pages", state, found);
     if cache.drop_caches {
-        return check(State::Works, "/proc/sys/vm/drop_caches can be written");
+        return check(CheckState::Works, "/proc/sys/vm/drop_caches can be written");
     }
-    check(State::Limited, "/proc/sys/vm/drop_caches can't be written")
+    check(CheckState::Limited, "/proc/sys/vm/drop_caches can't be written")
         .why("it needs root, outside a container; dropping file by file is enough for forebay's own runs")
         .next("sync; echo 3 | sudo tee /proc/sys/vm/drop_caches")
 }
@@ -54,10 +54,10 @@ fn residency(cache: &Cache) -> Check {
         Check::new(Area::PageCache, "cache.residency", "see what is cached", state, found)
     };
     match (&cache.probe.cachestat_refused, &cache.probe.mincore_refused) {
-        (None, None) => check(State::Works, "cachestat and mincore".into()),
-        (None, Some(_)) => check(State::Works, "cachestat".into()),
-        (Some(refused), None) => check(State::Works, format!("mincore (cachestat: {refused})")),
-        (Some(stat), Some(core)) => check(State::Missing, format!("cachestat: {stat}; mincore: {core}"))
+        (None, None) => check(CheckState::Works, "cachestat and mincore".into()),
+        (None, Some(_)) => check(CheckState::Works, "cachestat".into()),
+        (Some(refused), None) => check(CheckState::Works, format!("mincore (cachestat: {refused})")),
+        (Some(stat), Some(core)) => check(CheckState::Missing, format!("cachestat: {stat}; mincore: {core}"))
             .why("whether a run was cold can't be checked")
             .next("run on Linux 6.5 or later, or allow cachestat in the container's seccomp profile"),
     }

@@ -7,7 +7,7 @@ pub use properties::{ask, Answers};
 use super::roots::{bytes, names, text, Roots};
 use forebay_io::gpu::library;
 use forebay_io::gpu::places::{self, mapped_sites, Places};
-use forebay_io::machine::finding::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -319,10 +319,10 @@ fn library(cufile: &Cufile, gpu: bool) -> Check {
     let check = |state, found: String| Check::new(Area::Gds, "gds.libcufile", "libcufile", state, found);
     let Some(first) = cufile.libraries.first() else {
         return match gpu {
-            true => check(State::Missing, "not found".into())
+            true => check(CheckState::Missing, "not found".into())
                 .why("it is neither in the CUDA toolkit, nor in the loader's cache, nor among the Python packages")
                 .next("pip install nvidia-cufile   # or the package gds-tools of the CUDA toolkit"),
-            false => check(State::NotApplicable, "not found, and there is no GPU for it".into()),
+            false => check(CheckState::NotApplicable, "not found, and there is no GPU for it".into()),
         };
     };
     let version = first.version.clone().or_else(|| cufile.api_version.clone());
@@ -338,8 +338,8 @@ fn library(cufile: &Cufile, gpu: bool) -> Check {
         found += &format!("; also {}", others.join(" "));
     }
     match &cufile.refused {
-        None => check(State::Works, found),
-        Some(refused) => check(State::Missing, found)
+        None => check(CheckState::Works, found),
+        Some(refused) => check(CheckState::Missing, found)
             .why(format!("it doesn't load: {refused}"))
             .next(format!("ldd {} | grep 'not found'", first.path.display())),
     }
@@ -349,7 +349,7 @@ fn config_check(config: &Config) -> Check {
     let shown = config.path.display();
     let check = |state, found: String| Check::new(Area::Gds, "gds.cufile_json", "cufile.json", state, found);
     if let Some(refused) = &config.refused {
-        return check(State::Missing, format!("{shown}: {refused}"))
+        return check(CheckState::Missing, format!("{shown}: {refused}"))
             .why("cuFile can't read it and takes its defaults")
             .next(format!(
                 "sed -n 1,200p {shown}   # correct it, or name another with CUFILE_ENV_PATH_JSON"
@@ -358,9 +358,9 @@ fn config_check(config: &Config) -> Check {
     let values =
         format!("allow_compat_mode {}, use_pci_p2pdma {}", config.allow_compat_mode, config.use_pci_p2pdma);
     match (config.exists, config.allow_compat_mode) {
-        (false, _) => check(State::Works, format!("none at {shown}; cuFile's defaults: {values}")),
-        (true, false) => check(State::Works, format!("{shown}: {values}")),
-        (true, true) => check(State::Works, format!("{shown}: {values}")).why(
+        (false, _) => check(CheckState::Works, format!("none at {shown}; cuFile's defaults: {values}")),
+        (true, false) => check(CheckState::Works, format!("{shown}: {values}")),
+        (true, true) => check(CheckState::Works, format!("{shown}: {values}")).why(
             "cuFile may fall back without saying so; forebay's records name the path that ran, byte by byte",
         ),
     }

@@ -1,7 +1,7 @@
 //! Block devices: their limits, and the remedies.
 
 pub(crate) use forebay_io::machine::drives::{all, behind, block, describe, DriveFacts};
-use forebay_io::machine::finding::{count, Area, Check, State};
+use forebay_io::machine::finding::{count, Area, Check, CheckState};
 use forebay_io::machine::pci;
 use forebay_model::record::Drive;
 use forebay_model::units::readable_bytes as size;
@@ -15,7 +15,7 @@ pub(crate) fn checks(drives: &[DriveFacts]) -> Vec<Check> {
             Area::Drives,
             "drives",
             "drives",
-            State::NotApplicable,
+            CheckState::NotApplicable,
             "no block device behind this",
         )];
     }
@@ -32,7 +32,7 @@ fn drive_checks(facts: &DriveFacts) -> Vec<Check> {
     checks
 }
 
-fn check(facts: &DriveFacts, id: &str, title: &str, state: State, found: String) -> Check {
+fn check(facts: &DriveFacts, id: &str, title: &str, state: CheckState, found: String) -> Check {
     let name = &facts.drive.name;
     Check::new(Area::Drives, format!("drive.{name}.{id}"), format!("{name} {title}"), state, found)
 }
@@ -52,9 +52,9 @@ fn identity(facts: &DriveFacts) -> Check {
     }
     let check = |state, found| check(facts, "identity", "", state, found);
     let mut done = match spins(drive) {
-        true => check(State::Limited, parts.join(", "))
+        true => check(CheckState::Limited, parts.join(", "))
             .why("a spinning disk: seconds per GiB, and random reads in the hundreds per second"),
-        false => check(State::Works, parts.join(", ")),
+        false => check(CheckState::Works, parts.join(", ")),
     };
     done.title = drive.name.clone();
     done
@@ -78,10 +78,10 @@ fn link_check(facts: &DriveFacts) -> Option<Check> {
     let rate = link.gib_s().map(|g| format!(", at most {g:.1} GiB/s")).unwrap_or_default();
     let found = format!("{words} at {address}{rate}");
     if !link.is_degraded() {
-        return Some(check(facts, "link", "PCIe link", State::Works, found));
+        return Some(check(facts, "link", "PCIe link", CheckState::Works, found));
     }
     Some(
-        check(facts, "link", "PCIe link", State::Limited, found)
+        check(facts, "link", "PCIe link", CheckState::Limited, found)
             .why("the link trained below what the drive can do: a slower or narrower slot, a riser, a bad contact, or power saving")
             .next(format!("sudo lspci -vv -s {address} | grep -E 'LnkCap|LnkSta'   # then reseat it, or move it to a faster slot")),
     )
@@ -97,7 +97,7 @@ fn transfer(facts: &DriveFacts) -> Option<Check> {
     let title = "largest transfer";
     match facts.max_transfer_bytes_hw {
         Some(most) if most > now && now < 1 << 20 => Some(
-            check(facts, id, title, State::Limited, format!("{found}; the drive takes {}", size(most)))
+            check(facts, id, title, CheckState::Limited, format!("{found}; the drive takes {}", size(most)))
                 .why("the kernel cuts larger I/Os into pieces of this size")
                 .next(format!(
                     "echo {} | sudo tee /sys/block/{}/queue/max_sectors_kb",
@@ -105,10 +105,14 @@ fn transfer(facts: &DriveFacts) -> Option<Check> {
                     facts.drive.name
                 )),
         ),
-        Some(most) if most > now => {
-            Some(check(facts, id, title, State::Works, format!("{found}; the drive takes {}", size(most))))
-        }
-        _ => Some(check(facts, id, title, State::Works, found)),
+        Some(most) if most > now => Some(check(
+            facts,
+            id,
+            title,
+            CheckState::Works,
+            format!("{found}; the drive takes {}", size(most)),
+        )),
+        _ => Some(check(facts, id, title, CheckState::Works, found)),
     }
 }
 
@@ -120,10 +124,10 @@ fn scheduler(facts: &DriveFacts) -> Option<Check> {
         found += &format!(", {requests} requests");
     }
     if name == "none" || spins(drive) {
-        return Some(check(facts, "scheduler", "scheduler", State::Works, found));
+        return Some(check(facts, "scheduler", "scheduler", CheckState::Works, found));
     }
     Some(
-        check(facts, "scheduler", "scheduler", State::Limited, found)
+        check(facts, "scheduler", "scheduler", CheckState::Limited, found)
             .why("it costs CPU on each I/O, and a solid-state drive gains nothing from it")
             .next(format!("echo none | sudo tee /sys/block/{}/queue/scheduler", drive.name)),
     )
@@ -137,14 +141,14 @@ fn polling(facts: &DriveFacts) -> Option<Check> {
         _ => return None,
     };
     if facts.polled? {
-        return Some(check(facts, "polling", "poll queues", State::Works, "on".into()));
+        return Some(check(facts, "polling", "poll queues", CheckState::Works, "on".into()));
     }
     Some(
         check(
             facts,
             "polling",
             "poll queues",
-            State::NotApplicable,
+            CheckState::NotApplicable,
             "none: a job with iopoll fails here".into(),
         )
         .next(format!("boot with {module}.poll_queues=4   # only where you want iopoll")),
@@ -156,13 +160,15 @@ fn heat(facts: &DriveFacts) -> Option<Check> {
     let title = "temperature";
     match drive.temperature_c {
         Some(degrees) if degrees >= HOT_C => Some(
-            check(facts, "temperature", title, State::Limited, format!("{degrees:.0} °C"))
+            check(facts, "temperature", title, CheckState::Limited, format!("{degrees:.0} °C"))
                 .why("drives throttle from about here, and long runs get slower")
                 .next(format!("nvme smart-log /dev/{}   # and look at its airflow", drive.name)),
         ),
-        Some(degrees) => Some(check(facts, "temperature", title, State::Works, format!("{degrees:.0} °C"))),
+        Some(degrees) => {
+            Some(check(facts, "temperature", title, CheckState::Works, format!("{degrees:.0} °C")))
+        }
         None if drive.kind == "nvme" => Some(
-            check(facts, "temperature", title, State::Unknown, "not reported".into())
+            check(facts, "temperature", title, CheckState::Unknown, "not reported".into())
                 .why("the kernel has no hwmon for it (CONFIG_NVME_HWMON)")
                 .next(format!("sudo nvme smart-log /dev/{}", drive.name)),
         ),

@@ -2,7 +2,7 @@
 
 use super::pci;
 use super::roots::{line, names, number, Roots};
-use forebay_io::machine::finding::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 use serde::Serialize;
 
 const DEVICES_MAX: usize = 256;
@@ -100,7 +100,7 @@ pub(crate) fn checks(fabric: &Fabric, gpu: bool) -> Vec<Check> {
     let mut checks: Vec<Check> = fabric.nics.iter().map(nic_check).collect();
     if fabric.rdma.is_empty() {
         let found = "no RDMA device; NVMe/TCP needs none";
-        checks.push(Check::new(Area::Fabric, "rdma", "RDMA", State::NotApplicable, found));
+        checks.push(Check::new(Area::Fabric, "rdma", "RDMA", CheckState::NotApplicable, found));
         return checks;
     }
     checks.extend(fabric.rdma.iter().map(|device| rdma_check(device, fabric.verbs)));
@@ -118,7 +118,7 @@ fn nic_check(nic: &Nic) -> Check {
     if let Some(node) = nic.numa_node {
         found += &format!(", NUMA node {node}");
     }
-    Check::new(Area::Fabric, format!("nic.{}", nic.name), nic.name.clone(), State::Works, found)
+    Check::new(Area::Fabric, format!("nic.{}", nic.name), nic.name.clone(), CheckState::Works, found)
 }
 
 fn rdma_check(device: &Rdma, verbs: bool) -> Check {
@@ -142,16 +142,16 @@ fn rdma_check(device: &Rdma, verbs: bool) -> Check {
     let check =
         |state| Check::new(Area::Fabric, format!("rdma.{}", device.name), device.name.clone(), state, found);
     if !device.ports.iter().any(|p| p.state == "ACTIVE") {
-        return check(State::Limited)
+        return check(CheckState::Limited)
             .why("no port is active: no cable, or no subnet manager")
             .next(format!("ibstat {}; rdma link show", device.name));
     }
     if !verbs {
-        return check(State::Limited)
+        return check(CheckState::Limited)
             .why("/dev/infiniband isn't here, so that no program can use it")
             .next("sudo modprobe ib_uverbs   # in a container: --device /dev/infiniband");
     }
-    check(State::Works)
+    check(CheckState::Works)
 }
 
 fn peer_memory(fabric: &Fabric) -> Check {
@@ -159,9 +159,9 @@ fn peer_memory(fabric: &Fabric) -> Check {
         Check::new(Area::Fabric, "rdma.peer_memory", "RDMA into GPU memory", state, found)
     };
     if fabric.peer_memory {
-        return check(State::Works, "nvidia_peermem is loaded");
+        return check(CheckState::Works, "nvidia_peermem is loaded");
     }
-    check(State::Limited, "nvidia_peermem isn't loaded")
+    check(CheckState::Limited, "nvidia_peermem isn't loaded")
         .why("memory can then be registered through dma-buf alone, which not every library does")
         .next("sudo modprobe nvidia_peermem")
 }

@@ -3,7 +3,7 @@
 use super::probe::{self, DirectProbe};
 use super::roots::{text, Roots};
 use forebay_io::machine::filesystem::facts;
-use forebay_io::machine::finding::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 use forebay_model::record::Filesystem;
 use forebay_model::units::readable_bytes as size;
 use serde::Serialize;
@@ -108,19 +108,19 @@ fn kind_check(fs: &Filesystem) -> Check {
     let id = format!("filesystem {}", fs.mount_point);
     let check = |state| Check::new(Area::Filesystem, id, "file system", state, found);
     match fs.kind.as_str() {
-        "tmpfs" | "ramfs" => check(State::Limited)
+        "tmpfs" | "ramfs" => check(CheckState::Limited)
             .why("it lives in memory: a run here measures memory, not storage")
             .next("name a directory on the drive that you mean"),
-        "overlay" => check(State::Limited)
+        "overlay" => check(CheckState::Limited)
             .why("it is a container's layered root: the drive is hidden behind it")
             .next("mount a volume into the container: -v /data:/data"),
-        "btrfs" => check(State::Limited)
+        "btrfs" => check(CheckState::Limited)
             .why("with checksums on, direct I/O may fall back to the page cache")
             .next("chattr +C DIRECTORY   # before its files are made"),
-        "nfs" | "nfs4" | "cifs" | "fuse" | "9p" | "virtiofs" => check(State::Limited)
+        "nfs" | "nfs4" | "cifs" | "fuse" | "9p" | "virtiofs" => check(CheckState::Limited)
             .why("the storage is behind another machine or process: drive facts don't show here")
             .next("run forebay doctor there as well"),
-        _ => check(State::Works),
+        _ => check(CheckState::Works),
     }
 }
 
@@ -132,7 +132,7 @@ fn option_checks(fs: &Filesystem) -> Vec<Check> {
             Area::Filesystem,
             format!("mount.{id} {mount_point}"),
             format!("mount option {id}"),
-            State::Limited,
+            CheckState::Limited,
             found,
         )
         .why(why)
@@ -184,14 +184,14 @@ fn ordered(examined: &Examined, fs: &Filesystem) -> Check {
     };
     let again = ordered_again(fs);
     match (spelled, mode) {
-        (Some("ordered"), _) => check(State::Works, "spelled out".into()),
-        (None, Some("ordered")) => check(State::Limited, "in force, as the default".into())
+        (Some("ordered"), _) => check(CheckState::Works, "spelled out".into()),
+        (None, Some("ordered")) => check(CheckState::Limited, "in force, as the default".into())
             .why("cuFile looks for the words data=ordered among the mount options, where a default isn't shown")
             .next(again),
-        (_, Some(other)) => check(State::Missing, format!("data={other}"))
+        (_, Some(other)) => check(CheckState::Missing, format!("data={other}"))
             .why("cuFile supports ext4 only with data=ordered; it falls back to its compatibility mode")
             .next(again),
-        (_, None) => check(State::Limited, "not reported".into())
+        (_, None) => check(CheckState::Limited, "not reported".into())
             .why("cuFile supports ext4 only with data=ordered among its mount options")
             .next(again),
     }
@@ -218,29 +218,29 @@ fn direct_check(examined: &Examined) -> Check {
     });
     let Some(direct) = &examined.direct else {
         if let Some(says) = says {
-            return check(State::Works, format!("{says}; not tried"));
+            return check(CheckState::Works, format!("{says}; not tried"));
         }
-        return check(State::Unknown, "not tried".into())
+        return check(CheckState::Unknown, "not tried".into())
             .why("there is no file here to read, and none may be made")
             .next("forebay doctor on a file, or on a directory that you may write to");
     };
     match &direct.refused {
         Some(refused) if direct.timed_out => {
-            check(State::Unknown, refused.clone()).why("the storage doesn't answer").next("dmesg | tail")
+            check(CheckState::Unknown, refused.clone()).why("the storage doesn't answer").next("dmesg | tail")
         }
         Some(refused) if direct.inconclusive => {
-            check(State::Unknown, says.unwrap_or_else(|| refused.clone())).why(refused.clone()).next(
+            check(CheckState::Unknown, says.unwrap_or_else(|| refused.clone())).why(refused.clone()).next(
                 "forebay doctor on a file there that you may read, or a directory that you may write to",
             )
         }
-        Some(refused) => check(State::Missing, refused.clone())
+        Some(refused) => check(CheckState::Missing, refused.clone())
             .why("this file system has no direct I/O: ‹cache› bypass fails here")
             .next("‹cache› drop, which reads through the page cache after dropping the files' pages"),
         None => {
             let tried = format!("tried with {}", direct.tried);
             let least = direct.offset_align.map(|n| format!("{n} B steps work"));
             let parts: Vec<String> = [says, least, Some(tried)].into_iter().flatten().collect();
-            check(State::Works, parts.join("; "))
+            check(CheckState::Works, parts.join("; "))
         }
     }
 }
@@ -277,9 +277,9 @@ mod tests {
         let state = |options: &str, journal| {
             find(&checks(&examined("ext4", options, journal), true), "mount.data").map(|c| c.state)
         };
-        assert_eq!(state("rw,noatime,data=ordered", None), Some(State::Works));
-        assert_eq!(state("rw,noatime", Some("ordered")), Some(State::Limited));
-        assert_eq!(state("rw,noatime,data=journal", None), Some(State::Missing));
+        assert_eq!(state("rw,noatime,data=ordered", None), Some(CheckState::Works));
+        assert_eq!(state("rw,noatime", Some("ordered")), Some(CheckState::Limited));
+        assert_eq!(state("rw,noatime,data=journal", None), Some(CheckState::Missing));
         assert_eq!(find(&checks(&examined("xfs", "rw", None), true), "mount.data"), None);
         assert_eq!(find(&checks(&examined("ext4", "rw", None), false), "mount.data"), None);
     }

@@ -4,7 +4,7 @@
 use super::filesystem::Examined;
 use super::pci;
 use super::roots::{field, line, names, text, Roots};
-use forebay_io::machine::finding::{count, Area, Check, State};
+use forebay_io::machine::finding::{count, Area, Check, CheckState};
 use forebay_io::machine::kernel::{has_option, kernel_config};
 use serde::Serialize;
 
@@ -194,11 +194,11 @@ pub(crate) fn checks(gds: &Gds, here: bool, p2pdma: Check) -> Vec<Check> {
 }
 
 /// A fault where there is a GPU; without one nothing that matters.
-pub(crate) fn fault(here: bool) -> State {
+pub(crate) fn fault(here: bool) -> CheckState {
     if here {
-        State::Missing
+        CheckState::Missing
     } else {
-        State::NotApplicable
+        CheckState::NotApplicable
     }
 }
 
@@ -215,11 +215,11 @@ fn nvidia_fs_check(facts: &NvidiaFs, here: bool) -> Check {
     }
     let version = facts.version.as_deref().unwrap_or("version not reported");
     if facts.drivers.is_empty() {
-        return check(State::Limited, format!("{version}, loaded"))
+        return check(CheckState::Limited, format!("{version}, loaded"))
             .why("no storage driver is registered with it: the NVMe driver in use lacks NVIDIA's patch")
             .next("install MLNX_OFED or DOCA-OFED with its NVMe driver (--with-nvmf), or use P2PDMA; then: cat /proc/driver/nvidia-fs/modules");
     }
-    check(State::Works, format!("{version}, serving {}", facts.drivers.join(" ")))
+    check(CheckState::Works, format!("{version}, serving {}", facts.drivers.join(" ")))
 }
 
 fn iommu_check(iommu: &Iommu, here: bool) -> Check {
@@ -229,11 +229,11 @@ fn iommu_check(iommu: &Iommu, here: bool) -> Check {
     };
     let check = |state| Check::new(Area::Gds, "gds.iommu", "IOMMU", state, found.clone());
     match (iommu.mode, here) {
-        ("translating", true) => check(State::Limited)
+        ("translating", true) => check(CheckState::Limited)
             .why("traffic between a drive and a GPU is sent through the root complex to be translated, or refused")
             .next(r#"sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&iommu=pt /' /etc/default/grub && sudo update-grub && sudo reboot"#),
-        (_, false) => check(State::NotApplicable),
-        _ => check(State::Works),
+        (_, false) => check(CheckState::NotApplicable),
+        _ => check(CheckState::Works),
     }
 }
 
@@ -242,7 +242,7 @@ fn acs_check(acs: &Acs, here: bool) -> Check {
         |state, found: String| Check::new(Area::Gds, "gds.acs", "PCIe access control (ACS)", state, found);
     if !here {
         return check(
-            State::NotApplicable,
+            CheckState::NotApplicable,
             format!("{} redirect peer traffic", count(acs.redirecting.len(), "bridge")),
         );
     }
@@ -251,7 +251,7 @@ fn acs_check(acs: &Acs, here: bool) -> Check {
         let commands: Vec<String> = acs.redirecting.iter().take(8).map(command).collect();
         let more = if acs.redirecting.len() > 8 { "; and so on for the others" } else { "" };
         return check(
-            State::Limited,
+            CheckState::Limited,
             format!("{} redirect peer traffic, the first at {first}", count(acs.redirecting.len(), "bridge")),
         )
         .why("traffic between devices below them goes through the root complex")
@@ -261,11 +261,14 @@ fn acs_check(acs: &Acs, here: bool) -> Check {
         ));
     }
     if acs.unreadable > 0 {
-        return check(State::Unknown, format!("{} not readable", count(acs.unreadable as usize, "bridge")))
-            .why("the extended configuration space takes root to read")
-            .next("sudo forebay doctor");
+        return check(
+            CheckState::Unknown,
+            format!("{} not readable", count(acs.unreadable as usize, "bridge")),
+        )
+        .why("the extended configuration space takes root to read")
+        .next("sudo forebay doctor");
     }
-    check(State::Works, "no bridge redirects peer traffic".into())
+    check(CheckState::Works, "no bridge redirects peer traffic".into())
 }
 
 fn udev_check(udev: &Udev, here: bool) -> Check {
@@ -273,7 +276,7 @@ fn udev_check(udev: &Udev, here: bool) -> Check {
     let check = |state, found: String| Check::new(Area::Gds, id, "udev, for libcufile", state, found);
     if udev.is_complete() {
         let kind = udev.filesystem_type.as_deref().unwrap_or_default();
-        return check(State::Works, format!("knows {} as {kind}", udev.device));
+        return check(CheckState::Works, format!("knows {} as {kind}", udev.device));
     }
     let database = format!("/run/udev/data/b{}", udev.device);
     let lacking = match (udev.control, udev.filesystem_type.is_some()) {
@@ -312,7 +315,7 @@ mod tests {
         let udev =
             Udev { device: "254:0".into(), filesystem: "ext4".into(), control: false, filesystem_type: None };
         let check = udev_check(&udev, true);
-        assert_eq!(check.state, State::Missing);
+        assert_eq!(check.state, CheckState::Missing);
         assert!(check.why.unwrap().contains("5027"));
         let next = check.next.unwrap();
         assert!(next.contains("touch /run/udev/control"));

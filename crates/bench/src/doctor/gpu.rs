@@ -1,7 +1,7 @@
 //! NVIDIA GPUs and their driver.
 
 use super::pageable;
-use forebay_io::machine::finding::{count, Area, Check, State};
+use forebay_io::machine::finding::{count, Area, Check, CheckState};
 pub(crate) use forebay_io::machine::gpu::{facts, present, GpuDevice, GpuFacts};
 use forebay_model::units::readable_bytes as size;
 
@@ -20,7 +20,7 @@ fn driver(facts: &GpuFacts) -> Check {
     let check = |state, found: String| Check::new(Area::Gpu, "gpu.driver", "GPU driver", state, found);
     if let Some(address) = facts.without_driver.first() {
         return check(
-            State::Missing,
+            CheckState::Missing,
             format!("{} at {address} without a driver", count(facts.without_driver.len(), "NVIDIA GPU")),
         )
         .why("the kernel module nvidia isn't loaded, or this container wasn't given the GPU")
@@ -29,13 +29,13 @@ fn driver(facts: &GpuFacts) -> Check {
     match (&facts.driver, facts.gpus.is_empty()) {
         (Some(version), false) => {
             let open = if facts.open_modules == Some(true) { ", open kernel modules" } else { "" };
-            check(State::Works, format!("{version}{open}"))
+            check(CheckState::Works, format!("{version}{open}"))
         }
-        (Some(version), true) => check(State::Missing, format!("{version}, but no GPU"))
+        (Some(version), true) => check(CheckState::Missing, format!("{version}, but no GPU"))
             .why("the driver found no GPU that it may use")
             .next("nvidia-smi -L; dmesg | grep -i nvrm"),
-        (None, false) => check(State::Works, "version not reported".into()),
-        (None, true) => check(State::NotApplicable, "no NVIDIA GPU here".into())
+        (None, false) => check(CheckState::Works, "version not reported".into()),
+        (None, true) => check(CheckState::NotApplicable, "no NVIDIA GPU here".into())
             .why("the destination of every path is host memory, and records say so"),
     }
 }
@@ -43,8 +43,8 @@ fn driver(facts: &GpuFacts) -> Check {
 fn libcuda(facts: &GpuFacts) -> Check {
     let check = |state, found: &str| Check::new(Area::Gpu, "gpu.libcuda", "libcuda", state, found);
     match &facts.libcuda_refused {
-        None => check(State::Works, "loads"),
-        Some(refused) => check(State::Missing, refused)
+        None => check(CheckState::Works, "loads"),
+        Some(refused) => check(CheckState::Missing, refused)
             .why("the driver's user-space part isn't where the loader looks")
             .next("sudo ldconfig   # in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
     }
@@ -54,9 +54,9 @@ fn libcuda(facts: &GpuFacts) -> Check {
 fn compiler(facts: &GpuFacts) -> Option<Check> {
     let check = |state, found: &str| Check::new(Area::Gpu, "gpu.nvrtc", "NVRTC", state, found);
     match (&facts.nvrtc, &facts.nvrtc_refused) {
-        (Some(found), _) => Some(check(State::Works, found)),
+        (Some(found), _) => Some(check(CheckState::Works, found)),
         (None, Some(refused)) => Some(
-            check(State::Limited, refused)
+            check(CheckState::Limited, refused)
                 .why("it compiles the kernels that verify content and compute checksums in GPU memory; the host does it instead")
                 .next("pip install nvidia-cuda-nvrtc"),
         ),
@@ -77,13 +77,13 @@ fn device_checks(device: &GpuDevice) -> Vec<Check> {
         Area::Gpu,
         format!("gpu.{}", gpu.index),
         title.clone(),
-        State::Works,
+        CheckState::Works,
         parts.join(", "),
     )];
     // Idle GPUs lower their generation to save power; a lost lane stays lost.
     if matches!((device.link.width, device.link.width_max), (Some(now), Some(most)) if now < most) {
         let address = gpu.pci.as_deref().unwrap_or("?");
-        checks[0].state = State::Limited;
+        checks[0].state = CheckState::Limited;
         checks[0].why = Some("the link has fewer lanes than the GPU can use".into());
         checks[0].next = Some(format!("sudo lspci -vv -s {address} | grep -E 'LnkCap|LnkSta'   # then reseat it, or move it to a wider slot"));
     }
@@ -98,13 +98,13 @@ fn window(device: &GpuDevice, title: &str) -> Option<Check> {
     let check = |state| Check::new(Area::Gpu, id, format!("{title} BAR1 window"), state, size(bytes));
     match device.gpu.memory_bytes {
         Some(memory) if bytes < memory => Some(
-            check(State::Limited)
+            check(CheckState::Limited)
                 .why(format!(
                     "smaller than the GPU's {}: only that much can be a target of direct DMA at a time",
                     size(memory)
                 ))
                 .next("turn on Resizable BAR and 'Above 4G decoding' in the firmware set-up"),
         ),
-        _ => Some(check(State::Works)),
+        _ => Some(check(CheckState::Works)),
     }
 }

@@ -1,7 +1,7 @@
 //! Processor, kernel, NUMA nodes, and virtualisation.
 
 use super::roots::show_list;
-use forebay_io::machine::finding::{count, Area, Check, State};
+use forebay_io::machine::finding::{count, Area, Check, CheckState};
 pub(crate) use forebay_io::machine::host::{facts, Host};
 
 pub(crate) fn checks(host: &Host) -> Vec<Check> {
@@ -17,28 +17,28 @@ fn processor(host: &Host) -> Check {
     }
     let check = |state, found| Check::new(Area::Machine, "cpu", "processor", state, found);
     if let Some(quota) = host.cpu_quota_cores.filter(|q| *q < f64::from(host.cores)) {
-        return check(State::Limited, format!("{found}; the cgroup grants {quota:.1}"))
+        return check(CheckState::Limited, format!("{found}; the cgroup grants {quota:.1}"))
             .why("a container's CPU limit throttles in bursts, which shows as latency spikes")
             .next(format!("start the container with --cpus={}", host.cores));
     }
     let allowed = host.allowed_cpus.as_ref().map_or(host.cores as usize, Vec::len);
     if allowed > 0 && allowed < host.cores as usize {
         let list = show_list(host.allowed_cpus.as_deref().unwrap_or_default());
-        return check(State::Limited, format!("{found}; this process may use {list}"))
+        return check(CheckState::Limited, format!("{found}; this process may use {list}"))
             .why("its CPU affinity or cpuset leaves the others out")
             .next(format!("taskset -c 0-{} forebay …", host.cores.saturating_sub(1)));
     }
-    check(State::Works, found)
+    check(CheckState::Works, found)
 }
 
 fn numa(host: &Host) -> Check {
     let check = |state, found| Check::new(Area::Machine, "numa", "NUMA nodes", state, found);
     if host.numa.is_empty() {
-        return check(State::Unknown, "not reported".into())
+        return check(CheckState::Unknown, "not reported".into())
             .why("the kernel shows no /sys/devices/system/node");
     }
     let nodes: Vec<String> = host.numa.iter().map(|n| format!("node {}: CPUs {}", n.node, n.cpus)).collect();
-    check(State::Works, nodes.join("; "))
+    check(CheckState::Works, nodes.join("; "))
 }
 
 fn kernel(host: &Host) -> Check {
@@ -51,22 +51,24 @@ fn kernel(host: &Host) -> Check {
     }
     let check = |state| Check::new(Area::Machine, "kernel", "kernel", state, found);
     if host.sandboxed_kernel {
-        return check(State::Limited)
+        return check(CheckState::Limited)
             .why(
                 "a sandboxed kernel copies every byte once more and has no io_uring: don't quote its figures",
             )
             .next("run on a machine, or with a container runtime, that uses the Linux kernel itself");
     }
-    check(State::Works)
+    check(CheckState::Works)
 }
 
 fn governor(host: &Host) -> Check {
     let check = |state, found: &str| Check::new(Area::Machine, "governor", "CPU frequency", state, found);
     match host.governor.as_deref() {
-        None => check(State::NotApplicable, "no frequency control visible"),
-        Some(name @ ("powersave" | "conservative" | "ondemand" | "userspace")) => check(State::Limited, name)
-            .why("the clock adapts to the load late, so latency depends on what ran before")
-            .next("sudo cpupower frequency-set -g performance"),
-        Some(name) => check(State::Works, name),
+        None => check(CheckState::NotApplicable, "no frequency control visible"),
+        Some(name @ ("powersave" | "conservative" | "ondemand" | "userspace")) => {
+            check(CheckState::Limited, name)
+                .why("the clock adapts to the load late, so latency depends on what ran before")
+                .next("sudo cpupower frequency-set -g performance")
+        }
+        Some(name) => check(CheckState::Works, name),
     }
 }

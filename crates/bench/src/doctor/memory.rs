@@ -1,6 +1,6 @@
 //! Memory, the locked-memory limit, and huge pages: whether they suffice.
 
-use forebay_io::machine::finding::{count, Area, Check, State};
+use forebay_io::machine::finding::{count, Area, Check, CheckState};
 pub(crate) use forebay_io::machine::memory::{facts, HugetlbPool, Locked, Memory};
 use forebay_io::reactor::memlock::LEFT_BYTES;
 use forebay_model::units::readable_bytes as size;
@@ -25,37 +25,37 @@ pub(crate) fn loader(memory: &Memory, gpu: bool) -> Check {
         None => String::new(),
     };
     let found = format!("{} into {into}{held}", count(threads, "thread"));
-    Check::new(Area::Memory, "loader", "loader (forebay feed)", State::Works, found)
+    Check::new(Area::Memory, "loader", "loader (forebay feed)", CheckState::Works, found)
 }
 
 fn total(memory: &Memory) -> Check {
     let check = |state, found| Check::new(Area::Memory, "memory", "memory", state, found);
     let Some(total) = memory.total_bytes else {
-        return check(State::Unknown, "not reported".into()).why("/proc/meminfo can't be read");
+        return check(CheckState::Unknown, "not reported".into()).why("/proc/meminfo can't be read");
     };
     let mut found = size(total);
     if let Some(available) = memory.available_bytes {
         found += &format!(", {} available", size(available));
     }
     match memory.cgroup_limit_bytes.filter(|limit| *limit < total) {
-        Some(limit) => check(State::Limited, format!("{found}; the cgroup allows {}", size(limit)))
+        Some(limit) => check(CheckState::Limited, format!("{found}; the cgroup allows {}", size(limit)))
             .why("page cache counts against a container's memory limit too")
             .next("start the container with a higher --memory"),
-        None => check(State::Works, found),
+        None => check(CheckState::Works, found),
     }
 }
 
 fn locked_check(locked: &Locked) -> Check {
     let check = |state, found| Check::new(Area::Memory, "memlock", "locked memory (ulimit -l)", state, found);
     let Some(soft) = locked.soft_bytes else {
-        return check(State::Works, "unlimited".into());
+        return check(CheckState::Works, "unlimited".into());
     };
     if locked.exempt {
-        return check(State::Works, format!("{}, lifted by CAP_IPC_LOCK", size(soft)));
+        return check(CheckState::Works, format!("{}, lifted by CAP_IPC_LOCK", size(soft)));
     }
     let wanted = LOCKED_BYTES_WANTED + LEFT_BYTES;
     if soft >= wanted {
-        return check(State::Works, size(soft));
+        return check(CheckState::Works, size(soft));
     }
     let raise = match locked.hard_bytes {
         Some(hard) if hard < wanted => {
@@ -63,7 +63,7 @@ fn locked_check(locked: &Locked) -> Check {
         }
         _ => "ulimit -l unlimited",
     };
-    check(State::Limited, size(soft))
+    check(CheckState::Limited, size(soft))
         .why(format!(
             "io_uring rings, registered buffers and buffers pinned for a GPU count against it, in all processes of a user: 4 workers × depth 32 × 1 MiB need {}, and {} are left to rings",
             size(LOCKED_BYTES_WANTED),
@@ -76,7 +76,7 @@ fn hugetlb(memory: &Memory) -> Check {
     let check = |state, found| Check::new(Area::Memory, "hugetlb", "huge page pool", state, found);
     let mib2 = |p: &&HugetlbPool| p.page_bytes == 2 << 20;
     let Some(pool) = memory.hugetlb.iter().find(mib2).or(memory.hugetlb.first()) else {
-        return check(State::Missing, "none".into()).why("the kernel has no hugetlb support");
+        return check(CheckState::Missing, "none".into()).why("the kernel has no hugetlb support");
     };
     let pages: Vec<String> = memory
         .hugetlb
@@ -86,7 +86,7 @@ fn hugetlb(memory: &Memory) -> Check {
     let found = pages.join("; ");
     let wanted = LOCKED_BYTES_WANTED / pool.page_bytes.max(1);
     if memory.hugetlb.iter().any(|p| p.free.saturating_mul(p.page_bytes) >= LOCKED_BYTES_WANTED) {
-        return check(State::Works, found);
+        return check(CheckState::Works, found);
     }
     let why = if memory.thp.as_deref() == Some("never") {
         "buffers in small pages make scattered requests, which cost throughput and CPU"
@@ -94,23 +94,23 @@ fn hugetlb(memory: &Memory) -> Check {
         "buffers fall back to transparent huge pages, which the kernel grants only while memory is unfragmented"
     };
     let pages = (pool.pages - pool.free.min(pool.pages)).saturating_add(wanted);
-    check(State::Limited, found).why(why).next(format!("sudo sysctl vm.nr_hugepages={pages}"))
+    check(CheckState::Limited, found).why(why).next(format!("sudo sysctl vm.nr_hugepages={pages}"))
 }
 
 fn thp(memory: &Memory) -> Check {
     let check =
         |state, found: String| Check::new(Area::Memory, "thp", "transparent huge pages", state, found);
     let Some(mode) = memory.thp.as_deref() else {
-        return check(State::Missing, "none".into()).why("the kernel was built without them");
+        return check(CheckState::Missing, "none".into()).why("the kernel was built without them");
     };
     let mut found = mode.to_string();
     if let Some(defrag) = &memory.thp_defrag {
         found += &format!("; defrag {defrag}");
     }
     if mode == "never" {
-        return check(State::Limited, found)
+        return check(CheckState::Limited, found)
             .why("buffers outside the hugetlb pool get 4 KiB pages")
             .next("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled");
     }
-    check(State::Works, found)
+    check(CheckState::Works, found)
 }

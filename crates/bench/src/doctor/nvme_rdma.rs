@@ -3,7 +3,7 @@
 use super::fabric::Fabric;
 use super::memory::Locked;
 use super::roots::Roots;
-use forebay_io::machine::finding::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 use forebay_io::rdma::{library, DmaBuf, INSTALL, MAKE_DEVICE, SHOW_DEVICE};
 use forebay_model::units::format_bytes;
 use serde::Serialize;
@@ -51,13 +51,15 @@ pub(crate) fn check(found: &NvmeRdma, fabric: &Fabric, locked: &Locked) -> Check
     let libraries = || found.libraries.join(", ");
     if fabric.rdma.is_empty() {
         let text = format!("no RDMA device; soft RoCE makes one of any network card: {MAKE_DEVICE}");
-        return check(State::NotApplicable, text);
+        return check(CheckState::NotApplicable, text);
     }
     if let Some(why) = &found.refusal {
-        return check(State::Missing, "the libraries aren't all here".into()).why(why.clone()).next(INSTALL);
+        return check(CheckState::Missing, "the libraries aren't all here".into())
+            .why(why.clone())
+            .next(INSTALL);
     }
     if !found.manager {
-        return check(State::Missing, libraries())
+        return check(CheckState::Missing, libraries())
             .why("/dev/infiniband/rdma_cm isn't here, so that no program can connect")
             .next(SHOW_DEVICE);
     }
@@ -66,13 +68,13 @@ pub(crate) fn check(found: &NvmeRdma, fabric: &Fabric, locked: &Locked) -> Check
     let reads =
         format!("reads (nvme+rdma://HOST:4420/NQN) over {}, by {}{gpus}", devices.join(", "), libraries());
     match locked.soft_bytes {
-        Some(soft) if !locked.exempt && soft < LOCKED_BYTES_FEW => check(State::Limited, reads)
+        Some(soft) if !locked.exempt && soft < LOCKED_BYTES_FEW => check(CheckState::Limited, reads)
             .why(format!(
                 "buffers are locked while they are registered with the device, and the limit is {}",
                 format_bytes(soft)
             ))
             .next("ulimit -l unlimited   # the check of locked memory says how to keep it so"),
-        _ => check(State::Works, reads),
+        _ => check(CheckState::Works, reads),
     }
 }
 
@@ -96,13 +98,13 @@ mod tests {
         let mut fabric = Fabric::default();
         let mut locked = Locked { soft_bytes: Some(8 << 20), ..Locked::default() };
         let none = check(&found, &fabric, &locked);
-        assert!(none.state == State::NotApplicable && none.found.contains("rdma link add"), "{none:?}");
+        assert!(none.state == CheckState::NotApplicable && none.found.contains("rdma link add"), "{none:?}");
         fabric.rdma.push(Rdma { name: "rxe0".into(), ..Rdma::default() });
         let few = check(&found, &fabric, &locked);
-        assert!(few.state == State::Limited && few.next.unwrap().contains("ulimit -l"), "{:?}", few.why);
+        assert!(few.state == CheckState::Limited && few.next.unwrap().contains("ulimit -l"), "{:?}", few.why);
         locked.exempt = true;
         let works = check(&found, &fabric, &locked);
-        assert!(works.state == State::Works && works.found.contains("rxe0"), "{works:?}");
+        assert!(works.state == CheckState::Works && works.found.contains("rxe0"), "{works:?}");
         assert!(works.found.contains("dma-buf: mlx5_0 takes GPU memory"), "{works:?}");
         assert!(works.found.contains("rxe0 refuses GPU memory (Operation not supported)"), "{works:?}");
         found.manager = false;
@@ -110,7 +112,7 @@ mod tests {
         found.refusal = Some("librdmacm.so.1: cannot open shared object file".into());
         let missing = check(&found, &fabric, &locked);
         assert!(
-            missing.state == State::Missing && missing.next.unwrap().contains("apt install"),
+            missing.state == CheckState::Missing && missing.next.unwrap().contains("apt install"),
             "{:?}",
             missing.why
         );

@@ -2,7 +2,7 @@
 
 use super::roots::{names, text, Roots};
 use super::uring::Uring;
-use forebay_io::machine::finding::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 use serde::Serialize;
 
 /// IANA's port for NVMe over TCP.
@@ -66,16 +66,16 @@ fn ours(uring: &Uring) -> Check {
         |state, found: &str| Check::new(Area::Fabric, "nvme_tcp", "NVMe/TCP by Forebay", state, found);
     let lacks = |name| uring.operations.iter().any(|(n, works)| *n == name && !works);
     if !uring.allowed {
-        return check(State::Missing, "neither serving nor reading")
+        return check(CheckState::Missing, "neither serving nor reading")
             .why("both ends work through io_uring, which is refused here: see uring.setup")
             .next("sudo sysctl kernel.io_uring_disabled=0   # in a container: --security-opt seccomp=unconfined");
     }
     if lacks("sendmsg") || lacks("recvmsg") {
-        return check(State::Missing, "neither serving nor reading")
+        return check(CheckState::Missing, "neither serving nor reading")
             .why("this kernel's io_uring has no sendmsg and recvmsg")
             .next("run on Linux 5.11 or later");
     }
-    check(State::Works, "serves (forebay serve) and reads (nvme+tcp://HOST:4420/NQN)")
+    check(CheckState::Works, "serves (forebay serve) and reads (nvme+tcp://HOST:4420/NQN)")
 }
 
 fn kernel(host: Kernel) -> Check {
@@ -83,11 +83,15 @@ fn kernel(host: Kernel) -> Check {
         Check::new(Area::Fabric, "nvme_tcp.kernel_host", "NVMe/TCP by the kernel", state, found)
     };
     match host {
-        Kernel::Loaded => check(State::Works, "nvme-tcp is loaded: nvme connect -t tcp makes block devices"),
+        Kernel::Loaded => {
+            check(CheckState::Works, "nvme-tcp is loaded: nvme connect -t tcp makes block devices")
+        }
         // Nothing amiss: who wants a block device here loads it.
-        Kernel::Available => check(State::Works, "can be loaded, for block devices: sudo modprobe nvme-tcp"),
+        Kernel::Available => {
+            check(CheckState::Works, "can be loaded, for block devices: sudo modprobe nvme-tcp")
+        }
         Kernel::Absent => check(
-            State::NotApplicable,
+            CheckState::NotApplicable,
             "no nvme-tcp module for this kernel; reading nvme+tcp: sources needs none",
         ),
     }
@@ -96,9 +100,9 @@ fn kernel(host: Kernel) -> Check {
 fn port(taken: bool) -> Check {
     let check = |state, found: &str| Check::new(Area::Fabric, "nvme_tcp.port", "port 4420", state, found);
     match taken {
-        false => check(State::Works, "free to listen on"),
+        false => check(CheckState::Works, "free to listen on"),
         true => check(
-            State::Works,
+            CheckState::Works,
             "something is listening there: ss -ltnp 'sport = :4420'; or serve on another port",
         ),
     }
@@ -146,10 +150,13 @@ mod tests {
     #[test]
     fn without_io_uring_both_ends_are_missing_and_say_what_would_help() {
         let refused = Uring { refused: Some("Operation not permitted".into()), ..Uring::default() };
-        assert_eq!(ours(&refused).state, State::Missing);
+        assert_eq!(ours(&refused).state, CheckState::Missing);
         let old = Uring { allowed: true, operations: vec![("sendmsg", false)], ..Uring::default() };
         assert!(ours(&old).next.unwrap().contains("5.11"));
         let both = vec![("sendmsg", true), ("recvmsg", true)];
-        assert_eq!(ours(&Uring { allowed: true, operations: both, ..Uring::default() }).state, State::Works);
+        assert_eq!(
+            ours(&Uring { allowed: true, operations: both, ..Uring::default() }).state,
+            CheckState::Works
+        );
     }
 }

@@ -2,7 +2,7 @@
 //! NVLink-C2C), or because the kernel mirrors them for the driver (HMM). `mapped` registers its windows all the same,
 //! and the check says why.
 
-use forebay_io::machine::finding::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 use forebay_io::machine::pageable::{Pageable, PageableGpu};
 
 /// Reports the consequences for the paths. `open_modules`: the driver's kernel modules are the open ones.
@@ -14,17 +14,17 @@ pub(crate) fn check(found: &Pageable, open_modules: Option<bool>) -> Check {
     if let Some(first) = able.first() {
         let way = if first.host_tables { "by the host's page tables (ATS)" } else { "by HMM" };
         let numbers: Vec<String> = able.iter().map(|gpu| gpu.index.to_string()).collect();
-        return check(State::Works, format!("GPU {} reads it {way}", numbers.join(", "))).why(
+        return check(CheckState::Works, format!("GPU {} reads it {way}", numbers.join(", "))).why(
             "‹path› mapped registers its windows nevertheless: if a file shrank during an unregistered read, the GPU's \
              context would be destroyed, whereas a registered page stays",
         );
     }
     if let (Some(why), true) = (&found.refused, found.gpus.is_empty()) {
-        return check(State::Unknown, "not reported".into())
+        return check(CheckState::Unknown, "not reported".into())
             .why(format!("the driver couldn't be queried: {why}"))
             .next("nvidia-smi -q | grep Addressing   # HMM, ATS or None");
     }
-    check(State::NotApplicable, format!("GPUs don't read it: {}", hindrance(found, open_modules))).why(
+    check(CheckState::NotApplicable, format!("GPUs don't read it: {}", hindrance(found, open_modules))).why(
         "no path needs it: mapped registers what GPUs read from the page cache, bounce copies to pinned buffers",
     )
 }
@@ -67,7 +67,7 @@ mod tests {
     fn what_gpus_read_is_named_with_what_follows() {
         let hmm =
             check(&Pageable { gpus: vec![gpu(0, true, false), gpu(1, true, false)], ..ready() }, Some(true));
-        assert_eq!((hmm.state, hmm.found.as_str()), (State::Works, "GPU 0, 1 reads it by HMM"));
+        assert_eq!((hmm.state, hmm.found.as_str()), (CheckState::Works, "GPU 0, 1 reads it by HMM"));
         assert!(hmm.why.unwrap().contains("registers its windows nevertheless"));
         let ats = check(&Pageable { gpus: vec![gpu(0, true, true)], ..ready() }, Some(true));
         assert!(ats.found.contains("page tables (ATS)"), "{ats:?}");
@@ -84,7 +84,7 @@ mod tests {
         ];
         for (found, open, words) in table {
             let check = check(&found, open);
-            assert!(check.state == State::NotApplicable && check.found.contains(words), "{check:?}");
+            assert!(check.state == CheckState::NotApplicable && check.found.contains(words), "{check:?}");
         }
     }
 
@@ -92,7 +92,7 @@ mod tests {
     fn a_driver_that_does_not_answer_is_unknown_not_no() {
         let silent = Pageable { gpus: Vec::new(), refused: Some("no answer in 5 s".into()), ..ready() };
         let check = check(&silent, Some(true));
-        assert_eq!(check.state, State::Unknown);
+        assert_eq!(check.state, CheckState::Unknown);
         assert!(check.next.unwrap().contains("nvidia-smi"));
     }
 }

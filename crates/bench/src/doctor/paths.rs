@@ -2,7 +2,7 @@
 
 use super::filesystem::Examined;
 use super::verdict::Verdicts;
-use forebay_io::machine::finding::{count, Area, Check, State};
+use forebay_io::machine::finding::{count, Area, Check, CheckState};
 use forebay_storage::path::PATHS;
 use forebay_storage::source::SourceMedium;
 
@@ -11,7 +11,7 @@ pub(crate) fn checks(verdicts: &Verdicts, medium: Option<&SourceMedium>) -> Vec<
     let examined = |path: &&dyn forebay_storage::path::DataPath| match medium {
         Some(medium) if !path.accepts(medium) => {
             let found = format!("it can only serve {}", path.serves());
-            Check::of_path(path.name(), State::NotApplicable, found)
+            Check::of_path(path.name(), CheckState::NotApplicable, found)
         }
         _ => path.examined(verdicts),
     };
@@ -20,14 +20,16 @@ pub(crate) fn checks(verdicts: &Verdicts, medium: Option<&SourceMedium>) -> Vec<
 
 /// One sentence: the paths that run, and how much there is to do.
 pub(crate) fn verdict(checks: &[Check], examined: &[Examined]) -> String {
-    let named = |state: State| -> Vec<&str> {
+    let named = |state: CheckState| -> Vec<&str> {
         let paths = checks.iter().filter(|c| c.area == Area::Paths && c.state == state);
         paths.map(|c| c.title.as_str()).collect()
     };
     let mut parts = Vec::new();
-    for (words, state) in
-        [("Runs: ", State::Works), ("In part: ", State::Limited), ("Not here: ", State::Missing)]
-    {
+    for (words, state) in [
+        ("Runs: ", CheckState::Works),
+        ("In part: ", CheckState::Limited),
+        ("Not here: ", CheckState::Missing),
+    ] {
         if !named(state).is_empty() {
             parts.push(format!("{words}{}.", named(state).join(", ")));
         }

@@ -1,7 +1,7 @@
 //! Power meters: which of them are readable, and the requirements of the others.
 
 use super::roots::{line, names, Roots};
-use forebay_io::machine::finding::{count, Area, Check, State};
+use forebay_io::machine::finding::{count, Area, Check, CheckState};
 use forebay_io::machine::nvml::Nvml;
 use forebay_io::meter::power::{
     ipmi,
@@ -72,17 +72,17 @@ fn rapl(power: &Power, guest: bool) -> Check {
     };
     let names: Vec<&str> = power.rapl.iter().map(|z| z.name.as_str()).collect();
     if names.is_empty() && guest {
-        return check(State::NotApplicable, "hidden from virtual machines".into());
+        return check(CheckState::NotApplicable, "hidden from virtual machines".into());
     }
     if names.is_empty() {
-        return check(State::Missing, "no zone".into())
+        return check(CheckState::Missing, "no zone".into())
             .why("the processor has none, or the module isn't loaded")
             .next("sudo modprobe intel_rapl_msr");
     }
     if power.rapl.iter().all(|z| z.readable) {
-        return check(State::Works, names.join(", "));
+        return check(CheckState::Works, names.join(", "));
     }
-    check(State::Missing, format!("{}, not readable", names.join(", ")))
+    check(CheckState::Missing, format!("{}, not readable", names.join(", ")))
         .why("only root may read the energy counters")
         .next("sudo chmod a+r /sys/class/powercap/*/energy_uj")
 }
@@ -90,9 +90,9 @@ fn rapl(power: &Power, guest: bool) -> Check {
 fn nvml_check(power: &Power, gpu: bool, nvml: &Nvml) -> Check {
     let check = |state, found: String| Check::new(Area::Power, "power.nvml", "NVML (GPU)", state, found);
     match (gpu, power.nvml) {
-        (false, _) => check(State::NotApplicable, "no NVIDIA GPU here".into()),
-        (true, true) => check(State::Works, count(nvml.devices.len(), "GPU")),
-        (true, false) => check(State::Missing, nvml.refused.clone().unwrap_or_else(|| "the GPU doesn't report its power".into()))
+        (false, _) => check(CheckState::NotApplicable, "no NVIDIA GPU here".into()),
+        (true, true) => check(CheckState::Works, count(nvml.devices.len(), "GPU")),
+        (true, false) => check(CheckState::Missing, nvml.refused.clone().unwrap_or_else(|| "the GPU doesn't report its power".into()))
             .why("without it the GPU's power is missing from records")
             .next("nvidia-smi --query-gpu=power.draw --format=csv   # in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
     }
@@ -102,17 +102,17 @@ fn ipmi(power: &Power, guest: bool) -> Check {
     let check =
         |state, found: &str| Check::new(Area::Power, "power.ipmi", "IPMI (whole server)", state, found);
     match (&power.ipmi_device, &power.ipmitool) {
-        (None, _) if guest => check(State::NotApplicable, "hidden from virtual machines"),
-        (None, _) => check(State::Missing, "no /dev/ipmi0")
+        (None, _) if guest => check(CheckState::NotApplicable, "hidden from virtual machines"),
+        (None, _) => check(CheckState::Missing, "no /dev/ipmi0")
             .why("there is no board controller, or its module isn't loaded")
             .next("sudo modprobe ipmi_devintf ipmi_si"),
-        (Some(_), None) => check(State::Missing, "/dev/ipmi0, but no ipmitool")
+        (Some(_), None) => check(CheckState::Missing, "/dev/ipmi0, but no ipmitool")
             .why("ipmitool queries the board controller")
             .next("sudo apt install ipmitool"),
-        (Some(_), Some(_)) if !power.ipmi_readable => check(State::Missing, "/dev/ipmi0 not accessible")
+        (Some(_), Some(_)) if !power.ipmi_readable => check(CheckState::Missing, "/dev/ipmi0 not accessible")
             .why("only root may query the board controller")
             .next("sudo forebay …   # or: sudo chmod a+rw /dev/ipmi0"),
-        (Some(_), Some(_)) => check(State::Works, "/dev/ipmi0 and ipmitool")
+        (Some(_), Some(_)) => check(CheckState::Works, "/dev/ipmi0 and ipmitool")
             .why("whether the board controller has a power sensor is known only when it is queried: ipmitool dcmi power reading"),
     }
 }
@@ -120,7 +120,7 @@ fn ipmi(power: &Power, guest: bool) -> Check {
 /// Named, never guessed: a login isn't sent to a host that nobody pointed at.
 fn redfish(power: &Power) -> Check {
     let check = |found: &str| {
-        Check::new(Area::Power, "power.redfish", "Redfish (whole server)", State::NotApplicable, found)
+        Check::new(Area::Power, "power.redfish", "Redfish (whole server)", CheckState::NotApplicable, found)
     };
     if power.redfish_login {
         return check("a login is set; its host is named with ‹power› redfish:HOST")

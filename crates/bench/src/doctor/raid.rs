@@ -3,7 +3,7 @@
 use super::drives::block;
 use super::roots::{line, number, text, Roots};
 use super::source::Asked;
-use forebay_io::machine::finding::{count, Area, Check, State};
+use forebay_io::machine::finding::{count, Area, Check, CheckState};
 use forebay_model::units::readable_bytes as size;
 use serde::Serialize;
 
@@ -96,7 +96,7 @@ pub(crate) fn checks(roots: &Roots, raids: &[Raid], gpu: bool) -> Vec<Check> {
             None => "the kernel has no md".into(),
         };
         let found = format!("none behind this; {md}");
-        return vec![Check::new(Area::Raid, "raid", "RAID", State::NotApplicable, found)
+        return vec![Check::new(Area::Raid, "raid", "RAID", CheckState::NotApplicable, found)
             .next("forebay bench 'stripe:?chunk=512k&m=A&m=B' stripes over files or drives, without md")];
     }
     raids.iter().map(|raid| check(raid, gpu)).collect()
@@ -115,17 +115,17 @@ fn check(raid: &Raid, gpu: bool) -> Check {
         |state| Check::new(Area::Raid, format!("raid.{}", raid.name), raid.name.clone(), state, found);
     let stripe = "name the drives themselves: 'stripe:?chunk=512k&m=A&m=B'";
     match (raid.kind.as_str(), raid.level.as_deref()) {
-        ("dm", Some("crypt")) => check(State::Limited)
+        ("dm", Some("crypt")) => check(CheckState::Limited)
             .why("the CPU encrypts every byte, and no device can read it directly")
             .next("name an unencrypted drive, or one that encrypts itself"),
         ("md", Some("raid4" | "raid5" | "raid6")) => {
-            check(State::Limited).why("small writes read and write parity as well").next(stripe)
+            check(CheckState::Limited).why("small writes read and write parity as well").next(stripe)
         }
-        ("md", _) | ("dm", _) if gpu => check(State::Limited)
+        ("md", _) | ("dm", _) if gpu => check(CheckState::Limited)
             .why("PCI P2PDMA doesn't pass through md or dm; nvidia-fs supports only md raid0 and raid1")
             .next(stripe),
-        ("stripe", _) => repeated(raid, check(State::Works)),
-        _ => check(State::Works),
+        ("stripe", _) => repeated(raid, check(CheckState::Works)),
+        _ => check(CheckState::Works),
     }
 }
 
@@ -137,7 +137,7 @@ fn repeated(raid: &Raid, check: Check) -> Check {
     if members.len() == raid.members.len() {
         return check;
     }
-    Check { state: State::Limited, ..check }
+    Check { state: CheckState::Limited, ..check }
         .why("a member is named twice: the stripe would read the same bytes again")
         .next("name each member once")
 }

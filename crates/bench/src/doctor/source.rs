@@ -3,7 +3,7 @@
 use super::roots::Roots;
 use super::target;
 use forebay_io::machine;
-use forebay_io::machine::finding::{count, Area, Check, State};
+use forebay_io::machine::finding::{count, Area, Check, CheckState};
 use forebay_model::units::readable_bytes as size;
 use forebay_model::Error;
 use forebay_storage::source::file::{is_neither, is_source};
@@ -105,7 +105,7 @@ pub(crate) fn checks(roots: &Roots, asked: &Asked) -> Vec<Check> {
             found =
                 format!("{} in chunks of {}: {}", count(shown.len(), "member"), size(chunk), shown.join(" "));
         }
-        checks.push(Check::new(Area::Source, "source", "source", State::Works, found));
+        checks.push(Check::new(Area::Source, "source", "source", CheckState::Works, found));
     }
     checks.extend(asked.others.iter().flat_map(|other| from_here(roots, &other.source)));
     checks
@@ -146,13 +146,13 @@ fn reach(uri: &str, host: &str, port: u16, nqn: &str) -> (Check, Option<SocketAd
     let addresses = match resolved {
         Some(Ok(addresses)) if !addresses.is_empty() => addresses,
         Some(Err(error)) => {
-            let check = check(State::Missing, format!("{host} doesn't resolve: {error}"))
+            let check = check(CheckState::Missing, format!("{host} doesn't resolve: {error}"))
                 .why("the host's name is unknown here")
                 .next(format!("getent hosts {host}"));
             return (check, None);
         }
         _ => {
-            let check = check(State::Missing, format!("{host} doesn't resolve"))
+            let check = check(CheckState::Missing, format!("{host} doesn't resolve"))
                 .why("no name server answered in time")
                 .next(format!("getent hosts {host}"));
             return (check, None);
@@ -162,14 +162,14 @@ fn reach(uri: &str, host: &str, port: u16, nqn: &str) -> (Check, Option<SocketAd
     match TcpStream::connect_timeout(&addresses[0], CONNECT) {
         Ok(_) => {
             let ms = started.elapsed().as_secs_f64() * 1e3;
-            let check = check(State::Works, format!("{}: accepts after {ms:.1} ms", addresses[0]));
+            let check = check(CheckState::Works, format!("{}: accepts after {ms:.1} ms", addresses[0]));
             (check, Some(addresses[0]))
         }
         Err(error) => {
             let next = format!(
                 "on {host}: forebay serve SOURCE --nqn {nqn} --listen 0.0.0.0:{port}   # and open the port in its firewall"
             );
-            let check = check(State::Missing, format!("{}: {error}", addresses[0]))
+            let check = check(CheckState::Missing, format!("{}: {error}", addresses[0]))
                 .why(format!("nothing serves {uri} that this host can reach"))
                 .next(next);
             (check, None)
@@ -206,13 +206,13 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         // On a busy machine a try may be over before it is looked at.
         let tried = Instant::now();
-        while reach("x", "127.0.0.1", port, "nqn").0.state != State::Works {
+        while reach("x", "127.0.0.1", port, "nqn").0.state != CheckState::Works {
             assert!(tried.elapsed() < Duration::from_secs(120), "nobody listens");
         }
         // The near end of a connection: nobody listens there, and nobody else gets the port.
         let near_end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (closed, _) = reach("x", "127.0.0.1", near_end.local_addr().unwrap().port(), "nqn.a");
-        assert_eq!(closed.state, State::Missing);
+        assert_eq!(closed.state, CheckState::Missing);
         assert!(closed.next.unwrap().contains("--nqn nqn.a"));
     }
 }

@@ -4,7 +4,7 @@
 use super::roots::{text, Roots};
 use crate::Error;
 use forebay_io::auth::TLS_KEY_VARIABLE;
-use forebay_io::machine::finding::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 use forebay_io::machine::nvme_host::Identity;
 use forebay_model::units::readable_bytes as size;
 use forebay_model::units::BYTES_PER_GIB;
@@ -106,13 +106,13 @@ struct Say<'a> {
 }
 
 impl Say<'_> {
-    fn check(&self, id: &str, title: &str, state: State, found: impl Into<String>) -> Check {
+    fn check(&self, id: &str, title: &str, state: CheckState, found: impl Into<String>) -> Check {
         Check::new(Area::Source, format!("source.nvme_tcp.{id} {}", self.uri), title, state, found)
     }
 
     fn failed(&self, id: &str, title: &str, error: &Error) -> Check {
         let found = format!("{}: {}", error.asked, error.found);
-        self.check(id, title, State::Missing, found)
+        self.check(id, title, CheckState::Missing, found)
             .why("without it nothing is read")
             .next(error.next.clone())
     }
@@ -129,14 +129,14 @@ impl Say<'_> {
             Some(file) => format!("read from {}", file.display()),
             None => format!("of {TLS_KEY_VARIABLE}"),
         };
-        self.check("tls", "TLS key", State::Works, found)
+        self.check("tls", "TLS key", CheckState::Works, found)
     }
 
     fn handshake(&self, link: &Link) -> Check {
         let tls = if self.options.asks_for_tls() { "over TLS 1.3; " } else { "" };
         let most = size(link.accepted.max_h2c_bytes.into());
         let found = format!("{tls}ICResp: data to it in PDUs of {most} at most");
-        self.check("handshake", "NVMe/TCP handshake", State::Works, found)
+        self.check("handshake", "NVMe/TCP handshake", CheckState::Works, found)
     }
 
     fn digests(&self, link: &Link) -> Check {
@@ -144,18 +144,18 @@ impl Say<'_> {
         let offered = (link.accepted.header_digest, link.accepted.data_digest);
         let lacks = self.options.header_digest && !offered.0 || self.options.data_digest && !offered.1;
         if lacks {
-            return check(State::Missing, "the target doesn't support those that the URI requests")
+            return check(CheckState::Missing, "the target doesn't support those that the URI requests")
                 .why("hdgst=1 and ddgst=1 are refused where the target has them off")
                 .next("header_digest = true, data_digest = true in the target's configuration; or a URI without them");
         }
         match (offered, self.options.header_digest || self.options.data_digest) {
             ((false, false), _) => {
-                check(State::Works, "none: disabled at the target, and the URI doesn't request them")
+                check(CheckState::Works, "none: disabled at the target, and the URI doesn't request them")
             }
-            (_, true) => check(State::Works, "CRC32C, as the URI asks"),
+            (_, true) => check(CheckState::Works, "CRC32C, as the URI asks"),
             (_, false) => {
                 let found = format!("CRC32C where asked for: {}", self.with("hdgst=1&ddgst=1"));
-                check(State::Works, &found)
+                check(CheckState::Works, &found)
             }
         }
     }
@@ -178,7 +178,7 @@ impl Say<'_> {
             version >> 16,
             version >> 8 & 0xff
         );
-        self.check("connect", "Connect and Identify", State::Works, found)
+        self.check("connect", "Connect and Identify", CheckState::Works, found)
     }
 
     fn queues(&self, info: &ControllerInfo) -> Check {
@@ -187,11 +187,11 @@ impl Say<'_> {
         let found = format!("{} granted of {wanted} requested, {depth} commands each", info.queues);
         let check = |state| self.check("queues", "I/O queues", state, found.clone());
         match (info.queues < wanted, self.options.queues) {
-            (false, _) => check(State::Works),
-            (true, Some(_)) => check(State::Missing)
+            (false, _) => check(CheckState::Works),
+            (true, Some(_)) => check(CheckState::Missing)
                 .why("a target that grants fewer than queues= says is refused")
                 .next(format!("queues={} in the URI; or queues = {wanted} at the target", info.queues)),
-            (true, None) => check(State::Limited)
+            (true, None) => check(CheckState::Limited)
                 .why("fewer connections than processors: a worker for each processor has none of its own")
                 .next(format!("queues = {wanted} at the target; or ‹workers› {}", info.queues)),
         }
@@ -204,11 +204,11 @@ impl Say<'_> {
             self.check("transfer", "longest transfer", state, found)
         };
         match info.transfer_bytes {
-            None => check(State::Works, "no limit".into()),
-            Some(most) if most < TRANSFER_LEAST => check(State::Limited, size(most.into()))
+            None => check(CheckState::Works, "no limit".into()),
+            Some(most) if most < TRANSFER_LEAST => check(CheckState::Limited, size(most.into()))
                 .why("longer I/Os are cut into commands of that size, each with a round trip's work")
                 .next("max_transfer = \"1m\" at a Forebay target; MDTS at others"),
-            Some(most) => check(State::Works, size(most.into())),
+            Some(most) => check(CheckState::Works, size(most.into())),
         }
     }
 
@@ -217,7 +217,7 @@ impl Say<'_> {
         let base = format!("nvme+tcp://{}/{}", self.options.addresses[0], self.options.nqn);
         let check = |state, found: String| self.check("namespace", &title, state, found);
         let Some(namespace) = found else {
-            return check(State::Missing, "missing, or not accessible to this host".into())
+            return check(CheckState::Missing, "missing, or not accessible to this host".into())
                 .why("nothing can be read from a namespace that the controller doesn't list")
                 .next(format!("forebay identify {base}   # lists those that are"));
         };
@@ -225,21 +225,21 @@ impl Say<'_> {
         let access = if namespace.read_only { ", read-only" } else { "" };
         let shown = format!("{bytes} in blocks of {} B{access}", namespace.block_bytes);
         if let Some(why) = namespace.unusable {
-            return check(State::Missing, shown).why(why).next("another format, at the target");
+            return check(CheckState::Missing, shown).why(why).next("another format, at the target");
         }
         if !info.ana {
-            return check(State::Works, format!("{shown}; no ANA: all paths are equal"));
+            return check(CheckState::Works, format!("{shown}; no ANA: all paths are equal"));
         }
         let shown = format!("{shown}; this path is {}", namespace.ana_state.name());
         let elsewhere = format!("{}   # a path that is optimized", self.with("path=HOST:PORT"));
         match namespace.ana_state {
-            AnaState::Optimized => check(State::Works, shown),
-            AnaState::NonOptimized => check(State::Limited, shown)
+            AnaState::Optimized => check(CheckState::Works, shown),
+            AnaState::NonOptimized => check(CheckState::Limited, shown)
                 .why("the target reaches its medium indirectly on this path")
                 .next(elsewhere),
-            _ => {
-                check(State::Missing, shown).why("the target accepts no I/O on this path now").next(elsewhere)
-            }
+            _ => check(CheckState::Missing, shown)
+                .why("the target accepts no I/O on this path now")
+                .next(elsewhere),
         }
     }
 
@@ -247,15 +247,17 @@ impl Say<'_> {
         let asked = self.options.keep_alive.as_secs_f64();
         let check = |state, found: String| self.check("keep_alive", "keep alive", state, found);
         if asked == 0.0 {
-            return check(State::Limited, "off, as the URI says (kato)".into())
+            return check(CheckState::Limited, "off, as the URI says (kato)".into())
                 .why("a target that disappears silently is noticed only by io_timeout")
                 .next(self.with("kato=5").replace("kato=-1&", ""));
         }
         match info.keep_alive_granularity_ms {
-            0 => check(State::Limited, "the controller has none".into())
+            0 => check(CheckState::Limited, "the controller has none".into())
                 .why("a target that disappears silently is noticed only by io_timeout")
                 .next(self.with("io_timeout=10")),
-            step => check(State::Works, format!("a command every {} s, in steps of {step} ms", asked / 2.0)),
+            step => {
+                check(CheckState::Works, format!("a command every {} s, in steps of {step} ms", asked / 2.0))
+            }
         }
     }
 
@@ -270,7 +272,8 @@ impl Say<'_> {
 
     fn wire(&self, roots: &Roots, address: SocketAddr, wire: Option<Wire>) -> Vec<Check> {
         let Some(wire) = wire else {
-            let check = self.check("path", "network path", State::Unknown, "the kernel doesn't report it");
+            let check =
+                self.check("path", "network path", CheckState::Unknown, "the kernel doesn't report it");
             return vec![check.why("TCP_INFO gives no answer for this socket")];
         };
         vec![self.segments(address, wire), self.buffers(roots, wire), self.pacing(roots, address)]
@@ -280,15 +283,18 @@ impl Say<'_> {
     fn pacing(&self, roots: &Roots, address: SocketAddr) -> Check {
         let check = |state, found: String| self.check("congestion", "congestion control", state, found);
         if address.ip().to_canonical().is_loopback() {
-            return check(State::Works, "reno, as on all connections of loopback: nothing is paced".into());
+            return check(
+                CheckState::Works,
+                "reno, as on all connections of loopback: nothing is paced".into(),
+            );
         }
         match text(&roots.proc("sys/net/ipv4/tcp_congestion_control")) {
-            None => check(State::Unknown, "not reported".into())
+            None => check(CheckState::Unknown, "not reported".into())
                 .why("net.ipv4.tcp_congestion_control can't be read"),
-            Some(name) if name.trim().starts_with("bbr") => check(State::Limited, name.trim().into())
+            Some(name) if name.trim().starts_with("bbr") => check(CheckState::Limited, name.trim().into())
                 .why("it uses pacing: a timer for every few segments costs processor time, most of all on virtual machines")
                 .next("sudo sysctl -w net.ipv4.tcp_congestion_control=cubic   # here and at the target; then measure again"),
-            Some(name) => check(State::Works, name.trim().into()),
+            Some(name) => check(CheckState::Works, name.trim().into()),
         }
     }
 
@@ -298,9 +304,9 @@ impl Say<'_> {
         let found = format!("segments of {mss} B (path MTU {path_mtu}), round trip {ms:.2} ms");
         let check = |state| self.check("path", "network path", state, found.clone());
         if mss > SMALL_SEGMENT || address.ip().is_loopback() {
-            return check(State::Works);
+            return check(CheckState::Works);
         }
-        check(State::Limited)
+        check(CheckState::Limited)
             .why("each segment costs both ends some work; frames of 9000 bytes make a sixth as many")
             .next(format!(
                 "sudo ip link set dev \"$(ip -o route get {ip} | grep -oP 'dev \\K\\S+')\" mtu 9000   # at both ends, \
@@ -316,7 +322,7 @@ impl Say<'_> {
             line.split_whitespace().nth(2)?.parse::<u64>().ok()
         };
         let (Some(receive), Some(send)) = (most("tcp_rmem"), most("tcp_wmem")) else {
-            return check(State::Unknown, "not reported".into())
+            return check(CheckState::Unknown, "not reported".into())
                 .why("net.ipv4.tcp_rmem and tcp_wmem can't be read");
         };
         // Half of a receive buffer is bookkeeping (tcp_adv_win_scale).
@@ -329,8 +335,8 @@ impl Say<'_> {
         );
         let wanted = (CARRIES_LEAST * wire.round_trip.as_secs_f64() * 2.0) as u64;
         match rate < CARRIES_LEAST {
-            false => check(State::Works, found),
-            true => check(State::Limited, found)
+            false => check(CheckState::Works, found),
+            true => check(CheckState::Limited, found)
                 .why("a connection waits for its window when more than that lies between both ends")
                 .next(format!(
                     "sudo sysctl -w net.ipv4.tcp_rmem='4096 131072 {}'   # and net.ipv4.tcp_wmem at the target; or more queues",
@@ -388,7 +394,7 @@ mod tests {
             "buffers",
         ] {
             let check = of(&found, id);
-            assert_eq!(check.state, State::Works, "{check:?}");
+            assert_eq!(check.state, CheckState::Works, "{check:?}");
         }
         assert!(of(&found, "queues").found.contains("2 granted of 2"));
         assert!(of(&found, "namespace").found.starts_with("1 GiB in blocks of 512 B, read-only"));
@@ -402,11 +408,11 @@ mod tests {
             server("queues = 1\ndata_digest = false\nmax_transfer = \"64k\"", "allow_any_host = true");
         let found = look(&server, "?queues=4&ddgst=1&nsid=7&kato=-1");
         for (id, state, next) in [
-            ("digests", State::Missing, "data_digest = true"),
-            ("queues", State::Missing, "queues=1"),
-            ("transfer", State::Limited, "max_transfer"),
-            ("namespace", State::Missing, "forebay identify nvme+tcp://"),
-            ("keep_alive", State::Limited, "kato=5"),
+            ("digests", CheckState::Missing, "data_digest = true"),
+            ("queues", CheckState::Missing, "queues=1"),
+            ("transfer", CheckState::Limited, "max_transfer"),
+            ("namespace", CheckState::Missing, "forebay identify nvme+tcp://"),
+            ("keep_alive", CheckState::Limited, "kato=5"),
         ] {
             let check = of(&found, id);
             assert_eq!(check.state, state, "{check:?}");
@@ -421,8 +427,8 @@ mod tests {
         let server = server("", "[[subsystems.hosts]]\nnqn = \"nqn.2026-11.io.example:other\"");
         let refused = look(&server, "");
         let check = of(&refused, "connect");
-        assert!(check.state == State::Missing && check.next.is_some(), "{check:?}");
-        assert_eq!(of(&refused, "handshake").state, State::Works);
+        assert!(check.state == CheckState::Missing && check.next.is_some(), "{check:?}");
+        assert_eq!(of(&refused, "handshake").state, CheckState::Works);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let answers = std::thread::spawn(move || {
@@ -432,7 +438,7 @@ mod tests {
         });
         let uri = format!("nvme+tcp://{address}/{NQN}");
         let found = checks(&Roots::host(), &uri, &options(&uri), address);
-        assert_eq!((found.len(), of(&found, "handshake").state), (1, State::Missing), "{found:?}");
+        assert_eq!((found.len(), of(&found, "handshake").state), (1, CheckState::Missing), "{found:?}");
         answers.join().unwrap();
     }
 
@@ -443,10 +449,10 @@ mod tests {
         let say = Say { uri: "u", options: &options };
         let wire = |mss, us| Wire { mss, path_mtu: mss + 52, round_trip: Duration::from_micros(us) };
         let far: SocketAddr = "192.0.2.1:4420".parse().unwrap();
-        assert_eq!(say.segments(far, wire(1448, 100)).state, State::Limited);
+        assert_eq!(say.segments(far, wire(1448, 100)).state, CheckState::Limited);
         assert!(say.segments(far, wire(1448, 100)).next.unwrap().contains("tracepath -n 192.0.2.1"));
-        assert_eq!(say.segments(far, wire(8948, 100)).state, State::Works);
-        assert_eq!(say.segments("127.0.0.1:1".parse().unwrap(), wire(1448, 100)).state, State::Works);
+        assert_eq!(say.segments(far, wire(8948, 100)).state, CheckState::Works);
+        assert_eq!(say.segments("127.0.0.1:1".parse().unwrap(), wire(1448, 100)).state, CheckState::Works);
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("proc/sys/net/ipv4");
         std::fs::create_dir_all(&folder).unwrap();
@@ -454,10 +460,16 @@ mod tests {
             std::fs::write(folder.join(name), "4096\t131072\t6291456\n").unwrap();
         }
         let roots = Roots::under(root.path());
-        assert_eq!(say.buffers(&roots, wire(8948, 100)).state, State::Works);
+        assert_eq!(say.buffers(&roots, wire(8948, 100)).state, CheckState::Works);
         let slow = say.buffers(&roots, wire(8948, 10_000));
-        assert!(slow.state == State::Limited && slow.next.unwrap().contains("67108864"), "10 ms at 25 Gb/s");
-        assert_eq!(say.buffers(&Roots::under(root.path().join("none")), wire(1, 1)).state, State::Unknown);
+        assert!(
+            slow.state == CheckState::Limited && slow.next.unwrap().contains("67108864"),
+            "10 ms at 25 Gb/s"
+        );
+        assert_eq!(
+            say.buffers(&Roots::under(root.path().join("none")), wire(1, 1)).state,
+            CheckState::Unknown
+        );
     }
 
     // promise: DOC-4
@@ -470,12 +482,14 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let roots = Roots::under(root.path());
         let far: SocketAddr = "192.0.2.1:4420".parse().unwrap();
-        assert_eq!(say.pacing(&roots, far).state, State::Unknown);
-        for (name, state) in [("bbr", State::Limited), ("bbr2", State::Limited), ("cubic", State::Works)] {
+        assert_eq!(say.pacing(&roots, far).state, CheckState::Unknown);
+        for (name, state) in
+            [("bbr", CheckState::Limited), ("bbr2", CheckState::Limited), ("cubic", CheckState::Works)]
+        {
             std::fs::write(folder.join("tcp_congestion_control"), format!("{name}\n")).unwrap();
             let found = say.pacing(&roots, far);
-            assert_eq!((found.state, found.next.is_some()), (state, state == State::Limited), "{name}");
-            assert_eq!(say.pacing(&roots, "[::1]:4420".parse().unwrap()).state, State::Works);
+            assert_eq!((found.state, found.next.is_some()), (state, state == CheckState::Limited), "{name}");
+            assert_eq!(say.pacing(&roots, "[::1]:4420".parse().unwrap()).state, CheckState::Works);
         }
     }
 }

@@ -5,7 +5,7 @@ mod machine;
 
 use super::verdict::Facts;
 use super::*;
-use forebay_io::machine::finding::State;
+use forebay_io::machine::finding::CheckState;
 use machine::{Machine, GPU};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -46,10 +46,10 @@ fn each_thing_that_holds_a_drive_back_is_named_with_its_command() {
         ("drive.nvme0n1.temperature", "nvme smart-log /dev/nvme0n1"),
     ] {
         let check = find(&report, check);
-        assert_eq!(check.state, State::Limited, "{}", check.id);
+        assert_eq!(check.state, CheckState::Limited, "{}", check.id);
         assert!(check.next.as_ref().unwrap().contains(command), "{check:?}");
     }
-    assert_eq!(find(&report, "drive.nvme5n1.link").state, State::Works);
+    assert_eq!(find(&report, "drive.nvme5n1.link").state, CheckState::Works);
     assert_eq!(find(&report, "drive.nvme5n1.temperature").found, "41 °C");
 }
 
@@ -93,9 +93,9 @@ fn a_disk_that_spins_is_told_from_a_device_that_only_says_so() {
     );
     let described = |name| drives::describe(&machine.roots(), name);
     let first = |name| drives::checks(&[described(name)])[0].clone();
-    assert_eq!((first("sda").state, described("sda").drive.kind.as_str()), (State::Limited, "sata"));
+    assert_eq!((first("sda").state, described("sda").drive.kind.as_str()), (CheckState::Limited, "sata"));
     assert_eq!(described("sda").drive.serial.as_deref(), Some("WD-1234"));
-    assert_eq!(first("loop0").state, State::Works);
+    assert_eq!(first("loop0").state, CheckState::Works);
     assert!(first("loop0").found.contains("backed by /data/image"));
 }
 
@@ -109,7 +109,7 @@ fn device_mapper_layers_are_told_apart() {
     let roots = machine.roots();
     let raids = raid::facts(&roots, &[drives::describe(&roots, "dm-0")]);
     assert_eq!((raids[0].name.as_str(), raids[0].level.as_deref()), ("secret", Some("crypt")));
-    assert_eq!(raid::checks(&roots, &raids, false)[0].state, State::Limited);
+    assert_eq!(raid::checks(&roots, &raids, false)[0].state, CheckState::Limited);
 }
 
 // promise: DOC-1
@@ -125,7 +125,7 @@ fn the_gpu_is_found_without_a_library_and_measured_against_drives_and_cards() {
     assert_eq!(relation("mlx5_0"), Some(topology::Relation::SameSwitch));
     assert_eq!(relation("nvme5n1"), Some(topology::Relation::CrossNode));
     // An idle GPU lowers its generation; only lost lanes are a fault.
-    assert_eq!(find(&report, "gpu.0").state, State::Works);
+    assert_eq!(find(&report, "gpu.0").state, CheckState::Works);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn a_gpu_without_a_driver_is_noticed_on_the_bus() {
     std::fs::remove_dir_all(machine.root.path().join("proc/driver/nvidia")).unwrap();
     let report = machine.examine();
     let check = find(&report, "gpu.driver");
-    assert_eq!(check.state, State::Missing);
+    assert_eq!(check.state, CheckState::Missing);
     assert!(check.found.contains(GPU) && check.next.as_ref().unwrap().contains("modprobe nvidia"));
 }
 
@@ -145,7 +145,7 @@ fn nvidia_fs_says_whom_it_serves() {
     let check = |machine: &Machine| find(&machine.examine(), "gds.nvidia_fs").clone();
     assert_eq!(check(&machine).found, "2.27.3, serving nvme nvme_rdma");
     machine.write("proc/driver/nvidia-fs/modules", "");
-    assert_eq!(check(&machine).state, State::Limited);
+    assert_eq!(check(&machine).state, CheckState::Limited);
     std::fs::remove_dir_all(machine.root.path().join("proc/driver/nvidia-fs")).unwrap();
     std::fs::remove_dir_all(machine.root.path().join("sys/module/nvidia_fs")).unwrap();
     assert!(check(&machine).next.unwrap().contains("modprobe nvidia_fs"));
@@ -162,7 +162,7 @@ fn peer_dma_names_every_setting_that_is_amiss_until_it_works() {
     assert!(next(&machine, "gds.p2pdma_json").contains("--write-cufile-json"));
     machine.write("sys/module/nvme_core/parameters/multipath", "N\n");
     machine.write("etc/cufile.json", "{ // direct\n \"properties\": { \"use_pci_p2pdma\": true } }");
-    assert_eq!(check(&machine).state, State::Works);
+    assert_eq!(check(&machine).state, CheckState::Works);
     machine.write("proc/driver/nvidia/params", "RegistryDwords: \"\"\n");
     if std::env::consts::ARCH == "x86_64" {
         assert!(
@@ -172,7 +172,7 @@ fn peer_dma_names_every_setting_that_is_amiss_until_it_works() {
     machine.kernel_config("# CONFIG_PCI_P2PDMA is not set\n");
     assert!(check(&machine).found.contains("off in the kernel"));
     machine.remove("proc/config.gz");
-    assert_eq!(check(&machine).state, State::Unknown);
+    assert_eq!(check(&machine).state, CheckState::Unknown);
     machine.write("boot/config-6.8.0-60-generic", "CONFIG_PCI_P2PDMA=y\n");
     assert!(check(&machine).found.starts_with("in the kernel"));
 }
@@ -180,7 +180,7 @@ fn peer_dma_names_every_setting_that_is_amiss_until_it_works() {
 #[test]
 fn a_bridge_that_redirects_peers_is_named_with_the_setpci_command() {
     let machine = Machine::new();
-    assert_eq!(find(&machine.examine(), "gds.acs").state, State::Unknown);
+    assert_eq!(find(&machine.examine(), "gds.acs").state, CheckState::Unknown);
     for bridge in ["0000:3a:01.0", "0000:3b:00.0", "0000:3c:04.0", "0000:3c:10.0", "0000:3c:14.0"] {
         let mut config = vec![0u8; 4096];
         config[0x100..0x104].copy_from_slice(&[0x0d, 0x00, 0x01, 0x00]);
@@ -220,7 +220,7 @@ fn memory_limits_come_with_what_raises_them() {
     assert!(find(&report, "thp").next.as_ref().unwrap().contains("echo madvise"));
     // CAP_IPC_LOCK lifts the limit.
     machine.write("proc/self/status", "CapEff:\t0000000000004000\n");
-    assert_eq!(find(&machine.examine(), "memlock").state, State::Works);
+    assert_eq!(find(&machine.examine(), "memlock").state, CheckState::Works);
 }
 
 // promise: DOC-1
@@ -231,7 +231,7 @@ fn the_host_is_described_down_to_its_container() {
     assert_eq!(host.cpu, "AMD EPYC 9554 64-Core Processor");
     assert_eq!((host.cores, host.sockets, host.numa.len(), host.smt), (4, Some(2), 2, Some(true)));
     assert_eq!((host.virtualization, host.container), (None, None));
-    assert_eq!(find(&machine.examine(), "governor").state, State::Limited);
+    assert_eq!(find(&machine.examine(), "governor").state, CheckState::Limited);
     machine.write(".dockerenv", "");
     machine.write("proc/self/cgroup", "0::/kubepods/pod1\n5:memory:/../../etc\n");
     machine.write("sys/fs/cgroup/kubepods/cpu.max", "150000 100000\n");
@@ -248,7 +248,7 @@ fn a_sandboxed_kernel_is_recognised() {
     machine.write("proc/version", "Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016\n");
     let report = machine.examine();
     assert_eq!(report.environment.virtualization.as_deref(), Some("gVisor"));
-    assert_eq!(find(&report, "kernel").state, State::Limited);
+    assert_eq!(find(&report, "kernel").state, CheckState::Limited);
 }
 
 // promise: DOC-1
@@ -261,7 +261,7 @@ fn power_meters_that_cannot_be_read_say_what_would_help() {
     assert_eq!(report.power.rapl[0].name, "package-0");
     assert!(find(&report, "power.rapl").next.as_ref().unwrap().contains("chmod a+r"));
     machine.write("sys/class/powercap/intel-rapl:0/energy_uj", "1\n");
-    assert_eq!(find(&machine.examine(), "power.rapl").state, State::Works);
+    assert_eq!(find(&machine.examine(), "power.rapl").state, CheckState::Works);
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn a_guest_is_not_asked_for_meters_that_it_cannot_have() {
     machine.write("sys/devices/system/clocksource/clocksource0/available_clocksource", "tsc kvm-clock\n");
     let report = machine.examine();
     for id in ["power.rapl", "power.ipmi"] {
-        assert_eq!(find(&report, id).state, State::NotApplicable, "{id}");
+        assert_eq!(find(&report, id).state, CheckState::NotApplicable, "{id}");
     }
 }
 
@@ -307,7 +307,8 @@ fn every_check_that_does_not_work_says_why_and_every_id_is_used_once() {
         for check in &report.checks {
             assert!(ids.insert(&check.id), "{} twice", check.id);
             assert!(!check.found.is_empty() && !check.title.is_empty(), "{check:?}");
-            let amiss = matches!(check.state, State::Missing | State::Limited | State::Unknown);
+            let amiss =
+                matches!(check.state, CheckState::Missing | CheckState::Limited | CheckState::Unknown);
             assert!(!amiss || check.why.is_some(), "{check:?}");
         }
         assert!(report.checks.is_sorted_by_key(|c| c.area));
@@ -323,7 +324,7 @@ fn a_directory_is_examined_down_to_its_direct_io_and_left_empty() {
     let examined = &report.filesystems[0];
     assert!(examined.direct.is_some() && examined.filesystem.is_some());
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
-    assert!(find(&report, "path.host").state == State::Works);
+    assert!(find(&report, "path.host").state == CheckState::Works);
 }
 
 #[test]
@@ -336,7 +337,7 @@ fn nothing_that_is_not_a_file_needs_a_drive() {
         let report = examine(Some(source), None).unwrap();
         assert!(report.drives.is_empty());
         find(&report, id);
-        assert_eq!(find(&report, "path.mapped").state, State::NotApplicable);
+        assert_eq!(find(&report, "path.mapped").state, CheckState::NotApplicable);
     }
 }
 
@@ -348,7 +349,7 @@ fn a_path_that_refuses_the_source_is_not_said_to_work_on_it() {
     let report = examine(Some(&over), None).unwrap();
     for path in ["path.mapped", "path.gds"] {
         let check = find(&report, path);
-        assert_eq!(check.state, State::NotApplicable);
+        assert_eq!(check.state, CheckState::NotApplicable);
         assert!(check.found.starts_with("it can only serve files"), "{}", check.found);
     }
     assert!(!report.verdicts.mapped.runs);
@@ -366,7 +367,7 @@ fn the_environment_card_comes_quickly_and_names_this_machine() {
     let tried = Instant::now();
     loop {
         let started = Instant::now();
-        let card = environment::of(std::slice::from_ref(&here));
+        let card = environment::gather(std::slice::from_ref(&here));
         let took = started.elapsed();
         assert!(card.cores > 0 && card.memory_bytes > 0 && card.filesystem.is_some());
         if took < Duration::from_millis(50) {
@@ -375,7 +376,7 @@ fn the_environment_card_comes_quickly_and_names_this_machine() {
         // A busy machine may hold it up many a time, and not every time.
         assert!(tried.elapsed() < Duration::from_secs(120), "never in 50 ms: {took:?}");
     }
-    assert!(environment::of(&["/no/such/path".into()]).filesystem.is_none());
+    assert!(environment::gather(&["/no/such/path".into()]).filesystem.is_none());
 }
 
 // promise: DOC-3

@@ -5,7 +5,7 @@ use super::fabric::Fabric;
 use super::gpu::GpuFacts;
 use super::pci;
 use super::roots::Roots;
-use forebay_io::machine::finding::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 use serde::Serialize;
 use std::path::Path;
 
@@ -103,7 +103,7 @@ pub(crate) fn checks(distances: &[Distance], gpu: bool) -> Vec<Check> {
             Area::Topology,
             "topology",
             "GPU to drive and NIC",
-            State::NotApplicable,
+            CheckState::NotApplicable,
             found,
         )];
     }
@@ -112,7 +112,7 @@ pub(crate) fn checks(distances: &[Distance], gpu: bool) -> Vec<Check> {
             Area::Topology,
             "topology",
             "GPU to drive and NIC",
-            State::Unknown,
+            CheckState::Unknown,
             "nothing to compare",
         )
         .why("no drive or network card here shows a PCI address")];
@@ -127,16 +127,16 @@ fn check(distance: &Distance) -> Check {
     let hint =
         format!("nvidia-smi topo -m   # and use a GPU near {}, or ‹gpus› with another number", distance.to);
     match distance.relation {
-        Relation::SameSwitch => check(State::Works, distance.relation.words()),
-        Relation::SameRootPort => check(State::Works, distance.relation.words()),
-        Relation::SameHostBridge => check(State::Works, distance.relation.words()),
-        Relation::SameNode => check(State::Limited, distance.relation.words())
+        Relation::SameSwitch => check(CheckState::Works, distance.relation.words()),
+        Relation::SameRootPort => check(CheckState::Works, distance.relation.words()),
+        Relation::SameHostBridge => check(CheckState::Works, distance.relation.words()),
+        Relation::SameNode => check(CheckState::Limited, distance.relation.words())
             .why("direct DMA between them runs through the processor's fabric, slower than through a switch on many machines")
             .next(hint),
-        Relation::CrossNode => check(State::Limited, distance.relation.words())
+        Relation::CrossNode => check(CheckState::Limited, distance.relation.words())
             .why("every byte crosses the link between sockets: expect much less, especially for direct DMA")
             .next(hint),
-        Relation::Unknown => check(State::Unknown, "not reported")
+        Relation::Unknown => check(CheckState::Unknown, "not reported")
             .why("different host bridges, and the firmware doesn't name their NUMA nodes (a virtual machine does this)")
             .next("nvidia-smi topo -m"),
     }

@@ -1,7 +1,7 @@
 //! ublk: whether this machine can have block devices whose requests Forebay answers.
 
 use super::roots::{names, Roots};
-use forebay_io::machine::finding::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 use rustix::fs::{access, Access};
 use serde::Serialize;
 
@@ -39,12 +39,12 @@ pub(crate) fn checks(found: Ublk) -> Vec<Check> {
         Check::new(Area::Fabric, "ublk", "block devices by Forebay (ublk)", state, found)
     };
     vec![match found {
-        Ublk::Usable => check(State::Works, "/dev/ublk-control is there: any source can be a /dev/ublkbN"),
+        Ublk::Usable => check(CheckState::Works, "/dev/ublk-control is there: any source can be a /dev/ublkbN"),
         // Nothing amiss in these two: who wants a device here types that.
-        Ublk::Forbidden => check(State::Works, "/dev/ublk-control is there, for root: sudo makes a /dev/ublkbN"),
-        Ublk::Available => check(State::Works, "can be loaded, for /dev/ublkbN: sudo modprobe ublk_drv"),
+        Ublk::Forbidden => check(CheckState::Works, "/dev/ublk-control is there, for root: sudo makes a /dev/ublkbN"),
+        Ublk::Available => check(CheckState::Works, "can be loaded, for /dev/ublkbN: sudo modprobe ublk_drv"),
         Ublk::Absent => check(
-            State::NotApplicable,
+            CheckState::NotApplicable,
             "no ublk_drv module for this kernel (Linux 6.5 with CONFIG_BLK_DEV_UBLK); a guest can have vfio-user",
         ),
     }]

@@ -4,7 +4,7 @@
 //! and `io_uring_disabled` forbids by sysctl. So this asks the kernel.
 
 use super::roots::{number, Roots};
-use forebay_io::machine::finding::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 use io_uring::{cqueue, opcode, squeue, types, Builder, IoUring, Probe};
 use serde::Serialize;
 use std::io;
@@ -164,7 +164,7 @@ pub(crate) fn checks(uring: &Uring) -> Vec<Check> {
 fn setup(uring: &Uring) -> Check {
     let check = |state, found: String| Check::new(Area::IoUring, "uring.setup", "io_uring", state, found);
     let Some(refused) = &uring.refused else {
-        return check(State::Works, "rings can be set up".into());
+        return check(CheckState::Works, "rings can be set up".into());
     };
     let (why, next) = match uring.disabled_sysctl {
         Some(1..) => (
@@ -184,7 +184,7 @@ fn setup(uring: &Uring) -> Check {
             "run on Linux 5.11 or later with CONFIG_IO_URING=y",
         ),
     };
-    check(State::Missing, format!("refused: {refused}")).why(why).next(next)
+    check(CheckState::Missing, format!("refused: {refused}")).why(why).next(next)
 }
 
 fn feature_check(feature: &Feature) -> Check {
@@ -193,10 +193,10 @@ fn feature_check(feature: &Feature) -> Check {
     let id = format!("uring.{}", feature.name);
     let check = |state, found: String| Check::new(Area::IoUring, id, title, state, found);
     let Some(answer) = &feature.answer else {
-        return check(State::Works, purpose.into());
+        return check(CheckState::Works, purpose.into());
     };
     if feature.name == "registered_buffers" && answer.contains("allocate memory") {
-        return check(State::Limited, format!("refused: {answer}"))
+        return check(CheckState::Limited, format!("refused: {answer}"))
             .why("the locked-memory limit is used up")
             .next("ulimit -l unlimited");
     }
@@ -207,7 +207,7 @@ fn feature_check(feature: &Feature) -> Check {
         "sqpoll" => "5.11 (without privileges)",
         _ => "5.11",
     };
-    check(State::Missing, format!("refused: {answer}"))
+    check(CheckState::Missing, format!("refused: {answer}"))
         .why(format!("{purpose}; the engine does without it here"))
         .next(format!("Linux {since} or later has it"))
 }
@@ -216,14 +216,14 @@ fn operations_check(operations: &[(&'static str, bool)]) -> Check {
     let lacking: Vec<&str> = operations.iter().filter(|o| !o.1).map(|o| o.0).collect();
     let check = |state, found| Check::new(Area::IoUring, "uring.operations", "operations", state, found);
     if operations.is_empty() {
-        return check(State::Unknown, "not reported".into())
+        return check(CheckState::Unknown, "not reported".into())
             .why("the kernel doesn't answer IORING_REGISTER_PROBE");
     }
     if lacking.is_empty() {
         let known: Vec<&str> = operations.iter().map(|o| o.0).collect();
-        return check(State::Works, known.join(", "));
+        return check(CheckState::Works, known.join(", "));
     }
-    check(State::Limited, format!("without {}", lacking.join(", ")))
+    check(CheckState::Limited, format!("without {}", lacking.join(", ")))
         .why("this kernel doesn't know them")
         .next("a later kernel has them; whatever needs them does without here")
 }

@@ -19,19 +19,19 @@ fn way_of(is_read: bool) -> usize {
 
 /// The I/Os of one direction.
 #[derive(Clone, Debug, Default)]
-pub struct Way {
+pub struct DirectionTally {
     pub latency: Latency,
     pub bytes: u64,
     pub ios: u64,
 }
 
-impl Way {
+impl DirectionTally {
     fn moved(&self) -> Moved {
         let mean_ns = if self.latency.count() > 0 { self.latency.mean_ns() } else { 0.0 };
         Moved { bytes: self.bytes, ios: self.ios, mean_ns }
     }
 
-    fn add(&mut self, other: &Way) {
+    fn add(&mut self, other: &DirectionTally) {
         if other.ios > 0 || other.latency.count() > 0 {
             self.latency.merge(&other.latency);
             (self.bytes, self.ios) = (self.bytes + other.bytes, self.ios + other.ios);
@@ -54,7 +54,7 @@ pub struct Tally {
     /// The NUMA node that it was kept on.
     pub numa: Option<u32>,
     /// Reads and writes; `READ` and `WRITE` are their places.
-    pub ways: [Way; 2],
+    pub ways: [DirectionTally; 2],
     /// Flushes of the measured time.
     pub flush: Option<Box<Latency>>,
     /// The copy of `bounce`.
@@ -129,7 +129,7 @@ struct Interval {
     /// Latency of the I/Os that came last: as a `Row`, but of reads and writes, which one comparison tells.
     ns: u64,
     /// Reads and writes, each with the number of its I/Os in that row.
-    ways: [(u64, Way); 2],
+    ways: [(u64, DirectionTally); 2],
     copy_row: Row,
     targets: Vec<u64>,
     measured: bool,
@@ -322,7 +322,8 @@ impl Tally {
         }
         let ways = interval.ways.each_ref().map(|(_, way)| way.moved());
         let ios = ways.iter().map(|way| way.ios).sum();
-        let kept = |way: &Way| (with_histogram && way.latency.count() > 0).then(|| way.latency.clone());
+        let kept =
+            |way: &DirectionTally| (with_histogram && way.latency.count() > 0).then(|| way.latency.clone());
         let snapshot = Snapshot {
             worker: self.worker,
             index: 0,

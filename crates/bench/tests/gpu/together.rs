@@ -58,7 +58,7 @@ impl Bench {
         let pin = gpu.pin(&beside).unwrap();
         let target = FileTarget::open(source, FileAccess { write: false, direct: false }).unwrap();
         let target = Target::new("rows", BYTES as u64, OpenFileSource { target, engine: Engine::Map });
-        let path = path::of(kind);
+        let path = path::by_kind(kind);
         assert!(path.takes_rows(&target));
         let needs = QueueNeeds::new(1, (row * rows) as u64);
         let copiers = Copiers::new(Some(&gpu), needs).with_rows(rows as u32, row as u64);

@@ -3,7 +3,7 @@
 //! emulator, targets and gateways all use it; the caller's data for an I/O travels with it as its owner, `O`.
 //!
 //! An I/O has a tag, and its slot of memory, from `begin` until `release`. In between it belongs to the caller (after
-//! `begin`, and again once it is over) or to the client (from `push` until `settle` reports that it is over).
+//! `begin`, and again once it is over) or to the client (from `push` until `complete` reports that it is over).
 
 mod free;
 mod overdue;
@@ -369,7 +369,7 @@ impl<O: Copy> Client<O> {
         }
     }
 
-    /// Collects completions, to be taken by `next_done` or `settle`.
+    /// Collects completions, to be taken by `next_done` or `complete`.
     #[inline]
     pub fn collect(&mut self, reactor: &mut Reactor) {
         let mut i = 0;
@@ -408,7 +408,7 @@ impl<O: Copy> Client<O> {
 
     /// Processes a completion. None: the I/O continues, or its lost tag was found again.
     #[inline]
-    pub fn settle(&mut self, done: Done) -> Option<Completion> {
+    pub fn complete(&mut self, done: Done) -> Option<Completion> {
         let Done { tag, result, via, copy_ns } = done;
         let pending = &mut self.ios[tag as usize];
         self.entries[pending.submission.queue as usize].in_flight -= 1;
@@ -507,7 +507,7 @@ impl<O: Copy> Client<O> {
         self.collect(reactor);
         let mut done = self.take_done();
         for done in done.drain(..) {
-            if let Some(over) = self.settle(done) {
+            if let Some(over) = self.complete(done) {
                 each(self, over);
             }
         }

@@ -13,7 +13,7 @@ const CARD_NVML: Duration = Duration::from_millis(35);
 
 /// The environment part of a record, for what lies at `paths`. Takes under 50 ms and never
 /// fails: what isn't known stays null or empty.
-pub fn of(paths: &[PathBuf]) -> Environment {
+pub fn gather(paths: &[PathBuf]) -> Environment {
     on(&Roots::host(), paths)
 }
 

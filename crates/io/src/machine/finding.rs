@@ -6,7 +6,7 @@ use std::fmt::Display;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum CheckState {
     Works,
     /// Works, but not as well as it could, or not for every use.
     Limited,
@@ -43,7 +43,7 @@ pub struct Check {
     pub id: String,
     pub area: Area,
     pub title: String,
-    pub state: State,
+    pub state: CheckState,
     /// Description of what is here.
     pub found: String,
     /// Why it isn't better; null where it works.
@@ -57,7 +57,7 @@ impl Check {
         area: Area,
         id: impl Into<String>,
         title: impl Into<String>,
-        state: State,
+        state: CheckState,
         found: impl Into<String>,
     ) -> Check {
         let (id, title, found) = (id.into(), title.into(), found.into());
@@ -65,7 +65,7 @@ impl Check {
     }
 
     /// The line for a data path.
-    pub fn of_path(name: &str, state: State, found: impl Into<String>) -> Check {
+    pub fn of_path(name: &str, state: CheckState, found: impl Into<String>) -> Check {
         Check::new(Area::Paths, format!("path.{name}"), name, state, found)
     }
 
@@ -84,7 +84,7 @@ impl Check {
         id: &str,
         uri: &dyn Display,
         title: &str,
-        state: State,
+        state: CheckState,
         found: impl Into<String>,
     ) -> Check {
         Check::new(Area::Source, format!("source.{id} {uri}"), title, state, found)
@@ -92,7 +92,7 @@ impl Check {
 
     /// Returns whether something could be improved.
     pub fn wants_action(&self) -> bool {
-        let amiss = matches!(self.state, State::Missing | State::Limited);
+        let amiss = matches!(self.state, CheckState::Missing | CheckState::Limited);
         // What a path lacks is said where it is lacking.
         amiss && self.next.is_some() && self.area != Area::Paths
     }

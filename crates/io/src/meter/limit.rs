@@ -19,7 +19,7 @@ pub(crate) struct Limit {
 
 /// Effects of a limit since `Limit::find`.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Held {
+pub(crate) struct Throttling {
     pub cores: f64,
     /// Per cent of the periods that were over in which some thread had to wait for the next one.
     pub periods_pct: Result<f64, Reason>,
@@ -47,14 +47,14 @@ impl Limit {
         Ok(Limit { cores, before: counts(&stat), stat })
     }
 
-    pub(crate) fn held(&self) -> Held {
+    pub(crate) fn held(&self) -> Throttling {
         let since = self.before.clone().and_then(|before| {
             let now = counts(&self.stat)?;
             let periods = now.periods.saturating_sub(before.periods);
             let throttled = now.throttled.saturating_sub(before.throttled);
             Ok(if periods == 0 { 0.0 } else { (100.0 * throttled as f64 / periods as f64).min(100.0) })
         });
-        Held { cores: self.cores, periods_pct: since }
+        Throttling { cores: self.cores, periods_pct: since }
     }
 }
 
@@ -92,9 +92,9 @@ mod tests {
         write(group.join("../cpu.max"), "150000 100000\n");
         write(group.join("../cpu.stat"), "usage_usec 1\nnr_periods 100\nnr_throttled 7\nthrottled_usec 9\n");
         let limit = Limit::below(&roots).unwrap();
-        assert_eq!(limit.held(), Held { cores: 1.5, periods_pct: Ok(0.0) });
+        assert_eq!(limit.held(), Throttling { cores: 1.5, periods_pct: Ok(0.0) });
         write(group.join("../cpu.stat"), "usage_usec 1\nnr_periods 300\nnr_throttled 57\n");
-        assert_eq!(limit.held(), Held { cores: 1.5, periods_pct: Ok(25.0) });
+        assert_eq!(limit.held(), Throttling { cores: 1.5, periods_pct: Ok(25.0) });
         write(group.join("../cpu.stat"), "usage_usec 1\n");
         assert!(limit.held().periods_pct.unwrap_err().contains("nr_periods"));
     }

@@ -1,7 +1,7 @@
 //! The noise guard: what else happened on the machine while we measured.
 
 use super::cpu::{Clock, CpuReading};
-use super::limit::{Held, Limit};
+use super::limit::{Limit, Throttling};
 use super::{Missing, Reason};
 use forebay_model::record::Noise;
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ impl Guard {
 fn judged(
     reading: &CpuReading,
     throttled: Result<u64, Reason>,
-    limit: Result<Held, Reason>,
+    limit: Result<Throttling, Reason>,
 ) -> (Noise, Missing) {
     let mut missing = Missing::new();
     let mut noise = Noise::default();
@@ -152,7 +152,7 @@ mod tests {
             Machine { user_s: 5.0, softirq_s: 1.0, idle_s: 12.0, steal_s: 2.0, ..Machine::default() };
         let process = Times { user_s: 1.0, system_s: 1.0 };
         let reading = CpuReading { wall_s: 10.0, process, machine: Ok(machine) };
-        let held = Held { cores: 1.5, periods_pct: Ok(40.0) };
+        let held = Throttling { cores: 1.5, periods_pct: Ok(40.0) };
         let (noise, missing) = judged(&reading, Ok(3), Ok(held));
         assert_eq!((noise.cpu_limit_cores, noise.cpu_limited_pct), (Some(1.5), Some(40.0)));
         assert_eq!(noise.steal_pct, Some(10.0));

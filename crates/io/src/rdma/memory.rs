@@ -39,20 +39,20 @@ struct Inner {
 
 struct Stretch {
     id: u64,
-    place: Place,
+    place: PayloadPlace,
     bytes: usize,
     /// One for each domain, in their order.
     regions: Vec<Region>,
 }
 
-enum Place {
+enum PayloadPlace {
     Host(NonNull<u8>),
     /// Address in a GPU's memory, and the dma-buf that begins there.
     Device(u64, OwnedFd),
 }
 
 // SAFETY: an address; what may be done with it is `Domains::lend`'s promise.
-unsafe impl Send for Place {}
+unsafe impl Send for PayloadPlace {}
 
 /// Memory stays lent as long as this lives; drop it before the memory.
 pub struct Lent {
@@ -100,7 +100,7 @@ impl Domains {
     /// `Machine`: more than may be locked.
     pub fn lend(self: &Arc<Domains>, arena: &Arena) -> Result<Lent, Error> {
         let (at, bytes) = arena.whole();
-        self.put(Place::Host(at), bytes).map_err(|(device, e)| refusal(bytes, &device, &e))
+        self.put(PayloadPlace::Host(at), bytes).map_err(|(device, e)| refusal(bytes, &device, &e))
     }
 
     /// As `lend`, of a GPU's memory.
@@ -109,7 +109,7 @@ impl Domains {
     /// The GPU exports no such memory, or a device takes none: why.
     pub fn lend_device(self: &Arc<Domains>, memory: &DeviceMemory) -> Result<Lent, String> {
         let dma_buf = memory.export().map_err(|why| format!("GPU {}: {why}", memory.device().index()))?;
-        let place = Place::Device(memory.address(), dma_buf);
+        let place = PayloadPlace::Device(memory.address(), dma_buf);
         self.put(place, memory.bytes()).map_err(|(device, e)| {
             let why =
                 self.lock().domains.iter().find(|d| d.device == device).and_then(|d| d.refuses_dma_bufs());
@@ -123,7 +123,7 @@ impl Domains {
     }
 
     /// Registers it with each device; the one that refuses, and why.
-    fn put(self: &Arc<Domains>, place: Place, bytes: usize) -> Result<Lent, (String, io::Error)> {
+    fn put(self: &Arc<Domains>, place: PayloadPlace, bytes: usize) -> Result<Lent, (String, io::Error)> {
         let mut inner = self.lock();
         inner.count += 1;
         let mut stretch = Stretch { id: inner.count, place, bytes, regions: Vec::new() };
@@ -162,8 +162,8 @@ impl Stretch {
         // SAFETY: who lent it keeps the memory until `Lent` is gone, and the region goes with that.
         unsafe {
             match &self.place {
-                Place::Host(at) => Region::register(domain, *at, self.bytes),
-                Place::Device(at, dma_buf) => {
+                PayloadPlace::Host(at) => Region::register(domain, *at, self.bytes),
+                PayloadPlace::Device(at, dma_buf) => {
                     Region::register_dma_buf(domain, dma_buf.as_fd(), *at, self.bytes)
                 }
             }

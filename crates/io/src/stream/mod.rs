@@ -38,7 +38,7 @@ use crate::crc::crc32c;
 use crate::reactor::{Completion, Reactor};
 use forebay_nvme::transport::tcp::host::HostEnd;
 use forebay_nvme::transport::tcp::target::TargetEnd;
-use forebay_nvme::transport::tcp::{Expect, Handle, Outgoing, Place};
+use forebay_nvme::transport::tcp::{Expect, Handle, Outgoing, PayloadPlace};
 use io_uring::{opcode, types};
 use receive::Receiver;
 use send::Sender;
@@ -114,13 +114,13 @@ pub(crate) fn kind_of(completion: Completion) -> u32 {
 
 /// Target of the completions of one stream's ring operations: the owner's token, and its number among the owner's.
 #[derive(Clone, Copy, Debug)]
-struct Port {
+struct CompletionTag {
     fd: RawFd,
     token: u32,
     index: u32,
 }
 
-impl Port {
+impl CompletionTag {
     fn tag(&self, kind: u32) -> u32 {
         tag_of(self.index, kind)
     }
@@ -141,7 +141,7 @@ pub struct Stream<E: End> {
     /// None only while it is dropped.
     inner: Option<Box<Inner<E>>>,
     socket: OwnedFd,
-    port: Port,
+    port: CompletionTag,
     connecting: bool,
     closed: bool,
     /// The first error of any operation.
@@ -194,7 +194,7 @@ impl<E: End> Stream<E> {
     }
 
     fn over(socket: OwnedFd, end: E, token: u32, index: u32, options: Options) -> Stream<E> {
-        let port = Port { fd: socket.as_raw_fd(), token, index };
+        let port = CompletionTag { fd: socket.as_raw_fd(), token, index };
         let inner = Inner {
             end,
             sender: Sender::new(options.zero_copy),
@@ -239,7 +239,11 @@ impl<E: End> Stream<E> {
     ///
     /// # Errors
     /// What ended the connection, whichever operation saw it.
-    pub fn receive(&mut self, reactor: &mut Reactor, at: &impl Fn(Place) -> Mem) -> io::Result<Received> {
+    pub fn receive(
+        &mut self,
+        reactor: &mut Reactor,
+        at: &impl Fn(PayloadPlace) -> Mem,
+    ) -> io::Result<Received> {
         if self.closed {
             return Ok(Received::Ended);
         }
@@ -259,7 +263,7 @@ impl<E: End> Stream<E> {
     }
 
     /// Starts to send what the end has, unless a send is in flight: then its completion brings it up again.
-    pub fn send(&mut self, reactor: &mut Reactor, at: &impl Fn(Place) -> Mem) {
+    pub fn send(&mut self, reactor: &mut Reactor, at: &impl Fn(PayloadPlace) -> Mem) {
         if self.closed || self.connecting || self.error.is_some() {
             return;
         }

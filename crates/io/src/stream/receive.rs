@@ -1,9 +1,9 @@
 //! Receiving: at once what is there, through the ring what isn't yet.
 
-use super::{End, Port, Received, RECEIVE};
+use super::{CompletionTag, End, Received, RECEIVE};
 use crate::arena::Mem;
 use crate::reactor::{Completion, Reactor};
-use forebay_nvme::transport::tcp::{Handle, Place};
+use forebay_nvme::transport::tcp::{Handle, PayloadPlace};
 use io_uring::{cqueue, opcode, types};
 use std::io;
 
@@ -80,10 +80,10 @@ impl Receiver {
     pub(crate) fn step(
         &mut self,
         end: &mut impl End,
-        port: Port,
+        port: CompletionTag,
         arms: bool,
         reactor: &mut Reactor,
-        at: &impl Fn(Place) -> Mem,
+        at: &impl Fn(PayloadPlace) -> Mem,
     ) -> io::Result<Received> {
         match self.state {
             State::Armed => return Ok(Received::Later),
@@ -122,7 +122,7 @@ impl Receiver {
     }
 
     /// Points the message at where the next bytes belong.
-    fn aim(&mut self, end: &mut impl End, at: &impl Fn(Place) -> Mem) {
+    fn aim(&mut self, end: &mut impl End, at: &impl Fn(PayloadPlace) -> Mem) {
         let expect = end.expect();
         self.pieces.clear();
         self.aimed = expect.payload.map(|place| place.command);
@@ -155,7 +155,7 @@ impl Receiver {
 
     /// A receiver that is woken for each segment takes it, sleeps again, and costs the sender a wake-up each time: on a
     /// virtual machine that was half of the sender's time.
-    fn wake_at(&mut self, bytes: usize, port: Port) {
+    fn wake_at(&mut self, bytes: usize, port: CompletionTag) {
         if bytes == self.woken_at {
             return;
         }
@@ -167,7 +167,7 @@ impl Receiver {
         self.woken_at = bytes;
     }
 
-    fn arm(&mut self, port: Port, reactor: &mut Reactor) {
+    fn arm(&mut self, port: CompletionTag, reactor: &mut Reactor) {
         self.wake_at(self.announced.clamp(1, WAKE_BYTES_MAX), port);
         let poll = if self.poll_first { POLL_FIRST } else { 0 };
         let entry = opcode::RecvMsg::new(types::Fd(port.fd), std::ptr::addr_of_mut!(self.message))

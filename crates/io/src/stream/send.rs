@@ -1,10 +1,10 @@
 //! Sending: what the end lists, in batches of one `sendmsg` each.
 
-use super::{End, Port, SEND};
+use super::{CompletionTag, End, SEND};
 use crate::arena::Mem;
 use crate::crc::crc32c;
 use crate::reactor::{Completion, Reactor};
-use forebay_nvme::transport::tcp::{Handle, Outgoing, Place, Segment};
+use forebay_nvme::transport::tcp::{Handle, Outgoing, PayloadPlace, Segment};
 use io_uring::{cqueue, opcode, types};
 
 /// Pieces of memory that one batch gathers.
@@ -79,9 +79,9 @@ impl Sender {
     pub(crate) fn step(
         &mut self,
         end: &mut impl End,
-        port: Port,
+        port: CompletionTag,
         reactor: &mut Reactor,
-        at: &impl Fn(Place) -> Mem,
+        at: &impl Fn(PayloadPlace) -> Mem,
     ) {
         if self.is_in_flight() {
             reactor.await_soon();
@@ -106,7 +106,7 @@ impl Sender {
     }
 
     /// The next batch.
-    fn list(&mut self, at: &impl Fn(Place) -> Mem) {
+    fn list(&mut self, at: &impl Fn(PayloadPlace) -> Mem) {
         (self.listed, self.sent, self.bytes) = (0, 0, 0);
         let room = BATCH_BYTES_MAX;
         while let Some(segment) = self.out.segments.get(self.segment).copied() {
@@ -127,7 +127,7 @@ impl Sender {
                     // The last bit goes along: a batch of its own would cost more.
                     let fits = room.saturating_sub(self.bytes);
                     let left = if rest <= fits + SLACK { rest } else { fits.clamp(1, rest) } as u32;
-                    let place = Place { command, offset: offset + self.within, len: left };
+                    let place = PayloadPlace { command, offset: offset + self.within, len: left };
                     self.within += self.payload(at(place), left, digested);
                     if self.within < len {
                         continue;
@@ -184,7 +184,7 @@ impl Sender {
         self.listed += 1;
     }
 
-    fn push(&mut self, port: Port, reactor: &mut Reactor) {
+    fn push(&mut self, port: CompletionTag, reactor: &mut Reactor) {
         let pieces = &mut self.pieces[self.sent..self.listed];
         self.message.msg_iov = pieces.as_mut_ptr();
         self.message.msg_iovlen = pieces.len() as _;

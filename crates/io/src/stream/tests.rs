@@ -14,7 +14,7 @@ struct Script {
     bytes: Vec<u8>,
     segments: Vec<Segment>,
     /// Payload to expect, each followed by `own` bytes.
-    places: VecDeque<Place>,
+    places: VecDeque<PayloadPlace>,
     own: Vec<u8>,
     own_filled: usize,
     /// A payload is whole, its `own` bytes aren't here yet.
@@ -95,7 +95,7 @@ fn send_all(options: Options, digested: bool) {
     let data = pattern(2 * LEN);
     fill(arena.slot(0), &data[..LEN]);
     fill(arena.slot(1), &data[LEN..]);
-    let at = |p: Place| arena.slot(p.command.0 as usize).after(p.offset as usize);
+    let at = |p: PayloadPlace| arena.slot(p.command.0 as usize).after(p.offset as usize);
     let mut wanted = Vec::new();
     for command in [0u16, 1] {
         let payload = &data[command as usize * LEN..][..LEN];
@@ -165,7 +165,7 @@ fn payload_lands_in_its_place_and_the_rest_in_the_end() {
     const LEN: usize = 300_000;
     let (mut stream, mut peer, mut reactor) = pair(Options::default());
     let arena = Arena::new(2, LEN, Pages::Small).unwrap();
-    let at = |p: Place| arena.slot(p.command.0 as usize).after(p.offset as usize);
+    let at = |p: PayloadPlace| arena.slot(p.command.0 as usize).after(p.offset as usize);
     let data = pattern(2 * LEN);
     let sent = data.clone();
     let writer = std::thread::spawn(move || {
@@ -179,7 +179,7 @@ fn payload_lands_in_its_place_and_the_rest_in_the_end() {
         // And closes.
     });
     for command in [0, 1] {
-        stream.end().places.push_back(Place { command: Handle(command), offset: 0, len: LEN as u32 });
+        stream.end().places.push_back(PayloadPlace { command: Handle(command), offset: 0, len: LEN as u32 });
     }
     let began = Instant::now();
     loop {
@@ -203,7 +203,7 @@ fn payload_lands_in_its_place_and_the_rest_in_the_end() {
 #[test]
 fn an_exchange_costs_the_sender_one_wait() {
     let (mut stream, mut peer, mut reactor) = pair(Options::default());
-    let at = |_: Place| Mem::None;
+    let at = |_: PayloadPlace| Mem::None;
     let echo = std::thread::spawn(move || {
         let mut bytes = [0; 4];
         while peer.read_exact(&mut bytes).is_ok() {
@@ -231,7 +231,7 @@ fn an_exchange_costs_the_sender_one_wait() {
 
 /// Receives all that comes until the stream ends; how often the receiver found something.
 fn drain(stream: &mut Stream<Script>, reactor: &mut Reactor, arena: &Arena) -> u32 {
-    let at = |p: Place| arena.slot(p.command.0 as usize).after(p.offset as usize);
+    let at = |p: PayloadPlace| arena.slot(p.command.0 as usize).after(p.offset as usize);
     let mut wakes = 0;
     loop {
         match stream.receive(reactor, &at).unwrap() {
@@ -250,7 +250,7 @@ fn who_waits_for_announced_payload_is_woken_for_much_of_it_or_the_rest() {
     let (mut stream, mut peer, mut reactor) = pair(Options::default());
     let arena = Arena::new(1, LEN, Pages::Small).unwrap();
     let data = pattern(LEN);
-    stream.end().places.push_back(Place { command: Handle(0), offset: 0, len: LEN as u32 });
+    stream.end().places.push_back(PayloadPlace { command: Handle(0), offset: 0, len: LEN as u32 });
     let sent = data.clone();
     let writer = std::thread::spawn(move || {
         peer.set_nodelay(true).unwrap();
@@ -273,7 +273,7 @@ fn who_waits_for_announced_payload_is_woken_for_much_of_it_or_the_rest() {
 fn a_peer_that_ends_within_announced_payload_is_noticed() {
     let (mut stream, mut peer, mut reactor) = pair(Options::default());
     let arena = Arena::new(1, 1 << 20, Pages::Small).unwrap();
-    stream.end().places.push_back(Place { command: Handle(0), offset: 0, len: 1 << 20 });
+    stream.end().places.push_back(PayloadPlace { command: Handle(0), offset: 0, len: 1 << 20 });
     peer.write_all(&pattern(5000)).unwrap();
     drop(peer);
     drain(&mut stream, &mut reactor, &arena);
@@ -283,7 +283,7 @@ fn a_peer_that_ends_within_announced_payload_is_noticed() {
 #[test]
 fn a_closed_stream_becomes_quiet() {
     let (mut stream, _peer, mut reactor) = pair(Options::default());
-    let at = |_: Place| Mem::None;
+    let at = |_: PayloadPlace| Mem::None;
     assert_eq!(stream.receive(&mut reactor, &at).unwrap(), Received::Later);
     stream.close(&mut reactor);
     assert!(!stream.is_quiet());
@@ -299,7 +299,7 @@ fn a_connection_is_made_or_refused_without_waiting() {
     let address = listener.local_addr().unwrap();
     let mut reactor = Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() }).unwrap();
     let token = reactor.token();
-    let at = |_: Place| Mem::None;
+    let at = |_: PayloadPlace| Mem::None;
     let connect = |reactor: &mut Reactor| {
         let script = Script { own: vec![0; 4], ..Script::default() };
         Stream::connect(address, script, token, 3, Options::default(), reactor).unwrap()

@@ -82,7 +82,7 @@ struct Block {
 
 /// A read or a write that ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Over {
+pub(super) struct EndedIo {
     pub is_write: bool,
     pub bytes: u64,
     pub took_ns: u64,
@@ -261,7 +261,7 @@ impl Player {
         ended: Ended,
         now_ns: u64,
         acts: &mut Vec<Act>,
-    ) -> Option<Over> {
+    ) -> Option<EndedIo> {
         let (number, deed, request, since_ns) = self.doing[slot as usize].take()?;
         self.free.push(slot);
         let is_write = deed == Deed::Write;
@@ -272,7 +272,7 @@ impl Player {
         self.is_done(number, deed, request, now_ns, acts);
         self.go_on(now_ns, acts);
         let bytes = self.script.bytes[number as usize];
-        (ended == Ended::Whole).then(|| Over { is_write, bytes, took_ns: now_ns.saturating_sub(since_ns) })
+        (ended == Ended::Whole).then(|| EndedIo { is_write, bytes, took_ns: now_ns.saturating_sub(since_ns) })
     }
 }
 

@@ -5,7 +5,7 @@
 //! tokens of output. Time is an argument: whoever plays the service moves the bytes, in whatever time that takes.
 
 use super::cache::{Reserved, Tier, Tiers};
-use super::script::{Over, Player, Replayed};
+use super::script::{EndedIo, Player, Replayed};
 use super::users::{rank_hash, Class, Remembered, Request, User};
 use super::{KvSpec, Phase, JOIN_NS};
 use crate::{Error, Latency};
@@ -601,8 +601,8 @@ impl Service {
         true
     }
 
-    fn count_replayed(&mut self, over: Over) {
-        let Over { is_write, bytes, took_ns } = over;
+    fn count_replayed(&mut self, over: EndedIo) {
+        let EndedIo { is_write, bytes, took_ns } = over;
         if is_write {
             self.counts.entry_bytes.push(bytes);
             return self.count_written(bytes, took_ns);

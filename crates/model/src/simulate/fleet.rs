@@ -17,7 +17,7 @@ mod spread;
 use crate::training::{EmulateSpec, Workload};
 use crate::Error;
 pub use play::play;
-pub use pool::Way;
+pub use pool::HostRate;
 use serde::{Deserialize, Serialize};
 pub use spread::Shape;
 
@@ -48,7 +48,7 @@ pub struct Job {
     pub name: String,
     /// The pool that each of its hosts reads from.
     pub hosts: Vec<u32>,
-    pub way: Way,
+    pub way: HostRate,
     #[serde(default)]
     pub start_s: f64,
     /// None: when the play ends.
@@ -77,7 +77,7 @@ pub struct Checkpoint {
     pub reads: u32,
     /// From one's end to the next one's begin.
     pub pause_s: f64,
-    pub write_way: Way,
+    pub write_way: HostRate,
 }
 
 /// Accelerators that step together.
@@ -286,7 +286,7 @@ impl Job {
     }
 }
 
-impl Way {
+impl HostRate {
     fn check(&self, name: &str) -> Result<(), Error> {
         if self.is_sound() {
             return Ok(());

@@ -24,11 +24,11 @@ fn quiet() -> RunRecord {
 }
 
 fn ids(record: &RunRecord) -> Vec<String> {
-    of(record).into_iter().map(|w| w.id).collect()
+    derive(record).into_iter().map(|w| w.id).collect()
 }
 
 fn next(record: &RunRecord, text: &str) -> String {
-    let all = of(record);
+    let all = derive(record);
     all.iter().find(|w| w.text.contains(text)).unwrap_or_else(|| panic!("{text}: {all:?}")).next.clone()
 }
 
@@ -58,7 +58,7 @@ fn each_threshold_is_where_the_warning_begins() {
         let mut record = quiet();
         make(&mut record);
         assert_eq!(ids(&record), [id]);
-        assert!(of(&record).iter().all(|w| !w.text.is_empty() && !w.next.is_empty()), "{id}");
+        assert!(derive(&record).iter().all(|w| !w.text.is_empty() && !w.next.is_empty()), "{id}");
     }
     let mut large = quiet();
     (large.environment.cores, large.result.noise.others_cores_busy) = (64, Some(3.0));
@@ -205,7 +205,7 @@ fn a_record_without_warnings_is_judged_when_it_is_read() {
     let mut record = quiet();
     record.result.seconds = 1.0;
     record.result.noise.throttled = Some(2);
-    let expected = of(&record);
+    let expected = derive(&record);
     let mut value = serde_json::to_value(&record).unwrap();
     value.as_object_mut().unwrap().remove("warnings");
     assert_eq!(read(&value.to_string()).unwrap().warnings, expected);

@@ -5,7 +5,7 @@ use forebay_nvme::command::{io, Cqe, Sqe};
 use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::tcp::host::{self, Data, HostEnd};
 use forebay_nvme::transport::tcp::target::{self, TargetEnd};
-use forebay_nvme::transport::tcp::{Expect, Fatal, Handle, Outgoing, Place, Segment};
+use forebay_nvme::transport::tcp::{Expect, Fatal, Handle, Outgoing, PayloadPlace, Segment};
 use std::collections::HashMap;
 
 /// A small generator, so that a seed is all a failure needs.
@@ -44,18 +44,18 @@ pub struct Memory {
 }
 
 impl Memory {
-    fn at(&mut self, place: &Place) -> &mut [u8] {
+    fn at(&mut self, place: &PayloadPlace) -> &mut [u8] {
         let data = self.data.get_mut(&place.command.0).expect("payload of a command with memory");
         &mut data[place.offset as usize..][..place.len as usize]
     }
 
-    pub fn copy(&mut self, place: &Place, bytes: &[u8]) {
+    pub fn copy(&mut self, place: &PayloadPlace, bytes: &[u8]) {
         assert_eq!(place.len as usize, bytes.len());
         self.copied += bytes.len() as u64;
         self.at(place).copy_from_slice(bytes);
     }
 
-    pub fn crc(&mut self, place: &Place) -> u32 {
+    pub fn crc(&mut self, place: &PayloadPlace) -> u32 {
         crc32c::crc32c(self.at(place))
     }
 
@@ -93,7 +93,7 @@ pub fn flatten(out: &Outgoing, memory: &mut Memory, mut released: impl FnMut(Han
                 bytes.extend_from_slice(&out.bytes[start..end]);
             }
             Segment::Payload { command, offset, len } => {
-                let payload = memory.at(&Place { command, offset, len });
+                let payload = memory.at(&PayloadPlace { command, offset, len });
                 crc = crc32c::crc32c_append(crc, payload);
                 bytes.extend_from_slice(payload);
             }

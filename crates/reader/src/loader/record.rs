@@ -106,8 +106,8 @@ impl Figures {
     }
 }
 
-/// What a record says that the loader itself doesn't know.
-pub struct Told {
+/// Facts of a record that the loader itself does not know.
+pub struct RecordFacts {
     pub command: Vec<String>,
     pub sources: Vec<String>,
     pub verified: Option<u64>,
@@ -159,7 +159,7 @@ impl Loader {
     }
 
     /// The record of all that was handed out so far. CPU is the whole process's, from the first batch to now.
-    pub fn record(&self, reported: Told) -> RunRecord {
+    pub fn record(&self, reported: RecordFacts) -> RunRecord {
         let mut missing = BTreeMap::new();
         let mut inner = self.inner();
         let own_hash = inner.hash();
@@ -224,7 +224,7 @@ impl Loader {
             command: reported.command,
             origin: "measured".into(),
             forebay: build(),
-            environment: environment::of(&paths),
+            environment: environment::gather(&paths),
             job,
             path,
             cache,

@@ -1,7 +1,7 @@
 //! Slots of memory for batches: lent for as long as anything refers to a batch, and filled again once what used it on a GPU is
 //! done.
 
-use crate::{devices, Place};
+use crate::{devices, Address};
 use forebay_io::arena::{Arena, Mem};
 use forebay_io::gpu::cuda::{Cuda, Device, DeviceMemory, Event, Pinned, Stream};
 use forebay_model::job::Pages;
@@ -50,7 +50,7 @@ enum Held {
 struct Slot {
     #[allow(dead_code, reason = "held for its end")]
     held: Held,
-    place: Place,
+    place: Address,
     /// Work of those who used what lay here before, which must end before it is written to.
     after: Vec<Event>,
 }
@@ -154,18 +154,18 @@ impl Shelf {
 
     /// `made`: slots that there are already.
     fn make(&self, made: usize) -> Result<Slot, Error> {
-        let host = || -> Result<(Arena, Place), Error> {
+        let host = || -> Result<(Arena, Address), Error> {
             let arena =
                 Arena::new(1, self.slot_bytes, Pages::Auto).map_err(|e| self.no_memory(made, &e.found))?;
             let Mem::Host { at, .. } = arena.slot(0) else { unreachable!("an arena is host memory") };
-            Ok((arena, Place::Host(at.as_ptr() as u64)))
+            Ok((arena, Address::Host(at.as_ptr() as u64)))
         };
         let (held, place) = match (self.memory, &self.device) {
             (Memory::Gpu(gpu), Some(device)) => {
                 let memory =
                     device.allocate(self.slot_bytes).map_err(|why| self.no_memory(made, &why.to_string()))?;
                 let at = memory.address();
-                (Held::Gpu(memory), Place::Device { gpu, at })
+                (Held::Gpu(memory), Address::Device { gpu, at })
             }
             (Memory::Pinned(_), Some(device)) => {
                 let (arena, place) = host()?;
@@ -209,7 +209,7 @@ impl Shelf {
 
 /// The memory of one batch: goes back to its shelf when the last reference is dropped.
 pub struct Lease {
-    place: Place,
+    place: Address,
     slot: Mutex<Option<Slot>>,
     /// Streams of the GPU whose work may read it.
     used_on: Mutex<Vec<u64>>,
@@ -217,7 +217,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> Address {
         self.place
     }
 

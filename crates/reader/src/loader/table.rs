@@ -1,7 +1,7 @@
 //! Files as one table of samples, and the requests that bring some of them.
 
 use crate::file::{Reader, Stamp};
-use crate::place::{Place, Range};
+use crate::place::{Address, Range};
 use crate::request::{changed, Request};
 use crate::rows::{append, Ordered};
 use crate::{Layout, Opening};
@@ -176,7 +176,7 @@ impl Table {
     pub(super) fn request_ordered(
         &self,
         of: &Ordered,
-        places: &[Place],
+        places: &[Address],
         after: impl Fn() -> Vec<Event>,
         mut begin: impl FnMut(Arc<Request>) -> Result<(), Error>,
     ) -> Result<bool, Error> {
@@ -197,7 +197,7 @@ impl Table {
         &self,
         samples: &[u64],
         together: bool,
-        places: &[Place],
+        places: &[Address],
         after: impl Fn() -> Vec<Event>,
         mut begin: impl FnMut(Arc<Request>) -> Result<(), Error>,
     ) -> Result<(), Error> {
@@ -224,7 +224,7 @@ impl Table {
         &self,
         samples: &[u64],
         each: impl Fn(usize) -> Layout,
-        place: Place,
+        place: Address,
         after: &impl Fn() -> Vec<Event>,
         begin: &mut impl FnMut(Arc<Request>) -> Result<(), Error>,
     ) -> Result<(), Error> {
@@ -253,7 +253,7 @@ impl Table {
         &self,
         samples: &[u64],
         each: impl Fn(usize) -> Layout,
-        place: Place,
+        place: Address,
         after: &impl Fn() -> Vec<Event>,
         begin: &mut impl FnMut(Arc<Request>) -> Result<(), Error>,
     ) -> Result<(), Error> {

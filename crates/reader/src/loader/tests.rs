@@ -17,7 +17,7 @@ fn spec(file: &NamedTempFile, rows: u64, batch: u64) -> Spec {
         parts: vec![Part { path: Some(file.path().into()), rows, begins: vec![0] }],
         columns: vec![Column { bytes: ROW, step: ROW as u64 }],
         memory: Memory::Host,
-        way: Way::Host,
+        way: ReadPath::Host,
         share: Share { batch, rank: 0, world: 1, drop_last: false },
         shuffle: Shuffle::Rows,
         seed: 5,
@@ -38,7 +38,7 @@ fn next(loader: &Loader) -> Result<Option<Batch>, Error> {
 }
 
 fn at(batch: &Batch) -> u64 {
-    let (Place::Host(at) | Place::Device { at, .. }) = batch.lease.place();
+    let (Address::Host(at) | Address::Device { at, .. }) = batch.lease.place();
     at
 }
 

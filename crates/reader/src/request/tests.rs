@@ -15,7 +15,7 @@ proptest! {
         let mut at = 0;
         let ranges: Vec<Range> = lengths.into_iter().chain(long).map(|(offset, bytes)| {
             at += bytes as u64 + 7;
-            let to = if gpu { Place::Device { gpu: 1, at } } else { Place::Host(at) };
+            let to = if gpu { Address::Device { gpu: 1, at } } else { Address::Host(at) };
             Range { file: 0, offset, bytes, to }
         }).collect();
         let (pieces, parts) = cut(&ranges, workers, Some(window));
@@ -50,7 +50,7 @@ proptest! {
 // promise: PYT-8
 #[test]
 fn in_a_forked_child_a_request_of_the_parent_is_over_whoever_had_its_lock() {
-    let range = Range { file: 0, offset: 0, bytes: 1, to: Place::Host(0) };
+    let range = Range { file: 0, offset: 0, bytes: 1, to: Address::Host(0) };
     let request = Request::new(Source::Many(Vec::new()), &[range], Vec::new(), 1, None);
     let held = request.state();
     // SAFETY: the child asks the request and ends; a lock that it waits for ends it by SIGALRM.

@@ -9,7 +9,7 @@ use crate::gpu_numbers::GpuNumbers;
 use crate::layout::{add, short};
 use crate::load;
 use crate::pages::{By, PagePart, Pages, PIECES_MAX};
-use crate::place::{Place, Range, Run};
+use crate::place::{Address, Range, Run};
 use crate::repeats::{here, repeats_pay, told_apart};
 use crate::request::{Request, Source};
 use crate::room::Room;
@@ -41,12 +41,12 @@ struct Part<'a> {
     numbers: &'a [u64],
     /// None of them is `ELSEWHERE`.
     dense: bool,
-    to: Place,
+    to: Address,
 }
 
 impl Part<'_> {
     fn to_device(self) -> u64 {
-        let Place::Device { at, .. } = self.to else { unreachable!("rows for a GPU") };
+        let Address::Device { at, .. } = self.to else { unreachable!("rows for a GPU") };
         at
     }
 
@@ -99,11 +99,11 @@ impl Worker {
         }
         let part = Part { request, source, layout: table.layout, numbers, dense: table.is_dense(), to };
         let gpu = match to {
-            Place::Host(at) => {
+            Address::Host(at) => {
                 let (rest, _) = copy_rows(&part, at as *mut u8)?;
                 return self.fill_host(request, source, &rest).map(|()| None);
             }
-            Place::Device { gpu, .. } => gpu,
+            Address::Device { gpu, .. } => gpu,
         };
         let (outlet, stream) = self.copies.outlet_after(request, gpu)?;
         let slot_bytes = self.copies.free_slot_bytes(outlet)?;
@@ -204,7 +204,9 @@ impl Worker {
         let (Source::One { reader, .. }, Fetch::Gpu(kernel)) = (source, &table.fetch) else {
             unreachable!("tables are of one file, and processors don't reach these numbers")
         };
-        let (span, Place::Device { gpu, at: to }) = table.part(index) else { unreachable!("rows for a GPU") };
+        let (span, Address::Device { gpu, at: to }) = table.part(index) else {
+            unreachable!("rows for a GPU")
+        };
         let windows: Arc<Windows> = reader.windows().expect("made before the request was").clone();
         let (outlet, stream) = self.copies.outlet_after(request, gpu)?;
         let wakeup = self.wakeup.get_or_insert_with(wakes_this_thread).clone();
@@ -447,7 +449,7 @@ pub(crate) fn copied_here(request: &Arc<Request>, most: u64) -> bool {
     let Some(table) = request.table().filter(|table| table.is_dense() && table.bytes() <= most) else {
         return false;
     };
-    let (Place::Host(at), Numbers::Here(numbers)) = (table.to, &table.numbers) else { return false };
+    let (Address::Host(at), Numbers::Here(numbers)) = (table.to, &table.numbers) else { return false };
     let (source, numbers) = (request.source(), numbers.numbers());
     let Source::One { reader, .. } = &*source else { unreachable!("tables are of one file") };
     if request.is_dropped() || !copy::is_guarded_here() {
@@ -473,7 +475,7 @@ fn copy_rows(part: &Part, at: *mut u8) -> Result<(Vec<Range>, Vec<Run>), Error> 
     let Source::One { reader, .. } = part.source else { unreachable!("tables are of one file") };
     let (layout, bytes) = (part.layout, part.layout.row_bytes);
     let first = match part.to {
-        Place::Device { at, .. } | Place::Host(at) => at,
+        Address::Device { at, .. } | Address::Host(at) => at,
     };
     if let Some(from) = reader.whole().filter(|_| part.dense) {
         copy_each(part, from, at)?;

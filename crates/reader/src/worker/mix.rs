@@ -9,7 +9,7 @@ use super::copies::{copy_failed, Copies};
 use super::Worker;
 use crate::layout::{add, failed, short};
 use crate::load;
-use crate::place::{Place, Range};
+use crate::place::{Address, Range};
 use crate::request::{Request, Source};
 use crate::windows::Windows;
 use crate::{relays, SLOT_BYTES};
@@ -144,7 +144,7 @@ impl Mix<'_> {
                     to: piece.to.after(queued),
                     ..piece
                 };
-                let Place::Device { at: to, .. } = block.to else { unreachable!("parts for a GPU") };
+                let Address::Device { at: to, .. } = block.to else { unreachable!("parts for a GPU") };
                 // The destination is its owner's promise, until the part has ended.
                 relay.queue(filling(self.request, source, block), to, block.bytes)?;
                 let queued = queued + block.bytes;

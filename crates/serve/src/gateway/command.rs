@@ -1,6 +1,6 @@
 //! A command in flight, and where its data lie.
 
-use super::dma::{self, Access, Held, Map};
+use super::dma::{self, Access, HeldMappings, Map};
 use crate::namespace::executor;
 use crate::namespace::namespace_queue::NamespaceQueue;
 use crate::namespace::steps::{scratch_bytes, Places};
@@ -44,7 +44,7 @@ pub(super) struct Memory {
     /// Pieces of the requester's memory that hold its payload.
     pieces: PieceList,
     /// References to that memory.
-    held: Held,
+    held: HeldMappings,
     /// Buffer that a command reads into for itself.
     scratch: Option<Pages>,
     /// Buffer in the place of the requester's memory, where the source can't use that: O_DIRECT, and a driver that has
@@ -143,7 +143,7 @@ impl Pages {
         Pages { buffer, lead, len }
     }
 
-    /// With what lies there, in memory that a `Held` keeps.
+    /// With what lies there, in memory that a `HeldMappings` keeps.
     fn copied(from: Mem, len: usize) -> Result<Pages, Status> {
         let mut bytes = vec![0; len + dma::PAGE as usize];
         let lead = bytes.as_ptr().align_offset(dma::PAGE as usize);

@@ -110,9 +110,9 @@ impl Drop for Mapping {
 
 /// Mappings that somebody uses: an I/O keeps those that its payload lies in.
 #[derive(Debug, Default)]
-pub(crate) struct Held(Vec<Arc<Mapping>>);
+pub(crate) struct HeldMappings(Vec<Arc<Mapping>>);
 
-impl Held {
+impl HeldMappings {
     pub(crate) fn keep(&mut self, mapping: &Arc<Mapping>) {
         if !self.0.iter().rev().take(4).any(|held| Arc::ptr_eq(held, mapping)) {
             self.0.push(mapping.clone());
@@ -154,7 +154,7 @@ impl Map {
         mut len: usize,
         access: Access,
         pieces: &mut PieceList,
-        held: &mut Held,
+        held: &mut HeldMappings,
     ) -> Result<(), Refused> {
         while len > 0 {
             let (piece, mapping) = self.stretch(address, len, access)?;
@@ -247,7 +247,7 @@ impl Map {
     }
 }
 
-/// Copies out of memory that a `Held` keeps.
+/// Copies out of memory that a `HeldMappings` keeps.
 pub(crate) fn copy_out(from: Mem, into: &mut [u8]) -> Result<(), Refused> {
     let mut done = 0;
     for piece in from.each(into.len()) {
@@ -266,7 +266,7 @@ pub(crate) fn copy_out(from: Mem, into: &mut [u8]) -> Result<(), Refused> {
     }
 }
 
-/// Copies to memory that a `Held` keeps.
+/// Copies to memory that a `HeldMappings` keeps.
 pub(crate) fn copy_in(into: Mem, bytes: &[u8]) -> Result<(), Refused> {
     let mut rest = bytes;
     for piece in into.each(bytes.len()) {
@@ -285,7 +285,7 @@ pub(crate) fn copy_in(into: Mem, bytes: &[u8]) -> Result<(), Refused> {
     }
 }
 
-/// Returns whether memory that a `Held` keeps has these bytes. Memory that is gone has not.
+/// Returns whether memory that a `HeldMappings` keeps has these bytes. Memory that is gone has not.
 pub(crate) fn is_same(mem: Mem, bytes: &[u8]) -> bool {
     let mut copied = [0; PAGE as usize];
     (0..bytes.len()).step_by(copied.len()).all(|from| {
@@ -295,7 +295,7 @@ pub(crate) fn is_same(mem: Mem, bytes: &[u8]) -> bool {
     })
 }
 
-/// Copies `pattern`, again and again, into `len` bytes of memory that a `Held` keeps.
+/// Copies `pattern`, again and again, into `len` bytes of memory that a `HeldMappings` keeps.
 pub(crate) fn fill(into: Mem, len: usize, pattern: &[u8]) -> Result<(), Refused> {
     for piece in into.each(len) {
         for from in (0..piece.len).step_by(pattern.len()) {

@@ -1,7 +1,7 @@
 //! A gateway's counters in Prometheus's text format, and the address that hands them out.
 
 use super::handle::Gateway;
-use super::stats::{QueueStats, State, Stats};
+use super::stats::{ControllerState, QueueStats, Stats};
 use crate::target::accept;
 use crate::target::metrics::{self, counters, escaped, fabric, family, histograms};
 use forebay_model::Error;
@@ -13,12 +13,12 @@ use std::thread::JoinHandle;
 
 /// Interval at which an address is tried that the previous gateway still holds.
 const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-const STATES: [(State, &str); 5] = [
-    (State::Waiting, "waiting"),
-    (State::Connected, "connected"),
-    (State::Enabled, "enabled"),
-    (State::Suspended, "suspended"),
-    (State::Failed, "failed"),
+const STATES: [(ControllerState, &str); 5] = [
+    (ControllerState::Waiting, "waiting"),
+    (ControllerState::Connected, "connected"),
+    (ControllerState::Enabled, "enabled"),
+    (ControllerState::Suspended, "suspended"),
+    (ControllerState::Failed, "failed"),
 ];
 
 /// Answers requests for a gateway's counters until it is dropped.
@@ -114,7 +114,9 @@ fn controllers(out: &mut String, stats: &Stats) {
     let (mut all, mut states, mut queues) = (Vec::new(), Vec::new(), Vec::new());
     for c in &stats.controllers {
         let labels = format!("subsystem=\"{}\",controller=\"{}\"", escaped(&c.subsystem), escaped(&c.name));
-        let state = |(state, name): &(State, &str)| (format!("{labels},state=\"{name}\""), c.state == *state);
+        let state = |(state, name): &(ControllerState, &str)| {
+            (format!("{labels},state=\"{name}\""), c.state == *state)
+        };
         states.extend(STATES.iter().map(state));
         queues.extend(c.queues.iter().map(|q| (format!("{labels},qid=\"{}\"", q.qid), q)));
         all.push((labels, c));

@@ -41,7 +41,7 @@ pub struct NamespaceStats {
 /// State of a controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum ControllerState {
     /// No host is there.
     #[default]
     Waiting,
@@ -60,7 +60,7 @@ pub struct ControllerStats {
     pub name: String,
     pub subsystem: String,
     pub cntlid: u16,
-    pub state: State,
+    pub state: ControllerState,
     /// Why it failed, in words.
     pub why: Option<String>,
     /// Path of its socket, or of its block device.

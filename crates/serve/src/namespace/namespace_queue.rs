@@ -2,7 +2,7 @@
 
 use super::stats::{Counters, Counts, Histogram, NamespaceStats};
 use super::steps::{Bounds, Step};
-use super::volume::{Volume, LANE_DEPTH};
+use super::volume::{Volume, NAMESPACE_QUEUE_DEPTH};
 use forebay_io::arena::Mem;
 use forebay_io::client::{Client, Completion, End, Patience, Submission};
 use forebay_io::clock;
@@ -85,7 +85,7 @@ impl<O: Copy> NamespaceQueue<O> {
     ) -> Result<NamespaceQueue<O>, Error> {
         let queue = volume.queue(io_bytes_max, thread, reactor)?;
         let takes = (queue.geometry().mem_align, queue.geometry().align);
-        let depth = queue.geometry().depth.min(LANE_DEPTH);
+        let depth = queue.geometry().depth.min(NAMESPACE_QUEUE_DEPTH);
         let mut client = Client::new(depth, false, None, |_| Mem::None).with_patience(Patience::None);
         client.add(queue);
         let plain = volume.target.is_file();
@@ -152,7 +152,7 @@ impl<O: Copy> NamespaceQueue<O> {
         }
         let mut done = self.client.take_done();
         for done in done.drain(..) {
-            if let Some(over) = self.client.settle(done) {
+            if let Some(over) = self.client.complete(done) {
                 finished.push(self.finish(over));
             }
         }

@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// Threads of a server at most.
 pub(crate) const THREADS_MAX: usize = 256;
 /// I/Os that a thread has in flight on one namespace.
-pub(crate) const LANE_DEPTH: u32 = 256;
+pub(crate) const NAMESPACE_QUEUE_DEPTH: u32 = 256;
 
 /// Content of what is read: zeros, or anything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,7 +254,8 @@ impl Volume {
         thread: u32,
         reactor: &mut Reactor,
     ) -> Result<Box<dyn Queue>, Error> {
-        let needs = QueueNeeds::new(LANE_DEPTH, io_bytes_max.into()).then_copied().with_seat(thread);
+        let needs =
+            QueueNeeds::new(NAMESPACE_QUEUE_DEPTH, io_bytes_max.into()).then_copied().with_worker(thread);
         let queue = self.target.queue(needs, reactor)?;
         Ok(match self.faults {
             Some(plan) => Box::new(FaultQueue::new(queue, plan, thread)),

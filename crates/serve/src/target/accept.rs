@@ -1,7 +1,7 @@
 //! The thread that accepts connections, and gives each to the thread that has the fewest.
 
 use super::log::Level;
-use super::message::{Message, NewConnection, Way};
+use super::message::{HostTransport, Message, NewConnection};
 use super::shared::TargetShared;
 use super::tls::Gate;
 use super::worker::keep_alive;
@@ -164,7 +164,7 @@ impl Acceptor {
         match &self.gate {
             Some(gate) => gate.receive(socket.into(), peer, local, inbox.clone(), self.shared.clone()),
             None => {
-                let way = Way::Tcp(socket.into());
+                let way = HostTransport::Tcp(socket.into());
                 inbox.post(Message::Adopt(NewConnection { way, peer, local, client: None }))
             }
         }

@@ -3,7 +3,7 @@
 
 use super::accept::FULL;
 use super::log::Level;
-use super::message::{Message, NewConnection, Way};
+use super::message::{HostTransport, Message, NewConnection};
 use super::rdma::Asked;
 use super::shared::TargetShared;
 use forebay_io::rdma::{ready, Channel, Event, Id, MAKE_DEVICE};
@@ -93,7 +93,7 @@ fn take(shared: &TargetShared, event: Event) {
         return refuse(&id, format!("a channel of its own: {e} (ulimit -n)"));
     }
     let Some(inbox) = shared.thread_for(None) else { return };
-    let way = Way::Rdma(Box::new(Asked { id, private: event.private }));
+    let way = HostTransport::Rdma(Box::new(Asked { id, private: event.private }));
     inbox.post(Message::Adopt(NewConnection { way, peer, local, client: None }));
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct Slot {
 
 /// Slots that somebody holds, by size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held([u32; SIZES]);
+pub(crate) struct HeldSlots([u32; SIZES]);
 
 struct Size {
     base: NonNull<u8>,
@@ -74,7 +74,7 @@ impl Pool {
 
     /// The smallest that is free and long enough, for somebody who holds so many already: of what is free nobody
     /// gets more than is left for all others. None: wait until one is given back.
-    pub(crate) fn take(&mut self, bytes: usize, held: &mut Held) -> Option<Slot> {
+    pub(crate) fn take(&mut self, bytes: usize, held: &mut HeldSlots) -> Option<Slot> {
         (0..SIZES).find_map(|at| {
             let size = &mut self.sizes[at];
             let left = size.free.len() as u32 + size.count - size.untouched;
@@ -94,7 +94,7 @@ impl Pool {
         })
     }
 
-    pub(crate) fn give_back(&mut self, slot: Slot, held: &mut Held) {
+    pub(crate) fn give_back(&mut self, slot: Slot, held: &mut HeldSlots) {
         held.0[slot.size as usize] -= 1;
         self.sizes[slot.size as usize].free.push(slot.index);
     }
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn the_last_slot_given_back_is_taken_first_and_none_twice() {
         let mut pool = Pool::new(64 << 20, 1 << 20).unwrap();
-        let mut held = Held::default();
+        let mut held = HeldSlots::default();
         let slots: Vec<Slot> = (0..8).map(|_| pool.take(4096, &mut held).unwrap()).collect();
         let mut places: Vec<_> = slots.iter().map(|s| pool.mem(s).host_ptr() as usize).collect();
         assert!(places.iter().all(|p| p % 4096 == 0));
@@ -219,7 +219,7 @@ mod tests {
         places.dedup();
         assert_eq!(places.len(), 8);
         slots.into_iter().for_each(|s| pool.give_back(s, &mut held));
-        assert_eq!(held, Held::default());
+        assert_eq!(held, HeldSlots::default());
         let again = pool.take(1, &mut held).unwrap();
         assert_eq!(pool.mem(&again).host_ptr() as usize, last);
         assert_eq!(pool.taken(), 1);
@@ -229,20 +229,20 @@ mod tests {
     #[test]
     fn nobody_takes_more_than_is_left_for_others() {
         let mut pool = Pool::new(16 << 20, 1 << 20).unwrap();
-        let (mut held, mut count) = (Held::default(), 0);
+        let (mut held, mut count) = (HeldSlots::default(), 0);
         while pool.take(1 << 20, &mut held).is_some() {
             count += 1;
         }
         assert_eq!(count, 4, "half of the eight");
         assert!(pool.take(4096, &mut held).is_some(), "small ones are counted for themselves");
-        assert!(pool.take(1 << 20, &mut Held::default()).is_some(), "somebody else still gets one");
-        assert!(pool.take(2 << 20, &mut Held::default()).is_none(), "nothing is as long as that");
+        assert!(pool.take(1 << 20, &mut HeldSlots::default()).is_some(), "somebody else still gets one");
+        assert!(pool.take(2 << 20, &mut HeldSlots::default()).is_none(), "nothing is as long as that");
     }
 
     #[test]
     fn a_cleared_slot_holds_zeros_and_so_does_the_blank() {
         let mut pool = Pool::new(16 << 20, 1 << 20).unwrap();
-        let slot = pool.take(4096, &mut Held::default()).unwrap();
+        let slot = pool.take(4096, &mut HeldSlots::default()).unwrap();
         forebay_io::stream::fill(pool.mem(&slot), &[7; 4096]);
         assert_eq!(pool.bytes(&slot, 4096), [7; 4096]);
         pool.clear(&slot, 4096);

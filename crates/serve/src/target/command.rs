@@ -7,10 +7,10 @@ use forebay_io::arena::Mem;
 use forebay_nvme::command::Sqe;
 use forebay_nvme::nvm::{Geometry, Op};
 use forebay_nvme::status::Status;
-use forebay_nvme::transport::tcp::Place;
+use forebay_nvme::transport::tcp::PayloadPlace;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum CommandState {
     #[default]
     Free,
     /// Its data are on their way here.
@@ -64,7 +64,7 @@ impl Memory {
 
 #[derive(Debug, Default)]
 pub(super) struct Command {
-    pub state: State,
+    pub state: CommandState,
     pub sqe: Sqe,
     /// At the executor; without a request: an admin or Fabrics command.
     pub io: executor::Command,
@@ -115,6 +115,6 @@ impl Places for Placed<'_> {
 }
 
 /// Returns the memory of the data of one of the connection's commands.
-pub(super) fn place(commands: &[Command], pool: &Pool, at: Place) -> Mem {
+pub(super) fn place(commands: &[Command], pool: &Pool, at: PayloadPlace) -> Mem {
     commands.get(at.command.0 as usize).map_or(Mem::None, |c| c.memory.mem(pool)).after(at.offset as usize)
 }

@@ -10,7 +10,7 @@ use self::admin::{AdminQueue, SHUTDOWN};
 use self::io::{Begun, IoCommand};
 use super::aborts::Aborts;
 use super::auth::Authentication;
-use super::command::{place, Command, State};
+use super::command::{place, Command, CommandState};
 use super::controller::Role;
 use super::ids::ConnectionId;
 use super::link::Link;
@@ -154,7 +154,8 @@ impl Connection {
 
     /// No command of it is under way, but for Asynchronous Event Requests.
     fn is_idle(&self) -> bool {
-        let idle = |c: &Command| matches!(c.state, State::Free | State::Parked | State::Left);
+        let idle =
+            |c: &Command| matches!(c.state, CommandState::Free | CommandState::Parked | CommandState::Left);
         self.commands.iter().all(idle) && self.stuck.is_none()
     }
 
@@ -303,7 +304,7 @@ impl Connection {
     /// A command's data are all here.
     fn collected(&mut self, thread: &mut ThreadResources, at: Handle) {
         let command = self.command(at);
-        if command.state != State::Collecting {
+        if command.state != CommandState::Collecting {
             return; // Left unanswered.
         }
         command.has_data = true;
@@ -317,7 +318,7 @@ impl Connection {
 
     /// What came isn't what was sent, and a retry may go well (tcp, section 3.3.1.1).
     fn digest_mismatch(&mut self, thread: &mut ThreadResources, at: Handle) {
-        if self.command(at).state == State::Collecting {
+        if self.command(at).state == CommandState::Collecting {
             self.collecting -= 1;
             let fields = [("peer", self.peer.to_string().into())];
             thread.shared.log.say(Level::Warning, "data digest wrong", &fields);
@@ -370,7 +371,7 @@ impl Connection {
 
     /// The command waits behind those that wait already.
     pub(super) fn wait_for_turn(&mut self, thread: &mut ThreadResources, at: Handle) {
-        self.command(at).state = State::Waiting;
+        self.command(at).state = CommandState::Waiting;
         self.waiting.push_back(at);
         if !self.parked {
             thread.memory.stand_in_line(self.id.index, &mut self.memory);
@@ -423,7 +424,7 @@ impl Connection {
         }
         if self.closing {
             self.running -= 1;
-            self.command(at).state = State::Left;
+            self.command(at).state = CommandState::Left;
             return;
         }
         IoCommand { c: self, thread, at }.moved(result);
@@ -440,15 +441,16 @@ impl Connection {
             thread.ready.mark_readable(self.id.index, &mut self.marks);
             return true;
         }
-        let waits = |state| matches!(state, State::Collecting | State::Waiting | State::Running);
+        let waits =
+            |state| matches!(state, CommandState::Collecting | CommandState::Waiting | CommandState::Running);
         let is_it = |(_, command): &(u16, &Command)| command.sqe.cid.get() == cid && waits(command.state);
         let Some((at, command)) = (0..).zip(&self.commands).find(is_it) else { return false };
         let (at, state) = (Handle(at), command.state);
         self.aborts.ask(at, tag);
         match state {
-            State::Running => IoCommand { c: self, thread, at }.cancel(),
+            CommandState::Running => IoCommand { c: self, thread, at }.cancel(),
             // The kernel may be about to write there: what it brings ends it.
-            State::Collecting if self.link.receives_into(at) => {}
+            CommandState::Collecting if self.link.receives_into(at) => {}
             _ => IoCommand { c: self, thread, at }.give_up(),
         }
         true
@@ -456,7 +458,10 @@ impl Connection {
 
     /// Some of a command's data came: if it is given up, the rest is not waited for.
     fn leave_rest(&mut self, thread: &mut ThreadResources, at: Handle) {
-        if !self.aborts.is_empty() && self.aborts.contain(at) && self.command(at).state == State::Collecting {
+        if !self.aborts.is_empty()
+            && self.aborts.contain(at)
+            && self.command(at).state == CommandState::Collecting
+        {
             IoCommand { c: self, thread, at }.give_up();
         }
     }
@@ -639,7 +644,7 @@ impl Connection {
     }
 
     fn queue_stats(&self) -> QueueStats {
-        let waits = |state: State| !matches!(state, State::Free | State::Left);
+        let waits = |state: CommandState| !matches!(state, CommandState::Free | CommandState::Left);
         let mut stats = QueueStats {
             qid: self.qid(),
             thread: self.id.thread as u32,

@@ -6,7 +6,7 @@ use forebay_io::reactor::{Completion, Reactor};
 use forebay_io::stream::{Received, Stream};
 use forebay_nvme::command::Cqe;
 use forebay_nvme::transport::tcp::target::{Event, TargetEnd};
-use forebay_nvme::transport::tcp::{Fatal, Handle, Place};
+use forebay_nvme::transport::tcp::{Fatal, Handle, PayloadPlace};
 use std::io;
 
 pub(super) enum Link {
@@ -45,7 +45,7 @@ impl Link {
     pub(super) fn receive(
         &mut self,
         reactor: &mut Reactor,
-        at: &impl Fn(Place) -> Mem,
+        at: &impl Fn(PayloadPlace) -> Mem,
     ) -> io::Result<Received> {
         either!(self, tcp => tcp.receive(reactor, at), rdma => rdma.receive(reactor))
     }
@@ -89,7 +89,7 @@ impl Link {
     }
 
     #[inline]
-    pub(super) fn send(&mut self, reactor: &mut Reactor, at: &impl Fn(Place) -> Mem) {
+    pub(super) fn send(&mut self, reactor: &mut Reactor, at: &impl Fn(PayloadPlace) -> Mem) {
         either!(self, tcp => tcp.send(reactor, at), rdma => rdma.send(at));
     }
 

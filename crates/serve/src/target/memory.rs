@@ -4,7 +4,7 @@
 //! when memory comes back, each in line begins one command before any begins two. Nobody is cut in on: while somebody
 //! stands in line, commands that come later wait behind.
 
-use super::arena::{Held, Pool, ScratchBuffer, Slot};
+use super::arena::{HeldSlots, Pool, ScratchBuffer, Slot};
 use super::command::{Command, Memory};
 use crate::namespace::namespace_queue::NamespaceQueue;
 use crate::namespace::steps::scratch_bytes;
@@ -24,7 +24,7 @@ pub(super) struct CommandMemory {
 #[derive(Default)]
 pub(super) struct MemoryShare {
     /// Slots that its commands hold.
-    held: Held,
+    held: HeldSlots,
     /// A command has its `Memory::Spare`.
     has_spare: bool,
     in_line: bool,

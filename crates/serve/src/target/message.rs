@@ -11,13 +11,13 @@ use std::sync::mpsc::SyncSender;
 use std::sync::Arc;
 
 /// Transport by which a host comes.
-pub(crate) enum Way {
+pub(crate) enum HostTransport {
     Tcp(OwnedFd),
     Rdma(Box<Asked>),
 }
 
 pub(crate) struct NewConnection {
-    pub way: Way,
+    pub way: HostTransport,
     pub peer: SocketAddr,
     pub local: SocketAddr,
     /// Proven identity of a client that came over TLS.

@@ -17,7 +17,7 @@ use forebay_nvme::command::{Cqe, Sqe};
 use forebay_nvme::transport::rdma::connect::{answer, Offer, Refusal};
 use forebay_nvme::transport::rdma::target::{pieces, Event as Came, Op, TargetEnd};
 use forebay_nvme::transport::tcp::target::Event;
-use forebay_nvme::transport::tcp::{Fatal, Handle, Place};
+use forebay_nvme::transport::tcp::{Fatal, Handle, PayloadPlace};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -299,7 +299,7 @@ impl Rdma {
     }
 
     /// Posts what there is, as far as there is room.
-    pub(super) fn send(&mut self, at: &impl Fn(Place) -> Mem) {
+    pub(super) fn send(&mut self, at: &impl Fn(PayloadPlace) -> Mem) {
         let Some(id) = &self.id else { return };
         let mut posts = std::mem::take(&mut self.posts);
         let responses = usize::from(self.commands) * self.capsule_bytes;
@@ -307,7 +307,7 @@ impl Rdma {
             let count = op.posts() as u32;
             let (command, own) = match op {
                 Op::Fetch { command, bytes, from } => {
-                    let mem = at(Place { command, offset: 0, len: bytes });
+                    let mem = at(PayloadPlace { command, offset: 0, len: bytes });
                     let (key, own) = match reach(&self.slots, &self.domain, mem, bytes) {
                         Ok(reached) => reached,
                         Err(e) => {
@@ -320,7 +320,7 @@ impl Rdma {
                     (command, own)
                 }
                 Op::Answer { command, bytes, to, response, invalidate } => {
-                    let mem = at(Place { command, offset: 0, len: bytes });
+                    let mem = at(PayloadPlace { command, offset: 0, len: bytes });
                     let reached = match bytes {
                         0 => Ok((0, None)),
                         _ => reach(&self.slots, &self.domain, mem, bytes),

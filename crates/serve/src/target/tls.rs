@@ -3,7 +3,7 @@
 use super::config::{secrets, Config};
 use super::inbox::Inbox;
 use super::log::Level;
-use super::message::{Message, NewConnection, Way};
+use super::message::{HostTransport, Message, NewConnection};
 use super::shared::TargetShared;
 use super::subsystem::DISCOVERY;
 use forebay_io::tls::bridge::{Arrival, Bridge};
@@ -57,7 +57,12 @@ impl Gate {
                     return shared.left(&inbox);
                 }
             };
-            inbox.post(Message::Adopt(NewConnection { way: Way::Tcp(socket), peer, local, client }));
+            inbox.post(Message::Adopt(NewConnection {
+                way: HostTransport::Tcp(socket),
+                peer,
+                local,
+                client,
+            }));
         };
         self.bridge.accept(socket, &self.context, self.limit, Box::new(adopt));
     }

@@ -12,7 +12,7 @@ use super::inbox::Inbox;
 use super::link::Link;
 use super::log::Level;
 use super::memory::CommandMemory;
-use super::message::{Message, NewConnection, Report, Way};
+use super::message::{HostTransport, Message, NewConnection, Report};
 use super::namespace_queues::NamespaceQueues;
 use super::rdma::{Cards, Rdma};
 use super::ready::Ready;
@@ -136,7 +136,7 @@ impl Worker {
     fn spin(&mut self, until: Instant) {
         let spin = Duration::from_micros(self.thread.shared.config.spin_us.unwrap_or(0).into());
         if !spin.is_zero() && !self.connections.is_empty() {
-            self.thread.reactor.look(spin, until);
+            self.thread.reactor.poll_for(spin, until);
         }
     }
 
@@ -299,11 +299,11 @@ impl Worker {
     }
 
     /// Or why there is none.
-    fn link(&mut self, way: Way, index: u32) -> Result<Link, String> {
+    fn link(&mut self, way: HostTransport, index: u32) -> Result<Link, String> {
         let config = &self.thread.shared.config;
         let in_capsule = config.in_capsule.0 as u32;
         match way {
-            Way::Tcp(socket) => {
+            HostTransport::Tcp(socket) => {
                 let end = TargetEnd::new(target::Options {
                     header_digest: config.header_digest,
                     data_digest: config.data_digest,
@@ -315,7 +315,7 @@ impl Worker {
                 let made = Stream::new(socket, end, self.token, index, stream::Options::default());
                 made.map(Link::Tcp).map_err(|e| e.to_string())
             }
-            Way::Rdma(asked) => {
+            HostTransport::Rdma(asked) => {
                 let offer = Offer { queues: config.queues, entries: config.queue_depth };
                 let (port, pool) = ((self.token, index), &self.thread.memory.pool);
                 let made = Rdma::accept(*asked, &offer, in_capsule as usize, &mut self.cards, pool, port);

@@ -6,7 +6,7 @@ use super::control::{self, Control};
 use super::inbox::{Inbox, Message, Report};
 use super::options::OnDeath;
 use super::options::Options;
-use super::stats::{State, Stats};
+use super::stats::{DeviceState, Stats};
 use super::uapi::feature;
 use super::uapi::DeviceInfo;
 use super::uring::{DevicePort, Kernel};
@@ -231,9 +231,9 @@ impl Ublk {
         let past = lock(&self.past);
         let open = live.iter().any(|r| r.open) || lock(&self.threads).iter().any(|t| !t.is_finished());
         stats.state = match (open, *lock(&self.suspended)) {
-            (false, _) => State::Stopped,
-            (true, true) => State::Suspended,
-            (true, false) => State::Live,
+            (false, _) => DeviceState::Stopped,
+            (true, true) => DeviceState::Suspended,
+            (true, false) => DeviceState::Live,
         };
         for report in live.iter().chain(past.iter()) {
             stats.queues.extend(report.queues.iter().cloned());

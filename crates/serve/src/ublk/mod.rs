@@ -26,5 +26,5 @@ pub use control::identity;
 pub use device::{available, delete, Ublk};
 pub use list::{devices, waiting, Device};
 pub use options::{Attach, OnDeath, Options};
-pub use stats::{QueueStats, State, Stats};
+pub use stats::{DeviceState, QueueStats, Stats};
 pub use worker::Throttle;

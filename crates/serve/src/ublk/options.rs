@@ -1,7 +1,7 @@
 //! Options of a device, and its behaviour without a daemon.
 
 use super::uapi::{feature, IO_BYTES_MAX};
-use crate::namespace::volume::LANE_DEPTH;
+use crate::namespace::volume::NAMESPACE_QUEUE_DEPTH;
 use crate::target::config::Size;
 use forebay_model::Error;
 use serde::{Deserialize, Serialize};
@@ -129,8 +129,8 @@ impl Options {
         let fits = (4096..=u64::from(IO_BYTES_MAX)).contains(&most) && most % 4096 == 0;
         bounds("max_transfer", fits, format!("is {most}"), "a multiple of 4k from 4k to 32m: 1m")?;
         let depth = u32::from(self.depth);
-        let fits = (1..=LANE_DEPTH).contains(&depth);
-        bounds("depth", fits, format!("is {depth}"), &format!("1 to {LANE_DEPTH}: depth = 64"))?;
+        let fits = (1..=NAMESPACE_QUEUE_DEPTH).contains(&depth);
+        bounds("depth", fits, format!("is {depth}"), &format!("1 to {NAMESPACE_QUEUE_DEPTH}: depth = 64"))?;
         let queues = self.queues.max(self.threads);
         let fits = queues <= QUEUES_ASKED_MAX;
         bounds("queues", fits, format!("are {queues}"), "queues = 0: one per processor, at most 8")?;

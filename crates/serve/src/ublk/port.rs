@@ -14,7 +14,7 @@ pub(super) struct Arrival {
 
 /// The contract: each tag has one command out, `fetch` or `commit`. When it completes with a request, the request's
 /// descriptor and slot are the thread's until it commits; a commit also asks for the tag's next request.
-pub(super) trait Port {
+pub(super) trait HardwareQueue {
     fn depth(&self) -> u16;
 
     /// Asks for a tag's first request.

@@ -15,7 +15,7 @@ pub struct Stats {
     pub bytes: u64,
     pub block_bytes: u32,
     pub writable: bool,
-    pub state: State,
+    pub state: DeviceState,
     /// It waited for a daemon, and got this one.
     pub recovered: bool,
     pub on_death: OnDeath,
@@ -38,7 +38,7 @@ pub struct Stats {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum DeviceState {
     #[default]
     Live,
     /// Requests are held.

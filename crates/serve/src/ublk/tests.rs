@@ -5,7 +5,7 @@ mod limits;
 
 use super::arena::Slots;
 use super::inbox::{Inbox, Message, Report};
-use super::port::{Arrival, Port};
+use super::port::{Arrival, HardwareQueue};
 use super::uapi::{op, Descriptor, FUA, SECTOR};
 use super::worker::{Setup, Throttle, Worker};
 use crate::namespace::volume::Volume;
@@ -50,7 +50,7 @@ struct Fake {
     stopped: bool,
 }
 
-impl Port for Fake {
+impl HardwareQueue for Fake {
     fn depth(&self) -> u16 {
         DEPTH
     }

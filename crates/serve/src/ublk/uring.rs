@@ -6,7 +6,7 @@
 use super::arena::Slots;
 use super::control::Control;
 use super::map::Descriptors;
-use super::port::{Arrival, Port};
+use super::port::{Arrival, HardwareQueue};
 use super::uapi::{self, ControlCommand, Descriptor, IoCommand, COMMIT_AND_FETCH_REQ, CONTROL, FETCH_REQ};
 use forebay_io::arena::Mem;
 use forebay_io::clock;
@@ -172,7 +172,7 @@ impl DevicePort {
     }
 }
 
-impl Port for DevicePort {
+impl HardwareQueue for DevicePort {
     fn depth(&self) -> u16 {
         self.depth
     }

@@ -4,7 +4,7 @@
 mod ends;
 
 use super::inbox::{Inbox, Message, Report};
-use super::port::{Arrival, Port};
+use super::port::{Arrival, HardwareQueue};
 use super::request::{errno_of, of_source, parse, Errno, Limits, Slot};
 use crate::namespace::executor::{self, Frontend, Work};
 use crate::namespace::namespace_queue::{Finished, NamespaceQueue, Owner};
@@ -102,7 +102,7 @@ pub(super) struct Worker<P> {
     finished: Vec<Finished>,
 }
 
-impl<P: Port> Worker<P> {
+impl<P: HardwareQueue> Worker<P> {
     /// Asks for the first requests. On the thread that runs it.
     ///
     /// # Errors
@@ -395,7 +395,7 @@ impl<P> Running<'_, P> {
 }
 
 /// One namespace, and no Flush of all.
-impl<P: Port> Frontend for Running<'_, P> {
+impl<P: HardwareQueue> Frontend for Running<'_, P> {
     type Owner = Owner;
     type Memory<'m>
         = Slot

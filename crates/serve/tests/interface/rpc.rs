@@ -4,7 +4,7 @@ use forebay_model::Error;
 use forebay_serve::gateway::config::{Config, Controller, Namespace, Qos, Subsystem};
 use forebay_serve::gateway::rpc::client::{self, Asked};
 use forebay_serve::gateway::rpc::{answer, Control, Server, VERBS};
-use forebay_serve::gateway::stats::{ControllerStats, State, Stats};
+use forebay_serve::gateway::stats::{ControllerState, ControllerStats, Stats};
 use serde_json::{json, Map, Value};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -17,7 +17,7 @@ use std::time::Duration;
 #[derive(Default)]
 struct Kept {
     config: Mutex<Config>,
-    states: Mutex<BTreeMap<String, State>>,
+    states: Mutex<BTreeMap<String, ControllerState>>,
 }
 
 impl Kept {
@@ -114,7 +114,7 @@ impl Control for Kept {
         if timeout < Duration::from_millis(10) {
             return Err(Error::run(name, "3 commands were still in flight", "a longer timeout_ms"));
         }
-        self.states.lock().unwrap().insert(name.into(), State::Suspended);
+        self.states.lock().unwrap().insert(name.into(), ControllerState::Suspended);
         Ok(())
     }
 

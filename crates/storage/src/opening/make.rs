@@ -1,6 +1,6 @@
 //! Makes what a plan says is missing, and takes it away again where that doesn't end well.
 
-use super::manifest::{may_write, Content, Held};
+use super::manifest::{may_write, Content, HeldManifest};
 use super::open::Opener;
 use super::plan::parent_of;
 use super::undo::Undo;
@@ -87,7 +87,7 @@ fn lock_what_changes(purpose: &Purpose, plans: &[SourcePlan], held: &mut Locked)
         plans.iter().flat_map(SourcePlan::files).filter(changes).map(|f| parent_of(&f.path)).collect();
     for dir in dirs {
         held.remove(&dir);
-        held.insert(dir.clone(), Held::alone(&dir)?);
+        held.insert(dir.clone(), HeldManifest::alone(&dir)?);
     }
     Ok(())
 }
@@ -180,7 +180,7 @@ fn make_all(
     if missing.is_empty() {
         return Ok(());
     }
-    held.values_mut().try_for_each(Held::save)?;
+    held.values_mut().try_for_each(HeldManifest::save)?;
     let to_fill: Vec<&SourcePlan> = plans
         .iter()
         .filter(|p| purpose.reads && p.files().iter().any(|f| f.action == Action::Make && f.ours))
@@ -200,7 +200,7 @@ fn make_all(
             dir.leave(&file.path, ours[&file.path], &content)?;
         }
     }
-    held.values_mut().try_for_each(Held::save)
+    held.values_mut().try_for_each(HeldManifest::save)
 }
 
 /// Creates the file (never opening what somebody else just made) and reserves its blocks. `ours`: the file that
@@ -309,7 +309,7 @@ fn note_written(
         }
     }
     if !written.is_empty() {
-        held.values_mut().try_for_each(Held::save)?;
+        held.values_mut().try_for_each(HeldManifest::save)?;
     }
     Ok(written)
 }

@@ -141,7 +141,7 @@ impl Entry {
 }
 
 /// A directory whose manifest is held: shared by readers, alone by a writer.
-pub struct Held {
+pub struct HeldManifest {
     file: Option<File>,
     /// Ours to write.
     alone: bool,
@@ -151,23 +151,23 @@ pub struct Held {
     touched: BTreeSet<String>,
 }
 
-impl Held {
+impl HeldManifest {
     /// For reading. A directory without a manifest has none of our files; it isn't touched.
-    pub fn shared(dir: &Path) -> Result<Held, Error> {
+    pub fn shared(dir: &Path) -> Result<HeldManifest, Error> {
         let path = dir.join(NAME);
         let Ok(mut file) = plain().open(&path) else {
-            return Ok(Held::of(None, false, Manifest::default(), path));
+            return Ok(HeldManifest::of(None, false, Manifest::default(), path));
         };
         lock(&file, FlockOperation::NonBlockingLockShared, dir)?;
         let manifest = read(&mut file, &path)?;
-        Ok(Held::of(Some(file), false, manifest, path))
+        Ok(HeldManifest::of(Some(file), false, manifest, path))
     }
 
     /// Checks, before any file is made, that the directory has a manifest that can be written, or none.
     pub fn check(dir: &Path) -> Result<(), Error> {
         match crate::outputs::there(&dir.join(NAME)).map_err(|e| cannot_write(dir, &e))? {
             None => Ok(()),
-            Some(meta) if meta.is_file() => Held::shared(dir).map(drop),
+            Some(meta) if meta.is_file() => HeldManifest::shared(dir).map(drop),
             Some(meta) => {
                 let errno = if meta.is_symlink() { libc::ELOOP } else { libc::EISDIR };
                 Err(cannot_write(dir, &std::io::Error::from_raw_os_error(errno)))
@@ -176,7 +176,7 @@ impl Held {
     }
 
     /// For making and writing files.
-    pub fn alone(dir: &Path) -> Result<Held, Error> {
+    pub fn alone(dir: &Path) -> Result<HeldManifest, Error> {
         let path = dir.join(NAME);
         let mut file = loop {
             let opened = crate::outputs::share(&path, 0o666);
@@ -192,11 +192,11 @@ impl Held {
             }
         };
         let manifest = read(&mut file, &path)?;
-        Ok(Held::of(Some(file), true, manifest, path))
+        Ok(HeldManifest::of(Some(file), true, manifest, path))
     }
 
-    fn of(file: Option<File>, alone: bool, manifest: Manifest, path: PathBuf) -> Held {
-        Held { file, alone, manifest, path, touched: BTreeSet::new() }
+    fn of(file: Option<File>, alone: bool, manifest: Manifest, path: PathBuf) -> HeldManifest {
+        HeldManifest { file, alone, manifest, path, touched: BTreeSet::new() }
     }
 
     /// Returns the entry of a file: None if it isn't ours, isn't the file that we made, or was changed since.

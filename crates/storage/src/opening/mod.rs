@@ -12,14 +12,14 @@ mod undo;
 pub use make::KEEP_FREE;
 pub use manifest::run_beside_others;
 pub use open::{allow_descriptors, has_rings, reopened};
-pub use plan::look;
+pub use plan::examine;
 
 use crate::source::{Action, SourcePlan, Target};
 use forebay_io::identity::Identity;
 use forebay_model::glob::Glob;
 use forebay_model::job::{Cache, Engine, Hint, PathKind, Priority, FILE_NAME_DEFAULT};
 use forebay_model::Error;
-use manifest::{Content, Held};
+use manifest::{Content, HeldManifest};
 use open::Opener;
 use plan::{parent_of, Manifests};
 use std::collections::BTreeMap;
@@ -131,7 +131,7 @@ pub struct Looked {
     manifests: Manifests,
 }
 
-type Locked = BTreeMap<PathBuf, Held>;
+type Locked = BTreeMap<PathBuf, HeldManifest>;
 /// Files of ours that are made or written: nothing else is opened by their names.
 type Ours = BTreeMap<PathBuf, Identity>;
 
@@ -187,7 +187,7 @@ impl Looked {
             }
             Err(e) => {
                 undo.run(&mut held, true);
-                held.into_values().for_each(Held::remove_if_empty);
+                held.into_values().for_each(HeldManifest::remove_if_empty);
                 Err(e)
             }
         }
@@ -203,7 +203,7 @@ impl Opened {
             self.undo.forget_contents();
         }
         self.undo.run(&mut self.held, takes_files);
-        self.held.into_values().for_each(Held::remove_if_empty);
+        self.held.into_values().for_each(HeldManifest::remove_if_empty);
     }
 
     /// After the last I/O: says what the files hold now. They hold seeded content where they did before, or where each
@@ -221,9 +221,12 @@ impl Opened {
                 held.note_part(&w.path, partly);
             }
         }
-        let saved =
-            if self.written.is_empty() { Ok(()) } else { self.held.values_mut().try_for_each(Held::save) };
-        self.held.into_values().for_each(Held::remove_if_empty);
+        let saved = if self.written.is_empty() {
+            Ok(())
+        } else {
+            self.held.values_mut().try_for_each(HeldManifest::save)
+        };
+        self.held.into_values().for_each(HeldManifest::remove_if_empty);
         saved
     }
 }
@@ -248,7 +251,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let purpose = of(home.path());
         let mut filled = Vec::new();
-        let opened = look(&purpose).unwrap().open(&purpose, &mut |targets| {
+        let opened = examine(&purpose).unwrap().open(&purpose, &mut |targets| {
             filled.extend(targets.iter().map(|t| (t.bytes, t.files()[0].0.path.clone())));
             Ok(())
         });
@@ -257,7 +260,7 @@ mod tests {
         assert_eq!(filled, opened_are.collect::<Vec<_>>());
         assert_eq!((filled.len(), filled[0].0, &opened.content_seeds[..]), (2, 1 << 20, &[7, 7][..]));
         opened.close(false).unwrap();
-        let again = look(&purpose).unwrap().open(&purpose, &mut fills_nothing).unwrap();
+        let again = examine(&purpose).unwrap().open(&purpose, &mut fills_nothing).unwrap();
         assert_eq!(again.targets.len(), 2, "what is there is filled no second time");
     }
 
@@ -265,7 +268,7 @@ mod tests {
     fn files_that_could_not_be_filled_are_taken_away_again() {
         let home = tempfile::tempdir().unwrap();
         let purpose = of(home.path());
-        let error = look(&purpose).unwrap().open(&purpose, &mut fills_nothing).err().unwrap();
+        let error = examine(&purpose).unwrap().open(&purpose, &mut fills_nothing).err().unwrap();
         assert!(error.found.contains("nobody fills them"), "{error}");
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
     }
@@ -274,7 +277,7 @@ mod tests {
     fn what_nothing_came_of_is_taken_back_with_what_its_list_said() {
         let home = tempfile::tempdir().unwrap();
         let made = of(home.path());
-        look(&made).unwrap().open(&made, &mut |_| Ok(())).unwrap().close(false).unwrap();
+        examine(&made).unwrap().open(&made, &mut |_| Ok(())).unwrap().close(false).unwrap();
         let list = || std::fs::read_to_string(home.path().join(manifest::NAME)).unwrap();
         let (seeds, lens) = (
             || list().matches("\"seed\": 7").count(),
@@ -283,13 +286,13 @@ mod tests {
         assert_eq!(seeds(), 2);
         let more = Purpose { files: Some(3), file_bytes: Some(3 << 20), reads: false, writes: true, ..made };
         for wrote in [false, true] {
-            let opened = look(&more).unwrap().open(&more, &mut fills_nothing).unwrap();
+            let opened = examine(&more).unwrap().open(&more, &mut fills_nothing).unwrap();
             assert_eq!((lens(), seeds()), ([3 << 20; 2], 0));
             opened.take_back(true, wrote);
             assert!(!home.path().join("forebay.2").exists());
             let kept = if wrote { ([3 << 20; 2], 0) } else { ([1 << 20; 2], 2) };
             assert_eq!((lens(), seeds()), kept);
-            let ours = look(&more).unwrap().plans;
+            let ours = examine(&more).unwrap().plans;
             assert!(ours.iter().flat_map(SourcePlan::files).all(|f| f.ours), "they are still known as ours");
         }
     }
@@ -298,13 +301,13 @@ mod tests {
     fn a_rehearsal_knows_the_targets_and_leaves_nothing() {
         let home = tempfile::tempdir().unwrap();
         let purpose = of(home.path());
-        let looked = look(&purpose).unwrap();
+        let looked = examine(&purpose).unwrap();
         let targets = looked.rehearsed(&purpose).unwrap();
         assert_eq!(targets.iter().map(|t| t.bytes).collect::<Vec<_>>(), [1 << 20; 2]);
         assert!(looked.changes(&purpose));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
         let far = Purpose { file_bytes: Some(1 << 60), ..purpose };
-        let error = look(&far).unwrap().rehearsed(&far).err().unwrap();
+        let error = examine(&far).unwrap().rehearsed(&far).err().unwrap();
         assert!(error.asked.contains("of files in"), "{error}");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::plan::parent_of;
 use super::{Ours, Purpose};
-use crate::path::{self, auto::Way};
+use crate::path::{self, auto::PathChoice};
 use crate::source::file::{misaligned, FileAccess, FileTarget};
 use crate::source::{
     Action, FilePlan, Open, OpenFileSource, OpenSource, Route, SharedDrive, SourcePlan, Target,
@@ -34,7 +34,7 @@ pub fn allow_descriptors(more: u64) {
 pub fn reopened(
     purpose: &Purpose,
     target: &Target,
-    way: Way,
+    way: PathChoice,
     warm: bool,
     ring: bool,
 ) -> Result<Target, Error> {
@@ -48,7 +48,7 @@ pub fn reopened(
                     .marked(purpose.atomic, purpose.priority)
                     .hinted(purpose.hint),
             };
-            match path::of(way.path).opens(&file) {
+            match path::by_kind(way.path).opens(&file) {
                 Some(own) => Arc::new(own),
                 None => {
                     let engine = file.choose(purpose.engine, !purpose.writes, warm, ring);

@@ -1,7 +1,7 @@
 //! From sources to what exactly would be opened, made or overwritten. Looks, and touches nothing.
 
 use super::found;
-use super::manifest::Held;
+use super::manifest::HeldManifest;
 use super::{mounts, Looked, Purpose};
 use crate::source::file::{is_endless, is_neither};
 use crate::source::{Action, FilePlan, Found, Look, Source, SourcePlan, Uri, Workers};
@@ -19,13 +19,13 @@ const FILE_BYTES_DEFAULT: u64 = GIB;
 
 /// Directories whose manifests a plan looked into.
 #[derive(Default)]
-pub(crate) struct Manifests(pub BTreeMap<PathBuf, Held>);
+pub(crate) struct Manifests(pub BTreeMap<PathBuf, HeldManifest>);
 
 impl Manifests {
-    fn of(&mut self, file: &Path) -> Result<&Held, Error> {
+    fn of(&mut self, file: &Path) -> Result<&HeldManifest, Error> {
         let dir = parent_of(file);
         if !self.0.contains_key(&dir) {
-            self.0.insert(dir.clone(), Held::shared(&dir)?);
+            self.0.insert(dir.clone(), HeldManifest::shared(&dir)?);
         }
         Ok(&self.0[&dir])
     }
@@ -39,7 +39,7 @@ pub(crate) fn parent_of(file: &Path) -> PathBuf {
 }
 
 /// Everything that the sources stand for.
-pub fn look(purpose: &Purpose) -> Result<Looked, Error> {
+pub fn examine(purpose: &Purpose) -> Result<Looked, Error> {
     let sources = &purpose.sources;
     let mut manifests = Manifests::default();
     let uris = sources.iter().map(|source| Uri::parse(source)).collect::<Result<Vec<_>, _>>()?;

@@ -1,6 +1,6 @@
 //! Changes made before the first I/O, undone if nothing comes of the run.
 
-use super::manifest::{Entry, Held};
+use super::manifest::{Entry, HeldManifest};
 use super::plan::parent_of;
 use super::Locked;
 use forebay_io::identity::Identity;
@@ -81,7 +81,7 @@ impl Undo {
 }
 
 impl Before {
-    fn put_back(self, path: &Path, file: Identity, list: Option<&mut Held>) {
+    fn put_back(self, path: &Path, file: Identity, list: Option<&mut HeldManifest>) {
         let cut = self.bytes.map(|bytes| {
             let handle = crate::outputs::reopen(path).ok()?;
             file.check(path, &handle).ok()?;

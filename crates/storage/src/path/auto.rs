@@ -18,12 +18,12 @@ const WORKERS_ALIKE: f64 = 0.98;
 
 /// A path, with or without the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Way {
+pub struct PathChoice {
     pub path: PathKind,
     pub cached: bool,
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for PathChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let goes_either_way = super::find(self.path).is_some_and(|path| path.cached().is_none());
         let name = super::name_of(self.path);
@@ -103,7 +103,7 @@ impl Known {
 /// The possible paths, at least one, the likeliest first, and the reason so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Open {
-    pub ways: Vec<Way>,
+    pub ways: Vec<PathChoice>,
     pub because: String,
 }
 
@@ -119,7 +119,7 @@ pub fn open(s: &Situation) -> Open {
     if s.require_direct && open.iter().any(|path| path.may_go_direct()) {
         open.retain(|path| path.may_go_direct());
     }
-    let ways = open.into_iter().map(|path| Way { path: path.kind(), cached }).collect();
+    let ways = open.into_iter().map(|path| PathChoice { path: path.kind(), cached }).collect();
     Open { ways, because }
 }
 
@@ -155,7 +155,7 @@ pub struct Gave {
 /// The results of a way's trials.
 #[derive(Clone, Copy, Debug)]
 pub struct Tried {
-    pub way: Way,
+    pub way: PathChoice,
     pub gave: Gave,
     /// Result of passes after the first, where those differ and were tried.
     pub later: Option<Gave>,
@@ -246,16 +246,16 @@ mod tests {
         Situation { resident: Some(1.0), ..cold() }
     }
 
-    const GDS: Way = Way { path: PathKind::Gds, cached: false };
-    const MAPPED: Way = Way { path: PathKind::Mapped, cached: true };
-    const PAST: Way = Way { path: PathKind::Bounce, cached: false };
-    const FROM: Way = Way { path: PathKind::Bounce, cached: true };
+    const GDS: PathChoice = PathChoice { path: PathKind::Gds, cached: false };
+    const MAPPED: PathChoice = PathChoice { path: PathKind::Mapped, cached: true };
+    const PAST: PathChoice = PathChoice { path: PathKind::Bounce, cached: false };
+    const FROM: PathChoice = PathChoice { path: PathKind::Bounce, cached: true };
 
     // promise: GPU-10
     #[test]
     fn each_situation_has_its_ways() {
         let gds = BTreeMap::new;
-        let table: Vec<(&str, Situation, Vec<Way>)> = vec![
+        let table: Vec<(&str, Situation, Vec<PathChoice>)> = vec![
             ("cold", cold(), vec![PAST]),
             ("cold, direct DMA", Situation { cannot: gds(), ..cold() }, vec![GDS, PAST]),
             ("nobody tells", Situation { resident: None, ..cold() }, vec![PAST]),
@@ -300,8 +300,8 @@ mod tests {
             assert_eq!(open(&situation).ways, ways, "{name}");
         }
         let host = |situation: Situation| open(&Situation { gpu: false, ..situation }).ways;
-        assert_eq!(host(cold()), [Way { path: PathKind::Host, cached: false }]);
-        assert_eq!(host(warm()), [Way { path: PathKind::Host, cached: true }]);
+        assert_eq!(host(cold()), [PathChoice { path: PathKind::Host, cached: false }]);
+        assert_eq!(host(warm()), [PathChoice { path: PathKind::Host, cached: true }]);
     }
 
     #[test]

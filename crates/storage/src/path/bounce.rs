@@ -9,7 +9,7 @@ use crate::source::Target;
 use forebay_io::arena::{Arena, Mem};
 use forebay_io::clock;
 use forebay_io::gpu::Copier;
-use forebay_io::machine::finding::{Check, State};
+use forebay_io::machine::finding::{Check, CheckState};
 use forebay_io::machine::verdict::Verdicts;
 use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use forebay_io::reactor::Reactor;
@@ -36,8 +36,8 @@ impl DataPath for Bounce {
     fn examined(&self, verdicts: &Verdicts) -> Check {
         let check = |state, found: &str| Check::of_path(self.name(), state, found);
         match &verdicts.bounce.because {
-            None => check(State::Works, "storage to pinned host memory to the GPU"),
-            Some(because) => check(State::Limited, "its destination is host memory, and records say so")
+            None => check(CheckState::Works, "storage to pinned host memory to the GPU"),
+            Some(because) => check(CheckState::Limited, "its destination is host memory, and records say so")
                 .why(because.clone()),
         }
     }

@@ -1,6 +1,6 @@
 //! The size of the workers' buffers: one rule for planning, checking and allocating them.
 
-use super::{of, Beside, DataPath, Ends};
+use super::{by_kind, Beside, DataPath, Ends};
 use crate::source::Target;
 use forebay_io::machine;
 use forebay_model::job::{JobSpec, PathKind, DEPTH_MAX};
@@ -23,7 +23,7 @@ pub struct Under {
 impl Under {
     /// For an opened target whose path is decided.
     pub fn of(target: &Target) -> Under {
-        let path = of(target.route.path);
+        let path = by_kind(target.route.path);
         let at_once = path.ends_at_once(target);
         let tight = at_once && path.copies_on() && target.align() == 1;
         let takes_rows = path.takes_rows(target);
@@ -65,7 +65,7 @@ impl Buffers {
         let slots = at_work(&whole, all, true);
         let mut buffers = Buffers { rows: Some(rows), ..Buffers::with_slots(&whole, all, slots, true) };
         // What can't be had together comes row by row.
-        for (_, beside) in buffers.beside.iter_mut().filter(|(kind, _)| !of(*kind).copies_on()) {
+        for (_, beside) in buffers.beside.iter_mut().filter(|(kind, _)| !by_kind(*kind).copies_on()) {
             let bytes_each = job.io_bytes.next_multiple_of(PAGE);
             let count = u64::from(beside.count).max(BESIDE_ROWS_BYTES / bytes_each).min(rows.max(4).into());
             *beside = Beside { count: count as u32, bytes_each };
@@ -222,7 +222,7 @@ mod tests {
     use forebay_model::job::Op;
 
     fn under(kind: PathKind, moves_bytes: bool) -> Vec<Under> {
-        vec![Under { path: of(kind), moves_bytes, at_once: false, tight: false, takes_rows: false }]
+        vec![Under { path: by_kind(kind), moves_bytes, at_once: false, tight: false, takes_rows: false }]
     }
 
     fn buffers(job: &JobSpec, kind: PathKind, moves_bytes: bool, into_gpu: bool) -> (u64, u64) {

@@ -39,7 +39,7 @@ impl Destination {
     /// Registers the files with the path's library, before a worker needs them.
     pub fn attach(&self, job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
         for target in targets {
-            super::of(target.route.path).attach(job, target, self, target.route.pair.unwrap_or(0))?;
+            super::by_kind(target.route.path).attach(job, target, self, target.route.pair.unwrap_or(0))?;
         }
         PATHS.iter().for_each(|path| path.attached(self));
         Ok(())

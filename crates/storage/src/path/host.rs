@@ -2,7 +2,7 @@
 
 use super::{About, DataPath, Ends, Layer, QueueFactory, Refusal, WorkerContext};
 use crate::source::Target;
-use forebay_io::machine::finding::{Check, State};
+use forebay_io::machine::finding::{Check, CheckState};
 use forebay_io::machine::verdict::Verdicts;
 use forebay_io::queue::Queue;
 use forebay_io::reactor::Reactor;
@@ -25,7 +25,7 @@ impl DataPath for Host {
     }
 
     fn examined(&self, _: &Verdicts) -> Check {
-        Check::of_path(self.name(), State::Works, "storage to host memory")
+        Check::of_path(self.name(), CheckState::Works, "storage to host memory")
     }
 
     fn refuses(&self, job: &JobSpec) -> Result<Option<Refusal>, Error> {

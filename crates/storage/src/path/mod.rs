@@ -176,7 +176,7 @@ pub trait DataPath: Sync {
     }
 
     /// The path that an opened target takes in a job on this one.
-    fn settle(&self, _job: &JobSpec, _target: &Target, _destination: &Destination) -> Settled {
+    fn resolve(&self, _job: &JobSpec, _target: &Target, _destination: &Destination) -> Settled {
         Ok((self.kind(), None))
     }
 
@@ -282,7 +282,7 @@ pub fn find(kind: PathKind) -> Option<&'static dyn DataPath> {
 }
 
 /// The path of a target, once decided.
-pub fn of(kind: PathKind) -> &'static dyn DataPath {
+pub fn by_kind(kind: PathKind) -> &'static dyn DataPath {
     find(kind).expect("every path has a row, and `auto` was settled")
 }
 

@@ -321,21 +321,21 @@ pub struct QueueNeeds {
     /// Data is copied on at once (`bounce`), so it should be in the CPU cache.
     pub then_copied: bool,
     /// The worker's number: those of one run get the same queues of a drive in each run.
-    pub seat: u32,
+    pub worker: u32,
 }
 
 impl QueueNeeds {
     /// Of a lone worker, whose data stay where they are put.
     pub fn new(depth: u32, io_bytes_max: u64) -> QueueNeeds {
-        QueueNeeds { depth, io_bytes_max, then_copied: false, seat: 0 }
+        QueueNeeds { depth, io_bytes_max, then_copied: false, worker: 0 }
     }
 
     pub fn then_copied(self) -> QueueNeeds {
         QueueNeeds { then_copied: true, ..self }
     }
 
-    pub fn with_seat(self, seat: u32) -> QueueNeeds {
-        QueueNeeds { seat, ..self }
+    pub fn with_worker(self, worker: u32) -> QueueNeeds {
+        QueueNeeds { worker, ..self }
     }
 }
 

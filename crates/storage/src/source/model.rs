@@ -7,7 +7,7 @@ use super::shared_drive::SharedDrive;
 use super::uri::{query, Text};
 use super::{MadeOf, OpenFile, OpenSource, QueueNeeds, Target};
 use forebay_io::arena::Mem;
-use forebay_io::machine::finding::{Check, State};
+use forebay_io::machine::finding::{Check, CheckState};
 use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
 use forebay_io::reactor::Reactor;
 use forebay_model::device::DriveModel;
@@ -99,7 +99,7 @@ impl Source for ModelUri {
     fn checks(&self) -> Vec<Check> {
         let found =
             format!("a timed model of {}: results are simulated, whatever hardware is here", self.name());
-        vec![Check::of_source("model", self, &self.to_string(), State::Works, found)]
+        vec![Check::of_source("model", self, &self.to_string(), CheckState::Works, found)]
     }
 
     fn examine(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {

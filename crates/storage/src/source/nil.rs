@@ -3,7 +3,7 @@
 use super::plan::{Look, Open, Source, SourcePlan, Uri};
 use super::uri::{query, Text};
 use super::{MadeOf, OpenFile, OpenSource, QueueNeeds};
-use forebay_io::machine::finding::{Check, State};
+use forebay_io::machine::finding::{Check, CheckState};
 use forebay_io::queue::{Done, Full, Geometry, Io, Queue, Via};
 use forebay_io::reactor::Reactor;
 use forebay_model::units::{format_bytes, parse_bytes};
@@ -62,7 +62,7 @@ impl Source for NilUri {
 
     fn checks(&self) -> Vec<Check> {
         let found = "completes at once: the cost of our own loop; no hardware applies";
-        vec![Check::of_source("nil", self, &self.to_string(), State::Works, found)]
+        vec![Check::of_source("nil", self, &self.to_string(), CheckState::Works, found)]
     }
 
     fn examine(&self, _: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {

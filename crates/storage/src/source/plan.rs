@@ -72,7 +72,7 @@ pub trait Source: Any + fmt::Display + fmt::Debug + Send + Sync {
     /// Returns the plan of the source here, of which `wanted` bytes are to be used where a number was given.
     ///
     /// # Errors
-    /// Of `look`; and where the parts don't fit each other.
+    /// Those of `look`; and where the parts don't fit each other.
     fn examine(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error>;
 
     /// Opens what `examine` planned.

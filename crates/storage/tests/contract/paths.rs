@@ -25,7 +25,7 @@ fn same_as_host(path: &dyn DataPath) -> Option<String> {
         let done = rig.one(Request::read(0, 4096)).done;
         (done.via, matches!(rig.slots.mem(0), Mem::Device { .. }))
     };
-    let (host, own) = (way(path::of(PathKind::Host)), way(path));
+    let (host, own) = (way(path::by_kind(PathKind::Host)), way(path));
     (host == own && target.files()[0].0.direct == past)
         .then(|| format!("{} does what host does: {own:?}", path.name()))
 }
@@ -61,11 +61,11 @@ impl DataPath for Hollow {
     }
 
     fn examined(&self, verdicts: &Verdicts) -> Check {
-        path::of(PathKind::Host).examined(verdicts)
+        path::by_kind(PathKind::Host).examined(verdicts)
     }
 
     fn equip(&self, context: &WorkerContext, reactor: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
-        path::of(PathKind::Host).equip(context, reactor)
+        path::by_kind(PathKind::Host).equip(context, reactor)
     }
 }
 

@@ -139,7 +139,7 @@ impl Rig {
         registered: bool,
         layer: Layer,
     ) -> Rig {
-        Rig::by(path::of(path), target, depth, io_bytes, registered, layer)
+        Rig::by(path::by_kind(path), target, depth, io_bytes, registered, layer)
     }
 
     pub fn by(

@@ -1,14 +1,14 @@
 //! The folder that checkpoints are written to: what is there already, whose it is, whether there is room, and what is
 //! taken away again.
 
-use crate::opened::file::{align_of, CreatedFile, Place, Refused};
+use crate::opened::file::{align_of, CreatedFile, Refused, RunFile};
 use forebay_io::meter::cache;
 use forebay_model::checkpoint::layout::scaled;
 use forebay_model::checkpoint::{folder, CheckpointSpec};
 use forebay_model::job::{Cache, JobSpec};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
-use forebay_storage::opening::manifest::{Content, Held};
+use forebay_storage::opening::manifest::{Content, HeldManifest};
 use forebay_storage::opening::{has_rings, KEEP_FREE};
 use forebay_storage::source::file::{misaligned, FileAccess, FileTarget};
 use forebay_storage::source::{OpenFileSource, Route, Target};
@@ -36,10 +36,10 @@ pub(crate) struct CheckpointDir {
 }
 
 /// The files of one rank, in the order in which it writes or reads them.
-pub(crate) fn places(spec: &CheckpointSpec, step: u32, rank: u64) -> Vec<Place> {
+pub(crate) fn places(spec: &CheckpointSpec, step: u32, rank: u64) -> Vec<RunFile> {
     let folder = folder(step);
     let at = Path::new(&spec.dir).join(&folder);
-    let place = |file: forebay_model::checkpoint::layout::FilePlan| Place {
+    let place = |file: forebay_model::checkpoint::layout::FilePlan| RunFile {
         path: at.join(&file.name),
         content: format!("{folder}/{}", file.name),
         bytes: scaled(file.bytes, spec.scale),
@@ -49,7 +49,7 @@ pub(crate) fn places(spec: &CheckpointSpec, step: u32, rank: u64) -> Vec<Place> 
 
 impl CheckpointDir {
     /// Examines the folder without changing anything.
-    pub(crate) fn look(spec: &CheckpointSpec) -> Result<CheckpointDir, Error> {
+    pub(crate) fn examine(spec: &CheckpointSpec) -> Result<CheckpointDir, Error> {
         let dir = PathBuf::from(&spec.dir);
         let asked = || format!("--dir {}", spec.dir);
         match std::fs::metadata(&dir) {
@@ -102,10 +102,10 @@ impl CheckpointDir {
                 Ok(())
             };
         };
-        Held::check(&at)?;
+        HeldManifest::check(&at)?;
         let Some(any) = old.first() else { return Ok(()) };
         let asked = format!("write {}", at.display());
-        let held = Held::shared(&at)?;
+        let held = HeldManifest::shared(&at)?;
         if let Some(foreign) = old.iter().find(|path| held.entry(path).is_none() && path.exists()) {
             let found = format!("{} is there, and Forebay didn't write it", foreign.display());
             return Err(Error::request(asked, found, "another --dir"));
@@ -156,7 +156,7 @@ impl CheckpointDir {
     /// Checkpoints of an earlier run, all there and of the right size.
     fn look_at_what_is_read(&mut self) -> Result<(), Error> {
         for step in 1..=self.spec.reads {
-            let held = Held::shared(&self.folder_of(step))?;
+            let held = HeldManifest::shared(&self.folder_of(step))?;
             let ranks: Vec<u64> = self.spec.ranks_here().map(|rank| self.spec.reads_as(rank)).collect();
             for place in ranks.into_iter().flat_map(|rank| places(&self.spec, step, rank)) {
                 let asked = format!("read checkpoint {step} in {}", self.spec.dir);
@@ -269,16 +269,16 @@ impl CheckpointDir {
         })
     }
 
-    fn places_here(&self, step: u32) -> impl Iterator<Item = Place> + '_ {
+    fn places_here(&self, step: u32) -> impl Iterator<Item = RunFile> + '_ {
         self.spec.ranks_here().flat_map(move |rank| places(&self.spec, step, rank))
     }
 
     /// The list of a checkpoint's files, to be written. Hosts that share the folder take turns.
-    fn list_of(&self, step: u32) -> Result<Held, Error> {
+    fn list_of(&self, step: u32) -> Result<HeldManifest, Error> {
         let at = self.folder_of(step);
         let until = forebay_io::clock::now() + LIST_WAIT;
         loop {
-            match Held::alone(&at) {
+            match HeldManifest::alone(&at) {
                 Err(e) if e.kind == forebay_model::Kind::Machine && forebay_io::clock::now() < until => {
                     std::thread::sleep(LIST_AGAIN);
                 }
@@ -364,10 +364,12 @@ impl CheckpointDir {
         let _ = std::fs::remove_dir(&at);
     }
 
-    /// A whole checkpoint of ours, which `look` has found to be that.
+    /// A whole checkpoint of ours, which `examine` has found to be that.
     fn remove_folder(&self, step: u32) {
         let at = self.folder_of(step);
-        let Ok(mut held) = (if at.is_dir() { Held::alone(&at).map(Some) } else { Ok(None) }) else { return };
+        let Ok(mut held) = (if at.is_dir() { HeldManifest::alone(&at).map(Some) } else { Ok(None) }) else {
+            return;
+        };
         if let Some(held) = &mut held {
             for path in entries(&at).unwrap_or_default() {
                 let made = held.identity(&path);
@@ -403,7 +405,7 @@ fn entries(at: &Path) -> std::io::Result<Vec<PathBuf>> {
 pub(crate) fn refused(why: Refused) -> Error {
     match why {
         Refused::Make(place, e) => cannot_make(&place.path, &e),
-        Refused::Short(Place { path, bytes, .. }, found) => {
+        Refused::Short(RunFile { path, bytes, .. }, found) => {
             let found = format!("it has {found} bytes, and {bytes} were written");
             Error::run(format!("read {}", path.display()), found, "the same command again")
         }

@@ -1,6 +1,6 @@
 //! One rank in one checkpoint: its files, one after another.
 
-use crate::opened::file::Place;
+use crate::opened::file::RunFile;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 pub(crate) struct Flow {
     pub rank: u64,
     /// Files that it hasn't opened.
-    pub waiting: VecDeque<Place>,
+    pub waiting: VecDeque<RunFile>,
     /// The file whose bytes it moves, by its place in the worker's list.
     pub current: Option<usize>,
     /// Files of its that are open: while one is flushed the next is written.
@@ -20,7 +20,7 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    pub(crate) fn new(rank: u64, places: Vec<Place>) -> Flow {
+    pub(crate) fn new(rank: u64, places: Vec<RunFile>) -> Flow {
         Flow { rank, waiting: places.into(), current: None, open: 0, in_flight: 0, ended: None }
     }
 

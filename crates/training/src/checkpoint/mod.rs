@@ -12,7 +12,7 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-use crate::opened::Way;
+use crate::opened::Direction;
 use crate::Barrier;
 use checkpoint_dir::CheckpointDir;
 use forebay_bench::run_kit::{run_thread, Observer};
@@ -57,7 +57,7 @@ pub struct Plan {
 /// Everything that can be found wrong without touching anything, and what the run comes to.
 pub fn plan(spec: &CheckpointSpec) -> Result<Plan, Error> {
     check(spec)?;
-    let (room_needed_bytes, room_bytes) = CheckpointDir::look(spec)?.room();
+    let (room_needed_bytes, room_bytes) = CheckpointDir::examine(spec)?.room();
     let (job, _) = job_of(spec);
     let (sizes, here): (Sizes, Sizes) = (spec.sizes(), spec.sizes_here());
     Ok(Plan {
@@ -101,7 +101,7 @@ fn run_watched(
 ) -> Result<Outcome, Error> {
     check(spec)?;
     let started = clock::wall_seconds();
-    let mut dir = CheckpointDir::look(spec)?;
+    let mut dir = CheckpointDir::examine(spec)?;
     dir.check_room()?;
     let (job, reason) = job_of(spec);
     path::legal(job.path, &spec.dir, &SourceMedium::file())?;
@@ -222,7 +222,7 @@ impl Show<'_, '_> {
             if step > 1 && !self.rest(observer) {
                 return Ok(());
             }
-            if !self.meet()? || !self.step(Way::Write, step, observer)? {
+            if !self.meet()? || !self.step(Direction::Write, step, observer)? {
                 return Ok(());
             }
             wrote_until = Some(clock::now());
@@ -245,7 +245,7 @@ impl Show<'_, '_> {
             if step == 1 {
                 self.story.write_to_read_s = wrote_until.map(|at| at.elapsed().as_secs_f64());
             }
-            if !self.step(Way::Read, step, observer)? {
+            if !self.step(Direction::Read, step, observer)? {
                 return Ok(());
             }
         }
@@ -253,10 +253,10 @@ impl Show<'_, '_> {
     }
 
     /// One checkpoint; false where the observer ended it.
-    fn step(&mut self, way: Way, step: u32, observer: &mut dyn Observer) -> Result<bool, Error> {
+    fn step(&mut self, way: Direction, step: u32, observer: &mut dyn Observer) -> Result<bool, Error> {
         let ran = self.pool.step(way, step, &self.dir, observer)?;
         let (whole, failed) = (ran.is_whole(), ran.failed.clone());
-        if way == Way::Write {
+        if way == Direction::Write {
             match whole {
                 true => self.dir.note(step, &ran.made)?,
                 false => self.dir.take_away(step, &ran.made),

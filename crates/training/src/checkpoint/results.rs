@@ -1,7 +1,7 @@
 //! Record of a run: bench's, with a repeat for each checkpoint and the part about checkpoints.
 
 use super::thread_pool::StepRan;
-use crate::opened::Way;
+use crate::opened::Direction;
 use forebay_bench::run_kit::Ran;
 use forebay_bench::{record, requirements, Outcome};
 use forebay_io::meter::cpu;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// The results of the run, as far as it got.
 #[derive(Default)]
 pub(crate) struct Story {
-    steps: Vec<(Way, StepRan)>,
+    steps: Vec<(Direction, StepRan)>,
     /// Ended between two checkpoints.
     pub interrupted: bool,
     pub write_to_read_s: Option<f64>,
@@ -25,7 +25,7 @@ pub(crate) struct Story {
 }
 
 impl Story {
-    pub(crate) fn add(&mut self, way: Way, ran: StepRan) {
+    pub(crate) fn add(&mut self, way: Direction, ran: StepRan) {
         self.steps.push((way, ran));
     }
 
@@ -38,7 +38,7 @@ impl Story {
         self.steps.iter().all(|(_, s)| s.ran.bytes() == 0)
     }
 
-    fn phase(&self, way: Way, spec: &CheckpointSpec) -> Option<Phase> {
+    fn phase(&self, way: Direction, spec: &CheckpointSpec) -> Option<Phase> {
         let bytes = spec.sizes().bytes();
         let done: Vec<&StepRan> =
             self.steps.iter().filter(|(w, s)| *w == way && s.is_whole()).map(|(_, s)| s).collect();
@@ -73,14 +73,14 @@ pub(crate) struct Context<'a> {
 pub(crate) fn outcome(context: Context, story: Story, failed: Option<Error>) -> Outcome {
     let Context { spec, job, reason, command, started, target, destination } = context;
     let part = |way| story.phase(way, spec);
-    let (write, read) = (part(Way::Write), part(Way::Read));
+    let (write, read) = (part(Direction::Write), part(Direction::Read));
     let resident = story.resident.ok_or_else(|| "nothing was read".to_string());
     let (interrupted, in_memory) = (story.interrupted, target.files().iter().any(|(f, _)| f.in_memory));
     let write_to_read_s = story.write_to_read_s;
     let seen_resident = story.resident;
     let runs: Vec<Ran> = story.steps.into_iter().map(|(_, s)| s.ran).collect();
     let targets = [target];
-    let mut record = record::of(
+    let mut record = record::compose(
         record::Context {
             job: &job,
             command,

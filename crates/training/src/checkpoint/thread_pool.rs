@@ -5,7 +5,7 @@ use super::checkpoint_dir::{places, CheckpointDir};
 use super::worker::{Moved, Part, Report, Task, Worker};
 use crate::opened::file::CreatedFile;
 use crate::opened::resources::{spec_of, WorkerResources};
-use crate::opened::Way;
+use crate::opened::Direction;
 use forebay_bench::run_kit::{guarded, Meters, Observer, Phase, Progress, Ran, Resources, Shared, Threads};
 use forebay_bench::verify::NameOf;
 use forebay_io::clock;
@@ -112,7 +112,7 @@ impl ThreadPool {
     /// Makes all ranks write or read one checkpoint.
     pub(crate) fn step(
         &mut self,
-        way: Way,
+        way: Direction,
         step: u32,
         dir: &CheckpointDir,
         observer: &mut dyn Observer,
@@ -120,7 +120,7 @@ impl ThreadPool {
         self.moved.bytes.store(0, Ordering::Relaxed);
         self.moved.ios.store(0, Ordering::Relaxed);
         self.shared.stop.store(false, Ordering::Relaxed);
-        if way == Way::Write {
+        if way == Direction::Write {
             dir.begin(step)?;
         }
         let mut meters = Meters::new(&self.shared.job, &self.shared.targets);
@@ -298,8 +298,8 @@ impl Watch {
 
     fn progress(&self, pool: &ThreadPool, point: &Point) -> Progress {
         let (what, of, before) = match self.task.way {
-            Way::Write => ("write", pool.spec.writes, 0),
-            Way::Read => ("read", pool.spec.reads, pool.spec.writes),
+            Direction::Write => ("write", pool.spec.writes, 0),
+            Direction::Read => ("read", pool.spec.reads, pool.spec.writes),
         };
         let here = pool.shared.targets[0].bytes.max(1);
         let share = 100.0 * self.before.1 as f64 / here as f64;

@@ -7,7 +7,7 @@ use super::checkpoint_dir::{access, places, refused};
 use super::flow::Flow;
 use crate::opened::file::{CreatedFile, OpenFile, Span};
 use crate::opened::resources::WorkerResources;
-use crate::opened::Way;
+use crate::opened::Direction;
 use forebay_bench::run_kit::{Shared, Tally};
 use forebay_bench::verify::{self as content, Ended, VerifyTask};
 use forebay_io::client::{Client, Completion, End, InFlight, Late, Submission};
@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Task of all workers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task {
-    pub way: Way,
+    pub way: Direction,
     pub step: u32,
     pub seed: u64,
     pub begin: Instant,
@@ -104,7 +104,7 @@ impl Worker {
             spec,
             moved,
             ranks,
-            task: Task { way: Way::Write, step: 0, seed: 0, begin: now },
+            task: Task { way: Direction::Write, step: 0, seed: 0, begin: now },
             flows: Vec::new(),
             turn: 0,
             to_flush: Vec::new(),
@@ -147,7 +147,7 @@ impl Worker {
     }
 
     fn flow_of(&self, rank: u64) -> Flow {
-        let of = if self.task.way == Way::Read { self.spec.reads_as(rank) } else { rank };
+        let of = if self.task.way == Direction::Read { self.spec.reads_as(rank) } else { rank };
         Flow::new(rank, places(&self.spec, self.task.step, of))
     }
 
@@ -217,12 +217,12 @@ impl Worker {
             self.flows[flow].current = None;
         }
         let op = match self.task.way {
-            Way::Write => Op::Write { durable: false },
-            Way::Read => Op::Read,
+            Direction::Write => Op::Write { durable: false },
+            Direction::Read => Op::Read,
         };
         let Some(tag) = self.begin(at, op, span) else { return false };
         match self.task.way {
-            Way::Write if self.spec.verify => self.fill(tag),
+            Direction::Write if self.spec.verify => self.fill(tag),
             _ => self.resources.push(tag),
         }
         true
@@ -234,7 +234,7 @@ impl Worker {
             return Some(at);
         }
         let place = self.flows[flow].waiting.pop_front()?;
-        let access = access(&self.spec, self.task.way == Way::Write);
+        let access = access(&self.spec, self.task.way == Direction::Write);
         let file = match OpenFile::open(access, place, flow, &mut self.resources, &mut self.report.made) {
             Ok(file) => file,
             Err(why) => {
@@ -268,7 +268,7 @@ impl Worker {
 
     fn content_of(&self, part: Part) -> content::Part {
         let file = self.files[part.file].as_ref().map_or(0, |f| f.id);
-        let (span, write) = (part.span, self.task.way == Way::Write);
+        let (span, write) = (part.span, self.task.way == Direction::Write);
         let len = if write { span.io_len } else { span.len };
         content::Part { seed: self.task.seed, file, offset: span.offset, len }
     }
@@ -325,7 +325,7 @@ impl Worker {
         let now = clock::now();
         let mut done = self.resources.client.take_done();
         for d in done.drain(..) {
-            if let Some(over) = self.resources.client.settle(d) {
+            if let Some(over) = self.resources.client.complete(d) {
                 self.complete_one(over, now);
             }
         }
@@ -406,7 +406,7 @@ impl Worker {
         if !file.is_moved() {
             return;
         }
-        let flushes = self.task.way == Way::Write && self.spec.fsync;
+        let flushes = self.task.way == Direction::Write && self.spec.fsync;
         if flushes && !file.is_flushed {
             if file.flush_from.is_none() && !self.to_flush.contains(&at) {
                 match file.cut() {

@@ -3,7 +3,7 @@
 //! them; either way they are let go of when the last one who reads them is done.
 
 use super::destination::Destination;
-use super::held::Held;
+use super::direct_file::DirectFile;
 use super::io_mode::IoMode;
 use super::route::Route;
 use forebay_io::gpu::cuda::Device;
@@ -23,7 +23,7 @@ const KEPT_MAX: u64 = 16_384;
 
 pub(crate) struct DirectReads {
     /// By the number of the file. They go before the means do.
-    kept: Mutex<HashMap<u32, Arc<Held>>>,
+    kept: Mutex<HashMap<u32, Arc<DirectFile>>>,
     kept_max: usize,
     means: Arc<dyn Means>,
     devices: Vec<Arc<Device>>,
@@ -61,11 +61,11 @@ impl DirectReads {
             io_mode.io_bytes * u64::from(io_mode.depth) * u64::from(io_mode.workers),
             0,
         );
-        let means = path::of(route.path).means(&job, device, limits)?;
+        let means = path::by_kind(route.path).means(&job, device, limits)?;
         let means = means.expect("what passes the host has means to");
         let direct_reads = DirectReads {
             kept: Mutex::default(),
-            kept_max: if path::of(route.path).keeps_what_it_paid_for() { kept_max(files) } else { 0 },
+            kept_max: if path::by_kind(route.path).keeps_what_it_paid_for() { kept_max(files) } else { 0 },
             means,
             devices: devices.to_vec(),
             probe: probe.clone(),
@@ -94,7 +94,7 @@ impl DirectReads {
     }
 
     /// A file that stayed mapped.
-    pub(crate) fn kept(&self, file: u32) -> Option<Arc<Held>> {
+    pub(crate) fn kept(&self, file: u32) -> Option<Arc<DirectFile>> {
         self.lock().get(&file).cloned()
     }
 
@@ -107,13 +107,13 @@ impl DirectReads {
         file: &Arc<File>,
         bytes: u64,
         turn: usize,
-    ) -> Result<Option<Arc<Held>>, Error> {
+    ) -> Result<Option<Arc<DirectFile>>, Error> {
         if bytes < self.means.bytes_min() {
             return Ok(None);
         }
         let target = FileTarget { path, file: file.clone(), bytes, ..self.probe.clone() };
         self.means.hold(&target, &self.devices[turn])?;
-        let held = Arc::new(Held::new(target, self.means.clone()));
+        let held = Arc::new(DirectFile::new(target, self.means.clone()));
         let mut kept = self.lock();
         if kept.len() < self.kept_max {
             kept.insert(number, held.clone());
@@ -138,7 +138,7 @@ impl DirectReads {
         self.means.window_bytes().map_or(u64::MAX, |window| window - offset % window)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Arc<Held>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Arc<DirectFile>>> {
         self.kept.lock().expect("nothing panics while it holds the files")
     }
 }
@@ -152,7 +152,7 @@ fn kept_max(files: u32) -> usize {
 
 /// Descriptors that such files take.
 pub(crate) fn descriptors(route: &Route, files: u32) -> u64 {
-    if route.passes_host() && path::of(route.path).keeps_what_it_paid_for() {
+    if route.passes_host() && path::by_kind(route.path).keeps_what_it_paid_for() {
         2 * u64::from(files).min(KEPT_MAX)
     } else {
         0

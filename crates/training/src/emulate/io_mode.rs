@@ -51,7 +51,7 @@ impl IoMode {
         resident: Result<f64, String>,
         path: PathKind,
     ) -> Result<IoMode, Error> {
-        let most = path::of(path).readers().workers_max.unwrap_or(u32::MAX);
+        let most = path::by_kind(path).readers().workers_max.unwrap_or(u32::MAX);
         let workers = spec.workers.unwrap_or(workers_of(spec).min(most));
         let rings = opening::has_rings(Engine::Auto, false, false, workers)?;
         let io_mode = match data {
@@ -74,8 +74,8 @@ impl IoMode {
         rings: Result<(), String>,
     ) -> Result<IoMode, Error> {
         let cached = resident.as_ref().is_ok_and(|share| *share >= CACHED_SHARE);
-        let readers = path::of(path).readers();
-        let (mut direct, mut reason) = past_the_cache(spec, path::of(path), probe.in_memory, cached);
+        let readers = path::by_kind(path).readers();
+        let (mut direct, mut reason) = past_the_cache(spec, path::by_kind(path), probe.in_memory, cached);
         let mut probe = probe;
         if direct {
             match folder.probe(0, true) {

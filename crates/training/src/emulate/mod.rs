@@ -10,8 +10,8 @@
 mod dataset;
 mod destination;
 mod direct;
+mod direct_file;
 mod headroom;
-mod held;
 mod io_mode;
 mod manifest;
 mod packed;
@@ -38,7 +38,7 @@ use forebay_model::training::{EmulateSpec, Level, OnError, Plan, Trace};
 use forebay_model::Error;
 use forebay_storage::source::SharedDrive;
 use io_mode::IoMode;
-use reading::{Reading, Way};
+use reading::{FilePart, Reading};
 use route::Route;
 use run_state::RunState;
 use serde::Serialize;
@@ -146,8 +146,8 @@ impl Shared {
         let (checks, skips) = (self.spec.level == Level::Parse, self.spec.on_error == OnError::Skip);
         let columns = self.spec.workload.columns.clone().unwrap_or_default();
         let way = match (self.row.picker)(&PickSpec { samples_per_file, columns, checks, skips }) {
-            Some(picker) => Way::Picked(picker),
-            None => Way::Whole(checks.then(|| {
+            Some(picker) => FilePart::Picked(picker),
+            None => FilePart::Whole(checks.then(|| {
                 let spec = ParseSpec { samples_per_file, skips, ..ParseSpec::default() };
                 self.row.reader(&spec, self.spec.decode)
             })),

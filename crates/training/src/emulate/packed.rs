@@ -42,7 +42,7 @@ impl Packed {
             units: vec![("the manifest's reads", PIECE_BYTES)],
             ..Purpose::default()
         };
-        let opened = opening::look(&purpose)?.open(&purpose, &mut opening::fills_nothing)?;
+        let opened = opening::examine(&purpose)?.open(&purpose, &mut opening::fills_nothing)?;
         let [target] = opened.targets.as_slice() else {
             return Err(Error::request(
                 format!("--data {}", spec.data.join(" ")),

@@ -2,7 +2,7 @@
 //! samples that are wanted, and how many samples are whole. It waits with its stream,
 //! goes from worker to worker, and on to the next stream after this one.
 
-use super::held::Held;
+use super::direct_file::DirectFile;
 use crate::format::pick::{self, Index, Picker, Wanted};
 use crate::format::{Damage, Lost, Parser};
 use forebay_model::training::Stream;
@@ -15,7 +15,7 @@ const MORE_BYTES: u64 = 64 << 10;
 pub(crate) const BLOCK: u64 = 4096;
 
 /// Part of a file that is read.
-pub(crate) enum Way {
+pub(crate) enum FilePart {
     /// All of it, front to back. Without a parser (level `bytes`) samples lie evenly over the file.
     Whole(Option<Box<dyn Parser>>),
     /// Pieces, in an order of their own. Places in them are counted through, as if they lay side by side.
@@ -23,11 +23,11 @@ pub(crate) enum Way {
 }
 
 pub(crate) struct Reading {
-    way: Way,
+    way: FilePart,
     /// None where all files lie in one address space, or after an error.
     pub file: Option<Arc<File>>,
     /// It is read directly into a GPU.
-    pub held: Option<Arc<Held>>,
+    pub held: Option<Arc<DirectFile>>,
     /// Offset of the file in the address space.
     pub base: u64,
     pub bytes: u64,
@@ -47,7 +47,7 @@ pub(crate) struct Reading {
 /// A file that was opened, or found in the address space.
 pub(crate) struct Opened {
     pub file: Option<Arc<File>>,
-    pub held: Option<Arc<Held>>,
+    pub held: Option<Arc<DirectFile>>,
     pub base: u64,
     pub bytes: u64,
     /// Positions of its records, if a file beside it has them.
@@ -55,7 +55,7 @@ pub(crate) struct Opened {
 }
 
 impl Reading {
-    pub(crate) fn new(way: Way, samples_per_file: u32) -> Reading {
+    pub(crate) fn new(way: FilePart, samples_per_file: u32) -> Reading {
         Reading {
             way,
             file: None,
@@ -86,12 +86,12 @@ impl Reading {
         self.stream = Some(stream);
         self.at = 0;
         match &mut self.way {
-            Way::Whole(Some(parser)) => parser.begin(opened.bytes),
-            Way::Whole(None) if stream.every == 1 => {
+            FilePart::Whole(Some(parser)) => parser.begin(opened.bytes),
+            FilePart::Whole(None) if stream.every == 1 => {
                 self.at = self.end_of(stream.first.into()) / BLOCK * BLOCK;
             }
-            Way::Whole(None) => {}
-            Way::Picked(picker) => {
+            FilePart::Whole(None) => {}
+            FilePart::Picked(picker) => {
                 return picker.begin(opened.bytes, wanted(stream), opened.index.as_ref());
             }
         }
@@ -100,7 +100,7 @@ impl Reading {
 
     /// Returns the position in the file of the byte at `at`, and how many follow it there.
     pub(crate) fn place(&self, at: u64) -> (u64, u64) {
-        let Way::Picked(picker) = &self.way else { return (at, self.bytes - at) };
+        let FilePart::Picked(picker) = &self.way else { return (at, self.bytes - at) };
         pick::place(picker.pieces(), at).unwrap_or((self.bytes, 0))
     }
 
@@ -119,7 +119,7 @@ impl Reading {
     /// Estimates the offset up to which `upto` samples of the stream are whole.
     pub(crate) fn goal(&self, upto: u32) -> u64 {
         let Some(stream) = self.stream else { return self.at };
-        if let Way::Picked(picker) = &self.way {
+        if let FilePart::Picked(picker) = &self.way {
             return picker.goal(upto.into());
         }
         let (first, every) = (u64::from(stream.first), u64::from(stream.every));
@@ -138,21 +138,21 @@ impl Reading {
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<(), Damage> {
         self.at += bytes.len() as u64;
         let taken = match &mut self.way {
-            Way::Picked(picker) => picker.take(bytes),
-            Way::Whole(None) => {
+            FilePart::Picked(picker) => picker.take(bytes),
+            FilePart::Whole(None) => {
                 self.payload += bytes.len() as u64;
                 return Ok(());
             }
-            Way::Whole(Some(parser)) => {
+            FilePart::Whole(Some(parser)) => {
                 let ends =
                     self.at == self.bytes && !std::mem::replace(&mut self.ended, self.at == self.bytes);
                 parser.take(bytes).and_then(|()| if ends { parser.end() } else { Ok(()) })
             }
         };
         match &mut self.way {
-            Way::Picked(picker) => picker.lost(&mut self.found),
-            Way::Whole(Some(parser)) => parser.lost(&mut self.found),
-            Way::Whole(None) => {}
+            FilePart::Picked(picker) => picker.lost(&mut self.found),
+            FilePart::Whole(Some(parser)) => parser.lost(&mut self.found),
+            FilePart::Whole(None) => {}
         }
         taken
     }
@@ -162,7 +162,7 @@ impl Reading {
     /// # Panics
     /// Where there is one.
     pub(crate) fn pass(&mut self, bytes: u64) {
-        assert!(matches!(self.way, Way::Whole(None)), "a parser sees every byte");
+        assert!(matches!(self.way, FilePart::Whole(None)), "a parser sees every byte");
         self.at += bytes;
         self.payload += bytes;
     }
@@ -186,10 +186,10 @@ impl Reading {
     /// Records of the file that are whole.
     pub(crate) fn records(&self) -> u64 {
         match &self.way {
-            Way::Whole(Some(parser)) => parser.samples(),
-            Way::Picked(picker) => self.stream.map_or(0, |s| wanted(s).record(picker.samples())),
-            Way::Whole(None) if self.at >= self.bytes => self.samples_per_file,
-            Way::Whole(None) => {
+            FilePart::Whole(Some(parser)) => parser.samples(),
+            FilePart::Picked(picker) => self.stream.map_or(0, |s| wanted(s).record(picker.samples())),
+            FilePart::Whole(None) if self.at >= self.bytes => self.samples_per_file,
+            FilePart::Whole(None) => {
                 (u128::from(self.samples_per_file) * u128::from(self.at) / u128::from(self.bytes)) as u64
             }
         }
@@ -199,23 +199,23 @@ impl Reading {
     pub(crate) fn samples(&self) -> u32 {
         let Some(stream) = self.stream else { return 0 };
         match &self.way {
-            Way::Picked(picker) => picker.samples() as u32,
-            Way::Whole(_) => wanted(stream).before(self.records()) as u32,
+            FilePart::Picked(picker) => picker.samples() as u32,
+            FilePart::Whole(_) => wanted(stream).before(self.records()) as u32,
         }
     }
 
     /// The whole file was taken, and has fewer samples than the stream.
     pub(crate) fn is_short(&self) -> bool {
-        let is_whole = matches!(self.way, Way::Whole(_)) && self.at >= self.bytes;
+        let is_whole = matches!(self.way, FilePart::Whole(_)) && self.at >= self.bytes;
         is_whole && self.stream.is_some_and(|s| self.samples() < s.samples)
     }
 
     /// Takes the bytes of the samples' content since the last call.
     pub(crate) fn take_payload(&mut self) -> u64 {
         let all = match &self.way {
-            Way::Whole(None) => return std::mem::take(&mut self.payload),
-            Way::Whole(Some(parser)) => parser.payload_bytes(),
-            Way::Picked(picker) => picker.payload_bytes(),
+            FilePart::Whole(None) => return std::mem::take(&mut self.payload),
+            FilePart::Whole(Some(parser)) => parser.payload_bytes(),
+            FilePart::Picked(picker) => picker.payload_bytes(),
         };
         all - std::mem::replace(&mut self.payload, all)
     }
@@ -246,7 +246,7 @@ mod tests {
             let first = first % per_file;
             let samples = per_file - first;
             let upto = upto.min(samples);
-            let mut reading = Reading::new(Way::Whole(None), per_file);
+            let mut reading = Reading::new(FilePart::Whole(None), per_file);
             reading.begin(stream(first, 1, samples), opened(bytes)).unwrap();
             let goal = reading.goal(upto);
             prop_assert!(goal <= bytes && goal >= reading.at);
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn every_other_record_is_counted_from_the_first_one_on() {
-        let mut reading = Reading::new(Way::Whole(None), 10);
+        let mut reading = Reading::new(FilePart::Whole(None), 10);
         reading.begin(stream(1, 4, 3), opened(1000)).unwrap();
         let mut counts = Vec::new();
         for _ in 0..10 {
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_stream_that_ends_before_its_file_reads_no_further() {
-        let mut reading = Reading::new(Way::Whole(None), 100);
+        let mut reading = Reading::new(FilePart::Whole(None), 100);
         reading.begin(stream(0, 1, 50), opened(100 * 4096)).unwrap();
         assert_eq!(reading.goal(50), 50 * 4096);
         reading.begin(stream(0, 1, 100), opened(100 * 4096 + 5)).unwrap();

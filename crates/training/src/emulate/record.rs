@@ -105,7 +105,7 @@ pub(crate) fn job_of(shared: &Shared) -> Job {
     }
 }
 
-pub(crate) fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran) -> RunRecord {
+pub(crate) fn compose(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran) -> RunRecord {
     let totals = shared.run_state.totals();
     let mut missing: BTreeMap<String, String> = ran.readings.missing.clone();
     let result = result_of(shared, ran, &totals, &mut missing);
@@ -123,7 +123,7 @@ pub(crate) fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran)
         command,
         origin: if simulated { "simulated" } else { "measured" }.into(),
         forebay: build(),
-        environment: environment::of(&paths_of(shared)),
+        environment: environment::gather(&paths_of(shared)),
         job,
         path,
         cache,
@@ -263,8 +263,8 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
     let destination = shared.run_state.destination.as_ref();
     let to_gpu = destination.is_some_and(|to| to.feeds_gpu());
     let way = shared.route.path;
-    let into_gpu = path::of(way).ends() == Ends::Gpu;
-    let stays = match (destination, path::of(way).cached()) {
+    let into_gpu = path::by_kind(way).ends() == Ends::Gpu;
+    let stays = match (destination, path::by_kind(way).cached()) {
         (None, _) => "bytes are discarded once they have been read and checked",
         (Some(_), Some(true)) if into_gpu => {
             "the GPU reads them in place; batches stay on the GPU until their step"
@@ -299,8 +299,8 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
         mapped,
         destination: destination.map_or("host", |to| to.name()).into(),
         slots_pinned: to_gpu,
-        slot_pages: if path::of(way).pins() { resources.pages.into() } else { "none".into() },
-        slot_bytes: match path::of(way).pins() {
+        slot_pages: if path::by_kind(way).pins() { resources.pages.into() } else { "none".into() },
+        slot_bytes: match path::by_kind(way).pins() {
             false => destination.map_or(0, |to| to.bytes()),
             true => resources.slot_bytes * u64::from(io_mode.workers),
         },

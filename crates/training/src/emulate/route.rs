@@ -101,7 +101,7 @@ pub(crate) fn choose(
     let situation = situation(spec, &folder.probe(0, false)?, folder.probe(0, true).ok(), resident, devices);
     let open = auto::open(&situation);
     let path = open.ways[0].path;
-    if spec.require_direct && !path::of(path).may_go_direct() {
+    if spec.require_direct && !path::by_kind(path).may_go_direct() {
         return Err(Error::machine("‹require_direct› with ‹path› auto", open.because, "forebay doctor"));
     }
     let name = path::name_of(path);

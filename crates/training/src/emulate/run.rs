@@ -74,8 +74,8 @@ fn run_watched(
         return Err(failure.clone());
     }
     let ran = Ran { epochs, points, readings, latencies, step, interrupted, rss_before, rss, first_step_s };
-    let record = record::of(&shared, command, started, &ran);
-    let path = path::of(shared.route.path);
+    let record = record::compose(&shared, command, started, &ran);
+    let path = path::by_kind(shared.route.path);
     let insists = path.insists_on_direct(spec.allow_compat).then(|| path.name());
     let failure = failure.or_else(|| {
         requirements::all_direct(spec.require_direct, insists, &record.path, record.result.bytes)

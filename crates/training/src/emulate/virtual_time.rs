@@ -124,7 +124,7 @@ fn record(
         command,
         origin: "simulated".into(),
         forebay: build(),
-        environment: environment::of(&[]),
+        environment: environment::gather(&[]),
         job: job_of(spec, setup),
         path: path_of(spec.path, model, "the path and the client cost"),
         cufile: None,

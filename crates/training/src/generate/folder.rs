@@ -274,7 +274,7 @@ impl Folder {
     }
 
     fn announce(&self, spec: &DatagenSpec, bytes: &[u64]) -> Result<(), Error> {
-        let text = manifest::text(&manifest::of(spec, bytes))?;
+        let text = manifest::text(&manifest::describe(spec, bytes))?;
         let path = self.root.join(UNFINISHED);
         let written = outputs::renew(&path, text.as_bytes());
         written.map_err(|e| self.cannot_make(&e))?;

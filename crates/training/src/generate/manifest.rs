@@ -43,7 +43,7 @@ fn is_zero(value: &u64) -> bool {
     *value == 0
 }
 
-pub(crate) fn of(spec: &DatagenSpec, bytes: &[u64]) -> Manifest {
+pub(crate) fn describe(spec: &DatagenSpec, bytes: &[u64]) -> Manifest {
     let crc = bytes.iter().fold(0, |crc, bytes| crc32c::crc32c_append(crc, &bytes.to_le_bytes()));
     Manifest {
         schema: SCHEMA.into(),

@@ -44,15 +44,15 @@ pub(crate) fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord,
     if spec.dry_run {
         return Ok(record);
     }
-    let opened = opening::look(&purpose)?.open(&purpose, &mut opening::fills_nothing)?;
+    let opened = opening::examine(&purpose)?.open(&purpose, &mut opening::fills_nothing)?;
     let target = opened.targets.first().ok_or_else(|| {
         Error::request(&spec.data, "is not a single source", "a block device, a stripe or a namespace")
     })?;
-    let place = Place::new(spec, target, &bytes, manifest.data_begin, record.workers)?;
-    place.put(&[0; FILE_ALIGN as usize])?;
+    let packed = PackedFiles::new(spec, target, &bytes, manifest.data_begin, record.workers)?;
+    packed.put(&[0; FILE_ALIGN as usize])?;
     let all: Vec<u32> = (0..spec.files).collect();
     let spec_of_phase = DatagenSpec { workers: Some(record.workers), ..spec.clone() };
-    let made = phase("make", &spec_of_phase, &all, &bytes, observe, &|work| place.make(work))?;
+    let made = phase("make", &spec_of_phase, &all, &bytes, observe, &|work| packed.make(work))?;
     if made.files < u64::from(spec.files) {
         let found =
             format!("was interrupted after {} of {} files; the data set isn't whole", made.files, spec.files);
@@ -62,11 +62,11 @@ pub(crate) fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord,
             "the same command again",
         ));
     }
-    place.put(&text)?;
+    packed.put(&text)?;
     record.add(&made);
     record.direct = target.files().iter().all(|(file, _)| file.direct);
     if spec.check {
-        let read = phase("check", &spec_of_phase, &all, &bytes, observe, &|work| place.check(work))?;
+        let read = phase("check", &spec_of_phase, &all, &bytes, observe, &|work| packed.check(work))?;
         record.check = Some(checked(&read, spec.files)?);
     }
     opened.close(false)?;
@@ -91,7 +91,7 @@ fn purpose_of(spec: &DatagenSpec, workers: u32) -> Purpose {
 /// The manifest, and the bytes before the first file: its text, a NUL, zeroes.
 fn manifest_of(spec: &DatagenSpec, bytes: &[u64]) -> Result<(Manifest, Vec<u8>), Error> {
     let mut manifest =
-        Manifest { file_bytes: bytes.to_vec(), data_begin: u64::MAX, ..manifest::of(spec, bytes) };
+        Manifest { file_bytes: bytes.to_vec(), data_begin: u64::MAX, ..manifest::describe(spec, bytes) };
     let longest = manifest::text(&manifest)?.len() as u64;
     if longest > manifest::TEXT_BYTES_MAX {
         let found = format!("a list of {} files is longer than 64 MiB", spec.files);
@@ -103,7 +103,7 @@ fn manifest_of(spec: &DatagenSpec, bytes: &[u64]) -> Result<(Manifest, Vec<u8>),
     Ok((manifest, text))
 }
 
-struct Place<'a> {
+struct PackedFiles<'a> {
     spec: &'a DatagenSpec,
     target: &'a Target,
     bytes: &'a [u64],
@@ -112,14 +112,14 @@ struct Place<'a> {
     align: u32,
 }
 
-impl<'a> Place<'a> {
+impl<'a> PackedFiles<'a> {
     fn new(
         spec: &'a DatagenSpec,
         target: &'a Target,
         bytes: &'a [u64],
         begin: u64,
         workers: u32,
-    ) -> Result<Place<'a>, Error> {
+    ) -> Result<PackedFiles<'a>, Error> {
         let mut end = begin;
         let begins = bytes
             .iter()
@@ -142,7 +142,7 @@ impl<'a> Place<'a> {
             return Err(Error::request(&spec.data, found, "‹io_bytes› 1m, and blocks of up to 4096 bytes"));
         }
         debug_assert!(workers > 0);
-        Ok(Place { spec, target, bytes, begins, align: align.max(1) })
+        Ok(PackedFiles { spec, target, bytes, begins, align: align.max(1) })
     }
 
     fn open(&self) -> Result<Pump, Error> {

@@ -54,10 +54,10 @@ pub(super) fn is_source(spec: &KvSpec) -> Result<bool, Error> {
 }
 
 impl Extents {
-    pub(super) fn look(spec: &KvSpec, job: &JobSpec) -> Result<Extents, Error> {
+    pub(super) fn examine(spec: &KvSpec, job: &JobSpec) -> Result<Extents, Error> {
         let purpose = purpose_of(spec, job);
         path::legal(job.path, &spec.dir, &Uri::parse(&spec.dir)?.medium())?;
-        let rehearsed = opening::look(&purpose)?.rehearsed(&purpose)?;
+        let rehearsed = opening::examine(&purpose)?.rehearsed(&purpose)?;
         let target = only(spec, &rehearsed)?;
         let (bytes, align) = (target.bytes, u64::from(target.align().max(1)));
         let asked = || format!("--dir {}", spec.dir);
@@ -96,10 +96,10 @@ impl Extents {
     /// Opens the source. From here on it is written over.
     pub(super) fn open(&mut self, job: &JobSpec) -> Result<Target, Error> {
         let purpose = purpose_of(&self.spec, job);
-        let opened = opening::look(&purpose)?.open(&purpose, &mut opening::fills_nothing)?;
+        let opened = opening::examine(&purpose)?.open(&purpose, &mut opening::fills_nothing)?;
         let target = only(&self.spec, &opened.targets)?.clone();
         self.opened = Some(opened);
-        let needs = QueueNeeds::new(1, UNIT).with_seat(job.workers);
+        let needs = QueueNeeds::new(1, UNIT).with_worker(job.workers);
         let depth = target.ring_depth(needs);
         let reactor = Reactor::with_ring(RingOptions { depth, ..RingOptions::default() });
         let mut pump = Pump::new(reactor.unwrap_or_else(|_| Reactor::without_ring()), 1, UNIT)?;

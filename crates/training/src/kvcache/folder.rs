@@ -3,14 +3,14 @@
 
 use super::extents::{self, Extents};
 use super::job_of;
-use crate::opened::file::{align_of, CreatedFile, Place};
+use crate::opened::file::{align_of, CreatedFile, RunFile};
 use forebay_io::identity::{new_id, Identity};
 use forebay_model::job::{Cache, JobSpec};
 use forebay_model::kvcache::service::{Ended, Key};
 use forebay_model::kvcache::KvSpec;
 use forebay_model::{Error, Kind};
 use forebay_storage::opening::has_rings;
-use forebay_storage::opening::manifest::Held;
+use forebay_storage::opening::manifest::HeldManifest;
 use forebay_storage::source::file::{misaligned, FileAccess, FileTarget};
 use forebay_storage::source::{OpenFileSource, Route, Target};
 use std::collections::HashMap;
@@ -32,7 +32,7 @@ pub(super) struct Folder {
     own: PathBuf,
     free_bytes: Option<u64>,
     made_dir: bool,
-    held: Option<Held>,
+    held: Option<HeldManifest>,
     pub in_memory: bool,
     entries: HashMap<(u32, Key), CreatedFile>,
     /// Folders of runs that were killed.
@@ -41,10 +41,10 @@ pub(super) struct Folder {
 
 impl Folder {
     /// Examines the folder, or the source, without changing anything.
-    pub(super) fn look(spec: &KvSpec) -> Result<Folder, Error> {
+    pub(super) fn examine(spec: &KvSpec) -> Result<Folder, Error> {
         let dir = PathBuf::from(&spec.dir);
         if extents::is_source(spec)? {
-            let extents = Extents::look(spec, &job_of(spec))?;
+            let extents = Extents::examine(spec, &job_of(spec))?;
             return Ok(Folder { extents: Some(extents), ..Folder::new(spec, dir, None) });
         }
         let asked = || format!("--dir {}", spec.dir);
@@ -92,7 +92,7 @@ impl Folder {
             if !is_ours || !at.join(".forebay.json").is_file() {
                 continue;
             }
-            match Held::shared(&at) {
+            match HeldManifest::shared(&at) {
                 // Ranks of one run under MPI share the folder on purpose.
                 Err(e) if e.kind == Kind::Machine && self.spec.hosts == 1 => {
                     let asked = format!("--dir {}", self.spec.dir);
@@ -126,7 +126,7 @@ impl Folder {
         }
         self.made_dir = make_folder(&self.dir.clone())?;
         make_folder(&self.own.clone())?;
-        self.held = Some(Held::alone(&self.own)?);
+        self.held = Some(HeldManifest::alone(&self.own)?);
         for rank in self.spec.ranks_of_process() {
             make_folder(&self.own.join(format!("rank_{rank}")))?;
         }
@@ -159,9 +159,9 @@ impl Folder {
         })
     }
 
-    pub(super) fn place(&self, rank: u32, key: Key, bytes: u64) -> Place {
+    pub(super) fn place(&self, rank: u32, key: Key, bytes: u64) -> RunFile {
         let name = format!("rank_{rank}/{key}");
-        Place { path: self.own.join(format!("{name}.kv")), content: name, bytes }
+        RunFile { path: self.own.join(format!("{name}.kv")), content: name, bytes }
     }
 
     /// A place for an entry that is to be written: of a source without files, where. Err: there is none.

@@ -168,7 +168,7 @@ pub fn plan(spec: &KvSpec) -> Result<Plan, Error> {
             virtual_time::check(model)?;
             spec.capacity_bytes
         }
-        None => folder::Folder::look(spec)?.capacity_bytes(),
+        None => folder::Folder::examine(spec)?.capacity_bytes(),
     };
     let job = job_of(spec);
     let bytes_per_token = spec.token_bytes()?;

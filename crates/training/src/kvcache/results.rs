@@ -73,7 +73,7 @@ pub(super) fn outcome(
     let targets = [ran.target];
     let in_memory = folder.in_memory;
     let resident = if in_memory { Ok(1.0) } else { Err("entries are written while the run goes on".into()) };
-    let mut record = record::of(
+    let mut record = record::compose(
         record::Context {
             job: &job,
             command,

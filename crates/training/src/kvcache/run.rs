@@ -6,7 +6,7 @@ use super::results::Ran;
 use super::worker::{Moved, Part, Report, Sums, Transfer, Worker, WorkerMessage};
 use super::{job_of, results, Done};
 use crate::opened::resources::{spec_of, WorkerResources};
-use crate::opened::Way;
+use crate::opened::Direction;
 use crate::Barrier;
 use forebay_bench::run_kit::{
     guarded, Meters, Observer, Phase, Progress, Readings, Resources, Shared, Threads,
@@ -48,7 +48,7 @@ pub(super) fn run(
 ) -> Result<Done, Error> {
     let started = clock::wall_seconds();
     let job = job_of(spec);
-    let mut folder = Folder::look(spec)?;
+    let mut folder = Folder::examine(spec)?;
     if !extents::is_source(spec)? {
         path::legal(job.path, &spec.dir, &SourceMedium::file())?;
     }
@@ -191,7 +191,7 @@ impl Run {
                     break;
                 };
                 under_way.insert((rank, key.user), bytes);
-                let (place, way) = (folder.place(rank, key, bytes), Way::Write);
+                let (place, way) = (folder.place(rank, key, bytes), Direction::Write);
                 self.hand_out(Transfer { rank, slot: key.user, key, place, way, identity: None, extent });
             }
             match self.answers.recv_timeout(POLL) {
@@ -318,13 +318,13 @@ impl Run {
             match act {
                 Act::Remove { key } => folder.remove(rank, key),
                 Act::Read { slot, key, bytes } => {
-                    let (place, way) = (folder.place(rank, key, bytes), Way::Read);
+                    let (place, way) = (folder.place(rank, key, bytes), Direction::Read);
                     let (identity, extent) = (folder.identity(rank, key), folder.extent(rank, key));
                     self.hand_out(Transfer { rank, slot, key, place, way, identity, extent });
                 }
                 Act::Write { slot, key, bytes } => match folder.reserve(rank, key, bytes) {
                     Ok(extent) => {
-                        let (place, way) = (folder.place(rank, key, bytes), Way::Write);
+                        let (place, way) = (folder.place(rank, key, bytes), Direction::Write);
                         self.hand_out(Transfer { rank, slot, key, place, way, identity: None, extent });
                     }
                     // As of a file system that is full: there is no run of free bytes as long.
@@ -379,7 +379,7 @@ impl Run {
         if let Some(worker) = self.held_by.remove(&(rank, slot)) {
             self.in_hand[worker] = self.in_hand[worker].saturating_sub(1);
         }
-        if way == Way::Write {
+        if way == Direction::Write {
             let bytes = self.bytes_of.remove(&(rank, slot)).unwrap_or(0);
             if let Err(error) = folder.was_written(rank, key, bytes, ended) {
                 self.failed.get_or_insert(error);

@@ -129,7 +129,7 @@ fn record_of(
         command,
         origin: "simulated".into(),
         forebay: build(),
-        environment: environment::of(&[]),
+        environment: environment::gather(&[]),
         job: Job {
             source: spec.dir.clone(),
             pattern: "sequential".into(),

@@ -1,9 +1,9 @@
 //! One thread: moves entries whole, several at a time in turn, and says when each is there.
 
 use super::folder::cannot_make;
-use crate::opened::file::{CreatedFile, OpenFile, Place, Refused, Span};
+use crate::opened::file::{CreatedFile, OpenFile, Refused, RunFile, Span};
 use crate::opened::resources::WorkerResources;
-use crate::opened::Way;
+use crate::opened::Direction;
 use forebay_bench::run_kit::{Shared, Tally};
 use forebay_bench::verify as content;
 use forebay_io::client::{Completion, End, InFlight, Late, Submission};
@@ -31,8 +31,8 @@ pub(super) struct Transfer {
     pub rank: u32,
     pub slot: u32,
     pub key: Key,
-    pub place: Place,
-    pub way: Way,
+    pub place: RunFile,
+    pub way: Direction,
     /// The file that it was written to, for a read.
     pub identity: Option<Identity>,
     /// Where it lies in a source without files.
@@ -51,7 +51,7 @@ pub(super) struct Moved {
     pub rank: u32,
     pub slot: u32,
     pub key: Key,
-    pub way: Way,
+    pub way: Direction,
     pub ended: Ended,
     /// What was written.
     pub made: Option<CreatedFile>,
@@ -92,7 +92,7 @@ struct Moving {
     rank: u32,
     slot: u32,
     key: Key,
-    way: Way,
+    way: Direction,
     made: Option<CreatedFile>,
     /// It can't be moved: nothing more of it is asked for.
     broken: Option<Ended>,
@@ -231,7 +231,7 @@ impl Worker {
     fn take(&mut self, transfer: Transfer) {
         let Transfer { rank, slot, key, place, way, identity, extent } = transfer;
         let tells = |ended| Moved { rank, slot, key, way, ended, made: None };
-        if way == Way::Read && identity.is_none() && extent.is_none() {
+        if way == Direction::Read && identity.is_none() && extent.is_none() {
             return self.done.push(tells(Ended::Lost));
         }
         if identity.is_some_and(|identity| !identity.is_at(&place.path)) {
@@ -250,11 +250,11 @@ impl Worker {
             }
             return;
         }
-        let access = FileAccess { write: way == Way::Write, direct: self.spec.cache == Cache::Bypass };
+        let access = FileAccess { write: way == Direction::Write, direct: self.spec.cache == Cache::Bypass };
         let (mut made, path) = (Vec::new(), place.path.clone());
         match OpenFile::open(access, place, at, &mut self.resources, &mut made) {
             Ok(file) => {
-                if way == Way::Read && self.spec.cache == Cache::Drop {
+                if way == Direction::Read && self.spec.cache == Cache::Drop {
                     file.handle().into_iter().for_each(|handle| {
                         let _ = cache::drop(handle, 0, file.place.bytes);
                     });
@@ -315,8 +315,8 @@ impl Worker {
         }
         let Some(span) = moving.file.take(self.spec.io_bytes) else { return false };
         let op = match moving.way {
-            Way::Write => Op::Write { durable: false },
-            Way::Read => Op::Read,
+            Direction::Write => Op::Write { durable: false },
+            Direction::Read => Op::Read,
         };
         let Some(tag) = self.begin(entry, op, span) else { return false };
         if op != Op::Read {
@@ -363,7 +363,7 @@ impl Worker {
         let now = clock::now();
         let mut done = self.resources.client.take_done();
         for d in done.drain(..) {
-            if let Some(over) = self.resources.client.settle(d) {
+            if let Some(over) = self.resources.client.complete(d) {
                 self.complete_one(over, now);
             }
         }
@@ -455,7 +455,7 @@ impl Worker {
         if moving.file.in_flight > 0 || (moving.broken.is_none() && !moving.file.is_moved()) {
             return;
         }
-        if moving.broken.is_none() && moving.way == Way::Write && !moving.file.is_flushed {
+        if moving.broken.is_none() && moving.way == Direction::Write && !moving.file.is_flushed {
             if moving.file.flush_from.is_none() && !self.to_flush.contains(&entry) {
                 match moving.file.cut() {
                     Ok(()) => self.to_flush.push(entry),

@@ -1,7 +1,7 @@
 //! One file, open: made at its full length, filled by I/Os in order, cut to its bytes, flushed, closed.
 
 use super::resources::WorkerResources;
-use super::Way;
+use super::Direction;
 use forebay_io::clock;
 use forebay_io::identity::Identity;
 use forebay_model::content;
@@ -16,14 +16,14 @@ use std::time::Instant;
 
 /// A file of a run: where it is, and what it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RunFile {
     pub path: PathBuf,
     /// The name that its content carries.
     pub content: String,
     pub bytes: u64,
 }
 
-impl Place {
+impl RunFile {
     pub(crate) fn content_id(&self) -> u64 {
         content::file_id(&self.content)
     }
@@ -31,20 +31,20 @@ impl Place {
 
 /// A file that this run made, and which one it is: anybody may give its name to another.
 #[derive(Clone, Debug)]
-pub(crate) struct CreatedFile(pub Place, pub Identity);
+pub(crate) struct CreatedFile(pub RunFile, pub Identity);
 
 /// Why a file couldn't be opened.
 pub(crate) enum Refused {
     /// It couldn't be made.
-    Make(Place, io::Error),
+    Make(RunFile, io::Error),
     /// It is shorter than it was written: its bytes.
-    Short(Place, u64),
+    Short(RunFile, u64),
     Other(Error),
 }
 
 /// A file that is being written or read.
 pub(crate) struct OpenFile {
-    pub place: Place,
+    pub place: RunFile,
     pub id: u64,
     /// What it belongs to, by its place in the worker's list.
     pub flow: usize,
@@ -54,7 +54,7 @@ pub(crate) struct OpenFile {
     target: Option<FileTarget>,
     pub base: u64,
     align: u32,
-    way: Way,
+    way: Direction,
     /// Offset of the next I/O.
     next: u64,
     /// I/Os that haven't completed, including the flush.
@@ -76,7 +76,7 @@ impl OpenFile {
     /// Opens the file, creating it for a write; what it creates is added to `made`, even if a later step fails.
     pub(crate) fn open<P: Copy>(
         access: FileAccess,
-        place: Place,
+        place: RunFile,
         flow: usize,
         resources: &mut WorkerResources<P>,
         made: &mut Vec<CreatedFile>,
@@ -96,15 +96,15 @@ impl OpenFile {
         let align = resources.align();
         let target = FileTarget { align, ..target };
         let queue = resources.queue(&target)?;
-        let way = if access.write { Way::Write } else { Way::Read };
+        let way = if access.write { Direction::Write } else { Direction::Read };
         Ok(OpenFile { target: Some(target), ..OpenFile::new(place, flow, queue, way, 0, align) })
     }
 
     /// An entry of a source without files, from `base` on.
     pub(crate) fn extent<P: Copy>(
-        place: Place,
+        place: RunFile,
         base: u64,
-        way: Way,
+        way: Direction,
         flow: usize,
         resources: &mut WorkerResources<P>,
     ) -> Result<OpenFile, Error> {
@@ -112,7 +112,7 @@ impl OpenFile {
         Ok(OpenFile::new(place, flow, queue, way, base, resources.align()))
     }
 
-    fn new(place: Place, flow: usize, queue: u32, way: Way, base: u64, align: u32) -> OpenFile {
+    fn new(place: RunFile, flow: usize, queue: u32, way: Direction, base: u64, align: u32) -> OpenFile {
         OpenFile {
             id: place.content_id(),
             place,
@@ -158,7 +158,7 @@ impl OpenFile {
     /// Truncates the file to its length, which the last, aligned write may have exceeded.
     pub(crate) fn cut(&self) -> Result<(), Error> {
         let Some(target) = &self.target else { return Ok(()) };
-        if self.way == Way::Read || self.place.bytes % u64::from(self.align) == 0 {
+        if self.way == Direction::Read || self.place.bytes % u64::from(self.align) == 0 {
             return Ok(());
         }
         let cut = target.file.set_len(self.place.bytes);
@@ -184,7 +184,7 @@ impl OpenFile {
 
 /// Unit of a file's writes. cuFile's are whole pages: it has no direct way for others.
 pub(crate) fn align_of(target: &FileTarget, path: PathKind) -> u32 {
-    path::of(path).unit(target.align)
+    path::by_kind(path).unit(target.align)
 }
 
 impl From<Error> for Refused {
@@ -195,7 +195,7 @@ impl From<Error> for Refused {
 
 /// Creates the file, never opening what somebody else made, and reserves its blocks: writes then lengthen nothing, and
 /// a full file system shows before the first of them.
-fn make(place: &Place, align: u32) -> io::Result<Identity> {
+fn make(place: &RunFile, align: u32) -> io::Result<Identity> {
     let handle = outputs::create(&place.path)?;
     let identity = Identity::of(&handle.metadata()?);
     let bytes = place.bytes.next_multiple_of(u64::from(align));

@@ -5,7 +5,7 @@ pub(crate) mod file;
 pub(crate) mod resources;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     Write,
     Read,
 }

@@ -13,7 +13,7 @@ use super::gds::Gds;
 use super::gpu::GpuFacts;
 use super::raid::Raid;
 use super::topology::{Distance, Relation};
-use forebay_io::machine::finding::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 pub(crate) use p2pdma::p2pdma_check;
 use software::{bar1, counters, forced, gpu, gpu_class, libcuda, library, udev, versions};
 
@@ -140,12 +140,13 @@ pub(crate) fn checks(view: &FactsView, needless: Option<Stops>) -> Vec<Check> {
         };
         Some(match (condition.judge)(view) {
             Finding::Moot => return None,
-            Finding::Holds(found) => check(State::Works, found),
-            Finding::Fails { found, .. } if Some(condition.stops) == needless => {
-                check(State::NotApplicable, format!("{found}; not needed, the other way to direct DMA works"))
-            }
-            Finding::Fails { found, why, next } => check(State::Missing, found).why(why).next(next),
-            Finding::Open { found, why, next } => check(State::Unknown, found).why(why).next(next),
+            Finding::Holds(found) => check(CheckState::Works, found),
+            Finding::Fails { found, .. } if Some(condition.stops) == needless => check(
+                CheckState::NotApplicable,
+                format!("{found}; not needed, the other way to direct DMA works"),
+            ),
+            Finding::Fails { found, why, next } => check(CheckState::Missing, found).why(why).next(next),
+            Finding::Open { found, why, next } => check(CheckState::Unknown, found).why(why).next(next),
         })
     })
     .collect()

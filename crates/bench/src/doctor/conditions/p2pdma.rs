@@ -5,7 +5,7 @@ use super::{fails, holds, open, physical, rdma_driver, version, FactsView, Findi
 use crate::doctor::drives::DriveFacts;
 use crate::doctor::gds::fault;
 use crate::doctor::gpu::present;
-use forebay_io::machine::finding::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 use forebay_model::units::readable_bytes as size;
 
 /// The conditions of P2PDMA in one line; each has its own line with what to type.
@@ -18,19 +18,21 @@ pub(crate) fn p2pdma_check(view: &FactsView) -> Check {
                 .why("the kernel can't let a drive write into a GPU")
         }
         None => {
-            return check(State::Unknown, "not reported".into())
+            return check(CheckState::Unknown, "not reported".into())
                 .why("no kernel configuration can be read")
                 .next("grep p2pdma_pgmap_ops /proc/kallsyms   # a line means that the kernel has it")
         }
-        Some(true) if !here => return check(State::NotApplicable, "in the kernel; no GPU for it".into()),
+        Some(true) if !here => {
+            return check(CheckState::NotApplicable, "in the kernel; no GPU for it".into())
+        }
         Some(true) => {}
     }
     let ours = CONDITIONS.iter().filter(|c| c.stops == Stops::P2pdma);
     let amiss: Vec<&str> =
         ours.filter(|c| matches!((c.judge)(view), Finding::Fails { .. })).map(|c| c.title).collect();
     match amiss.is_empty() {
-        true => check(State::Works, "in the kernel, the driver and cufile.json".into()),
-        false => check(State::Missing, "in the kernel, not set up".into())
+        true => check(CheckState::Works, "in the kernel, the driver and cufile.json".into()),
+        false => check(CheckState::Missing, "in the kernel, not set up".into())
             .why(format!("amiss: {}", amiss.join(", "))),
     }
 }

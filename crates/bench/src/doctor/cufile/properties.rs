@@ -3,7 +3,7 @@
 use super::Config;
 use forebay_io::gpu::cuda::Device;
 use forebay_io::gpu::cufile::cufile;
-use forebay_io::machine::finding::{Area, Check, State};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 use forebay_model::record::CufileProperties;
 use forebay_model::Error;
 use serde::Serialize;
@@ -44,7 +44,7 @@ pub fn ask() -> Result<Answers, Error> {
 /// One line each, as configured.
 pub(crate) fn checks(config: &Config) -> impl Iterator<Item = Check> + '_ {
     SHOWN.iter().map(|name| {
-        Check::new(Area::Gds, format!("cufile.{name}"), *name, State::Works, configured(config, name))
+        Check::new(Area::Gds, format!("cufile.{name}"), *name, CheckState::Works, configured(config, name))
     })
 }
 

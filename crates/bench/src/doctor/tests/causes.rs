@@ -266,8 +266,8 @@ fn the_other_way_is_not_nagged_about_where_one_works() {
         let checks = conditions::checks(&facts.view(), needless);
         checks.into_iter().find(|c| c.id == "gds.p2pdma_json").unwrap().state
     };
-    assert_eq!(state(crate::doctor::verdict::needless(&verdict)), State::NotApplicable);
-    assert_eq!(state(None), State::Missing);
+    assert_eq!(state(crate::doctor::verdict::needless(&verdict)), CheckState::NotApplicable);
+    assert_eq!(state(None), CheckState::Missing);
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub fn program() -> OsString {
 
 /// Asks the board once, to learn how it answers.
 pub fn open(program: &OsString) -> Result<Found, Reason> {
-    let dcmi = Board { program: program.clone(), way: Way::Dcmi };
+    let dcmi = Board { program: program.clone(), way: PowerCommand::Dcmi };
     let board = match dcmi.watts() {
         Ok(_) => dcmi,
         Err(Failure::Program(reason)) => return Err(reason),
@@ -41,7 +41,7 @@ pub fn open(program: &OsString) -> Result<Found, Reason> {
                 .map_err(|failure| format!("dcmi: {no_dcmi}; sensors: {}", failure.words()))?;
             let sensors = choose_sensors(&parse_sensors(&listed))
                 .map_err(|reason| format!("dcmi: {no_dcmi}; sensors: {reason}"))?;
-            Board { program: program.clone(), way: Way::Sensors(sensors) }
+            Board { program: program.clone(), way: PowerCommand::Sensors(sensors) }
         }
     };
     Ok(Found { meters: vec![Box::new(board)], refused: Vec::new() })
@@ -49,10 +49,10 @@ pub fn open(program: &OsString) -> Result<Found, Reason> {
 
 struct Board {
     program: OsString,
-    way: Way,
+    way: PowerCommand,
 }
 
-enum Way {
+enum PowerCommand {
     Dcmi,
     /// Names of sensors that together are the server's power.
     Sensors(Vec<String>),
@@ -61,11 +61,11 @@ enum Way {
 impl Board {
     fn watts(&self) -> Result<f64, Failure> {
         match &self.way {
-            Way::Dcmi => {
+            PowerCommand::Dcmi => {
                 let text = capture(&self.program, &["dcmi", "power", "reading"], READ_LIMIT)?;
                 parse_dcmi(&text).map_err(Failure::Answer)
             }
-            Way::Sensors(names) => {
+            PowerCommand::Sensors(names) => {
                 let mut words = vec!["sensor", "reading"];
                 words.extend(names.iter().map(String::as_str));
                 let text = capture(&self.program, &words, READ_LIMIT)?;

@@ -15,7 +15,7 @@ const CRUMB_BYTES: f64 = 1.0;
 /// Rate at which one host of a job reads, by the drives' time that it gets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Way {
+pub struct HostRate {
     /// Drives, rising; may be parts of one.
     pub drives: Vec<f64>,
     /// Bytes per second of one host with so many to itself; between two of them a power law.
@@ -24,7 +24,7 @@ pub struct Way {
     pub pressure: f64,
 }
 
-impl Way {
+impl HostRate {
     /// Returns whether it can be one.
     pub(super) fn is_sound(&self) -> bool {
         let positive = |values: &[f64]| values.iter().all(|v| v.is_finite() && *v > 0.0);
@@ -46,7 +46,7 @@ pub struct Table {
 }
 
 impl Table {
-    pub fn new(way: &Way) -> Table {
+    pub fn new(way: &HostRate) -> Table {
         Table {
             log_drives: way.drives.iter().map(|d| libm::log(*d)).collect(),
             log_rate: way.bytes_s.iter().map(|r| libm::log(r / 1e9)).collect(),
@@ -212,10 +212,10 @@ mod tests {
     use super::*;
 
     /// A host that takes 4 bytes per ns at most, and one per drive: with d drives 1/(1/4 + 1/d).
-    fn way(pressure: f64) -> Way {
+    fn way(pressure: f64) -> HostRate {
         let drives: Vec<f64> = (0..=200).map(|i| libm::pow(2.0, f64::from(i - 100) / 10.0)).collect();
         let bytes_s = drives.iter().map(|d| 1e9 / (0.25 + 1.0 / d)).collect();
-        Way { drives, bytes_s, pressure }
+        HostRate { drives, bytes_s, pressure }
     }
 
     #[test]

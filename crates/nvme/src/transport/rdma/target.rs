@@ -9,7 +9,7 @@ use super::data::{named, Data, Keyed, KeyedList};
 use crate::command::{Cqe, Sgl, Sqe, FABRICS};
 use crate::status::{Code, Status};
 use crate::transport::flow::Flow;
-use crate::transport::tcp::{Fatal, FatalStatus, Handle, Place};
+use crate::transport::tcp::{Fatal, FatalStatus, Handle, PayloadPlace};
 use std::collections::VecDeque;
 use std::ops::Range;
 use zerocopy::FromBytes;
@@ -22,9 +22,9 @@ pub enum Event {
     /// A command. `in_capsule` bytes of data came with it: `Copy` brings them next.
     Command { command: Handle, sqe: Sqe, in_capsule: u32 },
     /// Copies those bytes of the capsule in that receive to their place. They stay until `next` is called again.
-    Copy { place: Place, receive: u16, range: Range<usize> },
+    Copy { place: PayloadPlace, receive: u16, range: Range<usize> },
     /// The host's device was read.
-    Placed(Place),
+    Placed(PayloadPlace),
     /// All data of the command are here.
     DataComplete { command: Handle },
 }
@@ -103,8 +103,8 @@ struct Came {
 #[derive(Debug)]
 enum Capsule {
     None,
-    Waiting(Place, u16, Range<usize>),
-    Lent(Place, u16),
+    Waiting(PayloadPlace, u16, Range<usize>),
+    Lent(PayloadPlace, u16),
 }
 
 #[derive(Debug)]
@@ -203,7 +203,7 @@ impl TargetEnd {
             slot.phase = Phase::Taken;
             let command = Handle(index);
             self.complete = Some(command);
-            return Ok(Some(Event::Placed(Place { command, offset: 0, len: slot.bytes })));
+            return Ok(Some(Event::Placed(PayloadPlace { command, offset: 0, len: slot.bytes })));
         }
         while let Some(came) = self.came.pop_front() {
             if self.in_flight == self.commands {
@@ -242,7 +242,7 @@ impl TargetEnd {
         let in_capsule = match data {
             Ok(Data::InCapsule(range)) if !range.is_empty() => {
                 let len = range.len() as u32;
-                self.capsule = Capsule::Waiting(Place { command, offset: 0, len }, receive, range);
+                self.capsule = Capsule::Waiting(PayloadPlace { command, offset: 0, len }, receive, range);
                 len
             }
             _ => {

@@ -1,7 +1,7 @@
 //! Cuts a stream into headers and payload, wherever the network cut it.
 
 use super::pdu::{CommonHeader, Parts, DIGEST_LEN, QUOTE_MAX};
-use super::{Expect, Handle, Place};
+use super::{Expect, Handle, PayloadPlace};
 use std::ops::Range;
 use zerocopy::FromBytes;
 
@@ -31,7 +31,7 @@ enum Phase {
 }
 
 struct Payload {
-    place: Place,
+    place: PayloadPlace,
     done: u32,
     digest: bool,
     /// Its command wants it.
@@ -43,11 +43,11 @@ pub(super) enum Step {
     Wait,
     /// A header is next: see `head`.
     Header,
-    Placed(Place),
-    Copy(Place, Range<usize>),
+    Placed(PayloadPlace),
+    Copy(PayloadPlace, Range<usize>),
     /// A PDU's payload is complete.
     End {
-        place: Place,
+        place: PayloadPlace,
         digest: Option<u32>,
         kept: bool,
     },
@@ -55,7 +55,7 @@ pub(super) enum Step {
 
 impl Framer {
     pub fn new(bulk: usize) -> Framer {
-        let nothing = Place { command: Handle(0), offset: 0, len: 0 };
+        let nothing = PayloadPlace { command: Handle(0), offset: 0, len: 0 };
         Framer {
             own: vec![0; bulk.max(OWN_LEAST)].into_boxed_slice(),
             start: 0,
@@ -101,9 +101,9 @@ impl Framer {
         Expect { payload, own: &mut self.own[self.end..limit] }
     }
 
-    fn rest(&self) -> Place {
+    fn rest(&self) -> PayloadPlace {
         let Payload { place, done, .. } = self.payload;
-        Place { command: place.command, offset: place.offset + done, len: place.len - done }
+        PayloadPlace { command: place.command, offset: place.offset + done, len: place.len - done }
     }
 
     pub fn received(&mut self, n: usize) {
@@ -146,7 +146,7 @@ impl Framer {
         if self.placed > 0 {
             let len = std::mem::take(&mut self.placed);
             self.payload.done += len;
-            return self.payload.kept.then_some(Step::Placed(Place { len, ..rest }));
+            return self.payload.kept.then_some(Step::Placed(PayloadPlace { len, ..rest }));
         }
         if rest.len == 0 {
             if !self.payload.digest {
@@ -160,7 +160,7 @@ impl Framer {
         self.payload.done += len;
         match len {
             0 => Some(Step::Wait),
-            _ if self.payload.kept => Some(Step::Copy(Place { len, ..rest }, start..self.start)),
+            _ if self.payload.kept => Some(Step::Copy(PayloadPlace { len, ..rest }, start..self.start)),
             _ => None,
         }
     }
@@ -212,7 +212,7 @@ impl Framer {
     pub fn begin(&mut self, parts: &Parts, command: Handle, offset: u32, kept: bool) {
         self.start += parts.header;
         self.phase = if parts.pad > 0 { Phase::Pad(parts.pad) } else { Phase::Payload };
-        let place = Place { command, offset, len: parts.data };
+        let place = PayloadPlace { command, offset, len: parts.data };
         self.payload = Payload { place, done: 0, digest: parts.data_digest, kept };
     }
 

@@ -19,7 +19,7 @@ use super::Fatal;
 use super::FatalStatus;
 use super::Handle;
 use super::Outgoing;
-use super::Place;
+use super::PayloadPlace;
 use crate::command::{Cqe, Sgl, Sqe};
 use crate::status::Status;
 use backlog::{Asked, Backlog};
@@ -63,12 +63,12 @@ pub enum Event<'a> {
     /// ICResp came: commands may be submitted. `max_h2c`: MAXH2CDATA.
     Ready { max_h2c: u32, header_digest: bool, data_digest: bool },
     /// Bytes arrived directly at their place.
-    Placed(Place),
+    Placed(PayloadPlace),
     /// Bytes that lie in the own buffer: copy them to their place.
-    Copy { place: Place, bytes: &'a [u8] },
+    Copy { place: PayloadPlace, bytes: &'a [u8] },
     /// A data PDU with a digest is complete: compare with CRC32C of that PDU's payload, which is `place`; if it
     /// differs, call `HostEnd::digest_failed` before `next`, and the command completes as failed.
-    DataEnd { place: Place, digest: u32 },
+    DataEnd { place: PayloadPlace, digest: u32 },
     /// The command is over; `received` bytes of its data came. A data PDU with the SUCCESS flag gives it, too, with
     /// a completion made up here. Its payload's memory is free, and its handle may come again, but for one case.
     /// `held`: its data stand in the list that the driver was given last. The answer may come before the driver knows
@@ -113,9 +113,9 @@ enum State {
 /// An event, before it borrows.
 enum Found {
     Ready,
-    Placed(Place),
-    Copy(Place, Range<usize>),
-    DataEnd(Place, u32),
+    Placed(PayloadPlace),
+    Copy(PayloadPlace, Range<usize>),
+    DataEnd(PayloadPlace, u32),
     Completed(Handle, Cqe),
 }
 

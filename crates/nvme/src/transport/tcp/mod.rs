@@ -56,7 +56,7 @@ pub struct Handle(pub u16);
 
 /// Payload that has a place: whose it is, and where in that command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct PayloadPlace {
     pub command: Handle,
     pub offset: u32,
     pub len: u32,
@@ -65,7 +65,7 @@ pub struct Place {
 /// Place of the next bytes of the stream: `payload` first, then `own`. Never both empty.
 #[derive(Debug)]
 pub struct Expect<'a> {
-    pub payload: Option<Place>,
+    pub payload: Option<PayloadPlace>,
     pub own: &'a mut [u8],
 }
 

@@ -18,7 +18,7 @@ use super::Fatal;
 use super::FatalStatus;
 use super::Handle;
 use super::Outgoing;
-use super::Place;
+use super::PayloadPlace;
 use crate::command::{Cqe, Sgl, Sqe, FABRICS};
 use crate::status::{Code, Status};
 use crate::transport::flow::Flow;
@@ -58,15 +58,15 @@ pub enum Event<'a> {
         sqe: Sqe,
         in_capsule: u32,
     },
-    Placed(Place),
+    Placed(PayloadPlace),
     Copy {
-        place: Place,
+        place: PayloadPlace,
         bytes: &'a [u8],
     },
     /// A data PDU (or a capsule's data) with a digest is complete: compare with CRC32C of `place`. If it differs,
     /// complete the command with Transient Transport Error.
     DataEnd {
-        place: Place,
+        place: PayloadPlace,
         digest: u32,
     },
     /// All data that were in the capsule or asked for by `request` are here.
@@ -101,9 +101,9 @@ enum State {
 enum Found {
     Ready,
     Command(Handle, Sqe, u32),
-    Placed(Place),
-    Copy(Place, Range<usize>),
-    DataEnd(Place, u32),
+    Placed(PayloadPlace),
+    Copy(PayloadPlace, Range<usize>),
+    DataEnd(PayloadPlace, u32),
     DataComplete(Handle),
 }
 
@@ -275,7 +275,7 @@ impl TargetEnd {
     }
 
     /// Books the data of a PDU. Some: all that were asked for are here, and wanted.
-    fn data_ended(&mut self, place: &Place) -> Option<Handle> {
+    fn data_ended(&mut self, place: &PayloadPlace) -> Option<Handle> {
         let index = place.command.0;
         match self.commands.slot(index).data_ended(place.len) {
             Ended::Waits => {}

@@ -67,7 +67,7 @@ fn what_a_mapping_does_not_allow_is_refused() {
     assert_eq!(map.write(0, &[1]), Err(Refused::NotAllowed));
     assert_eq!(map.read(PAGE, &mut [0]), Err(Refused::OutOfReach));
     assert_eq!(map.read(PAGE - 1, &mut [0; 2]), Err(Refused::OutOfReach));
-    let (mut pieces, mut held) = (PieceList::default(), Held::default());
+    let (mut pieces, mut held) = (PieceList::default(), HeldMappings::default());
     assert_eq!(map.gather(0, 64, Access::Write, &mut pieces, &mut held), Err(Refused::NotAllowed));
     assert_eq!(map.gather(0, 64, Access::Read, &mut pieces, &mut held), Ok(()));
 }
@@ -77,7 +77,7 @@ fn what_a_mapping_does_not_allow_is_refused() {
 fn a_mapping_lives_until_its_last_io_ends() {
     let table = Table::default();
     table.map(asked(0, 2 * PAGE), Some(memory(2 * PAGE))).unwrap();
-    let (map, mut pieces, mut held) = (table.map_now(), PieceList::default(), Held::default());
+    let (map, mut pieces, mut held) = (table.map_now(), PieceList::default(), HeldMappings::default());
     map.gather(16, 5000, Access::Write, &mut pieces, &mut held).unwrap();
     drop(map);
     let gone = table.unmap(0, 2 * PAGE).unwrap();

@@ -1,7 +1,7 @@
 //! One controller that is a block device of this machine: a namespace behind a `/dev/ublkbN`, or none yet.
 
 use crate::gateway::config;
-use crate::gateway::stats::{ControllerStats, QueueStats, State as Doing};
+use crate::gateway::stats::{ControllerState, ControllerStats, QueueStats};
 use crate::target::stats::NamespaceStats;
 use crate::ublk::{self, Ublk};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -62,7 +62,7 @@ impl Block {
         let mut stats = ControllerStats {
             name: given.name,
             subsystem: self.nqn.clone(),
-            state: if suspended { Doing::Suspended } else { Doing::Waiting },
+            state: if suspended { ControllerState::Suspended } else { ControllerState::Waiting },
             place: given.device.map(|n| format!("/dev/ublkb{n}")).unwrap_or_default(),
             namespaces: given.namespaces.unwrap_or_default(),
             ..ControllerStats::default()
@@ -85,11 +85,11 @@ fn describe(device: &ublk::Stats, stats: &mut ControllerStats) {
     stats.copied_bytes = device.copied_bytes;
     stats.fabric.clone_from(&device.fabric);
     stats.state = match device.state {
-        ublk::State::Live => Doing::Enabled,
-        ublk::State::Suspended => Doing::Suspended,
-        ublk::State::Stopped => Doing::Failed,
+        ublk::DeviceState::Live => ControllerState::Enabled,
+        ublk::DeviceState::Suspended => ControllerState::Suspended,
+        ublk::DeviceState::Stopped => ControllerState::Failed,
     };
-    if device.state == ublk::State::Stopped {
+    if device.state == ublk::DeviceState::Stopped {
         stats.why = Some("somebody else stopped its device".into());
     }
     stats.queues = device

@@ -3,7 +3,7 @@
 use super::registry::{Drive, Namespace};
 use crate::gateway::controller::Tally;
 use crate::gateway::controller_shared::ControllerShared;
-use crate::gateway::stats::{ControllerStats, NamespaceStats, QueueStats, State as Doing};
+use crate::gateway::stats::{ControllerState, ControllerStats, NamespaceStats, QueueStats};
 use crate::gateway::worker::Report;
 use crate::namespace::volume;
 use crate::target::stats::Counts;
@@ -49,11 +49,11 @@ pub(super) fn controller_stats(drive: &Drive, reports: &[Report], tally: Option<
         subsystem: drive.nqn.clone(),
         cntlid: drive.cntlid,
         state: match &tally {
-            t if t.suspended => Doing::Suspended,
-            t if t.fatal.is_some() => Doing::Failed,
-            t if t.ready => Doing::Enabled,
-            t if t.connected => Doing::Connected,
-            _ => Doing::Waiting,
+            t if t.suspended => ControllerState::Suspended,
+            t if t.fatal.is_some() => ControllerState::Failed,
+            t if t.ready => ControllerState::Enabled,
+            t if t.connected => ControllerState::Connected,
+            _ => ControllerState::Waiting,
         },
         why: tally.fatal,
         place: drive.given.socket.clone().unwrap_or_default(),

@@ -42,7 +42,7 @@ pub(crate) fn take_over(config: &Config, sink: Sink) -> Result<Option<Taken>, Er
     if UnixStream::connect(&path).is_err() {
         return Ok(None);
     }
-    let place = Place::at(&path)?;
+    let place = SuccessorSocket::at(&path)?;
     let asked = asking(path.clone(), place.path.clone())?;
     let (stream, asked) = place.visitor(asked)?;
     let taken = Gateway::take_over(Line::new(stream, PATIENCE)?, sink);
@@ -63,17 +63,17 @@ fn asking(path: PathBuf, socket: PathBuf) -> Result<Answer, Error> {
 }
 
 /// A socket of its own beside that of the RPCs, as long as nobody came.
-struct Place {
+struct SuccessorSocket {
     listener: UnixListener,
     path: PathBuf,
 }
 
-impl Place {
-    fn at(rpc: &Path) -> Result<Place, Error> {
+impl SuccessorSocket {
+    fn at(rpc: &Path) -> Result<SuccessorSocket, Error> {
         let path = PathBuf::from(format!("{}.next", rpc.display()));
         let listener = listen_at(&path)?;
         listener.set_nonblocking(true).map_err(|e| broken(&e.to_string()))?;
-        Ok(Place { listener, path })
+        Ok(SuccessorSocket { listener, path })
     }
 
     /// Returns the next visitor, unless the answer was a refusal.
@@ -96,7 +96,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for SuccessorSocket {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }

@@ -12,7 +12,7 @@
 //! it can be made at once. It counts once it was sent: what lies in a socket outlives its sender.
 
 pub(crate) mod child;
-mod held;
+mod held_drive;
 pub(super) mod link;
 mod process;
 mod run;

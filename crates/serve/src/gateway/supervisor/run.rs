@@ -1,6 +1,6 @@
 //! The supervisor at work: one thread that waits for everybody.
 
-use super::held::Held;
+use super::held_drive::HeldDrive;
 use super::link::is_readable;
 use super::process::{reported, Life, Running, Signals};
 use super::{Past, SupervisorNotice};
@@ -66,7 +66,7 @@ struct Keeping {
     signals: Signals,
     phase: Phase,
     gateway: Option<Gateway>,
-    drives: Vec<Held>,
+    drives: Vec<HeldDrive>,
     /// Ends in a row, none of which had lived, and when the first of them was.
     failures: u32,
     down_since: Option<Instant>,
@@ -149,7 +149,7 @@ impl Keeping {
         while let Some(signal) = self.signals.take() {
             self.signalled(signal);
         }
-        self.drives.retain_mut(Held::turn);
+        self.drives.retain_mut(HeldDrive::turn);
         match &mut self.phase {
             Phase::Runs(running) => {
                 // What it said before it ended counts.
@@ -217,7 +217,7 @@ impl Keeping {
                     return Err(broken("a drive without its socket"));
                 };
                 self.drives.retain(|drive| drive.name != name);
-                self.drives.push(Held::new(name, listener, link)?);
+                self.drives.push(HeldDrive::new(name, listener, link)?);
             }
             SupervisorNotice::Opened => self.give_drives()?,
             SupervisorNotice::Serving => {
@@ -245,7 +245,7 @@ impl Keeping {
     /// The gateway has ended.
     fn ended(&mut self) -> Result<Option<i32>, Error> {
         // All that it said is heard before its end.
-        self.drives.retain_mut(Held::hear);
+        self.drives.retain_mut(HeldDrive::hear);
         let rests = Phase::Rests(clock::now());
         let Phase::Runs(mut running) = std::mem::replace(&mut self.phase, rests) else { return Ok(None) };
         let status = running.wait();
@@ -281,7 +281,7 @@ impl Keeping {
             [("why", why.clone().into()), ("process", running.id().into()), ("in_a_row", failures.into())];
         self.say(Level::Warning, "gateway ended", &fields);
         // Those without a note had no client.
-        self.drives.retain(Held::is_noted);
+        self.drives.retain(HeldDrive::is_noted);
         let Pace { tries, away, .. } = self.pace;
         let found = match waits {
             true if down >= away => format!("{why}, and so did each for {} s", down.as_secs()),

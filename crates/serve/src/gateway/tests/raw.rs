@@ -180,7 +180,7 @@ fn a_suspension_and_a_reset_at_once_both_end() {
                 }
             });
             let state = rig.gateway.stats().controllers[0].state;
-            assert_eq!(state, crate::gateway::stats::State::Suspended);
+            assert_eq!(state, crate::gateway::stats::ControllerState::Suspended);
             rig.gateway.resume("drive").unwrap();
             drop(raw);
             let mut again = Raw::up(&rig);
@@ -223,7 +223,7 @@ fn a_backend_that_fails_gives_statuses_and_the_drive_stays() {
     rig.gateway.namespace_set_source(NQN, 1, &sound).unwrap();
     assert_eq!(ask(nvm::read(1, 0, 8)).0, Code::SUCCESS);
     let stats = rig.gateway.stats();
-    assert_eq!(stats.controllers[0].state, crate::gateway::stats::State::Enabled);
+    assert_eq!(stats.controllers[0].state, crate::gateway::stats::ControllerState::Enabled);
     let queue = stats.controllers[0].queues.iter().find(|q| q.qid == 1).unwrap();
     assert_eq!(queue.counts.errors, 17);
 }

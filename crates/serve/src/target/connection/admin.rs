@@ -2,7 +2,7 @@
 
 use super::super::arena::ScratchBuffer;
 use super::super::auth::Authentication;
-use super::super::command::{Memory, State};
+use super::super::command::{CommandState, Memory};
 use super::super::connect::Applicant;
 use super::super::controller::{ControllerEntry, KeepAlive, Role};
 use super::super::log::Level;
@@ -52,7 +52,7 @@ impl AdminQueue<'_> {
         }
         let command = self.c.command(at);
         command.memory = Memory::Own(ScratchBuffer::new(bytes as usize));
-        command.state = State::Collecting;
+        command.state = CommandState::Collecting;
         self.c.collects(self.thread);
         if in_capsule == 0 {
             self.c.link.request(at, bytes);
@@ -122,13 +122,14 @@ impl AdminQueue<'_> {
             Answer::Data { data, cqe } => {
                 let len = data.len() as u32;
                 let command = self.c.command(at);
-                (command.memory, command.state) = (Memory::Own(ScratchBuffer::of(data)), State::Answering);
+                (command.memory, command.state) =
+                    (Memory::Own(ScratchBuffer::of(data)), CommandState::Answering);
                 self.c.link.answer(at, len, cqe);
                 self.thread.timers.want_sweep(self.thread.now);
             }
             Answer::Parked => {
                 let command = self.c.command(at);
-                command.state = State::Parked;
+                command.state = CommandState::Parked;
                 if command.sqe.opcode == admin::ASYNC_EVENT_REQUEST {
                     self.c.link.keep_event_request(at);
                 }
@@ -267,7 +268,7 @@ impl AdminQueue<'_> {
             match effect {
                 None => break,
                 Some(Effect::Complete { tag, cqe }) => {
-                    if self.c.command(Handle(tag)).state == State::Parked {
+                    if self.c.command(Handle(tag)).state == CommandState::Parked {
                         self.answer(Handle(tag), Answer::Complete(cqe));
                     }
                 }

@@ -1,7 +1,7 @@
 //! I/O commands: from their arrival to their completion. Each is a few steps on its namespace's source.
 
 use super::super::arena::ScratchBuffer;
-use super::super::command::{Command, Memory, Placed, State};
+use super::super::command::{Command, CommandState, Memory, Placed};
 use super::super::controller::Role;
 use super::super::log::Level;
 use super::super::resources::ThreadResources;
@@ -151,7 +151,7 @@ impl IoCommand<'_> {
     /// It came while the server drains: the host sends it again elsewhere.
     fn leave_unanswered(&mut self, in_capsule: u32) {
         let command = self.state();
-        command.state = State::Left;
+        command.state = CommandState::Left;
         if in_capsule > 0 {
             command.memory = Memory::Own(ScratchBuffer::new(in_capsule as usize));
         }
@@ -162,7 +162,7 @@ impl IoCommand<'_> {
         let memory = self.thread.memory.for_capsule(&mut self.c.memory, op, bytes);
         let Some(memory) = memory else { return false };
         let command = self.state();
-        (command.memory, command.state) = (memory, State::Collecting);
+        (command.memory, command.state) = (memory, CommandState::Collecting);
         self.c.collects(self.thread);
         true
     }
@@ -199,7 +199,7 @@ impl IoCommand<'_> {
         }
         match request.transfer {
             Transfer::FromHost(bytes) if !command.has_data => {
-                command.state = State::Collecting;
+                command.state = CommandState::Collecting;
                 self.c.collects(self.thread);
                 self.c.link.request(self.at, bytes);
                 self.thread.ready.mark_dirty(self.c.id.index, &mut self.c.marks);
@@ -225,7 +225,7 @@ impl IoCommand<'_> {
     }
 
     fn start(&mut self) {
-        self.state().state = State::Running;
+        self.state().state = CommandState::Running;
         self.c.running += 1;
         executor::proceed(self);
     }
@@ -249,8 +249,8 @@ impl IoCommand<'_> {
     pub(super) fn give_up(&mut self) {
         let at = self.at;
         match self.state().state {
-            State::Collecting => self.c.collecting -= 1,
-            State::Waiting => self.c.waiting.retain(|waiting| *waiting != at),
+            CommandState::Collecting => self.c.collecting -= 1,
+            CommandState::Waiting => self.c.waiting.retain(|waiting| *waiting != at),
             _ => {}
         }
         self.finish(Status::again(Code::ABORT_REQUESTED));
@@ -266,13 +266,13 @@ impl IoCommand<'_> {
         }
         let command = self.state();
         let (request, cid) = (command.io.request, command.sqe.cid.get());
-        if command.state == State::Running {
+        if command.state == CommandState::Running {
             self.c.running -= 1;
         }
         let cqe = Cqe::new(cid, status, 0);
         match request {
             Some(Request { op: Op::Read, bytes, .. }) if status.is_success() => {
-                self.state().state = State::Answering;
+                self.state().state = CommandState::Answering;
                 self.c.link.answer(at, bytes as u32, cqe);
                 self.thread.timers.want_sweep(self.thread.now);
             }

@@ -1,7 +1,7 @@
 //! End of requests and queues of a device.
 
 use super::super::inbox::Report;
-use super::super::port::Port;
+use super::super::port::HardwareQueue;
 use super::super::stats::QueueStats;
 use super::limits;
 use super::timed_out;
@@ -16,7 +16,7 @@ use forebay_nvme::transport::tcp::Handle;
 use std::time::Duration;
 use std::time::Instant;
 
-impl<P: Port> Worker<P> {
+impl<P: HardwareQueue> Worker<P> {
     /// The prepared source takes the place of the last one. False: that one isn't idle.
     pub(super) fn switch(&mut self) -> bool {
         if !self.suspended || !self.is_quiet() {

@@ -13,7 +13,7 @@ use crate::source::file::FileTarget;
 use crate::source::{MadeOf, OpenFileSource, SourceMedium, Target, Uri};
 use forebay_io::gpu::cuda::{self, Device};
 use forebay_io::gpu::cufile::Buffer;
-use forebay_io::machine::finding::{remark, Check, State};
+use forebay_io::machine::finding::{remark, Check, CheckState};
 use forebay_io::machine::verdict::{Answer, Verdicts};
 use forebay_io::queue::Queue;
 use forebay_io::reactor::Reactor;
@@ -58,9 +58,9 @@ impl DataPath for Gds {
         let verdict = &verdicts.gds;
         let words = verdict.words();
         let (state, found) = match verdict.answer {
-            Answer::Direct => return Check::of_path(self.name(), State::Works, words),
-            Answer::CompatOnly => (State::Limited, "compat only: records say gds-compat"),
-            Answer::No => (State::Missing, "cuFile can't run here"),
+            Answer::Direct => return Check::of_path(self.name(), CheckState::Works, words),
+            Answer::CompatOnly => (CheckState::Limited, "compat only: records say gds-compat"),
+            Answer::No => (CheckState::Missing, "cuFile can't run here"),
         };
         let mut check = Check::of_path(self.name(), state, found).why(verdict.reason().unwrap_or(words));
         check.next = verdict.next().map(|next| remark(&next, "meanwhile: ‹path› bounce"));
@@ -115,7 +115,7 @@ impl DataPath for Gds {
     }
 
     /// Settles the route: what cards can't move into the GPU goes through pinned memory where that is allowed.
-    fn settle(&self, job: &JobSpec, target: &Target, destination: &Destination) -> Settled {
+    fn resolve(&self, job: &JobSpec, target: &Target, destination: &Destination) -> Settled {
         let Some(device) = destination.devices.first().filter(|_| target.is_by_card()) else {
             return Ok((self.kind(), None));
         };

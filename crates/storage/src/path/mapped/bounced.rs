@@ -1,6 +1,6 @@
 //! Pieces that no window serves: read through `bounce`, one in each staging slot.
 
-use super::flights::{Flights, Place};
+use super::flights::{Flights, PieceState};
 use forebay_io::queue::{Done, Io, Op, Queue, Via};
 use forebay_io::reactor::Reactor;
 use std::cell::RefCell;
@@ -63,7 +63,7 @@ impl Bounced {
                 return;
             }
             self.unstaged.pop_front();
-            flights.piece_mut(id).place = Place::Staged(slot);
+            flights.piece_mut(id).place = PieceState::Staged(slot);
             self.staged[slot as usize] = Some(id);
         }
     }

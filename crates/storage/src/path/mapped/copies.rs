@@ -2,7 +2,7 @@
 //! has ended.
 
 use super::file::Phase;
-use super::flights::{Flights, Place};
+use super::flights::{Flights, PieceState};
 use super::windows::Windows;
 use super::Copier;
 use forebay_io::arena::{Mem, UNREGISTERED};
@@ -39,7 +39,7 @@ impl Copies {
         if self.ready.is_empty() {
             return windows.answered();
         }
-        match windows.look() {
+        match windows.current_generation() {
             Ok(generation) => self.queue_ready(flights, windows, generation, away),
             Err(fault) => {
                 for id in &self.ready {
@@ -73,7 +73,7 @@ impl Copies {
             if last.replace(piece.window).is_some_and(|w| w != piece.window) {
                 self.copier.cut();
             }
-            flights.piece_mut(*id).place = Place::Copying(generation);
+            flights.piece_mut(*id).place = PieceState::Copying(generation);
             self.under_way += 1;
             let from = Mem::Host { at: windows.address(piece.offset), piece: UNREGISTERED };
             self.copier.start(*id, from, flights.mem_of(*id), piece.len as usize);
@@ -108,15 +108,16 @@ impl Copies {
             return;
         }
         // One look for all: it comes after the last of them.
-        let seen = windows.look();
+        let seen = windows.current_generation();
         for (id, fault) in self.ended.drain(..) {
             let piece = flights.piece(id);
             match piece.place {
-                Place::Fetching(_) => fetched(id),
+                PieceState::Fetching(_) => fetched(id),
                 _ => windows.window(piece.window).release(),
             }
             self.under_way -= 1;
-            let now = |generation: &u64| [Place::Copying(*generation), Place::Fetching(*generation)];
+            let now =
+                |generation: &u64| [PieceState::Copying(*generation), PieceState::Fetching(*generation)];
             let result = match (fault, &seen) {
                 (Some(fault), _) => Err(fault),
                 (None, Err(fault)) => Err(fault.clone()),

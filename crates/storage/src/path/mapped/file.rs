@@ -186,7 +186,7 @@ impl MappedFile {
 
     /// Looks whether the file is what it was. If it isn't, its registrations are as good as gone when this returns:
     /// no window that was ready before is ready after, and copies queued before belong to an older generation.
-    pub fn look(&self) -> Seen {
+    pub fn examine(&self) -> Seen {
         let now = match Identity::of(&self.target.file, &self.target.path, self.target.is_device) {
             Ok(now) => now,
             Err(fault) => return Seen { generation: Err(fault), changed: false },

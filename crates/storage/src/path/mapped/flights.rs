@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 /// Location of a part of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum PieceState {
     /// Not looked at yet.
     Fresh,
     /// Holds its window, which is `Pending`.
@@ -32,7 +32,7 @@ pub(super) struct Piece {
     pub at: u32,
     pub offset: u64,
     pub len: u32,
-    pub place: Place,
+    pub place: PieceState,
 }
 
 /// An I/O of which pieces are out.
@@ -108,7 +108,7 @@ impl Flights {
     pub(super) fn begin_rows(&mut self, io: Io) -> u32 {
         self.flights[io.tag as usize] = Some(Flight { pieces_left: 1, rows: true, ..Flight::of(io, io.len) });
         let (tag, len) = (io.tag, io.len);
-        self.place(Piece { tag, window: 0, at: 0, offset: 0, len, place: Place::Fresh })
+        self.place(Piece { tag, window: 0, at: 0, offset: 0, len, place: PieceState::Fresh })
     }
 
     /// Ends an I/O that has no pieces.
@@ -120,7 +120,7 @@ impl Flights {
     pub(super) fn add(&mut self, tag: u32, at: u32, cuts: impl Iterator<Item = (u32, u64, u32)>) -> u32 {
         let (mut count, mut at) = (0, at);
         for (window, offset, len) in cuts {
-            let id = self.place(Piece { tag, window, at, offset, len, place: Place::Fresh });
+            let id = self.place(Piece { tag, window, at, offset, len, place: PieceState::Fresh });
             self.unrouted.push_back(id);
             at += len;
             count += 1;
@@ -145,7 +145,7 @@ impl Flights {
     /// Cuts a piece, which is to be staged, into pieces of `most` bytes at most, and hands on each.
     pub(super) fn cut(&mut self, id: u32, most: u32, mut each: impl FnMut(u32)) {
         let mut piece = self.pieces[id as usize];
-        piece.place = Place::Unstaged;
+        piece.place = PieceState::Unstaged;
         while piece.len > most {
             let part = self.place(Piece { len: most, ..piece });
             self.flight(piece.tag).pieces_left += 1;

@@ -29,7 +29,7 @@ use super::Copier;
 use crate::source::file::FileTarget;
 use bounced::Bounced;
 use copies::Copies;
-use flights::{Flights, Place};
+use flights::{Flights, PieceState};
 use forebay_io::clock;
 use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use forebay_io::reactor::Reactor;
@@ -38,7 +38,7 @@ use relays::{LeftOut, Relays};
 use rows::Launches;
 use std::sync::Arc;
 use std::time::Instant;
-use windows::{Way, Windows};
+use windows::{WindowUse, Windows};
 
 /// The queue of a mapped file: says which way each piece of its I/Os goes, and leaves it to who carries it.
 pub(crate) struct MappedQueue {
@@ -93,9 +93,9 @@ impl MappedQueue {
         for _ in 0..self.flights.unrouted() {
             let Some(id) = self.flights.next_unrouted() else { break };
             match self.windows.way_of(self.flights.piece_mut(id)) {
-                Way::Copy => self.copies.add(id),
-                Way::Wait => self.flights.put_off(id),
-                Way::Another => self.go_another_way(id),
+                WindowUse::Copy => self.copies.add(id),
+                WindowUse::Wait => self.flights.put_off(id),
+                WindowUse::Another => self.go_another_way(id),
             }
         }
         self.copies.queue(&mut self.flights, &self.windows, &mut self.away);
@@ -183,7 +183,7 @@ impl Queue for MappedQueue {
     fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
         while let Some(id) = self.flights.take_unrouted(tag) {
             let piece = self.flights.piece(id);
-            if piece.place == Place::Waiting {
+            if piece.place == PieceState::Waiting {
                 self.windows.window(piece.window).release();
             }
             self.flights.cancel(id);
@@ -213,7 +213,7 @@ impl Drop for MappedQueue {
         self.copies.finish();
         self.left_out.finish();
         for piece in self.flights.out() {
-            if matches!(piece.place, Place::Waiting | Place::Copying(_)) {
+            if matches!(piece.place, PieceState::Waiting | PieceState::Copying(_)) {
                 self.windows.window(piece.window).release();
             }
         }

@@ -274,8 +274,8 @@ impl Registry {
     }
 
     /// Looks whether the file is what it was, and drops its registrations if it isn't.
-    pub fn look(&self, file: &MappedFile) -> Result<u64, Fault> {
-        self.shared.look(file)
+    pub fn current_generation(&self, file: &MappedFile) -> Result<u64, Fault> {
+        self.shared.current_generation(file)
     }
 
     /// Withdraws a wake-up that the registrar promised.
@@ -362,8 +362,8 @@ impl Shared {
         leaves
     }
 
-    fn look(&self, file: &MappedFile) -> Result<u64, Fault> {
-        let Seen { generation, changed } = file.look();
+    fn current_generation(&self, file: &MappedFile) -> Result<u64, Fault> {
+        let Seen { generation, changed } = file.examine();
         if changed {
             add(&self.counts.stale, 1);
             let mut state = self.lock();
@@ -404,7 +404,7 @@ impl Shared {
     }
 
     fn prepare(&self, file: &MappedFile, window: u32) -> Result<(), Refusal> {
-        self.look(file).map_err(|_| Refusal::Changed)?;
+        self.current_generation(file).map_err(|_| Refusal::Changed)?;
         let (from, len) = file.span(window);
         // Where the kernel won't tell, the pages are taken for cached: registering would read them in.
         if let Ok(resident) = cache::resident(&file.target.file, from, len) {

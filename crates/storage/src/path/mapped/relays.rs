@@ -4,7 +4,7 @@
 
 use super::bounced::Bounced;
 use super::file::Phase;
-use super::flights::{Flights, Place};
+use super::flights::{Flights, PieceState};
 use super::windows::Windows;
 use forebay_io::arena::Mem;
 use forebay_io::clock;
@@ -131,7 +131,7 @@ impl LeftOut {
             let fill = filling(windows.file().target.file.clone(), piece.offset, outcome.clone());
             match relay.queue(fill, to, piece.len as usize) {
                 Ok(()) => {
-                    flights.piece_mut(id).place = Place::Relayed;
+                    flights.piece_mut(id).place = PieceState::Relayed;
                     let block = relay.last();
                     self.relayed.push(Relayed { id, relay: number, block, outcome, since: clock::now() });
                 }

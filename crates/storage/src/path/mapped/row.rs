@@ -15,7 +15,7 @@ use crate::path::{
 use crate::source::{MadeOf, QueueNeeds, SourceMedium, Target};
 use forebay_io::gpu::cuda::{self, Device};
 use forebay_io::machine;
-use forebay_io::machine::finding::{Check, State};
+use forebay_io::machine::finding::{Check, CheckState};
 use forebay_io::machine::verdict::Verdicts;
 use forebay_io::queue::Queue;
 use forebay_io::reactor::Reactor;
@@ -59,8 +59,8 @@ impl DataPath for Mapped {
     fn examined(&self, verdicts: &Verdicts) -> Check {
         let check = |state, found: &str| Check::of_path(self.name(), state, found);
         match &verdicts.mapped.because {
-            Some(because) => check(State::Missing, "needs a GPU").why(because.clone()),
-            None => check(State::Works, "cached data to the GPU, without a CPU copy once registered"),
+            Some(because) => check(CheckState::Missing, "needs a GPU").why(because.clone()),
+            None => check(CheckState::Works, "cached data to the GPU, without a CPU copy once registered"),
         }
     }
 

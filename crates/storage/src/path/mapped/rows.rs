@@ -3,7 +3,7 @@
 
 use super::copies::Copies;
 use super::file::Phase;
-use super::flights::{ended_early, Flights, Place};
+use super::flights::{ended_early, Flights, PieceState};
 use super::windows::Windows;
 use crate::path::buffers::parts_of_row;
 use forebay_io::clock;
@@ -110,7 +110,7 @@ impl Launches {
     fn fetch(&mut self, mut rows: Together, flights: &mut Flights, windows: &Windows, copies: &mut Copies) {
         let others = self.lay(&mut rows, windows);
         // What is ready after the look was registered in this generation.
-        let looked = windows.look();
+        let looked = windows.current_generation();
         let ready = |window: &u32| windows.window(*window).phase() == Phase::Ready;
         let generation = match looked {
             Ok(generation) if rows.held.iter().all(ready) => generation,
@@ -136,7 +136,7 @@ impl Launches {
             flights.end(rows.id, Ok(0), Via::Nothing, 0);
             return self.spare.push(rows);
         }
-        piece.place = Place::Fetching(generation);
+        piece.place = PieceState::Fetching(generation);
         let base = windows.address(0).as_ptr();
         let (row_bytes, to) = (rows.row_bytes, flights.mem_of(rows.id));
         copies.fetch(rows.id, Fetched { base, offsets: &rows.offsets, row_bytes, to }, windows);

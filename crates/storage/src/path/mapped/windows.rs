@@ -2,7 +2,7 @@
 //! another way.
 
 use super::file::{MappedFile, Phase, Window};
-use super::flights::{Piece, Place};
+use super::flights::{Piece, PieceState};
 use super::registry::{Registry, Wakeup};
 use super::turns::Turn;
 use crate::source::file::FileTarget;
@@ -19,7 +19,7 @@ const STREAK_MAX: u32 = 64;
 
 /// Way of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum WindowUse {
     /// Its window is held, and may be read.
     Copy,
     /// Its window is held, and is decided on later; the queue is woken then.
@@ -94,8 +94,8 @@ impl Windows {
     }
 
     /// Decides on a piece that is fresh or waiting. Unless it goes another way, it holds its window from now on.
-    pub(super) fn way_of(&mut self, piece: &mut Piece) -> Way {
-        if piece.place == Place::Waiting {
+    pub(super) fn way_of(&mut self, piece: &mut Piece) -> WindowUse {
+        if piece.place == PieceState::Waiting {
             return self.way_of_waiting(piece.window);
         }
         let window = self.file.window(piece.window);
@@ -110,42 +110,42 @@ impl Windows {
             }
         }
         if phase == Phase::Pending && (streams || piece.len >= WAITS_BYTES) {
-            piece.place = Place::Waiting;
+            piece.place = PieceState::Waiting;
             window.hold();
             // Asked again under the lock: should it have been decided on just now, no wake-up would ring.
             return match self.registry.ask(&self.file, piece.window, false, Some(&self.wakeup)) {
-                Phase::Pending => Way::Wait,
+                Phase::Pending => WindowUse::Wait,
                 _ => self.way_of_waiting(piece.window),
             };
         }
         match window.hold() {
-            Phase::Ready => Way::Copy,
+            Phase::Ready => WindowUse::Copy,
             _ => self.let_go(piece.window),
         }
     }
 
-    fn way_of_waiting(&self, window: u32) -> Way {
+    fn way_of_waiting(&self, window: u32) -> WindowUse {
         match self.file.window(window).phase() {
-            Phase::Ready => Way::Copy,
-            Phase::Pending => Way::Wait,
+            Phase::Ready => WindowUse::Copy,
+            Phase::Pending => WindowUse::Wait,
             _ => self.let_go(window),
         }
     }
 
-    fn let_go(&self, window: u32) -> Way {
+    fn let_go(&self, window: u32) -> WindowUse {
         self.file.window(window).release();
-        Way::Another
+        WindowUse::Another
     }
 
     /// Looks whether the file is what it was: the generation of its registrations.
-    pub(super) fn look(&self) -> Result<u64, Fault> {
-        self.registry.look(&self.file)
+    pub(super) fn current_generation(&self) -> Result<u64, Fault> {
+        self.registry.current_generation(&self.file)
     }
 
-    /// As `look`, where the file was found to be another before.
+    /// As `current_generation`, where the file was found to be another before.
     pub(super) fn look_again(&self) -> Result<(), Fault> {
         match self.file.is_lost() {
-            true => self.look().map(drop),
+            true => self.current_generation().map(drop),
             false => Ok(()),
         }
     }

@@ -83,9 +83,9 @@ impl Shares {
         free.qids.retain(|qid| *qid <= granted);
     }
 
-    /// A worker's share: its own by its number (`seat`) where all get as many and it is free, so that who pins threads
+    /// A worker's share: its own by its number (`worker`) where all get as many and it is free, so that who pins threads
     /// at both ends has the same ones meet in each run.
-    pub fn take(&self, seat: u32) -> Result<Vec<u16>, Error> {
+    pub fn take(&self, worker: u32) -> Result<Vec<u16>, Error> {
         let mut free = lock(&self.free);
         let more = usize::from(free.more > 0);
         let wanted = usize::from(free.each) + more;
@@ -97,7 +97,7 @@ impl Shares {
             ));
         }
         free.more -= more as u16;
-        let own = |qid: &u16| u32::from(qid - 1) / wanted as u32 == seat;
+        let own = |qid: &u16| u32::from(qid - 1) / wanted as u32 == worker;
         if more == 0 && free.qids.iter().filter(|qid| own(qid)).count() == wanted {
             let (mine, rest) = free.qids.drain(..).partition(own);
             free.qids = rest;
@@ -153,7 +153,7 @@ mod tests {
 
     fn taken(shares: &Shares, workers: u32) -> Vec<usize> {
         shares.among(workers);
-        let all: Vec<Vec<u16>> = (0..workers).map(|seat| shares.take(seat).unwrap()).collect();
+        let all: Vec<Vec<u16>> = (0..workers).map(|worker| shares.take(worker).unwrap()).collect();
         all.iter().for_each(|share| shares.give_back(share));
         all.iter().map(Vec::len).collect()
     }
@@ -180,7 +180,7 @@ mod tests {
         }
         own.keep(4);
         assert_eq!((own.workers_most(), taken(&own, 4)), (4, vec![1; 4]));
-        let all: Vec<_> = (0..4).map(|seat| own.take(seat).unwrap()).collect();
+        let all: Vec<_> = (0..4).map(|worker| own.take(worker).unwrap()).collect();
         let error = own.take(4).unwrap_err().to_string();
         assert!(all.len() == 4 && error.contains("all 4 I/O queues"), "{error}");
     }
@@ -189,7 +189,7 @@ mod tests {
     fn each_worker_has_its_own_queues_whichever_comes_first() {
         let asked = shares(Some(6), 3, 8);
         asked.among(3);
-        let later: Vec<_> = [2, 0, 1].map(|seat| asked.take(seat).unwrap()).into();
+        let later: Vec<_> = [2, 0, 1].map(|worker| asked.take(worker).unwrap()).into();
         assert_eq!(later, [vec![5, 6], vec![1, 2], vec![3, 4]]);
         later.iter().for_each(|share| asked.give_back(share));
         assert_eq!(asked.take(1).unwrap(), [3, 4], "also of those that were given back");
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(asked.take(1).unwrap().len(), 2, "what is free, where its own are taken");
         let uneven = shares(Some(5), 2, 8);
         uneven.among(2);
-        let mut all = [1, 0].map(|seat| uneven.take(seat).unwrap()).concat();
+        let mut all = [1, 0].map(|worker| uneven.take(worker).unwrap()).concat();
         all.sort_unstable();
         assert_eq!(all, [1, 2, 3, 4, 5]);
     }

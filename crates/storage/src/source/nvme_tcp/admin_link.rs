@@ -8,7 +8,7 @@ use forebay_io::auth;
 use forebay_nvme::auth::{Credentials, HostAuth, HostStep, Policy};
 use forebay_nvme::command::Cqe;
 use forebay_nvme::host::{Action, Care, Data, Event, Failure, FailureKind, Request, Session, Ticket};
-use forebay_nvme::transport::tcp::{host as tcp, host::HostEnd, Fatal, Outgoing, Place, Segment};
+use forebay_nvme::transport::tcp::{host as tcp, host::HostEnd, Fatal, Outgoing, PayloadPlace, Segment};
 use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -414,7 +414,7 @@ impl Link {
     }
 }
 
-fn payload(flights: &mut [Option<Flight>], place: Place) -> &mut [u8] {
+fn payload(flights: &mut [Option<Flight>], place: PayloadPlace) -> &mut [u8] {
     let flight = flights[usize::from(place.command.0)].as_mut().expect("a command in flight");
     &mut flight.data[place.offset as usize..(place.offset + place.len) as usize]
 }

@@ -1,7 +1,7 @@
 //! An admin queue's connection and the session that cares for its controller.
 
 use super::auth::{Progress, Proof, Unproven, NO_PROOF, NO_SECRET};
-use super::connection::{memory_of, Connection, Way};
+use super::connection::{memory_of, ConnectVia, Connection};
 use super::options::Address;
 use super::report::{Broken, Report, Unsent};
 use crate::source::nvme::{Cause, Stranger};
@@ -25,7 +25,7 @@ const DEPTH: u16 = 32;
 /// Whom to connect to, and how.
 pub(super) struct Peer<'a> {
     pub address: &'a Address,
-    pub way: Way<'a>,
+    pub way: ConnectVia<'a>,
     /// Longest time until a connection stands and is initialised.
     pub within: Duration,
     /// Returns true once nobody wants it any more.

@@ -21,17 +21,17 @@ pub const OVER_TLS: &str = " (over TLS: as happens where keys differ, or there i
 
 /// Way to the controller.
 #[derive(Clone, Copy)]
-pub(super) enum Way<'a> {
+pub(super) enum ConnectVia<'a> {
     Tcp(Option<&'a Tls>),
     /// The queue says its number while it connects.
     Rdma(&'a Arc<Domains>, u16),
 }
 
-impl Way<'_> {
+impl ConnectVia<'_> {
     /// A frequent cause of connections that come to nothing.
     pub(crate) fn hint(&self) -> &'static str {
         match self {
-            Way::Tcp(Some(_)) => OVER_TLS,
+            ConnectVia::Tcp(Some(_)) => OVER_TLS,
             _ => "",
         }
     }
@@ -48,12 +48,14 @@ impl Connection {
         options: Options,
         token: u32,
         index: u32,
-        way: Way,
+        way: ConnectVia,
         reactor: &mut Reactor,
     ) -> io::Result<Connection> {
         Ok(match way {
-            Way::Tcp(tls) => Connection::Tcp(Box::new(Tcp::open(to, options, token, index, tls, reactor)?)),
-            Way::Rdma(domains, qid) => Connection::Rdma(Box::new(Rdma::open(
+            ConnectVia::Tcp(tls) => {
+                Connection::Tcp(Box::new(Tcp::open(to, options, token, index, tls, reactor)?))
+            }
+            ConnectVia::Rdma(domains, qid) => Connection::Rdma(Box::new(Rdma::open(
                 to,
                 qid,
                 options.depth,

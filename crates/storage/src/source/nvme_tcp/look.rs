@@ -1,7 +1,7 @@
 //! A look at a controller over RDMA: an admin queue with no I/O queues beside it, and away again.
 
 use super::association::{self, Association, Ended, Peer};
-use super::connection::Way;
+use super::connection::ConnectVia;
 use super::{auth, next, Options};
 use crate::source::nvme::Cause;
 use forebay_io::clock;
@@ -39,7 +39,8 @@ pub fn look<S: Care>(
         error(name.clone(), ended.why, next(options, host_nqn, ended.cause))
     };
     let until = clock::now() + within;
-    let peer = Peer { address: &options.addresses[0], way: Way::Rdma(&domains, 0), within, stops: &|| false };
+    let peer =
+        Peer { address: &options.addresses[0], way: ConnectVia::Rdma(&domains, 0), within, stops: &|| false };
     let mut association =
         Association::open(&peer, false, false, credentials, association::reactor()?, session)
             .map_err(failed)?;

@@ -36,10 +36,10 @@ use super::nvme::{
 use super::plan::{Look, Open, Source, SourcePlan, Uri};
 use super::uri::{decode, encode, query_once, Text};
 use super::{MadeOf, MemoryRegistration, OpenSource, QueueNeeds};
-use connection::Way;
+use connection::ConnectVia;
 use forebay_io::arena::Arena;
 use forebay_io::gpu::cuda::DeviceMemory;
-use forebay_io::machine::finding::{Check, State as Found};
+use forebay_io::machine::finding::{Check, CheckState};
 use forebay_io::machine::nvme_host as identity;
 use forebay_io::queue::Queue;
 use forebay_io::rdma::{Domains, Lent};
@@ -48,7 +48,7 @@ use forebay_model::record::FabricRan;
 use forebay_model::Error;
 use forebay_nvme::auth::Credentials;
 use forebay_nvme::nqn;
-use path::{Path, State};
+use path::{Path, PathState};
 use serde_json::json;
 use std::any::Any;
 use std::fmt;
@@ -183,7 +183,7 @@ impl Source for Options {
             self.addresses[0],
             self.base()
         );
-        vec![Check::of_source("nvme_rdma", self, "NVMe/RDMA target", Found::Unknown, found)]
+        vec![Check::of_source("nvme_rdma", self, "NVMe/RDMA target", CheckState::Unknown, found)]
     }
 
     fn examine(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {
@@ -364,9 +364,9 @@ impl Path {
     fn report(&self) -> PathReport {
         let state = self.state();
         let (why, ana) = match &state {
-            State::Connecting(why) => (why.clone(), None),
-            State::Live(live) => (None, live.ana().map(|a| a.name())),
-            State::Lost(why) => (Some(why.clone()), None),
+            PathState::Connecting(why) => (why.clone(), None),
+            PathState::Live(live) => (None, live.ana().map(|a| a.name())),
+            PathState::Lost(why) => (Some(why.clone()), None),
         };
         let reconnects = self.connects.load(Ordering::Relaxed).saturating_sub(1);
         let address = self.address.to_string();
@@ -377,10 +377,10 @@ impl Path {
 
 impl Shared {
     /// Returns the way to a queue of a controller: 0 is the admin queue.
-    fn way(&self, qid: u16) -> Way<'_> {
+    fn way(&self, qid: u16) -> ConnectVia<'_> {
         match &self.domains {
-            Some(domains) => Way::Rdma(domains, qid),
-            None => Way::Tcp(self.tls.as_deref()),
+            Some(domains) => ConnectVia::Rdma(domains, qid),
+            None => ConnectVia::Tcp(self.tls.as_deref()),
         }
     }
 

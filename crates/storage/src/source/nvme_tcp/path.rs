@@ -41,7 +41,7 @@ impl Live {
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum State {
+pub(super) enum PathState {
     /// Why the last attempt failed, where there was one.
     Connecting(Option<String>),
     Live(Arc<Live>),
@@ -49,18 +49,18 @@ pub(super) enum State {
     Lost(String),
 }
 
-impl State {
+impl PathState {
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            State::Connecting(_) => "connecting",
-            State::Live(_) => "live",
-            State::Lost(_) => "lost",
+            PathState::Connecting(_) => "connecting",
+            PathState::Live(_) => "live",
+            PathState::Lost(_) => "lost",
         }
     }
 }
 
 struct Inner {
-    state: State,
+    state: PathState,
     /// Cause of the last end of an association.
     cause: Cause,
     /// A worker saw the association of this number fail.
@@ -88,7 +88,7 @@ pub(super) struct Path {
 
 impl Path {
     pub(crate) fn new(address: Address) -> Path {
-        let state = State::Connecting(None);
+        let state = PathState::Connecting(None);
         let inner =
             Inner { state, cause: Cause::Other, trouble: None, aborts: Vec::new(), waker: None, stop: false };
         Path {
@@ -111,23 +111,25 @@ impl Path {
         self.generation.load(Ordering::Acquire)
     }
 
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> PathState {
         self.lock().state.clone()
     }
 
     pub(crate) fn standing(&self) -> Standing {
         let inner = self.lock();
         match &inner.state {
-            State::Live(live) => Standing::Up(live.connects.len() as u16),
-            State::Connecting(Some(why)) | State::Lost(why) => Standing::Failed(why.clone(), inner.cause),
-            State::Connecting(None) => Standing::Trying,
+            PathState::Live(live) => Standing::Up(live.connects.len() as u16),
+            PathState::Connecting(Some(why)) | PathState::Lost(why) => {
+                Standing::Failed(why.clone(), inner.cause)
+            }
+            PathState::Connecting(None) => Standing::Trying,
         }
     }
 
     /// From a worker: association `number` doesn't work any more. The path is connected anew.
     pub(crate) fn trouble(&self, number: u64, why: &str) {
         let mut inner = self.lock();
-        if matches!(&inner.state, State::Live(live) if live.number == number) && inner.trouble.is_none() {
+        if matches!(&inner.state, PathState::Live(live) if live.number == number) && inner.trouble.is_none() {
             inner.trouble = Some((number, why.into()));
             inner.waker.iter().for_each(|w| w.wake());
         }
@@ -151,7 +153,7 @@ impl Path {
         self.lock().stop
     }
 
-    fn change(&self, shared: &Shared, state: State) {
+    fn change(&self, shared: &Shared, state: PathState) {
         self.lock().state = state;
         self.generation.fetch_add(1, Ordering::Release);
         shared.changed();
@@ -191,10 +193,10 @@ pub(super) fn care(shared: &Shared, index: usize) {
         // Somebody who opens it wants to know at once.
         if ended.for_good || too_late {
             let late = if too_late { "; ctrl_loss_tmo has passed" } else { "" };
-            path.change(shared, State::Lost(format!("{}{late}", ended.why)));
+            path.change(shared, PathState::Lost(format!("{}{late}", ended.why)));
             return;
         }
-        path.change(shared, State::Connecting(Some(ended.why)));
+        path.change(shared, PathState::Connecting(Some(ended.why)));
         path.pause(attempts.wait(longest));
     }
 }
@@ -207,8 +209,8 @@ fn associate(shared: &Shared, path: &Path, index: usize) -> (Ended, Option<Episo
             up.look();
             path.lock().waker = None;
             // Queues close theirs before the controller's memory of them goes.
-            if matches!(path.state(), State::Live(_)) {
-                path.change(shared, State::Connecting(Some(ended.why.clone())));
+            if matches!(path.state(), PathState::Live(_)) {
+                path.change(shared, PathState::Connecting(Some(ended.why.clone())));
             }
             up.association.close();
             (ended, up.episode)
@@ -304,7 +306,7 @@ impl<'a> Up<'a> {
                     .host
                     .notes
                     .note(format!("{}: {what}, controller {}", self.path.address, live.controller.cntlid));
-                self.path.change(self.shared, State::Live(Arc::new(live)));
+                self.path.change(self.shared, PathState::Live(Arc::new(live)));
             }
             Event::Changed(_) | Event::Gone(_) | Event::Ana => {
                 let live = self.live()?;
@@ -317,7 +319,7 @@ impl<'a> Up<'a> {
                 } else {
                     self.shared.host.notes.note(format!("{}: the namespace is gone", self.path.address));
                 }
-                self.path.change(self.shared, State::Live(Arc::new(live)));
+                self.path.change(self.shared, PathState::Live(Arc::new(live)));
             }
             Event::Warning(result) => {
                 self.shared

@@ -3,7 +3,7 @@
 mod late;
 
 use super::options::{Policy, Transport};
-use super::path::{Live, Path, State};
+use super::path::{Live, Path, PathState};
 use super::queue_pair::{Finished, QueuePair};
 use super::report::Unsent;
 use super::Remote;
@@ -70,9 +70,9 @@ impl View {
         }
         if generation != self.generation || self.live.is_none() && self.lost.is_none() {
             (self.live, self.lost) = match path.state() {
-                State::Live(live) => (Some(live), None),
-                State::Lost(why) => (None, Some(why)),
-                State::Connecting(_) => (None, None),
+                PathState::Live(live) => (Some(live), None),
+                PathState::Lost(why) => (None, Some(why)),
+                PathState::Connecting(_) => (None, None),
             };
             (self.generation, self.rests_until) = (generation, None);
         }
@@ -129,7 +129,7 @@ impl NvmeTcpQueue {
             Some(spin) => reactor.spin(spin),
             None => reactor.poll_where_it_pays(),
         }
-        let share = remote.shared.host.shares.take(needs.seat)?;
+        let share = remote.shared.host.shares.take(needs.worker)?;
         let paths = 0..remote.shared.paths.len();
         // One of each path, then the next of each: neighbours are on different paths.
         let pairs: Vec<QueuePair> = share

@@ -7,7 +7,7 @@ use forebay_io::reactor::{Completion, Reactor};
 use forebay_io::stream::{self, Received, Stream};
 use forebay_nvme::command::Sqe;
 use forebay_nvme::transport::tcp::host::{Busy, Data, Event, HostEnd, Options};
-use forebay_nvme::transport::tcp::{Fatal, FatalStatus, Handle, Place};
+use forebay_nvme::transport::tcp::{Fatal, FatalStatus, Handle, PayloadPlace};
 use std::io;
 use std::net::SocketAddr;
 
@@ -205,7 +205,7 @@ impl Tcp {
     }
 }
 
-fn at(lent: &[Lent], place: Place) -> Mem {
+fn at(lent: &[Lent], place: PayloadPlace) -> Mem {
     lent[usize::from(place.command.0)].mem.after(place.offset as usize)
 }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
-pub(super) enum State {
+pub(super) enum DriveState {
     /// Why it isn't there, where it was tried or was there. `clean`: the device that was there touches memory no more.
     Connecting {
         why: Option<String>,
@@ -31,30 +31,30 @@ pub(super) enum State {
     },
 }
 
-impl State {
+impl DriveState {
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            State::Connecting { .. } => "connecting",
-            State::Live(_) => "live",
-            State::Lost { .. } => "lost",
+            DriveState::Connecting { .. } => "connecting",
+            DriveState::Live(_) => "live",
+            DriveState::Lost { .. } => "lost",
         }
     }
 
     pub(crate) fn standing(&self, cause: Cause) -> Standing {
         match self {
-            State::Live(live) => Standing::Up(live.queues),
-            State::Connecting { why: Some(why), .. } | State::Lost { why, .. } => {
+            DriveState::Live(live) => Standing::Up(live.queues),
+            DriveState::Connecting { why: Some(why), .. } | DriveState::Lost { why, .. } => {
                 Standing::Failed(why.clone(), cause)
             }
-            State::Connecting { why: None, .. } => Standing::Trying,
+            DriveState::Connecting { why: None, .. } => Standing::Trying,
         }
     }
 
     pub(crate) fn why(&self) -> Option<&str> {
         match self {
-            State::Connecting { why, .. } => why.as_deref(),
-            State::Live(_) => None,
-            State::Lost { why, .. } => Some(why),
+            DriveState::Connecting { why, .. } => why.as_deref(),
+            DriveState::Live(_) => None,
+            DriveState::Lost { why, .. } => Some(why),
         }
     }
 }
@@ -74,13 +74,14 @@ pub(super) fn care(shared: &Shared) {
         if ended.for_good || too_late {
             let late = if too_late && !ended.for_good { "; ctrl_loss_tmo has passed" } else { "" };
             shared.host.notes.note(ended.why.clone());
-            return shared.change(State::Lost { why: format!("{}{late}", ended.why), clean: ended.clean });
+            return shared
+                .change(DriveState::Lost { why: format!("{}{late}", ended.why), clean: ended.clean });
         }
         // The same again and again would push what matters out of the notes.
         if attempts.failures() < 2 {
             shared.host.notes.note(ended.why.clone());
         }
-        shared.change(State::Connecting { why: Some(ended.why), clean: ended.clean });
+        shared.change(DriveState::Connecting { why: Some(ended.why), clean: ended.clean });
         shared.pause(attempts.wait(longest));
     }
 }
@@ -198,7 +199,7 @@ impl Up<'_> {
             .host
             .notes
             .note(format!("{what}, controller {}, {} I/O queues", live.controller.cntlid, live.queues));
-        self.shared.change(State::Live(Arc::new(live)));
+        self.shared.change(DriveState::Live(Arc::new(live)));
         Ok(())
     }
 

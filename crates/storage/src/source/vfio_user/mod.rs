@@ -33,10 +33,10 @@ use super::nvme::{
 use super::plan::{Look, Open, Source, SourcePlan, Uri};
 use super::uri::{decode, query_once, Text};
 use super::{MadeOf, MemoryRegistration, OpenSource, QueueNeeds};
-use care::State;
+use care::DriveState;
 use forebay_io::arena::Arena;
 use forebay_io::clock;
-use forebay_io::machine::finding::{Area, Check, State as Found};
+use forebay_io::machine::finding::{Area, Check, CheckState};
 use forebay_io::queue::Queue;
 use forebay_io::reactor::Reactor;
 use forebay_model::record::FabricRan;
@@ -77,7 +77,7 @@ struct Live {
 }
 
 struct Inner {
-    state: State,
+    state: DriveState,
     /// A worker saw the connection of this number fail.
     trouble: Option<(u64, String)>,
     /// Commands to abort: connection, queue, identifier.
@@ -259,7 +259,7 @@ impl Drive {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags)
             .map_err(|e| Error::machine(host.name.clone(), e.to_string(), "ulimit -n; ulimit -u"))?;
-        let state = State::Connecting { why: None, clean: true };
+        let state = DriveState::Connecting { why: None, clean: true };
         let shared = Arc::new(Shared {
             options: options.clone(),
             inner: Mutex::new(Inner {
@@ -376,19 +376,19 @@ impl Drop for Mapping {
 }
 
 impl Shared {
-    fn state(&self) -> State {
+    fn state(&self) -> DriveState {
         lock(&self.inner).state.clone()
     }
 
     fn is_live(&self) -> bool {
-        matches!(lock(&self.inner).state, State::Live(_))
+        matches!(lock(&self.inner).state, DriveState::Live(_))
     }
 
     fn stops(&self) -> bool {
         lock(&self.inner).stop
     }
 
-    fn change(&self, state: State) {
+    fn change(&self, state: DriveState) {
         lock(&self.inner).state = state;
         self.generation.fetch_add(1, Ordering::Release);
         self.tell();
@@ -429,7 +429,8 @@ impl Shared {
     /// From a worker: connection `number` doesn't work any more. The drive is connected to anew.
     fn trouble(&self, number: u64, why: &str) {
         let mut inner = lock(&self.inner);
-        if matches!(&inner.state, State::Live(live) if live.number == number) && inner.trouble.is_none() {
+        if matches!(&inner.state, DriveState::Live(live) if live.number == number) && inner.trouble.is_none()
+        {
             inner.trouble = Some((number, why.into()));
             drop(inner);
             self.wake();
@@ -491,11 +492,11 @@ fn about_socket(socket: &std::path::Path) -> Check {
     };
     let shown = socket.display();
     match std::fs::metadata(socket) {
-        Ok(stat) if stat.file_type().is_socket() => check(Found::Works, format!("{shown} is a socket")),
-        Ok(_) => check(Found::Missing, format!("{shown} isn't a socket"))
+        Ok(stat) if stat.file_type().is_socket() => check(CheckState::Works, format!("{shown} is a socket")),
+        Ok(_) => check(CheckState::Missing, format!("{shown} isn't a socket"))
             .why("an emulated drive listens on a UNIX socket")
             .next(format!("ls -l {shown}")),
-        Err(error) => check(Found::Missing, format!("{shown}: {error}"))
+        Err(error) => check(CheckState::Missing, format!("{shown}: {error}"))
             .why("the program that emulates the drive isn't running, or listens elsewhere")
             .next("start it first; then name the socket that it makes"),
     }

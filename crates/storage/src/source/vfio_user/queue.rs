@@ -1,6 +1,6 @@
 //! A worker's queue over its share of a drive's I/O queues.
 
-use super::care::State;
+use super::care::DriveState;
 use super::maps::{covers, Span};
 use super::queue_pair::{Payload, QueuePair};
 use super::stage::Stage;
@@ -70,7 +70,7 @@ impl VfioUserQueue {
         let waker = reactor.waker()?;
         let spin = drive.options().spin;
         reactor.spin(spin);
-        let share = drive.shared.host.shares.take(needs.seat)?;
+        let share = drive.shared.host.shares.take(needs.worker)?;
         let nsid = drive.options().nsid;
         let mut queue = VfioUserQueue {
             work: Work::new(&drive.shared.host.identity, nsid, needs.depth, 4, Via::Direct),
@@ -142,15 +142,15 @@ impl VfioUserQueue {
         self.generation = self.drive.shared.generation.load(Ordering::Acquire);
         let state = self.drive.shared.state();
         let (live, clean) = match &state {
-            State::Live(live) => (Some(live.clone()), true),
-            State::Connecting { clean, .. } | State::Lost { clean, .. } => (None, *clean),
+            DriveState::Live(live) => (Some(live.clone()), true),
+            DriveState::Connecting { clean, .. } | DriveState::Lost { clean, .. } => (None, *clean),
         };
         let number = |live: &Option<Arc<Live>>| live.as_ref().map(|l| l.number);
         if number(&live) == number(&self.live) && live.is_some() {
             return;
         }
         self.lost = match &state {
-            State::Lost { why, .. } => Some(why.clone()),
+            DriveState::Lost { why, .. } => Some(why.clone()),
             _ => None,
         };
         self.close_pairs(clean, reactor, done);

@@ -2,7 +2,7 @@
 //! rate or to a modelled drive. It knows files and bytes, and nothing of what they hold.
 
 use super::super::dataset::place_of;
-use super::super::held::Held;
+use super::super::direct_file::DirectFile;
 use super::super::reading::{Opened, BLOCK};
 use super::super::run_state::ResourceFacts;
 use super::super::supply::Delays;
@@ -177,7 +177,7 @@ impl Reads {
     /// A queue of its own for a stream whose file goes directly to GPU number `turn`; None: it goes through the slots.
     pub(super) fn add_direct_queue(
         &mut self,
-        held: Option<&Held>,
+        held: Option<&DirectFile>,
         turn: usize,
     ) -> Result<Option<u32>, Error> {
         let (Some(direct_queues), Some(held)) = (&self.direct_queues, held) else { return Ok(None) };
@@ -246,7 +246,7 @@ impl Reads {
         let mut any = self.client.has_done();
         let mut done = self.client.take_done();
         for done in done.drain(..) {
-            if let Some(over) = self.client.settle(done) {
+            if let Some(over) = self.client.complete(done) {
                 self.arrive(over);
             }
         }
@@ -399,7 +399,7 @@ fn slots(
     reactor: &mut Reactor,
 ) -> Result<(Slots, Vec<MemoryRegistration>), Error> {
     let target = shared.data.target();
-    let bytes = match path::of(shared.route.path).pins() {
+    let bytes = match path::by_kind(shared.route.path).pins() {
         true => shared.io_mode.io_bytes as usize + 2 * BLOCK as usize,
         // Nothing goes through them.
         false => BLOCK as usize,

@@ -30,7 +30,7 @@ pub(crate) struct DataSet {
     pub name: String,
     pub dims: Vec<u64>,
     pub item_bytes: u64,
-    pub place: Place,
+    pub place: DataLayout,
     /// Chunks that end in a Fletcher-32 sum of the bytes before it.
     pub summed: Vec<SummedChunk>,
     /// The bytes of a message that says what an item is.
@@ -53,7 +53,7 @@ pub(crate) struct SummedChunk {
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) enum Place {
+pub(crate) enum DataLayout {
     /// In the object's header.
     #[default]
     Header,
@@ -330,7 +330,9 @@ impl Walk {
                 self.object.set.item = body[..body.len().min(ITEM_BYTES_MAX)].to_vec();
             }
             // Such a data set's layout names no place; whichever of both messages comes first.
-            0x07 => self.object.set.place = Place::Absent("its data is in other files (external storage)"),
+            0x07 => {
+                self.object.set.place = DataLayout::Absent("its data is in other files (external storage)")
+            }
             0x08 => self.layout(body)?,
             0x0B => {
                 self.object.is_packed = true;
@@ -371,9 +373,9 @@ impl Walk {
                 let (at, bytes) = (u64_at(rest, 0), u64_at(rest, 8));
                 let place = &mut self.object.set.place;
                 match place {
-                    Place::Absent(_) => {}
-                    _ if at != UNDEFINED => *place = Place::Contiguous { at, bytes },
-                    _ => *place = Place::Absent("nothing was ever written to it"),
+                    DataLayout::Absent(_) => {}
+                    _ if at != UNDEFINED => *place = DataLayout::Contiguous { at, bytes },
+                    _ => *place = DataLayout::Absent("nothing was ever written to it"),
                 }
                 Ok(())
             }
@@ -400,7 +402,7 @@ impl Walk {
                 Ok(())
             }
             [4 | 5, 3, ..] => {
-                self.object.set.place = Place::Absent("its data is in other data sets (a virtual one)");
+                self.object.set.place = DataLayout::Absent("its data is in other data sets (a virtual one)");
                 Ok(())
             }
             _ => Err(bad()),
@@ -427,7 +429,8 @@ impl Walk {
         let wanted = chunks_of(&set.dims, chunk_dims).filter(|chunks| *chunks <= most);
         let Some(wanted) = wanted else { return Err("it has more chunks than can be".into()) };
         let rows = set.dims[0].div_ceil(chunk_dims[0]);
-        set.place = Place::Chunked { rows_each: chunk_dims[0], ends: vec![0; rows.min(wanted) as usize] };
+        set.place =
+            DataLayout::Chunked { rows_each: chunk_dims[0], ends: vec![0; rows.min(wanted) as usize] };
         set.rows_a_chunk = (chunk_dims[1..] == set.dims[1..]).then_some(chunk_dims[0]);
         if wanted == 0 {
             return Ok(());
@@ -589,7 +592,7 @@ impl Walk {
         if fits && self.lists && set.rows_a_chunk.is_some() {
             set.chunks.push((offsets[0], at));
         }
-        let Place::Chunked { ends, .. } = &mut set.place else { return Ok(()) };
+        let DataLayout::Chunked { ends, .. } = &mut set.place else { return Ok(()) };
         match ends.get_mut(row).filter(|_| fits) {
             Some(last) => *last = end.max(*last),
             None => return Err((at, "a chunk lies outside of its data set".into())),
@@ -621,13 +624,13 @@ impl Walk {
     fn whole(&self, set: &DataSet, chunks: u64, chunk_dims: &[u64]) -> Result<(), Odd> {
         let name = &set.name;
         match &set.place {
-            Place::Header => Ok(()),
+            DataLayout::Header => Ok(()),
             // Others than the samples are none of a run's business.
-            Place::Absent(why) if name == super::SAMPLES && !set.dims.contains(&0) => {
+            DataLayout::Absent(why) if name == super::SAMPLES && !set.dims.contains(&0) => {
                 Err((0, format!("'{name}' of {:?} isn't in this file: {why}", set.dims)))
             }
-            Place::Absent(_) => Ok(()),
-            Place::Contiguous { at, bytes } => {
+            DataLayout::Absent(_) => Ok(()),
+            DataLayout::Contiguous { at, bytes } => {
                 let wanted = set.dims.iter().try_fold(set.item_bytes, |all, side| all.checked_mul(*side));
                 let ends = at.checked_add(*bytes).filter(|end| *end <= self.file_bytes);
                 if wanted != Some(*bytes) || ends.is_none() {
@@ -638,7 +641,7 @@ impl Walk {
                 }
                 Ok(())
             }
-            Place::Chunked { .. } => match chunks_of(&set.dims, chunk_dims) {
+            DataLayout::Chunked { .. } => match chunks_of(&set.dims, chunk_dims) {
                 Some(wanted) if wanted == chunks => Ok(()),
                 wanted => Err((0, format!("'{name}' has {chunks} chunks of {}", wanted.unwrap_or(0)))),
             },

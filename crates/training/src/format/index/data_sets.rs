@@ -2,7 +2,7 @@
 
 use super::ReadAt;
 use crate::format::bounded::{u16_at, u32_at};
-use crate::format::hdf5::walk::{self, Place, Walk};
+use crate::format::hdf5::walk::{self, DataLayout, Walk};
 use crate::format::Damage;
 
 /// Filters by their identifiers, as The HDF Group registers them.
@@ -79,8 +79,8 @@ fn plain(set: &walk::DataSet) -> Result<DataSet, Damage> {
     }
     let runs = match &set.place {
         _ if rows == 0 => Vec::new(),
-        Place::Contiguous { at, .. } => vec![(rows, *at)],
-        Place::Chunked { .. } => {
+        DataLayout::Contiguous { at, .. } => vec![(rows, *at)],
+        DataLayout::Chunked { .. } => {
             let Some(each) = set.rows_a_chunk else {
                 return Err(wrong(0, "has chunks that split its rows"));
             };
@@ -92,8 +92,8 @@ fn plain(set: &walk::DataSet) -> Result<DataSet, Damage> {
             }
             chunks.iter().map(|(row, at)| (each.min(rows - row), *at)).collect()
         }
-        Place::Header => return Err(wrong(0, "lies in its own header (compact)")),
-        Place::Absent(why) => return Err(wrong(0, &format!("isn't in this file: {why}"))),
+        DataLayout::Header => return Err(wrong(0, "lies in its own header (compact)")),
+        DataLayout::Absent(why) => return Err(wrong(0, &format!("isn't in this file: {why}"))),
     };
     Ok(DataSet { name: set.name.clone(), dims: set.dims.clone(), item, row_bytes, runs })
 }

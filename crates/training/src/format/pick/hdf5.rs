@@ -3,7 +3,7 @@
 
 use super::{Index, PickSpec, Picker, Piece, Pieces, Wanted};
 use crate::format::fletcher::Fletcher32;
-use crate::format::hdf5::walk::{Place, SummedChunk, Walk};
+use crate::format::hdf5::walk::{DataLayout, SummedChunk, Walk};
 use crate::format::hdf5::{samples_of, superblock, FRONT_BYTES};
 use crate::format::Damage;
 
@@ -72,8 +72,10 @@ impl Tree {
         let set = samples_of(walk, self.samples_per_file).map_err(|what| Damage::new(0, 0, what))?;
         let bytes = set.dims[1..].iter().try_fold(set.item_bytes, |all, side| all.checked_mul(*side));
         self.samples = match (&set.place, bytes) {
-            (Place::Contiguous { at, .. }, Some(bytes)) => Samples::Each { at: *at, bytes },
-            (Place::Chunked { rows_each, ends }, _) => Samples::Rows { each: *rows_each, ends: ends.clone() },
+            (DataLayout::Contiguous { at, .. }, Some(bytes)) => Samples::Each { at: *at, bytes },
+            (DataLayout::Chunked { rows_each, ends }, _) => {
+                Samples::Rows { each: *rows_each, ends: ends.clone() }
+            }
             _ => Samples::Unknown,
         };
         if let Samples::Rows { ends, .. } = &mut self.samples {

@@ -176,7 +176,7 @@ impl Shared {
         from: u64,
         len: u64,
     ) -> Result<(Box<dyn Pin>, u64), Refusal> {
-        let before = self.look(file).map_err(|_| Refusal::Changed)?;
+        let before = self.current_generation(file).map_err(|_| Refusal::Changed)?;
         let mapping = file.mapping().map_err(|why| Refusal::Refused(why.to_string(), false))?;
         let began = clock::now();
         let pin = self
@@ -185,7 +185,7 @@ impl Shared {
             .map_err(|why| Refusal::Refused(why.to_string(), why.is_out_of_memory()));
         let took = began.elapsed();
         // A range that was cut off meanwhile is refused too, and that is no fault of the system's.
-        let after = self.look(file).map_err(|_| Refusal::Changed)?;
+        let after = self.current_generation(file).map_err(|_| Refusal::Changed)?;
         let pin = pin?;
         if after != before {
             return Err(Refusal::Changed);

@@ -229,14 +229,14 @@ fn a_changed_file_loses_its_registrations_and_says_so_once() {
     for w in 0..4 {
         assert_eq!(bench.settle(&file, w, false), Phase::Ready);
     }
-    let before = bench.registry().look(&file).unwrap();
+    let before = bench.registry().current_generation(&file).unwrap();
     write_to(&bench.path).write_all_at(b"new", 5).unwrap();
-    let fault = bench.registry().look(&file).unwrap_err();
+    let fault = bench.registry().current_generation(&file).unwrap_err();
     assert_eq!(fault.errno, libc::ESTALE);
     assert!(fault.to_string().contains("it was written to"), "{fault}");
     assert!((0..4).all(|w| file.window(w).phase() != Phase::Ready));
     // Its size and place are the same, so it is read again, under another generation.
-    assert!(bench.registry().look(&file).unwrap() > before);
+    assert!(bench.registry().current_generation(&file).unwrap() > before);
     bench.until("old registrations go", || bench.pinned() == 0);
     assert_eq!(bench.settle(&file, 2, false), Phase::Ready);
     assert_eq!(bench.registry().report().stale, 1);
@@ -262,7 +262,7 @@ fn a_truncated_replaced_or_deleted_file_is_lost_until_it_is_whole_again() {
         assert_eq!(bench.settle(&file, 0, false), Phase::Ready);
         act(&bench.path);
         for _ in 0..2 {
-            let fault = bench.registry().look(&file).unwrap_err();
+            let fault = bench.registry().current_generation(&file).unwrap_err();
             assert!(fault.errno == libc::ESTALE && fault.to_string().contains(words), "{fault}");
         }
         assert!(file.is_lost());
@@ -272,9 +272,9 @@ fn a_truncated_replaced_or_deleted_file_is_lost_until_it_is_whole_again() {
     let bench = Bench::new(4, 64, Books::default());
     let file = bench.open();
     truncate(&bench.path);
-    bench.registry().look(&file).unwrap_err();
+    bench.registry().current_generation(&file).unwrap_err();
     write_to(&bench.path).set_len(4 * WINDOW).unwrap();
-    bench.registry().look(&file).unwrap();
+    bench.registry().current_generation(&file).unwrap();
     assert!(!file.is_lost());
 }
 

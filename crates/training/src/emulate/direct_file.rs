@@ -5,20 +5,20 @@ use forebay_storage::source::file::FileTarget;
 use std::sync::Arc;
 
 /// A file that the means know, as long as anybody has this.
-pub(crate) struct Held {
+pub(crate) struct DirectFile {
     pub target: FileTarget,
     means: Arc<dyn Means>,
 }
 
-impl Drop for Held {
+impl Drop for DirectFile {
     fn drop(&mut self) {
         self.means.forget(&self.target);
     }
 }
 
-impl Held {
+impl DirectFile {
     /// The means know it already.
-    pub(crate) fn new(target: FileTarget, means: Arc<dyn Means>) -> Held {
-        Held { target, means }
+    pub(crate) fn new(target: FileTarget, means: Arc<dyn Means>) -> DirectFile {
+        DirectFile { target, means }
     }
 }

@@ -31,7 +31,7 @@ struct Logged {
     answered: bool,
 }
 
-pub(super) struct Held {
+pub(super) struct HeldDrive {
     pub name: String,
     listener: Listener,
     session: Option<Session>,
@@ -44,9 +44,9 @@ pub(super) struct Held {
     awaited: Option<u64>,
 }
 
-impl Held {
-    pub(super) fn new(name: String, listener: OwnedFd, link: OwnedFd) -> Result<Held, Error> {
-        Ok(Held {
+impl HeldDrive {
+    pub(super) fn new(name: String, listener: OwnedFd, link: OwnedFd) -> Result<HeldDrive, Error> {
+        Ok(HeldDrive {
             name,
             listener: Listener::adopt(listener),
             session: None,
@@ -277,11 +277,11 @@ mod tests {
         }
     }
 
-    fn drive(path: &Path) -> (Held, Served) {
+    fn drive(path: &Path) -> (HeldDrive, Served) {
         let listener = Listener::bind(path).unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
         let fd = std::os::fd::AsFd::as_fd(&listener).try_clone_to_owned().unwrap();
-        let mut held = Held::new("one".into(), fd, ours.into()).unwrap();
+        let mut held = HeldDrive::new("one".into(), fd, ours.into()).unwrap();
         // Its path stays.
         std::mem::forget(listener);
         let mut served = Served(Line::new(theirs, PATIENCE).unwrap());
@@ -292,7 +292,7 @@ mod tests {
 
     /// Turns until what was closed is seen to be: a process that another test starts holds copies of our descriptors until
     /// it executes its program.
-    fn turn_until(held: &mut Held, seen: impl Fn(&Held) -> bool) {
+    fn turn_until(held: &mut HeldDrive, seen: impl Fn(&HeldDrive) -> bool) {
         let started = Instant::now();
         while !seen(held) {
             assert!(held.turn() && started.elapsed() < PATIENCE);
@@ -301,8 +301,8 @@ mod tests {
     }
 
     /// The next gateway, and what it is told of the last note.
-    fn next(held: &mut Held) -> (Served, String) {
-        turn_until(held, Held::is_alone);
+    fn next(held: &mut HeldDrive) -> (Served, String) {
+        turn_until(held, HeldDrive::is_alone);
         let (text, mut fds) = held.give().unwrap().unwrap();
         let line = Line::new(UnixStream::from(fds.remove(0)), PATIENCE).unwrap();
         (Served(line), String::from_utf8(text).unwrap())
