@@ -107,7 +107,7 @@ test-long: | $(MADE)/ready ## The tests of many processes: several hosts, kills 
 	@.ci/prepare test
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	$(PYTEST) -n $(TEST_WORKERS) -m "long or (hypothesis and not soak and not ml)" $(ARGS)
-	cargo test $(MOVING) --test contract --test faults --test gpu --quiet -- --include-ignored
+	cargo test $(MOVING) -p forebay-nvme --test contract --test faults --test gpu --test pcie --quiet -- --include-ignored
 	@.ci/last passed $@
 
 test-vm: | $(MADE)/ready ## The tests with real Linux kernels, in guests of QEMU

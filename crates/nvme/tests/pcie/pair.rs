@@ -256,6 +256,12 @@ impl Pair {
     }
 }
 
+/// The first of the cases; all of them with `FOREBAY_TEST_ALL`, as `make test-long` and `make soak` set it.
+fn tried<T: Copy>(cases: &[T]) -> Vec<T> {
+    let all = std::env::var_os("FOREBAY_TEST_ALL").is_some();
+    cases[..if all { cases.len() } else { 1 }].to_vec()
+}
+
 fn settings(shadow_doorbells: bool) -> Settings {
     Settings { shadow_doorbells, ..Settings::default() }
 }
@@ -284,7 +290,7 @@ fn what_is_written_is_read_again() {
 // promise: SNP-7
 #[test]
 fn a_function_that_changes_its_process_goes_on() {
-    for (seed, shadow, sgl) in [(41, false, false), (42, true, false), (43, true, true)] {
+    for (seed, shadow, sgl) in tried(&[(43, true, true), (42, true, false), (41, false, false)]) {
         let mut pair = Pair::new(settings(shadow), sgl, seed);
         pair.world.moving = 2;
         pair.bring_up();
@@ -302,7 +308,7 @@ fn a_function_that_changes_its_process_goes_on() {
 // promise: SNP-7
 #[test]
 fn a_function_that_changes_its_process_is_deleted_aborted_and_reset_as_others() {
-    for seed in 0..3 {
+    for seed in tried(&[1, 0, 2]) {
         let mut pair = Pair::new(settings(true), seed == 1, 60 + seed);
         pair.world.moving = 3;
         pair.bring_up();
