@@ -112,7 +112,8 @@ def stretch(groups: Sequence[Sequence[float]]) -> float:
 
 
 def conformal(cells: Sequence[Cell]) -> Conformal | None:
-    """Each group's intervals by the factor that the *other* groups show; None where those are too few for one."""
+    """Each group's intervals by the factor that the *other* groups show; None where those are too few, or no interval has a
+    width."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(cell.left_out, []).append(cell)
@@ -127,7 +128,7 @@ def conformal(cells: Sequence[Cell]) -> Conformal | None:
             inside += ends[0] - 1e-12 <= value <= ends[1] + 1e-12
             theirs += interval_score(*ends, value)
             ours += interval_score(low, high, value)
-    return Conformal(inside, theirs / ours if ours else math.nan)
+    return Conformal(inside, theirs / ours) if ours else None
 
 
 def _miss(cell: Cell) -> float:
