@@ -157,6 +157,7 @@ def test_a_curve_is_judged_by_its_intervals() -> None:
     assert open_end["monotonic"] is None and open_end["points"][0]["high_per_s"] is None
     assert "has an open end" in scaling.told_of_curve(open_end) and "(at least " in scaling.told_of_curve(open_end)
     # Intervals that hold whatever comes don't pass for a flat curve.
+    assert (apart := curve(100, 1000, failed=2))["rises"] and apart["monotonic"] and "and grows" in scaling.told_of_curve(apart)
     wide = curve(100, 100, failed=2)
     assert wide["same"] is None and "too wide to tell" in scaling.told_of_curve(wide)
     assert "none passes at 1 of the supplies" in scaling.told_of_curve(curve(100, 200, valid=150))

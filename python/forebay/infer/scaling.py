@@ -18,7 +18,7 @@ RAM, COLD = "ram", "cold"
 FLAT_GPU, FLAT_HOST = 0.01, 0.03
 # A control that grows by less from its least supply to its greatest shows nothing.
 GROWS = 1.1
-# An interval of a highest rate tells of the curve up to so many times its low end.
+# Highest rates whose intervals overlap are told to be the same if these are no wider: times the low end.
 TELLS = 1.5
 # Of two rounds that differ, an interval may have no end to speak of.
 LOG_MOST = 60.0
@@ -143,7 +143,7 @@ def curves(made: Sequence[Row]) -> list[Row]:
     """Of each model, in memory and not: Server's highest passing rate over the supply, of all kinds of drives together.
 
     Monotonic where no interval lies wholly below that of a lesser supply; rising where the last lies above the first; the same
-    where all have a rate in common. None where an interval has an open end, or is too wide to tell."""
+    where all have a rate in common. None where an interval has an open end; the same also where one is too wide to tell."""
     found = []
     of = sorted((r for r in made if r["highest"]), key=lambda r: r["supply_gib_s"])
     for model, mode in dict.fromkeys((r["model"], r["mode"]) for r in made if r["highest"]):
@@ -151,12 +151,14 @@ def curves(made: Sequence[Row]) -> list[Row]:
         some = [r for r in own if r["queries_per_s"]]
         lows, highs = [r["low_per_s"] for r in some], [r["high_per_s"] for r in some]
         known = len(some) > 1 and None not in lows and None not in highs
-        known = known and all(high <= TELLS * low for low, high in zip(lows, highs, strict=True))
+        narrow = known and all(high <= TELLS * low for low, high in zip(lows, highs, strict=True))
+        overlap = known and max(lows) <= min(highs)
         found.append({
             "model": model, "mode": mode, "points": [_point(r) for r in own], "least": _name(some[0]) if some else None,
             "most": _name(some[-1]) if some else None,
             "monotonic": all(high >= max(lows[:at], default=0.0) for at, high in enumerate(highs)) if known else None,
-            "rises": lows[-1] > highs[0] if known else None, "same": max(lows) <= min(highs) if known else None,
+            "rises": lows[-1] > highs[0] if known else None,
+            "same": None if not known or (overlap and not narrow) else overlap,
         })  # fmt: skip
     return found
 
@@ -178,7 +180,7 @@ def told_of_curve(row: Row) -> str:
     if len(points) > 1:
         told += f" and {last} with {row['most']}"
         told += {True: ", and grows", False: ", the same within its intervals" if row["same"] else "", None: ""}[row["rises"]]
-        if row["monotonic"] is None:
+        if row["same"] is None:
             told += "; an interval has an open end or is too wide to tell: more --rounds, a longer --seconds"
         elif not row["same"]:
             told += "; monotonic within its intervals" if row["monotonic"] else "; not monotonic within its intervals"
