@@ -3,9 +3,13 @@
 use std::sync::OnceLock;
 
 /// More workers than this don't fill a link faster, and compete for the caches; only where each row is copied by a CPU,
-/// all CPUs take part, up to `HANDS_ALL_MAX`.
+/// all CPUs take part, up to `ALL_MAX`.
 pub(super) const WORKERS_MAX: usize = 8;
-const HANDS_ALL_MAX: usize = 64;
+pub(super) const ALL_MAX: usize = 64;
+
+/// As many copy rows from the page cache to host memory at nearly one's processor time a byte, and at three times its rate:
+/// of four on, they wait for each other's lines of memory (`bench/rows_host.py`).
+pub(super) const TO_HOST_MAX: usize = 3;
 
 /// Threads that the thread pool has, or will have, for most requests.
 pub fn threads() -> usize {
@@ -15,5 +19,5 @@ pub fn threads() -> usize {
 /// Processors that this process may use.
 pub(super) fn all_threads() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
-    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(2, |n| n.get()).min(HANDS_ALL_MAX))
+    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(2, |n| n.get()).min(ALL_MAX))
 }

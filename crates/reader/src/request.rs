@@ -6,6 +6,7 @@ use super::gpu_numbers::{Given, GpuNumbers};
 use super::numbers::Copied;
 use super::pages::{Blocks, By, Pages};
 use super::place::{cut, Address, Range};
+use super::processors::{ALL_MAX, TO_HOST_MAX, WORKERS_MAX};
 use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::REGISTERED_FOR_BYTES_MIN;
 use forebay_io::gpu::cuda::{Event, Stream};
@@ -94,8 +95,8 @@ pub struct Request {
     /// Work of the destination's user that must end before a byte is written.
     pub(super) after: Vec<Mutex<Event>>,
     dropped: AtomicBool,
-    /// Short ranges, each of which a processor copies: worth a worker on every processor.
-    for_all: bool,
+    /// Number of workers that may bring its parts: the first ones.
+    workers_max: usize,
     /// One worker is to read it from its end, by relays, and hasn't begun.
     mixes: AtomicBool,
     /// Note of its time.
@@ -199,7 +200,9 @@ impl Request {
                 // Each row is read into a slot by a processor, the first time without a mapping.
                 let hands = if to.gpu().is_some() { reader.hands() } else { workers };
                 let mut request = Request::of_ranges(reader, &ranges, after, hands)?;
-                request.for_all = hands > workers && request.noted.is_none();
+                if hands > workers && request.noted.is_none() {
+                    request.workers_max = ALL_MAX;
+                }
                 request.noted = noted.or(request.noted);
                 return Ok(Arc::new(request));
             }
@@ -207,9 +210,17 @@ impl Request {
         let source = Source::of(reader, before);
         let mut request = Request::new(source, &[], after, workers, None);
         let rows = numbers.rows();
-        request.table = Some(Table::new(fetch, (Numbers::Here(numbers), rows), layout, to));
+        request.set_table(reader, Table::new(fetch, (Numbers::Here(numbers), rows), layout, to));
         request.noted = noted;
         Ok(Arc::new(request))
+    }
+
+    fn set_table(&mut self, reader: &Reader, table: Table) {
+        if matches!(table.fetch, Fetch::Processors(_)) {
+            let is_cached = table.to.gpu().is_none() && reader.whole().is_some();
+            self.workers_max = if is_cached { TO_HOST_MAX } else { ALL_MAX };
+        }
+        self.table = Some(table);
     }
 
     /// As `of_rows`, for samples of an order that are rows of the file, each computed by the worker that brings it.
@@ -233,7 +244,8 @@ impl Request {
             let rowwise = reader.rows_for(to, load)?;
             if let Rowwise { fetch: Some(fetch), noted } = rowwise {
                 let mut request = Request::new(Source::of(reader, before), &[], after, workers, None);
-                request.table = Some(Table::new(fetch, (Numbers::Ordered(*of), of.count), layout, to));
+                let table = Table::new(fetch, (Numbers::Ordered(*of), of.count), layout, to);
+                request.set_table(reader, table);
                 request.noted = noted;
                 return Ok(Arc::new(request));
             }
@@ -381,7 +393,7 @@ impl Request {
             counts: Counts::default(),
             after: after.into_iter().map(Mutex::new).collect(),
             dropped: AtomicBool::new(false),
-            for_all: false,
+            workers_max: WORKERS_MAX,
             mixes: AtomicBool::new(false),
             noted: None,
             began: Instant::now(),
@@ -416,9 +428,14 @@ impl Request {
         self.pages.as_ref()
     }
 
-    /// Worth a worker on every processor: each row is copied by one.
-    pub(super) fn is_for_all(&self) -> bool {
-        self.for_all || self.table.as_ref().is_some_and(|table| matches!(table.fetch, Fetch::Processors(_)))
+    /// Number of workers that may bring its parts: the first ones.
+    pub(super) fn workers_max(&self) -> usize {
+        self.workers_max
+    }
+
+    /// Returns whether all of it is copied between a mapping and host memory.
+    pub(super) fn is_copied_to_host(&self) -> bool {
+        self.workers_max == TO_HOST_MAX
     }
 
     /// Claims the reading from its end for one caller; true for that one.

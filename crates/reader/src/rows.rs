@@ -4,7 +4,7 @@
 use super::gpu_numbers::GpuNumbers;
 use super::numbers::Copied;
 use super::place::{Address, Range};
-use super::processors;
+use super::processors::{self, TO_HOST_MAX};
 use super::windows::{Gathered, Windows};
 use forebay_io::gpu::kernels::{Rows, ELSEWHERE};
 use forebay_io::machine;
@@ -189,7 +189,10 @@ impl Table {
     pub(crate) fn new(fetch: Fetch, (numbers, rows): (Numbers, usize), layout: Layout, to: Address) -> Table {
         let part_bytes = match fetch {
             Fetch::Gpu(_) => PART_BYTES,
-            Fetch::Processors(_) => copied_part_bytes(rows * layout.row_bytes, processors::all_threads()),
+            Fetch::Processors(_) => {
+                let workers = if to.gpu().is_some() { processors::all_threads() } else { TO_HOST_MAX };
+                copied_part_bytes(rows * layout.row_bytes, workers)
+            }
         };
         Table { fetch, numbers, rows, layout, to, part_bytes }
     }

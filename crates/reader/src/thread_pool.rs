@@ -1,9 +1,10 @@
 //! The threads that do the reading: started when first needed, shared by all that is open in the process.
 
-use super::processors::{self, WORKERS_MAX};
+use super::processors::{self, ALL_MAX, WORKERS_MAX};
 use super::request::Request;
 use super::worker::{self, copied_here, Worker};
 use super::{file, gpu_numbers, leaving, numbers, relays, room};
+use forebay_io::copy;
 use forebay_io::process::{settle_in, PerProcess};
 use forebay_model::Error;
 use std::collections::VecDeque;
@@ -15,19 +16,31 @@ use std::thread::JoinHandle;
 /// would only wait, as many as take the others no less processor time.
 const COPIED_ASIDE_MAX: u64 = 512 << 10;
 const COPIED_WAITING_MAX: u64 = 2 << 20;
-#[derive(Default)]
+/// Bytes of a request that the thread that waits for it helps with: those of a fraction of a second, in which it handles
+/// no signal.
+const HELPED_MAX: u64 = 256 << 20;
+
 struct ThreadPool {
     todo: Mutex<Todo>,
-    /// Signals of the first `WORKERS_MAX` workers, and of the others.
-    more: [Condvar; 2],
+    /// Signal of each worker. Those with the lowest numbers are woken first: their caches hold what the last request of the
+    /// same kind has written.
+    more: Vec<Condvar>,
     workers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Default for ThreadPool {
+    fn default() -> ThreadPool {
+        let more = (0..ALL_MAX).map(|_| Condvar::new()).collect();
+        ThreadPool { todo: Mutex::default(), more, workers: Mutex::default() }
+    }
 }
 
 #[derive(Default)]
 struct Todo {
     /// Each with the parts that are left of it.
     requests: VecDeque<(Arc<Request>, Range<usize>)>,
-    idle: [usize; 2],
+    /// Workers that wait for their signal, a bit each.
+    idle: u64,
     ending: bool,
 }
 
@@ -44,26 +57,53 @@ pub fn begin(request: &Arc<Request>, waits: bool) -> Result<(), Error> {
     if copied_here(request, if waits { COPIED_WAITING_MAX } else { COPIED_ASIDE_MAX }) {
         return Ok(());
     }
-    submit(request)
+    if !waits || !can_help(request) {
+        return submit(request);
+    }
+    queue(request, request.workers_max() - 1)?;
+    help(request);
+    Ok(())
+}
+
+/// Returns whether the thread that asks brings parts of it, rather than wait for others to: copies between memory, done in
+/// a moment.
+fn can_help(request: &Request) -> bool {
+    let is_short = request.table().is_some_and(|table| table.bytes() <= HELPED_MAX);
+    is_short && request.is_copied_to_host() && copy::is_guarded_here()
+}
+
+/// Brings parts of a request until none is left to take.
+fn help(request: &Arc<Request>) {
+    let mut worker = Worker::default();
+    while let Some(index) = pool().take_of(request, Range::next) {
+        worker.serve(request, index);
+    }
 }
 
 /// Queues a request; its parts are read in order, as workers come free.
 pub fn submit(request: &Arc<Request>) -> Result<(), Error> {
+    queue(request, request.workers_max())
+}
+
+/// As `submit`; at most so many workers are woken for it.
+fn queue(request: &Arc<Request>, most: usize) -> Result<(), Error> {
     let parts = request.takings();
     if parts == 0 {
         return Ok(());
     }
     let pool = pool();
     // Held, so that the thread pool doesn't end between being there and being told.
-    let _hands =
-        pool.start(if request.is_for_all() { processors::all_threads() } else { processors::threads() })?;
+    let _workers = pool.start(processors::all_threads().min(request.workers_max().max(WORKERS_MAX)))?;
     let mut todo = pool.todo();
     todo.requests.push_back((request.clone(), 0..parts));
     // No more are woken than have something to do.
-    let usual = parts.min(todo.idle[0]);
-    let others = if request.is_for_all() { (parts - usual).min(todo.idle[1]) } else { 0 };
-    for (more, count) in pool.more.iter().zip([usual, others]) {
-        (0..count).for_each(|_| more.notify_one());
+    for _ in 0..parts.min(most) {
+        let number = todo.idle.trailing_zeros() as usize;
+        if number >= request.workers_max() {
+            break;
+        }
+        todo.idle &= !(1 << number);
+        pool.more[number].notify_one();
     }
     Ok(())
 }
@@ -121,10 +161,10 @@ impl ThreadPool {
         let mut worker = Worker::default();
         loop {
             worker.reap(false);
-            match self.take(number >= WORKERS_MAX, !worker.has_flights()) {
+            match self.take(number, !worker.has_flights()) {
                 Next::Part(request, index) => worker.serve(&request, index),
                 Next::Mix(request, index) => {
-                    worker::mix(&mut worker, &request, index, &|| self.take_last(&request))
+                    worker::mix(&mut worker, &request, index, &|| self.take_of(&request, Range::next_back))
                 }
                 Next::Nothing => worker.reap(true),
                 Next::End => return,
@@ -132,22 +172,26 @@ impl ThreadPool {
         }
     }
 
-    /// The last part of a request that is left.
-    fn take_last(&self, request: &Arc<Request>) -> Option<usize> {
+    /// A part of a request that is left, by `which` of them.
+    fn take_of(
+        &self,
+        request: &Arc<Request>,
+        which: impl FnOnce(&mut Range<usize>) -> Option<usize>,
+    ) -> Option<usize> {
         let mut todo = self.todo();
         let at = todo.requests.iter().position(|(other, _)| Arc::ptr_eq(other, request))?;
-        let index = todo.requests[at].1.next_back();
+        let index = which(&mut todo.requests[at].1);
         if todo.requests[at].1.is_empty() {
             todo.requests.remove(at);
         }
         index
     }
 
-    /// `extra`: only of requests that are for all.
-    fn take(&self, extra: bool, wait: bool) -> Next {
+    /// For worker `number`.
+    fn take(&self, number: usize, wait: bool) -> Next {
         let mut todo = self.todo();
         loop {
-            let mine = |(request, _): &(Arc<Request>, Range<usize>)| !extra || request.is_for_all();
+            let mine = |(request, _): &(Arc<Request>, Range<usize>)| number < request.workers_max();
             if let Some(at) = todo.requests.iter().position(mine) {
                 let (request, left) = &mut todo.requests[at];
                 let mixes = request.begins_to_mix();
@@ -165,10 +209,9 @@ impl ThreadPool {
             if todo.ending {
                 return Next::End;
             }
-            let kind = usize::from(extra);
-            todo.idle[kind] += 1;
-            todo = self.more[kind].wait(todo).expect("no holder panics");
-            todo.idle[kind] -= 1;
+            todo.idle |= 1 << number;
+            todo = self.more[number].wait(todo).expect("no holder panics");
+            todo.idle &= !(1 << number);
         }
     }
 }
@@ -184,11 +227,12 @@ enum Next {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::processors::TO_HOST_MAX;
     use crate::{Address, Layout, Opening, Range, ReadPath, Reader};
     use std::io::Write;
 
     #[test]
-    fn hands_beyond_the_usual_take_only_rows_that_processors_copy() {
+    fn cached_rows_are_copied_to_host_memory_by_the_first_workers_alone() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&[7; 1 << 16]).unwrap();
         let reader = Arc::new(
@@ -199,22 +243,29 @@ mod tests {
         let range = Range { file: 0, offset: 0, bytes: 4096, to: place };
         let plain = Request::of_file(&reader, &[range], Vec::new(), 1).unwrap();
         let layout = Layout { start: 0, step: 64, row_bytes: 64 };
-        let rows =
-            Request::of_rows(&reader, (0..1024).collect::<Vec<u64>>(), layout, place, Vec::new(), 1).unwrap();
-        assert!(!plain.is_for_all());
-        if !rows.is_for_all() {
+        let rows = || {
+            let numbers: Vec<u64> = (0..1024).collect();
+            Request::of_rows(&reader, numbers, layout, place, Vec::new(), 1).unwrap()
+        };
+        assert_eq!(plain.workers_max(), WORKERS_MAX);
+        if rows().table().is_none() {
             eprintln!("skipped: the system doesn't tell what is cached");
             return;
         }
+        // Whether all of the file is cached is known once somebody has looked.
+        assert_eq!(rows().workers_max(), ALL_MAX);
+        assert!(reader.resident(0, 64).is_some());
+        let (rows, most) = (rows(), TO_HOST_MAX);
         let pool = ThreadPool::default();
-        pool.todo().requests.extend([(plain.clone(), 0..1), (rows.clone(), 0..1)]);
+        pool.todo().requests.extend([(rows.clone(), 0..1), (plain.clone(), 0..1)]);
         let took = |next| match next {
             Next::Part(request, 0) => Some(request),
             _ => None,
         };
-        assert!(took(pool.take(true, false)).is_some_and(|request| Arc::ptr_eq(&request, &rows)));
-        assert!(matches!(pool.take(true, false), Next::Nothing));
-        assert!(took(pool.take(false, false)).is_some_and(|request| Arc::ptr_eq(&request, &plain)));
+        assert!(matches!(pool.take(WORKERS_MAX, false), Next::Nothing));
+        assert!(took(pool.take(most, false)).is_some_and(|request| Arc::ptr_eq(&request, &plain)));
+        assert!(matches!(pool.take(most, false), Next::Nothing));
+        assert!(took(pool.take(most - 1, false)).is_some_and(|request| Arc::ptr_eq(&request, &rows)));
         assert!(pool.todo().requests.is_empty());
     }
 }
