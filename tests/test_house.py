@@ -317,10 +317,7 @@ def has_safety_comment(lines: list[str], at: int) -> bool:
 
 # Modules that are about one kind of source by their purpose → the kinds that they name. They may only become fewer.
 ABOUT_ONE_KIND: dict[str, str] = {
-    "bench::doctor::source": "nvme_tcp",
     "bench::doctor::target": "nvme_tcp",
-    "bench::host_capacity": "model",
-    "rigs::worker": "vfio_user",
     "storage::inspect": "nvme_tcp",
     "storage::inspect::discover": "nvme_tcp",
     "storage::inspect::identify": "nvme_tcp vfio_user",
@@ -398,6 +395,33 @@ def test_python_asks_the_engine_what_a_source_is() -> None:
                 if scheme:
                     named.setdefault(path.relative_to(package).as_posix(), set()).add(scheme)
     assert {module: " ".join(sorted(of)) for module, of in named.items()} == PYTHON_ABOUT_ONE_KIND
+
+
+# Modules of Python that are about one path by their purpose: what doctor, gdsio and cuFile's table of types are of, the colours
+# of a report, and plans, which need no engine. Bytes by way (`mapped`) are no paths, nor is anything on the host alone.
+PYTHON_ABOUT_ONE_PATH = """doctor/__init__.py gdsio/verb.py gdsio/xfer.py plan/calibrate.py plan/cpu.py plan/explore.py
+    plan/flow.py plan/limits.py plan/random_reads.py plan/show.py plan/system.py report/marks.py train/advice.py""".split()
+
+
+@pytest.mark.promise("HSE-7")
+def test_only_a_path_knows_its_name() -> None:
+    """Rust asks `PathKind`, and Python the engine, what a path can; a default is a row of a request."""
+    named = []
+    for path in sorted((ROOT / "crates/model/src").rglob("*.rs")):
+        code = re.split(r"#\[cfg\(test\)\]\s*mod tests", text_of(path))[0]
+        if not name(path).endswith(("job/path.rs", "tests.rs")):
+            found = [line for line in code.splitlines() if re.search(r"\bPathKind::[A-Z]\w*\b(?!:)", line)]
+            named += [f"{name(path)}: {line.strip()}" for line in found if "path: PathKind = " not in line]
+    assert not named, "\n".join(named)
+    names = re.findall(r'PathKind::\w+ => "(\w+)"', text_of(ROOT / "crates/model/src/job/path.rs"))
+    assert {"host", "gds"} <= set(names), "the search for the names of paths finds few"
+    words = {w for n in names if n not in ("host", "auto", "mapped") for w in (n, f"{n}-compat", f"{n}-mixed")}
+    package, found = ROOT / "python/forebay", set()
+    for path in files(".py"):
+        if path.is_relative_to(package):
+            texts = texts_compared(ast.parse(text_of(path)))
+            found |= {path.relative_to(package).as_posix() for _, text, whole in texts if whole and text in words}
+    assert sorted(found) == PYTHON_ABOUT_ONE_PATH
 
 
 # Modules of each crate, each above those that it may use.

@@ -147,6 +147,11 @@ def source_kind(text: str) -> tuple[str, bool, str | None]:
     """(scheme, whether sources of that kind are reached by a connection, what readers of files read in its place or None for
     the name of a file) of a text that may be a source or not."""
 
+def path_abilities(name: str) -> list[bool] | None:
+    """Whether bytes on the data path of that name, which may be `auto`, get to a GPU, only to a GPU, only out of the page cache;
+    whether pages of files may be registered, or bytes go by DMA from a device; and whether readers of files take it. None: there
+    is no such path."""
+
 def tables() -> str:
     """The engine's tables: {sources: [{scheme, example, what, available, names}], paths: [{name, what, needs, schemes,
     into_gpu}], requests: {job, files, datagen, checkpoint, emulate, kvcache: {fields, defaults}}, rules,

@@ -12,6 +12,7 @@ from forebay import pipes
 from forebay.buffers import memory_of
 from forebay.errors import RequestError
 from forebay.flags import _integer
+from forebay.paths import abilities
 from forebay.units import GIB
 
 EXAMPLES = """\b
@@ -51,12 +52,13 @@ def command(files: tuple[str, ...], gpu: str | None, path: str, workers: str | N
 
 def spec_of(files: tuple[str, ...], gpu: str | None, path: str, workers: str | None) -> dict[str, Any]:
     """The flags as ChecksumSpec's fields; RequestError names a flag that doesn't fit."""
-    if path not in ("auto", "bounce", "host"):
+    can = abilities(path)
+    if not can.reads_files or can.needs_gpu:
         raise RequestError(f"--path {path}", "is not one of auto, bounce and host", "--path auto")
     for file in files:
         pipes.refuse_to_read(file)
-    spec: dict[str, Any] = {"files": list(files), "host": path == "host"}
-    if gpu is not None or path == "bounce":
+    spec: dict[str, Any] = {"files": list(files), "host": not can.reaches_gpu}
+    if gpu is not None or not can.may_map and can.reaches_gpu:
         spec["gpu"] = natural(gpu or "0", "--gpu")
     if workers is not None:
         spec["workers"] = natural(workers, "--workers")

@@ -28,6 +28,7 @@ from forebay import _core, reader
 from forebay.buffers import Memory, memory_of, streams_before
 from forebay.errors import CheckFailed, ForebayError, MachineError, RequestError, RunError
 from forebay.names import Path, file_name
+from forebay.paths import abilities
 from forebay.reader import Report, together
 from forebay.rows import check_whole
 
@@ -680,7 +681,7 @@ class Store:
     def _lend(self, gpu: int, size: int) -> _core.Lent | None:
         """The store's memory, where a GPU may write to it. Registering takes as long as processors copy half of it."""
         self._stored_bytes += size
-        if self._mapped is None or self._path == "bounce" or 2 * self._stored_bytes < self.shape.file_bytes:
+        if self._mapped is None or not abilities(self._path).may_map or 2 * self._stored_bytes < self.shape.file_bytes:
             return None
         if gpu not in self._lent:
             at = int(self._mapped.__array_interface__["data"][0])

@@ -14,6 +14,7 @@ from forebay import _core
 from forebay.buffers import Memory, memory_of, stream_handle, streams_before
 from forebay.errors import ForebayError, RequestError
 from forebay.names import Path, file_name
+from forebay.paths import abilities
 from forebay.rows import (
     begins_of,
     check_inside,
@@ -417,7 +418,7 @@ class File(io.RawIOBase):
     def _gather_there(self, rows: Any, row_bytes: int, out: Any, start: int, stream: Any) -> Future | None:
         """`gather_async` by numbers that stay on the GPU. None where they must come to the host: they lie there already, not
         all of the file may be read by the GPU yet, or one of them is wrong."""
-        there = on_gpu(rows, "rows") if self._path in ("auto", "mapped") else None
+        there = on_gpu(rows, "rows") if abilities(self._path).may_map else None
         if there is None:
             return None
         given, kind = there
@@ -497,10 +498,10 @@ class File(io.RawIOBase):
         return Future(self._reader.start(asked, memories, after), memories, self)
 
     def _check_place(self, memory: Memory) -> None:
-        if self._path == "host" and memory.gpu is not None:
+        if memory.gpu is not None and not abilities(self._path).reaches_gpu:
             raise RequestError(
                 f"read {self.name} into memory of GPU {memory.gpu}",
-                'it was opened with path="host"',
+                f'it was opened with path="{self._path}"',
                 'forebay.open(…, path="auto")',
             )
 

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from forebay.errors import RequestError
+from forebay.paths import abilities
 from forebay.uri import parsed
 
 Job = dict[str, Any]
@@ -72,16 +73,17 @@ def lacks(job: Job) -> str | None:
 
     Whether a certain source can be read by it only `plan` and a run tell.
     """
-    path = job.get("path")
-    if path == "mapped":
-        return _verdicts()["mapped"]["because"]
-    if path != "gds":
+    path = job.get("path") or ""
+    if not abilities(path).needs_gpu:
         return None
+    verdict = _verdicts()[path]
+    if "both" not in verdict:
+        return verdict["because"]
     # A network card writes into GPUs without cuFile.
     sources = job.get("sources")
     by_card = bool(sources) and all(parsed(source).made_of == "card" for source in sources or ())
     ids = ("gpu", "libcuda") if by_card else ("gpu", "libcuda", "library")
-    return next((row["because"] for row in _verdicts()["gds"]["both"] if row["id"] in ids), None)
+    return next((row["because"] for row in verdict["both"] if row["id"] in ids), None)
 
 
 @cache

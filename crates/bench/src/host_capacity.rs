@@ -12,7 +12,7 @@ use forebay_model::job::{JobSpec, Op, PathKind};
 use forebay_model::simulate::mean_value_analysis;
 use forebay_model::units::GIB;
 use forebay_model::Error;
-use forebay_storage::source::{OpenModel, SharedDrive, SourcePlan, Target, Timing};
+use forebay_storage::source::{SharedDrive, SourcePlan, Timing};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,8 +99,7 @@ fn loop_iops(job: &JobSpec, drive: &DriveModel, observer: &mut dyn Observer) -> 
     };
     let tried = job.trial(TRIED.as_secs_f64(), TRIED.as_secs_f64() / 4.0);
     let tried = JobSpec { path: PathKind::Host, start_bytes: 0, ..tried };
-    let drive = SharedDrive::new(&instant, job.seed, job.op.is_random());
-    let target = Target::new("model", 1 << 40, OpenModel { drive, over: None });
+    let target = SharedDrive::new(&instant, job.seed, job.op.is_random()).without_content(1 << 40);
     let ran = fleet::run_once(&tried, &[target], &[job.seed], Arc::default(), &mut Unseen(observer))?;
     Ok(if ran.interrupted { f64::INFINITY } else { ran.ios() as f64 / ran.seconds.max(1e-9) })
 }

@@ -295,12 +295,16 @@ fn settle_defaults(fields: &mut Map<String, Value>) {
             fields.insert(implied.into(), true.into());
         }
     }
-    let cache = match fields.get("path").and_then(Value::as_str) {
-        Some("auto") => "auto",
-        Some("mapped") => "allow",
+    let cache = match path_of(fields) {
+        Some(path) if path.is_found() => "auto",
+        Some(path) if path.needs_page_cache() => "allow",
         _ => return,
     };
     fields.entry("cache").or_insert_with(|| cache.into());
+}
+
+fn path_of(fields: &Map<String, Value>) -> Option<PathKind> {
+    fields.get("path").and_then(Value::as_str).and_then(PathKind::named)
 }
 
 /// By default two batches are in flight, and each is one of cuFile's batches.
@@ -311,7 +315,7 @@ fn settle_batch(fields: &mut Map<String, Value>) {
     let two = batch.saturating_mul(2);
     let depth = if two <= u64::from(DEPTH_MAX) { two } else { batch };
     fields.entry("depth").or_insert_with(|| depth.into());
-    if fields.get("path").and_then(Value::as_str) == Some("gds") {
+    if path_of(fields).is_some_and(PathKind::goes_by_cufile) {
         fields.entry("cufile").or_insert_with(|| "batch".into());
     }
 }

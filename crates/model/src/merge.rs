@@ -128,7 +128,8 @@ fn same_job(a: &RunRecord, b: &RunRecord) -> bool {
         return true;
     }
     // What each host found out for itself may differ too.
-    let path = |r: &RunRecord| if r.path.requested == "auto" { PathKind::Auto } else { r.job.spec.path };
+    let is_found = |r: &RunRecord| PathKind::named(&r.path.requested).is_some_and(PathKind::is_found);
+    let path = |r: &RunRecord| (!is_found(r)).then_some(r.job.spec.path);
     let workers = |job: &JobSpec| (job.workers_from != Origin::Auto).then_some(job.workers);
     let depth = |job: &JobSpec| (job.depth_from != Origin::Auto).then_some(job.depth);
     let io_bytes = |job: &JobSpec| (job.io_from != Origin::Auto).then_some(job.io_bytes);

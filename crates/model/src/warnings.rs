@@ -3,7 +3,7 @@
 //! and come first.
 
 use crate::cached;
-use crate::job::JobSpec;
+use crate::job::{JobSpec, PathKind};
 use crate::record::{CacheState, PathRan, RunRecord, RunResult, Warning};
 use crate::training::{Loader, Training};
 
@@ -88,7 +88,11 @@ fn warn(list: &mut Vec<Warning>, id: &str, text: String, next: impl Into<String>
 /// A path other than the requested one. Bytes moved in cuFile's compatibility mode have their own warning.
 fn of_path(record: &RunRecord, list: &mut Vec<Warning>) {
     let PathRan { requested, ran, compat_bytes, .. } = &record.path;
-    if requested.is_empty() || requested == "auto" || requested == ran || *compat_bytes > 0 {
+    if requested.is_empty()
+        || PathKind::named(requested).is_some_and(PathKind::is_found)
+        || requested == ran
+        || *compat_bytes > 0
+    {
         return;
     }
     let why = record.path.reason.as_deref().unwrap_or("the record gives no reason");

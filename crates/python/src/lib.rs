@@ -22,13 +22,14 @@ use forebay_bench::doctor;
 use forebay_io::gpu::library;
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::files::FilesSpec;
-use forebay_model::job::{self, JobSpec};
+use forebay_model::job::{self, JobSpec, PathKind};
 use forebay_model::kvcache::KvSpec;
 use forebay_model::request::Field;
 use forebay_model::training::{EmulateSpec, RuleSet};
 use forebay_model::wording::as_flags;
 use forebay_model::{merge, reading, record, stats, warnings, Latency, RunRecord};
 use forebay_model::{Error, Kind};
+use forebay_reader::ReadPath;
 use forebay_storage::path::{self, Ends, PATHS};
 use forebay_storage::source::{MadeOf, SourceRow, Uri, SOURCES};
 use forebay_training::generate::DatagenSpec;
@@ -53,6 +54,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan, module)?)?;
     module.add_function(wrap_pyfunction!(source, module)?)?;
     module.add_function(wrap_pyfunction!(source_kind, module)?)?;
+    module.add_function(wrap_pyfunction!(path_abilities, module)?)?;
     module.add_function(wrap_pyfunction!(tables, module)?)?;
     module.add_function(wrap_pyfunction!(check, module)?)?;
     module.add_function(wrap_pyfunction!(merge_records, module)?)?;
@@ -202,6 +204,23 @@ fn source_kind(text: &str) -> (&'static str, bool, Option<&'static str>) {
     let row = SourceRow::of(text);
     let connects = row.named().is_ok_and(|uri| matches!(uri.made_of(), MadeOf::Card | MadeOf::Elsewhere));
     (row.scheme, connects, SourceRow::instead_of(text))
+}
+
+/// Abilities of the data path of that name, which may be `auto`: its bytes get to a GPU, only to a GPU, only out of the page
+/// cache; it may have pages of files registered, or bytes go by DMA from a device; and readers of files take it. None: there
+/// is no such path.
+#[pyfunction]
+fn path_abilities(name: &str) -> Option<[bool; 6]> {
+    let read = ReadPath::NAMES.iter().any(|(read, _)| *read == name);
+    match PathKind::named(name)? {
+        kind if kind.is_found() => Some([true, false, false, true, true, read]),
+        kind => {
+            let (path, ends) = (path::by_kind(kind), path::by_kind(kind).ends());
+            let cached = path.cached() == Some(true);
+            let [maps, direct] = [kind.may_map(), kind.may_go_direct()];
+            Some([ends != Ends::Host, ends == Ends::Gpu, cached, maps, direct, read])
+        }
+    }
 }
 
 /// Returns the parts of a source's URI, as JSON. Looks at nothing.

@@ -6,8 +6,8 @@ use forebay_io::reactor::{Reactor, RingOptions};
 use forebay_io::stream;
 use forebay_model::job::Pages;
 use forebay_model::Error;
-use forebay_storage::source::vfio_user::Mapping;
 use forebay_storage::source::QueueNeeds;
+use std::any::Any;
 use std::time::{Duration, Instant};
 
 /// A busy machine is slow, not wrong: only what hangs takes this long.
@@ -17,7 +17,7 @@ pub struct Rig {
     pub queue: Box<dyn Queue>,
     pub reactor: Reactor,
     /// Mapping of the slots, where the source has them. Before what it maps.
-    lent: Option<Mapping>,
+    lent: Option<Box<dyn Any>>,
     pub arena: Arena,
     pub done: Vec<Done>,
 }
@@ -25,9 +25,9 @@ pub struct Rig {
 impl Rig {
     /// `depth` slots of `slot_bytes`, which another process can map where they are `shared`; `lend` lends them to the
     /// source, `open` opens its queue.
-    pub fn open(
+    pub fn open<M: Any>(
         (depth, slot_bytes, shared): (u32, usize, bool),
-        lend: impl FnOnce(&Arena) -> Option<Mapping>,
+        lend: impl FnOnce(&Arena) -> Option<M>,
         open: impl FnOnce(QueueNeeds, &mut Reactor) -> Result<Box<dyn Queue>, Error>,
     ) -> Rig {
         let mut reactor = Reactor::with_ring(RingOptions { depth: 64, ..RingOptions::default() }).unwrap();
@@ -35,7 +35,7 @@ impl Rig {
             true => Arena::shared(depth as usize, slot_bytes, Pages::Small).unwrap(),
             false => Arena::new(depth as usize, slot_bytes, Pages::Small).unwrap(),
         };
-        let lent = lend(&arena);
+        let lent = lend(&arena).map(|mapping| Box::new(mapping) as Box<dyn Any>);
         assert_eq!(lent.is_some(), shared);
         let needs = QueueNeeds::new(depth, slot_bytes as u64);
         let queue = open(needs, &mut reactor).unwrap();

@@ -43,7 +43,7 @@ fn options_to(addresses: &[SocketAddr], more: &str) -> Options {
 }
 
 fn worker(remote: &Arc<Remote>, depth: u32, slot_bytes: usize) -> Rig {
-    Rig::open((depth, slot_bytes, false), |_| None, |needs, reactor| remote.queue(needs, reactor))
+    Rig::open((depth, slot_bytes, false), |_| None::<()>, |needs, reactor| remote.queue(needs, reactor))
 }
 
 fn crc_of(disk: &Mutex<Vec<u8>>, offset: u64, len: u32) -> u32 {

@@ -14,6 +14,7 @@ from forebay.emulate import division, workloads
 from forebay.emulate.workloads import Training
 from forebay.errors import RequestError
 from forebay.flags import request_from_flags, request_options
+from forebay.paths import abilities
 
 # What DLIO shuffles by where nothing else is said.
 SEED = 123
@@ -181,7 +182,7 @@ def request_of(values: dict[str, Any]) -> Request:
         if theirs in more:
             own.setdefault(ours, more[theirs])
     which, glob = values.pop("division"), tuple(own.pop("glob", ()))
-    if which is not None and own.get("path") != "mapped" and not own.get("require_direct"):
+    if which is not None and not abilities(own.get("path")).needs_page_cache and not own.get("require_direct"):
         # `auto` reads by O_DIRECT what isn't cached, and out of a warm cache what is: no rules have both.
         own.setdefault("cache", "drop")
     if which is not None and glob:

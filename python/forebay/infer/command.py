@@ -20,6 +20,7 @@ from forebay.infer.library import FromStorage, HostMemory, InMemory, Link, Memor
 from forebay.infer.record import Record, finish
 from forebay.model_runs import prepare_cache, refuse_cached
 from forebay.numbers import bytes_, significant, whole
+from forebay.paths import abilities
 from forebay.train import supply
 from forebay.train.supply import bytes_per_s
 
@@ -82,8 +83,8 @@ class Request:
             raise RequestError("--mode tables", f"{self.model} has no tables", "forebay infer dlrm --mode tables")
         if self.table_bytes and self.mode != TABLES:
             raise RequestError("--table-memory", f"{self.mode} has all tables in memory", "--mode tables")
-        if self.path == "gds":
-            raise RequestError("--path gds", "the loader doesn't read by gds", "--path auto")
+        if not abilities(self.path).reads_files:
+            raise RequestError(f"--path {self.path}", f"the loader doesn't read by {self.path}", "--path auto")
         if self.target_qps is not None and self.scenario != "Server":
             found = f"is the rate of Server's queries; {self.scenario} has none"
             raise RequestError(f"--target-qps {self.target_qps:g}", found, "--scenario Server")

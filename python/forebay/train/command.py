@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from forebay.errors import ForebayError, MachineError, RequestError
 from forebay.model_runs import CACHED_MAX, prepare_cache, refuse_cached
 from forebay.numbers import seconds, significant, whole
+from forebay.paths import abilities
 from forebay.train import advice, data, mllog, run, samples, supply
 from forebay.units import GIB
 
@@ -86,8 +87,8 @@ class Request(Asked[data.About | samples.About]):
     def check(self, device: str) -> None:
         """Raises RequestError for what can't be, of a model on that device."""
         about = self.about
-        if self.path == "gds":
-            raise RequestError("--path gds", "the loader doesn't read by gds", "--path auto")
+        if not abilities(self.path).reads_files:
+            raise RequestError(f"--path {self.path}", f"the loader doesn't read by {self.path}", "--path auto")
         if self.path != "auto" and device == "cpu":
             found = "the model runs on the CPU, and its bytes go no further than host memory"
             raise RequestError(f"--path {self.path}", found, "--path auto")

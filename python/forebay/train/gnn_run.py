@@ -17,6 +17,7 @@ from typing import Any
 from forebay.errors import ForebayError, MachineError, RequestError
 from forebay.model_runs import prepare_cache, refuse_cached, torch_or_say
 from forebay.numbers import bytes_, significant, whole
+from forebay.paths import abilities
 from forebay.train import gnn, graph, run, supply
 from forebay.train.command import SUPPLY_SHORT, Asked
 
@@ -43,8 +44,8 @@ class Request(Asked[graph.About]):
     def check(self, device: str) -> None:
         """Raises RequestError, MachineError for what can't be, of a model on that device."""
         about = self.about
-        if self.path == "gds":
-            raise RequestError("--path gds", "features aren't read by gds", "--path auto")
+        if not abilities(self.path).reads_files:
+            raise RequestError(f"--path {self.path}", f"features aren't read by {self.path}", "--path auto")
         if self.path != "auto" and device == "cpu":
             raise RequestError(f"--path {self.path}", "the model runs on the CPU", "--path auto")
         if not 1 <= self.batch <= about.rows:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from forebay import run as engine
 from forebay.bench.save import place as place_file
 from forebay.errors import MachineError, RequestError
+from forebay.paths import abilities
 from forebay.units import GIB
 from forebay.uri import parsed
 from forebay.validate.needs import kind_of
@@ -68,7 +69,7 @@ def job_of(step: Step, run: Run, options: Options) -> dict[str, Any]:
         job.pop("workers")
     if job.get("passes"):
         job.pop("duration_s")
-    if job.get("path") == "host":
+    if "path" in job and not abilities(job["path"]).reaches_gpu:
         job.pop("gpus")
     if "stripe" in wanted:
         _stripe(job, options, wanted["stripe"])

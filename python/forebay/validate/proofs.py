@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from forebay.paths import abilities
+
 Run = dict[str, Any]
 # (does it hold; None where it can't be told, the evidence in words)
 Proof = tuple[bool | None, str]
@@ -98,7 +100,7 @@ def direct(runs: list[Run]) -> Proof:
 
 def _direct(r: dict[str, Any]) -> Proof:
     path, result, cufile = r["path"], r["result"], r.get("cufile") or {}
-    if path["ran"] != "gds" or path.get("compat_bytes"):
+    if not abilities(path["ran"]).may_go_direct or path.get("compat_bytes"):
         return False, f"{path['ran']} ran, {path.get('compat_bytes', 0)} bytes in compatibility mode"
     if path["direct_bytes"] < result["bytes"]:
         return False, f"{path['direct_bytes']} of {result['bytes']} bytes direct"

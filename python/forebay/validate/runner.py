@@ -18,6 +18,7 @@ from forebay import run as engine
 from forebay.bench import save
 from forebay.bench.interrupt import Interrupt
 from forebay.errors import ForebayError, MachineError, RequestError, RunError
+from forebay.paths import abilities
 from forebay.stages import Stages
 from forebay.validate import counters, document
 from forebay.validate.needs import Ground, doubt, kind_of, unmet
@@ -225,7 +226,8 @@ class Validation:
         plan = planning.make(sweep, asks)
         runs = []
         for p in plan.points:
-            job = p.job if p.job.get("path") == "host" else {**p.job, "gpus": list(self.options.gpus[:1])}
+            on_host = "path" in p.job and not abilities(p.job["path"]).reaches_gpu
+            job = p.job if on_host else {**p.job, "gpus": list(self.options.gpus[:1])}
             if kind_of(self.options.sources[0]) == "directory":
                 job = {"create": True, **job}
             runs.append(Planned(f"{p.name} round {p.round}", job, partial(self._measure, job), p.changes))

@@ -4,17 +4,23 @@
 use super::roots::{text, Roots};
 use crate::Error;
 use forebay_io::auth::TLS_KEY_VARIABLE;
+use forebay_io::machine;
 use forebay_io::machine::finding::{Area, Check, CheckState};
 use forebay_io::machine::nvme_host::Identity;
 use forebay_model::units::readable_bytes as size;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_nvme::host::{self, ControllerInfo, NamespaceInfo, Session};
 use forebay_nvme::log::AnaState;
-use forebay_storage::source::nvme_tcp::{Link, Options, Tls};
-use std::net::{SocketAddr, TcpStream};
+use forebay_storage::source::nvme_tcp::{Address, Link, Options, Tls, Transport};
+use forebay_storage::source::Uri;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+/// Longest time for a host to accept a connection.
+const CONNECT: Duration = Duration::from_millis(500);
+/// Longest time for a name to resolve; a resolver's own time-outs are longer.
+const RESOLVE: Duration = Duration::from_secs(2);
 /// Longest time for any answer of the target.
 const ANSWER: Duration = Duration::from_secs(2);
 /// Segments of Ethernet's standard frames, with timestamps; larger ones cost less for each byte.
@@ -24,8 +30,72 @@ const CARRIES_LEAST: f64 = 25e9 / 8.0;
 /// Reads shorter than this cost a command each.
 const TRANSFER_LEAST: u32 = 128 << 10;
 
+/// Checks that connect from this machine to a namespace over TCP; None for any other source.
+pub(crate) fn from_here(roots: &Roots, source: &Uri) -> Option<Vec<Check>> {
+    let options = Options::of(source).filter(|options| options.transport == Transport::Tcp)?;
+    Some(addresses(roots, options))
+}
+
+/// Every address of a namespace, side by side: one that doesn't answer holds up no other.
+fn addresses(roots: &Roots, options: &Options) -> Vec<Check> {
+    let one = |address: &Address| {
+        let here = Options { addresses: vec![address.clone()], ..options.clone() };
+        let uri = here.to_string();
+        let (check, reached) = reach(&uri, &address.host, address.port, &here.nqn);
+        let more = reached.map_or_else(Vec::new, |to| checks(roots, &uri, &here, to));
+        [vec![check], more].concat()
+    };
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = options.addresses.iter().map(|address| scope.spawn(|| one(address))).collect();
+        asked.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
+    })
+}
+
+/// Checks that a listener accepts, and returns its address.
+fn reach(uri: &str, host: &str, port: u16, nqn: &str) -> (Check, Option<SocketAddr>) {
+    let check = |state, found: String| {
+        Check::new(Area::Source, format!("source.nvme_tcp {uri}"), "NVMe/TCP target", state, found)
+    };
+    let name = host.to_string();
+    let resolved = machine::within(RESOLVE, move || {
+        (name.as_str(), port).to_socket_addrs().map(|a| a.collect::<Vec<_>>())
+    });
+    let addresses = match resolved {
+        Some(Ok(addresses)) if !addresses.is_empty() => addresses,
+        Some(Err(error)) => {
+            let check = check(CheckState::Missing, format!("{host} doesn't resolve: {error}"))
+                .why("the host's name is unknown here")
+                .next(format!("getent hosts {host}"));
+            return (check, None);
+        }
+        _ => {
+            let check = check(CheckState::Missing, format!("{host} doesn't resolve"))
+                .why("no name server answered in time")
+                .next(format!("getent hosts {host}"));
+            return (check, None);
+        }
+    };
+    let started = Instant::now();
+    match TcpStream::connect_timeout(&addresses[0], CONNECT) {
+        Ok(_) => {
+            let ms = started.elapsed().as_secs_f64() * 1e3;
+            let check = check(CheckState::Works, format!("{}: accepts after {ms:.1} ms", addresses[0]));
+            (check, Some(addresses[0]))
+        }
+        Err(error) => {
+            let next = format!(
+                "on {host}: forebay serve SOURCE --nqn {nqn} --listen 0.0.0.0:{port}   # and open the port in its firewall"
+            );
+            let check = check(CheckState::Missing, format!("{}: {error}", addresses[0]))
+                .why(format!("nothing serves {uri} that this host can reach"))
+                .next(next);
+            (check, None)
+        }
+    }
+}
+
 /// Checks of one target that accepts connections at `address`.
-pub(crate) fn checks(roots: &Roots, uri: &str, options: &Options, address: SocketAddr) -> Vec<Check> {
+fn checks(roots: &Roots, uri: &str, options: &Options, address: SocketAddr) -> Vec<Check> {
     let say = Say { uri, options };
     let named = options.host_nqn.as_deref();
     let identity = named.map_or_else(Identity::of_this_machine, Identity::named);
@@ -491,5 +561,21 @@ mod tests {
             assert_eq!((found.state, found.next.is_some()), (state, state == CheckState::Limited), "{name}");
             assert_eq!(say.pacing(&roots, "[::1]:4420".parse().unwrap()).state, CheckState::Works);
         }
+    }
+
+    #[test]
+    fn a_listener_is_told_from_a_closed_port() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // On a busy machine a try may be over before it is looked at.
+        let tried = Instant::now();
+        while reach("x", "127.0.0.1", port, "nqn").0.state != CheckState::Works {
+            assert!(tried.elapsed() < Duration::from_secs(120), "nobody listens");
+        }
+        // The near end of a connection: nobody listens there, and nobody else gets the port.
+        let near_end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (closed, _) = reach("x", "127.0.0.1", near_end.local_addr().unwrap().port(), "nqn.a");
+        assert_eq!(closed.state, CheckState::Missing);
+        assert!(closed.next.unwrap().contains("--nqn nqn.a"));
     }
 }

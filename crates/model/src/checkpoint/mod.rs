@@ -218,9 +218,13 @@ impl CheckpointSpec {
             let found = "must be at least 10 ms".into();
             return bound(format!("‹interval_ms› {}", self.interval_ms), found, "‹interval_ms› 250".into());
         }
-        if matches!(self.path, PathKind::Mapped) {
+        if self.path.needs_page_cache() {
             let found = "it only copies what the page cache holds, and a checkpoint is read from storage";
-            return bound("‹path› mapped".into(), found.into(), "‹path› bounce, or gds".into());
+            return bound(
+                format!("‹path› {}", self.path.name()),
+                found.into(),
+                "‹path› bounce, or gds".into(),
+            );
         }
         if matches!(self.cache, Cache::Auto | Cache::Warm) {
             let found = "a checkpoint is read from storage: bypass or drop; allow, and the rule is broken";

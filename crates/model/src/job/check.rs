@@ -1,8 +1,8 @@
 //! Checks of a job that hold on any machine. What depends on the machine is found when the job opens.
 
 use super::{
-    Arrivals, Blend, Cache, Flow, JobSpec, Origin, PathKind, Priorities, SteadyRule, ARENA_BYTES_MAX,
-    DEPTH_MAX, FILE_NAME_DEFAULT,
+    Arrivals, Blend, Cache, Flow, JobSpec, Origin, Priorities, SteadyRule, ARENA_BYTES_MAX, DEPTH_MAX,
+    FILE_NAME_DEFAULT,
 };
 use crate::fio_blocks::Rule;
 use crate::iolog::Recast;
@@ -111,7 +111,7 @@ impl JobSpec {
         let Some(rounds) = self.parsed_rounds()? else { return Ok(()) };
         let asked = format!("‹dependent› {}", self.dependent.as_deref().unwrap_or_default());
         let other = [
-            (!matches!(self.path, PathKind::Host), "‹path› other than host"),
+            (!self.path.ends_in_host(), "‹path› other than host"),
             (self.writes(), "writes"),
             (self.batch != Some(rounds.width()) || self.depth != rounds.width(), "‹batch› or ‹depth›"),
             (self.io_bytes_max.is_some(), "a range of sizes"),
@@ -141,7 +141,7 @@ impl JobSpec {
                     if file.is_empty() { "names no file" } else { "is of one run, and there are several" };
                 return refused(asked, found, "‹write_iolog› FILE, without repeats");
             }
-            if !self.gpus.is_empty() || !matches!(self.path, PathKind::Host) {
+            if !self.gpus.is_empty() || !self.path.ends_in_host() {
                 return refused(asked, "lists I/Os into host memory", "‹path› host");
             }
         }
@@ -169,7 +169,7 @@ impl JobSpec {
         // What the list says, or what draws I/Os.
         let default = JobSpec::default();
         let other = [
-            (!matches!(self.path, PathKind::Host), "‹path› other than host"),
+            (!self.path.ends_in_host(), "‹path› other than host"),
             (self.workers_from == Origin::Auto, "‹workers› auto"),
             (!self.pairs.is_empty(), "‹pairs›"),
             (self.batch.is_some(), "‹batch›"),
@@ -302,7 +302,7 @@ impl JobSpec {
         if !self.writes() {
             return refused("‹atomic›", "nothing is written", "‹op› write, or no ‹atomic›");
         }
-        if !matches!(self.path, PathKind::Host | PathKind::Bounce) || self.cache != Cache::Bypass {
+        if !self.path.reads_by_kernel() || self.cache != Cache::Bypass {
             let found = "atomic writes are issued by the kernel and bypass the page cache";
             return refused("‹atomic›", found, "‹path› host ‹cache› bypass");
         }
@@ -387,7 +387,7 @@ impl JobSpec {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Op;
+    use super::super::{Op, PathKind};
     use super::*;
 
     fn job() -> JobSpec {

@@ -333,32 +333,30 @@ impl EmulateSpec {
     /// Paths, and what they have to do with where batches end and with what is done to their bytes.
     fn check_path(&self) -> Result<(), Error> {
         const NO_SUCH_BYTES: &str = "the host checks samples (level parse), and on this path they bypass it";
-        let by_cufile_or_map = matches!(self.path, PathKind::Gds | PathKind::Mapped);
-        let name = if self.path == PathKind::Gds { "gds" } else { "mapped" };
+        let name = self.path.name();
         let to = &self.destination;
-        if self.path == PathKind::Host && self.feeds_gpu() {
-            let asked = format!("‹path› host to --destination {to}");
+        if self.path.ends_in_host() && self.feeds_gpu() {
+            let asked = format!("‹path› {name} to --destination {to}");
             return refuse(asked, "it ends in host memory", "‹path› bounce, or --destination host");
         }
-        if by_cufile_or_map && !self.feeds_gpu() {
+        if self.path.bypasses_host() && !self.feeds_gpu() {
             let asked = format!("‹path› {name} to --destination {to}");
             return refuse(asked, "it ends in a GPU's memory", "--destination gpu:0, or ‹path› bounce");
         }
-        if by_cufile_or_map && self.level == Level::Parse {
+        if self.path.bypasses_host() && self.level == Level::Parse {
             let asked = format!("‹path› {name} with --level parse");
             return refuse(asked, NO_SUCH_BYTES, "--level bytes, or ‹path› bounce");
         }
-        if self.path == PathKind::Mapped && matches!(self.cache, Cache::Bypass | Cache::Drop) {
+        if self.path.needs_page_cache() && matches!(self.cache, Cache::Bypass | Cache::Drop) {
             let found = "it copies from the page cache: every byte would take another path";
             let next = "‹cache› allow or ‹cache› warm; ‹path› bounce for data on a drive";
-            return refuse("‹path› mapped without the page cache", found, next);
+            return refuse(format!("‹path› {name} without the page cache"), found, next);
         }
         self.check_direct()
     }
 
     fn check_direct(&self) -> Result<(), Error> {
-        let is_open = matches!(self.path, PathKind::Gds | PathKind::Auto);
-        if self.require_direct && !(is_open && self.feeds_gpu()) {
+        if self.require_direct && !(self.path.may_go_direct() && self.feeds_gpu()) {
             let found = "direct DMA goes only into GPU memory, by gds";
             return refuse(
                 "‹require_direct›",
@@ -378,7 +376,7 @@ impl EmulateSpec {
             let found = "data that passes through it is copied by a CPU";
             return refuse("‹require_direct› through the page cache", found, "‹cache› bypass");
         }
-        let maps = matches!(self.path, PathKind::Mapped | PathKind::Auto) && self.feeds_gpu();
+        let maps = self.path.may_map() && self.feeds_gpu();
         if self.pin_limit_bytes.is_some() && !maps {
             let next = "--destination gpu:0 ‹path› mapped, or no ‹pin_limit_bytes›";
             return refuse("‹pin_limit_bytes›", "only ‹path› mapped registers pages of files", next);

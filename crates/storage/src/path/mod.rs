@@ -329,6 +329,16 @@ mod tests {
             let rows: Vec<_> = PATHS.iter().filter(|path| path.kind() == kind).collect();
             assert_eq!(rows.len(), 1, "{kind:?}");
             assert_eq!(serde_json::to_value(kind).unwrap(), rows[0].name());
+            assert_eq!(PathKind::named(rows[0].name()), Some(kind));
+            let path = rows[0];
+            assert_eq!(kind.ends_in_host(), path.ends() == Ends::Host, "{kind:?}");
+            assert_eq!(kind.bypasses_host(), path.ends() == Ends::Gpu, "{kind:?}");
+            assert_eq!(kind.needs_page_cache(), path.cached() == Some(true), "{kind:?}");
+            assert_eq!(
+                kind.may_go_direct() && path.ends() == Ends::Gpu,
+                path.cached() == Some(false),
+                "{kind:?}"
+            );
         }
         assert_eq!(PATHS.len() + 1, PathKind::ALL.len());
     }

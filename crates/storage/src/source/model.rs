@@ -140,6 +140,13 @@ pub struct OpenModel {
     pub over: Option<Target>,
 }
 
+impl SharedDrive {
+    /// Returns a target of `bytes` that keeps the drive's times and has no content.
+    pub fn without_content(self, bytes: u64) -> Target {
+        Target::new("model", bytes, OpenModel { drive: self, over: None })
+    }
+}
+
 impl OpenSource for OpenModel {
     fn scheme(&self) -> &'static str {
         "model"
