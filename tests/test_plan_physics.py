@@ -97,7 +97,7 @@ def test_the_greatest_number_is_where_utilisation_crosses_what_it_must_reach(pla
         greatest = planner.training.greatest(setups)
         values = [e.value for e in greatest]
         assert values == sorted(values), (drive, dataset, values)
-        least = training.PASS_PCT[workload]
+        least = training.must_reach_pct(workload)
         for setup, e in zip(setups, greatest, strict=True):
             numbers = sorted({1.0, max(1.0, e.value), e.value + 1, e.value + 40})
             asked = [training.Setup(**{**setup.__dict__, "accelerators": n}) for n in numbers]

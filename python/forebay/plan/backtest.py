@@ -15,7 +15,7 @@ from forebay.plan.planner import AU_COLUMNS, Planner, load_of, mean_au, micron_v
 from forebay.plan.published import Row, number, where_of
 from forebay.plan.score import Cell
 from forebay.plan.tables import FORMS, Form
-from forebay.plan.training import PASS_PCT
+from forebay.plan.training import pass_pct
 
 Tables = Mapping[str, Sequence[Row]]
 FLOW_TABLES = ("gds_vs_cpu", "remote_vs_local", "snap_queues")
@@ -149,7 +149,7 @@ MODULES = (
         },
         baselines.mean_of_workload,
         "mean AU of the workload's other rows",
-        lambda row: PASS_PCT.get(row["workload"]),
+        lambda row: pass_pct(row["workload"]),
     ),
     Module(
         "user CPU",

@@ -65,7 +65,7 @@ def sheet_count(planner: Planner, table: str, row: Row) -> float:
     """As many as the drives' specification can feed at the AU that must be reached."""
     setup = setup_of(row)
     spec = catalogue.drive(setup.drive, planner.more).seq_read_mbps * setup.drives * 1e6 / 2**20
-    demand = training.DEMAND_MIBPS[setup.workload, setup.accelerator] * training.PASS_PCT[setup.workload] / 100
+    demand = training.DEMAND_MIBPS[setup.workload, setup.accelerator] * training.must_reach_pct(setup.workload) / 100
     return float(math.floor(spec / demand))
 
 
@@ -104,7 +104,7 @@ def mean_of_others(planner: Planner, table: str, row: Row) -> float:
 def demand_of_others(planner: Planner, table: str, row: Row) -> float:
     system = system_of(row)
     demand = training.DEMAND_MIBPS[system.workload, system.accelerator]
-    return (system.accelerators or 1.0) * demand * training.PASS_PCT[system.workload] / 100
+    return (system.accelerators or 1.0) * demand * training.must_reach_pct(system.workload) / 100
 
 
 def count_of_others(planner: Planner, table: str, row: Row) -> float:

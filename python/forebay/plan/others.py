@@ -15,7 +15,7 @@ from typing import Any
 
 from forebay.plan.estimate import Z80, Estimate, from_log
 from forebay.plan.fit import weighed
-from forebay.plan.training import DEMAND_MIBPS, PASS_PCT
+from forebay.plan.training import DEMAND_MIBPS, WORKLOADS
 
 RECORD_BYTES = {"unet3d": 146600628, "resnet50": 114660.07, "cosmoflow": 2828486}
 # Coefficients are drawn towards zero as if by so many rows' worth of evidence: which, the results of a line say.
@@ -112,7 +112,7 @@ class Others:
 
     def __init__(self, results: Sequence[Result]) -> None:
         self.au_line, self.count_line, self.ratio = {}, {}, {}
-        for workload in PASS_PCT:
+        for workload in WORKLOADS:
             here = [r for r in results if r.system.workload == workload]
             groups = [r.system.org for r in here]
             points = [r.au_pct for r in here]

@@ -222,7 +222,7 @@ def setup_of(row: Row, where: str = "") -> training.Setup:
 
 def _ask(row: Row, where: str) -> training.Ask | None:
     """Returns the demand of a row that says itself what AU must be reached; None where that is the rules' own."""
-    least, usual = number(row, "au_threshold_pct", where), training.PASS_PCT.get(row["workload"])
+    least, usual = number(row, "au_threshold_pct", where), training.pass_pct(row["workload"])
     if least is None or usual is None or least == usual:
         return None
     if not 0 < least <= 100:
