@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+from pathlib import Path
 
 import pytest
+from forebay import numbers
 from forebay import run as engine
 from forebay.errors import RequestError
 from forebay.flags import fields, parse_settings, set_field
@@ -57,9 +60,19 @@ def test_the_engine_reads_sizes_alike(text: str) -> None:
     assert (here or None) == there, "a size of 0 is refused there for being none"
 
 
-@pytest.mark.parametrize(("text", "value"), [(".5", 0.5), (".5s", 0.5), ("5.", 5.0), ("1.5m", 90.0), ("500ms", 0.5)])
-def test_a_time_needs_no_digit_on_either_side_of_its_point(text: str, value: float) -> None:
-    assert parse_seconds(text) == value
+def test_numbers_read_as_in_the_services() -> None:
+    """`forebayd` has its own, and is held to the same table."""
+    table = json.loads((Path(__file__).parent / "numbers.json").read_text())
+    said = {"bytes": numbers.bytes_, "significant": numbers.significant, "seconds": numbers.seconds}
+    said["count"] = lambda value: numbers.count(value, "host")
+    for kind, show in said.items():
+        assert [show(value) for value, _ in table[kind]] == [words for _, words in table[kind]]
+    for text, value in table["times"]:
+        try:
+            read = parse_seconds(text)
+        except RequestError:
+            read = None
+        assert read == value, text
 
 
 # What is typed → whether it is a time, a size, a rate and a percentage.

@@ -22,7 +22,7 @@ pub fn log_form(given: &Given) -> &str {
 }
 
 /// `10`, `10s`, `2m`, `1h`, `500ms`.
-fn seconds(text: &str, flag: &str) -> Result<Duration, Error> {
+pub(crate) fn seconds(text: &str, flag: &str) -> Result<Duration, Error> {
     let digits = text.trim().find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.trim().len());
     let (number, unit) = text.trim().split_at(digits);
     let factor = match unit.trim() {

@@ -1,4 +1,4 @@
-//! Numbers as the Python command prints them.
+//! Numbers as the Python command prints them: `tests/numbers.json` holds both to the same words.
 
 /// `31.2 GiB`; exact where it is short (`64 KiB`).
 pub fn bytes(value: u64) -> String {
@@ -29,7 +29,11 @@ pub fn significant(value: f64) -> String {
 
 pub fn seconds(value: f64) -> String {
     if value < 0.9995 {
-        return format!("{} ms", significant(value * 1e3));
+        return match value {
+            v if v < 1e-6 => format!("{} ns", significant(v * 1e9)),
+            v if v < 1e-3 => format!("{} µs", significant(v * 1e6)),
+            v => format!("{} ms", significant(v * 1e3)),
+        };
     }
     if value < 100.0 {
         return format!("{value:.1} s");
@@ -63,13 +67,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_read_well() {
-        assert_eq!([bytes(512), bytes(65536), bytes(3 << 29)], ["512 B", "64 KiB", "1.50 GiB"]);
-        assert_eq!([significant(0.0), significant(1234.4), significant(0.82)], ["0", "1,234", "0.820"]);
-        assert_eq!(
-            [seconds(0.5), seconds(12.34), seconds(125.0), seconds(7260.0)],
-            ["500 ms", "12.3 s", "2 min 05 s", "2 h 01 min"]
-        );
-        assert_eq!([count(1, "host"), count(1_234_567, "error")], ["1 host", "1,234,567 errors"]);
+    fn numbers_read_as_in_python() {
+        let table: serde_json::Value =
+            serde_json::from_str(include_str!("../../../tests/numbers.json")).unwrap();
+        type Show = fn(f64) -> String;
+        let shown: [(&str, Show); 4] = [
+            ("bytes", |value| bytes(value as u64)),
+            ("significant", significant),
+            ("seconds", seconds),
+            ("count", |value| count(value as u64, "host")),
+        ];
+        for (kind, show) in shown {
+            for row in table[kind].as_array().unwrap() {
+                assert_eq!(show(row[0].as_f64().unwrap()), row[1], "{kind}");
+            }
+        }
+        for row in table["times"].as_array().unwrap() {
+            let read = crate::asked::seconds(row[0].as_str().unwrap(), "--drain").ok();
+            assert_eq!(read.map(|time| time.as_secs_f64()), row[1].as_f64(), "{row}");
+        }
     }
 }
