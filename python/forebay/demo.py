@@ -439,7 +439,7 @@ SYSTEM = ("boot", "dev", "etc", "nix", "proc", "run", "snap", "sys", "usr", "var
 
 
 def mounted(table: Path = Path("/proc/self/mounts")) -> list[Path]:
-    """Where disks and network file systems are mounted, but for the root and what the system keeps for itself."""
+    """Mount points of disks and network file systems, but for the root and what the system keeps for itself."""
     try:
         rows = [line.split() for line in table.read_text(errors="replace").splitlines()]
     except OSError:
@@ -466,7 +466,7 @@ def roomiest(folders: Sequence[Path]) -> Path | None:
 
 
 def next_commands(folder: Path) -> list[str]:
-    """What to type for figures of that folder: each works as it stands."""
+    """Commands to type for figures of that folder: each works as it stands."""
     free = shutil.disk_usage(folder).free
     size = next((size for size in (8 << 30, 1 << 30, 256 << 20) if 4 * size <= free), 64 << 20)
     data = shlex.quote(str(folder / "forebay.data"))

@@ -1,4 +1,4 @@
-"""What a loader reads: files with samples of one size, and the layout of a sample."""
+"""Data that a loader reads: files with samples of one size, and the layout of a sample."""
 
 from __future__ import annotations
 

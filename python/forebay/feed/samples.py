@@ -242,7 +242,7 @@ class Flight:
 
 @dataclass
 class Counts:
-    """What was handed out."""
+    """Samples that were handed out."""
 
     began: float | None = None
     ended: float = 0.0
@@ -355,7 +355,7 @@ class Ahead:
             self._open.popitem()[1].close()
 
     def counted(self) -> _core._Counted:
-        """What a record says of it."""
+        """Its part of a record."""
         counts, all_bytes = self.counts, int(self.samples.sizes.sum())
         seconds = 0.0 if counts.began is None else counts.ended - counts.began
         return (

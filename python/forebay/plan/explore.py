@@ -48,7 +48,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Choices:
-    """What the controls offer."""
+    """Choices that the controls offer."""
 
     names: Sequence[str]
     paths: Sequence[str]

@@ -223,7 +223,7 @@ def utilisation(part: Part, drives: Storage, spec: Spec) -> dict[str, float]:
 
 
 def basis(option: int) -> str:
-    """Where the interval comes from, in words."""
+    """Origin of the interval, in words."""
     rows = [c for c in COMPARED if (c.option in OF_DRIVES) == (option in OF_DRIVES)]
     told = "; ".join(
         f"option {c.option} on {c.of}: {c.predicted[0]:.2f} GiB/s as published is predicted, {c.published[0]:.2f} was published"
@@ -235,7 +235,7 @@ def basis(option: int) -> str:
 
 
 def warnings(spec: Spec, part: Part) -> list[str]:
-    """What to know before relying on it."""
+    """Remarks to know before relying on it."""
     found = []
     if spec["option"] not in OF_DRIVES:
         found.append(OF_CLIENT)
@@ -249,7 +249,7 @@ def warnings(spec: Spec, part: Part) -> list[str]:
 
 
 def parameters(drives: Storage, option: int) -> list[Parameter]:
-    """What the answer rests on."""
+    """Sources that the answer rests on."""
     sheet, name = drives.drive, drives.drive.name
     latency, of_log, source, why = sheet.latency()
     found = []

@@ -232,7 +232,7 @@ def short_of(trial: Trial, least: int) -> dict[str, Any]:
 
 
 def remedy(trial: Trial, limit: str, least: int) -> str:
-    """What would change it."""
+    """Flags that would change it."""
     spec = kvcache.spec_of(trial.system, trial.option)
     if limit == "admission":
         return f"--admission {2 * spec['admission']}, which the closed division doesn't allow"

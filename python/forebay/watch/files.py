@@ -172,7 +172,7 @@ class Seen:
         return found
 
     def nothing(self) -> str:
-        """What was seen where none of it is data, and what to type."""
+        """Files that were seen where none of them is data, and what to type."""
         if self.under is not None:
             return f"it opened nothing with bytes in it under {shown(self.under)}: another --data"
         written = [f for f in self.files.values() if f.written]

@@ -234,7 +234,7 @@ def recalculated(stated: Mapping[str, Any], right: Mapping[str, Any], name: str,
 
 
 def summary_alone(stated: Mapping[str, Any], name: str, place: str) -> Iterator[Finding]:
-    """What shows without rank files: a percentile that is longer than any run."""
+    """Findings that show without rank files: a percentile that is longer than any run."""
     p95 = stated.get("aggregated_p95_latency_ms")
     if is_number(p95) and p95 / 1000.0 > DURATION_S:
         text = f"P95 of the time in storage is {significant(p95 / 1000.0, 4)} s, longer than the run of {DURATION_S:g} s"
