@@ -129,7 +129,7 @@ def test_a_load_pays_from_its_seconds_over_what_an_epoch_saves(
     for way in ("bulk", "gather"):
         part = part_of(way, load_s, memory_s, gathered_s)
         assert part["graph"]["bulk_wins_from_epochs"] == pays
-        found = {each["area"]: each["text"] for each in gnn_record.told(part)}
+        found = {each["area"]: each["text"] for each in gnn_record.reported(part)}
         assert list(found) == ["storage", "gds", "balance", "epochs"] and said in found["epochs"]
         if way == "bulk":
             assert f"{100 * load_s / (load_s + 30):.0f}" in found["storage"] and "out of the page cache" in found["storage"]

@@ -156,15 +156,15 @@ def _code_of(arguments: list[str] | None) -> int:
 
 
 def _unexpected(error: BaseException) -> int:
-    told = scarce.error(error)
-    if told is not None:
-        _say(f"forebay: {told}")
+    reported = scarce.error(error)
+    if reported is not None:
+        _say(f"forebay: {reported}")
     elif isinstance(error, OSError):
         _say(f"forebay: {error.filename or 'writing the output'}: {error.strerror}\n  try: df -h; ls -l; another place")
     else:
         raise error
     _give_up_output()
-    return told.exit_code if told is not None else BROKE
+    return reported.exit_code if reported is not None else BROKE
 
 
 def _have_streams() -> None:

@@ -196,8 +196,8 @@ class Tour:
         counts: dict[str, int] = {}
         for check in found["checks"]:
             counts[check["state"]] = counts.get(check["state"], 0) + 1
-        told = ", ".join(f"{n} {state}" for state, n in counts.items() if state != "not_applicable")
-        self.say(f"   {told}. Each line says what to type: forebay doctor {self.data.parent}")
+        reported = ", ".join(f"{n} {state}" for state, n in counts.items() if state != "not_applicable")
+        self.say(f"   {reported}. Each line says what to type: forebay doctor {self.data.parent}")
         return {"checks": counts}
 
     def sweep(self, cache: str) -> dict[str, Any]:

@@ -72,34 +72,34 @@ def rates(result: Mapping[str, Any], simulated: bool) -> Iterator[str]:
         if not is_number(seconds) or not math.isfinite(seconds) or seconds <= 0:
             continue
         for rate, amount, unit in (("throughput_gib_s", "bytes", GIB), ("iops", "ios", 1)):
-            told, count = part.get(rate), part.get(amount)
-            if not is_number(told) or not is_number(count) or not math.isfinite(told) or told < 0:
+            reported, count = part.get(rate), part.get(amount)
+            if not is_number(reported) or not is_number(count) or not math.isfinite(reported) or reported < 0:
                 continue
             right = count / unit / seconds
-            if abs(told - right) > RATE_OFF_MOST * max(told, right) + NEARLY:
-                yield f"{place}.{rate} is {told:.6g}, and {amount} by seconds give {right:.6g}"
+            if abs(reported - right) > RATE_OFF_MOST * max(reported, right) + NEARLY:
+                yield f"{place}.{rate} is {reported:.6g}, and {amount} by seconds give {right:.6g}"
 
 
 def utilisation(training: Mapping[str, Any]) -> Iterator[str]:
     """AU that doesn't follow from its epochs, or theirs from the times of their accelerators."""
     epochs = training.get("epochs")
     epochs = [e for e in epochs if isinstance(e, Mapping)] if isinstance(epochs, list) else []
-    rules, told = training.get("rule_set"), training.get("au_pct")
+    rules, reported = training.get("rule_set"), training.get("au_pct")
     for number, epoch in enumerate(epochs, start=1):
         right = of_spans(epoch.get("accelerators"), rules)
         au = epoch.get("au_pct")
         if right is not None and is_number(au) and abs(au - right) > AU_OFF_MOST:
             yield f"epoch {number} says AU {au:.2f} %, and the times of its accelerators give {right:.2f} %"
     each = [e.get("au_pct") for e in epochs if is_number(e.get("au_pct"))]
-    if is_number(told) and each:
+    if is_number(reported) and each:
         low, high = min(each) - AU_OFF_MOST, max(each) + AU_OFF_MOST
         right = sum(each) / len(each)
         by_sums = rules in RULE_SETS_BY_SUMS
-        if (by_sums and not low <= told <= high) or (not by_sums and abs(told - right) > AU_OFF_MOST):
-            yield f"AU is {told:.2f} %, and its epochs have {', '.join(f'{au:.2f}' for au in each[:5])}"
+        if (by_sums and not low <= reported <= high) or (not by_sums and abs(reported - right) > AU_OFF_MOST):
+            yield f"AU is {reported:.2f} %, and its epochs have {', '.join(f'{au:.2f}' for au in each[:5])}"
     least, passes = training.get("au_pct_min"), training.get("passes")
-    if passes is True and is_number(told) and is_number(least) and told < least - NEARLY:
-        yield f"it is said to pass with AU {told:.2f} %, below {least:g} %"
+    if passes is True and is_number(reported) and is_number(least) and reported < least - NEARLY:
+        yield f"it is said to pass with AU {reported:.2f} %, below {least:g} %"
 
 
 def of_spans(accelerators: Any, rules: Any) -> float | None:

@@ -242,8 +242,8 @@ def _field(row: dict[str, Any]) -> Field:
         [(kind, words)] = kind.items()
     text = row["help"].replace("{paths}", ", ".join(run.paths()))
     bound = Bound(**row["bound"]) if row["bound"] else None
-    told = (row["metavar"] or None, row["tells"], row["ends"], bound, row["needed"])
-    return Field(row["flag"], row["key"], kind, tuple(words), text, *told)
+    reported = (row["metavar"] or None, row["tells"], row["ends"], bound, row["needed"])
+    return Field(row["flag"], row["key"], kind, tuple(words), text, *reported)
 
 
 @cache

@@ -524,8 +524,8 @@ class Store:
     def _slot(self, key: Key) -> int:
         slot = self._held.get(key)
         if slot is None:
-            told = f"isn't there; {len(self)} are"
-            raise RequestError(f"block {key!r:.80} of {self.name}", told, "Store.prefix says which are")
+            reported = f"isn't there; {len(self)} are"
+            raise RequestError(f"block {key!r:.80} of {self.name}", reported, "Store.prefix says which are")
         return slot
 
     def _slots(self, keys: Sequence[Key]) -> list[int]:

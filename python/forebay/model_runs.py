@@ -100,8 +100,8 @@ def prepare_cache(files: list[Path], policy: str) -> None:
 def refuse_cached(share: float | None) -> None:
     """Raises MachineError where the page cache keeps more than a little of what was to be read cold."""
     if share is None or share > CACHED_MAX:
-        told = "it isn't known what is in memory" if share is None else f"{100 * share:.0f} % stay in memory"
-        raise MachineError("--cache cold", told, "a --dir on a drive, not in memory; or --cache any")
+        reported = "it isn't known what is in memory" if share is None else f"{100 * share:.0f} % stay in memory"
+        raise MachineError("--cache cold", reported, "a --dir on a drive, not in memory; or --cache any")
 
 
 def place_for(folder: Path, names: Sequence[str]) -> Path:

@@ -389,8 +389,8 @@ class World:
     def _stop_others(self, why: str) -> None:
         for rank in range(self.size):
             if rank != self.rank:
-                told = f"rank {self.rank} on {self.host}: {why}"
-                self._sends.append(self.comm.isend(told, dest=rank, tag=TAG_STOP))
+                reported = f"rank {self.rank} on {self.host}: {why}"
+                self._sends.append(self.comm.isend(reported, dest=rank, tag=TAG_STOP))
 
     def _keep_part(self, record: Record) -> None:
         """A launcher that is ended kills its ranks soon: keep this one's part before trying to merge."""

@@ -97,11 +97,11 @@ def spare(descriptors: int, threads: int, otherwise: str) -> None:
             thread.start()
             started.append(thread)
     except (OSError, RuntimeError, MemoryError) as raised:
-        told = error(raised)
-        if told is None:
+        reported = error(raised)
+        if reported is None:
             raise
-        told.next += f"; or {otherwise}"
-        raise told from None
+        reported.next += f"; or {otherwise}"
+        raise reported from None
     finally:
         over.set()
         for thread in started:

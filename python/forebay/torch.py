@@ -82,8 +82,8 @@ def load_model(
     filled = {_memory(own[name]) for name in found if name in own}
     left = {name for name in missing if _memory(own[name]) not in filled}
     if strict and (left or unexpected):
-        told = [f"missing: {', '.join(sorted(left))}"] * bool(left) + [f"unexpected: {', '.join(unexpected)}"] * bool(unexpected)
-        raise RuntimeError(f"{filename} doesn't fit {type(model).__name__}: {'; '.join(told)}")
+        words = [f"missing: {', '.join(sorted(left))}"] * bool(left) + [f"unexpected: {', '.join(unexpected)}"] * bool(unexpected)
+        raise RuntimeError(f"{filename} doesn't fit {type(model).__name__}: {'; '.join(words)}")
     return left, list(unexpected)
 
 

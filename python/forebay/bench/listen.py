@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def option(command: Callable[..., Any]) -> Callable[..., Any]:
-    told = "Serve Prometheus metrics during the run, on this port or HOST:PORT."
-    return click.option("--metrics", metavar="ADDRESS", help=told)(command)
+    reported = "Serve Prometheus metrics during the run, on this port or HOST:PORT."
+    return click.option("--metrics", metavar="ADDRESS", help=reported)(command)
 
 
 @contextmanager

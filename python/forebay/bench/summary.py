@@ -248,8 +248,8 @@ def power(record: dict[str, Any]) -> str:
         asked = {k.removeprefix("result.power."): v for k, v in (record.get("missing") or {}).items()}
         meters = {m: why for m, why in asked.items() if not m.startswith(("result", "cache"))}
         if not meters or (record["job"].get("power") or []):
-            told = not_measured(record, "result.power", "no meter answered")
-            return told + (f" ({'; '.join(f'{m}: {why}' for m, why in meters.items())})" if meters else "")
+            reported = not_measured(record, "result.power", "no meter answered")
+            return reported + (f" ({'; '.join(f'{m}: {why}' for m, why in meters.items())})" if meters else "")
         return f"not measured: no meter here ({', '.join(meters)}) → forebay doctor"
     parts = []
     for meter in found:

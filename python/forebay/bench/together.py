@@ -183,7 +183,7 @@ def _watch(
     sections: Sequence[Section], tasks: Sequence[Task], watch: Any, endpoint: Any, interrupt: Interrupt
 ) -> None:
     """Until all are over: shows how it goes, and ends those whose time is over with another's."""
-    told, over = False, set()
+    reported, over = False, set()
     while True:
         for section in sections:
             if section.is_over() and section.task.name not in over:
@@ -191,8 +191,8 @@ def _watch(
                 _end_others(section, sections)
         if all(s.is_over() for s in sections):
             return
-        if interrupt.requested and not told:
-            told = True
+        if interrupt.requested and not reported:
+            reported = True
             for section in sections:
                 section.stop()
         merged = together([s.latest for s in sections if s.latest is not None])
@@ -328,8 +328,8 @@ def main() -> None:
     except ForebayError as error:
         kept = getattr(error, "record", None)
         kept = json.loads(kept) if isinstance(kept, str) else kept
-        told = [type(error).__name__, error.asked, error.found, error.next]
-        _say({"error": told, "record": kept, "interrupted": stopped.is_set()})
+        reported = [type(error).__name__, error.asked, error.found, error.next]
+        _say({"error": reported, "record": kept, "interrupted": stopped.is_set()})
     except KeyboardInterrupt:
         _say({"interrupted": True})
 

@@ -329,8 +329,8 @@ def conclude(
         click.echo(f"forebay: I/Os: {summary.errors(record['result']['errors'])}", err=True)
     if record is not None and not saved and outcome.exit_code in (BROKE, INTERRUPTED):
         rescued = save.rescue(record)
-        told = f"what was measured is in {rescued}" if rescued else "what was measured could not be saved"
-        click.echo(f"forebay: {told}", err=True)
+        reported = f"what was measured is in {rescued}" if rescued else "what was measured could not be saved"
+        click.echo(f"forebay: {reported}", err=True)
     if outcome.error is not None:
         click.echo(f"forebay: {outcome.error}", err=True)
     elif record is None and outcome.ended_by:

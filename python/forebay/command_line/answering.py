@@ -132,23 +132,23 @@ class _Verb:
 
         own = {f"--{f.flag}": f for f in fields()}
         field = _MEANS.get(flag) or (flag[2:] if flag in own else None)
-        told = None if field else answer_to(flag)
+        reported = None if field else answer_to(flag)
         if flag in _SOURCES and not self.takes_jobs:
-            told = answer_to(flag)
+            reported = answer_to(flag)
             found = self._said("source") or self._argument()
         elif field:
             metavar = own[f"--{field}"].metavar
-            told = f"--{field} {metavar}" if metavar else f"--{field}"
-            found = self._of_field(field, told)
+            reported = f"--{field} {metavar}" if metavar else f"--{field}"
+            found = self._of_field(field, reported)
         else:
-            if told and len(flag) == 2 and not self.takes_jobs:
-                told = _without_commands(told, self.path) if told.startswith("-") else None
-            found = told and self._of_text(told)
+            if reported and len(flag) == 2 and not self.takes_jobs:
+                reported = _without_commands(reported, self.path) if reported.startswith("-") else None
+            found = reported and self._of_text(reported)
         if found:
             return RequestError(flag, f"is not a flag of {self.path}", found)
-        if told is None or not flag.startswith("--"):
+        if reported is None or not flag.startswith("--"):
             return None
-        return RequestError(flag, f"is not a flag of {self.path}, which has no such setting", self._elsewhere(told))
+        return RequestError(flag, f"is not a flag of {self.path}, which has no such setting", self._elsewhere(reported))
 
     def answer_to_one_dash(self, flag: str) -> RequestError | None:
         """Returns the advice for `-name`; None for one that nobody has."""
@@ -167,13 +167,13 @@ class _Verb:
                 return 0 if option.is_flag or option.count else option.nargs
         return 0
 
-    def _of_field(self, field: str, told: str) -> str | None:
+    def _of_field(self, field: str, reported: str) -> str | None:
         """`told`, which sets `field`, as this verb has it."""
         option = self.options.get(f"--{field}")
         if option is not None:
             metavar = "" if option.is_flag else f" {option.make_metavar(self.context)}"
             return f"--{field}{metavar}"
-        return self._said(field) or (_as_settings(told) if self.has_settings else None)
+        return self._said(field) or (_as_settings(reported) if self.has_settings else None)
 
     def _said(self, field: str) -> str | None:
         rows = INSTEAD.get(field, {})
@@ -185,64 +185,64 @@ class _Verb:
         takes_some = re.search("SOURCE|DIR|FILE", " ".join(pieces))
         return f"the file or folder, without a flag: {self.path} {' '.join(pieces)}" if takes_some else None
 
-    def _of_text(self, told: str) -> str | None:
+    def _of_text(self, reported: str) -> str | None:
         """A text about bench, for this verb: those of its alternatives that it has."""
         if self.takes_jobs:
-            told = re.sub(r"^(the (?:file|folder) .*)forebay bench", rf"\1{self.path}", told)
-        if not told.startswith("-"):
-            told = _as_names(told) if self.has_settings else told
-            return told if self._has_all_of(told) else None
-        field = _FLAG.findall(told)[0].removeprefix("--")
+            reported = re.sub(r"^(the (?:file|folder) .*)forebay bench", rf"\1{self.path}", reported)
+        if not reported.startswith("-"):
+            reported = _as_names(reported) if self.has_settings else reported
+            return reported if self._has_all_of(reported) else None
+        field = _FLAG.findall(reported)[0].removeprefix("--")
         if not self.takes_jobs and (said := self._said(field)):
             return said
-        if self._has_all_of(told):
-            return told
-        parts = [self._part(part) for part in re.split(", or |; ", told)]
-        return ", or ".join(part for part in parts if part) or self._of_field(field, told)
+        if self._has_all_of(reported):
+            return reported
+        parts = [self._part(part) for part in re.split(", or |; ", reported)]
+        return ", or ".join(part for part in parts if part) or self._of_field(field, reported)
 
-    def _part(self, told: str) -> str | None:
-        if self._has_all_of(told):
-            return told
-        return _as_settings(told) if self.has_settings else None
+    def _part(self, reported: str) -> str | None:
+        if self._has_all_of(reported):
+            return reported
+        return _as_settings(reported) if self.has_settings else None
 
     def _has_all_of(self, text: str) -> bool:
         """Returns whether it has the flags in `text`: not those of whole commands, nor those in brackets, which are others'."""
         return set(_FLAG.findall(re.sub(r"\(.*?\)", "", _COMMAND.sub("", text)))) <= set(self.options)
 
-    def _elsewhere(self, told: str) -> str:
+    def _elsewhere(self, reported: str) -> str:
         """Names the verb that has `told`: another one of the same group, else bench."""
         group = self.context.parent.command if self.context.parent else None
-        named = set(_FLAG.findall(told))
+        named = set(_FLAG.findall(reported))
         if " " in self.words and isinstance(group, click.Group):
             run = group.get_command(self.context, "run")
             if run is not None and named and named <= set(_options(run)):
-                return f"{self.path.rpartition(' ')[0]} run {told}"
-        return f"forebay bench SOURCE {told}" if told.startswith("-") else f"in forebay bench, {told}"
+                return f"{self.path.rpartition(' ')[0]} run {reported}"
+        return f"forebay bench SOURCE {reported}" if reported.startswith("-") else f"in forebay bench, {reported}"
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:
     return {name: p for p in command.params if isinstance(p, click.Option) for name in p.opts}
 
 
-def _without_commands(told: str, path: str) -> str | None:
+def _without_commands(reported: str, path: str) -> str | None:
     """The parts of `told` that aren't commands of other verbs than `path`."""
-    parts = [p for p in re.split(", or |; ", told) if not p.startswith("forebay ") or p.startswith(f"{path} ")]
+    parts = [p for p in re.split(", or |; ", reported) if not p.startswith("forebay ") or p.startswith(f"{path} ")]
     return ", or ".join(parts) or None
 
 
-def _as_names(told: str) -> str:
+def _as_names(reported: str) -> str:
     """Fields by the names that a sweep gives them."""
     from forebay.flags import by_name
 
-    return _SETTING.sub(lambda m: m[0].removeprefix("--") if m[1] in by_name() else m[0], told)
+    return _SETTING.sub(lambda m: m[0].removeprefix("--") if m[1] in by_name() else m[0], reported)
 
 
-def _as_settings(told: str) -> str | None:
+def _as_settings(reported: str) -> str | None:
     """`--op write --create` → `--set op=write --set create=yes`; None where a flag is no field of a job."""
     from forebay.flags import by_name
 
     fields = by_name()
-    if not all(name in fields for name, _ in _SETTING.findall(told)):
+    if not all(name in fields for name, _ in _SETTING.findall(reported)):
         return None
 
     def setting(match: re.Match[str]) -> str:
@@ -251,4 +251,4 @@ def _as_settings(told: str) -> str | None:
             return f"--set {match[1]}=yes" + (f" {value}" if value else "")
         return f"--set {match[1]}={value or field.metavar}"
 
-    return _SETTING.sub(setting, told)
+    return _SETTING.sub(setting, reported)

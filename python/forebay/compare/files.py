@@ -16,7 +16,7 @@ from typing import IO, Any
 from forebay import pipes
 from forebay import run as engine
 from forebay.compare.bounds import Bound, judge
-from forebay.compare.verdict import told
+from forebay.compare.verdict import reported
 from forebay.compare.work import Work
 from forebay.doubts import contradictions
 from forebay.environment import differing
@@ -284,7 +284,7 @@ def _point(a: Work, b: Work, metric: Metric, tolerance_pct: float, confidence: f
     ratio = unpaired_ratio(samples[0], samples[1], confidence)
     interval = None if ratio.low is None or ratio.high is None else [ratio.low, ratio.high]
     row["ratio"] = {"estimate": ratio.estimate, "ci95": interval}
-    return {**row, "verdict": told(ratio, metric, tolerance_pct)}
+    return {**row, "verdict": reported(ratio, metric, tolerance_pct)}
 
 
 def _overall(points: list[dict[str, Any]], metric: Metric, tolerance_pct: float) -> dict[str, Any] | None:
@@ -299,7 +299,7 @@ def _overall(points: list[dict[str, Any]], metric: Metric, tolerance_pct: float)
         "estimate": ratio.estimate,
         "ci95": [ratio.low, ratio.high],
         "points": ratio.n,
-        "verdict": told(ratio, metric, tolerance_pct),
+        "verdict": reported(ratio, metric, tolerance_pct),
     }
 
 

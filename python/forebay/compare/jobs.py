@@ -22,7 +22,7 @@ from forebay.compare.bounds import judge as judge_bounds
 from forebay.compare.gate import Gate
 from forebay.compare.subject import Subject
 from forebay.compare.typed import Typed
-from forebay.compare.verdict import judge, told
+from forebay.compare.verdict import judge, reported
 from forebay.compare.work import Work
 from forebay.errors import ForebayError, MachineError, RunError
 from forebay.metrics import Metric
@@ -290,7 +290,7 @@ def _judged(
     ratio = ratio_of(pairs, metric) if pairs else Interval(1.0, None, None, 0)
     found = judge(ratio, metric, limits.until_pct, noise, longer).as_dict()
     if gate.tolerance_pct is not None:
-        found["gate"] = told(ratio, metric, gate.tolerance_pct)
+        found["gate"] = reported(ratio, metric, gate.tolerance_pct)
     return {"metric": metric.name, "verdict": found}
 
 

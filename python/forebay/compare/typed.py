@@ -85,8 +85,8 @@ def subjects(words: tuple[str, ...], texts: list[str], pythons: list[str | None]
     flags = tuple(flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts))
     for word in words:
         if word.partition("=")[0] in TAKEN:
-            told = f"{word}: each run's record goes to compare, which repeats the runs itself"
-            raise RequestError(f"-- {' '.join(words)}", told, f"no {word} there; before the --, -o and --json are compare's")
+            reported = f"{word}: each run's record goes to compare, which repeats the runs itself"
+            raise RequestError(f"-- {' '.join(words)}", reported, f"no {word} there; before the --, -o and --json are compare's")
     made = []
     for name, text, python in zip("AB", texts, pythons, strict=True):
         own = _flags_of(text, command, path)

@@ -107,7 +107,7 @@ def quieter(ratio: Interval, asked_pct: float, noise: dict[str, Any] | None, lon
     return "; ".join(hints)
 
 
-def told(ratio: Interval, metric: Metric, tolerance_pct: float) -> str:
+def reported(ratio: Interval, metric: Metric, tolerance_pct: float) -> str:
     """`ratio` is A ÷ B. worse, better, ok (surely not worse), unsure, or one run (no interval)."""
     good = ratio.inverse() if metric.higher_is_better else ratio
     if good.low is None or good.high is None:

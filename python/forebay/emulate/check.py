@@ -88,23 +88,23 @@ def result(runs: Sequence[Run]) -> dict[str, Any] | None:
 
 def lines(document: dict[str, Any]) -> list[str]:
     found = document["result"]
-    told = []
+    reported = []
     if found:
         what = f"{found['workload']}, {found['accelerators']:,} × {str(found['accelerator']).upper()}"
         means = f"AU {found['au_pct']:.2f} %, {found['samples_per_s']:,.2f} samples/s"
-        told.append(f"{what}: {means}   ({document['label']})")
+        reported.append(f"{what}: {means}   ({document['label']})")
     for verdict in document["verdicts"]:
         runs = verdict["runs"]
         some = 0 < len(runs) < len(document["runs"]) and verdict["ok"] is not True
         about = f"   [{', '.join(runs[:4])}{', …' if len(runs) > 4 else ''}]" if some else ""
-        told.append(f"{MARKS[verdict['ok']]} {verdict['id']:<11}{verdict['why']}{about}")
+        reported.append(f"{MARKS[verdict['ok']]} {verdict['id']:<11}{verdict['why']}{about}")
     if passed := document["passed_over"]:
-        told.append(f"skipped, results of checkpoints: {', '.join(passed[:4])}{', …' if len(passed) > 4 else ''}")
+        reported.append(f"skipped, results of checkpoints: {', '.join(passed[:4])}{', …' if len(passed) > 4 else ''}")
     division, rules = document["division"], document["rules"]
     if not document["stands"]:
-        told.append(f"These results break rules of {rules}'s {division} division.")
+        reported.append(f"These results break rules of {rules}'s {division} division.")
     elif document["untold"]:
-        told.append(f"No rule of {rules}'s {division} division is broken; unknown: {', '.join(document['untold'])}.")
+        reported.append(f"No rule of {rules}'s {division} division is broken; unknown: {', '.join(document['untold'])}.")
     else:
-        told.append(f"These results comply with every rule of {rules}'s {division} division that Forebay checks.")
-    return told
+        reported.append(f"These results comply with every rule of {rules}'s {division} division that Forebay checks.")
+    return reported

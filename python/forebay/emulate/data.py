@@ -90,8 +90,8 @@ def check_number(request: Request) -> None:
         return
     files, key = request.files or 0, "dataset.num_files_train"
     if 0 < has < files:
-        told = f"holds {has:,} .{ending_of(request.workload.format)} files, and {key} is {files:,}"
-        raise RequestError(f"--data {request.data[0]}", told, f"--files {has}, or {making(request)} --data {request.data[0]}")
+        words = f"holds {has:,} .{ending_of(request.workload.format)} files, and {key} is {files:,}"
+        raise RequestError(f"--data {request.data[0]}", words, f"--files {has}, or {making(request)} --data {request.data[0]}")
     if has > files:
         click.echo(f"forebay: {key} is {files:,}: of {has:,} files the first {files:,} are read; --files {has} for all", err=True)
 
@@ -106,19 +106,19 @@ def check_size(request: Request, accelerators: int, hosts: int = 1, exact: bool 
     asked = f"--{request.division} by {request.rules}"
     wanted = size(request.workload, request.rules, accelerators, memory_of_this_host() * hosts)
     if has is None:
-        told = f"how many files {request.data[0]} has isn't known in advance, and the rules require {wanted.files:,} [data-size]"
-        raise RequestError(asked, told, f"--files {wanted.files}")
+        words = f"how many files {request.data[0]} has isn't known in advance, and the rules require {wanted.files:,} [data-size]"
+        raise RequestError(asked, words, f"--files {wanted.files}")
     if has < wanted.files:
         number = f"{accelerators:,} accelerator{'s need' if accelerators > 1 else ' needs'}"
-        told = f"the data set has {has:,} files, and {number} {wanted.files:,} [data-size]"
+        words = f"the data set has {has:,} files, and {number} {wanted.files:,} [data-size]"
         several = f" --hosts {hosts}" if hosts > 1 else ""
         next = f"{making(request)} --accelerators {accelerators}{several} --rules {request.rules} --data DIR"
         if request.files is not None and (found_files(request) or 0) >= wanted.files:
             next = f"--files {wanted.files}"
-        raise RequestError(asked, told, next)
+        raise RequestError(asked, words, next)
     if exact and has > wanted.files and is_exact(request):
-        told = f"{has:,} files are more than the {wanted.files:,} that datasize gives [data-size]"
-        raise RequestError(asked, told, f"--files {wanted.files}")
+        words = f"{has:,} files are more than the {wanted.files:,} that datasize gives [data-size]"
+        raise RequestError(asked, words, f"--files {wanted.files}")
 
 
 def is_exact(request: Request) -> bool:
@@ -140,8 +140,8 @@ def check_memory(request: Request, accelerators: int) -> None:
     wanted = accelerators * max(request.prefetch, 1) * request.workload.batch_bytes
     has, limit = memory_and_limit()
     if wanted > has:
-        told = f"{wanted / GIB:,.1f} GiB of batches read ahead don't fit into {has / GIB:,.1f} GiB of memory"
+        words = f"{wanted / GIB:,.1f} GiB of batches read ahead don't fit into {has / GIB:,.1f} GiB of memory"
         next = "--destination drop, or fewer"
         if limit:
-            told, next = f"{told}, the limit in {limit}", f"{next}; or a container with more memory (docker run --memory SIZE)"
-        raise MachineError(f"--accelerators {accelerators} --destination host", told, next)
+            words, next = f"{words}, the limit in {limit}", f"{next}; or a container with more memory (docker run --memory SIZE)"
+        raise MachineError(f"--accelerators {accelerators} --destination host", words, next)

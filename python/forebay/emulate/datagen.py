@@ -210,13 +210,13 @@ def lines(record: dict[str, Any]) -> list[str]:
     if record["dry_run"]:
         found = f"; {record['files_found']:,} of them already exist" if record["files_found"] else ""
         return [f"would create {size} in {record['data']}{found}"]
-    told = [f"{record['data']}: {size}"]
+    words = [f"{record['data']}: {size}"]
     if record["files_found"]:
-        told.append(f"found     {record['files_found']:,} files that were finished before")
+        words.append(f"found     {record['files_found']:,} files that were finished before")
     if record["files_made"]:
         way = "bypassing the page cache" if record["direct"] else "through the page cache"
         rate = f"{record['throughput_gib_s']:.2f} GiB/s {way}, {record['cpu_s_per_gib']:.2f} CPU-seconds per GiB"
-        told.append(f"created   {record['files_made']:,} files in {format_duration(record['seconds'])}: {rate}")
+        words.append(f"created   {record['files_made']:,} files in {format_duration(record['seconds'])}: {rate}")
     if record["check"]:
-        told.append(f"checked   {record['check']['files']:,} files in {format_duration(record['check']['seconds'])}: all good")
-    return told
+        words.append(f"checked   {record['check']['files']:,} files in {format_duration(record['check']['seconds'])}: all good")
+    return words

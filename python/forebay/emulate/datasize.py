@@ -193,16 +193,16 @@ def lines(w: Training, rules: str, accelerators: int, hosts: int, memory: int, f
     }
     other = {"memory": f"the steps alone would require {found.files_by_steps:,}"}
     other["steps"] = f"the memory alone would require {found.files_by_memory:,}"
-    told = [
+    reported = [
         f"files     {found.files:,}, because of {because[found.by]}; {other[found.by]}",
         f"samples   {found.samples:,}, {found.bytes / GIB:,.4g} GiB at the nominal record size",
         f"steps     {found.steps_per_epoch:,} per epoch with {accelerators} {w.accelerator.upper()}",
         f"one run   {format_duration(run_seconds(w, found))} at least, for {w.epochs} epoch{'s' * (w.epochs > 1)}",
     ]
     if folders(found.files):
-        told.append(f"folders   {folders(found.files)}: folders of more than {FILES_PER_FOLDER:,} files are slow to list")
+        reported.append(f"folders   {folders(found.files)}: folders of more than {FILES_PER_FOLDER:,} files are slow to list")
     if found.steps_per_epoch < STEPS_MIN:
         short = f"{rules}'s formula rounds down, which leaves {found.steps_per_epoch} of {STEPS_MIN} steps"
-        told.append(f"note      {short}; --rules text rounds up")
-    told.append(f"next      forebay emulate datagen {source} --files {found.files} --data DIR")
-    return told
+        reported.append(f"note      {short}; --rules text rounds up")
+    reported.append(f"next      forebay emulate datagen {source} --files {found.files} --data DIR")
+    return reported

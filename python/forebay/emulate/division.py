@@ -106,17 +106,17 @@ def check(request: Request) -> None:
         return
     found = list(breaches(request))
     if found:
-        told = "; ".join(f"{b.what} [{b.id}]" for b in found)
+        reported = "; ".join(f"{b.what} [{b.id}]" for b in found)
         ways = "; ".join(dict.fromkeys(b.next for b in found))
-        raise RequestError(f"--{request.division} by {request.rules}", told, f"{ways}; or no --{request.division}")
+        raise RequestError(f"--{request.division} by {request.rules}", reported, f"{ways}; or no --{request.division}")
 
 
 def check_warm_up(request: Request, wanted: bool) -> bool:
     """Checks whether a run that doesn't count comes before the others. RequestError where it is `wanted`, and rules forbid
     it."""
     if wanted and request.division is not None and request.rules in EMPTIED:
-        told = "these rules forbid a run that warms caches [runs]"
-        raise RequestError(f"--warmup-run --{request.division} by {request.rules}", told, "without --warmup-run")
+        reported = "these rules forbid a run that warms caches [runs]"
+        raise RequestError(f"--warmup-run --{request.division} by {request.rules}", reported, "without --warmup-run")
     return wanted or request.division is not None and request.rules in WARMED_UP
 
 

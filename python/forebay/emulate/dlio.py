@@ -134,8 +134,8 @@ def load(
         click.echo(f"forebay: {file}: without effect on training: {', '.join(without)}", err=True)
     shuffles = workload.file_shuffle or workload.sample_shuffle
     if needs_training and shuffles and workload.epochs > 1 and found.flat.get("train.seed_change_epoch") is False:
-        told = "train.seed_change_epoch is false, but Forebay shuffles every epoch anew, which doesn't favour caches"
-        click.echo(f"forebay: {file}: {told}", err=True)
+        reported = "train.seed_change_epoch is false, but Forebay shuffles every epoch anew, which doesn't favour caches"
+        click.echo(f"forebay: {file}: {reported}", err=True)
     return workload, rules or (has[0].rules[0] if has else "v1.0"), found.run(workload.files)
 
 
@@ -193,8 +193,8 @@ class File:
     def workload(self, stem: str, accelerator: str, trains: bool = True) -> Training:
         self._refuse_checkpoints()
         if trains and self.flat.get("workflow.train") is False:
-            told = "is false: nothing trains, so nothing is emulated"
-            raise self.bad("workflow.train", told, f"forebay emulate datagen --dlio {self.origin}")
+            reported = "is false: nothing trains, so nothing is emulated"
+            raise self.bad("workflow.train", reported, f"forebay emulate datagen --dlio {self.origin}")
         name = str(self.flat.get("model.name") or stem)
         table: dict[str, Any] = {**DEFAULTS, "name": name, "title": name, "status": "own", "rules": RULES[:3]}
         for key, ours in CONSTANTS.items():

@@ -97,8 +97,8 @@ def _replicas(found: dlio.File, ranks: int | None, model_ranks: int) -> int:
     """Returns the number of copies of the model that so many ranks hold."""
     if ranks is None or ranks < model_ranks or ranks % model_ranks:
         each = f"a multiple of tensor × pipeline, {model_ranks}"
-        told = "is missing" if ranks is None else f"is missing, and {ranks} ranks aren't {each}"
-        raise found.bad("model.parallelism.data", told, f"--ranks {model_ranks}, or {each}")
+        reported = "is missing" if ranks is None else f"is missing, and {ranks} ranks aren't {each}"
+        raise found.bad("model.parallelism.data", reported, f"--ranks {model_ranks}, or {each}")
     return ranks // model_ranks
 
 
@@ -131,5 +131,5 @@ def check_closed(file: str, workload: Checkpoint) -> None:
     published = of_name(workload.name)
     odd = [key for key in MODEL if published is None or getattr(published, key) != getattr(workload, key)]
     if odd:
-        told = f"{workload.name} isn't a published model" if published is None else f"{', '.join(odd)} not as published"
-        raise RequestError(f"--dlio {file} --closed", f"{told} [workload]", f"--workload {', '.join(models())}")
+        reported = f"{workload.name} isn't a published model" if published is None else f"{', '.join(odd)} not as published"
+        raise RequestError(f"--dlio {file} --closed", f"{reported} [workload]", f"--workload {', '.join(models())}")

@@ -127,9 +127,9 @@ def check_alike(hosts: Sequence[str], specs: Sequence[Spec]) -> None:
     for host, spec in zip(hosts, specs, strict=True):
         counts[host] = counts.get(host, 0) + int(spec["accelerators"])
     if len({int(s["accelerators"]) for s in specs}) > 1 or len(set(counts.values())) > 1:
-        told = ", ".join(f"{n} on {host}" for host, n in counts.items())
+        reported = ", ".join(f"{n} on {host}" for host, n in counts.items())
         raise RequestError(
-            "--accelerators under mpirun", f"hosts differ ({told}): the rules require the same number on each",
+            "--accelerators under mpirun", f"hosts differ ({reported}): the rules require the same number on each",
             "mpirun --map-by node"
         )
 
@@ -141,8 +141,8 @@ def files_read(spec: Spec, ranks: int) -> int | None:
     sources = " ".join(spec["data"])
     named = [parsed(source) for source in spec["data"]]
     if ranks > 1 and any(source.drive is not None and not source.parts for source in named):
-        told = "a modelled drive in virtual time can't be shared by several processes"
-        raise RequestError(f"--data {sources}", told, "all accelerators in one process, without mpirun")
+        reported = "a modelled drive in virtual time can't be shared by several processes"
+        raise RequestError(f"--data {sources}", reported, "all accelerators in one process, without mpirun")
     missing = [source for source in spec["data"] if data.is_missing(source)]
     if missing:
         raise RequestError(f"--data {missing[0]}", "there is no such folder", "forebay emulate datagen, or another --data")
@@ -159,8 +159,8 @@ def check_files(hosts: Sequence[str], counts: Sequence[int | None]) -> None:
     for rank, count in known:
         first, wanted = known[0]
         if count != wanted:
-            told = f"{count:,} files on rank {rank} ({hosts[rank]}), {wanted:,} on rank {first} ({hosts[first]})"
-            raise RequestError("--data on several hosts", told, "the same files on every host, or --files")
+            reported = f"{count:,} files on rank {rank} ({hosts[rank]}), {wanted:,} on rank {first} ({hosts[first]})"
+            raise RequestError("--data on several hosts", reported, "the same files on every host, or --files")
 
 
 def run(world: World, spec: Spec, observe: Callable[[dict[str, Any]], None], interrupt: Any) -> Record:

@@ -94,9 +94,9 @@ def published(runs: Sequence[Run], rules: str) -> Training | None:
 
 def readable(case: Case) -> Iterator[Verdict]:
     if case.damaged:
-        told = "; ".join(f"{d.place}: {d.why}" for d in case.damaged[:5])
+        reported = "; ".join(f"{d.place}: {d.why}" for d in case.damaged[:5])
         more = f"; and {len(case.damaged) - 5} more" if len(case.damaged) > 5 else ""
-        yield Verdict("readable", False, told + more, tuple(d.place for d in case.damaged))
+        yield Verdict("readable", False, reported + more, tuple(d.place for d in case.damaged))
     else:
         yield Verdict("readable", True, f"{len(case.runs)} result{'s' * (len(case.runs) != 1)}, each complete")
 
@@ -143,9 +143,9 @@ def utilisation(case: Case) -> Iterator[Verdict]:
         return
     unknown = [r for r in case.counted if r.au_pct is None]
     low = [r for r in case.counted if r.au_pct is not None and r.au_pct < least]
-    told = _some(f"{r.place} {r.au_pct:.2f} %" for r in low)
+    reported = _some(f"{r.place} {r.au_pct:.2f} %" for r in low)
     if low:
-        yield Verdict("au", False, f"below {least:g} %: {told}", tuple(r.place for r in low))
+        yield Verdict("au", False, f"below {least:g} %: {reported}", tuple(r.place for r in low))
     elif unknown:
         yield Verdict("au", False, "too few steps for a figure", tuple(r.place for r in unknown))
     elif case.counted:
@@ -154,8 +154,8 @@ def utilisation(case: Case) -> Iterator[Verdict]:
     told_of = [r for r in case.counted if r.said_to_pass is not None and r.au_pct is not None]
     wrong = [r for r in told_of if r.said_to_pass != (r.au_pct is not None and r.au_pct >= least)]
     if wrong:
-        told = _some(f"{r.place} reports {'success' if r.said_to_pass else 'failure'} at {r.au_pct:.2f} %" for r in wrong)
-        yield Verdict("au-said", False, f"{told}; the minimum is {least:g} %", tuple(r.place for r in wrong))
+        reported = _some(f"{r.place} reports {'success' if r.said_to_pass else 'failure'} at {r.au_pct:.2f} %" for r in wrong)
+        yield Verdict("au-said", False, f"{reported}; the minimum is {least:g} %", tuple(r.place for r in wrong))
 
 
 def spread(case: Case) -> Iterator[Verdict]:
@@ -204,8 +204,8 @@ def epochs(case: Case) -> Iterator[Verdict]:
     if case.workload is None:
         return
     wrong = [r for r in case.runs if r.epochs != case.workload.epochs]
-    told = _some(f"{r.place} {r.epochs}" for r in wrong)
-    why = f"of {case.workload.epochs}: {told}" if wrong else f"{case.workload.epochs} in each"
+    reported = _some(f"{r.place} {r.epochs}" for r in wrong)
+    why = f"of {case.workload.epochs}: {reported}" if wrong else f"{case.workload.epochs} in each"
     yield Verdict("epochs", not wrong, why, tuple(r.place for r in wrong))
 
 
@@ -227,8 +227,8 @@ def measured(case: Case) -> Iterator[Verdict]:
 def hosts(case: Case) -> Iterator[Verdict]:
     uneven = [r for r in case.runs if r.uneven_hosts]
     if uneven:
-        told = ", ".join(f"{r.place}: {r.accelerators} on {r.hosts} hosts" for r in uneven)
-        yield Verdict("hosts", False, f"not the same number on each: {told}", tuple(r.place for r in uneven))
+        reported = ", ".join(f"{r.place}: {r.accelerators} on {r.hosts} hosts" for r in uneven)
+        yield Verdict("hosts", False, f"not the same number on each: {reported}", tuple(r.place for r in uneven))
     elif any(r.hosts > 1 for r in case.runs):
         yield Verdict("hosts", True, "the same number of accelerators on each")
 
@@ -247,8 +247,8 @@ def seeds(case: Case) -> Iterator[Verdict]:
     times = Counter(r.seed for r in known)
     again = [r for r in known if times[r.seed] > 1]
     if again:
-        told = _some(f"{r.place} {r.seed}" for r in again)
-        yield Verdict("seed", False, f"must change from run to run: {told}", tuple(r.place for r in again))
+        reported = _some(f"{r.place} {r.seed}" for r in again)
+        yield Verdict("seed", False, f"must change from run to run: {reported}", tuple(r.place for r in again))
     elif len(known) == len(case.runs):
         yield Verdict("seed", True, "different in each run")
     else:
@@ -266,8 +266,8 @@ def caches(case: Case) -> Iterator[Verdict]:
     ours = [r for r in case.runs if r.cache is not None]
     warm = [r for r in ours if r.cache not in division.caches(case.rules)]
     if warm:
-        told = ", ".join(sorted({str(r.cache) for r in warm}))
-        why = f"the page cache was {told}: reads may have come from memory; --cache drop before each run"
+        reported = ", ".join(sorted({str(r.cache) for r in warm}))
+        why = f"the page cache was {reported}: reads may have come from memory; --cache drop before each run"
         yield Verdict("cache", False, why, tuple(r.place for r in warm))
     elif case.rules not in division.EMPTIED:
         return
@@ -290,10 +290,10 @@ def parameters(case: Case) -> Iterator[Verdict]:
     may = division.allowed(case.rules, case.division)
     found: dict[str, list[str]] = {}
     for run in case.runs:
-        for told in broken_parameters(run, case.workload, may):
-            found.setdefault(told, []).append(run.place)
-    for told, places in found.items():
-        yield Verdict("parameters", False, f"{told}, which {case.division} doesn't allow", tuple(places))
+        for reported in broken_parameters(run, case.workload, may):
+            found.setdefault(reported, []).append(run.place)
+    for reported, places in found.items():
+        yield Verdict("parameters", False, f"{reported}, which {case.division} doesn't allow", tuple(places))
     far = [r for r in case.runs if _as_int(r.parameters.get("reader.prefetch_size")) > division.PREFETCH_MAX]
     if far and case.division == "closed":
         why = f"reader.prefetch_size above {division.PREFETCH_MAX}"
@@ -339,8 +339,8 @@ RULES: tuple[Callable[[Case], Iterator[Verdict]], ...] = (
 )  # fmt: skip
 
 
-def _some(told: Iterable[str], most: int = 3) -> str:
-    listed = list(told)
+def _some(reported: Iterable[str], most: int = 3) -> str:
+    listed = list(reported)
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 

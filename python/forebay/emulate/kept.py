@@ -63,8 +63,8 @@ class Kept:
         old = headers[-1]["definition"]
         changed = sorted(k for k in {*old, *wanted} if old.get(k) != wanted.get(k))
         if changed:
-            told = "holds a search that differs in " + ", ".join(changed)
-            raise RequestError(f"--results {results.path.parent}", told, "--restart, or another --results")
+            reported = "holds a search that differs in " + ", ".join(changed)
+            raise RequestError(f"--results {results.path.parent}", reported, "--restart, or another --results")
 
     @staticmethod
     def _header(wanted: dict[str, Any], request: Request) -> dict[str, Any]:

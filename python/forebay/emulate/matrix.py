@@ -159,8 +159,8 @@ def find(name: str) -> Matrix:
     data = load_toml(known[name], f"preset {name}")
     unknown = sorted(set(data) - KEYS)
     if unknown:
-        told = f"has unknown keys: {', '.join(unknown)}"
-        raise RequestError(f"preset {name}", told, "report this: it is a bug in Forebay")
+        reported = f"has unknown keys: {', '.join(unknown)}"
+        raise RequestError(f"preset {name}", reported, "report this: it is a bug in Forebay")
     return Matrix(
         name=name,
         title=data["title"],
@@ -185,8 +185,8 @@ def sources_of(settings: Sequence[str], matrix: Matrix) -> dict[str, str]:
             raise RequestError(f"--drive {setting}", "is not NAME=SOURCE", "--drive D7-PS1010=/mnt/ps1010/{workload}")
         match = next((known for known in matrix.drives if known.lower() == name.lower()), None)
         if match is None:
-            told = f"{name} isn't a drive of {matrix.name}"
-            raise RequestError(f"--drive {setting}", told, "one of " + ", ".join(matrix.drives))
+            reported = f"{name} isn't a drive of {matrix.name}"
+            raise RequestError(f"--drive {setting}", reported, "one of " + ", ".join(matrix.drives))
         if match in found:
             raise RequestError(f"--drive {setting}", f"names {match} a second time", "{n} and {workload} in one SOURCE")
         found[match] = source
@@ -273,7 +273,7 @@ def play(
         documents.append(found)
         code = INTERRUPTED if interrupted else code
         took = time.monotonic() - began
-        click.echo(f"[{number}/{len(cells)}] {cell.name:<24} {told(found)}  {took:.1f} s", err=True)
+        click.echo(f"[{number}/{len(cells)}] {cell.name:<24} {reported(found)}  {took:.1f} s", err=True)
     return documents, code
 
 
@@ -301,7 +301,7 @@ def one(
         return document, interrupted
 
 
-def told(document: Mapping[str, Any] | None) -> str:
+def reported(document: Mapping[str, Any] | None) -> str:
     if document is None:
         return "nothing"
     found = document["search"]

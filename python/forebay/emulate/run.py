@@ -214,8 +214,8 @@ def warn(record: dict[str, Any], wall_s: float) -> None:
     """
     took = record["result"]["seconds"]
     if record.get("origin") == "measured" and took > wall_s + 1.0:
-        told = f"the run reports {took:.1f} s, but only {wall_s:.1f} s passed: don't trust its rates"
-        record.setdefault("warnings", []).append({"id": "clock", "text": told, "next": "the same run again"})
+        reported = f"the run reports {took:.1f} s, but only {wall_s:.1f} s passed: don't trust its rates"
+        record.setdefault("warnings", []).append({"id": "clock", "text": reported, "next": "the same run again"})
 
 
 def show_plan(request: Request, number: int, as_json: bool) -> int:

@@ -136,8 +136,8 @@ def largest(request: Request, held: int | None, bound: int | None, ranks: int = 
         return bound if bound is not None else 1 << 16
     fit = held // (steps_wanted(request) * request.workload.batch * ranks)
     if fit < 1:
-        told = f"{held:,} samples are fewer than {steps_wanted(request) * ranks} batches of {request.workload.batch:,}"
-        raise RequestError(f"--data {request.data[0]}", told, f"{data.making(request)} --data DIR, with more --files")
+        reported = f"{held:,} samples are fewer than {steps_wanted(request) * ranks} batches of {request.workload.batch:,}"
+        raise RequestError(f"--data {request.data[0]}", reported, f"{data.making(request)} --data DIR, with more --files")
     return fit if bound is None else min(fit, bound)
 
 
@@ -280,7 +280,7 @@ class Hunt:
         training = record["training"]
         trial = Trial(number, full, turn, training["au_pct"], bool(training["passes"]))
         if not self.quiet:
-            click.echo(f"{kind} {told(trial, record, self.all(number))}", err=True)
+            click.echo(f"{kind} {reported(trial, record, self.all(number))}", err=True)
         return trial
 
     def _play(self, number: int, full: bool, key: str, turn: int, kind: str) -> dict[str, Any]:
@@ -300,7 +300,7 @@ class Hunt:
         return number * self.ranks
 
 
-def told(trial: Trial, record: dict[str, Any], number: int) -> str:
+def reported(trial: Trial, record: dict[str, Any], number: int) -> str:
     """`8 accelerators  AU 93.10 % passes · 4.2 GiB/s · 1.3 cores · limited by the storage`."""
     au = "AU not known, too few steps" if trial.au_pct is None else f"AU {trial.au_pct:6.2f} %"
     parts = [f"{number:>5,} accelerators  {au} {'passes' if trial.passes else 'fails '}"]
@@ -395,7 +395,7 @@ def lines(document: dict[str, Any], folder: Path) -> list[str]:
     """The curve, the answer, what limits, and where it is kept."""
     found, training = document["search"], document["training"]
     which = f"{training['accelerator'].upper()} of {training['workload']}"
-    told = show.curve(training["curve"], training["au_pct_min"])
+    reported = show.curve(training["curve"], training["au_pct_min"])
     full = [r for r in found["runs"] if r["full"] and not r["warm_up"] and r["accelerators"] == found["accelerators"]]
     if not found["accelerators"]:
         answer = f"not even one {which} reaches {training['au_pct_min']:g} %"
@@ -407,11 +407,11 @@ def lines(document: dict[str, Any], folder: Path) -> list[str]:
         answer += " so far: the search isn't over"
     elif not found["confirmed"]:
         answer += "; not confirmed"
-    told.append(f"answer    {answer}")
+    reported.append(f"answer    {answer}")
     limit = found["limit"]
     at = f"with {limit['accelerators']:,}: " if limit["id"] not in ("max", "data") else ""
-    told.append(f"limit     {at}{limit['text']}")
+    reported.append(f"limit     {at}{limit['text']}")
     before = f", {found['found_before']} of them found before" if found["found_before"] else ""
-    told.append(f"runs      {len(found['runs'])}{before}, in {format_duration(found['seconds'])}; kept in {folder}")
-    told.append(f"label     {training['label']}")
-    return told
+    reported.append(f"runs      {len(found['runs'])}{before}, in {format_duration(found['seconds'])}; kept in {folder}")
+    reported.append(f"label     {training['label']}")
+    return reported

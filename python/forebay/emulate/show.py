@@ -113,16 +113,16 @@ def by_other_rules(t: dict[str, Any]) -> str:
 def rate(record: dict[str, Any]) -> str:
     """By the rules' formula, which counts nominal records; then bytes that were really read."""
     t, result = record["training"], record["result"]
-    told = []
+    reported = []
     if t["samples_per_s"] is not None:
-        told.append(f"{t['samples_per_s']:,.1f} samples/s")
+        reported.append(f"{t['samples_per_s']:,.1f} samples/s")
     if t["throughput_mib_s"] is not None:
-        told.append(f"{t['throughput_mib_s']:,.1f} MiB/s at the nominal record size")
-    told.append(f"{bytes_(t['read_bytes'])} read in {seconds(result['seconds'])}")
-    told.append(f"{significant(result['throughput_gib_s'])} GiB/s")
+        reported.append(f"{t['throughput_mib_s']:,.1f} MiB/s at the nominal record size")
+    reported.append(f"{bytes_(t['read_bytes'])} read in {seconds(result['seconds'])}")
+    reported.append(f"{significant(result['throughput_gib_s'])} GiB/s")
     if t.get("start_to_first_step_s") is not None:
-        told.append(f"first step after {seconds(t['start_to_first_step_s'])}")
-    return " · ".join(told)
+        reported.append(f"first step after {seconds(t['start_to_first_step_s'])}")
+    return " · ".join(reported)
 
 
 def shares(t: dict[str, Any]) -> dict[str, float]:

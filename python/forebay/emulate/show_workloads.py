@@ -83,8 +83,8 @@ def constants(workload: Workload) -> list[str]:
     if isinstance(workload, Training) and columns:
         read = [c for c in workload.columns if c.read]
         sizes = sum(c.sample_bytes for c in read), sum(c.sample_bytes for c in workload.columns)
-        told = f"{len(columns)}, {len(read)} of them read: {sizes[0]:,} of {sizes[1]:,} B of a sample"
-        lines.append(f"{'  columns'.ljust(width)}  {told}")
+        reported = f"{len(columns)}, {len(read)} of them read: {sizes[0]:,} of {sizes[1]:,} B of a sample"
+        lines.append(f"{'  columns'.ljust(width)}  {reported}")
     return lines
 
 

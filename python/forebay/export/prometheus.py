@@ -93,8 +93,8 @@ def text(samples: Iterable[Sample]) -> str:
             grouped.setdefault(name, []).append(f"{name}{{{shown}}} {float(value)!r}" if shown else f"{name} {float(value)!r}")
     lines = []
     for name, found in grouped.items():
-        told, kind = HELP[name]
-        lines += [f"# HELP {name} {told}", f"# TYPE {name} {kind}", *found]
+        reported, kind = HELP[name]
+        lines += [f"# HELP {name} {reported}", f"# TYPE {name} {kind}", *found]
     return "\n".join(lines) + "\n" if lines else ""
 
 
@@ -112,30 +112,30 @@ def of_runs(entries: list[Entry]) -> Iterator[Sample]:
         yield "forebay_run_started_timestamp_seconds", own, _timestamp(run["started"])
         yield from ((name, own, value) for name, value in _figures(run))
         for key, quantile in QUANTILES:
-            told = {**own, "quantile": quantile}
-            yield "forebay_run_latency_seconds", told, _times(run[f"latency_us_{key}"], 1e-6)
-            yield "forebay_run_batch_latency_seconds", told, _times(run.get(f"batch_latency_us_{key}"), 1e-6)
-            yield "forebay_run_infer_latency_seconds", told, _times(run.get(f"infer_latency_ms_{key}"), 1e-3)
+            reported = {**own, "quantile": quantile}
+            yield "forebay_run_latency_seconds", reported, _times(run[f"latency_us_{key}"], 1e-6)
+            yield "forebay_run_batch_latency_seconds", reported, _times(run.get(f"batch_latency_us_{key}"), 1e-6)
+            yield "forebay_run_infer_latency_seconds", reported, _times(run.get(f"infer_latency_ms_{key}"), 1e-3)
 
 
         for way in WAYS:
             yield from _of_way(run, way, {**own, "direction": way})
 
 
-def _of_way(run: dict[str, Any], way: str, told: dict[str, Any]) -> Iterator[Sample]:
+def _of_way(run: dict[str, Any], way: str, reported: dict[str, Any]) -> Iterator[Sample]:
     """The samples of reads, writes or flushes; none where the run had none."""
     if run[f"{way}_ios"] is None:
         return
     name = "forebay_run_direction"
-    yield f"{name}_bytes", told, run.get(f"{way}_bytes")
-    yield f"{name}_ios", told, run[f"{way}_ios"]
-    yield f"{name}_throughput_bytes_per_second", told, _times(run.get(f"{way}_throughput_gib_s"), GIB)
-    yield f"{name}_ios_per_second", told, run[f"{way}_iops"]
+    yield f"{name}_bytes", reported, run.get(f"{way}_bytes")
+    yield f"{name}_ios", reported, run[f"{way}_ios"]
+    yield f"{name}_throughput_bytes_per_second", reported, _times(run.get(f"{way}_throughput_gib_s"), GIB)
+    yield f"{name}_ios_per_second", reported, run[f"{way}_iops"]
     for key, quantile in QUANTILES:
         seconds = _times(run[f"{way}_latency_us_{key}"], 1e-6)
-        yield f"{name}_latency_seconds", {**told, "quantile": quantile}, seconds
-    yield f"{name}_latency_mean_seconds", told, _times(run[f"{way}_latency_us_mean"], 1e-6)
-    yield f"{name}_latency_max_seconds", told, _times(run[f"{way}_latency_us_max"], 1e-6)
+        yield f"{name}_latency_seconds", {**reported, "quantile": quantile}, seconds
+    yield f"{name}_latency_mean_seconds", reported, _times(run[f"{way}_latency_us_mean"], 1e-6)
+    yield f"{name}_latency_max_seconds", reported, _times(run[f"{way}_latency_us_max"], 1e-6)
 
 
 def _figures(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -200,12 +200,12 @@ def of_progress(job: dict[str, Any], title: str, progress: dict[str, Any]) -> It
         yield "forebay_live_worker_throughput_bytes_per_second", {"worker": number}, _times(worker.get("gib_s"), GIB)
 
 
-def of_command(told: dict[str, Any]) -> Iterator[Sample]:
+def of_command(reported: dict[str, Any]) -> Iterator[Sample]:
     """The samples of what a command has found in its runs so far, and of which one is under way."""
-    yield "forebay_live_accelerators", {}, told.get("accelerators")
-    yield "forebay_live_accelerators_passed", {}, told.get("accelerators_passed")
-    yield "forebay_live_cell", {}, told.get("cell")
-    yield "forebay_live_cells", {}, told.get("cells")
+    yield "forebay_live_accelerators", {}, reported.get("accelerators")
+    yield "forebay_live_accelerators_passed", {}, reported.get("accelerators_passed")
+    yield "forebay_live_cell", {}, reported.get("cell")
+    yield "forebay_live_cells", {}, reported.get("cells")
 
 
 def _times(value: float | None, factor: float) -> float | None:

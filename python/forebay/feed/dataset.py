@@ -204,8 +204,8 @@ def size_of(name: str) -> int:
 
 
 def identity_of(names: Sequence[str], sizes: Sequence[int], layout: Any) -> int:
-    told = [[os.path.basename(name), size] for name, size in zip(names, sizes, strict=True)]
-    digest = hashlib.blake2b(json.dumps([told, layout]).encode(errors="surrogateescape"), digest_size=8).digest()
+    reported = [[os.path.basename(name), size] for name, size in zip(names, sizes, strict=True)]
+    digest = hashlib.blake2b(json.dumps([reported, layout]).encode(errors="surrogateescape"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -339,10 +339,10 @@ def safetensors(paths: Paths) -> Dataset:
             found = f"its {len(tensors)} tensors don't all have as many rows"
             wanted = "tensors whose first axis counts samples; forebay.safetensors for models"
             raise RequestError(f"samples of {name}", found, wanted)
-        told = [(tensor, dtype, shape[1:]) for tensor, dtype, shape, _ in tensors]
-        if layout is not None and told != layout:
+        reported = [(tensor, dtype, shape[1:]) for tensor, dtype, shape, _ in tensors]
+        if layout is not None and reported != layout:
             raise RequestError(f"samples of {name}", f"its tensors differ from those of {names[0]}", "files of one layout")
-        layout = told
+        layout = reported
         parts.append(Part(name, int(next(iter(lengths)) or 0), tuple(begin for _, _, _, begin in tensors)))
     assert layout is not None
     fields, columns = [], []

@@ -25,15 +25,15 @@ def hdf5(paths: Paths, columns: Iterable[str] | None = None) -> Dataset:
     for name in names:
         sizes.append(size_of(name))
         found = _core.hdf5_index(name, wanted)
-        told = [(field, item, tuple(dims[1:]), row_bytes) for field, dims, item, row_bytes, _ in found]
+        reported = [(field, item, tuple(dims[1:]), row_bytes) for field, dims, item, row_bytes, _ in found]
         lengths = {dims[0] for _, dims, *_ in found}
         if len(lengths) != 1:
             rows = ", ".join(f"{field} {dims[0]}" for field, dims, *_ in found[:8])
             said = f"its data sets don't all have as many rows: {rows}" if found else "its root group has none"
             raise RequestError(f"the data sets of {name}", said, "columns=[…] of data sets whose first sides count samples")
-        if layout is not None and told != layout:
+        if layout is not None and reported != layout:
             raise RequestError(f"the data sets of {name}", f"they differ from those of {names[0]}", "files of one layout")
-        layout = told
+        layout = reported
         parts += parts_of(name, [runs for *_, runs in found], [row_bytes for *_, row_bytes, _ in found])
     assert layout is not None
     fields = list[Field]()

@@ -115,9 +115,9 @@ class Loader:
         ahead = None if prefetch is None else at_least(1, prefetch, "prefetch")
         limit = None if pin_limit is None else at_least(1, pin_limit, "pin_limit")
         self._ahead = Ahead(self.dataset, self._loader, self.batch_size, ahead, limit) if differ else None
-        told = self.doubt()
-        if told:
-            warnings.warn(UncachedRowsWarning(told), stacklevel=2)
+        reported = self.doubt()
+        if reported:
+            warnings.warn(UncachedRowsWarning(reported), stacklevel=2)
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""

@@ -65,23 +65,23 @@ def as_rows(files: list[tuple[str, Members]]) -> Dataset:
     layout: list[tuple[str, Any, tuple[int, ...]]] | None = None
     parts, sizes = list[Part](), list[int]()
     for name, members in files:
-        told, begins, lengths = [], [], set()
+        reported, begins, lengths = [], [], set()
         sizes.append(size_of(name))
         for array, offset, size in members:
             shape, dtype, begin = array_header(name, offset, offset + size, f"array {array} of {name}")
             if not shape:
                 found = f"array {array} has no dimension"
                 raise RequestError(f"rows of {name}", found, 'columns=[…] without it; or each="file"')
-            told.append((array, dtype, shape[1:]))
+            reported.append((array, dtype, shape[1:]))
             begins.append(begin)
             lengths.add(shape[0])
         if len(lengths) != 1:
-            found = f"its arrays {', '.join(array for array, *_ in told)} don't all have as many rows"
+            found = f"its arrays {', '.join(array for array, *_ in reported)} don't all have as many rows"
             raise RequestError(f"rows of {name}", found, 'forebay.feed.npz(FILES, each="file"): a file is a sample')
-        if layout is not None and told != layout:
+        if layout is not None and reported != layout:
             found = f"its arrays are of other types or shapes than those of {files[0][0]}"
             raise RequestError(f"rows of {name}", found, 'files of one layout; or forebay.feed.npz(FILES, each="file")')
-        layout = told
+        layout = reported
         parts.append(Part(name, lengths.pop(), tuple(begins)))
     assert layout is not None
     fields = [

@@ -27,12 +27,12 @@ def parquet(paths: Paths, columns: Iterable[str] | None = None) -> Dataset:
     for name in names:
         sizes.append(size_of(name))
         _, found = _core.parquet_index(name, wanted)
-        told = [(column, kind, width) for column, kind, width, _ in found]
-        if not told:
+        reported = [(column, kind, width) for column, kind, width, _ in found]
+        if not reported:
             raise RequestError(f"the columns of {name}", "it has none, or none was asked for", "a column of numbers")
-        if layout is not None and told != layout:
+        if layout is not None and reported != layout:
             raise RequestError(f"the columns of {name}", f"they differ from those of {names[0]}", "files of one schema")
-        layout = told
+        layout = reported
         parts += parts_of(name, [runs for *_, runs in found], [width for _, _, width, _ in found])
     assert layout is not None
     fields = []
@@ -40,7 +40,7 @@ def parquet(paths: Paths, columns: Iterable[str] | None = None) -> Dataset:
         code, bits, typestr = TYPES.get(kind, (1, 8, "|u1"))
         fields.append(Field(column, number, 0, code, bits, typestr, () if kind in TYPES else (width,)))
         assert fields[-1].bytes == width == prod(fields[-1].shape) * bits // 8
-    identity = identity_of(names, sizes, ["parquet", [list(told) for told in layout]])
+    identity = identity_of(names, sizes, ["parquet", [list(reported) for reported in layout]])
     return Dataset(tuple(parts), tuple((width, width) for *_, width in layout), tuple(fields), identity)
 
 

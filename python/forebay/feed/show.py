@@ -27,8 +27,8 @@ def text(record: dict[str, Any]) -> str:
     if part.get("verified") is not None:
         wrong = result["errors"]["verify_failed"]
         checked = f"{part['verified']:,} samples"
-        told = f"{wrong:,} of {checked} differ" if wrong else f"{checked} are as in their files"
-        rows.append(("verified", told))
+        reported = f"{wrong:,} of {checked} differ" if wrong else f"{checked} are as in their files"
+        rows.append(("verified", reported))
         rows += [("", line) for line in result["errors"]["examples"]]
     rows += [("warning", f"{w['text']} (try: {w['next']})") for w in record.get("warnings") or []]
     if result.get("interrupted"):
@@ -41,10 +41,10 @@ def data(record: dict[str, Any]) -> str:
     sources = job["sources"]
     named = sources[0] if len(sources) == 1 else f"{count(len(sources), 'file')}, {sources[0]} the first"
     cached = record["cache"]["resident_after"]
-    told = "" if cached is None else f", {percent(cached)} of the files in the page cache at the end"
+    reported = "" if cached is None else f", {percent(cached)} of the files in the page cache at the end"
     # Samples of one size make whole multiples of it.
     mean = " on average" if part["sample_bytes"] and job["data_bytes"] % part["sample_bytes"] else ""
-    return f"{named}: {bytes_(job['data_bytes'])} in samples of {part['sample_bytes']:,} bytes{mean}{told}"
+    return f"{named}: {bytes_(job['data_bytes'])} in samples of {part['sample_bytes']:,} bytes{mean}{reported}"
 
 
 def machine(record: dict[str, Any]) -> str:

@@ -58,8 +58,8 @@ def command(
             output.write([record])
         elif code != DONE:
             rescued = save.rescue(record)
-            told = f"what was measured is in {rescued}" if rescued else "what was measured could not be saved"
-            click.echo(f"forebay: {told}", err=True)
+            reported = f"what was measured is in {rescued}" if rescued else "what was measured could not be saved"
+            click.echo(f"forebay: {reported}", err=True)
     finally:
         complain(record)
         if as_json:
@@ -215,8 +215,8 @@ def _storage(record: dict[str, Any], number: int, phase: dict[str, Any]) -> list
     if key is None or not phase["bytes"]:
         return []
     moved = phase[key]
-    told = not_measured(record, f"phases.{number}.{key}", "no counter") if moved is None else bytes_(moved)
-    line = f"{phase['phase']}: devices moved {told} for {bytes_(phase['bytes'])} requested"
+    reported = not_measured(record, f"phases.{number}.{key}", "no counter") if moved is None else bytes_(moved)
+    line = f"{phase['phase']}: devices moved {reported} for {bytes_(phase['bytes'])} requested"
     if phase["resident_before"] is not None:
         line += f"; {100 * phase['resident_before']:.0f} % was cached before"
     return [f"{'storage':<10}{line}"]

@@ -140,14 +140,14 @@ class Offsets(Settings):
 
     def zones(self) -> None:
         """`zonemode=strided`: so much is read, so much passed over. fio takes a zonesize alone for that too."""
-        told = {key: self.left.pop(key) for key in ZONES if key in self.left}
-        size, skip, length = (self.size(key, told.get(key, "0")) for key in ("zonesize", "zoneskip", "zonerange"))
-        mode = told.get("zonemode", "strided" if size else "none")
+        reported = {key: self.left.pop(key) for key in ZONES if key in self.left}
+        size, skip, length = (self.size(key, reported.get(key, "0")) for key in ("zonesize", "zoneskip", "zonerange"))
+        mode = reported.get("zonemode", "strided" if size else "none")
         if mode not in ("none", "strided"):
             self.leave_out("zonemode", mode, "zoned devices aren't supported; zonemode=strided is")
         if mode != "strided" or not size:
             return
-        first = next(iter(told.items()))
+        first = next(iter(reported.items()))
         if self.is_random() or "read_pct" in self.fields or "skip_bytes" in self.fields:
             self.leave_out(*first, "zones need sequential reads or writes without other gaps")
         elif length not in (0, size) or size % self.fields["io_bytes"] or "io_bytes_max" in self.fields:

@@ -81,7 +81,7 @@ class _Command:
         self.disks = fio_disks.Watch()
         self.entries: list[document.Entry] = []
         self.devices: set[str] = set()
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self._heard, self._usage = 0, _usage()
         self._began_at = time.monotonic()
 
@@ -126,8 +126,8 @@ class _Command:
         for job, task in zip(self.jobs, self.tasks, strict=True):
             clones = task.job.get("workers", 1)
             if clones > 1 and self.line.formats != ("normal",) and not _is_on(self.settings[job.section], "group_reporting"):
-                told = f"numjobs={clones}: one entry for all of them, as with group_reporting"
-                click.echo(f"forebay: {self.line.name} [{job.name}] {told}", err=True)
+                reported = f"numjobs={clones}: one entry for all of them, as with group_reporting"
+                click.echo(f"forebay: {self.line.name} [{job.name}] {reported}", err=True)
 
     def _logging(self, stack: ExitStack) -> list[str]:
         """Has the engine write the logs in a folder of their own, beside where they are to be."""
@@ -153,7 +153,7 @@ class _Command:
         if record is not None:
             entry.records.append(record)
             self.devices |= set(record["cache"].get("devices") or {})
-            self.told.append(f"[{task.name}]\n{summary.text(record)}")
+            self.reported.append(f"[{task.name}]\n{summary.text(record)}")
         entry.error = entry.error or _error(outcome)
         entry.elapsed_s = max(entry.elapsed_s, time.monotonic() - self._began_at)
         if beside == 1:
@@ -178,7 +178,7 @@ class _Command:
     def _show(self) -> None:
         parts = []
         if "normal" in self.line.formats:
-            parts.append("\n\n".join(self.told))
+            parts.append("\n\n".join(self.reported))
         if any(form.startswith("json") for form in self.line.formats):
             with_disks = all(settings.get("disk_util", "1") != "0" for settings in self.settings)
             disks = self.disks.util(self.devices) if with_disks else []

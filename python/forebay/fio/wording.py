@@ -32,9 +32,9 @@ def in_fios_words(error: ForebayError, section: str, flags: Collection[str] = ()
             return f"--{_flag(field)}" + (f" {value}" if value else "")
         return _keys()[field] + (f"={value}" if value else "")
 
-    told = reworded(error, lambda text: _SETTING.sub(spoken, text))
-    told.asked = f"[{section}] {told.asked}"
-    return told
+    reported = reworded(error, lambda text: _SETTING.sub(spoken, text))
+    reported.asked = f"[{section}] {reported.asked}"
+    return reported
 
 
 @cache

@@ -30,14 +30,14 @@ def _storage(infer: dict[str, Any]) -> str | None:
     supply, need = infer["supply_gib_s"], infer["demand_gib_s"]
     took = rate * infer["sample_bytes"] / GIB
     if supply is None:
-        told = (
+        reported = (
             f"Samples read inside their queries took {significant(took)} GiB/s; the model alone would take {significant(need)} "
             f"({percent(rate / peak)} of its peak was reached)."
         )
         cached = infer.get("cached_pct") or 0.0
         if cached < CACHED_LEAST:
-            return told
-        return f"{told} {percent(cached / 100)} of their file lay in the page cache: --cache cold asks the drives."
+            return reported
+        return f"{reported} {percent(cached / 100)} of their file lay in the page cache: --cache cold asks the drives."
     if supply < BOUND_BELOW * need:
         return (
             f"The supply limits this test: {significant(supply)} GiB/s is {percent(supply / need)} of what the model takes; "
@@ -52,12 +52,12 @@ def _start(infer: dict[str, Any]) -> str | None:
     start = infer["coldstart"]
     if start is not None:
         share = start["read_s"] / start["total_s"] if start["total_s"] else 0.0
-        told = f"Reading {bytes_(infer['weights_bytes'])} of weights is {percent(share)} of the start"
+        reported = f"Reading {bytes_(infer['weights_bytes'])} of weights is {percent(share)} of the start"
         drives = start["at_supply"]
         if drives:
             listed = ", ".join(f"{seconds(row['total_s'])} with {row['drives']}" for row in drives)
-            return f"{told}; by its parts the start would take {listed} such drives."
-        return f"{told}: faster storage saves {seconds(start['read_s'])} at most."
+            return f"{reported}; by its parts the start would take {listed} such drives."
+        return f"{reported}: faster storage saves {seconds(start['read_s'])} at most."
     if infer["mode"] == "ram" and infer["load_s"]:
         load = f"{bytes_(infer['load_bytes'])} took {seconds(infer['load_s'])}"
         return f"Faster storage shortens the load alone: {load}, before the clock started."

@@ -207,8 +207,8 @@ class Run:
         if request.mode in LOADED and share is not None and self.library.load_s > 0:
             found = self.library.load_bytes / self.library.load_s / bytes_per_s(1.0)
             if request.strict and found < (1 - SUPPLY_SHORT) * share:
-                told = f"the loader brings {significant(found)} GiB/s from {request.folder}"
-                raise MachineError(f"--supply {request.supply.text}", told, f"--supply {significant(0.9 * found)}")
+                reported = f"the loader brings {significant(found)} GiB/s from {request.folder}"
+                raise MachineError(f"--supply {request.supply.text}", reported, f"--supply {significant(0.9 * found)}")
         if request.table_bytes and self.model.cached_rows == 0:
             self._say("the hottest rows of the tables")
             self._refuse_cache(memory)

@@ -192,7 +192,7 @@ def generate(
     header = safetensors_header(weights)
     about = About(**{**asdict(about), "weights_bytes": len(header) + sum(w.nbytes for w in weights.values())})
     refuse(folder, about)
-    told = progress or (lambda text: None)
+    reported = progress or (lambda text: None)
     with files_together(folder, NAMES) as (samples, listed, model, document):
         each, done = chunk_samples(about), 0
 
@@ -205,11 +205,11 @@ def generate(
         with closing(in_threads(functools.partial(fill, number) for number in range(-(-about.samples // each)))) as filled:
             for _ in filled:
                 done = min(done + each, about.samples)
-                told(f"{whole(done)} of {whole(about.samples)} samples of {folder}")
+                reported(f"{whole(done)} of {whole(about.samples)} samples of {folder}")
         write_at(model, 0, header)
         with closing(in_threads(_pieces(weights, model, len(header)))) as written:
             for name in written:
-                told(f"weights of {folder}: {name}")
+                reported(f"weights of {folder}: {name}")
         document.write((json.dumps(about.document(), indent=1) + "\n").encode())
     return about
 
@@ -310,8 +310,8 @@ def open_folder(folder: Path, model: str) -> About:
         raise RequestError(asked, f"it has the files of {about.model!r}, not of {model}", "another --dir; " + make)
     if about.row_bytes != row_bytes(model, about.small) or about.samples < 1 or about.table_rows < 0:
         wanted = row_bytes(model, about.small)
-        told = f"{whole(about.samples)} samples of {about.row_bytes} bytes aren't {model}'s, which have {wanted}"
-        raise RequestError(asked, told, make)
+        reported = f"{whole(about.samples)} samples of {about.row_bytes} bytes aren't {model}'s, which have {wanted}"
+        raise RequestError(asked, reported, make)
     sizes = {SAMPLES: about.samples * about.row_bytes, DIGESTS: about.samples * 8, WEIGHTS: about.weights_bytes}
     for name, bytes_there in sizes.items():
         try:

@@ -185,8 +185,8 @@ class Engine:
             waited_s = patience.waited_s(turn.moved_at if waiting is None else max(waiting[1], turn.moved_at))
             if waiting is not None and waited_s > self.timeout_s:
                 numbers = ", ".join(str(n) for n in list(waiting[0])[:4]) + (", …" if len(waiting[0]) > 4 else "")
-                told = f"query {whole(turn.queries)} (samples {numbers}) has had no answer for {seconds(self.timeout_s)}"
-                turn.failure = RunError("the system under test", told, "a longer --query-timeout; or another --path")
+                reported = f"query {whole(turn.queries)} (samples {numbers}) has had no answer for {seconds(self.timeout_s)}"
+                turn.failure = RunError("the system under test", reported, "a longer --query-timeout; or another --path")
                 raise Broken
             if say:
                 rate = turn.samples / (time.perf_counter() - turn.began) if turn.began else 0.0
@@ -389,8 +389,8 @@ class Engine:
 
     def _check(self, numbers: list[int], answers: Array) -> None:
         if len(answers) != len(numbers):
-            told = f"the model gave {len(answers)} answers to {len(numbers)} samples (the first is sample {numbers[0]})"
-            raise RunError("the system under test", told, "a model that answers each sample once")
+            reported = f"the model gave {len(answers)} answers to {len(numbers)} samples (the first is sample {numbers[0]})"
+            raise RunError("the system under test", reported, "a model that answers each sample once")
 
     def _send(self, ids: list[int], answers: Array) -> None:
         """Hands answers over: their bytes in an accuracy test, else that they are there."""
@@ -400,11 +400,11 @@ class Engine:
         turn.ended = turn.moved_at = time.perf_counter()
 
     def _responses(self, ids: list[int], answers: Array, tokens: int) -> list[Any]:
-        response, told = self._lg.QuerySampleResponse, (tokens,) if tokens else ()
+        response, reported = self._lg.QuerySampleResponse, (tokens,) if tokens else ()
         if not self._accuracy:
-            return [response(each, 0, 0, *told) for each in ids] if tokens else self._empty(ids)
+            return [response(each, 0, 0, *reported) for each in ids] if tokens else self._empty(ids)
         address, step = answers.__array_interface__["data"][0], answers.strides[0]
-        return [response(each, address + n * step, step, *told) for n, each in enumerate(ids)]
+        return [response(each, address + n * step, step, *reported) for n, each in enumerate(ids)]
 
     def _empty(self, ids: list[int]) -> list[Any]:
         """Responses without the answers' bytes, which LoadGen passes over but in an accuracy test."""
@@ -438,8 +438,8 @@ class Engine:
             patience = Patience()
             while not turn.done.wait(LOOK_S):
                 if patience.waited_s(turn.moved_at) > self.timeout_s:
-                    told = f"a batch of {what} has had no answer for {seconds(self.timeout_s)}"
-                    raise RunError("the system under test", told, "a longer --query-timeout; or another --path")
+                    reported = f"a batch of {what} has had no answer for {seconds(self.timeout_s)}"
+                    raise RunError("the system under test", reported, "a longer --query-timeout; or another --path")
         finally:
             self.abandoned = not turn.done.wait(ENDS_S if not turn.done.is_set() else 0)
         if turn.failure is not None:

@@ -98,10 +98,10 @@ class SDXL(UNet):
     def __init__(self, net: dict[str, Any]) -> None:
         super().__init__(net)
         first = net["widths"][0]
-        self.net, told = net, net["pooled"] + 6 * net["sizes"]
-        self.add_embedding = nn.ModuleDict({"linear_1": nn.Linear(told, 4 * first), "linear_2": nn.Linear(4 * first, 4 * first)})
+        self.net, wide = net, net["pooled"] + 6 * net["sizes"]
+        self.add_embedding = nn.ModuleDict({"linear_1": nn.Linear(wide, 4 * first), "linear_2": nn.Linear(4 * first, 4 * first)})
 
-    def told(self, pooled: Any) -> Any:
+    def conditions(self, pooled: Any) -> Any:
         """Of the text as a whole, and of an image as large as it was, uncut."""
         side = 8.0 * self.net["side"]
         sizes = torch.tensor([side, side, 0.0, 0.0, side, side], device=pooled.device)
@@ -115,7 +115,7 @@ class SDXL(UNet):
         words = states[:, : net["words"] * net["text"]].view(count, net["words"], net["text"])
         text = torch.cat([words, torch.zeros_like(words)])
         pooled = states[:, net["words"] * net["text"] :]
-        told = self.told(torch.cat([pooled, torch.zeros_like(pooled)]))
+        conditions = self.conditions(torch.cat([pooled, torch.zeros_like(pooled)]))
         device = states.device
         betas = torch.linspace(BETAS[0] ** 0.5, BETAS[1] ** 0.5, TIMES, dtype=torch.float64) ** 2
         kept = (1 - betas).cumprod(0)
@@ -131,7 +131,7 @@ class SDXL(UNet):
             given = (x / (level**2 + 1) ** 0.5).to(kind).repeat(2, 1, 1, 1)
             at = torch.full((2 * count,), time, device=device)
             # Channels last, as cuDNN's convolutions in half precision like it.
-            found = self.through(given.contiguous(memory_format=torch.channels_last), self.timed(at).to(kind) + told, text)
+            found = self.through(given.contiguous(memory_format=torch.channels_last), self.timed(at).to(kind) + conditions, text)
             with_text, without = found.float().chunk(2)
             x = x + (levels[number + 1] - level) * (without + GUIDANCE * (with_text - without))
         return functional.adaptive_avg_pool2d(x, 4).flatten(1)

@@ -107,7 +107,7 @@ CHECKS = {
 
 def reasons(log: Log) -> list[str]:
     """Reasons of an INVALID test, each with the setting that changes it."""
-    found = [f"{told}: {change}" for key, (told, change) in CHECKS.items() if log.values.get(key) is False]
+    found = [f"{reported}: {change}" for key, (reported, change) in CHECKS.items() if log.values.get(key) is False]
     said = str(log.values.get("result_invalid_reason") or "").strip()
     if said:
         found.append(f"LoadGen: {' '.join(said.split())}")
@@ -134,8 +134,8 @@ def answers(folder: Path, count: int, width: int) -> Array:
     times = np.bincount(numbers, minlength=count)
     wrong = np.flatnonzero(times != 1)
     if len(wrong):
-        told = f"sample {wrong[0]} was answered {times[wrong[0]]} times; {len(wrong)} of {count} weren't answered once"
-        raise RunError("the accuracy test", told, "another run")
+        reported = f"sample {wrong[0]} was answered {times[wrong[0]]} times; {len(wrong)} of {count} weren't answered once"
+        raise RunError("the accuracy test", reported, "another run")
     if len(data) != 4 * width * count:
         raise RunError("the accuracy test", f"{len(data)} bytes were answered, not {4 * width * count}", "another run")
     found = np.empty((count, width), np.float32)

@@ -172,8 +172,8 @@ class Model:
         try:
             yield
         except self._torch.OutOfMemoryError as error:
-            told = f"a batch of {count} takes more memory than the GPU has ({str(error).split('. ')[0]})"
-            raise RunError(f"--batch-size {count}", told, f"--batch-size {max(1, count // 2)}") from None
+            reported = f"a batch of {count} takes more memory than the GPU has ({str(error).split('. ')[0]})"
+            raise RunError(f"--batch-size {count}", reported, f"--batch-size {max(1, count // 2)}") from None
 
     def _tensor(self, values: Any) -> Any:
         """Memory of the host as a tensor; a tensor as it is."""

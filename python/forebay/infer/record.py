@@ -82,8 +82,8 @@ def _rates(run: Run, missing: dict[str, str]) -> Record:
     own = rules.MODELS[run.request.model]
     found["latency_bound_ms"] = own.server_ms if run.request.scenario == "Server" and not own.token_ms else None
     if found["latency_bound_ms"] is None:
-        told = "the rules bound the first token and those after it: tokens.bounds_ms"
-        missing["latency_bound_ms"] = told if own.token_ms else "Server alone has a bound"
+        reported = "the rules bound the first token and those after it: tokens.bounds_ms"
+        missing["latency_bound_ms"] = reported if own.token_ms else "Server alone has a bound"
     found["tokens"] = None if run.model is None else _tokens(run, own)
     if found["tokens"] is None:
         missing["tokens"] = "this model doesn't answer token by token"

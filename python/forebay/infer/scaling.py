@@ -206,12 +206,12 @@ def _name(row: Row) -> str:
 def sentence(row: Row) -> str:
     """`resnet50, Offline, D7-PS1010: 1.0002 to 1.0011 times the queries/s with up to 8 drives, 1 ± 0.01 holds`."""
     if row["holds"] is None:
-        told = f"{row['ratio']:.4f} times at most; one round gives no interval"
+        words = f"{row['ratio']:.4f} times at most; one round gives no interval"
     else:
         verdict = "holds" if row["holds"] else "does not hold"
-        told = f"{row['low']:.4f} to {row['high']:.4f} times (95 %), 1 ± {row['bound']:g} {verdict}"
+        words = f"{row['low']:.4f} to {row['high']:.4f} times (95 %), 1 ± {row['bound']:g} {verdict}"
     storage = f"; {bytes_(row['timed_storage_bytes'])} from storage inside the timed part"
-    return f"{row['model']}, {row['scenario']}, up to {row['most']} × {row['drive']}: {told}{storage}"
+    return f"{row['model']}, {row['scenario']}, up to {row['most']} × {row['drive']}: {words}{storage}"
 
 
 def told_of_control(row: Row) -> str:
@@ -231,22 +231,22 @@ def advice(made: Sequence[Row]) -> list[Row]:
             continue
         still = all(row["holds"] and not row["timed_storage_bytes"] for row in judged)
         found_one = any(row["timed_storage_bytes"] or (not row["holds"] and row["excludes_1"]) for row in judged)
-        told = "drives: no effect on queries" if still else "drives: no answer, intervals are wider than the bound"
-        told = "drives: an effect on queries that samples in memory should have none of" if found_one else told
-        told += "" if not still or not shows or any(shows) else ", but nor has the control shown one"
+        words = "drives: no effect on queries" if still else "drives: no answer, intervals are wider than the bound"
+        words = "drives: an effect on queries that samples in memory should have none of" if found_one else words
+        words += "" if not still or not shows or any(shows) else ", but nor has the control shown one"
         slow, fast = (pick([r for r in own if r["load_s"]], key=lambda r: r["supply_gib_s"], default=None) for pick in (min, max))
         if slow and fast and slow is not fast:
             saved = slow["load_s"] - fast["load_s"]
-            told += f"; start-up: {seconds(max(0.0, saved))} less of loading samples with {_name(fast)} than with {_name(slow)}"
+            words += f"; start-up: {seconds(max(0.0, saved))} less of loading samples with {_name(fast)} than with {_name(slow)}"
             if slow["weights_bytes"]:
                 more = slow["weights_bytes"] / GIB * (1 / slow["supply_gib_s"] - 1 / fast["supply_gib_s"])
-                told += f", and {seconds(more)} of its {bytes_(slow['weights_bytes'])} of weights, by arithmetic"
+                words += f", and {seconds(more)} of its {bytes_(slow['weights_bytes'])} of weights, by arithmetic"
         gains = still and any(shows)
         if still:
-            told += "; spend on GPUs for queries, on drives for the start alone"
-            told += ", or where samples stay in storage" if gains else ""
+            words += "; spend on GPUs for queries, on drives for the start alone"
+            words += ", or where samples stay in storage" if gains else ""
         else:
             wider = "more --rounds, a longer --seconds, a quieter machine"
-            told += "; spend on nothing before that is found" if found_one else f"; {wider}"
-        found.append({"model": model, "text": told})
+            words += "; spend on nothing before that is found" if found_one else f"; {wider}"
+        found.append({"model": model, "text": words})
     return found

@@ -58,12 +58,12 @@ def rate(part: dict[str, Any], missing: dict[str, str]) -> str:
     if part["queries_per_s"] is None:
         return "" if part["mode"] == "coldstart" else f"not measured: {missing.get('infer.queries_per_s', '')}"
     what = {"Offline": "samples/s"}.get(part["scenario"], "queries/s")
-    told = f"{_short(part['queries_per_s'])} {what} · {whole(part['samples'])} samples in {seconds(part['seconds'])}"
+    reported = f"{_short(part['queries_per_s'])} {what} · {whole(part['samples'])} samples in {seconds(part['seconds'])}"
     if part["scenario"] == "Server":
-        told += f" · queries came at {_short(part['expected_per_s'])}/s"
+        reported += f" · queries came at {_short(part['expected_per_s'])}/s"
     if part["peak_samples_per_s"]:
-        told += f" · {percent(part['samples_per_s'] / part['peak_samples_per_s'])} of the model's own peak"
-    return told
+        reported += f" · {percent(part['samples_per_s'] / part['peak_samples_per_s'])} of the model's own peak"
+    return reported
 
 
 def _short(value: float) -> str:
@@ -83,25 +83,25 @@ def tables(part: dict[str, Any]) -> str:
     found = part.get("tables")
     if not found:
         return ""
-    told = f"{whole(found['rows'])} rows ({bytes_(found['bytes'])}) in their file"
-    told += f", {whole(found['cached_rows'])} of them in memory"
+    reported = f"{whole(found['rows'])} rows ({bytes_(found['bytes'])}) in their file"
+    reported += f", {whole(found['cached_rows'])} of them in memory"
     if found["lookups"]:
-        told += f" · {percent(found['distinct'] / found['lookups'])} of the look-ups were distinct in their batch"
-        told += f", {significant(found['hit_pct'])} % of those in memory"
-    return told
+        reported += f" · {percent(found['distinct'] / found['lookups'])} of the look-ups were distinct in their batch"
+        reported += f", {significant(found['hit_pct'])} % of those in memory"
+    return reported
 
 
 def tokens(part: dict[str, Any]) -> str:
     found = part.get("tokens")
     if not found or not found["per_s"]:
         return ""
-    told = f"{_short(found['per_s'])}/s, {found['each']} of each answer"
+    reported = f"{_short(found['per_s'])}/s, {found['each']} of each answer"
     for name, key in (("first", "first_ms"), ("each after it", "after_ms")):
         if found[key] and found["bounds_ms"]:
             bound = found["bounds_ms"][0 if key == "first_ms" else 1]
-            told += f" · {name}: p50 {significant(found[key]['p50'])} ms, p99 {significant(found[key]['p99'])} ms "
-            told += f"(within {significant(bound)} ms)"
-    return told
+            reported += f" · {name}: p50 {significant(found[key]['p50'])} ms, p99 {significant(found[key]['p99'])} ms "
+            reported += f"(within {significant(bound)} ms)"
+    return reported
 
 
 def accuracy(part: dict[str, Any]) -> str:
@@ -117,23 +117,23 @@ def _quality(found: dict[str, Any] | None) -> str:
     """Of trained weights."""
     if not found or found["value"] is None:
         return ""
-    told = f" · {found['name']} of the answers {found['value']:.4f}"
-    return told if found["trained"] is None else f"{told}; the training had {found['trained']:.4f}"
+    reported = f" · {found['name']} of the answers {found['value']:.4f}"
+    return reported if found["trained"] is None else f"{reported}; the training had {found['trained']:.4f}"
 
 
 def storage(part: dict[str, Any]) -> str:
-    told = []
+    reported = []
     if part["load_s"]:
         what = "weights" if part["mode"] == "coldstart" else "samples"
-        told.append(
+        reported.append(
             f"{bytes_(part['load_bytes'])} of {what} read in {seconds(part['load_s'])}, {significant(part['load_gib_s'])} GiB/s "
             f"({text_of_supply(part['supply'])})"
         )
     elif part["mode"] == "cold":
-        told.append(text_of_supply(part["supply"]))
+        reported.append(text_of_supply(part["supply"]))
     if part["timed_storage_bytes"] is not None:
-        told.append(f"{bytes_(part['timed_storage_bytes'])} from storage inside the timed part")
-    return " · ".join(told)
+        reported.append(f"{bytes_(part['timed_storage_bytes'])} from storage inside the timed part")
+    return " · ".join(reported)
 
 
 def searched(part: dict[str, Any]) -> str:
@@ -142,8 +142,8 @@ def searched(part: dict[str, Any]) -> str:
         return ""
     passed = [t["queries_per_s"] for t in found if t["passed"]]
     failed = [t["queries_per_s"] for t in found if not t["passed"]]
-    told = count(len(found), "trial")
-    told += f"; the highest that passed came at {_short(max(passed))}/s" if passed else ", none passed"
+    reported = count(len(found), "trial")
+    reported += f"; the highest that passed came at {_short(max(passed))}/s" if passed else ", none passed"
     above = [rate for rate in failed if not passed or rate > max(passed)]
-    told += f", {_short(min(above))}/s didn't" if above else ""
-    return told + (f" · confirmed at try {part['tries']}" if part["tries"] else "")
+    reported += f", {_short(min(above))}/s didn't" if above else ""
+    return reported + (f" · confirmed at try {part['tries']}" if part["tries"] else "")

@@ -34,8 +34,8 @@ def generate(folder: Path, weights: Path, source: Path, progress: Callable[[str]
         raise RequestError(f"--rows-of {source}", f"{rows_of.EVALUATE}: {wrong}", "another --rows-of")
     many = len(rows) // data.PAIRS
     if not many:
-        told = f"its {len(rows)} evaluation rows make no sample of {data.PAIRS}"
-        raise RequestError(f"--rows-of {source}", told, f"forebay train datagen dlrm --evaluation-rows {64 * data.PAIRS}")
+        reported = f"its {len(rows)} evaluation rows make no sample of {data.PAIRS}"
+        raise RequestError(f"--rows-of {source}", reported, f"forebay train datagen dlrm --evaluation-rows {64 * data.PAIRS}")
     with SafetensorsFile(weights) as file:
         of_file.refuse_others(weights, file, networks.shapes("dlrm", found.table_rows), "F32")
     size = weights.stat().st_size
@@ -58,9 +58,9 @@ def _quality(weights: Path) -> float | None:
     """The quality that the training measured, if the file's header says one."""
     with weights.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        told = json.loads(file.read(length)).get("__metadata__") or {}
+        reported = json.loads(file.read(length)).get("__metadata__") or {}
     try:
-        return float(told["quality"]) if told["quality_name"] == METRIC else None
+        return float(reported["quality"]) if reported["quality_name"] == METRIC else None
     except (KeyError, ValueError, TypeError):
         return None
 

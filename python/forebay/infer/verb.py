@@ -48,7 +48,7 @@ SCENARIO = click.Choice(rules.SCENARIOS, case_sensitive=False)
 
 class InferVerbs(LazyGroup):
     table = {
-        **{name: (f"forebay.infer.verb:{name}", told) for name, told in QUESTIONS.items()},
+        **{name: (f"forebay.infer.verb:{name}", reported) for name, reported in QUESTIONS.items()},
         "datagen": ("forebay.infer.verb:datagen", "Create a model's samples and weights."),
     }
     noun = "model or verb of infer"
@@ -134,8 +134,8 @@ def of_torch(name: str) -> click.Command:
         f"{QUESTIONS[name]}\n\nIts samples and weights are those of forebay infer datagen {name}. A GPU computes in bfloat16."
     )
     if name == "dlrm":
-        told = "Mode tables: GiB of the device's memory for the hottest rows. Default: 0."
-        callback = click.option("--table-memory", metavar="GIB", help=told)(callback)
+        reported = "Mode tables: GiB of the device's memory for the hottest rows. Default: 0."
+        callback = click.option("--table-memory", metavar="GIB", help=reported)(callback)
     made = click.option("--device", metavar="NAME", help="cpu, cuda:0. Default: the first GPU, else cpu.")(shared(callback))
     return click.command(name, context_settings={"max_content_width": 110})(made)
 

@@ -92,8 +92,8 @@ def refuse_others(path: Path, file: SafetensorsFile, shapes: dict[str, tuple[int
         if found is None:
             raise RequestError(asked, f"have no tensor {name!r}, which the model has", next)
         if tuple(found.shape) != tuple(shape) or found.dtype != kind:
-            told = f"{name!r} is {found.dtype} of shape {list(found.shape)}; the model's is {kind} of shape {list(shape)}"
-            raise RequestError(asked, told, next)
+            reported = f"{name!r} is {found.dtype} of shape {list(found.shape)}; the model's is {kind} of shape {list(shape)}"
+            raise RequestError(asked, reported, next)
     more = [name for name in file.tensors if name not in shapes]
     if more:
         raise RequestError(asked, f"have a tensor {more[0]!r}, which the model hasn't", next)

@@ -259,9 +259,9 @@ def _fio_job(document: dict[str, Any], clones: Sequence[Any], drive: str, drives
     threads = workers if len(clones) == 1 else 1.0
     user, system = (sum(_number(j, name) for j in clones) * threads / 100 for name in ("usr_cpu", "sys_cpu"))
     work = cpu.Work(path, load.io_kib, rate / GIB)
-    told = all("usr_cpu" in j and "sys_cpu" in j for j in clones) and 0 < user + system < math.inf
+    reported = all("usr_cpu" in j and "sys_cpu" in j for j in clones) and 0 < user + system < math.inf
     doubt = "" if path == "gds" or _is_on(options.get("direct")) else "without direct=1 the data may have come from memory"
-    spent = cores.Spent(work, user, system) if told else None
+    spent = cores.Spent(work, user, system) if reported else None
     return Found(flow.Measured(load, work.gibps), "", spent=spent, doubt=doubt)
 
 

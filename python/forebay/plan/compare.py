@@ -128,12 +128,12 @@ def verdict(rows: Sequence[Mapping[str, Any]], key: str, by: str, name: str, les
         return ""
     low, high = (100 * (g - 1) for g in (min(gains), max(gains)))
     if max(abs(low), abs(high)) < ALIKE_PCT:
-        told = f"no difference in {name}"
+        reported = f"no difference in {name}"
     elif high - low < ALIKE_PCT:
-        told = f"{low:+.0f} % {name}" if not less else f"{-low:+.0f} % {name}"
+        reported = f"{low:+.0f} % {name}" if not less else f"{-low:+.0f} % {name}"
     else:
-        told = f"{low:+.0f} to {high:+.0f} % as good in {name}" if less else f"{low:+.0f} to {high:+.0f} % {name}"
+        reported = f"{low:+.0f} to {high:+.0f} % as good in {name}" if less else f"{low:+.0f} to {high:+.0f} % {name}"
     if key == "path":
         cores = [b["cpu_cores"] - a["cpu_cores"] for a, b in pairs]
-        told += f", {figure(min(cores))} to {figure(max(cores))} more cores busy"
-    return f"{words}: {told}"
+        reported += f", {figure(min(cores))} to {figure(max(cores))} more cores busy"
+    return f"{words}: {reported}"

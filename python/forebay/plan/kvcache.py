@@ -225,13 +225,13 @@ def utilisation(part: Part, drives: Storage, spec: Spec) -> dict[str, float]:
 def basis(option: int) -> str:
     """Origin of the interval, in words."""
     rows = [c for c in COMPARED if (c.option in OF_DRIVES) == (option in OF_DRIVES)]
-    told = "; ".join(
+    reported = "; ".join(
         f"option {c.option} on {c.of}: {c.predicted[0]:.2f} GiB/s as published is predicted, {c.published[0]:.2f} was published"
         for c in rows
     )
     if option not in OF_DRIVES:
-        return f"down to as much below the value as the one published result was ({told}); nothing lies above the data sheet"
-    return f"the lower end by the {len(rows)} comparisons that there are ({told}); nothing lies above the data sheet"
+        return f"down to as much below the value as the one published result was ({reported}); nothing lies above the data sheet"
+    return f"the lower end by the {len(rows)} comparisons that there are ({reported}); nothing lies above the data sheet"
 
 
 def warnings(spec: Spec, part: Part) -> list[str]:

@@ -101,7 +101,7 @@ def recommend(
     drives: Sequence[catalogue.Drive],
     play: Play,
     option: Callable[[int], Spec],
-    told: Callable[[float], None] = lambda share: None,
+    reported: Callable[[float], None] = lambda share: None,
     needs: Needs | None = None,
     by: str = "drives",
 ) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def recommend(
     short: list[dict[str, Any]] = []
     left_out: list[str] = []
     for number, drive in enumerate(drives):
-        told(number / len(drives))
+        reported(number / len(drives))
         least, lacking = needs.least(drive)
         lacking = lacking or ("no seq_write_mbps given" if drive.seq_write_mbps is None else "")
         lacking = lacking or (f"no {by} given" if by != "drives" and getattr(drive, by) is None else "")

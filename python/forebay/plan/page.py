@@ -105,10 +105,10 @@ def _figures(s: Summary, measure: str) -> tuple[str, ...]:
 def held(s: Summary) -> str:
     """Returns the count of cells inside, and the word for it where that is too few or too many of enough cells to tell."""
     count, verdict = round(s.inside * s.n), judged(s)
-    told = f"{count} of {s.n}" + (f", {s.ends} at an end" if s.ends else "")
+    reported = f"{count} of {s.n}" + (f", {s.ends} at an end" if s.ends else "")
     if verdict and max(chances(s)) >= EVIDENCE:
         verdict = "too few to tell"
-    return f"{told}: {verdict}" if verdict else told
+    return f"{reported}: {verdict}" if verdict else reported
 
 
 def chances(s: Summary) -> tuple[float, float]:
@@ -296,8 +296,8 @@ def _far(kind: str, cells: Sequence[Cell], most: int) -> list[str]:
     far = sorted((c for c in cells if not c.inside), key=lambda c: -abs(c.error))
     named = "; ".join(_missed(c) for c in far[:most])
     rest = f"; and {len(far) - most} more" if len(far) > most else ""
-    told = f"**outside** {len(far)}: {named}{rest}" if far else "none outside"
-    return [f"Without: {kind}; {told}.", ""]
+    reported = f"**outside** {len(far)}: {named}{rest}" if far else "none outside"
+    return [f"Without: {kind}; {reported}.", ""]
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

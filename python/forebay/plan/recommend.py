@@ -317,14 +317,14 @@ def recommend(
     short = [replace(c, lacks=[_lacking(planner, c, target)]) for c in short]
     first = best[0] if best else _nearest(target, short) if short else None
     given = system.given | ({"accelerators"} if system.modelled and target.accelerators is not None else set())
-    told = replace(first.system, given=given) if first else system
+    reported = replace(first.system, given=given) if first else system
     return {
         "schema": "forebay.recommend/1",
         "target": {k: v for k, v in target.__dict__.items() if v is not None},
         "by": by,
         "needs": {k: v for k, v in needs.__dict__.items() if v is not None},
         "decision": _decision(planner, target, best, short),
-        "assumed": [a.document() for a in assume.listed(planner, told)] if first else [],
+        "assumed": [a.document() for a in assume.listed(planner, reported)] if first else [],
         "choices": [c.document(by) for c in best],
         "not_enough": [c.document(by) for c in short],
         "advice": _advice(planner, best[0].system, target) if best else [_why_not(target, short)],

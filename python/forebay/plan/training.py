@@ -408,8 +408,8 @@ class Training:
         if best is None or _number(best) <= estimate.p10:
             return estimate
         number, low = _number(best), max(estimate.p10, _held(best))
-        told = f"{number:g} passed in a published run, on {best.setup.drives:g} × {best.setup.drive}"
-        return replace(estimate, value=max(estimate.value, number), p10=low, p90=max(estimate.p90, number), note=told)
+        reported = f"{number:g} passed in a published run, on {best.setup.drives:g} × {best.setup.drive}"
+        return replace(estimate, value=max(estimate.value, number), p10=low, p90=max(estimate.p90, number), note=reported)
 
     def _no_less(self, setup: Setup, seen: Setup) -> bool:
         """Returns whether a set-up has at least as much of everything as the one of a run, which asked as much of it."""

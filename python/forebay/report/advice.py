@@ -78,7 +78,7 @@ class Advice:
         self.texts = {text if t == same else t: names for t, names in self.texts.items()}
         return text
 
-    def told(self) -> list[tuple[str, list[str]]]:
+    def reported(self) -> list[tuple[str, list[str]]]:
         """Each text with the runs that it holds for; where theirs differ in the numbers, it says so."""
         return [
             (f"{text} (at worst)" if text in self.varying else text, names)
@@ -140,13 +140,13 @@ def _changed(runs: list[Run]) -> Iterator[tuple[str, str]]:
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.text("environment.host"), run.text("job.source")), []).append(run)
-    told: dict[str, list[str]] = {}
+    reported: dict[str, list[str]] = {}
     for group in groups.values():
         for word, read in environment.FACTS:
             values = sorted({read(run.record) for run in group} - {""})
             if word not in ("host", "build") and len(values) > 1:
-                told.setdefault(f"{word}: {', '.join(values[:4])}", []).append(word)
-    for text, words in told.items():
+                reported.setdefault(f"{word}: {', '.join(values[:4])}", []).append(word)
+    for text, words in reported.items():
         yield f"Runs of the same source differ in {text}. Each is a series of its own.", f"Compare runs of one {words[0]} only."
 
 

@@ -85,8 +85,8 @@ def _ratios(study: Study, name: str, title: str, path: str) -> Chart | None:
     if len({row["place"] for row in found}) < 2:
         return None
     least, most = (pick(found, key=lambda row: row["value"]) for pick in (min, max))
-    told = [f"{numbers.ratio(row['value'])} at {row['place']}, {row['series']}" for row in (least, most)]
-    desc = f"{title} divided by that of {study.base}, by {study.axis.title.lower()}. From {told[0]}, to {told[1]}."
+    reported = [f"{numbers.ratio(row['value'])} at {row['place']}, {row['series']}" for row in (least, most)]
+    desc = f"{title} divided by that of {study.base}, by {study.axis.title.lower()}. From {reported[0]}, to {reported[1]}."
     whiskers = "Whiskers: the widest range that both intervals allow." if any(row["interval"] for row in found) else ""
     note = " ".join(filter(None, [f"{study.base} is 1.", whiskers, marks.left_out(study)]))
     rows = [*bases.values(), *found]
@@ -303,9 +303,9 @@ def _meter_rows(study: Study, source: str, scope: str, key: str, unit: str) -> l
             spread = repeats if len(repeats) > 1 else values if len(values) > 1 else []
             value = statistics.median(values)
             low, high = (end([*spread, value]) if spread else None for end in (min, max))
-            told = f"range of {len(spread)}" if spread else ""
+            reported = f"range of {len(spread)}" if spread else ""
             meter = {"meter": source, "scope": scope, "value": value, "low": low, "high": high}
-            rows.append(marks.row_of(study, point, **meter, interval=told, unit=unit))
+            rows.append(marks.row_of(study, point, **meter, interval=reported, unit=unit))
     return rows
 
 

@@ -139,9 +139,9 @@ def dash(study: Study) -> Any:
 
 def line_dash(study: Study) -> Any:
     """The dash where it is all that tells series apart besides colour: it is in the legend too."""
-    told = dash(study)
-    told.legend = legend_of(drawn(study), lines=True)
-    return told
+    reported = dash(study)
+    reported.legend = legend_of(drawn(study), lines=True)
+    return reported
 
 
 def shape(study: Study) -> Any:

@@ -264,8 +264,8 @@ def _ways(study: Study, notes: Notes) -> Table | None:
     rows = []
     for point in study.points:
         result = point.runs[0].record["result"]
-        told = [way for way in WAYS if isinstance(result.get(way), dict)]
-        for way in told if len(told) > 1 else ():
+        reported = [way for way in WAYS if isinstance(result.get(way), dict)]
+        for way in reported if len(reported) > 1 else ():
             figures = [(f"result.{way}.throughput_gib_s", numbers.significant), (f"result.{way}.iops", numbers.short)]
             figures = figures[1:] if way == "flush" else figures
             cells = [notes.cell(point.stat(path), show, point.reason(path)) for path, show in figures]

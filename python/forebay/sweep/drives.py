@@ -238,10 +238,10 @@ def _measure_peak(asked: Asked, name: str, frozen: dict[str, Any], results: Resu
     factor = rate / frozen["rate_of_a_gpu"] if asked.scale_to_peak and name in PLANNED else None
     frozen["peaks"][name] = {"samples_per_s": rate, "factor": factor}
     results.append(models.header(asked, frozen))
-    told = f"{name}: own peak {whole(rate)} samples/s, {significant(rate * about.row_bytes / GIB)} GiB/s"
+    reported = f"{name}: own peak {whole(rate)} samples/s, {significant(rate * about.row_bytes / GIB)} GiB/s"
     if name in PLANNED:
-        told += f"; a GPU of {asked.system.name}: {whole(frozen['rate_of_a_gpu'])} samples/s"
-    click.echo(told + (f"; supplies scaled by {significant(factor)}" if factor else ""), err=True)
+        reported += f"; a GPU of {asked.system.name}: {whole(frozen['rate_of_a_gpu'])} samples/s"
+    click.echo(reported + (f"; supplies scaled by {significant(factor)}" if factor else ""), err=True)
 
 
 def _planned(frozen: Mapping[str, Any], point: Mapping[str, Any], share: supply.Supply, row_bytes: int) -> dict[str, Any]:
@@ -315,8 +315,8 @@ def _listed(asked: Asked, predicted: list[dict[str, Any]]) -> list[str]:
     rows = [("drives", "GiB/s a GPU", "planned, min", "80 %")]
     for point in asked.points():
         share, planned = significant(asked.share(point).gib_s or 0.0), _predicted(predicted, point)
-        told = (_minutes(planned["minutes"]), _between(planned, "")) if planned else ("", "")
-        rows.append((asked.name_of(point), share, *told))
+        reported = (_minutes(planned["minutes"]), _between(planned, "")) if planned else ("", "")
+        rows.append((asked.name_of(point), share, *reported))
     return [*_heading(asked), *table(rows)]
 
 

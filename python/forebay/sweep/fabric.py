@@ -161,11 +161,11 @@ def stand_in(job: dict[str, Any]) -> dict[str, Any]:
 def fit(job: dict[str, Any], changes: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """As many I/Os in flight by fewer workers, where a source has fewer queues than workers: each takes one at least."""
     workers, depth = job.get("workers", 1), job.get("depth", 1)
-    told = [int(n) for s in job.get("sources") or () for n in re.findall(r"^\{(?:target|gateway[:\d]*)\}\?.*\bqueues=(\d+)", s)]
-    if not told or not isinstance(workers, int) or workers <= min(told):
+    counts = [int(n) for s in job.get("sources") or () for n in re.findall(r"^\{(?:target|gateway[:\d]*)\}\?.*\bqueues=(\d+)", s)]
+    if not counts or not isinstance(workers, int) or workers <= min(counts):
         return job, changes
     flying = workers * depth
-    fewer = max(n for n in range(1, min(told) + 1) if flying % n == 0)
+    fewer = max(n for n in range(1, min(counts) + 1) if flying % n == 0)
     said = f"{workers} workers with {depth} in flight → {fewer} with {flying // fewer} (each needs at least one queue)"
     return {**job, "workers": fewer, "depth": flying // fewer}, (*changes, said)
 
@@ -250,8 +250,8 @@ class Fabric:
             self._stack.enter_context(
                 Service([], ["snap", str(config), "--rpc", str(folder / f"rpc{threads}.sock")], r"ready: ")
             )
-        told = ", ".join(str(n) for n in self.drives.values())
-        self.say(f"gateway   drives in front of {self.places[TARGET].split('?')[0]}, with {told} queues on the fabric")
+        counts = ", ".join(str(n) for n in self.drives.values())
+        self.say(f"gateway   drives in front of {self.places[TARGET].split('?')[0]}, with {counts} queues on the fabric")
 
     def _drive(self, folder: Path, name: str, queues: int) -> str:
         """Returns a drive of a gateway's configuration."""
@@ -303,8 +303,8 @@ class Service:
                 break
             time.sleep(0.02)
         self.reader.join(1)
-        told = "; ".join(self.lines[-3:]) or "nothing"
-        why = f"wasn't ready in {READY_S:g} s; it said: {told}"
+        counts = "; ".join(self.lines[-3:]) or "nothing"
+        why = f"wasn't ready in {READY_S:g} s; it said: {counts}"
         raise RunError(f"forebay {' '.join(self.words)}", why, "run that command by itself")
 
     def __exit__(self, *exc: object) -> None:

@@ -256,14 +256,14 @@ class Subject:
         need = peak * self.about.row_bytes / GIB
         if asked.scale_to_peak:
             own["factor"] = need / NEED_GIB_S
-        told = f"{self.model}: own peak {whole(peak)} samples/s, {significant(need)} GiB/s"
+        reported = f"{self.model}: own peak {whole(peak)} samples/s, {significant(need)} GiB/s"
         if "Server" in scenarios:
             _, record = self.run(scaling.RAM, "Server", supply.Supply(None), min(seconds, 5.0), peak=peak)
             own["server_per_s"] = OF_HIGHEST * record["infer"]["expected_per_s"]
-            told += f"; Server is asked at {significant(own['server_per_s'])} queries/s"
+            reported += f"; Server is asked at {significant(own['server_per_s'])} queries/s"
         frozen["peaks"][self.model] = own
         results.append(models.header(asked, frozen))
-        click.echo(told + (f"; supplies scaled by {significant(own['factor'])}" if own["factor"] else ""), err=True)
+        click.echo(reported + (f"; supplies scaled by {significant(own['factor'])}" if own["factor"] else ""), err=True)
 
     def close(self) -> None:
         if self._model is not None:

@@ -139,9 +139,9 @@ def _refuse_another(asked: Asked, old: Mapping[str, Any], results: Results) -> N
         return
     before, after = ({**d, **(d.get("points") or [{}])[0]} for d in (old, new))
     keys = [k for k in after if k != "points" and before.get(k) != after[k]]
-    told = "; ".join(f"{k}: {before.get(k)} → {after[k]}" for k in keys) or "other points"
+    reported = "; ".join(f"{k}: {before.get(k)} → {after[k]}" for k in keys) or "other points"
     raise RequestError(
-        f"-o {results.path}", f"holds a sweep that differs: {told}", "--restart to start over, or -o another file"
+        f"-o {results.path}", f"holds a sweep that differs: {reported}", "--restart to start over, or -o another file"
     )
 
 
@@ -183,10 +183,10 @@ def play(
         for name in dict.fromkeys(point["model"] for point, _ in left):
             with model(name) as one:
                 for point, number in (turn for turn in left if turn[0]["model"] == name):
-                    line, told = one(point, number)
+                    line, reported = one(point, number)
                     results.append(line)
                     done = outcome.skipped + outcome.finished + len(outcome.failures) + 1
-                    click.echo(f"[{done}/{len(turns)}] {line['name']}  {told}", err=True)
+                    click.echo(f"[{done}/{len(turns)}] {line['name']}  {reported}", err=True)
                     if line.get("partial"):
                         outcome.interrupted = True
                         return outcome
@@ -208,12 +208,12 @@ def line_of(
         "point": {**point, **more},
     }  # fmt: skip
     try:
-        record, interrupted, told = measure()
+        record, interrupted, reported = measure()
     except ForebayError as error:
         found = {"exit_code": error.exit_code, "asked": error.asked, "found": error.found, "next": error.next}
         return {**line, "finished": now(), "error": found}, f"failed: {error.asked}: {error.found}"
     partial = {"partial": True} if interrupted else {}
-    return {**line, "finished": now(), **partial, "record": record}, told
+    return {**line, "finished": now(), **partial, "record": record}, reported
 
 
 def counts_of(outcome: Outcome) -> dict[str, Any]:

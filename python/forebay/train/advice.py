@@ -66,7 +66,7 @@ def storage(train: dict[str, Any], drives: Drives | None) -> str:
         f"{_gib(value)} GiB/s a GPU ({_gib(low)} to {_gib(high)}) within {name} of it"
         for name, (value, low, high) in least.items()
     )
-    told = {
+    reported = {
         SUPPLY: f"Storage limits this run: {_gib(supply)} GiB/s is {percent(supply / demand)} of what the model takes, and a "
         f"faster supply gains up to {ratio(demand / supply)} times; the plateau needs",
         COMPUTE: f"Faster storage gains nothing: {_gib(supply)} GiB/s is {ratio(supply / demand)} times what the model takes; "
@@ -75,12 +75,12 @@ def storage(train: dict[str, Any], drives: Drives | None) -> str:
         "interval: more storage gains a few per cent at most; the plateau needs",
     }[bound]
     if bound == COMPUTE and train.get("cached") and (train.get("supply") or {}).get("kind") == LOADER:
-        told = (
+        reported = (
             f"These bytes came out of the page cache, {ratio(supply / demand)} times as fast as the model takes them, which says "
             "nothing of the storage: to reach the plateau that has to bring"
         )
     gpus = (train.get("supply") or {}).get("gpus") or 1
-    return f"{told} {wanted}{_drives(list(drives(least['5 %'][0], gpus)) if drives else [], gpus)}."
+    return f"{reported} {wanted}{_drives(list(drives(least['5 %'][0], gpus)) if drives else [], gpus)}."
 
 
 def _drives(choices: Sequence[tuple[str, int, float]], gpus: int) -> str:

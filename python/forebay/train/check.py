@@ -33,8 +33,8 @@ def command(runs: tuple[str, ...], given: str | None, rcp: str | None, as_json: 
     known = reference.ours() if given is None else read_reference(given)
     found, left = read_runs(list(runs))
     if not found:
-        told = "; ".join(left[:3]) or "hold no record of training"
-        raise RequestError(" ".join(runs), told, "forebay train toy --seeds 3 -o runs.jsonl, then forebay train check runs.jsonl")
+        why = "; ".join(left[:3]) or "hold no record of training"
+        raise RequestError(" ".join(runs), why, "forebay train toy --seeds 3 -o runs.jsonl, then forebay train check runs.jsonl")
     findings = [finding for group in grouped(found) for finding in reference.judge(group, of_task(known, group[0].task))]
     judged = [finding for finding in findings if finding["passes"] is not None]
     if not judged:

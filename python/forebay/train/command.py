@@ -238,9 +238,9 @@ class Run:
     def _too_much(self, found: float) -> MachineError:
         asked, text = self.request.supply.gib_s or 0.0, self.request.supply.text
         brought = f"the loader brings {significant(found)} from {self.request.about.folder}"
-        told = f"a GPU's share is {significant(asked)} GiB/s, and {brought}"
+        reported = f"a GPU's share is {significant(asked)} GiB/s, and {brought}"
         return MachineError(
-            f"--supply {text}", told, f"--supply {significant(0.9 * found * self.request.supply.gpus)}"
+            f"--supply {text}", reported, f"--supply {significant(0.9 * found * self.request.supply.gpus)}"
         )
 
     def measure_peak(self) -> None:
@@ -351,7 +351,7 @@ class Run:
             "learning_rate": self.model.rate,
             "asked": request.limits(),
             "optimizer": self.model.optimizer,
-            **getattr(self.model, "told", {}),
+            **getattr(self.model, "reported", {}),
             "data": request.about.identity(),
             "clock": mllog.clock(self.began_at, fed),
             "samples": fed.samples,

@@ -374,8 +374,8 @@ def open_folder(folder: Path) -> About:
         ):
             schema = found.get("schema") if isinstance(found, dict) else "no object"
             row = found.get("row_bytes") if isinstance(found, dict) else None
-            told = f"is of schema {schema!r} with rows of {row} bytes; the model reads {SCHEMA!r} with rows of {ROW_BYTES}"
-            raise RequestError(f"the data set {folder}", told, "another --dir; " + make)
+            reported = f"is of schema {schema!r} with rows of {row} bytes; the model reads {SCHEMA!r} with rows of {ROW_BYTES}"
+            raise RequestError(f"the data set {folder}", reported, "another --dir; " + make)
         about = About(
             folder, int(found["seed"]), int(found["rows"]), int(found["evaluation_rows"]), int(found["table_rows"]),
             float(found["best_auc"]), float(found["best_auc_expected"]), float(found["positives"]),
@@ -387,10 +387,10 @@ def open_folder(folder: Path) -> About:
             f"the data set {folder}", f"{ABOUT} isn't what datagen writes ({error!r:.80})", make
         ) from None
     if tuple(lookups) != LOOKUPS or tuple(counts) != about.tables:
-        told = f"it has {len(counts)} tables and {sum(lookups)} look-ups, not the model's {len(LOOKUPS)} and {sum(LOOKUPS)}"
+        reported = f"it has {len(counts)} tables and {sum(lookups)} look-ups, not the model's {len(LOOKUPS)} and {sum(LOOKUPS)}"
         if tuple(lookups) == LOOKUPS:
-            told = f"its tables aren't those of the benchmark, cut to {whole(about.table_rows)} rows"
-        raise RequestError(f"the data set {folder}", told, make)
+            reported = f"its tables aren't those of the benchmark, cut to {whole(about.table_rows)} rows"
+        raise RequestError(f"the data set {folder}", reported, make)
     for name, rows in ((TRAIN, about.rows), (EVALUATE, about.evaluation_rows)):
         check_length(folder / name, rows, ROW_BYTES, "another --dir, and forebay train datagen dlrm again")
     return about

@@ -182,9 +182,9 @@ class Model(Steps):
         beyond, labels, losses = self._wrong.tolist()
         self._wrong.zero_()
         if beyond or labels:
-            told = None if self._last is None else data.faults(self._last.numpy(), self.counts)
+            reported = None if self._last is None else data.faults(self._last.numpy(), self.counts)
             found = f"{whole(beyond)} look-ups are beyond their table, {whole(labels)} labels neither 0 nor 1"
-            return told or f"of the last steps' rows {found}"
+            return reported or f"of the last steps' rows {found}"
         return NO_NUMBER if losses else None
 
     def _logit(self, rows: Any) -> Any:

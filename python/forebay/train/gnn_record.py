@@ -35,7 +35,7 @@ class Written:
         finally:
             loader.close()
         part = {**self._speed(), **self._graph(), **self._quality(), **self._costs(record)}
-        part["advice"] = told(part, self.request.supply.drives_for)
+        part["advice"] = reported(part, self.request.supply.drives_for)
         if self.fed.failure is not None:
             part["failed"] = self.fed.failure.found
         record["train"] = part
@@ -236,7 +236,7 @@ def epochs(ways: Record) -> tuple[float | None, str]:
     return load / (gathered - memory), ""
 
 
-def told(part: Record, drives: Drives | None = None) -> list[dict[str, str]]:
+def reported(part: Record, drives: Drives | None = None) -> list[dict[str, str]]:
     """Advice, from the record's part alone: that of any model for gathered features; for a load what it is of the whole."""
     of = part["graph"]
     if of["way"] == GATHER or of["load_s"] is None:

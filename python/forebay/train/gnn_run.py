@@ -136,9 +136,9 @@ class Run:
             self.paced = self._delivers(room, self._pace())
         found = self.loader if self.paced is None else self.paced
         if found.gib_s < (1 - SUPPLY_SHORT) * asked or self.paced is None:
-            told = f"a GPU's share is {significant(asked)} GiB/s, and a load brings {significant(found.gib_s)}"
+            reported = f"a GPU's share is {significant(asked)} GiB/s, and a load brings {significant(found.gib_s)}"
             next = f"--supply {significant(0.9 * found.gib_s * request.supply.gpus)}"
-            raise MachineError(f"--supply {request.supply.text}", told, next)
+            raise MachineError(f"--supply {request.supply.text}", reported, next)
 
     def _pace(self) -> supply.Pace | None:
         return run.pace_of(self.request.supply, IN_FLIGHT)

@@ -231,8 +231,8 @@ def open_folder(folder: Path) -> About:
         found = json.loads(path.read_text())
         if not isinstance(found, dict) or found.get("schema") != SCHEMA or found.get("row_bytes") != ROW_BYTES:
             schema = found.get("schema") if isinstance(found, dict) else "no object"
-            told = f"is of schema {schema!r}; gnn reads {SCHEMA!r}"
-            raise RequestError(f"the data set {folder}", told, "another --dir; " + make)
+            reported = f"is of schema {schema!r}; gnn reads {SCHEMA!r}"
+            raise RequestError(f"the data set {folder}", reported, "another --dir; " + make)
         counts = tuple(int(each["edges"]) for each in found["relations"])
         seed, nodes, classes = (int(found[key]) for key in ("seed", "nodes", "classes"))
         about = About(folder, seed, nodes, classes, counts, float(found["best_accuracy"]))

@@ -44,7 +44,7 @@ class Model(Steps):
         if form.model in ("resnet", "ssd", "diffusion"):
             self._net.to(memory_format=torch.channels_last)
         # Of the record beside what every model's has.
-        self.told = {"weights": self.weights, "compiled": compiled}
+        self.reported = {"weights": self.weights, "compiled": compiled}
         self._call = torch.compile(self._net, dynamic=False) if compiled else self._net
         # Numbers that can't be read, losses that are no number.
         self._wrong = torch.zeros(2, dtype=torch.int64, device=device)
@@ -150,8 +150,8 @@ class Model(Steps):
         wrong, losses = self._wrong.tolist()
         self._wrong.zero_()
         if wrong:
-            told = None if self._last is None else samples.faults(self.form, self._last.numpy())
-            return told or f"of the last steps' rows {whole(wrong)} numbers can't be read"
+            reported = None if self._last is None else samples.faults(self.form, self._last.numpy())
+            return reported or f"of the last steps' rows {whole(wrong)} numbers can't be read"
         return NO_NUMBER if losses else None
 
 

@@ -141,14 +141,14 @@ def faults(form: forms.Form, words: Array, first: int = 0) -> str | None:
     for each in form.fields:
         values = rows[each.name].reshape(len(rows), -1)
         if each.kind == "f4":
-            wrong, told = ~np.isfinite(values), "is not a number"
+            wrong, reported = ~np.isfinite(values), "is not a number"
         elif each.low is not None and each.high is not None:
-            wrong, told = (values < each.low) | (values >= each.high), f"is not from {each.low} to {each.high - 1}"
+            wrong, reported = (values < each.low) | (values >= each.high), f"is not from {each.low} to {each.high - 1}"
         else:
             continue
         if wrong.any():
             row, column = (int(found[0]) for found in np.nonzero(wrong))
-            return f"sample {whole(first + row)}: {each.name}[{column}] is {values[row, column]}, which {told}"
+            return f"sample {whole(first + row)}: {each.name}[{column}] is {values[row, column]}, which {reported}"
     return None
 
 
@@ -296,20 +296,20 @@ def open_folder(folder: Path, model: str) -> About:
     """The data set of a model in a folder. Raises RequestError where there is none, or not what the file beside it says."""
     make = f"forebay train datagen {model} --dir ANOTHER"
     found = _read(folder, f"forebay train datagen {model}")
-    told = found if isinstance(found, dict) else {}
-    if told.get("schema") != SCHEMA or told.get("model") != model:
-        said = f"is of schema {told.get('schema')!r} for {told.get('model')!r}; {model} reads {SCHEMA!r} of its own"
+    reported = found if isinstance(found, dict) else {}
+    if reported.get("schema") != SCHEMA or reported.get("model") != model:
+        said = f"is of schema {reported.get('schema')!r} for {reported.get('model')!r}; {model} reads {SCHEMA!r} of its own"
         raise RequestError(f"the data set {folder}", said, make)
     try:
-        form = forms.form(model, forms.SIZES[forms.SIZES.index(told["form"])])
-        about = About(folder, form, int(told["seed"]), int(told["rows"]))
+        form = forms.form(model, forms.SIZES[forms.SIZES.index(reported["form"])])
+        about = About(folder, form, int(reported["seed"]), int(reported["rows"]))
         if form.quality:
-            sources = {"name": str(told["sources"]["name"]), **told["sources"]}
-            about = replace(about, sources=sources, first=str(told["first_rows"]))
-        bytes_ = int(told["row_bytes"])
+            sources = {"name": str(reported["sources"]["name"]), **reported["sources"]}
+            about = replace(about, sources=sources, first=str(reported["first_rows"]))
+        bytes_ = int(reported["row_bytes"])
     except (ValueError, KeyError, TypeError) as error:
         raise RequestError(f"the data set {folder}", f"{ABOUT} isn't what datagen writes ({error!r:.80})", make) from None
-    if bytes_ != form.row_bytes or told.get("fields") != form.document():
+    if bytes_ != form.row_bytes or reported.get("fields") != form.document():
         said = f"has rows of {bytes_} bytes, or fields that aren't those of {model}, whose rows have {form.row_bytes}"
         raise RequestError(f"the data set {folder}", said, make)
     check_length(folder / TRAIN, about.rows, form.row_bytes, about.make("ANOTHER"))

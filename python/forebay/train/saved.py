@@ -39,7 +39,7 @@ class Weights:
 
         listed = {name: (kind(values), tuple(values.shape), values.nbytes) for name, values in state.items()}
         with files_together(self.path.parent, (self.path.name,)) as (file,):
-            file.write(safetensors.header(listed, told(record)))
+            file.write(safetensors.header(listed, reported(record)))
             for values in state.values():
                 for part in parts(values):
                     file.write(part)
@@ -49,7 +49,7 @@ def kind(values: Any) -> str:
     return KINDS[str(values.dtype).removeprefix("torch.")]
 
 
-def told(record: Record) -> dict[str, str]:
+def reported(record: Record) -> dict[str, str]:
     """What the header says beside the tensors: of which training these are the weights."""
     part = record["train"]
     found = {"forebay": "train", "model": part["model"], "seed": part["seed"], "samples": part["samples"]}

@@ -74,8 +74,8 @@ def rows(
         known = published if row["minutes"] else {}
         row["published_minutes"] = known.get((row["system"], row["drive"], row["drives"]))
         first = known.get((row["system"], row["drive"], fewest["drives"]))
-        told = row["published_minutes"]
-        row["published_speed_up"] = first / told if first and told else None
+        reported = row["published_minutes"]
+        row["published_speed_up"] = first / reported if first and reported else None
     return made
 
 
@@ -126,8 +126,8 @@ def advice_of(measured: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -
     found: dict[str, Row] = {}
     for point, part in sorted(measured, key=lambda each: _least(each[0])):
         given = part.get("advice")
-        told = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
-        said = [str(each.get("text")) for each in told if each.get("area") == "storage"]
+        reported = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+        said = [str(each.get("text")) for each in reported if each.get("area") == "storage"]
         if said:
             found.setdefault(point["model"], {**{key: point[key] for key in ("model", "drive", "drives")}, "text": said[0]})
     return [found[model] for model in dict.fromkeys(point["model"] for point, _ in measured) if model in found]

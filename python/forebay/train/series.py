@@ -62,7 +62,7 @@ def asked(request: Request, model: Any) -> Record:
         "evaluate_every": request.every() if request.quality else None,
         "supply": (request.supply.text, request.supply.gpus),
         "data": (about.seed, about.rows, about.table_rows),
-        **{key: getattr(model, "told", {}).get(key) for key in SIZES},
+        **{key: getattr(model, "reported", {}).get(key) for key in SIZES},
         "host": os.uname().nodename,
     }
 

@@ -75,16 +75,16 @@ def supply(part: dict[str, Any]) -> str:
         of_memory = ", out of the page cache" if part["cached"] else ""
         return f"the loader alone brings {significant(got)} GiB/s here{of_memory}"
     gpus = f", one of {of['gpus']} GPUs' share" if of["gpus"] > 1 else ""
-    told = f"simulated supply of {significant(of['asked_gib_s'])} GiB/s{gpus}; by the clock {significant(got)} GiB/s"
+    reported = f"simulated supply of {significant(of['asked_gib_s'])} GiB/s{gpus}; by the clock {significant(got)} GiB/s"
     if of["scaled_by"]:
-        told += f", scaled by {significant(of['scaled_by'])} to this model's peak"
+        reported += f", scaled by {significant(of['scaled_by'])} to this model's peak"
     if of["drive"]:
         low, high = of["predicted_p10_gib_s"], of["predicted_p90_gib_s"]
-        told += (
+        reported += (
             f" · what plan predicts of {of['drives']} × {of['drive']} ({significant(low)} to {significant(high)}); "
             f"their data sheet has {significant(of['sheet_gib_s'])}"
         )
-    return f"{told} · the loader alone brings {significant(part['loader_gib_s'])}"
+    return f"{reported} · the loader alone brings {significant(part['loader_gib_s'])}"
 
 
 def rate(part: dict[str, Any], missing: dict[str, str]) -> str:
@@ -121,14 +121,14 @@ def ways(part: dict[str, Any]) -> str:
     of = part.get("graph")
     if of is None:
         return ""
-    told = []
+    reported = []
     for way, each in of["ways"].items():
         load = f"load {seconds(each['load_s'])}, " if way == "bulk" and each["load_s"] is not None else ""
         epoch = "" if each["epoch_s"] is None else f"an epoch {seconds(each['epoch_s'])}"
         total = "" if each["sum_s"] is None else f", in all {seconds(each['sum_s'])}"
-        told.append(f"{way}{' (this run)' if each['measured'] else ''}: {load}{epoch or 'not measured'}{total}")
+        reported.append(f"{way}{' (this run)' if each['measured'] else ''}: {load}{epoch or 'not measured'}{total}")
     first = "" if of["first_batch_s"] is None else f" · first batch after {seconds(of['first_batch_s'])}"
-    return " · ".join(told) + first
+    return " · ".join(reported) + first
 
 
 def parts(part: dict[str, Any], missing: dict[str, str]) -> str:

@@ -23,7 +23,7 @@ OPTIONS = [
 ]
 
 
-def _command(model: str, told: str) -> Callable[[Callable[..., Any]], click.Command]:
+def _command(model: str, reported: str) -> Callable[[Callable[..., Any]], click.Command]:
     """A command with the flags of every model that is trained for speed."""
 
     def made(function: Callable[..., Any]) -> click.Command:
@@ -32,7 +32,7 @@ def _command(model: str, told: str) -> Callable[[Callable[..., Any]], click.Comm
             function = option(function)
         help = f"Folder of forebay train datagen {model}."
         function = click.option("--dir", "folder", metavar="DIR", required=True, help=help)(function)
-        function.__doc__ = f"{told}\n\n{COMMON}"
+        function.__doc__ = f"{reported}\n\n{COMMON}"
         return click.command(model, context_settings={"max_content_width": 110})(function)
 
     return made

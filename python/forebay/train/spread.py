@@ -111,8 +111,8 @@ def _sentences(found: Record) -> list[str]:
         lines.append(f"together {_pct(found['parts_pct'])}; the time to the target varies by {_pct(whole_)}, evaluations and all")
     every, mean = found["evaluate_every"], found["spread"]["samples_to_target"]["mean"]
     if every and mean and lines and every / mean > COARSE:
-        told = f"an evaluation comes each {whole(every)} samples, {_pct(100 * every / mean)} of that"
-        lines.append(f"{told}: a smaller --evaluate-every tells more of the seed's part")
+        reported = f"an evaluation comes each {whole(every)} samples, {_pct(100 * every / mean)} of that"
+        lines.append(f"{reported}: a smaller --evaluate-every tells more of the seed's part")
     return lines or ["too few runs for a spread"]
 
 

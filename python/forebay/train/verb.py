@@ -76,10 +76,10 @@ def command() -> None:
 
 def shared(function: Callable[..., Any], target: str = "auc") -> Callable[..., Any]:
     """Flags of every model. `target`: name of the quality, as its flag has it; empty: of what the data set measures."""
-    flag, told = (f"--target-{target}", target.upper()) if target else ("--target", "QUALITY")
+    flag, goal = (f"--target-{target}", target.upper()) if target else ("--target", "QUALITY")
     more = "" if target else ", if it is of --quality"
     of_quality = [
-        click.option(flag, metavar=f"{told}|none", help=f"End at this {told}; none: speed alone. Default: the data set's{more}."),
+        click.option(flag, metavar=f"{goal}|none", help=f"End at this {goal}; none: speed alone. Default: the data set's{more}."),
         click.option("--evaluate-every", metavar="N", help="Samples between evaluations. Default: 5 % of an epoch."),
     ]  # fmt: skip
     options = [
@@ -238,14 +238,14 @@ def datagen(
         click.echo(json.dumps(about.document(), indent=1))
     elif not quiet:
         size = bytes_(about.rows * about.row_bytes)
-        told = f"{folder}: {whole(about.rows)} rows ({size}) to train on"
+        goal = f"{folder}: {whole(about.rows)} rows ({size}) to train on"
         if model == "dlrm":
             best = f"best reachable AUC {about.best_auc:.4f}, target {about.target_auc:.4f}"
-            told += f", {whole(about.evaluation_rows)} to evaluate on\n{best}, {100 * about.positives:.1f} % positive"
+            goal += f", {whole(about.evaluation_rows)} to evaluate on\n{best}, {100 * about.positives:.1f} % positive"
         elif about.sources:
-            told += f", {whole(about.evaluation_rows)} to evaluate on\n"
-            told += f"made of {about.sources['name']}; target {about.target_auc:g} ({about.metric})"
-        click.echo(told)
+            goal += f", {whole(about.evaluation_rows)} to evaluate on\n"
+            goal += f"made of {about.sources['name']}; target {about.target_auc:g} ({about.metric})"
+        click.echo(goal)
         click.echo(f"next: forebay train {model} --dir {folder}")
     return DONE
 
@@ -334,7 +334,7 @@ def _request(about: Any, flags: dict[str, Any], batch: int) -> Request:
     from forebay.train.command import PEAK_S, Request
     from forebay.train.run import CHECK_S
 
-    flag, least, told = ("--target-auc", 0.5, "0.5 (guessing)") if "target_auc" in flags else ("--target", 0.0, "0")
+    flag, least, goal = ("--target-auc", 0.5, "0.5 (guessing)") if "target_auc" in flags else ("--target", 0.0, "0")
     target = flags["target_auc" if "target_auc" in flags else "target"]
     quality = target != "none" if target is not None else about.metric is not None
     aim = None
@@ -343,7 +343,7 @@ def _request(about: Any, flags: dict[str, Any], batch: int) -> Request:
             aim = _number(target, flag)
         if aim is None or not least < aim < 1:
             next = f"{flag} {about.target_auc:g}, or {flag} none" if about.metric else f"no {flag}"
-            raise RequestError(f"{flag} {target}", f"is not between {told} and 1", next)
+            raise RequestError(f"{flag} {target}", f"is not between {goal} and 1", next)
     most = (1 << 63) - 1
     peak_s = parse_seconds(flags["peak_seconds"], "--peak-seconds") if flags["peak_seconds"] else PEAK_S
     if not 0 < peak_s <= PEAK_S_MAX:

@@ -221,8 +221,8 @@ class _Runner:
             return None
         left = format_duration(max(0.0, self.seconds - self.elapsed()))
         cost = METRICS["cpu"].value(result)
-        told = f"  {cost:.4g} CPU-s/GiB" if cost is not None else ""
-        self.stages.say(f"{'confirm' if long else 'probe  '} {name}  {rate:.3f} GiB/s{told}  {left} left")
+        reported = f"  {cost:.4g} CPU-s/GiB" if cost is not None else ""
+        self.stages.say(f"{'confirm' if long else 'probe  '} {name}  {rate:.3f} GiB/s{reported}  {left} left")
         return Probe(rate, cost, METRICS["power"].value(result))
 
     def _run(self, setting: Setting, seconds: float) -> dict[str, Any]:

@@ -283,9 +283,9 @@ class Validation:
         except OSError as error:
             raise RunError(shown, f"doesn't start: {error.strerror}", "run it by hand") from error
         if done.returncode:
-            told = (done.stderr or done.stdout).strip().splitlines()
+            reported = (done.stderr or done.stdout).strip().splitlines()
             raise RunError(
-                shown, f"ended with {done.returncode}: {' '.join(told[-2:])[:300]}", "run it by hand"
+                shown, f"ended with {done.returncode}: {' '.join(reported[-2:])[:300]}", "run it by hand"
             )
         return done.stdout.strip()
 

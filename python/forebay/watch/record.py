@@ -272,9 +272,9 @@ def _because(made: dict[str, Any], share: float, word: str) -> list[str]:
         "asleep by a timer": main["a_timer"], "in the GPU's driver": main["the_gpu"], "waiting for something else": main["else"],
         "stopped": main["stopped"],
     }  # fmt: skip
-    told = ", ".join(f"{name} {part:.0%}" for name, part in parts.items() if part >= 0.01)
+    words = ", ".join(f"{name} {part:.0%}" for name, part in parts.items() if part >= 0.01)
     most = "at most " if waits["share_min"] < waits["share"] - 0.005 else ""
-    why.append(f"its main thread waited for storage {most}{waits['share']:.0%} of the time" + (f"; {told}" if told else ""))
+    why.append(f"its main thread waited for storage {most}{waits['share']:.0%} of the time" + (f"; {words}" if words else ""))
     readers = waits["reading_threads_wait"]
     if readers is not None:
         why.append(f"the threads that read ({waits['reading_threads']}) were in I/O wait {readers:.0%} of the time")

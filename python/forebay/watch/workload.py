@@ -58,8 +58,8 @@ def derive(made: dict[str, Any], watch: Watch, given: Given) -> tuple[dict[str, 
     if moved is None or waits is None:
         return None, None, "what it read, or its threads, couldn't be looked at"
     read = max(moved["read_call_bytes"], moved["device_bytes"])
-    told = given.samples_per_s is not None and given.sample_bytes is not None
-    if data["mapped"] and not told and read / made["seconds"] < MAPPED_BYTES_S_MIN:
+    reported = given.samples_per_s is not None and given.sample_bytes is not None
+    if data["mapped"] and not reported and read / made["seconds"] < MAPPED_BYTES_S_MIN:
         return None, None, "its data is mapped and in memory, where reads aren't counted: --samples-per-s with --sample-bytes"
     samples = _samples(read, made, given)
     if samples is None:

@@ -90,22 +90,22 @@ class Asked:
         self.token_bytes = int(plan["bytes_per_token"])
         whole = PAGE_TOKENS * self.token_bytes
         if whole % self.layers:
-            told = f"{whole} bytes of {PAGE_TOKENS} tokens don't divide by that"
-            raise RequestError(f"--layers {self.layers}", told, "--layers 32")
+            reported = f"{whole} bytes of {PAGE_TOKENS} tokens don't divide by that"
+            raise RequestError(f"--layers {self.layers}", reported, "--layers 32")
         self.page_bytes = whole // self.layers
         block = parse_bytes(options["blocks"], "--blocks")
         self.by_layer = block == self.page_bytes
         if not self.by_layer and (not block or block % whole):
-            told = f"a page of {PAGE_TOKENS} tokens has {self.page_bytes} bytes, and a block {whole} or a multiple"
-            raise RequestError(f"--blocks {options['blocks']}", told, f"--blocks {self.page_bytes}, or --blocks {whole}")
+            reported = f"a page of {PAGE_TOKENS} tokens has {self.page_bytes} bytes, and a block {whole} or a multiple"
+            raise RequestError(f"--blocks {options['blocks']}", reported, f"--blocks {self.page_bytes}, or --blocks {whole}")
         self.block_pages = 1 if self.by_layer else block // whole
         self.block_bytes = self.block_pages * whole
         self.each = -(-self.tokens // (PAGE_TOKENS * self.block_pages))
         size = parse_bytes(options["size"], "--size")
         self.blocks = max(1, size // self.block_bytes)
         if self.each > self.blocks:
-            told = f"a request loads {self.each} blocks of {self.block_bytes} bytes"
-            raise RequestError(f"--size {options['size']}", told, f"--size {self.each * self.block_bytes}")
+            reported = f"a request loads {self.each} blocks of {self.block_bytes} bytes"
+            raise RequestError(f"--size {options['size']}", reported, f"--size {self.each * self.block_bytes}")
 
 
 @dataclass

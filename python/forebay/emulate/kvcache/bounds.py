@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.emulate.kvcache import rank_files
-from forebay.emulate.kvcache.formula import is_number, nested, told
+from forebay.emulate.kvcache.formula import is_number, nested, reported
 from forebay.emulate.kvcache.rank_files import Damaged, RankFile
 
 WAYS = {"read": "read", "write": "written"}
@@ -76,7 +76,7 @@ class Figures:
         if value is None:
             return None
         if not is_number(value) or value < 0:
-            said = f"{'.'.join(keys)} is {told(value)}"
+            said = f"{'.'.join(keys)} is {reported(value)}"
             if said not in self.odd:
                 self.odd.append(said)
             return None

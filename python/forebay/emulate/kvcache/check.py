@@ -74,9 +74,9 @@ class Check:
         general: list[Finding] = []
         subjects = [s for file in self.last_of_each(general) if (s := self.subject(file, logs)) is not None]
         if not (subjects or found.damaged or found.summaries):
-            told = "holds no kvcache_results_*.json and no summary.json of such"
-            told += f" that can be read: {found.skipped[0][0]} {found.skipped[0][1]}" if found.skipped else ""
-            raise RequestError(found.tree, told, "the folder above option_1, or one kvcache_results_*.json")
+            reported = "holds no kvcache_results_*.json and no summary.json of such"
+            reported += f" that can be read: {found.skipped[0][0]} {found.skipped[0][1]}" if found.skipped else ""
+            raise RequestError(found.tree, reported, "the folder above option_1, or one kvcache_results_*.json")
         groups: dict[tuple[str, int], list[Subject]] = {}
         for s in subjects:
             groups.setdefault((s.file.run, s.file.option if s.file.option is not None else -1), []).append(s)
@@ -190,15 +190,15 @@ def place_of(file: rank_files.RankFile) -> dict[str, Any]:
 
 def evidence(s: Subject, link: float | None) -> list[str]:
     """The reason of each bound, a line each."""
-    end, told = s.end, []
+    end, reported = s.end, []
     if end.least is not None:
-        told.append(f"drained ≤ bytes ÷ {significant(end.least, 4)} s: {end.least_why}")
+        reported.append(f"drained ≤ bytes ÷ {significant(end.least, 4)} s: {end.least_why}")
     if end.most is not None:
-        told.append(f"drained ≥ bytes ÷ {significant(end.most, 4)} s: {end.most_why}")
-    told.append("window ≤ as-published: no more was moved within the duration than in all")
+        reported.append(f"drained ≥ bytes ÷ {significant(end.most, 4)} s: {end.most_why}")
+    reported.append("window ≤ as-published: no more was moved within the duration than in all")
     if link is not None:
-        told.append(f"window, drained ≤ {rate(link)} GiB/s: the link carries no more, unless even the least is above it")
+        reported.append(f"window, drained ≤ {rate(link)} GiB/s: the link carries no more, unless even the least is above it")
     if link is not None and end.most is not None:
         late = max(0.0, end.most - s.duration)
-        told.append(f"window ≥ (bytes − {significant(late, 3)} s of the link) ÷ {s.duration:g} s: no more was moved after it")
-    return told
+        reported.append(f"window ≥ (bytes − {significant(late, 3)} s of the link) ÷ {s.duration:g} s: no more was moved after it")
+    return reported

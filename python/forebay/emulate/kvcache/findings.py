@@ -19,7 +19,7 @@ from forebay.emulate.kvcache.formula import (
     device_latencies,
     is_number,
     nested,
-    told,
+    reported,
 )
 from forebay.emulate.kvcache.limits import ANY_LINK_GIB_S, Limits
 from forebay.numbers import bytes_, count, micros, percent, rate, significant
@@ -212,7 +212,7 @@ def of_summary(found: rank_files.Found, run: str) -> Iterator[Finding]:
         return
     for name, stated in options.items():
         if not isinstance(stated, Mapping) or not name.isascii() or not name.isdigit() or len(name) > 2:
-            yield Finding("summary", f"option {told(name)} isn't one", place)
+            yield Finding("summary", f"option {reported(name)} isn't one", place)
         elif int(name) not in trials_of:
             yield Finding("summary", f"option {name} has no rank file here, so that it can't be recalculated", place, fault=False)
             yield from summary_alone(stated, name, place)
@@ -229,7 +229,7 @@ def recalculated(stated: Mapping[str, Any], right: Mapping[str, Any], name: str,
             continue
         said, ours = stated[key], right[key]
         if ours is not None and (not is_number(said) or apart(said, ours) > NEARLY):
-            shown = f"{said:.10g}" if is_number(said) else told(said)
+            shown = f"{said:.10g}" if is_number(said) else reported(said)
             yield Finding("summary", f"option {name}: {key} is {shown}, and the rank files give {ours:.10g}", place)
 
 

@@ -110,7 +110,7 @@ def is_number(value: Any) -> TypeGuard[float]:
     return value == 0 or NUMBER_MIN <= abs(value) <= NUMBER_MAX
 
 
-def told(value: Any) -> str:
+def reported(value: Any) -> str:
     """A value of a file in a message: short, on one line, without a character that a terminal acts on."""
     if isinstance(value, (str, int, float)):
         return json.dumps(value)[:40]

@@ -231,8 +231,8 @@ def slots(found: Found, run: str = "") -> tuple[int, dict[int, list[list[Slot]]]
     ranks = 1 + max((rank for _, _, rank in known), default=-1)
     trials = {option: 1 + max(t for o, t, _ in known if o == option) for option in sorted({o for o, _, _ in known})}
     if ranks * sum(trials.values()) > SLOTS_MAX:
-        told = f"has ranks up to {ranks - 1} and trials up to {max(trials.values()) - 1}"
-        raise RequestError(found.tree, told, "the folder that holds only the results")
+        reported = f"has ranks up to {ranks - 1} and trials up to {max(trials.values()) - 1}"
+        raise RequestError(found.tree, reported, "the folder that holds only the results")
 
     def slot(option: int, trial: int, rank: int) -> Slot:
         folder = f"option_{option}/trial_{trial}/rank_{rank}"

@@ -107,8 +107,8 @@ class Asked:
         self.drive = catalogue.drive(name)
         for key, value in settings.items():
             if key != "drives":
-                told = f"has the key '{key}'; a replay knows drives"
-                raise RequestError(f"--dir {folder}", told, f"--dir 'model:{name}?drives=2'")
+                reported = f"has the key '{key}'; a replay knows drives"
+                raise RequestError(f"--dir {folder}", reported, f"--dir 'model:{name}?drives=2'")
             self.drives = flags._integer(value, "--dir model:…?drives", 1024)
         if self.drive.seq_write_mbps is None or self.drives == 0:
             raise RequestError(f"--dir {folder}", "has no write bandwidth", "--dir model:d7-ps1010")
@@ -122,8 +122,8 @@ class Asked:
         if options["blocks"] is not None:
             made["io_bytes"] = parse_bytes(options["blocks"], "--blocks")
             if not 0 < made["io_bytes"] <= IO_BYTES_MAX or made["io_bytes"] % 4096:
-                told = "must be a multiple of 4096 bytes, up to 64 MiB"
-                raise RequestError(f"--blocks {options['blocks']}", told, "--blocks 2m")
+                reported = "must be a multiple of 4096 bytes, up to 64 MiB"
+                raise RequestError(f"--blocks {options['blocks']}", reported, "--blocks 2m")
             # As many as the memory of the default takes.
             made["depth"] = max(2, min(made["depth"], IN_FLIGHT_BYTES // max(1, made["io_bytes"])))
         for key, field in (("overwrite", "overwrite"), ("overwrite_device", "overwrite_devices")):
@@ -147,8 +147,8 @@ class Asked:
         if storage is None and there is None:
             raise RequestError(f"--dir {folder}", "nothing says how much it holds", "--storage-tier 4t")
         if self.drive is None and storage is not None and there is not None and storage > there:
-            told = f"{folder} has room for {there} bytes"
-            raise RequestError(f"--storage-tier {options['storage_tier']}", told, "a smaller one")
+            reported = f"{folder} has room for {there} bytes"
+            raise RequestError(f"--storage-tier {options['storage_tier']}", reported, "a smaller one")
         return gpu or 0, host or 0, storage if storage is not None else there or 0
 
 

@@ -16,18 +16,18 @@ MEANS = (
 
 def lines(document: dict[str, Any]) -> list[str]:
     """Each rank's rates, with what they follow from and what doesn't hold, the means, and what was left out."""
-    told = [f"{document['label']}: {count(document['files'], 'rank file')} in {document['tree']}"]
+    reported = [f"{document['label']}: {count(document['files'], 'rank file')} in {document['tree']}"]
     for name, option in document["options"].items():
-        told.append(f"option {name}, {storage(option['storage'])}")
+        reported.append(f"option {name}, {storage(option['storage'])}")
         for trial in option["trials"]:
             for rank in trial["ranks"]:
-                told += rank_lines(trial, rank)
+                reported += rank_lines(trial, rank)
         if len(option["trials"]) > 1:
-            told += rates_lines("  mean of trials", option["aggregated"])
-    told += [finding(f, f"{f['place']}: ") for f in document["findings"]]
+            reported += rates_lines("  mean of trials", option["aggregated"])
+    reported += [finding(f, f"{f['place']}: ") for f in document["findings"]]
     named = {f["place"] for f in document["findings"]}
-    told += [f"skipped {s['file']}: {s['why']}" for s in document["skipped"] if s["file"] not in named]
-    return [printable(line) for line in (*told, "; ".join(MEANS) + ".", verdict(document))]
+    reported += [f"skipped {s['file']}: {s['why']}" for s in document["skipped"] if s["file"] not in named]
+    return [printable(line) for line in (*reported, "; ".join(MEANS) + ".", verdict(document))]
 
 
 def printable(line: str) -> str:
@@ -54,9 +54,9 @@ def every_finding(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def rank_lines(trial: dict[str, Any], rank: dict[str, Any]) -> list[str]:
     named = [f"{key} {part[key]}" for part, key in ((trial, "trial"), (rank, "rank")) if part[key] is not None]
-    told = rates_lines("  " + ", ".join([*named, rank["file"]]), rank)
-    told += [f"    {line}" for line in rank["why"]]
-    return told + [f"    {finding(f)}" for f in rank["findings"]]
+    reported = rates_lines("  " + ", ".join([*named, rank["file"]]), rank)
+    reported += [f"    {line}" for line in rank["why"]]
+    return reported + [f"    {finding(f)}" for f in rank["findings"]]
 
 
 def finding(found: dict[str, Any], where: str = "") -> str:

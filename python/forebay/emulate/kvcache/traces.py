@@ -78,8 +78,8 @@ class _Lines:
         try:
             return importlib.import_module("zstandard").open(path, "rb")
         except ModuleNotFoundError:
-            told = "is packed with zstd; that needs Python's module zstandard, which isn't installed"
-            raise MachineError(f"trace {path}", told, "pip install zstandard, or zstd -d") from None
+            reported = "is packed with zstd; that needs Python's module zstandard, which isn't installed"
+            raise MachineError(f"trace {path}", reported, "pip install zstandard, or zstd -d") from None
 
     def __iter__(self) -> Iterator[str]:
         return self

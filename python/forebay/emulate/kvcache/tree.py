@@ -50,8 +50,8 @@ def refuse_occupied(out_dir: str | Path, option: int, trial: int, rank: int) -> 
     folder = rank_folder(out_dir, option, trial, rank)
     found = sorted(p.name for p in folder.glob(f"{rank_files.PREFIX}*")) if folder.is_dir() else []
     if found:
-        told = f"holds {found[0]} already, and nothing is overwritten"
-        raise RequestError(f"results in {folder}", told, f"another folder; or mv {folder} somewhere else")
+        reported = f"holds {found[0]} already, and nothing is overwritten"
+        raise RequestError(f"results in {folder}", reported, f"another folder; or mv {folder} somewhere else")
 
 
 def write_rank(
@@ -87,8 +87,8 @@ def write_summary(out_dir: str | Path, hosts: int = 1) -> Path:
     target, own = out / SUMMARY, out / OWN
     digest, known = hashlib.sha256(text.encode()).hexdigest(), _known(own)
     if target.exists() and not _is_known(target, known):
-        told = "exists, and isn't as Forebay wrote it, so it isn't overwritten"
-        raise RequestError(str(target), told, f"mv {target} {target}.old, or another folder")
+        reported = "exists, and isn't as Forebay wrote it, so it isn't overwritten"
+        raise RequestError(str(target), reported, f"mv {target} {target}.old, or another folder")
     # Before the summary, with the last one's digest: whenever this ends, what is there is known.
     written = {"schema": OWN_SCHEMA, "label": LABEL, "written": {SUMMARY: list(dict.fromkeys([digest, *known]))[:2]}}
     _place(own, json.dumps(written, indent=2) + "\n", lambda _: True)
@@ -138,8 +138,8 @@ def _compressed(content: bytes, target: Path) -> bytes:
     try:
         zstandard = importlib.import_module("zstandard")
     except ImportError:
-        told = "needs Python's module zstandard, which isn't installed"
-        raise MachineError(f"a trace in {target}", told, f"pip install zstandard, or {target.with_suffix('')}") from None
+        reported = "needs Python's module zstandard, which isn't installed"
+        raise MachineError(f"a trace in {target}", reported, f"pip install zstandard, or {target.with_suffix('')}") from None
     return bytes(zstandard.ZstdCompressor().compress(content))
 
 

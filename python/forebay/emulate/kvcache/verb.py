@@ -130,8 +130,8 @@ def spec_of(options: dict[str, Any], traces: bool = False) -> Spec:
     if options["closed"]:
         for key, flag in FIXED.items():
             if spec[key] != closed[key]:
-                told = f"option {number} of the closed division fixes {closed[key]}"
-                raise RequestError(f"--closed {flag} {spec[key]}", told, f"without {flag}, or without --closed")
+                reported = f"option {number} of the closed division fixes {closed[key]}"
+                raise RequestError(f"--closed {flag} {spec[key]}", reported, f"without {flag}, or without --closed")
     return spec
 
 

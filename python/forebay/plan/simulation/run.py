@@ -30,7 +30,7 @@ def simulate(
     planner: Planner,
     scenario: Scenario,
     play: Play,
-    told: Callable[[float], None] = lambda share: None,
+    reported: Callable[[float], None] = lambda share: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """forebay.simulation/1. `play` is the engine's; `told` is given the share that is done; `stopped` ends it between
@@ -41,7 +41,7 @@ def simulate(
         if stopped():
             break
         fleet = fleets.fleet_of(scenario, classes, scenario.seed + turn)
-        outcomes.append(play(fleet, lambda share, turn=turn: told((turn + share) / scenario.seeds)))  # type: ignore[misc]
+        outcomes.append(play(fleet, lambda share, turn=turn: reported((turn + share) / scenario.seeds)))  # type: ignore[misc]
         if outcomes[-1]["interrupted"]:
             break
     wall = time.monotonic() - began
@@ -148,14 +148,14 @@ CHECKPOINT = {"checkpoint_write_s": "write_s", "checkpoint_read_s": "read_s"}
 
 def _saved(entry: Class, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Mean seconds of the checkpoints that became whole, and how many did."""
-    saving, told = entry.saving, [run["checkpoint"] for run in runs]
+    saving, reported = entry.saving, [run["checkpoint"] for run in runs]
     assert saving is not None
     found: dict[str, Any] = {"checkpoint_gib": saving.gib, "latency_us": None}
     for name, key in CHECKPOINT.items():
-        means = [statistics.fmean(t[key]) for t in told if t[key]]
+        means = [statistics.fmean(t[key]) for t in reported if t[key]]
         found[name] = interval(means) if means else None
-        found[f"{name}_all"] = told[0][key]
-    found["written"], found["read"] = (len(told[0][key]) for key in CHECKPOINT.values())
+        found[f"{name}_all"] = reported[0][key]
+    found["written"], found["read"] = (len(reported[0][key]) for key in CHECKPOINT.values())
     found["asked"] = {"written": saving.workload.writes, "read": saving.workload.reads}
     return found
 
@@ -246,8 +246,8 @@ def utilisation(scenario: Scenario, classes: Sequence[Class], outcomes: Sequence
         here: dict[str, float] = {}
         there = sum([float(scenario.jobs[0].system.drives)] * _pools(scenario)) * outcome["seconds"]
         left = max(outcome["drive_s"] / there, 1e-9)
-        for entry, told in zip(classes, outcome["jobs"], strict=True):
-            for name, busy in _stations(entry, told, outcome["seconds"]).items():
+        for entry, reported in zip(classes, outcome["jobs"], strict=True):
+            for name, busy in _stations(entry, reported, outcome["seconds"]).items():
                 together = name == "drive bandwidth" or name == "link" and scenario.storage == SHARED
                 here[name] = here.get(name, 0.0) + busy if together else max(here.get(name, 0.0), busy)
         here["drive bandwidth"] = here.get("drive bandwidth", 0.0) / left
@@ -260,13 +260,13 @@ def _pools(scenario: Scenario) -> int:
     return 1 if scenario.storage == SHARED else max(job.hosts for job in scenario.jobs)
 
 
-def _stations(entry: Class, told: dict[str, Any], seconds: float) -> dict[str, float]:
-    rate = told["bytes"] / GIB / seconds
+def _stations(entry: Class, reported: dict[str, Any], seconds: float) -> dict[str, float]:
+    rate = reported["bytes"] / GIB / seconds
     found = {name: rate / full for name, full in entry.stations.items()}
     if entry.saving is not None:
-        written = told["checkpoint"]["written_bytes"] / GIB / seconds
+        written = reported["checkpoint"]["written_bytes"] / GIB / seconds
         found = {n: (rate - written) / full + written / entry.saving.write_stations[n] for n, full in entry.stations.items()}
-    trained = told["training"]
+    trained = reported["training"]
     if entry.workload is not None and trained is not None and trained["au_pct"] is not None:
         benchmark = entry.job.system.emulated and entry.job.system.ask.benchmark
         whose = training.HARNESS if benchmark else training.COMPUTE

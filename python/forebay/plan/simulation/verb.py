@@ -30,11 +30,11 @@ def asked_for(system: System, flags: Mapping[str, Any], more: list[Any], file: s
 
     A plan counts drives, accelerators and requests over all hosts, a scenario those of one host.
     """
-    told = {**of_file(file), **flags, "hosts": system.hosts}
+    reported = {**of_file(file), **flags, "hosts": system.hosts}
     if system.accelerators is not None and system.accelerators % system.hosts:
         said, near = f"can't be spread evenly over {system.hosts} hosts", max(1, round(system.accelerators / system.hosts))
         raise RequestError(f"accelerators {system.accelerators}", said, f"--accelerators {near * system.hosts} ({near} in each)")
-    shared = told.get("storage", scenario.SHARED if system.location == "remote" else scenario.OWN) == scenario.SHARED
+    shared = reported.get("storage", scenario.SHARED if system.location == "remote" else scenario.OWN) == scenario.SHARED
     each = replace(
         system,
         hosts=1,
@@ -73,13 +73,13 @@ def simulate_points(
         except KeyboardInterrupt:
             break
         job = played["jobs"][0]
-        told = {"simulated_gib_s": job["throughput_gib_s"]["value"], "simulated_bottleneck": played["bottleneck"]}
+        reported = {"simulated_gib_s": job["throughput_gib_s"]["value"], "simulated_bottleneck": played["bottleneck"]}
         if job.get("au_pct") is not None:
-            told["simulated_au_pct"] = job["au_pct"]["value"]
+            reported["simulated_au_pct"] = job["au_pct"]["value"]
         for what in ("checkpoint_write_s", "checkpoint_read_s"):
             if job.get(what) is not None:
-                told[f"simulated_{what}"] = job[what]["value"]
-        found.append({**row, **told})
+                reported[f"simulated_{what}"] = job[what]["value"]
+        found.append({**row, **reported})
         if played["interrupted"]:
             break
     if not found:
