@@ -7,30 +7,21 @@ is compared with. With `--before PROGRAM` (the `forebay` of another installation
 
 from __future__ import annotations
 
-import argparse
 import functools
-import os
 import sys
 
-from peers import available, fio, forebay
+from peers import BEFORE, available, fio, forebay, program
 from side_by_side import Bound, Cell, Contender, arguments, compare
 
 PROMISES = ("MSR-5",)
 
-NULL, UNTIMED, BEFORE = "fio null", "fio null, no latencies", "forebay before"
+NULL, UNTIMED = "fio null", "fio null, no latencies"
 BEFORE_MOST = 1.02
 
 
 def null(name: str, depth: int, *flags: str) -> Contender:
     job = f"--ioengine=null --filename=null --size=1t --rw=read --bs=4k --iodepth={depth}"
     return fio(name, *job.split(), *flags)
-
-
-def program(name: str) -> str:
-    """One that can be started, for argparse."""
-    if not os.access(name, os.X_OK) or os.path.isdir(name):
-        raise argparse.ArgumentTypeError(f"{name} is no program: VENV/bin/forebay of the other installation")
-    return os.path.abspath(name)
 
 
 def cell(depth: int, before: str | None) -> Cell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -78,6 +79,16 @@ def run(
 
 
 # Forebay -------------------------------------------------------------------------------------------
+
+
+BEFORE = "forebay before"
+
+
+def program(name: str) -> str:
+    """`forebay` of another installation, for argparse."""
+    if not os.access(name, os.X_OK) or os.path.isdir(name):
+        raise argparse.ArgumentTypeError(f"{name} is no program: VENV/bin/forebay of the other installation")
+    return os.path.abspath(name)
 
 
 def installed() -> str:

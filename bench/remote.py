@@ -35,11 +35,16 @@ def cpu_of(pid: int) -> float:
 
 @contextlib.contextmanager
 def ours(
-    source: str, *flags: str, arguments: list[str] | None = None, cpu: int | None = None
+    source: str,
+    *flags: str,
+    arguments: list[str] | None = None,
+    cpu: int | None = None,
+    program: str | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """`forebay serve SOURCE` on a free port of loopback: its process and port. `cpu`: the processor it stays on."""
+    """`forebay serve SOURCE` on a free port of loopback: its process and port. `cpu`: the processor it stays on;
+    `program`: another installation's `forebay`."""
     stays = [] if cpu is None else ["taskset", "-c", str(cpu)]
-    command = [*stays, installed(), "serve", source, *(arguments or ["--nqn", NQN])]
+    command = [*stays, program or installed(), "serve", source, *(arguments or ["--nqn", NQN])]
     command += ["--listen", "127.0.0.1:0", *flags]
     with started(command) as target:
         yield target.pid, port_of(target, command)
@@ -89,28 +94,31 @@ def forebay(
     *flags: str,
     serve_flags: tuple[str, ...] = (),
     cpus: tuple[int, int] | None = None,
+    program: str | None = None,
 ) -> Contender:
     """Our host reading from our target, which serves `source` and is started for each run.
 
     `uri_flags` is what stands behind the NQN, such as `?queues=4&hdgst=1&ddgst=1`. `cpus`: the processors that the
-    target and the host's worker stay on.
+    target and the host's worker stay on; `program`: another installation's `forebay`, for both ends.
     """
     if cpus:
         flags = (*flags, "--cpus", str(cpus[1]))
 
     def measure(seconds: float) -> Figure:
-        with ours(source, *serve_flags, cpu=cpus and cpus[0]) as (pid, port):
+        with ours(source, *serve_flags, cpu=cpus and cpus[0], program=program) as (pid, port):
             uri = f"nvme+tcp://127.0.0.1:{port}/{NQN}{uri_flags}"
-            return host_run(name, uri, flags, seconds, pid)
+            return host_run(name, uri, flags, seconds, pid, program)
 
     shown = ["forebay", "serve", source, *serve_flags, "&", "forebay", "bench", f"nvme+tcp://…{uri_flags}", *flags]
     return Contender(name, measure, shown)
 
 
-def host_run(name: str, uri: str, flags: tuple[str, ...], seconds: float, target: int | None = None) -> Figure:
+def host_run(
+    name: str, uri: str, flags: tuple[str, ...], seconds: float, target: int | None = None, program: str | None = None
+) -> Figure:
     """One `forebay bench` of `uri`; the CPU of the target is added, where it is known by its process."""
     before = cpu_of(target) if target else 0.0
-    base = [installed(), "bench", uri, "--path", "host", *flags, "--warmup", "0.5", "--duration", str(seconds)]
+    base = [program or installed(), "bench", uri, "--path", "host", *flags, "--warmup", "0.5", "--duration", str(seconds)]
     ran = run([*base, "--json"], 60 + 3 * seconds)
     beside = cpu_of(target) - before if target else 0.0
     record = json.loads(ran.stdout)

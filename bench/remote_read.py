@@ -4,6 +4,9 @@ The target serves `nil:` (SPDK's: its null device), so that neither touches data
 SPDK's two ends poll on a processor each; ours do as well where the name says `spinning`. Otherwise they poll for a
 moment before they sleep, where that pays, and not at all where the name says `asleep`. All ends have the same congestion
 control. Each contender runs at its own best number of queues and depth.
+
+With `--before PROGRAM` (the `forebay` of another installation) two builds take turns instead, each at both ends: the 95 %
+interval of their rates' ratio must contain 1.00 and lie within 5 % of it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from peers import available
+from peers import BEFORE, available, program
 from remote import forebay, iperf3, raw, spdk
 from side_by_side import Bound, Cell, Contender, arguments, compare, find_depth, say
 
@@ -138,8 +141,27 @@ def digests(block: int, at_least: float) -> Cell:
     return Cell(f"{block >> 10}k, both digests", contenders, bounds)
 
 
+def builds(block: int, depth: int, before: str) -> Cell:
+    """This build and another one, by one queue."""
+    flags = f"--op read --io-size {block} --workers 1 --depth {depth}".split()
+    pair = [
+        forebay(name, NIL, "?queues=1", *flags, cpus=APART, program=other)
+        for name, other in (("forebay", None), (BEFORE, before))
+    ]
+    return Cell(f"{block >> 10}k, depth {depth}", pair, [Bound("rate", (BEFORE,), at_least=0.95, at_most=1.05, same=True)])
+
+
 def main() -> int:
-    options = arguments(__doc__ or "", seconds=3).parse_args()
+    parser = arguments(__doc__ or "", seconds=3)
+    parser.add_argument("--before", type=program, help="`forebay` of another build, to compare this one's rates with")
+    options = parser.parse_args()
+    if options.before:
+        pairs = [
+            functools.partial(builds, block << 10, depth, options.before)
+            for block, depth in ((128, 8), (1024, 8), (4, 1), (4, 32))
+            if not options.only or options.only in f"{block}k, depth {depth}"
+        ]
+        return compare("NVMe/TCP over loopback, two builds", options, pairs)
     cells: dict[str, Callable[[], Cell]] = {
         "128k": functools.partial(ceiling, 128 << 10, options.scan_seconds),
         "1024k": functools.partial(ceiling, 1 << 20, options.scan_seconds),

@@ -90,6 +90,7 @@ class Bound:
     pick: str = "slowest"  # among `against`: "slowest" in each round, or "fastest" by its median
     of: str | None = None  # which contender must reach it; None: the cell's `ours`
     sure: bool = False  # not the median but the lower end of the ratio's 95 % interval must be within the limit
+    same: bool = False  # all of that interval must be, and contain 1
 
 
 @dataclass(frozen=True)
@@ -212,9 +213,10 @@ def judge(bound: Bound, cell: Cell, figures: Rounds) -> dict[str, Any]:
         ratios.append(mine / min(costs))
     median = statistics.median(ratios)
     found = {"against": against, "ratios": ratios, "median": median, "holds": within(bound, median)}
-    if bound.sure:
+    if bound.sure or bound.same:
         low, high = interval(ratios)
-        found |= {"interval": (low, high), "holds": within(bound, low)}
+        same = low <= 1 <= high and within(bound, low) and within(bound, high)
+        found |= {"interval": (low, high), "holds": same if bound.same else within(bound, low)}
     return {"bound": asdict(bound), **found}
 
 
@@ -293,6 +295,8 @@ def table(cells: list[tuple[Cell, Rounds, list[dict[str, Any]]]]) -> str:
 def verdict(cell: Cell, settled: dict[str, Any]) -> str:
     bound = settled["bound"]
     limit = f"≥ {bound['at_least']}" if bound["at_least"] is not None else f"≤ {bound['at_most']}"
+    if bound.get("same"):
+        limit += f" and ≤ {bound['at_most']}"
     what = {"rate": "rate", "cost": "CPU", "time": "time per I/O"}[bound["what"]]
     asked = f"{cell.name}: {what} of {bound['of'] or cell.ours} {limit}"
     if bound["what"] == "time" and not bound["against"]:
