@@ -112,7 +112,7 @@ class Still:
     """A model that takes rows and learns nothing."""
 
     name, device, optimizer, rate, queued = "resnet", "cpu", "SGD", 0.1, False
-    told = {"weights": 9, "compiled": False}
+    reported = {"weights": 9, "compiled": False}
 
     def step(self, rows: Any) -> None:
         assert rows.dtype == np.int32
