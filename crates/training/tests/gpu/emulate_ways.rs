@@ -89,7 +89,9 @@ fn spec(folder: &Path, path: PathKind) -> EmulateSpec {
 
 fn content(file: usize, bytes: usize) -> Vec<u8> {
     let pattern: Vec<u8> = (0..4093usize).map(|i| (i * 37 + file * 11 + i / 251) as u8).collect();
-    pattern.iter().copied().cycle().take(bytes).collect()
+    let mut content = pattern.repeat(bytes.div_ceil(pattern.len()));
+    content.truncate(bytes);
+    content
 }
 
 fn once(path: PathKind) {
