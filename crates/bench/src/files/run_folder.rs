@@ -273,11 +273,11 @@ impl Buffer {
         }
         let piece = PIECE_BYTES.min(folder.file_bytes as usize);
         let mut random = Xoshiro256::new(folder.seed ^ (u64::from(worker) << 32));
-        let mut bytes = vec![0; (2 * piece).next_multiple_of(8)];
-        for word in bytes.chunks_exact_mut(8) {
-            word.copy_from_slice(&random.next_u64().to_le_bytes());
+        let mut words = vec![[0; 8]; (2 * piece).div_ceil(8)];
+        for word in &mut words {
+            *word = random.next_u64().to_le_bytes();
         }
-        Buffer(bytes)
+        Buffer(words.into_flattened())
     }
 
     /// A piece of content that differs from file to file.
