@@ -256,13 +256,6 @@ impl Pair {
     }
 }
 
-/// The first of the cases; all of them where `FOREBAY_TEST_ALL` was set when this was compiled, as `make test-long` and
-/// `make soak` set it: this crate's code asks no environment.
-fn tried<T: Copy>(cases: &[T]) -> Vec<T> {
-    let all = option_env!("FOREBAY_TEST_ALL").is_some();
-    cases[..if all { cases.len() } else { 1 }].to_vec()
-}
-
 fn settings(shadow_doorbells: bool) -> Settings {
     Settings { shadow_doorbells, ..Settings::default() }
 }
@@ -291,40 +284,58 @@ fn what_is_written_is_read_again() {
 // promise: SNP-7
 #[test]
 fn a_function_that_changes_its_process_goes_on() {
-    for (seed, shadow, sgl) in tried(&[(43, true, true), (42, true, false), (41, false, false)]) {
-        let mut pair = Pair::new(settings(shadow), sgl, seed);
-        pair.world.moving = 2;
-        pair.bring_up();
-        for _ in 0..300 {
-            pair.round();
-        }
-        pair.settle();
-        assert!(pair.checked > 500 && pair.failed == 0, "{} {}", pair.checked, pair.failed);
-        let World { moves, moved, .. } = pair.world;
-        assert!(moves > 20 && moved > 100, "{moves} moves with {moved} commands in flight");
-        assert_eq!(pair.world.fatal, Vec::<String>::new());
+    goes_on_through_moves(43, true, true);
+}
+
+#[test]
+#[ignore = "two cases more: make test-long"]
+fn a_function_that_changes_its_process_goes_on_whatever_its_host_uses() {
+    goes_on_through_moves(41, false, false);
+    goes_on_through_moves(42, true, false);
+}
+
+fn goes_on_through_moves(seed: u64, shadow: bool, sgl: bool) {
+    let mut pair = Pair::new(settings(shadow), sgl, seed);
+    pair.world.moving = 2;
+    pair.bring_up();
+    for _ in 0..300 {
+        pair.round();
     }
+    pair.settle();
+    assert!(pair.checked > 500 && pair.failed == 0, "{} {}", pair.checked, pair.failed);
+    let World { moves, moved, .. } = pair.world;
+    assert!(moves > 20 && moved > 100, "{moves} moves with {moved} commands in flight");
+    assert_eq!(pair.world.fatal, Vec::<String>::new());
 }
 
 // promise: SNP-7
 #[test]
 fn a_function_that_changes_its_process_is_deleted_aborted_and_reset_as_others() {
-    for seed in tried(&[1, 0, 2]) {
-        let mut pair = Pair::new(settings(true), seed == 1, 60 + seed);
-        pair.world.moving = 3;
-        pair.bring_up();
-        for round in 0..60 {
-            pair.round();
-            if let Some(cid) = pair.drivers[&1].asked.keys().next().copied() {
-                pair.host.abort(1, cid);
-            }
-            if round % 20 == 19 {
-                pair.restart();
-            }
+    is_reset_through_moves(61, true);
+}
+
+#[test]
+#[ignore = "two cases more: make test-long"]
+fn a_function_that_changes_its_process_is_deleted_aborted_and_reset_with_prps_as_well() {
+    is_reset_through_moves(60, false);
+    is_reset_through_moves(62, false);
+}
+
+fn is_reset_through_moves(seed: u64, sgl: bool) {
+    let mut pair = Pair::new(settings(true), sgl, seed);
+    pair.world.moving = 3;
+    pair.bring_up();
+    for round in 0..60 {
+        pair.round();
+        if let Some(cid) = pair.drivers[&1].asked.keys().next().copied() {
+            pair.host.abort(1, cid);
         }
-        pair.settle();
-        assert!(pair.world.moves > 10 && pair.aborts.1 > 20, "{} {:?}", pair.world.moves, pair.aborts);
+        if round % 20 == 19 {
+            pair.restart();
+        }
     }
+    pair.settle();
+    assert!(pair.world.moves > 10 && pair.aborts.1 > 20, "{} {:?}", pair.world.moves, pair.aborts);
 }
 
 /// With shadow doorbells few registers are written while the function is awake, and none is missing while it sleeps.
