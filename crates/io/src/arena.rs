@@ -383,11 +383,9 @@ pub fn place_for(bytes: usize, offset: u64) -> *mut libc::c_void {
 }
 
 fn touch(base: NonNull<u8>, bytes: usize) {
-    let mut at = 0;
-    while at < bytes {
+    for at in (0..bytes).step_by(SMALL) {
         // SAFETY: at < bytes, inside our mapping.
-        unsafe { base.as_ptr().add(at).write_volatile(0) };
-        at += SMALL;
+        unsafe { base.add(at).as_ptr().write_volatile(0) };
     }
 }
 
