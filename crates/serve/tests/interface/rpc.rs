@@ -396,11 +396,11 @@ fn nonsense_ends_its_connection_and_no_other() {
 fn idle_clients_make_room_and_a_crowd_that_is_busy_is_told_so() {
     let rig = Rig::new();
     rig.gateway.config.lock().unwrap().subsystems.push(Subsystem { nqn: NQN.into(), ..Default::default() });
-    let ask = |method: &str| {
-        let mut client = UnixStream::connect(&rig.path)?;
+    let sent = |mut client: UnixStream, method: &str| {
         let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": { "ctrl": "a" } });
         client.write_all(request.to_string().as_bytes()).map(|()| client)
     };
+    let ask = |method: &str| sent(UnixStream::connect(&rig.path)?, method);
     let idle = |_| {
         let mut client = ask("nvme_controller_list").unwrap();
         assert!(client.read(&mut [0; 4096]).unwrap() > 0, "it is answered, and stays");
@@ -434,7 +434,8 @@ fn idle_clients_make_room_and_a_crowd_that_is_busy_is_told_so() {
             break;
         }
         assert!(forebay_io::clock::now() < until, "nobody was turned away");
-        crowd.extend(ask("nvme_controller_resume").ok());
+        // It stays: were it closed, its place would come free after another was turned away.
+        crowd.extend(sent(next, "nvme_controller_resume").ok());
     }
     let refused = rig.call("nvme_subsystem_list").unwrap_err();
     assert_eq!(refused.kind, forebay_model::Kind::Run);
