@@ -42,6 +42,7 @@ __all__ = [
     "kvcache_run",
     "merge",
     "parquet_index",
+    "path_abilities",
     "plan",
     "read_files",
     "read_record",
