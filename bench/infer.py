@@ -748,7 +748,7 @@ def main() -> int:
     scenarios = options.scenarios if options.scenarios != parser.get_default("scenarios") else ""
     own = (
         ("drives", options.drives), ("scenarios", scenarios), ("batch-size", options.batch_size), ("samples", options.samples),
-        ("parts", options.parts), ("kinds", options.kinds),
+        ("parts", options.parts), ("kinds", options.kinds), ("rate", options.rate),
     )  # fmt: skip
     options.more = "".join(f" --{flag} {value}" for flag, value in own if value)
     # Whatever ends it keeps what was measured.
