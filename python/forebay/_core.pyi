@@ -12,6 +12,7 @@ __all__ = [
     "NO_SUCH_FLAG",
     "Pending",
     "Reader",
+    "SourceReader",
     "answer_for_memory",
     "archive_index",
     "browse",
@@ -417,6 +418,47 @@ class Reader:
 
     def close(self) -> None:
         """Waits for reads in flight, and closes the file."""
+
+@final
+class SourceReader:
+    """An open source that a URI names, read as by a Reader."""
+
+    def __new__(cls, uri: str, way: str, direct: bool | None = None, prefer: str = "balance") -> SourceReader: ...
+    def bytes(self) -> int:
+        """The size that it had when it was opened."""
+
+    def start(
+        self,
+        ranges: Sequence[tuple[int, int, int | None, int]],
+        hold: object,
+        after: Sequence[tuple[int, int]],
+    ) -> Pending:
+        """Like `Reader.start`."""
+
+    def gather(
+        self,
+        numbers: int,
+        count: int,
+        begin: int,
+        step: int,
+        size: int,
+        limit: int | None,
+        gpu: int | None,
+        at: int,
+        hold: object,
+        after: Sequence[tuple[int, int]],
+        waits: bool,
+    ) -> Pending:
+        """Like `Reader.gather`."""
+
+    def gather_arrays(self, *args: object) -> None:
+        """None: `gather` does it."""
+
+    def gather_there(self, *args: object) -> None:
+        """None: numbers of rows come to the host."""
+
+    def close(self) -> None:
+        """Waits for reads in flight, and for the worker's end."""
 
 @final
 class Lent:

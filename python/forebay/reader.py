@@ -8,12 +8,12 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from forebay import _core
 from forebay.buffers import Memory, memory_of, stream_handle, streams_before
 from forebay.errors import ForebayError, RequestError
-from forebay.names import Path, file_name
+from forebay.names import Path, file_name, opened
 from forebay.paths import abilities
 from forebay.rows import (
     begins_of,
@@ -168,6 +168,13 @@ class Future:
             os.close(wakeup)
 
 
+def check_texts(path: object, prefer: object) -> None:
+    """Raises RequestError where one is no text."""
+    for what, value, example in (("path", path, "auto"), ("prefer", prefer, "balance")):
+        if not isinstance(value, str):
+            raise RequestError(f"{what}={value!r:.80}", f"is of type {type(value).__name__}", f'{what}="{example}"')
+
+
 def time_left(timeout: float | None) -> Callable[[], float | None]:
     """Seconds until the timeout, whenever asked; None stands for ever."""
     until = None if timeout is None else time.monotonic() + timeout
@@ -193,7 +200,7 @@ def together(reports: Sequence[Report]) -> Report:
 
 
 class File(io.RawIOBase):
-    """An open file. Any number of threads may read at the same time, each from offsets of its own.
+    """An open file, or an open source of any kind. Any number of threads may read at the same time, each from offsets of its own.
 
     It is also a stream of Python's, for libraries that take one: `read`, `readinto`, `seek` and `tell` share one position,
     which the other methods neither use nor move.
@@ -210,11 +217,20 @@ class File(io.RawIOBase):
     ) -> None:
         """`once`: it is read only once; `close` then releases it in the background, and `release` waits for that."""
         self.name = file_name(name)
-        for what, value, example in (("path", path, "auto"), ("prefer", prefer, "balance")):
-            if not isinstance(value, str):
-                raise RequestError(f"{what}={value!r:.80}", f"is of type {type(value).__name__}", f'{what}="{example}"')
-        self._path = path
-        self._reader = _core.Reader(self.name, path, direct, once, prefer)
+        check_texts(path, prefer)
+        self._hold(_core.Reader(self.name, path, direct, once, prefer), path)
+
+    @classmethod
+    def _of_source(cls, uri: str, path: str, direct: bool | None, prefer: str) -> File:
+        check_texts(path, prefer)
+        file = cls.__new__(cls)
+        file.name = uri
+        # All that this class asks of one.
+        file._hold(cast(_core.Reader, _core.SourceReader(uri, path, direct, prefer)), path)
+        return file
+
+    def _hold(self, reader: _core.Reader, path: str) -> None:
+        self._reader, self._path = reader, path
         self._position = 0
         self._spare: Any = None
         # Its report, or what one is made of.
@@ -239,7 +255,7 @@ class File(io.RawIOBase):
 
     @property
     def size(self) -> int:
-        """Current size of the file in bytes."""
+        """Current size of the file in bytes; of a source, when it was opened."""
         return self._reader.bytes()
 
     def close(self) -> None:
@@ -613,7 +629,8 @@ def open(
     prefer: str = "balance",
     stripe_bytes: int | None = None,
 ) -> File | Table:
-    """Opens a file or block device for reading; a list of them as one `Table`.
+    """Opens a file or block device for reading; a list of them as one `Table`; a source by its URI, which takes no `direct` and
+    no `prefer`.
 
     path          "auto": chosen for each range; "bounce": through pinned buffers; "mapped": read by the GPU from the page
                   cache, data that isn't cached through pinned buffers; "host": no GPU
@@ -626,7 +643,8 @@ def open(
     if isinstance(name, (str, bytes, os.PathLike, io.IOBase)) or not isinstance(name, Iterable):
         if stripe_bytes is not None:
             raise RequestError(f"stripe_bytes={stripe_bytes}", "there is one file", "a list of files")
-        return File(name, path, direct, prefer=prefer)
+        text, is_source = opened(name)
+        return File._of_source(text, path, direct, prefer) if is_source else File(text, path, direct, prefer=prefer)
     from forebay.tables import Table
 
     return Table(name, path, direct, stripe_bytes, prefer)

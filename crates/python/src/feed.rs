@@ -15,6 +15,7 @@ use std::io;
 use std::os::fd::IntoRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -293,11 +294,13 @@ pub struct Pending {
     request: Arc<Request>,
     /// Owner that keeps the destinations alive.
     hold: Mutex<Option<Py<PyAny>>>,
+    /// A signal's handler raised while somebody waited for it.
+    interrupted: AtomicBool,
 }
 
 impl Pending {
-    fn new(request: Arc<Request>, hold: Py<PyAny>) -> Pending {
-        Pending { request, hold: Mutex::new(Some(hold)) }
+    pub(crate) fn new(request: Arc<Request>, hold: Py<PyAny>) -> Pending {
+        Pending { request, hold: Mutex::new(Some(hold)), interrupted: AtomicBool::new(false) }
     }
 
     fn let_go(&self) {
@@ -326,7 +329,7 @@ impl Pending {
             if let Some(met) = py.detach(|| wait(left.min(SIGNALS_EVERY))) {
                 return Ok(Some(met));
             }
-            py.check_signals()?;
+            py.check_signals().inspect_err(|_| self.interrupted.store(true, Ordering::Relaxed))?;
             if until.is_some_and(|u| Instant::now() >= u) {
                 return Ok(None);
             }
@@ -396,10 +399,13 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        // The destinations may not go while somebody writes to them.
-        if !self.request.is_done() {
-            Python::attach(|py| py.detach(|| self.request.wait(None)));
+        // The destinations may not go while somebody writes to them. Who pressed Ctrl-C doesn't wait for a source that is silent.
+        if self.request.is_done() {
+            return;
         }
+        let ends = *self.interrupted.get_mut();
+        let end = || if ends { self.request.cancel() } else { self.request.wait(None) };
+        Python::attach(|py| py.detach(end));
     }
 }
 
@@ -408,12 +414,12 @@ fn counts(report: &forebay_reader::Report) -> Counts {
     (r.bytes, r.staged_bytes, r.mapped_bytes, r.direct_bytes, r.uncached_bytes, r.seconds, r.repeated_bytes)
 }
 
-fn place(gpu: Option<u32>, at: u64) -> Address {
+pub(crate) fn place(gpu: Option<u32>, at: u64) -> Address {
     gpu.map_or(Address::Host(at), |gpu| Address::Device { gpu, at })
 }
 
 /// For each (GPU, stream) an event after all that it was given so far.
-fn marks(after: Vec<(u32, u64)>) -> Result<Vec<Event>, Error> {
+pub(crate) fn marks(after: Vec<(u32, u64)>) -> Result<Vec<Event>, Error> {
     let recorded = |stream: Stream| -> Cuda<Event> {
         let event = Event::on(stream.device())?;
         stream.record(&event)?;

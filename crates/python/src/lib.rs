@@ -17,6 +17,7 @@ mod observe;
 mod scarce;
 mod service;
 mod simulate;
+mod source_reader;
 
 use forebay_bench::doctor;
 use forebay_io::gpu::library;
@@ -89,6 +90,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(service::table, module)?)?;
     module.add_function(wrap_pyfunction!(service::rpcs, module)?)?;
     module.add_class::<feed::Reader>()?;
+    module.add_class::<source_reader::SourceReader>()?;
     module.add_class::<feed::Pending>()?;
     module.add_class::<feed::Lent>()?;
     module.add_class::<loader::Loader>()?;

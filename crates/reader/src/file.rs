@@ -507,13 +507,17 @@ impl Reader {
 
 /// Requests that read from a file.
 #[derive(Default)]
-struct UnderWay {
+pub(super) struct UnderWay {
     count: Mutex<usize>,
     ended: Condvar,
 }
 
 impl UnderWay {
-    fn wait(&self) {
+    pub(super) fn any(&self) -> bool {
+        *self.count.lock().expect("no holder panics") > 0
+    }
+
+    pub(super) fn wait(&self) {
         let mut count = self.count.lock().expect("no holder panics");
         while *count > 0 {
             count = self.ended.wait(count).expect("no holder panics");
@@ -528,7 +532,7 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    fn begin(of: &Arc<UnderWay>) -> Reading {
+    pub(super) fn begin(of: &Arc<UnderWay>) -> Reading {
         *of.count.lock().expect("no holder panics") += 1;
         Reading { of: of.clone(), process: process::id() }
     }

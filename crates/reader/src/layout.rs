@@ -108,6 +108,7 @@ pub(super) enum Manner {
 pub(super) fn choose(source: &Source, piece: &Range, opened: &mut Opened) -> Result<Manner, Error> {
     match source {
         Source::Many(files) => opened.fd(files, piece).map(Manner::Cached),
+        Source::Apart { .. } => unreachable!("its own worker reads it"),
         Source::One { reader, .. } if reader.direct == Some(true) => Ok(past(reader)),
         Source::One { reader, .. } if piece.bytes < LONG => Ok(Manner::Cached(reader.fd())),
         Source::One { reader, .. } => Ok(match reader.cached_share(piece.offset, piece.bytes) {

@@ -3,7 +3,8 @@
 //!
 //! One pool of threads serves the whole process, so that its pinned slots and
 //! streams are paid for once. A `Request` is a list of ranges with their places;
-//! it is cut into parts, and whichever worker is free takes the next part. The
+//! it is cut into parts, and whichever worker is free takes the next part (a
+//! source that is no file has a worker of its own: `source`). The
 //! caller sleeps, or goes on and asks later.
 
 #![deny(unsafe_code)]
@@ -30,6 +31,7 @@ mod repeats;
 mod request;
 mod room;
 mod rows;
+mod source;
 mod thread_pool;
 mod windows;
 mod worker;
@@ -47,6 +49,7 @@ pub use place::{Address, Range};
 pub use processors::threads;
 pub use request::{Report, Request};
 pub use rows::Layout;
+pub use source::SourceReader;
 pub use thread_pool::{begin, release, submit};
 
 /// Size of slots that the thread pool reads into and copies from: large enough for the link, small enough that all of

@@ -28,6 +28,7 @@ pub(super) fn path_of(source: &Source, file: u32) -> &Path {
     match source {
         Source::One { reader, .. } => &reader.path,
         Source::Many(files) => &files[file as usize].0,
+        Source::Apart { .. } => unreachable!("its own worker reads it"),
     }
 }
 

@@ -11,6 +11,7 @@ use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::REGISTERED_FOR_BYTES_MIN;
 use forebay_io::gpu::cuda::{Event, Stream};
 use forebay_io::process;
+use forebay_io::reactor::Waker;
 use forebay_model::Error;
 use rustix::fd::OwnedFd;
 use std::path::PathBuf;
@@ -26,6 +27,11 @@ pub(super) enum Source {
     },
     /// Each with its size; opened, read whole and closed by the worker that gets it.
     Many(Vec<(PathBuf, u64)>),
+    /// Read by a worker of its own (`source`), which is woken to let go of what was cancelled.
+    Apart {
+        worker: Arc<Waker>,
+        _reading: Reading,
+    },
 }
 
 impl Source {
@@ -383,7 +389,29 @@ impl Request {
         workers: usize,
         windows: Option<u64>,
     ) -> Request {
-        let (pieces, parts) = cut(ranges, workers, windows);
+        Request::of_parts(source, cut(ranges, workers, windows), after)
+    }
+
+    /// Ranges that the worker of their source cuts by itself: consecutive ones to one kind of place are a part.
+    pub(super) fn apart(
+        worker: Arc<Waker>,
+        reading: Reading,
+        ranges: &[Range],
+        after: Vec<Event>,
+    ) -> Arc<Request> {
+        let pieces: Vec<Range> = ranges.iter().filter(|range| range.bytes > 0).copied().collect();
+        let begins = |at: &usize| *at == 0 || pieces[at - 1].to.gpu() != pieces[*at].to.gpu();
+        let begins = (0..pieces.len()).filter(begins).map(|at| at as u32);
+        let parts: Vec<u32> = begins.chain([pieces.len() as u32]).collect();
+        let is_empty = pieces.is_empty();
+        let request = Request::of_parts(Source::Apart { worker, _reading: reading }, (pieces, parts), after);
+        if is_empty {
+            request.source.lock().expect("no holder panics").take();
+        }
+        Arc::new(request)
+    }
+
+    fn of_parts(source: Source, (pieces, parts): (Vec<Range>, Vec<u32>), after: Vec<Event>) -> Request {
         Request {
             source: Mutex::new(Some(Arc::new(source))),
             pieces,
@@ -498,7 +526,7 @@ impl Request {
                 let now = reader.stamp().map_or(before.bytes, |now| now.bytes);
                 changed(&reader.path.display().to_string(), before.bytes, now)
             }
-            Source::Many(_) => unreachable!("windows are of one file"),
+            Source::Many(_) | Source::Apart { .. } => unreachable!("windows are of one file"),
         }
     }
 
@@ -600,6 +628,11 @@ impl Request {
             return false;
         }
         self.fail(Error::run("the read", "it was cancelled", ""));
+        let source = self.source.lock().expect("no holder panics").clone();
+        if let Some(Source::Apart { worker, .. }) = source.as_deref() {
+            worker.wake();
+        }
+        drop(source);
         self.wait(None);
         true
     }

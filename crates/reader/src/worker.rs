@@ -7,6 +7,7 @@ mod copies;
 mod fetch;
 mod mix;
 
+pub(crate) use copies::{Copies, From};
 pub(crate) use fetch::copied_here;
 pub(crate) use mix::mix;
 
@@ -18,7 +19,7 @@ use super::place::{Address, Range};
 use super::request::{Request, Source};
 use super::room::Room;
 use super::SLOT_BYTES;
-use copies::{copy_failed, Copies, From};
+use copies::copy_failed;
 use forebay_io::gpu::cuda::Stream;
 use forebay_model::Error;
 use forebay_storage::path::mapped::Wakeup;

@@ -117,8 +117,10 @@ impl Outlet {
 }
 
 /// Origin of copies.
-pub(super) enum From {
+pub(crate) enum From {
     Slot(usize),
+    /// Memory of who queued the copy, by a number that it is told by (`take_landed`).
+    Lent(u32),
     /// A registered window: its number, and the file's generation when the copy was queued.
     Window(Arc<Windows>, u32, u64),
     /// Rows out of several, whose numbers came through the slot, or lay there; for a request that others of its copies may end.
@@ -150,22 +152,24 @@ pub(super) struct Launch<'a> {
 }
 
 #[derive(Default)]
-pub(super) struct Copies {
+pub(crate) struct Copies {
     flights: VecDeque<Flight>,
     outlets: Vec<Outlet>,
     stage: Option<Stage>,
     /// Time for which the last copy was waited for.
     waited: Duration,
+    /// Lent memory that is copied no more, and what failed.
+    landed: Vec<(u32, Option<Error>)>,
 }
 
 impl Copies {
     /// Some are under way.
-    pub(super) fn any(&self) -> bool {
+    pub(crate) fn any(&self) -> bool {
         !self.flights.is_empty()
     }
 
     /// Lets go of what has been copied. `wait`: naps until something has.
-    pub(super) fn reap(&mut self, wait: bool) {
+    pub(crate) fn reap(&mut self, wait: bool) {
         let began = wait.then(clock::now);
         while let Some(flight) = self.flights.front() {
             match (flight.event.is_done(), began) {
@@ -189,6 +193,10 @@ impl Copies {
         let unchanged = match flight.from {
             From::Slot(slot) => {
                 self.give_slot_back(slot, failed.is_none());
+                true
+            }
+            From::Lent(number) => {
+                self.landed.push((number, failed.map(|why| copy_failed(flight.gpu, why))));
                 true
             }
             From::Window(windows, number, generation) => windows.release(number, generation),
@@ -217,8 +225,13 @@ impl Copies {
         }
     }
 
+    /// Lent memory that came back since it was asked last.
+    pub(crate) fn take_landed(&mut self) -> Option<(u32, Option<Error>)> {
+        self.landed.pop()
+    }
+
     /// Waits for every copy under way.
-    pub(super) fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) {
         for outlet in &self.outlets {
             // What fails here fails again when its event is looked at.
             let _ = outlet.synchronize();
@@ -229,7 +242,7 @@ impl Copies {
     }
 
     /// The GPU's outlet, whose streams wait for what must end before bytes are written.
-    pub(super) fn outlet_after(
+    pub(crate) fn outlet_after(
         &mut self,
         request: &Request,
         gpu: u32,
@@ -302,22 +315,22 @@ impl Copies {
         Ok(self.outlets.len() - 1)
     }
 
-    pub(super) fn device(&self, outlet: usize) -> &Arc<Device> {
+    pub(crate) fn device(&self, outlet: usize) -> &Arc<Device> {
         &self.outlets[outlet].device
     }
 
     /// What was queued has failed.
-    pub(super) fn failed(&self, outlet: usize, why: &CudaError) -> Error {
+    pub(crate) fn failed(&self, outlet: usize, why: &CudaError) -> Error {
         copy_failed(self.outlets[outlet].device.index(), why)
     }
 
     /// Queues by `call` on the GPU's stream; the event that passes when it has ended.
-    pub(super) fn queue(&mut self, outlet: usize, call: impl FnOnce(&Stream) -> Cuda<()>) -> Cuda<Event> {
+    pub(crate) fn queue(&mut self, outlet: usize, call: impl FnOnce(&Stream) -> Cuda<()>) -> Cuda<Event> {
         self.outlets[outlet].queue(call)
     }
 
     /// Waits for all that is queued on the GPU's stream.
-    pub(super) fn wait_for(&self, outlet: usize) {
+    pub(crate) fn wait_for(&self, outlet: usize) {
         let _ = self.outlets[outlet].synchronize();
     }
 
@@ -405,7 +418,7 @@ impl Copies {
     }
 
     /// Copies that were queued are under way, until their event.
-    pub(super) fn fly(&mut self, outlet: usize, from: From, bytes: usize, event: Event) {
+    pub(crate) fn fly(&mut self, outlet: usize, from: From, bytes: usize, event: Event) {
         let gpu = self.outlets[outlet].device.index();
         self.flights.push_back(Flight { gpu, from, bytes, event, ends: None });
     }

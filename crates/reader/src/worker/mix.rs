@@ -58,7 +58,7 @@ pub(crate) fn mix(
     let gpu = request.part(first)[0].to.gpu();
     let windows = match &*source {
         Source::One { reader, .. } => reader.windows().cloned(),
-        Source::Many(_) => None,
+        Source::Many(_) | Source::Apart { .. } => None,
     };
     let relays = gpu
         .zip(windows.as_ref())
