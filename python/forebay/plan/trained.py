@@ -102,7 +102,8 @@ def read(text: str, where: str, kind: str = "train") -> Demand | None:
         several = "; ".join(f"{model}, batches of {whole(batch)}, {device}" for model, batch, device in found)
         raise RequestError(where, f"its runs have several demands: {several}"[:600], "a file with those of one")
     [((model, batch, device), parts)] = found.items()
-    peaks = [float(part["peak_samples_per_s"]) for part in parts]
+    # Of one GPU; a run's are of all its ranks.
+    peaks = [float(part["peak_samples_per_s"]) / (_number(part.get("ranks")) or 1.0) for part in parts]
     each = statistics.fmean(float(p["demand_gib_s"]) * GIB / float(p["peak_samples_per_s"]) for p in parts)
     low, high = _interval(parts, peaks)
     supplies = [part["supply"] for part in parts if isinstance(part.get("supply"), dict)]
@@ -141,7 +142,8 @@ def _interval(parts: list[Record], peaks: list[float]) -> tuple[float | None, fl
         return (None if found.low is None else max(0.0, found.low)), found.high
     ends = parts[0].get("peak_samples_per_s_ci95")
     if isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, (int, float)) for end in ends):
-        return float(ends[0]), float(ends[1])
+        ranks = _number(parts[0].get("ranks")) or 1.0
+        return float(ends[0]) / ranks, float(ends[1]) / ranks
     return None, None
 
 

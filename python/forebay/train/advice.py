@@ -39,12 +39,12 @@ def verdict(train: dict[str, Any]) -> str:
 
 
 def needs(train: dict[str, Any]) -> dict[str, tuple[float, float, float]]:
-    """The smallest supply within 5 % and within 1 % of the plateau, GiB/s: value and interval."""
+    """The smallest supply of a GPU within 5 % and within 1 % of the plateau, GiB/s: value and interval."""
     demand = train["demand_gib_s"]
     low, high = train.get("demand_gib_s_ci95") or (demand, demand)
-    return {
-        name: (share * demand, share * low, share * high) for name, share in (("5 %", 0.95), ("1 %", 0.99))
-    }
+    # Figures of a run are those of all its ranks.
+    shares = {name: share / (train.get("ranks") or 1) for name, share in (("5 %", 0.95), ("1 %", 0.99))}
+    return {name: (share * demand, share * low, share * high) for name, share in shares.items()}
 
 
 def advice(train: dict[str, Any], drives: Drives | None = None) -> list[dict[str, str]]:

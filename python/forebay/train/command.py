@@ -13,10 +13,12 @@ from forebay.errors import ForebayError, MachineError, RequestError
 from forebay.model_runs import CACHED_MAX, prepare_cache, refuse_cached
 from forebay.numbers import seconds, significant, whole
 from forebay.paths import abilities
-from forebay.train import advice, data, mllog, run, samples, supply
+from forebay.train import advice, data, mllog, ranks, run, samples, supply
 from forebay.units import GIB
 
 Record = dict[str, Any]
+# Ways by which bytes come.
+WAYS = ("direct", "staged", "mapped", "compat", "fabric")
 PEAK_S = 2.0
 # The supply by the clock may differ from the one asked for by so much before the record warns, and before it is refused.
 SUPPLY_OFF, SUPPLY_SHORT = 0.03, 0.10
@@ -80,6 +82,13 @@ class Request(Asked[data.About | samples.About]):
 
     # Batches of the peak at least.
     peak_batches: int = 0
+    # Ranks that share each batch.
+    ranks: int = 1
+
+    @property
+    def share(self) -> int:
+        """Samples of a batch that one rank has."""
+        return self.batch // self.ranks
 
     def runner(self, model: Any, torch: bool, say: Callable[[str], None] | None = None) -> Run:
         return Run(self, model, torch, say)
@@ -96,8 +105,12 @@ class Request(Asked[data.About | samples.About]):
             raise RequestError(
                 f"--batch-size {self.batch}", f"the data set has {whole(about.rows)} rows", "--batch-size 512"
             )
+        if self.batch % self.ranks:
+            found = f"{self.ranks} ranks share a batch evenly"
+            nearest = max(1, round(self.batch / self.ranks)) * self.ranks
+            raise RequestError(f"--batch-size {self.batch}", found, f"--batch-size {nearest}")
         wait_s = (
-            self.batch * about.row_bytes / supply.bytes_per_s(self.supply.gib_s) if self.supply.gib_s else 0.0
+            self.share * about.row_bytes / supply.bytes_per_s(self.supply.gib_s) if self.supply.gib_s else 0.0
         )
         if wait_s > BATCH_S_MAX:
             found = f"a batch of {whole(self.batch)} takes {seconds(wait_s)} at a GPU's share of that"
@@ -135,7 +148,7 @@ class Source:
             warnings.simplefilter("ignore")
             self.loader = Loader(
                 rows(request.about.folder / data.TRAIN, request.about.row),
-                request.batch,
+                request.share,
                 shuffle=request.shuffle,
                 seed=request.seed,
                 device=device,
@@ -182,6 +195,7 @@ class Run:
         self, request: Request, model: Any, torch: bool, say: Callable[[str], None] | None = None
     ) -> None:
         self.request, self.model, self._torch = request, model, torch
+        self.ranks = ranks.of(model)
         self._say = say or (lambda text: None)
         self.peak: run.Rate | None = None
         self.no_peak = "the run was interrupted before"
@@ -193,22 +207,53 @@ class Run:
         self.resident_before: float | None = None
         self.warnings: list[dict[str, str]] = []
         self.interrupted = False
+        # Of each rank: bytes by way, and shares of the time.
+        self.moved: tuple[dict[str, int], ...] = ()
+        self.waited_pct: tuple[float | None, ...] = ()
+        self.idle_pct: tuple[float | None, ...] = ()
         self.began_at = time.time()
 
     def measure(self) -> ForebayError | None:
         """All phases; an interrupt ends the one that runs. Returns what broke. Raises what was refused before the training."""
         try:
-            self._check_supply()
+            self.ranks.together(self._check_supply)
             self.measure_peak()
         except KeyboardInterrupt:
             if self.peak is None:
                 raise
             self.interrupted = True
         self._train()
+        try:
+            self._add_others()
+        except ranks.Lost as lost:
+            if self.fed is not None and self.fed.failure is None:
+                self.fed.failure = lost
         return None if self.fed is None else self.fed.failure
 
+    def _add_others(self) -> None:
+        """Adds what the other ranks measured to what this one has: the record is of all of them. Raises Lost."""
+        fed = self.fed
+        assert fed is not None
+        if self.ranks.world == 1 or self.ranks.lost:
+            return
+        told = self.ranks.gather((
+            self.loader, self.paced, fed.cpu, fed.digest.sums(), self._moved(), self._waited_pct(), fed.meter.idle_pct,
+            self.warnings,
+        ))  # fmt: skip
+        loaders, paced, cpu, sums, self.moved, self.waited_pct, self.idle_pct, warned = zip(*told, strict=True)
+        self.loader, self.paced = run.Delivered.sum(loaders), run.Delivered.sum(paced)
+        fed.cpu = run.Cpu(sum(each.user_s for each in cpu), sum(each.system_s for each in cpu))
+        fed.digest.add_others(list(sums))
+        self.warnings = list({w["id"]: w for each in reversed(warned) for w in each}.values())
+
+    def _moved(self) -> dict[str, int]:
+        assert self.base is not None
+        return {key: self.base["path"][f"{key}_bytes"] for key in WAYS}
+
     def _source(self) -> Source:
-        return Source(self.request, self.model.device, self._torch)
+        # Ranks agree about the data while it opens.
+        made: Source = self.ranks.collective(lambda: Source(self.request, self.model.device, self._torch))
+        return made
 
     def _files(self) -> list[Path]:
         return [self.request.about.folder / data.TRAIN]
@@ -248,7 +293,7 @@ class Run:
         self._say("the model's own peak, from memory")
         source = self._source()
         try:
-            batch_bytes = self.request.batch * self.request.about.row_bytes
+            batch_bytes = self.request.share * self.request.about.row_bytes
             kept = source.kept(max(1, min(run.KEPT, run.KEPT_BYTES // batch_bytes)))
         finally:
             source.close()
@@ -274,9 +319,8 @@ class Run:
         )
         pace = run.pace_of(request.supply, source.ahead())
         try:
-            self.fed = run.Fed(
-                self.model, source, pace, request.about.evaluation() if request.quality else None, limits
-            )
+            evaluate = self.ranks.together(request.about.evaluation) if request.quality else None
+            self.fed = run.Fed(self.model, source, pace, evaluate, limits)
             self.fed.explain, self.fed.remake = request.about.first_fault, request.about.make("ANOTHER")
             if not self.interrupted:
                 self.fed.run(self._say)
@@ -332,6 +376,8 @@ class Run:
         for key, found in intervals.items():
             if found is None:
                 missing[key] = "fewer than three pieces of the measured time"
+        if self.ranks.lost:
+            missing["batch_hash"] = missing["batch_hash_at"] = "another rank ended, and its part is unknown"
         own = peak.samples_per_s if peak else None
         if own is None:
             missing.update(
@@ -368,8 +414,8 @@ class Run:
             "loader_gib_s": self.loader.gib_s if self.loader else None,
             "input_wait_pct": self._wait(missing),
             "gpu_idle_pct": self._idle(missing),
-            "batch_hash": fed.digest.text(),
-            "batch_hash_at": fed.digest.at(),
+            "batch_hash": None if self.ranks.lost else fed.digest.text(),
+            "batch_hash_at": None if self.ranks.lost else fed.digest.at(),
         }
 
     def _wait(self, missing: dict[str, str]) -> float | None:
@@ -378,12 +424,17 @@ class Run:
         if not fed.rate.seconds:
             missing["input_wait_pct"] = missing.get("samples_per_s", "no time was measured")
             return None
-        return min(100.0, 100 * fed.meter.waited_s / fed.rate.seconds)
+        return max(self._waited_pct() or 0.0, *(each or 0.0 for each in self.waited_pct), 0.0)
+
+    def _waited_pct(self) -> float | None:
+        fed = self.fed
+        return None if fed is None or not fed.rate.seconds else min(100.0, 100 * fed.meter.waited_s / fed.rate.seconds)
 
     def _idle(self, missing: dict[str, str]) -> float | None:
         fed = self.fed
         assert fed is not None
-        idle: float | None = fed.meter.idle_pct
+        known = [each for each in (fed.meter.idle_pct, *self.idle_pct) if each is not None]
+        idle: float | None = max(known, default=None)
         if idle is None:
             missing["gpu_idle_pct"] = fed.meter.idle_reason or "no step was measured"
         return idle
@@ -434,9 +485,7 @@ class Run:
         fed, base = self.fed, self.base
         assert fed is not None and base is not None
         moved = fed.rate.samples * self.request.about.row_bytes
-        ways = {
-            key: base["path"][f"{key}_bytes"] for key in ("direct", "staged", "mapped", "compat", "fabric")
-        }
+        ways = {key: sum(each[key] for each in self.moved or (self._moved(),)) for key in WAYS}
         found: Record = {
             "path": base["path"]["ran"],
             "bytes": ways,
@@ -468,7 +517,7 @@ class Run:
             missing["cached"] = self.base["missing"].get("cache.device_bytes", "nothing was read")
             return None
         # Other processes' transfers count here too: only too few of them say something.
-        return bool(device < COLD_SHARE * moved)
+        return bool(device < COLD_SHARE * moved * self.ranks.here)
 
     @property
     def holds(self) -> bool:

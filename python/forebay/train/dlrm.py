@@ -67,6 +67,11 @@ def lacks() -> tuple[str, str] | None:
     return None
 
 
+def seed_of(seed: int, feature: int) -> int:
+    """Seed of a table's vectors; a generator on the CPU takes the lower half of it."""
+    return (seed * len(data.LOOKUPS) + feature + 1) * 0x9E3779B97F4A7C15 % (1 << 63)
+
+
 class Model(Steps):
     """Trains on batches of rows: (n, 228) words in the device's memory."""
 
@@ -84,16 +89,27 @@ class Model(Steps):
         """`half`: dense layers compute in bfloat16, on a GPU."""
         super().__init__(torch_or_say("train dlrm"), device)
         self.counts, self.seed, self.rate = tuple(counts), seed, learning_rate
+        # The tables that lie here, one behind the other; what brings the others' vectors.
+        self.features: Sequence[int] = self._features()
+        self._exchange: Any = None
         self.optimizer, self.half = optimizer_of(optimizer, device), half and self.queued
         self._refuse_too_much()
         self._make()
         self.reset()
 
+    def _features(self) -> Sequence[int]:
+        return range(len(self.counts))
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the tables that lie here."""
+        return sum(self.counts[feature] for feature in self.features)
+
     def _refuse_too_much(self) -> None:
         free = self._torch.cuda.mem_get_info(self.device)[0] if self.queued else available_bytes()
-        wanted = sum(self.counts) * WIDTH * STATE_BYTES
+        wanted = self.table_rows * WIDTH * STATE_BYTES
         if wanted > 0.8 * free:
-            found = f"tables of {whole(sum(self.counts))} rows take {bytes_(wanted)} with Adagrad's sums; {bytes_(free)} are free"
+            found = f"tables of {whole(self.table_rows)} rows take {bytes_(wanted)} with Adagrad's sums; {bytes_(free)} are free"
             fits = int(0.6 * free / (WIDTH * STATE_BYTES) / 6)
             raise MachineError(
                 "train dlrm", found, f"a data set of forebay train datagen dlrm --table-rows {fits}"
@@ -104,24 +120,27 @@ class Model(Steps):
         torch = self._torch
         # Adagrad makes sparse tensors of what it was given; torch warns unless told that they needn't be checked.
         torch.sparse.check_sparse_tensor_invariants.disable()
-        self._net: Any = _network(torch, sum(self.counts), self.device).to(self.device)
+        self._net: Any = _network(torch, self.table_rows, self.device).to(self.device)
         self._optimizers: Any = None
         self._fused: Any = None
 
         def long(values: Any) -> Any:
             return torch.as_tensor(values, dtype=torch.int64, device=self.device)
 
-        repeats = long(data.LOOKUPS)
-        self._offset = torch.repeat_interleave(long(data.starts(self.counts)), repeats)
-        self._limit = torch.repeat_interleave(long(self.counts), repeats).to(torch.int32)
-        self._bags = long(data.starts(data.LOOKUPS))
+        counts = [self.counts[feature] for feature in self.features]
+        lookups = [data.LOOKUPS[feature] for feature in self.features]
+        repeats = long(lookups)
+        self._lookups = sum(lookups)
+        self._offset = torch.repeat_interleave(long(data.starts(counts)), repeats)
+        self._limit = torch.repeat_interleave(long(counts), repeats).to(torch.int32)
+        self._bags = long(data.starts(lookups))
         self._ends: dict[int, Any] = {}
         # Look-ups beyond their table, labels that are neither 0 nor 1, losses that are no number.
         self._wrong = torch.zeros(3, dtype=torch.int64, device=self.device)
         if self.optimizer == FUSED:
             from forebay.train import fused
 
-            self._fused = fused.Step(self._net, self.counts, self.rate, self._wrong, self.half)
+            self._fused = fused.Step(self._net, self.counts, self.rate, self._wrong, self.half, self._exchange)
 
     def reset(self) -> None:
         """Weights of the seed, as before the first step, where they are: a captured step has their addresses."""
@@ -132,9 +151,7 @@ class Model(Steps):
             for name, parameter in self._net.named_parameters():
                 if name != "vectors.weight":
                     parameter.copy_(fresh[name])
-            self._net.vectors.weight.uniform_(
-                -0.05, 0.05, generator=torch.Generator(self.device).manual_seed(self.seed)
-            )
+            self._fill(self._net.vectors.weight)
         self._optimizers = None
         if self._fused is not None:
             self._fused.reset()
@@ -147,6 +164,14 @@ class Model(Steps):
         self._wrong.zero_()
         self._last: Any = None
         self.loss = torch.zeros((), device=self.device)
+
+    def _fill(self, vectors: Any) -> None:
+        """Vectors of the seed: each table has a generator of its own, so that they are the same wherever it lies."""
+        at = 0
+        for feature in self.features:
+            draw = self._torch.Generator(self.device).manual_seed(seed_of(self.seed, feature))
+            vectors[at : at + self.counts[feature]].uniform_(-0.05, 0.05, generator=draw)
+            at += self.counts[feature]
 
     def close(self) -> None:
         """Gives the device's memory back."""
@@ -189,14 +214,19 @@ class Model(Steps):
 
     def _logit(self, rows: Any) -> Any:
         torch, net = self._torch, self._net
-        n = len(rows)
         dense = rows[:, data.FIRST_DENSE : data.FIRST_LOOKUP].view(torch.float32)
-        numbers = torch.minimum(rows[:, data.FIRST_LOOKUP :].clamp(min=0), self._limit - 1) + self._offset
-        if n not in self._ends:
-            first = torch.arange(n, device=self.device)[:, None] * sum(data.LOOKUPS)
-            self._ends = {n: (first + self._bags).flatten()}
+        numbers, ends = self._numbers(rows[:, data.FIRST_LOOKUP :])
         with torch.autocast("cuda", torch.bfloat16, enabled=self.half):
-            return net(dense, numbers.flatten(), self._ends[n]).float()
+            return net(dense, numbers, ends).float()
+
+    def _numbers(self, lookups: Any) -> tuple[Any, Any]:
+        """Rows of the one table that these look-ups of its features name, and where each bag of them begins."""
+        torch, n = self._torch, len(lookups)
+        numbers = torch.minimum(lookups.clamp(min=0), self._limit - 1) + self._offset
+        if n not in self._ends:
+            first = torch.arange(n, device=self.device)[:, None] * self._lookups
+            self._ends = {n: (first + self._bags).flatten()}
+        return numbers.flatten(), self._ends[n]
 
     def scores(self, rows: Any) -> Array:
         """The chance of each row's label being 1, in host memory."""
@@ -250,8 +280,11 @@ def _network(torch: Any, table_rows: int, device: str) -> Any:
             self.top = layers(wide, TOP, last=False)
 
         def forward(self, dense: Any, numbers: Any, bags: Any) -> Any:
+            return self.above(dense, self.vectors(numbers, bags).view(len(dense), -1))
+
+        def above(self, dense: Any, added: Any) -> Any:
+            """The dense layers, given the sums of the look-ups' vectors."""
             below = self.bottom(dense)
-            added = self.vectors(numbers, bags).view(len(dense), -1)
             first = torch.cat([below, added.to(below.dtype)], dim=1)
             x = first
             for narrow, widen in zip(self.narrow, self.widen, strict=True):

@@ -54,9 +54,10 @@ def _keys(
 @triton.jit
 def _bags(
     keys, table, out, features, starts, counts, samples, stride,
-    LOOKUPS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    LOOKUPS: tl.constexpr, WIDTH: tl.constexpr, AHEAD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One bag: the sum of its look-ups' rows. Bags of a feature follow each other, so that its rows stay in the cache."""
+    """One bag: the sum of its look-ups' rows, behind AHEAD vectors of its sample. Bags of a feature follow each other, so
+    that its rows stay in the cache."""
     program = tl.program_id(0)
     feature = tl.load(features + program // samples)
     sample = (program % samples).to(tl.int64)
@@ -69,16 +70,18 @@ def _bags(
         row = tl.load(keys + sample * LOOKUPS + start + lookup, mask=lookup < count, other=0).to(tl.int64)
         total += tl.load(table + row[:, None] * WIDTH + column[None, :], mask=(lookup < count)[:, None], other=0.0)
         lookup += TILE
-    tl.store(out + sample * stride + (1 + feature) * WIDTH + column, tl.sum(total, 0).to(out.dtype.element_ty))
+    tl.store(out + sample * stride + (AHEAD + feature) * WIDTH + column, tl.sum(total, 0).to(out.dtype.element_ty))
 
 
 @triton.jit
-def _gradient(order, place, there, gradients, feature_of, stride, LOOKUPS: tl.constexpr, WIDTH: tl.constexpr):
+def _gradient(
+    order, place, there, gradients, feature_of, stride, LOOKUPS: tl.constexpr, WIDTH: tl.constexpr, AHEAD: tl.constexpr
+):  # fmt: skip
     """Gradients of the look-ups at these places of the sorted row numbers: those of their bags."""
     lookup = tl.load(order + place, mask=there, other=0).to(tl.int32)
     sample = lookup // LOOKUPS
     feature = tl.load(feature_of + lookup % LOOKUPS, mask=there, other=0)
-    start = sample.to(tl.int64) * stride + (1 + feature) * WIDTH
+    start = sample.to(tl.int64) * stride + (AHEAD + feature) * WIDTH
     where = gradients + start[:, None] + tl.arange(0, WIDTH)[None, :]
     return tl.load(where, mask=there[:, None], other=0.0).to(tl.float32)
 
@@ -95,7 +98,7 @@ def _step_of(table, sums, where, there, gradient, rate, epsilon):
 @triton.jit
 def _often(
     program, keys, order, gradients, table, sums, feature_of, total, stride, rate, epsilon,
-    LOOKUPS: tl.constexpr, WIDTH: tl.constexpr, LONG: tl.constexpr, TILE: tl.constexpr,
+    LOOKUPS: tl.constexpr, WIDTH: tl.constexpr, AHEAD: tl.constexpr, LONG: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The row of more than LONG keys that begins at one of LONG places, which hold no two of them."""
     at = program * LONG + tl.arange(0, LONG)
@@ -110,7 +113,7 @@ def _often(
         while more > 0:
             place = head + tl.arange(0, TILE)
             same = tl.load(keys + place, mask=place < total, other=-1) == row
-            gradient += _gradient(order, place, same, gradients, feature_of, stride, LOOKUPS, WIDTH)
+            gradient += _gradient(order, place, same, gradients, feature_of, stride, LOOKUPS, WIDTH, AHEAD)
             head += TILE
             more = tl.where(tl.sum(same.to(tl.int32), 0) == TILE, 1, 0)
         column = tl.arange(0, WIDTH)
@@ -120,7 +123,7 @@ def _often(
 @triton.jit
 def _seldom(
     program, keys, order, gradients, table, sums, feature_of, total, stride, rate, epsilon,
-    LOOKUPS: tl.constexpr, WIDTH: tl.constexpr, LONG: tl.constexpr, HEADS: tl.constexpr,
+    LOOKUPS: tl.constexpr, WIDTH: tl.constexpr, AHEAD: tl.constexpr, LONG: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """The rows of up to LONG keys that begin at HEADS places."""
     at = program * HEADS + tl.arange(0, HEADS)
@@ -133,7 +136,7 @@ def _seldom(
     place = at
     more = tl.max(same.to(tl.int32), 0)
     while more > 0:
-        gradient += _gradient(order, place, same, gradients, feature_of, stride, LOOKUPS, WIDTH)
+        gradient += _gradient(order, place, same, gradients, feature_of, stride, LOOKUPS, WIDTH, AHEAD)
         place += 1
         same = same & (tl.load(keys + place, mask=same & (place < total), other=-2) == key)
         more = tl.max(same.to(tl.int32), 0)
@@ -144,19 +147,20 @@ def _seldom(
 @triton.jit
 def _update(
     keys, order, gradients, table, sums, feature_of, total, stride, rate, epsilon,
-    LOOKUPS: tl.constexpr, WIDTH: tl.constexpr, LONG: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
+    LOOKUPS: tl.constexpr, WIDTH: tl.constexpr, AHEAD: tl.constexpr, LONG: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Adagrad of each distinct row, by the program at the first of its equal keys: those of many keys first."""
     program = tl.program_id(0)
     windows = tl.cdiv(total, LONG)
     if program < windows:
         _often(
-            program, keys, order, gradients, table, sums, feature_of, total, stride, rate, epsilon, LOOKUPS, WIDTH, LONG, TILE
-        )
+            program, keys, order, gradients, table, sums, feature_of, total, stride, rate, epsilon,
+            LOOKUPS, WIDTH, AHEAD, LONG, TILE,
+        )  # fmt: skip
     else:
         _seldom(
             program - windows, keys, order, gradients, table, sums, feature_of, total, stride, rate, epsilon,
-            LOOKUPS, WIDTH, LONG, HEADS,
+            LOOKUPS, WIDTH, AHEAD, LONG, HEADS,
         )  # fmt: skip
 
 
@@ -218,11 +222,14 @@ def digest(rows: Any, odd: Any, position: int) -> Any:
 class Vectors:
     """The one table, Adagrad's sums of it, and what a step does with both."""
 
-    def __init__(self, weight: Any, counts: Sequence[int], lookups: Sequence[int], words: int, first: int) -> None:
-        """`words` of a row of a batch, of which `first` is the first look-up."""
+    def __init__(
+        self, weight: Any, counts: Sequence[int], lookups: Sequence[int], words: int, first: int, ahead: int = 1
+    ) -> None:
+        """`words` of a row of a batch, of which `first` is the first look-up; `ahead`: vectors of a sample before the sums."""
         device = weight.device
         self.weight, self.sums = weight, torch.zeros_like(weight)
         self.width, self.lookups, self.words, self.first = weight.shape[1], sum(lookups), words, first
+        self.ahead = ahead
 
         def numbers(values: Any) -> Any:
             return torch.as_tensor(values, dtype=torch.int32, device=device)
@@ -243,11 +250,11 @@ class Vectors:
         return found
 
     def bags(self, keys: Any, out: Any, tile: int = 8, warps: int = 1) -> None:
-        """Writes the sums into `out`: a row a sample, one vector left free before them."""
+        """Writes the sums into `out`: a row a sample, `ahead` vectors left free before them."""
         grid = (len(out) * len(self.features),)
         _bags[grid](
             keys, self.weight, out, self.features, self.starts, self.counts, len(out), out.stride(0),
-            self.lookups, self.width, tile, num_warps=warps,
+            self.lookups, self.width, self.ahead, tile, num_warps=warps,
         )  # fmt: skip
 
     def update(
@@ -259,7 +266,7 @@ class Vectors:
         grid = (triton.cdiv(total, long) + triton.cdiv(total, heads),)
         _update[grid](
             keys, order, gradients, self.weight, self.sums, self.feature_of, total, gradients.stride(0), rate, EPSILON,
-            self.lookups, self.width, long, heads, tile, num_warps=warps,
+            self.lookups, self.width, self.ahead, long, heads, tile, num_warps=warps,
         )  # fmt: skip
 
 
@@ -308,10 +315,17 @@ class Crosses(torch.autograd.Function):
 class Step:
     """Steps of a network of `dlrm`, in place. The same batch size again replays a graph."""
 
-    def __init__(self, net: Any, counts: Sequence[int], rate: float, wrong: Any, half: bool = True) -> None:
-        """`half`: dense layers compute in bfloat16, on a GPU."""
-        self.net, self.rate, self.wrong = net, rate, wrong
-        self.vectors = Vectors(net.vectors.weight.data, counts, data.LOOKUPS, data.WORDS, data.FIRST_LOOKUP)
+    def __init__(
+        self, net: Any, counts: Sequence[int], rate: float, wrong: Any, half: bool = True, exchange: Any = None
+    ) -> None:
+        """`half`: dense layers compute in bfloat16, on a GPU; `exchange`: with the ranks that have the other tables."""
+        self.net, self.rate, self.wrong, self.exchange = net, rate, wrong, exchange
+        table = net.vectors.weight.data
+        if exchange is None:
+            self.vectors = Vectors(table, counts, data.LOOKUPS, data.WORDS, data.FIRST_LOOKUP)
+        else:
+            own = [counts[f] for f in exchange.own]
+            self.vectors = Vectors(table, own, [data.LOOKUPS[f] for f in exchange.own], exchange.lookups, 0, ahead=0)
         self.weights = [p for name, p in net.named_parameters() if name != "vectors.weight"]
         self.sums = [torch.zeros_like(p) for p in self.weights]
         self.on_gpu = self.vectors.weight.is_cuda
@@ -356,26 +370,41 @@ class Step:
         net, weights = self.net, self.weights
         labels = rows[:, data.LABEL]
         dense = rows[:, data.FIRST_DENSE : data.FIRST_LOOKUP].view(torch.float32)
-        keys = self.vectors.keys(rows, self.wrong)
-        with self._beside():
-            ordered, order = torch.sort(keys)
-        first = torch.empty(len(rows), (1 + len(data.LOOKUPS)) * self.vectors.width, dtype=self.kind, device=rows.device)
-        self.vectors.bags(keys, first)
+        first, keys, ordered, order = self._looked_up(rows)
         first.requires_grad_()
         crosses = [p for pair in zip(net.narrow, net.widen, strict=True) for p in (pair[0].weight, pair[1].weight, pair[1].bias)]
         with torch.autocast("cuda", torch.bfloat16, enabled=self.kind != torch.float32):
             logit = net.top(Crosses.apply(net.bottom(dense), first, *crosses))[:, 0].float()
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logit, labels.float())
+        if self.exchange is not None:
+            loss = loss / self.exchange.world
         by_first, *gradients = torch.autograd.grad(loss, [first, *weights])
         loss = loss.detach()
         self.wrong[1:] += torch.stack([(labels >> 1 != 0).sum(), (~torch.isfinite(loss)).long()])
-        if self._aside is not None:
-            torch.cuda.current_stream().wait_stream(self._aside)
+        self._wait_beside()
+        if self.exchange is not None:
+            by_first = self.exchange.to_tables(by_first, 1)
+            # Beside the update, which waits for memory.
+            with self._beside():
+                *gradients, loss = self.exchange.sums([*gradients, loss])
         self.vectors.update(ordered, order, by_first, self.rate)
+        self._wait_beside()
         for weight, gradient, sums in zip(weights, gradients, self.sums, strict=True):
             total = weight.numel()
             _adagrad[(triton.cdiv(total, BLOCK),)](weight.data, gradient, sums, total, self.rate, EPSILON, BLOCK)
         return loss
+
+    def _looked_up(self, rows: Any) -> tuple[Any, Any, Any, Any]:
+        """The sums of each sample, behind room for one vector; row numbers of the tables here, and their order, being sorted."""
+        there = rows if self.exchange is None else self.exchange.to_owners(rows)
+        keys = self.vectors.keys(there, self.wrong)
+        with self._beside():
+            ordered, order = torch.sort(keys)
+        vectors = self.vectors.ahead + len(self.vectors.features)
+        sums = torch.empty(len(there), vectors * self.vectors.width, dtype=self.kind, device=rows.device)
+        self.vectors.bags(keys, sums)
+        first = sums if self.exchange is None else self.exchange.to_samples(sums, 1)
+        return first, keys, ordered, order
 
     def _beside(self) -> Any:
         """Work that runs beside what follows, and after what went before. Its memory is kept until it is waited for."""
@@ -383,3 +412,7 @@ class Step:
             return torch.no_grad()
         self._aside.wait_stream(torch.cuda.current_stream())
         return torch.cuda.stream(self._aside)
+
+    def _wait_beside(self) -> None:
+        if self._aside is not None:
+            torch.cuda.current_stream().wait_stream(self._aside)

@@ -37,8 +37,9 @@ def gnn(folder: str, device: str | None, as_json: bool, out: str | None, quiet: 
     rows from their file. The record has the sum of load and training for both, and from how many epochs on the load pays.
     """
     from forebay.train import gnn as model
-    from forebay.train import graph
+    from forebay.train import graph, ranks
 
+    ranks.refuse("gnn")
     torch_or_say("train gnn")
     about = graph.open_folder(Path(folder))
     if flags["data_seed"] is not None and _integer(flags["data_seed"], "--data-seed", (1 << 63) - 1) != about.seed:

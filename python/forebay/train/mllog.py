@@ -166,7 +166,7 @@ def platform(record: Record) -> str:
     found = record.get("environment") or {}
     gpus = found.get("gpus") or []
     if str(record["train"]["device"]).startswith("cuda") and gpus:
-        return f"1x {gpus[0]['name']}"
+        return f"{record['train'].get('ranks', 1)}x {gpus[0]['name']}"
     return str(found.get("cpu") or "unknown processor")
 
 

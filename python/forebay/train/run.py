@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from forebay.errors import ForebayError, RunError
 from forebay.numbers import whole
 from forebay.train import data
+from forebay.train.ranks import of
 from forebay.train.supply import Pace, Supply, bytes_per_s
 from forebay.units import GIB
 
@@ -110,27 +111,40 @@ class Digest:
     """A hash of all that was handed out: of each row's words and its place in the run, whatever the batches were.
 
     Sums modulo 2^64 of words times odd numbers. `at` has it after 2^k batches, so that runs of different lengths compare.
+    Of several ranks each has its share of every batch, rank by rank; `add_others` adds theirs.
     """
 
-    def __init__(self, batch_digest: Callable[[Any, int], Any] | None = None) -> None:
+    def __init__(
+        self, batch_digest: Callable[[Any, int], Any] | None = None, rank: int = 0, world: int = 1
+    ) -> None:
         self._of = batch_digest or digest
+        self._rank, self._world = rank, world
+        self._others: list[int] = []
         self.samples, self.batches = 0, 0
         self._parts: list[Any] = []
         self._marks: list[tuple[int, int]] = []
 
     def add(self, rows: Any) -> None:
-        self._parts.append(self._of(rows, self.samples))
-        self.samples += len(rows)
+        self._parts.append(self._of(rows, self.samples + self._rank * len(rows)))
+        self.samples += len(rows) * self._world
         self.batches += 1
         if self.batches & (self.batches - 1) == 0:
             self._marks.append((self.samples, len(self._parts)))
 
     def text(self) -> str:
         """16 hexadecimal digits."""
-        return f"{self._upto(len(self._parts)):016x}"
+        return f"{self.sums()[-1]:016x}"
 
     def at(self) -> list[dict[str, Any]]:
-        return [{"samples": samples, "hash": f"{self._upto(parts):016x}"} for samples, parts in self._marks]
+        return [{"samples": marks[0], "hash": f"{each:016x}"} for marks, each in zip(self._marks, self.sums(), strict=False)]
+
+    def sums(self) -> list[int]:
+        """Those of `at`, and of all; of all ranks once they were added."""
+        return self._others or [self._upto(parts) for parts in [*(parts for _, parts in self._marks), len(self._parts)]]
+
+    def add_others(self, ranks: list[list[int]]) -> None:
+        """What each of the ranks, this one too, has of `sums`."""
+        self._others = [sum(each) & MASK for each in zip(*ranks, strict=True)]
 
     def _upto(self, parts: int) -> int:
         # Those of a device are fetched once.
@@ -221,9 +235,11 @@ class Fed:
             limits,
         )
         self.meter = model.meter() if hasattr(model, "meter") else Meter()
-        self.digest = Digest(getattr(model, "digest", None))
+        self.ranks = of(model)
+        self.digest = Digest(getattr(model, "digest", None), self.ranks.rank, self.ranks.world)
         self.rate, self.cpu = Rate(), Cpu()
         self.evaluations: list[Evaluation] = []
+        # Samples are those of all ranks.
         self.samples = self.steps = 0
         # From the first batch to now, and how much of that were evaluations.
         self.seconds = self.evaluating_s = 0.0
@@ -234,6 +250,8 @@ class Fed:
         # What makes another data set.
         self.remake = "another data set"
         self._began = 0.0
+        # Of several ranks, whether the step that comes is the last.
+        self._last = False
         # The wall clock when the first batch was asked for, and seconds from then to the end.
         self.started_at, self.whole_s, self._asked = 0.0, 0.0, 0.0
 
@@ -253,14 +271,12 @@ class Fed:
     def _train(self, progress: Callable[[str], None] | None) -> None:
         piece = Pieces(self)
         while not self._is_over():
-            asked = time.perf_counter()
-            rows = self._take()
-            waited = time.perf_counter() - asked
+            rows, waited = self._next()
             if not self._began:
                 self._began, waited = time.perf_counter(), 0.0
             self.digest.add(rows)
             self.meter.step(self.model, rows, waited)
-            self.samples += len(rows)
+            self.samples += len(rows) * self.ranks.world
             self.steps += 1
             del rows
             self._look(self.steps % LOOK_EVERY == 0 or not self.model.queued)
@@ -282,6 +298,21 @@ class Fed:
             piece.pause(self._judge)
         piece.end()
 
+    def _next(self) -> tuple[Any, float]:
+        """The next batch, and how long it was waited for. On several ranks it is each one's share, and all of them have it."""
+        rows, error, asked = None, None, time.perf_counter()
+        try:
+            rows = self._take()
+        except ForebayError as found:
+            if self.ranks.world == 1:
+                raise
+            error = found
+        waited = time.perf_counter() - asked
+        failed, self._last = self.ranks.any(error is not None, self.ranks.world > 1 and self._is_late())
+        if failed:
+            self.ranks.raise_for(error)
+        return rows, waited
+
     def _take(self) -> Any:
         rows = self.source.take()
         if rows is None:
@@ -298,16 +329,22 @@ class Fed:
         limits = self.limits
         if self.reached_at is not None or (limits.samples is not None and self.samples >= limits.samples):
             return True
+        # Clocks of ranks differ: they agree on the last step while it comes.
+        return self._last if self.ranks.world > 1 else self._is_late()
+
+    def _is_late(self) -> bool:
         trained = time.perf_counter() - self._began - self.evaluating_s if self._began else 0.0
-        return limits.seconds is not None and trained >= limits.seconds
+        return self.limits.seconds is not None and trained >= self.limits.seconds
 
     def _look(self, now: bool) -> None:
         found = self.model.problem() if now else None
         if found:
             where = f"step {whole(self.steps)}, after {whole(self.samples)} samples"
             if found == NO_NUMBER:
-                raise RunError(where, found, "a lower --learning-rate, or another --seed")
-            raise RunError(where, (self.explain and self.explain()) or found, self.remake)
+                raise self.ranks.agree(RunError(where, found, "a lower --learning-rate, or another --seed"))
+            # The rank that says it looks for it.
+            told = None if self.ranks.rank or not self.explain else self.explain()
+            raise self.ranks.agree(RunError(where, told or found, self.remake))
 
     def _judge(self) -> None:
         self._look(True)
@@ -386,17 +423,18 @@ def peak(model: Model, kept: list[Any], seconds: float, batches: int = 0) -> tup
         model.step(rows)
     model.wait()
     found, cpu = Rate(), Cpu.now()
-    turn = cycle(kept)
+    turn, ranks = cycle(kept), of(model)
     for _ in range(PIECES):
         began, samples, steps = time.perf_counter(), 0, 0
         while True:
             rows = next(turn)
             model.step(rows)
-            samples += len(rows)
+            samples += len(rows) * ranks.world
             steps += 1
             if model.queued:
                 model.hold_back()  # type: ignore[attr-defined]
-            if time.perf_counter() - began >= seconds / PIECES and steps * PIECES >= batches:
+            (over,) = ranks.any(time.perf_counter() - began >= seconds / PIECES and steps * PIECES >= batches)
+            if over:
                 break
         model.wait()
         took = time.perf_counter() - began
@@ -422,6 +460,18 @@ class Delivered:
     @property
     def gib_s(self) -> float:
         return self.bytes / GIB / self.seconds if self.seconds > 0 else 0.0
+
+    @classmethod
+    def sum(cls, ranks: Sequence[Delivered | None]) -> Delivered | None:
+        """Of all ranks, at the sum of their rates; None where one measured nothing."""
+        found = [each for each in ranks if each is not None]
+        rate = sum(each.gib_s for each in found)
+        if len(found) < len(ranks) or not rate:
+            return None
+        total, cpu = sum(each.bytes for each in found), Cpu()
+        for each in found:
+            cpu = cpu.plus(each.cpu)
+        return cls(total, total / GIB / rate, cpu)
 
 
 def delivers(

@@ -43,6 +43,8 @@ def model(record: dict[str, Any]) -> str:
         if part["device"].startswith("cuda") and gpus
         else f"{found['cpu']}, {count(found['cores'], 'core')}"
     )
+    if part.get("ranks"):
+        where = f"{part['ranks']} ranks, each {where}"
     rule = "Adam" if part["model"] == "gnn" else "Adagrad"
     by = f"{rule} by {part['optimizer']}" if part["optimizer"] in ADAGRADS else part["optimizer"]
     weights = f" of {whole(part['weights'])} weights" if part.get("weights") else ""
@@ -74,8 +76,9 @@ def supply(part: dict[str, Any]) -> str:
     if of["asked_gib_s"] is None:
         of_memory = ", out of the page cache" if part["cached"] else ""
         return f"the loader alone brings {significant(got)} GiB/s here{of_memory}"
-    gpus = f", one of {of['gpus']} GPUs' share" if of["gpus"] > 1 else ""
+    gpus = f", {'each' if part.get('ranks') else 'one'} of {of['gpus']} GPUs' share" if of["gpus"] > 1 else ""
     reported = f"simulated supply of {significant(of['asked_gib_s'])} GiB/s{gpus}; by the clock {significant(got)} GiB/s"
+    reported += " of all" if part.get("ranks") else ""
     if of["scaled_by"]:
         reported += f", scaled by {significant(of['scaled_by'])} to this model's peak"
     if of["drive"]:

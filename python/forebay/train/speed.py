@@ -72,8 +72,9 @@ def resnet(**flags: Any) -> int:
 
 def train(name: str, flags: dict[str, Any]) -> int:
     """A run, or several, of one of these models. Raises RequestError, MachineError."""
-    from forebay.train import models
+    from forebay.train import models, ranks
 
+    ranks.refuse(name)
     torch_or_say(f"train {name}")
     about = verb._opened(Path(flags["folder"]), {**flags, "table_rows": None}, name)
     layers = flags.get("layers")

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from forebay.train.command import Request
     from forebay.train.data import About
     from forebay.train.mllog import Logs
+    from forebay.train.ranks import Alone
     from forebay.train.saved import Weights
+    from forebay.train.supply import Supply
 
 EXAMPLES = """\b
 Examples:
@@ -125,6 +127,9 @@ def toy(folder: str | None, as_json: bool, out: str | None, quiet: bool, **flags
 
     It makes its own data, 120 MB, and trains until the target, 30 s at most. It says nothing about a GPU's speed.
     """
+    from forebay.train import ranks
+
+    ranks.refuse("toy")
     few_threads()
     with _toy_data(folder, flags, quiet) as about:
         from forebay.train import toy as model
@@ -155,19 +160,55 @@ def dlrm(
 
     The data set says to how many rows the tables are cut. Trains for one epoch, or until the target.
     """
+    from forebay.train import ranks
+
+    torch = torch_or_say("train dlrm")
+    words = {**flags, "folder": folder, "optimizer": optimizer, "as_json": as_json, "out": out, "quiet": quiet}
+    if ranks.launched() == 1:
+        return _dlrm(device_of("train dlrm", device), words, ranks.ALONE)
+    where = ranks.device_of("train dlrm", device, device_of)
+    with ranks.joined(torch, where) as group:
+        if group.rank:
+            words |= {"as_json": False, "out": None, "quiet": True, "mllog": None}
+        return group.conclude(lambda: _dlrm(where, words, group))
+
+
+def _dlrm(where: str, flags: dict[str, Any], group: Alone) -> int:
+    """A training in one process, or a rank's part of it. Raises RequestError, MachineError."""
     from forebay.train import dlrm as model
 
-    torch_or_say("train dlrm")
-    about = _opened(Path(folder), flags)
-    request = _request(about, flags, min(BATCH, about.rows))
-    if request.samples is None and request.seconds is None:
-        request.samples = about.rows
-    where, rate = device_of("train dlrm", device), _rate(flags) or model.LEARNING_RATE
+    def asked() -> Request:
+        about = _opened(Path(flags["folder"]), flags)
+        found = _request(about, flags, min(BATCH, about.rows) // group.world * group.world, group.world)
+        if found.samples is None and found.seconds is None:
+            found.samples = about.rows
+        return found
 
     def made(seed: int) -> Any:
-        return model.Model(about.tables, seed, where, rate, optimizer)
+        about: Any = request.about
+        if group.world == 1:
+            return model.Model(about.tables, seed, where, rate, flags["optimizer"])
+        from forebay.train import split
 
-    return _run(request, made, True, flags, as_json, out, quiet)
+        return split.Model(group, about.tables, seed, where, rate, flags["optimizer"])
+
+    # What may differ: where a rank finds the data, and what the first one alone writes.
+    free = ("folder", "as_json", "out", "quiet", "mllog")
+    group.refuse_others({f"--{name.replace('_', '-')}": value for name, value in flags.items() if name not in free})
+    group.together(lambda: _refuse_on_ranks(flags, group.world))
+    request = group.together(asked)
+    rate = group.together(lambda: _rate(flags)) or model.LEARNING_RATE
+    return _run(request, made, True, flags, flags["as_json"], flags["out"], flags["quiet"], group)
+
+
+def _refuse_on_ranks(flags: dict[str, Any], world: int) -> None:
+    """Raises RequestError for flags of a training in one process."""
+    if world == 1:
+        return
+    for name, next in (("seeds", "torchrun … --seed 0, and again with --seed 1"), ("weights", "no --weights; or no torchrun")):
+        if flags[name] is not None:
+            found = f"torchrun started {world} ranks, and that is of a training in one process"
+            raise RequestError(f"--{name} {flags[name]}", found, next)
 
 
 # Flags of `datagen` by model, besides those of all.
@@ -329,8 +370,22 @@ def _toy_data(folder: str | None, flags: dict[str, Any], quiet: bool) -> Iterato
             shutil.rmtree(made, ignore_errors=True)
 
 
-def _request(about: Any, flags: dict[str, Any], batch: int) -> Request:
+def _supply(flags: dict[str, Any], ranks: int) -> Supply:
+    """A GPU's share of the supply; of several ranks each is one of the GPUs that share it. Raises RequestError."""
     from forebay.train import supply
+
+    gpus = _integer(flags["gpus"], "--gpus")
+    if ranks == 1:
+        return supply.parse(flags["supply"], gpus)
+    given = click.get_current_context().get_parameter_source("gpus") is click.core.ParameterSource.COMMANDLINE
+    if given and gpus != ranks:
+        found = f"torchrun started {ranks} ranks, which share the supply"
+        raise RequestError(f"--gpus {gpus}", found, f"--gpus {ranks}, or torchrun --nproc-per-node {gpus}")
+    return supply.parse(flags["supply"], ranks if flags["supply"] is not None else 1)
+
+
+def _request(about: Any, flags: dict[str, Any], batch: int, ranks: int = 1) -> Request:
+    """`batch`: that of the model, of all ranks together."""
     from forebay.train.command import PEAK_S, Request
     from forebay.train.run import CHECK_S
 
@@ -354,7 +409,7 @@ def _request(about: Any, flags: dict[str, Any], batch: int) -> Request:
         )
     return Request(
         about,
-        supply.parse(flags["supply"], _integer(flags["gpus"], "--gpus")),
+        _supply(flags, ranks),
         count(flags["batch_size"], "--batch-size", most) if flags["batch_size"] else batch,
         seed=_seed(flags["seed"], "--seed"),
         path=flags["path"],
@@ -369,24 +424,28 @@ def _request(about: Any, flags: dict[str, Any], batch: int) -> Request:
         evaluate_every=count(flags["evaluate_every"], "--evaluate-every", most)
         if flags["evaluate_every"]
         else None,
+        ranks=ranks,
     )
 
 
 def _run(
-    request: Request, make: Callable[[int], Any], torch: bool, flags: dict[str, Any], as_json: bool, out: str | None, quiet: bool
-) -> int:
-    """One run, or one for each seed. `make`: a model of a seed."""
-    from forebay.train import mllog, saved
+    request: Request, make: Callable[[int], Any], torch: bool, flags: dict[str, Any], as_json: bool, out: str | None, quiet: bool,
+    group: Alone | None = None,
+) -> int:  # fmt: skip
+    """One run, or one for each seed. `make`: a model of a seed; `group`: the ranks that train it."""
+    from forebay.train import mllog, ranks, saved
 
+    group = group or ranks.ALONE
     many = None if flags["seeds"] is None else _integer(flags["seeds"], "--seeds")
     seeds = None if many is None else range(request.seed, request.seed + many)
-    logs = mllog.asked(flags["mllog"], str(click.get_current_context().info_name), request.quality, seeds)
+    name = str(click.get_current_context().info_name)
+    logs = group.together(lambda: mllog.asked(flags["mllog"], name, request.quality, seeds))
     weights = None if flags["weights"] is None else saved.Weights(flags["weights"], many)
     if many is not None:
         from forebay.train import series
 
         return series.conduct(request, make, torch, many, as_json, out, quiet, logs)
-    model = make(request.seed)
+    model = group.together(lambda: make(request.seed))
     try:
         return _run_one(request, model, torch, as_json, out, quiet, logs, weights)
     finally:
@@ -398,15 +457,17 @@ def _run_one(
     weights: Weights | None = None,
 ) -> int:  # fmt: skip
     from forebay.bench import save, terminal
-    from forebay.train import show
+    from forebay.train import ranks, show
 
-    request.check(model.device)
-    output = save.Output(out, save.RUN) if out else None
+    group = ranks.of(model)
+    group.together(lambda: request.check(model.device))
+    output = group.together(lambda: save.Output(out, save.RUN) if out else None)
     with progress(quiet) as say:
         run = request.runner(model, torch, say)
         failure = run.measure()
     record = run.record()
-    save.conclude(record, output, as_json, None if quiet else show.text(record, terminal.text_width()))
+    if group.rank == 0:
+        save.conclude(record, output, as_json, None if quiet else show.text(record, terminal.text_width()))
     if logs is not None:
         logs.write([record])
     # Of a run that broke off they are no training's.
