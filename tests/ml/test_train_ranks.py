@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -111,3 +113,69 @@ def test_what_ranks_cannot_do_is_refused_once_with_what_to_type(folder: Path, tm
         done = forebay(folder, *words)
         assert done.returncode != 0 and done.stderr.count(said) == 1, (words, done.stderr)
         assert f"exitcode  : {code} " in done.stderr.replace("exitcode : ", "exitcode  : "), done.stderr
+
+
+def started(*words: object) -> subprocess.Popen[str]:
+    """torchrun in a process group of its own, which stays."""
+    return subprocess.Popen(
+        [*TORCHRUN, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+
+
+def ranks_of(launcher: subprocess.Popen[str]) -> dict[int, int]:
+    """Process numbers of the ranks."""
+    found = {}
+    for process in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+        for word in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+            if word.startswith(b"RANK="):
+                found[int(word[5:])] = int(process)
+    return found
+
+
+TRAINING = """
+import sys
+import time
+from forebay.train import run
+from forebay.cli import main
+look = run.Fed._look
+def told(self, now):
+    look(self, now)
+    if self.steps == 2 and not self.ranks.rank:
+        open(sys.argv[1] + ".begun", "w").close()
+run.Fed._look = told
+sys.argv[0] = "forebay"
+main(["train", "dlrm", *sys.argv[2:]])
+"""
+
+
+def trains(folder: Path, tmp_path: Path, *words: str) -> subprocess.Popen[str]:
+    """A training without an end, in its steps."""
+    (tmp_path / "train.py").write_text(TRAINING)
+    endless = ("--target-auc", "none", "--samples", "1000000000", "-o", str(tmp_path / "o.json"))
+    launcher = started(tmp_path / "train.py", tmp_path / "o", "--dir", folder, *FAST, *endless, *words)
+    deadline = time.monotonic() + 180
+    while not (tmp_path / "o.begun").exists():
+        assert launcher.poll() is None and time.monotonic() < deadline, launcher.communicate()
+        time.sleep(0.05)
+    return launcher
+
+
+@pytest.mark.promise("TRN-61")
+def test_a_rank_that_dies_is_named_and_what_was_measured_stays(folder: Path, tmp_path: Path) -> None:
+    launcher = trains(folder, tmp_path)
+    os.kill(ranks_of(launcher)[1], signal.SIGKILL)
+    _, said = launcher.communicate(timeout=180)
+    assert launcher.returncode != 0 and "forebay: rank 1: has ended" in said, said
+    part = json.loads((tmp_path / "o.json").read_text())["train"]
+    assert part["samples"] >= 512 and "has ended" in part["failed"] and part["batch_hash"] is None
+
+
+@pytest.mark.promise("TRN-61", "TRN-10")
+def test_an_interrupt_stops_all_ranks_after_one_step_and_keeps_what_was_measured(folder: Path, tmp_path: Path) -> None:
+    launcher = trains(folder, tmp_path)
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=180)
+    record = json.loads((tmp_path / "o.json").read_text())
+    part = record["train"]
+    assert record["result"]["interrupted"] and part["samples"] >= 512 and part["samples"] % 256 == 0
+    assert part["batch_hash"] and part["batch_hash_at"][0]["samples"] == 256

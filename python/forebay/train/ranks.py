@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -26,6 +27,8 @@ ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 # A rank that doesn't answer for so long counts as lost; where a connection broke, the others have so long to say that they
 # are there.
 ANSWER_S, HERE_S = 300.0, 3.0
+# What was queued before a signal came is done by then, if it ever is; torchrun kills after 30 s.
+ENDED_S = 10.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -82,6 +85,9 @@ class Alone:
         """An error that every rank raises; the first one reports it."""
         return error
 
+    def watch(self, since_s: float) -> None:
+        """Raises Lost once a GPU's work, waited for since then, can't be done any more without another rank."""
+
     def refuse_others(self, settings: dict[str, Any]) -> None:
         """Raises RequestError on every rank where one was started with other settings than rank 0."""
 
@@ -106,7 +112,7 @@ class Ranks(Alone):
         self.rank, self.world, self.lost = int(os.environ[RANK]), launched(), False
         # Ranks of this host.
         self.here = int(os.environ.get(LOCAL_WORLD, "1"))
-        self._stopped = 0
+        self._stopped, self._stopped_at = 0, 0.0
         self._agreed: ForebayError | None = None
         self._kept: dict[int, Any] = {}
         self._store: Any = None
@@ -130,6 +136,7 @@ class Ranks(Alone):
 
         def stop(number: int, frame: Any) -> None:
             self._stopped += 1
+            self._stopped_at = time.monotonic()
             before = self._kept.get(number)
             if self._stopped > 1 and callable(before):
                 before(number, frame)
@@ -196,9 +203,16 @@ class Ranks(Alone):
         except self._torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise self._name(error) from None
+            raise self._name(str(error).splitlines()[0]) from None
 
-    def _name(self, error: RuntimeError) -> Lost:
+    def watch(self, since_s: float) -> None:
+        now = time.monotonic()
+        if self._stopped and now - max(since_s, self._stopped_at) > ENDED_S:
+            raise self._name("its part of a step is missing")
+        if now - since_s > ANSWER_S:
+            raise self._name("its part of a step is missing")
+
+    def _name(self, found: str) -> Lost:
         """The ranks that don't say that they are there: a broken connection doesn't name its other end."""
         self.lost, gone = True, []
         try:
@@ -213,7 +227,7 @@ class Ranks(Alone):
         named = f"rank {', '.join(gone)}" if gone else "a rank"
         why = self._why(gone) or f"has ended, or didn't answer rank {self.rank} within {ANSWER_S:.0f} s"
         next = "its own message, above or in torchrun's report; then the same command again"
-        return Lost(named, f"{why} ({str(error).splitlines()[0]:.200})", next)
+        return Lost(named, f"{why} ({found:.200})", next)
 
     def _why(self, gone: list[str]) -> str | None:
         """What the first of these ranks said before it ended, if it could."""

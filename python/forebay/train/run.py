@@ -259,11 +259,13 @@ class Fed:
         """Trains until a limit. A failure of the source or the model is kept in `failure`."""
         self.started_at, self._asked = time.time(), time.perf_counter()
         try:
-            self._train(progress)
+            try:
+                self._train(progress)
+            finally:
+                self.model.wait()
         except ForebayError as error:
             self.failure = error
         finally:
-            self.model.wait()
             self.whole_s = time.perf_counter() - self._asked
             if self._began:
                 self.seconds = time.perf_counter() - self._began

@@ -8,6 +8,7 @@ process, and updates its rows as that would. Gradients of dense layers are added
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from forebay.train.ranks import Alone
 
     Array = numpy.ndarray[Any, Any]
+
+
+# Between two looks at a GPU's queue.
+POLL_S = 0.0001
 
 
 class Exchange:
@@ -112,8 +117,22 @@ class Model(dlrm.Model):
 
     def wait(self) -> None:
         # What a lost rank should have sent is waited for for ever.
-        if not self.ranks.lost:
+        if self.ranks.lost:
+            self._flight.clear()
+        else:
             super().wait()
+
+    def _wait_for_all(self) -> None:
+        event = self._torch.cuda.Event()
+        event.record()
+        self._wait_for(event)
+
+    def _wait_for(self, event: Any) -> None:
+        """Waits as long as the others can be there: no signal ends a wait within CUDA."""
+        began = time.monotonic()
+        while not event.query():
+            self.ranks.watch(began)
+            time.sleep(POLL_S)
 
     def _step(self, rows: Any) -> None:
         if self._fused is not None:

@@ -81,7 +81,7 @@ class Steps:
         while self._flight:
             self._land()
         if self.queued:
-            self._torch.cuda.synchronize(self.device)
+            self._wait_for_all()
 
     def hold_back(self) -> None:
         """Waits until no more than `IN_FLIGHT` steps aren't done."""
@@ -102,9 +102,15 @@ class Steps:
         while len(self._flight) > IN_FLIGHT:
             self._land()
 
+    def _wait_for_all(self) -> None:
+        self._torch.cuda.synchronize(self.device)
+
+    def _wait_for(self, event: Any) -> None:
+        event.synchronize()
+
     def _land(self) -> None:
         begin, end, waited_s, done = self._flight.popleft()
-        end.synchronize()
+        self._wait_for(end)
         if done is not None:
             done(begin, end, waited_s)
 
