@@ -32,8 +32,7 @@ mod imp {
     use std::sync::Once;
 
     // rep movsb keeps its progress in registers, so a fault leaves in rcx exactly what is missing. The others copy
-    // strips of eight pages, a line of each in turn, and leave in rdx how many strips are missing; or rows, asking for the
-    // first two lines of the one 24 places (192 bytes of numbers) further on, and leave in rcx how many rows are missing.
+    // strips of eight pages, a line of each in turn, and leave in rdx how many strips are missing.
     std::arch::global_asm!(
         ".globl forebay_copy_begin",
         ".hidden forebay_copy_begin",
@@ -111,61 +110,6 @@ mod imp {
         "sfence",
         "mov rax, rdx",
         "ret",
-        ".globl forebay_lines_begin",
-        ".hidden forebay_lines_begin",
-        ".globl forebay_lines_end",
-        ".hidden forebay_lines_end",
-        ".p2align 6",
-        "forebay_lines_begin:",
-        "6:",
-        "vmovdqu64 zmm16, [rsi]",
-        "vmovdqu64 [rdi], zmm16",
-        "add rsi, 64",
-        "add rdi, 64",
-        "dec rdx",
-        "jnz 6b",
-        "forebay_lines_end:",
-        "mov rax, rdx",
-        "ret",
-        ".globl forebay_rows_begin",
-        ".hidden forebay_rows_begin",
-        ".globl forebay_rows_end",
-        ".hidden forebay_rows_end",
-        ".p2align 6",
-        "forebay_rows_begin:",
-        "lea r11, [rdx + rcx*8 - 8]",
-        "7:",
-        "lea rax, [rdx + 192]",
-        "cmp rax, r11",
-        "cmova rax, r11",
-        "mov rax, [rax]",
-        "imul rax, r9",
-        "prefetcht1 [rsi + rax]",
-        "prefetcht1 [rsi + rax + 64]",
-        "mov rax, [rdx]",
-        "imul rax, r9",
-        "add rax, rsi",
-        "mov r10, r8",
-        "8:",
-        "vmovdqu64 zmm16, [rax]",
-        "vmovdqu64 [rdi], zmm16",
-        "add rax, 64",
-        "add rdi, 64",
-        "sub r10, 64",
-        "cmp r10, 64",
-        "jae 8b",
-        "test r10, r10",
-        "jz 9f",
-        "vmovdqu64 zmm16, [rax + r10 - 64]",
-        "vmovdqu64 [rdi + r10 - 64], zmm16",
-        "add rdi, r10",
-        "9:",
-        "add rdx, 8",
-        "dec rcx",
-        "jnz 7b",
-        "forebay_rows_end:",
-        "mov rax, rcx",
-        "ret",
         ".globl forebay_word_begin",
         ".hidden forebay_word_begin",
         ".globl forebay_word_end",
@@ -180,6 +124,125 @@ mod imp {
         "ret",
     );
 
+    // Short copies, by vectors of one width: lines, which leave in rdx how many are missing; and rows, asking for the first two
+    // lines of the one 24 places (192 bytes of numbers) further on, which leave in rcx how many rows are missing. `line`
+    // copies 64 bytes from rax to rdi, `last` those that end r10 bytes further on. `done` follows a fault as well.
+    macro_rules! short_copies {
+        ($name:literal, line: [$($line:literal),+], last: [$($last:literal),+], done: [$($done:literal),*]) => {
+            std::arch::global_asm!(
+                concat!(".globl forebay_lines_", $name, "_begin"),
+                concat!(".hidden forebay_lines_", $name, "_begin"),
+                concat!(".globl forebay_lines_", $name, "_end"),
+                concat!(".hidden forebay_lines_", $name, "_end"),
+                ".p2align 6",
+                concat!("forebay_lines_", $name, "_begin:"),
+                "mov rax, rsi",
+                "6:",
+                $($line,)+
+                "add rax, 64",
+                "add rdi, 64",
+                "dec rdx",
+                "jnz 6b",
+                concat!("forebay_lines_", $name, "_end:"),
+                $($done,)*
+                "mov rax, rdx",
+                "ret",
+                concat!(".globl forebay_rows_", $name, "_begin"),
+                concat!(".hidden forebay_rows_", $name, "_begin"),
+                concat!(".globl forebay_rows_", $name, "_end"),
+                concat!(".hidden forebay_rows_", $name, "_end"),
+                ".p2align 6",
+                concat!("forebay_rows_", $name, "_begin:"),
+                "lea r11, [rdx + rcx*8 - 8]",
+                "7:",
+                "lea rax, [rdx + 192]",
+                "cmp rax, r11",
+                "cmova rax, r11",
+                "mov rax, [rax]",
+                "imul rax, r9",
+                "prefetcht1 [rsi + rax]",
+                "prefetcht1 [rsi + rax + 64]",
+                "mov rax, [rdx]",
+                "imul rax, r9",
+                "add rax, rsi",
+                "mov r10, r8",
+                "8:",
+                $($line,)+
+                "add rax, 64",
+                "add rdi, 64",
+                "sub r10, 64",
+                "cmp r10, 64",
+                "jae 8b",
+                "test r10, r10",
+                "jz 9f",
+                $($last,)+
+                "add rdi, r10",
+                "9:",
+                "add rdx, 8",
+                "dec rcx",
+                "jnz 7b",
+                concat!("forebay_rows_", $name, "_end:"),
+                $($done,)*
+                "mov rax, rcx",
+                "ret",
+            );
+        };
+    }
+
+    short_copies!(
+        "zmm",
+        line: ["vmovdqu64 zmm16, [rax]", "vmovdqu64 [rdi], zmm16"],
+        last: ["vmovdqu64 zmm16, [rax + r10 - 64]", "vmovdqu64 [rdi + r10 - 64], zmm16"],
+        done: []
+    );
+    short_copies!(
+        "ymm",
+        line: [
+            "vmovdqu ymm0, [rax]",
+            "vmovdqu ymm1, [rax + 32]",
+            "vmovdqu [rdi], ymm0",
+            "vmovdqu [rdi + 32], ymm1"
+        ],
+        last: [
+            "vmovdqu ymm0, [rax + r10 - 64]",
+            "vmovdqu ymm1, [rax + r10 - 32]",
+            "vmovdqu [rdi + r10 - 64], ymm0",
+            "vmovdqu [rdi + r10 - 32], ymm1"
+        ],
+        // Code without AVX waits for the upper halves of registers that it knows nothing of.
+        done: ["vzeroupper"]
+    );
+
+    /// Copies `lines` of 64 bytes, and returns how many are missing.
+    type Lines = unsafe extern "sysv64" fn(to: *mut u8, from: *const u8, lines: usize) -> usize;
+
+    /// Copies rows of a line at least: number n of `numbers` lies at `base` + n × `step`. Returns how many are missing.
+    type Rows = unsafe extern "sysv64" fn(
+        to: *mut u8,
+        base: *const u8,
+        numbers: *const u64,
+        count: usize,
+        row_bytes: usize,
+        step: u64,
+    ) -> usize;
+
+    /// Routines for short copies by the widest vectors that this processor has.
+    struct ShortCopies {
+        lines: Lines,
+        rows: Rows,
+    }
+
+    impl ShortCopies {
+        #[inline]
+        fn of_this_processor() -> Option<ShortCopies> {
+            if std::arch::is_x86_feature_detected!("avx512f") {
+                return Some(ShortCopies { lines: forebay_lines_zmm_begin, rows: forebay_rows_zmm_begin });
+            }
+            let ymm = ShortCopies { lines: forebay_lines_ymm_begin, rows: forebay_rows_ymm_begin };
+            std::arch::is_x86_feature_detected!("avx2").then_some(ymm)
+        }
+    }
+
     extern "sysv64" {
         fn forebay_copy_begin(to: *mut u8, from: *const u8, bytes: usize) -> usize;
         fn forebay_copy_end();
@@ -187,9 +250,9 @@ mod imp {
         fn forebay_strips_end();
         fn forebay_streamed_begin(to: *mut u8, from: *const u8, strips: usize) -> usize;
         fn forebay_streamed_end();
-        fn forebay_lines_begin(to: *mut u8, from: *const u8, lines: usize) -> usize;
-        fn forebay_lines_end();
-        fn forebay_rows_begin(
+        fn forebay_lines_zmm_begin(to: *mut u8, from: *const u8, lines: usize) -> usize;
+        fn forebay_lines_zmm_end();
+        fn forebay_rows_zmm_begin(
             to: *mut u8,
             base: *const u8,
             numbers: *const u64,
@@ -197,7 +260,18 @@ mod imp {
             row_bytes: usize,
             step: u64,
         ) -> usize;
-        fn forebay_rows_end();
+        fn forebay_rows_zmm_end();
+        fn forebay_lines_ymm_begin(to: *mut u8, from: *const u8, lines: usize) -> usize;
+        fn forebay_lines_ymm_end();
+        fn forebay_rows_ymm_begin(
+            to: *mut u8,
+            base: *const u8,
+            numbers: *const u64,
+            count: usize,
+            row_bytes: usize,
+            step: u64,
+        ) -> usize;
+        fn forebay_rows_ymm_end();
         fn forebay_word_begin(to: *mut u32, from: *const u32) -> u32;
         fn forebay_word_end();
     }
@@ -213,13 +287,15 @@ mod imp {
     const AHEAD_BYTES: usize = 256;
 
     /// First and last instruction of each routine that a fault may interrupt, and goes on at the last.
-    fn routines() -> [(i64, i64); 6] {
+    fn routines() -> [(i64, i64); 8] {
         [
             (forebay_copy_begin as *const () as i64, forebay_copy_end as *const () as i64),
             (forebay_strips_begin as *const () as i64, forebay_strips_end as *const () as i64),
             (forebay_streamed_begin as *const () as i64, forebay_streamed_end as *const () as i64),
-            (forebay_lines_begin as *const () as i64, forebay_lines_end as *const () as i64),
-            (forebay_rows_begin as *const () as i64, forebay_rows_end as *const () as i64),
+            (forebay_lines_zmm_begin as *const () as i64, forebay_lines_zmm_end as *const () as i64),
+            (forebay_rows_zmm_begin as *const () as i64, forebay_rows_zmm_end as *const () as i64),
+            (forebay_lines_ymm_begin as *const () as i64, forebay_lines_ymm_end as *const () as i64),
+            (forebay_rows_ymm_begin as *const () as i64, forebay_rows_ymm_end as *const () as i64),
             (forebay_word_begin as *const () as i64, forebay_word_end as *const () as i64),
         ]
     }
@@ -272,11 +348,14 @@ mod imp {
     /// `to` is valid for `bytes`; `from` lies in a mapping at least that long, whose pages may be gone.
     #[inline]
     pub unsafe fn guarded(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) -> usize {
-        let wide = stores != Stores::Moved && std::arch::is_x86_feature_detected!("avx512f");
-        if wide && (LINE..=SHORT_BYTES_MAX).contains(&bytes) {
-            // SAFETY: the caller's promise.
-            return unsafe { guarded_short(to, from, bytes) };
+        let by_vectors = stores != Stores::Moved;
+        if by_vectors && (LINE..=SHORT_BYTES_MAX).contains(&bytes) {
+            if let Some(short) = ShortCopies::of_this_processor() {
+                // SAFETY: the caller's promise.
+                return unsafe { guarded_short(to, from, bytes, short.lines) };
+            }
         }
+        let wide = by_vectors && std::arch::is_x86_feature_detected!("avx512f");
         let strips = if wide { bytes / STRIP } else { 0 };
         let mut done = 0;
         if strips > 0 {
@@ -297,17 +376,17 @@ mod imp {
     /// As `guarded`, for a line at least: `rep movsb` takes longer to begin than a short row takes to copy.
     ///
     /// # Safety
-    /// As for `guarded`; the processor has AVX-512.
+    /// As for `guarded`; the processor has the vectors of `copy`.
     #[inline]
-    unsafe fn guarded_short(to: *mut u8, from: *const u8, bytes: usize) -> usize {
+    unsafe fn guarded_short(to: *mut u8, from: *const u8, bytes: usize, copy: Lines) -> usize {
         let (lines, odd) = (bytes / LINE, bytes % LINE);
         // SAFETY: the caller's promise; a SIGBUS inside is handled by `on_bus`, and leaves the lines that are missing.
-        let mut left = unsafe { forebay_lines_begin(to, from, lines) };
+        let mut left = unsafe { copy(to, from, lines) };
         let mut done = (lines - left) * LINE;
         if left == 0 && odd > 0 {
             let last = bytes - LINE;
             // SAFETY: the last line of the range, which overlaps the one before.
-            left = unsafe { forebay_lines_begin(to.add(last), from.add(last), 1) };
+            left = unsafe { copy(to.add(last), from.add(last), 1) };
             done = if left == 0 { bytes } else { done };
         }
         if done == bytes {
@@ -328,12 +407,12 @@ mod imp {
         (numbers, step): (&[u64], u64),
         row_bytes: usize,
     ) -> usize {
-        let together =
-            (LINE..=SHORT_BYTES_MAX).contains(&row_bytes) && std::arch::is_x86_feature_detected!("avx512f");
-        if together && !numbers.is_empty() {
-            let (from, count) = (numbers.as_ptr(), numbers.len());
-            // SAFETY: the caller's promise; a SIGBUS inside is handled by `on_bus`, and leaves the rows that are missing.
-            return unsafe { forebay_rows_begin(to, base, from, count, row_bytes, step) };
+        if (LINE..=SHORT_BYTES_MAX).contains(&row_bytes) && !numbers.is_empty() {
+            if let Some(short) = ShortCopies::of_this_processor() {
+                let (from, count) = (numbers.as_ptr(), numbers.len());
+                // SAFETY: the caller's promise; a SIGBUS inside is handled by `on_bus`, and leaves the rows that are missing.
+                return unsafe { (short.rows)(to, base, from, count, row_bytes, step) };
+            }
         }
         let place = |number: u64| base.wrapping_add((number * step) as usize);
         for (i, number) in numbers.iter().enumerate() {
