@@ -1,6 +1,7 @@
 //! A file that is open for feeding: buffered, by O_DIRECT, and mapped.
 
 use super::choice::{Carrier, Choice, Load, Noted};
+use super::few_rows::LastSeen;
 use super::map::Map;
 use super::place::{Address, Range};
 use super::rows::{Fetch, Layout, COPIED_ROW_BYTES_MAX, ROW_BYTES_MAX};
@@ -105,6 +106,7 @@ pub struct Reader {
     choice: Choice,
     /// Rows that were asked for of processors.
     copied: AtomicU64,
+    pub(super) last_seen: LastSeen,
     /// Whether the system tells what is cached.
     tells: OnceLock<bool>,
     /// Fetchers of rows, by GPU.
@@ -167,6 +169,7 @@ impl Reader {
             windows: OnceLock::new(),
             choice: Choice::default(),
             copied: AtomicU64::new(0),
+            last_seen: LastSeen::default(),
             tells: OnceLock::new(),
             rows: Mutex::default(),
             under_way: PerProcess::new(),
@@ -407,7 +410,7 @@ impl Reader {
 
     /// Rows that processors copy out of the mapping, where the system tells what is cached, once so many were asked for
     /// that filling page tables pays.
-    fn copied_for(&self, to: Address, count: usize, row_bytes: usize) -> Option<Fetch> {
+    pub(super) fn copied_for(&self, to: Address, count: usize, row_bytes: usize) -> Option<Fetch> {
         let map = self.map.as_ref().filter(|_| self.direct != Some(true))?;
         let asked = self.copied.fetch_add(count as u64, Ordering::Relaxed) + count as u64;
         if !map.pays(asked) || row_bytes > COPIED_ROW_BYTES_MAX || !self.tells() {

@@ -12,6 +12,7 @@
 
 mod choice;
 mod devices;
+mod few_rows;
 mod file;
 mod gpu_numbers;
 mod host_memory;

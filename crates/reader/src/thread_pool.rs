@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 /// Bytes that the thread that asks copies by itself: as many as take it no longer than handing them to another; where it
 /// would only wait, as many as take the others no less processor time.
 const COPIED_ASIDE_MAX: u64 = 512 << 10;
-const COPIED_WAITING_MAX: u64 = 2 << 20;
+pub(super) const COPIED_WAITING_MAX: u64 = 2 << 20;
 /// Bytes of a request that the thread that waits for it helps with: those of a fraction of a second, in which it handles
 /// no signal.
 const HELPED_MAX: u64 = 256 << 20;

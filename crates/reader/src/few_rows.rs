@@ -1,0 +1,75 @@
+//! Few cached rows for a caller in host memory, copied at once: making a request of them would take longer than their copy.
+
+#![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
+
+use super::file::{Reader, Stamp};
+use super::place::Address;
+use super::request::Report;
+use super::rows::Layout;
+use super::thread_pool::COPIED_WAITING_MAX;
+use forebay_io::copy;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Numbers of rows that are copied to the stack at a time: what is checked there is what is used.
+const NUMBERS: usize = 256;
+
+/// Identity of a file's content after its last reading.
+#[derive(Default)]
+pub(super) struct LastSeen(Mutex<Option<Stamp>>);
+
+impl LastSeen {
+    /// Returns whether the content is as it was at the call before.
+    fn is_still(&self, now: Stamp) -> bool {
+        // Not held long; and held by nobody where this process was forked meanwhile.
+        let Ok(mut last) = self.0.try_lock() else { return false };
+        last.replace(now) == Some(now)
+    }
+}
+
+impl Reader {
+    /// Copies rows of a file that is cached as a whole to `to`, on this thread. None where it isn't as simple as that, or one
+    /// of them isn't in the file: a `Request` does it then, or says why not. Nothing is written for a row that isn't there.
+    /// `numbers`: the address of so many, which others may write to meanwhile; `to`: that of room for as many rows.
+    pub fn copy_few(
+        self: &Arc<Reader>,
+        numbers: usize,
+        count: usize,
+        layout: Layout,
+        to: usize,
+    ) -> Option<Report> {
+        let (numbers, to) = (numbers as *const u64, to as *mut u8);
+        let bytes = (count as u64).checked_mul(layout.row_bytes as u64)?;
+        if bytes == 0 || bytes > COPIED_WAITING_MAX || !copy::is_guarded_here() {
+            return None;
+        }
+        let began = Instant::now();
+        let base = self.whole()?.wrapping_add(layout.start as usize);
+        self.copied_for(Address::Host(to as u64), count, layout.row_bytes)?;
+        let _reading = self.reading();
+        let mut held = [0u64; NUMBERS];
+        for copies in [false, true] {
+            for first in (0..count).step_by(NUMBERS) {
+                let some = &mut held[..NUMBERS.min(count - first)];
+                // SAFETY: Python's caller holds both arrays for the length of the call.
+                unsafe { std::ptr::copy_nonoverlapping(numbers.add(first), some.as_mut_ptr(), some.len()) };
+                let last = some.iter().fold(0, |most, number| (*number).max(most));
+                if !layout.end(last).is_some_and(|end| self.was_as_long(end)) {
+                    return None;
+                }
+                if copies {
+                    let to = to.wrapping_add(first * layout.row_bytes);
+                    // SAFETY: there is room for all rows, and each of these lies in the mapping.
+                    if unsafe { copy::guarded_rows(to, base, (some, layout.step), layout.row_bytes) } > 0 {
+                        return None;
+                    }
+                }
+            }
+        }
+        if !self.last_seen.is_still(self.stamp().ok()?) {
+            return None;
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        Some(Report { bytes, staged_bytes: bytes, seconds, ..Report::default() })
+    }
+}
