@@ -22,6 +22,7 @@ from forebay.bench import plan, progress, summary
 from forebay.errors import MachineError, RunError
 from forebay.fio import FioJob
 from forebay.gdsio import output as gdsio_output
+from properties import parametrized
 
 HERE = Path(__file__).parent
 
@@ -498,7 +499,7 @@ def test_for_real_a_failed_io_exits_4_and_keeps_the_record(tmp_path):
 
 
 @pytest.mark.promise("CMD-6", "CMD-10")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@parametrized("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], kept=(0,))
 def test_for_real_a_signal_keeps_what_was_measured(tmp_path, number):
     witness = tmp_path / "witness"
     job = ("bench", "nil:", "--duration", "3600", "--warmup", "0.1")

@@ -106,6 +106,7 @@ def test_two_runs_that_write_one_folder_are_kept_apart(tmp_path: Path) -> None:
         assert interrupt(first)["result"]["errors"]["failed"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.promise("FLT-10")
 def test_two_runs_may_read_one_folder_at_once(tmp_path: Path) -> None:
     job = (".", "--create", "--file-size", "4m", "--cache", "allow", "--verify")
@@ -157,6 +158,7 @@ def test_a_record_of_an_older_schema_is_read_and_others_are_refused_by_name(tmp_
             _core.read_record(text)
 
 
+@pytest.mark.long
 def test_thousands_of_threads_can_be_interrupted_while_they_start(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(bytes(1 << 20))
     job = ("data", "--workers", 2000, "--cache", "allow", "--duration", 600)

@@ -16,6 +16,7 @@ import processes
 import pytest
 import watched
 from processes import has_workers, wait_until
+from properties import parametrized
 
 pytest.importorskip("forebay._core")
 
@@ -72,7 +73,7 @@ def measured(blocked: Terminal, folder: Path, *arguments: Any, code: int, during
 
 
 @pytest.mark.promise("REC-8")
-@pytest.mark.parametrize("view", [[], ["--live"]])
+@parametrized("view", [[], ["--live"]], kept=(0,))
 def test_cpu_is_of_the_run_whatever_becomes_of_its_terminal(blocked: Terminal, tmp_path: Path, view: list[str]) -> None:
     job = ("--warmup", 0.3, "--duration", 0.3, "--repeat", 2, *view)
     record = measured(blocked, tmp_path, *job, code=0, during=lambda _: None)

@@ -45,6 +45,7 @@ def test_every_step_runs_and_the_last_line_names_the_report(tmp_path):
     assert out.count("$ forebay doctor /") >= 1 and "$ forebay report runs.jsonl -o report.html" in out
 
 
+@pytest.mark.long
 def test_what_it_says_to_type_next_works_on_the_roomiest_mount(tmp_path: Path) -> None:
     table, data = tmp_path / "mounts", tmp_path / "my data"
     data.mkdir()

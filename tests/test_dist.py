@@ -35,6 +35,7 @@ def listed(package: Path) -> dict[str, str]:
     return {line.split()[5]: line.split()[0] for line in out.splitlines() if not line.startswith("d")}
 
 
+@pytest.mark.long
 def test_a_debian_package_has_the_commands_their_pages_and_completions(dist: Any, tmp_path: Path) -> None:
     wheels = list((ROOT / "target/tested/made/wheels").glob("*.whl"))
     if shutil.which("dpkg-deb") is None or not wheels:

@@ -22,6 +22,7 @@ from forebay import _core
 from forebay.emulate import checkpoint, workloads
 from gpu_stub_support import Gpu, built
 from mpi_support import AS_ROOT, MPIRUN, needs_mpi
+from properties import parametrized
 
 ROOT = Path(__file__).resolve().parent.parent
 GIB = 1 << 30
@@ -257,7 +258,7 @@ MOMENTS: dict[str, tuple[Callable[[Path], bool], str]] = {
 
 
 @pytest.mark.promise("CKP-6")
-@pytest.mark.parametrize("moment", MOMENTS)
+@parametrized("moment", MOMENTS, kept=(1, 3))
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, id="int"), pytest.param(signal.SIGTERM, id="term", marks=pytest.mark.long)]
 )
@@ -295,6 +296,7 @@ def test_bytes_come_from_and_go_to_gpu_memory(tmp_path: Path) -> None:
         assert not left and books["copies_outside"] == 0, books
 
 
+@pytest.mark.long
 @pytest.mark.promise("CKP-8")
 @needs_mpi
 def test_two_processes_share_the_ranks_and_read_each_others_files(tmp_path: Path) -> None:

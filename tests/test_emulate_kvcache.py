@@ -38,6 +38,7 @@ def refused(capsys: Any, *flags: Any) -> str:
     return err
 
 
+@pytest.mark.long
 @pytest.mark.promise("KVC-5")
 def test_the_three_options_on_a_data_sheet_take_seconds_and_say_what_they_assume(capsys: Any) -> None:
     """The whole of 3 options × 3 trials is to take less than a minute; ten times that here."""
@@ -221,6 +222,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_entry(tmp_path: Path) -> N
     assert not cache.exists()
 
 
+@pytest.mark.long
 @needs_mpi
 @pytest.mark.promise("KVC-4")
 def test_two_processes_make_the_stream_of_one_with_two_ranks(capsys: Any, tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ def test_the_presets_are_whole() -> None:
         assert len(matrix.published(found)) == len(found.workloads) * len(found.drives) * len(found.counts)
 
 
+@pytest.mark.long
 @pytest.mark.promise("EMU-13")
 def test_the_page_draws_the_matrix_beside_the_published_cells(drives: FakeStorage, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("altair")

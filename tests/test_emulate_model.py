@@ -29,6 +29,7 @@ def test_a_modelled_drive_feeds_what_its_bandwidth_allows_and_says_that_it_is_si
     assert code == 0 and striped["training"]["au_pct"] > 90
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_run(capsys: Any) -> None:
     runs = [record_of(capsys, "--accelerators", "5", "--seed", s, "--data", "model:d7-ps1010")[1] for s in ("1", "1", "2")]
     assert runs[0]["training"] == runs[1]["training"] != runs[2]["training"]

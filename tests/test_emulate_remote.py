@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import snap_support
+from properties import parametrized
 from serve_support import NQN, Target
 
 FILES, SIDE, BEGIN, BLOCK = 24, 192, 1 << 20, 4096
@@ -99,7 +100,7 @@ def namespace(engine: str, space: Path) -> Iterator[str]:
 
 
 @pytest.mark.promise("TRA-13", "VUD-7")
-@pytest.mark.parametrize("engine", ["nvme-tcp", "vfio-user"])
+@parametrized("engine", ["nvme-tcp", "vfio-user"], kept=(0,))
 def test_a_data_set_on_a_remote_namespace_is_read_through_it(
     forebay: Callable[..., subprocess.CompletedProcess[str]], space: Path, engine: str
 ) -> None:

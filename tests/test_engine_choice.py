@@ -156,6 +156,7 @@ def test_where_io_uring_is_forbidden_meanwhile_a_checkpoint_ends_with_that_and_l
     assert not [f for f in tmp_path.rglob("*.bin") if not (f.parent / ".forebay.json").exists()]
 
 
+@pytest.mark.long
 @pytest.mark.promise("ENG-6")
 def test_where_io_uring_is_forbidden_meanwhile_an_emulated_run_ends_with_that(tmp_path):
     (tmp_path / "small.toml").write_text(

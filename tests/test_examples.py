@@ -8,6 +8,7 @@ from pathlib import Path
 
 import processes
 import pytest
+from properties import parametrized
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SMALL = {
@@ -37,7 +38,7 @@ def test_an_example_reads_the_right_rows(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("PYT-26")
-@pytest.mark.parametrize("cold", [[], ["--cold"]])
+@parametrized("cold", [[], ["--cold"]], kept=(1,))
 def test_columns_of_parquet_are_the_same_over_a_file(tmp_path: Path, cold: list[str]) -> None:
     pytest.importorskip("pyarrow")
     name = "parquet_columns.py"

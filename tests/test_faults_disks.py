@@ -33,6 +33,7 @@ from faults_support import (  # noqa: F401
     wait_for_progress,
 )
 from other_user import OtherUser, somebody  # noqa: F401
+from properties import parametrized
 
 pytestmark = pytest.mark.root
 
@@ -72,7 +73,7 @@ def test_a_mounted_device_is_refused_even_when_it_is_named(
 
 
 @pytest.mark.promise("FLT-15")
-@pytest.mark.parametrize("cache", ["allow", "bypass"])
+@parametrized("cache", ["allow", "bypass"], kept=(1,))
 def test_nobody_mounts_a_device_while_it_is_written_to(
     run: Run, loop: Callable[..., Path], tmp_path: Path, cache: str
 ) -> None:

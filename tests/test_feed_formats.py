@@ -19,6 +19,7 @@ import pytest
 from forebay import _core, feed
 from forebay.errors import RequestError, RunError
 from forebay.feed.check import check_of
+from properties import parametrized
 
 Forebay = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -93,7 +94,7 @@ def test_a_batch_is_one_buffer_and_offsets(shards: list[Path], content: Any) -> 
 
 
 @pytest.mark.promise("FEED-14")
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 4), (4, 3)])
+@parametrized(("before", "after"), [(1, 1), (2, 4), (4, 3)], kept=(1,))
 def test_a_stream_of_shards_goes_on_exactly_with_any_number_of_ranks(shards: list[Path], before: int, after: int) -> None:
     def loaders(world: int) -> list[feed.Loader]:
         return [feed.Loader(shards, 3, seed=5, rank=rank, world=world) for rank in range(world)]

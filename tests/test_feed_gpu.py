@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 from feed_gpu_support import ON_REAL_GPU, SIZE, Scenario, run_again_on_it, scenario, stub  # noqa: F401 - fixtures
+from properties import parametrized
 
 
 @pytest.mark.promise("PYT-2", "PYT-7")
@@ -163,7 +164,7 @@ with forebay.open(path, "host") as file:
 
 
 @pytest.mark.promise("PYT-7")
-@pytest.mark.parametrize(
+@parametrized(
     ("settings", "kind", "reason"),
     [
         ("pin=0", "MachineError", "pin"),
@@ -174,6 +175,7 @@ with forebay.open(path, "host") as file:
         # The destination goes with the context, under copies that are being made: their sums mean nothing.
         ("destroyed=60,hash=0", "ForebayError", ""),
     ],
+    kept=(0, 2, 5),
 )
 def test_what_fails_on_the_way_is_an_error_and_leaves_nothing(scenario: Scenario, settings, kind, reason) -> None:
     scenario(
@@ -290,6 +292,7 @@ def check(array, size=BYTES, offset=0):
 """
 
 
+@pytest.mark.long
 @pytest.mark.promise("PYT-12")
 def test_what_is_read_again_is_read_by_the_gpu_itself(scenario: Scenario) -> None:
     books = scenario(
@@ -412,6 +415,7 @@ assert not hasattr(cuda, "forebay_stub_ledger") or live()["live"]["registered_by
     assert ON_REAL_GPU or books["stale_reads"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.promise("PYT-12")
 @pytest.mark.parametrize(
     "settings",

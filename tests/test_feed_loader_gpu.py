@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from feed_gpu_support import ON_REAL_GPU, Scenario, run_again_on_it, scenario, stub  # noqa: F401 - fixtures
+from properties import parametrized
 
 LOADER = """
 import numpy as np
@@ -32,7 +33,7 @@ for batch in host: del batch
 
 
 @pytest.mark.promise("FEED-12")
-@pytest.mark.parametrize("path", ["auto", "mapped", "bounce"])
+@parametrized("path", ["auto", "mapped", "bounce"], kept=(1, 2))
 def test_batches_on_a_gpu_are_what_the_host_would_get_by_every_path(scenario: Scenario, path: str) -> None:
     scenario(
         LOADER

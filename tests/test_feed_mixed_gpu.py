@@ -6,6 +6,7 @@ import os
 
 import pytest
 from feed_gpu_support import ON_REAL_GPU, Scenario, run_again_on_it, scenario, stub
+from properties import parametrized
 
 __all__ = ["scenario", "stub"]
 
@@ -74,6 +75,7 @@ assert descriptors() == before, descriptors() ^ before
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("GPU-23")
 def test_work_of_the_destinations_user_comes_first_and_what_comes_later_sees_the_bytes(scenario: Scenario) -> None:
     scenario(
@@ -133,7 +135,7 @@ settled()
 
 
 @pytest.mark.promise("GPU-23")
-@pytest.mark.parametrize(
+@parametrized(
     "settings",
     [
         "fail=cuStreamWaitValue32_v2:5:801",
@@ -141,6 +143,7 @@ settled()
         "fail=cuMemcpyHtoDAsync_v2:4:1",
         "fail=copy:5:700",
     ],
+    kept=(2,),
 )
 def test_a_call_that_fails_on_the_way_is_an_error_and_nothing_hangs(scenario: Scenario, settings: str) -> None:
     scenario(

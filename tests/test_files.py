@@ -14,6 +14,7 @@ import processes
 import pytest
 from disks_support import mounted  # noqa: F401
 from other_user import UID, OtherUser, somebody  # noqa: F401
+from properties import parametrized
 
 PHASES = ("create", "stat", "read", "delete")
 FAST = ("--files", "200", "--file-size", "4k", "--workers", "2")
@@ -113,7 +114,7 @@ def test_a_terminal_that_is_lost_leaves_no_files(tmp_path):
 
 
 @pytest.mark.promise("CMD-10")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@parametrized("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], kept=(0,))
 def test_a_signal_keeps_what_was_measured_and_cleans_up(tmp_path, number):
     data, home = tmp_path / "data", tmp_path / "home"
     data.mkdir(), home.mkdir()

@@ -12,6 +12,7 @@ import processes
 import pytest
 from forebay import fio
 from forebay import run as engine
+from properties import parametrized
 
 pytestmark = pytest.mark.skipif(shutil.which("fio") is None, reason="fio isn't installed; apt install fio")
 
@@ -85,6 +86,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-27")
 def test_as_much_is_moved_in_as_many_ios(beside: Any) -> None:
     theirs, ours = beside({**SAME, **DRAWN}, written=False)
@@ -111,9 +113,10 @@ def written(path: Path) -> list[int]:
 
 
 @pytest.mark.promise("BEN-23")
-@pytest.mark.parametrize(
+@parametrized(
     "shares",
     ["size=50%", "offset=30%", "size=50%\noffset=30%", "offset=30%\nsize=90%", "offset=30%\nsize=100%", "offset=30%\nsize=64k"],
+    kept=(2, 4, 5),
 )
 def test_shares_of_a_file_cover_what_fio_covers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: str) -> None:
     monkeypatch.chdir(tmp_path)

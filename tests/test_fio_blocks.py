@@ -12,6 +12,7 @@ from forebay import fio
 from forebay import run as engine
 from forebay.errors import RequestError
 from forebay.fio import checks, values
+from properties import parametrized
 
 BYTES = 64 << 10
 # What each section of fio's writes with; reading with the same settings checks it.
@@ -51,7 +52,7 @@ def result(job: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.promise("BEN-32")
-@pytest.mark.parametrize("order", ["rw=read", "rw=randread", "rw=randwrite\nverify_only"])
+@parametrized("order", ["rw=read", "rw=randread", "rw=randwrite\nverify_only"], kept=(0,))
 def test_all_that_fio_wrote_holds(written: Path, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
     monkeypatch.chdir(written)
     Path("read.fio").write_text(sections(order))

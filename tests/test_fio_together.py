@@ -73,6 +73,7 @@ def test_one_sections_exitall_is_everyones_and_says_what_ends(read: Any) -> None
         read("[global]\nfilename=/f\nexitall\n[a]\n[b]\nwait_for=a\n")
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-28")
 def test_sections_write_to_one_folder_at_the_same_time(bench: Any, tmp_path: Path) -> None:
     """Each to files of its own, or to the same: the folder's list has all of them afterwards."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from feed_gpu_support import ON_REAL_GPU, Scenario, run_again_on_it, scenario, stub  # noqa: F401 - fixtures
+from properties import parametrized
 
 ROWS = """
 import numpy as np
@@ -141,7 +142,7 @@ for prefer in ("speed", 3, ""):
 
 
 @pytest.mark.promise("PYT-14")
-@pytest.mark.parametrize("settings", ["", "delay_us=3000"])
+@parametrized("settings", ["", "delay_us=3000"], kept=(1,))
 def test_rows_of_a_file_that_changes_are_of_one_file_or_an_error(scenario: Scenario, settings: str) -> None:
     """Whatever happens to the file while rows are fetched, a call that returns has delivered none of another one."""
     books = scenario(
@@ -336,7 +337,7 @@ forebay.release()
 
 
 @pytest.mark.promise("PYT-15")
-@pytest.mark.parametrize("way", ["mapped", "bounce", pytest.param("auto", marks=pytest.mark.long)])
+@parametrized("way", ["mapped", "bounce", pytest.param("auto", marks=pytest.mark.long)], kept=(0,))
 def test_several_files_are_one_table(scenario: Scenario, way: str) -> None:
     scenario(
         ROWS
@@ -402,7 +403,7 @@ FAILING = ("cuLaunchKernel:3:719", "launch:3:719", "cuMemcpyHtoDAsync_v2:4:2", "
 
 
 @pytest.mark.promise("PYT-14")
-@pytest.mark.parametrize("fail", FAILING)
+@parametrized("fail", FAILING, kept=(0, 3))
 def test_rows_whose_fetching_fails_are_an_error_and_leave_nothing(scenario: Scenario, fail: str) -> None:
     scenario(
         ROWS

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from gpu_stub_support import Gpu, Ran, built
+from properties import parametrized
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def gdsio(gpu: Gpu, mode: str, *words: str | Path, config: str = "no.such.json")
         ("-x 7 -w 2 -B 4", "GPU_BATCH_STREAM", 4),
     ],
 )
-@pytest.mark.parametrize(("mode", "suffix"), [("p2p", ""), ("compat", "_COMPAT"), ("mixed", "_COMPAT")])
+@parametrized(("mode", "suffix"), [("p2p", ""), ("compat", "_COMPAT"), ("mixed", "_COMPAT")], kept=(0, 1))
 def test_each_type_of_cufile_runs_and_its_line_tells_what_ran(
     gpu: Gpu, words: str, label: str, depth: int | None, mode: str, suffix: str
 ) -> None:

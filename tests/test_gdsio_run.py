@@ -15,6 +15,7 @@ from pathlib import Path
 import processes
 import pytest
 import watched
+from properties import parametrized
 
 engine = pytest.importorskip("forebay._core", reason="the engine is not built: maturin develop")
 if not hasattr(engine, "run"):
@@ -200,7 +201,7 @@ def test_a_rehearsal_without_a_gpu_says_host(data: Path, number: int, label: str
     assert parsed(done.stdout.strip())["label"] == label
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@parametrized("number", [signal.SIGINT, signal.SIGTERM], kept=(0,))
 def test_an_interrupted_run_prints_what_was_measured(data: Path, number: signal.Signals) -> None:
     words = ["gdsio", "-D", data, *"-w 2 -s 4M -i 64k -x 1 -I 2 -T 3600".split()]
     witness = data / "witness"

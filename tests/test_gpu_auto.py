@@ -86,6 +86,7 @@ def test_workers_auto_finds_a_number_and_shows_its_trials(gpu: Gpu, made: Any) -
     assert not host["path"]["calibration"]
 
 
+@pytest.mark.long
 @pytest.mark.promise("GPU-10")
 def test_auto_chooses_the_depth_of_short_random_reads_unless_it_is_typed(gpu: Gpu, made: Any) -> None:
     file = warm(made("f", 8))
@@ -100,6 +101,7 @@ def test_auto_chooses_the_depth_of_short_random_reads_unless_it_is_typed(gpu: Gp
     assert plan.record["gpu_buffer_bytes"] == 2 * (4096 + 2048) * 4096, plan.out
 
 
+@pytest.mark.long
 @pytest.mark.promise("GPU-13")
 def test_pairs_feed_each_gpu_from_its_own_source(gpu: Gpu, made: Any) -> None:
     a, b = made("a", 8), made("b", 16)
@@ -141,6 +143,7 @@ def test_a_wrong_request_is_refused_by_name(gpu: Gpu, flags: tuple[str, ...], fo
     assert ran.exit == 2 and found in ran.err, ran.err
 
 
+@pytest.mark.long
 def test_the_summary_names_each_gpu_and_who_counted_the_workers(gpu: Gpu, made: Any) -> None:
     file = warm(made("f", 4))
     out = gpu.forebay(

@@ -12,6 +12,7 @@ from typing import Any
 import gpu_stub_support
 import processes
 import pytest
+from properties import parametrized
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench"
@@ -68,7 +69,7 @@ def options(**more: object) -> argparse.Namespace:
 # The commands ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@parametrized("command", COMMANDS, kept=(0, 1, 2))
 def test_without_a_gpu_each_command_says_so_and_ends_with_3(command: str, tmp_path: Path) -> None:
     if os.path.exists("/dev/nvidiactl"):
         pytest.skip("there is a GPU here")
@@ -253,6 +254,7 @@ def test_each_way_of_asking_kvikio_counts_what_it_read(tmp_path: Path, monkeypat
     assert part.ios == 3
 
 
+@pytest.mark.long
 def test_our_python_interface_is_asked_for_whole_files_ranges_and_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,9 +287,10 @@ def stubs() -> Path:
     return gpu_stub_support.built()
 
 
-@pytest.mark.parametrize(
+@parametrized(
     "mode, depth",
     [("sync", 1), ("batch", 4), *(pytest.param(mode, 4, marks=pytest.mark.long) for mode in ("stream", "batch-stream"))],
+    kept=(0,),
 )
 def test_the_c_loop_reads_in_each_of_cufiles_ways(
     mode: str, depth: int, stubs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -315,6 +318,7 @@ def test_the_rate_of_the_link_is_of_whole_copies(stubs: Path, monkeypatch: pytes
     assert found.bytes == found.ios << 20 and found.ios % 16 == 0
 
 
+@pytest.mark.long
 def test_a_table_is_made_and_saved_from_end_to_end(stubs: Path, tmp_path: Path) -> None:
     """Ours runs into emulated device memory; whoever isn't installed is left out, and its limits stay open."""
     environment = {**os.environ, "FOREBAY_LIBCUDA": str(stubs / "libcuda.so.1"), "PYTHONPATH": ""}

@@ -15,6 +15,7 @@ import processes
 import pytest
 import watched
 from gpu_stub_support import ROOT, Gpu, built
+from properties import parametrized
 
 PATHS = ("bounce", "mapped", "gds")
 MIB = 1 << 20
@@ -238,7 +239,7 @@ MIDWAY = [
 
 
 @pytest.mark.promise("FLT-18", "FLT-20")
-@pytest.mark.parametrize("cuda, says", MIDWAY)
+@parametrized("cuda, says", MIDWAY, kept=(0, 1))
 @pytest.mark.parametrize("path", PATHS)
 def test_a_gpu_that_fails_midway_fails_the_run_and_leaves_nothing(
     stub_gpu: Gpu, data: Data, path: str, cuda: str, says: str
@@ -255,7 +256,7 @@ def test_a_gpu_that_fails_midway_fails_the_run_and_leaves_nothing(
 
 
 @pytest.mark.promise("FLT-17", "FLT-20")
-@pytest.mark.parametrize("nth", [1, 2, 3, 5])
+@parametrized("nth", [1, 2, 3, 5], kept=(0, 2))
 @pytest.mark.parametrize("call", ["cuMemAlloc_v2", "cuStreamCreate", "cuEventCreate"])
 def test_whatever_cannot_be_made_is_named_and_the_rest_unmade(
     stub_gpu: Gpu, data: Data, call: str, nth: int
@@ -291,6 +292,7 @@ def replace(file: Path) -> None:
     os.replace(other, file)
 
 
+@pytest.mark.long
 @pytest.mark.promise("ENG-13")
 @pytest.mark.parametrize(
     "change, says",

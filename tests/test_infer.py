@@ -22,7 +22,7 @@ from forebay.infer import advice, command, data, engine, library, logs, rules, s
 from forebay.train import supply
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
+from properties import examples, parametrized
 from whole_records import whole
 
 Forebay = Callable[..., subprocess.CompletedProcess[str]]
@@ -111,7 +111,7 @@ def test_settings_are_those_of_the_round() -> None:
 
 
 @pytest.mark.promise("INF-2")
-@pytest.mark.parametrize("scenario", rules.SCENARIOS)
+@parametrized("scenario", rules.SCENARIOS, kept=(0, 2))
 def test_a_test_in_memory_reads_nothing_inside_its_timed_part(folder: Path, scenario: str) -> None:
     record = ran(folder, "ram", scenario, **({"target_qps": 2000.0} if scenario == "Server" else {}))
     part = record["infer"]
@@ -141,7 +141,7 @@ def test_samples_in_memory_outlive_their_file(folder: Path, tmp_path: Path, held
 
 
 @pytest.mark.promise("INF-3")
-@pytest.mark.parametrize("scenario", rules.SCENARIOS)
+@parametrized("scenario", rules.SCENARIOS, kept=(0, 2))
 def test_a_cold_test_reads_each_sample_inside_its_query(folder: Path, scenario: str) -> None:
     record = ran(folder, "cold", scenario, **({"target_qps": 2000.0} if scenario == "Server" else {}))
     part = record["infer"]
@@ -171,7 +171,7 @@ def test_a_link_brings_bytes_in_their_turn_once_they_were_asked_for() -> None:
 
 
 @pytest.mark.promise("INF-4")
-@pytest.mark.parametrize("mode", ["ram", "cold"])
+@parametrized("mode", ["ram", "cold"], kept=(1,))
 def test_answers_are_the_same_bits_over_all_scenarios_and_ways(folder: Path, mode: str) -> None:
     wanted = model(folder).launch
     rows = np.fromfile(folder / data.SAMPLES, np.uint8).reshape(SAMPLES, ROW)
@@ -450,13 +450,14 @@ main(sys.argv[1:])
 
 
 @pytest.mark.promise("INF-8")
-@pytest.mark.parametrize(
+@parametrized(
     ("scenario", "where", "said"),
     [
         ("SingleStream", "forebay-loadgen", "query "),
         ("Server", "forebay-infer", "query "),
         ("Offline", "forebay-probe", "a batch of "),
     ],
+    kept=(1,),
 )
 def test_an_answer_that_never_comes_ends_the_run_and_names_the_query(
     folder: Path, tmp_path: Path, scenario: str, where: str, said: str

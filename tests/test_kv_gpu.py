@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from feed_gpu_support import Scenario, run_again_on_it, scenario, stub  # noqa: F401 - fixtures
+from properties import parametrized
 
 BLOCKS = """
 import os
@@ -82,7 +83,7 @@ assert left["registrations"] == left["streams"] == left["events"] == 0, left
 
 
 @pytest.mark.promise("KVC-45")
-@pytest.mark.parametrize("way", ["mapped", "bounce", pytest.param("auto", marks=pytest.mark.long)])
+@parametrized("way", ["mapped", "bounce", pytest.param("auto", marks=pytest.mark.long)], kept=(0,))
 def test_blocks_reach_their_pages_on_a_gpu_and_no_other(scenario: Scenario, way: str) -> None:
     scenario(f"way = {way!r}\n" + BLOCKS, "hash=0")
 

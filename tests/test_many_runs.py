@@ -13,6 +13,7 @@ from pathlib import Path
 import processes
 import pytest
 import watched
+from properties import parametrized
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -55,7 +56,7 @@ def test_a_sweep_of_a_file_writes_records_that_read_back(forebay: Run, tmp_path:
 
 
 @pytest.mark.promise("CMD-10")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@parametrized("number", [signal.SIGINT, signal.SIGTERM], kept=(0,))
 def test_a_signal_within_a_run_keeps_it_as_partial_and_the_sweep_goes_on(
     tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import processes
 import pytest
 from gpu_stub_support import Gpu, Ran, built
+from properties import parametrized
 
 MIB = 1 << 20
 SIZE = 256 * MIB + 12_288
@@ -56,6 +57,7 @@ def test_the_first_pass_is_mixed_and_says_so(gpu: Gpu, made: Path) -> None:
     assert "processors copied them while the first pass registered the others" in path["reason"]
 
 
+@pytest.mark.long
 @pytest.mark.promise("GPU-23")
 def test_later_passes_register_the_rest(gpu: Gpu, made: Path) -> None:
     ran = read(gpu, made, "--passes", "3", cuda=SLOW).balanced()
@@ -66,6 +68,7 @@ def test_later_passes_register_the_rest(gpu: Gpu, made: Path) -> None:
     assert 0 < path["staged_bytes"] < 2 * SIZE
 
 
+@pytest.mark.long
 @pytest.mark.promise("GPU-23")
 @pytest.mark.parametrize(
     "flags",
@@ -81,6 +84,7 @@ def test_it_is_not_mixed(gpu: Gpu, made: Path, flags: list[str]) -> None:
     assert ran.record["path"]["mapped"]["left"] == 0, ran.record["path"]
 
 
+@pytest.mark.long
 @pytest.mark.promise("GPU-23")
 @pytest.mark.parametrize(
     "settings",
@@ -98,12 +102,13 @@ def test_without_waits_for_values_what_was_left_is_bounced(gpu: Gpu, made: Path,
 
 
 @pytest.mark.promise("GPU-23")
-@pytest.mark.parametrize("settings", ["fail=cuStreamWriteValue32_v2:6:801", "fail=copy:9:700", "destroyed=90"])
+@parametrized("settings", ["fail=cuStreamWriteValue32_v2:6:801", "fail=copy:9:700", "destroyed=90"], kept=(1, 2))
 def test_a_failure_on_the_way_ends_the_run_with_what_was_measured(gpu: Gpu, made: Path, settings: str) -> None:
     ran = read(gpu, made, "--passes", "1", cuda=f"{SLOW},{settings}")
     assert ran.exit in (3, 4) and "CUDA" in ran.err, (ran.exit, ran.err)
 
 
+@pytest.mark.long
 def test_a_file_that_is_cut_off_meanwhile_is_not_read_to_its_end(gpu: Gpu, made: Path, tmp_path: Path) -> None:
     file = Path(shutil.copy(made, tmp_path / "cut"))
     words = ["-m", "forebay.cli", "bench", str(file), "--path", "mapped", *FLAGS, "--passes", "1", "--power", "none", "--json"]

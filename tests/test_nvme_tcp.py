@@ -143,6 +143,7 @@ def test_queues_that_the_target_does_not_connect_are_an_error_that_names_the_oth
         assert record["result"]["bytes"] == SIZE
 
 
+@pytest.mark.long
 @pytest.mark.promise("RHO-18")
 def test_a_queue_that_is_refused_after_a_reconnect_costs_the_others_nothing(made, tmp_path):
     file = toml(tmp_path / "serve.toml", [f'source = "{made}"'], head='metrics = "127.0.0.1:0"')

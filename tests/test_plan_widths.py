@@ -135,6 +135,7 @@ def test_queues_between_known_ones_are_surer_than_queues_beyond() -> None:
         assert 1 < e.p90 / e.p10 < width(15, kib) < width(1, kib)
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-4")
 def test_blanks_of_tables_drawn_from_the_law_itself_lie_in_their_intervals() -> None:
     """Machines drawn from the priors, measured where the published ones were: what the blanks would read, with noise."""

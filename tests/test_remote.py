@@ -15,6 +15,7 @@ from pathlib import Path
 
 import processes
 import pytest
+from properties import parametrized
 from serve_support import NQN, PATIENCE_S, Target, document, eventually, parse_metrics, toml
 
 MIB, BLOCK = 1 << 20, 4096
@@ -87,7 +88,7 @@ def writes(target: Target) -> float:
 
 
 @pytest.mark.promise("SRV-11")
-@pytest.mark.parametrize(
+@parametrized(
     ("query", "arguments"),
     [
         ("", ["--io-size", "128k", "--depth", "8"]),
@@ -97,6 +98,7 @@ def writes(target: Target) -> float:
         ("", ["--io-size", "4m", "--depth", "2"]),  # more than one command may carry
         ("", ["--io-size", "4k:68k:4k", "--depth", "8"]),
     ],
+    kept=(1, 2, 4),
 )
 def test_every_byte_that_is_read_is_the_files(forebay, target, query, arguments):
     uri = target.uri("&".join(filter(None, [query, "content=forebay.0"])))
@@ -175,6 +177,7 @@ def test_gdsio_and_sweep_take_it_as_a_source(forebay, target, tmp_path):
     assert len((tmp_path / "s.jsonl").read_text().splitlines()) == 3, "a head and two runs"
 
 
+@pytest.mark.long
 @pytest.mark.promise("SRV-12")
 def test_the_summary_and_the_report_say_what_was_read_from_where(forebay, target, tmp_path):
     done = forebay("bench", target.uri(), "--passes", "1", "-o", tmp_path / "r.json", env={**os.environ, "COLUMNS": "200"})

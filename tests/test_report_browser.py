@@ -124,6 +124,7 @@ def test_text_has_enough_contrast(shown: Any, dark: bool) -> None:
     assert ratio >= 4.5, where
 
 
+@pytest.mark.long
 @pytest.mark.promise("REP-2")
 @charts
 @browser

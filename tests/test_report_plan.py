@@ -142,6 +142,7 @@ def test_runs_of_several_drives_are_planned_as_such(tmp_path: Path) -> None:
     assert "specification" in one and "specification" not in two
 
 
+@pytest.mark.long
 @charts
 def test_sliders_and_charts_share_one_page(tmp_path: Path) -> None:
     write_report([save(tmp_path / "r.jsonl", *runs()[:2])], str(tmp_path / "r.html"), plan="D7-PS1010")

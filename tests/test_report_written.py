@@ -119,6 +119,7 @@ def test_a_formula_in_a_label_stays_text_in_a_spreadsheet() -> None:
     assert export.as_csv([{"x": "=1+1", "y": -1.5, "z": None}]) == "x,y,z\r\n'=1+1,-1.5,\r\n"
 
 
+@pytest.mark.long
 @charts
 def test_every_chart_fits_the_schema_of_vega_lite(
     whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

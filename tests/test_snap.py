@@ -89,6 +89,7 @@ def test_a_second_gateway_on_the_same_sockets_is_one_too_many(gateway):
     assert gateway.rpc("nvme_controller_list")
 
 
+@pytest.mark.long
 @pytest.mark.promise("SNP-2")
 def test_rpcs_change_what_hosts_may_have(gateway, tmp_path):
     (first,) = gateway.rpc("nvme_controller_list")

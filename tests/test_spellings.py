@@ -136,6 +136,7 @@ def verbs(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tupl
             yield (*path, name), command
 
 
+@pytest.mark.long
 @pytest.mark.promise("CMD-20")
 def test_no_verb_answers_with_a_flag_that_neither_it_nor_a_named_command_has() -> None:
     theirs = {*(s for spellings in SAME.values() for s in spellings), *ANSWERS, *(f"--{f.flag}" for f in fields())}

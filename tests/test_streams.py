@@ -15,6 +15,7 @@ from pathlib import Path
 import processes
 import pytest
 from faults_support import Run, refused, run  # noqa: F401 - a fixture
+from properties import parametrized
 
 BENCH = ("bench", "nil:", "--duration", "0.05", "--warmup", "0")
 
@@ -106,7 +107,7 @@ MEASURING = (
 
 
 @pytest.mark.promise("FLT-22")
-@pytest.mark.parametrize("arguments", MEASURING, ids=lambda a: " ".join(a[:2]))
+@parametrized("arguments", MEASURING, ids=lambda a: " ".join(a[:2]), kept=(0, 2))
 @pytest.mark.parametrize("as_json", [(), ("--json",)], ids=["words", "json"])
 def test_what_a_full_output_does_not_take_is_kept_in_a_file(
     forebay: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, arguments: tuple[str, ...], as_json: tuple[str, ...]

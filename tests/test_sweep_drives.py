@@ -262,6 +262,7 @@ def test_it_goes_on_where_it_stopped_with_what_was_decided(
     assert code == 0 and Path("out.jsonl.1").exists()
 
 
+@pytest.mark.long
 @pytest.mark.promise("TRN-22")
 def test_the_report_draws_points_over_the_planned_line(ideal: list[supply.Supply], capsys: Any) -> None:
     pytest.importorskip("altair")
@@ -324,6 +325,7 @@ def test_what_cannot_be_is_refused_by_name(capsys: Any, tmp_path: Path, monkeypa
     assert not list(tmp_path.glob("*.jsonl"))
 
 
+@pytest.mark.long
 @pytest.mark.promise("TRN-21")
 def test_the_toy_runs_a_sweep_of_ones_own(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real trainings at real, slow supplies, which no busy machine exceeds."""

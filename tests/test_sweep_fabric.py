@@ -87,6 +87,7 @@ def test_queues_of_an_emulated_drive_are_swept(tmp_path: Path, capsys: Any) -> N
     assert "GiB/s by queues" in (tmp_path / "p.html").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.promise("SWP-7")
 def test_a_target_that_runs_elsewhere_is_read_and_left_alone(tmp_path: Path) -> None:
     from serve_support import NQN, Target
@@ -124,6 +125,7 @@ def test_what_a_target_elsewhere_offers_is_asked_where_no_subsystem_is_named(tmp
         assert "offers no subsystem over TCP to this host, nqn." in none.value.found and "--allow NQN" in none.value.next
 
 
+@pytest.mark.long
 @pytest.mark.promise("SWP-7")
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
 def test_the_target_may_live_in_a_network_namespace(tmp_path: Path) -> None:

