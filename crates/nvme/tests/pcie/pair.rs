@@ -199,7 +199,7 @@ impl Pair {
             self.world.memory.read(asked.address, &mut found).unwrap();
             for (block, found) in blocks.zip(found.chunks(BLOCK as usize)) {
                 let expected = self.written.get(&block).copied().unwrap_or(0);
-                assert!(found.iter().all(|byte| *byte == expected), "block {block} of queue {qid}");
+                assert!(found == vec![expected; found.len()], "block {block} of queue {qid}");
             }
         }
         self.checked += 1;
