@@ -100,8 +100,9 @@ pub(crate) fn header(block: &[u8]) -> Result<Header, String> {
 /// Sum over a header with spaces in place of its own field; and as old programs did it, of signed bytes.
 pub(crate) fn sums(block: &[u8]) -> (u64, i64) {
     let (at, bytes) = SUM;
-    let spaced = |(i, byte): (usize, &u8)| if (at..at + bytes).contains(&i) { b' ' } else { *byte };
-    let all = || block.iter().enumerate().map(spaced);
+    let mut spaced = block.to_vec();
+    spaced[at..at + bytes].fill(b' ');
+    let all = || spaced.iter().copied();
     (all().map(u64::from).sum(), all().map(|byte| i64::from(byte as i8)).sum())
 }
 
