@@ -643,6 +643,10 @@ impl SourceWorker {
     }
 
     fn wait(&mut self) {
+        if !self.begins.is_empty() && self.client.has_free() {
+            // What was begun ended as it was handed over.
+            return self.reactor.flush();
+        }
         let now = clock::now();
         let is_reading = self.client.in_flight() > 0 || self.client.is_owed();
         if !is_reading && self.copies.any() {

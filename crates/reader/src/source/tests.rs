@@ -1,6 +1,7 @@
 use super::*;
 use forebay_rigs::drive::Drive;
 use forebay_rigs::fake::{Fake, NQN};
+use forebay_rigs::seccomp::forbid_entering;
 use forebay_rigs::worker::content;
 use std::io::Write;
 
@@ -85,6 +86,22 @@ fn files_stripes_and_models_read_the_bytes_below() {
     for (row, number) in to.chunks(100).zip(numbers) {
         assert!(row == &whole[rows.offset(number) as usize..][..100], "row {number}");
     }
+    // More I/Os than are under way at a time, of a source that ends each as it is handed over.
+    let in_memory = Path::new("/dev/shm");
+    if in_memory.is_dir() {
+        let folder = tempfile::tempdir_in(in_memory).unwrap();
+        std::fs::write(folder.path().join("a"), &whole).unwrap();
+        let source = open(&format!("file:{}", folder.path().join("a").display()));
+        let numbers: Vec<u64> = (0..100).rev().map(|number| number * 99).collect();
+        let mut to = vec![0u8; 100 * numbers.len()];
+        let place = Address::Host(to.as_mut_ptr() as u64);
+        let request = source.read_rows(&numbers.clone().into(), rows, place, Vec::new()).unwrap();
+        request.wait(None);
+        request.outcome().unwrap();
+        for (row, number) in to.chunks(100).zip(numbers) {
+            assert!(row == &whole[rows.offset(number) as usize..][..100], "row {number}");
+        }
+    }
     let far = striped.read_rows(&vec![1 << 40].into(), rows, place, Vec::new()).map(drop).unwrap_err();
     assert_eq!(far.kind, Kind::Request);
     striped.close();
@@ -151,6 +168,46 @@ fn a_cancelled_read_writes_no_more_though_nobody_answers() {
     assert!(to == content(BYTES));
     // Nobody closes it, and nothing is under way: its worker is waited for.
     drop(source);
+}
+
+/// Tests a ring that may not be entered any more, and one that was never to be had.
+// promise: ENG-6
+#[test]
+fn where_rings_may_not_be_entered_reads_say_so_or_do_without() {
+    let home = forebay_rigs::gpu::home();
+    let path = home.path().join("a");
+    std::fs::write(&path, content(BYTES)).unwrap();
+    let uri = format!("file:{}", path.display());
+    let run = move || {
+        let inbox = Arc::new(Inbox::default());
+        let (worker, waker) = SourceWorker::set_up(target_of(&uri).unwrap(), inbox.clone()).unwrap();
+        let has_ring = worker.reactor.has_ring();
+        let under_way: Arc<UnderWay> = Arc::default();
+        let mut to = vec![0; 4096];
+        let place = Address::Host(to.as_mut_ptr() as u64);
+        let range = [Range { file: 0, offset: 0, bytes: 4096, to: place }];
+        let requests = [0, 0].map(|_| {
+            let request = Request::apart(waker.clone(), Reading::begin(&under_way), &range, Vec::new());
+            inbox.state.lock().unwrap().requests.push(request.clone());
+            request
+        });
+        forbid_entering(libc::EPERM);
+        inbox.ending.store(true, Ordering::Release);
+        worker.run();
+        if has_ring {
+            for request in requests {
+                let error = request.outcome().unwrap_err();
+                assert!(request.is_done() && error.found.contains("io_uring"), "{error}");
+            }
+            assert!(inbox.state.lock().unwrap().closed.is_some());
+        }
+        // From here on by threads.
+        let source = open(&uri);
+        begun(&source, 0, &mut to).unwrap().wait(None);
+        drop(source);
+        assert!(to == content(BYTES)[..4096] && !under_way.any());
+    };
+    std::thread::spawn(run).join().unwrap();
 }
 
 #[test]
