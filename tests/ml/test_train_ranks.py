@@ -60,7 +60,7 @@ with ranks.joined(torch, "cpu") as group:
 """
 
 
-@pytest.mark.promise("TRN-60")
+@pytest.mark.promise("TRN-57")
 def test_losses_are_those_of_one_process_on_the_same_batches(folder: Path, tmp_path: Path) -> None:
     import torch
     from forebay.train import data, dlrm
@@ -80,7 +80,7 @@ def test_losses_are_those_of_one_process_on_the_same_batches(folder: Path, tmp_p
     assert found["scores"] == pytest.approx(alone.scores(rows[:77]), abs=2e-5)
 
 
-@pytest.mark.promise("TRN-60", "TRN-5")
+@pytest.mark.promise("TRN-57", "TRN-5")
 def test_two_ranks_have_the_hash_and_the_quality_of_one(folder: Path, tmp_path: Path) -> None:
     words = ("--samples", "2048", "--supply", "0.02", "--json", "--mllog", str(tmp_path / "log.txt"))
     done = forebay(folder, *words)
@@ -103,7 +103,7 @@ def test_two_ranks_have_the_hash_and_the_quality_of_one(folder: Path, tmp_path: 
     assert record["feed"]["world"] == 2 and (tmp_path / "log.txt").exists()
 
 
-@pytest.mark.promise("TRN-61")
+@pytest.mark.promise("TRN-57")
 def test_what_ranks_cannot_do_is_refused_once_with_what_to_type(folder: Path, tmp_path: Path) -> None:
     for words, code, said in (
         (("--gpus", "8", "--supply", "0.1"), 2, "try: --gpus 2, or torchrun --nproc-per-node 8"),
@@ -160,7 +160,7 @@ def trains(folder: Path, tmp_path: Path, *words: str) -> subprocess.Popen[str]:
     return launcher
 
 
-@pytest.mark.promise("TRN-61")
+@pytest.mark.promise("TRN-57")
 def test_a_rank_that_dies_is_named_and_what_was_measured_stays(folder: Path, tmp_path: Path) -> None:
     launcher = trains(folder, tmp_path)
     os.kill(ranks_of(launcher)[1], signal.SIGKILL)
@@ -170,7 +170,7 @@ def test_a_rank_that_dies_is_named_and_what_was_measured_stays(folder: Path, tmp
     assert part["samples"] >= 512 and "has ended" in part["failed"] and part["batch_hash"] is None
 
 
-@pytest.mark.promise("TRN-61", "TRN-10")
+@pytest.mark.promise("TRN-57", "TRN-10")
 def test_an_interrupt_stops_all_ranks_after_one_step_and_keeps_what_was_measured(folder: Path, tmp_path: Path) -> None:
     launcher = trains(folder, tmp_path)
     launcher.send_signal(signal.SIGINT)

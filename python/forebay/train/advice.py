@@ -79,7 +79,7 @@ def storage(train: dict[str, Any], drives: Drives | None) -> str:
             f"These bytes came out of the page cache, {ratio(supply / demand)} times as fast as the model takes them, which says "
             "nothing of the storage: to reach the plateau that has to bring"
         )
-    gpus = (train.get("supply") or {}).get("gpus") or 1
+    gpus = max((train.get("supply") or {}).get("gpus") or 1, train.get("ranks") or 1)
     return f"{reported} {wanted}{_drives(list(drives(least['5 %'][0], gpus)) if drives else [], gpus)}."
 
 

@@ -29,6 +29,8 @@ ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 ANSWER_S, HERE_S = 300.0, 3.0
 # What was queued before a signal came is done by then, if it ever is; torchrun kills after 30 s.
 ENDED_S = 10.0
+# A table's vector of a sample, sent there and back, by the bytes of so many look-ups and their updates.
+VECTOR_LOOKUPS = 2
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -291,18 +293,19 @@ def joined(torch: Any, device: str) -> Iterator[Ranks]:
 
 
 def shares(lookups: list[int], rows: list[int], world: int) -> list[list[int]]:
-    """Features of each rank: as even as they get, in look-ups (a step's time) and in rows (memory), of which the worse counts.
+    """Features of each rank: as even as they get, in a step's work and in rows (memory), of which the worse counts.
 
     Greedy, large ones first; then features move, or change places, as long as that helps.
     """
     if not 1 <= world <= len(rows):
         found = f"there are {len(rows)} tables, each of which lies on one rank"
         raise RequestError(f"{world} ranks", found, f"torchrun --nproc-per-node {len(rows)}")
-    cost = [(n / sum(lookups), r / sum(rows)) for n, r in zip(lookups, rows, strict=True)]
+    work = [n + VECTOR_LOOKUPS for n in lookups]
+    cost = [(n / sum(work), r / sum(rows)) for n, r in zip(work, rows, strict=True)]
 
-    def worst(parts: list[list[int]]) -> tuple[float, float]:
+    def worst(parts: list[list[int]]) -> tuple[int, float, float]:
         sums = [max(sum(cost[f][k] for f in part) for k in (0, 1)) for part in parts]
-        return max(sums), sum(each * each for each in sums)
+        return parts.count([]), max(sums), sum(each * each for each in sums)
 
     parts: list[list[int]] = [[] for _ in range(world)]
     for feature in sorted(range(len(rows)), key=lambda f: (-max(cost[f]), f)):
