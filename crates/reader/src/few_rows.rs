@@ -48,7 +48,9 @@ impl Reader {
         self.copied_for(Address::Host(to as u64), count, layout.row_bytes)?;
         let _reading = self.reading();
         let mut held = [0u64; NUMBERS];
-        for copies in [false, true] {
+        // All are looked at before the first is written: those of several portions once more, since they come anew.
+        let turns: &[bool] = if count > NUMBERS { &[false, true] } else { &[true] };
+        for copies in turns {
             for first in (0..count).step_by(NUMBERS) {
                 let some = &mut held[..NUMBERS.min(count - first)];
                 // SAFETY: Python's caller holds both arrays for the length of the call.
@@ -57,7 +59,7 @@ impl Reader {
                 if !layout.end(last).is_some_and(|end| self.was_as_long(end)) {
                     return None;
                 }
-                if copies {
+                if *copies {
                     let to = to.wrapping_add(first * layout.row_bytes);
                     // SAFETY: there is room for all rows, and each of these lies in the mapping.
                     if unsafe { copy::guarded_rows(to, base, (some, layout.step), layout.row_bytes) } > 0 {
