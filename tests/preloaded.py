@@ -35,6 +35,7 @@ MARK_LENGTH = 32
 # How a process ends that can't be forked.
 THREADED = 77
 MOST_BYTES = 128 << 10
+_prepared: set[str] = set()
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
@@ -176,10 +177,30 @@ def _load() -> None:
     for found in pkgutil.walk_packages(forebay.__path__, "forebay."):
         with contextlib.suppress(ForebayError):  # what it adapts isn't installed
             importlib.import_module(found.name)
+    _freeze()
+
+
+def _freeze() -> None:
     if len(os.listdir("/proc/self/task")) > 1:  # a library of this machine began one, and no fork takes it along
         sys.exit(THREADED)
     gc.collect()
     gc.freeze()
+
+
+def _prepare(words: list[str]) -> None:
+    """What each command of a verb begins with, made before the first of them: the libraries it draws with, its calibration."""
+    verb = words[0] if words else ""
+    if verb in _prepared or verb not in ("plan", "report", "feed", "train"):
+        return
+    _prepared.add(verb)
+    for name in ("numpy", *(("altair", "vl_convert", "jinja2") if verb == "report" else ())):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    if verb == "plan":
+        from forebay.plan import answer, planner, system
+
+        answer.answer(planner.published(), system.make({"drive": "D7-PS1010", "workload": "unet3d"}, []))
+    _freeze()
 
 
 def _serve(asked: socket.socket) -> None:
@@ -200,6 +221,7 @@ def _serve(asked: socket.socket) -> None:
             request, streams, _, _ = socket.recv_fds(asked, MOST_BYTES, 4)
             if not request:
                 os._exit(0)
+            _prepare(json.loads(request)["arguments"][:1])
             pid = os.fork()
             if pid == 0:
                 waiting.close()
