@@ -6,11 +6,12 @@ import os
 import re
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forebay
 import pytest
-from forebay.plan import answer, decide, explore, system
+from forebay.plan import answer, catalogue, decide, explore, system
 from forebay.plan.planner import published
 from made_once import made_once, of_all_workers
 from report_browser import Browser, executable
@@ -18,16 +19,33 @@ from report_browser import Browser, executable
 browser = pytest.mark.skipif(executable() is None, reason="needs a browser; try: apt-get install chromium")
 
 
+# A page of all drives and models takes a minute of an unoptimised build's time, nearly all of it in the planner.
+DRIVES = ("D7-PS1010", "D5-P5336", "D7-P5520")
+
+
 def _write(page: Path) -> None:
     made = system.make({"drive": "D7-PS1010", "workload": "unet3d"}, [])
     page.write_text(explore.page(published(), made, own=False), encoding="utf-8")
 
 
+def _write_few(page: Path) -> None:
+    few = {name: drive for name, drive in catalogue.drives().items() if drive.name in DRIVES}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(explore, "MLPERF", ("unet3d",))
+        patch.setattr(explore, "MODELS", ("bert",))
+        patch.setattr(explore, "catalogue", SimpleNamespace(drives=lambda: few))
+        _write(page)
+
+
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    page = made_once(of_all_workers(tmp_path_factory) / "plan-page" / "whatif.html", _write)
+def window() -> Any:
     with Browser() as one:
-        yield one, page
+        yield one
+
+
+@pytest.fixture(scope="module")
+def shown(window: Browser, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return window, made_once(of_all_workers(tmp_path_factory) / "plan-page" / "whatif.html", _write_few)
 
 
 def slide(window: Browser, name: str, to: int) -> None:
@@ -43,6 +61,19 @@ def test_the_page_fits_its_window_and_asks_for_nothing(shown: Any, width: int, d
     window.open(page, width, 844, dark=dark)
     assert window.value("document.documentElement.scrollWidth") <= width
     assert set(window.requests) <= {Path(page).resolve().as_uri(), "data:,"}
+    assert not window.console, window.console
+
+
+@pytest.mark.long
+@pytest.mark.promise("PLN-12")
+@browser
+def test_a_page_of_all_drives_and_models_offers_them(window: Browser, tmp_path: Path) -> None:
+    _write(tmp_path / "whole.html")
+    window.console.clear()
+    window.open(tmp_path / "whole.html", 1280, 844)
+    offered = [option.strip() for option in window.value("[...$('drive').options].map(o => o.text).join('|')").split("|")]
+    assert set(offered) == {drive.name for drive in catalogue.drives().values()}
+    assert window.value("$('workload').options.length") == 1 + len((*explore.MLPERF, *explore.MODELS))
     assert not window.console, window.console
 
 

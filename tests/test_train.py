@@ -384,10 +384,24 @@ def ran(folder: Path, **more: Any) -> tuple[dict[str, Any], Any]:
     return made.record(), failure
 
 
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> str:
+    """The record of a run that nothing is asked of, as JSON."""
+    record, failure = ran(folder)
+    assert failure is None
+    return json.dumps(record)
+
+
+@pytest.fixture(autouse=True)
+def a_peak_of_few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "KEPT", 8)
+
+
 @pytest.mark.promise("TRN-5", "TRN-9")
-def test_supplies_and_cache_states_see_the_same_batches_and_reach_the_same_quality(folder: Path) -> None:
+def test_supplies_and_cache_states_see_the_same_batches_and_reach_the_same_quality(folder: Path, trained: str) -> None:
     # A seventh of what the loader brings where other work has both processors.
-    found = [ran(folder, **more)[0]["train"] for more in ({}, {"supply": "0.003"}, {"cache": "warm"}, {"samples": 2048})]
+    others = [ran(folder, **more)[0]["train"] for more in ({"supply": "0.003"}, {"cache": "warm"}, {"samples": 2048})]
+    found = [json.loads(trained)["train"], *others]
     assert len({f["batch_hash"] for f in found[:3]}) == 1 and len({f["quality"] for f in found[:3]}) == 1
     assert found[3]["batch_hash_at"] == found[0]["batch_hash_at"][: len(found[3]["batch_hash_at"])]
     assert found[1]["supply"]["kind"] == "simulated supply" and found[1]["supply"]["asked_gib_s"] == 0.003
@@ -439,9 +453,8 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_the_step(folder: Path) 
 
 
 @pytest.mark.promise("TRN-40")
-def test_the_engine_reads_and_merges_a_record_without_losing_anything(folder: Path) -> None:
-    record, _ = ran(folder)
-    text = json.dumps(record)
+def test_the_engine_reads_and_merges_a_record_without_losing_anything(trained: str) -> None:
+    record, text = json.loads(trained), trained
     read = json.loads(_core.read_record(text))
     assert read == record and list(read["train"]) == list(record["train"])
     assert json.loads(_core.merge([text])) == read
@@ -451,8 +464,8 @@ def test_the_engine_reads_and_merges_a_record_without_losing_anything(folder: Pa
 
 
 @pytest.mark.promise("TRN-9")
-def test_a_report_shows_what_was_trained_and_the_advice(forebay: Forebay, folder: Path, tmp_path: Path) -> None:
-    record, _ = ran(folder)
+def test_a_report_shows_what_was_trained_and_the_advice(forebay: Forebay, trained: str, tmp_path: Path) -> None:
+    record = json.loads(trained)
     for key in ("samples_per_s", "supply", "advice"):
         strange = {**record, "id": key, "train": {**record["train"], key: "x"}}
         (tmp_path / f"{key}.json").write_text(json.dumps(strange))
