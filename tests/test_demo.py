@@ -15,7 +15,7 @@ from forebay import demo
 from forebay.errors import MachineError, RequestError
 
 # Long enough that no worker of a busy machine goes without its turn: a comparison refuses a run that moved nothing.
-DEMO = [*processes.FOREBAY, "demo", "--seconds", "0.5", "--file-size", "8m"]
+DEMO = [*processes.FOREBAY, "demo", "--seconds", "0.3", "--file-size", "8m"]
 
 
 def tour(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

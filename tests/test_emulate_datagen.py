@@ -249,11 +249,18 @@ def test_the_verb_on_ctrl_c_says_what_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("EMU-23")
-def test_a_data_set_that_does_not_fit_is_refused(tmp_path: Path, forebay: Any) -> None:
-    words = ("emulate", "datagen", "--workload", "unet3d", "--files", "100000")
+def test_a_data_set_that_does_not_fit_is_refused(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, forebay: Any) -> None:
+    # Few and long: sizes are drawn one by one.
+    long = tmp_path_factory.mktemp("workload") / "long.toml"
+    long.write_text(
+        'title = "long"\nkind = "training"\nformat = "npz"\nloader = "pytorch"\nbatch = 1\ncompute_s = 0.1\nprefetch = 2\n'
+        "record_bytes = 140000000000\nsamples_per_file = 1\nfiles = 100\nread_threads = 1\nepochs = 1\nau_pct_min = 90\n"
+        '[[variant]]\naccelerator = "own"\n'
+    )
+    words = ("emulate", "datagen", "--workload", str(long))
     for folder in (tmp_path, tmp_path / "a" / "b"):
         refused = forebay(*words, "--data", str(folder))
-        assert refused.returncode == 3 and re.search(r"create 100000 files, 1[23]\.\d TiB in all", refused.stderr), refused.stderr
+        assert refused.returncode == 3 and re.search(r"create 100 files, 1[23]\.\d TiB in all", refused.stderr), refused.stderr
         assert re.search(r": [\d.]+ [KMGT]iB are free there", refused.stderr), refused.stderr
     # So many that drawing their sizes alone would take a minute, and more than there can be.
     words = ("emulate", "datagen", "--workload", "cosmoflow", "--data", str(tmp_path / "new"), "--files")

@@ -129,15 +129,20 @@ def check_usable(home: Path, flags: tuple[str, ...], where: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)], ids=["int", "term"]
+    ("number", "moments"),
+    [
+        pytest.param(signal.SIGINT, 3, id="int"),
+        pytest.param(signal.SIGINT, 11, id="int-more", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 11, id="term", marks=pytest.mark.long),
+    ],
 )
 def test_a_signal_while_the_command_ends_leaves_its_code_and_its_record_whole(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, number: signal.Signals, moments: int
 ) -> None:
     """From the first byte of the record on: while the rest is written, and while Python takes itself down."""
     source = random.Random(f"{SEED} end {number}")
     command = [*processes.FOREBAY, "bench", "nil:?size=1m", "--passes", "1", "--json", "--quiet"]
-    for delay in (0, 0, *(source.uniform(0, 0.04) for _ in range(10))):
+    for delay in (0, *(source.uniform(0, 0.04) for _ in range(moments))):
         where = f"seed {SEED}, {number.name} {delay:.4f} s after the first byte"
         with processes.running(command, cwd=tmp_path) as process:
             assert process.stdout is not None

