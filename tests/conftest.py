@@ -172,6 +172,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
+def window() -> Iterator[Any]:
+    """A browser with one page (`report_browser.Browser`)."""
+    import report_browser
+
+    with report_browser.Browser() as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
 def rdma_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stand-in for libibverbs and librdmacm, compiled."""
     compiler = shutil.which("cc") or pytest.skip("no cc; apt install gcc")

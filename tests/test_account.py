@@ -70,7 +70,7 @@ def test_a_cpu_limit_is_named_and_counted_and_not_taken_for_other_processes(grou
 
 
 def test_without_a_limit_the_record_says_so() -> None:
-    record = bench("nil:", "--passes", 1)
+    record = bench("nil:?size=64m", "--passes", 1)
     if record["result"]["noise"]["cpu_limit_cores"] is not None:
         pytest.skip("these tests run under a CPU limit themselves")
     # On a busy machine the meters may come too late for a run as short as this.

@@ -137,6 +137,7 @@ def test_a_sweep_makes_its_files_in_a_folder_of_its_own(run: Run, tmp_path: Path
         assert all(len(targets(p["record"])) == 3 for p in points)
 
 
+@pytest.mark.long
 @pytest.mark.promise("SWP-6")
 def test_tune_makes_its_files_in_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:  # noqa: F811
     before = nested(tmp_path / "data")

@@ -141,6 +141,7 @@ def test_two_ranks_end_each_step_together_and_stop_behind_the_same_one(tmp_path)
 
 
 # The one run of several processes here that isn't `long`: two seconds. It compares who came when, and measures no time.
+@pytest.mark.long
 @pytest.mark.promise("TRA-31")
 @needs_mpi
 def test_hosts_are_one_run_whose_steps_end_together(tmp_path):

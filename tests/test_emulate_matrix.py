@@ -52,6 +52,7 @@ def run(capsys: Any, *flags: Any) -> tuple[int, dict[str, Any]]:
     return code, json.loads(out)
 
 
+@pytest.mark.long
 @pytest.mark.promise("EMU-12")
 def test_every_cell_is_the_greatest_that_its_drives_feed(drives: FakeStorage, capsys: Any) -> None:
     code, document = run(capsys)

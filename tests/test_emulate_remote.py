@@ -134,6 +134,7 @@ def test_a_data_set_is_made_on_an_emulated_drive(
     assert (training["samples"], training["skipped"]["count"]) == (48, 0), done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.promise("TRA-14")
 def test_columns_of_a_table_on_a_remote_namespace_are_read_and_no_others(
     forebay: Callable[..., subprocess.CompletedProcess[str]], space: Path

@@ -148,6 +148,7 @@ def test_where_io_uring_is_forbidden_meanwhile_the_run_ends_with_that_and_what_i
     assert "io_uring_enter" in result["errors"]["examples"][0] and "Operation not permitted" in result["errors"]["examples"][0]
 
 
+@pytest.mark.long
 @pytest.mark.promise("ENG-6")
 def test_where_io_uring_is_forbidden_meanwhile_a_checkpoint_ends_with_that_and_leaves_no_half(tmp_path):
     small = ("--workload", "llama3-8b", "--scale", "0.0001", "--between", "0", "--io-size", "4k")

@@ -21,7 +21,7 @@ from forebay.errors import RequestError, RunError
 from forebay.feed.loader import ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
+from properties import examples, parametrized
 
 Forebay = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -140,7 +140,7 @@ def test_epochs_differ_and_an_iteration_that_was_left_begins_anew(path: Path) ->
 
 
 @pytest.mark.promise("FEED-3")
-@pytest.mark.parametrize(
+@parametrized(
     ("change", "said"),
     [
         ({"seed": 2}, "Loader(…, seed=2)"),
@@ -150,6 +150,7 @@ def test_epochs_differ_and_an_iteration_that_was_left_begins_anew(path: Path) ->
         ({"position": ROWS + 1}, f"{ROWS}"),
         ({"epoch": "x"}, "whole number"),
     ],
+    kept=(0, 1, 4),
 )
 def test_a_state_of_something_else_is_refused(path: Path, change: dict[str, Any], said: str) -> None:
     loader = feed.Loader(feed.rows(path, ROW), 100)

@@ -163,6 +163,7 @@ def test_files_on_a_memory_file_system_are_called_cached():
     assert "cached" in [w["id"] for w in record["warnings"]]
 
 
+@pytest.mark.long
 @pytest.mark.promise("FLT-14")
 @pytest.mark.root
 def test_a_limit_on_threads_ends_the_run_and_leaves_nothing(somebody: OtherUser):  # noqa: F811

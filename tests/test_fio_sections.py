@@ -78,6 +78,7 @@ def test_sections_together_each_move_theirs(bench: Any, tmp_path: Path) -> None:
     assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-10")
 def test_they_run_at_the_same_time_and_a_signal_ends_them_all(tmp_path: Path) -> None:
     """Neither ends by itself, so that what both measured was measured at once."""

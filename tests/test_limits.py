@@ -94,10 +94,9 @@ COMMANDS: dict[str, str] = {
 SERVICES = ("serve", "snap")
 MEMORY = (60, 90, 110, 140, 200, 300, 500)
 LIMITS = ["threads=0", "files=6", "files=9", "files=16", *(f"memory={mib << 20}" for mib in MEMORY)]
-# A kind of refusal each: threads of Python's, of a library's, of NumPy's; memory of Rust's, of OpenBLAS'; descriptors.
+# A kind of refusal each: threads of Python's, of NumPy's; memory of Rust's, of OpenBLAS'; descriptors.
 SAMPLE = [
     ("bench", "threads=0"),
-    ("report", "threads=0"),
     ("plan run", "threads=0"),
     ("emulate kvcache", f"memory={95 << 20}"),
     ("train datagen", f"memory={150 << 20}"),

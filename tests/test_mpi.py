@@ -262,6 +262,7 @@ def test_a_port_of_metrics_that_is_taken_ends_a_run_on_all_ranks_before_it_begin
     assert [p.name for p in tmp_path.iterdir()] == ["driver.py"]
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-33")
 @needs_mpi
 def test_a_rank_that_breaks_ends_the_run_and_what_was_measured_is_kept(tmp_path):
@@ -331,6 +332,7 @@ def test_two_ranks_over_the_real_engine(tmp_path):
     assert [p.name for p in (tmp_path / "data").iterdir()] == ["below"]
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-33")
 @pytest.mark.root
 @needs_mpi

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from properties import parametrized
 
 NQN = "nqn.2026-01.io.example:far"
 URI = f"nvme+rdma://127.0.0.1:4420/{NQN}"
@@ -63,13 +64,14 @@ def test_what_is_of_cufile_alone_is_refused(forebay, flag):
 
 
 @pytest.mark.promise("RHO-16")
-@pytest.mark.parametrize(
+@parametrized(
     ("settings", "flags", "refusal"),
     [
         ("", [], None),
         ("dmabuf=95", [], "Operation not supported (os error 95)"),
         ("", ["-DBEFORE_34"], "libibverbs has no ibv_reg_dmabuf_mr: rdma-core 34 or newer has"),
     ],
+    kept=(0, 2),
 )
 def test_doctor_tells_which_devices_take_gpu_memory(forebay, rdma_stub, tmp_path, settings, flags, refusal):
     library, ledger = tmp_path / "libstub.so", tmp_path / "ledger"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import processes
 import pytest
+from properties import parametrized
 from serve_support import NQN, Target, document, eventually, parse_metrics, toml
 
 SIZE = 8 << 20
@@ -91,7 +92,7 @@ def test_a_namespace_is_written_to_only_where_it_was_named(forebay, tmp_path):
 
 
 @pytest.mark.promise("RHO-7")
-@pytest.mark.parametrize(
+@parametrized(
     ("flags", "said"),
     [
         (("--require-direct",), "socket"),
@@ -100,6 +101,7 @@ def test_a_namespace_is_written_to_only_where_it_was_named(forebay, tmp_path):
         (("--file-size", "9m"), "8388608"),
         (("--workers", "3", "--queue-count", "2"), "3 workers"),
     ],
+    kept=(0, 3),
 )
 def test_what_cannot_be_is_refused_before_anything_is_read(forebay, made, flags, said):
     query = ""

@@ -175,6 +175,7 @@ def test_a_file_of_the_users_is_never_replaced(folder: Path, tmp_path: Path, mon
     assert runs.read_bytes() == before
 
 
+@pytest.mark.long
 def test_outliers_and_doubts_follow_the_calibration_into_every_plan(tmp_path: Path) -> None:
     runs, out = tmp_path / "r.jsonl", tmp_path / "c.json"
     rates = {**SIZES, 256: 6.4, 1024: 6.65, 2048: 2.0}

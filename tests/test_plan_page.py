@@ -38,12 +38,6 @@ def _write_few(page: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def window() -> Any:
-    with Browser() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
 def shown(window: Browser, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return window, made_once(of_all_workers(tmp_path_factory) / "plan-page" / "whatif.html", _write_few)
 
@@ -58,6 +52,7 @@ def slide(window: Browser, name: str, to: int) -> None:
 def test_the_page_fits_its_window_and_asks_for_nothing(shown: Any, width: int, dark: bool) -> None:
     window, page = shown
     window.requests.clear()
+    window.console.clear()
     window.open(page, width, 844, dark=dark)
     assert window.value("document.documentElement.scrollWidth") <= width
     assert set(window.requests) <= {Path(page).resolve().as_uri(), "data:,"}

@@ -31,6 +31,7 @@ def rates(planner: Planner, loads: list[flow.Load]) -> np.ndarray:
     return np.array([(e.p10, e.value, e.p90) for e in planner.flow.predict(loads)])
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-16")
 def test_larger_requests_more_queues_more_drives_and_more_workers_never_cost_throughput(planner: Planner) -> None:
     places = [(False, None), (True, 1.0), (True, 4.0), (True, 12.0), (True, 27.0), (True, None)]

@@ -117,6 +117,7 @@ def test_jitter_costs_dlrm_and_any_job_minutes_and_utilisation() -> None:
     assert few["au_pct"]["value"] == pytest.approx(few["formula"]["au_pct"], rel=0.07) and few["au_pct"]["value"] < 70
 
 
+@pytest.mark.long
 def test_the_law_is_near_what_following_every_request_gives() -> None:
     """The law of throughput against a drive with the same bandwidth and delay, whose every request is followed in virtual
     time. That drive's service times vary and its requests meet at random; the law's bend is that of measured drives."""
@@ -161,6 +162,7 @@ def test_jitter_costs_more_the_more_hosts_step_together() -> None:
     assert all(a["p10"] < a["value"] < a["p90"] for a in au)
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_and_seeds_are_told(forebay) -> None:
     flags = (*UNET, "--accelerators", "8", "--hours", "0.02", "--hosts", "4", "--jitter", "compute=exponential", "--seeds", "3")
     a, b = document(forebay, *flags, "--seed", "5"), document(forebay, *flags, "--seed", "5")

@@ -45,6 +45,7 @@ def recommended(capsys: Any, *words: Any) -> dict[str, Any]:
     return json.loads(out)
 
 
+@pytest.mark.long
 @pytest.mark.promise("TRN-45")
 def test_the_peak_of_training_runs_times_gpus_is_the_target_and_the_answer_says_so(tmp_path: Path, capsys: Any) -> None:
     file = written(tmp_path / "t.jsonl", run(1.06e6), run(1.08e6))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from faults_support import BENCH, Run, content, refused, run  # noqa: F401
+from properties import parametrized
 
 REFUSED = {
     "a CPU that isn't there": (("--cache", "allow", "--cpus", "9999"), 2, "CPU 9999"),
@@ -35,7 +36,7 @@ def needs_direct(folder: Path) -> None:
 
 
 @pytest.mark.promise("BEN-7")
-@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["run", "dry"])
+@parametrized("dry", [(), ("--dry-run",)], ids=["run", "dry"], kept=(0,))
 @pytest.mark.parametrize("why", REFUSED)
 def test_a_refused_job_leaves_no_file(run: Run, tmp_path: Path, why: str, dry: tuple[str, ...]) -> None:  # noqa: F811
     flags, code, says = REFUSED[why]

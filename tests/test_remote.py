@@ -265,6 +265,7 @@ def test_a_host_that_is_killed_leaves_nothing_behind(forebay, target):
     assert bench(forebay, target.uri("content=forebay.0"), "--passes", "1", "--verify")["result"]["errors"]["failed"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.promise("TGT-19")
 @pytest.mark.parametrize("seeds", [["8"], pytest.param(["8", "9", "10"], marks=pytest.mark.long)], ids=len)
 def test_hosts_that_are_killed_while_they_write_leave_blocks_of_the_old_or_the_new_content(

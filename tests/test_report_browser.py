@@ -15,9 +15,8 @@ browser = pytest.mark.skipif(executable() is None, reason="needs a browser; try:
 
 
 @pytest.fixture(scope="module")
-def shown(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with Browser() as one:
-        yield one, whole.page, tmp_path_factory.mktemp("page")
+def shown(window: Browser, whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return window, whole.page, tmp_path_factory.mktemp("page")
 
 
 @pytest.mark.promise("REP-1", "REP-2")
@@ -29,6 +28,7 @@ def shown(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_the_page_fits_its_window_and_asks_for_nothing(shown: Any, width: int, dark: bool) -> None:
     window, page, _ = shown
     window.requests.clear()
+    window.console.clear()
     window.open(page, width, 844, dark=dark)
     assert window.value("document.documentElement.scrollWidth") <= width
     assert not window.value(SCROLLS_UNSAID)

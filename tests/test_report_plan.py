@@ -13,7 +13,7 @@ from forebay.errors import RequestError
 from forebay.plan import explore
 from forebay.report import load, whatif, write_report
 from forebay.report.runs import Run, short_source
-from report_browser import Browser, executable
+from report_browser import executable
 from report_records import record
 from report_support import EVIL, charts, evil_record, save
 
@@ -39,12 +39,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told = write_report([save(folder / "r.jsonl", *runs())], str(page), charts=False, plan="d7-p5520")
     assert told["plan"] == "d7-p5520"
     return page
-
-
-@pytest.fixture(scope="module")
-def window() -> Any:
-    with Browser() as one:
-        yield one
 
 
 @pytest.mark.promise("PLN-12")
@@ -135,6 +129,7 @@ def test_a_strange_drive_is_refused_and_strange_records_do_no_harm(tmp_path: Pat
     assert "own runs. Requests in flight: 32 as asked, path cpu." in whatif.section(loaded.entries, "D7-P5520", []).body
 
 
+@pytest.mark.long
 def test_runs_of_several_drives_are_planned_as_such(tmp_path: Path) -> None:
     doubled = [{**r, "result": {**r["result"], "throughput_gib_s": 2 * r["result"]["throughput_gib_s"]}} for r in runs()]
     loaded = load.load([save(tmp_path / "r.jsonl", *doubled)])

@@ -14,6 +14,7 @@ import numpy as np
 import processes
 import pytest
 from feed_gpu_support import ON_REAL_GPU, stub  # noqa: F401 - a fixture
+from properties import parametrized
 
 SCRIPT = Path(__file__).resolve().parent.parent / "bench/rows_verify.py"
 SMALL = ["--batch", "5000", "--file-mib", "8", "--threads", "2", "--every-s", "0.05", "--limit-s", "120"]
@@ -60,7 +61,7 @@ WAYS = [
 
 
 @pytest.mark.promise("PYT-19")
-@pytest.mark.parametrize(("to", "flags"), WAYS)
+@parametrized(("to", "flags"), WAYS, kept=(0, 2))
 def test_no_row_is_wrong_whatever_happens_to_the_file(stub: Path, tmp_path: Path, to: str, flags: list[str]) -> None:
     environment = dict(os.environ)
     if not ON_REAL_GPU:

@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 import processes
 import pytest
 import serve_support
+from properties import parametrized
 from service_process import Running
 
 NQN = "nqn.2026-01.io.example:a"
@@ -215,7 +216,7 @@ def test_with_json_one_document_is_all_of_stdout():
 
 
 @pytest.mark.promise("SRV-3")
-@pytest.mark.parametrize("drain", ["0.1", "600"])
+@parametrized("drain", ["0.1", "600"], kept=(1,))
 def test_commands_that_do_not_end_are_cut_off_with_exit_code_4_or_by_a_second_signal_at_once(tmp_path, drain):
     namespace = 'source = "nil:?size=1g"\nfaults = "seed=1,stall=1"'
     file = serve_support.toml(tmp_path / "serve.toml", [namespace], head='metrics = "127.0.0.1:0"')

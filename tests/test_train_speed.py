@@ -123,6 +123,7 @@ class Still:
     def problem(self) -> None: ...
 
 
+@pytest.mark.long
 @pytest.mark.promise("TRN-46", "TRN-9")
 def test_needs_are_rate_times_the_data_sets_bytes_and_every_null_has_its_reason(
     made: dict[str, samples.About], monkeypatch: pytest.MonkeyPatch

@@ -86,6 +86,7 @@ def test_a_driver_that_refuses_is_a_reason_to_skip_and_no_failure(tmp_path, give
     assert words in json.loads(output.read_text())["steps"][0]["reason"]
 
 
+@pytest.mark.long
 def test_gpu_memory_that_runs_out_is_said_and_nothing_is_claimed(tmp_path):
     drive, output = tmp_path / "drive", tmp_path / "v.json"
     drive.mkdir()

@@ -72,6 +72,7 @@ def test_a_namespace_is_written_to_only_where_it_was_named(forebay, tmp_path):
     assert done.returncode == 2 and "--overwrite-device" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.promise("VUD-7")
 def test_gdsio_reads_and_writes_it_as_it_does_a_file(forebay, tmp_path):
     content = tmp_path / "content"
