@@ -116,6 +116,7 @@ def test_a_number_of_files_of_what_is_no_directory_is_refused(run: Run, tmp_path
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
 
 
+@pytest.mark.long
 @pytest.mark.promise("SWP-6")
 def test_a_sweep_makes_its_files_in_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:  # noqa: F811
     before = nested(tmp_path / "data")

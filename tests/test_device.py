@@ -192,7 +192,7 @@ def test_what_never_answers_is_given_up_and_all_else_is_kept(device: Device, tmp
 
 
 @pytest.mark.promise("REC-34")
-@pytest.mark.parametrize("engine", ["uring", "pread"])
+@parametrized("engine", ["uring", "pread"], kept=(0,))
 def test_an_open_loop_accounts_for_each_io_that_the_device_saw(device: Device, tmp_path: Path, engine: str) -> None:
     device.begin(lambda nth, offset, size: Answer(0.3 if nth == 5 else 0.002))
     flags = ("--op", "randread", "--rate-iops", 200, "--duration", 0.8, "--depth", 4)
@@ -222,7 +222,7 @@ def test_after_a_standstill_healthy_ios_are_not_called_overdue(device: Device, t
 
 
 @pytest.mark.promise("REC-35")
-@pytest.mark.parametrize("engine", ["uring", "inline"])
+@parametrized("engine", ["uring", "inline"], kept=(0,))
 def test_an_interrupt_while_nothing_answers_keeps_what_was_measured(device: Device, tmp_path: Path, engine: str) -> None:
     device.begin(lambda nth, offset, size: Answer(0.001, hangs=nth >= 40))
     words = ["bench", device.path, "--engine", engine, "--io-size", IO_BYTES, "--op", "randread", "--duration", 60]

@@ -135,6 +135,7 @@ def test_rules_are_judged_each_with_its_reason(capsys: Any, tmp_path: Path) -> N
     assert all(rule["why"] for rule in record["checkpoint"]["rules"])
 
 
+@pytest.mark.long
 @pytest.mark.promise("CKP-5")
 def test_what_the_page_cache_may_still_hold_breaks_the_rule(capsys: Any, tmp_path: Path) -> None:
     def verdict(policy: str) -> bool | None:
@@ -206,6 +207,7 @@ def test_a_checkpoint_larger_than_the_disk_is_refused_before_a_byte(capsys: Any,
     assert code == 3 and "--scale" in err and files(tmp_path) == {}
 
 
+@pytest.mark.long
 @pytest.mark.promise("CKP-6")
 def test_a_disk_that_fills_up_meanwhile_ends_the_run_and_leaves_no_half(tmp_path: Path) -> None:
     """Beside the run something else takes the room, on a file system of a known size."""

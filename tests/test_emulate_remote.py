@@ -117,6 +117,7 @@ def test_a_data_set_on_a_remote_namespace_is_read_through_it(
     assert found[0]["training"]["read_bytes"] == found[1]["training"]["read_bytes"]
 
 
+@pytest.mark.long
 @pytest.mark.promise("VUD-7")
 def test_a_data_set_is_made_on_an_emulated_drive(
     forebay: Callable[..., subprocess.CompletedProcess[str]], space: Path

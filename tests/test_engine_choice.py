@@ -81,6 +81,7 @@ def data(tmp_path) -> Path:
 QUICK = ("--duration", "0.2", "--warmup", "0", "--json", "-q")
 
 
+@pytest.mark.long
 @pytest.mark.promise("ENG-6")
 def test_where_io_uring_is_forbidden_threads_write_and_read_the_same_bytes(forebay, tmp_path):
     file = tmp_path / "written"
@@ -137,6 +138,7 @@ def forbidden_meanwhile(folder: Path, *words: str) -> subprocess.CompletedProces
     return done
 
 
+@pytest.mark.long
 @pytest.mark.promise("ENG-6")
 def test_where_io_uring_is_forbidden_meanwhile_the_run_ends_with_that_and_what_it_had(tmp_path):
     # Reads of what is in the page cache need no ring.

@@ -37,6 +37,7 @@ def test_an_example_reads_the_right_rows(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.promise("PYT-26")
 @parametrized("cold", [[], ["--cold"]], kept=(1,))
 def test_columns_of_parquet_are_the_same_over_a_file(tmp_path: Path, cold: list[str]) -> None:

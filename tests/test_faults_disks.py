@@ -301,6 +301,7 @@ def test_too_little_locked_memory_is_warned_about_and_the_run_goes_on(somebody: 
     assert record["result"]["bytes"] == 8 * MIB and "fixed_buffers" not in record["path"]["engine_features"]
 
 
+@pytest.mark.long
 @pytest.mark.promise("FLT-7")
 def test_workers_that_cannot_all_have_a_ring_read_by_threads_or_name_the_limit(somebody: OtherUser) -> None:
     """Kernels that charge rings have room for eight of the smallest in 64 KiB."""

@@ -113,6 +113,7 @@ call("cuStreamDestroy_v2", stream)
     assert ON_REAL_GPU or books["changed_under_copy"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.promise("FEED-12")
 def test_a_gpu_with_memory_for_few_batches_has_fewer_read_ahead_and_with_too_little_an_error(scenario: Scenario) -> None:
     scenario(
@@ -133,6 +134,7 @@ else:
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("FEED-12")
 def test_pinned_batches_are_pinned_and_unpinned(scenario: Scenario) -> None:
     scenario(

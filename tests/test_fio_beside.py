@@ -97,6 +97,7 @@ def test_as_much_is_moved_in_as_many_ios(beside: Any) -> None:
         assert sum(ours[name][:2]) == sum(theirs[name][:2]) == 1 << 20, name
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-27")
 def test_the_same_blocks_are_written(beside: Any, tmp_path: Path) -> None:
     theirs, ours = beside(WRITTEN, written=True)

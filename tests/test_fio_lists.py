@@ -44,6 +44,7 @@ def ours(*words: str) -> list[str]:
     return [*processes.FOREBAY, "bench", "-q", *words]
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-52")
 def test_what_fio_wrote_is_replayed_as_fio_replays_it(device: Device, tmp_path: Path) -> None:
     where = str(device.path)

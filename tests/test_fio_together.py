@@ -102,6 +102,7 @@ def test_what_is_checked_is_written_by_one_section_alone(bench: Any, tmp_path: P
     assert os.listdir(tmp_path) == ["jobs.fio"]
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-29")
 def test_a_section_that_ends_ends_others_and_what_comes_later(bench: Any) -> None:
     """Nobody but [short] ends by itself, and [never] would be the next."""
@@ -115,6 +116,7 @@ def test_a_section_that_ends_ends_others_and_what_comes_later(bench: Any) -> Non
     assert "ended_by" not in ids[0] and "ended_by" in ids[1] and "interrupted" not in ids[1]
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-31")
 def test_sections_of_a_flow_keep_to_their_weights(read: Any, bench: Any) -> None:
     made = read("[global]\nfilename=/f\n[a]\nflow=1\n[b]\nflow=8\nflow_id=3\n[c]\nflow=8\n[d]\nstonewall\nflow=2\n")

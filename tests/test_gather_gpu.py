@@ -87,6 +87,7 @@ with forebay.open(path, "{way}") as file:
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("PYT-13")
 def test_auto_has_rows_fetched_once_enough_were_asked_for(scenario: Scenario) -> None:
     scenario(
@@ -209,6 +210,7 @@ with forebay.open(path, "mapped") as file:
     assert ON_REAL_GPU or books["launches"] >= 1
 
 
+@pytest.mark.long
 @pytest.mark.promise("PYT-13")
 @pytest.mark.parametrize("settings", ["fail=cuMemHostRegister_v2:9+:2", "read_only=0"])
 def test_rows_that_no_window_serves_go_through_slots(scenario: Scenario, settings: str) -> None:
@@ -227,6 +229,7 @@ with forebay.open(path, "mapped") as file:
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("PYT-13")
 def test_without_a_compiler_rows_go_through_slots_and_mapped_says_what_is_missing(scenario: Scenario) -> None:
     scenario(
@@ -427,6 +430,7 @@ assert left["registrations"] == left["streams"] == left["events"] == 0, left
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("PYT-14")
 def test_many_threads_gather_at_once_each_its_own_rows(scenario: Scenario) -> None:
     scenario(

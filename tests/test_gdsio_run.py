@@ -226,6 +226,7 @@ def test_a_job_file_runs(data: Path, tmp_path: Path) -> None:
     assert parsed(done.stdout.strip())["ops"] == "2048"
 
 
+@pytest.mark.long
 @pytest.mark.promise("FLT-16")
 def test_a_seed_other_than_the_files_own_is_refused_by_name(data: Path) -> None:
     read = ("-D", data, *"-w 2 -s 4M -i 64k -x 1 -I 0 -V".split())

@@ -72,6 +72,7 @@ def test_without_a_gpu_auto_ends_in_host_memory(gpu: Gpu, made: Any) -> None:
     assert ran.record["cache"]["policy"] in ("bypass", "allow", "memory")
 
 
+@pytest.mark.long
 @pytest.mark.promise("GPU-17")
 def test_workers_auto_finds_a_number_and_shows_its_trials(gpu: Gpu, made: Any) -> None:
     file = warm(made("f", 8))

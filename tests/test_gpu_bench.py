@@ -86,6 +86,7 @@ def test_a_folder_that_is_missing_is_said_before_anything_is_looked_for(tmp_path
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.long
 def test_all_of_them_keep_what_each_measured_and_end_with_the_worst(tmp_path: Path) -> None:
     """A stand-in for the interpreter: one table does not hold, one command breaks after its JSON, the rest is fine."""
     fake = tmp_path / "python"
@@ -287,6 +288,7 @@ def stubs() -> Path:
     return gpu_stub_support.built()
 
 
+@pytest.mark.long
 @parametrized(
     "mode, depth",
     [("sync", 1), ("batch", 4), *(pytest.param(mode, 4, marks=pytest.mark.long) for mode in ("stream", "batch-stream"))],

@@ -472,6 +472,7 @@ def test_an_answer_that_never_comes_ends_the_run_and_names_the_query(
     assert part["valid"] is False and "no answer" in part["why"] and part["load_bytes"] == SAMPLES * ROW
 
 
+@pytest.mark.long
 @pytest.mark.promise("INF-8")
 def test_an_interrupted_test_keeps_what_it_measured(folder: Path, tmp_path: Path) -> None:
     words = ["infer", "toy", "--dir", folder, "--scenario", "Server", "--seconds", "300", "--target-qps", "100", "-o", "o.json"]

@@ -91,6 +91,7 @@ def test_blocks_fall_from_tier_to_tier_are_written_once_and_each_is_somewhere(tm
     assert sum(moves.stores) == tiers.stored == (len(tiers.held[prefix.STORAGE]) + tiers.evicted) * BLOCK
 
 
+@pytest.mark.long
 @pytest.mark.promise("KVC-43")
 def test_a_faster_replay_is_no_slower_a_day_and_a_drive_carries_up_to_its_p95(tmp_path: Path) -> None:
     trace = mooncake(tmp_path / "t", *drawn(7, 200))

@@ -237,6 +237,7 @@ def test_where_the_lead_cannot_open_the_port_of_metrics_all_ranks_end(taken, cap
 TRAINING = ("--workload", "unet3d", "--accelerator", "h100", "--data", ".")
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-20")
 @needs_mpi
 @parametrized(

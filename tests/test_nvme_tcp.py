@@ -53,6 +53,7 @@ def test_other_content_is_found(forebay, made):
         assert done.returncode != 0, "content under another name is other content"
 
 
+@pytest.mark.long
 def test_bounce_stripes_and_random_reads_work_over_it(forebay, made):
     with Target(made, "--nqn", NQN) as target:
         uri = target.uri("content=forebay.0")
@@ -113,6 +114,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read(forebay, made, flags,
         assert said in done.stderr and "try:" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.promise("RHO-18")
 @pytest.mark.parametrize("flags", [(), ("--workers", "3")])
 def test_as_many_queues_as_the_uri_says_are_divided_among_the_workers_that_run(forebay, made, flags):
@@ -132,6 +134,7 @@ def test_fewer_queues_than_asked_for_are_an_error_that_names_them(forebay, made,
         assert "queues=5 in the URI, at most 5 --workers" in done.stderr and "discover" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.promise("RHO-18")
 def test_queues_that_the_target_does_not_connect_are_an_error_that_names_the_others(forebay, made, tmp_path):
     few = toml(tmp_path / "few.toml", [f'source = "{made}"'], head="connections = 4")

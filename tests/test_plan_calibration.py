@@ -61,6 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-15")
 def test_a_saved_calibration_plans_as_its_runs_do_without_records_or_catalogue(folder: Path) -> None:
     runs = ("run", "--drive", "Mine", "--catalogue", folder / "drives.toml", "--runs", folder / "runs.jsonl")

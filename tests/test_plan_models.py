@@ -133,6 +133,7 @@ def test_inference_depends_on_drives_by_where_its_samples_are() -> None:
     assert not never["choices"] and "0.25 s of it depend on no drive" in never["decision"]
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-24")
 def test_own_runs_say_what_a_gpu_takes_and_flags_outrank_them(tmp_path: Path) -> None:
     file = written(tmp_path / "b.jsonl", run("train", "bert", 249.0, 4712), run("train", "bert", 251.0, 4712))

@@ -53,6 +53,7 @@ def test_blanks_are_filled_with_intervals_and_the_rest_is_kept(forebay, tmp_path
     assert rows[2]["throughput_gibps"] == "12.38" and rows[2]["throughput_gibps_p10"] == ""
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-1")
 def test_the_order_of_rows_and_columns_changes_nothing(forebay, tmp_path) -> None:
     head, *body = list(csv.reader(TABLE.splitlines()))

@@ -64,6 +64,7 @@ def any_trainer(draw: random.Random) -> tuple[dict, dict]:
     return settings, {"hosts": draw.choice([1, 3, 16]), "hours": 0.05 if settings["workload"] != "cosmoflow" else 0.005}
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-11")
 def test_without_jitter_reads_are_what_the_formula_says() -> None:
     draw = random.Random(SEED)

@@ -165,6 +165,7 @@ def test_a_read_only_namespace_is_not_written_to(forebay, target, content):
     assert content.read_bytes() == before
 
 
+@pytest.mark.long
 @pytest.mark.promise("SRV-12")
 def test_gdsio_and_sweep_take_it_as_a_source(forebay, target, tmp_path):
     done = forebay("gdsio", "-f", target.uri(), "-s", "16M", "-I", "0", "-x", "1", "-d", "0", "-w", "2", "-i", "64k", "-T", "1")
@@ -201,6 +202,7 @@ def test_a_host_that_is_not_listed_runs_nothing(forebay, content):
         assert bench(forebay, friend, "--passes", "1")["result"]["bytes"] == 16 * MIB
 
 
+@pytest.mark.long
 @pytest.mark.promise("FLT-16")
 def test_verify_refuses_a_namespace_that_was_written_without_it(forebay, tmp_path):
     blank = tmp_path / "n.img"

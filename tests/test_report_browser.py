@@ -8,6 +8,7 @@ from typing import Any
 
 import processes
 import pytest
+from properties import parametrized
 from report_browser import Browser, executable
 from report_support import Whole, charts
 
@@ -116,7 +117,7 @@ CONTRAST = """(() => {
 @pytest.mark.promise("REP-2")
 @charts
 @browser
-@pytest.mark.parametrize("dark", [False, True])
+@parametrized("dark", [False, True], kept=(1,))
 def test_text_has_enough_contrast(shown: Any, dark: bool) -> None:
     window, page, _ = shown
     window.open(page, dark=dark)

@@ -158,6 +158,7 @@ def test_more_series_than_colours_are_said_not_hidden(tmp_path: Path) -> None:
     assert "the 8 fastest of 11 series" in text_of(page)
 
 
+@pytest.mark.long
 @charts
 def test_a_long_series_is_thinned_in_the_picture_only(tmp_path: Path) -> None:
     made = record(repeats=1, seconds=2000.0)

@@ -218,6 +218,7 @@ def test_what_cant_be_is_refused(words: list[str], told: str, ideal: type[Ideal]
     assert not list(Path.cwd().iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.promise("INF-15")
 def test_the_toy_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     pytest.importorskip("mlperf_loadgen", reason="MLCommons' LoadGen has no wheel for this machine")
