@@ -188,7 +188,9 @@ mod tests {
             whole["schema"] = schema.into();
             let all = keys(&whole, "", "");
             assert!(all.len() > 350, "{}", all.len());
-            for (pointer, name) in all.iter().filter(|(pointer, _)| pointer != "/schema") {
+            // What is converted is at most two keys deep.
+            let tried = |pointer: &str| schema == SCHEMA || pointer.matches('/').count() <= 2;
+            for (pointer, name) in all.iter().filter(|(pointer, _)| pointer != "/schema" && tried(pointer)) {
                 let record = read(&without(&whole, pointer).to_string())
                     .unwrap_or_else(|e| panic!("without {name}: {e}"));
                 let said = record.missing.get(name).map(String::as_str);
