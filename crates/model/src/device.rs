@@ -13,7 +13,7 @@
 //! predicted optimistically).
 //!
 //! Accuracy: of the six published local reads of a D7-PS1010 (64k, 512k, 4m; two paths), to which no constant was
-//! fitted, the mean absolute error is 2.8 %, the worst 9.1 % (64k, too high). `tests/simulate.rs` checks it.
+//! fitted, the mean absolute error is 2.8 %, the worst 9.1 % (64k, too high). `tests/all/simulate.rs` checks it.
 
 mod presets;
 mod timeline;

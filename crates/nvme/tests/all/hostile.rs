@@ -1,16 +1,14 @@
 //! Tests of each end of an NVMe/TCP connection whose peer breaks the rules (tcp, sections 3.4 to 3.6).
 
-mod link;
-#[path = "hostile/to_hosts.rs"]
 mod to_hosts;
 
+use super::link::{content, Asks, Host, Target};
 use forebay_nvme::command::{admin, io, Sgl, Sqe, FABRICS};
 use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::tcp::pdu::{
     flag, kind, CapsuleCmd, CapsuleResp, CommonHeader, IcReq, IcResp, TermReq, Transfer,
 };
 use forebay_nvme::transport::tcp::{host, target, Fatal, FatalStatus, Handle};
-use link::{content, Asks, Host, Target};
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 use FatalStatus::*;

@@ -1,5 +1,4 @@
 //! A connection in the test's hands: two ends, their memory, and the bytes between them.
-#![allow(dead_code)] // Each test file uses its part.
 
 use forebay_nvme::command::{io, Cqe, Sqe};
 use forebay_nvme::status::{Code, Status};

@@ -1,8 +1,6 @@
 //! Checkpoints of many hosts, played: against arithmetic, and with hosts and drives that fail meanwhile.
 
-mod fleets;
-
-use fleets::{fleet, job, outcome};
+use super::fleets::{self, fleet, job, outcome};
 use forebay_model::simulate::fleet::{Checkpoint, Fault, HostRate, Outcome, Saved, Work};
 use proptest::prelude::*;
 

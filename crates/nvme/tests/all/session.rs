@@ -1,8 +1,6 @@
 //! A host's session against a target's controller, with nothing between them but this test, which owns time.
 
-#[path = "session/discovery.rs"]
 mod discovery;
-#[path = "session/peers.rs"]
 mod peers;
 
 use forebay_nvme::command::{admin, Cqe, Sqe, FABRICS};

@@ -1,6 +1,6 @@
 """Makes auth_vectors.txt: what DH-HMAC-CHAP's two ends should say, computed with Python's hashlib, hmac and pow only.
 
-    python3 crates/nvme/tests/auth_vectors.py > crates/nvme/tests/auth_vectors.txt
+    python3 crates/nvme/tests/all/auth_vectors.py > crates/nvme/tests/all/auth_vectors.txt
 
 A line: hash, group, the two secrets' transformations ("-": one way), SHA-256 of the Challenge, Reply and Success1 in a
 row. The random bytes, names and keys are those of `auth.rs` beside this file. The primes come from their definition in

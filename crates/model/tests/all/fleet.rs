@@ -1,8 +1,6 @@
 //! Hosts over shared storage: against arithmetic, and against the simulation that follows every request.
 
-mod fleets;
-
-use fleets::{fleet, outcome};
+use super::fleets::{self, fleet, outcome};
 use forebay_model::device::DriveModel;
 use forebay_model::simulate::fleet::{
     play, Fault, Fleet, HostRate, Job, Outcome, Requests, Shape, Trained, Training, Work,

@@ -1,6 +1,6 @@
 //! The target's side: its connections, the controllers and the disk of bytes behind them.
 
-use super::link::{flatten, Memory};
+use crate::link::{flatten, Memory};
 use forebay_nvme::command::{Cqe, Sqe, FABRICS};
 use forebay_nvme::controller::connect::{Connect, Ids};
 use forebay_nvme::controller::subsystem::Subsystem;

@@ -1,15 +1,13 @@
 //! All of it without a network: a session, two ends, a controller and a disk of bytes, over links that cut and break.
 
-mod link;
-#[path = "whole/served.rs"]
 mod served;
 
+use super::link::{content, Host, Random};
 use forebay_nvme::controller::connect::Ids;
 use forebay_nvme::controller::subsystem::{HostSettings, Hosts, Kind, Limits, Namespace, Optimal, Subsystem};
 use forebay_nvme::host::{self as session, Action, Event, Session, Ticket};
 use forebay_nvme::nvm::{self, Op};
 use forebay_nvme::transport::tcp::host::{Data, Options};
-use link::{content, Host, Random};
 use served::{Role, Served, TargetShared};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

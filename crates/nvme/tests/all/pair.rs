@@ -1,11 +1,9 @@
 //! The two ends of an NVMe/TCP connection, with the link in the test's hands.
 
-mod link;
-
+use super::link::{content, Asks, Host, Random, Target};
 use forebay_nvme::command::Cqe;
 use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::tcp::{host, target, Fatal};
-use link::{content, Asks, Host, Random, Target};
 use proptest::prelude::*;
 use std::collections::HashMap;
 
