@@ -29,7 +29,7 @@ fn throughput_follows_mean_value_analysis_at_every_depth() {
             let load = Load {
                 depth,
                 io_bytes,
-                duration_s: 30_000.0 / expected,
+                duration_s: 10_000.0 / expected,
                 interval_s: 1e-2,
                 ..Load::default()
             };
@@ -85,7 +85,7 @@ fn presets_give_back_their_data_sheets() {
         ];
         for (op, io_bytes, figure) in figures {
             let Some(right) = figure else { continue };
-            let duration_s = 60_000.0 / right;
+            let duration_s = 20_000.0 / right;
             let load =
                 Load { workers: 8, depth: 64, op, io_bytes, duration_s, interval_s: 0.1, ..Load::default() };
             let found = run(name, load).iops();
