@@ -40,7 +40,7 @@ const IO_BYTES: u64 = 1 << 20;
 /// A worker with nothing to do looks at its queue this often, whatever else wakes it.
 const IDLE: Duration = Duration::from_secs(60);
 /// Time after which copies to a GPU are looked at while I/Os are under way.
-const COPIES_EVERY: Duration = Duration::from_micros(50);
+const SOON: Duration = Duration::from_micros(50);
 
 /// An open source; what it holds is given back when the last request and the last handle let go of it.
 pub struct SourceReader {
@@ -648,8 +648,8 @@ impl SourceWorker {
             return self.reactor.flush();
         }
         let now = clock::now();
-        let is_reading = self.client.in_flight() > 0 || self.client.is_owed();
-        if !is_reading && self.copies.any() {
+        let is_reading = self.client.in_flight() > 0;
+        if !is_reading && !self.client.is_owed() && self.copies.any() {
             self.copies.reap(true);
             return;
         }
@@ -659,8 +659,9 @@ impl SourceWorker {
         }
         let due = self.client.next_due().into_iter().chain(self.client.due_of(self.queue));
         let mut until = due.fold(now + IDLE, Instant::min);
-        if self.copies.any() {
-            until = until.min(now + COPIES_EVERY);
+        // What a full queue returned is tried again at once where what it held has ended by now.
+        if self.copies.any() || !is_reading && self.client.is_owed() {
+            until = until.min(now + SOON);
         }
         if until > now {
             self.reactor.wait(1, until, Duration::ZERO);

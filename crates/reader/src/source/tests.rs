@@ -91,7 +91,10 @@ fn files_stripes_and_models_read_the_bytes_below() {
     if in_memory.is_dir() {
         let folder = tempfile::tempdir_in(in_memory).unwrap();
         std::fs::write(folder.path().join("a"), &whole).unwrap();
-        let source = open(&format!("file:{}", folder.path().join("a").display()));
+        let source = open(&format!("stripe:?m={}", folder.path().join("a").display()));
+        let (mut all, chunks) = (vec![0; whole.len() / (512 << 10) * (512 << 10)], 512 << 10);
+        begun(&source, 0, &mut all).unwrap().wait(None);
+        assert!(all == whole[..whole.len() / chunks * chunks]);
         let numbers: Vec<u64> = (0..100).rev().map(|number| number * 99).collect();
         let mut to = vec![0u8; 100 * numbers.len()];
         let place = Address::Host(to.as_mut_ptr() as u64);
