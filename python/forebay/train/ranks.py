@@ -214,6 +214,11 @@ class Ranks(Alone):
         if now - since_s > ANSWER_S:
             raise self._name("its part of a step is missing")
 
+    def _leave(self) -> None:
+        """Waits for the others: a connection that one closes early breaks what another still reads."""
+        with contextlib.suppress(RuntimeError):
+            self._dist.all_reduce(self._torch.zeros(1))
+
     def _name(self, found: str) -> Lost:
         """The ranks that don't say that they are there: a broken connection doesn't name its other end."""
         self.lost, gone = True, []
@@ -249,7 +254,9 @@ class Ranks(Alone):
 
     def conclude(self, work: Callable[[], int]) -> int:
         try:
-            return work()
+            code = work()
+            self._leave()
+            return code
         except Lost as error:
             # A GPU may still wait for the other: nothing that waits for it comes to an end.
             click.echo(f"forebay: {error}", err=True)
@@ -257,6 +264,7 @@ class Ranks(Alone):
             os._exit(error.exit_code)
         except ForebayError as error:
             if error is self._agreed:
+                self._leave()
                 if self.rank:
                     return error.exit_code
             else:
