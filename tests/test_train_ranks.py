@@ -6,10 +6,11 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from fake_machine import typed
 from forebay.errors import RequestError
-from forebay.train import advice, command, data, ranks, run, supply
+from forebay.train import advice, command, data, ranks, run, supply, verb
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
@@ -63,6 +64,13 @@ def test_a_batch_is_shared_evenly_and_a_supply_by_the_gpus(tmp_path: Path) -> No
     request = command.Request(about, supply.parse("0.02", 2), 256, ranks=2)
     request.check("cpu")
     assert request.share == 128 and request.supply.gib_s == 0.01
+    with click.Context(verb.dlrm) as context:
+        found = verb._supply({"gpus": "1", "supply": "0.02"}, 2)
+        assert (found.gib_s, found.gpus) == (0.01, 2) and verb._supply({"gpus": "1", "supply": None}, 2).gib_s is None
+        context.set_parameter_source("gpus", click.core.ParameterSource.COMMANDLINE)
+        assert verb._supply({"gpus": "2", "supply": "0.02"}, 2).gib_s == 0.01
+        with pytest.raises(RequestError, match="torchrun started 2 ranks"):
+            verb._supply({"gpus": "8", "supply": "0.02"}, 2)
     for batch, ranks_, said in ((255, 2, "--batch-size 256"), (2, 8, "--batch-size 8")):
         with pytest.raises(RequestError) as refused:
             command.Request(about, supply.Supply(None), batch, ranks=ranks_).check("cpu")

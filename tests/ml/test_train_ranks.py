@@ -9,15 +9,26 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytestmark = pytest.mark.ml
 
-ROWS, EVALUATION, CAP = 6000, 1500, 30
+ROWS, EVALUATION, CAP, STEPS, BATCH, RATE = 3000, 700, 30, 6, 64, 0.0005
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-FAST = ("--device", "cpu", "--peak-seconds", "0.2", "--batch-size", "256")
+FAST = ("--device", "cpu", "--peak-seconds", "0.1", "--batch-size", str(BATCH))
+TRAINED = ("--samples", "640", "--evaluate-every", "320")
+# What is refused: flags, on every rank or on the second one alone, exit code, and what is said.
+REFUSED = (
+    (("--gpus", "8", "--supply", "0.1"), False, 2, "try: --gpus 2, or torchrun --nproc-per-node 8"),
+    (("--seeds", "2"), False, 2, "try: torchrun … --seed 0"),
+    (("--weights", "w"), False, 2, "try: no --weights"),
+    (("--batch-size", "255"), False, 2, "try: --batch-size 256"),
+    (("--device", "cuda:0"), False, 2, "try: no --device"),
+    (("--seed", "9"), True, 2, "rank 1, --seed '9': rank 0 has '0'"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,108 +44,110 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def torchrun(*words: object) -> subprocess.CompletedProcess[str]:
-    """A module or a script, on two ranks."""
-    command = [*TORCHRUN, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment())
-
-
-def forebay(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return torchrun("-m", "forebay", "train", "dlrm", "--dir", folder, *FAST, *words)
-
-
-LOSSES = """
-import sys, numpy, torch
+# Steps of the model, a run, and what is refused, by the same two processes: importing PyTorch takes longer than all of it.
+SCRIPT = """
+import contextlib, io, json, os, sys, numpy, torch
+from forebay.cli import main
 from forebay.train import data, ranks, split
-rows = torch.from_numpy(numpy.load(sys.argv[1]))
-with ranks.joined(torch, "cpu") as group:
-    model = split.Model(group, data.tables(int(sys.argv[3])), 1, "cpu", 0.0005)
-    found = []
-    for at in range(0, len(rows), 64):
-        model.step(rows[at + 32 * group.rank :][:32])
-        found.append(float(model.loss))
-    assert model.problem() is None
-    scores = model.scores(rows[:77].numpy())
-    if group.rank == 0:
-        numpy.savez(sys.argv[2], losses=found, scores=scores)
+
+rows, out, asked = torch.from_numpy(numpy.load(sys.argv[1])), sys.argv[2], json.loads(sys.argv[3])
+rank, batch = int(os.environ["RANK"]), asked["batch"]
+group = ranks.Ranks(torch, "cpu")
+# One group for all: PyTorch doesn't connect the same ranks again.
+ranks.joined = lambda torch, device: contextlib.nullcontext(group)
+model = split.Model(group, data.tables(asked["cap"]), 1, "cpu", asked["rate"])
+losses = []
+for at in range(0, len(rows), batch):
+    model.step(rows[at + batch // 2 * rank :][: batch // 2])
+    losses.append(float(model.loss))
+assert model.problem() is None
+scores = model.scores(rows[:77].numpy())
+if rank == 0:
+    numpy.savez(out + ".npz", losses=losses, scores=scores)
+found = []
+for words in [asked["trained"], *(words if both or rank else [] for words, both in asked["refused"])]:
+    sys.argv[0], told, said, code = "forebay", io.StringIO(), io.StringIO(), None
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(said):
+        try:
+            main(["train", "dlrm", "--dir", asked["dir"], *asked["fast"], *words])
+        except SystemExit as ended:
+            code = ended.code
+    found.append([code, told.getvalue(), said.getvalue()])
+json.dump(found, open(f"{out}.{rank}.json", "w"))
+group.conclude(lambda: 0)
 """
 
 
+@pytest.fixture(scope="module")
+def ran(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Any]]:
+    """Losses and scores of the steps; by rank, what each command ended with."""
+    place = tmp_path_factory.mktemp("ranks")
+    np.save(place / "rows.npy", rows_of(folder)[: STEPS * BATCH])
+    (place / "script.py").write_text(SCRIPT)
+    asked = {
+        "batch": BATCH, "cap": CAP, "rate": RATE, "dir": str(folder), "fast": FAST,
+        "trained": [*TRAINED, "--json", "--mllog", str(place / "log.txt")],
+        "refused": [(words, not second) for words, second, _, _ in REFUSED],
+    }  # fmt: skip
+    words = [*TORCHRUN, str(place / "script.py"), str(place / "rows.npy"), str(place / "out"), json.dumps(asked)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, check=False, env=environment())
+    assert done.returncode == 0, done.stderr
+    told = [json.loads((place / f"out.{rank}.json").read_text()) for rank in (0, 1)]
+    assert (place / "log.txt").exists(), told[0][0]
+    return np.load(place / "out.npz"), told
+
+
+def rows_of(folder: Path) -> Any:
+    from forebay.train import data
+
+    return np.fromfile(folder / data.TRAIN, np.int32).reshape(-1, data.WORDS)
+
+
 @pytest.mark.promise("TRN-57")
-def test_losses_are_those_of_one_process_on_the_same_batches(folder: Path, tmp_path: Path) -> None:
+def test_losses_are_those_of_one_process_on_the_same_batches(folder: Path, ran: tuple[Any, list[Any]]) -> None:
     import torch
     from forebay.train import data, dlrm
 
-    rows = np.fromfile(folder / data.TRAIN, np.int32).reshape(-1, data.WORDS)[: 8 * 64]
-    np.save(tmp_path / "rows.npy", rows)
-    (tmp_path / "losses.py").write_text(LOSSES)
-    done = torchrun(tmp_path / "losses.py", tmp_path / "rows.npy", tmp_path / "out.npz", CAP)
-    assert done.returncode == 0, done.stderr
-    alone = dlrm.Model(data.tables(CAP), 1, "cpu", 0.0005)
-    expected = []
-    for at in range(0, len(rows), 64):
-        alone.step(torch.from_numpy(rows[at : at + 64]))
+    rows = torch.from_numpy(rows_of(folder)[: STEPS * BATCH])
+    alone, expected = dlrm.Model(data.tables(CAP), 1, "cpu", RATE), []
+    for at in range(0, len(rows), BATCH):
+        alone.step(rows[at : at + BATCH])
         expected.append(float(alone.loss))
-    found = np.load(tmp_path / "out.npz")
-    assert found["losses"] == pytest.approx(expected, rel=2e-5)
-    assert found["scores"] == pytest.approx(alone.scores(rows[:77]), abs=2e-5)
+    assert ran[0]["losses"] == pytest.approx(expected, rel=2e-5)
+    assert ran[0]["scores"] == pytest.approx(alone.scores(rows[:77]), abs=2e-5)
 
 
 @pytest.mark.promise("TRN-57", "TRN-5")
-def test_two_ranks_have_the_hash_and_the_quality_of_one(folder: Path, tmp_path: Path) -> None:
-    words = ("--samples", "2048", "--supply", "0.02", "--json", "--mllog", str(tmp_path / "log.txt"))
-    done = forebay(folder, *words)
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
-    part = record["train"]
-    alone = subprocess.run(
-        [sys.executable, "-m", "forebay", "train", "dlrm", "--dir", folder, *FAST, "--samples", "2048", "--json"],
-        capture_output=True, text=True, timeout=240, check=True, env=environment(),
-    )  # fmt: skip
-    one = json.loads(alone.stdout)["train"]
+def test_two_ranks_have_the_hash_and_the_quality_of_one(folder: Path, ran: tuple[Any, list[Any]]) -> None:
+    from forebay.train import command, data, dlrm, supply
+
+    (code, out, err), other = ran[1][0][0], ran[1][1][0]
+    # The first rank alone says something.
+    assert code == 0 and other == [0, "", ""], (err, other)
+    record = json.loads(out)
+    part, about = record["train"], data.open_folder(folder)
+    asked = command.Request(about, supply.Supply(None), BATCH, samples=640, evaluate_every=320, peak_s=0.1, check_s=0.05)
+    alone = command.Run(asked, dlrm.Model(about.tables, 0, "cpu"), True)
+    assert alone.measure() is None
+    one = alone.record()["train"]
     same = ("batch_hash", "batch_hash_at", "samples", "steps", "batch", "data")
     assert {key: part[key] for key in same} == {key: one[key] for key in same}
-    assert part["quality"] == pytest.approx(one["quality"], abs=1e-3)
+    assert [e["auc"] for e in part["evaluations"]] == pytest.approx([e["auc"] for e in one["evaluations"]], abs=2e-3)
     assert part["ranks"] == 2 and sorted(f for each in part["tables"] for f in each) == list(range(26))
-    # Each rank is one of the two GPUs that share the supply.
-    assert part["supply"]["gpus"] == 2 and part["supply"]["asked_gib_s"] == pytest.approx(0.01)
-    assert part["samples_per_s"] <= 1.1 * 0.02 * 2**30 / 912
-    assert sum(part["bytes"].values()) >= part["samples"] * 912
-    assert record["feed"]["world"] == 2 and (tmp_path / "log.txt").exists()
+    assert sum(part["bytes"].values()) >= part["samples"] * 912 and record["feed"]["world"] == 2
 
 
 @pytest.mark.promise("TRN-57")
-def test_what_ranks_cannot_do_is_refused_once_with_what_to_type(folder: Path, tmp_path: Path) -> None:
-    for words, code, said in (
-        (("--gpus", "8", "--supply", "0.1"), 2, "try: --gpus 2, or torchrun --nproc-per-node 8"),
-        (("--seeds", "2"), 2, "torchrun … --seed 0"),
-        (("--batch-size", "255"), 2, "try: --batch-size 256"),
-    ):
-        done = forebay(folder, *words)
-        assert done.returncode != 0 and done.stderr.count(said) == 1, (words, done.stderr)
-        assert f"exitcode  : {code} " in done.stderr.replace("exitcode : ", "exitcode  : "), done.stderr
-
-
-def started(*words: object) -> subprocess.Popen[str]:
-    """torchrun in a process group of its own, which stays."""
-    return subprocess.Popen(
-        [*TORCHRUN, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    )
-
-
-def ranks_of(launcher: subprocess.Popen[str]) -> dict[int, int]:
-    """Process numbers of the ranks."""
-    found = {}
-    for process in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
-        for word in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
-            if word.startswith(b"RANK="):
-                found[int(word[5:])] = int(process)
-    return found
+def test_what_ranks_cannot_do_is_refused_once_with_what_to_type(ran: tuple[Any, list[Any]]) -> None:
+    for n, (words, _, code, said) in enumerate(REFUSED, 1):
+        first, second = ran[1][0][n], ran[1][1][n]
+        assert first[0] == second[0] == code and said in first[2], (words, first, second)
+        # A device is asked for before the ranks know each other.
+        assert second[2] == "" or words[0] == "--device", second
 
 
 TRAINING = """
 import sys
-import time
 from forebay.train import run
 from forebay.cli import main
 look = run.Fed._look
@@ -148,34 +161,50 @@ main(["train", "dlrm", *sys.argv[2:]])
 """
 
 
-def trains(folder: Path, tmp_path: Path, *words: str) -> subprocess.Popen[str]:
+def trains(folder: Path, tmp_path: Path) -> subprocess.Popen[str]:
     """A training without an end, in its steps."""
     (tmp_path / "train.py").write_text(TRAINING)
-    endless = ("--target-auc", "none", "--samples", "1000000000", "-o", str(tmp_path / "o.json"))
-    launcher = started(tmp_path / "train.py", tmp_path / "o", "--dir", folder, *FAST, *endless, *words)
-    deadline = time.monotonic() + 180
+    endless = ("--target-auc", "none", "--samples", "1000000000", "-o", tmp_path / "o.json")
+    words = [*TORCHRUN, tmp_path / "train.py", tmp_path / "o", "--dir", folder, *FAST, *endless]
+    with (tmp_path / "said").open("w") as said:
+        launcher = subprocess.Popen([*map(str, words)], stdout=said, stderr=said, text=True, env=environment())
+    deadline = time.monotonic() + 240
     while not (tmp_path / "o.begun").exists():
-        assert launcher.poll() is None and time.monotonic() < deadline, launcher.communicate()
+        if launcher.poll() is not None or time.monotonic() > deadline:
+            launcher.send_signal(signal.SIGINT)
+            launcher.wait(60)
+            raise AssertionError((tmp_path / "said").read_text())
         time.sleep(0.05)
     return launcher
+
+
+def ranks_of(launcher: subprocess.Popen[str]) -> dict[int, int]:
+    """Process numbers of the ranks."""
+    found = {}
+    for process in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+        for word in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+            if word.startswith(b"RANK="):
+                found[int(word[5:])] = int(process)
+    return found
 
 
 @pytest.mark.promise("TRN-57")
 def test_a_rank_that_dies_is_named_and_what_was_measured_stays(folder: Path, tmp_path: Path) -> None:
     launcher = trains(folder, tmp_path)
     os.kill(ranks_of(launcher)[1], signal.SIGKILL)
-    _, said = launcher.communicate(timeout=180)
-    assert launcher.returncode != 0 and "forebay: rank 1: has ended" in said, said
+    assert launcher.wait(200) != 0
+    said = (tmp_path / "said").read_text()
+    assert "forebay: rank 1: has ended" in said, said
     part = json.loads((tmp_path / "o.json").read_text())["train"]
-    assert part["samples"] >= 512 and "has ended" in part["failed"] and part["batch_hash"] is None
+    assert part["samples"] >= 2 * BATCH and "has ended" in part["failed"] and part["batch_hash"] is None
 
 
 @pytest.mark.promise("TRN-57", "TRN-10")
 def test_an_interrupt_stops_all_ranks_after_one_step_and_keeps_what_was_measured(folder: Path, tmp_path: Path) -> None:
     launcher = trains(folder, tmp_path)
     launcher.send_signal(signal.SIGINT)
-    launcher.communicate(timeout=180)
+    launcher.wait(200)
     record = json.loads((tmp_path / "o.json").read_text())
     part = record["train"]
-    assert record["result"]["interrupted"] and part["samples"] >= 512 and part["samples"] % 256 == 0
-    assert part["batch_hash"] and part["batch_hash_at"][0]["samples"] == 256
+    assert record["result"]["interrupted"] and part["samples"] >= 2 * BATCH and part["samples"] % BATCH == 0
+    assert part["batch_hash"] and part["batch_hash_at"][0]["samples"] == BATCH
