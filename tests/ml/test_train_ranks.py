@@ -146,6 +146,58 @@ def test_what_ranks_cannot_do_is_refused_once_with_what_to_type(ran: tuple[Any, 
         assert second[2] == "" or words[0] == "--device", second
 
 
+FUSED = """
+import os, sys, numpy, torch
+from forebay.model_runs import device_of
+from forebay.train import data, fused, ranks, split
+
+rows, out, batch, cap, rate = torch.from_numpy(numpy.load(sys.argv[1])), sys.argv[2], *map(float, sys.argv[3:])
+batch, device = int(batch), ranks.device_of("test", None, device_of)
+with ranks.joined(torch, device) as group:
+    model = split.Model(group, data.tables(int(cap)), 1, device, rate, half=False)
+    if device == "cpu":
+        fused.BLOCK = 1 << 17
+        model._fused = fused.Step(model._net, model.counts, rate, model._wrong, exchange=model._exchange)
+    assert model._fused is not None
+    losses = []
+    for at in range(0, len(rows), batch):
+        model.step(rows[at + batch // 2 * group.rank :][: batch // 2].to(device))
+        losses.append(float(model.loss))
+    assert model.problem() is None
+    if group.rank == 0:
+        numpy.save(out, losses)
+    model.close()
+    group.conclude(lambda: 0)
+"""
+
+
+@pytest.mark.promise("TRN-57", "TRN-20")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_fused_steps_of_two_ranks_have_the_losses_of_one_process(tmp_path: Path, device: str) -> None:
+    """By Triton's interpreter, or on two GPUs, where most of the steps are replayed graphs."""
+    import torch
+    from forebay.train import data, dlrm
+
+    pytest.importorskip("triton")
+    on_gpu = device != "cpu"
+    if torch.cuda.device_count() < 2 if on_gpu else torch.cuda.is_available():
+        pytest.skip(f"{torch.cuda.device_count()} GPUs: two are needed, or none for the interpreter")
+    cap, batch, steps, rate = (1000, 512, 100, 5e-5) if on_gpu else (30, 2, 2, 5e-4)
+    rows = data.Teacher(5, cap).rows(0, 0, batch * steps)[0]
+    np.save(tmp_path / "rows.npy", rows)
+    (tmp_path / "fused.py").write_text(FUSED)
+    words = [tmp_path / "fused.py", tmp_path / "rows.npy", tmp_path / "out.npy", batch, cap, rate]
+    own = environment() | ({} if on_gpu else {"TRITON_INTERPRET": "1"})
+    done = subprocess.run([*TORCHRUN, *map(str, words)], capture_output=True, text=True, timeout=280, check=False, env=own)
+    assert done.returncode == 0, done.stderr
+    alone, expected = dlrm.Model(data.tables(cap), 1, device, rate, half=False), []
+    for at in range(0, len(rows), batch):
+        alone.step(torch.from_numpy(rows[at : at + batch]).to(device))
+        expected.append(float(alone.loss))
+    # As far as losses of one GPU are from themselves with each batch's samples reversed.
+    assert np.load(tmp_path / "out.npy") == pytest.approx(expected, rel=1e-3 if on_gpu else 2e-5)
+
+
 TRAINING = """
 import sys
 from forebay.train import run
