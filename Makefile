@@ -33,8 +33,8 @@ MOMENTS ?= 100
 TEST_WORKERS ?= $(shell echo $$(( 2 * $$(nproc) < 8 ? 2 * $$(nproc) : 8 )))
 PYTEST := $(BIN)/python -m pytest
 STEP := .ci/step
-# Of each property an eighth of proptest's usual cases; `make soak` and `make fuzz` try more.
-RUST_TESTS := env PROPTEST_CASES=32 RUST_TEST_THREADS=$(TEST_WORKERS) .ci/rust-tests
+# Of each property a sixteenth of proptest's usual cases; `make soak` and `make fuzz` try more.
+RUST_TESTS := env PROPTEST_CASES=16 RUST_TEST_THREADS=$(TEST_WORKERS) .ci/rust-tests
 # Those of guests are looked at by mypy; importing them in each worker takes seconds.
 PYTHON_TESTS = $(PYTEST) -n $(TEST_WORKERS) --dist worksteal --durations 10 --ignore tests/vm --ignore tests/ml \
 	-m "not vm and not wheel and not long and not soak and not ml" $(ARGS)
