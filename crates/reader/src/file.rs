@@ -1,7 +1,6 @@
 //! A file that is open for feeding: buffered, by O_DIRECT, and mapped.
 
 use super::choice::{Carrier, Choice, Load, Noted};
-use super::few_rows::LastSeen;
 use super::map::Map;
 use super::place::{Address, Range};
 use super::rows::{Fetch, Layout, COPIED_ROW_BYTES_MAX, ROW_BYTES_MAX};
@@ -510,6 +509,19 @@ impl Reader {
     /// Waits until no request reads from it.
     pub fn settle(&self) {
         self.under_way.wait();
+    }
+}
+
+/// Identity of a file's content after its last reading.
+#[derive(Default)]
+pub(super) struct LastSeen(Mutex<Option<Stamp>>);
+
+impl LastSeen {
+    /// Returns whether the content is as it was at the call before.
+    pub(super) fn is_still(&self, now: Stamp) -> bool {
+        // Not held long; and held by nobody where this process was forked meanwhile.
+        let Ok(mut last) = self.0.try_lock() else { return false };
+        last.replace(now) == Some(now)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The threads that do the reading: started when first needed, shared by all that is open in the process.
 
+use super::few_rows::COPIED_WAITING_MAX;
 use super::processors::{self, ALL_MAX, WORKERS_MAX};
 use super::request::Request;
 use super::worker::{self, copied_here, Worker};
@@ -12,10 +13,9 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
-/// Bytes that the thread that asks copies by itself: as many as take it no longer than handing them to another; where it
-/// would only wait, as many as take the others no less processor time.
+/// Bytes that the thread that asks copies by itself although it doesn't wait: as many as take it no longer than handing them to
+/// another.
 const COPIED_ASIDE_MAX: u64 = 512 << 10;
-pub(super) const COPIED_WAITING_MAX: u64 = 2 << 20;
 /// Bytes of a request that the thread that waits for it helps with: those of a fraction of a second, in which it handles
 /// no signal.
 const HELPED_MAX: u64 = 256 << 20;
