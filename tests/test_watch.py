@@ -154,7 +154,7 @@ def test_one_that_never_reads_has_no_workload(forebay: Forebay, tmp_path: Path) 
 
 OWN = """
 import sys, time
-with open(sys.argv[1], "w+b", 0) as file:
+with open(sys.argv[1], "r+b", 0) as file:
     file.write(bytes(int(sys.argv[2])))
     for again in range(3):
         file.seek(0)
@@ -175,6 +175,7 @@ def seen(forebay: Forebay, file: Path, of: str, *flags: object) -> dict[str, Any
 @pytest.mark.promise("WAT-1", "WAT-4")
 def test_what_was_seen_instead_of_data_is_told_with_what_to_type(forebay: Forebay, tmp_path: Path) -> None:
     file = tmp_path / "own.bin"
+    file.write_bytes(bytes(1 << 20))  # it may be looked at before it is written to
     record = seen(forebay, file, "written")
     assert record["files"]["data"] is None and record["files"]["written"] == 1
     why = record["missing"]["workload"]
