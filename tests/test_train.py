@@ -373,7 +373,7 @@ def test_advice_of_what_was_not_measured_says_so() -> None:
 
 
 def asked(folder: Path, **more: Any) -> command.Request:
-    settings = {"samples": 4096, "peak_s": 0.04, "check_s": 0.02, **more}
+    settings = {"samples": 4096, "peak_s": 0.02, "check_s": 0.01, **more}
     return command.Request(data.open_folder(folder), supply.parse(settings.pop("supply", None)), 256, **settings)
 
 
@@ -400,7 +400,7 @@ def a_peak_of_few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.promise("TRN-5", "TRN-9")
 def test_supplies_and_cache_states_see_the_same_batches_and_reach_the_same_quality(folder: Path, trained: str) -> None:
     # A seventh of what the loader brings where other work has both processors.
-    others = [ran(folder, **more)[0]["train"] for more in ({"supply": "0.003"}, {"cache": "warm"}, {"samples": 2048})]
+    others = [ran(folder, **more)[0]["train"] for more in ({"supply": "0.003"}, {"cache": "warm"}, {"samples": 1024})]
     found = [json.loads(trained)["train"], *others]
     assert len({f["batch_hash"] for f in found[:3]}) == 1 and len({f["quality"] for f in found[:3]}) == 1
     assert found[3]["batch_hash_at"] == found[0]["batch_hash_at"][: len(found[3]["batch_hash_at"])]
