@@ -103,6 +103,7 @@ QUESTIONS = (
             Part("feed", only=".*samples, shuffled"),
             Part("feed", only=".*into a GPU", others="torch"),
             Part("train", as_is=()),
+            Part("train_ranks"),
             Part("train_models", as_is=("model",)),
             Part("gnn", as_is=("features",)),
             Part("infer", as_is=()),
@@ -282,8 +283,8 @@ INTERVAL = re.compile(r", 95 % interval ([\d.]+) to ([\d.]+)")
 def about(result: dict[str, Any]) -> str:
     """A result's command, machine and date, and the bounds that don't hold."""
     command = result["command"].removeprefix("python bench/").replace(" --dir DIR", "")
-    run = f", {result['seconds']:g} s a run" if result["seconds"] else ""
-    told = f"`{command}`{run}, {kept.kind(result['machine'])}, {result['date']} ({result['commit']})"
+    run = f", {result['seconds']:g} s" if result["seconds"] else ""
+    told = f"`{command}`{run}, {kept.kind(result['machine'])}, {result['date']}"
     bounds = result["bounds"]
     # The median alone: how far it ranges is in the data, and where it decides is in the tables.
     missed = [b["bound"] + (f": {shown(b['value']).partition(' (')[0]}" if b["value"] else "") for b in bounds if not b["holds"]]
