@@ -86,13 +86,14 @@ QUESTIONS = (
     ),
     Question(
         "Rows into the GPU",
-        "How many short rows a second, at what CPU time, beside PyTorch, KvikIO and the link? What does `auto` do?",
+        "How many short rows a second, at what CPU time, beside PyTorch, KvikIO, NumPy and the link? What does `auto` do?",
         (
             Part("rows", only="(4096|912|128) bytes$", others="torch"),
             Part("rows", only="4096 bytes$", others="KvikIO"),
             Part("rows", only="4096 bytes$", others="kernel|16 threads"),
             Part("rows", only=".*(bounce|disk)$"),
             Part("rows", only="(128|912|4096|65536)$", as_is=("rows a call",)),
+            Part("rows_host", only="8192 rows of 912", others=".*memmap"),
         ),
     ),
     Question(
@@ -283,8 +284,7 @@ INTERVAL = re.compile(r", 95 % interval ([\d.]+) to ([\d.]+)")
 def about(result: dict[str, Any]) -> str:
     """A result's command, machine and date, and the bounds that don't hold."""
     command = result["command"].removeprefix("python bench/").replace(" --dir DIR", "")
-    run = f", {result['seconds']:g} s" if result["seconds"] else ""
-    told = f"`{command}`{run}, {kept.kind(result['machine'])}, {result['date']}"
+    told = f"`{command}`, {kept.kind(result['machine'])}, {result['date']}"
     bounds = result["bounds"]
     # The median alone: how far it ranges is in the data, and where it decides is in the tables.
     missed = [b["bound"] + (f": {shown(b['value']).partition(' (')[0]}" if b["value"] else "") for b in bounds if not b["holds"]]
