@@ -72,7 +72,9 @@ def test_few_cached_rows_are_copied_by_the_thread_that_asks(path: Path) -> None:
         # More than a thread copies while others could help.
         many = np.zeros((5000, ROW), np.uint8)
         file.gather(drawn(5000), ROW, many, start=4)
-        assert (many == TABLE[drawn(5000)]).all() and feeding()
+        assert (many == TABLE[drawn(5000)]).all()
+        # They take their names once they run: the caller may have copied everything before.
+        processes.wait_until(feeding, "the pool's threads are there")
 
 
 @pytest.mark.promise("PYT-28")
