@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import shutil
@@ -35,6 +36,9 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "ml": (lambda: importlib.util.find_spec("torch") is not None, "needs PyTorch; try: make test-ml"),
     "gpu": (lambda: os.path.exists("/dev/nvidiactl"), "needs an NVIDIA GPU (/dev/nvidiactl is absent)"),
 }
+
+# What collecting makes stays until the end: a third of its time would go into looking for garbage among it.
+gc.disable()
 
 # What is printed is judged as most terminals show it; tests of the locale C name it themselves.
 for _name in ("LC_ALL", "LC_CTYPE", "LANG"):
@@ -102,6 +106,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
         if item.get_closest_marker("wheel") and not config.getoption("--wheel"):
             item.add_marker(pytest.mark.skip(reason="needs a wheel; try: make wheel"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
