@@ -16,6 +16,7 @@ from forebay.bench import summary
 from forebay.export.columns import COLUMNS, rows
 from forebay.report.load import Entry
 from forebay.stats import mean_interval
+from properties import parametrized
 
 
 def bench(*arguments: Any, cwd: Path, code: int = 0) -> dict[str, Any]:
@@ -30,18 +31,15 @@ SMALL = ("--cache", "allow", "--io-size", "4k", "--warmup", "0")
 
 
 @pytest.mark.promise("BEN-2")
-@pytest.mark.parametrize(
-    ("op", "distribution"),
-    [("randwrite", "uniform"), ("randwrite", "zipf:1.1")],
-)
-def test_the_same_seed_touches_the_same_blocks(tmp_path: Path, op: str, distribution: str) -> None:
+@parametrized("distribution", ["uniform", "zipf:1.1"], kept=(1,))
+def test_the_same_seed_touches_the_same_blocks(tmp_path: Path, distribution: str) -> None:
     """As many writes as there are blocks, each drawn anew, leave holes in a sparse file: the footprint of the run."""
 
     def footprint(name: str, seed: int) -> set[int]:
         target = tmp_path / name
         with target.open("wb") as file:
             file.truncate(4 << 20)
-        job = ("--op", op, "--distribution", distribution, "--seed", seed, "--passes", 1, "--depth", 1)
+        job = ("--op", "randwrite", "--distribution", distribution, "--seed", seed, "--passes", 1, "--depth", 1)
         record = bench(target, "--overwrite", target, *SMALL, *job, cwd=tmp_path)
         assert record["result"]["ios"] == 1024
         data = target.read_bytes()

@@ -39,6 +39,7 @@ def interrupt(run: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.promise("FLT-3")
 def test_a_file_cut_off_while_it_is_read_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
     target = tmp_path / "data"

@@ -72,6 +72,7 @@ def measured(blocked: Terminal, folder: Path, *arguments: Any, code: int, during
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.promise("REC-8")
 @parametrized("view", [[], ["--live"]], kept=(0,))
 def test_cpu_is_of_the_run_whatever_becomes_of_its_terminal(blocked: Terminal, tmp_path: Path, view: list[str]) -> None:

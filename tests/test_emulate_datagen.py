@@ -237,6 +237,7 @@ def test_the_verb_says_what_it_would_make_and_makes_it(tmp_path: Path, forebay: 
     assert forebay(*asked, "--io-size", "1000").returncode == 2
 
 
+@pytest.mark.long
 def test_the_verb_on_ctrl_c_says_what_stays(tmp_path: Path) -> None:
     words = ["emulate", "datagen", "--workload", "cosmoflow", "--files", "400", "--workers", "1"]
     # Small writes past the page cache: so many files take tens of seconds on any disk.

@@ -90,6 +90,7 @@ def test_accelerators_that_a_known_supply_cannot_feed_fail(forebay: Run, data: P
     assert "fails, 90 % is needed" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.promise("EMU-30", "TRA-42")
 def test_a_damaged_record_is_named_or_passed_over(forebay: Run, data: Path) -> None:
     victim = data / "train" / f"img_33_of_{FILES}.npz"

@@ -68,7 +68,7 @@ def exact(record: dict[str, Any]) -> int:
         ("gds", ["--allow-compat"], "gds-compat", "compat_bytes"),
         ("auto", [], "mapped", "mapped_bytes"),
     ],
-    kept=(0, 1, 2),
+    kept=(0, 1),
 )
 def test_batches_reach_the_gpu_by_every_way_and_the_page_says_so(
     gpu: Gpu, words: list[str], tmp_path: Path, path: str, flags: list[str], ran: str, way: str
@@ -113,6 +113,7 @@ def test_compatibility_mode_wants_leave(gpu: Gpu, words: list[str]) -> None:
         assert done.exit == 3 and "--allow-compat" in done.err, done.err
 
 
+@pytest.mark.long
 @pytest.mark.promise("TRA-37")
 @parametrized("path", ["bounce", "mapped", "gds"], kept=(0,))
 def test_ctrl_c_keeps_what_was_measured_and_every_byte_of_it(

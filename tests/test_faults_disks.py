@@ -42,7 +42,7 @@ pytestmark = pytest.mark.root
 
 
 @pytest.mark.promise("FLT-11")
-@pytest.mark.parametrize("op", ["write", "randwrite"])
+@parametrized("op", ["write", "randwrite"], kept=(1,))
 def test_a_device_is_not_written_to_unless_it_is_named(run: Run, loop: Callable[..., Path], op: str) -> None:
     device, other = loop(), loop()
     before = device.read_bytes()
@@ -270,6 +270,7 @@ def as_them(them: OtherUser, *arguments: object, before: tuple[str, ...] = ()) -
     return done
 
 
+@pytest.mark.long
 @pytest.mark.promise("FLT-2")
 def test_a_directory_without_permission_is_named(somebody: OtherUser) -> None:
     file = somebody.readable("closed/f", MIB)

@@ -234,6 +234,7 @@ assert cancelled
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("PYT-6")
 def test_many_threads_feed_one_gpu(scenario: Scenario) -> None:
     scenario("""

@@ -33,7 +33,7 @@ for batch in host: del batch
 
 
 @pytest.mark.promise("FEED-12")
-@parametrized("path", ["auto", "mapped", "bounce"], kept=(1, 2))
+@parametrized("path", ["auto", "mapped", "bounce"], kept=(1,))
 def test_batches_on_a_gpu_are_what_the_host_would_get_by_every_path(scenario: Scenario, path: str) -> None:
     scenario(
         LOADER
@@ -64,6 +64,7 @@ assert left["registrations"] == left["streams"] == left["events"] == 0, left
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("FEED-12")
 def test_a_resumed_epoch_adds_up_also_where_the_gpu_computes_the_order(scenario: Scenario) -> None:
     scenario(

@@ -44,6 +44,7 @@ def settled():
 """
 
 
+@pytest.mark.long
 @pytest.mark.promise("GPU-23")
 @pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_both_ends_meet_and_every_byte_is_right(scenario: Scenario, times: int) -> None:

@@ -65,6 +65,7 @@ def test_a_file_that_is_missing_is_named_as_fio_names_it(bench: Any) -> None:
     assert done.returncode == 2 and "there is no file called b.0.0 in it" in done.stderr, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-10")
 def test_sections_together_each_move_theirs(bench: Any, tmp_path: Path) -> None:
     text = "[global]\nbs=64k\n[a]\nfilename=fa\nsize=1m\n[b]\nfilename=fb\nsize=2m\n[c]\nstonewall\nfilename=fa\n"

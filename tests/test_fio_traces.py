@@ -95,7 +95,7 @@ def test_a_file_is_traced_in_both(tool: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("BEN-34")
-@pytest.mark.parametrize("jobs", [6, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("jobs", [3, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
 def test_random_walks_go_where_those_of_fio_go_or_are_refused_by_name(jobs: int, tmp_path: Path) -> None:
     if shutil.which("fio") is None or not os.access("/dev/fuse", os.W_OK) or os.geteuid() != 0:
         pytest.skip("needs fio, /dev/fuse and root; apt install fio")

@@ -147,7 +147,7 @@ def test_sections_of_a_file_are_entries_by_group_as_in_fio(data: Path) -> None:
 
 @needs_fio
 @pytest.mark.promise("BEN-48")
-@pytest.mark.parametrize("every", ["", "--log_avg_msec=20"])
+@parametrized("every", ["", "--log_avg_msec=20"], kept=(0,))
 def test_logs_are_fios(every: str, data: Path) -> None:
     """The same files, columns and counts; without averaging the I/Os in fio's order."""
     timed = "--time_based --runtime=1" if every else "--size=1m"

@@ -149,6 +149,7 @@ def test_serve_lives_as_the_command_does(forebayd, forebay, tmp_path, number):
     assert re.match(r"served    [1-9].* read, 0 B written in ", out), out
 
 
+@pytest.mark.long
 @pytest.mark.promise("TGT-16")
 def test_a_killed_server_is_started_again_at_once(forebayd, tmp_path):
     """The kernel closes a killed process's rings, and with them a written file's lock, behind its end."""

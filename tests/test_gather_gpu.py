@@ -142,6 +142,7 @@ for prefer in ("speed", 3, ""):
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("PYT-14")
 @parametrized("settings", ["", "delay_us=3000"], kept=(1,))
 def test_rows_of_a_file_that_changes_are_of_one_file_or_an_error(scenario: Scenario, settings: str) -> None:
@@ -251,6 +252,7 @@ with forebay.open(path, "mapped") as file:
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("PYT-16")
 def test_a_row_that_comes_twice_is_fetched_once(scenario: Scenario) -> None:
     scenario(
@@ -339,6 +341,7 @@ forebay.release()
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("PYT-15")
 @parametrized("way", ["mapped", "bounce", pytest.param("auto", marks=pytest.mark.long)], kept=(0,))
 def test_several_files_are_one_table(scenario: Scenario, way: str) -> None:
@@ -378,6 +381,7 @@ for n in range(3):
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("PYT-17")
 def test_processors_copy_cached_rows_where_slots_are_asked_for(scenario: Scenario) -> None:
     books = scenario(
@@ -406,7 +410,7 @@ FAILING = ("cuLaunchKernel:3:719", "launch:3:719", "cuMemcpyHtoDAsync_v2:4:2", "
 
 
 @pytest.mark.promise("PYT-14")
-@parametrized("fail", FAILING, kept=(0, 3))
+@parametrized("fail", FAILING, kept=(3,))
 def test_rows_whose_fetching_fails_are_an_error_and_leave_nothing(scenario: Scenario, fail: str) -> None:
     scenario(
         ROWS

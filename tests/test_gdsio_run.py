@@ -203,6 +203,7 @@ def test_a_rehearsal_without_a_gpu_says_host(data: Path, number: int, label: str
     assert parsed(done.stdout.strip())["label"] == label
 
 
+@pytest.mark.long
 @parametrized("number", [signal.SIGINT, signal.SIGTERM], kept=(0,))
 def test_an_interrupted_run_prints_what_was_measured(data: Path, number: signal.Signals) -> None:
     words = ["gdsio", "-D", data, *"-w 2 -s 4M -i 64k -x 1 -I 2 -T 3600".split()]
@@ -236,6 +237,7 @@ def test_a_seed_other_than_the_files_own_is_refused_by_name(data: Path) -> None:
     assert gdsio(*read, "-k", 7).returncode == 0 and gdsio(*read).returncode == 0
 
 
+@pytest.mark.long
 def test_what_was_written_without_v_is_not_read_with_it(tmp_path: Path) -> None:
     words = ("-D", tmp_path, *"-w 2 -s 4M -i 64k -x 1".split())
     assert gdsio(*words, "-I", 1).returncode == 0

@@ -341,6 +341,7 @@ def test_a_table_is_made_and_saved_from_end_to_end(stubs: Path, tmp_path: Path) 
 # Files and lines ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_small_files_are_made_once_and_extras_go(tmp_path: Path) -> None:
     made = small_files.make(tmp_path, 1500, 512)
     assert made == small_files.names(str(tmp_path)) and {os.path.getsize(f) for f in made} == {512}

@@ -5,6 +5,7 @@ FOREBAY_TEST_SEED=N brings the same moments again; FOREBAY_TEST_MOMENTS=N sends 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -37,11 +38,11 @@ PHASES: dict[str, tuple[tuple[str, ...], float]] = {
     "write": (("w", "--op", "write", "--file-size", "32m", "--sync", "end", "--duration", "5"), 2.0),
     "verified write": (("w", "--op", "randwrite", "--file-size", "8m", "--verify"), 2.0),
 }
-# `make test` sends one of the two signals in each phase.
+# `make test` sends one signal in each of these.
+SHORT = {("files are made", signal.SIGINT), ("measure", signal.SIGTERM), ("repeats", signal.SIGTERM), ("write", signal.SIGINT)}
 EACH = [
-    pytest.param(phase, number, id=f"{phase}-{number.name.lower()}", marks=[pytest.mark.long] * ((row + column) % 2))
-    for row, phase in enumerate(PHASES)
-    for column, number in enumerate((signal.SIGINT, signal.SIGTERM))
+    pytest.param(*row, id=f"{row[0]}-{row[1].name.lower()}", marks=[] if row in SHORT else [pytest.mark.long])
+    for row in itertools.product(PHASES, (signal.SIGINT, signal.SIGTERM))
 ]
 
 
@@ -225,6 +226,7 @@ cli.main(sys.argv[1:])
 """
 
 
+@pytest.mark.long
 def test_a_sweep_that_is_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(
         '[job]\nsource = "nil:"\nduration = 0.2\n[matrix]\ndepth = [1, 2, 4, 8]\n'

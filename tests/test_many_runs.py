@@ -55,6 +55,7 @@ def test_a_sweep_of_a_file_writes_records_that_read_back(forebay: Run, tmp_path:
     assert gate.returncode == 0 and "not worse" in gate.stdout, gate.stderr
 
 
+@pytest.mark.long
 @pytest.mark.promise("CMD-10")
 @parametrized("number", [signal.SIGINT, signal.SIGTERM], kept=(0,))
 def test_a_signal_within_a_run_keeps_it_as_partial_and_the_sweep_goes_on(
@@ -112,6 +113,7 @@ def test_a_missing_file_is_named_before_any_pair(forebay: Run, tmp_path: Path) -
     assert done.returncode in (2, 3) and "A (depth=1)" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_file_is_tuned_and_the_printed_command_runs(forebay: Run, data: Path) -> None:
     import shlex
 

@@ -38,6 +38,7 @@ def test_a_model_that_its_host_holds_up_is_said_to_be_off_and_required_ends_with
     assert "Limited by the host, not the model" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-19")
 def test_a_law_is_told_or_its_absence_explained(tmp_path: Path) -> None:
     for source, *more in ((f"{MODEL}&time=real",), (f"{MODEL}&time=real", "--repeat", 2), (MODEL,), ("nil:",)):

@@ -276,6 +276,7 @@ def test_a_rank_that_breaks_ends_the_run_and_what_was_measured_is_kept(tmp_path)
     assert [h["failure"] is None for h in saved["result"]["hosts"]] == [True, False]
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-33")
 @needs_mpi
 def test_a_plan_that_one_rank_refuses_runs_nowhere(tmp_path):
@@ -300,6 +301,7 @@ def test_ctrl_c_at_mpirun_keeps_what_was_measured(tmp_path):
     assert kept and all(k["result"]["interrupted"] and k["result"]["ios"] for k in kept)
 
 
+@pytest.mark.long
 @needs_mpi
 def test_a_dry_run_is_printed_once(tmp_path):
     code, out, err = mpirun(tmp_path, "bench", "/data", "--dry-run")

@@ -76,6 +76,7 @@ def test_a_saved_calibration_plans_as_its_runs_do_without_records_or_catalogue(f
     assert {p["source"] for p in found["parameters"]} >= {"calibrated"}
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-15")
 def test_every_planning_verb_takes_it(folder: Path, tmp_path: Path) -> None:
     use = ("--calibration", folder / "mine.json")

@@ -101,6 +101,7 @@ def test_a_slow_disk_never_feeds_more_than_its_rate_does(draws: int) -> None:
         assert most <= passing(rate * 1.01 * drives, asked.ask), (SEED, sheet.name, rate, drives, workload, accelerator)
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-20")
 def test_what_is_not_given_is_a_result() -> None:
     found, code = plan("recommend", "--accelerators", "8", "--workload", "unet3d")
@@ -240,6 +241,7 @@ def test_hosts_share_local_drives_evenly_and_have_a_dpu_each() -> None:
     assert one["bottleneck"] == "DPU queues" and four["throughput_gib_s"] > 2.5 * one["throughput_gib_s"]
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-23")
 @pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_places_and_paths_are_compared_in_one_table(each: int) -> None:

@@ -140,6 +140,7 @@ def spent_s(work: Callable[[], object], enough_s: float = 0.0) -> float:
     return min(taken)
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-10")
 def test_a_head_start_ends_where_a_search_from_the_priors_does() -> None:
     """The packaged start is what calibrating anew finds, and any start, even a wrong one, leads to the same plan."""
@@ -172,6 +173,7 @@ def test_the_least_that_meets_a_target_does_and_one_less_does_not(forebay) -> No
     assert [c["drives"] for c in found["choices"]] == sorted(c["drives"] for c in found["choices"])
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-9")
 def test_a_target_that_more_drives_do_not_reach_is_answered_with_why(forebay) -> None:
     asked = ("plan", "recommend", "--accelerators", "50", "--workload", "unet3d", "--json")

@@ -98,7 +98,7 @@ def writes(target: Target) -> float:
         ("", ["--io-size", "4m", "--depth", "2"]),  # more than one command may carry
         ("", ["--io-size", "4k:68k:4k", "--depth", "8"]),
     ],
-    kept=(1, 2, 4),
+    kept=(2, 4),
 )
 def test_every_byte_that_is_read_is_the_files(forebay, target, query, arguments):
     uri = target.uri("&".join(filter(None, [query, "content=forebay.0"])))
@@ -247,6 +247,7 @@ def test_a_target_killed_and_started_again_under_a_verifying_run_loses_nothing(c
     assert errors["failed"] == errors["verify_failed"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.promise("SRV-11")
 def test_a_target_that_ends_for_good_fails_the_run_and_keeps_what_was_measured(target):
     run = Bench(target.uri(SOON), "--io-size", "64k", "--depth", "8", "--duration", "600", "--warmup", "0")

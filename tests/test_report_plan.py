@@ -41,6 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return page
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-12")
 @browser
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
@@ -100,6 +101,7 @@ def test_without_plan_the_report_stays_free_of_scripts(tmp_path: Path) -> None:
     assert "<script" not in text and "script-src" not in text
 
 
+@pytest.mark.long
 def test_runs_that_cannot_calibrate_are_said_to_and_the_data_sheet_stands_in(tmp_path: Path) -> None:
     for documents, said in (
         ([record("gds", gib_s=5.0)], "all have the same settings"),

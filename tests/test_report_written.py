@@ -68,7 +68,7 @@ def test_the_same_records_give_the_same_page(tmp_path: Path) -> None:
     assert page_of(tmp_path, *lines, charts=HAS_CHARTS) == page_of(tmp_path, *lines, charts=HAS_CHARTS)
 
 
-@pytest.mark.parametrize("with_charts", [False, pytest.param(True, marks=charts)])
+@pytest.mark.parametrize("with_charts", [False, pytest.param(True, marks=[charts, pytest.mark.long])])
 def test_nothing_in_a_record_becomes_markup(tmp_path: Path, with_charts: bool) -> None:
     second = record(label="=cmd|' /C calc'!A0")
     evil_documents = [

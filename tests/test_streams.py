@@ -35,7 +35,7 @@ def started_without(number: int, cwd: Path, *arguments: str) -> subprocess.Popen
 
 
 @pytest.mark.promise("FLT-22")
-@pytest.mark.parametrize("number", [0, 1, 2])
+@parametrized("number", [0, 1, 2], kept=(1,))
 def test_a_closed_stream_changes_neither_the_code_nor_a_file(tmp_path: Path, number: int) -> None:
     process = started_without(number, tmp_path, *BENCH, "-o", "r.json")
     out, err = process.communicate(timeout=processes.PATIENCE_S)
@@ -46,6 +46,7 @@ def test_a_closed_stream_changes_neither_the_code_nor_a_file(tmp_path: Path, num
     assert process.returncode == 2
 
 
+@pytest.mark.long
 @pytest.mark.promise("FLT-22")
 @pytest.mark.parametrize("encoding", ["ascii", *(pytest.param(e, marks=pytest.mark.long) for e in ("latin-1", "cp1252"))])
 def test_an_encoding_that_lacks_a_character_is_no_obstacle(run: Run, encoding: str, tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ MEASURING = (
 
 @pytest.mark.promise("FLT-22")
 @parametrized("arguments", MEASURING, ids=lambda a: " ".join(a[:2]), kept=(0, 2))
-@pytest.mark.parametrize("as_json", [(), ("--json",)], ids=["words", "json"])
+@parametrized("as_json", [(), ("--json",)], ids=["words", "json"], kept=(1,))
 def test_what_a_full_output_does_not_take_is_kept_in_a_file(
     forebay: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, arguments: tuple[str, ...], as_json: tuple[str, ...]
 ) -> None:

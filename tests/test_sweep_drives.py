@@ -19,6 +19,7 @@ from forebay.sweep import drives
 from forebay.sweep.file import parse, presets
 from forebay.train import advice, scaling, supply
 from forebay.units import GIB
+from properties import parametrized
 
 PEAK = 400_000.0
 # Of one GPU at full size, and the bytes of a sample, of models that aren't DLRM.
@@ -119,7 +120,7 @@ def test_its_systems_are_the_published_ones() -> None:
 
 
 @pytest.mark.promise("TRN-21")
-@pytest.mark.parametrize("system", ["d74h-7u", "D54U-3U"])
+@parametrized("system", ["d74h-7u", "D54U-3U"], kept=(1,))
 def test_a_model_that_obeys_the_law_lies_on_the_planned_line(system: str, ideal: list[supply.Supply], capsys: Any) -> None:
     """Scaled to its own peak, its minutes are the system's, whatever its peak is: within 3 % of what plan says in all cells."""
     found = swept(capsys, "drive-scaling", "--system", system, "--scale-to-peak")

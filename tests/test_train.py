@@ -27,7 +27,7 @@ from properties import examples
 
 Forebay = Callable[..., subprocess.CompletedProcess[str]]
 
-ROWS, EVALUATION, CAP = 20_000, 3_000, 50
+ROWS, EVALUATION, CAP = 8_192, 3_000, 50
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_the_toy_learns_and_a_seed_decides_its_weights(folder: Path, words: Any)
     found = []
     for seed in (1, 1, 2):
         model = toy.Model(data.tables(CAP), seed)
-        for at in range(0, 12_800, 256):
+        for at in range(0, ROWS, 256):
             model.step(words[at : at + 256])
         found.append(data.auc(model.scores(rows), rows[:, 0]))
         assert model.problem() is None
@@ -494,7 +494,7 @@ def test_the_command_refuses_what_cannot_be(forebay: Forebay, folder: Path, tmp_
     for words, code, said in [
         (("--target-auc", "0.99"), 2, "the best that can be reached"), (("--target-auc", "x"), 2, "not between 0.5"),
         (("--path", "gds"), 2, "doesn't read by gds"), (("--path", "mapped"), 2, "runs on the CPU"),
-        (("--batch-size", "1000000"), 2, "20,000 rows"), (("--data-seed", "6"), 2, "has 5"),
+        (("--batch-size", "1000000"), 2, "8,192 rows"), (("--data-seed", "6"), 2, "has 5"),
         (("--supply", "100000"), 3, "the loader brings"), (("--supply", "0.00001"), 2, "a batch of 512 takes"),
         (("--learning-rate", "0"), 2, "no rate above 0"),
     ]:  # fmt: skip

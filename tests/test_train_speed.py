@@ -150,6 +150,7 @@ def test_needs_are_rate_times_the_data_sets_bytes_and_every_null_has_its_reason(
     assert part["batch_hash"] == whole.text()
 
 
+@pytest.mark.long
 @pytest.mark.promise("TRN-56")
 def test_rows_of_real_text_are_of_other_files_where_they_evaluate(tmp_path: Path, capsys: Any) -> None:
     code, out, _ = typed(capsys, "train", "datagen", "bert", "--quality", "--rows", 500, "--dir", tmp_path / "b")
