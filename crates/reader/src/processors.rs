@@ -9,7 +9,7 @@ pub(super) const ALL_MAX: usize = 64;
 
 /// As many copy rows from the page cache to host memory at nearly one's processor time a byte, and at three times its rate:
 /// of four on, they wait for each other's lines of memory (`bench/rows_host.py`).
-pub(super) const TO_HOST_MAX: usize = 3;
+const TO_HOST_MAX: usize = 3;
 
 /// Threads that the thread pool has, or will have, for most requests.
 pub fn threads() -> usize {
@@ -20,4 +20,10 @@ pub fn threads() -> usize {
 pub(super) fn all_threads() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(2, |n| n.get()).min(ALL_MAX))
+}
+
+/// Threads that copy rows from the page cache to host memory, the caller among them: half of the processors at most, since
+/// where two are all, a second one costs more processor time a row than `numpy.take` does.
+pub(super) fn to_host() -> usize {
+    (all_threads() / 2).clamp(1, TO_HOST_MAX)
 }

@@ -6,7 +6,7 @@ use super::gpu_numbers::{Given, GpuNumbers};
 use super::numbers::Copied;
 use super::pages::{Blocks, By, Pages};
 use super::place::{cut, Address, Range};
-use super::processors::{ALL_MAX, TO_HOST_MAX, WORKERS_MAX};
+use super::processors::{self, ALL_MAX, WORKERS_MAX};
 use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::REGISTERED_FOR_BYTES_MIN;
 use forebay_io::gpu::cuda::{Event, Stream};
@@ -224,7 +224,7 @@ impl Request {
     fn set_table(&mut self, reader: &Reader, table: Table) {
         if matches!(table.fetch, Fetch::Processors(_)) {
             let is_cached = table.to.gpu().is_none() && reader.whole().is_some();
-            self.workers_max = if is_cached { TO_HOST_MAX } else { ALL_MAX };
+            self.workers_max = if is_cached { processors::to_host() } else { ALL_MAX };
         }
         self.table = Some(table);
     }
@@ -463,7 +463,7 @@ impl Request {
 
     /// Returns whether all of it is copied between a mapping and host memory.
     pub(super) fn is_copied_to_host(&self) -> bool {
-        self.workers_max == TO_HOST_MAX
+        self.workers_max == processors::to_host()
     }
 
     /// Claims the reading from its end for one caller; true for that one.

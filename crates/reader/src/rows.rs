@@ -4,7 +4,7 @@
 use super::gpu_numbers::GpuNumbers;
 use super::numbers::Copied;
 use super::place::{Address, Range};
-use super::processors::{self, TO_HOST_MAX};
+use super::processors;
 use super::windows::{Gathered, Windows};
 use forebay_io::gpu::kernels::{Rows, ELSEWHERE};
 use forebay_io::machine;
@@ -190,7 +190,8 @@ impl Table {
         let part_bytes = match fetch {
             Fetch::Gpu(_) => PART_BYTES,
             Fetch::Processors(_) => {
-                let workers = if to.gpu().is_some() { processors::all_threads() } else { TO_HOST_MAX };
+                let workers =
+                    if to.gpu().is_some() { processors::all_threads() } else { processors::to_host() };
                 copied_part_bytes(rows * layout.row_bytes, workers)
             }
         };

@@ -60,8 +60,20 @@ pub fn begin(request: &Arc<Request>, waits: bool) -> Result<(), Error> {
     if !waits || !can_help(request) {
         return submit(request);
     }
-    queue(request, request.workers_max() - 1)?;
-    help(request);
+    bring(request, request.workers_max() - 1)
+}
+
+/// Brings parts of a request, beside so many others, until none is left to take.
+fn bring(request: &Arc<Request>, others: usize) -> Result<(), Error> {
+    let mut worker = Worker::default();
+    if others == 0 {
+        (0..request.takings()).for_each(|index| worker.serve(request, index));
+        return Ok(());
+    }
+    queue(request, others)?;
+    while let Some(index) = pool().take_of(request, Range::next) {
+        worker.serve(request, index);
+    }
     Ok(())
 }
 
@@ -70,14 +82,6 @@ pub fn begin(request: &Arc<Request>, waits: bool) -> Result<(), Error> {
 fn can_help(request: &Request) -> bool {
     let is_short = request.table().is_some_and(|table| table.bytes() <= HELPED_MAX);
     is_short && request.is_copied_to_host() && copy::is_guarded_here()
-}
-
-/// Brings parts of a request until none is left to take.
-fn help(request: &Arc<Request>) {
-    let mut worker = Worker::default();
-    while let Some(index) = pool().take_of(request, Range::next) {
-        worker.serve(request, index);
-    }
 }
 
 /// Queues a request; its parts are read in order, as workers come free.
@@ -227,9 +231,10 @@ enum Next {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::processors::TO_HOST_MAX;
+    use crate::processors::to_host;
     use crate::{Address, Layout, Opening, Range, ReadPath, Reader};
     use std::io::Write;
+    use std::os::unix::fs::FileExt;
 
     #[test]
     fn cached_rows_are_copied_to_host_memory_by_the_first_workers_alone() {
@@ -255,7 +260,7 @@ mod tests {
         // Whether all of the file is cached is known once somebody has looked.
         assert_eq!(rows().workers_max(), ALL_MAX);
         assert!(reader.resident(0, 64).is_some());
-        let (rows, most) = (rows(), TO_HOST_MAX);
+        let (rows, most) = (rows(), to_host());
         let pool = ThreadPool::default();
         pool.todo().requests.extend([(rows.clone(), 0..1), (plain.clone(), 0..1)]);
         let took = |next| match next {
@@ -267,5 +272,51 @@ mod tests {
         assert!(matches!(pool.take(most, false), Next::Nothing));
         assert!(took(pool.take(most - 1, false)).is_some_and(|request| Arc::ptr_eq(&request, &rows)));
         assert!(pool.todo().requests.is_empty());
+    }
+
+    #[test]
+    fn the_thread_that_asks_brings_rows_alone_and_beside_others_or_says_why_not() {
+        const BYTES: usize = 8 << 20;
+        const LAYOUT: Layout = Layout { start: 0, step: 512, row_bytes: 512 };
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let content: Vec<u8> = (0..BYTES).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 23) as u8).collect();
+        file.write_all(&content).unwrap();
+        let reader = Arc::new(
+            Reader::open(file.path(), Opening { way: ReadPath::Host, ..Default::default() }).unwrap(),
+        );
+        let mut to = vec![0u8; BYTES];
+        let asked = |to: &mut [u8]| {
+            let numbers: Vec<u64> = (0..(BYTES / 512) as u64).rev().collect();
+            let place = Address::Host(to.as_mut_ptr() as u64);
+            Request::of_rows(&reader, numbers, LAYOUT, place, Vec::new(), 1).unwrap()
+        };
+        // Page tables are filled once so much was asked for, and whether all is cached is known once somebody has looked.
+        let is_here = |at| reader.resident(at as u64, 64).is_some();
+        if asked(&mut to).table().is_none()
+            || !(0..BYTES).step_by(64 << 10).all(is_here)
+            || !copy::is_guarded_here()
+        {
+            eprintln!("skipped: the system doesn't tell what is cached");
+            return;
+        }
+        for others in [0, 2] {
+            to.fill(0);
+            let request = asked(&mut to);
+            assert!(can_help(&request) && request.takings() > 1);
+            bring(&request, others).unwrap();
+            request.wait(None);
+            assert_eq!(request.outcome().unwrap().staged_bytes, BYTES as u64);
+            assert!(to.chunks(512).rev().flatten().eq(&content));
+        }
+        for others in [0, 2] {
+            let request = asked(&mut to);
+            file.as_file().set_len(BYTES as u64 / 2).unwrap();
+            bring(&request, others).unwrap();
+            request.wait(None);
+            let error = request.outcome().unwrap_err();
+            assert!(error.to_string().contains(file.path().to_str().unwrap()), "{error}");
+            file.as_file().set_len(BYTES as u64).unwrap();
+            file.as_file().write_all_at(&content, 0).unwrap();
+        }
     }
 }
