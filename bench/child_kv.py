@@ -1,27 +1,35 @@
 """Blocks of a key-value cache into paged memory, as bench/child.py asks it.
 
-`child_kv.py WHO DEVICE FILE BLOCKS BLOCK_PAGES PAGES`: WHO is `forebay`, `threads` (preadv of a pool; on a GPU torch's two pinned
-buffers, the usual tuned loop), `kvikio`, or `nixl PLUGIN[:PARAMETER]`. All read the same file at the same places, drawn from the
-same seed, into pages drawn alike. A request:
-  op       load (whole blocks), layers (one layer of all blocks after another), first (open, load, close) or store
+`child_kv.py WHO DEVICE FILE BLOCKS BLOCK_PAGES PAGES`: WHO is `forebay [PATH]`, `threads` (preadv of a pool; on a GPU torch's two
+pinned buffers, the usual tuned loop), `direct` (O_DIRECT by a pool into host memory: what the disk gives), `kvikio`, or
+`nixl PLUGIN[:PARAMETER]`. All read the same file at the same places, drawn from the same seed, into pages drawn alike. A request:
+  op       load (whole blocks), layers (one layer of all blocks after another), first (open, load, close), cold (first, of a file
+           that the page cache has let go of), trace (a load for each request of a trace of Mooncake's) or store
   count    blocks of a call
+  trace, share, requests   of a trace: its file, the share of loads that take no longer than what is answered, and how many
 After the time is over, the pages of the last call are compared with the file, byte by byte.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import mmap
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from child import Answer, Stopwatch, serve
+from child import Answer, Stopwatch, drop, serve
 
 LAYERS, PAGE = 32, 64 << 10
 THREADS = 16
 STAGE = 64 << 20
+# Pages of a piece that one thread reads: 4 MiB at most.
+PIECE = 64
 
 
 class Paged:
@@ -70,6 +78,23 @@ class Paged:
         if self.device != "cpu":
             self.torch.cuda.synchronize()
 
+    def block_bytes(self) -> int:
+        return LAYERS * self.each * PAGE
+
+    def asked_for(self, trace: str, requests: int) -> list[Any]:
+        """The slots that each request of a trace loads: blocks at the begin of its prompt that an earlier one has computed."""
+        seen: set[int] = set()
+        made = []
+        with open(trace) as lines:
+            for _, line in zip(range(requests), lines, strict=False):
+                ids = json.loads(line)["hash_ids"]
+                known = list(itertools.takewhile(seen.__contains__, ids))
+                seen.update(ids)
+                # A store holds fewer blocks than all requests together: ids share slots, of which none is asked for twice.
+                if slots := list(dict.fromkeys(number % self.blocks for number in known)):
+                    made.append(np.array(slots[: self.pages // self.each]))
+        return made
+
 
 class Ours:
     def __init__(self, paged: Paged, path: str = "auto") -> None:
@@ -84,6 +109,12 @@ class Ours:
 
     def close(self) -> None:
         self.store.close()
+
+    def released(self) -> None:
+        """Waits until nothing holds the file's pages any more."""
+        import forebay
+
+        forebay.release()
 
     def load(self, slots: Any, table: Any) -> None:
         self.last = self.store.load(slots.tolist(), table, self.memory)
@@ -165,8 +196,8 @@ class Threads:
             begins = np.r_[np.flatnonzero(np.r_[True, np.diff(part) != 1]), part.size]
             jobs = []
             for a, b in zip(begins[:-1], begins[1:], strict=True):
-                for i in range(int(a), int(b), 16):
-                    some = view[i * PAGE : min(i + 16, int(b)) * PAGE]
+                for i in range(int(a), int(b), PIECE):
+                    some = view[i * PAGE : min(i + PIECE, int(b)) * PAGE]
                     offset = self.paged.data_at + int(part[i]) * PAGE
                     jobs.append(self.pool.submit(os.pwritev if is_write else os.preadv, self.file, [some], offset))
             if is_write:
@@ -179,6 +210,33 @@ class Threads:
             self.done[turn].record()
         [job.result() for jobs in waiting for job in jobs]
         self.paged.synchronize()
+
+
+class Direct:
+    """Whole blocks past the page cache into memory of the host, and no further."""
+
+    def __init__(self, paged: Paged) -> None:
+        self.paged, self.pool = paged, ThreadPoolExecutor(THREADS)
+        self.held = mmap.mmap(-1, paged.pages // paged.each * paged.block_bytes())
+
+    def open(self) -> None:
+        self.file = os.open(self.paged.name, os.O_RDONLY | os.O_DIRECT)
+
+    def close(self) -> None:
+        os.close(self.file)
+
+    def proof(self) -> dict[str, Any]:
+        return {"direct": True}
+
+    def load(self, slots: Any, table: Any) -> None:
+        block, view, jobs = self.paged.block_bytes(), memoryview(self.held), []
+        for number, slot in enumerate(slots.tolist()):
+            for begin in range(0, block, PIECE * PAGE):
+                end = min(begin + PIECE * PAGE, block)
+                part = [view[number * block + begin : number * block + end]]
+                jobs.append(self.pool.submit(os.preadv, self.file, part, self.paged.data_at + slot * block + begin))
+        if sum(job.result() for job in jobs) != len(slots) * block:
+            raise AssertionError("a read was short")
 
 
 class KvikIO:
@@ -318,7 +376,8 @@ class Nixl:
 
 def made(who: str, paged: Paged) -> Any:
     name, _, more = who.partition(" ")
-    return {"forebay": Ours, "threads": Threads, "kvikio": KvikIO, "nixl": Nixl}[name](paged, *([more] if more else []))
+    kinds = {"forebay": Ours, "threads": Threads, "direct": Direct, "kvikio": KvikIO, "nixl": Nixl}
+    return kinds[name](paged, *([more] if more else []))
 
 
 def prepare(arguments: Sequence[str]) -> Callable[[dict[str, Any]], Answer]:
@@ -329,7 +388,12 @@ def prepare(arguments: Sequence[str]) -> Callable[[dict[str, Any]], Answer]:
     contender.load(*paged.drawn(min(4, paged.blocks)))
 
     def run(request: dict[str, Any]) -> Answer:
-        count, op = request["count"], request["op"]
+        op = request["op"]
+        if op == "trace":
+            return replayed(request)
+        if op == "cold":
+            return cold(request)
+        count = request["count"]
         moved = compared = 0
         if op == "first":
             contender.close()
@@ -344,7 +408,7 @@ def prepare(arguments: Sequence[str]) -> Callable[[dict[str, Any]], Answer]:
                 contender.write(slots, table)
             else:
                 {"load": contender.load, "layers": contender.layers}[op](slots, table)
-            moved += count * LAYERS * paged.each * PAGE
+            moved += count * paged.block_bytes()
         paged.synchronize()
         answer = watch.answer(moved, moved // PAGE)
         if op == "first":
@@ -353,6 +417,46 @@ def prepare(arguments: Sequence[str]) -> Callable[[dict[str, Any]], Answer]:
             compared = paged.check(slots, table)
         answer["proof"] = contender.proof() | {"compared_bytes": compared}
         return answer
+
+    def cold(request: dict[str, Any]) -> Answer:
+        """Loads of a file that was just opened, and of which the page cache has nothing."""
+        moved, took, cpu = 0, 0.0, 0.0
+        while not moved or took < request["seconds"]:
+            contender.close()
+            if isinstance(contender, Ours):
+                contender.released()
+            drop(name)
+            contender.open()
+            slots, table = paged.drawn(request["count"])
+            watch = Stopwatch()
+            contender.load(slots, table)
+            paged.synchronize()
+            one = watch.answer(request["count"] * paged.block_bytes(), 0)
+            moved, took, cpu = moved + one["bytes"], took + one["seconds"], cpu + one["cpu_s"]
+        compared = 0 if isinstance(contender, Direct) else paged.check(slots, table)
+        proof = contender.proof() | {"compared_bytes": compared}
+        return {"seconds": took, "bytes": moved, "ios": moved // PAGE, "cpu_s": cpu, "proof": proof}
+
+    def replayed(request: dict[str, Any]) -> Answer:
+        """One load after another; what is answered is the time of the one that so many take no longer than, as that of so many
+        bytes as so many loads have at most."""
+        asked = paged.asked_for(request["trace"], request["requests"])
+        places = np.random.default_rng(13)
+        times, moved = [], 0
+        watch = Stopwatch()
+        for slots in asked:
+            table = places.permutation(paged.pages)[: slots.size * paged.each].reshape(slots.size, paged.each)
+            began = time.perf_counter()
+            contender.load(slots, table)
+            paged.synchronize()
+            times.append(time.perf_counter() - began)
+            moved += slots.size * paged.block_bytes()
+        answer = watch.answer(moved, moved // PAGE)
+        at = float(np.quantile(times, request["share"]))
+        size = int(np.quantile([slots.size for slots in asked], request["share"])) * paged.block_bytes()
+        proof = contender.proof() | {"loads": len(times), "bytes": moved, "compared_bytes": paged.check(slots, table)}
+        cpu = answer["cpu_s"] * size / moved
+        return {"seconds": at, "bytes": size, "ios": size // PAGE, "cpu_s": cpu, "proof": proof}
 
     return run
 

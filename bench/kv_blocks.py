@@ -2,8 +2,9 @@
 
 Cached blocks of a file go to pages drawn at random. On the host: pages of 64 KiB by `forebay.kv` beside NIXL's POSIX plug-in
 (io_uring, Linux AIO) and preadv by a pool of threads. With --gpu: blocks of 2 MiB and of 32 MiB, 64 KiB layer after layer, the
-first load after opening, and stores, beside torch with two pinned buffers, KvikIO and NIXL where they are installed. Every
-contender's last call is compared with the file, byte by byte. Exit: 0 if every bound holds, 1 if one does not.
+first load after opening, and stores, beside torch with two pinned buffers, KvikIO and NIXL where they are installed; what isn't
+cached, beside O_DIRECT reads into host memory; and with --trace the loads of Mooncake's requests. Every contender's last call is
+compared with the file, byte by byte. Exit: 0 if every bound holds, 1 if one does not.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ from side_by_side import GIB, Bound, Cell, Unavailable, arguments, compare, say
 TITLE = "Blocks of a key-value cache"
 OURS, THREADS, TORCH, KVIKIO = "forebay.kv", "preadv, threads", "torch, two pinned buffers", "KvikIO"
 URING, AIO, GDS = "NIXL POSIX, io_uring", "NIXL POSIX, aio", "NIXL GDS_MT"
+BOUNCE, DISK = "forebay.kv, bounce", "O_DIRECT into host memory"
 WHO = {
-    OURS: "forebay", THREADS: "threads", TORCH: "threads", KVIKIO: "kvikio",
+    OURS: "forebay", BOUNCE: "forebay bounce", DISK: "direct", THREADS: "threads", TORCH: "threads", KVIKIO: "kvikio",
     URING: "nixl POSIX:use_uring", AIO: "nixl POSIX:use_aio", GDS: "nixl GDS_MT",
 }  # fmt: skip
 ON_HOST, ON_GPU = (OURS, URING, AIO, THREADS), (OURS, TORCH, KVIKIO, GDS, URING)
+# Those that load blocks of 2 MiB fastest: the others need minutes for a trace.
+ON_TRACE = (OURS, TORCH, URING)
 NIXL = (URING, AIO)
 # Bytes of a call.
 CALL = 512 << 20
+REQUESTS = 10_000
 
 
 def laid(folder: Path, block_pages: int, gib: float) -> tuple[Path, int]:
@@ -65,11 +70,11 @@ def laid(folder: Path, block_pages: int, gib: float) -> tuple[Path, int]:
 
 def children(options: argparse.Namespace, who: Sequence[str], folder: Path, block_pages: int) -> tuple[dict[str, Child], int]:
     """One for each contender, kept while cells ask for the same file; they start at the same time."""
-    if (folder, block_pages) == options.kept:
+    if (folder, block_pages, *who) == options.kept:
         return options.children, options.blocks
     closed(options)
     options.file, options.blocks = laid(folder, block_pages, options.gib)
-    options.kept = (folder, block_pages)
+    options.kept = (folder, block_pages, *who)
     device = f"cuda:{options.device}" if options.gpu else "cpu"
     pages = 2 * max(1, CALL // (LAYERS * block_pages * PAGE)) * block_pages
     words = (device, str(options.file), str(options.blocks), str(block_pages), str(pages))
@@ -93,13 +98,15 @@ def closed(options: argparse.Namespace) -> None:
         options.file.unlink(missing_ok=True)
 
 
-def cell(options: argparse.Namespace, name: str, who: Sequence[str], op: str, block_pages: int, bounds: list[Bound]) -> Cell:
+def cell(
+    options: argparse.Namespace, name: str, who: Sequence[str], op: str, block_pages: int, bounds: list[Bound], **more: Any
+) -> Cell:
     folder = Path("/dev/shm") if op == "store" and options.gpu and os.path.isdir("/dev/shm") else options.dir
     there, blocks = children(options, who, folder, block_pages)
-    made = Cell(name, [], bounds, ours=OURS)
+    made = Cell(name, [], bounds, ours=who[0])
     for each, child in there.items():
         count = min(blocks, max(1, CALL // (LAYERS * block_pages * PAGE)))
-        contender = asked(each, child, op=op, count=count)
+        contender = asked(each, child, op=op, count=count, **more)
         try:
             contender.measure(0.2)
         except Unavailable as reason:
@@ -111,7 +118,7 @@ def cell(options: argparse.Namespace, name: str, who: Sequence[str], op: str, bl
     names = {contender.name for contender in made.contenders}
     kept = [bound for bound in bounds if not bound.against or names & set(bound.against)]
     kept = [replace(bound, against=tuple(n for n in bound.against if n in names)) for bound in kept]
-    return Cell(name, made.contenders, kept, ours=OURS, lost=made.lost)
+    return Cell(name, made.contenders, kept, ours=who[0], lost=made.lost)
 
 
 def cells(options: argparse.Namespace) -> list[Any]:
@@ -126,24 +133,28 @@ def cells(options: argparse.Namespace) -> list[Any]:
             Bound("rate", peers, at_least=times, pick="fastest"), Bound("cost", peers, at_most=share, pick="fastest"),
         ]  # fmt: skip
 
-    made = [
-        ("2 MiB blocks", "load", 1, bound(46, 50, 1.15, 0.25)),
-        ("64 KiB, layer after layer", "layers", 1, bound(45, 10, 4.0, 0.25)),
-        ("first load after opening", "first", 1, [Bound("rate", (), at_least=20)]),
-        ("32 MiB blocks", "load", 16, bound(46, 50, 1.15, 0.25)),
-        ("store to memory", "store", 1, [Bound("rate", (), at_least=20)]),
+    made: list[tuple[str, Sequence[str], str, int, list[Bound], dict[str, Any]]] = [
+        ("2 MiB blocks", ON_GPU, "load", 1, bound(46, 50, 1.15, 0.25), {}),
+        ("64 KiB, layer after layer", ON_GPU, "layers", 1, bound(45, 10, 4.0, 0.25), {}),
+        ("first load after opening", ON_GPU, "first", 1, [Bound("rate", (), at_least=20)], {}),
+        ("32 MiB blocks", ON_GPU, "load", 16, bound(46, 50, 1.15, 0.25), {}),
+        ("store to memory", ON_GPU, "store", 1, [Bound("rate", (), at_least=20)], {}),
+        ("2 MiB blocks, by bounce", (BOUNCE,), "load", 1, [Bound("cost", (), at_most=130)], {}),
+        ("2 MiB blocks, cold", (OURS, DISK), "cold", 1, [Bound("rate", (DISK,), at_least=0.97)], {}),
     ]
-    return [
-        functools.partial(cell, options, name, ON_GPU, op, each, limits)
-        for name, op, each, limits in made
-        if not options.only or options.only in name
-    ]
+    for percent in (95, 99) if options.trace else ():
+        name, of = f"{REQUESTS:,} requests of a trace, P{percent} of a load", [Bound("rate", peers, at_least=1.0, pick="fastest")]
+        more = {"trace": str(options.trace), "share": percent / 100, "requests": REQUESTS}
+        made.append((name, ON_TRACE, "trace", 1, of, more))
+    chosen = [each for each in made if not options.only or options.only in each[0]]
+    return [functools.partial(cell, options, *each[:5], **each[5]) for each in chosen]
 
 
 def main() -> int:
     parser = arguments(__doc__ or "", 1.0)
     parser.add_argument("--gpu", action="store_true", help="into a GPU, with PyTorch")
     parser.add_argument("--device", type=int, default=0, help="which (0)")
+    parser.add_argument("--trace", type=Path, help="requests of Mooncake's (JSON lines), whose loads are measured, too")
     parser.add_argument("--gib", type=float, default=1.0, help="size of the store (1)")
     options = parser.parse_args()
     options.children, options.file, options.kept, options.blocks = {}, None, None, 0
