@@ -127,6 +127,8 @@ mod imp {
     // Short copies, by vectors of one width: lines, which leave in rdx how many are missing; and rows, asking for the first two
     // lines of the one 24 places (192 bytes of numbers) further on, which leave in rcx how many rows are missing. `line`
     // copies 64 bytes from rax to rdi, `last` those that end r10 bytes further on. `done` follows a fault as well.
+    // Processors with AVX-512 ask for too little by themselves of rows of several lines: there each line is asked for four rows
+    // (32 bytes of numbers) ahead, rbx bytes from the one that is copied.
     macro_rules! short_copies {
         ($name:literal, line: [$($line:literal),+], last: [$($last:literal),+], done: [$($done:literal),*]) => {
             std::arch::global_asm!(
@@ -213,6 +215,50 @@ mod imp {
         done: ["vzeroupper"]
     );
 
+    std::arch::global_asm!(
+        ".globl forebay_long_rows_begin",
+        ".hidden forebay_long_rows_begin",
+        ".globl forebay_long_rows_end",
+        ".hidden forebay_long_rows_end",
+        ".p2align 6",
+        "forebay_long_rows_begin:",
+        "push rbx",
+        "lea r11, [rdx + rcx*8 - 8]",
+        "7:",
+        "lea rax, [rdx + 32]",
+        "cmp rax, r11",
+        "cmova rax, r11",
+        "mov rbx, [rax]",
+        "imul rbx, r9",
+        "mov rax, [rdx]",
+        "imul rax, r9",
+        "sub rbx, rax",
+        "add rax, rsi",
+        "mov r10, r8",
+        "8:",
+        "prefetcht1 [rax + rbx]",
+        "vmovdqu64 zmm16, [rax]",
+        "vmovdqu64 [rdi], zmm16",
+        "add rax, 64",
+        "add rdi, 64",
+        "sub r10, 64",
+        "cmp r10, 64",
+        "jae 8b",
+        "test r10, r10",
+        "jz 9f",
+        "vmovdqu64 zmm16, [rax + r10 - 64]",
+        "vmovdqu64 [rdi + r10 - 64], zmm16",
+        "add rdi, r10",
+        "9:",
+        "add rdx, 8",
+        "dec rcx",
+        "jnz 7b",
+        "forebay_long_rows_end:",
+        "pop rbx",
+        "mov rax, rcx",
+        "ret",
+    );
+
     /// Copies `lines` of 64 bytes, and returns how many are missing.
     type Lines = unsafe extern "sysv64" fn(to: *mut u8, from: *const u8, lines: usize) -> usize;
 
@@ -230,15 +276,22 @@ mod imp {
     struct ShortCopies {
         lines: Lines,
         rows: Rows,
+        /// Rows of `LONG_ROW_MIN` bytes and more.
+        long_rows: Rows,
     }
 
     impl ShortCopies {
         #[inline]
         fn of_this_processor() -> Option<ShortCopies> {
             if std::arch::is_x86_feature_detected!("avx512f") {
-                return Some(ShortCopies { lines: forebay_lines_zmm_begin, rows: forebay_rows_zmm_begin });
+                return Some(ShortCopies {
+                    lines: forebay_lines_zmm_begin,
+                    rows: forebay_rows_zmm_begin,
+                    long_rows: forebay_long_rows_begin,
+                });
             }
-            let ymm = ShortCopies { lines: forebay_lines_ymm_begin, rows: forebay_rows_ymm_begin };
+            let rows: Rows = forebay_rows_ymm_begin;
+            let ymm = ShortCopies { lines: forebay_lines_ymm_begin, rows, long_rows: rows };
             std::arch::is_x86_feature_detected!("avx2").then_some(ymm)
         }
     }
@@ -272,6 +325,15 @@ mod imp {
             step: u64,
         ) -> usize;
         fn forebay_rows_ymm_end();
+        fn forebay_long_rows_begin(
+            to: *mut u8,
+            base: *const u8,
+            numbers: *const u64,
+            count: usize,
+            row_bytes: usize,
+            step: u64,
+        ) -> usize;
+        fn forebay_long_rows_end();
         fn forebay_word_begin(to: *mut u32, from: *const u32) -> u32;
         fn forebay_word_end();
     }
@@ -281,13 +343,15 @@ mod imp {
     const LINE: usize = 64;
     /// Longer copies are as fast by `rep movsb`.
     const SHORT_BYTES_MAX: usize = 8 << 10;
+    /// Shorter rows are over before what was asked for four rows ahead arrives.
+    const LONG_ROW_MIN: usize = 512;
     /// As far ahead as takes memory to answer while rows are copied that aren't short.
     const AHEAD_ROWS: usize = 8;
     /// The processor itself asks for what follows that in a page.
     const AHEAD_BYTES: usize = 256;
 
     /// First and last instruction of each routine that a fault may interrupt, and goes on at the last.
-    fn routines() -> [(i64, i64); 8] {
+    fn routines() -> [(i64, i64); 9] {
         [
             (forebay_copy_begin as *const () as i64, forebay_copy_end as *const () as i64),
             (forebay_strips_begin as *const () as i64, forebay_strips_end as *const () as i64),
@@ -296,6 +360,7 @@ mod imp {
             (forebay_rows_zmm_begin as *const () as i64, forebay_rows_zmm_end as *const () as i64),
             (forebay_lines_ymm_begin as *const () as i64, forebay_lines_ymm_end as *const () as i64),
             (forebay_rows_ymm_begin as *const () as i64, forebay_rows_ymm_end as *const () as i64),
+            (forebay_long_rows_begin as *const () as i64, forebay_long_rows_end as *const () as i64),
             (forebay_word_begin as *const () as i64, forebay_word_end as *const () as i64),
         ]
     }
@@ -410,8 +475,9 @@ mod imp {
         if (LINE..=SHORT_BYTES_MAX).contains(&row_bytes) && !numbers.is_empty() {
             if let Some(short) = ShortCopies::of_this_processor() {
                 let (from, count) = (numbers.as_ptr(), numbers.len());
+                let rows = if row_bytes < LONG_ROW_MIN { short.rows } else { short.long_rows };
                 // SAFETY: the caller's promise; a SIGBUS inside is handled by `on_bus`, and leaves the rows that are missing.
-                return unsafe { (short.rows)(to, base, from, count, row_bytes, step) };
+                return unsafe { rows(to, base, from, count, row_bytes, step) };
             }
         }
         let place = |number: u64| base.wrapping_add((number * step) as usize);
