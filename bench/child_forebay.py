@@ -72,13 +72,13 @@ def tensors(gpu: int, path: str) -> Run:
     import forebay.safetensors
     import torch
 
-    def once() -> int:
-        loaded = forebay.safetensors.load(path, device=f"cuda:{gpu}")
+    def once(prefer: str) -> int:
+        loaded = forebay.safetensors.load(path, device=f"cuda:{gpu}", prefer=prefer)
         return sum(t.numel() * t.element_size() for t in loaded.values())
 
     torch.empty(1, device=f"cuda:{gpu}")
     # Loads return before the pages are unregistered; that is done before the CPU is read.
-    return lambda request: repeated(once, request["seconds"], forebay.release)
+    return lambda request: repeated(lambda: once(request.get("prefer", "rate")), request["seconds"], forebay.release)
 
 
 def prepare(arguments: Sequence[str]) -> Run:

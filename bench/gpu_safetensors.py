@@ -19,11 +19,12 @@ from side_by_side import GIB, Bound, Cell, compare, say
 PROMISES = ("MSR-11",)
 
 OURS, FAST, PLAIN = "forebay.safetensors.load", "fastsafetensors", "safetensors"
+BALANCE = "the same, prefer=balance"
 INSTANT, STREAMED = "InstantTensor", "Run:ai's streamer"
 PEERS = (FAST, PLAIN, INSTANT, STREAMED)
 BOUNDS = [
     Bound("rate", PEERS, at_least=1.0, pick="fastest"),
-    Bound("cost", PEERS, at_most=0.5, pick="fastest"),
+    Bound("cost", PEERS, at_most=0.5, pick="fastest", of=BALANCE),
     Bound("rate", (COPY,), at_least=0.9),
 ]
 HIDDEN, MLP, KEYS, VOCABULARY = 4096, 14336, 1024, 128256
@@ -93,6 +94,7 @@ def cell(options: argparse.Namespace, children: dict[str, Child]) -> Cell:
         return asked(FAST, children[FAST], **setting)
 
     fastest(made, options, OURS, lambda _: asked(OURS, children[OURS]))
+    fastest(made, options, BALANCE, lambda _: asked(BALANCE, children[BALANCE], prefer="balance"))
     fastest(made, options, FAST, fast, settings, lambda s: f"{s['threads']} threads{', cuFile' if s['gds'] else ''}")
     backends = [{"buffered": 1}, {"buffered": 0}]
 
@@ -113,6 +115,7 @@ def main() -> int:
     file = str(model_file(options))
     children = {
         OURS: Child("child_forebay.py", "safetensors", "0", file),
+        BALANCE: Child("child_forebay.py", "safetensors", "0", file),
         FAST: Child("child_safetensors.py", "fastsafetensors", file),
         PLAIN: Child("child_safetensors.py", "safetensors", file),
         INSTANT: Child("child_safetensors.py", "instanttensor", file),

@@ -11,6 +11,11 @@ pub(super) const ALL_MAX: usize = 64;
 /// of four on, they wait for each other's lines of memory (`bench/rows_host.py`).
 const TO_HOST_MAX: usize = 3;
 
+/// As many fill a link of 50 GiB/s with copies out of the page cache, of at least so many processors: on fewer the driver
+/// registers pages no slower than those copy them.
+const FULL_RATE_WORKERS: usize = 10;
+const FULL_RATE_PROCESSORS_MIN: usize = 12;
+
 /// Threads that the thread pool has, or will have, for most requests.
 pub fn threads() -> usize {
     all_threads().min(WORKERS_MAX)
@@ -26,4 +31,20 @@ pub(super) fn all_threads() -> usize {
 /// where two are all, a second one costs more processor time a row than `numpy.take` does.
 pub(super) fn to_host() -> usize {
     (all_threads() / 2).clamp(1, TO_HOST_MAX)
+}
+
+/// Threads whose copies bring what is read once faster than the GPU would read it by itself, if there are enough.
+pub(super) fn for_full_rate(processors: usize) -> Option<usize> {
+    (processors >= FULL_RATE_PROCESSORS_MIN).then_some(FULL_RATE_WORKERS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_once_is_copied_where_processors_outrun_the_driver() {
+        assert_eq!([2, 8, 11].map(for_full_rate), [None; 3]);
+        assert_eq!([12, 16, 64].map(for_full_rate), [Some(FULL_RATE_WORKERS); 3]);
+    }
 }

@@ -148,6 +148,9 @@ impl Request {
         let source = Source::of(reader, before);
         let mut request = Request::new(source, ranges, after, workers, windows);
         let bytes = ranges.iter().map(|r| r.bytes).sum();
+        if let Some(workers) = reader.copied_at_full_rate(bytes).filter(|_| windows.is_none()) {
+            request.workers_max = workers;
+        }
         request.mixes = AtomicBool::new(windows.is_some() && reader.mixes(bytes));
         request.noted = if windows.is_none() { reader.note_ranges(ranges) } else { None };
         Ok(request)
