@@ -331,12 +331,15 @@ $(MADE)/ready: .ci/prepare
 	@PYTHON=$(PYTHON) .ci/prepare build
 	@mkdir -p $(@D) && touch $@
 
+# By uv for tests; what users are told to type is venv and pip.
+UV := $(if $(filter dev,$(PROFILE)),.ci/uv,false)
 $(BIN)/python:
 	@[ -n "$(PYTHON)" ] || { echo 'python3: not found, or older than 3.10; try: apt install python3 python3-venv' >&2; exit 3; }
-	$(PYTHON) -m venv $(VENV)
+	$(UV) venv $(PYTHON) $(VENV) || $(PYTHON) -m venv $(VENV)
 
+TOOLS := 'maturin>=1.9,<2' 'ruff>=0.6,<0.18'
 $(MADE)/tools: pyproject.toml | $(BIN)/python
-	.ci/cause $(BIN)/python -m pip install --quiet 'maturin>=1.9,<2' 'ruff>=0.6,<0.18'
+	$(UV) install $(VENV) $(TOOLS) || .ci/cause $(BIN)/python -m pip install --quiet $(TOOLS)
 	@mkdir -p $(@D) && touch $@
 
 $(MADE)/wheel: $(RUST) $(PACKAGE) $(COMMIT) $(MADE)/tools
@@ -352,8 +355,10 @@ $(MADE)/installed: $(MADE)/wheel
 # What tests need has what users install, too. Compiling all modules of other packages takes 10 s; a fifth of them is imported.
 $(MADE)/tested-with: LAZY = $(if $(filter dev,$(PROFILE)),--no-compile)
 $(MADE)/tested-with: $(MADE)/wheel
-	.ci/cause $(BIN)/python -m pip install --quiet --force-reinstall --no-deps $(MADE)/wheels/*.whl
-	@wheel=$$(echo $(MADE)/wheels/*.whl); $(BIN)/python -m pip install --quiet $(LAZY) "$$wheel[report,test,mpi]" 2>/dev/null || { \
+	@wheel=$$(echo $(MADE)/wheels/*.whl); \
+	$(UV) install $(VENV) "forebay[report,test,mpi] @ file://$(CURDIR)/$$wheel" || { \
+		.ci/cause $(BIN)/python -m pip install --quiet --force-reinstall --no-deps "$$wheel" && \
+		if $(BIN)/python -m pip install --quiet $(LAZY) "$$wheel[report,test,mpi]" 2>/dev/null; then exit; fi; \
 		.ci/cause $(BIN)/python -m pip install --quiet $(LAZY) "$$wheel[report,test]" && \
 		echo "skipped: the tests of several hosts (mpi4py doesn't install here)"; }
 	@touch $(MADE)/installed $@
