@@ -51,27 +51,33 @@ IMPURE = re.compile(
 HEAVY = {"altair", "jinja2", "mpi4py", "numpy", "rich", "scipy", "torch", "vl_convert"}
 
 # Spelled in pieces, since this file is one of those that are searched.
-MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:wo" + r"rk|fa" + r"rm|ro" + r"ot)/")
-REGISTRY = re.compile(
-    "|".join(
-        re.escape(".".join(host))
-        for host in (
-            ("py" + "pi", "org"),
-            ("py" + "thonhosted", "org"),
-            ("cra" + "tes", "io"),
-            ("reg" + "istry", "npmjs"),
-            ("deb" + "ian", "org"),
-            ("pro" + "xy", "golang"),
-            ("archive", "ubu" + "ntu"),
-        )
+PATHS = ["/" + "".join(parts) + "/" for parts in (("wo", "rk"), ("fa", "rm"), ("ro", "ot"))]
+MACHINE_PATH = re.compile(rf"(?<![\w.~-])(?:{'|'.join(PATHS)})")
+HOSTS = [
+    ".".join(host)
+    for host in (
+        ("py" + "pi", "org"),
+        ("py" + "thonhosted", "org"),
+        ("cra" + "tes", "io"),
+        ("reg" + "istry", "npmjs"),
+        ("deb" + "ian", "org"),
+        ("pro" + "xy", "golang"),
+        ("archive", "ubu" + "ntu"),
     )
-)
+]
+REGISTRY = re.compile("|".join(map(re.escape, HOSTS)))
 # Cargo writes the name of its registry's index into every lock file, and reads it as a name.
 LOCKED = "registry+https://github.com/rust-lang/" + "cra" + "tes.io-index"
 
 
 def files(*suffixes: str) -> list[Path]:
     """Tracked files, and new ones that git doesn't ignore; all text where no suffix is given."""
+    return [path for path, suffix in all_files() if not suffixes or suffix in suffixes]
+
+
+@functools.cache
+def all_files() -> list[tuple[Path, str]]:
+    """Each file with its suffix. Read once, as are their texts, for all tests of the house."""
     listed = processes.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
     if listed.returncode:
         names = [
@@ -81,18 +87,39 @@ def files(*suffixes: str) -> list[Path]:
         ]
     else:
         names = listed.stdout.splitlines()
-    paths = [ROOT / n for n in names]
-    return [p for p in paths if p.is_file() and (not suffixes or p.suffix in suffixes)]
+    return [(path, path.suffix) for n in names if (path := ROOT / n).is_file()]
 
 
+@functools.cache
 def text_of(path: Path) -> str:
     """Its text; empty for what isn't text, as a picture or a fuzzing seed."""
     data = path.read_bytes()
     return "" if b"\0" in data[:8192] else data.decode("utf-8", "replace")
 
 
+@functools.cache
 def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(text_of(path))
+
+
+def lines_with(pattern: re.Pattern[str], text: str) -> list[tuple[int, str]]:
+    """(number, line) of each line in which something matches, of which most files have none."""
+    if not pattern.search(text):
+        return []
+    return [(number, line) for number, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements, and the parts that have some of their own; no expressions, which are most of a tree."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            yield node
+            yield from statements(node)
 
 
 @pytest.mark.promise("HSE-6")
@@ -101,9 +128,10 @@ def test_no_file_names_a_machine_path_or_a_registry() -> None:
     for path in files():
         if "seeds" in path.parts:
             continue
-        for number, line in enumerate(text_of(path).replace(LOCKED, "").splitlines(), 1):
-            if MACHINE_PATH.search(line) or REGISTRY.search(line):
-                found.append(f"{name(path)}:{number}: {line.strip()[:100]}")
+        text = text_of(path).replace(LOCKED, "")
+        for pattern, words in ((MACHINE_PATH, PATHS), (REGISTRY, HOSTS)):
+            if any(word in text for word in words):
+                found += [f"{name(path)}:{number}: {line.strip()[:100]}" for number, line in lines_with(pattern, text)]
     assert not found, "\n".join(found)
 
 
@@ -331,8 +359,7 @@ def test_only_a_source_knows_its_kind() -> None:
     found = []
     for path in files(".rs"):
         if crate_of(path) in LAYERS and "/src/source/" not in name(path):
-            lines = text_of(path).splitlines()
-            found += [f"{name(path)}:{n}: {line.strip()}" for n, line in enumerate(lines, 1) if asked.search(line)]
+            found += [f"{name(path)}:{n}: {line.strip()}" for n, line in lines_with(asked, text_of(path))]
     assert not found, "\n".join(found)
     modules = all_modules()
     rows = set(re.findall(r"parse: (?:\|text\| )?(\w+)::parse", modules.code["storage", "source"]))
@@ -361,8 +388,13 @@ COMPARING = {"startswith", "endswith", "removeprefix", "partition", "rpartition"
 COMPARING |= {"match", "fullmatch", "search", "compile", "sub", "findall", "finditer"}
 
 
-def texts_compared(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
-    """(line, text, whole) of each text that a module compares another with, or looks up; `whole`: nothing may follow it."""
+@functools.cache
+def texts_compared(path: Path) -> list[tuple[str, bool]]:
+    """(text, whole) of each text that a module compares another with, or looks up; `whole`: nothing may follow it."""
+    return list(_texts_compared(tree_of(path)))
+
+
+def _texts_compared(tree: ast.AST) -> Iterator[tuple[str, bool]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             held, whole = [node.left, *node.comparators], True
@@ -376,7 +408,7 @@ def texts_compared(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
             continue
         for part in held:
             inside = part.elts if isinstance(part, (ast.Tuple, ast.List, ast.Set)) else [part]
-            yield from ((c.lineno, c.value, whole) for c in inside if isinstance(c, ast.Constant) and isinstance(c.value, str))
+            yield from ((c.value, whole) for c in inside if isinstance(c, ast.Constant) and isinstance(c.value, str))
 
 
 @pytest.mark.promise("HSE-7")
@@ -391,7 +423,7 @@ def test_python_asks_the_engine_what_a_source_is() -> None:
         # Parsed where one is named at all, since that takes seconds for all of them.
         plain = text_of(path).replace("\\", "")
         if path.is_relative_to(package) and any(scheme in plain for scheme in (*unlike_words, *map("{}:".format, schemes))):
-            for _, text, whole in texts_compared(ast.parse(text_of(path))):
+            for text, whole in texts_compared(path):
                 begun = begins.match(re.sub(r"\\(?=[+.-])|[(^]|\?:", "", text))
                 scheme = begun[1] if begun else text if whole and text in unlike_words else None
                 if scheme:
@@ -412,7 +444,7 @@ def test_only_a_path_knows_its_name() -> None:
     for path in sorted((ROOT / "crates/model/src").rglob("*.rs")):
         code = re.split(r"#\[cfg\(test\)\]\s*mod tests", text_of(path))[0]
         if not name(path).endswith(("job/path.rs", "tests.rs")):
-            found = [line for line in code.splitlines() if re.search(r"\bPathKind::[A-Z]\w*\b(?!:)", line)]
+            found = [line for _, line in lines_with(re.compile(r"\bPathKind::[A-Z]\w*\b(?!:)"), code)]
             named += [f"{name(path)}: {line.strip()}" for line in found if "path: PathKind = " not in line]
     assert not named, "\n".join(named)
     names = re.findall(r'PathKind::\w+ => "(\w+)"', text_of(ROOT / "crates/model/src/job/path.rs"))
@@ -421,8 +453,8 @@ def test_only_a_path_knows_its_name() -> None:
     package, found = ROOT / "python/forebay", set()
     for path in files(".py"):
         if path.is_relative_to(package) and any(word in text_of(path) for word in words):
-            texts = texts_compared(ast.parse(text_of(path)))
-            found |= {path.relative_to(package).as_posix() for _, text, whole in texts if whole and text in words}
+            texts = texts_compared(path)
+            found |= {path.relative_to(package).as_posix() for text, whole in texts if whole and text in words}
     assert sorted(found) == PYTHON_ABOUT_ONE_PATH
 
 
@@ -482,7 +514,7 @@ def test_files_are_made_and_renamed_in_one_place() -> None:
         if not where.startswith("crates/") or "/src/" not in where or "tests" in where or where.endswith("src/outputs.rs"):
             continue
         code = re.split(r"#\[cfg\(test\)\]\s*(?:pub(?:\(\w+\))? )?mod \w+ \{", text_of(path))[0]
-        found += [f"{where}:{n}: {line.strip()}" for n, line in enumerate(code.splitlines(), 1) if MAKES_FILES.search(line)]
+        found += [f"{where}:{n}: {line.strip()}" for n, line in lines_with(MAKES_FILES, code)]
     assert not found, "\n".join([*found, "use crate::outputs"])
 
 
@@ -507,8 +539,8 @@ def test_files_are_written_in_one_place() -> None:
     found = set()
     for path in files(".py"):
         if path.is_relative_to(package):
-            code = [line for line in text_of(path).splitlines() if not re.match(r"\s*(?:#|def )", line)]
-            if any(PYTHON_WRITES.search(line) for line in code):
+            lines = lines_with(PYTHON_WRITES, text_of(path))
+            if any(not re.match(r"\s*(?:#|def )", line) for _, line in lines):
                 found.add(path.relative_to(package).as_posix())
     assert found <= PYTHON_WRITERS.keys(), f"{found - PYTHON_WRITERS.keys()}: write by bench/save.py"
     assert found == PYTHON_WRITERS.keys(), f"{PYTHON_WRITERS.keys() - found} write nothing any more"
@@ -527,7 +559,7 @@ def test_workers_are_started_in_one_place() -> None:
         if crate_of(path) not in ("bench", "training") or "tests" in where or where.startswith(THREADS_OF_THEIR_OWN):
             continue
         code = re.split(r"#\[cfg\(test\)\]\s*mod tests \{", text_of(path))[0]
-        found += [f"{where}:{n}: {line.strip()}" for n, line in enumerate(code.splitlines(), 1) if STARTS_THREADS.search(line)]
+        found += [f"{where}:{n}: {line.strip()}" for n, line in lines_with(STARTS_THREADS, code)]
     assert not found, "\n".join([*found, "use run_kit's Threads, Team or guarded"])
 
 
@@ -537,7 +569,7 @@ def test_targets_are_opened_without_a_job() -> None:
         for path in files(".rs")
         if path.is_relative_to(ROOT / "crates/storage/src/opening")
         for word in ("JobSpec", "Observer")
-        if word in "\n".join(code_lines(text_of(path)))
+        if word in text_of(path) and word in "\n".join(code_lines(text_of(path)))
     ]
     assert not found, "\n".join(found)
 
@@ -549,8 +581,8 @@ def test_only_a_path_knows_its_kind() -> None:
     found = []
     for path in files(".rs"):
         if crate_of(path) in LAYERS and "/src/path/" not in name(path):
-            lines = enumerate(text_of(path).split("#[cfg(test)]")[0].splitlines(), 1)
-            found += [f"{name(path)}:{n}: {line.strip()}" for n, line in lines if asked.search(line)]
+            lines = lines_with(asked, text_of(path).split("#[cfg(test)]")[0])
+            found += [f"{name(path)}:{n}: {line.strip()}" for n, line in lines]
     assert not found, "\n".join(found)
 
 
@@ -559,6 +591,8 @@ def test_unsafe_lives_in_its_modules_and_each_use_says_why_it_is_sound() -> None
     """The compiler refuses it elsewhere: each crate denies `unsafe_code`, and a module that needs it says for what."""
     found = []
     for path in files(".rs"):
+        if "unsafe" not in text_of(path):
+            continue
         lines = text_of(path).splitlines()
         unsafe = [i for i, code in enumerate(code_lines(text_of(path))) if UNSAFE_CODE.search(code)]
         found += [
@@ -602,6 +636,7 @@ def test_a_pure_crate_touches_nothing(crate: str) -> None:
         f"{name(path)}:{number}: {line.strip()}"
         for path in files(".rs")
         if path.is_relative_to(ROOT / "crates" / crate)
+        if IMPURE.search(text_of(path))
         for number, line in enumerate(code_lines(text_of(path)), 1)
         if IMPURE.search(line)
     ]
@@ -641,7 +676,7 @@ def imports(tree: ast.AST, top_only: bool) -> list[tuple[int, str]]:
             continue
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
-        else:
+        elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
             found += imports(node, top_only)
     return found
 
@@ -656,7 +691,7 @@ def test_python_modules_import_lightly_and_reports_do_without_the_engine() -> No
         if not path.is_relative_to(ROOT / "python/forebay"):
             continue
         inside = path.relative_to(ROOT / "python/forebay").parts
-        for line, module in imports(ast.parse(text_of(path)), top_only=True):
+        for line, module in imports(tree_of(path), top_only=True):
             # PyTorch's own face, kernels for it, and networks are only imported by those who have it.
             if module.split(".")[0] in HEAVY and not (inside in OF_PYTORCH and module.split(".")[0] == "torch"):
                 found.append(
@@ -670,15 +705,14 @@ def test_python_modules_import_lightly_and_reports_do_without_the_engine() -> No
 
 
 def test_a_gib_has_one_home() -> None:
-    python = re.compile(r"2 ?\*\* ?30\b|1024 ?\*\* ?3\b|\(1 << 30\)|^\s*GIB = ")
+    python = re.compile(r"2 ?\*\* ?30\b|1024 ?\*\* ?3\b|\(1 << 30\)|^\s*GIB = ", re.MULTILINE)
     rust = re.compile(r"\(1(?:u64)? << 30\) as f64|\bf64::from\(1 << 30\)|1024(?:\.0)? \* 1024(?:\.0)? \* 1024|\bconst GIB: ")
     homes = {"python/forebay/units.py", "crates/model/src/units.rs"}
     found = [
         f"{name(path)}:{number}: use GIB of units: {line.strip()}"
         for path in files(".py", ".rs")
         if name(path).startswith(("python/", "crates/")) and name(path) not in homes
-        for number, line in enumerate(text_of(path).splitlines(), 1)
-        if (python if path.suffix == ".py" else rust).search(line)
+        for number, line in lines_with(python if path.suffix == ".py" else rust, text_of(path))
     ]
     assert not found, "\n".join(found)
 

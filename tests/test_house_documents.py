@@ -9,7 +9,7 @@ from pathlib import Path
 
 import promises
 import pytest
-from test_house import ROOT, files, name, text_of
+from test_house import ROOT, files, name, statements, text_of, tree_of
 
 
 def headings(path: Path) -> set[str]:
@@ -62,7 +62,7 @@ def test_each_table_in_a_document_has_the_row_that_makes_it_one() -> None:
 
 @functools.cache
 def python_tests(path: Path) -> set[str]:
-    tree = ast.parse(text_of(path))
+    tree = tree_of(path)
     found = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
     for group in (n for n in tree.body if isinstance(n, ast.ClassDef)):
         found |= {f"{group.name}::{n.name}" for n in group.body if isinstance(n, ast.FunctionDef)}
@@ -118,7 +118,7 @@ def test_doc_comments_open_with_a_noun_or_a_verb() -> None:
         text
         for path in files(".py")
         if path.is_relative_to(ROOT / "python/forebay")
-        for node in ast.walk(ast.parse(text_of(path)))
+        for node in (tree_of(path), *statements(tree_of(path)))
         if isinstance(node, documented) and (text := ast.get_docstring(node))
     ]
     for texts in (comments, docstrings):
