@@ -15,7 +15,7 @@ from forebay.emulate.workloads import Checkpoint, Training
 from forebay.errors import RequestError
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
+from properties import any_text, examples
 
 UNET3D = dict(
     format="npz", loader="pytorch", batch=7, record_bytes=146600628, record_bytes_stdev=68341808,
@@ -157,8 +157,8 @@ def test_a_file_of_ones_own_is_a_workload_for_any_rules(tmp_path: Path) -> None:
     st.dictionaries(
         st.sampled_from([*workloads.TRAINING, "kind", "variant", "tensor", "x"]),
         st.recursive(
-            st.one_of(st.integers(), st.floats(), st.booleans(), st.text(max_size=8), st.none()),
-            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+            st.one_of(st.integers(), st.floats(), st.booleans(), any_text(max_size=8), st.none()),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text(max_size=4), inner, max_size=3),
             max_leaves=6,
         ),
         max_size=8,

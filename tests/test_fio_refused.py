@@ -15,7 +15,7 @@ from forebay.errors import RequestError
 from forebay.fio import keys
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from properties import examples
+from properties import any_text, examples
 
 ANOTHER_WORKLOAD = [
     "verify=md5",
@@ -184,7 +184,7 @@ KEYS = (
 ).split() + "ss ss_dur rate_min exitall exit_what flow prio prioclass cmdprio_percentage dedupe_percentage atomic".split()
 
 VALUES = st.one_of(
-    st.text(max_size=10),
+    any_text(max_size=10),
     st.sampled_from(
         (
             "read randrw 4k 1Mi 0 1 -1 1e9 4k-64k 4k,8k 10s 99999999999999999999 9223372036854775807p libaio "

@@ -22,7 +22,7 @@ from gdsio_support import (  # noqa: F401
 )
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from properties import examples
+from properties import any_text, examples
 
 
 def test_libcufile_is_found_where_the_wheel_puts_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_any_job_file_is_read_or_refused(tmp_path: Path, lines: list[str]) -> No
 @given(
     st.lists(
         st.one_of(
-            st.sampled_from([f"-{f.letter}" for f in flags.FLAGS if f.letter != "h"]), st.text(max_size=12)
+            st.sampled_from([f"-{f.letter}" for f in flags.FLAGS if f.letter != "h"]), any_text(max_size=12)
         )
     )
 )

@@ -22,7 +22,7 @@ from forebay.infer import advice, command, data, engine, library, logs, rules, s
 from forebay.train import supply
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples, parametrized
+from properties import any_text, examples, parametrized
 from whole_records import whole
 
 Forebay = Callable[..., subprocess.CompletedProcess[str]]
@@ -228,7 +228,7 @@ def test_a_log_is_read_whatever_it_holds() -> None:
 
 
 @examples(60)
-@given(st.text(), st.lists(st.binary(max_size=40), max_size=4))
+@given(any_text(), st.lists(st.binary(max_size=40), max_size=4))
 def test_logs_of_strangers_are_errors_and_no_tracebacks(text: str, more: list[bytes]) -> None:
     logs.parse("".join(f":::MLLOG {part.decode(errors='replace')}\n" for part in more) + text)
     logs.parse(':::MLLOG {"key": "result_validity", "value": ' + text + "}")

@@ -23,7 +23,7 @@ from forebay.units import GIB
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kvcache_support import STAMP, Typed, check, findings, put, rank_document, rank_of, trials  # noqa: F401
-from properties import examples
+from properties import any_text, examples
 
 BEGAN = datetime.strptime(STAMP, "%Y%m%d_%H%M%S").timestamp()
 
@@ -273,7 +273,7 @@ def test_a_wrong_request_has_exit_code_2(
 
 
 VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.just([]), st.just({}), st.just(10**400),
+    st.none(), st.booleans(), st.integers(), st.floats(), any_text(max_size=3), st.just([]), st.just({}), st.just(10**400),
     st.sampled_from([5e-324, 1e-13, 1e308, -1.0, 1e18, [1], [-1.0], [5e-324], {"p95": "x"}]),
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ from forebay.errors import RequestError
 from forebay.plan import calibrate, catalogue, explore, output, saved, verb
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
+from properties import any_text, examples
 
 SIZES = {64: 5.0, 128: 6.1, 512: 6.6, 4096: 6.7}
 
@@ -235,8 +235,8 @@ def test_a_damaged_file_is_refused_and_never_a_crash(data: st.DataObject) -> Non
     point = {"io_kib": 64.0, "workers": 32.0, "depth": 1, "drives": 1, "path": "gds", "remote": False, "gibps": 5.0}
     good = {"schema": saved.SCHEMA, "host": "h", "sheet": sheet, "points": [point, {**point, "io_kib": 512.0}]}
     junk = st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+        st.none() | st.booleans() | st.integers() | st.floats() | any_text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text(max_size=4), inner, max_size=3),
         max_leaves=5,
     )
     bad: Any = copy.deepcopy(good)
@@ -375,7 +375,9 @@ def test_output_that_is_cut_or_empty_is_no_run() -> None:
 
 
 @examples(60)
-@given(st.text(max_size=60), st.sampled_from(sorted(FIO)), st.recursive(st.none() | st.floats() | st.text(max_size=4), st.lists))
+@given(
+    any_text(max_size=60), st.sampled_from(sorted(FIO)), st.recursive(st.none() | st.floats() | any_text(max_size=4), st.lists)
+)
 def test_any_text_is_runs_or_a_refusal(text: str, key: str, value: Any) -> None:
     for file in (text, json.dumps({**FIO, key: value}), json.dumps(FIO)[: len(text) + 20]):
         try:

@@ -17,6 +17,7 @@ from forebay.sweep.points import point_key
 from forebay.sweep.vary import axes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from properties import any_text
 from sweep_support import machine, points_of, ran, sweep  # noqa: F401 - fixtures
 
 # What runs ---------------------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ def test_any_change_of_the_points_is_noticed(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.text(max_size=200))
+@given(any_text(max_size=200))
 def test_no_text_is_a_traceback_as_a_sweep(text: str) -> None:
     from forebay.errors import RequestError
 

@@ -12,7 +12,7 @@ from forebay.cli import main
 from forebay.validate import counters, document, promises, proofs
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
+from properties import any_text, examples
 from validate_support import QUICK, Server, drives, four_directories, judged, server, validate  # noqa: F401 - fixtures
 
 
@@ -175,8 +175,8 @@ def test_whatever_a_file_holds_it_is_judged_or_refused(finished, data):
     parent = broken
     for key in above:
         parent = parent[key]
-    scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-    nested = st.lists(scalars, max_size=2) | st.dictionaries(st.text(max_size=3), scalars, max_size=2)
+    scalars = st.none() | st.booleans() | st.integers() | st.floats() | any_text(max_size=5)
+    nested = st.lists(scalars, max_size=2) | st.dictionaries(any_text(max_size=3), scalars, max_size=2)
     parent[last] = data.draw(scalars | nested)
     if document._damage(broken) is None and isinstance(broken.get("steps"), list):
         rows = promises.judge(broken)
