@@ -56,7 +56,8 @@ class Validation:
         steps = []
         for step in self.document["steps"]:
             for run in step["runs"]:
-                self._texts.setdefault(id(run), (run, json.dumps(run)))
+                if id(run) not in self._texts:
+                    self._texts[id(run)] = (run, json.dumps(run))
             runs = ", ".join(self._texts[id(run)][1] for run in step["runs"])
             own = json.dumps({k: v for k, v in step.items() if k != "runs"})
             steps.append(f'{own[:-1]}, "runs": [{runs}]}}')
