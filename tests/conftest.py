@@ -100,6 +100,8 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # One worker starts a browser, for all that need one.
+    items.sort(key=lambda item: "window" not in getattr(item, "fixturenames", ()))
     for item in items:
         for marker, (met, reason) in NEEDS.items():
             if item.get_closest_marker(marker) and not met():

@@ -167,6 +167,7 @@ def test_a_search_finds_no_more_than_a_known_supply_feeds_and_goes_on(forebay: R
     assert again["search"]["found_before"] == len(again["search"]["runs"])
 
 
+@pytest.mark.long
 @pytest.mark.promise("EMU-30")
 def test_the_calls_that_scripts_make_for_resnet50(forebay: Run, tmp_path: Path) -> None:
     workload = ("--workload", "resnet50", "--data", tmp_path)
