@@ -25,6 +25,11 @@ def test_a_modelled_drive_feeds_what_its_bandwidth_allows_and_says_that_it_is_si
     # 14.5 GB/s of the 25.4 that eight of them take.
     assert code == 1 and 50 < many["training"]["au_pct"] < 65
     assert [w["id"] for w in many["warnings"]] == ["simulated"]
+
+
+@pytest.mark.long
+@pytest.mark.promise("TRA-34")
+def test_two_modelled_drives_feed_what_one_does_not(capsys: Any) -> None:
     code, striped = record_of(capsys, "--accelerators", "8", "--data", "model:d7-ps1010?drives=2")
     assert code == 0 and striped["training"]["au_pct"] > 90
 

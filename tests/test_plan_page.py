@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,23 @@ import pytest
 from forebay.plan import answer, catalogue, decide, explore, system
 from forebay.plan.planner import published
 from made_once import made_once, of_all_workers
+from properties import ALL
 from report_browser import Browser, executable
 
 browser = pytest.mark.skipif(executable() is None, reason="needs a browser; try: apt-get install chromium")
 
 
-# A page of all drives and models takes a minute of an unoptimised build's time, nearly all of it in the planner.
+# A page of all drives, models, sizes and queues takes a minute of an unoptimised build's time, nearly all of it in the planner.
 DRIVES = ("D7-PS1010", "D5-P5336", "D7-P5520")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def of_few_sizes() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if not ALL and "PICTURES" not in os.environ:
+            patch.setattr(explore, "SIZES", (65536, 1 << 20, 4 << 20))
+            patch.setattr(explore, "QUEUES", (0, 4))
+        yield
 
 
 def _write(page: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from fake_machine import typed
 from forebay.sweep import fabric
 from forebay.sweep.file import parse, presets
+from properties import parametrized
 
 # 16 GiB scaled to 32 MiB, 45 s to 0.2 s.
 SMALL = ("--scale", "0.002", "--set", "duration=0.2")
@@ -43,12 +44,14 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.promise("SWP-7")
-def test_local_and_remote_are_read_and_the_page_has_the_papers_cells(tmp_path: Path, capsys: Any) -> None:
+@parametrized("sizes", [("1m",), ()], ids=["one size", "all sizes"], kept=(0,))
+def test_local_and_remote_are_read_and_the_page_has_the_papers_cells(tmp_path: Path, capsys: Any, sizes: tuple[str, ...]) -> None:
     out = tmp_path / "r.jsonl"
-    ran = sweep("solidigm-remote", tmp_path, *SMALL, "-o", out)
+    only = [word for size in sizes for word in ("--set", f"io_size={size}")]
+    ran = sweep("solidigm-remote", tmp_path, *SMALL, *only, "-o", out)
     assert ran.returncode == 0, ran.stderr
     made = lines(out)
-    assert len(made) == 10 and {m["record"]["job"]["label"] for m in made} == {"local", "remote"}
+    assert len(made) == 2 * (len(sizes) or 5) and {m["record"]["job"]["label"] for m in made} == {"local", "remote"}
     for line in made:
         remote = line["record"]["job"]["label"] == "remote"
         assert line["record"]["job"]["source"].startswith("nvme+tcp://127.0.0.1:") == remote
@@ -58,8 +61,8 @@ def test_local_and_remote_are_read_and_the_page_has_the_papers_cells(tmp_path: P
         assert not remote or job["workers"] <= 8
     assert not services(tmp_path)
     # Finished points are on whatever port they were: nothing runs again, and nothing is started.
-    again = sweep("solidigm-remote", tmp_path, *SMALL, "-o", out)
-    assert again.returncode == 0 and " serves " not in again.stderr and len(lines(out)) == 10
+    again = sweep("solidigm-remote", tmp_path, *SMALL, *only, "-o", out)
+    assert again.returncode == 0 and " serves " not in again.stderr and len(lines(out)) == len(made)
     code, _, err = typed(capsys, "report", out, "-o", tmp_path / "p.html", "--no-charts")
     page = (tmp_path / "p.html").read_text()
     assert code == 0, err
