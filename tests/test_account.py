@@ -12,6 +12,7 @@ from typing import Any
 import processes
 import pytest
 from disks_support import loop  # noqa: F401 - a fixture
+from properties import parametrized
 
 MIB = 1 << 20
 CGROUP = Path("/sys/fs/cgroup")
@@ -92,7 +93,7 @@ def told(record: dict[str, Any]) -> int | None:
 
 @pytest.mark.promise("REC-36")
 @pytest.mark.root
-@pytest.mark.parametrize("engine", ["uring", "pread", "inline"])
+@parametrized("engine", ["uring", "pread", "inline"], kept=(0,))
 def test_device_bytes_are_the_kernels_to_the_sector(loop: Callable[..., Path], engine: str) -> None:  # noqa: F811
     disk = loop(8)
     flags = (disk, "--engine", engine, "--io-size", "64k", "--depth", 4, "--passes", 1, "--warmup", 0)

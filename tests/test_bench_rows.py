@@ -29,7 +29,6 @@ def measured(stub: Path, folder: Path, *more: str) -> subprocess.CompletedProces
     return processes.run([*command, *flags], env=environment)
 
 
-@pytest.mark.long
 @pytest.mark.promise("MSR-25")
 def test_runs_are_kept_a_line_each_and_measured_once(stub: Path, tmp_path: Path) -> None:
     until = time.monotonic() + 120

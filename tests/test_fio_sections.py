@@ -15,6 +15,7 @@ import processes
 import pytest
 from fio_support import bench, read  # noqa: F401 - fixtures
 from forebay.errors import RequestError
+from properties import parametrized
 
 
 def turns(read: Any, *sections: str) -> list[list[str]]:
@@ -125,7 +126,7 @@ def test_clones_move_as_much_as_fios_and_a_size_counts_from_the_offset(bench: An
 
 
 @pytest.mark.promise("BEN-7")
-@pytest.mark.parametrize("data", ["directory=.", "filename=f"])
+@parametrized("data", ["directory=.", "filename=f"], kept=(1,))
 def test_a_dry_run_checks_files_that_a_section_before_is_to_write(bench: Any, tmp_path: Path, data: str) -> None:
     path = "./b.0.0" if data.startswith("directory") else "f"
     text = f"[b]\n{data}\nsize=1m\nbs=64k\nrw=write\nverify=crc32c\n[again]\nstonewall\n{data}\nsize=1m\nbs=64k\nrw=read\n"

@@ -25,7 +25,7 @@ def gdsio(gpu: Gpu, mode: str, *words: str | Path, config: str = "no.such.json")
 
 
 @pytest.mark.promise("GIO-1", "GIO-2")
-@pytest.mark.parametrize(
+@parametrized(
     ("words", "label", "depth"),
     [
         ("-x 0 -w 2", "GPUD", None),
@@ -34,6 +34,7 @@ def gdsio(gpu: Gpu, mode: str, *words: str | Path, config: str = "no.such.json")
         ("-x 6 -w 2 -B 4", "GPU_BATCH", 4),
         ("-x 7 -w 2 -B 4", "GPU_BATCH_STREAM", 4),
     ],
+    kept=(0, 2, 3),
 )
 @parametrized(("mode", "suffix"), [("p2p", ""), ("compat", "_COMPAT"), ("mixed", "_COMPAT")], kept=(0, 1))
 def test_each_type_of_cufile_runs_and_its_line_tells_what_ran(

@@ -72,7 +72,7 @@ def test_a_write_makes_gdsios_files_and_counts_every_byte(tmp_path: Path) -> Non
         ("-I 0 -i 16k:64k:16k", "READ", "16-64-16"),
         ("-I 0 -O 1", "READ", "64"),
     ],
-    kept=(1, 2),
+    kept=(2,),
 )
 def test_a_read_of_one_pass_moves_the_data_once(data: Path, words: str, op: str, io: str) -> None:
     done = gdsio("-D", data, *"-w 2 -s 4M -i 64k -x 1".split(), *words.split())
@@ -166,7 +166,7 @@ def test_a_file_called_as_gdsios_is_overwritten_only_where_that_is_said(tmp_path
     assert b"precious" not in (tmp_path / "gdsio.0").read_bytes()
 
 
-@pytest.mark.parametrize("flag", ["", "--json"])
+@parametrized("flag", ["", "--json"], kept=(1,))
 def test_a_full_output_costs_no_measurement(tmp_path: Path, flag: str) -> None:
     with open("/dev/full", "w") as full:
         command = [*processes.FOREBAY, "gdsio", "-D", tmp_path, *"-w 1 -s 1M -i 64k -x 1 -I 1".split(), *flag.split()]

@@ -363,8 +363,9 @@ def without_mpi4py(tmp_path):
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(hidden), os.environ.get("PYTHONPATH", "")])}
 
 
-@pytest.mark.parametrize(
-    ("variable", "flag"), [("OMPI_COMM_WORLD_SIZE", ()), ("PMI_SIZE", ()), (None, ("--mpi",))]
+@parametrized(
+    ("variable", "flag"), [("OMPI_COMM_WORLD_SIZE", ()), ("PMI_SIZE", ()), (None, ("--mpi",))],
+    kept=(0, 2),
 )
 def test_a_launcher_without_mpi4py_is_refused_with_what_to_install(tmp_path, variable, flag):
     environment = without_mpi4py(tmp_path) | ({variable: "2"} if variable else {})

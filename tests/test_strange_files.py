@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from forebay import cli
+from properties import parametrized
 
 Said = Callable[..., tuple[int, str, str]]
 
@@ -168,7 +169,7 @@ SWEEP = '[job]\nsource = "nil:"\nduration = 0.02\nwarmup = 0\n[matrix]\nio-size 
 
 
 @pytest.mark.promise("FLT-21")
-@pytest.mark.parametrize(
+@parametrized(
     ("line", "path", "value"),
     [
         (0, ("definition", "points"), 1.5),
@@ -182,6 +183,7 @@ SWEEP = '[job]\nsource = "nil:"\nduration = 0.02\nwarmup = 0\n[matrix]\nio-size 
         (1, ("record", "result", "cpu"), []),
         (1, ("record", "result", "throughput_gib_s"), "fast"),
     ],
+    kept=(0, 3, 5, 6, 9),
 )
 def test_a_damaged_line_of_a_sweep_is_no_obstacle(
     said: Said, tmp_path: Path, line: int, path: tuple[str | int, ...], value: Any

@@ -147,7 +147,7 @@ def to_nobody(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[st
         os.close(writer)
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("sweep", "--list"), ("man", "bench")], ids=" ".join)
+@parametrized("arguments", [("--help",), ("sweep", "--list"), ("man", "bench")], ids=" ".join, kept=(1,))
 def test_where_nobody_reads_a_verb_ends_as_interrupted(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = to_nobody(tmp_path, *arguments)
     assert (done.returncode, done.stderr) == (130, "")
