@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
 from forebay import demo
 from forebay.errors import MachineError, RequestError
+from properties import parametrized
 
 # Long enough that no worker of a busy machine goes without its turn: a comparison refuses a run that moved nothing.
 DEMO = [*processes.FOREBAY, "demo", "--seconds", "0.3", "--file-size", "8m"]
 
 
-def tour(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return processes.run([*DEMO, *arguments], cwd=tmp_path, within_s=2 * processes.PATIENCE_S)
+def tour(tmp_path: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return processes.run([*DEMO, *arguments], cwd=tmp_path, within_s=2 * processes.PATIENCE_S, **options)
 
 
 @pytest.mark.promise("CMD-1")
-def test_every_step_runs_and_the_last_line_names_the_report(tmp_path):
-    done = tour(tmp_path)
+@parametrized("charts", [False, True], kept=(0,))
+def test_every_step_runs_and_the_last_line_names_the_report(tmp_path: Path, charts: bool) -> None:
+    """Without the extra that draws, whose charts take half of the tour, and with it where it is installed."""
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without/altair.py").write_text('raise ModuleNotFoundError("No module named altair", name="altair")\n')
+    path = os.environ.get("PYTHONPATH", "") if charts else f"{tmp_path}/without:{os.environ.get('PYTHONPATH', '')}"
+    done = tour(tmp_path, env={**os.environ, "PYTHONPATH": path.removesuffix(":")})
     out = done.stdout
+    assert ("without charts: altair isn't installed" in out) == (not charts or importlib.util.find_spec("altair") is None)
     assert done.returncode == 0, done.stderr
     page = Path(out.splitlines()[-1])
     assert page.is_absolute() and page.read_text().lstrip().lower().startswith("<!doctype html")
