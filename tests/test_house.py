@@ -615,6 +615,24 @@ def test_a_crate_shows_what_others_use() -> None:
     assert not silent, f"without #![warn(unreachable_pub)]: {silent}"
 
 
+# Most names that a crate may show to others, by what it is: the ground of all is larger.
+NAMES_MAX = {"training": 100}
+
+
+@pytest.mark.promise("HSE-2")
+@pytest.mark.parametrize("crate", NAMES_MAX)
+def test_the_root_of_a_crate_is_its_table_of_contents(crate: str) -> None:
+    """Modules are private, and lib.rs names, one by one, what others may use."""
+    code = "\n".join(code_lines(text_of(ROOT / f"crates/{crate}/src/lib.rs")))
+    assert not re.search(r"^\s*pub mod", code, re.MULTILINE), "hand on what others use by `pub use`"
+    handed_on = "".join(f"{use};\n" for use in re.findall(r"^pub (use [^;]+);", code, re.MULTILINE))
+    its_own = re.findall(r"^pub (?:const|enum|fn|static|struct|trait|type) (\w+)", code, re.MULTILINE)
+    names = {*rust_imports(handed_on), *its_own}
+    assert "*" not in names, "name what is handed on, one by one"
+    assert {"Error", "Kind"} < names, "the search for names finds few"
+    assert len(names) <= NAMES_MAX[crate], f"{crate} shows {len(names)} names; what has a type is its method or its constant"
+
+
 def test_the_search_for_unsafe_sees_code_and_not_words() -> None:
     assert "unsafe" not in "".join(
         code_lines('let a = "unsafe {"; // unsafe\n/* unsafe */ let c = \'"\'; let b = r#"unsafe"#;')

@@ -1,9 +1,10 @@
 //! Files of training data: a byte that says which format, one for the samples, two for the length of a piece, the file.
 
-use forebay_training::format::decode::Decoder;
-use forebay_training::format::index;
-use forebay_training::format::pick::{self, Index, PickSpec, Picker, Wanted};
-use forebay_training::format::{Damage, FormatRow, ParseSpec, Parser, FORMATS};
+use forebay_training::{
+    index_archive, index_data_sets, index_plain_columns, index_records, index_shard, pick_from_memory,
+    ArchiveArray, Damage, Decoder, FormatRow, ParseSpec, Parser, PickSpec, Picker, RecordIndex, Wanted,
+    FORMATS,
+};
 
 const PIXEL_BYTES: usize = 1 << 14;
 
@@ -65,7 +66,7 @@ fn read_at(file: &[u8]) -> impl FnMut(u64, &mut [u8]) -> std::io::Result<()> + '
 
 /// A shard has an index where it can be read, and its files lie in it.
 fn indexed_shard(row: &FormatRow, file: &[u8]) {
-    let found = index::shard(file.len() as u64, &mut read_at(file));
+    let found = index_shard(file.len() as u64, &mut read_at(file));
     let mut parser = (row.parser)(&ParseSpec::default());
     let whole = seen(&mut *parser, file, file.len().max(1));
     assert_eq!(found.is_ok(), whole.is_ok());
@@ -76,7 +77,7 @@ fn indexed_shard(row: &FormatRow, file: &[u8]) {
 
 /// Values of plain columns lie in the file, as many of each as it has rows.
 fn indexed_columns(file: &[u8]) {
-    let found = index::plain_columns(file.len() as u64, None, &mut read_at(file));
+    let found = index_plain_columns(file.len() as u64, None, &mut read_at(file));
     let Ok((rows, columns)) = found else { return };
     for column in columns {
         assert_eq!(column.runs.iter().map(|(values, _)| values).sum::<u64>(), rows);
@@ -87,7 +88,7 @@ fn indexed_columns(file: &[u8]) {
 
 /// Records lie in the file one behind the other; where it is read to its end, there are as many.
 fn indexed_records(row: &FormatRow, file: &[u8]) {
-    let found = index::records(file.len() as u64, &mut read_at(file));
+    let found = index_records(file.len() as u64, &mut read_at(file));
     let mut parser = (row.parser)(&ParseSpec { skips: true, ..ParseSpec::default() });
     let whole = seen(&mut *parser, file, file.len().max(1));
     let Ok(records) = found else { return assert!(whole.is_err()) };
@@ -98,14 +99,14 @@ fn indexed_records(row: &FormatRow, file: &[u8]) {
 
 /// Arrays lie in the file.
 fn indexed_arrays(file: &[u8]) {
-    let Ok(arrays) = index::archive(file.len() as u64, &mut read_at(file)) else { return };
-    let fits = |array: &index::Array| array.offset + array.bytes <= file.len() as u64;
+    let Ok(arrays) = index_archive(file.len() as u64, &mut read_at(file)) else { return };
+    let fits = |array: &ArchiveArray| array.offset + array.bytes <= file.len() as u64;
     assert!(arrays.iter().filter(|array| array.altered.is_none()).all(fits));
 }
 
 /// Rows of plain data sets lie in the file, as many as its first side says.
 fn indexed_data_sets(file: &[u8]) {
-    let Ok(sets) = index::data_sets(file.len() as u64, None, &mut read_at(file)) else { return };
+    let Ok(sets) = index_data_sets(file.len() as u64, None, &mut read_at(file)) else { return };
     for set in sets {
         assert_eq!(set.runs.iter().map(|(rows, _)| rows).sum::<u64>(), set.dims[0]);
         let fits = |(rows, begin): &(u64, u64)| begin + rows * set.row_bytes <= file.len() as u64;
@@ -157,12 +158,12 @@ fn pick_all(picker: &mut dyn Picker, file: &[u8], samples: u64, low: u64) {
     let wanted =
         Wanted { first, every: 1 + low / 64, samples: samples.saturating_sub(first).div_ceil(1 + low / 64) };
     let lists = file.split_at_checked(8 * samples as usize);
-    let index = lists.and_then(|(a, b)| Index::read(a, b, samples as u32, file.len() as u64).ok());
+    let index = lists.and_then(|(a, b)| RecordIndex::read(a, b, samples as u32, file.len() as u64).ok());
     let mut picked = |step: u64| -> Result<(u64, u64, usize), Place> {
         let mut lost = Vec::new();
         let read = picker
             .begin(file.len() as u64, wanted, index.as_ref())
-            .and_then(|()| pick::read_from(picker, file, wanted.samples, step));
+            .and_then(|()| pick_from_memory(picker, file, wanted.samples, step));
         picker.lost(&mut lost);
         let read = read.map_err(|damage| (damage.record, damage.offset))?;
         assert_eq!(picker.samples(), wanted.samples, "all that is wanted is whole");

@@ -4,8 +4,7 @@ use crate::observe::{stop_requested, Watcher};
 use crate::{ended, json, raise};
 use forebay_model::checkpoint::{CheckpointSpec, Model};
 use forebay_model::Error;
-use forebay_training::checkpoint;
-use forebay_training::Barrier;
+use forebay_training::{plan_checkpoint, run_checkpoint, Barrier};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use std::sync::atomic::Ordering;
@@ -53,7 +52,7 @@ pub fn run(
     let mut called = barrier.map(Called::new);
     let outcome = py.detach(|| {
         let barrier = called.as_mut().map(|c| c as &mut dyn Barrier);
-        checkpoint::run(&spec, command, &mut watcher, barrier)
+        run_checkpoint(&spec, command, &mut watcher, barrier)
     });
     let raised = called.and_then(|c| c.raised);
     let outcome = match outcome {
@@ -69,7 +68,7 @@ pub fn run(
 #[pyfunction]
 #[pyo3(name = "checkpoint_plan")]
 pub fn plan(py: Python<'_>, spec: &str) -> PyResult<String> {
-    let planned = CheckpointSpec::from_json(spec).and_then(|spec| py.detach(|| checkpoint::plan(&spec)));
+    let planned = CheckpointSpec::from_json(spec).and_then(|spec| py.detach(|| plan_checkpoint(&spec)));
     json(py, &planned.map_err(|error| raise(py, error))?)
 }
 

@@ -4,7 +4,7 @@ use crate::observe::{stop_requested, Watcher};
 use crate::{ended, json, raise};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
-use forebay_training::emulate::{self, StepBarrier};
+use forebay_training::{check_emulation, run_emulation, StepBarrier};
 use pyo3::prelude::*;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -26,7 +26,7 @@ pub fn emulate_run(
     let refused = Arc::new(Mutex::new(None));
     let barrier =
         barrier.map(|call| Box::new(Called { call, refused: refused.clone() }) as Box<dyn StepBarrier>);
-    let outcome = py.detach(|| emulate::run(&spec, command, &mut watcher, barrier));
+    let outcome = py.detach(|| run_emulation(&spec, command, &mut watcher, barrier));
     let refused = refused.lock().expect("nothing panics while it holds it").take();
     let outcome = match outcome {
         Ok(outcome) => outcome,
@@ -38,7 +38,7 @@ pub fn emulate_run(
 /// The spec with its defaults, or what is wrong with it on any machine.
 #[pyfunction]
 pub fn emulate_check(py: Python<'_>, spec: &str) -> PyResult<String> {
-    let spec = EmulateSpec::from_json(spec).and_then(|spec| emulate::check(&spec).map(|()| spec));
+    let spec = EmulateSpec::from_json(spec).and_then(|spec| check_emulation(&spec).map(|()| spec));
     json(py, &spec.map_err(|error| raise(py, error))?)
 }
 

@@ -7,7 +7,9 @@ use crate::{array, raise};
 use forebay_io::gpu::cuda::{Cuda, Event, Stream};
 use forebay_model::{safetensors, Error, Kind};
 use forebay_reader::{Address, Blocks, Copied, Given, HostMemory, Layout, Opening, Range, ReadPath, Request};
-use forebay_training::format::{index, Damage};
+use forebay_training::{
+    index_archive, index_data_sets, index_plain_columns, index_records, index_shard, Damage, ReadAt,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use std::fs::File;
@@ -530,7 +532,7 @@ pub fn safetensors_header(
 #[allow(clippy::type_complexity)]
 pub fn shard_index(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(Vec<u8>, usize, u64, u64)>> {
     let next = "tar tf FILE; a shard that tar, tarfile or webdataset wrote, whole and not compressed";
-    let listed = indexed(py, &path, "the samples of", next, index::shard)?;
+    let listed = indexed(py, &path, "the samples of", next, index_shard)?;
     Ok(listed.into_iter().map(|m| (m.name, m.key_bytes, m.offset, m.bytes)).collect())
 }
 
@@ -547,7 +549,7 @@ pub fn parquet_index(
     let next =
         "columns= without it; or written with compression=\"none\", use_dictionary=False, without nulls";
     let (rows, found) = indexed(py, &path, "the columns of", next, |bytes, read| {
-        index::plain_columns(bytes, columns.as_deref(), read)
+        index_plain_columns(bytes, columns.as_deref(), read)
     })?;
     Ok((rows, found.into_iter().map(|c| (c.name, c.kind, c.bytes, c.runs)).collect()))
 }
@@ -556,7 +558,7 @@ pub fn parquet_index(
 #[pyfunction]
 pub fn record_index(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(u64, u64)>> {
     let next = "a TFRecord file as TensorFlow writes it, whole and not compressed";
-    indexed(py, &path, "the records of", next, index::records)
+    indexed(py, &path, "the records of", next, index_records)
 }
 
 /// Members of an .npz archive: (name, offset, bytes, what its bytes went through or None) each.
@@ -564,7 +566,7 @@ pub fn record_index(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(u64, u64)>> 
 #[allow(clippy::type_complexity)]
 pub fn archive_index(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(String, u64, u64, Option<String>)>> {
     let next = "an .npz of numpy.savez, whole";
-    let found = indexed(py, &path, "the arrays of", next, index::archive)?;
+    let found = indexed(py, &path, "the arrays of", next, index_archive)?;
     Ok(found.into_iter().map(|a| (a.name, a.offset, a.bytes, a.altered)).collect())
 }
 
@@ -580,7 +582,7 @@ pub fn hdf5_index(
 ) -> PyResult<Vec<(String, Vec<u64>, String, u64, Vec<(u64, u64)>)>> {
     let next = "columns= without it; or written without compression, in chunks of whole rows or none";
     let found = indexed(py, &path, "the data sets of", next, |bytes, read| {
-        index::data_sets(bytes, columns.as_deref(), read)
+        index_data_sets(bytes, columns.as_deref(), read)
     })?;
     Ok(found.into_iter().map(|d| (d.name, d.dims, d.item, d.row_bytes, d.runs)).collect())
 }
@@ -591,7 +593,7 @@ fn indexed<T: Send>(
     path: &Path,
     what: &str,
     next: &str,
-    index: impl FnOnce(u64, &mut index::ReadAt<'_>) -> Result<T, Damage> + Send,
+    index: impl FnOnce(u64, &mut ReadAt<'_>) -> Result<T, Damage> + Send,
 ) -> PyResult<T> {
     let asked = format!("{what} {}", path.display());
     let failed =

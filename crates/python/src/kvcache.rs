@@ -5,7 +5,7 @@ use crate::observe::{stop_requested, Watcher};
 use crate::{ended, json, raise};
 use forebay_model::kvcache::script::Script;
 use forebay_model::kvcache::KvSpec;
-use forebay_training::{kvcache, Barrier};
+use forebay_training::{plan_kvcache, run_kvcache, Barrier};
 use pyo3::prelude::*;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub fn run(
     let mut called = barrier.map(Called::new);
     let done = py.detach(|| {
         let barrier = called.as_mut().map(|c| c as &mut dyn Barrier);
-        kvcache::run(&spec, command, &mut watcher, barrier)
+        run_kvcache(&spec, command, &mut watcher, barrier)
     });
     let raised = called.and_then(|c| c.raised);
     let done = match done {
@@ -51,7 +51,7 @@ pub fn run(
 #[pyfunction]
 #[pyo3(name = "kvcache_plan")]
 pub fn plan(py: Python<'_>, spec: &str) -> PyResult<String> {
-    let planned = KvSpec::from_json(spec).and_then(|spec| py.detach(|| kvcache::plan(&spec)));
+    let planned = KvSpec::from_json(spec).and_then(|spec| py.detach(|| plan_kvcache(&spec)));
     json(py, &planned.map_err(|error| raise(py, error))?)
 }
 

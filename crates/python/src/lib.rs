@@ -33,7 +33,7 @@ use forebay_model::{Error, Kind};
 use forebay_reader::ReadPath;
 use forebay_storage::path::{self, Ends, PATHS};
 use forebay_storage::source::{MadeOf, SourceRow, Uri, SOURCES};
-use forebay_training::generate::DatagenSpec;
+use forebay_training::DatagenSpec;
 use observe::{stop_requested, Watcher};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;

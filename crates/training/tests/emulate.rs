@@ -13,7 +13,7 @@ use forebay_model::job::{Cache, Engine};
 use forebay_model::training::{EmulateSpec, Level, Loader, OnError};
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::Kind;
-use forebay_training::emulate::{run, EmulateProgress, Outcome};
+use forebay_training::{run_emulation, EmulateOutcome, EmulateProgress};
 
 /// Calls `each` with every progress, and ends the run when it says so.
 struct Watch<F: FnMut(&EmulateProgress) -> bool> {
@@ -35,15 +35,15 @@ fn quiet() -> impl Observer<EmulateProgress> {
     Watch { each: |_| false, stop: false }
 }
 
-fn played(spec: &EmulateSpec) -> Outcome {
-    run(spec, vec!["test".into()], &mut quiet(), None).unwrap()
+fn played(spec: &EmulateSpec) -> EmulateOutcome {
+    run_emulation(spec, vec!["test".into()], &mut quiet(), None).unwrap()
 }
 
 fn has_ring() -> bool {
     Reactor::with_ring(RingOptions::default()).is_ok()
 }
 
-fn training(outcome: &Outcome) -> &forebay_model::training::Training {
+fn training(outcome: &EmulateOutcome) -> &forebay_model::training::Training {
     outcome.record.training.as_ref().unwrap()
 }
 
@@ -130,7 +130,7 @@ fn a_damaged_record_ends_the_run_and_is_named_with_both_checksums() {
     bytes[3 * record + 1000] ^= 1;
     std::fs::write(data.file(2), &bytes).unwrap();
     let spec = EmulateSpec { workers: Some(1), ..data.spec(10, 5) };
-    let error = match run(&spec, vec![], &mut quiet(), None) {
+    let error = match run_emulation(&spec, vec![], &mut quiet(), None) {
         Ok(outcome) => outcome.failure.unwrap(),
         Err(error) => error,
     };
@@ -183,7 +183,7 @@ fn a_file_that_is_removed_midway_is_named_and_what_was_measured_is_kept() {
         },
         stop: false,
     };
-    let outcome = run(&spec, vec![], &mut watch, None).unwrap();
+    let outcome = run_emulation(&spec, vec![], &mut watch, None).unwrap();
     let failure = outcome.failure.as_ref().unwrap();
     assert!(failure.asked.ends_with("img_005.tfrecord") && failure.found.contains("gone"), "{failure}");
     let training = training(&outcome);
@@ -198,7 +198,7 @@ fn a_run_that_is_stopped_keeps_what_was_measured() {
     let mut spec = data.spec(10, 10);
     (spec.epochs, spec.interval_s, spec.workload.compute_s) = (1000, 0.02, 0.005);
     let mut watch = Watch { each: |progress: &EmulateProgress| progress.epoch > 2, stop: false };
-    let outcome = run(&spec, vec![], &mut watch, None).unwrap();
+    let outcome = run_emulation(&spec, vec![], &mut watch, None).unwrap();
     assert!(outcome.failure.is_none() && outcome.record.result.interrupted);
     assert!(training(&outcome).epochs.len() >= 2);
     assert!(outcome.record.warnings.iter().any(|w| w.id == "interrupted"));
@@ -211,7 +211,7 @@ fn too_few_files_and_another_format_are_refused() {
     let refused = |change: &dyn Fn(&mut EmulateSpec)| {
         let mut spec = data.spec(10, 10);
         change(&mut spec);
-        let error = run(&spec, vec![], &mut quiet(), None).unwrap_err();
+        let error = run_emulation(&spec, vec![], &mut quiet(), None).unwrap_err();
         assert_eq!(error.kind, Kind::Request, "{error}");
         error.to_string()
     };
@@ -235,7 +235,7 @@ fn too_few_files_and_another_format_are_refused() {
 #[test]
 fn a_file_with_fewer_records_than_the_workload_says_is_told() {
     let data = data(4, 10, 1000);
-    let error = match run(&data.spec(20, 10), vec![], &mut quiet(), None) {
+    let error = match run_emulation(&data.spec(20, 10), vec![], &mut quiet(), None) {
         Ok(outcome) => outcome.failure.unwrap(),
         Err(error) => error,
     };
@@ -247,7 +247,7 @@ fn a_file_with_fewer_records_than_the_workload_says_is_told() {
 fn accelerators_that_share_files_are_said_to_read_all_of_them() {
     let data = data(3, 20, 1000);
     let spec = |accelerators| EmulateSpec { accelerators, ranks: accelerators, ..data.spec(20, 5) };
-    let warns = |outcome: &Outcome| outcome.record.warnings.iter().any(|w| w.id == "few_files");
+    let warns = |outcome: &EmulateOutcome| outcome.record.warnings.iter().any(|w| w.id == "few_files");
     let (enough, few) = (played(&spec(3)), played(&spec(4)));
     assert!(!warns(&enough) && warns(&few), "{:?}", few.record.warnings);
     // Up to the last record that each of them takes.
@@ -339,7 +339,7 @@ fn batches_stay_in_host_memory_until_their_step_takes_them() {
     assert_eq!((training.samples, training.epochs[1].steps), (2 * 240, 12));
     assert_eq!((path.ran.as_str(), path.destination.as_str()), ("host", "host"));
     spec.path = forebay_model::job::PathKind::Gds;
-    let refused = run(&spec, vec![], &mut quiet(), None).unwrap_err();
+    let refused = run_emulation(&spec, vec![], &mut quiet(), None).unwrap_err();
     assert!(refused.next.contains("bounce"), "{refused}");
 }
 
@@ -394,7 +394,7 @@ fn a_data_set_packed_in_one_source_is_read_through_it() {
     }
     space[begin + 2 * each + 100] ^= 1;
     std::fs::write(&path, &space).unwrap();
-    let error = match run(&spec(path.display().to_string()), vec![], &mut quiet(), None) {
+    let error = match run_emulation(&spec(path.display().to_string()), vec![], &mut quiet(), None) {
         Ok(outcome) => outcome.failure.unwrap(),
         Err(error) => error,
     };
@@ -405,7 +405,8 @@ fn a_data_set_packed_in_one_source_is_read_through_it() {
         (vec![b'{'; 2 << 20], "no manifest"),
     ] {
         std::fs::write(&path, &space).unwrap();
-        let refused = run(&spec(path.display().to_string()), vec![], &mut quiet(), None).unwrap_err();
+        let refused =
+            run_emulation(&spec(path.display().to_string()), vec![], &mut quiet(), None).unwrap_err();
         assert!(refused.kind == Kind::Request && refused.found.contains(words), "{refused}");
     }
 }

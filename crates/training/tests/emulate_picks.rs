@@ -5,8 +5,7 @@ use forebay_model::job::{Cache, Engine};
 use forebay_model::training::record::Training;
 use forebay_model::training::{EmulateSpec, Level, Loader, OnError, RuleSet, Workload};
 use forebay_model::{Error, Kind};
-use forebay_training::emulate::{run, EmulateProgress};
-use forebay_training::generate::{self, DatagenSpec};
+use forebay_training::{generate_data, run_emulation, DatagenSpec, EmulateProgress};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -34,7 +33,7 @@ fn generated(format: &str, side: u32, data: &str) {
         "dimensions": [[side, side]], "dimension": side, "record_bytes": 1000.0, "columns": columns, "row_group": 10,
         "overwrite": [data],
     });
-    generate::run(&DatagenSpec::from_json(&spec.to_string()).unwrap(), &mut |_| true).unwrap();
+    generate_data(&DatagenSpec::from_json(&spec.to_string()).unwrap(), &mut |_| true).unwrap();
 }
 
 /// A data set where O_DIRECT works as well.
@@ -80,13 +79,13 @@ fn spec(dir: &Path, format: &str) -> EmulateSpec {
 }
 
 fn trained(spec: &EmulateSpec) -> Training {
-    let outcome = run(spec, vec![], &mut Quiet, None).unwrap();
+    let outcome = run_emulation(spec, vec![], &mut Quiet, None).unwrap();
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
     outcome.record.training.unwrap()
 }
 
 fn failed(spec: &EmulateSpec) -> Error {
-    match run(spec, vec![], &mut Quiet, None) {
+    match run_emulation(spec, vec![], &mut Quiet, None) {
         Ok(outcome) => outcome.failure.unwrap(),
         Err(error) => error,
     }

@@ -55,7 +55,7 @@ pub struct Plan {
 }
 
 /// Everything that can be found wrong without touching anything, and what the run comes to.
-pub fn plan(spec: &CheckpointSpec) -> Result<Plan, Error> {
+pub fn plan_checkpoint(spec: &CheckpointSpec) -> Result<Plan, Error> {
     check(spec)?;
     let (room_needed_bytes, room_bytes) = CheckpointDir::examine(spec)?.room();
     let (job, _) = job_of(spec);
@@ -84,7 +84,7 @@ pub(crate) fn check(spec: &CheckpointSpec) -> Result<(), Error> {
 }
 
 /// Writes and reads the checkpoints. An error means that nothing was measured; what broke midway stands in the outcome.
-pub fn run(
+pub fn run_checkpoint(
     spec: &CheckpointSpec,
     command: Vec<String>,
     observer: &mut dyn Observer,

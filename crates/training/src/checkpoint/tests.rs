@@ -54,7 +54,7 @@ impl Observer for Until {
 }
 
 fn play(spec: &CheckpointSpec) -> Result<Outcome, Error> {
-    run(spec, Vec::new(), &mut Until(None), None)
+    run_checkpoint(spec, Vec::new(), &mut Until(None), None)
 }
 
 fn files(dir: &Path) -> Vec<PathBuf> {
@@ -250,7 +250,7 @@ fn an_interrupted_run_keeps_the_checkpoints_that_are_done() {
     let dir = tempfile::tempdir().unwrap();
     let spec = CheckpointSpec { between_s: 0.1, writes: 50, reads: 50, ..spec(dir.path()) };
     let mut second = Until(Some(dir.path().join(folder(2))));
-    let Outcome { record, failure } = run(&spec, Vec::new(), &mut second, None).unwrap();
+    let Outcome { record, failure } = run_checkpoint(&spec, Vec::new(), &mut second, None).unwrap();
     assert!(failure.is_none() && record.result.interrupted);
     let done = record.checkpoint.unwrap().write.unwrap().checkpoints.len();
     assert!((1..50).contains(&done), "{done}");
@@ -318,7 +318,7 @@ fn two_hosts_meet_before_each_checkpoint_and_read_each_others_files() {
         };
         let mut meets = Meets(gate.clone(), 0);
         move || {
-            let outcome = run(&half, Vec::new(), &mut Until(None), Some(&mut meets)).unwrap();
+            let outcome = run_checkpoint(&half, Vec::new(), &mut Until(None), Some(&mut meets)).unwrap();
             assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
             assert_eq!(meets.1, 2 + 1 + 2);
             outcome.record
@@ -371,7 +371,7 @@ fn checkpoints_go_on_while_their_observer_is_held_up() {
     let passed = Arc::new(AtomicU32::new(0));
     let mut observer = HeldUp(passed.clone(), 0);
     let Outcome { record, failure } =
-        run(&spec, Vec::new(), &mut observer, Some(&mut Counts(passed))).unwrap();
+        run_checkpoint(&spec, Vec::new(), &mut observer, Some(&mut Counts(passed))).unwrap();
     assert!(failure.is_none() && observer.1 > 0, "{failure:?}");
     assert_eq!(record.checkpoint.unwrap().write.unwrap().checkpoints.len() as u32, WRITES);
 }

@@ -4,7 +4,7 @@
 use super::manifest::Manifest;
 use super::packed::Packed;
 use super::reading::Opened;
-use crate::format::pick::{Index, ENTRY_BYTES, INDEXED, LENGTHS, OFFSETS};
+use crate::format::pick::{RecordIndex, ENTRY_BYTES, INDEXED, LENGTHS, OFFSETS};
 use forebay_model::device::DriveModel;
 use forebay_model::first_bytes::{self, Seen};
 use forebay_model::glob::Glob;
@@ -203,7 +203,7 @@ pub(crate) struct Folder {
     roots: Vec<(PathBuf, usize)>,
     names: Names,
     /// Positions of records, for formats that keep them in files of their own.
-    indexes: Vec<Option<Index>>,
+    indexes: Vec<Option<RecordIndex>>,
     pub manifest: Option<Manifest>,
 }
 
@@ -249,7 +249,7 @@ impl Folder {
             let index = match (beside(OFFSETS)?, beside(LENGTHS)?) {
                 (Some(offsets), Some(lengths)) => {
                     let bytes = path.metadata().map_err(|e| bad(e.to_string()))?.len();
-                    Some(Index::read(&offsets, &lengths, samples, bytes).map_err(bad)?)
+                    Some(RecordIndex::read(&offsets, &lengths, samples, bytes).map_err(bad)?)
                 }
                 (None, None) => None,
                 (Some(_), None) => return Err(bad(format!("it has {OFFSETS} next to it, but no {LENGTHS}"))),

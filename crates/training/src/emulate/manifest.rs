@@ -7,7 +7,7 @@ use std::path::Path;
 
 impl Manifest {
     /// The one beside files in a folder, if there is one.
-    pub fn beside(folder: &Path) -> Result<Option<Manifest>, Error> {
+    pub(crate) fn beside(folder: &Path) -> Result<Option<Manifest>, Error> {
         let path = folder.join(NAME);
         Manifest::read(&path).map_err(|found| {
             let next = "forebay emulate datagen to create the data set again, or remove that file";
@@ -16,7 +16,7 @@ impl Manifest {
     }
 
     /// Checks that the data set is one for the workload.
-    pub fn fits(&self, spec: &EmulateSpec, at: &Path) -> Result<(), Error> {
+    pub(crate) fn fits(&self, spec: &EmulateSpec, at: &Path) -> Result<(), Error> {
         let workload = &spec.workload;
         let differs = |what: &str, has: String, wants: String| {
             Err(Error::request(

@@ -25,7 +25,7 @@ mod uring;
 mod virtual_time;
 mod worker;
 
-pub use run::run;
+pub use run::run_emulation;
 
 use crate::format::pick::PickSpec;
 use crate::format::{self, FormatRow, ParseSpec};
@@ -73,13 +73,13 @@ pub struct EmulateProgress {
 
 /// A record, and what is wrong with the run that it tells of.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct EmulateOutcome {
     pub record: RunRecord,
     pub failure: Option<Error>,
 }
 
 /// Everything that can be found wrong without touching the data.
-pub fn check(spec: &EmulateSpec) -> Result<(), Error> {
+pub fn check_emulation(spec: &EmulateSpec) -> Result<(), Error> {
     spec.check()?;
     let row = row_of(spec)?;
     check_decode(spec, row)?;

@@ -3,7 +3,7 @@
 //! goes from worker to worker, and on to the next stream after this one.
 
 use super::direct_file::DirectFile;
-use crate::format::pick::{self, Index, Picker, Wanted};
+use crate::format::pick::{self, Picker, RecordIndex, Wanted};
 use crate::format::{Damage, Lost, Parser};
 use forebay_model::training::Stream;
 use std::fs::File;
@@ -51,7 +51,7 @@ pub(crate) struct Opened {
     pub base: u64,
     pub bytes: u64,
     /// Positions of its records, if a file beside it has them.
-    pub index: Option<Index>,
+    pub index: Option<RecordIndex>,
 }
 
 impl Reading {

@@ -10,7 +10,9 @@ use super::route;
 use super::run_state::{RunState, Totals};
 use super::supply;
 use super::worker::{Latencies, Worker};
-use super::{check, cpus_of, row_of, virtual_time, EmulateProgress, Outcome, Shared, StepBarrier};
+use super::{
+    check_emulation, cpus_of, row_of, virtual_time, EmulateOutcome, EmulateProgress, Shared, StepBarrier,
+};
 use forebay_bench::requirements;
 use forebay_bench::run_kit::{guarded, run_thread, Meters, Observer, Threads};
 use forebay_io::clock;
@@ -32,12 +34,12 @@ const LATE_SHOWN: usize = 8;
 /// Runs the spec. An error means that nothing was measured; what broke midway stands in the outcome.
 ///
 /// `barrier`: accelerators of other hosts take part, and every step ends with theirs.
-pub fn run(
+pub fn run_emulation(
     spec: &EmulateSpec,
     command: Vec<String>,
     observer: &mut dyn Observer<EmulateProgress>,
     barrier: Option<Box<dyn StepBarrier>>,
-) -> Result<Outcome, Error> {
+) -> Result<EmulateOutcome, Error> {
     run_thread::with(observer, |word| run_watched(spec, command, word, barrier))
 }
 
@@ -46,10 +48,10 @@ fn run_watched(
     command: Vec<String>,
     observer: &mut dyn Observer<EmulateProgress>,
     barrier: Option<Box<dyn StepBarrier>>,
-) -> Result<Outcome, Error> {
+) -> Result<EmulateOutcome, Error> {
     let begin = clock::now();
     let started = clock::wall_seconds();
-    check(spec)?;
+    check_emulation(spec)?;
     if let Some(model) = virtual_time::model_of(spec)? {
         return virtual_time::run(spec, &model, command, observer, barrier.is_some());
     }
@@ -80,7 +82,7 @@ fn run_watched(
     let failure = failure.or_else(|| {
         requirements::all_direct(spec.require_direct, insists, &record.path, record.result.bytes)
     });
-    Ok(Outcome { record, failure })
+    Ok(EmulateOutcome { record, failure })
 }
 
 fn prepare(spec: &EmulateSpec, awaits_others: bool, begin: Instant) -> Result<Shared, Error> {

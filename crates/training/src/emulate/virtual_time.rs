@@ -1,6 +1,6 @@
 //! `--data model:NAME`: accelerators fed by a modelled drive, without content and without a clock.
 
-use super::{EmulateProgress, Outcome};
+use super::{EmulateOutcome, EmulateProgress};
 use forebay_bench::run_kit::Observer;
 use forebay_bench::virtual_time::{no_machine, path_of};
 use forebay_io::build::build;
@@ -51,7 +51,7 @@ pub(crate) fn run(
     command: Vec<String>,
     observer: &mut dyn Observer<EmulateProgress>,
     has_others: bool,
-) -> Result<Outcome, Error> {
+) -> Result<EmulateOutcome, Error> {
     if has_others {
         return Err(Error::request(
             format!("--data {} on several hosts", spec.data.join(" ")),
@@ -81,7 +81,7 @@ pub(crate) fn run(
     if played.interrupted && played.training.epochs.is_empty() {
         return Err(Error::run("the simulation", "was stopped before its first step", "fewer --steps"));
     }
-    Ok(Outcome { record: record(spec, model, &setup, played, command, started), failure: None })
+    Ok(EmulateOutcome { record: record(spec, model, &setup, played, command, started), failure: None })
 }
 
 /// Files as the workload draws them: so many as were asked for, else as many as the rules want.
@@ -243,7 +243,7 @@ mod tests {
     fn a_modelled_drive_feeds_as_many_accelerators_as_its_bandwidth_allows() {
         let au = |accelerators| {
             let spec = EmulateSpec { accelerators, ranks: accelerators, ..spec("model:d7-ps1010") };
-            let outcome = super::super::run(&spec, Vec::new(), &mut Nobody, None).unwrap();
+            let outcome = super::super::run_emulation(&spec, Vec::new(), &mut Nobody, None).unwrap();
             assert_eq!(outcome.record.origin, "simulated");
             assert!(outcome.record.warnings.iter().any(|w| w.id == "simulated"));
             assert!(outcome.record.missing.contains_key("result.cpu"));

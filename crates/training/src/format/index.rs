@@ -5,14 +5,14 @@ mod archive;
 mod data_sets;
 mod records;
 
-pub use archive::{archive, Array};
-pub use data_sets::{data_sets, DataSet};
-pub use records::records;
+pub use archive::{index_archive, ArchiveArray};
+pub use data_sets::index_data_sets;
+pub use records::index_records;
 
 use super::bounded::u32_at;
 use super::parquet::{MAGIC, TAIL_BYTES};
 use super::thrift::Reader;
-pub use super::webdataset::Member;
+pub(crate) use super::webdataset::Member;
 use super::webdataset::WebDataset;
 use super::{tar, Damage, Parser};
 
@@ -28,7 +28,7 @@ const PAGE_HEADER_BYTES: u64 = 256;
 ///
 /// # Errors
 /// What isn't an archive, or isn't read here, with its place.
-pub fn shard(file_bytes: u64, read: &mut ReadAt<'_>) -> Result<Vec<Member>, Damage> {
+pub fn index_shard(file_bytes: u64, read: &mut ReadAt<'_>) -> Result<Vec<Member>, Damage> {
     let mut parser = WebDataset::listing();
     parser.begin(file_bytes);
     let (mut at, mut block) = (0u64, [0; tar::BLOCK_BYTES]);
@@ -91,7 +91,7 @@ struct Chunk {
 ///
 /// # Errors
 /// What isn't Parquet, or isn't read here, with its place.
-pub fn plain_columns(
+pub fn index_plain_columns(
     file_bytes: u64,
     columns: Option<&[String]>,
     read: &mut ReadAt<'_>,

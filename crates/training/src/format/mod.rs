@@ -5,19 +5,19 @@
 //! wrong comes back as `Damage` with the record, the offset and both checksums.
 
 mod bounded;
-pub mod decode;
+pub(crate) mod decode;
 mod example;
 mod fletcher;
 pub(crate) mod hdf5;
-pub mod index;
+pub(crate) mod index;
 pub(crate) mod jpeg;
 pub(crate) mod npy;
 pub(crate) mod npz;
 pub(crate) mod parquet;
-pub mod pick;
+pub(crate) mod pick;
 pub(crate) mod png;
 pub(crate) mod raw;
-pub mod sums;
+pub(crate) mod sums;
 pub(crate) mod tar;
 pub(crate) mod tfrecord;
 mod thrift;

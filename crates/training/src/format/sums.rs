@@ -3,7 +3,7 @@
 //! CRC-32 on 256 KiB in L2, one core of a Xeon with AVX-512 (Sapphire Rapids), GB/s: by crc-fast 1.9 73, by crc32fast
 //! 1.5 68, and on 512 bytes 8 and 23.
 
-pub use forebay_io::crc::crc32c;
+pub(crate) use forebay_io::crc::crc32c;
 
 /// Continues the CRC-32 (of zip and PNG) `so_far` (0 at first) over `bytes`.
 pub(crate) fn crc32(so_far: u32, bytes: &[u8]) -> u32 {
@@ -13,7 +13,7 @@ pub(crate) fn crc32(so_far: u32, bytes: &[u8]) -> u32 {
 }
 
 /// As TFRecord stores a CRC32C, so that the checksum of bytes that hold checksums stays a good one.
-pub fn masked(crc: u32) -> u32 {
+pub fn masked_crc32c(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xA282_EAD8)
 }
 

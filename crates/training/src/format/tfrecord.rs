@@ -3,7 +3,7 @@
 
 use super::bounded::{u32_at, u64_at, Gather};
 use super::example::Walk;
-use super::sums::{crc32c, masked};
+use super::sums::{crc32c, masked_crc32c};
 use super::{Damage, Lost, ParseSpec, Parser};
 
 const HEAD_BYTES: u64 = 12;
@@ -60,7 +60,7 @@ impl TfRecord {
     fn head(&mut self) -> Result<(), Damage> {
         let head = self.gather.bytes();
         let (bytes, stored) = (u64_at(head, 0), u32_at(head, 8));
-        let found = masked(crc32c(0, &head[..8]));
+        let found = masked_crc32c(crc32c(0, &head[..8]));
         if stored != found {
             let of = "the record's length";
             return Err(Damage::sum(self.samples, self.record_start, of, "masked CRC32C", stored, found));
@@ -101,7 +101,7 @@ impl TfRecord {
 
     /// Checks the data against its checksum.
     fn sound(&self) -> Result<(), Damage> {
-        let (stored, found) = (u32_at(self.gather.bytes(), 0), masked(self.crc));
+        let (stored, found) = (u32_at(self.gather.bytes(), 0), masked_crc32c(self.crc));
         if stored != found {
             let of = "the record's data";
             return Err(Damage::sum(self.samples, self.record_start, of, "masked CRC32C", stored, found));

@@ -17,7 +17,7 @@ pub(crate) const FILE_ALIGN: u64 = 4096;
 /// Written last, when the data set is whole. Keys that aren't known here are others'. Lengths are bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Manifest {
+pub(crate) struct Manifest {
     pub schema: String,
     pub workload: String,
     pub format: String,
@@ -68,7 +68,7 @@ pub(crate) fn text(manifest: &Manifest) -> Result<String, Error> {
 
 impl Manifest {
     /// The one of that name, None where there is none; or what is wrong with it.
-    pub fn read(path: &Path) -> Result<Option<Manifest>, String> {
+    pub(crate) fn read(path: &Path) -> Result<Option<Manifest>, String> {
         match std::fs::metadata(path) {
             Ok(meta) if meta.len() > TEXT_BYTES_MAX => return Err("is longer than 64 MiB".into()),
             Ok(_) => {}
@@ -80,7 +80,7 @@ impl Manifest {
 
     /// # Errors
     /// What is wrong with the text.
-    pub fn parse(text: &str) -> Result<Manifest, String> {
+    pub(crate) fn parse(text: &str) -> Result<Manifest, String> {
         let manifest: Manifest = serde_json::from_str(text).map_err(|e| e.to_string())?;
         match manifest.schema.as_str() {
             SCHEMA => Ok(manifest),
@@ -89,7 +89,7 @@ impl Manifest {
     }
 
     /// The first thing that isn't as asked, in words.
-    pub fn differs(&self, spec: &DatagenSpec) -> Option<String> {
+    pub(crate) fn differs(&self, spec: &DatagenSpec) -> Option<String> {
         let pairs = [
             ("format", self.format.clone(), spec.format.clone()),
             ("files", self.files.to_string(), spec.files.to_string()),

@@ -9,7 +9,6 @@ mod spec;
 #[cfg(test)]
 mod tests;
 
-pub use manifest::Manifest;
 pub use spec::DatagenSpec;
 
 use crate::format::write::Writer;
@@ -37,7 +36,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Progress of the creation. Bytes and files of this run alone.
 #[derive(Clone, Debug, Serialize)]
-pub struct Progress {
+pub struct DatagenProgress {
     /// `make` or `check`.
     pub phase: &'static str,
     pub files: u64,
@@ -97,14 +96,14 @@ struct PhaseResult {
 }
 
 /// Told how it is going some ten times a second; false ends it.
-pub(crate) type Observe<'a> = &'a mut dyn FnMut(&Progress) -> bool;
+pub(crate) type Observe<'a> = &'a mut dyn FnMut(&DatagenProgress) -> bool;
 
 /// Makes what is missing of the data set.
 ///
 /// # Errors
 /// `Request`: another data set is there. `Machine`: it doesn't fit. `Run`: it broke off, and what is finished stays.
 /// `Check`: what was read back is damaged.
-pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error> {
+pub fn generate_data(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error> {
     spec.check()?;
     if packed::is_source(&spec.data) {
         return packed::run(spec, observe);
@@ -228,9 +227,9 @@ fn phase(
     }
 }
 
-fn progress(phase: &'static str, work: &Work, bytes_total: u64, began: Instant) -> Progress {
+fn progress(phase: &'static str, work: &Work, bytes_total: u64, began: Instant) -> DatagenProgress {
     let (bytes, t_s) = (work.shared.bytes.load(Ordering::Relaxed), began.elapsed().as_secs_f64());
-    Progress {
+    DatagenProgress {
         phase,
         files: work.done.load(Ordering::Relaxed),
         files_total: work.files.len() as u64,

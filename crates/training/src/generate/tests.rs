@@ -1,3 +1,4 @@
+use super::manifest::Manifest;
 use super::spec::tests::spec;
 use super::*;
 use forebay_io::reactor::RingOptions;
@@ -5,7 +6,7 @@ use forebay_rigs::seccomp::{forbid_entering, forbid_threads};
 use std::path::PathBuf;
 
 fn run_all(spec: &DatagenSpec) -> Result<DatagenRecord, Error> {
-    run(spec, &mut |_| true)
+    generate_data(spec, &mut |_| true)
 }
 
 fn in_folder(format: &str, files: u32, dir: &Path) -> DatagenSpec {
@@ -67,7 +68,7 @@ fn an_interrupted_run_keeps_what_it_finished() {
     let mut spec = in_folder("tfrecord", 40, dir.path());
     spec.dimensions = vec![[512, 512]];
     (spec.workers, spec.check) = (Some(1), false);
-    let error = run(&spec, &mut |p| p.files == 0).expect_err("interrupted");
+    let error = generate_data(&spec, &mut |p| p.files == 0).expect_err("interrupted");
     assert!(error.found.contains("of 40 files are finished"), "{error}");
     assert!(!dir.path().join(".forebay-dataset.json").exists());
     let record = run_all(&spec).expect("the rest");

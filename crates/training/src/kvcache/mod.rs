@@ -160,7 +160,7 @@ pub struct Plan {
 const CONTEXT_MAX: u64 = 25_000;
 
 /// Everything that can be found wrong without touching anything, and what the run comes to.
-pub fn plan(spec: &KvSpec) -> Result<Plan, Error> {
+pub fn plan_kvcache(spec: &KvSpec) -> Result<Plan, Error> {
     check(spec)?;
     let model = virtual_time::model_of(spec)?;
     let capacity_bytes = match &model {
@@ -191,7 +191,7 @@ fn check(spec: &KvSpec) -> Result<(), Error> {
 }
 
 /// Plays the workload. An error means that nothing was measured; what broke midway stands in the outcome.
-pub fn run(
+pub fn run_kvcache(
     spec: &KvSpec,
     command: Vec<String>,
     observer: &mut dyn Observer,

@@ -29,7 +29,7 @@ fn spec(dir: &str) -> KvSpec {
 fn entries_are_written_read_verified_and_gone_afterwards() {
     let dir = std::env::temp_dir().join(format!("forebay-kv-test-{}", std::process::id()));
     let spec = spec(dir.to_str().unwrap());
-    let done = run(&spec, Vec::new(), &mut Nobody, None).unwrap();
+    let done = run_kvcache(&spec, Vec::new(), &mut Nobody, None).unwrap();
     assert!(done.outcome.failure.is_none(), "{:?}", done.outcome.failure);
     let record = done.outcome.record;
     let kvcache = record.kvcache.unwrap();
@@ -48,7 +48,7 @@ fn other_threads_and_depths_make_the_same_stream() {
     let dir = std::env::temp_dir().join(format!("forebay-kv-test-same-{}", std::process::id()));
     let base = KvSpec { duration_s: 0.8, ..spec(dir.to_str().unwrap()) };
     let hash = |spec: KvSpec| {
-        let done = run(&spec, Vec::new(), &mut Nobody, None).unwrap();
+        let done = run_kvcache(&spec, Vec::new(), &mut Nobody, None).unwrap();
         done.outcome.record.kvcache.unwrap().stream_hash.unwrap()
     };
     let first = hash(base.clone());
@@ -63,7 +63,7 @@ fn other_threads_and_depths_make_the_same_stream() {
 fn an_io_that_fails_ends_the_run_and_what_was_measured_is_kept() {
     let dir = std::env::temp_dir().join(format!("forebay-kv-test-fault-{}", std::process::id()));
     let spec = KvSpec { faults: Some("error=0.02".into()), ..spec(dir.to_str().unwrap()) };
-    let done = run(&spec, Vec::new(), &mut Nobody, None).unwrap();
+    let done = run_kvcache(&spec, Vec::new(), &mut Nobody, None).unwrap();
     let failure = done.outcome.failure.unwrap();
     assert_eq!(failure.kind, forebay_model::Kind::Run, "{failure}");
     assert!(failure.asked.contains("rank_0/user"), "{failure}");
@@ -76,7 +76,7 @@ fn an_io_that_fails_ends_the_run_and_what_was_measured_is_kept() {
 fn a_drive_that_stalls_is_named_and_not_waited_for() {
     let dir = std::env::temp_dir().join(format!("forebay-kv-test-stall-{}", std::process::id()));
     let spec = KvSpec { faults: Some("stall=0.05".into()), timeout_s: 0.5, ..spec(dir.to_str().unwrap()) };
-    let done = run(&spec, Vec::new(), &mut Nobody, None).unwrap();
+    let done = run_kvcache(&spec, Vec::new(), &mut Nobody, None).unwrap();
     let failure = done.outcome.failure.unwrap();
     assert!(failure.found.contains("unfinished after"), "{failure}");
     assert!(done.outcome.record.result.errors.timed_out > 0);
@@ -87,7 +87,7 @@ fn entries_that_are_only_read_were_there_before_and_only_those_are() {
     let dir = std::env::temp_dir().join(format!("forebay-kv-test-phase-{}", std::process::id()));
     let base = KvSpec { duration_s: 0.5, ..spec(dir.to_str().unwrap()) };
     let of = |phase| {
-        let done = run(&KvSpec { phase, ..base.clone() }, Vec::new(), &mut Nobody, None).unwrap();
+        let done = run_kvcache(&KvSpec { phase, ..base.clone() }, Vec::new(), &mut Nobody, None).unwrap();
         assert!(done.outcome.failure.is_none(), "{:?}", done.outcome.failure);
         done.outcome.record.kvcache.unwrap()
     };

@@ -1,8 +1,9 @@
 //! Data sets of TFRecord files, and what is trained on them.
 
+use forebay_io::crc::crc32c;
 use forebay_model::job::Cache;
 use forebay_model::training::{EmulateSpec, Loader, RuleSet, Workload};
-use forebay_training::format::sums::{crc32c, masked};
+use forebay_training::masked_crc32c;
 use std::path::{Path, PathBuf};
 
 pub fn varint(mut n: usize, into: &mut Vec<u8>) {
@@ -35,9 +36,9 @@ pub fn tfrecord(records: u32, bytes: usize) -> Vec<u8> {
         let data = example(bytes, n as u8);
         let length = (data.len() as u64).to_le_bytes();
         file.extend_from_slice(&length);
-        file.extend_from_slice(&masked(crc32c(0, &length)).to_le_bytes());
+        file.extend_from_slice(&masked_crc32c(crc32c(0, &length)).to_le_bytes());
         file.extend_from_slice(&data);
-        file.extend_from_slice(&masked(crc32c(0, &data)).to_le_bytes());
+        file.extend_from_slice(&masked_crc32c(crc32c(0, &data)).to_le_bytes());
     }
     file
 }

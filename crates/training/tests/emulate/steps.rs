@@ -2,7 +2,7 @@
 
 use super::*;
 use forebay_model::Error;
-use forebay_training::emulate::StepBarrier;
+use forebay_training::StepBarrier;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -26,11 +26,11 @@ fn steps_of_several_hosts_pass_one_barrier_each() {
     (spec.accelerators, spec.first_rank, spec.ranks, spec.epochs) = (2, 2, 4, 2);
     let passed = Arc::new(Mutex::new(Vec::new()));
     let barrier = Counted(passed.clone(), None);
-    let outcome = run(&spec, vec![], &mut quiet(), Some(Box::new(barrier))).unwrap();
+    let outcome = run_emulation(&spec, vec![], &mut quiet(), Some(Box::new(barrier))).unwrap();
     assert_eq!(training(&outcome).epochs[1].steps, 2);
     assert_eq!(*passed.lock().unwrap(), [(0, 0), (0, 1), (1, 0), (1, 1)]);
     let barrier = Counted(passed, Some(1));
-    let outcome = run(&spec, vec![], &mut quiet(), Some(Box::new(barrier))).unwrap();
+    let outcome = run_emulation(&spec, vec![], &mut quiet(), Some(Box::new(barrier))).unwrap();
     assert!(outcome.failure.unwrap().found.contains("host b is gone"));
     assert_eq!(outcome.record.training.unwrap().epochs[0].steps, 1);
 }
@@ -66,7 +66,7 @@ fn a_run_goes_on_while_its_observer_is_held_up() {
     spec.workload.compute_s = 0.02;
     let passed = Arc::new(Mutex::new(Vec::new()));
     let mut observer = HeldUp { passed: passed.clone(), shown: 0 };
-    let outcome = run(&spec, vec![], &mut observer, Some(Box::new(Counted(passed, None)))).unwrap();
+    let outcome = run_emulation(&spec, vec![], &mut observer, Some(Box::new(Counted(passed, None)))).unwrap();
     assert!(outcome.failure.is_none() && observer.shown > 0);
     assert_eq!(training(&outcome).epochs[0].steps, 8);
 }

@@ -5,7 +5,7 @@ use forebay_bench::Observer;
 use forebay_model::job::Cache;
 use forebay_model::training::{EmulateSpec, RuleSet, Workload};
 use forebay_rigs::gpu::Scenario;
-use forebay_training::emulate::{run, EmulateProgress};
+use forebay_training::{run_emulation, EmulateProgress};
 
 struct Quiet;
 
@@ -55,7 +55,7 @@ fn samples_of_an_emulated_run_land_in_gpus() {
         let home = files(24);
         for cache in [Cache::Allow, Cache::Bypass] {
             let spec = EmulateSpec { destination: "gpu:0".into(), cache, ..spec(home.path()) };
-            let outcome = run(&spec, vec!["test".into()], &mut Quiet, None).unwrap();
+            let outcome = run_emulation(&spec, vec!["test".into()], &mut Quiet, None).unwrap();
             assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
             let training = outcome.record.training.unwrap();
             assert_eq!((training.samples, training.read_bytes), (48, 48 * 300_000));
@@ -75,7 +75,7 @@ fn accelerators_take_turns_at_gpus() {
     let books = Scenario::new("emulate::accelerators_take_turns_at_gpus").settings("gpus=2").run(|| {
         let home = files(24);
         let spec = EmulateSpec { destination: "gpu:0,1".into(), cache: Cache::Allow, ..spec(home.path()) };
-        let outcome = run(&spec, vec!["test".into()], &mut Quiet, None).unwrap();
+        let outcome = run_emulation(&spec, vec!["test".into()], &mut Quiet, None).unwrap();
         assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
     });
     if let Some(books) = books {
@@ -90,7 +90,7 @@ fn a_copy_that_fails_ends_the_run_and_is_named() {
     Scenario::new("emulate::a_copy_that_fails_ends_the_run_and_is_named").settings(settings).run(|| {
         let home = files(24);
         let spec = EmulateSpec { destination: "gpu:0".into(), cache: Cache::Allow, ..spec(home.path()) };
-        let error = match run(&spec, vec![], &mut Quiet, None) {
+        let error = match run_emulation(&spec, vec![], &mut Quiet, None) {
             Ok(outcome) => outcome.failure.unwrap(),
             Err(error) => error,
         };
@@ -103,7 +103,7 @@ fn a_gpu_without_room_is_told() {
     Scenario::new("emulate::a_gpu_without_room_is_told").settings("memory=1m").run(|| {
         let home = files(24);
         let spec = EmulateSpec { destination: "gpu:0".into(), cache: Cache::Allow, ..spec(home.path()) };
-        let error = match run(&spec, vec![], &mut Quiet, None) {
+        let error = match run_emulation(&spec, vec![], &mut Quiet, None) {
             Ok(outcome) => outcome.failure.unwrap(),
             Err(error) => error,
         };

@@ -17,7 +17,7 @@ use forebay_rigs::gpu::{is_inside, on_real_gpu, Books, Scenario};
 use forebay_rigs::leaks::{assert_no_more_than, held};
 use forebay_storage::path::legal;
 use forebay_storage::source::SourceMedium;
-use forebay_training::emulate::{run, EmulateProgress, Outcome};
+use forebay_training::{run_emulation, EmulateOutcome, EmulateProgress};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -36,11 +36,11 @@ impl<F: FnMut(&EmulateProgress) -> bool> Observer<EmulateProgress> for Watch<F> 
     }
 }
 
-fn watched(spec: &EmulateSpec, each: impl FnMut(&EmulateProgress) -> bool) -> Result<Outcome, Error> {
-    run(spec, vec!["test".into()], &mut Watch(each, false), None)
+fn watched(spec: &EmulateSpec, each: impl FnMut(&EmulateProgress) -> bool) -> Result<EmulateOutcome, Error> {
+    run_emulation(spec, vec!["test".into()], &mut Watch(each, false), None)
 }
 
-fn ran(spec: &EmulateSpec) -> Outcome {
+fn ran(spec: &EmulateSpec) -> EmulateOutcome {
     watched(spec, |_| false).unwrap()
 }
 
@@ -51,7 +51,7 @@ fn record(spec: &EmulateSpec) -> RunRecord {
 }
 
 /// Returns the failure of a run, midway or before anything was measured.
-fn failure(outcome: Result<Outcome, Error>) -> Error {
+fn failure(outcome: Result<EmulateOutcome, Error>) -> Error {
     outcome.map_or_else(|error| error, |outcome| outcome.failure.expect("it fails"))
 }
 

@@ -12,7 +12,7 @@ const ARRAYS_MAX: usize = 1 << 20;
 
 /// A member of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Array {
+pub struct ArchiveArray {
     /// Name of the member: `x.npy`.
     pub name: String,
     pub offset: u64,
@@ -25,7 +25,7 @@ pub struct Array {
 ///
 /// # Errors
 /// What is no zip archive, or a member that doesn't lie where the directory says.
-pub fn archive(file_bytes: u64, read: &mut ReadAt<'_>) -> Result<Vec<Array>, Damage> {
+pub fn index_archive(file_bytes: u64, read: &mut ReadAt<'_>) -> Result<Vec<ArchiveArray>, Damage> {
     let (end, directory_end) = end_of(file_bytes, read)?;
     let wrong = |at: u64, what: String| Damage::new(0, at, what);
     let fits = end.offset.checked_add(end.bytes).is_some_and(|last| last <= directory_end);
@@ -95,7 +95,7 @@ fn end_of(file_bytes: u64, read: &mut ReadAt<'_>) -> Result<(DirectoryEnd, u64),
 }
 
 /// A member by its entry; its data lies behind its own header, whose names may be of another length.
-fn member(entry: &[u8], limit: u64, read: &mut ReadAt<'_>) -> Result<Array, String> {
+fn member(entry: &[u8], limit: u64, read: &mut ReadAt<'_>) -> Result<ArchiveArray, String> {
     let (entry, name) = zip::directory(entry)?;
     let name = String::from_utf8_lossy(name).into_owned();
     let mut head = [0; zip::LOCAL_BYTES];
@@ -113,5 +113,5 @@ fn member(entry: &[u8], limit: u64, read: &mut ReadAt<'_>) -> Result<Array, Stri
             entry.packed_bytes
         ));
     }
-    Ok(Array { name, offset, bytes: entry.bytes, altered: zip::altered(&entry) })
+    Ok(ArchiveArray { name, offset, bytes: entry.bytes, altered: zip::altered(&entry) })
 }

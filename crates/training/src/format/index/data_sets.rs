@@ -42,7 +42,7 @@ pub struct DataSet {
 ///
 /// # Errors
 /// What isn't HDF5, or isn't read here, with its place.
-pub fn data_sets(
+pub fn index_data_sets(
     file_bytes: u64,
     wanted: Option<&[String]>,
     read: &mut ReadAt<'_>,

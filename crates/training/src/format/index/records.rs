@@ -2,7 +2,7 @@
 
 use super::ReadAt;
 use crate::format::bounded::{u32_at, u64_at};
-use crate::format::sums::{crc32c, masked};
+use crate::format::sums::{crc32c, masked_crc32c};
 use crate::format::Damage;
 
 const HEAD_BYTES: u64 = 12;
@@ -15,7 +15,7 @@ const WINDOW_BYTES_MAX: u64 = 1 << 20;
 ///
 /// # Errors
 /// A length that isn't the one its checksum is of, or that leads beyond the file.
-pub fn records(file_bytes: u64, read: &mut ReadAt<'_>) -> Result<Vec<(u64, u64)>, Damage> {
+pub fn index_records(file_bytes: u64, read: &mut ReadAt<'_>) -> Result<Vec<(u64, u64)>, Damage> {
     let mut window = Window { begin: 0, bytes: Vec::new(), next: WINDOW_BYTES };
     let (mut found, mut at) = (Vec::new(), 0);
     while at < file_bytes {
@@ -25,7 +25,7 @@ pub fn records(file_bytes: u64, read: &mut ReadAt<'_>) -> Result<Vec<(u64, u64)>
             return Err(wrong(format!("the file ends {rest} bytes into the record")));
         }
         let head = window.at(at, file_bytes, read).map_err(|error| wrong(error.to_string()))?;
-        let (bytes, stored, sum) = (u64_at(head, 0), u32_at(head, 8), masked(crc32c(0, &head[..8])));
+        let (bytes, stored, sum) = (u64_at(head, 0), u32_at(head, 8), masked_crc32c(crc32c(0, &head[..8])));
         if stored != sum {
             let of = "the record's length";
             return Err(Damage::sum(found.len() as u64, at, of, "masked CRC32C", stored, sum));

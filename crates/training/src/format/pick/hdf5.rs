@@ -1,13 +1,13 @@
 //! An HDF5 file: what describes its data sets, wherever that lies, then every byte of it front to back. A sample is
 //! whole once all of it came by. Chunks that end in a checksum are held against it as they come by.
 
-use super::{Index, PickSpec, Picker, Piece, Pieces, Wanted};
+use super::{PickSpec, Picker, Piece, Pieces, RecordIndex, Wanted};
 use crate::format::fletcher::Fletcher32;
 use crate::format::hdf5::walk::{DataLayout, SummedChunk, Walk};
 use crate::format::hdf5::{samples_of, superblock, FRONT_BYTES};
 use crate::format::Damage;
 
-pub struct Tree {
+pub(crate) struct Tree {
     samples_per_file: u64,
     file_bytes: u64,
     wanted: Wanted,
@@ -41,7 +41,7 @@ enum Samples {
 }
 
 impl Tree {
-    pub fn new(spec: &PickSpec) -> Tree {
+    pub(crate) fn new(spec: &PickSpec) -> Tree {
         Tree {
             samples_per_file: spec.samples_per_file.into(),
             file_bytes: 0,
@@ -183,7 +183,7 @@ impl Sums {
 }
 
 impl Picker for Tree {
-    fn begin(&mut self, file_bytes: u64, wanted: Wanted, _: Option<&Index>) -> Result<(), Damage> {
+    fn begin(&mut self, file_bytes: u64, wanted: Wanted, _: Option<&RecordIndex>) -> Result<(), Damage> {
         (self.file_bytes, self.wanted) = (file_bytes, wanted);
         self.pieces.clear();
         self.front.clear();

@@ -6,27 +6,32 @@ use crate::format::Damage;
 use std::sync::Arc;
 
 /// The format's name; and what its lists are called behind a file's name.
-pub const INDEXED: &str = "indexed_binary";
-pub const OFFSETS: &str = ".off.idx";
-pub const LENGTHS: &str = ".sz.idx";
+pub(crate) const INDEXED: &str = "indexed_binary";
+pub(crate) const OFFSETS: &str = ".off.idx";
+pub(crate) const LENGTHS: &str = ".sz.idx";
 /// Length of an entry, in either list.
-pub const ENTRY_BYTES: usize = 8;
+pub(crate) const ENTRY_BYTES: usize = 8;
 
 /// Positions of the records of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Index {
+pub enum RecordIndex {
     /// One after another, each of so many bytes.
     Even { record_bytes: u64 },
     /// Offset and length of each.
     Listed(Arc<[(u64, u64)]>),
 }
 
-impl Index {
+impl RecordIndex {
     /// From what stands in `NAME.off.idx` and `NAME.sz.idx`: little-endian numbers of 8 bytes.
     ///
     /// # Errors
     /// Which of them is too short, or what doesn't lie in the file.
-    pub fn read(offsets: &[u8], lengths: &[u8], samples: u32, file_bytes: u64) -> Result<Index, String> {
+    pub fn read(
+        offsets: &[u8],
+        lengths: &[u8],
+        samples: u32,
+        file_bytes: u64,
+    ) -> Result<RecordIndex, String> {
         let wanted = samples as usize * ENTRY_BYTES;
         for (name, bytes) in [(OFFSETS, offsets.len()), (LENGTHS, lengths.len())] {
             if bytes < wanted {
@@ -49,20 +54,20 @@ impl Index {
         let is_even =
             |(record, place): (usize, &(u64, u64))| *place == (record as u64 * record_bytes, record_bytes);
         if places.iter().enumerate().all(is_even) {
-            return Ok(Index::Even { record_bytes });
+            return Ok(RecordIndex::Even { record_bytes });
         }
-        Ok(Index::Listed(places.into()))
+        Ok(RecordIndex::Listed(places.into()))
     }
 
     fn place(&self, record: u64) -> Option<(u64, u64)> {
         match self {
-            Index::Even { record_bytes } => Some((record.checked_mul(*record_bytes)?, *record_bytes)),
-            Index::Listed(places) => places.get(record as usize).copied(),
+            RecordIndex::Even { record_bytes } => Some((record.checked_mul(*record_bytes)?, *record_bytes)),
+            RecordIndex::Listed(places) => places.get(record as usize).copied(),
         }
     }
 }
 
-pub struct Indexed {
+pub(crate) struct Indexed {
     samples_per_file: u64,
     samples: u64,
     pieces: Pieces,
@@ -80,7 +85,7 @@ enum Ends {
 }
 
 impl Indexed {
-    pub fn new(spec: &PickSpec) -> Indexed {
+    pub(crate) fn new(spec: &PickSpec) -> Indexed {
         Indexed {
             samples_per_file: spec.samples_per_file.into(),
             samples: 0,
@@ -101,7 +106,7 @@ impl Indexed {
     }
 
     /// One by one.
-    fn list(&mut self, file_bytes: u64, wanted: Wanted, index: &Index) -> Result<(), Damage> {
+    fn list(&mut self, file_bytes: u64, wanted: Wanted, index: &RecordIndex) -> Result<(), Damage> {
         let mut ends = Vec::new();
         for number in 0..wanted.samples {
             let record = wanted.record(number);
@@ -133,17 +138,17 @@ fn beyond(record: u64, file_bytes: u64) -> Damage {
 }
 
 /// The index of a file that has none: records of equal length.
-fn even(file_bytes: u64, samples: u64) -> Result<Index, Damage> {
+fn even(file_bytes: u64, samples: u64) -> Result<RecordIndex, Damage> {
     if samples == 0 || file_bytes % samples != 0 {
         let what =
             format!("{file_bytes} bytes are no {samples} records of one length, and there is no index");
         return Err(Damage::new(0, 0, what));
     }
-    Ok(Index::Even { record_bytes: file_bytes / samples })
+    Ok(RecordIndex::Even { record_bytes: file_bytes / samples })
 }
 
 impl Picker for Indexed {
-    fn begin(&mut self, file_bytes: u64, wanted: Wanted, index: Option<&Index>) -> Result<(), Damage> {
+    fn begin(&mut self, file_bytes: u64, wanted: Wanted, index: Option<&RecordIndex>) -> Result<(), Damage> {
         self.samples = wanted.samples;
         self.pieces.clear();
         self.ends = Ends::Each(0);
@@ -152,7 +157,9 @@ impl Picker for Indexed {
             None => even(file_bytes, self.samples_per_file)?,
         };
         match own {
-            Index::Even { record_bytes } if wanted.every == 1 => self.run(file_bytes, wanted, record_bytes),
+            RecordIndex::Even { record_bytes } if wanted.every == 1 => {
+                self.run(file_bytes, wanted, record_bytes)
+            }
             index => self.list(file_bytes, wanted, &index),
         }
     }

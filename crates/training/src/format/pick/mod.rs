@@ -10,9 +10,10 @@ mod parquet;
 #[cfg(test)]
 mod tests;
 
-pub use hdf5::Tree;
-pub use indexed::{Index, Indexed, ENTRY_BYTES, INDEXED, LENGTHS, OFFSETS};
-pub use parquet::Columns;
+pub(crate) use hdf5::Tree;
+pub use indexed::RecordIndex;
+pub(crate) use indexed::{Indexed, ENTRY_BYTES, INDEXED, LENGTHS, OFFSETS};
+pub(crate) use parquet::Columns;
 
 use super::{Damage, Lost};
 
@@ -66,7 +67,7 @@ pub trait Picker: Send {
     ///
     /// # Errors
     /// What is wrong with the index, or with the file's length.
-    fn begin(&mut self, file_bytes: u64, wanted: Wanted, index: Option<&Index>) -> Result<(), Damage>;
+    fn begin(&mut self, file_bytes: u64, wanted: Wanted, index: Option<&RecordIndex>) -> Result<(), Damage>;
 
     /// The pieces known so far, in the order in which they are read.
     fn pieces(&self) -> &[Piece];
@@ -96,7 +97,7 @@ pub(crate) fn place(pieces: &[Piece], at: u64) -> Option<(u64, u64)> {
 }
 
 /// Reads until `upto` samples are whole from a file that lies in memory, `step` bytes at a time; the bytes that were read.
-pub fn read_from(picker: &mut dyn Picker, file: &[u8], upto: u64, step: u64) -> Result<u64, Damage> {
+pub fn pick_from_memory(picker: &mut dyn Picker, file: &[u8], upto: u64, step: u64) -> Result<u64, Damage> {
     let mut at = 0;
     while let Some((offset, left)) = place(picker.pieces(), at) {
         let goal = picker.goal(upto);

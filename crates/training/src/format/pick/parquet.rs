@@ -1,7 +1,7 @@
 //! The columns of a Parquet file that a run reads: the footer first, then each row group's chunks of these columns, as
 //! pyarrow's `read_row_group(group, columns)` asks for them. Samples are whole row group by row group.
 
-use super::{Index, PickSpec, Picker, Piece, Pieces, Wanted};
+use super::{PickSpec, Picker, Piece, Pieces, RecordIndex, Wanted};
 use crate::format::bounded::u32_at;
 use crate::format::parquet::{Parquet, MAGIC, TAIL_BYTES};
 use crate::format::thrift::Reader;
@@ -38,7 +38,7 @@ struct Chunk {
     bytes: u64,
 }
 
-pub struct Columns {
+pub(crate) struct Columns {
     spec: PickSpec,
     pages: Parquet,
     file_bytes: u64,
@@ -60,7 +60,7 @@ pub struct Columns {
 }
 
 impl Columns {
-    pub fn new(spec: &PickSpec) -> Columns {
+    pub(crate) fn new(spec: &PickSpec) -> Columns {
         Columns {
             spec: spec.clone(),
             pages: Parquet::new(&ParseSpec::default()),
@@ -359,7 +359,7 @@ fn chunk(reader: &mut Reader) -> Result<Chunk, &'static str> {
 }
 
 impl Picker for Columns {
-    fn begin(&mut self, file_bytes: u64, wanted: Wanted, _: Option<&Index>) -> Result<(), Damage> {
+    fn begin(&mut self, file_bytes: u64, wanted: Wanted, _: Option<&RecordIndex>) -> Result<(), Damage> {
         (self.file_bytes, self.wanted, self.stage) = (file_bytes, wanted, Stage::Tail);
         self.pieces.clear();
         self.groups.clear();

@@ -48,7 +48,7 @@ proptest! {
         let columns = if all { Vec::new() } else { named(&["c1", "c2", "c4"]) };
         let mut picker = picker("parquet", &PickSpec { columns, ..parse(rows) });
         picker.begin(file.len() as u64, wanted(first.into(), count.into()), None).unwrap();
-        let read = read_from(&mut *picker, &file, count.into(), step).unwrap();
+        let read = pick_from_memory(&mut *picker, &file, count.into(), step).unwrap();
         prop_assert_eq!(picker.samples(), u64::from(count));
         let tail = picker.pieces()[0].end;
         let groups = (first + count - 1) / group - first / group + 1;
@@ -68,7 +68,7 @@ proptest! {
         let file = table(100, 10);
         let mut picker = picker("parquet", &parse(100));
         picker.begin(file.len() as u64, wanted(0, 100), None).unwrap();
-        read_from(&mut *picker, &file, upto, 4096).unwrap();
+        pick_from_memory(&mut *picker, &file, upto, 4096).unwrap();
         prop_assert_eq!(picker.samples(), upto.next_multiple_of(10));
     }
 }
@@ -81,14 +81,14 @@ fn a_damaged_page_costs_its_row_group_and_no_other() {
     file[at] ^= 1;
     let mut strict = picker("parquet", &parse(100));
     strict.begin(file.len() as u64, wanted(0, 100), None).unwrap();
-    let damage = read_from(&mut *strict, &file, 100, 4096).unwrap_err();
+    let damage = pick_from_memory(&mut *strict, &file, 100, 4096).unwrap_err();
     assert!(damage.what.contains("CRC-32"), "{damage}");
     // It lies in the sixth of ten groups.
     for (first, samples, expected) in [(0, 100, Some(10)), (45, 1, None), (58, 20, Some(2))] {
         let mut picker = picker("parquet", &PickSpec { skips: true, ..parse(100) });
         let wanted = wanted(first, samples);
         picker.begin(file.len() as u64, wanted, None).unwrap();
-        read_from(&mut *picker, &file, samples, 4096).unwrap();
+        pick_from_memory(&mut *picker, &file, samples, 4096).unwrap();
         let mut lost = Vec::new();
         picker.lost(&mut lost);
         assert_eq!(picker.samples(), samples);
@@ -103,7 +103,7 @@ fn a_footer_that_cannot_be_is_named() {
     let odd = |spec: &PickSpec, file: &[u8]| {
         let mut picker = picker("parquet", spec);
         let begun = picker.begin(file.len() as u64, wanted(0, 20), None);
-        begun.and_then(|()| read_from(&mut *picker, file, 20, 4096).map(drop)).unwrap_err().what
+        begun.and_then(|()| pick_from_memory(&mut *picker, file, 20, 4096).map(drop)).unwrap_err().what
     };
     assert!(odd(&parse(21), &file).contains("20 rows, not 21"));
     let unknown = PickSpec { columns: named(&["c1", "x"]), ..parse(20) };
@@ -121,9 +121,9 @@ fn a_footer_that_cannot_be_is_named() {
 fn single_records_are_found_by_their_index() {
     let file: Vec<u8> = (0..100u8).collect();
     let numbers = |list: &[u64]| list.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
-    let listed = Index::read(&numbers(&[0, 10, 50, 90]), &numbers(&[10, 40, 0, 10]), 4, 100).unwrap();
-    let even = Index::read(&numbers(&[0, 25, 50, 75, 9]), &numbers(&[25, 25, 25, 25]), 4, 100).unwrap();
-    assert_eq!(even, Index::Even { record_bytes: 25 });
+    let listed = RecordIndex::read(&numbers(&[0, 10, 50, 90]), &numbers(&[10, 40, 0, 10]), 4, 100).unwrap();
+    let even = RecordIndex::read(&numbers(&[0, 25, 50, 75, 9]), &numbers(&[25, 25, 25, 25]), 4, 100).unwrap();
+    assert_eq!(even, RecordIndex::Even { record_bytes: 25 });
     for (index, first, samples, read) in [
         (Some(&listed), 1, 1, 40),
         (Some(&listed), 0, 4, 60),
@@ -133,16 +133,16 @@ fn single_records_are_found_by_their_index() {
     ] {
         let mut picker = picker("indexed_binary", &parse(4));
         picker.begin(100, wanted(first, samples), index).unwrap();
-        assert_eq!(read_from(&mut *picker, &file, samples, 7).unwrap(), read);
+        assert_eq!(pick_from_memory(&mut *picker, &file, samples, 7).unwrap(), read);
         assert_eq!((picker.samples(), picker.payload_bytes()), (samples, read));
     }
     let mut every_other = picker("indexed_binary", &parse(4));
     every_other.begin(100, Wanted { first: 1, every: 2, samples: 2 }, Some(&even)).unwrap();
-    assert_eq!(read_from(&mut *every_other, &file, 1, 100).unwrap(), 25);
+    assert_eq!(pick_from_memory(&mut *every_other, &file, 1, 100).unwrap(), 25);
     assert_eq!(every_other.samples(), 1);
-    let beyond = Index::read(&numbers(&[0, 95]), &numbers(&[95, 6]), 2, 100).unwrap_err();
+    let beyond = RecordIndex::read(&numbers(&[0, 95]), &numbers(&[95, 6]), 2, 100).unwrap_err();
     assert!(beyond.contains("record 1 has 6 bytes at 95"), "{beyond}");
-    assert!(Index::read(&[0; 15], &[0; 16], 2, 100).unwrap_err().contains(".off.idx has 15"));
+    assert!(RecordIndex::read(&[0; 15], &[0; 16], 2, 100).unwrap_err().contains(".off.idx has 15"));
     assert!(picker("indexed_binary", &parse(3)).begin(100, wanted(0, 1), None).is_err());
 }
 
@@ -161,11 +161,11 @@ fn every_byte_of_an_hdf5_file_comes_by_and_samples_are_whole_where_they_end() {
         for upto in 1..4 {
             assert!(tree.goal(upto) <= (64 << 10).max(2048 + upto * 60_000));
         }
-        assert_eq!(read_from(&mut *tree, &file, 4, step).unwrap(), file.len() as u64);
+        assert_eq!(pick_from_memory(&mut *tree, &file, 4, step).unwrap(), file.len() as u64);
         assert_eq!(tree.samples(), 4);
         let mut first = picker("hdf5", &parse(4));
         first.begin(file.len() as u64, wanted(1, 1), None).unwrap();
-        assert_eq!(read_from(&mut *first, &file, 1, step).unwrap(), 2048 + 120_000);
+        assert_eq!(pick_from_memory(&mut *first, &file, 1, step).unwrap(), 2048 + 120_000);
     }
 }
 
@@ -178,7 +178,7 @@ fn what_leads_nowhere_in_an_hdf5_file_is_named() {
         broken[at] = byte;
         let mut tree = picker("hdf5", &parse(4));
         tree.begin(file.len() as u64, wanted(0, 4), None).unwrap();
-        let picked = read_from(&mut *tree, &broken, 4, 4096).map(drop);
+        let picked = pick_from_memory(&mut *tree, &broken, 4, 4096).map(drop);
         let mut parser = crate::format::hdf5::Hdf5::new(&crate::format::ParseSpec {
             samples_per_file: 4,
             ..Default::default()

@@ -184,7 +184,7 @@ impl Writer {
                     self.adler = on.then(sums::Adler::default);
                     self.parts.pop_front();
                 }
-                Part::MaskedCrc32c => self.resolve(sums::masked(self.crc).to_le_bytes()),
+                Part::MaskedCrc32c => self.resolve(sums::masked_crc32c(self.crc).to_le_bytes()),
                 Part::Crc32 => self.resolve(self.crc.to_be_bytes()),
                 Part::ForceCrc32(target) => self.resolve(forced::word(self.crc, *target).to_le_bytes()),
                 Part::Filter => {
