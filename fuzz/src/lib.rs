@@ -42,7 +42,7 @@ use forebay_model::iolog::{Kind, Line, Parser};
 use forebay_model::safetensors::Header;
 use forebay_model::{reading, record, units, JobSpec, Latency};
 #[cfg(feature = "engine")]
-use forebay_serve::target::config::Config;
+use forebay_serve::TargetConfig;
 #[cfg(feature = "engine")]
 use forebay_storage::source::{fault::FaultPlan, Uri};
 
@@ -158,7 +158,7 @@ pub fn faults(data: &[u8]) {
 #[cfg(feature = "engine")]
 pub fn serve(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let Ok(config) = Config::from_toml(text) else { return };
+    let Ok(config) = TargetConfig::from_toml(text) else { return };
     assert!(!config.addresses().expect("checked").is_empty() && !config.subsystems.is_empty());
     config.metrics_address().expect("checked");
     let written = serde_json::to_string(&config).expect("a checked configuration holds no NaN");

@@ -7,19 +7,19 @@ use forebay_nvme::status::Status;
 use forebay_nvme::transport::pcie::device::{Device, Settings};
 use forebay_nvme::transport::pcie::memory::Ram;
 use forebay_nvme::transport::pcie::queue::{CompletionQueue, QueueFault};
-use forebay_serve::gateway::config::{Config, Controller, Namespace, Qos, Subsystem};
-use forebay_serve::gateway::handover::{wire, Message};
-use forebay_serve::gateway::rpc::{answer, Control, Frames};
-use forebay_serve::gateway::stats::Stats;
+use forebay_serve::{
+    answer_rpc, parse_handover, GatewayConfig, GatewayController, GatewayNamespace, GatewayStats,
+    GatewaySubsystem, HandoverMessage, Qos, RpcControl, RpcFrames,
+};
 use std::sync::LazyLock;
 use std::time::Duration;
 
 /// The configuration of `forebay snap`: what passes is the same once it was written out.
 pub fn snap_config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let Ok(config) = Config::from_toml(text) else { return };
+    let Ok(config) = GatewayConfig::from_toml(text) else { return };
     let written = serde_json::to_string(&config).expect("a configuration is JSON");
-    assert_eq!(Config::from_json(&written).expect("what passed passes again"), config);
+    assert_eq!(GatewayConfig::from_json(&written).expect("what passed passes again"), config);
     assert!(config.controllers().all(|(_, c)| !c.name.is_empty()));
     assert!(config.subsystems.iter().all(|s| s.namespaces.iter().all(|n| n.nsid > 0)));
 }
@@ -27,12 +27,12 @@ pub fn snap_config(data: &[u8]) {
 /// A stream of bytes as the RPC socket gets it: each document is answered once or asks for nothing, and what a verb
 /// hands to the gateway was checked.
 pub fn snap_rpc(data: &[u8]) {
-    let mut frames = Frames::default();
+    let mut frames = RpcFrames::default();
     for part in data.chunks(97) {
         frames.push(part);
         while let Ok(Some(document)) = frames.take() {
-            let Some(answer) = answer(&document, &Strict) else { continue };
-            let all = answer.as_array().cloned().unwrap_or_else(|| vec![answer]);
+            let Some(answer_rpc) = answer_rpc(&document, &Strict) else { continue };
+            let all = answer_rpc.as_array().cloned().unwrap_or_else(|| vec![answer_rpc]);
             for one in all {
                 assert_eq!(one["jsonrpc"], "2.0");
                 assert!(one.get("result").is_some() != one.get("error").is_some());
@@ -43,7 +43,7 @@ pub fn snap_rpc(data: &[u8]) {
 
 /// Reads another process's state of a gateway. It is refused, or can be gone on with, whatever it says.
 pub fn snap_state(data: &[u8]) {
-    let Ok(Message::State(state)) = wire::parse(data) else { return };
+    let Ok(HandoverMessage::State(state)) = parse_handover(data) else { return };
     let memory = Ram::new(0x4000_0000, 64 << 10);
     for one in state.controllers {
         let queues: Vec<_> = one.queues.iter().map(|kept| kept.queue.clone()).collect();
@@ -78,26 +78,26 @@ fn go_on(queue: &mut CompletionQueue, memory: &Ram) -> Result<(), QueueFault> {
     queue.sleep(memory).map(|_| ())
 }
 
-static THERE: LazyLock<Config> = LazyLock::new(|| {
+static THERE: LazyLock<GatewayConfig> = LazyLock::new(|| {
     let text =
         "[[subsystems]]\nnqn = \"nqn.2026-11.io.example:a\"\nnamespaces = [{ source = \"nil:?size=1g\" }]\n\
                 controllers = [{ name = \"c\", socket = \"/run/c.sock\" }]";
-    Config::from_toml(text).expect("a configuration")
+    GatewayConfig::from_toml(text).expect("a configuration")
 });
 
 /// Takes only what can be.
 struct Strict;
 
-impl Control for Strict {
-    fn config(&self) -> Config {
+impl RpcControl for Strict {
+    fn config(&self) -> GatewayConfig {
         THERE.clone()
     }
 
-    fn stats(&self) -> Stats {
-        Stats::default()
+    fn stats(&self) -> GatewayStats {
+        GatewayStats::default()
     }
 
-    fn subsystem_create(&self, subsystem: &Subsystem) -> Result<(), Error> {
+    fn subsystem_create(&self, subsystem: &GatewaySubsystem) -> Result<(), Error> {
         subsystem.check().map_err(|e| panic!("unchecked: {e}"))
     }
 
@@ -105,7 +105,7 @@ impl Control for Strict {
         Err(Error::request("a subsystem", "has controllers", "force"))
     }
 
-    fn namespace_create(&self, _: &str, namespace: &Namespace) -> Result<u32, Error> {
+    fn namespace_create(&self, _: &str, namespace: &GatewayNamespace) -> Result<u32, Error> {
         namespace.check().map(|()| 1).map_err(|e| panic!("unchecked: {e}"))
     }
 
@@ -113,7 +113,7 @@ impl Control for Strict {
         Ok(())
     }
 
-    fn namespace_set_source(&self, _: &str, _: u32, namespace: &Namespace) -> Result<(), Error> {
+    fn namespace_set_source(&self, _: &str, _: u32, namespace: &GatewayNamespace) -> Result<(), Error> {
         namespace.check().map_err(|e| panic!("unchecked: {e}"))
     }
 
@@ -121,7 +121,7 @@ impl Control for Strict {
         qos.check().map_err(|e| panic!("unchecked: {e}"))
     }
 
-    fn controller_create(&self, _: &str, controller: &Controller) -> Result<(), Error> {
+    fn controller_create(&self, _: &str, controller: &GatewayController) -> Result<(), Error> {
         controller.check().map_err(|e| panic!("unchecked: {e}"))
     }
 

@@ -5,8 +5,7 @@ use crate::input::Input;
 use forebay_nvme::command::{admin, io, Sqe};
 use forebay_nvme::transport::pcie::data::with_prps;
 use forebay_nvme::transport::pcie::registers::offset;
-use forebay_serve::gateway::config::{Config, Controller, Namespace, Subsystem};
-use forebay_serve::gateway::Gateway;
+use forebay_serve::{Gateway, GatewayConfig, GatewayController, GatewayNamespace, GatewaySubsystem};
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::io::{IoSlice, Read};
@@ -82,22 +81,26 @@ impl Drop for Folder {
 }
 
 fn gateway(socket: &Path) -> Gateway {
-    let namespace =
-        |nsid| Namespace { nsid, source: "nil:?size=1m".into(), writable: true, ..Namespace::default() };
-    let controller = Controller {
+    let namespace = |nsid| GatewayNamespace {
+        nsid,
+        source: "nil:?size=1m".into(),
+        writable: true,
+        ..GatewayNamespace::default()
+    };
+    let controller = GatewayController {
         name: "drive".into(),
         socket: Some(socket.display().to_string()),
         queues: Some(QUEUES),
         queue_depth: Some(ENTRIES as u16),
-        ..Controller::default()
+        ..GatewayController::default()
     };
-    let subsystem = Subsystem {
+    let subsystem = GatewaySubsystem {
         nqn: "nqn.2026-11.io.example:fuzz".into(),
         namespaces: vec![namespace(1), namespace(2)],
         controllers: vec![controller],
-        ..Subsystem::default()
+        ..GatewaySubsystem::default()
     };
-    let config = Config { threads: 1, subsystems: vec![subsystem], ..Config::default() };
+    let config = GatewayConfig { threads: 1, subsystems: vec![subsystem], ..GatewayConfig::default() };
     Gateway::start(&config, Box::new(|_| {})).expect("a gateway over nothing")
 }
 

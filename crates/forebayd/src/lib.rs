@@ -19,7 +19,7 @@ pub use signals::Signals;
 
 use flags::{Given, Verb, SERVE, SNAP};
 use forebay_model::Error;
-use forebay_serve::gateway::rpc::{client, VERBS};
+use forebay_serve::{rpc_flags, RPC_VERBS};
 use serde_json::{json, Value};
 use std::ffi::OsString;
 
@@ -96,5 +96,5 @@ pub fn table() -> Value {
 
 /// (verb, its flags) of each RPC of `snap rpc`.
 pub fn rpcs() -> Vec<(&'static str, Vec<String>)> {
-    VERBS.iter().map(|verb| (verb.name, client::flags(verb))).collect()
+    RPC_VERBS.iter().map(|verb| (verb.name, rpc_flags(verb))).collect()
 }

@@ -9,9 +9,10 @@ use crate::words::{bytes, count, grouped, seconds, significant};
 use crate::Program;
 use forebay_model::units::{parse_bytes, BYTES_PER_GIB};
 use forebay_model::Error;
-use forebay_serve::target::config::{Caching, Host, Namespace, Subsystem};
-use forebay_serve::target::stats::{Counts, NamespaceStats};
-use forebay_serve::target::{log, reload, Config, Server, Stats};
+use forebay_serve::{
+    apply_changes, config_changes, log_to_stderr, number_namespaces, AllowedHost, Caching, ConfigChanges,
+    Counts, Namespace, NamespaceStats, TargetConfig, TargetServer, TargetStats, TargetSubsystem,
+};
 use forebay_storage::source::Uri;
 use serde_json::{json, Value};
 use std::collections::BTreeSet;
@@ -30,7 +31,8 @@ pub fn command(program: &Program, given: &Given, signals: &mut Signals) -> Resul
         return print(&if options.json { text } else { checked(&config).join("\n") });
     }
     warnings(&config).iter().for_each(|w| tell(&format!("forebay: warning: {w}"), false));
-    let started = signals.during(|| Server::start(config.clone(), log::to_stderr(log, options.quiet)))?;
+    let started =
+        signals.during(|| TargetServer::start(config.clone(), log_to_stderr(log, options.quiet)))?;
     let server = started.map_err(|e| named(file, e))?;
     let before = server.stats();
     let serving = Serving { server, config, file: file.map(Into::into), before, reloads: (0, 0) };
@@ -57,15 +59,19 @@ fn file_of<'a>(program: &str, given: &'a Given) -> Result<Option<&'a str>, Error
     }
 }
 
-fn configuration(given: &Given, file: Option<&str>, running: Option<&Config>) -> Result<Config, Error> {
+fn configuration(
+    given: &Given,
+    file: Option<&str>,
+    running: Option<&TargetConfig>,
+) -> Result<TargetConfig, Error> {
     let mut config = match file {
-        Some(path) => Config::from_toml(&read(path)?).map_err(|e| of_file(path, e))?,
+        Some(path) => TargetConfig::from_toml(&read(path)?).map_err(|e| of_file(path, e))?,
         None => from_flags(given)?,
     };
     let mut sources = config.subsystems.iter().flat_map(|s| &s.namespaces).map(|n| &n.source);
     let known = sources.try_for_each(|s| Uri::parse(s).map(drop));
     known.map_err(|e| named(file, e))?;
-    reload::number(&mut config, running);
+    number_namespaces(&mut config, running);
     Ok(config)
 }
 
@@ -78,7 +84,7 @@ fn named(file: Option<&str>, error: Error) -> Error {
 }
 
 /// One subsystem with one namespace.
-fn from_flags(given: &Given) -> Result<Config, Error> {
+fn from_flags(given: &Given) -> Result<TargetConfig, Error> {
     let Some(nqn) = given.text("nqn").filter(|nqn| !nqn.is_empty()) else {
         let found = "has no --nqn, the name that hosts connect to";
         return Err(Error::request("forebay serve SOURCE", found, format!("--nqn {}", example_nqn())));
@@ -92,15 +98,19 @@ fn from_flags(given: &Given) -> Result<Config, Error> {
         cache: caching(given.text("cache")),
         ..Namespace::default()
     };
-    let subsystem = Subsystem {
+    let subsystem = TargetSubsystem {
         nqn: nqn.into(),
         serial: given.text("serial").unwrap_or_default().into(),
         allow_any_host: given.all("allow").is_empty(),
-        hosts: given.all("allow").iter().map(|h| Host { nqn: h.clone(), ..Host::default() }).collect(),
+        hosts: given
+            .all("allow")
+            .iter()
+            .map(|h| AllowedHost { nqn: h.clone(), ..AllowedHost::default() })
+            .collect(),
         namespaces: vec![namespace],
-        ..Subsystem::default()
+        ..TargetSubsystem::default()
     };
-    let mut config = Config { subsystems: vec![subsystem], ..Config::default() };
+    let mut config = TargetConfig { subsystems: vec![subsystem], ..TargetConfig::default() };
     if !given.all("listen").is_empty() {
         config.listen = given.all("listen").to_vec();
     }
@@ -114,7 +124,7 @@ fn from_flags(given: &Given) -> Result<Config, Error> {
     config.cpus = given.text("cpus").unwrap_or_default().into();
     config.spin_us = number("spin-us")?;
     if let Some(bytes) = size("max-transfer")? {
-        config.max_transfer = forebay_serve::target::config::Size(bytes);
+        config.max_transfer = forebay_serve::Size(bytes);
     }
     config.check()?;
     Ok(config)
@@ -160,11 +170,11 @@ fn is_loopback(address: &str) -> bool {
 }
 
 /// Warnings about what this configuration lets anyone do who can reach it.
-fn warnings(config: &Config) -> Vec<String> {
+fn warnings(config: &TargetConfig) -> Vec<String> {
     let mut all = config.listen.iter().chain(&config.listen_rdma);
     let Some(beyond) = all.find(|address| !is_loopback(address)) else { return Vec::new() };
     let open = config.subsystems.iter().filter(|s| s.allow_any_host);
-    let warning = |s: &Subsystem| {
+    let warning = |s: &TargetSubsystem| {
         let write = if s.namespaces.iter().any(|n| n.writable) { " and write" } else { "" };
         let next = "--allow HOSTNQN (on that host: cat /etc/nvme/hostnqn)";
         format!("any host that reaches {beyond} may read{write} {}\n  try: {next}", s.nqn)
@@ -172,7 +182,7 @@ fn warnings(config: &Config) -> Vec<String> {
     open.map(warning).collect()
 }
 
-fn checked(config: &Config) -> Vec<String> {
+fn checked(config: &TargetConfig) -> Vec<String> {
     let mut lines = vec![format!("listen    {}", spelled(&config.listen, &config.listen_rdma))];
     lines.push(format!("metrics   {}", config.metrics.as_deref().unwrap_or("off")));
     for subsystem in &config.subsystems {
@@ -192,10 +202,10 @@ fn checked(config: &Config) -> Vec<String> {
 }
 
 struct Serving {
-    server: Server,
-    config: Config,
+    server: TargetServer,
+    config: TargetConfig,
     file: Option<String>,
-    before: Stats,
+    before: TargetStats,
     /// Done, refused.
     reloads: (u64, u64),
 }
@@ -215,14 +225,14 @@ impl Serving {
 
     fn read_again(&mut self, path: &str) -> Result<String, Error> {
         let asked = configuration(&Given::default(), Some(path), Some(&self.config))?;
-        let changes = reload::changes(&self.config, &asked).map_err(|e| of_file(path, e))?;
-        reload::apply(&self.server, &mut self.config, &changes).map_err(|e| of_file(path, e))?;
+        let changes = config_changes(&self.config, &asked).map_err(|e| of_file(path, e))?;
+        apply_changes(&self.server, &mut self.config, &changes).map_err(|e| of_file(path, e))?;
         Ok(changed(&changes))
     }
 }
 
 /// `nsid 2 of nqn.x removed, nsid 3 of nqn.x added (file)`; `nothing changed`.
-fn changed(changes: &reload::Changes) -> String {
+fn changed(changes: &ConfigChanges) -> String {
     let removed = changes.removed.iter().map(|c| format!("nsid {} of {} removed", c.nsid, c.subsystem));
     let added =
         changes.added.iter().map(|c| format!("nsid {} of {} added ({})", c.nsid, c.subsystem, c.source));
@@ -249,7 +259,7 @@ pub fn namespace(nqn: &str, n: &NamespaceStats) -> String {
     format!("{nqn} nsid {}: {}, {size}, blocks of {}, {mode}", n.nsid, n.source, n.block_bytes)
 }
 
-fn sums(stats: &Stats) -> Counts {
+fn sums(stats: &TargetStats) -> Counts {
     totals(stats.subsystems.iter().flat_map(|s| &s.namespaces).map(|n| &n.counts))
 }
 
@@ -267,7 +277,7 @@ pub fn rates(new: &Counts, old: &Counts, span_s: f64) -> String {
 }
 
 /// Summary of what was served, when it is over.
-fn served(stats: &Stats) -> Vec<String> {
+fn served(stats: &TargetStats) -> Vec<String> {
     let all = sums(stats);
     let mut lines = vec![format!(
         "served    {} read, {} written in {} · {} · {}",
@@ -355,7 +365,7 @@ impl Service for Serving {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_serve::target::reload::Changes;
+    use forebay_serve::ConfigChanges;
 
     #[test]
     fn addresses_that_others_can_reach_are_known() {
@@ -371,16 +381,21 @@ mod tests {
     // promise: SRV-2
     #[test]
     fn whoever_may_reach_a_namespace_is_warned_about() {
-        let subsystem = |allow_any_host, writable| Subsystem {
+        let subsystem = |allow_any_host, writable| TargetSubsystem {
             nqn: "nqn.x".into(),
             allow_any_host,
             namespaces: vec![Namespace { writable, ..Namespace::default() }],
-            ..Subsystem::default()
+            ..TargetSubsystem::default()
         };
         let warned = |listen: &[&str], rdma: &[&str]| {
             let own = |all: &[&str]| all.iter().map(ToString::to_string).collect();
             let subsystems = vec![subsystem(true, true), subsystem(false, true)];
-            warnings(&Config { listen: own(listen), listen_rdma: own(rdma), subsystems, ..Config::default() })
+            warnings(&TargetConfig {
+                listen: own(listen),
+                listen_rdma: own(rdma),
+                subsystems,
+                ..TargetConfig::default()
+            })
         };
         let found = warned(&["127.0.0.1:1", "0.0.0.0:4420"], &[]);
         assert_eq!(found.len(), 1);
@@ -402,12 +417,12 @@ mod tests {
 
     #[test]
     fn the_end_says_what_was_served_refused_and_broken_off() {
-        let stats = Stats {
+        let stats = TargetStats {
             seconds: 100.0,
             connections_accepted: 4,
             connections_refused: 2,
             connections_broken: 1,
-            ..Stats::default()
+            ..TargetStats::default()
         };
         let lines = [
             "served    0 B read, 0 B written in 1 min 40 s · 4 connections · 0 errors",
@@ -419,6 +434,6 @@ mod tests {
 
     #[test]
     fn a_reload_that_changed_nothing_says_so() {
-        assert_eq!(changed(&Changes::default()), "nothing changed");
+        assert_eq!(changed(&ConfigChanges::default()), "nothing changed");
     }
 }

@@ -9,13 +9,10 @@ use crate::signals::{interrupted, Signals};
 use crate::words::{bytes, count, grouped, seconds};
 use crate::Program;
 use forebay_model::Error;
-use forebay_serve::gateway::config::{Config, Controller, Frontend, Qos};
-use forebay_serve::gateway::rpc::client;
-use forebay_serve::gateway::service;
-use forebay_serve::gateway::stats::{ControllerState, Stats};
-use forebay_serve::gateway::supervisor::{self, Supervisor};
-use forebay_serve::target::log;
-use forebay_serve::target::stats::Counts;
+use forebay_serve::{
+    log_to_stderr, run_rpc, supervise, ControllerState, Counts, Frontend, GatewayConfig, GatewayController,
+    GatewayService, GatewayStats, LogSink, Qos, Supervisor,
+};
 use serde_json::{json, Value};
 use std::ffi::OsString;
 use std::time::Duration;
@@ -23,7 +20,7 @@ use std::time::Duration;
 /// `snap rpc WORDS`. A signal ends the wait for an answer.
 pub fn rpc(words: &[String], signals: &Signals) -> Result<u8, Error> {
     let mut ended = false;
-    let answer = client::run(words, &mut || {
+    let answer = run_rpc(words, &mut || {
         ended |= signals.end_asked() || signals.take_reload();
         !ended
     });
@@ -84,16 +81,16 @@ pub fn command(
         let text = serde_json::to_string_pretty(&with_rpc).expect("plain data");
         return print(&if options.json { text } else { checked(&with_rpc).join("\n") });
     }
-    let sink = log::to_stderr(log, options.quiet);
+    let sink = log_to_stderr(log, options.quiet);
     if given.is("keep") {
         return keep(program, words, given, sink);
     }
     let rpc = given.text("rpc");
     let supervisor = Supervisor::here()?;
     let started = signals.during(|| match (supervisor, given.is("take-over")) {
-        (Some(supervisor), _) => service::Service::kept(config, rpc, sink, supervisor),
-        (None, true) => service::Service::take_over(config, rpc, sink),
-        (None, false) => service::Service::start(config, rpc, sink),
+        (Some(supervisor), _) => GatewayService::kept(config, rpc, sink, supervisor),
+        (None, true) => GatewayService::take_over(config, rpc, sink),
+        (None, false) => GatewayService::start(config, rpc, sink),
     })?;
     let service = started.map_err(|e| of_file(path, e))?;
     let before = service.stats();
@@ -101,7 +98,7 @@ pub fn command(
 }
 
 /// Runs the same command without `--keep`, and again whenever it is killed.
-fn keep(program: &Program, words: &[String], given: &Given, sink: log::Sink) -> Result<u8, Error> {
+fn keep(program: &Program, words: &[String], given: &Given, sink: LogSink) -> Result<u8, Error> {
     if given.is("take-over") {
         let found = "a supervisor can't take over a running gateway";
         return Err(Error::request("--keep --take-over", found, "stop the running gateway, then use --keep"));
@@ -109,14 +106,14 @@ fn keep(program: &Program, words: &[String], given: &Given, sink: log::Sink) -> 
     let mut again = program.command()?;
     again.push("snap".into());
     again.extend(words.iter().filter(|word| *word != "--keep").map(OsString::from));
-    Ok(supervisor::keep(again, sink)? as u8)
+    Ok(supervise(again, sink)? as u8)
 }
 
 /// CONFIG.toml, or CONFIG.json as `snap_config_get` prints it.
-fn configuration(path: &str) -> Result<Config, Error> {
+fn configuration(path: &str) -> Result<GatewayConfig, Error> {
     let parse = match path.rsplit_once('.').map(|(_, form)| form) {
-        Some("toml") => Config::from_toml,
-        Some("json") => Config::from_json,
+        Some("toml") => GatewayConfig::from_toml,
+        Some("json") => GatewayConfig::from_json,
         _ => {
             let found = "is neither CONFIG.toml nor rpc";
             return Err(Error::request(format!("forebay snap {path}"), found, "forebay snap CONFIG.toml"));
@@ -125,7 +122,7 @@ fn configuration(path: &str) -> Result<Config, Error> {
     parse(&read(path)?).map_err(|e| of_file(path, e))
 }
 
-fn checked(config: &Config) -> Vec<String> {
+fn checked(config: &GatewayConfig) -> Vec<String> {
     let rpc = config.rpc.as_deref().unwrap_or("snap.sock of the runtime directory");
     let mut lines = vec![format!("rpc        {rpc}")];
     lines.extend(config.metrics.as_ref().map(|address| format!("metrics    {address}")));
@@ -140,7 +137,7 @@ fn checked(config: &Config) -> Vec<String> {
     lines
 }
 
-fn shown(controller: &Controller) -> String {
+fn shown(controller: &GatewayController) -> String {
     let list = |all: &Vec<u32>| match all.is_empty() {
         true => "nsid none".to_string(),
         false => format!("nsid {}", all.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
@@ -166,11 +163,11 @@ fn limits(qos: Qos) -> String {
 }
 
 struct Showing {
-    service: service::Service,
-    before: Stats,
+    service: GatewayService,
+    before: GatewayStats,
 }
 
-fn sums(stats: &Stats) -> Counts {
+fn sums(stats: &GatewayStats) -> Counts {
     totals(stats.subsystems.iter().flat_map(|s| &s.namespaces).map(|n| &n.counted.counts))
 }
 

@@ -6,8 +6,7 @@
 //! the next daemon. `ublk_device devices` lists what there is, `ublk_device delete ID` deletes what nobody serves.
 
 use forebay_model::Error;
-use forebay_serve::target::config::Namespace;
-use forebay_serve::ublk::{self, Options, Ublk};
+use forebay_serve::{delete_ublk, ublk_devices, Namespace, Ublk, UblkOptions};
 use serde_json::{json, Value};
 use std::io::BufRead;
 use std::process::ExitCode;
@@ -17,8 +16,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let ended = match words[..] {
-        ["devices"] => ublk::devices().map(|all| println!("{}", json!(all))),
-        ["delete", id] => ublk::delete(id.parse().unwrap_or(u32::MAX), false),
+        ["devices"] => ublk_devices().map(|all| println!("{}", json!(all))),
+        ["delete", id] => delete_ublk(id.parse().unwrap_or(u32::MAX), false),
         [namespace, options] => serve(namespace, options),
         _ => Err(Error::request("ublk_device", "two arguments in JSON are needed", "ublk_device devices")),
     };
@@ -32,7 +31,7 @@ fn read<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, Error> {
 }
 
 fn serve(namespace: &str, options: &str) -> Result<(), Error> {
-    let device = Ublk::open(&read::<Namespace>(namespace)?, &read::<Options>(options)?)?;
+    let device = Ublk::open(&read::<Namespace>(namespace)?, &read::<UblkOptions>(options)?)?;
     let (path, recovered, queues) = (device.path(), device.recovered(), device.queues());
     println!("{}", json!({ "path": path, "recovered": recovered, "queues": queues }));
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {

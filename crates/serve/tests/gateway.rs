@@ -4,9 +4,9 @@
 use forebay_io::arena::Arena;
 use forebay_io::queue::{Op, Via};
 use forebay_rigs::worker::{content, Rig, LONG};
-use forebay_serve::gateway::config::{self, Config};
-use forebay_serve::gateway::Gateway;
-use forebay_serve::target;
+use forebay_serve::{
+    Gateway, GatewayConfig, GatewayController, GatewayNamespace, GatewaySubsystem, TargetConfig, TargetServer,
+};
 use forebay_storage::source::vfio_user::{Drive, Options};
 use forebay_storage::source::Uri;
 use std::path::Path;
@@ -14,29 +14,29 @@ use std::sync::Arc;
 
 const BYTES: usize = 4 << 20;
 
-fn namespace(source: &str) -> config::Namespace {
-    config::Namespace { nsid: 1, source: source.into(), writable: true, ..config::Namespace::default() }
+fn namespace(source: &str) -> GatewayNamespace {
+    GatewayNamespace { nsid: 1, source: source.into(), writable: true, ..GatewayNamespace::default() }
 }
 
 fn gateway(socket: &Path, source: &str, spin_us: u32) -> Gateway {
     with(namespace(source), socket, spin_us)
 }
 
-fn with(namespace: config::Namespace, socket: &Path, spin_us: u32) -> Gateway {
-    let config = Config {
+fn with(namespace: GatewayNamespace, socket: &Path, spin_us: u32) -> Gateway {
+    let config = GatewayConfig {
         threads: 1,
         spin_us,
-        subsystems: vec![config::Subsystem {
+        subsystems: vec![GatewaySubsystem {
             nqn: "nqn.2026-11.io.example:gateway".into(),
             namespaces: vec![namespace],
-            controllers: vec![config::Controller {
+            controllers: vec![GatewayController {
                 name: "drive".into(),
                 socket: Some(socket.display().to_string()),
-                ..config::Controller::default()
+                ..GatewayController::default()
             }],
-            ..config::Subsystem::default()
+            ..GatewaySubsystem::default()
         }],
-        ..Config::default()
+        ..GatewayConfig::default()
     };
     Gateway::start(&config, Box::new(|entry| eprintln!("{}", entry.to_line())))
         .unwrap_or_else(|e| panic!("{e}"))
@@ -101,9 +101,9 @@ fn small_reads_over_a_fabric_are_not_staged_either() {
          allow_any_host = true\n[[subsystems.namespaces]]\nsource = \"{}\"\n",
         file.display()
     );
-    let target = target::Server::start(target::Config::from_toml(&text).unwrap(), Box::new(|_| {})).unwrap();
+    let target = TargetServer::start(TargetConfig::from_toml(&text).unwrap(), Box::new(|_| {})).unwrap();
     let source = format!("nvme+tcp://{}/{nqn}", target.addresses()[0]);
-    let gateway = with(config::Namespace { writable: false, ..namespace(&source) }, &socket, 0);
+    let gateway = with(GatewayNamespace { writable: false, ..namespace(&source) }, &socket, 0);
     let drive = drive(&socket, "");
     let mut rig = worker(&drive, 32, 8192);
     for len in [4096u32, 8192] {

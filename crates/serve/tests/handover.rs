@@ -4,10 +4,10 @@
 use forebay_io::queue::Op;
 use forebay_io::reactor::memlock;
 use forebay_rigs::worker::{content, Rig, LONG};
-use forebay_serve::gateway::config::{self, Config};
-use forebay_serve::gateway::handover::wire::Line;
-use forebay_serve::gateway::rpc::client;
-use forebay_serve::gateway::service::Service;
+use forebay_serve::{
+    call_gateway, GatewayConfig, GatewayController, GatewayNamespace, GatewayService, GatewaySubsystem,
+    HandoverLine,
+};
 use forebay_storage::source::vfio_user::{Drive, Options};
 use forebay_storage::source::Uri;
 use std::os::unix::net::UnixListener;
@@ -38,29 +38,29 @@ impl Home {
         home
     }
 
-    fn config(&self, more: impl FnOnce(&mut config::Namespace, &mut config::Controller)) -> Config {
-        let mut namespace = config::Namespace {
+    fn config(&self, more: impl FnOnce(&mut GatewayNamespace, &mut GatewayController)) -> GatewayConfig {
+        let mut namespace = GatewayNamespace {
             nsid: 1,
             source: self.file.display().to_string(),
             writable: true,
-            ..config::Namespace::default()
+            ..GatewayNamespace::default()
         };
-        let mut controller = config::Controller {
+        let mut controller = GatewayController {
             name: "drive".into(),
             socket: Some(self.socket.display().to_string()),
-            ..config::Controller::default()
+            ..GatewayController::default()
         };
         more(&mut namespace, &mut controller);
-        Config {
+        GatewayConfig {
             rpc: Some(self.rpc.display().to_string()),
             threads: 2,
-            subsystems: vec![config::Subsystem {
+            subsystems: vec![GatewaySubsystem {
                 nqn: "nqn.2026-11.io.example:gateway".into(),
                 namespaces: vec![namespace],
                 controllers: vec![controller],
-                ..config::Subsystem::default()
+                ..GatewaySubsystem::default()
             }],
-            ..Config::default()
+            ..GatewayConfig::default()
         }
     }
 
@@ -80,26 +80,26 @@ fn little_to_lock() -> bool {
         .is_some()
 }
 
-fn log(entry: &forebay_serve::target::log::Entry) {
+fn log(entry: &forebay_serve::LogEntry) {
     eprintln!("{}", entry.to_line());
 }
 
-fn start(config: &Config) -> Service {
-    Service::start(config.clone(), None, Box::new(log)).unwrap_or_else(|e| panic!("{e}"))
+fn start(config: &GatewayConfig) -> GatewayService {
+    GatewayService::start(config.clone(), None, Box::new(log)).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// On a busy machine the last commands of a gateway may take longer than it gives them: then it stays.
-fn take_over(config: &Config) -> Service {
+fn take_over(config: &GatewayConfig) -> GatewayService {
     let until = Instant::now() + LONG;
     loop {
-        match Service::take_over(config.clone(), None, Box::new(log)) {
+        match GatewayService::take_over(config.clone(), None, Box::new(log)) {
             Ok(next) => return next,
             Err(e) => assert!(e.found.contains("under way") && Instant::now() < until, "{e}"),
         }
     }
 }
 
-fn in_flight(service: &Service) -> u32 {
+fn in_flight(service: &GatewayService) -> u32 {
     service.stats().controllers[0].queues.iter().filter(|q| q.qid > 0).map(|q| q.in_flight).sum()
 }
 
@@ -167,7 +167,7 @@ fn progress(done: &AtomicU64, more: u64) {
     }
 }
 
-fn reads(service: &Service) -> u64 {
+fn reads(service: &GatewayService) -> u64 {
     service.stats().controllers[0].queues.iter().map(|q| q.counts.reads).sum()
 }
 
@@ -256,7 +256,8 @@ fn a_write_that_does_not_end_keeps_the_gateway_where_it_is() {
     let mut rig = worker(&drive);
     rig.push(0, Op::Write { durable: false }, 0, BLOCK as u32);
     assert!(rig.finish_when(|| in_flight(&service) == 1).is_empty());
-    let refused = Service::take_over(config, None, Box::new(log)).err().expect("it must not be done twice");
+    let refused =
+        GatewayService::take_over(config, None, Box::new(log)).err().expect("it must not be done twice");
     assert!(refused.found.contains("writes"), "{refused}");
     assert!(!service.has_left());
     // It ends where it began: the gateway that has it hears its abort.
@@ -295,9 +296,9 @@ fn what_cannot_be_taken_over_goes_on() {
     listener.set_nonblocking(false).unwrap();
     let curious = std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
-        let mut line = Line::new(stream, LONG).unwrap();
+        let mut line = HandoverLine::new(stream, LONG).unwrap();
         line.receive().unwrap();
-        line.send(&forebay_serve::gateway::handover::Message::Opened, &[]).unwrap();
+        line.send(&forebay_serve::HandoverMessage::Opened, &[]).unwrap();
         let (state, _) = line.receive().unwrap();
         // A seed for fuzz/seeds/snap_state.
         if let Some(path) = std::env::var_os("FOREBAY_STATE_OUT") {
@@ -311,7 +312,7 @@ fn what_cannot_be_taken_over_goes_on() {
     // One that can't have the source.
     let aside = home.file.with_extension("aside");
     std::fs::rename(&home.file, &aside).unwrap();
-    Service::take_over(config.clone(), None, Box::new(log)).err().expect("the source is not there");
+    GatewayService::take_over(config.clone(), None, Box::new(log)).err().expect("the source is not there");
     std::fs::rename(&aside, &home.file).unwrap();
     progress(&done, 64);
 
@@ -328,7 +329,7 @@ fn what_cannot_be_taken_over_goes_on() {
 
 fn asked(rpc: &Path, socket: &Path, format: u64) -> Result<serde_json::Value, forebay_model::Error> {
     let params = serde_json::json!({ "socket": socket.display().to_string(), "format": format });
-    client::call(rpc, "snap_hand_over", params.as_object().unwrap())
+    call_gateway(rpc, "snap_hand_over", params.as_object().unwrap())
 }
 
 // promise: SNP-8
@@ -336,11 +337,12 @@ fn asked(rpc: &Path, socket: &Path, format: u64) -> Result<serde_json::Value, fo
 fn without_a_gateway_there_taking_over_is_a_start() {
     let home = Home::new();
     let config = home.config(|_, _| {});
-    let service = Service::take_over(config.clone(), None, Box::new(log)).unwrap_or_else(|e| panic!("{e}"));
+    let service =
+        GatewayService::take_over(config.clone(), None, Box::new(log)).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(service.stats().controllers.len(), 1);
     service.stop();
-    let off = Config { rpc: Some("off".into()), ..config };
-    let refused = Service::take_over(off, None, Box::new(log)).err().expect("nobody can be asked");
+    let off = GatewayConfig { rpc: Some("off".into()), ..config };
+    let refused = GatewayService::take_over(off, None, Box::new(log)).err().expect("nobody can be asked");
     assert!(refused.found.contains("socket"), "{refused}");
 }
 
@@ -352,7 +354,7 @@ fn what_rpcs_changed_goes_along() {
     let config = home.config(|_, _| {});
     let first = start(&config);
     let call = |verb: &str, params: serde_json::Value| {
-        client::call(&home.rpc, verb, params.as_object().unwrap()).unwrap_or_else(|e| panic!("{e}"))
+        call_gateway(&home.rpc, verb, params.as_object().unwrap()).unwrap_or_else(|e| panic!("{e}"))
     };
     let nqn = "nqn.2026-11.io.example:gateway";
     call("nvme_namespace_set_qos", serde_json::json!({ "nqn": nqn, "nsid": 1, "iops": 5000 }));
@@ -369,11 +371,12 @@ fn what_rpcs_changed_goes_along() {
         socket: home.socket.with_extension("other"),
         ..Home::new()
     };
-    let other = Config {
+    let other = GatewayConfig {
         rpc: Some(own.rpc.display().to_string()),
         ..home.config(|_, c| c.socket = Some(own.socket.display().to_string()))
     };
-    let refused = Service::start(other, None, Box::new(log)).err().expect("two may not write to one file");
+    let refused =
+        GatewayService::start(other, None, Box::new(log)).err().expect("two may not write to one file");
     assert!(refused.found.contains("locked"), "{refused}");
     let drive = home.drive("");
     let mut rig = worker(&drive);

@@ -17,7 +17,7 @@ use forebay_nvme::host;
 use forebay_nvme::nvm;
 use forebay_nvme::status::Code;
 use forebay_nvme::transport::tcp::host::Data;
-use forebay_serve::target::Config;
+use forebay_serve::TargetConfig;
 use rig::{eventually, pattern, Rig};
 use std::sync::Arc;
 
@@ -177,6 +177,6 @@ fn a_key_that_would_prove_nothing_is_refused() {
          [[subsystems.hosts]]\nnqn = \"{HOST}\"\ndhchap_key = \"{}\"\n",
         keys().host
     );
-    let error = Config::from_toml(&text).map(|_| ()).unwrap_err().to_string();
+    let error = TargetConfig::from_toml(&text).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("allow_any_host"), "{error}");
 }

@@ -419,7 +419,7 @@ impl Say<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_serve::target::{Config, Server};
+    use forebay_serve::{TargetConfig, TargetServer};
     use forebay_storage::source::Uri;
 
     const NQN: &str = "nqn.2026-11.io.example:a";
@@ -428,15 +428,15 @@ mod tests {
         Options::of(&Uri::recognise(uri).unwrap()).unwrap().clone()
     }
 
-    fn server(settings: &str, host: &str) -> Server {
+    fn server(settings: &str, host: &str) -> TargetServer {
         let text = format!(
             "listen = [\"127.0.0.1:0\"]\nthreads = 1\nbuffers = \"16m\"\n{settings}\n[[subsystems]]\nnqn = \"{NQN}\"\n{host}\n\
              [[subsystems.namespaces]]\nsource = \"nil:?size=1g\"\nblock_bytes = 512\n"
         );
-        Server::start(Config::from_toml(&text).unwrap(), Box::new(|_| {})).unwrap()
+        TargetServer::start(TargetConfig::from_toml(&text).unwrap(), Box::new(|_| {})).unwrap()
     }
 
-    fn look(server: &Server, more: &str) -> Vec<Check> {
+    fn look(server: &TargetServer, more: &str) -> Vec<Check> {
         let address = server.addresses()[0];
         let uri = format!("nvme+tcp://{address}/{NQN}{more}");
         checks(&Roots::host(), &uri, &options(&uri), address)

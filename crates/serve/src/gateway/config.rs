@@ -4,7 +4,7 @@
 use crate::target::config::{
     self as serve, check_nqn, different_nqns, different_nsids, printable, read_json, read_toml, within,
 };
-pub use crate::target::config::{Caching, Size};
+pub(crate) use crate::target::config::{Caching, Size};
 use forebay_model::Error;
 use forebay_storage::source::Uri;
 use serde::{Deserialize, Serialize};

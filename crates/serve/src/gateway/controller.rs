@@ -13,7 +13,7 @@ use super::gateway_shared::GatewayShared;
 use super::shm;
 use super::supervisor::Link;
 use super::vfio_user::config_space;
-use super::vfio_user::message::{self, irq, region, Access, Bytes, Header, Request};
+use super::vfio_user::message::{self, Access, Bytes, Header, Irq, Region, Request};
 use super::vfio_user::socket::{Ended, Listener, Message, Session};
 use super::worker::WorkerMessage;
 use crate::target::inbox::Inbox;
@@ -285,20 +285,20 @@ impl ControllerThread {
             Request::RegionIoFds { argsz, index } => {
                 self.function.region_io_fds(argsz, index, |qid| self.queues.worker_of(qid))
             }
-            Request::IrqInfo { index } if index < irq::COUNT => {
-                let count = if index == irq::MSIX { self.shared.vectors.count() } else { 0 };
+            Request::IrqInfo { index } if index < Irq::COUNT => {
+                let count = if index == Irq::MSIX { self.shared.vectors.count() } else { 0 };
                 Answer::Payload(message::irq_info(index, count))
             }
-            Request::SetIrqs { flags, index, start, count, data } if index == irq::MSIX => {
+            Request::SetIrqs { flags, index, start, count, data } if index == Irq::MSIX => {
                 self.shared.vectors.set(flags, start, count, data, fds).into()
             }
             // Taking interrupts away that there are none of does no harm.
-            Request::SetIrqs { index, count: 0, .. } if index < irq::COUNT => Answer::Payload(Vec::new()),
+            Request::SetIrqs { index, count: 0, .. } if index < Irq::COUNT => Answer::Payload(Vec::new()),
             Request::RegionRead(access) => self.function.read(access, &self.device),
             Request::RegionWrite(access, data) => match self.write_region(access, data) {
                 Err(errno) => Answer::Refused(errno),
-                Ok(false) => Answer::Payload(message::accessed(access).0),
-                Ok(true) => self.after_reset(*header, message::accessed(access).0),
+                Ok(false) => Answer::Payload(message::access_answer(access).0),
+                Ok(true) => self.after_reset(*header, message::access_answer(access).0),
             },
             Request::Reset => {
                 self.reset();
@@ -377,15 +377,15 @@ impl ControllerThread {
     fn write_region(&mut self, access: Access, data: &[u8]) -> Result<bool, i32> {
         let end = access.offset + data.len() as u64;
         match access.region {
-            region::BAR0 if end <= shm::BAR0_BYTES => {
+            Region::BAR0 if end <= shm::BAR0_BYTES => {
                 self.write_registers(access.offset, data);
                 Ok(false)
             }
-            region::BAR4 if end <= config_space::BAR4_BYTES => {
+            Region::BAR4 if end <= config_space::BAR4_BYTES => {
                 self.function.write_msix(access.offset, data);
                 Ok(false)
             }
-            region::CONFIG if end <= config_space::BYTES as u64 => {
+            Region::CONFIG if end <= config_space::BYTES as u64 => {
                 let written = self.function.write_config(access.offset, data);
                 if written.function_reset {
                     self.reset();

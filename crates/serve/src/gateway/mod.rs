@@ -7,7 +7,7 @@
 //! it to the next process (`handover`, `supervisor`).
 
 mod command;
-pub mod config;
+pub(crate) mod config;
 mod controller;
 mod controller_queues;
 mod controller_shared;
@@ -15,20 +15,19 @@ pub(crate) mod dma;
 mod gateway_shared;
 pub(crate) mod handed;
 pub(crate) mod handle;
-pub mod handover;
+pub(crate) mod handover;
 mod io_queue;
 pub(crate) mod metrics;
 mod resources;
-pub mod rpc;
-pub mod service;
+pub(crate) mod rpc;
+pub(crate) mod service;
 mod shm;
 pub(crate) mod socket;
-pub mod stats;
-pub mod supervisor;
-pub mod vfio_user;
+pub(crate) mod stats;
+pub(crate) mod supervisor;
+pub(crate) mod vfio_user;
 mod worker;
 
-pub use config::Config;
 pub use handle::Gateway;
 
 #[cfg(test)]

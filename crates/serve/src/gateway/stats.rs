@@ -4,7 +4,7 @@ use super::config::Qos;
 use crate::namespace::stats::Counters;
 use crate::namespace::stats::Histogram;
 use crate::target;
-pub use crate::target::stats::{Counts, LatencyStats};
+pub(crate) use crate::target::stats::{Counts, LatencyStats};
 use forebay_storage::source::nvme::SourceReport;
 use serde::{Deserialize, Serialize};
 

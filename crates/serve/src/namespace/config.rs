@@ -34,7 +34,7 @@ pub enum Caching {
 }
 
 /// Sixteen bytes as they are written, with or without hyphens.
-pub fn parse_uuid(text: &str) -> Result<[u8; 16], Error> {
+pub(crate) fn parse_uuid(text: &str) -> Result<[u8; 16], Error> {
     let wrong = || {
         let next = "32 hexadecimal digits, as uuidgen makes";
         Error::request(format!("uuid = \"{text}\""), "is not a UUID", next)

@@ -21,14 +21,14 @@ const WAIT_NS_MAX: u64 = 100_000_000;
 
 /// None: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
+pub(crate) struct Limits {
     pub bytes_per_s: Option<u64>,
     pub iops: Option<u64>,
 }
 
 /// One namespace's or controller's limits, for all its queues.
 #[derive(Debug, Default)]
-pub struct Limiter {
+pub(crate) struct Limiter {
     /// Rates of bytes and of commands.
     rates: [Rate; 2],
     /// Counts changes: what was drawn before one doesn't count after it.
@@ -38,29 +38,30 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    pub fn new(limits: Limits) -> Arc<Limiter> {
+    pub(crate) fn new(limits: Limits) -> Arc<Limiter> {
         let rates = [Rate::new(limits.bytes_per_s), Rate::new(limits.iops)];
         Arc::new(Limiter { rates, ..Limiter::default() })
     }
 
-    pub fn limits(&self) -> Limits {
+    #[cfg(test)]
+    pub(crate) fn limits(&self) -> Limits {
         Limits { bytes_per_s: self.rates[0].get(), iops: self.rates[1].get() }
     }
 
     /// Other limits from now on. Commands that wait are looked at again within 100 ms.
-    pub fn set(&self, limits: Limits, now_ns: u64) {
+    pub(crate) fn set(&self, limits: Limits, now_ns: u64) {
         self.rates[0].set(limits.bytes_per_s, now_ns);
         self.rates[1].set(limits.iops, now_ns);
         self.changes.fetch_add(1, Ordering::Release);
     }
 
     /// Returns whether there is no limit.
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.rates.iter().all(|rate| rate.get().is_none())
     }
 
     /// One more command waits.
-    pub fn held_back(&self) {
+    pub(crate) fn held_back(&self) {
         self.held_back.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -75,7 +76,7 @@ impl Limiter {
     }
 
     /// A queue's part of it.
-    pub fn share(self: &Arc<Limiter>) -> Share {
+    pub(crate) fn share(self: &Arc<Limiter>) -> Share {
         Share { limiter: self.clone(), changes: 0, drawn: [Drawn::default(); 2] }
     }
 }
@@ -90,7 +91,7 @@ struct Drawn {
 
 /// One queue's part of a limit.
 #[derive(Clone, Debug)]
-pub struct Share {
+pub(crate) struct Share {
     limiter: Arc<Limiter>,
     /// Changes of the limits that this has seen.
     changes: u64,

@@ -5,7 +5,8 @@ mod ana;
 mod rules;
 pub(super) mod secrets;
 
-pub use crate::namespace::config::{parse_uuid, Caching, Namespace};
+pub(crate) use crate::namespace::config::parse_uuid;
+pub use crate::namespace::config::{Caching, Namespace};
 pub use ana::Ana;
 pub(super) use ana::Rule;
 use forebay_model::units::parse_bytes;
@@ -14,9 +15,9 @@ use forebay_nvme::controller::subsystem::NAMESPACES_MAX;
 use forebay_storage::source::fault::FaultPlan;
 pub(super) use rules::address;
 #[cfg(test)]
-pub use rules::assert_each_is_named;
+pub(crate) use rules::assert_each_is_named;
 pub(crate) use rules::cpus;
-pub use rules::{
+pub(crate) use rules::{
     check_nqn, different_nqns, different_nsids, metrics_address, printable, read_json, read_toml, within,
 };
 use rules::{known, seconds};

@@ -56,7 +56,7 @@ impl Entry {
 pub type Sink = Box<dyn FnMut(&Entry) + Send>;
 
 /// Writes lines to stderr: `form` is text, json or off. On a terminal over the line of figures that stands there.
-pub fn to_stderr(form: &str, warnings_only: bool) -> Sink {
+pub fn log_to_stderr(form: &str, warnings_only: bool) -> Sink {
     let (json, off) = (form == "json", form == "off");
     let clear = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
     Box::new(move |entry: &Entry| {

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 /// Gives each namespace that has none a uuid, made from the subsystem's NQN and its source, and each of nsid 0 the lowest
 /// that is free. One whose source `running` has, too, keeps both as they are there; if the file says a uuid, it must be
 /// the same.
-pub fn number(config: &mut Config, running: Option<&Config>) {
+pub fn number_namespaces(config: &mut Config, running: Option<&Config>) {
     for subsystem in &mut config.subsystems {
         let known = running.and_then(|r| r.subsystems.iter().find(|s| s.nqn == subsystem.nqn));
         let known = known.map_or(&[][..], |s| &s.namespaces);
@@ -125,7 +125,7 @@ mod tests {
             "[[subsystems]]\nnqn = \"nqn.2026-11.io.example:a\"\nallow_any_host = true\nnamespaces = [{namespaces}]"
         );
         let mut made = Config::from_toml(&text).unwrap();
-        number(&mut made, running);
+        number_namespaces(&mut made, running);
         made
     }
 

@@ -2,7 +2,7 @@
 //! else takes a restart.
 
 use super::config::{Ana, Config, Namespace, Subsystem};
-pub use super::nsid::number;
+pub use super::nsid::number_namespaces;
 use super::Server;
 use crate::namespace::volume::Volume;
 use forebay_model::Error;
@@ -37,7 +37,7 @@ pub struct States {
 ///
 /// # Errors
 /// Kind `Request`: they differ in more than their namespaces and ANA states.
-pub fn changes(running: &Config, asked: &Config) -> Result<Changes, Error> {
+pub fn config_changes(running: &Config, asked: &Config) -> Result<Changes, Error> {
     if let Some(what) = difference(running, asked) {
         return Err(Error::request(
             what,
@@ -65,12 +65,12 @@ pub fn changes(running: &Config, asked: &Config) -> Result<Changes, Error> {
 
 /// Makes them, and keeps `running` true. All sources that are new are opened first, so that nothing changes where one
 /// can't be. Where something else fails later, what was done before is undone.
-pub fn apply(server: &Server, running: &mut Config, changes: &Changes) -> Result<(), Error> {
+pub fn apply_changes(server: &Server, running: &mut Config, changes: &Changes) -> Result<(), Error> {
     let opened = open(server, changes)?;
     let before = running.clone();
     let made = make(server, running, changes, opened);
     if made.is_err() {
-        if let Ok(back) = self::changes(running, &before) {
+        if let Ok(back) = self::config_changes(running, &before) {
             let _ = back.removed.iter().try_for_each(|c| remove(server, running, c));
             let _ = back.added.iter().try_for_each(|c| add(server, running, c, None));
             let _ = back.ana.iter().try_for_each(|s| reach(server, running, s));
@@ -181,7 +181,7 @@ mod tests {
 
     fn numbered(namespaces: &str, running: Option<&Config>) -> Config {
         let mut made = config(namespaces);
-        number(&mut made, running);
+        number_namespaces(&mut made, running);
         made
     }
 
@@ -201,18 +201,18 @@ mod tests {
         let running = numbered("{source='a'}, {source='b'}, {source='c'}", None);
         let asked = numbered("{source='c'}, {source='d'}, {source='a'}", Some(&running));
         assert_eq!(ids(&asked), [3, 4, 1]);
-        let found = changes(&running, &asked).unwrap();
+        let found = config_changes(&running, &asked).unwrap();
         let reported = |c: &[Change]| c.iter().map(|c| (c.nsid, c.source.clone())).collect::<Vec<_>>();
         assert_eq!(reported(&found.removed), [(2, "b".to_string())]);
         assert_eq!(reported(&found.added), [(4, "d".to_string())]);
-        assert_eq!(changes(&asked, &asked).unwrap(), Changes::default());
+        assert_eq!(config_changes(&asked, &asked).unwrap(), Changes::default());
     }
 
     #[test]
     fn one_that_becomes_writable_goes_and_comes_back_under_its_number() {
         let running = numbered("{source='a', nsid=7}", None);
         let asked = numbered("{source='a', nsid=7, writable=true}", Some(&running));
-        let found = changes(&running, &asked).unwrap();
+        let found = config_changes(&running, &asked).unwrap();
         assert_eq!((found.removed[0].nsid, found.added[0].nsid), (7, 7));
     }
 
@@ -220,11 +220,11 @@ mod tests {
     fn twins_keep_both_their_numbers() {
         let running = numbered("{source='a'}, {source='a'}", None);
         assert_eq!(
-            changes(&running, &numbered("{source='a'}, {source='a'}", Some(&running))).unwrap(),
+            config_changes(&running, &numbered("{source='a'}, {source='a'}", Some(&running))).unwrap(),
             Changes::default()
         );
         let one = numbered("{source='a'}", Some(&running));
-        assert_eq!(changes(&running, &one).unwrap().removed[0].nsid, 2);
+        assert_eq!(config_changes(&running, &one).unwrap().removed[0].nsid, 2);
     }
 
     // promise: TGT-17
@@ -233,10 +233,10 @@ mod tests {
         let running = numbered("{source='a'}", None);
         let mut asked = running.clone();
         asked.subsystems[0].ana.push(Ana { state: "inaccessible".into(), ..Ana::default() });
-        let found = changes(&running, &asked).unwrap();
+        let found = config_changes(&running, &asked).unwrap();
         assert_eq!((found.removed.len(), found.added.len(), found.ana.len()), (0, 0, 1));
         assert_eq!(found.ana[0].states, asked.subsystems[0].ana);
-        assert_eq!(changes(&asked, &running).unwrap().ana[0].states, []);
+        assert_eq!(config_changes(&asked, &running).unwrap().ana[0].states, []);
     }
 
     // promise: SRV-4
@@ -246,7 +246,7 @@ mod tests {
         let with = |edit: fn(&mut Config)| {
             let mut asked = running.clone();
             edit(&mut asked);
-            changes(&running, &asked).unwrap_err().asked
+            config_changes(&running, &asked).unwrap_err().asked
         };
         assert_eq!(with(|c| c.queues = 4), "queues");
         assert_eq!(with(|c| c.listen = vec!["127.0.0.1:1".into()]), "listen");

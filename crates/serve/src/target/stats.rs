@@ -1,6 +1,7 @@
 //! Snapshot of a target's counters.
 
-pub use crate::namespace::stats::{Counts, LatencyStats, NamespaceStats};
+pub(crate) use crate::namespace::stats::LatencyStats;
+pub use crate::namespace::stats::{Counts, NamespaceStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -120,7 +120,7 @@ pub(super) fn settled(control: &mut dyn Control, id: u32) -> Result<Option<Devic
 }
 
 /// Returns a volume's identity, which is kept in the device, so that no other volume is put in its place.
-pub fn identity(volume: &Volume) -> u64 {
+pub(crate) fn identity(volume: &Volume) -> u64 {
     let (high, low) = volume.uuid.split_at(8);
     let number = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("eight bytes"));
     number(high) ^ number(low).rotate_left(1)

@@ -18,7 +18,7 @@ use forebay_io::clock;
 use forebay_io::reactor::{memlock, Reactor, RingOptions};
 use forebay_io::threads;
 use forebay_model::Error;
-pub use node::delete;
+pub use node::delete_ublk;
 use node::{await_node, check_unused, open_node, stopped, written_back};
 pub(super) use node::{claim, make};
 use std::fs::File;
@@ -429,7 +429,7 @@ impl Drop for Ublk {
 ///
 /// # Errors
 /// `Machine`: no driver, no right to use it, or one that is too old.
-pub fn available() -> Result<(), Error> {
+pub(crate) fn available() -> Result<(), Error> {
     opened().map(drop)
 }
 

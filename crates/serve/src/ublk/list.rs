@@ -27,7 +27,7 @@ pub struct Device {
 ///
 /// # Errors
 /// `Machine`: not allowed to ask.
-pub fn devices() -> Result<Vec<Device>, Error> {
+pub fn ublk_devices() -> Result<Vec<Device>, Error> {
     let ids = numbers(Path::new("/sys/class/ublk-char"));
     if ids.is_empty() {
         return Ok(Vec::new());
@@ -56,9 +56,9 @@ pub fn devices() -> Result<Vec<Device>, Error> {
 ///
 /// # Errors
 /// Of `devices`.
-pub fn waiting(identity: u64) -> Result<Option<u32>, Error> {
+pub(crate) fn waiting(identity: u64) -> Result<Option<u32>, Error> {
     let waits = |d: &Device| matches!(d.state, "waiting" | "failing") && d.identity == identity;
-    Ok(devices()?.into_iter().find(waits).map(|d| d.id))
+    Ok(ublk_devices()?.into_iter().find(waits).map(|d| d.id))
 }
 
 /// N of each ublkcN in a folder of sysfs.

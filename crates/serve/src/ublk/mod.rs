@@ -22,9 +22,12 @@ mod uapi;
 mod uring;
 mod worker;
 
-pub use control::identity;
-pub use device::{available, delete, Ublk};
-pub use list::{devices, waiting, Device};
-pub use options::{Attach, OnDeath, Options};
-pub use stats::{DeviceState, QueueStats, Stats};
-pub use worker::Throttle;
+pub(crate) use control::identity;
+pub(crate) use device::available;
+pub use device::{delete_ublk, Ublk};
+pub use list::ublk_devices;
+pub(crate) use list::waiting;
+pub use options::Options;
+pub(crate) use options::{Attach, OnDeath};
+pub(crate) use stats::{DeviceState, Stats};
+pub(crate) use worker::Throttle;

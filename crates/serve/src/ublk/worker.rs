@@ -36,7 +36,7 @@ const LAST: Duration = Duration::from_secs(5);
 
 /// Limits that a device shares with other frontends of its namespace.
 #[derive(Clone, Debug)]
-pub struct Throttle {
+pub(crate) struct Throttle {
     pub limiter: Arc<Limiter>,
     /// From when on all of them count time.
     pub began: Instant,

@@ -1,12 +1,12 @@
 //! The PCI configuration space of a drive, as a driver reads and writes it.
 
-use forebay_serve::gateway::vfio_user::config_space::{ConfigSpace, Names, Written};
+use forebay_serve::{ConfigSpace, ConfigWrite, FunctionNames};
 
 /// Of the configuration space of a PCI Express function.
 const BYTES: usize = 4096;
 
 fn space() -> ConfigSpace {
-    ConfigSpace::new(Names { vendor: 0x1234, device: 0x5678 }, 0x4000, 32)
+    ConfigSpace::new(FunctionNames { vendor: 0x1234, device: 0x5678 }, 0x4000, 32)
 }
 
 fn word(space: &ConfigSpace, at: u64) -> u32 {
@@ -48,7 +48,7 @@ fn only_what_may_be_written_changes() {
     let mut space = space();
     for at in (0..BYTES as u64).step_by(4) {
         if !(0x68..0x6c).contains(&at) {
-            assert_eq!(space.write(at, &[0xff; 4]), Written::default(), "{at:#x}");
+            assert_eq!(space.write(at, &[0xff; 4]), ConfigWrite::default(), "{at:#x}");
         }
     }
     assert_eq!((word(&space, 0), word(&space, 4)), (0x5678_1234, 0x0010_0406));
@@ -60,7 +60,7 @@ fn only_what_may_be_written_changes() {
 fn behind_its_end_there_are_zeros_up_to_the_last_offset() {
     let mut space = space();
     for offset in [BYTES as u64 - 2, BYTES as u64, u64::MAX - 7, u64::MAX - 1, u64::MAX] {
-        assert_eq!(space.write(offset, &[0xff; 8]), Written::default());
+        assert_eq!(space.write(offset, &[0xff; 8]), ConfigWrite::default());
         let mut bytes = [0xff; 8];
         space.read(offset, &mut bytes);
         assert_eq!(bytes, [0; 8], "{offset:#x}");

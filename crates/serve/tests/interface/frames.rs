@@ -1,15 +1,15 @@
 //! Documents cut out of a stream.
 
-use forebay_serve::gateway::rpc::{Broken, Frames};
+use forebay_serve::{BrokenFrame, RpcFrames};
 use proptest::prelude::*;
 
-fn all(frames: &mut Frames) -> Vec<String> {
+fn all(frames: &mut RpcFrames) -> Vec<String> {
     std::iter::from_fn(|| frames.take().unwrap()).map(|d| String::from_utf8(d).unwrap()).collect()
 }
 
 #[test]
 fn documents_need_nothing_between_them() {
-    let mut frames = Frames::default();
+    let mut frames = RpcFrames::default();
     frames.push(b" {\"a\":\"}]\\\"\"}[1,{}]\n{");
     assert_eq!(all(&mut frames), ["{\"a\":\"}]\\\"\"}", "[1,{}]"]);
     frames.push(b"} \r\n");
@@ -19,28 +19,28 @@ fn documents_need_nothing_between_them() {
 #[test]
 fn what_is_no_document_ends_the_stream() {
     for (text, broken) in [
-        ("x", Broken::NoDocument),
-        ("]", Broken::NoDocument),
-        ("{]", Broken::NoDocument),
-        ("1", Broken::NoDocument),
+        ("x", BrokenFrame::NoDocument),
+        ("]", BrokenFrame::NoDocument),
+        ("{]", BrokenFrame::NoDocument),
+        ("1", BrokenFrame::NoDocument),
     ] {
-        let mut frames = Frames::default();
+        let mut frames = RpcFrames::default();
         frames.push(text.as_bytes());
         assert_eq!(frames.take(), Err(broken), "{text}");
     }
-    let mut frames = Frames::default();
+    let mut frames = RpcFrames::default();
     frames.push(&[b'['; 4096]);
-    assert_eq!(frames.take(), Err(Broken::TooDeep));
-    let mut frames = Frames::default();
+    assert_eq!(frames.take(), Err(BrokenFrame::TooDeep));
+    let mut frames = RpcFrames::default();
     frames.push(b"{\"");
     frames.push(&vec![b'x'; 3 << 20]);
-    assert_eq!(frames.take(), Err(Broken::TooLong));
+    assert_eq!(frames.take(), Err(BrokenFrame::TooLong));
 }
 
 proptest! {
     #[test]
     fn cutting_a_stream_elsewhere_finds_the_same(bytes in "[\\[\\]{}\"\\\\ a]{0,60}", cut in 0usize..60) {
-        let drain = |frames: &mut Frames| {
+        let drain = |frames: &mut RpcFrames| {
             let mut found = Vec::new();
             loop {
                 match frames.take() {
@@ -50,7 +50,7 @@ proptest! {
                 }
             }
         };
-        let (mut whole, mut parts) = (Frames::default(), Frames::default());
+        let (mut whole, mut parts) = (RpcFrames::default(), RpcFrames::default());
         whole.push(bytes.as_bytes());
         let cut = cut.min(bytes.len());
         parts.push(&bytes.as_bytes()[..cut]);

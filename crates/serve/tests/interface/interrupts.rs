@@ -1,11 +1,10 @@
 //! A drive's interrupt vectors, and who hears them.
 
-use forebay_serve::gateway::vfio_user::interrupts::Vectors;
-use forebay_serve::gateway::vfio_user::message::irq_set;
+use forebay_serve::{InterruptVectors, VfioIrqSet};
 use rustix::event::{eventfd, EventfdFlags};
 use std::os::fd::OwnedFd;
 
-const ASSIGN: u32 = irq_set::DATA_EVENTFD | irq_set::TRIGGER;
+const ASSIGN: u32 = VfioIrqSet::DATA_EVENTFD | VfioIrqSet::TRIGGER;
 
 fn pair() -> (OwnedFd, OwnedFd) {
     let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
@@ -19,23 +18,23 @@ fn count(fd: &OwnedFd) -> u64 {
 
 #[test]
 fn a_vector_that_nobody_hears_is_signalled_once_somebody_does() {
-    let vectors = Vectors::new(4);
+    let vectors = InterruptVectors::new(4);
     vectors.signal(1);
     vectors.signal(9);
     assert_eq!(vectors.pending(0), 0b10);
     let (ours, theirs) = pair();
     vectors.set(ASSIGN, 1, 1, &[], vec![theirs]).unwrap();
     assert_eq!((count(&ours), vectors.pending(0)), (1, 0));
-    vectors.set(irq_set::DATA_NONE | irq_set::MASK, 0, 4, &[], vec![]).unwrap();
+    vectors.set(VfioIrqSet::DATA_NONE | VfioIrqSet::MASK, 0, 4, &[], vec![]).unwrap();
     vectors.signal(1);
     assert_eq!(count(&ours), 0);
-    vectors.set(irq_set::DATA_BOOL | irq_set::UNMASK, 0, 4, &[0, 1, 0, 0], vec![]).unwrap();
+    vectors.set(VfioIrqSet::DATA_BOOL | VfioIrqSet::UNMASK, 0, 4, &[0, 1, 0, 0], vec![]).unwrap();
     assert_eq!(count(&ours), 1);
     vectors.set(ASSIGN, 1, 1, &[], vec![]).unwrap();
     vectors.signal(1);
     assert_eq!((count(&ours), vectors.pending(0)), (0, 0b10));
     // All of them are taken away and given again.
-    vectors.set(irq_set::DATA_NONE | irq_set::TRIGGER, 0, 0, &[], vec![]).unwrap();
+    vectors.set(VfioIrqSet::DATA_NONE | VfioIrqSet::TRIGGER, 0, 0, &[], vec![]).unwrap();
     assert_eq!(vectors.pending(0), 0b10);
     vectors.set(ASSIGN, 1, 1, &[], vec![ours.try_clone().unwrap()]).unwrap();
     assert_eq!((count(&ours), vectors.pending(0)), (1, 0));
@@ -46,7 +45,7 @@ fn a_vector_that_nobody_hears_is_signalled_once_somebody_does() {
 
 #[test]
 fn what_can_not_be_a_vector_is_refused() {
-    let vectors = Vectors::new(4);
+    let vectors = InterruptVectors::new(4);
     let eventfds = |n: usize| (0..n).map(|_| pair().1).collect::<Vec<_>>();
     let pipe = rustix::pipe::pipe().unwrap().1;
     for (flags, start, count, fds) in [
@@ -54,9 +53,9 @@ fn what_can_not_be_a_vector_is_refused() {
         (ASSIGN, u32::MAX, 2, eventfds(2)),
         (ASSIGN, 0, 2, eventfds(1)),
         (ASSIGN, 0, 1, vec![pipe]),
-        (irq_set::DATA_EVENTFD | irq_set::MASK, 0, 1, eventfds(1)),
-        (irq_set::DATA_BOOL | irq_set::TRIGGER, 0, 1, vec![]),
-        (ASSIGN | irq_set::DATA_NONE, 0, 1, eventfds(1)),
+        (VfioIrqSet::DATA_EVENTFD | VfioIrqSet::MASK, 0, 1, eventfds(1)),
+        (VfioIrqSet::DATA_BOOL | VfioIrqSet::TRIGGER, 0, 1, vec![]),
+        (ASSIGN | VfioIrqSet::DATA_NONE, 0, 1, eventfds(1)),
         (0, 0, 1, vec![]),
     ] {
         assert_eq!(vectors.set(flags, start, count, &[], fds), Err(libc::EINVAL), "{flags:#x} {start}");
@@ -66,7 +65,7 @@ fn what_can_not_be_a_vector_is_refused() {
 // promise: GWY-3
 #[test]
 fn a_full_counter_holds_nobody_up_whatever_its_owner_makes_of_it() {
-    let vectors = std::sync::Arc::new(Vectors::new(1));
+    let vectors = std::sync::Arc::new(InterruptVectors::new(1));
     let (ours, theirs) = pair();
     vectors.set(ASSIGN, 0, 1, &[], vec![theirs]).unwrap();
     vectors.signal(0);

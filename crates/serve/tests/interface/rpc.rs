@@ -1,10 +1,11 @@
 //! The verbs over a gateway that only keeps its configuration: what is asked, how it is answered, what is refused.
 
 use forebay_model::Error;
-use forebay_serve::gateway::config::{Config, Controller, Namespace, Qos, Subsystem};
-use forebay_serve::gateway::rpc::client::{self, Asked};
-use forebay_serve::gateway::rpc::{answer, Control, Server, VERBS};
-use forebay_serve::gateway::stats::{ControllerState, ControllerStats, Stats};
+use forebay_serve::{
+    answer_rpc, call_gateway, parse_rpc, run_rpc, ControllerState, ControllerStats, GatewayConfig,
+    GatewayController, GatewayNamespace, GatewayStats, GatewaySubsystem, Qos, RpcControl, RpcRequest,
+    RpcServer, RPC_VERBS,
+};
 use serde_json::{json, Map, Value};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -16,30 +17,34 @@ use std::time::Duration;
 /// Keeps what it is told, and says what it is told.
 #[derive(Default)]
 struct Kept {
-    config: Mutex<Config>,
+    config: Mutex<GatewayConfig>,
     states: Mutex<BTreeMap<String, ControllerState>>,
 }
 
 impl Kept {
-    fn subsystem<T>(&self, nqn: &str, change: impl FnOnce(&mut Subsystem) -> T) -> Result<T, Error> {
+    fn subsystem<T>(&self, nqn: &str, change: impl FnOnce(&mut GatewaySubsystem) -> T) -> Result<T, Error> {
         let mut config = self.config.lock().unwrap();
         let found = config.subsystems.iter_mut().find(|s| s.nqn == nqn);
         found.map(change).ok_or_else(|| Error::request(nqn, "there is no such subsystem", "another"))
     }
 
-    fn controller<T>(&self, name: &str, change: impl FnOnce(&mut Controller) -> T) -> Result<T, Error> {
+    fn controller<T>(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut GatewayController) -> T,
+    ) -> Result<T, Error> {
         let mut config = self.config.lock().unwrap();
         let found = config.subsystems.iter_mut().flat_map(|s| &mut s.controllers).find(|c| c.name == name);
         found.map(change).ok_or_else(|| Error::request(name, "there is no such controller", "another"))
     }
 }
 
-impl Control for Kept {
-    fn config(&self) -> Config {
+impl RpcControl for Kept {
+    fn config(&self) -> GatewayConfig {
         self.config.lock().unwrap().clone()
     }
 
-    fn stats(&self) -> Stats {
+    fn stats(&self) -> GatewayStats {
         let states = self.states.lock().unwrap();
         let config = self.config();
         let controllers = config.controllers().map(|(s, c)| ControllerStats {
@@ -49,10 +54,10 @@ impl Control for Kept {
             namespaces: c.namespaces.clone().unwrap_or_default(),
             ..ControllerStats::default()
         });
-        Stats { controllers: controllers.collect(), ..Stats::default() }
+        GatewayStats { controllers: controllers.collect(), ..GatewayStats::default() }
     }
 
-    fn subsystem_create(&self, subsystem: &Subsystem) -> Result<(), Error> {
+    fn subsystem_create(&self, subsystem: &GatewaySubsystem) -> Result<(), Error> {
         self.config.lock().unwrap().subsystems.push(subsystem.clone());
         Ok(())
     }
@@ -65,10 +70,10 @@ impl Control for Kept {
         Ok(())
     }
 
-    fn namespace_create(&self, nqn: &str, namespace: &Namespace) -> Result<u32, Error> {
+    fn namespace_create(&self, nqn: &str, namespace: &GatewayNamespace) -> Result<u32, Error> {
         self.subsystem(nqn, |s| {
             let nsid = if namespace.nsid == 0 { s.namespaces.len() as u32 + 1 } else { namespace.nsid };
-            s.namespaces.push(Namespace { nsid, ..namespace.clone() });
+            s.namespaces.push(GatewayNamespace { nsid, ..namespace.clone() });
             nsid
         })
     }
@@ -77,7 +82,7 @@ impl Control for Kept {
         self.subsystem(nqn, |s| s.namespaces.retain(|n| n.nsid != nsid))
     }
 
-    fn namespace_set_source(&self, nqn: &str, nsid: u32, new: &Namespace) -> Result<(), Error> {
+    fn namespace_set_source(&self, nqn: &str, nsid: u32, new: &GatewayNamespace) -> Result<(), Error> {
         self.subsystem(nqn, |s| {
             s.namespaces.iter_mut().filter(|n| n.nsid == nsid).for_each(|n| *n = new.clone());
         })
@@ -89,7 +94,7 @@ impl Control for Kept {
         })
     }
 
-    fn controller_create(&self, nqn: &str, controller: &Controller) -> Result<(), Error> {
+    fn controller_create(&self, nqn: &str, controller: &GatewayController) -> Result<(), Error> {
         self.subsystem(nqn, |s| s.controllers.push(controller.clone()))
     }
 
@@ -131,12 +136,12 @@ fn words(line: &str) -> Vec<String> {
 }
 
 /// As a command line would have it, without the socket.
-fn said(control: &dyn Control, line: &str) -> Result<Value, Error> {
-    let Asked::Call { method, params, .. } = client::parse(&words(line))? else {
+fn said(control: &dyn RpcControl, line: &str) -> Result<Value, Error> {
+    let RpcRequest::Call { method, params, .. } = parse_rpc(&words(line))? else {
         panic!("{line} asks for help")
     };
     let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
-    let mut answer = answer(request.to_string().as_bytes(), control).unwrap();
+    let mut answer = answer_rpc(request.to_string().as_bytes(), control).unwrap();
     match answer.get_mut("result") {
         Some(result) => Ok(result.take()),
         None => Err(serde_json::from_value(answer["error"]["data"].take()).unwrap()),
@@ -181,7 +186,7 @@ fn a_script_of_snap_runs_as_it_is() {
     said(&gateway, "nvme_controller_destroy -c SnapCtrl0 --force").unwrap();
     said(&gateway, &format!("nvme_namespace_destroy --nqn {NQN} --nsid 1")).unwrap();
     said(&gateway, &format!("nvme_subsystem_destroy --nqn {NQN}")).unwrap();
-    assert_eq!(gateway.config(), Config::default());
+    assert_eq!(gateway.config(), GatewayConfig::default());
 }
 
 // promise: SNP-2
@@ -200,7 +205,7 @@ fn limits_and_sources_change_while_it_runs() {
     said(&gateway, &format!("nvme_namespace_set_source --nqn {NQN} --nsid=1 --source nil:?size=2g")).unwrap();
     assert_eq!((&*now().source, now().writable), ("nil:?size=2g", true));
     let config = said(&gateway, "snap_config_get").unwrap();
-    let again = Config::from_json(&config.to_string()).unwrap();
+    let again = GatewayConfig::from_json(&config.to_string()).unwrap();
     assert_eq!(again.subsystems[0].namespaces, gateway.config().subsystems[0].namespaces);
 }
 
@@ -259,14 +264,14 @@ fn what_is_wrong_is_named_and_changes_nothing() {
     }
     assert_eq!(gateway.config(), before);
     said(&gateway, &format!("nvme_subsystem_destroy --nqn {NQN} --force")).unwrap();
-    assert_eq!(gateway.config(), Config::default());
+    assert_eq!(gateway.config(), GatewayConfig::default());
 }
 
 // promise: SNP-2
 #[test]
 fn answers_are_those_of_json_rpc() {
     let gateway = Kept::default();
-    let sent = |text: &str| answer(text.as_bytes(), &gateway);
+    let sent = |text: &str| answer_rpc(text.as_bytes(), &gateway);
     let code = |text: &str| sent(text).unwrap()["error"]["code"].as_i64().unwrap();
     assert_eq!(code("{"), -32700);
     assert_eq!(code("[]"), -32600);
@@ -289,7 +294,7 @@ fn answers_are_those_of_json_rpc() {
     assert_eq!(sent(r#"{"jsonrpc":"2.0","method":"snap_config_get"}"#), None, "a notification");
     let named = sent(r#"{"jsonrpc":"2.0","method":"rpc_get_methods","id":"x"}"#).unwrap();
     assert_eq!(named["id"], "x");
-    assert_eq!(named["result"].as_array().unwrap().len(), VERBS.len());
+    assert_eq!(named["result"].as_array().unwrap().len(), RPC_VERBS.len());
     let batch = r#"[1,{"jsonrpc":"2.0","method":"nvme_subsystem_list","params":null,"id":7},{"jsonrpc":"2.0","method":"snap_config_get"}]"#;
     let answers = sent(batch).unwrap();
     assert_eq!(answers.as_array().unwrap().len(), 2);
@@ -302,10 +307,10 @@ fn answers_are_those_of_json_rpc() {
 
 #[test]
 fn help_names_every_verb_and_flag() {
-    let Asked::Help(all) = client::parse(&[]).unwrap() else { panic!() };
-    assert!(VERBS.iter().all(|v| all.contains(v.name)));
-    for verb in VERBS {
-        let Asked::Help(one) = client::parse(&words(&format!("{} --help", verb.name))).unwrap() else {
+    let RpcRequest::Help(all) = parse_rpc(&[]).unwrap() else { panic!() };
+    assert!(RPC_VERBS.iter().all(|v| all.contains(v.name)));
+    for verb in RPC_VERBS {
+        let RpcRequest::Help(one) = parse_rpc(&words(&format!("{} --help", verb.name))).unwrap() else {
             panic!()
         };
         assert!(verb.parameters.iter().all(|p| one.contains(&p.flag())), "{one}");
@@ -320,7 +325,7 @@ fn help_names_every_verb_and_flag() {
 
 struct Rig {
     gateway: Arc<Kept>,
-    server: Option<Server>,
+    server: Option<RpcServer>,
     path: PathBuf,
     _dir: tempfile::TempDir,
 }
@@ -330,12 +335,12 @@ impl Rig {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("snap.sock");
         let gateway = Arc::new(Kept::default());
-        let server = Some(Server::start(&path, gateway.clone()).unwrap());
+        let server = Some(RpcServer::start(&path, gateway.clone()).unwrap());
         Rig { gateway, server, path, _dir: dir }
     }
 
     fn call(&self, method: &str) -> Result<Value, Error> {
-        client::call(&self.path, method, &Map::new())
+        call_gateway(&self.path, method, &Map::new())
     }
 
     /// Returns the answer to `bytes`, until the server closes.
@@ -355,12 +360,12 @@ fn a_client_asks_and_is_answered_and_the_socket_goes_with_its_server() {
     let mut rig = Rig::new();
     let mut params = Map::new();
     params.insert("nqn".into(), NQN.into());
-    client::call(&rig.path, "nvme_subsystem_create", &params).unwrap();
+    call_gateway(&rig.path, "nvme_subsystem_create", &params).unwrap();
     assert_eq!(rig.gateway.config().subsystems[0].nqn, NQN);
-    let refused = client::call(&rig.path, "nvme_subsystem_create", &Map::new()).unwrap_err();
+    let refused = call_gateway(&rig.path, "nvme_subsystem_create", &Map::new()).unwrap_err();
     assert_eq!((refused.kind, &*refused.found), (forebay_model::Kind::Request, "is missing"));
     let listed =
-        client::run(&words(&format!("-s {} nvme_subsystem_list", rig.path.display())), &mut || true).unwrap();
+        run_rpc(&words(&format!("-s {} nvme_subsystem_list", rig.path.display())), &mut || true).unwrap();
     assert!(listed.starts_with("[\n") && listed.contains(NQN), "{listed}");
     assert_eq!(rig.call("none").unwrap_err().kind, forebay_model::Kind::Request);
     drop(rig.server.take());
@@ -395,7 +400,12 @@ fn nonsense_ends_its_connection_and_no_other() {
 #[test]
 fn idle_clients_make_room_and_a_crowd_that_is_busy_is_told_so() {
     let rig = Rig::new();
-    rig.gateway.config.lock().unwrap().subsystems.push(Subsystem { nqn: NQN.into(), ..Default::default() });
+    rig.gateway
+        .config
+        .lock()
+        .unwrap()
+        .subsystems
+        .push(GatewaySubsystem { nqn: NQN.into(), ..Default::default() });
     let sent = |mut client: UnixStream, method: &str| {
         let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": { "ctrl": "a" } });
         client.write_all(request.to_string().as_bytes()).map(|()| client)

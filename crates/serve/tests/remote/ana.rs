@@ -3,8 +3,7 @@
 use super::worker;
 use forebay_io::queue::Op;
 use forebay_rigs::worker::{content, Rig, LONG};
-use forebay_serve::target::config::Ana;
-use forebay_serve::target::{Config, Server};
+use forebay_serve::{Ana, TargetConfig, TargetServer};
 use forebay_storage::source::nvme_tcp::{Options, Remote};
 use forebay_storage::source::Uri;
 use std::sync::atomic::Ordering;
@@ -17,17 +16,17 @@ const LEN: u32 = 4096;
 /// Reads in a row that must all have gone the way that is meant.
 const READS: u64 = 16;
 
-fn serve(path: &str) -> Server {
+fn serve(path: &str) -> TargetServer {
     let text = format!(
         "listen = [\"{}:0\", \"{}:0\"]\nthreads = 1\nbuffers = \"16m\"\n\
          [[subsystems]]\nnqn = \"{NQN}\"\nallow_any_host = true\n\
          [[subsystems.namespaces]]\nsource = \"{path}\"\n",
         HERE[0], HERE[1]
     );
-    Server::start(Config::from_toml(&text).unwrap(), Box::new(|_| {})).unwrap()
+    TargetServer::start(TargetConfig::from_toml(&text).unwrap(), Box::new(|_| {})).unwrap()
 }
 
-fn set(server: &Server, states: [&str; 2]) {
+fn set(server: &TargetServer, states: [&str; 2]) {
     let ana =
         |(address, state): (&str, &str)| Ana { group: None, address: address.into(), state: state.into() };
     server.set_ana(NQN, &HERE.into_iter().zip(states).map(ana).collect::<Vec<_>>()).unwrap();

@@ -8,7 +8,7 @@ use forebay_nvme::log::{lid, AnaLog, AnaState};
 use forebay_nvme::nvm;
 use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::tcp::host::Data;
-use forebay_serve::target::config::Ana;
+use forebay_serve::Ana;
 use std::collections::BTreeMap;
 
 const FAR: &str = "127.0.0.2";

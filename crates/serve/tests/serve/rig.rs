@@ -1,6 +1,6 @@
 //! A server over a file of known content, on a free port.
 
-use forebay_serve::target::{Config, Entry, Server};
+use forebay_serve::{LogEntry, TargetConfig, TargetServer};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -11,8 +11,8 @@ use tempfile::TempDir;
 pub const LONG: Duration = Duration::from_secs(60);
 
 pub struct Rig {
-    pub server: Server,
-    pub said: Arc<Mutex<Vec<Entry>>>,
+    pub server: TargetServer,
+    pub said: Arc<Mutex<Vec<LogEntry>>>,
     dir: Option<TempDir>,
 }
 
@@ -44,15 +44,15 @@ impl Rig {
     }
 
     pub fn of(text: &str) -> Rig {
-        let said: Arc<Mutex<Vec<Entry>>> = Arc::default();
+        let said: Arc<Mutex<Vec<LogEntry>>> = Arc::default();
         let heard = said.clone();
-        let sink = Box::new(move |entry: &Entry| {
+        let sink = Box::new(move |entry: &LogEntry| {
             if std::env::var_os("FOREBAY_TEST_LOG").is_some() {
                 eprintln!("{}", entry.to_line());
             }
             heard.lock().unwrap().push(entry.clone());
         });
-        let server = Server::start(Config::from_toml(text).unwrap(), sink).unwrap();
+        let server = TargetServer::start(TargetConfig::from_toml(text).unwrap(), sink).unwrap();
         Rig { server, said, dir: None }
     }
 

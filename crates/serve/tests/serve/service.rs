@@ -10,7 +10,7 @@ use forebay_nvme::nvm;
 use forebay_nvme::status::Code;
 use forebay_nvme::transport::tcp::host::Data;
 use forebay_nvme::transport::tcp::pdu::{kind, CapsuleCmd, CommonHeader};
-use forebay_serve::target::config::Namespace;
+use forebay_serve::Namespace;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};

@@ -5,7 +5,7 @@ use crate::gateway::controller_shared::ControllerShared;
 use crate::gateway::handed::Bytes;
 use crate::gateway::shm;
 use crate::gateway::vfio_user::config_space::{self, ConfigSpace, Names, Written};
-use crate::gateway::vfio_user::message::{self, region, Access, RegionInfo};
+use crate::gateway::vfio_user::message::{self, Access, Region, RegionInfo};
 use forebay_nvme::transport::pcie::device::Device;
 use forebay_nvme::transport::pcie::registers::{Doorbell, DOORBELLS};
 use std::sync::Arc;
@@ -36,10 +36,10 @@ impl PciFunction {
     pub(super) fn region_info(&self, argsz: u32, index: u32) -> Answer {
         let doorbells = self.shared.is_polled().then_some((DOORBELLS, shm::PAGE_BYTES));
         let info = match index {
-            region::BAR0 => RegionInfo { bytes: shm::BAR0_BYTES, mapped: doorbells },
-            region::BAR4 => RegionInfo { bytes: config_space::BAR4_BYTES, mapped: None },
-            region::CONFIG => RegionInfo { bytes: config_space::BYTES as u64, mapped: None },
-            index if index < region::COUNT => RegionInfo::default(),
+            Region::BAR0 => RegionInfo { bytes: shm::BAR0_BYTES, mapped: doorbells },
+            Region::BAR4 => RegionInfo { bytes: config_space::BAR4_BYTES, mapped: None },
+            Region::CONFIG => RegionInfo { bytes: config_space::BYTES as u64, mapped: None },
+            index if index < Region::COUNT => RegionInfo::default(),
             _ => return Answer::Refused(libc::EINVAL),
         };
         match info.answer(index, argsz) {
@@ -50,8 +50,8 @@ impl PciFunction {
 
     /// Returns the eventfds of BAR 0: one for each doorbell, that of the worker which will own the queue.
     pub(super) fn region_io_fds(&self, argsz: u32, index: u32, worker_of: impl Fn(u16) -> usize) -> Answer {
-        if index != region::BAR0 {
-            return Answer::Refused(if index < region::COUNT { libc::ENOTSUP } else { libc::EINVAL });
+        if index != Region::BAR0 {
+            return Answer::Refused(if index < Region::COUNT { libc::ENOTSUP } else { libc::EINVAL });
         }
         let queues = self.shared.vectors.count() as u16 - 1;
         let all = (1..=queues).flat_map(|qid| {
@@ -65,22 +65,22 @@ impl PciFunction {
 
     pub(super) fn read(&self, access: Access, device: &Device) -> Answer {
         let bytes = match access.region {
-            region::BAR0 => shm::BAR0_BYTES,
-            region::BAR4 => config_space::BAR4_BYTES,
-            region::CONFIG => config_space::BYTES as u64,
+            Region::BAR0 => shm::BAR0_BYTES,
+            Region::BAR4 => config_space::BAR4_BYTES,
+            Region::CONFIG => config_space::BYTES as u64,
             _ => 0,
         };
         // `Access` has seen that the sum doesn't overflow.
         if access.offset + u64::from(access.count) > bytes {
             return Answer::Refused(libc::EINVAL);
         }
-        let mut answer = message::accessed(access);
+        let mut answer = message::access_answer(access);
         let head = answer.0.len();
         answer.0.resize(head + access.count as usize, 0);
         let into = &mut answer.0[head..];
         match access.region {
-            region::BAR0 => device.read(access.offset, into),
-            region::BAR4 => self.read_msix(access.offset, into),
+            Region::BAR0 => device.read(access.offset, into),
+            Region::BAR4 => self.read_msix(access.offset, into),
             _ => self.space.read(access.offset, into),
         }
         Answer::Payload(answer.0)

@@ -10,7 +10,7 @@ use crate::gateway::io_queue::Taken;
 use crate::gateway::shm;
 use crate::gateway::supervisor::link::Arrived;
 use crate::gateway::supervisor::Ends;
-use crate::gateway::vfio_user::message::{region, Request};
+use crate::gateway::vfio_user::message::{Region, Request};
 use crate::gateway::vfio_user::socket::Ended;
 use crate::gateway::worker::WorkerMessage;
 use crate::target::log::Level;
@@ -329,7 +329,7 @@ fn changes_nothing(request: &Result<Request, i32>) -> bool {
     match request {
         Ok(Request::RegionWrite(access, _)) => {
             // From the first I/O queue's on: the admin queue's are registers like others.
-            access.region == region::BAR0 && access.offset >= DOORBELLS + 8
+            access.region == Region::BAR0 && access.offset >= DOORBELLS + 8
         }
         Ok(
             Request::RegionRead(_)

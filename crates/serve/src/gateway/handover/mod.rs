@@ -8,7 +8,7 @@
 //! it serves, and carries out what was withdrawn. Until that word the old one goes on as if nothing had been, whatever fails.
 
 pub(crate) mod state;
-pub mod wire;
+pub(crate) mod wire;
 
 use serde::{Deserialize, Serialize};
 

@@ -85,7 +85,7 @@ impl Line {
     /// `Run`: the other end is gone, says nothing in time, or something else; what it says with `Message::Over`.
     pub fn receive(&mut self) -> Result<(Message, Vec<OwnedFd>), Error> {
         let (text, fds) = self.receive_text()?;
-        match parse(&text)? {
+        match parse_handover(&text)? {
             Message::Over(error) => Err(error),
             message => Ok((message, fds)),
         }
@@ -155,7 +155,7 @@ fn read_head(head: &[u8; HEAD_BYTES]) -> Option<(u64, u64)> {
 ///
 /// # Errors
 /// `Run`: it is none.
-pub fn parse(text: &[u8]) -> Result<Message, Error> {
+pub fn parse_handover(text: &[u8]) -> Result<Message, Error> {
     serde_json::from_slice(text).map_err(|e| broken(&format!("what came is no such message: {e}")))
 }
 

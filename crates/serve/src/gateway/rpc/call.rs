@@ -21,7 +21,7 @@ const TURN: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// `Machine`: no gateway listens there. `Run`: it ended, or took too long. Else what it answers, of its kind.
-pub fn call(path: &Path, method: &str, params: &Map<String, Value>) -> Result<Value, Error> {
+pub fn call_gateway(path: &Path, method: &str, params: &Map<String, Value>) -> Result<Value, Error> {
     call_while(path, method, params, &mut || true)
 }
 
@@ -29,7 +29,7 @@ pub fn call(path: &Path, method: &str, params: &Map<String, Value>) -> Result<Va
 ///
 /// # Errors
 /// Those of `call`; `Run`: it was told not to go on.
-pub fn call_while(
+pub(crate) fn call_while(
     path: &Path,
     method: &str,
     params: &Map<String, Value>,

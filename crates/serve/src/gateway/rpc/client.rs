@@ -1,7 +1,8 @@
 //! `forebay snap rpc`: words of a command line as one request, sent, and its answer.
 
 use super::arguments::{Kind, Parameter, Verb};
-pub use super::call::{call, call_while};
+pub use super::call::call_gateway;
+pub(crate) use super::call::call_while;
 use super::verbs::VERBS;
 use crate::gateway::config;
 use forebay_model::wording::nearest;
@@ -26,8 +27,8 @@ pub enum Asked {
 ///
 /// # Errors
 /// Those of `parse` and `call_while`.
-pub fn run(words: &[String], go_on: &mut dyn FnMut() -> bool) -> Result<String, Error> {
-    match parse(words)? {
+pub fn run_rpc(words: &[String], go_on: &mut dyn FnMut() -> bool) -> Result<String, Error> {
+    match parse_rpc(words)? {
         Asked::Help(text) => Ok(text),
         Asked::Call { socket, method, params } => {
             let path = config::rpc_path(socket.as_deref()).ok_or_else(|| {
@@ -43,7 +44,7 @@ pub fn run(words: &[String], go_on: &mut dyn FnMut() -> bool) -> Result<String, 
 ///
 /// # Errors
 /// `Request`: no such verb or flag, a value that is missing or no number.
-pub fn parse(words: &[String]) -> Result<Asked, Error> {
+pub fn parse_rpc(words: &[String]) -> Result<Asked, Error> {
     let (socket, words) = socket_of(words)?;
     let Some((method, rest)) = words.split_first() else { return Ok(Asked::Help(overview())) };
     if ["--help", "-h", "help"].contains(&method.as_str()) {
@@ -181,7 +182,7 @@ fn spelled(parameter: &Parameter) -> String {
 }
 
 /// Every flag of a verb, as a command line has them.
-pub fn flags(verb: &Verb) -> Vec<String> {
+pub fn rpc_flags(verb: &Verb) -> Vec<String> {
     let of = |p: &Parameter| {
         let short = p.also.iter().filter(|a| a.starts_with('-')).map(ToString::to_string);
         let long = p.also.iter().filter(|a| !a.starts_with('-')).map(|a| format!("--{a}"));

@@ -18,7 +18,7 @@ const MACHINE: i64 = -32003;
 const RUN: i64 = -32004;
 
 /// Executes what a document asks for. None: it asked for no answer (a notification).
-pub fn answer(document: &[u8], control: &dyn Control) -> Option<Value> {
+pub fn answer_rpc(document: &[u8], control: &dyn Control) -> Option<Value> {
     match serde_json::from_slice::<Value>(document) {
         Err(e) => Some(refusal(Value::Null, PARSE_ERROR, &format!("no JSON: {e}"), None)),
         Ok(Value::Array(batch)) if batch.is_empty() || batch.len() > BATCH_MAX => {

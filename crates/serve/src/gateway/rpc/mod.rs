@@ -7,7 +7,7 @@
 
 mod arguments;
 mod call;
-pub mod client;
+pub(crate) mod client;
 mod clients;
 mod frame;
 mod message;
@@ -15,10 +15,10 @@ mod server;
 mod show;
 mod verbs;
 
-pub use arguments::{Kind, Parameter, Verb};
 pub use frame::{Broken, Frames};
-pub use message::answer;
-pub use server::{Door, Server};
+pub use message::answer_rpc;
+pub(crate) use server::Door;
+pub use server::Server;
 pub use verbs::VERBS;
 
 use super::config::{Config, Controller, Namespace, Qos, Subsystem};

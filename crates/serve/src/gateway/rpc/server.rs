@@ -170,7 +170,7 @@ fn serve(mut stream: &UnixStream, id: u64, shared: &Shared) {
         loop {
             match frames.take() {
                 Ok(Some(document)) => {
-                    let answer = message::answer(&document, &*shared.control);
+                    let answer = message::answer_rpc(&document, &*shared.control);
                     shared.note(&document, answer.as_ref());
                     if answer.is_some_and(|answer| say(stream, &answer).is_err()) {
                         return;

@@ -57,7 +57,7 @@ fn asking(path: PathBuf, socket: PathBuf) -> Result<Answer, Error> {
     let params = json!({ "socket": text, "format": FORMAT });
     let ask = move || -> Result<(), Error> {
         let params = params.as_object().cloned().unwrap_or_default();
-        client::call(&path, "snap_hand_over", &params).map(|_| ())
+        client::call_gateway(&path, "snap_hand_over", &params).map(|_| ())
     };
     std::thread::Builder::new().name("take-over".into()).spawn(ask).map_err(|e| broken(&e.to_string()))
 }

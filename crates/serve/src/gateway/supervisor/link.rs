@@ -29,7 +29,7 @@ const BESIDE_MAX: usize = 32 << 10;
 /// Longest state that is read.
 const STATE_BYTES_MAX: u64 = 64 << 20;
 
-pub struct Link {
+pub(crate) struct Link {
     line: Line,
     pub nqn: String,
     pub paper: Arc<Paper>,
@@ -47,7 +47,7 @@ pub struct Link {
 }
 
 /// Event of a client, as the controller's thread receives it.
-pub enum Arrived {
+pub(crate) enum Arrived {
     Client,
     Refused,
     Message(Message),
@@ -55,7 +55,7 @@ pub enum Arrived {
 }
 
 impl Link {
-    pub fn new(stream: UnixStream, nqn: &str, paper: Arc<Paper>) -> Result<Link, Error> {
+    pub(crate) fn new(stream: UnixStream, nqn: &str, paper: Arc<Paper>) -> Result<Link, Error> {
         Ok(Link {
             line: Line::new(stream, PATIENCE)?,
             nqn: nqn.into(),
@@ -73,7 +73,7 @@ impl Link {
     ///
     /// # Errors
     /// The supervisor is gone.
-    pub fn receive(&mut self) -> Result<Option<Arrived>, Error> {
+    pub(crate) fn receive(&mut self) -> Result<Option<Arrived>, Error> {
         if !is_readable(&self.line) {
             return Ok(None);
         }

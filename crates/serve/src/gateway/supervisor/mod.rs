@@ -19,8 +19,8 @@ mod run;
 pub(crate) mod shm;
 
 pub use child::Supervisor;
-pub use link::Link;
-pub use run::keep;
+pub(crate) use link::Link;
+pub use run::supervise;
 
 use super::handed::Bytes;
 use serde::{Deserialize, Serialize};

@@ -82,7 +82,7 @@ struct Keeping {
 ///
 /// # Errors
 /// `Run`: one after the other ended at once. `Machine`: no process, no descriptor.
-pub fn keep(words: Vec<OsString>, sink: Sink) -> Result<i32, Error> {
+pub fn supervise(words: Vec<OsString>, sink: Sink) -> Result<i32, Error> {
     keep_at(PACE, words, sink)
 }
 

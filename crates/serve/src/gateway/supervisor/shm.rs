@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Sheets of one controller. Pages that nobody wrote to take no memory.
 #[derive(Debug)]
-pub struct Paper {
+pub(crate) struct Paper {
     fd: OwnedFd,
     at: NonNull<AtomicU64>,
     /// Words of a sheet.
@@ -31,7 +31,7 @@ impl Paper {
     ///
     /// # Errors
     /// `Machine`: no descriptor, no memory.
-    pub fn new(queues: u16, entries: u16) -> Result<Paper, Error> {
+    pub(crate) fn new(queues: u16, entries: u16) -> Result<Paper, Error> {
         let make = || -> rustix::io::Result<OwnedFd> {
             let fd = memfd_create("forebay-queues", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
             ftruncate(&fd, bytes(queues, entries) as u64)?;
@@ -45,7 +45,7 @@ impl Paper {
     ///
     /// # Errors
     /// `Machine`: it isn't such a file, or can't be mapped.
-    pub fn adopt(fd: OwnedFd, queues: u16, entries: u16) -> Result<Paper, Error> {
+    pub(crate) fn adopt(fd: OwnedFd, queues: u16, entries: u16) -> Result<Paper, Error> {
         let len = bytes(queues, entries);
         let sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         if !sealed || fstat(&fd).map_or(0, |file| file.st_size as usize) < len {
@@ -62,12 +62,12 @@ impl Paper {
         Ok(Paper { fd, at, words: sheet(queues, entries), queues })
     }
 
-    pub fn fd(&self) -> &OwnedFd {
+    pub(crate) fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 
     /// A completion queue's.
-    pub fn book(self: &Arc<Paper>, cqid: u16) -> Book {
+    pub(crate) fn book(self: &Arc<Paper>, cqid: u16) -> Book {
         Book::new(Box::new(Sheet { all: self.clone(), at: usize::from(cqid) * self.words }), self.queues)
     }
 }

@@ -3,7 +3,7 @@
 
 use super::client::{Client, Driver, DATA};
 use super::{file, Rig};
-use crate::gateway::vfio_user::message::{irq, irq_set};
+use crate::gateway::vfio_user::message::{Irq, IrqSet};
 use forebay_nvme::nvm;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use std::os::fd::OwnedFd;
@@ -43,7 +43,7 @@ impl Interrupted {
     }
 
     fn set(&mut self, flags: u32, start: u32, count: u32, fds: &[&OwnedFd]) {
-        let words = [20, flags, irq::MSIX, start, count].map(u32::to_ne_bytes).concat();
+        let words = [20, flags, Irq::MSIX, start, count].map(u32::to_ne_bytes).concat();
         self.driver.client.call(8, &words, fds).unwrap();
     }
 
@@ -52,20 +52,20 @@ impl Interrupted {
         let fds: Vec<OwnedFd> = self.eventfds.iter().map(|fd| fd.try_clone().unwrap()).collect();
         for (start, some) in (0..).step_by(2).zip(fds.chunks(2)) {
             let some: Vec<&OwnedFd> = some.iter().collect();
-            self.set(irq_set::DATA_EVENTFD | irq_set::TRIGGER, start, some.len() as u32, &some);
+            self.set(IrqSet::DATA_EVENTFD | IrqSet::TRIGGER, start, some.len() as u32, &some);
         }
     }
 
     /// QEMU takes all vectors away and gives them again whenever its guest uses one more of them.
     fn resize(&mut self) {
-        self.set(irq_set::DATA_NONE | irq_set::TRIGGER, 0, 0, &[]);
+        self.set(IrqSet::DATA_NONE | IrqSet::TRIGGER, 0, 0, &[]);
         self.masked.fill(false);
         self.assign();
     }
 
     fn mask(&mut self, queue: usize, masked: bool) {
-        let action = if masked { irq_set::MASK } else { irq_set::UNMASK };
-        self.set(irq_set::DATA_NONE | action, queue as u32 + 1, 1, &[]);
+        let action = if masked { IrqSet::MASK } else { IrqSet::UNMASK };
+        self.set(IrqSet::DATA_NONE | action, queue as u32 + 1, 1, &[]);
         self.masked[queue] = masked;
     }
 

@@ -49,7 +49,7 @@ impl Rig {
         };
         let mut config = Config { threads: 2, subsystems: vec![subsystem], ..Config::default() };
         change(&mut config);
-        let sink = Box::new(|entry: &crate::target::Entry| eprintln!("{}", entry.to_line()));
+        let sink = Box::new(|entry: &crate::target::log::Entry| eprintln!("{}", entry.to_line()));
         Rig { gateway: Gateway::start(&config, sink).unwrap(), dir }
     }
 

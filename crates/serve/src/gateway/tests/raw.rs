@@ -155,7 +155,7 @@ fn an_arbitration_burst_limits_what_is_taken_of_a_queue_at_a_time() {
 // promise: GWY-11
 #[test]
 fn a_suspension_and_a_reset_at_once_both_end() {
-    let slow = |config: &mut crate::gateway::Config| {
+    let slow = |config: &mut crate::gateway::config::Config| {
         config.subsystems[0].namespaces[0].faults = Some("seed=1,delay_us=100000".into());
     };
     let rig = Rig::with(&["nil:?size=1g"], slow);
@@ -196,7 +196,7 @@ fn a_suspension_and_a_reset_at_once_both_end() {
 fn a_backend_that_fails_gives_statuses_and_the_drive_stays() {
     let dir = tempfile::tempdir().unwrap();
     let (path, content) = super::file(dir.path(), 1 << 20);
-    let failing = |config: &mut crate::gateway::Config| {
+    let failing = |config: &mut crate::gateway::config::Config| {
         config.subsystems[0].namespaces[0].faults = Some("seed=1,error=1".into());
     };
     let rig = Rig::with(&["nil:?size=1g", "nil:?size=1g", &path], failing);

@@ -1,6 +1,6 @@
 //! MSI-X vectors: an eventfd of the client for each, that any thread of the gateway signals.
 
-use super::message::irq_set;
+use super::message::IrqSet;
 use super::state::VectorState;
 use super::uring::Bell;
 use crate::gateway::handed::{broken, Given, Received};
@@ -84,18 +84,18 @@ impl Vectors {
     pub fn set(&self, flags: u32, start: u32, count: u32, data: &[u8], fds: Vec<OwnedFd>) -> Result<(), i32> {
         let end = start.checked_add(count).filter(|end| *end <= self.count()).ok_or(libc::EINVAL)?;
         let one = |bits: u32| bits.is_power_of_two();
-        if !one(flags & irq_set::DATA) || !one(flags & irq_set::ACTION) {
+        if !one(flags & IrqSet::DATA) || !one(flags & IrqSet::ACTION) {
             return Err(libc::EINVAL);
         }
-        match (flags & irq_set::DATA, flags & irq_set::ACTION) {
-            (irq_set::DATA_EVENTFD, irq_set::TRIGGER) => self.assign(start, end, fds),
+        match (flags & IrqSet::DATA, flags & IrqSet::ACTION) {
+            (IrqSet::DATA_EVENTFD, IrqSet::TRIGGER) => self.assign(start, end, fds),
             // As vfio has it: no vectors at all is an end to all of them.
-            (irq_set::DATA_NONE, irq_set::TRIGGER) if count == 0 => {
+            (IrqSet::DATA_NONE, IrqSet::TRIGGER) if count == 0 => {
                 self.disable();
                 Ok(())
             }
-            (irq_set::DATA_EVENTFD, _) => Err(libc::EINVAL),
-            (irq_set::DATA_BOOL, action) => {
+            (IrqSet::DATA_EVENTFD, _) => Err(libc::EINVAL),
+            (IrqSet::DATA_BOOL, action) => {
                 if data.len() < count as usize {
                     return Err(libc::EINVAL);
                 }
@@ -172,8 +172,8 @@ impl Vectors {
     fn act(&self, vector: u32, action: u32) {
         let Some(mut vector) = self.at(vector) else { return };
         match action {
-            irq_set::MASK => vector.masked = true,
-            irq_set::UNMASK => {
+            IrqSet::MASK => vector.masked = true,
+            IrqSet::UNMASK => {
                 vector.masked = false;
                 vector.release();
             }

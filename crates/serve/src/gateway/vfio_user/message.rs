@@ -20,7 +20,9 @@ mod flags {
 }
 
 /// Regions of a PCI function (linux/vfio.h, VFIO_PCI_*_REGION_INDEX).
-pub mod region {
+pub enum Region {}
+
+impl Region {
     pub const BAR0: u32 = 0;
     pub(crate) const BAR4: u32 = 4;
     pub const CONFIG: u32 = 7;
@@ -28,21 +30,25 @@ pub mod region {
 }
 
 /// Kinds of interrupts (linux/vfio.h, VFIO_PCI_*_IRQ_INDEX).
-pub mod irq {
-    pub const MSIX: u32 = 2;
-    pub const COUNT: u32 = 5;
+pub(crate) enum Irq {}
+
+impl Irq {
+    pub(crate) const MSIX: u32 = 2;
+    pub(crate) const COUNT: u32 = 5;
 }
 
 /// Effects of an entry of SET_IRQS (linux/vfio.h, VFIO_IRQ_SET_*).
-pub mod irq_set {
+pub enum IrqSet {}
+
+impl IrqSet {
     pub const DATA_NONE: u32 = 1 << 0;
     pub const DATA_BOOL: u32 = 1 << 1;
     pub const DATA_EVENTFD: u32 = 1 << 2;
     pub const MASK: u32 = 1 << 3;
     pub const UNMASK: u32 = 1 << 4;
     pub const TRIGGER: u32 = 1 << 5;
-    pub const DATA: u32 = DATA_NONE | DATA_BOOL | DATA_EVENTFD;
-    pub const ACTION: u32 = MASK | UNMASK | TRIGGER;
+    pub const DATA: u32 = Self::DATA_NONE | Self::DATA_BOOL | Self::DATA_EVENTFD;
+    pub const ACTION: u32 = Self::MASK | Self::UNMASK | Self::TRIGGER;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -298,7 +304,7 @@ pub(crate) fn device_info() -> Vec<u8> {
     const RESET: u32 = 1;
     const PCI: u32 = 2;
     let mut bytes = Bytes::default();
-    bytes.u32(16).u32(RESET | PCI).u32(region::COUNT).u32(irq::COUNT);
+    bytes.u32(16).u32(RESET | PCI).u32(Region::COUNT).u32(Irq::COUNT);
     bytes.0
 }
 
@@ -357,7 +363,7 @@ pub(crate) fn irq_info(index: u32, count: u32) -> Vec<u8> {
 }
 
 /// The head of the answer to an access: what was asked for, again.
-pub fn accessed(access: Access) -> Bytes {
+pub fn access_answer(access: Access) -> Bytes {
     let mut bytes = Bytes::with_capacity(16 + access.count as usize);
     bytes.u64(access.offset).u32(access.region).u32(access.count);
     bytes
@@ -401,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_write_has_as_much_data_as_it_says() {
-        let mut body = accessed(Access { region: 0, offset: 0x1000, count: 4 });
+        let mut body = access_answer(Access { region: 0, offset: 0x1000, count: 4 });
         body.u32(5);
         let access = Access { region: 0, offset: 0x1000, count: 4 };
         assert_eq!(Request::parse(&command(10), &body.0), Ok(Request::RegionWrite(access, &[5, 0, 0, 0])));

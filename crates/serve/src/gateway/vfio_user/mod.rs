@@ -1,8 +1,8 @@
 //! The vfio-user protocol, from the side of the device: what a client sends, and what of a PCI function it sees.
 
-pub mod config_space;
-pub mod interrupts;
-pub mod message;
+pub(crate) mod config_space;
+pub(crate) mod interrupts;
+pub(crate) mod message;
 pub(crate) mod socket;
 pub(crate) mod state;
 mod uring;

@@ -74,7 +74,7 @@ impl Drop for Listener {
 
 /// One message, whole.
 #[derive(Debug)]
-pub struct Message {
+pub(crate) struct Message {
     pub header: Header,
     pub body: Vec<u8>,
     pub fds: Vec<OwnedFd>,

@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 ///
 /// # Errors
 /// Kind `Request`: what is no TOML, has a field that is unknown, or a value of another kind.
-pub fn read_toml<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Error> {
+pub(crate) fn read_toml<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Error> {
     let asked = "the configuration";
     if text.len() > TEXT_BYTES_MAX {
         return Err(Error::request(asked, "is longer than 4 MiB", "fewer subsystems"));
@@ -24,7 +24,7 @@ pub fn read_toml<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Err
 }
 
 /// As `read_toml`, from JSON.
-pub fn read_json<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Error> {
+pub(crate) fn read_json<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Error> {
     serde_json::from_str(text).map_err(|e| {
         let found = e.to_string();
         Error::request("the configuration", &found, field_meant(&found, fields))
@@ -38,7 +38,7 @@ fn field_meant(found: &str, fields: &str) -> String {
     near.map_or_else(|| format!("{fields} for its fields"), |name| format!("{name}; {fields} for its fields"))
 }
 
-pub fn different_nqns<'a>(nqns: impl Iterator<Item = &'a str>) -> Result<(), Error> {
+pub(crate) fn different_nqns<'a>(nqns: impl Iterator<Item = &'a str>) -> Result<(), Error> {
     let mut seen = BTreeSet::new();
     for nqn in nqns {
         if !seen.insert(nqn) {
@@ -49,7 +49,7 @@ pub fn different_nqns<'a>(nqns: impl Iterator<Item = &'a str>) -> Result<(), Err
 }
 
 /// All nsids of a subsystem's namespaces.
-pub fn different_nsids(nqn: &str, nsids: impl Iterator<Item = u32>) -> Result<BTreeSet<u32>, Error> {
+pub(crate) fn different_nsids(nqn: &str, nsids: impl Iterator<Item = u32>) -> Result<BTreeSet<u32>, Error> {
     let mut seen = BTreeSet::new();
     for nsid in nsids {
         if !seen.insert(nsid) {
@@ -80,12 +80,12 @@ pub(crate) fn address(field: &str, text: &str, ip: IpAddr, port: u16) -> Result<
 }
 
 /// Returns the address of the metrics: a port is one of the loopback interface.
-pub fn metrics_address(text: Option<&str>) -> Result<Option<SocketAddr>, Error> {
+pub(crate) fn metrics_address(text: Option<&str>) -> Result<Option<SocketAddr>, Error> {
     let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
     text.map(|text| address("metrics", text, loopback, 0)).transpose()
 }
 
-pub fn check_nqn(field: &str, nqn: &str) -> Result<(), Error> {
+pub(crate) fn check_nqn(field: &str, nqn: &str) -> Result<(), Error> {
     let wrong = |found: &str| {
         let next = "nqn.2014-08.org.nvmexpress:uuid:… or nqn.YYYY-MM.reverse.domain:name";
         Err(Error::request(format!("{field} = \"{nqn}\""), found, next))
@@ -98,7 +98,7 @@ pub fn check_nqn(field: &str, nqn: &str) -> Result<(), Error> {
     }
 }
 
-pub fn printable(nqn: &str, field: &str, text: &str, bytes_max: usize) -> Result<(), Error> {
+pub(crate) fn printable(nqn: &str, field: &str, text: &str, bytes_max: usize) -> Result<(), Error> {
     if text.len() <= bytes_max && text.bytes().all(|b| (0x20..0x7f).contains(&b)) {
         return Ok(());
     }
@@ -127,7 +127,7 @@ pub(crate) fn cpus(list: &str) -> Result<Vec<u32>, Error> {
     }
 }
 
-pub fn within(what: &str, value: u64, least: u64, most: u64) -> Result<(), Error> {
+pub(crate) fn within(what: &str, value: u64, least: u64, most: u64) -> Result<(), Error> {
     if (least..=most).contains(&value) {
         return Ok(());
     }
@@ -144,7 +144,7 @@ pub(super) fn seconds(what: &str, value: f64, least: f64, most: f64) -> Result<(
 /// A good configuration in which the first of each three is replaced by the second must be refused, by an error that
 /// holds the third.
 #[cfg(test)]
-pub fn assert_each_is_named<C: std::fmt::Debug>(
+pub(crate) fn assert_each_is_named<C: std::fmt::Debug>(
     good: &str,
     read: fn(&str) -> Result<C, Error>,
     edits: &[(&str, &str, &str)],

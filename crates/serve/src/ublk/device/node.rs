@@ -135,7 +135,7 @@ pub(super) fn stopped(kernel: &mut dyn Control, id: u32, within: Duration) -> Re
 ///
 /// # Errors
 /// `Request`: there is none, a process serves it, or something uses it and `force` isn't given.
-pub fn delete(id: u32, force: bool) -> Result<(), Error> {
+pub fn delete_ublk(id: u32, force: bool) -> Result<(), Error> {
     let mut kernel = Kernel::open()?;
     let device = PathBuf::from(format!("/dev/ublkb{id}"));
     let shown = device.display().to_string();
