@@ -75,7 +75,7 @@ def name(found: dict[str, Any]) -> str:
     script, _, flags = found["command"].partition(".py")
     only = re.search(r"--only ('[^']*'|\"[^\"]*\"|\S+)", flags)
     scenarios = re.search(r"--scenarios (\S+)", flags)
-    chosen = [found[1] for found in (only, scenarios) if found]
+    chosen = [found[1] for found in (only, scenarios) if found] + ["before"] * ("--before" in flags)
     parts = [script.rsplit("/", 1)[-1], kind(found["machine"]), *chosen]
     return "-".join(re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in parts if part) + ".json"
 

@@ -414,6 +414,10 @@ def command_line(options: argparse.Namespace) -> str:
         command += f" --threads {options.threads}"
     if getattr(options, "gpu", None) is True:
         command += " --gpu"
+    if getattr(options, "before", None):
+        command += " --before PROGRAM"
+    if getattr(options, "trace", None):
+        command += " --trace FILE"
     if getattr(options, "only", None):
         command += f" --only {shlex.quote(options.only)}"
     return command + getattr(options, "more", "")
