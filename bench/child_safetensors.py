@@ -1,18 +1,25 @@
 """Loaders of safetensors, as bench/child.py asks them: `child_safetensors.py LOADER FILE`, of LOADERS.
 
-A run loads every tensor of the file into the GPU and lets go of them afterwards. A request to fastsafetensors may
-hold `threads` and `gds` (0: its own bounce; 1: cuFile), one to InstantTensor `buffered` (1: through the page cache).
+A run loads every tensor of the file into the GPU and lets go of them afterwards; `disk` reads the file past the page cache into
+host memory, and no further. A request to fastsafetensors may hold `threads` and `gds` (0: its own bounce; 1: cuFile), one to
+InstantTensor `buffered` (1: through the page cache).
 """
 
 from __future__ import annotations
 
+import functools
+import mmap
+import os
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from child import Answer, repeated, serve
 
 Run = Callable[[dict[str, Any]], Answer]
+# Reads of the disk at a time, and their size.
+DISK_THREADS, DISK_BYTES = 16, 4 << 20
 
 
 def total(tensors: Any) -> int:
@@ -78,13 +85,33 @@ def streamed(path: str) -> Run:
     return lambda request: repeated(once, request["seconds"])
 
 
-LOADERS = {"safetensors": plain, "fastsafetensors": fast, "instanttensor": instant, "runai": streamed}
+def disk(path: str) -> Run:
+    held = mmap.mmap(-1, DISK_THREADS * DISK_BYTES)
+    pool = ThreadPoolExecutor(DISK_THREADS)
+    bytes = os.path.getsize(path)
+
+    def part(fd: int, thread: int) -> int:
+        to = memoryview(held)[thread * DISK_BYTES : (thread + 1) * DISK_BYTES]
+        return sum(os.preadv(fd, [to], at) for at in range(thread * DISK_BYTES, bytes, DISK_THREADS * DISK_BYTES))
+
+    def once() -> int:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        try:
+            return sum(pool.map(functools.partial(part, fd), range(DISK_THREADS)))
+        finally:
+            os.close(fd)
+
+    return lambda request: repeated(once, request["seconds"])
+
+
+LOADERS = {"safetensors": plain, "fastsafetensors": fast, "instanttensor": instant, "runai": streamed, "disk": disk}
 
 
 def prepare(arguments: Sequence[str]) -> Run:
-    import torch
+    if arguments[0] != "disk":
+        import torch
 
-    torch.empty(1, device="cuda:0")
+        torch.empty(1, device="cuda:0")
     run = LOADERS[arguments[0]](arguments[1])
     run({"seconds": 0.0})
     return run

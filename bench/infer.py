@@ -374,7 +374,7 @@ class Bench:
                 row = self.measured(name, "coldstart", "Offline", None, None, cache=cache)
                 return float(row["load_bytes"] / GIB / (row["coldstart"]["read_s"] + row["coldstart"]["allocate_s"]))
 
-            for cache in ("warm", "cold"):
+            for cache in self.options.caches.split(","):
                 others = infer_starts.children(file)
                 with closing(*others.values()):
                     key = ["beside", name, cache, self.options.rounds]
@@ -734,6 +734,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0", help="where they run")
     parser.add_argument("--scenarios", default="Offline,Server", help="of the samples in memory, separated by commas")
     parser.add_argument("--parts", default="", help="which of them, separated by commas; all")
+    parser.add_argument("--caches", default="warm,cold", help="of cold starts beside other loaders, separated by commas")
     parser.add_argument("--kinds", default="", help="kinds of drives, separated by commas (d7-ps1010)")
     parser.add_argument("--drives", default="", help="how many of them, separated by commas (1,8 on a GPU, else 1,2,4,8)")
     parser.add_argument("--batch-size", type=int, help="of models of a configuration: samples, or queries at a time")
@@ -746,9 +747,10 @@ def main() -> int:
     parser.add_argument("--checked", type=int, default=1024, help="samples whose answers are compared")
     options = parser.parse_args()
     scenarios = options.scenarios if options.scenarios != parser.get_default("scenarios") else ""
+    caches = options.caches if options.caches != parser.get_default("caches") else ""
     own = (
         ("drives", options.drives), ("scenarios", scenarios), ("batch-size", options.batch_size), ("samples", options.samples),
-        ("parts", options.parts), ("kinds", options.kinds), ("rate", options.rate),
+        ("parts", options.parts), ("kinds", options.kinds), ("rate", options.rate), ("caches", caches),
     )  # fmt: skip
     options.more = "".join(f" --{flag} {value}" for flag, value in own if value)
     # Whatever ends it keeps what was measured.

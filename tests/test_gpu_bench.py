@@ -423,7 +423,7 @@ class Loads:
 def test_cold_starts_stand_beside_the_loaders_that_are_installed(tmp_path: Path) -> None:
     """Of one that isn't, the reason; the best of the others is the measure, and the link where the file is cached."""
     (tmp_path / "w").write_bytes(b"weights")
-    names = ("InstantTensor", "Run:ai's streamer", "fastsafetensors", "safetensors", infer_starts.LINK)
+    names = ("InstantTensor", "Run:ai's streamer", "fastsafetensors", "safetensors", infer_starts.LINK, infer_starts.DISK)
     assert set(infer_starts.children(tmp_path / "w")) == set(names)
 
     def measured(ours: float) -> tuple[list[str], dict[str, bool], list[str]]:
@@ -431,16 +431,17 @@ def test_cold_starts_stand_beside_the_loaders_that_are_installed(tmp_path: Path)
         bounds: dict[str, bool] = {}
         found = []
         for cache in ("warm", "cold"):
-            others = dict(zip(names, map(Loads, (None, 8.0, 10.0, 2.0, 20.0)), strict=True))
+            others = dict(zip(names, map(Loads, (None, 8.0, 10.0, 2.0, 20.0, 19.5)), strict=True))
             found.append(infer_starts.rates(lambda _: ours, others, tmp_path / "w", cache, 3))
-            # One that can't run is asked once with each of its settings; the link is of a cached file alone.
-            assert [others[name].asked for name in (names[0], names[4])] == [2, 3 if cache == "warm" else 0]
+            # One that can't run is asked once with each of its settings; the link is of a cached file alone, the disk of others.
+            asked = [others[name].asked for name in (names[0], *names[4:])]
+            assert asked == [2, 3 if cache == "warm" else 0, 3 if cache == "cold" else 0]
             assert found[-1]["settings"]["fastsafetensors"] == {"threads": 16, "gds": 0}
         lines = infer_starts.judge("m", found, lambda text, _, holds: bounds.update({text: holds}), told.append)
         return lines, bounds, told
 
     lines, bounds, told = measured(19.0)
-    assert list(bounds.values()) == [True, True, True] and all("fastsafetensors" in text for text in list(bounds)[:1])
+    assert list(bounds.values()) == [True] * 4 and all("fastsafetensors" in text for text in list(bounds)[:1])
     assert [text.count("left out: instanttensor isn't installed") for text in told] == [1, 1]
     assert len([line for line in lines if "safetensors |" in line or "safetensors (threads 16, gds 0) |" in line]) == 4
-    assert list(measured(9.0)[1].values()) == [False, False, False]
+    assert list(measured(9.0)[1].values()) == [False] * 4
