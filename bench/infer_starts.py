@@ -82,8 +82,7 @@ def _fastest(child: Asked, name: str, file: Path, cache: str) -> dict[str, int]:
 
 def _asked(child: Asked, name: str, file: Path, cache: str, settings: dict[str, int]) -> float:
     if name not in (LINK, DISK):
-        # What it does first, and once, is in no figure: it has loaded the file before this.
-        child.ask({**settings, "seconds": 0.0}, TIMEOUT_S)
+        # What it does first, and once, is in no figure: a child has loaded the file when it is ready.
         prepare_cache([file], cache)
     told = child.ask({**settings, "seconds": COPIES_S if name == LINK else 0.0}, TIMEOUT_S)
     return float(told["bytes"] / told["seconds"] / GIB)
