@@ -260,7 +260,7 @@ MOMENTS: dict[str, tuple[Callable[[Path], bool], str]] = {
 
 
 @pytest.mark.promise("CKP-6")
-@parametrized("moment", MOMENTS, kept=(1, 3))
+@parametrized("moment", MOMENTS, kept=(1,))
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, id="int"), pytest.param(signal.SIGTERM, id="term", marks=pytest.mark.long)]
 )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import processes
 import pytest
+from properties import parametrized
 
 SAMPLES, SHARDS = 5, 2
 WORKLOAD = f"""
@@ -54,7 +55,7 @@ def add(into: tarfile.TarFile, name: str, content: bytes, kind: bytes = tarfile.
 
 
 @pytest.mark.promise("EMU-51")
-@pytest.mark.parametrize("kind", KINDS)
+@parametrized("kind", KINDS, kept=(0,))
 def test_archives_of_tarfile_are_read_by_their_members(tmp_path: Path, kind: str) -> None:
     random, payload = np.random.default_rng(7), 0
     for number, path in enumerate(shards(tmp_path)):

@@ -50,7 +50,7 @@ def test_columns_of_parquet_are_the_same_over_a_file(tmp_path: Path, cold: list[
 
 
 @pytest.mark.promise("PYT-20")
-@pytest.mark.parametrize("name", SMALL)
+@parametrized("name", SMALL, kept=(0,))
 def test_flags_that_cannot_be_are_refused(name: str) -> None:
     done = processes.run([sys.executable, EXAMPLES / name, "--batches", "0"])
     assert done.returncode == 2 and "1 or more" in done.stderr

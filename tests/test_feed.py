@@ -99,6 +99,7 @@ def test_ranks_depths_and_files_change_nothing_of_an_epoch(
     assert summed(*hashes) == whole.hash
 
 
+@pytest.mark.long
 @pytest.mark.promise("FEED-3")
 @examples(8)
 @given(data=st.data())

@@ -135,6 +135,7 @@ settled()
     )
 
 
+@pytest.mark.long
 @pytest.mark.promise("GPU-23")
 @parametrized(
     "settings",

@@ -92,6 +92,7 @@ def test_a_program_of_its_own_says_the_same(data: Path) -> None:
     assert record["command"][:3] == ["forebay", "gdsio", "-x"] and record["result"]["ios"] > 0
 
 
+@pytest.mark.long
 def test_a_duration_is_kept(data: Path) -> None:
     line = parsed(gdsio("-D", data, *"-w 2 -s 4M -i 64k -x 1 -I 2 -T 1".split()).stdout.strip())
     assert 0.99 <= float(line["seconds"]) < 10

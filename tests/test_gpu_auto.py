@@ -49,7 +49,7 @@ def cold(file: Path) -> Path:
 @pytest.mark.promise("GPU-10")
 def test_auto_says_what_it_chose_for_each_file_and_why(gpu: Gpu, made: Any) -> None:
     a, b = warm(made("a", 8)), cold(made("b", 8))
-    flags = ("--duration", "0.3", "--warmup", "0", "--workers", "2", "--verify", "--json", "--power", "none")
+    flags = ("--passes", "1", "--warmup", "0", "--workers", "2", "--verify", "--json", "--power", "none")
     record = gpu.forebay("bench", a, b, "--path", "auto", *flags, "--quiet").balanced().record
     found = {Path(t["target"]).name: (t["path"], t["cache"]) for t in record["result"]["targets"]}
     assert found["b"] == ("bounce", "bypass") and found["a"][1] == "allow"

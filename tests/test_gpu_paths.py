@@ -103,7 +103,7 @@ def test_what_is_read_lands_in_gpu_memory_and_verifies(gpu: Gpu, data: Data, pat
 
 
 @pytest.mark.promise("GPU-11")
-@pytest.mark.parametrize("path", ["bounce", "gds"])
+@parametrized("path", ["bounce", "gds"], kept=(0,))
 def test_what_is_written_from_gpu_memory_is_what_the_file_holds(gpu: Gpu, data: Data, path: str) -> None:
     file = data(gpu, 3 * MIB)
     flags = ["--workers", "2", "--depth", "3", "--passes", "1", "--io-size", "256k", "--seed", "11"]

@@ -129,6 +129,7 @@ def check_usable(home: Path, flags: tuple[str, ...], where: str) -> None:
 # The end of the command ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "moments"),
     [

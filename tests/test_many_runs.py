@@ -36,6 +36,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_sweep_of_a_file_writes_records_that_read_back(forebay: Run, tmp_path: Path, data: Path) -> None:
     from forebay import _core
 

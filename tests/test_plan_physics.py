@@ -90,6 +90,7 @@ def test_a_slow_link_before_fast_flash_does_not_slow_the_flash(planner: Planner)
     assert eight > 3 * rates(planner, [flow.Load("D3-S4520", 64, 32)])[0, 1]
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-16")
 @parametrized("workload", training.WORKLOADS, kept=(1,))
 def test_the_greatest_number_is_where_utilisation_crosses_what_it_must_reach(planner: Planner, workload: str) -> None:

@@ -97,6 +97,7 @@ def test_what_it_cannot_give_is_started_anew(case: str, tmp_path: Path, monkeypa
         os.umask(before)
 
 
+@pytest.mark.long
 def test_where_a_library_begins_threads_commands_are_started_anew(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def test_runs_that_cannot_calibrate_are_said_to_and_the_data_sheet_stands_in(tmp
         assert said.lower() in body.lower() and "published measurements" in body
 
 
+@pytest.mark.long
 def test_a_strange_drive_is_refused_and_strange_records_do_no_harm(tmp_path: Path) -> None:
     file = save(tmp_path / "r.jsonl", *runs("host"), evil_record())
     with pytest.raises(RequestError, match="is in no catalogue"):

@@ -30,6 +30,7 @@ def page_of(capsys: Any, *arguments: Any) -> str:
     return Path("page.html").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.promise("EMU-13")
 def test_a_search_is_drawn_as_a_curve(storage: FakeStorage, capsys: Any) -> None:
     pytest.importorskip("altair")

@@ -17,6 +17,7 @@ from forebay.command_line.spellings import ANSWERS, SAME
 from forebay.errors import RequestError
 from forebay.fio import keys as fio_keys
 from forebay.flags import fields, job_from_flags, parse_settings
+from properties import parametrized
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/bench.md").read_text()
@@ -198,7 +199,7 @@ def test_what_may_mean_anything_there_is_left_to_the_usual_words(words: str) -> 
         forebay.main(words.split(), prog_name="forebay", standalone_mode=False)
 
 
-@pytest.mark.parametrize("table", [fio_keys.DONE, fio_keys.HOLDS, fio_keys.TOLD, fio_keys.REFUSED, fio_keys.ALIASES])
+@parametrized("table", [fio_keys.DONE, fio_keys.HOLDS, fio_keys.TOLD, fio_keys.REFUSED, fio_keys.ALIASES], kept=(0, 3))
 def test_no_key_of_fio_is_unknown_as_a_flag(table: dict[str, str]) -> None:
     from forebay.bench import command
 

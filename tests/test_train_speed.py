@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 from pathlib import Path
@@ -14,6 +15,7 @@ from forebay import feed
 from forebay.errors import RequestError
 from forebay.train import command, forms, real, run, samples, series, show, supply
 from forebay.units import GIB
+from properties import parametrized
 
 # Bytes a sample: what the benchmark's has, by the shapes.
 BYTES = {
@@ -53,7 +55,7 @@ def test_rows_have_the_benchmarks_bytes_and_are_those_of_the_seed(name: str, mad
 
 
 @pytest.mark.promise("TRN-46")
-@pytest.mark.parametrize("name", forms.NAMES)
+@parametrized("name", forms.NAMES, kept=(0, 3))
 def test_the_loader_reads_its_fields_by_name(name: str, made: dict[str, samples.About]) -> None:
     about = made[name]
     row = np.dtype(about.form.row())
@@ -203,6 +205,7 @@ class Guesser:
 @pytest.mark.promise("TRN-56", "TRN-9")
 def test_a_run_ends_at_its_quality(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "SUPPLY_SHORT", 1.0)  # a busy machine's clock refuses nothing
+    monkeypatch.setattr(feed, "Loader", functools.partial(feed.Loader, prefetch=2))
     about = samples.generate(tmp_path / "l", forms.form("lora", forms.REAL), 0, 64)
 
     class Learner(Still):
