@@ -147,6 +147,7 @@ def test_until_ci_ends_when_the_interval_is_narrow_or_at_its_bound(tmp_path: Pat
     assert len(bench(*bound, cwd=tmp_path)["result"]["repeats"]) == 4
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-5")
 def test_until_steady_ends_before_its_time_and_says_when(tmp_path: Path) -> None:
     """Whatever the machine does meanwhile, the record's own series has to agree: SNIA's bounds, tightened to a quarter."""

@@ -90,6 +90,7 @@ def test_json_is_one_document_about_the_steps(tmp_path):
     assert commands[0][:3] == ["forebay", "bench", demo.MODEL], "a command that the reader can repeat"
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_tour_and_removes_the_data(tmp_path):
     with processes.running([*DEMO, "--seconds", "60"], cwd=tmp_path) as running:
         processes.wait_until(

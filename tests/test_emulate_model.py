@@ -17,6 +17,7 @@ def record_of(capsys: Any, *arguments: Any) -> tuple[int, dict[str, Any]]:
     return code, json.loads(out)
 
 
+@pytest.mark.long
 @pytest.mark.promise("TRA-34")
 def test_a_modelled_drive_feeds_what_its_bandwidth_allows_and_says_that_it_is_simulated(capsys: Any) -> None:
     code, few = record_of(capsys, "--accelerators", "4", "--data", "model:d7-ps1010")

@@ -185,6 +185,7 @@ def owner(path: Path) -> int | None:
         return None
 
 
+@pytest.mark.long
 def test_what_a_killed_run_left_is_named_by_doctor_and_removed_by_clean(tmp_path, tmp_path_factory):
     """Two runs: one killed, whose folder goes; one under way, whose folder stays."""
     many = ("files", tmp_path, "--files", "2000000", "--file-size", "0", "--workers", "1", "--phases", "create")

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import limited
 import processes
+import properties
 import pytest
 from faults_support import MIB, check_manners
 from forebay import pipes, scarce
@@ -102,8 +103,9 @@ SAMPLE = [
     ("train datagen", f"memory={150 << 20}"),
     ("serve", "files=9"),
 ]
-ALL = [(verb, limit) for verb in COMMANDS for limit in LIMITS]
-CASES = [*SAMPLE, *(pytest.param(*case, marks=pytest.mark.long) for case in ALL if case not in SAMPLE)]
+EACH = [(verb, limit) for verb in COMMANDS for limit in LIMITS]
+# The others are only collected where they are run: they are a tenth of all tests.
+CASES = [*SAMPLE, *(pytest.param(*case, marks=pytest.mark.long) for case in EACH if properties.ALL and case not in SAMPLE)]
 
 
 def leaves(command: click.Command, path: tuple[str, ...] = ()) -> list[str]:

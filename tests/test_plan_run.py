@@ -110,6 +110,7 @@ def test_far_outside_of_what_was_measured_is_marked_and_wider() -> None:
     assert not none and marked and wide > near * 1.2
 
 
+@pytest.mark.long
 @pytest.mark.promise("PLN-10")
 def test_plans_cost_what_formulas_cost_and_many_together_cost_less() -> None:
     """Processor time, ten times what bench/plan.py holds a quiet machine to: a search or a loop would show even so."""

@@ -62,6 +62,7 @@ SWEPT = {"schema": "forebay.sweep/1", "title": "mine", "name": "mine", "definiti
 DOCUMENTS = (record(**SHORT), point("mine", record(**SHORT)), SWEPT, COMPARED, TUNED)
 
 
+@pytest.mark.long
 @pytest.mark.promise("REC-32")
 @parametrized("document", DOCUMENTS, ids=lambda d: d["schema"], kept=(0,))
 def test_a_page_is_made_of_documents_that_lack_a_field_each(tmp_path: Path, document: dict[str, Any]) -> None:

@@ -119,6 +119,7 @@ def test_its_systems_are_the_published_ones() -> None:
     assert sweep.drives == (1, 2, 4, 8)
 
 
+@pytest.mark.long
 @pytest.mark.promise("TRN-21")
 @parametrized("system", ["d74h-7u", "D54U-3U"], kept=(1,))
 def test_a_model_that_obeys_the_law_lies_on_the_planned_line(system: str, ideal: list[supply.Supply], capsys: Any) -> None:

@@ -21,6 +21,7 @@ WHOLE = (*QUICK, "--scale", "1")
 # as typed, on this machine
 
 
+@pytest.mark.long
 @pytest.mark.promise("GPU-16")
 def test_for_real_what_can_run_here_runs_and_the_rest_says_why_not(forebay, tmp_path):
     drive, output = tmp_path / "drive", tmp_path / "v.json"

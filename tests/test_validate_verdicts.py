@@ -166,6 +166,7 @@ def finished(tmp_path_factory):
     return json.dumps(document)
 
 
+@pytest.mark.long
 @examples(75)
 @given(st.data())
 def test_whatever_a_file_holds_it_is_judged_or_refused(finished, data):
