@@ -247,7 +247,7 @@ def interrupted(tmp_path, *numbers: int, engine: str = FAKE):
     return done.returncode, done.stdout, said.read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@parametrized("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], kept=(0,))
 def test_one_signal_stops_and_keeps_what_was_measured(tmp_path, number):
     code, out, err = interrupted(tmp_path, number)
     assert code == 130, err

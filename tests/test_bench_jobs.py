@@ -50,6 +50,7 @@ def test_the_same_seed_touches_the_same_blocks(tmp_path: Path, distribution: str
     assert len(first & other) < 0.9 * len(first)
 
 
+@pytest.mark.long
 @pytest.mark.promise("BEN-2")
 def test_zipf_returns_to_its_hot_blocks_and_uniform_does_not(tmp_path: Path) -> None:
     def touched(distribution: str) -> int:
@@ -98,6 +99,7 @@ def test_reads_and_writes_mix_in_the_share_asked_for(tmp_path: Path) -> None:
     assert abs(result["read_bytes"] / result["bytes"] - 0.70) < 0.015
 
 
+@pytest.mark.long
 def test_no_more_bytes_are_verified_than_were_moved(tmp_path: Path) -> None:
     """A warm-up is checked and counts for neither; so is what comes back after the end."""
     # On a machine that is busy, nothing may come back for longer than any short duration; an idle one moves 4 GiB a second.

@@ -130,6 +130,7 @@ def test_cpu_of_a_moment_lies_between_two_samples() -> None:
     assert [watched.cpu_at(t) for t in (9, 10, 11, 12, 13, 20)] == [0, 0, 0.5, 1, 3, 5]
 
 
+@pytest.mark.long
 def test_a_child_of_a_child_is_counted() -> None:
     burn = "import time\nt = time.process_time()\nwhile time.process_time() - t < 0.4: pass"
     shell = ["sh", "-c", f'"{sys.executable}" -c "$BURN"; sleep 2']

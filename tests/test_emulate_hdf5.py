@@ -77,7 +77,7 @@ def run(forebay: Callable[..., Any], tmp_path: Path, *flags: str) -> Any:
 
 
 @pytest.mark.promise("TRA-15")
-@pytest.mark.parametrize("libver", GENERATIONS)
+@parametrized("libver", GENERATIONS, kept=(1,))
 @parametrized("layout", LAYOUTS, kept=(0, 2, 5, 9))
 def test_chunks_that_h5py_wrote_are_found(forebay: Callable[..., Any], tmp_path: Path, layout: str, libver: str) -> None:
     paths = write(tmp_path / "data", LAYOUTS[layout], libver)

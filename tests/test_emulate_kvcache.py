@@ -103,6 +103,7 @@ def beside(folder: Path, act: Callable[[Path], None]) -> threading.Thread:
     return thread
 
 
+@pytest.mark.long
 def test_an_entry_that_is_deleted_under_us_is_a_miss(capsys: Any, tmp_path: Path) -> None:
     thread = beside(tmp_path, Path.unlink)
     try:

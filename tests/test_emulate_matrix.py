@@ -90,6 +90,7 @@ def test_a_second_call_makes_no_run_twice(drives: FakeStorage, capsys: Any) -> N
     assert run(capsys, *flags)[1]["rows"] == first["rows"] and len(drives.specs) == made
 
 
+@pytest.mark.long
 @pytest.mark.promise("EMU-12")
 def test_ctrl_c_keeps_the_cells_and_the_next_call_goes_on(drives: FakeStorage, capsys: Any) -> None:
     drives.interrupt_at = 6

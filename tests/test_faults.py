@@ -331,6 +331,7 @@ def test_an_output_that_cannot_be_written_keeps_the_record_elsewhere(run: Run, t
     assert rescued(tmp_path)["id"] == json.loads(done.stdout)["id"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_a_full_standard_output_keeps_the_record(tmp_path: Path, flags: tuple[str, ...]) -> None:
     command = [*processes.FOREBAY, "bench", "nil:?size=1g", "--passes", "1", *flags]

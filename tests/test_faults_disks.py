@@ -321,6 +321,7 @@ def test_workers_that_cannot_all_have_a_ring_read_by_threads_or_name_the_limit(s
     refused(done, 3, "64 KiB", "ulimit -l unlimited", "LimitMEMLOCK=infinity")
 
 
+@pytest.mark.long
 def test_too_few_open_files_are_named(tmp_path: Path, run: Run) -> None:
     done = run(*BENCH, ".", "--create", "--files", "200", "--file-size", "64k")
     assert done.returncode == 0, done.stderr

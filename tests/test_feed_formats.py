@@ -171,6 +171,7 @@ def test_shards_of_the_package_are_read_as_it_reads_them(tmp_path: Path) -> None
         assert [bytes(b) for b in batch[field]] == [sample[field] for sample in theirs]
 
 
+@pytest.mark.long
 @pytest.mark.promise("FEED-15")
 def test_plain_columns_of_parquet_are_handed_out_as_pyarrow_reads_them(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")

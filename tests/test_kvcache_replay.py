@@ -181,6 +181,7 @@ def test_users_are_those_who_go_on_with_what_they_asked(tmp_path: Path) -> None:
     assert replay.Asked(options(p95="1", user_interval="20")).user_interval_s == 20
 
 
+@pytest.mark.long
 @pytest.mark.promise("KVC-47")
 def test_a_replay_that_is_stopped_says_what_it_had_and_leaves_nothing(tmp_path: Path) -> None:
     trace = mooncake(tmp_path / "t", *((100.0 * number, [1, 2, number + 3]) for number in range(600)))

@@ -20,7 +20,7 @@ import pytest
 from forebay.errors import MachineError, RequestError, RunError
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
+from properties import examples, parametrized
 
 SIZE = 5_000_321
 CONTENT = np.random.default_rng(7).integers(0, 256, SIZE, dtype=np.uint8).tobytes()
@@ -477,7 +477,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.promise("PYT-9")
-@pytest.mark.parametrize("align", [1, 512])
+@parametrized("align", [1, 512], kept=(1,))
 def test_many_files_lie_side_by_side_in_their_order(small: list[Path], align: int) -> None:
     buffer = np.zeros(10 << 20, np.uint8)
     read = forebay.read_files(small, buffer, align=align)
