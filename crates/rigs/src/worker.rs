@@ -8,6 +8,7 @@ use forebay_model::job::Pages;
 use forebay_model::Error;
 use forebay_storage::source::QueueNeeds;
 use std::any::Any;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// A busy machine is slow, not wrong: only what hangs takes this long.
@@ -94,7 +95,11 @@ impl Rig {
     }
 }
 
-/// Bytes of which no block is like another.
+/// Bytes of which no block is like another within 512 KiB, after which they repeat.
 pub fn content(bytes: usize) -> Vec<u8> {
-    (0..bytes as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect()
+    static PERIOD: LazyLock<Vec<u8>> =
+        LazyLock::new(|| (0..512u32 << 10).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect());
+    let mut content = PERIOD.repeat(bytes.div_ceil(PERIOD.len()));
+    content.truncate(bytes);
+    content
 }
