@@ -190,11 +190,24 @@ mod tests {
             assert!(all.len() > 350, "{}", all.len());
             // What is converted is at most two keys deep.
             let tried = |pointer: &str| schema == SCHEMA || pointer.matches('/').count() <= 2;
-            for (pointer, name) in all.iter().filter(|(pointer, _)| pointer != "/schema" && tried(pointer)) {
-                let record = read(&without(&whole, pointer).to_string())
-                    .unwrap_or_else(|e| panic!("without {name}: {e}"));
-                let said = record.missing.get(name).map(String::as_str);
-                assert_eq!(said, (!OPTIONAL.contains(&name.as_str())).then_some(ABSENT), "without {name}");
+            // One of each part of the record at a time, as reading takes long without optimisation.
+            let mut parts: BTreeMap<&str, Vec<&(String, String)>> = BTreeMap::new();
+            for key in all.iter().filter(|(pointer, _)| pointer != "/schema" && tried(pointer)) {
+                parts.entry(key.0.split('/').nth(1).unwrap()).or_default().push(key);
+            }
+            let most = parts.values().map(Vec::len).max().unwrap();
+            for turn in 0..most {
+                let left_out: Vec<_> = parts.values().filter_map(|part| part.get(turn)).collect();
+                let rest = left_out.iter().fold(whole.clone(), |rest, (pointer, _)| without(&rest, pointer));
+                let record = read(&rest.to_string()).unwrap_or_else(|e| panic!("without {left_out:?}: {e}"));
+                for (_, name) in left_out {
+                    let said = record.missing.get(name).map(String::as_str);
+                    assert_eq!(
+                        said,
+                        (!OPTIONAL.contains(&name.as_str())).then_some(ABSENT),
+                        "without {name}"
+                    );
+                }
             }
         }
     }
