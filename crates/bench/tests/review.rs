@@ -446,7 +446,7 @@ fn more_files_than_the_soft_limit_are_opened() {
     const INSIDE: &str = "FOREBAY_TEST_FEW_DESCRIPTORS";
     if std::env::var_os(INSIDE).is_none() {
         let me = std::env::current_exe().unwrap();
-        let shell = "ulimit -S -n 256; exec \"$0\" --exact more_files_than_the_soft_limit_are_opened";
+        let shell = "ulimit -S -n 256; exec \"$0\" --exact review::more_files_than_the_soft_limit_are_opened";
         let status = std::process::Command::new("sh").args(["-c", shell]).arg(me).env(INSIDE, "1").status();
         assert!(status.unwrap().success());
         return;

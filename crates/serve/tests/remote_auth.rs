@@ -1,13 +1,6 @@
 //! The NVMe/TCP host and the target where each must prove to the other who it is.
 
-#[path = "serve/client.rs"]
-#[allow(dead_code, reason = "the rig is for hosts of the tests' own, too")]
-mod client;
-
-#[path = "serve/rig.rs"]
-#[allow(dead_code, reason = "not every test needs all of it")]
-mod rig;
-
+use crate::serve::{client, rig};
 use client::{HOST, SUBSYSTEM};
 use forebay_io::arena::Arena;
 use forebay_io::auth::generate;

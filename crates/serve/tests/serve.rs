@@ -5,11 +5,11 @@ mod abort;
 #[path = "serve/ana.rs"]
 mod ana;
 #[path = "serve/client.rs"]
-mod client;
+pub mod client;
 #[path = "serve/hostile.rs"]
 mod hostile;
 #[path = "serve/rig.rs"]
-mod rig;
+pub mod rig;
 #[path = "serve/service.rs"]
 mod service;
 

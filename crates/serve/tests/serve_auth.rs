@@ -1,13 +1,6 @@
 //! The target where hosts must prove who they are: nothing is served before, and nobody gets in with another key.
 
-#[path = "serve/client.rs"]
-#[allow(dead_code, reason = "not every test needs all of it")]
-mod client;
-
-#[path = "serve/rig.rs"]
-#[allow(dead_code, reason = "not every test needs all of it")]
-mod rig;
-
+use crate::serve::{client, rig};
 use client::{connect, Digests, Queue, HOST, SUBSYSTEM};
 use forebay_io::auth::{generate, random};
 use forebay_nvme::auth::{Credentials, HostAuth, HostStep, Policy, Secret};

@@ -276,7 +276,7 @@ fn a_supply_is_kept_and_accelerators_wait_for_it() {
 /// Compares with the formula of v1.0 where batches arrive at a known rate: each step takes as long as its bytes.
 // promise: TRA-3
 #[test]
-#[ignore = "judged by the clock: cargo test -p forebay-training --test emulate -- --ignored, on a quiet machine"]
+#[ignore = "judged by the clock: cargo test -p forebay-training --test all emulate:: -- --ignored, on a quiet machine"]
 fn utilisation_is_right_where_the_supply_is_known() {
     let data = data(24, 10, 100_000);
     let batch_bytes = data.bytes as f64 / 24.0;
