@@ -188,7 +188,7 @@ fn more_than_the_disk_holds_is_refused_before_anything_is_made() {
 
 /// Enough for the observer to end it under way, however late it is asked.
 fn long(directory: &Path) -> FilesSpec {
-    FilesSpec { files: 50_000_000, file_bytes: 0, workers: 2, ..spec(directory) }
+    FilesSpec { files: 5_000_000, file_bytes: 0, workers: 2, ..spec(directory) }
 }
 
 #[test]

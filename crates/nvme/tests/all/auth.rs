@@ -239,9 +239,9 @@ fn every_changed_byte_is_noticed() {
         let both = credentials(secret(1, &[1; 32]), Some(secret(2, &[2; 48])), only(Hash::Sha256, group));
         let lengths: Vec<usize> = meet(&both, &both, |_, _| ()).messages.iter().map(Vec::len).collect();
         for (message, &length) in lengths.iter().enumerate() {
-            // Each byte without an exchange; with one, the header and a sample of the values.
+            // Each byte without an exchange; with one, which takes long, the header and a sample of the values.
             for byte in (0..length).filter(|&byte| group == Group::Null || byte < 16 || byte % 61 == 0) {
-                for mask in [0x01, 0x80, 0xff] {
+                for &mask in if group == Group::Null { &[0x01, 0x80, 0xff][..] } else { &[0x01] } {
                     let meeting = meet(&both, &both, |number, bytes| {
                         if number == message {
                             bytes[byte] ^= mask;
