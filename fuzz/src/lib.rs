@@ -44,7 +44,7 @@ use forebay_model::{reading, record, units, JobSpec, Latency};
 #[cfg(feature = "engine")]
 use forebay_serve::TargetConfig;
 #[cfg(feature = "engine")]
-use forebay_storage::source::{fault::FaultPlan, Uri};
+use forebay_storage::{FaultPlan, Uri};
 
 pub type Target = fn(&[u8]);
 

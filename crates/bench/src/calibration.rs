@@ -14,10 +14,10 @@ use forebay_model::job::{Cache, Engine, JobSpec, Origin, PathKind, DEPTH_MAX};
 use forebay_model::record::Trial;
 use forebay_model::units::format_bytes;
 use forebay_model::Error;
-use forebay_storage::opening;
-use forebay_storage::path::auto::{self, Gave, Known, Open, Passes, PathChoice, Situation, Tried};
-use forebay_storage::path::{self, Destination, PATHS};
-use forebay_storage::source::{Route, Target};
+use forebay_storage::{
+    has_rings, reopened, Buffers, Destination, KnownPaths, MappedPath, OpenChoice, PathChoice, PathRate,
+    PathSituation, PathTrial, Paths, Route, Target, TrialPasses, PATHS,
+};
 use measures::Measures;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub(crate) struct Calibrated {
 
 /// Targets that are in the same situation, and go the same way.
 struct Group {
-    open: Open,
+    open: OpenChoice,
     targets: Vec<usize>,
 }
 
@@ -62,10 +62,10 @@ pub(crate) fn on(
     destination: &Arc<Destination>,
     observer: &mut dyn Observer,
 ) -> Result<Calibrated, Error> {
-    let rings = opening::has_rings(job.engine, job.sqpoll, job.iopoll, job.workers)?;
+    let rings = has_rings(job.engine, job.sqpoll, job.iopoll, job.workers)?;
     let ring = rings.is_ok();
     let bytes = targets.iter().map(|t| t.bytes).fold(0, u64::saturating_add);
-    let may_stay = bytes <= path::limits(job.pin_limit_bytes, 0, 0).cap_bytes;
+    let may_stay = bytes <= MappedPath::limits(job.pin_limit_bytes, 0, 0).cap_bytes;
     let mut settler = Settler {
         job: job.clone(),
         seeds,
@@ -101,7 +101,7 @@ pub(crate) fn on(
 
 /// Returns the path of each target of a job by one path; most take that one. Says what decided otherwise.
 fn by_target(job: &JobSpec, targets: &mut [Target], destination: &Destination) -> Result<Vec<String>, Error> {
-    let Some(path) = path::find(job.path) else { return Ok(Vec::new()) };
+    let Some(path) = Paths::find(job.path) else { return Ok(Vec::new()) };
     let mut said = Vec::new();
     for target in targets {
         let why;
@@ -128,7 +128,7 @@ struct Settler<'a> {
 
 impl Settler<'_> {
     fn groups(&self, targets: &[Target]) -> Vec<Group> {
-        let mut known = Known::by(doctor::gds_verdict);
+        let mut known = KnownPaths::by(doctor::gds_verdict);
         let mut groups: Vec<Group> = Vec::new();
         for (t, target) in targets.iter().enumerate() {
             let open = self.open(target, &mut known);
@@ -141,20 +141,20 @@ impl Settler<'_> {
     }
 
     /// The ways that the path asked for leaves; it runs as asked even where `auto` wouldn't take it.
-    fn open(&self, target: &Target, known: &mut Known) -> Open {
+    fn open(&self, target: &Target, known: &mut KnownPaths) -> OpenChoice {
         let situation = self.situation(target, known);
-        let mut open = auto::open(&situation);
+        let mut open = situation.open();
         if let Some(why) = situation.no_direct().filter(|_| target.is_by_card()) {
             open.because = why;
         }
-        if let Some(path) = path::find(self.job.path) {
+        if let Some(path) = Paths::find(self.job.path) {
             let cached = path.cached().unwrap_or_else(|| open.ways.iter().all(|w| w.cached));
             open.ways = vec![PathChoice { path: target.route.path, cached }];
         }
         open
     }
 
-    fn situation(&self, target: &Target, known: &mut Known) -> Situation {
+    fn situation(&self, target: &Target, known: &mut KnownPaths) -> PathSituation {
         let job = &self.job;
         let files = target.files();
         let medium = target.medium();
@@ -167,7 +167,7 @@ impl Settler<'_> {
             };
             able.err().and_then(|why| cannot.insert(path.kind(), why));
         }
-        Situation {
+        PathSituation {
             gpu: self.destination.feeds_gpu(),
             writes: job.writes(),
             bytes: files.iter().map(|(f, _)| f.bytes).min().unwrap_or(0),
@@ -185,8 +185,8 @@ impl Settler<'_> {
 
     /// Settles the way of a group: the only one, or the best of those tried.
     fn choose(&mut self, group: &Group, targets: &mut [Target]) -> Result<String, Error> {
-        let Open { ways, because } = &group.open;
-        if self.job.require_direct && !path::by_kind(ways[0].path).may_go_direct() {
+        let OpenChoice { ways, because } = &group.open;
+        if self.job.require_direct && !Paths::by_kind(ways[0].path).may_go_direct() {
             return Err(Error::machine(
                 "‹require_direct› with ‹path› auto",
                 because.clone(),
@@ -210,14 +210,14 @@ impl Settler<'_> {
         if targets[group.targets[0]].files().is_empty() {
             let because = match targets[group.targets[0]].is_by_card() {
                 true if self.job.path == PathKind::Auto && self.destination.feeds_gpu() => {
-                    match path::by_kind(way.path).may_go_direct() {
+                    match Paths::by_kind(way.path).may_go_direct() {
                         true => " (the card takes the GPU's memory, by dma-buf)".to_owned(),
                         false => format!(" ({because})"),
                     }
                 }
                 _ => String::new(),
             };
-            return Ok(format!("{chose} {}{which}{because}", path::name_of(way.path)));
+            return Ok(format!("{chose} {}{which}{because}", Paths::name_of(way.path)));
         }
         Ok(format!("{chose} {way}{which} ({because}{short}{shown})"))
     }
@@ -255,8 +255,8 @@ impl Settler<'_> {
             }
         }
         let bytes = group.targets.iter().map(|t| targets[*t].bytes).fold(0, u64::saturating_add);
-        let foretold = auto::foretold(&tried, self.passes(bytes, &tried));
-        let best = tried.get(auto::pick(&foretold, self.job.prefer)).map(|tried| tried.way);
+        let foretold = PathTrial::foretold(&tried, self.passes(bytes, &tried));
+        let best = tried.get(PathRate::pick(&foretold, self.job.prefer)).map(|tried| tried.way);
         match (best, refusal) {
             (Some(way), _) => Ok((way, words)),
             (None, Some(e)) => Err(e),
@@ -271,13 +271,13 @@ impl Settler<'_> {
         targets: &[Target],
         numbers: &[usize],
         workers: u32,
-    ) -> Result<(Tried, String), Error> {
+    ) -> Result<(PathTrial, String), Error> {
         let keeps = keeps_what_it_paid_for(way.path);
         let of = if keeps { Measures::FirstPass } else { Measures::Steady };
         let mut first = self.trial(of, targets, numbers, workers)?;
         let most = cores().min(WORKERS_MOST) * self.destination.turns();
         let more = self.job.workers_from != Origin::Given && way.cached && !keeps && most > workers;
-        if more && path::by_kind(way.path).tries_workers() {
+        if more && Paths::by_kind(way.path).tries_workers() {
             // Who copies by processors may need them all.
             let other = self.trial(of, targets, numbers, most)?;
             first = if other.gib_s > first.gib_s { other } else { first };
@@ -289,19 +289,18 @@ impl Settler<'_> {
             words.push_str(&format!(" at first, then {}", reported(&trial)));
             later = Some(gave(&trial));
         }
-        Ok((Tried { way, gave: gave(&first), later }, words))
+        Ok((PathTrial { way, gave: gave(&first), later }, words))
     }
 
     /// The target opened for this way.
     fn routed(&self, target: &Target, way: PathChoice) -> Result<Target, Error> {
         let warm = way.cached && resident(target).is_some_and(|share| share > 0.99);
-        let opened =
-            opening::reopened(&purpose::of_job(&self.job, workers_most())?, target, way, warm, self.ring)?;
+        let opened = reopened(&purpose::of_job(&self.job, workers_most())?, target, way, warm, self.ring)?;
         Ok(Target { route: Route { path: way.path, ..target.route }, ..opened })
     }
 
     /// Estimates how often the job reads the same bytes, from what was tried.
-    fn passes(&self, bytes: u64, tried: &[Tried]) -> Passes {
+    fn passes(&self, bytes: u64, tried: &[PathTrial]) -> TrialPasses {
         let repeats = f64::from(self.job.repeat);
         let rates = || tried.iter().flat_map(|t| [Some(t.gave), t.later]).flatten().map(|g| g.gib_s);
         let most = rates().fold(0.0, f64::max);
@@ -311,7 +310,7 @@ impl Settler<'_> {
         let of_passes = self.job.passes.map(f64::from);
         let measured = repeats * [of_time, of_passes].into_iter().flatten().fold(f64::INFINITY, f64::min);
         let unmeasured = per_pass(self.job.warmup_seconds(), first);
-        Passes { all: measured + unmeasured, unmeasured }
+        TrialPasses { all: measured + unmeasured, unmeasured }
     }
 
     /// Short random reads out of the page cache, of which nobody said how many are in flight, are as many as keep a GPU busy.
@@ -329,7 +328,7 @@ impl Settler<'_> {
     /// Sets the I/O size and depth that the path needs for its full rate, where they were left open.
     fn reads_fully(&mut self, bytes: u64) -> Option<String> {
         let job = &mut self.job;
-        let path = path::find(job.path)?;
+        let path = Paths::find(job.path)?;
         let (io_bytes, in_flight) = path.full_rate(job)?;
         if job.depth_from != Origin::Default || job.batch.is_some() {
             return None;
@@ -392,7 +391,7 @@ impl Settler<'_> {
             let spent = began.elapsed();
             // One trial alone tells nothing.
             let late = tried.len() >= 2 && spent + spent / tried.len() as u32 > TRIALS;
-            if auto::is_flat(&tried) || late || self.observer.stop() {
+            if PathChoice::is_flat(&tried) || late || self.observer.stop() {
                 break;
             }
             tried.push((workers, self.trial(of, targets, &all, workers)?.gib_s));
@@ -402,7 +401,7 @@ impl Settler<'_> {
             of = of.again();
         }
         self.kept = None;
-        let Some(found) = auto::fewest(&tried) else { return Ok(None) };
+        let Some(found) = PathChoice::fewest(&tried) else { return Ok(None) };
         self.job.workers = found;
         let from: Vec<String> = tried.iter().map(|(w, rate)| format!("{w}: {rate:.3}")).collect();
         Ok(Some(format!("{found} workers, the fewest within 2 % of the best of {} GiB/s", from.join(", "))))
@@ -416,7 +415,7 @@ impl Settler<'_> {
     }
 
     fn finds_workers(&self, targets: &[Target]) -> bool {
-        let by_copies = |t: &Target| path::by_kind(t.route.path).tries_workers();
+        let by_copies = |t: &Target| Paths::by_kind(t.route.path).tries_workers();
         match self.job.workers_from {
             Origin::Given => false,
             Origin::Auto => true,
@@ -479,11 +478,11 @@ impl Settler<'_> {
 }
 
 fn keeps_what_it_paid_for(path: PathKind) -> bool {
-    path::find(path).is_some_and(|path| path.keeps_what_it_paid_for())
+    Paths::find(path).is_some_and(|path| path.keeps_what_it_paid_for())
 }
 
-fn gave(trial: &Trial) -> Gave {
-    Gave { gib_s: trial.gib_s, cpu_s_per_gib: trial.cpu_s_per_gib }
+fn gave(trial: &Trial) -> PathRate {
+    PathRate { gib_s: trial.gib_s, cpu_s_per_gib: trial.cpu_s_per_gib }
 }
 
 fn reported(trial: &Trial) -> String {
@@ -494,7 +493,7 @@ fn reported(trial: &Trial) -> String {
 /// The job with as many short random reads in flight as keep a GPU busy, where `auto` may say how many.
 pub(crate) fn deeper(job: &JobSpec) -> Option<JobSpec> {
     let open = job.path == PathKind::Auto && job.depth_from == Origin::Default;
-    let depth = path::depth_of_short(job).filter(|_| open)?;
+    let depth = Buffers::depth_of_short(job).filter(|_| open)?;
     Some(JobSpec { depth, depth_from: Origin::Auto, ..job.clone() })
 }
 
@@ -512,7 +511,7 @@ fn cores() -> u32 {
 fn resident(target: &Target) -> Option<f64> {
     let files = target.files();
     let total: u64 = files.iter().map(|(f, _)| f.bytes).sum();
-    let of = |f: &forebay_storage::source::file::FileTarget| match f.in_memory {
+    let of = |f: &forebay_storage::FileTarget| match f.in_memory {
         true => Some(1.0),
         false => cache::residency(&f.file, 0, f.bytes).ok(),
     };

@@ -12,7 +12,7 @@ use forebay_model::job::{JobSpec, Op, PathKind};
 use forebay_model::simulate::mean_value_analysis;
 use forebay_model::units::GIB;
 use forebay_model::Error;
-use forebay_storage::source::{SharedDrive, SourcePlan, Timing};
+use forebay_storage::{SharedDrive, SourcePlan, SourceTiming};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ const CUSTOMERS_MAX: u32 = 1 << 16;
 
 /// Refuses modelled drives that are faster than this host.
 pub(crate) fn check(job: &JobSpec, plans: &[SourcePlan], observer: &mut dyn Observer) -> Result<(), Error> {
-    let models: Vec<(&SourcePlan, &Timing)> = plans.iter().flat_map(SourcePlan::modelled).collect();
+    let models: Vec<(&SourcePlan, &SourceTiming)> = plans.iter().flat_map(SourcePlan::modelled).collect();
     if models.is_empty() {
         return Ok(());
     }

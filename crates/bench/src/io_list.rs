@@ -4,8 +4,7 @@
 use forebay_model::iolog::{HEADER, NAME_BYTES_MAX};
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
-use forebay_storage::outputs;
-use forebay_storage::source::Target;
+use forebay_storage::{Outputs, Target};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -33,7 +32,7 @@ impl IoList {
         let Some(asked) = &job.write_iolog else { return Ok(None) };
         let path = if job.workers > 1 { format!("{asked}.{}", index + 1) } else { asked.clone() };
         let names = targets.iter().map(name_of).collect::<Result<Vec<_>, _>>()?;
-        let file = outputs::create(Path::new(&path)).map_err(|e| {
+        let file = Outputs::create(Path::new(&path)).map_err(|e| {
             let next = match e.kind() {
                 std::io::ErrorKind::AlreadyExists => "another name: lists aren't overwritten",
                 _ => "a name in a folder that can be written to",

@@ -2,7 +2,7 @@
 
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
-use forebay_storage::outputs;
+use forebay_storage::Outputs;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::time::Duration;
@@ -45,7 +45,7 @@ impl IoLog {
         let Some(prefix) = &job.io_log else { return Ok(None) };
         let path = format!("{prefix}.{}.log", index + 1);
         let asked = || format!("‹io_log› {prefix}");
-        let file = outputs::create(Path::new(&path)).map_err(|e| {
+        let file = Outputs::create(Path::new(&path)).map_err(|e| {
             let next = match e.kind() {
                 std::io::ErrorKind::AlreadyExists => "another name: logs aren't overwritten",
                 _ => "a name in a folder that can be written to",

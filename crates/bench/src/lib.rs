@@ -33,7 +33,6 @@ mod worker;
 pub mod worker_setup;
 
 pub use forebay_model::{Error, Kind};
-pub use forebay_storage::opening::run_beside_others;
 pub use record::Outcome;
 pub use run::{check, plan, run, Plan, PlannedTarget};
 pub use run_kit::{Observer, Phase, Progress, TargetRate, WorkerRate};

@@ -12,7 +12,7 @@ use forebay_model::record::{Foretold, RunRecord};
 use forebay_model::simulate::{closed_loop, Load};
 use forebay_model::units::GIB;
 use forebay_model::{warnings, Error};
-use forebay_storage::source::SourcePlan;
+use forebay_storage::SourcePlan;
 
 /// Most commands that are simulated: this takes some tenths of a second.
 const COMMANDS_MAX: f64 = 2e6;
@@ -189,7 +189,7 @@ impl Law {
 mod tests {
     use super::*;
     use forebay_model::job::Op;
-    use forebay_storage::opening::{examine, Purpose};
+    use forebay_storage::{examine, Purpose};
 
     fn planned(uri: &str) -> Vec<SourcePlan> {
         examine(&Purpose { sources: vec![uri.into()], ..Purpose::default() }).unwrap().plans

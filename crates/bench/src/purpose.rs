@@ -4,8 +4,7 @@ use super::fleet;
 use super::{Observer, Phase, Progress};
 use forebay_model::job::{JobSpec, Op, Origin, PathKind, Priorities, Sync};
 use forebay_model::Error;
-use forebay_storage::opening::Purpose;
-use forebay_storage::source::Target;
+use forebay_storage::{Purpose, Target};
 use std::sync::Arc;
 
 const FILL_WORKERS: u32 = 4;

@@ -20,11 +20,9 @@ use forebay_model::record::*;
 use forebay_model::series::Point;
 pub use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{stats, Error, Latency};
-use forebay_storage::path::gds::Session;
-use forebay_storage::path::mapped::Registry;
-use forebay_storage::path::{self, gds, Destination, Ends};
-use forebay_storage::source::nvme::Connection;
-use forebay_storage::source::Target;
+use forebay_storage::{
+    judge_gds_run, CuFileSession, Destination, Ends, MappedRegistry, NvmeConnection, Paths, Target,
+};
 use missing::{cache_state, note_missing};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -81,11 +79,11 @@ pub fn compose(context: Context, runs: &[Ran]) -> RunRecord {
     let moved: Vec<u64> = (0..context.targets.len()).map(moved).collect();
     let mut path = path_of(&context, runs);
     let cufile =
-        gds::judge_run(context.destination, (context.targets, &moved), &mut ran, &mut path, &mut missing);
+        judge_gds_run(context.destination, (context.targets, &moved), &mut ran, &mut path, &mut missing);
     path.ran = joined(ran.iter().map(|name| (*name).to_owned()));
     let result = result_of(&context, &ran, runs);
     note_missing(&context, runs, &result, &mut missing);
-    let session = context.destination.set_up::<Session>();
+    let session = context.destination.set_up::<CuFileSession>();
     let warnings = warnings::of_runs(runs, session.as_deref());
     let paths: Vec<_> = context.targets.iter().flat_map(Target::files).map(|(f, _)| f.path.clone()).collect();
     let simulated = context.targets.iter().any(Target::is_simulated);
@@ -215,7 +213,7 @@ impl Sides {
 fn batch_of(ios: u32, context: &Context, tallies: &[&Tally]) -> BatchResult {
     let latency = merged(tallies.iter().filter_map(|t| t.batches.as_deref()));
     let by =
-        context.targets.iter().map(|t| path::by_kind(t.route.path).brings_together(context.job).to_owned());
+        context.targets.iter().map(|t| Paths::by_kind(t.route.path).brings_together(context.job).to_owned());
     BatchResult {
         ios,
         count: latency.count(),
@@ -399,7 +397,7 @@ pub(crate) fn trial_of(targets: &[Target], ran: &Ran, workers: u32) -> Trial {
     let gib = ran.bytes() as f64 / GIB;
     let used = ran.readings.cpu.as_ref().map(|cpu| cpu.process.total_s());
     Trial {
-        path: joined(targets.iter().map(|t| path::name_of(t.route.path).to_owned())),
+        path: joined(targets.iter().map(|t| Paths::name_of(t.route.path).to_owned())),
         cache: joined(targets.iter().filter_map(cache_of).map(String::from)),
         workers,
         gib_s: throughput(ran),
@@ -451,7 +449,7 @@ fn path_of(context: &Context, runs: &[Ran]) -> PathRan {
     let sum = |f: fn(&Tally) -> u64| runs.iter().flat_map(|r| &r.tallies).map(f).sum::<u64>();
     let resources = &runs[0].resources;
     PathRan {
-        requested: path::name_of(context.requested).into(),
+        requested: Paths::name_of(context.requested).into(),
         ran: String::new(),
         reason: reason(context, runs),
         engine: engines(context.targets),
@@ -465,17 +463,17 @@ fn path_of(context: &Context, runs: &[Ran]) -> PathRan {
         slot_pages: resources.pages.into(),
         slot_bytes: resources.slot_bytes,
         slots_pinned: context.destination.feeds_gpu()
-            && context.targets.iter().any(|t| path::by_kind(t.route.path).pins()),
+            && context.targets.iter().any(|t| Paths::by_kind(t.route.path).pins()),
         calibration: context.calibration.clone(),
-        mapped: context.destination.set_up::<Registry>().map(|registry| registry.report()),
-        fabric: context.targets.iter().flat_map(Target::connections).map(Connection::report).collect(),
+        mapped: context.destination.set_up::<MappedRegistry>().map(|registry| registry.report()),
+        fabric: context.targets.iter().flat_map(Target::connections).map(NvmeConnection::report).collect(),
     }
 }
 
 /// The path of each target: what its queues said that they are.
 fn paths_of(context: &Context, runs: &[Ran]) -> Vec<&'static str> {
     let said = |t: u32| runs.iter().find_map(|run| run.resources.ran.get(&t).copied());
-    let of = |(t, target): (usize, &Target)| said(t as u32).unwrap_or(path::name_of(target.route.path));
+    let of = |(t, target): (usize, &Target)| said(t as u32).unwrap_or(Paths::name_of(target.route.path));
     context.targets.iter().enumerate().map(of).collect()
 }
 
@@ -499,14 +497,14 @@ pub fn staged_reason(ran: &MappedRan, staged_bytes: u64, bytes: u64) -> Option<S
 
 fn reason(context: &Context, runs: &[Ran]) -> Option<String> {
     let mut reasons: Vec<String> = context.reasons.clone();
-    let wants_gpu = path::find(context.job.path).is_some_and(|path| path.ends() != Ends::Host);
+    let wants_gpu = Paths::find(context.job.path).is_some_and(|path| path.ends() != Ends::Host);
     if wants_gpu && !context.destination.feeds_gpu() {
         let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
         reasons.push(format!("the destination is host memory: {why}"));
     }
     let staged = |t: &Tally| t.travelled.staged;
     let staged_bytes: u64 = runs.iter().flat_map(|r| &r.tallies).map(staged).sum();
-    if let Some(registry) = context.destination.set_up::<Registry>() {
+    if let Some(registry) = context.destination.set_up::<MappedRegistry>() {
         let all = runs.iter().map(Ran::bytes).sum();
         reasons.extend(staged_reason(&registry.report(), staged_bytes, all));
     }

@@ -5,7 +5,7 @@ use forebay_model::iolog::{Io, Kind, Line, Parser, Recast, LINE_BYTES_MAX};
 use forebay_model::job::{JobSpec, Op};
 use forebay_model::units::format_bytes;
 use forebay_model::Error;
-use forebay_storage::source::SourcePlan;
+use forebay_storage::SourcePlan;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::time::{Duration, Instant};

@@ -8,10 +8,7 @@ use forebay_model::job::{Cache, Engine, JobSpec, Sync};
 use forebay_model::pattern::{Pattern, Span};
 use forebay_model::record::{PathRan, RunRecord};
 use forebay_model::Error;
-use forebay_storage::opening::Looked;
-use forebay_storage::path;
-use forebay_storage::source::fault::FaultPlan;
-use forebay_storage::source::{SourcePlan, Target};
+use forebay_storage::{Ends, FaultPlan, Looked, Paths, SourcePlan, Target};
 
 const PIN_LIMIT_MIN: u64 = 1 << 20;
 
@@ -58,7 +55,7 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
         ),
     ];
     let found = refusals.into_iter().find(|r| r.0).map(|(_, asked, found, next)| (asked, found, next));
-    if let Some((asked, found, next)) = path::refusal(job)?.or(found) {
+    if let Some((asked, found, next)) = Paths::refusal(job)?.or(found) {
         return Err(Error::request(asked, found, next));
     }
     // The order of offsets doesn't depend on the data, so what is wrong with it shows on any.
@@ -75,7 +72,7 @@ pub(crate) fn of_machine(job: &JobSpec, looked: &Looked) -> Result<(), Error> {
     share::cpus_of(job)?;
     let targets = looked.rehearsed(&purpose::of_job(job, workers_most())?)?;
     of_targets(job, &targets)?;
-    if path::find(job.path).is_none_or(|path| path.ends() != path::Ends::Host) {
+    if Paths::find(job.path).is_none_or(|path| path.ends() != Ends::Host) {
         // Their buffers depend on the GPU.
         return Ok(());
     }
@@ -163,7 +160,7 @@ pub fn of_record(job: &JobSpec, record: &RunRecord) -> Option<Error> {
             "‹warmup_s› 0, or a longer run",
         ));
     }
-    let insists = path::find(job.path).filter(|path| path.insists_on_direct(job.allow_compat));
+    let insists = Paths::find(job.path).filter(|path| path.insists_on_direct(job.allow_compat));
     all_direct(job.require_direct, insists.map(|path| path.name()), path, result.bytes)
         .or_else(|| not_seen_direct(job, record))
 }

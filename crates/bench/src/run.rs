@@ -13,9 +13,10 @@ use forebay_io::meter::{cache, power};
 use forebay_model::job::{Cache, JobSpec, Origin, PathKind};
 use forebay_model::record::RunRecord;
 use forebay_model::{stats, Error, Kind};
-use forebay_storage::opening::{self, Opened};
-use forebay_storage::path::{self, Buffers, DataPath, Destination, Ends, Under, PATHS};
-use forebay_storage::source::{Action, FilePlan, SourcePlan, Target, Uri};
+use forebay_storage::{
+    examine, BufferNeeds, Buffers, DataPath, Destination, Ends, FilePlan, Opened, Paths, PlanAction,
+    SourcePlan, Target, Uri, PATHS,
+};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -50,7 +51,7 @@ pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     check(job)?;
     let replay = replay::prepare(job)?;
     let job = replay.as_ref().map_or(job, |replay| &replay.job);
-    let looked = opening::examine(&purpose::of_job(job, workers_most())?)?;
+    let looked = examine(&purpose::of_job(job, workers_most())?)?;
     replay.as_ref().map_or(Ok(()), |replay| replay.fits(&looked.plans))?;
     prediction::check(job, &looked.plans)?;
     requirements::of_machine(&into_host_memory(&with_a_worker_each(job)).0, &looked)?;
@@ -64,13 +65,13 @@ pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     };
     let paths: Vec<_> = paths.iter().map(|path| path.name()).collect();
     Ok(Plan {
-        path: if paths.len() == 1 { paths[0] } else { path::name_of(job.path) },
+        path: if paths.len() == 1 { paths[0] } else { Paths::name_of(job.path) },
         paths,
         data_bytes: plans.iter().map(|p| p.bytes).fold(0, u64::saturating_add),
         buffer_bytes,
         gpu_buffer_bytes,
-        files_to_make: names(|f| f.action == Action::Make),
-        files_to_overwrite: if job.writes() { names(|f| f.action == Action::Use) } else { Vec::new() },
+        files_to_make: names(|f| f.action == PlanAction::Make),
+        files_to_overwrite: if job.writes() { names(|f| f.action == PlanAction::Use) } else { Vec::new() },
         virtual_time,
         targets: plans
             .into_iter()
@@ -84,7 +85,7 @@ pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
 fn candidates(job: &JobSpec, virtual_time: bool) -> Result<Vec<&'static dyn DataPath>, Error> {
     let settled = if virtual_time { job.clone() } else { into_host_memory(job).0 };
     let kind = if virtual_time && job.path == PathKind::Auto { PathKind::Host } else { settled.path };
-    if let Some(path) = path::find(kind) {
+    if let Some(path) = Paths::find(kind) {
         return Ok(vec![path]);
     }
     let media =
@@ -106,9 +107,15 @@ fn buffers(job: &JobSpec, paths: &[&'static dyn DataPath]) -> Result<(u64, u64),
         .map(|s| Ok(Uri::parse(s)?.medium().moves_bytes()))
         .collect::<Result<Vec<_>, Error>>()?;
     let of = |job: &JobSpec, path: &&'static dyn DataPath| {
-        let under: Vec<Under> = moves
+        let under: Vec<BufferNeeds> = moves
             .iter()
-            .map(|m| Under { path: *path, moves_bytes: *m, at_once: false, tight: false, takes_rows: false })
+            .map(|m| BufferNeeds {
+                path: *path,
+                moves_bytes: *m,
+                at_once: false,
+                tight: false,
+                takes_rows: false,
+            })
             .collect();
         let into_gpu = match path.ends() {
             Ends::Host => false,
@@ -137,7 +144,7 @@ pub fn check(job: &JobSpec) -> Result<(), Error> {
         if job.whole_files && uri.path().is_none() {
             return Err(share::no_files(source));
         }
-        path::legal(job.path, &uri, &uri.medium())
+        Paths::check(job.path, &uri, &uri.medium())
     })
 }
 
@@ -157,7 +164,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     let replay = replay::prepare(job)?;
     let job = &with_a_worker_each(replay.as_ref().map_or(job, |replay| &replay.job));
     let started = clock::wall_seconds();
-    let mut looked = opening::examine(&purpose::of_job(job, workers_most())?)?;
+    let mut looked = examine(&purpose::of_job(job, workers_most())?)?;
     replay.as_ref().map_or(Ok(()), |replay| replay.fits(&looked.plans))?;
     prediction::check(job, &looked.plans)?;
     if looked.plans.iter().all(SourcePlan::is_virtual) {
@@ -336,7 +343,7 @@ fn failure_of(job: &JobSpec, record: &RunRecord) -> Option<Error> {
         return Some(Error::run(
             asked,
             format!("{} I/Os timed out; {examples}", errors.timed_out),
-            path::find(job.path)
+            Paths::find(job.path)
                 .and_then(|path| path.after_timeouts(job))
                 .unwrap_or("dmesg | tail; a longer ‹timeout_s›"),
         ));

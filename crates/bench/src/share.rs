@@ -9,8 +9,7 @@ use forebay_io::threads;
 use forebay_model::job::{FileOrder, JobSpec};
 use forebay_model::pattern::{PatternSpec, Span};
 use forebay_model::Error;
-use forebay_storage::path::Destination;
-use forebay_storage::source::Target;
+use forebay_storage::{Destination, Target};
 
 pub(crate) fn out(
     job: &JobSpec,
@@ -170,8 +169,7 @@ fn part(whole: Span, i: u64, n: u64, io_bytes: u64) -> Span {
 mod tests {
     use super::*;
     use forebay_model::job::Engine;
-    use forebay_storage::source::file::{FileAccess, FileTarget};
-    use forebay_storage::source::{OpenFileSource, OpenNil, Route};
+    use forebay_storage::{FileAccess, FileTarget, OpenFileSource, OpenNil, Route};
     use proptest::prelude::*;
 
     fn target(pair: Option<u32>) -> Target {

@@ -14,8 +14,7 @@ use forebay_model::record::*;
 use forebay_model::series::Point;
 use forebay_model::simulate::{self, closed_loop, dependent, Load};
 use forebay_model::{stats, Error, Latency};
-use forebay_storage::path;
-use forebay_storage::source::SourcePlan;
+use forebay_storage::{Paths, SourcePlan};
 use std::collections::BTreeMap;
 
 const NO_MACHINE: &str = "virtual time: no machine took part";
@@ -228,8 +227,8 @@ fn refuse_what_time_cannot_show(job: &JobSpec) -> Result<(), Error> {
 /// `free`: what costs nothing there.
 pub fn path_of(path: PathKind, model: &DriveModel, free: &str) -> PathRan {
     PathRan {
-        ran: path::find(path).map_or("host", |path| path.name()).into(),
-        requested: path::name_of(path).into(),
+        ran: Paths::find(path).map_or("host", |path| path.name()).into(),
+        requested: Paths::name_of(path).into(),
         reason: Some(format!("simulated: {} in virtual time; {free} nothing there", model.name)),
         engine: "model".into(),
         destination: "none".into(),

@@ -3,9 +3,9 @@
 use super::run_kit::Ran;
 use super::verify::FIO_ON_HOST;
 use forebay_model::record::Warning;
-use forebay_storage::path::gds::Session;
+use forebay_storage::CuFileSession;
 
-pub(crate) fn of_runs(runs: &[Ran], session: Option<&Session>) -> Vec<Warning> {
+pub(crate) fn of_runs(runs: &[Ran], session: Option<&CuFileSession>) -> Vec<Warning> {
     let mut list = Vec::new();
     if let Some(text) = runs.iter().find_map(|r| r.resources.warning.clone()) {
         warn(&mut list, "locked_memory", text, "ulimit -l unlimited");
@@ -24,7 +24,7 @@ pub(crate) fn of_runs(runs: &[Ran], session: Option<&Session>) -> Vec<Warning> {
 }
 
 /// Warnings that cuFile gave during the run.
-pub fn of_session(session: &Session) -> Vec<Warning> {
+pub fn of_session(session: &CuFileSession) -> Vec<Warning> {
     let mut list = Vec::new();
     if session.driver().forces_compat() == Some(true) {
         let text = "force_compat_mode is on: cuFile doesn't try to go direct".into();

@@ -14,10 +14,10 @@ use forebay_model::job::{Engine, JobSpec, Pages, PathKind};
 use forebay_model::pattern::PatternSpec;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::Error;
-use forebay_storage::path::{self, Buffers, Copiers, QueueFactory, Under, WorkerContext};
-use forebay_storage::source::fault::FaultQueue;
-use forebay_storage::source::MemoryRegistration;
-use forebay_storage::source::{QueueNeeds, Target};
+use forebay_storage::{
+    BufferNeeds, Buffers, Copiers, FaultQueue, MemoryRegistration, Paths, QueueFactory, QueueNeeds, Target,
+    WorkerContext,
+};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ pub(crate) fn set_up(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, 
         let at = match known {
             Some(at) => at,
             None => {
-                factories.push((kind, path::by_kind(kind).equip(&context, &mut reactor)?));
+                factories.push((kind, Paths::by_kind(kind).equip(&context, &mut reactor)?));
                 factories.len() - 1
             }
         };
@@ -112,8 +112,8 @@ pub(crate) fn set_up(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, 
 
 /// The buffers of a worker on the `used` ones of these targets.
 pub(crate) fn buffers_of(job: &JobSpec, all: &[Target], used: &[&Target], into_gpu: bool) -> Buffers {
-    let all: Vec<Under> = all.iter().map(Under::of).collect();
-    let used: Vec<Under> = used.iter().map(|t| Under::of(t)).collect();
+    let all: Vec<BufferNeeds> = all.iter().map(BufferNeeds::of).collect();
+    let used: Vec<BufferNeeds> = used.iter().map(|t| BufferNeeds::of(t)).collect();
     Buffers::of(job, &all, &used, into_gpu)
 }
 

@@ -13,7 +13,7 @@ use forebay_serve::{
     apply_changes, config_changes, log_to_stderr, number_namespaces, AllowedHost, Caching, ConfigChanges,
     Counts, Namespace, NamespaceStats, TargetConfig, TargetServer, TargetStats, TargetSubsystem,
 };
-use forebay_storage::source::Uri;
+use forebay_storage::Uri;
 use serde_json::{json, Value};
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -41,6 +41,7 @@ fn tell(observer: Option<&Py<PyAny>>, progress: &DatagenProgress) -> PyResult<()
 /// The formats of emulation's files: `[{name, extension, what}]`.
 #[pyfunction]
 pub fn formats(py: Python<'_>) -> PyResult<String> {
-    let row = |row: &FormatRow| serde_json::json!({"name": row.name, "extension": row.extension, "what": row.what});
+    let row =
+        |row: &FormatRow| serde_json::json!({"name": row.name, "extension": row.extension, "what": row.what});
     json(py, &FORMATS.iter().map(row).collect::<Vec<_>>())
 }

@@ -1,7 +1,7 @@
 //! `forebay discover` and `forebay identify` for Python.
 
 use crate::{json, raise};
-use forebay_storage::inspect::{self, Looking};
+use forebay_storage::Looking;
 use pyo3::prelude::*;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 #[pyo3(signature = (host, host_nqn, timeout_s))]
 pub fn discover(py: Python<'_>, host: &str, host_nqn: Option<String>, timeout_s: f64) -> PyResult<String> {
     let looking = looking(host_nqn, timeout_s);
-    let found = py.detach(|| inspect::discover(host, &looking));
+    let found = py.detach(|| forebay_storage::discover(host, &looking));
     json(py, &found.map_err(|error| raise(py, error))?)
 }
 
@@ -19,7 +19,7 @@ pub fn discover(py: Python<'_>, host: &str, host_nqn: Option<String>, timeout_s:
 #[pyo3(signature = (wait_s))]
 pub fn browse(py: Python<'_>, wait_s: f64) -> PyResult<String> {
     let wait = looking(None, wait_s).timeout;
-    let found = py.detach(|| inspect::browse(wait));
+    let found = py.detach(|| forebay_storage::browse(wait));
     json(py, &found.map_err(|error| raise(py, error))?)
 }
 
@@ -28,7 +28,7 @@ pub fn browse(py: Python<'_>, wait_s: f64) -> PyResult<String> {
 #[pyo3(signature = (uri, host_nqn, timeout_s))]
 pub fn identify(py: Python<'_>, uri: &str, host_nqn: Option<String>, timeout_s: f64) -> PyResult<String> {
     let looking = looking(host_nqn, timeout_s);
-    let found = py.detach(|| inspect::identify(uri, &looking));
+    let found = py.detach(|| forebay_storage::identify(uri, &looking));
     json(py, &found.map_err(|error| raise(py, error))?)
 }
 

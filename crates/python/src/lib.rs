@@ -31,8 +31,7 @@ use forebay_model::wording::as_flags;
 use forebay_model::{merge, reading, record, stats, warnings, Latency, RunRecord};
 use forebay_model::{Error, Kind};
 use forebay_reader::ReadPath;
-use forebay_storage::path::{self, Ends, PATHS};
-use forebay_storage::source::{MadeOf, SourceRow, Uri, SOURCES};
+use forebay_storage::{Ends, MadeOf, Paths, SourceRow, Uri, PATHS, SOURCES};
 use forebay_training::DatagenSpec;
 use observe::{stop_requested, Watcher};
 use pyo3::exceptions::PyKeyboardInterrupt;
@@ -163,7 +162,7 @@ fn stop() {
 /// This process is one of several that use their folders side by side; `written` has the files that it isn't alone in writing.
 #[pyfunction]
 fn run_beside_others(written: Vec<std::path::PathBuf>) {
-    forebay_bench::run_beside_others(&written);
+    forebay_storage::HeldManifest::run_beside_others(&written);
 }
 
 /// A source as its URI reads; `path` null where it is no file or folder, and likewise the rest.
@@ -217,7 +216,7 @@ fn path_abilities(name: &str) -> Option<[bool; 6]> {
     match PathKind::named(name)? {
         kind if kind.is_found() => Some([true, false, false, true, true, read]),
         kind => {
-            let (path, ends) = (path::by_kind(kind), path::by_kind(kind).ends());
+            let (path, ends) = (Paths::by_kind(kind), Paths::by_kind(kind).ends());
             let cached = path.cached() == Some(true);
             let [maps, direct] = [kind.may_map(), kind.may_go_direct()];
             Some([ends != Ends::Host, ends == Ends::Gpu, cached, maps, direct, read])
@@ -245,7 +244,7 @@ fn tables(py: Python<'_>) -> PyResult<String> {
             "names": (s.names)()})
     });
     let paths = PATHS.iter().map(|p| {
-        serde_json::json!({"name": p.name(), "what": p.what(), "needs": p.needs(), "schemes": path::schemes(*p),
+        serde_json::json!({"name": p.name(), "what": p.what(), "needs": p.needs(), "schemes": Paths::schemes(*p),
             "into_gpu": p.ends() != Ends::Host})
     });
     let tables = serde_json::json!({

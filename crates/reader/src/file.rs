@@ -17,7 +17,7 @@ use forebay_io::meter::cache;
 use forebay_io::process::{self, PerProcess};
 use forebay_model::job::Prefer;
 use forebay_model::Error;
-use forebay_storage::source::file::{FileAccess, FileTarget};
+use forebay_storage::{FileAccess, FileTarget};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

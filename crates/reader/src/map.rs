@@ -1,8 +1,7 @@
 //! A file's mapping, as workers that copy from it see it: what of it was read, what is cached, and which page tables are filled.
 
 use forebay_io::copy;
-use forebay_storage::path::mapped::Mapping;
-use forebay_storage::source::file::FileTarget;
+use forebay_storage::{FileMapping, FileTarget};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -16,7 +15,7 @@ const LOOKED_EVERY: Duration = Duration::from_secs(1);
 
 /// The whole file, for reading by `copy::guarded` alone.
 pub(super) struct Map {
-    pub mapping: Arc<Mapping>,
+    pub mapping: Arc<FileMapping>,
     pub bytes: u64,
     /// A bit per window that was read.
     read: Bits,
@@ -35,7 +34,7 @@ impl Map {
     /// None where the system gives no room for it: the file is then read by system calls.
     pub(crate) fn new(target: &FileTarget) -> Option<Map> {
         copy::install_guard();
-        let mapping = Arc::new(Mapping::new(target).ok()?);
+        let mapping = Arc::new(FileMapping::new(target).ok()?);
         let windows = target.bytes.div_ceil(WINDOW);
         Some(Map {
             mapping,

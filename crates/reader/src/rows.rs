@@ -10,7 +10,7 @@ use forebay_io::gpu::kernels::{Rows, ELSEWHERE};
 use forebay_io::machine;
 use forebay_model::feed::Order;
 use forebay_model::Error;
-use forebay_storage::path::mapped::Wakeup;
+use forebay_storage::MappedWakeup;
 use std::ops::{Range as Span, RangeInclusive};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -241,7 +241,7 @@ impl Layout {
         windows: &Windows,
         numbers: &[u64],
         to: Address,
-        wakeup: &Arc<Wakeup>,
+        wakeup: &Arc<MappedWakeup>,
         go_on: impl FnMut() -> bool,
         laid: &mut [u64],
     ) -> (Option<Gathered>, Vec<Range>) {

@@ -23,8 +23,7 @@ use forebay_io::queue::{Fault, Op, Via};
 use forebay_io::reactor::{self, memlock, Reactor, RingOptions, Waker};
 use forebay_model::job::{Cache, Engine, Pages, Prefer};
 use forebay_model::{Error, Kind};
-use forebay_storage::opening::{self, Purpose};
-use forebay_storage::source::{MadeOf, MemoryRegistration, QueueNeeds, SourcePlan, Target};
+use forebay_storage::{examine, MadeOf, MemoryRegistration, Purpose, QueueNeeds, SourcePlan, Target};
 use plan::{next_io, Cursor, Planned, Rules};
 use std::collections::VecDeque;
 use std::path::Path;
@@ -242,7 +241,7 @@ fn target_of(uri: &str) -> Result<Target, Error> {
             could_make: false,
             ..Purpose::default()
         };
-        let mut looked = opening::examine(&purpose)?;
+        let mut looked = examine(&purpose)?;
         if looked.plans.iter().any(SourcePlan::is_virtual) {
             let found = "it has no bytes, and its I/Os take virtual time";
             return Err(Error::request(
@@ -251,7 +250,7 @@ fn target_of(uri: &str) -> Result<Target, Error> {
                 "model:NAME?over=FILE, which has a file's bytes",
             ));
         }
-        let opened = looked.open(&purpose, &mut opening::fills_nothing)?;
+        let opened = looked.open(&purpose, &mut Purpose::fills_nothing)?;
         let [target] = opened.targets.as_slice() else {
             return Err(Error::request(
                 format!("read {uri}"),

@@ -4,10 +4,10 @@ use forebay_io::gpu::cuda::Device;
 use forebay_io::machine;
 use forebay_model::units::GIB;
 use forebay_model::Error;
-use forebay_storage::path::mapped::{
-    window_bytes, DevicePinner, Limits, MappedFile, Mapping, Phase, Registry, Wakeup, LEAST_BYTES,
+use forebay_storage::{
+    window_bytes, DevicePinner, FileMapping, FileTarget, MappedFile, MappedLimits, MappedPhase,
+    MappedRegistry, MappedWakeup,
 };
-use forebay_storage::source::file::FileTarget;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const CAP_BYTES_UNKNOWN: u64 = 4 * GIB;
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 
 pub(super) struct Windows {
-    registry: Registry,
+    registry: MappedRegistry,
     file: Arc<MappedFile>,
     pub bytes_each: u64,
 }
@@ -28,14 +28,19 @@ impl Windows {
     /// `bytes_max`: of each.
     pub(crate) fn open(
         target: &FileTarget,
-        mapping: Option<Arc<Mapping>>,
+        mapping: Option<Arc<FileMapping>>,
         device: Arc<Device>,
         bytes_max: u64,
     ) -> Result<Windows, Error> {
         let cap_bytes = cap_bytes();
         let bytes_each = window_bytes(target.bytes / WINDOWS_WANTED * 2, cap_bytes).min(bytes_max);
-        let limits = Limits { cap_bytes, window_bytes: bytes_each, least_bytes: LEAST_BYTES, relays: 0 };
-        let registry = Registry::new(Box::new(DevicePinner(device)), limits)?;
+        let limits = MappedLimits {
+            cap_bytes,
+            window_bytes: bytes_each,
+            least_bytes: MappedRegistry::LEAST_BYTES,
+            relays: 0,
+        };
+        let registry = MappedRegistry::new(Box::new(DevicePinner(device)), limits)?;
         let file = registry.file_in(target, mapping).map_err(|fault| {
             Error::run(format!("map {}", target.path.display()), fault.to_string(), "path=\"bounce\"")
         })?;
@@ -63,21 +68,21 @@ impl Windows {
     pub(crate) fn hold(
         &self,
         offset: u64,
-        wakeup: &Arc<Wakeup>,
+        wakeup: &Arc<MappedWakeup>,
         mut go_on: impl FnMut() -> bool,
     ) -> Option<HeldWindow<'_>> {
         let number = self.file.window_of(offset);
         let window = self.file.window(number);
         window.hold();
         let mut phase = self.registry.ask(&self.file, number, true, Some(wakeup));
-        while phase == Phase::Pending && go_on() {
+        while phase == MappedPhase::Pending && go_on() {
             std::thread::park_timeout(LOOK_AGAIN);
             phase = window.phase();
         }
         let seen = self.registry.current_generation(&self.file);
         match seen {
             // What is ready after the look was registered in this generation.
-            Ok(generation) if window.phase() == Phase::Ready => {
+            Ok(generation) if window.phase() == MappedPhase::Ready => {
                 let at = self.file.address(offset).as_ptr();
                 Some(HeldWindow { windows: self, number, at, generation })
             }
@@ -100,7 +105,7 @@ impl Windows {
     pub(crate) fn ask_for_all(&self, gently: bool) {
         for number in 0..self.count() {
             match self.file.window(number).phase() {
-                Phase::Ready | Phase::Pending => {}
+                MappedPhase::Ready | MappedPhase::Pending => {}
                 _ if gently => self.registry.ask_gently(&self.file, number),
                 _ => drop(self.registry.ask(&self.file, number, false, None)),
             }
@@ -112,8 +117,8 @@ impl Windows {
         let mut ready = 0;
         for number in 0..self.count() {
             match self.file.window(number).phase() {
-                Phase::Pending => return None,
-                Phase::Ready => ready += 1,
+                MappedPhase::Pending => return None,
+                MappedPhase::Ready => ready += 1,
                 _ => {}
             }
         }
@@ -122,7 +127,7 @@ impl Windows {
 
     /// Returns whether nothing of the file is registered or about to be.
     pub(crate) fn is_untouched(&self) -> bool {
-        (0..self.count()).all(|n| self.file.window(n).phase() == Phase::Cold)
+        (0..self.count()).all(|n| self.file.window(n).phase() == MappedPhase::Cold)
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -142,12 +147,12 @@ impl Windows {
     /// Returns whether the windows of a range may be read.
     pub(crate) fn are_ready(&self, offset: u64, bytes: usize) -> bool {
         let last = self.number_of(offset + (bytes as u64).max(1) - 1);
-        (self.number_of(offset)..=last).all(|n| self.file.window(n).phase() == Phase::Ready)
+        (self.number_of(offset)..=last).all(|n| self.file.window(n).phase() == MappedPhase::Ready)
     }
 
     /// Returns whether all windows may be read.
     pub(crate) fn is_whole(&self) -> bool {
-        (0..self.count()).all(|n| self.file.window(n).phase() == Phase::Ready)
+        (0..self.count()).all(|n| self.file.window(n).phase() == MappedPhase::Ready)
     }
 
     /// Holds all windows, if all of them may be read.
@@ -170,21 +175,21 @@ impl Windows {
     pub(crate) fn hold_all(
         &self,
         wanted: &[(u32, u64)],
-        wakeup: &Arc<Wakeup>,
+        wakeup: &Arc<MappedWakeup>,
         mut go_on: impl FnMut() -> bool,
     ) -> Option<Gathered> {
         let phase = |number: &u32| self.file.window(*number).phase();
         for (number, bytes) in wanted {
             let asks = match phase(number) {
-                Phase::Ready => false,
-                Phase::Pending => true,
+                MappedPhase::Ready => false,
+                MappedPhase::Pending => true,
                 _ => self.registry.pays(&self.file, *number, *bytes, false),
             };
             if asks {
                 self.registry.ask(&self.file, *number, false, Some(wakeup));
             }
         }
-        while wanted.iter().any(|(number, _)| phase(number) == Phase::Pending) && go_on() {
+        while wanted.iter().any(|(number, _)| phase(number) == MappedPhase::Pending) && go_on() {
             std::thread::park_timeout(LOOK_AGAIN);
         }
         let held = wanted.iter().map(|(number, _)| *number).filter(|n| self.hold_ready(*n)).collect();
@@ -199,7 +204,7 @@ impl Windows {
     fn settled(&self, held: Vec<u32>) -> Option<Gathered> {
         let seen = self.registry.current_generation(&self.file);
         // What is ready after the look was registered in this generation.
-        let ready = |n: &u32| self.file.window(*n).phase() == Phase::Ready;
+        let ready = |n: &u32| self.file.window(*n).phase() == MappedPhase::Ready;
         match seen {
             Ok(generation) if !held.is_empty() && held.iter().all(ready) => {
                 Some(Gathered { numbers: held, generation })
@@ -214,7 +219,7 @@ impl Windows {
     /// Holds a window if it may be read.
     fn hold_ready(&self, number: u32) -> bool {
         let window = self.file.window(number);
-        let ready = window.hold() == Phase::Ready;
+        let ready = window.hold() == MappedPhase::Ready;
         if !ready {
             window.release();
         }
@@ -222,7 +227,7 @@ impl Windows {
     }
 
     /// Queues what reads windows that are held, with the registrar out of the way.
-    pub(crate) fn queue<T>(&self, wakeup: &Wakeup, read: impl FnOnce() -> T) -> T {
+    pub(crate) fn queue<T>(&self, wakeup: &MappedWakeup, read: impl FnOnce() -> T) -> T {
         let done = {
             let _turn = self.registry.turns().enter();
             read()
@@ -255,7 +260,7 @@ pub(super) struct HeldWindow<'a> {
 
 impl HeldWindow<'_> {
     /// Queues its copy, with the registrar out of the way.
-    pub(crate) fn queue<T>(&self, wakeup: &Wakeup, copy: impl FnOnce() -> T) -> T {
+    pub(crate) fn queue<T>(&self, wakeup: &MappedWakeup, copy: impl FnOnce() -> T) -> T {
         self.windows.queue(wakeup, copy)
     }
 }

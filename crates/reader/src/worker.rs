@@ -22,7 +22,7 @@ use super::SLOT_BYTES;
 use copies::copy_failed;
 use forebay_io::gpu::cuda::Stream;
 use forebay_model::Error;
-use forebay_storage::path::mapped::Wakeup;
+use forebay_storage::MappedWakeup;
 use std::borrow::Cow;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
@@ -33,7 +33,7 @@ pub(crate) struct Worker {
     copies: Copies,
     /// Reads into host memory.
     loader: Loader,
-    wakeup: Option<Arc<Wakeup>>,
+    wakeup: Option<Arc<MappedWakeup>>,
     /// Memory of a GPU that pages pass through, while one request is served.
     room: Option<Arc<Room>>,
 }
@@ -294,7 +294,7 @@ fn in_turn<T>(source: &Source, call: impl FnOnce() -> T) -> T {
 }
 
 /// Rung by the registrar when a window was decided on.
-fn wakes_this_thread() -> Arc<Wakeup> {
+fn wakes_this_thread() -> Arc<MappedWakeup> {
     let thread = std::thread::current();
-    Wakeup::new(move || thread.unpark())
+    MappedWakeup::new(move || thread.unpark())
 }

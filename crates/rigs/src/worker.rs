@@ -6,7 +6,7 @@ use forebay_io::reactor::{Reactor, RingOptions};
 use forebay_io::stream;
 use forebay_model::job::Pages;
 use forebay_model::Error;
-use forebay_storage::source::QueueNeeds;
+use forebay_storage::QueueNeeds;
 use std::any::Any;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};

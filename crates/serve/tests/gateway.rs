@@ -7,8 +7,7 @@ use forebay_rigs::worker::{content, Rig, LONG};
 use forebay_serve::{
     Gateway, GatewayConfig, GatewayController, GatewayNamespace, GatewaySubsystem, TargetConfig, TargetServer,
 };
-use forebay_storage::source::vfio_user::{Drive, Options};
-use forebay_storage::source::Uri;
+use forebay_storage::{Uri, VfioUserDrive, VfioUserOptions};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -42,13 +41,13 @@ fn with(namespace: GatewayNamespace, socket: &Path, spin_us: u32) -> Gateway {
         .unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn drive(socket: &Path, more: &str) -> Arc<Drive> {
+fn drive(socket: &Path, more: &str) -> Arc<VfioUserDrive> {
     let uri = format!("vfio-user:{}?reconnect_delay=0.1{more}", socket.display());
-    let options = Options::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
-    Drive::open(&options, 1).unwrap_or_else(|e| panic!("{e}"))
+    let options = VfioUserOptions::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
+    VfioUserDrive::open(&options, 1).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn worker(drive: &Arc<Drive>, depth: u32, slot_bytes: usize) -> Rig {
+fn worker(drive: &Arc<VfioUserDrive>, depth: u32, slot_bytes: usize) -> Rig {
     let lend = |arena: &Arena| drive.lend(arena).unwrap();
     Rig::open((depth, slot_bytes, true), lend, |needs, reactor| drive.queue(needs, reactor))
 }

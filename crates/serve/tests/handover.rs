@@ -8,8 +8,7 @@ use forebay_serve::{
     call_gateway, GatewayConfig, GatewayController, GatewayNamespace, GatewayService, GatewaySubsystem,
     HandoverLine,
 };
-use forebay_storage::source::vfio_user::{Drive, Options};
-use forebay_storage::source::Uri;
+use forebay_storage::{Uri, VfioUserDrive, VfioUserOptions};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -64,10 +63,10 @@ impl Home {
         }
     }
 
-    fn drive(&self, more: &str) -> Arc<Drive> {
+    fn drive(&self, more: &str) -> Arc<VfioUserDrive> {
         let uri = format!("vfio-user:{}?reconnect_delay=0.1&io_timeout=-1{more}", self.socket.display());
-        let options = Options::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
-        Drive::open(&options, 1).unwrap_or_else(|e| panic!("{e}"))
+        let options = VfioUserOptions::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
+        VfioUserDrive::open(&options, 1).unwrap_or_else(|e| panic!("{e}"))
     }
 }
 
@@ -103,7 +102,7 @@ fn in_flight(service: &GatewayService) -> u32 {
     service.stats().controllers[0].queues.iter().filter(|q| q.qid > 0).map(|q| q.in_flight).sum()
 }
 
-fn worker(drive: &Arc<Drive>) -> Rig {
+fn worker(drive: &Arc<VfioUserDrive>) -> Rig {
     let slots = (DEPTH, BLOCK, true);
     Rig::open(slots, |arena| drive.lend(arena).unwrap(), |needs, reactor| drive.queue(needs, reactor))
 }
@@ -112,7 +111,7 @@ fn worker(drive: &Arc<Drive>) -> Rig {
 /// half. Returns how many were.
 fn load(
     home: &Home,
-    drive: Arc<Drive>,
+    drive: Arc<VfioUserDrive>,
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
 ) -> JoinHandle<Vec<bool>> {

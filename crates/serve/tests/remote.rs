@@ -12,8 +12,7 @@ use forebay_io::queue::{Op, Via};
 use forebay_io::stream;
 use forebay_rigs::fake::{Fake, BLOCK, NQN};
 use forebay_rigs::worker::{content, Rig, LONG};
-use forebay_storage::source::nvme_tcp::{Options, Remote};
-use forebay_storage::source::Uri;
+use forebay_storage::{NvmeTcpOptions, NvmeTcpRemote, Uri};
 use link::{Link, Mischief, Random};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -28,21 +27,21 @@ fn disk() -> Arc<Mutex<Vec<u8>>> {
     Arc::new(Mutex::new(content(BYTES)))
 }
 
-fn options(fakes: &[&Fake], more: &str) -> Options {
+fn options(fakes: &[&Fake], more: &str) -> NvmeTcpOptions {
     let addresses: Vec<SocketAddr> = fakes.iter().map(|f| f.address).collect();
     options_to(&addresses, more)
 }
 
-fn options_to(addresses: &[SocketAddr], more: &str) -> Options {
+fn options_to(addresses: &[SocketAddr], more: &str) -> NvmeTcpOptions {
     let paths: String = addresses[1..].iter().map(|a| format!("&path={a}")).collect();
     let own = |key: &&str| !more.contains(&format!("&{}=", key.split('=').next().unwrap()));
     let patient: Vec<&str> = PATIENT.split('&').filter(own).collect();
     let patient = patient.join("&");
     let uri = format!("nvme+tcp://{}/{NQN}?kato=1&reconnect_delay=0.1&{patient}{paths}{more}", addresses[0]);
-    Options::of(&Uri::parse(&uri).unwrap()).unwrap().clone()
+    NvmeTcpOptions::of(&Uri::parse(&uri).unwrap()).unwrap().clone()
 }
 
-fn worker(remote: &Arc<Remote>, depth: u32, slot_bytes: usize) -> Rig {
+fn worker(remote: &Arc<NvmeTcpRemote>, depth: u32, slot_bytes: usize) -> Rig {
     Rig::open((depth, slot_bytes, false), |_| None::<()>, |needs, reactor| remote.queue(needs, reactor))
 }
 
@@ -56,7 +55,7 @@ fn what_is_read_is_what_is_there() {
     for more in ["", "&hdgst=1&ddgst=1", "&bulk=0&hdgst=1&queues=3", "&bulk=0&ddgst=1&depth=2"] {
         let disk = disk();
         let fake = Fake::start(disk.clone(), 0);
-        let remote = Remote::open(&options(&[&fake], more), 1).unwrap();
+        let remote = NvmeTcpRemote::open(&options(&[&fake], more), 1).unwrap();
         assert_eq!((remote.bytes(), remote.block_bytes()), (BYTES as u64, BLOCK));
         let mut rig = worker(&remote, 8, 1 << 20);
         for (offset, len) in
@@ -87,7 +86,7 @@ fn what_is_read_is_what_is_there() {
 fn a_read_that_is_never_answered_gives_its_memory_back_when_it_is_abandoned() {
     let disk = disk();
     let fake = Fake::start(disk.clone(), 0);
-    let remote = Remote::open(&options(&[&fake], ""), 1).unwrap();
+    let remote = NvmeTcpRemote::open(&options(&[&fake], ""), 1).unwrap();
     let mut rig = worker(&remote, 2, 4096);
     fake.stall(1);
     rig.push(0, Op::Read, 0, 4096);
@@ -109,7 +108,7 @@ fn a_command_that_takes_too_long_is_aborted_and_sent_again_on_the_same_connectio
     let disk = disk();
     let fake = Fake::start(disk.clone(), 0);
     // As long as the answer to the Abort may take, too.
-    let remote = Remote::open(&options(&[&fake], "&io_timeout=3"), 1).unwrap();
+    let remote = NvmeTcpRemote::open(&options(&[&fake], "&io_timeout=3"), 1).unwrap();
     let mut rig = worker(&remote, 2, 4096);
     fake.stall(1);
     let began = Instant::now();
@@ -130,7 +129,7 @@ fn where_an_abort_does_not_help_the_connection_goes_and_the_read_is_sent_on_anot
     let disk = disk();
     let fake = Fake::start(disk.clone(), 0);
     fake.hear_no_abort();
-    let remote = Remote::open(&options(&[&fake], "&io_timeout=1"), 1).unwrap();
+    let remote = NvmeTcpRemote::open(&options(&[&fake], "&io_timeout=1"), 1).unwrap();
     let mut rig = worker(&remote, 2, 4096);
     fake.stall(1);
     rig.push(0, Op::Read, 0, 4096);
@@ -187,7 +186,8 @@ fn a_link_that_is_cut_anywhere_costs_time_and_no_byte() {
         let mischief = Mischief { cut_within: Some(3_000_000), ..Mischief::default() };
         let link = Link::to(fake.address, mischief, seed);
         let what = format!("seed {seed}");
-        let remote = (0..20).find_map(|_| Remote::open(&options_to(&[link.address], "&queues=2"), 1).ok());
+        let remote =
+            (0..20).find_map(|_| NvmeTcpRemote::open(&options_to(&[link.address], "&queues=2"), 1).ok());
         let remote = remote.expect("one of twenty attempts comes through");
         let mut rig = worker(&remote, 8, 128 << 10);
         read_about(&mut rig, &disk, &mut Random::new(seed), 200, &what);
@@ -210,7 +210,7 @@ fn what_a_link_changes_is_found_by_digests_and_read_again() {
         let mischief = Mischief { flip_one_in: Some(2_000_000), ..Mischief::default() };
         let link = Link::to(fake.address, mischief, seed);
         let what = format!("seed {seed}");
-        let remote = Remote::open(&options_to(&[link.address], "&hdgst=1&ddgst=1"), 1).unwrap();
+        let remote = NvmeTcpRemote::open(&options_to(&[link.address], "&hdgst=1&ddgst=1"), 1).unwrap();
         let mut rig = worker(&remote, 8, 128 << 10);
         read_about(&mut rig, &disk, &mut Random::new(seed), 200, &what);
         assert!(link.done.load(Ordering::Relaxed) > 0, "{what}: nothing was changed");
@@ -226,7 +226,7 @@ fn a_target_that_is_killed_and_started_again_is_waited_for() {
     let disk = disk();
     let fake = Fake::start(disk.clone(), 0);
     let port = fake.address.port();
-    let remote = Remote::open(&options(&[&fake], ""), 1).unwrap();
+    let remote = NvmeTcpRemote::open(&options(&[&fake], ""), 1).unwrap();
     let mut rig = worker(&remote, 8, 128 << 10);
     let mut random = Random::new(7);
     read_about(&mut rig, &disk, &mut random, 50, "before");
@@ -256,7 +256,7 @@ fn writes_whose_outcome_is_unknown_fail_and_say_so() {
         let disk = disk();
         let before = disk.lock().unwrap().clone();
         let fake = Fake::start(disk.clone(), 0);
-        let remote = Remote::open(&options(&[&fake], ""), 1).unwrap();
+        let remote = NvmeTcpRemote::open(&options(&[&fake], ""), 1).unwrap();
         let mut rig = worker(&remote, 8, LEN as usize);
         let mut random = Random::new(seed);
         let mut unknown = 0;
@@ -321,7 +321,7 @@ fn reads_and_writes_mixed_at_depth_each_get_their_own_answer() {
     {
         let disk = disk();
         let fake = Fake::start(disk.clone(), 0);
-        let remote = Remote::open(&options(&[&fake], more), 1).unwrap();
+        let remote = NvmeTcpRemote::open(&options(&[&fake], more), 1).unwrap();
         let mut rig = worker(&remote, 16, LEN as usize);
         let mut random = Random::new(seed);
         // Of each tag: what it does, and where; places are written and read by one at a time.
@@ -365,7 +365,7 @@ fn reads_and_writes_mixed_at_depth_each_get_their_own_answer() {
 fn writes_are_sent_again_where_that_was_asked_for() {
     let disk = disk();
     let fake = Fake::start(disk.clone(), 0);
-    let remote = Remote::open(&options(&[&fake], "&replay_writes=1"), 1).unwrap();
+    let remote = NvmeTcpRemote::open(&options(&[&fake], "&replay_writes=1"), 1).unwrap();
     let mut rig = worker(&remote, 8, 64 << 10);
     for round in 0..10u8 {
         for tag in 0..8u32 {
@@ -387,7 +387,7 @@ fn writes_are_sent_again_where_that_was_asked_for() {
 fn io_fails_in_time_where_no_path_is_up_and_for_good_where_none_is_left() {
     let disk = disk();
     let fake = Fake::start(disk.clone(), 0);
-    let open = |more: &str| Remote::open(&options(&[&fake], more), 1).unwrap();
+    let open = |more: &str| NvmeTcpRemote::open(&options(&[&fake], more), 1).unwrap();
     let hopeful = open("&fast_io_fail_tmo=0.5&ctrl_loss_tmo=-1");
     let patient = open("&fast_io_fail_tmo=-1&ctrl_loss_tmo=2");
     let (mut first, mut second) = (worker(&hopeful, 2, 4096), worker(&patient, 2, 4096));
@@ -416,7 +416,8 @@ fn two_paths_share_the_work_and_one_carries_on_alone() {
     for policy in ["round-robin", "queue-depth"] {
         let disk = disk();
         let (one, other) = (Fake::start(disk.clone(), 0), Fake::start(disk.clone(), 0));
-        let remote = Remote::open(&options(&[&one, &other], &format!("&iopolicy={policy}")), 1).unwrap();
+        let remote =
+            NvmeTcpRemote::open(&options(&[&one, &other], &format!("&iopolicy={policy}")), 1).unwrap();
         let until = Instant::now() + LONG;
         while remote.paths().iter().any(|p| p.state != "live") {
             assert!(Instant::now() < until, "{:?}", remote.paths());
@@ -454,8 +455,10 @@ fn read_about_after(rig: &mut Rig, disk: &Mutex<Vec<u8>>, random: &mut Random, w
 fn what_cannot_be_opened_says_why() {
     let disk = disk();
     let fake = Fake::start(disk, 0);
-    let refusal = |options: &Options, workers: u32| Remote::open(options, workers).unwrap_err().to_string();
-    let other = Options { nqn: "nqn.2014-08.org.example:other".into(), ..options(&[&fake], "") };
+    let refusal = |options: &NvmeTcpOptions, workers: u32| {
+        NvmeTcpRemote::open(options, workers).unwrap_err().to_string()
+    };
+    let other = NvmeTcpOptions { nqn: "nqn.2014-08.org.example:other".into(), ..options(&[&fake], "") };
     for (options, workers, found) in [
         (other, 1, "refuses the subsystem name"),
         (options(&[&fake], "&nsid=7"), 1, "namespace 7"),

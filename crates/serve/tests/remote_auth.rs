@@ -10,9 +10,7 @@ use forebay_io::stream;
 use forebay_model::job::Pages;
 use forebay_nvme::auth::psk::ConfiguredPsk;
 use forebay_nvme::auth::Hash;
-use forebay_storage::inspect::{self, Looking};
-use forebay_storage::source::nvme_tcp::{Options, Remote};
-use forebay_storage::source::{QueueNeeds, Uri};
+use forebay_storage::{discover, identify, Looking, NvmeTcpOptions, NvmeTcpRemote, QueueNeeds, Uri};
 use rig::{eventually, pattern, Rig, LONG};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,14 +56,14 @@ impl Keys {
     }
 }
 
-fn options(rig: &Rig, more: &str) -> Options {
+fn options(rig: &Rig, more: &str) -> NvmeTcpOptions {
     let host = if more.contains("hostnqn=") { String::new() } else { format!("&hostnqn={HOST}") };
     let uri = format!("nvme+tcp://{}/{SUBSYSTEM}?queues=2{host}{more}", rig.address());
-    Options::of(&Uri::parse(&uri).unwrap()).unwrap().clone()
+    NvmeTcpOptions::of(&Uri::parse(&uri).unwrap()).unwrap().clone()
 }
 
 /// Reads the first 64 KiB by each of two workers.
-fn check(remote: &Arc<Remote>) {
+fn check(remote: &Arc<NvmeTcpRemote>) {
     const LEN: u32 = 64 << 10;
     for _ in 0..2 {
         let mut reactor = Reactor::with_ring(RingOptions { depth: 64, ..RingOptions::default() }).unwrap();
@@ -100,13 +98,14 @@ fn both_prove_themselves_on_each_queue() {
         host_file.display(),
         controller_file.display()
     );
-    let remote = Remote::open(&options(&rig, &files), 2).unwrap();
+    let remote = NvmeTcpRemote::open(&options(&rig, &files), 2).unwrap();
     check(&remote);
     eventually("the admin queue and two I/O queues", || rig.heard("authenticated") == 3);
     // One way only is enough for a host that asks for no more.
     drop(remote);
     let remote =
-        Remote::open(&options(&rig, &format!("&dhchap_secret_file={}", host_file.display())), 2).unwrap();
+        NvmeTcpRemote::open(&options(&rig, &format!("&dhchap_secret_file={}", host_file.display())), 2)
+            .unwrap();
     check(&remote);
 }
 
@@ -118,10 +117,9 @@ fn a_look_at_a_controller_takes_the_same_secrets() {
     let rig = keys.serve(&host, None, "");
     let looking = Looking { host_nqn: None, timeout: LONG };
     let uri = |more: &str| format!("nvme+tcp://{}/{SUBSYSTEM}?hostnqn={HOST}{more}", rig.address());
-    let found =
-        inspect::identify(&uri(&format!("&dhchap_secret_file={}", file.display())), &looking).unwrap();
+    let found = identify(&uri(&format!("&dhchap_secret_file={}", file.display())), &looking).unwrap();
     assert_eq!(found.namespaces.len(), 1);
-    let why = inspect::identify(&uri(""), &looking).map(|_| ()).unwrap_err().to_string();
+    let why = identify(&uri(""), &looking).map(|_| ()).unwrap_err().to_string();
     assert!(why.contains("authenticate"), "{why}");
 }
 
@@ -134,7 +132,7 @@ fn a_host_without_its_secret_or_with_another_is_told_why() {
     let rig = keys.serve(&host, None, "");
     let refused = |more: &str| {
         let began = Instant::now();
-        let why = Remote::open(&options(&rig, more), 1).map(|_| ()).unwrap_err().to_string();
+        let why = NvmeTcpRemote::open(&options(&rig, more), 1).map(|_| ()).unwrap_err().to_string();
         assert!(
             began.elapsed() < Duration::from_secs(12),
             "not until opening gives up: it would be refused again"
@@ -158,7 +156,7 @@ fn a_controller_that_cannot_prove_itself_is_left() {
         format!("&dhchap_secret_file={}&dhchap_ctrl_secret_file={}", host_file.display(), expected.display());
     for key in [Some(controller.as_str()), None] {
         let rig = keys.serve(&host, key, "");
-        let why = Remote::open(&options(&rig, &files), 1).map(|_| ()).unwrap_err().to_string();
+        let why = NvmeTcpRemote::open(&options(&rig, &files), 1).map(|_| ()).unwrap_err().to_string();
         assert!(why.contains("authentication failed"), "{why}");
     }
     // One that asks for nothing proves nothing.
@@ -168,7 +166,7 @@ fn a_controller_that_cannot_prove_itself_is_left() {
          allow_any_host = true\n[[subsystems.namespaces]]\nsource = \"{}\"\nblock_bytes = 512\n",
         content.display()
     ));
-    let why = Remote::open(&options(&rig, &files), 1).map(|_| ()).unwrap_err().to_string();
+    let why = NvmeTcpRemote::open(&options(&rig, &files), 1).map(|_| ()).unwrap_err().to_string();
     assert!(why.contains("asks for no authentication"), "{why}");
 }
 
@@ -201,19 +199,19 @@ fn a_host_with_a_tls_key_comes_over_tls_or_not_at_all() {
             format!("&tls_key_file={}&dhchap_secret_file={}", tls.display(), secret_file.display())
         };
         // TLS below, authentication within.
-        let remote = Remote::open(&options(&rig, &files(&file)), 2).unwrap();
+        let remote = NvmeTcpRemote::open(&options(&rig, &files(&file)), 2).unwrap();
         check(&remote);
         drop(remote);
         // A look takes the same keys.
         let looking = Looking { host_nqn: None, timeout: LONG };
         let look = |more: &str| {
             let uri = format!("nvme+tcp://{}/{SUBSYSTEM}?hostnqn={HOST}{more}", rig.address());
-            inspect::identify(&uri, &looking).map(|found| found.namespaces.len())
+            identify(&uri, &looking).map(|found| found.namespaces.len())
         };
         assert_eq!(look(&files(&file)).unwrap(), 1);
         let asked = |tls: &PathBuf| {
             let host = format!("nvme+tcp://{}?hostnqn={HOST}{}", rig.address(), files(tls));
-            inspect::discover(&host, &looking)
+            discover(&host, &looking)
         };
         assert!(asked(&file).unwrap().records.iter().any(|r| r.subnqn == SUBSYSTEM && r.sectype == "tls13"));
         let why = asked(&other).unwrap_err().to_string();
@@ -222,7 +220,7 @@ fn a_host_with_a_tls_key_comes_over_tls_or_not_at_all() {
         assert!(why.contains("TLS"), "{why}");
         let refused = |more: &str| {
             let options = options(&rig, &format!("{more}&ctrl_loss_tmo=0"));
-            Remote::open(&options, 1).map(|_| ()).unwrap_err().to_string()
+            NvmeTcpRemote::open(&options, 1).map(|_| ()).unwrap_err().to_string()
         };
         let why = refused(&files(&other));
         assert!(why.contains("TLS"), "{why}");
@@ -231,7 +229,7 @@ fn a_host_with_a_tls_key_comes_over_tls_or_not_at_all() {
         eventually("a connection in the clear is refused", || rig.heard("refused") > 0);
         // Others come as they did, on the same port.
         let plain = options(&rig, "&hostnqn=nqn.2026-11.io.example:plain");
-        check(&Remote::open(&plain, 2).unwrap());
+        check(&NvmeTcpRemote::open(&plain, 2).unwrap());
         let said = rig.said.lock().unwrap();
         assert!(said.iter().all(|entry| !entry.to_line().contains("NVMeTLSkey")), "no key is ever logged");
     }

@@ -31,9 +31,7 @@ use forebay_io::queue::{Full, Io, Op, Queue, Via};
 use forebay_io::reactor::Reactor;
 use forebay_model::job::{self, Engine, JobSpec, PathKind};
 use forebay_rigs::gpu::Scenario;
-use forebay_storage::path::{self, DataPath, Ends, PATHS};
-use forebay_storage::source::fault::{FaultPlan, FaultQueue};
-use forebay_storage::source::{QueueNeeds, Target, SOURCES};
+use forebay_storage::{DataPath, Ends, FaultPlan, FaultQueue, Paths, QueueNeeds, Target, PATHS, SOURCES};
 use mapped::is_opened_for;
 use rig::{plain, Layer, Request, Rig, PATIENCE};
 use std::io::Write;
@@ -125,7 +123,7 @@ fn each_rig(target: &Target, path: PathKind, check: impl Fn(&mut Rig, &Target)) 
         let mut rig = Rig::open(target, path, depth, IO_BYTES, registered, layer);
         check(&mut rig, target);
     }
-    if !passes_on(path::by_kind(path)) {
+    if !passes_on(Paths::by_kind(path)) {
         return;
     }
     for (layer, depth, registered) in
@@ -259,7 +257,7 @@ fn a_full_queue_hands_the_io_back_and_loses_nothing() {
 fn writes_zeroes_and_holes_land_where_they_belong() {
     each_case("writes", |target, path| {
         let write = JobSpec { op: job::Op::Write, ..JobSpec::default() };
-        if !is_writable(target) || path::by_kind(path).refuses(&write).unwrap().is_some() {
+        if !is_writable(target) || Paths::by_kind(path).refuses(&write).unwrap().is_some() {
             return;
         }
         each_rig(target, path, |rig, target| {
@@ -339,7 +337,7 @@ fn what_is_lent_holds_the_data_and_a_read_into_it_moves_nothing() {
 fn bytes_travel_as_the_queue_says() {
     each_case("via", |target, path| {
         // As the source has it, where the path adds nothing.
-        let own = passes_on(path::by_kind(path));
+        let own = passes_on(Paths::by_kind(path));
         let wanted = match (target.source.descriptor(), path) {
             (Some(_), PathKind::Bounce) => Via::Staged,
             (Some(_), PathKind::Mapped) => Via::Mapped,
@@ -407,7 +405,7 @@ fn several_queues_share_a_reactor_and_get_their_own_completions() {
         .collect();
     let truths: Vec<Vec<u8>> = targets.iter().map(|t| truth(t).unwrap()).collect();
     let stripe = cases::striped(4096, targets.clone());
-    let needs = forebay_storage::source::QueueNeeds::new(4, 4096);
+    let needs = forebay_storage::QueueNeeds::new(4, 4096);
     let mut rig = Rig::open(&stripe, PathKind::Host, 12, IO_BYTES, true, &plain);
     let mut queues: Vec<Box<dyn Queue>> =
         targets.iter().map(|t| t.queue(needs, &mut rig.reactor).unwrap()).collect();

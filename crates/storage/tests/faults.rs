@@ -26,9 +26,7 @@ mod watched;
 use cases::{lacking, noise, striped, truth, ENGINES};
 use forebay_io::queue::{Op, Queue};
 use forebay_model::job::{Engine, PathKind};
-use forebay_storage::source::fault::{FaultPlan, FaultQueue};
-use forebay_storage::source::stripe::StripeQueue;
-use forebay_storage::source::{QueueNeeds, Target};
+use forebay_storage::{FaultPlan, FaultQueue, QueueNeeds, StripeQueue, Target};
 use model::{batches, Flat, Shape};
 use proptest::prelude::*;
 use rig::{Answer, Request, Rig};
@@ -272,7 +270,7 @@ fn an_io_that_is_swallowed_comes_back_once_it_is_abandoned_and_only_then() {
 #[test]
 fn a_model_that_takes_an_hour_lets_go_when_it_is_asked_to() {
     use forebay_model::device::DriveModel;
-    use forebay_storage::source::{OpenModel, SharedDrive, Target};
+    use forebay_storage::{OpenModel, SharedDrive, Target};
     let drive = DriveModel::parse("d7-ps1010?latency_us=10000000&read_mb_s=0.001").unwrap();
     let source = OpenModel { drive: SharedDrive::new(&drive, 1, false), over: None };
     let target = Target::new("slow", 1 << 20, source);

@@ -6,7 +6,7 @@ use forebay_io::queue::{Op, Via};
 use forebay_model::job::Pages;
 use forebay_rigs::drive::{Control, Drive, BLOCK};
 use forebay_rigs::worker::{content, Rig, LONG};
-use forebay_storage::source::{vfio_user, Uri};
+use forebay_storage::{look_at_drive, Uri, VfioUserDrive, VfioUserOptions};
 use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,16 +19,16 @@ fn disk() -> Arc<Mutex<Vec<u8>>> {
     Arc::new(Mutex::new(content(BYTES)))
 }
 
-fn options(drive: &Drive, more: &str) -> vfio_user::Options {
+fn options(drive: &Drive, more: &str) -> VfioUserOptions {
     let uri = drive.uri(&format!("reconnect_delay=0.1{more}"));
-    vfio_user::Options::of(&Uri::parse(&uri).unwrap()).unwrap().clone()
+    VfioUserOptions::of(&Uri::parse(&uri).unwrap()).unwrap().clone()
 }
 
-fn open(drive: &Drive, more: &str) -> Arc<vfio_user::Drive> {
-    vfio_user::Drive::open(&options(drive, more), 1).unwrap_or_else(|e| panic!("{e}"))
+fn open(drive: &Drive, more: &str) -> Arc<VfioUserDrive> {
+    VfioUserDrive::open(&options(drive, more), 1).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn worker(drive: &Arc<vfio_user::Drive>, depth: u32, slot_bytes: usize, shared: bool) -> Rig {
+fn worker(drive: &Arc<VfioUserDrive>, depth: u32, slot_bytes: usize, shared: bool) -> Rig {
     let lend = |arena: &Arena| drive.lend(arena).unwrap();
     Rig::open((depth, slot_bytes, shared), lend, |needs, reactor| drive.queue(needs, reactor))
 }
@@ -247,12 +247,12 @@ fn a_drive_that_answers_nothing_fails_what_it_has_in_time() {
 fn a_look_at_a_drive_says_what_it_grants_and_leaves_it_free() {
     let device = Drive::start(disk());
     for wanted in [None, Some(1)] {
-        let (controller, namespaces) = vfio_user::look(&options(&device, ""), wanted, LONG).unwrap();
+        let (controller, namespaces) = look_at_drive(&options(&device, ""), wanted, LONG).unwrap();
         assert_eq!((controller.model.as_str(), controller.queues), ("drive", 8));
         let found: Vec<_> = namespaces.iter().map(|n| (n.nsid, n.blocks)).collect();
         assert_eq!(found, [(1, BYTES as u64 / u64::from(BLOCK))]);
     }
-    assert!(vfio_user::look(&options(&device, ""), Some(2), LONG).is_err(), "there is no such namespace");
+    assert!(look_at_drive(&options(&device, ""), Some(2), LONG).is_err(), "there is no such namespace");
     let mut rig = worker(&open(&device, ""), 1, 4096, true);
     assert_eq!(rig.one(Op::Read, 0, 4096).result, Ok(4096));
     rig.close();
@@ -274,8 +274,8 @@ fn memory_that_the_drive_refuses_is_named() {
 fn what_is_no_drive_is_an_error_and_no_more() {
     let home = tempfile::tempdir().unwrap();
     let socket = home.path().join("s");
-    let options = vfio_user::Options::new(socket.clone());
-    assert!(vfio_user::Drive::open(&options, 1).is_err(), "nobody is there");
+    let options = VfioUserOptions::new(socket.clone());
+    assert!(VfioUserDrive::open(&options, 1).is_err(), "nobody is there");
     let listener = UnixListener::bind(&socket).unwrap();
     let answers: [&[u8]; 6] = [
         b"",
@@ -292,7 +292,7 @@ fn what_is_no_drive_is_an_error_and_no_more() {
         }
     });
     for _ in answers {
-        let error = vfio_user::Drive::open(&options, 1).unwrap_err();
+        let error = VfioUserDrive::open(&options, 1).unwrap_err();
         assert!(error.to_string().contains("vfio-user:"), "{error}");
     }
     serving.join().unwrap();

@@ -46,7 +46,7 @@ use drives::{behind, DriveFacts};
 use filesystem::{Examined, Trial};
 use forebay_io::machine::{environment, pci, roots};
 use forebay_model::Error;
-use forebay_storage::path::DataPath;
+use forebay_storage::DataPath;
 use std::path::{Path, PathBuf};
 
 /// Examines this machine, and what `source` names. Fails only where the source can't be one
@@ -149,7 +149,7 @@ fn has_files(asked: &source::Asked) -> bool {
 
 /// `mapped` could serve it: it reads files themselves, and none through something else.
 fn maps(asked: &source::Asked) -> bool {
-    asked.medium.as_ref().is_none_or(|medium| forebay_storage::path::mapped::Mapped.accepts(medium))
+    asked.medium.as_ref().is_none_or(|medium| forebay_storage::MappedPath.accepts(medium))
 }
 
 /// The facts that decide about direct DMA.

@@ -3,12 +3,11 @@
 use super::filesystem::Examined;
 use super::verdict::Verdicts;
 use forebay_io::machine::finding::{count, Area, Check, CheckState};
-use forebay_storage::path::PATHS;
-use forebay_storage::source::SourceMedium;
+use forebay_storage::{SourceMedium, PATHS};
 
 /// `medium`: what the source is made of; None of the machine as a whole.
 pub(crate) fn checks(verdicts: &Verdicts, medium: Option<&SourceMedium>) -> Vec<Check> {
-    let examined = |path: &&dyn forebay_storage::path::DataPath| match medium {
+    let examined = |path: &&dyn forebay_storage::DataPath| match medium {
         Some(medium) if !path.accepts(medium) => {
             let found = format!("it can only serve {}", path.serves());
             Check::of_path(path.name(), CheckState::NotApplicable, found)

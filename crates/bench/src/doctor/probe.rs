@@ -4,7 +4,7 @@
 
 use forebay_io::machine::filesystem::alignment;
 use forebay_io::machine::within;
-use forebay_storage::source::file::{told_alignment, NO_DIRECT};
+use forebay_storage::FileAccess;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use serde::Serialize;
@@ -58,7 +58,7 @@ fn on_file(path: &Path) -> DirectProbe {
     let reported = alignment(path);
     match open_direct(path) {
         Ok(file) if is_buffered(&file) => {
-            let refused = Some(format!("{}: {NO_DIRECT}", path.display()));
+            let refused = Some(format!("{}: {}", path.display(), FileAccess::NO_DIRECT));
             DirectProbe { tried, refused, ..DirectProbe::default() }
         }
         Ok(file) => finest_step(&file, DirectProbe { tried, reported, ..DirectProbe::default() }),
@@ -84,7 +84,7 @@ fn in_directory(directory: &Path) -> DirectProbe {
         }
     };
     if is_buffered(&file) {
-        let refused = Some(format!("a temporary file with O_DIRECT: {NO_DIRECT}"));
+        let refused = Some(format!("a temporary file with O_DIRECT: {}", FileAccess::NO_DIRECT));
         return DirectProbe { tried, refused, ..DirectProbe::default() };
     }
     let reported = reported(file.as_fd());
@@ -121,7 +121,7 @@ fn temporary(directory: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
 
 /// O_DIRECT is taken and ignored: every step would work.
 fn is_buffered(file: &OwnedFd) -> bool {
-    told_alignment(file).is_some_and(|(offset, _)| offset == 0)
+    FileAccess::told_alignment(file).is_some_and(|(offset, _)| offset == 0)
 }
 
 fn reported(file: BorrowedFd<'_>) -> Option<(u32, u32)> {

@@ -6,8 +6,7 @@ use forebay_io::machine;
 use forebay_io::machine::finding::{count, Area, Check, CheckState};
 use forebay_model::units::readable_bytes as size;
 use forebay_model::Error;
-use forebay_storage::source::file::{is_neither, is_source};
-use forebay_storage::source::{SourceMedium, Uri};
+use forebay_storage::{FileAccess, SourceMedium, Uri};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -66,8 +65,8 @@ fn present(text: &str, path: &std::path::Path) -> Result<(), Error> {
         ));
     };
     let error = match looked {
-        Ok(meta) if is_source(&meta) => return Ok(()),
-        Ok(_) => return Err(is_neither(path)),
+        Ok(meta) if FileAccess::is_source(&meta) => return Ok(()),
+        Ok(_) => return Err(FileAccess::is_neither(path)),
         Err(error) => error,
     };
     let (found, next) = match error.kind() {

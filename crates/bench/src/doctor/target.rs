@@ -11,8 +11,7 @@ use forebay_model::units::readable_bytes as size;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_nvme::host::{self, ControllerInfo, NamespaceInfo, Session};
 use forebay_nvme::log::AnaState;
-use forebay_storage::source::nvme_tcp::{Address, Link, Options, Tls, Transport};
-use forebay_storage::source::Uri;
+use forebay_storage::{AdminLink, NvmeTcpAddress, NvmeTcpOptions, NvmeTcpTls, NvmeTcpTransport, Uri};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -32,14 +31,14 @@ const TRANSFER_LEAST: u32 = 128 << 10;
 
 /// Checks that connect from this machine to a namespace over TCP; None for any other source.
 pub(crate) fn from_here(roots: &Roots, source: &Uri) -> Option<Vec<Check>> {
-    let options = Options::of(source).filter(|options| options.transport == Transport::Tcp)?;
+    let options = NvmeTcpOptions::of(source).filter(|options| options.transport == NvmeTcpTransport::Tcp)?;
     Some(addresses(roots, options))
 }
 
 /// Every address of a namespace, side by side: one that doesn't answer holds up no other.
-fn addresses(roots: &Roots, options: &Options) -> Vec<Check> {
-    let one = |address: &Address| {
-        let here = Options { addresses: vec![address.clone()], ..options.clone() };
+fn addresses(roots: &Roots, options: &NvmeTcpOptions) -> Vec<Check> {
+    let one = |address: &NvmeTcpAddress| {
+        let here = NvmeTcpOptions { addresses: vec![address.clone()], ..options.clone() };
         let uri = here.to_string();
         let (check, reached) = reach(&uri, &address.host, address.port, &here.nqn);
         let more = reached.map_or_else(Vec::new, |to| checks(roots, &uri, &here, to));
@@ -95,16 +94,16 @@ fn reach(uri: &str, host: &str, port: u16, nqn: &str) -> (Check, Option<SocketAd
 }
 
 /// Checks of one target that accepts connections at `address`.
-fn checks(roots: &Roots, uri: &str, options: &Options, address: SocketAddr) -> Vec<Check> {
+fn checks(roots: &Roots, uri: &str, options: &NvmeTcpOptions, address: SocketAddr) -> Vec<Check> {
     let say = Say { uri, options };
     let named = options.host_nqn.as_deref();
     let identity = named.map_or_else(Identity::of_this_machine, Identity::named);
-    let tls = match Tls::of(options, &identity.nqn) {
+    let tls = match NvmeTcpTls::of(options, &identity.nqn) {
         Ok(tls) => tls,
         Err(error) => return vec![say.failed("tls", "TLS key", &error)],
     };
     let mut checks: Vec<Check> = tls.iter().map(|_| say.key()).collect();
-    let mut link = match Link::open(tls, address, &identity.nqn, &options.nqn, ANSWER) {
+    let mut link = match AdminLink::open(tls, address, &identity.nqn, &options.nqn, ANSWER) {
         Ok(link) => link,
         Err(error) => {
             checks.push(say.failed("handshake", "NVMe/TCP handshake", &error));
@@ -127,7 +126,7 @@ fn checks(roots: &Roots, uri: &str, options: &Options, address: SocketAddr) -> V
 }
 
 /// Asks for what the URI asks for: `queues` I/O queues, one for each processor where it says nothing.
-fn session(options: &Options, identity: &Identity, link: &Link) -> Session {
+fn session(options: &NvmeTcpOptions, identity: &Identity, link: &AdminLink) -> Session {
     let options = host::Options {
         host_nqn: identity.nqn.clone(),
         host_id: options.host_id.unwrap_or(identity.id),
@@ -141,7 +140,7 @@ fn session(options: &Options, identity: &Identity, link: &Link) -> Session {
     Session::new(options, link.now_ms())
 }
 
-fn queues_wanted(options: &Options) -> u16 {
+fn queues_wanted(options: &NvmeTcpOptions) -> u16 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     options.queues.unwrap_or(processors.min(usize::from(u16::MAX)) as u16)
 }
@@ -172,7 +171,7 @@ fn wire_of(socket: &TcpStream) -> Option<Wire> {
 
 struct Say<'a> {
     uri: &'a str,
-    options: &'a Options,
+    options: &'a NvmeTcpOptions,
 }
 
 impl Say<'_> {
@@ -202,14 +201,14 @@ impl Say<'_> {
         self.check("tls", "TLS key", CheckState::Works, found)
     }
 
-    fn handshake(&self, link: &Link) -> Check {
+    fn handshake(&self, link: &AdminLink) -> Check {
         let tls = if self.options.asks_for_tls() { "over TLS 1.3; " } else { "" };
         let most = size(link.accepted.max_h2c_bytes.into());
         let found = format!("{tls}ICResp: data to it in PDUs of {most} at most");
         self.check("handshake", "NVMe/TCP handshake", CheckState::Works, found)
     }
 
-    fn digests(&self, link: &Link) -> Check {
+    fn digests(&self, link: &AdminLink) -> Check {
         let check = |state, found: &str| self.check("digests", "digests", state, found);
         let offered = (link.accepted.header_digest, link.accepted.data_digest);
         let lacks = self.options.header_digest && !offered.0 || self.options.data_digest && !offered.1;
@@ -333,7 +332,7 @@ impl Say<'_> {
 
     /// Segments, round trip, and what the buffers of a connection let it carry.
     /// Of the connection itself, or where it is behind TLS of another one to there.
-    fn wire_to(&self, address: SocketAddr, link: &Link) -> Option<Wire> {
+    fn wire_to(&self, address: SocketAddr, link: &AdminLink) -> Option<Wire> {
         if !self.options.asks_for_tls() {
             return wire_of(link.socket());
         }
@@ -420,12 +419,12 @@ impl Say<'_> {
 mod tests {
     use super::*;
     use forebay_serve::{TargetConfig, TargetServer};
-    use forebay_storage::source::Uri;
+    use forebay_storage::Uri;
 
     const NQN: &str = "nqn.2026-11.io.example:a";
 
-    fn options(uri: &str) -> Options {
-        Options::of(&Uri::recognise(uri).unwrap()).unwrap().clone()
+    fn options(uri: &str) -> NvmeTcpOptions {
+        NvmeTcpOptions::of(&Uri::recognise(uri).unwrap()).unwrap().clone()
     }
 
     fn server(settings: &str, host: &str) -> TargetServer {

@@ -6,7 +6,7 @@ use forebay_model::files::FilesSpec;
 use forebay_model::random::Xoshiro256;
 use forebay_model::units::format_bytes;
 use forebay_model::{Error, Kind};
-use forebay_storage::outputs;
+use forebay_storage::Outputs;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -119,7 +119,7 @@ impl RunFolder {
 
     /// Bytes written, and the time that went into remembering which file this is: no program's create has that.
     pub(crate) fn create(&self, path: &Path, number: u64, content: &[u8]) -> io::Result<(u64, Duration)> {
-        let mut file = outputs::create(path)?;
+        let mut file = Outputs::create(path)?;
         let aside = Instant::now();
         self.made[number as usize].store(Identity::of(&file.metadata()?).digest(), Relaxed);
         let aside = aside.elapsed();

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "memory shared with another process")]
 
 use forebay_model::Error;
-use forebay_storage::outputs;
+use forebay_storage::Outputs;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -33,7 +33,7 @@ impl Sheet {
             Error::request(format!("‹flow› {}", path.display()), found, "a name of its own: /dev/shm/NAME")
         };
         let io = |e: std::io::Error| refused(e.to_string());
-        let file = outputs::share(path, 0o600).map_err(io)?;
+        let file = Outputs::share(path, 0o600).map_err(io)?;
         let meta = file.metadata().map_err(io)?;
         if !meta.is_file() || ![0, BYTES as u64].contains(&meta.len()) {
             return Err(refused("isn't a file of ‹flow›".into()));

@@ -4,7 +4,7 @@ use super::super::run_kit::Ran;
 use super::Context;
 use forebay_model::job::Cache;
 use forebay_model::record::*;
-use forebay_storage::source::Target;
+use forebay_storage::Target;
 use std::collections::BTreeMap;
 
 pub(super) fn cache_state(

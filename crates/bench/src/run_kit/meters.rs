@@ -3,7 +3,7 @@
 use forebay_io::meter::{self, cpu, disk, noise, power};
 use forebay_model::job::JobSpec;
 use forebay_model::record::{Noise, Power, RunResult};
-use forebay_storage::source::Target;
+use forebay_storage::Target;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

@@ -8,9 +8,7 @@ use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
 use forebay_model::job::{Engine, JobSpec};
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_rigs::seccomp::forbid_entering;
-use forebay_storage::path::Destination;
-use forebay_storage::source::file::{FileAccess, FileTarget, OpenFileSource};
-use forebay_storage::source::{OpenNil, Target};
+use forebay_storage::{Destination, FileAccess, FileTarget, OpenFileSource, OpenNil, Target};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{channel, Receiver};
 

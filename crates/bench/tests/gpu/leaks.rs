@@ -5,12 +5,11 @@ use forebay_bench::run;
 use forebay_model::job::{JobSpec, PathKind};
 use forebay_rigs::gpu::Scenario;
 use forebay_rigs::leaks::{assert_no_more_than, held};
-use forebay_storage::path::legal;
-use forebay_storage::source::SourceMedium;
+use forebay_storage::{Paths, SourceMedium};
 
 fn paths() -> impl Iterator<Item = PathKind> {
     let all = [PathKind::Bounce, PathKind::Mapped, PathKind::Gds];
-    all.into_iter().filter(|path| legal(*path, &"a file", &SourceMedium::file()).is_ok())
+    all.into_iter().filter(|path| Paths::check(*path, &"a file", &SourceMedium::file()).is_ok())
 }
 
 // promise: FLT-20

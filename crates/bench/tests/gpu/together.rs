@@ -7,10 +7,10 @@ use forebay_io::queue::{Done, Io, Op, Queue, Via};
 use forebay_io::reactor::Reactor;
 use forebay_model::job::{Cache, Engine, JobSpec, Op as JobOp, Pages, PathKind};
 use forebay_rigs::gpu::Scenario;
-use forebay_storage::path::mapped::{DevicePinner, Limits, Registry};
-use forebay_storage::path::{self, Copiers, Destination, WorkerContext};
-use forebay_storage::source::file::{FileAccess, FileTarget};
-use forebay_storage::source::{OpenFileSource, QueueNeeds, Target};
+use forebay_storage::{
+    Copiers, Destination, DevicePinner, FileAccess, FileTarget, MappedLimits, MappedRegistry, OpenFileSource,
+    Paths, QueueNeeds, Target, WorkerContext,
+};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,9 +27,9 @@ const LAUNCH: &str = "cuLaunchKernel";
 /// Far longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-fn registry(gpu: &Arc<Device>, cap_bytes: u64) -> Arc<Registry> {
-    let limits = Limits { cap_bytes, window_bytes: WINDOW, least_bytes: 1, relays: 0 };
-    Arc::new(Registry::new(Box::new(DevicePinner(gpu.clone())), limits).unwrap())
+fn registry(gpu: &Arc<Device>, cap_bytes: u64) -> Arc<MappedRegistry> {
+    let limits = MappedLimits { cap_bytes, window_bytes: WINDOW, least_bytes: 1, relays: 0 };
+    Arc::new(MappedRegistry::new(Box::new(DevicePinner(gpu.clone())), limits).unwrap())
 }
 
 /// A queue of one I/O of rows into a GPU, as a worker has it.
@@ -58,7 +58,7 @@ impl Bench {
         let pin = gpu.pin(&beside).unwrap();
         let target = FileTarget::open(source, FileAccess { write: false, direct: false }).unwrap();
         let target = Target::new("rows", BYTES as u64, OpenFileSource { target, engine: Engine::Map });
-        let path = path::by_kind(kind);
+        let path = Paths::by_kind(kind);
         assert!(path.takes_rows(&target));
         let needs = QueueNeeds::new(1, (row * rows) as u64);
         let copiers = Copiers::new(Some(&gpu), needs).with_rows(rows as u32, row as u64);

@@ -20,7 +20,7 @@ use forebay_io::copy::{self, Stores};
 use forebay_io::gpu::cuda::{HostCopies, Stream};
 use forebay_io::gpu::kernels::{Piece, Rows, Scatter, ELSEWHERE};
 use forebay_model::Error;
-use forebay_storage::path::mapped::Wakeup;
+use forebay_storage::MappedWakeup;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
@@ -281,7 +281,7 @@ impl Worker {
 struct Open<'a> {
     windows: &'a Arc<Windows>,
     held: Gathered,
-    wakeup: Arc<Wakeup>,
+    wakeup: Arc<MappedWakeup>,
 }
 
 impl Worker {

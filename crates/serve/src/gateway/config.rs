@@ -6,7 +6,7 @@ use crate::target::config::{
 };
 pub(crate) use crate::target::config::{Caching, Size};
 use forebay_model::Error;
-use forebay_storage::source::Uri;
+use forebay_storage::Uri;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

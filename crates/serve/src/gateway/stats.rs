@@ -5,7 +5,7 @@ use crate::namespace::stats::Counters;
 use crate::namespace::stats::Histogram;
 use crate::target;
 pub(crate) use crate::target::stats::{Counts, LatencyStats};
-use forebay_storage::source::nvme::SourceReport;
+use forebay_storage::SourceReport;
 use serde::{Deserialize, Serialize};
 
 /// Since the gateway began.

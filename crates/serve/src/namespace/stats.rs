@@ -3,7 +3,7 @@
 use forebay_nvme::controller::Health;
 use forebay_nvme::nvm::{Op, Request};
 use forebay_nvme::status::{Code, Status};
-use forebay_storage::source::nvme::SourceReport;
+use forebay_storage::SourceReport;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Default, Serialize)]

@@ -12,13 +12,10 @@ use forebay_model::random::derive;
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem as nvme;
 use forebay_nvme::controller::Health;
-use forebay_storage::opening::mounts;
-use forebay_storage::source::fault::{FaultPlan, FaultQueue};
-use forebay_storage::source::file::{is_endless, FileAccess, FileTarget};
-use forebay_storage::source::nvme::Connection;
-use forebay_storage::source::{
-    Action, FilePlan, Found, Look, Open, OpenFileSource, OpenSource, QueueNeeds, Route, SharedDrive, Source,
-    SourcePlan, Target, Uri, Workers,
+use forebay_storage::{
+    mounted_as, FaultPlan, FaultQueue, FileAccess, FilePlan, FileTarget, FoundSource, LookAtSource,
+    NvmeConnection, OpenFileSource, OpenPlan, OpenSource, PlanAction, QueueNeeds, Route, SharedDrive, Source,
+    SourcePlan, SourceWorkers, Target, Uri,
 };
 use rustix::fs::{flock, FlockOperation};
 use std::collections::BTreeMap;
@@ -102,7 +99,7 @@ impl Volume {
         given: &config::Namespace,
         threads: u32,
     ) -> Result<Arc<Volume>, Error> {
-        if !self.target.connections().any(Connection::is_shared) {
+        if !self.target.connections().any(NvmeConnection::is_shared) {
             return Ok(self.clone());
         }
         // Files below that are written to are claimed by the one that there is.
@@ -324,12 +321,12 @@ struct Opener {
     files: BTreeMap<PathBuf, FileTarget>,
 }
 
-impl Look for Opener {
+impl LookAtSource for Opener {
     fn file(&mut self, path: &Path, _wanted: Option<u64>) -> Result<FilePlan, Error> {
         let file = self.open_file(path)?;
         let plan = FilePlan {
             path: path.into(),
-            action: Action::Use,
+            action: PlanAction::Use,
             is_new: false,
             bytes: file.bytes,
             is_device: file.is_device,
@@ -340,11 +337,16 @@ impl Look for Opener {
         Ok(plan)
     }
 
-    fn may_connect(&mut self, _source: &dyn Source) -> Result<Workers, Error> {
-        Ok(Workers { now: self.threads, most: self.threads })
+    fn may_connect(&mut self, _source: &dyn Source) -> Result<SourceWorkers, Error> {
+        Ok(SourceWorkers { now: self.threads, most: self.threads })
     }
 
-    fn part_of(&mut self, source: &dyn Source, found: Found, _wanted: Option<u64>) -> Result<u64, Error> {
+    fn part_of(
+        &mut self,
+        source: &dyn Source,
+        found: FoundSource,
+        _wanted: Option<u64>,
+    ) -> Result<u64, Error> {
         if self.writable && found.read_only {
             let found = "the controller says that the namespace is write protected";
             return Err(Error::request(format!("serve {source} to write"), found, "writable = false"));
@@ -357,7 +359,7 @@ impl Look for Opener {
     }
 }
 
-impl Open for Opener {
+impl OpenPlan for Opener {
     fn file(&self, file: &FilePlan) -> Result<Arc<dyn OpenSource>, Error> {
         let target = self.files[&file.path].clone();
         let engine = target.choose(Engine::Auto, !self.writable, false, true);
@@ -398,7 +400,7 @@ impl Opener {
             other => other,
         }?;
         if self.writable && file.is_device {
-            if let Some(why) = mounts::in_use(path) {
+            if let Some(why) = mounted_as(path) {
                 let next = "writable = false, or a device that nothing uses";
                 return Err(Error::request(format!("serve {} to write", path.display()), why, next));
             }
@@ -409,7 +411,7 @@ impl Opener {
     /// Checks that there is such a file, and that it has a size.
     fn is_there(&self, path: &Path) -> Result<(), Error> {
         match std::fs::metadata(path) {
-            Ok(found) if is_endless(&found) => {
+            Ok(found) if FileAccess::is_endless(&found) => {
                 let found = "a character device has no size to serve";
                 let next = "nil:?size=1g, which reads as zeros and takes writes";
                 Err(Error::request(path.display().to_string(), found, next))

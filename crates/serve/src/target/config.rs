@@ -12,7 +12,7 @@ pub(super) use ana::Rule;
 use forebay_model::units::parse_bytes;
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem::NAMESPACES_MAX;
-use forebay_storage::source::fault::FaultPlan;
+use forebay_storage::FaultPlan;
 pub(super) use rules::address;
 #[cfg(test)]
 pub(crate) use rules::assert_each_is_named;

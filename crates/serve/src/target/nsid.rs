@@ -4,7 +4,7 @@
 use super::config::{parse_uuid, Config, Namespace};
 use crate::namespace::volume::made_up_uuid;
 use forebay_nvme::controller::subsystem::NAMESPACES_MAX;
-use forebay_storage::source::Uri;
+use forebay_storage::Uri;
 use std::collections::BTreeSet;
 
 /// Gives each namespace that has none a uuid, made from the subsystem's NQN and its source, and each of nsid 0 the lowest

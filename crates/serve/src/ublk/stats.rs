@@ -2,7 +2,7 @@
 
 use super::options::OnDeath;
 use crate::target::stats::{Counts, LatencyStats};
-use forebay_storage::source::nvme::SourceReport;
+use forebay_storage::SourceReport;
 use serde::Serialize;
 
 /// Since the device was made, or taken over.

@@ -4,8 +4,7 @@ use super::worker;
 use forebay_io::queue::Op;
 use forebay_rigs::worker::{content, Rig, LONG};
 use forebay_serve::{Ana, TargetConfig, TargetServer};
-use forebay_storage::source::nvme_tcp::{Options, Remote};
-use forebay_storage::source::Uri;
+use forebay_storage::{NvmeTcpOptions, NvmeTcpRemote, Uri};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,14 +32,14 @@ fn set(server: &TargetServer, states: [&str; 2]) {
 }
 
 /// Commands of each path so far.
-fn carried(remote: &Remote) -> [u64; 2] {
+fn carried(remote: &NvmeTcpRemote) -> [u64; 2] {
     let mut all = [0; 2];
     remote.traffic().iter().for_each(|t| all[t.path] += t.commands.load(Ordering::Relaxed));
     all
 }
 
 /// Reads until all go over that path: the host hears of a change when its event has come.
-fn goes_by(rig: &mut Rig, remote: &Remote, path: usize, bytes: &[u8]) {
+fn goes_by(rig: &mut Rig, remote: &NvmeTcpRemote, path: usize, bytes: &[u8]) {
     let until = Instant::now() + LONG;
     loop {
         let before = carried(remote);
@@ -69,7 +68,8 @@ fn the_best_path_is_taken_and_changes_while_it_runs() {
     set(&server, ["optimized", "non-optimized"]);
     let [a, b] = [0, 1].map(|at| server.addresses()[at]);
     let uri = format!("nvme+tcp://{a}/{NQN}?path={b}&io_timeout=-1&fast_io_fail_tmo=-1&ctrl_loss_tmo=-1");
-    let remote: Arc<Remote> = Remote::open(Options::of(&Uri::parse(&uri).unwrap()).unwrap(), 1).unwrap();
+    let remote: Arc<NvmeTcpRemote> =
+        NvmeTcpRemote::open(NvmeTcpOptions::of(&Uri::parse(&uri).unwrap()).unwrap(), 1).unwrap();
     let mut rig = worker(&remote, 4, LEN as usize);
     goes_by(&mut rig, &remote, 0, &bytes);
     set(&server, ["non-optimized", "optimized"]);

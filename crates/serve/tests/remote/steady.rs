@@ -5,7 +5,7 @@ use super::{disk, options_to, worker};
 use forebay_io::queue::Op;
 use forebay_rigs::fake::Fake;
 use forebay_rigs::worker::LONG;
-use forebay_storage::source::nvme_tcp::Remote;
+use forebay_storage::NvmeTcpRemote;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -20,7 +20,8 @@ fn io_fails_in_time_and_attempts_come_ever_later_where_no_association_brings_any
     let link = Link::to(fake.address, mischief, 5);
     link.behave();
     let remote =
-        Remote::open(&options_to(&[link.address], "&fast_io_fail_tmo=0.7&ctrl_loss_tmo=-1"), 1).unwrap();
+        NvmeTcpRemote::open(&options_to(&[link.address], "&fast_io_fail_tmo=0.7&ctrl_loss_tmo=-1"), 1)
+            .unwrap();
     let mut rig = worker(&remote, 1, 1 << 20);
     link.misbehave();
     let began = Instant::now();

@@ -5,9 +5,9 @@ mod browse;
 mod discover;
 mod identify;
 
-pub use browse::{browse, Announced};
-pub use discover::{discover, Discovered, Record};
-pub use identify::{identify, Identified};
+pub use browse::browse;
+pub use discover::discover;
+pub use identify::identify;
 
 use crate::source::nvme_tcp::Options;
 use crate::Error;

@@ -5,7 +5,7 @@ use super::open::Opener;
 use super::plan::parent_of;
 use super::undo::Undo;
 use super::{Fill, Locked, Ours, Purpose, Written};
-use crate::outputs;
+use crate::outputs::Outputs;
 use crate::source::{Action, FilePlan, SourcePlan, Target};
 use forebay_io::identity::{taken, Identity};
 use forebay_model::content;
@@ -19,7 +19,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 /// Bytes left free on a file system, so that making files never fills it to the brim.
-pub const KEEP_FREE: u64 = 64 << 20;
+pub const KEEP_FREE_BYTES: u64 = 64 << 20;
 /// Targets, the seeds of their content, and files that are written.
 type CreatedTargets = (Vec<Target>, Vec<u64>, Vec<Written>);
 
@@ -127,7 +127,7 @@ fn check_room(missing: &[&FilePlan]) -> Result<(), Error> {
     for need in needs.values() {
         let stat = rustix::fs::statvfs(&need.dir);
         let free = stat.map_or(u64::MAX, |s| s.f_bavail.saturating_mul(s.f_frsize));
-        if need.bytes.saturating_add(KEEP_FREE) > free {
+        if need.bytes.saturating_add(KEEP_FREE_BYTES) > free {
             return Err(need.refused(free));
         }
     }
@@ -136,7 +136,7 @@ fn check_room(missing: &[&FilePlan]) -> Result<(), Error> {
 
 impl Need {
     fn refused(&self, free: u64) -> Error {
-        let usable = free.saturating_sub(KEEP_FREE);
+        let usable = free.saturating_sub(KEEP_FREE_BYTES);
         let each = (self.have.saturating_add(usable) / self.files) >> 20 << 20;
         let next = match (usable >> 20, each) {
             (0, _) => "a directory on a file system with more room: nothing fits here".into(),
@@ -150,7 +150,7 @@ impl Need {
             format!(
                 "{} are free there, and {} must stay free",
                 readable_bytes(free),
-                readable_bytes(KEEP_FREE)
+                readable_bytes(KEEP_FREE_BYTES)
             ),
             next,
         )
@@ -208,8 +208,8 @@ fn make_all(
 fn allocate(file: &FilePlan, ours: Option<Identity>, undo: &mut Undo) -> Result<Identity, Error> {
     let asked = format!("create {} of {} bytes", file.path.display(), file.bytes);
     let opened = match file.is_new {
-        true => outputs::create(&file.path),
-        false => outputs::reopen(&file.path),
+        true => Outputs::create(&file.path),
+        false => Outputs::reopen(&file.path),
     };
     let handle = opened.map_err(|e| match e.raw_os_error() {
         Some(libc::EROFS) => Error::request(

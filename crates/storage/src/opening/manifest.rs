@@ -4,6 +4,7 @@
 //! The same file carries the lock that keeps two writing runs apart. Runs of one command that write side by side share it,
 //! and each puts what it knows of its own files into the list that is there.
 
+use crate::outputs::Outputs;
 use forebay_io::clock;
 use forebay_io::identity::{taken, Identity};
 use forebay_model::Error;
@@ -29,11 +30,13 @@ const BYTES_MAX: u64 = 256 << 20;
 /// Set where other runs of the same command use folders at the same time: the files that more than one of them writes.
 static BESIDE: OnceLock<BTreeSet<PathBuf>> = OnceLock::new();
 
-/// From now on this process is one of several that share their folders. `written`: files that it isn't alone in writing,
-/// of which nobody can say what they hold afterwards. The first call holds.
-pub fn run_beside_others(written: &[PathBuf]) {
-    let whole = |path: &PathBuf| std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
-    let _ = BESIDE.set(written.iter().map(whole).collect());
+impl HeldManifest {
+    /// From now on this process is one of several that share their folders. `written`: files that it isn't alone in writing,
+    /// of which nobody can say what they hold afterwards. The first call holds.
+    pub fn run_beside_others(written: &[PathBuf]) {
+        let whole = |path: &PathBuf| std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+        let _ = BESIDE.set(written.iter().map(whole).collect());
+    }
 }
 
 fn is_written_by_others(file: &Path) -> bool {
@@ -165,7 +168,7 @@ impl HeldManifest {
 
     /// Checks, before any file is made, that the directory has a manifest that can be written, or none.
     pub fn check(dir: &Path) -> Result<(), Error> {
-        match crate::outputs::there(&dir.join(NAME)).map_err(|e| cannot_write(dir, &e))? {
+        match Outputs::there(&dir.join(NAME)).map_err(|e| cannot_write(dir, &e))? {
             None => Ok(()),
             Some(meta) if meta.is_file() => HeldManifest::shared(dir).map(drop),
             Some(meta) => {
@@ -179,7 +182,7 @@ impl HeldManifest {
     pub fn alone(dir: &Path) -> Result<HeldManifest, Error> {
         let path = dir.join(NAME);
         let mut file = loop {
-            let opened = crate::outputs::share(&path, 0o666);
+            let opened = Outputs::share(&path, 0o666);
             let file = opened.map_err(|e| cannot_write(dir, &e))?;
             let operation = match BESIDE.get() {
                 Some(_) => FlockOperation::NonBlockingLockShared,

@@ -3,14 +3,14 @@
 
 pub(crate) mod found;
 mod make;
-pub mod manifest;
-pub mod mounts;
+pub(crate) mod manifest;
+pub(crate) mod mounts;
 mod open;
 mod plan;
 mod undo;
 
-pub use make::KEEP_FREE;
-pub use manifest::run_beside_others;
+pub use make::KEEP_FREE_BYTES;
+pub use manifest::HeldManifest;
 pub use open::{allow_descriptors, has_rings, reopened};
 pub use plan::examine;
 
@@ -19,7 +19,7 @@ use forebay_io::identity::Identity;
 use forebay_model::glob::Glob;
 use forebay_model::job::{Cache, Engine, Hint, PathKind, Priority, FILE_NAME_DEFAULT};
 use forebay_model::Error;
-use manifest::{Content, HeldManifest};
+use manifest::Content;
 use open::Opener;
 use plan::{parent_of, Manifests};
 use std::collections::BTreeMap;
@@ -118,9 +118,11 @@ impl Default for Purpose {
 /// Writes content of the purpose's seed over all of these targets. An error has the files taken away again.
 pub(crate) type Fill<'a> = &'a mut dyn FnMut(&[Target]) -> Result<(), Error>;
 
-/// For whoever makes no files with content.
-pub fn fills_nothing(_: &[Target]) -> Result<(), Error> {
-    Err(Error::run("making files", "nobody fills them", "a path that exists"))
+impl Purpose {
+    /// For whoever makes no files with content.
+    pub fn fills_nothing(_: &[Target]) -> Result<(), Error> {
+        Err(Error::run("making files", "nobody fills them", "a path that exists"))
+    }
 }
 
 /// The plans of all sources; nothing has been changed.
@@ -260,7 +262,7 @@ mod tests {
         assert_eq!(filled, opened_are.collect::<Vec<_>>());
         assert_eq!((filled.len(), filled[0].0, &opened.content_seeds[..]), (2, 1 << 20, &[7, 7][..]));
         opened.close(false).unwrap();
-        let again = examine(&purpose).unwrap().open(&purpose, &mut fills_nothing).unwrap();
+        let again = examine(&purpose).unwrap().open(&purpose, &mut Purpose::fills_nothing).unwrap();
         assert_eq!(again.targets.len(), 2, "what is there is filled no second time");
     }
 
@@ -268,7 +270,7 @@ mod tests {
     fn files_that_could_not_be_filled_are_taken_away_again() {
         let home = tempfile::tempdir().unwrap();
         let purpose = of(home.path());
-        let error = examine(&purpose).unwrap().open(&purpose, &mut fills_nothing).err().unwrap();
+        let error = examine(&purpose).unwrap().open(&purpose, &mut Purpose::fills_nothing).err().unwrap();
         assert!(error.found.contains("nobody fills them"), "{error}");
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
     }
@@ -286,7 +288,7 @@ mod tests {
         assert_eq!(seeds(), 2);
         let more = Purpose { files: Some(3), file_bytes: Some(3 << 20), reads: false, writes: true, ..made };
         for wrote in [false, true] {
-            let opened = examine(&more).unwrap().open(&more, &mut fills_nothing).unwrap();
+            let opened = examine(&more).unwrap().open(&more, &mut Purpose::fills_nothing).unwrap();
             assert_eq!((lens(), seeds()), ([3 << 20; 2], 0));
             opened.take_back(true, wrote);
             assert!(!home.path().join("forebay.2").exists());

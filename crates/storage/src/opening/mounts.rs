@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Why the device must not be written to; None if nothing is known to use it.
-pub fn in_use(path: &Path) -> Option<String> {
+pub fn mounted_as(path: &Path) -> Option<String> {
     let rdev = std::fs::metadata(path).ok()?.rdev();
     let (major, minor) = (libc::major(rdev), libc::minor(rdev));
     let family = family_of(major, minor);
@@ -80,9 +80,9 @@ mod tests {
         let made = Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output().unwrap();
         let name = String::from_utf8(made.stdout).unwrap();
         let device = Path::new(name.trim());
-        let before = in_use(device);
+        let before = mounted_as(device);
         let claim = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device);
-        let during = in_use(device);
+        let during = mounted_as(device);
         drop(claim);
         Command::new("losetup").arg("--detach").arg(device).status().unwrap();
         assert_eq!(before, None);

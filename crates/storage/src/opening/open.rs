@@ -3,7 +3,7 @@
 use super::plan::parent_of;
 use super::{Ours, Purpose};
 use crate::path::{self, auto::PathChoice};
-use crate::source::file::{misaligned, FileAccess, FileTarget};
+use crate::source::file::{FileAccess, FileTarget};
 use crate::source::{
     Action, FilePlan, Open, OpenFileSource, OpenSource, Route, SharedDrive, SourcePlan, Target,
 };
@@ -48,7 +48,7 @@ pub fn reopened(
                     .marked(purpose.atomic, purpose.priority)
                     .hinted(purpose.hint),
             };
-            match path::by_kind(way.path).opens(&file) {
+            match path::Paths::by_kind(way.path).opens(&file) {
                 Some(own) => Arc::new(own),
                 None => {
                     let engine = file.choose(purpose.engine, !purpose.writes, warm, ring);
@@ -178,7 +178,7 @@ impl Open for Opener<'_> {
             Cache::Allow => cache::residency(&target.file, 0, file.bytes).is_ok_and(|share| share > 0.99),
             Cache::Auto | Cache::Bypass | Cache::Drop => false,
         };
-        if let Some(own) = path::find(purpose.path).and_then(|path| path.opens(&target)) {
+        if let Some(own) = path::Paths::find(purpose.path).and_then(|path| path.opens(&target)) {
             return Ok(Arc::new(own));
         }
         let engine = target.choose(purpose.engine, !purpose.writes, resident, self.rings);
@@ -195,7 +195,7 @@ fn check_pieces(target: &Target, align: u32) -> Result<(), Error> {
     if value % u64::from(align) == 0 {
         return Ok(());
     }
-    Err(misaligned(Path::new(&target.label), what, value, align))
+    Err(FileAccess::misaligned(Path::new(&target.label), what, value, align))
 }
 
 fn check_alignment(purpose: &Purpose, target: &Target) -> Result<(), Error> {
@@ -203,7 +203,7 @@ fn check_alignment(purpose: &Purpose, target: &Target) -> Result<(), Error> {
     target.walk().into_iter().try_for_each(|part| check_pieces(part, align))?;
     let whole = purpose.writes.then_some(("‹file_bytes›", target.bytes));
     match purpose.units.iter().copied().chain(whole).find(|(_, value)| value % u64::from(align) != 0) {
-        Some((what, value)) => Err(misaligned(Path::new(&target.label), what, value, align)),
+        Some((what, value)) => Err(FileAccess::misaligned(Path::new(&target.label), what, value, align)),
         None => Ok(()),
     }
 }

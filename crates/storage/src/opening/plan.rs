@@ -3,7 +3,7 @@
 use super::found;
 use super::manifest::HeldManifest;
 use super::{mounts, Looked, Purpose};
-use crate::source::file::{is_endless, is_neither};
+use crate::source::file::FileAccess;
 use crate::source::{Action, FilePlan, Found, Look, Source, SourcePlan, Uri, Workers};
 use forebay_model::device::DriveModel;
 use forebay_model::job::Op;
@@ -238,9 +238,9 @@ impl Planner<'_> {
         };
         match std::fs::metadata(path) {
             Ok(meta) if meta.file_type().is_block_device() => self.block_device(path, wanted(u64::MAX)),
-            Ok(meta) if is_endless(&meta) => self.endless(path, wanted(u64::MAX)),
+            Ok(meta) if FileAccess::is_endless(&meta) => self.endless(path, wanted(u64::MAX)),
             Ok(meta) if meta.is_file() => self.existing(path, meta.len(), wanted(meta.len())),
-            Ok(_) => Err(is_neither(path)),
+            Ok(_) => Err(FileAccess::is_neither(path)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => self.new_file(path, wanted(u64::MAX)),
             Err(e) => Err(Error::request(
                 format!("look at {}", path.display()),
@@ -342,7 +342,7 @@ impl Planner<'_> {
     fn block_device(&self, path: &Path, wanted: Option<u64>) -> Result<FilePlan, Error> {
         let shown = path.display();
         if self.purpose.writes {
-            if let Some(why) = mounts::in_use(path) {
+            if let Some(why) = mounts::mounted_as(path) {
                 return Err(Error::request(
                     format!("write to {shown}"),
                     why,

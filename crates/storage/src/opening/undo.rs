@@ -3,6 +3,7 @@
 use super::manifest::{Entry, HeldManifest};
 use super::plan::parent_of;
 use super::Locked;
+use crate::outputs::Outputs;
 use forebay_io::identity::Identity;
 use std::path::{Path, PathBuf};
 
@@ -83,7 +84,7 @@ impl Undo {
 impl Before {
     fn put_back(self, path: &Path, file: Identity, list: Option<&mut HeldManifest>) {
         let cut = self.bytes.map(|bytes| {
-            let handle = crate::outputs::reopen(path).ok()?;
+            let handle = Outputs::reopen(path).ok()?;
             file.check(path, &handle).ok()?;
             handle.set_len(bytes).ok()
         });

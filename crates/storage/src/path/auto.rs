@@ -25,8 +25,8 @@ pub struct PathChoice {
 
 impl fmt::Display for PathChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let goes_either_way = super::find(self.path).is_some_and(|path| path.cached().is_none());
-        let name = super::name_of(self.path);
+        let goes_either_way = super::Paths::find(self.path).is_some_and(|path| path.cached().is_none());
+        let name = super::Paths::name_of(self.path);
         match (goes_either_way, self.cached) {
             (false, _) => f.write_str(name),
             (true, true) => write!(f, "{name} from the page cache"),
@@ -107,20 +107,22 @@ pub struct Open {
     pub because: String,
 }
 
-/// The possible paths of a target. Host memory isn't one if there is a GPU.
-pub fn open(s: &Situation) -> Open {
-    let (cached, because) = page_cache(s);
-    let fits = |path: &&&dyn DataPath| {
-        path.cached().is_none_or(|only| only == cached)
-            && !s.cannot.contains_key(&path.kind())
-            && path.is_open(s)
-    };
-    let mut open: Vec<&dyn DataPath> = PATHS.iter().rev().filter(fits).copied().collect();
-    if s.require_direct && open.iter().any(|path| path.may_go_direct()) {
-        open.retain(|path| path.may_go_direct());
+impl Situation {
+    /// The possible paths of a target. Host memory isn't one if there is a GPU.
+    pub fn open(&self) -> Open {
+        let (cached, because) = page_cache(self);
+        let fits = |path: &&&dyn DataPath| {
+            path.cached().is_none_or(|only| only == cached)
+                && !self.cannot.contains_key(&path.kind())
+                && path.is_open(self)
+        };
+        let mut open: Vec<&dyn DataPath> = PATHS.iter().rev().filter(fits).copied().collect();
+        if self.require_direct && open.iter().any(|path| path.may_go_direct()) {
+            open.retain(|path| path.may_go_direct());
+        }
+        let ways = open.into_iter().map(|path| PathChoice { path: path.kind(), cached }).collect();
+        Open { ways, because }
     }
-    let ways = open.into_iter().map(|path| PathChoice { path: path.kind(), cached }).collect();
-    Open { ways, because }
 }
 
 /// Decides whether to use the page cache, with the reason.
@@ -170,50 +172,56 @@ pub struct Passes {
     pub unmeasured: f64,
 }
 
-/// Extrapolates short trials to a job of this many passes: `mapped`, whose first trial is a first pass, keeps its
-/// registrations, so that only what is measured of the first pass is slower and dearer than what was tried later.
-pub fn foretold(tried: &[Tried], passes: Passes) -> Vec<Gave> {
-    let all = if passes.all.is_finite() { passes.all.max(1.0) } else { 1.0 };
-    let measured = (all - passes.unmeasured.max(0.0)).max(f64::MIN_POSITIVE);
-    let first = (1.0 - passes.unmeasured.max(0.0)).clamp(0.0, 1.0).min(measured);
-    // A first pass over few bytes may be over before its cost can be told; where others follow, the dearest will do.
-    let dearest = tried.iter().filter_map(|t| t.gave.cpu_s_per_gib).reduce(f64::max);
-    let foretell = |t: &Tried| match t.later {
-        Some(later) if t.gave.gib_s > 0.0 && later.gib_s > 0.0 => {
-            let rest = measured - first;
-            let paid = t.gave.cpu_s_per_gib.or(dearest.filter(|_| rest > 0.0));
-            let cost = paid.zip(later.cpu_s_per_gib.or(paid));
-            Gave {
-                gib_s: measured / (first / t.gave.gib_s + rest / later.gib_s),
-                cpu_s_per_gib: cost.map(|(paid, later)| (first * paid + rest * later) / measured),
+impl Tried {
+    /// Extrapolates short trials to a job of this many passes: `mapped`, whose first trial is a first pass, keeps its
+    /// registrations, so that only what is measured of the first pass is slower and dearer than what was tried later.
+    pub fn foretold(tried: &[Tried], passes: Passes) -> Vec<Gave> {
+        let all = if passes.all.is_finite() { passes.all.max(1.0) } else { 1.0 };
+        let measured = (all - passes.unmeasured.max(0.0)).max(f64::MIN_POSITIVE);
+        let first = (1.0 - passes.unmeasured.max(0.0)).clamp(0.0, 1.0).min(measured);
+        // A first pass over few bytes may be over before its cost can be told; where others follow, the dearest will do.
+        let dearest = tried.iter().filter_map(|t| t.gave.cpu_s_per_gib).reduce(f64::max);
+        let foretell = |t: &Tried| match t.later {
+            Some(later) if t.gave.gib_s > 0.0 && later.gib_s > 0.0 => {
+                let rest = measured - first;
+                let paid = t.gave.cpu_s_per_gib.or(dearest.filter(|_| rest > 0.0));
+                let cost = paid.zip(later.cpu_s_per_gib.or(paid));
+                Gave {
+                    gib_s: measured / (first / t.gave.gib_s + rest / later.gib_s),
+                    cpu_s_per_gib: cost.map(|(paid, later)| (first * paid + rest * later) / measured),
+                }
             }
-        }
-        _ => t.gave,
-    };
-    tried.iter().map(foretell).collect()
+            _ => t.gave,
+        };
+        tried.iter().map(foretell).collect()
+    }
 }
 
-/// The path to take: of those that are fast enough, the one with the least CPU time.
-pub fn pick(tried: &[Gave], prefer: Prefer) -> usize {
-    let best = tried.iter().map(|t| t.gib_s).fold(0.0, f64::max);
-    let cost = |t: &Gave| t.cpu_s_per_gib.unwrap_or(f64::INFINITY);
-    let enough = prefer.rate_share_min(ALIKE) * best;
-    let fast =
-        (0..tried.len()).filter(|i| tried[*i].gib_s >= enough && (best == 0.0 || tried[*i].gib_s > 0.0));
-    fast.min_by(|a, b| cost(&tried[*a]).total_cmp(&cost(&tried[*b]))).unwrap_or(0)
+impl Gave {
+    /// The path to take: of those that are fast enough, the one with the least CPU time.
+    pub fn pick(tried: &[Gave], prefer: Prefer) -> usize {
+        let best = tried.iter().map(|t| t.gib_s).fold(0.0, f64::max);
+        let cost = |t: &Gave| t.cpu_s_per_gib.unwrap_or(f64::INFINITY);
+        let enough = prefer.rate_share_min(ALIKE) * best;
+        let fast =
+            (0..tried.len()).filter(|i| tried[*i].gib_s >= enough && (best == 0.0 || tried[*i].gib_s > 0.0));
+        fast.min_by(|a, b| cost(&tried[*a]).total_cmp(&cost(&tried[*b]))).unwrap_or(0)
+    }
 }
 
-/// The smallest number of workers that is about as fast as the best: (workers, GiB/s) of each trial.
-pub fn fewest(tried: &[(u32, f64)]) -> Option<u32> {
-    let best = tried.iter().map(|t| t.1).fold(0.0, f64::max);
-    tried.iter().filter(|t| t.1 >= WORKERS_ALIKE * best).map(|t| t.0).min()
-}
+impl PathChoice {
+    /// The smallest number of workers that is about as fast as the best: (workers, GiB/s) of each trial.
+    pub fn fewest(tried: &[(u32, f64)]) -> Option<u32> {
+        let best = tried.iter().map(|t| t.1).fold(0.0, f64::max);
+        tried.iter().filter(|t| t.1 >= WORKERS_ALIKE * best).map(|t| t.0).min()
+    }
 
-/// Returns whether more workers brought no gain twice in a row: (workers, GiB/s) of each trial, in order.
-pub fn is_flat(tried: &[(u32, f64)]) -> bool {
-    let Some(before) = tried.len().checked_sub(2).filter(|n| *n > 0) else { return false };
-    let best = tried[..before].iter().map(|t| t.1).fold(0.0, f64::max);
-    tried[before..].iter().all(|t| t.1 * WORKERS_ALIKE <= best)
+    /// Returns whether more workers brought no gain twice in a row: (workers, GiB/s) of each trial, in order.
+    pub fn is_flat(tried: &[(u32, f64)]) -> bool {
+        let Some(before) = tried.len().checked_sub(2).filter(|n| *n > 0) else { return false };
+        let best = tried[..before].iter().map(|t| t.1).fold(0.0, f64::max);
+        tried[before..].iter().all(|t| t.1 * WORKERS_ALIKE <= best)
+    }
 }
 
 #[cfg(test)]
@@ -297,9 +305,9 @@ mod tests {
             ("only direct DMA, none", Situation { require_direct: true, ..warm() }, vec![PAST]),
         ];
         for (name, situation, ways) in table {
-            assert_eq!(open(&situation).ways, ways, "{name}");
+            assert_eq!(situation.open().ways, ways, "{name}");
         }
-        let host = |situation: Situation| open(&Situation { gpu: false, ..situation }).ways;
+        let host = |situation: Situation| Situation::open(&Situation { gpu: false, ..situation }).ways;
         assert_eq!(host(cold()), [PathChoice { path: PathKind::Host, cached: false }]);
         assert_eq!(host(warm()), [PathChoice { path: PathKind::Host, cached: true }]);
     }
@@ -310,11 +318,11 @@ mod tests {
         use Prefer::{Balance, Cpu, Rate};
         for (cheap, by_balance, by_rate) in [(49.0, 0, 0), (40.0, 0, 1), (34.0, 0, 1), (33.0, 1, 1)] {
             let tried = [gave(cheap, 0.02), gave(50.0, 0.10)];
-            let found = [pick(&tried, Balance), pick(&tried, Rate), pick(&tried, Cpu)];
+            let found = [Gave::pick(&tried, Balance), Gave::pick(&tried, Rate), Gave::pick(&tried, Cpu)];
             assert_eq!(found, [by_balance, by_rate, 0], "{cheap}");
         }
-        assert_eq!(pick(&[gave(0.0, 0.0), gave(0.0, 0.1)], Balance), 0);
-        assert_eq!(pick(&[gave(0.0, 0.0), gave(1.0, 0.1)], Cpu), 1, "nothing came of the first");
+        assert_eq!(Gave::pick(&[gave(0.0, 0.0), gave(0.0, 0.1)], Balance), 0);
+        assert_eq!(Gave::pick(&[gave(0.0, 0.0), gave(1.0, 0.1)], Cpu), 1, "nothing came of the first");
     }
 
     #[test]
@@ -324,7 +332,7 @@ mod tests {
         let mapped =
             |first, later| [bounce, Tried { way: MAPPED, gave: first, later: Some(gave(later, 0.01)) }];
         let takes = |tried: &[Tried], all, unmeasured| {
-            tried[pick(&foretold(tried, Passes { all, unmeasured }), Prefer::Rate)].way
+            tried[Gave::pick(&Tried::foretold(tried, Passes { all, unmeasured }), Prefer::Rate)].way
         };
         let tried = mapped(gave(40.0, 0.09), 51.0);
         assert_eq!(takes(&tried, 1.0, 0.0), FROM, "the first pass is slower than by bounce");
@@ -342,10 +350,10 @@ mod tests {
     #[test]
     fn the_fewest_workers_that_do_are_taken() {
         let tried = [(1, 9.0), (2, 18.0), (4, 35.0), (6, 49.5), (8, 50.0), (12, 50.2), (16, 48.0)];
-        assert_eq!(fewest(&tried), Some(6));
-        assert_eq!(fewest(&[]), None);
-        assert!(!is_flat(&tried[..5]));
-        assert!(is_flat(&tried[..6]), "6 was as good as 8 and 12");
+        assert_eq!(PathChoice::fewest(&tried), Some(6));
+        assert_eq!(PathChoice::fewest(&[]), None);
+        assert!(!PathChoice::is_flat(&tried[..5]));
+        assert!(PathChoice::is_flat(&tried[..6]), "6 was as good as 8 and 12");
     }
 
     proptest! {
@@ -355,8 +363,8 @@ mod tests {
         fn what_is_picked_is_never_much_worse_than_the_best(rates in proptest::collection::vec((0.0f64..60.0, 0.0f64..1.0), 1..6)) {
             let tried: Vec<Gave> = rates.iter().map(|(r, c)| Gave { gib_s: *r, cpu_s_per_gib: Some(*c) }).collect();
             let best = tried.iter().map(|t| t.gib_s).fold(0.0, f64::max);
-            prop_assert!(tried[pick(&tried, Prefer::Rate)].gib_s >= 0.95 * best);
-            prop_assert!(tried[pick(&tried, Prefer::Balance)].gib_s >= 0.66 * best);
+            prop_assert!(tried[Gave::pick(&tried, Prefer::Rate)].gib_s >= 0.95 * best);
+            prop_assert!(tried[Gave::pick(&tried, Prefer::Balance)].gib_s >= 0.66 * best);
         }
 
         #[test]
@@ -380,7 +388,7 @@ mod tests {
                     .collect(),
                 require_direct: false,
             };
-            let ways = open(&situation).ways;
+            let ways = situation.open().ways;
             prop_assert!(!ways.is_empty());
             prop_assert!(situation.direct || ways.iter().all(|w| w.cached));
             prop_assert!(ways.iter().all(|w| (w.path == PathKind::Host) != situation.gpu));

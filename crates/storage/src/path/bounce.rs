@@ -113,7 +113,7 @@ struct Pending {
     copy_ns: u32,
 }
 
-pub struct BounceQueue {
+pub(crate) struct BounceQueue {
     inner: Box<dyn Queue>,
     /// The inner queue reads synchronously, in `submit`.
     inline: bool,
@@ -141,7 +141,7 @@ pub struct BounceQueue {
 
 impl BounceQueue {
     /// `staging` has a slot for each of the inner queue's tags. `inline`: the inner queue finishes in `submit`.
-    pub fn new(inner: Box<dyn Queue>, inline: bool, copier: Box<dyn Copier>, staging: &Arena) -> Self {
+    pub(crate) fn new(inner: Box<dyn Queue>, inline: bool, copier: Box<dyn Copier>, staging: &Arena) -> Self {
         let depth = inner.geometry().depth as usize;
         assert!(staging.count() >= depth, "a staging slot for each I/O");
         let half = depth * staging.slot_bytes() / 2;

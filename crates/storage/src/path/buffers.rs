@@ -1,6 +1,6 @@
 //! The size of the workers' buffers: one rule for planning, checking and allocating them.
 
-use super::{by_kind, Beside, DataPath, Ends};
+use super::{Beside, DataPath, Ends, Paths};
 use crate::source::Target;
 use forebay_io::machine;
 use forebay_model::job::{JobSpec, PathKind, DEPTH_MAX};
@@ -23,7 +23,7 @@ pub struct Under {
 impl Under {
     /// For an opened target whose path is decided.
     pub fn of(target: &Target) -> Under {
-        let path = by_kind(target.route.path);
+        let path = Paths::by_kind(target.route.path);
         let at_once = path.ends_at_once(target);
         let tight = at_once && path.copies_on() && target.align() == 1;
         let takes_rows = path.takes_rows(target);
@@ -65,7 +65,7 @@ impl Buffers {
         let slots = at_work(&whole, all, true);
         let mut buffers = Buffers { rows: Some(rows), ..Buffers::with_slots(&whole, all, slots, true) };
         // What can't be had together comes row by row.
-        for (_, beside) in buffers.beside.iter_mut().filter(|(kind, _)| !by_kind(*kind).copies_on()) {
+        for (_, beside) in buffers.beside.iter_mut().filter(|(kind, _)| !Paths::by_kind(*kind).copies_on()) {
             let bytes_each = job.io_bytes.next_multiple_of(PAGE);
             let count = u64::from(beside.count).max(BESIDE_ROWS_BYTES / bytes_each).min(rows.max(4).into());
             *beside = Beside { count: count as u32, bytes_each };
@@ -126,14 +126,16 @@ const SHORT_BYTES_MAX: u64 = 256 << 10;
 /// Slots for rows that can't be had together.
 const BESIDE_ROWS_BYTES: u64 = 1 << 20;
 
-/// Returns the depth per worker at which short reads of cached data keep a GPU busy: some I/Os of rows, or copies of
-/// several reads. None where fewer do: of long ones, and of writes.
-pub fn depth_of_short(job: &JobSpec) -> Option<u32> {
-    let longest = job.io_bytes_largest();
-    let rows = job.op.is_random() && longest <= LAUNCHED_ROW_BYTES_MAX;
-    let bytes = if rows { ROWS_BYTES } else { COPIES_BYTES };
-    let depth = (bytes / longest.max(1)).min(DEPTH_MAX.into());
-    ((rows || longest <= SHORT_BYTES_MAX) && !job.writes()).then_some(depth as u32)
+impl Buffers {
+    /// Returns the depth per worker at which short reads of cached data keep a GPU busy: some I/Os of rows, or copies of
+    /// several reads. None where fewer do: of long ones, and of writes.
+    pub fn depth_of_short(job: &JobSpec) -> Option<u32> {
+        let longest = job.io_bytes_largest();
+        let rows = job.op.is_random() && longest <= LAUNCHED_ROW_BYTES_MAX;
+        let bytes = if rows { ROWS_BYTES } else { COPIES_BYTES };
+        let depth = (bytes / longest.max(1)).min(DEPTH_MAX.into());
+        ((rows || longest <= SHORT_BYTES_MAX) && !job.writes()).then_some(depth as u32)
+    }
 }
 
 /// In how many parts a row of so many bytes is fetched by a launch. Parts of a row begin at multiples of 512 bytes in it.
@@ -222,7 +224,13 @@ mod tests {
     use forebay_model::job::Op;
 
     fn under(kind: PathKind, moves_bytes: bool) -> Vec<Under> {
-        vec![Under { path: by_kind(kind), moves_bytes, at_once: false, tight: false, takes_rows: false }]
+        vec![Under {
+            path: Paths::by_kind(kind),
+            moves_bytes,
+            at_once: false,
+            tight: false,
+            takes_rows: false,
+        }]
     }
 
     fn buffers(job: &JobSpec, kind: PathKind, moves_bytes: bool, into_gpu: bool) -> (u64, u64) {
@@ -299,7 +307,7 @@ mod tests {
 
     #[test]
     fn short_reads_have_a_depth_of_their_own() {
-        let of = |op, io_bytes| depth_of_short(&JobSpec { op, io_bytes, ..JobSpec::default() });
+        let of = |op, io_bytes| Buffers::depth_of_short(&JobSpec { op, io_bytes, ..JobSpec::default() });
         let sizes = [128, 512, 4096, 64 << 10, 256 << 10, 512 << 10];
         let found = sizes.map(|bytes| of(Op::RandRead, bytes));
         assert_eq!(found, [Some(4096), Some(4096), Some(4096), Some(256), Some(64), Some(32)]);

@@ -24,7 +24,7 @@ impl Destination {
     pub fn open(job: &JobSpec) -> Result<Destination, Error> {
         let of_pairs: Vec<u32> = job.parsed_pairs()?.iter().map(|pair| pair.gpu).collect();
         let asked = if of_pairs.is_empty() { &job.gpus } else { &of_pairs };
-        let path = super::find(job.path);
+        let path = super::Paths::find(job.path);
         let devices = match (path.map_or(Ends::GpuIfAny, |path| path.ends()), asked.as_slice()) {
             (Ends::Host, _) => Vec::new(),
             (Ends::GpuIfAny, []) if cuda::devices().0 == 0 => Vec::new(),
@@ -39,7 +39,12 @@ impl Destination {
     /// Registers the files with the path's library, before a worker needs them.
     pub fn attach(&self, job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
         for target in targets {
-            super::by_kind(target.route.path).attach(job, target, self, target.route.pair.unwrap_or(0))?;
+            super::Paths::by_kind(target.route.path).attach(
+                job,
+                target,
+                self,
+                target.route.pair.unwrap_or(0),
+            )?;
         }
         PATHS.iter().for_each(|path| path.attached(self));
         Ok(())

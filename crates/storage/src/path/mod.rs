@@ -1,24 +1,24 @@
 //! Data paths: how bytes reach their destination. Each path is one file, which defines what it accepts, its memory,
 //! how it creates queues and what ran, and one row of `PATHS`. No other code depends on which path it is.
 
-pub mod auto;
+pub(crate) mod auto;
 mod bounce;
 mod buffers;
 mod copiers;
 mod destination;
-pub mod direct;
-pub mod gds;
+pub(crate) mod direct;
+pub(crate) mod gds;
 mod host;
-pub mod mapped;
+pub(crate) mod mapped;
 mod worker_context;
 
-pub use bounce::BounceQueue;
-pub use buffers::{depth_of_short, Buffers, Under};
+pub(crate) use bounce::BounceQueue;
+pub use buffers::{Buffers, Under};
 pub use copiers::{Copiers, HostCopier};
 pub use destination::Destination;
-pub use forebay_io::gpu::Copier;
-pub use mapped::limits;
-pub use worker_context::{Layer, QueueFactory, WorkerContext};
+pub(crate) use forebay_io::gpu::Copier;
+pub(crate) use worker_context::Layer;
+pub use worker_context::{QueueFactory, WorkerContext};
 
 use crate::source::file::FileTarget;
 use crate::source::{OpenFileSource, SourceMedium, SourceRow, Target, SOURCES};
@@ -276,45 +276,51 @@ pub trait DataPath: Sync {
     }
 }
 
-/// The path; None for `auto`, which isn't one until it is decided.
-pub fn find(kind: PathKind) -> Option<&'static dyn DataPath> {
-    PATHS.iter().find(|path| path.kind() == kind).copied()
-}
+/// Questions to the table of paths.
+#[derive(Debug)]
+pub enum Paths {}
 
-/// The path of a target, once decided.
-pub fn by_kind(kind: PathKind) -> &'static dyn DataPath {
-    find(kind).expect("every path has a row, and `auto` was settled")
-}
-
-pub fn name_of(kind: PathKind) -> &'static str {
-    find(kind).map_or("auto", |path| path.name())
-}
-
-/// Checks that the path can serve a source made of these parts. `auto` serves whatever any path does.
-pub fn legal(kind: PathKind, source: &dyn Display, medium: &SourceMedium) -> Result<(), Error> {
-    let Some(path) = find(kind) else { return Ok(()) };
-    if path.accepts(medium) {
-        return Ok(());
+impl Paths {
+    /// The path; None for `auto`, which isn't one until it is decided.
+    pub fn find(kind: PathKind) -> Option<&'static dyn DataPath> {
+        PATHS.iter().find(|path| path.kind() == kind).copied()
     }
-    Err(Error::request(
-        format!("‹path› {} from {source}", path.name()),
-        format!("it can only serve {}", path.serves()),
-        "‹path› host",
-    ))
-}
 
-/// Schemes of the sources that the path serves, in the order of their table.
-pub fn schemes(path: &dyn DataPath) -> Vec<&'static str> {
-    let served = |row: &&SourceRow| row.named().is_ok_and(|uri| path.accepts(&uri.medium()));
-    SOURCES.iter().filter(served).map(|row| row.scheme).collect()
-}
+    /// The path of a target, once decided.
+    pub fn by_kind(kind: PathKind) -> &'static dyn DataPath {
+        Paths::find(kind).expect("every path has a row, and `auto` was settled")
+    }
 
-/// The first thing in the job that its path refuses, including options of other paths.
-pub fn refusal(job: &JobSpec) -> Result<Option<Refusal>, Error> {
-    let Some(path) = find(job.path) else { return Ok(None) };
-    let others = PATHS.iter().filter(|other| other.kind() != path.kind());
-    let foreign = others.filter_map(|other| other.option_of_its_own(job)).next();
-    Ok(path.refuses(job)?.or(foreign))
+    pub fn name_of(kind: PathKind) -> &'static str {
+        Paths::find(kind).map_or("auto", |path| path.name())
+    }
+
+    /// Checks that the path can serve a source made of these parts. `auto` serves whatever any path does.
+    pub fn check(kind: PathKind, source: &dyn Display, medium: &SourceMedium) -> Result<(), Error> {
+        let Some(path) = Paths::find(kind) else { return Ok(()) };
+        if path.accepts(medium) {
+            return Ok(());
+        }
+        Err(Error::request(
+            format!("‹path› {} from {source}", path.name()),
+            format!("it can only serve {}", path.serves()),
+            "‹path› host",
+        ))
+    }
+
+    /// Schemes of the sources that the path serves, in the order of their table.
+    pub fn schemes(path: &dyn DataPath) -> Vec<&'static str> {
+        let served = |row: &&SourceRow| row.named().is_ok_and(|uri| path.accepts(&uri.medium()));
+        SOURCES.iter().filter(served).map(|row| row.scheme).collect()
+    }
+
+    /// The first thing in the job that its path refuses, including options of other paths.
+    pub fn refusal(job: &JobSpec) -> Result<Option<Refusal>, Error> {
+        let Some(path) = Paths::find(job.path) else { return Ok(None) };
+        let others = PATHS.iter().filter(|other| other.kind() != path.kind());
+        let foreign = others.filter_map(|other| other.option_of_its_own(job)).next();
+        Ok(path.refuses(job)?.or(foreign))
+    }
 }
 
 #[cfg(test)]
@@ -346,22 +352,22 @@ mod tests {
     // promise: DOC-5
     #[test]
     fn a_path_takes_what_its_source_is_made_of() {
-        let legal = |kind, text: &str| legal(kind, &text, &Uri::parse(text).unwrap().medium());
+        let check = |kind, text: &str| Paths::check(kind, &text, &Uri::parse(text).unwrap().medium());
         let files = ["/a", "stripe:?m=/a&m=/b", "stripe:?m=/a&m=stripe:%3Fm=/b%26m=/c"];
         let others = ["nil:", "stripe:?m=/a&m=nil:", "model:d7-ps1010?over=/a", "nvme+tcp://h:1/nqn.x"];
         for kind in [PathKind::Mapped, PathKind::Gds] {
-            files.iter().for_each(|source| legal(kind, source).unwrap());
+            files.iter().for_each(|source| check(kind, source).unwrap());
             for source in others {
-                let error = legal(kind, source).unwrap_err();
+                let error = check(kind, source).unwrap_err();
                 assert!(error.found.contains("can only serve files"), "{error}");
             }
         }
         let card = "nvme+rdma://h:1/nqn.x";
-        legal(PathKind::Gds, card).unwrap();
-        legal(PathKind::Mapped, card).unwrap_err();
-        legal(PathKind::Gds, "stripe:?m=nvme%2Brdma://h:1/nqn.x").unwrap_err();
+        check(PathKind::Gds, card).unwrap();
+        check(PathKind::Mapped, card).unwrap_err();
+        check(PathKind::Gds, "stripe:?m=nvme%2Brdma://h:1/nqn.x").unwrap_err();
         for kind in [PathKind::Host, PathKind::Bounce, PathKind::Auto] {
-            files.iter().chain(&others).chain([&card]).for_each(|source| legal(kind, source).unwrap());
+            files.iter().chain(&others).chain([&card]).for_each(|source| check(kind, source).unwrap());
         }
     }
 }

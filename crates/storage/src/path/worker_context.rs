@@ -35,7 +35,7 @@ pub struct WorkerContext<'a> {
 }
 
 /// Wraps a source's queue, below the path's own wrappers.
-pub type Layer<'a> = &'a dyn Fn(Box<dyn Queue>) -> Box<dyn Queue>;
+pub(crate) type Layer<'a> = &'a dyn Fn(Box<dyn Queue>) -> Box<dyn Queue>;
 
 /// A path's part of one worker.
 pub trait QueueFactory {

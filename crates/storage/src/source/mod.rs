@@ -1,21 +1,21 @@
 //! Sources named by URI, and the targets they resolve to.
 
 pub(crate) mod at_once;
-pub mod fault;
-pub mod file;
+pub(crate) mod fault;
+pub(crate) mod file;
 mod model;
 mod nil;
-pub mod nvme;
-pub mod nvme_tcp;
+pub(crate) mod nvme;
+pub(crate) mod nvme_tcp;
 mod plan;
 mod shared_drive;
-pub mod stripe;
+pub(crate) mod stripe;
 pub(crate) mod uri;
-pub mod vfio_user;
+pub(crate) mod vfio_user;
 
 pub use file::OpenFileSource;
-pub use model::{ModelQueue, OpenModel};
-pub use nil::{NilQueue, OpenNil};
+pub use model::OpenModel;
+pub use nil::OpenNil;
 pub use nvme::OpenNamespace;
 pub use plan::{Action, FilePlan, Found, Look, Open, Source, SourcePlan, Timing, Uri, Workers};
 pub use shared_drive::SharedDrive;

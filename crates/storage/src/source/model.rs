@@ -193,7 +193,7 @@ impl OpenSource for OpenModel {
     }
 }
 
-pub struct ModelQueue {
+pub(super) struct ModelQueue {
     inner: Option<Box<dyn Queue>>,
     geometry: Geometry,
     drive: SharedDrive,
@@ -207,7 +207,7 @@ pub struct ModelQueue {
 }
 
 impl ModelQueue {
-    pub fn new(drive: SharedDrive, inner: Option<Box<dyn Queue>>, bytes: u64, depth: u32) -> Self {
+    pub(super) fn new(drive: SharedDrive, inner: Option<Box<dyn Queue>>, bytes: u64, depth: u32) -> Self {
         let alone = Geometry { bytes, align: 1, mem_align: 1, io_bytes_max: 1 << 30, depth };
         ModelQueue {
             geometry: inner.as_ref().map_or(alone, |q| q.geometry()),

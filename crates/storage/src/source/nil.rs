@@ -105,14 +105,14 @@ impl OpenSource for OpenNil {
     }
 }
 
-pub struct NilQueue {
+pub(super) struct NilQueue {
     geometry: Geometry,
     pushed: Vec<Done>,
     started: usize,
 }
 
 impl NilQueue {
-    pub fn new(bytes: u64, depth: u32) -> Self {
+    pub(super) fn new(bytes: u64, depth: u32) -> Self {
         let geometry = Geometry { bytes, align: 1, mem_align: 1, io_bytes_max: 1 << 30, depth };
         NilQueue { geometry, pushed: Vec::with_capacity(depth as usize), started: 0 }
     }

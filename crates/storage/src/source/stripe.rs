@@ -21,9 +21,11 @@ const CHUNK_DEFAULT: u64 = 512 << 10;
 /// Deeper members than this make I/Os wait at the stripe instead.
 const MEMBER_DEPTH_MAX: u64 = 16384;
 
-/// Bytes that a stripe over members of these sizes can address: all use as much as the smallest, in whole chunks.
-pub fn stripe_bytes(members: &[u64], chunk: u64) -> u64 {
-    members.iter().min().map_or(0, |least| (least / chunk * chunk).saturating_mul(members.len() as u64))
+impl OpenStripe {
+    /// Bytes that a stripe over members of these sizes can address: all use as much as the smallest, in whole chunks.
+    pub fn bytes_of(members: &[u64], chunk: u64) -> u64 {
+        members.iter().min().map_or(0, |least| (least / chunk * chunk).saturating_mul(members.len() as u64))
+    }
 }
 
 fn uri_of<M: fmt::Display>(chunk: u64, members: impl Iterator<Item = M>) -> String {
@@ -88,7 +90,7 @@ impl Source for StripeUri {
         let members: Vec<SourcePlan> =
             self.members.iter().map(|m| m.examine(look, share)).collect::<Result<_, _>>()?;
         let names: Vec<_> = members.iter().map(|m| m.content_name.as_str()).collect();
-        let bytes = stripe_bytes(&members.iter().map(|m| m.bytes).collect::<Vec<_>>(), self.chunk);
+        let bytes = OpenStripe::bytes_of(&members.iter().map(|m| m.bytes).collect::<Vec<_>>(), self.chunk);
         let label = uri_of(self.chunk, members.iter().map(|m| &m.label));
         Ok(SourcePlan {
             content_name: format!("stripe {} {}", self.chunk, names.join(" ")),
@@ -251,7 +253,7 @@ impl StripeQueue {
         let sizes: Vec<u64> = queues.iter().map(|q| q.geometry().bytes).collect();
         let most = |f: fn(&Geometry) -> u32| queues.iter().map(|q| f(&q.geometry())).max().unwrap_or(1);
         let geometry = Geometry {
-            bytes: stripe_bytes(&sizes, chunk),
+            bytes: OpenStripe::bytes_of(&sizes, chunk),
             align: most(|g| g.align),
             mem_align: most(|g| g.mem_align),
             io_bytes_max: 1 << 30,

@@ -7,8 +7,9 @@ use forebay_model::content;
 use forebay_model::device::DriveModel;
 use forebay_model::job::Engine;
 pub use forebay_rigs::gpu::home;
-use forebay_storage::source::file::{FileAccess, FileTarget};
-use forebay_storage::source::{stripe, OpenFileSource, OpenModel, OpenNil, OpenStripe, SharedDrive, Target};
+use forebay_storage::{
+    FileAccess, FileTarget, OpenFileSource, OpenModel, OpenNil, OpenStripe, SharedDrive, Target,
+};
 use rustix::fs::FallocateFlags;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -80,7 +81,7 @@ pub fn striped(chunk: u64, members: Vec<Target>) -> Target {
     let sizes: Vec<u64> = members.iter().map(|m| m.bytes).collect();
     let names: Vec<&str> = members.iter().map(|m| m.label.as_str()).collect();
     let label = format!("stripe of {} by {chunk} over [{}]", members.len(), names.join(", "));
-    Target::new(label, stripe::stripe_bytes(&sizes, chunk), OpenStripe { chunk, members })
+    Target::new(label, OpenStripe::bytes_of(&sizes, chunk), OpenStripe { chunk, members })
 }
 
 pub fn nil(bytes: u64) -> Target {

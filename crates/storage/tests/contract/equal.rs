@@ -7,7 +7,7 @@ use super::model::{batches, Flat, Shape};
 use super::rig::{plain, Request, Rig};
 use forebay_io::queue::Op;
 use forebay_model::job::{Engine, PathKind};
-use forebay_storage::source::Target;
+use forebay_storage::Target;
 use proptest::prelude::*;
 
 const UNIT: u64 = 4096;

@@ -3,9 +3,9 @@
 
 use super::arena::Slots;
 use forebay_io::gpu::cuda::{CudaError, Device};
-use forebay_storage::path::mapped::{DevicePinner, Limits, Pin, Pinner, Registry};
-use forebay_storage::path::{DataPath, Ends};
-use forebay_storage::source::Target;
+use forebay_storage::{
+    DataPath, DevicePinner, Ends, MappedLimits, MappedRegistry, MemoryPin, MemoryPinner, Target,
+};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ struct HostPinner;
 
 struct HostPin;
 
-impl Pin for HostPin {}
+impl MemoryPin for HostPin {}
 
-impl Pinner for HostPinner {
-    fn pin(&self, _: NonNull<u8>, bytes: usize) -> Result<Box<dyn Pin>, CudaError> {
+impl MemoryPinner for HostPinner {
+    fn pin(&self, _: NonNull<u8>, bytes: usize) -> Result<Box<dyn MemoryPin>, CudaError> {
         assert_eq!(bytes % 4096, 0, "whole pages");
         Ok(Box::new(HostPin))
     }
@@ -27,13 +27,13 @@ impl Pinner for HostPinner {
 const WINDOW: u64 = 12 << 10;
 
 /// Registrations under a cap that the larger files are beyond.
-pub fn registry(device: Option<&Arc<Device>>) -> Arc<Registry> {
-    let limits = Limits { cap_bytes: 6 * WINDOW, window_bytes: WINDOW, least_bytes: 1, relays: 0 };
-    let pinner: Box<dyn Pinner> = match device {
+pub fn registry(device: Option<&Arc<Device>>) -> Arc<MappedRegistry> {
+    let limits = MappedLimits { cap_bytes: 6 * WINDOW, window_bytes: WINDOW, least_bytes: 1, relays: 0 };
+    let pinner: Box<dyn MemoryPinner> = match device {
         Some(device) => Box::new(DevicePinner(device.clone())),
         None => Box::new(HostPinner),
     };
-    Arc::new(Registry::new(pinner, limits).unwrap())
+    Arc::new(MappedRegistry::new(pinner, limits).unwrap())
 }
 
 /// The path's own slots: as many as it says, but where it would have a few of its own number too few and too short

@@ -12,7 +12,7 @@ use forebay_io::reactor::Reactor;
 use forebay_model::job::{Engine, PathKind};
 use forebay_model::Error;
 use forebay_rigs::gpu::{is_inside, Scenario};
-use forebay_storage::path::{self, About, DataPath, Ends, QueueFactory, WorkerContext, PATHS};
+use forebay_storage::{AboutPath, DataPath, Ends, Paths, QueueFactory, WorkerContext, PATHS};
 use std::time::{Duration, Instant};
 
 /// Why the path isn't one of its own: bytes travel as under `host`, whatever it is called.
@@ -25,7 +25,7 @@ fn same_as_host(path: &dyn DataPath) -> Option<String> {
         let done = rig.one(Request::read(0, 4096)).done;
         (done.via, matches!(rig.slots.mem(0), Mem::Device { .. }))
     };
-    let (host, own) = (way(path::by_kind(PathKind::Host)), way(path));
+    let (host, own) = (way(Paths::by_kind(PathKind::Host)), way(path));
     (host == own && target.files()[0].0.direct == past)
         .then(|| format!("{} does what host does: {own:?}", path.name()))
 }
@@ -48,8 +48,8 @@ fn a_path_is_more_than_a_name() {
 struct Hollow;
 
 impl DataPath for Hollow {
-    fn about(&self) -> &'static About {
-        &About {
+    fn about(&self) -> &'static AboutPath {
+        &AboutPath {
             kind: PathKind::Gds,
             name: "host",
             what: "nothing",
@@ -61,11 +61,11 @@ impl DataPath for Hollow {
     }
 
     fn examined(&self, verdicts: &Verdicts) -> Check {
-        path::by_kind(PathKind::Host).examined(verdicts)
+        Paths::by_kind(PathKind::Host).examined(verdicts)
     }
 
     fn equip(&self, context: &WorkerContext, reactor: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
-        path::by_kind(PathKind::Host).equip(context, reactor)
+        Paths::by_kind(PathKind::Host).equip(context, reactor)
     }
 }
 

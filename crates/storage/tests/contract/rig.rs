@@ -9,8 +9,7 @@ use forebay_io::gpu::cuda::{Device, Pinned};
 use forebay_io::queue::{Done, Fault, Full, Io, Op, Queue};
 use forebay_io::reactor::{Reactor, RingOptions};
 use forebay_model::job::{CuFileMode, Engine, JobSpec, PathKind};
-use forebay_storage::path::{self, Copiers, DataPath, Destination, Ends, WorkerContext};
-use forebay_storage::source::{QueueNeeds, Target};
+use forebay_storage::{Copiers, DataPath, Destination, Ends, Paths, QueueNeeds, Target, WorkerContext};
 use std::any::Any;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -139,7 +138,7 @@ impl Rig {
         registered: bool,
         layer: Layer,
     ) -> Rig {
-        Rig::by(path::by_kind(path), target, depth, io_bytes, registered, layer)
+        Rig::by(Paths::by_kind(path), target, depth, io_bytes, registered, layer)
     }
 
     pub fn by(

@@ -2,9 +2,9 @@
 
 use forebay_rigs::drive::{Control, Drive};
 use forebay_rigs::fake::{Fake, NQN};
-use forebay_storage::source::nvme_tcp::{Options, Remote};
-use forebay_storage::source::vfio_user;
-use forebay_storage::source::{OpenNamespace, Target, Uri};
+use forebay_storage::{
+    NvmeTcpOptions, NvmeTcpRemote, OpenNamespace, Target, Uri, VfioUserDrive, VfioUserOptions,
+};
 use std::sync::{Arc, Mutex};
 
 type Disk = Arc<Mutex<Vec<u8>>>;
@@ -25,9 +25,9 @@ pub fn target(data: Vec<u8>, more: &str) -> Target {
     let disk = Arc::new(Mutex::new(data));
     let fake = Fake::start(disk.clone(), 0);
     let uri = format!("nvme+tcp://{}/{NQN}?{more}", fake.address);
-    let options = Options::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
+    let options = NvmeTcpOptions::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
     // Tests open queues for several workers at once.
-    let remote = Remote::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
+    let remote = NvmeTcpRemote::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
     let label = format!("{uri} of {} bytes", remote.bytes());
     SERVED.lock().unwrap().push((label.clone(), disk, Server::Target(fake)));
     Target::new(label, remote.bytes(), OpenNamespace(remote))
@@ -39,8 +39,8 @@ pub fn drive(data: Vec<u8>, more: &str, plain_doorbells: bool) -> Target {
     let control = Control { plain_doorbells: plain_doorbells.into(), ..Control::default() };
     let device = Drive::with(disk.clone(), control);
     let uri = device.uri(more);
-    let options = vfio_user::Options::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
-    let drive = vfio_user::Drive::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
+    let options = VfioUserOptions::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
+    let drive = VfioUserDrive::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
     let label = format!("{uri} of {} bytes", drive.bytes());
     SERVED.lock().unwrap().push((label.clone(), disk, Server::Drive(device)));
     Target::new(label, drive.bytes(), OpenNamespace(drive))

@@ -3,7 +3,7 @@
 
 use forebay_io::queue::{Done, Full, Geometry, Io, Queue};
 use forebay_io::reactor::Reactor;
-use forebay_storage::source::fault::{FaultPlan, FaultQueue};
+use forebay_storage::{FaultPlan, FaultQueue};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Instant;

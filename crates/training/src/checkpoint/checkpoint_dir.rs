@@ -8,10 +8,10 @@ use forebay_model::checkpoint::{folder, CheckpointSpec};
 use forebay_model::job::{Cache, JobSpec};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
-use forebay_storage::opening::manifest::{Content, HeldManifest};
-use forebay_storage::opening::{has_rings, KEEP_FREE};
-use forebay_storage::source::file::{misaligned, FileAccess, FileTarget};
-use forebay_storage::source::{OpenFileSource, Route, Target};
+use forebay_storage::{
+    has_rings, FileAccess, FileTarget, HeldManifest, ManifestContent, OpenFileSource, Route, Target,
+    KEEP_FREE_BYTES,
+};
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -125,7 +125,7 @@ impl CheckpointDir {
         let sizes = self.spec.sizes_here();
         // A file's last block, and its place in the folder.
         let each = sizes.bytes().saturating_add(sizes.files.saturating_mul(8192));
-        let wanted = each.saturating_mul(u64::from(self.spec.writes)).saturating_add(KEEP_FREE);
+        let wanted = each.saturating_mul(u64::from(self.spec.writes)).saturating_add(KEEP_FREE_BYTES);
         let at =
             if self.dir.is_dir() { self.dir.as_path() } else { self.dir.parent().unwrap_or(Path::new(".")) };
         let at = if at.as_os_str().is_empty() { Path::new(".") } else { at };
@@ -196,7 +196,7 @@ impl CheckpointDir {
         let file = self.look_at_one_file(job)?;
         self.in_memory = file.in_memory;
         if job.io_bytes % u64::from(file.align) != 0 {
-            return Err(misaligned(&self.dir, "‹io_bytes›", job.io_bytes, file.align));
+            return Err(FileAccess::misaligned(&self.dir, "‹io_bytes›", job.io_bytes, file.align));
         }
         let rings = has_rings(job.engine, job.sqpoll, job.iopoll, job.workers)?.is_ok();
         let engine = file.choose(job.engine, false, false, rings);
@@ -218,7 +218,7 @@ impl CheckpointDir {
             _ => {
                 let path =
                     self.dir.join(format!(".forebay-look-{}-{}", std::process::id(), self.spec.first_rank));
-                let made = forebay_storage::outputs::create(&path);
+                let made = forebay_storage::Outputs::create(&path);
                 let made = made.map_err(|e| cannot_make(&path, &e))?;
                 let sized = made.set_len(job.io_bytes).map_err(|e| cannot_make(&path, &e));
                 let opened = sized.and_then(|()| FileTarget::open(&path, access));
@@ -292,7 +292,7 @@ impl CheckpointDir {
         let mut held = self.list_of(step)?;
         let seed = self.spec.verify.then_some(self.spec.seed);
         for CreatedFile(place, identity) in made {
-            held.leave(&place.path, *identity, &Content { seed, name: &place.content })?;
+            held.leave(&place.path, *identity, &ManifestContent { seed, name: &place.content })?;
         }
         held.save()?;
         self.noted.push(step);

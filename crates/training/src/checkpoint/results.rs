@@ -10,8 +10,7 @@ use forebay_model::checkpoint::rules::{judge, Seen};
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::job::JobSpec;
 use forebay_model::{warnings, Error, Latency};
-use forebay_storage::path::Destination;
-use forebay_storage::source::Target;
+use forebay_storage::{Destination, Target};
 use std::sync::Arc;
 
 /// The results of the run, as far as it got.

@@ -5,13 +5,12 @@
 use forebay_io::arena::{Arena, Mem};
 use forebay_io::gpu::cuda::{Device, DeviceMemory, Pinned};
 use forebay_io::gpu::cufile::Buffer;
+use forebay_io::gpu::Copier;
 use forebay_io::gpu::CudaCopier;
 use forebay_model::job::Pages;
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
-use forebay_storage::path::direct::Base;
-use forebay_storage::path::gds::Session;
-use forebay_storage::path::{Copier, HostCopier};
+use forebay_storage::{CuFileSession, DirectBase, HostCopier};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
@@ -27,8 +26,8 @@ pub(crate) struct Destination {
     pool: Mutex<Pool>,
     name: String,
     /// Registered base addresses by GPU, and their registrar.
-    bases: Vec<Base>,
-    session: Option<Arc<Session>>,
+    bases: Vec<DirectBase>,
+    session: Option<Arc<CuFileSession>>,
 }
 
 #[derive(Default)]
@@ -55,19 +54,19 @@ impl Destination {
         spec: &EmulateSpec,
         devices: Vec<Arc<Device>>,
         piece_bytes: usize,
-        session: Option<Arc<Session>>,
+        session: Option<Arc<CuFileSession>>,
     ) -> Option<Destination> {
         if devices.is_empty() && spec.destination != "host" {
             return None;
         }
         let pool = Pool { free: vec![Vec::new(); devices.len().max(1)], ..Pool::default() };
-        let bases = devices.iter().map(|_| Base::default()).collect();
+        let bases = devices.iter().map(|_| DirectBase::default()).collect();
         let name = spec.destination.clone();
         Some(Destination { devices, piece_bytes, pool: Mutex::new(pool), name, bases, session })
     }
 
     /// The GPU of a turn, and what of its memory cuFile knows.
-    pub(crate) fn device(&self, turn: usize) -> Option<(&Arc<Device>, &Base)> {
+    pub(crate) fn device(&self, turn: usize) -> Option<(&Arc<Device>, &DirectBase)> {
         self.devices.get(turn).zip(self.bases.get(turn))
     }
 

@@ -11,9 +11,7 @@ use forebay_io::reactor::Reactor;
 use forebay_model::job::JobSpec;
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
-use forebay_storage::path::direct::{DirectNeeds, DirectQueues, Means};
-use forebay_storage::path::{self, limits};
-use forebay_storage::source::file::FileTarget;
+use forebay_storage::{DirectMeans, DirectNeeds, DirectQueues, FileTarget, MappedPath, Paths};
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::{Arc, Mutex};
@@ -25,7 +23,7 @@ pub(crate) struct DirectReads {
     /// By the number of the file. They go before the means do.
     kept: Mutex<HashMap<u32, Arc<DirectFile>>>,
     kept_max: usize,
-    means: Arc<dyn Means>,
+    means: Arc<dyn DirectMeans>,
     devices: Vec<Arc<Device>>,
     /// One of the files, for what is the same of all.
     probe: FileTarget,
@@ -56,16 +54,16 @@ impl DirectReads {
             require_direct: spec.require_direct,
             ..JobSpec::default()
         };
-        let limits = limits(
+        let limits = MappedPath::limits(
             spec.pin_limit_bytes,
             io_mode.io_bytes * u64::from(io_mode.depth) * u64::from(io_mode.workers),
             0,
         );
-        let means = path::by_kind(route.path).means(&job, device, limits)?;
+        let means = Paths::by_kind(route.path).means(&job, device, limits)?;
         let means = means.expect("what passes the host has means to");
         let direct_reads = DirectReads {
             kept: Mutex::default(),
-            kept_max: if path::by_kind(route.path).keeps_what_it_paid_for() { kept_max(files) } else { 0 },
+            kept_max: if Paths::by_kind(route.path).keeps_what_it_paid_for() { kept_max(files) } else { 0 },
             means,
             devices: devices.to_vec(),
             probe: probe.clone(),
@@ -152,7 +150,7 @@ fn kept_max(files: u32) -> usize {
 
 /// Descriptors that such files take.
 pub(crate) fn descriptors(route: &Route, files: u32) -> u64 {
-    if route.passes_host() && path::by_kind(route.path).keeps_what_it_paid_for() {
+    if route.passes_host() && Paths::by_kind(route.path).keeps_what_it_paid_for() {
         2 * u64::from(files).min(KEPT_MAX)
     } else {
         0

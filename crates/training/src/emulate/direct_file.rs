@@ -1,13 +1,12 @@
 //! A file that goes directly into a GPU, while anybody reads it.
 
-use forebay_storage::path::direct::Means;
-use forebay_storage::source::file::FileTarget;
+use forebay_storage::{DirectMeans, FileTarget};
 use std::sync::Arc;
 
 /// A file that the means know, as long as anybody has this.
 pub(crate) struct DirectFile {
     pub target: FileTarget,
-    means: Arc<dyn Means>,
+    means: Arc<dyn DirectMeans>,
 }
 
 impl Drop for DirectFile {
@@ -18,7 +17,7 @@ impl Drop for DirectFile {
 
 impl DirectFile {
     /// The means know it already.
-    pub(crate) fn new(target: FileTarget, means: Arc<dyn Means>) -> DirectFile {
+    pub(crate) fn new(target: FileTarget, means: Arc<dyn DirectMeans>) -> DirectFile {
         DirectFile { target, means }
     }
 }

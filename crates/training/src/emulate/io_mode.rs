@@ -8,10 +8,7 @@ use forebay_io::threads;
 use forebay_model::job::{Cache, Engine, PathKind};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
-use forebay_storage::opening;
-use forebay_storage::path::{self, DataPath};
-use forebay_storage::source::file::FileTarget;
-use forebay_storage::source::{OpenFileSource, Target};
+use forebay_storage::{has_rings, DataPath, FileTarget, OpenFileSource, Paths, Target};
 
 /// I/O size for data in memory: a slot stays in a core's own cache while it is parsed.
 const CACHED_IO_BYTES: u64 = 256 << 10;
@@ -51,9 +48,9 @@ impl IoMode {
         resident: Result<f64, String>,
         path: PathKind,
     ) -> Result<IoMode, Error> {
-        let most = path::by_kind(path).readers().workers_max.unwrap_or(u32::MAX);
+        let most = Paths::by_kind(path).readers().workers_max.unwrap_or(u32::MAX);
         let workers = spec.workers.unwrap_or(workers_of(spec).min(most));
-        let rings = opening::has_rings(Engine::Auto, false, false, workers)?;
+        let rings = has_rings(Engine::Auto, false, false, workers)?;
         let io_mode = match data {
             DataSet::Folder(folder) => {
                 let probe = folder.probe(0, false)?;
@@ -74,8 +71,8 @@ impl IoMode {
         rings: Result<(), String>,
     ) -> Result<IoMode, Error> {
         let cached = resident.as_ref().is_ok_and(|share| *share >= CACHED_SHARE);
-        let readers = path::by_kind(path).readers();
-        let (mut direct, mut reason) = past_the_cache(spec, path::by_kind(path), probe.in_memory, cached);
+        let readers = Paths::by_kind(path).readers();
+        let (mut direct, mut reason) = past_the_cache(spec, Paths::by_kind(path), probe.in_memory, cached);
         let mut probe = probe;
         if direct {
             match folder.probe(0, true) {

@@ -36,7 +36,7 @@ use forebay_io::threads;
 use forebay_model::record::RunRecord;
 use forebay_model::training::{EmulateSpec, Level, OnError, Plan, Trace};
 use forebay_model::Error;
-use forebay_storage::source::SharedDrive;
+use forebay_storage::SharedDrive;
 use io_mode::IoMode;
 use reading::{FilePart, Reading};
 use route::Route;

@@ -12,8 +12,7 @@ use forebay_model::job::Pages;
 use forebay_model::training::EmulateSpec;
 use forebay_model::units::format_bytes;
 use forebay_model::Error;
-use forebay_storage::opening::{self, Purpose};
-use forebay_storage::source::{QueueNeeds, Target};
+use forebay_storage::{examine, Purpose, QueueNeeds, Target};
 use std::path::Path;
 use std::time::Duration;
 
@@ -42,7 +41,7 @@ impl Packed {
             units: vec![("the manifest's reads", PIECE_BYTES)],
             ..Purpose::default()
         };
-        let opened = opening::examine(&purpose)?.open(&purpose, &mut opening::fills_nothing)?;
+        let opened = examine(&purpose)?.open(&purpose, &mut Purpose::fills_nothing)?;
         let [target] = opened.targets.as_slice() else {
             return Err(Error::request(
                 format!("--data {}", spec.data.join(" ")),

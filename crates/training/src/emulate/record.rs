@@ -23,10 +23,7 @@ use forebay_model::training::record::{
 use forebay_model::training::rules::Steps;
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{stats, Latency};
-use forebay_storage::path::gds::judge_cufile;
-use forebay_storage::path::gds::Session;
-use forebay_storage::path::mapped::Registry;
-use forebay_storage::path::{self, Ends};
+use forebay_storage::{judge_cufile, CuFileSession, Ends, MappedRegistry, Paths};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -263,8 +260,8 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
     let destination = shared.run_state.destination.as_ref();
     let to_gpu = destination.is_some_and(|to| to.feeds_gpu());
     let way = shared.route.path;
-    let into_gpu = path::by_kind(way).ends() == Ends::Gpu;
-    let stays = match (destination, path::by_kind(way).cached()) {
+    let into_gpu = Paths::by_kind(way).ends() == Ends::Gpu;
+    let stays = match (destination, Paths::by_kind(way).cached()) {
         (None, _) => "bytes are discarded once they have been read and checked",
         (Some(_), Some(true)) if into_gpu => {
             "the GPU reads them in place; batches stay on the GPU until their step"
@@ -286,8 +283,8 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
     }
     let resources = shared.run_state.resources.get().cloned().unwrap_or_default();
     PathRan {
-        requested: path::name_of(shared.spec.path).into(),
-        ran: path::name_of(way).into(),
+        requested: Paths::name_of(shared.spec.path).into(),
+        ran: Paths::name_of(way).into(),
         reason: Some(reasons.join("; ")),
         engine: io_mode.engine().into(),
         engine_features: resources.features.iter().map(|feature| (*feature).to_string()).collect(),
@@ -299,8 +296,8 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
         mapped,
         destination: destination.map_or("host", |to| to.name()).into(),
         slots_pinned: to_gpu,
-        slot_pages: if path::by_kind(way).pins() { resources.pages.into() } else { "none".into() },
-        slot_bytes: match path::by_kind(way).pins() {
+        slot_pages: if Paths::by_kind(way).pins() { resources.pages.into() } else { "none".into() },
+        slot_bytes: match Paths::by_kind(way).pins() {
             false => destination.map_or(0, |to| to.bytes()),
             true => resources.slot_bytes * u64::from(io_mode.workers),
         },
@@ -308,11 +305,11 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
     }
 }
 
-fn registry_of(shared: &Shared) -> Option<Arc<Registry>> {
+fn registry_of(shared: &Shared) -> Option<Arc<MappedRegistry>> {
     shared.direct_reads.as_ref()?.set_up()
 }
 
-fn session_of(shared: &Shared) -> Option<Arc<Session>> {
+fn session_of(shared: &Shared) -> Option<Arc<CuFileSession>> {
     shared.direct_reads.as_ref()?.set_up()
 }
 

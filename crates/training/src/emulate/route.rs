@@ -9,10 +9,9 @@ use forebay_io::gpu::cuda::Device;
 use forebay_model::job::{Engine, PathKind};
 use forebay_model::training::{EmulateSpec, Level};
 use forebay_model::Error;
-use forebay_storage::path::auto::{self, Known, Situation};
-use forebay_storage::path::{self, Destination, Ends, PATHS};
-use forebay_storage::source::file::FileTarget;
-use forebay_storage::source::{OpenFileSource, Target};
+use forebay_storage::{
+    Destination, Ends, FileTarget, KnownPaths, OpenFileSource, PathSituation, Paths, Target, PATHS,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -35,7 +34,7 @@ impl Route {
 }
 
 fn passes_host(path: PathKind) -> bool {
-    path::find(path).is_some_and(|path| path.ends() == Ends::Gpu)
+    Paths::find(path).is_some_and(|path| path.ends() == Ends::Gpu)
 }
 
 /// Refuses what can't be on any machine: bytes that the host must see, by a path that passes it.
@@ -50,7 +49,7 @@ pub(crate) fn check(spec: &EmulateSpec, row: &FormatRow) -> Result<(), Error> {
 }
 
 fn asked(spec: &EmulateSpec) -> String {
-    format!("‹path› {} of {} files", path::name_of(spec.path), spec.workload.format)
+    format!("‹path› {} of {} files", Paths::name_of(spec.path), spec.workload.format)
 }
 
 /// Returns the host's use of bytes on their way, if any.
@@ -82,7 +81,7 @@ pub(crate) fn choose(
         if passes_host(spec.path) && folder.is_none() {
             let found = "the data set lies in one address space: these paths read files";
             return Err(Error::request(
-                format!("‹path› {} from --data {}", path::name_of(spec.path), spec.data.join(" ")),
+                format!("‹path› {} from --data {}", Paths::name_of(spec.path), spec.data.join(" ")),
                 found,
                 "‹path› bounce, or a folder",
             ));
@@ -99,12 +98,12 @@ pub(crate) fn choose(
         return Ok(Route { path: PathKind::Bounce, because: Some(format!("auto chose bounce: {because}")) });
     };
     let situation = situation(spec, &folder.probe(0, false)?, folder.probe(0, true).ok(), resident, devices);
-    let open = auto::open(&situation);
+    let open = situation.open();
     let path = open.ways[0].path;
-    if spec.require_direct && !path::by_kind(path).may_go_direct() {
+    if spec.require_direct && !Paths::by_kind(path).may_go_direct() {
         return Err(Error::machine("‹require_direct› with ‹path› auto", open.because, "forebay doctor"));
     }
-    let name = path::name_of(path);
+    let name = Paths::name_of(path);
     Ok(Route { path, because: Some(format!("auto chose {name} ({})", open.because)) })
 }
 
@@ -114,16 +113,16 @@ fn situation(
     direct: Option<FileTarget>,
     resident: &Result<f64, String>,
     devices: &[Arc<Device>],
-) -> Situation {
+) -> PathSituation {
     let destination = Destination::on(devices.to_vec());
     let target = target_of(probe.clone());
-    let (mut cannot, mut known) = (BTreeMap::new(), Known::by(doctor::gds_verdict));
+    let (mut cannot, mut known) = (BTreeMap::new(), KnownPaths::by(doctor::gds_verdict));
     for path in PATHS {
         let able = path.can(&target, &destination, &mut known);
         able.err().and_then(|why| cannot.insert(path.kind(), why));
     }
     let resident = if probe.in_memory { Some(1.0) } else { resident.as_ref().ok().copied() };
-    Situation {
+    PathSituation {
         gpu: true,
         writes: false,
         bytes: probe.bytes,

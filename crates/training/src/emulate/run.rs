@@ -21,8 +21,7 @@ use forebay_model::series::Point;
 use forebay_model::training::{rules, EmulateSpec, Plan, RankStreams, Scheduler, Trace};
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{Error, Latency};
-use forebay_storage::opening::allow_descriptors;
-use forebay_storage::path;
+use forebay_storage::{allow_descriptors, Paths};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,7 +76,7 @@ fn run_watched(
     }
     let ran = Ran { epochs, points, readings, latencies, step, interrupted, rss_before, rss, first_step_s };
     let record = record::compose(&shared, command, started, &ran);
-    let path = path::by_kind(shared.route.path);
+    let path = Paths::by_kind(shared.route.path);
     let insists = path.insists_on_direct(spec.allow_compat).then(|| path.name());
     let failure = failure.or_else(|| {
         requirements::all_direct(spec.require_direct, insists, &record.path, record.result.bytes)

@@ -4,7 +4,7 @@
 use super::Shared;
 use forebay_io::rate::Rate;
 use forebay_model::units::BYTES_PER_GIB;
-use forebay_storage::source::SharedDrive;
+use forebay_storage::SharedDrive;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;

@@ -14,8 +14,7 @@ use forebay_model::training::simulate::{file_sizes, simulate, Setup, Simulated};
 use forebay_model::training::EmulateSpec;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::{stats, warnings, Error};
-use forebay_storage::path::{self, Ends};
-use forebay_storage::source::Uri;
+use forebay_storage::{Ends, Paths, Uri};
 
 /// Defaults in virtual time: 128 MiB in flight, which keeps several of the fastest modelled drives busy.
 const WORKERS: u32 = 4;
@@ -67,7 +66,7 @@ pub(crate) fn run(
             "model:NAME?over=DIR, or a folder",
         ));
     }
-    if let Some(path) = path::find(spec.path).filter(|path| path.ends() == Ends::Gpu) {
+    if let Some(path) = Paths::find(spec.path).filter(|path| path.ends() == Ends::Gpu) {
         let asked = format!("‹path› {} from {}", path.name(), spec.data.join(" "));
         return Err(Error::request(
             asked,

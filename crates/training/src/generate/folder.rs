@@ -9,8 +9,7 @@ use super::PhaseResult;
 use crate::format::write::{Beside, BesidePlace, Writer};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
-use forebay_storage::opening::KEEP_FREE;
-use forebay_storage::outputs;
+use forebay_storage::{Outputs, KEEP_FREE_BYTES};
 use rustix::fs::{flock, FallocateFlags, FlockOperation};
 use std::fs::File;
 use std::io::ErrorKind;
@@ -120,9 +119,9 @@ impl Folder {
             let path = self.root.join(name);
             // Before it is replaced or removed, it has to be what we write: a plain file.
             let odd =
-                outputs::there(&path).map_err(|e| self.cannot_make(&e))?.is_some_and(|meta| !meta.is_file());
-            if odd || outputs::there(&outputs::part_of(&path)).map_err(|e| self.cannot_make(&e))?.is_some() {
-                let path = if odd { path } else { outputs::part_of(&path) };
+                Outputs::there(&path).map_err(|e| self.cannot_make(&e))?.is_some_and(|meta| !meta.is_file());
+            if odd || Outputs::there(&Outputs::part_of(&path)).map_err(|e| self.cannot_make(&e))?.is_some() {
+                let path = if odd { path } else { Outputs::part_of(&path) };
                 return Err(self.in_the_way(&path));
             }
             let found = Manifest::read(&path).map_err(|found| {
@@ -162,7 +161,7 @@ impl Folder {
 
     fn look_at(&mut self, spec: &DatagenSpec, bytes: &[u64], path: &Path) -> Result<(), Error> {
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
-        if let Some(whole) = outputs::whole_of(name) {
+        if let Some(whole) = Outputs::whole_of(name) {
             if self.number_of(spec, whole).is_none() {
                 return Ok(());
             }
@@ -204,8 +203,8 @@ impl Folder {
         for number in 0..spec.files {
             for file in writer.beside(spec.shape(number)) {
                 let path = self.path_beside(spec, number, file.place);
-                let part = outputs::part_of(&path);
-                let there = |path: &Path| outputs::there(path).map_err(|e| self.cannot_make(&e));
+                let part = Outputs::part_of(&path);
+                let there = |path: &Path| Outputs::there(path).map_err(|e| self.cannot_make(&e));
                 match there(&path)? {
                     Some(meta)
                         if meta.is_file() && std::fs::read(&path).is_ok_and(|found| found == file.bytes) => {}
@@ -244,7 +243,7 @@ impl Folder {
 
     /// Path of a file until it is complete.
     fn part(&self, spec: &DatagenSpec, number: u32) -> PathBuf {
-        outputs::part_of(&self.path(spec, number))
+        Outputs::part_of(&self.path(spec, number))
     }
 
     /// `beside`: small files that belong to each.
@@ -260,8 +259,8 @@ impl Folder {
         let free = known.f_bavail.saturating_mul(known.f_frsize);
         let asked =
             || format!("create {files} files, {} in all, in {}", readable_bytes(wanted), self.root.display());
-        if wanted.saturating_add(KEEP_FREE) > free {
-            let (free, kept) = (readable_bytes(free), readable_bytes(KEEP_FREE));
+        if wanted.saturating_add(KEEP_FREE_BYTES) > free {
+            let (free, kept) = (readable_bytes(free), readable_bytes(KEEP_FREE_BYTES));
             let found = format!("{free} are free there, and {kept} must stay free");
             return Err(Error::machine(asked(), found, "fewer ‹files›, or another --data"));
         }
@@ -276,7 +275,7 @@ impl Folder {
     fn announce(&self, spec: &DatagenSpec, bytes: &[u64]) -> Result<(), Error> {
         let text = manifest::text(&manifest::describe(spec, bytes))?;
         let path = self.root.join(UNFINISHED);
-        let written = outputs::renew(&path, text.as_bytes());
+        let written = Outputs::renew(&path, text.as_bytes());
         written.map_err(|e| self.cannot_make(&e))?;
         match std::fs::remove_file(self.manifest()) {
             Err(e) if e.kind() != ErrorKind::NotFound => Err(self.cannot_make(&e)),
@@ -287,7 +286,7 @@ impl Folder {
     /// An empty file with room for `bytes`, under the name that it has until it is whole.
     pub(crate) fn begin(&self, spec: &DatagenSpec, number: u32, bytes: u64) -> Result<PathBuf, Error> {
         let path = self.part(spec, number);
-        let file = outputs::create(&path).map_err(|e| self.broke(&path, &e))?;
+        let file = Outputs::create(&path).map_err(|e| self.broke(&path, &e))?;
         let room = bytes.next_multiple_of(4096);
         match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, room) {
             Ok(()) => {}
@@ -320,7 +319,7 @@ impl Folder {
             // One that was there is the same: `look_beside` compared it.
             let written = made.and_then(|()| match path.exists() {
                 true => Ok(()),
-                false => outputs::write_new(&path, &file.bytes),
+                false => Outputs::write_new(&path, &file.bytes),
             });
             written.map_err(|e| self.broke(&path, &e))?;
         }
@@ -339,8 +338,8 @@ impl Folder {
     /// Gives a file its length and its name.
     pub(crate) fn finish(&self, spec: &DatagenSpec, number: u32, bytes: u64) -> Result<(), Error> {
         let part = self.part(spec, number);
-        let cut = outputs::reopen(&part).and_then(|file| file.set_len(bytes));
-        let named = cut.and_then(|()| outputs::give_name(&part, &self.path(spec, number)));
+        let cut = Outputs::reopen(&part).and_then(|file| file.set_len(bytes));
+        let named = cut.and_then(|()| Outputs::give_name(&part, &self.path(spec, number)));
         named.map_err(|e| self.broke(&part, &e))
     }
 
@@ -376,7 +375,7 @@ impl Folder {
         let root = File::open(&self.root).map_err(asked)?;
         rustix::fs::syncfs(&root).map_err(|e| asked(e.into()))?;
         if unfinished.exists() {
-            outputs::give_name(&unfinished, &self.manifest()).map_err(asked)?;
+            Outputs::give_name(&unfinished, &self.manifest()).map_err(asked)?;
             rustix::fs::syncfs(&root).map_err(|e| asked(e.into()))?;
         }
         Ok(())

@@ -8,8 +8,7 @@ use super::{checked, damaged, parser, phase, record_of, DatagenRecord, Observe, 
 use forebay_io::reactor::{self, Reactor, RingOptions};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
-use forebay_storage::opening::{self, Purpose};
-use forebay_storage::source::{MadeOf, QueueNeeds, Target, Uri};
+use forebay_storage::{examine, MadeOf, Purpose, QueueNeeds, Target, Uri};
 use std::sync::atomic::Ordering;
 
 /// The first file begins at a multiple of this.
@@ -44,7 +43,7 @@ pub(crate) fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord,
     if spec.dry_run {
         return Ok(record);
     }
-    let opened = opening::examine(&purpose)?.open(&purpose, &mut opening::fills_nothing)?;
+    let opened = examine(&purpose)?.open(&purpose, &mut Purpose::fills_nothing)?;
     let target = opened.targets.first().ok_or_else(|| {
         Error::request(&spec.data, "is not a single source", "a block device, a stripe or a namespace")
     })?;

@@ -10,9 +10,7 @@ use forebay_model::job::JobSpec;
 use forebay_model::kvcache::service::Key;
 use forebay_model::kvcache::KvSpec;
 use forebay_model::Error;
-use forebay_storage::opening::{self, Opened, Purpose};
-use forebay_storage::path::{self};
-use forebay_storage::source::{QueueNeeds, Target, Uri};
+use forebay_storage::{examine, Opened, Paths, Purpose, QueueNeeds, Target, Uri};
 use std::collections::{BTreeMap, HashMap};
 
 /// Bytes of a record, and the unit of extents. No source has larger blocks.
@@ -56,8 +54,8 @@ pub(super) fn is_source(spec: &KvSpec) -> Result<bool, Error> {
 impl Extents {
     pub(super) fn examine(spec: &KvSpec, job: &JobSpec) -> Result<Extents, Error> {
         let purpose = purpose_of(spec, job);
-        path::legal(job.path, &spec.dir, &Uri::parse(&spec.dir)?.medium())?;
-        let rehearsed = opening::examine(&purpose)?.rehearsed(&purpose)?;
+        Paths::check(job.path, &spec.dir, &Uri::parse(&spec.dir)?.medium())?;
+        let rehearsed = examine(&purpose)?.rehearsed(&purpose)?;
         let target = only(spec, &rehearsed)?;
         let (bytes, align) = (target.bytes, u64::from(target.align().max(1)));
         let asked = || format!("--dir {}", spec.dir);
@@ -96,7 +94,7 @@ impl Extents {
     /// Opens the source. From here on it is written over.
     pub(super) fn open(&mut self, job: &JobSpec) -> Result<Target, Error> {
         let purpose = purpose_of(&self.spec, job);
-        let opened = opening::examine(&purpose)?.open(&purpose, &mut opening::fills_nothing)?;
+        let opened = examine(&purpose)?.open(&purpose, &mut Purpose::fills_nothing)?;
         let target = only(&self.spec, &opened.targets)?.clone();
         self.opened = Some(opened);
         let needs = QueueNeeds::new(1, UNIT).with_worker(job.workers);

@@ -9,10 +9,7 @@ use forebay_model::job::{Cache, JobSpec};
 use forebay_model::kvcache::service::{Ended, Key};
 use forebay_model::kvcache::KvSpec;
 use forebay_model::{Error, Kind};
-use forebay_storage::opening::has_rings;
-use forebay_storage::opening::manifest::HeldManifest;
-use forebay_storage::source::file::{misaligned, FileAccess, FileTarget};
-use forebay_storage::source::{OpenFileSource, Route, Target};
+use forebay_storage::{has_rings, FileAccess, FileTarget, HeldManifest, OpenFileSource, Route, Target};
 use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -132,7 +129,7 @@ impl Folder {
         }
         let path = self.own.join("look");
         let cannot = |e: std::io::Error| cannot_make(&path, &e);
-        let made = forebay_storage::outputs::create(&path).map_err(cannot)?;
+        let made = forebay_storage::Outputs::create(&path).map_err(cannot)?;
         let sized = made.set_len(job.io_bytes).map_err(cannot);
         let opened = sized.and_then(|()| FileTarget::open(&path, self.access(true)));
         let _ = std::fs::remove_file(&path);
@@ -146,7 +143,7 @@ impl Folder {
         let file = FileTarget { align: align_of(&file, job.path), path: self.dir.clone(), ..file };
         self.in_memory = file.in_memory;
         if job.io_bytes % u64::from(file.align) != 0 {
-            return Err(misaligned(&self.dir, "‹io_bytes›", job.io_bytes, file.align));
+            return Err(FileAccess::misaligned(&self.dir, "‹io_bytes›", job.io_bytes, file.align));
         }
         let rings = has_rings(job.engine, job.sqpoll, job.iopoll, job.workers)?.is_ok();
         let engine = file.choose(job.engine, false, false, rings);

@@ -21,9 +21,7 @@ use forebay_model::kvcache::{Act, Ended, KvSpec, Service};
 use forebay_model::series::Point;
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::Error;
-use forebay_storage::opening;
-use forebay_storage::path::{self, Destination};
-use forebay_storage::source::SourceMedium;
+use forebay_storage::{allow_descriptors, Destination, Paths, SourceMedium};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
@@ -50,11 +48,11 @@ pub(super) fn run(
     let job = job_of(spec);
     let mut folder = Folder::examine(spec)?;
     if !extents::is_source(spec)? {
-        path::legal(job.path, &spec.dir, &SourceMedium::file())?;
+        Paths::check(job.path, &spec.dir, &SourceMedium::file())?;
     }
     let destination = Arc::new(Destination::open(&job)?);
     let at_once = u64::from(spec.served_at_once()) * u64::from(spec.ranks_here());
-    opening::allow_descriptors(2 * at_once + u64::from(job.workers) * 8);
+    allow_descriptors(2 * at_once + u64::from(job.workers) * 8);
     let run = Run::gather(spec, &job, &mut folder, destination).and_then(|mut run| {
         run.stock(&mut folder, observer);
         if !barrier.map_or(Ok(true), |barrier| barrier.pass())? {

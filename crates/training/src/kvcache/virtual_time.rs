@@ -17,7 +17,7 @@ use forebay_model::record::*;
 use forebay_model::series::Point;
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{stats, warnings, Error};
-use forebay_storage::source::Uri;
+use forebay_storage::Uri;
 
 /// Besides those that virtual time never fills.
 const NULL_FIELDS: &[&str] = &[

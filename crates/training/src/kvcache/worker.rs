@@ -17,7 +17,7 @@ use forebay_model::kvcache::service::{Ended, Key};
 use forebay_model::kvcache::KvSpec;
 use forebay_model::pattern::Next;
 use forebay_model::{Error, Latency};
-use forebay_storage::source::file::FileAccess;
+use forebay_storage::FileAccess;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::Arc;

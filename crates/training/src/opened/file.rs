@@ -7,9 +7,7 @@ use forebay_io::identity::Identity;
 use forebay_model::content;
 use forebay_model::job::PathKind;
 use forebay_model::Error;
-use forebay_storage::outputs;
-use forebay_storage::path;
-use forebay_storage::source::file::{FileAccess, FileTarget};
+use forebay_storage::{FileAccess, FileTarget, Outputs, Paths};
 use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -184,7 +182,7 @@ impl OpenFile {
 
 /// Unit of a file's writes. cuFile's are whole pages: it has no direct way for others.
 pub(crate) fn align_of(target: &FileTarget, path: PathKind) -> u32 {
-    path::by_kind(path).unit(target.align)
+    Paths::by_kind(path).unit(target.align)
 }
 
 impl From<Error> for Refused {
@@ -196,7 +194,7 @@ impl From<Error> for Refused {
 /// Creates the file, never opening what somebody else made, and reserves its blocks: writes then lengthen nothing, and
 /// a full file system shows before the first of them.
 fn make(place: &RunFile, align: u32) -> io::Result<Identity> {
-    let handle = outputs::create(&place.path)?;
+    let handle = Outputs::create(&place.path)?;
     let identity = Identity::of(&handle.metadata()?);
     let bytes = place.bytes.next_multiple_of(u64::from(align));
     let kept = rustix::fs::fallocate(&handle, rustix::fs::FallocateFlags::empty(), 0, bytes);

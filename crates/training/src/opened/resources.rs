@@ -10,10 +10,10 @@ use forebay_io::reactor::Reactor;
 use forebay_model::job::Engine;
 use forebay_model::pattern::PatternSpec;
 use forebay_model::Error;
-use forebay_storage::path::{self, Buffers, Copiers, QueueFactory, Under, WorkerContext};
-use forebay_storage::source::fault::FaultQueue;
-use forebay_storage::source::file::FileTarget;
-use forebay_storage::source::{OpenFileSource, QueueNeeds, Target};
+use forebay_storage::{
+    BufferNeeds, Buffers, Copiers, FaultQueue, FileTarget, OpenFileSource, Paths, QueueFactory, QueueNeeds,
+    Target, WorkerContext,
+};
 use std::sync::Arc;
 
 /// The one target of `Shared`: the folder.
@@ -50,11 +50,11 @@ impl<P: Copy> WorkerResources<P> {
         let needs = QueueNeeds::new(job.depth, job.io_bytes).with_worker(index);
         let folder = &shared.targets[FOLDER as usize];
         let mut reactor = worker_setup::reactor_for(shared, &[FOLDER], needs)?;
-        let buffers = Buffers::with_slots(job, &[Under::of(folder)], job.depth, device.is_some());
+        let buffers = Buffers::with_slots(job, &[BufferNeeds::of(folder)], job.depth, device.is_some());
         let mut memory = Memory::new(shared, device, &buffers)?;
         let warning = memory.register(&mut reactor);
         let copiers = Copiers::new(device, needs);
-        let path = path::by_kind(job.path);
+        let path = Paths::by_kind(job.path);
         let targets = [folder];
         let context = memory.context(shared, device, &copiers, &targets, needs);
         let context = WorkerContext { beside: memory.beside_of(job.path), ..context };
@@ -129,7 +129,7 @@ impl<P: Copy> WorkerResources<P> {
 
     fn queue_on(&mut self, target: &Target) -> Result<u32, Error> {
         let (shared, kind) = (&self.shared, self.shared.job.path);
-        path::by_kind(kind).attach(&shared.job, target, &shared.destination, self.index)?;
+        Paths::by_kind(kind).attach(&shared.job, target, &shared.destination, self.index)?;
         // Each file meets faults of its own.
         self.opened = self.opened.wrapping_add(1);
         let salt = self.index.wrapping_add(self.opened.wrapping_mul(shared.job.workers));

@@ -15,8 +15,7 @@ use forebay_model::Kind;
 use forebay_rigs::gpu::home;
 use forebay_rigs::gpu::{is_inside, on_real_gpu, Books, Scenario};
 use forebay_rigs::leaks::{assert_no_more_than, held};
-use forebay_storage::path::legal;
-use forebay_storage::source::SourceMedium;
+use forebay_storage::{Paths, SourceMedium};
 use forebay_training::{run_emulation, EmulateOutcome, EmulateProgress};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -510,7 +509,7 @@ fn emulated_runs_give_back_all_that_they_took() {
     Scenario::new("emulate_ways::emulated_runs_give_back_all_that_they_took").run(|| {
         for path in [PathKind::Bounce, PathKind::Mapped, PathKind::Gds]
             .into_iter()
-            .filter(|p| legal(*p, &"a file", &SourceMedium::file()).is_ok())
+            .filter(|p| Paths::check(*p, &"a file", &SourceMedium::file()).is_ok())
         {
             let once = || once(path);
             // A real driver opens some descriptors when it first has so many threads at once, and keeps them.

@@ -3,7 +3,7 @@
 use super::{escaped, family, histograms};
 use crate::target::stats::LatencyStats;
 use forebay_model::record::FabricQueue;
-use forebay_storage::source::nvme::SourceReport;
+use forebay_storage::SourceReport;
 use std::collections::BTreeSet;
 
 /// States of a path, one of which it is in.
@@ -79,7 +79,7 @@ fn latency(queue: &FabricQueue) -> LatencyStats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_storage::source::nvme::PathReport;
+    use forebay_storage::PathReport;
 
     // promise: TGT-20
     #[test]

@@ -15,7 +15,7 @@ use super::NODE;
 use crate::namespace::volume::Volume;
 use forebay_io::clock;
 use forebay_model::Error;
-use forebay_storage::opening::mounts;
+use forebay_storage::mounted_as;
 use std::fs::File;
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -154,7 +154,7 @@ pub fn delete_ublk(id: u32, force: bool) -> Result<(), Error> {
 }
 
 pub(super) fn check_unused(device: &Path) -> Result<(), Error> {
-    match mounts::in_use(device) {
+    match mounted_as(device) {
         Some(why) => Err(Error::request(
             format!("stop {}", device.display()),
             why,

@@ -15,10 +15,11 @@ mod thread_pool;
 mod verdict;
 mod worker;
 
-pub use row::{judge_cufile, judge_run, Gds};
-pub use session::{GdsFile, Note, Session, PAGE};
-pub use verdict::{judge, Verdict};
-pub use worker::{CuFileWorker, Duty};
+pub(crate) use row::Gds;
+pub use row::{judge_cufile, judge_gds_run};
+pub use session::Session;
+pub(crate) use session::{GdsFile, PAGE};
+pub(crate) use worker::{CuFileWorker, Duty};
 
 use crate::path::direct::Base;
 use forebay_io::queue::{Done, Fault, Io, Op, Via};

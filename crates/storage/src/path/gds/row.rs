@@ -24,7 +24,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub struct Gds;
+pub(crate) struct Gds;
 
 /// Only network cards move bytes, and nothing goes through cuFile.
 fn by_card(job: &JobSpec) -> Result<bool, Error> {
@@ -297,7 +297,7 @@ fn direct_dma_to(target: &Target, known: &mut Known) -> Result<(), String> {
 /// Judges a run on these targets, of which so many bytes were moved, by cuFile's counters, and names its bytes
 /// accordingly. `ran`: the path of each target, as its queues said; what went through cuFile is `gds`, `gds-compat` or
 /// `gds-mixed` afterwards.
-pub fn judge_run(
+pub fn judge_gds_run(
     destination: &Destination,
     (targets, moved): (&[Target], &[u64]),
     ran: &mut [&'static str],

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Offsets and lengths that aren't multiples of this cost cuFile a detour.
-pub const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 /// Longest read of the look beforehand.
 const LOOK_BYTES_MAX: u64 = 16 << 20;
 const NOTES_MAX: usize = 8;

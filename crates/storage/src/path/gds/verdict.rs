@@ -5,7 +5,7 @@ use forebay_io::gpu::cufile::Stats;
 
 /// Payload of the measured time by the route of its file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ByRoute {
+pub(super) struct ByRoute {
     pub direct: u64,
     pub compat: u64,
 }
@@ -21,7 +21,12 @@ pub struct Verdict {
 
 /// `reported`: the counters' growth over the run, or why there are none. `no_fallback`: cuFile wasn't allowed its
 /// compatibility mode. `able`: cuFile names storage that can go direct.
-pub fn judge(bytes: ByRoute, reported: Result<&Stats, &str>, no_fallback: bool, able: bool) -> Verdict {
+pub(super) fn judge(
+    bytes: ByRoute,
+    reported: Result<&Stats, &str>,
+    no_fallback: bool,
+    able: bool,
+) -> Verdict {
     let total = bytes.direct + bytes.compat;
     let counted = reported.map(Counted::of);
     let (direct, reason) = match counted {

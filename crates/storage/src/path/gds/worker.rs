@@ -30,14 +30,14 @@ enum Means {
 }
 
 /// A worker's end of a session: its registered memory, and the threads or streams of its calls.
-pub struct CuFileWorker {
+pub(crate) struct CuFileWorker {
     session: Arc<Session>,
     base: Base,
     means: Means,
 }
 
 /// Duty of one worker in a job.
-pub struct Duty<'a> {
+pub(crate) struct Duty<'a> {
     pub job: &'a JobSpec,
     /// I/Os in flight on all of the worker's queues together, pieces of a stripe counted.
     pub depth: u32,
@@ -49,12 +49,12 @@ impl CuFileWorker {
     /// Returns whether cuFile should register the worker's memory. Not for its stream calls: into a registered buffer,
     /// libcufile 1.15.1 in compatibility mode moves bytes to and from its beginning, whatever offset in it the call
     /// names.
-    pub fn registers(job: &JobSpec) -> bool {
+    pub(crate) fn registers(job: &JobSpec) -> bool {
         !job.cufile_unregistered && matches!(job.cufile, CuFileMode::Sync | CuFileMode::Batch)
     }
 
     /// `base`: what cuFile knows of the worker's memory.
-    pub fn open(
+    pub(crate) fn open(
         session: &Arc<Session>,
         device: &Arc<Device>,
         base: Base,
@@ -86,7 +86,7 @@ impl CuFileWorker {
         Ok(CuFileWorker { session: session.clone(), base, means })
     }
 
-    pub fn queue(&self, target: &FileTarget, depth: u32) -> Result<Box<dyn Queue>, Error> {
+    pub(crate) fn queue(&self, target: &FileTarget, depth: u32) -> Result<Box<dyn Queue>, Error> {
         let file = self.session.file(target)?;
         let geometry = target.geometry(depth);
         let (session, base) = (self.session.clone(), self.base.clone());

@@ -15,13 +15,13 @@ pub(super) const ASIDE_BYTES_MAX: u64 = 4 << 20;
 
 /// Staging slots of a worker, shared by its queues: each goes by its number.
 #[derive(Clone)]
-pub struct Staging {
+pub(crate) struct Staging {
     free: Rc<RefCell<Vec<u32>>>,
     pub slot_bytes: u32,
 }
 
 impl Staging {
-    pub fn new(slots: u32, slot_bytes: u32) -> Staging {
+    pub(crate) fn new(slots: u32, slot_bytes: u32) -> Staging {
         Staging { free: Rc::new(RefCell::new((0..slots).rev().collect())), slot_bytes }
     }
 }

@@ -1,7 +1,7 @@
 //! `mapped` for many files, which come and go while a run reads them.
 
 use super::bounced::{ASIDE_BYTES_MAX, ASIDE_SLOTS};
-use super::{DevicePinner, Limits, MappedQueue, Registry, Staging, LEAST_BYTES};
+use super::{DevicePinner, Limits, MappedQueue, Registry, Staging};
 use crate::path::direct::{DirectNeeds, DirectQueues, Means};
 use crate::path::{BounceQueue, Copier};
 use crate::source::file::FileTarget;
@@ -32,7 +32,7 @@ impl MappedMeans {
 
 impl Means for MappedMeans {
     fn bytes_min(&self) -> u64 {
-        LEAST_BYTES
+        Registry::LEAST_BYTES
     }
 
     /// None goes two ways, and memory for more than is registered as a whole would lie idle.

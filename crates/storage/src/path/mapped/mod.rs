@@ -18,12 +18,12 @@ mod rows;
 mod turns;
 mod windows;
 
-pub use bounced::Staging;
-pub use file::{MappedFile, Phase, Window};
+pub(crate) use bounced::Staging;
+pub use file::{MappedFile, Phase};
 pub use map::{DevicePinner, Mapping, Pin, Pinner};
-pub use policy::{window_bytes, Key, Policy, Verdict};
-pub use registry::{Limits, Registry, Wakeup, LEAST_BYTES};
-pub use row::{limits, Mapped};
+pub use policy::window_bytes;
+pub use registry::{Limits, Registry, Wakeup};
+pub use row::Mapped;
 
 use super::Copier;
 use crate::source::file::FileTarget;

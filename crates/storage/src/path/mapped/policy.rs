@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 /// A window: number of its file in the registry, number of it in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
+pub(super) struct Key {
     pub file: u32,
     pub window: u32,
 }
@@ -37,7 +37,7 @@ pub fn window_bytes(in_flight_bytes: u64, cap_bytes: u64) -> u64 {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(super) enum Verdict {
     /// Registers the window: there is room.
     Register,
     /// Ask again when some of these are gone; they are in the order of their age.
@@ -47,7 +47,7 @@ pub enum Verdict {
 }
 
 #[derive(Debug)]
-pub struct Policy {
+pub(super) struct Policy {
     cap_bytes: u64,
     /// Bytes of all files that take part.
     data_bytes: u64,
@@ -59,7 +59,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    pub fn new(cap_bytes: u64) -> Policy {
+    pub(super) fn new(cap_bytes: u64) -> Policy {
         Policy {
             cap_bytes,
             data_bytes: 0,
@@ -71,7 +71,8 @@ impl Policy {
         }
     }
 
-    pub fn cap_bytes(&self) -> u64 {
+    #[cfg(test)]
+    pub(super) fn cap_bytes(&self) -> u64 {
         self.cap_bytes
     }
 
@@ -84,7 +85,7 @@ impl Policy {
     }
 
     /// All data may stay registered.
-    pub fn fits(&self) -> bool {
+    pub(super) fn fits(&self) -> bool {
         self.data_bytes <= self.cap_bytes
     }
 
@@ -103,12 +104,12 @@ impl Policy {
     }
 
     /// A file left, and nothing of it is registered.
-    pub fn remove_file(&mut self, bytes: u64) {
+    pub(super) fn remove_file(&mut self, bytes: u64) {
         self.data_bytes = self.data_bytes.saturating_sub(bytes);
     }
 
     /// The system pins no more than is pinned now.
-    pub fn shrink(&mut self) {
+    pub(super) fn shrink(&mut self) {
         self.cap_bytes = self.registered_bytes();
         self.make_reserve();
     }
@@ -126,7 +127,7 @@ impl Policy {
 
     /// Decides about a window that isn't registered. `streams`: its reader goes through the file in order, so that all
     /// of it is about to be read. With `Register` it counts from now on.
-    pub fn admit(&mut self, key: Key, bytes: u64, streams: bool) -> Verdict {
+    pub(super) fn admit(&mut self, key: Key, bytes: u64, streams: bool) -> Verdict {
         let reserve = self.reserve_bytes();
         if self.registered_bytes() + bytes <= self.cap_bytes {
             if self.resident_bytes + bytes <= self.cap_bytes - reserve {
@@ -166,7 +167,7 @@ impl Policy {
     }
 
     /// It is no longer registered, or never came to be.
-    pub fn removed(&mut self, key: Key) {
+    pub(super) fn removed(&mut self, key: Key) {
         if let Some(at) = self.transient.iter().position(|(k, _)| *k == key) {
             let (_, bytes) = self.transient.remove(at).expect("its position was just found");
             self.transient_bytes -= bytes;

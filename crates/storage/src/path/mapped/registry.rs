@@ -27,8 +27,10 @@ use std::time::Duration;
 
 /// Windows that are registered before their reader comes to them.
 const AHEAD: u64 = 3;
-/// Shorter windows are registered once they were asked for often: it costs as much as copying a MiB by hand.
-pub const LEAST_BYTES: u64 = 1 << 20;
+impl Registry {
+    /// Shorter windows are registered once they were asked for often: it costs as much as copying a MiB by hand.
+    pub const LEAST_BYTES: u64 = 1 << 20;
+}
 /// Time for which the registrar lets workers go first.
 const WAY: Duration = Duration::from_millis(2);
 /// Longest rest after a window that nobody waits for.

@@ -4,9 +4,9 @@ use super::bounced::{ASIDE_BYTES_MAX, ASIDE_SLOTS};
 use super::direct::MappedMeans;
 use super::policy::window_bytes;
 use super::relays::{relays_of, Relays, RELAYED_WINDOW_BYTES_MAX, WINDOWS_IN_FLIGHT};
-use super::{DevicePinner, Limits, MappedQueue, Registry, Staging, LEAST_BYTES};
+use super::{DevicePinner, Limits, MappedQueue, Registry, Staging};
 use crate::path::auto::{Known, Situation};
-use crate::path::buffers::{depth_of_short, LAUNCHED_ROW_BYTES_MAX, ROW_BYTES_MAX};
+use crate::path::buffers::{Buffers, LAUNCHED_ROW_BYTES_MAX, ROW_BYTES_MAX};
 use crate::path::direct::Means;
 use crate::path::{
     About, Beside, BounceQueue, DataPath, Destination, Ends, Layer, QueueFactory, Readers, Refusal,
@@ -141,7 +141,7 @@ impl DataPath for Mapped {
     /// as many as launches fetch together.
     fn full_rate(&self, job: &JobSpec) -> Option<(u64, u64)> {
         let io_bytes = job.io_bytes_largest();
-        let rows = || depth_of_short(job).map(|depth| (io_bytes, u64::from(depth) * io_bytes));
+        let rows = || Buffers::depth_of_short(job).map(|depth| (io_bytes, u64::from(depth) * io_bytes));
         if job.op.is_random() {
             rows()
         } else {
@@ -229,16 +229,18 @@ impl QueueFactory for Aside {
     }
 }
 
-/// Returns the limits on registration by `mapped` for readers that keep so many bytes under way, where `--pin-limit`
-/// may be given. `relays`: threads that copy windows meanwhile, when the files are first read.
-pub fn limits(pin_limit_bytes: Option<u64>, in_flight_bytes: u64, relays: u32) -> Limits {
-    let half_of_free = || machine::memory_free_bytes().map_or(PIN_BYTES_DEFAULT, |free| free / 2);
-    let cap_bytes = pin_limit_bytes.unwrap_or_else(half_of_free);
-    // A window is half of that.
-    let share = if relays > 0 { WINDOWS_IN_FLIGHT / 2 } else { 1 };
-    let most = if relays > 0 { RELAYED_WINDOW_BYTES_MAX } else { u64::MAX };
-    let window_bytes = window_bytes(in_flight_bytes / share, cap_bytes).min(most);
-    Limits { cap_bytes, window_bytes, least_bytes: LEAST_BYTES, relays }
+impl Mapped {
+    /// Returns the limits on registration by `mapped` for readers that keep so many bytes under way, where `--pin-limit`
+    /// may be given. `relays`: threads that copy windows meanwhile, when the files are first read.
+    pub fn limits(pin_limit_bytes: Option<u64>, in_flight_bytes: u64, relays: u32) -> Limits {
+        let half_of_free = || machine::memory_free_bytes().map_or(PIN_BYTES_DEFAULT, |free| free / 2);
+        let cap_bytes = pin_limit_bytes.unwrap_or_else(half_of_free);
+        // A window is half of that.
+        let share = if relays > 0 { WINDOWS_IN_FLIGHT / 2 } else { 1 };
+        let most = if relays > 0 { RELAYED_WINDOW_BYTES_MAX } else { u64::MAX };
+        let window_bytes = window_bytes(in_flight_bytes / share, cap_bytes).min(most);
+        Limits { cap_bytes, window_bytes, least_bytes: Registry::LEAST_BYTES, relays }
+    }
 }
 
 /// Registrations of all workers and repeats. One that any of the GPUs made serves them all.
@@ -250,7 +252,7 @@ fn registry_of(job: &JobSpec, destination: &Destination) -> Result<Arc<Registry>
         })?;
         let in_flight = destination.in_flight_bytes(job);
         let relays = if device.awaits_values() { relays_of(job, in_flight) * job.workers } else { 0 };
-        let limits = limits(job.pin_limit_bytes, in_flight, relays);
+        let limits = Mapped::limits(job.pin_limit_bytes, in_flight, relays);
         Ok(Arc::new(Registry::new(Box::new(DevicePinner(device.clone())), limits)?))
     })
 }

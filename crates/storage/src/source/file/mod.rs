@@ -10,9 +10,8 @@ mod scatter;
 mod sync;
 mod uring;
 
-pub use kind::{is_endless, is_neither, is_source};
-pub use pool::PoolQueue;
-pub use uring::UringQueue;
+pub(crate) use pool::PoolQueue;
+pub(crate) use uring::UringQueue;
 
 use super::at_once::AtOnceQueue;
 use super::plan::{FilePlan, Look, Open, Source, SourcePlan, Uri};
@@ -213,7 +212,7 @@ impl FileTarget {
         let (align, mem_align) = match direct && is_file {
             true => {
                 let file = nameless(libc::O_DIRECT).map_err(|e| no_direct(path, access, &e))?;
-                direct_alignment(told_alignment(&file), false).ok_or_else(|| buffered(path))?
+                direct_alignment(FileAccess::told_alignment(&file), false).ok_or_else(|| buffered(path))?
             }
             false => (1, 1),
         };
@@ -237,9 +236,9 @@ impl FileTarget {
         let probe = open_with(path, access.write, 0).map_err(refused)?;
         let kind = probe.metadata().map_err(refused)?;
         let is_device = kind.file_type().is_block_device();
-        let endless = is_endless(&kind);
+        let endless = FileAccess::is_endless(&kind);
         if !is_device && !endless && !kind.file_type().is_file() {
-            return Err(is_neither(path));
+            return Err(FileAccess::is_neither(path));
         }
         // A device's node lives in devtmpfs, its data don't.
         let in_memory = endless || (!is_device && lives_in_memory(&probe));
@@ -260,7 +259,8 @@ impl FileTarget {
             _ => kind.len(),
         };
         let (align, mem_align) = match direct {
-            true => direct_alignment(told_alignment(&file), is_device).ok_or_else(|| buffered(path))?,
+            true => direct_alignment(FileAccess::told_alignment(&file), is_device)
+                .ok_or_else(|| buffered(path))?,
             false => (1, 1),
         };
         Ok(FileTarget {
@@ -401,8 +401,10 @@ fn no_direct(path: &Path, access: FileAccess, e: &std::io::Error) -> Error {
 
 /// O_DIRECT was taken, and would be ignored.
 fn buffered(path: &Path) -> Error {
-    let found =
-        format!("the file system takes the flag and reads this file through the page cache: {NO_DIRECT}");
+    let found = format!(
+        "the file system takes the flag and reads this file through the page cache: {}",
+        FileAccess::NO_DIRECT
+    );
     without_direct(path, &found)
 }
 
@@ -454,9 +456,11 @@ fn device_bytes(file: &File) -> Result<u64, Error> {
     handle.seek(SeekFrom::End(0)).map_err(|e| Error::run("the device's size", e.to_string(), "lsblk -b"))
 }
 
-/// The meaning of an offset alignment of 0 in statx's answer.
-pub const NO_DIRECT: &str =
-    "statx gives it no direct I/O (ext4 with data=journal, inline data, encryption, verity)";
+impl FileAccess {
+    /// The meaning of an offset alignment of 0 in statx's answer.
+    pub const NO_DIRECT: &str =
+        "statx gives it no direct I/O (ext4 with data=journal, inline data, encryption, verity)";
+}
 
 /// (offset, memory) alignment for O_DIRECT: as statx told, or else the usual block. None: the file has no direct I/O.
 fn direct_alignment(reported: Option<(u32, u32)>, is_device: bool) -> Option<(u32, u32)> {
@@ -468,20 +472,22 @@ fn direct_alignment(reported: Option<(u32, u32)>, is_device: bool) -> Option<(u3
     }
 }
 
-/// (offset, memory) alignment that statx tells, 0 for a file without direct I/O; None where the kernel doesn't say.
-pub fn told_alignment(file: &impl AsFd) -> Option<(u32, u32)> {
-    let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
-    let reported = stat.filter(|s| s.stx_mask & StatxFlags::DIOALIGN.bits() != 0)?;
-    Some((reported.stx_dio_offset_align, reported.stx_dio_mem_align))
-}
+impl FileAccess {
+    /// (offset, memory) alignment that statx tells, 0 for a file without direct I/O; None where the kernel doesn't say.
+    pub fn told_alignment(file: &impl AsFd) -> Option<(u32, u32)> {
+        let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+        let reported = stat.filter(|s| s.stx_mask & StatxFlags::DIOALIGN.bits() != 0)?;
+        Some((reported.stx_dio_offset_align, reported.stx_dio_mem_align))
+    }
 
-/// The error for an I/O whose offset or length O_DIRECT can't take.
-pub fn misaligned(path: &Path, what: &str, value: u64, align: u32) -> Error {
-    Error::request(
-        format!("{what} {} on {}", format_bytes(value), path.display()),
-        format!("O_DIRECT needs a multiple of {align} bytes here"),
-        format!("a multiple of {}, or --buffered", format_bytes(u64::from(align))),
-    )
+    /// The error for an I/O whose offset or length O_DIRECT can't take.
+    pub fn misaligned(path: &Path, what: &str, value: u64, align: u32) -> Error {
+        Error::request(
+            format!("{what} {} on {}", format_bytes(value), path.display()),
+            format!("O_DIRECT needs a multiple of {align} bytes here"),
+            format!("a multiple of {}, or --buffered", format_bytes(u64::from(align))),
+        )
+    }
 }
 
 #[cfg(test)]

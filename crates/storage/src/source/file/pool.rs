@@ -61,7 +61,7 @@ impl Shared {
     }
 }
 
-pub struct PoolQueue {
+pub(crate) struct PoolQueue {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     geometry: Geometry,
@@ -70,7 +70,7 @@ pub struct PoolQueue {
 }
 
 impl PoolQueue {
-    pub fn new(target: FileTarget, depth: u32, reactor: &mut Reactor) -> Result<Self, Error> {
+    pub(crate) fn new(target: FileTarget, depth: u32, reactor: &mut Reactor) -> Result<Self, Error> {
         let shared = Arc::new(Shared {
             work: Mutex::default(),
             more: Condvar::new(),

@@ -11,7 +11,7 @@ use forebay_model::Error;
 use io_uring::{opcode, squeue, types};
 use std::os::fd::AsRawFd;
 
-pub struct UringQueue {
+pub(crate) struct UringQueue {
     target: FileTarget,
     geometry: Geometry,
     token: u32,
@@ -81,7 +81,7 @@ macro_rules! build_scattered {
 }
 
 impl UringQueue {
-    pub fn new(target: FileTarget, depth: u32, reactor: &mut Reactor) -> Result<Self, Error> {
+    pub(crate) fn new(target: FileTarget, depth: u32, reactor: &mut Reactor) -> Result<Self, Error> {
         if !reactor.has_ring() {
             return Err(Error::machine(
                 "‹engine› uring",

@@ -15,7 +15,7 @@ pub struct Commands {
 
 /// An association from when it was up.
 #[derive(Debug)]
-pub struct Episode {
+pub(crate) struct Episode {
     since: Instant,
     before: Commands,
     now: Commands,
@@ -25,11 +25,11 @@ pub struct Episode {
 
 impl Episode {
     /// Begins an episode of a path that was asked for so much before.
-    pub fn new(before: Commands, now: Instant) -> Episode {
+    pub(crate) fn new(before: Commands, now: Instant) -> Episode {
         Episode { since: now, before, now: before, completed: None }
     }
 
-    pub fn look(&mut self, commands: Commands, now: Instant) {
+    pub(crate) fn look(&mut self, commands: Commands, now: Instant) {
         if commands.completed != self.now.completed {
             self.completed = Some(now);
         }
@@ -45,19 +45,19 @@ impl Episode {
 /// The attempts to reach one controller. An association that ended before its time, or without any of the I/O that
 /// was asked of it, is one that failed.
 #[derive(Debug)]
-pub struct Attempts {
+pub(crate) struct Attempts {
     failures: u32,
     /// When it last worked, or was first wanted.
     worked: Instant,
 }
 
 impl Attempts {
-    pub fn new(now: Instant) -> Attempts {
+    pub(crate) fn new(now: Instant) -> Attempts {
         Attempts { failures: 0, worked: now }
     }
 
     /// An attempt is over. `episode`: it led to an association. `longest`: the wait between two attempts.
-    pub fn ended(&mut self, episode: Option<Episode>, longest: Duration, now: Instant) {
+    pub(crate) fn ended(&mut self, episode: Option<Episode>, longest: Duration, now: Instant) {
         let Some(episode) = episode else { return };
         let steady = now.saturating_duration_since(episode.since) >= longest;
         let worked = episode.completed.or((steady && episode.is_idle()).then_some(now));
@@ -68,17 +68,17 @@ impl Attempts {
     }
 
     /// Returns whether it hasn't worked for so long; None: it may take for ever.
-    pub fn too_late(&self, most: Option<Duration>, now: Instant) -> bool {
+    pub(crate) fn too_late(&self, most: Option<Duration>, now: Instant) -> bool {
         most.is_some_and(|most| now.saturating_duration_since(self.worked) >= most)
     }
 
     /// Returns the number of failures one after the other.
-    pub fn failures(&self) -> u32 {
+    pub(crate) fn failures(&self) -> u32 {
         self.failures
     }
 
     /// Returns the wait before the next attempt: none after the first failure.
-    pub fn wait(&mut self, longest: Duration) -> Duration {
+    pub(crate) fn wait(&mut self, longest: Duration) -> Duration {
         self.failures = self.failures.saturating_add(1);
         match self.failures {
             1 => Duration::ZERO,

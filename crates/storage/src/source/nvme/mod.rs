@@ -14,16 +14,17 @@ mod share;
 pub(crate) mod status;
 mod work;
 
-pub use attempts::{Attempts, Episode};
-pub use cause::Cause;
-pub use host::{Host, Standing};
-pub use identity::{Identity, Stranger};
+pub(crate) use attempts::{Attempts, Episode};
+pub(crate) use cause::Cause;
+pub(crate) use host::{Host, Standing};
+pub(crate) use identity::{Identity, Stranger};
+pub(crate) use namespace::Namespace;
 pub(crate) use namespace::{examine, open};
-pub use namespace::{Connection, Namespace, OpenNamespace};
-pub use notes::{Connected, Notes, Traffic};
+pub use namespace::{Connection, OpenNamespace};
+pub(crate) use notes::{Connected, Notes, Traffic};
 pub use report::{PathReport, SourceReport};
-pub use share::{Shares, Wakers};
-pub use work::{Command, Outcome, Work, REST};
+pub(crate) use share::{Shares, Wakers};
+pub(crate) use work::{Command, Outcome, Work, REST};
 
 use forebay_io::clock;
 use std::sync::{Mutex, MutexGuard};

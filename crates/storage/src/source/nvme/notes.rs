@@ -43,7 +43,7 @@ pub struct Traffic {
 }
 
 /// An I/O queue is connected as long as this lives.
-pub struct Connected(Arc<Traffic>);
+pub(crate) struct Connected(Arc<Traffic>);
 
 impl Default for Notes {
     fn default() -> Notes {
@@ -109,7 +109,7 @@ impl Notes {
 }
 
 impl Connected {
-    pub fn new(traffic: &Arc<Traffic>) -> Connected {
+    pub(crate) fn new(traffic: &Arc<Traffic>) -> Connected {
         traffic.connected.fetch_add(1, Ordering::Relaxed);
         Connected(traffic.clone())
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Number of attempts for a command that fails for a reason that may pass.
 const TRIES: u32 = 4;
 /// Time for which a controller that can't serve now is left alone, unless it says otherwise before.
-pub const REST: Duration = Duration::from_millis(100);
+pub(crate) const REST: Duration = Duration::from_millis(100);
 /// Optional commands (base, figure 312: ONCS).
 const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
 const ONCS_WRITE_ZEROES: u16 = 1 << 3;
@@ -31,7 +31,7 @@ struct Whole {
 }
 
 /// One command; `own` is what its transport keeps for it.
-pub struct Command<X> {
+pub(crate) struct Command<X> {
     pub tag: u32,
     pub op: Op,
     pub offset: u64,
@@ -43,7 +43,7 @@ pub struct Command<X> {
 }
 
 /// Outcome of a command that failed.
-pub enum Outcome {
+pub(crate) enum Outcome {
     End(Fault),
     /// The same again may succeed.
     Again,
@@ -51,7 +51,7 @@ pub enum Outcome {
     Elsewhere,
 }
 
-pub struct Work<X> {
+pub(crate) struct Work<X> {
     geometry: Geometry,
     /// Longest transfer of a command.
     transfer_max: u32,
@@ -76,7 +76,7 @@ pub struct Work<X> {
 
 impl<X: Default> Work<X> {
     /// `depth` I/Os at once, to and from memory aligned to `mem_align` bytes.
-    pub fn new(identity: &Identity, nsid: u32, depth: u32, mem_align: u32, via: Via) -> Work<X> {
+    pub(crate) fn new(identity: &Identity, nsid: u32, depth: u32, mem_align: u32, via: Via) -> Work<X> {
         let geometry = Geometry {
             bytes: identity.bytes(),
             align: identity.block_bytes(),
@@ -108,12 +108,12 @@ impl<X: Default> Work<X> {
         self.by_card = true;
     }
 
-    pub fn geometry(&self) -> Geometry {
+    pub(crate) fn geometry(&self) -> Geometry {
         self.geometry
     }
 
     /// I/Os that were pushed and not yet reaped.
-    pub fn in_flight(&self) -> u32 {
+    pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight + self.ready.len() as u32
     }
 
@@ -122,15 +122,15 @@ impl<X: Default> Work<X> {
         self.in_flight > 0
     }
 
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    pub fn reap(&mut self, done: &mut Vec<Done>) {
+    pub(crate) fn reap(&mut self, done: &mut Vec<Done>) {
         done.append(&mut self.ready);
     }
 
-    pub fn push(&mut self, io: Io) -> Result<(), Full> {
+    pub(crate) fn push(&mut self, io: Io) -> Result<(), Full> {
         if self.in_flight() == self.geometry.depth {
             return Err(Full(io));
         }
@@ -218,7 +218,7 @@ impl<X: Default> Work<X> {
     }
 
     /// The command, and the data of Dataset Management.
-    pub fn sqe(&self, command: u32) -> (Sqe, Option<Range>) {
+    pub(crate) fn sqe(&self, command: u32) -> (Sqe, Option<Range>) {
         let (nsid, block) = (self.nsid, self.geometry.align);
         let c = &self.commands[command as usize];
         let (slba, blocks) = (c.offset / u64::from(block), c.len / block);
@@ -235,15 +235,15 @@ impl<X: Default> Work<X> {
     }
 
     /// Its payload went, or goes, through other memory.
-    pub fn staged(&mut self, command: u32) {
+    pub(crate) fn staged(&mut self, command: u32) {
         self.whole[self.commands[command as usize].tag as usize].staged = true;
     }
 
-    pub fn is_abandoned(&self, command: u32) -> bool {
+    pub(crate) fn is_abandoned(&self, command: u32) -> bool {
         self.whole[self.commands[command as usize].tag as usize].abandoned
     }
 
-    pub fn outcome(&self, command: u32, status: Status) -> Outcome {
+    pub(crate) fn outcome(&self, command: u32, status: Status) -> Outcome {
         match verdict(status) {
             _ if self.is_abandoned(command) => Outcome::End(Fault::errno(libc::ECANCELED)),
             Verdict::Fail(fault) => Outcome::End(fault),
@@ -257,7 +257,7 @@ impl<X: Default> Work<X> {
     }
 
     /// A command is over, and with the last one its I/O.
-    pub fn end(&mut self, command: u32, result: Result<(), Fault>, done: &mut Vec<Done>) {
+    pub(crate) fn end(&mut self, command: u32, result: Result<(), Fault>, done: &mut Vec<Done>) {
         self.free.push(command);
         let tag = self.commands[command as usize].tag;
         let whole = &mut self.whole[tag as usize];
@@ -273,7 +273,7 @@ impl<X: Default> Work<X> {
 
     /// Marks an I/O as given up. Its commands that nobody has yet are no longer pending, and the caller's to end; None
     /// where all of it is over.
-    pub fn abandon(&mut self, tag: u32) -> Option<Vec<u32>> {
+    pub(crate) fn abandon(&mut self, tag: u32) -> Option<Vec<u32>> {
         let whole = &mut self.whole[tag as usize];
         if whole.left == 0 {
             return None;
@@ -286,7 +286,7 @@ impl<X: Default> Work<X> {
     }
 
     /// Keeps completions found outside of `reap` for the next one.
-    pub fn keep(&mut self, mut done: Vec<Done>) {
+    pub(crate) fn keep(&mut self, mut done: Vec<Done>) {
         self.ready.append(&mut done);
     }
 }

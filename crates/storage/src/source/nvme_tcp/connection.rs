@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Why a connection over TLS may come to nothing.
-pub const OVER_TLS: &str = " (over TLS: as happens where keys differ, or there is none at that port)";
+pub(crate) const OVER_TLS: &str = " (over TLS: as happens where keys differ, or there is none at that port)";
 
 /// Way to the controller.
 #[derive(Clone, Copy)]

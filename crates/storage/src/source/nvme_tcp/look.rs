@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// A controller that is looked at, by a session that is ready. It is left by `leave` or `shut_down`.
-pub struct Looked<S> {
+pub(crate) struct Looked<S> {
     association: Association<S>,
 }
 
@@ -25,7 +25,7 @@ pub struct Looked<S> {
 /// # Errors
 /// As of a source: `Machine` where libraries or a device are missing, or nobody answers in time; `Request` where the
 /// controller refuses.
-pub fn look<S: Care>(
+pub(crate) fn look<S: Care>(
     options: &Options,
     host_nqn: &str,
     within: Duration,
@@ -70,23 +70,23 @@ fn until_ready<S: Care>(
 }
 
 impl<S: Care> Looked<S> {
-    pub fn session(&self) -> &S {
+    pub(crate) fn session(&self) -> &S {
         &self.association.session
     }
 
     /// Returns the address at which it was reached.
-    pub fn at(&self) -> SocketAddr {
+    pub(crate) fn at(&self) -> SocketAddr {
         self.association.to
     }
 
-    pub fn leave(self) {
+    pub(crate) fn leave(self) {
         self.association.close();
     }
 }
 
 impl Looked<Session> {
     /// Shuts the controller down. One that doesn't answer is left as it is.
-    pub fn shut_down(mut self) {
+    pub(crate) fn shut_down(mut self) {
         let now = self.association.now_ms();
         self.association.session.shut_down(now);
         let until = clock::now() + LEAVE_WITHIN;

@@ -22,11 +22,12 @@ mod report;
 mod tcp;
 mod tls;
 
-pub use admin_link::{Accepted, Link};
-pub use connection::OVER_TLS;
-pub use look::look;
-pub use options::{Address, Options, Policy, Transport, PORT};
-pub use queue::NvmeTcpQueue;
+pub(crate) use admin_link::Accepted;
+pub use admin_link::Link;
+pub(crate) use connection::OVER_TLS;
+pub(crate) use look::look;
+pub use options::{Address, Options, Transport};
+pub(crate) use queue::NvmeTcpQueue;
 pub use tls::Tls;
 
 use super::nvme::query::{instead, Keys};

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// IANA's port for NVMe over TCP.
-pub const PORT: u16 = 4420;
+pub(super) const PORT: u16 = 4420;
 /// Addresses of one namespace.
 pub(crate) const PATHS_MAX: usize = 16;
 /// Longest time to connect and initialise: a target on a busy machine may need seconds for each of its answers, and

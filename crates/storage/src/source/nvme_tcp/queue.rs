@@ -87,7 +87,7 @@ impl View {
     }
 }
 
-pub struct NvmeTcpQueue {
+pub(crate) struct NvmeTcpQueue {
     remote: Arc<Remote>,
     work: Work<Own>,
     token: u32,
@@ -112,7 +112,7 @@ pub struct NvmeTcpQueue {
 }
 
 impl NvmeTcpQueue {
-    pub fn open(
+    pub(crate) fn open(
         remote: Arc<Remote>,
         needs: QueueNeeds,
         reactor: &mut Reactor,

@@ -43,7 +43,7 @@ proptest! {
     /// Every piece of an I/O inside the stripe lies inside its member.
     #[test]
     fn pieces_stay_inside_members(sizes in prop::collection::vec(1u64..1_000_000, 1..8), chunk in 1u64..5000) {
-        let bytes = stripe_bytes(&sizes, chunk);
+        let bytes = OpenStripe::bytes_of(&sizes, chunk);
         for p in pieces(sizes.len() as u64, chunk, 0, bytes) {
             prop_assert!(p.offset + p.len <= sizes[p.member]);
         }

@@ -16,7 +16,7 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// `Machine`: nobody answers at the socket in time, or what does is no NVMe controller. `Request`: no such namespace.
-pub fn look(
+pub fn look_at_drive(
     options: &Options,
     namespace: Option<u32>,
     within: Duration,

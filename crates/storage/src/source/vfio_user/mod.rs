@@ -22,9 +22,9 @@ mod stage;
 mod uring;
 mod wire;
 
-pub use look::look;
+pub use look::look_at_drive;
 pub use options::Options;
-pub use queue::VfioUserQueue;
+pub(crate) use queue::VfioUserQueue;
 
 use super::nvme::query::{instead, Keys};
 use super::nvme::{

@@ -31,7 +31,7 @@ struct Own {
     out: bool,
 }
 
-pub struct VfioUserQueue {
+pub(crate) struct VfioUserQueue {
     drive: Arc<Drive>,
     work: Work<Own>,
     spin: Duration,
@@ -59,7 +59,11 @@ pub struct VfioUserQueue {
 }
 
 impl VfioUserQueue {
-    pub fn open(drive: Arc<Drive>, needs: QueueNeeds, reactor: &mut Reactor) -> Result<VfioUserQueue, Error> {
+    pub(crate) fn open(
+        drive: Arc<Drive>,
+        needs: QueueNeeds,
+        reactor: &mut Reactor,
+    ) -> Result<VfioUserQueue, Error> {
         if !reactor.has_ring() {
             return Err(Error::machine(
                 drive.options().to_string(),

@@ -2,9 +2,9 @@
 
 use super::super::Shared;
 use forebay_io::arena::Mem;
+use forebay_io::gpu::Copier;
 use forebay_io::queue::Fault;
 use forebay_model::Error;
-use forebay_storage::path::Copier;
 use std::time::Instant;
 
 pub(super) struct Copies {

@@ -16,9 +16,7 @@ use forebay_io::gpu::cuda::Pinned;
 use forebay_io::queue::Op;
 use forebay_io::reactor::{memlock, Reactor, RingOptions, Waker};
 use forebay_model::Error;
-use forebay_storage::path;
-use forebay_storage::path::direct::DirectQueues;
-use forebay_storage::source::{MemoryRegistration, QueueNeeds};
+use forebay_storage::{DirectQueues, MemoryRegistration, Paths, QueueNeeds};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -399,7 +397,7 @@ fn slots(
     reactor: &mut Reactor,
 ) -> Result<(Slots, Vec<MemoryRegistration>), Error> {
     let target = shared.data.target();
-    let bytes = match path::by_kind(shared.route.path).pins() {
+    let bytes = match Paths::by_kind(shared.route.path).pins() {
         true => shared.io_mode.io_bytes as usize + 2 * BLOCK as usize,
         // Nothing goes through them.
         false => BLOCK as usize,
