@@ -608,8 +608,8 @@ def test_a_crate_shows_what_others_use() -> None:
     assert not silent, f"without #![warn(unreachable_pub)]: {silent}"
 
 
-# Most names that a crate may show to others, by what it is: the ground of all is larger.
-NAMES_MAX = {"storage": 100, "serve": 100, "training": 100}
+# Most names that a crate may show to others; of the ground that all stand on, more.
+NAMES_MAX = {"io": 250, **dict.fromkeys(("storage", "serve", "training", "reader"), 100)}
 
 
 @pytest.mark.promise("HSE-2")
@@ -622,7 +622,7 @@ def test_the_root_of_a_crate_is_its_table_of_contents(crate: str) -> None:
     its_own = re.findall(r"^pub (?:const|enum|fn|static|struct|trait|type) (\w+)", code, re.MULTILINE)
     names = {*rust_imports(handed_on), *its_own}
     assert "*" not in names, "name what is handed on, one by one"
-    assert {"Error", "Kind"} < names, "the search for names finds few"
+    assert len(names) > 20, "the search for names finds few"
     assert len(names) <= NAMES_MAX[crate], f"{crate} shows {len(names)} names; what has a type is its method or its constant"
 
 

@@ -7,9 +7,7 @@ mod measures;
 use super::host_capacity::Unseen;
 use super::{fleet, purpose, Observer};
 use crate::doctor;
-use forebay_io::clock;
-use forebay_io::meter::cache;
-use forebay_io::threads;
+use forebay_io::{allowed_cpus, cache_residency, monotonic_now};
 use forebay_model::job::{Cache, Engine, JobSpec, Origin, PathKind, DEPTH_MAX};
 use forebay_model::record::Trial;
 use forebay_model::units::format_bytes;
@@ -385,7 +383,7 @@ impl Settler<'_> {
         // What the first of these trials registers, the others find.
         let all_keep = targets.iter().all(|t| keeps_what_it_paid_for(t.route.path));
         self.kept = (pays && all_keep).then(|| Arc::new(self.destination.afresh()));
-        let (mut tried, mut began): (Vec<(u32, f64)>, Instant) = (Vec::new(), clock::now());
+        let (mut tried, mut began): (Vec<(u32, f64)>, Instant) = (Vec::new(), monotonic_now());
         let few = |w: &u32| *w <= most.max(turns);
         for workers in WORKERS.iter().filter(|w| **w <= cores()).map(|w| w * turns).filter(few) {
             let spent = began.elapsed();
@@ -396,7 +394,7 @@ impl Settler<'_> {
             }
             tried.push((workers, self.trial(of, targets, &all, workers)?.gib_s));
             if of.sets_up() {
-                began = clock::now();
+                began = monotonic_now();
             }
             of = of.again();
         }
@@ -504,7 +502,7 @@ pub(crate) fn workers_most() -> u32 {
 
 /// Processors that this process may use.
 fn cores() -> u32 {
-    (threads::allowed().len() as u32).max(1)
+    (allowed_cpus().len() as u32).max(1)
 }
 
 /// Share of the target's pages in the page cache; None where that can't be told.
@@ -513,7 +511,7 @@ fn resident(target: &Target) -> Option<f64> {
     let total: u64 = files.iter().map(|(f, _)| f.bytes).sum();
     let of = |f: &forebay_storage::FileTarget| match f.in_memory {
         true => Some(1.0),
-        false => cache::residency(&f.file, 0, f.bytes).ok(),
+        false => cache_residency(&f.file, 0, f.bytes).ok(),
     };
     let shares = files.iter().map(|(f, _)| Some(of(f)? * f.bytes as f64)).sum::<Option<f64>>()?;
     (total > 0).then(|| shares / total as f64)

@@ -5,10 +5,7 @@
 //! is read as fast as many; what the pieces give is joined by arithmetic.
 
 use super::run_kit::{Stop, Team};
-use forebay_io::clock;
-use forebay_io::gpu::cuda::{self, Device};
-use forebay_io::gpu::{Summed, Summer};
-use forebay_io::meter::cpu;
+use forebay_io::{cuda_devices, monotonic_now, CpuTimes, CudaDevice, CudaError, GpuSummer, SummedRanges};
 use forebay_model::crc32c::{joined, product, shift};
 use forebay_model::record::Build;
 use forebay_model::units::BYTES_PER_GIB;
@@ -98,10 +95,10 @@ impl ChecksumSpec {
 /// Sums up the files. `go_on` is asked some twenty times a second; false ends it with an error.
 pub fn run(spec: &ChecksumSpec, go_on: &mut dyn FnMut() -> bool) -> Result<ChecksumRecord, Error> {
     let sources = spec.files.iter().map(|name| Source::open(name)).collect::<Result<Vec<_>, _>>()?;
-    let asked = clock::now();
+    let asked = monotonic_now();
     let (device, reason) = place(spec)?;
-    let began = clock::now();
-    let cpu_before = cpu::process().total_s();
+    let began = monotonic_now();
+    let cpu_before = CpuTimes::of_process().total_s();
     let work = Work::new(&sources, device.clone());
     let workers = spec.workers.unwrap_or_else(|| workers_by_default(work.pieces.len()));
     work.all(workers, go_on)?;
@@ -110,13 +107,13 @@ pub fn run(spec: &ChecksumSpec, go_on: &mut dyn FnMut() -> bool) -> Result<Check
     let bytes = sources.iter().map(|s| s.bytes).sum::<u64>();
     Ok(ChecksumRecord {
         schema: SCHEMA,
-        forebay: forebay_io::build::build(),
+        forebay: forebay_io::current_build(),
         files: work.sums(&sources),
         bytes,
         setup_s: began.duration_since(asked).as_secs_f64(),
         seconds,
         throughput_gib_s: (seconds > 0.0 && bytes > 0).then(|| bytes as f64 / BYTES_PER_GIB / seconds),
-        cpu_s: cpu::process().total_s() - cpu_before,
+        cpu_s: CpuTimes::of_process().total_s() - cpu_before,
         computed_on: device.as_ref().map_or("host".into(), |d| format!("gpu:{}", d.index())),
         path: if device.is_some() { "bounce" } else { "host" },
         reason,
@@ -132,9 +129,9 @@ pub fn of_bytes(before: u32, bytes: &[u8]) -> u32 {
 /// Returns the checksum of `bytes` of GPU memory from `address` on, after what is queued on `stream`, its owner's. The
 /// memory is checked to be that GPU's.
 pub fn of_device_memory(gpu: u32, address: u64, bytes: u64, stream: u64) -> Result<u32, Error> {
-    let device = Device::open(gpu)?;
-    forebay_io::gpu::kernels::Crc32c::open(&device)?.of(
-        &forebay_io::gpu::cuda::Stream::borrowed(&device, stream),
+    let device = CudaDevice::open(gpu)?;
+    forebay_io::GpuCrc32c::open(&device)?.of(
+        &forebay_io::CudaStream::borrowed(&device, stream),
         address,
         bytes,
     )
@@ -146,15 +143,15 @@ fn workers_by_default(pieces: usize) -> u32 {
 }
 
 /// The GPU to compute on; else why it is the host. One that was asked for and can't is an error.
-fn place(spec: &ChecksumSpec) -> Result<(Option<Arc<Device>>, Option<String>), Error> {
+fn place(spec: &ChecksumSpec) -> Result<(Option<Arc<CudaDevice>>, Option<String>), Error> {
     if spec.host {
         return Ok((None, None));
     }
-    if let (None, (0, why)) = (spec.gpu, cuda::devices()) {
+    if let (None, (0, why)) = (spec.gpu, cuda_devices()) {
         return Ok((None, Some(why.unwrap_or_else(|| "there is no GPU".into()))));
     }
-    let opened = Device::open(spec.gpu.unwrap_or(0));
-    let usable = opened.and_then(|device| forebay_io::gpu::kernels::Crc32c::open(&device).map(|_| device));
+    let opened = CudaDevice::open(spec.gpu.unwrap_or(0));
+    let usable = opened.and_then(|device| forebay_io::GpuCrc32c::open(&device).map(|_| device));
     match (usable, spec.gpu) {
         (Ok(device), _) => Ok((Some(device), None)),
         (Err(why), None) => Ok((None, Some(format!("{}: {}", why.asked, why.found)))),
@@ -203,7 +200,7 @@ struct Piece {
 
 struct Work<'a> {
     sources: &'a [Source],
-    device: Option<Arc<Device>>,
+    device: Option<Arc<CudaDevice>>,
     pieces: Vec<Piece>,
     /// By piece.
     sums: Vec<AtomicU32>,
@@ -212,7 +209,7 @@ struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    fn new(sources: &'a [Source], device: Option<Arc<Device>>) -> Work<'a> {
+    fn new(sources: &'a [Source], device: Option<Arc<CudaDevice>>) -> Work<'a> {
         let pieces_of = |(source, s): (usize, &Source)| {
             let bytes = s.bytes;
             (0..bytes.div_ceil(PIECE_BYTES)).map(move |n| {
@@ -266,12 +263,12 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    fn on_gpu(&self, device: &Arc<Device>) -> Result<(), Error> {
-        let broke = |why: cuda::CudaError| {
+    fn on_gpu(&self, device: &Arc<CudaDevice>) -> Result<(), Error> {
+        let broke = |why: CudaError| {
             let asked = format!("CRC32C on GPU {}", device.index());
             Error::run(asked, why.to_string(), "nvidia-smi; dmesg | tail")
         };
-        let mut summer = Summer::open(device, SLOTS, PIECE_BYTES as usize)?;
+        let mut summer = GpuSummer::open(device, SLOTS, PIECE_BYTES as usize)?;
         let mut open = None;
         while let Some(index) = self.take() {
             let (before, slot) = summer.slot().map_err(broke)?;
@@ -283,7 +280,7 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    fn keep(&self, ended: Option<Summed>) {
+    fn keep(&self, ended: Option<SummedRanges>) {
         if let Some((index, sum)) = ended {
             self.sums[index].store(sum, Ordering::Relaxed);
         }

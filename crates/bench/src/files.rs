@@ -7,8 +7,7 @@
 mod run_folder;
 
 use super::run_kit::{Gate, Lead, Stop, Team};
-use forebay_io::identity::taken;
-use forebay_io::meter::{cpu, disk};
+use forebay_io::{disks_behind, name_taken, CpuClock, CpuReading, DiskCounters};
 use forebay_model::files::{Cache, FilesRecord, FilesSpec, Phase, PhaseResult, SCHEMA};
 use forebay_model::record::Warning;
 use forebay_model::units::BYTES_PER_GIB as GIB;
@@ -107,16 +106,16 @@ fn measure(
     observe: &mut dyn FnMut(&Progress) -> bool,
 ) {
     let place = format!("phases.{}", record.phases.len());
-    let devices = disk::devices_behind(&folder.root).map(|behind| behind.numbers());
-    let before = devices.and_then(|numbers| Ok((disk::Counters::read(&numbers)?, numbers)));
+    let devices = disks_behind(&folder.root).map(|behind| behind.numbers());
+    let before = devices.and_then(|numbers| Ok((DiskCounters::read(&numbers)?, numbers)));
     let outcome = Work { folder, name: phase.name(), call: Call::Timed(phase) }.on_threads(observe);
     let reading = &outcome.cpu;
-    let traffic = before.and_then(|(before, numbers)| disk::Counters::read(&numbers)?.since(&before));
+    let traffic = before.and_then(|(before, numbers)| DiskCounters::read(&numbers)?.since(&before));
 
     let seconds = outcome.seconds;
     let moves = matches!(phase, Phase::Create | Phase::Read) && seconds > 0.0;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-    for (field, reason) in cpu::missing(reading, seconds, outcome.bytes, outcome.files) {
+    for (field, reason) in CpuReading::missing(reading, seconds, outcome.bytes, outcome.files) {
         record.missing.insert(format!("{place}.cpu.{field}"), reason);
     }
     if !moves {
@@ -141,7 +140,7 @@ fn measure(
         throughput_gib_s: moves.then(|| outcome.bytes as f64 / GIB / seconds),
         latency_us: outcome.latency.summary(),
         histogram: outcome.latency.encode(),
-        cpu: cpu::fill(reading, seconds, outcome.bytes, outcome.files, cores),
+        cpu: CpuReading::fill(reading, seconds, outcome.bytes, outcome.files, cores),
         resident_before: resident,
         device_read_bytes: traffic.map(|t| t.read_bytes),
         device_written_bytes: traffic.map(|t| t.written_bytes),
@@ -217,8 +216,8 @@ struct Shared {
     bytes: AtomicU64,
     running: AtomicU64,
     /// From when the threads may go until the last is done, whatever the observer does meanwhile.
-    clock: OnceLock<cpu::Clock>,
-    cpu: OnceLock<cpu::CpuReading>,
+    clock: OnceLock<CpuClock>,
+    cpu: OnceLock<CpuReading>,
 }
 
 impl Shared {
@@ -240,8 +239,8 @@ impl Shared {
         }
     }
 
-    fn read_meters(&self) -> &cpu::CpuReading {
-        self.cpu.get_or_init(|| self.clock.get_or_init(cpu::Clock::start).stop())
+    fn read_meters(&self) -> &CpuReading {
+        self.cpu.get_or_init(|| self.clock.get_or_init(CpuClock::start).stop())
     }
 }
 
@@ -251,7 +250,7 @@ struct Outcome {
     bytes: u64,
     latency: Latency,
     interrupted: bool,
-    cpu: cpu::CpuReading,
+    cpu: CpuReading,
     failure: Option<Error>,
 }
 
@@ -272,7 +271,7 @@ impl Work<'_> {
         let work = |worker, gate: &Gate| Ok(self.one_thread(worker, workers, &shared, gate));
         let ((interrupted, begun), parts) = team.run(work, |lead| {
             lead.open_gate(|| {
-                shared.clock.get_or_init(cpu::Clock::start);
+                shared.clock.get_or_init(CpuClock::start);
                 Instant::now()
             });
             let begun = Instant::now();
@@ -361,7 +360,7 @@ impl Work<'_> {
                 if matches!(self.call, Call::Remove) {
                     continue;
                 }
-                shared.stop.fail(taken(&path));
+                shared.stop.fail(name_taken(&path));
                 break;
             }
             let begun = Instant::now();

@@ -8,7 +8,7 @@ use super::share;
 use super::worker::work;
 use super::worker::Report;
 use super::worker_setup::used_targets;
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
 use forebay_storage::{Destination, Target};
@@ -120,7 +120,7 @@ impl Fleet {
         self.threads.gate().open(watch.begin);
         while watch.reported() < self.threads.len() {
             watch.keep_time();
-            let (asked, patience) = (clock::now(), watch.patience());
+            let (asked, patience) = (monotonic_now(), watch.patience());
             let report = self.reports.recv_timeout(patience);
             watch.note_standstill(asked.elapsed().saturating_sub(patience));
             match report {

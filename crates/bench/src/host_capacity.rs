@@ -5,8 +5,7 @@
 use super::fleet;
 use super::schedule::mean_io_bytes;
 use super::{Observer, Progress};
-use forebay_io::clock;
-use forebay_io::threads;
+use forebay_io::{monotonic_now, online_cpus};
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, Op, PathKind};
 use forebay_model::simulate::mean_value_analysis;
@@ -48,7 +47,7 @@ pub(crate) fn check(job: &JobSpec, plans: &[SourcePlan], observer: &mut dyn Obse
     let (bytes, has_content) =
         (wanted * mean_io_bytes(job), models.iter().any(|(plan, _)| !plan.parts.is_empty()));
     if has_content && bytes > EASY_BYTES_S {
-        let can = copy_bytes_s() * f64::from(job.workers.min(threads::online()));
+        let can = copy_bytes_s() * f64::from(job.workers.min(online_cpus()));
         if bytes > can {
             let gib = |b: f64| b / GIB as f64;
             let found = format!("it moves {:.1} GiB/s; this host copies {:.1} GiB/s", gib(bytes), gib(can));
@@ -108,7 +107,7 @@ fn loop_iops(job: &JobSpec, drive: &DriveModel, observer: &mut dyn Observer) -> 
 fn copy_bytes_s() -> f64 {
     let (from, mut to) = (vec![1u8; COPY_BYTES], vec![0u8; COPY_BYTES]);
     to.copy_from_slice(&from);
-    let began = clock::now();
+    let began = monotonic_now();
     let mut copied = 0.0;
     while began.elapsed() < COPIED {
         to.copy_from_slice(std::hint::black_box(&from));

@@ -109,13 +109,13 @@ impl Left {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_io::clock;
+    use forebay_io::monotonic_now;
 
     // promise: BEN-26
     #[test]
     fn a_pause_begins_once_nothing_is_in_flight_and_comes_after_every_so_many() {
         let job = JobSpec { think_s: Some(2.0), think_ios: Some(2), ..JobSpec::default() };
-        let (mut pause, now) = (Pause::of(&job).unwrap().unwrap(), clock::now());
+        let (mut pause, now) = (Pause::of(&job).unwrap().unwrap(), monotonic_now());
         let after = |s: f64| now + Duration::from_secs_f64(s);
         assert!(pause.is_over(now, 0));
         pause.count();

@@ -5,13 +5,9 @@ mod missing;
 use super::run_kit::{DirectionTally, Ran, Tally, READ, WRITE};
 use super::warnings;
 use super::worker_setup::buffers_of;
-use forebay_io::build::build;
-use forebay_io::clock;
-use forebay_io::gpu::cuda;
-use forebay_io::identity::new_id;
-use forebay_io::machine::environment;
-use forebay_io::meter::{cpu, noise};
-use forebay_io::threads;
+use forebay_io::{
+    cuda_devices, current_build, cv_pct, gather_environment, new_id, online_cpus, rfc3339, CpuReading,
+};
 use forebay_model::cpu::Cpu;
 use forebay_model::job::Engine;
 use forebay_model::job::JobSpec;
@@ -90,10 +86,10 @@ pub fn compose(context: Context, runs: &[Ran]) -> RunRecord {
     RunRecord {
         schema: SCHEMA.into(),
         id: new_id(),
-        started: clock::rfc3339(context.started),
+        started: rfc3339(context.started),
         origin: if simulated { "simulated" } else { "measured" }.into(),
-        forebay: build(),
-        environment: environment::gather(&paths),
+        forebay: current_build(),
+        environment: gather_environment(&paths),
         job: job_of(&context, runs[0].resources.queues),
         path,
         command: context.command,
@@ -112,7 +108,7 @@ pub fn compose(context: Context, runs: &[Ran]) -> RunRecord {
 }
 
 fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
-    let cores = threads::online();
+    let cores = online_cpus();
     let repeats: Vec<Repeat> = runs.iter().map(|r| repeat_of(r, cores)).collect();
     let tallies: Vec<&Tally> = runs.iter().flat_map(|r| &r.tallies).collect();
     let sum = |f: fn(&Tally) -> u64| tallies.iter().map(|t| f(t)).sum::<u64>();
@@ -242,7 +238,8 @@ fn unfinished_of(tally: &Tally) -> Unfinished {
 
 fn repeat_of(ran: &Ran, cores: u32) -> Repeat {
     let (bytes, ios) = (ran.bytes(), ran.ios());
-    let cpu = ran.readings.cpu.as_ref().map(|reading| cpu::fill(reading, reading.wall_s, bytes, ios, cores));
+    let cpu =
+        ran.readings.cpu.as_ref().map(|reading| CpuReading::fill(reading, reading.wall_s, bytes, ios, cores));
     let sides = Sides::of(&ran.tallies.iter().collect::<Vec<_>>());
     let [read, write, flush] = sides.directions(ran.seconds, false);
     Repeat {
@@ -267,7 +264,7 @@ fn repeat_of(ran: &Ran, cores: u32) -> Repeat {
 
 fn variation(points: &[Point]) -> Option<f64> {
     let rates: Vec<f64> = points.iter().filter(|p| !p.warmup).map(|p| p.gib_s).collect();
-    noise::cv_pct(&rates)
+    cv_pct(&rates)
 }
 
 fn with_joules(power: &[Power], bytes: u64, seconds: f64) -> Vec<Power> {
@@ -499,7 +496,7 @@ fn reason(context: &Context, runs: &[Ran]) -> Option<String> {
     let mut reasons: Vec<String> = context.reasons.clone();
     let wants_gpu = Paths::find(context.job.path).is_some_and(|path| path.ends() != Ends::Host);
     if wants_gpu && !context.destination.feeds_gpu() {
-        let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
+        let why = cuda_devices().1.unwrap_or_else(|| "no GPU".into());
         reasons.push(format!("the destination is host memory: {why}"));
     }
     let staged = |t: &Tally| t.travelled.staged;

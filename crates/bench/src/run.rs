@@ -7,9 +7,9 @@ use crate::{
     calibration, fleet, host_capacity, prediction, purpose, record, replay, requirements, share,
     virtual_time, worker_setup,
 };
-use forebay_io::clock;
-use forebay_io::gpu::cuda;
-use forebay_io::meter::{cache, power};
+use forebay_io::{
+    cache_residency, cuda_devices, drop_cached, wall_seconds, warm_cache_while, PowerMeterName,
+};
 use forebay_model::job::{Cache, JobSpec, Origin, PathKind};
 use forebay_model::record::RunRecord;
 use forebay_model::{stats, Error, Kind};
@@ -119,7 +119,7 @@ fn buffers(job: &JobSpec, paths: &[&'static dyn DataPath]) -> Result<(u64, u64),
             .collect();
         let into_gpu = match path.ends() {
             Ends::Host => false,
-            Ends::GpuIfAny => !job.gpus.is_empty() || !job.pairs.is_empty() || cuda::devices().0 > 0,
+            Ends::GpuIfAny => !job.gpus.is_empty() || !job.pairs.is_empty() || cuda_devices().0 > 0,
             Ends::Gpu => true,
         };
         let each = Buffers::of(job, &under, &under, into_gpu);
@@ -138,7 +138,7 @@ fn buffers(job: &JobSpec, paths: &[&'static dyn DataPath]) -> Result<(u64, u64),
 pub fn check(job: &JobSpec) -> Result<(), Error> {
     job.check()?;
     requirements::of_job(job)?;
-    job.power.iter().try_for_each(|name| power::Name::parse(name).map(|_| ()))?;
+    job.power.iter().try_for_each(|name| PowerMeterName::parse(name).map(|_| ()))?;
     job.source_uris()?.iter().try_for_each(|source| {
         let uri = Uri::parse(source)?;
         if job.whole_files && uri.path().is_none() {
@@ -163,7 +163,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     check(job)?;
     let replay = replay::prepare(job)?;
     let job = &with_a_worker_each(replay.as_ref().map_or(job, |replay| &replay.job));
-    let started = clock::wall_seconds();
+    let started = wall_seconds();
     let mut looked = examine(&purpose::of_job(job, workers_most())?)?;
     replay.as_ref().map_or(Ok(()), |replay| replay.fits(&looked.plans))?;
     prediction::check(job, &looked.plans)?;
@@ -241,7 +241,7 @@ fn into_host_memory(job: &JobSpec) -> (JobSpec, Option<String>) {
     if job.path != PathKind::Auto || !job.gpus.is_empty() || !job.pairs.is_empty() {
         return (job.clone(), None);
     }
-    match cuda::devices() {
+    match cuda_devices() {
         (0, why) => {
             let why = why.unwrap_or_else(|| "no GPU".into());
             (JobSpec { path: PathKind::Host, ..job.clone() }, Some(format!("auto chose host memory: {why}")))
@@ -260,7 +260,7 @@ fn residency(targets: &[Target]) -> Result<f64, String> {
     }
     let mut resident = 0.0;
     for file in files {
-        resident += cache::residency(&file.file, 0, file.bytes)? * file.bytes as f64;
+        resident += cache_residency(&file.file, 0, file.bytes)? * file.bytes as f64;
     }
     Ok(resident / total)
 }
@@ -307,8 +307,8 @@ fn narrow_enough(job: &JobSpec, runs: &[Ran]) -> bool {
 fn set_cache(job: &JobSpec, targets: &[Target], observer: &mut dyn Observer) -> Result<(), Error> {
     for (file, _) in targets.iter().flat_map(Target::files).filter(|(f, _)| !f.in_memory) {
         let done = match job.cache {
-            Cache::Drop => cache::drop(&file.file, 0, file.bytes).map(|_| ()),
-            Cache::Warm => cache::warm_while(&file.file, |_| !observer.stop()).map(|_| ()),
+            Cache::Drop => drop_cached(&file.file, 0, file.bytes).map(|_| ()),
+            Cache::Warm => warm_cache_while(&file.file, |_| !observer.stop()).map(|_| ()),
             Cache::Auto | Cache::Bypass | Cache::Allow => Ok(()),
         };
         done.map_err(|why| {

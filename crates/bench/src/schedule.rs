@@ -1,7 +1,7 @@
 //! The schedule of an open loop: I/Os start when they are due, regardless of earlier ones, and their latency counts
 //! from that time.
 
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::job::{Arrivals, JobSpec};
 use forebay_model::random::{derive, Xoshiro256};
 use std::time::{Duration, Instant};
@@ -80,7 +80,7 @@ pub(crate) fn schedule_of(job: &JobSpec, worker: u32) -> Option<Schedule> {
     use forebay_model::units::BYTES_PER_GIB as GIB;
     let ns_for = |rate: Option<f64>| rate.map_or(0.0, |r| f64::from(job.workers) * 1e9 / r);
     (job.rate_iops.is_some() || job.rate_gib_s.is_some()).then(|| Schedule {
-        next: clock::now(),
+        next: monotonic_now(),
         ns_per_io: ns_for(job.rate_iops),
         ns_per_byte: ns_for(job.rate_gib_s.map(|r| r * GIB)),
         rest_ns: 0.0,

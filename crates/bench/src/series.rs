@@ -2,8 +2,7 @@
 
 use super::run_kit::{Moved, Snapshot, READ, WRITE};
 use super::{TargetRate, WorkerRate};
-use forebay_io::clock;
-use forebay_io::meter::{self, cpu};
+use forebay_io::{is_astray, monotonic_now, CpuTimes};
 use forebay_model::series::{Point, PointPart};
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::Latency;
@@ -60,8 +59,8 @@ impl Series {
             interval,
             bins: BTreeMap::new(),
             last_end: Duration::ZERO,
-            last_cpu_s: cpu::process().total_s(),
-            last_cpu_at: clock::now(),
+            last_cpu_s: CpuTimes::of_process().total_s(),
+            last_cpu_at: monotonic_now(),
             bytes: 0,
             ios: 0,
             points: Vec::new(),
@@ -118,7 +117,7 @@ impl Series {
         if seconds < self.interval.as_secs_f64() / 10.0 {
             return None;
         }
-        let (cpu_s, cpu_at) = (cpu::process().total_s(), clock::now());
+        let (cpu_s, cpu_at) = (CpuTimes::of_process().total_s(), monotonic_now());
         let cpu_over = cpu_at.duration_since(self.last_cpu_at);
         let covers = bin.end.saturating_sub(self.last_end);
         self.bytes += bin.bytes;
@@ -143,7 +142,7 @@ impl Series {
             read: is_mixed.then(|| part(bin.ways[READ])),
             write: is_mixed.then(|| part(bin.ways[WRITE])),
             // Two points at once: the second has next to no time of its own.
-            cores_busy: (cpu_over > covers / 2 && !meter::is_astray(cpu_over.abs_diff(covers), covers))
+            cores_busy: (cpu_over > covers / 2 && !is_astray(cpu_over.abs_diff(covers), covers))
                 .then(|| (cpu_s - self.last_cpu_s) / cpu_over.as_secs_f64()),
             warmup: !bin.measured,
             repeat: 0,
@@ -198,7 +197,7 @@ mod tests {
         let interval = Duration::from_secs(1);
         let mut series = Series::new(1, vec!["nil".into()], interval);
         // The first is read two seconds after its end, and the others at the same moment.
-        series.last_cpu_at = clock::now().checked_sub(3 * interval).expect("the machine runs for longer");
+        series.last_cpu_at = monotonic_now().checked_sub(3 * interval).expect("the machine runs for longer");
         (0..3).for_each(|n| series.add(snapshot(n, (n as u32 + 1) * interval)));
         let busy: Vec<_> = series.ripe().into_iter().map(|(point, _)| point.cores_busy).collect();
         assert_eq!(busy, [None; 3]);

@@ -3,9 +3,7 @@
 //! worker that feeds a GPU stays on the GPU's NUMA node.
 
 use super::run_kit::WorkerSpec;
-use forebay_io::gpu::cuda::Device;
-use forebay_io::machine;
-use forebay_io::threads;
+use forebay_io::{cpus_of_node, named_cpus, named_numa_nodes, numa_node_of, numa_nodes, CudaDevice};
 use forebay_model::job::{FileOrder, JobSpec};
 use forebay_model::pattern::{PatternSpec, Span};
 use forebay_model::Error;
@@ -30,11 +28,11 @@ pub(crate) fn out(
 }
 
 /// The NUMA node that a GPU hangs on, where that means anything and nobody said otherwise.
-fn node_near(job: &JobSpec, device: &Device) -> Option<u32> {
-    if job.cpus.is_some() || job.numa.is_some() || job.numa_interleave.is_some() || threads::nodes() < 2 {
+fn node_near(job: &JobSpec, device: &CudaDevice) -> Option<u32> {
+    if job.cpus.is_some() || job.numa.is_some() || job.numa_interleave.is_some() || numa_nodes() < 2 {
         return None;
     }
-    machine::numa_node_of(&device.bus_id().ok()?)
+    numa_node_of(&device.bus_id().ok()?)
 }
 
 /// The access pattern of worker `w` over its spans.
@@ -64,12 +62,12 @@ pub(crate) fn pattern(job: &JobSpec, w: u64, spans: Vec<Span>) -> Result<Pattern
 /// # Errors
 /// `Request`: a processor or a node that is asked for isn't there.
 pub(crate) fn cpus_of(job: &JobSpec) -> Result<Vec<u32>, Error> {
-    if let Some(node) = job.numa.filter(|n| threads::cpus_of_node(*n).is_empty()) {
+    if let Some(node) = job.numa.filter(|n| cpus_of_node(*n).is_empty()) {
         return Err(Error::request(format!("‹numa› {node}"), "there is no such NUMA node", "lscpu"));
     }
-    job.numa_interleave.as_deref().map_or(Ok(Vec::new()), threads::nodes_named)?;
+    job.numa_interleave.as_deref().map_or(Ok(Vec::new()), named_numa_nodes)?;
     let Some(text) = &job.cpus else { return Ok(Vec::new()) };
-    threads::named("‹cpus›", text)
+    named_cpus("‹cpus›", text)
 }
 
 /// The spans of each worker: those of a pair share its targets, or all of them share all.

@@ -7,10 +7,10 @@
 
 #![allow(unsafe_code, reason = "slots seen as bytes once their I/O is over")]
 
-use forebay_io::arena::Mem;
-use forebay_io::clock;
-use forebay_io::gpu::cuda::{Cuda, Device, Event, Stream};
-use forebay_io::gpu::kernels::{Checker, Filler, Finding, Lists, Range};
+use forebay_io::{
+    monotonic_now, ContentChecker, ContentFiller, ContentFinding, ContentLists, ContentRange, Cuda,
+    CudaDevice, CudaEvent, CudaStream, Mem,
+};
 use forebay_model::content;
 use forebay_model::fio_blocks;
 use forebay_model::job::{Blend, Blender, JobSpec};
@@ -59,7 +59,7 @@ pub struct Ended {
 pub struct Contents {
     // Field order is drop order: the stream runs dry before the slots go.
     gpu: Option<OnDevice>,
-    device: Option<Arc<Device>>,
+    device: Option<Arc<CudaDevice>>,
     name_of: NameOf,
     scratch: Vec<u8>,
     /// Content of writes that isn't verified.
@@ -78,7 +78,7 @@ impl Contents {
         job: &JobSpec,
         worker: u32,
         name_of: NameOf,
-        device: Option<&Arc<Device>>,
+        device: Option<&Arc<CudaDevice>>,
         depth: usize,
     ) -> Result<(Contents, Option<String>), Error> {
         let blend = job.content.as_deref().map(Blend::parse).transpose()?;
@@ -209,7 +209,7 @@ impl Contents {
     }
 
     /// Describes the difference in the host's words: the slot is still the task's, so its bytes are what the GPU saw.
-    fn diagnose(&mut self, job: &Job, finding: Finding) -> String {
+    fn diagnose(&mut self, job: &Job, finding: ContentFinding) -> String {
         let Mem::Device { gpu, at } = job.mem else { return String::new() };
         let first = finding.first_bad.unwrap_or(0);
         match self.read_back_and_compare(at, job.part) {
@@ -224,9 +224,9 @@ impl Contents {
     }
 }
 
-fn range_of(mem: Mem, part: Part) -> Range {
+fn range_of(mem: Mem, part: Part) -> ContentRange {
     let at = if let Mem::Device { at, .. } = mem { at } else { 0 };
-    Range { at, bytes: u64::from(part.len), seed: part.seed, file: part.file, offset: part.offset }
+    ContentRange { at, bytes: u64::from(part.len), seed: part.seed, file: part.file, offset: part.offset }
 }
 
 /// A task on its way.
@@ -236,45 +236,45 @@ struct Job {
     task: VerifyTask,
     mem: Mem,
     part: Part,
-    range: Range,
+    range: ContentRange,
 }
 
 /// The checks that complete with one event.
 struct Batch {
     list: usize,
-    event: Event,
+    event: CudaEvent,
     jobs: Vec<Job>,
     due: Instant,
 }
 
-type Outcome = (Job, Result<Option<Finding>, String>);
+type Outcome = (Job, Result<Option<ContentFinding>, String>);
 
 /// The kernels, their stream, and what was given to them.
 struct OnDevice {
     // Field order is drop order, after `Drop` has waited for the stream.
     batches: VecDeque<Batch>,
-    spare: Vec<(usize, Event, Vec<Job>)>,
-    stream: Stream,
-    lists: Lists,
-    checker: Checker,
-    filler: Filler,
+    spare: Vec<(usize, CudaEvent, Vec<Job>)>,
+    stream: CudaStream,
+    lists: ContentLists,
+    checker: ContentChecker,
+    filler: ContentFiller,
     waiting: Vec<Job>,
     done: Vec<Outcome>,
     failed: Vec<Outcome>,
 }
 
 impl OnDevice {
-    fn open(device: &Arc<Device>, depth: usize) -> Result<OnDevice, Error> {
-        let (checker, filler) = (Checker::open(device)?, Filler::open(device)?);
-        let refused = |why: forebay_io::gpu::cuda::CudaError| {
+    fn open(device: &Arc<CudaDevice>, depth: usize) -> Result<OnDevice, Error> {
+        let (checker, filler) = (ContentChecker::open(device)?, ContentFiller::open(device)?);
+        let refused = |why: forebay_io::CudaError| {
             Error::machine(format!("a stream on GPU {}", device.index()), why.to_string(), "nvidia-smi")
         };
-        let spare = (0..BATCHES).map(|list| Event::on(device).map(|event| (list, event, Vec::new())));
+        let spare = (0..BATCHES).map(|list| CudaEvent::on(device).map(|event| (list, event, Vec::new())));
         Ok(OnDevice {
             batches: VecDeque::new(),
             spare: spare.collect::<Cuda<_>>().map_err(refused)?,
-            stream: Stream::on(device).map_err(refused)?,
-            lists: Lists::new(device, BATCHES, depth)?,
+            stream: CudaStream::on(device).map_err(refused)?,
+            lists: ContentLists::new(device, BATCHES, depth)?,
             checker,
             filler,
             waiting: Vec::new(),
@@ -289,13 +289,13 @@ impl OnDevice {
                 let Some((list, event, mut jobs)) = self.spare.pop() else { return };
                 jobs.extend(self.waiting.iter().filter(|job| job.task == task));
                 self.waiting.retain(|job| job.task != task);
-                self.launch(Batch { list, event, jobs, due: clock::now() }, task);
+                self.launch(Batch { list, event, jobs, due: monotonic_now() }, task);
             }
         }
     }
 
     fn launch(&mut self, mut batch: Batch, task: VerifyTask) {
-        let ranges: Vec<Range> = batch.jobs.iter().map(|job| job.range).collect();
+        let ranges: Vec<ContentRange> = batch.jobs.iter().map(|job| job.range).collect();
         // SAFETY: the ranges are slots that belong to their tasks, and the list to this batch, until it is reaped.
         let queued = unsafe {
             match task {
@@ -323,7 +323,7 @@ impl OnDevice {
         while let Some(batch) = self.batches.front_mut() {
             let passed = match batch.event.is_done() {
                 Ok(false) => {
-                    batch.due = batch.due.max(clock::now() + AGAIN);
+                    batch.due = batch.due.max(monotonic_now() + AGAIN);
                     return;
                 }
                 Ok(true) => Ok(()),
@@ -342,7 +342,7 @@ impl OnDevice {
         if self.failed.is_empty() {
             self.batches.front().map(|b| b.due)
         } else {
-            Some(clock::now())
+            Some(monotonic_now())
         }
     }
 }

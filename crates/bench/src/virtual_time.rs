@@ -3,10 +3,7 @@
 
 use super::record::{pattern_of, GIB};
 use super::Outcome;
-use forebay_io::build::build;
-use forebay_io::clock;
-use forebay_io::identity::new_id;
-use forebay_io::machine::environment;
+use forebay_io::{current_build, gather_environment, new_id, rfc3339};
 use forebay_model::cpu::Cpu;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, PathKind, DURATION_DEFAULT_S};
@@ -73,11 +70,11 @@ pub(crate) fn run(
     let record = RunRecord {
         schema: SCHEMA.into(),
         id: new_id(),
-        started: clock::rfc3339(started),
+        started: rfc3339(started),
         command,
         origin: "simulated".into(),
-        forebay: build(),
-        environment: environment::gather(&[]),
+        forebay: current_build(),
+        environment: gather_environment(&[]),
         job: job_ran,
         path: path_of(job.path, &model, "the path itself costs"),
         cufile: None,

@@ -3,7 +3,7 @@
 //! The run then continues without the worker, using its last snapshots.
 
 use super::run_kit::{Snapshot, Tally, READ, WRITE};
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::job::JobSpec;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ struct Worker {
 
 impl Watchdog {
     pub(crate) fn new(job: &JobSpec) -> Watchdog {
-        let heard = clock::now();
+        let heard = monotonic_now();
         let worker = |index| Worker { heard, ended: false, reported: Tally::new(index, None, 0) };
         Watchdog {
             timeout_s: job.timeout_s,
@@ -117,14 +117,14 @@ mod tests {
         let io = forebay_model::pattern::Next { target: 0, offset: 0, len: 512, is_read: true, pass: 0 };
         tally.measures(true);
         for _ in 0..ios {
-            tally.complete(&io, Duration::from_millis(2), forebay_io::queue::Via::Direct, 0);
+            tally.complete(&io, Duration::from_millis(2), forebay_io::Via::Direct, 0);
         }
         tally.snapshot(Duration::from_secs(1), true, true)
     }
 
     #[test]
     fn a_silent_worker_is_written_off_once_with_what_it_told() {
-        let (mut watchdog, begin) = (Watchdog::new(&job()), clock::now());
+        let (mut watchdog, begin) = (Watchdog::new(&job()), monotonic_now());
         watchdog.begin(begin);
         let after = |s| begin + Duration::from_secs(s);
         watchdog.hear(&snapshot(0, 3), after(1));
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn an_interrupt_shortens_the_wait_and_a_standstill_is_nobodys_silence() {
-        let (mut watchdog, begin) = (Watchdog::new(&JobSpec { timeout_s: 600.0, ..job() }), clock::now());
+        let (mut watchdog, begin) = (Watchdog::new(&JobSpec { timeout_s: 600.0, ..job() }), monotonic_now());
         watchdog.begin(begin);
         watchdog.forgive(Duration::from_secs(100));
         let after = |s| begin + Duration::from_secs(s);

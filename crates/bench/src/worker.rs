@@ -17,12 +17,10 @@ use super::run_kit::{guarded, Resources, Shared, Snapshot, Tally, Timed, WorkerS
 use super::verify::{Ended, VerifyTask};
 use super::worker_setup::{self, Memory, BATCH_IO_BYTES_MAX};
 use content::{SlotContent, Step};
-use forebay_io::arena::Mem;
-use forebay_io::client::{Client, Completion, End, Late, Submission};
-use forebay_io::clock;
-use forebay_io::queue::{Fault, Op};
-use forebay_io::reactor::{self, Reactor};
-use forebay_io::threads;
+use forebay_io::{
+    monotonic_now, ring_refusal, settle_thread_as, settle_thread_near, Client, ClientCompletion,
+    CompletionEnd, Fault, LateIo, Mem, Op, Reactor, Submission,
+};
 use forebay_model::content as content_rules;
 use forebay_model::job::Sync;
 use forebay_model::pattern::Next;
@@ -74,8 +72,8 @@ fn work_on(
     start: &dyn Fn() -> Option<Instant>,
     reports: &Sender<Report>,
 ) {
-    let settled = threads::settle_as(&shared.job, spec.cpu);
-    let numa = shared.job.numa.or(spec.near.filter(|node| threads::settle_near(*node)));
+    let settled = settle_thread_as(&shared.job, spec.cpu);
+    let numa = shared.job.numa.or(spec.near.filter(|node| settle_thread_near(*node)));
     let mut worker = match settled.and_then(|()| Worker::open(spec, shared, reports.clone())) {
         Ok((mut worker, resources)) => {
             let _ = reports.send(Report::Ready(resources));
@@ -114,7 +112,7 @@ impl Issued {
     }
 }
 
-type InFlight = forebay_io::client::InFlight<Issued>;
+type InFlight = forebay_io::InFlight<Issued>;
 
 struct Worker {
     shared: Arc<Shared>,
@@ -151,7 +149,7 @@ impl Worker {
         let mut setup = worker_setup::set_up(&spec, &shared)?;
         let (content, why_not) = SlotContent::open(&shared, spec.index, setup.slots)?;
         setup.resources.content_on_host = why_not;
-        let (job, now) = (&shared.job, clock::now());
+        let (job, now) = (&shared.job, monotonic_now());
         let idle = Issued::of(0, now);
         let mut client = Client::new(setup.slots, setup.in_turn, idle, |slot| setup.memory.slot(slot));
         for queue in setup.queues {
@@ -184,7 +182,7 @@ impl Worker {
         self.generator.begin(begin, f64::from(self.index) / f64::from(self.shared.job.workers));
         self.timeouts.next_look = begin;
         loop {
-            let now = clock::now();
+            let now = monotonic_now();
             self.closing |= self.shared.stop.load(Ordering::Relaxed) || self.starts_no_more(now);
             if now >= self.timeouts.next_look {
                 self.look(now);
@@ -215,7 +213,7 @@ impl Worker {
                 self.give_up_all(&why);
             }
         }
-        let now = clock::now();
+        let now = monotonic_now();
         self.book_what_never_came(now);
         self.recorder.finish(now);
         self.list.iter_mut().for_each(|list| list.finish(now));
@@ -255,7 +253,7 @@ impl Worker {
     /// Flushes the next queues, as many as there are free slots.
     fn flush_more(&mut self) {
         while self.flushed < self.client.queue_count() {
-            let now = clock::now();
+            let now = monotonic_now();
             let target = self.queue_of.iter().position(|queue| *queue == self.flushed).unwrap_or(0) as u32;
             let owner = Issued::of(target, now);
             let submission =
@@ -278,7 +276,7 @@ impl Worker {
             // A batch is sent before the next one begins.
             if self.generator.is_between_batches() {
                 self.client.submit(&mut self.reactor);
-                now = clock::now();
+                now = monotonic_now();
             }
         }
         self.client.submit(&mut self.reactor);
@@ -389,7 +387,7 @@ impl Worker {
             let (at_least, patience) = self.patience();
             self.reactor.wait(at_least, until, patience);
             if paced == Some(until) {
-                self.generator.overslept(clock::now().saturating_duration_since(until));
+                self.generator.overslept(monotonic_now().saturating_duration_since(until));
             }
         } else {
             self.reactor.flush();
@@ -412,7 +410,7 @@ impl Worker {
         if !self.client.has_done() {
             return;
         }
-        let now = clock::now();
+        let now = monotonic_now();
         // Ticks come before bookings, so that an interval lies on one side of the warm-up's end.
         if now >= self.recorder.next_tick() {
             self.tick(now);
@@ -430,24 +428,24 @@ impl Worker {
     }
 
     #[inline]
-    fn complete_one(&mut self, over: Completion, found: &mut Found) {
+    fn complete_one(&mut self, over: ClientCompletion, found: &mut Found) {
         let tag = over.tag;
         match over.end {
-            End::Whole => self.complete_whole(&over, found),
-            End::Early => {
+            CompletionEnd::Whole => self.complete_whole(&over, found),
+            CompletionEnd::Early => {
                 let fault = self.ended_early(self.client.io(tag));
                 self.failed(tag, &fault);
             }
-            End::GivenUp(_) => {
+            CompletionEnd::GivenUp(_) => {
                 self.book_unfinished(tag, found.now);
                 self.release(tag);
             }
-            End::Failed(fault) => self.failed(tag, &fault),
+            CompletionEnd::Failed(fault) => self.failed(tag, &fault),
         }
     }
 
     #[inline]
-    fn complete_whole(&mut self, over: &Completion, found: &mut Found) {
+    fn complete_whole(&mut self, over: &ClientCompletion, found: &mut Found) {
         let (tag, now) = (over.tag, found.now);
         // Read before a part of it is written: the processor would wait for the whole.
         let Submission { queue, op, offset, len, owner, .. } = self.client.io(tag).submission;
@@ -652,7 +650,7 @@ impl Worker {
         let mut late = self.timeouts.give_up(now, &mut self.client, &mut self.reactor);
         for (tag, what) in late.drain(..) {
             match what {
-                Late::TimedOut => {
+                LateIo::TimedOut => {
                     let name = self.name(self.client.io(tag));
                     let tally = &mut self.recorder.tally;
                     tally.errors.timed_out += u64::from(self.client.io(tag).submission.owner.rows);
@@ -660,11 +658,11 @@ impl Worker {
                     tally.example(format!("{name}: unfinished after ‹timeout_s› {timeout_s} s"));
                     self.shared.stop.store(true, Ordering::Relaxed);
                 }
-                Late::NeverTaken => {
+                LateIo::NeverTaken => {
                     self.book_unfinished(tag, now);
                     self.release(tag);
                 }
-                Late::Lost => self.book_unfinished(tag, now),
+                LateIo::Lost => self.book_unfinished(tag, now),
             }
         }
         self.timeouts.spare(late);
@@ -673,8 +671,8 @@ impl Worker {
     /// The kernel takes no calls for the ring any more, so that nothing that is under way is ever heard of: the run
     /// ends, with what was measured before, and memory that the kernel may still write to is left to it.
     fn give_up_all(&mut self, why: &std::io::Error) {
-        let now = clock::now();
-        let why = format!("{}; ‹engine› pread does without", reactor::refusal(why));
+        let now = monotonic_now();
+        let why = format!("{}; ‹engine› pread does without", ring_refusal(why));
         self.shared.stop.store(true, Ordering::Relaxed);
         if self.client.in_flight() == 0 && !self.closing {
             self.recorder.tally.errors.failed += 1;
@@ -685,7 +683,7 @@ impl Worker {
             self.recorder.tally.errors.failed += u64::from(self.client.io(tag).submission.owner.rows);
             self.recorder.tally.example(format!("{name}: {why}"));
             self.book_unfinished(tag, now);
-            if what == Late::NeverTaken {
+            if what == LateIo::NeverTaken {
                 self.release(tag);
             }
         }

@@ -4,11 +4,10 @@
 #![allow(unsafe_code, reason = "slots seen as bytes before there is any I/O")]
 
 use super::run_kit::{Resources, Shared, WorkerSpec};
-use forebay_io::arena::{check_huge_pages, Arena, Mem};
-use forebay_io::gpu::cuda::{Device, DeviceMemory, Pinned};
-use forebay_io::machine;
-use forebay_io::queue::Queue;
-use forebay_io::reactor::{memlock, Reactor, RingOptions};
+use forebay_io::{
+    memlock_refusal, memory_free_bytes, Arena, CudaDevice, DeviceMemory, Mem, PinnedMemory, Queue, Reactor,
+    RingOptions,
+};
 use forebay_model::content;
 use forebay_model::job::{Engine, JobSpec, Pages, PathKind};
 use forebay_model::pattern::PatternSpec;
@@ -48,7 +47,7 @@ pub struct Memory {
     lent: Vec<MemoryRegistration>,
     /// State that paths keep.
     kept: Vec<Box<dyn Any>>,
-    _pins: Vec<Pinned>,
+    _pins: Vec<PinnedMemory>,
     device: Option<DeviceMemory>,
     slots: Option<Arena>,
     /// Slots of paths' own.
@@ -128,7 +127,7 @@ pub fn check_memory(job: &JobSpec, targets: &[Target], feeds_gpu: bool) -> Resul
     let own = workers * WORKER_BYTES;
     let slot_bytes = job.io_bytes_largest().next_multiple_of(4096);
     let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / BYTES_PER_GIB);
-    match machine::memory_free_bytes() {
+    match memory_free_bytes() {
         Some(free) if slots.saturating_add(own) > free => Err(Error::machine(
             format!("‹workers› {workers} × ‹depth› {} × ‹io_bytes› {slot_bytes}", job.depth),
             format!(
@@ -147,13 +146,17 @@ pub fn check_memory(job: &JobSpec, targets: &[Target], feeds_gpu: bool) -> Resul
 pub(crate) fn check_pages(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
     let each = buffers_of(job, targets, &targets.iter().collect::<Vec<_>>(), false).host_bytes();
     match job.pages {
-        Pages::Hugetlb if each > 0 => check_huge_pages(u64::from(job.workers), each),
+        Pages::Hugetlb if each > 0 => Arena::check_huge_pages(u64::from(job.workers), each),
         _ => Ok(()),
     }
 }
 
 impl Memory {
-    pub fn new(shared: &Shared, device: Option<&Arc<Device>>, buffers: &Buffers) -> Result<Memory, Error> {
+    pub fn new(
+        shared: &Shared,
+        device: Option<&Arc<CudaDevice>>,
+        buffers: &Buffers,
+    ) -> Result<Memory, Error> {
         let mut memory = Memory::default();
         if buffers.slot_bytes == 0 {
             return Ok(memory);
@@ -177,7 +180,7 @@ impl Memory {
     pub fn context<'a>(
         &'a self,
         shared: &'a Shared,
-        device: Option<&'a Arc<Device>>,
+        device: Option<&'a Arc<CudaDevice>>,
         copiers: &'a Copiers,
         targets: &'a [&'a Target],
         needs: QueueNeeds,
@@ -315,5 +318,5 @@ pub fn reactor_for(shared: &Shared, used: &[u32], needs: QueueNeeds) -> Result<R
     let one_by_one = needs.io_bytes_max > BATCH_IO_BYTES_MAX;
     let options = RingOptions { depth, sqpoll: job.sqpoll, iopoll: job.iopoll, one_by_one };
     let otherwise = "‹engine› pread, or forebay doctor for the reason";
-    Reactor::with_ring(options).map_err(|e| memlock::refusal("a worker of this run", &e, otherwise))
+    Reactor::with_ring(options).map_err(|e| memlock_refusal("a worker of this run", &e, otherwise))
 }

@@ -1,7 +1,7 @@
 //! The metadata phases on a real file system.
 
 use forebay_bench::files::{run, Progress};
-use forebay_io::meter::cpu;
+use forebay_io::CpuTimes;
 use forebay_model::files::{Cache, FilesRecord, FilesSpec, Phase};
 use forebay_model::{Kind, Latency};
 use forebay_rigs::seccomp::forbid_threads;
@@ -255,7 +255,7 @@ fn a_file_that_vanishes_ends_the_run_with_its_name() {
 #[test]
 fn what_an_observer_does_is_no_cost_of_a_phase() {
     let home = tempfile::tempdir().unwrap();
-    let spent = || cpu::thread_seconds().total_s();
+    let spent = || CpuTimes::of_thread().total_s();
     let record = run(&spec(home.path()), "x", &mut |p: &Progress| {
         // As one that is held up, but to be seen: it works.
         let from = spent();

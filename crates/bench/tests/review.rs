@@ -203,7 +203,7 @@ fn on_disk() -> tempfile::TempDir {
 /// A file of 4 MiB that isn't in the page cache; what was read of it directly.
 fn read_direct(file: &Path) -> Option<Outcome> {
     let open = fs::File::options().read(true).write(true).open(file).unwrap();
-    forebay_io::meter::cache::drop(&open, 0, 0).unwrap();
+    forebay_io::drop_cached(&open, 0, 0).unwrap();
     let direct = JobSpec { require_direct: true, cache: Cache::Bypass, ..job(file) };
     go(&direct).map_err(|e| eprintln!("SKIPPED: direct I/O on the build's disk: {e}")).ok()
 }

@@ -16,11 +16,11 @@ const USAGE: &str = "Usage: forebayd VERB …
 forebayd VERB --help lists a verb's flags, forebayd --version says what this build is.";
 
 #[global_allocator]
-static ALLOCATOR: forebay_io::scarce::Allocator = forebay_io::scarce::Allocator;
+static ALLOCATOR: forebay_io::Allocator = forebay_io::Allocator;
 
 fn main() -> ExitCode {
-    forebay_io::scarce::answer(|| true);
-    forebay_io::build::built_from(forebayd::COMMIT);
+    forebay_io::announce_scarcity(|| true);
+    forebay_io::set_build_commit(forebayd::COMMIT);
     let done = std::env::args_os().skip(1).map(text).collect::<Result<Vec<_>, _>>().and_then(|w| run(&w));
     ExitCode::from(done.unwrap_or_else(|error| {
         tell(&format!("forebay: {error}"), false);
@@ -60,7 +60,7 @@ fn run(words: &[String]) -> Result<u8, Error> {
 }
 
 fn version() -> String {
-    let build = forebay_io::build::build();
+    let build = forebay_io::current_build();
     let commit = build.commit.map_or(String::new(), |c| format!(" ({c})"));
     format!("forebayd {}{commit}\nfeatures: {}", build.version, build.features.join(" "))
 }

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 pub fn command(program: &Program, given: &Given, signals: &mut Signals) -> Result<u8, Error> {
     if let Some(hash) = given.text("new-key") {
-        return print(&forebay_io::auth::generate(hash)?);
+        return print(&forebay_io::generate_secret(hash)?);
     }
     let (log, options) = (log_form(given), options(given)?);
     let file = file_of(program.name, given)?;

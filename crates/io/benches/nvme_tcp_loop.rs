@@ -3,10 +3,10 @@
 //!
 //! `cargo bench -p forebay-training --bench nvme_tcp_loop [-- SECONDS]`
 
-use forebay_io::arena::{Arena, Mem};
-use forebay_io::meter::cpu::thread_seconds;
-use forebay_io::reactor::{Completion, Reactor, RingOptions};
-use forebay_io::stream::{self, Options, Received, Stream};
+use forebay_io::{
+    fill_memory, stream_digest, Arena, CpuTimes, Mem, Reactor, RingCompletion, RingOptions, Stream,
+    StreamOptions, StreamReceived,
+};
 use forebay_model::job::Pages;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_nvme::command::{io, Cqe, Sqe};
@@ -47,7 +47,7 @@ fn reactor() -> (Reactor, u32) {
     (reactor, token)
 }
 
-fn wait(reactor: &mut Reactor, token: u32, completions: &mut Vec<Completion>) {
+fn wait(reactor: &mut Reactor, token: u32, completions: &mut Vec<RingCompletion>) {
     reactor.wait(1, Instant::now() + Duration::from_secs(1), Duration::ZERO);
     reactor.take(token, completions);
 }
@@ -64,10 +64,10 @@ fn serve(socket: TcpStream, case: Case) -> f64 {
         max_c2h: 1 << 20,
         bulk: 8192,
     });
-    let mut stream = Stream::new(socket.into(), end, token, 0, Options::default()).expect("a stream");
+    let mut stream = Stream::new(socket.into(), end, token, 0, StreamOptions::default()).expect("a stream");
     let (mut completions, mut released) = (Vec::new(), Vec::new());
     loop {
-        while matches!(stream.receive(&mut reactor, &at(&arena)), Ok(Received::Some)) {
+        while matches!(stream.receive(&mut reactor, &at(&arena)), Ok(StreamReceived::Some)) {
             while let Some(event) = stream.end().next().expect("no fatal error") {
                 match event {
                     target::Event::Ready { .. } => stream.end().set_depth(case.depth + 1, false),
@@ -81,13 +81,13 @@ fn serve(socket: TcpStream, case: Case) -> f64 {
         stream.send(&mut reactor, &at(&arena));
         stream.take_released(&mut released);
         released.clear();
-        if matches!(stream.receive(&mut reactor, &at(&arena)), Ok(Received::Ended) | Err(_)) {
+        if matches!(stream.receive(&mut reactor, &at(&arena)), Ok(StreamReceived::Ended) | Err(_)) {
             stream.close(&mut reactor);
             while !stream.is_quiet() {
                 wait(&mut reactor, token, &mut completions);
                 completions.drain(..).for_each(|c| stream.completed(c));
             }
-            return thread_seconds().total_s();
+            return CpuTimes::of_thread().total_s();
         }
         wait(&mut reactor, token, &mut completions);
         completions.drain(..).for_each(|c| stream.completed(c));
@@ -105,24 +105,24 @@ fn drive(socket: TcpStream, case: Case, time: Duration) -> Counts {
     let arena = memory(case);
     let Case { digests, depth, bulk, .. } = case;
     let options = host::Options { header_digest: digests, data_digest: digests, depth, r2ts: 1, bulk };
-    let mut stream =
-        Stream::new(socket.into(), HostEnd::new(options), token, 0, Options::default()).expect("a stream");
+    let mut stream = Stream::new(socket.into(), HostEnd::new(options), token, 0, StreamOptions::default())
+        .expect("a stream");
     let (mut completions, mut counts, mut crc) = (Vec::new(), Counts::default(), 0);
-    let (end, cpu_s) = (Instant::now() + time, thread_seconds().total_s());
+    let (end, cpu_s) = (Instant::now() + time, CpuTimes::of_thread().total_s());
     while Instant::now() < end {
-        while let Received::Some = stream.receive(&mut reactor, &at(&arena)).expect("a connection") {
+        while let StreamReceived::Some = stream.receive(&mut reactor, &at(&arena)).expect("a connection") {
             counts.receives += 1;
             let mut room = 0;
             while let Some(event) = stream.end().next().expect("no fatal error") {
                 match event {
                     host::Event::Ready { .. } => room += depth,
                     host::Event::Placed(place) if digests => {
-                        crc = stream::digest(crc, at(&arena)(place), place.len);
+                        crc = stream_digest(crc, at(&arena)(place), place.len);
                     }
                     host::Event::Copy { place, bytes } => {
-                        stream::fill(at(&arena)(place), bytes);
+                        fill_memory(at(&arena)(place), bytes);
                         if digests {
-                            crc = stream::digest(crc, at(&arena)(place), place.len);
+                            crc = stream_digest(crc, at(&arena)(place), place.len);
                         }
                     }
                     host::Event::DataEnd { digest, .. } => {
@@ -142,7 +142,7 @@ fn drive(socket: TcpStream, case: Case, time: Duration) -> Counts {
         counts.waits += 1;
         completions.drain(..).for_each(|c| stream.completed(c));
     }
-    counts.cpu_s = thread_seconds().total_s() - cpu_s;
+    counts.cpu_s = CpuTimes::of_thread().total_s() - cpu_s;
     counts
 }
 

@@ -11,7 +11,7 @@ mod freed;
 mod interpreted;
 mod pieces;
 
-pub use pieces::{Each, Piece, PieceList};
+pub use pieces::{Piece, PieceList};
 
 use forebay_model::job::Pages;
 use forebay_model::Error;
@@ -25,8 +25,10 @@ const HUGE: usize = 2 << 20;
 const SMALL: usize = 4096;
 /// The kernel refuses to register a longer piece.
 const PIECE_BYTES_MAX: usize = 1 << 30;
-/// `piece` of memory that isn't registered with a ring.
-pub const UNREGISTERED: u16 = u16::MAX;
+impl Mem {
+    /// `piece` of memory that isn't registered with a ring.
+    pub const UNREGISTERED: u16 = u16::MAX;
+}
 
 /// A location in memory that a queue may write to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +157,7 @@ impl Arena {
         Mem::Host {
             // SAFETY: index < count, so the slot lies inside the mapping.
             at: unsafe { self.base.add(index * self.slot_bytes) },
-            piece: if self.registered { (index / self.slots_per_piece) as u16 } else { UNREGISTERED },
+            piece: if self.registered { (index / self.slots_per_piece) as u16 } else { Mem::UNREGISTERED },
         }
     }
 
@@ -241,15 +243,17 @@ fn no_huge_pages(bytes: usize, e: &std::io::Error) -> Error {
     )
 }
 
-/// Checks that the pool has the huge pages for `arenas` mappings of `bytes` each. They are reserved for a moment, and
-/// not touched.
-pub fn check_huge_pages(arenas: u64, bytes: u64) -> Result<(), Error> {
-    let all = bytes.next_multiple_of(HUGE as u64).saturating_mul(arenas);
-    let all = usize::try_from(all).unwrap_or(usize::MAX / HUGE * HUGE);
-    let base = map(all, libc::MAP_HUGETLB).map_err(|e| no_huge_pages(all, &e))?;
-    // SAFETY: the mapping was made here, and nothing else knows it.
-    unsafe { libc::munmap(base.as_ptr().cast(), all) };
-    Ok(())
+impl Arena {
+    /// Checks that the pool has the huge pages for `arenas` mappings of `bytes` each. They are reserved for a moment, and
+    /// not touched.
+    pub fn check_huge_pages(arenas: u64, bytes: u64) -> Result<(), Error> {
+        let all = bytes.next_multiple_of(HUGE as u64).saturating_mul(arenas);
+        let all = usize::try_from(all).unwrap_or(usize::MAX / HUGE * HUGE);
+        let base = map(all, libc::MAP_HUGETLB).map_err(|e| no_huge_pages(all, &e))?;
+        // SAFETY: the mapping was made here, and nothing else knows it.
+        unsafe { libc::munmap(base.as_ptr().cast(), all) };
+        Ok(())
+    }
 }
 
 /// `bytes` (a multiple of the huge page size) in the best pages that are available.
@@ -282,7 +286,7 @@ fn shared_memory(bytes: usize, pages: Pages) -> std::io::Result<(NonNull<u8>, Go
         }
     }
     let fd = sealed_memfd(bytes, false)?;
-    let base = map_shared(&fd, bytes)?;
+    let base = map_shared_memory(&fd, bytes)?;
     let small = pages == Pages::Small;
     let advice = if small { libc::MADV_NOHUGEPAGE } else { libc::MADV_HUGEPAGE };
     // SAFETY: the range is one mapping of ours. Refusal only means smaller pages, which `huge_share` sees.
@@ -314,7 +318,7 @@ pub fn sealed_memfd(bytes: usize, huge: bool) -> std::io::Result<OwnedFd> {
 }
 
 /// All of a descriptor's `bytes`, from a huge page's boundary on.
-pub fn map_shared(fd: &OwnedFd, bytes: usize) -> std::io::Result<NonNull<u8>> {
+pub fn map_shared_memory(fd: &OwnedFd, bytes: usize) -> std::io::Result<NonNull<u8>> {
     let place = map_aligned(bytes)?;
     map_from(fd, bytes, Some(place), 0)
 }
@@ -364,7 +368,7 @@ fn map_aligned(bytes: usize) -> std::io::Result<NonNull<u8>> {
 /// Returns the address, as a hint for mmap, at which `bytes` of a file from `offset` on are best mapped: the kernel
 /// uses huge pages only where address and offset lie alike within one. Null where it doesn't matter or nothing is
 /// known.
-pub fn place_for(bytes: usize, offset: u64) -> *mut libc::c_void {
+pub fn aligned_place(bytes: usize, offset: u64) -> *mut libc::c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let Some(room) = bytes.checked_add(HUGE).filter(|_| bytes >= HUGE) else {
         return std::ptr::null_mut();

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 /// The variables that a host's secrets may come from.
-pub const SECRET_VARIABLE: &str = "FOREBAY_DHCHAP_SECRET";
+pub const DHCHAP_SECRET_VARIABLE: &str = "FOREBAY_DHCHAP_SECRET";
 pub const TLS_KEY_VARIABLE: &str = "FOREBAY_TLS_KEY";
 pub(crate) const CTRL_SECRET_VARIABLE: &str = "FOREBAY_DHCHAP_CTRL_SECRET";
 
@@ -22,7 +22,7 @@ const FILE_BYTES_MAX: u64 = 1024;
 ///
 /// # Errors
 /// Kind `Machine`: the kernel gives none.
-pub fn random() -> Result<Random, Error> {
+pub fn auth_random() -> Result<Random, Error> {
     Random::fill(fill)
 }
 
@@ -30,7 +30,7 @@ pub fn random() -> Result<Random, Error> {
 ///
 /// # Errors
 /// Kind `Request`: another transform.
-pub fn generate(transform: &str) -> Result<String, Error> {
+pub fn generate_secret(transform: &str) -> Result<String, Error> {
     let hash = match transform {
         "none" => None,
         name => Some(Hash::named(name).ok_or_else(|| {
@@ -113,13 +113,13 @@ pub fn host_secrets(
     secret_file: Option<&Path>,
     ctrl_secret_file: Option<&Path>,
 ) -> Result<Option<(Secret, Option<Secret>)>, Error> {
-    let host = find(secret_file, SECRET_VARIABLE)?;
+    let host = find(secret_file, DHCHAP_SECRET_VARIABLE)?;
     let controller = find(ctrl_secret_file, CTRL_SECRET_VARIABLE)?;
     match (host, controller) {
         (None, Some(_)) => Err(Error::request(
             "a controller that proves itself",
             "this host has no secret of its own, and only a host that authenticates may ask",
-            format!("dhchap_secret_file=PATH, or {SECRET_VARIABLE}"),
+            format!("dhchap_secret_file=PATH, or {DHCHAP_SECRET_VARIABLE}"),
         )),
         (host, controller) => Ok(host.map(|host| (host, controller))),
     }
@@ -163,10 +163,10 @@ mod tests {
 
     #[test]
     fn secrets_are_new_each_time_and_of_their_kind() {
-        let one = generate("sha384").expect("a transform");
+        let one = generate_secret("sha384").expect("a transform");
         assert!(one.starts_with("DHHC-1:02:") && Secret::parse(&one).is_ok());
-        assert_ne!(one, generate("sha384").expect("a transform"));
-        assert!(generate("none").expect("no transform").starts_with("DHHC-1:00:"));
-        assert!(generate("md5").is_err());
+        assert_ne!(one, generate_secret("sha384").expect("a transform"));
+        assert!(generate_secret("none").expect("no transform").starts_with("DHHC-1:00:"));
+        assert!(generate_secret("md5").is_err());
     }
 }

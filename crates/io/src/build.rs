@@ -6,13 +6,13 @@ use std::sync::OnceLock;
 static COMMIT: OnceLock<Option<String>> = OnceLock::new();
 
 /// The commit that the program was built from, told once by whoever links the engine.
-pub fn built_from(commit: Option<&str>) {
+pub fn set_build_commit(commit: Option<&str>) {
     let _ = COMMIT.set(commit.filter(|c| !c.is_empty()).map(String::from));
 }
 
 /// Version and features of this build.
-pub fn build() -> Build {
-    let map = crate::copy::GUARDED.then_some("map");
+pub fn current_build() -> Build {
+    let map = crate::copy::GUARDED_COPIES.then_some("map");
     let features = ["uring", "pread", "cuda-dlopen"].into_iter().chain(map).map(String::from).collect();
     Build { version: env!("CARGO_PKG_VERSION").into(), commit: COMMIT.get().cloned().flatten(), features }
 }

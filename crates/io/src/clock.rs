@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 #[inline]
-pub fn now() -> Instant {
+pub fn monotonic_now() -> Instant {
     Instant::now()
 }
 

@@ -24,7 +24,7 @@ pub enum Stores {
 }
 
 /// True if `guarded` can survive a fault on this processor.
-pub const GUARDED: bool = cfg!(all(target_arch = "x86_64", not(miri)));
+pub const GUARDED_COPIES: bool = cfg!(all(target_arch = "x86_64", not(miri)));
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod imp {
@@ -370,7 +370,7 @@ mod imp {
     static mut BEFORE: libc::sigaction = unsafe { std::mem::zeroed() };
 
     /// Takes SIGBUS once for the process; what isn't ours goes to whoever had it before.
-    pub fn install_guard() {
+    pub fn install_copy_guard() {
         GUARD.call_once(|| {
             // SAFETY: installs a handler that only touches registers and statics written here, once.
             unsafe {
@@ -383,7 +383,7 @@ mod imp {
     }
 
     /// Returns whether a fault is survived on this thread: not where its owner blocks the signal, as the process ends then.
-    pub fn is_guarded_here() -> bool {
+    pub fn has_copy_guard() -> bool {
         // SAFETY: a set of signals on this frame, which is written as a whole where the call succeeds.
         unsafe {
             let mut blocked: libc::sigset_t = std::mem::zeroed();
@@ -412,7 +412,7 @@ mod imp {
     /// # Safety
     /// `to` is valid for `bytes`; `from` lies in a mapping at least that long, whose pages may be gone.
     #[inline]
-    pub unsafe fn guarded(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) -> usize {
+    pub unsafe fn guarded_copy(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) -> usize {
         let by_vectors = stores != Stores::Moved;
         if by_vectors && (LINE..=SHORT_BYTES_MAX).contains(&bytes) {
             if let Some(short) = ShortCopies::of_this_processor() {
@@ -466,7 +466,7 @@ mod imp {
     ///
     /// # Safety
     /// `to` has room for all of them, each of which lies in a mapping whose pages may be gone.
-    pub unsafe fn guarded_rows(
+    pub unsafe fn guarded_row_copy(
         to: *mut u8,
         base: *const u8,
         (numbers, step): (&[u64], u64),
@@ -483,10 +483,10 @@ mod imp {
         let place = |number: u64| base.wrapping_add((number * step) as usize);
         for (i, number) in numbers.iter().enumerate() {
             if let Some(later) = numbers.get(i + AHEAD_ROWS) {
-                ahead(place(*later), row_bytes);
+                prefetch_ahead(place(*later), row_bytes);
             }
             // SAFETY: the caller's promise.
-            if unsafe { guarded(to.add(i * row_bytes), place(*number), row_bytes, Stores::Cached) } > 0 {
+            if unsafe { guarded_copy(to.add(i * row_bytes), place(*number), row_bytes, Stores::Cached) } > 0 {
                 return numbers.len() - i;
             }
         }
@@ -495,7 +495,7 @@ mod imp {
 
     /// Asks for the first lines of memory that is read next; what isn't there is no fault.
     #[inline]
-    pub fn ahead(from: *const u8, bytes: usize) {
+    pub fn prefetch_ahead(from: *const u8, bytes: usize) {
         use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
         for line in (0..bytes.min(AHEAD_BYTES)).step_by(LINE) {
             // SAFETY: a hint, which no address makes fault.
@@ -508,7 +508,7 @@ mod imp {
     /// # Safety
     /// Both are aligned, and lie in mappings whose pages may be gone.
     #[inline]
-    pub unsafe fn guarded_word(to: *mut u32, from: *const u32) -> bool {
+    pub unsafe fn guarded_word_copy(to: *mut u32, from: *const u32) -> bool {
         // SAFETY: the caller's promise; a SIGBUS inside is handled by `on_bus`, and leaves 1.
         unsafe { forebay_word_begin(to, from) == 0 }
     }
@@ -519,9 +519,9 @@ mod imp {
 mod imp {
     use super::Stores;
 
-    pub fn install_guard() {}
+    pub fn install_copy_guard() {}
 
-    pub fn is_guarded_here() -> bool {
+    pub fn has_copy_guard() -> bool {
         false
     }
 
@@ -529,7 +529,7 @@ mod imp {
     ///
     /// # Safety
     /// As on x86-64.
-    pub unsafe fn guarded(to: *mut u8, from: *const u8, bytes: usize, _: Stores) -> usize {
+    pub unsafe fn guarded_copy(to: *mut u8, from: *const u8, bytes: usize, _: Stores) -> usize {
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
         0
@@ -539,7 +539,7 @@ mod imp {
     ///
     /// # Safety
     /// As on x86-64.
-    pub unsafe fn guarded_rows(
+    pub unsafe fn guarded_row_copy(
         to: *mut u8,
         base: *const u8,
         (numbers, step): (&[u64], u64),
@@ -554,20 +554,22 @@ mod imp {
     }
 
     /// A hint that nobody needs to take.
-    pub fn ahead(_: *const u8, _: usize) {}
+    pub fn prefetch_ahead(_: *const u8, _: usize) {}
 
     /// Faults aren't survived here; whoever maps memory of others asks `GUARDED` first.
     ///
     /// # Safety
     /// As on x86-64.
-    pub unsafe fn guarded_word(to: *mut u32, from: *const u32) -> bool {
+    pub unsafe fn guarded_word_copy(to: *mut u32, from: *const u32) -> bool {
         // SAFETY: the caller's promise.
         unsafe { to.write_volatile(from.read_volatile()) };
         true
     }
 }
 
-pub use imp::{ahead, guarded, guarded_rows, guarded_word, install_guard, is_guarded_here};
+pub use imp::{
+    guarded_copy, guarded_row_copy, guarded_word_copy, has_copy_guard, install_copy_guard, prefetch_ahead,
+};
 
 #[cfg(all(test, target_arch = "x86_64", not(miri)))]
 mod tests;

@@ -44,7 +44,7 @@ impl Identity {
     pub fn check(self, path: &Path, opened: &File) -> Result<(), Error> {
         match opened.metadata() {
             Ok(meta) if Identity::of(&meta) == self => Ok(()),
-            Ok(_) => Err(taken(path)),
+            Ok(_) => Err(name_taken(path)),
             Err(e) => Err(Error::run(format!("look at {}", path.display()), e.to_string(), "dmesg | tail")),
         }
     }
@@ -66,7 +66,7 @@ impl Identity {
 }
 
 /// The error where another file has the name of ours.
-pub fn taken(path: &Path) -> Error {
+pub fn name_taken(path: &Path) -> Error {
     let shown = path.display();
     Error::run(
         format!("use {shown}"),

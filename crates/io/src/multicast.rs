@@ -11,7 +11,7 @@ const LOOPBACK: u32 = 1 << 3;
 const HOPS: u32 = 255;
 
 /// A socket at the group's port, beside those of others, that receives what is sent to the group. It doesn't block.
-pub fn bound(group: Ipv4Addr, port: u16) -> rustix::io::Result<UdpSocket> {
+pub fn multicast_listener(group: Ipv4Addr, port: u16) -> rustix::io::Result<UdpSocket> {
     let socket = fresh()?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
     net::bind(&socket, &SocketAddrV4::new(group, port))?;
@@ -19,7 +19,7 @@ pub fn bound(group: Ipv4Addr, port: u16) -> rustix::io::Result<UdpSocket> {
 }
 
 /// One that sends to a group on the network of that address of ours, and to whose own port answers come.
-pub fn asking(from: Ipv4Addr) -> rustix::io::Result<UdpSocket> {
+pub fn multicast_asker(from: Ipv4Addr) -> rustix::io::Result<UdpSocket> {
     let socket = fresh()?;
     net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0))?;
     sockopt::set_ip_multicast_if(&socket, &from)?;
@@ -34,12 +34,12 @@ fn fresh() -> rustix::io::Result<UdpSocket> {
 }
 
 /// From now on it hears the group on the network of that address of ours.
-pub fn join(socket: &UdpSocket, group: Ipv4Addr, at: Ipv4Addr) -> rustix::io::Result<()> {
+pub fn join_multicast(socket: &UdpSocket, group: Ipv4Addr, at: Ipv4Addr) -> rustix::io::Result<()> {
     sockopt::set_ip_add_membership(socket, &group, &at)
 }
 
 /// To the group, on the network of that address of ours.
-pub fn send(
+pub fn send_multicast(
     socket: &UdpSocket,
     bytes: &[u8],
     group: Ipv4Addr,
@@ -51,7 +51,7 @@ pub fn send(
 }
 
 /// Returns, for each interface that is up and no loopback, the address that it sends to the group from.
-pub fn addresses(group: Ipv4Addr) -> Vec<Ipv4Addr> {
+pub fn multicast_addresses(group: Ipv4Addr) -> Vec<Ipv4Addr> {
     let Ok(interfaces) = std::fs::read_dir("/sys/class/net") else { return Vec::new() };
     let mut found: Vec<Ipv4Addr> =
         interfaces.flatten().filter_map(|interface| address_of(&interface.path(), group)).collect();
@@ -74,7 +74,7 @@ fn address_of(interface: &Path, group: Ipv4Addr) -> Option<Ipv4Addr> {
 }
 
 /// The address of ours that this peer is reached from.
-pub fn local_for(peer: SocketAddr) -> Option<Ipv4Addr> {
+pub fn local_address_for(peer: SocketAddr) -> Option<Ipv4Addr> {
     connected_from(&fresh().ok()?, peer)
 }
 

@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU8, Ordering};
 
 /// Number of this process, asked of the system once: a call for each of what a short request asks takes longer than all else.
-pub fn id() -> u32 {
+pub fn process_id() -> u32 {
     static OWN: AtomicU32 = AtomicU32::new(0);
     /// Whether a child is told to ask anew: nobody has seen to it yet, somebody is about to, it is.
     static TOLD: AtomicU8 = AtomicU8::new(0);
@@ -47,7 +47,7 @@ impl<T: Default + Send + Sync> Deref for PerProcess<T> {
     /// Returns this process's own value. What its parent had is never freed: threads of the parent may have been
     /// changing it.
     fn deref(&self) -> &T {
-        let process = id();
+        let process = process_id();
         loop {
             let at = self.0.load(Ordering::Acquire);
             // SAFETY: what was stored stays until this is dropped.
@@ -67,7 +67,7 @@ impl<T> Drop for PerProcess<T> {
     fn drop(&mut self) {
         let at = *self.0.get_mut();
         // SAFETY: stored by `deref`, and no reference outlives this.
-        if unsafe { at.as_ref() }.is_some_and(|(owner, _)| *owner == id()) {
+        if unsafe { at.as_ref() }.is_some_and(|(owner, _)| *owner == process_id()) {
             // SAFETY: as above; nobody else has it.
             drop(unsafe { Box::from_raw(at) });
         }
@@ -75,7 +75,7 @@ impl<T> Drop for PerProcess<T> {
 }
 
 /// Sharp naps, and signals left to the program's own threads; but for those that a fault of our own raises.
-pub fn settle_in() {
+pub fn settle_in_process() {
     // SAFETY: prctl with integers; a signal set on this frame, for this thread.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1000u64, 0u64, 0u64, 0u64);
@@ -90,7 +90,7 @@ pub fn settle_in() {
 }
 
 /// No such process, or one that has ended and that nobody has waited for.
-pub fn is_gone(pid: i32) -> bool {
+pub fn is_process_gone(pid: i32) -> bool {
     let stat = read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // pid (name) state …: the name may hold anything.
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
@@ -106,11 +106,11 @@ mod tests {
 
     #[test]
     fn a_child_has_a_number_of_its_own() {
-        assert_eq!((id(), id()), (std::process::id(), std::process::id()));
+        assert_eq!((process_id(), process_id()), (std::process::id(), std::process::id()));
         // SAFETY: the child does nothing but compare, and ends at once.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let own = id() == std::process::id();
+            let own = process_id() == std::process::id();
             // SAFETY: as above.
             unsafe { libc::_exit(if own { 0 } else { 1 }) };
         }
@@ -147,14 +147,14 @@ mod tests {
     fn who_has_ended_is_gone_though_nobody_has_waited_for_it() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id() as i32;
-        assert!(!is_gone(pid) && !is_gone(std::process::id() as i32));
+        assert!(!is_process_gone(pid) && !is_process_gone(std::process::id() as i32));
         child.kill().unwrap();
         let until = Instant::now() + Duration::from_secs(60);
-        while !is_gone(pid) && Instant::now() < until {
+        while !is_process_gone(pid) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(is_gone(pid), "it has ended");
+        assert!(is_process_gone(pid), "it has ended");
         child.wait().unwrap();
-        assert!(is_gone(pid) && is_gone(0) && is_gone(-1));
+        assert!(is_process_gone(pid) && is_process_gone(0) && is_process_gone(-1));
     }
 }

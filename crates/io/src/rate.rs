@@ -6,8 +6,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Longest unused time that is kept in reserve, ns.
-pub const BURST_NS: u64 = 50_000_000;
+impl Rate {
+    /// Longest unused time that is kept in reserve, ns.
+    pub const BURST_NS: u64 = 50_000_000;
+}
 
 /// At most so many units per second; 0: no limit.
 #[derive(Debug, Default)]
@@ -40,12 +42,12 @@ impl Rate {
     pub fn spend(&self, amount: u64, now_ns: u64) -> Result<(), u64> {
         let Some(rate) = self.get() else { return Ok(()) };
         let pay = |until: u64| {
-            (until <= now_ns.saturating_add(BURST_NS))
+            (until <= now_ns.saturating_add(Rate::BURST_NS))
                 .then(|| until.max(now_ns).saturating_add(cost(amount, rate)))
         };
         match self.paid_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay) {
             Ok(_) => Ok(()),
-            Err(until) => Err(until - now_ns - BURST_NS),
+            Err(until) => Err(until - now_ns - Rate::BURST_NS),
         }
     }
 
@@ -54,14 +56,14 @@ impl Rate {
         let Some(rate) = self.get() else { return now_ns };
         let pay = |until: u64| Some(until.max(now_ns).saturating_add(cost(amount, rate)));
         let before = self.paid_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay);
-        before.unwrap_or_else(|until| until).saturating_sub(BURST_NS)
+        before.unwrap_or_else(|until| until).saturating_sub(Rate::BURST_NS)
     }
 
     /// Hands on `amount`: when the last of it will have come, in ns. Who asks late, but within a burst of when the line
     /// ran dry, finds it moved on without a gap: the rate holds for who asks for more all the time.
     pub fn hand_on(&self, amount: u64, now_ns: u64) -> u64 {
         let Some(rate) = self.get() else { return now_ns };
-        let earliest = now_ns.saturating_sub(BURST_NS);
+        let earliest = now_ns.saturating_sub(Rate::BURST_NS);
         let pay = |until: u64| until.max(earliest).saturating_add(cost(amount, rate));
         let before =
             self.paid_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |until| Some(pay(until)));
@@ -106,7 +108,7 @@ mod tests {
                     Ok(()) => through += u128::from(amount),
                     Err(wait) => now = now.saturating_add(wait),
                 }
-                let allowed = u128::from(rate) * u128::from(now - began + BURST_NS) / u128::from(SECOND);
+                let allowed = u128::from(rate) * u128::from(now - began + Rate::BURST_NS) / u128::from(SECOND);
                 // What is let through last may be longer than what is left.
                 let rounding = through / u128::from(cost(amount, rate).max(1));
                 prop_assert!(through <= allowed + u128::from(amount) + 1 + rounding);
@@ -120,7 +122,7 @@ mod tests {
             prop_assert!(limit.reserve(0, SECOND) <= SECOND, "who comes first needn't wait");
             let mut sum = 0;
             for amount in amounts {
-                prop_assert_eq!(limit.reserve(amount, SECOND), SECOND + sum - BURST_NS);
+                prop_assert_eq!(limit.reserve(amount, SECOND), SECOND + sum - Rate::BURST_NS);
                 sum += cost(amount, rate);
             }
         }
@@ -142,7 +144,7 @@ mod tests {
     proptest! {
         /// Checks that a requester who asks for more all the time, some of it late, has all of it when the rate says.
         #[test]
-        fn a_supply_keeps_its_rate_though_asked_late(rate in 1_000_000u64..1_000_000_000, late in prop::collection::vec(0u64..BURST_NS, 1..50)) {
+        fn a_supply_keeps_its_rate_though_asked_late(rate in 1_000_000u64..1_000_000_000, late in prop::collection::vec(0u64..Rate::BURST_NS, 1..50)) {
             let limit = Rate::new(Some(rate));
             limit.forget_reserve(SECOND);
             let amount = rate / 100;
@@ -152,7 +154,7 @@ mod tests {
             }
             prop_assert_eq!(has, SECOND + cost(amount, rate) * late.len() as u64);
             // After a pause no more than a burst is in reserve; after a new begin, nothing.
-            prop_assert_eq!(limit.hand_on(amount, has + SECOND), has + SECOND - BURST_NS + cost(amount, rate));
+            prop_assert_eq!(limit.hand_on(amount, has + SECOND), has + SECOND - Rate::BURST_NS + cost(amount, rate));
             limit.forget_reserve(has + 9 * SECOND);
             prop_assert_eq!(limit.hand_on(amount, has + 9 * SECOND), has + 9 * SECOND + cost(amount, rate));
         }

@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code, reason = "the worker's own ring, and what it waits for")]
 
-pub mod memlock;
+pub(crate) mod memlock;
 mod patience;
 mod ring;
 #[cfg(test)]
@@ -20,7 +20,7 @@ use io_uring::squeue;
 use io_uring::types;
 use patience::Patience;
 use ring::{build, gather, Bell, GetEventsArg, Ring};
-pub use ring::{is_nothing_yet, room_for};
+pub use ring::{is_nothing_yet, room_for_rings};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
@@ -203,7 +203,7 @@ impl Reactor {
     /// The kernel's, or ours before it: ENOMEM where the locked-memory limit is too low.
     pub fn register_arena(&mut self, arena: &mut Arena) -> std::io::Result<()> {
         let Some(ring) = &mut self.ring else { return Ok(()) };
-        let registered = memlock::Registered::take(arena.locked_bytes(), memlock::limit())?;
+        let registered = memlock::Registered::take(arena.locked_bytes(), memlock::memlock_limit())?;
         // SAFETY: the pieces are the arena's own mapping; the worker keeps the arena until after the ring.
         unsafe { ring.uring.submitter().register_buffers(&arena.pieces()) }?;
         ring.registered.push(registered);
@@ -263,7 +263,7 @@ impl Reactor {
         // SAFETY: the caller's promise.
         while unsafe { !ring.push(&entry) } && ring.refused.is_none() {
             // A ring whose completions overflow takes no more until they are collected.
-            ring.enter(0, Some(clock::now()), 0);
+            ring.enter(0, Some(clock::monotonic_now()), 0);
             gather(ring, &mut self.inboxes, &mut self.gathered);
         }
     }
@@ -328,7 +328,7 @@ impl Reactor {
     /// Submits pushed entries and collects completions, without waiting.
     pub fn flush(&mut self) {
         if let Some(ring) = self.ring.as_mut() {
-            ring.enter(0, Some(clock::now()), 0);
+            ring.enter(0, Some(clock::monotonic_now()), 0);
             self.gather();
         }
     }
@@ -380,7 +380,7 @@ impl Reactor {
         let counted =
             self.ring.as_mut().is_some_and(|r| r.enter(wanted, Some(until), batch.as_micros() as u32));
         if self.refused().is_some() {
-            std::thread::sleep(until.saturating_duration_since(clock::now()).min(REFUSED));
+            std::thread::sleep(until.saturating_duration_since(clock::monotonic_now()).min(REFUSED));
         }
         self.gather();
         if let Some(ring) = self.ring.as_mut().filter(|_| counted) {
@@ -412,10 +412,10 @@ impl Reactor {
             return false;
         }
         let Some(most) = self.patience.as_mut().and_then(Patience::allows) else { return false };
-        let began = clock::now();
+        let began = clock::monotonic_now();
         let came = self.poll_for(most, until);
         if let Some(patience) = &mut self.patience {
-            patience.judge(clock::now().saturating_duration_since(began), came);
+            patience.judge(clock::monotonic_now().saturating_duration_since(began), came);
         }
         came
     }
@@ -426,8 +426,8 @@ impl Reactor {
         if at_most.is_zero() {
             return false;
         }
-        let until = until.min(clock::now() + at_most);
-        while self.gathered == 0 && clock::now() < until {
+        let until = until.min(clock::monotonic_now() + at_most);
+        while self.gathered == 0 && clock::monotonic_now() < until {
             self.flush();
             if self.is_woken() || self.glanced() {
                 return true;
@@ -488,7 +488,7 @@ impl Reactor {
     }
 
     fn poll(&mut self, until: Instant) {
-        let left = until.saturating_duration_since(clock::now());
+        let left = until.saturating_duration_since(clock::monotonic_now());
         let Some(waker) = &self.waker else {
             std::thread::sleep(left);
             return;
@@ -507,16 +507,16 @@ impl Reactor {
 }
 
 /// Returns the error of a run for whose ring the kernel takes no calls any more (`Reactor::refused`).
-pub fn refused(why: &std::io::Error) -> Error {
+pub fn ring_refused(why: &std::io::Error) -> Error {
     let next = match why.raw_os_error() {
         Some(libc::EBADR) => "more memory, or fewer I/Os in flight",
         _ => "forebay doctor; a filter of system calls was loaded meanwhile",
     };
-    Error::run("io_uring", refusal(why), next)
+    Error::run("io_uring", ring_refusal(why), next)
 }
 
 /// The same in words.
-pub fn refusal(why: &std::io::Error) -> String {
+pub fn ring_refusal(why: &std::io::Error) -> String {
     match why.raw_os_error() {
         // It says so once: what was lost never comes.
         Some(libc::EBADR) => "the kernel had no memory for completions of io_uring, and lost some".into(),

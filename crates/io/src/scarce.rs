@@ -75,7 +75,7 @@ unsafe extern "C" {
 
 /// From here on, a process that is aborted for want of memory, or ended by a library, says so and ends with exit code 3.
 /// For programs, not for libraries: it is the process that they end. `is_own_end`: whether an `exit` is the program's.
-pub fn answer(is_own_end: fn() -> bool) {
+pub fn announce_scarcity(is_own_end: fn() -> bool) {
     if IS_OWN_END.set(is_own_end).is_err() {
         return;
     }
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn a_process_without_memory_says_so_and_ends_with_3() {
         if let Ok(act) = std::env::var(ACT) {
-            answer(|| false);
+            announce_scarcity(|| false);
             match act.as_str() {
                 "refused" => REFUSED_BYTES.store(1, Ordering::Relaxed),
                 // SAFETY: it ends the process.

@@ -11,7 +11,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// Containers may forbid either, and a process may be kept from a node's CPUs.
-pub fn settle_in(cpu: Option<u32>, numa: Option<u32>) -> Result<(), Error> {
+pub fn settle_thread_in(cpu: Option<u32>, numa: Option<u32>) -> Result<(), Error> {
     // SAFETY: prctl with integers; 1 ns of slack makes timed waits as sharp as the hardware allows.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1u64, 0u64, 0u64, 0u64) };
     match (cpu, numa) {
@@ -26,8 +26,8 @@ pub fn settle_in(cpu: Option<u32>, numa: Option<u32>) -> Result<(), Error> {
 ///
 /// # Errors
 /// As `settle_in` and `spread_over`; a priority may need a privilege.
-pub fn settle_as(job: &JobSpec, cpu: Option<u32>) -> Result<(), Error> {
-    settle_in(cpu, job.numa)?;
+pub fn settle_thread_as(job: &JobSpec, cpu: Option<u32>) -> Result<(), Error> {
+    settle_thread_in(cpu, job.numa)?;
     spread_over(job.numa_interleave.as_deref())?;
     let Some(text) = &job.priority else { return Ok(()) };
     let Some(all) = Priorities::parse(text)?.all else { return Ok(()) };
@@ -44,7 +44,7 @@ pub fn settle_as(job: &JobSpec, cpu: Option<u32>) -> Result<(), Error> {
 pub(crate) fn spread_over(nodes: Option<&str>) -> Result<(), Error> {
     const MPOL_INTERLEAVE: i32 = 3;
     let Some(list) = nodes else { return Ok(()) };
-    set_memory(MPOL_INTERLEAVE, &nodes_named(list)?)
+    set_memory(MPOL_INTERLEAVE, &named_numa_nodes(list)?)
         .map_err(|e| refused(format!("‹numa_interleave› {list}"), e))
 }
 
@@ -55,15 +55,15 @@ fn refused(asked: String, e: std::io::Error) -> Error {
 
 /// Keeps the calling thread on a node's CPUs, as far as this process may use them, and its memory there while
 /// it has any. False where the system won't have it: then the thread runs as before.
-pub fn settle_near(node: u32) -> bool {
-    let allowed = allowed();
+pub fn settle_thread_near(node: u32) -> bool {
+    let allowed = allowed_cpus();
     let cpus: Vec<u32> = cpus_of_node(node).into_iter().filter(|cpu| allowed.contains(cpu)).collect();
     const MPOL_PREFERRED: i32 = 1;
     !cpus.is_empty() && pin(&cpus).is_ok() && set_memory(MPOL_PREFERRED, &[node]).is_ok()
 }
 
 /// NUMA nodes that have processors.
-pub fn nodes() -> usize {
+pub fn numa_nodes() -> usize {
     let entries = std::fs::read_dir("/sys/devices/system/node").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|e| e.file_name().to_str()?.strip_prefix("node")?.parse().ok());
     numbers.filter(|node| !cpus_of_node(*node).is_empty()).count()
@@ -107,7 +107,7 @@ fn set_memory(policy: i32, nodes: &[u32]) -> std::io::Result<()> {
 ///
 /// # Errors
 /// `Request`: it is no list, or names a node that this machine hasn't got.
-pub fn nodes_named(list: &str) -> Result<Vec<u32>, Error> {
+pub fn named_numa_nodes(list: &str) -> Result<Vec<u32>, Error> {
     let refused = |found: String| Error::request(format!("‹numa_interleave› {list}"), found, "0-1; lscpu");
     let nodes = parse_cpu_list(list).map_err(refused)?;
     match nodes.iter().find(|node| !Path::new(&format!("/sys/devices/system/node/node{node}")).is_dir()) {
@@ -131,13 +131,13 @@ fn cpus_of_nodes(nodes: &[u32]) -> Result<Vec<u32>, String> {
 }
 
 /// Logical processors of the machine that are online.
-pub fn online() -> u32 {
+pub fn online_cpus() -> u32 {
     // SAFETY: sysconf with a name it knows.
     unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as u32
 }
 
 /// CPUs that this process may use.
-pub fn allowed() -> Vec<u32> {
+pub fn allowed_cpus() -> Vec<u32> {
     // SAFETY: sched_getaffinity fills a zeroed set on the stack.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
@@ -152,14 +152,14 @@ pub fn allowed() -> Vec<u32> {
 ///
 /// # Errors
 /// `Request`: it is no list, or names one that this process may not use.
-pub fn named(asked: &str, list: &str) -> Result<Vec<u32>, Error> {
+pub fn named_cpus(asked: &str, list: &str) -> Result<Vec<u32>, Error> {
     let refused = |found: String, next: &str| Error::request(format!("{asked} {list}"), found, next);
     let numbers = |text: &str| parse_cpu_list(text).map_err(|why| refused(why, "0-3,8, or nodes:0-1"));
     let cpus = match list.strip_prefix("nodes:") {
         Some(nodes) => cpus_of_nodes(&numbers(nodes)?).map_err(|why| refused(why, "lscpu"))?,
         None => numbers(list)?,
     };
-    let allowed = allowed();
+    let allowed = allowed_cpus();
     match cpus.iter().find(|cpu| !allowed.contains(cpu)) {
         Some(cpu) => Err(refused(format!("CPU {cpu} isn't one that this process may use"), "taskset -p $$")),
         None => Ok(cpus),

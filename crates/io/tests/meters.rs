@@ -1,7 +1,10 @@
 //! The meters as a run uses them: on this machine where it has what they read, and on
 //! look-alike trees, programs, libraries and servers where it hasn't.
 
-use forebay_io::meter::{cache, cpu, disk, noise};
+use forebay_io::{
+    cache_residency, disk_stack, disks_behind, drop_cached, warm_cache, warm_cache_while, CpuClock,
+    CpuReading, CpuTimes, DiskCounters, NoiseGuard, ThrottleCounters,
+};
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{symlink, MetadataExt};
@@ -10,8 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Keeps this thread busy for so much of its own processor time.
 fn burn(seconds: f64) {
-    let until = cpu::thread_seconds().total_s() + seconds;
-    while cpu::thread_seconds().total_s() < until {
+    let until = CpuTimes::of_thread().total_s() + seconds;
+    while CpuTimes::of_thread().total_s() < until {
         std::hint::black_box((0..20_000u64).fold(0, |sum: u64, n| sum.wrapping_mul(31).wrapping_add(n)));
     }
 }
@@ -35,21 +38,21 @@ fn at_some_time(what: &str, mut holds: impl FnMut() -> bool) {
 // promise: REC-6
 #[test]
 fn cpu_time_of_other_threads_is_ours() {
-    let clock = cpu::Clock::start();
-    let here = cpu::thread_seconds().total_s();
+    let clock = CpuClock::start();
+    let here = CpuTimes::of_thread().total_s();
     std::thread::spawn(|| burn(0.2)).join().unwrap();
     let reading = clock.stop();
     assert!(reading.process.total_s() >= 0.2, "{reading:?}");
-    assert!(cpu::thread_seconds().total_s() - here < 0.1, "the other thread's time isn't this thread's");
+    assert!(CpuTimes::of_thread().total_s() - here < 0.1, "the other thread's time isn't this thread's");
 }
 
 // promise: REC-6
 #[test]
 fn the_machine_is_at_least_as_busy_as_we_are() {
-    let clock = cpu::Clock::start();
+    let clock = CpuClock::start();
     burn(0.5);
     let reading = clock.stop();
-    let cpu = cpu::fill(&reading, reading.wall_s, 1 << 30, 1000, 2);
+    let cpu = CpuReading::fill(&reading, reading.wall_s, 1 << 30, 1000, 2);
     assert!(cpu.cpu_s_per_gib.unwrap() >= 0.5);
     assert!(cpu.ns_per_io.unwrap() >= 500_000.0);
     match &reading.machine {
@@ -58,14 +61,14 @@ fn the_machine_is_at_least_as_busy_as_we_are() {
             assert!(machine.busy_s() + machine.steal_s > 0.3, "{reading:?}");
             assert_eq!(cpu.machine_cores_busy, Some(machine.busy_s() / reading.wall_s));
         }
-        Err(_) => assert!(!cpu::missing(&reading, 1.0, 1, 1).is_empty(), "null needs a reason"),
+        Err(_) => assert!(!CpuReading::missing(&reading, 1.0, 1, 1).is_empty(), "null needs a reason"),
     }
 }
 
 #[test]
 fn a_short_span_leaves_the_machine_out() {
     at_some_time("a span under 100 ms", || {
-        let reading = cpu::Clock::start().stop();
+        let reading = CpuClock::start().stop();
         let short = reading.wall_s < 0.1;
         assert!(!short || reading.machine.is_err_and(|why| why.contains("too short")));
         short
@@ -74,15 +77,15 @@ fn a_short_span_leaves_the_machine_out() {
 
 #[test]
 fn both_ends_of_a_run_together_stay_under_a_millisecond() {
-    let here = disk::devices_behind(Path::new(".")).map(|behind| behind.numbers());
-    noise::Guard::start(); // looks for the throttle counters, once per process
+    let here = disks_behind(Path::new(".")).map(|behind| behind.numbers());
+    NoiseGuard::start(); // looks for the throttle counters, once per process
     let around = || {
         let begun = Instant::now();
-        let (clock, guard) = (cpu::Clock::start(), noise::Guard::start());
-        let before = here.as_ref().map(|numbers| disk::Counters::read(numbers));
+        let (clock, guard) = (CpuClock::start(), NoiseGuard::start());
+        let before = here.as_ref().map(|numbers| DiskCounters::read(numbers));
         let reading = clock.stop();
         guard.judge(&reading);
-        let after = here.as_ref().map(|numbers| disk::Counters::read(numbers));
+        let after = here.as_ref().map(|numbers| DiskCounters::read(numbers));
         let took = begun.elapsed();
         assert_eq!(before.is_ok(), after.is_ok());
         took
@@ -92,7 +95,7 @@ fn both_ends_of_a_run_together_stay_under_a_millisecond() {
 
 #[test]
 fn the_guard_fills_all_but_the_series() {
-    let guard = noise::Guard::start();
+    let guard = NoiseGuard::start();
     burn(0.15);
     let noise = guard.stop();
     assert_eq!(noise.series_cv_pct, None);
@@ -114,14 +117,14 @@ fn throttle_counts_are_added_once_for_each_core_and_package() {
         write(&folder.join("thermal_throttle/core_throttle_count"), "10\n");
         write(&folder.join("thermal_throttle/package_throttle_count"), "1000\n");
     }
-    let counters = noise::ThrottleCounters::find(tree.path());
+    let counters = ThrottleCounters::find(tree.path());
     assert_eq!(counters.read().unwrap(), 4 * 10 + 2 * 1000);
     write(&tree.path().join("cpu0/thermal_throttle/core_throttle_count"), "many\n");
     for cpu in 1..8 {
         fs::remove_dir_all(tree.path().join(format!("cpu{cpu}"))).unwrap();
     }
-    assert!(noise::ThrottleCounters::find(tree.path()).read().is_err());
-    let none = noise::ThrottleCounters::find(&tree.path().join("absent"));
+    assert!(ThrottleCounters::find(tree.path()).read().is_err());
+    let none = ThrottleCounters::find(&tree.path().join("absent"));
     assert!(none.read().unwrap_err().contains("no throttle counters"));
 }
 
@@ -147,9 +150,9 @@ fn fake_sys() -> tempfile::TempDir {
 fn counters_add_devices_once_and_give_differences() {
     let sys = fake_sys();
     let drives = [(259, 0), (259, 1), (259, 0)];
-    let before = disk::Counters::read_in(sys.path(), &drives).unwrap();
+    let before = DiskCounters::read_in(sys.path(), &drives).unwrap();
     write(&sys.path().join("devices/nvme0n1/stat"), "15 0 2148 1 20 0 200 2 0 3 3");
-    let after = disk::Counters::read_in(sys.path(), &drives).unwrap();
+    let after = DiskCounters::read_in(sys.path(), &drives).unwrap();
     let traffic = after.since(&before).unwrap();
     let each = after.by_device(&before).unwrap();
     let read: Vec<_> = each.iter().map(|(number, own)| (*number, own.read_bytes)).collect();
@@ -157,7 +160,7 @@ fn counters_add_devices_once_and_give_differences() {
     assert_eq!((traffic.read_ios, traffic.read_bytes), (5, 2048 * 512));
     assert_eq!((traffic.write_ios, traffic.written_bytes), (0, 0));
     assert!(before.since(&after).unwrap_err().contains("went back"));
-    let other = disk::Counters::read_in(sys.path(), &[(9, 0)]).unwrap();
+    let other = DiskCounters::read_in(sys.path(), &[(9, 0)]).unwrap();
     assert!(after.since(&other).unwrap_err().contains("different devices"));
 }
 
@@ -165,10 +168,10 @@ fn counters_add_devices_once_and_give_differences() {
 fn counters_that_stand_still_by_setting_are_refused() {
     let sys = fake_sys();
     write(&sys.path().join("devices/nvme0n1/queue/iostats"), "0\n");
-    let reason = disk::Counters::read_in(sys.path(), &[(259, 0)]).unwrap_err();
+    let reason = DiskCounters::read_in(sys.path(), &[(259, 0)]).unwrap_err();
     assert!(reason.contains("nvme0n1") && reason.contains("echo 1 >"), "{reason}");
-    assert!(disk::Counters::read_in(sys.path(), &[(1, 99)]).unwrap_err().contains("1:99"));
-    assert!(disk::Counters::read_in(sys.path(), &[]).unwrap_err().contains("no block device"));
+    assert!(DiskCounters::read_in(sys.path(), &[(1, 99)]).unwrap_err().contains("1:99"));
+    assert!(DiskCounters::read_in(sys.path(), &[]).unwrap_err().contains("no block device"));
 }
 
 #[test]
@@ -184,7 +187,7 @@ fn an_array_lists_its_members_and_counts_itself() {
     fs::create_dir_all(&slaves).unwrap();
     symlink(sys.path().join("devices/md0"), slaves.join("md0")).unwrap();
 
-    let behind = disk::stack(sys.path(), &[(9, 0)]).unwrap();
+    let behind = disk_stack(sys.path(), &[(9, 0)]).unwrap();
     assert_eq!(behind.numbers(), [(9, 0)]);
     let members: Vec<_> = behind.members.iter().map(|device| device.name.as_str()).collect();
     assert_eq!(members, ["nvme0n1", "nvme1n1"]);
@@ -193,12 +196,12 @@ fn an_array_lists_its_members_and_counts_itself() {
 #[test]
 fn a_file_lies_on_a_device_or_there_is_a_reason() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    match disk::devices_behind(file.path()) {
+    match disks_behind(file.path()) {
         Ok(behind) => {
-            let before = disk::Counters::read(&behind.numbers()).unwrap();
+            let before = DiskCounters::read(&behind.numbers()).unwrap();
             file.as_file().write_all(&vec![1u8; 4 << 20]).unwrap();
             file.as_file().sync_all().unwrap();
-            let traffic = disk::Counters::read(&behind.numbers()).unwrap().since(&before).unwrap();
+            let traffic = DiskCounters::read(&behind.numbers()).unwrap().since(&before).unwrap();
             assert!(traffic.written_bytes >= 4 << 20, "{behind:?} {traffic:?}");
         }
         Err(reason) => assert!(reason.contains("lies "), "{reason}"),
@@ -207,7 +210,7 @@ fn a_file_lies_on_a_device_or_there_is_a_reason() {
 
 #[test]
 fn paths_without_a_device_say_what_they_are() {
-    let reason = |path: &str| disk::devices_behind(Path::new(path)).unwrap_err();
+    let reason = |path: &str| disks_behind(Path::new(path)).unwrap_err();
     assert!(reason("/nowhere/at/all").contains("No such file"));
     assert!(reason("/dev/null").contains("character device"));
     assert!(reason("/proc/self").contains("proc"));
@@ -220,18 +223,18 @@ fn paths_without_a_device_say_what_they_are() {
 fn a_file_is_cold_after_drop_and_warm_after_warm() {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&vec![3u8; 3 << 20]).unwrap();
-    assert_eq!(cache::residency(&file, 0, 0), Ok(1.0), "just written");
-    let left = cache::drop(&file, 0, 0).unwrap();
+    assert_eq!(cache_residency(&file, 0, 0), Ok(1.0), "just written");
+    let left = drop_cached(&file, 0, 0).unwrap();
     if left.pages > 0 {
         eprintln!("SKIPPED: the file system of the temporary folder keeps its pages ({left:?})");
         return;
     }
-    assert_eq!(cache::residency(&file, 0, 0), Ok(0.0));
-    assert_eq!(cache::warm(&file), Ok(3 << 20));
-    assert_eq!(cache::residency(&file, 0, 0), Ok(1.0));
-    let half = cache::drop(&file, 0, 1 << 20).unwrap();
+    assert_eq!(cache_residency(&file, 0, 0), Ok(0.0));
+    assert_eq!(warm_cache(&file), Ok(3 << 20));
+    assert_eq!(cache_residency(&file, 0, 0), Ok(1.0));
+    let half = drop_cached(&file, 0, 1 << 20).unwrap();
     assert_eq!((half.pages, half.of), (0, (1 << 20) / rustix::param::page_size() as u64));
-    let rest = cache::residency(&file, 0, 0).unwrap();
+    let rest = cache_residency(&file, 0, 0).unwrap();
     assert!((rest - 2.0 / 3.0).abs() < 0.01, "{rest}");
 }
 
@@ -239,11 +242,11 @@ fn a_file_is_cold_after_drop_and_warm_after_warm() {
 fn warming_stops_when_told_and_reads_through_the_cache_whatever_the_flags() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(&vec![3u8; 4 << 20]).unwrap();
-    assert_eq!(cache::warm_while(file.as_file(), |bytes| bytes < 2 << 20), Ok(2 << 20));
+    assert_eq!(warm_cache_while(file.as_file(), |bytes| bytes < 2 << 20), Ok(2 << 20));
     let mut options = fs::OpenOptions::new();
     let direct = std::os::unix::fs::OpenOptionsExt::custom_flags(options.write(true), libc::O_DIRECT);
     match direct.open(file.path()) {
-        Ok(direct) => assert_eq!(cache::warm(&direct), Ok(4 << 20)),
+        Ok(direct) => assert_eq!(warm_cache(&direct), Ok(4 << 20)),
         Err(e) => eprintln!("SKIPPED: O_DIRECT on the temporary folder: {e}"),
     }
 }
@@ -251,8 +254,8 @@ fn warming_stops_when_told_and_reads_through_the_cache_whatever_the_flags() {
 #[test]
 fn what_has_no_pages_says_so() {
     let null = File::open("/dev/null").unwrap();
-    assert!(cache::residency(&null, 0, 0).unwrap_err().contains("only files and block devices"));
+    assert!(cache_residency(&null, 0, 0).unwrap_err().contains("only files and block devices"));
     let empty = tempfile::tempfile().unwrap();
-    assert!(cache::residency(&empty, 0, 0).unwrap_err().contains("no pages"));
-    assert_eq!(cache::drop(&empty, 0, 0).unwrap().of, 0);
+    assert!(cache_residency(&empty, 0, 0).unwrap_err().contains("no pages"));
+    assert_eq!(drop_cached(&empty, 0, 0).unwrap().of, 0);
 }

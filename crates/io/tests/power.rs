@@ -8,7 +8,9 @@ mod sampler;
 #[path = "power/scripted.rs"]
 mod scripted;
 
-use forebay_io::meter::power::{self, ipmi, nvml, rapl, Meter, Sample, Sampler};
+use forebay_io::{
+    open_ipmi, open_nvml, open_power_meters, open_rapl, PowerMeter, PowerSample, PowerSampler, NVML_LIBRARY,
+};
 use scripted::{wait_until, PATIENCE};
 use std::ffi::OsString;
 use std::fs;
@@ -31,7 +33,7 @@ fn near(value: f64, exact: f64) -> bool {
     (value - exact).abs() < 1e-9 * exact
 }
 
-fn scopes(meters: &[Box<dyn Meter>]) -> Vec<&str> {
+fn scopes(meters: &[Box<dyn PowerMeter>]) -> Vec<&str> {
     meters.iter().map(|meter| meter.scope()).collect()
 }
 
@@ -59,7 +61,7 @@ mod rapl_zones {
     #[test]
     fn packages_and_their_memory_count_once() {
         let tree = server();
-        let found = rapl::open(tree.path()).unwrap();
+        let found = open_rapl(tree.path()).unwrap();
         assert_eq!(scopes(&found.meters), ["package-0", "package-0/dram", "package-1"]);
         assert!(found.refused.is_empty());
     }
@@ -67,18 +69,18 @@ mod rapl_zones {
     #[test]
     fn a_counter_goes_on_through_its_wrap() {
         let tree = server();
-        let mut package = rapl::open(tree.path()).unwrap().meters.remove(0);
-        assert_eq!(package.sample(), Ok(Sample::Joules(0.0)));
+        let mut package = open_rapl(tree.path()).unwrap().meters.remove(0);
+        assert_eq!(package.sample(), Ok(PowerSample::Joules(0.0)));
         write(&tree.path().join("intel-rapl:0/energy_uj"), "671150\n");
-        assert_eq!(package.sample(), Ok(Sample::Joules(1.0)));
+        assert_eq!(package.sample(), Ok(PowerSample::Joules(1.0)));
         write(&tree.path().join("intel-rapl:0/energy_uj"), "2671150\n");
-        assert_eq!(package.sample(), Ok(Sample::Joules(3.0)));
+        assert_eq!(package.sample(), Ok(PowerSample::Joules(3.0)));
     }
 
     #[test]
     fn a_zone_that_goes_away_says_so() {
         let tree = server();
-        let mut package = rapl::open(tree.path()).unwrap().meters.remove(0);
+        let mut package = open_rapl(tree.path()).unwrap().meters.remove(0);
         write(&tree.path().join("intel-rapl:0/energy_uj"), "lots\n");
         assert!(package.sample().unwrap_err().contains("'lots'"));
         fs::remove_dir_all(tree.path().join("intel-rapl:0")).unwrap();
@@ -89,10 +91,10 @@ mod rapl_zones {
     fn what_cannot_be_read_is_refused_by_name() {
         let tree = server();
         fs::remove_file(tree.path().join("intel-rapl:1/energy_uj")).unwrap();
-        let found = rapl::open(tree.path()).unwrap();
+        let found = open_rapl(tree.path()).unwrap();
         assert_eq!(scopes(&found.meters), ["package-0", "package-0/dram"]);
         assert_eq!(found.refused[0].0, "rapl:package-1");
-        let reason = |path: &Path| rapl::open(path).err().unwrap();
+        let reason = |path: &Path| open_rapl(path).err().unwrap();
         assert!(reason(&tree.path().join("absent")).contains("virtual machine"));
         let empty = tempfile::tempdir().unwrap();
         assert!(reason(empty.path()).contains("modprobe"));
@@ -148,24 +150,24 @@ mod nvml_library {
     fn energy_is_preferred_and_power_is_taken_where_there_is_no_counter() {
         let folder = tempfile::tempdir().unwrap();
         let Some(library) = built(folder.path(), SOURCE, 0) else { return };
-        let mut found = nvml::open(&library).unwrap();
+        let mut found = open_nvml(&library).unwrap();
         assert_eq!(scopes(&found.meters), ["gpu:0", "gpu:1"]);
         let joules = |sample| match sample {
-            Ok(Sample::Joules(joules)) => joules,
+            Ok(PowerSample::Joules(joules)) => joules,
             other => panic!("{other:?}"),
         };
         let first = joules(found.meters[0].sample());
         assert_eq!(joules(found.meters[0].sample()) - first, 1.5);
-        assert_eq!(found.meters[1].sample(), Ok(Sample::Watts(73.25)));
+        assert_eq!(found.meters[1].sample(), Ok(PowerSample::Watts(73.25)));
         assert_eq!(found.refused[0].0, "nvml:gpu:2");
         assert!(found.refused[0].1.contains("Not Supported (3)"), "{:?}", found.refused);
         drop(found);
-        assert_eq!(scopes(&nvml::open(&library).unwrap().meters), ["gpu:0", "gpu:1"], "initialised once");
+        assert_eq!(scopes(&open_nvml(&library).unwrap().meters), ["gpu:0", "gpu:1"], "initialised once");
     }
 
     #[test]
     fn real_gpus_draw_a_believable_power() {
-        let meters = match nvml::open(Path::new(nvml::LIBRARY)) {
+        let meters = match open_nvml(Path::new(NVML_LIBRARY)) {
             Ok(found) => found.meters,
             Err(reason) => {
                 eprintln!("SKIPPED: no GPU to ask: {reason}");
@@ -173,7 +175,7 @@ mod nvml_library {
             }
         };
         let count = meters.len();
-        let mut sampler = Sampler::start(meters, Duration::from_secs(1));
+        let mut sampler = PowerSampler::start(meters, Duration::from_secs(1));
         // Beyond 250 ms a mark gives up, as it may on a busy machine once in a while.
         let quickest = std::cell::Cell::new(Duration::MAX);
         wait_until("the GPUs answer a mark", || {
@@ -193,7 +195,7 @@ mod nvml_library {
     fn a_driver_that_is_not_loaded_says_what_to_type() {
         let folder = tempfile::tempdir().unwrap();
         let Some(library) = built(folder.path(), SOURCE, 9) else { return };
-        let reason = nvml::open(&library).err().unwrap();
+        let reason = open_nvml(&library).err().unwrap();
         assert!(reason.contains("Driver Not Loaded (9)") && reason.contains("modprobe nvidia"), "{reason}");
     }
 
@@ -202,23 +204,23 @@ mod nvml_library {
         let folder = tempfile::tempdir().unwrap();
         let without_energy = SOURCE.replace("TotalEnergyConsumption", "NothingOfTheKind");
         let Some(library) = built(folder.path(), &without_energy, 0) else { return };
-        let mut found = nvml::open(&library).unwrap();
-        assert_eq!(found.meters[0].sample(), Ok(Sample::Watts(73.25)));
+        let mut found = open_nvml(&library).unwrap();
+        assert_eq!(found.meters[0].sample(), Ok(PowerSample::Watts(73.25)));
         let folder = tempfile::tempdir().unwrap();
         let too_old = SOURCE.replace("nvmlDeviceGetPowerUsage", "nvmlNothing");
         let library = built(folder.path(), &too_old, 0).unwrap();
-        assert!(nvml::open(&library).err().unwrap().contains("lacks nvmlDeviceGetPowerUsage"));
+        assert!(open_nvml(&library).err().unwrap().contains("lacks nvmlDeviceGetPowerUsage"));
     }
 
     // promise: ENG-10
     #[test]
     fn no_library_is_a_reason() {
         let folder = tempfile::tempdir().unwrap();
-        let reason = nvml::open(&folder.path().join("libnvidia-ml.so.1")).err().unwrap();
+        let reason = open_nvml(&folder.path().join("libnvidia-ml.so.1")).err().unwrap();
         assert!(reason.contains("no NVIDIA driver's library"), "{reason}");
         let garbage = folder.path().join("garbage.so");
         fs::write(&garbage, b"not a library").unwrap();
-        assert!(nvml::open(&garbage).is_err());
+        assert!(open_nvml(&garbage).is_err());
     }
 }
 
@@ -244,9 +246,9 @@ mod ipmitool {
         let script = r#"[ "$*" = "dcmi power reading" ] || exit 1
             printf '\n    Instantaneous power reading:                   231 Watts\n'
             printf '    Power reading state is:                   activated\n\n'"#;
-        let mut found = ipmi::open(&program(folder.path(), script)).unwrap();
+        let mut found = open_ipmi(&program(folder.path(), script)).unwrap();
         assert_eq!(scopes(&found.meters), ["server"]);
-        assert_eq!(found.meters[0].sample(), Ok(Sample::Watts(231.0)));
+        assert_eq!(found.meters[0].sample(), Ok(PowerSample::Watts(231.0)));
     }
 
     #[test]
@@ -259,17 +261,17 @@ mod ipmitool {
             "sensor reading PS1 Input Power PS2 Input Power")
                 echo "PS1 Input Power  | 210"; echo "PS2 Input Power  | 190";;
             *) exit 9;; esac"#;
-        let mut found = ipmi::open(&program(folder.path(), script)).unwrap();
-        assert_eq!(found.meters[0].sample(), Ok(Sample::Watts(400.0)));
+        let mut found = open_ipmi(&program(folder.path(), script)).unwrap();
+        assert_eq!(found.meters[0].sample(), Ok(PowerSample::Watts(400.0)));
     }
 
     #[test]
     fn a_machine_without_a_board_gets_ipmitools_own_words() {
         let folder = tempfile::tempdir().unwrap();
         let script = "echo 'Could not open device at /dev/ipmi0: No such file or directory' >&2; exit 1";
-        let reason = ipmi::open(&program(folder.path(), script)).err().unwrap();
+        let reason = open_ipmi(&program(folder.path(), script)).err().unwrap();
         assert!(reason.contains("Could not open device at /dev/ipmi0"), "{reason}");
-        let reason = ipmi::open(&folder.path().join("absent").into()).err().unwrap();
+        let reason = open_ipmi(&folder.path().join("absent").into()).err().unwrap();
         assert!(reason.contains("apt install ipmitool"), "{reason}");
     }
 
@@ -278,7 +280,7 @@ mod ipmitool {
         let folder = tempfile::tempdir().unwrap();
         let begun = Instant::now();
         let reason =
-            ipmi::open(&program(folder.path(), "exec yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa")).err().unwrap();
+            open_ipmi(&program(folder.path(), "exec yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa")).err().unwrap();
         assert!(reason.contains("wrote more than"), "{reason}");
         assert!(begun.elapsed() < PATIENCE);
     }
@@ -289,7 +291,7 @@ mod ipmitool {
         let pid = folder.path().join("pid");
         let script = format!("sleep 300 & echo $! > {}; wait", pid.display());
         let begun = Instant::now();
-        let reason = ipmi::open(&program(folder.path(), &script)).err().unwrap();
+        let reason = open_ipmi(&program(folder.path(), &script)).err().unwrap();
         assert!(reason.contains("took too long"), "{reason}");
         let took = begun.elapsed();
         assert!(took >= Duration::from_secs(5) && took < PATIENCE, "{took:?} for a program of 300 s");
@@ -302,12 +304,12 @@ mod ipmitool {
 
 #[test]
 fn without_names_the_local_meters_are_tried_and_say_why_not() {
-    let (meters, refused) = power::open(&[]);
+    let (meters, refused) = open_power_meters(&[]);
     for kind in ["rapl", "nvml"] {
         let answered = meters.iter().any(|meter| meter.source() == kind);
         let reason = refused.iter().find(|(name, _)| name.starts_with(kind));
         assert!(answered || reason.is_some_and(|(_, why)| !why.is_empty()), "{kind}: {refused:?}");
     }
-    let (meters, refused) = power::open(&["none".into()]);
+    let (meters, refused) = open_power_meters(&["none".into()]);
     assert!(meters.is_empty() && refused.is_empty());
 }

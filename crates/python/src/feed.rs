@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
 
 use crate::{array, raise};
-use forebay_io::gpu::cuda::{Cuda, Event, Stream};
+use forebay_io::{Cuda, CudaEvent, CudaStream};
 use forebay_model::{safetensors, Error, Kind};
 use forebay_reader::{Address, Blocks, Copied, Given, HostMemory, Layout, Opening, Range, ReadPath, Request};
 use forebay_training::{
@@ -382,7 +382,7 @@ impl Pending {
     fn order(&self, py: Python<'_>, gpu: u32, stream: u64, timeout: Option<f64>) -> PyResult<bool> {
         let ordered = self.by_turns(py, timeout, |turn| {
             let stream = match forebay_reader::device(gpu) {
-                Ok(device) => Stream::borrowed(&device, stream),
+                Ok(device) => CudaStream::borrowed(&device, stream),
                 Err(error) => return Some(Err(error)),
             };
             match self.request.order(&stream, Some(turn)) {
@@ -425,14 +425,14 @@ pub(crate) fn place(gpu: Option<u32>, at: u64) -> Address {
 }
 
 /// For each (GPU, stream) an event after all that it was given so far.
-pub(crate) fn marks(after: Vec<(u32, u64)>) -> Result<Vec<Event>, Error> {
-    let recorded = |stream: Stream| -> Cuda<Event> {
-        let event = Event::on(stream.device())?;
+pub(crate) fn marks(after: Vec<(u32, u64)>) -> Result<Vec<CudaEvent>, Error> {
+    let recorded = |stream: CudaStream| -> Cuda<CudaEvent> {
+        let event = CudaEvent::on(stream.device())?;
         stream.record(&event)?;
         Ok(event)
     };
     let mark = |(gpu, handle): (u32, u64)| {
-        recorded(Stream::borrowed(&forebay_reader::device(gpu)?, handle)).map_err(|why| {
+        recorded(CudaStream::borrowed(&forebay_reader::device(gpu)?, handle)).map_err(|why| {
             let asked = format!("stream {handle:#x} of GPU {gpu}");
             Error::request(asked, why.to_string(), "a stream of the buffer's GPU")
         })
@@ -488,7 +488,7 @@ pub fn device_bytes<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let copied = py.detach(|| {
         let mut copied = vec![0; bytes];
-        let stream = Stream::borrowed(&forebay_reader::device(gpu)?, stream);
+        let stream = CudaStream::borrowed(&forebay_reader::device(gpu)?, stream);
         // SAFETY: the vector is there until the stream has passed; the memory is its owner's promise.
         let done = unsafe { stream.copy_to_host(copied.as_mut_ptr(), address, bytes) };
         done.and_then(|()| stream.synchronize()).map_err(|why| {

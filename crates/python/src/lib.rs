@@ -20,7 +20,7 @@ mod simulate;
 mod source_reader;
 
 use forebay_bench::doctor;
-use forebay_io::gpu::library;
+use forebay_io::search_python_packages;
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::files::FilesSpec;
 use forebay_model::job::{self, JobSpec, PathKind};
@@ -41,12 +41,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 #[global_allocator]
-static ALLOCATOR: forebay_io::scarce::Allocator = forebay_io::scarce::Allocator;
+static ALLOCATOR: forebay_io::Allocator = forebay_io::Allocator;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    forebay_io::build::built_from(forebayd::COMMIT);
-    library::search_packages(packages(module.py()).unwrap_or_default());
+    forebay_io::set_build_commit(forebayd::COMMIT);
+    search_python_packages(packages(module.py()).unwrap_or_default());
     module.add_function(wrap_pyfunction!(run, module)?)?;
     module.add_function(wrap_pyfunction!(run_beside_others, module)?)?;
     module.add_function(wrap_pyfunction!(stop, module)?)?;
@@ -315,7 +315,7 @@ fn schema() -> &'static str {
 /// Version, commit and build features.
 #[pyfunction]
 fn features(py: Python<'_>) -> PyResult<String> {
-    json(py, &forebay_io::build::build())
+    json(py, &forebay_io::current_build())
 }
 
 /// The doctor's findings.
@@ -335,7 +335,7 @@ fn cufile_answers(py: Python<'_>) -> PyResult<String> {
 /// The environment part of a record.
 #[pyfunction]
 fn environment(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<String> {
-    json(py, &py.detach(|| forebay_io::environment::gather(&paths)))
+    json(py, &py.detach(|| forebay_io::gather_environment(&paths)))
 }
 
 fn json(py: Python<'_>, value: &impl serde::Serialize) -> PyResult<String> {

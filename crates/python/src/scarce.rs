@@ -14,7 +14,7 @@ static ENDS: AtomicBool = AtomicBool::new(false);
 pub(crate) fn answer(ends: bool) {
     ENDS.store(ends, Ordering::Relaxed);
     // SAFETY: it may be asked at any time. An interpreter that exits by itself is over by then.
-    forebay_io::scarce::answer(|| {
+    forebay_io::announce_scarcity(|| {
         ENDS.load(Ordering::Relaxed) || unsafe { pyo3::ffi::Py_IsInitialized() } == 0
     });
 }

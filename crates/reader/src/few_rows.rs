@@ -6,7 +6,7 @@ use super::file::Reader;
 use super::place::Address;
 use super::request::Report;
 use super::rows::Layout;
-use forebay_io::copy;
+use forebay_io::{guarded_row_copy, has_copy_guard};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,7 +28,7 @@ impl Reader {
     ) -> Option<Report> {
         let (numbers, to) = (numbers as *const u64, to as *mut u8);
         let bytes = (count as u64).checked_mul(layout.row_bytes as u64)?;
-        if bytes == 0 || bytes > COPIED_WAITING_MAX || !copy::is_guarded_here() {
+        if bytes == 0 || bytes > COPIED_WAITING_MAX || !has_copy_guard() {
             return None;
         }
         let began = Instant::now();
@@ -50,7 +50,7 @@ impl Reader {
                 if *copies {
                     let to = to.wrapping_add(first * layout.row_bytes);
                     // SAFETY: there is room for all rows, and each of these lies in the mapping.
-                    if unsafe { copy::guarded_rows(to, base, (some, layout.step), layout.row_bytes) } > 0 {
+                    if unsafe { guarded_row_copy(to, base, (some, layout.step), layout.row_bytes) } > 0 {
                         return None;
                     }
                 }

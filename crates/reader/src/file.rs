@@ -10,11 +10,9 @@ use super::{
     AHEAD_SOONER, BESIDE_A_MODEL_WINDOW_BYTES, BESIDE_COPIES_WINDOW_BYTES, MIXED_WORKERS_MIN,
     REGISTERED_FOR_BYTES_MIN, WINDOWED_AT_ONCE_BYTES_MIN, WINDOWED_BYTES_MIN,
 };
-use forebay_io::clock;
-use forebay_io::copy;
-use forebay_io::gpu::kernels::{Rows, Scatter};
-use forebay_io::meter::cache;
-use forebay_io::process::{self, PerProcess};
+use forebay_io::{
+    cache_residency, monotonic_now, process_id, GpuRows, PerProcess, RowScatter, GUARDED_COPIES,
+};
 use forebay_model::job::Prefer;
 use forebay_model::Error;
 use forebay_storage::{FileAccess, FileTarget};
@@ -108,7 +106,7 @@ pub struct Reader {
     /// Whether the system tells what is cached.
     tells: OnceLock<bool>,
     /// Fetchers of rows, by GPU.
-    rows: Mutex<Vec<(u32, Rows)>>,
+    rows: Mutex<Vec<(u32, GpuRows)>>,
     /// Requests of this process: what its parent reads doesn't end here.
     under_way: PerProcess<Arc<UnderWay>>,
     _open: Open,
@@ -153,7 +151,7 @@ impl Reader {
                 "direct=None, and the report says which way the bytes went",
             ));
         }
-        let map = (copy::GUARDED && cached.bytes > 0).then(|| Map::new(&cached)).flatten();
+        let map = (GUARDED_COPIES && cached.bytes > 0).then(|| Map::new(&cached)).flatten();
         Ok(Reader {
             path: path.into(),
             way,
@@ -213,7 +211,7 @@ impl Reader {
 
     /// Returns the share of a range that the page cache holds, 0 to 1; None if the system won't tell.
     pub(super) fn cached_share(&self, offset: u64, bytes: usize) -> Option<f64> {
-        cache::residency(&self.cached.file, offset, bytes as u64).ok()
+        cache_residency(&self.cached.file, offset, bytes as u64).ok()
     }
 
     /// Asked once: where the system doesn't tell any more, nothing counts as cached.
@@ -379,7 +377,7 @@ impl Reader {
     /// Notes a request's end. Has the file registered in the background, once as much time was spent as that takes: not before,
     /// since it would leave no memory to pin for slots where little may be pinned.
     pub(super) fn note_end(&self, noted: Noted, began: Instant) {
-        self.choice.note(noted, processors::all_threads(), began, clock::now());
+        self.choice.note(noted, processors::all_threads(), began, monotonic_now());
         let open = || !self.is_registered() && !self.is_registering();
         // What a loader reads is read again, epoch after epoch.
         let worth = if self.ahead { self.cached.bytes / AHEAD_SOONER } else { self.cached.bytes };
@@ -445,7 +443,7 @@ impl Reader {
         self.map.as_ref().filter(|map| map.is_whole()).map(|map| map.at(0))
     }
 
-    fn rows_on(&self, gpu: u32) -> Result<Rows, Error> {
+    fn rows_on(&self, gpu: u32) -> Result<GpuRows, Error> {
         let mut all = self.rows.lock().expect("no holder panics");
         if let Some((_, rows)) = all.iter().find(|(of, _)| *of == gpu) {
             return Ok(rows.clone());
@@ -458,16 +456,16 @@ impl Reader {
                 "path=\"bounce\"",
             ));
         }
-        let rows = Rows::open(&device)?;
+        let rows = GpuRows::open(&device)?;
         all.push((gpu, rows.clone()));
         Ok(rows)
     }
 
     /// Kernel that takes pieces to places apart from each other.
-    pub(super) fn scatter_on(&self, gpu: u32) -> Result<Scatter, Error> {
+    pub(super) fn scatter_on(&self, gpu: u32) -> Result<RowScatter, Error> {
         // Says whether it reads what is registered.
         self.rows_on(gpu)?;
-        Scatter::open(&devices::device(gpu)?)
+        RowScatter::open(&devices::device(gpu)?)
     }
 
     /// Returns whether processors copy a part of data that is read once, while the rest is registered: at more CPU
@@ -565,14 +563,14 @@ pub(super) struct Reading {
 impl Reading {
     pub(super) fn begin(of: &Arc<UnderWay>) -> Reading {
         *of.count.lock().expect("no holder panics") += 1;
-        Reading { of: of.clone(), process: process::id() }
+        Reading { of: of.clone(), process: process_id() }
     }
 }
 
 impl Drop for Reading {
     /// After a fork a thread of the parent may have had the lock, and nobody in the child waits.
     fn drop(&mut self) {
-        if self.process != process::id() {
+        if self.process != process_id() {
             return;
         }
         let mut count = self.of.count.lock().expect("no holder panics");

@@ -5,9 +5,9 @@
 
 use super::devices;
 use super::repeats::{many_repeat, SAMPLE};
-use forebay_io::clock;
-use forebay_io::gpu::cuda::{Cuda, Device, DeviceMemory, Event, Stream};
-use forebay_io::gpu::kernels::{Numbers, Ordered};
+use forebay_io::{
+    monotonic_now, Cuda, CudaDevice, CudaEvent, CudaStream, DeviceMemory, OrderedRows, RowNumbers,
+};
 use forebay_model::feed::Order;
 use forebay_model::Error;
 use std::ops::Range;
@@ -47,7 +47,7 @@ pub struct Given {
 /// A copy of them, 64 bits each.
 pub struct GpuNumbers {
     count: usize,
-    device: Arc<Device>,
+    device: Arc<CudaDevice>,
     /// Count of wrong numbers, then the numbers; None once nobody reads them any more.
     memory: Mutex<Option<DeviceMemory>>,
 }
@@ -60,8 +60,8 @@ impl GpuNumbers {
     /// The GPU failed.
     pub fn take(given: &Given, limit: u64) -> Result<Option<GpuNumbers>, Error> {
         let device = devices::device(given.gpu)?;
-        let Ok(kernel) = Numbers::open(&device) else { return Ok(None) };
-        let failed = |why: forebay_io::gpu::cuda::CudaError| {
+        let Ok(kernel) = RowNumbers::open(&device) else { return Ok(None) };
+        let failed = |why: forebay_io::CudaError| {
             let asked = format!("{} numbers of rows on GPU {}", given.count, given.gpu);
             Error::run(asked, why.to_string(), "if the CUDA context is gone, a new process; forebay doctor")
         };
@@ -81,12 +81,12 @@ impl GpuNumbers {
     /// # Errors
     /// The GPU failed.
     pub(super) fn ordered(
-        kernel: &Ordered,
-        stream: &Stream,
+        kernel: &OrderedRows,
+        stream: &CudaStream,
         order: &Order,
         (first, count): (u64, usize),
         sum: u64,
-    ) -> Cuda<Option<(GpuNumbers, Event)>> {
+    ) -> Cuda<Option<(GpuNumbers, CudaEvent)>> {
         let Some(permutation) = order.permutation() else { return Ok(None) };
         let device = stream.device();
         let memory = room(device, (count + 1) * NUMBER_BYTES)?;
@@ -97,7 +97,7 @@ impl GpuNumbers {
             let some = (first, count as u64);
             kernel.queue(stream, permutation, some, order.hash_keys(), memory.address(), sum)?;
         }
-        let event = Event::on(device)?;
+        let event = CudaEvent::on(device)?;
         stream.record(&event)?;
         let numbers = GpuNumbers { count, device: device.clone(), memory: Mutex::new(Some(memory)) };
         Ok(Some((numbers, event)))
@@ -138,7 +138,7 @@ impl GpuNumbers {
     }
 }
 
-fn room(device: &Arc<Device>, bytes: usize) -> Cuda<DeviceMemory> {
+fn room(device: &Arc<CudaDevice>, bytes: usize) -> Cuda<DeviceMemory> {
     let mut spare = spare();
     let fits = |memory: &DeviceMemory| memory.device().index() == device.index() && memory.bytes() >= bytes;
     if let Some(at) = spare.iter().position(fits) {
@@ -157,9 +157,9 @@ fn words(bytes: &[u8]) -> Vec<u64> {
 }
 
 /// Copies and checks them; how many are wrong, and the first of them.
-fn look(kernel: &Numbers, device: &Arc<Device>, given: &Given, limit: u64, to: u64) -> Cuda<Vec<u64>> {
-    let stream = Stream::borrowed(device, given.stream);
-    let event = Event::on(device)?;
+fn look(kernel: &RowNumbers, device: &Arc<CudaDevice>, given: &Given, limit: u64, to: u64) -> Cuda<Vec<u64>> {
+    let stream = CudaStream::borrowed(device, given.stream);
+    let event = CudaEvent::on(device)?;
     let mut seen = vec![0; (1 + given.count.min(SAMPLE)) * NUMBER_BYTES];
     // SAFETY: `to` has room for the count and the numbers, which nobody else uses; what was given is its owner's promise.
     unsafe {
@@ -175,8 +175,8 @@ fn look(kernel: &Numbers, device: &Arc<Device>, given: &Given, limit: u64, to: u
 }
 
 /// A copy into memory that isn't pinned would wait with a processor for all that its stream has before it.
-fn nap_until(event: &Event) -> Cuda<()> {
-    let began = clock::now();
+fn nap_until(event: &CudaEvent) -> Cuda<()> {
+    let began = monotonic_now();
     while !event.is_done()? {
         match began.elapsed() {
             // A sleep would end later.

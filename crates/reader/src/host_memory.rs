@@ -3,10 +3,10 @@
 #![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
 
 use super::devices;
-use forebay_io::arena::Arena;
-use forebay_io::clock;
-use forebay_io::gpu::cuda::{Cuda, CudaError, Device, DeviceMemory, Event, Pinned, Registered, Stream};
-use forebay_io::gpu::kernels::{Piece, Scatter, PIECE_BYTES};
+use forebay_io::{
+    monotonic_now, Arena, Cuda, CudaDevice, CudaError, CudaEvent, CudaStream, DeviceMemory, PinnedMemory,
+    RegisteredMemory, RowPiece, RowScatter, ROW_PIECE_BYTES,
+};
 use forebay_model::job;
 use forebay_model::Error;
 use std::sync::{Arc, Mutex};
@@ -23,19 +23,19 @@ const NAP_MAX: Duration = Duration::from_millis(1);
 pub struct HostMemory {
     /// They end first.
     launches: Mutex<Launches>,
-    _registered: Vec<Registered>,
-    device: Arc<Device>,
+    _registered: Vec<RegisteredMemory>,
+    device: Arc<CudaDevice>,
     at: u64,
     bytes: usize,
 }
 
 struct Launches {
     // Field order is drop order: the pin goes before what it pins.
-    stream: Stream,
-    _pin: Pinned,
+    stream: CudaStream,
+    _pin: PinnedMemory,
     list: Arena,
     there: DeviceMemory,
-    kernel: Scatter,
+    kernel: RowScatter,
 }
 
 // SAFETY: one thread at a time uses them, by the lock.
@@ -66,13 +66,13 @@ impl HostMemory {
                     .map_err(refused)?,
             );
         }
-        let list = Arena::new(1, PIECES_MAX * PIECE_BYTES, job::Pages::Small)?;
+        let list = Arena::new(1, PIECES_MAX * ROW_PIECE_BYTES, job::Pages::Small)?;
         let launches = Launches {
-            stream: Stream::on(&device).map_err(refused)?,
+            stream: CudaStream::on(&device).map_err(refused)?,
             _pin: device.pin(&list)?,
             there: device.slots(1, list.slot_bytes())?,
             list,
-            kernel: Scatter::open(&device)?,
+            kernel: RowScatter::open(&device)?,
         };
         Ok(HostMemory { launches: Mutex::new(launches), _registered: registered, device, at, bytes })
     }
@@ -82,17 +82,23 @@ impl HostMemory {
     ///
     /// # Errors
     /// The GPU failed; or one of them doesn't lie inside.
-    pub fn fill(&self, from: &[u64], to: &[u64], bytes_each: usize, after: &[Event]) -> Result<(), Error> {
+    pub fn fill(
+        &self,
+        from: &[u64],
+        to: &[u64],
+        bytes_each: usize,
+        after: &[CudaEvent],
+    ) -> Result<(), Error> {
         let inside = |to: &u64| to.checked_add(bytes_each as u64).is_some_and(|end| end <= self.bytes as u64);
         if from.len() != to.len() || !to.iter().all(inside) {
             let found = format!("it has {} bytes", self.bytes);
             return Err(Error::request("pieces of memory that was lent to a GPU", found, "pieces inside"));
         }
         let launches = self.launches.lock().expect("no holder panics");
-        let pieces: Vec<Piece> = from
+        let pieces: Vec<RowPiece> = from
             .iter()
             .zip(to)
-            .map(|(from, to)| Piece { from: *from, to: self.at + to, bytes: bytes_each as u64 })
+            .map(|(from, to)| RowPiece { from: *from, to: self.at + to, bytes: bytes_each as u64 })
             .collect();
         self.launched(&launches, &pieces, bytes_each, after).map_err(|why| {
             let next = "if the CUDA context is gone, a new process; forebay doctor";
@@ -103,20 +109,20 @@ impl HostMemory {
     fn launched(
         &self,
         launches: &Launches,
-        pieces: &[Piece],
+        pieces: &[RowPiece],
         bytes_each: usize,
-        after: &[Event],
+        after: &[CudaEvent],
     ) -> Cuda<()> {
         let Launches { stream, list, there, kernel, .. } = launches;
         after.iter().try_for_each(|event| stream.wait_for(event))?;
-        let event = Event::on(&self.device)?;
+        let event = CudaEvent::on(&self.device)?;
         for some in pieces.chunks(PIECES_MAX) {
             let at = list.slot(0).host_ptr();
             // SAFETY: the list has room for them and no launch reads it any more; the places lie in memory that was lent, and
             // what is copied is its owner's promise.
             unsafe {
-                std::ptr::copy_nonoverlapping(some.as_ptr(), at.cast::<Piece>(), some.len());
-                stream.copy_to_device(there.address(), at, some.len() * PIECE_BYTES)?;
+                std::ptr::copy_nonoverlapping(some.as_ptr(), at.cast::<RowPiece>(), some.len());
+                stream.copy_to_device(there.address(), at, some.len() * ROW_PIECE_BYTES)?;
                 kernel.queue(stream, there.address(), some.len() as u64, bytes_each as u64)?;
             }
             stream.record(&event)?;
@@ -135,8 +141,8 @@ impl Drop for HostMemory {
     }
 }
 
-fn await_asleep(event: &Event) -> Cuda<()> {
-    let began = clock::now();
+fn await_asleep(event: &CudaEvent) -> Cuda<()> {
+    let began = monotonic_now();
     while !event.is_done()? {
         std::thread::sleep((began.elapsed() / 4).clamp(NAP, NAP_MAX));
     }

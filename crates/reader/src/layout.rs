@@ -8,7 +8,7 @@ use super::opened::{self, Opened};
 use super::place::{Address, Range, Run};
 use super::request::{Request, Source};
 use super::PAGE;
-use forebay_io::copy::Choice;
+use forebay_io::CopyChoice;
 use forebay_model::Error;
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -169,8 +169,8 @@ pub(super) fn direct(fd: RawFd, piece: &Range, at: *mut u8, tag: usize) -> (Load
 
 pub(super) fn copy_out(piece: &Range, from: *const u8, to: *mut u8, source: &Source) -> Result<(), Error> {
     thread_local! {
-        static STAGED: RefCell<Choice> = const { RefCell::new(Choice::for_staging()) };
-        static FINAL: RefCell<Choice> = RefCell::default();
+        static STAGED: RefCell<CopyChoice> = const { RefCell::new(CopyChoice::for_staging()) };
+        static FINAL: RefCell<CopyChoice> = RefCell::default();
     }
     let choice = if piece.to.gpu().is_some() { &STAGED } else { &FINAL };
     // SAFETY: `from` is the piece's place in the mapping, `to` has room for it.

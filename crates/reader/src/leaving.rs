@@ -1,7 +1,6 @@
 //! Files that were read one time, let go of on threads of their own once nobody reads.
 
-use forebay_io::clock;
-use forebay_io::process::{settle_in, PerProcess};
+use forebay_io::{monotonic_now, settle_in_process, PerProcess};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
@@ -33,7 +32,7 @@ static LEAVING: PerProcess<Leaving> = PerProcess::new();
 /// Since the first call, and never 0.
 fn now_ns() -> u64 {
     static FIRST: OnceLock<Instant> = OnceLock::new();
-    let now = clock::now();
+    let now = monotonic_now();
     now.saturating_duration_since(*FIRST.get_or_init(|| now)).as_nanos() as u64 + 1
 }
 
@@ -52,7 +51,7 @@ pub(super) fn drop_aside(file: impl Send + 'static, bytes: u64, most: u64) {
     let wait = files.bytes <= most;
     let name = "forebay-let-go".to_string();
     let started = std::thread::Builder::new().name(name).spawn(move || {
-        settle_in();
+        settle_in_process();
         if wait {
             leaving.wait_until_quiet();
         }

@@ -10,8 +10,7 @@
 
 #![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
 
-use forebay_io::copy::{self, Stores};
-use forebay_io::reactor::is_nothing_yet;
+use forebay_io::{guarded_copy, is_nothing_yet, CopyStores};
 use io_uring::{opcode, types, IoUring};
 use std::io::{Error as IoError, Result as IoResult};
 use std::os::fd::RawFd;
@@ -39,9 +38,9 @@ pub(crate) struct Load {
 ///
 /// # Safety
 /// `from` lies in a mapping of `bytes` or more, and `to` has room for them.
-pub(crate) unsafe fn out_of_mapping(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) -> usize {
+pub(crate) unsafe fn out_of_mapping(to: *mut u8, from: *const u8, bytes: usize, stores: CopyStores) -> usize {
     // SAFETY: the caller's promise; a page that is gone ends the copy.
-    bytes - unsafe { copy::guarded(to, from, bytes, stores) }
+    bytes - unsafe { guarded_copy(to, from, bytes, stores) }
 }
 
 /// Reads from the page cache without waiting for the device; None if something is missing.

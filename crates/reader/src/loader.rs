@@ -15,8 +15,7 @@ pub use table::{Column, Part};
 use crate::request::Request;
 use crate::rows::Ordered;
 use crate::{thread_pool, Address, Opening, ReadPath, Report};
-use forebay_io::clock;
-use forebay_io::machine;
+use forebay_io::{last_level_cache_bytes, monotonic_now};
 use forebay_model::feed::{Order, Share, Shuffle};
 use forebay_model::Error;
 use on_gpu::OnGpu;
@@ -149,7 +148,7 @@ impl Inner {
 /// memory is what bounds copies there.
 fn ahead_bytes(memory: Memory) -> usize {
     match memory {
-        Memory::Host => (machine::last_level_cache_bytes() as usize / 2).clamp(AHEAD_BYTES_MIN, AHEAD_BYTES),
+        Memory::Host => (last_level_cache_bytes() as usize / 2).clamp(AHEAD_BYTES_MIN, AHEAD_BYTES),
         Memory::Pinned(_) | Memory::Gpu(_) => AHEAD_BYTES,
     }
 }
@@ -314,7 +313,7 @@ impl Loader {
     /// is no memory for another.
     pub fn next(&self, at_most: Duration) -> Result<Next, Error> {
         let mut inner = self.own()?;
-        let asked = clock::now();
+        let asked = monotonic_now();
         inner.figures.begin(asked, self.table.devices());
         self.read_ahead(&mut inner)?;
         let Some(flight) = inner.ahead.front() else {

@@ -5,7 +5,7 @@ use super::place::{Address, Range};
 use super::processors;
 use super::request::{Request, Source};
 use super::thread_pool;
-use forebay_io::gpu::cuda::Event;
+use forebay_io::CudaEvent;
 use forebay_model::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub fn read_files(
     paths: Vec<PathBuf>,
     sizes: &[u64],
     places: &[Address],
-    after: Vec<Event>,
+    after: Vec<CudaEvent>,
 ) -> Result<Arc<Request>, Error> {
     assert!(paths.len() == sizes.len() && paths.len() == places.len(), "a size and a place for each file");
     let ranges: Vec<Range> = sizes

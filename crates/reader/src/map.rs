@@ -1,6 +1,6 @@
 //! A file's mapping, as workers that copy from it see it: what of it was read, what is cached, and which page tables are filled.
 
-use forebay_io::copy;
+use forebay_io::install_copy_guard;
 use forebay_storage::{FileMapping, FileTarget};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -33,7 +33,7 @@ pub(super) struct Map {
 impl Map {
     /// None where the system gives no room for it: the file is then read by system calls.
     pub(crate) fn new(target: &FileTarget) -> Option<Map> {
-        copy::install_guard();
+        install_copy_guard();
         let mapping = Arc::new(FileMapping::new(target).ok()?);
         let windows = target.bytes.div_ceil(WINDOW);
         Some(Map {

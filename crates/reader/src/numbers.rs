@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
 
-use forebay_io::gpu::kernels::ELSEWHERE;
+use forebay_io::ROW_ELSEWHERE;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 /// Numbers that are checked right after they were copied, while a core's first cache holds them.
@@ -59,8 +59,8 @@ impl Copied {
     fn look(&mut self, first: usize) {
         let numbers = &self.numbers[first..];
         let (mut rows, mut last) = (numbers.len(), greatest(numbers));
-        if last == Some(ELSEWHERE) {
-            let here = || numbers.iter().copied().filter(|number| *number != ELSEWHERE);
+        if last == Some(ROW_ELSEWHERE) {
+            let here = || numbers.iter().copied().filter(|number| *number != ROW_ELSEWHERE);
             (rows, last) = (here().count(), here().max());
         }
         self.rows += rows;
@@ -152,14 +152,14 @@ mod tests {
         // Wherever one stands: at either end of a chunk, beyond the last four, alone.
         for at in [0, 1, CHUNK - 1, CHUNK, 2 * CHUNK + 4] {
             let mut numbers = vec![5u64; 2 * CHUNK + 5];
-            numbers[at] = ELSEWHERE;
+            numbers[at] = ROW_ELSEWHERE;
             let copied = of(&numbers);
             assert_eq!((copied.rows(), copied.last()), (numbers.len() - 1, Some(5)), "{at}");
             assert!(!copied.are_below(u64::MAX));
             numbers[at] = 9;
             assert_eq!(of(&numbers).last(), Some(9), "{at}");
         }
-        let none = of(&[ELSEWHERE; 3]);
+        let none = of(&[ROW_ELSEWHERE; 3]);
         assert_eq!((none.rows(), none.last(), none.are_below(u64::MAX)), (0, None, false));
     }
 

@@ -2,7 +2,7 @@
 //! key-value cache's blocks.
 
 use super::place::{Address, Range, Run};
-use forebay_io::gpu::kernels::{Piece, Scatter, PIECE_BYTES};
+use forebay_io::{RowPiece, RowScatter, ROW_PIECE_BYTES};
 use std::ops::Range as Span;
 
 /// Bytes of a part that the GPU fetches: a fraction of a millisecond of the link.
@@ -19,7 +19,7 @@ const PIECE_MAX: usize = 64 << 10;
 const PIECE_UNIT: usize = 16;
 /// Pieces of one part's list at most.
 pub(super) const PIECES_MAX: usize = 8192;
-pub(super) const LIST_BYTES: usize = PIECES_MAX * PIECE_BYTES;
+pub(super) const LIST_BYTES: usize = PIECES_MAX * ROW_PIECE_BYTES;
 
 /// Bytes of a slot that data may take: the list of what lies in a slot of pages is at its end, where it is long enough for one.
 pub(super) fn data_bytes(slot_bytes: usize, of_pages: bool) -> usize {
@@ -116,7 +116,7 @@ pub(super) enum By {
 pub(super) struct Pages {
     pub(super) by: By,
     /// Kernel that takes pieces to their places; without it each is a copy.
-    pub(super) scatter: Option<Scatter>,
+    pub(super) scatter: Option<RowScatter>,
     pub(super) gpu: u32,
     blocks: Blocks,
     /// Blocks in the order of the file.
@@ -127,7 +127,7 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    pub(super) fn new((by, scatter): (By, Option<Scatter>), gpu: u32, blocks: Blocks) -> Pages {
+    pub(super) fn new((by, scatter): (By, Option<RowScatter>), gpu: u32, blocks: Blocks) -> Pages {
         let mut order: Vec<u32> = (0..blocks.slots.len() as u32).collect();
         order.sort_unstable_by_key(|block| blocks.slots[*block as usize]);
         let part_bytes = if by == By::Processors { COPIED_PART_BYTES } else { FETCHED_PART_BYTES };
@@ -198,7 +198,7 @@ impl PagePart {
     }
 
     /// Pieces that take what lies in `runs` (from `base` on, called by its byte in the file) to its pages.
-    pub(super) fn pieces(&self, base: u64, runs: &[Run]) -> Vec<Piece> {
+    pub(super) fn pieces(&self, base: u64, runs: &[Run]) -> Vec<RowPiece> {
         let total: usize = runs.iter().map(|run| run.bytes).sum();
         let most = piece_bytes(total);
         let mut pieces = Vec::with_capacity(total.div_ceil(most).max(self.pages.len()));
@@ -212,7 +212,7 @@ impl PagePart {
                 while at < last {
                     let bytes = (last - at).min(most as u64);
                     let from = base + run.from as u64 + (at - run.to);
-                    pieces.push(Piece { from, to: page.to + (at - page.offset), bytes });
+                    pieces.push(RowPiece { from, to: page.to + (at - page.offset), bytes });
                     at += bytes;
                 }
             }

@@ -2,9 +2,7 @@
 
 use super::windows::Windows;
 use super::{RELAYS_MAX, SLOT_BYTES};
-use forebay_io::gpu::cuda::Device;
-use forebay_io::gpu::relay::{self, Memory, Relay};
-use forebay_io::process::PerProcess;
+use forebay_io::{CudaDevice, PerProcess, Relay, RelayMemory};
 use forebay_model::Error;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -24,12 +22,12 @@ pub(super) fn release() {
 
 /// Relays to a GPU, for the calling worker until `keep`. Those that aren't there yet are opened in a turn with the driver,
 /// which would otherwise keep each call waiting for a registration; their memory is got before that, while it registers.
-pub(super) fn take(device: &Arc<Device>, windows: &Windows) -> Result<Vec<Relay>, Error> {
+pub(super) fn take(device: &Arc<CudaDevice>, windows: &Windows) -> Result<Vec<Relay>, Error> {
     let before = kept().take();
     let relays = match before {
         Some((gpu, relays)) if gpu == device.index() => relays,
         _ => {
-            let memory = Memory::of(relay::useful().min(RELAYS_MAX), SLOT_BYTES)?;
+            let memory = RelayMemory::of(Relay::useful().min(RELAYS_MAX), SLOT_BYTES)?;
             windows.turn(|| memory.into_iter().map(|m| Relay::open(device, m)).collect::<Result<_, _>>())?
         }
     };

@@ -9,9 +9,7 @@ use super::place::{cut, Address, Range};
 use super::processors::{self, ALL_MAX, WORKERS_MAX};
 use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::REGISTERED_FOR_BYTES_MIN;
-use forebay_io::gpu::cuda::{Event, Stream};
-use forebay_io::process;
-use forebay_io::reactor::Waker;
+use forebay_io::{process_id, CudaEvent, CudaStream, Waker};
 use forebay_model::Error;
 use rustix::fd::OwnedFd;
 use std::path::PathBuf;
@@ -80,7 +78,7 @@ struct State {
     /// Parts that are left of each group of pages.
     left: Vec<usize>,
     /// Streams that carry copies of it.
-    streams: Vec<Arc<Mutex<Stream>>>,
+    streams: Vec<Arc<Mutex<CudaStream>>>,
     /// Threads that wait for a change.
     waiting: usize,
     /// Eventfds to be rung at the end.
@@ -99,7 +97,7 @@ pub struct Request {
     pages: Option<Pages>,
     pub(super) counts: Counts,
     /// Work of the destination's user that must end before a byte is written.
-    pub(super) after: Vec<Mutex<Event>>,
+    pub(super) after: Vec<Mutex<CudaEvent>>,
     dropped: AtomicBool,
     /// Number of workers that may bring its parts: the first ones.
     workers_max: usize,
@@ -118,7 +116,7 @@ impl Request {
     pub fn of_file(
         reader: &Arc<Reader>,
         ranges: &[Range],
-        after: Vec<Event>,
+        after: Vec<CudaEvent>,
         workers: usize,
     ) -> Result<Arc<Request>, Error> {
         Ok(Arc::new(Request::of_ranges(reader, ranges, after, workers)?))
@@ -127,7 +125,7 @@ impl Request {
     fn of_ranges(
         reader: &Arc<Reader>,
         ranges: &[Range],
-        after: Vec<Event>,
+        after: Vec<CudaEvent>,
         workers: usize,
     ) -> Result<Request, Error> {
         let before = reader.stamp()?;
@@ -166,7 +164,7 @@ impl Request {
         numbers: impl Into<Copied>,
         layout: Layout,
         to: Address,
-        after: Vec<Event>,
+        after: Vec<CudaEvent>,
         workers: usize,
     ) -> Result<Arc<Request>, Error> {
         let before = reader.stamp()?;
@@ -196,7 +194,7 @@ impl Request {
         numbers: Copied,
         (layout, pieces): (Layout, Layout),
         to: Address,
-        after: Vec<Event>,
+        after: Vec<CudaEvent>,
         workers: usize,
         Rowwise { fetch, noted }: Rowwise,
     ) -> Result<Arc<Request>, Error> {
@@ -241,7 +239,7 @@ impl Request {
         of: &Ordered,
         layout: Layout,
         to: Address,
-        after: Vec<Event>,
+        after: Vec<CudaEvent>,
         workers: usize,
     ) -> Result<Arc<Request>, Error> {
         let before = reader.stamp()?;
@@ -287,7 +285,7 @@ impl Request {
         limit: u64,
         layout: Layout,
         to: Address,
-        after: Vec<Event>,
+        after: Vec<CudaEvent>,
     ) -> Result<Option<Arc<Request>>, Error> {
         if to.gpu() != Some(given.gpu) {
             return Ok(None);
@@ -308,9 +306,9 @@ impl Request {
         limit: u64,
         layout: Layout,
         to: Address,
-        mut after: Vec<Event>,
+        mut after: Vec<CudaEvent>,
         ahead: bool,
-        take: impl FnOnce() -> Result<Option<(GpuNumbers, Option<Event>)>, Error>,
+        take: impl FnOnce() -> Result<Option<(GpuNumbers, Option<CudaEvent>)>, Error>,
     ) -> Result<Option<Arc<Request>>, Error> {
         let before = reader.stamp()?;
         let end = limit.checked_sub(1).and_then(|last| layout.end(last));
@@ -344,7 +342,7 @@ impl Request {
         reader: &Arc<Reader>,
         blocks: Blocks,
         gpu: u32,
-        after: Vec<Event>,
+        after: Vec<CudaEvent>,
     ) -> Result<Arc<Request>, Error> {
         let before = reader.stamp()?;
         let layout = Layout {
@@ -388,7 +386,7 @@ impl Request {
     pub(super) fn new(
         source: Source,
         ranges: &[Range],
-        after: Vec<Event>,
+        after: Vec<CudaEvent>,
         workers: usize,
         windows: Option<u64>,
     ) -> Request {
@@ -400,7 +398,7 @@ impl Request {
         worker: Arc<Waker>,
         reading: Reading,
         ranges: &[Range],
-        after: Vec<Event>,
+        after: Vec<CudaEvent>,
     ) -> Arc<Request> {
         let pieces: Vec<Range> = ranges.iter().filter(|range| range.bytes > 0).copied().collect();
         let begins = |at: &usize| *at == 0 || pieces[at - 1].to.gpu() != pieces[*at].to.gpu();
@@ -414,7 +412,7 @@ impl Request {
         Arc::new(request)
     }
 
-    fn of_parts(source: Source, (pieces, parts): (Vec<Range>, Vec<u32>), after: Vec<Event>) -> Request {
+    fn of_parts(source: Source, (pieces, parts): (Vec<Range>, Vec<u32>), after: Vec<CudaEvent>) -> Request {
         Request {
             source: Mutex::new(Some(Arc::new(source))),
             pieces,
@@ -428,7 +426,7 @@ impl Request {
             mixes: AtomicBool::new(false),
             noted: None,
             began: Instant::now(),
-            process: process::id(),
+            process: process_id(),
             state: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -505,7 +503,7 @@ impl Request {
     }
 
     /// A part's bytes are read, and their copies queued on `stream`. The last one looks whether the file changed.
-    pub(super) fn part_queued(&self, stream: Option<&Arc<Mutex<Stream>>>) {
+    pub(super) fn part_queued(&self, stream: Option<&Arc<Mutex<CudaStream>>>) {
         let last = {
             let mut state = self.state();
             if let Some(stream) = stream.filter(|s| !state.streams.iter().any(|have| Arc::ptr_eq(have, s))) {
@@ -596,7 +594,7 @@ impl Request {
 
     /// Begun before this process was forked: a thread of the parent may have had the lock of its state.
     fn is_of_the_parent(&self) -> bool {
-        self.process != process::id()
+        self.process != process_id()
     }
 
     /// Waits for the end; false where `at_most` passed first.
@@ -642,7 +640,7 @@ impl Request {
 
     /// Orders what is queued on `stream` from now on behind the bytes. Waits until the last copy is queued, not until
     /// it has ended; false where `at_most` passed first.
-    pub fn order(&self, stream: &Stream, at_most: Option<Duration>) -> Result<bool, Error> {
+    pub fn order(&self, stream: &CudaStream, at_most: Option<Duration>) -> Result<bool, Error> {
         if !self.wait_for(at_most, |state| state.queued || self.part_count() == 0) {
             return Ok(false);
         }
@@ -652,7 +650,7 @@ impl Request {
         }
         for own in &state.streams {
             let own = own.lock().expect("no holder panics");
-            let ordered = Event::on(own.device())
+            let ordered = CudaEvent::on(own.device())
                 .and_then(|event| own.record(&event).and_then(|()| stream.wait_for(&event)));
             ordered.map_err(|why| Error::run("ordering a stream", why.to_string(), "Future.result()"))?;
         }

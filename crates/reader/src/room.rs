@@ -1,6 +1,6 @@
 //! Memory of GPUs that pages pass through, kept from one request to the next.
 
-use forebay_io::gpu::cuda::{Cuda, Device, DeviceMemory};
+use forebay_io::{Cuda, CudaDevice, DeviceMemory};
 use std::sync::{Arc, Mutex};
 
 /// Rooms that are kept for the next request: taking and freeing memory of a GPU waits for the GPU.
@@ -12,7 +12,7 @@ static SPARE: Mutex<Vec<DeviceMemory>> = Mutex::new(Vec::new());
 pub(crate) struct Room(Option<DeviceMemory>);
 
 impl Room {
-    pub(crate) fn take(device: &Arc<Device>, bytes: usize) -> Cuda<Room> {
+    pub(crate) fn take(device: &Arc<CudaDevice>, bytes: usize) -> Cuda<Room> {
         let fits =
             |memory: &DeviceMemory| memory.device().index() == device.index() && memory.bytes() >= bytes;
         let spare = {
@@ -22,7 +22,7 @@ impl Room {
         spare.map_or_else(|| device.allocate(bytes), Ok).map(|memory| Room(Some(memory)))
     }
 
-    pub(crate) fn holds(&self, device: &Device, bytes: usize) -> bool {
+    pub(crate) fn holds(&self, device: &CudaDevice, bytes: usize) -> bool {
         self.0
             .as_ref()
             .is_some_and(|memory| memory.device().index() == device.index() && memory.bytes() >= bytes)

@@ -6,8 +6,7 @@ use super::numbers::Copied;
 use super::place::{Address, Range};
 use super::processors;
 use super::windows::{Gathered, Windows};
-use forebay_io::gpu::kernels::{Rows, ELSEWHERE};
-use forebay_io::machine;
+use forebay_io::{last_level_cache_bytes, GpuRows, ROW_ELSEWHERE};
 use forebay_model::feed::Order;
 use forebay_model::Error;
 use forebay_storage::MappedWakeup;
@@ -54,7 +53,7 @@ impl Layout {
     /// These rows one behind the other, for who fetches them by hand: `ELSEWHERE` leaves its place as it is.
     pub(super) fn ranges(self, numbers: &[u64], to: Address) -> Vec<Range> {
         let mut ranges = Vec::with_capacity(numbers.len());
-        for (i, number) in numbers.iter().enumerate().filter(|(_, number)| **number != ELSEWHERE) {
+        for (i, number) in numbers.iter().enumerate().filter(|(_, number)| **number != ROW_ELSEWHERE) {
             append(&mut ranges, self.range(i, *number, to));
         }
         ranges
@@ -76,8 +75,8 @@ impl Layout {
     pub(super) fn cut(self, numbers: &[u64], piece_bytes: usize) -> Vec<u64> {
         let cut = self.row_bytes / piece_bytes;
         let pieces = |number: &u64| {
-            let begin = (*number != ELSEWHERE).then(|| self.offset(*number));
-            (0..cut as u64).map(move |i| begin.map_or(ELSEWHERE, |begin| begin + i * piece_bytes as u64))
+            let begin = (*number != ROW_ELSEWHERE).then(|| self.offset(*number));
+            (0..cut as u64).map(move |i| begin.map_or(ROW_ELSEWHERE, |begin| begin + i * piece_bytes as u64))
         };
         numbers.iter().flat_map(pieces).collect()
     }
@@ -120,16 +119,16 @@ pub(super) fn append(ranges: &mut Vec<Range>, next: Range) {
 /// enough for what is in their slots to stay in the last-level cache until it is copied on.
 fn copied_part_bytes(bytes: usize, hands: usize) -> usize {
     static CACHE: OnceLock<usize> = OnceLock::new();
-    let cache = *CACHE.get_or_init(|| machine::last_level_cache_bytes() as usize);
+    let cache = *CACHE.get_or_init(|| last_level_cache_bytes() as usize);
     let in_cache = (cache / 4 / hands.max(1)).max(CACHED_PART_BYTES_MIN);
     (bytes / (2 * hands.max(1))).min(in_cache).clamp(*COPIED_PART_BYTES.start(), *COPIED_PART_BYTES.end())
 }
 
 /// Copier of cached rows: the GPU or the CPUs.
 pub(super) enum Fetch {
-    Gpu(Rows),
+    Gpu(GpuRows),
     /// Copied by processors; towards a GPU, what scatters them there, if it can be had.
-    Processors(Option<Rows>),
+    Processors(Option<GpuRows>),
 }
 
 /// Samples at `count` positions of an order, from `first` on.
@@ -256,7 +255,7 @@ impl Layout {
             windows.number_of(offset) as usize..=windows.number_of(last) as usize
         };
         let mut bytes = vec![0u64; windows.count() as usize];
-        for number in numbers.iter().filter(|number| **number != ELSEWHERE) {
+        for number in numbers.iter().filter(|number| **number != ROW_ELSEWHERE) {
             of(*number).for_each(|window| bytes[window] += self.row_bytes as u64);
         }
         let wanted: Vec<(u32, u64)> = (0u32..).zip(bytes).filter(|(_, bytes)| *bytes > 0).collect();
@@ -268,8 +267,8 @@ impl Layout {
         let mut rest = Vec::new();
         for (i, (number, place)) in numbers.iter().zip(laid).enumerate() {
             *place = *number;
-            if *number != ELSEWHERE && !of(*number).all(|window| ready[window]) {
-                *place = ELSEWHERE;
+            if *number != ROW_ELSEWHERE && !of(*number).all(|window| ready[window]) {
+                *place = ROW_ELSEWHERE;
                 append(&mut rest, self.range(i, *number, to));
             }
         }
@@ -298,8 +297,8 @@ mod tests {
             let (pieces, cut) = layout(row_bytes).in_pieces(rows);
             assert_eq!((pieces.row_bytes, piece * cut), (piece, row_bytes), "{rows} of {row_bytes}");
         }
-        let cut = layout(2 << 20).cut(&[1, ELSEWHERE], 1 << 20);
-        assert_eq!(cut, [7 + (2 << 20), 7 + (3 << 20), ELSEWHERE, ELSEWHERE]);
+        let cut = layout(2 << 20).cut(&[1, ROW_ELSEWHERE], 1 << 20);
+        assert_eq!(cut, [7 + (2 << 20), 7 + (3 << 20), ROW_ELSEWHERE, ROW_ELSEWHERE]);
     }
 
     #[test]

@@ -14,13 +14,11 @@ use super::place::{Address, Range, Run};
 use super::request::Request;
 use super::rows::Layout;
 use super::worker::{Copies, From};
-use forebay_io::arena::{Arena, Mem, UNREGISTERED};
-use forebay_io::client::{self, Client, Completion, End, Submission};
-use forebay_io::clock;
-use forebay_io::gpu::cuda::{Event, Registered, Stream};
-use forebay_io::process::{self, settle_in};
-use forebay_io::queue::{Fault, Op, Via};
-use forebay_io::reactor::{self, memlock, Reactor, RingOptions, Waker};
+use forebay_io::{
+    memlock_refusal, monotonic_now, process_id, ring_refusal, settle_in_process, Arena, Client,
+    ClientCompletion, CompletionEnd, CudaEvent, CudaStream, Fault, Mem, Op, Reactor, RegisteredMemory,
+    RingOptions, Submission, Via, Waker, CLIENT_GRACE,
+};
 use forebay_model::job::{Cache, Engine, Pages, Prefer};
 use forebay_model::{Error, Kind};
 use forebay_storage::{examine, MadeOf, MemoryRegistration, Purpose, QueueNeeds, SourcePlan, Target};
@@ -81,7 +79,7 @@ impl SourceReader {
         let (tell, told) = mpsc::channel();
         let given = inbox.clone();
         let started = std::thread::Builder::new().name("forebay-source".into()).spawn(move || {
-            settle_in();
+            settle_in_process();
             let made = SourceWorker::set_up(target, given);
             let (waker, worker) = match made {
                 Ok((worker, waker)) => (Ok(waker), Some(worker)),
@@ -107,7 +105,7 @@ impl SourceReader {
                 waker,
                 worker: Mutex::new(Some(worker)),
                 under_way: Arc::default(),
-                process: process::id(),
+                process: process_id(),
             }),
             Err(error) => {
                 let _ = worker.join();
@@ -125,7 +123,7 @@ impl SourceReader {
     /// # Errors
     /// `Request`: a range that doesn't lie in the source, or memory that the way it was opened doesn't reach. Nothing is
     /// read then.
-    pub fn read(&self, ranges: &[Range], after: Vec<Event>) -> Result<Arc<Request>, Error> {
+    pub fn read(&self, ranges: &[Range], after: Vec<CudaEvent>) -> Result<Arc<Request>, Error> {
         self.check_process()?;
         for range in ranges {
             let end = range.offset.checked_add(range.bytes as u64);
@@ -169,7 +167,7 @@ impl SourceReader {
         numbers: &Copied,
         layout: Layout,
         to: Address,
-        after: Vec<Event>,
+        after: Vec<CudaEvent>,
     ) -> Result<Arc<Request>, Error> {
         if let Some(last) = numbers.last().filter(|_| layout.row_bytes > 0) {
             if layout.end(last).is_none_or(|end| end > self.bytes) {
@@ -180,7 +178,7 @@ impl SourceReader {
     }
 
     fn check_process(&self) -> Result<(), Error> {
-        if self.process == process::id() {
+        if self.process == process_id() {
             return Ok(());
         }
         let found = "it was opened before this process was forked, and its worker is in the parent";
@@ -189,7 +187,7 @@ impl SourceReader {
 
     /// Waits until no request reads from it, and until its worker has ended.
     pub fn close(&self) {
-        if self.process == process::id() {
+        if self.process == process_id() {
             self.under_way.wait();
             self.end(true);
         }
@@ -208,7 +206,7 @@ impl SourceReader {
 impl Drop for SourceReader {
     /// A worker that still reads ends by itself, after what it reads.
     fn drop(&mut self) {
-        if self.process == process::id() {
+        if self.process == process_id() {
             self.end(!self.under_way.any());
         } else {
             // Another process's thread.
@@ -304,7 +302,7 @@ struct Running {
     /// I/Os under way, and copies to the GPU.
     ios: u32,
     copies: u32,
-    outlet: Option<(usize, Arc<Mutex<Stream>>)>,
+    outlet: Option<(usize, Arc<Mutex<CudaStream>>)>,
     is_queued: bool,
     /// What was under way when it was dropped is given up.
     is_given_up: bool,
@@ -315,7 +313,7 @@ struct SourceWorker {
     client: Client<Owner>,
     reactor: Reactor,
     copies: Copies,
-    pinned: Option<Registered>,
+    pinned: Option<RegisteredMemory>,
     lent: Vec<MemoryRegistration>,
     slots: Option<Arena>,
     target: Target,
@@ -486,9 +484,9 @@ impl SourceWorker {
         }
         let owner = Owner { run, first, pieces: count, skip, in_place: in_place.is_some() };
         let submission = Submission { queue: self.queue, op: Op::Read, offset, len, want: len, owner };
-        let tag = self.client.begin(submission, clock::now()).expect("one is free");
+        let tag = self.client.begin(submission, monotonic_now()).expect("one is free");
         let mem = match in_place.and_then(|at| NonNull::new(at as *mut u8)) {
-            Some(at) => Mem::Host { at, piece: UNREGISTERED },
+            Some(at) => Mem::Host { at, piece: Mem::UNREGISTERED },
             None => self.slots.as_ref().expect("just set").slot(tag as usize),
         };
         self.client.set_mem(tag, mem);
@@ -525,7 +523,7 @@ impl SourceWorker {
         }
     }
 
-    fn complete(&mut self, over: Completion) {
+    fn complete(&mut self, over: ClientCompletion) {
         let tag = over.tag;
         let (submission, moved) = {
             let io = self.client.io(tag);
@@ -534,9 +532,11 @@ impl SourceWorker {
         let Submission { offset, len, owner, .. } = submission;
         self.running(owner.run).ios -= 1;
         let flies = match over.end {
-            End::Whole => self.deliver(tag, &submission, over.via),
-            End::Early => Err(self.failed(offset, len, &ended_early(offset + u64::from(moved)))),
-            End::Failed(fault) | End::GivenUp(fault) => Err(self.failed(offset, len, &fault)),
+            CompletionEnd::Whole => self.deliver(tag, &submission, over.via),
+            CompletionEnd::Early => Err(self.failed(offset, len, &ended_early(offset + u64::from(moved)))),
+            CompletionEnd::Failed(fault) | CompletionEnd::GivenUp(fault) => {
+                Err(self.failed(offset, len, &fault))
+            }
         };
         if !flies.as_ref().is_ok_and(|flies| *flies) {
             self.client.release(tag);
@@ -646,7 +646,7 @@ impl SourceWorker {
             // What was begun ended as it was handed over.
             return self.reactor.flush();
         }
-        let now = clock::now();
+        let now = monotonic_now();
         let is_reading = self.client.in_flight() > 0;
         if !is_reading && !self.client.is_owed() && self.copies.any() {
             self.copies.reap(true);
@@ -673,12 +673,12 @@ impl SourceWorker {
     fn refuse(mut self, why: &std::io::Error) {
         let error = Error::run(
             format!("read {}", self.target.label),
-            reactor::refusal(why),
+            ring_refusal(why),
             "forebay.open() it in a process whose filter allows io_uring",
         );
         self.client.give_up_all();
         // What a device was told to write to memory of others has come by then; nothing else comes without a call.
-        std::thread::sleep(client::GRACE);
+        std::thread::sleep(CLIENT_GRACE);
         let mut state = self.inbox.state.lock().expect("no holder panics");
         state.closed = Some(error.clone());
         let waiting = std::mem::take(&mut state.requests);
@@ -710,7 +710,7 @@ impl SourceWorker {
     }
 }
 
-fn end(request: &Request, part: usize, stream: Option<&Arc<Mutex<Stream>>>) {
+fn end(request: &Request, part: usize, stream: Option<&Arc<Mutex<CudaStream>>>) {
     request.part_queued(stream);
     request.part_done(part);
 }
@@ -750,7 +750,7 @@ fn reactor_for(target: &Target, needs: QueueNeeds) -> Result<Reactor, Error> {
     }
     let options = RingOptions { depth: target.ring_depth(needs), one_by_one: true, ..RingOptions::default() };
     Reactor::with_ring(options)
-        .map_err(|e| memlock::refusal("a source's reader", &e, "forebay doctor for the reason"))
+        .map_err(|e| memlock_refusal("a source's reader", &e, "forebay doctor for the reason"))
 }
 
 #[cfg(test)]

@@ -67,7 +67,7 @@ proptest! {
             Err(e) => { prop_assert!(direct == Some(true), "{}", e); return Ok(()); }
         };
         if cold {
-            forebay_io::meter::cache::drop(&std::fs::File::open(&path).unwrap(), 0, 0).unwrap();
+            forebay_io::drop_cached(&std::fs::File::open(&path).unwrap(), 0, 0).unwrap();
         }
         let all = content(bytes);
         let (buffers, report) = read(&reader, &ranges).unwrap();

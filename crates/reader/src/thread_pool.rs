@@ -5,8 +5,7 @@ use super::processors::{self, ALL_MAX, WORKERS_MAX};
 use super::request::Request;
 use super::worker::{self, copied_here, Worker};
 use super::{file, gpu_numbers, leaving, numbers, relays, room};
-use forebay_io::copy;
-use forebay_io::process::{settle_in, PerProcess};
+use forebay_io::{has_copy_guard, settle_in_process, PerProcess};
 use forebay_model::Error;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -81,7 +80,7 @@ fn bring(request: &Arc<Request>, others: usize) -> Result<(), Error> {
 /// a moment.
 fn can_help(request: &Request) -> bool {
     let is_short = request.table().is_some_and(|table| table.bytes() <= HELPED_MAX);
-    is_short && request.is_copied_to_host() && copy::is_guarded_here()
+    is_short && request.is_copied_to_host() && has_copy_guard()
 }
 
 /// Queues a request; its parts are read in order, as workers come free.
@@ -161,7 +160,7 @@ impl ThreadPool {
     }
 
     fn work(&self, number: usize) {
-        settle_in();
+        settle_in_process();
         let mut worker = Worker::default();
         loop {
             worker.reap(false);

@@ -1,7 +1,6 @@
 //! Windows of a file's page cache that GPUs read by themselves: what `path::mapped` registers, for one open file.
 
-use forebay_io::gpu::cuda::Device;
-use forebay_io::machine;
+use forebay_io::{memory_free_bytes, CudaDevice};
 use forebay_model::units::GIB;
 use forebay_model::Error;
 use forebay_storage::{
@@ -29,7 +28,7 @@ impl Windows {
     pub(crate) fn open(
         target: &FileTarget,
         mapping: Option<Arc<FileMapping>>,
-        device: Arc<Device>,
+        device: Arc<CudaDevice>,
         bytes_max: u64,
     ) -> Result<Windows, Error> {
         let cap_bytes = cap_bytes();
@@ -273,5 +272,5 @@ pub(super) struct Gathered {
 
 /// Returns the limit on registered bytes: half of the memory that is free.
 pub(super) fn cap_bytes() -> u64 {
-    machine::memory_free_bytes().map_or(CAP_BYTES_UNKNOWN, |free| free / 2)
+    memory_free_bytes().map_or(CAP_BYTES_UNKNOWN, |free| free / 2)
 }

@@ -20,7 +20,7 @@ use super::request::{Request, Source};
 use super::room::Room;
 use super::SLOT_BYTES;
 use copies::copy_failed;
-use forebay_io::gpu::cuda::Stream;
+use forebay_io::CudaStream;
 use forebay_model::Error;
 use forebay_storage::MappedWakeup;
 use std::borrow::Cow;
@@ -163,7 +163,7 @@ impl Worker {
         source: &Source,
         part: &[Range],
         gpu: u32,
-    ) -> Result<Arc<Mutex<Stream>>, Error> {
+    ) -> Result<Arc<Mutex<CudaStream>>, Error> {
         let (outlet, stream) = self.copies.outlet_after(request, gpu)?;
         if part[0].bytes > SLOT_BYTES && self.queue_window(request, source, &part[0], outlet)? {
             return Ok(stream);

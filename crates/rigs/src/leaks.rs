@@ -1,6 +1,6 @@
 //! What a process holds: a test compares it before and after.
 
-use forebay_io::gpu::cuda::Device;
+use forebay_io::CudaDevice;
 use std::fmt::Debug;
 
 /// Resources that a process may leak: open descriptors, mappings, threads, GPU memory.
@@ -15,7 +15,7 @@ pub struct ProcessResources {
 /// What this process holds now; GPU memory is that of the first GPU.
 pub fn held() -> ProcessResources {
     let count = |dir: &str| std::fs::read_dir(dir).unwrap().count();
-    let (free, total) = Device::open(0).unwrap().memory_info().unwrap();
+    let (free, total) = CudaDevice::open(0).unwrap().memory_info().unwrap();
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let locked = status.lines().find_map(|l| l.strip_prefix("VmLck:")).unwrap();
     let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|fd| std::fs::read_link(fd.unwrap().path()));

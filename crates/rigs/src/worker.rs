@@ -1,9 +1,6 @@
 //! A worker's part, for tests of sources: a queue, its reactor, its slots, and what was done.
 
-use forebay_io::arena::Arena;
-use forebay_io::queue::{Done, Io, Op, Queue};
-use forebay_io::reactor::{Reactor, RingOptions};
-use forebay_io::stream;
+use forebay_io::{stream_digest, Arena, Done, Io, Op, Queue, Reactor, RingOptions};
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use forebay_storage::QueueNeeds;
@@ -85,7 +82,7 @@ impl Rig {
     }
 
     pub fn crc(&self, tag: u32, len: u32) -> u32 {
-        stream::digest(0, self.arena.slot(tag as usize), len)
+        stream_digest(0, self.arena.slot(tag as usize), len)
     }
 
     pub fn close(mut self) {

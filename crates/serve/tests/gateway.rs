@@ -1,8 +1,7 @@
 //! The gateway and the driver of emulated drives, one against the other: every byte in its place, nothing staged at
 //! either end, and a gateway that goes and comes back.
 
-use forebay_io::arena::Arena;
-use forebay_io::queue::{Op, Via};
+use forebay_io::{Arena, Op, Via};
 use forebay_rigs::worker::{content, Rig, LONG};
 use forebay_serve::{
     Gateway, GatewayConfig, GatewayController, GatewayNamespace, GatewaySubsystem, TargetConfig, TargetServer,

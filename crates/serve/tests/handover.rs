@@ -1,8 +1,7 @@
 //! A gateway's place taken by the next one while our own driver reads and writes: no byte is wrong, no completion lost or
 //! doubled, no connection seen to end. What can't be taken over goes on where it was.
 
-use forebay_io::queue::Op;
-use forebay_io::reactor::memlock;
+use forebay_io::{memlock_limit, Op};
 use forebay_rigs::worker::{content, Rig, LONG};
 use forebay_serve::{
     call_gateway, GatewayConfig, GatewayController, GatewayNamespace, GatewayService, GatewaySubsystem,
@@ -73,7 +72,7 @@ impl Home {
 /// Two gateways at a time, each with a ring for each interrupt, don't fit below a limit of 64 KiB.
 fn little_to_lock() -> bool {
     const NEEDED: u64 = 1 << 20;
-    let little = memlock::limit().filter(|limit| *limit < NEEDED);
+    let little = memlock_limit().filter(|limit| *limit < NEEDED);
     little
         .inspect(|n| eprintln!("SKIPPED: {n} bytes may be locked for io_uring: ulimit -l {}", NEEDED >> 10))
         .is_some()

@@ -8,8 +8,7 @@ mod link;
 #[path = "remote/steady.rs"]
 mod steady;
 
-use forebay_io::queue::{Op, Via};
-use forebay_io::stream;
+use forebay_io::{fill_memory, Op, Via};
 use forebay_rigs::fake::{Fake, BLOCK, NQN};
 use forebay_rigs::worker::{content, Rig, LONG};
 use forebay_storage::{NvmeTcpOptions, NvmeTcpRemote, Uri};
@@ -267,7 +266,7 @@ fn writes_whose_outcome_is_unknown_fail_and_say_so() {
             }
             for tag in 0..8u32 {
                 let mark = [(1 + round * 8 + u64::from(tag)) as u8; LEN as usize];
-                stream::fill(rig.arena.slot(tag as usize), &mark);
+                fill_memory(rig.arena.slot(tag as usize), &mark);
                 let offset = u64::from(tag) * u64::from(LEN);
                 rig.push(tag, Op::Write { durable: true }, offset, LEN);
             }
@@ -336,7 +335,7 @@ fn reads_and_writes_mixed_at_depth_each_get_their_own_answer() {
                     random.below(places / 16) * 16 * u64::from(LEN) + u64::from(tag) * u64::from(LEN);
                 let op = if random.below(2) == 0 { Op::Read } else { Op::Write { durable: false } };
                 let mark = [random.below(256) as u8; LEN as usize];
-                stream::fill(rig.arena.slot(tag as usize), &mark);
+                fill_memory(rig.arena.slot(tag as usize), &mark);
                 rig.push(tag, op, offset, LEN);
                 under_way[tag as usize] = Some((op, offset));
             }
@@ -369,7 +368,7 @@ fn writes_are_sent_again_where_that_was_asked_for() {
     let mut rig = worker(&remote, 8, 64 << 10);
     for round in 0..10u8 {
         for tag in 0..8u32 {
-            stream::fill(rig.arena.slot(tag as usize), &[round; 64 << 10]);
+            fill_memory(rig.arena.slot(tag as usize), &[round; 64 << 10]);
             rig.push(tag, Op::Write { durable: false }, u64::from(tag) << 16, 64 << 10);
         }
         rig.queue.submit(&mut rig.reactor);

@@ -2,11 +2,7 @@
 
 use crate::serve::{client, rig};
 use client::{HOST, SUBSYSTEM};
-use forebay_io::arena::Arena;
-use forebay_io::auth::generate;
-use forebay_io::queue::{Io, Op};
-use forebay_io::reactor::{Reactor, RingOptions};
-use forebay_io::stream;
+use forebay_io::{generate_secret, stream_digest, Arena, Io, Op, Reactor, RingOptions};
 use forebay_model::job::Pages;
 use forebay_nvme::auth::psk::ConfiguredPsk;
 use forebay_nvme::auth::Hash;
@@ -29,7 +25,7 @@ impl Keys {
 
     /// A new secret and its file.
     fn make(&self, name: &str, transform: &str) -> (String, PathBuf) {
-        let text = generate(transform).unwrap();
+        let text = generate_secret(transform).unwrap();
         let path = self.put(name, &text);
         (text, path)
     }
@@ -81,7 +77,7 @@ fn check(remote: &Arc<NvmeTcpRemote>) {
         }
         assert_eq!(done.first().map(|d| d.result.clone()), Some(Ok(LEN)));
         let expected = crc32c::crc32c(&pattern(1 << 20, 5)[..LEN as usize]);
-        assert_eq!(stream::digest(0, arena.slot(0), LEN), expected);
+        assert_eq!(stream_digest(0, arena.slot(0), LEN), expected);
         queue.close(&mut reactor);
     }
 }

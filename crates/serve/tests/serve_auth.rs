@@ -2,7 +2,7 @@
 
 use crate::serve::{client, rig};
 use client::{connect, Digests, Queue, HOST, SUBSYSTEM};
-use forebay_io::auth::{generate, random};
+use forebay_io::{auth_random, generate_secret};
 use forebay_nvme::auth::{Credentials, HostAuth, HostStep, Policy, Secret};
 use forebay_nvme::command::Sqe;
 use forebay_nvme::fabrics::{Cc, Connected, Property, PropertySet, CNTLID_DYNAMIC};
@@ -22,7 +22,7 @@ struct Keys {
 }
 
 fn keys() -> Keys {
-    Keys { host: generate("sha256").unwrap(), controller: generate("sha512").unwrap() }
+    Keys { host: generate_secret("sha256").unwrap(), controller: generate_secret("sha512").unwrap() }
 }
 
 fn served(keys: &Keys, settings: &str, more: &str) -> (Rig, tempfile::TempDir) {
@@ -51,7 +51,7 @@ fn prove(queue: &mut Queue, host: &str, controller: Option<&str>) -> HostStep {
         controller: controller.map(secret),
         policy: Policy::default(),
     };
-    let mut auth = HostAuth::new(Arc::new(credentials), random().unwrap(), 1);
+    let mut auth = HostAuth::new(Arc::new(credentials), auth_random().unwrap(), 1);
     let mut step = auth.start();
     while let Some((sqe, data)) = step.command() {
         step = match data {
@@ -130,7 +130,7 @@ fn another_key_is_refused_and_the_connection_ends() {
     let keys = keys();
     let (rig, _dir) = served(&keys, "", "");
     let (mut queue, _) = admin(&rig);
-    let step = prove(&mut queue, &generate("sha256").unwrap(), None);
+    let step = prove(&mut queue, &generate_secret("sha256").unwrap(), None);
     assert!(matches!(step, HostStep::Failed(failure) if failure.by_peer), "{step:?}");
     assert!(queue.turn().is_err(), "the connection is closed");
     // And a target with another key than the host expects is left.

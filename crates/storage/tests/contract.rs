@@ -27,8 +27,7 @@ mod served;
 
 use arena::untouched;
 use cases::{is_writable, noise, truth};
-use forebay_io::queue::{Full, Io, Op, Queue, Via};
-use forebay_io::reactor::Reactor;
+use forebay_io::{Full, Io, Op, Queue, Reactor, Via};
 use forebay_model::job::{self, Engine, JobSpec, PathKind};
 use forebay_rigs::gpu::Scenario;
 use forebay_storage::{DataPath, Ends, FaultPlan, FaultQueue, Paths, QueueNeeds, Target, PATHS, SOURCES};

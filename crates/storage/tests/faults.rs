@@ -24,7 +24,7 @@ mod served;
 mod watched;
 
 use cases::{lacking, noise, striped, truth, ENGINES};
-use forebay_io::queue::{Op, Queue};
+use forebay_io::{Op, Queue};
 use forebay_model::job::{Engine, PathKind};
 use forebay_storage::{FaultPlan, FaultQueue, QueueNeeds, StripeQueue, Target};
 use model::{batches, Flat, Shape};

@@ -1,8 +1,7 @@
 //! The driver of emulated drives against one that is killed, started again, stalled, frozen and wrong: no wrong byte
 //! arrives, and nothing waits longer than its time.
 
-use forebay_io::arena::Arena;
-use forebay_io::queue::{Op, Via};
+use forebay_io::{Arena, Op, Via};
 use forebay_model::job::Pages;
 use forebay_rigs::drive::{Control, Drive, BLOCK};
 use forebay_rigs::worker::{content, Rig, LONG};

@@ -8,7 +8,7 @@ mod steps;
 
 use data::{data, on_disk, tfrecord};
 use forebay_bench::Observer;
-use forebay_io::reactor::{Reactor, RingOptions};
+use forebay_io::{Reactor, RingOptions};
 use forebay_model::job::{Cache, Engine};
 use forebay_model::training::{EmulateSpec, Level, Loader, OnError};
 use forebay_model::units::BYTES_PER_GIB;

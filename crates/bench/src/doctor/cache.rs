@@ -1,8 +1,7 @@
 //! Control over the page cache: which operations drop pages, and which query residency.
 
 use super::probe::CacheProbe;
-use super::roots::Roots;
-use forebay_io::machine::finding::{Area, Check, CheckState};
+use forebay_io::{Check, CheckArea, CheckState, Roots};
 use serde::Serialize;
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -25,7 +24,7 @@ pub(crate) fn checks(cache: &Cache) -> Vec<Check> {
 
 fn fadvise(cache: &Cache) -> Check {
     let check = |state, found: &str| {
-        Check::new(Area::PageCache, "cache.fadvise", "drop a file's pages", state, found)
+        Check::new(CheckArea::PageCache, "cache.fadvise", "drop a file's pages", state, found)
     };
     match cache.probe.fadvise_drops {
         Some(true) => check(CheckState::Works, "posix_fadvise empties it (tried)"),
@@ -39,8 +38,9 @@ fn fadvise(cache: &Cache) -> Check {
 }
 
 fn drop_caches(cache: &Cache) -> Check {
-    let check =
-        |state, found: &str| Check::new(Area::PageCache, "cache.drop_caches", "drop all pages", state, found);
+    let check = |state, found: &str| {
+        Check::new(CheckArea::PageCache, "cache.drop_caches", "drop all pages", state, found)
+    };
     if cache.drop_caches {
         return check(CheckState::Works, "/proc/sys/vm/drop_caches can be written");
     }
@@ -51,7 +51,7 @@ fn drop_caches(cache: &Cache) -> Check {
 
 fn residency(cache: &Cache) -> Check {
     let check = |state, found: String| {
-        Check::new(Area::PageCache, "cache.residency", "see what is cached", state, found)
+        Check::new(CheckArea::PageCache, "cache.residency", "see what is cached", state, found)
     };
     match (&cache.probe.cachestat_refused, &cache.probe.mincore_refused) {
         (None, None) => check(CheckState::Works, "cachestat and mincore".into()),

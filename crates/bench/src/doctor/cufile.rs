@@ -4,10 +4,7 @@ mod properties;
 
 pub use properties::{ask, Answers};
 
-use super::roots::{bytes, names, text, Roots};
-use forebay_io::gpu::library;
-use forebay_io::gpu::places::{self, mapped_sites, Places};
-use forebay_io::machine::finding::{Area, Check, CheckState};
+use forebay_io::{python_packages, Check, CheckArea, CheckState, CudaPlaces, Roots};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -54,8 +51,8 @@ impl Surroundings {
             force_compat: switch("CUFILE_FORCE_COMPAT_MODE"),
             use_p2pdma: switch("CUFILE_USE_PCIP2PDMA"),
             library_path: std::env::split_paths(&listed).filter(|p| p.is_absolute()).collect(),
-            homes: places::homes_of_process(),
-            prefixes: places::prefixes_of_process(),
+            homes: CudaPlaces::homes_of_process(),
+            prefixes: CudaPlaces::prefixes_of_process(),
         }
     }
 }
@@ -138,20 +135,20 @@ fn libraries(roots: &Roots, around: &Surroundings) -> Vec<Found> {
 }
 
 /// As the engine has them, which looks at this machine only.
-fn places(roots: &Roots, around: &Surroundings) -> Places {
-    let maps = text(&roots.proc("self/maps")).unwrap_or_default();
+fn places(roots: &Roots, around: &Surroundings) -> CudaPlaces {
+    let maps = Roots::text(&roots.proc("self/maps")).unwrap_or_default();
     let here = roots.root == Path::new("/");
-    Places {
+    CudaPlaces {
         root: roots.root.clone(),
         homes: around.homes.clone(),
         prefixes: around.prefixes.clone(),
-        sites: if here { library::packages(&maps) } else { mapped_sites(&maps) },
+        sites: if here { python_packages(&maps) } else { CudaPlaces::mapped_sites(&maps) },
     }
 }
 
 /// Entries for libcufile in the loader's cache (glibc's `glibc-ld.so.cache1.1`).
 fn cached(roots: &Roots) -> Vec<PathBuf> {
-    let cache = bytes(&roots.etc.join("ld.so.cache")).unwrap_or_default();
+    let cache = Roots::bytes(&roots.etc.join("ld.so.cache")).unwrap_or_default();
     let wanted = |(name, _): &(String, String)| NAMES.contains(&name.as_str());
     let under = |path: String| roots.root.join(path.trim_start_matches('/'));
     cache_entries(&cache).into_iter().filter(wanted).map(|(_, path)| under(path)).collect()
@@ -188,7 +185,7 @@ fn version_by_name(path: &Path) -> Option<String> {
         return Some(version.to_string());
     }
     let site = real.ancestors().find(|a| a.ends_with("site-packages") || a.ends_with("dist-packages"))?;
-    names(site).iter().find_map(|n| {
+    Roots::names(site).iter().find_map(|n| {
         let rest = n.strip_suffix(".dist-info")?.strip_prefix("nvidia_cufile")?;
         Some(rest.rsplit('-').next()?.to_string())
     })
@@ -220,7 +217,7 @@ fn version_by_call(path: &Path) -> Result<Option<String>, String> {
 fn config(roots: &Roots, around: &Surroundings) -> Config {
     let named = around.named_json.clone().or_else(|| around.env_json.clone());
     let path = named.unwrap_or_else(|| roots.etc.join("cufile.json"));
-    let content = text(&path);
+    let content = Roots::text(&path);
     let parsed = content.as_deref().map(parse);
     let settings = match &parsed {
         Some(Ok(value)) => flatten(value),
@@ -316,7 +313,7 @@ pub(crate) fn checks(cufile: &Cufile, gpu: bool) -> Vec<Check> {
 }
 
 fn library(cufile: &Cufile, gpu: bool) -> Check {
-    let check = |state, found: String| Check::new(Area::Gds, "gds.libcufile", "libcufile", state, found);
+    let check = |state, found: String| Check::new(CheckArea::Gds, "gds.libcufile", "libcufile", state, found);
     let Some(first) = cufile.libraries.first() else {
         return match gpu {
             true => check(CheckState::Missing, "not found".into())
@@ -347,7 +344,8 @@ fn library(cufile: &Cufile, gpu: bool) -> Check {
 
 fn config_check(config: &Config) -> Check {
     let shown = config.path.display();
-    let check = |state, found: String| Check::new(Area::Gds, "gds.cufile_json", "cufile.json", state, found);
+    let check =
+        |state, found: String| Check::new(CheckArea::Gds, "gds.cufile_json", "cufile.json", state, found);
     if let Some(refused) = &config.refused {
         return check(CheckState::Missing, format!("{shown}: {refused}"))
             .why("cuFile can't read it and takes its defaults")

@@ -1,8 +1,7 @@
 //! Block devices: their limits, and the remedies.
 
-pub(crate) use forebay_io::machine::drives::{all, behind, block, describe, DriveFacts};
-use forebay_io::machine::finding::{count, Area, Check, CheckState};
-use forebay_io::machine::pci;
+pub(crate) use forebay_io::DriveFacts;
+use forebay_io::{counted, Check, CheckArea, CheckState, PciLink};
 use forebay_model::record::Drive;
 use forebay_model::units::readable_bytes as size;
 
@@ -12,7 +11,7 @@ const HOT_C: f64 = 70.0;
 pub(crate) fn checks(drives: &[DriveFacts]) -> Vec<Check> {
     if drives.is_empty() {
         return vec![Check::new(
-            Area::Drives,
+            CheckArea::Drives,
             "drives",
             "drives",
             CheckState::NotApplicable,
@@ -34,7 +33,7 @@ fn drive_checks(facts: &DriveFacts) -> Vec<Check> {
 
 fn check(facts: &DriveFacts, id: &str, title: &str, state: CheckState, found: String) -> Check {
     let name = &facts.drive.name;
-    Check::new(Area::Drives, format!("drive.{name}.{id}"), format!("{name} {title}"), state, found)
+    Check::new(CheckArea::Drives, format!("drive.{name}.{id}"), format!("{name} {title}"), state, found)
 }
 
 fn identity(facts: &DriveFacts) -> Check {
@@ -45,7 +44,7 @@ fn identity(facts: &DriveFacts) -> Check {
     parts.extend(drive.firmware.as_ref().map(|f| format!("firmware {f}")));
     parts.extend(facts.transport.as_ref().filter(|t| *t != "pcie").map(|t| format!("over {t}")));
     parts.extend(drive.numa_node.map(|n| format!("NUMA node {n}")));
-    parts.extend(facts.queues.map(|q| count(q as usize, "queue")));
+    parts.extend(facts.queues.map(|q| counted(q as usize, "queue")));
     parts.extend(facts.backing_file.as_ref().map(|f| format!("backed by {f}")));
     if !facts.members.is_empty() {
         parts.push(format!("on {}", facts.members.join(" ")));
@@ -67,7 +66,7 @@ fn spins(drive: &Drive) -> bool {
 
 fn link_check(facts: &DriveFacts) -> Option<Check> {
     let drive = &facts.drive;
-    let link = pci::Link {
+    let link = PciLink {
         generation: drive.pcie_gen,
         generation_max: drive.pcie_gen_max,
         width: drive.pcie_width,

@@ -1,8 +1,6 @@
 //! Network and RDMA devices.
 
-use super::pci;
-use super::roots::{line, names, number, Roots};
-use forebay_io::machine::finding::{Area, Check, CheckState};
+use forebay_io::{pci_ancestry, pci_numa_node, Check, CheckArea, CheckState, Roots};
 use serde::Serialize;
 
 const DEVICES_MAX: usize = 256;
@@ -48,14 +46,18 @@ pub struct Nic {
 }
 
 pub(crate) fn facts(roots: &Roots) -> Fabric {
-    let verbs = names(&roots.dev.join("infiniband")).iter().any(|n| n.starts_with("uverbs"));
+    let verbs = Roots::names(&roots.dev.join("infiniband")).iter().any(|n| n.starts_with("uverbs"));
     Fabric {
-        rdma: names(&roots.sys("class/infiniband"))
+        rdma: Roots::names(&roots.sys("class/infiniband"))
             .iter()
             .take(DEVICES_MAX)
             .map(|n| rdma(roots, n))
             .collect(),
-        nics: names(&roots.sys("class/net")).iter().take(DEVICES_MAX).filter_map(|n| nic(roots, n)).collect(),
+        nics: Roots::names(&roots.sys("class/net"))
+            .iter()
+            .take(DEVICES_MAX)
+            .filter_map(|n| nic(roots, n))
+            .collect(),
         verbs,
         peer_memory: ["nvidia_peermem", "nv_peer_mem"].iter().any(|m| roots.sys("module").join(m).exists()),
     }
@@ -64,21 +66,21 @@ pub(crate) fn facts(roots: &Roots) -> Fabric {
 fn rdma(roots: &Roots, name: &str) -> Rdma {
     let base = roots.sys("class/infiniband").join(name);
     let pci = address(&base.join("device"));
-    let ports = names(&base.join("ports")).into_iter().filter_map(|port| {
+    let ports = Roots::names(&base.join("ports")).into_iter().filter_map(|port| {
         let directory = base.join("ports").join(&port);
-        let state = line(&directory.join("state")).unwrap_or_default();
+        let state = Roots::line(&directory.join("state")).unwrap_or_default();
         Some(Port {
             port: port.parse().ok()?,
             // `4: ACTIVE`
             state: state.rsplit(": ").next().unwrap_or_default().to_string(),
-            rate: line(&directory.join("rate")),
-            link_layer: line(&directory.join("link_layer")),
+            rate: Roots::line(&directory.join("rate")),
+            link_layer: Roots::line(&directory.join("link_layer")),
         })
     });
     Rdma {
         name: name.into(),
-        firmware: line(&base.join("fw_ver")),
-        numa_node: pci.as_deref().and_then(|a| pci::numa_node(roots, a)),
+        firmware: Roots::line(&base.join("fw_ver")),
+        numa_node: pci.as_deref().and_then(|a| pci_numa_node(roots, a)),
         pci,
         ports: ports.collect(),
     }
@@ -87,12 +89,12 @@ fn rdma(roots: &Roots, name: &str) -> Rdma {
 fn nic(roots: &Roots, name: &str) -> Option<Nic> {
     let base = roots.sys("class/net").join(name);
     let pci = address(&base.join("device"))?;
-    let megabits = number::<i64>(&base.join("speed")).filter(|s| *s > 0).map(|s| s as u64);
-    Some(Nic { name: name.into(), numa_node: pci::numa_node(roots, &pci), pci: Some(pci), megabits })
+    let megabits = Roots::number::<i64>(&base.join("speed")).filter(|s| *s > 0).map(|s| s as u64);
+    Some(Nic { name: name.into(), numa_node: pci_numa_node(roots, &pci), pci: Some(pci), megabits })
 }
 
 fn address(device: &std::path::Path) -> Option<String> {
-    pci::ancestry(&device.canonicalize().ok()?).pop()
+    pci_ancestry(&device.canonicalize().ok()?).pop()
 }
 
 /// `gpu`: there is a GPU whose memory could be a target.
@@ -100,7 +102,7 @@ pub(crate) fn checks(fabric: &Fabric, gpu: bool) -> Vec<Check> {
     let mut checks: Vec<Check> = fabric.nics.iter().map(nic_check).collect();
     if fabric.rdma.is_empty() {
         let found = "no RDMA device; NVMe/TCP needs none";
-        checks.push(Check::new(Area::Fabric, "rdma", "RDMA", CheckState::NotApplicable, found));
+        checks.push(Check::new(CheckArea::Fabric, "rdma", "RDMA", CheckState::NotApplicable, found));
         return checks;
     }
     checks.extend(fabric.rdma.iter().map(|device| rdma_check(device, fabric.verbs)));
@@ -118,7 +120,7 @@ fn nic_check(nic: &Nic) -> Check {
     if let Some(node) = nic.numa_node {
         found += &format!(", NUMA node {node}");
     }
-    Check::new(Area::Fabric, format!("nic.{}", nic.name), nic.name.clone(), CheckState::Works, found)
+    Check::new(CheckArea::Fabric, format!("nic.{}", nic.name), nic.name.clone(), CheckState::Works, found)
 }
 
 fn rdma_check(device: &Rdma, verbs: bool) -> Check {
@@ -139,8 +141,9 @@ fn rdma_check(device: &Rdma, verbs: bool) -> Check {
         .collect();
     let found =
         format!("{}, firmware {}", ports.join("; "), device.firmware.as_deref().unwrap_or("not reported"));
-    let check =
-        |state| Check::new(Area::Fabric, format!("rdma.{}", device.name), device.name.clone(), state, found);
+    let check = |state| {
+        Check::new(CheckArea::Fabric, format!("rdma.{}", device.name), device.name.clone(), state, found)
+    };
     if !device.ports.iter().any(|p| p.state == "ACTIVE") {
         return check(CheckState::Limited)
             .why("no port is active: no cable, or no subnet manager")
@@ -156,7 +159,7 @@ fn rdma_check(device: &Rdma, verbs: bool) -> Check {
 
 fn peer_memory(fabric: &Fabric) -> Check {
     let check = |state, found: &str| {
-        Check::new(Area::Fabric, "rdma.peer_memory", "RDMA into GPU memory", state, found)
+        Check::new(CheckArea::Fabric, "rdma.peer_memory", "RDMA into GPU memory", state, found)
     };
     if fabric.peer_memory {
         return check(CheckState::Works, "nvidia_peermem is loaded");

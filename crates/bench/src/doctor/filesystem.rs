@@ -1,9 +1,7 @@
 //! The file system of a path: kind, mount options, alignment for O_DIRECT, and what direct I/O on it shows.
 
 use super::probe::{self, DirectProbe};
-use super::roots::{text, Roots};
-use forebay_io::machine::filesystem::facts;
-use forebay_io::machine::finding::{Area, Check, CheckState};
+use forebay_io::{filesystem_facts, Check, CheckArea, CheckState, Roots};
 use forebay_model::record::Filesystem;
 use forebay_model::units::readable_bytes as size;
 use serde::Serialize;
@@ -47,7 +45,7 @@ pub(crate) fn examine(roots: &Roots, path: &Path, trial: Trial) -> Option<Examin
     let block = kind == "block device";
     let number = if block { stat.rdev() } else { stat.dev() };
     let device = (rustix::fs::major(number), rustix::fs::minor(number));
-    let mut filesystem = if block { None } else { facts(roots, path) };
+    let mut filesystem = if block { None } else { filesystem_facts(roots, path) };
     let direct = match trial {
         Trial::Nothing => None,
         Trial::Read | Trial::Write => probe::direct(path, trial == Trial::Write),
@@ -77,7 +75,7 @@ fn journal_mode(roots: &Roots, filesystem: &Filesystem) -> Option<String> {
         return None;
     }
     let name = filesystem.device.rsplit('/').next()?;
-    let options = text(&roots.proc("fs/ext4").join(name).join("options"))?;
+    let options = Roots::text(&roots.proc("fs/ext4").join(name).join("options"))?;
     options.lines().find_map(|l| l.strip_prefix("data=").map(str::to_string))
 }
 
@@ -106,7 +104,7 @@ fn kind_check(fs: &Filesystem) -> Check {
         found += &format!(", {} free", size(free));
     }
     let id = format!("filesystem {}", fs.mount_point);
-    let check = |state| Check::new(Area::Filesystem, id, "file system", state, found);
+    let check = |state| Check::new(CheckArea::Filesystem, id, "file system", state, found);
     match fs.kind.as_str() {
         "tmpfs" | "ramfs" => check(CheckState::Limited)
             .why("it lives in memory: a run here measures memory, not storage")
@@ -129,7 +127,7 @@ fn option_checks(fs: &Filesystem) -> Vec<Check> {
     let mount_point = &fs.mount_point;
     let check = |id: &str, found: &str, why: &str, next: String| {
         Check::new(
-            Area::Filesystem,
+            CheckArea::Filesystem,
             format!("mount.{id} {mount_point}"),
             format!("mount option {id}"),
             CheckState::Limited,
@@ -180,7 +178,7 @@ fn ordered(examined: &Examined, fs: &Filesystem) -> Check {
     let mode = spelled.or(examined.journal_mode.as_deref());
     let check = |state, found: String| {
         let id = format!("mount.data {}", fs.mount_point);
-        Check::new(Area::Filesystem, id, "mount option data=ordered", state, found)
+        Check::new(CheckArea::Filesystem, id, "mount option data=ordered", state, found)
     };
     let again = ordered_again(fs);
     match (spelled, mode) {
@@ -210,7 +208,7 @@ pub(crate) fn ordered_again(fs: &Filesystem) -> String {
 
 fn direct_check(examined: &Examined) -> Check {
     let id = format!("direct {}", examined.path.display());
-    let check = |state, found: String| Check::new(Area::Filesystem, id, "O_DIRECT", state, found);
+    let check = |state, found: String| Check::new(CheckArea::Filesystem, id, "O_DIRECT", state, found);
     let fs = examined.filesystem.as_ref();
     let reported = fs.and_then(|f| Some((f.direct_memory_align?, f.direct_offset_align?)));
     let says = reported.map(|(memory, offset)| {

@@ -2,10 +2,10 @@
 //! that let peers talk; udev's entry for the file system.
 
 use super::filesystem::Examined;
-use super::pci;
-use super::roots::{field, line, names, text, Roots};
-use forebay_io::machine::finding::{count, Area, Check, CheckState};
-use forebay_io::machine::kernel::{has_option, kernel_config};
+use forebay_io::{
+    counted, has_kernel_option, is_pci_bridge, kernel_config, pci_class, pci_redirects_peers, Check,
+    CheckArea, CheckState, Roots,
+};
 use serde::Serialize;
 
 const BRIDGES_MAX: usize = 512;
@@ -85,17 +85,17 @@ pub(crate) fn facts(roots: &Roots, examined: &[Examined]) -> Gds {
 fn nvidia_fs(roots: &Roots) -> NvidiaFs {
     let tree = roots.proc("driver/nvidia-fs");
     let module = roots.sys("module/nvidia_fs");
-    let stats = text(&tree.join("stats")).unwrap_or_default();
-    let stated = text(&tree.join("version")).unwrap_or_default();
-    let version = line(&module.join("version"))
-        .or_else(|| field(&stated, "version").map(str::to_string))
-        .or_else(|| field(&stats, "GDS Version").map(str::to_string));
-    let devices = names(&roots.dev).iter().filter(|n| n.starts_with("nvidia-fs")).count() as u32;
+    let stats = Roots::text(&tree.join("stats")).unwrap_or_default();
+    let stated = Roots::text(&tree.join("version")).unwrap_or_default();
+    let version = Roots::line(&module.join("version"))
+        .or_else(|| Roots::field(&stated, "version").map(str::to_string))
+        .or_else(|| Roots::field(&stats, "GDS Version").map(str::to_string));
+    let devices = Roots::names(&roots.dev).iter().filter(|n| n.starts_with("nvidia-fs")).count() as u32;
     NvidiaFs {
         devices,
         loaded: module.exists() || tree.exists(),
         version,
-        drivers: text(&tree.join("modules")).map(|content| drivers(&content)).unwrap_or_default(),
+        drivers: Roots::text(&tree.join("modules")).map(|content| drivers(&content)).unwrap_or_default(),
     }
 }
 
@@ -106,14 +106,14 @@ pub(crate) fn drivers(content: &str) -> Vec<String> {
 }
 
 fn p2pdma(roots: &Roots) -> P2pdma {
-    let params = text(&roots.proc("driver/nvidia/params"));
-    let registry = params.as_deref().map(|p| field(p, "RegistryDwords").unwrap_or("").to_string());
+    let params = Roots::text(&roots.proc("driver/nvidia/params"));
+    let registry = params.as_deref().map(|p| Roots::field(p, "RegistryDwords").unwrap_or("").to_string());
     let has = |key: &str| registry.as_deref().map(|r| dword(r, key) == Some(1));
     P2pdma {
-        in_kernel: kernel_config(roots).map(|config| has_option(&config, "CONFIG_PCI_P2PDMA")),
+        in_kernel: kernel_config(roots).map(|config| has_kernel_option(&config, "CONFIG_PCI_P2PDMA")),
         static_bar1: has("RMForceStaticBar1"),
         write_combining_off: has("RmForceDisableIomapWC"),
-        nvme_multipath: line(&roots.sys("module/nvme_core/parameters/multipath")).map(|l| l == "Y"),
+        nvme_multipath: Roots::line(&roots.sys("module/nvme_core/parameters/multipath")).map(|l| l == "Y"),
     }
 }
 
@@ -134,9 +134,9 @@ pub(crate) fn dword(registry: &str, key: &str) -> Option<u32> {
 
 fn iommu(roots: &Roots) -> Iommu {
     let base = roots.sys("kernel/iommu_groups");
-    let groups = names(&base);
+    let groups = Roots::names(&base);
     let translating = groups.iter().any(|g| {
-        let kind = line(&base.join(g).join("type")).unwrap_or_default();
+        let kind = Roots::line(&base.join(g).join("type")).unwrap_or_default();
         kind != "identity"
     });
     let mode = match (groups.is_empty(), translating) {
@@ -148,11 +148,11 @@ fn iommu(roots: &Roots) -> Iommu {
 }
 
 fn acs(roots: &Roots) -> Acs {
-    let bridge = |a: &String| pci::class(roots, a).is_some_and(pci::is_bridge);
-    let bridges = names(&roots.sys("bus/pci/devices")).into_iter().filter(bridge).take(BRIDGES_MAX);
+    let bridge = |a: &String| pci_class(roots, a).is_some_and(is_pci_bridge);
+    let bridges = Roots::names(&roots.sys("bus/pci/devices")).into_iter().filter(bridge).take(BRIDGES_MAX);
     let mut acs = Acs::default();
     for address in bridges {
-        match pci::redirects_peers(roots, &address) {
+        match pci_redirects_peers(roots, &address) {
             Some(true) => acs.redirecting.push(address),
             Some(false) => {}
             None => acs.unreadable += 1,
@@ -170,7 +170,8 @@ fn udev(roots: &Roots, examined: &[Examined]) -> Vec<Udev> {
         if found.iter().any(|u| u.device == device) {
             continue;
         }
-        let database = text(&roots.run.join("udev/data").join(format!("b{device}"))).unwrap_or_default();
+        let database =
+            Roots::text(&roots.run.join("udev/data").join(format!("b{device}"))).unwrap_or_default();
         found.push(Udev {
             device,
             filesystem: fs.kind.clone(),
@@ -203,7 +204,7 @@ pub(crate) fn fault(here: bool) -> CheckState {
 }
 
 fn nvidia_fs_check(facts: &NvidiaFs, here: bool) -> Check {
-    let check = |state, found: String| Check::new(Area::Gds, "gds.nvidia_fs", "nvidia-fs", state, found);
+    let check = |state, found: String| Check::new(CheckArea::Gds, "gds.nvidia_fs", "nvidia-fs", state, found);
     if !facts.loaded {
         let check = check(fault(here), "not loaded".into());
         return match here {
@@ -225,9 +226,9 @@ fn nvidia_fs_check(facts: &NvidiaFs, here: bool) -> Check {
 fn iommu_check(iommu: &Iommu, here: bool) -> Check {
     let found = match iommu.mode {
         "off" => "off".to_string(),
-        mode => format!("{mode}, {}", count(iommu.groups as usize, "group")),
+        mode => format!("{mode}, {}", counted(iommu.groups as usize, "group")),
     };
-    let check = |state| Check::new(Area::Gds, "gds.iommu", "IOMMU", state, found.clone());
+    let check = |state| Check::new(CheckArea::Gds, "gds.iommu", "IOMMU", state, found.clone());
     match (iommu.mode, here) {
         ("translating", true) => check(CheckState::Limited)
             .why("traffic between a drive and a GPU is sent through the root complex to be translated, or refused")
@@ -238,12 +239,13 @@ fn iommu_check(iommu: &Iommu, here: bool) -> Check {
 }
 
 fn acs_check(acs: &Acs, here: bool) -> Check {
-    let check =
-        |state, found: String| Check::new(Area::Gds, "gds.acs", "PCIe access control (ACS)", state, found);
+    let check = |state, found: String| {
+        Check::new(CheckArea::Gds, "gds.acs", "PCIe access control (ACS)", state, found)
+    };
     if !here {
         return check(
             CheckState::NotApplicable,
-            format!("{} redirect peer traffic", count(acs.redirecting.len(), "bridge")),
+            format!("{} redirect peer traffic", counted(acs.redirecting.len(), "bridge")),
         );
     }
     if let Some(first) = acs.redirecting.first() {
@@ -252,7 +254,10 @@ fn acs_check(acs: &Acs, here: bool) -> Check {
         let more = if acs.redirecting.len() > 8 { "; and so on for the others" } else { "" };
         return check(
             CheckState::Limited,
-            format!("{} redirect peer traffic, the first at {first}", count(acs.redirecting.len(), "bridge")),
+            format!(
+                "{} redirect peer traffic, the first at {first}",
+                counted(acs.redirecting.len(), "bridge")
+            ),
         )
         .why("traffic between devices below them goes through the root complex")
         .next(format!(
@@ -263,7 +268,7 @@ fn acs_check(acs: &Acs, here: bool) -> Check {
     if acs.unreadable > 0 {
         return check(
             CheckState::Unknown,
-            format!("{} not readable", count(acs.unreadable as usize, "bridge")),
+            format!("{} not readable", counted(acs.unreadable as usize, "bridge")),
         )
         .why("the extended configuration space takes root to read")
         .next("sudo forebay doctor");
@@ -273,7 +278,7 @@ fn acs_check(acs: &Acs, here: bool) -> Check {
 
 fn udev_check(udev: &Udev, here: bool) -> Check {
     let id = format!("gds.udev.{}", udev.device);
-    let check = |state, found: String| Check::new(Area::Gds, id, "udev, for libcufile", state, found);
+    let check = |state, found: String| Check::new(CheckArea::Gds, id, "udev, for libcufile", state, found);
     if udev.is_complete() {
         let kind = udev.filesystem_type.as_deref().unwrap_or_default();
         return check(CheckState::Works, format!("knows {} as {kind}", udev.device));
@@ -325,14 +330,14 @@ mod tests {
     #[test]
     fn options_are_whole_names_that_are_set() {
         let config = "# CONFIG_PCI_P2PDMA is not set\nCONFIG_PCI_P2PDMA_X=y\nCONFIG_PCI=y";
-        assert!(!has_option(config, "CONFIG_PCI_P2PDMA"));
-        assert!(has_option(config, "CONFIG_PCI"));
+        assert!(!has_kernel_option(config, "CONFIG_PCI_P2PDMA"));
+        assert!(has_kernel_option(config, "CONFIG_PCI"));
     }
 
     proptest! {
         #[test]
         fn any_registry_or_module_list_is_survived(text in "[A-Za-z=;0x\": \n]{0,120}") {
-            let _ = (dword(&text, "RMForceStaticBar1"), drivers(&text), has_option(&text, "CONFIG_X"));
+            let _ = (dword(&text, "RMForceStaticBar1"), drivers(&text), has_kernel_option(&text, "CONFIG_X"));
         }
     }
 }

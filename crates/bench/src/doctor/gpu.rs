@@ -1,13 +1,13 @@
 //! NVIDIA GPUs and their driver.
 
 use super::pageable;
-use forebay_io::machine::finding::{count, Area, Check, CheckState};
-pub(crate) use forebay_io::machine::gpu::{facts, present, GpuDevice, GpuFacts};
+use forebay_io::{counted, Check, CheckArea, CheckState};
+pub(crate) use forebay_io::{GpuDevice, GpuFacts};
 use forebay_model::units::readable_bytes as size;
 
 pub(crate) fn checks(facts: &GpuFacts) -> Vec<Check> {
     let mut checks = vec![driver(facts)];
-    if present(facts) {
+    if GpuFacts::are_present(facts) {
         checks.push(libcuda(facts));
         checks.extend(compiler(facts));
         checks.push(pageable::check(&facts.pageable, facts.open_modules));
@@ -17,11 +17,11 @@ pub(crate) fn checks(facts: &GpuFacts) -> Vec<Check> {
 }
 
 fn driver(facts: &GpuFacts) -> Check {
-    let check = |state, found: String| Check::new(Area::Gpu, "gpu.driver", "GPU driver", state, found);
+    let check = |state, found: String| Check::new(CheckArea::Gpu, "gpu.driver", "GPU driver", state, found);
     if let Some(address) = facts.without_driver.first() {
         return check(
             CheckState::Missing,
-            format!("{} at {address} without a driver", count(facts.without_driver.len(), "NVIDIA GPU")),
+            format!("{} at {address} without a driver", counted(facts.without_driver.len(), "NVIDIA GPU")),
         )
         .why("the kernel module nvidia isn't loaded, or this container wasn't given the GPU")
         .next("sudo modprobe nvidia   # in a container: start it with --gpus all");
@@ -41,7 +41,7 @@ fn driver(facts: &GpuFacts) -> Check {
 }
 
 fn libcuda(facts: &GpuFacts) -> Check {
-    let check = |state, found: &str| Check::new(Area::Gpu, "gpu.libcuda", "libcuda", state, found);
+    let check = |state, found: &str| Check::new(CheckArea::Gpu, "gpu.libcuda", "libcuda", state, found);
     match &facts.libcuda_refused {
         None => check(CheckState::Works, "loads"),
         Some(refused) => check(CheckState::Missing, refused)
@@ -52,7 +52,7 @@ fn libcuda(facts: &GpuFacts) -> Check {
 
 /// Without it everything runs, but content is verified by the host.
 fn compiler(facts: &GpuFacts) -> Option<Check> {
-    let check = |state, found: &str| Check::new(Area::Gpu, "gpu.nvrtc", "NVRTC", state, found);
+    let check = |state, found: &str| Check::new(CheckArea::Gpu, "gpu.nvrtc", "NVRTC", state, found);
     match (&facts.nvrtc, &facts.nvrtc_refused) {
         (Some(found), _) => Some(check(CheckState::Works, found)),
         (None, Some(refused)) => Some(
@@ -74,7 +74,7 @@ fn device_checks(device: &GpuDevice) -> Vec<Check> {
     parts.extend(device.watts.map(|w| format!("{w:.0} W now")));
     let title = format!("GPU {}", gpu.index);
     let mut checks = vec![Check::new(
-        Area::Gpu,
+        CheckArea::Gpu,
         format!("gpu.{}", gpu.index),
         title.clone(),
         CheckState::Works,
@@ -95,7 +95,7 @@ fn device_checks(device: &GpuDevice) -> Vec<Check> {
 fn window(device: &GpuDevice, title: &str) -> Option<Check> {
     let bytes = device.bar1_bytes?;
     let id = format!("gpu.{}.bar1", device.gpu.index);
-    let check = |state| Check::new(Area::Gpu, id, format!("{title} BAR1 window"), state, size(bytes));
+    let check = |state| Check::new(CheckArea::Gpu, id, format!("{title} BAR1 window"), state, size(bytes));
     match device.gpu.memory_bytes {
         Some(memory) if bytes < memory => Some(
             check(CheckState::Limited)

@@ -1,21 +1,20 @@
 //! Processor, kernel, NUMA nodes, and virtualisation.
 
-use super::roots::show_list;
-use forebay_io::machine::finding::{count, Area, Check, CheckState};
-pub(crate) use forebay_io::machine::host::{facts, Host};
+pub(crate) use forebay_io::HostFacts;
+use forebay_io::{counted, Check, CheckArea, CheckState, Roots};
 
-pub(crate) fn checks(host: &Host) -> Vec<Check> {
+pub(crate) fn checks(host: &HostFacts) -> Vec<Check> {
     let mut checks = vec![processor(host), numa(host), kernel(host)];
     checks.push(governor(host));
     checks
 }
 
-fn processor(host: &Host) -> Check {
-    let mut found = format!("{}, {}", host.cpu, count(host.cores as usize, "core"));
+fn processor(host: &HostFacts) -> Check {
+    let mut found = format!("{}, {}", host.cpu, counted(host.cores as usize, "core"));
     if let Some(sockets) = host.sockets {
-        found += &format!(", {}", count(sockets as usize, "socket"));
+        found += &format!(", {}", counted(sockets as usize, "socket"));
     }
-    let check = |state, found| Check::new(Area::Machine, "cpu", "processor", state, found);
+    let check = |state, found| Check::new(CheckArea::Machine, "cpu", "processor", state, found);
     if let Some(quota) = host.cpu_quota_cores.filter(|q| *q < f64::from(host.cores)) {
         return check(CheckState::Limited, format!("{found}; the cgroup grants {quota:.1}"))
             .why("a container's CPU limit throttles in bursts, which shows as latency spikes")
@@ -23,7 +22,7 @@ fn processor(host: &Host) -> Check {
     }
     let allowed = host.allowed_cpus.as_ref().map_or(host.cores as usize, Vec::len);
     if allowed > 0 && allowed < host.cores as usize {
-        let list = show_list(host.allowed_cpus.as_deref().unwrap_or_default());
+        let list = Roots::show_list(host.allowed_cpus.as_deref().unwrap_or_default());
         return check(CheckState::Limited, format!("{found}; this process may use {list}"))
             .why("its CPU affinity or cpuset leaves the others out")
             .next(format!("taskset -c 0-{} forebay …", host.cores.saturating_sub(1)));
@@ -31,8 +30,8 @@ fn processor(host: &Host) -> Check {
     check(CheckState::Works, found)
 }
 
-fn numa(host: &Host) -> Check {
-    let check = |state, found| Check::new(Area::Machine, "numa", "NUMA nodes", state, found);
+fn numa(host: &HostFacts) -> Check {
+    let check = |state, found| Check::new(CheckArea::Machine, "numa", "NUMA nodes", state, found);
     if host.numa.is_empty() {
         return check(CheckState::Unknown, "not reported".into())
             .why("the kernel shows no /sys/devices/system/node");
@@ -41,7 +40,7 @@ fn numa(host: &Host) -> Check {
     check(CheckState::Works, nodes.join("; "))
 }
 
-fn kernel(host: &Host) -> Check {
+fn kernel(host: &HostFacts) -> Check {
     let mut found = format!("{} ({})", host.kernel, host.os);
     if let Some(virtualization) = &host.virtualization {
         found += &format!(", under {virtualization}");
@@ -49,7 +48,7 @@ fn kernel(host: &Host) -> Check {
     if let Some(container) = &host.container {
         found += &format!(", in a container ({container})");
     }
-    let check = |state| Check::new(Area::Machine, "kernel", "kernel", state, found);
+    let check = |state| Check::new(CheckArea::Machine, "kernel", "kernel", state, found);
     if host.sandboxed_kernel {
         return check(CheckState::Limited)
             .why(
@@ -60,8 +59,9 @@ fn kernel(host: &Host) -> Check {
     check(CheckState::Works)
 }
 
-fn governor(host: &Host) -> Check {
-    let check = |state, found: &str| Check::new(Area::Machine, "governor", "CPU frequency", state, found);
+fn governor(host: &HostFacts) -> Check {
+    let check =
+        |state, found: &str| Check::new(CheckArea::Machine, "governor", "CPU frequency", state, found);
     match host.governor.as_deref() {
         None => check(CheckState::NotApplicable, "no frequency control visible"),
         Some(name @ ("powersave" | "conservative" | "ondemand" | "userspace")) => {

@@ -1,19 +1,18 @@
 //! Memory, the locked-memory limit, and huge pages: whether they suffice.
 
-use forebay_io::machine::finding::{count, Area, Check, CheckState};
-pub(crate) use forebay_io::machine::memory::{facts, HugetlbPool, Locked, Memory};
-use forebay_io::reactor::memlock::LEFT_BYTES;
+use forebay_io::{counted, Check, CheckArea, CheckState, MEMLOCK_LEFT_BYTES};
+pub(crate) use forebay_io::{HugetlbPool, Locked, MemoryFacts};
 use forebay_model::units::readable_bytes as size;
 
 /// Memory registered by four workers with 32 slots of 1 MiB.
 const LOCKED_BYTES_WANTED: u64 = 128 << 20;
 
-pub(crate) fn checks(memory: &Memory) -> Vec<Check> {
+pub(crate) fn checks(memory: &MemoryFacts) -> Vec<Check> {
     vec![total(memory), locked_check(&memory.locked), hugetlb(memory), thp(memory)]
 }
 
 /// What `forebay.feed` could do with this memory: files that it holds are read again at its own rate, in any order.
-pub(crate) fn loader(memory: &Memory, gpu: bool) -> Check {
+pub(crate) fn loader(memory: &MemoryFacts, gpu: bool) -> Check {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     let into =
         if gpu { "memory of the host or a GPU" } else { "host memory (device=\"cpu\"; no GPU is here)" };
@@ -24,12 +23,12 @@ pub(crate) fn loader(memory: &Memory, gpu: bool) -> Check {
         ),
         None => String::new(),
     };
-    let found = format!("{} into {into}{held}", count(threads, "thread"));
-    Check::new(Area::Memory, "loader", "loader (forebay feed)", CheckState::Works, found)
+    let found = format!("{} into {into}{held}", counted(threads, "thread"));
+    Check::new(CheckArea::Memory, "loader", "loader (forebay feed)", CheckState::Works, found)
 }
 
-fn total(memory: &Memory) -> Check {
-    let check = |state, found| Check::new(Area::Memory, "memory", "memory", state, found);
+fn total(memory: &MemoryFacts) -> Check {
+    let check = |state, found| Check::new(CheckArea::Memory, "memory", "memory", state, found);
     let Some(total) = memory.total_bytes else {
         return check(CheckState::Unknown, "not reported".into()).why("/proc/meminfo can't be read");
     };
@@ -46,14 +45,15 @@ fn total(memory: &Memory) -> Check {
 }
 
 fn locked_check(locked: &Locked) -> Check {
-    let check = |state, found| Check::new(Area::Memory, "memlock", "locked memory (ulimit -l)", state, found);
+    let check =
+        |state, found| Check::new(CheckArea::Memory, "memlock", "locked memory (ulimit -l)", state, found);
     let Some(soft) = locked.soft_bytes else {
         return check(CheckState::Works, "unlimited".into());
     };
     if locked.exempt {
         return check(CheckState::Works, format!("{}, lifted by CAP_IPC_LOCK", size(soft)));
     }
-    let wanted = LOCKED_BYTES_WANTED + LEFT_BYTES;
+    let wanted = LOCKED_BYTES_WANTED + MEMLOCK_LEFT_BYTES;
     if soft >= wanted {
         return check(CheckState::Works, size(soft));
     }
@@ -67,13 +67,13 @@ fn locked_check(locked: &Locked) -> Check {
         .why(format!(
             "io_uring rings, registered buffers and buffers pinned for a GPU count against it, in all processes of a user: 4 workers × depth 32 × 1 MiB need {}, and {} are left to rings",
             size(LOCKED_BYTES_WANTED),
-            size(LEFT_BYTES)
+            size(MEMLOCK_LEFT_BYTES)
         ))
         .next(raise)
 }
 
-fn hugetlb(memory: &Memory) -> Check {
-    let check = |state, found| Check::new(Area::Memory, "hugetlb", "huge page pool", state, found);
+fn hugetlb(memory: &MemoryFacts) -> Check {
+    let check = |state, found| Check::new(CheckArea::Memory, "hugetlb", "huge page pool", state, found);
     let mib2 = |p: &&HugetlbPool| p.page_bytes == 2 << 20;
     let Some(pool) = memory.hugetlb.iter().find(mib2).or(memory.hugetlb.first()) else {
         return check(CheckState::Missing, "none".into()).why("the kernel has no hugetlb support");
@@ -97,9 +97,9 @@ fn hugetlb(memory: &Memory) -> Check {
     check(CheckState::Limited, found).why(why).next(format!("sudo sysctl vm.nr_hugepages={pages}"))
 }
 
-fn thp(memory: &Memory) -> Check {
+fn thp(memory: &MemoryFacts) -> Check {
     let check =
-        |state, found: String| Check::new(Area::Memory, "thp", "transparent huge pages", state, found);
+        |state, found: String| Check::new(CheckArea::Memory, "thp", "transparent huge pages", state, found);
     let Some(mode) = memory.thp.as_deref() else {
         return check(CheckState::Missing, "none".into()).why("the kernel was built without them");
     };

@@ -35,16 +35,15 @@ mod uring;
 mod verdict;
 
 pub use cufile::{ask as cufile_answers, Answers};
-pub(crate) use forebay_io::machine::finding::Check;
-pub use forebay_io::machine::roots::Roots;
-pub use forebay_io::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable, Verdicts};
+pub(crate) use forebay_io::Check;
+pub use forebay_io::{GdsThrough, GdsVerdict, Roots, UsableGds, VerdictAnswer, VerdictCause, Verdicts};
 pub use report::{Report, SCHEMA};
 pub use verdict::{gds_verdict, path_verdicts};
 
 use cufile::Surroundings;
-use drives::{behind, DriveFacts};
+use drives::DriveFacts;
 use filesystem::{Examined, Trial};
-use forebay_io::machine::{environment, pci, roots};
+use forebay_io::card_of_device;
 use forebay_model::Error;
 use forebay_storage::DataPath;
 use std::path::{Path, PathBuf};
@@ -87,16 +86,16 @@ fn examine_found(
 ) -> Report {
     let whole = asked.kind == "machine";
     let names = match whole {
-        true => drives::all(roots),
-        false => behind(roots, examined.iter().map(|e| e.device)),
+        true => DriveFacts::all(roots),
+        false => DriveFacts::behind(roots, examined.iter().map(|e| e.device)),
     };
-    let drives: Vec<DriveFacts> = names.iter().map(|n| drives::describe(roots, n)).collect();
+    let drives: Vec<DriveFacts> = names.iter().map(|n| DriveFacts::of(roots, n)).collect();
     let mut raids = raid::facts(roots, &drives);
     raids.extend(raid::stripe(&asked));
     let scratch = examined.iter().find(|e| e.kind == "directory").map(|e| e.path.clone());
     let scratch = scratch.filter(|path| !whole && filesystem::writable(path));
-    let gpu = gpu::facts(roots);
-    let host = host::facts(roots);
+    let gpu = gpu::GpuFacts::gather(roots);
+    let host = host::HostFacts::gather(roots);
     let fabric = fabric::facts(roots);
     let nvme_rdma = nvme_rdma::facts(roots);
     let nvme_tcp = nvme_tcp::facts(roots, &host.kernel);
@@ -105,10 +104,10 @@ fn examine_found(
     let filesystem = examined.iter().find_map(|e| e.filesystem.clone());
     let mut report = Report {
         schema: SCHEMA,
-        environment: environment::card_of(roots, &host, &gpu, &drives, filesystem),
+        environment: card_of_device(roots, &host, &gpu, &drives, filesystem),
         verdict: String::new(),
         checks: Vec::new(),
-        memory: memory::facts(roots),
+        memory: memory::MemoryFacts::gather(roots),
         uring: uring::facts(roots),
         cache: cache::facts(roots, probe::page_cache(scratch.as_deref())),
         cufile: cufile::facts(roots, around),
@@ -170,7 +169,7 @@ fn view(report: &Report) -> conditions::FactsView<'_> {
 
 /// All checks, in the order in which areas are shown.
 fn checks(roots: &Roots, report: &Report) -> Vec<Check> {
-    let gpu = gpu::present(&report.gpu);
+    let gpu = report.gpu.are_present();
     let view = view(report);
     let for_gpu = gpu || !report.cufile.libraries.is_empty();
     let mut checks = source::checks(roots, &report.source);

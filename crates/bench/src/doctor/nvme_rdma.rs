@@ -2,9 +2,10 @@
 
 use super::fabric::Fabric;
 use super::memory::Locked;
-use super::roots::Roots;
-use forebay_io::machine::finding::{Area, Check, CheckState};
-use forebay_io::rdma::{library, DmaBuf, INSTALL, MAKE_DEVICE, SHOW_DEVICE};
+use forebay_io::{
+    rdma_library, Check, CheckArea, CheckState, DmaBuf, Roots, RDMA_INSTALL, RDMA_MAKE_DEVICE,
+    RDMA_SHOW_DEVICE,
+};
 use forebay_model::units::format_bytes;
 use serde::Serialize;
 
@@ -25,7 +26,7 @@ pub struct NvmeRdma {
 
 pub(crate) fn facts(roots: &Roots) -> NvmeRdma {
     let manager = roots.dev.join("infiniband/rdma_cm").exists();
-    match library() {
+    match rdma_library() {
         Ok(library) => {
             NvmeRdma { libraries: library.from.to_vec(), refusal: None, manager, dma_buf: library.dma_bufs() }
         }
@@ -46,22 +47,23 @@ fn of_dma_bufs(devices: &[DmaBuf]) -> String {
 }
 
 pub(crate) fn check(found: &NvmeRdma, fabric: &Fabric, locked: &Locked) -> Check {
-    let check =
-        |state, found: String| Check::new(Area::Fabric, "nvme_rdma", "NVMe/RDMA by Forebay", state, found);
+    let check = |state, found: String| {
+        Check::new(CheckArea::Fabric, "nvme_rdma", "NVMe/RDMA by Forebay", state, found)
+    };
     let libraries = || found.libraries.join(", ");
     if fabric.rdma.is_empty() {
-        let text = format!("no RDMA device; soft RoCE makes one of any network card: {MAKE_DEVICE}");
+        let text = format!("no RDMA device; soft RoCE makes one of any network card: {RDMA_MAKE_DEVICE}");
         return check(CheckState::NotApplicable, text);
     }
     if let Some(why) = &found.refusal {
         return check(CheckState::Missing, "the libraries aren't all here".into())
             .why(why.clone())
-            .next(INSTALL);
+            .next(RDMA_INSTALL);
     }
     if !found.manager {
         return check(CheckState::Missing, libraries())
             .why("/dev/infiniband/rdma_cm isn't here, so that no program can connect")
-            .next(SHOW_DEVICE);
+            .next(RDMA_SHOW_DEVICE);
     }
     let devices: Vec<&str> = fabric.rdma.iter().map(|device| device.name.as_str()).collect();
     let gpus = of_dma_bufs(&found.dma_buf);

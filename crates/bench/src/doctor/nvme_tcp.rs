@@ -1,8 +1,7 @@
 //! NVMe over TCP: what this machine can serve and reach, with Forebay's own ends and with the kernel's host.
 
-use super::roots::{names, text, Roots};
 use super::uring::Uring;
-use forebay_io::machine::finding::{Area, Check, CheckState};
+use forebay_io::{Check, CheckArea, CheckState, Roots};
 use serde::Serialize;
 
 /// IANA's port for NVMe over TCP.
@@ -29,7 +28,7 @@ pub enum Kernel {
 }
 
 pub(crate) fn facts(roots: &Roots, release: &str) -> NvmeTcp {
-    let tables = ["net/tcp", "net/tcp6"].map(|t| text(&roots.proc(t)).unwrap_or_default());
+    let tables = ["net/tcp", "net/tcp6"].map(|t| Roots::text(&roots.proc(t)).unwrap_or_default());
     NvmeTcp { kernel_host: kernel_host(roots, release), port_taken: tables.iter().any(|t| listens(t, PORT)) }
 }
 
@@ -38,7 +37,7 @@ fn kernel_host(roots: &Roots, release: &str) -> Kernel {
         return Kernel::Loaded;
     }
     let modules = roots.root.join("lib/modules").join(release);
-    let files = names(&modules.join("kernel/drivers/nvme/host"));
+    let files = Roots::names(&modules.join("kernel/drivers/nvme/host"));
     // Compressed as the distribution likes: .ko.xz, .ko.zst.
     match files.iter().any(|name| name.starts_with("nvme-tcp.ko")) {
         true => Kernel::Available,
@@ -63,7 +62,7 @@ pub(crate) fn checks(found: &NvmeTcp, uring: &Uring) -> Vec<Check> {
 /// Both of our ends stand on io_uring with sockets.
 fn ours(uring: &Uring) -> Check {
     let check =
-        |state, found: &str| Check::new(Area::Fabric, "nvme_tcp", "NVMe/TCP by Forebay", state, found);
+        |state, found: &str| Check::new(CheckArea::Fabric, "nvme_tcp", "NVMe/TCP by Forebay", state, found);
     let lacks = |name| uring.operations.iter().any(|(n, works)| *n == name && !works);
     if !uring.allowed {
         return check(CheckState::Missing, "neither serving nor reading")
@@ -80,7 +79,7 @@ fn ours(uring: &Uring) -> Check {
 
 fn kernel(host: Kernel) -> Check {
     let check = |state, found: &str| {
-        Check::new(Area::Fabric, "nvme_tcp.kernel_host", "NVMe/TCP by the kernel", state, found)
+        Check::new(CheckArea::Fabric, "nvme_tcp.kernel_host", "NVMe/TCP by the kernel", state, found)
     };
     match host {
         Kernel::Loaded => {
@@ -98,7 +97,8 @@ fn kernel(host: Kernel) -> Check {
 }
 
 fn port(taken: bool) -> Check {
-    let check = |state, found: &str| Check::new(Area::Fabric, "nvme_tcp.port", "port 4420", state, found);
+    let check =
+        |state, found: &str| Check::new(CheckArea::Fabric, "nvme_tcp.port", "port 4420", state, found);
     match taken {
         false => check(CheckState::Works, "free to listen on"),
         true => check(

@@ -2,13 +2,12 @@
 //! NVLink-C2C), or because the kernel mirrors them for the driver (HMM). `mapped` registers its windows all the same,
 //! and the check says why.
 
-use forebay_io::machine::finding::{Area, Check, CheckState};
-use forebay_io::machine::pageable::{Pageable, PageableGpu};
+use forebay_io::{Check, CheckArea, CheckState, PageableGpu, PageableMemory};
 
 /// Reports the consequences for the paths. `open_modules`: the driver's kernel modules are the open ones.
-pub(crate) fn check(found: &Pageable, open_modules: Option<bool>) -> Check {
+pub(crate) fn check(found: &PageableMemory, open_modules: Option<bool>) -> Check {
     let check = |state, found: String| {
-        Check::new(Area::Gpu, "gpu.pageable", "unregistered memory (HMM, ATS)", state, found)
+        Check::new(CheckArea::Gpu, "gpu.pageable", "unregistered memory (HMM, ATS)", state, found)
     };
     let able: Vec<&PageableGpu> = found.gpus.iter().filter(|gpu| gpu.reads).collect();
     if let Some(first) = able.first() {
@@ -30,14 +29,14 @@ pub(crate) fn check(found: &Pageable, open_modules: Option<bool>) -> Check {
 }
 
 /// The first of the reasons that there may be.
-fn hindrance(found: &Pageable, open_modules: Option<bool>) -> &'static str {
+fn hindrance(found: &PageableMemory, open_modules: Option<bool>) -> &'static str {
     match found {
         _ if open_modules == Some(false) => {
             "the driver's kernel modules aren't the open ones, which HMM needs"
         }
-        Pageable { uvm_loaded: false, .. } => "the kernel module nvidia_uvm isn't loaded",
-        Pageable { hmm_disabled: Some(true), .. } => "nvidia_uvm is loaded with uvm_disable_hmm=1",
-        Pageable { kernel_has_hmm: Some(false), .. } => {
+        PageableMemory { uvm_loaded: false, .. } => "the kernel module nvidia_uvm isn't loaded",
+        PageableMemory { hmm_disabled: Some(true), .. } => "nvidia_uvm is loaded with uvm_disable_hmm=1",
+        PageableMemory { kernel_has_hmm: Some(false), .. } => {
             "the kernel is built without CONFIG_HMM_MIRROR or CONFIG_DEVICE_PRIVATE"
         }
         _ => "the driver gives no reason (HMM takes Linux 6.1.24, driver 535, a GPU since Turing)",
@@ -53,23 +52,25 @@ mod tests {
     }
 
     /// All that HMM needs, and a driver that says no.
-    fn ready() -> Pageable {
-        Pageable {
+    fn ready() -> PageableMemory {
+        PageableMemory {
             gpus: vec![gpu(0, false, false)],
             uvm_loaded: true,
             hmm_disabled: Some(false),
             kernel_has_hmm: Some(true),
-            ..Pageable::default()
+            ..PageableMemory::default()
         }
     }
 
     #[test]
     fn what_gpus_read_is_named_with_what_follows() {
-        let hmm =
-            check(&Pageable { gpus: vec![gpu(0, true, false), gpu(1, true, false)], ..ready() }, Some(true));
+        let hmm = check(
+            &PageableMemory { gpus: vec![gpu(0, true, false), gpu(1, true, false)], ..ready() },
+            Some(true),
+        );
         assert_eq!((hmm.state, hmm.found.as_str()), (CheckState::Works, "GPU 0, 1 reads it by HMM"));
         assert!(hmm.why.unwrap().contains("registers its windows nevertheless"));
-        let ats = check(&Pageable { gpus: vec![gpu(0, true, true)], ..ready() }, Some(true));
+        let ats = check(&PageableMemory { gpus: vec![gpu(0, true, true)], ..ready() }, Some(true));
         assert!(ats.found.contains("page tables (ATS)"), "{ats:?}");
     }
 
@@ -77,9 +78,9 @@ mod tests {
     fn each_reason_against_it_is_told_by_itself() {
         let table = [
             (ready(), Some(false), "aren't the open ones"),
-            (Pageable { uvm_loaded: false, ..ready() }, Some(true), "nvidia_uvm isn't loaded"),
-            (Pageable { hmm_disabled: Some(true), ..ready() }, Some(true), "uvm_disable_hmm=1"),
-            (Pageable { kernel_has_hmm: Some(false), ..ready() }, Some(true), "CONFIG_HMM_MIRROR"),
+            (PageableMemory { uvm_loaded: false, ..ready() }, Some(true), "nvidia_uvm isn't loaded"),
+            (PageableMemory { hmm_disabled: Some(true), ..ready() }, Some(true), "uvm_disable_hmm=1"),
+            (PageableMemory { kernel_has_hmm: Some(false), ..ready() }, Some(true), "CONFIG_HMM_MIRROR"),
             (ready(), None, "the driver gives no reason"),
         ];
         for (found, open, words) in table {
@@ -90,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_driver_that_does_not_answer_is_unknown_not_no() {
-        let silent = Pageable { gpus: Vec::new(), refused: Some("no answer in 5 s".into()), ..ready() };
+        let silent = PageableMemory { gpus: Vec::new(), refused: Some("no answer in 5 s".into()), ..ready() };
         let check = check(&silent, Some(true));
         assert_eq!(check.state, CheckState::Unknown);
         assert!(check.next.unwrap().contains("nvidia-smi"));

@@ -2,7 +2,7 @@
 
 use super::filesystem::Examined;
 use super::verdict::Verdicts;
-use forebay_io::machine::finding::{count, Area, Check, CheckState};
+use forebay_io::{counted, Check, CheckArea, CheckState};
 use forebay_storage::{SourceMedium, PATHS};
 
 /// `medium`: what the source is made of; None of the machine as a whole.
@@ -20,7 +20,7 @@ pub(crate) fn checks(verdicts: &Verdicts, medium: Option<&SourceMedium>) -> Vec<
 /// One sentence: the paths that run, and how much there is to do.
 pub(crate) fn verdict(checks: &[Check], examined: &[Examined]) -> String {
     let named = |state: CheckState| -> Vec<&str> {
-        let paths = checks.iter().filter(|c| c.area == Area::Paths && c.state == state);
+        let paths = checks.iter().filter(|c| c.area == CheckArea::Paths && c.state == state);
         paths.map(|c| c.title.as_str()).collect()
     };
     let mut parts = Vec::new();
@@ -38,7 +38,7 @@ pub(crate) fn verdict(checks: &[Check], examined: &[Examined]) -> String {
     }
     parts.push(match checks.iter().filter(|c| c.wants_action()).count() {
         0 => "Nothing to improve.".into(),
-        n => format!("{} could be improved.", count(n, "thing")),
+        n => format!("{} could be improved.", counted(n, "thing")),
     });
     parts.join(" ")
 }

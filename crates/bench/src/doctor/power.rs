@@ -1,11 +1,7 @@
 //! Power meters: which of them are readable, and the requirements of the others.
 
-use super::roots::{line, names, Roots};
-use forebay_io::machine::finding::{count, Area, Check, CheckState};
-use forebay_io::machine::nvml::Nvml;
-use forebay_io::meter::power::{
-    ipmi,
-    redfish::{PASSWORD_ENV, USER_ENV},
+use forebay_io::{
+    counted, ipmi_program, Check, CheckArea, CheckState, Nvml, Roots, REDFISH_PASSWORD_ENV, REDFISH_USER_ENV,
 };
 use serde::Serialize;
 use std::path::PathBuf;
@@ -39,8 +35,10 @@ pub(crate) fn facts(roots: &Roots, nvml: &Nvml, search: &[PathBuf]) -> Power {
         nvml: nvml.devices.iter().any(|d| d.watts.is_some()),
         ipmi_readable: ipmi_device.as_ref().is_some_and(readable),
         ipmi_device,
-        redfish_login: [USER_ENV, PASSWORD_ENV].iter().all(|name| std::env::var_os(name).is_some()),
-        ipmitool: search.iter().map(|d| d.join(ipmi::program())).find(|p| p.is_file()),
+        redfish_login: [REDFISH_USER_ENV, REDFISH_PASSWORD_ENV]
+            .iter()
+            .all(|name| std::env::var_os(name).is_some()),
+        ipmitool: search.iter().map(|d| d.join(ipmi_program())).find(|p| p.is_file()),
     }
 }
 
@@ -48,12 +46,12 @@ pub(crate) fn facts(roots: &Roots, nvml: &Nvml, search: &[PathBuf]) -> Power {
 fn zones(roots: &Roots) -> Vec<Zone> {
     let base = roots.sys("class/powercap");
     let zone = |n: &String| n.starts_with("intel-rapl:") || n.starts_with("amd-rapl:");
-    names(&base)
+    Roots::names(&base)
         .into_iter()
         .filter(zone)
         .filter_map(|n| {
             let path = base.join(n);
-            let name = line(&path.join("name"))?;
+            let name = Roots::line(&path.join("name"))?;
             let readable = std::fs::File::open(path.join("energy_uj")).is_ok();
             Some(Zone { name, path, readable })
         })
@@ -68,7 +66,7 @@ pub(crate) fn checks(power: &Power, gpu: bool, nvml: &Nvml, guest: bool) -> Vec<
 
 fn rapl(power: &Power, guest: bool) -> Check {
     let check = |state, found: String| {
-        Check::new(Area::Power, "power.rapl", "RAPL (processor, memory)", state, found)
+        Check::new(CheckArea::Power, "power.rapl", "RAPL (processor, memory)", state, found)
     };
     let names: Vec<&str> = power.rapl.iter().map(|z| z.name.as_str()).collect();
     if names.is_empty() && guest {
@@ -88,10 +86,10 @@ fn rapl(power: &Power, guest: bool) -> Check {
 }
 
 fn nvml_check(power: &Power, gpu: bool, nvml: &Nvml) -> Check {
-    let check = |state, found: String| Check::new(Area::Power, "power.nvml", "NVML (GPU)", state, found);
+    let check = |state, found: String| Check::new(CheckArea::Power, "power.nvml", "NVML (GPU)", state, found);
     match (gpu, power.nvml) {
         (false, _) => check(CheckState::NotApplicable, "no NVIDIA GPU here".into()),
-        (true, true) => check(CheckState::Works, count(nvml.devices.len(), "GPU")),
+        (true, true) => check(CheckState::Works, counted(nvml.devices.len(), "GPU")),
         (true, false) => check(CheckState::Missing, nvml.refused.clone().unwrap_or_else(|| "the GPU doesn't report its power".into()))
             .why("without it the GPU's power is missing from records")
             .next("nvidia-smi --query-gpu=power.draw --format=csv   # in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
@@ -100,7 +98,7 @@ fn nvml_check(power: &Power, gpu: bool, nvml: &Nvml) -> Check {
 
 fn ipmi(power: &Power, guest: bool) -> Check {
     let check =
-        |state, found: &str| Check::new(Area::Power, "power.ipmi", "IPMI (whole server)", state, found);
+        |state, found: &str| Check::new(CheckArea::Power, "power.ipmi", "IPMI (whole server)", state, found);
     match (&power.ipmi_device, &power.ipmitool) {
         (None, _) if guest => check(CheckState::NotApplicable, "hidden from virtual machines"),
         (None, _) => check(CheckState::Missing, "no /dev/ipmi0")
@@ -120,12 +118,18 @@ fn ipmi(power: &Power, guest: bool) -> Check {
 /// Named, never guessed: a login isn't sent to a host that nobody pointed at.
 fn redfish(power: &Power) -> Check {
     let check = |found: &str| {
-        Check::new(Area::Power, "power.redfish", "Redfish (whole server)", CheckState::NotApplicable, found)
+        Check::new(
+            CheckArea::Power,
+            "power.redfish",
+            "Redfish (whole server)",
+            CheckState::NotApplicable,
+            found,
+        )
     };
     if power.redfish_login {
         return check("a login is set; its host is named with ‹power› redfish:HOST")
             .next("forebay bench … --power redfish:HOST");
     }
     check("used only if it is named, and no login is set")
-        .next(format!("export {USER_ENV}=… {PASSWORD_ENV}=…"))
+        .next(format!("export {REDFISH_USER_ENV}=… {REDFISH_PASSWORD_ENV}=…"))
 }

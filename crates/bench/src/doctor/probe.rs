@@ -2,8 +2,7 @@
 //! cache's own answers. Each has a time limit, so that a dead drive or a lost
 //! file server can't hang the examination.
 
-use forebay_io::machine::filesystem::alignment;
-use forebay_io::machine::within;
+use forebay_io::{direct_alignment, with_time_limit};
 use forebay_storage::FileAccess;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
@@ -36,7 +35,7 @@ pub struct DirectProbe {
 /// `write`, else on its first file. None where there is nothing to try it on.
 pub(crate) fn direct(path: &Path, write: bool) -> Option<DirectProbe> {
     let path: PathBuf = path.to_path_buf();
-    let done = within(LIMIT, move || {
+    let done = with_time_limit(LIMIT, move || {
         if path.is_dir() && write {
             return Some(in_directory(&path));
         }
@@ -55,7 +54,7 @@ pub(crate) fn direct(path: &Path, write: bool) -> Option<DirectProbe> {
 
 fn on_file(path: &Path) -> DirectProbe {
     let tried = format!("a read of {}", path.display());
-    let reported = alignment(path);
+    let reported = direct_alignment(path);
     match open_direct(path) {
         Ok(file) if is_buffered(&file) => {
             let refused = Some(format!("{}: {}", path.display(), FileAccess::NO_DIRECT));
@@ -170,7 +169,7 @@ pub(crate) fn page_cache(directory: Option<&Path>) -> CacheProbe {
         let late = Some(format!("no answer in {} s", LIMIT.as_secs()));
         CacheProbe { cachestat_refused: late.clone(), mincore_refused: late, fadvise_drops: None }
     };
-    within(LIMIT, move || cache_on(directory.as_deref())).unwrap_or_else(timed_out)
+    with_time_limit(LIMIT, move || cache_on(directory.as_deref())).unwrap_or_else(timed_out)
 }
 
 fn cache_on(directory: Option<&Path>) -> CacheProbe {
@@ -212,8 +211,8 @@ mod tests {
     #[test]
     fn a_probe_that_hangs_is_given_up() {
         let (_keep, block) = mpsc::channel::<()>();
-        assert_eq!(within(Duration::from_millis(20), move || block.recv().is_ok()), None);
-        assert_eq!(within(Duration::from_secs(120), || 7), Some(7));
+        assert_eq!(with_time_limit(Duration::from_millis(20), move || block.recv().is_ok()), None);
+        assert_eq!(with_time_limit(Duration::from_secs(120), || 7), Some(7));
     }
 
     #[test]

@@ -1,9 +1,8 @@
 //! Several drives as one: md, dm, and forebay's own `stripe:`.
 
-use super::drives::block;
-use super::roots::{line, number, text, Roots};
+use super::drives::DriveFacts;
 use super::source::Asked;
-use forebay_io::machine::finding::{count, Area, Check, CheckState};
+use forebay_io::{counted, Check, CheckArea, CheckState, Roots};
 use forebay_model::units::readable_bytes as size;
 use serde::Serialize;
 
@@ -35,20 +34,20 @@ pub(crate) fn facts(roots: &Roots, drives: &[super::drives::DriveFacts]) -> Vec<
 }
 
 fn md(roots: &Roots, name: &str, members: Vec<String>) -> Raid {
-    let directory = block(roots, name).join("md");
+    let directory = DriveFacts::block(roots, name).join("md");
     Raid {
         name: name.into(),
         kind: "md".into(),
-        level: line(&directory.join("level")),
-        chunk_bytes: number(&directory.join("chunk_size")).filter(|bytes| *bytes > 0),
+        level: Roots::line(&directory.join("level")),
+        chunk_bytes: Roots::number(&directory.join("chunk_size")).filter(|bytes| *bytes > 0),
         members,
-        state: line(&directory.join("array_state")),
+        state: Roots::line(&directory.join("array_state")),
     }
 }
 
 fn dm(roots: &Roots, name: &str, members: Vec<String>) -> Raid {
-    let directory = block(roots, name).join("dm");
-    let uuid = line(&directory.join("uuid")).unwrap_or_default();
+    let directory = DriveFacts::block(roots, name).join("dm");
+    let uuid = Roots::line(&directory.join("uuid")).unwrap_or_default();
     let level = match uuid.split('-').next().unwrap_or_default() {
         "CRYPT" => Some("crypt".to_string()),
         "LVM" => Some("lvm".into()),
@@ -56,19 +55,19 @@ fn dm(roots: &Roots, name: &str, members: Vec<String>) -> Raid {
         _ => None,
     };
     Raid {
-        name: line(&directory.join("name")).unwrap_or_else(|| name.into()),
+        name: Roots::line(&directory.join("name")).unwrap_or_else(|| name.into()),
         kind: "dm".into(),
         level,
         chunk_bytes: None,
         members,
-        state: number::<u8>(&directory.join("suspended"))
+        state: Roots::number::<u8>(&directory.join("suspended"))
             .map(|s| if s == 0 { "active" } else { "suspended" }.into()),
     }
 }
 
 /// Returns the kernel's md personalities from /proc/mdstat; None without md.
 pub(crate) fn md_levels(roots: &Roots) -> Option<Vec<String>> {
-    let mdstat = text(&roots.proc("mdstat"))?;
+    let mdstat = Roots::text(&roots.proc("mdstat"))?;
     let levels = mdstat.lines().find_map(|l| l.strip_prefix("Personalities :"))?;
     Some(levels.split_whitespace().map(|l| l.trim_matches(['[', ']']).to_string()).collect())
 }
@@ -96,7 +95,7 @@ pub(crate) fn checks(roots: &Roots, raids: &[Raid], gpu: bool) -> Vec<Check> {
             None => "the kernel has no md".into(),
         };
         let found = format!("none behind this; {md}");
-        return vec![Check::new(Area::Raid, "raid", "RAID", CheckState::NotApplicable, found)
+        return vec![Check::new(CheckArea::Raid, "raid", "RAID", CheckState::NotApplicable, found)
             .next("forebay bench 'stripe:?chunk=512k&m=A&m=B' stripes over files or drives, without md")];
     }
     raids.iter().map(|raid| check(raid, gpu)).collect()
@@ -107,12 +106,12 @@ fn check(raid: &Raid, gpu: bool) -> Check {
     if let Some(chunk) = raid.chunk_bytes {
         found += &format!(", chunk {}", size(chunk));
     }
-    found += &format!(", {}: {}", count(raid.members.len(), "member"), raid.members.join(" "));
+    found += &format!(", {}: {}", counted(raid.members.len(), "member"), raid.members.join(" "));
     if let Some(state) = &raid.state {
         found += &format!(", {state}");
     }
     let check =
-        |state| Check::new(Area::Raid, format!("raid.{}", raid.name), raid.name.clone(), state, found);
+        |state| Check::new(CheckArea::Raid, format!("raid.{}", raid.name), raid.name.clone(), state, found);
     let stripe = "name the drives themselves: 'stripe:?chunk=512k&m=A&m=B'";
     match (raid.kind.as_str(), raid.level.as_deref()) {
         ("dm", Some("crypt")) => check(CheckState::Limited)

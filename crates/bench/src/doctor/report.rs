@@ -5,7 +5,7 @@ use super::{
     source,
 };
 use super::{topology, ublk, uring, verdict};
-use forebay_io::machine::finding::Check;
+use forebay_io::Check;
 use forebay_model::record::Environment;
 use serde::Serialize;
 
@@ -21,8 +21,8 @@ pub struct Report {
     /// One sentence: which paths run here, and how much there is to fix.
     pub verdict: String,
     pub checks: Vec<Check>,
-    pub host: host::Host,
-    pub memory: memory::Memory,
+    pub host: host::HostFacts,
+    pub memory: memory::MemoryFacts,
     pub uring: uring::Uring,
     pub filesystems: Vec<filesystem::Examined>,
     pub drives: Vec<drives::DriveFacts>,

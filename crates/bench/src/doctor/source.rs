@@ -1,9 +1,7 @@
 //! The subject of the examination: the paths, sockets and hosts that a source URI names.
 
-use super::roots::Roots;
 use super::target;
-use forebay_io::machine;
-use forebay_io::machine::finding::{count, Area, Check, CheckState};
+use forebay_io::{counted, with_time_limit, Check, CheckArea, CheckState, Roots};
 use forebay_model::units::readable_bytes as size;
 use forebay_model::Error;
 use forebay_storage::{FileAccess, SourceMedium, Uri};
@@ -56,7 +54,7 @@ pub(crate) fn parse(text: Option<&str>) -> Result<Asked, Error> {
 fn present(text: &str, path: &std::path::Path) -> Result<(), Error> {
     let shown = path.display();
     let asked = path.to_path_buf();
-    let Some(looked) = machine::within(ANSWER, move || std::fs::metadata(asked)) else {
+    let Some(looked) = with_time_limit(ANSWER, move || std::fs::metadata(asked)) else {
         let found = format!("{shown}: no answer in {} s", ANSWER.as_secs());
         return Err(Error::machine(
             format!("source '{text}'"),
@@ -95,10 +93,14 @@ pub(crate) fn checks(roots: &Roots, asked: &Asked) -> Vec<Check> {
         let shown: Vec<String> = asked.paths.iter().map(|p| p.display().to_string()).collect();
         let mut found = format!("{}: {}", asked.kind, shown.join(" "));
         if let Some(chunk) = asked.chunk_bytes {
-            found =
-                format!("{} in chunks of {}: {}", count(shown.len(), "member"), size(chunk), shown.join(" "));
+            found = format!(
+                "{} in chunks of {}: {}",
+                counted(shown.len(), "member"),
+                size(chunk),
+                shown.join(" ")
+            );
         }
-        checks.push(Check::new(Area::Source, "source", "source", CheckState::Works, found));
+        checks.push(Check::new(CheckArea::Source, "source", "source", CheckState::Works, found));
     }
     checks.extend(
         asked.others.iter().flat_map(|other| {

@@ -1,12 +1,8 @@
 //! Examination of an NVMe/TCP target and the way to it: its handshake, what it grants, the namespace, and how much one
 //! connection carries. Nothing is read or written there.
 
-use super::roots::{text, Roots};
 use crate::Error;
-use forebay_io::auth::TLS_KEY_VARIABLE;
-use forebay_io::machine;
-use forebay_io::machine::finding::{Area, Check, CheckState};
-use forebay_io::machine::nvme_host::Identity;
+use forebay_io::{with_time_limit, Check, CheckArea, CheckState, NvmeHostIdentity, Roots, TLS_KEY_VARIABLE};
 use forebay_model::units::readable_bytes as size;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_nvme::host::{self, ControllerInfo, NamespaceInfo, Session};
@@ -53,10 +49,10 @@ fn addresses(roots: &Roots, options: &NvmeTcpOptions) -> Vec<Check> {
 /// Checks that a listener accepts, and returns its address.
 fn reach(uri: &str, host: &str, port: u16, nqn: &str) -> (Check, Option<SocketAddr>) {
     let check = |state, found: String| {
-        Check::new(Area::Source, format!("source.nvme_tcp {uri}"), "NVMe/TCP target", state, found)
+        Check::new(CheckArea::Source, format!("source.nvme_tcp {uri}"), "NVMe/TCP target", state, found)
     };
     let name = host.to_string();
-    let resolved = machine::within(RESOLVE, move || {
+    let resolved = with_time_limit(RESOLVE, move || {
         (name.as_str(), port).to_socket_addrs().map(|a| a.collect::<Vec<_>>())
     });
     let addresses = match resolved {
@@ -97,7 +93,7 @@ fn reach(uri: &str, host: &str, port: u16, nqn: &str) -> (Check, Option<SocketAd
 fn checks(roots: &Roots, uri: &str, options: &NvmeTcpOptions, address: SocketAddr) -> Vec<Check> {
     let say = Say { uri, options };
     let named = options.host_nqn.as_deref();
-    let identity = named.map_or_else(Identity::of_this_machine, Identity::named);
+    let identity = named.map_or_else(NvmeHostIdentity::of_this_machine, NvmeHostIdentity::named);
     let tls = match NvmeTcpTls::of(options, &identity.nqn) {
         Ok(tls) => tls,
         Err(error) => return vec![say.failed("tls", "TLS key", &error)],
@@ -126,7 +122,7 @@ fn checks(roots: &Roots, uri: &str, options: &NvmeTcpOptions, address: SocketAdd
 }
 
 /// Asks for what the URI asks for: `queues` I/O queues, one for each processor where it says nothing.
-fn session(options: &NvmeTcpOptions, identity: &Identity, link: &AdminLink) -> Session {
+fn session(options: &NvmeTcpOptions, identity: &NvmeHostIdentity, link: &AdminLink) -> Session {
     let options = host::Options {
         host_nqn: identity.nqn.clone(),
         host_id: options.host_id.unwrap_or(identity.id),
@@ -176,7 +172,7 @@ struct Say<'a> {
 
 impl Say<'_> {
     fn check(&self, id: &str, title: &str, state: CheckState, found: impl Into<String>) -> Check {
-        Check::new(Area::Source, format!("source.nvme_tcp.{id} {}", self.uri), title, state, found)
+        Check::new(CheckArea::Source, format!("source.nvme_tcp.{id} {}", self.uri), title, state, found)
     }
 
     fn failed(&self, id: &str, title: &str, error: &Error) -> Check {
@@ -357,7 +353,7 @@ impl Say<'_> {
                 "reno, as on all connections of loopback: nothing is paced".into(),
             );
         }
-        match text(&roots.proc("sys/net/ipv4/tcp_congestion_control")) {
+        match Roots::text(&roots.proc("sys/net/ipv4/tcp_congestion_control")) {
             None => check(CheckState::Unknown, "not reported".into())
                 .why("net.ipv4.tcp_congestion_control can't be read"),
             Some(name) if name.trim().starts_with("bbr") => check(CheckState::Limited, name.trim().into())
@@ -387,7 +383,7 @@ impl Say<'_> {
     fn buffers(&self, roots: &Roots, wire: Wire) -> Check {
         let check = |state, found: String| self.check("buffers", "socket buffers", state, found);
         let most = |name: &str| {
-            let line = text(&roots.proc(format!("sys/net/ipv4/{name}")))?;
+            let line = Roots::text(&roots.proc(format!("sys/net/ipv4/{name}")))?;
             line.split_whitespace().nth(2)?.parse::<u64>().ok()
         };
         let (Some(receive), Some(send)) = (most("tcp_rmem"), most("tcp_wmem")) else {

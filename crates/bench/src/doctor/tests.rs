@@ -5,7 +5,8 @@ mod machine;
 
 use super::verdict::Facts;
 use super::*;
-use forebay_io::machine::finding::CheckState;
+use forebay_io::CheckState;
+use forebay_io::{environment_under, gather_environment};
 use machine::{Machine, GPU};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -18,7 +19,7 @@ fn find<'a>(report: &'a Report, id: &str) -> &'a Check {
 #[test]
 fn a_drive_behind_a_switch_is_described_with_its_link_and_limits() {
     let machine = Machine::new();
-    let facts = drives::describe(&machine.roots(), "nvme0n1");
+    let facts = drives::DriveFacts::of(&machine.roots(), "nvme0n1");
     assert_eq!(facts.drive.model.as_deref(), Some("SOLIDIGM SB5PH27X076T"));
     assert_eq!(facts.drive.kind, "nvme");
     assert_eq!(facts.drive.pci.as_deref(), Some("0000:3d:00.0"));
@@ -55,7 +56,7 @@ fn each_thing_that_holds_a_drive_back_is_named_with_its_command() {
 
 #[test]
 fn under_multipath_the_controller_is_found_through_the_subsystem() {
-    let facts = drives::describe(&Machine::new().roots(), "nvme5n1");
+    let facts = drives::DriveFacts::of(&Machine::new().roots(), "nvme5n1");
     assert_eq!(facts.drive.model.as_deref(), Some("FAR DRIVE"));
     assert_eq!((facts.drive.pci.as_deref(), facts.drive.numa_node), (Some("0000:b1:00.0"), Some(1)));
 }
@@ -65,9 +66,9 @@ fn under_multipath_the_controller_is_found_through_the_subsystem() {
 fn raid_is_followed_down_to_its_drives() {
     let machine = Machine::new();
     let roots = machine.roots();
-    assert_eq!(forebay_io::machine::drives::named(&roots, (259, 1)).as_deref(), Some("nvme0n1"));
-    assert_eq!(behind(&roots, [(9, 0)].into_iter()), ["md0", "nvme0n1", "nvme5n1"]);
-    let raids = raid::facts(&roots, &[drives::describe(&roots, "md0")]);
+    assert_eq!(forebay_io::DriveFacts::named(&roots, (259, 1)).as_deref(), Some("nvme0n1"));
+    assert_eq!(DriveFacts::behind(&roots, [(9, 0)].into_iter()), ["md0", "nvme0n1", "nvme5n1"]);
+    let raids = raid::facts(&roots, &[drives::DriveFacts::of(&roots, "md0")]);
     assert_eq!((raids[0].level.as_deref(), raids[0].chunk_bytes), (Some("raid0"), Some(512 << 10)));
     let check = &raid::checks(&roots, &raids, true)[0];
     assert!(
@@ -91,7 +92,7 @@ fn a_disk_that_spins_is_told_from_a_device_that_only_says_so() {
         "sys/block/loop0",
         &[("size", "9"), ("queue/rotational", "1"), ("loop/backing_file", "/data/image")],
     );
-    let described = |name| drives::describe(&machine.roots(), name);
+    let described = |name| drives::DriveFacts::of(&machine.roots(), name);
     let first = |name| drives::checks(&[described(name)])[0].clone();
     assert_eq!((first("sda").state, described("sda").drive.kind.as_str()), (CheckState::Limited, "sata"));
     assert_eq!(described("sda").drive.serial.as_deref(), Some("WD-1234"));
@@ -107,7 +108,7 @@ fn device_mapper_layers_are_told_apart() {
         &[("size", "100"), ("dm/name", "secret"), ("dm/uuid", "CRYPT-LUKS2-abc"), ("dm/suspended", "0")],
     );
     let roots = machine.roots();
-    let raids = raid::facts(&roots, &[drives::describe(&roots, "dm-0")]);
+    let raids = raid::facts(&roots, &[drives::DriveFacts::of(&roots, "dm-0")]);
     assert_eq!((raids[0].name.as_str(), raids[0].level.as_deref()), ("secret", Some("crypt")));
     assert_eq!(raid::checks(&roots, &raids, false)[0].state, CheckState::Limited);
 }
@@ -227,7 +228,7 @@ fn memory_limits_come_with_what_raises_them() {
 #[test]
 fn the_host_is_described_down_to_its_container() {
     let machine = Machine::new();
-    let host = host::facts(&machine.roots());
+    let host = host::HostFacts::gather(&machine.roots());
     assert_eq!(host.cpu, "AMD EPYC 9554 64-Core Processor");
     assert_eq!((host.cores, host.sockets, host.numa.len(), host.smt), (4, Some(2), 2, Some(true)));
     assert_eq!((host.virtualization, host.container), (None, None));
@@ -237,9 +238,9 @@ fn the_host_is_described_down_to_its_container() {
     machine.write("sys/fs/cgroup/kubepods/cpu.max", "150000 100000\n");
     machine.write("sys/fs/cgroup/kubepods/pod1/cpu.max", "max 100000\n");
     machine.write("sys/fs/cgroup/kubepods/memory.max", "1073741824\n");
-    let host = host::facts(&machine.roots());
+    let host = host::HostFacts::gather(&machine.roots());
     assert_eq!((host.container.as_deref(), host.cpu_quota_cores), (Some("docker"), Some(1.5)));
-    assert_eq!(memory::facts(&machine.roots()).cgroup_limit_bytes, Some(1 << 30));
+    assert_eq!(memory::MemoryFacts::gather(&machine.roots()).cgroup_limit_bytes, Some(1 << 30));
 }
 
 #[test]
@@ -367,7 +368,7 @@ fn the_environment_card_comes_quickly_and_names_this_machine() {
     let tried = Instant::now();
     loop {
         let started = Instant::now();
-        let card = environment::gather(std::slice::from_ref(&here));
+        let card = gather_environment(std::slice::from_ref(&here));
         let took = started.elapsed();
         assert!(card.cores > 0 && card.memory_bytes > 0 && card.filesystem.is_some());
         if took < Duration::from_millis(50) {
@@ -376,14 +377,14 @@ fn the_environment_card_comes_quickly_and_names_this_machine() {
         // A busy machine may hold it up many a time, and not every time.
         assert!(tried.elapsed() < Duration::from_secs(120), "never in 50 ms: {took:?}");
     }
-    assert!(environment::gather(&["/no/such/path".into()]).filesystem.is_none());
+    assert!(gather_environment(&["/no/such/path".into()]).filesystem.is_none());
 }
 
 // promise: DOC-3
 #[test]
 fn an_empty_machine_is_no_reason_to_fail() {
     let empty = tempfile::tempdir().unwrap();
-    let card = environment::on(&Roots::under(empty.path()), &[]);
+    let card = environment_under(&Roots::under(empty.path()), &[]);
     assert_eq!((card.memory_bytes, card.cores, card.gpus.len()), (0, 0, 0));
     examine_with(&Roots::under(empty.path()), source::parse(None).unwrap(), &Surroundings::default());
 }
@@ -412,18 +413,18 @@ proptest! {
             std::fs::write(path, &garbage[index % garbage.len()]).unwrap();
         }
         let roots = machine.roots();
-        environment::on(&roots, &[PathBuf::from("/")]);
-        for name in drives::all(&roots).iter().chain(&["nvme0n1".to_string(), "md0".into()]) {
-            drives::checks(&[drives::describe(&roots, name)]);
+        environment_under(&roots, &[PathBuf::from("/")]);
+        for name in drives::DriveFacts::all(&roots).iter().chain(&["nvme0n1".to_string(), "md0".into()]) {
+            drives::checks(&[drives::DriveFacts::of(&roots, name)]);
         }
-        memory::checks(&memory::facts(&roots));
-        host::checks(&host::facts(&roots));
-        let gpu = forebay_io::machine::gpu::from_proc(&roots);
+        memory::checks(&memory::MemoryFacts::gather(&roots));
+        host::checks(&host::HostFacts::gather(&roots));
+        let gpu = forebay_io::GpuFacts::from_proc(&roots);
         let gds = gds::facts(&roots, &[]);
         let cufile = cufile::facts(&roots, &Surroundings::default());
         let facts = verdict::Facts { gpu, cufile, gds, ..Facts::gather(&roots, Vec::new(), &Surroundings::default()) };
         let view = facts.view();
-        gds::checks(view.gds, gpu::present(view.gpu), conditions::p2pdma_check(&view));
+        gds::checks(view.gds, view.gpu.are_present(), conditions::p2pdma_check(&view));
         conditions::checks(&facts.view(), None);
         verdict::judge(&facts.view(), true);
         fabric::checks(&fabric::facts(&roots), true);

@@ -3,9 +3,7 @@
 use super::drives::DriveFacts;
 use super::fabric::Fabric;
 use super::gpu::GpuFacts;
-use super::pci;
-use super::roots::Roots;
-use forebay_io::machine::finding::{Area, Check, CheckState};
+use forebay_io::{pci_ancestry, pci_directory, pci_numa_node, Check, CheckArea, CheckState, Roots};
 use serde::Serialize;
 use std::path::Path;
 
@@ -68,14 +66,14 @@ pub(crate) fn facts(roots: &Roots, gpu: &GpuFacts, drives: &[DriveFacts], fabric
 }
 
 fn between(roots: &Roots, a: &str, b: &str) -> Relation {
-    let path = |address: &str| pci::directory(roots, address).canonicalize().ok();
+    let path = |address: &str| pci_directory(roots, address).canonicalize().ok();
     let (Some(a_path), Some(b_path)) = (path(a), path(b)) else { return Relation::Unknown };
-    relation(&a_path, &b_path, [pci::numa_node(roots, a), pci::numa_node(roots, b)])
+    relation(&a_path, &b_path, [pci_numa_node(roots, a), pci_numa_node(roots, b)])
 }
 
 /// By the paths in /sys/devices: host bridge (`pci0000:3a`), root port, switch ports, device.
 pub(crate) fn relation(a: &Path, b: &Path, nodes: [Option<i32>; 2]) -> Relation {
-    let shared = pci::ancestry(a).iter().zip(&pci::ancestry(b)).take_while(|(x, y)| x == y).count();
+    let shared = pci_ancestry(a).iter().zip(&pci_ancestry(b)).take_while(|(x, y)| x == y).count();
     match shared {
         0 => {}
         1 => return Relation::SameRootPort,
@@ -100,7 +98,7 @@ pub(crate) fn checks(distances: &[Distance], gpu: bool) -> Vec<Check> {
     if !gpu {
         let found = "no NVIDIA GPU here";
         return vec![Check::new(
-            Area::Topology,
+            CheckArea::Topology,
             "topology",
             "GPU to drive and NIC",
             CheckState::NotApplicable,
@@ -109,7 +107,7 @@ pub(crate) fn checks(distances: &[Distance], gpu: bool) -> Vec<Check> {
     }
     if distances.is_empty() {
         return vec![Check::new(
-            Area::Topology,
+            CheckArea::Topology,
             "topology",
             "GPU to drive and NIC",
             CheckState::Unknown,
@@ -123,7 +121,7 @@ pub(crate) fn checks(distances: &[Distance], gpu: bool) -> Vec<Check> {
 fn check(distance: &Distance) -> Check {
     let title = format!("GPU {} to {}", distance.gpu, distance.to);
     let id = format!("topology.{}.{}", distance.gpu, distance.to);
-    let check = |state, found: &str| Check::new(Area::Topology, id, title, state, found);
+    let check = |state, found: &str| Check::new(CheckArea::Topology, id, title, state, found);
     let hint =
         format!("nvidia-smi topo -m   # and use a GPU near {}, or ‹gpus› with another number", distance.to);
     match distance.relation {

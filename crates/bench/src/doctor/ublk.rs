@@ -1,7 +1,6 @@
 //! ublk: whether this machine can have block devices whose requests Forebay answers.
 
-use super::roots::{names, Roots};
-use forebay_io::machine::finding::{Area, Check, CheckState};
+use forebay_io::{Check, CheckArea, CheckState, Roots};
 use rustix::fs::{access, Access};
 use serde::Serialize;
 
@@ -28,7 +27,7 @@ pub(crate) fn facts(roots: &Roots, release: &str) -> Ublk {
     }
     // Compressed as the distribution likes: .ko.xz, .ko.zst.
     let modules = roots.root.join("lib/modules").join(release).join("kernel/drivers/block");
-    match names(&modules).iter().any(|name| name.starts_with("ublk_drv.ko")) {
+    match Roots::names(&modules).iter().any(|name| name.starts_with("ublk_drv.ko")) {
         true => Ublk::Available,
         false => Ublk::Absent,
     }
@@ -36,7 +35,7 @@ pub(crate) fn facts(roots: &Roots, release: &str) -> Ublk {
 
 pub(crate) fn checks(found: Ublk) -> Vec<Check> {
     let check = |state, found: &str| {
-        Check::new(Area::Fabric, "ublk", "block devices by Forebay (ublk)", state, found)
+        Check::new(CheckArea::Fabric, "ublk", "block devices by Forebay (ublk)", state, found)
     };
     vec![match found {
         Ublk::Usable => check(CheckState::Works, "/dev/ublk-control is there: any source can be a /dev/ublkbN"),

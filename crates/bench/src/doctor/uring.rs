@@ -3,8 +3,7 @@
 //! Versions say little: distributions backport, containers forbid by seccomp,
 //! and `io_uring_disabled` forbids by sysctl. So this asks the kernel.
 
-use super::roots::{number, Roots};
-use forebay_io::machine::finding::{Area, Check, CheckState};
+use forebay_io::{Check, CheckArea, CheckState, Roots};
 use io_uring::{cqueue, opcode, squeue, types, Builder, IoUring, Probe};
 use serde::Serialize;
 use std::io;
@@ -65,7 +64,7 @@ const OPERATIONS: [(&str, u8); 14] = [
 ];
 
 pub(crate) fn facts(roots: &Roots) -> Uring {
-    let disabled_sysctl = number(&roots.proc("sys/kernel/io_uring_disabled"));
+    let disabled_sysctl = Roots::number(&roots.proc("sys/kernel/io_uring_disabled"));
     let ring = match IoUring::new(ENTRIES) {
         Ok(ring) => ring,
         Err(error) => {
@@ -162,7 +161,8 @@ pub(crate) fn checks(uring: &Uring) -> Vec<Check> {
 }
 
 fn setup(uring: &Uring) -> Check {
-    let check = |state, found: String| Check::new(Area::IoUring, "uring.setup", "io_uring", state, found);
+    let check =
+        |state, found: String| Check::new(CheckArea::IoUring, "uring.setup", "io_uring", state, found);
     let Some(refused) = &uring.refused else {
         return check(CheckState::Works, "rings can be set up".into());
     };
@@ -191,7 +191,7 @@ fn feature_check(feature: &Feature) -> Check {
     let purpose = FEATURES.iter().find(|(name, _)| *name == feature.name).map_or("", |f| f.1);
     let title = feature.name.replace('_', " ");
     let id = format!("uring.{}", feature.name);
-    let check = |state, found: String| Check::new(Area::IoUring, id, title, state, found);
+    let check = |state, found: String| Check::new(CheckArea::IoUring, id, title, state, found);
     let Some(answer) = &feature.answer else {
         return check(CheckState::Works, purpose.into());
     };
@@ -214,7 +214,7 @@ fn feature_check(feature: &Feature) -> Check {
 
 fn operations_check(operations: &[(&'static str, bool)]) -> Check {
     let lacking: Vec<&str> = operations.iter().filter(|o| !o.1).map(|o| o.0).collect();
-    let check = |state, found| Check::new(Area::IoUring, "uring.operations", "operations", state, found);
+    let check = |state, found| Check::new(CheckArea::IoUring, "uring.operations", "operations", state, found);
     if operations.is_empty() {
         return check(CheckState::Unknown, "not reported".into())
             .why("the kernel doesn't answer IORING_REGISTER_PROBE");

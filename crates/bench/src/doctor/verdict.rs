@@ -3,12 +3,11 @@
 
 use super::conditions::{FactsView, Finding, Stops, CONDITIONS};
 use super::cufile::{self, Surroundings};
-use super::drives::{self, DriveFacts};
+use super::drives::DriveFacts;
 use super::filesystem::{self, Examined};
-use super::roots::Roots;
 use super::{gds, gpu, host, raid, topology};
-pub(crate) use forebay_io::machine::verdict::Verdicts;
-use forebay_io::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable};
+pub(crate) use forebay_io::Verdicts;
+use forebay_io::{GdsThrough, GdsVerdict, Roots, UsableGds, VerdictAnswer, VerdictCause};
 use std::path::PathBuf;
 
 /// Predicts `--path gds` for what lies at `paths` (files, directories, block devices) on this machine. Loads
@@ -45,15 +44,15 @@ pub(crate) struct Facts {
 
 impl Facts {
     pub(crate) fn gather(roots: &Roots, filesystems: Vec<Examined>, around: &Surroundings) -> Facts {
-        let names = super::behind(roots, filesystems.iter().map(|e| e.device));
-        let drives: Vec<DriveFacts> = names.iter().map(|n| drives::describe(roots, n)).collect();
-        let gpu = gpu::facts(roots);
+        let names = super::DriveFacts::behind(roots, filesystems.iter().map(|e| e.device));
+        let drives: Vec<DriveFacts> = names.iter().map(|n| DriveFacts::of(roots, n)).collect();
+        let gpu = gpu::GpuFacts::gather(roots);
         Facts {
             cufile: cufile::facts(roots, around),
             gds: gds::facts(roots, &filesystems),
             raids: raid::facts(roots, &drives),
             topology: topology::facts(roots, &gpu, &drives, &Default::default()),
-            kernel: host::facts(roots).kernel,
+            kernel: host::HostFacts::gather(roots).kernel,
             gpu,
             filesystems,
             drives,
@@ -78,7 +77,7 @@ impl Facts {
 
 pub(crate) fn judge(view: &FactsView, files: bool) -> Verdicts {
     let no_gpu = no_gpu(view);
-    let usable = |because: Option<String>| Usable { runs: because.is_none(), because };
+    let usable = |because: Option<String>| UsableGds { runs: because.is_none(), because };
     let mapped = match files {
         true => no_gpu.clone(),
         false => Some("only files can be mapped".to_string()),
@@ -88,7 +87,7 @@ pub(crate) fn judge(view: &FactsView, files: bool) -> Verdicts {
 
 pub(crate) fn no_gpu(view: &FactsView) -> Option<String> {
     match &view.gpu.libcuda_refused {
-        _ if !super::gpu::present(view.gpu) => Some("there is no NVIDIA GPU that could be used".into()),
+        _ if !view.gpu.are_present() => Some("there is no NVIDIA GPU that could be used".into()),
         Some(refused) => Some(format!("libcuda doesn't load: {refused}")),
         None => None,
     }
@@ -104,7 +103,7 @@ fn gds_of(view: &FactsView) -> GdsVerdict {
             Finding::Open { why, next, .. } => (why, next, false),
             Finding::Holds(_) | Finding::Moot => continue,
         };
-        let cause = Cause { id: condition.id, because, next };
+        let cause = VerdictCause { id: condition.id, because, next };
         match condition.stops {
             _ if !reported => verdict.doubts.push(cause),
             Stops::Nothing => verdict.doubts.push(cause),
@@ -118,14 +117,14 @@ fn gds_of(view: &FactsView) -> GdsVerdict {
         }
     }
     verdict.through = match verdict.both.is_empty() {
-        true if verdict.nvidia_fs.is_empty() => Some(Through::NvidiaFs),
-        true if verdict.p2pdma.is_empty() && p2pdma_known(view) => Some(Through::P2pdma),
+        true if verdict.nvidia_fs.is_empty() => Some(GdsThrough::NvidiaFs),
+        true if verdict.p2pdma.is_empty() && p2pdma_known(view) => Some(GdsThrough::P2pdma),
         _ => None,
     };
     verdict.answer = match verdict.through {
-        Some(_) => Answer::Direct,
-        None if refused || !verdict.compat_allowed => Answer::No,
-        None => Answer::CompatOnly,
+        Some(_) => VerdictAnswer::Direct,
+        None if refused || !verdict.compat_allowed => VerdictAnswer::No,
+        None => VerdictAnswer::CompatOnly,
     };
     verdict
 }
@@ -138,7 +137,7 @@ fn p2pdma_known(view: &FactsView) -> bool {
 /// The way to direct DMA that isn't needed, since the other works.
 pub(crate) fn needless(verdict: &GdsVerdict) -> Option<Stops> {
     Some(match verdict.through? {
-        Through::NvidiaFs => Stops::P2pdma,
-        Through::P2pdma => Stops::NvidiaFs,
+        GdsThrough::NvidiaFs => Stops::P2pdma,
+        GdsThrough::P2pdma => Stops::NvidiaFs,
     })
 }

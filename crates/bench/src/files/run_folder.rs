@@ -1,7 +1,6 @@
 //! The directory of a run: its layout, the calls on one file, and what errors there mean.
 
-use forebay_io::identity::Identity;
-use forebay_io::meter::cache;
+use forebay_io::{cache_resident, drop_cached, FileIdentity};
 use forebay_model::files::FilesSpec;
 use forebay_model::random::Xoshiro256;
 use forebay_model::units::format_bytes;
@@ -121,7 +120,7 @@ impl RunFolder {
     pub(crate) fn create(&self, path: &Path, number: u64, content: &[u8]) -> io::Result<(u64, Duration)> {
         let mut file = Outputs::create(path)?;
         let aside = Instant::now();
-        self.made[number as usize].store(Identity::of(&file.metadata()?).digest(), Relaxed);
+        self.made[number as usize].store(FileIdentity::of(&file.metadata()?).digest(), Relaxed);
         let aside = aside.elapsed();
         let mut left = self.file_bytes as usize;
         while left > 0 {
@@ -139,7 +138,7 @@ impl RunFolder {
     pub(crate) fn is_ours(&self, path: &Path, number: u64) -> bool {
         let made = self.made[number as usize].load(Relaxed);
         match fs::symlink_metadata(path) {
-            Ok(meta) => Identity::of(&meta).digest() == made,
+            Ok(meta) => FileIdentity::of(&meta).digest() == made,
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         }
     }
@@ -172,7 +171,7 @@ impl RunFolder {
         if self.file_bytes == 0 {
             return Ok(());
         }
-        cache::drop(&File::open(path)?, 0, 0).map(|_| ()).map_err(io::Error::other)
+        drop_cached(&File::open(path)?, 0, 0).map(|_| ()).map_err(io::Error::other)
     }
 
     /// Share of the files' pages in the page cache, over a sample spread evenly.
@@ -183,7 +182,7 @@ impl RunFolder {
         for number in 0..sample {
             let path = self.path(number * self.files / sample);
             let file = File::open(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-            let found = cache::resident(&file, 0, 0)?;
+            let found = cache_resident(&file, 0, 0)?;
             pages += found.pages;
             of += found.of;
         }

@@ -9,7 +9,7 @@ use super::super::series::Series;
 use super::super::watchdog::Watchdog;
 use super::POLL;
 use super::WAITS;
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::job::JobSpec;
 use forebay_model::job::Judge;
 use forebay_model::job::Sync;
@@ -49,7 +49,7 @@ pub(super) struct Watch {
 
 impl Watch {
     pub(super) fn new(shared: &Arc<Shared>, meters: Meters) -> Watch {
-        let begin = clock::now();
+        let begin = monotonic_now();
         let labels = shared.targets.iter().map(|t| t.label.clone()).collect();
         Watch {
             shared: shared.clone(),
@@ -78,7 +78,7 @@ impl Watch {
     /// after that.
     pub(super) fn meters_first(&mut self) {
         self.meters.start();
-        self.begin = clock::now();
+        self.begin = monotonic_now();
         self.metered_from = Some(Duration::ZERO);
         self.asked_at = self.begin;
         self.watchdog.begin(self.begin);
@@ -142,7 +142,7 @@ impl Watch {
     }
 
     pub(super) fn hear(&mut self, snapshot: Snapshot) {
-        self.watchdog.hear(&snapshot, clock::now());
+        self.watchdog.hear(&snapshot, monotonic_now());
         if self.least.as_mut().is_some_and(|least| least.is_missed_by(&snapshot)) {
             self.end_now();
             self.drain_no_more();
@@ -160,7 +160,7 @@ impl Watch {
     /// A worker that does its I/Os itself may be held in one for good: the others' figures, and its own so far, are
     /// kept without it.
     pub(super) fn write_off_the_silent(&mut self) {
-        for tally in self.watchdog.overdue(clock::now(), self.interrupted) {
+        for tally in self.watchdog.overdue(monotonic_now(), self.interrupted) {
             self.shared.stop.store(true, Ordering::Relaxed);
             self.one_ended(tally.worker);
             self.finish(tally);
@@ -203,7 +203,7 @@ impl Watch {
             }
         }
         if self.asked_at.elapsed() >= POLL && !self.interrupted {
-            self.asked_at = clock::now();
+            self.asked_at = monotonic_now();
             if observer.stop() {
                 self.interrupted = true;
                 self.end_now();

@@ -2,7 +2,7 @@
 
 mod shm;
 
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::job::{self, JobSpec};
 use forebay_model::Error;
 use shm::Sheet;
@@ -42,7 +42,7 @@ impl Share {
         let free = |place: &usize| owner(&sheet, *place).compare_exchange(0, mine, Relaxed, Relaxed).is_ok();
         let place = (0..PLACES).find(free).ok_or_else(|| full(&flow.file))?;
         count_of(&sheet, place).store(0, Relaxed);
-        Ok(Some(Share { sheet, place, weight, started: 0, again: None, swept: clock::now() }))
+        Ok(Some(Share { sheet, place, weight, started: 0, again: None, swept: monotonic_now() }))
     }
 
     /// Returns whether the next I/O is within this worker's share of all that were started.
@@ -132,19 +132,19 @@ mod tests {
         let (mut one, mut eight) = (share(&file, 1), share(&file, 8));
         for _ in 0..900 {
             for each in [&mut one, &mut eight] {
-                if each.may_start(clock::now()) {
+                if each.may_start(monotonic_now()) {
                     each.count();
                 }
             }
         }
         let (ours, theirs) = (one.started, eight.started);
         assert!(theirs > 800 && (8 * ours).abs_diff(theirs) <= 16, "{ours} : {theirs}");
-        while one.may_start(clock::now()) {
+        while one.may_start(monotonic_now()) {
             one.count();
         }
         assert!(one.again().is_some());
         drop(eight);
-        assert!(one.may_start(clock::now()) && one.again().is_none());
+        assert!(one.may_start(monotonic_now()) && one.again().is_none());
     }
 
     // promise: BEN-31

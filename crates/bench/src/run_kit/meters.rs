@@ -1,6 +1,9 @@
 //! The meters of one run, read on the edges of its measured time.
 
-use forebay_io::meter::{self, cpu, disk, noise, power};
+use forebay_io::{
+    disk_name, is_astray, open_power_meters, CpuClock, CpuReading, DiskCounters, DiskTraffic, NoiseGuard,
+    PowerSampler,
+};
 use forebay_model::job::JobSpec;
 use forebay_model::record::{Noise, Power, RunResult};
 use forebay_storage::Target;
@@ -10,7 +13,7 @@ use std::time::Duration;
 /// Readings of the meters, with the reasons for missing ones.
 #[derive(Debug, Default)]
 pub struct Readings {
-    pub cpu: Option<cpu::CpuReading>,
+    pub cpu: Option<CpuReading>,
     pub noise: Noise,
     pub power: Vec<Power>,
     /// Bytes that the block devices read and wrote.
@@ -29,7 +32,7 @@ impl Readings {
         // A run that ended in its warm-up has no time to be compared with.
         let length = run.1.saturating_sub(run.0);
         let off = own.0.abs_diff(run.0) + own.1.abs_diff(run.1);
-        if length.is_zero() || !meter::is_astray(off, length) {
+        if length.is_zero() || !is_astray(off, length) {
             return self;
         }
         let signed = |own: Duration, run: Duration| own.as_secs_f64() - run.as_secs_f64();
@@ -73,11 +76,11 @@ const POWER_INTERVAL: Duration = Duration::from_secs(1);
 
 pub struct Meters {
     devices: Vec<(u32, u32)>,
-    power: Option<power::Sampler>,
+    power: Option<PowerSampler>,
     power_from: Option<std::time::Instant>,
-    cpu: Option<cpu::Clock>,
-    noise: Option<noise::Guard>,
-    disk: Option<disk::Counters>,
+    cpu: Option<CpuClock>,
+    noise: Option<NoiseGuard>,
+    disk: Option<DiskCounters>,
     missing: BTreeMap<String, String>,
 }
 
@@ -87,12 +90,12 @@ impl Meters {
         let files = targets.iter().flat_map(|t| t.files()).map(|(f, _)| f);
         let devices: BTreeSet<(u32, u32)> =
             files.filter(|f| !f.in_memory).filter_map(|f| f.device()).collect();
-        let (meters, refused) = power::open(&job.power);
+        let (meters, refused) = open_power_meters(&job.power);
         let missing =
             refused.into_iter().map(|(meter, why)| (format!("result.power.{meter}"), why)).collect();
         Meters {
             devices: devices.into_iter().collect(),
-            power: (!meters.is_empty()).then(|| power::Sampler::start(meters, POWER_INTERVAL)),
+            power: (!meters.is_empty()).then(|| PowerSampler::start(meters, POWER_INTERVAL)),
             power_from: None,
             cpu: None,
             noise: None,
@@ -103,11 +106,11 @@ impl Meters {
 
     pub fn start(&mut self) {
         self.power_from = self.power.as_ref().map(|s| s.mark());
-        self.disk = disk::Counters::read(&self.devices)
+        self.disk = DiskCounters::read(&self.devices)
             .map_err(|why| self.missing.insert("cache.device_bytes".into(), why))
             .ok();
-        self.noise = Some(noise::Guard::start());
-        self.cpu = Some(cpu::Clock::start());
+        self.noise = Some(NoiseGuard::start());
+        self.cpu = Some(CpuClock::start());
     }
 
     pub fn stop(&mut self) -> Readings {
@@ -123,11 +126,11 @@ impl Meters {
         };
         let before = self.disk.take();
         let traffic = before.and_then(|b| {
-            let after = disk::Counters::read(&self.devices).and_then(|after| after.by_device(&b));
+            let after = DiskCounters::read(&self.devices).and_then(|after| after.by_device(&b));
             after.map_err(|why| self.missing.insert("cache.device_bytes".into(), why)).ok()
         });
-        let moved = |(number, t): ((u32, u32), disk::Traffic)| {
-            (disk::name(number), t.read_bytes.saturating_add(t.written_bytes))
+        let moved = |(number, t): ((u32, u32), DiskTraffic)| {
+            (disk_name(number), t.read_bytes.saturating_add(t.written_bytes))
         };
         let devices: Option<BTreeMap<String, u64>> =
             traffic.map(|each| each.into_iter().map(moved).collect());
@@ -160,12 +163,12 @@ impl Meters {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_io::CpuTimes;
 
     // promise: REC-8
     #[test]
     fn what_covers_another_time_than_the_run_says_nothing_and_why() {
-        let cpu =
-            cpu::CpuReading { wall_s: 1.0, process: cpu::Times::default(), machine: Err("no /proc".into()) };
+        let cpu = CpuReading { wall_s: 1.0, process: CpuTimes::default(), machine: Err("no /proc".into()) };
         let noise = Noise { cpu_limited_pct: Some(30.0), steal_pct: Some(1.0), ..Noise::default() };
         let readings = || Readings {
             cpu: Some(cpu.clone()),

@@ -6,9 +6,7 @@
 //! the process goes on. What both missed at once is a standstill. When it began is known to a beat; a worker knows better
 //! when it last ran.
 
-use forebay_io::clock;
-use forebay_io::meter::waits::{spent_by_process, Waits};
-use forebay_io::threads;
+use forebay_io::{allowed_cpus, monotonic_now, settle_thread_in, Waits};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -120,7 +118,7 @@ pub struct Standstills {
 
 impl Default for Standstills {
     fn default() -> Standstills {
-        Standstills::of(clock::now())
+        Standstills::of(monotonic_now())
     }
 }
 
@@ -142,7 +140,7 @@ impl Standstills {
     #[must_use]
     pub fn watch(this: &Arc<Standstills>) -> Watching {
         let mut watching = Watching { of: this.clone(), threads: Vec::new() };
-        let processors = threads::allowed();
+        let processors = allowed_cpus();
         if processors.len() < BEATS || Waits::of_this_thread().is_none() {
             return watching;
         }
@@ -163,17 +161,17 @@ impl Standstills {
 
     fn beat(&self, thread: usize, processor: u32) {
         // Where it can't be bound, both may share a processor, and tell less surely.
-        let _ = threads::settle_in(Some(processor), None);
+        let _ = settle_thread_in(Some(processor), None);
         let Some(mut waits) = Waits::of_this_thread() else { return };
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
-        let (mut last, mut spent) = (self.ns(clock::now()), spent_by_process());
+        let (mut last, mut spent) = (self.ns(monotonic_now()), Waits::spent_by_process());
         loop {
             self.beats[thread].store(last, Ordering::Release);
             let goes_on = self.sleep_until(self.origin + Duration::from_nanos(last) + BEAT);
-            let now = self.ns(clock::now());
+            let now = self.ns(monotonic_now());
             let is_late = now >= last + ns_of(BEAT + STANDSTILL_MIN);
             let waited = ns_of(waits.since(is_late));
-            let so_far = spent_by_process();
+            let so_far = Waits::spent_by_process();
             let ran = ns_of(so_far.saturating_sub(spent));
             let span = Span::between(last, now, waited);
             if let Some(span) = span.filter(|_| !went_on(ran, now - last, waited, processors)) {
@@ -205,7 +203,7 @@ impl Standstills {
     fn sleep_until(&self, due: Instant) -> bool {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let left = due.saturating_duration_since(clock::now());
+            let left = due.saturating_duration_since(monotonic_now());
             if *ended || left.is_zero() {
                 return !*ended;
             }
@@ -223,7 +221,7 @@ impl Standstills {
         let reported = |beat: &AtomicU64| {
             let beat = beat.load(Ordering::Acquire);
             now < beat.saturating_add(ns_of(BEAT + STANDSTILL_MIN))
-                || self.ns(clock::now()) > beat.saturating_add(ns_of(SILENT_MAX))
+                || self.ns(monotonic_now()) > beat.saturating_add(ns_of(SILENT_MAX))
         };
         !self.is_watched() || self.beats.iter().all(reported)
     }
@@ -363,7 +361,7 @@ mod tests {
     fn the_watch_ends_at_once_and_keeps_beating_until_then() {
         let standstills = Arc::new(Standstills::default());
         let watching = Standstills::watch(&standstills);
-        let begin = clock::now();
+        let begin = monotonic_now();
         let looks = watching.threads.len() == BEATS;
         while looks && !standstills.is_watched() {
             std::thread::yield_now();

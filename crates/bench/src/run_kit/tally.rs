@@ -1,6 +1,6 @@
 //! A worker's counters.
 
-use forebay_io::queue::{Travelled, Via};
+use forebay_io::{Travelled, Via};
 use forebay_model::pattern::Next;
 use forebay_model::record::Errors;
 use forebay_model::Latency;

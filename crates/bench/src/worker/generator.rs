@@ -7,7 +7,7 @@ use crate::batches::{self, Batches, Queries};
 use crate::pause::{Left, Pause};
 use crate::replay::{self, Player};
 use crate::schedule::{mean_io_bytes, schedule_of, Schedule};
-use forebay_io::queue::Op;
+use forebay_io::Op;
 use forebay_model::iolog::Kind;
 use forebay_model::job::{JobSpec, Sync};
 use forebay_model::pattern::{Next, Pattern, PatternSpec};

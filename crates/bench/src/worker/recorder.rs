@@ -12,7 +12,7 @@ use super::Issued;
 use crate::io_log::{IoLog, Note};
 use crate::run_kit::{Shared, Snapshot, Standstills, Tally, Timed, WorkerSpec};
 use crate::run_kit::{STANDSTILL_EXACT, STANDSTILL_MIN};
-use forebay_io::queue::Via;
+use forebay_io::Via;
 use forebay_model::pattern::Next;
 use forebay_model::Error;
 use std::sync::Arc;

@@ -3,8 +3,7 @@
 use super::*;
 use crate::run_kit::{Standstills, READ, WRITE};
 use crate::share;
-use forebay_io::client::GRACE;
-use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
+use forebay_io::{Done, Fault, Full, Geometry, Io, Queue, Via, CLIENT_GRACE};
 use forebay_model::job::{Engine, JobSpec};
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_rigs::seccomp::forbid_entering;
@@ -85,7 +84,7 @@ fn opened(job: JobSpec, targets: Vec<Target>) -> (Result<(Worker, Resources), Er
         drain_ns: AtomicU64::new(1_000_000_000),
         interval: Duration::from_secs(3600),
         with_histograms: true,
-        standstills: Arc::new(Standstills::of(clock::now() - Duration::from_secs(10))),
+        standstills: Arc::new(Standstills::of(monotonic_now() - Duration::from_secs(10))),
         targets,
         job,
     });
@@ -108,12 +107,12 @@ fn finished(reports: &Receiver<Report>) -> Tally {
 #[test]
 fn an_io_that_comes_back_after_it_was_given_up_is_taken_back() {
     let (mut worker, _, _reports) = worker_over(job(), 1, true);
-    let now = clock::now();
+    let now = monotonic_now();
     worker.start_ios(now);
     assert_eq!(worker.client.in_flight(), 2);
     let timeout = Duration::from_secs_f64(worker.shared.job.timeout_s);
     worker.abandon_overdue(now + timeout + Duration::from_secs(1));
-    worker.abandon_overdue(now + timeout + GRACE + Duration::from_secs(1));
+    worker.abandon_overdue(now + timeout + CLIENT_GRACE + Duration::from_secs(1));
     assert_eq!(
         (worker.client.in_flight(), worker.client.lost(), worker.recorder.tally.errors.timed_out),
         (0, 2, 2)
@@ -127,7 +126,7 @@ fn an_io_that_comes_back_after_it_was_given_up_is_taken_back() {
 #[test]
 fn an_io_that_no_queue_has_is_not_lost() {
     let (mut worker, _, _reports) = worker_over(job(), 1, true);
-    let now = clock::now();
+    let now = monotonic_now();
     worker.start_ios(now);
     worker.client.came(Done {
         tag: 0,
@@ -147,7 +146,7 @@ fn an_io_that_no_queue_has_is_not_lost() {
 #[test]
 fn an_io_that_started_late_has_not_timed_out() {
     let (mut worker, _, _reports) = worker_over(JobSpec { rate_iops: Some(1e9), ..job() }, 1, true);
-    let now = clock::now();
+    let now = monotonic_now();
     worker.generator.schedule.as_mut().unwrap().next = now - Duration::from_secs(1000);
     worker.start_ios(now);
     worker.abandon_overdue(now + Duration::from_secs(1));
@@ -157,7 +156,7 @@ fn an_io_that_started_late_has_not_timed_out() {
 #[test]
 fn what_is_done_already_is_collected_before_it_could_be_called_overdue() {
     let (mut worker, ..) = worker_over(JobSpec { timeout_s: 4.0, ..job() }, 1, false);
-    let now = clock::now();
+    let now = monotonic_now();
     worker.recorder.tally.measures(true);
     worker.start_ios(now);
     let late = now + Duration::from_secs(100);
@@ -172,7 +171,7 @@ fn what_is_done_already_is_collected_before_it_could_be_called_overdue() {
 #[test]
 fn time_in_which_the_process_stood_still_is_nobodys_time_out() {
     let (mut worker, ..) = worker_over(JobSpec { timeout_s: 4.0, ..job() }, 1, true);
-    let now = clock::now();
+    let now = monotonic_now();
     worker.start_ios(now);
     worker.timeouts.next_look = now + timeouts::LOOK;
     let after = |s| now + Duration::from_secs(s);
@@ -204,11 +203,11 @@ fn latencies_have_no_standstill_in_them_and_all_of_a_slow_drive() {
     for stood_still_ms in [500, 0] {
         let (mut worker, ..) = worker_over(job(), 1, true);
         let shared = worker.shared.clone();
-        let began = clock::now() - Duration::from_secs(1);
+        let began = monotonic_now() - Duration::from_secs(1);
         shared.standstills.beat_at(began);
         come_after(&mut worker, began);
-        let most = clock::now() - began;
-        worker.recorder.snapshot(clock::now());
+        let most = monotonic_now() - began;
+        worker.recorder.snapshot(monotonic_now());
         assert_eq!(
             (worker.recorder.tally.ios(), worker.recorder.tally.latency().count()),
             (2, 0),
@@ -218,9 +217,9 @@ fn latencies_have_no_standstill_in_them_and_all_of_a_slow_drive() {
         if !stood_still.is_zero() {
             shared.standstills.tell(began, began + stood_still);
         }
-        shared.standstills.beat_at(clock::now());
+        shared.standstills.beat_at(monotonic_now());
         worker.recorder.await_beats();
-        worker.recorder.snapshot(clock::now());
+        worker.recorder.snapshot(monotonic_now());
         let latency = worker.recorder.tally.latency();
         assert_eq!((worker.recorder.tally.ios(), latency.count()), (2, 2));
         let (least, most) =
@@ -233,10 +232,10 @@ fn latencies_have_no_standstill_in_them_and_all_of_a_slow_drive() {
 #[test]
 fn an_io_of_which_next_to_nothing_is_left_beside_a_standstill_has_no_latency() {
     let (mut worker, ..) = worker_over(job(), 1, true);
-    let began = clock::now() - Duration::from_secs(2);
-    worker.shared.standstills.tell(began, clock::now() + Duration::from_secs(3600));
+    let began = monotonic_now() - Duration::from_secs(2);
+    worker.shared.standstills.tell(began, monotonic_now() + Duration::from_secs(3600));
     come_after(&mut worker, began);
-    worker.recorder.snapshot(clock::now());
+    worker.recorder.snapshot(monotonic_now());
     assert_eq!((worker.recorder.tally.ios(), worker.recorder.tally.latency().count()), (2, 0));
 }
 
@@ -254,7 +253,7 @@ fn a_ring_that_may_not_be_entered_any_more_ends_the_run_with_that_and_with_no_ti
         let (worker, reports) = opened(writes, vec![target]);
         // Where the kernel has no ring there is none to be refused.
         let Ok((mut worker, _)) = worker else { return None };
-        let begin = clock::now();
+        let begin = monotonic_now();
         measured_until(&mut worker, begin, Duration::from_secs(3600));
         worker.start_ios(begin);
         while worker.recorder.tally.ios() < 2 {
@@ -295,11 +294,11 @@ fn memory_of_an_io_that_was_given_up_stays_mapped_after_a_panic() {
     let target = FileTarget::open(file.path(), FileAccess { write: false, direct: false }).unwrap();
     let target = Target::new("file", 1 << 20, OpenFileSource { target, engine: Engine::Pread });
     let (mut worker, ..) = worker_of(job(), vec![target], true);
-    let now = clock::now();
+    let now = monotonic_now();
     worker.start_ios(now);
     let timeout = worker.timeouts.timeout;
     worker.abandon_overdue(now + timeout + Duration::from_secs(1));
-    worker.abandon_overdue(now + timeout + GRACE + Duration::from_secs(1));
+    worker.abandon_overdue(now + timeout + CLIENT_GRACE + Duration::from_secs(1));
     assert_eq!((worker.client.in_flight(), worker.client.lost()), (0, 2));
     let at = worker.client.io(0).mem.host_ptr();
     assert!(mapped(at));
@@ -314,7 +313,7 @@ fn memory_of_an_io_that_was_given_up_stays_mapped_after_a_panic() {
 fn every_queue_is_flushed_even_with_one_slot() {
     let job = JobSpec { op: forebay_model::job::Op::Write, sync: Sync::End, depth: 1, ..job() };
     let (mut worker, flushes, reports) = worker_over(job, 5, false);
-    worker.run(clock::now());
+    worker.run(monotonic_now());
     assert_eq!(flushes.iter().map(|f| f.load(Ordering::Relaxed)).collect::<Vec<_>>(), [1; 5]);
     worker.close();
     assert_eq!(finished(&reports).ways[WRITE].bytes, 5 << 20);
@@ -324,7 +323,7 @@ fn every_queue_is_flushed_even_with_one_slot() {
 fn what_ends_before_the_flush_counts_as_its_time_does() {
     let job = JobSpec { op: forebay_model::job::Op::Write, sync: Sync::End, passes: None, ..job() };
     let (mut worker, _, reports) = worker_over(job, 1, false);
-    let begin = clock::now();
+    let begin = monotonic_now();
     worker.recorder.time.begin = begin;
     worker.recorder.tally.measures(true);
     worker.start_ios(begin);
@@ -344,7 +343,7 @@ fn measured_until(worker: &mut Worker, begin: Instant, until: Duration) {
 #[test]
 fn what_comes_back_after_the_end_is_in_the_latency_and_in_no_other_count() {
     let (mut worker, ..) = worker_over(JobSpec { passes: None, ..job() }, 1, true);
-    let begin = clock::now() - Duration::from_secs(9);
+    let begin = monotonic_now() - Duration::from_secs(9);
     measured_until(&mut worker, begin, Duration::from_secs(3));
     worker.start_ios(begin + Duration::from_secs(2));
     worker.client.came(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 5 });
@@ -359,7 +358,7 @@ fn what_comes_back_after_the_end_is_in_the_latency_and_in_no_other_count() {
 #[test]
 fn what_is_given_up_has_waited_until_then() {
     let (mut worker, ..) = worker_over(JobSpec { passes: None, timeout_s: 4.0, ..job() }, 1, true);
-    let begin = clock::now();
+    let begin = monotonic_now();
     measured_until(&mut worker, begin, Duration::from_secs(3));
     worker.start_ios(begin + Duration::from_secs(1));
     let late = begin + Duration::from_secs(20);
@@ -376,7 +375,7 @@ fn an_open_loop_starts_what_was_due_by_the_end_and_nothing_that_was_not() {
     let (mut worker, _, reports) =
         worker_over(JobSpec { rate_iops: Some(1000.0), passes: None, ..job() }, 1, false);
     // A second in which nothing could be started lies behind it.
-    let begin = clock::now() - Duration::from_millis(1500);
+    let begin = monotonic_now() - Duration::from_millis(1500);
     worker.shared.until_ns.store(1_000_000_000, Ordering::Relaxed);
     // However slowly this thread runs: all that was due is begun.
     worker.shared.drain_ns.store(3_600_000_000_000, Ordering::Relaxed);
@@ -396,7 +395,7 @@ fn what_an_open_loop_owes_beyond_its_patience_is_counted_with_its_wait() {
     for (rate, due) in [(1000.0, 1000), (3e6, 3_000_000)] {
         let job = JobSpec { rate_iops: Some(rate), passes: None, ..job() };
         let (mut worker, _, reports) = worker_over(job, 1, false);
-        let begin = clock::now() - Duration::from_secs(5);
+        let begin = monotonic_now() - Duration::from_secs(5);
         worker.shared.until_ns.store(1_000_000_000, Ordering::Relaxed);
         worker.run(begin);
         worker.close();
@@ -412,14 +411,14 @@ fn what_an_open_loop_owes_beyond_its_patience_is_counted_with_its_wait() {
 #[test]
 fn a_run_that_ended_in_its_warm_up_has_no_latency() {
     let (mut worker, ..) = worker_over(JobSpec { rate_iops: Some(1000.0), passes: None, ..job() }, 1, true);
-    let begin = clock::now() - Duration::from_secs(9);
+    let begin = monotonic_now() - Duration::from_secs(9);
     worker.generator.schedule.as_mut().unwrap().next = begin;
     measured_until(&mut worker, begin, Duration::from_secs(3));
     worker.shared.from_ns.store(4_000_000_000, Ordering::Relaxed);
     worker.start_ios(begin + Duration::from_secs(2));
     worker.client.came(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 0 });
     worker.complete();
-    worker.book_what_never_came(clock::now());
+    worker.book_what_never_came(monotonic_now());
     assert_eq!(
         (
             worker.recorder.tally.late,

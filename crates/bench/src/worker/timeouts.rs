@@ -2,8 +2,7 @@
 
 use super::Issued;
 use crate::run_kit::{Standstills, STANDSTILL};
-use forebay_io::client::{Client, Late};
-use forebay_io::reactor::Reactor;
+use forebay_io::{Client, LateIo, Reactor};
 use std::time::{Duration, Instant};
 
 /// Interval of looks while nothing completes, whatever the reporting interval: stop requests are seen then, too.
@@ -27,7 +26,7 @@ pub(super) struct Timeouts {
     /// Standstills that no I/O under way is blamed for any more.
     forgiven: Duration,
     /// Kept, so that it is allocated once.
-    late: Vec<(u32, Late)>,
+    late: Vec<(u32, LateIo)>,
 }
 
 impl Timeouts {
@@ -80,13 +79,13 @@ impl Timeouts {
         now: Instant,
         client: &mut Client<Issued>,
         reactor: &mut Reactor,
-    ) -> Vec<(u32, Late)> {
+    ) -> Vec<(u32, LateIo)> {
         let mut late = std::mem::take(&mut self.late);
         client.give_up_late(now, self.timeout, reactor, &mut late);
         late
     }
 
-    pub(super) fn spare(&mut self, mut late: Vec<(u32, Late)>) {
+    pub(super) fn spare(&mut self, mut late: Vec<(u32, LateIo)>) {
         late.clear();
         self.late = late;
     }

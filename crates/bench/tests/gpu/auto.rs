@@ -3,18 +3,18 @@
 use super::runs::{file, go, home, job, refused};
 use forebay_rigs::gpu::Scenario;
 
-use forebay_io::meter::cache;
+use forebay_io::{drop_cached, warm_cache};
 use forebay_model::job::{Cache, JobSpec, Op, Origin, PathKind};
 use std::fs::File;
 use std::path::Path;
 use std::time::Instant;
 
 fn cold(path: &Path) {
-    cache::drop(&File::open(path).unwrap(), 0, 0).unwrap();
+    drop_cached(&File::open(path).unwrap(), 0, 0).unwrap();
 }
 
 fn warm(path: &Path) {
-    cache::warm(&File::open(path).unwrap()).unwrap();
+    warm_cache(&File::open(path).unwrap()).unwrap();
 }
 
 /// By `auto`, for a moment.

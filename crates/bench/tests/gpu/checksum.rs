@@ -81,7 +81,7 @@ fn memory_that_is_not_the_gpus_is_refused() {
         let here = vec![0u8; 4096];
         let why = checksum::of_device_memory(0, here.as_ptr() as u64, 4096, 0).unwrap_err();
         assert_eq!(why.kind, Kind::Request);
-        let gpu = forebay_io::gpu::cuda::Device::open(0).unwrap();
+        let gpu = forebay_io::CudaDevice::open(0).unwrap();
         let memory = gpu.allocate(9).unwrap();
         gpu.write(memory.address(), b"123456789").unwrap();
         assert_eq!(checksum::of_device_memory(0, memory.address(), 9, 0).unwrap(), 0xE306_9283);

@@ -2,7 +2,7 @@
 
 use super::runs::{file, go, job, refused};
 use forebay_bench::{run, Observer, Progress};
-use forebay_io::meter::cache;
+use forebay_io::drop_cached;
 use forebay_model::job::{Cache, JobSpec, Op, PathKind};
 use forebay_model::record::{MappedRan, RunRecord};
 use forebay_rigs::gpu::{on_real_gpu, Scenario};
@@ -146,7 +146,7 @@ fn what_is_not_cached_is_bounced_and_the_record_says_so() {
     Scenario::new("mapped::what_is_not_cached_is_bounced_and_the_record_says_so").run(|| {
         let home = forebay_rigs::gpu::home();
         let source = file(&home, "f", 32 * MIB);
-        if cache::drop(&std::fs::File::open(&source).unwrap(), 0, 0).unwrap().pages > 0 {
+        if drop_cached(&std::fs::File::open(&source).unwrap(), 0, 0).unwrap().pages > 0 {
             eprintln!("skipped: pages of this file system stay cached");
             return;
         }

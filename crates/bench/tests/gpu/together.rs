@@ -1,10 +1,7 @@
 //! Short reads that are one I/O: what they bring, and what is counted.
 
 use super::runs::{file, go, home, job};
-use forebay_io::arena::Arena;
-use forebay_io::gpu::cuda::{Device, DeviceMemory};
-use forebay_io::queue::{Done, Io, Op, Queue, Via};
-use forebay_io::reactor::Reactor;
+use forebay_io::{Arena, CudaDevice, DeviceMemory, Done, Io, Op, Queue, Reactor, Via};
 use forebay_model::job::{Cache, Engine, JobSpec, Op as JobOp, Pages, PathKind};
 use forebay_rigs::gpu::Scenario;
 use forebay_storage::{
@@ -27,7 +24,7 @@ const LAUNCH: &str = "cuLaunchKernel";
 /// Far longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-fn registry(gpu: &Arc<Device>, cap_bytes: u64) -> Arc<MappedRegistry> {
+fn registry(gpu: &Arc<CudaDevice>, cap_bytes: u64) -> Arc<MappedRegistry> {
     let limits = MappedLimits { cap_bytes, window_bytes: WINDOW, least_bytes: 1, relays: 0 };
     Arc::new(MappedRegistry::new(Box::new(DevicePinner(gpu.clone())), limits).unwrap())
 }
@@ -37,9 +34,9 @@ struct Bench {
     // Field order is drop order.
     queue: Box<dyn Queue>,
     reactor: Reactor,
-    gpu: Arc<Device>,
+    gpu: Arc<CudaDevice>,
     slot: DeviceMemory,
-    _pin: forebay_io::gpu::cuda::Pinned,
+    _pin: forebay_io::PinnedMemory,
     _beside: Arena,
     row: usize,
     rows: usize,
@@ -51,7 +48,7 @@ impl Bench {
     }
 
     fn of_rows((row, rows): (usize, usize), kind: PathKind, source: &Path, cap_bytes: u64) -> Bench {
-        let gpu = Device::open(0).unwrap();
+        let gpu = CudaDevice::open(0).unwrap();
         let slot = gpu.slots(1, row * rows).unwrap();
         let (count, each) = if kind == PathKind::Mapped { (8, 4096) } else { (1, row * rows) };
         let beside = Arena::new(count, each, Pages::Small).unwrap();

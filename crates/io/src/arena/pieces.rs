@@ -3,7 +3,7 @@
 //! The list belongs to the caller that pushed the I/O, and must be neither moved nor changed until the I/O has been
 //! reaped. So `Mem` remains small and `Copy`.
 
-use super::{Mem, UNREGISTERED};
+use super::Mem;
 use std::ptr::NonNull;
 
 /// One range of host memory.
@@ -64,7 +64,7 @@ impl Mem {
     pub fn pieces(list: &[Piece]) -> Mem {
         match list {
             [] => Mem::None,
-            [one] => Mem::Host { at: one.at, piece: UNREGISTERED },
+            [one] => Mem::Host { at: one.at, piece: Mem::UNREGISTERED },
             several => Mem::Pieces {
                 list: NonNull::from(several).cast(),
                 count: u16::try_from(list.len()).expect("an I/O has at most 65535 pieces"),
@@ -84,7 +84,7 @@ impl Mem {
             return self;
         }
         match self.each(len).next() {
-            Some(first) if first.len == len => Mem::Host { at: first.at, piece: UNREGISTERED },
+            Some(first) if first.len == len => Mem::Host { at: first.at, piece: Mem::UNREGISTERED },
             _ => self,
         }
     }
@@ -230,7 +230,7 @@ mod tests {
         assert!(list.mem().is_scattered());
         list.clear();
         list.push(at(8, 8));
-        assert_eq!(list.mem(), Mem::Host { at: at(8, 8).at, piece: UNREGISTERED });
+        assert_eq!(list.mem(), Mem::Host { at: at(8, 8).at, piece: Mem::UNREGISTERED });
         list.clear();
         assert_eq!(list.mem(), Mem::None);
     }

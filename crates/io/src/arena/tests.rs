@@ -62,7 +62,7 @@ fn memory_with_a_descriptor_lies_in_huge_pages_here_and_where_it_is_mapped_again
     let (_, got, fd) = shared_memory(bytes, Pages::Thp).unwrap();
     assert_ne!(got, Got::Small);
     for (from, len) in [(0, bytes), (HUGE + SMALL, bytes - HUGE - SMALL)] {
-        let hint = place_for(len, from as u64);
+        let hint = aligned_place(len, from as u64);
         // SAFETY: a fresh mapping of a part of the memory, whose size is sealed.
         let at =
             unsafe { libc::mmap(hint, len, read | write, libc::MAP_SHARED, fd.as_raw_fd(), from as i64) };
@@ -71,7 +71,7 @@ fn memory_with_a_descriptor_lies_in_huge_pages_here_and_where_it_is_mapped_again
         touch(at, len);
         assert_ne!(huge_share(at, len), Got::Small, "{len} bytes from {from} on");
     }
-    assert!(place_for(SMALL, 0).is_null());
+    assert!(aligned_place(SMALL, 0).is_null());
 }
 
 #[test]

@@ -6,25 +6,25 @@ use std::collections::VecDeque;
 ///
 /// For host memory, the slot freed last is used first, because its bytes are still in the CPU cache. For a GPU, slots
 /// are used in turn, so that I/Os that start together are adjacent at both ends and are transferred by one copy.
-pub struct FreeSlots {
+pub(crate) struct FreeSlots {
     tags: VecDeque<u32>,
     in_turn: bool,
 }
 
 impl FreeSlots {
     /// `count` slots, all free.
-    pub fn new(count: u32, in_turn: bool) -> FreeSlots {
+    pub(crate) fn new(count: u32, in_turn: bool) -> FreeSlots {
         let tags = if in_turn { (0..count).collect() } else { (0..count).rev().collect() };
         FreeSlots { tags, in_turn }
     }
 
     #[inline]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.tags.is_empty()
     }
 
     #[inline]
-    pub fn take(&mut self) -> Option<u32> {
+    pub(crate) fn take(&mut self) -> Option<u32> {
         if self.in_turn {
             self.tags.pop_front()
         } else {
@@ -33,12 +33,12 @@ impl FreeSlots {
     }
 
     #[inline]
-    pub fn give(&mut self, tag: u32) {
+    pub(crate) fn give(&mut self, tag: u32) {
         self.tags.push_back(tag);
     }
 
     #[inline]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.tags.len()
     }
 }

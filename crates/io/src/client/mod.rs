@@ -8,7 +8,7 @@
 mod free;
 mod overdue;
 
-pub use free::FreeSlots;
+pub(crate) use free::FreeSlots;
 
 use crate::arena::Mem;
 use crate::clock;
@@ -17,7 +17,7 @@ use crate::reactor::Reactor;
 use std::time::{Duration, Instant};
 
 /// Time that a cancelled I/O may take to complete before its memory is abandoned to the kernel.
-pub const GRACE: Duration = Duration::from_secs(2);
+pub const CLIENT_GRACE: Duration = Duration::from_secs(2);
 
 /// A requested I/O.
 #[derive(Clone, Copy, Debug)]
@@ -145,7 +145,7 @@ impl<O: Copy> Client<O> {
     pub fn new(depth: u32, in_turn: bool, idle: O, slot: impl Fn(usize) -> Mem) -> Client<O> {
         let (queue, op) = (0, Op::Read);
         let submission = Submission { queue, op, offset: 0, len: 0, want: 0, owner: idle };
-        let now = clock::now();
+        let now = clock::monotonic_now();
         let pending = |n| InFlight {
             submission,
             mem: slot(n),
@@ -491,7 +491,7 @@ impl<O: Copy> Client<O> {
             if self.in_flight == 0 && self.again.is_empty() {
                 return true;
             }
-            let now = clock::now();
+            let now = clock::monotonic_now();
             if now >= until || reactor.refused().is_some() {
                 return false;
             }

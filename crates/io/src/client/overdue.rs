@@ -5,7 +5,7 @@ use super::Client;
 use super::InFlight;
 use super::Late;
 use super::State;
-use super::GRACE;
+use super::CLIENT_GRACE;
 use crate::clock;
 use crate::reactor::Reactor;
 use std::time::Duration;
@@ -20,7 +20,7 @@ impl<O: Copy> Client<O> {
     /// The caller's work on it takes time, and may time out: it counts as in flight until `unhold`.
     pub fn hold(&mut self, tag: u32) {
         let pending = &mut self.ios[tag as usize];
-        (pending.state, pending.issued) = (State::Verifying, clock::now());
+        (pending.state, pending.issued) = (State::Verifying, clock::monotonic_now());
         self.in_flight += 1;
     }
 
@@ -78,7 +78,7 @@ impl<O: Copy> Client<O> {
                 self.again.retain(|again| *again != tag);
                 self.ios[tag as usize].state = State::Held;
                 late.push((tag, Late::NeverTaken));
-            } else if age > timeout + GRACE {
+            } else if age > timeout + CLIENT_GRACE {
                 self.lose(tag);
                 late.push((tag, Late::Lost));
             }

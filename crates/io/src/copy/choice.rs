@@ -49,7 +49,7 @@ impl Choice {
         if let Some(stores) = trial.chosen {
             return copy(stores);
         }
-        let began = clock::now();
+        let began = clock::monotonic_now();
         let done = copy(trial.ways[trial.way]);
         trial.note(bytes, began.elapsed());
         done

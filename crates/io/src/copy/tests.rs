@@ -5,7 +5,7 @@ use super::Stores;
 
 /// A file of ours, mapped; its bytes tell their place.
 fn mapped(bytes: usize) -> (std::fs::File, *mut u8, Vec<u8>) {
-    super::install_guard();
+    super::install_copy_guard();
     let content: Vec<u8> = (0..bytes).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 24) as u8).collect();
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&content).unwrap();
@@ -40,8 +40,9 @@ fn every_length_and_place_is_copied_as_it_is_and_not_a_byte_more() {
             let mut slot = vec![0xA5u8; BYTES + 512];
             let base = slot.as_ptr().align_offset(64);
             // SAFETY: both ranges lie inside their memory.
-            let left =
-                unsafe { super::guarded(slot.as_mut_ptr().add(base + to), map.add(from), bytes, stores) };
+            let left = unsafe {
+                super::guarded_copy(slot.as_mut_ptr().add(base + to), map.add(from), bytes, stores)
+            };
             assert_eq!(left, 0);
             let at = base + to;
             assert_eq!(slot[at..at + bytes], content[from..from + bytes], "{from} {to} {bytes} {stores:?}");
@@ -66,7 +67,7 @@ fn rows_are_copied_as_they_are_one_behind_the_other_and_not_a_byte_more() {
                 // SAFETY: each row lies in the mapping, and there is room for all.
                 let left = unsafe {
                     let rows = (&numbers[..], step as u64);
-                    super::guarded_rows(to.as_mut_ptr().add(3), map.add(5), rows, row_bytes)
+                    super::guarded_row_copy(to.as_mut_ptr().add(3), map.add(5), rows, row_bytes)
                 };
                 assert_eq!(left, 0);
                 let begin = |number: &u64| 5 + *number as usize * step;
@@ -91,7 +92,7 @@ fn of_a_truncated_file_the_rows_before_the_first_that_is_gone_are_copied() {
         let numbers = [0, 4096, 8192, 40_000, 100];
         let mut to = vec![0u8; numbers.len() * row_bytes];
         // SAFETY: as long as the mapping; pages behind what was kept are gone.
-        let left = unsafe { super::guarded_rows(to.as_mut_ptr(), map, (&numbers, 1), row_bytes) };
+        let left = unsafe { super::guarded_row_copy(to.as_mut_ptr(), map, (&numbers, 1), row_bytes) };
         assert_eq!(left, 2, "{row_bytes}");
         for (i, number) in numbers[..3].iter().map(|n| *n as usize).enumerate() {
             assert!(to[i * row_bytes..][..row_bytes] == content[number..number + row_bytes]);
@@ -117,7 +118,7 @@ fn a_truncated_file_stops_the_copy_and_says_what_is_left() {
             let mut to = vec![0u8; bytes];
             file.set_len(kept as u64).unwrap();
             // SAFETY: as long as the mapping; the pages behind `kept` are gone.
-            assert_eq!(unsafe { super::guarded(to.as_mut_ptr(), map, bytes, stores) }, bytes - kept);
+            assert_eq!(unsafe { super::guarded_copy(to.as_mut_ptr(), map, bytes, stores) }, bytes - kept);
             assert_eq!(to[..kept], content[..kept]);
             // SAFETY: our mapping.
             unsafe { libc::munmap(map.cast(), bytes) };

@@ -184,7 +184,7 @@ impl CudaCopier {
             pulling: None,
             waits: false,
             bytes_per_us: BYTES_PER_US_AT_FIRST,
-            ended: clock::now(),
+            ended: clock::monotonic_now(),
             ended_is_known: false,
         }
     }
@@ -306,7 +306,7 @@ impl CudaCopier {
 
     /// Registers an event: the copies before it are on their way.
     fn is_sent(&mut self, event: Event, list: Option<usize>, tags: Vec<u32>, bytes: usize) {
-        let sent = clock::now();
+        let sent = clock::monotonic_now();
         let from = self.batches.back().map_or(sent, |b| b.due.max(sent));
         let takes = self.takes(bytes);
         let due = (from + takes.mul_f64(EARLY)).max(sent + REACTION);
@@ -416,10 +416,10 @@ impl Copier for CudaCopier {
 
     fn next_due(&self) -> Option<Instant> {
         if !self.failed.is_empty() {
-            return Some(clock::now());
+            return Some(clock::monotonic_now());
         }
         // The list that it waits for may be given back by others.
-        let waits = self.waits.then(|| clock::now() + AGAIN_MIN);
+        let waits = self.waits.then(|| clock::monotonic_now() + AGAIN_MIN);
         self.batches.front().map(|b| b.due).into_iter().chain(waits).min()
     }
 }
@@ -429,7 +429,7 @@ impl CudaCopier {
         if self.batches.is_empty() {
             return;
         }
-        let mut now = clock::now();
+        let mut now = clock::monotonic_now();
         // What was found done at once may have been so for long, and then so may be what is behind it.
         let mut late = false;
         while let Some(batch) = self.batches.front_mut().filter(|b| late || b.due <= now) {
@@ -445,7 +445,7 @@ impl CudaCopier {
                 Err(why) => Some(Fault::note(libc::EIO, why.to_string())),
             };
             let mut batch = self.batches.pop_front().expect("the front was looked at");
-            now = clock::now();
+            now = clock::monotonic_now();
             self.learn(&batch, now);
             self.bring_forward(now);
             late = !batch.missed;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// A library: the variable that names another file for it, and the names it goes by.
-pub struct Wanted {
+pub(crate) struct Wanted {
     pub variable: &'static str,
     pub names: &'static [&'static str],
 }
@@ -24,7 +24,7 @@ pub(crate) const NVRTC: Wanted = Wanted {
 static PACKAGES: OnceLock<Vec<PathBuf>> = OnceLock::new();
 
 /// Folders of Python packages (`site-packages`), below which wheels keep NVIDIA's libraries. The first call counts.
-pub fn search_packages(folders: Vec<PathBuf>) {
+pub fn search_python_packages(folders: Vec<PathBuf>) {
     let _ = PACKAGES.set(folders);
 }
 
@@ -64,15 +64,15 @@ fn open(path: &Path) -> Result<Library, String> {
 fn folders() -> Vec<PathBuf> {
     let places = Places {
         root: "/".into(),
-        homes: places::homes_of_process(),
-        prefixes: places::prefixes_of_process(),
-        sites: packages(&std::fs::read_to_string("/proc/self/maps").unwrap_or_default()),
+        homes: places::Places::homes_of_process(),
+        prefixes: places::Places::prefixes_of_process(),
+        sites: python_packages(&std::fs::read_to_string("/proc/self/maps").unwrap_or_default()),
     };
     [places.toolkits(), places.packages()].concat()
 }
 
 /// Folders of Python packages of this process: those that were named, and those that something is mapped from.
-pub fn packages(maps: &str) -> Vec<PathBuf> {
+pub fn python_packages(maps: &str) -> Vec<PathBuf> {
     let named = PACKAGES.get().cloned().unwrap_or_default();
-    [named, places::mapped_sites(maps)].concat()
+    [named, places::Places::mapped_sites(maps)].concat()
 }

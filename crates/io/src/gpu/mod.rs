@@ -4,13 +4,13 @@
 #![allow(unsafe_code, reason = "calls into libcuda and libcufile")]
 
 mod copier;
-pub mod cuda;
-pub mod cufile;
-pub mod kernels;
-pub mod library;
-pub mod nvrtc;
-pub mod places;
-pub mod relay;
+pub(crate) mod cuda;
+pub(crate) mod cufile;
+pub(crate) mod kernels;
+pub(crate) mod library;
+pub(crate) mod nvrtc;
+pub(crate) mod places;
+pub(crate) mod relay;
 mod scatter;
 mod summer;
 

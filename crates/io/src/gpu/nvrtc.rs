@@ -79,7 +79,7 @@ fn open() -> Result<Nvrtc, String> {
 }
 
 /// `13.0 from FILE`, or why there is none.
-pub fn found() -> Result<String, String> {
+pub fn find_nvrtc() -> Result<String, String> {
     compiler().map(|n| format!("{}.{} from {}", n.version.0, n.version.1, n.found_at))
 }
 

@@ -28,12 +28,14 @@ pub(crate) fn named_by(variables: &[&str]) -> Vec<PathBuf> {
     values.filter(|path| path.is_absolute()).collect()
 }
 
-pub fn homes_of_process() -> Vec<PathBuf> {
-    named_by(&["CUDA_HOME", "CUDA_PATH"])
-}
+impl Places {
+    pub fn homes_of_process() -> Vec<PathBuf> {
+        named_by(&["CUDA_HOME", "CUDA_PATH"])
+    }
 
-pub fn prefixes_of_process() -> Vec<PathBuf> {
-    named_by(&["VIRTUAL_ENV", "CONDA_PREFIX"])
+    pub fn prefixes_of_process() -> Vec<PathBuf> {
+        named_by(&["VIRTUAL_ENV", "CONDA_PREFIX"])
+    }
 }
 
 impl Places {
@@ -71,14 +73,14 @@ impl Places {
         found.retain(|site| seen.insert(site.clone()));
         found
     }
-}
 
-/// Folders of Python packages from which something is mapped, by a process's `maps`.
-pub fn mapped_sites(maps: &str) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = maps.lines().filter_map(site_of).collect();
-    found.sort();
-    found.dedup();
-    found
+    /// Folders of Python packages from which something is mapped, by a process's `maps`.
+    pub fn mapped_sites(maps: &str) -> Vec<PathBuf> {
+        let mut found: Vec<PathBuf> = maps.lines().filter_map(site_of).collect();
+        found.sort();
+        found.dedup();
+        found
+    }
 }
 
 fn site_of(mapping: &str) -> Option<PathBuf> {
@@ -143,6 +145,6 @@ mod tests {
         let maps = "7f00-7f01 r-xp 00000000 00:01 5  /opt/v/lib/python3.12/site-packages/numpy/core.so\n\
                     7f02-7f03 r--p 00000000 00:01 5  /opt/v/lib/python3.12/site-packages/a.so\n\
                     7f04-7f05 rw-p 00000000 00:00 0\n";
-        assert_eq!(mapped_sites(maps), [PathBuf::from("/opt/v/lib/python3.12/site-packages")]);
+        assert_eq!(Places::mapped_sites(maps), [PathBuf::from("/opt/v/lib/python3.12/site-packages")]);
     }
 }

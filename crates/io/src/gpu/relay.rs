@@ -23,8 +23,10 @@ use std::time::Duration;
 const SLOTS: u32 = 3;
 /// Blocks that are queued and not filled: as many as a relay fills while the longest window is registered, and more.
 const AHEAD: u32 = 10;
-/// Least number of them that are queued together.
-pub const TOGETHER: u32 = 2;
+impl Relay {
+    /// Least number of them that are queued together.
+    pub const TOGETHER: u32 = 2;
+}
 /// More relays than this don't fill what registering leaves of a link any better; each has so many processors.
 const RELAYS_MAX: usize = 3;
 const PROCESSORS_PER_RELAY: usize = 4;
@@ -76,10 +78,12 @@ unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// Relays that are worth having on this machine, beside one thread that has the driver register memory.
-pub fn useful() -> usize {
-    let processors = thread::available_parallelism().map_or(1, |n| n.get());
-    (processors / PROCESSORS_PER_RELAY).clamp(1, RELAYS_MAX)
+impl Relay {
+    /// Relays that are worth having on this machine, beside one thread that has the driver register memory.
+    pub fn useful() -> usize {
+        let processors = thread::available_parallelism().map_or(1, |n| n.get());
+        (processors / PROCESSORS_PER_RELAY).clamp(1, RELAYS_MAX)
+    }
 }
 
 /// `a` is `b` or comes after it.
@@ -284,7 +288,7 @@ impl Shared {
     }
 
     fn work(&self) {
-        process::settle_in();
+        process::settle_in_process();
         while let Some((block, bytes, fill)) = self.next() {
             self.await_slot(block);
             // SAFETY: the buffer holds as much, and nobody reads it before its word is set below.

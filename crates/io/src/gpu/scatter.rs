@@ -2,7 +2,7 @@
 //! driver's for each costs 20 µs and more of a processor, whatever its length.
 
 use super::cuda::{Cuda, Device, DeviceMemory, Pinned, Stream};
-use super::kernels::{Piece, Pull, Rows, Scatter, PIECE_BYTES};
+use super::kernels::{Piece, Pull, Rows, Scatter, ROW_PIECE_BYTES};
 use crate::arena::Arena;
 use forebay_model::job::Pages;
 use forebay_model::Error;
@@ -35,7 +35,7 @@ impl Scattering {
     pub fn new(device: &Arc<Device>, capacity: usize) -> Result<Scattering, Error> {
         check_reads(device)?;
         let (kernel, rows) = (Scatter::open(device)?, Rows::open(device)?);
-        let host = Arena::new(LISTS, capacity.max(1).saturating_mul(PIECE_BYTES), Pages::Small)?;
+        let host = Arena::new(LISTS, capacity.max(1).saturating_mul(ROW_PIECE_BYTES), Pages::Small)?;
         let pin = device.pin(&host)?;
         let memory = device.slots(LISTS, host.slot_bytes())?;
         let free = RefCell::new((0..LISTS).collect());
@@ -82,7 +82,7 @@ impl Scattering {
         }
         // SAFETY: both lists hold as many entries; the rest is the caller's promise.
         unsafe {
-            stream.copy_to_device(there, host.cast(), count * PIECE_BYTES)?;
+            stream.copy_to_device(there, host.cast(), count * ROW_PIECE_BYTES)?;
             self.kernel.queue(stream, there, count as u64, longest)
         }
     }

@@ -1,11 +1,11 @@
 //! Control groups around this process, and what they grant it.
 
-use super::roots::{line, number, text, Roots};
+use super::roots::Roots;
 use std::path::{Path, PathBuf};
 
 /// The directories that limit this process, innermost first, of cgroup v2 and of one v1 controller.
 pub(crate) fn cgroup_dirs(roots: &Roots, controller: &str) -> Vec<PathBuf> {
-    let groups = text(&roots.proc("self/cgroup")).unwrap_or_default();
+    let groups = Roots::text(&roots.proc("self/cgroup")).unwrap_or_default();
     let base = roots.sys("fs/cgroup");
     let mut dirs = Vec::new();
     for entry in groups.lines().take(64) {
@@ -30,12 +30,12 @@ pub(crate) fn cgroup_dirs(roots: &Roots, controller: &str) -> Vec<PathBuf> {
 /// Cores that each control group above this process grants it, and the group's folder, where it sets a limit.
 pub(crate) fn cpu_limits(roots: &Roots) -> Vec<(f64, PathBuf)> {
     let limits = cgroup_dirs(roots, "cpu").into_iter().filter_map(|dir| {
-        let cores = if let Some(limit) = line(&dir.join("cpu.max")) {
+        let cores = if let Some(limit) = Roots::line(&dir.join("cpu.max")) {
             let (quota, period) = limit.split_once(' ')?;
             quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?
         } else {
-            let quota: f64 = number(&dir.join("cpu.cfs_quota_us"))?;
-            let period: f64 = number(&dir.join("cpu.cfs_period_us"))?;
+            let quota: f64 = Roots::number(&dir.join("cpu.cfs_quota_us"))?;
+            let period: f64 = Roots::number(&dir.join("cpu.cfs_period_us"))?;
             quota / period
         };
         Some((cores, dir))

@@ -2,7 +2,7 @@
 
 use super::memory::chosen;
 use super::pci;
-use super::roots::{line, names, number, Roots};
+use super::roots::Roots;
 use forebay_model::record::Drive;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -37,11 +37,13 @@ pub struct DriveFacts {
     pub members: Vec<String>,
 }
 
-/// The whole drive that a device number belongs to: of a partition, its parent.
-pub fn named(roots: &Roots, (major, minor): (u32, u32)) -> Option<String> {
-    let directory = roots.sys(format!("dev/block/{major}:{minor}")).canonicalize().ok()?;
-    let own = if directory.join("partition").exists() { directory.parent()? } else { &directory };
-    Some(own.file_name()?.to_str()?.to_string())
+impl DriveFacts {
+    /// The whole drive that a device number belongs to: of a partition, its parent.
+    pub fn named(roots: &Roots, (major, minor): (u32, u32)) -> Option<String> {
+        let directory = roots.sys(format!("dev/block/{major}:{minor}")).canonicalize().ok()?;
+        let own = if directory.join("partition").exists() { directory.parent()? } else { &directory };
+        Some(own.file_name()?.to_str()?.to_string())
+    }
 }
 
 /// `name`, what it is made of, and so on down; the physical drives last.
@@ -63,8 +65,8 @@ fn descend(roots: &Roots, name: &str, layers: u32, found: &mut Vec<String>) {
 
 /// Returns the drives below md or dm device `name`; for members that are partitions, their drives.
 fn members(roots: &Roots, name: &str) -> Vec<String> {
-    let slaves = block(roots, name).join("slaves");
-    let mut found: Vec<String> = names(&slaves)
+    let slaves = DriveFacts::block(roots, name).join("slaves");
+    let mut found: Vec<String> = Roots::names(&slaves)
         .iter()
         .map(|slave| whole(&slaves.join(slave)).unwrap_or_else(|| slave.clone()))
         .collect();
@@ -78,72 +80,78 @@ fn whole(device: &Path) -> Option<String> {
     Some(own.file_name()?.to_str()?.to_string())
 }
 
-/// Every drive but loop, ram and zram devices, and those without a medium.
-pub fn all(roots: &Roots) -> Vec<String> {
-    let virtual_device = |n: &str| ["loop", "ram", "zram", "fd", "sr"].iter().any(|p| n.starts_with(p));
-    let mut found = names(&roots.sys("block"));
-    found.retain(|n| !virtual_device(n) && number::<u64>(&block(roots, n).join("size")).unwrap_or(0) > 0);
-    found.truncate(DRIVES_MAX);
-    found
-}
+impl DriveFacts {
+    /// Every drive but loop, ram and zram devices, and those without a medium.
+    pub fn all(roots: &Roots) -> Vec<String> {
+        let virtual_device = |n: &str| ["loop", "ram", "zram", "fd", "sr"].iter().any(|p| n.starts_with(p));
+        let mut found = Roots::names(&roots.sys("block"));
+        found.retain(|n| {
+            !virtual_device(n)
+                && Roots::number::<u64>(&DriveFacts::block(roots, n).join("size")).unwrap_or(0) > 0
+        });
+        found.truncate(DRIVES_MAX);
+        found
+    }
 
-pub fn block(roots: &Roots, name: &str) -> PathBuf {
-    roots.sys("block").join(name)
-}
+    pub fn block(roots: &Roots, name: &str) -> PathBuf {
+        roots.sys("block").join(name)
+    }
 
-pub fn describe(roots: &Roots, name: &str) -> DriveFacts {
-    let directory = block(roots, name);
-    let queue = directory.join("queue");
-    let device = device(roots, name);
-    let address = device.as_deref().and_then(|d| pci::ancestry(d).pop());
-    let link = address.as_deref().map(|a| pci::link(roots, a)).unwrap_or_default();
-    let kib = |file: &str| number::<u64>(&queue.join(file)).and_then(|k| k.checked_mul(1024));
-    let reported = |file: &str| line(&device.as_ref()?.join(file));
-    let drive = Drive {
-        name: name.into(),
-        model: reported("model").or_else(|| line(&directory.join("device/model"))),
-        serial: reported("serial")
-            .or_else(|| line(&directory.join("serial")))
-            .or_else(|| scsi_serial(&directory)),
-        firmware: reported("firmware_rev").or_else(|| line(&directory.join("device/rev"))),
-        size_bytes: number::<u64>(&directory.join("size")).and_then(|s| s.checked_mul(SECTOR_BYTES)),
-        kind: kind(name, device.as_deref()),
-        rotational: number::<u8>(&queue.join("rotational")).map(|v| v != 0),
-        numa_node: address.as_deref().and_then(|a| pci::numa_node(roots, a)),
-        pci: address,
-        pcie_gen: link.generation,
-        pcie_gen_max: link.generation_max,
-        pcie_width: link.width,
-        pcie_width_max: link.width_max,
-        scheduler: line(&queue.join("scheduler")).map(|l| chosen(&l).unwrap_or(l)),
-        max_transfer_bytes: kib("max_sectors_kb"),
-        queue_requests: number(&queue.join("nr_requests")),
-        temperature_c: device.as_deref().and_then(temperature),
-    };
-    DriveFacts {
-        drive,
-        // A driver without a limit of its own reports the largest 32-bit number.
-        max_transfer_bytes_hw: kib("max_hw_sectors_kb").filter(|b| *b < (1 << 31) * 512),
-        max_segments: number(&queue.join("max_segments")),
-        logical_block_bytes: number(&queue.join("logical_block_size")),
-        physical_block_bytes: number(&queue.join("physical_block_size")),
-        queues: Some(names(&directory.join("mq")).len() as u32).filter(|n| *n > 0),
-        polled: number::<u8>(&queue.join("io_poll")).map(|v| v != 0),
-        write_cache: line(&queue.join("write_cache")),
-        transport: reported("transport"),
-        backing_file: line(&directory.join("loop/backing_file")),
-        members: members(roots, name),
+    pub fn of(roots: &Roots, name: &str) -> DriveFacts {
+        let directory = DriveFacts::block(roots, name);
+        let queue = directory.join("queue");
+        let device = device(roots, name);
+        let address = device.as_deref().and_then(|d| pci::pci_ancestry(d).pop());
+        let link = address.as_deref().map(|a| pci::link(roots, a)).unwrap_or_default();
+        let kib = |file: &str| Roots::number::<u64>(&queue.join(file)).and_then(|k| k.checked_mul(1024));
+        let reported = |file: &str| Roots::line(&device.as_ref()?.join(file));
+        let drive = Drive {
+            name: name.into(),
+            model: reported("model").or_else(|| Roots::line(&directory.join("device/model"))),
+            serial: reported("serial")
+                .or_else(|| Roots::line(&directory.join("serial")))
+                .or_else(|| scsi_serial(&directory)),
+            firmware: reported("firmware_rev").or_else(|| Roots::line(&directory.join("device/rev"))),
+            size_bytes: Roots::number::<u64>(&directory.join("size"))
+                .and_then(|s| s.checked_mul(SECTOR_BYTES)),
+            kind: kind(name, device.as_deref()),
+            rotational: Roots::number::<u8>(&queue.join("rotational")).map(|v| v != 0),
+            numa_node: address.as_deref().and_then(|a| pci::pci_numa_node(roots, a)),
+            pci: address,
+            pcie_gen: link.generation,
+            pcie_gen_max: link.generation_max,
+            pcie_width: link.width,
+            pcie_width_max: link.width_max,
+            scheduler: Roots::line(&queue.join("scheduler")).map(|l| chosen(&l).unwrap_or(l)),
+            max_transfer_bytes: kib("max_sectors_kb"),
+            queue_requests: Roots::number(&queue.join("nr_requests")),
+            temperature_c: device.as_deref().and_then(temperature),
+        };
+        DriveFacts {
+            drive,
+            // A driver without a limit of its own reports the largest 32-bit number.
+            max_transfer_bytes_hw: kib("max_hw_sectors_kb").filter(|b| *b < (1 << 31) * 512),
+            max_segments: Roots::number(&queue.join("max_segments")),
+            logical_block_bytes: Roots::number(&queue.join("logical_block_size")),
+            physical_block_bytes: Roots::number(&queue.join("physical_block_size")),
+            queues: Some(Roots::names(&directory.join("mq")).len() as u32).filter(|n| *n > 0),
+            polled: Roots::number::<u8>(&queue.join("io_poll")).map(|v| v != 0),
+            write_cache: Roots::line(&queue.join("write_cache")),
+            transport: reported("transport"),
+            backing_file: Roots::line(&directory.join("loop/backing_file")),
+            members: members(roots, name),
+        }
     }
 }
 
 /// The sysfs directory of the controller: under NVMe multipath the block device hangs
 /// off the subsystem, and the first controller in it stands for all.
 fn device(roots: &Roots, name: &str) -> Option<PathBuf> {
-    let device = block(roots, name).join("device").canonicalize().ok()?;
-    if !pci::ancestry(&device).is_empty() || device.join("transport").exists() {
+    let device = DriveFacts::block(roots, name).join("device").canonicalize().ok()?;
+    if !pci::pci_ancestry(&device).is_empty() || device.join("transport").exists() {
         return Some(device);
     }
-    let controller = names(&device).into_iter().find(|n| {
+    let controller = Roots::names(&device).into_iter().find(|n| {
         n.strip_prefix("nvme")
             .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
     });
@@ -155,7 +163,7 @@ fn device(roots: &Roots, name: &str) -> Option<PathBuf> {
 
 /// SCSI's vital product data page 0x80: four bytes of header, then text.
 fn scsi_serial(directory: &Path) -> Option<String> {
-    let page = super::roots::bytes(&directory.join("device/vpd_pg80"))?;
+    let page = super::roots::Roots::bytes(&directory.join("device/vpd_pg80"))?;
     let text = String::from_utf8_lossy(page.get(4..)?)
         .trim_matches(|c: char| c.is_whitespace() || c == '\0')
         .to_string();
@@ -204,9 +212,12 @@ fn temperature(device: &Path) -> Option<f64> {
     // Some kernels hang hwmon off the PCI function above the controller.
     places.extend(device.join("device").canonicalize().ok().map(|d| d.join("hwmon")));
     let monitors = places.iter().flat_map(|place| {
-        names(place).into_iter().filter(|n| n.starts_with("hwmon") && n != "hwmon").map(|n| place.join(n))
+        Roots::names(place)
+            .into_iter()
+            .filter(|n| n.starts_with("hwmon") && n != "hwmon")
+            .map(|n| place.join(n))
     });
-    monitors.into_iter().find_map(|m| number::<f64>(&m.join("temp1_input"))).map(|t| t / 1000.0)
+    monitors.into_iter().find_map(|m| Roots::number::<f64>(&m.join("temp1_input"))).map(|t| t / 1000.0)
 }
 
 /// Major and minor of the device that a path is on, or that it is.
@@ -218,15 +229,17 @@ pub(crate) fn device_number(path: &Path) -> Option<(u32, u32)> {
     Some((rustix::fs::major(number), rustix::fs::minor(number)))
 }
 
-/// Names of the drives behind device numbers, with what they are made of, each once.
-pub fn behind(roots: &Roots, numbers: impl Iterator<Item = (u32, u32)>) -> Vec<String> {
-    let mut found: Vec<String> = Vec::new();
-    for name in numbers.filter_map(|n| named(roots, n)) {
-        for part in with_members(roots, &name) {
-            if !found.contains(&part) {
-                found.push(part);
+impl DriveFacts {
+    /// Names of the drives behind device numbers, with what they are made of, each once.
+    pub fn behind(roots: &Roots, numbers: impl Iterator<Item = (u32, u32)>) -> Vec<String> {
+        let mut found: Vec<String> = Vec::new();
+        for name in numbers.filter_map(|n| DriveFacts::named(roots, n)) {
+            for part in with_members(roots, &name) {
+                if !found.contains(&part) {
+                    found.push(part);
+                }
             }
         }
+        found
     }
-    found
 }

@@ -1,7 +1,7 @@
 //! Environment card of a record: the machine that it was made on.
 
-use super::drives::{behind, describe, device_number, DriveFacts};
-use super::roots::{kib_field, text, Roots};
+use super::drives::{device_number, DriveFacts};
+use super::roots::{kib_field, Roots};
 use super::{filesystem, gpu, host};
 use forebay_model::record::{Environment, Filesystem};
 use std::path::PathBuf;
@@ -13,25 +13,25 @@ const CARD_NVML: Duration = Duration::from_millis(35);
 
 /// The environment part of a record, for what lies at `paths`. Takes under 50 ms and never
 /// fails: what isn't known stays null or empty.
-pub fn gather(paths: &[PathBuf]) -> Environment {
-    on(&Roots::host(), paths)
+pub fn gather_environment(paths: &[PathBuf]) -> Environment {
+    environment_under(&Roots::host(), paths)
 }
 
-pub fn on(roots: &Roots, paths: &[PathBuf]) -> Environment {
-    let names = behind(roots, paths.iter().filter_map(|path| device_number(path)));
-    let drives: Vec<DriveFacts> = names.iter().map(|n| describe(roots, n)).collect();
-    let filesystem = paths.iter().find_map(|path| filesystem::facts(roots, path));
-    card_of(roots, &host::facts(roots), &gpu::within(roots, CARD_NVML), &drives, filesystem)
+pub fn environment_under(roots: &Roots, paths: &[PathBuf]) -> Environment {
+    let names = DriveFacts::behind(roots, paths.iter().filter_map(|path| device_number(path)));
+    let drives: Vec<DriveFacts> = names.iter().map(|n| DriveFacts::of(roots, n)).collect();
+    let filesystem = paths.iter().find_map(|path| filesystem::filesystem_facts(roots, path));
+    card_of_device(roots, &host::Host::gather(roots), &gpu::within(roots, CARD_NVML), &drives, filesystem)
 }
 
-pub fn card_of(
+pub fn card_of_device(
     roots: &Roots,
     host: &host::Host,
     gpu: &gpu::GpuFacts,
     drives: &[DriveFacts],
     filesystem: Option<Filesystem>,
 ) -> Environment {
-    let meminfo = text(&roots.proc("meminfo")).unwrap_or_default();
+    let meminfo = Roots::text(&roots.proc("meminfo")).unwrap_or_default();
     Environment {
         host: host.name.clone(),
         os: host.os.clone(),

@@ -1,6 +1,6 @@
 //! The file system that a path lies in: kind, mount options, alignment for O_DIRECT.
 
-use super::roots::{text, Roots};
+use super::roots::Roots;
 use forebay_model::record::Filesystem;
 use rustix::fs::{AtFlags, StatxFlags, CWD};
 use std::path::{Path, PathBuf};
@@ -62,13 +62,13 @@ pub(crate) fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount
 }
 
 /// Facts about the file system of `path` without touching it. None where the path can't be looked at.
-pub fn facts(roots: &Roots, path: &Path) -> Option<Filesystem> {
+pub fn filesystem_facts(roots: &Roots, path: &Path) -> Option<Filesystem> {
     let absolute = path.canonicalize().ok()?;
-    let mountinfo = text(&roots.proc("self/mountinfo")).unwrap_or_default();
+    let mountinfo = Roots::text(&roots.proc("self/mountinfo")).unwrap_or_default();
     let mounts = mounts(&mountinfo);
     let mount = mount_of(&mounts, &absolute)?;
     let space = rustix::fs::statvfs(&absolute).ok();
-    let alignment = alignment(&absolute);
+    let alignment = direct_alignment(&absolute);
     Some(Filesystem {
         kind: mount.kind.clone(),
         mount_point: mount.mount_point.display().to_string(),
@@ -83,7 +83,7 @@ pub fn facts(roots: &Roots, path: &Path) -> Option<Filesystem> {
 
 /// (memory, offset) alignment by STATX_DIOALIGN of a file, or of the first file in
 /// a directory; None where the kernel doesn't say (before Linux 6.1; tmpfs, overlay).
-pub fn alignment(path: &Path) -> Option<(u32, u32)> {
+pub fn direct_alignment(path: &Path) -> Option<(u32, u32)> {
     let file = if path.is_dir() { first_file(path)? } else { path.to_path_buf() };
     let stat = rustix::fs::statx(CWD, &file, AtFlags::empty(), StatxFlags::DIOALIGN).ok()?;
     let reported = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;

@@ -99,14 +99,16 @@ impl Check {
 }
 
 /// `5 drives`, `1 drive`.
-pub fn count(n: usize, noun: &str) -> String {
+pub fn counted(n: usize, noun: &str) -> String {
     format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
 
-/// A command with one more thing said behind it, where a shell won't read it.
-pub fn remark(command: &str, more: &str) -> String {
-    match command.contains("   # ") {
-        true => format!("{command}; {more}"),
-        false => format!("{command}   # {more}"),
+impl Check {
+    /// A command with one more thing said behind it, where a shell won't read it.
+    pub fn remark(command: &str, more: &str) -> String {
+        match command.contains("   # ") {
+            true => format!("{command}; {more}"),
+            false => format!("{command}   # {more}"),
+        }
     }
 }

@@ -3,7 +3,7 @@
 use super::nvml::{self, Nvml};
 use super::pageable::{self, Pageable};
 use super::pci::{self, Link};
-use super::roots::{field, names, text, Roots};
+use super::roots::Roots;
 use crate::gpu::{cuda, library, nvrtc};
 use forebay_model::record::Gpu;
 use serde::Serialize;
@@ -40,36 +40,38 @@ pub struct GpuDevice {
     pub watts: Option<f64>,
 }
 
-/// From /proc and sysfs alone: no library is loaded, so it takes well under a millisecond.
-pub fn from_proc(roots: &Roots) -> GpuFacts {
-    let version = text(&roots.proc("driver/nvidia/version")).unwrap_or_default();
-    let driver = driver_version(&version);
-    let mut gpus: Vec<GpuDevice> = names(&roots.proc("driver/nvidia/gpus"))
-        .iter()
-        .filter_map(|address| device(roots, address, driver.clone()))
-        .collect();
-    for (index, device) in gpus.iter_mut().enumerate() {
-        device.gpu.index = index as u32;
-    }
-    let served: Vec<String> = gpus.iter().filter_map(|g| g.gpu.pci.clone()).collect();
-    GpuFacts {
-        open_modules: driver.as_ref().map(|_| version.contains("Open Kernel Module")),
-        driver,
-        gpus,
-        without_driver: on_bus(roots).into_iter().filter(|a| !served.contains(a)).collect(),
-        libcuda_refused: None,
-        nvrtc: None,
-        nvrtc_refused: None,
-        nvml: Nvml::default(),
-        pageable: Pageable::default(),
+impl GpuFacts {
+    /// From /proc and sysfs alone: no library is loaded, so it takes well under a millisecond.
+    pub fn from_proc(roots: &Roots) -> GpuFacts {
+        let version = Roots::text(&roots.proc("driver/nvidia/version")).unwrap_or_default();
+        let driver = driver_version(&version);
+        let mut gpus: Vec<GpuDevice> = Roots::names(&roots.proc("driver/nvidia/gpus"))
+            .iter()
+            .filter_map(|address| device(roots, address, driver.clone()))
+            .collect();
+        for (index, device) in gpus.iter_mut().enumerate() {
+            device.gpu.index = index as u32;
+        }
+        let served: Vec<String> = gpus.iter().filter_map(|g| g.gpu.pci.clone()).collect();
+        GpuFacts {
+            open_modules: driver.as_ref().map(|_| version.contains("Open Kernel Module")),
+            driver,
+            gpus,
+            without_driver: on_bus(roots).into_iter().filter(|a| !served.contains(a)).collect(),
+            libcuda_refused: None,
+            nvrtc: None,
+            nvrtc_refused: None,
+            nvml: Nvml::default(),
+            pageable: Pageable::default(),
+        }
     }
 }
 
 /// The same, with what NVML adds if it answers in time.
 pub(crate) fn within(roots: &Roots, limit: Duration) -> GpuFacts {
-    let mut facts = from_proc(roots);
+    let mut facts = GpuFacts::from_proc(roots);
     if has_driver(roots, &facts) {
-        facts.nvml = super::within(limit, nvml::read).unwrap_or_default();
+        facts.nvml = super::with_time_limit(limit, nvml::read).unwrap_or_default();
         merge(roots, &mut facts);
     }
     facts
@@ -79,32 +81,34 @@ fn has_driver(roots: &Roots, facts: &GpuFacts) -> bool {
     facts.driver.is_some() || roots.dev.join("nvidiactl").exists()
 }
 
-/// The same, with what NVML adds: memory and power.
-pub fn facts(roots: &Roots) -> GpuFacts {
-    let mut facts = from_proc(roots);
-    if facts.gpus.is_empty() && std::env::var_os(library::CUDA.variable).is_some() {
-        facts.gpus = by_libcuda();
+impl GpuFacts {
+    /// The same, with what NVML adds: memory and power.
+    pub fn gather(roots: &Roots) -> GpuFacts {
+        let mut facts = GpuFacts::from_proc(roots);
+        if facts.gpus.is_empty() && std::env::var_os(library::CUDA.variable).is_some() {
+            facts.gpus = by_libcuda();
+        }
+        if !has_driver(roots, &facts) && facts.gpus.is_empty() {
+            facts.libcuda_refused = Some("no NVIDIA driver is loaded".into());
+            facts.nvml.refused = Some("no NVIDIA driver is loaded".into());
+            return facts;
+        }
+        facts.libcuda_refused = library::load(&library::CUDA).err();
+        match nvrtc::find_nvrtc() {
+            Ok(found) => facts.nvrtc = Some(found),
+            Err(why) => facts.nvrtc_refused = Some(why),
+        }
+        facts.nvml = nvml::read();
+        facts.pageable = pageable::facts(roots, facts.libcuda_refused.is_none());
+        merge(roots, &mut facts);
+        facts
     }
-    if !has_driver(roots, &facts) && facts.gpus.is_empty() {
-        facts.libcuda_refused = Some("no NVIDIA driver is loaded".into());
-        facts.nvml.refused = Some("no NVIDIA driver is loaded".into());
-        return facts;
-    }
-    facts.libcuda_refused = library::load(&library::CUDA).err();
-    match nvrtc::found() {
-        Ok(found) => facts.nvrtc = Some(found),
-        Err(why) => facts.nvrtc_refused = Some(why),
-    }
-    facts.nvml = nvml::read();
-    facts.pageable = pageable::facts(roots, facts.libcuda_refused.is_none());
-    merge(roots, &mut facts);
-    facts
 }
 
 /// GPUs of a libcuda that the user named, which /proc need not show. Only then: opening one
 /// makes its context.
 fn by_libcuda() -> Vec<GpuDevice> {
-    let (count, _) = cuda::devices();
+    let (count, _) = cuda::cuda_devices();
     let opened = (0..count).filter_map(|index| cuda::Device::open(index).ok());
     let described = opened.map(|device| {
         let gpu = Gpu {
@@ -158,17 +162,17 @@ pub(crate) fn driver_version(version: &str) -> Option<String> {
 }
 
 fn device(roots: &Roots, address: &str, driver: Option<String>) -> Option<GpuDevice> {
-    let content = text(&roots.proc("driver/nvidia/gpus").join(address).join("information"))?;
-    let pci = field(&content, "Bus Location").unwrap_or(address).to_lowercase();
-    let name = field(&content, "Model").unwrap_or("NVIDIA GPU").to_string();
+    let content = Roots::text(&roots.proc("driver/nvidia/gpus").join(address).join("information"))?;
+    let pci = Roots::field(&content, "Bus Location").unwrap_or(address).to_lowercase();
+    let name = Roots::field(&content, "Model").unwrap_or("NVIDIA GPU").to_string();
     let gpu = Gpu { index: 0, name, memory_bytes: None, pci: Some(pci.clone()), driver };
-    let uuid = field(&content, "GPU UUID").map(str::to_string);
+    let uuid = Roots::field(&content, "GPU UUID").map(str::to_string);
     Some(GpuDevice { gpu, uuid, ..located(roots, &pci) })
 }
 
 fn located(roots: &Roots, address: &str) -> GpuDevice {
     GpuDevice {
-        numa_node: pci::numa_node(roots, address),
+        numa_node: pci::pci_numa_node(roots, address),
         link: pci::link(roots, address),
         bar1_bytes: pci::region_bytes(roots, address, 1),
         ..GpuDevice::default()
@@ -177,14 +181,16 @@ fn located(roots: &Roots, address: &str) -> GpuDevice {
 
 /// Display controllers of NVIDIA's on the PCI bus.
 fn on_bus(roots: &Roots) -> Vec<String> {
-    let display = |a: &String| pci::class(roots, a).is_some_and(|c| c >> 16 == 0x03);
-    let mut found = names(&roots.sys("bus/pci/devices"));
+    let display = |a: &String| pci::pci_class(roots, a).is_some_and(|c| c >> 16 == 0x03);
+    let mut found = Roots::names(&roots.sys("bus/pci/devices"));
     found.retain(|a| pci::vendor(roots, a) == Some(NVIDIA) && display(a));
     found
 }
 
-pub fn present(facts: &GpuFacts) -> bool {
-    !facts.gpus.is_empty()
+impl GpuFacts {
+    pub fn are_present(&self) -> bool {
+        !self.gpus.is_empty()
+    }
 }
 
 /// For the environment card.

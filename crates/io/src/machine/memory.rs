@@ -1,7 +1,7 @@
 //! Memory, the locked-memory limit, and huge pages.
 
 use super::cgroups::cgroup_dirs;
-use super::roots::{field, kib_field, line, names, number, text, Roots};
+use super::roots::{kib_field, Roots};
 use serde::Serialize;
 
 /// CAP_IPC_LOCK, from linux/capability.h: no locked-memory limit applies.
@@ -54,27 +54,29 @@ pub(crate) fn last_level_cache_bytes(roots: &Roots) -> Option<u64> {
     let caches = roots.sys("devices/system/cpu/cpu0/cache");
     let of = |index: usize| {
         let cache = caches.join(format!("index{index}"));
-        let kind = line(&cache.join("type"))?;
-        let size = line(&cache.join("size"))?;
+        let kind = Roots::line(&cache.join("type"))?;
+        let size = Roots::line(&cache.join("size"))?;
         let kib: u64 = size.strip_suffix('K')?.parse().ok()?;
-        (kind != "Instruction").then_some((number::<u32>(&cache.join("level"))?, kib << 10))
+        (kind != "Instruction").then_some((Roots::number::<u32>(&cache.join("level"))?, kib << 10))
     };
     (0..16).filter_map(of).max().map(|(_, bytes)| bytes)
 }
 
-pub fn facts(roots: &Roots) -> Memory {
-    let meminfo = text(&roots.proc("meminfo")).unwrap_or_default();
-    let thp = roots.sys("kernel/mm/transparent_hugepage");
-    Memory {
-        total_bytes: kib_field(&meminfo, "MemTotal"),
-        available_bytes: kib_field(&meminfo, "MemAvailable"),
-        swap_bytes: kib_field(&meminfo, "SwapTotal"),
-        cgroup_limit_bytes: cgroup_limit(roots),
-        locked: locked(roots),
-        hugetlb: pools(roots),
-        thp: line(&thp.join("enabled")).and_then(|l| chosen(&l)),
-        thp_defrag: line(&thp.join("defrag")).and_then(|l| chosen(&l)),
-        thp_shmem: line(&thp.join("shmem_enabled")).and_then(|l| chosen(&l)),
+impl Memory {
+    pub fn gather(roots: &Roots) -> Memory {
+        let meminfo = Roots::text(&roots.proc("meminfo")).unwrap_or_default();
+        let thp = roots.sys("kernel/mm/transparent_hugepage");
+        Memory {
+            total_bytes: kib_field(&meminfo, "MemTotal"),
+            available_bytes: kib_field(&meminfo, "MemAvailable"),
+            swap_bytes: kib_field(&meminfo, "SwapTotal"),
+            cgroup_limit_bytes: cgroup_limit(roots),
+            locked: locked(roots),
+            hugetlb: pools(roots),
+            thp: Roots::line(&thp.join("enabled")).and_then(|l| chosen(&l)),
+            thp_defrag: Roots::line(&thp.join("defrag")).and_then(|l| chosen(&l)),
+            thp_shmem: Roots::line(&thp.join("shmem_enabled")).and_then(|l| chosen(&l)),
+        }
     }
 }
 
@@ -87,7 +89,7 @@ pub(crate) fn chosen(choices: &str) -> Option<String> {
 
 fn cgroup_limit(roots: &Roots) -> Option<u64> {
     let limits = cgroup_dirs(roots, "memory").into_iter().filter_map(|dir| {
-        number(&dir.join("memory.max")).or_else(|| number(&dir.join("memory.limit_in_bytes")))
+        Roots::number(&dir.join("memory.max")).or_else(|| Roots::number(&dir.join("memory.limit_in_bytes")))
     });
     // Version 1 writes "no limit" as a number near 2^63.
     limits.filter(|bytes| *bytes < 1 << 62).min()
@@ -95,10 +97,10 @@ fn cgroup_limit(roots: &Roots) -> Option<u64> {
 
 /// From `/proc/self/limits` and the effective capabilities.
 fn locked(roots: &Roots) -> Locked {
-    let limits = text(&roots.proc("self/limits")).unwrap_or_default();
-    let status = text(&roots.proc("self/status")).unwrap_or_default();
+    let limits = Roots::text(&roots.proc("self/limits")).unwrap_or_default();
+    let status = Roots::text(&roots.proc("self/status")).unwrap_or_default();
     let (soft_bytes, hard_bytes) = locked_limits(&limits).unwrap_or((None, None));
-    let capabilities = field(&status, "CapEff").and_then(|v| u64::from_str_radix(v, 16).ok());
+    let capabilities = Roots::field(&status, "CapEff").and_then(|v| u64::from_str_radix(v, 16).ok());
     let exempt = capabilities.is_some_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1);
     Locked { soft_bytes, hard_bytes, exempt }
 }
@@ -112,14 +114,14 @@ fn locked_limits(limits: &str) -> Option<(Option<u64>, Option<u64>)> {
 
 fn pools(roots: &Roots) -> Vec<HugetlbPool> {
     let base = roots.sys("kernel/mm/hugepages");
-    names(&base)
+    Roots::names(&base)
         .iter()
         .filter_map(|name| {
             let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
             Some(HugetlbPool {
                 page_bytes: kib.checked_mul(1024)?,
-                pages: number(&base.join(name).join("nr_hugepages"))?,
-                free: number(&base.join(name).join("free_hugepages"))?,
+                pages: Roots::number(&base.join(name).join("nr_hugepages"))?,
+                free: Roots::number(&base.join(name).join("free_hugepages"))?,
             })
         })
         .collect()

@@ -1,8 +1,8 @@
 //! Detection of GPUs that read unregistered host memory: through the host's own page tables (ATS, where a GPU hangs on
 //! NVLink-C2C), or because the kernel mirrors them for the driver (HMM).
 
-use super::kernel::{has_option, kernel_config};
-use super::roots::{line, Roots};
+use super::kernel::{has_kernel_option, kernel_config};
+use super::roots::Roots;
 use crate::gpu::cuda;
 use serde::Serialize;
 use std::time::Duration;
@@ -43,17 +43,18 @@ pub struct PageableGpu {
 /// `asks`: libcuda can be loaded, so that the driver may be asked.
 pub(crate) fn facts(roots: &Roots, asks: bool) -> Pageable {
     let module = roots.sys("module/nvidia_uvm");
-    let parameter = |name: &str| line(&module.join("parameters").join(name));
+    let parameter = |name: &str| Roots::line(&module.join("parameters").join(name));
     let config = kernel_config(roots);
     let mut found = Pageable {
         uvm_loaded: module.exists(),
         hmm_disabled: parameter("uvm_disable_hmm").map(|value| matches!(value.as_str(), "Y" | "1")),
         ats_mode: parameter("uvm_ats_mode").and_then(|value| value.parse().ok()),
-        kernel_has_hmm: config.map(|config| KERNEL_OPTIONS.iter().all(|name| has_option(&config, name))),
+        kernel_has_hmm: config
+            .map(|config| KERNEL_OPTIONS.iter().all(|name| has_kernel_option(&config, name))),
         ..Pageable::default()
     };
     if asks {
-        match super::within(LIMIT, ask) {
+        match super::with_time_limit(LIMIT, ask) {
             Some(Ok(gpus)) => found.gpus = gpus,
             Some(Err(why)) => found.refused = Some(why),
             None => found.refused = Some(format!("no answer in {} s", LIMIT.as_secs())),
@@ -64,7 +65,7 @@ pub(crate) fn facts(roots: &Roots, asks: bool) -> Pageable {
 
 /// No context is made for it.
 fn ask() -> Result<Vec<PageableGpu>, String> {
-    let (count, why) = cuda::devices();
+    let (count, why) = cuda::cuda_devices();
     if let Some(why) = why {
         return Err(why);
     }

@@ -1,6 +1,6 @@
 //! PCI functions as sysfs shows them: link, NUMA node, and the switches above.
 
-use super::roots::{bytes, line, number, text, Roots};
+use super::roots::Roots;
 use forebay_model::units::BYTES_PER_GIB;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -73,15 +73,15 @@ pub(crate) fn generation(speed: &str) -> Option<u32> {
     }
 }
 
-pub fn directory(roots: &Roots, address: &str) -> PathBuf {
+pub fn pci_directory(roots: &Roots, address: &str) -> PathBuf {
     roots.sys("bus/pci/devices").join(address)
 }
 
 pub(crate) fn link(roots: &Roots, address: &str) -> Link {
-    let device = directory(roots, address);
-    let speed = |name: &str| line(&device.join(name)).and_then(|l| generation(&l));
+    let device = pci_directory(roots, address);
+    let speed = |name: &str| Roots::line(&device.join(name)).and_then(|l| generation(&l));
     // Slots that aren't PCIe say a width of 0 or 255.
-    let width = |name: &str| number::<u32>(&device.join(name)).filter(|w| (1..=32).contains(w));
+    let width = |name: &str| Roots::number::<u32>(&device.join(name)).filter(|w| (1..=32).contains(w));
     Link {
         generation: speed("current_link_speed"),
         generation_max: speed("max_link_speed"),
@@ -91,36 +91,36 @@ pub(crate) fn link(roots: &Roots, address: &str) -> Link {
 }
 
 /// None where the firmware doesn't say (-1).
-pub fn numa_node(roots: &Roots, address: &str) -> Option<i32> {
-    number(&directory(roots, address).join("numa_node")).filter(|node| *node >= 0)
+pub fn pci_numa_node(roots: &Roots, address: &str) -> Option<i32> {
+    Roots::number(&pci_directory(roots, address).join("numa_node")).filter(|node| *node >= 0)
 }
 
 /// `0x010802` → class 01, subclass 08, interface 02.
-pub fn class(roots: &Roots, address: &str) -> Option<u32> {
-    hex(&line(&directory(roots, address).join("class"))?)
+pub fn pci_class(roots: &Roots, address: &str) -> Option<u32> {
+    hex(&Roots::line(&pci_directory(roots, address).join("class"))?)
 }
 
 pub(crate) fn vendor(roots: &Roots, address: &str) -> Option<u32> {
-    hex(&line(&directory(roots, address).join("vendor"))?)
+    hex(&Roots::line(&pci_directory(roots, address).join("vendor"))?)
 }
 
 fn hex(text: &str) -> Option<u32> {
     u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-pub fn is_bridge(class: u32) -> bool {
+pub fn is_pci_bridge(class: u32) -> bool {
     class >> 8 == 0x0604
 }
 
 /// PCI addresses on the way from the root port down to the device at `path`, itself included.
-pub fn ancestry(path: &Path) -> Vec<String> {
+pub fn pci_ancestry(path: &Path) -> Vec<String> {
     let names = path.components().filter_map(|c| c.as_os_str().to_str());
     names.filter(|n| is_address(n)).map(str::to_string).collect()
 }
 
 /// Size of base address register number `index`, from the `resource` file.
 pub(crate) fn region_bytes(roots: &Roots, address: &str, index: usize) -> Option<u64> {
-    let content = text(&directory(roots, address).join("resource"))?;
+    let content = Roots::text(&pci_directory(roots, address).join("resource"))?;
     let mut ends = content.lines().nth(index)?.split_whitespace();
     let mut end = || u64::from_str_radix(ends.next()?.strip_prefix("0x")?, 16).ok();
     let (first, last) = (end()?, end()?);
@@ -130,8 +130,8 @@ pub(crate) fn region_bytes(roots: &Roots, address: &str, index: usize) -> Option
 /// Returns whether the bridge at `address` sends peer traffic up to the root complex: the Access Control Services
 /// capability with request or completion redirect on. None where it can't be read (the extended configuration space
 /// takes root).
-pub fn redirects_peers(roots: &Roots, address: &str) -> Option<bool> {
-    let config = bytes(&directory(roots, address).join("config"))?;
+pub fn pci_redirects_peers(roots: &Roots, address: &str) -> Option<bool> {
+    let config = Roots::bytes(&pci_directory(roots, address).join("config"))?;
     if config.len() < 0x100 + 4 {
         return None;
     }

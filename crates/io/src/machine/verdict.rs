@@ -1,6 +1,6 @@
 //! Verdict on each data path here, as far as the machine's settings tell.
 
-use super::finding::remark;
+use super::finding::Check;
 use forebay_model::Error;
 use serde::Serialize;
 
@@ -103,7 +103,7 @@ impl GdsVerdict {
         // One step at a time: some end in a restart.
         Some(match shortest.len() {
             1 => shortest[0].next.clone(),
-            n => remark(&shortest[0].next, &format!("then forebay doctor again: {} more", n - 1)),
+            n => Check::remark(&shortest[0].next, &format!("then forebay doctor again: {} more", n - 1)),
         })
     }
 

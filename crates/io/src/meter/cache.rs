@@ -39,12 +39,12 @@ impl Resident {
 
 /// Share of the pages of `len` bytes from `offset` that are in the page cache, 0 to 1.
 /// A `len` of 0 means up to the end. What lies beyond the end doesn't count.
-pub fn residency(file: &File, offset: u64, len: u64) -> Result<f64, Reason> {
-    resident(file, offset, len)?.share().ok_or_else(|| "the range holds no pages".into())
+pub fn cache_residency(file: &File, offset: u64, len: u64) -> Result<f64, Reason> {
+    cache_resident(file, offset, len)?.share().ok_or_else(|| "the range holds no pages".into())
 }
 
 /// `residency` in pages.
-pub fn resident(file: &File, offset: u64, len: u64) -> Result<Resident, Reason> {
+pub fn cache_resident(file: &File, offset: u64, len: u64) -> Result<Resident, Reason> {
     let range = PageRange::within(file, offset, len)?;
     if range.of == 0 {
         return Ok(Resident { pages: 0, of: 0 });
@@ -61,7 +61,7 @@ pub fn resident(file: &File, offset: u64, len: u64) -> Result<Resident, Reason> 
 /// Writes dirty pages back and drops the range from the page cache; says what stayed.
 /// Pages stay where they are mapped, locked or in use, and on file systems whose storage
 /// is the page cache.
-pub fn drop(file: &File, offset: u64, len: u64) -> Result<Resident, Reason> {
+pub fn drop_cached(file: &File, offset: u64, len: u64) -> Result<Resident, Reason> {
     let range = PageRange::within(file, offset, len)?;
     let Some(bytes) = NonZeroU64::new(range.of * page_bytes()) else {
         return Ok(Resident { pages: 0, of: 0 });
@@ -72,16 +72,16 @@ pub fn drop(file: &File, offset: u64, len: u64) -> Result<Resident, Reason> {
     }
     rustix::fs::fadvise(file, range.offset, Some(bytes), Advice::DontNeed)
         .map_err(|e| format!("posix_fadvise(DONTNEED): {e}"))?;
-    resident(file, range.offset, bytes.get())
+    cache_resident(file, range.offset, bytes.get())
 }
 
 /// Reads the whole file into the page cache. Answers with the bytes read.
-pub fn warm(file: &File) -> Result<u64, Reason> {
-    warm_while(file, |_| true)
+pub fn warm_cache(file: &File) -> Result<u64, Reason> {
+    warm_cache_while(file, |_| true)
 }
 
 /// `warm`, asking `go_on(bytes so far)` after every MiB.
-pub fn warm_while(file: &File, mut go_on: impl FnMut(u64) -> bool) -> Result<u64, Reason> {
+pub fn warm_cache_while(file: &File, mut go_on: impl FnMut(u64) -> bool) -> Result<u64, Reason> {
     let cached = through_cache(file)?;
     let mut buffer = vec![0u8; READ_BYTES];
     let mut done = 0;
@@ -230,7 +230,7 @@ mod tests {
             read_at in 0u64..200, read_pages in 0usize..80, offset in 0u64..900_000, len in 0u64..900_000,
         ) {
             let file = written(700_123);
-            drop(&file, 0, 0).unwrap();
+            drop_cached(&file, 0, 0).unwrap();
             // No read-ahead, so that a part of the file is resident.
             rustix::fs::fadvise(&file, 0, None, Advice::Random).unwrap();
             let mut buffer = vec![0u8; read_pages * 4096];

@@ -95,11 +95,11 @@ impl Clock {
     pub fn start() -> Clock {
         // The machine first and, in `stop`, last: its span then encloses ours.
         let machine = machine();
-        Clock { at: Instant::now(), process: process(), machine }
+        Clock { at: Instant::now(), process: Times::of_process(), machine }
     }
 
     pub fn stop(&self) -> CpuReading {
-        let process = process().since(&self.process);
+        let process = Times::of_process().since(&self.process);
         let wall = self.at.elapsed();
         let machine = match &self.machine {
             Err(reason) => Err(reason.clone()),
@@ -114,42 +114,51 @@ impl Clock {
     }
 }
 
-/// Processor time of the calling thread alone.
-pub fn thread_seconds() -> Times {
-    usage(libc::RUSAGE_THREAD)
-}
-
-/// The record's CPU section: `seconds` measured, in which `bytes` and `ios` went through,
-/// on a machine of `cores` logical processors.
-pub fn fill(reading: &CpuReading, seconds: f64, bytes: u64, ios: u64, cores: u32) -> cpu::Cpu {
-    let ours = reading.process;
-    let machine = reading.machine.as_ref().ok().filter(|_| seconds > 0.0);
-    cpu::Cpu {
-        machine_cores_busy: machine.map(|m| m.busy_s() / seconds),
-        others_cores_busy: machine.map(|m| (m.busy_s() - ours.total_s()).max(0.0) / seconds),
-        ..cpu::Cpu::spent((Some(ours.user_s), Some(ours.system_s)), seconds, (bytes, ios), f64::from(cores))
+impl Times {
+    /// Processor time of the calling thread alone.
+    pub fn of_thread() -> Times {
+        usage(libc::RUSAGE_THREAD)
     }
 }
 
-/// Why fields of `fill`'s answer are null.
-pub fn missing(reading: &CpuReading, seconds: f64, bytes: u64, ios: u64) -> Missing {
-    let mut missing = Missing::new();
-    if bytes == 0 {
-        missing.push(("cpu_s_per_gib", "no bytes were moved".into()));
+impl CpuReading {
+    /// The record's CPU section: `seconds` measured, in which `bytes` and `ios` went through,
+    /// on a machine of `cores` logical processors.
+    pub fn fill(&self, seconds: f64, bytes: u64, ios: u64, cores: u32) -> cpu::Cpu {
+        let ours = self.process;
+        let machine = self.machine.as_ref().ok().filter(|_| seconds > 0.0);
+        cpu::Cpu {
+            machine_cores_busy: machine.map(|m| m.busy_s() / seconds),
+            others_cores_busy: machine.map(|m| (m.busy_s() - ours.total_s()).max(0.0) / seconds),
+            ..cpu::Cpu::spent(
+                (Some(ours.user_s), Some(ours.system_s)),
+                seconds,
+                (bytes, ios),
+                f64::from(cores),
+            )
+        }
     }
-    if ios == 0 {
-        missing.push(("ns_per_io", "no I/O was done".into()));
+
+    /// Why fields of `fill`'s answer are null.
+    pub fn missing(&self, seconds: f64, bytes: u64, ios: u64) -> Missing {
+        let mut missing = Missing::new();
+        if bytes == 0 {
+            missing.push(("cpu_s_per_gib", "no bytes were moved".into()));
+        }
+        if ios == 0 {
+            missing.push(("ns_per_io", "no I/O was done".into()));
+        }
+        let reason = match &self.machine {
+            Err(reason) => Some(reason.clone()),
+            Ok(_) if seconds <= 0.0 => Some("no time was measured".into()),
+            Ok(_) => None,
+        };
+        if let Some(reason) = reason {
+            missing.push(("machine_cores_busy", reason.clone()));
+            missing.push(("others_cores_busy", reason));
+        }
+        missing
     }
-    let reason = match &reading.machine {
-        Err(reason) => Some(reason.clone()),
-        Ok(_) if seconds <= 0.0 => Some("no time was measured".into()),
-        Ok(_) => None,
-    };
-    if let Some(reason) = reason {
-        missing.push(("machine_cores_busy", reason.clone()));
-        missing.push(("others_cores_busy", reason));
-    }
-    missing
 }
 
 /// The first line of /proc/stat: `cpu` and at least the eight columns of Linux 2.6.11 on.
@@ -177,8 +186,10 @@ fn advanced(spent: Machine) -> Result<Machine, Reason> {
     }
 }
 
-pub fn process() -> Times {
-    usage(libc::RUSAGE_SELF)
+impl Times {
+    pub fn of_process() -> Times {
+        usage(libc::RUSAGE_SELF)
+    }
 }
 
 fn machine() -> Result<Machine, Reason> {
@@ -229,7 +240,7 @@ mod tests {
     #[test]
     fn record_fields_follow_from_the_reading() {
         let machine = Machine { user_s: 12.0, softirq_s: 3.0, steal_s: 9.0, ..Default::default() };
-        let cpu = fill(&reading(4.0, 6.0, Ok(machine)), 10.0, 5 << 30, 1_000_000, 8);
+        let cpu = CpuReading::fill(&reading(4.0, 6.0, Ok(machine)), 10.0, 5 << 30, 1_000_000, 8);
         assert_eq!(cpu.cores_busy, Some(1.0));
         assert_eq!((cpu.user_pct, cpu.system_pct), (Some(5.0), Some(7.5)));
         assert_eq!(cpu.cpu_s_per_gib, Some(2.0));
@@ -241,7 +252,7 @@ mod tests {
     #[test]
     fn others_are_never_below_nothing() {
         let machine = Machine { user_s: 9.9, ..Default::default() };
-        let cpu = fill(&reading(10.0, 0.0, Ok(machine)), 10.0, 1, 1, 1);
+        let cpu = CpuReading::fill(&reading(10.0, 0.0, Ok(machine)), 10.0, 1, 1, 1);
         assert_eq!(cpu.others_cores_busy, Some(0.0));
     }
 
@@ -249,10 +260,11 @@ mod tests {
     #[test]
     fn what_cannot_be_said_is_null_with_its_reason() {
         let blind = reading(1.0, 1.0, Err("no /proc".into()));
-        let cpu = fill(&blind, 10.0, 0, 0, 2);
+        let cpu = CpuReading::fill(&blind, 10.0, 0, 0, 2);
         assert_eq!((cpu.cpu_s_per_gib, cpu.ns_per_io), (None, None));
         assert_eq!((cpu.machine_cores_busy, cpu.others_cores_busy), (None, None));
-        let named: Vec<_> = missing(&blind, 10.0, 0, 0).into_iter().map(|(field, _)| field).collect();
+        let named: Vec<_> =
+            CpuReading::missing(&blind, 10.0, 0, 0).into_iter().map(|(field, _)| field).collect();
         let all = ["cpu_s_per_gib", "ns_per_io", "machine_cores_busy", "others_cores_busy"];
         assert_eq!(named, all);
     }
@@ -265,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_run_without_time_divides_by_nothing() {
-        let cpu = fill(&reading(1.0, 1.0, Ok(Machine::default())), 0.0, 1, 1, 0);
+        let cpu = CpuReading::fill(&reading(1.0, 1.0, Ok(Machine::default())), 0.0, 1, 1, 0);
         assert_eq!((cpu.cores_busy, cpu.user_pct, cpu.machine_cores_busy), (Some(0.0), Some(0.0), None));
     }
 

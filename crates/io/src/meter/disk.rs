@@ -53,12 +53,12 @@ impl Behind {
 }
 
 /// The block devices behind a file, directory or device node; or why there is none.
-pub fn devices_behind(path: &Path) -> Result<Behind, Reason> {
+pub fn disks_behind(path: &Path) -> Result<Behind, Reason> {
     let shown = path.display();
     let meta = fs::metadata(path).map_err(|e| format!("{shown}: {e}"))?;
     let sys = Path::new(SYS);
     if meta.file_type().is_block_device() {
-        return stack(sys, &[split(meta.rdev())]);
+        return disk_stack(sys, &[split(meta.rdev())]);
     }
     if meta.file_type().is_char_device() {
         return Err(format!("{shown} is a character device, which has no block counters"));
@@ -66,7 +66,7 @@ pub fn devices_behind(path: &Path) -> Result<Behind, Reason> {
     match split(meta.dev()) {
         // Number 0 is the kernel's for file systems that no single device holds.
         (0, _) => anonymous(sys, path),
-        number => stack(sys, &[number]),
+        number => disk_stack(sys, &[number]),
     }
 }
 
@@ -122,7 +122,7 @@ impl Counters {
 }
 
 /// The kernel's name of a device, as `nvme0n1p2`.
-pub fn name(number: (u32, u32)) -> String {
+pub fn disk_name(number: (u32, u32)) -> String {
     name_of(&device_folder(Path::new(SYS), number), number)
 }
 
@@ -184,7 +184,7 @@ pub(crate) fn parse_stat(text: &str) -> Result<Traffic, Reason> {
 }
 
 /// `tops` and what they are made of, by a tree that looks like /sys.
-pub fn stack(sys: &Path, tops: &[(u32, u32)]) -> Result<Behind, Reason> {
+pub fn disk_stack(sys: &Path, tops: &[(u32, u32)]) -> Result<Behind, Reason> {
     let mut behind = Behind::default();
     let mut seen: BTreeSet<_> = tops.iter().copied().collect();
     for &number in tops {
@@ -224,7 +224,7 @@ fn anonymous(sys: &Path, path: &Path) -> Result<Behind, Reason> {
     match node {
         Some(meta) => {
             let number = split(meta.rdev());
-            stack(sys, &btrfs_devices(sys, number).unwrap_or_else(|| vec![number]))
+            disk_stack(sys, &btrfs_devices(sys, number).unwrap_or_else(|| vec![number]))
         }
         None => Err(without_device(&mount.kind, &shown.to_string())),
     }

@@ -10,13 +10,13 @@
 
 use std::time::Duration;
 
-pub mod cache;
-pub mod cpu;
-pub mod disk;
+pub(crate) mod cache;
+pub(crate) mod cpu;
+pub(crate) mod disk;
 pub(crate) mod limit;
-pub mod noise;
-pub mod power;
-pub mod waits;
+pub(crate) mod noise;
+pub(crate) mod power;
+pub(crate) mod waits;
 
 /// A reading stands for the run's time only where its own differs by no more than this share of it.
 const ASTRAY_SHARE: f64 = 0.02;

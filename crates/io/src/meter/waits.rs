@@ -52,12 +52,12 @@ impl Waits {
     fn throttled_ns_now(&self) -> u64 {
         self.limits.iter().filter_map(|stat| throttled_ns(stat)).sum()
     }
-}
 
-/// Returns the processor time of the whole process so far.
-pub fn spent_by_process() -> Duration {
-    let spent = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(spent.tv_sec.unsigned_abs(), spent.tv_nsec.unsigned_abs() as u32)
+    /// Returns the processor time of the whole process so far.
+    pub fn spent_by_process() -> Duration {
+        let spent = clock_gettime(ClockId::ProcessCPUTime);
+        Duration::new(spent.tv_sec.unsigned_abs(), spent.tv_nsec.unsigned_abs() as u32)
+    }
 }
 
 /// `run_ns waited_ns slices`; all zero where the kernel doesn't count.

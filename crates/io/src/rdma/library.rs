@@ -9,16 +9,16 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-pub const IBVERBS: Wanted = Wanted { variable: "FOREBAY_LIBIBVERBS", names: &["libibverbs.so.1"] };
-pub const RDMACM: Wanted = Wanted { variable: "FOREBAY_LIBRDMACM", names: &["librdmacm.so.1"] };
+pub(crate) const IBVERBS: Wanted = Wanted { variable: "FOREBAY_LIBIBVERBS", names: &["libibverbs.so.1"] };
+pub(crate) const RDMACM: Wanted = Wanted { variable: "FOREBAY_LIBRDMACM", names: &["librdmacm.so.1"] };
 /// Command to type where they are missing.
-pub const INSTALL: &str =
+pub const RDMA_INSTALL: &str =
     "apt install libibverbs1 librdmacm1 ibverbs-providers   # elsewhere: dnf install libibverbs librdmacm";
 /// Command to type where there is no device: a card's driver makes one, or soft RoCE over any network card.
-pub const MAKE_DEVICE: &str =
+pub const RDMA_MAKE_DEVICE: &str =
     "rdma link show; without a card: sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev NIC";
 /// Command to type where the device files are missing.
-pub const SHOW_DEVICE: &str =
+pub const RDMA_SHOW_DEVICE: &str =
     "sudo modprobe -a ib_uverbs rdma_ucm   # in a container: --device /dev/infiniband";
 
 macro_rules! calls {
@@ -91,7 +91,7 @@ pub struct Library {
 ///
 /// # Errors
 /// What the loader says of the first that can't be had.
-pub fn library() -> Result<&'static Library, &'static str> {
+pub fn rdma_library() -> Result<&'static Library, &'static str> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
     LIBRARY.get_or_init(open).as_ref().map_err(String::as_str)
 }
@@ -114,21 +114,21 @@ fn open() -> Result<Library, String> {
 ///
 /// # Errors
 /// `Machine`: a library, a device or its files are missing; which package or command brings them.
-pub fn ready(asked: &str) -> Result<&'static Library, Error> {
-    let library = library().map_err(|why| Error::machine(asked, why, INSTALL))?;
+pub fn require_rdma(asked: &str) -> Result<&'static Library, Error> {
+    let library = rdma_library().map_err(|why| Error::machine(asked, why, RDMA_INSTALL))?;
     let devices = std::fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);
     if devices == 0 && stands_alone() {
         return Err(Error::machine(
             asked,
             "no RDMA device here (/sys/class/infiniband is empty)",
-            MAKE_DEVICE,
+            RDMA_MAKE_DEVICE,
         ));
     }
     if !Path::new("/dev/infiniband/rdma_cm").exists() && stands_alone() {
         return Err(Error::machine(
             asked,
             "no /dev/infiniband/rdma_cm, so that no program can connect",
-            SHOW_DEVICE,
+            RDMA_SHOW_DEVICE,
         ));
     }
     library.keep_devices();

@@ -19,7 +19,7 @@ mod watches;
 
 pub use dma_buf::DmaBuf;
 pub use layout::Sge;
-pub use library::{library, ready, Library, IBVERBS, INSTALL, MAKE_DEVICE, RDMACM, SHOW_DEVICE};
+pub use library::{rdma_library, require_rdma, RDMA_INSTALL, RDMA_MAKE_DEVICE, RDMA_SHOW_DEVICE};
 pub use manager::{Channel, Event, Happened, Id, Room, Terms};
 pub use memory::{Domains, Lent, Span};
 pub use verbs::{Buffer, Completed, CompletionQueue, Domain, Post, Region, Send};

@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Rings that are tried at a time: each takes a descriptor, which others of the process may need.
 pub(super) const TRIED_MAX: u32 = 64;
 /// Bytes of a limit that registered buffers leave to rings, and to this user's other processes.
-pub const LEFT_BYTES: u64 = 8 << 20;
+pub const MEMLOCK_LEFT_BYTES: u64 = 8 << 20;
 /// At most this part of a limit that is hardly more, or less.
 const BUFFERS_SHARE: u64 = 8;
 
@@ -35,7 +35,7 @@ const BUFFERS_SHARE: u64 = 8;
 static REGISTERED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes that this user may lock; None: unlimited.
-pub fn limit() -> Option<u64> {
+pub fn memlock_limit() -> Option<u64> {
     let unbound = capabilities(None).is_ok_and(|c| c.effective.contains(CapabilitySet::IPC_LOCK));
     getrlimit(Resource::Memlock).current.filter(|_| !unbound)
 }
@@ -47,11 +47,15 @@ pub(super) fn entries(wanted: u32, limit: Option<u64>) -> u32 {
 }
 
 /// A ring, for which others of this user's that have ended may still have to give theirs back.
-pub fn patiently<T>(ring: impl Fn() -> io::Result<T>) -> io::Result<T> {
-    let until = clock::now() + PATIENCE;
+pub fn retry_for_memlock<T>(ring: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    let until = clock::monotonic_now() + PATIENCE;
     loop {
         match ring() {
-            Err(e) if e.raw_os_error() == Some(libc::ENOMEM) && limit().is_some() && clock::now() < until => {
+            Err(e)
+                if e.raw_os_error() == Some(libc::ENOMEM)
+                    && memlock_limit().is_some()
+                    && clock::monotonic_now() < until =>
+            {
                 std::thread::sleep(LOOK);
             }
             reported => return reported,
@@ -88,19 +92,19 @@ impl Drop for Registered {
 }
 
 fn most_registered(limit: u64) -> u64 {
-    limit.saturating_sub(LEFT_BYTES).max(limit / BUFFERS_SHARE)
+    limit.saturating_sub(MEMLOCK_LEFT_BYTES).max(limit / BUFFERS_SHARE)
 }
 
 /// Returns a message for the log if the ring is shorter than its thread would have it.
-pub fn short(reactor: &super::Reactor) -> Option<String> {
-    let limit = limit().filter(|_| reactor.features().contains(&SHORT))?;
+pub fn memlock_shortage(reactor: &super::Reactor) -> Option<String> {
+    let limit = memlock_limit().filter(|_| reactor.features().contains(&SHORT))?;
     Some(format!("only {} may be locked (ulimit -l, LimitMEMLOCK=)", readable_bytes(limit)))
 }
 
 /// Returns the error of a request that needs a ring and is refused one. `otherwise`: what to type if locked memory
 /// isn't the reason.
-pub fn refusal(asked: impl Into<String>, e: &io::Error, otherwise: &str) -> Error {
-    refusal_below(limit(), asked, e, otherwise)
+pub fn memlock_refusal(asked: impl Into<String>, e: &io::Error, otherwise: &str) -> Error {
+    refusal_below(memlock_limit(), asked, e, otherwise)
 }
 
 fn refusal_below(limit: Option<u64>, asked: impl Into<String>, e: &io::Error, otherwise: &str) -> Error {

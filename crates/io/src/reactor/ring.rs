@@ -111,12 +111,12 @@ pub(super) fn gather(ring: &mut Ring, inboxes: &mut [Inbox], gathered: &mut u32)
 /// no more can be locked: what it has no entries for is handed over in several calls.
 pub(super) fn build(options: RingOptions) -> std::io::Result<(IoUring, Vec<&'static str>)> {
     let wanted = options.depth.clamp(8, ENTRIES_MAX).next_power_of_two();
-    let limit = memlock::limit();
+    let limit = memlock::memlock_limit();
     let mut entries = memlock::entries(wanted, limit);
     let (uring, mut features) = match best(options, entries, wanted) {
         Err(e) if e.raw_os_error() == Some(libc::ENOMEM) => {
             entries = entries.min(memlock::ENTRIES_MIN);
-            memlock::patiently(|| best(options, entries, wanted))?
+            memlock::retry_for_memlock(|| best(options, entries, wanted))?
         }
         reported => reported?,
     };
@@ -128,9 +128,9 @@ pub(super) fn build(options: RingOptions) -> std::io::Result<(IoUring, Vec<&'sta
 ///
 /// # Errors
 /// The kernel's.
-pub fn room_for(rings: u32, options: RingOptions) -> std::io::Result<()> {
+pub fn room_for_rings(rings: u32, options: RingOptions) -> std::io::Result<()> {
     let mut had = vec![build(options)?];
-    let together = if memlock::limit().is_some() { rings.min(memlock::TRIED_MAX) } else { 1 };
+    let together = if memlock::memlock_limit().is_some() { rings.min(memlock::TRIED_MAX) } else { 1 };
     while had.len() < together as usize {
         match build(options) {
             Ok(ring) => had.push(ring),
@@ -244,7 +244,7 @@ impl Ring {
         let wanted = if self.min_wait { wanted } else { wanted.min(1) };
         let batch_us = if wanted > 1 { batch_us } else { 0 };
         let wanted = wanted + if counts { soon } else { 0 };
-        let left = until.saturating_duration_since(clock::now());
+        let left = until.saturating_duration_since(clock::monotonic_now());
         if rings && batch_us == 0 && left >= SOON_WITHIN {
             // SAFETY: plain submission and waiting; entries were pushed under `push`'s contract.
             let reported = unsafe {

@@ -27,9 +27,9 @@ fn a_ring_that_may_not_be_entered_any_more_says_why_and_holds_nobody_up() {
             unsafe { reactor.push(token, tag, io_uring::opcode::Nop::new().build()) };
             reactor.cancel(token, tag);
         }
-        reactor.wait(1, clock::now() + Duration::from_secs(3600), Duration::ZERO);
+        reactor.wait(1, clock::monotonic_now() + Duration::from_secs(3600), Duration::ZERO);
         assert_eq!(reactor.refused().and_then(|e| e.raw_os_error()), Some(libc::EPERM));
-        assert!(refused(&reactor.refused().unwrap()).found.contains("Operation not permitted"));
+        assert!(ring_refused(&reactor.refused().unwrap()).found.contains("Operation not permitted"));
     });
     all.join().unwrap();
 }
@@ -49,19 +49,19 @@ fn errors_of_a_wait_that_pass_are_told_from_those_that_stay() {
             };
             let (token, mut came) = (reactor.token(), Vec::new());
             forbid_waiting_on(errno);
-            reactor.wait(1, clock::now() + Duration::from_secs(3600), Duration::ZERO);
+            reactor.wait(1, clock::monotonic_now() + Duration::from_secs(3600), Duration::ZERO);
             let found = reactor.refused().and_then(|e| e.raw_os_error());
             assert_eq!(found, staying.contains(&errno).then_some(errno));
             // A call that hands something over is allowed.
             // SAFETY: it points to nothing.
             unsafe { reactor.push(token, 3, io_uring::opcode::Nop::new().build()) };
-            reactor.wait(1, clock::now() + Duration::from_secs(3600), Duration::ZERO);
+            reactor.wait(1, clock::monotonic_now() + Duration::from_secs(3600), Duration::ZERO);
             reactor.take(token, &mut came);
             assert_eq!(came.len(), 1, "errno {errno}");
         };
         std::thread::spawn(run).join().unwrap();
     }
-    let lost = refused(&std::io::Error::from_raw_os_error(libc::EBADR));
+    let lost = ring_refused(&std::io::Error::from_raw_os_error(libc::EBADR));
     assert!(lost.found.contains("no memory") && lost.next.contains("memory"), "{lost}");
 }
 
@@ -96,18 +96,18 @@ fn a_call_that_was_collected_before_the_wait_ends_it() {
     for spin in [Duration::ZERO, Duration::from_millis(20)] {
         reactor.spin(spin);
         // The first wait has the kernel listen.
-        reactor.wait(1, clock::now() + Duration::from_millis(1), Duration::ZERO);
+        reactor.wait(1, clock::monotonic_now() + Duration::from_millis(1), Duration::ZERO);
         waker.wake();
         reactor.flush();
         reactor.take(token, &mut none);
-        let began = clock::now();
+        let began = clock::monotonic_now();
         reactor.wait(1, began + Duration::from_secs(120), Duration::ZERO);
-        assert!(clock::now() - began < Duration::from_secs(60), "lost, spinning {spin:?}");
+        assert!(clock::monotonic_now() - began < Duration::from_secs(60), "lost, spinning {spin:?}");
         // A signal may end one, too.
         let lasts = |_| {
-            let began = clock::now();
+            let began = clock::monotonic_now();
             reactor.wait(1, began + Duration::from_millis(50), Duration::ZERO);
-            clock::now() - began >= Duration::from_millis(50)
+            clock::monotonic_now() - began >= Duration::from_millis(50)
         };
         assert!((0..3).any(lasts), "it ends one wait, not all");
         let late = waker.clone();
@@ -115,19 +115,25 @@ fn a_call_that_was_collected_before_the_wait_ends_it() {
             std::thread::sleep(Duration::from_millis(5));
             late.wake();
         });
-        let began = clock::now();
+        let began = clock::monotonic_now();
         reactor.wait(1, began + Duration::from_secs(120), Duration::ZERO);
-        assert!(clock::now() - began < Duration::from_secs(60), "lost while it looked, spinning {spin:?}");
+        assert!(
+            clock::monotonic_now() - began < Duration::from_secs(60),
+            "lost while it looked, spinning {spin:?}"
+        );
         caller.join().unwrap();
         // Who looks by itself leaves the call to the wait behind it.
         waker.wake();
-        let began = clock::now();
+        let began = clock::monotonic_now();
         assert!(
             reactor.poll_for(Duration::from_secs(120), began + Duration::from_secs(120)),
             "it saw no call"
         );
         reactor.wait(1, began + Duration::from_secs(120), Duration::ZERO);
-        assert!(clock::now() - began < Duration::from_secs(60), "lost to a look, spinning {spin:?}");
+        assert!(
+            clock::monotonic_now() - began < Duration::from_secs(60),
+            "lost to a look, spinning {spin:?}"
+        );
     }
     assert!(none.is_empty());
 }
@@ -148,7 +154,7 @@ fn a_wait_ends_in_time_where_the_timer_that_all_share_rang_before_it() {
     theirs.write_all(&[0]).unwrap();
     reactor.watch(token, 0, ours.as_fd());
     send(&mut reactor, 1);
-    reactor.wait(1, clock::now() + Duration::from_secs(60), Duration::ZERO);
+    reactor.wait(1, clock::monotonic_now() + Duration::from_secs(60), Duration::ZERO);
     let mut ended = Vec::new();
     reactor.take(token, &mut ended);
     assert_eq!(ended.len(), 2, "{ended:?}");
@@ -163,11 +169,11 @@ fn a_wait_ends_in_time_where_the_timer_that_all_share_rang_before_it() {
         drop(theirs);
     });
     (2..6).for_each(|tag| send(&mut reactor, tag));
-    let (began, until) = (clock::now(), clock::now() + Duration::from_millis(200));
-    while clock::now() < until {
+    let (began, until) = (clock::monotonic_now(), clock::monotonic_now() + Duration::from_millis(200));
+    while clock::monotonic_now() < until {
         reactor.wait(1, until, Duration::ZERO);
     }
-    let took = clock::now() - began;
+    let took = clock::monotonic_now() - began;
     drop(over);
     rescue.join().unwrap();
     assert!(took < Duration::from_secs(10), "it went on for {took:?}");

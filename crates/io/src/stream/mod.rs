@@ -98,7 +98,7 @@ const CONNECT: u32 = 2;
 const KIND_BITS: u32 = 2;
 
 /// Returns the index of a completion's stream among its owner's.
-pub fn index_of(completion: Completion) -> usize {
+pub fn stream_index(completion: Completion) -> usize {
     (completion.tag >> KIND_BITS) as usize
 }
 
@@ -394,7 +394,7 @@ impl Address {
 }
 
 /// Copies bytes that came with their header to their place.
-pub fn fill(mem: Mem, bytes: &[u8]) {
+pub fn fill_memory(mem: Mem, bytes: &[u8]) {
     let mut rest = bytes;
     for piece in mem.each(bytes.len()) {
         let (here, behind) = rest.split_at(piece.len);
@@ -406,7 +406,7 @@ pub fn fill(mem: Mem, bytes: &[u8]) {
 }
 
 /// Continues the CRC32C `so_far` (0 at first) over payload that just came, while it lies in the cache.
-pub fn digest(so_far: u32, mem: Mem, len: u32) -> u32 {
+pub fn stream_digest(so_far: u32, mem: Mem, len: u32) -> u32 {
     let mut left = len as usize;
     let crc = mem.each(left).fold(so_far, |crc, piece| {
         left -= piece.len;

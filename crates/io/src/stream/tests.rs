@@ -78,7 +78,7 @@ fn pump(stream: &mut Stream<Script>, reactor: &mut Reactor) -> bool {
     reactor.take(stream.port.token, &mut completions);
     let any = !completions.is_empty();
     for c in completions {
-        assert_eq!(index_of(c), 3);
+        assert_eq!(stream_index(c), 3);
         stream.completed(c);
     }
     any
@@ -93,8 +93,8 @@ fn send_all(options: Options, digested: bool) {
     let (mut stream, mut peer, mut reactor) = pair(options);
     let arena = Arena::new(2, LEN, Pages::Small).unwrap();
     let data = pattern(2 * LEN);
-    fill(arena.slot(0), &data[..LEN]);
-    fill(arena.slot(1), &data[LEN..]);
+    fill_memory(arena.slot(0), &data[..LEN]);
+    fill_memory(arena.slot(1), &data[LEN..]);
     let at = |p: PayloadPlace| arena.slot(p.command.0 as usize).after(p.offset as usize);
     let mut wanted = Vec::new();
     for command in [0u16, 1] {
@@ -194,7 +194,7 @@ fn payload_lands_in_its_place_and_the_rest_in_the_end() {
     assert_eq!(stream.end().owns, [[0u8; 4], [1; 4]]);
     let mut crc = 0;
     for i in 0..2 {
-        crc = digest(crc, arena.slot(i), LEN as u32);
+        crc = stream_digest(crc, arena.slot(i), LEN as u32);
     }
     assert_eq!(crc, ::crc32c::crc32c(&data));
 }
@@ -263,7 +263,7 @@ fn who_waits_for_announced_payload_is_woken_for_much_of_it_or_the_rest() {
     let wakes = drain(&mut stream, &mut reactor, &arena);
     writer.join().unwrap();
     assert_eq!(stream.end().owns, [b"tail"]);
-    let came = digest(0, arena.slot(0), LEN as u32);
+    let came = stream_digest(0, arena.slot(0), LEN as u32);
     assert_eq!(came, ::crc32c::crc32c(&data));
     // Three hundred, where each piece wakes.
     assert!(wakes < 100, "woken {wakes} times");

@@ -2,5 +2,5 @@
 
 #![allow(unsafe_code, reason = "calls into OpenSSL")]
 
-pub mod bridge;
-pub mod openssl;
+pub(crate) mod bridge;
+pub(crate) mod openssl;

@@ -1,14 +1,13 @@
 //! The driver's wrappers: what they make they unmake, and each error says which.
 
-use forebay_io::arena::Arena;
-use forebay_io::gpu::cuda::{devices, Device, Event, Stream};
+use forebay_io::{cuda_devices, Arena, CudaDevice, CudaEvent, CudaStream};
 use forebay_model::job::Pages;
 use forebay_model::Kind;
 use forebay_rigs::gpu::{home, Scenario};
 use std::sync::Arc;
 
-fn gpu() -> Arc<Device> {
-    Device::open(0).unwrap()
+fn gpu() -> Arc<CudaDevice> {
+    CudaDevice::open(0).unwrap()
 }
 
 /// The pinned bytes of an arena.
@@ -47,7 +46,7 @@ fn a_stream_works_in_order_and_its_event_says_how_far() {
         let mut arena = Arena::new(2, 1 << 20, Pages::Small).unwrap();
         let pinned = gpu.pin(&arena).unwrap();
         let memory = gpu.allocate(1 << 20).unwrap();
-        let (stream, event) = (Stream::on(&gpu).unwrap(), Event::on(&gpu).unwrap());
+        let (stream, event) = (CudaStream::on(&gpu).unwrap(), CudaEvent::on(&gpu).unwrap());
         assert!(event.is_done().unwrap(), "an event that nobody recorded stands for nothing");
         for round in 0..20u8 {
             bytes_of(&mut arena)[..1 << 20].fill(round);
@@ -79,7 +78,7 @@ fn a_slot_changed_under_its_copy_is_seen() {
                 let mut arena = Arena::new(1, 4096, Pages::Small).unwrap();
                 let _pinned = gpu.pin(&arena).unwrap();
                 let memory = gpu.allocate(4096).unwrap();
-                let stream = Stream::on(&gpu).unwrap();
+                let stream = CudaStream::on(&gpu).unwrap();
                 bytes_of(&mut arena).fill(1);
                 // SAFETY: live until the stream is synchronised.
                 unsafe { stream.copy_to_device(memory.address(), arena.slot(0).host_ptr(), 4096).unwrap() };
@@ -173,7 +172,7 @@ fn a_context_destroyed_under_us_is_an_error_of_every_call() {
         || {
             let gpu = gpu();
             let memory = gpu.allocate(4096).unwrap();
-            let stream = Stream::on(&gpu).unwrap();
+            let stream = CudaStream::on(&gpu).unwrap();
             let failed = (0..20).find_map(|_| stream.synchronize().err()).unwrap();
             assert_eq!(failed.code, 709);
             assert!(failed.to_string().contains("CUDA_ERROR_CONTEXT_IS_DESTROYED (709)"), "{failed}");
@@ -192,15 +191,15 @@ fn a_fault_of_the_device_is_seen_by_the_next_to_ask() {
         let memory = gpu.allocate(4096).unwrap();
         gpu.write(memory.address(), &[1; 4096]).unwrap();
         assert_eq!(gpu.write(memory.address(), &[2; 4096]).unwrap_err().code, 700);
-        assert_eq!(Event::on(&gpu).err().unwrap().code, 700, "the error stays");
+        assert_eq!(CudaEvent::on(&gpu).err().unwrap().code, 700, "the error stays");
     });
 }
 
 #[test]
 fn several_gpus_have_memory_of_their_own() {
     Scenario::new("driver::several_gpus_have_memory_of_their_own").settings("gpus=2").run(|| {
-        assert_eq!(devices().0, 2);
-        let gpus = [gpu(), Device::open(1).unwrap()];
+        assert_eq!(cuda_devices().0, 2);
+        let gpus = [gpu(), CudaDevice::open(1).unwrap()];
         let memories = gpus.each_ref().map(|g| g.allocate(4096).unwrap());
         for (i, (gpu, memory)) in gpus.iter().zip(&memories).enumerate() {
             gpu.write(memory.address(), &[i as u8 + 1; 4096]).unwrap();
@@ -210,7 +209,7 @@ fn several_gpus_have_memory_of_their_own() {
         gpus[0].read_back(memories[0].address(), &mut back).unwrap();
         assert_eq!(back, [1; 4096]);
         assert_ne!(gpus[0].bus_id().unwrap(), gpus[1].bus_id().unwrap());
-        let why = Device::open(2).unwrap_err();
+        let why = CudaDevice::open(2).unwrap_err();
         assert!(
             why.kind == Kind::Request && why.to_string().contains("there are 2 GPUs, counted from 0"),
             "{why}"
@@ -230,10 +229,10 @@ fn a_driver_that_will_not_start_says_why() {
         ("driver::a_driver_that_will_not_start_says_why", "gpus=0", "no CUDA-capable device"),
     ] {
         Scenario::new(name).settings(settings).variable("EXPECTED", said).run(|| {
-            let (count, why) = devices();
+            let (count, why) = cuda_devices();
             let expected = std::env::var("EXPECTED").unwrap();
             assert!(count == 0 && why.as_ref().is_some_and(|w| w.contains(&expected)), "{why:?}");
-            assert_eq!(Device::open(0).unwrap_err().kind, Kind::Machine);
+            assert_eq!(CudaDevice::open(0).unwrap_err().kind, Kind::Machine);
         });
     }
 }

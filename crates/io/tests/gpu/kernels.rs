@@ -1,12 +1,11 @@
 //! Our kernels against a simpler truth on the host: the model's content, and
 //! CRC32C bit by bit.
 
-use forebay_io::arena::Arena;
-use forebay_io::gpu::cuda::{Cuda, Device, DeviceMemory, Stream};
-use forebay_io::gpu::kernels::{
-    Checker, Crc32c, Filler, Finding, Lists, Piece, Range, Rows, Sums, ELSEWHERE,
+use forebay_io::{
+    find_nvrtc, Arena, ContentChecker, ContentFiller, ContentFinding, ContentLists, ContentRange, Cuda,
+    CudaDevice, CudaStream, DeviceMemory, GpuCrc32c, GpuRows, GpuSums, Pulling, RowPiece, Scattering,
+    ROW_ELSEWHERE,
 };
-use forebay_io::gpu::{nvrtc, Pulling, Scattering};
 use forebay_model::content;
 use forebay_model::job::Pages;
 use forebay_rigs::gpu::Scenario;
@@ -20,15 +19,15 @@ const ROOM: usize = 192 << 10;
 const TABLE: usize = 1 << 20;
 
 struct Bench {
-    gpu: Arc<Device>,
-    stream: Stream,
+    gpu: Arc<CudaDevice>,
+    stream: CudaStream,
     memory: DeviceMemory,
 }
 
 impl Bench {
     fn new() -> Bench {
-        let gpu = Device::open(0).unwrap();
-        let (stream, memory) = (Stream::on(&gpu).unwrap(), gpu.allocate(ROOM).unwrap());
+        let gpu = CudaDevice::open(0).unwrap();
+        let (stream, memory) = (CudaStream::on(&gpu).unwrap(), gpu.allocate(ROOM).unwrap());
         Bench { gpu, stream, memory }
     }
 
@@ -71,14 +70,15 @@ fn content_made_on_the_device_is_the_hosts_and_a_check_finds_each_wrong_block() 
     let name = "kernels::content_made_on_the_device_is_the_hosts_and_a_check_finds_each_wrong_block";
     Scenario::new(name).run(|| {
         let bench = Bench::new();
-        let (checker, filler) = (Checker::open(&bench.gpu).unwrap(), Filler::open(&bench.gpu).unwrap());
-        let lists = Lists::new(&bench.gpu, 1, 1).unwrap();
+        let (checker, filler) =
+            (ContentChecker::open(&bench.gpu).unwrap(), ContentFiller::open(&bench.gpu).unwrap());
+        let lists = ContentLists::new(&bench.gpu, 1, 1).unwrap();
         let wrong = prop::collection::vec(any::<prop::sample::Index>(), 0..4);
         for_any(
             (places(), any::<u64>(), any::<u64>(), wrong),
             |((skew, offset, bytes), seed, file, wrong)| {
                 let at = bench.memory.address() + skew as u64;
-                let range = Range { at, bytes: bytes as u64, seed, file, offset };
+                let range = ContentRange { at, bytes: bytes as u64, seed, file, offset };
                 let mut expected = vec![0xAA; ROOM];
                 bench.hold(&expected);
                 // SAFETY: the range lies in the memory, and nobody else uses it or the list.
@@ -97,7 +97,7 @@ fn content_made_on_the_device_is_the_hosts_and_a_check_finds_each_wrong_block() 
                 let first_bad = blocks.first().map(|b| b * 4096);
                 assert_eq!(
                     finding,
-                    Finding { blocks_bad: blocks.len() as u64, first_bad },
+                    ContentFinding { blocks_bad: blocks.len() as u64, first_bad },
                     "{range:?} {wrong:?}"
                 );
             },
@@ -110,18 +110,18 @@ fn content_made_on_the_device_is_the_hosts_and_a_check_finds_each_wrong_block() 
 fn one_launch_checks_many_slots_and_says_which_is_wrong() {
     Scenario::new("kernels::one_launch_checks_many_slots_and_says_which_is_wrong").run(|| {
         let bench = Bench::new();
-        let checker = Checker::open(&bench.gpu).unwrap();
-        let lists = Lists::new(&bench.gpu, 2, 40).unwrap();
+        let checker = ContentChecker::open(&bench.gpu).unwrap();
+        let lists = ContentLists::new(&bench.gpu, 2, 40).unwrap();
         let (slot, count) = (4096usize, 40usize);
         let mut bytes = vec![0; ROOM];
-        let range = |i: usize| Range {
+        let range = |i: usize| ContentRange {
             at: bench.memory.address() + (i * slot) as u64,
             bytes: slot as u64,
             seed: 7,
             file: 1 + i as u64 % 2,
             offset: (i * slot) as u64,
         };
-        let ranges: Vec<Range> = (0..count).map(range).collect();
+        let ranges: Vec<ContentRange> = (0..count).map(range).collect();
         for (i, r) in ranges.iter().enumerate() {
             // Slot 23 holds another file's block.
             let file = if i == 23 { 99 } else { r.file };
@@ -133,7 +133,7 @@ fn one_launch_checks_many_slots_and_says_which_is_wrong() {
         for i in 0..count {
             assert_eq!(lists.finding(1, i).is_good(), i != 23, "slot {i}: {:?}", lists.finding(1, i));
         }
-        assert_eq!(lists.finding(1, 23), Finding { blocks_bad: 1, first_bad: Some(23 * 4096) });
+        assert_eq!(lists.finding(1, 23), ContentFinding { blocks_bad: 1, first_bad: Some(23 * 4096) });
     });
 }
 
@@ -149,8 +149,8 @@ fn crc32c(bytes: &[u8]) -> u32 {
 fn crc32c_of_any_range_is_the_standards() {
     Scenario::new("kernels::crc32c_of_any_range_is_the_standards").run(|| {
         let bench = Bench::new();
-        let crc = std::cell::RefCell::new(Crc32c::open(&bench.gpu).unwrap());
-        let sums = std::cell::RefCell::new(Sums::new(&bench.gpu, 2).unwrap());
+        let crc = std::cell::RefCell::new(GpuCrc32c::open(&bench.gpu).unwrap());
+        let sums = std::cell::RefCell::new(GpuSums::new(&bench.gpu, 2).unwrap());
         let mut bytes = vec![0; ROOM];
         content::fill(&mut bytes, 3, 4, 5);
         bytes[..9].copy_from_slice(b"123456789");
@@ -178,11 +178,11 @@ fn crc32c_of_any_range_is_the_standards() {
 #[test]
 fn a_kernel_is_compiled_once_and_loaded_while_it_is_used() {
     let books = Scenario::new("kernels::a_kernel_is_compiled_once_and_loaded_while_it_is_used").run(|| {
-        let gpu = Device::open(0).unwrap();
-        let (a, b) = (Crc32c::open(&gpu).unwrap(), Crc32c::open(&gpu).unwrap());
+        let gpu = CudaDevice::open(0).unwrap();
+        let (a, b) = (GpuCrc32c::open(&gpu).unwrap(), GpuCrc32c::open(&gpu).unwrap());
         drop((a, b));
-        drop(Crc32c::open(&gpu).unwrap());
-        assert!(nvrtc::found().unwrap().contains("from"));
+        drop(GpuCrc32c::open(&gpu).unwrap());
+        assert!(find_nvrtc().unwrap().contains("from"));
     });
     if let Some(books) = books {
         assert_eq!(
@@ -200,7 +200,7 @@ fn a_compiler_that_fails_is_quoted() {
         .settings("gpus=1")
         .variable("FOREBAY_STUB_NVRTC", "compile=6")
         .run(|| {
-            let why = Crc32c::open(&Device::open(0).unwrap()).err().unwrap();
+            let why = GpuCrc32c::open(&CudaDevice::open(0).unwrap()).err().unwrap();
             assert!(why.found.contains("NVRTC_ERROR_COMPILATION (6)"), "{why}");
             assert!(why.found.contains("the stand-in was told to fail"), "{why}");
         });
@@ -210,7 +210,7 @@ fn a_compiler_that_fails_is_quoted() {
 fn a_gpu_newer_than_the_compiler_gets_ptx_of_the_newest_that_it_knows() {
     let name = "kernels::a_gpu_newer_than_the_compiler_gets_ptx_of_the_newest_that_it_knows";
     Scenario::new(name).settings("gpus=1").variable("FOREBAY_STUB_NVRTC", "arch=80").run(|| {
-        Crc32c::open(&Device::open(0).unwrap()).unwrap();
+        GpuCrc32c::open(&CudaDevice::open(0).unwrap()).unwrap();
     });
 }
 
@@ -221,7 +221,7 @@ fn without_nvrtc_the_error_says_what_to_install() {
         .settings("gpus=1")
         .variable("FOREBAY_LIBNVRTC", "/nowhere/libnvrtc.so")
         .run(|| {
-            let why = Checker::open(&Device::open(0).unwrap()).err().unwrap();
+            let why = ContentChecker::open(&CudaDevice::open(0).unwrap()).err().unwrap();
             assert!(why.found.contains("NVRTC") && why.found.contains("FOREBAY_LIBNVRTC"), "{why}");
             assert!(why.next.contains("nvidia-cuda-nvrtc"), "{why}");
         });
@@ -233,7 +233,7 @@ fn rows_go_from_registered_memory_to_their_places_and_nothing_beside_them() {
     Scenario::new("kernels::rows_go_from_registered_memory_to_their_places_and_nothing_beside_them").run(
         || {
             let bench = Bench::new();
-            let kernel = Rows::open(&bench.gpu).unwrap();
+            let kernel = GpuRows::open(&bench.gpu).unwrap();
             let table = Arena::new(1, TABLE, Pages::Small).unwrap();
             let base = table.slot(0).host_ptr();
             // SAFETY: the arena's one slot, which nobody writes to from here on.
@@ -247,8 +247,10 @@ fn rows_go_from_registered_memory_to_their_places_and_nothing_beside_them() {
                 let draws = &draws[..draws.len().min((ROOM - skew) / row)];
                 let offset =
                     |n: u32| (u64::from(n) % (TABLE as u64 - row_bytes)) & if n % 3 == 0 { !15 } else { !0 };
-                let laid: Vec<u64> =
-                    draws.iter().map(|(n, kind)| if *kind == 0 { ELSEWHERE } else { offset(*n) }).collect();
+                let laid: Vec<u64> = draws
+                    .iter()
+                    .map(|(n, kind)| if *kind == 0 { ROW_ELSEWHERE } else { offset(*n) })
+                    .collect();
                 let mut expected = vec![0xAA; ROOM];
                 bench.hold(&expected);
                 let bytes: Vec<u8> = laid.iter().flat_map(|offset| offset.to_ne_bytes()).collect();
@@ -261,7 +263,7 @@ fn rows_go_from_registered_memory_to_their_places_and_nothing_beside_them() {
                 bench.done(unsafe {
                     kernel.queue(&bench.stream, base, 1, offsets.address(), to, count, row_bytes)
                 });
-                for (i, from) in laid.iter().enumerate().filter(|(_, offset)| **offset != ELSEWHERE) {
+                for (i, from) in laid.iter().enumerate().filter(|(_, offset)| **offset != ROW_ELSEWHERE) {
                     expected[skew + i * row..][..row].copy_from_slice(&held[*from as usize..][..row]);
                 }
                 assert!(bench.held() == expected, "{} rows of {row_bytes} from {skew} on", laid.len());
@@ -295,7 +297,7 @@ fn pieces_go_from_wherever_they_lie_to_their_places_and_nothing_beside_them() {
                         (from as usize % (TABLE - bytes as usize), gap as usize * 4, bytes as usize);
                     expected[at + gap..][..bytes].copy_from_slice(&held[from..][..bytes]);
                     let to = bench.memory.address() + (at + gap) as u64;
-                    pieces.push(Piece { from: base as u64 + from as u64, to, bytes: bytes as u64 });
+                    pieces.push(RowPiece { from: base as u64 + from as u64, to, bytes: bytes as u64 });
                     at += gap + bytes;
                 }
                 let list = lists.take().unwrap();

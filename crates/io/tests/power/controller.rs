@@ -2,7 +2,10 @@
 
 use super::scripted::{wait_until, PATIENCE};
 use super::{near, scopes};
-use forebay_io::meter::power::{self, redfish, Sample, Sampler};
+use forebay_io::{
+    open_power_meters, FoundMeters, PowerSample, PowerSampler, RedfishAddress, RedfishLogin,
+    REDFISH_PASSWORD_ENV, REDFISH_USER_ENV,
+};
 use std::collections::HashMap;
 use std::fs;
 use std::io::{Read, Write};
@@ -83,12 +86,12 @@ fn one_chassis() -> Answers {
     ])
 }
 
-fn address(fake: &Fake) -> redfish::Address {
-    redfish::Address::parse(&format!("http://{}", fake.address), false).unwrap()
+fn address(fake: &Fake) -> RedfishAddress {
+    RedfishAddress::parse(&format!("http://{}", fake.address), false).unwrap()
 }
 
-fn open(fake: &Fake) -> Result<power::Found, String> {
-    redfish::open(&address(fake), redfish::Login::none())
+fn open(fake: &Fake) -> Result<FoundMeters, String> {
+    RedfishAddress::open(&address(fake), RedfishLogin::none())
 }
 
 #[test]
@@ -96,7 +99,7 @@ fn power_of_the_older_schema() {
     let fake = serve(one_chassis(), None);
     let mut found = open(&fake).unwrap();
     assert_eq!(scopes(&found.meters), ["server"]);
-    assert_eq!(found.meters[0].sample(), Ok(Sample::Watts(344.0)));
+    assert_eq!(found.meters[0].sample(), Ok(PowerSample::Watts(344.0)));
 }
 
 #[test]
@@ -125,8 +128,8 @@ fn power_of_the_newer_schema_and_several_chassis() {
     );
     let mut found = open(&fake).unwrap();
     assert_eq!(scopes(&found.meters), ["server/Self", "server/GPU_Board"]);
-    assert_eq!(found.meters[0].sample(), Ok(Sample::Watts(1820.5)));
-    assert_eq!(found.meters[1].sample(), Ok(Sample::Watts(900.0)));
+    assert_eq!(found.meters[0].sample(), Ok(PowerSample::Watts(1820.5)));
+    assert_eq!(found.meters[1].sample(), Ok(PowerSample::Watts(900.0)));
     assert_eq!(found.refused[0].0, "redfish:Backplane");
 }
 
@@ -135,7 +138,7 @@ fn the_login_goes_with_each_request_and_into_no_reason() {
     let mut refusing = one_chassis();
     refusing.insert("/redfish/v1/Chassis", (401, "{}".into()));
     let fake = serve(refusing, None);
-    let reason = redfish::open(&address(&fake), redfish::Login::new("root", "calvin")).err().unwrap();
+    let reason = RedfishAddress::open(&address(&fake), RedfishLogin::new("root", "calvin")).err().unwrap();
     assert!(reason.contains("401") && reason.contains("isn't accepted"), "{reason}");
     assert!(!reason.contains("calvin"));
     let request = fake.requests.lock().unwrap()[0].clone();
@@ -166,8 +169,8 @@ fn nobody_there_and_nobody_answering_end_in_time() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let near_end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let port = near_end.local_addr().unwrap();
-    let gone = redfish::Address::parse(&format!("http://{port}"), false).unwrap();
-    assert!(redfish::open(&gone, redfish::Login::none()).err().unwrap().contains("efused"));
+    let gone = RedfishAddress::parse(&format!("http://{port}"), false).unwrap();
+    assert!(RedfishAddress::open(&gone, RedfishLogin::none()).err().unwrap().contains("efused"));
     let silent = serve(HashMap::from([("/redfish/v1/Chassis", (0, String::new()))]), None);
     let begun = Instant::now();
     assert!(open(&silent).err().unwrap().contains("timeout"));
@@ -192,14 +195,14 @@ fn secured() -> (Fake, Vec<u8>) {
 fn a_certificate_nobody_vouches_for_is_refused_unless_the_user_says_so() {
     let (fake, _) = secured();
     let at = |insecure| {
-        let address = redfish::Address::parse(&fake.address.to_string(), insecure).unwrap();
-        redfish::open(&address, redfish::Login::new("root", "calvin"))
+        let address = RedfishAddress::parse(&fake.address.to_string(), insecure).unwrap();
+        RedfishAddress::open(&address, RedfishLogin::new("root", "calvin"))
     };
     let reason = at(false).err().unwrap();
     assert!(reason.contains("redfish+insecure:HOST"), "{reason}");
     assert!(fake.requests.lock().unwrap().is_empty(), "no login before trust");
     let mut found = at(true).unwrap();
-    assert_eq!(found.meters[0].sample(), Ok(Sample::Watts(344.0)));
+    assert_eq!(found.meters[0].sample(), Ok(PowerSample::Watts(344.0)));
 }
 
 /// In a process of its own, since what the system trusts is read from the environment.
@@ -207,9 +210,9 @@ fn a_certificate_nobody_vouches_for_is_refused_unless_the_user_says_so() {
 fn a_certificate_that_the_system_trusts_is_accepted() {
     const ADDRESS: &str = "FOREBAY_TEST_CONTROLLER";
     if let Ok(address) = std::env::var(ADDRESS) {
-        let (mut meters, refused) = power::open(&[address]);
+        let (mut meters, refused) = open_power_meters(&[address]);
         assert!(refused.is_empty(), "{refused:?}");
-        assert_eq!(meters[0].sample(), Ok(Sample::Watts(344.0)));
+        assert_eq!(meters[0].sample(), Ok(PowerSample::Watts(344.0)));
         return;
     }
     let (fake, der) = secured();
@@ -222,7 +225,7 @@ fn a_certificate_that_the_system_trusts_is_accepted() {
         .args(["--exact", "controller::a_certificate_that_the_system_trusts_is_accepted"])
         .env(ADDRESS, format!("redfish:{}", fake.address))
         .env("SSL_CERT_FILE", &roots)
-        .envs([(redfish::USER_ENV, "root"), (redfish::PASSWORD_ENV, "calvin")])
+        .envs([(REDFISH_USER_ENV, "root"), (REDFISH_PASSWORD_ENV, "calvin")])
         .output()
         .unwrap();
     assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
@@ -237,7 +240,7 @@ fn a_controller_is_sampled_through_a_run() {
     let meters = open(&fake).unwrap().meters;
     let requests = || fake.requests.lock().unwrap().len();
     let (opened, begun) = (requests(), Instant::now());
-    let mut sampler = Sampler::start(meters, Duration::from_millis(100));
+    let mut sampler = PowerSampler::start(meters, Duration::from_millis(100));
     wait_until("the board is asked again", || requests() >= opened + 2);
     let powers = sampler.stop(1 << 30);
     assert_eq!((powers[0].source.as_str(), powers[0].scope.as_str()), ("redfish", "server"));

@@ -2,7 +2,7 @@
 
 use super::scripted::{longer_and_longer, wait_until, Scripted};
 use super::{near, NEVER, TICK};
-use forebay_io::meter::power::{Meter, Pace, Sample, Sampler};
+use forebay_io::{PowerMeter, PowerPace, PowerSample, PowerSampler};
 use std::sync::{mpsc, Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 fn power_over_a_run_is_energy_over_time() {
     longer_and_longer(|length| {
         let begun = Instant::now();
-        let meter = Scripted::quick(move |_| Sample::Joules(50.0 * begun.elapsed().as_secs_f64()));
-        let mut sampler = Sampler::start(vec![Box::new(meter)], NEVER);
+        let meter = Scripted::quick(move |_| PowerSample::Joules(50.0 * begun.elapsed().as_secs_f64()));
+        let mut sampler = PowerSampler::start(vec![Box::new(meter)], NEVER);
         std::thread::sleep(length);
         let powers = sampler.stop(1 << 29);
         let Some(power) = powers.first() else { return Err(format!("{:?}", sampler.failures())) };
@@ -37,9 +37,9 @@ fn spans_are_told_apart() {
         let meter = Scripted::quick(move |_| {
             joules += *now.lock().unwrap() * last.elapsed().as_secs_f64();
             last = Instant::now();
-            Sample::Joules(joules)
+            PowerSample::Joules(joules)
         });
-        let mut sampler = Sampler::start(vec![Box::new(meter)], NEVER);
+        let mut sampler = PowerSampler::start(vec![Box::new(meter)], NEVER);
         let marks = [100.0, 1000.0, 300.0].map(|level| {
             let from = sampler.mark();
             *watts.lock().unwrap() = level;
@@ -61,10 +61,10 @@ fn spans_are_told_apart() {
 
 #[test]
 fn a_meter_that_dies_leaves_its_readings_and_its_reason() {
-    let mut meter = Scripted::quick(|_| Sample::Watts(120.0));
+    let mut meter = Scripted::quick(|_| PowerSample::Watts(120.0));
     meter.lives = 3;
     let readings = meter.readings();
-    let mut sampler = Sampler::start(vec![Box::new(meter)], TICK);
+    let mut sampler = PowerSampler::start(vec![Box::new(meter)], TICK);
     wait_until("the meter is given up", || readings.are_over());
     let powers = sampler.stop(0);
     assert!(near(powers[0].watts_mean, 120.0));
@@ -77,10 +77,10 @@ fn a_meter_that_dies_leaves_its_readings_and_its_reason() {
 
 #[test]
 fn a_meter_that_never_speaks_is_left_out_with_its_reason() {
-    let mut meter = Scripted::quick(|_| Sample::Watts(1.0));
+    let mut meter = Scripted::quick(|_| PowerSample::Watts(1.0));
     meter.lives = 0;
     let readings = meter.readings();
-    let mut sampler = Sampler::start(vec![Box::new(meter)], TICK);
+    let mut sampler = PowerSampler::start(vec![Box::new(meter)], TICK);
     wait_until("the meter is given up", || readings.are_over());
     assert!(sampler.stop(1).is_empty());
     assert_eq!(sampler.failures().len(), 1, "{:?}", sampler.failures());
@@ -89,22 +89,22 @@ fn a_meter_that_never_speaks_is_left_out_with_its_reason() {
 
 #[test]
 fn one_bad_reading_is_counted_and_survived() {
-    let meter = Scripted::quick(|reading| Sample::Watts(if reading == 3 { f64::NAN } else { 80.0 }));
+    let meter = Scripted::quick(|reading| PowerSample::Watts(if reading == 3 { f64::NAN } else { 80.0 }));
     let readings = meter.readings();
-    let mut sampler = Sampler::start(vec![Box::new(meter)], TICK);
+    let mut sampler = PowerSampler::start(vec![Box::new(meter)], TICK);
     wait_until("a reading after the bad one is kept", || readings.count() >= 5);
     assert!(near(sampler.stop(1)[0].watts_mean, 80.0));
     assert!(sampler.failures()[0].1.starts_with("1 of "), "{:?}", sampler.failures());
 }
 
 /// A meter over a slow bus, which answers 400 W once it is sent something or its sender is gone.
-fn slow() -> (mpsc::Sender<()>, Box<dyn Meter>) {
+fn slow() -> (mpsc::Sender<()>, Box<dyn PowerMeter>) {
     let (answer, asked) = mpsc::channel();
     let mut meter = Scripted::quick(move |_| {
         let _ = asked.recv();
-        Sample::Watts(400.0)
+        PowerSample::Watts(400.0)
     });
-    meter.pace = Pace::Slow(NEVER);
+    meter.pace = PowerPace::Slow(NEVER);
     (answer, Box::new(meter))
 }
 
@@ -113,14 +113,14 @@ fn a_slow_meter_holds_nobody_up_and_counts_though_the_run_was_shorter() {
     // To wait for each as long as for a quick meter would take 25 s.
     let (silent, meters): (Vec<_>, Vec<_>) = (0..50).map(|_| slow()).unzip();
     let begun = Instant::now();
-    let sampler = Sampler::start(meters, TICK);
+    let sampler = PowerSampler::start(meters, TICK);
     sampler.mark();
     assert!(begun.elapsed() < Duration::from_secs(12), "start and mark don't wait for it");
     drop((sampler, silent));
 
     longer_and_longer(|length| {
         let (answer, meter) = slow();
-        let mut sampler = Sampler::start(vec![meter], TICK);
+        let mut sampler = PowerSampler::start(vec![meter], TICK);
         std::thread::sleep(length);
         std::thread::spawn(move || {
             std::thread::sleep(TICK);
@@ -141,8 +141,8 @@ fn a_slow_meter_holds_nobody_up_and_counts_though_the_run_was_shorter() {
 #[test]
 fn a_counter_that_stands_still_is_no_zero_watts() {
     longer_and_longer(|length| {
-        let meter = Scripted::quick(|_| Sample::Joules(5.0));
-        let mut sampler = Sampler::start(vec![Box::new(meter)], TICK);
+        let meter = Scripted::quick(|_| PowerSample::Joules(5.0));
+        let mut sampler = PowerSampler::start(vec![Box::new(meter)], TICK);
         std::thread::sleep(length);
         assert!(sampler.stop(1).is_empty());
         match sampler.failures()[0].1.contains("stood still") {

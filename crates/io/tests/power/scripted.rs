@@ -1,7 +1,7 @@
 //! A meter that says what its test tells it to, and ways to wait that hold however late
 //! a busy machine lets a thread run.
 
-use forebay_io::meter::power::{Meter, Pace, Sample};
+use forebay_io::{PowerMeter, PowerPace, PowerSample};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// After `lives` readings it fails.
 pub struct Scripted {
-    said: Box<dyn FnMut(u32) -> Sample + Send>,
+    said: Box<dyn FnMut(u32) -> PowerSample + Send>,
     readings: Readings,
     pub lives: u32,
-    pub pace: Pace,
+    pub pace: PowerPace,
 }
 
 /// Readings that a test takes of a meter that a sampler owns.
@@ -33,8 +33,13 @@ impl Readings {
 }
 
 impl Scripted {
-    pub fn quick(said: impl FnMut(u32) -> Sample + Send + 'static) -> Scripted {
-        Scripted { said: Box::new(said), readings: Readings::default(), lives: u32::MAX, pace: Pace::Quick }
+    pub fn quick(said: impl FnMut(u32) -> PowerSample + Send + 'static) -> Scripted {
+        Scripted {
+            said: Box::new(said),
+            readings: Readings::default(),
+            lives: u32::MAX,
+            pace: PowerPace::Quick,
+        }
     }
 
     pub fn readings(&self) -> Readings {
@@ -42,7 +47,7 @@ impl Scripted {
     }
 }
 
-impl Meter for Scripted {
+impl PowerMeter for Scripted {
     fn source(&self) -> &'static str {
         "rapl"
     }
@@ -51,7 +56,7 @@ impl Meter for Scripted {
         "package-0"
     }
 
-    fn sample(&mut self) -> Result<Sample, String> {
+    fn sample(&mut self) -> Result<PowerSample, String> {
         let reading = self.readings.0.fetch_add(1, Ordering::Relaxed) + 1;
         match reading > self.lives {
             true => Err("the board went away".into()),
@@ -59,7 +64,7 @@ impl Meter for Scripted {
         }
     }
 
-    fn pace(&self) -> Pace {
+    fn pace(&self) -> PowerPace {
         self.pace
     }
 }

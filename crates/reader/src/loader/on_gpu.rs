@@ -2,8 +2,7 @@
 
 use crate::devices;
 use crate::gpu_numbers::GpuNumbers;
-use forebay_io::gpu::cuda::{Cuda, CudaError, DeviceMemory, Event, Stream};
-use forebay_io::gpu::kernels::Ordered;
+use forebay_io::{Cuda, CudaError, CudaEvent, CudaStream, DeviceMemory, OrderedRows};
 use forebay_model::feed::Order;
 use forebay_model::Error;
 
@@ -13,8 +12,8 @@ const WORDS: usize = 4096;
 
 /// The kernel, its stream, and a word for each batch's sum.
 pub(super) struct OnGpu {
-    kernel: Ordered,
-    stream: Stream,
+    kernel: OrderedRows,
+    stream: CudaStream,
     words: DeviceMemory,
     next: usize,
     /// Words of batches that were handed out, whose sums haven't been read.
@@ -25,8 +24,8 @@ impl OnGpu {
     /// None where there is no compiler for the kernel, or no memory: processors compute the order then.
     pub(super) fn open(gpu: u32) -> Option<OnGpu> {
         let device = devices::device(gpu).ok()?;
-        let kernel = Ordered::open(&device).ok()?;
-        let (stream, words) = (Stream::on(&device).ok()?, device.allocate(WORDS * WORD_BYTES).ok()?);
+        let kernel = OrderedRows::open(&device).ok()?;
+        let (stream, words) = (CudaStream::on(&device).ok()?, device.allocate(WORDS * WORD_BYTES).ok()?);
         Some(OnGpu { kernel, stream, words, next: 0, handed: Vec::new() })
     }
 
@@ -35,7 +34,7 @@ impl OnGpu {
         &mut self,
         order: &Order,
         some: (u64, usize),
-    ) -> Result<Option<(GpuNumbers, Event, usize)>, Error> {
+    ) -> Result<Option<(GpuNumbers, CudaEvent, usize)>, Error> {
         let word = self.next;
         let sum = self.words.address() + (word * WORD_BYTES) as u64;
         let taken = GpuNumbers::ordered(&self.kernel, &self.stream, order, some, sum)

@@ -2,12 +2,10 @@
 
 use super::Loader;
 use crate::Report;
-use forebay_io::build::build;
-use forebay_io::clock;
-use forebay_io::identity::new_id;
-use forebay_io::machine::environment;
-use forebay_io::meter::{cpu, disk, noise};
-use forebay_io::threads;
+use forebay_io::{
+    current_build, disk_name, gather_environment, monotonic_now, new_id, online_cpus, rfc3339, wall_seconds,
+    CpuClock, CpuReading, DiskCounters, NoiseGuard,
+};
 use forebay_model::cpu::Cpu;
 use forebay_model::feed::{Feed, Shuffle};
 use forebay_model::job::{JobSpec, Op, PathKind};
@@ -54,9 +52,9 @@ struct Counts {
 struct Meters {
     began: Instant,
     wall: u64,
-    cpu: cpu::Clock,
-    noise: noise::Guard,
-    disk: Result<disk::Counters, String>,
+    cpu: CpuClock,
+    noise: NoiseGuard,
+    disk: Result<DiskCounters, String>,
 }
 
 impl Figures {
@@ -64,10 +62,10 @@ impl Figures {
     pub(super) fn begin(&mut self, now: Instant, devices: Vec<(u32, u32)>) {
         self.meters.get_or_insert_with(|| Meters {
             began: now,
-            wall: clock::wall_seconds(),
-            cpu: cpu::Clock::start(),
-            noise: noise::Guard::start(),
-            disk: disk::Counters::read(&devices),
+            wall: wall_seconds(),
+            cpu: CpuClock::start(),
+            noise: NoiseGuard::start(),
+            disk: DiskCounters::read(&devices),
         });
     }
 
@@ -88,7 +86,7 @@ impl Figures {
     }
 
     pub(super) fn note(&mut self, reports: &[Report], samples: u64, hash: u64) {
-        self.last = Some(clock::now());
+        self.last = Some(monotonic_now());
         let counts = &mut self.counts;
         counts.batches += 1;
         counts.samples += samples;
@@ -207,7 +205,7 @@ impl Loader {
             None => self.cache_of(meters, &mut missing),
         };
         let path = self.path_of(&counts.moved);
-        let started = meters.map_or_else(clock::wall_seconds, |meters| meters.wall);
+        let started = meters.map_or_else(wall_seconds, |meters| meters.wall);
         drop(inner);
         let paths = match &reported.elsewhere {
             Some(_) => reported.sources.iter().map(PathBuf::from).collect(),
@@ -220,11 +218,11 @@ impl Loader {
         let mut record = RunRecord {
             schema: SCHEMA.into(),
             id: new_id(),
-            started: clock::rfc3339(started),
+            started: rfc3339(started),
             command: reported.command,
             origin: "measured".into(),
-            forebay: build(),
-            environment: environment::gather(&paths),
+            forebay: current_build(),
+            environment: gather_environment(&paths),
             job,
             path,
             cache,
@@ -305,12 +303,10 @@ impl Loader {
         missing.insert("cache.resident_before".into(), "it isn't asked before the first batch".into());
         let traffic = meters.map(|meters| {
             let before = meters.disk.as_ref().map_err(Clone::clone)?;
-            disk::Counters::read(&self.table.devices())?.by_device(before)
+            DiskCounters::read(&self.table.devices())?.by_device(before)
         });
         let devices: BTreeMap<String, u64> = match traffic {
-            Some(Ok(each)) => {
-                each.into_iter().map(|(number, t)| (disk::name(number), t.read_bytes)).collect()
-            }
+            Some(Ok(each)) => each.into_iter().map(|(number, t)| (disk_name(number), t.read_bytes)).collect(),
             Some(Err(why)) => {
                 missing.insert("cache.device_bytes".into(), why);
                 BTreeMap::new()
@@ -340,14 +336,14 @@ fn result_of(
     interrupted: bool,
     missing: &mut BTreeMap<String, String>,
 ) -> RunResult {
-    let cores = threads::online();
+    let cores = online_cpus();
     let (bytes, ios) = (counts.moved.bytes, counts.samples);
     let reading = meters.map(|meters| (meters, meters.cpu.stop()));
     let (cpu, noise) = match &reading {
         Some((meters, reading)) => {
             let (noise, why) = meters.noise.judge(reading);
             missing.extend(why.into_iter().map(|(field, why)| (format!("result.noise.{field}"), why)));
-            (cpu::fill(reading, reading.wall_s, bytes, ios, cores), noise)
+            (CpuReading::fill(reading, reading.wall_s, bytes, ios, cores), noise)
         }
         None => (Cpu::default(), Noise::default()),
     };

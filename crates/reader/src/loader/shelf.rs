@@ -2,8 +2,7 @@
 //! done.
 
 use crate::{devices, Address};
-use forebay_io::arena::{Arena, Mem};
-use forebay_io::gpu::cuda::{Cuda, Device, DeviceMemory, Event, Pinned, Stream};
+use forebay_io::{Arena, Cuda, CudaDevice, CudaEvent, CudaStream, DeviceMemory, Mem, PinnedMemory};
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -43,7 +42,7 @@ impl Memory {
 enum Held {
     Host(Arena),
     /// Unpinned before it is unmapped.
-    Pinned(Pinned, Arena),
+    Pinned(PinnedMemory, Arena),
     Gpu(DeviceMemory),
 }
 
@@ -52,7 +51,7 @@ struct Slot {
     held: Held,
     place: Address,
     /// Work of those who used what lay here before, which must end before it is written to.
-    after: Vec<Event>,
+    after: Vec<CudaEvent>,
 }
 
 impl Slot {
@@ -71,7 +70,7 @@ struct State {
 
 pub(super) struct Shelf {
     memory: Memory,
-    device: Option<Arc<Device>>,
+    device: Option<Arc<CudaDevice>>,
     slot_bytes: usize,
     limit_bytes: usize,
     state: Mutex<State>,
@@ -236,18 +235,18 @@ impl Lease {
 
     /// Events that must pass before the slot is written to, for one request: taken by the first, which is ordered before the
     /// others by its own stream or not at all. For each request anew.
-    pub(super) fn after(&self) -> Vec<Event> {
+    pub(super) fn after(&self) -> Vec<CudaEvent> {
         let slot = self.slot.lock().expect("no holder panics");
         let (Some(slot), Some(device)) = (slot.as_ref(), &self.shelf.device) else { return Vec::new() };
         if slot.after.is_empty() || !matches!(self.shelf.memory, Memory::Gpu(_)) {
             return Vec::new();
         }
-        let again = || -> Cuda<Event> {
-            let stream = Stream::on(device)?;
+        let again = || -> Cuda<CudaEvent> {
+            let stream = CudaStream::on(device)?;
             for event in &slot.after {
                 stream.wait_for(event)?;
             }
-            let event = Event::on(device)?;
+            let event = CudaEvent::on(device)?;
             stream.record(&event).map(|()| event)
         };
         match again() {
@@ -271,8 +270,8 @@ impl Drop for Lease {
             let default =
                 (self.shelf.memory == Memory::Pinned(device.index()) && streams.is_empty()).then_some(0);
             for handle in streams.into_iter().chain(default) {
-                let stream = Stream::borrowed(device, handle);
-                let marked = Event::on(device).and_then(|event| stream.record(&event).map(|()| event));
+                let stream = CudaStream::borrowed(device, handle);
+                let marked = CudaEvent::on(device).and_then(|event| stream.record(&event).map(|()| event));
                 match marked {
                     Ok(event) => slot.after.push(event),
                     // A stream that has gone has no work left that would run.

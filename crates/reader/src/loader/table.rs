@@ -5,8 +5,7 @@ use crate::place::{Address, Range};
 use crate::request::{changed, Request};
 use crate::rows::{append, Ordered};
 use crate::{Layout, Opening};
-use forebay_io::gpu::cuda::Event;
-use forebay_io::gpu::kernels::ELSEWHERE;
+use forebay_io::{CudaEvent, ROW_ELSEWHERE};
 use forebay_model::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -177,7 +176,7 @@ impl Table {
         &self,
         of: &Ordered,
         places: &[Address],
-        after: impl Fn() -> Vec<Event>,
+        after: impl Fn() -> Vec<CudaEvent>,
         mut begin: impl FnMut(Arc<Request>) -> Result<(), Error>,
     ) -> Result<bool, Error> {
         let [file] = &self.files[..] else { return Ok(false) };
@@ -198,7 +197,7 @@ impl Table {
         samples: &[u64],
         together: bool,
         places: &[Address],
-        after: impl Fn() -> Vec<Event>,
+        after: impl Fn() -> Vec<CudaEvent>,
         mut begin: impl FnMut(Arc<Request>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         if samples.is_empty() {
@@ -225,7 +224,7 @@ impl Table {
         samples: &[u64],
         each: impl Fn(usize) -> Layout,
         place: Address,
-        after: &impl Fn() -> Vec<Event>,
+        after: &impl Fn() -> Vec<CudaEvent>,
         begin: &mut impl FnMut(Arc<Request>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut done = 0;
@@ -254,7 +253,7 @@ impl Table {
         samples: &[u64],
         each: impl Fn(usize) -> Layout,
         place: Address,
-        after: &impl Fn() -> Vec<Event>,
+        after: &impl Fn() -> Vec<CudaEvent>,
         begin: &mut impl FnMut(Arc<Request>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let workers = crate::threads();
@@ -269,7 +268,7 @@ impl Table {
         used.dedup();
         if used.len() <= BY_NUMBER_MAX {
             for file in used {
-                let number = |(of, row): &(usize, u64)| if *of == file { *row } else { ELSEWHERE };
+                let number = |(of, row): &(usize, u64)| if *of == file { *row } else { ROW_ELSEWHERE };
                 let numbers: Vec<u64> = located.iter().map(number).collect();
                 if let Some(reader) = self.files[file].unchanged()? {
                     begin(Request::of_rows(reader, numbers, each(file), place, after(), workers)?)?;

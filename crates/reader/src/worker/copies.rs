@@ -11,10 +11,10 @@ use crate::room::Room;
 use crate::rows::NUMBERS_BYTES;
 use crate::windows::{Gathered, Windows};
 use crate::{SLOTS, SLOT_BYTES};
-use forebay_io::arena::Arena;
-use forebay_io::clock;
-use forebay_io::gpu::cuda::{Cuda, CudaError, Device, DeviceMemory, Event, HostCopies, Registered, Stream};
-use forebay_io::gpu::kernels::{Piece, Rows, Scatter};
+use forebay_io::{
+    monotonic_now, Arena, Cuda, CudaDevice, CudaError, CudaEvent, CudaHostCopies, CudaStream, DeviceMemory,
+    GpuRows, RegisteredMemory, RowPiece, RowScatter,
+};
 use forebay_model::job;
 use forebay_model::Error;
 use std::collections::VecDeque;
@@ -54,7 +54,7 @@ fn nap(bytes: usize, waited: Duration, last: Duration) -> Duration {
 
 /// Slots, pinned once a GPU is fed from them. Fields in the order in which they must go.
 struct Stage {
-    pinned: Option<Registered>,
+    pinned: Option<RegisteredMemory>,
     arena: Arena,
     free: Vec<usize>,
     /// True if it isn't known of some slot whether the device still reads it: its context failed.
@@ -62,7 +62,7 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(arena: Arena, pinned: Option<Registered>) -> Stage {
+    fn new(arena: Arena, pinned: Option<RegisteredMemory>) -> Stage {
         Stage { pinned, arena, free: (0..SLOTS).collect(), lost: false }
     }
 
@@ -78,37 +78,41 @@ impl Stage {
 
 /// One GPU, seen from this worker.
 struct Outlet {
-    device: Arc<Device>,
-    stream: Arc<Mutex<Stream>>,
+    device: Arc<CudaDevice>,
+    stream: Arc<Mutex<CudaStream>>,
     /// Takes pages to their places beside the other: while the next are on their way, or at the other's ends.
-    aside: Option<Arc<Mutex<Stream>>>,
+    aside: Option<Arc<Mutex<CudaStream>>>,
     /// The last launch for pages out of the host's memory was its.
     was_aside: bool,
-    spare: Vec<Event>,
+    spare: Vec<CudaEvent>,
     /// Numbers of rows, for each slot.
     numbers: Option<DeviceMemory>,
 }
 
 impl Outlet {
-    fn event(&mut self) -> Cuda<Event> {
-        self.spare.pop().map_or_else(|| Event::on(&self.device), Ok)
+    fn event(&mut self) -> Cuda<CudaEvent> {
+        self.spare.pop().map_or_else(|| CudaEvent::on(&self.device), Ok)
     }
 
     /// Waits for all that is queued on its streams.
     fn synchronize(&self) -> Cuda<()> {
         let streams = std::iter::once(&self.stream).chain(&self.aside);
-        let ended = |stream: &Arc<Mutex<Stream>>| stream.lock().expect("no holder panics").synchronize();
+        let ended = |stream: &Arc<Mutex<CudaStream>>| stream.lock().expect("no holder panics").synchronize();
         streams.map(ended).fold(Ok(()), Result::and)
     }
 
     /// Queues by `call` on its stream; the event that passes when it has ended.
-    fn queue(&mut self, call: impl FnOnce(&Stream) -> Cuda<()>) -> Cuda<Event> {
+    fn queue(&mut self, call: impl FnOnce(&CudaStream) -> Cuda<()>) -> Cuda<CudaEvent> {
         let stream = self.stream.clone();
         self.queue_on(&stream, call)
     }
 
     /// As `queue`, on one of its streams.
-    fn queue_on(&mut self, stream: &Mutex<Stream>, call: impl FnOnce(&Stream) -> Cuda<()>) -> Cuda<Event> {
+    fn queue_on(
+        &mut self,
+        stream: &Mutex<CudaStream>,
+        call: impl FnOnce(&CudaStream) -> Cuda<()>,
+    ) -> Cuda<CudaEvent> {
         let stream = stream.lock().expect("no holder panics");
         call(&stream)?;
         let event = self.event()?;
@@ -134,14 +138,14 @@ struct Flight {
     gpu: u32,
     from: From,
     bytes: usize,
-    event: Event,
+    event: CudaEvent,
     /// The request of which a part ends with it, and which.
     ends: Option<(Arc<Request>, usize)>,
 }
 
 /// Rows that a launch brings to `to`: row n from `base` + n × `step`, by numbers in a slot from byte `numbers_at` on.
 pub(super) struct Launch<'a> {
-    pub(super) kernel: &'a Rows,
+    pub(super) kernel: &'a GpuRows,
     pub(super) base: *const u8,
     pub(super) step: u64,
     pub(super) slot: usize,
@@ -170,7 +174,7 @@ impl Copies {
 
     /// Lets go of what has been copied. `wait`: naps until something has.
     pub(crate) fn reap(&mut self, wait: bool) {
-        let began = wait.then(clock::now);
+        let began = wait.then(monotonic_now);
         while let Some(flight) = self.flights.front() {
             match (flight.event.is_done(), began) {
                 (Ok(false), Some(began)) => {
@@ -246,7 +250,7 @@ impl Copies {
         &mut self,
         request: &Request,
         gpu: u32,
-    ) -> Result<(usize, Arc<Mutex<Stream>>), Error> {
+    ) -> Result<(usize, Arc<Mutex<CudaStream>>), Error> {
         let outlet = self.outlet(gpu)?;
         let Outlet { stream, aside, .. } = &self.outlets[outlet];
         for after in &request.after {
@@ -263,11 +267,11 @@ impl Copies {
         &mut self,
         request: &Request,
         gpu: u32,
-    ) -> Result<(usize, Arc<Mutex<Stream>>), Error> {
+    ) -> Result<(usize, Arc<Mutex<CudaStream>>), Error> {
         let outlet = self.outlet(gpu)?;
         let Outlet { device, aside, .. } = &mut self.outlets[outlet];
         if aside.is_none() {
-            let made = Stream::on(device).map_err(|why| copy_failed(gpu, &why))?;
+            let made = CudaStream::on(device).map_err(|why| copy_failed(gpu, &why))?;
             *aside = Some(Arc::new(Mutex::new(made)));
         }
         self.outlet_after(request, gpu)
@@ -303,7 +307,7 @@ impl Copies {
             return Ok(at);
         }
         let device = devices::device(gpu)?;
-        let stream = Stream::on(&device).map_err(|why| copy_failed(gpu, &why))?;
+        let stream = CudaStream::on(&device).map_err(|why| copy_failed(gpu, &why))?;
         self.outlets.push(Outlet {
             device,
             stream: Arc::new(Mutex::new(stream)),
@@ -315,7 +319,7 @@ impl Copies {
         Ok(self.outlets.len() - 1)
     }
 
-    pub(crate) fn device(&self, outlet: usize) -> &Arc<Device> {
+    pub(crate) fn device(&self, outlet: usize) -> &Arc<CudaDevice> {
         &self.outlets[outlet].device
     }
 
@@ -325,7 +329,11 @@ impl Copies {
     }
 
     /// Queues by `call` on the GPU's stream; the event that passes when it has ended.
-    pub(crate) fn queue(&mut self, outlet: usize, call: impl FnOnce(&Stream) -> Cuda<()>) -> Cuda<Event> {
+    pub(crate) fn queue(
+        &mut self,
+        outlet: usize,
+        call: impl FnOnce(&CudaStream) -> Cuda<()>,
+    ) -> Cuda<CudaEvent> {
         self.outlets[outlet].queue(call)
     }
 
@@ -397,7 +405,7 @@ impl Copies {
     }
 
     /// Queues a launch.
-    pub(super) fn launch(&mut self, launch: &Launch, outlet: usize) -> Cuda<Event> {
+    pub(super) fn launch(&mut self, launch: &Launch, outlet: usize) -> Cuda<CudaEvent> {
         let Launch { rows, row_bytes, .. } = *launch;
         let from = self.slot_at(launch.slot).wrapping_add(launch.numbers_at);
         let outlet = &mut self.outlets[outlet];
@@ -418,7 +426,7 @@ impl Copies {
     }
 
     /// Copies that were queued are under way, until their event.
-    pub(crate) fn fly(&mut self, outlet: usize, from: From, bytes: usize, event: Event) {
+    pub(crate) fn fly(&mut self, outlet: usize, from: From, bytes: usize, event: CudaEvent) {
         let gpu = self.outlets[outlet].device.index();
         self.flights.push_back(Flight { gpu, from, bytes, event, ends: None });
     }
@@ -431,11 +439,11 @@ impl Copies {
 
     /// Writes a list of pieces to the end of a slot that was taken, where the GPU reads it: a copy of it would keep the link's
     /// engine from its long ones, and a launch waiting. Returns where it lies.
-    fn list_in(&mut self, slot: usize, pieces: &[Piece]) -> u64 {
+    fn list_in(&mut self, slot: usize, pieces: &[RowPiece]) -> u64 {
         let stage = self.stage.as_ref().expect("it gave the slot");
         let at = self.slot_at(slot).wrapping_add(stage.arena.slot_bytes() - LIST_BYTES);
         // SAFETY: nothing is copied from the slot, which is ours; `data_bytes` leaves room for a list, and slots end on pages.
-        unsafe { std::ptr::copy_nonoverlapping(pieces.as_ptr(), at.cast::<Piece>(), pieces.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(pieces.as_ptr(), at.cast::<RowPiece>(), pieces.len()) };
         at as u64
     }
 
@@ -451,12 +459,12 @@ impl Copies {
         &mut self,
         outlet: usize,
         slot: usize,
-        (kernel, pieces): (&Scatter, &[Piece]),
-        packs: &HostCopies,
-    ) -> Cuda<(Event, Arc<Mutex<Stream>>)> {
+        (kernel, pieces): (&RowScatter, &[RowPiece]),
+        packs: &CudaHostCopies,
+    ) -> Cuda<(CudaEvent, Arc<Mutex<CudaStream>>)> {
         let list = self.list_in(slot, pieces);
         let outlet = &mut self.outlets[outlet];
-        let launch = |stream: &Stream| {
+        let launch = |stream: &CudaStream| {
             // SAFETY: the list is this launch's until its event has passed; so is what it reads (windows that are held, the slot,
             // or the room), and the places are their owner's promise.
             unsafe { kernel.queue(stream, list, pieces.len() as u64, longest(pieces)) }
@@ -517,12 +525,12 @@ impl Copies {
     }
 }
 
-fn longest(pieces: &[Piece]) -> u64 {
+fn longest(pieces: &[RowPiece]) -> u64 {
     pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0)
 }
 
 /// Pieces of a slot at `base`, those that touch on both sides as one.
-fn joined(pieces: &[Piece], base: *mut u8) -> Vec<Run> {
+fn joined(pieces: &[RowPiece], base: *mut u8) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for piece in pieces {
         let (from, bytes) = (piece.from as usize - base as usize, piece.bytes as usize);

@@ -16,9 +16,10 @@ use crate::room::Room;
 use crate::rows::{append, Fetch, Layout, Numbers, Table, NUMBERS_BYTES};
 use crate::windows::{Gathered, Windows};
 use crate::{PIECES_PER_PART, SLOTS};
-use forebay_io::copy::{self, Stores};
-use forebay_io::gpu::cuda::{HostCopies, Stream};
-use forebay_io::gpu::kernels::{Piece, Rows, Scatter, ELSEWHERE};
+use forebay_io::{
+    guarded_row_copy, has_copy_guard, CopyStores, CudaHostCopies, CudaStream, GpuRows, RowPiece, RowScatter,
+    ROW_ELSEWHERE,
+};
 use forebay_model::Error;
 use forebay_storage::MappedWakeup;
 use std::sync::atomic::Ordering;
@@ -53,7 +54,7 @@ impl Part<'_> {
     /// Row n from `from` + n × its step on, by numbers that lie in a slot.
     fn launch<'b>(
         &self,
-        kernel: &'b Rows,
+        kernel: &'b GpuRows,
         (base, step): (*const u8, u64),
         slot: usize,
         numbers_at: usize,
@@ -75,7 +76,7 @@ impl Worker {
         source: &Source,
         table: &Table,
         index: usize,
-    ) -> Result<Option<Arc<Mutex<Stream>>>, Error> {
+    ) -> Result<Option<Arc<Mutex<CudaStream>>>, Error> {
         let (span, to) = table.part(index);
         let read;
         let numbers = match &table.numbers {
@@ -126,7 +127,7 @@ impl Worker {
     }
 
     /// Each row once, where many come twice, and through slots those that lie in no window that the GPU may read.
-    fn fetch_rows(&mut self, part: &Part, kernel: &Rows, outlet: usize) -> Result<(), Error> {
+    fn fetch_rows(&mut self, part: &Part, kernel: &GpuRows, outlet: usize) -> Result<(), Error> {
         if !repeats_pay(part.numbers) {
             let rest = self.queue_rows(part, kernel, outlet)?;
             return self.feed_rest(part, &rest, outlet);
@@ -158,7 +159,7 @@ impl Worker {
     }
 
     /// Launches what fetches the rows of a part; those that must go another way.
-    fn queue_rows(&mut self, part: &Part, kernel: &Rows, outlet: usize) -> Result<Vec<Range>, Error> {
+    fn queue_rows(&mut self, part: &Part, kernel: &GpuRows, outlet: usize) -> Result<Vec<Range>, Error> {
         let Source::One { reader, .. } = part.source else { unreachable!("tables are of one file") };
         let windows = reader.windows().expect("made before the request was").clone();
         let wakeup = self.wakeup.get_or_insert_with(wakes_this_thread).clone();
@@ -200,7 +201,7 @@ impl Worker {
         table: &Table,
         numbers: &GpuNumbers,
         index: usize,
-    ) -> Result<Option<Arc<Mutex<Stream>>>, Error> {
+    ) -> Result<Option<Arc<Mutex<CudaStream>>>, Error> {
         let (Source::One { reader, .. }, Fetch::Gpu(kernel)) = (source, &table.fetch) else {
             unreachable!("tables are of one file, and processors don't reach these numbers")
         };
@@ -239,7 +240,7 @@ impl Worker {
 
     /// Rows copied out of the mapping into a slot, and from there to their places by one copy; by one launch where others
     /// lie between them.
-    fn send_rows(&mut self, part: &Part, scatter: Option<&Rows>, outlet: usize) -> Result<(), Error> {
+    fn send_rows(&mut self, part: &Part, scatter: Option<&GpuRows>, outlet: usize) -> Result<(), Error> {
         let (slot, _) = self.copies.free_slot(Some(outlet))?;
         let (base, row_bytes) = (self.copies.slot_at(slot), part.layout.row_bytes);
         let (rest, runs) = match copy_rows(part, base) {
@@ -257,7 +258,7 @@ impl Worker {
             Some(kernel) if runs.len() > COPIES_MAX => {
                 let numbers_at = (part.numbers.len() * row_bytes).next_multiple_of(size_of::<u64>());
                 let laid = self.copies.numbers_in(slot, numbers_at, part.numbers.len());
-                laid.fill(ELSEWHERE);
+                laid.fill(ROW_ELSEWHERE);
                 for run in &runs {
                     let first = run.from / row_bytes;
                     (first..first + run.bytes / row_bytes).for_each(|i| laid[i] = i as u64);
@@ -292,7 +293,7 @@ impl Worker {
         source: &Source,
         pages: &Pages,
         index: usize,
-    ) -> Result<Arc<Mutex<Stream>>, Error> {
+    ) -> Result<Arc<Mutex<CudaStream>>, Error> {
         let (outlet, stream) = match pages.by {
             By::Processors => self.copies.outlet_after(request, pages.gpu)?,
             _ => self.copies.outlet_of_two_after(request, pages.gpu)?,
@@ -320,9 +321,9 @@ impl Worker {
         source: &Source,
         (pages, part): (&Pages, &PagePart),
         runs: &[Range],
-        kernel: &Scatter,
+        kernel: &RowScatter,
         outlet: usize,
-    ) -> Result<Option<Arc<Mutex<Stream>>>, Error> {
+    ) -> Result<Option<Arc<Mutex<CudaStream>>>, Error> {
         let Source::One { reader, .. } = source else { unreachable!("pages are of one file") };
         let Some(windows) = reader.windows() else { return Ok(None) };
         let bytes: usize = runs.iter().map(|run| run.bytes).sum();
@@ -340,7 +341,7 @@ impl Worker {
             return Ok(None);
         };
         let room = self.room_for(runs, bytes, pages.part_bytes_max(), outlet);
-        let mut packs = HostCopies::default();
+        let mut packs = CudaHostCopies::default();
         if let Some(room) = &room {
             let to = room.address() + (slot * pages.part_bytes_max()) as u64;
             let mut packed = there;
@@ -369,11 +370,11 @@ impl Worker {
         request: &Arc<Request>,
         open: Open,
         (slot, outlet): (usize, usize),
-        what: (&Scatter, &[Piece]),
-        packs: &HostCopies,
+        what: (&RowScatter, &[RowPiece]),
+        packs: &CudaHostCopies,
         room: Option<Arc<Room>>,
         bytes: usize,
-    ) -> Result<Arc<Mutex<Stream>>, Error> {
+    ) -> Result<Arc<Mutex<CudaStream>>, Error> {
         let Open { windows, held, wakeup } = open;
         let queued = windows.queue(&wakeup, || self.copies.scatter(outlet, slot, what, packs));
         match queued {
@@ -452,7 +453,7 @@ pub(crate) fn copied_here(request: &Arc<Request>, most: u64) -> bool {
     let (Address::Host(at), Numbers::Here(numbers)) = (table.to, &table.numbers) else { return false };
     let (source, numbers) = (request.source(), numbers.numbers());
     let Source::One { reader, .. } = &*source else { unreachable!("tables are of one file") };
-    if request.is_dropped() || !copy::is_guarded_here() {
+    if request.is_dropped() || !has_copy_guard() {
         return false;
     }
     let Some(file) = reader.resident_rows(table.layout, numbers) else { return false };
@@ -486,7 +487,7 @@ fn copy_rows(part: &Part, at: *mut u8) -> Result<(Vec<Range>, Vec<Run>), Error> 
     let mut rest = Vec::new();
     let mut runs: Vec<Run> = Vec::new();
     let mut copied = 0;
-    for (i, number) in part.numbers.iter().enumerate().filter(|(_, number)| **number != ELSEWHERE) {
+    for (i, number) in part.numbers.iter().enumerate().filter(|(_, number)| **number != ROW_ELSEWHERE) {
         let range = layout.range(i, *number, part.to);
         let Some(from) = reader.resident(range.offset, bytes) else {
             append(&mut rest, range);
@@ -494,7 +495,7 @@ fn copy_rows(part: &Part, at: *mut u8) -> Result<(Vec<Range>, Vec<Run>), Error> 
         };
         let place = i * bytes;
         // SAFETY: `at` has room for every row of the part, and the row lies in the mapping.
-        let got = unsafe { load::out_of_mapping(at.add(place), from, bytes, Stores::Cached) };
+        let got = unsafe { load::out_of_mapping(at.add(place), from, bytes, CopyStores::Cached) };
         if got < bytes {
             return Err(short(part.source, &range, range.offset + got as u64));
         }
@@ -513,11 +514,11 @@ fn copy_each(part: &Part, file: *const u8, at: *mut u8) -> Result<(), Error> {
     let Layout { start, step, row_bytes } = part.layout;
     let base = file.wrapping_add(start as usize);
     // SAFETY: `at` has room for every row of the part, and each lies in the mapping, as the request saw.
-    let left = unsafe { copy::guarded_rows(at, base, (part.numbers, step), row_bytes) };
+    let left = unsafe { guarded_row_copy(at, base, (part.numbers, step), row_bytes) };
     let Some(first) = part.numbers.len().checked_sub(left).filter(|_| left > 0) else { return Ok(()) };
     let range = part.layout.range(first, part.numbers[first], part.to);
     let (from, to) = (file.wrapping_add(range.offset as usize), at.wrapping_add(first * row_bytes));
     // SAFETY: as above.
-    let got = unsafe { load::out_of_mapping(to, from, row_bytes, Stores::Cached) };
+    let got = unsafe { load::out_of_mapping(to, from, row_bytes, CopyStores::Cached) };
     Err(short(part.source, &range, range.offset + got as u64))
 }

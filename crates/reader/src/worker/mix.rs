@@ -13,9 +13,7 @@ use crate::place::{Address, Range};
 use crate::request::{Request, Source};
 use crate::windows::Windows;
 use crate::{relays, SLOT_BYTES};
-use forebay_io::clock;
-use forebay_io::gpu::cuda::{Cuda, CudaError};
-use forebay_io::gpu::relay::{Fill, Relay, TOGETHER};
+use forebay_io::{monotonic_now, Cuda, CudaError, Relay, RelayFill};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -130,7 +128,7 @@ impl Mix<'_> {
 
     fn has_room(&self) -> bool {
         let mut relays = self.relays.iter().zip(&self.current);
-        relays.any(|(relay, current)| current.is_some() && relay.room() >= TOGETHER)
+        relays.any(|(relay, current)| current.is_some() && relay.room() >= Relay::TOGETHER)
     }
 
     /// Queues what the relays have room for.
@@ -150,7 +148,7 @@ impl Mix<'_> {
                 let queued = queued + block.bytes;
                 *current = (queued < piece.bytes).then_some(Current { piece, queued });
                 if current.is_none() {
-                    let (block, since) = (relay.last(), clock::now());
+                    let (block, since) = (relay.last(), monotonic_now());
                     self.queued.push(Queued { relay: number, block, is_told: false, since });
                 }
             }
@@ -166,7 +164,7 @@ impl Mix<'_> {
             let relay = &mut relays[part.relay];
             if part.since.elapsed() > LATE {
                 relay.drain();
-                part.since = clock::now();
+                part.since = monotonic_now();
             }
             if relay.is_broken() {
                 request.fail(copy_failed(gpu, &CudaError::new("its stream failed")));
@@ -195,7 +193,7 @@ impl Mix<'_> {
 }
 
 /// Reads a block into a relay's buffer, out of the page cache or, where that lacks something, with its help.
-fn filling(request: &Arc<Request>, source: &Arc<Source>, block: Range) -> Fill {
+fn filling(request: &Arc<Request>, source: &Arc<Source>, block: Range) -> RelayFill {
     let (request, source) = (request.clone(), source.clone());
     Box::new(move |to| {
         let Source::One { reader, .. } = &*source else { unreachable!("windows are of one file") };

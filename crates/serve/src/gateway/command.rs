@@ -6,7 +6,7 @@ use crate::namespace::namespace_queue::NamespaceQueue;
 use crate::namespace::steps::{scratch_bytes, Places};
 use crate::namespace::volume::Content;
 use crate::target::arena::ScratchBuffer;
-use forebay_io::arena::{Mem, PieceList};
+use forebay_io::{Mem, PieceList};
 use forebay_nvme::command::Sqe;
 use forebay_nvme::nvm::{Geometry, Op, Request, Transfer};
 use forebay_nvme::status::{Code, Status};

@@ -20,8 +20,7 @@ use crate::target::inbox::Inbox;
 use crate::target::log::Level;
 use admin_doorbells::AdminDoorbells;
 use client::{Answer, Client, Unmapping};
-use forebay_io::clock;
-use forebay_io::reactor::Waker;
+use forebay_io::{monotonic_now, Waker};
 use forebay_nvme::controller::subsystem::Subsystem;
 use forebay_nvme::controller::Health;
 use forebay_nvme::transport::pcie::device::{Admin, Device, Effect, Settings};
@@ -107,7 +106,7 @@ impl ControllerThread {
             function: PciFunction::new(parts.shared.clone()),
             queues: QueueOwners::new(parts.shared.clone(), parts.workers),
             client: Client::new(parts.listener, parts.link),
-            admin_doorbells: AdminDoorbells::new(clock::now()),
+            admin_doorbells: AdminDoorbells::new(monotonic_now()),
             standstill: Standstill::new(parts.suspended),
             gateway: parts.gateway,
             shared: parts.shared,
@@ -146,7 +145,7 @@ impl ControllerThread {
                 self.welcome();
                 self.note();
             }
-            let over = |by| !self.queues.are_closing() || clock::now() >= by;
+            let over = |by| !self.queues.are_closing() || monotonic_now() >= by;
             if self.leaving.is_some_and(over) {
                 break;
             }
@@ -160,7 +159,7 @@ impl ControllerThread {
     fn wait(&self) {
         let look = || {
             let leaving = self.leaving.map(|_| Duration::from_millis(10));
-            leaving.or_else(|| self.looks_at_doorbells().then(|| self.admin_doorbells.pause(clock::now())))
+            leaving.or_else(|| self.looks_at_doorbells().then(|| self.admin_doorbells.pause(monotonic_now())))
         };
         let timeout = match self.shared.events.has_messages() || self.calls.has_messages() {
             true => Some(Duration::ZERO),
@@ -175,7 +174,7 @@ impl ControllerThread {
     }
 
     fn now_ms(&self) -> u64 {
-        clock::now().saturating_duration_since(self.gateway.began).as_millis() as u64
+        monotonic_now().saturating_duration_since(self.gateway.began).as_millis() as u64
     }
 
     // The client comes and goes.
@@ -243,7 +242,7 @@ impl ControllerThread {
     }
 
     fn handle(&mut self, message: Message) -> Result<(), Ended> {
-        self.admin_doorbells.stir(clock::now());
+        self.admin_doorbells.stir(monotonic_now());
         let Message { header, body, fds, too_many } = message;
         if !header.is_command() {
             // We ask nothing of the client, so it has nothing to answer.
@@ -346,13 +345,13 @@ impl ControllerThread {
             return Answer::Payload(answer.0);
         }
         self.queues.post_all(|_| WorkerMessage::Look);
-        self.client.wait_for_unmapping(*header, answer.0, retired, clock::now());
+        self.client.wait_for_unmapping(*header, answer.0, retired, monotonic_now());
         Answer::Later
     }
 
     /// Checks whether the last I/O has released memory that is to go.
     fn look_at_unmapping(&mut self) {
-        match self.client.look_at_unmapping(clock::now()) {
+        match self.client.look_at_unmapping(monotonic_now()) {
             None => {}
             Some(Unmapping::GiveUp) => self.queues.post_all(WorkerMessage::Relinquish),
             Some(Unmapping::Over { header, answer, is_busy }) => {
@@ -426,7 +425,7 @@ impl ControllerThread {
             return;
         }
         for doorbell in AdminDoorbells::BOTH {
-            let news = self.admin_doorbells.news(doorbell, &self.shared.doorbells, clock::now());
+            let news = self.admin_doorbells.news(doorbell, &self.shared.doorbells, monotonic_now());
             if let Some(value) = news {
                 self.mark_dirty();
                 self.write_registers(doorbell.offset(0), &value.to_le_bytes());
@@ -604,7 +603,7 @@ impl ControllerThread {
         if self.client.is_there() {
             self.end_session(&Ended::Closed);
         }
-        self.leaving = Some(clock::now() + within);
+        self.leaving = Some(monotonic_now() + within);
     }
 
     pub(super) fn is_in_use(&self) -> bool {

@@ -13,8 +13,7 @@ use crate::namespace::namespace_queue::{Finished, NamespaceQueue};
 use crate::namespace::queues::QueueTable;
 use crate::namespace::steps::FLUSH;
 use crate::target::log::Level;
-use forebay_io::queue::Fault;
-use forebay_io::reactor::Reactor;
+use forebay_io::{Fault, Reactor};
 use forebay_nvme::feature::Coalescing;
 use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::pcie::queue::{

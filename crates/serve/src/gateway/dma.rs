@@ -7,8 +7,10 @@
 
 #![allow(unsafe_code, reason = "memory of a client that it maps for DMA")]
 
-use forebay_io::arena::{self, Mem, Piece, PieceList};
-use forebay_io::copy::{self, Stores};
+use forebay_io::{
+    aligned_place, guarded_copy, guarded_word_copy, install_copy_guard, CopyStores, Mem, Piece, PieceList,
+    GUARDED_COPIES,
+};
 use rustix::fs::{fcntl_get_seals, fstat, fstatfs, SealFlags};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -174,7 +176,7 @@ impl Map {
             let (piece, _) = self.stretch(from, into.len() - done, Access::Read)?;
             let to = into[done..done + piece.len].as_mut_ptr();
             // SAFETY: both are `piece.len` long; the mapping stays for the call, and pages that are gone are survived.
-            let left = unsafe { copy::guarded(to, piece.at.as_ptr(), piece.len, Stores::Cached) };
+            let left = unsafe { guarded_copy(to, piece.at.as_ptr(), piece.len, CopyStores::Cached) };
             if left > 0 {
                 return Err(Refused::Gone);
             }
@@ -191,7 +193,7 @@ impl Map {
             let (piece, _) = self.stretch(to, bytes.len() - done, Access::Write)?;
             // SAFETY: as in `read`, the other way round.
             let left = unsafe {
-                copy::guarded(piece.at.as_ptr(), bytes[done..].as_ptr(), piece.len, Stores::Cached)
+                guarded_copy(piece.at.as_ptr(), bytes[done..].as_ptr(), piece.len, CopyStores::Cached)
             };
             if left > 0 {
                 return Err(Refused::Gone);
@@ -206,7 +208,7 @@ impl Map {
         let at = self.word(address, Access::Read)?;
         let mut value = 0;
         // SAFETY: an aligned word of a mapping that stays for the call; a page that is gone is survived.
-        let loaded = unsafe { copy::guarded_word(&mut value, at) };
+        let loaded = unsafe { guarded_word_copy(&mut value, at) };
         std::sync::atomic::fence(Ordering::Acquire);
         loaded.then_some(value).ok_or(Refused::Gone)
     }
@@ -216,7 +218,7 @@ impl Map {
         let at = self.word(address, Access::Write)?;
         std::sync::atomic::fence(Ordering::Release);
         // SAFETY: as in `load`.
-        unsafe { copy::guarded_word(at, &value) }.then_some(()).ok_or(Refused::Gone)
+        unsafe { guarded_word_copy(at, &value) }.then_some(()).ok_or(Refused::Gone)
     }
 
     fn word(&self, address: u64, access: Access) -> Result<*mut u32, Refused> {
@@ -253,7 +255,7 @@ pub(crate) fn copy_out(from: Mem, into: &mut [u8]) -> Result<(), Refused> {
     for piece in from.each(into.len()) {
         let to = into[done..done + piece.len].as_mut_ptr();
         // SAFETY: both are `piece.len` long, and the mapping is held; a page that is gone is survived.
-        let left = unsafe { copy::guarded(to, piece.at.as_ptr(), piece.len, Stores::Cached) };
+        let left = unsafe { guarded_copy(to, piece.at.as_ptr(), piece.len, CopyStores::Cached) };
         if left > 0 {
             return Err(Refused::Gone);
         }
@@ -272,7 +274,7 @@ pub(crate) fn copy_in(into: Mem, bytes: &[u8]) -> Result<(), Refused> {
     for piece in into.each(bytes.len()) {
         let (here, behind) = rest.split_at(piece.len);
         // SAFETY: both are `piece.len` long, and the mapping is held; a page that is gone is survived.
-        let left = unsafe { copy::guarded(piece.at.as_ptr(), here.as_ptr(), here.len(), Stores::Cached) };
+        let left = unsafe { guarded_copy(piece.at.as_ptr(), here.as_ptr(), here.len(), CopyStores::Cached) };
         if left > 0 {
             return Err(Refused::Gone);
         }
@@ -302,7 +304,7 @@ pub(crate) fn fill(into: Mem, len: usize, pattern: &[u8]) -> Result<(), Refused>
             let bytes = (piece.len - from).min(pattern.len());
             let at = piece.at.as_ptr().wrapping_add(from);
             // SAFETY: within the piece, whose mapping is held; a page that is gone is survived.
-            let left = unsafe { copy::guarded(at, pattern.as_ptr(), bytes, Stores::Cached) };
+            let left = unsafe { guarded_copy(at, pattern.as_ptr(), bytes, CopyStores::Cached) };
             if left > 0 {
                 return Err(Refused::Gone);
             }
@@ -341,7 +343,7 @@ pub(crate) struct Table {
 
 impl Default for Table {
     fn default() -> Table {
-        copy::install_guard();
+        install_copy_guard();
         Table { now: Mutex::default(), generation: AtomicU64::new(1) }
     }
 }
@@ -470,7 +472,7 @@ fn mapped(file: &File, asked: Asked) -> Result<NonNull<u8>, i32> {
         return Err(libc::EACCES);
     }
     let sealed = || fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-    if !copy::GUARDED && !sealed() {
+    if !GUARDED_COPIES && !sealed() {
         return Err(libc::EACCES);
     }
     let size = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(|e| e.raw_os_error())?;
@@ -482,11 +484,8 @@ fn mapped(file: &File, asked: Asked) -> Result<NonNull<u8>, i32> {
     let (fd, offset) = (file.as_raw_fd(), asked.offset as libc::off_t);
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
     // A hint and no more: in place of it the kernel may take any other address.
-    let hint = if kind == TMPFS {
-        arena::place_for(asked.bytes as usize, asked.offset)
-    } else {
-        std::ptr::null_mut()
-    };
+    let hint =
+        if kind == TMPFS { aligned_place(asked.bytes as usize, asked.offset) } else { std::ptr::null_mut() };
     // SAFETY: a fresh mapping where nothing of ours is; nothing of ours is touched.
     let at = unsafe { libc::mmap(hint, asked.bytes as usize, read | write, flags, fd, offset) };
     if at == libc::MAP_FAILED {

@@ -2,7 +2,7 @@
 
 use crate::target::log::{Level, Log};
 use crate::target::thread_pool::Failure;
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,6 +29,6 @@ impl GatewayShared {
 
     /// As the workers count time.
     pub(super) fn now_ns(&self) -> u64 {
-        clock::now().saturating_duration_since(self.began).as_nanos() as u64
+        monotonic_now().saturating_duration_since(self.began).as_nanos() as u64
     }
 }

@@ -27,7 +27,7 @@ use crate::target::thread_pool::{self, join_by, Failure};
 use blocks::BlockDevices;
 use describe::{controller_stats, namespace_stats};
 use drives::Drives;
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::Error;
 use give::Giving;
 use place::GatewayPlace;
@@ -65,7 +65,7 @@ impl Gateway {
     /// `Request`: a configuration that can't be, a source that can't be opened, a socket that is in use. `Machine`: no
     /// io_uring, no threads.
     pub fn start(config: &Config, sink: Sink) -> Result<Gateway, Error> {
-        Gateway::begin(config, sink, clock::now(), Locks::new(), None)
+        Gateway::begin(config, sink, monotonic_now(), Locks::new(), None)
     }
 
     /// As `start`, by a process that has a supervisor.
@@ -77,7 +77,7 @@ impl Gateway {
         sink: Sink,
         supervisor: Arc<Supervisor>,
     ) -> Result<Gateway, Error> {
-        Gateway::begin(config, sink, clock::now(), Locks::new(), Some(supervisor))
+        Gateway::begin(config, sink, monotonic_now(), Locks::new(), Some(supervisor))
     }
 
     /// Takes over what the gateway at the other end of `line` gives, and serves it. With it comes the socket of its RPCs.
@@ -273,7 +273,7 @@ impl Gateway {
 
     /// Returns once the threads have let go of a source that somebody may want to lock, or after half a second.
     fn await_release(&self, volume: Arc<Volume>) {
-        thread_pool::await_release(&volume, clock::now() + Duration::from_millis(500));
+        thread_pool::await_release(&volume, monotonic_now() + Duration::from_millis(500));
     }
 
     // Controllers: emulated drives, or block devices.
@@ -357,7 +357,7 @@ impl Gateway {
         let devices = self.blocks.stats();
         let registry = self.registry.lock();
         let mut stats = Stats {
-            seconds: clock::now().duration_since(self.shared.began).as_secs_f64(),
+            seconds: monotonic_now().duration_since(self.shared.began).as_secs_f64(),
             threads: self.shared.threads as u32,
             log_lines_dropped: self.shared.log.dropped(),
             ..Stats::default()
@@ -486,12 +486,12 @@ impl Drop for Gateway {
         self.drives.end_all();
         self.drives.workers.iter().for_each(|worker| worker.post(WorkerMessage::Stop));
         for thread in self.threads.drain(..) {
-            join_by(thread, clock::now() + STOP * 2);
+            join_by(thread, monotonic_now() + STOP * 2);
         }
         self.shared.say("stopped", &[]);
         self.shared.log.close();
         if let Some(thread) = self.log.take() {
-            join_by(thread, clock::now() + STOP);
+            join_by(thread, monotonic_now() + STOP);
         }
     }
 }

@@ -4,7 +4,7 @@ use super::command::{Owner, Pages};
 use super::gateway_shared::GatewayShared;
 use crate::namespace::queues::QueueTable;
 use crate::target::log::Level;
-use forebay_io::reactor::Reactor;
+use forebay_io::Reactor;
 use std::sync::Arc;
 use std::time::Instant;
 

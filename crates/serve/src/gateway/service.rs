@@ -10,7 +10,7 @@ use super::socket::listen_at;
 use super::stats::Stats;
 use super::supervisor::Supervisor;
 use crate::target::log::{Log, Sink};
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::Error;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;
@@ -124,10 +124,10 @@ impl Service {
     pub fn drain(&mut self, timeout: Duration) -> bool {
         self.gateway.tell_ending();
         self.rpc = None;
-        let until = clock::now() + timeout;
+        let until = monotonic_now() + timeout;
         let mut done = true;
         for (_, controller) in self.gateway.config().controllers() {
-            let left = until.saturating_duration_since(clock::now());
+            let left = until.saturating_duration_since(monotonic_now());
             done &= self.gateway.suspend(&controller.name, left).is_ok();
         }
         done

@@ -18,9 +18,9 @@ use crate::target::inbox::Inbox;
 use crate::target::log::Level;
 use crate::target::stats::NamespaceStats;
 use crate::target::thread_pool::{self, PoolWorker};
-use forebay_io::clock;
-use forebay_io::reactor::{memlock, Completion, Reactor, RingOptions};
-use forebay_io::threads;
+use forebay_io::{
+    memlock_refusal, memlock_shortage, monotonic_now, settle_thread_in, Reactor, RingCompletion, RingOptions,
+};
 use forebay_model::Error;
 use forebay_nvme::feature::Coalescing;
 use forebay_nvme::transport::pcie::queue::{CompletionQueue, SubmissionQueue};
@@ -113,7 +113,7 @@ pub(super) struct Worker {
     /// Rounds since the kernel was last called.
     rounds: u32,
     // Empty between uses.
-    completions: Vec<Completion>,
+    completions: Vec<RingCompletion>,
     finished: Vec<Finished<Owner>>,
 }
 
@@ -126,7 +126,7 @@ impl PoolWorker for Worker {
 
     fn run(mut self) {
         loop {
-            self.thread.now = clock::now();
+            self.thread.now = monotonic_now();
             self.collect();
             self.read_messages();
             self.run_controllers();
@@ -148,19 +148,19 @@ impl PoolWorker for Worker {
 impl Worker {
     /// Must be made by the thread that runs it.
     pub(super) fn new(gateway: Arc<GatewayShared>, number: usize) -> Result<Worker, Error> {
-        threads::settle_in(thread_pool::cpu_of(&gateway.cpus, number), None)?;
+        settle_thread_in(thread_pool::cpu_of(&gateway.cpus, number), None)?;
         let options = RingOptions { depth: RING_DEPTH, ..RingOptions::default() };
         let mut reactor = Reactor::with_ring(options).map_err(|e| {
             let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";
-            memlock::refusal("the gateway", &e, next)
+            memlock_refusal("the gateway", &e, next)
         })?;
-        if let Some(why) = memlock::short(&reactor).filter(|_| number == 0) {
+        if let Some(why) = memlock_shortage(&reactor).filter(|_| number == 0) {
             gateway.log.say(Level::Info, "short rings", &[("why", why.into())]);
         }
         if let Some(life) = &gateway.life {
             reactor.register_file(life);
         }
-        let now = clock::now();
+        let now = monotonic_now();
         Ok(Worker {
             inbox: Arc::new(Inbox::new(reactor.waker()?)),
             controllers: Vec::new(),
@@ -209,7 +209,7 @@ impl Worker {
             if finished.is_empty() {
                 break;
             }
-            thread.now = clock::now();
+            thread.now = monotonic_now();
             for step in finished.drain(..) {
                 if let Some(Some(c)) = controllers.get_mut(step.owner.controller as usize) {
                     c.finished(thread, step);

@@ -1,6 +1,6 @@
 //! A file that hosts write to has one server: the lock that says so.
 
-use forebay_io::process::is_gone;
+use forebay_io::is_process_gone;
 use forebay_model::Error;
 use rustix::fs::{flock, fstat, major, minor, FlockOperation};
 use rustix::io::Errno;
@@ -52,7 +52,7 @@ fn holder(file: &File) -> Option<u32> {
     // As fs/locks.c writes it.
     let place = format!("{:02x}:{:02x}:{}", major(of.st_dev), minor(of.st_dev), of.st_ino);
     let locks = read_to_string("/proc/locks").ok()?;
-    locks.lines().find_map(|line| owner(line, &place)).filter(|pid| !is_gone(*pid as i32))
+    locks.lines().find_map(|line| owner(line, &place)).filter(|pid| !is_process_gone(*pid as i32))
 }
 
 /// `1: FLOCK  ADVISORY  WRITE 4242 fe:01:131077 0 EOF`. A line with an arrow is of one who waits.

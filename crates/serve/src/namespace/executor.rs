@@ -6,8 +6,7 @@
 use super::namespace_queue::NamespaceQueue;
 use super::stats::Counters;
 use super::steps::{next, After, Flush, Next, Places, Progress, FLUSH};
-use forebay_io::queue::{self, Fault};
-use forebay_io::reactor::Reactor;
+use forebay_io::{Fault, Reactor};
 use forebay_nvme::nvm::{Op, Request, Transfer};
 use forebay_nvme::status::Status;
 
@@ -87,7 +86,7 @@ impl<O: Copy, M: Places> Work<'_, O, M> {
         let request = command.request.expect("only checked commands run");
         match next(&request, &command.progress, &memory, &queue.bounds(), write_cache) {
             Next::Step(step) => {
-                if step.op == queue::Op::Flush {
+                if step.op == forebay_io::Op::Flush {
                     command.progress.flush = Flush::Begun;
                 }
                 queue.start(owner, step, reactor);

@@ -1,7 +1,6 @@
 //! SMART / Health log of namespaces: what they did, when they were busy, how warm their drives are.
 
-use forebay_io::clock;
-use forebay_io::machine;
+use forebay_io::{monotonic_now, temperature_c};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,7 +22,7 @@ pub struct Busy {
 
 impl Default for Busy {
     fn default() -> Busy {
-        Busy { began: clock::now(), minutes: AtomicU64::new(0), last: AtomicU64::new(0) }
+        Busy { began: monotonic_now(), minutes: AtomicU64::new(0), last: AtomicU64::new(0) }
     }
 }
 
@@ -69,7 +68,7 @@ impl Thermometer {
     pub fn kelvin(&self) -> u16 {
         let mut asked = self.asked.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if !self.files.is_empty() && asked.is_none_or(|at| at.elapsed() >= FRESH) {
-            *asked = Some(clock::now());
+            *asked = Some(monotonic_now());
             self.look();
         }
         self.read.kelvin.load(Ordering::Relaxed)
@@ -81,7 +80,7 @@ impl Thermometer {
         }
         let (files, read) = (self.files.clone(), self.read.clone());
         let thread = std::thread::Builder::new().name("forebay-sensor".into()).spawn(move || {
-            let warmest = files.iter().filter_map(|file| machine::temperature_c(file)).fold(None, warmer);
+            let warmest = files.iter().filter_map(|file| temperature_c(file)).fold(None, warmer);
             read.kelvin.store(warmest.map_or(0, kelvin), Ordering::Relaxed);
             read.under_way.store(false, Ordering::Relaxed);
         });

@@ -3,11 +3,10 @@
 use super::stats::{Counters, Counts, Histogram, NamespaceStats};
 use super::steps::{Bounds, Step};
 use super::volume::{Volume, NAMESPACE_QUEUE_DEPTH};
-use forebay_io::arena::Mem;
-use forebay_io::client::{Client, Completion, End, Patience, Submission};
-use forebay_io::clock;
-use forebay_io::queue::{Fault, Travelled, Via};
-use forebay_io::reactor::Reactor;
+use forebay_io::{
+    monotonic_now, Client, ClientCompletion, CompletionEnd, Fault, Mem, Patience, Reactor, Submission,
+    Travelled, Via,
+};
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem::AnaState;
 use forebay_nvme::nvm::Geometry;
@@ -101,7 +100,7 @@ impl<O: Copy> NamespaceQueue<O> {
             client,
             full: VecDeque::new(),
             pushed: false,
-            opened: clock::now(),
+            opened: monotonic_now(),
             retired: false,
             counts: Counts::default(),
             published: Counts::default(),
@@ -176,13 +175,13 @@ impl<O: Copy> NamespaceQueue<O> {
         }
     }
 
-    fn finish(&mut self, over: Completion) -> Finished<O> {
+    fn finish(&mut self, over: ClientCompletion) -> Finished<O> {
         let pending = self.client.io(over.tag);
         let moved = pending.moved;
         let owner = pending.submission.owner.expect("a step has an owner");
         let result = match over.end {
-            End::Whole | End::Early => Ok(moved),
-            End::Failed(fault) | End::GivenUp(fault) => Err(fault),
+            CompletionEnd::Whole | CompletionEnd::Early => Ok(moved),
+            CompletionEnd::Failed(fault) | CompletionEnd::GivenUp(fault) => Err(fault),
         };
         self.travelled.add(over.via, result.as_ref().map_or(0, |bytes| (*bytes).into()));
         #[cfg(test)]

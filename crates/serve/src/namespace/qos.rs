@@ -8,7 +8,7 @@
 //! robin). Nothing runs by itself: a time to look again comes out only where a
 //! command waits, and a limit that is changed holds at once.
 
-use forebay_io::rate::Rate;
+use forebay_io::Rate;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -161,7 +161,7 @@ pub(crate) fn enter(shares: &mut [&mut Share], bytes: u64, now_ns: u64) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_io::rate::BURST_NS;
+    use forebay_io::Rate;
     use proptest::prelude::*;
 
     const SECOND: u64 = 1_000_000_000;
@@ -231,7 +231,7 @@ mod tests {
                 lens.iter().map(|pages| Queue::new(&[&limiter], pages * 4096, SECOND)).collect();
             run(&mut queues, SECOND, 3 * SECOND, late);
             let bytes: u64 = queues.iter().map(|q| q.bytes).sum();
-            let burst = (u128::from(rate) * u128::from(BURST_NS) / u128::from(SECOND)) as u64;
+            let burst = (u128::from(rate) * u128::from(Rate::BURST_NS) / u128::from(SECOND)) as u64;
             let slack = queues.len() as u64 * (quantum(rate, QUANTA[0]) + 1);
             prop_assert!(bytes <= 2 * rate + burst + slack + rate / 1000, "{} of {}", bytes, 2 * rate);
             // What a queue has drawn for a command that didn't start yet.

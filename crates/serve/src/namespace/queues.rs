@@ -2,7 +2,7 @@
 
 use super::namespace_queue::{Finished, NamespaceQueue, Owner};
 use super::volume::Volume;
-use forebay_io::reactor::Reactor;
+use forebay_io::Reactor;
 use forebay_model::Error;
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! What a volume's source was given, for tests.
 
-use forebay_io::queue::Op;
+use forebay_io::Op;
 use std::sync::Mutex;
 
 /// Every I/O that a source was given, in order, and which of them it has finished.

@@ -1,15 +1,14 @@
 //! Steps of a running command, by its progress.
 
 use super::fault::{is_unsupported, status_of};
-use forebay_io::arena::Mem;
-use forebay_io::queue::{self, Fault};
+use forebay_io::{Fault, Mem};
 use forebay_nvme::nvm::{Geometry, Op, Request};
 use forebay_nvme::status::{Code, Status};
 
 /// Next request of a command to the source.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
-    pub op: queue::Op,
+    pub op: forebay_io::Op,
     pub offset: u64,
     pub len: u32,
     pub mem: Mem,
@@ -18,7 +17,7 @@ pub(crate) struct Step {
 /// Verify reads this much at a time.
 const VERIFIED_BYTES: u64 = 128 << 10;
 
-pub(crate) const FLUSH: Step = Step { op: queue::Op::Flush, offset: 0, len: 0, mem: Mem::None };
+pub(crate) const FLUSH: Step = Step { op: forebay_io::Op::Flush, offset: 0, len: 0, mem: Mem::None };
 
 /// The step that makes what was written durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -144,22 +143,22 @@ pub(crate) fn next(
         Op::Flush if not_flushed => Next::Step(FLUSH),
         // What is read with FUA is durable first (nvm, section 3.2.4).
         Op::Read if request.fua && bounds.write_cache && not_flushed => Next::Step(FLUSH),
-        Op::Read if left > 0 => step(queue::Op::Read, left, data()),
-        Op::Write if left > 0 => step(queue::Op::Write { durable }, left, data()),
+        Op::Read if left > 0 => step(forebay_io::Op::Read, left, data()),
+        Op::Write if left > 0 => step(forebay_io::Op::Write { durable }, left, data()),
         Op::Compare if left > 0 => {
-            step(queue::Op::Read, left, places.scratch().after(progress.moved as usize))
+            step(forebay_io::Op::Read, left, places.scratch().after(progress.moved as usize))
         }
         Op::Compare => Next::Done(match places.is_same(request.bytes as usize) {
             true => Status::SUCCESS,
             false => Status::fatal(Code::COMPARE_FAILURE),
         }),
-        Op::Verify if left > 0 => step(queue::Op::Read, VERIFIED_BYTES, places.scratch()),
+        Op::Verify if left > 0 => step(forebay_io::Op::Read, VERIFIED_BYTES, places.scratch()),
         Op::WriteZeroes { .. } if left > 0 && progress.by_hand => {
             let (mem, bytes) = places.blank();
-            step(queue::Op::Write { durable }, bytes as u64, mem)
+            step(forebay_io::Op::Write { durable }, bytes as u64, mem)
         }
         Op::WriteZeroes { .. } if left > 0 => {
-            step(queue::Op::WriteZeroes, bounds.piece_max.into(), Mem::None)
+            step(forebay_io::Op::WriteZeroes, bounds.piece_max.into(), Mem::None)
         }
         // Zeroed by the source, not yet durable.
         Op::WriteZeroes { .. } if durable && !progress.by_hand && not_flushed => Next::Step(FLUSH),
@@ -182,7 +181,7 @@ fn deallocated(op: Op, progress: &Progress, places: &impl Places, bounds: &Bound
             });
             here.map_or(Next::Done(Status::SUCCESS), |(offset, left)| {
                 let len = left.min(bounds.piece_max.into()) as u32;
-                Next::Step(Step { op: queue::Op::Deallocate, offset, len, mem: Mem::None })
+                Next::Step(Step { op: forebay_io::Op::Deallocate, offset, len, mem: Mem::None })
             })
         }
     }

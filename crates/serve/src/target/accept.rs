@@ -5,8 +5,7 @@ use super::message::{HostTransport, Message, NewConnection};
 use super::shared::TargetShared;
 use super::tls::Gate;
 use super::worker::keep_alive;
-use forebay_io::clock;
-use forebay_io::stream;
+use forebay_io::{keep_unpaced, monotonic_now};
 use forebay_model::Error;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::net::{self, sockopt, AddressFamily, SocketFlags, SocketType};
@@ -59,7 +58,7 @@ fn open(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
     }
     net::bind(&socket, &address)?;
     // What is accepted has it from here.
-    stream::keep_unpaced(&socket, address.ip());
+    keep_unpaced(&socket, address.ip());
     net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
@@ -147,7 +146,7 @@ impl Acceptor {
     }
 
     fn complain(&mut self, why: &'static str) {
-        let now = clock::now();
+        let now = monotonic_now();
         if self.complained.is_none_or(|last| now.duration_since(last) >= COMPLAINT_EVERY) {
             self.complained = Some(now);
             self.shared.log.say(Level::Error, "connection refused", &[("why", why.into())]);

@@ -6,7 +6,7 @@ use super::log::Level;
 use super::message::{HostTransport, Message, NewConnection};
 use super::rdma::Asked;
 use super::shared::TargetShared;
-use forebay_io::rdma::{ready, Channel, Event, Id, MAKE_DEVICE};
+use forebay_io::{require_rdma, RdmaChannel, RdmaEvent, RdmaId, RDMA_MAKE_DEVICE};
 use forebay_model::Error;
 use forebay_nvme::transport::rdma::connect::Refusal;
 use rustix::event::{poll, PollFd, PollFlags};
@@ -21,9 +21,9 @@ const BACKLOG: u32 = 1024;
 
 /// All that listens over RDMA, on one channel.
 pub(super) struct Listeners {
-    channel: Arc<Channel>,
+    channel: Arc<RdmaChannel>,
     /// Kept, so that they listen.
-    ids: Vec<Id>,
+    ids: Vec<RdmaId>,
 }
 
 impl Listeners {
@@ -33,10 +33,10 @@ impl Listeners {
     /// `Machine`: RDMA isn't there. `Request`: the address is in use, not ours, or no card's.
     pub(super) fn bind(addresses: &[SocketAddr]) -> Result<Option<Listeners>, Error> {
         let Some(first) = addresses.first() else { return Ok(None) };
-        let library = ready(&asked_for(*first))?;
-        let channel = Channel::open(library).map_err(|e| unusable(*first, &e))?;
+        let library = require_rdma(&asked_for(*first))?;
+        let channel = RdmaChannel::open(library).map_err(|e| unusable(*first, &e))?;
         let listen = |at: &SocketAddr| {
-            let id = Id::new(&channel)?;
+            let id = RdmaId::new(&channel)?;
             id.listen(*at, BACKLOG)?;
             Ok(id)
         };
@@ -47,7 +47,7 @@ impl Listeners {
 
     /// With the ports that were free.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
-        self.ids.iter().filter_map(Id::local).collect()
+        self.ids.iter().filter_map(RdmaId::local).collect()
     }
 
     /// Until `stop` is readable.
@@ -76,11 +76,11 @@ impl Listeners {
 }
 
 /// Events of connections that somebody asked for and gave up before we answered need nothing.
-fn take(shared: &TargetShared, event: Event) {
+fn take(shared: &TargetShared, event: RdmaEvent) {
     let Some(mut id) = event.request else { return };
     let nowhere = SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0);
     let (peer, local) = (id.peer().unwrap_or(nowhere), id.local().unwrap_or(nowhere));
-    let refuse = |id: &Id, why: String| {
+    let refuse = |id: &RdmaId, why: String| {
         let _ = id.reject(Refusal::Resources.reject().as_bytes());
         let fields = [("peer", peer.to_string().into()), ("why", why.into())];
         shared.log.say(Level::Error, "connection refused", &fields);
@@ -88,7 +88,7 @@ fn take(shared: &TargetShared, event: Event) {
     if !shared.has_room() {
         return refuse(&id, FULL.into());
     }
-    let moved = Channel::open(id.channel().library).and_then(|channel| id.migrate(&channel));
+    let moved = RdmaChannel::open(id.channel().library).and_then(|channel| id.migrate(&channel));
     if let Err(e) = moved {
         return refuse(&id, format!("a channel of its own: {e} (ulimit -n)"));
     }
@@ -110,7 +110,7 @@ fn unusable(at: SocketAddr, e: &io::Error) -> Error {
         Some(libc::EADDRNOTAVAIL) => {
             Error::request(asked, "this machine has no such address", "ip -brief address, or 0.0.0.0")
         }
-        Some(libc::ENODEV) => Error::request(asked, "no RDMA device has that address", MAKE_DEVICE),
+        Some(libc::ENODEV) => Error::request(asked, "no RDMA device has that address", RDMA_MAKE_DEVICE),
         Some(libc::EACCES) => Error::request(asked, "permission denied", "a port above 1023"),
         _ => Error::machine(asked, e.to_string(), "rdma link show; forebay doctor"),
     }

@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code, reason = "memory mapped and lent out as slots")]
 
-use forebay_io::arena::{Mem, UNREGISTERED};
+use forebay_io::Mem;
 use forebay_model::Error;
 use std::ptr::NonNull;
 
@@ -113,7 +113,7 @@ impl Pool {
         let size = &self.sizes[slot.size as usize];
         // SAFETY: a slot that was taken lies inside its part of the mapping.
         let at = unsafe { size.base.add(slot.index as usize * size.slot_bytes) };
-        Mem::Host { at, piece: UNREGISTERED }
+        Mem::Host { at, piece: Mem::UNREGISTERED }
     }
 
     /// All of its slots.
@@ -127,7 +127,7 @@ impl Pool {
 
     /// Zeros, at least as long as the longest transfer. To be read only.
     pub(crate) fn blank(&self) -> Mem {
-        Mem::Host { at: self.blank, piece: UNREGISTERED }
+        Mem::Host { at: self.blank, piece: Mem::UNREGISTERED }
     }
 
     pub(crate) fn bytes(&self, slot: &Slot, len: usize) -> &[u8] {
@@ -162,7 +162,7 @@ impl ScratchBuffer {
     }
 
     pub(crate) fn mem(&self) -> Mem {
-        Mem::Host { at: self.0.cast(), piece: UNREGISTERED }
+        Mem::Host { at: self.0.cast(), piece: Mem::UNREGISTERED }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -243,7 +243,7 @@ mod tests {
     fn a_cleared_slot_holds_zeros_and_so_does_the_blank() {
         let mut pool = Pool::new(16 << 20, 1 << 20).unwrap();
         let slot = pool.take(4096, &mut HeldSlots::default()).unwrap();
-        forebay_io::stream::fill(pool.mem(&slot), &[7; 4096]);
+        forebay_io::fill_memory(pool.mem(&slot), &[7; 4096]);
         assert_eq!(pool.bytes(&slot, 4096), [7; 4096]);
         pool.clear(&slot, 4096);
         assert_eq!(pool.bytes(&slot, 1 << 30)[..4096], [0; 4096]);

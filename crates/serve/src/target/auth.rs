@@ -2,7 +2,7 @@
 //! section 8.13).
 
 use super::config::{secrets, Config};
-use forebay_io::auth;
+use forebay_io::auth_random;
 use forebay_nvme::auth::{Outcome, TargetAuth};
 use forebay_nvme::command::{Cqe, Sqe};
 use forebay_nvme::controller::connect::Connect;
@@ -45,7 +45,7 @@ impl Authentication {
     pub(super) fn execute(&mut self, sqe: &Sqe, data: &[u8]) -> (Answer, Option<Outcome>) {
         let refuse = |code| (Answer::Complete(Cqe::new(sqe.cid.get(), Status::fatal(code), 0)), None);
         let Some(auth) = &mut self.exchange else { return refuse(Code::INVALID_OPCODE) };
-        let Ok(random) = auth::random() else { return refuse(Code::INTERNAL_ERROR) };
+        let Ok(random) = auth_random() else { return refuse(Code::INTERNAL_ERROR) };
         let before = auth.outcome();
         let answer = auth.execute(sqe, data, random);
         let outcome = auth.outcome();

@@ -3,7 +3,7 @@
 use super::arena::{Pool, ScratchBuffer, Slot};
 use crate::namespace::executor;
 use crate::namespace::steps::Places;
-use forebay_io::arena::Mem;
+use forebay_io::Mem;
 use forebay_nvme::command::Sqe;
 use forebay_nvme::nvm::{Geometry, Op};
 use forebay_nvme::status::Status;

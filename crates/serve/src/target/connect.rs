@@ -6,7 +6,7 @@ use super::ids::ConnectionId;
 use super::refusals;
 use super::shared::TargetShared;
 use super::subsystem::{NoController, SubsystemEntry};
-use forebay_io::tls::bridge::Client;
+use forebay_io::TlsClient;
 use forebay_nvme::controller::connect::{Admitted, Connect, Refusal};
 use forebay_nvme::status::{Code, Status};
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ pub(super) struct Applicant<'a> {
     /// The address of ours that it came to.
     pub local: SocketAddr,
     /// Proven identity of a client that came over TLS.
-    pub client: Option<&'a Client>,
+    pub client: Option<&'a TlsClient>,
     pub now_ms: u64,
 }
 
@@ -78,10 +78,10 @@ impl Applicant<'_> {
 }
 
 /// Refuses a host that has a TLS key and came without, and one that claims to be another than its key says.
-fn came_as_it_must(config: &Config, client: Option<&Client>, connect: &Connect) -> Result<(), Refusal> {
+fn came_as_it_must(config: &Config, client: Option<&TlsClient>, connect: &Connect) -> Result<(), Refusal> {
     let subsystem = config.subsystems.iter().find(|s| s.nqn == connect.subsystem_nqn);
     let host = subsystem.and_then(|s| s.hosts.iter().find(|h| h.nqn == connect.host_nqn));
-    let is_it = |client: &Client| {
+    let is_it = |client: &TlsClient| {
         client.host_nqn == connect.host_nqn && client.subsystem_nqn == connect.subsystem_nqn
     };
     let what = match client {

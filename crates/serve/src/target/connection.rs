@@ -23,9 +23,7 @@ use super::shared::TargetShared;
 use super::stats::{ControllerStats, Counts, HostStats, QueueStats};
 use super::timers::Timer;
 use crate::namespace::stats::Histogram;
-use forebay_io::queue::Fault;
-use forebay_io::stream;
-use forebay_io::tls::bridge::Client;
+use forebay_io::{fill_memory, stream_digest, Fault, StreamReceived, TlsClient};
 use forebay_nvme::command::{Sqe, FABRICS};
 use forebay_nvme::controller::connect::host_name;
 use forebay_nvme::status::{Code, Status};
@@ -80,7 +78,7 @@ pub(super) struct Connection {
     /// Its host has limits that commands must pass.
     pub limited: bool,
     /// Proven identity of a client that came over TLS.
-    pub client: Option<Client>,
+    pub client: Option<TlsClient>,
     pub auth: Authentication,
     /// Entries of its submission queue.
     pub depth: u16,
@@ -105,7 +103,7 @@ impl Connection {
         id: ConnectionId,
         link: Link,
         (peer, local): (SocketAddr, SocketAddr),
-        client: Option<Client>,
+        client: Option<TlsClient>,
         now: Instant,
     ) -> Connection {
         Connection {
@@ -211,9 +209,9 @@ impl Connection {
                 thread.ready.mark_dirty(self.id.index, &mut self.marks);
             }
             match received {
-                Ok(stream::Received::Some) => {}
-                Ok(stream::Received::Later) => return,
-                Ok(stream::Received::Ended) => return self.end(thread, "the host closed the connection"),
+                Ok(StreamReceived::Some) => {}
+                Ok(StreamReceived::Later) => return,
+                Ok(StreamReceived::Ended) => return self.end(thread, "the host closed the connection"),
                 Err(e) => return self.lost(thread, &e),
             }
             match self.take_events(thread) {
@@ -249,12 +247,12 @@ impl Connection {
                     self.leave_rest(thread, at.command);
                 }
                 Some(Event::Copy { place: at, bytes }) => {
-                    stream::fill(place(&self.commands, &thread.memory.pool, at), bytes);
+                    fill_memory(place(&self.commands, &thread.memory.pool, at), bytes);
                     self.data_at = thread.now;
                     self.leave_rest(thread, at.command);
                 }
                 Some(Event::DataEnd { place: at, digest }) => {
-                    let found = stream::digest(0, place(&self.commands, &thread.memory.pool, at), at.len);
+                    let found = stream_digest(0, place(&self.commands, &thread.memory.pool, at), at.len);
                     if found != digest {
                         self.digest_mismatch(thread, at.command);
                     }

@@ -2,7 +2,7 @@
 
 use super::config::HostLimits;
 use super::stats::Counts;
-use forebay_io::rate::Rate;
+use forebay_io::Rate;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 

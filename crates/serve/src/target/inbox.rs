@@ -1,6 +1,6 @@
 //! Where a thread gets messages from others.
 
-use forebay_io::reactor::Waker;
+use forebay_io::Waker;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 

@@ -1,9 +1,7 @@
 //! Transport of a connection's commands: TCP, or RDMA. All else that serves them doesn't know which.
 
 use super::rdma::Rdma;
-use forebay_io::arena::Mem;
-use forebay_io::reactor::{Completion, Reactor};
-use forebay_io::stream::{Received, Stream};
+use forebay_io::{Mem, Reactor, RingCompletion, Stream, StreamReceived};
 use forebay_nvme::command::Cqe;
 use forebay_nvme::transport::tcp::target::{Event, TargetEnd};
 use forebay_nvme::transport::tcp::{Fatal, Handle, PayloadPlace};
@@ -36,7 +34,7 @@ impl Link {
     }
 
     #[inline]
-    pub(super) fn completed(&mut self, completion: Completion) {
+    pub(super) fn completed(&mut self, completion: RingCompletion) {
         either!(self, tcp => tcp.completed(completion), rdma => rdma.completed(completion));
     }
 
@@ -46,7 +44,7 @@ impl Link {
         &mut self,
         reactor: &mut Reactor,
         at: &impl Fn(PayloadPlace) -> Mem,
-    ) -> io::Result<Received> {
+    ) -> io::Result<StreamReceived> {
         either!(self, tcp => tcp.receive(reactor, at), rdma => rdma.receive(reactor))
     }
 

@@ -1,6 +1,6 @@
 //! Structured log lines: made anywhere, written by one thread, and dropped (and counted) rather than waited for.
 
-use forebay_io::clock;
+use forebay_io::{rfc3339, wall_seconds};
 use forebay_model::Error;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -104,7 +104,7 @@ impl Log {
         let lines = self.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let Some(lines) = &*lines else { return };
         let fields = fields.iter().map(|(k, v)| ((*k).to_string(), v.clone())).collect();
-        let time = clock::rfc3339(clock::wall_seconds());
+        let time = rfc3339(wall_seconds());
         if lines.try_send(Entry { time, level, event, fields }).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }

@@ -4,8 +4,9 @@
 //! for the address that its asker is reached from.
 
 use super::log::{Level, Log};
-use forebay_io::clock;
-use forebay_io::multicast;
+use forebay_io::{
+    join_multicast, local_address_for, monotonic_now, multicast_addresses, multicast_listener, send_multicast,
+};
 use forebay_model::Error;
 use forebay_nvme::mdns::{Service, GROUP, MESSAGE_BYTES_MAX, PORT};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
@@ -33,7 +34,7 @@ impl Announcer {
     pub(super) fn open(listening: &[SocketAddr], log: &Log) -> Result<Announcer, Error> {
         let asked = "mdns = true";
         let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let socket = multicast::bound(GROUP, PORT).map_err(|e| {
+        let socket = multicast_listener(GROUP, PORT).map_err(|e| {
             Error::machine(asked, e.to_string(), format!("ss -lunp 'sport = :{PORT}', for who has it alone"))
         })?;
         let mut services: Vec<(Ipv4Addr, Service)> = Vec::new();
@@ -44,7 +45,7 @@ impl Announcer {
                 log.say(Level::Warning, "not announced", &fields);
                 continue;
             };
-            let here = if ip.is_unspecified() { multicast::addresses(GROUP) } else { vec![ip] };
+            let here = if ip.is_unspecified() { multicast_addresses(GROUP) } else { vec![ip] };
             services.extend(here.into_iter().map(|ip| (ip, Service::new(&machine, ip, address.port()))));
         }
         let mut joined = Vec::new();
@@ -52,7 +53,7 @@ impl Announcer {
             if joined.contains(ip) {
                 return true;
             }
-            match multicast::join(&socket, GROUP, *ip) {
+            match join_multicast(&socket, GROUP, *ip) {
                 Ok(()) => joined.push(*ip),
                 Err(e) => {
                     let fields = [("address", ip.to_string().into()), ("why", e.to_string().into())];
@@ -70,11 +71,11 @@ impl Announcer {
 
     /// Until `stop` is readable.
     pub(super) fn run(mut self, stop: &OwnedFd) {
-        let mut again = Some(clock::now() + AGAIN);
+        let mut again = Some(monotonic_now() + AGAIN);
         self.announce(Service::announcement);
         let mut message = [0; MESSAGE_BYTES_MAX];
         loop {
-            let wait = again.map(|at| at.saturating_duration_since(clock::now()));
+            let wait = again.map(|at| at.saturating_duration_since(monotonic_now()));
             let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
             let mut both = [PollFd::new(stop, PollFlags::IN), PollFd::new(&self.socket, PollFlags::IN)];
             match poll(&mut both, wait.as_ref()) {
@@ -97,14 +98,14 @@ impl Announcer {
     fn announce(&self, message: impl Fn(&Service) -> Vec<u8>) {
         for (ip, service) in &self.services {
             // Who doesn't hear it asks.
-            let _ = multicast::send(&self.socket, &message(service), GROUP, PORT, *ip);
+            let _ = send_multicast(&self.socket, &message(service), GROUP, PORT, *ip);
         }
     }
 
     fn hear(&mut self, message: &[u8], from: SocketAddr) {
-        let near = multicast::local_for(from);
+        let near = local_address_for(from);
         let known = self.services.iter().any(|(ip, _)| Some(*ip) == near);
-        let now = clock::now();
+        let now = monotonic_now();
         self.said.retain(|(_, _, at)| now.duration_since(*at) < AGAIN);
         for (ip, service) in &self.services {
             // Of an address that none is reached from, such as a second one of an interface, all are told.
@@ -115,7 +116,7 @@ impl Announcer {
             if answer.alone {
                 let _ = self.socket.send_to(&answer.bytes, from);
             } else if !self.said.iter().any(|(on, bytes, _)| on == ip && *bytes == answer.bytes) {
-                let _ = multicast::send(&self.socket, &answer.bytes, GROUP, PORT, *ip);
+                let _ = send_multicast(&self.socket, &answer.bytes, GROUP, PORT, *ip);
                 if self.said.len() < SAID_MAX {
                     self.said.push((*ip, answer.bytes, now));
                 }

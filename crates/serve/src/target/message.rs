@@ -4,7 +4,7 @@ use super::controller::ControllerEntry;
 use super::ids::ConnectionId;
 use super::rdma::Asked;
 use super::stats::{ControllerStats, HostStats, NamespaceStats, QueueStats};
-use forebay_io::tls::bridge::Client;
+use forebay_io::TlsClient;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::SyncSender;
@@ -21,7 +21,7 @@ pub(crate) struct NewConnection {
     pub peer: SocketAddr,
     pub local: SocketAddr,
     /// Proven identity of a client that came over TLS.
-    pub client: Option<Client>,
+    pub client: Option<TlsClient>,
 }
 
 pub(crate) enum Message {

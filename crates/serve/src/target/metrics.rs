@@ -3,7 +3,7 @@
 pub(crate) mod fabric;
 
 use super::stats::{Counts, LatencyStats, NamespaceStats, Stats};
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use rustix::event::{poll, PollFd, PollFlags};
 use std::fmt::Write as _;
 use std::io::{Read, Write};
@@ -46,7 +46,7 @@ fn serve_within(listener: &TcpListener, stop: &Arc<OwnedFd>, text: &dyn Fn() -> 
 
 /// Returns the time left until then; an error once none is.
 fn left(until: Instant) -> std::io::Result<Duration> {
-    let left = until.saturating_duration_since(clock::now());
+    let left = until.saturating_duration_since(monotonic_now());
     if left.is_zero() {
         return Err(std::io::ErrorKind::TimedOut.into());
     }
@@ -69,7 +69,7 @@ fn send(client: &mut TcpStream, mut bytes: &[u8], until: Instant) -> std::io::Re
 
 fn answer(mut client: TcpStream, text: &dyn Fn() -> String, patience: Duration) -> std::io::Result<()> {
     client.set_nonblocking(false)?;
-    let until = clock::now() + patience;
+    let until = monotonic_now() + patience;
     let mut request = Vec::new();
     let mut part = [0; 1024];
     while !request.windows(4).any(|w| w == b"\r\n\r\n") && request.len() < REQUEST_BYTES_MAX {
@@ -92,7 +92,7 @@ fn answer(mut client: TcpStream, text: &dyn Fn() -> String, patience: Duration) 
         "HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
-    send(&mut client, (head + &body).as_bytes(), clock::now() + patience)
+    send(&mut client, (head + &body).as_bytes(), monotonic_now() + patience)
 }
 
 /// All of a snapshot. Names end in their units; counters end in `_total`.
@@ -299,7 +299,7 @@ mod tests {
         slow.write_all(b"G").unwrap();
         // Ends when it is disconnected: its request never would.
         let drip = std::thread::spawn(move || {
-            let began = clock::now();
+            let began = monotonic_now();
             while slow.write_all(b"x").is_ok() && began.elapsed() < Duration::from_secs(90) {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -311,7 +311,7 @@ mod tests {
             let mut text = String::new();
             client.read_to_string(&mut text).map(|_| text)
         };
-        let began = clock::now();
+        let began = monotonic_now();
         // On a busy machine this client, too, may be out of time.
         while !asks().is_ok_and(|text| text.ends_with("\r\n\r\na 1\n")) {
             assert!(began.elapsed() < Duration::from_secs(60), "nobody else is answered");

@@ -9,7 +9,7 @@ use crate::namespace::namespace_queue::{Finished, NamespaceQueue, Owner};
 use crate::namespace::queues::QueueTable;
 use crate::namespace::steps::FLUSH;
 use crate::namespace::volume;
-use forebay_io::reactor::Reactor;
+use forebay_io::Reactor;
 use forebay_nvme::controller::Health;
 use forebay_nvme::status::{Code, Status};
 use std::collections::BTreeMap;

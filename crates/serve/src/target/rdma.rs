@@ -6,13 +6,11 @@
 #![allow(unsafe_code, reason = "calls into libibverbs and librdmacm, and memory that a network card reaches")]
 
 use super::arena::Pool;
-use forebay_io::arena::Mem;
-use forebay_io::rdma::{
-    Buffer, Channel, Completed, CompletionQueue, Domain, Domains, Happened, Id, Post, Region, Room, Send,
-    Sge, Terms, Watched, Watches,
+use forebay_io::{
+    Mem, RdmaBuffer, RdmaChannel, RdmaCompleted, RdmaCompletionQueue, RdmaDomain, RdmaDomains, RdmaHappened,
+    RdmaId, RdmaPost, RdmaRegion, RdmaRoom, RdmaSend, RdmaSge, RdmaTerms, RdmaWatched, RdmaWatches, Reactor,
+    RingCompletion, StreamReceived,
 };
-use forebay_io::reactor::{Completion, Reactor};
-use forebay_io::stream::Received;
 use forebay_nvme::command::{Cqe, Sqe};
 use forebay_nvme::transport::rdma::connect::{answer, Offer, Refusal};
 use forebay_nvme::transport::rdma::target::{pieces, Event as Came, Op, TargetEnd};
@@ -36,7 +34,7 @@ const ANSWER: u64 = 3 << 32;
 
 /// A connection that a host asks for.
 pub(crate) struct Asked {
-    pub id: Id,
+    pub id: RdmaId,
     /// Private data that it sent along.
     pub private: Vec<u8>,
 }
@@ -44,21 +42,21 @@ pub(crate) struct Asked {
 /// The cards that a thread's connections are on, each with the thread's slots.
 #[derive(Default)]
 pub(super) struct Cards {
-    domains: Option<Arc<Domains>>,
-    slots: Vec<(Arc<Domain>, Arc<Region>)>,
+    domains: Option<Arc<RdmaDomains>>,
+    slots: Vec<(Arc<RdmaDomain>, Arc<RdmaRegion>)>,
 }
 
 impl Cards {
     /// The card that a connection is on.
-    fn of(&mut self, id: &Id, pool: &Pool) -> io::Result<(Arc<Domain>, Arc<Region>)> {
-        let domains = self.domains.get_or_insert_with(|| Domains::new(id.channel().library));
+    fn of(&mut self, id: &RdmaId, pool: &Pool) -> io::Result<(Arc<RdmaDomain>, Arc<RdmaRegion>)> {
+        let domains = self.domains.get_or_insert_with(|| RdmaDomains::new(id.channel().library));
         let domain = domains.of(id)?;
         if let Some(known) = self.slots.iter().find(|(known, _)| Arc::ptr_eq(known, &domain)) {
             return Ok(known.clone());
         }
         let (at, bytes) = pool.whole();
         // SAFETY: the pool goes after the cards, and its slots are looked at once what receives into them completed.
-        let region = unsafe { Region::register_own(&domain, at, bytes) }?;
+        let region = unsafe { RdmaRegion::register_own(&domain, at, bytes) }?;
         self.slots.push((domain, Arc::new(region)));
         Ok(self.slots[self.slots.len() - 1].clone())
     }
@@ -69,29 +67,29 @@ impl Cards {
 struct Posted {
     posts: u32,
     /// Memory that was registered for it alone.
-    _own: Option<Region>,
+    _own: Option<RdmaRegion>,
 }
 
 pub(super) struct Rdma {
     pub end: TargetEnd,
     // Goes before what it reads and writes.
-    id: Option<Id>,
+    id: Option<RdmaId>,
     posted: Vec<Posted>,
-    queue: Arc<CompletionQueue>,
-    channel: Arc<Channel>,
-    domain: Arc<Domain>,
-    slots: Arc<Region>,
+    queue: Arc<RdmaCompletionQueue>,
+    channel: Arc<RdmaChannel>,
+    domain: Arc<RdmaDomain>,
+    slots: Arc<RdmaRegion>,
     /// Capsules, by receive; then responses, by command.
-    buffer: Buffer,
+    buffer: RdmaBuffer,
     commands: u16,
     capsule_bytes: usize,
     /// Posts for sending that there is room for.
     room: u32,
-    watches: Watches,
+    watches: RdmaWatches,
     closed: bool,
     error: Option<io::Error>,
-    completions: Vec<Completed>,
-    posts: Vec<Post>,
+    completions: Vec<RdmaCompleted>,
+    posts: Vec<RdmaPost>,
     receives: Vec<u16>,
 }
 
@@ -109,7 +107,7 @@ impl Rdma {
         port: (u32, u32),
     ) -> Result<Rdma, Refused> {
         let Asked { mut id, private } = asked;
-        let refuse = |id: &Id, refusal: Refusal, why: String| {
+        let refuse = |id: &RdmaId, refusal: Refusal, why: String| {
             // Where that fails the connection's end says it.
             let _ = id.reject(refusal.reject().as_bytes());
             Refused(why)
@@ -123,7 +121,7 @@ impl Rdma {
             Ok(rdma) => rdma,
             Err(e) => return Err(refuse(&id, Refusal::Resources, e)),
         };
-        let terms = Terms { private: accept.as_bytes(), serves_reads: false };
+        let terms = RdmaTerms { private: accept.as_bytes(), serves_reads: false };
         let accepted = id.accept(terms);
         // Goes before what it stands on, wherever this ends.
         rdma.id = Some(id);
@@ -132,7 +130,7 @@ impl Rdma {
     }
 
     fn make(
-        id: &mut Id,
+        id: &mut RdmaId,
         commands: u16,
         in_capsule: usize,
         cards: &mut Cards,
@@ -145,13 +143,13 @@ impl Rdma {
         let (receives, sends) = (u32::from(commands), 2 * u32::from(commands) + SLACK);
         let on = |what: &str, e: io::Error| format!("{what} of {}: {e}", domain.device);
         let queue =
-            CompletionQueue::new(&domain, sends + receives).map_err(|e| on("a completion queue", e))?;
+            RdmaCompletionQueue::new(&domain, sends + receives).map_err(|e| on("a completion queue", e))?;
         let queue = Arc::new(queue);
         let capsule_bytes = COMMAND + in_capsule;
         let responses = 2 * usize::from(commands);
         let bytes = usize::from(commands) * capsule_bytes + responses * RESPONSE;
-        let buffer = Buffer::new(&domain, bytes).map_err(lock)?;
-        let room = Room { sends, receives, stretches: 1 };
+        let buffer = RdmaBuffer::new(&domain, bytes).map_err(lock)?;
+        let room = RdmaRoom { sends, receives, stretches: 1 };
         id.create_pair(&domain, &queue, room).map_err(|e| on("a queue pair", e))?;
         let rdma = Rdma {
             end: TargetEnd::new(commands),
@@ -165,7 +163,7 @@ impl Rdma {
             commands,
             capsule_bytes,
             room: sends,
-            watches: Watches::new(port),
+            watches: RdmaWatches::new(port),
             closed: false,
             error: None,
             completions: Vec::new(),
@@ -178,53 +176,53 @@ impl Rdma {
         Ok(rdma)
     }
 
-    fn capsule(&self, receive: u16) -> Sge {
+    fn capsule(&self, receive: u16) -> RdmaSge {
         self.buffer.stretch(usize::from(receive) * self.capsule_bytes, self.capsule_bytes)
     }
 
-    pub(super) fn completed(&mut self, completion: Completion) {
+    pub(super) fn completed(&mut self, completion: RingCompletion) {
         self.watches.completed(completion);
     }
 
     /// Takes what the card and the manager have to tell.
-    pub(super) fn receive(&mut self, reactor: &mut Reactor) -> io::Result<Received> {
+    pub(super) fn receive(&mut self, reactor: &mut Reactor) -> io::Result<StreamReceived> {
         if self.closed {
-            return Ok(Received::Ended);
+            return Ok(StreamReceived::Ended);
         }
         if let Some(error) = self.error.take() {
             return Err(error);
         }
         // What came before the connection ended is of no use: the answers find no way.
         if self.has_ended(reactor)? {
-            return Ok(Received::Ended);
+            return Ok(StreamReceived::Ended);
         }
         self.collect(reactor)?;
         if let Some(error) = self.error.take() {
             return Err(error);
         }
-        Ok(if self.end.has_news() { Received::Some } else { Received::Later })
+        Ok(if self.end.has_news() { StreamReceived::Some } else { StreamReceived::Later })
     }
 
     fn has_ended(&mut self, reactor: &mut Reactor) -> io::Result<bool> {
-        if self.watches.on(Watched::Manager) {
+        if self.watches.on(RdmaWatched::Manager) {
             return Ok(false);
         }
         while let Some(event) = self.channel.next()? {
             match event.what {
-                Happened::Disconnected | Happened::Rejected => return Ok(true),
-                Happened::Unreachable => return Err(io::Error::from_raw_os_error(event.status.abs())),
-                Happened::DeviceRemoved => return Err(io::Error::other("the RDMA device was removed")),
+                RdmaHappened::Disconnected | RdmaHappened::Rejected => return Ok(true),
+                RdmaHappened::Unreachable => return Err(io::Error::from_raw_os_error(event.status.abs())),
+                RdmaHappened::DeviceRemoved => return Err(io::Error::other("the RDMA device was removed")),
                 _ => {}
             }
         }
-        self.watches.watch(Watched::Manager, self.channel.fd(), reactor);
+        self.watches.watch(RdmaWatched::Manager, self.channel.fd(), reactor);
         Ok(false)
     }
 
     fn collect(&mut self, reactor: &mut Reactor) -> io::Result<()> {
-        if !self.watches.on(Watched::Queue) {
+        if !self.watches.on(RdmaWatched::Queue) {
             self.queue.arm()?;
-            self.watches.watch(Watched::Queue, self.queue.fd(), reactor);
+            self.watches.watch(RdmaWatched::Queue, self.queue.fd(), reactor);
         }
         let mut completions = std::mem::take(&mut self.completions);
         let mut more = true;
@@ -238,7 +236,7 @@ impl Rdma {
         Ok(())
     }
 
-    fn book(&mut self, completed: Completed) -> io::Result<()> {
+    fn book(&mut self, completed: RdmaCompleted) -> io::Result<()> {
         if let Some(status) = completed.failed {
             let words = self.channel.library.status_words(status);
             return Err(io::Error::other(match completed.is_flushed() {
@@ -315,7 +313,7 @@ impl Rdma {
                             break;
                         }
                     };
-                    let read = |address, key| Send::Read { address, key };
+                    let read = |address, key| RdmaSend::Read { address, key };
                     put(&mut posts, FETCH | u64::from(command.0), (mem, key), pieces(from, bytes), read);
                     (command, own)
                 }
@@ -333,11 +331,11 @@ impl Rdma {
                         }
                     };
                     let tag = ANSWER | u64::from(command.0);
-                    let write = |address, key| Send::Write { address, key };
+                    let write = |address, key| RdmaSend::Write { address, key };
                     put(&mut posts, tag, (mem, key), pieces(to, bytes), write);
                     let place = responses + usize::from(command.0) * RESPONSE;
                     self.buffer.write(place, response.as_bytes());
-                    let what = invalidate.map_or(Send::Message, Send::MessageInvalidating);
+                    let what = invalidate.map_or(RdmaSend::Message, RdmaSend::MessageInvalidating);
                     posts.push(post(tag, what, self.buffer.stretch(place, RESPONSE)));
                     (command, own)
                 }
@@ -375,7 +373,7 @@ impl Rdma {
     }
 }
 
-fn hand_over(id: &Id, posts: &mut Vec<Post>, error: &mut Option<io::Error>) {
+fn hand_over(id: &RdmaId, posts: &mut Vec<RdmaPost>, error: &mut Option<io::Error>) {
     if !posts.is_empty() {
         if let Err(e) = id.send(posts) {
             error.get_or_insert(e);
@@ -384,27 +382,32 @@ fn hand_over(id: &Id, posts: &mut Vec<Post>, error: &mut Option<io::Error>) {
     }
 }
 
-fn post(id: u64, what: Send, stretch: Sge) -> Post {
-    Post { id, what, stretches: [stretch, Sge::default()], count: 1, signaled: false }
+fn post(id: u64, what: RdmaSend, stretch: RdmaSge) -> RdmaPost {
+    RdmaPost { id, what, stretches: [stretch, RdmaSge::default()], count: 1, signaled: false }
 }
 
 /// A post for each stretch of the host's memory.
 fn put(
-    posts: &mut Vec<Post>,
+    posts: &mut Vec<RdmaPost>,
     id: u64,
     (mem, key): (Mem, u32),
     stretches: impl Iterator<Item = (u32, forebay_nvme::transport::rdma::data::Keyed)>,
-    what: impl Fn(u64, u32) -> Send,
+    what: impl Fn(u64, u32) -> RdmaSend,
 ) {
     for (offset, keyed) in stretches {
         let addr = mem.after(offset as usize).host_ptr() as u64;
-        let stretch = Sge { addr, length: keyed.bytes, lkey: key };
+        let stretch = RdmaSge { addr, length: keyed.bytes, lkey: key };
         posts.push(post(id, what(keyed.address, keyed.key), stretch));
     }
 }
 
 /// The key of a command's memory: of a slot, or as it is registered for this command alone.
-fn reach(slots: &Region, domain: &Arc<Domain>, mem: Mem, bytes: u32) -> io::Result<(u32, Option<Region>)> {
+fn reach(
+    slots: &RdmaRegion,
+    domain: &Arc<RdmaDomain>,
+    mem: Mem,
+    bytes: u32,
+) -> io::Result<(u32, Option<RdmaRegion>)> {
     let at =
         NonNull::new(mem.host_ptr()).ok_or_else(|| io::Error::other("a command's data have no place"))?;
     if slots.covers(at.as_ptr() as u64, bytes.into()) {
@@ -412,6 +415,6 @@ fn reach(slots: &Region, domain: &Arc<Domain>, mem: Mem, bytes: u32) -> io::Resu
     }
     // SAFETY: a command's memory stays until its response is acknowledged or its connection closed, and the region goes
     // before either.
-    let region = unsafe { Region::register_own(domain, at, bytes as usize) }?;
+    let region = unsafe { RdmaRegion::register_own(domain, at, bytes as usize) }?;
     Ok((region.local_key, Some(region)))
 }

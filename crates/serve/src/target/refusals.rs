@@ -88,13 +88,13 @@ impl Refusals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_io::clock;
+    use forebay_io::monotonic_now;
 
     // promise: TGT-7
     #[test]
     fn a_refusal_is_said_once_a_minute_for_each_host_and_reason_with_how_many_were_not() {
         let refusals = Refusals::default();
-        let began = clock::now();
+        let began = monotonic_now();
         let due = |host, why, after_s| refusals.due(host, why, began + Duration::from_secs(after_s));
         assert_eq!(due("a", "full", 0), Some(0));
         assert_eq!([due("a", "full", 1), due("a", "full", 59)], [None, None]);
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn names_that_nobody_has_twice_neither_fill_memory_nor_the_log() {
         let refusals = Refusals::default();
-        let now = clock::now();
+        let now = monotonic_now();
         let said = (0..10 * TOLD_APART).filter(|n| refusals.due(&n.to_string(), "x", now).is_some()).count();
         assert_eq!(said, TOLD_APART + 1);
         let kept = || refusals.0.lock().unwrap().len();

@@ -5,7 +5,7 @@ use super::namespace_queues::NamespaceQueues;
 use super::ready::Ready;
 use super::shared::TargetShared;
 use super::timers::Timers;
-use forebay_io::reactor::Reactor;
+use forebay_io::Reactor;
 use forebay_nvme::transport::tcp::Handle;
 use std::sync::Arc;
 use std::time::Instant;

@@ -15,7 +15,7 @@ use super::subsystem::{free_nsid, SubsystemEntry};
 use super::thread_pool::{self, join_by, spawn};
 use super::worker::{Worker, STOP};
 use crate::namespace::volume::Volume;
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::Error;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -56,7 +56,7 @@ impl Server {
         let rdma_wanted = config.rdma_addresses()?;
         let metrics_wanted = config.metrics_address()?;
         let (log, log_thread) = Log::start(sink)?;
-        let shared = Arc::new(TargetShared::open(config, log, clock::now())?);
+        let shared = Arc::new(TargetShared::open(config, log, monotonic_now())?);
         let listeners =
             wanted.into_iter().map(|a| accept::bind("listen", a)).collect::<Result<Vec<_>, _>>()?;
         let rdma = Listeners::bind(&rdma_wanted)?;
@@ -197,7 +197,7 @@ impl Server {
         let _one_at_a_time = subsystem.change();
         let (removed, reported) = subsystem.remove(nsid)?;
         self.announce(reported);
-        thread_pool::await_release(&removed, clock::now() + REPORT);
+        thread_pool::await_release(&removed, monotonic_now() + REPORT);
         drop(removed);
         // Now that nobody has its files open, the threads' rings can forget them.
         self.shared.inboxes().iter().for_each(|m| m.post(Message::Changed));
@@ -259,9 +259,9 @@ impl Server {
         self.shared.log.say(Level::Info, "draining", &[]);
         self.end_accepting();
         self.shared.inboxes().iter().for_each(|m| m.post(Message::Drain));
-        let until = clock::now() + timeout;
+        let until = monotonic_now() + timeout;
         while self.shared.totals.connections.load(Ordering::Relaxed) > 0 {
-            if clock::now() >= until {
+            if monotonic_now() >= until {
                 return false;
             }
             std::thread::sleep(LOOK);
@@ -287,14 +287,14 @@ impl Drop for Server {
         }
         self.shared.inboxes().iter().for_each(|m| m.post(Message::Stop));
         // Longer than the threads wait for their own I/Os: one that is stuck in the kernel is left behind.
-        let until = clock::now() + STOP * 3;
+        let until = monotonic_now() + STOP * 3;
         for thread in self.workers.drain(..) {
             join_by(thread, until);
         }
         self.shared.log.say(Level::Info, "stopped", &[]);
         self.shared.log.close();
         if let Some(thread) = self.log.take() {
-            join_by(thread, clock::now() + STOP);
+            join_by(thread, monotonic_now() + STOP);
         }
     }
 }
@@ -304,7 +304,7 @@ fn snapshot(shared: &TargetShared) -> Stats {
     let reports = thread_pool::ask(shared.inboxes(), Message::Report, REPORT);
     let totals = &shared.totals;
     let mut stats = Stats {
-        seconds: clock::now().duration_since(shared.began).as_secs_f64(),
+        seconds: monotonic_now().duration_since(shared.began).as_secs_f64(),
         draining: shared.draining.load(Ordering::Relaxed),
         connections: totals.connections.load(Ordering::Relaxed),
         connections_accepted: totals.accepted.load(Ordering::Relaxed),

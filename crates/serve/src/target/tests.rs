@@ -7,7 +7,7 @@ mod client;
 use super::config::Namespace;
 use super::{Config, Server};
 use client::{Digests, Host, Queue, SUBSYSTEM};
-use forebay_io::queue::Op;
+use forebay_io::Op;
 use forebay_nvme::command::Sqe;
 use forebay_nvme::nvm;
 use forebay_nvme::status::Code;

@@ -1,8 +1,7 @@
 //! The threads of what serves hosts, a target's or a gateway's: begun together, asked together, waited for.
 
 use super::inbox::Inbox;
-use forebay_io::clock;
-use forebay_io::reactor::{self, Reactor};
+use forebay_io::{monotonic_now, ring_refused, Reactor};
 use forebay_model::Error;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{channel, sync_channel, SyncSender};
@@ -38,7 +37,7 @@ impl Failure {
     /// Returns whether the thread's ring is refused (`Reactor::refused`): nothing that it waits for comes any more.
     pub(crate) fn heed(&self, reactor: &Reactor) -> bool {
         let Some(why) = reactor.refused() else { return false };
-        let _ = self.0.set(reactor::refused(&why));
+        let _ = self.0.set(ring_refused(&why));
         true
     }
 
@@ -116,21 +115,21 @@ pub(crate) fn ask<L, A>(
     let (to, from) = sync_channel(inboxes.len().max(1));
     inboxes.iter().for_each(|inbox| inbox.post(message(to.clone())));
     drop(to);
-    let until = clock::now() + within;
-    let next = || from.recv_timeout(until.saturating_duration_since(clock::now())).ok();
+    let until = monotonic_now() + within;
+    let next = || from.recv_timeout(until.saturating_duration_since(monotonic_now())).ok();
     std::iter::from_fn(next).collect()
 }
 
 /// Waits until nobody else has it, or until then.
 pub(crate) fn await_release<T>(held: &Arc<T>, until: Instant) {
-    while Arc::strong_count(held) > 1 && clock::now() < until {
+    while Arc::strong_count(held) > 1 && monotonic_now() < until {
         std::thread::sleep(LOOK);
     }
 }
 
 /// Waits for a thread that was told to end; one that is stuck in the kernel is left behind.
 pub(crate) fn join_by(thread: JoinHandle<()>, until: Instant) {
-    while !thread.is_finished() && clock::now() < until {
+    while !thread.is_finished() && monotonic_now() < until {
         std::thread::sleep(LOOK);
     }
     if thread.is_finished() {

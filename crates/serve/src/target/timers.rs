@@ -74,7 +74,7 @@ impl Timers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_io::clock;
+    use forebay_io::monotonic_now;
 
     const STALL: Duration = Duration::from_secs(30);
 
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_timer_rings_once_at_the_earliest_time_that_it_was_armed_for() {
-        let (now, s) = (clock::now(), Duration::from_secs);
+        let (now, s) = (monotonic_now(), Duration::from_secs);
         let (mut timers, mut timer) = (Timers::new(STALL), Timer::default());
         for at in [5, 2, 9] {
             timers.arm(id(1), &mut timer, now + s(at));
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_sweep_comes_once_when_it_was_wanted() {
-        let now = clock::now();
+        let now = monotonic_now();
         let mut timers = Timers::new(STALL);
         assert!(!timers.take_sweep(now + STALL));
         timers.want_sweep(now);

@@ -6,8 +6,7 @@ use super::log::Level;
 use super::message::{HostTransport, Message, NewConnection};
 use super::shared::TargetShared;
 use super::subsystem::DISCOVERY;
-use forebay_io::tls::bridge::{Arrival, Bridge};
-use forebay_io::tls::openssl::Context;
+use forebay_io::{TlsArrival, TlsBridge, TlsContext};
 use forebay_model::Error;
 use forebay_nvme::auth::psk::{TlsPsk, Version};
 use std::collections::HashMap;
@@ -18,8 +17,8 @@ use std::time::Duration;
 
 /// Entrance for connections, if any host has a TLS key.
 pub(super) struct Gate {
-    bridge: Bridge,
-    context: Arc<Context>,
+    bridge: TlsBridge,
+    context: Arc<TlsContext>,
     limit: Duration,
 }
 
@@ -33,9 +32,9 @@ impl Gate {
         if keys.is_empty() {
             return Ok(None);
         }
-        let context = Context::server(Arc::new(move |identity: &str| keys.get(identity).cloned()))?;
+        let context = TlsContext::server(Arc::new(move |identity: &str| keys.get(identity).cloned()))?;
         let limit = Duration::from_secs_f64(config.handshake_s);
-        Ok(Some(Gate { bridge: Bridge::start()?, context, limit }))
+        Ok(Some(Gate { bridge: TlsBridge::start()?, context, limit }))
     }
 
     /// Gives a connection to its thread once it is known how it speaks.
@@ -49,9 +48,9 @@ impl Gate {
     ) {
         let adopt = move |arrival| {
             let (socket, client) = match arrival {
-                Arrival::Plain(socket) => (socket, None),
-                Arrival::Secure { socket, client } => (socket, Some(client)),
-                Arrival::Failed(why) => {
+                TlsArrival::Plain(socket) => (socket, None),
+                TlsArrival::Secure { socket, client } => (socket, Some(client)),
+                TlsArrival::Failed(why) => {
                     let fields = [("peer", peer.to_string().into()), ("why", why.into())];
                     shared.log.say(Level::Warning, "no TLS", &fields);
                     return shared.left(&inbox);

@@ -21,10 +21,10 @@ use super::shared::TargetShared;
 use super::thread_pool::{self, PoolWorker};
 use super::timers::Timers;
 use crate::namespace::namespace_queue::{Finished, Owner};
-use forebay_io::clock;
-use forebay_io::reactor::{memlock, Completion, Reactor, RingOptions};
-use forebay_io::stream::{self, Stream};
-use forebay_io::threads;
+use forebay_io::{
+    memlock_refusal, memlock_shortage, monotonic_now, settle_thread_in, stream_index, Reactor,
+    RingCompletion, RingOptions, Stream, StreamOptions,
+};
 use forebay_model::Error;
 use forebay_nvme::transport::rdma::connect::Offer;
 use forebay_nvme::transport::tcp::target::{self, TargetEnd};
@@ -55,7 +55,7 @@ pub(super) struct Worker {
     thread: ThreadResources,
     stop_by: Option<Instant>,
     // Empty between uses.
-    completions: Vec<Completion>,
+    completions: Vec<RingCompletion>,
     finished: Vec<Finished>,
     indices: Vec<u32>,
 }
@@ -69,7 +69,7 @@ impl PoolWorker for Worker {
 
     fn run(mut self) {
         loop {
-            self.thread.now = clock::now();
+            self.thread.now = monotonic_now();
             self.collect();
             self.read_messages();
             self.thread.queues.follow_changes();
@@ -94,17 +94,17 @@ impl Worker {
     /// Must be made by the thread that runs it.
     pub(super) fn new(shared: Arc<TargetShared>, number: usize) -> Result<Worker, Error> {
         // Modelled drives and rates are kept to the microsecond.
-        threads::settle_in(thread_pool::cpu_of(&shared.cpus, number), None)?;
+        settle_thread_in(thread_pool::cpu_of(&shared.cpus, number), None)?;
         let options = RingOptions { depth: RING_DEPTH, ..RingOptions::default() };
         let mut reactor = Reactor::with_ring(options).map_err(|e| {
             let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";
-            memlock::refusal("forebay serve", &e, next)
+            memlock_refusal("forebay serve", &e, next)
         })?;
         let config = &shared.config;
         if config.spin_us.is_none() {
             reactor.poll_where_it_pays();
         }
-        if let Some(why) = memlock::short(&reactor).filter(|_| number == 0) {
+        if let Some(why) = memlock_shortage(&reactor).filter(|_| number == 0) {
             shared.log.say(Level::Info, "short rings", &[("why", why.into())]);
         }
         let pool = Pool::new(config.buffers.0 / shared.threads as u64, config.max_transfer.0 as u32)?;
@@ -119,7 +119,7 @@ impl Worker {
                 queues: NamespaceQueues::new(shared.clone(), number),
                 ready: Ready::default(),
                 timers: Timers::new(Duration::from_secs_f64(config.stall_s)),
-                now: clock::now(),
+                now: monotonic_now(),
                 draining: false,
                 released: Vec::new(),
                 shared,
@@ -144,7 +144,7 @@ impl Worker {
     fn collect(&mut self) {
         self.thread.reactor.take(self.token, &mut self.completions);
         for completion in self.completions.drain(..) {
-            if let Some(c) = self.connections.get_mut(stream::index_of(completion) as u32) {
+            if let Some(c) = self.connections.get_mut(stream_index(completion) as u32) {
                 c.link.completed(completion);
                 self.thread.ready.mark_readable(c.id.index, &mut c.marks);
                 self.thread.ready.mark_dirty(c.id.index, &mut c.marks);
@@ -216,7 +216,7 @@ impl Worker {
             return;
         }
         // What a source did at once took its time, too.
-        self.thread.now = clock::now();
+        self.thread.now = monotonic_now();
         let mut finished = std::mem::take(&mut self.finished);
         for Finished { owner, result, .. } in finished.drain(..) {
             self.with(owner.connection, |c, thread| c.moved(thread, owner.command, result));
@@ -312,7 +312,7 @@ impl Worker {
                     max_c2h: config.max_transfer.0 as u32,
                     bulk: BULK,
                 });
-                let made = Stream::new(socket, end, self.token, index, stream::Options::default());
+                let made = Stream::new(socket, end, self.token, index, StreamOptions::default());
                 made.map(Link::Tcp).map_err(|e| e.to_string())
             }
             HostTransport::Rdma(asked) => {
@@ -366,10 +366,10 @@ impl Worker {
         }
         let owner = Owner { connection: NOBODY, command: Handle(0) };
         self.thread.queues.flush_idle(owner, &mut self.thread.reactor);
-        let by = clock::now() + STOP;
+        let by = monotonic_now() + STOP;
         loop {
             self.run_queues();
-            if self.thread.queues.is_idle() || clock::now() >= by {
+            if self.thread.queues.is_idle() || monotonic_now() >= by {
                 return;
             }
             let due = self.thread.queues.next_due();

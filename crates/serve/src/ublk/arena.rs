@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code, reason = "memory mapped and lent out as slots")]
 
-use forebay_io::arena::{Mem, UNREGISTERED};
+use forebay_io::Mem;
 use forebay_model::Error;
 use std::ptr::NonNull;
 
@@ -36,7 +36,7 @@ impl Slots {
         assert!(usize::from(tag) < self.count, "tag {tag} of {}", self.count);
         // SAFETY: below `count`, so inside the mapping.
         let at = unsafe { self.base.add(usize::from(tag) * self.slot_bytes) };
-        Mem::Host { at, piece: UNREGISTERED }
+        Mem::Host { at, piece: Mem::UNREGISTERED }
     }
 
     /// Its address, as the driver wants it.
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(slots.address(2) - slots.address(0), 16384);
         assert_eq!(slots.address(1) % 4096, 0);
         for tag in 0..3 {
-            forebay_io::stream::fill(slots.mem(tag), &[7; 8192]);
+            forebay_io::fill_memory(slots.mem(tag), &[7; 8192]);
         }
         slots.clear(1, usize::MAX);
         for tag in 0..3 {

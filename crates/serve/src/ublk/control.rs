@@ -7,8 +7,7 @@ use super::uapi::{
     self, attribute, feature, state, Basic, ControlCommand, DeviceInfo, Discard, Parameters, SECTOR,
 };
 use crate::namespace::volume::Volume;
-use forebay_io::clock;
-use forebay_io::process::is_gone;
+use forebay_io::{is_process_gone, monotonic_now};
 use forebay_model::units::GIB;
 use forebay_model::Error;
 use std::time::Duration;
@@ -95,10 +94,10 @@ pub(super) fn delete(control: &mut dyn Control, id: u32, within: Duration) -> Re
 
 /// Makes a device ready for the next daemon, once the last one is gone from it.
 pub(super) fn begin_recovery(control: &mut dyn Control, id: u32) -> Result<(), i32> {
-    let until = clock::now() + RELEASE;
+    let until = monotonic_now() + RELEASE;
     loop {
         match control.call(uapi::START_USER_RECOVERY, about(id), &mut [], AT_ONCE) {
-            Err(libc::EBUSY) if clock::now() < until => std::thread::sleep(LOOK),
+            Err(libc::EBUSY) if monotonic_now() < until => std::thread::sleep(LOOK),
             answer => return answer.map(drop),
         }
     }
@@ -106,11 +105,13 @@ pub(super) fn begin_recovery(control: &mut dyn Control, id: u32) -> Result<(), i
 
 /// Waits for a device whose daemon died to notice that.
 pub(super) fn settled(control: &mut dyn Control, id: u32) -> Result<Option<DeviceInfo>, i32> {
-    let until = clock::now() + RELEASE;
+    let until = monotonic_now() + RELEASE;
     loop {
         match info(control, id)? {
             Some(found)
-                if found.state == state::LIVE && is_gone(found.ublksrv_pid) && clock::now() < until =>
+                if found.state == state::LIVE
+                    && is_process_gone(found.ublksrv_pid)
+                    && monotonic_now() < until =>
             {
                 std::thread::sleep(LOOK);
             }

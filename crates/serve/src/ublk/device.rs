@@ -14,9 +14,7 @@ use super::worker::{Setup, Throttle, Worker};
 use crate::namespace::volume::Volume;
 use crate::target::config::Namespace;
 use crate::target::thread_pool::Failure;
-use forebay_io::clock;
-use forebay_io::reactor::{memlock, Reactor, RingOptions};
-use forebay_io::threads;
+use forebay_io::{memlock_refusal, monotonic_now, settle_thread_in, Reactor, RingOptions};
 use forebay_model::Error;
 pub use node::delete_ublk;
 use node::{await_node, check_unused, open_node, stopped, written_back};
@@ -259,8 +257,8 @@ impl Ublk {
                 from
             })
             .collect();
-        let until = clock::now() + REPORT;
-        let left = || until.saturating_duration_since(clock::now());
+        let until = monotonic_now() + REPORT;
+        let left = || until.saturating_duration_since(monotonic_now());
         asked.into_iter().filter_map(|from| from.recv_timeout(left()).ok()).collect()
     }
 
@@ -279,9 +277,9 @@ impl Ublk {
                 from
             })
             .collect();
-        let until = clock::now() + within;
+        let until = monotonic_now() + within;
         for from in asked {
-            let left = until.saturating_duration_since(clock::now());
+            let left = until.saturating_duration_since(monotonic_now());
             if from.recv_timeout(left).is_err() && !self.has_ended() {
                 self.inboxes.iter().for_each(|m| m.post(Message::Resume));
                 let asked = format!("suspend {}", self.path().display());
@@ -455,13 +453,13 @@ struct ThreadStart {
 
 impl ThreadStart {
     fn worker(self) -> Result<(Worker<DevicePort>, Arc<Inbox>), Error> {
-        threads::settle_in(None, None)?;
+        settle_thread_in(None, None)?;
         let ThreadStart { setup, info, spin, device, volume, queues } = self;
         let depth = u32::from(info.queue_depth) * queues.len() as u32;
         let options = RingOptions { depth: depth.saturating_mul(2), ..RingOptions::default() };
         let mut reactor = Reactor::with_ring(options).map_err(|e| {
             let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";
-            memlock::refusal("a ublk device", &e, next)
+            memlock_refusal("a ublk device", &e, next)
         })?;
         reactor.spin(spin);
         let inbox = Arc::new(Inbox::new(reactor.waker()?));

@@ -2,7 +2,7 @@
 
 use super::stats::QueueStats;
 use crate::namespace::volume::Volume;
-use forebay_io::reactor::Waker;
+use forebay_io::Waker;
 use forebay_model::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;

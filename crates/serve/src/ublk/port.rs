@@ -1,8 +1,7 @@
 //! One hardware queue, as the thread that serves it sees it: a seam, so that a test can be the block layer.
 
 use super::uapi::Descriptor;
-use forebay_io::arena::Mem;
-use forebay_io::reactor::Reactor;
+use forebay_io::{Mem, Reactor};
 
 /// Completion of a tag's command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

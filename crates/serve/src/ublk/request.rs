@@ -2,8 +2,7 @@
 
 use super::uapi::{op, Descriptor, FUA, SECTOR};
 use crate::namespace::steps::{Flush, Places, Progress};
-use forebay_io::arena::Mem;
-use forebay_io::queue::Fault;
+use forebay_io::{Fault, Mem};
 use forebay_nvme::nvm::{Geometry, Op, Request, Transfer};
 use forebay_nvme::status::Status;
 
@@ -119,7 +118,6 @@ mod tests {
     use super::*;
     use crate::namespace::steps::{self, next, After, Bounds};
     use crate::target::arena::ScratchBuffer;
-    use forebay_io::queue;
     use forebay_nvme::log::AnaState;
     use proptest::prelude::*;
 
@@ -145,7 +143,7 @@ mod tests {
     #[derive(Debug, PartialEq, Eq)]
     enum Next {
         Step {
-            op: queue::Op,
+            op: forebay_io::Op,
             offset: u64,
             len: u32,
             /// Offset of its payload in the slot.
@@ -176,7 +174,7 @@ mod tests {
                 steps::Next::Done(status) if status.is_success() => Next::Done,
                 steps::Next::Done(status) => panic!("{status:?}"),
                 steps::Next::Step(step) => {
-                    if step.op == queue::Op::Flush {
+                    if step.op == forebay_io::Op::Flush {
                         self.progress.flush = Flush::Begun;
                     }
                     let from = self.slot.mem().host_ptr() as usize;
@@ -203,7 +201,7 @@ mod tests {
         Command::new(parse(&descriptor(op, flags, 8, (bytes / SECTOR) as u32), &LIMITS).unwrap())
     }
 
-    fn step(op: queue::Op, offset: u64, len: u32, at: Option<u32>) -> Next {
+    fn step(op: forebay_io::Op, offset: u64, len: u32, at: Option<u32>) -> Next {
         Next::Step { op, offset, len, at }
     }
 
@@ -230,8 +228,8 @@ mod tests {
     #[test]
     fn a_short_transfer_goes_on_where_it_ended() {
         let mut read = command(op::READ, 0, 8192);
-        assert_eq!(read.next(), step(queue::Op::Read, 4096, 8192, Some(0)));
-        assert_eq!(read.ended(Ok(512)), step(queue::Op::Read, 4608, 7680, Some(512)));
+        assert_eq!(read.next(), step(forebay_io::Op::Read, 4096, 8192, Some(0)));
+        assert_eq!(read.ended(Ok(512)), step(forebay_io::Op::Read, 4608, 7680, Some(512)));
         assert_eq!(read.ended(Ok(7680)), Next::Done);
         let mut ends = command(op::READ, 0, 8192);
         ends.next();
@@ -242,11 +240,11 @@ mod tests {
     fn fua_is_durable_and_so_is_everything_without_a_cache() {
         assert!(matches!(
             command(op::WRITE, FUA, 512).next(),
-            Next::Step { op: queue::Op::Write { durable: true }, .. }
+            Next::Step { op: forebay_io::Op::Write { durable: true }, .. }
         ));
         assert!(matches!(
             command(op::WRITE, 0, 512).next(),
-            Next::Step { op: queue::Op::Write { durable: false }, .. }
+            Next::Step { op: forebay_io::Op::Write { durable: false }, .. }
         ));
         let through = Limits { write_cache: false, ..LIMITS };
         let write = parse(&descriptor(op::WRITE, 0, 0, 1), &through).unwrap();
@@ -257,10 +255,11 @@ mod tests {
     #[test]
     fn zeros_are_written_by_hand_where_the_source_has_none() {
         let mut zero = command(op::WRITE_ZEROES, 0, 3 << 20);
-        assert_eq!(zero.next(), step(queue::Op::WriteZeroes, 4096, 3 << 20, None));
+        assert_eq!(zero.next(), step(forebay_io::Op::WriteZeroes, 4096, 3 << 20, None));
         let mut next = zero.ended(Err(Fault::errno(libc::EOPNOTSUPP)));
         for piece in 0..3 {
-            let wanted = step(queue::Op::Write { durable: false }, 4096 + (piece << 20), 1 << 20, Some(0));
+            let wanted =
+                step(forebay_io::Op::Write { durable: false }, 4096 + (piece << 20), 1 << 20, Some(0));
             assert_eq!(next, wanted);
             next = zero.ended(Ok(1 << 20));
         }
@@ -271,7 +270,7 @@ mod tests {
     fn zeros_with_fua_are_flushed() {
         let mut zero = command(op::WRITE_ZEROES, FUA, 4096);
         zero.next();
-        assert_eq!(zero.ended(Ok(4096)), step(queue::Op::Flush, 0, 0, None));
+        assert_eq!(zero.ended(Ok(4096)), step(forebay_io::Op::Flush, 0, 0, None));
         assert_eq!(zero.ended(Ok(0)), Next::Done);
         let mut zero = command(op::WRITE_ZEROES, FUA, 4096);
         zero.next();
@@ -282,7 +281,7 @@ mod tests {
     #[test]
     fn a_source_that_can_not_discard_does_no_harm() {
         let mut discard = command(op::DISCARD, 0, 1 << 28);
-        assert_eq!(discard.next(), step(queue::Op::Deallocate, 4096, 1 << 24, None));
+        assert_eq!(discard.next(), step(forebay_io::Op::Deallocate, 4096, 1 << 24, None));
         assert_eq!(discard.ended(Err(Fault::errno(libc::EOPNOTSUPP))), Next::Done);
         let mut discard = command(op::DISCARD, 0, 1 << 28);
         discard.next();
@@ -320,7 +319,7 @@ mod tests {
             for (good, bytes, errno) in answers {
                 match next {
                     Next::Step { op, offset, len, at } => {
-                        if op != queue::Op::Flush {
+                        if op != forebay_io::Op::Flush {
                             prop_assert!(len > 0 && offset >= request.offset);
                             prop_assert!(offset + u64::from(len) <= request.offset + request.bytes);
                         }

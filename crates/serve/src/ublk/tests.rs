@@ -11,8 +11,7 @@ use super::worker::{Setup, Throttle, Worker};
 use crate::namespace::volume::Volume;
 use crate::target::config::Namespace;
 use crate::target::thread_pool::Failure;
-use forebay_io::arena::Mem;
-use forebay_io::reactor::{Reactor, RingOptions, Waker};
+use forebay_io::{Mem, Reactor, RingOptions, Waker};
 use forebay_model::random::Xoshiro256;
 use std::collections::VecDeque;
 use std::path::Path;
@@ -71,7 +70,7 @@ impl HardwareQueue for Fake {
                 Event::Request { tag, descriptor, payload } => {
                     assert!(std::mem::replace(&mut self.asking[usize::from(tag)], false));
                     self.descriptors[usize::from(tag)] = descriptor;
-                    forebay_io::stream::fill(self.slots.mem(tag), &payload);
+                    forebay_io::fill_memory(self.slots.mem(tag), &payload);
                     into.push(Arrival { tag, came: Ok(()) });
                 }
                 Event::Stop => self.stopped = true,
@@ -156,7 +155,7 @@ impl Rig {
 
     /// Until the thread has begun with what was asked: it handles its inbox after the events that it took.
     fn until_taken(&self) {
-        let began = forebay_io::clock::now();
+        let began = forebay_io::monotonic_now();
         while !self.events.lock().unwrap().is_empty() {
             assert!(began.elapsed() < ANSWER, "nobody takes requests");
             std::thread::sleep(Duration::from_millis(1));

@@ -8,9 +8,7 @@ use super::control::Control;
 use super::map::Descriptors;
 use super::port::{Arrival, HardwareQueue};
 use super::uapi::{self, ControlCommand, Descriptor, IoCommand, COMMIT_AND_FETCH_REQ, CONTROL, FETCH_REQ};
-use forebay_io::arena::Mem;
-use forebay_io::clock;
-use forebay_io::reactor::{self, memlock, Completion, Reactor};
+use forebay_io::{is_nothing_yet, memlock_refusal, monotonic_now, Mem, Reactor, RingCompletion};
 use forebay_model::Error;
 use io_uring::{cqueue, opcode, squeue, types, IoUring};
 use std::fs::{File, OpenOptions};
@@ -38,7 +36,7 @@ impl Kernel {
         let device = device.map_err(|e| refused(path, &e))?;
         let ring = IoUring::builder().build(8).map_err(|e| {
             let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";
-            memlock::refusal("a ublk device", &e, next)
+            memlock_refusal("a ublk device", &e, next)
         })?;
         Ok(Kernel { device, ring, serial: 0 })
     }
@@ -100,21 +98,21 @@ impl Kernel {
     /// # Errors
     /// ETIMEDOUT, or what the kernel refuses calls for the ring with: the command may still be carried out.
     fn answer(&mut self, serial: u64, within: Duration) -> Result<i32, i32> {
-        let until = clock::now() + within;
+        let until = monotonic_now() + within;
         loop {
             let answers: Vec<(u64, i32)> =
                 self.ring.completion().map(|c| (c.user_data(), c.result())).collect();
             if let Some((_, result)) = answers.into_iter().find(|(of, _)| *of == serial) {
                 return Ok(result);
             }
-            let left = until.saturating_duration_since(clock::now());
+            let left = until.saturating_duration_since(monotonic_now());
             if left.is_zero() {
                 return Err(libc::ETIMEDOUT);
             }
             let timeout = types::Timespec::from(left);
             let args = types::SubmitArgs::new().timespec(&timeout);
             match self.ring.submitter().submit_with_args(1, &args).map_err(|e| e.raw_os_error()) {
-                Err(Some(errno)) if !reactor::is_nothing_yet(errno) => return Err(errno),
+                Err(Some(errno)) if !is_nothing_yet(errno) => return Err(errno),
                 _ => {}
             }
         }
@@ -130,7 +128,7 @@ pub(super) struct DevicePort {
     depth: u16,
     descriptors: Descriptors,
     slots: Slots,
-    completions: Vec<Completion>,
+    completions: Vec<RingCompletion>,
 }
 
 impl DevicePort {

@@ -15,9 +15,7 @@ use crate::namespace::stats::Histogram;
 use crate::namespace::volume::{Content, Volume};
 use crate::target::stats::Counts;
 use crate::target::thread_pool::Failure;
-use forebay_io::clock;
-use forebay_io::queue::{Fault, Via};
-use forebay_io::reactor::{self, Reactor};
+use forebay_io::{monotonic_now, ring_refused, Fault, Reactor, Via};
 use forebay_model::Error;
 use forebay_nvme::nvm::{Op, Request};
 use forebay_nvme::status::Status;
@@ -115,7 +113,7 @@ impl<P: HardwareQueue> Worker<P> {
         inbox: Arc<Inbox>,
     ) -> Result<Worker<P>, Error> {
         let queue = NamespaceQueue::open(volume, setup.transfer_max, setup.number, &mut reactor)?;
-        let now = clock::now();
+        let now = monotonic_now();
         let hardware = |(queue, port): (u16, P)| Hardware {
             queue,
             working: (0..port.depth()).map(|_| None).collect(),
@@ -158,7 +156,7 @@ impl<P: HardwareQueue> Worker<P> {
             self.collect(at);
             let one = &self.hardware[at];
             if let Some(why) = self.reactor.refused() {
-                return Err(reactor::refused(&why));
+                return Err(ring_refused(&why));
             }
             if one.open < u32::from(one.port.depth()) {
                 let asked = format!("hardware queue {} of a ublk device", one.queue);
@@ -172,7 +170,7 @@ impl<P: HardwareQueue> Worker<P> {
     /// Serves until the device stops, or it is told to leave.
     pub(super) fn run(mut self) -> Report {
         loop {
-            self.now = clock::now();
+            self.now = monotonic_now();
             self.read_messages();
             self.sweep();
             let more = self.work();
@@ -311,7 +309,7 @@ impl<P: HardwareQueue> Worker<P> {
         self.queue.turn(&mut self.reactor, &mut finished);
         let some = !finished.is_empty();
         if some {
-            self.now = clock::now();
+            self.now = monotonic_now();
         }
         for step in finished.drain(..) {
             let staged_bytes = step.staged_bytes();

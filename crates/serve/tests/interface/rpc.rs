@@ -421,13 +421,13 @@ fn idle_clients_make_room_and_a_crowd_that_is_busy_is_told_so() {
         rig.call("nvme_subsystem_list").unwrap();
     }
     // Which of them counts as idle first is decided by threads that mark it after they have answered.
-    let until = forebay_io::clock::now() + Duration::from_secs(60);
+    let until = forebay_io::monotonic_now() + Duration::from_secs(60);
     let mut is_closed = |client: &mut UnixStream| {
         client.set_nonblocking(true).unwrap();
         client.read(&mut [0]).is_ok_and(|bytes| bytes == 0)
     };
     while !crowd.iter_mut().any(&mut is_closed) {
-        assert!(forebay_io::clock::now() < until, "none was closed");
+        assert!(forebay_io::monotonic_now() < until, "none was closed");
         std::thread::sleep(Duration::from_millis(10));
     }
     let held = rig.gateway.states.lock().unwrap();
@@ -443,7 +443,7 @@ fn idle_clients_make_room_and_a_crowd_that_is_busy_is_told_so() {
         if reported.is_ok_and(|reported| reported.contains("16 connections") && reported.contains("busy")) {
             break;
         }
-        assert!(forebay_io::clock::now() < until, "nobody was turned away");
+        assert!(forebay_io::monotonic_now() < until, "nobody was turned away");
         // It stays: were it closed, its place would come free after another was turned away.
         crowd.extend(sent(next, "nvme_controller_resume").ok());
     }
@@ -453,7 +453,7 @@ fn idle_clients_make_room_and_a_crowd_that_is_busy_is_told_so() {
     drop(held);
     drop(crowd);
     while rig.call("nvme_subsystem_list").is_err() {
-        assert!(forebay_io::clock::now() < until, "nobody is served any more");
+        assert!(forebay_io::monotonic_now() < until, "nobody is served any more");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

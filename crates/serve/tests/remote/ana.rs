@@ -1,7 +1,7 @@
 //! Tests of the host's choice of paths by the target's ANA states: a server with two addresses.
 
 use super::worker;
-use forebay_io::queue::Op;
+use forebay_io::Op;
 use forebay_rigs::worker::{content, Rig, LONG};
 use forebay_serve::{Ana, TargetConfig, TargetServer};
 use forebay_storage::{NvmeTcpOptions, NvmeTcpRemote, Uri};

@@ -2,7 +2,7 @@
 
 use super::link::{Link, Mischief};
 use super::{disk, options_to, worker};
-use forebay_io::queue::Op;
+use forebay_io::Op;
 use forebay_rigs::fake::Fake;
 use forebay_rigs::worker::LONG;
 use forebay_storage::NvmeTcpRemote;

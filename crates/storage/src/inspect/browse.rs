@@ -1,8 +1,7 @@
 //! The discovery services that tell of themselves by multicast DNS on the networks of this machine.
 
 use crate::Error;
-use forebay_io::clock;
-use forebay_io::multicast;
+use forebay_io::{monotonic_now, multicast_addresses, multicast_asker};
 use forebay_nvme::mdns::{self, Finder, Found, GROUP, MESSAGE_BYTES_MAX, PORT};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use serde::Serialize;
@@ -29,11 +28,11 @@ pub struct Announced {
 /// # Errors
 /// `Machine`: nothing can be sent to any of them.
 pub fn browse(wait: Duration) -> Result<Vec<Announced>, Error> {
-    let until = clock::now() + wait;
+    let until = monotonic_now() + wait;
     let mut links = Vec::new();
     let mut why = None;
-    for from in multicast::addresses(GROUP).into_iter().chain([Ipv4Addr::LOCALHOST]) {
-        let asked = multicast::asking(from).map_err(std::io::Error::from).and_then(|socket| {
+    for from in multicast_addresses(GROUP).into_iter().chain([Ipv4Addr::LOCALHOST]) {
+        let asked = multicast_asker(from).map_err(std::io::Error::from).and_then(|socket| {
             ask(&socket)?;
             Ok(socket)
         });
@@ -47,7 +46,7 @@ pub fn browse(wait: Duration) -> Result<Vec<Announced>, Error> {
         return Err(Error::machine("multicast DNS", found, "forebay discover HOST, or ip -brief address"));
     }
     let mut finder = Finder::default();
-    let again = until.min(clock::now() + AGAIN);
+    let again = until.min(monotonic_now() + AGAIN);
     listen(&links, &mut finder, again);
     links.iter().for_each(|link| drop(ask(link)));
     listen(&links, &mut finder, until);
@@ -61,7 +60,7 @@ fn ask(link: &UdpSocket) -> std::io::Result<()> {
 fn listen(links: &[UdpSocket], finder: &mut Finder, until: Instant) {
     let mut message = [0; MESSAGE_BYTES_MAX];
     loop {
-        let left = until.saturating_duration_since(clock::now());
+        let left = until.saturating_duration_since(monotonic_now());
         let Some(wait) = Timespec::try_from(left).ok().filter(|_| !left.is_zero()) else { return };
         let mut all: Vec<PollFd<'_>> = links.iter().map(|link| PollFd::new(link, PollFlags::IN)).collect();
         if poll(&mut all, Some(&wait)).is_err() {

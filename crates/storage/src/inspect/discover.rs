@@ -4,7 +4,7 @@ use super::{first, resolve, Looking};
 use crate::source::nvme_tcp::{look, Address, Link, Options, Tls, Transport};
 use crate::source::uri::{decode, encode, query_once};
 use crate::Error;
-use forebay_io::machine::nvme_host::Identity;
+use forebay_io::NvmeHostIdentity;
 use forebay_nvme::discovery::{adrfam, name_of, sectype, subtype, treq, trtype, Endpoint};
 use forebay_nvme::host::discovery::Discovery;
 use forebay_nvme::nqn;
@@ -126,7 +126,7 @@ fn by_tcp(
     address: SocketAddr,
     tls: Option<Arc<Tls>>,
     options: &Options,
-    identity: &Identity,
+    identity: &NvmeHostIdentity,
     looking: &Looking,
 ) -> Result<Discovered, Error> {
     let mut link = Link::open(tls, address, &identity.nqn, nqn::DISCOVERY, looking.timeout)?;
@@ -136,7 +136,7 @@ fn by_tcp(
     Ok(reported(&session, address, identity))
 }
 
-fn by_rdma(options: &Options, identity: &Identity, looking: &Looking) -> Result<Discovered, Error> {
+fn by_rdma(options: &Options, identity: &NvmeHostIdentity, looking: &Looking) -> Result<Discovered, Error> {
     let session = |now| session(identity, looking, now);
     let looked = look(options, &identity.nqn, looking.timeout, session)?;
     let found = reported(looked.session(), looked.at(), identity);
@@ -144,12 +144,12 @@ fn by_rdma(options: &Options, identity: &Identity, looking: &Looking) -> Result<
     Ok(found)
 }
 
-fn session(identity: &Identity, looking: &Looking, now_ms: u64) -> Discovery {
+fn session(identity: &NvmeHostIdentity, looking: &Looking, now_ms: u64) -> Discovery {
     Discovery::new(identity.nqn.clone(), identity.id, looking.timeout.as_millis() as u64, now_ms)
 }
 
 /// Describes a discovery session that is ready.
-fn reported(session: &Discovery, address: SocketAddr, identity: &Identity) -> Discovered {
+fn reported(session: &Discovery, address: SocketAddr, identity: &NvmeHostIdentity) -> Discovered {
     let log = session.log();
     Discovered {
         schema: "forebay.discover/1",

@@ -6,7 +6,7 @@ use crate::source::nvme_tcp::{self, Accepted, Address, Link, Transport};
 use crate::source::vfio_user;
 use crate::source::Uri;
 use crate::Error;
-use forebay_io::machine::nvme_host::{show_uuid, Identity};
+use forebay_io::{show_uuid, NvmeHostIdentity};
 use forebay_nvme::host::{ControllerInfo, NamespaceInfo, Options, Session};
 use forebay_nvme::identify;
 use forebay_nvme::layout::{Field, Shape};
@@ -135,7 +135,7 @@ struct Ask<'a> {
     asked: &'a nvme_tcp::Options,
     /// This namespace alone.
     wanted: Option<u32>,
-    identity: Identity,
+    identity: NvmeHostIdentity,
     within: Duration,
 }
 

@@ -11,8 +11,7 @@ pub use identify::identify;
 
 use crate::source::nvme_tcp::Options;
 use crate::Error;
-use forebay_io::machine::nvme_host::Identity;
-use forebay_io::machine::within;
+use forebay_io::{with_time_limit, NvmeHostIdentity};
 use forebay_nvme::nqn::Nqn;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
@@ -30,22 +29,22 @@ impl Looking {
     ///
     /// # Errors
     /// `Request`: by a name that is no NQN.
-    fn identity(&self) -> Result<Identity, Error> {
-        let Some(named) = &self.host_nqn else { return Ok(Identity::of_this_machine()) };
+    fn identity(&self) -> Result<NvmeHostIdentity, Error> {
+        let Some(named) = &self.host_nqn else { return Ok(NvmeHostIdentity::of_this_machine()) };
         Nqn::new(named).map_err(|e| {
             let next = "--hostnqn nqn.2014-08.org.example:host";
             Error::request(format!("--hostnqn {named}"), e.to_string(), next)
         })?;
-        Ok(Identity::named(named))
+        Ok(NvmeHostIdentity::named(named))
     }
 
     /// The same where a URI's keys may say it.
-    fn identity_by(&self, options: &Options) -> Result<Identity, Error> {
+    fn identity_by(&self, options: &Options) -> Result<NvmeHostIdentity, Error> {
         let identity = match (&self.host_nqn, &options.host_nqn) {
-            (None, Some(named)) => Identity::named(named),
+            (None, Some(named)) => NvmeHostIdentity::named(named),
             _ => self.identity()?,
         };
-        Ok(Identity { id: options.host_id.unwrap_or(identity.id), ..identity })
+        Ok(NvmeHostIdentity { id: options.host_id.unwrap_or(identity.id), ..identity })
     }
 }
 
@@ -54,8 +53,9 @@ fn resolve(host: &str, port: u16, timeout: Duration) -> Result<Vec<SocketAddr>, 
     let name = host.to_string();
     let asked = || format!("host '{host}'");
     let next = || format!("getent hosts {host}");
-    let found =
-        within(timeout, move || (name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>));
+    let found = with_time_limit(timeout, move || {
+        (name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>)
+    });
     match found {
         Some(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
         Some(Err(e)) => Err(Error::machine(asked(), format!("doesn't resolve: {e}"), next())),

@@ -7,7 +7,7 @@ use super::undo::Undo;
 use super::{Fill, Locked, Ours, Purpose, Written};
 use crate::outputs::Outputs;
 use crate::source::{Action, FilePlan, SourcePlan, Target};
-use forebay_io::identity::{taken, Identity};
+use forebay_io::{name_taken, FileIdentity};
 use forebay_model::content;
 use forebay_model::job::{Cache, Engine, PathKind};
 use forebay_model::units::{format_bytes, readable_bytes};
@@ -97,7 +97,7 @@ fn still_ours(purpose: &Purpose, plans: &[SourcePlan], held: &Locked) -> Result<
     let changes = |f: &&FilePlan| f.ours && !f.is_new && (purpose.writes || f.action == Action::Make);
     let known = |f: &FilePlan| {
         let found = held.get(&parent_of(&f.path)).and_then(|h| h.identity(&f.path));
-        Ok((f.path.clone(), found.ok_or_else(|| taken(&f.path))?))
+        Ok((f.path.clone(), found.ok_or_else(|| name_taken(&f.path))?))
     };
     plans.iter().flat_map(SourcePlan::files).filter(changes).map(known).collect()
 }
@@ -205,7 +205,7 @@ fn make_all(
 
 /// Creates the file (never opening what somebody else just made) and reserves its blocks. `ours`: the file that
 /// is to be there already.
-fn allocate(file: &FilePlan, ours: Option<Identity>, undo: &mut Undo) -> Result<Identity, Error> {
+fn allocate(file: &FilePlan, ours: Option<FileIdentity>, undo: &mut Undo) -> Result<FileIdentity, Error> {
     let asked = format!("create {} of {} bytes", file.path.display(), file.bytes);
     let opened = match file.is_new {
         true => Outputs::create(&file.path),
@@ -233,9 +233,9 @@ fn allocate(file: &FilePlan, ours: Option<Identity>, undo: &mut Undo) -> Result<
         _ => Error::run(&asked, e.to_string(), "df -h; df -i"),
     })?;
     let meta = handle.metadata().map_err(|e| Error::run(&asked, e.to_string(), "df -h; df -i"))?;
-    let made = Identity::of(&meta);
+    let made = FileIdentity::of(&meta);
     if ours.is_some_and(|ours| ours != made) {
-        return Err(taken(&file.path));
+        return Err(name_taken(&file.path));
     }
     match file.is_new {
         true => undo.made(&file.path, made),

@@ -5,8 +5,7 @@
 //! and each puts what it knows of its own files into the list that is there.
 
 use crate::outputs::Outputs;
-use forebay_io::clock;
-use forebay_io::identity::{taken, Identity};
+use forebay_io::{monotonic_now, name_taken, FileIdentity};
 use forebay_model::Error;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -60,10 +59,10 @@ impl Turn {
 
     fn take(list: &File, operation: FlockOperation) -> std::io::Result<Turn> {
         const PATIENCE: Duration = Duration::from_secs(20);
-        let (held, end) = (list.as_fd().try_clone_to_owned()?, clock::now() + PATIENCE);
+        let (held, end) = (list.as_fd().try_clone_to_owned()?, monotonic_now() + PATIENCE);
         loop {
             match rustix::fs::fcntl_lock(&held, operation) {
-                Err(Errno::AGAIN | Errno::ACCESS) if clock::now() < end => {
+                Err(Errno::AGAIN | Errno::ACCESS) if monotonic_now() < end => {
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 done => return Ok(done.map(|()| Turn(held))?),
@@ -218,20 +217,20 @@ impl HeldManifest {
     }
 
     /// Identity of the file at this path, if it is Forebay's.
-    pub fn identity(&self, file: &Path) -> Option<Identity> {
+    pub fn identity(&self, file: &Path) -> Option<FileIdentity> {
         Some(self.found(file)?.1)
     }
 
-    fn found(&self, file: &Path) -> Option<(&Entry, Identity)> {
+    fn found(&self, file: &Path) -> Option<(&Entry, FileIdentity)> {
         let (entry, meta) = self.made(file)?;
-        entry.is_as_left(&meta).then(|| (entry, Identity::of(&meta)))
+        entry.is_as_left(&meta).then(|| (entry, FileIdentity::of(&meta)))
     }
 
     /// The file that lies there, where it is the one that we made.
     fn made(&self, file: &Path) -> Option<(&Entry, Metadata)> {
         let entry = self.manifest.files.get(name_of(file)?)?;
         let meta = std::fs::symlink_metadata(file).ok()?;
-        let found = Identity::of(&meta);
+        let found = FileIdentity::of(&meta);
         let is_ours = match (entry.inode, entry.born_ns, found.born_ns) {
             (EXPECTED, Some(from), Some(born)) => meta.is_file() && born >= from,
             (inode, None, _) => inode == found.inode,
@@ -245,11 +244,11 @@ impl HeldManifest {
     pub fn expect(&mut self, file: &Path, content: &str) {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let born_ns = now.saturating_sub(BIRTH_LAG).as_nanos() as u64;
-        self.begin(file, Identity { device: 0, inode: EXPECTED, born_ns: Some(born_ns) }, 0, content);
+        self.begin(file, FileIdentity { device: 0, inode: EXPECTED, born_ns: Some(born_ns) }, 0, content);
     }
 
     /// A file of ours is made or written from now on: nobody knows what it holds.
-    pub fn begin(&mut self, file: &Path, made: Identity, bytes: u64, content: &str) {
+    pub fn begin(&mut self, file: &Path, made: FileIdentity, bytes: u64, content: &str) {
         let Some(name) = name_of(file) else { return };
         let entry = Entry {
             inode: made.inode,
@@ -265,11 +264,11 @@ impl HeldManifest {
     }
 
     /// A file that was begun is left as it lies there now. One that took its name isn't claimed: that is the error.
-    pub fn leave(&mut self, file: &Path, made: Identity, content: &Content) -> Result<(), Error> {
-        let meta = std::fs::symlink_metadata(file).ok().filter(|meta| Identity::of(meta) == made);
+    pub fn leave(&mut self, file: &Path, made: FileIdentity, content: &Content) -> Result<(), Error> {
+        let meta = std::fs::symlink_metadata(file).ok().filter(|meta| FileIdentity::of(meta) == made);
         let Some(meta) = meta else {
             self.remove(file);
-            return Err(taken(file));
+            return Err(name_taken(file));
         };
         self.begin(file, made, meta.len(), content.name);
         if let Some(entry) = name_of(file).and_then(|name| self.manifest.files.get_mut(name)) {
@@ -280,8 +279,8 @@ impl HeldManifest {
     }
 
     /// Nothing was written to a file that was begun: it holds what this entry says.
-    pub fn put_back(&mut self, file: &Path, made: Identity, entry: Entry) {
-        let meta = std::fs::symlink_metadata(file).ok().filter(|meta| Identity::of(meta) == made);
+    pub fn put_back(&mut self, file: &Path, made: FileIdentity, entry: Entry) {
+        let meta = std::fs::symlink_metadata(file).ok().filter(|meta| FileIdentity::of(meta) == made);
         let (Some(meta), Some(name)) = (meta, name_of(file)) else { return self.remove(file) };
         let left = entry.left.map(|_| Times::of(&meta));
         self.manifest.files.insert(name.to_string(), Entry { left, ..entry });

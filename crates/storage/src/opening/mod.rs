@@ -15,7 +15,7 @@ pub use open::{allow_descriptors, has_rings, reopened};
 pub use plan::examine;
 
 use crate::source::{Action, SourcePlan, Target};
-use forebay_io::identity::Identity;
+use forebay_io::FileIdentity;
 use forebay_model::glob::Glob;
 use forebay_model::job::{Cache, Engine, Hint, PathKind, Priority, FILE_NAME_DEFAULT};
 use forebay_model::Error;
@@ -135,7 +135,7 @@ pub struct Looked {
 
 type Locked = BTreeMap<PathBuf, HeldManifest>;
 /// Files of ours that are made or written: nothing else is opened by their names.
-type Ours = BTreeMap<PathBuf, Identity>;
+type Ours = BTreeMap<PathBuf, FileIdentity>;
 
 /// Open targets, and the locks on their directories for as long as they are used.
 pub struct Opened {
@@ -152,7 +152,7 @@ pub struct Opened {
 
 struct Written {
     path: PathBuf,
-    made: Identity,
+    made: FileIdentity,
     /// The name that its content carries.
     content: String,
     bytes: u64,

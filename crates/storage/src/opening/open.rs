@@ -7,8 +7,7 @@ use crate::source::file::{FileAccess, FileTarget};
 use crate::source::{
     Action, FilePlan, Open, OpenFileSource, OpenSource, Route, SharedDrive, SourcePlan, Target,
 };
-use forebay_io::meter::cache;
-use forebay_io::reactor::{self, memlock, RingOptions};
+use forebay_io::{cache_residency, memlock_refusal, room_for_rings, RingOptions};
 use forebay_model::content;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{Cache, Engine};
@@ -75,12 +74,12 @@ pub fn has_rings(
 ) -> Result<Result<(), String>, Error> {
     let insists = sqpoll || iopoll || engine == Engine::Uring;
     let options = RingOptions { depth: 8, sqpoll, iopoll, one_by_one: false };
-    match reactor::room_for(workers, options) {
+    match room_for_rings(workers, options) {
         Ok(()) => Ok(Ok(())),
         Err(e) if insists => {
-            Err(memlock::refusal("the run", &e, "forebay doctor for the reason, or ‹engine› pread"))
+            Err(memlock_refusal("the run", &e, "forebay doctor for the reason, or ‹engine› pread"))
         }
-        Err(e) => Ok(Err(memlock::refusal("a run", &e, "").found)),
+        Err(e) => Ok(Err(memlock_refusal("a run", &e, "").found)),
     }
 }
 
@@ -175,7 +174,7 @@ impl Open for Opener<'_> {
         }
         let resident = match purpose.cache {
             Cache::Warm => true,
-            Cache::Allow => cache::residency(&target.file, 0, file.bytes).is_ok_and(|share| share > 0.99),
+            Cache::Allow => cache_residency(&target.file, 0, file.bytes).is_ok_and(|share| share > 0.99),
             Cache::Auto | Cache::Bypass | Cache::Drop => false,
         };
         if let Some(own) = path::Paths::find(purpose.path).and_then(|path| path.opens(&target)) {

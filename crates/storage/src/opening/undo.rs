@@ -4,7 +4,7 @@ use super::manifest::{Entry, HeldManifest};
 use super::plan::parent_of;
 use super::Locked;
 use crate::outputs::Outputs;
-use forebay_io::identity::Identity;
+use forebay_io::FileIdentity;
 use std::path::{Path, PathBuf};
 
 /// Files that were made, made larger, or about to be written.
@@ -13,7 +13,7 @@ pub(super) struct Undo(Vec<Changed>);
 
 struct Changed {
     path: PathBuf,
-    file: Identity,
+    file: FileIdentity,
     /// None: it wasn't there.
     before: Option<Before>,
 }
@@ -27,12 +27,12 @@ struct Before {
 }
 
 impl Undo {
-    pub(crate) fn made(&mut self, path: &Path, file: Identity) {
+    pub(crate) fn made(&mut self, path: &Path, file: FileIdentity) {
         self.0.push(Changed { path: path.into(), file, before: None });
     }
 
     /// A file of `bytes` is made larger.
-    pub(crate) fn extends(&mut self, path: &Path, file: Identity, bytes: u64) {
+    pub(crate) fn extends(&mut self, path: &Path, file: FileIdentity, bytes: u64) {
         self.0.push(Changed {
             path: path.into(),
             file,
@@ -41,7 +41,7 @@ impl Undo {
     }
 
     /// Notes that this file's entry in the list is about to change.
-    pub(crate) fn begin(&mut self, path: &Path, file: Identity, entry: Option<Entry>) {
+    pub(crate) fn begin(&mut self, path: &Path, file: FileIdentity, entry: Option<Entry>) {
         match self.0.iter_mut().find(|c| c.path == path) {
             Some(Changed { before: Some(before), .. }) if before.entry.is_none() => before.entry = entry,
             Some(_) => {}
@@ -82,7 +82,7 @@ impl Undo {
 }
 
 impl Before {
-    fn put_back(self, path: &Path, file: Identity, list: Option<&mut HeldManifest>) {
+    fn put_back(self, path: &Path, file: FileIdentity, list: Option<&mut HeldManifest>) {
         let cut = self.bytes.map(|bytes| {
             let handle = Outputs::reopen(path).ok()?;
             file.check(path, &handle).ok()?;

@@ -3,7 +3,7 @@
 
 use super::{DataPath, Ends, PATHS};
 use crate::source::file::FileTarget;
-use forebay_io::machine::verdict::{Answer, GdsVerdict};
+use forebay_io::{GdsVerdict, VerdictAnswer};
 use forebay_model::job::{Cache, PathKind, Prefer};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -92,7 +92,7 @@ impl Known {
         let ask = || {
             let verdict = judge(std::slice::from_ref(&file.path));
             match verdict.answer {
-                Answer::Direct => Ok(()),
+                VerdictAnswer::Direct => Ok(()),
                 _ => Err(verdict.reason().unwrap_or_else(|| "cuFile wouldn't go direct".into())),
             }
         };

@@ -6,13 +6,10 @@
 
 use super::{About, Beside, DataPath, Ends, Layer, QueueFactory, Refusal, WorkerContext};
 use crate::source::Target;
-use forebay_io::arena::{Arena, Mem};
-use forebay_io::clock;
-use forebay_io::gpu::Copier;
-use forebay_io::machine::finding::{Check, CheckState};
-use forebay_io::machine::verdict::Verdicts;
-use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
-use forebay_io::reactor::Reactor;
+use forebay_io::{
+    monotonic_now, Arena, Check, CheckState, Copier, Done, Fault, Full, Geometry, Io, Mem, Op, Queue,
+    Reactor, Verdicts, Via,
+};
 use forebay_model::job::{Engine, JobSpec, PathKind};
 use forebay_model::Error;
 use std::collections::VecDeque;
@@ -223,7 +220,7 @@ impl BounceQueue {
         let mut copies = std::mem::take(&mut self.copies);
         self.copier.reap(&mut copies);
         if !copies.is_empty() {
-            let now = clock::now();
+            let now = monotonic_now();
             copies.drain(..).for_each(|(tag, fault)| self.copy_done(tag, fault, now));
         }
         self.copies = copies;
@@ -274,7 +271,7 @@ impl BounceQueue {
         if self.landed.is_empty() {
             return;
         }
-        let now = clock::now();
+        let now = monotonic_now();
         for _ in 0..at_most.min(self.landed.len()) {
             if let Some(d) = self.landed.pop_front() {
                 self.below_done(d, now);
@@ -314,7 +311,7 @@ impl Queue for BounceQueue {
         }
         self.pending[io.tag as usize] = Some(Pending { io, moved: 0, copy_from: None, copy_ns: 0 });
         if let Op::Write { .. } = io.op {
-            self.start_copy(io.tag, io.len, clock::now());
+            self.start_copy(io.tag, io.len, monotonic_now());
         } else if self.inline {
             self.held.push(self.through_staging(&io));
         } else if self.inner.push(self.through_staging(&io), reactor).is_err() {
@@ -385,7 +382,7 @@ impl Queue for BounceQueue {
 
     fn next_due(&self) -> Option<Instant> {
         if !self.landed.is_empty() {
-            return Some(clock::now());
+            return Some(monotonic_now());
         }
         // With every read under way that may be, a slot gained by looking early would only lie idle.
         let busy_below = !self.inline && self.below == self.below_max;

@@ -2,7 +2,7 @@
 
 use super::{Beside, DataPath, Ends, Paths};
 use crate::source::Target;
-use forebay_io::machine;
+use forebay_io::last_level_cache_bytes;
 use forebay_model::job::{JobSpec, PathKind, DEPTH_MAX};
 
 const PAGE: u64 = 4096;
@@ -214,7 +214,7 @@ fn in_copy(job: &JobSpec, used: &[Under], into_gpu: bool) -> u32 {
 /// and read back for the copy, and both compete with the reads.
 fn slots_in_cache(job: &JobSpec) -> u32 {
     const AT_LEAST: u64 = 3;
-    let share = machine::last_level_cache_bytes() / 2 / u64::from(job.workers);
+    let share = last_level_cache_bytes() / 2 / u64::from(job.workers);
     (share / job.io_bytes_largest()).clamp(AT_LEAST, u64::from(u32::MAX)) as u32
 }
 

@@ -4,10 +4,7 @@
 
 use super::buffers::parts_of_row;
 use crate::source::QueueNeeds;
-use forebay_io::arena::Mem;
-use forebay_io::gpu::cuda::{Device, Stream};
-use forebay_io::gpu::{Copier, CudaCopier, Pulling, Scattering};
-use forebay_io::queue::Fault;
+use forebay_io::{Copier, CudaCopier, CudaDevice, CudaStream, Fault, Mem, Pulling, Scattering};
 use forebay_model::Error;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -22,8 +19,8 @@ const SCATTERED_BYTES_MAX: u64 = 64 << 10;
 
 /// Creates the copiers of a worker's queues.
 pub struct Copiers {
-    device: Option<Arc<Device>>,
-    streams: RefCell<Vec<Rc<Stream>>>,
+    device: Option<Arc<CudaDevice>>,
+    streams: RefCell<Vec<Rc<CudaStream>>>,
     made: Cell<usize>,
     /// Copies many short I/Os by one kernel launch; shared like the streams.
     scattering: OnceCell<Option<Rc<Scattering>>>,
@@ -37,7 +34,7 @@ pub struct Copiers {
 impl Copiers {
     /// For I/Os as `needs` says. Short ones are copied one by one where the GPU can't move them together: where it lacks a
     /// compiler for its kernels, or doesn't read host memory.
-    pub fn new(device: Option<&Arc<Device>>, needs: QueueNeeds) -> Copiers {
+    pub fn new(device: Option<&Arc<CudaDevice>>, needs: QueueNeeds) -> Copiers {
         Copiers {
             device: device.cloned(),
             streams: RefCell::default(),
@@ -55,7 +52,7 @@ impl Copiers {
         Copiers { rows: rows.saturating_mul(parts), ..self }
     }
 
-    fn scattering(&self, device: &Arc<Device>) -> Option<Rc<Scattering>> {
+    fn scattering(&self, device: &Arc<CudaDevice>) -> Option<Rc<Scattering>> {
         let pieces = self.needs.depth as usize * self.rows as usize;
         let short = self.rows > 1 || pieces > 1 && self.needs.io_bytes_max < SCATTERED_BYTES_MAX;
         // Each may lie in two windows of the page cache.
@@ -64,7 +61,7 @@ impl Copiers {
         self.scattering.get_or_init(made).clone()
     }
 
-    fn pulling(&self, device: &Arc<Device>) -> Option<Rc<Pulling>> {
+    fn pulling(&self, device: &Arc<CudaDevice>) -> Option<Rc<Pulling>> {
         let takes = Pulling::takes_up_to(self.needs.io_bytes_max);
         let made = || if takes { Pulling::new(device).ok().map(Rc::new) } else { None };
         self.pulling.get_or_init(made).clone()
@@ -83,7 +80,7 @@ impl Copiers {
 
     fn made(
         &self,
-        finish: impl Fn(CudaCopier, &Arc<Device>) -> CudaCopier,
+        finish: impl Fn(CudaCopier, &Arc<CudaDevice>) -> CudaCopier,
     ) -> Result<Box<dyn Copier>, Error> {
         let Some(device) = &self.device else { return Ok(Box::new(HostCopier::default())) };
         let made = self.made.replace(self.made.get() + 1);

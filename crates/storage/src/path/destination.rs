@@ -4,7 +4,7 @@
 use super::{Ends, PATHS};
 use crate::source::file::FileTarget;
 use crate::source::Target;
-use forebay_io::gpu::cuda::{self, Device};
+use forebay_io::{cuda_devices, CudaDevice};
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
 use std::any::Any;
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Default)]
 pub struct Destination {
     /// GPUs in the order of --gpu, or one for each --pair; empty if the destination is host memory.
-    pub devices: Vec<Arc<Device>>,
+    pub devices: Vec<Arc<CudaDevice>>,
     /// What paths set up when a target first needs it, one of each type.
     set_up: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
@@ -27,9 +27,9 @@ impl Destination {
         let path = super::Paths::find(job.path);
         let devices = match (path.map_or(Ends::GpuIfAny, |path| path.ends()), asked.as_slice()) {
             (Ends::Host, _) => Vec::new(),
-            (Ends::GpuIfAny, []) if cuda::devices().0 == 0 => Vec::new(),
-            (_, []) => vec![Device::open(0)?],
-            (_, asked) => asked.iter().map(|gpu| Device::open(*gpu)).collect::<Result<_, _>>()?,
+            (Ends::GpuIfAny, []) if cuda_devices().0 == 0 => Vec::new(),
+            (_, []) => vec![CudaDevice::open(0)?],
+            (_, asked) => asked.iter().map(|gpu| CudaDevice::open(*gpu)).collect::<Result<_, _>>()?,
         };
         let destination = Destination::on(devices);
         path.map_or(Ok(()), |path| path.begin(job, &destination))?;
@@ -51,7 +51,7 @@ impl Destination {
     }
 
     /// On these GPUs, with nothing set up.
-    pub fn on(devices: Vec<Arc<Device>>) -> Destination {
+    pub fn on(devices: Vec<Arc<CudaDevice>>) -> Destination {
         Destination { devices, ..Destination::default() }
     }
 
@@ -107,12 +107,12 @@ impl Destination {
     }
 
     /// The GPU that a worker feeds; GPUs are assigned in turn.
-    pub fn device_of(&self, worker: u32) -> Option<&Arc<Device>> {
+    pub fn device_of(&self, worker: u32) -> Option<&Arc<CudaDevice>> {
         (!self.devices.is_empty()).then(|| &self.devices[worker as usize % self.devices.len()])
     }
 
     /// The GPU of this number, among those that are fed.
-    pub fn device(&self, gpu: u32) -> Option<&Arc<Device>> {
+    pub fn device(&self, gpu: u32) -> Option<&Arc<CudaDevice>> {
         self.devices.iter().find(|d| d.index() == gpu)
     }
 

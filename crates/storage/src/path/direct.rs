@@ -2,10 +2,7 @@
 //! Files are opened, registered, read and deregistered during the run.
 
 use crate::source::file::FileTarget;
-use forebay_io::arena::Mem;
-use forebay_io::gpu::cuda::Device;
-use forebay_io::queue::Queue;
-use forebay_io::reactor::Reactor;
+use forebay_io::{CudaDevice, Mem, Queue, Reactor};
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
 use std::any::Any;
@@ -18,7 +15,7 @@ pub trait Means: Send + Sync {
     ///
     /// # Errors
     /// The path can't serve one of the GPUs.
-    fn begin(&self, _probe: &FileTarget, _devices: &[Arc<Device>]) -> Result<(), Error> {
+    fn begin(&self, _probe: &FileTarget, _devices: &[Arc<CudaDevice>]) -> Result<(), Error> {
         Ok(())
     }
 
@@ -36,7 +33,7 @@ pub trait Means: Send + Sync {
     ///
     /// # Errors
     /// The path's library refuses it.
-    fn hold(&self, _file: &FileTarget, _device: &Arc<Device>) -> Result<(), Error> {
+    fn hold(&self, _file: &FileTarget, _device: &Arc<CudaDevice>) -> Result<(), Error> {
         Ok(())
     }
 
@@ -78,7 +75,7 @@ impl Base {
 pub struct DirectNeeds<'a> {
     pub job: &'a JobSpec,
     /// The GPUs in turn, and what of their memory the path's library knows.
-    pub devices: Vec<(&'a Arc<Device>, &'a Base)>,
+    pub devices: Vec<(&'a Arc<CudaDevice>, &'a Base)>,
     /// Reads in flight on all queues.
     pub depth: u32,
     pub io_bytes: u64,

@@ -2,10 +2,7 @@
 
 use super::{About, DataPath, Ends, Layer, QueueFactory, Refusal, WorkerContext};
 use crate::source::Target;
-use forebay_io::machine::finding::{Check, CheckState};
-use forebay_io::machine::verdict::Verdicts;
-use forebay_io::queue::Queue;
-use forebay_io::reactor::Reactor;
+use forebay_io::{Check, CheckState, Queue, Reactor, Verdicts};
 use forebay_model::job::{JobSpec, PathKind};
 use forebay_model::Error;
 

@@ -16,7 +16,7 @@ pub(crate) use bounce::BounceQueue;
 pub use buffers::{Buffers, Under};
 pub use copiers::{Copiers, HostCopier};
 pub use destination::Destination;
-pub(crate) use forebay_io::gpu::Copier;
+pub(crate) use forebay_io::Copier;
 pub(crate) use worker_context::Layer;
 pub use worker_context::{QueueFactory, WorkerContext};
 
@@ -24,10 +24,7 @@ use crate::source::file::FileTarget;
 use crate::source::{OpenFileSource, SourceMedium, SourceRow, Target, SOURCES};
 use auto::{Known, Situation};
 use direct::Means;
-use forebay_io::gpu::cuda::Device;
-use forebay_io::machine::finding::Check;
-use forebay_io::machine::verdict::Verdicts;
-use forebay_io::queue::Fault;
+use forebay_io::{Check, CudaDevice, Fault, Verdicts};
 use forebay_model::job::{JobSpec, PathKind};
 use forebay_model::Error;
 use mapped::Limits;
@@ -241,12 +238,17 @@ pub trait DataPath: Sync {
     fn equip(
         &self,
         context: &WorkerContext,
-        reactor: &mut forebay_io::reactor::Reactor,
+        reactor: &mut forebay_io::Reactor,
     ) -> Result<Box<dyn QueueFactory>, Error>;
 
     /// The means to read many files directly into GPUs, the first of which is `device`; None: the data passes through
     /// the host.
-    fn means(&self, _: &JobSpec, _device: &Arc<Device>, _: Limits) -> Result<Option<Arc<dyn Means>>, Error> {
+    fn means(
+        &self,
+        _: &JobSpec,
+        _device: &Arc<CudaDevice>,
+        _: Limits,
+    ) -> Result<Option<Arc<dyn Means>>, Error> {
         Ok(None)
     }
 

@@ -3,10 +3,7 @@
 use super::copiers::Copiers;
 use super::Destination;
 use crate::source::{QueueNeeds, Target};
-use forebay_io::arena::Arena;
-use forebay_io::gpu::cuda::{Device, DeviceMemory};
-use forebay_io::queue::Queue;
-use forebay_io::reactor::Reactor;
+use forebay_io::{Arena, CudaDevice, DeviceMemory, Queue, Reactor};
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
 use std::any::Any;
@@ -18,7 +15,7 @@ pub struct WorkerContext<'a> {
     pub job: &'a JobSpec,
     pub destination: &'a Destination,
     /// The GPU that the worker feeds.
-    pub device: Option<&'a Arc<Device>>,
+    pub device: Option<&'a Arc<CudaDevice>>,
     /// The worker's slots, where they lie in that GPU's memory.
     pub slots: Option<&'a DeviceMemory>,
     /// Slots of the path's own (`DataPath::beside`).

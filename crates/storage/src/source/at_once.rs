@@ -1,9 +1,7 @@
 //! A queue whose I/Os the worker does itself, in `submit`: for what ends without
 //! waiting, or where a thread between would cost more than it saves.
 
-use forebay_io::arena::Mem;
-use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
-use forebay_io::reactor::Reactor;
+use forebay_io::{Done, Fault, Full, Geometry, Io, Mem, Queue, Reactor, Via};
 
 /// As far ahead as takes memory to answer while short rows are copied.
 pub(crate) const AHEAD: usize = 8;

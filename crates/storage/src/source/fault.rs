@@ -9,9 +9,7 @@
 //! hands completions of one reap back in a shuffled order. `stall` of them reach
 //! the device and are never reported, until they are abandoned.
 
-use forebay_io::clock;
-use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
-use forebay_io::reactor::Reactor;
+use forebay_io::{monotonic_now, Done, Fault, Full, Geometry, Io, Queue, Reactor, Via};
 use forebay_model::random::{derive, Xoshiro256};
 use forebay_model::Error;
 use std::time::{Duration, Instant};
@@ -125,14 +123,14 @@ impl FaultQueue {
         if self.fate[tag] == Fate::Stall {
             // A slow device may answer after its caller has given up.
             match self.abandoned[tag] {
-                true => self.held.push((clock::now(), cancelled(done))),
+                true => self.held.push((monotonic_now(), cancelled(done))),
                 false => self.stalled.push(done),
             }
             return;
         }
         let delay = Duration::from_micros((self.draw() * self.plan.delay_us as f64) as u64);
         let done = self.bend(done);
-        self.held.push((clock::now() + delay, done));
+        self.held.push((monotonic_now() + delay, done));
     }
 
     fn shuffle(&mut self, done: &mut [Done]) {
@@ -181,7 +179,7 @@ impl Queue for FaultQueue {
     fn submit(&mut self, reactor: &mut Reactor) {
         self.inner.submit(reactor);
         for done in std::mem::take(&mut self.failed) {
-            self.held.push((clock::now(), done));
+            self.held.push((monotonic_now(), done));
         }
     }
 
@@ -192,7 +190,7 @@ impl Queue for FaultQueue {
             self.hold(d);
         }
         self.scratch = finished;
-        let now = clock::now();
+        let now = monotonic_now();
         let first = done.len();
         let mut i = 0;
         while i < self.held.len() {
@@ -211,7 +209,7 @@ impl Queue for FaultQueue {
         self.abandoned[tag as usize] = true;
         if let Some(at) = self.stalled.iter().position(|d| d.tag == tag) {
             let done = self.stalled.swap_remove(at);
-            self.held.push((clock::now(), cancelled(done)));
+            self.held.push((monotonic_now(), cancelled(done)));
         } else {
             self.inner.abandon(tag, reactor);
         }

@@ -22,10 +22,7 @@ pub use shared_drive::SharedDrive;
 pub use stripe::OpenStripe;
 
 use file::FileTarget;
-use forebay_io::arena::Arena;
-use forebay_io::gpu::cuda::{Device, DeviceMemory};
-use forebay_io::queue::Queue;
-use forebay_io::reactor::Reactor;
+use forebay_io::{Arena, CudaDevice, DeviceMemory, Queue, Reactor};
 use forebay_model::device::DriveModel;
 use forebay_model::job::{Engine, PathKind};
 use forebay_model::Error;
@@ -459,7 +456,7 @@ impl Target {
     ///
     /// # Errors
     /// Why not.
-    pub fn reaches(&self, device: &Arc<Device>) -> Result<(), String> {
+    pub fn reaches(&self, device: &Arc<CudaDevice>) -> Result<(), String> {
         let tried = device.slots(1, TRIED_BYTES).map_err(|e| e.to_string())?;
         self.source.lend_device(&tried).map(drop)
     }

@@ -3,9 +3,7 @@
 use super::plan::{Look, Open, Source, SourcePlan, Uri};
 use super::uri::{query, Text};
 use super::{MadeOf, OpenFile, OpenSource, QueueNeeds};
-use forebay_io::machine::finding::{Check, CheckState};
-use forebay_io::queue::{Done, Full, Geometry, Io, Queue, Via};
-use forebay_io::reactor::Reactor;
+use forebay_io::{Check, CheckState, Done, Full, Geometry, Io, Queue, Reactor, Via};
 use forebay_model::units::{format_bytes, parse_bytes};
 use forebay_model::Error;
 use serde_json::json;

@@ -1,7 +1,7 @@
 //! A source, from its URI to what is open of it: parsed, examined on this machine with nothing touched, opened.
 
 use super::{MadeOf, OpenSource, SharedDrive, Target};
-use forebay_io::machine::finding::Check;
+use forebay_io::Check;
 use forebay_model::device::DriveModel;
 use forebay_model::Error;
 use serde::{Serialize, Serializer};

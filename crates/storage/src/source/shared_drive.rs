@@ -1,7 +1,6 @@
 //! The times of a modelled drive, which queues of several workers keep together.
 
-use forebay_io::clock;
-use forebay_io::queue::{Io, Op};
+use forebay_io::{monotonic_now, Io, Op};
 use forebay_model::device::{DriveModel, Timeline};
 use forebay_model::job;
 use std::sync::{Arc, Mutex};
@@ -20,7 +19,7 @@ impl SharedDrive {
     pub fn new(model: &DriveModel, seed: u64, random: bool) -> SharedDrive {
         SharedDrive {
             timeline: Arc::new(Mutex::new(Timeline::new(model, seed))),
-            began: clock::now(),
+            began: monotonic_now(),
             random,
         }
     }
@@ -38,7 +37,7 @@ impl SharedDrive {
     }
 
     pub(super) fn since(&self) -> u64 {
-        clock::now().duration_since(self.began).as_nanos() as u64
+        monotonic_now().duration_since(self.began).as_nanos() as u64
     }
 
     pub(super) fn complete_at(&self, io: &Io) -> u64 {

@@ -1,9 +1,7 @@
 //! The slots of a test: an engine arena, or memory of a GPU, whose bytes the
 //! test may look at while no I/O owns them.
 
-use forebay_io::arena::{Arena, Mem};
-use forebay_io::gpu::cuda::{Device, DeviceMemory};
-use forebay_io::reactor::Reactor;
+use forebay_io::{Arena, CudaDevice, DeviceMemory, Mem, Reactor};
 use forebay_model::job::Pages;
 use std::sync::Arc;
 
@@ -39,7 +37,7 @@ impl Slots {
         Slots { slot_bytes: arena.slot_bytes(), held: Held::Host(arena) }
     }
 
-    pub fn on(device: &Arc<Device>, count: usize, bytes_each: usize) -> Slots {
+    pub fn on(device: &Arc<CudaDevice>, count: usize, bytes_each: usize) -> Slots {
         let slot_bytes = bytes_each.next_multiple_of(4096);
         Slots { slot_bytes, held: Held::Gpu(device.slots(count, slot_bytes).unwrap()) }
     }

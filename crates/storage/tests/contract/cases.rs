@@ -1,8 +1,7 @@
 //! Targets of the suite: for each row of `SOURCES` those that exercise it, over files whose content is known by other
 //! means.
 
-use forebay_io::queue::Op;
-use forebay_io::reactor::{memlock, Reactor, RingOptions};
+use forebay_io::{memlock_limit, Op, Reactor, RingOptions};
 use forebay_model::content;
 use forebay_model::device::DriveModel;
 use forebay_model::job::Engine;
@@ -22,7 +21,7 @@ const LOCKED_BYTES: u64 = 8 << 20;
 
 /// Why rings would fail once in a while; None where there is enough memory to lock.
 fn little_to_lock() -> Option<String> {
-    let limit = memlock::limit()?;
+    let limit = memlock_limit()?;
     (limit < LOCKED_BYTES)
         .then(|| format!("only {limit} bytes may be locked for io_uring: ulimit -l {}", LOCKED_BYTES >> 10))
 }
@@ -34,7 +33,7 @@ pub fn lacking(engine: Engine) -> Option<String> {
             let ring = Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() });
             ring.err().map(|e| format!("the kernel refuses io_uring: {e}"))
         }),
-        Engine::Map if !forebay_io::copy::GUARDED => Some("the guarded copy needs x86-64".into()),
+        Engine::Map if !forebay_io::GUARDED_COPIES => Some("the guarded copy needs x86-64".into()),
         _ => None,
     }
 }

@@ -5,7 +5,7 @@
 use super::cases::{self, lacking, noise, striped, truth, ENGINES};
 use super::model::{batches, Flat, Shape};
 use super::rig::{plain, Request, Rig};
-use forebay_io::queue::Op;
+use forebay_io::Op;
 use forebay_model::job::{Engine, PathKind};
 use forebay_storage::Target;
 use proptest::prelude::*;

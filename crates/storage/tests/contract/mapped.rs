@@ -2,7 +2,7 @@
 //! with the host in its part.
 
 use super::arena::Slots;
-use forebay_io::gpu::cuda::{CudaError, Device};
+use forebay_io::{CudaDevice, CudaError};
 use forebay_storage::{
     DataPath, DevicePinner, Ends, MappedLimits, MappedRegistry, MemoryPin, MemoryPinner, Target,
 };
@@ -27,7 +27,7 @@ impl MemoryPinner for HostPinner {
 const WINDOW: u64 = 12 << 10;
 
 /// Registrations under a cap that the larger files are beyond.
-pub fn registry(device: Option<&Arc<Device>>) -> Arc<MappedRegistry> {
+pub fn registry(device: Option<&Arc<CudaDevice>>) -> Arc<MappedRegistry> {
     let limits = MappedLimits { cap_bytes: 6 * WINDOW, window_bytes: WINDOW, least_bytes: 1, relays: 0 };
     let pinner: Box<dyn MemoryPinner> = match device {
         Some(device) => Box::new(DevicePinner(device.clone())),

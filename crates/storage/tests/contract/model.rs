@@ -2,7 +2,7 @@
 //! of the real one. Bytes that a fault left in doubt are marked, and only those.
 
 use super::rig::Request;
-use forebay_io::queue::Op;
+use forebay_io::Op;
 use forebay_model::random::Xoshiro256;
 
 pub struct Flat {

@@ -5,9 +5,7 @@
 use super::arena::Slots;
 use super::mapped;
 use super::scattered::Scattered;
-use forebay_io::gpu::cuda::{Device, Pinned};
-use forebay_io::queue::{Done, Fault, Full, Io, Op, Queue};
-use forebay_io::reactor::{Reactor, RingOptions};
+use forebay_io::{CudaDevice, Done, Fault, Full, Io, Op, PinnedMemory, Queue, Reactor, RingOptions};
 use forebay_model::job::{CuFileMode, Engine, JobSpec, PathKind};
 use forebay_storage::{Copiers, DataPath, Destination, Ends, Paths, QueueNeeds, Target, WorkerContext};
 use std::any::Any;
@@ -69,7 +67,7 @@ pub struct Rig {
     _kept: Option<Box<dyn Any>>,
     pub slots: Slots,
     // Before what it pins.
-    _pin: Option<Pinned>,
+    _pin: Option<PinnedMemory>,
     _beside: Option<Slots>,
     /// Payload lies here instead of in the slots.
     scattered: Option<Scattered>,
@@ -87,9 +85,9 @@ pub fn plain(queue: Box<dyn Queue>) -> Box<dyn Queue> {
 }
 
 /// The GPU that a path feeds: the first, where the test is a scenario's process (gpu/scenario.rs).
-fn gpu_under(path: &dyn DataPath) -> Option<Arc<Device>> {
+fn gpu_under(path: &dyn DataPath) -> Option<Arc<CudaDevice>> {
     let on_gpu = std::env::var_os("FOREBAY_GPU_SCENARIO").is_some() && path.ends() != Ends::Host;
-    on_gpu.then(|| Device::open(0).unwrap())
+    on_gpu.then(|| CudaDevice::open(0).unwrap())
 }
 
 /// Returns one of cuFile's interfaces: the one that FOREBAY_TEST_CUFILE names, else each in turn.

@@ -1,8 +1,7 @@
 //! A fault queue whose test knows when nothing more comes of it by itself, so that
 //! it need not conclude that from silence, which a busy machine keeps as well.
 
-use forebay_io::queue::{Done, Full, Geometry, Io, Queue};
-use forebay_io::reactor::Reactor;
+use forebay_io::{Done, Full, Geometry, Io, Queue, Reactor};
 use forebay_storage::{FaultPlan, FaultQueue};
 use std::cell::Cell;
 use std::rc::Rc;

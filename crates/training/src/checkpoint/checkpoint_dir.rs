@@ -2,7 +2,7 @@
 //! taken away again.
 
 use crate::opened::file::{align_of, CreatedFile, Refused, RunFile};
-use forebay_io::meter::cache;
+use forebay_io::{cache_residency, drop_cached};
 use forebay_model::checkpoint::layout::scaled;
 use forebay_model::checkpoint::{folder, CheckpointSpec};
 use forebay_model::job::{Cache, JobSpec};
@@ -276,10 +276,10 @@ impl CheckpointDir {
     /// The list of a checkpoint's files, to be written. Hosts that share the folder take turns.
     fn list_of(&self, step: u32) -> Result<HeldManifest, Error> {
         let at = self.folder_of(step);
-        let until = forebay_io::clock::now() + LIST_WAIT;
+        let until = forebay_io::monotonic_now() + LIST_WAIT;
         loop {
             match HeldManifest::alone(&at) {
-                Err(e) if e.kind == forebay_model::Kind::Machine && forebay_io::clock::now() < until => {
+                Err(e) if e.kind == forebay_model::Kind::Machine && forebay_io::monotonic_now() < until => {
                     std::thread::sleep(LIST_AGAIN);
                 }
                 held => return held,
@@ -324,10 +324,10 @@ impl CheckpointDir {
                 let file = std::fs::File::open(&place.path)
                     .map_err(|e| Error::run(asked(), e.to_string(), "the same command again"))?;
                 if self.spec.cache != Cache::Allow {
-                    let dropped = cache::drop(&file, 0, place.bytes);
+                    let dropped = drop_cached(&file, 0, place.bytes);
                     dropped.map_err(|why| Error::machine(asked(), why, "‹cache› bypass"))?;
                 }
-                let Ok(share) = cache::residency(&file, 0, place.bytes) else { return Ok(None) };
+                let Ok(share) = cache_residency(&file, 0, place.bytes) else { return Ok(None) };
                 resident += share * place.bytes as f64;
                 bytes += place.bytes as f64;
             }

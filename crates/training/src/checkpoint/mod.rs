@@ -17,8 +17,7 @@ use crate::Barrier;
 use checkpoint_dir::CheckpointDir;
 use forebay_bench::run_kit::{run_thread, Observer};
 use forebay_bench::{requirements, worker_setup, Outcome};
-use forebay_io::clock;
-use forebay_io::gpu::cuda;
+use forebay_io::{cuda_devices, monotonic_now, wall_seconds};
 use forebay_model::checkpoint::{CheckpointSpec, Sizes};
 use forebay_model::job::{JobSpec, Op, PathKind, Sync, DEPTH_MAX};
 use forebay_model::Error;
@@ -98,7 +97,7 @@ fn run_watched(
     barrier: Option<&mut dyn Barrier>,
 ) -> Result<Outcome, Error> {
     check(spec)?;
-    let started = clock::wall_seconds();
+    let started = wall_seconds();
     let mut dir = CheckpointDir::examine(spec)?;
     dir.check_room()?;
     let (job, reason) = job_of(spec);
@@ -193,7 +192,7 @@ fn settled(spec: &CheckpointSpec) -> (PathKind, Option<String>) {
     if spec.path != PathKind::Auto {
         return (spec.path, None);
     }
-    match cuda::devices() {
+    match cuda_devices() {
         (0, why) if spec.gpus.is_empty() => {
             let why = why.unwrap_or_else(|| "no GPU".into());
             (PathKind::Host, Some(format!("auto chose host memory: {why}")))
@@ -223,7 +222,7 @@ impl Show<'_, '_> {
             if !self.meet()? || !self.step(Direction::Write, step, observer)? {
                 return Ok(());
             }
-            wrote_until = Some(clock::now());
+            wrote_until = Some(monotonic_now());
         }
         if self.spec.reads == 0 {
             return Ok(());
@@ -266,13 +265,13 @@ impl Show<'_, '_> {
 
     /// The time between checkpoints; false where the observer asks for the end.
     fn rest(&mut self, observer: &mut dyn Observer) -> bool {
-        let until = clock::now() + Duration::from_secs_f64(self.spec.between_s);
+        let until = monotonic_now() + Duration::from_secs_f64(self.spec.between_s);
         loop {
             if observer.stop() {
                 self.story.interrupted = true;
                 return false;
             }
-            let left = until.saturating_duration_since(clock::now());
+            let left = until.saturating_duration_since(monotonic_now());
             if left.is_zero() {
                 return true;
             }

@@ -4,7 +4,7 @@ use super::thread_pool::StepRan;
 use crate::opened::Direction;
 use forebay_bench::run_kit::Ran;
 use forebay_bench::{record, requirements, Outcome};
-use forebay_io::meter::cpu;
+use forebay_io::CpuReading;
 use forebay_model::checkpoint::record::{Checkpoint, Phase, Turn};
 use forebay_model::checkpoint::rules::{judge, Seen};
 use forebay_model::checkpoint::CheckpointSpec;
@@ -53,9 +53,9 @@ impl Story {
 
 fn turn(step: &StepRan, bytes: u64) -> Turn {
     let (moved, ios) = (step.ran.bytes(), step.ran.ios());
-    let cores = forebay_io::threads::online();
+    let cores = forebay_io::online_cpus();
     let reading = step.ran.readings.cpu.as_ref();
-    let cpu = reading.map(|r| cpu::fill(r, r.wall_s, moved, ios, cores)).unwrap_or_default();
+    let cpu = reading.map(|r| CpuReading::fill(r, r.wall_s, moved, ios, cores)).unwrap_or_default();
     Turn::new(step.step, bytes, moved, &step.ranks, cpu)
 }
 

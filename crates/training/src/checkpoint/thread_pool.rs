@@ -8,8 +8,7 @@ use crate::opened::resources::{spec_of, WorkerResources};
 use crate::opened::Direction;
 use forebay_bench::run_kit::{guarded, Meters, Observer, Phase, Progress, Ran, Resources, Shared, Threads};
 use forebay_bench::verify::NameOf;
-use forebay_io::clock;
-use forebay_io::threads;
+use forebay_io::{monotonic_now, settle_thread_in};
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::content;
 use forebay_model::job::JobSpec;
@@ -124,7 +123,7 @@ impl ThreadPool {
         }
         let mut meters = Meters::new(&self.shared.job, &self.shared.targets);
         meters.start();
-        let begin = clock::now();
+        let begin = monotonic_now();
         let task = Task { way, step, seed: dir.seed(step), begin };
         if self.tasks.iter().any(|tasks| tasks.send(task).is_err()) {
             return Err(gone());
@@ -189,8 +188,8 @@ fn attend(
     answers: &Sender<Answer>,
 ) {
     let reported = spec_of(index, None, None);
-    let idle = Part::nothing(clock::now());
-    let settled = threads::settle_in(reported.cpu, reported.near);
+    let idle = Part::nothing(monotonic_now());
+    let settled = settle_thread_in(reported.cpu, reported.near);
     let (resources, about) =
         match settled.and_then(|()| WorkerResources::open(index, shared, names_of((*spec).clone()), idle)) {
             Ok(made) => made,
@@ -259,12 +258,12 @@ impl Watch {
     fn patience(&self) -> Duration {
         self.next_point
             .min(self.next_ask)
-            .saturating_duration_since(clock::now())
+            .saturating_duration_since(monotonic_now())
             .max(Duration::from_millis(1))
     }
 
     fn look(&mut self, pool: &ThreadPool, observer: &mut dyn Observer) {
-        let now = clock::now();
+        let now = monotonic_now();
         if now >= self.next_point {
             self.next_point = now + self.interval;
             let point = self.point(pool, now);

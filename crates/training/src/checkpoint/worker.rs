@@ -10,9 +10,9 @@ use crate::opened::resources::WorkerResources;
 use crate::opened::Direction;
 use forebay_bench::run_kit::{Shared, Tally};
 use forebay_bench::verify::{self as content, Ended, VerifyTask};
-use forebay_io::client::{Client, Completion, End, InFlight, Late, Submission};
-use forebay_io::clock;
-use forebay_io::queue::{Fault, Op};
+use forebay_io::{
+    monotonic_now, Client, ClientCompletion, CompletionEnd, Fault, InFlight, LateIo, Op, Submission,
+};
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::pattern::Next;
 use forebay_model::{Error, Latency};
@@ -81,7 +81,7 @@ pub(crate) struct Worker {
     /// I/Os that have begun and aren't over.
     in_flight: u32,
     next_look: Instant,
-    late: Vec<(u32, Late)>,
+    late: Vec<(u32, LateIo)>,
     ended: Vec<Ended>,
     report: Report,
 }
@@ -95,7 +95,7 @@ impl Worker {
         moved: Arc<Moved>,
         ranks: Vec<u64>,
     ) -> Worker {
-        let now = clock::now();
+        let now = monotonic_now();
         Worker {
             files: Vec::new(),
             resources,
@@ -124,7 +124,7 @@ impl Worker {
         self.flows = self.ranks.iter().map(|rank| self.flow_of(*rank)).collect();
         (0..self.flows.len()).for_each(|flow| self.look_whether_through(flow));
         while !self.is_over() {
-            let now = clock::now();
+            let now = monotonic_now();
             if now >= self.next_look {
                 self.next_look = now + LOOK;
                 self.abandon_overdue(now);
@@ -253,7 +253,7 @@ impl Worker {
     }
 
     fn begin(&mut self, at: usize, op: Op, span: Span) -> Option<u32> {
-        let (now, queue) = (clock::now(), self.files[at].as_ref()?.queue);
+        let (now, queue) = (monotonic_now(), self.files[at].as_ref()?.queue);
         let want = if op == Op::Read { span.len } else { span.io_len };
         let owner = Part { file: at, span, started: now };
         let asked = Submission { queue, op, offset: span.offset, len: span.io_len, want, owner };
@@ -322,7 +322,7 @@ impl Worker {
     }
 
     fn complete(&mut self) {
-        let now = clock::now();
+        let now = monotonic_now();
         let mut done = self.resources.client.take_done();
         for d in done.drain(..) {
             if let Some(over) = self.resources.client.complete(d) {
@@ -332,14 +332,14 @@ impl Worker {
         self.resources.client.spare(done);
     }
 
-    fn complete_one(&mut self, over: Completion, now: Instant) {
+    fn complete_one(&mut self, over: ClientCompletion, now: Instant) {
         let (tag, Submission { op, owner, .. }) = (over.tag, self.resources.client.io(over.tag).submission);
         match over.end {
-            End::Whole if op == Op::Flush => {
+            CompletionEnd::Whole if op == Op::Flush => {
                 self.report.fsync.record(now.duration_since(owner.started).as_nanos() as u64);
                 self.release(tag);
             }
-            End::Whole => {
+            CompletionEnd::Whole => {
                 let Span { offset, len, .. } = owner.span;
                 let at = Next { target: 0, offset, len, is_read: op == Op::Read, pass: 0 };
                 let took = now.duration_since(owner.started);
@@ -352,12 +352,12 @@ impl Worker {
                     self.release(tag);
                 }
             }
-            End::Early => {
+            CompletionEnd::Early => {
                 let found = "the data ended early: the file is shorter than it was written";
                 self.io_failed(tag, &Fault::note(libc::EIO, found));
             }
-            End::GivenUp(_) => self.release(tag),
-            End::Failed(fault) => self.io_failed(tag, &fault),
+            CompletionEnd::GivenUp(_) => self.release(tag),
+            CompletionEnd::Failed(fault) => self.io_failed(tag, &fault),
         }
     }
 

@@ -2,11 +2,7 @@
 //! read. Pieces are made when they are first needed and used again; no more are ever out than batches that may be read
 //! ahead.
 
-use forebay_io::arena::{Arena, Mem};
-use forebay_io::gpu::cuda::{Device, DeviceMemory, Pinned};
-use forebay_io::gpu::cufile::Buffer;
-use forebay_io::gpu::Copier;
-use forebay_io::gpu::CudaCopier;
+use forebay_io::{Arena, Copier, CuFileBuffer, CudaCopier, CudaDevice, DeviceMemory, Mem, PinnedMemory};
 use forebay_model::job::Pages;
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
@@ -21,7 +17,7 @@ const CUFILE_BLOCK_BYTES: usize = 64 << 20;
 
 pub(crate) struct Destination {
     /// Empty: host memory.
-    devices: Vec<Arc<Device>>,
+    devices: Vec<Arc<CudaDevice>>,
     piece_bytes: usize,
     pool: Mutex<Pool>,
     name: String,
@@ -38,21 +34,21 @@ struct Pool {
     held: VecDeque<(u32, usize, Mem)>,
     arenas: Vec<Arena>,
     // What points to memory goes before it.
-    buffers: Vec<Buffer>,
+    buffers: Vec<CuFileBuffer>,
     memory: Vec<DeviceMemory>,
     bytes: u64,
 }
 
 impl Destination {
     /// The GPUs that batches end on; none of them where they don't.
-    pub(crate) fn devices(spec: &EmulateSpec) -> Result<Vec<Arc<Device>>, Error> {
-        spec.gpus().into_iter().map(Device::open).collect()
+    pub(crate) fn devices(spec: &EmulateSpec) -> Result<Vec<Arc<CudaDevice>>, Error> {
+        spec.gpus().into_iter().map(CudaDevice::open).collect()
     }
 
     /// None where what was read and checked is let go of. `session`: reads come by cuFile, which is to know the memory.
     pub(crate) fn new(
         spec: &EmulateSpec,
-        devices: Vec<Arc<Device>>,
+        devices: Vec<Arc<CudaDevice>>,
         piece_bytes: usize,
         session: Option<Arc<CuFileSession>>,
     ) -> Option<Destination> {
@@ -66,7 +62,7 @@ impl Destination {
     }
 
     /// The GPU of a turn, and what of its memory cuFile knows.
-    pub(crate) fn device(&self, turn: usize) -> Option<(&Arc<Device>, &DirectBase)> {
+    pub(crate) fn device(&self, turn: usize) -> Option<(&Arc<CudaDevice>, &DirectBase)> {
         self.devices.get(turn).zip(self.bases.get(turn))
     }
 
@@ -93,12 +89,13 @@ impl Destination {
         if self.devices.is_empty() {
             return Ok(vec![Box::new(HostCopier::default())]);
         }
-        let copier = |device: &Arc<Device>| Ok(Box::new(CudaCopier::new(device.clone())?) as Box<dyn Copier>);
+        let copier =
+            |device: &Arc<CudaDevice>| Ok(Box::new(CudaCopier::new(device.clone())?) as Box<dyn Copier>);
         self.devices.iter().map(copier).collect()
     }
 
     /// Pins a worker's slots for all GPUs.
-    pub(crate) fn pin(&self, slots: &Arena) -> Result<Option<Pinned>, Error> {
+    pub(crate) fn pin(&self, slots: &Arena) -> Result<Option<PinnedMemory>, Error> {
         self.devices.first().map(|device| device.pin(slots)).transpose()
     }
 
@@ -131,7 +128,7 @@ impl Destination {
     }
 
     /// Registers memory with cuFile; None where that is refused: then cuFile reads by memory of its own.
-    fn tell_cufile(&self, turn: usize, memory: &DeviceMemory) -> Option<Buffer> {
+    fn tell_cufile(&self, turn: usize, memory: &DeviceMemory) -> Option<CuFileBuffer> {
         let session = self.session.as_ref()?;
         match session.driver().register_buffer(memory) {
             Ok(buffer) => {

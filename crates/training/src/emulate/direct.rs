@@ -6,8 +6,7 @@ use super::destination::Destination;
 use super::direct_file::DirectFile;
 use super::io_mode::IoMode;
 use super::route::Route;
-use forebay_io::gpu::cuda::Device;
-use forebay_io::reactor::Reactor;
+use forebay_io::{CudaDevice, Reactor};
 use forebay_model::job::JobSpec;
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
@@ -24,7 +23,7 @@ pub(crate) struct DirectReads {
     kept: Mutex<HashMap<u32, Arc<DirectFile>>>,
     kept_max: usize,
     means: Arc<dyn DirectMeans>,
-    devices: Vec<Arc<Device>>,
+    devices: Vec<Arc<CudaDevice>>,
     /// One of the files, for what is the same of all.
     probe: FileTarget,
     /// Job that describes the request to the path.
@@ -37,7 +36,7 @@ impl DirectReads {
         spec: &EmulateSpec,
         route: &Route,
         io_mode: &IoMode,
-        devices: &[Arc<Device>],
+        devices: &[Arc<CudaDevice>],
         files: u32,
     ) -> Result<Option<DirectReads>, Error> {
         let Some((probe, _)) = io_mode.probe.files().into_iter().next().filter(|_| route.passes_host())

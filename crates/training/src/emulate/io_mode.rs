@@ -3,8 +3,7 @@
 
 use super::dataset::{DataSet, Folder};
 use super::reading::BLOCK;
-use forebay_io::meter::cache;
-use forebay_io::threads;
+use forebay_io::{allowed_cpus, cache_residency, drop_cached, warm_cache};
 use forebay_model::job::{Cache, Engine, PathKind};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
@@ -192,7 +191,7 @@ pub(crate) fn check_engine(engine: Engine) -> Result<(), Error> {
 
 /// Threads that read: as many as may run at once.
 pub(crate) fn workers_of(spec: &EmulateSpec) -> u32 {
-    spec.workers.unwrap_or_else(|| threads::allowed().len().max(1) as u32)
+    spec.workers.unwrap_or_else(|| allowed_cpus().len().max(1) as u32)
 }
 
 pub(crate) fn depth_of(spec: &EmulateSpec) -> u32 {
@@ -221,7 +220,7 @@ pub(crate) fn residency_now(data: &DataSet) -> Result<f64, String> {
     for file in (0..count).step_by(step) {
         let Ok((open, bytes)) = folder.open_file(file as u32, false) else { continue };
         let looked = bytes.min(PROBED_BYTES);
-        match cache::residency(&open, 0, looked) {
+        match cache_residency(&open, 0, looked) {
             Ok(share) => (pages, all) = (pages + share * looked as f64, all + looked as f64),
             Err(_) if bytes == 0 => {}
             Err(why) => return Err(why),
@@ -240,8 +239,8 @@ pub(crate) fn set_cache(spec: &EmulateSpec, data: &DataSet) -> Result<(), Error>
     for file in 0..folder.len() as u32 {
         let Ok((open, bytes)) = folder.open_file(file, false) else { continue };
         let done = match spec.cache {
-            Cache::Drop => cache::drop(&open, 0, bytes).map(|_| ()),
-            Cache::Warm => cache::warm(&open).map(|_| ()),
+            Cache::Drop => drop_cached(&open, 0, bytes).map(|_| ()),
+            Cache::Warm => warm_cache(&open).map(|_| ()),
             _ => Ok(()),
         };
         let asked = || format!("‹cache› on {}", folder.path(file).display());

@@ -31,8 +31,7 @@ use crate::format::pick::PickSpec;
 use crate::format::{self, FormatRow, ParseSpec};
 use dataset::DataSet;
 use direct::DirectReads;
-use forebay_io::rate::Rate;
-use forebay_io::threads;
+use forebay_io::{named_cpus, Rate};
 use forebay_model::record::RunRecord;
 use forebay_model::training::{EmulateSpec, Level, OnError, Plan, Trace};
 use forebay_model::Error;
@@ -112,7 +111,7 @@ fn check_decode(spec: &EmulateSpec, row: &FormatRow) -> Result<(), Error> {
 /// Processors that workers are pinned to, in turn; none: they run anywhere.
 fn cpus_of(spec: &EmulateSpec) -> Result<Vec<u32>, Error> {
     let Some(text) = &spec.cpus else { return Ok(Vec::new()) };
-    threads::named("‹cpus›", text)
+    named_cpus("‹cpus›", text)
 }
 
 /// State that all threads of a run share.

@@ -3,11 +3,9 @@
 
 use super::manifest::{Manifest, FILE_ALIGN, TEXT_BYTES_MAX};
 use super::reading::Opened;
-use forebay_io::arena::Arena;
-use forebay_io::client::{Client, End, Submission};
-use forebay_io::clock;
-use forebay_io::queue::Op;
-use forebay_io::reactor::{self, Reactor, RingOptions};
+use forebay_io::{
+    monotonic_now, ring_refusal, Arena, Client, CompletionEnd, Op, Reactor, RingOptions, Submission,
+};
 use forebay_model::job::Pages;
 use forebay_model::training::EmulateSpec;
 use forebay_model::units::format_bytes;
@@ -156,21 +154,21 @@ fn read_piece(
     reactor: &mut Reactor,
     submission: Submission<()>,
 ) -> Result<(), String> {
-    let tag = client.begin(submission, clock::now()).expect("nothing is under way");
+    let tag = client.begin(submission, monotonic_now()).expect("nothing is under way");
     client.push(tag, reactor);
     let mut ended = None;
-    let drained = client.drain(reactor, clock::now() + PATIENCE, |client, over| {
+    let drained = client.drain(reactor, monotonic_now() + PATIENCE, |client, over| {
         client.release(over.tag);
         ended = Some(over.end);
     });
     match ended.filter(|_| drained) {
         None => Err(match reactor.refused() {
-            Some(why) => reactor::refusal(&why),
+            Some(why) => ring_refusal(&why),
             None => "it didn't answer for 30 s".into(),
         }),
-        Some(End::Whole) => Ok(()),
-        Some(End::Early) => Err("it ends before its manifest does".into()),
-        Some(End::Failed(fault) | End::GivenUp(fault)) => Err(fault.to_string()),
+        Some(CompletionEnd::Whole) => Ok(()),
+        Some(CompletionEnd::Early) => Err("it ends before its manifest does".into()),
+        Some(CompletionEnd::Failed(fault) | CompletionEnd::GivenUp(fault)) => Err(fault.to_string()),
     }
 }
 

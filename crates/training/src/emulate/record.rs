@@ -7,12 +7,7 @@ use super::Shared;
 use forebay_bench::record::staged_reason;
 use forebay_bench::run_kit::Readings;
 use forebay_bench::warnings;
-use forebay_io::build::build;
-use forebay_io::clock;
-use forebay_io::identity::new_id;
-use forebay_io::machine::environment;
-use forebay_io::meter::{cpu, noise};
-use forebay_io::threads;
+use forebay_io::{current_build, cv_pct, gather_environment, new_id, online_cpus, rfc3339, CpuReading};
 use forebay_model::cpu::Cpu;
 use forebay_model::job::{JobSpec, Op, Origin, PathKind};
 use forebay_model::record::*;
@@ -116,11 +111,11 @@ pub(crate) fn compose(shared: &Shared, command: Vec<String>, started: u64, ran: 
     let mut record = RunRecord {
         schema: SCHEMA.into(),
         id: new_id(),
-        started: clock::rfc3339(started),
+        started: rfc3339(started),
         command,
         origin: if simulated { "simulated" } else { "measured" }.into(),
-        forebay: build(),
-        environment: environment::gather(&paths_of(shared)),
+        forebay: current_build(),
+        environment: gather_environment(&paths_of(shared)),
         job,
         path,
         cache,
@@ -157,14 +152,15 @@ fn result_of(
     totals: &Totals,
     missing: &mut BTreeMap<String, String>,
 ) -> RunResult {
-    let cores = threads::online();
+    let cores = online_cpus();
     let seconds = ran.seconds();
     let (bytes, ios) = (totals.bytes, totals.ios);
     let readings = &ran.readings;
-    let used = readings.cpu.as_ref().map(|reading| cpu::fill(reading, reading.wall_s, bytes, ios, cores));
+    let used =
+        readings.cpu.as_ref().map(|reading| CpuReading::fill(reading, reading.wall_s, bytes, ios, cores));
     let used = used.unwrap_or_default();
     let rates: Vec<f64> = ran.points.iter().map(|p| p.gib_s).collect();
-    let noise = Noise { series_cv_pct: noise::cv_pct(&rates), ..readings.noise.clone() };
+    let noise = Noise { series_cv_pct: cv_pct(&rates), ..readings.noise.clone() };
     let joules = |p: &Power| (bytes > 0).then(|| p.watts_mean * seconds / (bytes as f64 / GIB));
     let power: Vec<Power> =
         readings.power.iter().map(|p| Power { joules_per_gib: joules(p), ..p.clone() }).collect();

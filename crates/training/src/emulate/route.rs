@@ -5,7 +5,7 @@ use super::dataset::DataSet;
 use crate::format::pick::PickSpec;
 use crate::format::FormatRow;
 use forebay_bench::doctor;
-use forebay_io::gpu::cuda::Device;
+use forebay_io::CudaDevice;
 use forebay_model::job::{Engine, PathKind};
 use forebay_model::training::{EmulateSpec, Level};
 use forebay_model::Error;
@@ -68,7 +68,7 @@ pub(crate) fn choose(
     row: &FormatRow,
     data: &DataSet,
     resident: &Result<f64, String>,
-    devices: &[Arc<Device>],
+    devices: &[Arc<CudaDevice>],
 ) -> Result<Route, Error> {
     if devices.is_empty() {
         return Ok(Route { path: PathKind::Host, because: None });
@@ -112,7 +112,7 @@ fn situation(
     probe: &FileTarget,
     direct: Option<FileTarget>,
     resident: &Result<f64, String>,
-    devices: &[Arc<Device>],
+    devices: &[Arc<CudaDevice>],
 ) -> PathSituation {
     let destination = Destination::on(devices.to_vec());
     let target = target_of(probe.clone());

@@ -15,8 +15,7 @@ use super::{
 };
 use forebay_bench::requirements;
 use forebay_bench::run_kit::{guarded, run_thread, Meters, Observer, Threads};
-use forebay_io::clock;
-use forebay_io::meter::cpu;
+use forebay_io::{monotonic_now, wall_seconds, CpuTimes};
 use forebay_model::series::Point;
 use forebay_model::training::{rules, EmulateSpec, Plan, RankStreams, Scheduler, Trace};
 use forebay_model::units::BYTES_PER_GIB as GIB;
@@ -48,8 +47,8 @@ fn run_watched(
     observer: &mut dyn Observer<EmulateProgress>,
     barrier: Option<Box<dyn StepBarrier>>,
 ) -> Result<EmulateOutcome, Error> {
-    let begin = clock::now();
-    let started = clock::wall_seconds();
+    let begin = monotonic_now();
+    let started = wall_seconds();
     check_emulation(spec)?;
     if let Some(model) = virtual_time::model_of(spec)? {
         return virtual_time::run(spec, &model, command, observer, barrier.is_some());
@@ -224,7 +223,7 @@ struct Conductor<'a> {
     reported: Option<u64>,
     next_poll: Instant,
     next_tick: Instant,
-    last: (Instant, Totals, cpu::Times),
+    last: (Instant, Totals, CpuTimes),
 }
 
 /// Event that the conductor waits for.
@@ -242,7 +241,7 @@ impl<'a> Conductor<'a> {
         observer: &'a mut dyn Observer<EmulateProgress>,
         barrier: Option<Box<dyn StepBarrier>>,
     ) -> Conductor<'a> {
-        let now = clock::now();
+        let now = monotonic_now();
         Conductor {
             shared,
             observer,
@@ -255,7 +254,7 @@ impl<'a> Conductor<'a> {
             reported: None,
             next_poll: now,
             next_tick: now + Duration::from_secs_f64(shared.spec.interval_s),
-            last: (now, Totals::default(), cpu::process()),
+            last: (now, Totals::default(), CpuTimes::of_process()),
         }
     }
 
@@ -285,17 +284,17 @@ impl<'a> Conductor<'a> {
         let shared = self.shared;
         let first = shared.spec.first_rank;
         let mut streams = |rank: u32| Box::new(shared.trace.streams(epoch, first + rank)) as RankStreams;
-        let now = shared.since(clock::now());
+        let now = shared.since(monotonic_now());
         // Nothing was read before the epoch began.
         shared.supply.iter().for_each(|rate| rate.forget_reserve(now));
         shared.run_state.change(|s| s.begin(now, &mut streams));
         while !self.is_stopped() {
             match self.look() {
-                Await::End(at) if shared.since(clock::now()) >= at => break,
-                Await::Others(at, step) if shared.since(clock::now()) >= at => {
+                Await::End(at) if shared.since(monotonic_now()) >= at => break,
+                Await::Others(at, step) if shared.since(monotonic_now()) >= at => {
                     let barrier = self.barrier.as_mut().expect("others take part");
                     barrier.pass(epoch, step)?;
-                    let now = shared.since(clock::now());
+                    let now = shared.since(monotonic_now());
                     shared.run_state.change(|s| s.passed(now));
                 }
                 Await::End(at) | Await::Others(at, _) => self.rest(Some(at)),
@@ -330,7 +329,7 @@ impl<'a> Conductor<'a> {
 
     /// Sleeps until somebody tells something, or until `at`.
     fn rest(&self, at: Option<u64>) {
-        let now = clock::now();
+        let now = monotonic_now();
         let mut until = self.next_poll.min(self.next_tick);
         if let Some(at) = at {
             until = until.min(self.shared.begin + Duration::from_nanos(at));
@@ -344,7 +343,7 @@ impl<'a> Conductor<'a> {
     }
 
     fn watch(&mut self, epoch: u32) {
-        let now = clock::now();
+        let now = monotonic_now();
         if now >= self.next_poll {
             self.next_poll = now + POLL;
             self.interrupted |= self.observer.stop();
@@ -358,7 +357,7 @@ impl<'a> Conductor<'a> {
 
     fn progress(&mut self, epoch: u32, now: Instant) -> EmulateProgress {
         let shared = self.shared;
-        let (totals, used) = (shared.run_state.totals(), cpu::process());
+        let (totals, used) = (shared.run_state.totals(), CpuTimes::of_process());
         let (then, before, used_before) = std::mem::replace(&mut self.last, (now, totals, used));
         let seconds = now.duration_since(then).as_secs_f64().max(1e-9);
         let spent = totals.since(&before);

@@ -2,8 +2,7 @@
 
 use super::destination::Destination;
 use super::reading::Reading;
-use forebay_io::queue::{Travelled, Via};
-use forebay_io::reactor::Waker;
+use forebay_io::{Travelled, Via, Waker};
 use forebay_model::training::{self, Scheduler};
 use forebay_model::Error;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -2,7 +2,7 @@
 //! drive would deliver over content that is read meanwhile.
 
 use super::Shared;
-use forebay_io::rate::Rate;
+use forebay_io::Rate;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_storage::SharedDrive;
 use std::cmp::Reverse;

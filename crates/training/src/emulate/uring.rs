@@ -3,9 +3,7 @@
 
 #![allow(unsafe_code, reason = "the ring's entries name buffers by address")]
 
-use forebay_io::arena::{Arena, Mem, UNREGISTERED};
-use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
-use forebay_io::reactor::{Completion, Reactor};
+use forebay_io::{Arena, Done, Fault, Full, Geometry, Io, Mem, Op, Queue, Reactor, RingCompletion, Via};
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use io_uring::{opcode, types};
@@ -86,7 +84,7 @@ pub(crate) struct Files {
     /// None: by pread.
     token: Option<u32>,
     pushed: Vec<Io>,
-    completions: Vec<Completion>,
+    completions: Vec<RingCompletion>,
     done: Vec<Done>,
     in_flight: u32,
 }
@@ -105,7 +103,7 @@ impl Files {
         let file = of[io.tag as usize].as_ref().expect("a file that is read is open");
         let fd = types::Fd(file.as_raw_fd());
         let entry = match piece {
-            UNREGISTERED => opcode::Read::new(fd, at.as_ptr(), io.len).offset(io.offset).build(),
+            Mem::UNREGISTERED => opcode::Read::new(fd, at.as_ptr(), io.len).offset(io.offset).build(),
             piece => opcode::ReadFixed::new(fd, at.as_ptr(), io.len, piece).offset(io.offset).build(),
         };
         // SAFETY: its memory belongs to the queue until the completion was taken, and the file stays open as long.
@@ -162,7 +160,7 @@ impl Queue for Files {
     fn reap(&mut self, reactor: &mut Reactor, into: &mut Vec<Done>) {
         if let Some(token) = self.token {
             reactor.take(token, &mut self.completions);
-            let result = |c: &Completion| match c.result {
+            let result = |c: &RingCompletion| match c.result {
                 failed if failed < 0 => Err(Fault::errno(-failed)),
                 got => Ok(got as u32),
             };

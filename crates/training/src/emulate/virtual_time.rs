@@ -3,10 +3,7 @@
 use super::{EmulateOutcome, EmulateProgress};
 use forebay_bench::run_kit::Observer;
 use forebay_bench::virtual_time::{no_machine, path_of};
-use forebay_io::build::build;
-use forebay_io::clock;
-use forebay_io::identity::new_id;
-use forebay_io::machine::environment;
+use forebay_io::{current_build, gather_environment, new_id, rfc3339, wall_seconds};
 use forebay_model::device::DriveModel;
 use forebay_model::job::JobSpec;
 use forebay_model::record::*;
@@ -74,7 +71,7 @@ pub(crate) fn run(
             "model:NAME?over=DIR, or a folder",
         ));
     }
-    let started = clock::wall_seconds();
+    let started = wall_seconds();
     let setup = setup_of(spec)?;
     let played = simulate(spec, model, &setup, &mut || !observer.stop())?;
     if played.interrupted && played.training.epochs.is_empty() {
@@ -119,11 +116,11 @@ fn record(
     let mut record = RunRecord {
         schema: SCHEMA.into(),
         id: new_id(),
-        started: clock::rfc3339(started),
+        started: rfc3339(started),
         command,
         origin: "simulated".into(),
-        forebay: build(),
-        environment: environment::gather(&[]),
+        forebay: current_build(),
+        environment: gather_environment(&[]),
         job: job_of(spec, setup),
         path: path_of(spec.path, model, "the path and the client cost"),
         cufile: None,

@@ -18,9 +18,7 @@ use crate::format::Damage;
 use accounts::Accounts;
 pub(crate) use accounts::Latencies;
 use copies::Copies;
-use forebay_io::clock;
-use forebay_io::queue::{Fault, Via};
-use forebay_io::{reactor, threads};
+use forebay_io::{monotonic_now, ring_refused, settle_thread_in, Fault, Via};
 use forebay_model::training::{Grant, Stream};
 use forebay_model::Error;
 use read_errors::ReadErrors;
@@ -50,7 +48,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn open(index: usize, shared: Arc<Shared>) -> Result<Worker, Error> {
-        threads::settle_in(shared.cpus.get(index % shared.cpus.len().max(1)).copied(), None)?;
+        settle_thread_in(shared.cpus.get(index % shared.cpus.len().max(1)).copied(), None)?;
         let mut reads = Reads::open(&shared, index)?;
         let copies = Copies::open(&shared)?;
         shared.run_state.set_waker(index, reads.waker()?);
@@ -77,13 +75,13 @@ impl Worker {
             }
             let began = self.start();
             let shared = &self.shared;
-            let landed = self.reads.collect(|| shared.since(clock::now()));
+            let landed = self.reads.collect(|| shared.since(monotonic_now()));
             let parsed = self.digest();
             if !(began || landed || parsed) {
                 self.wait();
             }
             if let Some(why) = self.reads.refused() {
-                self.run_state().fail(reactor::refused(&why));
+                self.run_state().fail(ring_refused(&why));
             }
         }
         self.close()
@@ -94,7 +92,7 @@ impl Worker {
     }
 
     fn now(&self) -> u64 {
-        self.shared.since(clock::now())
+        self.shared.since(monotonic_now())
     }
 
     /// Takes streams and asks for bytes, as long as there are slots.
@@ -218,7 +216,7 @@ impl Worker {
     fn wait(&mut self) {
         let could_begin = self.reads.has_free() && self.has_room();
         let Some(keeps) = self.run_state().rest(self.index, could_begin) else { return };
-        let now = clock::now();
+        let now = monotonic_now();
         let instant = |ns: u64| self.shared.begin + Duration::from_nanos(ns);
         let (due, delayed) = self.reads.next_due();
         let run_state = self.run_state().due().filter(|_| keeps);
@@ -230,7 +228,7 @@ impl Worker {
             self.reads.flush();
         }
         self.run_state().rise(self.index);
-        let slept = clock::now().duration_since(now).as_nanos() as u64;
+        let slept = monotonic_now().duration_since(now).as_nanos() as u64;
         self.accounts.slept(slept, self.reads.are_under_way());
         let now = self.now();
         self.accounts.account_if_due(now);

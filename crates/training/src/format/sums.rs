@@ -3,7 +3,7 @@
 //! CRC-32 on 256 KiB in L2, one core of a Xeon with AVX-512 (Sapphire Rapids), GB/s: by crc-fast 1.9 73, by crc32fast
 //! 1.5 68, and on 512 bytes 8 and 23.
 
-pub(crate) use forebay_io::crc::crc32c;
+pub(crate) use forebay_io::crc32c;
 
 /// Continues the CRC-32 (of zip and PNG) `so_far` (0 at first) over `bytes`.
 pub(crate) fn crc32(so_far: u32, bytes: &[u8]) -> u32 {

@@ -15,9 +15,7 @@ use crate::format::write::Writer;
 use crate::format::{ParseSpec, Parser};
 use folder::Folder;
 use forebay_bench::run_kit::Team;
-use forebay_io::clock;
-use forebay_io::meter::cpu;
-use forebay_io::reactor::{self, Reactor};
+use forebay_io::{monotonic_now, ring_refused, CpuTimes, Reactor};
 use forebay_model::job::Engine;
 use forebay_model::record::Build;
 use forebay_model::units::BYTES_PER_GIB as GIB;
@@ -135,7 +133,7 @@ pub fn generate_data(spec: &DatagenSpec, observe: Observe) -> Result<DatagenReco
 fn record_of(spec: &DatagenSpec, bytes: &[u64], found: u64) -> DatagenRecord {
     DatagenRecord {
         schema: SCHEMA,
-        forebay: forebay_io::build::build(),
+        forebay: forebay_io::current_build(),
         data: spec.data.clone(),
         workload: spec.workload.clone(),
         format: spec.format.clone(),
@@ -209,7 +207,7 @@ fn phase(
 ) -> Result<PhaseResult, Error> {
     let work = Work { files, next: AtomicU32::new(0), done: AtomicU64::new(0), shared: Shared::default() };
     let total = files.iter().map(|n| bytes[*n as usize]).sum();
-    let (began, cpu_before) = (clock::now(), cpu::process().total_s());
+    let (began, cpu_before) = (monotonic_now(), CpuTimes::of_process().total_s());
     let threads = spec.workers().min(files.len() as u32);
     let team = Team::new("datagen", threads, &work.shared.stop).of_workers(spec.workers.unwrap_or(threads));
     let mut look = || observe(&progress(name, &work, total, began));
@@ -221,7 +219,7 @@ fn phase(
             files: work.done.into_inner(),
             bytes: work.shared.bytes.into_inner(),
             seconds: began.elapsed().as_secs_f64(),
-            cpu_s: cpu::process().total_s() - cpu_before,
+            cpu_s: CpuTimes::of_process().total_s() - cpu_before,
         }),
     }
 }
@@ -332,7 +330,7 @@ impl FolderTask<'_> {
                 Error::run(format!("{} at {offset}", path.display()), fault.to_string(), "dmesg | tail")
             }
             Halt::Damaged(damage) => damaged(&path.display().to_string(), &damage),
-            Halt::Refused(why) => reactor::refused(&why),
+            Halt::Refused(why) => ring_refused(&why),
             Halt::Stopped => {
                 Error::run(path.display().to_string(), "was interrupted", "the same command again")
             }

@@ -5,7 +5,7 @@ use super::manifest::{self, Manifest, FILE_ALIGN};
 use super::pump::{Halt, Pump, Shared};
 use super::spec::DatagenSpec;
 use super::{checked, damaged, parser, phase, record_of, DatagenRecord, Observe, Work};
-use forebay_io::reactor::{self, Reactor, RingOptions};
+use forebay_io::{ring_refused, Reactor, RingOptions};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
 use forebay_storage::{examine, MadeOf, Purpose, QueueNeeds, Target, Uri};
@@ -210,7 +210,7 @@ impl<'a> PackedFiles<'a> {
                 Error::run(format!("{name}, at {offset}"), fault.to_string(), "dmesg | tail")
             }
             Halt::Damaged(damage) => damaged(&name, &damage),
-            Halt::Refused(why) => reactor::refused(&why),
+            Halt::Refused(why) => ring_refused(&why),
             Halt::Stopped => Error::run(name, "was interrupted", "the same command again"),
         }
     }

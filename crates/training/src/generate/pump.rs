@@ -5,11 +5,9 @@
 use crate::format::write::{FileShape, Writer};
 use crate::format::{Damage, Parser};
 use forebay_bench::run_kit::Stop;
-use forebay_io::arena::Arena;
-use forebay_io::client::{Client, End, Late, Submission};
-use forebay_io::clock;
-use forebay_io::queue::{Fault, Op, Queue};
-use forebay_io::reactor::Reactor;
+use forebay_io::{
+    monotonic_now, Arena, Client, CompletionEnd, Fault, LateIo, Op, Queue, Reactor, Submission,
+};
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -167,7 +165,7 @@ impl Pump {
     }
 
     fn begin(&mut self, op: Op, offset: u64, len: u32) -> Option<u32> {
-        self.client.begin(Submission { queue: QUEUE, op, offset, len, want: len, owner: () }, clock::now())
+        self.client.begin(Submission { queue: QUEUE, op, offset, len, want: len, owner: () }, monotonic_now())
     }
 
     fn push(&mut self, tag: u32) {
@@ -185,12 +183,12 @@ impl Pump {
                 let pending = client.io(ended.tag);
                 let Submission { offset, len, .. } = pending.submission;
                 let fault = match ended.end {
-                    End::Whole => None,
-                    End::Early => {
+                    CompletionEnd::Whole => None,
+                    CompletionEnd::Early => {
                         let found = format!("{} of {len} bytes were moved", pending.moved);
                         Some(Fault::note(libc::EIO, found))
                     }
-                    End::Failed(fault) | End::GivenUp(fault) => Some(fault),
+                    CompletionEnd::Failed(fault) | CompletionEnd::GivenUp(fault) => Some(fault),
                 };
                 if let (Some(fault), Ok(())) = (fault, &first) {
                     first = Err(Halt::Io { offset, fault });
@@ -207,7 +205,7 @@ impl Pump {
             if shared.stop.is_set() && self.client.in_flight() == 0 {
                 return Err(Halt::Stopped);
             }
-            let now = clock::now();
+            let now = monotonic_now();
             if self.client.any_late(now, SILENCE) {
                 let late: Vec<u32> = self.client.tags().collect();
                 late.into_iter().for_each(|tag| self.client.abandon(tag, &mut self.reactor));
@@ -220,7 +218,7 @@ impl Pump {
     /// Nothing that is under way is ever heard of.
     fn give_up_all(&mut self) {
         for (tag, what) in self.client.give_up_all() {
-            if what == Late::NeverTaken {
+            if what == LateIo::NeverTaken {
                 self.client.release(tag);
             }
         }

@@ -1,7 +1,7 @@
 use super::manifest::Manifest;
 use super::spec::tests::spec;
 use super::*;
-use forebay_io::reactor::RingOptions;
+use forebay_io::RingOptions;
 use forebay_rigs::seccomp::{forbid_entering, forbid_threads};
 use std::path::PathBuf;
 

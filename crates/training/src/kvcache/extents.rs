@@ -3,8 +3,7 @@
 //! layout is written down in docs/kvcache.md.
 
 use crate::generate::pump::{Halt, Pump, Shared};
-use forebay_io::identity::new_id;
-use forebay_io::reactor::{self, Reactor, RingOptions};
+use forebay_io::{new_id, ring_refused, Reactor, RingOptions};
 use forebay_model::content;
 use forebay_model::job::JobSpec;
 use forebay_model::kvcache::service::Key;
@@ -194,7 +193,7 @@ fn failed(dir: &str, at: u64, halt: Halt) -> Error {
     let asked = format!("log of extents on {dir}, at {at}");
     match halt {
         Halt::Io { fault, .. } => Error::run(asked, fault.to_string(), "dmesg | tail; forebay doctor"),
-        Halt::Refused(why) => reactor::refused(&why),
+        Halt::Refused(why) => ring_refused(&why),
         Halt::Stopped | Halt::Damaged(_) => Error::run(asked, "was interrupted", "the same command again"),
     }
 }

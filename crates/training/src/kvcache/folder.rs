@@ -4,7 +4,7 @@
 use super::extents::{self, Extents};
 use super::job_of;
 use crate::opened::file::{align_of, CreatedFile, RunFile};
-use forebay_io::identity::{new_id, Identity};
+use forebay_io::{new_id, FileIdentity};
 use forebay_model::job::{Cache, JobSpec};
 use forebay_model::kvcache::service::{Ended, Key};
 use forebay_model::kvcache::KvSpec;
@@ -186,7 +186,7 @@ impl Folder {
     }
 
     /// Which file of ours an entry is; None where it wasn't written.
-    pub(super) fn identity(&self, rank: u32, key: Key) -> Option<Identity> {
+    pub(super) fn identity(&self, rank: u32, key: Key) -> Option<FileIdentity> {
         self.entries.get(&(rank, key)).map(|CreatedFile(_, identity)| *identity)
     }
 

@@ -104,7 +104,7 @@ fn circumstance(spec: &KvSpec, ran: &Ran) -> Circumstance {
     let flush = merged(ran.reports.iter().map(|report| &report.flush));
     let cores = ran.readings.cpu.as_ref().map(|cpu| {
         let process = cpu.process.user_s + cpu.process.system_s;
-        let may = ran.readings.noise.cpu_limit_cores.unwrap_or(f64::from(forebay_io::threads::online()));
+        let may = ran.readings.noise.cpu_limit_cores.unwrap_or(f64::from(forebay_io::online_cpus()));
         (process / cpu.wall_s.max(1e-9), may)
     });
     let mut assumptions: Vec<String> = OF_REFERENCE.iter().map(|text| text.to_string()).collect();

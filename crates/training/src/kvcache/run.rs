@@ -12,9 +12,7 @@ use forebay_bench::run_kit::{
     guarded, Meters, Observer, Phase, Progress, Readings, Resources, Shared, Threads,
 };
 use forebay_bench::worker_setup;
-use forebay_io::clock;
-use forebay_io::reactor::Waker;
-use forebay_io::threads;
+use forebay_io::{monotonic_now, settle_thread_in, wall_seconds, Waker};
 use forebay_model::job::JobSpec;
 use forebay_model::kvcache::service::Key;
 use forebay_model::kvcache::{Act, Ended, KvSpec, Service};
@@ -44,7 +42,7 @@ pub(super) fn run(
     observer: &mut dyn Observer,
     barrier: Option<&mut dyn Barrier>,
 ) -> Result<Done, Error> {
-    let started = clock::wall_seconds();
+    let started = wall_seconds();
     let job = job_of(spec);
     let mut folder = Folder::examine(spec)?;
     if !extents::is_source(spec)? {
@@ -136,7 +134,7 @@ impl Run {
             meters,
             readings: None,
             points: Vec::new(),
-            begin: clock::now(),
+            begin: monotonic_now(),
             window: Duration::ZERO,
             whole_window: false,
             drained: false,
@@ -180,7 +178,7 @@ impl Run {
             .flat_map(|(rank, keys)| keys.into_iter().map(move |(key, bytes)| (rank, key, bytes)))
             .collect();
         let (total, mut under_way) = (waiting.len(), std::collections::HashMap::new());
-        let mut next_ask = clock::now();
+        let mut next_ask = monotonic_now();
         while !(waiting.is_empty() && under_way.is_empty()) && self.failed.is_none() && !self.is_gone {
             while under_way.len() < self.spec.admission as usize {
                 let Some((rank, key, bytes)) = waiting.pop() else { break };
@@ -218,9 +216,9 @@ impl Run {
                 Ok(Answer::Ready(..)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => self.is_gone = true,
             }
-            if clock::now() >= next_ask {
-                next_ask = clock::now() + POLL;
-                let point = self.point(clock::now());
+            if monotonic_now() >= next_ask {
+                next_ask = monotonic_now() + POLL;
+                let point = self.point(monotonic_now());
                 let message =
                     format!("{} of {total} entries written", total - waiting.len() - under_way.len());
                 let progress = self.progress(&point);
@@ -244,7 +242,7 @@ impl Run {
 
     /// From the first request to the end of the last, or to wherever the run is stopped.
     fn play(&mut self, folder: &mut Folder, observer: &mut dyn Observer) {
-        self.begin = clock::now();
+        self.begin = monotonic_now();
         let window_end = self.begin + Duration::from_nanos(self.spec.window_ns());
         let latest = self.begin + Duration::from_nanos(self.spec.counted_until_ns());
         for (messages, _) in &self.messages {
@@ -253,7 +251,7 @@ impl Run {
         self.meters.start();
         let (mut next_point, mut next_ask) = (self.begin + self.shared.interval, self.begin + POLL);
         loop {
-            let now = clock::now();
+            let now = monotonic_now();
             if !self.whole_window && now >= window_end {
                 self.whole_window = true;
                 self.close_window(window_end);
@@ -286,7 +284,7 @@ impl Run {
             self.listen(folder, until.saturating_duration_since(now));
         }
         if !self.whole_window {
-            self.close_window(clock::now().min(window_end));
+            self.close_window(monotonic_now().min(window_end));
         }
     }
 
@@ -327,7 +325,7 @@ impl Run {
                     }
                     // As of a file system that is full: there is no run of free bytes as long.
                     Err(()) => {
-                        let now_ns = self.since(clock::now());
+                        let now_ns = self.since(monotonic_now());
                         self.services[index].ended(slot, Ended::Full, now_ns, acts);
                         waiting.extend(acts.drain(..));
                     }
@@ -388,7 +386,7 @@ impl Run {
             folder.note(rank, key, made);
         }
         let index = (rank - self.spec.first_rank) as usize;
-        let now_ns = self.since(clock::now());
+        let now_ns = self.since(monotonic_now());
         let mut acts = std::mem::take(&mut self.acts);
         self.services[index].ended(slot, ended, now_ns, &mut acts);
         self.act(index, &mut acts, folder);
@@ -502,8 +500,8 @@ fn attend(
 ) {
     let worker = spec_of(index, None, None);
     let names = Box::new(|_| None);
-    let resources = threads::settle_in(worker.cpu, worker.near)
-        .and_then(|()| WorkerResources::open(index, shared, names, Part::nothing(clock::now())))
+    let resources = settle_thread_in(worker.cpu, worker.near)
+        .and_then(|()| WorkerResources::open(index, shared, names, Part::nothing(monotonic_now())))
         .and_then(|(mut resources, about)| Ok((resources.reactor.waker()?, resources, about)));
     let (waker, resources, about) = match resources {
         Ok(made) => made,

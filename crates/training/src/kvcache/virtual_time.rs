@@ -4,10 +4,7 @@ use super::{no_entry, Done, RankDone};
 use forebay_bench::run_kit::{Observer, Phase, Progress};
 use forebay_bench::virtual_time::{no_machine, path_of};
 use forebay_bench::Outcome;
-use forebay_io::build::build;
-use forebay_io::clock;
-use forebay_io::identity::new_id;
-use forebay_io::machine::environment;
+use forebay_io::{current_build, gather_environment, new_id, rfc3339, wall_seconds};
 use forebay_model::device::DriveModel;
 use forebay_model::job::{Op, PathKind};
 use forebay_model::kvcache::record::Circumstance;
@@ -60,7 +57,7 @@ pub(super) fn run(
             "--ranks N in one process, without mpirun",
         ));
     }
-    let started = clock::wall_seconds();
+    let started = wall_seconds();
     let mut second = 0u32;
     let played = simulate(spec, model, &mut || {
         second += 1;
@@ -125,11 +122,11 @@ fn record_of(
     let mut record = RunRecord {
         schema: SCHEMA.into(),
         id: new_id(),
-        started: clock::rfc3339(started),
+        started: rfc3339(started),
         command,
         origin: "simulated".into(),
-        forebay: build(),
-        environment: environment::gather(&[]),
+        forebay: current_build(),
+        environment: gather_environment(&[]),
         job: Job {
             source: spec.dir.clone(),
             pattern: "sequential".into(),

@@ -6,12 +6,10 @@ use crate::opened::resources::WorkerResources;
 use crate::opened::Direction;
 use forebay_bench::run_kit::{Shared, Tally};
 use forebay_bench::verify as content;
-use forebay_io::client::{Completion, End, InFlight, Late, Submission};
-use forebay_io::clock;
-use forebay_io::identity::Identity;
-use forebay_io::meter::cache;
-use forebay_io::queue::{Fault, Op};
-use forebay_io::reactor;
+use forebay_io::{
+    drop_cached, monotonic_now, ring_refused, ClientCompletion, CompletionEnd, Fault, FileIdentity, InFlight,
+    LateIo, Op, Submission,
+};
 use forebay_model::job::Cache;
 use forebay_model::kvcache::service::{Ended, Key};
 use forebay_model::kvcache::KvSpec;
@@ -34,7 +32,7 @@ pub(super) struct Transfer {
     pub place: RunFile,
     pub way: Direction,
     /// The file that it was written to, for a read.
-    pub identity: Option<Identity>,
+    pub identity: Option<FileIdentity>,
     /// Where it lies in a source without files.
     pub extent: Option<u64>,
 }
@@ -110,7 +108,7 @@ pub(super) struct Worker {
     to_flush: Vec<usize>,
     in_flight: u32,
     next_look: Instant,
-    late: Vec<(u32, Late)>,
+    late: Vec<(u32, LateIo)>,
     done: Vec<Moved>,
     failed: Option<Error>,
     report: Report,
@@ -124,7 +122,7 @@ impl Worker {
         spec: Arc<KvSpec>,
         sums: Arc<Sums>,
     ) -> Worker {
-        let now = clock::now();
+        let now = monotonic_now();
         let mut tally = Tally::new(index, None, 1);
         tally.measures(true);
         Worker {
@@ -155,7 +153,7 @@ impl Worker {
         let mut is_asked = true;
         while is_asked || self.entries.iter().any(Option::is_some) {
             is_asked = is_asked && self.listen(messages);
-            let now = clock::now();
+            let now = monotonic_now();
             if now >= self.next_look {
                 self.next_look = now + LOOK;
                 self.abandon_overdue(now);
@@ -256,7 +254,7 @@ impl Worker {
             Ok(file) => {
                 if way == Direction::Read && self.spec.cache == Cache::Drop {
                     file.handle().into_iter().for_each(|handle| {
-                        let _ = cache::drop(handle, 0, file.place.bytes);
+                        let _ = drop_cached(handle, 0, file.place.bytes);
                     });
                 }
                 let made = made.pop();
@@ -332,7 +330,7 @@ impl Worker {
     }
 
     fn begin(&mut self, entry: usize, op: Op, span: Span) -> Option<u32> {
-        let now = clock::now();
+        let now = monotonic_now();
         let moving = self.entries[entry].as_mut()?;
         let want = if op == Op::Read { span.len } else { span.io_len };
         let owner = Part { entry, span, started: now };
@@ -360,7 +358,7 @@ impl Worker {
     }
 
     fn complete(&mut self) {
-        let now = clock::now();
+        let now = monotonic_now();
         let mut done = self.resources.client.take_done();
         for d in done.drain(..) {
             if let Some(over) = self.resources.client.complete(d) {
@@ -370,25 +368,27 @@ impl Worker {
         self.resources.client.spare(done);
     }
 
-    fn complete_one(&mut self, over: Completion, now: Instant) {
+    fn complete_one(&mut self, over: ClientCompletion, now: Instant) {
         let (tag, Submission { op, owner, .. }) = (over.tag, self.resources.client.io(over.tag).submission);
         match over.end {
-            End::Whole if op == Op::Flush => {
+            CompletionEnd::Whole if op == Op::Flush => {
                 self.report.flush.record(now.duration_since(owner.started).as_nanos() as u64);
                 self.sums.last_ns.fetch_max(self.since(now), Ordering::Relaxed);
                 self.release(tag);
             }
-            End::Whole => {
+            CompletionEnd::Whole => {
                 self.count(op == Op::Read, owner, &over, now);
                 if op == Op::Read && self.spec.verify {
                     self.check(tag);
                 }
                 self.release(tag);
             }
-            End::Early => self.breaks(tag, Ended::Lost),
-            End::GivenUp(_) => self.release(tag),
-            End::Failed(fault) if op != Op::Read && is_full(fault.errno) => self.breaks(tag, Ended::Full),
-            End::Failed(fault) => self.io_failed(tag, &fault),
+            CompletionEnd::Early => self.breaks(tag, Ended::Lost),
+            CompletionEnd::GivenUp(_) => self.release(tag),
+            CompletionEnd::Failed(fault) if op != Op::Read && is_full(fault.errno) => {
+                self.breaks(tag, Ended::Full)
+            }
+            CompletionEnd::Failed(fault) => self.io_failed(tag, &fault),
         }
     }
 
@@ -397,7 +397,7 @@ impl Worker {
     }
 
     /// Counts an I/O: in the record's figures as far as it completed inside the window.
-    fn count(&mut self, is_read: bool, part: Part, over: &Completion, now: Instant) {
+    fn count(&mut self, is_read: bool, part: Part, over: &ClientCompletion, now: Instant) {
         let Span { offset, len, .. } = part.span;
         let took = now.duration_since(part.started);
         if now <= self.window_end {
@@ -506,25 +506,25 @@ impl Worker {
         self.resources.client.give_up_late(now, timeout, &mut self.resources.reactor, &mut late);
         for (tag, what) in late.drain(..) {
             match what {
-                Late::TimedOut => {
+                LateIo::TimedOut => {
                     self.report.tally.errors.timed_out += 1;
                     let name = self.name(&self.resources.client.io(tag).submission);
                     let found = format!("unfinished after ‹timeout_s› {} s", self.spec.timeout_s);
                     self.report.tally.example(format!("{name}: {found}"));
                     self.fail(Error::run(name, found, "dmesg | tail; a longer ‹timeout_s›"));
                 }
-                Late::NeverTaken => self.release(tag),
-                Late::Lost => self.in_flight -= 1,
+                LateIo::NeverTaken => self.release(tag),
+                LateIo::Lost => self.in_flight -= 1,
             }
         }
     }
 
     /// Nothing that is under way is ever heard of: memory that the kernel may still write to is left to it.
     fn give_up_all(&mut self, why: &std::io::Error) {
-        self.fail(reactor::refused(why));
+        self.fail(ring_refused(why));
         for (tag, what) in self.resources.client.give_up_all() {
             match what {
-                Late::Lost => self.in_flight -= 1,
+                LateIo::Lost => self.in_flight -= 1,
                 _ => self.release(tag),
             }
         }

@@ -2,8 +2,7 @@
 
 use super::resources::WorkerResources;
 use super::Direction;
-use forebay_io::clock;
-use forebay_io::identity::Identity;
+use forebay_io::{monotonic_now, FileIdentity};
 use forebay_model::content;
 use forebay_model::job::PathKind;
 use forebay_model::Error;
@@ -29,7 +28,7 @@ impl RunFile {
 
 /// A file that this run made, and which one it is: anybody may give its name to another.
 #[derive(Clone, Debug)]
-pub(crate) struct CreatedFile(pub RunFile, pub Identity);
+pub(crate) struct CreatedFile(pub RunFile, pub FileIdentity);
 
 /// Why a file couldn't be opened.
 pub(crate) enum Refused {
@@ -164,7 +163,7 @@ impl OpenFile {
     }
 
     pub(crate) fn flushes(&mut self) {
-        self.flush_from = Some(clock::now());
+        self.flush_from = Some(monotonic_now());
     }
 
     /// Closes the file, and removes its registration from the ring.
@@ -193,9 +192,9 @@ impl From<Error> for Refused {
 
 /// Creates the file, never opening what somebody else made, and reserves its blocks: writes then lengthen nothing, and
 /// a full file system shows before the first of them.
-fn make(place: &RunFile, align: u32) -> io::Result<Identity> {
+fn make(place: &RunFile, align: u32) -> io::Result<FileIdentity> {
     let handle = Outputs::create(&place.path)?;
-    let identity = Identity::of(&handle.metadata()?);
+    let identity = FileIdentity::of(&handle.metadata()?);
     let bytes = place.bytes.next_multiple_of(u64::from(align));
     let kept = rustix::fs::fallocate(&handle, rustix::fs::FallocateFlags::empty(), 0, bytes);
     let kept = match kept {

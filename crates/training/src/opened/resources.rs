@@ -4,9 +4,7 @@
 use forebay_bench::run_kit::{Resources, Shared, WorkerSpec};
 use forebay_bench::verify::{Contents, NameOf};
 use forebay_bench::worker_setup::{self, Memory};
-use forebay_io::client::Client;
-use forebay_io::queue::Queue;
-use forebay_io::reactor::Reactor;
+use forebay_io::{Client, Queue, Reactor};
 use forebay_model::job::Engine;
 use forebay_model::pattern::PatternSpec;
 use forebay_model::Error;

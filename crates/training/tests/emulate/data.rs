@@ -1,6 +1,6 @@
 //! Data sets of TFRecord files, and what is trained on them.
 
-use forebay_io::crc::crc32c;
+use forebay_io::crc32c;
 use forebay_model::job::Cache;
 use forebay_model::training::{EmulateSpec, Loader, RuleSet, Workload};
 use forebay_training::masked_crc32c;

@@ -5,8 +5,7 @@
 mod changes;
 
 use forebay_bench::Observer;
-use forebay_io::gpu::cuda::Device;
-use forebay_io::meter::cache;
+use forebay_io::{drop_cached, CudaDevice};
 use forebay_model::job::{Cache, PathKind};
 use forebay_model::record::{PathRan, RunRecord};
 use forebay_model::training::{EmulateSpec, Level, RuleSet, Workload};
@@ -218,7 +217,7 @@ fn case(number: u64, folder: &Path) -> Case {
 
 fn chill(folder: &Path, files: usize, every: usize) {
     for n in (0..files).filter(|n| every > 0 && n % (every + 1) == 0) {
-        cache::drop(&File::open(path_of(folder, n)).unwrap(), 0, 0).unwrap();
+        drop_cached(&File::open(path_of(folder, n)).unwrap(), 0, 0).unwrap();
     }
 }
 
@@ -460,7 +459,7 @@ fn auto_says_what_it_chose_and_why() {
 #[test]
 fn paths_past_the_host_refuse_what_the_host_must_see() {
     Scenario::new("emulate_ways::paths_past_the_host_refuse_what_the_host_must_see").run(|| {
-        Device::open(0).unwrap();
+        CudaDevice::open(0).unwrap();
         let home = files(&[2 * MIB; 2]);
         for path in [PathKind::Mapped, PathKind::Gds] {
             let asked = spec(home.path(), path);

@@ -13,7 +13,7 @@ use super::gds::Gds;
 use super::gpu::GpuFacts;
 use super::raid::Raid;
 use super::topology::{Distance, Relation};
-use forebay_io::machine::finding::{Area, Check, CheckState};
+use forebay_io::{Check, CheckArea, CheckState};
 pub(crate) use p2pdma::p2pdma_check;
 use software::{bar1, counters, forced, gpu, gpu_class, libcuda, library, udev, versions};
 
@@ -136,7 +136,7 @@ pub(crate) fn checks(view: &FactsView, needless: Option<Stops>) -> Vec<Check> {
     let own = CONDITIONS.iter().filter(|c| c.shown_by.is_none());
     own.filter_map(|condition| {
         let check = |state, found: String| {
-            Check::new(Area::Gds, format!("gds.{}", condition.id), condition.title, state, found)
+            Check::new(CheckArea::Gds, format!("gds.{}", condition.id), condition.title, state, found)
         };
         Some(match (condition.judge)(view) {
             Finding::Moot => return None,

@@ -4,14 +4,13 @@ use super::software::library_version;
 use super::{fails, holds, open, physical, rdma_driver, version, FactsView, Finding, Stops, CONDITIONS};
 use crate::doctor::drives::DriveFacts;
 use crate::doctor::gds::fault;
-use crate::doctor::gpu::present;
-use forebay_io::machine::finding::{Area, Check, CheckState};
+use forebay_io::{Check, CheckArea, CheckState};
 use forebay_model::units::readable_bytes as size;
 
 /// The conditions of P2PDMA in one line; each has its own line with what to type.
 pub(crate) fn p2pdma_check(view: &FactsView) -> Check {
-    let here = present(view.gpu);
-    let check = |state, found: String| Check::new(Area::Gds, "gds.p2pdma", "PCI P2PDMA", state, found);
+    let here = view.gpu.are_present();
+    let check = |state, found: String| Check::new(CheckArea::Gds, "gds.p2pdma", "PCI P2PDMA", state, found);
     match view.gds.p2pdma.in_kernel {
         Some(false) => {
             return check(fault(here), "off in the kernel (CONFIG_PCI_P2PDMA)".into())
@@ -101,7 +100,7 @@ pub(crate) fn driver(view: &FactsView) -> Finding {
 
 pub(crate) fn registry(view: &FactsView) -> Finding {
     let facts = &view.gds.p2pdma;
-    if view.arch != "x86_64" || !present(view.gpu) {
+    if view.arch != "x86_64" || !view.gpu.are_present() {
         return Finding::Moot;
     }
     let (fixed, uncombined) = (facts.static_bar1 == Some(true), facts.write_combining_off == Some(true));
@@ -134,7 +133,7 @@ pub(crate) fn gpu(view: &FactsView) -> Finding {
             format!("NVIDIA's list of GPUs with P2PDMA doesn't name it: {}", P2PDMA_GPUS.join(", ")),
             "forebay validate --only gds-direct   # shows what it really does",
         ),
-        None if present(view.gpu) => holds("listed"),
+        None if view.gpu.are_present() => holds("listed"),
         None => Finding::Moot,
     }
 }

@@ -11,7 +11,7 @@ use forebay_model::units::readable_bytes as size;
 
 pub(super) fn gpu(view: &FactsView) -> Finding {
     let facts = view.gpu;
-    if crate::doctor::gpu::present(facts) {
+    if facts.are_present() {
         let names: Vec<&str> = facts.gpus.iter().map(|g| g.gpu.name.as_str()).collect();
         return holds(names.join(", "));
     }
@@ -125,7 +125,7 @@ pub(super) fn gpu_class(view: &FactsView) -> Finding {
             format!("NVIDIA's drivers give no direct DMA from storage to a {}", device.gpu.name),
             "‹path› bounce; or a data-centre or professional GPU",
         ),
-        None if crate::doctor::gpu::present(view.gpu) => holds("not a consumer GPU"),
+        None if view.gpu.are_present() => holds("not a consumer GPU"),
         None => Finding::Moot,
     }
 }

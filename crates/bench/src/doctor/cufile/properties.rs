@@ -1,9 +1,7 @@
 //! The settings of cuFile that users ask for: as cufile.json has them, and as cuFile itself says once its driver is open.
 
 use super::Config;
-use forebay_io::gpu::cuda::Device;
-use forebay_io::gpu::cufile::cufile;
-use forebay_io::machine::finding::{Area, Check, CheckState};
+use forebay_io::{cufile, Check, CheckArea, CheckState, CudaDevice};
 use forebay_model::record::CufileProperties;
 use forebay_model::Error;
 use serde::Serialize;
@@ -34,7 +32,7 @@ pub struct Answers {
 /// `Machine`: no GPU, no libcufile, or one that doesn't start.
 pub fn ask() -> Result<Answers, Error> {
     let refused = |why: String| Error::machine("cuFile's properties", why, "forebay doctor; cuFile's log");
-    let device = Device::open(0)?;
+    let device = CudaDevice::open(0)?;
     device.enter().map_err(|e| refused(e.to_string()))?;
     let driver = cufile().map_err(refused)?.open(true).map_err(|e| refused(e.to_string()))?;
     let properties = driver.properties().map_err(|e| refused(e.to_string()))?;
@@ -44,7 +42,13 @@ pub fn ask() -> Result<Answers, Error> {
 /// One line each, as configured.
 pub(crate) fn checks(config: &Config) -> impl Iterator<Item = Check> + '_ {
     SHOWN.iter().map(|name| {
-        Check::new(Area::Gds, format!("cufile.{name}"), *name, CheckState::Works, configured(config, name))
+        Check::new(
+            CheckArea::Gds,
+            format!("cufile.{name}"),
+            *name,
+            CheckState::Works,
+            configured(config, name),
+        )
     })
 }
 

@@ -120,6 +120,6 @@ proptest! {
 
     #[test]
     fn any_mapping_is_survived(text in ".{0,80}(/site-packages/)?.{0,10}") {
-        let _ = mapped_sites(&text);
+        let _ = CudaPlaces::mapped_sites(&text);
     }
 }

@@ -114,7 +114,7 @@ fn far() -> Distance {
     Distance { gpu: 0, to: "nvme0n1".into(), relation: Relation::CrossNode }
 }
 
-fn place(verdict: &GdsVerdict, stops: Stops) -> &Vec<Cause> {
+fn place(verdict: &GdsVerdict, stops: Stops) -> &Vec<VerdictCause> {
     match stops {
         Stops::Cufile | Stops::Direct => &verdict.both,
         Stops::NvidiaFs => &verdict.nvidia_fs,
@@ -126,7 +126,11 @@ fn place(verdict: &GdsVerdict, stops: Stops) -> &Vec<Cause> {
 #[test]
 fn with_everything_in_place_the_drive_writes_into_the_gpu() {
     let verdict = verdict_of(&ready());
-    assert_eq!((verdict.answer, verdict.through), (Answer::Direct, Some(Through::NvidiaFs)), "{verdict:?}");
+    assert_eq!(
+        (verdict.answer, verdict.through),
+        (VerdictAnswer::Direct, Some(GdsThrough::NvidiaFs)),
+        "{verdict:?}"
+    );
     assert!(verdict.both.is_empty() && verdict.p2pdma.is_empty() && verdict.doubts.is_empty(), "{verdict:?}");
     assert_eq!(verdict.words(), "direct, through nvidia-fs");
     assert_eq!((verdict.reason(), verdict.next(), verdict.refusal("‹path› gds", false)), (None, None, None));
@@ -148,12 +152,13 @@ fn each_cause_is_found_alone_with_why_and_what_to_type() {
         assert!(cause.next.contains(command), "{id}: {}", cause.next);
         assert!(!cause.because.is_empty() && !cause.because.ends_with('.'), "{}", cause.because);
         match condition.stops {
-            Stops::Cufile => assert_eq!(verdict.answer, Answer::No, "{id}"),
-            Stops::Direct => assert_eq!(verdict.answer, Answer::CompatOnly, "{id}"),
-            Stops::Nothing => assert_eq!(verdict.answer, Answer::Direct, "{id}"),
+            Stops::Cufile => assert_eq!(verdict.answer, VerdictAnswer::No, "{id}"),
+            Stops::Direct => assert_eq!(verdict.answer, VerdictAnswer::CompatOnly, "{id}"),
+            Stops::Nothing => assert_eq!(verdict.answer, VerdictAnswer::Direct, "{id}"),
             // The other way is left, unless the same fact stops it as well.
             Stops::NvidiaFs | Stops::P2pdma => assert!(
-                verdict.answer == Answer::Direct || !place(&verdict, other(condition.stops)).is_empty(),
+                verdict.answer == VerdictAnswer::Direct
+                    || !place(&verdict, other(condition.stops)).is_empty(),
                 "{id}: {verdict:?}"
             ),
         }
@@ -193,7 +198,7 @@ fn what_cannot_be_told_is_a_doubt_and_stops_nothing() {
     filesystem(&mut facts).options = vec!["rw".into()];
     let verdict = verdict_of(&facts);
     let doubts: Vec<&str> = verdict.doubts.iter().map(|c| c.id).collect();
-    assert_eq!((verdict.answer, doubts), (Answer::Direct, vec!["versions", "journal", "p2pdma_gpu"]));
+    assert_eq!((verdict.answer, doubts), (VerdictAnswer::Direct, vec!["versions", "journal", "p2pdma_gpu"]));
 }
 
 // promise: GPU-1
@@ -203,7 +208,7 @@ fn with_one_way_closed_the_other_is_taken_and_with_both_it_is_compatibility() {
     facts.gds.nvidia_fs.loaded = false;
     assert_eq!(verdict_of(&facts).words(), "direct, through PCI P2PDMA");
     facts.gds.p2pdma.in_kernel = None;
-    assert_eq!(verdict_of(&facts).answer, Answer::CompatOnly);
+    assert_eq!(verdict_of(&facts).answer, VerdictAnswer::CompatOnly);
     facts.gds.p2pdma.in_kernel = Some(true);
     facts.raids = vec![layer("md", "raid0")];
     let verdict = verdict_of(&facts);
@@ -226,10 +231,10 @@ fn with_one_way_closed_the_other_is_taken_and_with_both_it_is_compatibility() {
 fn where_compatibility_is_forbidden_too_cufile_cannot_run() {
     let mut facts = ready();
     facts.cufile.config.allow_compat_mode = false;
-    assert_eq!(verdict_of(&facts).answer, Answer::Direct);
+    assert_eq!(verdict_of(&facts).answer, VerdictAnswer::Direct);
     facts.drives[0].drive.kind = "sata".into();
     let verdict = verdict_of(&facts);
-    assert_eq!(verdict.answer, Answer::No);
+    assert_eq!(verdict.answer, VerdictAnswer::No);
     assert!(verdict.words().contains("forbids the compatibility mode"), "{}", verdict.words());
     assert!(verdict.refusal("‹path› gds", true).is_some());
 }
@@ -249,12 +254,12 @@ fn a_container_without_udev_is_told_what_makes_cufile_run_at_all() {
         filesystem_type: None,
     };
     let verdict = verdict_of(&facts);
-    assert_eq!(verdict.answer, Answer::No);
+    assert_eq!(verdict.answer, VerdictAnswer::No);
     assert!(verdict.reason().unwrap().contains("5027"));
     assert!(verdict.next().unwrap().contains("tee /run/udev/data/b254:0"));
     facts.gds.udev[0].control = true;
     facts.gds.udev[0].filesystem_type = Some("ext4".into());
-    assert_eq!(verdict_of(&facts).answer, Answer::CompatOnly);
+    assert_eq!(verdict_of(&facts).answer, VerdictAnswer::CompatOnly);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// GPUs that the driver sees; 0 with the reason where it can't be loaded.
-pub fn devices() -> (u32, Option<String>) {
+pub fn cuda_devices() -> (u32, Option<String>) {
     match driver() {
         Ok(d) => (d.devices, None),
         Err(why) => (0, Some(why)),
@@ -16,7 +16,7 @@ pub fn devices() -> (u32, Option<String>) {
 }
 
 /// A CUdevice_attribute of a GPU that nobody opened: no context is made for it.
-pub fn attribute_of(index: u32, number: i32) -> Result<i32, String> {
+pub(crate) fn attribute_of(index: u32, number: i32) -> Result<i32, String> {
     let driver = driver()?;
     let (mut handle, mut value) = (0, 0);
     // SAFETY: plain calls that fill locals.

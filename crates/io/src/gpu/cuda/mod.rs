@@ -8,9 +8,10 @@ mod memory;
 mod module;
 mod stream;
 
-pub use device::{attribute_of, devices, Device};
+pub(crate) use device::attribute_of;
+pub use device::{cuda_devices, Device};
 pub use memory::{DeviceMemory, Pinned, Registered};
-pub use module::{Function, Module};
+pub(crate) use module::{Function, Module};
 pub use stream::{Event, HostCopies, Stream};
 
 use calls::{Calls, CopyBatch, CuResult, HandleOfRange, OnValue};

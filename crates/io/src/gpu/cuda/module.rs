@@ -6,7 +6,7 @@ use std::ffi::{c_uint, c_void, CString};
 use std::sync::Arc;
 
 /// Code on a device.
-pub struct Module {
+pub(crate) struct Module {
     device: Arc<Device>,
     raw: RawModule,
 }
@@ -18,7 +18,7 @@ unsafe impl Sync for Module {}
 
 impl Module {
     /// Loads a cubin, or PTX that ends with a zero byte.
-    pub fn load(device: &Arc<Device>, image: &[u8]) -> Cuda<Arc<Module>> {
+    pub(crate) fn load(device: &Arc<Device>, image: &[u8]) -> Cuda<Arc<Module>> {
         let mut raw = std::ptr::null_mut();
         device.enter()?;
         // SAFETY: fills a local; the driver copies the image.
@@ -27,7 +27,7 @@ impl Module {
     }
 
     /// A kernel by its C name.
-    pub fn function(self: &Arc<Self>, name: &str) -> Cuda<Function> {
+    pub(crate) fn function(self: &Arc<Self>, name: &str) -> Cuda<Function> {
         let name = CString::new(name).map_err(|_| CudaError::new("a kernel's name holds no zero byte"))?;
         let mut raw = std::ptr::null_mut();
         self.device.enter()?;

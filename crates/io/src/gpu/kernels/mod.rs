@@ -10,7 +10,8 @@ mod rows;
 
 pub use content::{Checker, Filler, Finding, Lists, Range};
 pub use crc32c::{Crc32c, Sums};
-pub use rows::{Numbers, Ordered, Piece, Pull, Rows, Scatter, ELSEWHERE, PIECE_BYTES};
+pub(crate) use rows::Pull;
+pub use rows::{Numbers, Ordered, Piece, Rows, Scatter, ROW_ELSEWHERE, ROW_PIECE_BYTES};
 
 use super::cuda::{Device, Function};
 use super::nvrtc;

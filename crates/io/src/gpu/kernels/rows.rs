@@ -7,7 +7,7 @@ use forebay_model::Error;
 use std::sync::Arc;
 
 /// In place of a number: this row comes another way.
-pub const ELSEWHERE: u64 = u64::MAX;
+pub const ROW_ELSEWHERE: u64 = u64::MAX;
 /// Bytes that a lane reads at once.
 const WORD_BYTES: u64 = 16;
 const LANES: u64 = 32;
@@ -78,8 +78,8 @@ pub struct Piece {
     pub bytes: u64,
 }
 
-pub const PIECE_BYTES: usize = size_of::<Piece>();
-const _: () = assert!(PIECE_BYTES == 24);
+pub const ROW_PIECE_BYTES: usize = size_of::<Piece>();
+const _: () = assert!(ROW_PIECE_BYTES == 24);
 
 /// Kernel that takes many short pieces to their places by one launch.
 #[derive(Clone)]
@@ -110,17 +110,17 @@ impl Scatter {
 
 /// Kernel that takes one contiguous piece to its place.
 #[derive(Clone)]
-pub struct Pull(Function);
+pub(crate) struct Pull(Function);
 
 impl Pull {
     /// Unit of a piece's places and length.
-    pub const UNIT: usize = WORD_BYTES as usize;
+    pub(crate) const UNIT: usize = WORD_BYTES as usize;
 
     /// As `Rows::open`.
     ///
     /// # Errors
     /// As of `Rows::open`.
-    pub fn open(device: &Arc<Device>) -> Result<Pull, Error> {
+    pub(crate) fn open(device: &Arc<Device>) -> Result<Pull, Error> {
         Ok(Pull(kernel(device, &ROWS, "rows_pull")?))
     }
 
@@ -128,7 +128,7 @@ impl Pull {
     ///
     /// # Safety
     /// As for `Rows::queue`, of the piece; all three are multiples of `UNIT`.
-    pub unsafe fn queue(&self, stream: &Stream, from: *const u8, to: u64, bytes: u64) -> Cuda<()> {
+    pub(crate) unsafe fn queue(&self, stream: &Stream, from: *const u8, to: u64, bytes: u64) -> Cuda<()> {
         let blocks = bytes.div_ceil(u64::from(THREADS) * WORD_BYTES).clamp(1, PULL_BLOCKS_MAX);
         // SAFETY: the kernel takes these; the rest is the caller's promise.
         unsafe { stream.launch(&self.0, blocks as u32, THREADS, &[from as u64, to, bytes]) }

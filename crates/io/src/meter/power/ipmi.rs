@@ -26,12 +26,12 @@ const OUTPUT_BYTES_MAX: usize = 256 << 10;
 
 const SUPPLIES_MAX: usize = 16;
 
-pub fn program() -> OsString {
+pub fn ipmi_program() -> OsString {
     std::env::var_os(PROGRAM_ENV).unwrap_or_else(|| "ipmitool".into())
 }
 
 /// Asks the board once, to learn how it answers.
-pub fn open(program: &OsString) -> Result<Found, Reason> {
+pub fn open_ipmi(program: &OsString) -> Result<Found, Reason> {
     let dcmi = Board { program: program.clone(), way: PowerCommand::Dcmi };
     let board = match dcmi.watts() {
         Ok(_) => dcmi,

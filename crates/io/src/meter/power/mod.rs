@@ -10,10 +10,10 @@
 //! Energy counters are preferred to power readings: two readings of a counter say what
 //! was used between them, however uneven it was.
 
-pub mod ipmi;
-pub mod nvml;
-pub mod rapl;
-pub mod redfish;
+pub(crate) mod ipmi;
+pub(crate) mod nvml;
+pub(crate) mod rapl;
+pub(crate) mod redfish;
 mod sampler;
 
 pub use sampler::Sampler;
@@ -90,7 +90,7 @@ impl Name {
 
 /// Opens the meters named, or with no names those that answer locally: RAPL and NVML.
 /// Talks to the hardware, a board's in seconds. What can't be used is in the second list.
-pub fn open(names: &[String]) -> (Vec<Box<dyn Meter>>, Vec<Refused>) {
+pub fn open_power_meters(names: &[String]) -> (Vec<Box<dyn Meter>>, Vec<Refused>) {
     let local = ["rapl".to_string(), "nvml".to_string()];
     let names = if names.is_empty() { &local[..] } else { names };
     let (mut meters, mut refused) = (Vec::new(), Vec::new());
@@ -134,10 +134,10 @@ impl Found {
 
 fn open_one(name: &Name) -> Result<Found, Reason> {
     match name {
-        Name::Rapl => rapl::open(Path::new(rapl::POWERCAP)),
-        Name::Nvml => nvml::open(Path::new(nvml::LIBRARY)),
-        Name::Ipmi => ipmi::open(&ipmi::program()),
-        Name::Redfish(address) => redfish::open(address, redfish::Login::from_env()?),
+        Name::Rapl => rapl::open_rapl(Path::new(rapl::POWERCAP)),
+        Name::Nvml => nvml::open_nvml(Path::new(nvml::NVML_LIBRARY)),
+        Name::Ipmi => ipmi::open_ipmi(&ipmi::ipmi_program()),
+        Name::Redfish(address) => redfish::Address::open(address, redfish::Login::from_env()?),
         Name::None => Ok(Found { meters: Vec::new(), refused: Vec::new() }),
     }
 }
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn an_unknown_meter_refuses_itself_alone() {
-        let (meters, refused) = open(&["none".into(), "wattson".into()]);
+        let (meters, refused) = open_power_meters(&["none".into(), "wattson".into()]);
         assert!(meters.is_empty());
         assert_eq!(refused.len(), 1);
         assert_eq!(refused[0].0, "wattson");
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn a_password_in_a_name_is_not_repeated() {
         for name in ["redfish:root:calvin@bmc", "redfsh:root:calvin@bmc", "root:calvin@bmc", "calvin@bmc"] {
-            let (_, refused) = open(&[name.into()]);
+            let (_, refused) = open_power_meters(&[name.into()]);
             assert!(!format!("{refused:?}").contains("calvin"), "{refused:?}");
         }
     }

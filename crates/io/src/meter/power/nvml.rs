@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Installed by the driver; found by the loader's search.
-pub const LIBRARY: &str = "libnvidia-ml.so.1";
+pub const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// More than any server holds.
 const GPUS_MAX: c_uint = 1024;
@@ -24,7 +24,7 @@ type Handle = *mut c_void;
 
 /// Every GPU that NVML lists, as `gpu:N` by NVML's index, which is the order on the PCI
 /// bus and needn't be CUDA's.
-pub fn open(library: &Path) -> Result<Found, Reason> {
+pub fn open_nvml(library: &Path) -> Result<Found, Reason> {
     let nvml = Nvml::opened(library)?;
     let mut found = Found { meters: Vec::new(), refused: Vec::new() };
     for index in 0..nvml.count()? {

@@ -12,7 +12,7 @@ pub(crate) const POWERCAP: &str = "/sys/class/powercap";
 /// Finds the zones in a tree that looks like /sys/class/powercap: each package, `psys`
 /// where there is one, and `dram`, which no package includes. Zones within a package's
 /// count (`core`, `uncore`) and the same package by another way (`intel-rapl-mmio`) stay out.
-pub fn open(powercap: &Path) -> Result<Found, Reason> {
+pub fn open_rapl(powercap: &Path) -> Result<Found, Reason> {
     let listed = fs::read_dir(powercap)
         .map_err(|e| format!("{}: {e}; a virtual machine has none as a rule", powercap.display()))?;
     let mut zones: Vec<String> = listed

@@ -110,35 +110,38 @@ impl Login {
     }
 }
 
-/// Asks the controller for its chassis, and each of these for its power.
-pub fn open(address: &Address, login: Login) -> Result<Found, Reason> {
-    let controller = Arc::new(Controller::new(address, &login));
-    let until = Instant::now() + OPEN_LIMIT;
-    let members = parse_members(&controller.get(CHASSIS)?).map_err(|found| format!("{CHASSIS}: {found}"))?;
-    let mut found = Found { meters: Vec::new(), refused: Vec::new() };
-    let mut chosen = Vec::new();
-    for member in members {
-        if Instant::now() > until {
-            return Err(format!("{address} took more than {} s to list its chassis", OPEN_LIMIT.as_secs()));
+impl Address {
+    /// Asks the controller for its chassis, and each of these for its power.
+    pub fn open(&self, login: Login) -> Result<Found, Reason> {
+        let controller = Arc::new(Controller::new(self, &login));
+        let until = Instant::now() + OPEN_LIMIT;
+        let members =
+            parse_members(&controller.get(CHASSIS)?).map_err(|found| format!("{CHASSIS}: {found}"))?;
+        let mut found = Found { meters: Vec::new(), refused: Vec::new() };
+        let mut chosen = Vec::new();
+        for member in members {
+            if Instant::now() > until {
+                return Err(format!("{self} took more than {} s to list its chassis", OPEN_LIMIT.as_secs()));
+            }
+            match controller.resource_of(&member) {
+                Ok(resource) => chosen.push((member, resource)),
+                Err(reason) => found.refused.push((format!("redfish:{}", last_segment(&member)), reason)),
+            }
         }
-        match controller.resource_of(&member) {
-            Ok(resource) => chosen.push((member, resource)),
-            Err(reason) => found.refused.push((format!("redfish:{}", last_segment(&member)), reason)),
+        // One chassis is the server. Of several each stands for itself, since one may hold others.
+        let single = chosen.len() == 1;
+        if single {
+            found.refused.clear();
         }
+        for (member, resource) in chosen {
+            let scope = match single {
+                true => "server".to_string(),
+                false => format!("server/{}", last_segment(&member)),
+            };
+            found.meters.push(Box::new(Chassis { controller: Arc::clone(&controller), scope, resource }));
+        }
+        Found::or_reason(found, "the controller lists no chassis")
     }
-    // One chassis is the server. Of several each stands for itself, since one may hold others.
-    let single = chosen.len() == 1;
-    if single {
-        found.refused.clear();
-    }
-    for (member, resource) in chosen {
-        let scope = match single {
-            true => "server".to_string(),
-            false => format!("server/{}", last_segment(&member)),
-        };
-        found.meters.push(Box::new(Chassis { controller: Arc::clone(&controller), scope, resource }));
-    }
-    Found::or_reason(found, "the controller lists no chassis")
 }
 
 struct Chassis {

@@ -6,7 +6,7 @@ use crate::gateway::supervisor::Link;
 use crate::gateway::vfio_user::message::Header;
 use crate::gateway::vfio_user::socket::{Ended, Listener, Message, Session};
 use crate::gateway::vfio_user::state::PeerState;
-use forebay_io::reactor::Waker;
+use forebay_io::Waker;
 use forebay_model::Error;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::os::fd::OwnedFd;

@@ -9,7 +9,7 @@ use super::ControllerQueues;
 use crate::namespace::executor::{self, Frontend, Work};
 use crate::namespace::steps::{failure, is_repeatable};
 use crate::target::log::Level;
-use forebay_io::queue::Fault;
+use forebay_io::Fault;
 use forebay_nvme::command::{io, Sqe};
 use forebay_nvme::controller::Mishap;
 use forebay_nvme::nvm::{payload_blocks, Op, Request};

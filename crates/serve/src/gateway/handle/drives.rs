@@ -13,8 +13,7 @@ use crate::gateway::vfio_user::socket::Listener;
 use crate::gateway::worker::{Report, WorkerMessage, STOP};
 use crate::target::inbox::Inbox;
 use crate::target::thread_pool::{self, join_by, spawn};
-use forebay_io::clock;
-use forebay_io::reactor::Waker;
+use forebay_io::{monotonic_now, Waker};
 use forebay_model::Error;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -245,7 +244,7 @@ impl Drives {
         let all = std::mem::take(&mut self.registry.lock().drives);
         for Drive { calls, thread, .. } in all.into_values() {
             calls.post(Box::new(ControllerThread::part));
-            join_by(thread, clock::now() + STOP);
+            join_by(thread, monotonic_now() + STOP);
         }
     }
 }
@@ -257,5 +256,5 @@ pub(super) fn sheets(given: &config::Controller) -> (u16, u16) {
 
 fn end(drive: Drive) {
     drive.calls.post(Box::new(|controller| controller.leave(STOP)));
-    join_by(drive.thread, clock::now() + STOP * 2);
+    join_by(drive.thread, monotonic_now() + STOP * 2);
 }

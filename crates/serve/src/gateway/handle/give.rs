@@ -10,7 +10,7 @@ use crate::gateway::handover::state::{
 };
 use crate::gateway::handover::wire::Line;
 use crate::gateway::handover::Message;
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::Error;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -39,7 +39,7 @@ pub(super) fn offer(gateway: &Gateway) -> Result<(Offer, Given), Error> {
             namespaces.push(NamespaceState { nqn: nqn.clone(), nsid: *nsid, blocks, block_bytes, locks });
         }
     }
-    let age = clock::now().saturating_duration_since(gateway.shared.began);
+    let age = monotonic_now().saturating_duration_since(gateway.shared.began);
     Ok((Offer { config, age_ns: age.as_nanos() as u64, namespaces }, given))
 }
 
@@ -94,7 +94,7 @@ impl<'a> Giving<'a> {
                 return Err(Error::run(name, "an RPC is suspending it", next));
             }
         }
-        let began = clock::now();
+        let began = monotonic_now();
         let mut withdrawn = false;
         loop {
             let mut moving = None;
@@ -104,7 +104,7 @@ impl<'a> Giving<'a> {
                 }
             }
             let Some(name) = moving else { return Ok(()) };
-            let waited = clock::now().saturating_duration_since(began);
+            let waited = monotonic_now().saturating_duration_since(began);
             if waited > WITHDRAW && !std::mem::replace(&mut withdrawn, true) {
                 names.iter().try_for_each(|name| drives.ask(name, |c| c.withdraw()))?;
             }

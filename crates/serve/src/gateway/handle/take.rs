@@ -16,7 +16,7 @@ use crate::gateway::supervisor::shm::Paper;
 use crate::gateway::supervisor::{Link, Past, Supervisor, SupervisorNotice};
 use crate::gateway::vfio_user::socket::Listener;
 use crate::target::log::Sink;
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::Error;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -90,7 +90,7 @@ impl Successor {
         let (given, mut config) = (offer.config.clone(), offer.config);
         config.check()?;
         config.subsystems.iter_mut().for_each(|subsystem| subsystem.controllers.clear());
-        let now = clock::now();
+        let now = monotonic_now();
         let began = now.checked_sub(Duration::from_nanos(offer.age_ns)).unwrap_or(now);
         let gateway = Gateway::begin(&config, sink, began, locks, supervisor)?;
         for one in &offer.namespaces {

@@ -1,7 +1,7 @@
 //! One RPC to a gateway: connected, asked, answered, each within the same time.
 
 use super::verbs;
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::Error;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -45,7 +45,7 @@ pub(crate) fn call_while(
         _ => failed(e.to_string()),
     };
     let reported = params.get("timeout_ms").and_then(Value::as_u64).unwrap_or(0).min(verbs::SUSPEND_MS_MAX);
-    let mut wait = Wait { until: clock::now() + PATIENCE + Duration::from_millis(reported), go_on };
+    let mut wait = Wait { until: monotonic_now() + PATIENCE + Duration::from_millis(reported), go_on };
     let mut stream = wait.connect(path).map_err(|e| match e.kind() {
         ErrorKind::TimedOut | ErrorKind::Interrupted => broken(e),
         _ => nobody(path, &e),
@@ -80,7 +80,7 @@ impl Wait<'_> {
         if !(self.go_on)() {
             return Err(ErrorKind::Interrupted.into());
         }
-        if clock::now() >= self.until {
+        if monotonic_now() >= self.until {
             return Err(ErrorKind::TimedOut.into());
         }
         Ok(())

@@ -98,7 +98,7 @@ impl Clients {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_io::clock;
+    use forebay_io::monotonic_now;
     use std::io::Read;
 
     fn stream() -> (Arc<UnixStream>, UnixStream) {
@@ -109,7 +109,7 @@ mod tests {
     // promise: SNP-3
     #[test]
     fn the_one_that_was_idle_longest_makes_room_and_no_busy_or_new_one() {
-        let (clients, began) = (Clients::default(), clock::now());
+        let (clients, began) = (Clients::default(), monotonic_now());
         let mut ends = Vec::new();
         let mut enter = |after_ms| {
             let (ours, theirs) = stream();

@@ -5,7 +5,7 @@ use super::frame::Frames;
 use super::{message, Control};
 use crate::gateway::socket::listen_at;
 use crate::target::log::{Level, Log};
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::Error;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::stat;
@@ -136,7 +136,7 @@ fn begin(stream: UnixStream, shared: &Arc<Shared>) {
     let _ = stream.set_nonblocking(false);
     let _ = stream.set_write_timeout(Some(STALL));
     let stream = Arc::new(stream);
-    let (id, closed) = match shared.clients.enter(&stream, clock::now()) {
+    let (id, closed) = match shared.clients.enter(&stream, monotonic_now()) {
         Ok(entered) => entered,
         Err(refusal) => {
             shared.say_refused(&refusal);
@@ -183,7 +183,7 @@ fn serve(mut stream: &UnixStream, id: u64, shared: &Shared) {
                 }
             }
         }
-        shared.clients.is_idle(id, clock::now());
+        shared.clients.is_idle(id, monotonic_now());
     }
 }
 
@@ -195,7 +195,7 @@ fn say(mut stream: &UnixStream, answer: &serde_json::Value) -> std::io::Result<(
 
 impl Shared {
     fn say_refused(&self, refusal: &Error) {
-        if let Some(log) = self.log.as_ref().filter(|_| self.clients.may_complain(clock::now())) {
+        if let Some(log) = self.log.as_ref().filter(|_| self.clients.may_complain(monotonic_now())) {
             log.say(Level::Warning, "rpc refused", &[("why", refusal.found.clone().into())]);
         }
     }

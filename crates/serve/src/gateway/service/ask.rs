@@ -8,7 +8,7 @@ use crate::gateway::handover::FORMAT;
 use crate::gateway::rpc::client;
 use crate::gateway::socket::listen_at;
 use crate::target::log::Sink;
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::Error;
 use serde_json::json;
 use std::os::fd::OwnedFd;
@@ -78,7 +78,7 @@ impl SuccessorSocket {
 
     /// Returns the next visitor, unless the answer was a refusal.
     fn visitor(&self, asked: Answer) -> Result<(UnixStream, Answer), Error> {
-        let until = clock::now() + PATIENCE;
+        let until = monotonic_now() + PATIENCE;
         loop {
             if let Ok((stream, _)) = self.listener.accept() {
                 stream.set_nonblocking(false).map_err(|e| broken(&e.to_string()))?;
@@ -88,7 +88,7 @@ impl SuccessorSocket {
                 let answer = asked.join().unwrap_or_else(|_| Err(broken("asking for it failed")));
                 return Err(answer.err().unwrap_or_else(|| broken("the gateway gave nothing")));
             }
-            if clock::now() > until {
+            if monotonic_now() > until {
                 return Err(broken("the gateway does not come to give what it has"));
             }
             std::thread::sleep(LOOK);

@@ -6,7 +6,7 @@ use super::process::{reported, Life, Running, Signals};
 use super::{Past, SupervisorNotice};
 use crate::gateway::handed::broken;
 use crate::target::log::{Entry, Level, Sink};
-use forebay_io::clock;
+use forebay_io::{monotonic_now, rfc3339, wall_seconds};
 use forebay_model::Error;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::Signal;
@@ -115,7 +115,7 @@ fn keep_at(pace: Pace, words: Vec<OsString>, sink: Sink) -> Result<i32, Error> {
 impl Keeping {
     fn say(&mut self, level: Level, event: &'static str, fields: &[(&str, Value)]) {
         let fields = fields.iter().map(|(key, value)| ((*key).to_string(), value.clone())).collect();
-        let time = clock::rfc3339(clock::wall_seconds());
+        let time = rfc3339(wall_seconds());
         (self.sink)(&Entry { time, level, event, fields });
     }
 
@@ -128,7 +128,7 @@ impl Keeping {
                 fds.extend(running.line.iter().map(|line| PollFd::new(line, PollFlags::IN)));
             }
             Phase::Ebbs(life) => fds.push(PollFd::new(&life.0, PollFlags::empty())),
-            Phase::Rests(then) => until = Some(then.saturating_duration_since(clock::now())),
+            Phase::Rests(then) => until = Some(then.saturating_duration_since(monotonic_now())),
         }
         self.drives.iter().for_each(|drive| drive.add_to(&mut fds));
         let serves = matches!(&self.phase, Phase::Runs(running) if running.served_since.is_some());
@@ -164,12 +164,12 @@ impl Keeping {
                     0 => Duration::ZERO,
                     n => self.pace.pause.saturating_mul(1 << (n - 1).min(16)).min(self.pace.pause_max),
                 };
-                self.phase = Phase::Rests(clock::now() + pause);
+                self.phase = Phase::Rests(monotonic_now() + pause);
             }
             Phase::Rests(_) | Phase::Ebbs(_) if self.ending => {
                 return Err(Error::run("the gateway", "was to be restarted and to be stopped", ""));
             }
-            Phase::Rests(then) if clock::now() >= *then => self.start()?,
+            Phase::Rests(then) if monotonic_now() >= *then => self.start()?,
             Phase::Rests(_) | Phase::Ebbs(_) => {}
         }
         Ok(None)
@@ -210,7 +210,7 @@ impl Keeping {
         match reported {
             SupervisorNotice::Gateway { text, age_ns } => {
                 let age = Duration::from_nanos(age_ns);
-                self.gateway = Some(Gateway { text, age, as_of: clock::now(), rpc: fds.pop() });
+                self.gateway = Some(Gateway { text, age, as_of: monotonic_now(), rpc: fds.pop() });
             }
             SupervisorNotice::Drive { name } => {
                 let (Some(link), Some(listener)) = (fds.pop(), fds.pop()) else {
@@ -224,7 +224,7 @@ impl Keeping {
                 self.drives.retain(|drive| !drive.is_alone());
                 self.served = true;
                 if let Phase::Runs(running) = &mut self.phase {
-                    running.served_since = Some(clock::now());
+                    running.served_since = Some(monotonic_now());
                 }
             }
             SupervisorNotice::Ending => self.ending = true,
@@ -246,7 +246,7 @@ impl Keeping {
     fn ended(&mut self) -> Result<Option<i32>, Error> {
         // All that it said is heard before its end.
         self.drives.retain_mut(HeldDrive::hear);
-        let rests = Phase::Rests(clock::now());
+        let rests = Phase::Rests(monotonic_now());
         let Phase::Runs(mut running) = std::mem::replace(&mut self.phase, rests) else { return Ok(None) };
         let status = running.wait();
         let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
@@ -266,9 +266,10 @@ impl Keeping {
     }
 
     fn count(&mut self, running: &Running, status: ExitStatus) -> Result<(), Error> {
-        let lived =
-            running.served_since.is_some_and(|since| clock::now().duration_since(since) >= self.pace.lived);
-        let (now, waits) = (clock::now(), running.served_since.is_none() && status.code().is_some());
+        let lived = running
+            .served_since
+            .is_some_and(|since| monotonic_now().duration_since(since) >= self.pace.lived);
+        let (now, waits) = (monotonic_now(), running.served_since.is_none() && status.code().is_some());
         if lived {
             (self.failures, self.broke, self.down_since) = (0, 0, None);
         } else {
@@ -295,7 +296,7 @@ impl Keeping {
         let mut running = Running::start(&self.words, true)?;
         let fields = [("process", running.id().into()), ("drives", self.drives.len().into())];
         if let (Some(gateway), Some(line)) = (&self.gateway, &mut running.line) {
-            let age = gateway.age + clock::now().saturating_duration_since(gateway.as_of);
+            let age = gateway.age + monotonic_now().saturating_duration_since(gateway.as_of);
             let (text, age_ns) = (gateway.text.clone(), age.as_nanos() as u64);
             let past = Past { text, age_ns, drives: self.drives.len() };
             let rpc = gateway.rpc.as_ref().map(OwnedFd::try_clone).transpose();

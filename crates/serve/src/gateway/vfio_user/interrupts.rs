@@ -4,7 +4,7 @@ use super::message::IrqSet;
 use super::state::VectorState;
 use super::uring::Bell;
 use crate::gateway::handed::{broken, Given, Received};
-use forebay_io::reactor::memlock;
+use forebay_io::memlock_refusal;
 use forebay_model::Error;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard};
@@ -154,7 +154,7 @@ impl Vectors {
                 libc::EINVAL => broken("an interrupt that is no eventfd"),
                 _ => {
                     let e = std::io::Error::from_raw_os_error(errno);
-                    memlock::refusal(
+                    memlock_refusal(
                         "an interrupt of a controller",
                         &e,
                         "ulimit -n 1048576, or forebay doctor",

@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code, reason = "the ring's entries name buffers by address")]
 
-use forebay_io::reactor::memlock;
+use forebay_io::retry_for_memlock;
 use io_uring::{opcode, IoUring};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -21,7 +21,7 @@ impl Bell {
     /// An errno: EINVAL where it isn't an eventfd; no descriptor or memory for a ring.
     pub(super) fn new(eventfd: OwnedFd) -> Result<Bell, i32> {
         let errno = |e: std::io::Error| e.raw_os_error().unwrap_or(libc::EINVAL);
-        let ring = memlock::patiently(|| IoUring::new(1)).map_err(errno)?;
+        let ring = retry_for_memlock(|| IoUring::new(1)).map_err(errno)?;
         ring.submitter().register_eventfd(eventfd.as_raw_fd()).map_err(errno)?;
         Ok(Bell { ring, eventfd })
     }

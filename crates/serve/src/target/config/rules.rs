@@ -123,7 +123,7 @@ pub(super) fn known(nqn: &str, field: &str, given: &[String], all: &[&str]) -> R
 pub(crate) fn cpus(list: &str) -> Result<Vec<u32>, Error> {
     match list.is_empty() {
         true => Ok(Vec::new()),
-        false => forebay_io::threads::named("cpus", list),
+        false => forebay_io::named_cpus("cpus", list),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::namespace::executor::{self, Frontend, Work};
 use crate::namespace::namespace_queue::Owner;
 use crate::namespace::stats::Counters;
 use crate::namespace::steps::{failure, scratch_bytes};
-use forebay_io::queue::Fault;
+use forebay_io::Fault;
 use forebay_nvme::command::{io, Cqe};
 use forebay_nvme::controller::Mishap;
 use forebay_nvme::log::AnaState;

@@ -13,7 +13,7 @@ use super::DELETE;
 use super::LOOK;
 use super::NODE;
 use crate::namespace::volume::Volume;
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::Error;
 use forebay_storage::mounted_as;
 use std::fs::File;
@@ -120,10 +120,12 @@ pub(crate) fn make(
 
 /// Waits for a stop that was asked for before.
 pub(super) fn stopped(kernel: &mut dyn Control, id: u32, within: Duration) -> Result<(), i32> {
-    let until = clock::now() + within;
+    let until = monotonic_now() + within;
     loop {
         match control::info(kernel, id) {
-            Ok(Some(info)) if info.state != state::DEAD && clock::now() < until => std::thread::sleep(LOOK),
+            Ok(Some(info)) if info.state != state::DEAD && monotonic_now() < until => {
+                std::thread::sleep(LOOK)
+            }
             Ok(Some(info)) if info.state != state::DEAD => return Err(libc::ETIMEDOUT),
             Ok(_) => return Ok(()),
             Err(errno) => return Err(errno),
@@ -178,11 +180,11 @@ pub(super) fn written_back(device: &Path) -> Result<(), Error> {
 
 /// The character device, which is another daemon's until that one is gone, and udev's for a moment.
 pub(super) fn open_node(path: &Path) -> Result<File, Error> {
-    let until = clock::now() + NODE;
+    let until = monotonic_now() + NODE;
     loop {
         match OpenOptions::new().read(true).write(true).open(path) {
             Ok(file) => return Ok(file),
-            Err(_) if clock::now() < until => std::thread::sleep(LOOK),
+            Err(_) if monotonic_now() < until => std::thread::sleep(LOOK),
             Err(e) => {
                 let next =
                     "a /dev that the kernel keeps (devtmpfs): in a container, --device or --privileged";
@@ -193,9 +195,9 @@ pub(super) fn open_node(path: &Path) -> Result<File, Error> {
 }
 
 pub(super) fn await_node(path: &Path) -> Result<(), Error> {
-    let until = clock::now() + NODE;
+    let until = monotonic_now() + NODE;
     while !path.exists() {
-        if clock::now() >= until {
+        if monotonic_now() >= until {
             let next = "a /dev that the kernel keeps (devtmpfs): in a container, --device or --privileged";
             return Err(Error::machine(path.display().to_string(), "no node appears for it", next));
         }

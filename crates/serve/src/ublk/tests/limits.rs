@@ -6,7 +6,7 @@ use std::time::Instant;
 
 /// A device under limits, and those limits.
 fn limited(limits: Limits) -> (Rig, Arc<Limiter>, Instant) {
-    let (limiter, began) = (Limiter::new(limits), forebay_io::clock::now());
+    let (limiter, began) = (Limiter::new(limits), forebay_io::monotonic_now());
     let throttle = Throttle { limiter: limiter.clone(), began };
     (Rig::throttled(volume("nil:?size=1m", true, None), None, Some(throttle)), limiter, began)
 }
@@ -24,7 +24,7 @@ fn requests_keep_to_a_limit_that_others_use_up_too() {
     let until = began + ANSWER;
     let other = std::thread::spawn(move || {
         let mut went = 0;
-        while went < 12 && forebay_io::clock::now() < until {
+        while went < 12 && forebay_io::monotonic_now() < until {
             let now_ns = began.elapsed().as_nanos() as u64;
             went += u32::from(crate::namespace::qos::enter(&mut [&mut elsewhere], 4096, now_ns).is_ok());
             std::thread::sleep(Duration::from_millis(1));
@@ -74,7 +74,7 @@ fn requests_that_wait_are_suspended_given_up_and_left_like_others() {
     let (rig, ..) = limited(never);
     (0..DEPTH).for_each(|tag| rig.ask(tag, READ, 0, 65536, &[]));
     rig.until_taken();
-    let began = forebay_io::clock::now();
+    let began = forebay_io::monotonic_now();
     rig.inbox.post(Message::Leave);
     assert!(
         rig.thread.join().unwrap().open && began.elapsed() < Duration::from_secs(4),

@@ -10,8 +10,7 @@ use super::Worker;
 use super::LAST;
 use crate::namespace::namespace_queue::Owner;
 use crate::namespace::steps::Step;
-use forebay_io::arena::Mem;
-use forebay_io::clock;
+use forebay_io::{monotonic_now, Mem};
 use forebay_nvme::transport::tcp::Handle;
 use std::time::Duration;
 use std::time::Instant;
@@ -94,10 +93,10 @@ impl<P: HardwareQueue> Worker<P> {
             return;
         }
         let nobody = Owner { connection: u32::MAX, command: Handle(0) };
-        let flush = Step { op: forebay_io::queue::Op::Flush, offset: 0, len: 0, mem: Mem::None };
+        let flush = Step { op: forebay_io::Op::Flush, offset: 0, len: 0, mem: Mem::None };
         self.queue.start(nobody, flush, &mut self.reactor);
-        let by = clock::now() + LAST;
-        while !self.queue.is_idle() && clock::now() < by {
+        let by = monotonic_now() + LAST;
+        while !self.queue.is_idle() && monotonic_now() < by {
             self.run_queue();
             if self.queue.is_idle() {
                 return;

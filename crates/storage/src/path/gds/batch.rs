@@ -7,9 +7,7 @@
 
 use super::thread_pool::{Body, Shared, Task};
 use super::{ended, moves_payload, perform};
-use forebay_io::clock;
-use forebay_io::gpu::cufile::{Batch, BatchIo, Event};
-use forebay_io::queue::{Fault, Op};
+use forebay_io::{monotonic_now, CuFileBatch, CuFileBatchIo, CuFileEvent, Fault, Op};
 use std::time::Duration;
 
 /// Time for which a thread waits for a first entry before it looks up.
@@ -23,7 +21,7 @@ const AGAIN: Duration = Duration::from_micros(50);
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Batch after batch, of up to `entries`.
-pub(super) fn batch_by_batch(mut batch: Batch, entries: usize) -> Body {
+pub(super) fn batch_by_batch(mut batch: CuFileBatch, entries: usize) -> Body {
     Box::new(move |shared| {
         let mut taken = Vec::with_capacity(entries);
         while shared.take(entries, FILL, &mut taken) {
@@ -59,7 +57,7 @@ fn within_data(shared: &Shared, group: Vec<Task>) -> Vec<Task> {
     within
 }
 
-fn run(batch: &mut Batch, shared: &Shared, group: Vec<Task>) {
+fn run(batch: &mut CuFileBatch, shared: &Shared, group: Vec<Task>) {
     let group = within_data(shared, group);
     let placed = |task: &Task| shared.base.place(task.io.mem);
     let (group, lost): (Vec<Task>, Vec<Task>) = group.into_iter().partition(|task| placed(task).is_some());
@@ -72,7 +70,7 @@ fn run(batch: &mut Batch, shared: &Shared, group: Vec<Task>) {
     }
     let ios = group.iter().enumerate().map(|(n, task)| {
         let (base, base_offset) = placed(task).unwrap_or_default();
-        BatchIo {
+        CuFileBatchIo {
             file: &task.file.handle,
             writes: task.io.op != Op::Read,
             base,
@@ -94,20 +92,20 @@ fn run(batch: &mut Batch, shared: &Shared, group: Vec<Task>) {
 }
 
 /// Hands out what ends until all has. What cuFile won't tell of stays open: the worker's time-out deals with it.
-fn gather(batch: &mut Batch, shared: &Shared, group: Vec<Task>) {
+fn gather(batch: &mut CuFileBatch, shared: &Shared, group: Vec<Task>) {
     let mut open: Vec<Option<Task>> = group.into_iter().map(Some).collect();
     let mut left = open.len();
     let mut abandoned = None;
     let mut cancelled = false;
-    let mut events: Vec<Event> = Vec::with_capacity(left);
+    let mut events: Vec<CuFileEvent> = Vec::with_capacity(left);
     while left > 0 {
         if !cancelled && open.iter().flatten().any(|task| shared.is_abandoned(task)) {
-            cancelled = abandoned.get_or_insert_with(clock::now).elapsed() >= GRACE;
+            cancelled = abandoned.get_or_insert_with(monotonic_now).elapsed() >= GRACE;
             if cancelled {
                 batch.cancel();
             }
         }
-        let asked = clock::now();
+        let asked = monotonic_now();
         if let Err(e) = batch.collect(LOOK, &mut events) {
             shared.session.note("cufile_batch", e.to_string(), "‹cufile› sync; cuFile's log");
         }

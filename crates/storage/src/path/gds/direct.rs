@@ -4,9 +4,7 @@ use super::{CuFileWorker, Duty, Session};
 use crate::path::direct::{DirectNeeds, DirectQueues, Means};
 use crate::source::file::FileTarget;
 use crate::source::{OpenFileSource, Target};
-use forebay_io::gpu::cuda::Device;
-use forebay_io::queue::Queue;
-use forebay_io::reactor::Reactor;
+use forebay_io::{CudaDevice, Queue, Reactor};
 use forebay_model::job::Engine;
 use forebay_model::Error;
 use std::any::Any;
@@ -16,14 +14,14 @@ pub(crate) struct CufileMeans(pub Arc<Session>);
 
 impl Means for CufileMeans {
     /// Has cuFile show, for each GPU, how it goes; from here on its counters count.
-    fn begin(&self, probe: &FileTarget, devices: &[Arc<Device>]) -> Result<(), Error> {
+    fn begin(&self, probe: &FileTarget, devices: &[Arc<CudaDevice>]) -> Result<(), Error> {
         devices.iter().try_for_each(|device| self.hold(probe, device))?;
         self.0.detach(probe);
         self.0.begin();
         Ok(())
     }
 
-    fn hold(&self, file: &FileTarget, device: &Arc<Device>) -> Result<(), Error> {
+    fn hold(&self, file: &FileTarget, device: &Arc<CudaDevice>) -> Result<(), Error> {
         let source = OpenFileSource { target: file.clone(), engine: Engine::Inline };
         self.0.attach(&Target::new(file.path.display().to_string(), file.bytes, source), device)
     }

@@ -3,7 +3,7 @@
 
 use super::{perform, Base, GdsFile, Session};
 use crate::source::at_once::AtOnce;
-use forebay_io::queue::{Done, Io};
+use forebay_io::{Done, Io};
 use std::sync::Arc;
 
 pub(super) struct InlineGds {

@@ -22,7 +22,7 @@ pub(crate) use session::{GdsFile, PAGE};
 pub(crate) use worker::{CuFileWorker, Duty};
 
 use crate::path::direct::Base;
-use forebay_io::queue::{Done, Fault, Io, Op, Via};
+use forebay_io::{Done, Fault, Io, Op, Via};
 use std::os::fd::AsRawFd;
 
 fn ended(io: &Io, result: Result<u32, Fault>, via: Via) -> Done {

@@ -11,12 +11,9 @@ use crate::path::{
 };
 use crate::source::file::FileTarget;
 use crate::source::{MadeOf, OpenFileSource, SourceMedium, Target, Uri};
-use forebay_io::gpu::cuda::{self, Device};
-use forebay_io::gpu::cufile::Buffer;
-use forebay_io::machine::finding::{remark, Check, CheckState};
-use forebay_io::machine::verdict::{Answer, Verdicts};
-use forebay_io::queue::Queue;
-use forebay_io::reactor::Reactor;
+use forebay_io::{
+    cuda_devices, Check, CheckState, CuFileBuffer, CudaDevice, Queue, Reactor, VerdictAnswer, Verdicts,
+};
 use forebay_model::job::{CuFileMode, Engine, JobSpec, PathKind, Sync};
 use forebay_model::record::{Cufile, PathRan};
 use forebay_model::Error;
@@ -58,12 +55,12 @@ impl DataPath for Gds {
         let verdict = &verdicts.gds;
         let words = verdict.words();
         let (state, found) = match verdict.answer {
-            Answer::Direct => return Check::of_path(self.name(), CheckState::Works, words),
-            Answer::CompatOnly => (CheckState::Limited, "compat only: records say gds-compat"),
-            Answer::No => (CheckState::Missing, "cuFile can't run here"),
+            VerdictAnswer::Direct => return Check::of_path(self.name(), CheckState::Works, words),
+            VerdictAnswer::CompatOnly => (CheckState::Limited, "compat only: records say gds-compat"),
+            VerdictAnswer::No => (CheckState::Missing, "cuFile can't run here"),
         };
         let mut check = Check::of_path(self.name(), state, found).why(verdict.reason().unwrap_or(words));
-        check.next = verdict.next().map(|next| remark(&next, "meanwhile: ‹path› bounce"));
+        check.next = verdict.next().map(|next| Check::remark(&next, "meanwhile: ‹path› bounce"));
         check
     }
 
@@ -222,7 +219,12 @@ impl DataPath for Gds {
         Ok(Box::new(Own { worker: Some(worker), buffer }))
     }
 
-    fn means(&self, job: &JobSpec, device: &Arc<Device>, _: Limits) -> Result<Option<Arc<dyn Means>>, Error> {
+    fn means(
+        &self,
+        job: &JobSpec,
+        device: &Arc<CudaDevice>,
+        _: Limits,
+    ) -> Result<Option<Arc<dyn Means>>, Error> {
         Ok(Some(Arc::new(CufileMeans(Session::open(job, device)?))))
     }
 
@@ -241,7 +243,7 @@ impl DataPath for Gds {
 struct Own {
     /// None where only cards move bytes.
     worker: Option<CuFileWorker>,
-    buffer: Option<Buffer>,
+    buffer: Option<CuFileBuffer>,
 }
 
 impl QueueFactory for Own {
@@ -279,7 +281,7 @@ impl QueueFactory for Own {
 fn through_cufile(job: &JobSpec, destination: &Destination) -> Result<Arc<Session>, Error> {
     destination.set_up_or(|| {
         let device = destination.devices.first().ok_or_else(|| {
-            let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
+            let why = cuda_devices().1.unwrap_or_else(|| "no GPU".into());
             Error::machine("‹path› gds", why, "forebay doctor; ‹path› host needs no GPU")
         })?;
         Session::open(job, device)

@@ -4,9 +4,7 @@
 use super::verdict::{judge, ByRoute, Verdict};
 use crate::source::file::FileTarget;
 use crate::source::Target;
-use forebay_io::gpu::cuda::Device;
-use forebay_io::gpu::cufile::{self, CuFileError, Driver, FileHandle, Stats};
-use forebay_io::queue::{Io, Via};
+use forebay_io::{cufile, CuFileDriver, CuFileError, CuFileHandle, CuFileStats, CudaDevice, Io, Via};
 use forebay_model::job::JobSpec;
 use forebay_model::record::{Cufile, CufileProperties, CufileRoute};
 use forebay_model::Error;
@@ -25,7 +23,7 @@ const NOTES_MAX: usize = 8;
 /// A file that cuFile knows.
 #[derive(Clone)]
 pub struct GdsFile {
-    pub handle: Arc<FileHandle>,
+    pub handle: Arc<CuFileHandle>,
     pub file: Arc<File>,
     /// Way of its bytes, as far as was seen beforehand.
     pub via: Via,
@@ -59,7 +57,7 @@ type Kind = (Option<(u32, u32)>, bool, u32);
 pub struct Session {
     // Field order is drop order: files are let go of before the driver.
     files: Mutex<BTreeMap<RawFd, GdsFile>>,
-    driver: Driver,
+    driver: CuFileDriver,
     properties: CufileProperties,
     asked: Asked,
     routes: Mutex<Vec<CufileRoute>>,
@@ -68,7 +66,7 @@ pub struct Session {
     unregistered: AtomicBool,
     /// I/Os per batch as they run; 0 where there are none.
     batch: AtomicU32,
-    before: Mutex<Option<Result<Stats, String>>>,
+    before: Mutex<Option<Result<CuFileStats, String>>>,
     notes: Mutex<Vec<Note>>,
 }
 
@@ -90,9 +88,9 @@ impl std::fmt::Debug for Session {
 
 impl Session {
     /// Opens the driver. Without `--allow-compat` cuFile is told to fail rather than to fall back.
-    pub fn open(job: &JobSpec, device: &Device) -> Result<Arc<Session>, Error> {
+    pub fn open(job: &JobSpec, device: &CudaDevice) -> Result<Arc<Session>, Error> {
         const ASKED: &str = "‹path› gds";
-        let library = cufile::cufile().map_err(|why| {
+        let library = cufile().map_err(|why| {
             Error::machine(
                 ASKED,
                 why,
@@ -127,7 +125,7 @@ impl Session {
         }))
     }
 
-    pub fn driver(&self) -> &Driver {
+    pub fn driver(&self) -> &CuFileDriver {
         &self.driver
     }
 
@@ -136,7 +134,7 @@ impl Session {
     }
 
     /// Makes a target's files known to cuFile, and reads once from each device below to see how it goes.
-    pub fn attach(&self, target: &Target, device: &Arc<Device>) -> Result<(), Error> {
+    pub fn attach(&self, target: &Target, device: &Arc<CudaDevice>) -> Result<(), Error> {
         let enter = device.enter();
         enter.map_err(|why| Error::machine("‹path› gds", why.to_string(), "nvidia-smi"))?;
         for (target, _) in target.files() {
@@ -162,7 +160,7 @@ impl Session {
 
     /// From here on the counters count for the record.
     pub fn begin(&self) {
-        *lock(&self.before) = Some(Stats::of(&self.driver).map_err(|e| e.to_string()));
+        *lock(&self.before) = Some(CuFileStats::of(&self.driver).map_err(|e| e.to_string()));
     }
 
     pub fn file(&self, target: &FileTarget) -> Result<GdsFile, Error> {
@@ -176,7 +174,12 @@ impl Session {
     }
 
     /// Reads from the file once and sees which counter moves.
-    fn look(&self, target: &FileTarget, handle: &FileHandle, device: &Arc<Device>) -> Result<Via, Error> {
+    fn look(
+        &self,
+        target: &FileTarget,
+        handle: &CuFileHandle,
+        device: &Arc<CudaDevice>,
+    ) -> Result<Via, Error> {
         let route = self.route_of(target, handle, device)?;
         let (name, evidence) = match &route {
             Route::Direct(why) => ("direct", why),
@@ -202,21 +205,27 @@ impl Session {
     fn route_of(
         &self,
         target: &FileTarget,
-        handle: &FileHandle,
-        device: &Arc<Device>,
+        handle: &CuFileHandle,
+        device: &Arc<CudaDevice>,
     ) -> Result<Route, Error> {
         let start = if self.asked.start < target.bytes { self.asked.start } else { 0 };
         let bytes = self.asked.io_bytes.min(LOOK_BYTES_MAX).min(target.bytes - start) as usize;
-        let before = Stats::of(&self.driver);
+        let before = CuFileStats::of(&self.driver);
         if bytes > 0 {
             self.read_once(target, handle, device, start, bytes)?;
         }
-        let reported = before.and_then(|before| Stats::of(&self.driver).map(|after| after.since(&before)));
+        let reported =
+            before.and_then(|before| CuFileStats::of(&self.driver).map(|after| after.since(&before)));
         Ok(self.judge_look(target, reported, bytes))
     }
 
-    fn judge_look(&self, target: &FileTarget, reported: Result<Stats, CuFileError>, bytes: usize) -> Route {
-        let calls = reported.as_ref().map(Stats::calls).unwrap_or_default();
+    fn judge_look(
+        &self,
+        target: &FileTarget,
+        reported: Result<CuFileStats, CuFileError>,
+        bytes: usize,
+    ) -> Route {
+        let calls = reported.as_ref().map(CuFileStats::calls).unwrap_or_default();
         let silent = match &reported {
             Err(e) => e.to_string(),
             Ok(_) if bytes == 0 => "the file is empty".into(),
@@ -260,8 +269,8 @@ impl Session {
     fn read_once(
         &self,
         target: &FileTarget,
-        handle: &FileHandle,
-        device: &Arc<Device>,
+        handle: &CuFileHandle,
+        device: &Arc<CudaDevice>,
         start: u64,
         bytes: usize,
     ) -> Result<(), Error> {
@@ -334,9 +343,9 @@ impl Session {
         lock(&self.files).values().all(|f| f.via == Via::Direct)
     }
 
-    fn reported(&self) -> Result<Stats, String> {
+    fn reported(&self) -> Result<CuFileStats, String> {
         let before = lock(&self.before).clone().unwrap_or_else(|| Err("no run began".into()))?;
-        Stats::of(&self.driver).map(|now| now.since(&before)).map_err(|e| e.to_string())
+        CuFileStats::of(&self.driver).map(|now| now.since(&before)).map_err(|e| e.to_string())
     }
 
     /// Returns cuFile's part of the record, the way of the bytes, and reasons for nulls.

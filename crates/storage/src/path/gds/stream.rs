@@ -2,11 +2,10 @@
 //! event behind each group. Events are looked up: a callback costs 25 µs of CPU.
 
 use super::{ended, moves_payload, perform, Base, GdsFile, Session};
-use forebay_io::clock;
-use forebay_io::gpu::cuda::{Device, Event, Stream};
-use forebay_io::gpu::cufile::StreamIo;
-use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue};
-use forebay_io::reactor::Reactor;
+use forebay_io::{
+    monotonic_now, CuFileStreamIo, CudaDevice, CudaEvent, CudaStream, Done, Fault, Full, Geometry, Io, Op,
+    Queue, Reactor,
+};
 use forebay_model::Error;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -24,16 +23,16 @@ const AGAIN: Duration = Duration::from_micros(30);
 /// without any I/O, libcufile 1.15.1 was seen to report later reads on other registered streams as complete whose bytes never
 /// came. Told of sizes that aren't pages, it brings other bytes than those asked for.
 pub(crate) struct Streams {
-    device: Arc<Device>,
-    streams: Vec<Stream>,
+    device: Arc<CudaDevice>,
+    streams: Vec<CudaStream>,
     next: usize,
-    spare: Vec<Event>,
+    spare: Vec<CudaEvent>,
 }
 
 impl Streams {
-    pub(crate) fn new(device: &Arc<Device>, count: u32) -> Result<Rc<RefCell<Streams>>, Error> {
+    pub(crate) fn new(device: &Arc<CudaDevice>, count: u32) -> Result<Rc<RefCell<Streams>>, Error> {
         let stream = |_| {
-            Stream::on(device).map_err(|why| {
+            CudaStream::on(device).map_err(|why| {
                 Error::machine(format!("a stream on GPU {}", device.index()), why.to_string(), "nvidia-smi")
             })
         };
@@ -44,20 +43,20 @@ impl Streams {
 
     /// Waits for everything on all of them.
     fn synchronize(&self) -> Result<(), String> {
-        self.streams.iter().try_for_each(Stream::synchronize).map_err(|e| e.to_string())
+        self.streams.iter().try_for_each(CudaStream::synchronize).map_err(|e| e.to_string())
     }
 
     /// Queues the group, and an event behind it. Fails as a whole if the event can't be had.
     fn send(
         &mut self,
         file: &GdsFile,
-        ios: &mut [(Io, Box<StreamIo>)],
-    ) -> Result<(Event, Vec<Option<Fault>>), String> {
+        ios: &mut [(Io, Box<CuFileStreamIo>)],
+    ) -> Result<(CudaEvent, Vec<Option<Fault>>), String> {
         let at = self.next % self.streams.len();
         self.next += 1;
         let stream = &self.streams[at];
         let event =
-            self.spare.pop().map_or_else(|| Event::on(&self.device), Ok).map_err(|e| e.to_string())?;
+            self.spare.pop().map_or_else(|| CudaEvent::on(&self.device), Ok).map_err(|e| e.to_string())?;
         let started = ios.iter_mut().map(|(_, call)| {
             // SAFETY: the call is boxed, kept until the event, and left to cuFile if the queue goes first; the slot
             // belongs to the I/O until it is reaped.
@@ -75,8 +74,8 @@ impl Streams {
 
 /// I/Os that one event covers.
 struct Group {
-    event: Event,
-    ios: Vec<(Io, Box<StreamIo>)>,
+    event: CudaEvent,
+    ios: Vec<(Io, Box<CuFileStreamIo>)>,
     faults: Vec<Option<Fault>>,
 }
 
@@ -101,7 +100,7 @@ pub(crate) struct StreamGds {
     ready: Vec<Done>,
     /// Boxed, since cuFile keeps their addresses while they are in use.
     #[allow(clippy::vec_box)]
-    spare: Vec<Box<StreamIo>>,
+    spare: Vec<Box<CuFileStreamIo>>,
     in_flight: u32,
 }
 
@@ -130,10 +129,10 @@ impl StreamGds {
     }
 
     /// The call's own copy of the I/O: cuFile looks at it when the stream gets there.
-    fn call(&mut self, io: &Io) -> Option<Box<StreamIo>> {
+    fn call(&mut self, io: &Io) -> Option<Box<CuFileStreamIo>> {
         let place = self.base.place(io.mem)?;
         let mut call = self.spare.pop().unwrap_or_default();
-        *call = StreamIo::new(io.op != Op::Read, place, io.len as usize, io.offset);
+        *call = CuFileStreamIo::new(io.op != Op::Read, place, io.len as usize, io.offset);
         Some(call)
     }
 
@@ -245,8 +244,8 @@ impl Queue for StreamGds {
 
     fn next_due(&self) -> Option<Instant> {
         match (self.ready.is_empty(), self.groups.is_empty()) {
-            (false, _) => Some(clock::now()),
-            (true, false) => Some(clock::now() + AGAIN),
+            (false, _) => Some(monotonic_now()),
+            (true, false) => Some(monotonic_now() + AGAIN),
             (true, true) => None,
         }
     }

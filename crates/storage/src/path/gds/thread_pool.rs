@@ -2,9 +2,7 @@
 //! so that a job of many files has no more threads than I/Os in flight.
 
 use super::{perform, Base, GdsFile, Session};
-use forebay_io::gpu::cuda::Device;
-use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
-use forebay_io::reactor::{Reactor, Waker};
+use forebay_io::{CudaDevice, Done, Fault, Full, Geometry, Io, Queue, Reactor, Via, Waker};
 use forebay_model::Error;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -127,7 +125,7 @@ pub(super) type Body = Box<dyn FnOnce(&Shared) + Send>;
 impl ThreadPool {
     pub(super) fn new(
         session: Arc<Session>,
-        device: &Arc<Device>,
+        device: &Arc<CudaDevice>,
         base: Base,
         bodies: Vec<Body>,
         reactor: &mut Reactor,

@@ -1,7 +1,7 @@
 //! Did the bytes go direct? Judged after the run from cuFile's own counters; the
 //! route that each file showed before it only says how a mixture divides.
 
-use forebay_io::gpu::cufile::Stats;
+use forebay_io::CuFileStats;
 
 /// Payload of the measured time by the route of its file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Verdict {
 /// compatibility mode. `able`: cuFile names storage that can go direct.
 pub(super) fn judge(
     bytes: ByRoute,
-    reported: Result<&Stats, &str>,
+    reported: Result<&CuFileStats, &str>,
     no_fallback: bool,
     able: bool,
 ) -> Verdict {
@@ -59,7 +59,7 @@ struct Counted {
 
 impl Counted {
     /// Per GPU, else by batches: a library may count batches in one place only.
-    fn of(stats: &Stats) -> Counted {
+    fn of(stats: &CuFileStats) -> Counted {
         let (calls, b) = (stats.calls(), &stats.batches);
         let rerouted = calls.rerouted;
         if calls.p2p + calls.nvfs + calls.posix > 0 {
@@ -112,10 +112,10 @@ mod tests {
     use super::*;
     use forebay_model::record::{CufileBatches, CufileCalls, CufileGpu};
 
-    fn stats(p2p: u64, nvfs: u64, posix: u64) -> Stats {
+    fn stats(p2p: u64, nvfs: u64, posix: u64) -> CuFileStats {
         let reads = CufileCalls { p2p, nvfs, posix, ..CufileCalls::default() };
         let gpus = vec![CufileGpu { reads, ..CufileGpu::default() }];
-        Stats { gpus, batches: CufileBatches::default() }
+        CuFileStats { gpus, batches: CufileBatches::default() }
     }
 
     fn all(direct: u64, compat: u64) -> ByRoute {
@@ -169,9 +169,9 @@ mod tests {
 
     #[test]
     fn batches_are_judged_by_their_own_counters() {
-        let batches = |nvfs, mixed| Stats {
+        let batches = |nvfs, mixed| CuFileStats {
             batches: CufileBatches { nvfs, mixed, submitted: nvfs + mixed, ..CufileBatches::default() },
-            ..Stats::default()
+            ..CuFileStats::default()
         };
         assert_eq!(judge(all(100, 0), Ok(&batches(5, 0)), false, true).ran, "gds");
         assert_eq!(judge(all(100, 0), Ok(&batches(5, 1)), false, true).ran, "gds-mixed");

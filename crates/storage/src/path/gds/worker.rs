@@ -8,9 +8,7 @@ use super::thread_pool::{call_by_call, Body, ThreadPool, THREADS_MAX};
 use super::{Base, Session};
 use crate::source::at_once::AtOnceQueue;
 use crate::source::file::FileTarget;
-use forebay_io::gpu::cuda::Device;
-use forebay_io::queue::Queue;
-use forebay_io::reactor::Reactor;
+use forebay_io::{CudaDevice, Queue, Reactor};
 use forebay_model::job::{CuFileMode, JobSpec};
 use forebay_model::Error;
 use std::cell::RefCell;
@@ -56,7 +54,7 @@ impl CuFileWorker {
     /// `base`: what cuFile knows of the worker's memory.
     pub(crate) fn open(
         session: &Arc<Session>,
-        device: &Arc<Device>,
+        device: &Arc<CudaDevice>,
         base: Base,
         duty: &Duty,
         reactor: &mut Reactor,

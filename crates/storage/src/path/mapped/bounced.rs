@@ -1,8 +1,7 @@
 //! Pieces that no window serves: read through `bounce`, one in each staging slot.
 
 use super::flights::{Flights, PieceState};
-use forebay_io::queue::{Done, Io, Op, Queue, Via};
-use forebay_io::reactor::Reactor;
+use forebay_io::{Done, Io, Op, Queue, Reactor, Via};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;

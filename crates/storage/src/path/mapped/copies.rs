@@ -5,9 +5,7 @@ use super::file::Phase;
 use super::flights::{Flights, PieceState};
 use super::windows::Windows;
 use super::Copier;
-use forebay_io::arena::{Mem, UNREGISTERED};
-use forebay_io::gpu::{Fetched, Room};
-use forebay_io::queue::{Fault, Via};
+use forebay_io::{CopyRoom, Fault, FetchedCopy, Mem, Via};
 use std::time::Instant;
 
 /// Copies go out together up to this many bytes: fewer, and the device waits between them; more, and it waits for
@@ -75,7 +73,7 @@ impl Copies {
             }
             flights.piece_mut(*id).place = PieceState::Copying(generation);
             self.under_way += 1;
-            let from = Mem::Host { at: windows.address(piece.offset), piece: UNREGISTERED };
+            let from = Mem::Host { at: windows.address(piece.offset), piece: Mem::UNREGISTERED };
             self.copier.start(*id, from, flights.mem_of(*id), piece.len as usize);
             unsent += piece.len;
             if unsent >= SEND_BYTES && piece.len >= SHORT_BYTES {
@@ -87,12 +85,12 @@ impl Copies {
     }
 
     /// Returns whether the device can fetch so many rows now.
-    pub(super) fn room_for(&self, rows: usize) -> Room {
+    pub(super) fn room_for(&self, rows: usize) -> CopyRoom {
         self.copier.room_for(rows)
     }
 
     /// Has the device fetch rows, as the piece `id`, whose windows are held.
-    pub(super) fn fetch(&mut self, id: u32, fetched: Fetched, windows: &Windows) {
+    pub(super) fn fetch(&mut self, id: u32, fetched: FetchedCopy, windows: &Windows) {
         self.under_way += 1;
         let _turn = windows.turn();
         self.copier.fetch(id, fetched);

@@ -6,11 +6,7 @@ use crate::path::direct::{DirectNeeds, DirectQueues, Means};
 use crate::path::{BounceQueue, Copier};
 use crate::source::file::FileTarget;
 use crate::source::QueueNeeds;
-use forebay_io::arena::Arena;
-use forebay_io::gpu::cuda::{Device, Pinned, Stream};
-use forebay_io::gpu::CudaCopier;
-use forebay_io::queue::Queue;
-use forebay_io::reactor::Reactor;
+use forebay_io::{Arena, CudaCopier, CudaDevice, CudaStream, PinnedMemory, Queue, Reactor};
 use forebay_model::job::{Engine, Pages};
 use forebay_model::Error;
 use std::any::Any;
@@ -24,7 +20,7 @@ pub(crate) struct MappedMeans {
 
 impl MappedMeans {
     /// Pages are registered by the driver of this GPU, for all of them.
-    pub(crate) fn open(device: &Arc<Device>, limits: Limits) -> Result<MappedMeans, Error> {
+    pub(crate) fn open(device: &Arc<CudaDevice>, limits: Limits) -> Result<MappedMeans, Error> {
         let registry = Registry::new(Box::new(DevicePinner(device.clone())), limits)?;
         Ok(MappedMeans { registry: Arc::new(registry), window_bytes: limits.window_bytes })
     }
@@ -49,7 +45,7 @@ impl Means for MappedMeans {
         let aside = Arena::new(ASIDE_SLOTS as usize, each as usize, Pages::Auto)?;
         let (first, _) = needs.devices.first().expect("what passes the host ends on a GPU");
         let pin = first.pin(&aside)?;
-        let stream = |(device, _): &(&Arc<Device>, _)| {
+        let stream = |(device, _): &(&Arc<CudaDevice>, _)| {
             CudaCopier::new(Arc::clone(device)).map(|copier| copier.stream())
         };
         Ok(Box::new(MappedLanes {
@@ -69,8 +65,8 @@ impl Means for MappedMeans {
 
 struct MappedLanes {
     // Field order is drop order.
-    streams: Vec<Rc<Stream>>,
-    _pin: Pinned,
+    streams: Vec<Rc<CudaStream>>,
+    _pin: PinnedMemory,
     aside: Arena,
     staging: Staging,
     registry: Arc<Registry>,

@@ -4,7 +4,7 @@
 use super::identity::{stale, Identity};
 use super::map::Mapping;
 use crate::source::file::FileTarget;
-use forebay_io::queue::Fault;
+use forebay_io::Fault;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};

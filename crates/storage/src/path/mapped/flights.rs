@@ -1,7 +1,6 @@
 //! I/Os in flight, and the pieces that they were cut into. An I/O has ended when its last piece has, with what came of all.
 
-use forebay_io::arena::Mem;
-use forebay_io::queue::{Done, Fault, Io, Via};
+use forebay_io::{Done, Fault, Io, Mem, Via};
 use std::collections::VecDeque;
 
 /// Location of a part of an I/O.

@@ -11,7 +11,7 @@
 //! 6.13 it moves for each change that follows a look at it; before, two changes
 //! within a tick of the clock (1 to 10 ms) look like one.
 
-use forebay_io::queue::Fault;
+use forebay_io::Fault;
 use rustix::fs::{statx, AtFlags, Statx, StatxFlags, StatxTimestamp, CWD};
 use rustix::io::Errno;
 use std::fs::File;

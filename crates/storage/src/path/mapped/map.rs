@@ -5,7 +5,7 @@
 #![allow(unsafe_code, reason = "reading a mapping of a file")]
 
 use crate::source::file::FileTarget;
-use forebay_io::gpu::cuda::{CudaError, Device, Registered};
+use forebay_io::{CudaDevice, CudaError, RegisteredMemory};
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -75,9 +75,9 @@ pub trait Pinner: Send + Sync {
 }
 
 /// One registration serves all GPUs of the process.
-pub struct DevicePinner(pub Arc<Device>);
+pub struct DevicePinner(pub Arc<CudaDevice>);
 
-impl Pin for Registered {}
+impl Pin for RegisteredMemory {}
 
 impl Pinner for DevicePinner {
     fn pin(&self, at: NonNull<u8>, bytes: usize) -> Result<Box<dyn Pin>, CudaError> {

@@ -30,9 +30,7 @@ use crate::source::file::FileTarget;
 use bounced::Bounced;
 use copies::Copies;
 use flights::{Flights, PieceState};
-use forebay_io::clock;
-use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
-use forebay_io::reactor::Reactor;
+use forebay_io::{monotonic_now, Done, Fault, Full, Geometry, Io, Op, Queue, Reactor, Via};
 use forebay_model::Error;
 use relays::{LeftOut, Relays};
 use rows::Launches;
@@ -195,7 +193,7 @@ impl Queue for MappedQueue {
 
     fn next_due(&self) -> Option<Instant> {
         if self.flights.has_done() || self.bounced.can_stage() {
-            return Some(clock::now());
+            return Some(monotonic_now());
         }
         let each = [
             self.bounced.next_due(),

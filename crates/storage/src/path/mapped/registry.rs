@@ -14,8 +14,7 @@ use super::policy::Key;
 use super::policy::Policy;
 use super::turns::Turns;
 use crate::source::file::FileTarget;
-use forebay_io::meter::cache;
-use forebay_io::queue::Fault;
+use forebay_io::{cache_resident, Fault};
 use forebay_model::record::MappedRan;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::Error;
@@ -409,7 +408,7 @@ impl Shared {
         self.current_generation(file).map_err(|_| Refusal::Changed)?;
         let (from, len) = file.span(window);
         // Where the kernel won't tell, the pages are taken for cached: registering would read them in.
-        if let Ok(resident) = cache::resident(&file.target.file, from, len) {
+        if let Ok(resident) = cache_resident(&file.target.file, from, len) {
             if resident.pages < resident.of {
                 return Err(Refusal::Uncached);
             }

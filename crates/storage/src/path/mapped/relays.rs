@@ -6,11 +6,7 @@ use super::bounced::Bounced;
 use super::file::Phase;
 use super::flights::{Flights, PieceState};
 use super::windows::Windows;
-use forebay_io::arena::Mem;
-use forebay_io::clock;
-use forebay_io::gpu::cuda::Device;
-use forebay_io::gpu::relay::{self, Fill, Memory, Relay, TOGETHER};
-use forebay_io::queue::{Fault, Via};
+use forebay_io::{monotonic_now, CudaDevice, Fault, Mem, Relay, RelayFill, RelayMemory, Via};
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
 use std::cell::RefCell;
@@ -43,7 +39,7 @@ pub(crate) fn relays_of(job: &JobSpec, in_flight_bytes: u64) -> u32 {
     if !pays || !has_room || job.workers > WORKERS_MAX {
         return 0;
     }
-    (relay::useful() as u32).div_ceil(job.workers.max(1))
+    (Relay::useful() as u32).div_ceil(job.workers.max(1))
 }
 
 /// Relays of a worker, which its queues share.
@@ -53,8 +49,8 @@ pub(crate) struct Relays(Rc<RefCell<Vec<Relay>>>);
 impl Relays {
     /// # Errors
     /// As for `Relay::open`.
-    pub(crate) fn open(device: &Arc<Device>, count: u32, slot_bytes: usize) -> Result<Relays, Error> {
-        let memory = Memory::of(count as usize, slot_bytes)?;
+    pub(crate) fn open(device: &Arc<CudaDevice>, count: u32, slot_bytes: usize) -> Result<Relays, Error> {
+        let memory = RelayMemory::of(count as usize, slot_bytes)?;
         let opened = memory.into_iter().map(|memory| Relay::open(device, memory)).collect::<Result<_, _>>();
         opened.map(|relays: Vec<Relay>| Relays(Rc::new(RefCell::new(relays))))
     }
@@ -113,7 +109,7 @@ impl LeftOut {
             return self.waiting.drain(..).for_each(|id| bounced.add(id));
         };
         let mut open = relays.0.borrow_mut();
-        let worth = TOGETHER.min(self.waiting.len() as u32);
+        let worth = Relay::TOGETHER.min(self.waiting.len() as u32);
         if !open.iter().any(|relay| relay.room() >= worth) {
             return;
         }
@@ -133,7 +129,7 @@ impl LeftOut {
                 Ok(()) => {
                     flights.piece_mut(id).place = PieceState::Relayed;
                     let block = relay.last();
-                    self.relayed.push(Relayed { id, relay: number, block, outcome, since: clock::now() });
+                    self.relayed.push(Relayed { id, relay: number, block, outcome, since: monotonic_now() });
                 }
                 // Nothing of it was queued.
                 Err(_) if relay.last() == before => {
@@ -154,7 +150,7 @@ impl LeftOut {
     pub(super) fn reap(&mut self, flights: &mut Flights) {
         let Some(relays) = self.relays.as_ref().filter(|_| !self.relayed.is_empty()) else { return };
         let mut open = relays.0.borrow_mut();
-        let now = clock::now();
+        let now = monotonic_now();
         if self.relayed.iter().any(|r| now.duration_since(r.since) > LATE) {
             open.iter_mut().for_each(Relay::drain);
         }
@@ -187,12 +183,12 @@ impl LeftOut {
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {
-        (!self.relayed.is_empty() || !self.waiting.is_empty()).then(|| clock::now() + LOOK_AGAIN)
+        (!self.relayed.is_empty() || !self.waiting.is_empty()).then(|| monotonic_now() + LOOK_AGAIN)
     }
 }
 
 /// Reads a piece out of the page cache, which reads in what it lacks.
-fn filling(file: Arc<File>, offset: u64, outcome: Arc<Outcome>) -> Fill {
+fn filling(file: Arc<File>, offset: u64, outcome: Arc<Outcome>) -> RelayFill {
     Box::new(move |buffer| {
         let mut got = 0;
         while got < buffer.len() {

@@ -13,12 +13,7 @@ use crate::path::{
     WorkerContext,
 };
 use crate::source::{MadeOf, QueueNeeds, SourceMedium, Target};
-use forebay_io::gpu::cuda::{self, Device};
-use forebay_io::machine;
-use forebay_io::machine::finding::{Check, CheckState};
-use forebay_io::machine::verdict::Verdicts;
-use forebay_io::queue::Queue;
-use forebay_io::reactor::Reactor;
+use forebay_io::{cuda_devices, memory_free_bytes, Check, CheckState, CudaDevice, Queue, Reactor, Verdicts};
 use forebay_model::job::{Cache, JobSpec, PathKind};
 use forebay_model::units::GIB;
 use forebay_model::Error;
@@ -169,7 +164,7 @@ impl DataPath for Mapped {
     fn means(
         &self,
         _: &JobSpec,
-        device: &Arc<Device>,
+        device: &Arc<CudaDevice>,
         limits: Limits,
     ) -> Result<Option<Arc<dyn Means>>, Error> {
         Ok(Some(Arc::new(MappedMeans::open(device, limits)?)))
@@ -177,7 +172,7 @@ impl DataPath for Mapped {
 
     fn equip(&self, context: &WorkerContext, _: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
         let Some(aside) = context.beside else {
-            let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
+            let why = cuda_devices().1.unwrap_or_else(|| "no GPU".into());
             return Err(Error::machine("‹path› mapped", why, "forebay doctor; ‹path› host needs no GPU"));
         };
         let count = relays_of(context.job, context.destination.in_flight_bytes(context.job));
@@ -233,7 +228,7 @@ impl Mapped {
     /// Returns the limits on registration by `mapped` for readers that keep so many bytes under way, where `--pin-limit`
     /// may be given. `relays`: threads that copy windows meanwhile, when the files are first read.
     pub fn limits(pin_limit_bytes: Option<u64>, in_flight_bytes: u64, relays: u32) -> Limits {
-        let half_of_free = || machine::memory_free_bytes().map_or(PIN_BYTES_DEFAULT, |free| free / 2);
+        let half_of_free = || memory_free_bytes().map_or(PIN_BYTES_DEFAULT, |free| free / 2);
         let cap_bytes = pin_limit_bytes.unwrap_or_else(half_of_free);
         // A window is half of that.
         let share = if relays > 0 { WINDOWS_IN_FLIGHT / 2 } else { 1 };
@@ -247,7 +242,7 @@ impl Mapped {
 fn registry_of(job: &JobSpec, destination: &Destination) -> Result<Arc<Registry>, Error> {
     destination.set_up_or(|| {
         let device = destination.devices.first().ok_or_else(|| {
-            let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
+            let why = cuda_devices().1.unwrap_or_else(|| "no GPU".into());
             Error::machine("‹path› mapped", why, "forebay doctor; ‹path› host needs no GPU")
         })?;
         let in_flight = destination.in_flight_bytes(job);

@@ -6,10 +6,7 @@ use super::file::Phase;
 use super::flights::{ended_early, Flights, PieceState};
 use super::windows::Windows;
 use crate::path::buffers::parts_of_row;
-use forebay_io::clock;
-use forebay_io::gpu::kernels::ELSEWHERE;
-use forebay_io::gpu::{Fetched, Room};
-use forebay_io::queue::{Io, Via};
+use forebay_io::{monotonic_now, CopyRoom, FetchedCopy, Io, Via, ROW_ELSEWHERE};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -100,9 +97,9 @@ impl Launches {
     pub(super) fn launch(&mut self, flights: &mut Flights, windows: &Windows, copies: &mut Copies) {
         while let Some(rows) = self.waiting.pop_front() {
             match copies.room_for(rows.offsets.len()) {
-                Room::Later => return self.waiting.push_front(rows),
-                Room::There => self.fetch(rows, flights, windows, copies),
-                Room::Never => self.go_one_by_one(rows, flights, windows),
+                CopyRoom::Later => return self.waiting.push_front(rows),
+                CopyRoom::There => self.fetch(rows, flights, windows, copies),
+                CopyRoom::Never => self.go_one_by_one(rows, flights, windows),
             }
         }
     }
@@ -139,7 +136,7 @@ impl Launches {
         piece.place = PieceState::Fetching(generation);
         let base = windows.address(0).as_ptr();
         let (row_bytes, to) = (rows.row_bytes, flights.mem_of(rows.id));
-        copies.fetch(rows.id, Fetched { base, offsets: &rows.offsets, row_bytes, to }, windows);
+        copies.fetch(rows.id, FetchedCopy { base, offsets: &rows.offsets, row_bytes, to }, windows);
         self.launched.push(rows);
     }
 
@@ -164,7 +161,7 @@ impl Launches {
                 continue;
             }
             others.rows.push((i as u32 * rows.row_bytes, offset));
-            rows.offsets[i] = ELSEWHERE;
+            rows.offsets[i] = ROW_ELSEWHERE;
         }
         others
     }
@@ -222,6 +219,6 @@ impl Launches {
 
     /// What else uses the lists that rows wait for need not be ours.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        (!self.waiting.is_empty()).then(|| clock::now() + LOOK_AGAIN)
+        (!self.waiting.is_empty()).then(|| monotonic_now() + LOOK_AGAIN)
     }
 }

@@ -2,7 +2,7 @@
 //! registrar that goes on at once keeps winning the driver's lock: workers would find their copies long done and the
 //! link idle. So between two windows it lets those go first who wait.
 
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::OnceLock;
 use std::thread::Thread;
@@ -42,10 +42,10 @@ impl Turns {
     /// The registrar's: waits until nobody wants a turn, and no longer than `at_most`.
     pub(crate) fn give_way(&self, at_most: Duration) {
         self.registrar.get_or_init(std::thread::current);
-        let until = clock::now() + at_most;
+        let until = monotonic_now() + at_most;
         self.parked.store(true, Ordering::SeqCst);
         while self.wanting.load(Ordering::SeqCst) > 0 {
-            let left = until.saturating_duration_since(clock::now());
+            let left = until.saturating_duration_since(monotonic_now());
             if left.is_zero() {
                 break;
             }

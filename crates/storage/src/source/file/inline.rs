@@ -3,7 +3,7 @@
 
 use super::{sync, FileTarget};
 use crate::source::at_once::AtOnce;
-use forebay_io::queue::{Done, Io};
+use forebay_io::{Done, Io};
 
 pub(super) struct Inline {
     target: FileTarget,

@@ -6,10 +6,10 @@
 
 use super::FileTarget;
 use crate::source::at_once::AtOnce;
-use forebay_io::arena::{Mem, UNREGISTERED};
-use forebay_io::copy::{self, Choice, Stores};
-use forebay_io::meter::cache;
-use forebay_io::queue::{Done, Fault, Io, Op, Via};
+use forebay_io::{
+    cache_residency, guarded_copy, guarded_row_copy, install_copy_guard, prefetch_ahead, CopyChoice,
+    CopyStores, Done, Fault, Io, Mem, Op, Via, GUARDED_COPIES,
+};
 use forebay_model::job::Hint;
 use forebay_model::Error;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-pub(crate) const SUPPORTED: bool = copy::GUARDED;
+pub(crate) const SUPPORTED: bool = GUARDED_COPIES;
 
 /// Page tables are filled this far at a time: large enough to cost one call in
 /// thousands of I/Os, small enough not to stall the first one.
@@ -124,7 +124,7 @@ impl Mapping {
         let len = WINDOW.min(self.bytes - from);
         self.unfilled.fetch_sub(1, Ordering::Relaxed);
         // Reads here and there of what isn't cached are to bring no more than they ask for.
-        let whole = || cache::residency(&self.target.file, from, len).is_ok_and(|share| share >= 1.0);
+        let whole = || cache_residency(&self.target.file, from, len).is_ok_and(|share| share >= 1.0);
         if self.target.hint == Hint::Random && !self.target.in_memory && !whole() {
             return;
         }
@@ -152,7 +152,7 @@ impl Drop for Mapping {
 pub(super) struct Map {
     mapping: Arc<Mapping>,
     then_copied: bool,
-    choice: Choice,
+    choice: CopyChoice,
 }
 
 impl Map {
@@ -164,8 +164,8 @@ impl Map {
                 "‹engine› inline",
             ));
         }
-        copy::install_guard();
-        let choice = if then_copied { Choice::for_staging() } else { Choice::default() };
+        install_copy_guard();
+        let choice = if then_copied { CopyChoice::for_staging() } else { CopyChoice::default() };
         Ok(Map { mapping: Mapping::of(target)?, then_copied, choice })
     }
 
@@ -208,7 +208,7 @@ impl Map {
             rows.iter().for_each(|offset| self.mapping.fill_all(*offset, offset + each as u64));
         }
         // SAFETY: each row lies inside the mapping, as was just seen, and the memory has room for all of them.
-        if unsafe { copy::guarded_rows(to, at.as_ptr(), (rows, 1), each) } > 0 {
+        if unsafe { guarded_row_copy(to, at.as_ptr(), (rows, 1), each) } > 0 {
             return Err(self.changed());
         }
         Ok(io.len)
@@ -239,10 +239,10 @@ impl Map {
 ///
 /// # Safety
 /// `from` lies in a mapping of `len` bytes or more, whose pages may be gone; the I/O's memory holds as many.
-unsafe fn copy_all(io: &Io, mut from: *const u8, len: usize, stores: Stores) -> bool {
+unsafe fn copy_all(io: &Io, mut from: *const u8, len: usize, stores: CopyStores) -> bool {
     for piece in io.mem.each(len) {
         // SAFETY: the caller's promise. A page that is gone makes the copy stop, which is what `guarded` is for.
-        if unsafe { copy::guarded(piece.at.as_ptr(), from, piece.len, stores) } > 0 {
+        if unsafe { guarded_copy(piece.at.as_ptr(), from, piece.len, stores) } > 0 {
             return false;
         }
         from = from.wrapping_add(piece.len);
@@ -262,7 +262,7 @@ impl AtOnce for Map {
 
     fn ahead(&mut self, io: &Io) {
         if io.op == Op::Read && io.offset < self.mapping.bytes {
-            copy::ahead(self.mapping.place(io.offset), io.len as usize);
+            prefetch_ahead(self.mapping.place(io.offset), io.len as usize);
         }
     }
 
@@ -279,6 +279,6 @@ impl AtOnce for Map {
     fn lend(&mut self, offset: u64, len: u32) -> Option<Mem> {
         let end = offset.checked_add(len.into()).filter(|end| *end <= self.mapping.bytes)?;
         self.mapping.fill_all(offset, end);
-        Some(Mem::Host { at: NonNull::new(self.mapping.place(offset))?, piece: UNREGISTERED })
+        Some(Mem::Host { at: NonNull::new(self.mapping.place(offset))?, piece: Mem::UNREGISTERED })
     }
 }

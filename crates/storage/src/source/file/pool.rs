@@ -1,8 +1,7 @@
 //! A file through threads that call pread and pwrite: where io_uring is forbidden.
 
 use super::{sync, FileTarget};
-use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
-use forebay_io::reactor::{Reactor, Waker};
+use forebay_io::{Done, Fault, Full, Geometry, Io, Queue, Reactor, Via, Waker};
 use forebay_model::Error;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -176,8 +175,7 @@ impl Drop for PoolQueue {
 mod tests {
     use super::*;
     use crate::source::file::FileAccess;
-    use forebay_io::arena::Mem;
-    use forebay_io::queue::Op;
+    use forebay_io::{Mem, Op};
 
     /// As after a panic of its worker, whose files may be another's by then.
     #[test]

@@ -1,8 +1,7 @@
 //! A scattered payload as the kernel takes it: a list of iovecs.
 
 use super::FileTarget;
-use forebay_io::arena::Mem;
-use forebay_io::queue::Fault;
+use forebay_io::{Fault, Mem};
 
 /// The longest list that the kernel takes (UIO_MAXIOV); what lies behind it is a transfer of its own.
 const PIECES_MAX: usize = 1024;
@@ -48,7 +47,7 @@ fn misplaced(target: &FileTarget, at: usize, len: usize) -> Fault {
 mod tests {
     use super::*;
     use crate::source::file::FileAccess;
-    use forebay_io::arena::Piece;
+    use forebay_io::Piece;
     use std::ptr::NonNull;
 
     fn target(align: u32, mem_align: u32) -> FileTarget {

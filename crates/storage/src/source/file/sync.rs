@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "system calls that name buffers by address")]
 
 use super::{scatter, FileTarget};
-use forebay_io::queue::{Done, Fault, Io, Op, Via};
+use forebay_io::{Done, Fault, Io, Op, Via};
 use std::os::fd::AsRawFd;
 
 /// Runs the I/O to its end on this thread. `list` is scratch.

@@ -3,9 +3,7 @@
 #![allow(unsafe_code, reason = "the ring's entries name buffers by address")]
 
 use super::{scatter, FileTarget};
-use forebay_io::arena::{Mem, UNREGISTERED};
-use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
-use forebay_io::reactor::{Completion, Reactor};
+use forebay_io::{Done, Fault, Full, Geometry, Io, Mem, Op, Queue, Reactor, RingCompletion, Via};
 use forebay_model::random::Xoshiro256;
 use forebay_model::Error;
 use io_uring::{opcode, squeue, types};
@@ -19,7 +17,7 @@ pub(crate) struct UringQueue {
     /// Length and operation asked for, by tag.
     asked: Vec<(u32, Op)>,
     in_flight: u32,
-    completions: Vec<Completion>,
+    completions: Vec<RingCompletion>,
     /// Finished without the ring.
     ready: Vec<Done>,
     /// Lists of scattered payload, by tag: the kernel may look until it is done.
@@ -33,19 +31,19 @@ macro_rules! build {
     ($fd:expr, $io:expr, $len:expr, $flags:expr, $priority:expr) => {{
         let (at, piece) = match $io.mem {
             Mem::Host { at, piece } => (at.as_ptr(), piece),
-            _ => (std::ptr::null_mut(), UNREGISTERED),
+            _ => (std::ptr::null_mut(), Mem::UNREGISTERED),
         };
         let durable = $flags | if let Op::Write { durable: true } = $io.op { libc::RWF_DSYNC } else { 0 };
         let fallocate =
             |mode| opcode::Fallocate::new($fd, u64::from($io.len)).offset($io.offset).mode(mode).build();
         match ($io.op, piece) {
-            (Op::Read, UNREGISTERED) => {
+            (Op::Read, Mem::UNREGISTERED) => {
                 opcode::Read::new($fd, at, $len).offset($io.offset).ioprio($priority).build()
             }
             (Op::Read, piece) => {
                 opcode::ReadFixed::new($fd, at, $len, piece).offset($io.offset).ioprio($priority).build()
             }
-            (Op::Write { .. }, UNREGISTERED) => opcode::Write::new($fd, at, $len)
+            (Op::Write { .. }, Mem::UNREGISTERED) => opcode::Write::new($fd, at, $len)
                 .offset($io.offset)
                 .rw_flags(durable)
                 .ioprio($priority)
@@ -142,7 +140,7 @@ impl UringQueue {
     }
 
     /// Bytes moved: fallocate and fsync report 0, a padded read more than was asked for.
-    fn moved(&self, c: Completion) -> u32 {
+    fn moved(&self, c: RingCompletion) -> u32 {
         let (asked, op) = self.asked[c.tag as usize];
         match op {
             Op::Read | Op::Write { .. } => (c.result as u32).min(asked),

@@ -1,7 +1,7 @@
 //! State that every host of a namespace keeps, whatever leads to its controllers.
 
 use super::{Cause, Identity, Notes, Shares, Wakers};
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::record::{FabricPath, FabricRan};
 use forebay_model::Error;
 use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
@@ -71,7 +71,7 @@ impl Host {
         mut wait: impl FnMut(Instant),
         next: impl Fn(Cause) -> String,
     ) -> Result<u16, Error> {
-        let until = clock::now() + OPEN_WITHIN;
+        let until = monotonic_now() + OPEN_WITHIN;
         loop {
             let paths = paths();
             for (_, path) in &paths {
@@ -79,7 +79,8 @@ impl Host {
                     return Ok(*queues);
                 }
             }
-            if clock::now() >= until || paths.iter().all(|(_, path)| matches!(path, Standing::Failed(..))) {
+            if monotonic_now() >= until || paths.iter().all(|(_, path)| matches!(path, Standing::Failed(..)))
+            {
                 let cause = |(_, path): &(String, Standing)| match path {
                     Standing::Failed(_, cause) => *cause,
                     Standing::Up(_) | Standing::Trying => Cause::Other,

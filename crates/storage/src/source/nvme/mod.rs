@@ -26,7 +26,7 @@ pub use report::{PathReport, SourceReport};
 pub(crate) use share::{Shares, Wakers};
 pub(crate) use work::{Command, Outcome, Work, REST};
 
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use std::sync::{Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -38,9 +38,9 @@ const END_LOOK: Duration = Duration::from_millis(1);
 /// Waits for threads that were told to end. One that hangs, on a name server or on a device that doesn't answer, ends
 /// by itself when it has its answer or its time is up.
 pub(crate) fn await_end(threads: impl IntoIterator<Item = JoinHandle<()>>) {
-    let until = clock::now() + END_WITHIN;
+    let until = monotonic_now() + END_WITHIN;
     for thread in threads {
-        while !thread.is_finished() && clock::now() < until {
+        while !thread.is_finished() && monotonic_now() < until {
             std::thread::sleep(END_LOOK);
         }
         if thread.is_finished() {

@@ -4,10 +4,7 @@
 use super::{Host, SourceReport};
 use crate::source::plan::{Found, Look, Source, SourcePlan, Workers};
 use crate::source::{MadeOf, MemoryRegistration, OpenFile, OpenSource, QueueNeeds};
-use forebay_io::arena::Arena;
-use forebay_io::gpu::cuda::DeviceMemory;
-use forebay_io::queue::Queue;
-use forebay_io::reactor::Reactor;
+use forebay_io::{Arena, DeviceMemory, Queue, Reactor};
 use forebay_model::record::FabricRan;
 use forebay_model::Error;
 use std::fmt;

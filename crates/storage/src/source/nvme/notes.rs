@@ -1,7 +1,7 @@
 //! Notes for a record: changes, and the traffic of each I/O queue.
 
 use super::lock;
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::record::{FabricEvent, FabricQueue};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -47,7 +47,7 @@ pub(crate) struct Connected(Arc<Traffic>);
 
 impl Default for Notes {
     fn default() -> Notes {
-        Notes { began: clock::now(), inner: Mutex::default() }
+        Notes { began: monotonic_now(), inner: Mutex::default() }
     }
 }
 

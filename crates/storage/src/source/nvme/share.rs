@@ -1,7 +1,7 @@
 //! I/O queues, divided among the workers; and who is woken when something changed.
 
 use super::lock;
-use forebay_io::reactor::Waker;
+use forebay_io::Waker;
 use forebay_model::Error;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};

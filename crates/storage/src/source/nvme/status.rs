@@ -1,6 +1,6 @@
 //! Meaning of a command's status for the I/O that it was part of.
 
-use forebay_io::queue::Fault;
+use forebay_io::Fault;
 use forebay_nvme::status::{Code, Status};
 
 /// Next step for a command that failed.

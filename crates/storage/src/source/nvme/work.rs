@@ -2,9 +2,7 @@
 
 use super::status::{fault, verdict, Verdict};
 use super::Identity;
-use forebay_io::arena::Mem;
-use forebay_io::clock;
-use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Via};
+use forebay_io::{monotonic_now, Done, Fault, Full, Geometry, Io, Mem, Op, Via};
 use forebay_nvme::command::Sqe;
 use forebay_nvme::nvm::{self, Range};
 use forebay_nvme::status::Status;
@@ -92,7 +90,7 @@ impl<X: Default> Work<X> {
             optional: identity.controller().optional_commands,
             via,
             by_card: false,
-            began: clock::now(),
+            began: monotonic_now(),
             whole: vec![Whole::default(); depth],
             commands: Vec::with_capacity(depth),
             free: Vec::with_capacity(depth),
@@ -313,7 +311,7 @@ fn moves(op: Op) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_io::arena::Piece;
+    use forebay_io::Piece;
     use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
     use forebay_nvme::log::AnaState;
     use std::ptr::NonNull;
@@ -358,7 +356,7 @@ mod tests {
             places.push((c.offset, c.len, c.mem));
         }
         let host =
-            |i: usize| Mem::Host { at: NonNull::from(&bytes[i]), piece: forebay_io::arena::UNREGISTERED };
+            |i: usize| Mem::Host { at: NonNull::from(&bytes[i]), piece: forebay_io::Mem::UNREGISTERED };
         assert_eq!(places, [(512, 1024, host(4096)), (1536, 512, host(0)), (2048, 2048, host(2048))]);
         let mut done = Vec::new();
         for command in cut.pending.clone() {

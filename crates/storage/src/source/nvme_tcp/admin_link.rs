@@ -4,7 +4,7 @@
 use super::{refused, By, Tls, Transport, OVER_TLS};
 use crate::source::nvme::Cause;
 use crate::Error;
-use forebay_io::auth;
+use forebay_io::{auth_random, host_secrets, DHCHAP_SECRET_VARIABLE};
 use forebay_nvme::auth::{Credentials, HostAuth, HostStep, Policy};
 use forebay_nvme::command::Cqe;
 use forebay_nvme::host::{Action, Care, Data, Event, Failure, FailureKind, Request, Session, Ticket};
@@ -191,10 +191,12 @@ impl Link {
                 "a target that doesn't require TLS",
             ));
         }
-        let next =
-            format!("{}=DHHC-1:… (the key that the target has for {})", auth::SECRET_VARIABLE, self.host_nqn);
+        let next = format!(
+            "{}=DHHC-1:… (the key that the target has for {})",
+            DHCHAP_SECRET_VARIABLE, self.host_nqn
+        );
         let Some((host, controller)) =
-            auth::host_secrets(self.secret_files.0.as_deref(), self.secret_files.1.as_deref())?
+            host_secrets(self.secret_files.0.as_deref(), self.secret_files.1.as_deref())?
         else {
             return Err(Error::request(
                 asked,
@@ -205,7 +207,7 @@ impl Link {
         let (host_nqn, subsystem_nqn) = (self.host_nqn.clone(), self.subsystem_nqn.clone());
         let credentials =
             Credentials { host_nqn, subsystem_nqn, host, controller, policy: Policy::default() };
-        let mut exchange = HostAuth::new(Arc::new(credentials), auth::random()?, 1);
+        let mut exchange = HostAuth::new(Arc::new(credentials), auth_random()?, 1);
         let mut step = exchange.start();
         while let Some((sqe, data)) = step.command() {
             let sends = matches!(data, Data::Out(_));

@@ -5,8 +5,7 @@ use super::connection::{memory_of, ConnectVia, Connection};
 use super::options::Address;
 use super::report::{Broken, Report, Unsent};
 use crate::source::nvme::{Cause, Stranger};
-use forebay_io::clock;
-use forebay_io::reactor::{self, memlock, Completion, Reactor, RingOptions};
+use forebay_io::{memlock_refusal, monotonic_now, ring_refusal, Reactor, RingCompletion, RingOptions};
 use forebay_model::Error;
 use forebay_nvme::auth::{Agreement, Credentials};
 use forebay_nvme::host::{self, Action, Care, Event, Failure, Ticket};
@@ -87,7 +86,7 @@ pub(super) struct Association<S> {
     proved: Option<Agreement>,
     in_flight: Vec<Option<InFlight>>,
     reports: Vec<Report>,
-    completions: Vec<Completion>,
+    completions: Vec<RingCompletion>,
     reactor: Reactor,
     token: u32,
     began: Instant,
@@ -96,7 +95,7 @@ pub(super) struct Association<S> {
 /// A reactor for an admin queue.
 pub(super) fn reactor() -> Result<Reactor, Error> {
     Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() })
-        .map_err(|e| memlock::refusal("an NVMe host in user space", &e, "forebay doctor for the reason"))
+        .map_err(|e| memlock_refusal("an NVMe host in user space", &e, "forebay doctor for the reason"))
 }
 
 impl<S: Care> Association<S> {
@@ -125,7 +124,7 @@ impl<S: Care> Association<S> {
             completions: Vec::new(),
             reactor,
             token,
-            began: clock::now(),
+            began: monotonic_now(),
         })
     }
 
@@ -176,7 +175,7 @@ impl<S: Care> Association<S> {
         })?;
         // Kept by the association: what is in flight must stay where it is, whatever happens.
         let proof = self.proof.insert(Proof::new(credentials, 0)?);
-        let by = clock::now() + COMMAND_WITHIN;
+        let by = monotonic_now() + COMMAND_WITHIN;
         loop {
             let waited = match proof.go_on(&mut self.connection)? {
                 Progress::Done(agreement) => {
@@ -206,7 +205,7 @@ impl<S: Care> Association<S> {
                     why: format!("during authentication, as happens where keys differ: {}", broken.0),
                     for_good: false,
                 })?;
-                if clock::now() >= by {
+                if monotonic_now() >= by {
                     let why = format!("no answer to authentication within {} s", COMMAND_WITHIN.as_secs());
                     return Err(Ended { cause: Cause::Other, why, for_good: false });
                 }
@@ -248,9 +247,9 @@ impl<S: Care> Association<S> {
     /// Closes the connection. What the kernel doesn't let go of in time is left to it.
     pub(crate) fn close(mut self) {
         self.connection.close(&mut self.reactor);
-        let until = clock::now() + QUIET_WITHIN;
+        let until = monotonic_now() + QUIET_WITHIN;
         while !self.connection.is_quiet() {
-            if clock::now() > until || self.reactor.refused().is_some() {
+            if monotonic_now() > until || self.reactor.refused().is_some() {
                 std::mem::forget((std::mem::take(&mut self.in_flight), self.proof.take()));
                 return;
             }
@@ -264,11 +263,16 @@ impl<S: Care> Association<S> {
 fn not_refused(reactor: &Reactor) -> Result<(), Ended> {
     match reactor.refused() {
         None => Ok(()),
-        Some(why) => Err(Ended { cause: Cause::Other, why: reactor::refusal(&why), for_good: true }),
+        Some(why) => Err(Ended { cause: Cause::Other, why: ring_refusal(&why), for_good: true }),
     }
 }
 
-fn take(connection: &mut Connection, reactor: &mut Reactor, token: u32, completions: &mut Vec<Completion>) {
+fn take(
+    connection: &mut Connection,
+    reactor: &mut Reactor,
+    token: u32,
+    completions: &mut Vec<RingCompletion>,
+) {
     reactor.take(token, completions);
     completions.drain(..).for_each(|c| connection.completed(c));
 }
@@ -306,7 +310,7 @@ fn initialise(
     token: u32,
     reactor: &mut Reactor,
 ) -> Result<Connection, String> {
-    let by = clock::now() + peer.within;
+    let by = monotonic_now() + peer.within;
     let mut connection =
         Connection::open(to, options, token, 0, peer.way, reactor).map_err(|e| e.to_string())?;
     let (mut reports, mut completions) = (Vec::new(), Vec::new());
@@ -323,15 +327,15 @@ fn initialise(
         if reactor.refused().is_some() {
             break "the ring is refused".into(); // `connect` says more.
         }
-        if clock::now() > by {
+        if monotonic_now() > by {
             break format!("no answer within {} s", peer.within.as_secs_f64());
         }
         reactor.wait(1, by, Duration::ZERO);
         take(&mut connection, reactor, token, &mut completions);
     };
     connection.close(reactor);
-    let until = clock::now() + QUIET_WITHIN;
-    while !connection.is_quiet() && clock::now() < until && reactor.refused().is_none() {
+    let until = monotonic_now() + QUIET_WITHIN;
+    while !connection.is_quiet() && monotonic_now() < until && reactor.refused().is_none() {
         reactor.wait(1, until, Duration::ZERO);
         take(&mut connection, reactor, token, &mut completions);
     }

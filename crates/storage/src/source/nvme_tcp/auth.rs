@@ -4,7 +4,7 @@ use super::connection::{memory_of, Connection};
 use super::options::Options;
 use super::report::Unsent;
 use crate::source::nvme::status::words;
-use forebay_io::auth;
+use forebay_io::{auth_random, host_secrets};
 use forebay_model::Error;
 use forebay_nvme::auth::{Agreement, Credentials, HostAuth, HostStep, Policy};
 use forebay_nvme::command::Cqe;
@@ -27,7 +27,7 @@ pub(super) const NO_PROOF: &str = "the controller asks for no authentication, so
 /// Kind `Request`: a file or a variable that holds no secret.
 pub(super) fn credentials(options: &Options, host_nqn: &str) -> Result<Option<Arc<Credentials>>, Error> {
     let files = (options.secret_file.as_deref(), options.ctrl_secret_file.as_deref());
-    let secrets = auth::host_secrets(files.0, files.1)?;
+    let secrets = host_secrets(files.0, files.1)?;
     Ok(secrets.map(|(host, controller)| {
         Arc::new(Credentials {
             host_nqn: host_nqn.to_owned(),
@@ -80,7 +80,7 @@ pub(super) struct Proof {
 impl Proof {
     /// Each queue of an association has a `transaction` of its own.
     pub(crate) fn new(credentials: &Arc<Credentials>, transaction: u16) -> Result<Proof, Unproven> {
-        let random = auth::random().map_err(|e| Unproven { why: e.to_string(), for_good: true })?;
+        let random = auth_random().map_err(|e| Unproven { why: e.to_string(), for_good: true })?;
         let mut auth = HostAuth::new(credentials.clone(), random, transaction);
         let step = auth.start();
         Ok(Proof { auth, step, data: Vec::new() })
@@ -132,13 +132,14 @@ impl Proof {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_io::generate_secret;
     use forebay_nvme::auth::Secret;
 
     /// Linux 7.3 answers the Connect of an I/O queue so, after it proved itself on the admin queue.
     // promise: AUT-7
     #[test]
     fn an_io_queue_that_is_not_asked_for_proof_owes_none() {
-        let secret = || Secret::parse(&auth::generate("none").unwrap()).unwrap();
+        let secret = || Secret::parse(&generate_secret("none").unwrap()).unwrap();
         let both = Arc::new(Credentials {
             host_nqn: "nqn.2026-11.io.example:host".into(),
             subsystem_nqn: "nqn.2026-11.io.example:a".into(),

@@ -5,9 +5,7 @@ use super::rdma::Rdma;
 use super::report::{Broken, Report, Unsent};
 use super::tcp::Tcp;
 use super::tls::Tls;
-use forebay_io::arena::{Mem, UNREGISTERED};
-use forebay_io::rdma::Domains;
-use forebay_io::reactor::{Completion, Reactor};
+use forebay_io::{Mem, RdmaDomains, Reactor, RingCompletion};
 use forebay_nvme::command::Sqe;
 use forebay_nvme::transport::tcp::host::{Data, Options};
 use forebay_nvme::transport::tcp::Handle;
@@ -24,7 +22,7 @@ pub(crate) const OVER_TLS: &str = " (over TLS: as happens where keys differ, or 
 pub(super) enum ConnectVia<'a> {
     Tcp(Option<&'a Tls>),
     /// The queue says its number while it connects.
-    Rdma(&'a Arc<Domains>, u16),
+    Rdma(&'a Arc<RdmaDomains>, u16),
 }
 
 impl ConnectVia<'_> {
@@ -106,7 +104,7 @@ impl Connection {
         }
     }
 
-    pub(crate) fn completed(&mut self, completion: Completion) {
+    pub(crate) fn completed(&mut self, completion: RingCompletion) {
         match self {
             Connection::Tcp(tcp) => tcp.completed(completion),
             Connection::Rdma(rdma) => rdma.completed(completion),
@@ -141,7 +139,7 @@ impl Connection {
 /// Returns the memory of a buffer. It stays there while it is in flight: only its owner moves.
 pub(super) fn memory_of(data: &mut [u8]) -> Mem {
     match NonNull::new(data.as_mut_ptr()) {
-        Some(at) if !data.is_empty() => Mem::Host { at, piece: UNREGISTERED },
+        Some(at) if !data.is_empty() => Mem::Host { at, piece: Mem::UNREGISTERED },
         _ => Mem::None,
     }
 }

@@ -4,8 +4,7 @@ use super::association::{self, Association, Ended, Peer};
 use super::connection::ConnectVia;
 use super::{auth, next, Options};
 use crate::source::nvme::Cause;
-use forebay_io::clock;
-use forebay_io::rdma::{ready, Domains};
+use forebay_io::{monotonic_now, require_rdma, RdmaDomains};
 use forebay_model::Error;
 use forebay_nvme::host::{Care, Event, Session};
 use std::net::SocketAddr;
@@ -32,13 +31,13 @@ pub(crate) fn look<S: Care>(
     session: impl FnOnce(u64) -> S,
 ) -> Result<Looked<S>, Error> {
     let name = options.to_string();
-    let domains = Domains::new(ready(&name)?);
+    let domains = RdmaDomains::new(require_rdma(&name)?);
     let credentials = auth::credentials(options, host_nqn)?;
     let failed = |ended: Ended| {
         let error = if ended.cause.is_request() { Error::request } else { Error::machine };
         error(name.clone(), ended.why, next(options, host_nqn, ended.cause))
     };
-    let until = clock::now() + within;
+    let until = monotonic_now() + within;
     let peer =
         Peer { address: &options.addresses[0], way: ConnectVia::Rdma(&domains, 0), within, stops: &|| false };
     let mut association =
@@ -62,7 +61,7 @@ fn until_ready<S: Care>(
         if association.step(until)? == Some(Event::Ready) {
             return Ok(());
         }
-        if clock::now() >= until {
+        if monotonic_now() >= until {
             let why = format!("no answer within {:.1} s", within.as_secs_f64());
             return Err(Ended { why, cause: Cause::Other, for_good: false });
         }
@@ -89,8 +88,8 @@ impl Looked<Session> {
     pub(crate) fn shut_down(mut self) {
         let now = self.association.now_ms();
         self.association.session.shut_down(now);
-        let until = clock::now() + LEAVE_WITHIN;
-        while !self.association.session.is_shut_down() && clock::now() < until {
+        let until = monotonic_now() + LEAVE_WITHIN;
+        while !self.association.session.is_shut_down() && monotonic_now() < until {
             if self.association.step(until).is_err() {
                 break;
             }

@@ -38,13 +38,9 @@ use super::plan::{Look, Open, Source, SourcePlan, Uri};
 use super::uri::{decode, encode, query_once, Text};
 use super::{MadeOf, MemoryRegistration, OpenSource, QueueNeeds};
 use connection::ConnectVia;
-use forebay_io::arena::Arena;
-use forebay_io::gpu::cuda::DeviceMemory;
-use forebay_io::machine::finding::{Check, CheckState};
-use forebay_io::machine::nvme_host as identity;
-use forebay_io::queue::Queue;
-use forebay_io::rdma::{Domains, Lent};
-use forebay_io::reactor::Reactor;
+use forebay_io::{
+    Arena, Check, CheckState, DeviceMemory, NvmeHostIdentity, Queue, RdmaDomains, RdmaLent, Reactor,
+};
 use forebay_model::record::FabricRan;
 use forebay_model::Error;
 use forebay_nvme::auth::Credentials;
@@ -67,7 +63,7 @@ struct Shared {
     credentials: Option<Arc<Credentials>>,
     tls: Option<Arc<tls::Tls>>,
     /// Devices and the memory lent to them, over RDMA.
-    domains: Option<Arc<Domains>>,
+    domains: Option<Arc<RdmaDomains>>,
     paths: Vec<Path>,
     /// A queue has the same number on every path.
     host: Host,
@@ -275,12 +271,12 @@ impl Remote {
         let own = options
             .host_nqn
             .as_deref()
-            .map_or_else(identity::Identity::of_this_machine, identity::Identity::named);
+            .map_or_else(NvmeHostIdentity::of_this_machine, NvmeHostIdentity::named);
         let credentials = auth::credentials(options, &own.nqn)?;
         let tls = tls::Tls::of(options, &own.nqn)?;
         let domains = match options.transport {
             Transport::Tcp => None,
-            Transport::Rdma => Some(Domains::new(forebay_io::rdma::ready(&host.name)?)),
+            Transport::Rdma => Some(RdmaDomains::new(forebay_io::require_rdma(&host.name)?)),
         };
         let shared = Arc::new(Shared {
             options: options.clone(),
@@ -311,7 +307,7 @@ impl Remote {
     ///
     /// # Errors
     /// `Machine`: more than may be locked.
-    pub fn lend(&self, arena: &Arena) -> Result<Option<Lent>, Error> {
+    pub fn lend(&self, arena: &Arena) -> Result<Option<RdmaLent>, Error> {
         self.shared.domains.as_ref().map(|domains| domains.lend(arena)).transpose()
     }
 
@@ -319,7 +315,7 @@ impl Remote {
     ///
     /// # Errors
     /// Why a device, or the GPU, won't have it.
-    pub fn lend_device(&self, memory: &DeviceMemory) -> Result<Lent, String> {
+    pub fn lend_device(&self, memory: &DeviceMemory) -> Result<RdmaLent, String> {
         match &self.shared.domains {
             Some(domains) if domains.has_device() => domains.lend_device(memory),
             Some(_) => Err("no connection is established that could tell which card it is".into()),

@@ -5,8 +5,7 @@ use super::association::{self, Association, Ended, Peer, COMMAND_WITHIN};
 use super::options::{Address, CONNECT_WITHIN};
 use super::Shared;
 use crate::source::nvme::{lock, Attempts, Cause, Episode, Standing};
-use forebay_io::clock;
-use forebay_io::reactor::Waker;
+use forebay_io::{monotonic_now, Waker};
 use forebay_nvme::host::{ControllerInfo, Event, NamespaceInfo, Options, Request, Session};
 use forebay_nvme::log::AnaState;
 use std::net::SocketAddr;
@@ -161,10 +160,10 @@ impl Path {
 
     /// Waits unless it is to stop.
     fn pause(&self, how_long: Duration) {
-        let until = clock::now() + how_long;
+        let until = monotonic_now() + how_long;
         let mut inner = self.lock();
         while !inner.stop {
-            let left = until.saturating_duration_since(clock::now());
+            let left = until.saturating_duration_since(monotonic_now());
             if left.is_zero() {
                 return;
             }
@@ -179,13 +178,13 @@ impl Path {
 /// The life of a path's thread.
 pub(super) fn care(shared: &Shared, index: usize) {
     let path = &shared.paths[index];
-    let mut attempts = Attempts::new(clock::now());
+    let mut attempts = Attempts::new(monotonic_now());
     loop {
         let (ended, episode) = associate(shared, path, index);
         if path.stops() {
             return;
         }
-        let (now, longest) = (clock::now(), shared.options.reconnect_delay);
+        let (now, longest) = (monotonic_now(), shared.options.reconnect_delay);
         attempts.ended(episode, longest, now);
         shared.host.notes.note(format!("{}: {}", path.address, ended.why));
         path.lock().cause = ended.cause;
@@ -259,7 +258,7 @@ impl<'a> Up<'a> {
     /// Checks that commands complete.
     fn look(&mut self) {
         if let Some(episode) = &mut self.episode {
-            episode.look(self.shared.host.notes.commands(self.index), clock::now());
+            episode.look(self.shared.host.notes.commands(self.index), monotonic_now());
         }
     }
 
@@ -267,7 +266,7 @@ impl<'a> Up<'a> {
     fn run(&mut self) -> Ended {
         loop {
             self.look();
-            let event = match self.association.step(clock::now() + LOOK) {
+            let event = match self.association.step(monotonic_now() + LOOK) {
                 Ok(event) => event,
                 Err(ended) => return ended,
             };
@@ -300,7 +299,7 @@ impl<'a> Up<'a> {
                 self.shared.host.identity.check(nsid, live.namespace.as_ref(), &live.controller)?;
                 self.path.connects.fetch_add(1, Ordering::Relaxed);
                 let before = self.shared.host.notes.commands(self.index);
-                self.episode = Some(Episode::new(before, clock::now()));
+                self.episode = Some(Episode::new(before, monotonic_now()));
                 let what = if self.number > 1 { "connected again" } else { "connected" };
                 self.shared
                     .host
@@ -353,11 +352,11 @@ impl<'a> Up<'a> {
     }
 
     fn shut_down(&mut self) -> Ended {
-        let until = clock::now() + SHUT_DOWN_WITHIN;
+        let until = monotonic_now() + SHUT_DOWN_WITHIN;
         let now = self.association.now_ms();
         self.association.session.shut_down(now);
-        while !self.association.session.is_shut_down() && clock::now() < until {
-            if let Err(ended) = self.association.step(clock::now() + SHUT_DOWN_LOOK) {
+        while !self.association.session.is_shut_down() && monotonic_now() < until {
+            if let Err(ended) = self.association.step(monotonic_now() + SHUT_DOWN_LOOK) {
                 return ended;
             }
         }
@@ -369,7 +368,7 @@ impl<'a> Up<'a> {
 pub(super) fn wait_for(changes: &(Mutex<u64>, Condvar), seen: u64, until: Instant) -> u64 {
     let mut now = lock(&changes.0);
     while *now == seen {
-        let left = until.saturating_duration_since(clock::now());
+        let left = until.saturating_duration_since(monotonic_now());
         if left.is_zero() {
             break;
         }

@@ -9,11 +9,9 @@ use super::report::Unsent;
 use super::Remote;
 use crate::source::nvme::{Outcome, Work, REST};
 use crate::source::QueueNeeds;
-use forebay_io::arena::{Mem, UNREGISTERED};
-use forebay_io::clock;
-use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue};
-use forebay_io::reactor::{Completion, Reactor};
-use forebay_io::stream;
+use forebay_io::{
+    monotonic_now, stream_index, Done, Fault, Full, Geometry, Io, Mem, Op, Queue, Reactor, RingCompletion,
+};
 use forebay_model::Error;
 use forebay_nvme::command::Sqe;
 use forebay_nvme::log::AnaState;
@@ -106,7 +104,7 @@ pub(crate) struct NvmeTcpQueue {
     turn: usize,
     /// Commands that the pair whose turn it is has had.
     run: u32,
-    completions: Vec<Completion>,
+    completions: Vec<RingCompletion>,
     finished: Vec<Finished>,
     gone: Vec<u32>,
 }
@@ -178,13 +176,13 @@ impl NvmeTcpQueue {
     /// # Errors
     /// `Machine`: the controller of a path that is up doesn't take them all.
     fn connect(&mut self, reactor: &mut Reactor) -> Result<(), Error> {
-        let until = clock::now() + OPEN_WITHIN;
+        let until = monotonic_now() + OPEN_WITHIN;
         let mut none = Vec::new();
         loop {
             self.turn(reactor, &mut none);
             let mut missing =
                 self.pairs.iter().filter(|l| !l.is_live() && self.views[l.path].live.is_some()).peekable();
-            let now = clock::now();
+            let now = monotonic_now();
             // Whether a queue that was refused just comes early is known soon.
             let tried = missing.clone().any(|pair| pair.refusal().is_some()) && now < until + TRIED_WITHIN;
             if missing.peek().is_none() || now >= until && !tried {
@@ -217,7 +215,7 @@ impl NvmeTcpQueue {
         let mut finished = std::mem::take(&mut self.finished);
         let mut last = usize::MAX;
         for completion in self.completions.drain(..) {
-            let index = stream::index_of(completion);
+            let index = stream_index(completion);
             self.pairs[index].completed(completion);
             // Those of one pair come one after the other, most of the time.
             if last != index && last != usize::MAX {
@@ -228,7 +226,7 @@ impl NvmeTcpQueue {
         if let Some(pair) = self.pairs.get_mut(last) {
             self.unsettled |= !pair.drive(&self.remote.shared, reactor, &mut finished);
         }
-        let now = clock::now();
+        let now = monotonic_now();
         finished.drain(..).for_each(|f| self.book(f, now, done));
         self.finished = finished;
         if self.unsettled || self.changed() {
@@ -394,7 +392,7 @@ impl NvmeTcpQueue {
             (Op::Write { .. }, _) => (Data::Out { len: c.len }, c.mem),
             (_, Some(range)) => {
                 let range = c.own.range.insert(Box::new(range));
-                let mem = Mem::Host { at: NonNull::from(&mut **range).cast(), piece: UNREGISTERED };
+                let mem = Mem::Host { at: NonNull::from(&mut **range).cast(), piece: Mem::UNREGISTERED };
                 (Data::Out { len: size_of::<Range>() as u32 }, mem)
             }
             (_, None) => (Data::None, Mem::None),
@@ -418,7 +416,7 @@ impl Queue for NvmeTcpQueue {
 
     fn submit(&mut self, reactor: &mut Reactor) {
         if !self.work.pending.is_empty() {
-            self.dispatch(reactor, clock::now());
+            self.dispatch(reactor, monotonic_now());
         }
     }
 
@@ -429,7 +427,7 @@ impl Queue for NvmeTcpQueue {
 
     fn abandon(&mut self, tag: u32, _reactor: &mut Reactor) {
         let Some(waiting) = self.work.abandon(tag) else { return };
-        self.cut.get_or_insert(clock::now() + ABANDON_AFTER);
+        self.cut.get_or_insert(monotonic_now() + ABANDON_AFTER);
         for pair in &mut self.pairs {
             let is_its = |command: &u32| self.work.commands[*command as usize].tag == tag;
             let its: Vec<u32> = pair.commands().filter(is_its).collect();
@@ -445,7 +443,7 @@ impl Queue for NvmeTcpQueue {
 
     fn next_due(&self) -> Option<Instant> {
         if self.work.is_ready() {
-            return Some(clock::now());
+            return Some(monotonic_now());
         }
         let stranded = self.stranded.filter(|_| self.is_stranded());
         if !self.unsettled && stranded.is_none() && self.cut.is_none() {
@@ -463,20 +461,20 @@ impl Queue for NvmeTcpQueue {
     }
 
     fn close(&mut self, reactor: &mut Reactor) {
-        let until = clock::now() + CLOSE_WITHIN;
+        let until = monotonic_now() + CLOSE_WITHIN;
         self.pairs.iter_mut().for_each(|l| l.close(reactor));
         loop {
             let mut gone = Vec::new();
             self.pairs.iter_mut().for_each(|l| {
                 l.finish_close(&self.remote.shared, &mut gone);
             });
-            if self.pairs.iter().all(QueuePair::is_down) || clock::now() >= until {
+            if self.pairs.iter().all(QueuePair::is_down) || monotonic_now() >= until {
                 return;
             }
             reactor.wait(1, until, Duration::ZERO);
             reactor.take(self.token, &mut self.completions);
             for completion in self.completions.drain(..) {
-                self.pairs[stream::index_of(completion)].completed(completion);
+                self.pairs[stream_index(completion)].completed(completion);
             }
         }
     }

@@ -8,9 +8,7 @@ use super::report::{Broken, Report, Unsent};
 use super::Shared;
 use crate::source::nvme::status::words;
 use crate::source::nvme::{Connected as Up, Traffic};
-use forebay_io::arena::Mem;
-use forebay_io::clock;
-use forebay_io::reactor::{Completion, Reactor};
+use forebay_io::{monotonic_now, Mem, Reactor, RingCompletion};
 use forebay_nvme::command::{Cqe, Sqe};
 use forebay_nvme::fabrics::Connected;
 use forebay_nvme::host;
@@ -231,7 +229,7 @@ impl QueuePair {
         }
     }
 
-    pub(crate) fn completed(&mut self, completion: Completion) {
+    pub(crate) fn completed(&mut self, completion: RingCompletion) {
         if let Some(connection) = &mut self.connection {
             connection.completed(completion);
         }
@@ -386,7 +384,7 @@ impl QueuePair {
         }
         (self.connection, self.connect, self.proof, self.phase) = (None, None, None, Phase::Down);
         // Its association is about to be found broken, unless that one queue wasn't let in.
-        self.by = Some(clock::now() + self.rest(shared));
+        self.by = Some(monotonic_now() + self.rest(shared));
         lost.extend(self.owner.drain(..).filter(|owner| *owner != NOBODY));
         self.in_flight = 0;
         true

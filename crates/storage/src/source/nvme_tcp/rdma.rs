@@ -7,13 +7,11 @@
 #![allow(unsafe_code, reason = "calls into libibverbs and librdmacm, and memory that a network card reaches")]
 
 use super::report::{Broken, Report, Unsent};
-use forebay_io::arena::Mem;
-use forebay_io::queue::Fault;
-use forebay_io::rdma::{
-    Buffer, Channel, Completed, CompletionQueue, Domain, Domains, Event, Happened, Id, Post, Region, Room,
-    Send, Sge, Span, Terms, Watched, Watches,
+use forebay_io::{
+    Fault, Mem, RdmaBuffer, RdmaChannel, RdmaCompleted, RdmaCompletionQueue, RdmaDomain, RdmaDomains,
+    RdmaEvent, RdmaHappened, RdmaId, RdmaPost, RdmaRegion, RdmaRoom, RdmaSend, RdmaSge, RdmaSpan, RdmaTerms,
+    RdmaWatched, RdmaWatches, Reactor, RingCompletion,
 };
-use forebay_io::reactor::{Completion, Reactor};
 use forebay_nvme::command::{Cqe, Sgl, Sqe};
 use forebay_nvme::transport::rdma::connect::{accepted, rejected, Request, ADMIN_ENTRIES_MAX};
 use forebay_nvme::transport::rdma::data::{put_in_capsule, put_keyed, Keyed};
@@ -48,30 +46,30 @@ enum Phase {
 
 /// State of a connection once the way is known.
 struct Standing {
-    queue: Arc<CompletionQueue>,
-    domain: Arc<Domain>,
+    queue: Arc<RdmaCompletionQueue>,
+    domain: Arc<RdmaDomain>,
     /// Capsules, then responses.
-    buffer: Buffer,
+    buffer: RdmaBuffer,
 }
 
 pub(super) struct Rdma {
     // Goes first: with it the controller's way to the memory below.
-    id: Option<Id>,
+    id: Option<RdmaId>,
     /// Memory that was registered for a command alone, by its handle.
-    own: Vec<Option<Region>>,
+    own: Vec<Option<RdmaRegion>>,
     standing: Option<Standing>,
-    channel: Arc<Channel>,
-    domains: Arc<Domains>,
+    channel: Arc<RdmaChannel>,
+    domains: Arc<RdmaDomains>,
     request: Request,
     entries: u16,
     in_capsule_max: u32,
     phase: Phase,
     end: HostEnd,
-    queued: Vec<Post>,
-    watches: Watches,
-    spans: Vec<Span>,
+    queued: Vec<RdmaPost>,
+    watches: RdmaWatches,
+    spans: Vec<RdmaSpan>,
     version: u64,
-    completions: Vec<Completed>,
+    completions: Vec<RdmaCompleted>,
 }
 
 impl Rdma {
@@ -80,14 +78,14 @@ impl Rdma {
         to: SocketAddr,
         qid: u16,
         depth: u16,
-        domains: &Arc<Domains>,
+        domains: &Arc<RdmaDomains>,
         port: (u32, u32),
         reactor: &mut Reactor,
     ) -> io::Result<Rdma> {
         let most = if qid == 0 { ADMIN_ENTRIES_MAX } else { u16::MAX };
         let entries = depth.saturating_add(1).clamp(2, most);
-        let channel = Channel::open(domains.library())?;
-        let id = Id::new(&channel)?;
+        let channel = RdmaChannel::open(domains.library())?;
+        let id = RdmaId::new(&channel)?;
         id.resolve(to, RESOLVE_WITHIN)?;
         let mut rdma = Rdma {
             id: Some(id),
@@ -101,12 +99,12 @@ impl Rdma {
             phase: Phase::Connecting,
             end: HostEnd::new(0),
             queued: Vec::new(),
-            watches: Watches::new(port),
+            watches: RdmaWatches::new(port),
             spans: Vec::new(),
             version: 0,
             completions: Vec::new(),
         };
-        rdma.watches.watch(Watched::Manager, rdma.channel.fd(), reactor);
+        rdma.watches.watch(RdmaWatched::Manager, rdma.channel.fd(), reactor);
         Ok(rdma)
     }
 
@@ -118,7 +116,7 @@ impl Rdma {
         self.phase == Phase::Ready
     }
 
-    pub(crate) fn completed(&mut self, completion: Completion) {
+    pub(crate) fn completed(&mut self, completion: RingCompletion) {
         self.watches.completed(completion);
     }
 
@@ -137,22 +135,22 @@ impl Rdma {
     }
 
     fn manage(&mut self, reactor: &mut Reactor, reports: &mut Vec<Report>) -> Result<(), Broken> {
-        if self.watches.on(Watched::Manager) {
+        if self.watches.on(RdmaWatched::Manager) {
             return Ok(());
         }
         while let Some(event) = self.channel.next()? {
             self.happened(&event, reports)?;
         }
-        self.watches.watch(Watched::Manager, self.channel.fd(), reactor);
+        self.watches.watch(RdmaWatched::Manager, self.channel.fd(), reactor);
         Ok(())
     }
 
-    fn happened(&mut self, event: &Event, reports: &mut Vec<Report>) -> Result<(), Broken> {
+    fn happened(&mut self, event: &RdmaEvent, reports: &mut Vec<Report>) -> Result<(), Broken> {
         let Some(id) = &self.id else { return Ok(()) };
         match event.what {
-            Happened::AddressResolved => Ok(id.route(RESOLVE_WITHIN)?),
-            Happened::RouteResolved => self.connect(),
-            Happened::Established if self.phase == Phase::Connecting => {
+            RdmaHappened::AddressResolved => Ok(id.route(RESOLVE_WITHIN)?),
+            RdmaHappened::RouteResolved => self.connect(),
+            RdmaHappened::Established if self.phase == Phase::Connecting => {
                 let Some(commands) = accepted(&self.request, &event.private) else {
                     return Err(Broken(
                         "the peer that accepted the connection is not an NVMe/RDMA controller".into(),
@@ -163,14 +161,14 @@ impl Rdma {
                 reports.push(Report::Ready);
                 Ok(())
             }
-            Happened::Rejected => Err(Broken(why_rejected(event))),
-            Happened::Unreachable => {
+            RdmaHappened::Rejected => Err(Broken(why_rejected(event))),
+            RdmaHappened::Unreachable => {
                 let error = io::Error::from_raw_os_error(event.status.abs());
                 Err(Broken(format!("not reachable by RDMA: {error}")))
             }
-            Happened::Disconnected => Err(Broken("the controller closed the connection".into())),
-            Happened::DeviceRemoved => Err(Broken("the RDMA device was removed".into())),
-            Happened::Established | Happened::Request | Happened::Other => Ok(()),
+            RdmaHappened::Disconnected => Err(Broken("the controller closed the connection".into())),
+            RdmaHappened::DeviceRemoved => Err(Broken("the RDMA device was removed".into())),
+            RdmaHappened::Established | RdmaHappened::Request | RdmaHappened::Other => Ok(()),
         }
     }
 
@@ -180,17 +178,18 @@ impl Rdma {
         let entries = u32::from(self.entries);
         let domain = self.domains.of(id).map_err(|e| Broken(format!("the device's memory: {e}")))?;
         let on = |what: &str, e: io::Error| Broken(format!("{what} of {}: {e}", domain.device));
-        let queue = CompletionQueue::new(&domain, 2 * entries).map_err(|e| on("a completion queue", e))?;
+        let queue =
+            RdmaCompletionQueue::new(&domain, 2 * entries).map_err(|e| on("a completion queue", e))?;
         let queue = Arc::new(queue);
         let bytes = usize::from(self.entries) * (CAPSULE + RESPONSE);
-        let buffer = Buffer::new(&domain, bytes).map_err(|e| on("capsules in the memory", e))?;
-        let room = Room { sends: entries, receives: entries, stretches: 2 };
+        let buffer = RdmaBuffer::new(&domain, bytes).map_err(|e| on("capsules in the memory", e))?;
+        let room = RdmaRoom { sends: entries, receives: entries, stretches: 2 };
         id.create_pair(&domain, &queue, room).map_err(|e| on("a queue pair", e))?;
         self.own.resize_with(usize::from(self.entries), || None);
         for index in 0..self.entries {
             id.receive(RECEIVE | u64::from(index), response(&buffer, self.entries, index))?;
         }
-        id.connect(Terms { private: self.request.as_bytes(), serves_reads: true })?;
+        id.connect(RdmaTerms { private: self.request.as_bytes(), serves_reads: true })?;
         self.standing = Some(Standing { queue, domain, buffer });
         Ok(())
     }
@@ -199,9 +198,9 @@ impl Rdma {
     fn collect(&mut self, reactor: &mut Reactor, reports: &mut Vec<Report>) -> Result<(), Broken> {
         let Some(standing) = &self.standing else { return Ok(()) };
         let queue = standing.queue.clone();
-        if !self.watches.on(Watched::Queue) {
+        if !self.watches.on(RdmaWatched::Queue) {
             queue.arm()?;
-            self.watches.watch(Watched::Queue, queue.fd(), reactor);
+            self.watches.watch(RdmaWatched::Queue, queue.fd(), reactor);
         }
         let mut completions = std::mem::take(&mut self.completions);
         let mut result = Ok(());
@@ -218,7 +217,7 @@ impl Rdma {
         result
     }
 
-    fn book(&mut self, completed: Completed, reports: &mut Vec<Report>) -> Result<(), Broken> {
+    fn book(&mut self, completed: RdmaCompleted, reports: &mut Vec<Report>) -> Result<(), Broken> {
         if let Some(status) = completed.failed {
             let words = self.domains.library().status_words(status);
             return Err(Broken(match completed.is_flushed() {
@@ -238,7 +237,7 @@ impl Rdma {
     }
 
     /// A response came: what is over with it.
-    fn answered(&mut self, completed: Completed) -> Result<Option<host::Completed>, Broken> {
+    fn answered(&mut self, completed: RdmaCompleted) -> Result<Option<host::Completed>, Broken> {
         let (Some(standing), Some(id)) = (&self.standing, &self.id) else {
             return Err(Broken("the connection is closed".into()));
         };
@@ -279,7 +278,7 @@ impl Rdma {
                 sqe.flags = sqe.flags & 0x3f | 1 << 6;
                 sqe.sgl = Sgl::in_capsule(len);
                 capsule.extend_from_slice(sqe.as_bytes());
-                behind = Some(Sge { addr: address_of(mem), length: len, lkey: span.local_key });
+                behind = Some(RdmaSge { addr: address_of(mem), length: len, lkey: span.local_key });
                 own = region;
             }
             Data::Out { len } | Data::In { len } => {
@@ -297,12 +296,18 @@ impl Rdma {
         let stretches = [standing.buffer.stretch(at, capsule.len()), behind.unwrap_or_default()];
         let count = 1 + usize::from(behind.is_some());
         self.own[usize::from(cid)] = own;
-        self.queued.push(Post { id: cid.into(), what: Send::Message, stretches, count, signaled: true });
+        self.queued.push(RdmaPost {
+            id: cid.into(),
+            what: RdmaSend::Message,
+            stretches,
+            count,
+            signaled: true,
+        });
         Ok(())
     }
 
     /// The key of a command's memory: of what was lent, or registered for this command alone. `out`: it is only read.
-    fn reach(&mut self, mem: Mem, len: u32, out: bool) -> Result<(Span, Option<Region>), Fault> {
+    fn reach(&mut self, mem: Mem, len: u32, out: bool) -> Result<(RdmaSpan, Option<RdmaRegion>), Fault> {
         let Some(standing) = &self.standing else { return Err(Fault::errno(libc::ENOTCONN)) };
         let host = match mem {
             Mem::Host { at, .. } => Some(at),
@@ -329,7 +334,7 @@ impl Rdma {
         };
         let region = register(&standing.domain, at, len as usize, out)?;
         let (local_key, remote_key) = (region.local_key, region.remote_key);
-        Ok((Span { at: address, bytes: len.into(), local_key, remote_key }, Some(region)))
+        Ok((RdmaSpan { at: address, bytes: len.into(), local_key, remote_key }, Some(region)))
     }
 
     /// Posts what was queued.
@@ -341,7 +346,7 @@ impl Rdma {
         self.queued.clear();
         if let Some(Err(_)) = posted {
             // A pair that takes no posts is in error: the manager tells of it.
-            self.id.iter().for_each(Id::disconnect);
+            self.id.iter().for_each(RdmaId::disconnect);
         }
     }
 
@@ -371,13 +376,13 @@ fn address_of(mem: Mem) -> u64 {
 }
 
 /// Registers a command's memory for itself.
-fn register(domain: &Arc<Domain>, at: NonNull<u8>, bytes: usize, out: bool) -> Result<Region, Fault> {
+fn register(domain: &Arc<RdmaDomain>, at: NonNull<u8>, bytes: usize, out: bool) -> Result<RdmaRegion, Fault> {
     // SAFETY: a command's memory is its queue's until the command is reported, or its connection was closed; the region
     // goes before either.
     let made = unsafe {
         match out {
-            true => Region::register_to_be_read(domain, at, bytes),
-            false => Region::register(domain, at, bytes),
+            true => RdmaRegion::register_to_be_read(domain, at, bytes),
+            false => RdmaRegion::register(domain, at, bytes),
         }
     };
     made.map_err(|e| {
@@ -403,11 +408,11 @@ fn response_at(entries: u16, index: u16) -> usize {
     usize::from(entries) * CAPSULE + usize::from(index) * RESPONSE
 }
 
-fn response(buffer: &Buffer, entries: u16, index: u16) -> Sge {
+fn response(buffer: &RdmaBuffer, entries: u16, index: u16) -> RdmaSge {
     buffer.stretch(response_at(entries, index), RESPONSE)
 }
 
-fn why_rejected(event: &Event) -> String {
+fn why_rejected(event: &RdmaEvent) -> String {
     match (event.status, rejected(&event.private)) {
         (REJECTED_BY_PEER, Some(refusal)) => format!("the controller refuses the queue: {refusal}"),
         (REJECTED_UNKNOWN, _) => "nothing is listening there for RDMA".into(),

@@ -1,6 +1,6 @@
 //! What a queue's connection reports, whatever carries it: commands completed, commands not taken, and its own end.
 
-use forebay_io::queue::Fault;
+use forebay_io::Fault;
 use forebay_nvme::command::Cqe;
 use forebay_nvme::transport::tcp::Handle;
 use std::fmt;

@@ -2,9 +2,9 @@
 
 use super::report::{Broken, Report};
 use super::tls::Tls;
-use forebay_io::arena::Mem;
-use forebay_io::reactor::{Completion, Reactor};
-use forebay_io::stream::{self, Received, Stream};
+use forebay_io::{
+    fill_memory, stream_digest, Mem, Reactor, RingCompletion, Stream, StreamOptions, StreamReceived,
+};
 use forebay_nvme::command::Sqe;
 use forebay_nvme::transport::tcp::host::{Busy, Data, Event, HostEnd, Options};
 use forebay_nvme::transport::tcp::{Fatal, FatalStatus, Handle, PayloadPlace};
@@ -50,8 +50,8 @@ impl Tcp {
         let mut end = HostEnd::new(options);
         end.set_in_capsule_max(ADMIN_IN_CAPSULE);
         let stream = match tls {
-            Some(tls) => Stream::new(tls.connect(to)?, end, token, index, stream::Options::default())?,
-            None => Stream::connect(to, end, token, index, stream::Options::default(), reactor)?,
+            Some(tls) => Stream::new(tls.connect(to)?, end, token, index, StreamOptions::default())?,
+            None => Stream::connect(to, end, token, index, StreamOptions::default(), reactor)?,
         };
         let mut connection = Tcp {
             stream,
@@ -102,7 +102,7 @@ impl Tcp {
         self.stream.send(reactor, &|place| at(lent, place));
     }
 
-    pub(crate) fn completed(&mut self, completion: Completion) {
+    pub(crate) fn completed(&mut self, completion: RingCompletion) {
         self.stream.completed(completion);
     }
 
@@ -111,11 +111,11 @@ impl Tcp {
         loop {
             let lent = &self.lent;
             match self.stream.receive(reactor, &|place| at(lent, place))? {
-                Received::Some => self.events(reactor, reports)?,
-                Received::Later => break,
+                StreamReceived::Some => self.events(reactor, reports)?,
+                StreamReceived::Later => break,
                 // What was answered before is reported before: the send in flight ends soon, and this comes again.
-                Received::Ended if !self.late.is_empty() && !self.stream.is_sent() => break,
-                Received::Ended => {
+                StreamReceived::Ended if !self.late.is_empty() && !self.stream.is_sent() => break,
+                StreamReceived::Ended => {
                     self.due.append(&mut self.late);
                     self.report_due(reports);
                     return Err(Broken("the controller closed the connection".into()));
@@ -167,15 +167,15 @@ impl Tcp {
             }
             Event::Placed(place) => {
                 if *data_digest {
-                    *crc = stream::digest(*crc, at(lent, place), place.len);
+                    *crc = stream_digest(*crc, at(lent, place), place.len);
                 }
             }
             Event::Copy { place, bytes } => {
                 let mem = at(lent, place);
-                stream::fill(mem, bytes);
+                fill_memory(mem, bytes);
                 lent[usize::from(place.command.0)].copied = true;
                 if *data_digest {
-                    *crc = stream::digest(*crc, mem, place.len);
+                    *crc = stream_digest(*crc, mem, place.len);
                 }
             }
             Event::DataEnd { place, digest } => {

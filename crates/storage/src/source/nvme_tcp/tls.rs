@@ -1,9 +1,7 @@
 //! TLS 1.3 under a source's connections, where its URI asks for it.
 
 use super::options::{Options, CONNECT_WITHIN};
-use forebay_io::auth;
-use forebay_io::tls::bridge::Bridge;
-use forebay_io::tls::openssl::Context;
+use forebay_io::{host_tls_key, TlsBridge, TlsContext};
 use forebay_model::Error;
 use forebay_nvme::auth::psk::Version;
 use std::io;
@@ -12,8 +10,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 pub struct Tls {
-    bridge: Bridge,
-    context: Arc<Context>,
+    bridge: TlsBridge,
+    context: Arc<TlsContext>,
 }
 
 impl Tls {
@@ -26,11 +24,11 @@ impl Tls {
             return Ok(None);
         }
         let asked = format!("TLS to {options}");
-        let key = auth::host_tls_key(options.tls_key_file.as_deref())?;
+        let key = host_tls_key(options.tls_key_file.as_deref())?;
         let psk = key
             .session(Version::V1, host_nqn, &options.nqn)
             .map_err(|e| Error::request(asked, e.to_string(), "shorter names"))?;
-        Ok(Some(Arc::new(Tls { context: Context::client(psk)?, bridge: Bridge::start()? })))
+        Ok(Some(Arc::new(Tls { context: TlsContext::client(psk)?, bridge: TlsBridge::start()? })))
     }
 
     /// A connection that may be used at once, and is closed where there is no TLS to be had.

@@ -5,7 +5,7 @@ use super::function::{wait, words, Ended, Function, ANSWER_WITHIN};
 use super::maps::Entry;
 use super::{Live, Shared};
 use crate::source::nvme::{Attempts, Cause, Episode, Standing};
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_nvme::host::Event;
 use forebay_nvme::transport::pcie::host::Step;
 use rustix::fd::AsFd;
@@ -61,13 +61,13 @@ impl DriveState {
 
 /// The life of a drive's thread.
 pub(super) fn care(shared: &Shared) {
-    let mut attempts = Attempts::new(clock::now());
+    let mut attempts = Attempts::new(monotonic_now());
     loop {
         let (ended, episode) = associate(shared);
         if shared.stops() {
             return;
         }
-        let (now, longest) = (clock::now(), shared.options.reconnect_delay);
+        let (now, longest) = (monotonic_now(), shared.options.reconnect_delay);
         attempts.ended(episode, longest, now);
         super::lock(&shared.inner).cause = ended.cause;
         let too_late = attempts.too_late(shared.options.ctrl_loss, now);
@@ -123,7 +123,7 @@ impl Up<'_> {
     /// Checks that commands complete.
     fn look(&mut self) {
         if let Some(episode) = &mut self.episode {
-            episode.look(self.shared.host.notes.commands(0), clock::now());
+            episode.look(self.shared.host.notes.commands(0), monotonic_now());
         }
     }
 
@@ -192,7 +192,7 @@ impl Up<'_> {
     fn publish(&mut self) -> Result<(), Ended> {
         self.map_all()?;
         let live = self.function.live(self.number);
-        self.episode = Some(Episode::new(self.shared.host.notes.commands(0), clock::now()));
+        self.episode = Some(Episode::new(self.shared.host.notes.commands(0), monotonic_now()));
         self.shared.connects.fetch_add(1, Ordering::Relaxed);
         let what = if self.number > 1 { "connected again" } else { "connected" };
         self.shared
@@ -228,10 +228,10 @@ impl Up<'_> {
     }
 
     fn shut_down(&mut self) -> Result<(), Ended> {
-        let until: Instant = clock::now() + SHUT_DOWN_WITHIN;
+        let until: Instant = monotonic_now() + SHUT_DOWN_WITHIN;
         let now = self.function.now_ms();
         self.function.host.shut_down(now);
-        while !self.function.host.is_shut_down() && clock::now() < until {
+        while !self.function.host.is_shut_down() && monotonic_now() < until {
             match self.function.step()? {
                 Step::Wait { until_ms } => wait(&mut self.function, until_ms, None, true)?,
                 Step::Event(_) | Step::Queue(_) | Step::Deleted(_) | Step::Aborted { .. } => {}

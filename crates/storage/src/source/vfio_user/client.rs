@@ -6,7 +6,7 @@
 //! answer that is too short, or silence end the connection, nothing more.
 
 use super::wire::{self, Answer, Command, DeviceInfo, Header, IoFd, IrqInfo, Region, HEADER_BYTES};
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -131,7 +131,7 @@ impl Line {
 
 /// Waits until the socket can be read or written, or its time is up.
 fn ready(socket: &OwnedFd, what: PollFlags, until: Instant) -> Result<(), Wrong> {
-    let left = until.saturating_duration_since(clock::now());
+    let left = until.saturating_duration_since(monotonic_now());
     if left.is_zero() {
         return Err(Wrong::Late);
     }
@@ -252,7 +252,7 @@ impl Client {
 
     /// Reads away what came unasked: answers to posted writes, and requests of the server. Err: the connection is over.
     pub(crate) fn drain(&mut self) -> Result<(), Wrong> {
-        let now = clock::now();
+        let now = monotonic_now();
         while pending(&self.line.socket)? {
             let (header, _) = self.receive(now + self.within)?;
             self.unasked(&header)?;
@@ -266,7 +266,7 @@ impl Client {
     }
 
     fn exchange(&mut self, command: Command, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Answer, Wrong> {
-        let until = clock::now() + self.within;
+        let until = monotonic_now() + self.within;
         self.next = (self.next + 1) % POSTED;
         let message = Header::request(self.next, command, body.len()).before(body);
         self.line.send(&message, fds, until)?;
@@ -292,7 +292,7 @@ impl Client {
             return Ok(());
         }
         let refusal = header.refusal(libc::EOPNOTSUPP).before(&[]);
-        self.line.send(&refusal, &[], clock::now() + self.within)
+        self.line.send(&refusal, &[], monotonic_now() + self.within)
     }
 
     fn receive(&self, until: Instant) -> Result<(Header, Answer), Wrong> {

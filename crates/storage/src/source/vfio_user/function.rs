@@ -7,7 +7,7 @@ use super::shm;
 use super::wire::{IoFd, IRQ_MSIX, REGION_BAR0, REGION_CONFIG};
 use super::{Live, Options};
 use crate::source::nvme::{Cause, Stranger};
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_nvme::host::{self, Event, Failure, FailureKind};
 use forebay_nvme::identify::Controller;
 use forebay_nvme::transport::pcie::host::{queue_bytes, Bar, Host, HostQueue, Step, MEMORY_BYTES};
@@ -185,7 +185,7 @@ impl Function {
             entries,
             created: BTreeMap::new(),
             wanted: 0,
-            began: clock::now(),
+            began: monotonic_now(),
         })
     }
 
@@ -265,12 +265,12 @@ impl Function {
     }
 
     fn stop_controller(&mut self) -> Result<bool, Trouble> {
-        let until = clock::now() + RESET_WITHIN;
+        let until = monotonic_now() + RESET_WITHIN;
         let cc = self.register(register::CC)?;
         let off = (cc & !register::CC_ENABLE).to_le_bytes();
         self.client.write(REGION_BAR0, register::CC, &off)?;
         while self.register(register::CSTS)? & register::CSTS_READY != 0 {
-            if clock::now() >= until {
+            if monotonic_now() >= until {
                 return Ok(false);
             }
             std::thread::sleep(RESET_LOOK);

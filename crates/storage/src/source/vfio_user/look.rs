@@ -3,7 +3,7 @@
 use super::function::{wait, Ended, Function};
 use super::{next, Options};
 use crate::source::nvme::Cause;
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use forebay_model::Error;
 use forebay_nvme::host::{ControllerInfo, Event, NamespaceInfo};
 use forebay_nvme::transport::pcie::host::Step;
@@ -25,15 +25,15 @@ pub fn look_at_drive(
         let error = if ended.cause.is_request() { Error::request } else { Error::machine };
         error(options.to_string(), ended.why, next(options, ended.cause))
     };
-    let until = clock::now() + within;
+    let until = monotonic_now() + within;
     let mut function = Function::open(options, u16::MAX, 0, namespace, within).map_err(failed)?;
     until_event(&mut function, until).map_err(failed)?;
     let session = function.host.session();
     let found = (session.controller().clone(), session.namespaces().values().cloned().collect());
     let now = function.now_ms();
     function.host.shut_down(now);
-    let leave = clock::now() + LEAVE_WITHIN;
-    while !function.host.is_shut_down() && clock::now() < leave {
+    let leave = monotonic_now() + LEAVE_WITHIN;
+    while !function.host.is_shut_down() && monotonic_now() < leave {
         match function.step() {
             Ok(Step::Wait { until_ms }) if wait(&mut function, until_ms, None, true).is_ok() => {}
             Ok(Step::Wait { .. }) | Err(_) => break,
@@ -50,7 +50,7 @@ fn until_event(function: &mut Function, until: Instant) -> Result<(), Ended> {
             Step::Wait { until_ms } => wait(function, until_ms, None, true)?,
             _ => {}
         }
-        if clock::now() >= until {
+        if monotonic_now() >= until {
             return Err(Ended {
                 cause: Cause::Other,
                 why: "it isn't ready in time".into(),

@@ -2,7 +2,7 @@
 //! memfd's mapping, at the address that it has here. What is lent stays so over
 //! reconnections, until its guard is dropped.
 
-use forebay_io::arena::Arena;
+use forebay_io::Arena;
 use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};

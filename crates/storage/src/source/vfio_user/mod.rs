@@ -34,11 +34,7 @@ use super::plan::{Look, Open, Source, SourcePlan, Uri};
 use super::uri::{decode, query_once, Text};
 use super::{MadeOf, MemoryRegistration, OpenSource, QueueNeeds};
 use care::DriveState;
-use forebay_io::arena::Arena;
-use forebay_io::clock;
-use forebay_io::machine::finding::{Area, Check, CheckState};
-use forebay_io::queue::Queue;
-use forebay_io::reactor::Reactor;
+use forebay_io::{monotonic_now, Arena, Check, CheckArea, CheckState, Queue, Reactor};
 use forebay_model::record::FabricRan;
 use forebay_model::Error;
 use forebay_nvme::host::ControllerInfo;
@@ -294,7 +290,7 @@ impl Drive {
     /// The device refuses it, or doesn't answer.
     pub fn lend(self: &Arc<Drive>, arena: &Arena) -> Result<Option<Mapping>, Error> {
         let Some(mapping) = self.lend_soon(arena) else { return Ok(None) };
-        let (shared, until) = (&self.shared, clock::now() + MAP_WITHIN);
+        let (shared, until) = (&self.shared, monotonic_now() + MAP_WITHIN);
         let settled = || match shared.maps.get(mapping.id) {
             // A device that isn't there gets it when it comes.
             Some(entry) => entry.mapped_on.is_some() || entry.refused.is_some() || !shared.is_live(),
@@ -368,7 +364,7 @@ impl Drop for Mapping {
         shared.maps.end(self.id);
         shared.wake();
         let settled = || shared.maps.get(self.id).is_none() || !shared.is_live();
-        shared.wait_until(settled, clock::now() + MAP_WITHIN);
+        shared.wait_until(settled, monotonic_now() + MAP_WITHIN);
         if !shared.is_live() {
             shared.maps.remove(self.id);
         }
@@ -413,7 +409,7 @@ impl Shared {
             if what() {
                 return true;
             }
-            let left = until.saturating_duration_since(clock::now()).min(LOOK);
+            let left = until.saturating_duration_since(monotonic_now()).min(LOOK);
             if left.is_zero() {
                 return false;
             }
@@ -423,7 +419,7 @@ impl Shared {
 
     /// Waits unless the thread is to stop.
     fn pause(&self, how_long: Duration) {
-        self.wait_until(|| self.stops(), clock::now() + how_long);
+        self.wait_until(|| self.stops(), monotonic_now() + how_long);
     }
 
     /// From a worker: connection `number` doesn't work any more. The drive is connected to anew.
@@ -483,7 +479,7 @@ fn next(options: &Options, cause: Cause) -> String {
 fn about_socket(socket: &std::path::Path) -> Check {
     let check = |state, found: String| {
         Check::new(
-            Area::Source,
+            CheckArea::Source,
             format!("source.vfio_user {}", socket.display()),
             "vfio-user socket",
             state,

@@ -7,9 +7,7 @@ use super::stage::Stage;
 use super::{Drive, Live};
 use crate::source::nvme::{lock, Command, Outcome, Work, REST};
 use crate::source::QueueNeeds;
-use forebay_io::clock;
-use forebay_io::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
-use forebay_io::reactor::{Completion, Reactor};
+use forebay_io::{monotonic_now, Done, Fault, Full, Geometry, Io, Op, Queue, Reactor, RingCompletion, Via};
 use forebay_model::Error;
 use forebay_nvme::command::Cqe;
 use forebay_nvme::nvm;
@@ -55,7 +53,7 @@ pub(crate) struct VfioUserQueue {
     /// When commands are looked at that may have taken too long.
     look_at: Option<Instant>,
     turn: usize,
-    completions: Vec<Completion>,
+    completions: Vec<RingCompletion>,
 }
 
 impl VfioUserQueue {
@@ -110,7 +108,7 @@ impl VfioUserQueue {
                 pair.completed(completion);
             }
         }
-        let now = clock::now();
+        let now = monotonic_now();
         self.collect(now, reactor, done);
         if self.generation != self.drive.shared.generation.load(Ordering::Acquire) {
             self.settle(reactor, done);
@@ -414,7 +412,7 @@ impl Queue for VfioUserQueue {
 
     fn submit(&mut self, reactor: &mut Reactor) {
         if !self.work.pending.is_empty() {
-            let now = clock::now();
+            let now = monotonic_now();
             self.dispatch(reactor, now);
             for pair in &mut self.pairs {
                 pair.doze(now, self.spin, reactor, self.token);
@@ -429,7 +427,7 @@ impl Queue for VfioUserQueue {
 
     fn abandon(&mut self, tag: u32, _reactor: &mut Reactor) {
         let Some(waiting) = self.work.abandon(tag) else { return };
-        self.cut.get_or_insert(clock::now() + ABANDON_AFTER);
+        self.cut.get_or_insert(monotonic_now() + ABANDON_AFTER);
         if let Some(live) = &self.live {
             let out = |(_, c): &(u32, &Command<Own>)| c.own.out && c.tag == tag;
             for (command, _) in (0..).zip(&self.work.commands).filter(out) {
@@ -447,7 +445,7 @@ impl Queue for VfioUserQueue {
 
     fn next_due(&self) -> Option<Instant> {
         if self.work.is_ready() {
-            return Some(clock::now());
+            return Some(monotonic_now());
         }
         if !self.work.has_commands() {
             return None;
@@ -464,10 +462,10 @@ impl Queue for VfioUserQueue {
     }
 
     fn close(&mut self, reactor: &mut Reactor) {
-        let until = clock::now() + CLOSE_WITHIN;
+        let until = monotonic_now() + CLOSE_WITHIN;
         self.pairs.iter_mut().for_each(|pair| pair.cancel(reactor, self.token));
         reactor.submit();
-        while self.pairs.iter().any(QueuePair::is_armed) && clock::now() < until {
+        while self.pairs.iter().any(QueuePair::is_armed) && monotonic_now() < until {
             reactor.wait(1, until, Duration::ZERO);
             reactor.take(self.token, &mut self.completions);
             for completion in self.completions.drain(..) {

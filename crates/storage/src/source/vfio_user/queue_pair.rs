@@ -7,8 +7,7 @@ use super::shm::Shared;
 use super::uring::{self, Interrupt};
 use super::wire::REGION_BAR0;
 use crate::source::nvme::{Connected, Traffic};
-use forebay_io::clock;
-use forebay_io::reactor::{Completion, Glance, Reactor};
+use forebay_io::{monotonic_now, Glance, Reactor, RingCompletion};
 use forebay_nvme::command::{Cqe, Sqe};
 use forebay_nvme::transport::pcie::host::{point, HostQueue, Rung};
 use forebay_nvme::transport::pcie::HostMemory;
@@ -138,7 +137,7 @@ impl QueuePair {
             filled: false,
             owed: [None; 2],
             retry_at: None,
-            active: clock::now(),
+            active: monotonic_now(),
             broken: None,
         };
         pair.expect_next();
@@ -203,7 +202,7 @@ impl QueuePair {
                 Posted::Sent => self.owed[which] = None,
                 Posted::Later => {
                     self.owed[which] = Some(bell);
-                    self.retry_at = Some(clock::now() + AGAIN);
+                    self.retry_at = Some(monotonic_now() + AGAIN);
                 }
                 Posted::Gone => self.fail("its socket takes no doorbell"),
             },
@@ -285,7 +284,7 @@ impl QueuePair {
     }
 
     /// Something of it completed on the ring.
-    pub(crate) fn completed(&mut self, completion: Completion) {
+    pub(crate) fn completed(&mut self, completion: RingCompletion) {
         match completion.tag % KINDS {
             INTERRUPT => self.interrupt.fired(),
             _ if completion.result < 0 => self.fail("its doorbell can't be rung"),
@@ -297,7 +296,7 @@ impl QueuePair {
         self.id.wrapping_mul(KINDS) | kind
     }
 
-    pub(crate) fn owns(&self, completion: Completion) -> bool {
+    pub(crate) fn owns(&self, completion: RingCompletion) -> bool {
         completion.tag / KINDS == self.id
     }
 

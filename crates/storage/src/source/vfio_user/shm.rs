@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code, reason = "memory shared with another process")]
 
-use forebay_io::arena::{self, Mem};
+use forebay_io::{map_shared_memory, sealed_memfd, Mem};
 use forebay_nvme::transport::pcie::{HostMemory, Unmapped};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -28,8 +28,8 @@ impl Shared {
     /// Zeroed; whole pages.
     pub(crate) fn new(bytes: usize) -> std::io::Result<Shared> {
         let bytes = bytes.max(1).next_multiple_of(4096);
-        let fd = arena::sealed_memfd(bytes, false)?;
-        let base = arena::map_shared(&fd, bytes)?;
+        let fd = sealed_memfd(bytes, false)?;
+        let base = map_shared_memory(&fd, bytes)?;
         Ok(Shared { base, bytes, fd })
     }
 

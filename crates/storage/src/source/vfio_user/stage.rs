@@ -2,7 +2,7 @@
 //! of others, which no descriptor names. It costs a copy, which is counted.
 
 use super::{Drive, Mapping};
-use forebay_io::arena::{Arena, Mem};
+use forebay_io::{Arena, Mem};
 use forebay_model::job::Pages;
 use std::sync::Arc;
 

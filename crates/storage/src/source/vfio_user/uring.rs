@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code, reason = "the ring's entries name buffers by address")]
 
-use forebay_io::reactor::Reactor;
+use forebay_io::Reactor;
 use io_uring::{opcode, types};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;

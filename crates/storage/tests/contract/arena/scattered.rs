@@ -2,8 +2,7 @@
 //! between them that nobody may write to.
 
 use super::arena::{untouched, UNTOUCHED};
-use forebay_io::arena::{Arena, Mem, Piece};
-use forebay_io::queue::Geometry;
+use forebay_io::{Arena, Geometry, Mem, Piece};
 use forebay_model::job::Pages;
 use forebay_model::random::Xoshiro256;
 use std::ptr::NonNull;

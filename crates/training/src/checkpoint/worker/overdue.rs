@@ -2,11 +2,7 @@
 
 use super::Part;
 use super::Worker;
-use forebay_io::client::Late;
-use forebay_io::client::Submission;
-use forebay_io::queue::Fault;
-use forebay_io::queue::Op;
-use forebay_io::reactor;
+use forebay_io::{ring_refused, Fault, LateIo, Op, Submission};
 use forebay_model::Error;
 use std::time::Duration;
 use std::time::Instant;
@@ -51,25 +47,25 @@ impl Worker {
         self.resources.client.give_up_late(now, timeout, &mut self.resources.reactor, &mut late);
         for (tag, what) in late.drain(..) {
             match what {
-                Late::TimedOut => {
+                LateIo::TimedOut => {
                     self.report.tally.errors.timed_out += 1;
                     let name = self.name(&self.resources.client.io(tag).submission);
                     let found = format!("unfinished after ‹timeout_s› {} s", self.spec.timeout_s);
                     self.report.tally.example(format!("{name}: {found}"));
                     self.fail(Error::run(name, found, "dmesg | tail; a longer ‹timeout_s›"));
                 }
-                Late::NeverTaken => self.release(tag),
-                Late::Lost => self.in_flight -= 1,
+                LateIo::NeverTaken => self.release(tag),
+                LateIo::Lost => self.in_flight -= 1,
             }
         }
     }
 
     /// Nothing that is under way is ever heard of: memory that the kernel may still write to is left to it.
     pub(super) fn give_up_all(&mut self, why: &std::io::Error) {
-        self.fail(reactor::refused(why));
+        self.fail(ring_refused(why));
         for (tag, what) in self.resources.client.give_up_all() {
             match what {
-                Late::Lost => self.in_flight -= 1,
+                LateIo::Lost => self.in_flight -= 1,
                 _ => self.release(tag),
             }
         }

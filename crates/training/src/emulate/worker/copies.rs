@@ -1,9 +1,7 @@
 //! Copies from a worker's slots to the destination: one copier for each GPU, none where bytes end in the slots.
 
 use super::super::Shared;
-use forebay_io::arena::Mem;
-use forebay_io::gpu::Copier;
-use forebay_io::queue::Fault;
+use forebay_io::{Copier, Fault, Mem};
 use forebay_model::Error;
 use std::time::Instant;
 

@@ -9,12 +9,10 @@ use super::super::supply::Delays;
 use super::super::uring::{Files, Reading as OpenFiles, Slots};
 use super::super::Shared;
 use super::stream::ActiveStream;
-use forebay_io::arena::Mem;
-use forebay_io::client::{Client, Completion, End, Submission};
-use forebay_io::clock;
-use forebay_io::gpu::cuda::Pinned;
-use forebay_io::queue::Op;
-use forebay_io::reactor::{memlock, Reactor, RingOptions, Waker};
+use forebay_io::{
+    memlock_refusal, monotonic_now, Client, ClientCompletion, CompletionEnd, Mem, Op, PinnedMemory, Reactor,
+    RingOptions, Submission, Waker,
+};
 use forebay_model::Error;
 use forebay_storage::{DirectQueues, MemoryRegistration, Paths, QueueNeeds};
 use std::cell::RefCell;
@@ -77,7 +75,7 @@ pub(super) struct Reads {
     /// By tag: the file that a read is of.
     files: OpenFiles,
     reactor: Reactor,
-    _pin: Option<Pinned>,
+    _pin: Option<PinnedMemory>,
     /// The slots, as emulated drives have them mapped.
     _lent: Vec<MemoryRegistration>,
     slots: Slots,
@@ -217,7 +215,7 @@ impl Reads {
             (None, _) => (SLOTS, offset, io_mode.ask(want)),
         };
         let submission = Submission { queue, op: Op::Read, offset: offset_there, len, want, owner: () };
-        let tag = self.client.begin(submission, clock::now()).expect("a slot is free");
+        let tag = self.client.begin(submission, monotonic_now()).expect("a slot is free");
         active.slots.push_back(tag);
         let mem = to.unwrap_or_else(|| self.slots.lend(tag));
         self.client.set_mem(tag, mem);
@@ -259,15 +257,15 @@ impl Reads {
         any
     }
 
-    fn arrive(&mut self, over: Completion) {
-        let Completion { tag, end, via, .. } = over;
+    fn arrive(&mut self, over: ClientCompletion) {
+        let ClientCompletion { tag, end, via, .. } = over;
         let moved = self.client.io(tag).moved;
         let flight = &mut self.flights[tag as usize];
         flight.got = moved.min(flight.want);
         match end {
-            End::Whole => {}
-            End::Early => flight.errno = libc::ENODATA,
-            End::Failed(fault) | End::GivenUp(fault) => {
+            CompletionEnd::Whole => {}
+            CompletionEnd::Early => flight.errno = libc::ENODATA,
+            CompletionEnd::Failed(fault) | CompletionEnd::GivenUp(fault) => {
                 flight.errno = fault.errno;
                 self.notes.extend(fault.note.map(|note| (tag, note)));
             }
@@ -352,7 +350,7 @@ impl Reads {
         }
         let Reads { client, reactor, slots, flights, shared, index, .. } = self;
         let ways = &shared.run_state.counters[*index].ways;
-        let is_back = client.drain(reactor, clock::now() + GRACE, |client, over| {
+        let is_back = client.drain(reactor, monotonic_now() + GRACE, |client, over| {
             let flight = &flights[over.tag as usize];
             match flight.to {
                 // It got to the GPU, whoever waits for it.
@@ -387,7 +385,7 @@ fn ring(shared: &Shared, depth: u32) -> Result<Reactor, Error> {
         return Ok(Reactor::without_ring());
     }
     let options = RingOptions { depth: depth.saturating_mul(2), one_by_one: true, ..RingOptions::default() };
-    Reactor::with_ring(options).map_err(|e| memlock::refusal("a worker of this run", &e, "‹engine› inline"))
+    Reactor::with_ring(options).map_err(|e| memlock_refusal("a worker of this run", &e, "‹engine› inline"))
 }
 
 /// Slots, and what emulated drives were lent of them.

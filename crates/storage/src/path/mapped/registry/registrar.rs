@@ -15,7 +15,7 @@ use super::State;
 use super::LOOK_AGAIN;
 use super::REST_MAX;
 use super::WAY;
-use forebay_io::clock;
+use forebay_io::monotonic_now;
 use std::sync::atomic::Ordering;
 use std::sync::MutexGuard;
 use std::time::Duration;
@@ -46,7 +46,7 @@ impl Shared {
                 Step::Register => {
                     let gently = request.gently && !state.waiting.contains_key(&request.key);
                     drop(state);
-                    let began = clock::now();
+                    let began = monotonic_now();
                     state = self.register(&file, request.key);
                     let took = began.elapsed();
                     drop(state);
@@ -178,7 +178,7 @@ impl Shared {
     ) -> Result<(Box<dyn Pin>, u64), Refusal> {
         let before = self.current_generation(file).map_err(|_| Refusal::Changed)?;
         let mapping = file.mapping().map_err(|why| Refusal::Refused(why.to_string(), false))?;
-        let began = clock::now();
+        let began = monotonic_now();
         let pin = self
             .pinner
             .pin(mapping.address(from), page_up(len) as usize)

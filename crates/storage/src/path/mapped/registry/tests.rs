@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::source::file::FileAccess;
-use forebay_io::gpu::cuda::CudaError;
+use forebay_io::CudaError;
+use forebay_io::{drop_cached, warm_cache};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -208,7 +209,7 @@ fn a_system_that_pins_no_more_is_taken_at_its_word() {
 fn what_is_not_cached_is_declined() {
     let bench = Bench::new(2, 8, Books::default());
     let file = bench.open();
-    let gone = cache::drop(&file.target.file, 0, 0).unwrap();
+    let gone = drop_cached(&file.target.file, 0, 0).unwrap();
     if gone.pages > 0 {
         eprintln!("skipped: pages of this file system stay cached ({gone:?})");
         return;
@@ -216,7 +217,7 @@ fn what_is_not_cached_is_declined() {
     assert_eq!(bench.settle(&file, 1, true), Phase::Declined);
     assert_eq!((bench.pinned(), bench.registry().report().uncached), (0, 1));
     // Once it was read, it is worth another look.
-    cache::warm(&file.target.file).unwrap();
+    warm_cache(&file.target.file).unwrap();
     assert!(!bench.registry().pays(&file, 1, WINDOW, true));
     assert!(bench.registry().pays(&file, 1, 1, true));
     assert_eq!(bench.settle(&file, 1, true), Phase::Ready);

@@ -2,10 +2,7 @@
 
 use super::NvmeTcpQueue;
 use super::ABORT_WITHIN;
-use forebay_io::queue::Done;
-use forebay_io::queue::Fault;
-use forebay_io::queue::Op;
-use forebay_io::reactor::Reactor;
+use forebay_io::{Done, Fault, Op, Reactor};
 use std::time::Duration;
 use std::time::Instant;
 
