@@ -23,7 +23,7 @@ pub enum Stores {
     Streamed,
 }
 
-/// True if `guarded` can survive a fault on this processor.
+/// True if `guarded_copy` can survive a fault on this processor.
 pub const GUARDED_COPIES: bool = cfg!(all(target_arch = "x86_64", not(miri)));
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -438,10 +438,10 @@ mod imp {
         unsafe { forebay_copy_begin(to.add(done), from.add(done), bytes - done) }
     }
 
-    /// As `guarded`, for a line at least: `rep movsb` takes longer to begin than a short row takes to copy.
+    /// As `guarded_copy`, for a line at least: `rep movsb` takes longer to begin than a short row takes to copy.
     ///
     /// # Safety
-    /// As for `guarded`; the processor has the vectors of `copy`.
+    /// As for `guarded_copy`; the processor has the vectors of `copy`.
     #[inline]
     unsafe fn guarded_short(to: *mut u8, from: *const u8, bytes: usize, copy: Lines) -> usize {
         let (lines, odd) = (bytes / LINE, bytes % LINE);
@@ -535,7 +535,7 @@ mod imp {
         0
     }
 
-    /// Never called, as `guarded`.
+    /// Never called, as `guarded_copy`.
     ///
     /// # Safety
     /// As on x86-64.

@@ -25,7 +25,7 @@ pub fn settle_thread_in(cpu: Option<u32>, numa: Option<u32>) -> Result<(), Error
 /// The calling thread as a worker of this job: where it runs, where its memory lies, and how soon its I/Os come to the device.
 ///
 /// # Errors
-/// As `settle_in` and `spread_over`; a priority may need a privilege.
+/// As `settle_thread_in` and `spread_over`; a priority may need a privilege.
 pub fn settle_thread_as(job: &JobSpec, cpu: Option<u32>) -> Result<(), Error> {
     settle_thread_in(cpu, job.numa)?;
     spread_over(job.numa_interleave.as_deref())?;

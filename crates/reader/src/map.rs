@@ -13,7 +13,7 @@ const ROWS_PER_WINDOW_MIN: u64 = 32;
 /// Interval at which the cached state of a window that rows are copied from is checked.
 const LOOKED_EVERY: Duration = Duration::from_secs(1);
 
-/// The whole file, for reading by `copy::guarded` alone.
+/// The whole file, for reading by `guarded_copy` alone.
 pub(super) struct Map {
     pub mapping: Arc<FileMapping>,
     pub bytes: u64,

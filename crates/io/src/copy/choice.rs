@@ -11,7 +11,7 @@ use std::time::Duration;
 const ROUNDS: u32 = 6;
 /// A round copies this many bytes at least, or the clock would be part of the result.
 const ROUND_BYTES: usize = 1 << 20;
-/// Shorter copies have one way only (`guarded`).
+/// Shorter copies have one way only (`guarded_copy`).
 const SHORT_BYTES_MIN: usize = 32 << 10;
 /// Buffers of this size and more don't stay in a core's own cache (1 to 2 MiB on current server CPUs) together with what
 /// is read: stores past the cache may then be faster.

@@ -9,7 +9,7 @@ fn mapped(bytes: usize) -> (std::fs::File, *mut u8, Vec<u8>) {
     let content: Vec<u8> = (0..bytes).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 24) as u8).collect();
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&content).unwrap();
-    // SAFETY: a fresh mapping of our own file, read only through `guarded`.
+    // SAFETY: a fresh mapping of our own file, read only through `guarded_copy`.
     let map = unsafe {
         libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
     };

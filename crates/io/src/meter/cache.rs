@@ -43,7 +43,7 @@ pub fn cache_residency(file: &File, offset: u64, len: u64) -> Result<f64, Reason
     cache_resident(file, offset, len)?.share().ok_or_else(|| "the range holds no pages".into())
 }
 
-/// `residency` in pages.
+/// `cache_residency` in pages.
 pub fn cache_resident(file: &File, offset: u64, len: u64) -> Result<Resident, Reason> {
     let range = PageRange::within(file, offset, len)?;
     if range.of == 0 {

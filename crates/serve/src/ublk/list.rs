@@ -55,7 +55,7 @@ pub fn ublk_devices() -> Result<Vec<Device>, Error> {
 /// The first device that waits for a daemon over a volume of that `identity`.
 ///
 /// # Errors
-/// Of `devices`.
+/// Of `ublk_devices`.
 pub(crate) fn waiting(identity: u64) -> Result<Option<u32>, Error> {
     let waits = |d: &Device| matches!(d.state, "waiting" | "failing") && d.identity == identity;
     Ok(ublk_devices()?.into_iter().find(waits).map(|d| d.id))

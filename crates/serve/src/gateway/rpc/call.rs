@@ -25,10 +25,10 @@ pub fn call_gateway(path: &Path, method: &str, params: &Map<String, Value>) -> R
     call_while(path, method, params, &mut || true)
 }
 
-/// As `call`, and asks `go_on` a few times a second, and after each signal, whether to wait on.
+/// As `call_gateway`, and asks `go_on` a few times a second, and after each signal, whether to wait on.
 ///
 /// # Errors
-/// Those of `call`; `Run`: it was told not to go on.
+/// Those of `call_gateway`; `Run`: it was told not to go on.
 pub(crate) fn call_while(
     path: &Path,
     method: &str,

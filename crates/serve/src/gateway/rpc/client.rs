@@ -26,7 +26,7 @@ pub enum Asked {
 /// Runs `forebay snap rpc WORDS`, and returns the answer, or help. `go_on`: as `call_while` has it.
 ///
 /// # Errors
-/// Those of `parse` and `call_while`.
+/// Those of `parse_rpc` and `call_while`.
 pub fn run_rpc(words: &[String], go_on: &mut dyn FnMut() -> bool) -> Result<String, Error> {
     match parse_rpc(words)? {
         Asked::Help(text) => Ok(text),

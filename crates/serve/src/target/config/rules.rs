@@ -119,7 +119,7 @@ pub(super) fn known(nqn: &str, field: &str, given: &[String], all: &[&str]) -> R
 /// The CPUs that threads stay on, in turn, of a configuration's list; none: anywhere.
 ///
 /// # Errors
-/// As of `threads::named`.
+/// As of `named_cpus`.
 pub(crate) fn cpus(list: &str) -> Result<Vec<u32>, Error> {
     match list.is_empty() {
         true => Ok(Vec::new()),

@@ -1,5 +1,5 @@
 //! The file's mapping, and pages of it that the GPU may read. No byte of the
-//! mapping is touched by the CPU but through `copy::guarded`, so that a file that
+//! mapping is touched by the CPU but through `guarded_copy`, so that a file that
 //! shrinks under it can't end the process by SIGBUS.
 
 #![allow(unsafe_code, reason = "reading a mapping of a file")]

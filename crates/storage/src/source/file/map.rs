@@ -241,7 +241,7 @@ impl Map {
 /// `from` lies in a mapping of `len` bytes or more, whose pages may be gone; the I/O's memory holds as many.
 unsafe fn copy_all(io: &Io, mut from: *const u8, len: usize, stores: CopyStores) -> bool {
     for piece in io.mem.each(len) {
-        // SAFETY: the caller's promise. A page that is gone makes the copy stop, which is what `guarded` is for.
+        // SAFETY: the caller's promise. A page that is gone makes the copy stop, which is what `guarded_copy` is for.
         if unsafe { guarded_copy(piece.at.as_ptr(), from, piece.len, stores) } > 0 {
             return false;
         }
