@@ -93,7 +93,7 @@ impl ChecksumSpec {
 }
 
 /// Sums up the files. `go_on` is asked some twenty times a second; false ends it with an error.
-pub fn run(spec: &ChecksumSpec, go_on: &mut dyn FnMut() -> bool) -> Result<ChecksumRecord, Error> {
+pub fn run_checksum(spec: &ChecksumSpec, go_on: &mut dyn FnMut() -> bool) -> Result<ChecksumRecord, Error> {
     let sources = spec.files.iter().map(|name| Source::open(name)).collect::<Result<Vec<_>, _>>()?;
     let asked = monotonic_now();
     let (device, reason) = place(spec)?;
@@ -122,13 +122,13 @@ pub fn run(spec: &ChecksumSpec, go_on: &mut dyn FnMut() -> bool) -> Result<Check
 }
 
 /// CRC32C of bytes whose checksum is `before`, followed by `bytes`.
-pub fn of_bytes(before: u32, bytes: &[u8]) -> u32 {
+pub fn checksum_bytes(before: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(before, bytes)
 }
 
 /// Returns the checksum of `bytes` of GPU memory from `address` on, after what is queued on `stream`, its owner's. The
 /// memory is checked to be that GPU's.
-pub fn of_device_memory(gpu: u32, address: u64, bytes: u64, stream: u64) -> Result<u32, Error> {
+pub fn checksum_device_memory(gpu: u32, address: u64, bytes: u64, stream: u64) -> Result<u32, Error> {
     let device = CudaDevice::open(gpu)?;
     forebay_io::GpuCrc32c::open(&device)?.of(
         &forebay_io::CudaStream::borrowed(&device, stream),
@@ -348,7 +348,9 @@ mod tests {
         let files = vec![file.path().display().to_string()];
         let run = move || {
             forbid_threads(libc::EAGAIN);
-            super::run(&ChecksumSpec { files, gpu: None, host: true, workers: Some(3) }, &mut || true)
+            super::run_checksum(&ChecksumSpec { files, gpu: None, host: true, workers: Some(3) }, &mut || {
+                true
+            })
         };
         let error = std::thread::spawn(run).join().expect("no panic").unwrap_err();
         assert_eq!((error.kind, error.asked.as_str()), (Kind::Machine, "‹workers› 3"));

@@ -40,7 +40,7 @@ pub struct Progress {
 /// Runs the phases. `observe` answers whether to go on: a first no ends the run and cleans
 /// up, a second one ends the cleaning too. An error is returned only while nothing was
 /// made; later ones are in the record.
-pub fn run(
+pub fn run_files(
     spec: &FilesSpec,
     id: &str,
     observe: &mut dyn FnMut(&Progress) -> bool,

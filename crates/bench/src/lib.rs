@@ -5,9 +5,9 @@
 
 mod batches;
 mod calibration;
-pub mod checksum;
-pub mod doctor;
-pub mod files;
+mod checksum;
+mod doctor;
+mod files;
 mod fleet;
 mod flow;
 mod host_capacity;
@@ -17,22 +17,41 @@ mod minimum_rate;
 mod pause;
 mod prediction;
 mod purpose;
-pub mod record;
+mod record;
 mod replay;
-pub mod requirements;
+mod requirements;
 mod run;
-pub mod run_kit;
+mod run_kit;
 mod schedule;
 mod series;
 mod share;
-pub mod verify;
-pub mod virtual_time;
-pub mod warnings;
+mod verify;
+mod virtual_time;
+mod warnings;
 mod watchdog;
 mod worker;
-pub mod worker_setup;
+mod worker_setup;
 
 pub use forebay_model::{Error, Kind};
-pub use record::Outcome;
-pub use run::{check, plan, run, Plan, PlannedTarget};
-pub use run_kit::{Observer, Phase, Progress, TargetRate, WorkerRate};
+
+// Runs of a job, and what is told of them meanwhile.
+pub use record::{compose_record, staged_reason, Context as RecordContext, Outcome};
+pub use requirements::{all_direct, requirements_of_job, requirements_of_record};
+pub use run::{check_job, plan_job, run_job, Plan, PlannedTarget};
+pub use virtual_time::{no_machine, virtual_path_of};
+pub use warnings::session_warnings;
+
+// The kit that other runs are made of: threads, what they count, and what they set up.
+pub use run_kit::run_thread::with_run_thread;
+pub use run_kit::{
+    guarded, Meters, Observer, Phase, Progress, Ran as RanWindow, Readings, Resources, Shared,
+    Stop as TeamStop, Tally, TargetRate, Team, Threads, WorkerRate, WorkerSpec, READ as TALLY_READ,
+    WRITE as TALLY_WRITE,
+};
+pub use verify::{Contents, Ended as VerifyEnded, NameOf, Part as VerifyPart, VerifyTask};
+pub use worker_setup::{check_memory, reactor_for, Memory as WorkerMemory};
+
+// Checksums, operations on many files, and doctor.
+pub use checksum::{checksum_bytes, checksum_device_memory, run_checksum, ChecksumRecord, ChecksumSpec};
+pub use doctor::{ask_cufile, examine_machine, gds_verdict};
+pub use files::{run_files, Progress as FilesProgress};

@@ -14,7 +14,7 @@ use forebay_model::job::JobSpec;
 use forebay_model::job::PathKind;
 use forebay_model::record::*;
 use forebay_model::series::Point;
-pub use forebay_model::units::BYTES_PER_GIB as GIB;
+pub(crate) use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{stats, Error, Latency};
 use forebay_storage::{
     judge_gds_run, CuFileSession, Destination, Ends, MappedRegistry, NvmeConnection, Paths, Target,
@@ -65,7 +65,7 @@ pub(crate) fn pattern_of(job: &JobSpec) -> String {
 }
 
 /// Its warnings are what only the run knows; whoever completes the record has the rest judged.
-pub fn compose(context: Context, runs: &[Ran]) -> RunRecord {
+pub fn compose_record(context: Context, runs: &[Ran]) -> RunRecord {
     let mut missing = BTreeMap::new();
     let cache = cache_state(&context, runs, &mut missing);
     let mut ran = paths_of(&context, runs);

@@ -13,7 +13,7 @@ use forebay_storage::{Ends, FaultPlan, Looked, Paths, SourcePlan, Target};
 const PIN_LIMIT_MIN: u64 = 1 << 20;
 
 /// Checks options for contradictions that don't depend on the source.
-pub fn of_job(job: &JobSpec) -> Result<(), Error> {
+pub fn requirements_of_job(job: &JobSpec) -> Result<(), Error> {
     let polls = if job.iopoll { "‹iopoll›" } else { "‹sqpoll›" };
     let refusals = [
         (
@@ -151,7 +151,7 @@ pub(crate) fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error>
 }
 
 /// The error if a finished run didn't meet a requirement.
-pub fn of_record(job: &JobSpec, record: &RunRecord) -> Option<Error> {
+pub fn requirements_of_record(job: &JobSpec, record: &RunRecord) -> Option<Error> {
     let (result, path) = (&record.result, &record.path);
     if result.seconds <= 0.0 && !result.interrupted {
         return Some(Error::run(

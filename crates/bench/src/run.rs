@@ -47,8 +47,8 @@ pub struct PlannedTarget {
 }
 
 /// Checks everything that can be checked without changing anything, and returns the resolved job.
-pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
-    check(job)?;
+pub fn plan_job(job: &JobSpec) -> Result<Plan, Error> {
+    check_job(job)?;
     let replay = replay::prepare(job)?;
     let job = replay.as_ref().map_or(job, |replay| &replay.job);
     let looked = examine(&purpose::of_job(job, workers_most())?)?;
@@ -135,9 +135,9 @@ fn buffers(job: &JobSpec, paths: &[&'static dyn DataPath]) -> Result<(u64, u64),
 }
 
 /// Checks the job for errors that are independent of the machine, including options of the engine.
-pub fn check(job: &JobSpec) -> Result<(), Error> {
+pub fn check_job(job: &JobSpec) -> Result<(), Error> {
     job.check()?;
-    requirements::of_job(job)?;
+    requirements::requirements_of_job(job)?;
     job.power.iter().try_for_each(|name| PowerMeterName::parse(name).map(|_| ()))?;
     job.source_uris()?.iter().try_for_each(|source| {
         let uri = Uri::parse(source)?;
@@ -155,12 +155,12 @@ fn with_a_worker_each(job: &JobSpec) -> JobSpec {
 }
 
 /// Runs the job. An error means that nothing was measured; a failure midway is part of the outcome.
-pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
-    run_thread::with(observer, |word| run_job(job, command, word))
+pub fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
+    run_thread::with_run_thread(observer, |word| run_watched(job, command, word))
 }
 
-fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
-    check(job)?;
+fn run_watched(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
+    check_job(job)?;
     let replay = replay::prepare(job)?;
     let job = &with_a_worker_each(replay.as_ref().map_or(job, |replay| &replay.job));
     let started = wall_seconds();
@@ -204,7 +204,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
         resident_before,
         resident_after,
     };
-    let mut record = record::compose(context, &runs);
+    let mut record = record::compose_record(context, &runs);
     let off_model = prediction::judge(&job, &looked.plans, &runs, &mut record);
     forebay_model::warnings::add(&mut record);
     // What was measured is kept, whatever becomes of the list of files.
@@ -352,5 +352,5 @@ fn failure_of(job: &JobSpec, record: &RunRecord) -> Option<Error> {
         let found = format!("{} I/Os failed; {examples}", errors.failed);
         return Some(Error::run(asked, found, forebay_model::warnings::look_for_reason(record)));
     }
-    requirements::of_record(job, record)
+    requirements::requirements_of_record(job, record)
 }

@@ -76,7 +76,7 @@ pub(crate) fn run(
         forebay: current_build(),
         environment: gather_environment(&[]),
         job: job_ran,
-        path: path_of(job.path, &model, "the path itself costs"),
+        path: virtual_path_of(job.path, &model, "the path itself costs"),
         cufile: None,
         cache: CacheState { policy: "none".into(), ..CacheState::default() },
         result,
@@ -222,7 +222,7 @@ fn refuse_what_time_cannot_show(job: &JobSpec) -> Result<(), Error> {
 }
 
 /// `free`: what costs nothing there.
-pub fn path_of(path: PathKind, model: &DriveModel, free: &str) -> PathRan {
+pub fn virtual_path_of(path: PathKind, model: &DriveModel, free: &str) -> PathRan {
     PathRan {
         ran: Paths::find(path).map_or("host", |path| path.name()).into(),
         requested: Paths::name_of(path).into(),

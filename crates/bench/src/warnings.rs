@@ -19,12 +19,12 @@ pub(crate) fn of_runs(runs: &[Ran], session: Option<&CuFileSession>) -> Vec<Warn
         };
         warn(&mut list, "content_on_host", text, next);
     }
-    list.extend(session.into_iter().flat_map(of_session));
+    list.extend(session.into_iter().flat_map(session_warnings));
     list
 }
 
 /// Warnings that cuFile gave during the run.
-pub fn of_session(session: &CuFileSession) -> Vec<Warning> {
+pub fn session_warnings(session: &CuFileSession) -> Vec<Warning> {
     let mut list = Vec::new();
     if session.driver().forces_compat() == Some(true) {
         let text = "force_compat_mode is on: cuFile doesn't try to go direct".into();

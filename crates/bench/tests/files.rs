@@ -1,6 +1,6 @@
 //! The metadata phases on a real file system.
 
-use forebay_bench::files::{run, Progress};
+use forebay_bench::{run_files, FilesProgress};
 use forebay_io::CpuTimes;
 use forebay_model::files::{Cache, FilesRecord, FilesSpec, Phase};
 use forebay_model::{Kind, Latency};
@@ -19,7 +19,7 @@ fn spec(directory: &Path) -> FilesSpec {
 }
 
 fn quietly(spec: &FilesSpec) -> FilesRecord {
-    run(spec, "0123456789abcdef", &mut |_| true).unwrap()
+    run_files(spec, "0123456789abcdef", &mut |_| true).unwrap()
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn mkdir_makes_as_many_directories_as_files_and_nothing_is_left() {
         let root = home.path().join("forebay-files-0123456789abcdef");
         let mut most = 0;
         let spec = FilesSpec { phases: phases.clone(), ..spec(home.path()) };
-        let record = run(&spec, "0123456789abcdef", &mut |p: &Progress| {
+        let record = run_files(&spec, "0123456789abcdef", &mut |p: &FilesProgress| {
             if p.phase == "cleanup" && p.done == 0 {
                 let parents = fs::read_dir(&root).unwrap().map(|d| d.unwrap().path());
                 let made = parents.flat_map(|d| fs::read_dir(d).unwrap().map(|e| e.unwrap().path()));
@@ -85,7 +85,7 @@ fn what_somebody_put_into_a_directory_of_mkdirs_stays() {
     let root = home.path().join("forebay-files-0123456789abcdef");
     let theirs = root.join("d0001").join("m00000001").join("precious");
     let spec = FilesSpec { phases: vec![Phase::Mkdir], ..spec(home.path()) };
-    let record = run(&spec, "0123456789abcdef", &mut |p: &Progress| {
+    let record = run_files(&spec, "0123456789abcdef", &mut |p: &FilesProgress| {
         if p.phase == "cleanup" && !theirs.exists() {
             fs::write(&theirs, "mine").unwrap();
         }
@@ -107,7 +107,7 @@ fn a_file_moved_under_a_name_of_ours_is_not_removed() {
         let spec = FilesSpec { phases: phases.clone(), ..spec(home.path()) };
         let root = home.path().join("forebay-files-0123456789abcdef");
         let taken = root.join("d0001").join("f00000001");
-        let record = run(&spec, "0123456789abcdef", &mut |p: &Progress| {
+        let record = run_files(&spec, "0123456789abcdef", &mut |p: &FilesProgress| {
             if ["delete", "cleanup"].contains(&p.phase) && users.exists() {
                 fs::rename(&users, &taken).unwrap();
             }
@@ -143,7 +143,7 @@ fn files_have_the_size_and_spread_asked_for() {
     let job =
         FilesSpec { directories: Some(3), files: 600, sync: true, file_bytes: 3000, ..spec(home.path()) };
     // The observer is called before each phase too: it looks at what lies there then.
-    run(&job, "seen", &mut |p: &Progress| {
+    run_files(&job, "seen", &mut |p: &FilesProgress| {
         if p.phase == "stat" && p.done == 0 {
             let root = home.path().join("forebay-files-seen");
             let files = fs::read_dir(&root)
@@ -166,14 +166,14 @@ fn a_directory_that_exists_is_refused_and_kept() {
     let taken = home.path().join("forebay-files-taken");
     fs::create_dir(&taken).unwrap();
     fs::write(taken.join("precious"), "mine").unwrap();
-    let error = run(&spec(home.path()), "taken", &mut |_| true).unwrap_err();
+    let error = run_files(&spec(home.path()), "taken", &mut |_| true).unwrap_err();
     assert_eq!(error.kind, Kind::Request);
     assert!(taken.join("precious").exists());
 }
 
 #[test]
 fn a_missing_directory_is_named_with_what_to_type() {
-    let error = run(&spec(Path::new("/nowhere/at/all")), "x", &mut |_| true).unwrap_err();
+    let error = run_files(&spec(Path::new("/nowhere/at/all")), "x", &mut |_| true).unwrap_err();
     assert_eq!((error.kind, error.next.as_str()), (Kind::Request, "mkdir -p /nowhere/at/all"));
 }
 
@@ -181,7 +181,7 @@ fn a_missing_directory_is_named_with_what_to_type() {
 fn more_than_the_disk_holds_is_refused_before_anything_is_made() {
     let home = tempfile::tempdir().unwrap();
     let job = FilesSpec { files: 1_000_000, file_bytes: 1 << 40, ..spec(home.path()) };
-    let error = run(&job, "x", &mut |_| true).unwrap_err();
+    let error = run_files(&job, "x", &mut |_| true).unwrap_err();
     assert_eq!(error.kind, Kind::Machine);
     assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
 }
@@ -194,7 +194,7 @@ fn long(directory: &Path) -> FilesSpec {
 #[test]
 fn stopping_keeps_the_measured_part_and_cleans_up() {
     let home = tempfile::tempdir().unwrap();
-    let record = run(&long(home.path()), "x", &mut |p| p.phase == "cleanup" || p.done == 0).unwrap();
+    let record = run_files(&long(home.path()), "x", &mut |p| p.phase == "cleanup" || p.done == 0).unwrap();
     assert!(record.interrupted);
     assert_eq!(record.phases.len(), 1);
     assert!(record.phases[0].files > 0 && !record.phases[0].complete);
@@ -205,7 +205,7 @@ fn stopping_keeps_the_measured_part_and_cleans_up() {
 #[test]
 fn a_no_before_a_phase_begins_keeps_it_from_touching_anything() {
     let home = tempfile::tempdir().unwrap();
-    let record = run(&spec(home.path()), "x", &mut |p| p.phase != "stat").unwrap();
+    let record = run_files(&spec(home.path()), "x", &mut |p| p.phase != "stat").unwrap();
     assert!(record.interrupted);
     let files: Vec<_> = record.phases.iter().map(|p| (p.phase, p.files)).collect();
     assert_eq!(files, [(Phase::Create, 101), (Phase::Stat, 0)]);
@@ -215,7 +215,7 @@ fn a_no_before_a_phase_begins_keeps_it_from_touching_anything() {
 #[test]
 fn stopping_the_cleaning_too_names_what_is_left() {
     let home = tempfile::tempdir().unwrap();
-    let record = run(&long(home.path()), "x", &mut |p| p.phase != "cleanup" && p.done == 0).unwrap();
+    let record = run_files(&long(home.path()), "x", &mut |p| p.phase != "cleanup" && p.done == 0).unwrap();
     let left = record.left.expect("something is left");
     assert!(left.contains("forebay-files-x") && left.contains("interrupted"), "{left}");
 }
@@ -224,7 +224,7 @@ fn stopping_the_cleaning_too_names_what_is_left() {
 fn what_others_put_there_is_never_removed() {
     let home = tempfile::tempdir().unwrap();
     let root = home.path().join("forebay-files-x");
-    let record = run(&long(home.path()), "x", &mut |p| {
+    let record = run_files(&long(home.path()), "x", &mut |p| {
         fs::write(root.join("d0000/precious"), "mine").unwrap();
         p.phase == "cleanup" || p.done == 0
     })
@@ -238,7 +238,7 @@ fn a_file_that_vanishes_ends_the_run_with_its_name() {
     let home = tempfile::tempdir().unwrap();
     let root = home.path().join("forebay-files-x");
     let job = FilesSpec { file_bytes: 1, cache: Cache::Allow, ..spec(home.path()) };
-    let record = run(&job, "x", &mut |p| {
+    let record = run_files(&job, "x", &mut |p| {
         if p.phase == "stat" && p.done == 0 {
             fs::remove_file(root.join("d0000/f00000000")).unwrap();
         }
@@ -256,7 +256,7 @@ fn a_file_that_vanishes_ends_the_run_with_its_name() {
 fn what_an_observer_does_is_no_cost_of_a_phase() {
     let home = tempfile::tempdir().unwrap();
     let spent = || CpuTimes::of_thread().total_s();
-    let record = run(&spec(home.path()), "x", &mut |p: &Progress| {
+    let record = run_files(&spec(home.path()), "x", &mut |p: &FilesProgress| {
         // As one that is held up, but to be seen: it works.
         let from = spent();
         while p.phase == "stat" && p.done == 0 && spent() < from + 1.0 {}
@@ -271,13 +271,13 @@ fn what_an_observer_does_is_no_cost_of_a_phase() {
 /// Runs `spec` where the system refuses threads from the first time on that the phase of this name is observed.
 fn without_threads(spec: FilesSpec, from: &'static str) -> FilesRecord {
     let mut is_forbidden = false;
-    let mut observe = move |progress: &Progress| {
+    let mut observe = move |progress: &FilesProgress| {
         if progress.phase == from && !std::mem::replace(&mut is_forbidden, true) {
             forbid_threads(libc::EAGAIN);
         }
         true
     };
-    let run = move || run(&spec, "0123456789abcdef", &mut observe).unwrap();
+    let run = move || run_files(&spec, "0123456789abcdef", &mut observe).unwrap();
     std::thread::spawn(run).join().expect("no panic")
 }
 

@@ -1,7 +1,7 @@
 //! An observer that is held up, as by a terminal that takes nothing. Alone in its process: it looks for the workers'
 //! threads, and for the process's own time.
 
-use forebay_bench::{run, Observer, Phase, Progress};
+use forebay_bench::{run_job, Observer, Phase, Progress};
 use forebay_model::job::JobSpec;
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,7 @@ fn a_held_up_observer_takes_nothing_from_the_meters() {
         ..JobSpec::default()
     };
     let mut observer = Held::default();
-    let record = run(&job, Vec::new(), &mut observer).unwrap().record;
+    let record = run_job(&job, Vec::new(), &mut observer).unwrap().record;
     assert!(observer.held, "the observer was never told of the warm-up");
     assert_eq!(record.result.repeats.len(), 2);
     for (n, repeat) in record.result.repeats.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Findings of a hostile reading of the engine, each as a run through the public face.
 
-use forebay_bench::{run, Observer, Outcome, Progress};
+use forebay_bench::{run_job, Observer, Outcome, Progress};
 use forebay_model::job::{Cache, JobSpec, Op};
 use forebay_model::{Error, Kind};
 use std::fs;
@@ -18,7 +18,7 @@ impl Observer for Quiet {
 }
 
 fn go(job: &JobSpec) -> Result<Outcome, Error> {
-    run(job, vec!["test".into()], &mut Quiet)
+    run_job(job, vec!["test".into()], &mut Quiet)
 }
 
 /// One pass over the source, through the page cache, so that any file system will do.
@@ -107,7 +107,7 @@ fn a_file_moved_under_our_name_while_files_are_made_stays_the_users() {
         // Long enough in the making for whoever moves it: a thread that looks every now and then.
         let wanted = JobSpec { create: true, file_bytes: Some(128 << 20), ..job(&ours) };
         let mut moving = Moving { users: &users, ours: &ours, ends };
-        let error = run(&wanted, vec!["test".into()], &mut moving).unwrap_err();
+        let error = run_job(&wanted, vec!["test".into()], &mut moving).unwrap_err();
         assert!(!users.exists(), "it was moved: {error}");
         assert!(fs::read(&ours).unwrap() == precious, "the user's file is as it was");
         if !ends {
@@ -498,7 +498,7 @@ fn whoever_watches_is_told_what_is_waited_for_when_the_time_is_over() {
         ..job("nil:")
     };
     let mut listener = Listener::default();
-    let outcome = run(&late, Vec::new(), &mut listener).unwrap();
+    let outcome = run_job(&late, Vec::new(), &mut listener).unwrap();
     assert!(outcome.record.result.late > 0);
     assert!(listener.0.iter().any(|said| said.contains("waiting for I/Os")), "{:?}", listener.0);
 }

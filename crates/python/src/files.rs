@@ -1,7 +1,7 @@
 //! `_core.files`: the metadata phases, watched from Python.
 
 use crate::{json, raise};
-use forebay_bench::files;
+use forebay_bench::{run_files, FilesProgress};
 use forebay_model::files::FilesSpec;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 pub fn run(py: Python<'_>, spec: &str, id: &str, observer: Option<Py<PyAny>>) -> PyResult<String> {
     let spec = FilesSpec::from_json(spec).map_err(|error| raise(py, error))?;
     let mut broken: Option<PyErr> = None;
-    let mut observe = |progress: &files::Progress| match tell(observer.as_ref(), progress) {
+    let mut observe = |progress: &FilesProgress| match tell(observer.as_ref(), progress) {
         Ok(()) => true,
         Err(error) => {
             if !Python::attach(|py| error.is_instance_of::<PyKeyboardInterrupt>(py)) {
@@ -22,14 +22,14 @@ pub fn run(py: Python<'_>, spec: &str, id: &str, observer: Option<Py<PyAny>>) ->
             false
         }
     };
-    let record = py.detach(|| files::run(&spec, id, &mut observe));
+    let record = py.detach(|| run_files(&spec, id, &mut observe));
     match broken {
         Some(error) => Err(error),
         None => json(py, &record.map_err(|error| raise(py, error))?),
     }
 }
 
-fn tell(observer: Option<&Py<PyAny>>, progress: &files::Progress) -> PyResult<()> {
+fn tell(observer: Option<&Py<PyAny>>, progress: &FilesProgress) -> PyResult<()> {
     Python::attach(|py| {
         py.check_signals()?;
         match observer {

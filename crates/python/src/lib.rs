@@ -19,7 +19,7 @@ mod service;
 mod simulate;
 mod source_reader;
 
-use forebay_bench::doctor;
+use forebay_bench::{ask_cufile, examine_machine};
 use forebay_io::search_python_packages;
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::files::FilesSpec;
@@ -125,7 +125,7 @@ fn run(py: Python<'_>, job: &str, command: Vec<String>, observer: Option<Py<PyAn
     let job = JobSpec::from_json(job).map_err(|error| raise(py, error))?;
     stop_requested().store(false, Ordering::Relaxed);
     let mut watcher = Watcher::new(observer);
-    let outcome = py.detach(|| forebay_bench::run(&job, command, &mut watcher));
+    let outcome = py.detach(|| forebay_bench::run_job(&job, command, &mut watcher));
     let outcome = outcome.map_err(|error| watcher.interruption().unwrap_or_else(|| raise(py, error)))?;
     ended(py, outcome.record, outcome.failure, watcher.interruption())
 }
@@ -267,14 +267,14 @@ fn tables(py: Python<'_>) -> PyResult<String> {
 /// Returns the plan of `run`. Touches nothing.
 #[pyfunction]
 fn plan(py: Python<'_>, job: &str) -> PyResult<String> {
-    let planned = JobSpec::from_json(job).and_then(|job| py.detach(|| forebay_bench::plan(&job)));
+    let planned = JobSpec::from_json(job).and_then(|job| py.detach(|| forebay_bench::plan_job(&job)));
     json(py, &planned.map_err(|error| raise(py, error))?)
 }
 
 /// The job with its defaults.
 #[pyfunction]
 fn check(py: Python<'_>, job: &str) -> PyResult<String> {
-    let job = JobSpec::from_json(job).and_then(|job| forebay_bench::check(&job).map(|()| job));
+    let job = JobSpec::from_json(job).and_then(|job| forebay_bench::check_job(&job).map(|()| job));
     json(py, &job.map_err(|error| raise(py, error))?)
 }
 
@@ -322,14 +322,14 @@ fn features(py: Python<'_>) -> PyResult<String> {
 #[pyfunction]
 #[pyo3(name = "doctor", signature = (source, cufile_json=None))]
 fn examine(py: Python<'_>, source: Option<String>, cufile_json: Option<PathBuf>) -> PyResult<String> {
-    let report = py.detach(|| doctor::examine(source.as_deref(), cufile_json.as_deref()));
+    let report = py.detach(|| examine_machine(source.as_deref(), cufile_json.as_deref()));
     json(py, &report.map_err(|error| raise(py, error))?)
 }
 
 /// Returns cuFile's answers about its configuration. Loads libcufile and opens its driver.
 #[pyfunction]
 fn cufile_answers(py: Python<'_>) -> PyResult<String> {
-    json(py, &py.detach(doctor::cufile_answers).map_err(|error| raise(py, error))?)
+    json(py, &py.detach(ask_cufile).map_err(|error| raise(py, error))?)
 }
 
 /// The environment part of a record.

@@ -2,7 +2,7 @@
 
 mod properties;
 
-pub use properties::{ask, Answers};
+pub use properties::ask_cufile;
 
 use forebay_io::{python_packages, Check, CheckArea, CheckState, CudaPlaces, Roots};
 use serde::Serialize;

@@ -34,11 +34,11 @@ mod ublk;
 mod uring;
 mod verdict;
 
-pub use cufile::{ask as cufile_answers, Answers};
+pub use cufile::ask_cufile;
 pub(crate) use forebay_io::Check;
-pub use forebay_io::{GdsThrough, GdsVerdict, Roots, UsableGds, VerdictAnswer, VerdictCause, Verdicts};
-pub use report::{Report, SCHEMA};
-pub use verdict::{gds_verdict, path_verdicts};
+pub(crate) use forebay_io::{Roots, Verdicts};
+pub(crate) use report::{Report, SCHEMA};
+pub use verdict::gds_verdict;
 
 use cufile::Surroundings;
 use drives::DriveFacts;
@@ -50,7 +50,7 @@ use std::path::{Path, PathBuf};
 
 /// Examines this machine, and what `source` names. Fails only where the source can't be one
 /// or isn't there; whatever can't be found out is a check whose state is `unknown`.
-pub fn examine(source: Option<&str>, cufile_json: Option<&Path>) -> Result<Report, Error> {
+pub fn examine_machine(source: Option<&str>, cufile_json: Option<&Path>) -> Result<Report, Error> {
     if let Some(path) = cufile_json.filter(|p| !p.is_file()) {
         return Err(Error::request(
             "--cufile-json",

@@ -9,7 +9,7 @@ use forebay_io::Check;
 use forebay_model::record::Environment;
 use serde::Serialize;
 
-pub const SCHEMA: &str = "forebay.doctor/1";
+pub(crate) const SCHEMA: &str = "forebay.doctor/1";
 
 /// Schema `forebay.doctor/1`.
 #[derive(Clone, Debug, Serialize)]

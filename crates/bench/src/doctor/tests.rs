@@ -303,7 +303,7 @@ fn libudev_has_what_it_needs_only_with_both_files() {
 // promise: DOC-3
 #[test]
 fn every_check_that_does_not_work_says_why_and_every_id_is_used_once() {
-    for report in [Machine::new().examine(), examine(None, None).unwrap()] {
+    for report in [Machine::new().examine(), examine_machine(None, None).unwrap()] {
         let mut ids = BTreeSet::new();
         for check in &report.checks {
             assert!(ids.insert(&check.id), "{} twice", check.id);
@@ -321,7 +321,7 @@ fn every_check_that_does_not_work_says_why_and_every_id_is_used_once() {
 #[test]
 fn a_directory_is_examined_down_to_its_direct_io_and_left_empty() {
     let directory = tempfile::tempdir().unwrap();
-    let report = examine(directory.path().to_str(), None).unwrap();
+    let report = examine_machine(directory.path().to_str(), None).unwrap();
     let examined = &report.filesystems[0];
     assert!(examined.direct.is_some() && examined.filesystem.is_some());
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
@@ -335,7 +335,7 @@ fn nothing_that_is_not_a_file_needs_a_drive() {
         ("model:d7-ps1010", "source.model model:d7-ps1010"),
         ("vfio-user:/no/such.sock", "source.vfio_user /no/such.sock"),
     ] {
-        let report = examine(Some(source), None).unwrap();
+        let report = examine_machine(Some(source), None).unwrap();
         assert!(report.drives.is_empty());
         find(&report, id);
         assert_eq!(find(&report, "path.mapped").state, CheckState::NotApplicable);
@@ -347,7 +347,7 @@ fn nothing_that_is_not_a_file_needs_a_drive() {
 fn a_path_that_refuses_the_source_is_not_said_to_work_on_it() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let over = format!("model:d7-ps1010?over={}", file.path().display());
-    let report = examine(Some(&over), None).unwrap();
+    let report = examine_machine(Some(&over), None).unwrap();
     for path in ["path.mapped", "path.gds"] {
         let check = find(&report, path);
         assert_eq!(check.state, CheckState::NotApplicable);
@@ -358,7 +358,7 @@ fn a_path_that_refuses_the_source_is_not_said_to_work_on_it() {
 
 #[test]
 fn a_named_configuration_must_be_there() {
-    let error = examine(None, Some(Path::new("/no/such.json"))).unwrap_err();
+    let error = examine_machine(None, Some(Path::new("/no/such.json"))).unwrap_err();
     assert_eq!(error.kind, forebay_model::Kind::Request);
 }
 

@@ -21,7 +21,7 @@ pub fn gds_verdict(paths: &[PathBuf]) -> GdsVerdict {
 }
 
 /// The same for each path to a GPU.
-pub fn path_verdicts(paths: &[PathBuf]) -> Verdicts {
+pub(super) fn path_verdicts(paths: &[PathBuf]) -> Verdicts {
     let roots = Roots::host();
     let examine = |path: &PathBuf| filesystem::examine(&roots, path, filesystem::Trial::Read);
     let filesystems = paths.iter().filter_map(examine).collect();

@@ -17,7 +17,7 @@ const POLL: Duration = Duration::from_millis(200);
 
 /// Does `work` on a thread of its own, and shows its progress to `observer`. Returns when the work is over and the
 /// observer's last call has returned.
-pub fn with<W: Clone + Send, T: Send>(
+pub fn with_run_thread<W: Clone + Send, T: Send>(
     observer: &mut dyn Observer<W>,
     work: impl FnOnce(&mut dyn Observer<W>) -> Result<T, Error> + Send,
 ) -> Result<T, Error> {
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_run_goes_on_while_its_observer_is_held_up_and_shows_it_the_latest_alone() {
         let (mut observer, was_called, go) = slow();
-        let done = with(&mut observer, move |observer| {
+        let done = with_run_thread(&mut observer, move |observer| {
             observer.progress(&at(1.0));
             was_called.recv().unwrap();
             assert!(!observer.stop());
@@ -174,7 +174,7 @@ mod tests {
     fn an_observer_that_says_stop_is_heard() {
         let (mut observer, ..) = slow();
         observer.asks_to_stop = true;
-        let heard = with(&mut observer, |observer| {
+        let heard = with_run_thread(&mut observer, |observer| {
             while !observer.stop() {
                 thread::yield_now();
             }
@@ -187,6 +187,6 @@ mod tests {
     #[should_panic(expected = "the run's own")]
     fn a_panic_of_the_run_comes_through() {
         let (mut observer, ..) = slow();
-        let _ = with(&mut observer, |_| -> Result<(), Error> { panic!("the run's own") });
+        let _ = with_run_thread(&mut observer, |_| -> Result<(), Error> { panic!("the run's own") });
     }
 }

@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 const BEAT: Duration = Duration::from_millis(10);
 /// A standstill is seen from here on, beyond the rest of a beat. Under load, virtual machines were seen to miss both beats
 /// for up to 18 ms.
-pub const STANDSTILL_MIN: Duration = Duration::from_millis(30);
+pub(crate) const STANDSTILL_MIN: Duration = Duration::from_millis(30);
 /// The beginning of a standstill is known to this.
-pub const STANDSTILL_EXACT: Duration = BEAT;
+pub(crate) const STANDSTILL_EXACT: Duration = BEAT;
 /// Standstill that is seen where two threads can't tell, or the kernel doesn't tell how long one waited for a processor: a busy machine keeps none
 /// waiting for so long.
-pub const STANDSTILL: Duration = Duration::from_secs(1);
+pub(crate) const STANDSTILL: Duration = Duration::from_secs(1);
 const BEATS: usize = 2;
 /// Late beats of a thread that are kept until the other's have come.
 const LATE_KEPT: usize = 8;

@@ -189,12 +189,12 @@ fn a_plan_names_the_ways_that_are_open_and_the_memory_that_they_take() {
         let home = home();
         let source = file(&home, "f", 1 << 20);
         let job = JobSpec { workers: 2, depth: 2, io_bytes: 64 << 10, ..auto(&[&source]) };
-        let plan = forebay_bench::plan(&job).unwrap();
+        let plan = forebay_bench::plan_job(&job).unwrap();
         assert_eq!((plan.path, plan.paths), ("auto", vec!["gds", "mapped", "bounce"]));
         // Two slots of each worker in the GPU; beside them four of `mapped`, or two of `bounce`.
         assert_eq!((plan.buffer_bytes, plan.gpu_buffer_bytes), (2 * 4 * (64 << 10), 2 * 2 * (64 << 10)));
         let nothing = JobSpec { sources: vec!["nil:".into()], ..job };
-        assert_eq!(forebay_bench::plan(&nothing).unwrap().paths, ["bounce"]);
+        assert_eq!(forebay_bench::plan_job(&nothing).unwrap().paths, ["bounce"]);
     });
 }
 

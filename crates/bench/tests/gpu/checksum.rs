@@ -1,6 +1,6 @@
 //! Checksums of files that travel through pinned slots into GPU memory, against the host's.
 
-use forebay_bench::checksum::{self, ChecksumRecord, ChecksumSpec};
+use forebay_bench::{checksum_device_memory, run_checksum, ChecksumRecord, ChecksumSpec};
 use forebay_model::content;
 use forebay_model::Error;
 use forebay_model::Kind;
@@ -22,7 +22,7 @@ fn files(home: &Path) -> Vec<PathBuf> {
 fn go(files: &[PathBuf], gpu: Option<u32>) -> Result<ChecksumRecord, Error> {
     let files = files.iter().map(|f| f.display().to_string()).collect();
     let spec = ChecksumSpec { files, gpu, host: gpu.is_none(), workers: Some(3) };
-    checksum::run(&spec, &mut || true)
+    run_checksum(&spec, &mut || true)
 }
 
 fn sums(record: &ChecksumRecord) -> Vec<&str> {
@@ -55,7 +55,7 @@ fn a_gpu_that_was_asked_for_and_has_no_compiler_is_an_error_and_a_chosen_one_a_r
         assert_eq!(go(&files, Some(0)).unwrap_err().kind, Kind::Machine);
         let names = files.iter().map(|f| f.display().to_string()).collect();
         let spec = ChecksumSpec { files: names, gpu: None, host: false, workers: None };
-        let record = checksum::run(&spec, &mut || true).unwrap();
+        let record = run_checksum(&spec, &mut || true).unwrap();
         assert_eq!(record.computed_on, "host");
         assert!(record.reason.unwrap().contains("NVRTC"));
     });
@@ -79,11 +79,11 @@ fn a_copy_that_fails_ends_it_with_the_drivers_words() {
 fn memory_that_is_not_the_gpus_is_refused() {
     Scenario::new("checksum::memory_that_is_not_the_gpus_is_refused").run(|| {
         let here = vec![0u8; 4096];
-        let why = checksum::of_device_memory(0, here.as_ptr() as u64, 4096, 0).unwrap_err();
+        let why = checksum_device_memory(0, here.as_ptr() as u64, 4096, 0).unwrap_err();
         assert_eq!(why.kind, Kind::Request);
         let gpu = forebay_io::CudaDevice::open(0).unwrap();
         let memory = gpu.allocate(9).unwrap();
         gpu.write(memory.address(), b"123456789").unwrap();
-        assert_eq!(checksum::of_device_memory(0, memory.address(), 9, 0).unwrap(), 0xE306_9283);
+        assert_eq!(checksum_device_memory(0, memory.address(), 9, 0).unwrap(), 0xE306_9283);
     });
 }

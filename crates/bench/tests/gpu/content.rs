@@ -36,7 +36,7 @@ fn job(file: &Path, path: PathKind) -> JobSpec {
 }
 
 fn run(job: &JobSpec) -> Outcome {
-    forebay_bench::run(job, Vec::new(), &mut Nobody).unwrap()
+    forebay_bench::run_job(job, Vec::new(), &mut Nobody).unwrap()
 }
 
 fn with_a_file(body: impl FnOnce(&Path)) {

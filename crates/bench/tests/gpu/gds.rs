@@ -38,7 +38,7 @@ fn reading(source: &str) -> JobSpec {
 }
 
 fn run(job: &JobSpec) -> Result<Outcome, Error> {
-    forebay_bench::run(job, Vec::new(), &mut Nobody)
+    forebay_bench::run_job(job, Vec::new(), &mut Nobody)
 }
 
 fn record(job: &JobSpec) -> RunRecord {
@@ -504,7 +504,7 @@ fn what_cant_be_meant_is_refused_on_any_machine() {
         ("‹cufile›", JobSpec { path: PathKind::Host, cufile: CuFileMode::Batch, ..base() }),
         ("‹engine›", JobSpec { engine: forebay_model::job::Engine::Uring, ..base() }),
     ] {
-        let refused = forebay_bench::check(&job).unwrap_err();
+        let refused = forebay_bench::check_job(&job).unwrap_err();
         assert!(refused.kind == Kind::Request && refused.asked.starts_with(flag), "{refused}");
     }
 }

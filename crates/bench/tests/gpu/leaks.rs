@@ -1,7 +1,7 @@
 //! A process that runs many jobs holds no more after the last than after the first.
 
 use super::runs::{file, go, home, job};
-use forebay_bench::run;
+use forebay_bench::run_job;
 use forebay_model::job::{JobSpec, PathKind};
 use forebay_rigs::gpu::Scenario;
 use forebay_rigs::leaks::{assert_no_more_than, held};
@@ -43,7 +43,7 @@ fn runs_that_fail_give_back_all_that_they_took() {
             let first = held();
             // Some of these fail, whichever meets the ninth of something.
             for _ in 0..12 {
-                let outcome = run(&wanted, vec!["test".into()], &mut super::runs::Quiet);
+                let outcome = run_job(&wanted, vec!["test".into()], &mut super::runs::Quiet);
                 failed += usize::from(!outcome.is_ok_and(|o| o.failure.is_none()));
             }
             assert_no_more_than(&first, path);

@@ -1,7 +1,7 @@
 //! Whole jobs by `mapped` into a GPU: what they put there, what stays registered, and files that change meanwhile.
 
 use super::runs::{file, go, job, refused};
-use forebay_bench::{run, Observer, Progress};
+use forebay_bench::{run_job, Observer, Progress};
 use forebay_io::drop_cached;
 use forebay_model::job::{Cache, JobSpec, Op, PathKind};
 use forebay_model::record::{MappedRan, RunRecord};
@@ -198,7 +198,7 @@ fn a_file_that_changes_fails_the_run_and_leaves_nothing_registered() {
             };
             let mut at_work =
                 AtWork { twice: 64 * MIB, act: &|| act(&source), bytes: 0, silent: None, enough: 0 };
-            let outcome = run(&wanted, vec!["test".into()], &mut at_work).unwrap();
+            let outcome = run_job(&wanted, vec!["test".into()], &mut at_work).unwrap();
             let failure = outcome.failure.expect("it changed").to_string();
             assert!(failure.contains(words) && failure.contains("--path bounce"), "{words}: {failure}");
             assert!(outcome.record.result.bytes > 0 && ran(&outcome.record).stale >= 1);

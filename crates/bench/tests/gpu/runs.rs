@@ -1,6 +1,6 @@
 //! Jobs over files of known content, as the command line would run them.
 
-use forebay_bench::{run, Observer, Progress};
+use forebay_bench::{run_job, Observer, Progress};
 use forebay_model::job::{Cache, JobSpec, PathKind};
 use forebay_model::record::RunRecord;
 use forebay_model::Error;
@@ -45,12 +45,12 @@ pub fn job(source: &Path) -> JobSpec {
 }
 
 pub fn go(job: &JobSpec) -> RunRecord {
-    let outcome = run(job, vec!["test".into()], &mut Quiet).unwrap();
+    let outcome = run_job(job, vec!["test".into()], &mut Quiet).unwrap();
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
     outcome.record
 }
 
 /// The error of a job that can't run.
 pub fn refused(job: &JobSpec) -> Error {
-    run(job, vec!["test".into()], &mut Quiet).unwrap_err()
+    run_job(job, vec!["test".into()], &mut Quiet).unwrap_err()
 }

@@ -1,7 +1,7 @@
 //! Stripes over members on unlike devices into a GPU: the disk of the build, and memory.
 
 use super::runs::{go, job};
-use forebay_bench::{run, Observer, Progress};
+use forebay_bench::{run_job, Observer, Progress};
 use forebay_model::job::{Cache, JobSpec, PathKind};
 use forebay_model::Kind;
 use forebay_rigs::gpu::{on_real_gpu, Scenario};
@@ -35,7 +35,7 @@ impl Members {
     /// usual for memory.
     fn paths(&self) -> Vec<PathKind> {
         let wanted = JobSpec { passes: Some(1), ..self.job(PathKind::Gds) };
-        match run(&wanted, vec!["test".into()], &mut super::runs::Quiet) {
+        match run_job(&wanted, vec!["test".into()], &mut super::runs::Quiet) {
             Err(refused)
                 if refused.found.contains("5027")
                     && refused.asked.ends_with(&*self.in_memory.to_string_lossy()) =>
@@ -128,7 +128,7 @@ fn members_on_unlike_devices_come_whole_and_one_that_fails_is_named_alone() {
                 interval_ms: 20,
                 ..members.job(path)
             };
-            let outcome = run(&wanted, vec!["test".into()], &mut Once { act: Some(&cut) }).unwrap();
+            let outcome = run_job(&wanted, vec!["test".into()], &mut Once { act: Some(&cut) }).unwrap();
             let failure = outcome.failure.expect("a member is gone");
             assert_eq!(failure.kind, Kind::Run, "{failure}");
             let errors = &outcome.record.result.errors;

@@ -15,8 +15,7 @@ mod tests;
 use crate::opened::Direction;
 use crate::Barrier;
 use checkpoint_dir::CheckpointDir;
-use forebay_bench::run_kit::{run_thread, Observer};
-use forebay_bench::{requirements, worker_setup, Outcome};
+use forebay_bench::{check_memory, requirements_of_job, with_run_thread, Observer, Outcome};
 use forebay_io::{cuda_devices, monotonic_now, wall_seconds};
 use forebay_model::checkpoint::{CheckpointSpec, Sizes};
 use forebay_model::job::{JobSpec, Op, PathKind, Sync, DEPTH_MAX};
@@ -77,7 +76,7 @@ pub fn plan_checkpoint(spec: &CheckpointSpec) -> Result<Plan, Error> {
 pub(crate) fn check(spec: &CheckpointSpec) -> Result<(), Error> {
     spec.check()?;
     // What `auto` stands for is settled where there is a machine to look at.
-    requirements::of_job(&job_by(spec, spec.path).0)
+    requirements_of_job(&job_by(spec, spec.path).0)
 }
 
 /// Writes and reads the checkpoints. An error means that nothing was measured; what broke midway stands in the outcome.
@@ -87,7 +86,7 @@ pub fn run_checkpoint(
     observer: &mut dyn Observer,
     barrier: Option<&mut dyn Barrier>,
 ) -> Result<Outcome, Error> {
-    run_thread::with(observer, |word| run_watched(spec, command, word, barrier))
+    with_run_thread(observer, |word| run_watched(spec, command, word, barrier))
 }
 
 fn run_watched(
@@ -129,7 +128,7 @@ fn gather(
     destination: Arc<Destination>,
 ) -> Result<ThreadPool, Error> {
     let target = dir.target(job)?;
-    worker_setup::check_memory(job, std::slice::from_ref(&target), destination.feeds_gpu())?;
+    check_memory(job, std::slice::from_ref(&target), destination.feeds_gpu())?;
     destination.attach(job, std::slice::from_ref(&target))?;
     ThreadPool::start(spec, job, target, dir, destination)
 }

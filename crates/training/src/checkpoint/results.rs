@@ -2,8 +2,7 @@
 
 use super::thread_pool::StepRan;
 use crate::opened::Direction;
-use forebay_bench::run_kit::Ran;
-use forebay_bench::{record, requirements, Outcome};
+use forebay_bench::{compose_record, requirements_of_record, Outcome, RanWindow, RecordContext};
 use forebay_io::CpuReading;
 use forebay_model::checkpoint::record::{Checkpoint, Phase, Turn};
 use forebay_model::checkpoint::rules::{judge, Seen};
@@ -77,10 +76,10 @@ pub(crate) fn outcome(context: Context, story: Story, failed: Option<Error>) -> 
     let (interrupted, in_memory) = (story.interrupted, target.files().iter().any(|(f, _)| f.in_memory));
     let write_to_read_s = story.write_to_read_s;
     let seen_resident = story.resident;
-    let runs: Vec<Ran> = story.steps.into_iter().map(|(_, s)| s.ran).collect();
+    let runs: Vec<RanWindow> = story.steps.into_iter().map(|(_, s)| s.ran).collect();
     let targets = [target];
-    let mut record = record::compose(
-        record::Context {
+    let mut record = compose_record(
+        RecordContext {
             job: &job,
             command,
             started,
@@ -126,7 +125,7 @@ pub(crate) fn outcome(context: Context, story: Story, failed: Option<Error>) -> 
     note_missing(spec, &checkpoint, unmetered.as_deref(), &mut record.missing);
     record.checkpoint = Some(checkpoint);
     warnings::add(&mut record);
-    let failure = failed.or_else(|| requirements::of_record(&job, &record));
+    let failure = failed.or_else(|| requirements_of_record(&job, &record));
     Outcome { record, failure }
 }
 

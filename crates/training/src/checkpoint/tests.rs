@@ -1,5 +1,5 @@
 use super::*;
-use forebay_bench::run_kit::Progress;
+use forebay_bench::Progress;
 use forebay_model::checkpoint::{folder, Model};
 use forebay_model::content;
 use forebay_model::job::{Cache, Engine};

@@ -6,8 +6,9 @@ use super::worker::{Moved, Part, Report, Task, Worker};
 use crate::opened::file::CreatedFile;
 use crate::opened::resources::{spec_of, WorkerResources};
 use crate::opened::Direction;
-use forebay_bench::run_kit::{guarded, Meters, Observer, Phase, Progress, Ran, Resources, Shared, Threads};
-use forebay_bench::verify::NameOf;
+use forebay_bench::{
+    guarded, Meters, NameOf, Observer, Phase, Progress, RanWindow, Resources, Shared, Threads,
+};
 use forebay_io::{monotonic_now, settle_thread_in};
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::content;
@@ -44,7 +45,7 @@ pub(crate) struct ThreadPool {
 /// One checkpoint, written or read, at this process.
 pub(crate) struct StepRan {
     pub step: u32,
-    pub ran: Ran,
+    pub ran: RanWindow,
     pub ranks: Vec<(u64, f64)>,
     pub fsync: Latency,
     pub made: Vec<CreatedFile>,
@@ -155,7 +156,7 @@ impl ThreadPool {
             tallies.push(report.tally);
             failed = failed.or(report.failed);
         }
-        let ran = Ran {
+        let ran = RanWindow {
             seconds: if whole { last } else { took.as_secs_f64() },
             tallies,
             points: watch.points,

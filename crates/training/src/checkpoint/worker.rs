@@ -8,8 +8,7 @@ use super::flow::Flow;
 use crate::opened::file::{CreatedFile, OpenFile, Span};
 use crate::opened::resources::WorkerResources;
 use crate::opened::Direction;
-use forebay_bench::run_kit::{Shared, Tally};
-use forebay_bench::verify::{self as content, Ended, VerifyTask};
+use forebay_bench::{Shared, Tally, VerifyEnded, VerifyPart, VerifyTask};
 use forebay_io::{
     monotonic_now, Client, ClientCompletion, CompletionEnd, Fault, InFlight, LateIo, Op, Submission,
 };
@@ -82,7 +81,7 @@ pub(crate) struct Worker {
     in_flight: u32,
     next_look: Instant,
     late: Vec<(u32, LateIo)>,
-    ended: Vec<Ended>,
+    ended: Vec<VerifyEnded>,
     report: Report,
 }
 
@@ -266,11 +265,11 @@ impl Worker {
         Some(tag)
     }
 
-    fn content_of(&self, part: Part) -> content::Part {
+    fn content_of(&self, part: Part) -> VerifyPart {
         let file = self.files[part.file].as_ref().map_or(0, |f| f.id);
         let (span, write) = (part.span, self.task.way == Direction::Write);
         let len = if write { span.io_len } else { span.len };
-        content::Part { seed: self.task.seed, file, offset: span.offset, len }
+        VerifyPart { seed: self.task.seed, file, offset: span.offset, len }
     }
 
     /// Makes the content of a write, which goes on from there.
@@ -290,7 +289,7 @@ impl Worker {
     fn complete_chores(&mut self) {
         let mut ended = std::mem::take(&mut self.ended);
         self.resources.contents.reap(&mut ended);
-        for Ended { tag, task, result } in ended.drain(..) {
+        for VerifyEnded { tag, task, result } in ended.drain(..) {
             if !self.resources.client.unhold(tag) {
                 continue;
             }

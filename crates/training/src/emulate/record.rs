@@ -4,9 +4,7 @@ use super::headroom::{self, Seen};
 use super::run_state::{Totals, Waited};
 use super::worker::Latencies as Measured;
 use super::Shared;
-use forebay_bench::record::staged_reason;
-use forebay_bench::run_kit::Readings;
-use forebay_bench::warnings;
+use forebay_bench::{session_warnings, staged_reason, Readings};
 use forebay_io::{current_build, cv_pct, gather_environment, new_id, online_cpus, rfc3339, CpuReading};
 use forebay_model::cpu::Cpu;
 use forebay_model::job::{JobSpec, Op, Origin, PathKind};
@@ -390,7 +388,5 @@ fn warnings_of(shared: &Shared) -> Vec<Warning> {
         text: format!("bytes were delivered at {rate} GiB/s at most"),
         next: "no --supply".into(),
     });
-    held.into_iter()
-        .chain(session_of(shared).iter().flat_map(|session| warnings::of_session(session)))
-        .collect()
+    held.into_iter().chain(session_of(shared).iter().flat_map(|session| session_warnings(session))).collect()
 }

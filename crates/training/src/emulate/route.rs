@@ -4,7 +4,7 @@
 use super::dataset::DataSet;
 use crate::format::pick::PickSpec;
 use crate::format::FormatRow;
-use forebay_bench::doctor;
+use forebay_bench::gds_verdict;
 use forebay_io::CudaDevice;
 use forebay_model::job::{Engine, PathKind};
 use forebay_model::training::{EmulateSpec, Level};
@@ -116,7 +116,7 @@ fn situation(
 ) -> PathSituation {
     let destination = Destination::on(devices.to_vec());
     let target = target_of(probe.clone());
-    let (mut cannot, mut known) = (BTreeMap::new(), KnownPaths::by(doctor::gds_verdict));
+    let (mut cannot, mut known) = (BTreeMap::new(), KnownPaths::by(gds_verdict));
     for path in PATHS {
         let able = path.can(&target, &destination, &mut known);
         able.err().and_then(|why| cannot.insert(path.kind(), why));

@@ -13,8 +13,7 @@ use super::worker::{Latencies, Worker};
 use super::{
     check_emulation, cpus_of, row_of, virtual_time, EmulateOutcome, EmulateProgress, Shared, StepBarrier,
 };
-use forebay_bench::requirements;
-use forebay_bench::run_kit::{guarded, run_thread, Meters, Observer, Threads};
+use forebay_bench::{all_direct, guarded, with_run_thread, Meters, Observer, Threads};
 use forebay_io::{monotonic_now, wall_seconds, CpuTimes};
 use forebay_model::series::Point;
 use forebay_model::training::{rules, EmulateSpec, Plan, RankStreams, Scheduler, Trace};
@@ -38,7 +37,7 @@ pub fn run_emulation(
     observer: &mut dyn Observer<EmulateProgress>,
     barrier: Option<Box<dyn StepBarrier>>,
 ) -> Result<EmulateOutcome, Error> {
-    run_thread::with(observer, |word| run_watched(spec, command, word, barrier))
+    with_run_thread(observer, |word| run_watched(spec, command, word, barrier))
 }
 
 fn run_watched(
@@ -77,9 +76,8 @@ fn run_watched(
     let record = record::compose(&shared, command, started, &ran);
     let path = Paths::by_kind(shared.route.path);
     let insists = path.insists_on_direct(spec.allow_compat).then(|| path.name());
-    let failure = failure.or_else(|| {
-        requirements::all_direct(spec.require_direct, insists, &record.path, record.result.bytes)
-    });
+    let failure =
+        failure.or_else(|| all_direct(spec.require_direct, insists, &record.path, record.result.bytes));
     Ok(EmulateOutcome { record, failure })
 }
 

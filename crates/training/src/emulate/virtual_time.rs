@@ -1,8 +1,7 @@
 //! `--data model:NAME`: accelerators fed by a modelled drive, without content and without a clock.
 
 use super::{EmulateOutcome, EmulateProgress};
-use forebay_bench::run_kit::Observer;
-use forebay_bench::virtual_time::{no_machine, path_of};
+use forebay_bench::{no_machine, virtual_path_of, Observer};
 use forebay_io::{current_build, gather_environment, new_id, rfc3339, wall_seconds};
 use forebay_model::device::DriveModel;
 use forebay_model::job::JobSpec;
@@ -122,7 +121,7 @@ fn record(
         forebay: current_build(),
         environment: gather_environment(&[]),
         job: job_of(spec, setup),
-        path: path_of(spec.path, model, "the path and the client cost"),
+        path: virtual_path_of(spec.path, model, "the path and the client cost"),
         cufile: None,
         cache: CacheState { policy: "none".into(), ..CacheState::default() },
         result: result_of(spec, &played),

@@ -14,7 +14,7 @@ pub use spec::DatagenSpec;
 use crate::format::write::Writer;
 use crate::format::{ParseSpec, Parser};
 use folder::Folder;
-use forebay_bench::run_kit::Team;
+use forebay_bench::Team;
 use forebay_io::{monotonic_now, ring_refused, CpuTimes, Reactor};
 use forebay_model::job::Engine;
 use forebay_model::record::Build;

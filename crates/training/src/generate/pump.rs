@@ -4,7 +4,7 @@
 
 use crate::format::write::{FileShape, Writer};
 use crate::format::{Damage, Parser};
-use forebay_bench::run_kit::Stop;
+use forebay_bench::TeamStop;
 use forebay_io::{
     monotonic_now, Arena, Client, CompletionEnd, Fault, LateIo, Op, Queue, Reactor, Submission,
 };
@@ -34,7 +34,7 @@ pub(crate) enum Halt {
 /// State that all threads share.
 #[derive(Default)]
 pub(crate) struct Shared {
-    pub stop: Stop,
+    pub stop: TeamStop,
     pub bytes: AtomicU64,
 }
 

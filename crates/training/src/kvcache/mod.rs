@@ -15,8 +15,7 @@ mod worker;
 mod tests;
 
 use crate::Barrier;
-use forebay_bench::run_kit::{run_thread, Observer};
-use forebay_bench::{requirements, Outcome};
+use forebay_bench::{requirements_of_job, with_run_thread, Observer, Outcome};
 use forebay_model::job::{JobSpec, Op, PathKind, Sync};
 use forebay_model::kvcache::record::{Circumstance, Moved};
 use forebay_model::kvcache::script::Replayed;
@@ -187,7 +186,7 @@ pub fn plan_kvcache(spec: &KvSpec) -> Result<Plan, Error> {
 
 fn check(spec: &KvSpec) -> Result<(), Error> {
     spec.check()?;
-    requirements::of_job(&job_of(spec))
+    requirements_of_job(&job_of(spec))
 }
 
 /// Plays the workload. An error means that nothing was measured; what broke midway stands in the outcome.
@@ -200,7 +199,7 @@ pub fn run_kvcache(
     check(spec)?;
     match virtual_time::model_of(spec)? {
         Some(model) => virtual_time::run(spec, &model, command, observer),
-        None => run_thread::with(observer, |word| run::run(spec, command, word, barrier)),
+        None => with_run_thread(observer, |word| run::run(spec, command, word, barrier)),
     }
 }
 

@@ -3,8 +3,10 @@
 use super::folder::Folder;
 use super::worker::{Report, Sums};
 use super::{no_entry, Done, RankDone};
-use forebay_bench::run_kit::{Ran as Window, Readings, Resources, READ, WRITE};
-use forebay_bench::{record, requirements, Outcome};
+use forebay_bench::{
+    compose_record, requirements_of_record, Outcome, RanWindow as Window, Readings, RecordContext, Resources,
+    TALLY_READ, TALLY_WRITE,
+};
 use forebay_model::job::JobSpec;
 use forebay_model::kvcache::record::{Circumstance, Moved, Spread};
 use forebay_model::kvcache::simulate::{counted, OF_REFERENCE};
@@ -72,8 +74,8 @@ pub(super) fn outcome(
     let targets = [ran.target];
     let in_memory = folder.in_memory;
     let resident = if in_memory { Ok(1.0) } else { Err("entries are written while the run goes on".into()) };
-    let mut record = record::compose(
-        record::Context {
+    let mut record = compose_record(
+        RecordContext {
             job: &job,
             command,
             started,
@@ -94,7 +96,7 @@ pub(super) fn outcome(
     record.kvcache = Some(kvcache);
     warnings::add(&mut record);
     let damaged = || damage(&record.result.errors.examples, record.result.errors.verify_failed);
-    let failure = failed.or_else(damaged).or_else(|| requirements::of_record(&job, &record));
+    let failure = failed.or_else(damaged).or_else(|| requirements_of_record(&job, &record));
     Done { outcome: Outcome { record, failure }, ranks }
 }
 
@@ -133,8 +135,8 @@ fn moved_of(ran: &Ran) -> Moved {
         all,
         counted: counted(&ran.services),
         in_window: [
-            tallies().map(|t| t.ways[READ].bytes).sum::<u64>() as f64,
-            tallies().map(|t| t.ways[WRITE].bytes).sum::<u64>() as f64,
+            tallies().map(|t| t.ways[TALLY_READ].bytes).sum::<u64>() as f64,
+            tallies().map(|t| t.ways[TALLY_WRITE].bytes).sum::<u64>() as f64,
         ],
         last_ns: if ran.drained { last_ns } else { ran.last.as_nanos() as u64 },
         window_ns: ran.window.as_nanos() as u64,

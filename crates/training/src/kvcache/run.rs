@@ -8,10 +8,9 @@ use super::{job_of, results, Done};
 use crate::opened::resources::{spec_of, WorkerResources};
 use crate::opened::Direction;
 use crate::Barrier;
-use forebay_bench::run_kit::{
-    guarded, Meters, Observer, Phase, Progress, Readings, Resources, Shared, Threads,
+use forebay_bench::{
+    check_memory, guarded, Meters, Observer, Phase, Progress, Readings, Resources, Shared, Threads,
 };
-use forebay_bench::worker_setup;
 use forebay_io::{monotonic_now, settle_thread_in, wall_seconds, Waker};
 use forebay_model::job::JobSpec;
 use forebay_model::kvcache::service::Key;
@@ -110,7 +109,7 @@ impl Run {
         destination: Arc<Destination>,
     ) -> Result<Run, Error> {
         let target = folder.target(job)?;
-        worker_setup::check_memory(job, std::slice::from_ref(&target), destination.feeds_gpu())?;
+        check_memory(job, std::slice::from_ref(&target), destination.feeds_gpu())?;
         destination.attach(job, std::slice::from_ref(&target))?;
         let capacity = folder.capacity_bytes().unwrap_or(u64::MAX);
         let services = spec.ranks_of_process().map(|rank| Service::new(spec, rank, capacity));

@@ -1,5 +1,5 @@
 use super::*;
-use forebay_bench::run_kit::Progress;
+use forebay_bench::Progress;
 use forebay_model::kvcache::Phase;
 
 struct Nobody;

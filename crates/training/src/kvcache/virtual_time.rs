@@ -1,9 +1,7 @@
 //! `--dir model:NAME`: the cache on a modelled drive, without content and without a clock.
 
 use super::{no_entry, Done, RankDone};
-use forebay_bench::run_kit::{Observer, Phase, Progress};
-use forebay_bench::virtual_time::{no_machine, path_of};
-use forebay_bench::Outcome;
+use forebay_bench::{no_machine, virtual_path_of, Observer, Outcome, Phase, Progress};
 use forebay_io::{current_build, gather_environment, new_id, rfc3339, wall_seconds};
 use forebay_model::device::DriveModel;
 use forebay_model::job::{Op, PathKind};
@@ -135,7 +133,7 @@ fn record_of(
             queues: spec.workers.unwrap_or(1),
             spec: super::job_of(spec),
         },
-        path: path_of(PathKind::Host, model, "the path and the client cost"),
+        path: virtual_path_of(PathKind::Host, model, "the path and the client cost"),
         cufile: None,
         cache: CacheState { policy: "none".into(), ..CacheState::default() },
         result: result_of(spec, &played),

@@ -4,8 +4,7 @@ use super::folder::cannot_make;
 use crate::opened::file::{CreatedFile, OpenFile, Refused, RunFile, Span};
 use crate::opened::resources::WorkerResources;
 use crate::opened::Direction;
-use forebay_bench::run_kit::{Shared, Tally};
-use forebay_bench::verify as content;
+use forebay_bench::{Shared, Tally, VerifyPart};
 use forebay_io::{
     drop_cached, monotonic_now, ring_refused, ClientCompletion, CompletionEnd, Fault, FileIdentity, InFlight,
     LateIo, Op, Submission,
@@ -343,9 +342,9 @@ impl Worker {
         Some(tag)
     }
 
-    fn content_of(&self, part: Part, len: u32) -> content::Part {
+    fn content_of(&self, part: Part, len: u32) -> VerifyPart {
         let file = self.entries[part.entry].as_ref().map_or(0, |moving| moving.file.id);
-        content::Part { seed: self.spec.seed, file, offset: part.span.offset, len }
+        VerifyPart { seed: self.spec.seed, file, offset: part.span.offset, len }
     }
 
     fn wait(&mut self, now: Instant) {

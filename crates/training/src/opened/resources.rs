@@ -1,9 +1,7 @@
 //! Resources of one thread, made once for all files: its ring, its slots in host or GPU memory, and the way to a
 //! queue on a file that is opened later.
 
-use forebay_bench::run_kit::{Resources, Shared, WorkerSpec};
-use forebay_bench::verify::{Contents, NameOf};
-use forebay_bench::worker_setup::{self, Memory};
+use forebay_bench::{reactor_for, Contents, NameOf, Resources, Shared, WorkerMemory, WorkerSpec};
 use forebay_io::{Client, Queue, Reactor};
 use forebay_model::job::Engine;
 use forebay_model::pattern::PatternSpec;
@@ -25,7 +23,7 @@ pub(crate) struct WorkerResources<P: Copy> {
     copiers: Copiers,
     pub reactor: Reactor,
     pub contents: Contents,
-    memory: Memory,
+    memory: WorkerMemory,
     shared: Arc<Shared>,
     index: u32,
     needs: QueueNeeds,
@@ -47,9 +45,9 @@ impl<P: Copy> WorkerResources<P> {
         let device = shared.destination.device_of(index);
         let needs = QueueNeeds::new(job.depth, job.io_bytes).with_worker(index);
         let folder = &shared.targets[FOLDER as usize];
-        let mut reactor = worker_setup::reactor_for(shared, &[FOLDER], needs)?;
+        let mut reactor = reactor_for(shared, &[FOLDER], needs)?;
         let buffers = Buffers::with_slots(job, &[BufferNeeds::of(folder)], job.depth, device.is_some());
-        let mut memory = Memory::new(shared, device, &buffers)?;
+        let mut memory = WorkerMemory::new(shared, device, &buffers)?;
         let warning = memory.register(&mut reactor);
         let copiers = Copiers::new(device, needs);
         let path = Paths::by_kind(job.path);

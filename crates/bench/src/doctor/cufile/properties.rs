@@ -30,7 +30,7 @@ pub struct Answers {
 ///
 /// # Errors
 /// `Machine`: no GPU, no libcufile, or one that doesn't start.
-pub fn ask() -> Result<Answers, Error> {
+pub fn ask_cufile() -> Result<Answers, Error> {
     let refused = |why: String| Error::machine("cuFile's properties", why, "forebay doctor; cuFile's log");
     let device = CudaDevice::open(0)?;
     device.enter().map_err(|e| refused(e.to_string()))?;

@@ -5,7 +5,8 @@ use crate::doctor::conditions::{Finding, Stops, CONDITIONS};
 use crate::doctor::cufile::Found;
 use crate::doctor::probe::DirectProbe;
 use crate::doctor::topology::{Distance, Relation};
-use crate::doctor::verdict::judge;
+use crate::doctor::verdict::{judge, path_verdicts};
+use forebay_io::{GdsThrough, GdsVerdict, VerdictAnswer, VerdictCause};
 use forebay_model::record::Filesystem;
 
 /// Near the GPU, on ext4 with its options spelled out.
