@@ -291,9 +291,7 @@ mod tests {
         };
         // Page tables are filled once so much was asked for, and whether all is cached is known once somebody has looked.
         let is_here = |at| reader.resident(at as u64, 64).is_some();
-        if asked(&mut to).table().is_none()
-            || !(0..BYTES).step_by(64 << 10).all(is_here)
-            || !copy::is_guarded_here()
+        if asked(&mut to).table().is_none() || !(0..BYTES).step_by(64 << 10).all(is_here) || !has_copy_guard()
         {
             eprintln!("skipped: the system doesn't tell what is cached");
             return;
