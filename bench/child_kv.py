@@ -458,7 +458,7 @@ def prepare(arguments: Sequence[str]) -> Callable[[dict[str, Any]], Answer]:
             elif op == "store":
                 contender.write(slots, table)
             else:
-                {"load": contender.load, "layers": contender.layers}[op](slots, table)
+                getattr(contender, op)(slots, table)
             moved += count * paged.block_bytes()
         paged.synchronize()
         answer = watch.answer(moved, moved // PAGE)
