@@ -28,13 +28,13 @@ from side_by_side import GIB, Bound, Cell, Contender, Figure, Unavailable, argum
 TITLE = "Blocks of a key-value cache"
 OURS, THREADS, TORCH, KVIKIO = "forebay.kv", "preadv, threads", "torch, two pinned buffers", "KvikIO"
 URING, AIO, GDS = "NIXL POSIX, io_uring", "NIXL POSIX, aio", "NIXL GDS_MT"
-BOUNCE, DISK, COPIES = "forebay.kv, bounce", "O_DIRECT into host memory", "memcpy into pinned memory, 4 threads"
+BOUNCE, DISK, COPIES = "forebay.kv, bounce", "O_DIRECT into host memory", "memcpy alone"
 WHO = {
     OURS: "forebay", BOUNCE: "forebay bounce", DISK: "direct", COPIES: "memcpy",
     THREADS: "threads", TORCH: "threads", KVIKIO: "kvikio",
     URING: "nixl POSIX:use_uring", AIO: "nixl POSIX:use_aio", GDS: "nixl GDS_MT",
 }  # fmt: skip
-ON_HOST, ON_GPU = (OURS, URING, AIO, THREADS), (OURS, TORCH, KVIKIO, GDS, URING)
+ON_HOST, ON_GPU = (OURS, URING, AIO, THREADS, COPIES), (OURS, TORCH, KVIKIO, GDS, URING)
 # Those that load blocks of 2 MiB fastest: the others need minutes for a trace.
 ON_TRACE = (OURS, TORCH, URING)
 NIXL = (URING, AIO)
