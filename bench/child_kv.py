@@ -2,7 +2,7 @@
 
 `child_kv.py WHO DEVICE FILE BLOCKS BLOCK_PAGES PAGES`: WHO is `forebay [PATH]`, `threads` (preadv of a pool; on a GPU torch's two
 pinned buffers, the usual tuned loop), `direct` (O_DIRECT by a pool into host memory: what the disk gives), `memcpy` (threads copy
-out of the page cache, towards a GPU by pinned memory, and to no page: what a load takes at least), `kvikio`, or
+out of the page cache into pinned memory, and have that copied on, to no page: what a bounce takes at least), `kvikio`, or
 `nixl PLUGIN[:PARAMETER]`. All read the same file at the same places, drawn from the same seed, into pages drawn alike. A request:
   op       load (whole blocks), layers (one layer of all blocks after another), first (open, load, close), cold (first, of a file
            that the page cache has let go of), trace (a load for each request of a trace of Mooncake's) or store
@@ -246,23 +246,21 @@ class Direct:
 
 
 class Copies:
-    """The least that a load of cached blocks does: each of a few threads copies out of the mapped file into one of two buffers.
-    For a GPU they are pinned, and one is copied on while the other is filled."""
+    """The least that a bounce does: each of a few threads copies out of the mapped file into one of two pinned buffers, and has
+    it copied to the GPU's memory while it fills the other."""
 
     fills_pages = False
 
     def __init__(self, paged: Paged) -> None:
-        self.paged, self.threads = paged, min(COPIERS, os.cpu_count() or 1)
-        self.pool = ThreadPoolExecutor(self.threads)
-        shape = (self.threads, 2, paged.block_bytes())
         if paged.device == "cpu":
-            self.buffers = np.zeros(shape, np.uint8)
-            return
+            raise RuntimeError("it is compared on a GPU")
         torch = paged.torch
+        self.paged, self.pool = paged, ThreadPoolExecutor(COPIERS)
+        shape = (COPIERS, 2, paged.block_bytes())
         self.pinned = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
         self.buffers = self.pinned.numpy()
         self.to = torch.empty(shape, dtype=torch.uint8, device=paged.device)
-        self.streams = [torch.cuda.Stream(paged.device) for _ in range(self.threads)]
+        self.streams = [torch.cuda.Stream(paged.device) for _ in range(COPIERS)]
 
     def open(self) -> None:
         shape = (self.paged.blocks, self.paged.block_bytes())
@@ -273,18 +271,14 @@ class Copies:
         del self.file
 
     def proof(self) -> dict[str, Any]:
-        return {"threads": self.threads}
+        return {"threads": COPIERS}
 
     def load(self, slots: Any, table: Any) -> None:
-        for job in [self.pool.submit(self.copied, i, slots[i :: self.threads].tolist()) for i in range(self.threads)]:
+        for job in [self.pool.submit(self.copied, i, slots[i::COPIERS].tolist()) for i in range(COPIERS)]:
             job.result()
         self.paged.synchronize()
 
     def copied(self, thread: int, slots: list[int]) -> None:
-        if self.paged.device == "cpu":
-            for number, slot in enumerate(slots):
-                np.copyto(self.buffers[thread, number % 2], self.file[slot])
-            return
         cuda, stream = self.paged.torch.cuda, self.streams[thread]
         done = [cuda.Event(blocking=True) for _ in range(2)]
         for number, slot in enumerate(slots):

@@ -34,7 +34,7 @@ WHO = {
     THREADS: "threads", TORCH: "threads", KVIKIO: "kvikio",
     URING: "nixl POSIX:use_uring", AIO: "nixl POSIX:use_aio", GDS: "nixl GDS_MT",
 }  # fmt: skip
-ON_HOST, ON_GPU = (OURS, URING, AIO, THREADS, COPIES), (OURS, TORCH, KVIKIO, GDS, URING)
+ON_HOST, ON_GPU = (OURS, URING, AIO, THREADS), (OURS, TORCH, KVIKIO, GDS, URING)
 # Those that load blocks of 2 MiB fastest: the others need minutes for a trace.
 ON_TRACE = (OURS, TORCH, URING)
 NIXL = (URING, AIO)

@@ -37,8 +37,9 @@ fn every_length_and_place_is_copied_as_it_is_and_not_a_byte_more() {
             (4096, 0, 4096),
             (11, 3, 8192),
         ] {
-            let mut slot = vec![0xA5u8; BYTES + 512];
-            let base = slot.as_ptr().align_offset(64);
+            // Places a few bytes behind the source's in a page are among them.
+            let mut slot = vec![0xA5u8; BYTES + 512 + 4096];
+            let base = slot.as_ptr().align_offset(4096);
             // SAFETY: both ranges lie inside their memory.
             let left = unsafe {
                 super::guarded_copy(slot.as_mut_ptr().add(base + to), map.add(from), bytes, stores)
@@ -115,11 +116,15 @@ fn a_truncated_file_stops_the_copy_and_says_what_is_left() {
             (160, 0),
         ] {
             let (file, map, content) = mapped(bytes);
-            let mut to = vec![0u8; bytes];
             file.set_len(kept as u64).unwrap();
-            // SAFETY: as long as the mapping; the pages behind `kept` are gone.
-            assert_eq!(unsafe { super::guarded_copy(to.as_mut_ptr(), map, bytes, stores) }, bytes - kept);
-            assert_eq!(to[..kept], content[..kept]);
+            for behind in [0, 16] {
+                let mut room = vec![0u8; bytes + 2 * 4096];
+                let at = room.as_ptr().align_offset(4096) + behind;
+                let to = &mut room[at..];
+                // SAFETY: as long as the mapping; the pages behind `kept` are gone.
+                assert_eq!(unsafe { super::guarded_copy(to.as_mut_ptr(), map, bytes, stores) }, bytes - kept);
+                assert_eq!(to[..kept], content[..kept]);
+            }
             // SAFETY: our mapping.
             unsafe { libc::munmap(map.cast(), bytes) };
         }
