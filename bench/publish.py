@@ -290,9 +290,9 @@ def about(result: dict[str, Any]) -> str:
     missed = [b["bound"] + (f": {shown(b['value']).partition(' (')[0]}" if b["value"] else "") for b in bounds if not b["holds"]]
     missed = [INTERVAL.sub(r" (\1–\2)", text) for text in missed]
     if bounds and not missed:
-        told += f": all {len(bounds)} bounds hold" if len(bounds) > 1 else ": its bound holds"
+        told += f": all {len(bounds)} hold" if len(bounds) > 1 else ": it holds"
     elif bounds:
-        told += f": {len(bounds) - len(missed)} of {len(bounds)} bounds hold, **not** {'; '.join(missed)}"
+        told += f": {len(bounds) - len(missed)} of {len(bounds)} hold, **not** {'; '.join(missed)}"
     return told
 
 
