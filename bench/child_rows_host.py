@@ -1,12 +1,14 @@
 """Random rows of a cached file into host memory, as bench/child.py asks it: `child_rows_host.py WAY PATH`.
 
 WAY is `gather` (`forebay.open(…, "host").gather`), or numpy.take at its fastest, into memory that is there and without a look at
-each number: `memmap` of a numpy.memmap, `array` of an array that holds the file. A request says `row_bytes` and `at_once`, the
+each number: `memmap` of a numpy.memmap, `array` of an array that holds the file in pages as large as the page cache's, `huge` of
+one in huge pages. A request says `row_bytes` and `at_once`, the
 rows of a batch. Batches are drawn beforehand, as many as touch far more than a processor's caches hold.
 """
 
 from __future__ import annotations
 
+import mmap
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 import numpy
 from child import Answer, Stopwatch, serve
 
+# Where huge pages begin.
+ALIGNED = 2 << 20
 TOUCHED_BYTES = 256 << 20
 BATCHES = (8, 2048)
 # Between two looks at the clock.
@@ -41,11 +45,21 @@ def by_take(flat: Any) -> Callable[[int, Any], Take]:
     return of
 
 
+def held(flat: Any, huge: bool) -> Any:
+    """A copy in pages of that kind."""
+    memory = mmap.mmap(-1, flat.size + ALIGNED, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+    copy = numpy.frombuffer(memory, numpy.uint8)
+    copy = copy[-copy.ctypes.data % ALIGNED :][: flat.size]
+    copy[:] = flat
+    return copy
+
+
 def prepare(arguments: Sequence[str]) -> Callable[[dict[str, Any]], Answer]:
     way, path = arguments
     flat = numpy.memmap(path, numpy.uint8, "r")
     size = flat.size
-    of = by_gather(path) if way == "gather" else by_take(flat if way == "memmap" else numpy.fromfile(path, numpy.uint8))
+    of = by_gather(path) if way == "gather" else by_take(flat if way == "memmap" else held(flat, way == "huge"))
 
     def run(request: dict[str, Any]) -> Answer:
         row_bytes, at_once = request["row_bytes"], request["at_once"]
