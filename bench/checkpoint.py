@@ -100,7 +100,7 @@ def cell(options: Any) -> Cell:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", seconds=0)
+    parser = arguments(__doc__ or "", None, only=False)
     parser.add_argument("--mib", type=int, default=4096, help="size of one checkpoint (4096)")
     parser.add_argument("--block", type=int, default=1024, help="KiB per I/O (1024)")
     options = parser.parse_args()

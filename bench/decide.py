@@ -132,7 +132,7 @@ def plan(*arguments: Any) -> tuple[dict[str, Any], int]:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", seconds=0)
+    parser = arguments(__doc__ or "", None, only=False)
     parser.add_argument("--seed", type=int, default=5)
     options = parser.parse_args()
     draw = random.Random(options.seed)

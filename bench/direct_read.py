@@ -78,7 +78,7 @@ def cell(name: str, file: Path, block: int, random: bool, depths: tuple[int, ...
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", seconds=4)
+    parser = arguments(__doc__ or "", seconds=4, scan=True)
     parser.add_argument("--file-mib", type=int, default=2048, help="size of the test file (2048)")
     options = parser.parse_args()
     file = made(options.dir / "forebay-bench.dat", options.file_mib << 20)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.train import scaling
-from side_by_side import arguments, publish, save, say, section
+from side_by_side import arguments, only_with_gpu, publish, save, say, section
 
 PROMISES = ("TRN-22",)
 TITLE = "Training over drives"
@@ -145,7 +145,7 @@ def bound_of_peak(row: Row) -> float:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", 0.0)
+    parser = arguments(__doc__ or "", 0.0, only=False)
     parser.add_argument("--gpu", action="store_true", help="DLRMv2 on the first GPU")
     parser.add_argument("--models", help="with --gpu: others than DLRMv2, resnet,diffusion,ssd,bert,lora")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="default: both")
@@ -153,7 +153,8 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=ROWS, help="of DLRM's data set")
     parser.add_argument("--table-rows", type=int, default=TABLE_ROWS, help="to which its large tables are cut")
     options = parser.parse_args()
-    models = options.models.split(",") if options.gpu and options.models else []
+    only_with_gpu(parser, options, "models", "rows", "table_rows")
+    models = options.models.split(",") if options.models else []
     words = [str(source_of(options.dir, model)) for model in models]
     words += [str(source(options.dir, options.rows, options.table_rows))] if options.gpu and not models else []
     words += ["--rounds", str(options.rounds)]

@@ -403,7 +403,7 @@ def chosen(only: str | None) -> Iterator[tuple[Case, list[str]]]:
 def main() -> int:
     from forebay.emulate.workloads import load
 
-    parser = arguments(__doc__ or "", seconds=3)
+    parser = arguments(__doc__ or "", seconds=3, scan=True)
     parser.add_argument("--memory", type=existing_folder, default=Path("/dev/shm"), help="a folder in memory (/dev/shm)")
     options = parser.parse_args()
     study = Study(options, [], {}, [])

@@ -139,7 +139,7 @@ def said(holds: bool) -> str:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", seconds=9)
+    parser = arguments(__doc__ or "", seconds=9, only=False)
     parser.add_argument("--memory", type=existing_folder, default=Path("/dev/shm"), help="a folder in memory (/dev/shm)")
     options = parser.parse_args()
     workload, record = smaller(options.memory, SMALLER)

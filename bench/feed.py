@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -43,9 +44,17 @@ WITH_WORKERS = ("torch-2", "webdataset-2", "streaming-2", "grain-2")
 ALONE = ("torch-0", "spdl", "webdataset-0", "streaming-0", "grain-0")
 
 
+def interpreter(name: str) -> str:
+    """One that is there, for argparse."""
+    found = shutil.which(name)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{name} is no program: give the path of a Python, VENV/bin/python")
+    return found
+
+
 def main() -> int:
     parser = arguments(__doc__ or "", 4.0)
-    parser.add_argument("--ml", default=sys.executable, metavar="PYTHON", help="a Python with forebay, torch and the peers")
+    parser.add_argument("--ml", type=interpreter, default=sys.executable, metavar="PYTHON", help="that has torch and the peers")
     parser.add_argument("--gpu", action="store_true", help="into the first GPU")
     options = parser.parse_args()
     cells: list[Callable[[], Cell]] = []

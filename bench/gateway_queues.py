@@ -36,7 +36,7 @@ def scaling(block: int, delay_us: int, where: str) -> Cell:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", seconds=3)
+    parser = arguments(__doc__ or "", seconds=3, only=False)
     parser.add_argument("--delay-us", type=int, default=1000, help="what a command waits besides (1000)")
     parser.add_argument("--delay-in", choices=("link", "drive"), default="link", help="who makes it wait (link)")
     options = parser.parse_args()

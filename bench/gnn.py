@@ -156,7 +156,7 @@ def table(rounds: list[list[Row]]) -> list[str]:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", 8.0)
+    parser = arguments(__doc__ or "", 8.0, only=False)
     parser.add_argument("--nodes", type=int, default=4_000_000, help="of the graph, 2 KiB each; made where DIR has none")
     parser.add_argument("--device", default="cuda:0", help="where the model runs")
     parser.add_argument("--batch", type=int, default=gnn.BATCH, help="nodes of a batch")

@@ -28,8 +28,9 @@ COPY = "PCIe copy"
 SANDBOX_KERNEL = "4.4.0"
 
 
-def arguments(description: str, seconds: float = 0.7) -> argparse.ArgumentParser:
-    parser = common_arguments(description, seconds)
+def arguments(description: str, seconds: float = 0.7, only: bool = True) -> argparse.ArgumentParser:
+    # Every one takes the flags of a quick trial of all (bench/gpu_all.sh), whether or not it looks for depths.
+    parser = common_arguments(description, seconds, only, scan=True)
     parser.set_defaults(scan_seconds=0.3, gpu=0)  # the peers' default device too
     parser.add_argument("--file-gib", type=float, default=16, help="size of the test file (16)")
     parser.add_argument("--no-scan", action="store_true", help="take each contender's usual setting; quicker")

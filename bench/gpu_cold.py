@@ -46,7 +46,7 @@ def cell(options: argparse.Namespace, file: Path, peer: Child) -> Cell:
 
 
 def main() -> int:
-    options = ready(arguments(__doc__ or "", seconds=1.2))
+    options = ready(arguments(__doc__ or "", seconds=1.2, only=False))
     file = data_file(options)
     peer = Child("child_kvikio.py", str(file))
     with closing(peer):

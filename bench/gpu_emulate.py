@@ -98,7 +98,7 @@ def cell(options: argparse.Namespace, data: tuple[Path, Path]) -> Cell:
 
 
 def main() -> int:
-    options = ready(arguments(__doc__ or ""))
+    options = ready(arguments(__doc__ or "", only=False))
     data = folder(options)
     return compare("Emulated batches into the GPU, cached", options, [lambda: cell(options, data)])
 

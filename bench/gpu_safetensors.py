@@ -109,7 +109,7 @@ def cell(options: argparse.Namespace, children: dict[str, Child]) -> Cell:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "")
+    parser = arguments(__doc__ or "", only=False)
     parser.set_defaults(file_gib=8)
     options = ready(parser)
     file = str(model_file(options))

@@ -48,7 +48,7 @@ def cell(options: argparse.Namespace, folder: Path, children: dict[str, Child]) 
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "")
+    parser = arguments(__doc__ or "", only=False)
     parser.add_argument("--files", type=int, default=100_000, help="how many (100000)")
     parser.add_argument("--file-kib", type=int, default=64, help="bytes of each, in KiB (64)")
     parser.add_argument("--keep", action="store_true", help="leave the files")

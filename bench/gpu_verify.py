@@ -25,7 +25,7 @@ def cell(options: argparse.Namespace, child: Child) -> Cell:
 
 
 def main() -> int:
-    options = ready(arguments(__doc__ or "", seconds=0.5))
+    options = ready(arguments(__doc__ or "", seconds=0.5, only=False))
     child = Child("child_verify.py", "0")
     with closing(child):
         return compare("Verified on the GPU", options, [lambda: cell(options, child)])

@@ -72,7 +72,7 @@ def cell(options: argparse.Namespace, file: Path, peer: Child, link: Child, api:
 
 
 def main() -> int:
-    options = ready(arguments(__doc__ or ""))
+    options = ready(arguments(__doc__ or "", only=False))
     file = data_file(options)
     gpu = str(options.gpu)
     peer, link = Child("child_kvikio.py", str(file)), Child("child_copy.py", gpu)

@@ -128,7 +128,7 @@ def records(values: Any, counts: Any) -> list[str]:
 
 
 def main() -> int:
-    options = arguments(__doc__ or "", seconds=1).parse_args()
+    options = arguments(__doc__ or "", None, only=False).parse_args()
     say(f"drawing {SAMPLES:.0e} samples for {WORKERS} workers")
     values, counts = drawn(seed=7)
     exact = {name: exact_ns(values, counts.sum(axis=0), p) / 1e3 for name, p in PERCENTILES.items()}

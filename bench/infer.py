@@ -55,7 +55,7 @@ from forebay.infer import (
 from forebay.stats import mean_interval
 from forebay.train import supply
 from infer_tables import Tuned, cpu_s, on_cores
-from side_by_side import GIB, arguments, middle, publish, save, say, section
+from side_by_side import GIB, arguments, middle, only_with_gpu, publish, save, say, section
 
 PROMISES = ("INF-12",)
 TITLE, TITLE_GPU = "Inference over drives, on the host", "Inference over drives, on a GPU"
@@ -746,6 +746,9 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="go on with the runs that --json FILE has kept")
     parser.add_argument("--checked", type=int, default=1024, help="samples whose answers are compared")
     options = parser.parse_args()
+    only_with_gpu(parser, options, "only", "device", "batch_size", "small", "rate", "table_gib", "table_memory")
+    if options.resume and not options.json:
+        parser.error("--resume goes on with the runs that --json FILE has kept: add --json FILE")
     scenarios = options.scenarios if options.scenarios != parser.get_default("scenarios") else ""
     caches = options.caches if options.caches != parser.get_default("caches") else ""
     own = (
@@ -760,7 +763,10 @@ def main() -> int:
     parts += [bench.beside] if options.gpu else [bench.own_cost, bench.first_tries, bench.resumption]
     if options.only == TABLES:
         parts = [bench.tables_in_their_file]
-    wanted = options.parts.split(",") if options.parts else [part.__name__ for part in parts]
+    known = [part.__name__ for part in parts]
+    wanted = options.parts.split(",") if options.parts else known
+    if strange := [name for name in wanted if name not in known]:
+        parser.error(f"--parts {','.join(strange)}: there is no such part; choose from {','.join(known)}")
     title = TITLE_GPU if options.gpu else TITLE
     began = time.perf_counter()
     try:

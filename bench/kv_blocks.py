@@ -23,7 +23,19 @@ from typing import Any
 
 from child import Child, asked
 from child_kv import LAYERS, PAGE
-from side_by_side import GIB, Bound, Cell, Contender, Figure, Unavailable, arguments, compare, say
+from side_by_side import (
+    GIB,
+    Bound,
+    Cell,
+    Contender,
+    Figure,
+    Unavailable,
+    arguments,
+    compare,
+    existing_file,
+    only_with_gpu,
+    say,
+)
 
 TITLE = "Blocks of a key-value cache"
 OURS, THREADS, TORCH, KVIKIO = "forebay.kv", "preadv, threads", "torch, two pinned buffers", "KvikIO"
@@ -143,7 +155,9 @@ def replayed(contender: Contender, child: Child, replays: dict[str, int], asked_
 def cells(options: argparse.Namespace) -> list[Any]:
     if not options.gpu:
         against = [Bound("rate", NIXL, at_least=1.0, pick="fastest"), Bound("cost", NIXL, at_most=0.5, pick="fastest")]
-        return [functools.partial(cell, options, "64 KiB to host, warm", ON_HOST, "load", 1, against)]
+        name = "64 KiB to host, warm"
+        one = functools.partial(cell, options, name, ON_HOST, "load", 1, against)
+        return [one] if not options.only or options.only in name else []
     peers = ON_GPU[1:]
 
     def bound(rate: float, cost_ms: float, times: float, share: float) -> list[Bound]:
@@ -172,10 +186,11 @@ def cells(options: argparse.Namespace) -> list[Any]:
 def main() -> int:
     parser = arguments(__doc__ or "", 1.0)
     parser.add_argument("--gpu", action="store_true", help="into a GPU, with PyTorch")
-    parser.add_argument("--device", type=int, default=0, help="which (0)")
-    parser.add_argument("--trace", type=Path, help="requests of Mooncake's (JSON lines), whose loads are measured, too")
+    parser.add_argument("--device", type=int, default=0, help="with --gpu: which (0)")
+    parser.add_argument("--trace", type=existing_file, help="with --gpu: also the loads of Mooncake's requests (JSON lines)")
     parser.add_argument("--gib", type=float, default=1.0, help="size of the store (1)")
     options = parser.parse_args()
+    only_with_gpu(parser, options, "device", "trace")
     options.children, options.file, options.kept, options.blocks, options.replays = {}, None, None, 0, {}
     try:
         return compare(TITLE, options, cells(options))

@@ -104,7 +104,7 @@ def cell(options: argparse.Namespace, sources: dict[str, tuple[str, str]]) -> Ce
 def main() -> int:
     # Services end with it: SIGTERM unwinds as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    parser = arguments(__doc__ or "", 5.0)
+    parser = arguments(__doc__ or "", 5.0, only=False)
     parser.add_argument("--users", type=int, default=20, help="users of option 1 (20)")
     parser.add_argument("--model", default="llama3.1-8b", help="as of emulate kvcache (llama3.1-8b)")
     parser.add_argument("--gib", type=float, default=8, help="size of each file (8)")

@@ -107,8 +107,9 @@ def option_one(options: argparse.Namespace) -> Cell:
 def main() -> int:
     options = arguments(__doc__ or "", 8.0).parse_args()
     children: list[Child] = []
-    cells = [functools.partial(cell, options, children, way) for way in ("read", "write")]
-    cells.append(functools.partial(option_one, options))
+    every = {f"entries {way}, cold": functools.partial(cell, options, children, way) for way in ("read", "write")}
+    every["option 1, 200 users"] = functools.partial(option_one, options)
+    cells = [build for name, build in every.items() if not options.only or options.only in name]
     with closing(*children):
         try:
             return compare(TITLE, options, cells)

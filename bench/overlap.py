@@ -30,7 +30,7 @@ def cell(file: Path, block: int, depth: int) -> Cell:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", seconds=4)
+    parser = arguments(__doc__ or "", seconds=4, only=False)
     parser.add_argument("--file-mib", type=int, default=2048, help="size of the test file (2048)")
     parser.add_argument("--depth", type=int, default=16, help="I/Os in flight (16)")
     options = parser.parse_args()

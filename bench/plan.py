@@ -49,7 +49,7 @@ def least_s(work: Callable[[], object]) -> float:
 
 
 def main() -> int:
-    options = arguments(__doc__ or "", seconds=0).parse_args()
+    options = arguments(__doc__ or "", None, only=False).parse_args()
     timed = works()
     rounds: list[dict[str, float]] = []
     for number in range(options.rounds):

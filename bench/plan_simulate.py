@@ -47,7 +47,7 @@ def turn(program: str, flags: tuple[str, ...]) -> dict[str, Any]:
 
 
 def main() -> int:
-    options = arguments(__doc__ or "", seconds=1).parse_args()
+    options = arguments(__doc__ or "", None).parse_args()
     program = installed()
     cells = {name: flags for name, flags in CELLS.items() if not options.only or options.only in name}
     if not cells:

@@ -152,7 +152,7 @@ def builds(block: int, depth: int, before: str) -> Cell:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", seconds=3)
+    parser = arguments(__doc__ or "", seconds=3, scan=True)
     parser.add_argument("--before", type=program, help="`forebay` of another build, to compare this one's rates with")
     options = parser.parse_args()
     if options.before:

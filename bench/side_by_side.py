@@ -328,26 +328,54 @@ def existing_folder(name: str) -> Path:
     return found
 
 
-def arguments(description: str, seconds: float) -> argparse.ArgumentParser:
+def existing_file(name: str) -> Path:
+    """An existing one, for argparse, as `existing_folder`."""
+    found = Path(name)
+    if not found.is_file():
+        raise argparse.ArgumentTypeError(f"{name} {'is no file' if found.exists() else 'does not exist'}: give a file's path")
+    return found
+
+
+def new_file(name: str) -> Path:
+    """What is written once something has been measured: a folder of that name is found before."""
+    found = Path(name)
+    if found.is_dir():
+        raise argparse.ArgumentTypeError(f"{name} is a folder: give a file's name, {found / 'out.json'}")
+    return found
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}: give 1 or more")
+    return number
+
+
+def only_with_gpu(parser: argparse.ArgumentParser, options: argparse.Namespace, *names: str) -> None:
+    """Refuses options that have no effect without --gpu."""
+    for name in names if not options.gpu else ():
+        if getattr(options, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')} has no effect without --gpu: add --gpu, or leave it out")
+
+
+def arguments(description: str, seconds: float | None, only: bool = True, scan: bool = False) -> argparse.ArgumentParser:
+    """`seconds`: None where a run ends by itself. `only`: the command has cells to choose from. `scan`: it looks for depths."""
     parser = argparse.ArgumentParser(description=description)
+    parser.set_defaults(seconds=0, only=None)
     parser.add_argument(
         "--dir",
         type=existing_folder,
         required=True,
         help="a folder on the storage to measure; test files are made there",
     )
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (5)")
-    parser.add_argument(
-        "--seconds", type=float, default=seconds, help=f"measured seconds of each run ({seconds:g})"
-    )
-    parser.add_argument(
-        "--scan-seconds",
-        type=float,
-        default=1.0,
-        help="seconds of each run that looks for the best depth (1)",
-    )
-    parser.add_argument("--only", help="only the cells whose name holds this")
-    parser.add_argument("--json", type=Path, help="write everything that was measured here")
+    parser.add_argument("--rounds", type=positive, default=5, help="interleaved rounds (5)")
+    if seconds is not None:
+        parser.add_argument("--seconds", type=float, default=seconds, help=f"measured seconds of each run ({seconds:g})")
+    if scan:
+        parser.add_argument("--scan-seconds", type=float, default=1.0, help="seconds of each run that looks for a depth (1)")
+    if only:
+        parser.add_argument("--only", help="only the cells whose name holds this")
+    parser.add_argument("--json", type=new_file, help="write everything that was measured here")
     parser.add_argument("--publish", action="store_true", help="keep the result in bench/results, and remake docs/benchmarks.md")
     return parser
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import ForebayError
-from side_by_side import GIB, arguments, middle, publish, save, say, section
+from side_by_side import GIB, arguments, middle, only_with_gpu, publish, save, say, section
 
 PROMISES = ("TRN-12",)
 TITLE = "Training at a supply of bytes, on the host"
@@ -326,7 +326,7 @@ def of_wholes(wholes: list[Row]) -> list[str]:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", 4.0)
+    parser = arguments(__doc__ or "", 4.0, only=False)
     parser.add_argument("--gpu", action="store_true", help="DLRMv2 on the first GPU")
     parser.add_argument("--device", default="cuda:0", help="where DLRMv2 runs")
     parser.add_argument("--optimizer", choices=("torch", "fused"), help="of DLRMv2; that of forebay train")
@@ -336,6 +336,7 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=4, help="of whole runs, at most")
     parser.add_argument("--target", type=float, help="AUC of whole runs; the data set's own")
     options = parser.parse_args()
+    only_with_gpu(parser, options, "device", "optimizer")
     bench = Bench(options)
     rounds: list[list[Row]] = []
     wholes: list[Row] = []

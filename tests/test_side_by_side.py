@@ -159,3 +159,25 @@ def test_a_folder_that_is_missing_or_none_ends_a_command_with_2(tmp_path: Path, 
         with pytest.raises(SystemExit) as ended:
             parser.parse_args(["--dir", str(tmp_path / name)])
         assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_options_without_effect_and_missing_files_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import kv_blocks
+
+    def refused(*words: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["kv_blocks.py", "--dir", str(tmp_path), *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            kv_blocks.main()
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    (trace := tmp_path / "mooncake.jsonl").touch()
+    assert "--trace has no effect without --gpu: add --gpu" in refused("--trace", trace)
+    assert "--device has no effect without --gpu" in refused("--device", 1)
+    assert f"{trace}l does not exist" in refused("--gpu", "--trace", f"{trace}l")
+    assert f"{tmp_path / 'out.json'}" in refused("--json", tmp_path)
+    assert "give 1 or more" in refused("--rounds", 0)
+    monkeypatch.setattr(sys, "argv", ["kv_blocks.py", "--dir", str(tmp_path), "--only", "32 MiB"])
+    assert kv_blocks.main() == 2 and "no cell's name holds '32 MiB'" in capsys.readouterr().err
