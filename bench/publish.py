@@ -143,7 +143,7 @@ QUESTIONS = (
             Part("checkpoint", others="fio"),
             Part("kvcache", only="entries", others="fio"),
             Part("kvcache", only="entries", others="numpy"),
-            Part("kv_blocks", as_is=()),
+            Part("kv_blocks", as_is=()), Part("kv_simulate", as_is=()), Part("iolog", as_is=()),
         ),
     ),
     Question(
