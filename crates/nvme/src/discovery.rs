@@ -236,13 +236,13 @@ pub enum ReadError {
 #[derive(Clone, Debug)]
 pub struct Reader {
     chunk_bytes: u32,
-    state: State,
+    state: ReaderState,
     log: Log,
     restarts: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ReaderState {
     Head,
     /// The next entry, and how many there are.
     Entries {
@@ -261,18 +261,20 @@ impl Reader {
     /// `transfer_bytes`: longest transfer that the controller takes.
     pub fn new(transfer_bytes: u32) -> Reader {
         let chunk_bytes = (transfer_bytes / 1024).clamp(1, 64) * 1024;
-        Reader { chunk_bytes, state: State::Head, log: Log::default(), restarts: 0 }
+        Reader { chunk_bytes, state: ReaderState::Head, log: Log::default(), restarts: 0 }
     }
 
     /// The next command to send. None: everything was read, see `log`.
     pub fn next_command(&self) -> Option<GetLogPage> {
         match self.state {
-            State::Head | State::HeadAgain { .. } => Some(GetLogPage::new(lid::DISCOVERY, 0, 1024)),
-            State::Entries { next, count } => {
+            ReaderState::Head | ReaderState::HeadAgain { .. } => {
+                Some(GetLogPage::new(lid::DISCOVERY, 0, 1024))
+            }
+            ReaderState::Entries { next, count } => {
                 let bytes = u64::from(self.chunk_bytes).min((count - next) * 1024);
                 Some(GetLogPage::new(lid::DISCOVERY, (next + 1) * 1024, bytes as u32))
             }
-            State::Done => None,
+            ReaderState::Done => None,
         }
     }
 
@@ -282,16 +284,18 @@ impl Reader {
         let asked = asked.bytes as u32;
         let whole = bytes.get(..asked as usize).ok_or(ReadError::Short { asked, found: bytes.len() });
         self.state = match (self.state, whole) {
-            (State::Head, whole) => self.head(whole?)?,
-            (State::Entries { next, count }, Ok(bytes)) => self.entries(bytes, next, count),
-            (State::Entries { count, .. }, Err(short)) => State::HeadAgain { count, short: Some(short) },
-            (State::HeadAgain { count, short }, whole) => self.head_again(whole?, count, short)?,
-            (State::Done, _) => State::Done,
+            (ReaderState::Head, whole) => self.head(whole?)?,
+            (ReaderState::Entries { next, count }, Ok(bytes)) => self.entries(bytes, next, count),
+            (ReaderState::Entries { count, .. }, Err(short)) => {
+                ReaderState::HeadAgain { count, short: Some(short) }
+            }
+            (ReaderState::HeadAgain { count, short }, whole) => self.head_again(whole?, count, short)?,
+            (ReaderState::Done, _) => ReaderState::Done,
         };
         Ok(())
     }
 
-    fn head(&mut self, bytes: &[u8]) -> Result<State, ReadError> {
+    fn head(&mut self, bytes: &[u8]) -> Result<ReaderState, ReadError> {
         let header = Header::read(bytes).copied().unwrap_or_default();
         if header.recfmt.get() != 0 {
             return Err(ReadError::Format(header.recfmt.get()));
@@ -301,10 +305,10 @@ impl Reader {
             return Err(ReadError::TooMany(count));
         }
         self.log = Log { generation: header.genctr.get(), ..Log::default() };
-        Ok(if count == 0 { State::Done } else { State::Entries { next: 0, count } })
+        Ok(if count == 0 { ReaderState::Done } else { ReaderState::Entries { next: 0, count } })
     }
 
-    fn entries(&mut self, bytes: &[u8], next: u64, count: u64) -> State {
+    fn entries(&mut self, bytes: &[u8], next: u64, count: u64) -> ReaderState {
         let entries = <[Entry]>::ref_from_bytes(bytes).unwrap_or_default();
         for (index, entry) in (next..).zip(entries) {
             match entry.endpoint() {
@@ -313,15 +317,20 @@ impl Reader {
             }
         }
         match next + entries.len() as u64 {
-            next if next < count => State::Entries { next, count },
-            _ => State::HeadAgain { count, short: None },
+            next if next < count => ReaderState::Entries { next, count },
+            _ => ReaderState::HeadAgain { count, short: None },
         }
     }
 
-    fn head_again(&mut self, bytes: &[u8], count: u64, short: Option<ReadError>) -> Result<State, ReadError> {
+    fn head_again(
+        &mut self,
+        bytes: &[u8],
+        count: u64,
+        short: Option<ReadError>,
+    ) -> Result<ReaderState, ReadError> {
         let header = Header::read(bytes).copied().unwrap_or_default();
         if (header.genctr.get(), header.numrec.get()) == (self.log.generation, count) {
-            return short.map_or(Ok(State::Done), Err);
+            return short.map_or(Ok(ReaderState::Done), Err);
         }
         self.restarts += 1;
         if self.restarts > RESTARTS_MAX {

@@ -67,7 +67,7 @@ pub(super) struct Counts {
 }
 
 #[derive(Default)]
-struct State {
+struct RequestState {
     /// Parts whose copies are all queued, and parts whose bytes have arrived.
     filled: usize,
     done: usize,
@@ -107,7 +107,7 @@ pub struct Request {
     noted: Option<Noted>,
     began: Instant,
     process: u32,
-    state: Mutex<State>,
+    state: Mutex<RequestState>,
     changed: Condvar,
 }
 
@@ -485,11 +485,11 @@ impl Request {
         self.dropped.load(Ordering::Acquire)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RequestState> {
         self.state.lock().expect("no holder panics")
     }
 
-    fn own_state(&self) -> Result<MutexGuard<'_, State>, Error> {
+    fn own_state(&self) -> Result<MutexGuard<'_, RequestState>, Error> {
         if self.is_of_the_parent() {
             let found = "it was started before this process was forked, and goes on in the parent";
             return Err(Error::run("the result of a read", found, "read it again in the child"));
@@ -563,7 +563,7 @@ impl Request {
     }
 
     /// Ends the request; waiters go on once the state is free: the file is released by then.
-    fn end(&self, state: &mut State) {
+    fn end(&self, state: &mut RequestState) {
         state.seconds = self.began.elapsed().as_secs_f64();
         state.streams.clear();
         if let Some(Table { numbers: Numbers::GpuNumbers(numbers), .. }) = &self.table {
@@ -581,7 +581,7 @@ impl Request {
     }
 
     /// Wakes who waits; a call to the system where nobody does would cost a short request as much as its rows.
-    fn notify(&self, state: &State) {
+    fn notify(&self, state: &RequestState) {
         if state.waiting > 0 {
             self.changed.notify_all();
         }
@@ -602,7 +602,7 @@ impl Request {
         self.wait_for(at_most, |state| state.done >= self.part_count())
     }
 
-    fn wait_for(&self, at_most: Option<Duration>, met: impl Fn(&State) -> bool) -> bool {
+    fn wait_for(&self, at_most: Option<Duration>, met: impl Fn(&RequestState) -> bool) -> bool {
         if self.is_of_the_parent() {
             return true;
         }

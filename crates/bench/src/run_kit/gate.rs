@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Holds threads back until their work begins or is called off.
 #[derive(Default)]
 pub struct Gate {
-    state: Mutex<State>,
+    state: Mutex<GateState>,
     /// Threads wait for this at the gate.
     opened: Condvar,
     /// The leader of a team waits for this: one of its threads has come, or has ended.
@@ -14,7 +14,7 @@ pub struct Gate {
 }
 
 #[derive(Default)]
-struct State {
+struct GateState {
     /// Threads that have come to the gate.
     came: u32,
     /// Threads of a team that have ended.
@@ -62,17 +62,17 @@ impl Gate {
 
     /// Waits until each of `threads` has come to the gate, or ended before.
     pub(super) fn await_arrival(&self, threads: u32) {
-        let is_missing = |state: &mut State| state.came + state.ended < threads;
+        let is_missing = |state: &mut GateState| state.came + state.ended < threads;
         drop(self.changed.wait_while(self.lock(), is_missing));
     }
 
     /// Waits until all of `threads` have ended, for at most `time`.
     pub(super) fn await_end(&self, threads: u32, time: Duration) {
-        let is_working = |state: &mut State| state.ended < threads;
+        let is_working = |state: &mut GateState| state.ended < threads;
         drop(self.changed.wait_timeout_while(self.lock(), time, is_working));
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
         self.state.lock().expect("no thread panics while it holds the gate")
     }
 }

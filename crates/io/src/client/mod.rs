@@ -33,7 +33,7 @@ pub struct Submission<O> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum IoState {
     /// Free slot.
     Free,
     /// The caller has it.
@@ -56,7 +56,7 @@ pub struct InFlight<O> {
     pub moved: u32,
     /// The time-out counts from here.
     pub issued: Instant,
-    state: State,
+    state: IoState,
     abandoned: bool,
     /// It is of rows, whose offsets aren't kept: nothing of it can be asked for again.
     rows: bool,
@@ -151,7 +151,7 @@ impl<O: Copy> Client<O> {
             mem: slot(n),
             moved: 0,
             issued: now,
-            state: State::Free,
+            state: IoState::Free,
             abandoned: false,
             rows: false,
         };
@@ -254,7 +254,7 @@ impl<O: Copy> Client<O> {
 
     /// Tags whose I/Os are the client's.
     pub fn tags(&self) -> impl Iterator<Item = u32> + '_ {
-        let busy = |(_, t): &(usize, &InFlight<O>)| matches!(t.state, State::Again | State::Pushed);
+        let busy = |(_, t): &(usize, &InFlight<O>)| matches!(t.state, IoState::Again | IoState::Pushed);
         self.ios.iter().enumerate().filter(busy).map(|(tag, _)| tag as u32)
     }
 
@@ -267,7 +267,7 @@ impl<O: Copy> Client<O> {
         pending.submission = submission;
         pending.moved = 0;
         pending.issued = now;
-        (pending.state, pending.abandoned, pending.rows) = (State::Held, false, false);
+        (pending.state, pending.abandoned, pending.rows) = (IoState::Held, false, false);
         Some(tag)
     }
 
@@ -279,8 +279,8 @@ impl<O: Copy> Client<O> {
     /// The tag is free; or was lost, and stays so.
     #[inline]
     pub fn release(&mut self, tag: u32) {
-        debug_assert_eq!(self.ios[tag as usize].state, State::Held);
-        self.ios[tag as usize].state = State::Free;
+        debug_assert_eq!(self.ios[tag as usize].state, IoState::Held);
+        self.ios[tag as usize].state = IoState::Free;
         self.free.give(tag);
     }
 
@@ -300,7 +300,7 @@ impl<O: Copy> Client<O> {
         match queue_of(&mut self.entries, number).push(io, reactor) {
             Ok(()) => self.is_pushed(tag, number),
             Err(Full(_)) => {
-                pending.state = State::Again;
+                pending.state = IoState::Again;
                 self.again.push(tag);
             }
         }
@@ -323,7 +323,7 @@ impl<O: Copy> Client<O> {
 
     #[inline]
     fn is_pushed(&mut self, tag: u32, number: u32) {
-        self.ios[tag as usize].state = State::Pushed;
+        self.ios[tag as usize].state = IoState::Pushed;
         self.in_flight += 1;
         let entry = &mut self.entries[number as usize];
         entry.in_flight += 1;
@@ -354,7 +354,7 @@ impl<O: Copy> Client<O> {
             let pending = &mut ios[*tag as usize];
             let never = queue_of(entries, pending.submission.queue).in_flight() == 0;
             if never {
-                pending.state = State::Held;
+                pending.state = IoState::Held;
                 refused.push(*tag);
             }
             !never
@@ -412,12 +412,12 @@ impl<O: Copy> Client<O> {
         let Done { tag, result, via, copy_ns } = done;
         let pending = &mut self.ios[tag as usize];
         self.entries[pending.submission.queue as usize].in_flight -= 1;
-        if pending.state == State::Lost {
+        if pending.state == IoState::Lost {
             self.is_found_again(tag);
             return None;
         }
         self.in_flight -= 1;
-        pending.state = State::Held;
+        pending.state = IoState::Held;
         let left = pending.submission.want - pending.moved;
         let end = match result {
             Ok(moved) if moved >= left => {
@@ -428,7 +428,7 @@ impl<O: Copy> Client<O> {
             Err(fault) if pending.abandoned => End::GivenUp(fault),
             Err(fault) if self.patience != Patience::None && is_passing(&fault) && !pending.rows => {
                 self.retried += 1;
-                pending.state = State::Again;
+                pending.state = IoState::Again;
                 self.again.push(tag);
                 return None;
             }
@@ -453,7 +453,7 @@ impl<O: Copy> Client<O> {
         }
         pending.moved = whole;
         self.short += 1;
-        pending.state = State::Again;
+        pending.state = IoState::Again;
         self.again.push(tag);
         None
     }

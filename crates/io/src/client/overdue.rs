@@ -3,8 +3,8 @@
 use super::queue_of;
 use super::Client;
 use super::InFlight;
+use super::IoState;
 use super::Late;
-use super::State;
 use super::CLIENT_GRACE;
 use crate::clock;
 use crate::reactor::Reactor;
@@ -20,7 +20,7 @@ impl<O: Copy> Client<O> {
     /// The caller's work on it takes time, and may time out: it counts as in flight until `unhold`.
     pub fn hold(&mut self, tag: u32) {
         let pending = &mut self.ios[tag as usize];
-        (pending.state, pending.issued) = (State::Verifying, clock::monotonic_now());
+        (pending.state, pending.issued) = (IoState::Verifying, clock::monotonic_now());
         self.in_flight += 1;
     }
 
@@ -29,7 +29,7 @@ impl<O: Copy> Client<O> {
         if self.is_found_again(tag) {
             return false;
         }
-        self.ios[tag as usize].state = State::Held;
+        self.ios[tag as usize].state = IoState::Held;
         self.in_flight -= 1;
         true
     }
@@ -37,9 +37,9 @@ impl<O: Copy> Client<O> {
     /// It was given up as lost and has completed after all: its memory can be used again.
     pub(super) fn is_found_again(&mut self, tag: u32) -> bool {
         let pending = &mut self.ios[tag as usize];
-        let found = pending.state == State::Lost;
+        let found = pending.state == IoState::Lost;
         if found {
-            pending.state = State::Held;
+            pending.state = IoState::Held;
             self.lost -= 1;
             self.release(tag);
         }
@@ -74,9 +74,9 @@ impl<O: Copy> Client<O> {
             if !pending.abandoned {
                 self.abandon(tag, reactor);
                 late.push((tag, Late::TimedOut));
-            } else if pending.state == State::Again {
+            } else if pending.state == IoState::Again {
                 self.again.retain(|again| *again != tag);
-                self.ios[tag as usize].state = State::Held;
+                self.ios[tag as usize].state = IoState::Held;
                 late.push((tag, Late::NeverTaken));
             } else if age > timeout + CLIENT_GRACE {
                 self.lose(tag);
@@ -91,7 +91,7 @@ impl<O: Copy> Client<O> {
         let owed = self.take_owed(|_| true).into_iter();
         let mut late: Vec<_> = owed.map(|tag| (tag, Late::NeverTaken)).collect();
         for tag in 0..self.ios.len() as u32 {
-            if self.ios[tag as usize].state == State::Pushed {
+            if self.ios[tag as usize].state == IoState::Pushed {
                 self.lose(tag);
                 late.push((tag, Late::Lost));
             }
@@ -100,7 +100,7 @@ impl<O: Copy> Client<O> {
     }
 
     fn lose(&mut self, tag: u32) {
-        self.ios[tag as usize].state = State::Lost;
+        self.ios[tag as usize].state = IoState::Lost;
         (self.lost, self.in_flight) = (self.lost + 1, self.in_flight - 1);
     }
 
@@ -108,7 +108,7 @@ impl<O: Copy> Client<O> {
     pub fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
         let pending = &mut self.ios[tag as usize];
         pending.abandoned = true;
-        if pending.state == State::Pushed {
+        if pending.state == IoState::Pushed {
             queue_of(&mut self.entries, pending.submission.queue).abandon(tag, reactor);
         }
     }
@@ -120,11 +120,11 @@ impl<O: Copy> Client<O> {
             .into_iter()
             .partition(|t| whose(&ios[*t as usize].submission.owner));
         self.again = kept;
-        gone.iter().for_each(|tag| self.ios[*tag as usize].state = State::Held);
+        gone.iter().for_each(|tag| self.ios[*tag as usize].state = IoState::Held);
         gone
     }
 }
 
 pub(super) fn is_under_way<O>(pending: &InFlight<O>) -> bool {
-    matches!(pending.state, State::Again | State::Pushed | State::Verifying)
+    matches!(pending.state, IoState::Again | IoState::Pushed | IoState::Verifying)
 }

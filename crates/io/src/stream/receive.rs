@@ -18,7 +18,7 @@ const POLL_FIRST: u16 = 1;
 const PIECES_MAX: usize = 128;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ReceiveState {
     Idle,
     /// A receive waits in the ring.
     Armed,
@@ -27,7 +27,7 @@ enum State {
 }
 
 pub(super) struct Receiver {
-    state: State,
+    state: ReceiveState,
     /// True if there may be more: try before waiting.
     more: bool,
     /// Bytes that the last receive had room for.
@@ -51,7 +51,7 @@ unsafe impl Send for Receiver {}
 impl Default for Receiver {
     fn default() -> Receiver {
         Receiver {
-            state: State::Idle,
+            state: ReceiveState::Idle,
             more: false,
             room: 0,
             aimed: None,
@@ -68,12 +68,12 @@ impl Default for Receiver {
 
 impl Receiver {
     pub(crate) fn is_armed(&self) -> bool {
-        self.state == State::Armed
+        self.state == ReceiveState::Armed
     }
 
     /// A receive into that command's payload is under way, or wasn't booked yet.
     pub(crate) fn is_aimed_at(&self, command: Handle) -> bool {
-        self.state != State::Idle && self.aimed == Some(command)
+        self.state != ReceiveState::Idle && self.aimed == Some(command)
     }
 
     /// `arms`: a receive may be left in the ring.
@@ -86,12 +86,12 @@ impl Receiver {
         at: &impl Fn(PayloadPlace) -> Mem,
     ) -> io::Result<Received> {
         match self.state {
-            State::Armed => return Ok(Received::Later),
-            State::Arrived(n) => {
-                self.state = State::Idle;
+            ReceiveState::Armed => return Ok(Received::Later),
+            ReceiveState::Arrived(n) => {
+                self.state = ReceiveState::Idle;
                 return Ok(self.book(end, n));
             }
-            State::Idle => {}
+            ReceiveState::Idle => {}
         }
         self.aim(end, at);
         if self.more {
@@ -173,7 +173,7 @@ impl Receiver {
         let entry = opcode::RecvMsg::new(types::Fd(port.fd), std::ptr::addr_of_mut!(self.message))
             .ioprio(poll)
             .build();
-        self.state = State::Armed;
+        self.state = ReceiveState::Armed;
         // SAFETY: the message, the end and its buffer lie in the stream's box, and the payload is the stream's, until
         // the completion.
         unsafe { reactor.push(port.token, port.tag(RECEIVE), entry) };
@@ -181,10 +181,10 @@ impl Receiver {
 
     /// Books a completion; the errno of one that failed.
     pub(crate) fn completed(&mut self, c: Completion) -> Option<i32> {
-        self.state = State::Idle;
+        self.state = ReceiveState::Idle;
         match c.result {
             n if n >= 0 => {
-                self.state = State::Arrived(n as usize);
+                self.state = ReceiveState::Arrived(n as usize);
                 self.more = n as usize == self.room || cqueue::sock_nonempty(c.flags);
                 None
             }

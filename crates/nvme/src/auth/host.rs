@@ -42,10 +42,10 @@ pub struct HostAuth {
     credentials: Arc<Credentials>,
     random: Random,
     transaction: u16,
-    state: State,
+    state: HostAuthState,
 }
 
-enum State {
+enum HostAuthState {
     Negotiating,
     AwaitingChallenge,
     /// The reply is on its way; then its Success1 is read.
@@ -67,7 +67,7 @@ struct Exchange {
 impl HostAuth {
     /// `transaction` should differ from that of the last exchange with the same controller.
     pub fn new(credentials: Arc<Credentials>, random: Random, transaction: u16) -> HostAuth {
-        HostAuth { credentials, random, transaction, state: State::Negotiating }
+        HostAuth { credentials, random, transaction, state: HostAuthState::Negotiating }
     }
 
     /// The first step.
@@ -87,28 +87,30 @@ impl HostAuth {
     /// The Authentication Send of the last step succeeded.
     pub fn sent(&mut self) -> HostStep {
         let receive = HostStep::Receive(MESSAGE_BYTES_MAX as u32);
-        match std::mem::replace(&mut self.state, State::Ended) {
-            State::Negotiating => {
-                self.state = State::AwaitingChallenge;
+        match std::mem::replace(&mut self.state, HostAuthState::Ended) {
+            HostAuthState::Negotiating => {
+                self.state = HostAuthState::AwaitingChallenge;
                 receive
             }
-            State::Replying(exchange) => {
-                self.state = State::AwaitingSuccess1(exchange);
+            HostAuthState::Replying(exchange) => {
+                self.state = HostAuthState::AwaitingSuccess1(exchange);
                 receive
             }
-            State::Finishing(agreement) => HostStep::Done(agreement),
-            State::Failing(failure) => HostStep::Failed(failure),
-            State::AwaitingChallenge | State::AwaitingSuccess1(_) | State::Ended => out_of_turn(),
+            HostAuthState::Finishing(agreement) => HostStep::Done(agreement),
+            HostAuthState::Failing(failure) => HostStep::Failed(failure),
+            HostAuthState::AwaitingChallenge | HostAuthState::AwaitingSuccess1(_) | HostAuthState::Ended => {
+                out_of_turn()
+            }
         }
     }
 
     /// The Authentication Receive of the last step succeeded and brought these bytes.
     pub fn received(&mut self, bytes: &[u8]) -> HostStep {
-        let step = match std::mem::replace(&mut self.state, State::Ended) {
-            State::AwaitingChallenge => {
+        let step = match std::mem::replace(&mut self.state, HostAuthState::Ended) {
+            HostAuthState::AwaitingChallenge => {
                 self.expect(bytes, Kind::Challenge).and_then(|()| self.challenged(bytes))
             }
-            State::AwaitingSuccess1(exchange) => {
+            HostAuthState::AwaitingSuccess1(exchange) => {
                 self.expect(bytes, Kind::Success1).and_then(|()| self.succeeded(bytes, &exchange))
             }
             _ => return out_of_turn(),
@@ -120,7 +122,7 @@ impl HostAuth {
         if failure.by_peer {
             return HostStep::Failed(failure);
         }
-        self.state = State::Failing(failure);
+        self.state = HostAuthState::Failing(failure);
         HostStep::Send(message::encode_failure(Kind::Failure2, self.transaction, failure.explanation))
     }
 
@@ -188,7 +190,7 @@ impl HostAuth {
         .encode();
         let agreement =
             Agreement { hash: challenge.hash, group: challenge.group, both_ways: expected.is_some() };
-        self.state = State::Replying(Exchange { agreement, expected });
+        self.state = HostAuthState::Replying(Exchange { agreement, expected });
         Ok(HostStep::Send(reply))
     }
 
@@ -198,7 +200,7 @@ impl HostAuth {
         match (&exchange.expected, success.response) {
             (None, None) => Ok(HostStep::Done(exchange.agreement)),
             (Some(expected), Some(response)) if expected.matches(response) => {
-                self.state = State::Finishing(exchange.agreement);
+                self.state = HostAuthState::Finishing(exchange.agreement);
                 Ok(HostStep::Send(message::encode_success2(self.transaction)))
             }
             (Some(_), Some(_)) => Err(Failure::ours(Explanation::FAILED, "the controller has another key")),

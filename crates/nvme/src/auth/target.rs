@@ -25,10 +25,10 @@ pub enum Outcome {
 pub struct TargetAuth {
     credentials: Arc<Credentials>,
     outcome: Outcome,
-    state: State,
+    state: TargetAuthState,
 }
 
-enum State {
+enum TargetAuthState {
     AwaitingNegotiate,
     /// Negotiated: the challenge is to be fetched.
     Challenging(Exchange),
@@ -62,7 +62,7 @@ struct Exchange {
 
 impl TargetAuth {
     pub fn new(credentials: Arc<Credentials>) -> TargetAuth {
-        TargetAuth { credentials, outcome: Outcome::Pending, state: State::AwaitingNegotiate }
+        TargetAuth { credentials, outcome: Outcome::Pending, state: TargetAuthState::AwaitingNegotiate }
     }
 
     pub fn outcome(&self) -> Outcome {
@@ -99,47 +99,49 @@ impl TargetAuth {
             return Status::fatal(Code::INVALID_FIELD);
         }
         let transaction = message::transaction(bytes).unwrap_or_default();
-        let step = match (Kind::of(bytes), std::mem::replace(&mut self.state, State::Ended)) {
-            (_, state @ (State::Ended | State::Failing { .. })) => {
+        let step = match (Kind::of(bytes), std::mem::replace(&mut self.state, TargetAuthState::Ended)) {
+            (_, state @ (TargetAuthState::Ended | TargetAuthState::Failing { .. })) => {
                 self.state = state;
                 return Status::fatal(Code::COMMAND_SEQUENCE_ERROR);
             }
-            (Some(Kind::Negotiate), State::AwaitingNegotiate) => self.negotiated(bytes, random),
-            (Some(Kind::Reply), State::AwaitingReply(exchange)) if exchange.transaction == transaction => {
+            (Some(Kind::Negotiate), TargetAuthState::AwaitingNegotiate) => self.negotiated(bytes, random),
+            (Some(Kind::Reply), TargetAuthState::AwaitingReply(exchange))
+                if exchange.transaction == transaction =>
+            {
                 self.replied(bytes, &exchange)
             }
-            (Some(Kind::Success2), State::AwaitingSuccess2 { agreement, transaction: due })
+            (Some(Kind::Success2), TargetAuthState::AwaitingSuccess2 { agreement, transaction: due })
                 if due == transaction =>
             {
                 self.outcome = Outcome::Authenticated(agreement);
-                Ok(State::AwaitingNegotiate)
+                Ok(TargetAuthState::AwaitingNegotiate)
             }
             (Some(Kind::Failure2), _) => {
                 let explanation = message::decode_failure(bytes).unwrap_or_else(|explanation| explanation);
                 self.outcome = Outcome::Failed(Failure::theirs(explanation));
-                Ok(State::Ended)
+                Ok(TargetAuthState::Ended)
             }
             _ => Err(Failure::ours(Explanation::INCORRECT_MESSAGE, "another message than was due")),
         };
-        self.state = step.unwrap_or_else(|failure| State::Failing { failure, transaction });
+        self.state = step.unwrap_or_else(|failure| TargetAuthState::Failing { failure, transaction });
         Status::SUCCESS
     }
 
     /// The data for an Authentication Receive with this allocation length. One that is too short changes nothing.
     pub fn receive(&mut self, length: u32) -> Result<Vec<u8>, Status> {
         let bytes = match &mut self.state {
-            State::Challenging(exchange) => challenge(exchange),
-            State::Succeeding { agreement, transaction, response } => {
+            TargetAuthState::Challenging(exchange) => challenge(exchange),
+            TargetAuthState::Succeeding { agreement, transaction, response } => {
                 let response = response.as_ref().map(Digest::as_bytes);
                 Success1 { transaction: *transaction, hash: agreement.hash, response }.encode()
             }
-            State::Failing { failure, transaction } => {
+            TargetAuthState::Failing { failure, transaction } => {
                 message::encode_failure(Kind::Failure1, *transaction, failure.explanation)
             }
-            State::AwaitingNegotiate
-            | State::AwaitingReply(_)
-            | State::AwaitingSuccess2 { .. }
-            | State::Ended => {
+            TargetAuthState::AwaitingNegotiate
+            | TargetAuthState::AwaitingReply(_)
+            | TargetAuthState::AwaitingSuccess2 { .. }
+            | TargetAuthState::Ended => {
                 return Err(Status::fatal(Code::COMMAND_SEQUENCE_ERROR));
             }
         };
@@ -152,24 +154,24 @@ impl TargetAuth {
 
     /// Notes that what was to be fetched has been.
     fn delivered(&mut self) {
-        self.state = match std::mem::replace(&mut self.state, State::Ended) {
-            State::Challenging(exchange) => State::AwaitingReply(exchange),
-            State::Succeeding { agreement, transaction, response: Some(_) } => {
-                State::AwaitingSuccess2 { agreement, transaction }
+        self.state = match std::mem::replace(&mut self.state, TargetAuthState::Ended) {
+            TargetAuthState::Challenging(exchange) => TargetAuthState::AwaitingReply(exchange),
+            TargetAuthState::Succeeding { agreement, transaction, response: Some(_) } => {
+                TargetAuthState::AwaitingSuccess2 { agreement, transaction }
             }
-            State::Succeeding { agreement, response: None, .. } => {
+            TargetAuthState::Succeeding { agreement, response: None, .. } => {
                 self.outcome = Outcome::Authenticated(agreement);
-                State::AwaitingNegotiate
+                TargetAuthState::AwaitingNegotiate
             }
-            State::Failing { failure, .. } => {
+            TargetAuthState::Failing { failure, .. } => {
                 self.outcome = Outcome::Failed(failure);
-                State::Ended
+                TargetAuthState::Ended
             }
             state => state,
         };
     }
 
-    fn negotiated(&self, bytes: &[u8], random: Random) -> Result<State, Failure> {
+    fn negotiated(&self, bytes: &[u8], random: Random) -> Result<TargetAuthState, Failure> {
         let offer = Negotiate::decode(bytes)
             .map_err(|explanation| Failure::ours(explanation, "an AUTH_Negotiate without DH-HMAC-CHAP"))?;
         if offer.concatenation != 0 {
@@ -179,7 +181,7 @@ impl TargetAuth {
         let policy = &self.credentials.policy;
         let hash = policy.hashes.iter().copied().find(|hash| offer.hashes.contains(hash));
         let group = policy.groups.iter().copied().find(|group| offer.groups.contains(group));
-        Ok(State::Challenging(Exchange {
+        Ok(TargetAuthState::Challenging(Exchange {
             transaction: offer.transaction,
             hash: hash.ok_or(Failure::ours(Explanation::HASH_NOT_USABLE, "no hash in common"))?,
             group: group.ok_or(Failure::ours(Explanation::GROUP_NOT_USABLE, "no DH group in common"))?,
@@ -188,7 +190,7 @@ impl TargetAuth {
         }))
     }
 
-    fn replied(&self, bytes: &[u8], exchange: &Exchange) -> Result<State, Failure> {
+    fn replied(&self, bytes: &[u8], exchange: &Exchange) -> Result<TargetAuthState, Failure> {
         let reply = Reply::decode(bytes, exchange.hash, exchange.group)
             .map_err(|explanation| Failure::ours(explanation, "a reply that can't be read"))?;
         let session_key = match &exchange.pair {
@@ -233,7 +235,7 @@ impl TargetAuth {
         };
         let agreement =
             Agreement { hash: exchange.hash, group: exchange.group, both_ways: response.is_some() };
-        Ok(State::Succeeding { agreement, transaction: exchange.transaction, response })
+        Ok(TargetAuthState::Succeeding { agreement, transaction: exchange.transaction, response })
     }
 }
 

@@ -39,7 +39,7 @@ impl Memory {
 
 /// Owner of a slot's memory.
 #[allow(dead_code, reason = "held for its end")]
-enum Held {
+enum SlotMemory {
     Host(Arena),
     /// Unpinned before it is unmapped.
     Pinned(PinnedMemory, Arena),
@@ -48,7 +48,7 @@ enum Held {
 
 struct Slot {
     #[allow(dead_code, reason = "held for its end")]
-    held: Held,
+    held: SlotMemory,
     place: Address,
     /// Work of those who used what lay here before, which must end before it is written to.
     after: Vec<CudaEvent>,
@@ -61,7 +61,7 @@ impl Slot {
 }
 
 #[derive(Default)]
-struct State {
+struct ShelfState {
     free: Vec<Slot>,
     made: usize,
     /// There was no memory for another.
@@ -73,7 +73,7 @@ pub(super) struct Shelf {
     device: Option<Arc<CudaDevice>>,
     slot_bytes: usize,
     limit_bytes: usize,
-    state: Mutex<State>,
+    state: Mutex<ShelfState>,
 }
 
 pub(super) enum Taken {
@@ -93,7 +93,7 @@ impl Shelf {
         Ok(Arc::new(Shelf { memory, device, slot_bytes, limit_bytes, state: Mutex::default() }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ShelfState> {
         self.state.lock().expect("no holder panics")
     }
 
@@ -164,16 +164,16 @@ impl Shelf {
                 let memory =
                     device.allocate(self.slot_bytes).map_err(|why| self.no_memory(made, &why.to_string()))?;
                 let at = memory.address();
-                (Held::Gpu(memory), Address::Device { gpu, at })
+                (SlotMemory::Gpu(memory), Address::Device { gpu, at })
             }
             (Memory::Pinned(_), Some(device)) => {
                 let (arena, place) = host()?;
                 let pinned = device.pin(&arena).map_err(|e| self.no_memory(made, &e.found))?;
-                (Held::Pinned(pinned, arena), place)
+                (SlotMemory::Pinned(pinned, arena), place)
             }
             _ => {
                 let (arena, place) = host()?;
-                (Held::Host(arena), place)
+                (SlotMemory::Host(arena), place)
             }
         };
         Ok(Slot { held, place, after: Vec::new() })

@@ -29,12 +29,12 @@ pub(crate) struct SubsystemEntry {
     pub nqn: String,
     /// Among the server's, and in its configuration.
     pub index: usize,
-    state: Mutex<State>,
+    state: Mutex<SubsystemState>,
     /// Held while namespaces come or go.
     changing: Mutex<()>,
 }
 
-struct State {
+struct SubsystemState {
     /// As hosts see it but for ANA states, which depend on where they came to: `access`.
     nvme: Arc<nvme::Subsystem>,
     access: Access,
@@ -81,7 +81,7 @@ impl SubsystemEntry {
     }
 
     fn new(index: usize, nvme: nvme::Subsystem, access: Access, volumes: Volumes) -> Arc<SubsystemEntry> {
-        let state = State {
+        let state = SubsystemState {
             ids: Ids::new(nvme.limits.controllers.clone()),
             volumes: Arc::new(volumes),
             controllers: BTreeMap::new(),
@@ -97,7 +97,7 @@ impl SubsystemEntry {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SubsystemState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -204,7 +204,7 @@ impl SubsystemEntry {
     }
 }
 
-impl State {
+impl SubsystemState {
     /// Puts other namespaces in place of those that are there.
     fn replace(&mut self, volumes: Volumes) -> Vec<ConnectionId> {
         let namespaces = volumes.iter().map(|(nsid, v)| (*nsid, v.as_namespace())).collect();

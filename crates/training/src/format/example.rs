@@ -21,7 +21,7 @@ enum Message {
 const DEPTH: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
+enum ExampleState {
     Tag,
     /// Length of a field with this number.
     Length {
@@ -40,7 +40,7 @@ pub(crate) struct Walk {
     /// Messages that are open, and where each ends, in bytes from the Example's start.
     open: [(Message, u64); DEPTH],
     depth: usize,
-    state: State,
+    state: ExampleState,
     at: u64,
     varint: u64,
     varint_bytes: u32,
@@ -54,7 +54,7 @@ impl Default for Walk {
         Walk {
             open: [(Message::Example, 0); DEPTH],
             depth: 0,
-            state: State::Tag,
+            state: ExampleState::Tag,
             at: 0,
             varint: 0,
             varint_bytes: 0,
@@ -75,7 +75,7 @@ impl Walk {
     /// Its next bytes.
     pub(crate) fn take(&mut self, mut bytes: &[u8]) -> Result<(), &'static str> {
         while let Some((first, rest)) = bytes.split_first() {
-            if let State::Skip { left } = self.state {
+            if let ExampleState::Skip { left } = self.state {
                 let skipped = left.min(bytes.len() as u64);
                 bytes = &bytes[skipped as usize..];
                 self.at += skipped;
@@ -94,9 +94,9 @@ impl Walk {
     /// All its bytes have come.
     pub(crate) fn end(&self) -> Result<(), &'static str> {
         match (self.depth, self.state, self.varint_bytes) {
-            (0, State::Tag, 0) => Ok(()),
+            (0, ExampleState::Tag, 0) => Ok(()),
             // An Example without a feature.
-            (1, State::Tag, 0) if self.at == self.open[0].1 => Ok(()),
+            (1, ExampleState::Tag, 0) if self.at == self.open[0].1 => Ok(()),
             _ => Err("its protobuf ends inside a field"),
         }
     }
@@ -125,10 +125,10 @@ impl Walk {
     fn number(&mut self, value: u64) -> Result<(), &'static str> {
         let (message, end) = self.top()?;
         match self.state {
-            State::Tag => self.tag(value)?,
-            State::Number => self.state = State::Tag,
-            State::Length { field } => return self.length(message, end, field, value),
-            State::Skip { .. } => {}
+            ExampleState::Tag => self.tag(value)?,
+            ExampleState::Number => self.state = ExampleState::Tag,
+            ExampleState::Length { field } => return self.length(message, end, field, value),
+            ExampleState::Skip { .. } => {}
         }
         self.close()
     }
@@ -140,10 +140,10 @@ impl Walk {
             return Err("its protobuf has a field of number 0");
         }
         self.state = match wire {
-            0 => State::Number,
-            1 => State::Skip { left: 8 },
-            2 => State::Length { field },
-            5 => State::Skip { left: 4 },
+            0 => ExampleState::Number,
+            1 => ExampleState::Skip { left: 8 },
+            2 => ExampleState::Length { field },
+            5 => ExampleState::Skip { left: 4 },
             _ => return Err("its protobuf has a wire type that proto3 doesn't have"),
         };
         if wire != 2 && known(message, field).is_some_and(|m| m != Message::Numbers) {
@@ -164,7 +164,7 @@ impl Walk {
                 self.open[self.depth] = (inner, self.at + bytes);
                 self.depth += 1;
                 self.features += u64::from(inner == Message::Entry);
-                self.state = State::Tag;
+                self.state = ExampleState::Tag;
                 self.close()
             }
             _ => {
@@ -177,7 +177,7 @@ impl Walk {
     }
 
     fn skip(&mut self, left: u64) -> Result<(), &'static str> {
-        self.state = if left == 0 { State::Tag } else { State::Skip { left } };
+        self.state = if left == 0 { ExampleState::Tag } else { ExampleState::Skip { left } };
         self.close()
     }
 
@@ -186,14 +186,14 @@ impl Walk {
         while self.depth > 0 {
             let (_, end) = self.open[self.depth - 1];
             let inside = match self.state {
-                State::Skip { left } => left,
-                State::Tag => 0,
+                ExampleState::Skip { left } => left,
+                ExampleState::Tag => 0,
                 _ => 1,
             };
             if self.at > end || inside > end - self.at {
                 return Err("a field of its protobuf goes beyond the message around it");
             }
-            if self.state != State::Tag || self.at < end {
+            if self.state != ExampleState::Tag || self.at < end {
                 break;
             }
             self.depth -= 1;

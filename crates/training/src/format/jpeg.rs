@@ -10,7 +10,7 @@ const END: u8 = 0xD9;
 const SCAN: u8 = 0xDA;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
+enum JpegState {
     Start,
     /// 0xFF, then a marker; more of 0xFF may stand before it.
     Marker,
@@ -31,7 +31,7 @@ pub(crate) struct Jpeg {
     samples_per_file: u64,
     file_bytes: u64,
     at: u64,
-    state: State,
+    state: JpegState,
     gather: Gather,
     /// Markers before this one, and where it begins.
     markers: u64,
@@ -46,7 +46,7 @@ impl Jpeg {
             samples_per_file: u64::from(spec.samples_per_file),
             file_bytes: 0,
             at: 0,
-            state: State::Start,
+            state: JpegState::Start,
             gather: Gather::default(),
             markers: 0,
             start: 0,
@@ -63,29 +63,29 @@ impl Jpeg {
         self.markers += 1;
         self.start = self.at;
         self.gather.start(2);
-        self.state = State::Marker;
+        self.state = JpegState::Marker;
     }
 
     fn gathered(&mut self) -> Result<(), Damage> {
         let head = self.gather.bytes();
         let (first, second) = (head[head.len() - 2], head[head.len() - 1]);
         match self.state {
-            State::Start if (first, second) == (0xFF, START) => self.next_marker(),
-            State::Start => {
+            JpegState::Start if (first, second) == (0xFF, START) => self.next_marker(),
+            JpegState::Start => {
                 let what = "it doesn't begin as a JPEG does (DLIO 3.0 writes random bytes under that name: --level bytes)";
                 return Err(self.damage(what));
             }
-            State::Marker if first != 0xFF => {
+            JpegState::Marker if first != 0xFF => {
                 return Err(self.damage(format!("{first:#04x} {second:#04x} is not a marker")));
             }
             // Filling.
-            State::Marker if second == 0xFF => {
+            JpegState::Marker if second == 0xFF => {
                 self.gather.start(2);
                 let mut again: &[u8] = &[0xFF];
                 self.gather.fill(&mut again);
             }
-            State::Marker => self.marker(second)?,
-            State::Length { marker } => {
+            JpegState::Marker => self.marker(second)?,
+            JpegState::Length { marker } => {
                 let bytes = u64::from(u16_be(head, 0));
                 let rest = self.file_bytes.saturating_sub(self.at);
                 if bytes < 2 || bytes - 2 > rest {
@@ -95,7 +95,7 @@ impl Jpeg {
                     );
                     return Err(self.damage(what));
                 }
-                self.state = State::Segment { marker, left: bytes - 2 };
+                self.state = JpegState::Segment { marker, left: bytes - 2 };
                 self.segment_ended(0);
             }
             _ => {}
@@ -105,7 +105,7 @@ impl Jpeg {
 
     fn marker(&mut self, marker: u8) -> Result<(), Damage> {
         match marker {
-            END if self.has_scan => self.state = State::Done,
+            END if self.has_scan => self.state = JpegState::Done,
             END => return Err(self.damage("the image ends without a scan")),
             SCAN if !self.has_frame => return Err(self.damage("a scan comes before its frame")),
             // Of no length.
@@ -115,7 +115,7 @@ impl Jpeg {
                 // Frames: C0 to CF without tables (C4), extensions (C8), conditioning (CC).
                 self.has_frame |= matches!(marker, 0xC0..=0xCF) && !matches!(marker, 0xC4 | 0xC8 | 0xCC);
                 self.gather.start(2);
-                self.state = State::Length { marker };
+                self.state = JpegState::Length { marker };
             }
         }
         Ok(())
@@ -123,15 +123,15 @@ impl Jpeg {
 
     /// Notes that a segment has ended, so many bytes later.
     fn segment_ended(&mut self, bytes: u64) {
-        let State::Segment { marker, left } = self.state else { return };
+        let JpegState::Segment { marker, left } = self.state else { return };
         let left = left - bytes;
-        self.state = State::Segment { marker, left };
+        self.state = JpegState::Segment { marker, left };
         if left > 0 {
             return;
         }
         if marker == SCAN {
             self.has_scan = true;
-            self.state = State::Scan;
+            self.state = JpegState::Scan;
         } else {
             self.next_marker();
         }
@@ -140,7 +140,7 @@ impl Jpeg {
     /// Behind 0xFF in a scan: a stuffed zero and restarts belong to it, anything else ends it.
     fn in_scan(&mut self, byte: u8) -> Result<(), Damage> {
         match byte {
-            0x00 | 0xD0..=0xD7 => self.state = State::Scan,
+            0x00 | 0xD0..=0xD7 => self.state = JpegState::Scan,
             0xFF => {}
             marker => {
                 self.markers += 1;
@@ -157,7 +157,7 @@ impl Parser for Jpeg {
         self.file_bytes = file_bytes;
         (self.at, self.markers, self.start) = (0, 0, 0);
         (self.has_frame, self.has_scan) = (false, false);
-        self.state = State::Start;
+        self.state = JpegState::Start;
         self.gather.start(2);
     }
 
@@ -165,31 +165,31 @@ impl Parser for Jpeg {
         while !bytes.is_empty() {
             let before = bytes.len();
             match self.state {
-                State::Scan => {
+                JpegState::Scan => {
                     let found = memchr::memchr(0xFF, bytes);
                     bytes = &bytes[found.map_or(bytes.len(), |at| at + 1)..];
                     self.at += (before - bytes.len()) as u64;
                     if found.is_some() {
-                        self.state = State::ScanMarker;
+                        self.state = JpegState::ScanMarker;
                     }
                 }
-                State::ScanMarker => {
+                JpegState::ScanMarker => {
                     self.at += 1;
                     self.in_scan(bytes[0])?;
                     bytes = &bytes[1..];
                 }
-                State::Segment { left, .. } => {
+                JpegState::Segment { left, .. } => {
                     let now = left.min(bytes.len() as u64);
                     bytes = &bytes[now as usize..];
                     self.at += now;
                     self.segment_ended(now);
                 }
                 // Readers stop there, and cameras do append.
-                State::Done => {
+                JpegState::Done => {
                     self.at += before as u64;
                     bytes = &[];
                 }
-                State::Start | State::Marker | State::Length { .. } => {
+                JpegState::Start | JpegState::Marker | JpegState::Length { .. } => {
                     if self.gather.fill_at(&mut bytes, &mut self.at) {
                         self.gathered()?;
                     }
@@ -200,7 +200,7 @@ impl Parser for Jpeg {
     }
 
     fn end(&mut self) -> Result<(), Damage> {
-        if self.state != State::Done {
+        if self.state != JpegState::Done {
             let inside = self.at - self.start;
             return Err(
                 self.damage(format!("the file ends {inside} bytes behind a marker, inside the image"))
@@ -213,7 +213,7 @@ impl Parser for Jpeg {
     }
 
     fn samples(&self) -> u64 {
-        u64::from(self.state == State::Done && self.at == self.file_bytes)
+        u64::from(self.state == JpegState::Done && self.at == self.file_bytes)
     }
 
     fn payload_bytes(&self) -> u64 {

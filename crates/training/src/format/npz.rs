@@ -14,7 +14,7 @@ const MEMBERS_MAX: usize = 1 << 16;
 const INFLATED_BYTES: usize = 32 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
+enum NpzState {
     Signature,
     /// The part of a header that has a fixed length, by its signature.
     Fixed(u32),
@@ -97,7 +97,7 @@ pub(crate) struct Npz {
     lost_array: Option<usize>,
     file_bytes: u64,
     at: u64,
-    state: State,
+    state: NpzState,
     gather: Gather,
     /// Start of the header that is gathered, or of the member whose data comes.
     start: u64,
@@ -125,7 +125,7 @@ impl Npz {
             lost_array: None,
             file_bytes: 0,
             at: 0,
-            state: State::Signature,
+            state: NpzState::Signature,
             gather: Gather::default(),
             start: 0,
             members: Vec::new(),
@@ -147,7 +147,7 @@ impl Npz {
 
     fn next_header(&mut self) {
         self.start = self.at;
-        self.state = State::Signature;
+        self.state = NpzState::Signature;
         self.gather.start(SIGNATURE_BYTES);
     }
 
@@ -155,27 +155,27 @@ impl Npz {
     fn gathered(&mut self) -> Result<(), Damage> {
         let head = self.gather.bytes();
         match self.state {
-            State::Signature => {
+            NpzState::Signature => {
                 let signature = u32_at(head, 0);
                 let bytes = self.fixed_bytes(signature)?;
                 self.gather.extend(bytes - SIGNATURE_BYTES);
-                self.state = State::Fixed(signature);
+                self.state = NpzState::Fixed(signature);
                 Ok(())
             }
-            State::Fixed(signature) => {
+            NpzState::Fixed(signature) => {
                 let rest = match signature {
                     zip::LOCAL => zip::local_rest(head),
                     zip::DIRECTORY => zip::directory_rest(head),
                     _ => 0,
                 };
-                self.state = State::Whole(signature);
+                self.state = NpzState::Whole(signature);
                 if rest == 0 {
                     return self.header(signature);
                 }
                 self.gather.extend(rest);
                 Ok(())
             }
-            State::Whole(signature) => self.header(signature),
+            NpzState::Whole(signature) => self.header(signature),
             _ => Ok(()),
         }
     }
@@ -223,12 +223,12 @@ impl Npz {
             return Err(self.damage(what));
         }
         if method == zip::STORED {
-            self.state = State::Stored { left: packed_bytes };
+            self.state = NpzState::Stored { left: packed_bytes };
             return if packed_bytes == 0 { self.member_ended() } else { Ok(()) };
         }
         self.inflate.reset(false);
         self.inflated.resize(INFLATED_BYTES, 0);
-        self.state = State::Deflated;
+        self.state = NpzState::Deflated;
         Ok(())
     }
 
@@ -238,7 +238,7 @@ impl Npz {
         self.at += now.len() as u64;
         *bytes = rest;
         let left = left - now.len() as u64;
-        self.state = State::Stored { left };
+        self.state = NpzState::Stored { left };
         if left > 0 {
             return Ok(());
         }
@@ -389,7 +389,7 @@ impl Npz {
             )));
         }
         let left = u64::from(u16_at(head, 20));
-        self.state = if left == 0 { State::Done } else { State::Comment { left } };
+        self.state = if left == 0 { NpzState::Done } else { NpzState::Comment { left } };
         Ok(())
     }
 
@@ -398,7 +398,7 @@ impl Npz {
         self.at += now.len() as u64;
         *bytes = rest;
         let left = left - now.len() as u64;
-        self.state = if left == 0 { State::Done } else { State::Comment { left } };
+        self.state = if left == 0 { NpzState::Done } else { NpzState::Comment { left } };
     }
 }
 
@@ -421,17 +421,17 @@ impl Parser for Npz {
     fn take(&mut self, mut bytes: &[u8]) -> Result<(), Damage> {
         while !bytes.is_empty() {
             match self.state {
-                State::Stored { left } => self.stored(&mut bytes, left)?,
-                State::Deflated => self.deflated(&mut bytes)?,
-                State::Comment { left } => self.comment(&mut bytes, left),
-                State::Done => {
+                NpzState::Stored { left } => self.stored(&mut bytes, left)?,
+                NpzState::Deflated => self.deflated(&mut bytes)?,
+                NpzState::Comment { left } => self.comment(&mut bytes, left),
+                NpzState::Done => {
                     let what = format!(
                         "{} bytes follow the end of the zip's directory",
                         self.file_bytes.saturating_sub(self.at)
                     );
                     return Err(Damage::new(self.members.len() as u64, self.at, what));
                 }
-                State::Signature | State::Fixed(_) | State::Whole(_) => {
+                NpzState::Signature | NpzState::Fixed(_) | NpzState::Whole(_) => {
                     if self.gather.fill_at(&mut bytes, &mut self.at) {
                         self.gathered()?;
                     }
@@ -442,10 +442,10 @@ impl Parser for Npz {
     }
 
     fn end(&mut self) -> Result<(), Damage> {
-        if self.state != State::Done {
+        if self.state != NpzState::Done {
             let inside = self.at - self.start;
             let what = match self.state {
-                State::Stored { .. } | State::Deflated => "a member",
+                NpzState::Stored { .. } | NpzState::Deflated => "a member",
                 _ => "a header of the zip",
             };
             return Err(self.damage(format!("the file ends {inside} bytes into {what}")));

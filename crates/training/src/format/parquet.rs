@@ -11,7 +11,7 @@ pub(super) const MAGIC: &[u8; 4] = b"PAR1";
 pub(super) const TAIL_BYTES: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
+enum ParquetState {
     Magic,
     /// A page's header, an index, a Bloom filter's header or the footer: fields tell.
     Struct,
@@ -29,7 +29,7 @@ pub(crate) struct Parquet {
     samples_per_file: u64,
     file_bytes: u64,
     at: u64,
-    state: State,
+    state: ParquetState,
     gather: Gather,
     walk: Walk,
     crc: u32,
@@ -46,7 +46,7 @@ impl Parquet {
             samples_per_file: u64::from(spec.samples_per_file),
             file_bytes: 0,
             at: 0,
-            state: State::Magic,
+            state: ParquetState::Magic,
             gather: Gather::default(),
             walk: Walk::default(),
             crc: 0,
@@ -64,7 +64,7 @@ impl Parquet {
     fn next_struct(&mut self) {
         self.start = self.at;
         self.walk = Walk::default();
-        self.state = State::Struct;
+        self.state = ParquetState::Struct;
     }
 
     /// Begins to take pages, from there on in the file. Pages are counted on.
@@ -75,7 +75,7 @@ impl Parquet {
 
     /// Checks that they ended where a page does.
     pub(super) fn pages_ended(&self) -> Result<(), Damage> {
-        if self.state == State::Struct && self.walk.bytes == 0 {
+        if self.state == ParquetState::Struct && self.walk.bytes == 0 {
             return Ok(());
         }
         let inside = self.at - self.start;
@@ -90,7 +90,7 @@ impl Parquet {
             [_, Seen::Number(_), Seen::List, Seen::Number(rows), ..] if rows >= 0 => {
                 self.rows = rows as u64;
                 self.gather.start(TAIL_BYTES);
-                self.state = State::Tail { footer_bytes: self.walk.bytes };
+                self.state = ParquetState::Tail { footer_bytes: self.walk.bytes };
             }
             // PageHeader: type, length, packed length, perhaps a checksum.
             [_, Seen::Number(_), Seen::Number(_), Seen::Number(bytes), crc, ..] => {
@@ -100,14 +100,14 @@ impl Parquet {
                 };
                 let stored = if let Seen::Number(crc) = crc { Some(crc as u32) } else { None };
                 self.crc = 0;
-                self.state = State::Page { left, stored };
+                self.state = ParquetState::Page { left, stored };
                 self.page(&mut &[][..])?;
             }
             // A Bloom filter's header: bytes, algorithm, hash, packing.
             [_, Seen::Number(bytes), Seen::Struct, ..]
                 if u64::try_from(bytes).is_ok_and(|bytes| bytes <= rest) =>
             {
-                self.state = State::Page { left: bytes as u64, stored: None };
+                self.state = ParquetState::Page { left: bytes as u64, stored: None };
                 self.page(&mut &[][..])?;
             }
             // An index of columns or of offsets; what some writers repeat of a column behind its pages.
@@ -120,7 +120,7 @@ impl Parquet {
     }
 
     fn page(&mut self, bytes: &mut &[u8]) -> Result<(), Damage> {
-        let State::Page { left, stored } = self.state else { return Ok(()) };
+        let ParquetState::Page { left, stored } = self.state else { return Ok(()) };
         let (now, rest) = bytes.split_at(left.min(bytes.len() as u64) as usize);
         if stored.is_some() {
             self.crc = crc32(self.crc, now);
@@ -129,7 +129,7 @@ impl Parquet {
         self.payload += now.len() as u64;
         *bytes = rest;
         let left = left - now.len() as u64;
-        self.state = State::Page { left, stored };
+        self.state = ParquetState::Page { left, stored };
         if left > 0 {
             return Ok(());
         }
@@ -144,12 +144,14 @@ impl Parquet {
     fn gathered(&mut self) -> Result<(), Damage> {
         let bytes = self.gather.bytes();
         match self.state {
-            State::Magic if bytes != MAGIC => Err(self.damage("it doesn't begin as a Parquet file does")),
-            State::Magic => {
+            ParquetState::Magic if bytes != MAGIC => {
+                Err(self.damage("it doesn't begin as a Parquet file does"))
+            }
+            ParquetState::Magic => {
                 self.next_struct();
                 Ok(())
             }
-            State::Tail { footer_bytes }
+            ParquetState::Tail { footer_bytes }
                 if u64::from(u32_at(bytes, 0)) != footer_bytes || &bytes[4..] != MAGIC =>
             {
                 let said = u32_at(bytes, 0);
@@ -158,7 +160,7 @@ impl Parquet {
                 )))
             }
             _ => {
-                self.state = State::Done;
+                self.state = ParquetState::Done;
                 Ok(())
             }
         }
@@ -169,7 +171,7 @@ impl Parser for Parquet {
     fn begin(&mut self, file_bytes: u64) {
         self.file_bytes = file_bytes;
         (self.at, self.pages, self.start, self.payload, self.rows) = (0, 0, 0, 0, 0);
-        self.state = State::Magic;
+        self.state = ParquetState::Magic;
         self.gather.start(MAGIC.len());
     }
 
@@ -177,20 +179,20 @@ impl Parser for Parquet {
         while !bytes.is_empty() {
             let before = bytes.len();
             match self.state {
-                State::Page { .. } => self.page(&mut bytes)?,
-                State::Struct => {
+                ParquetState::Page { .. } => self.page(&mut bytes)?,
+                ParquetState::Struct => {
                     let ended = self.walk.take(&mut bytes).map_err(|what| self.damage(what))?;
                     self.at += (before - bytes.len()) as u64;
                     if ended {
                         self.reported()?;
                     }
                 }
-                State::Magic | State::Tail { .. } => {
+                ParquetState::Magic | ParquetState::Tail { .. } => {
                     if self.gather.fill_at(&mut bytes, &mut self.at) {
                         self.gathered()?;
                     }
                 }
-                State::Done => {
+                ParquetState::Done => {
                     let left = self.file_bytes.saturating_sub(self.at);
                     return Err(Damage::new(self.pages, self.at, format!("{left} bytes follow the footer")));
                 }
@@ -200,7 +202,7 @@ impl Parser for Parquet {
     }
 
     fn end(&mut self) -> Result<(), Damage> {
-        if self.state != State::Done {
+        if self.state != ParquetState::Done {
             let inside = self.at - self.start;
             return Err(self.damage(format!("the file ends {inside} bytes into a page or the footer")));
         }
@@ -208,7 +210,7 @@ impl Parser for Parquet {
     }
 
     fn samples(&self) -> u64 {
-        if self.state == State::Done {
+        if self.state == ParquetState::Done {
             self.rows
         } else {
             0

@@ -11,7 +11,7 @@ const HEAD_BYTES: usize = 8;
 const SUM_BYTES: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
+enum PngState {
     Signature,
     Head,
     Data { left: u64 },
@@ -23,7 +23,7 @@ pub(crate) struct Png {
     samples_per_file: u64,
     file_bytes: u64,
     at: u64,
-    state: State,
+    state: PngState,
     gather: Gather,
     kind: [u8; 4],
     crc: u32,
@@ -40,7 +40,7 @@ impl Png {
             samples_per_file: u64::from(spec.samples_per_file),
             file_bytes: 0,
             at: 0,
-            state: State::Signature,
+            state: PngState::Signature,
             gather: Gather::default(),
             kind: [0; 4],
             crc: 0,
@@ -60,11 +60,11 @@ impl Png {
 
     fn gathered(&mut self) -> Result<(), Damage> {
         match self.state {
-            State::Signature if self.gather.bytes() != SIGNATURE => {
+            PngState::Signature if self.gather.bytes() != SIGNATURE => {
                 return Err(self.damage("it doesn't begin as a PNG does"));
             }
-            State::Signature => self.next_chunk(),
-            State::Head => self.head()?,
+            PngState::Signature => self.next_chunk(),
+            PngState::Head => self.head()?,
             _ => self.sum()?,
         }
         Ok(())
@@ -73,7 +73,7 @@ impl Png {
     fn next_chunk(&mut self) {
         self.start = self.at;
         self.gather.start(HEAD_BYTES);
-        self.state = State::Head;
+        self.state = PngState::Head;
     }
 
     fn head(&mut self) -> Result<(), Damage> {
@@ -92,7 +92,7 @@ impl Png {
         if (self.chunks == 0) != (&self.kind == b"IHDR") || (&self.kind == b"IHDR" && bytes != 13) {
             return Err(self.damage(format!("chunk {} of {bytes} bytes may not stand here", self.name())));
         }
-        self.state = State::Data { left: bytes };
+        self.state = PngState::Data { left: bytes };
         if bytes == 0 {
             self.await_sum();
         }
@@ -101,7 +101,7 @@ impl Png {
 
     fn await_sum(&mut self) {
         self.gather.start(SUM_BYTES);
-        self.state = State::Sum;
+        self.state = PngState::Sum;
     }
 
     fn sum(&mut self) -> Result<(), Damage> {
@@ -114,7 +114,7 @@ impl Png {
             if self.payload == 0 {
                 return Err(self.damage("the image ends without an IDAT chunk"));
             }
-            self.state = State::Done;
+            self.state = PngState::Done;
             return Ok(());
         }
         self.chunks += 1;
@@ -127,25 +127,25 @@ impl Parser for Png {
     fn begin(&mut self, file_bytes: u64) {
         self.file_bytes = file_bytes;
         (self.at, self.chunks, self.start, self.payload) = (0, 0, 0, 0);
-        self.state = State::Signature;
+        self.state = PngState::Signature;
         self.gather.start(SIGNATURE.len());
     }
 
     fn take(&mut self, mut bytes: &[u8]) -> Result<(), Damage> {
         while !bytes.is_empty() {
             match self.state {
-                State::Data { left } => {
+                PngState::Data { left } => {
                     let (now, rest) = bytes.split_at(left.min(bytes.len() as u64) as usize);
                     self.crc = crc32(self.crc, now);
                     self.at += now.len() as u64;
                     self.payload += if &self.kind == b"IDAT" { now.len() as u64 } else { 0 };
                     bytes = rest;
-                    self.state = State::Data { left: left - now.len() as u64 };
-                    if self.state == (State::Data { left: 0 }) {
+                    self.state = PngState::Data { left: left - now.len() as u64 };
+                    if self.state == (PngState::Data { left: 0 }) {
                         self.await_sum();
                     }
                 }
-                State::Done => {
+                PngState::Done => {
                     return Err(Damage::new(
                         self.chunks,
                         self.at,
@@ -163,7 +163,7 @@ impl Parser for Png {
     }
 
     fn end(&mut self) -> Result<(), Damage> {
-        if self.state != State::Done {
+        if self.state != PngState::Done {
             let inside = self.at - self.start;
             return Err(self.damage(format!("the file ends {inside} bytes into the chunk")));
         }
@@ -171,7 +171,7 @@ impl Parser for Png {
     }
 
     fn samples(&self) -> u64 {
-        u64::from(self.state == State::Done)
+        u64::from(self.state == PngState::Done)
     }
 
     fn payload_bytes(&self) -> u64 {

@@ -9,7 +9,7 @@ use super::{Damage, Lost, ParseSpec, Parser};
 const HEAD_BYTES: u64 = 12;
 const FOOT_BYTES: u64 = 4;
 
-enum State {
+enum TfRecordState {
     Head,
     Data { left: u64 },
     Foot,
@@ -22,7 +22,7 @@ pub(crate) struct TfRecord {
     lost: Vec<Lost>,
     file_bytes: u64,
     at: u64,
-    state: State,
+    state: TfRecordState,
     gather: Gather,
     /// Checksum of this record's data so far.
     crc: u32,
@@ -42,7 +42,7 @@ impl TfRecord {
             lost: Vec::new(),
             file_bytes: 0,
             at: 0,
-            state: State::Head,
+            state: TfRecordState::Head,
             gather: Gather::default(),
             crc: 0,
             record_start: 0,
@@ -74,7 +74,7 @@ impl TfRecord {
         self.crc = 0;
         self.odd = None;
         self.walk.begin(bytes);
-        self.state = State::Data { left: bytes };
+        self.state = TfRecordState::Data { left: bytes };
         if bytes == 0 {
             self.data_ended();
         }
@@ -87,7 +87,7 @@ impl TfRecord {
             self.odd = self.walk.take(bytes).err();
         }
         let left = left - bytes.len() as u64;
-        self.state = State::Data { left };
+        self.state = TfRecordState::Data { left };
         if left == 0 {
             self.data_ended();
         }
@@ -95,7 +95,7 @@ impl TfRecord {
 
     fn data_ended(&mut self) {
         self.odd = self.odd.or(self.walk.end().err());
-        self.state = State::Foot;
+        self.state = TfRecordState::Foot;
         self.gather.start(FOOT_BYTES as usize);
     }
 
@@ -121,7 +121,7 @@ impl TfRecord {
         }
         self.samples += 1;
         self.record_start = self.at;
-        self.state = State::Head;
+        self.state = TfRecordState::Head;
         self.gather.start(HEAD_BYTES as usize);
         Ok(())
     }
@@ -135,13 +135,13 @@ impl Parser for TfRecord {
         self.samples = 0;
         self.payload = 0;
         self.lost.clear();
-        self.state = State::Head;
+        self.state = TfRecordState::Head;
         self.gather.start(HEAD_BYTES as usize);
     }
 
     fn take(&mut self, mut bytes: &[u8]) -> Result<(), Damage> {
         while !bytes.is_empty() {
-            if let State::Data { left } = self.state {
+            if let TfRecordState::Data { left } = self.state {
                 let (now, rest) = bytes.split_at(left.min(bytes.len() as u64) as usize);
                 self.at += now.len() as u64;
                 self.data(now, left);
@@ -150,8 +150,8 @@ impl Parser for TfRecord {
             }
             let complete = self.gather.fill_at(&mut bytes, &mut self.at);
             match self.state {
-                State::Head if complete => self.head()?,
-                State::Foot if complete => self.foot()?,
+                TfRecordState::Head if complete => self.head()?,
+                TfRecordState::Foot if complete => self.foot()?,
                 _ => {}
             }
         }
@@ -159,7 +159,7 @@ impl Parser for TfRecord {
     }
 
     fn end(&mut self) -> Result<(), Damage> {
-        if !matches!(self.state, State::Head) || !self.gather.bytes().is_empty() {
+        if !matches!(self.state, TfRecordState::Head) || !self.gather.bytes().is_empty() {
             let got = self.at - self.record_start;
             return Err(self.damage(format!("the file ends {got} bytes into the record")));
         }

@@ -17,7 +17,7 @@ enum Frame {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
+enum ThriftState {
     /// A field's head, or the end of the struct.
     Field,
     /// A field's number, written out.
@@ -55,7 +55,7 @@ pub(crate) enum Seen {
 pub(crate) struct Walk {
     frames: [Frame; DEPTH_MAX],
     depth: usize,
-    state: State,
+    state: ThriftState,
     varint: u64,
     varint_bits: u32,
     pub fields: [Seen; FIELDS],
@@ -68,7 +68,7 @@ impl Default for Walk {
         Walk {
             frames: [Frame::Struct { field: 0 }; DEPTH_MAX],
             depth: 1,
-            state: State::Field,
+            state: ThriftState::Field,
             varint: 0,
             varint_bits: 0,
             fields: [Seen::Nothing; FIELDS],
@@ -86,8 +86,8 @@ const STRUCT: u8 = 12;
 impl Walk {
     /// Takes from the front of `bytes`; true once the struct has ended.
     pub(crate) fn take(&mut self, bytes: &mut &[u8]) -> Result<bool, &'static str> {
-        while self.state != State::Done {
-            if let State::Skip { left } = self.state {
+        while self.state != ThriftState::Done {
+            if let ThriftState::Skip { left } = self.state {
                 if bytes.is_empty() {
                     return Ok(false);
                 }
@@ -107,24 +107,24 @@ impl Walk {
 
     fn byte(&mut self, byte: u8) -> Result<(), &'static str> {
         match self.state {
-            State::Field if byte == 0 => return self.pop(),
-            State::Field => {
+            ThriftState::Field if byte == 0 => return self.pop(),
+            ThriftState::Field => {
                 let kind = byte & 15;
                 match byte >> 4 {
-                    0 => self.state = State::Number { kind },
+                    0 => self.state = ThriftState::Number { kind },
                     delta => self.begin_field(i64::from(delta), kind, true)?,
                 }
                 return Ok(());
             }
-            State::ListHead => {
+            ThriftState::ListHead => {
                 let kind = byte & 15;
                 match byte >> 4 {
-                    15 => self.state = State::ListCount { kind },
+                    15 => self.state = ThriftState::ListCount { kind },
                     count => self.push(Frame::List { left: u64::from(count), kind })?,
                 }
                 return Ok(());
             }
-            State::MapKinds { count } => {
+            ThriftState::MapKinds { count } => {
                 return self.push(Frame::Map {
                     left: count,
                     key: byte >> 4,
@@ -133,21 +133,21 @@ impl Walk {
                 });
             }
             // Of one byte, as an element or a field alike.
-            State::Value { kind: 1..=3 } => return self.ended(),
+            ThriftState::Value { kind: 1..=3 } => return self.ended(),
             _ => {}
         }
         let Some(value) = self.varint(byte)? else { return Ok(()) };
         match self.state {
-            State::Number { kind } => self.begin_field(unzigzag(value), kind, false),
-            State::Value { kind: BINARY } => self.skip(value),
-            State::Value { .. } => {
+            ThriftState::Number { kind } => self.begin_field(unzigzag(value), kind, false),
+            ThriftState::Value { kind: BINARY } => self.skip(value),
+            ThriftState::Value { .. } => {
                 self.note(Seen::Number(unzigzag(value)));
                 self.ended()
             }
-            State::ListCount { kind } => self.push(Frame::List { left: value, kind }),
-            State::MapCount if value == 0 => self.ended(),
-            State::MapCount => {
-                self.state = State::MapKinds { count: value };
+            ThriftState::ListCount { kind } => self.push(Frame::List { left: value, kind }),
+            ThriftState::MapCount if value == 0 => self.ended(),
+            ThriftState::MapCount => {
+                self.state = ThriftState::MapKinds { count: value };
                 Ok(())
             }
             _ => Ok(()),
@@ -175,7 +175,7 @@ impl Walk {
         // A truth value is its own type.
         if matches!(kind, 1 | 2) {
             self.note(Seen::Other);
-            self.state = State::Field;
+            self.state = ThriftState::Field;
             return Ok(());
         }
         self.note(match kind {
@@ -188,10 +188,10 @@ impl Walk {
 
     fn begin_value(&mut self, kind: u8) -> Result<(), &'static str> {
         self.state = match kind {
-            1..=6 | BINARY => State::Value { kind },
-            7 => State::Skip { left: 8 },
-            LIST | SET => State::ListHead,
-            MAP => State::MapCount,
+            1..=6 | BINARY => ThriftState::Value { kind },
+            7 => ThriftState::Skip { left: 8 },
+            LIST | SET => ThriftState::ListHead,
+            MAP => ThriftState::MapCount,
             STRUCT => return self.push(Frame::Struct { field: 0 }),
             _ => return Err("a field has a type that Thrift doesn't have"),
         };
@@ -209,7 +209,7 @@ impl Walk {
 
     fn skip(&mut self, left: u64) -> Result<(), &'static str> {
         if left > 0 {
-            self.state = State::Skip { left };
+            self.state = ThriftState::Skip { left };
             return Ok(());
         }
         self.ended()
@@ -223,7 +223,7 @@ impl Walk {
         self.depth += 1;
         match frame {
             Frame::Struct { .. } => {
-                self.state = State::Field;
+                self.state = ThriftState::Field;
                 Ok(())
             }
             _ => self.next_element(),
@@ -233,7 +233,7 @@ impl Walk {
     fn pop(&mut self) -> Result<(), &'static str> {
         self.depth -= 1;
         if self.depth == 0 {
-            self.state = State::Done;
+            self.state = ThriftState::Done;
             return Ok(());
         }
         self.ended()
@@ -243,7 +243,7 @@ impl Walk {
     fn ended(&mut self) -> Result<(), &'static str> {
         match self.frames[self.depth - 1] {
             Frame::Struct { .. } => {
-                self.state = State::Field;
+                self.state = ThriftState::Field;
                 Ok(())
             }
             _ => self.next_element(),

@@ -10,7 +10,7 @@ const RECORDS_BYTES_MAX: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 #[derive(Clone, Copy)]
-enum State {
+enum WebDatasetState {
     Head,
     /// Content that goes by, and how much of it is left.
     Content {
@@ -45,7 +45,7 @@ pub(crate) struct WebDataset {
     samples_per_file: u64,
     file_bytes: u64,
     at: u64,
-    state: State,
+    state: WebDatasetState,
     gather: Gather,
     /// Where this member begins, its own headers before it included.
     member_start: u64,
@@ -69,7 +69,7 @@ impl WebDataset {
             samples_per_file: u64::from(spec.samples_per_file),
             file_bytes: 0,
             at: 0,
-            state: State::Head,
+            state: WebDatasetState::Head,
             gather: Gather::default(),
             member_start: 0,
             members: 0,
@@ -95,7 +95,7 @@ impl WebDataset {
 
     /// Goes past content without having seen it: how far.
     pub(super) fn pass_content(&mut self) -> u64 {
-        let State::Content { left, of_sample } = self.state else { return 0 };
+        let WebDatasetState::Content { left, of_sample } = self.state else { return 0 };
         self.at += left;
         self.payload += if of_sample { left } else { 0 };
         let padding = tar::padding(self.at);
@@ -116,7 +116,7 @@ impl WebDataset {
             if self.long_name.is_some() || self.records != Records::default() {
                 return Err(self.damage("the archive ends behind a header that tells of another member"));
             }
-            self.state = State::Zeroes { blocks: 1 };
+            self.state = WebDatasetState::Zeroes { blocks: 1 };
             self.sample_ends();
             return Ok(());
         }
@@ -139,7 +139,7 @@ impl WebDataset {
         }
         self.fits(bytes)?;
         self.about.clear();
-        self.state = State::About { kind: header.kind, left: bytes };
+        self.state = WebDatasetState::About { kind: header.kind, left: bytes };
         if bytes == 0 {
             self.about_ended(header.kind)?;
         }
@@ -188,7 +188,7 @@ impl WebDataset {
             self.key.clear();
             self.key.extend_from_slice(key);
         }
-        self.state = State::Content { left: bytes, of_sample };
+        self.state = WebDatasetState::Content { left: bytes, of_sample };
         if bytes == 0 {
             self.content_ended(0);
         }
@@ -211,14 +211,14 @@ impl WebDataset {
     }
 
     fn goes_on_behind(&mut self, padding: u64) {
-        self.state = State::Padding { left: padding };
+        self.state = WebDatasetState::Padding { left: padding };
         if padding == 0 {
             self.next_head();
         }
     }
 
     fn next_head(&mut self) {
-        self.state = State::Head;
+        self.state = WebDatasetState::Head;
         self.gather.start(BLOCK_BYTES);
     }
 
@@ -229,36 +229,36 @@ impl WebDataset {
     /// Takes as much as belongs together from the front of `bytes`.
     fn some(&mut self, bytes: &mut &[u8]) -> Result<(), Damage> {
         match self.state {
-            State::Head => {
+            WebDatasetState::Head => {
                 if self.gather.fill_at(bytes, &mut self.at) {
                     self.head()?;
                 }
             }
-            State::Content { left, of_sample } => {
+            WebDatasetState::Content { left, of_sample } => {
                 let now = front(bytes, left).len() as u64;
                 self.at += now;
                 self.payload += if of_sample { now } else { 0 };
-                self.state = State::Content { left: left - now, of_sample };
+                self.state = WebDatasetState::Content { left: left - now, of_sample };
                 if left == now {
                     self.content_ended(tar::padding(self.at));
                 }
             }
-            State::About { kind, left } => {
+            WebDatasetState::About { kind, left } => {
                 let now = front(bytes, left);
                 self.at += now.len() as u64;
                 self.about.extend_from_slice(now);
                 let left = left - now.len() as u64;
-                self.state = State::About { kind, left };
+                self.state = WebDatasetState::About { kind, left };
                 if left == 0 {
                     self.about_ended(kind)?;
                 }
             }
-            State::Padding { left } => {
+            WebDatasetState::Padding { left } => {
                 let now = front(bytes, left).len() as u64;
                 self.at += now;
                 self.goes_on_behind(left - now);
             }
-            State::Zeroes { blocks } => {
+            WebDatasetState::Zeroes { blocks } => {
                 let now = front(bytes, BLOCK - self.at % BLOCK);
                 if let Some(place) = now.iter().position(|byte| *byte != 0) {
                     let offset = self.at + place as u64;
@@ -269,7 +269,7 @@ impl WebDataset {
                     return Err(Damage::new(self.members, offset, what));
                 }
                 self.at += now.len() as u64;
-                self.state = State::Zeroes { blocks: blocks + u64::from(self.at % BLOCK == 0) };
+                self.state = WebDatasetState::Zeroes { blocks: blocks + u64::from(self.at % BLOCK == 0) };
             }
         }
         Ok(())
@@ -298,7 +298,8 @@ impl Parser for WebDataset {
     }
 
     fn end(&mut self) -> Result<(), Damage> {
-        let ended = matches!(self.state, State::Zeroes { blocks } if blocks >= 2) && self.at % BLOCK == 0;
+        let ended =
+            matches!(self.state, WebDatasetState::Zeroes { blocks } if blocks >= 2) && self.at % BLOCK == 0;
         if !ended {
             let got = self.at - self.member_start;
             let what = match got {

@@ -51,12 +51,12 @@ struct Probe {
 
 #[derive(Default)]
 struct Log {
-    state: Mutex<State>,
+    state: Mutex<LogState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct LogState {
     readings: Vec<(Instant, Sample)>,
     /// Readings asked for by `mark`, and how many of these requests were answered.
     asked: u64,
@@ -67,20 +67,20 @@ struct State {
     last_failure: Option<Reason>,
 }
 
-impl State {
+impl LogState {
     fn is_dead(&self) -> bool {
         self.failed_in_a_row >= FAILURES_MAX
     }
 }
 
 impl Log {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LogState> {
         // A thread that panicked between two readings left whole readings behind.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until `done` holds or the time is over.
-    fn wait(&self, limit: Duration, done: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+    fn wait(&self, limit: Duration, done: impl Fn(&LogState) -> bool) -> MutexGuard<'_, LogState> {
         let waited = self.changed.wait_timeout_while(self.lock(), limit, |state| !done(state));
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
@@ -200,7 +200,7 @@ impl Drop for Sampler {
     }
 }
 
-fn complaint(state: &State) -> Option<Reason> {
+fn complaint(state: &LogState) -> Option<Reason> {
     let last = state.last_failure.as_ref()?;
     let read = state.readings.len();
     match state.is_dead() {
@@ -236,7 +236,7 @@ fn attend(mut meter: Box<dyn Meter>, period: Duration, log: &Log) {
     }
 }
 
-fn keep(state: &mut State, at: Instant, sample: Result<Sample, Reason>) {
+fn keep(state: &mut LogState, at: Instant, sample: Result<Sample, Reason>) {
     match sample.and_then(sensible) {
         Ok(sample) => {
             if state.readings.len() >= READINGS_MAX {
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn readings_are_bounded() {
-        let mut state = State::default();
+        let mut state = LogState::default();
         let at = Instant::now();
         for index in 0..READINGS_MAX + 1 {
             keep(&mut state, at, Ok(Watts(index as f64)));

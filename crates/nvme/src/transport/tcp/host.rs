@@ -88,7 +88,7 @@ const HEADER: usize = 24;
 pub struct HostEnd {
     options: Options,
     framer: Framer,
-    state: State,
+    state: HostState,
     /// Rules for PDUs that come, and for those that go.
     incoming: Rules,
     outgoing: Rules,
@@ -102,7 +102,7 @@ pub struct HostEnd {
     term: Option<Vec<u8>>,
 }
 
-enum State {
+enum HostState {
     /// ICReq is still to be sent.
     Greeting,
     Greeted,
@@ -133,7 +133,7 @@ impl HostEnd {
         HostEnd {
             options: Options { depth, r2ts: options.r2ts.max(1), ..options },
             framer: Framer::new(options.bulk),
-            state: State::Greeting,
+            state: HostState::Greeting,
             incoming: Rules { align: 4, ..Rules::default() },
             outgoing: Rules { align: 4, ..Rules::default() },
             max_h2c: 0,
@@ -155,7 +155,7 @@ impl HostEnd {
     /// Queues a command. The command identifier, PSDT and the SGL are filled in here. Err: `depth` are in flight, or
     /// the connection is over.
     pub fn submit(&mut self, mut sqe: Sqe, data: Data) -> Result<Handle, Busy> {
-        if self.commands.is_full() || matches!(self.state, State::Ended(_)) {
+        if self.commands.is_full() || matches!(self.state, HostState::Ended(_)) {
             return Err(Busy);
         }
         let in_capsule = matches!(data, Data::Out { len } if len > 0 && len <= self.in_capsule_max);
@@ -182,10 +182,10 @@ impl HostEnd {
 
     pub fn expect(&mut self) -> Expect<'_> {
         let (lead, bulk) = match self.state {
-            State::Greeting | State::Greeted => (size_of::<pdu::IcResp>(), 0),
+            HostState::Greeting | HostState::Greeted => (size_of::<pdu::IcResp>(), 0),
             // Whatever still comes is taken, and dropped.
-            State::Ended(_) => (usize::MAX, 0),
-            State::Ready => {
+            HostState::Ended(_) => (usize::MAX, 0),
+            HostState::Ready => {
                 let lead = HEADER + if self.incoming.header_digest { pdu::DIGEST_LEN } else { 0 };
                 (lead, if self.commands.reads_are_small() { self.options.bulk } else { 0 })
             }
@@ -196,7 +196,7 @@ impl HostEnd {
     /// `n` bytes came, to where `expect` said.
     pub fn received(&mut self, n: usize) {
         self.framer.received(n);
-        if let State::Ended(_) = self.state {
+        if let HostState::Ended(_) = self.state {
             self.framer.end();
         }
     }
@@ -233,18 +233,18 @@ impl HostEnd {
     }
 
     fn end(&mut self, fatal: Fatal) -> Fatal {
-        if !matches!(self.state, State::Ended(_)) {
+        if !matches!(self.state, HostState::Ended(_)) {
             if !fatal.by_peer {
                 self.term = Some(pdu::term_req(kind::H2C_TERM_REQ, &fatal, self.framer.quote()));
             }
-            self.state = State::Ended(fatal);
+            self.state = HostState::Ended(fatal);
             self.framer.end();
         }
         fatal
     }
 
     fn advance(&mut self) -> Result<Option<Found>, Fatal> {
-        if let State::Ended(fatal) = self.state {
+        if let HostState::Ended(fatal) = self.state {
             return Err(fatal);
         }
         if let Some((command, cqe)) = self.completed.take() {
@@ -289,8 +289,8 @@ impl HostEnd {
             _ => return Err(invalid(pdu::at::KIND, "a controller doesn't send this PDU type")),
         };
         let in_sequence = match self.state {
-            State::Greeted => ch.kind == kind::IC_RESP,
-            _ => ch.kind != kind::IC_RESP && matches!(self.state, State::Ready),
+            HostState::Greeted => ch.kind == kind::IC_RESP,
+            _ => ch.kind != kind::IC_RESP && matches!(self.state, HostState::Ready),
         };
         if !in_sequence {
             return Err(Fatal::new(
@@ -353,7 +353,7 @@ impl HostEnd {
         self.max_h2c = max_h2c.min(pdu::DATA_MAX);
         self.incoming = Rules { header_digest, data_digest, align: 4 };
         self.outgoing = Rules { align: 4 * (u32::from(response.cpda) + 1), ..self.incoming };
-        self.state = State::Ready;
+        self.state = HostState::Ready;
         Ok(Header::Found(Found::Ready))
     }
 
@@ -384,15 +384,15 @@ impl HostEnd {
     pub fn take_outgoing(&mut self, out: &mut Outgoing) {
         self.backlog.begin();
         match self.state {
-            State::Greeting => {
-                self.state = State::Greeted;
+            HostState::Greeting => {
+                self.state = HostState::Greeted;
                 out.push_bytes(self.ic_req().as_bytes());
             }
-            State::Greeted => {}
-            State::Ready => {
+            HostState::Greeted => {}
+            HostState::Ready => {
                 self.backlog.list(&mut self.commands, &self.outgoing, self.max_h2c, out);
             }
-            State::Ended(_) => {
+            HostState::Ended(_) => {
                 if let Some(term) = self.term.take() {
                     out.push_bytes(&term);
                 }

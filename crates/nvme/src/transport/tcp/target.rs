@@ -78,7 +78,7 @@ pub enum Event<'a> {
 pub struct TargetEnd {
     options: Options,
     framer: Framer,
-    state: State,
+    state: TargetState,
     incoming: Rules,
     outgoing: Rules,
     commands: Commands,
@@ -88,7 +88,7 @@ pub struct TargetEnd {
     term: Option<Vec<u8>>,
 }
 
-enum State {
+enum TargetState {
     /// ICReq is awaited.
     Start,
     /// ICResp is to be sent.
@@ -125,7 +125,7 @@ impl TargetEnd {
         TargetEnd {
             options,
             framer: Framer::new(options.bulk),
-            state: State::Start,
+            state: TargetState::Start,
             incoming: Rules { align: 4, ..Rules::default() },
             outgoing: Rules { align: 4, ..Rules::default() },
             commands: Commands::new(),
@@ -189,9 +189,9 @@ impl TargetEnd {
     pub fn expect(&mut self) -> Expect<'_> {
         let header = if self.incoming.header_digest { pdu::DIGEST_LEN } else { 0 };
         let (lead, bulk) = match self.state {
-            State::Start => (size_of::<pdu::IcReq>(), 0),
+            TargetState::Start => (size_of::<pdu::IcReq>(), 0),
             // Whatever still comes is taken, and dropped.
-            State::Ended(_) => (usize::MAX, 0),
+            TargetState::Ended(_) => (usize::MAX, 0),
             // Data of a large write would mostly be copied where the own buffer took all it can.
             _ if self.commands.awaited() > self.options.bulk as u64 => (size_of::<CapsuleCmd>() + header, 0),
             _ => (size_of::<CapsuleCmd>() + header, self.options.bulk),
@@ -201,7 +201,7 @@ impl TargetEnd {
 
     pub fn received(&mut self, n: usize) {
         self.framer.received(n);
-        if let State::Ended(_) = self.state {
+        if let TargetState::Ended(_) = self.state {
             self.framer.end();
         }
     }
@@ -227,18 +227,18 @@ impl TargetEnd {
     }
 
     fn end(&mut self, fatal: Fatal) -> Fatal {
-        if !matches!(self.state, State::Ended(_)) {
+        if !matches!(self.state, TargetState::Ended(_)) {
             if !fatal.by_peer {
                 self.term = Some(pdu::term_req(kind::C2H_TERM_REQ, &fatal, self.framer.quote()));
             }
-            self.state = State::Ended(fatal);
+            self.state = TargetState::Ended(fatal);
             self.framer.end();
         }
         fatal
     }
 
     fn advance(&mut self) -> Result<Option<Found>, Fatal> {
-        if let State::Ended(fatal) = self.state {
+        if let TargetState::Ended(fatal) = self.state {
             return Err(fatal);
         }
         if let Some(command) = self.arrived.take() {
@@ -296,8 +296,8 @@ impl TargetEnd {
             _ => return Err(invalid(pdu::at::KIND, "a host doesn't send this PDU type")),
         };
         let in_sequence = match self.state {
-            State::Start => ch.kind == kind::IC_REQ,
-            _ => ch.kind != kind::IC_REQ && matches!(self.state, State::Ready),
+            TargetState::Start => ch.kind == kind::IC_REQ,
+            _ => ch.kind != kind::IC_REQ && matches!(self.state, TargetState::Ready),
         };
         if !in_sequence {
             let what = "ICReq comes once, first, and nothing before its answer";
@@ -345,7 +345,7 @@ impl TargetEnd {
         let data_digest = self.options.data_digest && request.digests & pdu::digest::DATA != 0;
         self.incoming = Rules { header_digest, data_digest, align: 4 };
         self.outgoing = Rules { align: 4 * (u32::from(request.hpda) + 1), ..self.incoming };
-        self.state = State::Answering;
+        self.state = TargetState::Answering;
         Ok(Header::Found(Found::Ready))
     }
 
@@ -400,13 +400,13 @@ impl TargetEnd {
     pub fn take_outgoing(&mut self, out: &mut Outgoing) {
         self.commands.list_is_sent();
         match self.state {
-            State::Start => {}
-            State::Answering => {
-                self.state = State::Ready;
+            TargetState::Start => {}
+            TargetState::Answering => {
+                self.state = TargetState::Ready;
                 out.push_bytes(self.ic_resp().as_bytes());
             }
-            State::Ready => self.backlog.list(&mut self.commands, &self.outgoing, out),
-            State::Ended(_) => {
+            TargetState::Ready => self.backlog.list(&mut self.commands, &self.outgoing, out),
+            TargetState::Ended(_) => {
                 if let Some(term) = self.term.take() {
                     out.push_bytes(&term);
                 }

@@ -77,7 +77,7 @@ struct Request {
     gently: bool,
 }
 
-struct State {
+struct RegistryState {
     policy: Policy,
     /// By number; no number is given twice.
     files: HashMap<u32, Arc<MappedFile>>,
@@ -119,7 +119,7 @@ struct Shared {
     limits: Limits,
     /// All files together may stay registered.
     fits: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<RegistryState>,
     /// Wakes the registrar, and the thread that prepares for it.
     work: Condvar,
     asked: Condvar,
@@ -144,7 +144,7 @@ fn read(counter: &AtomicU64) -> u64 {
 
 impl Registry {
     pub fn new(pinner: Box<dyn Pinner>, limits: Limits) -> Result<Registry, Error> {
-        let state = State {
+        let state = RegistryState {
             policy: Policy::new(limits.cap_bytes),
             files: HashMap::new(),
             next_number: 0,
@@ -325,7 +325,7 @@ impl Drop for Registry {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RegistryState> {
         self.state.lock().expect("nothing panics while it holds the registry")
     }
 
@@ -334,7 +334,14 @@ impl Shared {
         (self.limits.cap_bytes / 4 / self.limits.window_bytes).clamp(1, AHEAD) as u32
     }
 
-    fn request(&self, state: &mut State, file: &MappedFile, window: u32, streams: bool, gently: bool) {
+    fn request(
+        &self,
+        state: &mut RegistryState,
+        file: &MappedFile,
+        window: u32,
+        streams: bool,
+        gently: bool,
+    ) {
         let w = file.window(window);
         let phase = w.phase();
         if phase == Phase::Cold && streams && self.leaves(state) {
@@ -346,7 +353,7 @@ impl Shared {
     }
 
     /// Returns whether the next window is left to the relays: as many as they copy while the others are registered.
-    fn leaves(&self, state: &mut State) -> bool {
+    fn leaves(&self, state: &mut RegistryState) -> bool {
         if self.limits.relays == 0 || !self.fits.load(Ordering::Relaxed) {
             return false;
         }

@@ -9,9 +9,9 @@ use super::super::turns::Turns;
 use super::add;
 use super::page_up;
 use super::Refusal;
+use super::RegistryState;
 use super::Request;
 use super::Shared;
-use super::State;
 use super::LOOK_AGAIN;
 use super::REST_MAX;
 use super::WAY;
@@ -74,7 +74,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn idle<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    pub(super) fn idle<'a>(&'a self, state: MutexGuard<'a, RegistryState>) -> MutexGuard<'a, RegistryState> {
         if state.stop {
             state
         } else if state.doomed.is_empty() && state.leaving.is_empty() {
@@ -86,13 +86,13 @@ impl Shared {
 
     pub(super) fn wait<'a>(
         &'a self,
-        state: MutexGuard<'a, State>,
+        state: MutexGuard<'a, RegistryState>,
         at_most: Duration,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, RegistryState> {
         self.work.wait_timeout(state, at_most).expect("nothing panics while it holds the registry").0
     }
 
-    pub(super) fn next_step(&self, state: &mut State, file: &MappedFile, request: &Request) -> Step {
+    pub(super) fn next_step(&self, state: &mut RegistryState, file: &MappedFile, request: &Request) -> Step {
         let (_, len) = file.span(request.key.window);
         // An earlier registration of it may still be in use by copies of what the file was.
         if state.pins.contains_key(&request.key) {
@@ -116,7 +116,7 @@ impl Shared {
 
     /// Says what became of a window to those who wait for it.
     pub(super) fn decide(
-        state: &mut State,
+        state: &mut RegistryState,
         key: Key,
         window: &super::super::file::Window,
         phase: Phase,
@@ -126,7 +126,7 @@ impl Shared {
         Self::tell(state, key, turns);
     }
 
-    pub(super) fn tell(state: &mut State, key: Key, turns: &Turns) {
+    pub(super) fn tell(state: &mut RegistryState, key: Key, turns: &Turns) {
         for wakeup in state.waiting.remove(&key).unwrap_or_default() {
             if !wakeup.promised.swap(true, Ordering::SeqCst) {
                 turns.promise();
@@ -136,7 +136,7 @@ impl Shared {
     }
 
     /// Registers a window that was admitted. Called without the lock, returns with it.
-    pub(super) fn register(&self, file: &MappedFile, key: Key) -> MutexGuard<'_, State> {
+    pub(super) fn register(&self, file: &MappedFile, key: Key) -> MutexGuard<'_, RegistryState> {
         let (from, len) = file.span(key.window);
         let made = self.try_to_register(file, from, len);
         let mut state = self.lock();
@@ -197,7 +197,7 @@ impl Shared {
         Ok((pin, after))
     }
 
-    pub(super) fn note(&self, state: &mut State, refusal: Refusal) {
+    pub(super) fn note(&self, state: &mut RegistryState, refusal: Refusal) {
         match refusal {
             Refusal::Changed => {}
             Refusal::Uncached => add(&self.counts.uncached, 1),
@@ -213,7 +213,10 @@ impl Shared {
     }
 
     /// Files that left are forgotten once nothing of them is registered.
-    pub(super) fn let_go<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    pub(super) fn let_go<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, RegistryState>,
+    ) -> MutexGuard<'a, RegistryState> {
         let leaving = std::mem::take(&mut state.leaving);
         for number in leaving {
             let is_its = |key: &Key| key.file == number;
@@ -241,7 +244,10 @@ impl Shared {
     }
 
     /// Ends the registrations of changed files that nobody uses any more.
-    pub(super) fn unregister_doomed<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    pub(super) fn unregister_doomed<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, RegistryState>,
+    ) -> MutexGuard<'a, RegistryState> {
         if state.doomed.is_empty() {
             return state;
         }
@@ -259,9 +265,9 @@ impl Shared {
     /// Unregisters windows that are `Retiring`, without the lock meanwhile.
     pub(super) fn unregister<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, RegistryState>,
         keys: &[Key],
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, RegistryState> {
         let pins: Vec<Box<dyn Pin>> = keys.iter().filter_map(|k| state.pins.remove(k)).collect();
         drop(state);
         drop(pins);
