@@ -1,7 +1,7 @@
 """Random rows of a cached file into host memory, beside NumPy: `python bench/rows_host.py --dir DIR`.
 
 `gather` of `forebay.open(…, "host")` and numpy.take of a memory map and of arrays that hold the file, each in a process of its
-own, into memory that is there. What is compared is the CPU time of the whole process a row. The page cache's pages are small; what
+own, into memory that is there. Compared is the CPU time of the whole process a row. The page cache's pages are small; what
 huge ones would gain is seen by two arrays, one in either kind. Exit: 0 if every bound holds, 1 if one does not.
 """
 

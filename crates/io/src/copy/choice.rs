@@ -26,7 +26,7 @@ pub struct Choice {
 
 impl Default for Choice {
     fn default() -> Choice {
-        let long = Trial::of(&[Stores::Cached, Stores::Moved, Stores::Streamed]);
+        let long = Trial::of(&[Stores::Cached, Stores::Moved, Stores::Ahead, Stores::Streamed]);
         Choice { long, ..Choice::for_staging() }
     }
 }
@@ -34,7 +34,7 @@ impl Default for Choice {
 impl Choice {
     /// For buffers that are copied on, to a GPU: they are read from the cache.
     pub const fn for_staging() -> Choice {
-        const WAYS: &[Stores] = &[Stores::Cached, Stores::Moved];
+        const WAYS: &[Stores] = &[Stores::Cached, Stores::Moved, Stores::Ahead];
         Choice { short: Trial::of(WAYS), long: Trial::of(WAYS) }
     }
 
@@ -107,7 +107,7 @@ impl Trial {
 mod tests {
     use super::*;
 
-    const WAYS: [Stores; 3] = [Stores::Cached, Stores::Moved, Stores::Streamed];
+    const WAYS: [Stores; 4] = [Stores::Cached, Stores::Moved, Stores::Ahead, Stores::Streamed];
 
     /// Gets the time of each round, in nanoseconds a byte, by way and round.
     fn chosen(each: impl Fn(Stores, u32) -> f64, bytes: usize) -> Option<Stores> {
@@ -150,7 +150,7 @@ mod tests {
             let mut tried: Vec<Stores> = (0..1000).map(|_| choice.copy(bytes, |stores| stores)).collect();
             tried.dedup();
             assert_eq!(tried[0], WAYS[0]);
-            let ways = if bytes < LONG_BYTES_MIN { &WAYS[..2] } else { &WAYS[..] };
+            let ways = if bytes < LONG_BYTES_MIN { &WAYS[..3] } else { &WAYS[..] };
             assert_eq!(tried[..ways.len()], *ways);
             assert!(tried.len() <= ways.len() + 1, "one is chosen in the end, and kept");
         }

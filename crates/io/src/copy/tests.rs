@@ -21,7 +21,7 @@ fn mapped(bytes: usize) -> (std::fs::File, *mut u8, Vec<u8>) {
 fn every_length_and_place_is_copied_as_it_is_and_not_a_byte_more() {
     const BYTES: usize = 5 * 32768 + 777;
     let (_file, map, content) = mapped(BYTES);
-    for stores in [Stores::Cached, Stores::Moved, Stores::Streamed] {
+    for stores in [Stores::Cached, Stores::Moved, Stores::Ahead, Stores::Streamed] {
         for (from, to, bytes) in [
             (0, 0, BYTES),
             (0, 0, 4 * 32768),
@@ -106,7 +106,7 @@ fn of_a_truncated_file_the_rows_before_the_first_that_is_gone_are_copied() {
 // promise: FLT-3
 #[test]
 fn a_truncated_file_stops_the_copy_and_says_what_is_left() {
-    for stores in [Stores::Cached, Stores::Moved, Stores::Streamed] {
+    for stores in [Stores::Cached, Stores::Moved, Stores::Ahead, Stores::Streamed] {
         for (bytes, kept) in [
             (16384, 8192),
             (4 * 32768, 2 * 32768 + 8192),
