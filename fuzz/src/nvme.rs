@@ -39,7 +39,7 @@ fn padded<const N: usize>(data: &[u8]) -> [u8; N] {
 
 fn controller(data: &[u8]) {
     let bytes = padded(data);
-    let controller = identify::Controller::of(&bytes);
+    let controller = identify::Controller::from_bytes(&bytes);
     assert!(controller.transfer_bytes_max(4096).is_none_or(|bytes| bytes >= 8192));
     assert!(controller.in_capsule_bytes_max() == 0 || controller.icdoff.get() == 0);
     for text in [controller.sn.text(), controller.mn.text(), controller.fr.text()] {
@@ -53,7 +53,7 @@ fn controller(data: &[u8]) {
 
 fn namespace(data: &[u8]) {
     let bytes = padded(data);
-    let namespace = identify::Namespace::of(&bytes);
+    let namespace = identify::Namespace::from_bytes(&bytes);
     if let Some(block_bytes) = namespace.block_bytes() {
         assert!(block_bytes.is_power_of_two() && block_bytes >= 512);
     }
@@ -95,7 +95,8 @@ fn commands(data: &[u8]) {
     assert_eq!(SetFeatures::parse(&set.to_sqe()), set);
     let get = GetFeatures::parse(&sqe);
     assert!(get.select.is_none() || GetFeatures::parse(&get.to_sqe()) == get);
-    for property in [PropertyGet::of(&sqe).property(), PropertySet::of(&sqe).property()].into_iter().flatten()
+    for property in
+        [PropertyGet::from_sqe(&sqe).property(), PropertySet::from_sqe(&sqe).property()].into_iter().flatten()
     {
         assert_eq!(PropertyGet::new(property).property(), Some(property));
     }

@@ -26,7 +26,7 @@ pub(crate) struct Batches {
 
 impl Batches {
     /// `size`: I/Os of each. None where each I/O stands for itself.
-    pub(crate) fn of(size: Option<u32>) -> Option<Batches> {
+    pub(crate) fn sized(size: Option<u32>) -> Option<Batches> {
         size.map(|size| Batches { size, groups: Vec::new(), free: Vec::new(), open: None })
     }
 
@@ -102,7 +102,7 @@ pub(crate) struct Queries {
 }
 
 impl Queries {
-    pub(crate) fn of(hops: u32, now: Instant) -> Queries {
+    pub(crate) fn new(hops: u32, now: Instant) -> Queries {
         Queries { hops, ended: 0, began: now }
     }
 
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn a_query_is_so_many_whole_rounds_and_begins_anew_where_one_is_not() {
         let (start, after) = (Instant::now(), |ms| Duration::from_millis(ms));
-        let mut queries = Queries::of(2, start);
+        let mut queries = Queries::new(2, start);
         queries.begin_round(start + after(1));
         assert_eq!(queries.end_round(start + after(3), true), None);
         queries.begin_round(start + after(4));
@@ -150,7 +150,7 @@ mod tests {
     // promise: BEN-25
     #[test]
     fn a_batch_begins_with_room_for_all_and_ends_with_the_last() {
-        let mut batches = Batches::of(Some(3)).unwrap();
+        let mut batches = Batches::sized(Some(3)).unwrap();
         let (start, after) = (Instant::now(), |ms| Duration::from_millis(ms));
         assert!(!batches.may_start(2) && batches.may_start(3));
         let first = batches.start(start);

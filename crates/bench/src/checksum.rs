@@ -130,7 +130,7 @@ pub fn checksum_bytes(before: u32, bytes: &[u8]) -> u32 {
 /// memory is checked to be that GPU's.
 pub fn checksum_device_memory(gpu: u32, address: u64, bytes: u64, stream: u64) -> Result<u32, Error> {
     let device = CudaDevice::open(gpu)?;
-    forebay_io::GpuCrc32c::open(&device)?.of(
+    forebay_io::GpuCrc32c::open(&device)?.checksum(
         &forebay_io::CudaStream::borrowed(&device, stream),
         address,
         bytes,

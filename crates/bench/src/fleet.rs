@@ -46,7 +46,7 @@ pub(crate) fn run_once(
         until_ns: AtomicU64::new(measured.map_or(u64::MAX / 2, |d| (warmup + d).as_nanos() as u64)),
         drain_ns: AtomicU64::new(drain.as_nanos() as u64),
         with_histograms: job.workers <= WORKERS_WITH_HISTOGRAMS,
-        ..Shared::of(job, targets.to_vec(), content_seeds.to_vec(), destination)?
+        ..Shared::endless(job, targets.to_vec(), content_seeds.to_vec(), destination)?
     });
     let mut fleet = Fleet::launch(specs, &shared, observer)?;
     fleet.await_ready(observer)?;

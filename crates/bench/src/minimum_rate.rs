@@ -29,7 +29,7 @@ struct Lately {
 }
 
 impl MinimumRate {
-    pub(crate) fn of(job: &JobSpec) -> Option<MinimumRate> {
+    pub(crate) fn for_job(job: &JobSpec) -> Option<MinimumRate> {
         let part = |whole: f64| whole / f64::from(job.workers.max(1));
         let bytes_s = job.rate_min_gib_s.map(|rate| part(rate * BYTES_PER_GIB));
         let ios_s = job.rate_min_iops.map(part);
@@ -103,7 +103,7 @@ mod tests {
     fn each_worker_keeps_up_its_part_second_by_second() {
         let gib_s = 2.0 * 1000.0 / BYTES_PER_GIB;
         let job = JobSpec { workers: 2, rate_min_gib_s: Some(gib_s), ..JobSpec::default() };
-        let mut least = MinimumRate::of(&job).unwrap();
+        let mut least = MinimumRate::for_job(&job).unwrap();
         assert!(!least.is_missed_by(&snapshot(0, 1500, 0, 0)), "it gets going");
         for ms in [2000, 2500, 3000, 3500, 4000] {
             assert!(!least.is_missed_by(&snapshot(0, ms, 500, 1)), "worker 0 at {ms} ms");
@@ -119,15 +119,15 @@ mod tests {
     #[test]
     fn one_that_has_ended_misses_nothing_and_ios_are_counted_by_themselves() {
         let job = JobSpec { rate_min_iops: Some(3.0), ..JobSpec::default() };
-        let mut least = MinimumRate::of(&job).unwrap();
+        let mut least = MinimumRate::for_job(&job).unwrap();
         assert!(!least.is_missed_by(&snapshot(0, 1999, 0, 0)));
         assert!(!least.is_missed_by(&snapshot(0, 3000, 0, 4)));
         least.ended(0);
         assert!(!least.is_missed_by(&snapshot(0, 9000, 0, 0)));
-        let mut least = MinimumRate::of(&job).unwrap();
+        let mut least = MinimumRate::for_job(&job).unwrap();
         assert!(!least.is_missed_by(&snapshot(0, 1999, 0, 0)));
         assert!(least.is_missed_by(&snapshot(0, 3000, 1 << 30, 2)));
         assert_eq!(least.error().unwrap().asked, "‹rate_min_iops›");
-        assert!(MinimumRate::of(&JobSpec::default()).is_none());
+        assert!(MinimumRate::for_job(&JobSpec::default()).is_none());
     }
 }

@@ -24,9 +24,9 @@ impl Pause {
     /// None where nothing does.
     ///
     /// # Errors
-    /// As `Share::of`.
-    pub(crate) fn of(job: &JobSpec) -> Result<Option<Pause>, Error> {
-        let (think, flow) = (Think::of(job), Share::of(job)?);
+    /// As `Share::for_job`.
+    pub(crate) fn for_job(job: &JobSpec) -> Result<Option<Pause>, Error> {
+        let (think, flow) = (Think::for_job(job), Share::for_job(job)?);
         Ok((think.is_some() || flow.is_some()).then_some(Pause { think, flow }))
     }
 
@@ -51,7 +51,7 @@ impl Pause {
 }
 
 impl Think {
-    fn of(job: &JobSpec) -> Option<Think> {
+    fn for_job(job: &JobSpec) -> Option<Think> {
         let lasts = job.think_s.filter(|s| *s > 0.0).map(Duration::from_secs_f64)?;
         Some(Think { lasts, every: job.think_ios.unwrap_or(1), started: 0, until: None })
     }
@@ -90,7 +90,7 @@ pub(crate) struct Left {
 }
 
 impl Left {
-    pub(crate) fn of(job: &JobSpec) -> Left {
+    pub(crate) fn for_job(job: &JobSpec) -> Left {
         Left { ios: job.limit_ios, bytes: job.limit_bytes }
     }
 
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_pause_begins_once_nothing_is_in_flight_and_comes_after_every_so_many() {
         let job = JobSpec { think_s: Some(2.0), think_ios: Some(2), ..JobSpec::default() };
-        let (mut pause, now) = (Pause::of(&job).unwrap().unwrap(), monotonic_now());
+        let (mut pause, now) = (Pause::for_job(&job).unwrap().unwrap(), monotonic_now());
         let after = |s: f64| now + Duration::from_secs_f64(s);
         assert!(pause.is_over(now, 0));
         pause.count();
@@ -125,19 +125,20 @@ mod tests {
         assert!(!pause.is_over(after(1.0), 0) && pause.until() == Some(after(3.0)));
         assert!(!pause.is_over(after(2.5), 0));
         assert!(pause.is_over(after(3.0), 0) && pause.until().is_none());
-        assert!(Pause::of(&JobSpec { think_s: Some(0.0), ..JobSpec::default() }).unwrap().is_none());
+        assert!(Pause::for_job(&JobSpec { think_s: Some(0.0), ..JobSpec::default() }).unwrap().is_none());
     }
 
     // promise: BEN-26
     #[test]
     fn what_is_left_ends_with_the_io_that_reaches_the_limit() {
-        let mut left = Left::of(&JobSpec { limit_bytes: Some(10), limit_ios: Some(3), ..JobSpec::default() });
+        let mut left =
+            Left::for_job(&JobSpec { limit_bytes: Some(10), limit_ios: Some(3), ..JobSpec::default() });
         left.take(6);
         assert!(!left.is_none());
         left.take(6);
         assert!(left.is_none());
-        let mut left = Left::of(&JobSpec { limit_ios: Some(1), ..JobSpec::default() });
+        let mut left = Left::for_job(&JobSpec { limit_ios: Some(1), ..JobSpec::default() });
         left.take(0);
-        assert!(left.is_none() && !Left::of(&JobSpec::default()).is_none());
+        assert!(left.is_none() && !Left::for_job(&JobSpec::default()).is_none());
     }
 }

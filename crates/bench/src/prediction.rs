@@ -32,7 +32,7 @@ pub(crate) fn check(job: &JobSpec, plans: &[SourcePlan]) -> Result<(), Error> {
     if !job.require_model || plans.iter().all(SourcePlan::is_virtual) {
         return Ok(());
     }
-    let law = Law::of(job, plans).and_then(|law| {
+    let law = Law::for_job(job, plans).and_then(|law| {
         let seconds = job.duration_s.unwrap_or(DURATION_DEFAULT_S) * f64::from(job.repeat);
         law.enough(seconds)
     });
@@ -47,7 +47,7 @@ pub(crate) fn judge(
     record: &mut RunRecord,
 ) -> Option<Error> {
     let seconds: f64 = runs.iter().map(|r| r.seconds).sum();
-    let reported = Law::of(job, plans).and_then(|law| {
+    let reported = Law::for_job(job, plans).and_then(|law| {
         law.enough(seconds)?;
         law.iops(seconds / runs.len().max(1) as f64)
     });
@@ -91,7 +91,7 @@ struct Law {
 
 impl Law {
     /// The law of the job's one model in real time, or why there is none.
-    fn of(job: &JobSpec, plans: &[SourcePlan]) -> Result<Law, String> {
+    fn for_job(job: &JobSpec, plans: &[SourcePlan]) -> Result<Law, String> {
         let alone = match plans {
             [plan] => plan.timing.as_ref().filter(|timing| timing.real_time).map(|timing| (plan, timing)),
             _ => None,
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn what_is_foretold_is_what_virtual_time_does_in_the_measured_time() {
-        let law = Law::of(&JobSpec { warmup_s: Some(0.5), ..job() }, &model("d7-ps1010")).unwrap();
+        let law = Law::for_job(&JobSpec { warmup_s: Some(0.5), ..job() }, &model("d7-ps1010")).unwrap();
         let load =
             |duration_s| Load { op: Op::RandRead, io_bytes: 4096, depth: 4, duration_s, ..Load::default() };
         let ios = |duration_s| closed_loop(&law.drive, &load(duration_s)).unwrap().ios as f64;
@@ -217,25 +217,25 @@ mod tests {
     #[test]
     fn a_long_run_is_foretold_by_a_short_play() {
         let busy = JobSpec { depth: 64, workers: 2, io_bytes: 128 << 10, op: Op::Read, ..job() };
-        let law = Law::of(&busy, &model("d7-ps1010")).unwrap();
+        let law = Law::for_job(&busy, &model("d7-ps1010")).unwrap();
         let (short, long) = (law.iops(1.0).unwrap(), law.iops(1e5).unwrap());
         assert!((short / long - 1.0).abs() < 0.01, "{short} {long}");
         let crowd = JobSpec { depth: 4096, workers: 64, ..busy };
-        let law = Law::of(&crowd, &model("d7-ps1010")).unwrap();
+        let law = Law::for_job(&crowd, &model("d7-ps1010")).unwrap();
         assert!(law.iops(1e5).unwrap_err().contains("262144 I/Os in flight"));
     }
 
     #[test]
     fn an_open_loop_is_held_to_what_it_asks_for() {
         let paced = JobSpec { rate_iops: Some(1234.0), ..job() };
-        assert_eq!(Law::of(&paced, &model("d7-ps1010")).unwrap().iops(1.0).unwrap(), 1234.0);
+        assert_eq!(Law::for_job(&paced, &model("d7-ps1010")).unwrap().iops(1.0).unwrap(), 1234.0);
         let paced = JobSpec { rate_gib_s: Some(4096.0 / GIB as f64), rate_iops: None, ..job() };
-        assert_eq!(Law::of(&paced, &model("d7-ps1010")).unwrap().iops(1.0).unwrap(), 1.0);
+        assert_eq!(Law::for_job(&paced, &model("d7-ps1010")).unwrap().iops(1.0).unwrap(), 1.0);
     }
 
     #[test]
     fn what_has_no_law_says_why() {
-        let of = |job: JobSpec, plans: &[SourcePlan]| Law::of(&job, plans).err().unwrap();
+        let of = |job: JobSpec, plans: &[SourcePlan]| Law::for_job(&job, plans).err().unwrap();
         assert!(of(job(), &planned("nil:")).contains("no model"));
         let stripe = planned("stripe:?chunk=64k&m=model:d7-ps1010%3Ftime=real");
         assert!(of(job(), &stripe).contains("among other sources"));
@@ -243,7 +243,7 @@ mod tests {
         assert!(
             of(JobSpec { faults: Some("seed=1".into()), ..job() }, &model("d7-ps1010")).contains("faults")
         );
-        let law = Law::of(&job(), &model("d7-ps1010?latency_us=100000&channels=1")).unwrap();
+        let law = Law::for_job(&job(), &model("d7-ps1010?latency_us=100000&channels=1")).unwrap();
         assert!(law.enough(10.0).unwrap_err().contains("too few"));
     }
 

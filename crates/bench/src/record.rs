@@ -115,7 +115,7 @@ fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
     let seconds: f64 = runs.iter().map(|r| r.seconds).sum();
     let (read_bytes, write_bytes) = (sum(|t| t.ways[READ].bytes), sum(|t| t.ways[WRITE].bytes));
     let (bytes, ios) = (read_bytes + write_bytes, sum(Tally::ios));
-    let sides = Sides::of(&tallies);
+    let sides = Sides::from_tallies(&tallies);
     let latency = sides.latency();
     let [read, write, flush] = sides.directions(seconds, true);
     let workers = workers_of(&tallies, context.job.workers, context.destination);
@@ -156,7 +156,7 @@ fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
         noise: mean_noise(&repeats, &series),
         verified_bytes: sum(|t| t.verified_bytes),
         verified_on: verified_on(context, runs),
-        summary: Summary::of(&repeats, context.job.stop()),
+        summary: Summary::from_repeats(&repeats, context.job.stop()),
         targets,
         gpus: gpus_of(&workers, seconds),
         workers,
@@ -175,7 +175,7 @@ struct Sides {
 }
 
 impl Sides {
-    fn of(tallies: &[&Tally]) -> Sides {
+    fn from_tallies(tallies: &[&Tally]) -> Sides {
         let way = |at: usize| {
             let own = || tallies.iter().map(|t| &t.ways[at]);
             let latency = merged(own().map(|way| &way.latency));
@@ -197,8 +197,13 @@ impl Sides {
     fn directions(&self, seconds: f64, with_histograms: bool) -> [Option<Direction>; 3] {
         let is_mixed = self.ways.iter().all(|way| way.latency.count() > 0);
         let of = |bytes, ios, latency: &Latency, with: bool| {
-            Direction::of(bytes, ios, seconds, latency)
-                .map(|found| if with { found.with(latency) } else { found })
+            Direction::from_totals(bytes, ios, seconds, latency).map(|found| {
+                if with {
+                    found.with(latency)
+                } else {
+                    found
+                }
+            })
         };
         let [read, write] =
             self.ways.each_ref().map(|w| of(w.bytes, w.ios, &w.latency, with_histograms && is_mixed));
@@ -222,7 +227,7 @@ fn batch_of(ios: u32, context: &Context, tallies: &[&Tally]) -> BatchResult {
 fn queries_of(job: &JobSpec, seconds: f64, tallies: &[&Tally]) -> Option<QueryResult> {
     let rounds = job.parsed_rounds().ok().flatten()?;
     let latency = merged(tallies.iter().filter_map(|t| t.queries.as_deref()));
-    Some(QueryResult::of(&latency, rounds.query_bytes(), seconds))
+    Some(QueryResult::from_latency(&latency, rounds.query_bytes(), seconds))
 }
 
 fn merged<'a>(parts: impl Iterator<Item = &'a Latency>) -> Latency {
@@ -240,7 +245,7 @@ fn repeat_of(ran: &Ran, cores: u32) -> Repeat {
     let (bytes, ios) = (ran.bytes(), ran.ios());
     let cpu =
         ran.readings.cpu.as_ref().map(|reading| CpuReading::fill(reading, reading.wall_s, bytes, ios, cores));
-    let sides = Sides::of(&ran.tallies.iter().collect::<Vec<_>>());
+    let sides = Sides::from_tallies(&ran.tallies.iter().collect::<Vec<_>>());
     let [read, write, flush] = sides.directions(ran.seconds, false);
     Repeat {
         seconds: ran.seconds,

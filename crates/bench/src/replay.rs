@@ -65,7 +65,7 @@ impl List {
 }
 
 fn recast_of(job: &JobSpec) -> Result<Recast, Error> {
-    Recast::of(job.replay_scale, job.replay_align, job.replay_skip.as_deref())
+    Recast::new(job.replay_scale, job.replay_align, job.replay_skip.as_deref())
 }
 
 /// A job whose I/Os come from lists, with all that these say of it.

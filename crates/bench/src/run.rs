@@ -122,7 +122,7 @@ fn buffers(job: &JobSpec, paths: &[&'static dyn DataPath]) -> Result<(u64, u64),
             Ends::GpuIfAny => !job.gpus.is_empty() || !job.pairs.is_empty() || cuda_devices().0 > 0,
             Ends::Gpu => true,
         };
-        let each = Buffers::of(job, &under, &under, into_gpu);
+        let each = Buffers::for_targets(job, &under, &under, into_gpu);
         let all = |bytes: u64| bytes.saturating_mul(u64::from(job.workers));
         (all(each.host_bytes()), all(each.gpu_bytes()))
     };

@@ -110,7 +110,8 @@ fn played(
     };
     let outcomes = (0..job.repeat).map(&mut play).collect::<Result<Vec<_>, _>>()?;
     let mut result = result_of(&outcomes, label);
-    result.queries = rounds.map(|rounds| QueryResult::of(&queries, rounds.query_bytes(), result.seconds));
+    result.queries =
+        rounds.map(|rounds| QueryResult::from_latency(&queries, rounds.query_bytes(), result.seconds));
     Ok(result)
 }
 
@@ -149,7 +150,7 @@ fn result_of(outcomes: &[simulate::Outcome], label: &str) -> RunResult {
         write: direction_of(&all, 1, true),
         late: outcomes.iter().map(|o| o.late).sum(),
         histogram: latency.encode(),
-        summary: Summary::of(&repeats, stats::Stop::Counted),
+        summary: Summary::from_repeats(&repeats, stats::Stop::Counted),
         series: outcomes.iter().enumerate().flat_map(numbered).collect(),
         targets: vec![TargetResult {
             target: label.into(),
@@ -171,7 +172,7 @@ fn direction_of(outcomes: &[&simulate::Outcome], at: usize, with_histogram: bool
     let mut latency = Latency::default();
     ways.iter().for_each(|way| latency.merge(&way.latency));
     let (bytes, ios) = ways.iter().fold((0, 0), |(b, n), way| (b + way.bytes, n + way.ios));
-    let found = Direction::of(bytes, ios, seconds, &latency)?;
+    let found = Direction::from_totals(bytes, ios, seconds, &latency)?;
     Some(if with_histogram { found.with(&latency) } else { found })
 }
 

@@ -107,7 +107,7 @@ struct Issued {
 
 impl Issued {
     /// A single read or write, of no batch.
-    fn of(target: u32, started: Instant) -> Issued {
+    fn single(target: u32, started: Instant) -> Issued {
         Issued { started, target, counted: false, batch: batches::NONE, rows: 1 }
     }
 }
@@ -150,7 +150,7 @@ impl Worker {
         let (content, why_not) = SlotContent::open(&shared, spec.index, setup.slots)?;
         setup.resources.content_on_host = why_not;
         let (job, now) = (&shared.job, monotonic_now());
-        let idle = Issued::of(0, now);
+        let idle = Issued::single(0, now);
         let mut client = Client::new(setup.slots, setup.in_turn, idle, |slot| setup.memory.slot(slot));
         for queue in setup.queues {
             client.add(queue);
@@ -165,7 +165,7 @@ impl Worker {
             content,
             memory: setup.memory,
             queue_of: setup.queue_of,
-            timeouts: Timeouts::of(Duration::from_secs_f64(job.timeout_s), shared.interval, now),
+            timeouts: Timeouts::new(Duration::from_secs_f64(job.timeout_s), shared.interval, now),
             held_back: false,
             closing: false,
             flushed: 0,
@@ -255,7 +255,7 @@ impl Worker {
         while self.flushed < self.client.queue_count() {
             let now = monotonic_now();
             let target = self.queue_of.iter().position(|queue| *queue == self.flushed).unwrap_or(0) as u32;
-            let owner = Issued::of(target, now);
+            let owner = Issued::single(target, now);
             let submission =
                 Submission { queue: self.flushed, op: Op::Flush, offset: 0, len: 0, want: 0, owner };
             let Some(tag) = self.client.begin(submission, now) else { return };
@@ -324,7 +324,7 @@ impl Worker {
     fn issue(&mut self, queue: u32, request: &Request, now: Instant) -> bool {
         let Request { io: Next { target, offset, len, .. }, op, started } = *request;
         let want = if request.moves() { len } else { 0 };
-        let submission = Submission { queue, op, offset, len, want, owner: Issued::of(target, started) };
+        let submission = Submission { queue, op, offset, len, want, owner: Issued::single(target, started) };
         let Some(tag) = self.client.begin(submission, now) else { return false };
         self.client.submission(tag).owner.batch = self.generator.started(request, now);
         if self.list.is_some() {
@@ -346,7 +346,7 @@ impl Worker {
         let offsets = self.generator.draw_rows(&first.io);
         let rows = offsets.len() as u32;
         let len = row_bytes * rows;
-        let owner = Issued { rows, ..Issued::of(target, now) };
+        let owner = Issued { rows, ..Issued::single(target, now) };
         let submission = Submission { queue, op: Op::Read, offset: 0, len, want: len, owner };
         let Some(tag) = self.client.begin(submission, now) else { return false };
         if !self.client.push_rows(tag, offsets, &mut self.reactor) {

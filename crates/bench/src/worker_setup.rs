@@ -111,9 +111,9 @@ pub(crate) fn set_up(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, 
 
 /// The buffers of a worker on the `used` ones of these targets.
 pub(crate) fn buffers_of(job: &JobSpec, all: &[Target], used: &[&Target], into_gpu: bool) -> Buffers {
-    let all: Vec<BufferNeeds> = all.iter().map(BufferNeeds::of).collect();
-    let used: Vec<BufferNeeds> = used.iter().map(|t| BufferNeeds::of(t)).collect();
-    Buffers::of(job, &all, &used, into_gpu)
+    let all: Vec<BufferNeeds> = all.iter().map(BufferNeeds::from_target).collect();
+    let used: Vec<BufferNeeds> = used.iter().map(|t| BufferNeeds::from_target(t)).collect();
+    Buffers::for_targets(job, &all, &used, into_gpu)
 }
 
 /// A worker's memory in addition to its slots: its stack, its histograms and its share of the series.

@@ -115,20 +115,20 @@ unsafe impl Send for Arena {}
 impl Arena {
     /// Slots aligned to 4 KiB; none spans two registered pieces.
     pub fn new(count: usize, bytes_each: usize, pages: Pages) -> Result<Arena, Error> {
-        Arena::of(count, bytes_each.max(1).next_multiple_of(SMALL), pages, false)
+        Arena::with_pages(count, bytes_each.max(1).next_multiple_of(SMALL), pages, false)
     }
 
     /// Slots that are adjacent whatever their length, for callers that need no alignment.
     pub fn tight(count: usize, bytes_each: usize, pages: Pages) -> Result<Arena, Error> {
-        Arena::of(count, bytes_each.max(1), pages, false)
+        Arena::with_pages(count, bytes_each.max(1), pages, false)
     }
 
     /// Like `new`, in memory that can also be mapped into an emulated device.
     pub fn shared(count: usize, bytes_each: usize, pages: Pages) -> Result<Arena, Error> {
-        Arena::of(count, bytes_each.max(1).next_multiple_of(SMALL), pages, true)
+        Arena::with_pages(count, bytes_each.max(1).next_multiple_of(SMALL), pages, true)
     }
 
-    fn of(count: usize, slot_bytes: usize, pages: Pages, shared: bool) -> Result<Arena, Error> {
+    fn with_pages(count: usize, slot_bytes: usize, pages: Pages, shared: bool) -> Result<Arena, Error> {
         let slots_per_piece = (PIECE_BYTES_MAX / slot_bytes).max(1).min(count.max(1));
         let mapped_bytes =
             slot_bytes.checked_mul(count.max(1)).and_then(|b| b.checked_next_multiple_of(HUGE)).ok_or_else(

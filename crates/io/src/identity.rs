@@ -29,7 +29,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    pub fn of(meta: &Metadata) -> Identity {
+    pub fn from_metadata(meta: &Metadata) -> Identity {
         let born = meta.created().ok().and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok());
         let born_ns = born.and_then(|since| u64::try_from(since.as_nanos()).ok());
         Identity { device: meta.dev(), inode: meta.ino(), born_ns }
@@ -37,13 +37,13 @@ impl Identity {
 
     /// Returns whether the name leads to this file itself: a link to it is another.
     pub fn is_at(self, path: &Path) -> bool {
-        std::fs::symlink_metadata(path).is_ok_and(|meta| Identity::of(&meta) == self)
+        std::fs::symlink_metadata(path).is_ok_and(|meta| Identity::from_metadata(&meta) == self)
     }
 
     /// Refuses what was opened by our file's name and isn't our file.
     pub fn check(self, path: &Path, opened: &File) -> Result<(), Error> {
         match opened.metadata() {
-            Ok(meta) if Identity::of(&meta) == self => Ok(()),
+            Ok(meta) if Identity::from_metadata(&meta) == self => Ok(()),
             Ok(_) => Err(name_taken(path)),
             Err(e) => Err(Error::run(format!("look at {}", path.display()), e.to_string(), "dmesg | tail")),
         }
@@ -87,7 +87,7 @@ mod tests {
         let (ours, users) = (home.path().join("ours"), home.path().join("users"));
         fs::write(&ours, "ours").unwrap();
         fs::write(&users, "precious").unwrap();
-        let identity = Identity::of(&fs::metadata(&ours).unwrap());
+        let identity = Identity::from_metadata(&fs::metadata(&ours).unwrap());
         identity.check(&ours, &File::open(&ours).unwrap()).unwrap();
         fs::rename(&users, &ours).unwrap();
         let error = identity.check(&ours, &File::open(&ours).unwrap()).unwrap_err();
@@ -97,7 +97,7 @@ mod tests {
         let (made, link) = (home.path().join("made"), home.path().join("link"));
         fs::write(&made, "").unwrap();
         std::os::unix::fs::symlink(&made, &link).unwrap();
-        let identity = Identity::of(&fs::metadata(&made).unwrap());
+        let identity = Identity::from_metadata(&fs::metadata(&made).unwrap());
         assert!(!identity.remove(&link).unwrap() && identity.remove(&made).unwrap());
         assert!(!made.exists() && fs::symlink_metadata(&link).is_ok());
     }

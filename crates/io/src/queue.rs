@@ -101,7 +101,7 @@ impl Fault {
 
     /// With the part of a source that it occurred in, where that is known.
     #[must_use]
-    pub fn of(self, part: Option<&String>) -> Fault {
+    pub fn in_part(self, part: Option<&String>) -> Fault {
         match part {
             Some(part) => Fault::note(self.errno, format!("{part}: {self}")),
             None => self,

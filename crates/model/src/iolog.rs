@@ -233,7 +233,7 @@ impl Recast {
     ///
     /// # Errors
     /// `Request`: an alignment that is no power of two, or a kind that isn't known.
-    pub fn of(scale: Option<u32>, align: Option<u64>, skip: Option<&str>) -> Result<Recast, Error> {
+    pub fn new(scale: Option<u32>, align: Option<u64>, skip: Option<&str>) -> Result<Recast, Error> {
         let align = align.unwrap_or(1);
         if !align.is_power_of_two() {
             return Err(Error::request(
@@ -326,12 +326,12 @@ mod tests {
     // promise: BEN-52
     #[test]
     fn offsets_are_divided_aligned_and_kinds_left_out() {
-        let recast = Recast::of(Some(2), Some(4096), Some("write,trim")).unwrap();
+        let recast = Recast::new(Some(2), Some(4096), Some("write,trim")).unwrap();
         let Line::Io(read) = io(Kind::Read, 20_000, 512, 0) else { unreachable!() };
         assert_eq!(recast.apply(read).unwrap().offset, 8192);
         assert_eq!(recast.apply(Io { kind: Kind::Write, ..read }), None);
         assert_eq!(Recast::default().apply(read), Some(read));
-        assert!(Recast::of(None, Some(3), None).is_err() && Recast::of(None, None, Some("all")).is_err());
+        assert!(Recast::new(None, Some(3), None).is_err() && Recast::new(None, None, Some("all")).is_err());
     }
 
     proptest! {

@@ -32,7 +32,7 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
         return Ok(records.into_iter().next().expect("counted"));
     }
     let results: Vec<&RunResult> = records.iter().map(|r| &r.result).collect();
-    let hosts = Hosts::of(&records);
+    let hosts = Hosts::from_records(&records);
     let mut merged = first.clone();
     merged.result = merge_results(&results, &hosts, first.job.spec.stop())?;
     merged.result.hosts = records.iter().map(host).collect();
@@ -149,7 +149,7 @@ struct Hosts {
 }
 
 impl Hosts {
-    fn of(records: &[RunRecord]) -> Hosts {
+    fn from_records(records: &[RunRecord]) -> Hosts {
         let mut ranks: Vec<Vec<usize>> = Vec::new();
         for (n, record) in records.iter().enumerate() {
             let host = &record.environment.host;
@@ -309,7 +309,7 @@ fn merge_results(parts: &[&RunResult], hosts: &Hosts, stop: stats::Stop) -> Resu
         noise: merge_noise(parts, hosts),
         verified_bytes: sum(|p| p.verified_bytes),
         verified_on: merge_places(parts),
-        summary: Summary::of(&repeats, stop),
+        summary: Summary::from_repeats(&repeats, stop),
         series: merge_series(parts),
         workers: renumbered(parts),
         targets: parts.iter().flat_map(|p| p.targets.clone()).collect(),
@@ -351,7 +351,7 @@ fn merge_queries(parts: &[&RunResult], seconds: f64) -> Result<Option<QueryResul
     for each in &queries {
         latency.merge(&Latency::decode(&each.histogram)?);
     }
-    Ok(queries.first().map(|first| QueryResult::of(&latency, first.bytes, seconds)))
+    Ok(queries.first().map(|first| QueryResult::from_latency(&latency, first.bytes, seconds)))
 }
 
 /// Each host's files are its own, though they may have the same names.

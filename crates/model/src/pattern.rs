@@ -160,7 +160,7 @@ enum Uniform {
 
 impl Uniform {
     #[inline]
-    fn of(&self, is_read: bool) -> &Positions {
+    fn positions_of(&self, is_read: bool) -> &Positions {
         match self {
             Uniform::Together(positions) => positions,
             Uniform::Apart(both) => &both[usize::from(is_read)],
@@ -223,7 +223,7 @@ impl Pattern {
         let data_bytes = spans.iter().map(|s| s.bytes).sum();
         Ok(Pattern {
             order: spec.order(&spans)?,
-            sizes: Sizes::of(&spec),
+            sizes: Sizes::from_spec(&spec),
             read_below: (u64::from(spec.read_pct) << 32) / 100,
             random: Xoshiro256::new(spec.seed),
             align: spec.align,
@@ -280,7 +280,7 @@ impl Pattern {
                 self.fit_back(at, len)
             }
             Order::Uniform(drawn) => {
-                let (at, align) = drawn.of(is_read).draw(&mut self.random);
+                let (at, align) = drawn.positions_of(is_read).draw(&mut self.random);
                 self.fit_anew(at, len, align)
             }
             Order::Zipf { places, zipf, scatter } => {

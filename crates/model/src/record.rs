@@ -340,7 +340,7 @@ pub struct QueryResult {
 }
 
 impl QueryResult {
-    pub fn of(latency: &crate::Latency, bytes: u64, seconds: f64) -> QueryResult {
+    pub fn from_latency(latency: &crate::Latency, bytes: u64, seconds: f64) -> QueryResult {
         QueryResult {
             count: latency.count(),
             per_s: if seconds > 0.0 { latency.count() as f64 / seconds } else { 0.0 },
@@ -482,7 +482,7 @@ pub struct Summary {
 
 impl Summary {
     /// Of the repeats of one job, which ended by `stop`. No repeats: all zero or None.
-    pub fn of(repeats: &[Repeat], stop: Stop) -> Summary {
+    pub fn from_repeats(repeats: &[Repeat], stop: Stop) -> Summary {
         if repeats.is_empty() {
             return Summary::default();
         }
@@ -559,14 +559,16 @@ mod tests {
             cpu: Cpu { cpu_s_per_gib: cost, ..Cpu::default() },
             ..Repeat::default()
         };
-        let one = Summary::of(&[repeat(2.0, None)], Stop::Counted);
+        let one = Summary::from_repeats(&[repeat(2.0, None)], Stop::Counted);
         assert_eq!((one.throughput_gib_s_median, one.throughput_gib_s_sd), (2.0, None));
         assert_eq!((one.throughput_gib_s_ci95, one.cpu_s_per_gib_median), (None, None));
-        let three =
-            Summary::of(&[repeat(1.0, Some(0.1)), repeat(3.0, None), repeat(2.0, Some(0.3))], Stop::Counted);
+        let three = Summary::from_repeats(
+            &[repeat(1.0, Some(0.1)), repeat(3.0, None), repeat(2.0, Some(0.3))],
+            Stop::Counted,
+        );
         assert_eq!((three.throughput_gib_s_min, three.throughput_gib_s_max), (1.0, 3.0));
         assert_eq!(three.throughput_gib_s_sd, Some(1.0));
         assert_eq!(three.cpu_s_per_gib_median, Some(0.2));
-        assert_eq!(Summary::of(&[], Stop::Counted), Summary::default());
+        assert_eq!(Summary::from_repeats(&[], Stop::Counted), Summary::default());
     }
 }

@@ -48,7 +48,7 @@ macro_rules! fabrics_command {
             }
 
             /// The same 64 bytes under this command's names. The caller has looked at the opcode and the FCTYPE.
-            pub fn of(sqe: &Sqe) -> &$name {
+            pub fn from_sqe(sqe: &Sqe) -> &$name {
                 transmute_ref!(sqe)
             }
 

@@ -60,8 +60,8 @@ impl Service {
         Service {
             address,
             port,
-            instance: Name::of(&[&format!("{title}{at}")]).under(&SERVICE),
-            host: Name::of(&[&format!("forebay-{a}-{b}-{c}-{d}-{port}"), "local"]),
+            instance: Name::from_labels(&[&format!("{title}{at}")]).under(&SERVICE),
+            host: Name::from_labels(&[&format!("forebay-{a}-{b}-{c}-{d}-{port}"), "local"]),
         }
     }
 
@@ -116,7 +116,7 @@ impl Service {
             fits
         };
         let listed = offer(self.pointer());
-        offer(Record::pointer(Name::of(&TYPES), &Name::of(&SERVICE), OTHER_S));
+        offer(Record::pointer(Name::from_labels(&TYPES), &Name::from_labels(&SERVICE), OTHER_S));
         let placed = offer(self.place()) | offer(self.text());
         offer(self.address());
         // Who finds the service wants to know these next.
@@ -129,7 +129,7 @@ impl Service {
     }
 
     fn pointer(&self) -> Record {
-        Record::pointer(Name::of(&SERVICE), &self.instance, OTHER_S)
+        Record::pointer(Name::from_labels(&SERVICE), &self.instance, OTHER_S)
     }
 
     /// SRV: no priority, no weight, the port, the host.

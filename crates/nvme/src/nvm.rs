@@ -141,7 +141,7 @@ impl Request {
     }
 
     fn by(sqe: &Sqe, geometry: Option<&Geometry>, pointer: &Pointer) -> Result<Request, Status> {
-        let command = Command::of(sqe.opcode).ok_or(Status::fatal(Code::INVALID_OPCODE))?;
+        let command = Command::from_opcode(sqe.opcode).ok_or(Status::fatal(Code::INVALID_OPCODE))?;
         if sqe.flags & FUSE != 0 || command.moves_data() && !pointer.fits(sqe.flags) {
             return Err(Status::fatal(Code::INVALID_FIELD));
         }
@@ -210,7 +210,7 @@ enum Command {
 }
 
 impl Command {
-    fn of(opcode: u8) -> Option<Command> {
+    fn from_opcode(opcode: u8) -> Option<Command> {
         Some(match opcode {
             io::FLUSH => Command::Flush,
             io::WRITE => Command::Write,
@@ -249,7 +249,7 @@ fn slba(sqe: &Sqe) -> u64 {
 
 /// Returns the blocks that travel with a command, whose length isn't checked yet.
 pub fn payload_blocks(sqe: &Sqe) -> u64 {
-    match Command::of(sqe.opcode) {
+    match Command::from_opcode(sqe.opcode) {
         Some(Command::Read | Command::Write | Command::Compare) => u64::from(sqe.cdw12.get() & 0xffff) + 1,
         _ => 0,
     }

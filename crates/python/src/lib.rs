@@ -202,7 +202,7 @@ fn named(uri: &Uri) -> Named<'_> {
 /// files read in its place, where it is no file's name.
 #[pyfunction]
 fn source_kind(text: &str) -> (&'static str, bool, Option<&'static str>) {
-    let row = SourceRow::of(text);
+    let row = SourceRow::for_text(text);
     let connects = row.named().is_ok_and(|uri| matches!(uri.made_of(), MadeOf::Card | MadeOf::Elsewhere));
     (row.scheme, connects, SourceRow::instead_of(text))
 }

@@ -134,7 +134,7 @@ fn greatest(numbers: &[u64]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn of(numbers: &[u64]) -> Copied {
+    fn from_numbers(numbers: &[u64]) -> Copied {
         Copied::from_address(numbers.as_ptr() as usize, numbers.len())
     }
 
@@ -143,7 +143,7 @@ mod tests {
         for count in [0, 1, 3, CHUNK - 1, CHUNK, 2 * CHUNK + 5] {
             let numbers: Vec<u64> = (0..count as u64).map(|i| i.wrapping_mul(7919) % 100_003).collect();
             let most = numbers.iter().copied().max();
-            for copied in [of(&numbers), numbers.clone().into()] {
+            for copied in [from_numbers(&numbers), numbers.clone().into()] {
                 assert_eq!((copied.numbers(), copied.rows(), copied.last()), (&numbers[..], count, most));
                 assert!(copied.are_below(most.map_or(0, |most| most + 1)));
                 assert_eq!(copied.are_below(most.unwrap_or(0)), count == 0);
@@ -153,13 +153,13 @@ mod tests {
         for at in [0, 1, CHUNK - 1, CHUNK, 2 * CHUNK + 4] {
             let mut numbers = vec![5u64; 2 * CHUNK + 5];
             numbers[at] = ROW_ELSEWHERE;
-            let copied = of(&numbers);
+            let copied = from_numbers(&numbers);
             assert_eq!((copied.rows(), copied.last()), (numbers.len() - 1, Some(5)), "{at}");
             assert!(!copied.are_below(u64::MAX));
             numbers[at] = 9;
-            assert_eq!(of(&numbers).last(), Some(9), "{at}");
+            assert_eq!(from_numbers(&numbers).last(), Some(9), "{at}");
         }
-        let none = of(&[ROW_ELSEWHERE; 3]);
+        let none = from_numbers(&[ROW_ELSEWHERE; 3]);
         assert_eq!((none.rows(), none.last(), none.are_below(u64::MAX)), (0, None, false));
     }
 
@@ -168,7 +168,7 @@ mod tests {
         let count = *KEPT.start();
         for turn in 0..SPARE_MAX as u64 + 2 {
             let numbers = vec![turn; count + turn as usize];
-            let copied = of(&numbers);
+            let copied = from_numbers(&numbers);
             assert_eq!((copied.numbers(), copied.last()), (&numbers[..], Some(turn)));
         }
         release();

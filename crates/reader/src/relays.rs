@@ -27,7 +27,7 @@ pub(super) fn take(device: &Arc<CudaDevice>, windows: &Windows) -> Result<Vec<Re
     let relays = match before {
         Some((gpu, relays)) if gpu == device.index() => relays,
         _ => {
-            let memory = RelayMemory::of(Relay::useful().min(RELAYS_MAX), SLOT_BYTES)?;
+            let memory = RelayMemory::allocate(Relay::useful().min(RELAYS_MAX), SLOT_BYTES)?;
             windows.turn(|| memory.into_iter().map(|m| Relay::open(device, m)).collect::<Result<_, _>>())?
         }
     };

@@ -33,7 +33,7 @@ pub(super) enum Source {
 }
 
 impl Source {
-    fn of(reader: &Arc<Reader>, before: Stamp) -> Source {
+    fn new(reader: &Arc<Reader>, before: Stamp) -> Source {
         Source::One { reader: reader.clone(), before, _reading: reader.reading() }
     }
 }
@@ -143,7 +143,7 @@ impl Request {
             true => reader.windows_for(ranges)?.map(|w| w.bytes_each),
             false => None,
         };
-        let source = Source::of(reader, before);
+        let source = Source::new(reader, before);
         let mut request = Request::new(source, ranges, after, workers, windows);
         let bytes = ranges.iter().map(|r| r.bytes).sum();
         if let Some(workers) = reader.copied_at_full_rate(bytes).filter(|_| windows.is_none()) {
@@ -214,7 +214,7 @@ impl Request {
                 return Ok(Arc::new(request));
             }
         };
-        let source = Source::of(reader, before);
+        let source = Source::new(reader, before);
         let mut request = Request::new(source, &[], after, workers, None);
         let rows = numbers.rows();
         request.set_table(reader, Table::new(fetch, (Numbers::Here(numbers), rows), layout, to));
@@ -250,7 +250,7 @@ impl Request {
             let load = Load { rows: of.count, row_bytes: layout.row_bytes, ahead: true };
             let rowwise = reader.rows_for(to, load)?;
             if let Rowwise { fetch: Some(fetch), noted } = rowwise {
-                let mut request = Request::new(Source::of(reader, before), &[], after, workers, None);
+                let mut request = Request::new(Source::new(reader, before), &[], after, workers, None);
                 let table = Table::new(fetch, (Numbers::Ordered(*of), of.count), layout, to);
                 request.set_table(reader, table);
                 request.noted = noted;
@@ -327,7 +327,7 @@ impl Request {
                 return other.map(|_| None);
             }
         };
-        let mut request = Request::new(Source::of(reader, before), &[], after, 1, None);
+        let mut request = Request::new(Source::new(reader, before), &[], after, 1, None);
         let rows = numbers.len();
         request.table = Some(Table::new(fetch, (Numbers::GpuNumbers(numbers), rows), layout, to));
         request.noted = noted;
@@ -374,7 +374,7 @@ impl Request {
             _ => By::Processors,
         };
         let scatter = reader.scatter_on(gpu).ok();
-        let mut request = Request::new(Source::of(reader, before), &[], after, 1, None);
+        let mut request = Request::new(Source::new(reader, before), &[], after, 1, None);
         let pages = Pages::new((by, scatter), gpu, blocks);
         request.state.get_mut().expect("nobody has it").left = pages.parts_by_group();
         request.pages = Some(pages);

@@ -42,7 +42,7 @@ fn with(namespace: GatewayNamespace, socket: &Path, spin_us: u32) -> Gateway {
 
 fn drive(socket: &Path, more: &str) -> Arc<VfioUserDrive> {
     let uri = format!("vfio-user:{}?reconnect_delay=0.1{more}", socket.display());
-    let options = VfioUserOptions::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
+    let options = VfioUserOptions::from_uri(&Uri::parse(&uri).unwrap()).unwrap().clone();
     VfioUserDrive::open(&options, 1).unwrap_or_else(|e| panic!("{e}"))
 }
 

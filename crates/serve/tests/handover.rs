@@ -64,7 +64,7 @@ impl Home {
 
     fn drive(&self, more: &str) -> Arc<VfioUserDrive> {
         let uri = format!("vfio-user:{}?reconnect_delay=0.1&io_timeout=-1{more}", self.socket.display());
-        let options = VfioUserOptions::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
+        let options = VfioUserOptions::from_uri(&Uri::parse(&uri).unwrap()).unwrap().clone();
         VfioUserDrive::open(&options, 1).unwrap_or_else(|e| panic!("{e}"))
     }
 }

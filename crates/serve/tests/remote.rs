@@ -37,7 +37,7 @@ fn options_to(addresses: &[SocketAddr], more: &str) -> NvmeTcpOptions {
     let patient: Vec<&str> = PATIENT.split('&').filter(own).collect();
     let patient = patient.join("&");
     let uri = format!("nvme+tcp://{}/{NQN}?kato=1&reconnect_delay=0.1&{patient}{paths}{more}", addresses[0]);
-    NvmeTcpOptions::of(&Uri::parse(&uri).unwrap()).unwrap().clone()
+    NvmeTcpOptions::from_uri(&Uri::parse(&uri).unwrap()).unwrap().clone()
 }
 
 fn worker(remote: &Arc<NvmeTcpRemote>, depth: u32, slot_bytes: usize) -> Rig {

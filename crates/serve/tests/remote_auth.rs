@@ -43,7 +43,7 @@ impl Keys {
         let content = self.dir.path().join("content");
         std::fs::write(&content, pattern(1 << 20, 5)).unwrap();
         let controller = controller.map_or(String::new(), |key| format!("dhchap_ctrl_key = \"{key}\"\n"));
-        Rig::of(&format!(
+        Rig::from_text(&format!(
             "listen = [\"127.0.0.1:0\"]\nthreads = 2\nbuffers = \"64m\"\n[[subsystems]]\nnqn = \"{SUBSYSTEM}\"\n\
              [[subsystems.hosts]]\nnqn = \"{HOST}\"\ndhchap_key = \"{host}\"\n{controller}{more}\n\
              [[subsystems.namespaces]]\nsource = \"{}\"\nblock_bytes = 512\n",
@@ -55,7 +55,7 @@ impl Keys {
 fn options(rig: &Rig, more: &str) -> NvmeTcpOptions {
     let host = if more.contains("hostnqn=") { String::new() } else { format!("&hostnqn={HOST}") };
     let uri = format!("nvme+tcp://{}/{SUBSYSTEM}?queues=2{host}{more}", rig.address());
-    NvmeTcpOptions::of(&Uri::parse(&uri).unwrap()).unwrap().clone()
+    NvmeTcpOptions::from_uri(&Uri::parse(&uri).unwrap()).unwrap().clone()
 }
 
 /// Reads the first 64 KiB by each of two workers.
@@ -157,7 +157,7 @@ fn a_controller_that_cannot_prove_itself_is_left() {
     }
     // One that asks for nothing proves nothing.
     let content = keys.dir.path().join("content");
-    let rig = Rig::of(&format!(
+    let rig = Rig::from_text(&format!(
         "listen = [\"127.0.0.1:0\"]\nthreads = 1\nbuffers = \"64m\"\n[[subsystems]]\nnqn = \"{SUBSYSTEM}\"\n\
          allow_any_host = true\n[[subsystems.namespaces]]\nsource = \"{}\"\nblock_bytes = 512\n",
         content.display()
@@ -170,7 +170,7 @@ fn a_controller_that_cannot_prove_itself_is_left() {
 fn served_over_tls(keys: &Keys, key: &str, more: &str) -> Rig {
     let content = keys.dir.path().join("content");
     std::fs::write(&content, pattern(1 << 20, 5)).unwrap();
-    Rig::of(&format!(
+    Rig::from_text(&format!(
         "listen = [\"127.0.0.1:0\"]\nthreads = 2\nbuffers = \"64m\"\n[[subsystems]]\nnqn = \"{SUBSYSTEM}\"\n\
          [[subsystems.hosts]]\nnqn = \"nqn.2026-11.io.example:plain\"\n\
          [[subsystems.hosts]]\nnqn = \"{HOST}\"\ntls_key = \"{key}\"\n{more}\n\

@@ -30,7 +30,7 @@ fn served(keys: &Keys, settings: &str, more: &str) -> (Rig, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("content");
     std::fs::write(&path, content).unwrap();
-    let rig = Rig::of(&format!(
+    let rig = Rig::from_text(&format!(
         "listen = [\"127.0.0.1:0\"]\nthreads = 2\nbuffers = \"64m\"\n{settings}\n[[subsystems]]\nnqn = \"{SUBSYSTEM}\"\n\
          [[subsystems.hosts]]\nnqn = \"{HOST}\"\ndhchap_key = \"{}\"\ndhchap_ctrl_key = \"{}\"\n{more}\n\
          [[subsystems.namespaces]]\nsource = \"{}\"\nblock_bytes = 512\nwritable = true\n",

@@ -72,7 +72,7 @@ fn cases_of(what: &str, runs: impl Fn(&dyn DataPath) -> bool, check: impl Fn(&Ta
             continue;
         }
         let home = cases::home();
-        let (targets, missing) = cases::of(source.scheme, home.path());
+        let (targets, missing) = cases::targets_of(source.scheme, home.path());
         skipped.extend(missing.iter().map(|(what, why)| format!("{pair}: {what}: {why}")));
         for target in targets.iter().step_by(if is_short() && forebay_rigs::gpu::is_inside() { 2 } else { 1 })
         {

@@ -20,7 +20,7 @@ fn disk() -> Arc<Mutex<Vec<u8>>> {
 
 fn options(drive: &Drive, more: &str) -> VfioUserOptions {
     let uri = drive.uri(&format!("reconnect_delay=0.1{more}"));
-    VfioUserOptions::of(&Uri::parse(&uri).unwrap()).unwrap().clone()
+    VfioUserOptions::from_uri(&Uri::parse(&uri).unwrap()).unwrap().clone()
 }
 
 fn open(drive: &Drive, more: &str) -> Arc<VfioUserDrive> {

@@ -153,7 +153,7 @@ impl World {
         self.at.get_mut(&command.0).expect("a command that came").0 = at;
     }
 
-    fn of(&self, which: usize, wanted: impl Fn(&At) -> bool) -> Option<(Handle, At)> {
+    fn find(&self, which: usize, wanted: impl Fn(&At) -> bool) -> Option<(Handle, At)> {
         let of: Vec<_> = self.at.iter().filter(|(_, (at, _))| wanted(at)).collect();
         of.get(which % of.len().max(1)).map(|(handle, (at, _))| (Handle(**handle), *at))
     }
@@ -161,7 +161,7 @@ impl World {
     /// The namespace does what one of its commands asks for.
     fn acts(&mut self, which: usize, how: u8) -> bool {
         let Some((command, At::Taken { bytes, fetched })) =
-            self.of(which, |at| matches!(at, At::Taken { .. }))
+            self.find(which, |at| matches!(at, At::Taken { .. }))
         else {
             return true;
         };
@@ -188,7 +188,7 @@ impl World {
     /// A command is completed whose data are here, or would have come.
     fn gives_up(&mut self, which: usize) -> bool {
         let may = |at: &At| matches!(at, At::InCapsule | At::Asked(_) | At::Here);
-        if let Some((command, _)) = self.of(which, may) {
+        if let Some((command, _)) = self.find(which, may) {
             if !self.end.receives_into(command) {
                 self.completed(command, Code::ABORT_REQUESTED);
             }
@@ -291,10 +291,10 @@ impl World {
                 }
                 self.take();
             }
-            while self.of(0, |at| matches!(at, At::Taken { .. })).is_some() {
+            while self.find(0, |at| matches!(at, At::Taken { .. })).is_some() {
                 moved |= self.acts(0, 1);
             }
-            while let Some((command, _)) = self.of(0, |at| *at == At::Here) {
+            while let Some((command, _)) = self.find(0, |at| *at == At::Here) {
                 self.completed(command, Code::SUCCESS);
                 moved = true;
             }

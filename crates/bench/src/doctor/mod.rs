@@ -89,7 +89,7 @@ fn examine_found(
         true => DriveFacts::all(roots),
         false => DriveFacts::behind(roots, examined.iter().map(|e| e.device)),
     };
-    let drives: Vec<DriveFacts> = names.iter().map(|n| DriveFacts::of(roots, n)).collect();
+    let drives: Vec<DriveFacts> = names.iter().map(|n| DriveFacts::read(roots, n)).collect();
     let mut raids = raid::facts(roots, &drives);
     raids.extend(raid::stripe(&asked));
     let scratch = examined.iter().find(|e| e.kind == "directory").map(|e| e.path.clone());

@@ -27,7 +27,8 @@ const TRANSFER_LEAST: u32 = 128 << 10;
 
 /// Checks that connect from this machine to a namespace over TCP; None for any other source.
 pub(crate) fn from_here(roots: &Roots, source: &Uri) -> Option<Vec<Check>> {
-    let options = NvmeTcpOptions::of(source).filter(|options| options.transport == NvmeTcpTransport::Tcp)?;
+    let options =
+        NvmeTcpOptions::from_uri(source).filter(|options| options.transport == NvmeTcpTransport::Tcp)?;
     Some(addresses(roots, options))
 }
 
@@ -94,7 +95,7 @@ fn checks(roots: &Roots, uri: &str, options: &NvmeTcpOptions, address: SocketAdd
     let say = Say { uri, options };
     let named = options.host_nqn.as_deref();
     let identity = named.map_or_else(NvmeHostIdentity::of_this_machine, NvmeHostIdentity::named);
-    let tls = match NvmeTcpTls::of(options, &identity.nqn) {
+    let tls = match NvmeTcpTls::from_options(options, &identity.nqn) {
         Ok(tls) => tls,
         Err(error) => return vec![say.failed("tls", "TLS key", &error)],
     };
@@ -420,7 +421,7 @@ mod tests {
     const NQN: &str = "nqn.2026-11.io.example:a";
 
     fn options(uri: &str) -> NvmeTcpOptions {
-        NvmeTcpOptions::of(&Uri::recognise(uri).unwrap()).unwrap().clone()
+        NvmeTcpOptions::from_uri(&Uri::recognise(uri).unwrap()).unwrap().clone()
     }
 
     fn server(settings: &str, host: &str) -> TargetServer {
@@ -437,7 +438,7 @@ mod tests {
         checks(&Roots::host(), &uri, &options(&uri), address)
     }
 
-    fn of<'a>(checks: &'a [Check], id: &str) -> &'a Check {
+    fn check_named<'a>(checks: &'a [Check], id: &str) -> &'a Check {
         let wanted = format!("source.nvme_tcp.{id} ");
         checks.iter().find(|c| c.id.starts_with(&wanted)).unwrap_or_else(|| panic!("{id} in {checks:?}"))
     }
@@ -458,12 +459,12 @@ mod tests {
             "path",
             "buffers",
         ] {
-            let check = of(&found, id);
+            let check = check_named(&found, id);
             assert_eq!(check.state, CheckState::Works, "{check:?}");
         }
-        assert!(of(&found, "queues").found.contains("2 granted of 2"));
-        assert!(of(&found, "namespace").found.starts_with("1 GiB in blocks of 512 B, read-only"));
-        assert!(of(&found, "connect").found.contains("Forebay"));
+        assert!(check_named(&found, "queues").found.contains("2 granted of 2"));
+        assert!(check_named(&found, "namespace").found.starts_with("1 GiB in blocks of 512 B, read-only"));
+        assert!(check_named(&found, "connect").found.contains("Forebay"));
     }
 
     // promise: DOC-4
@@ -479,7 +480,7 @@ mod tests {
             ("namespace", CheckState::Missing, "forebay identify nvme+tcp://"),
             ("keep_alive", CheckState::Limited, "kato=5"),
         ] {
-            let check = of(&found, id);
+            let check = check_named(&found, id);
             assert_eq!(check.state, state, "{check:?}");
             assert!(check.next.as_ref().is_some_and(|n| n.contains(next)), "{check:?}");
             assert!(check.why.is_some(), "{check:?}");
@@ -491,9 +492,9 @@ mod tests {
     fn a_host_that_may_not_come_and_a_peer_that_is_no_target_are_told_so() {
         let server = server("", "[[subsystems.hosts]]\nnqn = \"nqn.2026-11.io.example:other\"");
         let refused = look(&server, "");
-        let check = of(&refused, "connect");
+        let check = check_named(&refused, "connect");
         assert!(check.state == CheckState::Missing && check.next.is_some(), "{check:?}");
-        assert_eq!(of(&refused, "handshake").state, CheckState::Works);
+        assert_eq!(check_named(&refused, "handshake").state, CheckState::Works);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let answers = std::thread::spawn(move || {
@@ -503,7 +504,11 @@ mod tests {
         });
         let uri = format!("nvme+tcp://{address}/{NQN}");
         let found = checks(&Roots::host(), &uri, &options(&uri), address);
-        assert_eq!((found.len(), of(&found, "handshake").state), (1, CheckState::Missing), "{found:?}");
+        assert_eq!(
+            (found.len(), check_named(&found, "handshake").state),
+            (1, CheckState::Missing),
+            "{found:?}"
+        );
         answers.join().unwrap();
     }
 

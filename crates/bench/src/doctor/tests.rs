@@ -19,7 +19,7 @@ fn find<'a>(report: &'a Report, id: &str) -> &'a Check {
 #[test]
 fn a_drive_behind_a_switch_is_described_with_its_link_and_limits() {
     let machine = Machine::new();
-    let facts = drives::DriveFacts::of(&machine.roots(), "nvme0n1");
+    let facts = drives::DriveFacts::read(&machine.roots(), "nvme0n1");
     assert_eq!(facts.drive.model.as_deref(), Some("SOLIDIGM SB5PH27X076T"));
     assert_eq!(facts.drive.kind, "nvme");
     assert_eq!(facts.drive.pci.as_deref(), Some("0000:3d:00.0"));
@@ -56,7 +56,7 @@ fn each_thing_that_holds_a_drive_back_is_named_with_its_command() {
 
 #[test]
 fn under_multipath_the_controller_is_found_through_the_subsystem() {
-    let facts = drives::DriveFacts::of(&Machine::new().roots(), "nvme5n1");
+    let facts = drives::DriveFacts::read(&Machine::new().roots(), "nvme5n1");
     assert_eq!(facts.drive.model.as_deref(), Some("FAR DRIVE"));
     assert_eq!((facts.drive.pci.as_deref(), facts.drive.numa_node), (Some("0000:b1:00.0"), Some(1)));
 }
@@ -68,7 +68,7 @@ fn raid_is_followed_down_to_its_drives() {
     let roots = machine.roots();
     assert_eq!(forebay_io::DriveFacts::named(&roots, (259, 1)).as_deref(), Some("nvme0n1"));
     assert_eq!(DriveFacts::behind(&roots, [(9, 0)].into_iter()), ["md0", "nvme0n1", "nvme5n1"]);
-    let raids = raid::facts(&roots, &[drives::DriveFacts::of(&roots, "md0")]);
+    let raids = raid::facts(&roots, &[drives::DriveFacts::read(&roots, "md0")]);
     assert_eq!((raids[0].level.as_deref(), raids[0].chunk_bytes), (Some("raid0"), Some(512 << 10)));
     let check = &raid::checks(&roots, &raids, true)[0];
     assert!(
@@ -92,7 +92,7 @@ fn a_disk_that_spins_is_told_from_a_device_that_only_says_so() {
         "sys/block/loop0",
         &[("size", "9"), ("queue/rotational", "1"), ("loop/backing_file", "/data/image")],
     );
-    let described = |name| drives::DriveFacts::of(&machine.roots(), name);
+    let described = |name| drives::DriveFacts::read(&machine.roots(), name);
     let first = |name| drives::checks(&[described(name)])[0].clone();
     assert_eq!((first("sda").state, described("sda").drive.kind.as_str()), (CheckState::Limited, "sata"));
     assert_eq!(described("sda").drive.serial.as_deref(), Some("WD-1234"));
@@ -108,7 +108,7 @@ fn device_mapper_layers_are_told_apart() {
         &[("size", "100"), ("dm/name", "secret"), ("dm/uuid", "CRYPT-LUKS2-abc"), ("dm/suspended", "0")],
     );
     let roots = machine.roots();
-    let raids = raid::facts(&roots, &[drives::DriveFacts::of(&roots, "dm-0")]);
+    let raids = raid::facts(&roots, &[drives::DriveFacts::read(&roots, "dm-0")]);
     assert_eq!((raids[0].name.as_str(), raids[0].level.as_deref()), ("secret", Some("crypt")));
     assert_eq!(raid::checks(&roots, &raids, false)[0].state, CheckState::Limited);
 }
@@ -415,7 +415,7 @@ proptest! {
         let roots = machine.roots();
         environment_under(&roots, &[PathBuf::from("/")]);
         for name in drives::DriveFacts::all(&roots).iter().chain(&["nvme0n1".to_string(), "md0".into()]) {
-            drives::checks(&[drives::DriveFacts::of(&roots, name)]);
+            drives::checks(&[drives::DriveFacts::read(&roots, name)]);
         }
         memory::checks(&memory::MemoryFacts::gather(&roots));
         host::checks(&host::HostFacts::gather(&roots));

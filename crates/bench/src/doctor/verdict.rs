@@ -45,7 +45,7 @@ pub(crate) struct Facts {
 impl Facts {
     pub(crate) fn gather(roots: &Roots, filesystems: Vec<Examined>, around: &Surroundings) -> Facts {
         let names = super::DriveFacts::behind(roots, filesystems.iter().map(|e| e.device));
-        let drives: Vec<DriveFacts> = names.iter().map(|n| DriveFacts::of(roots, n)).collect();
+        let drives: Vec<DriveFacts> = names.iter().map(|n| DriveFacts::read(roots, n)).collect();
         let gpu = gpu::GpuFacts::gather(roots);
         Facts {
             cufile: cufile::facts(roots, around),

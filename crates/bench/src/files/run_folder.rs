@@ -120,7 +120,7 @@ impl RunFolder {
     pub(crate) fn create(&self, path: &Path, number: u64, content: &[u8]) -> io::Result<(u64, Duration)> {
         let mut file = Outputs::create(path)?;
         let aside = Instant::now();
-        self.made[number as usize].store(FileIdentity::of(&file.metadata()?).digest(), Relaxed);
+        self.made[number as usize].store(FileIdentity::from_metadata(&file.metadata()?).digest(), Relaxed);
         let aside = aside.elapsed();
         let mut left = self.file_bytes as usize;
         while left > 0 {
@@ -138,7 +138,7 @@ impl RunFolder {
     pub(crate) fn is_ours(&self, path: &Path, number: u64) -> bool {
         let made = self.made[number as usize].load(Relaxed);
         match fs::symlink_metadata(path) {
-            Ok(meta) => FileIdentity::of(&meta).digest() == made,
+            Ok(meta) => FileIdentity::from_metadata(&meta).digest() == made,
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         }
     }

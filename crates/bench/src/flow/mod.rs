@@ -32,7 +32,7 @@ impl Share {
     ///
     /// # Errors
     /// `Request`: the file is somebody's, or all places are taken.
-    pub(crate) fn of(job: &JobSpec) -> Result<Option<Share>, Error> {
+    pub(crate) fn for_job(job: &JobSpec) -> Result<Option<Share>, Error> {
         let Some(text) = &job.flow else { return Ok(None) };
         let flow = job::Flow::parse(text)?;
         let sheet = Sheet::open(&flow.file)?;
@@ -121,7 +121,7 @@ mod tests {
 
     fn share(file: &Path, weight: u32) -> Share {
         let flow = Some(format!("{weight}@{}", file.display()));
-        Share::of(&JobSpec { flow, ..JobSpec::default() }).unwrap().unwrap()
+        Share::for_job(&JobSpec { flow, ..JobSpec::default() }).unwrap().unwrap()
     }
 
     // promise: BEN-31
@@ -154,10 +154,10 @@ mod tests {
         let file = home.path().join("flow");
         let held: Vec<Share> = (0..PLACES).map(|_| share(&file, 1)).collect();
         let job = JobSpec { flow: Some(format!("1@{}", file.display())), ..JobSpec::default() };
-        assert!(Share::of(&job).err().unwrap().found.contains("share it already"));
+        assert!(Share::for_job(&job).err().unwrap().found.contains("share it already"));
         // No process has this number: it is above the most that Linux gives.
         owner(&held[3].sheet, 3).store(u64::from(u32::MAX) << 32 | 1, Relaxed);
-        assert_eq!(Share::of(&job).unwrap().unwrap().place, 3);
+        assert_eq!(Share::for_job(&job).unwrap().unwrap().place, 3);
     }
 
     #[test]
@@ -167,9 +167,9 @@ mod tests {
         for text in ["dear", &"x".repeat(4096)] {
             std::fs::write(&file, text).unwrap();
             let job = JobSpec { flow: Some(format!("1@{}", file.display())), ..JobSpec::default() };
-            assert!(Share::of(&job).err().unwrap().found.contains("isn't a file of ‹flow›"));
+            assert!(Share::for_job(&job).err().unwrap().found.contains("isn't a file of ‹flow›"));
             assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
         }
-        assert!(Share::of(&JobSpec::default()).unwrap().is_none());
+        assert!(Share::for_job(&JobSpec::default()).unwrap().is_none());
     }
 }

@@ -118,13 +118,13 @@ pub struct Standstills {
 
 impl Default for Standstills {
     fn default() -> Standstills {
-        Standstills::of(monotonic_now())
+        Standstills::from_origin(monotonic_now())
     }
 }
 
 impl Standstills {
     /// Those of a time that begins at `origin`.
-    pub(crate) fn of(origin: Instant) -> Standstills {
+    pub(crate) fn from_origin(origin: Instant) -> Standstills {
         Standstills {
             origin,
             beats: [const { AtomicU64::new(NOBODY) }; BEATS],

@@ -36,7 +36,7 @@ impl Shared {
     ///
     /// # Errors
     /// `Request`: the job's faults aren't any.
-    pub fn of(
+    pub fn endless(
         job: &JobSpec,
         targets: Vec<Target>,
         content_seeds: Vec<u64>,

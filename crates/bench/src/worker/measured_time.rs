@@ -15,7 +15,7 @@ pub(super) struct MeasuredTime {
 }
 
 impl MeasuredTime {
-    pub(super) fn of(shared: &Arc<Shared>, begin: Instant) -> MeasuredTime {
+    pub(super) fn new(shared: &Arc<Shared>, begin: Instant) -> MeasuredTime {
         MeasuredTime { shared: shared.clone(), begin, known: Cell::new((u64::MAX, begin)) }
     }
 

@@ -79,7 +79,7 @@ pub(super) struct Recorder {
 impl Recorder {
     pub(super) fn open(spec: &WorkerSpec, shared: &Arc<Shared>, now: Instant) -> Result<Recorder, Error> {
         Ok(Recorder {
-            time: MeasuredTime::of(shared, now),
+            time: MeasuredTime::new(shared, now),
             tally: Tally::new(spec.index, spec.cpu, shared.targets.len()),
             log: IoLog::open(&shared.job, spec.index)?,
             standstills: shared.standstills.clone(),

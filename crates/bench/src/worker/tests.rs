@@ -84,7 +84,7 @@ fn opened(job: JobSpec, targets: Vec<Target>) -> (Result<(Worker, Resources), Er
         drain_ns: AtomicU64::new(1_000_000_000),
         interval: Duration::from_secs(3600),
         with_histograms: true,
-        standstills: Arc::new(Standstills::of(monotonic_now() - Duration::from_secs(10))),
+        standstills: Arc::new(Standstills::from_origin(monotonic_now() - Duration::from_secs(10))),
         targets,
         job,
     });

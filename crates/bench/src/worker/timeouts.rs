@@ -30,7 +30,7 @@ pub(super) struct Timeouts {
 }
 
 impl Timeouts {
-    pub(super) fn of(timeout: Duration, interval: Duration, now: Instant) -> Timeouts {
+    pub(super) fn new(timeout: Duration, interval: Duration, now: Instant) -> Timeouts {
         let every = LOOK.min(interval);
         Timeouts { timeout, every, next_look: now, forgiven: Duration::ZERO, late: Vec::new() }
     }

@@ -26,7 +26,7 @@ pub struct Choice {
 
 impl Default for Choice {
     fn default() -> Choice {
-        let long = Trial::of(&[Stores::Cached, Stores::Moved, Stores::Ahead, Stores::Streamed]);
+        let long = Trial::new(&[Stores::Cached, Stores::Moved, Stores::Ahead, Stores::Streamed]);
         Choice { long, ..Choice::for_staging() }
     }
 }
@@ -35,7 +35,7 @@ impl Choice {
     /// For buffers that are copied on, to a GPU: they are read from the cache.
     pub const fn for_staging() -> Choice {
         const WAYS: &[Stores] = &[Stores::Cached, Stores::Moved, Stores::Ahead];
-        Choice { short: Trial::of(WAYS), long: Trial::of(WAYS) }
+        Choice { short: Trial::new(WAYS), long: Trial::new(WAYS) }
     }
 
     /// Copies `bytes` by `copy`, which gets the way to do it.
@@ -71,7 +71,7 @@ struct Trial {
 }
 
 impl Trial {
-    const fn of(ways: &'static [Stores]) -> Trial {
+    const fn new(ways: &'static [Stores]) -> Trial {
         Trial { ways, way: 0, round: 0, bytes: 0, ns: 0, least: f64::INFINITY, best: None, chosen: None }
     }
 

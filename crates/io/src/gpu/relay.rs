@@ -106,7 +106,7 @@ impl Memory {
     }
 
     /// Allocates the memory of several relays at the same time.
-    pub fn of(count: usize, slot_bytes: usize) -> Result<Vec<Memory>, Error> {
+    pub fn allocate(count: usize, slot_bytes: usize) -> Result<Vec<Memory>, Error> {
         thread::scope(|scope| {
             let start = |_| Builder::new().spawn_scoped(scope, move || Memory::new(slot_bytes)).ok();
             let others: Vec<_> = (1..count).map(start).collect();

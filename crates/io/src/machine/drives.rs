@@ -97,7 +97,7 @@ impl DriveFacts {
         roots.sys("block").join(name)
     }
 
-    pub fn of(roots: &Roots, name: &str) -> DriveFacts {
+    pub fn read(roots: &Roots, name: &str) -> DriveFacts {
         let directory = DriveFacts::block(roots, name);
         let queue = directory.join("queue");
         let device = device(roots, name);

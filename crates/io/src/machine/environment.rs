@@ -19,7 +19,7 @@ pub fn gather_environment(paths: &[PathBuf]) -> Environment {
 
 pub fn environment_under(roots: &Roots, paths: &[PathBuf]) -> Environment {
     let names = DriveFacts::behind(roots, paths.iter().filter_map(|path| device_number(path)));
-    let drives: Vec<DriveFacts> = names.iter().map(|n| DriveFacts::of(roots, n)).collect();
+    let drives: Vec<DriveFacts> = names.iter().map(|n| DriveFacts::read(roots, n)).collect();
     let filesystem = paths.iter().find_map(|path| filesystem::filesystem_facts(roots, path));
     card_of_device(roots, &host::Host::gather(roots), &gpu::within(roots, CARD_NVML), &drives, filesystem)
 }

@@ -47,7 +47,7 @@ pub enum Happened {
 
 impl Happened {
     /// enum rdma_cm_event_type.
-    fn of(number: u32) -> Happened {
+    fn from_number(number: u32) -> Happened {
         match number {
             0 => Happened::AddressResolved,
             2 => Happened::RouteResolved,
@@ -109,8 +109,8 @@ impl Channel {
         }
         // SAFETY: a successful call gave an event, which stays until it is acknowledged.
         let event = unsafe { &*raw };
-        let what = Happened::of(event.event);
-        let request = (what == Happened::Request).then(|| Id::of(self.clone(), event.id)).flatten();
+        let what = Happened::from_number(event.event);
+        let request = (what == Happened::Request).then(|| Id::from_raw(self.clone(), event.id)).flatten();
         let reported =
             Event { what, key: event.id as usize, status: event.status, private: private(event), request };
         // SAFETY: the event is this channel's, and nothing refers to it any more.
@@ -174,11 +174,11 @@ impl Id {
             (channel.library.manager.create_id)(channel.raw.as_ptr(), &mut raw, null_mut(), PS_TCP)
         };
         failed(made)?;
-        Id::of(channel.clone(), raw)
+        Id::from_raw(channel.clone(), raw)
             .ok_or_else(|| io::Error::other("the connection manager gave no connection"))
     }
 
-    fn of(channel: Arc<Channel>, raw: *mut CmId) -> Option<Id> {
+    fn from_raw(channel: Arc<Channel>, raw: *mut CmId) -> Option<Id> {
         let raw = NonNull::new(raw)?;
         Some(Id { raw, library: channel.library, has_pair: false, pair: None, channel })
     }
@@ -214,7 +214,7 @@ impl Id {
 
     /// Begins to look up which device leads there.
     pub fn resolve(&self, to: SocketAddr, within: Duration) -> io::Result<()> {
-        let address = Address::of(to);
+        let address = Address::from_socket(to);
         // SAFETY: the address is a local that the call only reads.
         failed(unsafe {
             (self.library.manager.resolve_addr)(self.raw.as_ptr(), null(), address.as_ptr(), millis(within))
@@ -228,7 +228,7 @@ impl Id {
 
     /// Listens there.
     pub fn listen(&self, at: SocketAddr, backlog: u32) -> io::Result<()> {
-        let address = Address::of(at);
+        let address = Address::from_socket(at);
         // SAFETY: the address is a local that the call only reads.
         failed(unsafe { (self.library.manager.bind_addr)(self.raw.as_ptr(), address.as_ptr()) })?;
         // SAFETY: a connection of ours, bound.
@@ -368,7 +368,7 @@ enum Address {
 }
 
 impl Address {
-    fn of(address: SocketAddr) -> Address {
+    fn from_socket(address: SocketAddr) -> Address {
         match address {
             SocketAddr::V4(v4) => Address::V4(libc::sockaddr_in {
                 sin_family: libc::AF_INET as u16,

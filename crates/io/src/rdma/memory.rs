@@ -77,7 +77,7 @@ impl Domains {
     ///
     /// # Errors
     /// The device isn't known yet, or refuses: ENOMEM where more is lent than may be locked.
-    pub fn of(&self, id: &Id) -> io::Result<Arc<Domain>> {
+    pub fn domain_of(&self, id: &Id) -> io::Result<Arc<Domain>> {
         let context = id.context().ok_or(io::ErrorKind::NotConnected)?;
         let mut inner = self.lock();
         if let Some(known) = inner.domains.iter().find(|domain| domain.is_on(context)) {

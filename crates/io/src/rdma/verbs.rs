@@ -141,7 +141,7 @@ impl Region {
         let access = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_WRITE;
         // SAFETY: the caller's promise; the domain is held, and the device holds the dma-buf by itself.
         let mr = unsafe { register(domain.raw(), 0, bytes, at, dma_buf.as_raw_fd(), access) };
-        Region::of(domain, mr, at, bytes)
+        Region::from_raw(domain, mr, at, bytes)
     }
 
     /// # Safety
@@ -149,11 +149,11 @@ impl Region {
     unsafe fn with(domain: &Arc<Domain>, at: NonNull<u8>, bytes: usize, access: c_int) -> io::Result<Region> {
         // SAFETY: the caller's promise; the domain is held.
         let mr = unsafe { (domain.library.verbs.reg_mr)(domain.raw(), at.as_ptr().cast(), bytes, access) };
-        Region::of(domain, mr, at.as_ptr() as u64, bytes)
+        Region::from_raw(domain, mr, at.as_ptr() as u64, bytes)
     }
 
     /// The registration, or why it failed.
-    fn of(domain: &Arc<Domain>, mr: *mut Mr, at: u64, bytes: usize) -> io::Result<Region> {
+    fn from_raw(domain: &Arc<Domain>, mr: *mut Mr, at: u64, bytes: usize) -> io::Result<Region> {
         let mr = NonNull::new(mr).ok_or_else(io::Error::last_os_error)?;
         // SAFETY: the library made it, and keeps it until it is given back.
         let (local_key, remote_key) = unsafe { (mr.as_ref().lkey, mr.as_ref().rkey) };

@@ -186,7 +186,7 @@ impl<E: End> Stream<E> {
         stream.connecting = true;
         let port = stream.port;
         let address = &mut stream.inner().address;
-        *address = Address::of(to);
+        *address = Address::from_socket(to);
         let entry = opcode::Connect::new(types::Fd(port.fd), address.0.as_ptr().cast(), address.1).build();
         // SAFETY: the address lies in `inner`, which lives until the completion.
         unsafe { reactor.push(port.token, port.tag(CONNECT), entry) };
@@ -373,7 +373,7 @@ fn set_up(socket: &OwnedFd, options: Options) -> io::Result<()> {
 
 impl Address {
     /// struct sockaddr_in or sockaddr_in6.
-    fn of(to: SocketAddr) -> Address {
+    fn from_socket(to: SocketAddr) -> Address {
         let mut bytes = [0; 28];
         bytes[2..4].copy_from_slice(&to.port().to_be_bytes());
         let (family, len) = match to {

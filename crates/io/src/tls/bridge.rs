@@ -49,7 +49,7 @@ pub struct Client {
 
 impl Client {
     /// Parses `NVMe1R01 HOSTNQN SUBSYSNQN …`.
-    fn of(identity: &str) -> Option<Client> {
+    fn from_identity(identity: &str) -> Option<Client> {
         let mut words = identity.split(' ').skip(1).map(str::to_owned);
         Some(Client { host_nqn: words.next()?, subsystem_nqn: words.next()? })
     }

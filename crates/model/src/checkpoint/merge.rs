@@ -38,7 +38,7 @@ fn merge_phases<'a>(
     let turns =
         (0..done).map(|n| merge_turns(phases.iter().map(|p| &p.checkpoints[n]), first.bytes)).collect();
     let verified = phases.iter().map(|p| p.verified_bytes).sum();
-    let mut merged = Phase::of(turns, &latency, None, verified);
+    let mut merged = Phase::from_checkpoints(turns, &latency, None, verified);
     if let Some(merged) = &mut merged {
         // Percentiles of several hosts can't be put together; the slowest host's stand for all.
         let slowest =
@@ -97,7 +97,7 @@ mod tests {
         latency.record((seconds * 1e6) as u64);
         Checkpoint {
             bytes: 4 * gib,
-            write: Phase::of(vec![turn], &latency, None, 5),
+            write: Phase::from_checkpoints(vec![turn], &latency, None, 5),
             rules: vec![Rule { id: "a".into(), ok: Some(ok), why: format!("rank {rank}") }],
             ..Checkpoint::default()
         }

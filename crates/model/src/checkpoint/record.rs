@@ -139,7 +139,7 @@ impl Turn {
 
 impl Phase {
     /// None if no checkpoint was completed.
-    pub fn of(
+    pub fn from_checkpoints(
         checkpoints: Vec<Turn>,
         latency: &Latency,
         fsync: Option<&Latency>,
@@ -199,11 +199,11 @@ mod tests {
     fn a_phase_averages_its_checkpoints() {
         let cpu = Cpu::spent((Some(0.5), Some(0.0)), 1.0, (1 << 30, 1), 1.0);
         let of = |s: f64| Turn::new(1, 1 << 30, 1 << 30, &[(0, s)], cpu.clone());
-        let phase = Phase::of(vec![of(1.0), of(3.0)], &Latency::default(), None, 0).unwrap();
+        let phase = Phase::from_checkpoints(vec![of(1.0), of(3.0)], &Latency::default(), None, 0).unwrap();
         assert_eq!((phase.duration_s_mean, phase.duration_s_stdev), (2.0, 1.0));
         assert!((phase.gib_s_mean - (1.0 + 1.0 / 3.0) / 2.0).abs() < 1e-12);
         assert_eq!(phase.cpu_s_per_gib, Some(0.5));
-        assert!(Phase::of(Vec::new(), &Latency::default(), None, 0).is_none());
+        assert!(Phase::from_checkpoints(Vec::new(), &Latency::default(), None, 0).is_none());
     }
 
     #[test]

@@ -145,10 +145,10 @@ impl JobSpec {
                 return refused(asked, "lists I/Os into host memory", "‹path› host");
             }
         }
-        let recast = Recast::of(self.replay_scale, self.replay_align, self.replay_skip.as_deref())?;
+        let recast = Recast::new(self.replay_scale, self.replay_align, self.replay_skip.as_deref())?;
         let scales = self.replay_time_scale.is_some();
         let Some(logs) = &self.read_iolog else {
-            return match recast != Recast::of(None, None, None)? || scales || self.replay_no_stall {
+            return match recast != Recast::new(None, None, None)? || scales || self.replay_no_stall {
                 true => {
                     refused("‹replay_scale› and its like", "there is no list to replay", "‹read_iolog› LOG")
                 }

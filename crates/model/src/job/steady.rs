@@ -80,7 +80,7 @@ impl SteadyRule {
         (points as usize).min(POINTS_MAX)
     }
 
-    fn of(&self, point: &Point) -> Option<f64> {
+    fn figure_of(&self, point: &Point) -> Option<f64> {
         match self.measure {
             Measure::Throughput => Some(point.gib_s),
             Measure::Iops => Some(point.iops),
@@ -117,7 +117,7 @@ pub enum Judge {
 
 impl Judge {
     /// None where the job doesn't end by it.
-    pub fn of(job: &JobSpec) -> Option<Judge> {
+    pub fn for_job(job: &JobSpec) -> Option<Judge> {
         if !job.until_steady {
             return None;
         }
@@ -138,7 +138,7 @@ impl Judge {
                 if point.t_s < rule.skip_s + *interval_s * 0.99 {
                     return false;
                 }
-                let Some(value) = rule.of(point) else {
+                let Some(value) = rule.figure_of(point) else {
                     // An interval without an I/O has no latency, and is no part of a steady run.
                     values.clear();
                     return false;
@@ -165,7 +165,7 @@ mod tests {
             interval_ms: 1000,
             ..JobSpec::default()
         };
-        let mut judge = Judge::of(&job).unwrap();
+        let mut judge = Judge::for_job(&job).unwrap();
         let point = |t: usize, v: f64| Point {
             t_s: t as f64,
             iops: v,

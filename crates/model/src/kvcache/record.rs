@@ -307,7 +307,12 @@ impl Moved {
 
 impl KvCache {
     /// The result of the ranks of one process.
-    pub fn of(spec: &KvSpec, ranks: &[Service], moved: &Moved, circumstance: Circumstance) -> KvCache {
+    pub fn from_ranks(
+        spec: &KvSpec,
+        ranks: &[Service],
+        moved: &Moved,
+        circumstance: Circumstance,
+    ) -> KvCache {
         let counts = sum(ranks.iter().map(Service::counts));
         let served: Vec<&Served> = ranks.iter().flat_map(|rank| &rank.served).collect();
         let window_s = moved.window_ns as f64 / 1e9;
@@ -353,9 +358,12 @@ impl KvCache {
             limit_reason,
             entries: entries_of(&counts),
             latency_ms: latencies_of(ranks, &served, &circumstance),
-            classes: Classes::of(&served),
+            classes: Classes::from_served(&served),
             hits: hits_of(&counts),
-            tiers: Tiers { host: TierResult::of(counts.host), storage: TierResult::of(counts.storage) },
+            tiers: Tiers {
+                host: TierResult::from_count(counts.host),
+                storage: TierResult::from_count(counts.storage),
+            },
             waited_s: waited_of(&served),
             occupied: states,
             assumptions: circumstance.assumptions,
@@ -482,7 +490,7 @@ fn latencies_of(ranks: &[Service], served: &[&Served], circumstance: &Circumstan
             all
         })
     };
-    let of = |time: fn(&Served) -> u64| Spread::of(served.iter().map(|s| time(s)));
+    let of = |time: fn(&Served) -> u64| Spread::from_times(served.iter().map(|s| time(s)));
     Latencies {
         entry_read: Spread::of_latency(&merged(|rank| &rank.read)),
         entry_write: Spread::of_latency(&merged(|rank| &rank.written)),
@@ -511,20 +519,20 @@ fn waited_of(served: &[&Served]) -> Waited {
 }
 
 impl TierResult {
-    fn of(count: TierCount) -> TierResult {
+    fn from_count(count: TierCount) -> TierResult {
         let TierCount { reads, writes, read_bytes, written_bytes, entries, used_bytes } = count;
         TierResult { reads, writes, read_bytes, written_bytes, entries, used_bytes }
     }
 }
 
 impl Classes {
-    fn of(served: &[&Served]) -> Classes {
+    fn from_served(served: &[&Served]) -> Classes {
         let of = |class: Class| {
             let took = served.iter().filter(|s| s.request.class == class);
             let took: Vec<u64> = took.map(|s| s.ended_ns - s.request.arrives_ns).collect();
             let target = class.target_p95_ms();
             let within = took.iter().filter(|ns| **ns as f64 / 1e6 <= target).count() as f64;
-            let spread = Spread::of(took.iter().copied());
+            let spread = Spread::from_times(took.iter().copied());
             ClassResult {
                 requests: took.len() as u64,
                 latency_ms: spread,
@@ -546,7 +554,7 @@ impl Classes {
 
 impl Spread {
     /// Of nanoseconds, percentiles between two samples as NumPy has them.
-    pub fn of(times: impl Iterator<Item = u64>) -> Spread {
+    pub fn from_times(times: impl Iterator<Item = u64>) -> Spread {
         let mut ms: Vec<f64> = times.map(|ns| ns as f64 / 1e6).collect();
         ms.sort_by(f64::total_cmp);
         let at = |p: f64| percentile(&ms, p);

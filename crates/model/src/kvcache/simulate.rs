@@ -262,7 +262,7 @@ impl Play<'_> {
         let whole_window = self.in_window.is_some();
         let assumptions = OF_REFERENCE.iter().chain(&OF_MODEL).map(|text| text.to_string()).collect();
         let circumstance = Circumstance { whole_window, drained, assumptions, ..Circumstance::default() };
-        let kvcache = KvCache::of(self.spec, &self.ranks, &moved, circumstance);
+        let kvcache = KvCache::from_ranks(self.spec, &self.ranks, &moved, circumstance);
         let interrupted = !drained && self.now_ns < self.spec.counted_until_ns();
         Simulated { kvcache, ranks: self.ranks, moved, interrupted, series: self.series }
     }

@@ -20,9 +20,9 @@ pub enum Sizes {
 }
 
 impl Sizes {
-    pub fn of(spec: &PatternSpec) -> Sizes {
+    pub fn from_spec(spec: &PatternSpec) -> Sizes {
         if let Some(IoMix { reads, writes }) = &spec.mix {
-            return Sizes::Mix { reads: Shares::of(reads), writes: Shares::of(writes) };
+            return Sizes::Mix { reads: Shares::from_list(reads), writes: Shares::from_list(writes) };
         }
         let step = spec.io_bytes_step.unwrap_or(spec.io_bytes);
         let steps = (spec.io_bytes_max.unwrap_or(spec.io_bytes) - spec.io_bytes) / step;
@@ -60,7 +60,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    fn of(list: &[SizeShare]) -> Shares {
+    fn from_list(list: &[SizeShare]) -> Shares {
         let mut end = 0;
         let ends: Vec<(u64, u64)> = list
             .iter()

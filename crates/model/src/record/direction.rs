@@ -22,7 +22,7 @@ pub struct Direction {
 
 impl Direction {
     /// None if nothing went this way.
-    pub fn of(bytes: u64, ios: u64, seconds: f64, latency: &Latency) -> Option<Direction> {
+    pub fn from_totals(bytes: u64, ios: u64, seconds: f64, latency: &Latency) -> Option<Direction> {
         let per_s = if seconds > 0.0 { 1.0 / seconds } else { 0.0 };
         (ios > 0 || latency.count() > 0).then(|| Direction {
             bytes,
@@ -92,7 +92,7 @@ fn joined(parts: &[&RunResult], of: Field, seconds: f64) -> Result<Option<Direct
             latency.merge(&Latency::decode(text)?);
         }
     }
-    Ok(Direction::of(bytes, ios, seconds, &latency).map(|all| all.with(&latency)))
+    Ok(Direction::from_totals(bytes, ios, seconds, &latency).map(|all| all.with(&latency)))
 }
 
 #[cfg(test)]
@@ -109,7 +109,7 @@ mod tests {
     fn result(reads: &[u64], writes: &[u64]) -> RunResult {
         let of = |ns: &[u64]| {
             let latency = latency(ns);
-            Direction::of(1024 * ns.len() as u64, ns.len() as u64, 1.0, &latency)
+            Direction::from_totals(1024 * ns.len() as u64, ns.len() as u64, 1.0, &latency)
                 .map(|found| found.with(&latency))
         };
         let mut result =

@@ -102,7 +102,7 @@ pub struct Span {
 }
 
 impl Span {
-    fn of(steps: &rules::Steps) -> Span {
+    fn from_steps(steps: &rules::Steps) -> Span {
         let s = |ns: u64| ns as f64 / 1e9;
         Span {
             start_s: s(steps.start_ns),
@@ -147,7 +147,7 @@ pub struct Timing {
 }
 
 impl Timing {
-    pub fn of(latency: &Latency) -> Timing {
+    pub fn from_latency(latency: &Latency) -> Timing {
         Timing { latency_us: latency.summary(), histogram: latency.encode() }
     }
 
@@ -156,7 +156,7 @@ impl Timing {
         for part in parts.iter().filter(|p| !p.histogram.is_empty()) {
             all.merge(&Latency::decode(&part.histogram)?);
         }
-        Ok(Timing::of(&all))
+        Ok(Timing::from_latency(&all))
     }
 }
 
@@ -284,7 +284,7 @@ impl Training {
             samples_per_s: own.and_then(|f| f.samples_per_s),
             read_bytes,
             by_rules,
-            accelerators: accelerators.iter().map(Span::of).collect(),
+            accelerators: accelerators.iter().map(Span::from_steps).collect(),
         });
         self.waited.barrier_s += accelerators.iter().map(|a| a.barrier_ns).sum::<u64>() as f64 / 1e9;
         self.settle();
@@ -535,7 +535,7 @@ mod tests {
         part.read_bytes = 1000;
         let mut step = Latency::default();
         step.record_n(100_000, 4);
-        part.latency.step = Timing::of(&step);
+        part.latency.step = Timing::from_latency(&step);
         part
     }
 

@@ -358,9 +358,9 @@ impl<'a> World<'a> {
         training.payload_bytes = self.bytes;
         training.samples = self.samples;
         training.latency = Latencies {
-            read: Timing::of(&self.read),
-            sample: Timing::of(&self.sample),
-            step: Timing::of(&self.step),
+            read: Timing::from_latency(&self.read),
+            sample: Timing::from_latency(&self.sample),
+            step: Timing::from_latency(&self.step),
         };
         training.waited.storage_s = self.waited_ns as f64 / 1e9;
         training.headroom.why = "virtual time: no client took part".into();

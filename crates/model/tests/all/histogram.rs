@@ -7,7 +7,7 @@ use proptest::prelude::*;
 const PERCENTILES: [f64; 9] = [0.1, 1.0, 10.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999];
 const DAY_NS: u64 = 24 * 3600 * 1_000_000_000;
 
-fn of(values: &[(u64, u64)]) -> Latency {
+fn latency_of(values: &[(u64, u64)]) -> Latency {
     let mut latency = Latency::default();
     values.iter().for_each(|(ns, count)| latency.record_n(*ns, *count));
     latency
@@ -46,7 +46,7 @@ fn worker(number: u64) -> Vec<(u64, u64)> {
 fn a_billion_samples_of_64_workers_merge_to_exact_percentiles() {
     let workers: Vec<Vec<(u64, u64)>> = (0..64).map(worker).collect();
     let mut merged = Latency::default();
-    workers.iter().for_each(|samples| merged.merge(&of(samples)));
+    workers.iter().for_each(|samples| merged.merge(&latency_of(samples)));
     let mut all: Vec<(u64, u64)> = workers.concat();
     all.sort_unstable();
     let total: u64 = all.iter().map(|s| s.1).sum();
@@ -65,16 +65,16 @@ fn sixty_four_histograms_stay_under_64_mib() {
     let bytes = (2048 + 1024 * powers) * 8;
     assert!(64 * bytes < 64 << 20, "{bytes} bytes each");
     // The encoding runs over all buckets up to the last used one: it shows the true shape.
-    let full = of(&[(DAY_NS, u64::MAX / 2)]);
+    let full = latency_of(&[(DAY_NS, u64::MAX / 2)]);
     let every = (0..powers as u32).flat_map(|p| (1024..2048u64).map(move |b| (b << p, 1 << 40)));
-    let dense = of(&every.collect::<Vec<_>>());
+    let dense = latency_of(&every.collect::<Vec<_>>());
     assert!(full.encode().len() < 4096);
     assert!(dense.encode().len() < bytes * 3 / 2 && dense.buckets().len() == 1024 * powers);
 }
 
 #[test]
 fn times_out_of_range_are_counted_at_its_ends() {
-    let latency = of(&[(0, 1), (u64::MAX, 1)]);
+    let latency = latency_of(&[(0, 1), (u64::MAX, 1)]);
     assert_eq!(latency.count(), 2);
     let top = latency.percentile_ns(100.0) as f64;
     assert!((top / DAY_NS as f64 - 1.0).abs() < 1e-3, "{top}");
@@ -87,7 +87,7 @@ proptest! {
     fn percentiles_are_exact_to_three_digits(samples in samples().prop_filter("some", |s| !s.is_empty())) {
         let mut sorted = samples.clone();
         sorted.sort_unstable();
-        let latency = of(&samples);
+        let latency = latency_of(&samples);
         for percentile in PERCENTILES {
             let (found, right) = (latency.percentile_ns(percentile) as f64, exact(&sorted, percentile) as f64);
             prop_assert!((found / right - 1.0).abs() < 1e-3, "p{}: {} for {}", percentile, found, right);
@@ -102,16 +102,16 @@ proptest! {
             sum.merge(y);
             sum
         };
-        let (x, y, z) = (of(&a), of(&b), of(&c));
+        let (x, y, z) = (latency_of(&a), latency_of(&b), latency_of(&c));
         prop_assert_eq!(merge(&x, &y), merge(&y, &x));
         prop_assert_eq!(merge(&merge(&x, &y), &z), merge(&x, &merge(&y, &z)));
-        prop_assert_eq!(merge(&merge(&x, &y), &z), of(&[a, b, c].concat()));
+        prop_assert_eq!(merge(&merge(&x, &y), &z), latency_of(&[a, b, c].concat()));
     }
 
     // promise: REC-3
     #[test]
     fn encoding_comes_back_whole(samples in samples()) {
-        let latency = of(&samples);
+        let latency = latency_of(&samples);
         let back = Latency::decode(&latency.encode()).unwrap();
         prop_assert_eq!(back.buckets(), latency.buckets());
         prop_assert_eq!(back.summary(), latency.summary());
@@ -128,7 +128,7 @@ proptest! {
         keep in 0usize..48,
         honest_length: bool,
     ) {
-        let mut bytes = BASE64_STANDARD.decode(of(&[(5000, 3), (70_000, 1)]).encode()).unwrap();
+        let mut bytes = BASE64_STANDARD.decode(latency_of(&[(5000, 3), (70_000, 1)]).encode()).unwrap();
         bytes.truncate(keep);
         bytes.extend(&tail);
         if honest_length && bytes.len() >= 40 {
@@ -140,7 +140,7 @@ proptest! {
 
     #[test]
     fn a_damaged_encoding_is_refused_or_still_a_histogram(samples in samples(), at: prop::sample::Index, flip in 1u8..=255) {
-        let mut bytes = BASE64_STANDARD.decode(of(&samples).encode()).unwrap();
+        let mut bytes = BASE64_STANDARD.decode(latency_of(&samples).encode()).unwrap();
         let at = at.index(bytes.len());
         bytes[at] ^= flip;
         if let Ok(latency) = Latency::decode(&BASE64_STANDARD.encode(bytes)) {
@@ -152,14 +152,14 @@ proptest! {
 
 #[test]
 fn counts_that_would_overflow_are_refused() {
-    let absurd = of(&[(5000, 1 << 62), (6000, 1 << 62), (7000, 1 << 62)]);
+    let absurd = latency_of(&[(5000, 1 << 62), (6000, 1 << 62), (7000, 1 << 62)]);
     let error = Latency::decode(&absurd.encode()).unwrap_err();
     assert!(error.found.contains("samples"), "{error}");
 }
 
 #[test]
 fn foreign_shapes_are_refused() {
-    let bytes = BASE64_STANDARD.decode(of(&[(5000, 3)]).encode()).unwrap();
+    let bytes = BASE64_STANDARD.decode(latency_of(&[(5000, 3)]).encode()).unwrap();
     // Digits, lowest and highest value: a decoder would allocate by these.
     for (at, value) in [(15, 5u8), (23, 2), (24, 0x7F)] {
         let mut foreign = bytes.clone();

@@ -127,7 +127,7 @@ impl HostAuth {
     }
 
     fn expect(&self, bytes: &[u8], kind: Kind) -> Result<(), Failure> {
-        match Kind::of(bytes) {
+        match Kind::from_bytes(bytes) {
             Some(Kind::Failure1) => Err(match message::decode_failure(bytes) {
                 Ok(explanation) => Failure::theirs(explanation),
                 Err(explanation) => Failure::ours(explanation, "an AUTH_Failure1 cut short"),

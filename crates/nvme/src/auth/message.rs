@@ -36,7 +36,7 @@ impl Kind {
     ];
 
     /// None where the bytes are no message of this protocol.
-    pub fn of(bytes: &[u8]) -> Option<Kind> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<Kind> {
         let (kind, id) = (*bytes.first()?, *bytes.get(1)?);
         Kind::TABLE.iter().find(|row| (row.1, row.2) == (kind, id)).map(|row| row.0)
     }

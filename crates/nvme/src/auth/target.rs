@@ -76,13 +76,13 @@ impl TargetAuth {
         let cid = sqe.cid.get();
         let invalid = || Answer::Complete(Cqe::new(cid, Status::fatal(Code::INVALID_FIELD), 0));
         if fabrics::command_type(sqe) == fctype::AUTHENTICATION_SEND {
-            let send = AuthenticationSend::of(sqe);
+            let send = AuthenticationSend::from_sqe(sqe);
             if !send.is_nvme() || send.tl.get() as usize != data.len() {
                 return invalid();
             }
             return Answer::Complete(Cqe::new(cid, self.send(data, random), 0));
         }
-        let receive = AuthenticationReceive::of(sqe);
+        let receive = AuthenticationReceive::from_sqe(sqe);
         if !receive.is_nvme() {
             return invalid();
         }
@@ -99,7 +99,8 @@ impl TargetAuth {
             return Status::fatal(Code::INVALID_FIELD);
         }
         let transaction = message::transaction(bytes).unwrap_or_default();
-        let step = match (Kind::of(bytes), std::mem::replace(&mut self.state, TargetAuthState::Ended)) {
+        let step = match (Kind::from_bytes(bytes), std::mem::replace(&mut self.state, TargetAuthState::Ended))
+        {
             (_, state @ (TargetAuthState::Ended | TargetAuthState::Failing { .. })) => {
                 self.state = state;
                 return Status::fatal(Code::COMMAND_SEQUENCE_ERROR);

@@ -80,7 +80,7 @@ impl Connect {
             let what = format!("opcode {:#04x} came before Connect", sqe.opcode);
             return Err(Refusal::plain(Code::COMMAND_SEQUENCE_ERROR, what));
         }
-        let command = Command::of(sqe);
+        let command = Command::from_sqe(sqe);
         let Some(data) = ConnectData::read(data) else {
             let what = format!("Connect came with {} bytes of data, not 1024", data.len());
             return Err(Refusal::plain(Code::DATA_SGL_LENGTH_INVALID, what));

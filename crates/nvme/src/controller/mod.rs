@@ -111,7 +111,7 @@ pub struct Mishap {
 
 impl Mishap {
     /// A command on blocks that ended with this status.
-    pub fn of(sqid: u16, sqe: &Sqe, status: Status) -> Mishap {
+    pub fn from_status(sqid: u16, sqe: &Sqe, status: Status) -> Mishap {
         let lba = u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32;
         Mishap { sqid, cid: sqe.cid.get(), status, nsid: sqe.nsid.get(), lba }
     }
@@ -647,7 +647,7 @@ pub fn fabrics_on_io_queue(sqe: &Sqe, authentication: bool) -> Answer {
         fctype::CONNECT if sqe.sgl.length.get() as usize == size_of::<ConnectData>() => {
             Answer::refuse(sqe, Code::COMMAND_SEQUENCE_ERROR)
         }
-        fctype::DISCONNECT if fabrics::Disconnect::of(sqe).recfmt.get() != 0 => {
+        fctype::DISCONNECT if fabrics::Disconnect::from_sqe(sqe).recfmt.get() != 0 => {
             Answer::refuse(sqe, Code::INCOMPATIBLE_FORMAT)
         }
         fctype::DISCONNECT => Answer::Close(Cqe::new(sqe.cid.get(), Status::SUCCESS, 0)),

@@ -50,7 +50,7 @@ impl Registers {
     }
 
     pub(super) fn get(&self, sqe: &Sqe, of: &Association) -> Cqe {
-        let Some(property) = PropertyGet::of(sqe).property() else {
+        let Some(property) = PropertyGet::from_sqe(sqe).property() else {
             return Cqe::new(sqe.cid.get(), Status::fatal(Code::INVALID_FIELD), 0);
         };
         let value = match property {
@@ -66,7 +66,7 @@ impl Registers {
 
     /// Only CC can be written.
     pub(super) fn set(&mut self, sqe: &Sqe, of: &Association) -> (Cqe, Asked) {
-        let command = PropertySet::of(sqe);
+        let command = PropertySet::from_sqe(sqe);
         if command.property() != Some(Property::Cc) {
             return (Cqe::new(sqe.cid.get(), Status::fatal(Code::INVALID_FIELD), 0), Asked::default());
         }

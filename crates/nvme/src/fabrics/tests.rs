@@ -6,7 +6,7 @@ fn connect_lies_over_a_submission_queue_entry() {
     let sqe = Connect::new(3, 128, 15_000).to_sqe();
     assert_eq!((sqe.opcode, command_type(&sqe)), (FABRICS, fctype::CONNECT));
     assert_eq!(sqe.as_bytes()[42..52], [3, 0, 127, 0, 0, 0, 0x98, 0x3a, 0, 0]);
-    assert_eq!(Connect::of(&sqe).kato.get(), 15_000);
+    assert_eq!(Connect::from_sqe(&sqe).kato.get(), 15_000);
 }
 
 #[test]

@@ -59,11 +59,11 @@ impl Discovery {
             timeout_ms,
             namespace: None,
         };
-        Discovery::of(options, now_ms)
+        Discovery::with_options(options, now_ms)
     }
 
     /// Asks the discovery subsystem that the options name.
-    pub fn of(options: Options, now_ms: u64) -> Discovery {
+    pub fn with_options(options: Options, now_ms: u64) -> Discovery {
         Discovery { session: Session::begin(options, Some(Reading::new()), now_ms) }
     }
 

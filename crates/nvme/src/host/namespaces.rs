@@ -165,7 +165,7 @@ impl Namespaces {
         nsid: u32,
         bytes: &[u8; BYTES],
     ) -> Result<(Option<Look>, bool), Failure> {
-        let namespace = Namespace::of(bytes);
+        let namespace = Namespace::from_bytes(bytes);
         if namespace.is_inactive() {
             self.forget(nsid);
             return Ok((self.scan_on(), false));

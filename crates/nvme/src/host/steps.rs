@@ -413,7 +413,7 @@ impl Session {
     }
 
     fn identified(&mut self, bytes: &[u8; BYTES], now_ms: u64) {
-        let controller = Controller::of(bytes);
+        let controller = Controller::from_bytes(bytes);
         let most = u32::from(self.options.queue_entries).min(self.capabilities.queue_entries_max());
         // MAXCMD commands at once take a queue with one entry more.
         let most = match controller.maxcmd.get() {

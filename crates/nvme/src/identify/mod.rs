@@ -351,7 +351,7 @@ pub mod sgls {
 
 impl Controller {
     /// The bytes of a complete Identify response.
-    pub fn of(bytes: &[u8; BYTES]) -> &Controller {
+    pub fn from_bytes(bytes: &[u8; BYTES]) -> &Controller {
         zerocopy::transmute_ref!(bytes)
     }
 

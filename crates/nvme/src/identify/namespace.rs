@@ -108,7 +108,7 @@ pub const NSATTR_WRITE_PROTECTED: u8 = 1 << 0;
 pub const NMIC_SHARED: u8 = 1 << 0;
 
 impl Namespace {
-    pub fn of(bytes: &[u8; BYTES]) -> &Namespace {
+    pub fn from_bytes(bytes: &[u8; BYTES]) -> &Namespace {
         zerocopy::transmute_ref!(bytes)
     }
 
@@ -261,7 +261,7 @@ impl Descriptor {
         }
     }
 
-    fn of(nidt: u8, id: &[u8]) -> Option<Descriptor> {
+    fn new(nidt: u8, id: &[u8]) -> Option<Descriptor> {
         Some(match nidt {
             1 => Descriptor::Eui64(id.try_into().ok()?),
             2 => Descriptor::Nguid(id.try_into().ok()?),
@@ -299,7 +299,7 @@ pub fn parse_descriptors(bytes: &[u8]) -> impl Iterator<Item = Descriptor> + '_ 
         }
         let (id, tail) = tail.split_at(nidl.into());
         rest = tail;
-        if let Some(descriptor) = Descriptor::of(nidt, id) {
+        if let Some(descriptor) = Descriptor::new(nidt, id) {
             return Some(descriptor);
         }
     })

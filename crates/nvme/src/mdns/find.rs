@@ -12,7 +12,7 @@ const RECORDS_MAX: usize = 4 * SERVICES_MAX;
 /// that port.
 pub fn query() -> Vec<u8> {
     let mut writer = Writer::query();
-    writer.question(&Question { name: Name::of(&SERVICE), kind: Kind::PTR, alone: false });
+    writer.question(&Question { name: Name::from_labels(&SERVICE), kind: Kind::PTR, alone: false });
     writer.bytes
 }
 
@@ -50,8 +50,8 @@ impl Finder {
     /// Returns those whose port is known, in the order in which they came.
     pub fn found(&self) -> Vec<Found> {
         let mut names: Vec<Name> = Vec::new();
-        let service = Name::of(&SERVICE);
-        let pointers = self.of(&service, Kind::PTR);
+        let service = Name::from_labels(&SERVICE);
+        let pointers = self.records_of(&service, Kind::PTR);
         for name in pointers.filter_map(|record| record.target(0)).filter(|name| name.is_under(&SERVICE)) {
             if !names.contains(&name) && names.len() < SERVICES_MAX {
                 names.push(name);
@@ -60,21 +60,21 @@ impl Finder {
         names.iter().filter_map(|name| self.service(name)).collect()
     }
 
-    fn of<'a>(&'a self, name: &'a Name, kind: Kind) -> impl Iterator<Item = &'a Record> {
+    fn records_of<'a>(&'a self, name: &'a Name, kind: Kind) -> impl Iterator<Item = &'a Record> {
         self.records.iter().filter(move |record| record.kind == kind && record.name == *name)
     }
 
     fn service(&self, name: &Name) -> Option<Found> {
-        let place = self.of(name, Kind::SRV).next()?;
+        let place = self.records_of(name, Kind::SRV).next()?;
         let port = u16::from_be_bytes(place.data.get(4..6)?.try_into().ok()?);
         let host = place.target(6)?;
-        let v4 = self.of(&host, Kind::A).filter_map(|record| {
+        let v4 = self.records_of(&host, Kind::A).filter_map(|record| {
             Some(IpAddr::V4(Ipv4Addr::from(<[u8; 4]>::try_from(&record.data[..]).ok()?)))
         });
-        let v6 = self.of(&host, Kind::AAAA).filter_map(|record| {
+        let v6 = self.records_of(&host, Kind::AAAA).filter_map(|record| {
             Some(IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(&record.data[..]).ok()?)))
         });
-        let text = |key| self.of(name, Kind::TXT).find_map(|record| value(&record.data, key));
+        let text = |key| self.records_of(name, Kind::TXT).find_map(|record| value(&record.data, key));
         let addresses = v4.chain(v6).collect();
         Some(Found { title: name.title(), addresses, port, protocol: text("p"), nqn: text("nqn") })
     }

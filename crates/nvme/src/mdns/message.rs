@@ -43,17 +43,17 @@ impl PartialEq for Name {
 }
 
 impl Name {
-    pub fn of(labels: &[&str]) -> Name {
+    pub fn from_labels(labels: &[&str]) -> Name {
         Name(labels.iter().map(|label| label.as_bytes().to_vec()).collect())
     }
 
     pub fn under(mut self, labels: &[&str]) -> Name {
-        self.0.append(&mut Name::of(labels).0);
+        self.0.append(&mut Name::from_labels(labels).0);
         self
     }
 
     pub fn is_under(&self, labels: &[&str]) -> bool {
-        self.0.len() == labels.len() + 1 && Name(self.0[1..].to_vec()) == Name::of(labels)
+        self.0.len() == labels.len() + 1 && Name(self.0[1..].to_vec()) == Name::from_labels(labels)
     }
 
     /// Its first label, for people.

@@ -25,7 +25,7 @@ fn reported() -> Found {
 /// A question of one name and kind; `class` 1 is the Internet.
 fn question(labels: &[&str], kind: u16, class: u16) -> Vec<u8> {
     let mut bytes = vec![0x12, 0x34, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0];
-    Name::of(labels).write(&mut bytes);
+    Name::from_labels(labels).write(&mut bytes);
     bytes.extend(kind.to_be_bytes());
     bytes.extend(class.to_be_bytes());
     bytes
@@ -110,7 +110,7 @@ fn addresses_whose_bytes_are_letters_are_told_apart() {
         [65, 97].map(|last| Service::new("store", Ipv4Addr::new(10, 0, 0, last), 4420).announcement());
     let addresses: Vec<_> = found(&[&others[0], &others[1]]).into_iter().flat_map(|f| f.addresses).collect();
     assert_eq!(addresses, ["10.0.0.65", "10.0.0.97"].map(|at| at.parse::<IpAddr>().unwrap()));
-    let record = |last| Record::own(Name::of(&["a", "local"]), Kind::A, 1, vec![10, 0, 0, last]);
+    let record = |last| Record::own(Name::from_labels(&["a", "local"]), Kind::A, 1, vec![10, 0, 0, last]);
     assert!(!record(65).is(&record(97)));
 }
 
@@ -127,7 +127,7 @@ fn a_long_name_of_a_machine_is_cut_before_the_address() {
 fn compressed_names_are_read() {
     let mut bytes = vec![0, 0, 0x84, 0, 0, 0, 0, 4, 0, 0, 0, 1];
     let service_at = bytes.len() as u8;
-    Name::of(&SERVICE).write(&mut bytes);
+    Name::from_labels(&SERVICE).write(&mut bytes);
     let local_at = service_at + 16;
     bytes.extend([0, 12, 0, 1, 0, 0, 0, 120, 0, 5, 2, b'd', b'1', POINTER, service_at]);
     let instance_at = bytes.len() as u8 - 5;

@@ -19,7 +19,7 @@ pub(super) enum Flow {
 
 impl Flow {
     /// Once Connect said how many entries the queue has, and whether flow control is on.
-    pub fn of(entries: u16, flow_control: bool) -> Flow {
+    pub fn new(entries: u16, flow_control: bool) -> Flow {
         match flow_control {
             true => Flow::On { entries, head: 0 },
             false => Flow::Off { reported: false },

@@ -151,9 +151,9 @@ fn queues_are_created_as_the_specification_has_it_or_refused() {
         (completion_queue(1, 0, 0), Code::INVALID_QUEUE_SIZE),
         (completion_queue(1, 64, 0), Code::INVALID_QUEUE_SIZE),
         (completion_queue(1, 15, 32), Code::INVALID_INTERRUPT_VECTOR),
-        (of(admin::CREATE_COMPLETION_QUEUE, 15 << 16 | 1, 2, IO), Code::INVALID_FIELD),
-        (of(admin::CREATE_COMPLETION_QUEUE, 15 << 16 | 1, 3, IO + 8), Code::PRP_OFFSET_INVALID),
-        (of(admin::CREATE_COMPLETION_QUEUE, 15 << 16 | 1, 3, BASE + BYTES), Code::DATA_TRANSFER_ERROR),
+        (command(admin::CREATE_COMPLETION_QUEUE, 15 << 16 | 1, 2, IO), Code::INVALID_FIELD),
+        (command(admin::CREATE_COMPLETION_QUEUE, 15 << 16 | 1, 3, IO + 8), Code::PRP_OFFSET_INVALID),
+        (command(admin::CREATE_COMPLETION_QUEUE, 15 << 16 | 1, 3, BASE + BYTES), Code::DATA_TRANSFER_ERROR),
         (submission_queue(1, 15, 1), Code::COMPLETION_QUEUE_INVALID),
         (submission_queue(1, 15, 0), Code::INVALID_QUEUE_ID),
         (completion_queue(1, 15, 31), Code::SUCCESS),
@@ -164,12 +164,12 @@ fn queues_are_created_as_the_specification_has_it_or_refused() {
         (submission_queue(3, 15, 1), Code::INVALID_QUEUE_ID),
         (submission_queue(4, 15, 2), Code::COMPLETION_QUEUE_INVALID),
         (SetFeatures::new(fid::NUMBER_OF_QUEUES, 0).to_sqe(), Code::COMMAND_SEQUENCE_ERROR),
-        (of(admin::DELETE_COMPLETION_QUEUE, 1, 0, 0), Code::INVALID_QUEUE_DELETION),
-        (of(admin::DELETE_SUBMISSION_QUEUE, 1, 0, 0), Code::INVALID_QUEUE_ID),
-        (of(admin::DELETE_SUBMISSION_QUEUE, 0, 0, 0), Code::INVALID_QUEUE_ID),
-        (of(admin::DELETE_SUBMISSION_QUEUE, 3, 0, 0), Code::SUCCESS),
-        (of(admin::DELETE_COMPLETION_QUEUE, 1, 0, 0), Code::SUCCESS),
-        (of(admin::DELETE_COMPLETION_QUEUE, 1, 0, 0), Code::INVALID_QUEUE_ID),
+        (command(admin::DELETE_COMPLETION_QUEUE, 1, 0, 0), Code::INVALID_QUEUE_DELETION),
+        (command(admin::DELETE_SUBMISSION_QUEUE, 1, 0, 0), Code::INVALID_QUEUE_ID),
+        (command(admin::DELETE_SUBMISSION_QUEUE, 0, 0, 0), Code::INVALID_QUEUE_ID),
+        (command(admin::DELETE_SUBMISSION_QUEUE, 3, 0, 0), Code::SUCCESS),
+        (command(admin::DELETE_COMPLETION_QUEUE, 1, 0, 0), Code::SUCCESS),
+        (command(admin::DELETE_COMPLETION_QUEUE, 1, 0, 0), Code::INVALID_QUEUE_ID),
         (completion_queue(1, 15, 31), Code::SUCCESS),
     ];
     for (at, (sqe, code)) in cases.into_iter().enumerate() {
@@ -185,7 +185,7 @@ fn a_host_that_asks_for_every_queue_gets_as_many_as_there_are() {
     let mut raw = Raw::on();
     let mut created = 0;
     for qid in 0..=u16::MAX {
-        let sqe = of(admin::CREATE_COMPLETION_QUEUE, 1 << 16 | u32::from(qid), 1, IO);
+        let sqe = command(admin::CREATE_COMPLETION_QUEUE, 1 << 16 | u32::from(qid), 1, IO);
         match raw.code(sqe) {
             Code::SUCCESS => created += 1,
             code => assert_eq!(code, Code::INVALID_QUEUE_ID),
@@ -239,14 +239,14 @@ fn features_of_interrupts_are_the_queues() {
 fn aborts_have_a_limit_and_reach_event_requests() {
     let mut raw = Raw::on();
     let event = raw.event();
-    let abort = of(admin::ABORT, u32::from(event) << 16, 0, 0);
+    let abort = command(admin::ABORT, u32::from(event) << 16, 0, 0);
     assert_eq!(raw.ask(abort).result.get(), 0);
     assert_eq!(raw.answer(event).expect("it ended").status().code, Code::ABORT_REQUESTED);
     assert_eq!(raw.ask(abort).result.get(), 1, "it is gone");
-    assert_eq!(raw.ask(of(admin::ABORT, 7, 0, 0)).result.get(), 1, "there is no such queue");
+    assert_eq!(raw.ask(command(admin::ABORT, 7, 0, 0)).result.get(), 1, "there is no such queue");
     raw.ask(completion_queue(1, 15, 1));
     raw.ask(submission_queue(1, 15, 1));
-    let asked: Vec<u16> = (0..6).map(|cid| raw.push(of(admin::ABORT, cid << 16 | 1, 0, 0))).collect();
+    let asked: Vec<u16> = (0..6).map(|cid| raw.push(command(admin::ABORT, cid << 16 | 1, 0, 0))).collect();
     for _ in 0..50 {
         raw.world.turn();
     }
@@ -260,7 +260,7 @@ fn aborts_have_a_limit_and_reach_event_requests() {
 #[test]
 fn shadow_doorbells_must_be_pages_in_the_hosts_memory() {
     let mut raw = Raw::on();
-    let config = |prps| data::with_prps(of(admin::DOORBELL_BUFFER_CONFIG, 0, 0, 0), prps);
+    let config = |prps| data::with_prps(command(admin::DOORBELL_BUFFER_CONFIG, 0, 0, 0), prps);
     assert_eq!(raw.code(config([SHADOW + 4, SHADOW + 0x1000])), Code::INVALID_FIELD);
     assert_eq!(raw.code(config([SHADOW, BASE + BYTES])), Code::DATA_TRANSFER_ERROR);
     assert_eq!(raw.code(config([SHADOW, SHADOW + 0x1000])), Code::SUCCESS);

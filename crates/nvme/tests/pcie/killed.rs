@@ -113,7 +113,7 @@ struct Host {
 
 impl Host {
     fn ring(&mut self, doorbell: Doorbell, value: u16) {
-        match SHADOW.of(doorbell).filter(|_| self.shadow) {
+        match SHADOW.addresses_of(doorbell).filter(|_| self.shadow) {
             Some((at, _)) => self.ram.store(at, value.into()).unwrap(),
             None => drop(self.registers.insert(doorbell, value.into())),
         }

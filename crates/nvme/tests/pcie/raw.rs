@@ -143,18 +143,18 @@ impl Raw {
     }
 }
 
-pub fn of(opcode: u8, cdw10: u32, cdw11: u32, prp: u64) -> Sqe {
+pub fn command(opcode: u8, cdw10: u32, cdw11: u32, prp: u64) -> Sqe {
     let sqe = Sqe { opcode, cdw10: cdw10.into(), cdw11: cdw11.into(), ..Sqe::default() };
     data::with_prps(sqe, [prp, 0])
 }
 
 pub fn completion_queue(qid: u16, last: u16, vector: u16) -> Sqe {
     let cdw10 = u32::from(last) << 16 | u32::from(qid);
-    of(admin::CREATE_COMPLETION_QUEUE, cdw10, u32::from(vector) << 16 | 3, IO + u64::from(qid) * 0x2000)
+    command(admin::CREATE_COMPLETION_QUEUE, cdw10, u32::from(vector) << 16 | 3, IO + u64::from(qid) * 0x2000)
 }
 
 pub fn submission_queue(qid: u16, last: u16, cqid: u16) -> Sqe {
     let cdw10 = u32::from(last) << 16 | u32::from(qid);
     let cdw11 = u32::from(cqid) << 16 | 1;
-    of(admin::CREATE_SUBMISSION_QUEUE, cdw10, cdw11, IO + u64::from(qid) * 0x2000 + 0x1000)
+    command(admin::CREATE_SUBMISSION_QUEUE, cdw10, cdw11, IO + u64::from(qid) * 0x2000 + 0x1000)
 }

@@ -378,7 +378,7 @@ fn result_of(
         histogram: counts.waits.encode(),
         cpu,
         noise,
-        summary: Summary::of(std::slice::from_ref(&repeat), stats::Stop::Counted),
+        summary: Summary::from_repeats(std::slice::from_ref(&repeat), stats::Stop::Counted),
         repeats: vec![repeat],
         interrupted,
         ..RunResult::default()

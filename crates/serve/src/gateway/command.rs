@@ -148,7 +148,7 @@ impl Pages {
         let mut bytes = vec![0; len + dma::PAGE as usize];
         let lead = bytes.as_ptr().align_offset(dma::PAGE as usize);
         dma::copy_out(from, &mut bytes[lead..lead + len]).map_err(|_| unreachable_data())?;
-        Ok(Pages { buffer: ScratchBuffer::of(bytes), lead, len })
+        Ok(Pages { buffer: ScratchBuffer::from_vec(bytes), lead, len })
     }
 
     pub(super) fn mem(&self) -> Mem {

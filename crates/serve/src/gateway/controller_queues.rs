@@ -459,7 +459,7 @@ impl ControllerQueues {
         };
         let Ok(at) = self.view.binary_search_by_key(&nsid, |(nsid, _)| *nsid) else { return Ok(None) };
         let volume = self.view[at].1.volume.clone();
-        let number = match thread.queues.of(&volume) {
+        let number = match thread.queues.number_of(&volume) {
             Some(number) => number,
             None => {
                 let opened = thread.queues.open(volume, self.shared.transfer_bytes_max, &mut thread.reactor);

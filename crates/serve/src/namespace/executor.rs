@@ -26,7 +26,7 @@ pub(crate) struct Command {
 
 impl Command {
     /// One that was checked as it came.
-    pub(crate) fn of(request: Request) -> Command {
+    pub(crate) fn checked(request: Request) -> Command {
         Command { request: Some(request), ..Command::default() }
     }
 

@@ -36,7 +36,7 @@ impl<O: Copy> QueueTable<O> {
     }
 
     /// The number of the volume's queue, if it has one here.
-    pub(crate) fn of(&self, volume: &Arc<Volume>) -> Option<u32> {
+    pub(crate) fn number_of(&self, volume: &Arc<Volume>) -> Option<u32> {
         let is = |queue: &NamespaceQueue<O>| Arc::ptr_eq(&queue.volume, volume);
         self.queues.iter().position(|queue| queue.as_ref().is_some_and(is)).map(|number| number as u32)
     }

@@ -88,7 +88,7 @@ impl Acceptor {
         listeners: Vec<TcpListener>,
         stop: Arc<OwnedFd>,
     ) -> Result<Acceptor, Error> {
-        let gate = Gate::of(&shared.config)?;
+        let gate = Gate::from_config(&shared.config)?;
         Ok(Acceptor { shared, listeners, stop, spare: File::open("/dev/null").ok(), complained: None, gate })
     }
 

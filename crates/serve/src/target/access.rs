@@ -15,7 +15,7 @@ pub(crate) struct Access(Vec<Rule>);
 impl Access {
     /// # Errors
     /// Of `Ana::rule`.
-    pub(crate) fn of(nqn: &str, given: &[Ana]) -> Result<Access, Error> {
+    pub(crate) fn new(nqn: &str, given: &[Ana]) -> Result<Access, Error> {
         given.iter().map(|ana| ana.rule(nqn)).collect::<Result<_, _>>().map(Access)
     }
 

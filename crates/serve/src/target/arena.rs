@@ -154,10 +154,10 @@ unsafe impl Send for ScratchBuffer {}
 impl ScratchBuffer {
     /// `len` zeros.
     pub(crate) fn new(len: usize) -> ScratchBuffer {
-        ScratchBuffer::of(vec![0; len.max(1)])
+        ScratchBuffer::from_vec(vec![0; len.max(1)])
     }
 
-    pub(crate) fn of(bytes: Vec<u8>) -> ScratchBuffer {
+    pub(crate) fn from_vec(bytes: Vec<u8>) -> ScratchBuffer {
         ScratchBuffer(NonNull::from(Box::leak(bytes.into_boxed_slice())))
     }
 
@@ -173,7 +173,7 @@ impl ScratchBuffer {
 
 impl Drop for ScratchBuffer {
     fn drop(&mut self) {
-        // SAFETY: made from a box by `of`.
+        // SAFETY: made from a box by `from_vec`.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }

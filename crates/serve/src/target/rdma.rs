@@ -48,9 +48,9 @@ pub(super) struct Cards {
 
 impl Cards {
     /// The card that a connection is on.
-    fn of(&mut self, id: &RdmaId, pool: &Pool) -> io::Result<(Arc<RdmaDomain>, Arc<RdmaRegion>)> {
+    fn card_of(&mut self, id: &RdmaId, pool: &Pool) -> io::Result<(Arc<RdmaDomain>, Arc<RdmaRegion>)> {
         let domains = self.domains.get_or_insert_with(|| RdmaDomains::new(id.channel().library));
-        let domain = domains.of(id)?;
+        let domain = domains.domain_of(id)?;
         if let Some(known) = self.slots.iter().find(|(known, _)| Arc::ptr_eq(known, &domain)) {
             return Ok(known.clone());
         }
@@ -139,7 +139,7 @@ impl Rdma {
     ) -> Result<Rdma, String> {
         let lock =
             |e: io::Error| format!("buffers can't be registered with the card: {e} (ulimit -l unlimited)");
-        let (domain, slots) = cards.of(id, pool).map_err(lock)?;
+        let (domain, slots) = cards.card_of(id, pool).map_err(lock)?;
         let (receives, sends) = (u32::from(commands), 2 * u32::from(commands) + SLACK);
         let on = |what: &str, e: io::Error| format!("{what} of {}: {e}", domain.device);
         let queue =

@@ -210,7 +210,7 @@ impl Server {
     /// Commands that arrive from now on meet them, those in flight finish.
     pub fn set_ana(&self, subsystem: &str, given: &[config::Ana]) -> Result<(), Error> {
         let subsystem = self.subsystem(subsystem)?;
-        let access = Access::of(&subsystem.nqn, given)?;
+        let access = Access::new(&subsystem.nqn, given)?;
         let _one_at_a_time = subsystem.change();
         self.announce(subsystem.set_access(access));
         let fields = [("subsystem", subsystem.nqn.clone().into())];

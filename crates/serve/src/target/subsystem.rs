@@ -68,7 +68,7 @@ impl SubsystemEntry {
         }
         let namespaces = volumes.iter().map(|(nsid, v)| (*nsid, v.as_namespace())).collect();
         let kind = nvme::Kind::Nvm { namespaces, ana: BTreeMap::new() };
-        let access = Access::of(&given.nqn, &given.ana)?;
+        let access = Access::new(&given.nqn, &given.ana)?;
         Ok(SubsystemEntry::new(index, describe(config, given, kind), access, volumes))
     }
 

@@ -27,7 +27,7 @@ impl Gate {
     ///
     /// # Errors
     /// Kind `Machine`: there is no OpenSSL. Kind `Request`: a key that is none.
-    pub(super) fn of(config: &Config) -> Result<Option<Gate>, Error> {
+    pub(super) fn from_config(config: &Config) -> Result<Option<Gate>, Error> {
         let keys = keys(config)?;
         if keys.is_empty() {
             return Ok(None);

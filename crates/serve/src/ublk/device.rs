@@ -219,7 +219,7 @@ impl Ublk {
             writable: volume.writable,
             fabric: volume.target.reports(),
             recovered: self.recovered,
-            on_death: OnDeath::of(self.info.flags),
+            on_death: OnDeath::from_flags(self.info.flags),
             kernel_features: feature::names(self.features),
             depth: self.info.queue_depth,
             max_transfer: self.info.max_io_buf_bytes,

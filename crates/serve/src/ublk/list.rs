@@ -46,7 +46,7 @@ pub fn ublk_devices() -> Result<Vec<Device>, Error> {
             pid: (info.ublksrv_pid > 0).then_some(info.ublksrv_pid),
             queues: info.nr_hw_queues,
             depth: info.queue_depth,
-            on_death: OnDeath::of(info.flags),
+            on_death: OnDeath::from_flags(info.flags),
             identity: info.ublksrv_flags,
         })
         .collect())

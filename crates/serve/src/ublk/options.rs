@@ -80,7 +80,7 @@ impl OnDeath {
     }
 
     /// Returns the behaviour that a device was made with.
-    pub fn of(flags: u64) -> OnDeath {
+    pub fn from_flags(flags: u64) -> OnDeath {
         let has = |flag| flags & flag != 0;
         match (has(feature::USER_RECOVERY), has(feature::USER_RECOVERY_REISSUE)) {
             (false, _) => OnDeath::Remove,
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn what_death_brings_is_read_back_from_a_device() {
         for on_death in [OnDeath::Wait, OnDeath::WaitError, OnDeath::Fail, OnDeath::Remove] {
-            assert_eq!(OnDeath::of(on_death.flags() | feature::CMD_IOCTL_ENCODE), on_death);
+            assert_eq!(OnDeath::from_flags(on_death.flags() | feature::CMD_IOCTL_ENCODE), on_death);
         }
     }
 

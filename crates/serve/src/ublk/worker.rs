@@ -268,7 +268,7 @@ impl<P: HardwareQueue> Worker<P> {
         if request.op == Op::Read && self.queue.volume.content != Content::Whole {
             one.port.clear(tag, request.bytes as usize);
         }
-        let io = executor::Command::of(request);
+        let io = executor::Command::checked(request);
         one.working[usize::from(tag)] = Some(Working { io, blank: false, began, given_up: false });
         if let Some(patience) = self.setup.io_timeout {
             self.sweep_at.get_or_insert(self.now + patience);

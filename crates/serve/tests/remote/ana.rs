@@ -69,7 +69,7 @@ fn the_best_path_is_taken_and_changes_while_it_runs() {
     let [a, b] = [0, 1].map(|at| server.addresses()[at]);
     let uri = format!("nvme+tcp://{a}/{NQN}?path={b}&io_timeout=-1&fast_io_fail_tmo=-1&ctrl_loss_tmo=-1");
     let remote: Arc<NvmeTcpRemote> =
-        NvmeTcpRemote::open(NvmeTcpOptions::of(&Uri::parse(&uri).unwrap()).unwrap(), 1).unwrap();
+        NvmeTcpRemote::open(NvmeTcpOptions::from_uri(&Uri::parse(&uri).unwrap()).unwrap(), 1).unwrap();
     let mut rig = worker(&remote, 4, LEN as usize);
     goes_by(&mut rig, &remote, 0, &bytes);
     set(&server, ["non-optimized", "optimized"]);

@@ -20,7 +20,7 @@ fn rig() -> Rig {
             "[[subsystems.namespaces]]\nsource = \"nil:?size=1m\"\nblock_bytes = 512\nana_group = {group}\n"
         )
     };
-    Rig::of(&format!(
+    Rig::from_text(&format!(
         "listen = [\"127.0.0.1:0\", \"{FAR}:0\"]\nthreads = 1\nbuffers = \"16m\"\n\
          [[subsystems]]\nnqn = \"{SUBSYSTEM}\"\nallow_any_host = true\n\
          cntlid_min = 100\ncntlid_max = 199\n{}{}\

@@ -40,10 +40,10 @@ impl Rig {
              [[subsystems]]\nnqn = \"{}\"\nallow_any_host = true\n{rest}",
             super::client::SUBSYSTEM
         );
-        Rig::of(&text)
+        Rig::from_text(&text)
     }
 
-    pub fn of(text: &str) -> Rig {
+    pub fn from_text(text: &str) -> Rig {
         let said: Arc<Mutex<Vec<LogEntry>>> = Arc::default();
         let heard = said.clone();
         let sink = Box::new(move |entry: &LogEntry| {

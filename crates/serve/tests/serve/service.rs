@@ -77,7 +77,7 @@ fn discovery_offers_what_a_host_may_have() {
          [[referrals]]\naddress = \"10.1.2.3:8009\"\n\
          [[subsystems]]\nnqn = \"{SUBSYSTEM}\"\n[[subsystems.hosts]]\nnqn = \"{HOST}\"\n"
     );
-    let rig = Rig::of(&listed);
+    let rig = Rig::from_text(&listed);
     let entries = |nqn: &str| -> Vec<String> {
         let up = Host::up_as(rig.address(), DISCOVERY, nqn, 0, PLAIN);
         let mut host = up.unwrap_or_else(|r| panic!("{:?}", r.0.status()));
@@ -133,7 +133,7 @@ fn a_host_that_does_as_spdks_is_served() {
 #[test]
 fn a_host_without_a_name_is_on_no_list() {
     let listed = format!("[[subsystems.hosts]]\nnqn = \"{HOST}\"");
-    let rig = Rig::of(&format!(
+    let rig = Rig::from_text(&format!(
         "listen = [\"127.0.0.1:0\"]\n[[subsystems]]\nnqn = \"{SUBSYSTEM}\"\n{listed}\n\
          [[subsystems.namespaces]]\nsource = \"nil:?size=1m\""
     ));
@@ -374,7 +374,7 @@ fn many_queues_share_little_memory() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("content");
     std::fs::write(&path, &content).unwrap();
-    let rig = Rig::of(&format!(
+    let rig = Rig::from_text(&format!(
         "listen = [\"127.0.0.1:0\"]\nthreads = 1\nbuffers = \"4m\"\n[[subsystems]]\nnqn = \"{SUBSYSTEM}\"\n\
          allow_any_host = true\n[[subsystems.namespaces]]\nsource = \"{}\"\nwritable = true\nblock_bytes = 512",
         path.display()

@@ -61,7 +61,7 @@ pub fn discover(text: &str, looking: &Looking) -> Result<Discovered, Error> {
     if options.transport == Transport::Rdma {
         return by_rdma(&options, &identity, looking);
     }
-    let tls = Tls::of(&options, &identity.nqn)?;
+    let tls = Tls::from_options(&options, &identity.nqn)?;
     let mut last = None;
     for address in addresses(&options.addresses[0].host, port, looking)? {
         match first(&address, |a| by_tcp(a, tls.clone(), &options, &identity, looking)) {
@@ -275,7 +275,7 @@ mod tests {
         let uri = record(&endpoint).uri.unwrap();
         assert_eq!(uri, "nvme+tcp://[::1]:4420/nqn.2026-01.io.example:q%3Fx=1%26y=50%25%23é");
         let parsed = crate::source::Uri::recognise(&uri).unwrap();
-        assert_eq!(Options::of(&parsed).unwrap().nqn, endpoint.nqn);
+        assert_eq!(Options::from_uri(&parsed).unwrap().nqn, endpoint.nqn);
         assert_eq!(crate::source::Uri::recognise(&parsed.to_string()).unwrap(), parsed);
         endpoint.transport = 1;
         assert!(record(&endpoint).uri.unwrap().starts_with("nvme+rdma://[::1]:4420/nqn."));

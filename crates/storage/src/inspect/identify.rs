@@ -111,10 +111,10 @@ const EVENTS: [(u16, &str); 5] = [
 /// answers there. `Run`: what answers doesn't keep to the protocol.
 pub fn identify(text: &str, looking: &Looking) -> Result<Identified, Error> {
     let uri = Uri::recognise(text)?;
-    if let Some(asked) = vfio_user::Options::of(&uri) {
+    if let Some(asked) = vfio_user::Options::from_uri(&uri) {
         return emulated(asked, text.contains("nsid="), looking);
     }
-    let asked = nvme_tcp::Options::of(&uri).ok_or_else(|| {
+    let asked = nvme_tcp::Options::from_uri(&uri).ok_or_else(|| {
         let found = "is neither a nvme+tcp:, a nvme+rdma: nor a vfio-user: URI";
         let next = "nvme+tcp://HOST:4420/NQN (forebay discover HOST shows them), or vfio-user:SOCKET";
         Error::request(format!("'{text}'"), found, next)
@@ -124,7 +124,7 @@ pub fn identify(text: &str, looking: &Looking) -> Result<Identified, Error> {
     if asked.transport == Transport::Rdma {
         return ask.by_rdma();
     }
-    let tls = nvme_tcp::Tls::of(asked, &ask.identity.nqn)?;
+    let tls = nvme_tcp::Tls::from_options(asked, &ask.identity.nqn)?;
     let Address { host, port } = &asked.addresses[0];
     let addresses = resolve(host, *port, looking.timeout)?;
     first(&addresses, |address| ask.by_tcp(address, tls.clone()))

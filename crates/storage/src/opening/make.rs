@@ -233,7 +233,7 @@ fn allocate(file: &FilePlan, ours: Option<FileIdentity>, undo: &mut Undo) -> Res
         _ => Error::run(&asked, e.to_string(), "df -h; df -i"),
     })?;
     let meta = handle.metadata().map_err(|e| Error::run(&asked, e.to_string(), "df -h; df -i"))?;
-    let made = FileIdentity::of(&meta);
+    let made = FileIdentity::from_metadata(&meta);
     if ours.is_some_and(|ours| ours != made) {
         return Err(name_taken(&file.path));
     }

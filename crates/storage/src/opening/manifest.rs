@@ -120,7 +120,7 @@ pub struct Times {
 }
 
 impl Times {
-    fn of(meta: &Metadata) -> Times {
+    fn from_metadata(meta: &Metadata) -> Times {
         let ns = |s: i64, ns: i64| s.saturating_mul(1_000_000_000).saturating_add(ns);
         Times {
             modified_ns: ns(meta.mtime(), meta.mtime_nsec()),
@@ -138,7 +138,7 @@ pub struct Content<'a> {
 
 impl Entry {
     fn is_as_left(&self, meta: &Metadata) -> bool {
-        self.left.is_none_or(|left| left == Times::of(meta) && self.bytes == meta.len())
+        self.left.is_none_or(|left| left == Times::from_metadata(meta) && self.bytes == meta.len())
     }
 }
 
@@ -158,11 +158,11 @@ impl HeldManifest {
     pub fn shared(dir: &Path) -> Result<HeldManifest, Error> {
         let path = dir.join(NAME);
         let Ok(mut file) = plain().open(&path) else {
-            return Ok(HeldManifest::of(None, false, Manifest::default(), path));
+            return Ok(HeldManifest::new(None, false, Manifest::default(), path));
         };
         lock(&file, FlockOperation::NonBlockingLockShared, dir)?;
         let manifest = read(&mut file, &path)?;
-        Ok(HeldManifest::of(Some(file), false, manifest, path))
+        Ok(HeldManifest::new(Some(file), false, manifest, path))
     }
 
     /// Checks, before any file is made, that the directory has a manifest that can be written, or none.
@@ -194,10 +194,10 @@ impl HeldManifest {
             }
         };
         let manifest = read(&mut file, &path)?;
-        Ok(HeldManifest::of(Some(file), true, manifest, path))
+        Ok(HeldManifest::new(Some(file), true, manifest, path))
     }
 
-    fn of(file: Option<File>, alone: bool, manifest: Manifest, path: PathBuf) -> HeldManifest {
+    fn new(file: Option<File>, alone: bool, manifest: Manifest, path: PathBuf) -> HeldManifest {
         HeldManifest { file, alone, manifest, path, touched: BTreeSet::new() }
     }
 
@@ -223,14 +223,14 @@ impl HeldManifest {
 
     fn found(&self, file: &Path) -> Option<(&Entry, FileIdentity)> {
         let (entry, meta) = self.made(file)?;
-        entry.is_as_left(&meta).then(|| (entry, FileIdentity::of(&meta)))
+        entry.is_as_left(&meta).then(|| (entry, FileIdentity::from_metadata(&meta)))
     }
 
     /// The file that lies there, where it is the one that we made.
     fn made(&self, file: &Path) -> Option<(&Entry, Metadata)> {
         let entry = self.manifest.files.get(name_of(file)?)?;
         let meta = std::fs::symlink_metadata(file).ok()?;
-        let found = FileIdentity::of(&meta);
+        let found = FileIdentity::from_metadata(&meta);
         let is_ours = match (entry.inode, entry.born_ns, found.born_ns) {
             (EXPECTED, Some(from), Some(born)) => meta.is_file() && born >= from,
             (inode, None, _) => inode == found.inode,
@@ -265,14 +265,15 @@ impl HeldManifest {
 
     /// A file that was begun is left as it lies there now. One that took its name isn't claimed: that is the error.
     pub fn leave(&mut self, file: &Path, made: FileIdentity, content: &Content) -> Result<(), Error> {
-        let meta = std::fs::symlink_metadata(file).ok().filter(|meta| FileIdentity::of(meta) == made);
+        let meta =
+            std::fs::symlink_metadata(file).ok().filter(|meta| FileIdentity::from_metadata(meta) == made);
         let Some(meta) = meta else {
             self.remove(file);
             return Err(name_taken(file));
         };
         self.begin(file, made, meta.len(), content.name);
         if let Some(entry) = name_of(file).and_then(|name| self.manifest.files.get_mut(name)) {
-            entry.left = Some(Times::of(&meta));
+            entry.left = Some(Times::from_metadata(&meta));
             entry.seed = content.seed.filter(|_| !is_written_by_others(file));
         }
         Ok(())
@@ -280,9 +281,10 @@ impl HeldManifest {
 
     /// Nothing was written to a file that was begun: it holds what this entry says.
     pub fn put_back(&mut self, file: &Path, made: FileIdentity, entry: Entry) {
-        let meta = std::fs::symlink_metadata(file).ok().filter(|meta| FileIdentity::of(meta) == made);
+        let meta =
+            std::fs::symlink_metadata(file).ok().filter(|meta| FileIdentity::from_metadata(meta) == made);
         let (Some(meta), Some(name)) = (meta, name_of(file)) else { return self.remove(file) };
-        let left = entry.left.map(|_| Times::of(&meta));
+        let left = entry.left.map(|_| Times::from_metadata(&meta));
         self.manifest.files.insert(name.to_string(), Entry { left, ..entry });
         self.touched.insert(name.to_string());
     }

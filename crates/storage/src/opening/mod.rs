@@ -237,7 +237,7 @@ impl Opened {
 mod tests {
     use super::*;
 
-    fn of(dir: &std::path::Path) -> Purpose {
+    fn purpose_of(dir: &std::path::Path) -> Purpose {
         Purpose {
             sources: vec![dir.display().to_string()],
             makes: true,
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn files_are_made_and_opened_without_a_job_and_filled_by_the_caller() {
         let home = tempfile::tempdir().unwrap();
-        let purpose = of(home.path());
+        let purpose = purpose_of(home.path());
         let mut filled = Vec::new();
         let opened = examine(&purpose).unwrap().open(&purpose, &mut |targets| {
             filled.extend(targets.iter().map(|t| (t.bytes, t.files()[0].0.path.clone())));
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn files_that_could_not_be_filled_are_taken_away_again() {
         let home = tempfile::tempdir().unwrap();
-        let purpose = of(home.path());
+        let purpose = purpose_of(home.path());
         let error = examine(&purpose).unwrap().open(&purpose, &mut Purpose::fills_nothing).err().unwrap();
         assert!(error.found.contains("nobody fills them"), "{error}");
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn what_nothing_came_of_is_taken_back_with_what_its_list_said() {
         let home = tempfile::tempdir().unwrap();
-        let made = of(home.path());
+        let made = purpose_of(home.path());
         examine(&made).unwrap().open(&made, &mut |_| Ok(())).unwrap().close(false).unwrap();
         let list = || std::fs::read_to_string(home.path().join(manifest::NAME)).unwrap();
         let (seeds, lens) = (
@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn a_rehearsal_knows_the_targets_and_leaves_nothing() {
         let home = tempfile::tempdir().unwrap();
-        let purpose = of(home.path());
+        let purpose = purpose_of(home.path());
         let looked = examine(&purpose).unwrap();
         let targets = looked.rehearsed(&purpose).unwrap();
         assert_eq!(targets.iter().map(|t| t.bytes).collect::<Vec<_>>(), [1 << 20; 2]);

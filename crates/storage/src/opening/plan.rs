@@ -22,7 +22,7 @@ const FILE_BYTES_DEFAULT: u64 = GIB;
 pub(crate) struct Manifests(pub BTreeMap<PathBuf, HeldManifest>);
 
 impl Manifests {
-    fn of(&mut self, file: &Path) -> Result<&HeldManifest, Error> {
+    fn manifest_of(&mut self, file: &Path) -> Result<&HeldManifest, Error> {
         let dir = parent_of(file);
         if !self.0.contains_key(&dir) {
             self.0.insert(dir.clone(), HeldManifest::shared(&dir)?);
@@ -251,7 +251,7 @@ impl Planner<'_> {
     }
 
     fn existing(&mut self, path: &Path, have: u64, wanted: Option<u64>) -> Result<FilePlan, Error> {
-        let held = self.manifests.of(path)?;
+        let held = self.manifests.manifest_of(path)?;
         let entry = held.entry(path).cloned();
         let whose = if held.is_changed(path) {
             "it has changed since Forebay wrote it"

@@ -22,7 +22,7 @@ pub struct Under {
 
 impl Under {
     /// For an opened target whose path is decided.
-    pub fn of(target: &Target) -> Under {
+    pub fn from_target(target: &Target) -> Under {
         let path = Paths::by_kind(target.route.path);
         let at_once = path.ends_at_once(target);
         let tight = at_once && path.copies_on() && target.align() == 1;
@@ -49,7 +49,7 @@ pub struct Buffers {
 
 impl Buffers {
     /// Returns the buffers of a worker on some of these targets, by the numbers that `used` gives.
-    pub fn of(job: &JobSpec, all: &[Under], used: &[Under], into_gpu: bool) -> Buffers {
+    pub fn for_targets(job: &JobSpec, all: &[Under], used: &[Under], into_gpu: bool) -> Buffers {
         if let Some(rows) = rows_of(job, all, into_gpu) {
             return Buffers::of_rows(job, all, rows);
         }
@@ -235,7 +235,7 @@ mod tests {
 
     fn buffers(job: &JobSpec, kind: PathKind, moves_bytes: bool, into_gpu: bool) -> (u64, u64) {
         let all = under(kind, moves_bytes);
-        let buffers = Buffers::of(job, &all, &all, into_gpu);
+        let buffers = Buffers::for_targets(job, &all, &all, into_gpu);
         (buffers.host_bytes(), buffers.gpu_bytes())
     }
 
@@ -267,7 +267,7 @@ mod tests {
     fn short_rows_on_their_way_into_a_gpu_lie_side_by_side() {
         let job = JobSpec { io_bytes: 912, depth: 8, ..JobSpec::default() };
         let bounce = Under { at_once: true, tight: true, ..under(PathKind::Bounce, true)[0] };
-        let each = |all: &[Under], into_gpu| Buffers::of(&job, all, all, into_gpu).slot_bytes;
+        let each = |all: &[Under], into_gpu| Buffers::for_targets(&job, all, all, into_gpu).slot_bytes;
         assert_eq!(each(&[bounce], true), 912);
         assert_eq!(each(&[bounce], false), 4096);
         assert_eq!(
@@ -282,7 +282,7 @@ mod tests {
         let job = JobSpec { op: Op::RandRead, io_bytes: 4096, ..JobSpec::default() };
         let together = |job: &JobSpec, kind| {
             let all = [Under { takes_rows: true, ..under(kind, true)[0] }];
-            let buffers = Buffers::of(job, &all, &all, true);
+            let buffers = Buffers::for_targets(job, &all, &all, true);
             (buffers.rows, buffers.slots)
         };
         let of = |depth, kind| together(&JobSpec { depth, ..job.clone() }, kind);
@@ -331,7 +331,7 @@ mod tests {
             JobSpec { io_bytes: 1 << 20, depth: 256, batch: Some(64), workers: 64, ..JobSpec::default() };
         let slots = |job: &JobSpec, at_once, into_gpu| {
             let all = [Under { at_once, ..under(PathKind::Bounce, true)[0] }];
-            Buffers::of(job, &all, &all, into_gpu).slots
+            Buffers::for_targets(job, &all, &all, into_gpu).slots
         };
         assert_eq!(slots(&job, true, false), 64);
         assert_eq!(slots(&job, true, true), 128, "whatever the cache holds");
@@ -343,6 +343,6 @@ mod tests {
     fn one_slot_does_where_each_io_ends_in_submit() {
         let job = JobSpec { io_bytes: 4096, depth: 32, ..JobSpec::default() };
         let all = [Under { at_once: true, ..under(PathKind::Host, true)[0] }];
-        assert_eq!(Buffers::of(&job, &all, &all, false).slots, 1);
+        assert_eq!(Buffers::for_targets(&job, &all, &all, false).slots, 1);
     }
 }

@@ -50,7 +50,7 @@ pub struct SourceRow {
 
 impl SourceRow {
     /// The row of the scheme that a text begins with; that of files, where it names none.
-    pub fn of(text: &str) -> &'static SourceRow {
+    pub fn for_text(text: &str) -> &'static SourceRow {
         uri::named(text).map_or(&SOURCES[0], |(row, _)| row)
     }
 
@@ -271,13 +271,13 @@ pub struct SourceMedium {
 }
 
 impl SourceMedium {
-    fn of(whole: MadeOf, parts: impl Iterator<Item = SourceMedium>) -> SourceMedium {
+    fn combined(whole: MadeOf, parts: impl Iterator<Item = SourceMedium>) -> SourceMedium {
         let own = (whole != MadeOf::Parts).then_some(whole);
         SourceMedium { whole, below: own.into_iter().chain(parts.flat_map(|part| part.below)).collect() }
     }
 
     pub fn file() -> SourceMedium {
-        SourceMedium::of(MadeOf::File, std::iter::empty())
+        SourceMedium::combined(MadeOf::File, std::iter::empty())
     }
 
     /// It is that, or has it for parts, and nothing else.
@@ -369,7 +369,7 @@ impl Target {
     }
 
     pub fn medium(&self) -> SourceMedium {
-        SourceMedium::of(self.source.made_of(), self.source.parts().iter().map(Target::medium))
+        SourceMedium::combined(self.source.made_of(), self.source.parts().iter().map(Target::medium))
     }
 
     /// This target and all below it, depth first.

@@ -331,7 +331,7 @@ impl StripeQueue {
             match piece.result {
                 Ok(moved) => whole.parts[part as usize].1 = moved,
                 Err(fault) => {
-                    let of_member = || fault.of(self.labels.get(m));
+                    let of_member = || fault.in_part(self.labels.get(m));
                     whole.fault.get_or_insert_with(of_member);
                 }
             }

@@ -47,7 +47,7 @@ impl Uri {
     }
 
     pub fn medium(&self) -> SourceMedium {
-        SourceMedium::of(self.made_of(), self.parts().iter().map(Uri::medium))
+        SourceMedium::combined(self.made_of(), self.parts().iter().map(Uri::medium))
     }
 
     /// Or what this version lacks for it.
@@ -209,7 +209,9 @@ mod tests {
     #[test]
     fn remote_addresses_come_with_and_without_brackets_and_port() {
         let address = |text: &str| match Uri::parse(&format!("nvme+tcp:{text}")) {
-            Ok(uri) => Options::of(&uri).map(|o| (o.addresses[0].host.clone(), o.addresses[0].port, o.nsid)),
+            Ok(uri) => {
+                Options::from_uri(&uri).map(|o| (o.addresses[0].host.clone(), o.addresses[0].port, o.nsid))
+            }
             Err(_) => None,
         };
         let nqn = "nqn.2014-08.org.example:a";

@@ -128,7 +128,7 @@ pub fn is_writable(target: &Target) -> bool {
 }
 
 /// The targets for one scheme, and (what, why) of those that can't be had here. `dir` is theirs alone.
-pub fn of(scheme: &str, dir: &Path) -> (Vec<Target>, Vec<(String, String)>) {
+pub fn targets_of(scheme: &str, dir: &Path) -> (Vec<Target>, Vec<(String, String)>) {
     let mut made = Maker { dir: dir.into(), count: 0, targets: Vec::new(), skipped: Vec::new() };
     match scheme {
         "file" => made.files(),

@@ -25,7 +25,7 @@ pub fn target(data: Vec<u8>, more: &str) -> Target {
     let disk = Arc::new(Mutex::new(data));
     let fake = Fake::start(disk.clone(), 0);
     let uri = format!("nvme+tcp://{}/{NQN}?{more}", fake.address);
-    let options = NvmeTcpOptions::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
+    let options = NvmeTcpOptions::from_uri(&Uri::parse(&uri).unwrap()).unwrap().clone();
     // Tests open queues for several workers at once.
     let remote = NvmeTcpRemote::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
     let label = format!("{uri} of {} bytes", remote.bytes());
@@ -39,7 +39,7 @@ pub fn drive(data: Vec<u8>, more: &str, plain_doorbells: bool) -> Target {
     let control = Control { plain_doorbells: plain_doorbells.into(), ..Control::default() };
     let device = Drive::with(disk.clone(), control);
     let uri = device.uri(more);
-    let options = VfioUserOptions::of(&Uri::parse(&uri).unwrap()).unwrap().clone();
+    let options = VfioUserOptions::from_uri(&Uri::parse(&uri).unwrap()).unwrap().clone();
     let drive = VfioUserDrive::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
     let label = format!("{uri} of {} bytes", drive.bytes());
     SERVED.lock().unwrap().push((label.clone(), disk, Server::Drive(device)));

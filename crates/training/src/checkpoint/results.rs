@@ -46,7 +46,7 @@ impl Story {
         tallies().flat_map(|t| &t.ways).for_each(|way| latency.merge(&way.latency));
         done.iter().for_each(|s| fsync.merge(&s.fsync));
         let verified = tallies().map(|t| t.verified_bytes).sum();
-        Phase::of(turns, &latency, Some(&fsync).filter(|f| f.count() > 0), verified)
+        Phase::from_checkpoints(turns, &latency, Some(&fsync).filter(|f| f.count() > 0), verified)
     }
 }
 

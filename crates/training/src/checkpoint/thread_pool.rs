@@ -66,7 +66,7 @@ impl ThreadPool {
         dir: &CheckpointDir,
         destination: Arc<Destination>,
     ) -> Result<ThreadPool, Error> {
-        let shared = Arc::new(Shared::of(job, vec![target], vec![dir.seed(1)], destination)?);
+        let shared = Arc::new(Shared::endless(job, vec![target], vec![dir.seed(1)], destination)?);
         let (sender, answers) = channel();
         let resources = Resources { pages: "none", ..Resources::default() };
         let spec = Arc::new(spec.clone());

@@ -41,7 +41,7 @@ pub(crate) struct IoMode {
 }
 
 impl IoMode {
-    pub(crate) fn of(
+    pub(crate) fn choose(
         spec: &EmulateSpec,
         data: &DataSet,
         resident: Result<f64, String>,

@@ -192,7 +192,7 @@ fn result_of(
         power,
         errors: Errors { verify_failed: skipped.count, examples: skipped.examples, ..Errors::default() },
         noise,
-        summary: Summary::of(std::slice::from_ref(&repeat), stats::Stop::Counted),
+        summary: Summary::from_repeats(std::slice::from_ref(&repeat), stats::Stop::Counted),
         repeats: vec![repeat],
         series: ran.points.clone(),
         interrupted: ran.interrupted,
@@ -325,9 +325,9 @@ fn training_of(shared: &Shared, ran: &Ran, totals: &Totals, result: &RunResult) 
     training.samples = totals.samples;
     training.skipped = Skipped { count: state.skipped.count, examples: state.skipped.examples.clone() };
     training.latency = Latencies {
-        read: Timing::of(&ran.latencies.read),
-        sample: Timing::of(&ran.latencies.sample),
-        step: Timing::of(&ran.step),
+        read: Timing::from_latency(&ran.latencies.read),
+        sample: Timing::from_latency(&ran.latencies.sample),
+        step: Timing::from_latency(&ran.step),
     };
     training.waited = waited_of(state.waited, ran);
     training.headroom = headroom::judge(&seen(shared, ran, totals, result, &training, state.waited));

@@ -113,7 +113,7 @@ fn prepare(spec: &EmulateSpec, awaits_others: bool, begin: Instant) -> Result<Sh
         compute_ns: spec.workload.compute_ns(),
         awaits_others,
     };
-    let io_mode = IoMode::of(spec, &data, resident, route.path)?;
+    let io_mode = IoMode::choose(spec, &data, resident, route.path)?;
     let direct_reads = DirectReads::open(spec, &route, &io_mode, &devices, files)?;
     let io_mode = match &direct_reads {
         Some(direct_reads) => direct_reads.within(io_mode),

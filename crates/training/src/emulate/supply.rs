@@ -27,7 +27,7 @@ impl Delays {
     }
 
     /// When the bytes of a read that is issued now may be seen.
-    pub(crate) fn of(&mut self, shared: &Shared, now: u64, offset: u64, bytes: u32) -> u64 {
+    pub(crate) fn visible_at(&mut self, shared: &Shared, now: u64, offset: u64, bytes: u32) -> u64 {
         let supplied = self.supply.as_ref().map_or(now, |rate| rate.hand_on(bytes.into(), now));
         let modelled =
             self.model.as_ref().map_or(now, |drive| shared.since(drive.ready_at(offset, bytes.into())));

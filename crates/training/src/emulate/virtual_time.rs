@@ -186,7 +186,7 @@ fn result_of(spec: &EmulateSpec, played: &Simulated) -> RunResult {
         iops: repeat.iops,
         latency_us: repeat.latency_us.clone(),
         histogram: played.read.encode(),
-        summary: Summary::of(std::slice::from_ref(&repeat), stats::Stop::Counted),
+        summary: Summary::from_repeats(std::slice::from_ref(&repeat), stats::Stop::Counted),
         series: played.series.clone(),
         targets: vec![target],
         repeats: vec![repeat],

@@ -59,8 +59,8 @@ impl Worker {
             copies,
             streams: (0..STREAMS_MAX.min(reads.slot_count() as usize)).map(|_| None).collect(),
             reads,
-            errors: ReadErrors::of(shared.clone()),
-            accounts: Accounts::of(shared.clone(), index),
+            errors: ReadErrors::new(shared.clone()),
+            accounts: Accounts::new(shared.clone(), index),
             via: if shared.io_mode.direct && !feeds_gpu { Via::Direct } else { Via::Staged },
             shared,
         })

@@ -83,7 +83,7 @@ pub struct Traced {
 
 impl RankDone {
     /// `capacity_bytes`: what the rank's entries might take.
-    fn of(
+    fn from_service(
         spec: &KvSpec,
         service: &Service,
         window_ns: u64,
@@ -96,16 +96,16 @@ impl RankDone {
         let moved = Moved { all, counted, in_window, last_ns, window_ns };
         RankDone {
             rank: service.rank(),
-            kvcache: KvCache::of(spec, std::slice::from_ref(service), &moved, circumstance),
-            requests: service.served.iter().map(Request::of).collect(),
-            trace: service.trace.iter().map(Traced::of).collect(),
+            kvcache: KvCache::from_ranks(spec, std::slice::from_ref(service), &moved, circumstance),
+            requests: service.served.iter().map(Request::from_served).collect(),
+            trace: service.trace.iter().map(Traced::from_moved).collect(),
             replayed: service.replayed().cloned(),
         }
     }
 }
 
 impl Request {
-    fn of(served: &Served) -> Request {
+    fn from_served(served: &Served) -> Request {
         let s = |ns: u64| ns as f64 / 1e9;
         let request = &served.request;
         let only_written = request.is_prefill_only();
@@ -126,7 +126,7 @@ impl Request {
 }
 
 impl Traced {
-    fn of(moved: &service::Traced) -> Traced {
+    fn from_moved(moved: &service::Traced) -> Traced {
         Traced {
             at_s: moved.at_ns as f64 / 1e9,
             operation: if moved.is_write { "Write" } else { "Read" },

@@ -52,12 +52,11 @@ pub(super) fn outcome(
 ) -> Done {
     let (moved, circumstance) = (moved_of(&ran), circumstance(spec, &ran));
     let with_room = KvSpec { capacity_bytes: folder.capacity_bytes(), ..spec.clone() };
-    let kvcache = KvCache::of(&with_room, &ran.services, &moved, circumstance.clone());
+    let kvcache = KvCache::from_ranks(&with_room, &ran.services, &moved, circumstance.clone());
     let last_ns = moved.last_ns;
-    let ranks = ran
-        .services
-        .iter()
-        .map(|service| RankDone::of(&with_room, service, moved.window_ns, last_ns, circumstance.clone()));
+    let ranks = ran.services.iter().map(|service| {
+        RankDone::from_service(&with_room, service, moved.window_ns, last_ns, circumstance.clone())
+    });
     let ranks = ranks.collect();
     let failed = ran.failed.take();
     let window = Window {

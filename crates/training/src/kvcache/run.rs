@@ -114,7 +114,7 @@ impl Run {
         let capacity = folder.capacity_bytes().unwrap_or(u64::MAX);
         let services = spec.ranks_of_process().map(|rank| Service::new(spec, rank, capacity));
         let services = services.collect::<Result<Vec<_>, _>>()?;
-        let shared = Arc::new(Shared::of(job, vec![target], vec![spec.seed], destination)?);
+        let shared = Arc::new(Shared::endless(job, vec![target], vec![spec.seed], destination)?);
         let meters = Meters::new(job, &shared.targets);
         let (sender, answers) = channel();
         let mut run = Run {

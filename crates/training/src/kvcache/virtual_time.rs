@@ -77,8 +77,9 @@ pub(super) fn run(
         ..Circumstance::default()
     };
     let ranks = played.ranks.iter();
-    let ranks =
-        ranks.map(|rank| RankDone::of(spec, rank, window_ns, last_ns, circumstance.clone())).collect();
+    let ranks = ranks
+        .map(|rank| RankDone::from_service(spec, rank, window_ns, last_ns, circumstance.clone()))
+        .collect();
     let record = record_of(spec, model, played, command, started);
     Ok(Done { outcome: Outcome { record, failure: None }, ranks })
 }
@@ -189,7 +190,7 @@ fn result_of(spec: &KvSpec, played: &Simulated) -> RunResult {
         write_bytes,
         throughput_gib_s: repeat.throughput_gib_s,
         iops: repeat.iops,
-        summary: Summary::of(std::slice::from_ref(&repeat), stats::Stop::Counted),
+        summary: Summary::from_repeats(std::slice::from_ref(&repeat), stats::Stop::Counted),
         series: points.collect(),
         targets: vec![target],
         repeats: vec![repeat],

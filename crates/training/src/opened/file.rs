@@ -194,7 +194,7 @@ impl From<Error> for Refused {
 /// a full file system shows before the first of them.
 fn make(place: &RunFile, align: u32) -> io::Result<FileIdentity> {
     let handle = Outputs::create(&place.path)?;
-    let identity = FileIdentity::of(&handle.metadata()?);
+    let identity = FileIdentity::from_metadata(&handle.metadata()?);
     let bytes = place.bytes.next_multiple_of(u64::from(align));
     let kept = rustix::fs::fallocate(&handle, rustix::fs::FallocateFlags::empty(), 0, bytes);
     let kept = match kept {

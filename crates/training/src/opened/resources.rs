@@ -46,7 +46,8 @@ impl<P: Copy> WorkerResources<P> {
         let needs = QueueNeeds::new(job.depth, job.io_bytes).with_worker(index);
         let folder = &shared.targets[FOLDER as usize];
         let mut reactor = reactor_for(shared, &[FOLDER], needs)?;
-        let buffers = Buffers::with_slots(job, &[BufferNeeds::of(folder)], job.depth, device.is_some());
+        let buffers =
+            Buffers::with_slots(job, &[BufferNeeds::from_target(folder)], job.depth, device.is_some());
         let mut memory = WorkerMemory::new(shared, device, &buffers)?;
         let warning = memory.register(&mut reactor);
         let copiers = Copiers::new(device, needs);

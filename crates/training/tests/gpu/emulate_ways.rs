@@ -169,7 +169,7 @@ impl Dice {
         (self.0 >> 33) as usize % most
     }
 
-    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+    fn choose<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.up_to(choices.len())]
     }
 }
@@ -198,20 +198,20 @@ fn case(number: u64, folder: &Path) -> Case {
             _ => MIB + dice.up_to(3 * MIB),
         })
         .collect();
-    spec.io_bytes = dice.of(&[None, Some(4096), Some(100_000), Some(256 << 10), Some(3 << 20)]);
+    spec.io_bytes = dice.choose(&[None, Some(4096), Some(100_000), Some(256 << 10), Some(3 << 20)]);
     if spec.io_bytes == Some(4096) {
         // Many I/Os: a few will do.
         spec.epochs = 1;
     }
     spec.workers = Some(1 + dice.up_to(3) as u32);
-    spec.depth = Some(dice.of(&[1, 2, 5, 16]));
+    spec.depth = Some(dice.choose(&[1, 2, 5, 16]));
     spec.read_threads = 1 + dice.up_to(4) as u32;
     spec.prefetch = 1 + dice.up_to(3) as u32;
-    spec.workload.compute_s = dice.of(&[0.0, 0.001]);
+    spec.workload.compute_s = dice.choose(&[0.0, 0.001]);
     (spec.workload.file_shuffle, spec.workload.sample_shuffle) = (dice.up_to(2) == 0, dice.up_to(2) == 0);
     let limits = [None, Some(1 << 20), Some(3 << 20), Some(64 << 20)];
-    spec.pin_limit_bytes = Some(dice.of(&limits)).flatten().filter(|_| path == PathKind::Mapped);
-    spec.destination = dice.of(&["gpu:0", "gpu:1", "gpu:0,1"]).into();
+    spec.pin_limit_bytes = Some(dice.choose(&limits)).flatten().filter(|_| path == PathKind::Mapped);
+    spec.destination = dice.choose(&["gpu:0", "gpu:1", "gpu:0,1"]).into();
     Case { sizes, spec, cold: dice.up_to(3) }
 }
 

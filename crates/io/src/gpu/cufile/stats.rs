@@ -29,7 +29,7 @@ pub(super) fn start(calls: &Calls) {
 
 impl Stats {
     /// The counters, or why there are none.
-    pub fn of(driver: &Driver) -> Cu<Stats> {
+    pub fn read(driver: &Driver) -> Cu<Stats> {
         let cufile = driver.cufile();
         let get = cufile.calls.stats.ok_or_else(|| cufile.missing("cuFileGetStatsL3"))?;
         // SAFETY: all zeroes are valid for numbers.

@@ -59,7 +59,7 @@ const ENTRY_BYTES: usize = size_of::<Entry>();
 const _: () = assert!(ENTRY_BYTES == 64);
 
 impl Entry {
-    fn of(range: &Range) -> Entry {
+    fn for_range(range: &Range) -> Entry {
         Entry {
             at: range.at,
             bytes: range.bytes,
@@ -124,7 +124,7 @@ impl Lists {
         let mut blocks = 0;
         for (i, range) in ranges.iter().enumerate() {
             // SAFETY: i < capacity, so the entry lies in the list's slot, which no launch uses.
-            unsafe { host.add(i).write(Entry::of(range)) };
+            unsafe { host.add(i).write(Entry::for_range(range)) };
             blocks = blocks.max(range.bytes.div_ceil(BLOCK_BYTES as u64) + 1);
         }
         let grid = kernel.grid(ranges.len() as u64, blocks);

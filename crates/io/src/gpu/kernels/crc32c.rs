@@ -46,7 +46,7 @@ struct Span {
 }
 
 impl Span {
-    fn of(at: u64, bytes: u64) -> Span {
+    fn new(at: u64, bytes: u64) -> Span {
         let whole = at % 16 + bytes;
         let rows = whole.div_ceil(ROW_BYTES);
         Span { bytes, padding: rows * ROW_BYTES - whole, rows }
@@ -104,7 +104,7 @@ impl Crc32c {
         at: u64,
         bytes: u64,
     ) -> Cuda<()> {
-        let span = Span::of(at, bytes);
+        let span = Span::new(at, bytes);
         sums.spans[index] = span;
         let sum = sums.device(index);
         let host = sums.host.slot(index).host_ptr();
@@ -124,7 +124,7 @@ impl Crc32c {
 
     /// Waits for the checksum of device memory, which its owner leaves alone meanwhile. Both of its ends must be this
     /// device's.
-    pub fn of(&mut self, stream: &Stream, at: u64, bytes: u64) -> Result<u32, Error> {
+    pub fn checksum(&mut self, stream: &Stream, at: u64, bytes: u64) -> Result<u32, Error> {
         let gpu = self.device.index();
         let is_ours = |at: u64| self.device.owner_of(at) == Some(gpu);
         let last = at.checked_add(bytes.saturating_sub(1));

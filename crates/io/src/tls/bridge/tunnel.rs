@@ -181,8 +181,11 @@ impl Tunnel {
             let Some(tell) = self.tell.take() else { return Ok(Step::More) };
             let (ours, theirs) = UnixStream::pair().map_err(|e| e.to_string())?;
             ours.set_nonblocking(true).map_err(|e| e.to_string())?;
-            let client =
-                self.session.identity().and_then(Client::of).ok_or("a client without an identity")?;
+            let client = self
+                .session
+                .identity()
+                .and_then(Client::from_identity)
+                .ok_or("a client without an identity")?;
             tell(Arrival::Secure { socket: theirs.into(), client });
             return Ok(Step::Shaken(ours));
         }

@@ -271,7 +271,9 @@ impl Device {
     /// Hosts differ in whether shadow doorbells hold for the admin queue. Its registers always do: EventIdx has the
     /// host write them each time.
     fn want_admin_doorbells<M: HostMemory + ?Sized>(&mut self, memory: &M, doorbell: Doorbell, value: u32) {
-        let Some((_, event_index)) = self.shadow.and_then(|shadow| shadow.of(doorbell)) else { return };
+        let Some((_, event_index)) = self.shadow.and_then(|shadow| shadow.addresses_of(doorbell)) else {
+            return;
+        };
         if let Err(unmapped) = memory.store(event_index, value) {
             self.fault(QueueFault::Memory(unmapped));
         }

@@ -349,7 +349,7 @@ impl CompletionQueue {
         memory: &M,
         shadow: Shadow,
     ) -> Result<(), QueueFault> {
-        let places = shadow.of(Doorbell::Completion(self.id));
+        let places = shadow.addresses_of(Doorbell::Completion(self.id));
         let head = self.ring.head();
         self.bell.announce(memory, places, self.ring.previous(head), head)?;
         if let (true, Some(book)) = (self.bell.has_shadow(), &self.book) {
@@ -367,7 +367,7 @@ impl CompletionQueue {
         memory: &M,
         shadow: Shadow,
     ) -> Result<(), Unmapped> {
-        self.bell.begin(memory, shadow.of(Doorbell::Completion(self.id)), self.ring.previous(0))
+        self.bell.begin(memory, shadow.addresses_of(Doorbell::Completion(self.id)), self.ring.previous(0))
     }
 
     /// The admin queue's: without shadow doorbells.

@@ -17,7 +17,7 @@ pub struct Shadow {
 impl Shadow {
     /// Returns the addresses of this queue's doorbell and its EventIdx. None: the page ends before; such a queue has
     /// registers only.
-    pub fn of(self, doorbell: Doorbell) -> Option<(u64, u64)> {
+    pub fn addresses_of(self, doorbell: Doorbell) -> Option<(u64, u64)> {
         let at = doorbell.index() << (2 + self.stride);
         (at + 4 <= u64::from(self.page_bytes)).then(|| (self.doorbells + at, self.event_indices + at))
     }
@@ -44,10 +44,10 @@ mod tests {
     #[test]
     fn queues_beyond_the_page_have_registers_only() {
         let shadow = Shadow { doorbells: 0x1000, event_indices: 0x2000, stride: 0, page_bytes: 4096 };
-        assert_eq!(shadow.of(Doorbell::Submission(0)), Some((0x1000, 0x2000)));
-        assert_eq!(shadow.of(Doorbell::Completion(511)), Some((0x1ffc, 0x2ffc)));
-        assert_eq!(shadow.of(Doorbell::Submission(512)), None);
+        assert_eq!(shadow.addresses_of(Doorbell::Submission(0)), Some((0x1000, 0x2000)));
+        assert_eq!(shadow.addresses_of(Doorbell::Completion(511)), Some((0x1ffc, 0x2ffc)));
+        assert_eq!(shadow.addresses_of(Doorbell::Submission(512)), None);
         let wide = Shadow { stride: 4, ..shadow };
-        assert_eq!(wide.of(Doorbell::Completion(1)), Some((0x10c0, 0x20c0)));
+        assert_eq!(wide.addresses_of(Doorbell::Completion(1)), Some((0x10c0, 0x20c0)));
     }
 }

@@ -153,7 +153,7 @@ impl TargetEnd {
 
     /// On Connect, before it is completed; as of NVMe/TCP.
     pub fn set_depth(&mut self, entries: u16, flow_control: bool) {
-        self.flow = Flow::of(entries.max(2), flow_control);
+        self.flow = Flow::new(entries.max(2), flow_control);
     }
 
     /// A message came in that receive.

@@ -140,7 +140,7 @@ impl TargetEnd {
     /// carry no SQHD, and only then may a read end with the SUCCESS flag (tcp, section 3.3.2).
     pub fn set_depth(&mut self, entries: u16, flow_control: bool) {
         let depth = self.commands.set_depth(entries);
-        self.backlog.set_flow(Flow::of(depth, flow_control));
+        self.backlog.set_flow(Flow::new(depth, flow_control));
     }
 
     /// Commands that came and whose answer wasn't listed yet.

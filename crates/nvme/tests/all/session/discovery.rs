@@ -61,7 +61,7 @@ fn a_discovery_session_that_stays_hears_of_changes() {
     };
     let mut target = Target::new(offers(1));
     let options = Options { subsystem_nqn: DISCOVERY.into(), ..options() };
-    let mut discovery = Discovery::of(options, target.now_ms);
+    let mut discovery = Discovery::with_options(options, target.now_ms);
     for count in 1..9 {
         assert_eq!(target.settle(&mut discovery), Ok(vec![Event::Ready]), "{count}");
         assert_eq!(

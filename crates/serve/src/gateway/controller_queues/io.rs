@@ -214,7 +214,7 @@ impl IoCommand<'_> {
             let errors = tally.counts.errors;
             // A flood of failing commands says nothing new.
             if errors <= 64 || errors.is_power_of_two() {
-                self.c.shared.say(ControllerEvent::Mishap(Mishap::of(sqid, &sqe, status)));
+                self.c.shared.say(ControllerEvent::Mishap(Mishap::from_status(sqid, &sqe, status)));
             }
         }
     }

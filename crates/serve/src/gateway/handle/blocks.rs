@@ -29,7 +29,7 @@ impl BlockDevices {
         all.iter().map(|block| block.stats()).collect()
     }
 
-    fn of(&self, nqn: &str) -> Vec<Arc<Block>> {
+    fn blocks_of(&self, nqn: &str) -> Vec<Arc<Block>> {
         self.registry.lock().blocks.values().filter(|block| block.nqn == nqn).cloned().collect()
     }
 
@@ -189,7 +189,7 @@ impl BlockDevices {
 
     /// A namespace goes: devices over it go first, or refuse to.
     pub(super) fn let_go(&self, nqn: &str, nsid: u32) -> Result<(), Error> {
-        for block in self.of(nqn) {
+        for block in self.blocks_of(nqn) {
             let _turn = block.turn();
             if block.given().namespaces.is_some_and(|all| all.contains(&nsid)) {
                 self.hide(&block, false)?;
@@ -206,7 +206,7 @@ impl BlockDevices {
         given: &config::Namespace,
         volume: &Arc<Volume>,
     ) -> Result<(), Error> {
-        for block in self.of(nqn) {
+        for block in self.blocks_of(nqn) {
             let _turn = block.turn();
             let Some(device) = block.device_of(given.nsid) else { continue };
             let threads = options(&block.given(), self.shared.spin).workers();
@@ -217,7 +217,7 @@ impl BlockDevices {
 
     /// A namespace's limits are others now.
     pub(super) fn look(&self, nqn: &str, nsid: u32) {
-        let devices = self.of(nqn).into_iter().filter_map(|block| block.device_of(nsid));
+        let devices = self.blocks_of(nqn).into_iter().filter_map(|block| block.device_of(nsid));
         devices.for_each(|device| device.look());
     }
 }

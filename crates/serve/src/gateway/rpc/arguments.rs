@@ -44,7 +44,7 @@ impl Parameter {
         format!("--{}", self.name)
     }
 
-    fn of(&self, verb: &Verb) -> String {
+    fn named_in(&self, verb: &Verb) -> String {
         format!("{} of {}", self.name, verb.name)
     }
 }
@@ -84,12 +84,12 @@ impl Arguments {
             let value = checked(verb, parameter, value)?;
             if !value.is_null() && given.insert(parameter.name, value).is_some() {
                 let found = format!("is given twice, once as {name}");
-                return Err(Error::request(parameter.of(verb), found, "one of them"));
+                return Err(Error::request(parameter.named_in(verb), found, "one of them"));
             }
         }
         if let Some(missing) = verb.parameters.iter().find(|p| p.required && !given.contains_key(p.name)) {
             let next = format!("{}: {}", missing.flag(), missing.help);
-            return Err(Error::request(missing.of(verb), "is missing", next));
+            return Err(Error::request(missing.named_in(verb), "is missing", next));
         }
         Ok(Arguments { verb, given })
     }
@@ -113,7 +113,7 @@ impl Arguments {
         let parameter = self.verb.parameter(name).expect("a parameter of this verb");
         let fits = T::try_from(number);
         fits.map(Some).map_err(|_| {
-            Error::request(parameter.of(self.verb), format!("{number} is too large"), parameter.help)
+            Error::request(parameter.named_in(self.verb), format!("{number} is too large"), parameter.help)
         })
     }
 
@@ -132,7 +132,7 @@ fn checked(verb: &Verb, parameter: &Parameter, value: Value) -> Result<Value, Er
     let wrong = |value: &Value| {
         let shown: String = value.to_string().chars().take(80).collect();
         let found = format!("{shown} is no {}", parameter.kind.word());
-        Err(Error::request(parameter.of(verb), found, parameter.help))
+        Err(Error::request(parameter.named_in(verb), found, parameter.help))
     };
     match (parameter.kind, value) {
         (_, Value::Null) => Ok(Value::Null),

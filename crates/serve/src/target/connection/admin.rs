@@ -123,7 +123,7 @@ impl AdminQueue<'_> {
                 let len = data.len() as u32;
                 let command = self.c.command(at);
                 (command.memory, command.state) =
-                    (Memory::Own(ScratchBuffer::of(data)), CommandState::Answering);
+                    (Memory::Own(ScratchBuffer::from_vec(data)), CommandState::Answering);
                 self.c.link.answer(at, len, cqe);
                 self.thread.timers.want_sweep(self.thread.now);
             }

@@ -291,7 +291,7 @@ impl IoCommand<'_> {
         let queue = Counters { counts, read_latency, write_latency };
         command.io.count(self.thread.queues.as_mut_slice(), Some(queue), status, now_ns);
         if let (false, Role::Io { entry, qid }) = (status.is_success(), role) {
-            entry.controller().record(Mishap::of(*qid, &command.sqe, status));
+            entry.controller().record(Mishap::from_status(*qid, &command.sqe, status));
         }
     }
 }

@@ -160,7 +160,7 @@ impl Session {
 
     /// From here on the counters count for the record.
     pub fn begin(&self) {
-        *lock(&self.before) = Some(CuFileStats::of(&self.driver).map_err(|e| e.to_string()));
+        *lock(&self.before) = Some(CuFileStats::read(&self.driver).map_err(|e| e.to_string()));
     }
 
     pub fn file(&self, target: &FileTarget) -> Result<GdsFile, Error> {
@@ -210,12 +210,12 @@ impl Session {
     ) -> Result<Route, Error> {
         let start = if self.asked.start < target.bytes { self.asked.start } else { 0 };
         let bytes = self.asked.io_bytes.min(LOOK_BYTES_MAX).min(target.bytes - start) as usize;
-        let before = CuFileStats::of(&self.driver);
+        let before = CuFileStats::read(&self.driver);
         if bytes > 0 {
             self.read_once(target, handle, device, start, bytes)?;
         }
         let reported =
-            before.and_then(|before| CuFileStats::of(&self.driver).map(|after| after.since(&before)));
+            before.and_then(|before| CuFileStats::read(&self.driver).map(|after| after.since(&before)));
         Ok(self.judge_look(target, reported, bytes))
     }
 
@@ -345,7 +345,7 @@ impl Session {
 
     fn reported(&self) -> Result<CuFileStats, String> {
         let before = lock(&self.before).clone().unwrap_or_else(|| Err("no run began".into()))?;
-        CuFileStats::of(&self.driver).map(|now| now.since(&before)).map_err(|e| e.to_string())
+        CuFileStats::read(&self.driver).map(|now| now.since(&before)).map_err(|e| e.to_string())
     }
 
     /// Returns cuFile's part of the record, the way of the bytes, and reasons for nulls.

@@ -28,7 +28,7 @@ pub(super) fn judge(
     able: bool,
 ) -> Verdict {
     let total = bytes.direct + bytes.compat;
-    let counted = reported.map(Counted::of);
+    let counted = reported.map(Counted::from_stats);
     let (direct, reason) = match counted {
         Ok(c) if c.direct() + c.astray() > 0 => (c.direct_share(bytes), c.words()),
         silent => {
@@ -59,7 +59,7 @@ struct Counted {
 
 impl Counted {
     /// Per GPU, else by batches: a library may count batches in one place only.
-    fn of(stats: &CuFileStats) -> Counted {
+    fn from_stats(stats: &CuFileStats) -> Counted {
         let (calls, b) = (stats.calls(), &stats.batches);
         let rerouted = calls.rerouted;
         if calls.p2p + calls.nvfs + calls.posix > 0 {

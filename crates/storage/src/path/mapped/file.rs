@@ -130,7 +130,7 @@ impl MappedFile {
         window_bytes: u64,
         mapping: Option<Arc<Mapping>>,
     ) -> Result<MappedFile, Fault> {
-        let identity = Identity::of(&target.file, &target.path, target.is_device)?;
+        let identity = Identity::read(&target.file, &target.path, target.is_device)?;
         let count = target.bytes.div_ceil(window_bytes).max(1);
         let adopted = identity.is_whole(target.bytes).then_some(identity);
         Ok(MappedFile {
@@ -187,7 +187,7 @@ impl MappedFile {
     /// Looks whether the file is what it was. If it isn't, its registrations are as good as gone when this returns:
     /// no window that was ready before is ready after, and copies queued before belong to an older generation.
     pub fn examine(&self) -> Seen {
-        let now = match Identity::of(&self.target.file, &self.target.path, self.target.is_device) {
+        let now = match Identity::read(&self.target.file, &self.target.path, self.target.is_device) {
             Ok(now) => now,
             Err(fault) => return Seen { generation: Err(fault), changed: false },
         };

@@ -52,7 +52,7 @@ struct Flight {
 
 impl Flight {
     /// With so many bytes to come, in pieces that are still to be counted.
-    fn of(io: Io, bytes: u32) -> Flight {
+    fn new(io: Io, bytes: u32) -> Flight {
         Flight {
             io,
             pieces_left: 0,
@@ -97,7 +97,7 @@ impl Flights {
 
     /// Takes an I/O of which `bytes` can be had, in `cuts`: window, offset in the file and length of each piece.
     pub(super) fn begin(&mut self, io: Io, bytes: u32, cuts: impl Iterator<Item = (u32, u64, u32)>) {
-        self.flights[io.tag as usize] = Some(Flight::of(io, bytes));
+        self.flights[io.tag as usize] = Some(Flight::new(io, bytes));
         if self.add(io.tag, 0, cuts) == 0 {
             self.end_flight(io.tag);
         }
@@ -105,7 +105,8 @@ impl Flights {
 
     /// Takes an I/O of rows; the number of the one piece that stands for those that are fetched together.
     pub(super) fn begin_rows(&mut self, io: Io) -> u32 {
-        self.flights[io.tag as usize] = Some(Flight { pieces_left: 1, rows: true, ..Flight::of(io, io.len) });
+        self.flights[io.tag as usize] =
+            Some(Flight { pieces_left: 1, rows: true, ..Flight::new(io, io.len) });
         let (tag, len) = (io.tag, io.len);
         self.place(Piece { tag, window: 0, at: 0, offset: 0, len, place: PieceState::Fresh })
     }

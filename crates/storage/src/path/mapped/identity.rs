@@ -35,7 +35,7 @@ pub(crate) struct Identity {
 impl Identity {
     /// Returns the identity of an open file. `is_device`: a block device's node tells nothing of what is written to
     /// it, but all who open it share its pages, so they are never stale.
-    pub(crate) fn of(file: &File, path: &Path, is_device: bool) -> Result<Identity, Fault> {
+    pub(crate) fn read(file: &File, path: &Path, is_device: bool) -> Result<Identity, Fault> {
         let open = statx(file, c"", AtFlags::EMPTY_PATH, wanted()).map_err(|e| unknown(path, e))?;
         let at_path = match statx(CWD, path, AtFlags::empty(), StatxFlags::INO) {
             Ok(named) => Some(place(&named)),
@@ -110,11 +110,11 @@ mod tests {
         let path = home.path().join("f");
         std::fs::File::create(&path).unwrap().write_all(&[7; 8192]).unwrap();
         let open = File::open(&path).unwrap();
-        let before = Identity::of(&open, &path, false).unwrap();
+        let before = Identity::read(&open, &path, false).unwrap();
         // Kernels before 6.13 tell times apart by the tick.
         std::thread::sleep(std::time::Duration::from_millis(12));
         act(&path);
-        let now = Identity::of(&open, &path, false).unwrap();
+        let now = Identity::read(&open, &path, false).unwrap();
         (now != before).then(|| before.change(&now))
     }
 
@@ -141,7 +141,7 @@ mod tests {
         let path = home.path().join("f");
         std::fs::write(&path, [7; 8192]).unwrap();
         let open = File::open(&path).unwrap();
-        let now = || Identity::of(&open, &path, false).unwrap();
+        let now = || Identity::read(&open, &path, false).unwrap();
         assert!(now().is_whole(8192) && !now().is_whole(8193));
         std::fs::remove_file(&path).unwrap();
         assert!(!now().is_whole(1));

@@ -50,7 +50,7 @@ impl Relays {
     /// # Errors
     /// As for `Relay::open`.
     pub(crate) fn open(device: &Arc<CudaDevice>, count: u32, slot_bytes: usize) -> Result<Relays, Error> {
-        let memory = RelayMemory::of(count as usize, slot_bytes)?;
+        let memory = RelayMemory::allocate(count as usize, slot_bytes)?;
         let opened = memory.into_iter().map(|memory| Relay::open(device, memory)).collect::<Result<_, _>>();
         opened.map(|relays: Vec<Relay>| Relays(Rc::new(RefCell::new(relays))))
     }

@@ -48,7 +48,7 @@ fn key_of(target: &FileTarget) -> (usize, u64) {
 }
 
 impl Mapping {
-    fn of(target: FileTarget) -> Result<Arc<Mapping>, Error> {
+    fn open(target: FileTarget) -> Result<Arc<Mapping>, Error> {
         let mut all = MAPPINGS.lock().expect("no holder panics");
         let key = key_of(&target);
         if let Some(known) = all.get(&key).and_then(Weak::upgrade) {
@@ -166,7 +166,7 @@ impl Map {
         }
         install_copy_guard();
         let choice = if then_copied { CopyChoice::for_staging() } else { CopyChoice::default() };
-        Ok(Map { mapping: Mapping::of(target)?, then_copied, choice })
+        Ok(Map { mapping: Mapping::open(target)?, then_copied, choice })
     }
 
     /// Bytes copied; fewer than asked for where the file ended when it was opened.

@@ -23,7 +23,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    pub fn of(failure: &Failure) -> Cause {
+    pub fn from_failure(failure: &Failure) -> Cause {
         match (failure.kind, failure.status.map(|status| status.code)) {
             (FailureKind::Refused, Some(Code::CONNECT_INVALID_HOST)) => Cause::Unlisted,
             (FailureKind::Refused, Some(_)) => Cause::Refused,

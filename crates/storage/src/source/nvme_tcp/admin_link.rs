@@ -388,7 +388,7 @@ impl Link {
                 asked,
                 failure.found.clone(),
                 refused(
-                    Cause::of(failure),
+                    Cause::from_failure(failure),
                     &self.peer,
                     (&self.subsystem_nqn, &self.host_nqn),
                     By { transport: Transport::Tcp, tls: self.tls.is_some() },

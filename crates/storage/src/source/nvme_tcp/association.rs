@@ -42,7 +42,7 @@ pub(super) struct Ended {
 
 impl From<Failure> for Ended {
     fn from(failure: Failure) -> Ended {
-        Ended { cause: Cause::of(&failure), for_good: !failure.retry(), why: failure.to_string() }
+        Ended { cause: Cause::from_failure(&failure), for_good: !failure.retry(), why: failure.to_string() }
     }
 }
 

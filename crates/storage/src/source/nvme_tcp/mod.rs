@@ -273,7 +273,7 @@ impl Remote {
             .as_deref()
             .map_or_else(NvmeHostIdentity::of_this_machine, NvmeHostIdentity::named);
         let credentials = auth::credentials(options, &own.nqn)?;
-        let tls = tls::Tls::of(options, &own.nqn)?;
+        let tls = tls::Tls::from_options(options, &own.nqn)?;
         let domains = match options.transport {
             Transport::Tcp => None,
             Transport::Rdma => Some(RdmaDomains::new(forebay_io::require_rdma(&host.name)?)),

@@ -277,7 +277,7 @@ impl Options {
     }
 
     /// Options of a URI of either transport; None: it is another source's.
-    pub fn of(uri: &Uri) -> Option<&Options> {
+    pub fn from_uri(uri: &Uri) -> Option<&Options> {
         uri.of_kind()
     }
 

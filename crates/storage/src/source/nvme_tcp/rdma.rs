@@ -176,7 +176,7 @@ impl Rdma {
     fn connect(&mut self) -> Result<(), Broken> {
         let Some(id) = &mut self.id else { return Ok(()) };
         let entries = u32::from(self.entries);
-        let domain = self.domains.of(id).map_err(|e| Broken(format!("the device's memory: {e}")))?;
+        let domain = self.domains.domain_of(id).map_err(|e| Broken(format!("the device's memory: {e}")))?;
         let on = |what: &str, e: io::Error| Broken(format!("{what} of {}: {e}", domain.device));
         let queue =
             RdmaCompletionQueue::new(&domain, 2 * entries).map_err(|e| on("a completion queue", e))?;

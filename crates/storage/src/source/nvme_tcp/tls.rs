@@ -19,7 +19,7 @@ impl Tls {
     ///
     /// # Errors
     /// Kind `Request`: no key, or none that can be used. Kind `Machine`: no OpenSSL.
-    pub fn of(options: &Options, host_nqn: &str) -> Result<Option<Arc<Tls>>, Error> {
+    pub fn from_options(options: &Options, host_nqn: &str) -> Result<Option<Arc<Tls>>, Error> {
         if !options.asks_for_tls() {
             return Ok(None);
         }

@@ -84,7 +84,7 @@ impl From<Trouble> for Ended {
 impl From<Failure> for Ended {
     fn from(failure: Failure) -> Ended {
         let for_good = failure.kind == FailureKind::Refused;
-        Ended { cause: Cause::of(&failure), why: failure.to_string(), for_good, clean: false }
+        Ended { cause: Cause::from_failure(&failure), why: failure.to_string(), for_good, clean: false }
     }
 }
 

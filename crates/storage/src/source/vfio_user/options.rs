@@ -73,7 +73,7 @@ impl Options {
     }
 
     /// Options of such a URI; None: it is another source's.
-    pub fn of(uri: &Uri) -> Option<&Options> {
+    pub fn from_uri(uri: &Uri) -> Option<&Options> {
         uri.of_kind()
     }
 

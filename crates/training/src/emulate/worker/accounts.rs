@@ -22,7 +22,7 @@ pub(super) struct Accounts {
 }
 
 impl Accounts {
-    pub(super) fn of(shared: Arc<Shared>, index: usize) -> Accounts {
+    pub(super) fn new(shared: Arc<Shared>, index: usize) -> Accounts {
         Accounts { shared, index, latencies: Latencies::default(), accounted: 0 }
     }
 

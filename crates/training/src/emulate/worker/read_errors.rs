@@ -11,7 +11,7 @@ pub(super) struct ReadErrors {
 }
 
 impl ReadErrors {
-    pub(super) fn of(shared: Arc<Shared>) -> ReadErrors {
+    pub(super) fn new(shared: Arc<Shared>) -> ReadErrors {
         ReadErrors { shared }
     }
 

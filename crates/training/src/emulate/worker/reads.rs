@@ -208,7 +208,7 @@ impl Reads {
         let head = (begins % align) as u32;
         let (offset, want) = (begins - u64::from(head), head + bytes);
         let at = active.reading.base + offset;
-        let due = if self.delays.any() { self.delays.of(&self.shared, now, at, want) } else { 0 };
+        let due = if self.delays.any() { self.delays.visible_at(&self.shared, now, at, want) } else { 0 };
         let (queue, offset_there, len) = match (active.direct_queue, self.filled) {
             (Some(queue), _) => (queue, offset, want),
             (None, SlotsFilled::FromWhole { align }) => (SLOTS, at, want.next_multiple_of(align)),

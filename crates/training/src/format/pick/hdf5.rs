@@ -86,7 +86,7 @@ impl Tree {
             });
         }
         if self.checks {
-            self.sums = Sums::of(&set.summed);
+            self.sums = Sums::new(&set.summed);
         }
         self.walk = None;
         self.sums.take(&self.front)?;
@@ -142,7 +142,7 @@ struct Sums {
 }
 
 impl Sums {
-    fn of(chunks: &[SummedChunk]) -> Sums {
+    fn new(chunks: &[SummedChunk]) -> Sums {
         let mut chunks = chunks.to_vec();
         chunks.sort_unstable_by_key(|chunk| chunk.at);
         Sums { chunks, ..Sums::default() }

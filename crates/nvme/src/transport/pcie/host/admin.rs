@@ -164,7 +164,7 @@ impl Host {
         let lost = |found| gone("a register of the controller", found);
         let answered = match fabrics::command_type(sqe) {
             fctype::CONNECT => return self.disable(bar, ticket, now_ms),
-            fctype::PROPERTY_GET => match PropertyGet::of(sqe).property() {
+            fctype::PROPERTY_GET => match PropertyGet::from_sqe(sqe).property() {
                 Some(property) => {
                     let bytes = property.bytes();
                     let value = bar.read(property.offset().into(), bytes).map_err(lost)?;
@@ -175,9 +175,9 @@ impl Host {
                 }
                 None => Cqe::new(0, Status::fatal(Code::INVALID_FIELD), 0),
             },
-            fctype::PROPERTY_SET => match PropertySet::of(sqe).property() {
+            fctype::PROPERTY_SET => match PropertySet::from_sqe(sqe).property() {
                 Some(property) => {
-                    let value = PropertySet::of(sqe).value.get();
+                    let value = PropertySet::from_sqe(sqe).value.get();
                     bar.write(property.offset().into(), property.bytes(), value).map_err(lost)?;
                     Cqe::new(0, Status::SUCCESS, 0)
                 }

@@ -44,7 +44,7 @@ impl Bell {
     fn new(doorbell: Doorbell, stride: u8, shadow: Option<Shadow>) -> Bell {
         Bell {
             offset: doorbell.offset(stride),
-            shadow: shadow.and_then(|shadow| shadow.of(doorbell)),
+            shadow: shadow.and_then(|shadow| shadow.addresses_of(doorbell)),
             reported: 0,
         }
     }

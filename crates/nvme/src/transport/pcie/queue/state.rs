@@ -183,9 +183,9 @@ impl QueueState {
 
     /// Doorbell Buffer Config was carried out.
     pub fn set_shadow(&mut self, shadow: Shadow) {
-        self.shadow = shadow.of(Doorbell::Completion(self.id));
+        self.shadow = shadow.addresses_of(Doorbell::Completion(self.id));
         for queue in &mut self.submissions {
-            queue.shadow = shadow.of(Doorbell::Submission(queue.id));
+            queue.shadow = shadow.addresses_of(Doorbell::Submission(queue.id));
         }
     }
 

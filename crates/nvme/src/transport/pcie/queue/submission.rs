@@ -74,7 +74,7 @@ impl SubmissionQueue {
         memory: &M,
         shadow: Shadow,
     ) -> Result<(), Unmapped> {
-        self.bell.begin(memory, shadow.of(Doorbell::Submission(self.id)), 0)
+        self.bell.begin(memory, shadow.addresses_of(Doorbell::Submission(self.id)), 0)
     }
 
     /// Doorbell Buffer Config was carried out.
@@ -84,7 +84,7 @@ impl SubmissionQueue {
         shadow: Shadow,
         book: Option<&Book>,
     ) -> Result<(), Unmapped> {
-        let (places, tail) = (shadow.of(Doorbell::Submission(self.id)), self.ring.tail());
+        let (places, tail) = (shadow.addresses_of(Doorbell::Submission(self.id)), self.ring.tail());
         self.bell.announce(memory, places, tail, tail)?;
         if let (true, Some(book)) = (self.bell.has_shadow(), book) {
             book.set_submission_heard(self.id, self.bell.is_heard());
