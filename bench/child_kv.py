@@ -1,8 +1,8 @@
 """Blocks of a key-value cache into paged memory, as bench/child.py asks it.
 
 `child_kv.py WHO DEVICE FILE BLOCKS BLOCK_PAGES PAGES`: WHO is `forebay [PATH]`, `threads` (preadv of a pool; on a GPU torch's two
-pinned buffers, the usual tuned loop), `direct` (O_DIRECT by a pool into host memory: what the disk gives), `memcpy` (threads copy
-out of the page cache into pinned memory, and have that copied on, to no page: what a bounce takes at least), `kvikio`, or
+pinned buffers, the usual tuned loop), `direct` (O_DIRECT by a pool into host memory: what the disk gives), `floor THREADS`
+(bench/pinned_floor.c: copies out of the page cache by way of pinned memory, to no page: what a bounce takes), `kvikio`, or
 `nixl PLUGIN[:PARAMETER]`. All read the same file at the same places, drawn from the same seed, into pages drawn alike. A request:
   op       load (whole blocks), layers (one layer of all blocks after another), first (open, load, close), cold (first, of a file
            that the page cache has let go of), trace (a load for each request of a trace of Mooncake's) or store
@@ -14,26 +14,29 @@ After the time is over, the pages of the last call are compared with the file, b
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import mmap
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from child import Answer, Stopwatch, drop, serve
+from child import HERE, Answer, Stopwatch, drop, serve
 
 LAYERS, PAGE = 32, 64 << 10
 THREADS = 16
 STAGE = 64 << 20
 # Pages of a piece that one thread reads: 4 MiB at most.
 PIECE = 64
-# As few keep a processor each busy with copies alone: none of them waits for the link.
-COPIERS = 4
+# Buffers that bench/pinned_floor.c pins are so many of these.
+HUGE_BYTES = 2 << 20
 
 
 class Paged:
@@ -245,22 +248,24 @@ class Direct:
             raise AssertionError("a read was short")
 
 
-class Copies:
-    """The least that a bounce does: each of a few threads copies out of the mapped file into one of two pinned buffers, and has
-    it copied to the GPU's memory while it fills the other."""
+class Floor:
+    """bench/pinned_floor.c: the least that a bounce of so many threads does."""
 
     fills_pages = False
 
-    def __init__(self, paged: Paged) -> None:
+    def __init__(self, paged: Paged, threads: str) -> None:
         if paged.device == "cpu":
             raise RuntimeError("it is compared on a GPU")
-        torch = paged.torch
-        self.paged, self.pool = paged, ThreadPoolExecutor(COPIERS)
-        shape = (COPIERS, 2, paged.block_bytes())
-        self.pinned = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-        self.buffers = self.pinned.numpy()
-        self.to = torch.empty(shape, dtype=torch.uint8, device=paged.device)
-        self.streams = [torch.cuda.Stream(paged.device) for _ in range(COPIERS)]
+        self.paged, self.threads = paged, int(threads)
+        room = (paged.pages // paged.each, paged.block_bytes())
+        self.to = paged.torch.empty(room, dtype=paged.torch.uint8, device=paged.device)
+        self.library = ctypes.CDLL(str(floor_library()))
+        bytes_each = -(-paged.block_bytes() // HUGE_BYTES) * HUGE_BYTES
+        self.said(self.library.floor_open(self.threads, ctypes.c_size_t(bytes_each)))
+
+    def said(self, error: int) -> None:
+        if error:
+            raise RuntimeError(f"CUDA error {error} of bench/pinned_floor.c")
 
     def open(self) -> None:
         shape = (self.paged.blocks, self.paged.block_bytes())
@@ -271,24 +276,25 @@ class Copies:
         del self.file
 
     def proof(self) -> dict[str, Any]:
-        return {"threads": COPIERS}
+        return {"threads": self.threads}
 
     def load(self, slots: Any, table: Any) -> None:
-        for job in [self.pool.submit(self.copied, i, slots[i::COPIERS].tolist()) for i in range(COPIERS)]:
-            job.result()
-        self.paged.synchronize()
+        offsets = np.asarray(slots, np.uint64) * np.uint64(self.paged.block_bytes())
+        self.said(self.library.floor_load(
+            ctypes.c_void_p(self.file.ctypes.data), ctypes.c_void_p(offsets.ctypes.data), ctypes.c_size_t(offsets.size),
+            ctypes.c_size_t(self.paged.block_bytes()), ctypes.c_uint64(self.to.data_ptr()),
+        ))  # fmt: skip
 
-    def copied(self, thread: int, slots: list[int]) -> None:
-        cuda, stream = self.paged.torch.cuda, self.streams[thread]
-        done = [cuda.Event(blocking=True) for _ in range(2)]
-        for number, slot in enumerate(slots):
-            turn = number % 2
-            if number >= 2:
-                done[turn].synchronize()
-            np.copyto(self.buffers[thread, turn], self.file[slot])
-            with cuda.stream(stream):
-                self.to[thread, turn].copy_(self.pinned[thread, turn], non_blocking=True)
-            done[turn].record(stream)
+
+def floor_library() -> Path:
+    source = HERE / "pinned_floor.c"
+    library = HERE.parent / "target/bench-tools/pinned_floor.so"
+    if not library.exists() or library.stat().st_mtime < source.stat().st_mtime:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        command = ["cc", "-O2", "-Wall", "-shared", "-fPIC", "-pthread", "-o", f"{library}.{os.getpid()}", source, "-ldl"]
+        subprocess.run(command, check=True)
+        Path(f"{library}.{os.getpid()}").rename(library)
+    return library
 
 
 class KvikIO:
@@ -428,7 +434,7 @@ class Nixl:
 
 def made(who: str, paged: Paged) -> Any:
     name, _, more = who.partition(" ")
-    kinds = {"forebay": Ours, "threads": Threads, "direct": Direct, "memcpy": Copies, "kvikio": KvikIO, "nixl": Nixl}
+    kinds = {"forebay": Ours, "threads": Threads, "direct": Direct, "floor": Floor, "kvikio": KvikIO, "nixl": Nixl}
     return kinds[name](paged, *([more] if more else []))
 
 

@@ -7,6 +7,10 @@ use std::sync::OnceLock;
 pub(super) const WORKERS_MAX: usize = 8;
 pub(super) const ALL_MAX: usize = 64;
 
+/// Of copies to pages of a GPU, which a launch fetches from their slots, as few carry as much as eight do, for a twentieth less of
+/// the processors' time (`bench/kv_blocks.py --gpu`).
+pub(super) const TO_PAGES_MAX: usize = 7;
+
 /// As many copy rows from the page cache to host memory at nearly one's processor time a byte, and at three times its rate:
 /// of four on, they wait for each other's lines of memory (`bench/rows_host.py`).
 const TO_HOST_MAX: usize = 3;

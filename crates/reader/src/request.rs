@@ -6,7 +6,7 @@ use super::gpu_numbers::{Given, GpuNumbers};
 use super::numbers::Copied;
 use super::pages::{Blocks, By, Pages};
 use super::place::{cut, Address, Range};
-use super::processors::{self, ALL_MAX, WORKERS_MAX};
+use super::processors::{self, ALL_MAX, TO_PAGES_MAX, WORKERS_MAX};
 use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::REGISTERED_FOR_BYTES_MIN;
 use forebay_io::{process_id, CudaEvent, CudaStream, Waker};
@@ -376,6 +376,9 @@ impl Request {
         let scatter = reader.scatter_on(gpu).ok();
         let mut request = Request::new(Source::new(reader, before), &[], after, 1, None);
         let pages = Pages::new((by, scatter), gpu, blocks);
+        if matches!(pages.by, By::Processors) {
+            request.workers_max = TO_PAGES_MAX;
+        }
         request.state.get_mut().expect("nobody has it").left = pages.parts_by_group();
         request.pages = Some(pages);
         request.noted = noted;
